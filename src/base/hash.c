@@ -1,0 +1,55 @@
+/* hash.c - see hash.h: XXH3 from libxxhash, SHA-256 from libcrypto. */
+#include "base/hash.h"
+
+#include <openssl/evp.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+
+uint64_t checksum64(const void *bytes, size_t n)
+{
+    return XXH3_64bits(bytes, n);
+}
+
+struct sha256_ctx *sha256_begin(void)
+{
+    EVP_MD_CTX *c = EVP_MD_CTX_new();
+    CHECK(c != NULL && EVP_DigestInit_ex(c, EVP_sha256(), NULL) == 1);
+    return (struct sha256_ctx *)c;
+}
+
+void sha256_add(struct sha256_ctx *c, const void *bytes, size_t n)
+{
+    CHECK(EVP_DigestUpdate((EVP_MD_CTX *)c, bytes, n) == 1);
+}
+
+void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size_t n)
+{
+    uint8_t len[8];
+    put_u64(len, strlen(tag));
+    sha256_add(c, len, sizeof len);
+    sha256_add(c, tag, strlen(tag));
+    put_u64(len, n);
+    sha256_add(c, len, sizeof len);
+    sha256_add(c, bytes, n);
+}
+
+struct sha256 sha256_end(struct sha256_ctx *c)
+{
+    struct sha256 h;
+    CHECK(EVP_DigestFinal_ex((EVP_MD_CTX *)c, h.b, NULL) == 1);
+    EVP_MD_CTX_free((EVP_MD_CTX *)c);
+    return h;
+}
+
+void sha256_hex(const struct sha256 *h, char out[65])
+{
+    static const char digit[] = "0123456789abcdef";
+    for (int i = 0; i < 32; i++) {
+        out[2 * i] = digit[h->b[i] >> 4];
+        out[2 * i + 1] = digit[h->b[i] & 15];
+    }
+    out[64] = 0;
+}
