@@ -1,0 +1,188 @@
+/* config.h - what a model is, as data.
+ *
+ * `struct model_config` describes one decoder-only transformer: its sizes, and the choices
+ * in which the families differ (norm, activation, order of the block, biases, positions,
+ * window).  The one forward function is driven by this description; it never asks for the
+ * family's name.  Only the loader does, to know what the family calls its tensors.
+ *
+ * A config is a plain value: copy it, compare fields, keep it on the stack.  Nothing in it
+ * is owned. It comes from a Hugging Face folder (config_load), from the bytes of a
+ * config.json (config_parse), or from a name (config_shape).
+ *
+ * Parsing is total and honest.  It succeeds for every family whose description below is
+ * complete, whether or not a forward pass for it exists: the loader refuses what it cannot
+ * run.  A field that would change results and is not understood is an error that names the
+ * file and the field; it is never approximated.
+ *
+ * After a successful parse these hold, whatever the bytes were:
+ *   1. every size is positive and every product of two of them fits an int32_t;
+ *   2. n_heads is a multiple of n_kv_heads; d_rope is even and at most d_head;
+ *   3. bos_id and every eos id are -1 or lie in [0, vocab_size).
+ *
+ * Functions here keep no state: any thread may call them. */
+#ifndef MODEL_CONFIG_H
+#define MODEL_CONFIG_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum model_family {
+    FAMILY_LLAMA,
+    FAMILY_MISTRAL,
+    FAMILY_QWEN2,
+    FAMILY_QWEN3,
+    FAMILY_OPT,
+    FAMILY_PHI,
+    FAMILY_PHI3,
+    FAMILY_GEMMA,
+    FAMILY_FALCON,
+};
+
+/* Element type of the checkpoint, as config.json states it. */
+enum weight_type {
+    WEIGHT_F32,
+    WEIGHT_F16,
+    WEIGHT_BF16,
+    WEIGHT_UNSPECIFIED, /* config.json does not say: the tensors do */
+};
+
+enum norm_kind {
+    NORM_RMS,          /* x / rms(x) * w */
+    NORM_RMS_PLUS_ONE, /* x / rms(x) * (1 + w), gemma */
+    NORM_LAYER,        /* (x - mean) / std * w + b */
+};
+
+enum act_kind {
+    ACT_SILU,
+    ACT_GELU,      /* with erf */
+    ACT_GELU_TANH, /* the tanh approximation: gelu_new, gelu_pytorch_tanh */
+    ACT_RELU,
+};
+
+enum block_kind {
+    BLOCK_SEQUENTIAL,     /* x += attn(norm1(x)); x += mlp(norm2(x)) */
+    BLOCK_PARALLEL,       /* x += attn(norm(x)) + mlp(norm(x)): one norm (phi, falcon-7b) */
+    BLOCK_PARALLEL_NORM2, /* x += attn(norm1(x)) + mlp(norm2(x)): two norms (falcon-40b) */
+};
+
+enum position_kind {
+    POSITION_ROPE,    /* rotates the halves: pairs are (i, i + d_rope/2) */
+    POSITION_LEARNED, /* a table of max_ctx + position_offset rows, added to the embedding
+                       */
+};
+
+enum rope_scaling_kind {
+    ROPE_SCALING_NONE,
+    ROPE_SCALING_LLAMA3,
+};
+
+struct rope_scaling {
+    enum rope_scaling_kind kind;
+    double factor;
+    double low_freq_factor;
+    double high_freq_factor;
+    int32_t original_max_ctx;
+};
+
+enum { CONFIG_MAX_EOS = 16 };
+
+struct model_config {
+    enum model_family family;
+    enum weight_type weight_type;
+
+    /* Sizes. */
+    int32_t n_layers;
+    int32_t n_embd;     /* d: width of the residual stream */
+    int32_t n_heads;    /* query heads */
+    int32_t n_kv_heads; /* key/value heads; n_heads is a multiple of it */
+    int32_t d_head;     /* need not be n_embd / n_heads (qwen3, gemma) */
+    int32_t n_ffn;
+    int32_t vocab_size;
+    int32_t max_ctx; /* tokens that the model was made for */
+
+    /* Block. */
+    enum block_kind block;
+    enum norm_kind norm;
+    float norm_eps;
+    enum act_kind act;
+    bool mlp_gated;     /* down(act(gate(x)) * up(x)), else down(act(up(x))) */
+    bool qkv_bias;      /* biases on the Q, K and V projections */
+    bool attn_out_bias; /* bias on the attention's output projection */
+    bool mlp_bias;
+    bool qk_norm; /* RMS norm over each head of Q and K (weights [d_head]), before RoPE */
+
+    /* Positions and attention. */
+    enum position_kind position;
+    double rope_theta;
+    int32_t
+        d_rope; /* leading dimensions of a head that are rotated: d_head, or less (phi) */
+    struct rope_scaling rope_scaling;
+    int32_t position_offset; /* learned positions: row of position 0 (opt: 2) */
+    int32_t
+        sliding_window;   /* a token sees itself and window - 1 before it; 0: everything */
+    int32_t window_layer; /* layers below this one see everything all the same (qwen2) */
+
+    /* Embedding and head. */
+    float embed_scale; /* the embedding row is multiplied by it (gemma: sqrt(d)), else 1 */
+    bool tie_word_embeddings;
+    bool head_bias; /* bias on the output head (phi) */
+
+    /* Tokens that begin and end a text. Any of eos_ids ends generation. */
+    int32_t bos_id; /* -1: none */
+    int32_t n_eos;
+    int32_t eos_ids[CONFIG_MAX_EOS];
+};
+
+/* Reads DIR/config.json, and the eos ids from DIR/generation_config.json where that exists
+ * (they replace config.json's, as in the reference library).  -ENOENT where DIR has no
+ * config.json.  On an error *out is undefined and err names file and field. */
+int config_load(struct model_config *out, const char *dir, struct err *err);
+
+/* The same over bytes; `file` is the name that messages use.  The bytes are not kept. */
+int config_parse(struct model_config *out, const void *bytes, size_t n, const char *file,
+                 struct err *err);
+int config_parse_generation(struct model_config *io, const void *bytes, size_t n,
+                            const char *file, struct err *err);
+
+/* The config.json text of a config, such that config_parse gives an equal config.  The
+ * caller frees the string. */
+char *config_write(const struct model_config *c);
+
+/* Named shapes: the sizes of real models, plus our own bench-220m, tiny-mha and tiny-gqa.
+ * ERR_NOT_FOUND, with the known names in err, where there is no such name. */
+int config_shape(struct model_config *out, const char *name, struct err *err);
+/* The i-th name, NULL behind the last. Static strings. */
+const char *config_shape_name(int i);
+
+/* Whether generation stops at this id. */
+bool config_is_eos(const struct model_config *c, int32_t id);
+
+/* Parameters of the model, counted as its tensors would be (tied embeddings once). */
+int64_t config_params(const struct model_config *c);
+
+const char *family_name(enum model_family f);     /* "llama": config.json's model_type */
+const char *weight_type_name(enum weight_type t); /* "f32" */
+int weight_type_bytes(enum weight_type t);        /* WEIGHT_UNSPECIFIED counts as f32 */
+
+/* What tokenizer_config.json says of texts rather than of tensors.  Owns its strings; NULL
+ * where the file does not say. */
+struct tokenizer_config {
+    char *bos_token;
+    char *eos_token;
+    char *unk_token;
+    char *chat_template; /* Jinja source; from chat_template.jinja where that file exists */
+    int add_bos_token;   /* 1, 0, or -1 where the file does not say */
+    int add_eos_token;
+};
+
+/* Reads DIR/tokenizer_config.json; a missing file gives an empty config and 0.  deinit
+ * always, also after an error. */
+int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err);
+int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
+                           const char *file, struct err *err);
+void tokenizer_config_deinit(struct tokenizer_config *c);
+
+#endif
