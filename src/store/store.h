@@ -1,0 +1,216 @@
+/* store.h - durable, checksummed chunks of saved model state (DESIGN §7).
+ *
+ * The mental model.  A *chunk* is the state of 64 consecutive tokens, named by a SHA-256 *key* that
+ * hashes the whole chain of tokens before it, so equal prefixes meet in one chunk without any
+ * session id.  A chunk has *records*, one per (layer, kind); which ones exist is its *mask*, and
+ * records may be added later.  A chunk is written as one *extent* per device (= store directory)
+ * that has records of it: a 4 KiB self-describing header, then 4 KiB-aligned records.  The record
+ * of layer l of chunk c lies on device (c + l) mod n_devices.
+ *
+ * The store knows bytes, not tensors: what a record means is the caller's business.
+ *
+ * Durability.  store_append makes nothing durable and nothing visible.  store_commit does, for all
+ * that was appended before it: data written -> data durable -> index committed.  After it returns 0
+ * those chunks survive process death, an OS crash and power loss; before, a crash leaves each of
+ * them either absent or whole.
+ *
+ * Trust.  Every byte that is handed out was checked against its checksum, or is marked as not yet
+ * checked.  Any doubt makes a chunk a miss with a reason; the store never repairs by guessing.
+ *
+ * Threads.  All functions are thread-safe except those on a store_reader, which belongs to one
+ * thread at a time. */
+#ifndef STORE_STORE_H
+#define STORE_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/err.h"
+#include "base/hash.h"
+
+#define STORE_CHUNK_TOKENS 64
+#define STORE_MAX_LAYERS   128
+#define STORE_MAX_DEVICES  16
+#define STORE_ALIGN        4096
+
+struct io;
+struct store;
+struct store_reader;
+
+/* The two kinds of records. A context needs, per layer, one of them (or recomputation). */
+enum store_kind {
+    STORE_HIDDEN = 0, /* the layer's input */
+    STORE_KV = 1,     /* keys before RoPE, and values */
+};
+#define STORE_KINDS 2
+
+/* Which records a chunk has: bit l of has[kind] for layer l. */
+struct store_mask {
+    uint64_t has[STORE_KINDS][STORE_MAX_LAYERS / 64];
+};
+
+static inline bool store_mask_has(const struct store_mask *m, int layer, enum store_kind kind)
+{
+    return m->has[kind][layer / 64] >> (layer % 64) & 1;
+}
+
+static inline void store_mask_add(struct store_mask *m, int layer, enum store_kind kind)
+{
+    m->has[kind][layer / 64] |= (uint64_t)1 << (layer % 64);
+}
+
+/* --- keys ----------------------------------------------------------------------------------- */
+
+/* The parent of a context's first chunk: SHA-256(fingerprint, salt), fields tagged. The salt (NULL
+ * is the empty one) keeps tenants apart. */
+struct sha256 store_root_key(const struct sha256 *fingerprint, const char *salt);
+
+/* SHA-256(parent, 64 token ids), fields tagged. */
+struct sha256 store_chunk_key(const struct sha256 *parent,
+                              const int32_t tokens[STORE_CHUNK_TOKENS]);
+
+/* --- life cycle ----------------------------------------------------------------------------- */
+
+struct store_opts {
+    struct io *io;           /* the file system; NULL selects the DRAM backend, which ignores dirs */
+    const char *const *dirs; /* one per device, in order; created where missing */
+    int n_dirs;
+    uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
+    bool read_only;     /* for stat, ls and verify: takes no write lock, changes nothing */
+    bool no_direct;     /* do not bypass the page cache (warm reads, tests) */
+};
+
+/* Opens or creates a store, recovers it, and takes its lock.  Directories that belong to different
+ * stores, are given in another number, or in an order that does not match their superblocks, are an
+ * ERR_MISMATCH that says which; a store in use by another process is ERR_BUSY; a format version
+ * from the future is ERR_UNSUPPORTED.  *out is the caller's to close. */
+int store_open(const struct store_opts *opts, struct store **out, struct err *err);
+
+/* Closes without committing: what was appended since the last commit is gone. No reader, hit or
+ * other thread may be using the store. NULL is allowed. */
+void store_close(struct store *s);
+
+/* --- writing -------------------------------------------------------------------------------- */
+
+struct store_record {
+    int layer;
+    enum store_kind kind;
+    const void *bytes;
+    uint32_t n_bytes;
+};
+
+struct store_chunk {
+    struct sha256 key;
+    struct sha256 parent;      /* the previous chunk's key; for chunk 0 the root key */
+    struct sha256 fingerprint; /* of the state; kept in the header, to say why a store misses */
+    uint32_t chunk_idx;        /* position in the context: first token = 64 * chunk_idx */
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    const struct store_record *records;
+    int n_records;
+};
+
+/* Writes the records that the store does not have yet (one extent, one sequential write, per
+ * device) and evicts least-recently-used leaves where the cap demands it.  The records' bytes are
+ * not needed after it returns.  ERR_LIMIT: does not fit under the cap, nothing was written.
+ * -ENOSPC and other I/O errors: nothing of this chunk will become visible. */
+int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
+
+/* The barrier: makes all that was appended before the call durable and visible.  On an error none
+ * of it becomes visible (its space is reclaimed) and it may be appended again. */
+int store_commit(struct store *s, struct err *err);
+
+/* --- looking up ----------------------------------------------------------------------------- */
+
+/* A chunk that was found. It cannot be evicted until it is released. */
+struct store_hit {
+    struct sha256 key;
+    uint32_t chunk_idx;
+    struct store_mask mask;
+    void *impl; /* the store's own */
+};
+
+/* Finds the longest chain keys[0..n) and pins it: hits[0..*n_hits) are filled.  `why` (may be NULL)
+ * receives why the chain is not longer: "complete", "not stored", "state of another model or build
+ * (fingerprint 12ab..)", "header unreadable", ... */
+int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
+                 int *n_hits, char *why, size_t why_bytes, struct err *err);
+void store_release(struct store *s, struct store_hit *hits, int n);
+
+/* Declares a chunk damaged after a failed check: it and its descendants are misses from now on, and
+ * the reason is counted. It is removed at the next commit. */
+void store_condemn(struct store *s, const struct store_hit *hit, const char *reason);
+
+/* --- reading -------------------------------------------------------------------------------- */
+
+/* One record to be read.  The caller sets the first block; dst must be STORE_ALIGN-aligned, with
+ * room for n_bytes rounded up to STORE_ALIGN, and live until completion. */
+struct store_read {
+    const struct store_hit *hit;
+    int layer;
+    enum store_kind kind;
+    void *dst;
+    void *user;
+
+    const uint8_t *bytes; /* where the record is: dst, or the DRAM backend's own memory */
+    uint32_t n_bytes;
+    uint64_t checksum; /* what store_read_check compares with */
+    int status;        /* 0, or the negative code of what failed */
+};
+
+/* A reader owns an I/O queue of its own. `staging` (may be NULL) is one region that holds every dst
+ * and is registered with the I/O backend once. */
+int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,
+                      struct store_reader **out, struct err *err);
+void store_reader_close(struct store_reader *r); /* waits for what is in flight */
+
+/* Starts reads over all devices at once; they stay the caller's memory.  Returns 0 or the code of a
+ * fault that concerns all; a single read's fault is its status. */
+int store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n,
+                        struct err *err);
+/* Waits for at least one completion (if any is in flight); *n_done <= max completed ones. */
+int store_reader_wait(struct store_reader *r, struct store_read **done, int max, int *n_done,
+                      struct err *err);
+
+/* Checks the bytes of a completed read; must be called before they are used, on any thread, once
+ * per record: completion alone does not mean that they are right. 0 or ERR_CORRUPT. */
+int store_read_check(const struct store_read *read, struct err *err);
+
+/* --- what is in it -------------------------------------------------------------------------- */
+
+struct store_stats {
+    uint64_t n_chunks, n_extents;
+    uint64_t used_bytes, cap_bytes, file_bytes; /* extents; their bound; what the files occupy */
+    uint64_t appended_bytes, read_bytes;        /* since open */
+    uint64_t n_hits, n_misses, n_evicted, n_corrupt;
+    int n_devices;
+};
+void store_stats(struct store *s, struct store_stats *out);
+
+struct store_entry {
+    struct sha256 key, parent, fingerprint;
+    uint32_t chunk_idx;
+    struct store_mask mask;
+    uint64_t bytes;
+    int64_t used_wall_s; /* last use */
+};
+/* Calls fn for every chunk, parents before children within a chain; stops where fn returns
+ * non-zero and returns that. */
+int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e), void *arg,
+               struct err *err);
+
+struct store_verify {
+    uint64_t n_chunks, n_records, n_bytes, n_bad;
+};
+/* Reads and checks everything: superblocks, headers against the index, every record. `report` (may
+ * be NULL) is called for each bad one; `progress` (may be NULL) now and then. */
+int store_verify(struct store *s, struct store_verify *out,
+                 void (*report)(void *arg, const char *what),
+                 void (*progress)(void *arg, uint64_t done_bytes, uint64_t all_bytes), void *arg,
+                 struct err *err);
+
+/* Removes extents and files that no chunk names, and cuts files at their last used byte. */
+int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err);
+
+#endif
