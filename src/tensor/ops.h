@@ -1,0 +1,130 @@
+/* ops.h - the operations of the forward pass, one table per backend.
+ *
+ * Arithmetic contract (DESIGN §5), which makes results independent of batch, neighbours, chunking
+ * and threads, and lets `ref` judge `cpu` bit for bit wherever no exponential is involved:
+ *
+ *  - matmul: C[i][j] is the sum over k-blocks of MATMUL_K_BLOCK = 256, in ascending order, of
+ *    partial sums; a partial sum starts at +0 and takes p = fma(a, w, p) in ascending k; then
+ *    acc = acc + p (acc starts as the first partial sum).  Weights are converted to f32 exactly.
+ *    Bias is added last.
+ *  - norms: the sum of squares (or the sum) runs over 16 lanes (element i goes to lane i mod 16,
+ *    lane = fma(x, x, lane)), which are then added pairwise: 16 -> 8 -> 4 -> 2 -> 1 (lane i + lane
+ *    i + half); out = (x * scale) * w, scale = 1 / sqrtf(sum / n + eps).
+ *  - attention: keys are taken in blocks of KV_BLOCK_TOKENS at fixed absolute positions, in
+ *    ascending order, with the online-softmax recurrence; inside a block a score is an fma chain
+ *    over ascending d_head, then * scale; the block maximum, then p_j = exp(s_j - m_new); the sum of
+ *    p in the 16-lane order of the norms; the output row is rescaled once per block by exp(m_old -
+ *    m_new) and takes fma(p_j, v_j, o) in ascending j.  A key beyond the row's own position is never
+ *    touched.  Row and key counts never change the arithmetic of a row.
+ *  - kv_fill: K is in the state dtype already; it is rotated in f32 (r1 = x1*c - x2*s, r2 = x2*c +
+ *    x1*s, two products and one sum, unfused) and rounded again into the block; V is copied.
+ *  - exp is the backend's own (deterministic, lane-independent); ref uses expf.
+ *
+ * All return 0 or the stream's sticky error. Shapes are checked (bugs).  f32 means act_dtype where a
+ * backend's act_dtype differs.  "T" is the state dtype: f32, f16 or bf16. */
+#ifndef TENSOR_OPS_H
+#define TENSOR_OPS_H
+
+#include "tensor/tensor.h"
+
+#define MATMUL_K_BLOCK  256
+#define KV_BLOCK_TOKENS 64
+
+/* A weight matrix W [n][k] (out x in, as Hugging Face stores it) in the backend's own layout. */
+struct weight {
+    enum dtype dtype;
+    int64_t n, k;
+    struct buf mem; /* device memory, owned by whoever allocated it */
+};
+
+/* The paged KV cache of one layer.  K and V of a block are opaque, backend-laid-out regions of
+ * block_bytes / 2 each: K first.  On the CPU: K as [n_kv][d_head][64] (so that scores and rotations
+ * run along tokens), V as [n_kv][64][d_head], elements of dtype T. */
+struct kv_layer {
+    uint8_t *blocks; /* block b starts at blocks + b * block_stride */
+    size_t block_stride;
+    enum dtype dtype;
+    int n_kv, d_head;
+};
+
+static inline size_t kv_block_bytes(int n_kv, int d_head, enum dtype t)
+{
+    return (size_t)2 * KV_BLOCK_TOKENS * (size_t)n_kv * (size_t)d_head * dtype_bytes(t);
+}
+
+/* One ragged batch: rows of several sequences, each a run of consecutive positions. */
+struct ragged {
+    int n_rows, n_seqs;
+    const int32_t *pos;         /* [n_rows] absolute position of each row */
+    const int32_t *seq_row;     /* [n_seqs + 1] first row of each sequence */
+    const int32_t *const *tables; /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
+};
+
+/* RoPE: cos and sin [max_pos][d_rot / 2] f32, made by the model; the first d_rot elements of a head
+ * are rotated, element i with element i + d_rot / 2. */
+struct rope {
+    const float *cos, *sin;
+    int64_t max_pos;
+    int d_rot; /* 0: no rotation */
+};
+
+enum activation {
+    ACT_SILU, /* x / (1 + exp(-x)) */
+    ACT_RELU,
+    ACT_GELU,      /* erf form */
+    ACT_GELU_TANH, /* tanh approximation */
+};
+
+struct ops {
+    /* --- weights: done once, at load --- */
+    size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
+    /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype. Rows not
+     * packed are zero. Panels are of 16 rows: row may be any number. */
+    int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
+                       int64_t n_rows);
+    /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings). Exact. */
+    int (*weight_rows)(struct stream *s, struct mat out, const struct weight *w,
+                       const int32_t *ids);
+
+    /* --- rows --- */
+    /* out [n][d] T = rows ids[0..n) of table [vocab][d], rounded to T, times `scale` before. */
+    int (*embed)(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
+                 float scale);
+    /* out [n][d] f32; x [n][d] T or f32; w [d] f32. */
+    int (*rmsnorm)(struct stream *s, struct mat out, struct mat x, const float *w, float eps);
+    int (*layernorm)(struct stream *s, struct mat out, struct mat x, const float *w,
+                     const float *b, float eps);
+    /* RMS norm of each head in place: x [n][heads * d_head] f32, w [d_head]. */
+    int (*head_norm)(struct stream *s, struct mat x, int d_head, const float *w, float eps);
+    /* c [m][n] f32 = a [m][k] f32 . w^T (+ bias [n], may be NULL). */
+    int (*matmul)(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+                  const float *bias);
+    /* out = round_T(x): f32 -> T, also T -> f32 (exact). */
+    int (*convert)(struct stream *s, struct mat out, struct mat x);
+    /* out [n][d] = a + b in f32, rounded to out's dtype; a of T or f32, b f32. */
+    int (*add)(struct stream *s, struct mat out, struct mat a, struct mat b);
+    /* out [n][f] f32 = act(gate_up[:, :f]) * gate_up[:, f:], gate_up [n][2f] f32. */
+    int (*act_mul)(struct stream *s, struct mat out, struct mat gate_up, enum activation act);
+    /* x = act(x) in place, f32. */
+    int (*act)(struct stream *s, struct mat x, enum activation act);
+    /* True in *finite unless x (of dtype T) holds an infinity or a NaN. Waits for the result. */
+    int (*all_finite)(struct stream *s, struct mat x, bool *finite);
+
+    /* --- attention --- */
+    /* Rotates q [n][heads * d_head] f32 in place at r->pos. */
+    int (*rope)(struct stream *s, struct mat q, int d_head, const struct rope *rope,
+                const struct ragged *r);
+    /* The only writer of KV blocks.  kv [n][2 * n_kv * d_head] T: K (after bias and QK norm, before
+     * RoPE) then V, one row per row of r. */
+    int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
+                   const struct rope *rope, const struct ragged *r);
+    /* Reads back what kv_fill wrote, for tests and tools: out [n][2 * n_kv * d_head] T, K rotated. */
+    int (*kv_read)(struct stream *s, struct mat out, const struct kv_layer *kv,
+                   const struct ragged *r);
+    /* out [n][heads * d_head] f32; row at position p sees keys max(0, p - window + 1)..p
+     * (window 0: all).  q is rotated already. */
+    int (*attention)(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
+                     const struct ragged *r, float scale, int window);
+};
+
+#endif

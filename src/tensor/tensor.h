@@ -1,0 +1,111 @@
+/* tensor.h - typed memory on a device, streams and events.
+ *
+ * A *device* ("ref", "cpu", "cuda") gives memory, streams and one table of operations (ops.h).
+ * A *stream* runs what it is given in order.  On the CPU the compute stream runs inline on the
+ * calling thread (work is split over the device's pool), and each copy stream is one worker thread
+ * with a bounded queue; an error sticks to its stream and comes back from every later call on it.
+ * An *event* is a mark in a stream that another stream, or the host, can wait for.
+ *
+ * A *mat* is a view: rows of `cols` elements, `ld` elements apart.  It owns nothing. */
+#ifndef TENSOR_TENSOR_H
+#define TENSOR_TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum dtype {
+    DTYPE_F32 = 0,
+    DTYPE_F16 = 1,
+    DTYPE_BF16 = 2,
+};
+
+static inline size_t dtype_bytes(enum dtype t)
+{
+    return t == DTYPE_F32 ? 4 : 2;
+}
+const char *dtype_name(enum dtype t);                 /* "f32", "f16", "bf16" */
+int dtype_parse(const char *name, enum dtype *out);   /* 0 or ERR_USAGE */
+
+/* Single conversions, round to nearest even; NaN stays NaN. Used by ref and by tests. */
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f);
+float bf16_to_f32(uint16_t h);
+uint16_t f32_to_bf16(float f);
+
+struct mat {
+    void *data;
+    enum dtype dtype;
+    int64_t rows, cols, ld;
+};
+
+static inline struct mat mat_of(void *data, enum dtype t, int64_t rows, int64_t cols)
+{
+    return (struct mat){data, t, rows, cols, cols};
+}
+/* Rows [begin, begin + n) of a. */
+struct mat mat_rows(struct mat a, int64_t begin, int64_t n);
+/* Columns [begin, begin + n) of a. */
+struct mat mat_cols(struct mat a, int64_t begin, int64_t n);
+
+/* --- devices -------------------------------------------------------------------------------- */
+
+enum mem_kind {
+    MEM_HOST,   /* ordinary memory */
+    MEM_PINNED, /* host memory that the device's copy engine and the I/O layer may use directly */
+    MEM_DEVICE,
+};
+
+struct buf {
+    void *ptr;
+    size_t bytes;
+    enum mem_kind kind;
+};
+
+struct ops;
+struct pool;
+struct stream;
+struct event;
+
+struct device {
+    const char *name;
+    const struct ops *ops;
+    struct pool *pool;     /* compute workers of CPU devices; not owned */
+    enum dtype act_dtype;  /* of activations between operations inside a layer; f32 on CPU */
+    bool unified;          /* device memory is host memory: staging needs no copy */
+    const struct device_vtable *v;
+    const char *isa;       /* what the kernels use: "avx2+fma", "portable", ... */
+};
+
+/* Opens "ref" or "cpu" ("cuda": ERR_UNSUPPORTED with the reason, where it was not built or no GPU
+ * is there). `pool` (may be NULL: one thread) must outlive the device. */
+int device_open(const char *name, struct pool *pool, struct device **out, struct err *err);
+void device_close(struct device *d);
+
+/* Page-aligned, zeroed memory. On failure the message says how much was asked for. */
+int buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out, struct err *err);
+void buf_free(struct device *d, struct buf *b);
+
+/* --- streams and events --------------------------------------------------------------------- */
+
+enum stream_kind {
+    STREAM_COMPUTE,
+    STREAM_COPY,
+};
+int stream_create(struct device *d, enum stream_kind kind, struct stream **out, struct err *err);
+void stream_destroy(struct stream *s);
+struct device *stream_device(struct stream *s);
+/* Waits until all that was queued is done; returns the stream's sticky code. */
+int stream_sync(struct stream *s);
+/* dst[0..bytes) = src, in stream order; both must live until it has run. */
+int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
+
+int event_create(struct device *d, struct event **out, struct err *err);
+void event_destroy(struct event *e);
+int event_record(struct stream *s, struct event *e); /* marks the stream's present end */
+int event_wait(struct stream *s, struct event *e);   /* later work of s waits for the mark */
+int event_sync(struct event *e);                     /* the calling thread waits */
+
+#endif
