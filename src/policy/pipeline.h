@@ -1,0 +1,50 @@
+/* pipeline.h - the two lanes of a restore, simulated event by event.
+ *
+ * A job is one layer's restoration: a read (maybe of no length) and the compute that needs it.
+ * Reads run one after another in the given order; compute never idles while something is ready and
+ * takes, in this order of preference: a layer whose read has arrived, the next layer that needs no
+ * read (recomputation is the filler: so few arrived layers wait in staging buffers), the next layer
+ * of the new tokens' prefill.  Which ready job goes first does not change the makespan; which read
+ * goes first does.
+ *
+ * While both lanes work, I/O advances at 1/io_overlap and compute at 1/comp_overlap of its speed.
+ *
+ * Pure, no allocation. */
+#ifndef POLICY_PIPELINE_H
+#define POLICY_PIPELINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "policy/plan.h"
+
+struct pipe_job {
+    double io_s;   /* 0: no read */
+    double comp_s;
+    int16_t layer;
+    char method;   /* 'R', 'H', 'K', 'T' */
+};
+
+enum pipe_lane { PIPE_IO, PIPE_RESTORE, PIPE_PREFILL };
+
+struct pipe_item {
+    double start_s, end_s;
+    int16_t layer;
+    char method; /* of the layer; 'P' for prefill */
+    uint8_t lane; /* enum pipe_lane: PIPE_RESTORE and PIPE_PREFILL share the compute lane */
+};
+
+enum { PIPE_MAX_ITEMS = 3 * PLAN_MAX_LAYERS + 1 };
+
+struct pipeline {
+    double makespan_s, restore_s;
+    double io_busy_s, comp_busy_s;
+    int n_items;
+    struct pipe_item item[PIPE_MAX_ITEMS]; /* by start time within each lane */
+};
+
+/* The simulation of `plan` under `req`, with everything a timeline needs. */
+void pipeline_simulate(const struct plan_request *req, const struct plan *plan,
+                       struct pipeline *out);
+
+#endif
