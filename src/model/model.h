@@ -1,0 +1,101 @@
+/* model.h - one decoder-only transformer: embed, layers, head, and the K/V projection.
+ *
+ * The steps are separate functions because restoration, fusion with prefill, pipeline parallelism
+ * and weight streaming need them; model_forward is a loop over them.  Every step is batch-invariant
+ * (ops.h), so a row's hidden state, K and V have the same bits whatever it was computed with.
+ *
+ * Between layers the residual stream has the *state dtype*: a saved hidden state is exactly what the
+ * layer saw.  The hidden state of layer l is its input.
+ *
+ * A model is immutable after model_open and may be shared by threads; a model_work (activations) and
+ * a stream belong to one thread at a time. */
+#ifndef MODEL_MODEL_H
+#define MODEL_MODEL_H
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "tensor/ops.h"
+
+struct model {
+    struct model_config cfg;
+    struct device *dev;
+    enum dtype dtype; /* state dtype */
+    struct weights w;
+    struct rope rope;
+    int max_ctx; /* positions that rope tables (and the caller's memory) are made for */
+    char *source;
+    struct buf rope_mem;
+};
+
+struct model_opts {
+    struct device *dev;
+    const char *dtype; /* state dtype by name; NULL: the checkpoint's */
+    int max_ctx;       /* 0: the model's own */
+};
+
+/* `source`: a Hugging Face folder, or "synth:SHAPE". */
+int model_open(const char *source, const struct model_opts *o, struct model **out,
+               struct err *err);
+void model_close(struct model *m);
+
+static inline int model_kv_dim(const struct model *m)
+{
+    return m->cfg.n_kv_heads * m->cfg.d_head;
+}
+/* Bytes per token and layer of a hidden state, and of K and V (cost model, DESIGN §4). */
+static inline size_t model_hidden_bytes(const struct model *m)
+{
+    return (size_t)m->cfg.n_embd * dtype_bytes(m->dtype);
+}
+static inline size_t model_kv_bytes(const struct model *m)
+{
+    return (size_t)2 * (size_t)model_kv_dim(m) * dtype_bytes(m->dtype);
+}
+
+/* Activations for batches of at most max_rows rows. */
+struct model_work;
+size_t model_work_bytes(const struct model *m, int max_rows);
+int model_work_create(const struct model *m, int max_rows, struct model_work **out,
+                      struct err *err);
+void model_work_destroy(struct model_work *w);
+int model_work_rows(const struct model_work *w);
+
+/* x [n][d] T = the hidden states of layer 0. ids were checked against the vocabulary. */
+int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+                const int32_t *ids, const struct ragged *r);
+
+/* Layer l: reads x [n][d] T, writes its K and V into kv at r's positions, attends over all earlier
+ * positions, and writes the next layer's input to out [n][d] T (out may be x).  *kv_rows (may be
+ * NULL) is the layer's K (before RoPE) and V as [n][2 * kv_dim] T, valid until the next call. */
+int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l, struct mat x,
+                struct mat out, const struct kv_layer *kv, const struct ragged *r,
+                struct mat *kv_rows);
+
+/* The projection that restores from hidden states: kv_rows [n][2 * kv_dim] T from the layer's input
+ * h [n][d] T; exactly what model_layer computes from the same rows. */
+int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
+                     struct mat h, struct mat kv_rows);
+
+/* Attention to what kv holds for positions [pos..], from kv_rows in T: the only writer. */
+int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
+                  struct mat kv_rows, const struct ragged *r);
+
+/* logits [n][vocab] f32 from the last layer's output x [n][d] T. */
+int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+               struct mat logits);
+
+/* What a forward pass shows to whoever saves it; called per layer, after the layer, on the calling
+ * thread.  The views are valid during the call only. */
+struct model_tap {
+    int (*layer)(void *arg, int l, struct mat hidden, struct mat kv_rows);
+    void *arg;
+};
+
+/* Embeds, runs every layer, and leaves the last output in *x (valid until the next call with w). */
+int model_forward(const struct model *m, struct model_work *w, struct stream *s,
+                  const int32_t *ids, const struct kv_layer *kv_layers, const struct ragged *r,
+                  const struct model_tap *tap, struct mat *x);
+
+#endif

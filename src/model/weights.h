@@ -1,0 +1,58 @@
+/* weights.h - a model's tensors on a device.
+ *
+ * Matrices are packed once into the backend's layout; norms, biases and small tables are f32.  The
+ * checkpoint stays mapped only for what is used in place (an untied embedding table); the pages of
+ * packed tensors are given back, so that weights are resident once.
+ *
+ * Two sources feed the same code: a Hugging Face folder (safetensors, single or sharded) and a
+ * seeded generator ("synth:SHAPE"), which gives every tensor the same bits on every machine. */
+#ifndef MODEL_WEIGHTS_H
+#define MODEL_WEIGHTS_H
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "model/config.h"
+#include "tensor/ops.h"
+
+/* NULL data / zero n where the family has no such tensor. Biases and norm weights are f32. */
+struct layer_weights {
+    const float *norm1_w, *norm1_b; /* before attention, [d]; gemma's 1 + w is added at load */
+    const float *norm2_w, *norm2_b; /* before the MLP; NULL in BLOCK_PARALLEL */
+    struct weight wq;               /* [n_heads * d_head][d] */
+    struct weight wkv;              /* [2 * n_kv_heads * d_head][d]: K rows, then V rows */
+    const float *bq, *bkv;
+    const float *q_norm, *k_norm; /* [d_head] */
+    struct weight wo;             /* [d][n_heads * d_head] */
+    const float *bo;
+    struct weight w_up; /* gated: [2 * n_ffn][d], gate rows then up rows; else [n_ffn][d] */
+    const float *b_up;
+    struct weight w_down; /* [d][n_ffn] */
+    const float *b_down;
+};
+
+struct weights {
+    struct weight head;     /* [vocab][d]; also serves embedding rows where tied */
+    struct mat embed;       /* [vocab][d], mapped or owned; data NULL where tied */
+    struct mat pos_embed;   /* learned positions, else data NULL */
+    const float *head_bias; /* [vocab] or NULL */
+    const float *final_norm_w, *final_norm_b;
+    struct layer_weights *layers; /* [n_layers] */
+    enum dtype dtype;             /* of the packed matrices */
+    uint64_t bytes;               /* device memory held, for the table printed at start */
+    struct sha256 hash;           /* of every tensor's name, type, shape and bytes */
+    void *impl;                   /* owns the memory and the mappings */
+};
+
+/* Loads and packs everything.  `source` is a folder, or "synth:SHAPE" (dtype of synthetic weights:
+ * `synth_dtype`).  Errors name file and tensor: missing or unexpected tensors, wrong shapes, unknown
+ * dtypes, families without a forward pass.  Progress is shown on a terminal. */
+int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
+                 struct device *dev, struct stream *s, enum dtype synth_dtype, struct err *err);
+void weights_unload(struct weights *w, struct device *dev);
+
+/* Writes DIR/config.json and DIR/model.safetensors with the generator's weights for `cfg`; the
+ * tensors equal those of synth:SHAPE bit for bit. */
+int weights_synth_write(const char *dir, const struct model_config *cfg, enum dtype dtype,
+                        struct err *err);
+
+#endif
