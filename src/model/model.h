@@ -12,11 +12,16 @@
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
+#include <errno.h>
+
 #include "base/err.h"
 #include "base/hash.h"
 #include "model/config.h"
 #include "model/weights.h"
 #include "tensor/ops.h"
+
+/* model_forward's code for an f16 residual stream that left f16's range: run in bf16 instead. */
+#define MODEL_E_OVERFLOW (-ERANGE)
 
 struct model {
     struct model_config cfg;

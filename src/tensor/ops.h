@@ -69,10 +69,10 @@ struct rope {
 };
 
 enum activation {
-    ACT_SILU, /* x / (1 + exp(-x)) */
-    ACT_RELU,
-    ACT_GELU,      /* erf form */
-    ACT_GELU_TANH, /* tanh approximation */
+    ACTIVATION_SILU, /* x / (1 + exp(-x)) */
+    ACTIVATION_RELU,
+    ACTIVATION_GELU,      /* erf form */
+    ACTIVATION_GELU_TANH, /* tanh approximation */
 };
 
 struct ops {

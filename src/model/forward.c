@@ -1,0 +1,212 @@
+/* forward.c - the forward pass, a function per step, driven by the description of the family.
+ *
+ * Invariants:
+ *  1. A row's results depend on its own input and position and on the cache only.
+ *  2. K is rounded to the state dtype before RoPE, in model_layer and in model_kv_project alike: the
+ *     same code computes both, which is what makes restoring from hidden states exact.
+ *  3. The residual stream is rounded to the state dtype at the layer boundary, nowhere else. */
+#include "model/model.h"
+
+#include <math.h>
+
+#include "base/check.h"
+#include "model/work.h"
+
+#define TRY(call)                                                                              \
+    do {                                                                                       \
+        int rc_ = (call);                                                                      \
+        if (rc_ != 0)                                                                          \
+            return rc_;                                                                        \
+    } while (0)
+
+static struct mat first_rows(struct mat a, int64_t n)
+{
+    return mat_rows(a, 0, n);
+}
+
+int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+                const int32_t *ids, const struct ragged *r)
+{
+    const struct ops *op = m->dev->ops;
+    const struct model_config *c = &m->cfg;
+    bool plain = c->position == POSITION_ROPE && c->embed_scale == 1.0f;
+    if (m->w.embed.data == NULL) {
+        struct mat rows = plain ? x : first_rows(w->x[1], x.rows);
+        TRY(op->weight_rows(s, rows, &m->w.head, ids));
+        if (plain)
+            return 0;
+        for (int i = 0; i < r->n_rows; i++)
+            w->ids[i] = i; /* the gathered rows are now a table of their own */
+        TRY(op->embed(s, first_rows(w->norm, x.rows), rows, w->ids, c->embed_scale));
+    } else if (plain) {
+        return op->embed(s, x, m->w.embed, ids, 1.0f);
+    } else {
+        TRY(op->embed(s, first_rows(w->norm, x.rows), m->w.embed, ids, c->embed_scale));
+    }
+    if (c->position != POSITION_LEARNED)
+        return op->convert(s, x, first_rows(w->norm, x.rows));
+    for (int i = 0; i < r->n_rows; i++)
+        w->ids[i] = r->pos[i] + c->position_offset;
+    TRY(op->embed(s, first_rows(w->norm2, x.rows), m->w.pos_embed, w->ids, 1.0f));
+    return op->add(s, x, first_rows(w->norm, x.rows), first_rows(w->norm2, x.rows));
+}
+
+static int norm(const struct model *m, struct stream *s, struct mat out, struct mat x,
+                const float *weight, const float *bias)
+{
+    const struct ops *op = m->dev->ops;
+    if (m->cfg.norm == NORM_LAYER)
+        return op->layernorm(s, out, x, weight, bias, m->cfg.norm_eps);
+    return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
+}
+
+/* K (before RoPE) and V of normalised inputs, rounded to the state dtype. */
+static int project_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
+                      struct mat normed, struct mat kv_rows)
+{
+    const struct ops *op = m->dev->ops;
+    const struct layer_weights *lw = &m->w.layers[l];
+    struct mat kv = first_rows(w->kv, normed.rows);
+    TRY(op->matmul(s, kv, normed, &lw->wkv, lw->bkv));
+    if (lw->k_norm != NULL)
+        TRY(op->head_norm(s, mat_cols(kv, 0, model_kv_dim(m)), m->cfg.d_head, lw->k_norm,
+                          m->cfg.norm_eps));
+    return op->convert(s, kv_rows, kv);
+}
+
+int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
+                     struct mat h, struct mat kv_rows)
+{
+    const struct layer_weights *lw = &m->w.layers[l];
+    CHECK(h.rows <= w->max_rows && kv_rows.rows == h.rows);
+    struct mat normed = first_rows(w->norm, h.rows);
+    TRY(norm(m, s, normed, h, lw->norm1_w, lw->norm1_b));
+    return project_kv(m, w, s, l, normed, kv_rows);
+}
+
+int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
+                  struct mat kv_rows, const struct ragged *r)
+{
+    return m->dev->ops->kv_fill(s, kv, kv_rows, &m->rope, r);
+}
+
+/* att = attention of the normalised rows over the cache, kv_fill included. */
+static int attend(const struct model *m, struct model_work *w, struct stream *s, int l,
+                  struct mat normed, struct mat kv_rows, const struct kv_layer *kv,
+                  const struct ragged *r)
+{
+    const struct ops *op = m->dev->ops;
+    const struct model_config *c = &m->cfg;
+    const struct layer_weights *lw = &m->w.layers[l];
+    struct mat q = first_rows(w->q, normed.rows);
+    TRY(project_kv(m, w, s, l, normed, kv_rows));
+    TRY(op->matmul(s, q, normed, &lw->wq, lw->bq));
+    if (lw->q_norm != NULL)
+        TRY(op->head_norm(s, q, c->d_head, lw->q_norm, c->norm_eps));
+    if (m->rope.d_rot > 0)
+        TRY(op->rope(s, q, c->d_head, &m->rope, r));
+    TRY(model_kv_fill(m, s, kv, kv_rows, r));
+    int window = l < c->window_layer ? 0 : c->sliding_window;
+    float scale = (float)(1.0 / sqrt((double)c->d_head));
+    return op->attention(s, first_rows(w->att, q.rows), q, kv, r, scale, window);
+}
+
+static enum activation activation_of(enum act_kind a)
+{
+    switch (a) {
+    case ACT_SILU:
+        return ACTIVATION_SILU;
+    case ACT_GELU:
+        return ACTIVATION_GELU;
+    case ACT_GELU_TANH:
+        return ACTIVATION_GELU_TANH;
+    case ACT_RELU:
+        break;
+    }
+    return ACTIVATION_RELU;
+}
+
+/* out [n][d] = down(act(up(normed))), f32. */
+static int mlp(const struct model *m, struct model_work *w, struct stream *s, int l,
+               struct mat normed, struct mat out)
+{
+    const struct ops *op = m->dev->ops;
+    const struct layer_weights *lw = &m->w.layers[l];
+    enum activation act = activation_of(m->cfg.act);
+    struct mat up = first_rows(w->up, normed.rows);
+    struct mat ffn = up;
+    TRY(op->matmul(s, up, normed, &lw->w_up, lw->b_up));
+    if (m->cfg.mlp_gated) {
+        ffn = first_rows(w->ffn, normed.rows);
+        TRY(op->act_mul(s, ffn, up, act));
+    } else {
+        TRY(op->act(s, up, act));
+    }
+    return op->matmul(s, out, ffn, &lw->w_down, lw->b_down);
+}
+
+int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l, struct mat x,
+                struct mat out, const struct kv_layer *kv, const struct ragged *r,
+                struct mat *kv_rows)
+{
+    const struct ops *op = m->dev->ops;
+    const struct layer_weights *lw = &m->w.layers[l];
+    int64_t n = r->n_rows;
+    CHECK(n <= w->max_rows && x.rows == n && out.rows == n);
+    struct mat normed = first_rows(w->norm, n);
+    struct mat normed2 = first_rows(w->norm2, n);
+    struct mat sum = first_rows(w->sum, n);
+    struct mat rows = first_rows(w->kv_rows, n);
+
+    TRY(norm(m, s, normed, x, lw->norm1_w, lw->norm1_b));
+    TRY(attend(m, w, s, l, normed, rows, kv, r));
+    TRY(op->matmul(s, normed2, first_rows(w->att, n), &lw->wo, lw->bo));
+    TRY(op->add(s, sum, x, normed2)); /* x + attention, in f32 */
+
+    if (m->cfg.block == BLOCK_SEQUENTIAL)
+        TRY(norm(m, s, normed, sum, lw->norm2_w, lw->norm2_b));
+    else if (m->cfg.block == BLOCK_PARALLEL_NORM2)
+        TRY(norm(m, s, normed, x, lw->norm2_w, lw->norm2_b));
+    TRY(mlp(m, w, s, l, normed, normed2));
+    TRY(op->add(s, out, sum, normed2));
+    if (kv_rows != NULL)
+        *kv_rows = rows;
+    return 0;
+}
+
+int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+               struct mat logits)
+{
+    struct mat normed = first_rows(w->norm, x.rows);
+    TRY(norm(m, s, normed, x, m->w.final_norm_w, m->w.final_norm_b));
+    return m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias);
+}
+
+/* f16 ends at 65504; some models' residuals do not. */
+static int check_overflow(const struct model *m, struct stream *s, struct mat x)
+{
+    bool finite = true;
+    if (m->dtype != DTYPE_F16)
+        return 0;
+    TRY(m->dev->ops->all_finite(s, x, &finite));
+    return finite ? 0 : MODEL_E_OVERFLOW;
+}
+
+int model_forward(const struct model *m, struct model_work *w, struct stream *s,
+                  const int32_t *ids, const struct kv_layer *kv_layers, const struct ragged *r,
+                  const struct model_tap *tap, struct mat *x)
+{
+    struct mat in = first_rows(w->x[0], r->n_rows), out = first_rows(w->x[1], r->n_rows), rows;
+    TRY(model_embed(m, w, s, in, ids, r));
+    for (int l = 0; l < m->cfg.n_layers; l++) {
+        TRY(model_layer(m, w, s, l, in, out, &kv_layers[l], r, &rows));
+        TRY(check_overflow(m, s, out));
+        if (tap != NULL)
+            TRY(tap->layer(tap->arg, l, in, rows));
+        struct mat t = in;
+        in = out;
+        out = t;
+    }
+    *x = in;
+    return 0;
+}

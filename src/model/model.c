@@ -1,0 +1,209 @@
+/* model.c - opening a model, its RoPE tables, and the activations a forward pass works in.
+ *
+ * Owns: config, weights, rotation tables.  Refuses to know: sequences, saving, text. */
+#include "model/model.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "model/work.h"
+
+static const double TWO_PI = 6.283185307179586476925287;
+
+/* Llama 3.1 stretches the long wavelengths by `factor`, keeps the short ones, and blends between
+ * (the reference library's "llama3" rope type). */
+static double scale_frequency(const struct rope_scaling *sc, double freq)
+{
+    if (sc->kind != ROPE_SCALING_LLAMA3)
+        return freq;
+    double turns = sc->original_max_ctx * freq / TWO_PI; /* over the original context */
+    if (turns < sc->low_freq_factor)
+        return freq / sc->factor;
+    if (turns > sc->high_freq_factor)
+        return freq;
+    double keep = (turns - sc->low_freq_factor) / (sc->high_freq_factor - sc->low_freq_factor);
+    return (1 - keep) * freq / sc->factor + keep * freq;
+}
+
+static int make_rope(struct model *m, struct err *err)
+{
+    const struct model_config *c = &m->cfg;
+    m->rope.max_pos = m->max_ctx;
+    if (c->position != POSITION_ROPE)
+        return 0;
+    int half = c->d_rope / 2;
+    size_t n = (size_t)m->max_ctx * (size_t)half;
+    int rc = buf_alloc(m->dev, MEM_DEVICE, 2 * n * sizeof(float), &m->rope_mem, err);
+    if (rc != 0)
+        return err_wrap(err, "rotation tables for %d positions", m->max_ctx);
+    float *cos_t = m->rope_mem.ptr, *sin_t = cos_t + n;
+    for (int i = 0; i < half; i++) {
+        double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
+        freq = scale_frequency(&c->rope_scaling, freq);
+        for (int p = 0; p < m->max_ctx; p++) {
+            cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)cos(p * freq);
+            sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * freq);
+        }
+    }
+    m->rope.cos = cos_t;
+    m->rope.sin = sin_t;
+    m->rope.d_rot = c->d_rope;
+    return 0;
+}
+
+static enum dtype dtype_of_checkpoint(enum weight_type t)
+{
+    switch (t) {
+    case WEIGHT_BF16:
+        return DTYPE_BF16;
+    case WEIGHT_F16:
+        return DTYPE_F16;
+    default:
+        return DTYPE_F32;
+    }
+}
+
+static bool is_synth(const char *source)
+{
+    return strncmp(source, "synth:", 6) == 0;
+}
+
+static int load_config(struct model *m, const struct model_opts *o, struct err *err)
+{
+    int rc = is_synth(m->source) ? config_shape(&m->cfg, m->source + 6, err)
+                                 : config_load(&m->cfg, m->source, err);
+    if (rc != 0)
+        return rc;
+    m->dtype = dtype_of_checkpoint(m->cfg.weight_type);
+    if (o->dtype != NULL && dtype_parse(o->dtype, &m->dtype) != 0)
+        return err_set(err, ERR_USAGE, "state dtype '%s': must be f32, f16 or bf16", o->dtype);
+    m->max_ctx = o->max_ctx > 0 && o->max_ctx < m->cfg.max_ctx ? o->max_ctx : m->cfg.max_ctx;
+    return 0;
+}
+
+static bool says_dtype(enum weight_type t)
+{
+    return t != WEIGHT_UNSPECIFIED;
+}
+
+int model_open(const char *source, const struct model_opts *o, struct model **out,
+               struct err *err)
+{
+    struct model *m = xcalloc(1, sizeof *m);
+    struct stream *s = NULL;
+    m->dev = o->dev;
+    m->source = xstrdup(source);
+    int rc = load_config(m, o, err);
+    if (rc == 0)
+        rc = stream_create(m->dev, STREAM_COMPUTE, &s, err);
+    if (rc == 0)
+        rc = weights_load(&m->w, source, &m->cfg, m->dev, s, m->dtype, err);
+    if (rc == 0 && o->dtype == NULL && !says_dtype(m->cfg.weight_type))
+        m->dtype = m->w.dtype;
+    if (rc == 0)
+        rc = make_rope(m, err);
+    stream_destroy(s);
+    if (rc != 0) {
+        model_close(m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}
+
+void model_close(struct model *m)
+{
+    if (m == NULL)
+        return;
+    weights_unload(&m->w, m->dev);
+    buf_free(m->dev, &m->rope_mem);
+    free(m->source);
+    free(m);
+}
+
+/* --- activations ------------------------------------------------------------------------------ */
+
+/* Widths of the activation matrices, in the order of struct model_work. */
+struct work_sizes {
+    int64_t d, q, kv, up, ffn;
+};
+
+static struct work_sizes sizes_of(const struct model_config *c)
+{
+    return (struct work_sizes){
+        .d = c->n_embd,
+        .q = (int64_t)c->n_heads * c->d_head,
+        .kv = (int64_t)2 * c->n_kv_heads * c->d_head,
+        .up = (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1),
+        .ffn = c->n_ffn,
+    };
+}
+
+/* Cuts a matrix off the front of the work's memory, or only counts where base is NULL. */
+static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, int64_t cols)
+{
+    struct mat a = mat_of(base != NULL ? base + *used : NULL, t, rows, cols);
+    *used += ((size_t)rows * (size_t)cols * dtype_bytes(t) + 63) & ~(size_t)63;
+    return a;
+}
+
+static size_t lay_out(const struct model *m, struct model_work *w, uint8_t *base, int rows)
+{
+    struct work_sizes z = sizes_of(&m->cfg);
+    enum dtype act = m->dev->act_dtype;
+    size_t used = 0;
+    w->x[0] = cut(base, &used, m->dtype, rows, z.d);
+    w->x[1] = cut(base, &used, m->dtype, rows, z.d);
+    w->kv_rows = cut(base, &used, m->dtype, rows, z.kv);
+    w->norm = cut(base, &used, act, rows, z.d);
+    w->norm2 = cut(base, &used, act, rows, z.d);
+    w->sum = cut(base, &used, act, rows, z.d);
+    w->q = cut(base, &used, act, rows, z.q);
+    w->att = cut(base, &used, act, rows, z.q);
+    w->kv = cut(base, &used, act, rows, z.kv);
+    w->up = cut(base, &used, act, rows, z.up);
+    w->ffn = cut(base, &used, act, rows, z.ffn);
+    return used;
+}
+
+size_t model_work_bytes(const struct model *m, int max_rows)
+{
+    struct model_work w;
+    return lay_out(m, &w, NULL, max_rows);
+}
+
+int model_work_create(const struct model *m, int max_rows, struct model_work **out,
+                      struct err *err)
+{
+    CHECK(max_rows > 0);
+    struct model_work *w = xcalloc(1, sizeof *w);
+    int rc = buf_alloc(m->dev, MEM_DEVICE, model_work_bytes(m, max_rows), &w->mem, err);
+    if (rc != 0) {
+        free(w);
+        return err_wrap(err, "activations of %d rows", max_rows);
+    }
+    w->dev = m->dev;
+    w->max_rows = max_rows;
+    w->ids = xcalloc((size_t)max_rows, sizeof *w->ids);
+    lay_out(m, w, w->mem.ptr, max_rows);
+    *out = w;
+    return 0;
+}
+
+void model_work_destroy(struct model_work *w)
+{
+    if (w == NULL)
+        return;
+    buf_free(w->dev, &w->mem);
+    free(w->ids);
+    free(w);
+}
+
+int model_work_rows(const struct model_work *w)
+{
+    return w->max_rows;
+}
