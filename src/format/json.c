@@ -1,0 +1,427 @@
+/* json.c - see json.h.
+ *
+ * `struct json` is never defined: a pointer to it is a jansson json_t in disguise, which
+ * costs nothing and keeps jansson's header out of every other file. */
+#include "format/json.h"
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "base/utf8.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* jansson's reading functions take non-const pointers but do not write through them. */
+static json_t *node(const struct json *v)
+{
+    return (json_t *)(uintptr_t)v;
+}
+
+static struct json *wrap(json_t *j)
+{
+    CHECK(j != NULL); /* jansson returns NULL for want of memory, or for misuse */
+    return (struct json *)j;
+}
+
+/* --- parsing
+ * ------------------------------------------------------------------------------ */
+
+/* jansson's own depth limit is fixed at 2048 when it is compiled, so depth is counted
+ * before it runs.  Brackets outside of strings are all that counts; a malformed text is
+ * jansson's to refuse. */
+static bool depth_ok(const char *s, size_t n)
+{
+    int depth = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (s[i] == '"') {
+            for (i++; i < n && s[i] != '"'; i++)
+                i += s[i] == '\\';
+        } else if (s[i] == '[' || s[i] == '{') {
+            if (++depth > JSON_MAX_DEPTH)
+                return false;
+        } else if (s[i] == ']' || s[i] == '}') {
+            depth--;
+        }
+    }
+    return true;
+}
+
+int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
+               struct err *err)
+{
+    *out = NULL;
+    if (!depth_ok(bytes, n))
+        return err_set(err, ERR_FORMAT, "%s: nested deeper than %d levels", file,
+                       JSON_MAX_DEPTH);
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
+    json_error_t e;
+    json_t *j = json_loadb(bytes, n, flags, &e);
+    /* Integers beyond 64 bits are legal JSON and common in tokenizer_config.json, whose
+     * model_max_length says "none" with 10^30.  Then every number is read as a real, and
+     * json_int_of takes only those that a double holds exactly. */
+    if (j == NULL && json_error_code(&e) == json_error_numeric_overflow)
+        j = json_loadb(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
+    if (j == NULL)
+        return err_set(err, ERR_FORMAT, "%s:%d:%d: %s", file, e.line, e.column, e.text);
+    *out = wrap(j);
+    return 0;
+}
+
+void json_free(struct json *root)
+{
+    json_decref(node(root));
+}
+
+/* --- looking at a value
+ * ------------------------------------------------------------------- */
+
+enum json_kind json_kind(const struct json *v)
+{
+    if (v == NULL)
+        return JSON_KIND_NULL;
+    switch (json_typeof(node(v))) {
+    case JSON_OBJECT:
+        return JSON_KIND_OBJECT;
+    case JSON_ARRAY:
+        return JSON_KIND_ARRAY;
+    case JSON_STRING:
+        return JSON_KIND_STRING;
+    case JSON_INTEGER:
+        return JSON_KIND_INT;
+    case JSON_REAL:
+        return JSON_KIND_REAL;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return JSON_KIND_BOOL;
+    case JSON_NULL:
+        break;
+    }
+    return JSON_KIND_NULL;
+}
+
+const char *json_kind_name(const struct json *v)
+{
+    static const char *const names[] = {
+        [JSON_KIND_NULL] = "null",        [JSON_KIND_BOOL] = "a boolean",
+        [JSON_KIND_INT] = "an integer",   [JSON_KIND_REAL] = "a number",
+        [JSON_KIND_STRING] = "a string",  [JSON_KIND_ARRAY] = "an array",
+        [JSON_KIND_OBJECT] = "an object",
+    };
+    return names[json_kind(v)];
+}
+
+size_t json_count(const struct json *v)
+{
+    switch (json_kind(v)) {
+    case JSON_KIND_ARRAY:
+        return json_array_size(node(v));
+    case JSON_KIND_OBJECT:
+        return json_object_size(node(v));
+    default:
+        return 0;
+    }
+}
+
+const struct json *json_at(const struct json *array, size_t i)
+{
+    return (const struct json *)json_array_get(node(array), i);
+}
+
+const struct json *json_member(const struct json *object, const char *key)
+{
+    return (const struct json *)json_object_get(node(object), key);
+}
+
+const char *json_string_of(const struct json *v, size_t *n)
+{
+    const char *s = json_string_value(node(v));
+    if (s != NULL && n != NULL)
+        *n = json_string_length(node(v));
+    return s;
+}
+
+bool json_int_of(const struct json *v, int64_t *out)
+{
+    const double exact = 0x1p53; /* every integer up to here is a double */
+    if (json_kind(v) == JSON_KIND_INT) {
+        *out = json_integer_value(node(v));
+        return true;
+    }
+    double x = 0;
+    if (json_kind(v) != JSON_KIND_REAL || !json_real_of(v, &x))
+        return false;
+    if (!(x >= -exact && x <= exact) || x != floor(x))
+        return false;
+    *out = (int64_t)x;
+    return true;
+}
+
+bool json_real_of(const struct json *v, double *out)
+{
+    if (json_kind(v) != JSON_KIND_INT && json_kind(v) != JSON_KIND_REAL)
+        return false;
+    *out = json_number_value(node(v));
+    return true;
+}
+
+struct json_iter json_begin(const struct json *object)
+{
+    return (struct json_iter){.object = object, .at = json_object_iter(node(object))};
+}
+
+bool json_next(struct json_iter *it)
+{
+    if (it->at == NULL)
+        return false;
+    it->key = json_object_iter_key(it->at);
+    it->value = (const struct json *)json_object_iter_value(it->at);
+    it->at = json_object_iter_next(node(it->object), it->at);
+    return true;
+}
+
+/* --- typed members
+ * ------------------------------------------------------------------------ */
+
+/* The member, where it is there and not null. */
+static const struct json *present(const struct json *object, const char *key)
+{
+    const struct json *v = json_member(object, key);
+    return json_kind(v) == JSON_KIND_NULL ? NULL : v;
+}
+
+static int missing(const char *key, struct err *err)
+{
+    return err_set(err, ERR_FORMAT, "'%s' is missing", key);
+}
+
+static int wrong_kind(const char *key, const char *wanted, const struct json *v,
+                      struct err *err)
+{
+    return err_set(err, ERR_FORMAT, "'%s' must be %s, it is %s", key, wanted,
+                   json_kind_name(v));
+}
+
+int json_opt_int(const struct json *object, const char *key, int64_t min, int64_t max,
+                 int64_t *io, struct err *err)
+{
+    const struct json *v = present(object, key);
+    if (v == NULL)
+        return 0;
+    int64_t x = 0;
+    if (!json_int_of(v, &x))
+        return wrong_kind(key, "an integer", v, err);
+    if (x < min || x > max)
+        return err_set(err, ERR_FORMAT, "'%s' is %lld, it must lie in %lld..%lld", key,
+                       (long long)x, (long long)min, (long long)max);
+    *io = x;
+    return 0;
+}
+
+int json_opt_real(const struct json *object, const char *key, double *io, struct err *err)
+{
+    const struct json *v = present(object, key);
+    if (v != NULL && !json_real_of(v, io))
+        return wrong_kind(key, "a number", v, err);
+    return 0;
+}
+
+int json_opt_bool(const struct json *object, const char *key, bool *io, struct err *err)
+{
+    const struct json *v = present(object, key);
+    if (v == NULL)
+        return 0;
+    if (json_kind(v) != JSON_KIND_BOOL)
+        return wrong_kind(key, "a boolean", v, err);
+    *io = json_is_true(node(v));
+    return 0;
+}
+
+int json_opt_string(const struct json *object, const char *key, const char **io,
+                    struct err *err)
+{
+    const struct json *v = present(object, key);
+    if (v == NULL)
+        return 0;
+    size_t n = 0;
+    const char *s = json_string_of(v, &n);
+    if (s == NULL)
+        return wrong_kind(key, "a string", v, err);
+    if (strlen(s) != n)
+        return err_set(err, ERR_FORMAT, "'%s' contains a zero byte", key);
+    *io = s;
+    return 0;
+}
+
+static int opt_kind(const struct json *object, const char *key, enum json_kind kind,
+                    const char *wanted, const struct json **io, struct err *err)
+{
+    const struct json *v = present(object, key);
+    if (v == NULL)
+        return 0;
+    if (json_kind(v) != kind)
+        return wrong_kind(key, wanted, v, err);
+    *io = v;
+    return 0;
+}
+
+int json_opt_array(const struct json *object, const char *key, const struct json **io,
+                   struct err *err)
+{
+    return opt_kind(object, key, JSON_KIND_ARRAY, "an array", io, err);
+}
+
+int json_opt_object(const struct json *object, const char *key, const struct json **io,
+                    struct err *err)
+{
+    return opt_kind(object, key, JSON_KIND_OBJECT, "an object", io, err);
+}
+
+int json_get_int(const struct json *object, const char *key, int64_t min, int64_t max,
+                 int64_t *out, struct err *err)
+{
+    if (present(object, key) == NULL)
+        return missing(key, err);
+    return json_opt_int(object, key, min, max, out, err);
+}
+
+int json_get_real(const struct json *object, const char *key, double *out, struct err *err)
+{
+    if (present(object, key) == NULL)
+        return missing(key, err);
+    return json_opt_real(object, key, out, err);
+}
+
+int json_get_bool(const struct json *object, const char *key, bool *out, struct err *err)
+{
+    if (present(object, key) == NULL)
+        return missing(key, err);
+    return json_opt_bool(object, key, out, err);
+}
+
+int json_get_string(const struct json *object, const char *key, const char **out,
+                    struct err *err)
+{
+    if (present(object, key) == NULL)
+        return missing(key, err);
+    return json_opt_string(object, key, out, err);
+}
+
+int json_get_array(const struct json *object, const char *key, const struct json **out,
+                   struct err *err)
+{
+    if (present(object, key) == NULL)
+        return missing(key, err);
+    return json_opt_array(object, key, out, err);
+}
+
+int json_get_object(const struct json *object, const char *key, const struct json **out,
+                    struct err *err)
+{
+    if (present(object, key) == NULL)
+        return missing(key, err);
+    return json_opt_object(object, key, out, err);
+}
+
+/* --- writing
+ * ------------------------------------------------------------------------------ */
+
+struct json *json_new_object(void)
+{
+    return wrap(json_object());
+}
+
+struct json *json_new_array(void)
+{
+    return wrap(json_array());
+}
+
+/* A JSON string of any bytes: what is not UTF-8 becomes U+FFFD, a byte at a time. */
+static json_t *string_node(const char *s, size_t n)
+{
+    json_t *j = json_stringn(s, n); /* NULL where s is not valid UTF-8 */
+    if (j != NULL)
+        return j;
+    char *clean = xmalloc(3 * n);
+    size_t len = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        size_t k = utf8_decode(s + i, n - i, &cp);
+        memcpy(clean + len, k != 0 ? s + i : "\xEF\xBF\xBD", k != 0 ? k : 3);
+        len += k != 0 ? k : 3;
+        i += k != 0 ? k : 1;
+    }
+    j = json_stringn(clean, len);
+    free(clean);
+    return j;
+}
+
+static json_t *real_node(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+void json_put(struct json *object, const char *key, struct json *child)
+{
+    int rc = json_object_set_new(node(object), key, node(wrap(node(child))));
+    CHECK(rc == 0); /* keys are ours: valid UTF-8 */
+}
+
+void json_put_int(struct json *object, const char *key, int64_t v)
+{
+    json_put(object, key, wrap(json_integer(v)));
+}
+
+void json_put_real(struct json *object, const char *key, double v)
+{
+    json_put(object, key, wrap(real_node(v)));
+}
+
+void json_put_bool(struct json *object, const char *key, bool v)
+{
+    json_put(object, key, wrap(json_boolean(v)));
+}
+
+void json_put_null(struct json *object, const char *key)
+{
+    json_put(object, key, wrap(json_null()));
+}
+
+void json_put_string(struct json *object, const char *key, const char *s)
+{
+    json_put(object, key, wrap(s != NULL ? string_node(s, strlen(s)) : json_null()));
+}
+
+void json_put_bytes(struct json *object, const char *key, const char *s, size_t n)
+{
+    json_put(object, key, wrap(string_node(s, n)));
+}
+
+void json_push(struct json *array, struct json *child)
+{
+    int rc = json_array_append_new(node(array), node(wrap(node(child))));
+    CHECK(rc == 0);
+}
+
+void json_push_int(struct json *array, int64_t v)
+{
+    json_push(array, wrap(json_integer(v)));
+}
+
+void json_push_real(struct json *array, double v)
+{
+    json_push(array, wrap(real_node(v)));
+}
+
+void json_push_string(struct json *array, const char *s)
+{
+    json_push(array, wrap(s != NULL ? string_node(s, strlen(s)) : json_null()));
+}
+
+char *json_text(const struct json *v, int indent)
+{
+    char *s = json_dumps(node(v), JSON_INDENT((size_t)indent));
+    CHECK(s != NULL);
+    return s;
+}

@@ -1,0 +1,128 @@
+/* json.h - JSON, read strictly and written simply.  The only door to the JSON library.
+ *
+ * Reading.  json_parse turns bytes into a tree and refuses what is not exactly one JSON
+ * object or array: invalid UTF-8, duplicate keys, trailing bytes, nesting deeper than
+ * JSON_MAX_DEPTH.  The tree belongs to the root; every `const struct json *` and every
+ * string found inside it is borrowed and dies with json_free(root).
+ *
+ * The typed getters come in two forms.  json_get_X wants the member and fails with
+ * ERR_FORMAT where it is missing; json_opt_X leaves the caller's default in place where the
+ * member is missing or null. Both fail where it has another type or lies outside its
+ * bounds, with a message that names the member ("'hidden_size' must be an integer, it is a
+ * string").  The file's name is put before it by whoever knows it (err_wrap); json_parse's
+ * own messages start with it.
+ *
+ * Writing.  json_new_object / json_new_array, then json_put_X (member of an object) and
+ * json_push_X (element of an array); a child belongs to its parent from then on.  Text that
+ * is not valid UTF-8 is written with U+FFFD in place of the bad bytes, so that writing
+ * cannot fail.  Keys are valid UTF-8: the caller's business.
+ *
+ * A tree may be read by several threads; it is written by one. */
+#ifndef FORMAT_JSON_H
+#define FORMAT_JSON_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct json;
+
+enum { JSON_MAX_DEPTH = 128 };
+
+enum json_kind {
+    JSON_KIND_NULL,
+    JSON_KIND_BOOL,
+    JSON_KIND_INT,
+    JSON_KIND_REAL,
+    JSON_KIND_STRING,
+    JSON_KIND_ARRAY,
+    JSON_KIND_OBJECT,
+};
+
+/* `file` is the name that messages use.  The bytes are not kept. */
+int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
+               struct err *err);
+void json_free(struct json *root); /* NULL is allowed */
+
+/* --- looking at a value
+ * ------------------------------------------------------------------- */
+
+enum json_kind json_kind(const struct json *v);   /* NULL counts as JSON_KIND_NULL */
+const char *json_kind_name(const struct json *v); /* "a string", for messages */
+
+size_t json_count(const struct json *v); /* elements or members, else 0 */
+const struct json *json_at(const struct json *array,
+                           size_t i); /* NULL where there is none */
+const struct json *json_member(const struct json *object,
+                               const char *key); /* NULL: missing */
+
+/* NULL where it is no string.  Ends with a zero, and may contain zeros: *n (if wanted) is
+ * its length. */
+const char *json_string_of(const struct json *v, size_t *n);
+bool json_int_of(const struct json *v, int64_t *out); /* false where it is no integer */
+bool json_real_of(const struct json *v, double *out); /* integers count as reals */
+
+/* Members in the order of the text:
+ *     struct json_iter it = json_begin(object);
+ *     while (json_next(&it)) use(it.key, it.value); */
+struct json_iter {
+    const char *key;
+    const struct json *value;
+    const struct json *object;
+    void *at;
+};
+struct json_iter json_begin(const struct json *object); /* anything else has no members */
+bool json_next(struct json_iter *it);
+
+/* --- typed members of an object
+ * ----------------------------------------------------------- */
+
+int json_get_int(const struct json *object, const char *key, int64_t min, int64_t max,
+                 int64_t *out, struct err *err);
+int json_get_real(const struct json *object, const char *key, double *out, struct err *err);
+int json_get_bool(const struct json *object, const char *key, bool *out, struct err *err);
+int json_get_string(const struct json *object, const char *key, const char **out,
+                    struct err *err); /* refuses a zero byte inside */
+int json_get_array(const struct json *object, const char *key, const struct json **out,
+                   struct err *err);
+int json_get_object(const struct json *object, const char *key, const struct json **out,
+                    struct err *err);
+
+int json_opt_int(const struct json *object, const char *key, int64_t min, int64_t max,
+                 int64_t *io, struct err *err);
+int json_opt_real(const struct json *object, const char *key, double *io, struct err *err);
+int json_opt_bool(const struct json *object, const char *key, bool *io, struct err *err);
+int json_opt_string(const struct json *object, const char *key, const char **io,
+                    struct err *err);
+int json_opt_array(const struct json *object, const char *key, const struct json **io,
+                   struct err *err);
+int json_opt_object(const struct json *object, const char *key, const struct json **io,
+                    struct err *err);
+
+/* --- writing
+ * ------------------------------------------------------------------------------ */
+
+struct json *json_new_object(void);
+struct json *json_new_array(void);
+
+void json_put(struct json *object, const char *key,
+              struct json *child); /* takes the child */
+void json_put_int(struct json *object, const char *key, int64_t v);
+void json_put_real(struct json *object, const char *key, double v); /* not finite: null */
+void json_put_bool(struct json *object, const char *key, bool v);
+void json_put_null(struct json *object, const char *key);
+void json_put_string(struct json *object, const char *key, const char *s); /* NULL: null */
+void json_put_bytes(struct json *object, const char *key, const char *s, size_t n);
+
+void json_push(struct json *array, struct json *child); /* takes the child */
+void json_push_int(struct json *array, int64_t v);
+void json_push_real(struct json *array, double v);
+void json_push_string(struct json *array, const char *s);
+
+/* The text, members in the order in which they were put; `indent` spaces a level, 0 for one
+ * line. The caller frees it. */
+char *json_text(const struct json *v, int indent);
+
+#endif

@@ -1,0 +1,188 @@
+/* test_json.c - strict reading, typed getters and their messages, writing. */
+#include "format/json.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct json *parse(const char *text)
+{
+    struct err err = {0};
+    struct json *root = NULL;
+    if (json_parse(&root, text, strlen(text), "t.json", &err) != 0)
+        fail_msg("%s", err.msg);
+    return root;
+}
+
+static void refuse(const char *text, size_t n, const char *part_of_message)
+{
+    struct err err = {0};
+    struct json *root = NULL;
+    assert_int_equal(json_parse(&root, text, n, "t.json", &err), ERR_FORMAT);
+    assert_null(root);
+    assert_ptr_equal(strstr(err.msg, "t.json"), err.msg);
+    if (strstr(err.msg, part_of_message) == NULL)
+        fail_msg("'%s' is not in: %s", part_of_message, err.msg);
+}
+
+#define REFUSE(text, part) refuse(text, sizeof(text) - 1, part)
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    REFUSE("", "'[' or '{' expected");
+    REFUSE("{\"a\": 1", "near end of file");
+    REFUSE("{\"a\": 1, \"a\": 2}", "duplicate object key");
+    REFUSE("{\"a\": 1} x", "end of file expected");
+    REFUSE("{\"a\": \"\xff\"}", "unable to decode byte 0xff");
+    REFUSE("{\"a\": \"\xc0\x80\"}", "unable to decode byte 0xc0");
+    REFUSE("{\"a\": \"\\ud800\"}", "invalid Unicode");
+    REFUSE("[1e999]", "real number overflow");
+    REFUSE("[NaN]", "invalid token");
+    REFUSE("{\"a\": 1,}", "string or '}' expected");
+    REFUSE("[1]\0", "end of file expected");
+}
+
+static void test_depth(void **state)
+{
+    (void)state;
+    char text[600];
+    memset(text, '[', 300);
+    memset(text + 300, ']', 300);
+    refuse(text, 600, "nested deeper than 128 levels");
+    struct err err;
+    struct json *root;
+    assert_int_equal(json_parse(&root, text + 300 - 128, 256, "t", &err), 0);
+    json_free(root);
+    /* Brackets inside strings do not count, and an escaped quote does not end a string. */
+    memset(text, '[', sizeof text);
+    memcpy(text, "[\"\\\"", 4);
+    memcpy(text + 598, "\"]", 2);
+    assert_int_equal(json_parse(&root, text, 600, "t", &err), 0);
+    json_free(root);
+}
+
+static void test_getters(void **state)
+{
+    (void)state;
+    struct json *o = parse("{\"i\": 7, \"r\": 1.5, \"b\": true, \"s\": \"x\", \"n\": null,"
+                           " \"z\": \"a\\u0000b\", \"a\": [1, 2], \"o\": {\"k\": 2.0}}");
+    struct err err = {0};
+    int64_t i = 0;
+    double r = 0;
+    bool b = false;
+    const char *s = NULL;
+    const struct json *v = NULL;
+    assert_int_equal(json_get_int(o, "i", 0, 10, &i, &err), 0);
+    assert_int_equal(i, 7);
+    assert_int_equal(json_get_real(o, "r", &r, &err), 0);
+    assert_true(r == 1.5);
+    assert_int_equal(json_get_real(o, "i", &r, &err), 0);
+    assert_true(r == 7);
+    assert_int_equal(json_get_bool(o, "b", &b, &err), 0);
+    assert_true(b);
+    assert_int_equal(json_get_string(o, "s", &s, &err), 0);
+    assert_string_equal(s, "x");
+    assert_int_equal(json_get_array(o, "a", &v, &err), 0);
+    assert_int_equal(json_count(v), 2);
+    assert_null(json_at(v, 2));
+    assert_int_equal(json_get_object(o, "o", &v, &err), 0);
+
+    i = 99; /* defaults survive a missing and a null member */
+    assert_int_equal(json_opt_int(o, "absent", 0, 1, &i, &err), 0);
+    assert_int_equal(json_opt_int(o, "n", 0, 1, &i, &err), 0);
+    assert_int_equal(i, 99);
+
+    assert_int_equal(json_get_int(o, "absent", 0, 1, &i, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'absent' is missing");
+    assert_int_equal(json_get_int(o, "s", 0, 1, &i, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'s' must be an integer, it is a string");
+    assert_int_equal(json_get_int(o, "i", 0, 5, &i, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'i' is 7, it must lie in 0..5");
+    assert_int_equal(json_get_bool(o, "i", &b, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'i' must be a boolean, it is an integer");
+    assert_int_equal(json_get_string(o, "z", &s, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'z' contains a zero byte");
+    assert_int_equal(json_get_object(o, "a", &v, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'a' must be an object, it is an array");
+    assert_int_equal(json_get_int(o, "r", 0, 5, &i, &err), ERR_FORMAT);
+
+    size_t n = 0;
+    assert_non_null(json_string_of(json_member(o, "z"), &n));
+    assert_int_equal(n, 3);
+    json_free(o);
+}
+
+/* tokenizer_config.json says "no limit" with 10^30. */
+static void test_huge_integers(void **state)
+{
+    (void)state;
+    struct json *o = parse("{\"max\": 1000000000000000019884624838656, \"k\": 12,"
+                           " \"odd\": 9007199254740993000}");
+    struct err err;
+    int64_t i = 0;
+    double r = 0;
+    assert_int_equal(json_get_int(o, "k", 0, 100, &i, &err), 0);
+    assert_int_equal(i, 12);
+    assert_int_equal(json_get_real(o, "max", &r, &err), 0);
+    assert_true(r > 9e29);
+    assert_int_equal(json_get_int(o, "max", 0, INT64_MAX, &i, &err), ERR_FORMAT);
+    assert_int_equal(json_get_int(o, "odd", 0, INT64_MAX, &i, &err), ERR_FORMAT);
+    json_free(o);
+}
+
+static void test_iteration_keeps_order(void **state)
+{
+    (void)state;
+    struct json *o = parse("{\"z\": 1, \"a\": 2, \"m\": 3}");
+    char keys[4] = {0};
+    int n = 0;
+    struct json_iter it = json_begin(o);
+    while (json_next(&it))
+        keys[n++] = it.key[0];
+    assert_string_equal(keys, "zam");
+    json_free(o);
+    it = json_begin(NULL);
+    assert_false(json_next(&it));
+}
+
+static void test_writing(void **state)
+{
+    (void)state;
+    struct json *o = json_new_object(), *a = json_new_array();
+    json_put_int(o, "i", -5);
+    json_put_real(o, "r", 0.5);
+    json_put_real(o, "nan", 0.0 / 0.0);
+    json_put_bool(o, "b", false);
+    json_put_string(o, "s", "\xE2\x96\x81\"\n");
+    json_put_string(o, "bad", "a\xffz\xe2\x96");
+    json_put_string(o, "none", NULL);
+    json_push_int(a, 1);
+    json_push_string(a, "x");
+    json_put(o, "a", a);
+    char *text = json_text(o, 0);
+    assert_string_equal(
+        text, "{\"i\": -5, \"r\": 0.5, \"nan\": null, \"b\": false, "
+              "\"s\": \"\xE2\x96\x81\\\"\\n\", "
+              "\"bad\": \"a\xEF\xBF\xBDz\xEF\xBF\xBD\xEF\xBF\xBD\", \"none\": null, "
+              "\"a\": [1, \"x\"]}");
+    struct json *back = parse(text);
+    assert_int_equal(json_count(back), 8);
+    json_free(back);
+    free(text);
+    json_free(o);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_getters),  cmocka_unit_test(test_huge_integers),
+        cmocka_unit_test(test_writing),  cmocka_unit_test(test_iteration_keeps_order),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
