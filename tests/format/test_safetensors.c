@@ -1,0 +1,282 @@
+/* test_safetensors.c - headers good and bad, the writer, the index of several files. */
+#include "format/safetensors.h"
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* A file of this header and n_data zero bytes; the caller frees it. */
+static uint8_t *make_file(const char *header, size_t n_data, size_t *n)
+{
+    size_t len = strlen(header);
+    *n = 8 + len + n_data;
+    uint8_t *p = xcalloc(*n, 1);
+    put_u64(p, len);
+    memcpy(p + 8, header, len);
+    return p;
+}
+
+/* --- golden bad headers
+ * ------------------------------------------------------------------- */
+
+static const struct {
+    const char *header;
+    size_t n_data;
+    int code;
+    const char *message;
+} bad[] = {
+    {"[]", 0, ERR_FORMAT, "the header must be an object, it is an array"},
+    {"{\"a\": 1}", 0, ERR_FORMAT, "tensor 'a': must be an object, it is an integer"},
+    {"{\"a\": {}}", 0, ERR_FORMAT, "tensor 'a': 'dtype' is missing"},
+    {"{\"a\": {\"dtype\": \"Q4_0\", \"shape\": [1], \"data_offsets\": [0, 4]}}", 4,
+     ERR_UNSUPPORTED, "tensor 'a': unknown dtype 'Q4_0'"},
+    {"{\"a\": {\"dtype\": \"F32\", \"data_offsets\": [0, 4]}}", 4, ERR_FORMAT,
+     "tensor 'a': 'shape' is missing"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [-1], \"data_offsets\": [0, 4]}}", 4,
+     ERR_FORMAT, "tensor 'a': shape[0] must be an integer that is not negative"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1.5], \"data_offsets\": [0, 4]}}", 4,
+     ERR_FORMAT, "tensor 'a': shape[0] must be an integer that is not negative"},
+    {"{\"a\": {\"dtype\": \"U8\", \"shape\": [1,1,1,1,1,1,1,1,1], \"data_offsets\": [0, "
+     "1]}}",
+     1, ERR_UNSUPPORTED, "tensor 'a': 9 dimensions, at most 8 are supported"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1]}}", 4, ERR_FORMAT,
+     "tensor 'a': 'data_offsets' is missing"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [0]}}", 4, ERR_FORMAT,
+     "tensor 'a': 'data_offsets' must be two integers, not negative"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [4, 0]}}", 4,
+     ERR_FORMAT, "tensor 'a': data_offsets [4, 0] run backwards"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [0, 8]}}", 4,
+     ERR_FORMAT,
+     "tensor 'a': data_offsets [0, 8] lie outside of the file, which has 4 bytes of data"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [0, "
+     "9223372036854775807]}}",
+     4, ERR_FORMAT, "lie outside of the file"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [0, 4]}}", 4,
+     ERR_FORMAT, "tensor 'a': its shape needs 8 bytes, its data_offsets span 4"},
+    {"{\"a\": {\"dtype\": \"F32\", \"shape\": [4294967296, 4294967296], \"data_offsets\": "
+     "[0, 0]}}",
+     0, ERR_FORMAT, "tensor 'a': the size of its shape overflows"},
+    {"{\"a\": {\"dtype\": \"U8\", \"shape\": [4], \"data_offsets\": [0, 4]},"
+     " \"b\": {\"dtype\": \"U8\", \"shape\": [4], \"data_offsets\": [2, 6]}}",
+     6, ERR_FORMAT, "tensors 'a' and 'b' overlap"},
+    {"{\"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]},"
+     " \"b\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [4, 6]}}",
+     6, ERR_FORMAT, "2 bytes before tensor 'b' belong to no tensor"},
+    {"{\"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}", 3,
+     ERR_FORMAT, "1 bytes behind the last tensor belong to none"},
+    {"{\"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]},"
+     " \"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}",
+     2, ERR_FORMAT, "duplicate object key"},
+    {"{\"a\": {\"dtype\"", 0, ERR_FORMAT, "near end of file"},
+};
+
+static void test_bad_headers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        size_t n;
+        uint8_t *file = make_file(bad[i].header, bad[i].n_data, &n);
+        struct safetensors s;
+        struct err err = {0};
+        assert_int_equal(safetensors_parse(&s, file, n, n, "m.safetensors", &err),
+                         bad[i].code);
+        if (strstr(err.msg, bad[i].message) == NULL ||
+            strstr(err.msg, "m.safetensors") == NULL)
+            fail_msg("'%s' is not in: %s", bad[i].message, err.msg);
+        safetensors_deinit(&s);
+        free(file);
+    }
+}
+
+static void expect_error(const uint8_t *bytes, size_t n, uint64_t file_bytes,
+                         const char *message)
+{
+    struct safetensors s;
+    struct err err = {0};
+    assert_int_equal(safetensors_parse(&s, bytes, n, file_bytes, "m", &err), ERR_FORMAT);
+    if (strstr(err.msg, message) == NULL)
+        fail_msg("'%s' is not in: %s", message, err.msg);
+    safetensors_deinit(&s);
+}
+
+static void test_bad_lengths(void **state)
+{
+    (void)state;
+    uint8_t b[64] = {0};
+    expect_error(b, 0, 0, "truncated: 0 bytes");
+    expect_error(b, 7, 7, "truncated: 7 bytes");
+    put_u64(b, 57);
+    expect_error(b, 64, 64, "the header says it has 57 bytes, the file has 64");
+    put_u64(b, UINT64_MAX);
+    expect_error(b, 64, 64, "the header says it has 18446744073709551615 bytes");
+    put_u64(b, 100000001);
+    expect_error(b, 64, 200000000, "more than 100000000");
+    put_u64(b, 100);
+    expect_error(b, 64, 200, "truncated inside the header");
+    put_u64(b, 0);
+    expect_error(b, 64, 64, "'[' or '{' expected");
+}
+
+/* Every truncation and every flipped byte is an error or a parse, never a crash. */
+static void test_damage(void **state)
+{
+    (void)state;
+    const char *header =
+        "{\"__metadata__\": {\"format\": \"pt\"},"
+        "\"x\": {\"dtype\": \"BF16\", \"shape\": [2, 3], \"data_offsets\": [0, 12]},"
+        "\"y\": {\"dtype\": \"F32\", \"shape\": [], \"data_offsets\": [12, 16]}}";
+    size_t n;
+    uint8_t *file = make_file(header, 16, &n);
+    struct safetensors s;
+    assert_int_equal(safetensors_parse(&s, file, n, n, "m", NULL), 0);
+    safetensors_deinit(&s);
+    for (size_t cut = 0; cut < n; cut++) {
+        uint8_t *copy = xmalloc(cut); /* exact size, for the address sanitizer */
+        memcpy(copy, file, cut);
+        assert_true(safetensors_parse(&s, copy, cut, cut, "m", NULL) < 0);
+        safetensors_deinit(&s);
+        free(copy);
+    }
+    struct rng rng = {.s = 1};
+    for (int i = 0; i < 20000; i++) {
+        size_t at = rng_below(&rng, n - 16);
+        uint8_t old = file[at];
+        file[at] = (uint8_t)rng_u64(&rng);
+        (void)safetensors_parse(&s, file, n, n, "m", NULL);
+        safetensors_deinit(&s);
+        file[at] = old;
+    }
+    free(file);
+}
+
+/* --- good files
+ * --------------------------------------------------------------------------- */
+
+static void test_write_then_parse(void **state)
+{
+    (void)state;
+    struct safetensors_tensor t[] = {
+        {.name = "z.weight", .dtype = SAFETENSORS_BF16, .n_dims = 2, .shape = {3, 5}},
+        {.name = "empty", .dtype = SAFETENSORS_F32, .n_dims = 2, .shape = {0, 5}},
+        {.name = "a", .dtype = SAFETENSORS_F32, .n_dims = 0},
+        {.name = "m", .dtype = SAFETENSORS_I64, .n_dims = 1, .shape = {2}},
+    };
+    uint8_t *bytes;
+    size_t n;
+    safetensors_write_header(t, 4, &bytes, &n);
+    assert_int_equal(n % 64, 0);
+    assert_int_equal(t[0].begin, n);
+    uint64_t total = t[3].end;
+    assert_int_equal(total, n + 30 + 0 + 4 + 16);
+
+    struct safetensors s;
+    struct err err = {0};
+    uint64_t end;
+    assert_int_equal(safetensors_header_end(bytes, 8, total, "m", &end, &err), 0);
+    assert_int_equal(end, n);
+    assert_int_equal(safetensors_parse(&s, bytes, n, total, "m", &err), 0);
+    assert_int_equal(s.n_tensors, 4);
+    assert_int_equal(s.data_begin, n);
+    for (int i = 0; i < 4; i++) {
+        const struct safetensors_tensor *f = safetensors_find(&s, t[i].name);
+        assert_non_null(f);
+        assert_int_equal(f->dtype, t[i].dtype);
+        assert_int_equal(f->n_dims, t[i].n_dims);
+        assert_memory_equal(f->shape, t[i].shape, sizeof f->shape);
+        assert_int_equal(f->begin, t[i].begin);
+        assert_int_equal(f->end, t[i].end);
+    }
+    assert_null(safetensors_find(&s, "nothing"));
+    safetensors_deinit(&s);
+    free(bytes);
+}
+
+static void test_real_file(void **state)
+{
+    (void)state;
+    const char *shared = getenv("HCACHE_SHARED");
+    char path[4096];
+    snprintf(path, sizeof path, "%s/models/stories260K/model.safetensors",
+             shared != NULL ? shared : "../shared");
+    FILE *f = fopen(path, "rb");
+    if (f == NULL) {
+        print_message("skipped: %s is not there (set HCACHE_SHARED)\n", path);
+        skip();
+    }
+    fseek(f, 0, SEEK_END);
+    size_t n = (size_t)ftell(f);
+    rewind(f);
+    uint8_t *bytes = xmalloc(n);
+    assert_int_equal(fread(bytes, 1, n, f), n);
+    fclose(f);
+    struct safetensors s;
+    struct err err = {0};
+    if (safetensors_parse(&s, bytes, n, n, path, &err) != 0)
+        fail_msg("%s", err.msg);
+    const struct safetensors_tensor *t = safetensors_find(&s, "model.embed_tokens.weight");
+    assert_non_null(t);
+    assert_int_equal(t->dtype, SAFETENSORS_F32);
+    assert_int_equal(t->shape[0], 512);
+    assert_int_equal(t->shape[1], 64);
+    safetensors_deinit(&s);
+    free(bytes);
+}
+
+/* --- the index
+ * ---------------------------------------------------------------------------- */
+
+static void test_index(void **state)
+{
+    (void)state;
+    const char *good = "{\"metadata\": {\"total_size\": 10}, \"weight_map\": {"
+                       "\"b\": \"model-2.safetensors\", \"c\": \"model-1.safetensors\","
+                       "\"a\": \"model-2.safetensors\"}}";
+    struct safetensors_index x;
+    struct err err = {0};
+    assert_int_equal(safetensors_index_parse(&x, good, strlen(good), "i.json", &err), 0);
+    assert_int_equal(x.n_files, 2);
+    assert_string_equal(x.files[0], "model-1.safetensors");
+    assert_int_equal(x.n_entries, 3);
+    assert_string_equal(x.entries[0].name, "a");
+    assert_int_equal(x.entries[0].file_idx, 1);
+    assert_int_equal(x.entries[2].file_idx, 0);
+    safetensors_index_deinit(&x);
+
+    static const char *const refused[][2] = {
+        {"{}", "i.json: 'weight_map' is missing"},
+        {"{\"weight_map\": {}}", "i.json: 'weight_map' is empty"},
+        {"{\"weight_map\": {\"a\": 1}}", "tensor 'a' is not mapped to a plain file name"},
+        {"{\"weight_map\": {\"a\": \"../x\"}}",
+         "tensor 'a' is not mapped to a plain file name"},
+        {"{\"weight_map\": {\"a\": \"/x\"}}",
+         "tensor 'a' is not mapped to a plain file name"},
+        {"{\"weight_map\": {\"a\": \"x\\u0000\"}}", "tensor 'a' is not mapped"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        const char *text = refused[i][0];
+        assert_int_equal(safetensors_index_parse(&x, text, strlen(text), "i.json", &err),
+                         ERR_FORMAT);
+        if (strstr(err.msg, refused[i][1]) == NULL)
+            fail_msg("'%s' is not in: %s", refused[i][1], err.msg);
+        safetensors_index_deinit(&x);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_headers), cmocka_unit_test(test_bad_lengths),
+        cmocka_unit_test(test_damage),      cmocka_unit_test(test_write_then_parse),
+        cmocka_unit_test(test_real_file),   cmocka_unit_test(test_index),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
