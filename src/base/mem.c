@@ -1,5 +1,4 @@
 /* mem.c - see mem.h. */
-#define _GNU_SOURCE
 #include "base/mem.h"
 
 #include <stdarg.h>

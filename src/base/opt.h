@@ -1,0 +1,170 @@
+/* opt.h - the one option table: command line, environment, config file, --help and docs.
+ *
+ * A command declares a plain struct for its values and a table that names, types, bounds
+ * and explains each field; everything else is derived from the table:
+ *
+ *     struct run_args { const char *model_dir; int max_tokens; struct opt_list store; bool
+ * json; };
+ *
+ *     static const struct opt run_positionals[] = {
+ *         {"MODEL_DIR", OPT(struct run_args, model_dir), .required = true, .help = "..."},
+ *         {0},
+ *     };
+ *     static const struct opt run_options[] = {
+ *         {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N",
+ *          .def = "128", .min = 1, .max = 1000000, .help = "stop after N tokens"},
+ *         {"store", OPT(struct run_args, store), .arg = "DIR[,DIR...]", .help = "..."},
+ *         {"json", OPT(struct run_args, json), .help = "print one JSON object"},
+ *         {0},
+ *     };
+ *     static const struct opt_cmd run_cmd = {
+ *         .name = "run", .summary = "Generates text.", .positionals = run_positionals,
+ *         .options = run_options, .values_bytes = sizeof(struct run_args)};
+ *
+ *     struct run_args a;
+ *     struct opt_parsed *parsed;
+ *     int code;
+ *     if (!opt_begin(&run_cmd, argc, argv, &a, &parsed, &code))
+ *         return code;                            (--help was printed, or the error was)
+ *     ...
+ *     opt_end(parsed);                            (frees every string and list in a)
+ *
+ * The field's C type decides what is accepted (OPT below):
+ *     bool                 --json, --no-json, --json=false; in files and environment
+ * true/false int, int64_t         a whole number within min..max uint64_t             a
+ * size: 4096, 64K, 100MB, 1.5G (K, M, G, T = 1024^n; KB, MB.. = 1000^n) double a number
+ * within lo..hi const char *         text; with `choices`, one of them; NULL where nothing
+ * was given int with `choices`   one of them; the value is its index struct opt_list texts
+ * separated by commas; given again, it grows
+ *
+ * Precedence: command line > environment (HCACHE_MAX_TOKENS for "max-tokens") > config file
+ * (--config FILE or HCACHE_CONFIG; lines `max-tokens = 5`, # comments) > default.  An
+ * environment variable that is empty counts as unset.  An unknown key in the file is an
+ * error, so that a typing mistake does not pass silently.
+ *
+ * opt_parse is a pure function of its sources; opt_begin connects it to the process. No
+ * globals. */
+#ifndef BASE_OPT_H
+#define BASE_OPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/err.h"
+
+enum opt_type {
+    OPT_BOOL,
+    OPT_INT,
+    OPT_INT64,
+    OPT_SIZE,
+    OPT_DOUBLE,
+    OPT_STRING,
+    OPT_LIST,
+};
+
+struct opt_list {
+    const char **items;
+    int n;
+};
+
+struct opt {
+    const char *name; /* "max-tokens"; of a positional "MODEL_DIR" */
+    enum opt_type type;
+    size_t offset; /* of the field in the values struct; OPT() fills both */
+    char letter;   /* 'n' for -n; 0: none */
+    bool required;
+    const char *arg; /* how --help shows the value: "N", "FILE"; NULL: from the type */
+    const char *def; /* as a user would write it; NULL: zero, NULL, or an empty list */
+    const char *const *choices; /* NULL-terminated; NULL: anything */
+    int64_t min,
+        max; /* whole numbers, sizes, and how many items a list has; max 0: no bound */
+    double lo,
+        hi; /* doubles; hi 0: no bound. (So negative values need a min or lo below 0.) */
+    const char
+        *help; /* a sentence without a full stop; bounds and default are added to it */
+};
+
+/* Type and place of field f of struct s. */
+#define OPT(s, f)                                                                          \
+    .type = _Generic(((s *)0)->f, _Bool : OPT_BOOL, int : OPT_INT, int64_t : OPT_INT64,            \
+                     uint64_t : OPT_SIZE, double : OPT_DOUBLE, const char * : OPT_STRING,          \
+                     struct opt_list : OPT_LIST),                                                  \
+    .offset = offsetof(s, f)
+
+struct opt_cmd {
+    const char *name;              /* "run": messages begin with "hcache run:" */
+    const char *summary;           /* a sentence or two for --help */
+    const struct opt *positionals; /* in order, ended by {0}; optional ones behind required
+                                      ones; a list only as the last. NULL: none */
+    const struct opt *options;     /* ended by {0}; NULL: none */
+    const char *examples;          /* whole lines for --help, or NULL */
+    size_t values_bytes;           /* size of the values struct */
+};
+
+enum opt_source {
+    OPT_FROM_DEFAULT,
+    OPT_FROM_FILE,
+    OPT_FROM_ENV,
+    OPT_FROM_CLI,
+};
+
+struct opt_parsed; /* owns the strings and lists that the values point to */
+
+/* --- for commands ------------------------------------------------------------------- */
+
+/* Parses the process's arguments (argv[0] is the command's name), environment and config
+ * file into `values`.  Returns true where the command should run; it then owns *parsed.
+ * Returns false, with the exit code 0 or 2, after --help (printed on stdout; --help=markdown
+ * for docs) or after an error (printed on stderr). */
+bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
+               struct opt_parsed **parsed, int *exit_code);
+void opt_end(struct opt_parsed *p); /* NULL is allowed */
+
+/* Where the option's value came from: tells "--save both" from the default being both. */
+enum opt_source opt_source_of(const struct opt_parsed *p, const char *name);
+
+/* Prints "hcache CMD: MESSAGE" and the way to --help on stderr; returns 2, for
+ * `return opt_usage(&cmd, "--a and --b exclude each other");` */
+int opt_usage(const struct opt_cmd *cmd, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* --- the pure part ------------------------------------------------------------------ */
+
+struct opt_input {
+    int argc; /* argv[0] is skipped */
+    char *const *argv;
+    const char *(*getenv)(void *ctx, const char *name); /* NULL: no environment */
+    /* The bytes of the config file in memory from malloc; NULL: there are no files. */
+    int (*read_file)(void *ctx, const char *path, char **bytes, size_t *n, struct err *err);
+    void *ctx;
+};
+
+enum opt_help {
+    OPT_HELP_NONE,
+    OPT_HELP_TEXT,
+    OPT_HELP_MARKDOWN,
+};
+
+/* 0, or ERR_USAGE (or read_file's code) with a message that names the option, the value and
+ * what is allowed.  Where *help is not OPT_HELP_NONE, help was asked for and the values are
+ * not complete. On an error *parsed is NULL. */
+int opt_parse(const struct opt_cmd *cmd, const struct opt_input *in, void *values,
+              struct opt_parsed **parsed, enum opt_help *help, struct err *err);
+
+void opt_print_help(const struct opt_cmd *cmd, FILE *out);
+void opt_print_markdown(const struct opt_cmd *cmd, FILE *out);
+
+/* "HCACHE_MAX_TOKENS" */
+void opt_env_name(const char *name, char *out, size_t out_bytes);
+/* What the option accepts, in words ("1 to 100", "f32, bf16 or f16"); "" where anything
+ * goes. */
+void opt_allowed(const struct opt *o, char *out, size_t out_bytes);
+/* "64K": a size as a user would write it, exact. */
+void opt_size_text(uint64_t bytes, char *out, size_t out_bytes);
+
+/* The word among words[0..n) that somebody who typed `typed` probably meant, or NULL. */
+const char *opt_nearest(const char *typed, const char *const *words, int n);
+
+#endif

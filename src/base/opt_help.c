@@ -1,0 +1,301 @@
+/* opt_help.c - an option table in words: --help, Markdown, bounds for messages (see opt.h).
+ */
+#include "base/opt.h"
+
+#include <limits.h>
+#include <string.h>
+
+#define WIDTH     92 /* columns of --help */
+#define HELP_FROM 30 /* the column where explanations begin */
+
+void opt_env_name(const char *name, char *out, size_t out_bytes)
+{
+    snprintf(out, out_bytes, "HCACHE_%s", name);
+    for (char *c = out; *c != 0; c++) {
+        if (*c >= 'a' && *c <= 'z')
+            *c = (char)(*c - 32);
+        else if (*c == '-')
+            *c = '_';
+    }
+}
+
+void opt_size_text(uint64_t bytes, char *out, size_t out_bytes)
+{
+    static const char letters[] = " KMGT";
+    int unit = 0;
+    while (unit < 4 && bytes >= 1024 && bytes % 1024 == 0) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(out, out_bytes, "%llu%.*s", (unsigned long long)bytes, unit > 0,
+             letters + unit);
+}
+
+/* "a, b or c" with a given mark between the words; bounded. */
+static void join(const char *const *words, const char *mark, const char *last_mark,
+                 char *out, size_t out_bytes)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; words[i] != NULL && used < out_bytes; i++) {
+        const char *m = i == 0 ? "" : words[i + 1] == NULL ? last_mark : mark;
+        int n = snprintf(out + used, out_bytes - used, "%s%s", m, words[i]);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static void bound_text(const struct opt *o, int64_t v, char *out, size_t out_bytes)
+{
+    if (o->type == OPT_SIZE)
+        opt_size_text((uint64_t)v, out, out_bytes);
+    else
+        snprintf(out, out_bytes, "%lld", (long long)v);
+}
+
+void opt_allowed(const struct opt *o, char *out, size_t out_bytes)
+{
+    char a[40], b[40];
+    out[0] = 0;
+    if (o->choices != NULL) {
+        join(o->choices, ", ", " or ", out, out_bytes);
+        return;
+    }
+    switch (o->type) {
+    case OPT_INT:
+    case OPT_INT64:
+    case OPT_SIZE:
+        bound_text(o, o->min, a, sizeof a);
+        bound_text(o, o->max, b, sizeof b);
+        if (o->max != 0)
+            snprintf(out, out_bytes, "%s to %s", a, b);
+        else if (o->min != INT_MIN && o->min != INT64_MIN &&
+                 (o->min != 0 || o->type != OPT_SIZE))
+            snprintf(out, out_bytes, "at least %s", a);
+        return;
+    case OPT_DOUBLE:
+        if (o->hi != 0)
+            snprintf(out, out_bytes, "%g to %g", o->lo, o->hi);
+        else
+            snprintf(out, out_bytes, "at least %g", o->lo);
+        return;
+    case OPT_BOOL:
+        snprintf(out, out_bytes, "true or false");
+        return;
+    case OPT_STRING:
+    case OPT_LIST:
+        return;
+    }
+}
+
+static const char *arg_text(const struct opt *o, char *out, size_t out_bytes)
+{
+    static const char *const by_type[] = {
+        [OPT_BOOL] = "",       [OPT_INT] = "N",    [OPT_INT64] = "N",
+        [OPT_SIZE] = "BYTES",  [OPT_DOUBLE] = "X", [OPT_STRING] = "TEXT",
+        [OPT_LIST] = "A,B,..."};
+    if (o->arg != NULL)
+        return o->arg;
+    if (o->choices == NULL)
+        return by_type[o->type];
+    join(o->choices, "|", "|", out, out_bytes);
+    return out;
+}
+
+/* The explanation with what is derived: "... (default 128; 1 to 1000000)". */
+static void explain(const struct opt *o, char *out, size_t out_bytes)
+{
+    char allowed[300];
+    opt_allowed(o, allowed, sizeof allowed);
+    /* Choices already show as the value's name, and "at least 0" tells nobody anything. */
+    if ((o->choices != NULL && o->arg == NULL) || o->type == OPT_BOOL ||
+        strcmp(allowed, "at least 0") == 0)
+        allowed[0] = 0;
+    const char *def = o->def != NULL ? o->def : "";
+    if (o->type == OPT_BOOL && strcmp(def, "false") == 0)
+        def = "";
+    const char *first = *def ? "default " : o->required ? "required" : "";
+    size_t n = (size_t)snprintf(out, out_bytes, "%s", o->help != NULL ? o->help : "");
+    if (n < out_bytes && (*first || *allowed))
+        snprintf(out + n, out_bytes - n, " (%s%s%s%s)", first, def,
+                 *first && *allowed ? "; " : "", allowed);
+}
+
+/* Prints text wrapped behind what already stands in the line. */
+static void print_wrapped(FILE *out, int column, int from, const char *text)
+{
+    if (column > from - 2)
+        fprintf(out, "\n%*s", from, "");
+    else
+        fprintf(out, "%*s", from - column, "");
+    column = from;
+    while (*text != 0) {
+        int n = (int)strcspn(text, " ");
+        if (column > from && column + 1 + n > WIDTH) {
+            fprintf(out, "\n%*s", from, "");
+            column = from;
+        } else if (column > from) {
+            fputc(' ', out);
+            column++;
+        }
+        fprintf(out, "%.*s", n, text);
+        column += n;
+        text += n;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
+static void print_option(FILE *out, char letter, const char *name, const char *arg,
+                         const char *text)
+{
+    char left[200];
+    char short_name[5] = "    ";
+    if (letter != 0)
+        snprintf(short_name, sizeof short_name, "-%c, ", letter);
+    int n = snprintf(left, sizeof left, "  %s--%s%s%s", short_name, name, *arg ? " " : "",
+                     arg);
+    fputs(left, out);
+    print_wrapped(out, n, HELP_FROM, text);
+}
+
+static void print_usage(const struct opt_cmd *cmd, FILE *out)
+{
+    fprintf(out, "hcache %s [OPTION]...", cmd->name);
+    for (const struct opt *o = cmd->positionals; o != NULL && o->name != NULL; o++) {
+        bool needed = o->required || (o->type == OPT_LIST && o->min > 0);
+        fprintf(out, needed ? " %s%s" : " [%s%s]", o->name,
+                o->type == OPT_LIST ? "..." : "");
+    }
+}
+
+void opt_print_help(const struct opt_cmd *cmd, FILE *out)
+{
+    char arg[200], text[800];
+    fprintf(out, "usage: ");
+    print_usage(cmd, out);
+    fprintf(out, "\n");
+    if (cmd->summary != NULL) {
+        fputc('\n', out);
+        print_wrapped(out, 0, 2, cmd->summary);
+    }
+    if (cmd->positionals != NULL && cmd->positionals[0].name != NULL)
+        fprintf(out, "\narguments:\n");
+    for (const struct opt *o = cmd->positionals; o != NULL && o->name != NULL; o++) {
+        struct opt plain = *o;
+        plain.required = false; /* the usage line says it */
+        explain(&plain, text, sizeof text);
+        int n = fprintf(out, "  %s", o->name);
+        print_wrapped(out, n, HELP_FROM, text);
+    }
+    fprintf(out, "\noptions:\n");
+    for (const struct opt *o = cmd->options; o != NULL && o->name != NULL; o++) {
+        explain(o, text, sizeof text);
+        print_option(out, o->letter, o->name, arg_text(o, arg, sizeof arg), text);
+    }
+    print_option(out, 0, "config", "FILE",
+                 "read options from FILE: lines \"option = value\"");
+    print_option(out, 'h', "help", "", "print this");
+    fprintf(
+        out,
+        "\nAn option --some-name can also be set by the environment variable "
+        "HCACHE_SOME_NAME or in\nthe config file; the command line is stronger than the "
+        "environment, which is stronger\nthan the file.\n");
+    if (cmd->examples != NULL)
+        fprintf(out, "\nexamples:\n%s", cmd->examples);
+}
+
+static void print_cell(FILE *out, const char *text)
+{
+    for (; *text != 0; text++) {
+        if (*text == '|')
+            fputc('\\', out);
+        fputc(*text, out);
+    }
+}
+
+static void print_row(FILE *out, const struct opt *o, bool positional)
+{
+    char arg[200], allowed[300], env[80];
+    const char *a = arg_text(o, arg, sizeof arg);
+    opt_allowed(o, allowed, sizeof allowed);
+    opt_env_name(o->name, env, sizeof env);
+    fprintf(out, "| `");
+    if (positional) {
+        print_cell(out, o->name);
+    } else {
+        if (o->letter != 0)
+            fprintf(out, "-%c`, `", o->letter);
+        fprintf(out, "--%s%s", o->name, *a ? " " : "");
+        print_cell(out, a);
+    }
+    fprintf(out, "` | ");
+    print_cell(out, o->def != NULL ? o->def : "");
+    fprintf(out, " | ");
+    print_cell(out, allowed);
+    fprintf(out, " | %s%s%s | ", positional ? "" : "`", positional ? "" : env,
+            positional ? "" : "`");
+    print_cell(out, o->help != NULL ? o->help : "");
+    fprintf(out, " |\n");
+}
+
+void opt_print_markdown(const struct opt_cmd *cmd, FILE *out)
+{
+    fprintf(out, "### hcache %s\n\n", cmd->name);
+    if (cmd->summary != NULL)
+        fprintf(out, "%s\n\n", cmd->summary);
+    fprintf(out, "    ");
+    print_usage(cmd, out);
+    fprintf(out, "\n\n| option | default | allowed | environment | meaning |\n"
+                 "|---|---|---|---|---|\n");
+    for (const struct opt *o = cmd->positionals; o != NULL && o->name != NULL; o++)
+        print_row(out, o, true);
+    for (const struct opt *o = cmd->options; o != NULL && o->name != NULL; o++)
+        print_row(out, o, false);
+    if (cmd->examples != NULL)
+        fprintf(out, "\n```\n%s```\n", cmd->examples);
+    fputc('\n', out);
+}
+
+/* --- suggestions -------------------------------------------------------------------- */
+
+/* Edit distance of two short words; longer ones count as far apart. */
+static int distance(const char *a, const char *b)
+{
+    enum { MAX = 40 };
+    size_t n = strlen(a), m = strlen(b);
+    if (n >= MAX || m >= MAX)
+        return MAX;
+    int row[MAX + 1];
+    for (size_t j = 0; j <= m; j++)
+        row[j] = (int)j;
+    for (size_t i = 1; i <= n; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= m; j++) {
+            int above = row[j];
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            best = above + 1 < best ? above + 1 : best;
+            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            row[j] = best;
+            diagonal = above;
+        }
+    }
+    return row[m];
+}
+
+const char *opt_nearest(const char *typed, const char *const *words, int n)
+{
+    const char *best = NULL;
+    int best_distance = (int)strlen(typed) / 3 +
+                        2; /* further than this is no typing mistake */
+    for (int i = 0; i < n; i++) {
+        int d = distance(typed, words[i]);
+        if (strlen(typed) >= 3 && strncmp(typed, words[i], strlen(typed)) == 0)
+            d = 0;
+        if (d < best_distance) {
+            best_distance = d;
+            best = words[i];
+        }
+    }
+    return best;
+}

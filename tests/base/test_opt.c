@@ -1,0 +1,456 @@
+/* test_opt.c - the option table: every type, every source, every way to be wrong. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/opt.h"
+
+struct args {
+    const char *model_dir;
+    struct opt_list files;
+    bool json;
+    bool color;
+    int n;
+    int64_t seed;
+    uint64_t cap;
+    double temperature;
+    const char *prompt;
+    const char *dtype;
+    int save;
+    struct opt_list store;
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const saves[] = {"auto", "hidden", "kv", NULL};
+
+static const struct opt positionals[] = {
+    {"MODEL_DIR", OPT(struct args, model_dir), .required = true, .help = "the model"},
+    {"FILE", OPT(struct args, files), .max = 3, .help = "documents"},
+    {0},
+};
+static const struct opt options[] = {
+    {"json", OPT(struct args, json), .help = "print one JSON object"},
+    {"color", OPT(struct args, color), .def = "true", .help = "color"},
+    {"max-tokens", OPT(struct args, n), .letter = 'n', .def = "128", .min = 1, .max = 1000,
+     .help = "stop after N tokens"},
+    {"seed", OPT(struct args, seed), .min = INT64_MIN, .help = "seed"},
+    {"cap", OPT(struct args, cap), .def = "1M", .min = 4096, .help = "bound"},
+    {"temperature", OPT(struct args, temperature), .def = "1", .lo = 0, .hi = 5,
+     .help = "t"},
+    {"prompt", OPT(struct args, prompt), .letter = 'p', .help = "text"},
+    {"dtype", OPT(struct args, dtype), .choices = dtypes, .help = "state type"},
+    {"save", OPT(struct args, save), .choices = saves, .def = "auto", .help = "what"},
+    {"store", OPT(struct args, store), .arg = "DIR[,DIR...]", .max = 4,
+     .help = "directories"},
+    {0},
+};
+static const struct opt_cmd cmd = {.name = "try",
+                                   .summary = "Tries things.",
+                                   .positionals = positionals,
+                                   .options = options,
+                                   .examples = "  hcache try m\n",
+                                   .values_bytes = sizeof(struct args)};
+
+/* A made-up process: its environment and its one file. */
+struct world {
+    const char *env[8]; /* name, value, name, value */
+    const char *file;
+    size_t file_bytes; /* 0: strlen */
+};
+
+static const char *world_env(void *ctx, const char *name)
+{
+    struct world *w = ctx;
+    for (int i = 0; i + 1 < 8 && w->env[i] != NULL; i += 2)
+        if (strcmp(w->env[i], name) == 0)
+            return w->env[i + 1];
+    return NULL;
+}
+
+static int world_file(void *ctx, const char *path, char **bytes, size_t *n, struct err *err)
+{
+    struct world *w = ctx;
+    if (w->file == NULL)
+        return err_set(err, -2, "--config: %s: not there", path);
+    *n = w->file_bytes != 0 ? w->file_bytes : strlen(w->file);
+    *bytes = xmalloc(*n);
+    memcpy(*bytes, w->file, *n);
+    return 0;
+}
+
+struct outcome {
+    struct args a;
+    struct opt_parsed *parsed;
+    enum opt_help help;
+    struct err err;
+    int rc;
+};
+
+/* Parses a line of words separated by single spaces. */
+static struct outcome parse_in(struct world *w, const char *line)
+{
+    char *copy = xstrdup(line);
+    char *argv[32] = {"try"};
+    int argc = 1;
+    for (char *s = strtok(copy, " "); s != NULL; s = strtok(NULL, " "))
+        argv[argc++] = s;
+    struct outcome o = {.rc = 0};
+    struct opt_input in = {
+        .argc = argc, .argv = argv, .getenv = world_env, .read_file = world_file, .ctx = w};
+    o.rc = opt_parse(&cmd, &in, &o.a, &o.parsed, &o.help, &o.err);
+    free(copy); /* what was parsed must not point into argv */
+    return o;
+}
+
+static struct outcome parse(const char *line)
+{
+    struct world w = {0};
+    return parse_in(&w, line);
+}
+
+static void expect_error(const char *line, const char *part)
+{
+    struct outcome o = parse(line);
+    assert_int_not_equal(o.rc, 0);
+    assert_null(o.parsed);
+    if (strstr(o.err.msg, part) == NULL)
+        fail_msg("\"%s\" gives \"%s\", which lacks \"%s\"", line, o.err.msg, part);
+}
+
+static void defaults(void **state)
+{
+    (void)state;
+    struct outcome o = parse("m");
+    assert_int_equal(o.rc, 0);
+    assert_string_equal(o.a.model_dir, "m");
+    assert_false(o.a.json);
+    assert_true(o.a.color);
+    assert_int_equal(o.a.n, 128);
+    assert_int_equal(o.a.seed, 0);
+    assert_int_equal(o.a.cap, 1 << 20);
+    assert_true(o.a.temperature == 1.0);
+    assert_null(o.a.prompt);
+    assert_null(o.a.dtype);
+    assert_int_equal(o.a.save, 0);
+    assert_int_equal(o.a.store.n, 0);
+    assert_int_equal(o.a.files.n, 0);
+    assert_int_equal(opt_source_of(o.parsed, "save"), OPT_FROM_DEFAULT);
+    opt_end(o.parsed);
+}
+
+static void every_form(void **state)
+{
+    (void)state;
+    struct outcome o = parse(
+        "--json --no-color -n 5 --seed=-7 --cap 64K --temperature .5 m -pHi "
+        "--dtype bf16 --save kv --store a,b --store c -- f1 --f2 -");
+    assert_int_equal(o.rc, 0);
+    assert_true(o.a.json);
+    assert_false(o.a.color);
+    assert_int_equal(o.a.n, 5);
+    assert_int_equal(o.a.seed, -7);
+    assert_int_equal(o.a.cap, 65536);
+    assert_true(o.a.temperature == 0.5);
+    assert_string_equal(o.a.prompt, "Hi");
+    assert_string_equal(o.a.dtype, "bf16");
+    assert_int_equal(o.a.save, 2);
+    assert_int_equal(o.a.store.n, 3);
+    assert_string_equal(o.a.store.items[1], "b");
+    assert_string_equal(o.a.store.items[2], "c");
+    assert_int_equal(o.a.files.n, 3);
+    assert_string_equal(o.a.files.items[0], "f1");
+    assert_string_equal(o.a.files.items[1], "--f2");
+    assert_string_equal(o.a.files.items[2], "-");
+    assert_int_equal(opt_source_of(o.parsed, "save"), OPT_FROM_CLI);
+    opt_end(o.parsed);
+}
+
+static void last_one_wins(void **state)
+{
+    (void)state;
+    struct outcome o = parse("m -n 5 --max-tokens 6 --json --json=false --max_tokens=7");
+    assert_int_equal(o.rc, 0);
+    assert_int_equal(o.a.n, 7);
+    assert_false(o.a.json);
+    opt_end(o.parsed);
+}
+
+static void sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {{"4096", 4096},         {"4096B", 4096},        {"4K", 4096},
+                {"4k", 4096},           {"4KiB", 4096},         {"5KB", 5000},
+                {"4.5K", 4608},         {"1.5M", 1572864},      {"2G", 2147483648u},
+                {"100MB", 100000000},   {"8T", 8796093022208u}, {"0.5GB", 500000000},
+                {"1.25GiB", 1342177280}};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "m --cap %s", good[i].text);
+        struct outcome o = parse(line);
+        assert_int_equal(o.rc, 0);
+        assert_int_equal(o.a.cap, good[i].bytes);
+        opt_end(o.parsed);
+    }
+    static const char *const bad[] = {
+        "x",   "-4096", "4096Q", "4096.5", "9999999999G",
+        "K",   "4KK",   "1e6",   "0x1000", "99999999999999999999",
+        "4Kb1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "m --cap=%s", bad[i]);
+        expect_error(line, "is not a size");
+    }
+}
+
+static void size_texts(void **state)
+{
+    (void)state;
+    char t[40];
+    opt_size_text(0, t, sizeof t);
+    assert_string_equal(t, "0");
+    opt_size_text(4096, t, sizeof t);
+    assert_string_equal(t, "4K");
+    opt_size_text(1536, t, sizeof t);
+    assert_string_equal(t, "1536");
+    opt_size_text((uint64_t)3 << 40, t, sizeof t);
+    assert_string_equal(t, "3T");
+}
+
+static void errors_name_option_value_and_bounds(void **state)
+{
+    (void)state;
+    expect_error("m --max-tokens 0",
+                 "--max-tokens: \"0\" is out of bounds (allowed: 1 to 1000)");
+    expect_error("m -n 1001", "-n: \"1001\" is out of bounds (allowed: 1 to 1000)");
+    expect_error("m -n 5x", "-n: \"5x\" is not a whole number (allowed: 1 to 1000)");
+    expect_error("m -n 99999999999999999999", "is not a whole number");
+    expect_error("m --seed 1.5", "--seed: \"1.5\" is not a whole number");
+    expect_error("m --cap 1K", "--cap: \"1K\" is out of bounds (allowed: at least 4K)");
+    expect_error("m --temperature nan", "\"nan\" is not a number (allowed: 0 to 5)");
+    expect_error("m --temperature inf", "is not a number");
+    expect_error("m --temperature 0x1", "is not a number");
+    expect_error("m --temperature -1", "\"-1\" is out of bounds (allowed: 0 to 5)");
+    expect_error("m --dtype f8",
+                 "--dtype: \"f8\" is not known (allowed: f32, bf16 or f16)");
+    expect_error("m --save KV",
+                 "--save: \"KV\" is not known (allowed: auto, hidden or kv)");
+    expect_error("m --json=maybe", "--json: \"maybe\" is neither true nor false");
+    expect_error("m --store a,,b", "--store: \"a,,b\" has an empty item");
+    expect_error("m --store=", "has an empty item");
+    expect_error("m --store a,b,c,d,e", "--store: 5 items (allowed: at most 4)");
+    expect_error("m --prompt", "--prompt needs a value");
+    expect_error("m --dtype", "--dtype needs a value (allowed: f32, bf16 or f16)");
+    expect_error("m -n", "-n needs a value (allowed: 1 to 1000)");
+    expect_error("m --config", "--config needs a file");
+    expect_error("m --temprature 1",
+                 "unknown option \"--temprature\"; did you mean \"--temperature\"?");
+    expect_error("m --frobnicate", "unknown option \"--frobnicate\"");
+    expect_error("m -z", "unknown option \"-z\"");
+    expect_error("m --no-prompt", "unknown option");
+    expect_error("m --no-json=false", "unknown option");
+    expect_error("", "MODEL_DIR is missing");
+    expect_error("m 1 2 3 4", "too many arguments: at most 3 FILE");
+}
+
+static void list_keeps_all_items(void **state)
+{
+    (void)state;
+    struct outcome o = parse("m --store a --store b --store c --store d");
+    assert_int_equal(o.a.store.n, 4);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(o.a.store.items[i][0], 'a' + i);
+    opt_end(o.parsed);
+}
+
+static void precedence(void **state)
+{
+    (void)state;
+    struct world w = {
+        .env = {"HCACHE_MAX_TOKENS", "20", "HCACHE_STORE", "env", "HCACHE_PROMPT", ""},
+        .file = "max-tokens = 10\nseed = 10\nstore = f1,f2\nprompt = file\n"
+                "cap = 10M\njson = yes\n"};
+    struct outcome o = parse_in(&w, "m --config x --cap 20M --no-json");
+    assert_int_equal(o.rc, 0);
+    assert_int_equal(o.a.seed, 10); /* only in the file */
+    assert_int_equal(o.a.n, 20);    /* environment over file */
+    assert_int_equal(o.a.cap, 20 << 20);
+    assert_false(o.a.json);
+    assert_int_equal(o.a.store.n, 1); /* a stronger source replaces a list */
+    assert_string_equal(o.a.store.items[0], "env");
+    assert_string_equal(o.a.prompt, "file"); /* an empty variable counts as unset */
+    assert_int_equal(opt_source_of(o.parsed, "seed"), OPT_FROM_FILE);
+    assert_int_equal(opt_source_of(o.parsed, "max-tokens"), OPT_FROM_ENV);
+    assert_int_equal(opt_source_of(o.parsed, "cap"), OPT_FROM_CLI);
+    assert_int_equal(opt_source_of(o.parsed, "temperature"), OPT_FROM_DEFAULT);
+    opt_end(o.parsed);
+}
+
+static void config_from_environment(void **state)
+{
+    (void)state;
+    struct world w = {.env = {"HCACHE_CONFIG", "x"}, .file = "seed=3"};
+    struct outcome o = parse_in(&w, "m");
+    assert_int_equal(o.rc, 0);
+    assert_int_equal(o.a.seed, 3);
+    opt_end(o.parsed);
+}
+
+static void environment_errors_name_the_variable(void **state)
+{
+    (void)state;
+    struct world w = {.env = {"HCACHE_MAX_TOKENS", "many"}};
+    struct outcome o = parse_in(&w, "m");
+    assert_int_equal(o.rc, ERR_USAGE);
+    assert_non_null(strstr(o.err.msg, "HCACHE_MAX_TOKENS: \"many\" is not a whole number"));
+}
+
+static void config_syntax(void **state)
+{
+    (void)state;
+    struct world w = {.file = "# comment\r\n\n  max_tokens=7   # trailing\r\n"
+                              "prompt = \"a # b \" # quoted\nstore = a#b\n\tjson = on"};
+    struct outcome o = parse_in(&w, "m --config x");
+    assert_int_equal(o.rc, 0);
+    assert_int_equal(o.a.n, 7);
+    assert_string_equal(o.a.prompt, "a # b ");
+    assert_string_equal(o.a.store.items[0], "a#b");
+    assert_true(o.a.json);
+    opt_end(o.parsed);
+}
+
+static void config_errors_name_file_and_line(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file, *part;
+    } bad[] = {{"\nmax-tokens = 0\n", "x:2: max-tokens: \"0\" is out of bounds"},
+               {"max-tokens\n", "x:1: \"max-tokens\" is not a line"},
+               {"tempreature = 1", "x:1: unknown option \"tempreature\"; did you mean"},
+               {"prompt = \"a", "x:1: prompt: the quotes do not match"},
+               {"prompt = \"a\" b", "x:1: prompt: the quotes do not match"},
+               {"json =", "x:1: json: \"\" is neither true nor false"},
+               {"= 5", "x:1: unknown option \"\""}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct world w = {.file = bad[i].file};
+        struct outcome o = parse_in(&w, "m --config x");
+        assert_int_equal(o.rc, ERR_USAGE);
+        if (strstr(o.err.msg, bad[i].part) == NULL)
+            fail_msg("\"%s\" lacks \"%s\"", o.err.msg, bad[i].part);
+    }
+    struct world binary = {.file = "a\0b", .file_bytes = 3};
+    assert_int_equal(parse_in(&binary, "m --config x").rc, ERR_USAGE);
+    struct world none = {0};
+    assert_int_equal(parse_in(&none, "m --config x").rc, -2);
+}
+
+static void help_wins(void **state)
+{
+    (void)state;
+    struct outcome o = parse("--help");
+    assert_int_equal(o.rc, 0);
+    assert_int_equal(o.help, OPT_HELP_TEXT);
+    opt_end(o.parsed);
+    o = parse("m -n 0 -h");
+    assert_int_equal(o.rc, 0);
+    assert_int_equal(o.help, OPT_HELP_TEXT);
+    opt_end(o.parsed);
+    o = parse("--help=markdown");
+    assert_int_equal(o.help, OPT_HELP_MARKDOWN);
+    opt_end(o.parsed);
+}
+
+static char *printed(void (*print)(const struct opt_cmd *, FILE *))
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    print(&cmd, f);
+    fclose(f);
+    return text;
+}
+
+static void expect_part(const char *text, const char *part)
+{
+    if (strstr(text, part) == NULL)
+        fail_msg("lacks \"%s\":\n%s", part, text);
+}
+
+static void help_text(void **state)
+{
+    (void)state;
+    char *text = printed(opt_print_help);
+    expect_part(text, "usage: hcache try [OPTION]... MODEL_DIR [FILE...]\n");
+    expect_part(
+        text,
+        "  -n, --max-tokens N          stop after N tokens (default 128; 1 to 1000)\n");
+    expect_part(text, "      --json                  print one JSON object\n");
+    expect_part(text, "      --color                 color (default true)\n");
+    expect_part(text, "--dtype f32|bf16|f16");
+    expect_part(text, "--save auto|hidden|kv   what (default auto)\n");
+    expect_part(text, "--cap BYTES             bound (default 1M; at least 4K)\n");
+    expect_part(text, "examples:\n  hcache try m\n");
+    for (const char *line = text; *line != 0;) {
+        const char *end = strchr(line, '\n');
+        assert_true(end - line <= 92);
+        assert_true(end == line || end[-1] != ' ');
+        line = end + 1;
+    }
+    free(text);
+}
+
+static void markdown(void **state)
+{
+    (void)state;
+    char *text = printed(opt_print_markdown);
+    expect_part(text, "### hcache try\n");
+    expect_part(text,
+                "| `-n`, `--max-tokens N` | 128 | 1 to 1000 | `HCACHE_MAX_TOKENS` | stop");
+    expect_part(text, "| `--dtype f32\\|bf16\\|f16` |  | f32, bf16 or f16 |");
+    free(text);
+}
+
+static void nearest(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"run", "serve", "plan", "profile", "tokenize"};
+    assert_string_equal(opt_nearest("rnu", words, 5), "run");
+    assert_string_equal(opt_nearest("serv", words, 5), "serve");
+    assert_string_equal(opt_nearest("tokenise", words, 5), "tokenize");
+    assert_string_equal(opt_nearest("tok", words, 5), "tokenize");
+    assert_null(opt_nearest("xyzzyplugh", words, 5));
+    assert_null(opt_nearest("", words, 0));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(every_form),
+        cmocka_unit_test(last_one_wins),
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(size_texts),
+        cmocka_unit_test(errors_name_option_value_and_bounds),
+        cmocka_unit_test(list_keeps_all_items),
+        cmocka_unit_test(precedence),
+        cmocka_unit_test(config_from_environment),
+        cmocka_unit_test(environment_errors_name_the_variable),
+        cmocka_unit_test(config_syntax),
+        cmocka_unit_test(config_errors_name_file_and_line),
+        cmocka_unit_test(help_wins),
+        cmocka_unit_test(help_text),
+        cmocka_unit_test(markdown),
+        cmocka_unit_test(nearest),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
