@@ -1,0 +1,57 @@
+/* device.h - what a backend gives to tensor.c; private to src/tensor.
+ *
+ * Every stream and event starts with the device it belongs to, so that tensor.c can dispatch.  The
+ * CPU backends ("ref", "cpu") share host.c's functions and differ in their table of operations. */
+#ifndef TENSOR_DEVICE_H
+#define TENSOR_DEVICE_H
+
+#include <stdatomic.h>
+
+#include "tensor/tensor.h"
+
+struct device_vtable {
+    void (*close)(struct device *d);
+    int (*buf_alloc)(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
+                     struct err *err);
+    void (*buf_free)(struct device *d, struct buf *b);
+    int (*stream_create)(struct device *d, enum stream_kind kind, struct stream **out,
+                         struct err *err);
+    void (*stream_destroy)(struct stream *s);
+    int (*stream_sync)(struct stream *s);
+    int (*stream_copy)(struct stream *s, void *dst, const void *src, size_t bytes);
+    int (*event_create)(struct device *d, struct event **out, struct err *err);
+    void (*event_destroy)(struct event *e);
+    int (*event_record)(struct stream *s, struct event *e);
+    int (*event_wait)(struct stream *s, struct event *e);
+    int (*event_sync)(struct event *e);
+};
+
+/* Backends put their own fields behind this one. */
+struct stream {
+    struct device *device;
+    enum stream_kind kind;
+    atomic_int code;    /* sticky error, 0 while all is well */
+    void *scratch;      /* compute streams: the backend's working memory */
+    size_t scratch_bytes;
+};
+
+struct event {
+    struct device *device;
+};
+
+int ref_device_open(struct pool *pool, struct device **out, struct err *err);
+int cpu_device_open(struct pool *pool, struct device **out, struct err *err);
+
+/* A device over host memory: `scratch_bytes` of address space go to every compute stream (touched
+ * only as far as it is used). */
+int host_device_open(const char *name, const struct ops *ops, const char *isa,
+                     size_t scratch_bytes, struct pool *pool, struct device **out,
+                     struct err *err);
+
+/* Makes `code` the stream's sticky error unless it has one already. */
+void stream_fail(struct stream *s, int code);
+
+/* First line of every CPU operation: operations run inline, on compute streams only. */
+int stream_enter(struct stream *s);
+
+#endif

@@ -1,0 +1,345 @@
+/* host.c - devices whose memory is the host's: buffers, streams, events.
+ *
+ * A compute stream has no thread: what it is given runs before the call returns.  A copy stream is
+ * one worker with a ring of MAX_COMMANDS commands; a full ring makes the caller wait.
+ *
+ * Invariants:
+ *  1. commands of a stream are executed in the order in which they were queued;
+ *  2. an event counts its records: `marked` when queued, `reached` when executed; a wait is for the
+ *     count that was marked when the wait was queued, as on other devices;
+ *  3. a stream with a sticky error still executes event marks, so that nobody waits for ever. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "tensor/device.h"
+
+#define MAX_COMMANDS 64
+
+enum command_kind {
+    COMMAND_COPY,
+    COMMAND_MARK,
+    COMMAND_WAIT,
+    COMMAND_QUIT,
+};
+
+struct host_event {
+    struct event base;
+    pthread_mutex_t lock; /* guards both counts */
+    pthread_cond_t changed;
+    uint64_t marked, reached;
+};
+
+struct command {
+    enum command_kind kind;
+    void *dst;
+    const void *src;
+    size_t bytes;
+    struct host_event *event;
+    uint64_t count;
+};
+
+struct copy_stream {
+    struct stream base;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards the ring */
+    pthread_cond_t queued, taken;
+    struct command ring[MAX_COMMANDS];
+    uint64_t n_queued, n_done; /* of all time; the ring holds those between */
+};
+
+/* --- events --------------------------------------------------------------------------------- */
+
+static struct host_event *host_event(struct event *e)
+{
+    return (struct host_event *)e;
+}
+
+static int host_event_create(struct device *d, struct event **out, struct err *err)
+{
+    (void)err;
+    struct host_event *e = xcalloc(1, sizeof *e);
+    e->base.device = d;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->changed, NULL);
+    *out = &e->base;
+    return 0;
+}
+
+static void host_event_destroy(struct event *base)
+{
+    struct host_event *e = host_event(base);
+    pthread_cond_destroy(&e->changed);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}
+
+static uint64_t event_mark(struct host_event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    uint64_t count = ++e->marked;
+    pthread_mutex_unlock(&e->lock);
+    return count;
+}
+
+static void event_reach(struct host_event *e, uint64_t count)
+{
+    pthread_mutex_lock(&e->lock);
+    if (count > e->reached)
+        e->reached = count;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static uint64_t event_marked(struct host_event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    uint64_t count = e->marked;
+    pthread_mutex_unlock(&e->lock);
+    return count;
+}
+
+static void event_await(struct host_event *e, uint64_t count)
+{
+    pthread_mutex_lock(&e->lock);
+    while (e->reached < count)
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static int host_event_sync(struct event *base)
+{
+    struct host_event *e = host_event(base);
+    event_await(e, event_marked(e));
+    return 0;
+}
+
+/* --- copy streams --------------------------------------------------------------------------- */
+
+static void command_run(struct copy_stream *s, const struct command *c)
+{
+    if (c->kind == COMMAND_MARK)
+        event_reach(c->event, c->count);
+    else if (c->kind == COMMAND_WAIT)
+        event_await(c->event, c->count);
+    else if (c->kind == COMMAND_COPY && atomic_load(&s->base.code) == 0)
+        memcpy(c->dst, c->src, c->bytes);
+}
+
+static void *copy_stream_main(void *arg)
+{
+    struct copy_stream *s = arg;
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        while (s->n_done == s->n_queued)
+            pthread_cond_wait(&s->queued, &s->lock);
+        struct command c = s->ring[s->n_done % MAX_COMMANDS];
+        pthread_mutex_unlock(&s->lock);
+        command_run(s, &c);
+        pthread_mutex_lock(&s->lock);
+        s->n_done++; /* only now: sync waits for what was executed, not for what was taken */
+        pthread_cond_broadcast(&s->taken);
+        pthread_mutex_unlock(&s->lock);
+        if (c.kind == COMMAND_QUIT)
+            return NULL;
+    }
+}
+
+static void command_queue(struct stream *base, struct command c)
+{
+    struct copy_stream *s = (struct copy_stream *)base;
+    pthread_mutex_lock(&s->lock);
+    while (s->n_queued - s->n_done == MAX_COMMANDS)
+        pthread_cond_wait(&s->taken, &s->lock);
+    s->ring[s->n_queued++ % MAX_COMMANDS] = c;
+    pthread_cond_signal(&s->queued);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static int copy_stream_create(struct device *d, struct stream **out, struct err *err)
+{
+    struct copy_stream *s = xcalloc(1, sizeof *s);
+    s->base.device = d;
+    s->base.kind = STREAM_COPY;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->queued, NULL);
+    pthread_cond_init(&s->taken, NULL);
+    int rc = pthread_create(&s->thread, NULL, copy_stream_main, s);
+    if (rc != 0) {
+        free(s);
+        return err_set(err, -rc, "copy stream: no thread: %s", strerror(rc));
+    }
+    *out = &s->base;
+    return 0;
+}
+
+static void copy_stream_destroy(struct copy_stream *s)
+{
+    command_queue(&s->base, (struct command){.kind = COMMAND_QUIT});
+    pthread_join(s->thread, NULL);
+    pthread_cond_destroy(&s->queued);
+    pthread_cond_destroy(&s->taken);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+/* --- streams of either kind ----------------------------------------------------------------- */
+
+static int compute_stream_create(struct device *d, size_t scratch_bytes, struct stream **out,
+                                 struct err *err)
+{
+    void *scratch = mem_map(scratch_bytes);
+    if (scratch == NULL)
+        return err_set(err, -ENOMEM, "compute stream: no address space for %zu bytes of scratch",
+                       scratch_bytes);
+    struct stream *s = xcalloc(1, sizeof *s);
+    s->device = d;
+    s->kind = STREAM_COMPUTE;
+    s->scratch = scratch;
+    s->scratch_bytes = scratch_bytes;
+    *out = s;
+    return 0;
+}
+
+struct host_device {
+    struct device base;
+    size_t scratch_bytes;
+};
+
+static int host_stream_create(struct device *d, enum stream_kind kind, struct stream **out,
+                              struct err *err)
+{
+    if (kind == STREAM_COPY)
+        return copy_stream_create(d, out, err);
+    return compute_stream_create(d, ((struct host_device *)d)->scratch_bytes, out, err);
+}
+
+static void host_stream_destroy(struct stream *s)
+{
+    if (s->kind == STREAM_COPY) {
+        copy_stream_destroy((struct copy_stream *)s);
+        return;
+    }
+    mem_unmap(s->scratch, s->scratch_bytes);
+    free(s);
+}
+
+static int host_stream_sync(struct stream *base)
+{
+    if (base->kind == STREAM_COPY) {
+        struct copy_stream *s = (struct copy_stream *)base;
+        pthread_mutex_lock(&s->lock);
+        uint64_t end = s->n_queued;
+        while (s->n_done < end)
+            pthread_cond_wait(&s->taken, &s->lock);
+        pthread_mutex_unlock(&s->lock);
+    }
+    return atomic_load(&base->code);
+}
+
+static int host_stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)
+{
+    int rc = atomic_load(&s->code);
+    if (rc != 0)
+        return rc;
+    if (s->kind == STREAM_COMPUTE)
+        memcpy(dst, src, bytes);
+    else
+        command_queue(s, (struct command){COMMAND_COPY, dst, src, bytes, NULL, 0});
+    return 0;
+}
+
+static int host_event_record(struct stream *s, struct event *base)
+{
+    struct host_event *e = host_event(base);
+    uint64_t count = event_mark(e);
+    if (s->kind == STREAM_COMPUTE)
+        event_reach(e, count);
+    else
+        command_queue(s, (struct command){.kind = COMMAND_MARK, .event = e, .count = count});
+    return atomic_load(&s->code);
+}
+
+static int host_event_wait(struct stream *s, struct event *base)
+{
+    struct host_event *e = host_event(base);
+    uint64_t count = event_marked(e);
+    if (s->kind == STREAM_COMPUTE)
+        event_await(e, count);
+    else
+        command_queue(s, (struct command){.kind = COMMAND_WAIT, .event = e, .count = count});
+    return atomic_load(&s->code);
+}
+
+void stream_fail(struct stream *s, int code)
+{
+    int none = 0;
+    atomic_compare_exchange_strong(&s->code, &none, code);
+}
+
+int stream_enter(struct stream *s)
+{
+    CHECK(s->kind == STREAM_COMPUTE);
+    return atomic_load(&s->code);
+}
+
+/* --- memory and the device itself ----------------------------------------------------------- */
+
+static int host_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
+                          struct err *err)
+{
+    *out = (struct buf){0};
+    void *p = mem_map(bytes != 0 ? bytes : 1);
+    if (p == NULL)
+        return err_set(err, -ENOMEM, "device %s: cannot allocate %zu bytes", d->name, bytes);
+    *out = (struct buf){p, bytes, kind};
+    return 0;
+}
+
+static void host_buf_free(struct device *d, struct buf *b)
+{
+    (void)d;
+    mem_unmap(b->ptr, b->bytes != 0 ? b->bytes : 1);
+}
+
+static void host_device_close(struct device *d)
+{
+    free(d);
+}
+
+static const struct device_vtable host_vtable = {
+    .close = host_device_close,
+    .buf_alloc = host_buf_alloc,
+    .buf_free = host_buf_free,
+    .stream_create = host_stream_create,
+    .stream_destroy = host_stream_destroy,
+    .stream_sync = host_stream_sync,
+    .stream_copy = host_stream_copy,
+    .event_create = host_event_create,
+    .event_destroy = host_event_destroy,
+    .event_record = host_event_record,
+    .event_wait = host_event_wait,
+    .event_sync = host_event_sync,
+};
+
+int host_device_open(const char *name, const struct ops *ops, const char *isa,
+                     size_t scratch_bytes, struct pool *pool, struct device **out,
+                     struct err *err)
+{
+    (void)err;
+    struct host_device *d = xcalloc(1, sizeof *d);
+    d->base.name = name;
+    d->base.ops = ops;
+    d->base.pool = pool;
+    d->base.act_dtype = DTYPE_F32;
+    d->base.unified = true;
+    d->base.v = &host_vtable;
+    d->base.isa = isa;
+    d->scratch_bytes = scratch_bytes;
+    *out = &d->base;
+    return 0;
+}

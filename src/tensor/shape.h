@@ -1,0 +1,81 @@
+/* shape.h - the shape checks of ops.h, shared by the backends; private to src/tensor.
+ *
+ * A wrong shape is a bug of the caller, so these assert. */
+#ifndef TENSOR_SHAPE_H
+#define TENSOR_SHAPE_H
+
+#include "base/check.h"
+#include "tensor/ops.h"
+
+static inline void check_mat(struct mat a)
+{
+    CHECK(a.rows >= 0 && a.cols >= 0 && (a.ld >= a.cols || a.rows <= 1));
+    CHECK((unsigned)a.dtype <= DTYPE_BF16 && (a.data != NULL || a.rows * a.cols == 0));
+}
+
+static inline void check_same_shape(struct mat a, struct mat b)
+{
+    check_mat(a);
+    check_mat(b);
+    CHECK(a.rows == b.rows && a.cols == b.cols);
+}
+
+static inline void check_f32(struct mat a)
+{
+    check_mat(a);
+    CHECK(a.dtype == DTYPE_F32);
+}
+
+static inline void check_weight_pack(const struct weight *w, int64_t row, int64_t n_rows)
+{
+    CHECK(row >= 0 && n_rows >= 0 && row + n_rows <= w->n && w->k > 0);
+}
+
+static inline void check_matmul(struct mat c, struct mat a, const struct weight *w)
+{
+    check_f32(c);
+    check_f32(a);
+    CHECK(c.rows == a.rows && c.cols == w->n && a.cols == w->k);
+}
+
+static inline void check_act_mul(struct mat out, struct mat gate_up)
+{
+    check_f32(out);
+    check_f32(gate_up);
+    CHECK(out.rows == gate_up.rows && gate_up.cols == 2 * out.cols);
+}
+
+static inline void check_ragged(const struct ragged *r, int64_t n_rows)
+{
+    CHECK(r->n_rows == n_rows && r->n_seqs >= 0);
+    CHECK(r->n_seqs == 0 || (r->seq_row[0] == 0 && r->seq_row[r->n_seqs] == r->n_rows));
+}
+
+static inline void check_rope(const struct rope *rope, int d_head, const struct ragged *r)
+{
+    CHECK(rope->d_rot >= 0 && rope->d_rot <= d_head && rope->d_rot % 2 == 0);
+    for (int i = 0; rope->d_rot > 0 && i < r->n_rows; i++)
+        CHECK(r->pos[i] >= 0 && r->pos[i] < rope->max_pos);
+}
+
+static inline void check_kv_rows(const struct kv_layer *kv, struct mat rows,
+                                 const struct ragged *r)
+{
+    check_mat(rows);
+    check_ragged(r, rows.rows);
+    CHECK(rows.dtype == kv->dtype && rows.cols == (int64_t)2 * kv->n_kv * kv->d_head);
+}
+
+/* Returns the number of query heads. */
+static inline int check_attention(struct mat out, struct mat q, const struct kv_layer *kv,
+                                  const struct ragged *r)
+{
+    check_f32(out);
+    check_f32(q);
+    check_same_shape(out, q);
+    check_ragged(r, q.rows);
+    CHECK(q.cols % kv->d_head == 0 && q.cols / kv->d_head % kv->n_kv == 0);
+    return (int)(q.cols / kv->d_head);
+}
+
+#endif

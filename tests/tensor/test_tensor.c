@@ -1,0 +1,177 @@
+/* Element types, buffers, streams and events on the CPU. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "tensor/tensor.h"
+
+/* Every pair of neighbouring halves: what lies below the middle goes down, above it up, and the
+ * middle itself to the even one. */
+static void check_neighbours(uint16_t lo, float (*up)(uint16_t), uint16_t (*down)(float))
+{
+    float a = up(lo), b = up((uint16_t)(lo + 1)), mid = a + (b - a) / 2;
+    uint16_t even = (uint16_t)(lo % 2 == 0 ? lo : lo + 1);
+    assert_int_equal(down(a), lo);
+    assert_int_equal(down(-a), lo | 0x8000);
+    assert_int_equal(down(mid), even);
+    assert_int_equal(down(nextafterf(mid, a)), lo);
+    assert_int_equal(down(nextafterf(mid, b)), lo + 1);
+}
+
+static void test_f16(void **state)
+{
+    (void)state;
+    for (uint16_t h = 0; h < 0x7bff; h++)
+        check_neighbours(h, f16_to_f32, f32_to_f16);
+    assert_true(f16_to_f32(0x3c00) == 1.0f && f16_to_f32(0x0001) == 0x1p-24f);
+    assert_int_equal(f32_to_f16(65519.9f), 0x7bff);
+    assert_int_equal(f32_to_f16(65520.0f), 0x7c00);
+    assert_int_equal(f32_to_f16(-INFINITY), 0xfc00);
+    assert_int_equal(f32_to_f16(0x1p-26f), 0);
+    for (uint32_t h = 0x7c01; h < 0x7fff; h++)
+        assert_true(isnan(f16_to_f32((uint16_t)h)));
+    assert_true(isnan(f16_to_f32(f32_to_f16(NAN))));
+}
+
+static void test_bf16(void **state)
+{
+    (void)state;
+    for (uint16_t h = 0; h < 0x7f7f; h++)
+        check_neighbours(h, bf16_to_f32, f32_to_bf16);
+    assert_true(bf16_to_f32(0x3f80) == 1.0f);
+    assert_int_equal(f32_to_bf16(INFINITY), 0x7f80);
+    assert_int_equal(f32_to_bf16(3.4e38f), 0x7f80);
+    uint32_t low_payload = 0x7f800001; /* must not become infinity */
+    float f;
+    memcpy(&f, &low_payload, sizeof f);
+    assert_true(isnan(bf16_to_f32(f32_to_bf16(f))));
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
+        enum dtype back;
+        assert_int_equal(dtype_parse(dtype_name((enum dtype)t), &back), 0);
+        assert_int_equal(back, t);
+    }
+    enum dtype out;
+    assert_int_equal(dtype_parse("int8", &out), ERR_USAGE);
+}
+
+static void test_views(void **state)
+{
+    (void)state;
+    float x[6 * 5];
+    struct mat a = mat_of(x, DTYPE_F32, 6, 5);
+    struct mat b = mat_cols(mat_rows(a, 2, 3), 1, 2);
+    assert_ptr_equal(b.data, &x[2 * 5 + 1]);
+    assert_int_equal(b.rows, 3);
+    assert_int_equal(b.cols, 2);
+    assert_int_equal(b.ld, 5);
+}
+
+static void test_devices(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct err err;
+    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_int_equal(device_open("abacus", NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "abacus"));
+    assert_int_equal(device_open("cpu", NULL, &d, &err), 0);
+    struct buf b;
+    assert_int_equal(buf_alloc(d, MEM_PINNED, 10000, &b, &err), 0);
+    assert_int_equal((uintptr_t)b.ptr % 4096, 0);
+    for (size_t i = 0; i < b.bytes; i++)
+        assert_int_equal(((char *)b.ptr)[i], 0);
+    buf_free(d, &b);
+    assert_null(b.ptr);
+    buf_free(d, &b);
+    assert_int_equal(buf_alloc(d, MEM_HOST, (size_t)1 << 60, &b, &err), -12);
+    assert_non_null(strstr(err.msg, "1152921504606846976"));
+    device_close(d);
+}
+
+/* A copy stream copies in order and marks, also with more commands than its ring holds; the compute
+ * stream waits for the mark. */
+static void test_stream_order(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct stream *compute, *copy;
+    struct event *done;
+    assert_int_equal(device_open("cpu", NULL, &d, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &compute, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COPY, &copy, NULL), 0);
+    assert_ptr_equal(stream_device(copy), d);
+    assert_int_equal(event_create(d, &done, NULL), 0);
+    assert_int_equal(event_sync(done), 0);          /* never recorded: nothing to wait for */
+    assert_int_equal(event_wait(compute, done), 0);
+
+    enum { N = 500 };
+    static int values[N + 1];
+    values[0] = 42;
+    for (int i = 0; i < N; i++)
+        assert_int_equal(stream_copy(copy, &values[i + 1], &values[i], sizeof values[0]), 0);
+    assert_int_equal(event_record(copy, done), 0);
+    assert_int_equal(event_wait(compute, done), 0);
+    assert_int_equal(values[N], 42);
+
+    int target = 0;
+    assert_int_equal(stream_copy(copy, &values[0], &target, sizeof target), 0);
+    assert_int_equal(stream_sync(copy), 0);
+    assert_int_equal(values[0], 0);
+    assert_int_equal(stream_copy(compute, &target, &values[N], sizeof target), 0);
+    assert_int_equal(target, 42);
+    event_destroy(done);
+    stream_destroy(copy);
+    stream_destroy(compute);
+    device_close(d);
+}
+
+/* A wait is for the marks made before it, and an event can be recorded again. */
+static void test_event_across_streams(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct stream *a, *b;
+    struct event *e;
+    assert_int_equal(device_open("cpu", NULL, &d, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COPY, &a, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COPY, &b, NULL), 0);
+    assert_int_equal(event_create(d, &e, NULL), 0);
+    static char src[1 << 20], mid[1 << 20], dst[1 << 20];
+    for (int round = 1; round <= 20; round++) {
+        memset(src, round, sizeof src);
+        stream_copy(a, mid, src, sizeof src);
+        event_record(a, e);
+        event_wait(b, e);
+        stream_copy(b, dst, mid, sizeof dst);
+        assert_int_equal(stream_sync(b), 0);
+        assert_memory_equal(src, dst, sizeof src);
+    }
+    stream_destroy(a);
+    stream_destroy(b);
+    event_destroy(e);
+    device_close(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_views),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_stream_order),
+        cmocka_unit_test(test_event_across_streams),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
