@@ -107,13 +107,13 @@ int ref_add(struct stream *s, struct mat out, struct mat a, struct mat b)
 static float activate(float x, enum activation act)
 {
     switch (act) {
-    case ACT_SILU:
+    case ACTIVATION_SILU:
         return x / (1.0f + expf(-x));
-    case ACT_RELU:
+    case ACTIVATION_RELU:
         return x > 0 ? x : 0;
-    case ACT_GELU:
+    case ACTIVATION_GELU:
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-    case ACT_GELU_TANH:
+    case ACTIVATION_GELU_TANH:
         return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
     }
     CHECK(!"activation");
