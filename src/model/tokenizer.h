@@ -1,0 +1,98 @@
+/* tokenizer.h - text to token ids and back, exactly as the model's reference tokenizer does
+ * it.
+ *
+ * A tokenizer comes from a model's folder: tokenizer.json, else vocab.json + merges.txt
+ * (GPT-2 and OPT style; GPT-2's own encoder.json + vocab.bpe count too), and
+ * tokenizer_config.json.  Two kinds of BPE are known: byte-level (GPT-2, Llama-3, Qwen) and
+ * SentencePiece-style with byte fallback (Llama-2, Mistral).  What would change ids and is
+ * not understood is refused at open, by name.
+ *
+ *     text -> added tokens cut out -> normalizer -> pre-tokenizer -> BPE -> template -> ids
+ *
+ * Text is bytes, and must be valid UTF-8.  Decoded text is bytes too: a model may emit part
+ * of a character or an invalid one, and decoding never hides that.
+ *
+ * A tokenizer is immutable once open: any number of threads may use it.  A tokenizer_stream
+ * belongs to one thread at a time.  No function here prints or keeps what it was given. */
+#ifndef MODEL_TOKENIZER_H
+#define MODEL_TOKENIZER_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tokenizer;
+
+/* Messages name the file and the field.  -ENOENT where the folder has no tokenizer. */
+int tokenizer_open(struct tokenizer **out, const char *dir, struct err *err);
+void tokenizer_close(struct tokenizer *t); /* NULL is allowed */
+
+/* --- encode and decode
+ * -------------------------------------------------------------------- */
+
+enum {
+    /* Put the tokens around the text that the model expects (BOS), as the tokenizer's
+     * template says. */
+    TOKENIZER_ADD_SPECIAL = 1,
+    /* Read "<|eot_id|>" in the text as the special token.  Never for text that a user
+     * supplies: without this flag it is encoded as the characters it consists of. */
+    TOKENIZER_PARSE_SPECIAL = 2,
+};
+
+/* *ids (the caller frees it) and *n_ids.  ERR_FORMAT where the text is not valid UTF-8; err
+ * names the offset of the first bad byte. */
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                     int32_t **ids, size_t *n_ids, struct err *err);
+
+/* The number of ids that tokenizer_encode would give. */
+int tokenizer_count(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                    size_t *n_ids, struct err *err);
+
+/* *text (the caller frees it; a final zero is not counted in *n_text).  With skip_special,
+ * special tokens give no text.  ERR_FORMAT where an id is negative or has no token. */
+int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
+                     bool skip_special, char **text, size_t *n_text, struct err *err);
+
+/* --- decode, token by token
+ * --------------------------------------------------------------- */
+
+/* The concatenation of what a stream returns is what tokenizer_decode returns, whatever the
+ * split; no piece ends inside a character that the next token may complete. */
+struct tokenizer_stream;
+
+struct tokenizer_stream *tokenizer_stream_create(const struct tokenizer *t,
+                                                 bool skip_special);
+void tokenizer_stream_destroy(struct tokenizer_stream *s); /* NULL is allowed */
+
+/* *text is owned by the stream, ends with a zero, and is valid until the next call; *n may
+ * be 0. */
+int tokenizer_stream_push(struct tokenizer_stream *s, int32_t id, const char **text,
+                          size_t *n, struct err *err);
+/* What was held back: an unfinished character, or nothing. The stream can be used anew. */
+void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size_t *n);
+
+/* --- looking things up
+ * -------------------------------------------------------------------- */
+
+int32_t
+tokenizer_size(const struct tokenizer *t); /* highest id + 1; ids between may be unused */
+int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
+int32_t
+tokenizer_eos(const struct tokenizer *t); /* -1: none; the config may name further ones */
+int32_t tokenizer_unk(const struct tokenizer *t); /* -1: none */
+
+/* The id of a token by its text as the tokenizer's file writes it ("<|im_end|>", "▁the");
+ * -1: there is none. */
+int32_t tokenizer_find(const struct tokenizer *t, const char *token);
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+
+/* The bytes that the token stands for inside a text; NULL where the id has no token.  They
+ * belong to the tokenizer. */
+const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n);
+
+/* From tokenizer_config.json (or chat_template.jinja); NULL where the model has none. */
+const char *tokenizer_chat_template(const struct tokenizer *t);
+
+#endif
