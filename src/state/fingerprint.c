@@ -1,0 +1,84 @@
+/* fingerprint.c - see fingerprint.h. */
+#include "state/fingerprint.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+
+enum { N_PROBE = FINGERPRINT_PROBE_TOKENS, N_BLOCKS = 2 };
+
+static void add_mat(struct sha256_ctx *h, const char *tag, struct mat a)
+{
+    CHECK(a.ld == a.cols);
+    sha256_field(h, tag, a.data, (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
+}
+
+/* Layer 0 whole (every kernel of the forward pass), then the projection of its output by layer 1
+ * (the kernel of the restoration). */
+static int probe(const struct model *m, struct model_work *w, struct stream *s, struct buf *mem,
+                 struct sha256_ctx *h)
+{
+    int n = m->max_ctx < N_PROBE ? m->max_ctx : N_PROBE;
+    int32_t ids[N_PROBE], pos[N_PROBE], blocks[N_BLOCKS] = {0, 1}, seq_row[2] = {0, n};
+    const int32_t *tables[1] = {blocks};
+    for (int i = 0; i < n; i++) {
+        ids[i] = (int32_t)((i * 7919 + 13) % m->cfg.vocab_size);
+        pos[i] = i;
+    }
+    struct ragged r = {.n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
+    size_t block = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
+    struct kv_layer kv = {.blocks = mem->ptr,
+                          .block_stride = block,
+                          .dtype = m->dtype,
+                          .n_kv = m->cfg.n_kv_heads,
+                          .d_head = m->cfg.d_head};
+    uint8_t *rest = (uint8_t *)mem->ptr + N_BLOCKS * block;
+    struct mat x = mat_of(rest, m->dtype, n, m->cfg.n_embd), rows;
+    struct mat projected =
+        mat_of(rest + (size_t)n * model_hidden_bytes(m), m->dtype, n, 2 * model_kv_dim(m));
+
+    int rc = model_embed(m, w, s, x, ids, &r);
+    if (rc == 0)
+        rc = model_layer(m, w, s, 0, x, x, &kv, &r, &rows);
+    if (rc == 0)
+        rc = stream_sync(s);
+    if (rc != 0)
+        return rc;
+    add_mat(h, "probe.kv", rows);
+    add_mat(h, "probe.hidden", x);
+    rc = model_kv_project(m, w, s, m->cfg.n_layers > 1 ? 1 : 0, x, projected);
+    if (rc == 0)
+        rc = stream_sync(s);
+    if (rc == 0)
+        add_mat(h, "probe.projected", projected);
+    return rc;
+}
+
+int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
+                     struct sha256 *out, struct err *err)
+{
+    CHECK(model_work_rows(w) >= N_PROBE);
+    CHECK(m->dev->unified); /* the probe's results are read in place */
+    struct buf mem;
+    size_t bytes = N_BLOCKS * kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype) +
+                   N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m));
+    int rc = buf_alloc(m->dev, MEM_DEVICE, bytes, &mem, err);
+    if (rc != 0)
+        return rc;
+    struct sha256_ctx *h = sha256_begin();
+    char *config = config_write(&m->cfg);
+    uint8_t version[4];
+    put_u32(version, STATE_LAYOUT_VERSION);
+    sha256_field(h, "layout", version, sizeof version);
+    sha256_field(h, "weights", m->w.hash.b, sizeof m->w.hash.b);
+    sha256_field(h, "config", config, strlen(config));
+    sha256_field(h, "weight dtype", dtype_name(m->w.dtype), strlen(dtype_name(m->w.dtype)));
+    sha256_field(h, "state dtype", dtype_name(m->dtype), strlen(dtype_name(m->dtype)));
+    rc = probe(m, w, s, &mem, h);
+    *out = sha256_end(h);
+    free(config);
+    buf_free(m->dev, &mem);
+    return rc == 0 ? 0 : err_set(err, rc, "numerics probe: %s", err_name(rc));
+}

@@ -1,0 +1,502 @@
+/* restore.c - see restore.h.
+ *
+ * Invariants:
+ *  1. A slot is owned by the I/O thread from when it is taken until its group's last read is done,
+ *     then by the compute thread until the group is in the KV cache.
+ *  2. Recomputation never reads what the I/O lane brings: R layers are a prefix, each needs only the
+ *     KV of its own layer, which it writes itself in ascending order of rows.
+ *  3. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete in
+ *     every layer when restore_run returns. */
+#include "state/restore.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "base/queue.h"
+
+enum { GROUP = RESTORE_GROUP_CHUNKS, GROUP_ROWS = GROUP * STORE_CHUNK_TOKENS };
+
+/* A run of chunks of one layer that is read and computed as one. */
+struct group {
+    int layer, first_chunk, n_chunks;
+    enum store_kind kind;
+    uint8_t *slot;
+    struct store_read reads[GROUP];
+    int n_left; /* reads not yet complete */
+};
+
+/* What every restore uses again: memory and the reader. */
+struct restorer {
+    struct restorer_opts o;
+    size_t record_bytes[STORE_KINDS]; /* as stored, not padded */
+    size_t record_room[STORE_KINDS];
+    struct buf staging;
+    size_t slot_bytes;
+    int n_slots;
+    struct queue *free_slots;
+    struct store_reader *reader;
+    struct buf scratch;
+    struct mat kv_rows; /* [GROUP_ROWS][2 * kv_dim] T: one projected group */
+    struct mat prefix;  /* [max_tokens][d] T: hidden states of the recomputed prefix */
+    int32_t *pos;       /* [max_tokens]: 0, 1, 2, ... */
+};
+
+/* One run. */
+struct restore {
+    struct restorer *rr;
+    const struct restore_job *job;
+    const struct model *m;
+    struct restore_result *out;
+
+    struct group *groups; /* in the order of the plan's reads */
+    int n_groups, max_groups;
+    struct queue *ready; /* groups whose reads are done */
+
+    int n_recompute;      /* R layers */
+    int re_layer, re_row; /* next step of the recomputation */
+
+    atomic_int n_good; /* chunks believed good so far */
+    pthread_mutex_t fault_lock;
+    atomic_bool stop; /* the compute lane failed: read no further */
+
+    int64_t io_ns; /* the I/O thread's own until it is joined, with what follows */
+    uint64_t read_bytes;
+    struct err io_err;
+    int io_rc;
+};
+
+/* A chunk is bad: restore what precedes it. */
+static void lose_chunk(struct restore *r, int chunk, const char *why)
+{
+    pthread_mutex_lock(&r->fault_lock);
+    if (chunk < atomic_load(&r->n_good)) {
+        atomic_store(&r->n_good, chunk);
+        snprintf(r->out->fault, sizeof r->out->fault, "chunk %d: %s", chunk, why);
+        store_condemn(r->rr->o.store, &r->job->hits[chunk], why);
+    }
+    pthread_mutex_unlock(&r->fault_lock);
+}
+
+/* --- what is to be done ----------------------------------------------------------------------- */
+
+static uint8_t chunk_mask(const struct store_hit *h, int layer)
+{
+    return (uint8_t)((store_mask_has(&h->mask, layer, STORE_HIDDEN) ? PLAN_HAS_H : 0) |
+                     (store_mask_has(&h->mask, layer, STORE_KV) ? PLAN_HAS_KV : 0));
+}
+
+/* Appends the groups of one layer. A chunk that lacks the plan's kind uses its other one. */
+static void add_layer(struct restore *r, int layer, char method)
+{
+    struct group *g = NULL;
+    for (int c = 0; c < r->job->n_chunks; c++) {
+        char how = plan_range_method(method, chunk_mask(&r->job->hits[c], layer), false);
+        if (how != 'H' && how != 'K') {
+            lose_chunk(r, c, "no record that the plan can use");
+            return;
+        }
+        enum store_kind kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
+        r->out->n_by_method[how == 'H' ? 1 : 2]++;
+        if (g == NULL || g->kind != kind || g->n_chunks == GROUP) {
+            CHECK(r->n_groups < r->max_groups);
+            g = &r->groups[r->n_groups++];
+            *g = (struct group){.layer = layer, .first_chunk = c, .kind = kind};
+        }
+        g->n_chunks++;
+    }
+}
+
+static int count_recomputed(const struct plan *p)
+{
+    int n = 0;
+    while (n < p->n_layers && p->method[n] == 'R')
+        n++;
+    /* Layer 0's hidden states are embedding rows: restoring it "from hidden" is recomputing it. */
+    return n == 0 && p->method[0] == 'H' ? 1 : n;
+}
+
+/* Groups in the plan's order of reads; layers that the plan's order does not name come last. */
+static void make_groups(struct restore *r)
+{
+    const struct plan *p = r->job->plan;
+    bool done[STORE_MAX_LAYERS] = {false};
+    for (int i = 0; i < r->n_recompute; i++)
+        done[i] = true;
+    for (int i = 0; i < p->n_io + r->m->cfg.n_layers; i++) {
+        int layer = i < p->n_io ? p->io_order[i] : i - p->n_io;
+        if (done[layer])
+            continue;
+        done[layer] = true;
+        add_layer(r, layer, p->method[layer]);
+    }
+}
+
+/* --- the I/O lane ----------------------------------------------------------------------------- */
+
+static int submit_group(struct restore *r, struct store_reader *reader, struct group *g)
+{
+    struct store_read *reads[GROUP];
+    for (int i = 0; i < g->n_chunks; i++) {
+        g->reads[i] = (struct store_read){.hit = &r->job->hits[g->first_chunk + i],
+                                          .layer = g->layer,
+                                          .kind = g->kind,
+                                          .dst = g->slot + (size_t)i * r->rr->record_room[g->kind],
+                                          .user = g};
+        reads[i] = &g->reads[i];
+    }
+    g->n_left = g->n_chunks;
+    return store_reader_submit(reader, reads, g->n_chunks, &r->io_err);
+}
+
+/* Collects completions; a group whose reads are all done goes to the compute lane. */
+static int collect(struct restore *r, struct store_reader *reader, int *n_in_flight)
+{
+    struct store_read *done[2 * GROUP];
+    int n = 0;
+    int rc = store_reader_wait(reader, done, 2 * GROUP, &n, &r->io_err);
+    for (int i = 0; i < n; i++) {
+        struct group *g = done[i]->user;
+        r->read_bytes += done[i]->status == 0 ? done[i]->n_bytes : 0;
+        if (--g->n_left == 0) {
+            (*n_in_flight)--;
+            queue_push(r->ready, g);
+        }
+    }
+    return rc;
+}
+
+static int read_all(struct restore *r, struct store_reader *reader)
+{
+    int rc = 0, next = 0, n_in_flight = 0;
+    int64_t busy_since = 0;
+    while (rc == 0 && (next < r->n_groups || n_in_flight > 0)) {
+        uint8_t *slot = NULL;
+        if (next < r->n_groups && !atomic_load(&r->stop))
+            slot = n_in_flight == 0 ? queue_pop(r->rr->free_slots) : queue_try_pop(r->rr->free_slots);
+        if (slot != NULL) {
+            if (n_in_flight++ == 0)
+                busy_since = clock_now_ns();
+            r->groups[next].slot = slot;
+            rc = submit_group(r, reader, &r->groups[next++]);
+        } else if (n_in_flight > 0) {
+            rc = collect(r, reader, &n_in_flight);
+            if (n_in_flight == 0)
+                r->io_ns += clock_now_ns() - busy_since;
+        } else {
+            break; /* stopped */
+        }
+    }
+    return rc;
+}
+
+static void *io_main(void *arg)
+{
+    struct restore *r = arg;
+    r->io_rc = read_all(r, r->rr->reader);
+    queue_close(r->ready);
+    return NULL;
+}
+
+/* --- the compute lane ------------------------------------------------------------------------- */
+
+struct check_job {
+    struct restore *r;
+    struct group *g;
+};
+
+static void check_share(void *arg, int thread_idx, int n_threads)
+{
+    struct check_job *c = arg;
+    long begin, end;
+    pool_share(c->g->n_chunks, 1, thread_idx, n_threads, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        struct store_read *read = &c->g->reads[i];
+        struct err e = {0};
+        int rc = read->status;
+        if (rc == 0)
+            rc = store_read_check(read, &e);
+        if (rc == 0 && read->n_bytes != c->r->rr->record_bytes[c->g->kind])
+            rc = err_set(&e, ERR_CORRUPT, "record of %u bytes where %zu belong", read->n_bytes,
+                         c->r->rr->record_bytes[c->g->kind]);
+        if (rc != 0)
+            lose_chunk(c->r, c->g->first_chunk + (int)i, e.msg[0] != 0 ? e.msg : err_name(rc));
+    }
+}
+
+/* The view of positions [row, row + n) of the one sequence that is being restored. */
+struct one_seq {
+    struct ragged r;
+    int32_t seq_row[2];
+    const int32_t *tables[1];
+};
+
+static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, int row, int n)
+{
+    q->seq_row[0] = 0;
+    q->seq_row[1] = n;
+    q->tables[0] = r->job->table->blocks;
+    q->r = (struct ragged){.n_rows = n,
+                           .n_seqs = 1,
+                           .pos = r->rr->pos + row,
+                           .seq_row = q->seq_row,
+                           .tables = q->tables};
+    return &q->r;
+}
+
+/* A record's rows where they lie. (The views are read only: the cast away of const is contained.) */
+static struct mat record_rows(const struct restore *r, const struct store_read *read,
+                              enum store_kind kind)
+{
+    int64_t cols = kind == STORE_HIDDEN ? r->m->cfg.n_embd : 2 * model_kv_dim(r->m);
+    return mat_of((void *)(uintptr_t)read->bytes, r->m->dtype, STORE_CHUNK_TOKENS, cols);
+}
+
+static int fill(struct restore *r, int layer, int row, struct mat kv_rows)
+{
+    struct one_seq q;
+    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, layer);
+    return model_kv_fill(r->m, r->rr->o.stream, &kv, kv_rows,
+                         rows_of(r, &q, row, (int)kv_rows.rows));
+}
+
+static int project_and_fill(struct restore *r, int layer, int row, struct mat hidden)
+{
+    struct mat kv_rows = mat_rows(r->rr->kv_rows, 0, hidden.rows);
+    int rc = model_kv_project(r->m, r->rr->o.work, r->rr->o.stream, layer, hidden, kv_rows);
+    return rc == 0 ? fill(r, layer, row, kv_rows) : rc;
+}
+
+/* One group from its records into the KV cache. Records that lie behind one another are taken as one
+ * matrix (a GEMM of 512 rows), else one by one: the bits are the same. */
+static int compute_group(struct restore *r, struct group *g)
+{
+    struct check_job c = {r, g};
+    pool_run(r->m->dev->pool, check_share, &c);
+    int n = atomic_load(&r->n_good) - g->first_chunk;
+    n = n < g->n_chunks ? n : g->n_chunks;
+    for (int i = 0, run; i < n; i += run) {
+        struct mat rows = record_rows(r, &g->reads[i], g->kind);
+        for (run = 1; i + run < n; run++) {
+            if (g->reads[i + run].bytes !=
+                g->reads[i].bytes + (size_t)run * r->rr->record_bytes[g->kind])
+                break;
+        }
+        rows.rows *= run;
+        int row = (g->first_chunk + i) * STORE_CHUNK_TOKENS;
+        int rc = g->kind == STORE_KV ? fill(r, g->layer, row, rows)
+                                     : project_and_fill(r, g->layer, row, rows);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+static bool recompute_remains(const struct restore *r)
+{
+    return r->re_layer < r->n_recompute;
+}
+
+/* One step of the recomputed prefix: up to GROUP_ROWS rows of one layer. The last layer needs its K
+ * and V only. */
+static int recompute_step(struct restore *r)
+{
+    int n_tokens = atomic_load(&r->n_good) * STORE_CHUNK_TOKENS;
+    int n = n_tokens - r->re_row < GROUP_ROWS ? n_tokens - r->re_row : GROUP_ROWS;
+    int rc = 0, l = r->re_layer, row = r->re_row;
+    if (n > 0) {
+        struct one_seq q;
+        const struct ragged *rg = rows_of(r, &q, row, n);
+        struct mat x = mat_rows(r->rr->prefix, row, n);
+        struct kv_layer kv = kv_pool_layer(r->rr->o.pool, l);
+        if (l == 0)
+            rc = model_embed(r->m, r->rr->o.work, r->rr->o.stream, x, r->job->tokens + row, rg);
+        if (rc == 0 && l < r->n_recompute - 1)
+            rc = model_layer(r->m, r->rr->o.work, r->rr->o.stream, l, x, x, &kv, rg, NULL);
+        else if (rc == 0)
+            rc = project_and_fill(r, l, row, x);
+        r->out->n_by_method[0] += n / STORE_CHUNK_TOKENS;
+        r->re_row += n;
+    }
+    if (r->re_row >= atomic_load(&r->n_good) * STORE_CHUNK_TOKENS) {
+        r->re_layer++;
+        r->re_row = 0;
+    }
+    return rc;
+}
+
+/* Groups that have arrived go first, so that their slots are free again; recomputation fills the
+ * time in between. */
+static int compute_all(struct restore *r)
+{
+    int rc = 0;
+    for (;;) {
+        struct group *g = queue_try_pop(r->ready);
+        int64_t t0 = clock_now_ns();
+        if (g == NULL && recompute_remains(r)) {
+            if (rc == 0)
+                rc = recompute_step(r);
+            else
+                r->re_layer = r->n_recompute;
+            r->out->compute_ns += clock_now_ns() - t0;
+            continue;
+        }
+        if (g == NULL) {
+            g = queue_pop(r->ready);
+            r->out->wait_ns += clock_now_ns() - t0;
+            t0 = clock_now_ns();
+        }
+        if (g == NULL)
+            return rc; /* the I/O lane is done */
+        if (rc == 0)
+            rc = compute_group(r, g);
+        if (rc != 0)
+            atomic_store(&r->stop, true);
+        queue_push(r->rr->free_slots, g->slot);
+        r->out->compute_ns += clock_now_ns() - t0;
+    }
+}
+
+/* --- life cycle ------------------------------------------------------------------------------- */
+
+static int reserve_staging(struct restorer *r, struct err *err)
+{
+    size_t hidden = r->record_room[STORE_HIDDEN], kv = r->record_room[STORE_KV];
+    r->slot_bytes = GROUP * (hidden > kv ? hidden : kv);
+    size_t n = r->o.staging_bytes / r->slot_bytes;
+    r->n_slots = n > 3 ? (int)n : 3;
+    int rc = buf_alloc(r->o.model->dev, MEM_PINNED, (size_t)r->n_slots * r->slot_bytes,
+                       &r->staging, err);
+    if (rc != 0)
+        return err_wrap(err, "staging for restores");
+    memset(r->staging.ptr, 0, r->staging.bytes); /* page faults now, not in the first restore */
+    r->free_slots = queue_create((size_t)r->n_slots);
+    for (int i = 0; i < r->n_slots; i++)
+        queue_push(r->free_slots, (uint8_t *)r->staging.ptr + (size_t)i * r->slot_bytes);
+    return store_reader_open(r->o.store, r->n_slots * GROUP, r->staging.ptr, r->staging.bytes,
+                             &r->reader, err);
+}
+
+static int reserve_scratch(struct restorer *r, struct err *err)
+{
+    const struct model *m = r->o.model;
+    size_t kv = GROUP_ROWS * model_kv_bytes(m);
+    size_t prefix = (size_t)r->o.max_tokens * model_hidden_bytes(m);
+    int rc = buf_alloc(m->dev, MEM_DEVICE, kv + prefix, &r->scratch, err);
+    if (rc != 0)
+        return err_wrap(err, "scratch for restores");
+    uint8_t *p = r->scratch.ptr;
+    r->kv_rows = mat_of(p, m->dtype, GROUP_ROWS, 2 * model_kv_dim(m));
+    r->prefix = mat_of(p + kv, m->dtype, r->o.max_tokens, m->cfg.n_embd);
+    r->pos = xmalloc((size_t)r->o.max_tokens * sizeof *r->pos);
+    for (int i = 0; i < r->o.max_tokens; i++)
+        r->pos[i] = i;
+    return 0;
+}
+
+int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err)
+{
+    CHECK(model_work_rows(o->work) >= GROUP_ROWS && o->model->dev->unified);
+    struct restorer *r = xcalloc(1, sizeof *r);
+    r->o = *o;
+    r->record_bytes[STORE_HIDDEN] = STORE_CHUNK_TOKENS * model_hidden_bytes(o->model);
+    r->record_bytes[STORE_KV] = STORE_CHUNK_TOKENS * model_kv_bytes(o->model);
+    for (int k = 0; k < STORE_KINDS; k++)
+        r->record_room[k] = round_up(r->record_bytes[k], STORE_ALIGN);
+    int rc = reserve_staging(r, err);
+    if (rc == 0)
+        rc = reserve_scratch(r, err);
+    if (rc != 0) {
+        restorer_destroy(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
+void restorer_destroy(struct restorer *r)
+{
+    if (r == NULL)
+        return;
+    store_reader_close(r->reader);
+    queue_destroy(r->free_slots);
+    buf_free(r->o.model->dev, &r->staging);
+    buf_free(r->o.model->dev, &r->scratch);
+    free(r->pos);
+    free(r);
+}
+
+size_t restorer_bytes(const struct restorer *r)
+{
+    return r->staging.bytes + r->scratch.bytes;
+}
+
+/* After a failed read lane: waits for what is in flight, gets every slot back, and a fresh reader. */
+static int recover_reader(struct restorer *r, struct err *err)
+{
+    store_reader_close(r->reader);
+    r->reader = NULL;
+    while (queue_try_pop(r->free_slots) != NULL)
+        ;
+    for (int i = 0; i < r->n_slots; i++)
+        queue_push(r->free_slots, (uint8_t *)r->staging.ptr + (size_t)i * r->slot_bytes);
+    return store_reader_open(r->o.store, r->n_slots * GROUP, r->staging.ptr, r->staging.bytes,
+                             &r->reader, err);
+}
+
+/* --- one restore ------------------------------------------------------------------------------ */
+
+static int run_lanes(struct restore *r, struct err *err)
+{
+    pthread_t io;
+    CHECK(pthread_create(&io, NULL, io_main, r) == 0);
+    int rc = compute_all(r);
+    pthread_join(io, NULL);
+    if (rc == 0)
+        rc = stream_sync(r->rr->o.stream);
+    if (rc != 0)
+        return err_set(err, rc, "restoring: compute failed: %s", err_name(rc));
+    if (r->io_rc != 0) {
+        /* No single chunk is to blame, but nothing read is known to be complete. */
+        snprintf(r->out->fault, sizeof r->out->fault, "reading: %.140s", r->io_err.msg);
+        atomic_store(&r->n_good, 0);
+        return recover_reader(r->rr, err);
+    }
+    return 0;
+}
+
+int restore_run(struct restorer *rr, const struct restore_job *job, struct restore_result *out,
+                struct err *err)
+{
+    int64_t t0 = clock_now_ns();
+    struct restore r = {.rr = rr, .job = job, .m = rr->o.model, .out = out};
+    *out = (struct restore_result){0};
+    CHECK(job->n_chunks > 0 && job->n_chunks * STORE_CHUNK_TOKENS <= rr->o.max_tokens);
+    CHECK(job->plan->n_layers == r.m->cfg.n_layers && rr->reader != NULL);
+    atomic_init(&r.n_good, job->n_chunks);
+    atomic_init(&r.stop, false);
+    pthread_mutex_init(&r.fault_lock, NULL);
+    r.n_recompute = count_recomputed(job->plan);
+    r.max_groups = r.m->cfg.n_layers * job->n_chunks;
+    r.groups = xcalloc((size_t)r.max_groups, sizeof *r.groups);
+    r.ready = queue_create((size_t)rr->n_slots);
+    make_groups(&r);
+
+    int rc = run_lanes(&r, err);
+    out->n_chunks = atomic_load(&r.n_good);
+    out->read_bytes = r.read_bytes;
+    out->io_ns = r.io_ns;
+    out->total_ns = clock_now_ns() - t0;
+
+    queue_destroy(r.ready);
+    free(r.groups);
+    pthread_mutex_destroy(&r.fault_lock);
+    return rc;
+}
