@@ -66,8 +66,8 @@ const char *err_name(int code)
     default:
         break;
     }
-    if (code > -4000 && code < 0 && strerror_r(-code, text, sizeof text) == 0)
-        return text;
+    if (code > -4000 && code < 0)
+        return strerror_r(-code, text, sizeof text); /* GNU's: returns the text, wherever it is */
     snprintf(text, sizeof text, "error %d", code);
     return text;
 }
