@@ -1,0 +1,119 @@
+/* io_impl.h - what an implementation of `struct io` provides (private to src/io).
+ *
+ * The front (io.c, io_dir.c, io_queue.c) owns everything that is the same for all: argument
+ * and alignment checks, continuing short transfers, cutting requests into pieces, the
+ * throttle, and the messages.  A backend makes single attempts and returns plain codes:
+ *
+ *   io.c  io_dir.c ----> struct io_ops        io_posix.c (uring and pread)   io_sim.c
+ *   io_queue.c     ----> struct io_queue_ops  io_uring.c   io_pread.c        io_sim_queue.c
+ */
+#ifndef IO_IO_IMPL_H
+#define IO_IO_IMPL_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "io/io.h"
+#include "io/io_throttle.h"
+
+struct io_ops {
+    void (*close)(struct io *io);
+    int (*random)(struct io *io, void *buf, size_t n);
+
+    int (*file_open)(struct io *io, const char *path, unsigned flags, struct io_file **out);
+    void (*file_close)(struct io_file *f);
+    /* One attempt: bytes transferred (0 at the end of the file), or a negative code. */
+    ssize_t (*file_pread)(struct io_file *f, void *buf, size_t n, uint64_t offset);
+    ssize_t (*file_pwrite)(struct io_file *f, const void *buf, size_t n, uint64_t offset);
+    int (*file_sync)(struct io_file *f);
+    int (*file_size)(struct io_file *f, uint64_t *size_bytes);
+    int (*file_truncate)(struct io_file *f, uint64_t size_bytes);
+    int (*file_allocate)(struct io_file *f, uint64_t offset, uint64_t length);
+    int (*file_punch)(struct io_file *f, uint64_t offset, uint64_t length);
+    int (*file_lock)(struct io_file *f);
+    int (*file_unlock)(struct io_file *f);
+
+    int (*mkdir)(struct io *io, const char *path);
+    int (*list)(struct io *io, const char *path, struct io_names *out); /* in any order */
+    int (*stat)(struct io *io, const char *path, struct io_stat *out);
+    int (*unlink)(struct io *io, const char *path);
+    int (*rename)(struct io *io, const char *from, const char *to);
+    int (*dir_sync)(struct io *io, const char *path);
+    int (*space)(struct io *io, const char *path, uint64_t *free_bytes,
+                 uint64_t *total_bytes);
+};
+
+/* One transfer in flight. The queue owns `depth` of them. */
+struct io_piece {
+    struct io_req *req;
+    struct io_file *file;
+    enum io_op op;
+    uint8_t *buf;
+    size_t length;
+    uint64_t offset;
+    int buffer_idx;   /* the registered buffer that holds buf, or -1 */
+    int64_t ready_ns; /* the throttle: not complete before */
+    ssize_t result;   /* as file_pread */
+    struct io_piece *next;
+};
+
+struct io_queue_ops {
+    int (*open)(struct io_queue *q); /* may set q->backend */
+    void (*close)(struct io_queue *q);
+    int (*register_buffers)(struct io_queue *q, const struct io_buffer *buffers,
+                            unsigned n);
+    /* Takes one piece; there is always room for `depth` of them. It is under way after
+     * flush. */
+    void (*start)(struct io_queue *q, struct io_piece *p);
+    void (*flush)(struct io_queue *q);
+    /* Flushes, waits at most timeout_ns (negative: for ever) for at least one piece to end,
+     * and returns a list of those that did (NULL: none in time). Called only while one is
+     * started. */
+    int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
+};
+
+struct io {
+    const char *name;
+    const struct io_ops *ops;
+    const struct io_queue_ops *queue_ops;
+    struct io_throttle throttle[2]; /* by enum io_op */
+};
+
+void io_init(struct io *io, const char *name, const struct io_ops *ops,
+             const struct io_queue_ops *queue_ops);
+void io_deinit(struct io *io);
+
+struct io_file {
+    struct io *io;
+    char *path;
+    unsigned flags;
+    bool direct; /* really: the file system may have refused */
+    atomic_int sync_failed;
+};
+
+/* How an attempt of `n` bytes that transferred r goes on: 0 with *step bytes of progress
+ * (n: done), or the code of the failure. */
+int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t r,
+                      size_t *step);
+int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64_t offset);
+int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t offset,
+                    int code, struct err *err);
+
+struct io_queue {
+    struct io *io;
+    const struct io_queue_ops *ops;
+    void *backend; /* belongs to ops */
+    unsigned depth;
+    struct io_piece *pieces;      /* [depth] */
+    struct io_piece *free_pieces; /* list */
+    struct io_piece *held;        /* list: transferred, but the throttle says not yet */
+    unsigned n_started;           /* given to ops and not reaped */
+    struct io_req *waiting, **waiting_tail; /* not wholly issued; only the first is begun */
+    struct io_req *done, **done_tail;       /* complete, not yet returned */
+    unsigned n_done;
+    unsigned n_outstanding; /* submitted and not yet returned, done ones included */
+    struct io_buffer *buffers;
+    unsigned n_buffers;
+};
+
+#endif

@@ -1,0 +1,309 @@
+/* io_posix.c - struct io_ops over Linux system calls.
+ *
+ * One attempt per call, codes only; the front does the rest.  Files are made 0600 and
+ * folders 0700, whatever the umask would allow.  The lock is an open-file-description lock
+ * over all bytes: it excludes other openings in this process too, as POSIX record locks do
+ * not, and conflicts with the record locks of an sqlite3 shell, as flock does not. */
+#include "io/io_posix.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+struct posix_file {
+    struct io_file base;
+    int fd;
+};
+
+static int fd_of(const struct io_file *f)
+{
+    return ((const struct posix_file *)f)->fd;
+}
+
+int io_posix_fd(const struct io_file *f)
+{
+    return fd_of(f);
+}
+
+static int code(int r)
+{
+    return r < 0 ? -errno : 0;
+}
+
+struct io *io_posix_create(const char *name, const struct io_queue_ops *queue_ops)
+{
+    struct io *io = xcalloc(1, sizeof *io);
+    io_init(io, name, &io_posix_ops, queue_ops);
+    return io;
+}
+
+static void posix_close(struct io *io)
+{
+    io_deinit(io);
+    free(io);
+}
+
+static int posix_random(struct io *io, void *buf, size_t n)
+{
+    (void)io;
+    for (uint8_t *p = buf; n > 0;) {
+        ssize_t r = getrandom(p, n, 0);
+        if (r < 0 && errno != EINTR)
+            return -errno;
+        if (r > 0) {
+            p += r;
+            n -= (size_t)r;
+        }
+    }
+    return 0;
+}
+
+/* ---- Files
+ * ------------------------------------------------------------------------------- */
+
+static int open_retrying(const char *path, int flags)
+{
+    int fd;
+    do
+        fd = open(path, flags | O_CLOEXEC, 0600);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+/* A folder opens like a file and fails only when it is read; say so at once. */
+static int refuse_folder(int fd)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return -errno;
+    return S_ISDIR(st.st_mode) ? -EISDIR : 0;
+}
+
+static int posix_file_open(struct io *io, const char *path, unsigned flags,
+                           struct io_file **out)
+{
+    (void)io;
+    bool direct = (flags & IO_DIRECT) != 0;
+    int o = (flags & IO_READ_ONLY) != 0 ? O_RDONLY : O_RDWR;
+    o |= (flags & IO_CREATE) != 0 ? O_CREAT : 0;
+    int excl = (flags & IO_EXCL) != 0 ? O_EXCL : 0;
+    int fd = open_retrying(path, o | excl | (direct ? O_DIRECT : 0));
+    if (fd < 0 && errno == EINVAL && direct) {
+        /* No direct I/O here. The refused open may have created the file, so O_EXCL must
+         * go; that it was not there before is what the first attempt has checked. */
+        direct = false;
+        fd = open_retrying(path, o);
+    }
+    int rc = fd < 0 ? -errno : refuse_folder(fd);
+    if (rc != 0) {
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    struct posix_file *f = xcalloc(1, sizeof *f);
+    f->fd = fd;
+    f->base.direct = direct;
+    *out = &f->base;
+    return 0;
+}
+
+static void posix_file_close(struct io_file *f)
+{
+    close(fd_of(f));
+    free(f);
+}
+
+static ssize_t posix_file_pread(struct io_file *f, void *buf, size_t n, uint64_t offset)
+{
+    ssize_t r = pread(fd_of(f), buf, n, (off_t)offset);
+    return r < 0 ? -errno : r;
+}
+
+static ssize_t posix_file_pwrite(struct io_file *f, const void *buf, size_t n,
+                                 uint64_t offset)
+{
+    ssize_t r = pwrite(fd_of(f), buf, n, (off_t)offset);
+    return r < 0 ? -errno : r;
+}
+
+static int posix_file_sync(struct io_file *f)
+{
+    return code(fdatasync(fd_of(f)));
+}
+
+static int posix_file_size(struct io_file *f, uint64_t *size_bytes)
+{
+    struct stat st;
+    if (fstat(fd_of(f), &st) != 0)
+        return -errno;
+    *size_bytes = (uint64_t)st.st_size;
+    return 0;
+}
+
+static int posix_file_truncate(struct io_file *f, uint64_t size_bytes)
+{
+    return code(ftruncate(fd_of(f), (off_t)size_bytes));
+}
+
+static int posix_file_allocate(struct io_file *f, uint64_t offset, uint64_t length)
+{
+    return code(fallocate(fd_of(f), 0, (off_t)offset, (off_t)length));
+}
+
+/* Overwrites what exists of a range. */
+static int write_zeros(struct io_file *f, uint64_t offset, uint64_t length)
+{
+    static const _Alignas(IO_ALIGN) uint8_t zeros[16 * IO_ALIGN];
+    uint64_t size;
+    int rc = posix_file_size(f, &size);
+    uint64_t end = offset + length < size ? offset + length : size;
+    while (rc == 0 && offset < end) {
+        size_t n = end - offset < sizeof zeros ? (size_t)(end - offset) : sizeof zeros;
+        ssize_t r = posix_file_pwrite(f, zeros, n, offset);
+        if (r < 0 && r != -EINTR)
+            rc = (int)r;
+        offset += r > 0 ? (uint64_t)r : 0;
+    }
+    return rc;
+}
+
+static int posix_file_punch(struct io_file *f, uint64_t offset, uint64_t length)
+{
+    int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    if (fallocate(fd_of(f), mode, (off_t)offset, (off_t)length) == 0)
+        return 0;
+    return errno == EOPNOTSUPP ? write_zeros(f, offset, length) : -errno;
+}
+
+static int set_lock(struct io_file *f, short type)
+{
+    struct flock l = {.l_type = type,
+                      .l_whence = SEEK_SET}; /* length 0: to the end of time */
+    if (fcntl(fd_of(f), F_OFD_SETLK, &l) == 0)
+        return 0;
+    return errno == EAGAIN || errno == EACCES ? ERR_BUSY : -errno;
+}
+
+static int posix_file_lock(struct io_file *f)
+{
+    return set_lock(f, (f->flags & IO_READ_ONLY) != 0 ? F_RDLCK : F_WRLCK);
+}
+
+static int posix_file_unlock(struct io_file *f)
+{
+    return set_lock(f, F_UNLCK);
+}
+
+/* ---- Folders
+ * ----------------------------------------------------------------------------- */
+
+static int posix_mkdir(struct io *io, const char *path)
+{
+    (void)io;
+    return code(mkdir(path, 0700));
+}
+
+static int posix_list(struct io *io, const char *path, struct io_names *out)
+{
+    (void)io;
+    DIR *d = opendir(path);
+    if (d == NULL)
+        return -errno;
+    size_t room = 0;
+    struct dirent *e;
+    while (errno = 0, (e = readdir(d)) != NULL) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        if (out->n == room) {
+            room = room == 0 ? 64 : 2 * room;
+            out->name = xrealloc(out->name, room * sizeof out->name[0]);
+        }
+        out->name[out->n++] = xstrdup(e->d_name);
+    }
+    int rc = -errno;
+    closedir(d);
+    return rc;
+}
+
+static int posix_stat(struct io *io, const char *path, struct io_stat *out)
+{
+    (void)io;
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return -errno;
+    *out = (struct io_stat){
+        .is_dir = S_ISDIR(st.st_mode),
+        .size_bytes = (uint64_t)st.st_size,
+        .allocated_bytes = (uint64_t)st.st_blocks * 512,
+    };
+    return 0;
+}
+
+static int posix_unlink(struct io *io, const char *path)
+{
+    (void)io;
+    if (unlink(path) == 0)
+        return 0;
+    return errno == EISDIR ? code(rmdir(path)) : -errno;
+}
+
+static int posix_rename(struct io *io, const char *from, const char *to)
+{
+    (void)io;
+    return code(rename(from, to));
+}
+
+static int posix_dir_sync(struct io *io, const char *path)
+{
+    (void)io;
+    int fd = open_retrying(path, O_RDONLY | O_DIRECTORY);
+    if (fd < 0)
+        return -errno;
+    int rc = code(fsync(fd));
+    close(fd);
+    return rc;
+}
+
+static int posix_space(struct io *io, const char *path, uint64_t *free_bytes,
+                       uint64_t *total_bytes)
+{
+    (void)io;
+    struct statvfs s;
+    if (statvfs(path, &s) != 0)
+        return -errno;
+    *free_bytes = (uint64_t)s.f_bavail * s.f_frsize; /* without what is reserved for root */
+    *total_bytes = (uint64_t)s.f_blocks * s.f_frsize;
+    return 0;
+}
+
+const struct io_ops io_posix_ops = {
+    .close = posix_close,
+    .random = posix_random,
+    .file_open = posix_file_open,
+    .file_close = posix_file_close,
+    .file_pread = posix_file_pread,
+    .file_pwrite = posix_file_pwrite,
+    .file_sync = posix_file_sync,
+    .file_size = posix_file_size,
+    .file_truncate = posix_file_truncate,
+    .file_allocate = posix_file_allocate,
+    .file_punch = posix_file_punch,
+    .file_lock = posix_file_lock,
+    .file_unlock = posix_file_unlock,
+    .mkdir = posix_mkdir,
+    .list = posix_list,
+    .stat = posix_stat,
+    .unlink = posix_unlink,
+    .rename = posix_rename,
+    .dir_sync = posix_dir_sync,
+    .space = posix_space,
+};

@@ -1,0 +1,14 @@
+/* io_posix.h - files and folders by system call, shared by io_pread.c and io_uring.c. */
+#ifndef IO_IO_POSIX_H
+#define IO_IO_POSIX_H
+
+#include "io/io_impl.h"
+
+extern const struct io_ops io_posix_ops;
+
+/* A struct io on the heap over io_posix_ops; its close frees it. */
+struct io *io_posix_create(const char *name, const struct io_queue_ops *queue_ops);
+
+int io_posix_fd(const struct io_file *f);
+
+#endif

@@ -1,0 +1,315 @@
+/* io_queue.c - requests in, pieces out: the part of an asynchronous queue that backends
+ * share.
+ *
+ *   submit -> waiting (requests) -> started (pieces, at most depth) -> held? -> done
+ * (requests)
+ *
+ * A request is cut into pieces of IO_PIECE_BYTES as pieces become free; only the first
+ * waiting request is ever partly cut.  A piece that came back short goes out again for the
+ * rest; a piece that came back before its throttle allows is held and keeps its place, as
+ * on a device of that speed.  A request is done when it is wholly cut and its last piece
+ * has ended; after a first failure nothing more of it is started.  All memory is taken at
+ * open, or is the caller's. */
+#include "io/io_impl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#define MAX_DEPTH   1024u
+#define MAX_BUFFERS 64u
+
+int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct err *err)
+{
+    *out = NULL;
+    if (depth < 1 || depth > MAX_DEPTH)
+        return err_set(err, -EINVAL, "queue depth %u: must be 1 to %u", depth, MAX_DEPTH);
+    struct io_queue *q = xcalloc(1, sizeof *q);
+    q->io = io;
+    q->ops = io->queue_ops;
+    q->depth = depth;
+    q->waiting_tail = &q->waiting;
+    q->done_tail = &q->done;
+    q->pieces = xcalloc(depth, sizeof q->pieces[0]);
+    for (unsigned i = 0; i < depth; i++) {
+        q->pieces[i].next = q->free_pieces;
+        q->free_pieces = &q->pieces[i];
+    }
+    int rc = q->ops->open(q);
+    if (rc != 0) {
+        free(q->pieces);
+        free(q);
+        return err_set(err, rc, "open %s queue of depth %u: %s", io->name, depth,
+                       err_name(rc));
+    }
+    *out = q;
+    return 0;
+}
+
+void io_queue_close(struct io_queue *q)
+{
+    if (q == NULL)
+        return;
+    while (q->n_started > 0) {
+        struct io_piece *list;
+        if (q->ops->reap(q, -1, &list) != 0)
+            break;
+        for (; list != NULL; list = list->next)
+            q->n_started--;
+    }
+    q->ops->close(q);
+    free(q->buffers);
+    free(q->pieces);
+    free(q);
+}
+
+int io_queue_register_buffers(struct io_queue *q, const struct io_buffer *buffers,
+                              unsigned n, struct err *err)
+{
+    CHECK(q->n_buffers == 0 && q->n_outstanding == 0);
+    if (n == 0 || n > MAX_BUFFERS)
+        return err_set(err, -EINVAL, "register %u buffers: must be 1 to %u", n,
+                       MAX_BUFFERS);
+    int rc = q->ops->register_buffers(q, buffers, n);
+    if (rc != 0)
+        return err_set(err, rc, "register %u buffers: %s", n, err_name(rc));
+    q->buffers = xcalloc(n, sizeof q->buffers[0]);
+    for (unsigned i = 0; i < n; i++)
+        q->buffers[i] = buffers[i];
+    q->n_buffers = n;
+    return 0;
+}
+
+unsigned io_queue_outstanding(const struct io_queue *q)
+{
+    return q->n_outstanding;
+}
+
+int io_req_err(const struct io_req *req, struct err *err)
+{
+    if (req->result == 0)
+        return 0;
+    return io_transfer_err(req->file, req->op, req->length, req->offset, req->result, err);
+}
+
+static int find_buffer(const struct io_queue *q, const uint8_t *buf, size_t n)
+{
+    for (unsigned i = 0; i < q->n_buffers; i++) {
+        const uint8_t *base = q->buffers[i].base;
+        if (buf >= base && buf + n <= base + q->buffers[i].length)
+            return (int)i;
+    }
+    return -1;
+}
+
+static void append(struct io_req ***tail, struct io_req *req)
+{
+    req->next = NULL;
+    **tail = req;
+    *tail = &req->next;
+}
+
+static struct io_req *take_first(struct io_req **head, struct io_req ***tail)
+{
+    struct io_req *req = *head;
+    *head = req->next;
+    if (*head == NULL)
+        *tail = head;
+    req->next = NULL;
+    return req;
+}
+
+static void finish_req(struct io_queue *q, struct io_req *req)
+{
+    append(&q->done_tail, req);
+    q->n_done++;
+}
+
+static void start_piece(struct io_queue *q, struct io_piece *p)
+{
+    q->n_started++;
+    q->ops->start(q, p);
+}
+
+static void cut_piece(struct io_queue *q, struct io_req *req)
+{
+    struct io_piece *p = q->free_pieces;
+    q->free_pieces = p->next;
+    size_t left = req->length - req->issued_bytes;
+    *p = (struct io_piece){
+        .req = req,
+        .file = req->file,
+        .op = req->op,
+        .buf = (uint8_t *)req->buf + req->issued_bytes,
+        .length = left < IO_PIECE_BYTES ? left : IO_PIECE_BYTES,
+        .offset = req->offset + req->issued_bytes,
+    };
+    p->buffer_idx = find_buffer(q, p->buf, p->length);
+    p->ready_ns = io_throttle_reserve(&q->io->throttle[p->op], p->length);
+    req->issued_bytes += p->length;
+    req->n_pieces++;
+    start_piece(q, p);
+}
+
+static void start_waiting(struct io_queue *q)
+{
+    while (q->waiting != NULL && q->free_pieces != NULL) {
+        struct io_req *req = q->waiting;
+        cut_piece(q, req);
+        if (req->issued_bytes == req->length)
+            take_first(&q->waiting, &q->waiting_tail);
+    }
+}
+
+/* The request has failed: what has not been cut of it stays undone. */
+static void abandon(struct io_queue *q, struct io_req *req)
+{
+    if (req->issued_bytes == req->length)
+        return;
+    CHECK(q->waiting == req);
+    take_first(&q->waiting, &q->waiting_tail);
+    req->issued_bytes = req->length;
+}
+
+static void finish_piece(struct io_queue *q, struct io_piece *p, int rc)
+{
+    struct io_req *req = p->req;
+    if (rc != 0 && req->result == 0) {
+        req->result = rc;
+        abandon(q, req);
+    }
+    p->next = q->free_pieces;
+    q->free_pieces = p;
+    if (--req->n_pieces == 0 && req->issued_bytes == req->length)
+        finish_req(q, req);
+}
+
+/* One piece has come back from the backend. */
+static void take_piece(struct io_queue *q, struct io_piece *p, int64_t now_ns)
+{
+    size_t step;
+    q->n_started--;
+    int rc = io_attempt_result(p->file, p->op, p->length, p->result, &step);
+    if (rc == 0 && step < p->length) {
+        p->buf += step;
+        p->offset += step;
+        p->length -= step;
+        start_piece(q, p);
+    } else if (p->ready_ns > now_ns) {
+        p->result = rc;
+        p->next = q->held;
+        q->held = p;
+    } else {
+        finish_piece(q, p, rc);
+    }
+}
+
+/* Lets go of the pieces whose time has come; returns when the next one's does, or -1. */
+static int64_t release_held(struct io_queue *q, int64_t now_ns)
+{
+    int64_t next_ns = -1;
+    for (struct io_piece **at = &q->held; *at != NULL;) {
+        struct io_piece *p = *at;
+        if (p->ready_ns <= now_ns) {
+            *at = p->next;
+            finish_piece(q, p, (int)p->result);
+            continue;
+        }
+        if (next_ns < 0 || p->ready_ns < next_ns)
+            next_ns = p->ready_ns;
+        at = &p->next;
+    }
+    return next_ns;
+}
+
+void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        struct io_req *req = reqs[i];
+        req->issued_bytes = 0;
+        req->n_pieces = 0;
+        req->result = io_check_transfer(req->file, req->buf, req->length, req->offset);
+        q->n_outstanding++;
+        if (req->result != 0 || req->length == 0)
+            finish_req(q, req);
+        else
+            append(&q->waiting_tail, req);
+    }
+    start_waiting(q);
+    if (q->n_started > 0)
+        q->ops->flush(q);
+}
+
+/* Waits until a started piece ends, or until until_ns (negative: for ever). */
+static int reap(struct io_queue *q, int64_t until_ns)
+{
+    int64_t now_ns = clock_now_ns();
+    int64_t timeout_ns = until_ns < 0 ? -1 : until_ns > now_ns ? until_ns - now_ns : 0;
+    if (q->n_started == 0) { /* all are held by the throttle */
+        clock_sleep_ns(timeout_ns);
+        return 0;
+    }
+    struct io_piece *list;
+    int rc = q->ops->reap(q, timeout_ns, &list);
+    if (rc != 0)
+        return rc;
+    now_ns = clock_now_ns();
+    while (list != NULL) {
+        struct io_piece *p = list;
+        list = p->next;
+        take_piece(q, p, now_ns);
+    }
+    return 0;
+}
+
+static int64_t earlier(int64_t a_ns, int64_t b_ns) /* negative: never */
+{
+    if (a_ns < 0 || b_ns < 0)
+        return a_ns < 0 ? b_ns : a_ns;
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
+/* Lets everything move that can without waiting; returns when a held piece will, or -1. */
+static int64_t settle(struct io_queue *q)
+{
+    int64_t held_ns = release_held(q, clock_now_ns());
+    start_waiting(q);
+    return held_ns;
+}
+
+static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns)
+{
+    int64_t held_ns = settle(q);
+    bool poll = want == 0 && q->n_done < q->n_outstanding;
+    int rc = 0;
+    while (rc == 0 && (q->n_done < want || poll)) {
+        rc = reap(q, poll ? 0 : earlier(until_ns, held_ns));
+        held_ns = settle(q);
+        poll = false;
+        if (until_ns >= 0 && clock_now_ns() >= until_ns)
+            break;
+    }
+    if (q->n_started > 0)
+        q->ops->flush(q);
+    return rc;
+}
+
+int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeout_ns,
+                  struct io_req *done[], unsigned *n_done, struct err *err)
+{
+    *n_done = 0;
+    CHECK(min <= max);
+    unsigned want = min < q->n_outstanding ? min : q->n_outstanding;
+    int rc = wait_for(q, want, timeout_ns < 0 ? -1 : clock_now_ns() + timeout_ns);
+    if (rc != 0)
+        return err_set(err, rc, "%s queue: %s", q->io->name, err_name(rc));
+    while (*n_done < max && q->done != NULL) {
+        done[(*n_done)++] = take_first(&q->done, &q->done_tail);
+        q->n_done--;
+        q->n_outstanding--;
+    }
+    return 0;
+}

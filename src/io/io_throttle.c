@@ -1,0 +1,42 @@
+/* io_throttle.c - see io_throttle.h. */
+#include "io/io_throttle.h"
+
+#include "base/clock.h"
+
+/* How much idle time counts as if it had been used.  One synchronous reader oversleeps by
+ * 50 to 100 us per transfer, which would cost half of the bandwidth at 4 KiB; 1 ms of
+ * credit absorbs that and is 1 % of the 100 ms over which the limit has to be accurate. */
+#define CREDIT_NS 1000000
+
+void io_throttle_init(struct io_throttle *t)
+{
+    pthread_mutex_init(&t->lock, NULL);
+    t->bytes_per_s = 0;
+    t->next_ns = 0;
+}
+
+void io_throttle_deinit(struct io_throttle *t)
+{
+    pthread_mutex_destroy(&t->lock);
+}
+
+void io_throttle_set(struct io_throttle *t, uint64_t bytes_per_s)
+{
+    t->bytes_per_s = bytes_per_s;
+    t->next_ns = 0;
+}
+
+int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
+{
+    if (t->bytes_per_s == 0)
+        return 0;
+    int64_t took_ns = (int64_t)((unsigned __int128)n_bytes * 1000000000u / t->bytes_per_s);
+    int64_t earliest_ns = clock_now_ns() - CREDIT_NS;
+    pthread_mutex_lock(&t->lock);
+    if (t->next_ns < earliest_ns)
+        t->next_ns = earliest_ns;
+    t->next_ns += took_ns;
+    int64_t end_ns = t->next_ns;
+    pthread_mutex_unlock(&t->lock);
+    return end_ns;
+}
