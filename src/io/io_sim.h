@@ -62,7 +62,8 @@ int io_sim_fork(struct io *io, uint64_t seed, struct io **out, struct err *err);
 enum io_sim_fault_kind {
     IO_SIM_FAIL,  /* the operation returns `code` (-EIO, -ENOSPC, -EROFS, -EMFILE, ...) */
     IO_SIM_SHORT, /* transfers only part; the layer above continues it */
-    IO_SIM_LOST,  /* a write returns success and changes nothing */
+    IO_SIM_LOST,  /* a write (or, where `on` says so, a sync) returns success and does
+                     nothing */
     IO_SIM_MISDIRECTED, /* a write lands some sectors away in the same file */
     IO_SIM_READ_FLIP,   /* a read returns one wrong bit, once; the content is sound */
     IO_SIM_SLOW,        /* takes `slow_ns` longer */
@@ -92,8 +93,9 @@ struct io_sim_fault {
     int64_t slow_ns;  /* IO_SIM_SLOW */
 };
 
-/* Several faults may be active; the first that matches an operation hits. At most 16:
- * ERR_LIMIT. */
+/* Several faults may be active; the first that matches an operation hits.  Size, stat,
+ * list, space and locks fail only without power.  What a fault has refused does not count
+ * as an operation. At most 16: ERR_LIMIT. */
 int io_sim_fault_add(struct io *io, const struct io_sim_fault *fault);
 void io_sim_fault_clear(struct io *io);
 uint64_t

@@ -1,0 +1,24 @@
+/* io_sim_fault.h - which operation of the simulated disk a fault hits (private to src/io).
+ */
+#ifndef IO_IO_SIM_FAULT_H
+#define IO_IO_SIM_FAULT_H
+
+#include "base/rng.h"
+#include "io/io_sim.h"
+
+#define SIM_MAX_FAULTS 16
+
+struct sim_faults {
+    struct io_sim_fault rule[SIM_MAX_FAULTS]; /* paths are owned */
+    unsigned n;
+    uint64_t n_hits;
+};
+
+int sim_faults_add(struct sim_faults *fs, const struct io_sim_fault *fault);
+void sim_faults_clear(struct sim_faults *fs);
+
+/* The rule that hits this operation (one of IO_SIM_ON_), or NULL; counts it. */
+const struct io_sim_fault *sim_faults_match(struct sim_faults *fs, unsigned on,
+                                            const char *path, struct rng *rng);
+
+#endif

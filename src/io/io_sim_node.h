@@ -1,0 +1,71 @@
+/* io_sim_node.h - one file of the simulated disk: content, what of it is durable, and what
+ * a crash leaves (private to src/io). See io_sim_disk.h for where it stands. */
+#ifndef IO_IO_SIM_NODE_H
+#define IO_IO_SIM_NODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/rng.h"
+
+#define SIM_SECTOR 4096u
+#define SIM_PART   512u /* the unit of tearing */
+
+/* Content, and which sectors of it take space. */
+struct sim_image {
+    uint8_t *bytes;     /* [n_sectors * SIM_SECTOR], zero past size */
+    uint8_t *allocated; /* [n_sectors], 0 or 1 */
+    size_t n_sectors;
+    size_t n_allocated;
+    uint64_t size;
+};
+
+enum sim_change_kind { SIM_WRITE, SIM_TRUNCATE, SIM_ALLOCATE, SIM_PUNCH };
+
+struct sim_change {
+    enum sim_change_kind kind;
+    uint64_t offset; /* SIM_TRUNCATE: the new size */
+    uint64_t length;
+    struct sim_change *next;
+    uint8_t bytes[]; /* [length] of SIM_WRITE */
+};
+
+struct sim_node {
+    unsigned n_refs; /* names, unsynced changes of names, and handles that lead here */
+    unsigned
+        n_live; /* current names and handles: while there are any, its space is taken */
+    bool is_dir;
+    struct sim_image current, durable;
+    struct sim_change *changes, **changes_tail; /* from durable to current, oldest first */
+    unsigned n_exclusive, n_shared;             /* locks held by handles */
+};
+
+/* How a crash treats what was not synced. */
+enum sim_crash_mode {
+    SIM_CRASH_DROP,   /* nothing of it survives */
+    SIM_CRASH_PREFIX, /* the oldest changes survive whole, as behind a journal */
+    SIM_CRASH_MIX,    /* each sector applied, dropped or torn */
+    SIM_CRASH_GARBAGE /* as MIX, and some sectors hold what was never written */
+};
+
+struct sim_node *sim_node_create(bool is_dir); /* with one reference */
+void sim_node_unref(struct sim_node *n);
+
+/* A new node that holds what is left of n after a crash. */
+struct sim_node *sim_node_after_crash(const struct sim_node *n, enum sim_crash_mode mode,
+                                      struct rng *rng);
+
+size_t sim_node_read(const struct sim_node *n, void *buf, size_t length, uint64_t offset);
+/* Sectors that a write or allocation of this range would newly take. */
+uint64_t sim_node_sectors_needed(const struct sim_node *n, uint64_t offset,
+                                 uint64_t length);
+/* Applies to current and notes as unsynced; bytes is NULL but for SIM_WRITE. */
+void sim_node_change(struct sim_node *n, enum sim_change_kind kind, const void *bytes,
+                     uint64_t offset, uint64_t length);
+void sim_node_sync(struct sim_node *n);
+/* A sync that lies: the unsynced changes will never be durable, though reads see them. */
+void sim_node_forget(struct sim_node *n);
+int sim_node_flip(struct sim_node *n, uint64_t offset, unsigned bit);
+
+#endif

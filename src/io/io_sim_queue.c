@@ -1,0 +1,88 @@
+/* io_sim_queue.c - pieces execute and come back in an order that the seed decides.
+ *
+ * Some execute when they are started and some when they are reaped, so that a crash finds
+ * writes that have happened and were never reported, and reports arrive out of order. */
+#include "io/io_sim_queue.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+
+struct slot {
+    struct io_piece *piece;
+    bool executed;
+};
+
+struct shuffle {
+    struct rng rng;
+    unsigned n;
+    struct slot slot[]; /* [depth] */
+};
+
+static int shuffle_open(struct io_queue *q)
+{
+    struct shuffle *s = xcalloc(1, sizeof *s + q->depth * sizeof s->slot[0]);
+    s->rng.s = io_sim_next_seed(q->io);
+    q->backend = s;
+    return 0;
+}
+
+static void shuffle_close(struct io_queue *q)
+{
+    free(q->backend);
+}
+
+static int shuffle_register_buffers(struct io_queue *q, const struct io_buffer *buffers,
+                                    unsigned n)
+{
+    (void)q;
+    (void)buffers;
+    (void)n;
+    return 0;
+}
+
+static void execute(struct io_queue *q, struct slot *slot)
+{
+    struct io_piece *p = slot->piece;
+    p->result = p->op == IO_READ
+                    ? q->io->ops->file_pread(p->file, p->buf, p->length, p->offset)
+                    : q->io->ops->file_pwrite(p->file, p->buf, p->length, p->offset);
+    slot->executed = true;
+}
+
+static void shuffle_start(struct io_queue *q, struct io_piece *p)
+{
+    struct shuffle *s = q->backend;
+    struct slot *slot = &s->slot[s->n++];
+    *slot = (struct slot){.piece = p};
+    if (rng_below(&s->rng, 2) == 0)
+        execute(q, slot);
+}
+
+static void shuffle_flush(struct io_queue *q)
+{
+    (void)q;
+}
+
+static int shuffle_reap(struct io_queue *q, int64_t timeout_ns, struct io_piece **done)
+{
+    (void)timeout_ns;
+    struct shuffle *s = q->backend;
+    unsigned i = (unsigned)rng_below(&s->rng, s->n);
+    if (!s->slot[i].executed)
+        execute(q, &s->slot[i]);
+    *done = s->slot[i].piece;
+    (*done)->next = NULL;
+    s->slot[i] = s->slot[--s->n];
+    return 0;
+}
+
+const struct io_queue_ops io_sim_queue_ops = {
+    .open = shuffle_open,
+    .close = shuffle_close,
+    .register_buffers = shuffle_register_buffers,
+    .start = shuffle_start,
+    .flush = shuffle_flush,
+    .reap = shuffle_reap,
+};
