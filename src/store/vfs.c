@@ -1,0 +1,337 @@
+/* vfs.c - an SQLite VFS whose files are io files.  See vfs.h.
+ *
+ * It owns the translation and nothing else.  Invariants:
+ *   1. A file that this VFS created has its name synced with its first xSync, and a
+ * deletion is synced where SQLite asks: no committed transaction hangs on a name that a
+ * crash can take.
+ *   2. The lock on the database is taken whole at the first SHARED and given up at NONE;
+ * there are no levels in between, since nobody else can be inside.
+ *   3. Reads past the end are zero-filled, as SQLite requires. */
+#include "store/vfs.h"
+
+#include <errno.h>
+#include <sqlite3.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "io/io.h"
+
+#define MAX_PATH 1024
+
+struct vfs {
+    sqlite3_vfs base;
+    struct io *io;
+    char *name;
+};
+
+struct vfs_file { /* in SQLite's memory */
+    sqlite3_file base;
+    struct vfs *vfs;
+    struct io_file *file;
+    bool name_unsynced; /* its folder has not been synced since it was opened */
+    bool locked;
+};
+
+static struct vfs *vfs_of(sqlite3_vfs *v)
+{
+    return (struct vfs *)v;
+}
+
+static struct vfs_file *file_of(sqlite3_file *f)
+{
+    return (struct vfs_file *)f;
+}
+
+/* What went wrong stays visible in SQLite's log and in sqlite3_system_errno. */
+static _Thread_local int last_code;
+
+static int failed(int sqlite_code, const struct err *err)
+{
+    last_code = err->code < 0 && err->code > -4000 ? -err->code : EIO;
+    sqlite3_log(sqlite_code, "%s", err->msg);
+    return sqlite_code;
+}
+
+/* ---- Files
+ * ------------------------------------------------------------------------------- */
+
+static int file_close(sqlite3_file *base)
+{
+    io_file_close(file_of(base)->file);
+    return SQLITE_OK;
+}
+
+static int file_read(sqlite3_file *base, void *buf, int n, sqlite3_int64 offset)
+{
+    struct err err;
+    size_t got;
+    if (io_file_pread_some(file_of(base)->file, buf, (size_t)n, (uint64_t)offset, &got,
+                           &err) != 0)
+        return failed(SQLITE_IOERR_READ, &err);
+    if (got == (size_t)n)
+        return SQLITE_OK;
+    memset((char *)buf + got, 0, (size_t)n - got);
+    return SQLITE_IOERR_SHORT_READ;
+}
+
+static int file_write(sqlite3_file *base, const void *buf, int n, sqlite3_int64 offset)
+{
+    struct err err;
+    int rc = io_file_pwrite(file_of(base)->file, buf, (size_t)n, (uint64_t)offset, &err);
+    if (rc == 0)
+        return SQLITE_OK;
+    return failed(rc == -ENOSPC || rc == -EDQUOT ? SQLITE_FULL : SQLITE_IOERR_WRITE, &err);
+}
+
+static int file_truncate(sqlite3_file *base, sqlite3_int64 size)
+{
+    struct err err;
+    int rc = io_file_truncate(file_of(base)->file, (uint64_t)size, &err);
+    return rc == 0 ? SQLITE_OK : failed(SQLITE_IOERR_TRUNCATE, &err);
+}
+
+static int file_sync(sqlite3_file *base, int flags)
+{
+    (void)flags; /* data or full: io_file_sync covers the length in either case */
+    struct vfs_file *f = file_of(base);
+    struct err err;
+    if (io_file_sync(f->file, &err) != 0)
+        return failed(SQLITE_IOERR_FSYNC, &err);
+    if (f->name_unsynced && io_parent_sync(f->vfs->io, io_file_path(f->file), &err) != 0)
+        return failed(SQLITE_IOERR_DIR_FSYNC, &err);
+    f->name_unsynced = false;
+    return SQLITE_OK;
+}
+
+static int file_size(sqlite3_file *base, sqlite3_int64 *size)
+{
+    struct err err;
+    uint64_t size_bytes;
+    if (io_file_size(file_of(base)->file, &size_bytes, &err) != 0)
+        return failed(SQLITE_IOERR_FSTAT, &err);
+    *size = (sqlite3_int64)size_bytes;
+    return SQLITE_OK;
+}
+
+static int file_lock(sqlite3_file *base, int level)
+{
+    struct vfs_file *f = file_of(base);
+    struct err err;
+    if (level == SQLITE_LOCK_NONE || f->locked)
+        return SQLITE_OK;
+    int rc = io_file_lock(f->file, &err);
+    if (rc == ERR_BUSY)
+        return SQLITE_BUSY;
+    if (rc != 0)
+        return failed(SQLITE_IOERR_LOCK, &err);
+    f->locked = true;
+    return SQLITE_OK;
+}
+
+static int file_unlock(sqlite3_file *base, int level)
+{
+    struct vfs_file *f = file_of(base);
+    struct err err;
+    if (level != SQLITE_LOCK_NONE || !f->locked)
+        return SQLITE_OK;
+    f->locked = false;
+    return io_file_unlock(f->file, &err) == 0 ? SQLITE_OK
+                                              : failed(SQLITE_IOERR_UNLOCK, &err);
+}
+
+/* Asked only by the holder of the lock: nobody else can have reserved anything. */
+static int file_check_reserved(sqlite3_file *base, int *reserved)
+{
+    (void)base;
+    *reserved = 0;
+    return SQLITE_OK;
+}
+
+static int file_control(sqlite3_file *base, int op, void *arg)
+{
+    (void)base;
+    (void)op;
+    (void)arg;
+    return SQLITE_NOTFOUND;
+}
+
+static int file_sector_size(sqlite3_file *base)
+{
+    (void)base;
+    return IO_ALIGN;
+}
+
+/* Nothing is promised: no atomic write, no order, no safe neighbours of a write (io.h). */
+static int file_characteristics(sqlite3_file *base)
+{
+    (void)base;
+    return 0;
+}
+
+static const sqlite3_io_methods file_methods = {
+    .iVersion = 1, /* no shared memory, no mmap */
+    .xClose = file_close,
+    .xRead = file_read,
+    .xWrite = file_write,
+    .xTruncate = file_truncate,
+    .xSync = file_sync,
+    .xFileSize = file_size,
+    .xLock = file_lock,
+    .xUnlock = file_unlock,
+    .xCheckReservedLock = file_check_reserved,
+    .xFileControl = file_control,
+    .xSectorSize = file_sector_size,
+    .xDeviceCharacteristics = file_characteristics,
+};
+
+/* ---- The file system
+ * --------------------------------------------------------------------- */
+
+static unsigned open_flags(int flags)
+{
+    if ((flags & SQLITE_OPEN_READONLY) != 0)
+        return IO_READ_ONLY;
+    unsigned f = (flags & SQLITE_OPEN_CREATE) != 0 ? IO_CREATE : 0;
+    return f | ((flags & SQLITE_OPEN_EXCLUSIVE) != 0 ? IO_EXCL : 0);
+}
+
+static int vfs_open(sqlite3_vfs *base, const char *path, sqlite3_file *out, int flags,
+                    int *out_flags)
+{
+    struct vfs *v = vfs_of(base);
+    struct vfs_file *f = file_of(out);
+    struct err err;
+    *f = (struct vfs_file){.vfs = v};
+    if (path == NULL || (flags & SQLITE_OPEN_DELETEONCLOSE) != 0) {
+        err_set(&err, ERR_UNSUPPORTED,
+                "temporary files are not supported: set temp_store = MEMORY");
+        return failed(SQLITE_CANTOPEN, &err);
+    }
+    if (io_file_open(v->io, path, open_flags(flags), &f->file, &err) != 0)
+        return failed(SQLITE_CANTOPEN, &err);
+    f->name_unsynced = true;
+    f->base.pMethods = &file_methods;
+    if (out_flags != NULL)
+        *out_flags = flags;
+    return SQLITE_OK;
+}
+
+static int vfs_delete(sqlite3_vfs *base, const char *path, int sync_folder)
+{
+    struct io *io = vfs_of(base)->io;
+    struct err err;
+    int rc = io_unlink(io, path, &err);
+    if (rc == -ENOENT)
+        return SQLITE_IOERR_DELETE_NOENT;
+    if (rc != 0)
+        return failed(SQLITE_IOERR_DELETE, &err);
+    if (sync_folder && io_parent_sync(io, path, &err) != 0)
+        return failed(SQLITE_IOERR_DIR_FSYNC, &err);
+    return SQLITE_OK;
+}
+
+/* An empty journal counts as none, as in SQLite's own VFS. */
+static int vfs_access(sqlite3_vfs *base, const char *path, int flags, int *result)
+{
+    struct io_stat st;
+    struct err err;
+    int rc = io_stat(vfs_of(base)->io, path, &st, &err);
+    if (rc != 0 && rc != -ENOENT && rc != -ENOTDIR)
+        return failed(SQLITE_IOERR_ACCESS, &err);
+    *result = rc == 0 && (flags != SQLITE_ACCESS_EXISTS || st.is_dir || st.size_bytes > 0);
+    return SQLITE_OK;
+}
+
+/* Paths stay as they are given: the store names its files absolutely or never changes its
+ * folder. */
+static int vfs_full_path(sqlite3_vfs *base, const char *path, int room, char *out)
+{
+    (void)base;
+    size_t n = strlen(path) + 1;
+    if (n > (size_t)room)
+        return SQLITE_CANTOPEN;
+    memcpy(out, path, n);
+    return SQLITE_OK;
+}
+
+static int vfs_randomness(sqlite3_vfs *base, int n, char *out)
+{
+    return io_random(vfs_of(base)->io, out, (size_t)n, NULL) == 0 ? n : 0;
+}
+
+static int vfs_sleep(sqlite3_vfs *base, int us)
+{
+    (void)base;
+    clock_sleep_ns((int64_t)us * 1000);
+    return us;
+}
+
+#define JULIAN_DAY_OF_1970 2440587.5
+
+static int vfs_time_ms(sqlite3_vfs *base, sqlite3_int64 *ms)
+{
+    (void)base;
+    *ms = (sqlite3_int64)(JULIAN_DAY_OF_1970 * 86400000.0) + 1000 * clock_wall_s();
+    return SQLITE_OK;
+}
+
+static int vfs_time(sqlite3_vfs *base, double *days)
+{
+    sqlite3_int64 ms;
+    vfs_time_ms(base, &ms);
+    *days = (double)ms / 86400000.0;
+    return SQLITE_OK;
+}
+
+static int vfs_last_error(sqlite3_vfs *base, int n, char *out)
+{
+    (void)base;
+    (void)n;
+    (void)out;
+    return last_code;
+}
+
+/* ---- Registration
+ * ------------------------------------------------------------------------ */
+
+int vfs_register(struct io *io, const char *name, struct err *err)
+{
+    if (sqlite3_vfs_find(name) != NULL)
+        return err_set(err, ERR_BUSY, "SQLite already has a VFS named %s", name);
+    struct vfs *v = xcalloc(1, sizeof *v);
+    v->io = io;
+    v->name = xstrdup(name);
+    v->base = (sqlite3_vfs){
+        .iVersion = 2,
+        .szOsFile = sizeof(struct vfs_file),
+        .mxPathname = MAX_PATH,
+        .zName = v->name,
+        .xOpen = vfs_open,
+        .xDelete = vfs_delete,
+        .xAccess = vfs_access,
+        .xFullPathname = vfs_full_path,
+        .xRandomness = vfs_randomness,
+        .xSleep = vfs_sleep,
+        .xCurrentTime = vfs_time,
+        .xGetLastError = vfs_last_error,
+        .xCurrentTimeInt64 = vfs_time_ms,
+    };
+    if (sqlite3_vfs_register(&v->base, 0) != SQLITE_OK) {
+        free(v->name);
+        free(v);
+        return err_set(err, ERR_LIMIT, "SQLite refuses the VFS %s", name);
+    }
+    return 0;
+}
+
+void vfs_unregister(const char *name)
+{
+    sqlite3_vfs *base = sqlite3_vfs_find(name);
+    if (base == NULL || base->xOpen != vfs_open)
+        return;
+    sqlite3_vfs_unregister(base);
+    free(vfs_of(base)->name);
+    free(base);
+}
