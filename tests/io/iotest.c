@@ -1,0 +1,92 @@
+#include "iotest.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "io/io_sim.h"
+
+static void make_folder(struct iotest *t)
+{
+    const char *base = getenv("TMPDIR");
+    if (base == NULL) {
+        base = "build";
+        mkdir(base, 0700);
+    }
+    snprintf(t->dir, sizeof t->dir, "%s/iotest-XXXXXX", base);
+    assert_non_null(mkdtemp(t->dir));
+}
+
+int iotest_setup(void **state)
+{
+    const char *kind = *state;
+    struct iotest *t = xcalloc(1, sizeof *t);
+    struct err err = {0};
+    int rc;
+    *state = t;
+    if (strcmp(kind, "sim") == 0) {
+        rc = io_sim_open(&(struct io_sim_opts){.seed = 1}, &t->io, &err);
+        strcpy(t->dir, "/work");
+        return rc != 0 ? rc : io_mkdir(t->io, t->dir, NULL);
+    }
+    rc = strcmp(kind, "uring") == 0 ? io_uring_open(&t->io, &err)
+                                    : io_pread_open(&t->io, &err);
+    if (rc == ERR_UNSUPPORTED) {
+        print_message("SKIP: %s\n", err.msg);
+        return 0;
+    }
+    if (rc == 0)
+        make_folder(t);
+    return rc;
+}
+
+static void remove_tree(struct io *io, const char *path)
+{
+    struct io_names names;
+    if (io_list(io, path, &names, NULL) == 0) {
+        for (size_t i = 0; i < names.n; i++) {
+            char *child = xasprintf("%s/%s", path, names.name[i]);
+            remove_tree(io, child);
+            free(child);
+        }
+        io_names_free(&names);
+    }
+    io_unlink(io, path, NULL);
+}
+
+int iotest_teardown(void **state)
+{
+    struct iotest *t = *state;
+    if (t->io != NULL)
+        remove_tree(t->io, t->dir);
+    io_close(t->io);
+    free(t);
+    return 0;
+}
+
+const char *iotest_path(struct iotest *t, const char *name)
+{
+    char *p = t->path[t->n_paths++ % 8];
+    snprintf(p, sizeof t->path[0], "%s/%s", t->dir, name);
+    return p;
+}
+
+uint8_t *iotest_buffer(size_t n)
+{
+    uint8_t *p = aligned_alloc(IO_ALIGN, (n + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN);
+    assert_non_null(p);
+    return p;
+}
+
+void iotest_fill(uint8_t *p, size_t n, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)rng_mix(seed * 0x10001 + i);
+}

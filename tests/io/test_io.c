@@ -1,0 +1,272 @@
+/* The same behaviour of files and folders on uring, pread and the simulated disk. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <errno.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "io/io.h"
+#include "iotest.h"
+
+static struct iotest *begin(void **state)
+{
+    struct iotest *t = *state;
+    if (t->io == NULL)
+        skip();
+    return t;
+}
+
+static struct io_file *open_new(struct iotest *t, const char *name, unsigned flags)
+{
+    struct io_file *f;
+    struct err err = {0};
+    int rc = io_file_open(t->io, iotest_path(t, name), IO_CREATE | flags, &f, &err);
+    if (rc != 0)
+        fail_msg("%s", err.msg);
+    return f;
+}
+
+static void test_write_read(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    uint8_t out[1000], in[1000];
+    iotest_fill(out, sizeof out, 1);
+    assert_int_equal(io_file_pwrite(f, out, sizeof out, 77, NULL), 0);
+    assert_int_equal(io_file_pread(f, in, sizeof in, 77, NULL), 0);
+    assert_memory_equal(in, out, sizeof in);
+    uint64_t size;
+    assert_int_equal(io_file_size(f, &size, NULL), 0);
+    assert_int_equal(size, 1077);
+    assert_int_equal(io_file_pread(f, in, 77, 0, NULL), 0);
+    for (int i = 0; i < 77; i++)
+        assert_int_equal(in[i], 0);
+    assert_int_equal(io_file_sync(f, NULL), 0);
+    assert_string_equal(io_file_path(f), iotest_path(t, "f"));
+    io_file_close(f);
+}
+
+static void test_end_of_file(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    uint8_t b[100] = {1};
+    struct err err = {0};
+    size_t got;
+    assert_int_equal(io_file_pwrite(f, b, 60, 0, NULL), 0);
+    assert_int_equal(io_file_pread(f, b, 100, 0, &err), -ENODATA);
+    assert_non_null(strstr(err.msg, "/f"));
+    assert_int_equal(io_file_pread_some(f, b, 100, 0, &got, NULL), 0);
+    assert_int_equal(got, 60);
+    assert_int_equal(io_file_pread_some(f, b, 100, 1000, &got, NULL), 0);
+    assert_int_equal(got, 0);
+    io_file_close(f);
+}
+
+static void test_open_flags(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f;
+    struct err err = {0};
+    const char *path = iotest_path(t, "f");
+    assert_int_equal(io_file_open(t->io, path, 0, &f, &err), -ENOENT);
+    assert_null(f);
+    assert_non_null(strstr(err.msg, path));
+    io_file_close(open_new(t, "f", IO_EXCL));
+    assert_int_equal(io_file_open(t->io, path, IO_CREATE | IO_EXCL, &f, NULL), -EEXIST);
+    assert_int_equal(io_file_open(t->io, path, IO_CREATE | IO_READ_ONLY, &f, NULL),
+                     -EINVAL);
+    assert_int_equal(io_file_open(t->io, t->dir, IO_READ_ONLY, &f, NULL), -EISDIR);
+    assert_int_equal(io_file_open(t->io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, "x", 1, 0, NULL), -EBADF);
+    io_file_close(f);
+}
+
+static void test_modes(void **state)
+{
+    struct iotest *t = begin(state);
+    mode_t old = umask(0);
+    io_file_close(open_new(t, "f", 0));
+    assert_int_equal(io_mkdir(t->io, iotest_path(t, "d"), NULL), 0);
+    umask(old);
+    struct stat st;
+    assert_int_equal(stat(iotest_path(t, "f"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(stat(iotest_path(t, "d"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+}
+
+static void test_truncate_and_punch(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    size_t n = 8 * IO_ALIGN;
+    uint8_t *out = iotest_buffer(n), *in = iotest_buffer(n);
+    iotest_fill(out, n, 2);
+    assert_int_equal(io_file_pwrite(f, out, n, 0, NULL), 0);
+    assert_int_equal(io_file_punch(f, IO_ALIGN, 3 * IO_ALIGN, NULL), 0);
+    memset(out + IO_ALIGN, 0, 3 * IO_ALIGN);
+    assert_int_equal(io_file_pread(f, in, n, 0, NULL), 0);
+    assert_memory_equal(in, out, n);
+    assert_int_equal(io_file_punch(f, 100, IO_ALIGN, NULL), -EINVAL);
+    assert_int_equal(io_file_punch(f, UINT64_MAX - IO_ALIGN + 1, IO_ALIGN, NULL), -EINVAL);
+
+    assert_int_equal(io_file_truncate(f, n - 10, NULL), 0);
+    assert_int_equal(io_file_truncate(f, n, NULL), 0);
+    memset(out + n - 10, 0, 10);
+    assert_int_equal(io_file_pread(f, in, n, 0, NULL), 0);
+    assert_memory_equal(in, out, n);
+
+    uint64_t size;
+    int rc = io_file_allocate(f, 0, 2 * n, NULL);
+    if (rc != -EOPNOTSUPP) {
+        assert_int_equal(rc, 0);
+        assert_int_equal(io_file_size(f, &size, NULL), 0);
+        assert_int_equal(size, 2 * n);
+    }
+    io_file_close(f);
+    free(out);
+    free(in);
+}
+
+static void test_alignment(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", IO_DIRECT);
+    uint8_t *b = iotest_buffer(4 * IO_ALIGN);
+    struct err err = {0};
+    iotest_fill(b, 4 * IO_ALIGN, 3);
+    assert_int_equal(io_file_pwrite(f, b, 4 * IO_ALIGN, 0, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, b, IO_ALIGN, 512, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "4096"));
+    assert_int_equal(io_file_pwrite(f, b, 512, 0, NULL), -EINVAL);
+    assert_int_equal(io_file_pread(f, b + 16, IO_ALIGN, 0, NULL), -EINVAL);
+    assert_int_equal(io_file_pread(f, b, IO_ALIGN, UINT64_MAX - IO_ALIGN + 1, NULL),
+                     -EINVAL);
+    assert_int_equal(io_file_pread(f, b, IO_ALIGN, 3 * IO_ALIGN, NULL), 0);
+    assert_int_equal(io_file_pread(f, b, 2 * IO_ALIGN, 3 * IO_ALIGN, NULL), -ENODATA);
+    /* A file that ends between sectors. */
+    assert_int_equal(io_file_truncate(f, IO_ALIGN + 100, NULL), 0);
+    size_t got;
+    assert_int_equal(io_file_pread_some(f, b, 4 * IO_ALIGN, 0, &got, NULL), 0);
+    assert_int_equal(got, IO_ALIGN + 100);
+    io_file_close(f);
+    free(b);
+}
+
+static void test_lock(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *a = open_new(t, "f", 0), *b = open_new(t, "f", 0), *r;
+    struct err err = {0};
+    assert_int_equal(io_file_open(t->io, iotest_path(t, "f"), IO_READ_ONLY, &r, NULL), 0);
+    assert_int_equal(io_file_lock(a, NULL), 0);
+    assert_int_equal(io_file_lock(a, NULL), 0); /* already ours */
+    assert_int_equal(io_file_lock(b, &err), ERR_BUSY);
+    assert_int_equal(io_file_lock(r, NULL), ERR_BUSY);
+    assert_int_equal(io_file_unlock(a, NULL), 0);
+    assert_int_equal(io_file_lock(r, NULL), 0);
+    assert_int_equal(io_file_lock(b, NULL), ERR_BUSY);
+    io_file_close(r);
+    assert_int_equal(io_file_lock(b, NULL), 0);
+    io_file_close(b);
+    assert_int_equal(io_file_lock(a, NULL), 0);
+    io_file_close(a);
+}
+
+static void test_names(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io *io = t->io;
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y//z/"), NULL), 0);
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y/z"), NULL), 0);
+    assert_int_equal(io_mkdir(io, iotest_path(t, "x"), NULL), -EEXIST);
+    assert_int_equal(io_mkdir(io, iotest_path(t, "no/x"), NULL), -ENOENT);
+    io_file_close(open_new(t, "b", 0));
+    io_file_close(open_new(t, "a", 0));
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "a/z"), NULL), -ENOTDIR);
+
+    struct io_names names;
+    assert_int_equal(io_list(io, t->dir, &names, NULL), 0);
+    assert_int_equal(names.n, 3);
+    assert_string_equal(names.name[0], "a");
+    assert_string_equal(names.name[1], "b");
+    assert_string_equal(names.name[2], "x");
+    io_names_free(&names);
+    assert_int_equal(io_list(io, iotest_path(t, "no"), &names, NULL), -ENOENT);
+    assert_int_equal(io_list(io, iotest_path(t, "a"), &names, NULL), -ENOTDIR);
+
+    assert_int_equal(io_unlink(io, iotest_path(t, "x"), NULL), -ENOTEMPTY);
+    assert_int_equal(io_unlink(io, iotest_path(t, "x/y/z"), NULL), 0);
+    assert_int_equal(io_unlink(io, iotest_path(t, "x/y/z"), NULL), -ENOENT);
+    assert_int_equal(io_dir_sync(io, iotest_path(t, "x"), NULL), 0);
+    assert_int_equal(io_dir_sync(io, iotest_path(t, "no"), NULL), -ENOENT);
+    assert_int_equal(io_parent_sync(io, iotest_path(t, "x"), NULL), 0);
+}
+
+static void test_rename(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "new", 0);
+    assert_int_equal(io_file_pwrite(f, "new", 3, 0, NULL), 0);
+    struct io_file *old = open_new(t, "old", 0);
+    assert_int_equal(io_file_pwrite(old, "former", 6, 0, NULL), 0);
+    assert_int_equal(io_rename(t->io, iotest_path(t, "new"), iotest_path(t, "old"), NULL),
+                     0);
+    assert_int_equal(io_rename(t->io, iotest_path(t, "new"), iotest_path(t, "old"), NULL),
+                     -ENOENT);
+    assert_false(io_exists(t->io, iotest_path(t, "new")));
+    struct io_stat st;
+    assert_int_equal(io_stat(t->io, iotest_path(t, "old"), &st, NULL), 0);
+    assert_int_equal(st.size_bytes, 3);
+    assert_false(st.is_dir);
+    char b[6];
+    assert_int_equal(io_file_pread(old, b, 6, 0, NULL),
+                     0); /* open handles keep their file */
+    assert_memory_equal(b, "former", 6);
+    io_file_close(f);
+    io_file_close(old);
+}
+
+static void test_space_and_random(void **state)
+{
+    struct iotest *t = begin(state);
+    uint64_t free_bytes, total_bytes;
+    assert_int_equal(io_space(t->io, t->dir, &free_bytes, &total_bytes, NULL), 0);
+    assert_true(free_bytes > 0 && free_bytes <= total_bytes);
+    assert_int_equal(io_space(t->io, iotest_path(t, "no"), &free_bytes, &total_bytes, NULL),
+                     -ENOENT);
+    uint8_t a[16] = {0}, b[16] = {0};
+    assert_int_equal(io_random(t->io, a, sizeof a, NULL), 0);
+    assert_int_equal(io_random(t->io, b, sizeof b, NULL), 0);
+    assert_memory_not_equal(a, b, sizeof a);
+}
+
+#define ON(kind, test)                                                                     \
+    {                                                                                      \
+#test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
+    }
+#define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        ALL(test_write_read),
+        ALL(test_end_of_file),
+        ALL(test_open_flags),
+        ON("uring", test_modes),
+        ON("pread", test_modes),
+        ALL(test_truncate_and_punch),
+        ALL(test_alignment),
+        ALL(test_lock),
+        ALL(test_names),
+        ALL(test_rename),
+        ALL(test_space_and_random),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
