@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/file.h"
 #include "base/mem.h"
 
 #define MAX_OPTIONS      96
@@ -672,22 +673,8 @@ static int process_file(void *ctx, const char *path, char **bytes, size_t *n,
                         struct err *err)
 {
     (void)ctx;
-    FILE *f = fopen(path, "rb");
-    if (f == NULL)
-        return err_set(err, -errno, "--config: %s: %s", path, strerror(errno));
-    char *b = xmalloc(CONFIG_MAX_BYTES + 1);
-    errno = 0;
-    *n = fread(b, 1, CONFIG_MAX_BYTES + 1, f);
-    int fault = ferror(f) ? (errno != 0 ? errno : EIO) : 0;
-    fclose(f);
-    if (fault != 0 || *n > CONFIG_MAX_BYTES) {
-        free(b);
-        return fault != 0 ? err_set(err, -fault, "--config: %s: %s", path, strerror(fault))
-                          : err_set(err, ERR_LIMIT, "--config: %s is larger than %d bytes",
-                                    path, CONFIG_MAX_BYTES);
-    }
-    *bytes = b;
-    return 0;
+    int rc = file_read(path, CONFIG_MAX_BYTES, bytes, n, err);
+    return rc != 0 ? err_wrap(err, "--config") : 0;
 }
 
 int opt_usage(const struct opt_cmd *cmd, const char *fmt, ...)

@@ -3,9 +3,12 @@
  * A command declares a plain struct for its values and a table that names, types, bounds
  * and explains each field; everything else is derived from the table:
  *
- *     struct run_args { const char *model_dir; int max_tokens; struct opt_list store; bool
- * json; };
- *
+ *     struct run_args {
+ *         const char *model_dir;
+ *         int max_tokens;
+ *         struct opt_list store;
+ *         bool json;
+ *     };
  *     static const struct opt run_positionals[] = {
  *         {"MODEL_DIR", OPT(struct run_args, model_dir), .required = true, .help = "..."},
  *         {0},
@@ -25,25 +28,27 @@
  *     struct opt_parsed *parsed;
  *     int code;
  *     if (!opt_begin(&run_cmd, argc, argv, &a, &parsed, &code))
- *         return code;                            (--help was printed, or the error was)
+ *         return code;             (--help was printed, or the error was)
  *     ...
- *     opt_end(parsed);                            (frees every string and list in a)
+ *     opt_end(parsed);             (frees every string and list in a)
  *
- * The field's C type decides what is accepted (OPT below):
- *     bool                 --json, --no-json, --json=false; in files and environment
- * true/false int, int64_t         a whole number within min..max uint64_t             a
- * size: 4096, 64K, 100MB, 1.5G (K, M, G, T = 1024^n; KB, MB.. = 1000^n) double a number
- * within lo..hi const char *         text; with `choices`, one of them; NULL where nothing
- * was given int with `choices`   one of them; the value is its index struct opt_list texts
- * separated by commas; given again, it grows
+ * The field's C type decides what is accepted (see OPT below):
+ *     bool                --json, --no-json, --json=false; elsewhere true or false
+ *     int, int64_t        a whole number within min..max
+ *     uint64_t            a size within min..max: 4096, 64K, 100MB, 1.5G
+ *                         (K, M, G, T are 1024^n; KB, MB, GB, TB are 1000^n)
+ *     double              a number within lo..hi
+ *     const char *        text; with `choices`, one of them; NULL where nothing was given
+ *     int with `choices`  one of them; the value is its index
+ *     struct opt_list     texts separated by commas; given again, the list grows
  *
  * Precedence: command line > environment (HCACHE_MAX_TOKENS for "max-tokens") > config file
  * (--config FILE or HCACHE_CONFIG; lines `max-tokens = 5`, # comments) > default.  An
  * environment variable that is empty counts as unset.  An unknown key in the file is an
  * error, so that a typing mistake does not pass silently.
  *
- * opt_parse is a pure function of its sources; opt_begin connects it to the process. No
- * globals. */
+ * opt_parse is a pure function of its sources; opt_begin connects it to the process. There
+ * are no globals. */
 #ifndef BASE_OPT_H
 #define BASE_OPT_H
 
@@ -78,20 +83,22 @@ struct opt {
     const char *arg; /* how --help shows the value: "N", "FILE"; NULL: from the type */
     const char *def; /* as a user would write it; NULL: zero, NULL, or an empty list */
     const char *const *choices; /* NULL-terminated; NULL: anything */
-    int64_t min,
-        max; /* whole numbers, sizes, and how many items a list has; max 0: no bound */
-    double lo,
-        hi; /* doubles; hi 0: no bound. (So negative values need a min or lo below 0.) */
-    const char
-        *help; /* a sentence without a full stop; bounds and default are added to it */
+    /* Bounds of whole numbers and sizes, and of how many items a list has.  max 0: none.
+     * So negative values need a min below 0. */
+    int64_t min, max;
+    /* Bounds of doubles, alike. */
+    double lo, hi;
+    const char *help; /* a phrase without a full stop; default and bounds are added to it */
 };
 
 /* Type and place of field f of struct s. */
+/* clang-format off */
 #define OPT(s, f)                                                                          \
-    .type = _Generic(((s *)0)->f, _Bool : OPT_BOOL, int : OPT_INT, int64_t : OPT_INT64,            \
-                     uint64_t : OPT_SIZE, double : OPT_DOUBLE, const char * : OPT_STRING,          \
-                     struct opt_list : OPT_LIST),                                                  \
+    .type = _Generic(((s *)0)->f, _Bool: OPT_BOOL, int: OPT_INT, int64_t: OPT_INT64,       \
+                     uint64_t: OPT_SIZE, double: OPT_DOUBLE, const char *: OPT_STRING,     \
+                     struct opt_list: OPT_LIST),                                           \
     .offset = offsetof(s, f)
+/* clang-format on */
 
 struct opt_cmd {
     const char *name;              /* "run": messages begin with "hcache run:" */

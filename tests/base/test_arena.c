@@ -1,0 +1,84 @@
+/* test_arena.c - aligned, apart, bounded. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/mem.h"
+
+static void allocations_are_aligned_and_apart(void **state)
+{
+    (void)state;
+    struct arena a;
+    assert_int_equal(arena_init(&a, 1 << 20), 0);
+    char *last_end = NULL;
+    for (size_t n = 0; n < 200; n++) {
+        char *p = arena_alloc(&a, n);
+        assert_non_null(p);
+        assert_int_equal((uintptr_t)p % 16, 0);
+        assert_true(last_end == NULL || p >= last_end);
+        memset(p, (int)n, n);
+        last_end = p + n;
+    }
+    arena_deinit(&a);
+    assert_null(a.base);
+}
+
+static void the_bound_holds(void **state)
+{
+    (void)state;
+    struct arena a;
+    assert_int_equal(arena_init(&a, 100), 0);
+    assert_null(arena_alloc(&a, 101));
+    assert_null(arena_alloc(&a, SIZE_MAX));
+    assert_null(arena_calloc(&a, SIZE_MAX / 2, 4));
+    assert_null(arena_strndup(&a, "", SIZE_MAX));
+    char *first = arena_alloc(&a, 100);
+    assert_non_null(first);
+    assert_null(arena_alloc(&a, 1));
+    assert_null(arena_alloc(&a, 0)); /* the mark's alignment lies beyond the end */
+    arena_reset(&a);
+    assert_ptr_equal(arena_alloc(&a, 100), first);
+    arena_deinit(&a);
+}
+
+static void copies_and_zeroes(void **state)
+{
+    (void)state;
+    struct arena a;
+    assert_int_equal(arena_init(&a, 4096), 0);
+    memset(arena_alloc(&a, 1000), 0xff, 1000);
+    arena_reset(&a);
+    char *z = arena_calloc(&a, 10, 10);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(z[i], 0);
+    assert_string_equal(arena_strndup(&a, "hello world", 5), "hello");
+    arena_deinit(&a);
+}
+
+static void mapped_memory_is_aligned_and_zero(void **state)
+{
+    (void)state;
+    char *p = mem_map(10000);
+    assert_non_null(p);
+    assert_int_equal((uintptr_t)p % 4096, 0);
+    for (int i = 0; i < 10000; i++)
+        assert_int_equal(p[i], 0);
+    mem_unmap(p, 10000);
+    mem_unmap(NULL, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(allocations_are_aligned_and_apart),
+        cmocka_unit_test(the_bound_holds),
+        cmocka_unit_test(copies_and_zeroes),
+        cmocka_unit_test(mapped_memory_is_aligned_and_zero),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,65 @@
+/* test_err.c - messages are made once and carried; codes have names. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
+
+static void set_returns_the_code(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    assert_int_equal(err_set(&e, ERR_CORRUPT, "chunk %d", 7), ERR_CORRUPT);
+    assert_int_equal(e.code, ERR_CORRUPT);
+    assert_string_equal(e.msg, "chunk 7");
+    assert_int_equal(err_set(NULL, -ENOSPC, "%s", "x"), -ENOSPC);
+}
+
+static void wrap_puts_context_in_front(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    err_set(&e, -ENOENT, "a.json: not there");
+    assert_int_equal(err_wrap(&e, "model %s", "m"), -ENOENT);
+    assert_string_equal(e.msg, "model m: a.json: not there");
+}
+
+static void long_messages_are_cut_not_spilled(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char big[2000];
+    memset(big, 'x', sizeof big - 1);
+    big[sizeof big - 1] = 0;
+    err_set(&e, ERR_FORMAT, "%s", big);
+    assert_int_equal(strlen(e.msg), sizeof e.msg - 1);
+    err_wrap(&e, "%s", big);
+    assert_int_equal(strlen(e.msg), sizeof e.msg - 1);
+    assert_int_equal(e.code, ERR_FORMAT);
+}
+
+static void every_code_has_a_name(void **state)
+{
+    (void)state;
+    assert_string_equal(err_name(0), "no error");
+    for (int code = ERR_FORMAT; code >= ERR_CANCELLED; code--)
+        assert_memory_equal(err_name(code), "ERR_", 4);
+    assert_string_equal(err_name(-ENOSPC), "No space left on device");
+    assert_string_equal(err_name(-5000), "error -5000");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(set_returns_the_code),
+        cmocka_unit_test(wrap_puts_context_in_front),
+        cmocka_unit_test(long_messages_are_cut_not_spilled),
+        cmocka_unit_test(every_code_has_a_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

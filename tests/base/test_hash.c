@@ -1,0 +1,122 @@
+/* test_hash.c - published vectors: what is on disk must mean the same on every machine. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/rng.h"
+
+static void assert_digest(struct sha256_ctx *c, const char *want)
+{
+    struct sha256 h = sha256_end(c);
+    char hex[65];
+    sha256_hex(&h, hex);
+    assert_string_equal(hex, want);
+}
+
+/* FIPS 180-2 */
+static void sha256_vectors(void **state)
+{
+    (void)state;
+    assert_digest(sha256_begin(),
+                  "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    struct sha256_ctx *c = sha256_begin();
+    sha256_add(c, "a", 1);
+    sha256_add(c, "bc", 2);
+    assert_digest(c, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+/* Computed with Python's hashlib over <Q length, tag, <Q length, bytes>. */
+static void sha256_fields(void **state)
+{
+    (void)state;
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field(c, "a", "bc", 2);
+    sha256_field(c, "", "", 0);
+    assert_digest(c, "61c3399e8b9dab288df6bd67101099433d8498df9ca47d1291368d8742cdb252");
+}
+
+static struct sha256 two_fields(const char *a, const char *b)
+{
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field(c, "t", a, strlen(a));
+    sha256_field(c, "t", b, strlen(b));
+    return sha256_end(c);
+}
+
+static void fields_do_not_run_together(void **state)
+{
+    (void)state;
+    struct sha256 x = two_fields("ab", "c"), y = two_fields("a", "bc");
+    assert_memory_not_equal(x.b, y.b, 32);
+}
+
+/* The vectors of the xxHash reference, seed 0. */
+static void checksum_vectors(void **state)
+{
+    (void)state;
+    assert_true(checksum64("", 0) == 0x2d06800538d394c2u);
+    assert_true(checksum64("abc", 3) == 0x78af5f94892f3950u);
+}
+
+static void checksum_sees_every_bit(void **state)
+{
+    (void)state;
+    uint8_t bytes[300];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)(i * 7);
+    uint64_t was = checksum64(bytes, sizeof bytes);
+    for (size_t bit = 0; bit < 8 * sizeof bytes; bit++) {
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        assert_true(checksum64(bytes, sizeof bytes) != was);
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    assert_true(checksum64(bytes, sizeof bytes - 1) != was);
+}
+
+/* splitmix64's published sequence for seed 0. */
+static void rng_vectors(void **state)
+{
+    (void)state;
+    struct rng r = {0};
+    assert_true(rng_u64(&r) == 0xe220a8397b1dcdafu);
+    assert_true(rng_u64(&r) == 0x6e789e6aa1b965f4u);
+    assert_true(rng_u64(&r) == 0x06c45d188009454fu);
+}
+
+static void rng_stays_in_range_and_is_even(void **state)
+{
+    (void)state;
+    struct rng r = {.s = 42};
+    int seen[7] = {0};
+    double sum = 0;
+    for (int i = 0; i < 70000; i++) {
+        seen[rng_below(&r, 7)]++;
+        double u = rng_unit(&r);
+        assert_true(u >= 0 && u < 1);
+        sum += u;
+    }
+    for (int i = 0; i < 7; i++)
+        assert_in_range(seen[i], 9600, 10400); /* 10000 +- 4 sigma (93 each) */
+    assert_true(sum / 70000 > 0.495 && sum / 70000 < 0.505);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(rng_below(&r, 1), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sha256_vectors),
+        cmocka_unit_test(sha256_fields),
+        cmocka_unit_test(fields_do_not_run_together),
+        cmocka_unit_test(checksum_vectors),
+        cmocka_unit_test(checksum_sees_every_bit),
+        cmocka_unit_test(rng_vectors),
+        cmocka_unit_test(rng_stays_in_range_and_is_even),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

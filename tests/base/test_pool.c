@@ -1,0 +1,150 @@
+/* test_pool.c - every share runs once, shares cover the work, idle workers wake up. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/pool.h"
+
+enum { MAX_THREADS = 5 };
+
+struct calls {
+    atomic_int by_idx[MAX_THREADS];
+    atomic_int n_threads_wrong;
+    int want_threads;
+    int plain; /* not atomic: pool_run itself must order what came before it */
+    atomic_int plain_wrong;
+};
+
+static void count_call(void *arg, int thread_idx, int n_threads)
+{
+    struct calls *c = arg;
+    atomic_fetch_add(&c->by_idx[thread_idx], 1);
+    if (n_threads != c->want_threads)
+        atomic_fetch_add(&c->n_threads_wrong, 1);
+    if (c->plain != atomic_load(&c->by_idx[thread_idx]))
+        atomic_fetch_add(&c->plain_wrong, 1);
+}
+
+static void run_many(struct pool *p, int n_runs)
+{
+    struct calls c = {.want_threads = pool_threads(p)};
+    for (int i = 0; i < n_runs; i++) {
+        c.plain = i + 1;
+        pool_run(p, count_call, &c);
+    }
+    for (int i = 0; i < pool_threads(p); i++)
+        assert_int_equal(atomic_load(&c.by_idx[i]), n_runs);
+    assert_int_equal(atomic_load(&c.n_threads_wrong), 0);
+    assert_int_equal(atomic_load(&c.plain_wrong), 0);
+}
+
+static void every_thread_runs_once_per_job(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= MAX_THREADS; n++) {
+        struct pool *p = pool_create(n);
+        assert_int_equal(pool_threads(p), n);
+        run_many(p, n <= 2 ? 5000 : 300);
+        pool_destroy(p);
+    }
+}
+
+static void no_pool_runs_inline(void **state)
+{
+    (void)state;
+    assert_int_equal(pool_threads(NULL), 1);
+    run_many(NULL, 3);
+    pool_destroy(NULL);
+}
+
+static void sleeping_workers_wake_up(void **state)
+{
+    (void)state;
+    struct pool *p = pool_create(3);
+    for (int i = 0; i < 20; i++) {
+        clock_sleep_ns(2000000); /* far beyond the spinning time */
+        run_many(p, 1);
+    }
+    pool_destroy(p);
+}
+
+static void create_and_destroy_without_work(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 100; i++)
+        pool_destroy(pool_create(1 + i % 4));
+}
+
+struct caller {
+    struct pool *pool;
+    int total; /* of this caller's jobs; guarded by the pool's one-job-at-a-time rule */
+};
+
+static void add_one(void *arg, int thread_idx, int n_threads)
+{
+    (void)n_threads;
+    if (thread_idx == 0)
+        ((struct caller *)arg)->total++;
+}
+
+static void *call_often(void *arg)
+{
+    struct caller *c = arg;
+    for (int i = 0; i < 500; i++)
+        pool_run(c->pool, add_one, c);
+    return NULL;
+}
+
+static void two_callers_take_turns(void **state)
+{
+    (void)state;
+    struct pool *p = pool_create(2);
+    struct caller a = {p, 0}, b = {p, 0};
+    pthread_t t;
+    assert_int_equal(pthread_create(&t, NULL, call_often, &a), 0);
+    call_often(&b);
+    pthread_join(t, NULL);
+    assert_int_equal(a.total, 500);
+    assert_int_equal(b.total, 500);
+    pool_destroy(p);
+}
+
+static void shares_cover_everything_once(void **state)
+{
+    (void)state;
+    static const long items[] = {0, 1, 15, 16, 17, 100, 1000, 1001};
+    static const long units[] = {1, 6, 16, 64};
+    for (size_t i = 0; i < 8; i++)
+        for (size_t u = 0; u < 4; u++)
+            for (int n = 1; n <= 7; n++) {
+                long at = 0;
+                for (int t = 0; t < n; t++) {
+                    long begin, end;
+                    pool_share(items[i], units[u], t, n, &begin, &end);
+                    assert_int_equal(begin, at);
+                    assert_true(end >= begin && (end == items[i] || end % units[u] == 0));
+                    at = end;
+                }
+                assert_int_equal(at, items[i]);
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_thread_runs_once_per_job),
+        cmocka_unit_test(no_pool_runs_inline),
+        cmocka_unit_test(sleeping_workers_wake_up),
+        cmocka_unit_test(create_and_destroy_without_work),
+        cmocka_unit_test(two_callers_take_turns),
+        cmocka_unit_test(shares_cover_everything_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
