@@ -10,73 +10,118 @@ PKGS    := liburing sqlite3 jansson libpcre2-8 libutf8proc libcrypto
 
 WARN     := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wvla -Werror=implicit -Werror=int-conversion
+# Messages are cut to their buffers on purpose; CHECK(!"reason") is an idiom; each compiler is to
+# accept the other's names.
+WARN     += -Wno-format-truncation -Wno-string-conversion -Wno-unknown-warning-option
 # -ffp-contract=off: the compiler must not fuse what the kernels leave unfused, or results would
 # depend on the compiler.  Fused steps are written as fma.
-COMMON   := -std=c11 -D_GNU_SOURCE -Isrc -Iinclude -MMD -MP -g -pthread -ffp-contract=off \
-            -fno-math-errno $(WARN)
+COMMON   := -std=c11 -D_GNU_SOURCE -I. -Isrc -Iinclude -I$(B)/gen -MMD -MP -g -pthread \
+            -ffp-contract=off -fno-math-errno $(WARN)
 OPT_release := -O2
 OPT_debug   := -O1 -DHC_DEBUG
 OPT_asan    := -O1 -DHC_DEBUG -fsanitize=address,undefined -fno-sanitize-recover=undefined \
                -fno-omit-frame-pointer
 OPT_tsan    := -O1 -DHC_DEBUG -fsanitize=thread -fno-omit-frame-pointer
 OPT_cov     := -O0 -DHC_DEBUG --coverage
+VARIANTS    := release debug asan tsan cov
+ifeq ($(filter $(VARIANT),$(VARIANTS)),)
+$(error VARIANT=$(VARIANT) is none of: $(VARIANTS))
+endif
+
 CFLAGS   ?=
-ALL_CFLAGS = $(COMMON) $(OPT_$(VARIANT)) $(PKG_CFLAGS) $(CFLAGS)
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+ALL_CFLAGS := $(COMMON) $(OPT_$(VARIANT)) $(PKG_CFLAGS) $(CFLAGS)
 LDLIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lxxhash -lm -pthread
 LDFLAGS  := $(OPT_$(VARIANT)) -pthread
+
+# Kernels for one instruction set live in files named after it and are chosen at run time.
+ARCH_avx2   := -mavx2 -mfma -mf16c -O3
+ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -O3
 
 SRC   := $(sort $(wildcard src/*/*.c src/*/*/*.c))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
-TESTS := $(sort $(wildcard tests/*/test_*.c))
-TESTLIB_SRC := $(sort $(filter-out $(TESTS),$(wildcard tests/*/*.c)))
+TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
+TESTLIB_SRC := $(sort $(filter-out $(TEST_SRC),$(wildcard tests/*/*.c)))
 
 OBJ      := $(SRC:%.c=$(B)/%.o)
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
-TEST_BIN := $(TESTS:%.c=$(B)/%)
+TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
 
-all: $(B)/hcache build/hcache
+# Both cores unless the caller has said how many jobs.
+JOBS = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 2))
 
-build/hcache: $(if $(filter release,$(VARIANT)),$(B)/hcache)
-	@mkdir -p build
+all: $(B)/hcache $(if $(filter release,$(VARIANT)),build/hcache)
+
+build/hcache: $(B)/hcache
 	@ln -sfn release/hcache build/hcache
 
-$(B)/libhcache.a: $(OBJ)
+# --- stamps: files that change only when what they say does -------------------------------------
+
+# $(call stamp,FILE,TEXT): rewrites FILE where its text is another one.
+define stamp
+mkdir -p $(dir $(1)); printf '%s\n' '$(2)' | cmp -s - $(1) || printf '%s\n' '$(2)' >$(1)
+endef
+
+# Other flags rebuild everything; another set of files relinks (a deleted one must leave the library).
+$(B)/flags.stamp: FORCE
+	@$(call stamp,$@,$(CC) $(ALL_CFLAGS) $(ARCH_avx2) $(ARCH_avx512) $(LDFLAGS) $(LDLIBS))
+$(B)/files.stamp: FORCE
+	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
+$(B)/gen/version.h: FORCE
+	@$(call stamp,$@,#define HCACHE_VERSION "0.1-$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
+$(B)/apps/main.o: $(B)/gen/version.h
+
+# --- rules --------------------------------------------------------------------------------------
+
+$(B)/libhcache.a: $(OBJ) $(B)/files.stamp
 	@rm -f $@
-	@$(AR) rcs $@ $^
+	@$(AR) rcs $@ $(OBJ)
 
 $(B)/hcache: $(APP_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
-	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	@$(CC) $(LDFLAGS) -o $@ $(APP_OBJ) $(B)/libhcache.a $(LDLIBS)
 
-# Kernels for one instruction set live in files named after it and are chosen at run time.
-$(B)/%_avx2.o: ARCH_FLAGS := -mavx2 -mfma -mf16c -O3
-$(B)/%_avx512.o: ARCH_FLAGS := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -O3
+$(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
+$(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 
-$(B)/%.o: %.c
+$(B)/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@echo "  CC   $<"
 	@$(CC) $(ALL_CFLAGS) $(ARCH_FLAGS) -c -o $@ $<
 
 $(B)/tests/%: $(B)/tests/%.o $(TESTLIB_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
-	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+	@$(CC) $(LDFLAGS) -o $@ $< $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
 tests: $(TEST_BIN)
+
+# --- the two commands of the README: each sets the machine up by itself -------------------------
 
 setup:
 	@tools/setup.sh
 
-# The two commands of the README: each sets the machine up by itself.
 demo: setup
-	@$(MAKE) --no-print-directory -j2 all
+	@$(MAKE) --no-print-directory $(JOBS) all
 	@tools/demo.sh
 
 test: setup
-	@$(MAKE) --no-print-directory -j2 all tests
-	@tools/run_tests.sh $(B)
+	@tools/run_tests.sh --build $(VARIANT)
+
+# --- development --------------------------------------------------------------------------------
+
+check:
+	@tools/tidy.sh
+	@$(MAKE) --no-print-directory VARIANT=asan test
+
+tsan:
+	@$(MAKE) --no-print-directory VARIANT=tsan test
+
+cov:
+	@find build/cov -name '*.gcda' -delete 2>/dev/null || true
+	@$(MAKE) --no-print-directory VARIANT=cov test
+	@tools/cov.sh
 
 tidy:
 	@tools/tidy.sh
@@ -84,23 +129,29 @@ tidy:
 format:
 	@clang-format -i $$(git ls-files '*.c' '*.h')
 
+options: $(B)/hcache
+	@tools/options.sh $(B)/hcache
+
 clean:
 	rm -rf build
 
 help:
 	@echo 'make            build build/hcache'
-	@echo 'make demo       set up, build, and show the main job'
-	@echo 'make test       set up, build, and run every test (TESTS=pattern runs some)'
-	@echo 'make check      test under sanitizers, and tidy'
+	@echo 'make demo       set up, build, and show the main job (two minutes)'
+	@echo 'make test       set up, build, and run every test; TESTS=REGEX runs some of them'
+	@echo 'make tests      build the tests without running them'
+	@echo 'make check      tidy, and every test under the address and undefined sanitizers'
+	@echo 'make tsan       every test under the thread sanitizer'
+	@echo 'make cov        every test, then line coverage of src/store and src/io'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
-	@echo 'make VARIANT=V  V: release debug asan tsan cov'
+	@echo 'make options    every option of every command, as Markdown'
+	@echo 'make setup      install missing distribution packages (tools/setup.sh --dev: more)'
+	@echo 'make clean      remove build/'
+	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
+	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-check:
-	@$(MAKE) --no-print-directory tidy
-	@$(MAKE) --no-print-directory VARIANT=asan test
-
-.PHONY: all tests setup demo test tidy format clean help check
+.PHONY: all tests setup demo test check tsan cov tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d)

@@ -1,40 +1,87 @@
 #!/usr/bin/env bash
 # Runs every test under tests/ and closes with one line: N passed, N failed, N skipped.
-#   tools/run_tests.sh BUILD_DIR        TESTS=pattern limits which (a regular expression on paths)
-# C tests are cmocka programs (TAP output); tests/e2e/*.sh and *.py print TAP themselves.
+#   tools/run_tests.sh BUILD_DIR           runs what is built there
+#   tools/run_tests.sh --build VARIANT     builds that variant first
+# TESTS=REGEX limits which ("store|e2e"); TEST_TIMEOUT=SECONDS bounds each program (default 300).
+#
+# C tests are cmocka programs; tests/e2e/test_*.sh and *.py print TAP themselves.  A program that
+# crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
+# A skip prints its reason: cmocka tests print a line "# skip: reason" before skip().
 set -uo pipefail
+cd "$(dirname "$0")/.."
 
-build=$1
 pattern=${TESTS:-.}
-export HCACHE_BUILD=$build
+limit=${TEST_TIMEOUT:-300}
 passed=0 failed=0 skipped=0
+
+finish() { # the closing line, always the last
+    echo "whole run: $SECONDS s"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+    exit
+}
+
+if [ "${1:-}" = --build ]; then
+    build=build/$2
+    jobs=-j$(nproc 2>/dev/null || echo 2)
+    case ${MAKEFLAGS:-} in *-j*) jobs= ;; esac
+    make --no-print-directory ${jobs:+"$jobs"} VARIANT="$2" all tests || {
+        echo "the build failed"
+        failed=1
+        finish
+    }
+    echo "build: $SECONDS s"
+else
+    build=${1:?usage: run_tests.sh BUILD_DIR | --build VARIANT}
+fi
+
+# A test's result must not depend on what the caller has configured.
+for v in "${!HCACHE_@}"; do unset "$v"; done
+export HCACHE_BUILD=$build
+export CMOCKA_MESSAGE_OUTPUT=TAP
+# A race or a leak ends the program with a code of its own.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 run_one() { # run_one NAME COMMAND...
-    local name=$1 start=$SECONDS rc ok bad skip
+    local name=$1 start=$SECONDS rc plan ok bad skip missing why=
     shift
-    CMOCKA_MESSAGE_OUTPUT=TAP timeout "${TEST_TIMEOUT:-600}" "$@" >"$log" 2>&1 </dev/null
+    timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null
     rc=$?
-    # cmocka 1.1 prints a skip as "ok N # SKIP name" or "not ok N # SKIP name".
-    skip=$(grep -cE '^(not )?ok .*# SKIP' "$log")
-    ok=$(grep -E '^ok ' "$log" | grep -vc '# SKIP')
-    bad=$(grep -E '^not ok ' "$log" | grep -vc '# SKIP')
-    if [ "$rc" -ne 0 ] && [ "$bad" -eq 0 ]; then bad=1; fi
-    if [ "$rc" -eq 0 ] && [ $((ok + bad + skip)) -eq 0 ]; then bad=1; echo "printed no result" >>"$log"; fi
+    # cmocka 1.1.5 prints a skipped test as "not ok N # SKIP name"; TAP says "ok N name # SKIP why",
+    # and "1..0 # SKIP why" for a whole file.
+    plan=$(grep -aoE '^1\.\.[0-9]+' "$log" | tail -1 | cut -c4-)
+    skip=$(grep -acE '^(not )?ok .*# SKIP|^1\.\.0 # SKIP' "$log")
+    ok=$(grep -aE '^ok ' "$log" | grep -vc '# SKIP')
+    bad=$(grep -aE '^not ok ' "$log" | grep -vc '# SKIP')
+    missing=$((${plan:-0} - ok - bad - skip))
+    if [ "$missing" -gt 0 ]; then
+        bad=$((bad + missing)) why="$missing of $plan results are missing; "
+    elif [ $((ok + bad + skip)) -eq 0 ]; then
+        bad=1 why="no results; "
+    elif [ "$rc" -ne 0 ] && [ "$bad" -eq 0 ]; then
+        bad=1
+    fi
+    [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ] && why+="ran longer than $limit s; "
+    [ "$rc" -gt 128 ] && [ "$rc" -ne 137 ] && why+="ended by signal $((rc - 128)); "
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    printf '%-42s %4d passed %3d failed %3d skipped %4d s\n' "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
-    [ "$skip" -gt 0 ] && grep -iE 'SKIP' "$log" | sed 's/^/    /' | head -5
-    if [ "$bad" -gt 0 ]; then echo "    exit status $rc; the last lines:"; tail -40 "$log" | sed 's/^/    /'; fi
-    return 0
+    printf '%-40s %4d passed %3d failed %3d skipped %4d s\n' "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
+    [ "$skip" -gt 0 ] && grep -aE '# SKIP|^# skip:' "$log" | sed 's/^/    /' | head -20
+    if [ "$bad" -gt 0 ]; then
+        echo "    ${why}exit status $rc; failures and the last lines:"
+        grep -aE '^not ok ' "$log" | grep -v '# SKIP' | head -20 | sed 's/^/    /'
+        tail -40 "$log" | sed 's/^/    | /'
+    fi
 }
 
 for src in tests/*/test_*.c; do
-    name=${src#tests/}; name=${name%.c}
+    [ -e "$src" ] || continue
+    name=${src#tests/} name=${name%.c}
     [[ $name =~ $pattern ]] || continue
     run_one "$name" "$build/${src%.c}"
 done
-for script in tests/e2e/test_*.sh tests/e2e/test_*.py; do
+for script in tests/*/test_*.sh tests/*/test_*.py; do
     [ -e "$script" ] || continue
     name=${script#tests/}
     [[ $name =~ $pattern ]] || continue
@@ -43,7 +90,4 @@ for script in tests/e2e/test_*.sh tests/e2e/test_*.py; do
     *.py) run_one "$name" python3 "$script" ;;
     esac
 done
-
-echo "whole run: $SECONDS s"
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ] && [ $((passed + failed)) -gt 0 ]
+finish

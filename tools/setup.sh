@@ -1,14 +1,24 @@
 #!/usr/bin/env bash
-# Installs the distribution packages that are missing (Debian 12; root, or sudo).  Quiet and quick
-# where nothing is missing.  --dev adds what only development needs.
+# Installs the distribution packages that are missing (Debian 12; root, or sudo).  Silent and quick
+# where nothing is missing.
+#   tools/setup.sh          what building, testing and the demo need
+#   tools/setup.sh --dev    and what only development needs (clang, coverage, tracing)
 set -euo pipefail
 
 packages=(gcc make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
           libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev python3)
-dev=(clang clang-tidy clang-format libclang-rt-14-dev gcovr strace)
+dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace)
+
+fail() { echo "setup: $*" >&2; exit 1; }
 
 want=("${packages[@]}")
-[ "${1:-}" = --dev ] && want+=("${dev[@]}")
+case ${1:-} in
+'') ;;
+--dev) want+=("${dev[@]}") ;;
+*) fail "unknown argument \"$1\" (allowed: --dev)" ;;
+esac
+
+command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand what Debian 12 calls: ${want[*]}"
 
 missing=()
 for p in "${want[@]}"; do
@@ -16,12 +26,22 @@ for p in "${want[@]}"; do
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
-sudo=
+sudo=()
 if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "setup: needs root or sudo to install: ${missing[*]}" >&2; exit 1; }
-    sudo=sudo
+    command -v sudo >/dev/null || fail "needs root or sudo to install: ${missing[*]}"
+    sudo=(sudo)
 fi
 echo "setup: installing ${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
-$sudo apt-get update -qq
-$sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() { # another apt may hold the lock, as on a machine that has just started
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -qq "$@" >"$log" 2>&1
+}
+# A failed update is not yet an end: the lists that are there may do.
+apt update || echo "setup: apt-get update failed (no network?); trying with the lists that are here" >&2
+if ! apt install -y --no-install-recommends "${missing[@]}"; then
+    tail -15 "$log" >&2
+    fail "could not install: ${missing[*]}
+setup: is the network up, and has /etc/apt/sources.list the Debian 12 archive?  Packages that are
+setup: installed in another way are found, too; then run the command again."
+fi
