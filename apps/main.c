@@ -1,4 +1,91 @@
-int main(void)
+/* main.c - hcache: finds the subcommand and runs it. Everything else is in cmd_NAME.c. */
+#include <stdio.h>
+#include <string.h>
+
+#include "apps/cmds.h"
+#include "base/opt.h"
+#include "version.h"
+
+struct cmd {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+};
+
+/* In the order in which a newcomer meets them. A row appears when its file exists. */
+static const struct cmd cmds[] = {
+    {0},
+};
+
+static void print_help(FILE *out)
 {
-    return 0;
+    fprintf(out,
+            "usage: hcache COMMAND [OPTION]... [ARGUMENT]...\n\n"
+            "An LLM serving engine whose conversations are durable: what has been computed "
+            "once\nis brought back instead of being computed again.\n\ncommands:\n");
+    for (const struct cmd *c = cmds; c->name != NULL; c++)
+        fprintf(out, "  %-10s %s\n", c->name, c->help);
+    fprintf(out, "\nhcache COMMAND --help explains a command; hcache --version says which "
+                 "build this is.\n");
+}
+
+static int unknown_command(const char *typed)
+{
+    const char *names[sizeof cmds / sizeof cmds[0]] = {0};
+    int n = 0;
+    for (const struct cmd *c = cmds; c->name != NULL; c++)
+        names[n++] = c->name;
+    const char *near = opt_nearest(typed, names, n);
+    fprintf(stderr, "hcache: unknown command \"%s\"", typed);
+    if (near != NULL)
+        fprintf(stderr, "; did you mean \"%s\"?", near);
+    fprintf(stderr, "\nsee: hcache --help\n");
+    return 2;
+}
+
+static int run_command(const char *name, int argc, char **argv)
+{
+    for (const struct cmd *c = cmds; c->name != NULL; c++)
+        if (strcmp(c->name, name) == 0)
+            return c->run(argc, argv);
+    return unknown_command(name);
+}
+
+/* hcache help [COMMAND] is what people type before they know about --help. */
+static int help_command(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stdout);
+        return 0;
+    }
+    char flag[] = "--help";
+    char *help_argv[] = {argv[1], flag, NULL};
+    return run_command(argv[1], 2, help_argv);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return 2;
+    }
+    const char *first = argv[1];
+    int code;
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) {
+        print_help(stdout);
+        code = 0;
+    } else if (strcmp(first, "--version") == 0) {
+        printf("hcache %s\n", HCACHE_VERSION);
+        code = 0;
+    } else if (strcmp(first, "help") == 0) {
+        code = help_command(argc - 1, argv + 1);
+    } else {
+        code = run_command(first, argc - 1, argv + 1);
+    }
+    /* Output that did not reach its file (a full disk, a closed pipe) is a fault. */
+    if (fflush(stdout) != 0 && code == 0) {
+        perror("hcache: standard output");
+        code = 1;
+    }
+    return code;
 }
