@@ -15,7 +15,8 @@
  * file and the field; it is never approximated.
  *
  * After a successful parse these hold, whatever the bytes were:
- *   1. every size is positive and every product of two of them fits an int32_t;
+ *   1. every size is positive; n_embd, n_ffn and n_heads * d_head are at most 2^20, vocab_size 2^24,
+ *      n_layers 4096, max_ctx 2^30 (products of two need 64 bits);
  *   2. n_heads is a multiple of n_kv_heads; d_rope is even and at most d_head;
  *   3. bos_id and every eos id are -1 or lie in [0, vocab_size).
  *

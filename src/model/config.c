@@ -1,0 +1,573 @@
+/* config.c - config.json to struct model_config.
+ *
+ * One table names the families; config_family_init sets what a family is by nature; one short
+ * function per family reads what its config.json may vary, and refuses the variants that the
+ * description cannot express.  Keys that change no result (use_cache, transformers_version, ...) are
+ * not looked at.
+ *
+ * Defaults for absent keys are the reference library's, and only where real checkpoints rely on
+ * them; sizes have none. */
+#include "model/config.h"
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/json.h"
+#include "model/config_family.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CONFIG_MAX_BYTES (16u << 20)
+
+enum {
+    MAX_WIDTH = 1 << 20,
+    MAX_VOCAB = 1 << 24,
+    MAX_LAYERS = 4096,
+    MAX_CTX = 1 << 30,
+};
+
+/* --- fields, with one sticky error -------------------------------------------------------- */
+
+/* After the first fault every further read does nothing, so that a family reads as a list. */
+struct fields {
+    const struct json *o;
+    struct err *err;
+    int rc;
+};
+
+static int32_t need_int(struct fields *f, const char *key, int32_t min, int32_t max)
+{
+    int64_t v = min;
+    if (f->rc == 0)
+        f->rc = json_get_int(f->o, key, min, max, &v, f->err);
+    return (int32_t)v;
+}
+
+static int32_t opt_int(struct fields *f, const char *key, int32_t min, int32_t max,
+                       int32_t dflt)
+{
+    int64_t v = dflt;
+    if (f->rc == 0)
+        f->rc = json_opt_int(f->o, key, min, max, &v, f->err);
+    return (int32_t)v;
+}
+
+static double opt_real(struct fields *f, const char *key, double dflt)
+{
+    if (f->rc == 0)
+        f->rc = json_opt_real(f->o, key, &dflt, f->err);
+    return dflt;
+}
+
+static bool opt_bool(struct fields *f, const char *key, bool dflt)
+{
+    if (f->rc == 0)
+        f->rc = json_opt_bool(f->o, key, &dflt, f->err);
+    return dflt;
+}
+
+static const char *opt_string(struct fields *f, const char *key, const char *dflt)
+{
+    if (f->rc == 0)
+        f->rc = json_opt_string(f->o, key, &dflt, f->err);
+    return dflt;
+}
+
+static bool is_null(const struct fields *f, const char *key)
+{
+    return json_kind(json_member(f->o, key)) == JSON_KIND_NULL;
+}
+
+static void refuse(struct fields *f, const char *key, const char *why)
+{
+    if (f->rc == 0)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': %s", key, why);
+}
+
+/* A switch that the description has no word for: only this value is supported. */
+static void must_be(struct fields *f, const char *key, bool dflt, bool wanted)
+{
+    if (opt_bool(f, key, dflt) != wanted)
+        refuse(f, key, wanted ? "false is not supported" : "true is not supported");
+}
+
+/* --- parts that families share ------------------------------------------------------------ */
+
+static void read_sizes(struct fields *f, struct model_config *c, const char *ffn_key)
+{
+    c->n_embd = need_int(f, "hidden_size", 1, MAX_WIDTH);
+    c->n_layers = need_int(f, "num_hidden_layers", 1, MAX_LAYERS);
+    c->n_heads = need_int(f, "num_attention_heads", 1, MAX_WIDTH);
+    c->vocab_size = need_int(f, "vocab_size", 1, MAX_VOCAB);
+    c->n_kv_heads = c->n_heads;
+    if (ffn_key != NULL)
+        c->n_ffn = need_int(f, ffn_key, 1, MAX_WIDTH);
+}
+
+/* Explicit where the file has it, else the width divided by the heads. */
+static void read_head_dim(struct fields *f, struct model_config *c)
+{
+    c->d_head = opt_int(f, "head_dim", 1, MAX_WIDTH, 0);
+    if (f->rc != 0 || c->d_head != 0)
+        return;
+    if (c->n_embd % c->n_heads != 0)
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "'hidden_size' is %d, which %d 'num_attention_heads' do not divide",
+                        c->n_embd, c->n_heads);
+    c->d_head = c->n_embd / c->n_heads;
+}
+
+static const struct {
+    const char *name;
+    enum act_kind act;
+} activations[] = {
+    {"silu", ACT_SILU},
+    {"swish", ACT_SILU},
+    {"gelu", ACT_GELU},
+    {"gelu_new", ACT_GELU_TANH},
+    {"gelu_pytorch_tanh", ACT_GELU_TANH},
+    {"relu", ACT_RELU},
+};
+
+/* The activation must be the family's own: no checkpoint of these families has another. */
+static void check_act(struct fields *f, const struct model_config *c, const char *key,
+                      const char *dflt)
+{
+    const char *name = opt_string(f, key, dflt);
+    for (size_t i = 0; f->rc == 0 && i < sizeof activations / sizeof activations[0]; i++)
+        if (strcmp(activations[i].name, name) == 0 && activations[i].act == c->act)
+            return;
+    if (f->rc == 0)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "'%s': activation '%s' is not supported in %s", key, name,
+                        family_name(c->family));
+}
+
+static void read_llama3_scaling(struct fields *f, struct rope_scaling *s)
+{
+    s->kind = ROPE_SCALING_LLAMA3;
+    s->original_max_ctx = need_int(f, "original_max_position_embeddings", 1, MAX_CTX);
+    if (f->rc == 0)
+        f->rc = json_get_real(f->o, "factor", &s->factor, f->err);
+    if (f->rc == 0)
+        f->rc = json_get_real(f->o, "low_freq_factor", &s->low_freq_factor, f->err);
+    if (f->rc == 0)
+        f->rc = json_get_real(f->o, "high_freq_factor", &s->high_freq_factor, f->err);
+    if (f->rc == 0 && !(s->factor >= 1 && s->low_freq_factor > 0 &&
+                        s->high_freq_factor > s->low_freq_factor))
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "wants factor >= 1 and 0 < low_freq_factor < high_freq_factor");
+}
+
+/* `key` is "rope_scaling", or "rope_parameters" as newer files write it, with rope_theta inside. */
+static void read_rope_object(struct fields *f, struct model_config *c, const char *key)
+{
+    const struct json *o = NULL;
+    if (f->rc == 0)
+        f->rc = json_opt_object(f->o, key, &o, f->err);
+    if (f->rc != 0 || o == NULL)
+        return;
+    struct fields in = {.o = o, .err = f->err};
+    const char *type = opt_string(&in, "rope_type", opt_string(&in, "type", "default"));
+    c->rope_theta = opt_real(&in, "rope_theta", c->rope_theta);
+    if (in.rc == 0 && strcmp(type, "llama3") == 0)
+        read_llama3_scaling(&in, &c->rope_scaling);
+    else if (in.rc == 0 && strcmp(type, "default") != 0)
+        in.rc = err_set(in.err, ERR_UNSUPPORTED,
+                        "RoPE scaling of type '%s' is not supported", type);
+    if (in.rc != 0) {
+        f->rc = in.rc;
+        err_wrap(f->err, "'%s'", key);
+    }
+}
+
+/* rope_fraction: the share of a head that is rotated where the file does not say. */
+static void read_rope(struct fields *f, struct model_config *c, double rope_fraction)
+{
+    c->rope_theta = opt_real(f, "rope_theta", 10000);
+    read_rope_object(f, c, "rope_scaling");
+    read_rope_object(f, c, "rope_parameters");
+    double fraction = opt_real(f, "partial_rotary_factor", rope_fraction);
+    if (f->rc != 0)
+        return;
+    if (!(isfinite(c->rope_theta) && c->rope_theta > 0))
+        f->rc = err_set(f->err, ERR_FORMAT, "'rope_theta' must be positive");
+    else if (!(fraction > 0 && fraction <= 1))
+        f->rc = err_set(f->err, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
+    else
+        c->d_rope = (int32_t)(c->d_head * fraction);
+}
+
+static void read_norm_eps(struct fields *f, struct model_config *c, const char *key,
+                          double dflt)
+{
+    double eps = opt_real(f, key, dflt);
+    if (f->rc == 0 && !(eps > 0 && eps < 1))
+        f->rc = err_set(f->err, ERR_FORMAT, "'%s' must lie between 0 and 1", key);
+    c->norm_eps = (float)eps;
+}
+
+/* What llama, mistral, qwen2, qwen3, phi3 and gemma have in common. */
+static void read_llama_like(struct fields *f, struct model_config *c)
+{
+    read_sizes(f, c, "intermediate_size");
+    c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
+    c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
+    read_head_dim(f, c);
+    read_norm_eps(f, c, "rms_norm_eps", 1e-6);
+    read_rope(f, c, 1.0);
+    must_be(f, "attention_bias", false, false);
+    must_be(f, "mlp_bias", false, false);
+}
+
+/* qwen2 and qwen3 list a kind per layer in newer files: full ones first, then sliding ones. */
+static void read_layer_types(struct fields *f, struct model_config *c)
+{
+    const struct json *list = NULL;
+    if (f->rc == 0)
+        f->rc = json_opt_array(f->o, "layer_types", &list, f->err);
+    if (f->rc != 0 || list == NULL)
+        return;
+    if (json_count(list) != (size_t)c->n_layers) {
+        refuse(f, "layer_types", "must have one entry per layer");
+        return;
+    }
+    int32_t first = c->n_layers;
+    for (int32_t l = c->n_layers; l-- > 0;) {
+        const char *s = json_string_of(json_at(list, (size_t)l), NULL);
+        bool sliding = s != NULL && strcmp(s, "sliding_attention") == 0;
+        if (!sliding && (s == NULL || strcmp(s, "full_attention") != 0))
+            refuse(f, "layer_types",
+                   "only full_attention and sliding_attention are supported");
+        else if (sliding && first != l + 1)
+            refuse(f, "layer_types",
+                   "full_attention behind sliding_attention is not supported");
+        else if (sliding)
+            first = l;
+    }
+    if (first < c->n_layers && c->sliding_window == 0)
+        refuse(f, "layer_types", "sliding_attention without a sliding window");
+    c->window_layer = first;
+    if (first == c->n_layers)
+        c->sliding_window = c->window_layer = 0;
+}
+
+/* --- the families ------------------------------------------------------------------------- */
+
+static void read_llama(struct fields *f, struct model_config *c)
+{
+    read_llama_like(f, c);
+    check_act(f, c, "hidden_act", "silu");
+    c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
+}
+
+static void read_mistral(struct fields *f, struct model_config *c)
+{
+    read_llama(f, c);
+    /* The reference's default for an absent key; null says none. */
+    c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX,
+                                json_member(f->o, "sliding_window") == NULL ? 4096 : 0);
+    if (f->rc == 0 && is_null(f, "num_key_value_heads"))
+        refuse(f, "num_key_value_heads", "is missing");
+}
+
+static void read_qwen(struct fields *f, struct model_config *c)
+{
+    read_llama(f, c);
+    if (f->rc == 0 && is_null(f, "num_key_value_heads"))
+        refuse(f, "num_key_value_heads", "is missing");
+    if (opt_bool(f, "use_sliding_window", false)) {
+        c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
+        c->window_layer = opt_int(f, "max_window_layers", 0, MAX_LAYERS, 28);
+        if (c->sliding_window == 0 || c->window_layer >= c->n_layers)
+            c->sliding_window = c->window_layer = 0;
+    }
+    read_layer_types(f, c);
+}
+
+static void read_phi3(struct fields *f, struct model_config *c)
+{
+    read_llama(f, c);
+    c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
+}
+
+static void read_gemma(struct fields *f, struct model_config *c)
+{
+    if (is_null(f, "head_dim"))
+        refuse(f, "head_dim", "is missing");
+    read_llama_like(f, c);
+    /* Early files say hidden_act "gelu" and mean the tanh form: only an explicit name is taken. */
+    check_act(f, c, is_null(f, "hidden_activation") ? "hidden_act" : "hidden_activation",
+              "gelu_pytorch_tanh");
+    c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
+    c->embed_scale = sqrtf((float)c->n_embd);
+}
+
+static void read_opt(struct fields *f, struct model_config *c)
+{
+    read_sizes(f, c, "ffn_dim");
+    c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
+    read_head_dim(f, c);
+    c->d_rope = 0;
+    check_act(f, c, "activation_function", "relu");
+    c->norm_eps = 1e-5f; /* fixed in the reference */
+    must_be(f, "do_layer_norm_before", true, true);
+    must_be(f, "_remove_final_layer_norm", false, false);
+    must_be(f, "layer_norm_elementwise_affine", true, true);
+    must_be(f, "enable_bias", true, true);
+    if (opt_int(f, "word_embed_proj_dim", 1, MAX_WIDTH, c->n_embd) != c->n_embd)
+        refuse(f, "word_embed_proj_dim", "other than hidden_size is not supported");
+    c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
+}
+
+static void read_phi(struct fields *f, struct model_config *c)
+{
+    read_sizes(f, c, "intermediate_size");
+    c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
+    c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
+    read_head_dim(f, c);
+    read_norm_eps(f, c, "layer_norm_eps", 1e-5);
+    read_rope(f, c, 0.5);
+    check_act(f, c, "hidden_act", "gelu_new");
+    must_be(f, "qk_layernorm", false, false);
+    c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
+}
+
+static void read_falcon(struct fields *f, struct model_config *c)
+{
+    read_sizes(f, c, NULL);
+    bool grouped = opt_bool(f, "new_decoder_architecture", false);
+    bool multi_query = opt_bool(f, "multi_query", true);
+    bool parallel = opt_bool(f, "parallel_attn", true);
+    if (grouped)
+        c->n_kv_heads = opt_int(f, "num_kv_heads", 1, MAX_WIDTH, c->n_heads);
+    else
+        c->n_kv_heads = multi_query ? 1 : c->n_heads;
+    int norms = opt_int(f, "num_ln_in_parallel_attn", 1, 2, grouped ? 2 : 1);
+    if (grouped && !parallel)
+        refuse(f, "parallel_attn", "false with new_decoder_architecture is not supported");
+    if (!grouped && norms == 2)
+        refuse(f, "num_ln_in_parallel_attn", "2 needs new_decoder_architecture");
+    c->block = !parallel    ? BLOCK_SEQUENTIAL
+               : norms == 2 ? BLOCK_PARALLEL_NORM2
+                            : BLOCK_PARALLEL;
+    c->n_ffn = opt_int(f, "ffn_hidden_size", 1, MAX_WIDTH,
+                       c->n_embd <= MAX_WIDTH / 4 ? 4 * c->n_embd : MAX_WIDTH);
+    c->max_ctx = opt_int(f, "max_position_embeddings", 1, MAX_CTX, 2048);
+    read_head_dim(f, c);
+    read_norm_eps(f, c, "layer_norm_epsilon", 1e-5);
+    read_rope(f, c, 1.0);
+    check_act(f, c, "activation", "gelu");
+    must_be(f, "alibi", false, false);
+    must_be(f, "bias", false, false);
+    c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
+}
+
+static const struct {
+    const char *model_type;
+    const char *architecture;
+    void (*read)(struct fields *f, struct model_config *c);
+} families[] = {
+    [FAMILY_LLAMA] = {"llama", "LlamaForCausalLM", read_llama},
+    [FAMILY_MISTRAL] = {"mistral", "MistralForCausalLM", read_mistral},
+    [FAMILY_QWEN2] = {"qwen2", "Qwen2ForCausalLM", read_qwen},
+    [FAMILY_QWEN3] = {"qwen3", "Qwen3ForCausalLM", read_qwen},
+    [FAMILY_OPT] = {"opt", "OPTForCausalLM", read_opt},
+    [FAMILY_PHI] = {"phi", "PhiForCausalLM", read_phi},
+    [FAMILY_PHI3] = {"phi3", "Phi3ForCausalLM", read_phi3},
+    [FAMILY_GEMMA] = {"gemma", "GemmaForCausalLM", read_gemma},
+    [FAMILY_FALCON] = {"falcon", "FalconForCausalLM", read_falcon},
+};
+
+enum { N_FAMILIES = sizeof families / sizeof families[0] };
+
+const char *family_name(enum model_family f)
+{
+    return (size_t)f < N_FAMILIES ? families[f].model_type : "unknown";
+}
+
+const char *family_architecture(enum model_family f)
+{
+    return (size_t)f < N_FAMILIES ? families[f].architecture : "unknown";
+}
+
+/* model_type names the family; architectures, where present, must be its causal language model. */
+static void read_family(struct fields *f, enum model_family *out)
+{
+    const char *type = opt_string(f, "model_type", NULL);
+    const struct json *list = NULL;
+    if (f->rc == 0)
+        f->rc = json_opt_array(f->o, "architectures", &list, f->err);
+    if (f->rc != 0)
+        return;
+    const char *arch = json_string_of(json_at(list, 0), NULL);
+    if (type == NULL && arch == NULL) {
+        f->rc = err_set(f->err, ERR_FORMAT, "'model_type' and 'architectures' are missing");
+        return;
+    }
+    for (int i = 0; i < N_FAMILIES; i++) {
+        bool same_type = type == NULL || strcmp(type, families[i].model_type) == 0;
+        bool same_arch = arch == NULL || strcmp(arch, families[i].architecture) == 0;
+        if (same_type && same_arch) {
+            *out = (enum model_family)i;
+            return;
+        }
+    }
+    f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                    "model_type '%s' with architecture '%s' is not supported",
+                    type != NULL ? type : "(none)", arch != NULL ? arch : "(none)");
+}
+
+/* --- what every family has ---------------------------------------------------------------- */
+
+static void read_weight_type(struct fields *f, struct model_config *c)
+{
+    static const struct {
+        const char *name;
+        enum weight_type type;
+    } names[] = {
+        {"float32", WEIGHT_F32}, {"float16", WEIGHT_F16}, {"bfloat16", WEIGHT_BF16}};
+    const char *s = opt_string(f, "torch_dtype", opt_string(f, "dtype", NULL));
+    c->weight_type = WEIGHT_UNSPECIFIED;
+    if (f->rc != 0 || s == NULL)
+        return;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i].name, s) == 0)
+            c->weight_type = names[i].type;
+    if (c->weight_type == WEIGHT_UNSPECIFIED)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'torch_dtype': '%s' is not supported", s);
+}
+
+static int add_eos(struct model_config *c, const struct json *v, struct err *err)
+{
+    int64_t id;
+    if (!json_int_of(v, &id))
+        return err_set(err, ERR_FORMAT,
+                       "'eos_token_id' must be an integer or a list of integers");
+    if (id == -1)
+        return 0;
+    if (id < 0 || id >= c->vocab_size)
+        return err_set(err, ERR_FORMAT,
+                       "'eos_token_id' %lld lies outside of the vocabulary of %d",
+                       (long long)id, c->vocab_size);
+    if (c->n_eos == CONFIG_MAX_EOS)
+        return err_set(err, ERR_UNSUPPORTED, "'eos_token_id' has more than %d entries",
+                       CONFIG_MAX_EOS);
+    if (!config_is_eos(c, (int32_t)id))
+        c->eos_ids[c->n_eos++] = (int32_t)id;
+    return 0;
+}
+
+/* One id, a list, or nothing (then the ids stay as they are). */
+static int read_eos(struct model_config *c, const struct json *o, struct err *err)
+{
+    const struct json *v = json_member(o, "eos_token_id");
+    if (json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    c->n_eos = 0;
+    memset(c->eos_ids, 0, sizeof c->eos_ids);
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return add_eos(c, v, err);
+    int rc = 0;
+    for (size_t i = 0; i < json_count(v) && rc == 0; i++)
+        rc = add_eos(c, json_at(v, i), err);
+    return rc;
+}
+
+static void check_sizes(struct fields *f, const struct model_config *c)
+{
+    if (f->rc != 0)
+        return;
+    if (c->n_heads % c->n_kv_heads != 0)
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "%d attention heads are no multiple of %d KV heads", c->n_heads,
+                        c->n_kv_heads);
+    else if ((int64_t)c->n_heads * c->d_head > MAX_WIDTH)
+        f->rc = err_set(f->err, ERR_FORMAT, "%d heads of %d dimensions are more than %d",
+                        c->n_heads, c->d_head, MAX_WIDTH);
+    else if (c->position == POSITION_ROPE && (c->d_rope < 2 || c->d_rope % 2 != 0))
+        f->rc = err_set(
+            f->err, ERR_FORMAT,
+            "%d dimensions of a head are rotated, which is no positive even number",
+            c->d_rope);
+}
+
+static void read_common(struct fields *f, struct model_config *c)
+{
+    check_sizes(f, c);
+    read_weight_type(f, c);
+    c->bos_id = opt_int(f, "bos_token_id", -1, MAX_VOCAB, c->bos_id);
+    if (f->rc == 0 && c->bos_id >= c->vocab_size)
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "'bos_token_id' %d lies outside of the vocabulary of %d", c->bos_id,
+                        c->vocab_size);
+    if (f->rc == 0)
+        f->rc = read_eos(c, f->o, f->err);
+    if (!is_null(f, "quantization_config"))
+        refuse(f, "quantization_config", "quantized checkpoints are not supported");
+}
+
+/* --- entry points ------------------------------------------------------------------------- */
+
+int config_parse(struct model_config *out, const void *bytes, size_t n, const char *file,
+                 struct err *err)
+{
+    struct json *root;
+    int rc = json_parse(&root, bytes, n, file, err);
+    if (rc != 0)
+        return rc;
+    struct fields f = {.o = root, .err = err};
+    enum model_family family = FAMILY_LLAMA;
+    read_family(&f, &family);
+    config_family_init(out, family);
+    if (f.rc == 0)
+        families[family].read(&f, out);
+    read_common(&f, out);
+    if (f.rc != 0)
+        err_wrap(err, "%s", file);
+    json_free(root);
+    return f.rc;
+}
+
+int config_parse_generation(struct model_config *io, const void *bytes, size_t n,
+                            const char *file, struct err *err)
+{
+    struct json *root;
+    int rc = json_parse(&root, bytes, n, file, err);
+    if (rc != 0)
+        return rc;
+    rc = read_eos(io, root, err);
+    if (rc != 0)
+        err_wrap(err, "%s", file);
+    json_free(root);
+    return rc;
+}
+
+int config_load(struct model_config *out, const char *dir, struct err *err)
+{
+    char *path = xasprintf("%s/config.json", dir), *bytes = NULL;
+    size_t n = 0;
+    int rc = file_read(path, CONFIG_MAX_BYTES, &bytes, &n, err);
+    if (rc == 0)
+        rc = config_parse(out, bytes, n, path, err);
+    free(bytes);
+    free(path);
+    if (rc != 0)
+        return rc;
+
+    path = xasprintf("%s/generation_config.json", dir);
+    bytes = NULL;
+    struct err local = {0}; /* the file is optional: its absence leaves *err alone */
+    rc = file_read(path, CONFIG_MAX_BYTES, &bytes, &n, &local);
+    if (rc == 0)
+        rc = config_parse_generation(out, bytes, n, path, err);
+    else if (rc == -ENOENT)
+        rc = 0;
+    else if (err != NULL)
+        *err = local;
+    free(bytes);
+    free(path);
+    return rc;
+}

@@ -1,0 +1,207 @@
+/* config_shape.c - what each family is by nature, the named shapes, and counting parameters. */
+#include "model/config_family.h"
+
+#include "base/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+void config_family_init(struct model_config *c, enum model_family family)
+{
+    /* Llama's nature; the others say how they differ. */
+    *c = (struct model_config){
+        .family = family,
+        .weight_type = WEIGHT_UNSPECIFIED,
+        .block = BLOCK_SEQUENTIAL,
+        .norm = NORM_RMS,
+        .act = ACT_SILU,
+        .mlp_gated = true,
+        .position = POSITION_ROPE,
+        .embed_scale = 1,
+        .bos_id = -1,
+    };
+    switch (family) {
+    case FAMILY_LLAMA:
+    case FAMILY_MISTRAL:
+    case FAMILY_PHI3:
+        break;
+    case FAMILY_QWEN2:
+        c->qkv_bias = true;
+        break;
+    case FAMILY_QWEN3:
+        c->qk_norm = true;
+        break;
+    case FAMILY_GEMMA:
+        c->norm = NORM_RMS_PLUS_ONE;
+        c->act = ACT_GELU_TANH;
+        break;
+    case FAMILY_OPT:
+        c->norm = NORM_LAYER;
+        c->act = ACT_RELU;
+        c->mlp_gated = false;
+        c->position = POSITION_LEARNED;
+        c->position_offset = 2;
+        c->qkv_bias = c->attn_out_bias = c->mlp_bias = true;
+        break;
+    case FAMILY_PHI:
+        c->norm = NORM_LAYER;
+        c->act = ACT_GELU_TANH;
+        c->mlp_gated = false;
+        c->block = BLOCK_PARALLEL;
+        c->qkv_bias = c->attn_out_bias = c->mlp_bias = c->head_bias = true;
+        break;
+    case FAMILY_FALCON:
+        c->norm = NORM_LAYER;
+        c->act = ACT_GELU;
+        c->mlp_gated = false;
+        c->block = BLOCK_PARALLEL;
+        break;
+    }
+}
+
+/* --- named shapes ------------------------------------------------------------------------- */
+
+/* d_head 0: n_embd / n_heads. The sizes are those of the published config.json files. */
+static const struct shape {
+    const char *name;
+    enum model_family family;
+    enum weight_type weight_type;
+    int32_t n_layers, n_embd, n_heads, n_kv_heads, d_head, n_ffn, vocab_size, max_ctx;
+    double rope_theta;
+    float norm_eps;
+    int32_t sliding_window;
+    bool tied;
+    int32_t bos_id, eos_id;
+} shapes[] = {
+    {"llama-2-7b", FAMILY_LLAMA, WEIGHT_F16, 32, 4096, 32, 32, 0, 11008, 32000, 4096, 1e4,
+     1e-5f, 0, false, 1, 2},
+    {"llama-2-13b", FAMILY_LLAMA, WEIGHT_F16, 40, 5120, 40, 40, 0, 13824, 32000, 4096, 1e4,
+     1e-5f, 0, false, 1, 2},
+    {"llama-2-70b", FAMILY_LLAMA, WEIGHT_F16, 80, 8192, 64, 8, 0, 28672, 32000, 4096, 1e4,
+     1e-5f, 0, false, 1, 2},
+    {"llama-3-8b", FAMILY_LLAMA, WEIGHT_BF16, 32, 4096, 32, 8, 0, 14336, 128256, 8192, 5e5,
+     1e-5f, 0, false, 128000, 128001},
+    {"mistral-7b", FAMILY_MISTRAL, WEIGHT_BF16, 32, 4096, 32, 8, 0, 14336, 32000, 32768,
+     1e4, 1e-5f, 4096, false, 1, 2},
+    {"opt-6.7b", FAMILY_OPT, WEIGHT_F16, 32, 4096, 32, 32, 0, 16384, 50272, 2048, 0, 1e-5f,
+     0, true, 2, 2},
+    {"opt-13b", FAMILY_OPT, WEIGHT_F16, 40, 5120, 40, 40, 0, 20480, 50272, 2048, 0, 1e-5f,
+     0, true, 2, 2},
+    {"opt-30b", FAMILY_OPT, WEIGHT_F16, 48, 7168, 56, 56, 0, 28672, 50272, 2048, 0, 1e-5f,
+     0, true, 2, 2},
+    {"opt-66b", FAMILY_OPT, WEIGHT_F16, 64, 9216, 72, 72, 0, 36864, 50272, 2048, 0, 1e-5f,
+     0, true, 2, 2},
+    {"falcon-40b", FAMILY_FALCON, WEIGHT_BF16, 60, 8192, 128, 8, 0, 32768, 65024, 2048, 1e4,
+     1e-5f, 0, true, 11, 11},
+    {"qwen3-0.6b", FAMILY_QWEN3, WEIGHT_BF16, 28, 1024, 16, 8, 128, 3072, 151936, 40960,
+     1e6, 1e-6f, 0, true, 151643, 151645},
+    {"qwen2.5-0.5b", FAMILY_QWEN2, WEIGHT_BF16, 24, 896, 14, 2, 0, 4864, 151936, 32768, 1e6,
+     1e-6f, 0, true, 151643, 151643},
+    /* Ours: one that a laptop can measure, and two that a test can afford. */
+    {"bench-220m", FAMILY_LLAMA, WEIGHT_BF16, 12, 1024, 16, 16, 0, 2816, 32000, 8192, 1e4,
+     1e-5f, 0, false, 1, 2},
+    {"tiny-mha", FAMILY_LLAMA, WEIGHT_F32, 4, 64, 4, 4, 0, 176, 512, 2048, 1e4, 1e-5f, 0,
+     false, 1, 2},
+    {"tiny-gqa", FAMILY_LLAMA, WEIGHT_F32, 4, 128, 8, 2, 0, 352, 512, 2048, 1e4, 1e-5f, 0,
+     false, 1, 2},
+};
+
+enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
+
+static void fill(struct model_config *c, const struct shape *s)
+{
+    config_family_init(c, s->family);
+    c->weight_type = s->weight_type;
+    c->n_layers = s->n_layers;
+    c->n_embd = s->n_embd;
+    c->n_heads = s->n_heads;
+    c->n_kv_heads = s->n_kv_heads;
+    c->d_head = s->d_head != 0 ? s->d_head : s->n_embd / s->n_heads;
+    c->n_ffn = s->n_ffn;
+    c->vocab_size = s->vocab_size;
+    c->max_ctx = s->max_ctx;
+    c->norm_eps = s->norm_eps;
+    c->sliding_window = s->sliding_window;
+    c->tie_word_embeddings = s->tied;
+    c->bos_id = s->bos_id;
+    c->eos_ids[0] = s->eos_id;
+    c->n_eos = 1;
+    if (c->position == POSITION_ROPE) {
+        c->rope_theta = s->rope_theta;
+        c->d_rope = c->d_head;
+    }
+    if (c->family == FAMILY_FALCON)
+        c->block = BLOCK_PARALLEL_NORM2;
+}
+
+const char *config_shape_name(int i)
+{
+    return i >= 0 && i < N_SHAPES ? shapes[i].name : NULL;
+}
+
+int config_shape(struct model_config *out, const char *name, struct err *err)
+{
+    char known[320] = "";
+    for (int i = 0; i < N_SHAPES; i++) {
+        if (strcmp(shapes[i].name, name) == 0) {
+            fill(out, &shapes[i]);
+            return 0;
+        }
+        size_t len = strlen(known);
+        snprintf(known + len, sizeof known - len, " %s", shapes[i].name);
+    }
+    return err_set(err, ERR_NOT_FOUND, "unknown shape '%s'; known are:%s", name, known);
+}
+
+/* --- questions ---------------------------------------------------------------------------- */
+
+bool config_is_eos(const struct model_config *c, int32_t id)
+{
+    for (int32_t i = 0; i < c->n_eos; i++)
+        if (c->eos_ids[i] == id)
+            return true;
+    return false;
+}
+
+static int64_t linear(int64_t n_in, int64_t n_out, bool bias)
+{
+    return n_in * n_out + (bias ? n_out : 0);
+}
+
+int64_t config_params(const struct model_config *c)
+{
+    const int64_t d = c->n_embd, norm = c->norm == NORM_LAYER ? 2 * d : d;
+    const int64_t q = (int64_t)c->n_heads * c->d_head,
+                  kv = (int64_t)c->n_kv_heads * c->d_head;
+    int64_t attn = linear(d, q, c->qkv_bias) + 2 * linear(d, kv, c->qkv_bias) +
+                   linear(q, d, c->attn_out_bias) + (c->qk_norm ? 2 * c->d_head : 0);
+    int64_t mlp = (c->mlp_gated ? 2 : 1) * linear(d, c->n_ffn, c->mlp_bias) +
+                  linear(c->n_ffn, d, c->mlp_bias);
+    int64_t layer = attn + mlp + (c->block == BLOCK_PARALLEL ? 1 : 2) * norm;
+    int64_t total = c->n_layers * layer + norm + c->vocab_size * d;
+    if (!c->tie_word_embeddings)
+        total += c->vocab_size * d;
+    if (c->head_bias)
+        total += c->vocab_size;
+    if (c->position == POSITION_LEARNED)
+        total += ((int64_t)c->max_ctx + c->position_offset) * d;
+    return total;
+}
+
+const char *weight_type_name(enum weight_type t)
+{
+    static const char *const names[] = {
+        [WEIGHT_F32] = "f32",
+        [WEIGHT_F16] = "f16",
+        [WEIGHT_BF16] = "bf16",
+        [WEIGHT_UNSPECIFIED] = "unspecified",
+    };
+    CHECK((size_t)t < sizeof names / sizeof names[0]);
+    return names[t];
+}
+
+int weight_type_bytes(enum weight_type t)
+{
+    return t == WEIGHT_F16 || t == WEIGHT_BF16 ? 2 : 4;
+}

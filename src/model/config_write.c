@@ -1,0 +1,136 @@
+/* config_write.c - the config.json of a config, for models that this program makes.
+ *
+ * Each family gets the keys under which the reference library knows it, so that the folder opens
+ * there too; config_parse of the text gives back an equal config. */
+#include "model/config_family.h"
+
+#include "format/json.h"
+
+static void put_common(struct json *o, const struct model_config *c)
+{
+    static const char *const dtypes[] = {
+        [WEIGHT_F32] = "float32", [WEIGHT_F16] = "float16", [WEIGHT_BF16] = "bfloat16"};
+    struct json *arch = json_new_array();
+    json_push_string(arch, family_architecture(c->family));
+    json_put(o, "architectures", arch);
+    json_put_string(o, "model_type", family_name(c->family));
+    json_put_int(o, "hidden_size", c->n_embd);
+    json_put_int(o, "num_hidden_layers", c->n_layers);
+    json_put_int(o, "num_attention_heads", c->n_heads);
+    json_put_int(o, "vocab_size", c->vocab_size);
+    json_put_int(o, "max_position_embeddings", c->max_ctx);
+    json_put_bool(o, "tie_word_embeddings", c->tie_word_embeddings);
+    if (c->weight_type != WEIGHT_UNSPECIFIED)
+        json_put_string(o, "torch_dtype", dtypes[c->weight_type]);
+    json_put_int(o, "bos_token_id", c->bos_id);
+    if (c->n_eos == 1) {
+        json_put_int(o, "eos_token_id", c->eos_ids[0]);
+    } else {
+        struct json *eos = json_new_array();
+        for (int32_t i = 0; i < c->n_eos; i++)
+            json_push_int(eos, c->eos_ids[i]);
+        json_put(o, "eos_token_id", eos);
+    }
+}
+
+static void put_rope(struct json *o, const struct model_config *c)
+{
+    json_put_real(o, "rope_theta", c->rope_theta);
+    if (c->d_rope != c->d_head) /* + 0.5: so that truncation gives d_rope back */
+        json_put_real(o, "partial_rotary_factor", (c->d_rope + 0.5) / c->d_head);
+    if (c->rope_scaling.kind == ROPE_SCALING_LLAMA3) {
+        struct json *s = json_new_object();
+        json_put_string(s, "rope_type", "llama3");
+        json_put_real(s, "factor", c->rope_scaling.factor);
+        json_put_real(s, "low_freq_factor", c->rope_scaling.low_freq_factor);
+        json_put_real(s, "high_freq_factor", c->rope_scaling.high_freq_factor);
+        json_put_int(s, "original_max_position_embeddings",
+                     c->rope_scaling.original_max_ctx);
+        json_put(o, "rope_scaling", s);
+    }
+}
+
+static void put_llama_like(struct json *o, const struct model_config *c)
+{
+    json_put_int(o, "intermediate_size", c->n_ffn);
+    json_put_int(o, "num_key_value_heads", c->n_kv_heads);
+    json_put_int(o, "head_dim", c->d_head);
+    json_put_real(o, "rms_norm_eps", c->norm_eps);
+    json_put_string(o, "hidden_act",
+                    c->family == FAMILY_GEMMA ? "gelu_pytorch_tanh" : "silu");
+    put_rope(o, c);
+    if (c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3) {
+        json_put_bool(o, "use_sliding_window", c->sliding_window != 0);
+        json_put_int(o, "max_window_layers", c->window_layer);
+    }
+    if (c->sliding_window != 0)
+        json_put_int(o, "sliding_window", c->sliding_window);
+    else
+        json_put_null(o, "sliding_window");
+}
+
+static void put_opt(struct json *o, const struct model_config *c)
+{
+    json_put_int(o, "ffn_dim", c->n_ffn);
+    json_put_int(o, "word_embed_proj_dim", c->n_embd);
+    json_put_bool(o, "do_layer_norm_before", true);
+    json_put_string(o, "activation_function", "relu");
+}
+
+static void put_phi(struct json *o, const struct model_config *c)
+{
+    json_put_int(o, "intermediate_size", c->n_ffn);
+    json_put_int(o, "num_key_value_heads", c->n_kv_heads);
+    json_put_real(o, "layer_norm_eps", c->norm_eps);
+    json_put_string(o, "hidden_act", "gelu_new");
+    put_rope(o, c);
+    if (c->d_rope == c->d_head) /* the family's default is a half */
+        json_put_real(o, "partial_rotary_factor", 1.0);
+}
+
+static void put_falcon(struct json *o, const struct model_config *c)
+{
+    bool grouped = c->block == BLOCK_PARALLEL_NORM2 ||
+                   (c->n_kv_heads != 1 && c->n_kv_heads != c->n_heads);
+    json_put_int(o, "ffn_hidden_size", c->n_ffn);
+    json_put_bool(o, "new_decoder_architecture", grouped);
+    json_put_bool(o, "multi_query", c->n_kv_heads == 1);
+    json_put_int(o, "num_kv_heads", c->n_kv_heads);
+    json_put_bool(o, "parallel_attn", c->block != BLOCK_SEQUENTIAL);
+    if (grouped)
+        json_put_int(o, "num_ln_in_parallel_attn",
+                     c->block == BLOCK_PARALLEL_NORM2 ? 2 : 1);
+    json_put_real(o, "layer_norm_epsilon", c->norm_eps);
+    json_put_string(o, "activation", "gelu");
+    json_put_bool(o, "alibi", false);
+    json_put_bool(o, "bias", false);
+    put_rope(o, c);
+}
+
+char *config_write(const struct model_config *c)
+{
+    struct json *o = json_new_object();
+    put_common(o, c);
+    switch (c->family) {
+    case FAMILY_LLAMA:
+    case FAMILY_MISTRAL:
+    case FAMILY_QWEN2:
+    case FAMILY_QWEN3:
+    case FAMILY_PHI3:
+    case FAMILY_GEMMA:
+        put_llama_like(o, c);
+        break;
+    case FAMILY_OPT:
+        put_opt(o, c);
+        break;
+    case FAMILY_PHI:
+        put_phi(o, c);
+        break;
+    case FAMILY_FALCON:
+        put_falcon(o, c);
+        break;
+    }
+    char *text = json_text(o, 2);
+    json_free(o);
+    return text;
+}

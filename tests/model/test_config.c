@@ -1,0 +1,461 @@
+/* test_config.c - config.json of every family, the refusals, named shapes and their round trip. */
+#include "model/config.h"
+
+#include "base/rng.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static struct model_config parse(const char *text)
+{
+    struct model_config c;
+    struct err err = {0};
+    if (config_parse(&c, text, strlen(text), "config.json", &err) != 0)
+        fail_msg("%s", err.msg);
+    return c;
+}
+
+static void refuse(const char *text, int code, const char *part)
+{
+    struct model_config c;
+    struct err err = {0};
+    int rc = config_parse(&c, text, strlen(text), "config.json", &err);
+    if (rc != code || strstr(err.msg, part) == NULL ||
+        strstr(err.msg, "config.json") != err.msg)
+        fail_msg("expected %s with '%s', got %s: %s", err_name(code), part, err_name(rc),
+                 err.msg);
+}
+
+/* --- families ----------------------------------------------------------------------------- */
+
+#define LLAMA_SIZES                                                                        \
+    "\"hidden_size\": 64, \"intermediate_size\": 172, \"num_hidden_layers\": 5,"           \
+    "\"num_attention_heads\": 8, \"vocab_size\": 512, \"max_position_embeddings\": 256"
+
+#define LLAMA(more) "{\"model_type\": \"llama\", " LLAMA_SIZES more "}"
+
+static void test_llama(void **state)
+{
+    (void)state;
+    struct model_config c = parse(
+        LLAMA(", \"architectures\": [\"LlamaForCausalLM\"], \"num_key_value_heads\": 4,"
+              "\"rms_norm_eps\": 1e-05, \"bos_token_id\": 1, \"eos_token_id\": 2,"
+              "\"torch_dtype\": \"bfloat16\", \"tie_word_embeddings\": true"));
+    assert_int_equal(c.family, FAMILY_LLAMA);
+    assert_int_equal(c.n_kv_heads, 4);
+    assert_int_equal(c.d_head, 8);
+    assert_int_equal(c.d_rope, 8);
+    assert_int_equal(c.n_ffn, 172);
+    assert_true(c.norm_eps == 1e-5f);
+    assert_true(c.rope_theta == 10000);
+    assert_int_equal(c.weight_type, WEIGHT_BF16);
+    assert_true(c.tie_word_embeddings);
+    assert_true(c.mlp_gated && !c.qkv_bias && !c.qk_norm);
+    assert_int_equal(c.bos_id, 1);
+    assert_true(config_is_eos(&c, 2) && !config_is_eos(&c, 1));
+
+    c = parse(
+        LLAMA(", \"head_dim\": 32, \"dtype\": \"float16\", \"eos_token_id\": [3, 4, 3]"));
+    assert_int_equal(c.d_head, 32);
+    assert_int_equal(c.n_kv_heads, 8);
+    assert_int_equal(c.weight_type, WEIGHT_F16);
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.bos_id, -1);
+    assert_int_equal(parse(LLAMA("")).weight_type, WEIGHT_UNSPECIFIED);
+}
+
+static void test_rope_scaling(void **state)
+{
+    (void)state;
+    const char *inner =
+        "\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0,"
+        "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192";
+    char text[1024];
+    snprintf(text, sizeof text, LLAMA(", \"rope_theta\": 500000.0, \"rope_scaling\": {%s}"),
+             inner);
+    struct model_config c = parse(text);
+    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_LLAMA3);
+    assert_true(c.rope_scaling.factor == 8 && c.rope_scaling.high_freq_factor == 4);
+    assert_int_equal(c.rope_scaling.original_max_ctx, 8192);
+    assert_true(c.rope_theta == 500000);
+
+    snprintf(text, sizeof text, LLAMA(", \"rope_parameters\": {\"rope_theta\": 7, %s}"),
+             inner);
+    c = parse(text);
+    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_LLAMA3);
+    assert_true(c.rope_theta == 7);
+
+    assert_int_equal(parse(LLAMA(", \"rope_scaling\": null")).rope_scaling.kind,
+                     ROPE_SCALING_NONE);
+    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}"),
+           ERR_UNSUPPORTED, "'rope_scaling': RoPE scaling of type 'yarn' is not supported");
+    refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}"),
+           ERR_FORMAT, "'rope_scaling': 'original_max_position_embeddings' is missing");
+    refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8,"
+                 "\"low_freq_factor\": 4, \"high_freq_factor\": 1,"
+                 "\"original_max_position_embeddings\": 8192}"),
+           ERR_FORMAT, "low_freq_factor < high_freq_factor");
+}
+
+static void test_mistral_and_qwen(void **state)
+{
+    (void)state;
+    struct model_config c;
+#define MISTRAL(more)                                                                      \
+    "{\"model_type\": \"mistral\", " LLAMA_SIZES ", \"num_key_value_heads\": 2" more "}"
+    assert_int_equal(parse(MISTRAL(", \"sliding_window\": 64")).sliding_window, 64);
+    assert_int_equal(parse(MISTRAL(", \"sliding_window\": null")).sliding_window, 0);
+    assert_int_equal(parse(MISTRAL("")).sliding_window, 4096);
+#define QWEN(n, more)                                                                      \
+    "{\"model_type\": \"qwen" n "\", " LLAMA_SIZES ", \"num_key_value_heads\": 2" more "}"
+    c = parse(QWEN("2", ", \"sliding_window\": 64, \"use_sliding_window\": false"));
+    assert_true(c.qkv_bias && !c.attn_out_bias && !c.qk_norm);
+    assert_int_equal(c.sliding_window, 0);
+    c = parse(QWEN("2", ", \"sliding_window\": 64, \"use_sliding_window\": true,"
+                        "\"max_window_layers\": 3"));
+    assert_int_equal(c.sliding_window, 64);
+    assert_int_equal(c.window_layer, 3);
+    c = parse(QWEN("3", ", \"head_dim\": 16, \"attention_bias\": false"));
+    assert_true(c.qk_norm && !c.qkv_bias);
+    assert_int_equal(c.d_head, 16);
+    c = parse(QWEN("3", ", \"layer_types\": [\"full_attention\", \"full_attention\","
+                        "\"full_attention\", \"full_attention\", \"full_attention\"]"));
+    assert_int_equal(c.sliding_window, 0);
+    refuse(QWEN("2", ", \"use_sliding_window\": true, \"sliding_window\": 64,"
+                     "\"max_window_layers\": 0, \"layer_types\": [\"sliding_attention\","
+                     "\"full_attention\", \"full_attention\", \"full_attention\","
+                     "\"full_attention\"]"),
+           ERR_UNSUPPORTED, "'layer_types': full_attention behind sliding_attention");
+    refuse(QWEN("3", ", \"attention_bias\": true"), ERR_UNSUPPORTED,
+           "'attention_bias': true is not supported");
+}
+
+static void test_other_families(void **state)
+{
+    (void)state;
+    struct model_config c = parse(
+        "{\"model_type\": \"opt\", \"hidden_size\": 64, \"ffn_dim\": 128,"
+        "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"vocab_size\": 512,"
+        "\"max_position_embeddings\": 128, \"activation_function\": \"relu\"}");
+    assert_int_equal(c.position, POSITION_LEARNED);
+    assert_int_equal(c.position_offset, 2);
+    assert_int_equal(c.norm, NORM_LAYER);
+    assert_int_equal(c.act, ACT_RELU);
+    assert_true(c.tie_word_embeddings && c.mlp_bias && c.qkv_bias && !c.mlp_gated);
+
+    c = parse("{\"model_type\": \"phi\", " LLAMA_SIZES ", \"partial_rotary_factor\": 0.5}");
+    assert_int_equal(c.d_rope, 4);
+    assert_int_equal(c.block, BLOCK_PARALLEL);
+    assert_true(c.head_bias);
+
+    c = parse("{\"model_type\": \"gemma\", " LLAMA_SIZES ", \"num_key_value_heads\": 1,"
+              "\"head_dim\": 32, \"hidden_activation\": \"gelu_pytorch_tanh\"}");
+    assert_int_equal(c.norm, NORM_RMS_PLUS_ONE);
+    assert_int_equal(c.act, ACT_GELU_TANH);
+    assert_true(c.embed_scale == 8);
+    assert_true(c.tie_word_embeddings);
+
+    c = parse("{\"model_type\": \"falcon\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
+              "\"num_attention_heads\": 8, \"num_kv_heads\": 2, \"vocab_size\": 512,"
+              "\"new_decoder_architecture\": true, \"bias\": false, \"alibi\": false}");
+    assert_int_equal(c.block, BLOCK_PARALLEL_NORM2);
+    assert_int_equal(c.n_kv_heads, 2);
+    assert_int_equal(c.n_ffn, 256);
+    c = parse("{\"model_type\": \"falcon\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
+              "\"num_attention_heads\": 8, \"vocab_size\": 512, \"multi_query\": true}");
+    assert_int_equal(c.block, BLOCK_PARALLEL);
+    assert_int_equal(c.n_kv_heads, 1);
+}
+
+/* --- refusals ----------------------------------------------------------------------------- */
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    refuse("{", ERR_FORMAT, "config.json:1:1: ");
+    refuse("[]", ERR_FORMAT, "'model_type' and 'architectures' are missing");
+    refuse("{\"model_type\": \"mamba\"}", ERR_UNSUPPORTED, "model_type 'mamba'");
+    refuse(LLAMA(", \"architectures\": [\"LlamaForSequenceClassification\"]"),
+           ERR_UNSUPPORTED,
+           "architecture 'LlamaForSequenceClassification' is not supported");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": \"64\"}", ERR_FORMAT,
+           "'hidden_size' must be an integer, it is a string");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 0}", ERR_FORMAT,
+           "'hidden_size' is 0, it must lie in 1..1048576");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 64}", ERR_FORMAT,
+           "'num_hidden_layers' is missing");
+    refuse(LLAMA(", \"num_key_value_heads\": 3"), ERR_FORMAT, "no multiple of 3 KV heads");
+    refuse(LLAMA(", \"head_dim\": 7"), ERR_FORMAT, "7 dimensions of a head are rotated");
+    refuse(LLAMA(", \"head_dim\": 1048576"), ERR_FORMAT, "8 heads of 1048576 dimensions");
+    refuse(LLAMA(", \"hidden_act\": \"gelu\""), ERR_UNSUPPORTED,
+           "'hidden_act': activation 'gelu' is not supported in llama");
+    refuse(LLAMA(", \"mlp_bias\": true"), ERR_UNSUPPORTED,
+           "'mlp_bias': true is not supported");
+    refuse(LLAMA(", \"torch_dtype\": \"float8\""), ERR_UNSUPPORTED,
+           "'torch_dtype': 'float8' is not supported");
+    refuse(LLAMA(", \"quantization_config\": {}"), ERR_UNSUPPORTED,
+           "'quantization_config'");
+    refuse(LLAMA(", \"bos_token_id\": 512"), ERR_FORMAT,
+           "'bos_token_id' 512 lies outside of the vocabulary of 512");
+    refuse(LLAMA(", \"eos_token_id\": [1, 600]"), ERR_FORMAT,
+           "'eos_token_id' 600 lies outside of the vocabulary of 512");
+    refuse(LLAMA(", \"eos_token_id\": \"</s>\""), ERR_FORMAT, "'eos_token_id' must be");
+    refuse(LLAMA(", \"rms_norm_eps\": -1"), ERR_FORMAT,
+           "'rms_norm_eps' must lie between 0 and 1");
+    refuse(LLAMA(", \"rope_theta\": 0"), ERR_FORMAT, "'rope_theta' must be positive");
+}
+
+/* Truncations and random edits of a good file give an error or a config that keeps its promises. */
+static void test_damage(void **state)
+{
+    (void)state;
+    char text[] = LLAMA(
+        ", \"num_key_value_heads\": 4, \"eos_token_id\": [1, 2], \"head_dim\": 8");
+    const size_t n = sizeof text - 1;
+    struct model_config c;
+    for (size_t cut = 0; cut < n; cut++)
+        assert_true(config_parse(&c, text, cut, "f", NULL) < 0);
+    struct rng rng = {.s = 7};
+    static const char digits[] = "0123456789-.e\"[]{},:";
+    for (int i = 0; i < 20000; i++) {
+        size_t at = rng_below(&rng, n);
+        char old = text[at];
+        text[at] = digits[rng_below(&rng, sizeof digits - 1)];
+        if (config_parse(&c, text, n, "f", NULL) == 0) {
+            assert_true(c.n_layers > 0 && c.n_embd > 0 && c.n_ffn > 0 && c.d_head > 0);
+            assert_int_equal(c.n_heads % c.n_kv_heads, 0);
+            for (int e = 0; e < c.n_eos; e++)
+                assert_true(c.eos_ids[e] >= 0 && c.eos_ids[e] < c.vocab_size);
+        }
+        text[at] = old;
+    }
+}
+
+/* --- shapes and writing ------------------------------------------------------------------- */
+
+static void assert_same(const struct model_config *a, const struct model_config *b)
+{
+    assert_int_equal(a->family, b->family);
+    assert_int_equal(a->weight_type, b->weight_type);
+    assert_int_equal(a->n_layers, b->n_layers);
+    assert_int_equal(a->n_embd, b->n_embd);
+    assert_int_equal(a->n_heads, b->n_heads);
+    assert_int_equal(a->n_kv_heads, b->n_kv_heads);
+    assert_int_equal(a->d_head, b->d_head);
+    assert_int_equal(a->n_ffn, b->n_ffn);
+    assert_int_equal(a->vocab_size, b->vocab_size);
+    assert_int_equal(a->max_ctx, b->max_ctx);
+    assert_int_equal(a->block, b->block);
+    assert_int_equal(a->norm, b->norm);
+    assert_true(a->norm_eps == b->norm_eps);
+    assert_int_equal(a->act, b->act);
+    assert_int_equal(a->mlp_gated, b->mlp_gated);
+    assert_int_equal(a->qkv_bias, b->qkv_bias);
+    assert_int_equal(a->attn_out_bias, b->attn_out_bias);
+    assert_int_equal(a->mlp_bias, b->mlp_bias);
+    assert_int_equal(a->qk_norm, b->qk_norm);
+    assert_int_equal(a->position, b->position);
+    assert_true(a->rope_theta == b->rope_theta);
+    assert_int_equal(a->d_rope, b->d_rope);
+    assert_int_equal(a->rope_scaling.kind, b->rope_scaling.kind);
+    assert_true(a->rope_scaling.factor == b->rope_scaling.factor);
+    assert_int_equal(a->rope_scaling.original_max_ctx, b->rope_scaling.original_max_ctx);
+    assert_int_equal(a->position_offset, b->position_offset);
+    assert_int_equal(a->sliding_window, b->sliding_window);
+    assert_int_equal(a->window_layer, b->window_layer);
+    assert_true(a->embed_scale == b->embed_scale);
+    assert_int_equal(a->tie_word_embeddings, b->tie_word_embeddings);
+    assert_int_equal(a->head_bias, b->head_bias);
+    assert_int_equal(a->bos_id, b->bos_id);
+    assert_int_equal(a->n_eos, b->n_eos);
+    assert_memory_equal(a->eos_ids, b->eos_ids, sizeof a->eos_ids);
+}
+
+static void assert_round_trip(const struct model_config *c)
+{
+    char *text = config_write(c);
+    struct model_config back = parse(text);
+    assert_same(c, &back);
+    free(text);
+}
+
+static void test_shapes_round_trip(void **state)
+{
+    (void)state;
+    int n = 0;
+    for (const char *name; (name = config_shape_name(n)) != NULL; n++) {
+        struct model_config c;
+        assert_int_equal(config_shape(&c, name, NULL), 0);
+        assert_round_trip(&c);
+    }
+    assert_int_equal(n, 15);
+    struct model_config c;
+    struct err err = {0};
+    assert_int_equal(config_shape(&c, "gpt-5", &err), ERR_NOT_FOUND);
+    assert_non_null(strstr(err.msg, "unknown shape 'gpt-5'; known are: llama-2-7b"));
+    assert_non_null(strstr(err.msg, "tiny-gqa"));
+}
+
+static void test_families_round_trip(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0,"
+              "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0,"
+              "\"original_max_position_embeddings\": 8192}, \"eos_token_id\": [1, 2, 3]"),
+        "{\"model_type\": \"phi\", " LLAMA_SIZES ", \"partial_rotary_factor\": 0.5}",
+        "{\"model_type\": \"phi3\", " LLAMA_SIZES ", \"sliding_window\": 33}",
+        "{\"model_type\": \"gemma\", " LLAMA_SIZES ", \"head_dim\": 32,"
+        "\"hidden_activation\": \"gelu_pytorch_tanh\"}",
+        "{\"model_type\": \"qwen2\", " LLAMA_SIZES ", \"num_key_value_heads\": 2,"
+        "\"sliding_window\": 64, \"use_sliding_window\": true, \"max_window_layers\": 3}",
+        "{\"model_type\": \"falcon\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
+        "\"num_attention_heads\": 8, \"vocab_size\": 512, \"multi_query\": true}",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        struct model_config c = parse(texts[i]);
+        assert_round_trip(&c);
+    }
+}
+
+/* The published parameter counts. */
+static void test_params(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t n;
+    } known[] = {
+        {"llama-2-7b", 6738415616},   {"llama-2-13b", 13015864320},
+        {"llama-2-70b", 68976648192}, {"llama-3-8b", 8030261248},
+        {"mistral-7b", 7241732096},   {"opt-6.7b", 6658473984},
+        {"qwen2.5-0.5b", 494032768},  {"qwen3-0.6b", 596049920},
+        {"falcon-40b", 41303293952},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct model_config c;
+        assert_int_equal(config_shape(&c, known[i].name, NULL), 0);
+        if (config_params(&c) != known[i].n)
+            fail_msg("%s: %lld parameters, expected %lld", known[i].name,
+                     (long long)config_params(&c), (long long)known[i].n);
+    }
+}
+
+/* --- folders ------------------------------------------------------------------------------ */
+
+static void put_file(const char *dir, const char *name, const char *text)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/hcache-config-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    struct model_config c;
+    struct tokenizer_config t;
+    struct err err = {0};
+    assert_int_equal(config_load(&c, dir, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, "config.json"));
+    assert_int_equal(tokenizer_config_load(&t, dir, &err), 0);
+    assert_null(t.chat_template);
+    assert_int_equal(t.add_bos_token, -1);
+    tokenizer_config_deinit(&t);
+
+    put_file(dir, "config.json", LLAMA(", \"eos_token_id\": 2"));
+    assert_int_equal(config_load(&c, dir, &err), 0);
+    assert_int_equal(c.eos_ids[0], 2);
+    put_file(dir, "generation_config.json", "{\"eos_token_id\": [5, 6]}");
+    assert_int_equal(config_load(&c, dir, &err), 0);
+    assert_int_equal(c.n_eos, 2);
+    assert_true(config_is_eos(&c, 6) && !config_is_eos(&c, 2));
+    put_file(dir, "generation_config.json", "{\"eos_token_id\": 4096}");
+    assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT);
+    assert_non_null(strstr(err.msg, "generation_config.json: 'eos_token_id' 4096"));
+
+    put_file(
+        dir, "tokenizer_config.json",
+        "{\"bos_token\": {\"content\": \"<s>\", \"special\": true}, \"eos_token\": "
+        "\"</s>\","
+        "\"add_bos_token\": true, \"model_max_length\": 1000000000000000019884624838656,"
+        "\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"T\"},"
+        "{\"name\": \"default\", \"template\": \"D\"}]}");
+    assert_int_equal(tokenizer_config_load(&t, dir, &err), 0);
+    assert_string_equal(t.bos_token, "<s>");
+    assert_string_equal(t.eos_token, "</s>");
+    assert_null(t.unk_token);
+    assert_string_equal(t.chat_template, "D");
+    assert_int_equal(t.add_bos_token, 1);
+    assert_int_equal(t.add_eos_token, -1);
+    tokenizer_config_deinit(&t);
+    put_file(dir, "chat_template.jinja", "{{ bos_token }}");
+    assert_int_equal(tokenizer_config_load(&t, dir, &err), 0);
+    assert_string_equal(t.chat_template, "{{ bos_token }}");
+    tokenizer_config_deinit(&t);
+    put_file(dir, "tokenizer_config.json", "{\"chat_template\": 5}");
+    assert_int_equal(tokenizer_config_load(&t, dir, &err), ERR_FORMAT);
+    assert_non_null(strstr(err.msg, "'chat_template' must be a string, it is an integer"));
+    tokenizer_config_deinit(&t);
+
+    static const char *const names[] = {"config.json", "generation_config.json",
+                                        "tokenizer_config.json", "chat_template.jinja"};
+    for (size_t i = 0; i < 4; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        unlink(path);
+    }
+    rmdir(dir);
+}
+
+static void test_real_folder(void **state)
+{
+    (void)state;
+    const char *shared = getenv("HCACHE_SHARED");
+    char dir[4096];
+    snprintf(dir, sizeof dir, "%s/models/stories260K",
+             shared != NULL ? shared : "../shared");
+    if (access(dir, R_OK) != 0) {
+        print_message("skipped: %s is not there (set HCACHE_SHARED)\n", dir);
+        skip();
+    }
+    struct model_config c;
+    struct err err = {0};
+    if (config_load(&c, dir, &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_int_equal(c.n_embd, 64);
+    assert_int_equal(c.n_kv_heads, 4);
+    assert_int_equal(c.weight_type, WEIGHT_F32);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_rope_scaling),
+        cmocka_unit_test(test_mistral_and_qwen),
+        cmocka_unit_test(test_other_families),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_shapes_round_trip),
+        cmocka_unit_test(test_families_round_trip),
+        cmocka_unit_test(test_params),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_real_folder),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
