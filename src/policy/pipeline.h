@@ -1,13 +1,14 @@
 /* pipeline.h - the two lanes of a restore, simulated event by event.
  *
- * A job is one layer's restoration: a read (maybe of no length) and the compute that needs it.
- * Reads run one after another in the given order; compute never idles while something is ready and
- * takes, in this order of preference: a layer whose read has arrived, the next layer that needs no
- * read (recomputation is the filler: so few arrived layers wait in staging buffers), the next layer
- * of the new tokens' prefill.  Which ready job goes first does not change the makespan; which read
- * goes first does.
+ * A job is one layer's restoration: a read (maybe of no length) and the compute that needs
+ * it. Reads run one after another in the given order; compute never idles while something
+ * is ready and takes, in this order of preference: a layer whose read has arrived, the next
+ * layer that needs no read (recomputation is the filler: so few arrived layers wait in
+ * staging buffers), the next layer of the new tokens' prefill.  Which ready job goes first
+ * does not change the makespan; which read goes first does.
  *
- * While both lanes work, I/O advances at 1/io_overlap and compute at 1/comp_overlap of its speed.
+ * While both lanes work, I/O advances at 1/io_overlap and compute at 1/comp_overlap of its
+ * speed.
  *
  * Pure, no allocation. */
 #ifndef POLICY_PIPELINE_H
@@ -19,10 +20,20 @@
 #include "policy/plan.h"
 
 struct pipe_job {
-    double io_s;   /* 0: no read */
+    double io_s; /* 0: no read */
     double comp_s;
     int16_t layer;
-    char method;   /* 'R', 'H', 'K', 'T' */
+    char method; /* 'R', 'H', 'K' */
+};
+
+/* What the two lanes have to do. */
+struct pipe_load {
+    const struct pipe_job *job; /* [n_jobs], in the order in which their reads are issued */
+    int n_jobs;                 /* at most PIPE_MAX_JOBS */
+    int n_layers;
+    const double *prefill_s; /* [n_layers] or NULL */
+    bool fused;
+    double head_s, latency_s, io_overlap, comp_overlap;
 };
 
 enum pipe_lane { PIPE_IO, PIPE_RESTORE, PIPE_PREFILL };
@@ -30,18 +41,23 @@ enum pipe_lane { PIPE_IO, PIPE_RESTORE, PIPE_PREFILL };
 struct pipe_item {
     double start_s, end_s;
     int16_t layer;
-    char method; /* of the layer; 'P' for prefill */
+    char method;  /* of the layer; 'P' for prefill, 'L' for the head (layer n_layers) */
     uint8_t lane; /* enum pipe_lane: PIPE_RESTORE and PIPE_PREFILL share the compute lane */
 };
 
-enum { PIPE_MAX_ITEMS = 3 * PLAN_MAX_LAYERS + 1 };
+/* Token-wise plans have two jobs a layer, of which one or both read. */
+enum { PIPE_MAX_JOBS = 2 * PLAN_MAX_LAYERS, PIPE_MAX_ITEMS = 5 * PLAN_MAX_LAYERS + 1 };
 
 struct pipeline {
     double makespan_s, restore_s;
     double io_busy_s, comp_busy_s;
     int n_items;
-    struct pipe_item item[PIPE_MAX_ITEMS]; /* by start time within each lane */
+    struct pipe_item item[PIPE_MAX_ITEMS]; /* by end time */
 };
+
+/* Runs the lanes; returns the makespan. out may be NULL: then only the makespan is wanted,
+ * and where the lanes do not slow each other it is a single pass over the jobs. */
+double pipe_run(const struct pipe_load *load, struct pipeline *out);
 
 /* The simulation of `plan` under `req`, with everything a timeline needs. */
 void pipeline_simulate(const struct plan_request *req, const struct plan *plan,

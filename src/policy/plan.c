@@ -1,0 +1,200 @@
+/* plan.c - see plan.h.  Each mode writes a letter per layer; what follows is the same for
+ * all: check the letters against the records, order the reads, simulate, explain. */
+#include "policy/plan.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "policy/plan_parts.h"
+
+static const char *const mode_names[] = {
+    [PLAN_AUTO] = "auto",
+    [PLAN_HIDDEN] = "hidden",
+    [PLAN_KV] = "kv",
+    [PLAN_RECOMPUTE] = "recompute",
+    [PLAN_KV_RECOMPUTE] = "kv+recompute",
+    [PLAN_PAPER] = "paper",
+    [PLAN_TOKENWISE] = "tokenwise",
+    [PLAN_TOKENWISE_ROUNDED] = "tokenwise-rounded",
+    [PLAN_FORCED_COUNTS] = "rN,hN,kN",
+    [PLAN_FORCED_LAYERS] = "layers",
+};
+
+enum { N_NAMED_MODES = PLAN_FORCED_COUNTS };
+
+const char *plan_mode_name(enum plan_mode mode)
+{
+    return mode_names[mode];
+}
+
+/* ---- forced plans as text ---- */
+
+/* "r1,h30,k1" in any order; each kind at most once. */
+static int parse_counts(const char *text, struct plan_request *req, struct err *e)
+{
+    int *count[3] = {&req->forced_r, &req->forced_h, &req->forced_k};
+    bool seen[3] = {false};
+    *count[0] = *count[1] = *count[2] = 0;
+    for (const char *p = text;;) {
+        const char *kinds = "rhk", *kind = *p ? strchr(kinds, *p) : NULL;
+        if (kind == NULL || p[1] < '0' || p[1] > '9')
+            break;
+        char *end;
+        long n = strtol(p + 1, &end, 10);
+        if (n > PLAN_MAX_LAYERS || seen[kind - kinds])
+            break;
+        *count[kind - kinds] = (int)n;
+        seen[kind - kinds] = true;
+        if (*end == 0) {
+            req->mode = PLAN_FORCED_COUNTS;
+            return 0;
+        }
+        if (*end != ',')
+            break;
+        p = end + 1;
+    }
+    return err_set(
+        e, ERR_USAGE,
+        "plan '%.60s': neither a method (auto, hidden, kv, recompute, kv+recompute, "
+        "paper, tokenwise, tokenwise-rounded) nor counts (r1,h30,k1) nor a letter per "
+        "layer (RRHHKK)",
+        text);
+}
+
+int plan_mode_parse(const char *text, struct plan_request *req, struct err *e)
+{
+    for (int m = 0; m < N_NAMED_MODES; m++)
+        if (strcmp(text, mode_names[m]) == 0) {
+            req->mode = (enum plan_mode)m;
+            return 0;
+        }
+    if (*text != 0 && strspn(text, "RHK") == strlen(text)) {
+        req->mode = PLAN_FORCED_LAYERS;
+        req->forced_layers = text;
+        return 0;
+    }
+    return parse_counts(text, req, e);
+}
+
+static int forced_counts(const struct plan_request *req, char *method, struct err *e)
+{
+    int r = req->forced_r, h = req->forced_h, k = req->forced_k;
+    if (r < 0 || h < 0 || k < 0 || r + h + k != req->n_layers)
+        return err_set(e, ERR_USAGE,
+                       "plan r%d,h%d,k%d: these are %d layers, the model has %d", r, h, k,
+                       r + h + k, req->n_layers);
+    memset(method, 'R', (size_t)r);
+    memset(method + r, 'H', (size_t)h);
+    memset(method + r + h, 'K', (size_t)k);
+    return 0;
+}
+
+static int forced_layers(const struct plan_request *req, char *method, struct err *e)
+{
+    size_t n = req->forced_layers != NULL ? strlen(req->forced_layers) : 0;
+    if (n != (size_t)req->n_layers)
+        return err_set(e, ERR_USAGE, "plan: %zu letters for %d layers", n, req->n_layers);
+    memcpy(method, req->forced_layers, n);
+    return 0;
+}
+
+/* ---- from letters to a plan ---- */
+
+static int choose_method(const struct plan_request *req, struct plan *out, struct err *e)
+{
+    size_t n = (size_t)req->n_layers;
+    switch (req->mode) {
+    case PLAN_AUTO:
+        return plan_search(req, false, out, e);
+    case PLAN_KV_RECOMPUTE:
+        return plan_search(req, true, out, e);
+    case PLAN_HIDDEN:
+        memset(out->method, 'H', n);
+        return 0;
+    case PLAN_KV:
+        memset(out->method, 'K', n);
+        return 0;
+    case PLAN_RECOMPUTE:
+        memset(out->method, 'R', n);
+        return 0;
+    case PLAN_PAPER:
+        return plan_paper(req, out, e);
+    case PLAN_TOKENWISE:
+    case PLAN_TOKENWISE_ROUNDED:
+        return plan_tokenwise(req, out, e);
+    case PLAN_FORCED_COUNTS:
+        return forced_counts(req, out->method, e);
+    case PLAN_FORCED_LAYERS:
+        return forced_layers(req, out->method, e);
+    }
+    return err_set(e, ERR_USAGE, "plan request: mode %d is none", (int)req->mode);
+}
+
+static void order_reads(const struct plan_request *req, struct plan *out)
+{
+    struct pipe_job job[PLAN_MAX_LAYERS];
+    int n = plan_jobs_ordered(req, out->method, job);
+    for (int i = 0; i < n; i++)
+        if (job[i].io_s > 0)
+            out->io_order[out->n_io++] = job[i].layer;
+}
+
+static void count_methods(const struct plan_request *req, struct plan *out)
+{
+    for (int i = 0; i < out->n_layers; i++) {
+        const struct plan_layer *l = &req->layer[i];
+        switch (out->method[i]) {
+        case 'R':
+            out->n_r++;
+            break;
+        case 'H':
+            out->n_h++;
+            out->stored_bytes_per_token += l->h_free ? 0 : l->h_bytes;
+            break;
+        case 'K':
+            out->n_k++;
+            out->stored_bytes_per_token += l->kv_bytes;
+            break;
+        default: {
+            double h = (double)out->tokens_h / (double)(out->tokens_h + out->tokens_other);
+            out->stored_bytes_per_token += (l->h_free ? 0 : h * l->h_bytes) +
+                                           (out->other == 'K' ? (1 - h) * l->kv_bytes : 0);
+        }
+        }
+    }
+}
+
+static void measure(const struct plan_request *req, struct plan *out)
+{
+    struct pipeline lanes;
+    pipeline_simulate(req, out, &lanes);
+    out->predicted_s = lanes.makespan_s;
+    out->restore_s = lanes.restore_s;
+    out->io_busy_s = lanes.io_busy_s;
+    out->comp_busy_s = lanes.comp_busy_s;
+    double busier = fmax(lanes.io_busy_s, lanes.comp_busy_s);
+    out->bubble = lanes.makespan_s > 0 ? fmax(0, 1 - busier / lanes.makespan_s) : 0;
+}
+
+int plan_make(const struct plan_request *req, struct plan *out, struct err *e)
+{
+    memset(out, 0, sizeof *out);
+    int rc = plan_check_request(req, e);
+    if (rc != 0)
+        return rc;
+    out->mode = req->mode;
+    out->n_layers = req->n_layers;
+    rc = choose_method(req, out, e);
+    if (rc == 0 && out->method[0] != 'T')
+        rc = plan_check_method(req, out->method, e);
+    if (rc != 0)
+        return rc;
+    if (out->method[0] != 'T')
+        order_reads(req, out);
+    count_methods(req, out);
+    measure(req, out);
+    plan_explain(req, out);
+    return 0;
+}

@@ -1,0 +1,121 @@
+/* plan_check.c - requests and forced plans that make no sense, each named. */
+#include <math.h>
+#include <string.h>
+
+#include "policy/plan_parts.h"
+
+static int bad_number(struct err *e, const char *what, double x, int layer)
+{
+    const char *why = isnan(x) ? "not a number" : isinf(x) ? "infinite" : "negative";
+    if (layer >= 0)
+        return err_set(e, ERR_USAGE, "plan request: layer %d: %s is %s", layer, what, why);
+    return err_set(e, ERR_USAGE, "plan request: %s is %s", what, why);
+}
+
+static bool is_cost(double x)
+{
+    return isfinite(x) && x >= 0;
+}
+
+static int check_layer(const struct plan_layer *l, int i, struct err *e)
+{
+    const struct {
+        const char *name;
+        double value;
+        bool used;
+    } costs[] = {
+        {"io_h_s", l->io_h_s, l->has_h && !l->h_free},
+        {"comp_h_s", l->comp_h_s, l->has_h && !l->h_free},
+        {"io_kv_s", l->io_kv_s, l->has_kv},
+        {"comp_kv_s", l->comp_kv_s, l->has_kv},
+        {"comp_tok_s", l->comp_tok_s, l->can_recompute},
+        {"comp_tok_last_s", l->comp_tok_last_s, l->can_recompute || l->h_free},
+        {"h_bytes", l->h_bytes, l->has_h},
+        {"kv_bytes", l->kv_bytes, l->has_kv},
+    };
+    for (size_t c = 0; c < sizeof costs / sizeof *costs; c++)
+        if (costs[c].used && !is_cost(costs[c].value))
+            return bad_number(e, costs[c].name, costs[c].value, i);
+    if (l->h_free && i > 0)
+        return err_set(e, ERR_USAGE, "plan request: layer %d: only layer 0 can be h_free",
+                       i);
+    return 0;
+}
+
+static int check_factor(const char *name, double x, struct err *e)
+{
+    if (x == 0 || (isfinite(x) && x >= 1))
+        return 0;
+    if (is_cost(x))
+        return err_set(e, ERR_USAGE, "plan request: %s is %g, less than 1", name, x);
+    return bad_number(e, name, x, -1);
+}
+
+int plan_check_request(const struct plan_request *q, struct err *e)
+{
+    if (q->n_layers < 1 || q->n_layers > PLAN_MAX_LAYERS || q->layer == NULL)
+        return err_set(e, ERR_USAGE, "plan request: %d layers; 1 to %d can be planned",
+                       q->n_layers, PLAN_MAX_LAYERS);
+    const struct {
+        const char *name;
+        double value;
+    } costs[] = {{"head_s", q->head_s},
+                 {"io_latency_s", q->io_latency_s},
+                 {"budget_bytes_per_token", q->budget_bytes_per_token}};
+    for (size_t c = 0; c < sizeof costs / sizeof *costs; c++)
+        if (!is_cost(costs[c].value))
+            return bad_number(e, costs[c].name, costs[c].value, -1);
+    int rc = check_factor("io_overlap", q->io_overlap, e);
+    if (rc == 0)
+        rc = check_factor("comp_overlap", q->comp_overlap, e);
+    for (int i = 0; rc == 0 && i < q->n_layers; i++) {
+        rc = check_layer(&q->layer[i], i, e);
+        if (rc == 0 && q->prefill_s != NULL && !is_cost(q->prefill_s[i]))
+            rc = bad_number(e, "prefill_s", q->prefill_s[i], i);
+    }
+    return rc;
+}
+
+static int check_recompute(const struct plan_request *q, int r, struct err *e)
+{
+    if (r == 1 && q->layer[0].h_free)
+        return 0;
+    for (int i = 0; i < r; i++)
+        if (!q->layer[i].can_recompute)
+            return err_set(e, ERR_NOT_FOUND, "plan: layer %d cannot be recomputed", i);
+    return 0;
+}
+
+int plan_check_method(const struct plan_request *q, const char *method, struct err *e)
+{
+    int r = plan_prefix_r(method);
+    for (int i = 0; i < q->n_layers; i++) {
+        const struct plan_layer *l = &q->layer[i];
+        switch (method[i]) {
+        case 'R':
+            if (i >= r)
+                return err_set(
+                    e, ERR_USAGE,
+                    "plan: layer %d is R behind %c at layer %d; recomputed layers must "
+                    "be the first ones",
+                    i, method[r], r);
+            break;
+        case 'H':
+            if (!l->has_h && !l->h_free)
+                return err_set(e, ERR_NOT_FOUND,
+                               "plan: layer %d is H, but the store has no hidden "
+                               "states of it",
+                               i);
+            break;
+        case 'K':
+            if (!l->has_kv)
+                return err_set(e, ERR_NOT_FOUND,
+                               "plan: layer %d is K, but the store has no KV of it", i);
+            break;
+        default:
+            return err_set(e, ERR_USAGE, "plan: layer %d is '%c'; a letter is R, H or K", i,
+                           method[i] >= ' ' && method[i] < 127 ? method[i] : '?');
+        }
+    }
+    return check_recompute(q, r, e);
+}

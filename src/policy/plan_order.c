@@ -1,0 +1,184 @@
+/* plan_order.c - the order of the reads.
+ *
+ * For a fixed method per layer, restoring is a two-machine flow shop: first the read (a),
+ * then the compute (b).  Without prefill to overlap, Johnson's rule gives an optimal order:
+ * layers with a <= b first by rising a, then the others by falling b.  Recomputed layers
+ * have a = 0, so they come first on the compute lane and their own prefix order costs
+ * nothing.
+ *
+ * With fused prefill, the new tokens' layer i is a job without read that needs layer i
+ * restored and layer i - 1 prefilled: the precedences form an in-tree
+ *
+ *      restore 0 -> prefill 0 -> prefill 1 -> prefill 2 ...
+ *                   restore 1 ---^            ^
+ *                   restore 2 ----------------+
+ *
+ * and Johnson's rule extends to series-parallel precedences by joining jobs that must
+ * follow each other into composite jobs (Sidney 1979, Monma 1979).  A constant latency
+ * between the end of a read and its compute shifts all arrivals alike and changes neither
+ * argument.
+ *
+ * Both are compared with every order in tests/policy/test_plan_exact.c.  Where the lanes
+ * slow each other, the rule is applied to the slowed times; there it is a heuristic (see
+ * RESTORATION.md). */
+#include "policy/plan_parts.h"
+
+#include <math.h>
+
+#include "base/check.h"
+
+bool johnson_before(double a1, double b1, double a2, double b2)
+{
+    bool first1 = a1 <= b1, first2 = a2 <= b2;
+    if (first1 != first2)
+        return first1;
+    return first1 ? a1 < a2 : b1 > b2;
+}
+
+bool plan_is_fused(const struct plan_request *req)
+{
+    return req->fused && req->prefill_s != NULL;
+}
+
+int plan_prefix_r(const char *method)
+{
+    int r = 0;
+    while (method[r] == 'R')
+        r++;
+    return r;
+}
+
+struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r)
+{
+    const struct plan_layer *l = &req->layer[layer];
+    struct pipe_job j = {.layer = (int16_t)layer, .method = method};
+    switch (method) {
+    case 'R':
+        j.comp_s = layer == r - 1 ? l->comp_tok_last_s : l->comp_tok_s;
+        break;
+    case 'H':
+        j.io_s = l->h_free ? 0 : l->io_h_s;
+        j.comp_s = l->h_free ? l->comp_tok_last_s : l->comp_h_s;
+        break;
+    case 'K':
+        j.io_s = l->io_kv_s;
+        j.comp_s = l->comp_kv_s;
+        break;
+    default:
+        CHECK(method == 'R' || method == 'H' || method == 'K');
+    }
+    return j;
+}
+
+static double factor(double overlap)
+{
+    return overlap > 1 ? overlap : 1;
+}
+
+struct pipe_load plan_load_empty(const struct plan_request *req)
+{
+    return (struct pipe_load){.n_layers = req->n_layers,
+                              .prefill_s = req->prefill_s,
+                              .fused = req->fused,
+                              .head_s = req->head_s,
+                              .latency_s = req->io_latency_s,
+                              .io_overlap = factor(req->io_overlap),
+                              .comp_overlap = factor(req->comp_overlap)};
+}
+
+static void order_johnson(const struct plan_request *req, struct pipe_job *job, int n)
+{
+    double fa = factor(req->io_overlap), fb = factor(req->comp_overlap);
+    for (int i = 1; i < n; i++) {
+        struct pipe_job j = job[i];
+        int at = i;
+        for (; at > 0; at--) {
+            const struct pipe_job *p = &job[at - 1];
+            if (!johnson_before(j.io_s * fa, j.comp_s * fb, p->io_s * fa, p->comp_s * fb))
+                break;
+            job[at] = *p;
+        }
+        job[at] = j;
+    }
+}
+
+/* Jobs that stay together, as one job (a, b), and the list of their layers. */
+struct composite {
+    double a, b;
+    int16_t head, tail;
+};
+
+static struct composite join(struct composite x, struct composite y, int16_t *next)
+{
+    next[x.tail] = y.head;
+    return (struct composite){.a = x.a + fmax(0, y.a - x.b),
+                              .b = y.b + fmax(0, x.b - y.a),
+                              .head = x.head,
+                              .tail = y.tail};
+}
+
+static void order_in_tree(const struct plan_request *req, struct pipe_job *job, int n)
+{
+    double fa = factor(req->io_overlap), fb = factor(req->comp_overlap);
+    struct composite s[PLAN_MAX_LAYERS]; /* in Johnson's order */
+    int16_t next[PLAN_MAX_LAYERS];
+    struct pipe_job by_layer[PLAN_MAX_LAYERS];
+    int m = 0;
+    for (int i = 0; i < n; i++) {
+        struct composite c = {.a = job[i].io_s * fa,
+                              .b = job[i].comp_s * fb,
+                              .head = (int16_t)i,
+                              .tail = (int16_t)i};
+        next[i] = -1;
+        by_layer[i] = job[i];
+        int at = m++;
+        for (; at > 0 && johnson_before(c.a, c.b, s[at - 1].a, s[at - 1].b); at--)
+            s[at] = s[at - 1];
+        s[at] = c;
+        /* Prefill of layer i, a job (0, p), follows everything so far. */
+        s[m - 1].b += req->prefill_s[i] * fb;
+        while (m >= 2 && johnson_before(s[m - 1].a, s[m - 1].b, s[m - 2].a, s[m - 2].b)) {
+            s[m - 2] = join(s[m - 2], s[m - 1], next);
+            m--;
+        }
+    }
+    int out = 0;
+    for (int c = 0; c < m; c++)
+        for (int i = s[c].head; i >= 0; i = next[i])
+            job[out++] = by_layer[i];
+    CHECK(out == n);
+}
+
+int plan_jobs_ordered(const struct plan_request *req, const char *method,
+                      struct pipe_job *job)
+{
+    int r = plan_prefix_r(method);
+    for (int i = 0; i < req->n_layers; i++)
+        job[i] = plan_job(req, i, method[i], r);
+    if (plan_is_fused(req))
+        order_in_tree(req, job, req->n_layers);
+    else
+        order_johnson(req, job, req->n_layers);
+    return req->n_layers;
+}
+
+void plan_load(const struct plan_request *req, const struct plan *plan,
+               struct pipe_job *job, struct pipe_load *load)
+{
+    *load = plan_load_empty(req);
+    load->job = job;
+    if (plan->method[0] == 'T') {
+        load->n_jobs = plan_tokenwise_jobs(req, plan, job);
+        return;
+    }
+    int n = 0, r = plan_prefix_r(plan->method);
+    bool reads[PLAN_MAX_LAYERS] = {false};
+    for (int i = 0; i < plan->n_io; i++)
+        reads[plan->io_order[i]] = true;
+    for (int i = 0; i < plan->n_layers; i++)
+        if (!reads[i])
+            job[n++] = plan_job(req, i, plan->method[i], r);
+    for (int i = 0; i < plan->n_io; i++)
+        job[n++] = plan_job(req, plan->io_order[i], plan->method[plan->io_order[i]], r);
+    load->n_jobs = n;
+}

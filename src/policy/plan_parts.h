@@ -1,0 +1,83 @@
+/* plan_parts.h - what the planner's files share; nobody else includes it. */
+#ifndef POLICY_PLAN_PARTS_H
+#define POLICY_PLAN_PARTS_H
+
+#include "policy/pipeline.h"
+#include "policy/plan.h"
+
+/* ---- plan_order.c: an assignment's jobs, and the best order to read them in ---- */
+
+/* One layer's restoration by `method`; r layers are recomputed. */
+struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r);
+/* The request's lanes without jobs. */
+struct pipe_load plan_load_empty(const struct plan_request *req);
+/* Jobs of method[n_layers] in the best read order; returns their number (one a layer). */
+int plan_jobs_ordered(const struct plan_request *req, const char *method,
+                      struct pipe_job *job);
+/* Johnson's rule: may (a1, b1) not come after (a2, b2)?  Strict: false where they are
+ * equal. */
+bool johnson_before(double a1, double b1, double a2, double b2);
+/* Whether new tokens are prefilled inside the restore. */
+bool plan_is_fused(const struct plan_request *req);
+/* The number of leading R. */
+int plan_prefix_r(const char *method);
+
+/* The load of a finished plan, its reads in io_order (or layer order, token-wise). */
+void plan_load(const struct plan_request *req, const struct plan *plan,
+               struct pipe_job *job, struct pipe_load *load);
+
+/* ---- plan_search.c: which assignment ---- */
+
+/* The best assignment; without_h: as if no layer had hidden states.  Fills method and
+ * exact. */
+int plan_search(const struct plan_request *req, bool without_h, struct plan *out,
+                struct err *e);
+
+/* A search in progress: the best so far, and what all candidates share. */
+struct search {
+    const struct plan_request *req;
+    bool without_h;
+    int n, r_min, r_max; /* admissible lengths of the recomputed prefix */
+    double io_f, comp_f; /* overlap factors, >= 1 */
+    double prefill_sum_s;
+    bool found, exact;
+    double best_s, best_work_s;
+    char best[PLAN_MAX_LAYERS + 1];
+};
+
+/* Layer i may be restored with method m ('H' or 'K') behind r recomputed layers. */
+bool search_allows(const struct search *s, int i, char m);
+/* No schedule of total read time io_s and total compute comp_s ends earlier than this. */
+double search_bound(const struct search *s, double io_s, double comp_s);
+/* Whether a candidate that cannot end before bound_s is worth looking at. */
+bool search_worth(const struct search *s, double bound_s);
+/* Takes the candidate where it is better; equally fast candidates are judged by total work.
+ */
+void search_offer(struct search *s, const char *method, double makespan_s, double work_s);
+
+/* ---- plan_branch.c: layers that differ ---- */
+
+void search_branch(struct search *s);
+
+/* ---- plan_paper.c ---- */
+
+/* The paper's closed form: fills method and other. */
+int plan_paper(const struct plan_request *req, struct plan *out, struct err *e);
+/* Token-wise modes: fills method, other, tokens_h, tokens_other. */
+int plan_tokenwise(const struct plan_request *req, struct plan *out, struct err *e);
+/* Two jobs a layer. */
+int plan_tokenwise_jobs(const struct plan_request *req, const struct plan *plan,
+                        struct pipe_job *job);
+
+/* ---- plan_check.c ---- */
+
+int plan_check_request(const struct plan_request *req, struct err *e);
+/* Whether every layer can be restored by its letter. */
+int plan_check_method(const struct plan_request *req, const char *method, struct err *e);
+
+/* ---- plan_reason.c ---- */
+
+/* Writes out->reason; everything else of the plan is there. */
+void plan_explain(const struct plan_request *req, struct plan *out);
+
+#endif

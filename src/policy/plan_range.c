@@ -1,0 +1,209 @@
+/* plan_range.c - requests from a platform, and chains whose chunks have different records.
+ *
+ * A layer's descriptor over several ranges: under the letter H, tokens with hidden states
+ * cost what hidden states cost and the others what KV costs, and the reverse under K.  So a
+ * chain that was saved under changing policies still has two options per layer, and the
+ * search need not know. Token counts are added per kind before the cost curves are applied:
+ * a layer is projected once, not once per range.  Reads add up over tiers, as one I/O lane.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "policy/plan.h"
+
+static struct plan_layer uniform_layer(const struct platform *p, int tier, int64_t n)
+{
+    return (struct plan_layer){
+        .io_h_s = platform_io_s(p, tier, (double)n * p->h_bytes),
+        .io_kv_s = platform_io_s(p, tier, (double)n * p->kv_bytes),
+        .comp_h_s = platform_h_s(p, n),
+        .comp_kv_s = platform_kv_s(p, n),
+        .comp_tok_s = platform_tok_s(p, n),
+        .comp_tok_last_s = platform_h_s(p, n),
+        .h_bytes = p->h_bytes,
+        .kv_bytes = p->kv_bytes,
+        .has_h = true,
+        .has_kv = true,
+        .can_recompute = true,
+    };
+}
+
+void plan_layers_uniform(const struct platform *p, int tier, int64_t n_tokens, int n_layers,
+                         struct plan_layer *layer)
+{
+    CHECK(n_layers >= 1 && n_layers <= PLAN_MAX_LAYERS);
+    for (int i = 0; i < n_layers; i++)
+        layer[i] = uniform_layer(p, tier, n_tokens);
+    layer[0].h_free = true;
+}
+
+static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64_t n_new,
+                       struct plan_layer *layer, double *prefill_s,
+                       struct plan_request *req)
+{
+    req->n_layers = p->n_layers;
+    req->layer = layer;
+    req->prefill_s = NULL;
+    req->head_s = 0;
+    if (n_new > 0) {
+        for (int i = 0; i < p->n_layers; i++)
+            prefill_s[i] = platform_prefill_s(p, n_past, n_new);
+        prefill_s[0] += p->embed_s * (double)n_new;
+        req->prefill_s = prefill_s;
+        req->head_s = p->head_s;
+    }
+    req->io_latency_s = p->tier[tier].latency_s;
+    req->io_overlap = p->io_overlap;
+    req->comp_overlap = p->comp_overlap;
+    req->platform = p;
+    req->n_tokens = n_past;
+    req->tier = tier;
+}
+
+void plan_request_from_platform(const struct platform *p, int tier, int64_t n_history,
+                                int64_t n_new, struct plan_layer *layer, double *prefill_s,
+                                struct plan_request *req)
+{
+    memset(req, 0, sizeof *req);
+    plan_layers_uniform(p, tier, n_history, p->n_layers, layer);
+    fill_lanes(p, tier, n_history, n_new, layer, prefill_s, req);
+}
+
+char plan_range_method(char method, uint8_t mask, bool h_free)
+{
+    bool h = (mask & PLAN_HAS_H) || h_free, kv = mask & PLAN_HAS_KV;
+    switch (method) {
+    case 'R':
+        return 'R';
+    case 'H':
+        return h ? 'H' : kv ? 'K' : 0;
+    case 'K':
+        return kv ? 'K' : h ? 'H' : 0;
+    default:
+        return 0;
+    }
+}
+
+struct share {
+    int64_t h_tokens, kv_tokens;
+    double io_s;
+    bool possible;
+};
+
+/* What layer i costs under a letter. */
+static struct share share_of(const struct platform *p, const struct plan_range *range,
+                             int n_ranges, int i, char method)
+{
+    struct share s = {.possible = true};
+    for (int g = 0; g < n_ranges; g++) {
+        int64_t n = range[g].n_tokens;
+        switch (plan_range_method(method, range[g].mask[i], false)) {
+        case 'H':
+            s.h_tokens += n;
+            s.io_s += platform_io_s(p, range[g].tier, (double)n * p->h_bytes);
+            break;
+        case 'K':
+            s.kv_tokens += n;
+            s.io_s += platform_io_s(p, range[g].tier, (double)n * p->kv_bytes);
+            break;
+        default:
+            s.possible = false;
+        }
+    }
+    return s;
+}
+
+static double share_comp_s(const struct platform *p, struct share s)
+{
+    return platform_h_s(p, s.h_tokens) + platform_kv_s(p, s.kv_tokens);
+}
+
+static double share_bytes(const struct platform *p, struct share s)
+{
+    double n = (double)(s.h_tokens + s.kv_tokens);
+    return ((double)s.h_tokens * p->h_bytes + (double)s.kv_tokens * p->kv_bytes) / n;
+}
+
+void plan_layers_from_ranges(const struct platform *p, const struct plan_range *range,
+                             int n_ranges, int n_layers, bool can_recompute,
+                             struct plan_layer *layer)
+{
+    CHECK(n_ranges >= 1 && n_layers >= 1 && n_layers <= PLAN_MAX_LAYERS);
+    int64_t n = 0;
+    for (int g = 0; g < n_ranges; g++)
+        n += range[g].n_tokens;
+    for (int i = 0; i < n_layers; i++) {
+        struct plan_layer *l = &layer[i];
+        struct share h = share_of(p, range, n_ranges, i, 'H');
+        struct share k = share_of(p, range, n_ranges, i, 'K');
+        *l = uniform_layer(p, range[0].tier, n);
+        l->can_recompute = can_recompute;
+        l->h_free = i == 0;
+        /* Where no range has the preferred kind, the letter is the other one's. */
+        l->has_h = h.possible && h.h_tokens > 0;
+        l->has_kv = k.possible && k.kv_tokens > 0;
+        l->io_h_s = h.io_s;
+        l->io_kv_s = k.io_s;
+        l->comp_h_s = share_comp_s(p, h);
+        l->comp_kv_s = share_comp_s(p, k);
+        l->h_bytes = h.possible ? share_bytes(p, h) : 0;
+        l->kv_bytes = k.possible ? share_bytes(p, k) : 0;
+    }
+}
+
+/* Prefill of the tokens that are not restored: all layers, one after another. */
+static double prefill_all_s(const struct platform *p, int64_t n_past, int64_t n_new)
+{
+    if (n_new <= 0)
+        return 0;
+    return p->n_layers * platform_prefill_s(p, n_past, n_new) + p->embed_s * (double)n_new +
+           p->head_s;
+}
+
+int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
+                     int64_t n_new, bool can_recompute, struct plan_layer *layer,
+                     double *prefill_s, struct plan_request *req, struct plan *out,
+                     int *n_used, struct err *e)
+{
+    CHECK(n_ranges >= 0 && n_ranges <= 4096);
+    int64_t total = n_new;
+    for (int g = 0; g < n_ranges; g++)
+        total += range[g].n_tokens;
+    double best = INFINITY;
+    int best_used = -1, rc = 0;
+    if (can_recompute) {
+        best = prefill_all_s(p, 0, total);
+        best_used = 0;
+    }
+    struct plan plan;
+    int64_t used = 0;
+    for (int g = 1; g <= n_ranges; g++) {
+        used += range[g - 1].n_tokens;
+        plan_layers_from_ranges(p, range, g, p->n_layers, can_recompute, layer);
+        fill_lanes(p, range[0].tier, used, total - used, layer, prefill_s, req);
+        int made = plan_make(req, &plan, e);
+        if (made == ERR_USAGE)
+            return made;
+        rc = made;
+        if (made == 0 && plan.predicted_s <= best) {
+            best = plan.predicted_s;
+            best_used = g;
+        }
+    }
+    *n_used = best_used < 0 ? 0 : best_used;
+    memset(out, 0, sizeof *out);
+    out->predicted_s = isfinite(best) ? best : 0;
+    if (best_used < 0)
+        return rc != 0
+                   ? rc
+                   : err_set(e, ERR_NOT_FOUND, "plan: nothing stored and no recomputation");
+    if (best_used == 0)
+        return 0;
+    used = 0;
+    for (int g = 0; g < best_used; g++)
+        used += range[g].n_tokens;
+    plan_layers_from_ranges(p, range, best_used, p->n_layers, can_recompute, layer);
+    fill_lanes(p, range[0].tier, used, total - used, layer, prefill_s, req);
+    return plan_make(req, out, e);
+}

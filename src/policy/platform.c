@@ -1,0 +1,363 @@
+/* platform.c - costs, validation and text of a platform; see platform.h.
+ *
+ * One table describes every key: its name, where it lies, and which numbers are nonsense.
+ * Parsing, formatting and validation all walk it, so that they cannot disagree. */
+#include "policy/platform.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+enum key_type { KEY_TEXT, KEY_INT, KEY_NUMBER };
+
+/* Least admissible value; POSITIVE excludes 0 itself. */
+#define POSITIVE (-1.0)
+
+struct key {
+    const char *name;
+    enum key_type type;
+    size_t at, size;
+    double least;
+};
+
+#define AT(member) offsetof(struct platform, member), sizeof(((struct platform *)0)->member)
+
+static const struct key keys[] = {
+    {"machine", KEY_TEXT, AT(machine), 0},
+    {"model", KEY_TEXT, AT(model), 0},
+    {"commit", KEY_TEXT, AT(commit), 0},
+    {"date", KEY_TEXT, AT(date), 0},
+    {"n_layers", KEY_INT, AT(n_layers), 1},
+    {"h_bytes", KEY_NUMBER, AT(h_bytes), POSITIVE},
+    {"kv_bytes", KEY_NUMBER, AT(kv_bytes), POSITIVE},
+    {"c_tok_a_s", KEY_NUMBER, AT(c_tok.a_s), 0},
+    {"c_tok_b_s", KEY_NUMBER, AT(c_tok.b_s), POSITIVE},
+    {"c_tok_c_s", KEY_NUMBER, AT(c_tok.c_s), 0},
+    {"c_h_a_s", KEY_NUMBER, AT(c_h.a_s), 0},
+    {"c_h_b_s", KEY_NUMBER, AT(c_h.b_s), POSITIVE},
+    {"c_h_c_s", KEY_NUMBER, AT(c_h.c_s), 0},
+    {"c_kv_a_s", KEY_NUMBER, AT(c_kv.a_s), 0},
+    {"c_kv_b_s", KEY_NUMBER, AT(c_kv.b_s), 0},
+    {"c_kv_c_s", KEY_NUMBER, AT(c_kv.c_s), 0},
+    {"embed_s", KEY_NUMBER, AT(embed_s), 0},
+    {"head_s", KEY_NUMBER, AT(head_s), 0},
+    {"tile_tokens", KEY_INT, AT(tile_tokens), 1},
+    {"io_overlap", KEY_NUMBER, AT(io_overlap), 1},
+    {"comp_overlap", KEY_NUMBER, AT(comp_overlap), 1},
+    {"n_tiers", KEY_INT, AT(n_tiers), 1},
+};
+
+enum { N_KEYS = sizeof keys / sizeof *keys, N_TIER_KEYS = 3 };
+
+/* Of tier i; "tier0_name" and so on. */
+static const struct key tier_keys[N_TIER_KEYS] = {
+    {"name", KEY_TEXT, AT(tier[0].name), 0},
+    {"latency_s", KEY_NUMBER, AT(tier[0].latency_s), 0},
+    {"bytes_per_s", KEY_NUMBER, AT(tier[0].bytes_per_s), POSITIVE},
+};
+
+/* The key of index i over all keys, tiers included: its full name and its place. */
+static bool key_at(int i, struct key *out, char *name, size_t cap)
+{
+    if (i < N_KEYS) {
+        *out = keys[i];
+        snprintf(name, cap, "%s", keys[i].name);
+        return true;
+    }
+    int t = (i - N_KEYS) / N_TIER_KEYS;
+    if (t >= PLATFORM_TIERS_MAX)
+        return false;
+    *out = tier_keys[(i - N_KEYS) % N_TIER_KEYS];
+    snprintf(name, cap, "tier%d_%s", t, out->name);
+    out->at += (size_t)t * sizeof(struct platform_tier);
+    return true;
+}
+
+static int n_keys_of(const struct platform *p)
+{
+    return N_KEYS + N_TIER_KEYS * p->n_tiers;
+}
+
+static const char *text_of(const struct platform *p, const struct key *k)
+{
+    return (const char *)p + k->at;
+}
+
+static double number_of(const struct platform *p, const struct key *k)
+{
+    const char *at = (const char *)p + k->at;
+    if (k->type == KEY_NUMBER)
+        return *(const double *)(const void *)at;
+    return *(const int *)(const void *)at;
+}
+
+void platform_init(struct platform *p)
+{
+    memset(p, 0, sizeof *p);
+    p->io_overlap = p->comp_overlap = 1;
+    p->tile_tokens = 1;
+}
+
+/* ---- validation ---- */
+
+static int check_number(const char *name, double x, double least, struct err *e)
+{
+    if (isnan(x))
+        return err_set(e, ERR_FORMAT, "platform: %s is not a number", name);
+    if (isinf(x))
+        return err_set(e, ERR_FORMAT, "platform: %s is infinite", name);
+    if (least == POSITIVE && x == 0)
+        return err_set(e, ERR_FORMAT, "platform: %s is zero", name);
+    if (x < 0)
+        return err_set(e, ERR_FORMAT, "platform: %s is negative (%g)", name, x);
+    if (least > 0 && x < least)
+        return err_set(e, ERR_FORMAT, "platform: %s is %g, at least %g is needed", name, x,
+                       least);
+    return 0;
+}
+
+static int check_text(const char *name, const char *text, size_t size, struct err *e)
+{
+    size_t n = strnlen(text, size);
+    if (n == size)
+        return err_set(e, ERR_FORMAT, "platform: %s is longer than %zu bytes", name,
+                       size - 1);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 127)
+            return err_set(e, ERR_FORMAT, "platform: %s contains a control character",
+                           name);
+    if (n > 0 && (text[0] == ' ' || text[n - 1] == ' '))
+        return err_set(e, ERR_FORMAT, "platform: %s begins or ends with a space", name);
+    return 0;
+}
+
+int platform_validate(const struct platform *p, struct err *e)
+{
+    if (p->n_tiers > PLATFORM_TIERS_MAX)
+        return err_set(e, ERR_FORMAT, "platform: n_tiers is %d, at most %d are possible",
+                       p->n_tiers, PLATFORM_TIERS_MAX);
+    struct key k;
+    char name[40];
+    for (int i = 0; i < n_keys_of(p) && key_at(i, &k, name, sizeof name); i++) {
+        int rc = k.type == KEY_TEXT ? check_text(name, text_of(p, &k), k.size, e)
+                                    : check_number(name, number_of(p, &k), k.least, e);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* ---- text ---- */
+
+struct line {
+    const char *key, *value;
+    size_t n_key, n_value;
+};
+
+static void trim(const char **s, size_t *n)
+{
+    while (*n > 0 && (**s == ' ' || **s == '\t'))
+        (*s)++, (*n)--;
+    while (*n > 0 && ((*s)[*n - 1] == ' ' || (*s)[*n - 1] == '\t' || (*s)[*n - 1] == '\r'))
+        (*n)--;
+}
+
+/* Splits "key = value"; false where there is no '='. Blank and comment lines give n_key 0.
+ */
+static bool split_line(const char *s, size_t n, struct line *out)
+{
+    *out = (struct line){0};
+    trim(&s, &n);
+    if (n == 0 || *s == '#')
+        return true;
+    const char *eq = memchr(s, '=', n);
+    if (eq == NULL)
+        return false;
+    out->key = s;
+    out->n_key = (size_t)(eq - s);
+    out->value = eq + 1;
+    out->n_value = n - out->n_key - 1;
+    trim(&out->key, &out->n_key);
+    trim(&out->value, &out->n_value);
+    return out->n_key > 0;
+}
+
+static int find_key(const struct line *l, struct key *k, char *name, size_t cap)
+{
+    for (int i = 0; key_at(i, k, name, cap); i++)
+        if (strlen(name) == l->n_key && memcmp(name, l->key, l->n_key) == 0)
+            return i;
+    return -1;
+}
+
+static int set_number(struct platform *p, const struct key *k, const char *name,
+                      const struct line *l, int line_no, struct err *e)
+{
+    char text[64], *end;
+    if (l->n_value == 0 || l->n_value >= sizeof text)
+        return err_set(e, ERR_FORMAT, "platform: line %d: %s needs a number", line_no,
+                       name);
+    memcpy(text, l->value, l->n_value);
+    text[l->n_value] = 0;
+    double x = strtod(text, &end);
+    if (*end != 0)
+        return err_set(e, ERR_FORMAT, "platform: line %d: %s = '%s' is not a number",
+                       line_no, name, text);
+    int rc = check_number(name, x, k->least, e);
+    if (rc != 0)
+        return rc;
+    char *at = (char *)p + k->at;
+    if (k->type == KEY_NUMBER) {
+        *(double *)(void *)at = x;
+        return 0;
+    }
+    if (x != floor(x) || x > 1e9)
+        return err_set(e, ERR_FORMAT, "platform: line %d: %s = %s is not a count", line_no,
+                       name, text);
+    *(int *)(void *)at = (int)x;
+    return 0;
+}
+
+static int set_text(struct platform *p, const struct key *k, const char *name,
+                    const struct line *l, int line_no, struct err *e)
+{
+    if (l->n_value >= k->size || memchr(l->value, 0, l->n_value) != NULL)
+        return err_set(e, ERR_FORMAT,
+                       "platform: line %d: %s has more than %zu bytes or a zero byte",
+                       line_no, name, k->size - 1);
+    char *at = (char *)p + k->at;
+    memcpy(at, l->value, l->n_value);
+    at[l->n_value] = 0;
+    return 0;
+}
+
+static int parse_line(const char *s, size_t n, int line_no, struct platform *p, bool *seen,
+                      struct err *e)
+{
+    struct line l;
+    struct key k;
+    char name[40];
+    if (!split_line(s, n, &l))
+        return err_set(e, ERR_FORMAT, "platform: line %d is not `key = value`", line_no);
+    if (l.n_key == 0)
+        return 0;
+    int i = find_key(&l, &k, name, sizeof name);
+    if (i < 0)
+        return err_set(e, ERR_FORMAT, "platform: line %d: unknown key '%.*s'", line_no,
+                       (int)(l.n_key < 40 ? l.n_key : 40), l.key);
+    if (seen[i])
+        return err_set(e, ERR_FORMAT, "platform: line %d: %s a second time", line_no, name);
+    seen[i] = true;
+    return k.type == KEY_TEXT ? set_text(p, &k, name, &l, line_no, e)
+                              : set_number(p, &k, name, &l, line_no, e);
+}
+
+int platform_parse(const char *text, size_t n, struct platform *out, struct err *e)
+{
+    bool seen[N_KEYS + N_TIER_KEYS * PLATFORM_TIERS_MAX] = {false};
+    platform_init(out);
+    int line_no = 0;
+    for (size_t at = 0; at < n;) {
+        const char *nl = memchr(text + at, '\n', n - at);
+        size_t len = nl != NULL ? (size_t)(nl - (text + at)) : n - at;
+        int rc = parse_line(text + at, len, ++line_no, out, seen, e);
+        if (rc != 0)
+            return rc;
+        at += len + 1;
+    }
+    struct key k;
+    char name[40];
+    for (int i = 0; key_at(i, &k, name, sizeof name); i++) {
+        bool wanted = i < N_KEYS || i < n_keys_of(out);
+        if (wanted && !seen[i])
+            return err_set(e, ERR_FORMAT, "platform: %s is missing", name);
+        if (!wanted && seen[i])
+            return err_set(e, ERR_FORMAT, "platform: %s, but n_tiers is %d", name,
+                           out->n_tiers);
+    }
+    return platform_validate(out, e);
+}
+
+int platform_format(const struct platform *p, char *out, size_t cap)
+{
+    CHECK(p->n_tiers <= PLATFORM_TIERS_MAX);
+    int n = 0;
+    struct key k;
+    char name[40];
+    for (int i = 0; i < n_keys_of(p) && key_at(i, &k, name, sizeof name); i++) {
+        char *at = (size_t)n < cap ? out + n : NULL;
+        size_t room = (size_t)n < cap ? cap - (size_t)n : 0;
+        if (k.type == KEY_TEXT)
+            n += snprintf(at, room, "%s = %s\n", name, text_of(p, &k));
+        else /* 17 digits give the same double back */
+            n += snprintf(at, room, "%s = %.17g\n", name, number_of(p, &k));
+    }
+    return n;
+}
+
+int platform_check(const struct platform *p, const char *machine, const char *model,
+                   struct err *e)
+{
+    if (strcmp(p->machine, machine) != 0)
+        return err_set(e, ERR_MISMATCH, "profile of another machine: '%s', this is '%s'",
+                       p->machine, machine);
+    if (strcmp(p->model, model) != 0)
+        return err_set(e, ERR_MISMATCH, "profile of another model: '%s', this is '%s'",
+                       p->model, model);
+    return 0;
+}
+
+/* ---- costs ---- */
+
+double cost_curve_at(const struct cost_curve *c, double n)
+{
+    return n > 0 ? c->a_s + n * (c->b_s + n * c->c_s) : 0;
+}
+
+/* The linear part is GEMM and runs in whole tiles; attention, the quadratic part, does not.
+ */
+static double curve_tiled(const struct platform *p, const struct cost_curve *c, int64_t n)
+{
+    if (n <= 0)
+        return 0;
+    int64_t tile = p->tile_tokens > 1 ? p->tile_tokens : 1;
+    double m = (double)((n + tile - 1) / tile * tile);
+    return c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
+}
+
+double platform_tok_s(const struct platform *p, int64_t n)
+{
+    return curve_tiled(p, &p->c_tok, n);
+}
+
+double platform_h_s(const struct platform *p, int64_t n)
+{
+    return curve_tiled(p, &p->c_h, n);
+}
+
+double platform_kv_s(const struct platform *p, int64_t n)
+{
+    return cost_curve_at(&p->c_kv, (double)n);
+}
+
+double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new)
+{
+    /* n_new queries, each over the past and half of the new: c * ((past + new)^2 - past^2).
+     */
+    double past = (double)n_past, fresh = (double)n_new;
+    return curve_tiled(p, &p->c_tok, n_new) + 2 * p->c_tok.c_s * past * fresh;
+}
+
+double platform_io_s(const struct platform *p, int tier, double n_bytes)
+{
+    CHECK(tier >= 0 && tier < p->n_tiers);
+    return n_bytes / p->tier[tier].bytes_per_s;
+}
+
+double platform_balance_bytes_per_s(const struct platform *p, int64_t n)
+{
+    return (double)n * p->h_bytes / platform_h_s(p, n);
+}
