@@ -67,7 +67,7 @@ run_one() { # run_one NAME COMMAND...
     [ "$rc" -gt 128 ] && [ "$rc" -ne 137 ] && why+="ended by signal $((rc - 128)); "
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
     printf '%-40s %4d passed %3d failed %3d skipped %4d s\n' "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
-    [ "$skip" -gt 0 ] && grep -aE '# SKIP|^# skip:' "$log" | sed 's/^/    /' | head -20
+    [ "$skip" -gt 0 ] && grep -aiE '# SKIP|^(# )?skip:' "$log" | sed 's/^/    /' | head -20
     if [ "$bad" -gt 0 ]; then
         echo "    ${why}exit status $rc; failures and the last lines:"
         grep -aE '^not ok ' "$log" | grep -v '# SKIP' | head -20 | sed 's/^/    /'

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Everything about the tree that a program can check: one line per check, status 1 where any fails.
+#   tools/tidy.sh [NAME...]     NAME: a file of tools/tidy/ without its ending; none: all
+# A check prints what is wrong and returns 1, or prints why it cannot run here and returns 77.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+failed=0
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+for check in tools/tidy/*.sh tools/tidy/*.py; do
+    name=$(basename "$check")
+    name=${name%.*}
+    [ $# -eq 0 ] || [[ " $* " == *" $name "* ]] || continue
+    start=$SECONDS
+    case $check in
+    *.py) python3 "$check" ;;
+    *) bash "$check" ;;
+    esac >"$out" 2>&1
+    rc=$?
+    summary=$(sed -n '1s/^# //p' "$out") # a check may sum itself up in a first line "# ..."
+    case $rc in
+    0) printf 'tidy %-12s ok    %s\n' "$name" "$summary" ;;
+    77) printf 'tidy %-12s skip  %s\n' "$name" "$(head -1 "$out")" ;;
+    *)
+        printf 'tidy %-12s FAIL  (%d s)\n' "$name" $((SECONDS - start))
+        sed 's/^/    /' "$out" | head -60
+        failed=1
+        ;;
+    esac
+done
+exit $failed

@@ -1,0 +1,36 @@
+"""Bugs are asserted with CHECK, faults are returned.  So: no assert() (it vanishes with NDEBUG), no
+abort() or exit() in the library, and no CHECK on what was just decoded from bytes."""
+import re
+import subprocess
+import sys
+
+ENDS = {"src/base/check.c", "src/base/mem.c"}  # the two places that may end the program
+files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[ch]", "src/*.cu"],
+                       capture_output=True, text=True, check=True).stdout.split()
+RULES = [
+    (re.compile(r"\bassert\s*\("), "assert(): use CHECK, which stays on in release builds"),
+    (re.compile(r"#\s*include\s*<assert\.h>"), "<assert.h>: use base/check.h"),
+    (re.compile(r"\b(abort|_?exit|quick_exit)\s*\("), "ends the program: return a code"),
+    (re.compile(r"\bCHECK\w*\(.*\b(get_u(16|32|64))\s*\("), "CHECK on decoded bytes: that is a fault, not a bug"),
+    (re.compile(r"\b(gets|strcat|sprintf|vsprintf|atoi|atol|atof|alloca)\s*\("), "unbounded or unchecked: use the sized form"),
+]
+
+
+def code_only(text):
+    """Comments and strings blanked, lines kept."""
+    blank = lambda m: re.sub(r"[^\n]", " ", m.group(0))
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
+
+
+bad = []
+for path in files:
+    try:
+        text = code_only(open(path, encoding="utf-8").read())
+    except FileNotFoundError:
+        continue
+    for number, line in enumerate(text.split("\n"), 1):
+        for pattern, why in RULES:
+            if pattern.search(line) and path not in ENDS:
+                bad.append(f"{path}:{number}: {why}")
+print("\n".join(bad) if bad else f"# {len(files)} files")
+sys.exit(bool(bad))

@@ -1,0 +1,73 @@
+"""Who may include whom: DESIGN's table of layers, checked against every #include "...".
+
+tests/ and bench/ may include everything.  A header without a folder ("x.h") is one of the same
+folder; the public header is "hcache.h"."""
+import re
+import subprocess
+import sys
+
+# folder: folders whose headers it may include (itself always)
+MAY = {
+    "src/base": [],
+    "src/io": ["base"],
+    "src/tensor": ["base"],
+    "src/format": ["base"],
+    "src/policy": ["base"],
+    "src/model": ["tensor", "format", "base"],
+    "src/kvcache": ["tensor", "base"],
+    "src/store": ["io", "base"],
+    "src/state": ["model", "kvcache", "store", "policy", "tensor", "io", "base"],
+    "src/engine": ["hcache.h", "state", "model", "kvcache", "store", "policy", "tensor", "io", "format", "base"],
+    "src/server": ["hcache.h", "format", "base"],
+    "include": [],
+    "sim": ["policy", "format", "base"],
+}
+# Programs see the library as its users do; tool commands may look inside.
+PUBLIC_ONLY = ["hcache.h", "base", "apps", "server"]
+APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_tokenize.c", "apps/main.c"}
+FREE = ("tests/", "bench/", "apps/")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
+
+
+def folder_of(path):
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] == "src" else parts[0]
+
+
+def layer_of(header):
+    """What the table calls the header's place: "base", "hcache.h", "apps", or None: same folder."""
+    if "/" not in header:
+        return header if header in ("hcache.h", "version.h") else None
+    return header.split("/")[0]
+
+
+files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.c", "*.h", "*.cu", "*.cuh"],
+                       capture_output=True, text=True, check=True).stdout.split()
+bad = []
+n = 0
+for path in files:
+    try:
+        text = open(path, encoding="utf-8").read()
+    except FileNotFoundError:
+        continue
+    folder = folder_of(path)
+    if path in APPS_PUBLIC_ONLY:
+        allowed = PUBLIC_ONLY
+    elif path.startswith(FREE):
+        continue
+    elif folder in MAY:
+        allowed = MAY[folder] + [folder.split("/")[-1]]
+    else:
+        bad.append(f"{path}: the folder {folder} is in no layer (tools/tidy/layering.py)")
+        continue
+    for header in INCLUDE.findall(text):
+        n += 1
+        layer = layer_of(header)
+        if layer == "version.h" and folder == "apps" or layer is None or layer in allowed:
+            continue
+        bad.append(f'{path}: "{header}" is not below {folder} (may include: {", ".join(allowed)})')
+        if ".." in header.split("/"):
+            bad.append(f'{path}: "{header}" is written relative to a folder')
+print(f"# {n} includes" if not bad else "\n".join(bad))
+sys.exit(bool(bad))
