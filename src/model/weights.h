@@ -16,7 +16,8 @@
 
 /* NULL data / zero n where the family has no such tensor. Biases and norm weights are f32. */
 struct layer_weights {
-    const float *norm1_w, *norm1_b; /* before attention, [d]; gemma's 1 + w is added at load */
+    const float *norm1_w,
+        *norm1_b; /* before attention, [d]; gemma's 1 + w is added at load */
     const float *norm2_w, *norm2_b; /* before the MLP; NULL in BLOCK_PARALLEL */
     struct weight wq;               /* [n_heads * d_head][d] */
     struct weight wkv;              /* [2 * n_kv_heads * d_head][d]: K rows, then V rows */
@@ -47,7 +48,8 @@ struct weights {
  * `synth_dtype`).  Errors name file and tensor: missing or unexpected tensors, wrong shapes, unknown
  * dtypes, families without a forward pass.  Progress is shown on a terminal. */
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
-                 struct device *dev, struct stream *s, enum dtype synth_dtype, struct err *err);
+                 struct device *dev, struct stream *s, enum dtype synth_dtype,
+                 struct err *err);
 void weights_unload(struct weights *w, struct device *dev);
 
 /* Writes DIR/config.json and DIR/model.safetensors with the generator's weights for `cfg`; the

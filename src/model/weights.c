@@ -1,0 +1,568 @@
+/* weights.c - loads a model's tensors: hashes, converts and packs them, block by block.
+ *
+ * One loop serves mapped files and the generator.  A tensor passes through in blocks of whole rows:
+ * the block's bytes are made or faulted in and summed by the compute threads, then packed into its
+ * slots, and then its pages are given back, so that the weights are resident once and a bounded
+ * number of blocks on top.
+ *
+ * Invariants:
+ *  1. What reaches a slot has been counted into the hash.
+ *  2. The hash depends on names, types, shapes and bytes only: not on sharding, order in a file,
+ *     alignment, threads, or on how tensors are split over slots. */
+#include "model/weights.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "base/progress.h"
+#include "model/weights_names.h"
+#include "model/weights_source.h"
+
+#define SYNTH_PREFIX "synth:"
+
+/* Bytes of a block: large enough for a checksum at full speed, small enough for a core's cache. */
+#define BLOCK_BYTES ((uint64_t)1 << 20)
+/* Blocks in flight: a multiple of any sensible number of threads. */
+enum { BATCH_BLOCKS = 16 };
+
+struct loader {
+    struct weights *w;
+    const struct model_config *c;
+    struct device *dev;
+    struct stream *s;
+    struct err *err;
+    struct tensor_list list;
+    struct tensor_src *src; /* [list.n] */
+    struct checkpoint *cp;  /* NULL: the generator */
+    uint8_t *raw;           /* a batch made by the generator, or copied for its alignment */
+    float *wide;            /* a batch converted to f32 */
+    size_t raw_bytes, wide_bytes;
+    float *vectors; /* host copy of all vectors, in slot order */
+    size_t n_vector_floats;
+    uint64_t bytes_done, bytes_all;
+    struct progress progress;
+};
+
+/* What the weights own. */
+struct holdings {
+    int n_layers;
+    struct checkpoint *cp;
+    struct buf vectors;
+    struct buf tables[2];
+};
+
+/* --- slots ------------------------------------------------------------------------------------ */
+
+static struct weight *matrix_of(struct weights *w, int layer, enum slot s)
+{
+    struct layer_weights *l = &w->layers[layer];
+    switch (s) {
+    case SLOT_HEAD:
+        return &w->head;
+    case SLOT_WQ:
+        return &l->wq;
+    case SLOT_WKV:
+        return &l->wkv;
+    case SLOT_WO:
+        return &l->wo;
+    case SLOT_UP:
+        return &l->w_up;
+    default:
+        CHECK(s == SLOT_DOWN);
+        return &l->w_down;
+    }
+}
+
+static const float **vector_of(struct weights *w, int layer, enum slot s)
+{
+    struct layer_weights *l = &w->layers[layer];
+    switch (s) {
+    case SLOT_HEAD_BIAS:
+        return &w->head_bias;
+    case SLOT_FINAL_NORM_W:
+        return &w->final_norm_w;
+    case SLOT_FINAL_NORM_B:
+        return &w->final_norm_b;
+    case SLOT_NORM1_W:
+        return &l->norm1_w;
+    case SLOT_NORM1_B:
+        return &l->norm1_b;
+    case SLOT_NORM2_W:
+        return &l->norm2_w;
+    case SLOT_NORM2_B:
+        return &l->norm2_b;
+    case SLOT_BQ:
+        return &l->bq;
+    case SLOT_BKV:
+        return &l->bkv;
+    case SLOT_Q_NORM:
+        return &l->q_norm;
+    case SLOT_K_NORM:
+        return &l->k_norm;
+    case SLOT_BO:
+        return &l->bo;
+    case SLOT_B_UP:
+        return &l->b_up;
+    default:
+        CHECK(s == SLOT_B_DOWN);
+        return &l->b_down;
+    }
+}
+
+static struct mat *table_of(struct weights *w, enum slot s)
+{
+    return s == SLOT_EMBED ? &w->embed : &w->pos_embed;
+}
+
+/* --- choosing the type of the matrices -------------------------------------------------------- */
+
+/* The widest: f16 and bf16 each hold numbers that the other does not. */
+static enum dtype wider(enum dtype a, enum dtype b)
+{
+    return a == b ? a : DTYPE_F32;
+}
+
+static void choose_dtype(struct loader *ld)
+{
+    bool first = true, mixed = false;
+    for (size_t i = 0; i < ld->list.n; i++) {
+        if (!slot_is_matrix(ld->list.items[i].parts[0].slot))
+            continue;
+        enum dtype t = ld->src[i].dtype;
+        mixed = mixed || (!first && t != ld->w->dtype);
+        ld->w->dtype = first ? t : wider(ld->w->dtype, t);
+        first = false;
+    }
+    if (mixed)
+        log_warn("the checkpoint's matrices have several types; all are held as %s",
+                 dtype_name(ld->w->dtype));
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+/* Every vector begins at a cache line. */
+static size_t vector_floats(const struct loader *ld, enum slot s)
+{
+    return (size_t)round_up((uint64_t)slot_rows(ld->c, s), 16);
+}
+
+static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum slot s)
+{
+    struct weight *m = matrix_of(ld->w, t->layer, s);
+    if (m->mem.ptr != NULL)
+        return 0;
+    *m = (struct weight){
+        .dtype = ld->w->dtype, .n = slot_rows(ld->c, s), .k = slot_cols(ld->c, s)};
+    size_t bytes = ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
+    ld->w->bytes += bytes;
+    if (buf_alloc(ld->dev, MEM_DEVICE, bytes, &m->mem, ld->err) != 0)
+        return err_wrap(ld->err, "weights: tensor '%s'", t->name);
+    return 0;
+}
+
+/* In place where the mapping can serve as it is, else an owned copy. */
+static int allocate_table(struct loader *ld, const struct tensor_spec *t,
+                          const struct tensor_src *src, enum slot s)
+{
+    struct holdings *h = ld->w->impl;
+    struct mat *m = table_of(ld->w, s);
+    size_t bytes = (size_t)t->rows * (size_t)t->cols * dtype_bytes(src->dtype);
+    *m = mat_of(NULL, src->dtype, t->rows, t->cols);
+    if (src->mapped != NULL && ld->dev->unified &&
+        (uintptr_t)src->mapped % dtype_bytes(src->dtype) == 0) {
+        m->data = (void *)src->mapped; /* only ever read */
+        return 0;
+    }
+    struct buf *b = &h->tables[s == SLOT_EMBED ? 0 : 1];
+    if (buf_alloc(ld->dev, MEM_DEVICE, bytes, b, ld->err) != 0)
+        return err_wrap(ld->err, "weights: tensor '%s'", t->name);
+    ld->w->bytes += bytes;
+    m->data = b->ptr;
+    return 0;
+}
+
+/* Vectors share one block of device memory; a slot's place is found by walking in list order. */
+static int allocate_vectors(struct loader *ld)
+{
+    struct holdings *h = ld->w->impl;
+    size_t bytes = ld->n_vector_floats * sizeof(float);
+    if (buf_alloc(ld->dev, MEM_DEVICE, bytes, &h->vectors, ld->err) != 0)
+        return err_wrap(ld->err, "weights: norms and biases");
+    ld->vectors = xcalloc(ld->n_vector_floats, sizeof *ld->vectors);
+    ld->w->bytes += bytes;
+    size_t at = 0;
+    for (size_t i = 0; i < ld->list.n; i++) {
+        const struct tensor_spec *t = &ld->list.items[i];
+        for (int k = 0; k < t->n_parts; k++) {
+            enum slot s = t->parts[k].slot;
+            const float **v = slot_is_vector(s) ? vector_of(ld->w, t->layer, s) : NULL;
+            if (v == NULL || *v != NULL)
+                continue;
+            *v = (const float *)h->vectors.ptr + at;
+            at += vector_floats(ld, s);
+        }
+    }
+    CHECK(at <= ld->n_vector_floats);
+    return 0;
+}
+
+static int allocate(struct loader *ld)
+{
+    for (size_t i = 0; i < ld->list.n; i++) {
+        const struct tensor_spec *t = &ld->list.items[i];
+        for (int k = 0; k < t->n_parts; k++) {
+            enum slot s = t->parts[k].slot;
+            int rc = 0;
+            if (slot_is_vector(s)) /* an upper bound: K and V biases share a slot */
+                ld->n_vector_floats += vector_floats(ld, s);
+            else if (slot_is_matrix(s))
+                rc = allocate_matrix(ld, t, s);
+            else
+                rc = allocate_table(ld, t, &ld->src[i], s);
+            if (rc != 0)
+                return rc;
+        }
+    }
+    return allocate_vectors(ld);
+}
+
+/* --- one batch of rows ------------------------------------------------------------------------ */
+
+/* How a tensor is cut: a function of its shape and type only, since the hash depends on it. */
+struct cut {
+    int64_t block_rows, n_blocks;
+    size_t row_bytes;
+};
+
+static struct cut cut_of(const struct tensor_spec *t, enum dtype dtype)
+{
+    struct cut c = {.row_bytes = (size_t)t->cols * dtype_bytes(dtype)};
+    c.block_rows = (int64_t)(BLOCK_BYTES / c.row_bytes);
+    if (c.block_rows == 0)
+        c.block_rows = 1;
+    c.n_blocks = (t->rows + c.block_rows - 1) / c.block_rows;
+    return c;
+}
+
+struct batch {
+    const struct tensor_spec *t;
+    const struct tensor_src *src;
+    struct cut cut;
+    bool norm_plus_one;
+    int64_t row, n_rows; /* of the tensor */
+    const uint8_t *rows; /* where they are */
+    uint8_t *make_at;    /* not NULL: the generator writes them here first */
+    uint64_t *sums;      /* [n_blocks] of the tensor */
+};
+
+static void batch_blocks(void *arg, int thread_idx, int n_threads)
+{
+    const struct batch *b = arg;
+    int64_t first = b->row / b->cut.block_rows;
+    int64_t n = (b->n_rows + b->cut.block_rows - 1) / b->cut.block_rows;
+    for (int64_t i = thread_idx; i < n; i += n_threads) {
+        int64_t at = i * b->cut.block_rows;
+        int64_t rows = b->n_rows - at < b->cut.block_rows ? b->n_rows - at
+                                                          : b->cut.block_rows;
+        size_t offset = (size_t)at * b->cut.row_bytes;
+        if (b->make_at != NULL)
+            synth_fill(b->t, b->src->dtype, b->norm_plus_one, b->row + at, rows,
+                       b->make_at + offset);
+        b->sums[first + i] = checksum64(b->rows + offset, (size_t)rows * b->cut.row_bytes);
+    }
+}
+
+/* --- delivering rows to their slots ------------------------------------------------------------ */
+
+/* The one place where the element types meet. */
+static void widen(float *dst, const void *src, enum dtype t, size_t n)
+{
+    const uint16_t *h = src;
+    for (size_t i = 0; t == DTYPE_F16 && i < n; i++)
+        dst[i] = f16_to_f32(h[i]);
+    for (size_t i = 0; t == DTYPE_BF16 && i < n; i++)
+        dst[i] = bf16_to_f32(h[i]);
+    if (t == DTYPE_F32)
+        memcpy(dst, src, n * sizeof *dst);
+}
+
+static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s,
+                           const uint8_t *rows, int64_t dst_row, int64_t n)
+{
+    const struct holdings *h = ld->w->impl;
+    const float *base = h->vectors.ptr;
+    float *dst = ld->vectors + (*vector_of(ld->w, b->t->layer, s) - base) + dst_row;
+    widen(dst, rows, b->src->dtype, (size_t)n);
+    for (int64_t i = 0; b->norm_plus_one && b->t->kind == TENSOR_NORM && i < n; i++)
+        dst[i] += 1.0f;
+}
+
+static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s,
+                          const uint8_t *rows, int64_t dst_row, int64_t n)
+{
+    struct weight *m = matrix_of(ld->w, b->t->layer, s);
+    const void *src = rows;
+    if (b->src->dtype != m->dtype) {
+        CHECK(m->dtype == DTYPE_F32);
+        widen(ld->wide, rows, b->src->dtype, (size_t)n * (size_t)b->t->cols);
+        src = ld->wide;
+    }
+    return ld->dev->ops->weight_pack(ld->s, m, dst_row, src, n);
+}
+
+static int deliver_table(struct loader *ld, const struct batch *b, enum slot s,
+                         const uint8_t *rows, int64_t dst_row, int64_t n)
+{
+    struct mat *m = table_of(ld->w, s);
+    if (m->data == (const void *)b->src->mapped)
+        return 0; /* in place */
+    return stream_copy(ld->s, (uint8_t *)m->data + (size_t)dst_row * b->cut.row_bytes, rows,
+                       (size_t)n * b->cut.row_bytes);
+}
+
+static int deliver(struct loader *ld, const struct batch *b, enum slot s,
+                   const uint8_t *rows, int64_t dst_row, int64_t n)
+{
+    if (slot_is_matrix(s))
+        return deliver_matrix(ld, b, s, rows, dst_row, n);
+    if (slot_is_table(s))
+        return deliver_table(ld, b, s, rows, dst_row, n);
+    deliver_vector(ld, b, s, rows, dst_row, n);
+    return 0;
+}
+
+/* The rows that a part and a batch have in common, group by group. */
+static int deliver_part(struct loader *ld, const struct batch *b,
+                        const struct tensor_part *p)
+{
+    int64_t end = b->row + b->n_rows;
+    for (int64_t g = 0; g < p->n_groups; g++) {
+        int64_t from = p->src_row + g * p->src_stride, to = from + p->n_rows;
+        int64_t lo = from > b->row ? from : b->row, hi = to < end ? to : end;
+        if (lo >= hi)
+            continue;
+        const uint8_t *rows = b->rows + (size_t)(lo - b->row) * b->cut.row_bytes;
+        int rc = deliver(ld, b, p->slot, rows, p->dst_row + g * p->n_rows + (lo - from),
+                         hi - lo);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* --- one tensor ------------------------------------------------------------------------------- */
+
+static int load_batch(struct loader *ld, struct batch *b)
+{
+    const struct tensor_src *src = b->src;
+    size_t bytes = (size_t)b->n_rows * b->cut.row_bytes;
+    const uint8_t *mapped = src->mapped == NULL
+                                ? NULL
+                                : src->mapped + (size_t)b->row * b->cut.row_bytes;
+    b->make_at = mapped == NULL ? ld->raw : NULL;
+    b->rows = mapped == NULL ? ld->raw : mapped;
+    if (mapped != NULL)
+        checkpoint_want(mapped, bytes);
+    pool_run(ld->dev->pool, batch_blocks, b);
+    if (mapped != NULL && (uintptr_t)mapped % dtype_bytes(src->dtype) != 0) {
+        memcpy(ld->raw, mapped, bytes);
+        b->rows = ld->raw;
+    }
+    int rc = 0;
+    for (int i = 0; i < b->t->n_parts && rc == 0; i++)
+        rc = deliver_part(ld, b, &b->t->parts[i]);
+    if (rc == 0)
+        rc = stream_sync(ld->s); /* the batch's memory is used again */
+    if (mapped != NULL)
+        checkpoint_drop(mapped, bytes);
+    ld->bytes_done += bytes;
+    progress_at(&ld->progress, ld->bytes_done);
+    return rc;
+}
+
+static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
+                        enum dtype dtype, const uint64_t *sums, int64_t n_sums)
+{
+    uint8_t le[8];
+    sha256_field(hash, "name", t->name, strlen(t->name));
+    sha256_field(hash, "dtype", dtype_name(dtype), strlen(dtype_name(dtype)));
+    put_u64(le, (uint64_t)t->rows);
+    sha256_field(hash, "rows", le, sizeof le);
+    put_u64(le, t->n_dims == 1 ? 0 : (uint64_t)t->cols);
+    sha256_field(hash, "cols", le, sizeof le);
+    for (int64_t i = 0; i < n_sums; i++) {
+        put_u64(le, sums[i]);
+        sha256_field(hash, "sum", le, sizeof le);
+    }
+}
+
+static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
+{
+    struct batch b = {.t = &ld->list.items[i],
+                      .src = &ld->src[i],
+                      .cut = cut_of(&ld->list.items[i], ld->src[i].dtype),
+                      .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE};
+    b.sums = xcalloc((size_t)b.cut.n_blocks, sizeof *b.sums);
+    int rc = 0;
+    for (int64_t row = 0; row < b.t->rows && rc == 0; row += b.n_rows) {
+        b.row = row;
+        b.n_rows = BATCH_BLOCKS * b.cut.block_rows;
+        if (b.n_rows > b.t->rows - row)
+            b.n_rows = b.t->rows - row;
+        rc = load_batch(ld, &b);
+    }
+    struct sha256_ctx *hash = sha256_begin();
+    hash_tensor(hash, b.t, b.src->dtype, b.sums, b.cut.n_blocks);
+    *digest = sha256_end(hash);
+    free(b.sums);
+    if (rc != 0)
+        err_set(ld->err, rc, "weights: tensor '%s': %s", b.t->name, err_name(rc));
+    return rc;
+}
+
+/* --- all of them ------------------------------------------------------------------------------ */
+
+struct named_digest {
+    const char *name;
+    struct sha256 digest;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct named_digest *)a)->name,
+                  ((const struct named_digest *)b)->name);
+}
+
+static int load_all(struct loader *ld)
+{
+    struct named_digest *all = xcalloc(ld->list.n, sizeof *all);
+    int rc = 0;
+    progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->bytes_all);
+    for (size_t i = 0; i < ld->list.n && rc == 0; i++) {
+        all[i].name = ld->list.items[i].name;
+        rc = load_tensor(ld, i, &all[i].digest);
+    }
+    qsort(all, ld->list.n, sizeof *all, by_name);
+    struct sha256_ctx *hash = sha256_begin();
+    for (size_t i = 0; i < ld->list.n; i++)
+        sha256_field(hash, "tensor", all[i].digest.b, sizeof all[i].digest.b);
+    ld->w->hash = sha256_end(hash);
+    free(all);
+    progress_end(&ld->progress);
+    struct holdings *h = ld->w->impl;
+    if (rc == 0)
+        rc = stream_copy(ld->s, h->vectors.ptr, ld->vectors, h->vectors.bytes);
+    return rc != 0 ? rc : stream_sync(ld->s);
+}
+
+static int find_tensors(struct loader *ld, const char *source, enum dtype synth_dtype)
+{
+    tensor_list_make(&ld->list, ld->c);
+    ld->src = xcalloc(ld->list.n, sizeof *ld->src);
+    if (strncmp(source, SYNTH_PREFIX, strlen(SYNTH_PREFIX)) == 0) {
+        for (size_t i = 0; i < ld->list.n; i++)
+            ld->src[i] = (struct tensor_src){.dtype = synth_dtype, .file = source};
+        return 0;
+    }
+    int rc = checkpoint_open(source, &ld->cp, ld->err);
+    if (rc != 0)
+        return rc;
+    ((struct holdings *)ld->w->impl)->cp = ld->cp;
+    return checkpoint_match(ld->cp, ld->c, &ld->list, ld->src, ld->err);
+}
+
+/* Scratch for the largest batch, and for its widened form. */
+static int make_scratch(struct loader *ld)
+{
+    size_t raw = 0, wide = 0;
+    for (size_t i = 0; i < ld->list.n; i++) {
+        const struct tensor_spec *t = &ld->list.items[i];
+        struct cut c = cut_of(t, ld->src[i].dtype);
+        int64_t rows = c.block_rows * BATCH_BLOCKS < t->rows ? c.block_rows * BATCH_BLOCKS
+                                                             : t->rows;
+        size_t bytes = (size_t)rows * c.row_bytes;
+        bool convert = slot_is_matrix(t->parts[0].slot) && ld->src[i].dtype != ld->w->dtype;
+        raw = bytes > raw ? bytes : raw;
+        if (convert && (size_t)rows * (size_t)t->cols > wide)
+            wide = (size_t)rows * (size_t)t->cols;
+        ld->bytes_all += (uint64_t)t->rows * c.row_bytes;
+    }
+    ld->raw_bytes = raw;
+    ld->wide_bytes = wide * sizeof(float) + 1;
+    ld->raw = mem_map(ld->raw_bytes);
+    ld->wide = mem_map(ld->wide_bytes);
+    if (ld->raw == NULL || ld->wide == NULL)
+        return err_set(ld->err, -ENOMEM,
+                       "weights: no memory for %zu + %zu bytes of scratch", ld->raw_bytes,
+                       ld->wide_bytes);
+    return 0;
+}
+
+/* Only what is used in place stays mapped. */
+static void release_files(struct loader *ld)
+{
+    struct holdings *h = ld->w->impl;
+    const void *used[2] = {h->tables[0].ptr == NULL ? ld->w->embed.data : NULL,
+                           h->tables[1].ptr == NULL ? ld->w->pos_embed.data : NULL};
+    if (h->cp != NULL)
+        checkpoint_keep_only(h->cp, used, 2);
+}
+
+int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
+                 struct device *dev, struct stream *s, enum dtype synth_dtype,
+                 struct err *err)
+{
+    *out = (struct weights){.impl = xcalloc(1, sizeof(struct holdings)),
+                            .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
+    struct err local;
+    struct loader ld = {
+        .w = out, .c = cfg, .dev = dev, .s = s, .err = err != NULL ? err : &local};
+    struct holdings *h = out->impl;
+    h->n_layers = cfg->n_layers;
+    int rc = find_tensors(&ld, source, synth_dtype);
+    if (rc == 0) {
+        choose_dtype(&ld);
+        rc = allocate(&ld);
+    }
+    if (rc == 0)
+        rc = make_scratch(&ld);
+    if (rc == 0)
+        rc = load_all(&ld);
+    if (rc == 0)
+        release_files(&ld);
+    mem_unmap(ld.raw, ld.raw_bytes);
+    mem_unmap(ld.wide, ld.wide_bytes);
+    free(ld.vectors);
+    free(ld.src);
+    tensor_list_free(&ld.list);
+    if (rc != 0)
+        weights_unload(out, dev);
+    return rc;
+}
+
+void weights_unload(struct weights *w, struct device *dev)
+{
+    struct holdings *h = w->impl;
+    if (h == NULL)
+        return;
+    for (int i = 0; i < h->n_layers; i++) {
+        struct layer_weights *l = &w->layers[i];
+        struct weight *all[] = {&l->wq, &l->wkv, &l->wo, &l->w_up, &l->w_down};
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
+            buf_free(dev, &all[k]->mem);
+    }
+    buf_free(dev, &w->head.mem);
+    buf_free(dev, &h->tables[0]);
+    buf_free(dev, &h->tables[1]);
+    buf_free(dev, &h->vectors);
+    checkpoint_close(h->cp);
+    free(h);
+    free(w->layers);
+    *w = (struct weights){0};
+}

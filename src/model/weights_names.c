@@ -1,0 +1,398 @@
+/* weights_names.c - see weights_names.h.  The one place that knows what families call things. */
+#include "model/weights_names.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+/* Two tensors may make one matrix of ours, or one may make several: how a family stores
+ * queries, keys and values. */
+enum qkv_layout {
+    QKV_SEPARATE,
+    QKV_STACKED, /* all of q, all of k, all of v (phi3) */
+    QKV_GROUPED, /* per KV head: its query heads, k, v.  Falcon's three layouts are this one: with
+                    one KV head (7b), with groups (40b), and with as many as query heads (rw) */
+};
+
+/* Names inside a layer, without ".weight" and ".bias"; NULL where the family has no such tensor. */
+struct names {
+    const char *prefix, *embed, *positions, *final_norm, *layer;
+    const char *norm1, *norm2;
+    enum qkv_layout layout;
+    const char *qkv[3];
+    const char *out;
+    const char *gate, *up,
+        *down; /* gate NULL: `up` holds both where the MLP is gated (phi3) */
+};
+
+static const struct names llama_names = {
+    .prefix = "model.",
+    .embed = "model.embed_tokens",
+    .final_norm = "model.norm",
+    .layer = "model.layers",
+    .norm1 = "input_layernorm",
+    .norm2 = "post_attention_layernorm",
+    .layout = QKV_SEPARATE,
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .out = "self_attn.o_proj",
+    .gate = "mlp.gate_proj",
+    .up = "mlp.up_proj",
+    .down = "mlp.down_proj",
+};
+
+static const struct names phi3_names = {
+    .prefix = "model.",
+    .embed = "model.embed_tokens",
+    .final_norm = "model.norm",
+    .layer = "model.layers",
+    .norm1 = "input_layernorm",
+    .norm2 = "post_attention_layernorm",
+    .layout = QKV_STACKED,
+    .qkv = {"self_attn.qkv_proj"},
+    .out = "self_attn.o_proj",
+    .up = "mlp.gate_up_proj",
+    .down = "mlp.down_proj",
+};
+
+static const struct names phi_names = {
+    .prefix = "model.",
+    .embed = "model.embed_tokens",
+    .final_norm = "model.final_layernorm",
+    .layer = "model.layers",
+    .norm1 = "input_layernorm",
+    .layout = QKV_SEPARATE,
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .out = "self_attn.dense",
+    .up = "mlp.fc1",
+    .down = "mlp.fc2",
+};
+
+static const struct names opt_names = {
+    .prefix = "model.",
+    .embed = "model.decoder.embed_tokens",
+    .positions = "model.decoder.embed_positions",
+    .final_norm = "model.decoder.final_layer_norm",
+    .layer = "model.decoder.layers",
+    .norm1 = "self_attn_layer_norm",
+    .norm2 = "final_layer_norm",
+    .layout = QKV_SEPARATE,
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .out = "self_attn.out_proj",
+    .up = "fc1",
+    .down = "fc2",
+};
+
+static const struct names falcon_names = {
+    .prefix = "transformer.",
+    .embed = "transformer.word_embeddings",
+    .final_norm = "transformer.ln_f",
+    .layer = "transformer.h",
+    .norm1 = "input_layernorm",
+    .norm2 = "post_attention_layernorm",
+    .layout = QKV_GROUPED,
+    .qkv = {"self_attention.query_key_value"},
+    .out = "self_attention.dense",
+    .up = "mlp.dense_h_to_4h",
+    .down = "mlp.dense_4h_to_h",
+};
+
+static struct names names_of(const struct model_config *c)
+{
+    switch (c->family) {
+    case FAMILY_OPT:
+        return opt_names;
+    case FAMILY_PHI:
+        return phi_names;
+    case FAMILY_PHI3:
+        return phi3_names;
+    case FAMILY_FALCON: {
+        struct names n = falcon_names;
+        if (c->block == BLOCK_PARALLEL_NORM2) {
+            n.norm1 = "ln_attn";
+            n.norm2 = "ln_mlp";
+        }
+        return n;
+    }
+    case FAMILY_LLAMA:
+    case FAMILY_MISTRAL:
+    case FAMILY_QWEN2:
+    case FAMILY_QWEN3:
+    case FAMILY_GEMMA:
+        break;
+    }
+    return llama_names;
+}
+
+/* --- sizes ------------------------------------------------------------------------------------ */
+
+static int64_t q_dim(const struct model_config *c)
+{
+    return (int64_t)c->n_heads * c->d_head;
+}
+
+static int64_t kv_dim(const struct model_config *c)
+{
+    return (int64_t)c->n_kv_heads * c->d_head;
+}
+
+int64_t slot_rows(const struct model_config *c, enum slot s)
+{
+    switch (s) {
+    case SLOT_EMBED:
+    case SLOT_HEAD:
+    case SLOT_HEAD_BIAS:
+        return c->vocab_size;
+    case SLOT_POSITIONS:
+        return (int64_t)c->max_ctx + c->position_offset;
+    case SLOT_WQ:
+    case SLOT_BQ:
+        return q_dim(c);
+    case SLOT_WKV:
+    case SLOT_BKV:
+        return 2 * kv_dim(c);
+    case SLOT_UP:
+    case SLOT_B_UP:
+        return (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1);
+    case SLOT_Q_NORM:
+    case SLOT_K_NORM:
+        return c->d_head;
+    default:
+        return c->n_embd;
+    }
+}
+
+int64_t slot_cols(const struct model_config *c, enum slot s)
+{
+    if (slot_is_vector(s))
+        return 1;
+    if (s == SLOT_WO)
+        return q_dim(c);
+    return s == SLOT_DOWN ? c->n_ffn : c->n_embd;
+}
+
+/* --- the list --------------------------------------------------------------------------------- */
+
+struct builder {
+    const struct model_config *c;
+    struct tensor_list *list;
+    size_t room;
+    const char *layer_name; /* NULL outside of the layers */
+    int layer;
+};
+
+static struct tensor_spec *add_spec(struct builder *b, const char *stem, const char *suffix)
+{
+    struct tensor_list *l = b->list;
+    if (l->n == b->room) {
+        b->room = b->room == 0 ? 64 : 2 * b->room;
+        l->items = xrealloc(l->items, b->room * sizeof *l->items);
+    }
+    struct tensor_spec *t = &l->items[l->n++];
+    *t = (struct tensor_spec){.layer = b->layer};
+    int n = b->layer_name == NULL ? snprintf(t->name, sizeof t->name, "%s%s", stem, suffix)
+                                  : snprintf(t->name, sizeof t->name, "%s.%d.%s%s",
+                                             b->layer_name, b->layer, stem, suffix);
+    CHECK(n > 0 && (size_t)n < sizeof t->name);
+    return t;
+}
+
+static void add_part(struct tensor_spec *t, struct tensor_part p)
+{
+    CHECK(t->n_parts < TENSOR_MAX_PARTS);
+    t->parts[t->n_parts++] = p;
+    t->rows += p.n_rows * p.n_groups;
+}
+
+static struct tensor_part whole(enum slot s, int64_t dst_row, int64_t n_rows)
+{
+    return (struct tensor_part){
+        .slot = s, .dst_row = dst_row, .n_rows = n_rows, .n_groups = 1};
+}
+
+static void finish(struct builder *b, struct tensor_spec *t, enum tensor_kind kind)
+{
+    t->kind = kind;
+    t->n_dims = kind == TENSOR_MATRIX ? 2 : 1;
+    t->cols = slot_cols(b->c, t->parts[0].slot);
+}
+
+static bool slot_has(const struct model_config *c, enum slot bias)
+{
+    switch (bias) {
+    case SLOT_BQ:
+    case SLOT_BKV:
+        return c->qkv_bias;
+    case SLOT_BO:
+        return c->attn_out_bias;
+    case SLOT_HEAD_BIAS:
+        return c->head_bias;
+    default:
+        return c->mlp_bias;
+    }
+}
+
+static void add_bias(struct builder *b, const char *stem, enum slot s, int64_t dst_row,
+                     int64_t n_rows)
+{
+    struct tensor_spec *t = add_spec(b, stem, ".bias");
+    add_part(t, whole(s, dst_row, n_rows));
+    finish(b, t, TENSOR_BIAS);
+}
+
+/* Weight rows [dst_row, + n_rows) of slot w, and the same rows of its bias where there is one. */
+static void add_linear(struct builder *b, const char *stem, enum slot w, enum slot bias,
+                       int64_t dst_row, int64_t n_rows)
+{
+    struct tensor_spec *t = add_spec(b, stem, ".weight");
+    add_part(t, whole(w, dst_row, n_rows));
+    finish(b, t, TENSOR_MATRIX);
+    if (slot_has(b->c, bias))
+        add_bias(b, stem, bias, dst_row, n_rows);
+}
+
+static void add_norm(struct builder *b, const char *stem, enum slot w, enum slot bias)
+{
+    struct tensor_spec *t = add_spec(b, stem, ".weight");
+    add_part(t, whole(w, 0, slot_rows(b->c, w)));
+    finish(b, t, TENSOR_NORM);
+    if (b->c->norm != NORM_LAYER || bias == N_SLOTS)
+        return;
+    add_bias(b, stem, bias, 0, slot_rows(b->c, bias));
+}
+
+static void add_table(struct builder *b, const char *stem, enum slot s)
+{
+    struct tensor_spec *t = add_spec(b, stem, ".weight");
+    add_part(t, whole(s, 0, slot_rows(b->c, s)));
+    finish(b, t, TENSOR_MATRIX);
+}
+
+static void split_stacked(const struct model_config *c, struct tensor_spec *t, enum slot q,
+                          enum slot kv)
+{
+    add_part(t, whole(q, 0, q_dim(c)));
+    struct tensor_part rest = whole(kv, 0, 2 * kv_dim(c));
+    rest.src_row = q_dim(c);
+    add_part(t, rest);
+}
+
+static void split_grouped(const struct model_config *c, struct tensor_spec *t, enum slot q,
+                          enum slot kv)
+{
+    int64_t per_group = (int64_t)c->n_heads / c->n_kv_heads;
+    struct tensor_part p = {.slot = q,
+                            .src_stride = (per_group + 2) * c->d_head,
+                            .n_rows = per_group * c->d_head,
+                            .n_groups = c->n_kv_heads};
+    add_part(t, p);
+    p.slot = kv;
+    p.src_row = per_group * c->d_head;
+    p.n_rows = c->d_head;
+    add_part(t, p);
+    p.src_row += c->d_head;
+    p.dst_row = kv_dim(c);
+    add_part(t, p);
+}
+
+static void add_fused(struct builder *b, enum qkv_layout layout, const char *stem,
+                      bool bias)
+{
+    struct tensor_spec *t = add_spec(b, stem, bias ? ".bias" : ".weight");
+    enum slot q = bias ? SLOT_BQ : SLOT_WQ, kv = bias ? SLOT_BKV : SLOT_WKV;
+    (layout == QKV_STACKED ? split_stacked : split_grouped)(b->c, t, q, kv);
+    finish(b, t, bias ? TENSOR_BIAS : TENSOR_MATRIX);
+}
+
+static void add_qkv(struct builder *b, const struct names *n)
+{
+    const struct model_config *c = b->c;
+    if (n->layout == QKV_SEPARATE) {
+        add_linear(b, n->qkv[0], SLOT_WQ, SLOT_BQ, 0, q_dim(c));
+        add_linear(b, n->qkv[1], SLOT_WKV, SLOT_BKV, 0, kv_dim(c));
+        add_linear(b, n->qkv[2], SLOT_WKV, SLOT_BKV, kv_dim(c), kv_dim(c));
+    } else {
+        add_fused(b, n->layout, n->qkv[0], false);
+        if (c->qkv_bias)
+            add_fused(b, n->layout, n->qkv[0], true);
+    }
+    if (c->qk_norm) {
+        add_norm(b, "self_attn.q_norm", SLOT_Q_NORM, N_SLOTS);
+        add_norm(b, "self_attn.k_norm", SLOT_K_NORM, N_SLOTS);
+    }
+}
+
+static void add_mlp(struct builder *b, const struct names *n)
+{
+    const struct model_config *c = b->c;
+    if (n->gate != NULL && c->mlp_gated) {
+        add_linear(b, n->gate, SLOT_UP, SLOT_B_UP, 0, c->n_ffn);
+        add_linear(b, n->up, SLOT_UP, SLOT_B_UP, c->n_ffn, c->n_ffn);
+    } else {
+        add_linear(b, n->up, SLOT_UP, SLOT_B_UP, 0, slot_rows(c, SLOT_UP));
+    }
+    add_linear(b, n->down, SLOT_DOWN, SLOT_B_DOWN, 0, c->n_embd);
+}
+
+static void add_layer(struct builder *b, const struct names *n)
+{
+    add_norm(b, n->norm1, SLOT_NORM1_W, SLOT_NORM1_B);
+    add_qkv(b, n);
+    add_linear(b, n->out, SLOT_WO, SLOT_BO, 0, b->c->n_embd);
+    if (b->c->block != BLOCK_PARALLEL)
+        add_norm(b, n->norm2, SLOT_NORM2_W, SLOT_NORM2_B);
+    add_mlp(b, n);
+}
+
+void tensor_list_make(struct tensor_list *out, const struct model_config *c)
+{
+    struct names n = names_of(c);
+    *out = (struct tensor_list){.prefix = n.prefix};
+    struct builder b = {.c = c, .list = out};
+    /* Tied embeddings are the packed head, which also serves rows. */
+    add_table(&b, n.embed, c->tie_word_embeddings ? SLOT_HEAD : SLOT_EMBED);
+    if (c->position == POSITION_LEARNED)
+        add_table(&b, n.positions, SLOT_POSITIONS);
+    b.layer_name = n.layer;
+    for (b.layer = 0; b.layer < c->n_layers; b.layer++)
+        add_layer(&b, &n);
+    b.layer_name = NULL;
+    b.layer = 0;
+    add_norm(&b, n.final_norm, SLOT_FINAL_NORM_W, SLOT_FINAL_NORM_B);
+    if (!c->tie_word_embeddings)
+        add_linear(&b, "lm_head", SLOT_HEAD, SLOT_HEAD_BIAS, 0, c->vocab_size);
+    else if (c->head_bias)
+        add_bias(&b, "lm_head", SLOT_HEAD_BIAS, 0, c->vocab_size);
+}
+
+void tensor_list_free(struct tensor_list *l)
+{
+    free(l->items);
+    *l = (struct tensor_list){0};
+}
+
+const char *tensor_head_name(void)
+{
+    return "lm_head.weight";
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* The reference library computes the rotations itself and ignores these, too. */
+bool tensor_is_ignored(const char *name)
+{
+    static const char *const ends[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",
+                                       ".rotary_emb.sin_cached", ".attn.masked_bias",
+                                       ".self_attn.masked_bias"};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (ends_with(name, ends[i]))
+            return true;
+    return false;
+}

@@ -1,0 +1,108 @@
+/* weights_names.h - which tensors a checkpoint has, and where their rows go.  Private to src/model.
+ *
+ * A *slot* is a place in struct weights.  A *tensor spec* is one tensor of the checkpoint: its name,
+ * its shape, and one to three *parts*, each a regular set of its rows that goes to one slot:
+ *
+ *     part {slot, src_row, src_stride, dst_row, n_rows, n_groups}
+ *     for g < n_groups: rows [src_row + g * src_stride, + n_rows) of the tensor
+ *                       become rows [dst_row + g * n_rows, + n_rows) of the slot
+ *
+ * so that separate q, k and v (llama), stacked ones (phi3) and ones interleaved per group of heads
+ * (falcon) are the same to the loader.  A vector is a matrix of one column. */
+#ifndef MODEL_WEIGHTS_NAMES_H
+#define MODEL_WEIGHTS_NAMES_H
+
+#include "model/config.h"
+
+#include <stddef.h>
+
+enum slot {
+    /* Tables: rows are looked up, in the checkpoint's own type. */
+    SLOT_EMBED,
+    SLOT_POSITIONS,
+    /* Matrices: packed. */
+    SLOT_HEAD,
+    SLOT_WQ,
+    SLOT_WKV,
+    SLOT_WO,
+    SLOT_UP,
+    SLOT_DOWN,
+    /* Vectors: f32. */
+    SLOT_HEAD_BIAS,
+    SLOT_FINAL_NORM_W,
+    SLOT_FINAL_NORM_B,
+    SLOT_NORM1_W,
+    SLOT_NORM1_B,
+    SLOT_NORM2_W,
+    SLOT_NORM2_B,
+    SLOT_BQ,
+    SLOT_BKV,
+    SLOT_Q_NORM,
+    SLOT_K_NORM,
+    SLOT_BO,
+    SLOT_B_UP,
+    SLOT_B_DOWN,
+    N_SLOTS,
+};
+
+static inline bool slot_is_table(enum slot s)
+{
+    return s <= SLOT_POSITIONS;
+}
+static inline bool slot_is_matrix(enum slot s)
+{
+    return s >= SLOT_HEAD && s <= SLOT_DOWN;
+}
+static inline bool slot_is_vector(enum slot s)
+{
+    return s > SLOT_DOWN;
+}
+
+/* Rows and columns of a slot; a vector has one column. */
+int64_t slot_rows(const struct model_config *c, enum slot s);
+int64_t slot_cols(const struct model_config *c, enum slot s);
+
+struct tensor_part {
+    enum slot slot;
+    int64_t src_row, src_stride, dst_row, n_rows, n_groups;
+};
+
+enum {
+    TENSOR_NAME_BYTES = 96,
+    TENSOR_MAX_PARTS = 3,
+};
+
+/* What a tensor holds, for the generator of random weights and for 1 + w. */
+enum tensor_kind {
+    TENSOR_MATRIX,
+    TENSOR_NORM, /* weight of a norm: near one, or near zero where one is added */
+    TENSOR_BIAS,
+};
+
+struct tensor_spec {
+    char name[TENSOR_NAME_BYTES];
+    enum tensor_kind kind;
+    int layer;    /* 0 for tensors outside of the layers */
+    int n_dims;   /* 1 or 2 */
+    int64_t rows; /* shape[0] */
+    int64_t cols; /* shape[1], 1 for vectors */
+    int n_parts;
+    struct tensor_part parts[TENSOR_MAX_PARTS];
+};
+
+struct tensor_list {
+    size_t n;
+    struct tensor_spec *items; /* in the order of the forward pass */
+    const char *prefix; /* "model.": names may lack it where a bare base model was saved */
+};
+
+/* Every tensor that a checkpoint of this model must have, and no other. */
+void tensor_list_make(struct tensor_list *out, const struct model_config *c);
+void tensor_list_free(struct tensor_list *l);
+
+/* The name of the output head, which a checkpoint with tied embeddings may repeat. */
+const char *tensor_head_name(void);
+/* Buffers that some checkpoints carry and that no result depends on. */
+bool tensor_is_ignored(const char *name);
+
+#endif
