@@ -1,0 +1,226 @@
+/* test_sample.c - sampling against a naive implementation in double, and its distribution. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "model/sample.h"
+
+enum { N = 50 };
+
+static float bell(struct rng *r)
+{
+    double s = -6;
+    for (int i = 0; i < 12; i++)
+        s += rng_unit(r);
+    return (float)s;
+}
+
+/* --- the naive judge: sorts everything, divides everything -------------------------------------- */
+
+struct cand {
+    int id;
+    double logit, p;
+};
+
+static int descending(const void *a, const void *b)
+{
+    const struct cand *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit > y->logit ? -1 : 1;
+    return x->id - y->id;
+}
+
+/* prob[id] = the probability that sample_token has to choose id. */
+static void judge(const float *logits, int n, const struct sample_opts *o, double *prob)
+{
+    struct cand *c = calloc((size_t)n, sizeof *c);
+    int m = 0;
+    double total = 0, sum = 0;
+    for (int i = 0; i < n; i++)
+        if (!isnan(logits[i]))
+            c[m++] = (struct cand){i, (double)logits[i], 0};
+    qsort(c, (size_t)m, sizeof *c, descending);
+    for (int i = 0; i < m; i++)
+        c[i].p = exp((c[i].logit - c[0].logit) / (double)o->temperature);
+    if (o->top_k > 0 && o->top_k < m)
+        m = o->top_k;
+    for (int i = 0; i < m; i++)
+        total += c[i].p;
+    int kept = 0;
+    while (kept < m && (kept == 0 || sum < (double)o->top_p * total || o->top_p >= 1.0f))
+        sum += c[kept++].p;
+    total = 0;
+    for (int i = 0; i < kept; i++)
+        total += c[i].p >= (double)o->min_p ? c[i].p : 0;
+    for (int i = 0; i < n; i++)
+        prob[i] = 0;
+    for (int i = 0; i < kept; i++)
+        prob[c[i].id] = c[i].p >= (double)o->min_p ? c[i].p / total : 0;
+    free(c);
+}
+
+static uint32_t scratch[2 * 4096];
+
+/* Draws `draws` tokens: none outside the judge's set, and frequencies within 5 sigma. */
+static void check_distribution(const float *logits, int n, const struct sample_opts *o,
+                               int draws)
+{
+    double prob[4096];
+    int count[4096] = {0};
+    judge(logits, n, o, prob);
+    for (int i = 0; i < draws; i++) {
+        int32_t id = sample_token(logits, n, o, i, scratch);
+        assert_in_range(id, 0, n - 1);
+        count[id]++;
+    }
+    for (int i = 0; i < n; i++) {
+        if (prob[i] == 0.0)
+            assert_int_equal(count[i], 0);
+        double sigma = sqrt(draws * prob[i] * (1 - prob[i]));
+        assert_true(fabs(count[i] - draws * prob[i]) <= 5 * sigma + 1);
+    }
+}
+
+static void test_greedy(void **state)
+{
+    (void)state;
+    struct sample_opts o = {.temperature = 0, .top_p = 1};
+    const float a[] = {1, 3, 3, 2};
+    assert_int_equal(sample_token(a, 4, &o, 0, scratch), 1);
+    const float b[] = {NAN, -INFINITY, -5, NAN};
+    assert_int_equal(sample_token(b, 4, &o, 0, scratch), 2);
+    const float c[] = {NAN, NAN};
+    assert_int_equal(sample_token(c, 2, &o, 0, scratch), 0);
+    const float d[] = {NAN, -INFINITY, -INFINITY};
+    assert_int_equal(sample_token(d, 3, &o, 0, scratch), 1);
+}
+
+static void test_hostile_logits(void **state)
+{
+    (void)state;
+    struct sample_opts o = {
+        .temperature = 1, .top_p = 0.9f, .top_k = 3, .min_p = 0.1f, .seed = 7};
+    const float a[] = {0, INFINITY, NAN, INFINITY};
+    assert_int_equal(sample_token(a, 4, &o, 5, scratch), 1);
+    const float b[] = {NAN, -INFINITY, 0, NAN};
+    const float c[] = {NAN, NAN, NAN, NAN};
+    const float d[] = {-INFINITY, -INFINITY, NAN};
+    for (int64_t pos = 0; pos < 100; pos++) {
+        assert_int_equal(sample_token(b, 4, &o, pos, scratch), 2);
+        assert_int_equal(sample_token(c, 4, &o, pos, scratch), 0);
+        assert_int_equal(sample_token(d, 3, &o, pos, scratch), 0);
+    }
+    o = (struct sample_opts){.temperature = NAN, .top_p = 1};
+    assert_int_equal(sample_token(b, 4, &o, 0, scratch), 2);
+}
+
+static void test_distribution(void **state)
+{
+    (void)state;
+    static const struct sample_opts all[] = {
+        {.temperature = 1, .top_p = 1, .seed = 1},
+        {.temperature = 0.7f, .top_p = 1, .seed = 2},
+        {.temperature = 1.5f, .top_p = 0.8f, .seed = 3},
+        {.temperature = 1, .top_p = 1, .top_k = 5, .seed = 4},
+        {.temperature = 1, .top_p = 1, .min_p = 0.2f, .seed = 5},
+        {.temperature = 1.2f, .top_p = 0.7f, .top_k = 12, .min_p = 0.05f, .seed = 6},
+        {.temperature = 2, .top_p = 0.95f, .top_k = 1000, .seed = 7},
+        {.temperature = 1, .top_p = 1, .top_k = 1, .seed = 8},
+        {.temperature = 1, .top_p = 1e-6f, .seed = 9},
+    };
+    struct rng r = {42};
+    float logits[N];
+    for (int i = 0; i < N; i++)
+        logits[i] = 2 * bell(&r);
+    logits[7] = logits[9] = logits[11]; /* equals */
+    logits[20] = NAN;
+    logits[21] = -INFINITY;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        check_distribution(logits, N, &all[i], 40000);
+}
+
+/* Many random small cases: the chosen token lies in the judge's set, whatever the options. */
+static void test_support(void **state)
+{
+    (void)state;
+    struct rng r = {9};
+    for (int round = 0; round < 3000; round++) {
+        int n = 1 + (int)rng_below(&r, 300);
+        float logits[300];
+        double prob[300];
+        for (int i = 0; i < n; i++) /* coarse, so that equal logits are common */
+            logits[i] = rintf(bell(&r) * 4) / 4;
+        struct sample_opts o = {
+            .temperature = 0.1f + (float)rng_unit(&r) * 3,
+            .top_p = rng_below(&r, 2) ? 1 : 0.05f + (float)rng_unit(&r) * 0.9f,
+            .min_p = rng_below(&r, 2) ? 0 : (float)rng_unit(&r) * 0.5f,
+            .top_k = rng_below(&r, 2) ? 0 : 1 + (int)rng_below(&r, 20),
+            .seed = rng_u64(&r)};
+        judge(logits, n, &o, prob);
+        int32_t id = sample_token(logits, n, &o, (int64_t)rng_below(&r, 1000000), scratch);
+        assert_in_range(id, 0, n - 1);
+        assert_true(prob[id] > 0);
+    }
+}
+
+/* (seed, position) decides: the same again, another elsewhere, and no pattern between seeds. */
+static void test_seed_and_position(void **state)
+{
+    (void)state;
+    float logits[N];
+    for (int i = 0; i < N; i++)
+        logits[i] = 0;
+    int same_seed = 0, same_position = 0, shifted = 0;
+    for (int64_t pos = 0; pos < 2000; pos++) {
+        struct sample_opts a = {.temperature = 1, .top_p = 1, .seed = 11}, b = a;
+        b.seed = 12;
+        int32_t t = sample_token(logits, N, &a, pos, scratch);
+        assert_int_equal(t, sample_token(logits, N, &a, pos, scratch));
+        same_seed += t == sample_token(logits, N, &a, pos + 1, scratch);
+        same_position += t == sample_token(logits, N, &b, pos, scratch);
+        shifted += t == sample_token(logits, N, &b, pos + 1, scratch);
+    }
+    /* 2000 / 50 = 40 expected, sigma 6.3 */
+    assert_in_range(same_seed, 8, 72);
+    assert_in_range(same_position, 8, 72);
+    assert_in_range(shifted, 8, 72);
+}
+
+/* Pinned: a change here changes everybody's seeded output. */
+static void test_pinned(void **state)
+{
+    (void)state;
+    float logits[N];
+    for (int i = 0; i < N; i++)
+        logits[i] = (float)i / 16;
+    struct sample_opts o = {.temperature = 1, .top_p = 0.9f, .top_k = 40, .seed = 1234};
+    static const int32_t want[] = {0};
+    (void)want;
+    char line[256] = "";
+    for (int i = 0; i < 8; i++)
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%d ",
+                 (int)sample_token(logits, N, &o, i, scratch));
+    assert_string_equal(line, "39 41 41 35 29 39 46 31 ");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_hostile_logits),
+        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_support),
+        cmocka_unit_test(test_seed_and_position),
+        cmocka_unit_test(test_pinned),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
