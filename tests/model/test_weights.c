@@ -1,0 +1,623 @@
+/* test_weights.c - checkpoints in, weights out: the generator, files, shards, types, bad input. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "format/json.h"
+#include "format/safetensors.h"
+#include "model/weights.h"
+#include "model/weights_names.h"
+
+static struct pool *pool;
+static struct device *dev;
+static struct stream *stream;
+static char dir[128]; /* a fresh folder per test */
+
+static int group_setup(void **state)
+{
+    (void)state;
+    struct err e;
+    pool = pool_create(2);
+    return device_open("ref", pool, &dev, &e) ||
+           stream_create(dev, STREAM_COMPUTE, &stream, &e);
+}
+
+static int group_teardown(void **state)
+{
+    (void)state;
+    stream_destroy(stream);
+    device_close(dev);
+    pool_destroy(pool);
+    return 0;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/hcache_weights_XXXXXX");
+    return mkdtemp(dir) == NULL;
+}
+
+static char *at(const char *name)
+{
+    static char path[8][512];
+    static int i;
+    i = (i + 1) % 8;
+    snprintf(path[i], sizeof path[i], "%s/%s", dir, name);
+    return path[i];
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    DIR *d = opendir(dir);
+    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d))
+        if (e->d_name[0] != '.' || e->d_name[1] == 'm' || e->d_name[1] == 'c')
+            unlink(at(e->d_name));
+    closedir(d);
+    return rmdir(dir);
+}
+
+/* --- a checkpoint in memory that tests can spoil ------------------------------------------------ */
+
+enum { MAX_TENSORS = 128 };
+
+struct image {
+    size_t n;
+    struct safetensors_tensor t[MAX_TENSORS];
+    uint8_t *data[MAX_TENSORS];
+};
+
+static struct model_config shape(const char *name)
+{
+    struct model_config c;
+    struct err e;
+    assert_int_equal(config_shape(&c, name, &e), 0);
+    return c;
+}
+
+static void write_synth(const char *name, enum dtype t)
+{
+    struct err e = {0};
+    struct model_config c = shape(name);
+    int rc = weights_synth_write(dir, &c, t, &e);
+    if (rc != 0)
+        fail_msg("%s", e.msg);
+}
+
+static void image_read(struct image *im, const char *path)
+{
+    struct err e;
+    char *bytes;
+    size_t n;
+    struct safetensors s;
+    assert_int_equal(file_read(path, (size_t)1 << 30, &bytes, &n, &e), 0);
+    assert_int_equal(safetensors_parse(&s, bytes, n, n, path, &e), 0);
+    assert_true(s.n_tensors <= MAX_TENSORS);
+    im->n = s.n_tensors;
+    for (size_t i = 0; i < s.n_tensors; i++) {
+        im->t[i] = s.tensors[i];
+        im->t[i].name = xstrdup(s.tensors[i].name);
+        size_t len = s.tensors[i].end - s.tensors[i].begin;
+        im->data[i] = memcpy(xmalloc(len), bytes + s.tensors[i].begin, len);
+    }
+    safetensors_deinit(&s);
+    free(bytes);
+}
+
+static size_t image_find(const struct image *im, const char *name)
+{
+    for (size_t i = 0; i < im->n; i++)
+        if (strcmp(im->t[i].name, name) == 0)
+            return i;
+    fail_msg("no tensor %s", name);
+    return 0;
+}
+
+static void image_add(struct image *im, const char *name, enum safetensors_dtype t,
+                      uint64_t rows, uint64_t cols)
+{
+    size_t bytes = rows * cols * safetensors_dtype_bytes(t);
+    im->t[im->n] = (struct safetensors_tensor){
+        .name = xstrdup(name), .dtype = t, .n_dims = 2, .shape = {rows, cols}};
+    im->data[im->n++] = memset(xmalloc(bytes), 0, bytes);
+}
+
+static void image_remove(struct image *im, const char *name)
+{
+    size_t i = image_find(im, name);
+    free(im->data[i]);
+    free((void *)im->t[i].name);
+    im->n--;
+    im->t[i] = im->t[im->n];
+    im->data[i] = im->data[im->n];
+}
+
+/* Writes tensors [first, first + n); the header gets `pad` more bytes, to shift all alignments. */
+static void image_write(struct image *im, size_t first, size_t n, const char *path,
+                        size_t pad)
+{
+    uint8_t *head;
+    size_t head_bytes;
+    safetensors_write_header(im->t + first, n, &head, &head_bytes);
+    put_u64(head, head_bytes - 8 + pad);
+    unlink(path); /* what is mapped keeps its old file */
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fwrite(head, 1, head_bytes, f);
+    for (size_t i = 0; i < pad; i++)
+        fputc(' ', f);
+    for (size_t i = first; i < first + n; i++)
+        fwrite(im->data[i], 1, im->t[i].end - im->t[i].begin, f);
+    assert_int_equal(fclose(f), 0);
+    free(head);
+}
+
+static void image_free(struct image *im)
+{
+    for (size_t i = 0; i < im->n; i++) {
+        free(im->data[i]);
+        free((void *)im->t[i].name);
+    }
+}
+
+/* --- comparing ---------------------------------------------------------------------------------- */
+
+static int load(struct weights *w, const char *source, const struct model_config *c,
+                enum dtype t, struct err *e)
+{
+    memset(e, 0, sizeof *e);
+    return weights_load(w, source, c, dev, stream, t, e);
+}
+
+static void load_ok(struct weights *w, const char *source, const struct model_config *c,
+                    enum dtype t)
+{
+    struct err e;
+    if (load(w, source, c, t, &e) != 0)
+        fail_msg("%s: %s", source, e.msg);
+}
+
+static void same_weight(const struct weight *a, const struct weight *b)
+{
+    assert_int_equal(a->dtype, b->dtype);
+    assert_int_equal(a->n, b->n);
+    assert_int_equal(a->k, b->k);
+    assert_int_equal(a->mem.bytes, b->mem.bytes);
+    if (a->mem.bytes > 0)
+        assert_memory_equal(a->mem.ptr, b->mem.ptr, a->mem.bytes);
+}
+
+static void same_vector(const float *a, const float *b, int64_t n)
+{
+    assert_int_equal(a == NULL, b == NULL);
+    if (a != NULL)
+        assert_memory_equal(a, b, (size_t)n * sizeof *a);
+}
+
+static void same_table(struct mat a, struct mat b)
+{
+    assert_int_equal(a.data == NULL, b.data == NULL);
+    if (a.data != NULL)
+        assert_memory_equal(a.data, b.data,
+                            (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
+}
+
+static void same_tensors(const struct weights *a, const struct weights *b,
+                         const struct model_config *c)
+{
+    same_weight(&a->head, &b->head);
+    same_table(a->embed, b->embed);
+    same_table(a->pos_embed, b->pos_embed);
+    same_vector(a->head_bias, b->head_bias, c->vocab_size);
+    same_vector(a->final_norm_w, b->final_norm_w, c->n_embd);
+    same_vector(a->final_norm_b, b->final_norm_b, c->n_embd);
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct layer_weights *x = &a->layers[i], *y = &b->layers[i];
+        same_weight(&x->wq, &y->wq);
+        same_weight(&x->wkv, &y->wkv);
+        same_weight(&x->wo, &y->wo);
+        same_weight(&x->w_up, &y->w_up);
+        same_weight(&x->w_down, &y->w_down);
+        same_vector(x->norm1_w, y->norm1_w, c->n_embd);
+        same_vector(x->norm1_b, y->norm1_b, c->n_embd);
+        same_vector(x->norm2_w, y->norm2_w, c->n_embd);
+        same_vector(x->norm2_b, y->norm2_b, c->n_embd);
+        same_vector(x->bq, y->bq, c->n_heads * c->d_head);
+        same_vector(x->bkv, y->bkv, 2 * c->n_kv_heads * c->d_head);
+        same_vector(x->q_norm, y->q_norm, c->d_head);
+        same_vector(x->bo, y->bo, c->n_embd);
+        same_vector(x->b_up, y->b_up, slot_rows(c, SLOT_B_UP));
+        same_vector(x->b_down, y->b_down, c->n_embd);
+    }
+}
+
+static bool same_hash(const struct weights *a, const struct weights *b)
+{
+    return memcmp(&a->hash, &b->hash, sizeof a->hash) == 0;
+}
+
+/* --- good input --------------------------------------------------------------------------------- */
+
+static void check_written(const char *name, enum dtype t)
+{
+    struct err e;
+    struct model_config c = shape(name), read;
+    write_synth(name, t);
+    assert_int_equal(config_load(&read, dir, &e), 0);
+    char source[64];
+    snprintf(source, sizeof source, "synth:%s", name);
+    struct weights a, b;
+    load_ok(&a, source, &c, t);
+    load_ok(&b, dir, &read, DTYPE_F32);
+    assert_int_equal(a.dtype, t);
+    assert_true(same_hash(&a, &b));
+    same_tensors(&a, &b, &c);
+    weights_unload(&a, dev);
+    weights_unload(&b, dev);
+    unlink(at("model.safetensors"));
+    unlink(at("config.json"));
+}
+
+static void test_synth_equals_written(void **state)
+{
+    (void)state;
+    for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
+        check_written("tiny-mha", (enum dtype)t);
+        check_written("tiny-gqa", (enum dtype)t);
+    }
+}
+
+static void test_writing_refuses(void **state)
+{
+    (void)state;
+    struct err e;
+    struct model_config c = shape("tiny-mha");
+    write_synth("tiny-mha", DTYPE_F32);
+    assert_int_equal(weights_synth_write(dir, &c, DTYPE_F32, &e), -EEXIST);
+    assert_int_equal(weights_synth_write("/nonexistent/x", &c, DTYPE_F32, &e), -ENOENT);
+    assert_non_null(strstr(e.msg, "/nonexistent/x"));
+}
+
+/* Sizes and independence: near the wanted spread, the same in every type up to rounding. */
+static void test_synth_values(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    struct weights a, b;
+    load_ok(&a, "synth:tiny-mha", &c, DTYPE_F32);
+    load_ok(&b, "synth:tiny-mha", &c, DTYPE_BF16);
+    int64_t n = a.embed.rows * a.embed.cols;
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float x = ((float *)a.embed.data)[i];
+        sum += (double)x;
+        squares += (double)x * (double)x;
+        assert_int_equal(f32_to_bf16(x), ((uint16_t *)b.embed.data)[i]);
+    }
+    double std = sqrt(squares / (double)n), want = 1 / sqrt((double)c.n_embd);
+    assert_true(fabs(std / want - 1) < 0.05);
+    assert_true(fabs(sum / (double)n) < 4 * want / sqrt((double)n));
+    for (int i = 0; i < c.n_embd; i++)
+        assert_true(fabsf(a.final_norm_w[i] - 1) < 0.3f);
+    assert_memory_not_equal(a.layers[0].wq.mem.ptr, a.layers[1].wq.mem.ptr, 64);
+    assert_false(same_hash(&a, &b));
+    weights_unload(&a, dev);
+    weights_unload(&b, dev);
+}
+
+static void write_index(const struct image *im, size_t split)
+{
+    FILE *f = fopen(at("model.safetensors.index.json"), "w");
+    fprintf(f, "{\"weight_map\": {");
+    for (size_t i = 0; i < im->n; i++)
+        fprintf(f, "%s\"%s\": \"%s.safetensors\"", i > 0 ? "," : "", im->t[i].name,
+                i < split ? "b" : "a");
+    fprintf(f, "}}");
+    fclose(f);
+}
+
+/* Shards, another order, another alignment, harmless extras: the same weights and hash. */
+static void test_sharded_and_misaligned(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-gqa");
+    struct weights a, b;
+    struct image im;
+    write_synth("tiny-gqa", DTYPE_BF16);
+    load_ok(&a, dir, &c, DTYPE_F32);
+    image_read(&im, at("model.safetensors"));
+    for (size_t pad = 0; pad < 4; pad++) {
+        image_write(&im, 0, im.n, at("model.safetensors"), pad);
+        load_ok(&b, dir, &c, DTYPE_F32);
+        assert_true(same_hash(&a, &b));
+        same_tensors(&a, &b, &c);
+        weights_unload(&b, dev);
+    }
+    image_add(&im, "model.layers.0.self_attn.rotary_emb.inv_freq", SAFETENSORS_F32, 1, 8);
+    unlink(at("model.safetensors"));
+    write_index(&im, 5);
+    image_write(&im, 0, 5, at("b.safetensors"), 1);
+    image_write(&im, 5, im.n - 5, at("a.safetensors"), 0);
+    load_ok(&b, dir, &c, DTYPE_F32);
+    assert_true(same_hash(&a, &b));
+    same_tensors(&a, &b, &c);
+    weights_unload(&a, dev);
+    weights_unload(&b, dev);
+    image_free(&im);
+}
+
+/* One matrix in f32 among bf16 ones: all become f32, with the same values. */
+static void test_mixed_types(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    struct weights a, b;
+    struct image im;
+    write_synth("tiny-mha", DTYPE_BF16);
+    load_ok(&a, dir, &c, DTYPE_F32);
+    image_read(&im, at("model.safetensors"));
+    size_t i = image_find(&im, "model.layers.1.self_attn.k_proj.weight");
+    size_t n = im.t[i].shape[0] * im.t[i].shape[1];
+    float *wide = xmalloc(n * sizeof *wide);
+    for (size_t k = 0; k < n; k++)
+        wide[k] = bf16_to_f32(((uint16_t *)im.data[i])[k]);
+    free(im.data[i]);
+    im.data[i] = (uint8_t *)wide;
+    im.t[i].dtype = SAFETENSORS_F32;
+    image_write(&im, 0, im.n, at("model.safetensors"), 3);
+    load_ok(&b, dir, &c, DTYPE_F32);
+    assert_int_equal(b.dtype, DTYPE_F32);
+    assert_int_equal(b.embed.dtype, DTYPE_BF16);
+    int32_t row = 7;
+    float x[256], y[256];
+    assert_true(c.n_embd <= 256);
+    for (int l = 0; l < c.n_layers; l++) {
+        dev->ops->weight_rows(stream, mat_of(x, DTYPE_F32, 1, c.n_embd), &a.layers[l].wkv,
+                              &row);
+        dev->ops->weight_rows(stream, mat_of(y, DTYPE_F32, 1, c.n_embd), &b.layers[l].wkv,
+                              &row);
+        assert_memory_equal(x, y, (size_t)c.n_embd * sizeof *x);
+    }
+    assert_false(same_hash(&a, &b));
+    weights_unload(&a, dev);
+    weights_unload(&b, dev);
+    image_free(&im);
+}
+
+/* Every family's list of tensors agrees with the count of its parameters. */
+static void test_lists_count_parameters(void **state)
+{
+    (void)state;
+    for (int i = 0; config_shape_name(i) != NULL; i++) {
+        struct model_config c = shape(config_shape_name(i));
+        struct tensor_list l;
+        int64_t n = 0;
+        tensor_list_make(&l, &c);
+        for (size_t k = 0; k < l.n; k++)
+            n += l.items[k].rows * l.items[k].cols;
+        if (n != config_params(&c))
+            fail_msg("%s: %lld parameters in tensors, %lld in config", config_shape_name(i),
+                     (long long)n, (long long)config_params(&c));
+        tensor_list_free(&l);
+    }
+}
+
+/* Falcon's interleaved rows, from the definition of the layout. */
+static void test_grouped_qkv(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-gqa");
+    c.family = FAMILY_FALCON;
+    c.mlp_gated = false;
+    struct tensor_list l;
+    tensor_list_make(&l, &c);
+    const struct tensor_spec *t = NULL;
+    for (size_t i = 0; i < l.n && t == NULL; i++)
+        if (l.items[i].n_parts == 3)
+            t = &l.items[i];
+    assert_non_null(t);
+    int64_t per = c.n_heads / c.n_kv_heads, kv = (int64_t)c.n_kv_heads * c.d_head;
+    assert_int_equal(t->rows, (per + 2) * kv);
+    int seen_q = 0, seen_kv = 0;
+    for (int p = 0; p < 3; p++)
+        for (int64_t g = 0; g < t->parts[p].n_groups; g++)
+            for (int64_t i = 0; i < t->parts[p].n_rows; i++) {
+                const struct tensor_part *x = &t->parts[p];
+                int64_t src = x->src_row + g * x->src_stride + i;
+                int64_t dst = x->dst_row + g * x->n_rows + i;
+                int64_t head = src / c.d_head, in_group = head % (per + 2),
+                        group = head / (per + 2);
+                int64_t want = src % c.d_head;
+                want += in_group < per ? (group * per + in_group) * c.d_head
+                                       : group * c.d_head + (in_group == per ? 0 : kv);
+                assert_int_equal(dst, want);
+                assert_int_equal(x->slot, in_group < per ? SLOT_WQ : SLOT_WKV);
+                *(x->slot == SLOT_WQ ? &seen_q : &seen_kv) += 1;
+            }
+    assert_int_equal(seen_q, per * kv);
+    assert_int_equal(seen_kv, 2 * kv);
+    tensor_list_free(&l);
+}
+
+/* --- bad input ---------------------------------------------------------------------------------- */
+
+/* Loading fails with this code, and the message has all of these words. */
+static void refused(const struct model_config *c, int code, const char *a, const char *b)
+{
+    struct weights w;
+    struct err e;
+    int rc = load(&w, dir, c, DTYPE_F32, &e);
+    if (rc != code || strstr(e.msg, a) == NULL || strstr(e.msg, b) == NULL)
+        fail_msg("code %d (%s): %s; wanted %d, '%s', '%s'", rc, err_name(rc), e.msg, code,
+                 a, b);
+    assert_null(w.impl);
+}
+
+static void test_missing_files(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    refused(&c, -ENOENT, "model.safetensors", "converted");
+    FILE *f = fopen(at("model.safetensors.index.json"), "w");
+    fputs("{\"weight_map\": {\"x\": \"gone.safetensors\"}}", f);
+    fclose(f);
+    refused(&c, -ENOENT, "gone.safetensors", "No such file");
+    f = fopen(at("model.safetensors.index.json"), "w");
+    fputs("{\"weight_map\": {\"x\": \"../m.safetensors\"}}", f);
+    fclose(f);
+    refused(&c, ERR_FORMAT, "index.json", "plain file name");
+}
+
+static void test_tensors_that_do_not_fit(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    struct image im;
+    write_synth("tiny-mha", DTYPE_F32);
+    char *path = at("model.safetensors");
+
+    image_read(&im, path);
+    image_remove(&im, "model.layers.1.mlp.up_proj.weight");
+    image_write(&im, 0, im.n, path, 0);
+    refused(&c, ERR_MISMATCH, "model.safetensors",
+            "'model.layers.1.mlp.up_proj.weight' is missing");
+    image_add(&im, "model.layers.1.mlp.up_proj.weight", SAFETENSORS_F32,
+              (uint64_t)c.n_ffn + 1, (uint64_t)c.n_embd);
+    image_write(&im, 0, im.n, path, 0);
+    refused(&c, ERR_MISMATCH, "'model.layers.1.mlp.up_proj.weight'", "shape [");
+    image_remove(&im, "model.layers.1.mlp.up_proj.weight");
+    image_add(&im, "model.layers.1.mlp.up_proj.weight", SAFETENSORS_I32, (uint64_t)c.n_ffn,
+              (uint64_t)c.n_embd);
+    image_write(&im, 0, im.n, path, 0);
+    refused(&c, ERR_UNSUPPORTED, "'model.layers.1.mlp.up_proj.weight'", "I32");
+    im.t[im.n - 1].dtype = SAFETENSORS_F32;
+    image_add(&im, "model.layers.0.self_attn.q_proj.bias", SAFETENSORS_F32, 1, 4);
+    image_write(&im, 0, im.n, path, 0);
+    refused(&c, ERR_MISMATCH, "'model.layers.0.self_attn.q_proj.bias'",
+            "would change results");
+    image_free(&im);
+}
+
+static void test_wrong_layer_count(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    write_synth("tiny-mha", DTYPE_F32);
+    c.n_layers--;
+    refused(&c, ERR_MISMATCH, "is no part of the llama model", "layers");
+    c.n_layers += 2;
+    refused(&c, ERR_MISMATCH, "is missing", "model.safetensors");
+    c = shape("tiny-mha");
+    c.vocab_size++;
+    refused(&c, ERR_MISMATCH, "embed_tokens", "shape");
+}
+
+static void test_tied_head(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    struct image im;
+    struct weights w;
+    write_synth("tiny-mha", DTYPE_F32);
+    c.tie_word_embeddings = true;
+    refused(&c, ERR_MISMATCH, "lm_head.weight", "tie_word_embeddings");
+    image_read(&im, at("model.safetensors"));
+    size_t head = image_find(&im, "lm_head.weight");
+    size_t embed = image_find(&im, "model.embed_tokens.weight");
+    memcpy(im.data[head], im.data[embed], im.t[head].end - im.t[head].begin);
+    image_write(&im, 0, im.n, at("model.safetensors"), 0);
+    load_ok(&w, dir, &c, DTYPE_F32);
+    assert_null(w.embed.data);
+    weights_unload(&w, dev);
+    image_free(&im);
+}
+
+static void truncate_to(const char *path, long keep, long grow)
+{
+    struct err e;
+    char *bytes;
+    size_t n;
+    assert_int_equal(file_read(path, (size_t)1 << 30, &bytes, &n, &e), 0);
+    assert_int_equal(truncate(path, keep >= 0 ? keep : (long)n + grow), 0);
+    free(bytes);
+}
+
+static void test_damaged_files(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    char *path = at("model.safetensors");
+    write_synth("tiny-mha", DTYPE_F32);
+    truncate_to(path, -1, -1);
+    refused(&c, ERR_FORMAT, "model.safetensors", "outside of the file");
+    truncate_to(path, 100, 0);
+    refused(&c, ERR_FORMAT, "model.safetensors", "header");
+    truncate_to(path, 5, 0);
+    refused(&c, ERR_FORMAT, "model.safetensors", "truncated");
+    truncate_to(path, 0, 0);
+    refused(&c, ERR_FORMAT, "model.safetensors", "truncated");
+}
+
+static void write_raw(const char *header)
+{
+    FILE *f = fopen(at("model.safetensors"), "wb");
+    uint8_t le[8];
+    put_u64(le, strlen(header));
+    fwrite(le, 1, 8, f);
+    fputs(header, f);
+    for (int i = 0; i < 64; i++)
+        fputc(0, f);
+    fclose(f);
+}
+
+static void test_hostile_headers(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    write_raw("{\"a\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]},"
+              "\"b\":{\"dtype\":\"F32\",\"shape\":[12],\"data_offsets\":[16,64]}}");
+    refused(&c, ERR_FORMAT, "'a' and 'b' overlap", "model.safetensors");
+    write_raw("{\"a\":{\"dtype\":\"Q4\",\"shape\":[16],\"data_offsets\":[0,64]}}");
+    refused(&c, ERR_UNSUPPORTED, "unknown dtype 'Q4'", "model.safetensors");
+    write_raw("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],"
+              "\"data_offsets\":[0,64]}}");
+    refused(&c, ERR_FORMAT, "overflows", "'a'");
+    write_raw("{}");
+    refused(&c, ERR_FORMAT, "model.safetensors", "");
+}
+
+int main(void)
+{
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_synth_equals_written),
+        T(test_writing_refuses),
+        T(test_synth_values),
+        T(test_sharded_and_misaligned),
+        T(test_mixed_types),
+        T(test_lists_count_parameters),
+        T(test_grouped_qkv),
+        T(test_missing_files),
+        T(test_tensors_that_do_not_fit),
+        T(test_wrong_layer_count),
+        T(test_tied_head),
+        T(test_damaged_files),
+        T(test_hostile_headers),
+    };
+    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}
