@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Writes tests/model/golden/families/: a tiny random checkpoint of every model family, saved by the
+field's reference library, with the logits that it computes in float64.
+
+    python3 -m venv V && V/bin/pip install torch transformers
+    V/bin/python tools/golden/make_families.py [FAMILY...]
+
+The weights are drawn here, not by the library's own initialisation: its small ones make attention
+flat and logits nearly equal, which would hide mistakes.  Every value is exactly representable in
+bf16 and in f16, so that a checkpoint has the same numbers in every element type, and the float64,
+float32 and bf16 runs differ by arithmetic only.  (Inside the library norms and rotations are
+computed in float32 even in the float64 run: an error of about 1e-7.)
+
+expected.json of a family:
+  prompt_ids       70 ids
+  positions        positions of the prompt whose logits are given
+  logits           [len(positions)][vocab], float64 rounded to 7 digits; the last is the prompt's end
+  decode_ids       8 greedy ids
+  decode_logits    [8][vocab]: decode_logits[i] are the logits after decode_ids[i]
+  bf16_rms, bf16_max   error of the library's own bf16 run over all the logits above, relative to
+                   their largest absolute value
+"""
+import json
+import pathlib
+import shutil
+import sys
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+OUT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "model" / "golden" / "families"
+VOCAB, N_PROMPT, N_DECODE = 128, 70, 8
+POSITIONS = [0, 1, 17, 40, 63, 64, 69]
+
+BASE = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=256, bos_token_id=1, eos_token_id=2)
+
+
+def rope(theta=10000.0, **more):
+    return {"rope_type": "default", "rope_theta": theta, **more}
+
+
+# name: (config class, dtype of the file, arguments)
+FAMILIES = {
+    "llama": ("LlamaConfig", "float32", dict(
+        BASE, num_key_value_heads=2, rms_norm_eps=1e-5, rope_parameters=rope())),
+    "llama-bias": ("LlamaConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=4, attention_bias=True, mlp_bias=True, head_dim=16,
+        tie_word_embeddings=True)),
+    "llama3": ("LlamaConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=1, num_hidden_layers=3, rms_norm_eps=1e-5,
+        max_position_embeddings=512, eos_token_id=[2, 3],
+        rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=4.0,
+                             low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=64))),
+    "mistral": ("MistralConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=3, sliding_window=16,
+        rope_parameters=rope())),
+    "qwen2": ("Qwen2Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-6,
+        rope_parameters=rope(1000000.0))),
+    "qwen2-window": ("Qwen2Config", "bfloat16", dict(
+        BASE, num_key_value_heads=4, num_hidden_layers=3, use_sliding_window=True,
+        sliding_window=20, max_window_layers=1, rope_parameters=rope())),
+    "qwen3": ("Qwen3Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, head_dim=24, tie_word_embeddings=True, rms_norm_eps=1e-6,
+        rope_parameters=rope(1000000.0))),
+    "opt": ("OPTConfig", "float16", dict(
+        vocab_size=VOCAB, hidden_size=48, ffn_dim=128, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=256, word_embed_proj_dim=48,
+        dropout=0.0, bos_token_id=2, eos_token_id=2, pad_token_id=1)),
+    "phi": ("PhiConfig", "float16", dict(
+        BASE, intermediate_size=128, hidden_act="gelu_new",
+        rope_parameters=rope(partial_rotary_factor=0.5))),
+    "phi3": ("Phi3Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, pad_token_id=0, sliding_window=50,
+        original_max_position_embeddings=256, rope_parameters=rope())),
+    "gemma": ("GemmaConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=1, head_dim=20, hidden_act="gelu_pytorch_tanh",
+        rms_norm_eps=1e-6, pad_token_id=0, rope_parameters=rope())),
+    "falcon-7b": ("FalconConfig", "bfloat16", dict(
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
+        multi_query=True, parallel_attn=True, bias=False, new_decoder_architecture=False,
+        alibi=False, ffn_hidden_size=128, max_position_embeddings=256, bos_token_id=1,
+        eos_token_id=2, rope_parameters=rope())),
+    "falcon-40b": ("FalconConfig", "bfloat16", dict(
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=6,
+        num_kv_heads=2, multi_query=False, parallel_attn=True, bias=False,
+        new_decoder_architecture=True, alibi=False, ffn_hidden_size=128,
+        max_position_embeddings=256, bos_token_id=1, eos_token_id=2, rope_parameters=rope())),
+}
+
+
+def representable(t):
+    """Rounds to bf16, and drops what f16 could only hold as a subnormal number."""
+    t = t.to(torch.bfloat16).to(torch.float32)
+    return torch.where(t.abs() < 2.0 ** -13, torch.zeros_like(t), t)
+
+
+def draw(model, plus_one, seed):
+    g = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        x = torch.randn(p.shape, generator=g)
+        if "norm" in name or "ln_" in name or "layernorm" in name:
+            mean = 0.0 if plus_one or name.endswith("bias") else 1.0
+            x = mean + 0.2 * x
+        elif p.dim() == 1:
+            x = 0.2 * x
+        else:
+            # gemma scales its tied embeddings: the token's own row would win every time
+            x = (0.5 if plus_one and "embed" in name else 1.4) * x / p.shape[1] ** 0.5
+        p.data = representable(x)
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].to(torch.float64)
+
+
+def greedy(model, ids):
+    """Ids, and the smallest gap between the two best logits on the way."""
+    ids, gap = list(ids), float("inf")
+    for _ in range(N_DECODE):
+        best = logits_of(model, ids)[-1].topk(2)
+        gap = min(gap, float(best.values[0] - best.values[1]) / float(best.values[0].abs()))
+        ids.append(int(best.indices[0]))
+    return ids[N_PROMPT:], gap
+
+
+def rounded(t):
+    return [[float(f"{v:.7g}") for v in row] for row in t.tolist()]
+
+
+def load(path, dtype):
+    m = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    return m.eval()
+
+
+def make(name):
+    cls, dtype, args = FAMILIES[name]
+    config = getattr(transformers, cls)(**args)
+    path = OUT / name
+    for seed in range(1, 100):  # a seed whose greedy choices are not close calls
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        draw(model, name == "gemma", seed)
+        shutil.rmtree(path, ignore_errors=True)
+        model.to(getattr(torch, dtype)).save_pretrained(path)
+        exact = load(path, torch.float64)
+        g = torch.Generator().manual_seed(1000 + seed)
+        prompt = [1] + torch.randint(3, VOCAB, (N_PROMPT - 1,), generator=g).tolist()
+        decode, gap = greedy(exact, prompt)
+        if gap > 0.03 and len(set(decode)) > 3:
+            break
+    rows = POSITIONS + list(range(N_PROMPT, N_PROMPT + N_DECODE))
+    want = logits_of(exact, prompt + decode)[rows]
+    scale = float(want.abs().max())
+    err = (logits_of(load(path, torch.bfloat16), prompt + decode)[rows] - want) / scale
+    err32 = (logits_of(load(path, torch.float32), prompt + decode)[rows] - want) / scale
+    text = json.dumps({
+        "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
+        "seed": seed,
+        "prompt_ids": prompt,
+        "positions": POSITIONS,
+        "logits": rounded(want[:len(POSITIONS)]),
+        "decode_ids": decode,
+        "decode_logits": rounded(want[len(POSITIONS):]),
+        "bf16_rms": float(f"{float(err.pow(2).mean().sqrt()):.7g}"),
+        "bf16_max": float(f"{float(err.abs().max()):.7g}"),
+    })
+    (path / "expected.json").write_text(text.replace("], [", "],\n[") + "\n")
+    size = sum(f.stat().st_size for f in path.iterdir())
+    print(f"{name:14} seed {seed:2} gap {gap:.3f} largest {scale:.2f} bf16 rms "
+          f"{float(err.pow(2).mean().sqrt()):.2e} max {float(err.abs().max()):.2e} "
+          f"f32 max {float(err32.abs().max()):.1e} {size} bytes")
+    assert size <= 300000
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    OUT.mkdir(parents=True, exist_ok=True)
+    for family in sys.argv[1:] or FAMILIES:
+        make(family)
