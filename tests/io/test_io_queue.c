@@ -1,0 +1,303 @@
+/* Asynchronous requests, the same on uring, pread and the simulated disk; and the throttle. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <errno.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "io/io.h"
+#include "io/io_sim.h"
+#include "iotest.h"
+
+#define MIB (1u << 20)
+
+static struct iotest *begin(void **state)
+{
+    struct iotest *t = *state;
+    if (t->io == NULL)
+        skip();
+    return t;
+}
+
+static struct io_file *open_new(struct iotest *t, const char *name, unsigned flags)
+{
+    struct io_file *f;
+    struct err err = {0};
+    if (io_file_open(t->io, iotest_path(t, name), IO_CREATE | flags, &f, &err) != 0)
+        fail_msg("%s", err.msg);
+    return f;
+}
+
+static struct io_queue *open_queue(struct iotest *t, unsigned depth)
+{
+    struct io_queue *q;
+    struct err err = {0};
+    if (io_queue_open(t->io, depth, &q, &err) != 0)
+        fail_msg("%s", err.msg);
+    return q;
+}
+
+static void submit(struct io_queue *q, struct io_req *req)
+{
+    io_queue_submit(q, &req, 1);
+}
+
+static struct io_req *wait_one(struct io_queue *q)
+{
+    struct io_req *done = NULL;
+    unsigned n;
+    assert_int_equal(io_queue_wait(q, 1, 1, -1, &done, &n, NULL), 0);
+    assert_int_equal(n, 1);
+    return done;
+}
+
+/* Many requests of odd sizes, far more than the depth, written and read back. */
+static void round_trip(struct iotest *t, unsigned depth, bool registered)
+{
+    enum { N = 23, SECTORS = 700 };
+    struct io_file *f = open_new(t, "f", IO_DIRECT);
+    struct io_queue *q = open_queue(t, depth);
+    size_t n_bytes = (size_t)SECTORS * IO_ALIGN * 2;
+    uint8_t *out = iotest_buffer(n_bytes), *in = iotest_buffer(n_bytes);
+    iotest_fill(out, n_bytes, 7);
+    if (registered) {
+        struct io_buffer b[2] = {{out, n_bytes}, {in, n_bytes}};
+        struct err err = {0};
+        int rc = io_queue_register_buffers(q, b, 2, &err);
+        if (rc != 0 && rc != -ENOMEM && rc != -EPERM)
+            fail_msg("%s", err.msg);
+    }
+    struct io_req reqs[N], *ptr[N], *done[N];
+    struct rng rng = {.s = depth};
+    for (int pass = 0; pass < 2; pass++) {
+        size_t at = 0;
+        for (unsigned i = 0; i < N; i++) {
+            size_t left = n_bytes - at;
+            size_t n = i == N - 1 ? left
+                                  : rng_below(&rng, left / IO_ALIGN / 4 + 1) * IO_ALIGN;
+            reqs[i] = (struct io_req){.file = f,
+                                      .op = pass == 0 ? IO_WRITE : IO_READ,
+                                      .buf = (pass == 0 ? out : in) + at,
+                                      .length = n,
+                                      .offset = at,
+                                      .user = &reqs[i]};
+            ptr[i] = &reqs[i];
+            at += n;
+        }
+        io_queue_submit(q, ptr, 10);
+        io_queue_submit(q, ptr + 10, N - 10);
+        assert_int_equal(io_queue_outstanding(q), N);
+        unsigned seen = 0, n;
+        while (seen < N) {
+            assert_int_equal(io_queue_wait(q, 2, 5, -1, done, &n, NULL), 0);
+            assert_true(n >= 1 && n <= 5);
+            for (unsigned i = 0; i < n; i++) {
+                assert_ptr_equal(done[i]->user, done[i]);
+                assert_int_equal(done[i]->result, 0);
+                done[i]->user = NULL; /* not twice */
+            }
+            seen += n;
+        }
+        assert_int_equal(io_queue_outstanding(q), 0);
+        assert_int_equal(io_queue_wait(q, 3, 5, -1, done, &n, NULL), 0);
+        assert_int_equal(n, 0); /* nothing outstanding: does not block */
+    }
+    assert_memory_equal(in, out, n_bytes);
+    io_queue_close(q);
+    io_file_close(f);
+    free(in);
+    free(out);
+}
+
+static void test_round_trip(void **state)
+{
+    struct iotest *t = begin(state);
+    round_trip(t, 1, false);
+    round_trip(t, 4, true);
+    round_trip(t, 32, true);
+}
+
+static void test_errors_come_with_the_request(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", IO_DIRECT);
+    struct io_queue *q = open_queue(t, 2);
+    uint8_t *b = iotest_buffer(8 * MIB);
+    iotest_fill(b, 8 * MIB, 1);
+    assert_int_equal(io_file_pwrite(f, b, 3 * MIB, 0, NULL), 0);
+
+    struct io_req past_end = {.file = f, .op = IO_READ, .buf = b, .length = 8 * MIB};
+    struct io_req misaligned = {.file = f, .op = IO_READ, .buf = b, .length = 100};
+    struct io_req empty = {.file = f, .op = IO_READ, .buf = b, .length = 0};
+    struct io_req good = {
+        .file = f, .op = IO_READ, .buf = b, .length = 2 * MIB, .offset = MIB};
+    struct io_req *all[] = {&past_end, &misaligned, &empty, &good}, *done[4];
+    unsigned n;
+    io_queue_submit(q, all, 4);
+    assert_int_equal(io_queue_wait(q, 4, 4, -1, done, &n, NULL), 0);
+    assert_int_equal(n, 4);
+    assert_int_equal(past_end.result, -ENODATA);
+    assert_int_equal(misaligned.result, -EINVAL);
+    assert_int_equal(empty.result, 0);
+    assert_int_equal(good.result, 0);
+    struct err err = {0};
+    assert_int_equal(io_req_err(&good, &err), 0);
+    assert_int_equal(io_req_err(&past_end, &err), -ENODATA);
+    assert_non_null(strstr(err.msg, "ends before"));
+    io_queue_close(q);
+    assert_int_equal(io_queue_open(t->io, 0, &q, NULL), -EINVAL);
+    io_queue_close(q); /* NULL */
+    io_file_close(f);
+    free(b);
+}
+
+static void test_poll_and_close(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    struct io_queue *q = open_queue(t, 2);
+    uint8_t *b = iotest_buffer(4 * MIB);
+    iotest_fill(b, 4 * MIB, 1);
+    struct io_req w = {.file = f, .op = IO_WRITE, .buf = b, .length = 4 * MIB}, *done;
+    submit(q, &w);
+    unsigned n = 0;
+    while (n == 0) /* polling alone makes progress */
+        assert_int_equal(io_queue_wait(q, 0, 1, 0, &done, &n, NULL), 0);
+    assert_ptr_equal(done, &w);
+    assert_int_equal(w.result, 0);
+    w.op = IO_READ;
+    submit(q, &w);
+    submit(q, &(struct io_req){.file = f, .op = IO_READ, .buf = b, .length = MIB});
+    io_queue_close(q); /* with requests under way */
+    io_file_close(f);
+    free(b);
+}
+
+/* ---- Short transfers, only the simulated disk makes them on demand ------------------------ */
+
+static void test_short_transfers(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_sim_fault fault = {.kind = IO_SIM_SHORT, .chance = 0.7};
+    assert_int_equal(io_sim_fault_add(t->io, &fault), 0);
+    round_trip(t, 3, false);
+    struct io_file *f = open_new(t, "g", 0);
+    uint8_t out[5000], in[5000];
+    iotest_fill(out, sizeof out, 1);
+    for (unsigned i = 0; i < 20; i++) {
+        assert_int_equal(io_file_pwrite(f, out, sizeof out, 3 * i, NULL), 0);
+        assert_int_equal(io_file_pread(f, in, sizeof in, 3 * i, NULL), 0);
+        assert_memory_equal(in, out, sizeof in);
+    }
+    assert_true(io_sim_fault_hits(t->io) > 20);
+    io_file_close(f);
+}
+
+static void test_failure_in_one_piece(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    struct io_queue *q = open_queue(t, 3);
+    uint8_t *b = iotest_buffer(9 * MIB);
+    iotest_fill(b, 9 * MIB, 1);
+    for (uint64_t nth = 0; nth < 12; nth++) {
+        io_sim_fault_add(t->io, &(struct io_sim_fault){.kind = IO_SIM_FAIL,
+                                                       .on = IO_SIM_ON_WRITE,
+                                                       .code = -EIO,
+                                                       .skip = nth,
+                                                       .count = 1});
+        struct io_req a = {.file = f, .op = IO_WRITE, .buf = b, .length = 9 * MIB};
+        struct io_req c = {
+            .file = f, .op = IO_WRITE, .buf = b, .length = MIB, .offset = 9 * MIB};
+        submit(q, &a);
+        submit(q, &c);
+        wait_one(q);
+        wait_one(q);
+        /* There are ten pieces, executed in an order that the seed decides. */
+        assert_int_equal(a.result == -EIO, nth < 10 && c.result == 0);
+        assert_int_equal(a.result != 0 || c.result != 0, nth < 10);
+        io_sim_fault_clear(t->io);
+    }
+    io_queue_close(q);
+    io_file_close(f);
+    free(b);
+}
+
+/* ---- Throttle: lower bounds of time only, so that a busy machine cannot fail them --------- */
+
+#define LIMIT (40u << 20)
+
+static int64_t limit_ns(uint64_t n_bytes)
+{
+    return (int64_t)(n_bytes * 1000000000ull / LIMIT);
+}
+
+static void test_throttle_sync(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    uint8_t *b = iotest_buffer(MIB);
+    iotest_fill(b, MIB, 1);
+    io_throttle(t->io, LIMIT, 0);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(io_file_pwrite(f, b, MIB, i * MIB, NULL), 0);
+    int64_t t0 = clock_now_ns();
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(io_file_pread(f, b, MIB, i * MIB, NULL), 0);
+    int64_t took = clock_now_ns() - t0;
+    assert_true(took >= limit_ns(4 * MIB) * 98 / 100);
+    io_file_close(f);
+    free(b);
+}
+
+static void test_throttle_queue(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    struct io_queue *q = open_queue(t, 4);
+    uint8_t *b = iotest_buffer(4 * MIB);
+    iotest_fill(b, 4 * MIB, 1);
+    io_throttle(t->io, 0, LIMIT);
+    struct io_req w = {.file = f, .op = IO_WRITE, .buf = b, .length = 4 * MIB}, *done;
+    unsigned n;
+    int64_t t0 = clock_now_ns();
+    submit(q, &w);
+    assert_int_equal(io_queue_wait(q, 1, 1, 1000000, &done, &n, NULL), 0);
+    int64_t waited = clock_now_ns() - t0;
+    assert_true(n == 0 ||
+                waited >= limit_ns(4 * MIB) * 98 / 100); /* the time-out was honoured */
+    if (n == 0)
+        wait_one(q);
+    int64_t took = clock_now_ns() - t0;
+    assert_true(took >= limit_ns(4 * MIB) * 98 / 100);
+    assert_int_equal(w.result, 0);
+    io_queue_close(q);
+    io_file_close(f);
+    free(b);
+}
+
+#define ON(kind, test)                                                                     \
+    {                                                                                      \
+#test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
+    }
+#define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        ALL(test_round_trip),
+        ALL(test_errors_come_with_the_request),
+        ALL(test_poll_and_close),
+        ON("sim", test_short_transfers),
+        ON("sim", test_failure_in_one_piece),
+        ALL(test_throttle_sync),
+        ALL(test_throttle_queue),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
