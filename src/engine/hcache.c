@@ -1,0 +1,327 @@
+/* hcache.c - the public interface: text and requests in front of the stack.
+ *
+ * Refuses to know: how the parts below are put together (stack.c). */
+#include "hcache.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "engine/stack.h"
+#include "model/tokenizer.h"
+#include "state/save_policy.h"
+
+_Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of errors");
+
+struct hcache {
+    struct stack k;
+    struct tokenizer *tokenizer; /* NULL for synthetic models */
+    double load_ms;
+};
+
+static struct err *inner(struct hcache_err *e)
+{
+    return (struct err *)(void *)e;
+}
+
+static double ms(int64_t ns)
+{
+    return (double)ns * 1e-6;
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static int open_tokenizer(struct hcache *h, const char *source, struct err *err)
+{
+    if (strncmp(source, "synth:", 6) == 0)
+        return 0;
+    int rc = tokenizer_open(&h->tokenizer, source, err);
+    if (rc == -ENOENT)
+        return 0; /* token ids only */
+    int vocab = h->k.model->cfg.vocab_size;
+    if (rc == 0 && tokenizer_size(h->tokenizer) > vocab)
+        rc = err_set(err, ERR_MISMATCH,
+                     "%s: the tokenizer has ids up to %d, but the model's vocabulary has %d entries",
+                     source, tokenizer_size(h->tokenizer) - 1, vocab);
+    return rc;
+}
+
+static void say_memory(const struct hcache_opts *o, const struct stack *k)
+{
+    char text[400];
+    stack_describe(k, text, sizeof text);
+    if (o->warn != NULL)
+        o->warn(o->warn_arg, text);
+    else
+        fprintf(stderr, "%s\n", text);
+}
+
+int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
+{
+    struct hcache *h = xcalloc(1, sizeof *h);
+    int64_t t0 = clock_now_ns();
+    struct stack_opts so = {.model = o->model,
+                            .device = o->device,
+                            .dtype = o->dtype,
+                            .threads = o->threads,
+                            .max_context = o->max_context,
+                            .max_sequences = o->max_sequences,
+                            .dirs = o->store,
+                            .n_dirs = o->n_store,
+                            .in_memory = o->store_in_memory,
+                            .cap_bytes = o->store_cap_bytes,
+                            .throttle_bytes_per_s = o->throttle_bytes_per_s,
+                            .save_buffer_bytes = o->save_buffer_bytes,
+                            .staging_bytes = o->staging_bytes,
+                            .warn = o->warn,
+                            .warn_arg = o->warn_arg};
+    int rc = stack_open(&so, &h->k, inner(err));
+    if (rc == 0)
+        rc = open_tokenizer(h, o->model, inner(err));
+    if (rc != 0) {
+        hcache_close(h);
+        return rc;
+    }
+    h->load_ms = ms(clock_now_ns() - t0);
+    if (o->verbose)
+        say_memory(o, &h->k);
+    *out = h;
+    return 0;
+}
+
+void hcache_close(struct hcache *h)
+{
+    if (h == NULL)
+        return;
+    stack_close(&h->k);
+    tokenizer_close(h->tokenizer);
+    free(h);
+}
+
+void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
+{
+    const struct model *m = h->k.model;
+    *out = (struct hcache_model_info){.family = family_name(m->cfg.family),
+                                      .dtype = dtype_name(m->dtype),
+                                      .n_layers = m->cfg.n_layers,
+                                      .vocab_size = m->cfg.vocab_size,
+                                      .max_context = m->max_ctx,
+                                      .hidden_bytes = model_hidden_bytes(m),
+                                      .kv_bytes = model_kv_bytes(m),
+                                      .has_tokenizer = h->tokenizer != NULL};
+}
+
+/* --- text ------------------------------------------------------------------------------------- */
+
+static int need_tokenizer(const struct hcache *h, struct err *err)
+{
+    return h->tokenizer != NULL
+               ? 0
+               : err_set(err, ERR_UNSUPPORTED,
+                         "%s has no tokenizer: give token ids instead of text (--token-ids)",
+                         h->k.model->source);
+}
+
+int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
+                  int32_t **ids, int *n_ids, struct hcache_err *err)
+{
+    size_t count = 0;
+    unsigned f = (flags & HCACHE_ADD_SPECIAL ? (unsigned)TOKENIZER_ADD_SPECIAL : 0) |
+                 (flags & HCACHE_PARSE_SPECIAL ? (unsigned)TOKENIZER_PARSE_SPECIAL : 0);
+    int rc = need_tokenizer(h, inner(err));
+    if (rc == 0)
+        rc = tokenizer_encode(h->tokenizer, text, n, f, ids, &count, inner(err));
+    *n_ids = (int)count;
+    return rc;
+}
+
+int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text, size_t *n_text,
+                  struct hcache_err *err)
+{
+    int rc = need_tokenizer(h, inner(err));
+    return rc != 0 ? rc
+                   : tokenizer_decode(h->tokenizer, ids, (size_t)n, true, text, n_text, inner(err));
+}
+
+void hcache_free(void *p)
+{
+    free(p);
+}
+
+/* --- generation ------------------------------------------------------------------------------- */
+
+/* Passes tokens on as text, whole characters at a time. */
+struct text_sink {
+    const struct hcache_request *req;
+    struct tokenizer_stream *stream;
+};
+
+static int on_token(void *arg, int32_t id)
+{
+    struct text_sink *t = arg;
+    const char *text = "";
+    size_t n = 0;
+    if (t->req->on_token == NULL)
+        return 0;
+    if (t->stream != NULL && tokenizer_stream_push(t->stream, id, &text, &n, NULL) != 0)
+        n = 0;
+    return t->req->on_token(t->req->arg, id, text, n);
+}
+
+/* What was held back of an unfinished character. */
+static void finish_text(struct text_sink *t)
+{
+    const char *text;
+    size_t n = 0;
+    if (t->stream != NULL)
+        tokenizer_stream_finish(t->stream, &text, &n);
+    if (n > 0)
+        (void)t->req->on_token(t->req->arg, -1, text, n);
+}
+
+static int check_request(const struct hcache *h, const struct hcache_request *r, struct err *err)
+{
+    if (r->n_prompt <= 0)
+        return err_set(err, ERR_USAGE, "the prompt is empty");
+    if (r->max_tokens < 0)
+        return err_set(err, ERR_USAGE, "max_tokens is %d; it must not be negative", r->max_tokens);
+    if (!(r->temperature >= 0) || !(r->top_p >= 0 && r->top_p <= 1) ||
+        !(r->min_p >= 0 && r->min_p < 1) || r->top_k < 0)
+        return err_set(err, ERR_USAGE, "temperature must be >= 0, top_p in 0..1, min_p in 0..1 "
+                                       "(not 1), top_k >= 0");
+    for (int i = 0; i < r->n_prompt; i++) {
+        if (r->prompt[i] < 0 || r->prompt[i] >= h->k.model->cfg.vocab_size)
+            return err_set(err, ERR_USAGE, "prompt token %d is %d; the vocabulary has %d entries",
+                           i, r->prompt[i], h->k.model->cfg.vocab_size);
+    }
+    return 0;
+}
+
+static bool is_forced(const char *plan)
+{
+    return plan != NULL && strcmp(plan, "auto") != 0 && strcmp(plan, "recompute") != 0;
+}
+
+static int make_request(struct hcache *h, const struct hcache_request *r, struct text_sink *sink,
+                        struct request *q, struct err *err)
+{
+    int rc = check_request(h, r, err);
+    if (rc != 0)
+        return rc;
+    *q = (struct request){.prompt = r->prompt,
+                          .n_prompt = r->n_prompt,
+                          .max_tokens = r->max_tokens,
+                          .ignore_eos = r->ignore_eos,
+                          .sample = {.temperature = r->temperature,
+                                     .top_p = r->top_p > 0 ? r->top_p : 1,
+                                     .min_p = r->min_p,
+                                     .top_k = r->top_k,
+                                     .seed = r->seed},
+                          .salt = r->salt,
+                          .plan = r->plan,
+                          .on_token = on_token,
+                          .arg = sink};
+    struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
+    if (r->plan != NULL)
+        rc = plan_mode_parse(r->plan, &mode, err);
+    /* A forced plan may ask for any kind later: save both, unless told otherwise. */
+    const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
+    struct platform bounded = h->k.platform;
+    if (h->k.o.throttle_bytes_per_s > 0) {
+        bounded.n_tiers = 1;
+        bounded.tier[0].bytes_per_s = (double)h->k.o.throttle_bytes_per_s;
+    }
+    if (rc == 0 && h->k.saver != NULL)
+        rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx, err);
+    return rc;
+}
+
+static void describe_plan(const struct plan *p, struct hcache_plan *out)
+{
+    *out = (struct hcache_plan){0};
+    if (p->n_layers == 0)
+        return;
+    out->recompute = p->n_r;
+    out->hidden = p->n_h;
+    out->kv = p->n_k;
+    out->predicted_ms = p->restore_s * 1e3;
+    snprintf(out->layers, sizeof out->layers, "%s", p->method);
+    snprintf(out->reason, sizeof out->reason, "%s", p->reason);
+}
+
+static const char *finish_name(enum finish f)
+{
+    return f == FINISH_EOS ? "stop" : f == FINISH_CANCELLED ? "cancelled" : "length";
+}
+
+static void describe(struct hcache *h, const struct seq *s, struct hcache_result *r)
+{
+    const struct outcome *o = seq_outcome(s);
+    *r = (struct hcache_result){.n_tokens = o->n_generated,
+                                .finish = finish_name(o->finish),
+                                .prompt_tokens = o->n_prompt,
+                                .cached_tokens = o->n_cached,
+                                .committed_tokens = seq_committed_tokens(s),
+                                .logits_digest = o->logits_digest,
+                                .restored_bytes = o->restore.read_bytes};
+    r->token_ids = xmalloc((size_t)o->n_generated * sizeof *r->token_ids);
+    memcpy(r->token_ids, o->tokens + o->n_prompt, (size_t)o->n_generated * sizeof *r->token_ids);
+    if (h->tokenizer != NULL)
+        (void)tokenizer_decode(h->tokenizer, r->token_ids, (size_t)r->n_tokens, true, &r->text,
+                               &r->n_text, NULL);
+    snprintf(r->miss, sizeof r->miss, "%s", o->miss);
+    describe_plan(&o->plan, &r->plan);
+    r->timings = (struct hcache_timings){.load_ms = h->load_ms,
+                                         .lookup_ms = ms(o->lookup_ns),
+                                         .plan_ms = ms(o->plan_ns),
+                                         .restore_ms = ms(o->restore_ns),
+                                         .prefill_ms = ms(o->prefill_ns),
+                                         .ttft_ms = ms(o->ttft_ns),
+                                         .decode_ms = ms(o->decode_ns),
+                                         .restore_io_ms = ms(o->restore.io_ns),
+                                         .restore_compute_ms = ms(o->restore.compute_ns),
+                                         .restore_wait_ms = ms(o->restore.wait_ns)};
+    if (o->n_generated > 1 && o->decode_ns > 0)
+        r->timings.decode_tokens_per_s = (o->n_generated - 1) / ((double)o->decode_ns * 1e-9);
+}
+
+int hcache_generate(struct hcache *h, const struct hcache_request *r, struct hcache_result *out,
+                    struct hcache_err *err)
+{
+    struct text_sink sink = {.req = r};
+    struct request q;
+    struct seq *s = NULL;
+    *out = (struct hcache_result){0};
+    int rc = make_request(h, r, &sink, &q, inner(err));
+    if (rc != 0)
+        return rc;
+    if (h->tokenizer != NULL && r->on_token != NULL)
+        sink.stream = tokenizer_stream_create(h->tokenizer, true);
+    rc = engine_add(h->k.engine, &q, &s, inner(err));
+    if (rc == 0)
+        rc = engine_run(h->k.engine, inner(err));
+    if (rc == 0 && seq_outcome(s)->finish == FINISH_ERROR) {
+        *inner(err) = seq_outcome(s)->err;
+        rc = err->code;
+    }
+    if (rc == 0)
+        finish_text(&sink);
+    if (rc == 0 && h->k.saver != NULL)
+        (void)saver_flush(h->k.saver, NULL); /* a fault was reported when it happened */
+    if (rc == 0)
+        describe(h, s, out);
+    if (s != NULL)
+        engine_remove(h->k.engine, s);
+    tokenizer_stream_destroy(sink.stream);
+    return rc;
+}
+
+void hcache_result_free(struct hcache_result *r)
+{
+    free(r->token_ids);
+    free(r->text);
+    *r = (struct hcache_result){0};
+}

@@ -1,0 +1,59 @@
+/* seq.h - a sequence, private to src/engine. */
+#ifndef ENGINE_SEQ_H
+#define ENGINE_SEQ_H
+
+#include "engine/engine.h"
+#include "state/chain.h"
+
+enum phase {
+    PHASE_RESTORE,
+    PHASE_PREFILL,
+    PHASE_DECODE,
+    PHASE_DONE,
+};
+
+struct seq {
+    struct request req;
+    char *salt, *plan;
+    enum phase phase;
+    int32_t *tokens; /* prompt and generated [n_prompt + max_tokens] */
+    int n_tokens;    /* known */
+    int n_done;      /* whose K and V are in the cache: n_tokens - 1 while decoding */
+    int row, n_rows; /* of the present batch */
+    struct chain chain;
+    struct kv_table table;
+    struct save_seq *save;
+    struct outcome out;
+    float *logits;   /* [vocab], a row of the engine's */
+    int64_t t_start, t_first;
+};
+
+struct engine {
+    struct engine_opts o;
+    struct stream *stream;
+    struct model_work *work;
+    struct kv_pool *pool;
+    struct kv_layer *kv; /* [n_layers] */
+    struct restorer *restorer;
+    struct seq **seqs; /* [max_seqs], NULL: free */
+
+    /* the present batch; all reserved at creation */
+    int32_t *ids, *pos, *seq_row;
+    const int32_t **tables;
+    struct seq **batch;
+    int n_batch, n_rows;
+    struct buf head_mem;
+    struct mat head_in; /* [max_seqs][d] T: last rows of sequences that need logits */
+    struct mat logits;  /* [max_seqs][vocab] f32 */
+    void *sample_scratch;
+    struct store_hit *hits; /* [max_chunks] */
+    struct plan_layer *plan_layer;
+    double *prefill_s;
+    struct plan_range *ranges;
+    uint8_t *masks; /* [max_chunks][n_layers], of ranges */
+};
+
+/* Phase one: looks up, plans, restores. Sets n_done, and phase PREFILL (or DONE with an error). */
+void seq_restore(struct engine *e, struct seq *s);
+
+#endif

@@ -1,0 +1,199 @@
+/* stack.c - see stack.h.
+ *
+ * Threads are created here or in what is created here: compute workers (pool), the saver's writer,
+ * and for the length of a restore its I/O thread.  docs/ARCHITECTURE.md lists them. */
+#include "engine/stack.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "state/fingerprint.h"
+#include "state/profile.h"
+
+/* Rows of one forward pass at most: what the engine, and before it the fingerprint, computes in. */
+enum { BATCH_ROWS = 512 };
+
+static void say(const struct stack *k, const char *text)
+{
+    if (k->o.warn != NULL)
+        k->o.warn(k->o.warn_arg, text);
+    else
+        log_warn("%s", text);
+}
+
+static void warn(void *arg, const char *text)
+{
+    say(arg, text);
+}
+
+static int open_model(struct stack *k, struct err *err)
+{
+    const struct stack_opts *o = &k->o;
+    int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    k->pool = pool_create(threads > 0 ? threads : 1);
+    int rc = device_open(o->device != NULL ? o->device : "cpu", k->pool, &k->dev, err);
+    struct model_opts mo = {.dev = k->dev, .dtype = o->dtype, .max_ctx = o->max_context};
+    return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
+}
+
+static int open_io(struct stack *k, struct err *err)
+{
+    const struct stack_opts *o = &k->o;
+    k->io = o->io;
+    if (o->in_memory || o->io != NULL)
+        return 0;
+    struct err why = {0};
+    k->owns_io = true;
+    int rc = io_uring_open(&k->io, &why);
+    if (rc != 0) {
+        char text[640];
+        snprintf(text, sizeof text, "%s; using plain reads and writes, which are slower", why.msg);
+        say(k, text);
+        rc = io_pread_open(&k->io, err);
+    }
+    if (rc == 0 && o->throttle_bytes_per_s > 0)
+        io_throttle(k->io, o->throttle_bytes_per_s, 0);
+    return rc;
+}
+
+static int open_store(struct stack *k, struct err *err)
+{
+    int rc = open_io(k, err);
+    struct store_opts so = {.io = k->o.in_memory ? NULL : k->io,
+                            .dirs = k->o.dirs,
+                            .n_dirs = k->o.n_dirs,
+                            .cap_bytes = k->o.cap_bytes};
+    return rc == 0 ? store_open(&so, &k->store, err) : rc;
+}
+
+/* The cached profile, or a new one. The cache lies beside the state that it describes. */
+static int open_profile(struct stack *k, struct model_work *work, struct stream *s,
+                        struct err *err)
+{
+    struct platform expected;
+    struct err why = {0};
+    char hex[65];
+    profile_begin(&expected, k->model, &k->fingerprint);
+    k->platform = expected;
+    if (k->o.no_profile)
+        return 0;
+    sha256_hex(&k->fingerprint, hex);
+    if (k->o.n_dirs > 0 && k->owns_io)
+        k->profile_path = xasprintf("%s/profile-%.16s.txt", k->o.dirs[0], hex);
+    if (k->profile_path != NULL) {
+        int rc = profile_load(&k->platform, k->profile_path, &expected, &why);
+        if (rc == 0)
+            return 0;
+        if (rc != -ENOENT)
+            log_info("%s; measuring again", why.msg);
+    }
+    k->platform = expected;
+    k->profile_changed = true;
+    return profile_compute(&k->platform, k->model, work, s, err);
+}
+
+static int open_saver(struct stack *k, struct err *err)
+{
+    size_t bytes = k->o.save_buffer_bytes > 0 ? k->o.save_buffer_bytes : (size_t)256 << 20;
+    struct saver_opts so = {.store = k->store,
+                            .model = k->model,
+                            .fingerprint = k->fingerprint,
+                            .buffer_bytes = bytes,
+                            .max_batch_rows = BATCH_ROWS,
+                            .warn = warn,
+                            .warn_arg = k};
+    return saver_create(&so, &k->saver, err);
+}
+
+static int open_state(struct stack *k, struct err *err)
+{
+    struct model_work *work = NULL;
+    struct stream *s = NULL;
+    int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
+    if (rc == 0)
+        rc = model_work_create(k->model, BATCH_ROWS, &work, err);
+    if (rc == 0)
+        rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
+    if (rc == 0)
+        rc = open_store(k, err);
+    if (rc == 0)
+        rc = open_profile(k, work, s, err);
+    model_work_destroy(work);
+    stream_destroy(s);
+    return rc == 0 ? open_saver(k, err) : rc;
+}
+
+static int open_engine(struct stack *k, struct err *err)
+{
+    int max_seqs = k->o.max_sequences > 0 ? k->o.max_sequences : 1;
+    uint64_t per_seq = round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
+    struct engine_opts eo = {
+        .model = k->model,
+        .store = k->store,
+        .saver = k->saver,
+        .fingerprint = k->fingerprint,
+        .platform = &k->platform,
+        .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
+        .max_seqs = max_seqs,
+        .max_batch_rows = BATCH_ROWS,
+        .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
+        .max_kv_tokens = max_seqs * (int64_t)per_seq,
+        .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes : (size_t)64 << 20};
+    return engine_create(&eo, &k->engine, err);
+}
+
+int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
+{
+    *out = (struct stack){.o = *o};
+    int rc = open_model(out, err);
+    if (rc == 0 && (o->n_dirs > 0 || o->in_memory))
+        rc = open_state(out, err);
+    return rc == 0 ? open_engine(out, err) : rc;
+}
+
+/* A profile that a throttle distorted is not kept. */
+static void keep_profile(struct stack *k)
+{
+    struct err err = {0};
+    if (k->profile_path == NULL || !k->profile_changed || k->o.throttle_bytes_per_s > 0 ||
+        k->platform.n_tiers == 0)
+        return;
+    if (profile_store(&k->platform, k->profile_path, &err) != 0)
+        log_info("%s", err.msg);
+}
+
+void stack_close(struct stack *k)
+{
+    if (k->engine != NULL)
+        keep_profile(k);
+    engine_destroy(k->engine);
+    saver_destroy(k->saver);
+    store_close(k->store);
+    if (k->owns_io)
+        io_close(k->io);
+    model_close(k->model);
+    device_close(k->dev);
+    pool_destroy(k->pool);
+    free(k->profile_path);
+    *k = (struct stack){0};
+}
+
+void stack_describe(const struct stack *k, char *out, size_t n)
+{
+    size_t kv, activations, restore;
+    engine_bytes(k->engine, &kv, &activations, &restore);
+    size_t save = k->saver != NULL ? saver_bytes(k->saver) : 0;
+    double mib = 1.0 / (1 << 20);
+    snprintf(out, n,
+             "memory reserved, MiB: weights %.1f, KV pool %.1f, activations %.1f, saving %.1f, "
+             "restoring %.1f; %d threads, device %s (%s), state %s",
+             (double)k->model->w.bytes * mib, (double)kv * mib, (double)activations * mib,
+             (double)save * mib, (double)restore * mib, pool_threads(k->pool), k->dev->name,
+             k->dev->isa, dtype_name(k->model->dtype));
+}

@@ -1,0 +1,54 @@
+/* stack.h - every part of a running engine, opened in order and closed in reverse.
+ *
+ * The public interface, the benchmarks and the tests all stand on this one way of putting the parts
+ * together.  Fields may be read by anyone; the stack owns them all. */
+#ifndef ENGINE_STACK_H
+#define ENGINE_STACK_H
+
+#include "engine/engine.h"
+#include "io/io.h"
+
+struct pool;
+
+struct stack_opts {
+    const char *model, *device, *dtype; /* as in hcache.h; device NULL: "cpu" */
+    int threads;                        /* 0: one per core */
+    int max_context, max_sequences;     /* 0: the model's own; 1 */
+    int step_rows;                      /* token budget of a step; 0: 512 */
+
+    const char *const *dirs; /* n_dirs 0 and not in_memory: no store */
+    int n_dirs;
+    bool in_memory;
+    struct io *io; /* NULL: the machine's best; else borrowed (a simulated disk) */
+    uint64_t cap_bytes, throttle_bytes_per_s, save_buffer_bytes, staging_bytes;
+    bool no_profile; /* tests: the caller fills platform itself */
+
+    void (*warn)(void *arg, const char *text);
+    void *warn_arg;
+};
+
+struct stack {
+    struct pool *pool;
+    struct device *dev;
+    struct model *model;
+    struct io *io;
+    struct store *store;
+    struct saver *saver;
+    struct engine *engine;
+    struct sha256 fingerprint;
+    struct platform platform;
+
+    /* private */
+    bool owns_io, profile_changed;
+    char *profile_path; /* NULL: not cached */
+    struct stack_opts o;
+};
+
+int stack_open(const struct stack_opts *o, struct stack *out, struct err *err);
+/* Flushes what is being saved; keeps a new profile beside the store. Also after a failed open. */
+void stack_close(struct stack *k);
+
+/* One line: what memory is reserved for what, threads, device, dtype. */
+void stack_describe(const struct stack *k, char *out, size_t n);
+
+#endif
