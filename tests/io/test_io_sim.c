@@ -1,0 +1,571 @@
+/* The simulated disk: what survives a crash, what faults do, and that the seed decides it all. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <errno.h>
+#include <pthread.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "io/io.h"
+#include "io/io_sim.h"
+#include "iotest.h"
+
+#define SECTOR IO_ALIGN
+#define PART   512u
+
+static struct io *open_sim(uint64_t seed)
+{
+    struct io *io;
+    assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &io, NULL), 0);
+    return io;
+}
+
+static struct io_file *open_file(struct io *io, const char *path, unsigned flags)
+{
+    struct io_file *f;
+    struct err err = {0};
+    if (io_file_open(io, path, flags, &f, &err) != 0)
+        fail_msg("%s", err.msg);
+    return f;
+}
+
+static void power_cycle(struct io *io)
+{
+    io_sim_crash(io);
+    assert_true(io_sim_crashed(io));
+    io_sim_restart(io);
+}
+
+static void add_fault(struct io *io, struct io_sim_fault fault)
+{
+    assert_int_equal(io_sim_fault_add(io, &fault), 0);
+}
+
+/* ---- Crashes ----------------------------------------------------------------------------- */
+
+static void test_synced_data_survive(void **state)
+{
+    (void)state;
+    uint8_t a[3 * SECTOR], b[3 * SECTOR], in[3 * SECTOR];
+    iotest_fill(a, sizeof a, 1);
+    iotest_fill(b, sizeof b, 2);
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        struct io *io = open_sim(seed);
+        struct io_file *f = open_file(io, "/f", IO_CREATE);
+        assert_int_equal(io_file_pwrite(f, a, sizeof a, 0, NULL), 0);
+        assert_int_equal(io_file_sync(f, NULL), 0);
+        assert_int_equal(io_dir_sync(io, "/", NULL), 0);
+        /* Behind it, unsynced: cannot harm what was synced. */
+        assert_int_equal(io_file_pwrite(f, b, sizeof b, sizeof a, NULL), 0);
+        assert_int_equal(io_mkdir(io, "/d", NULL), 0);
+        power_cycle(io);
+        assert_int_equal(io_file_pread(f, in, 1, 0, NULL), ERR_CRASHED); /* dead for ever */
+        assert_int_equal(io_file_unlock(f, NULL), ERR_CRASHED);
+        io_file_close(f);
+        f = open_file(io, "/f", 0);
+        assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+        assert_memory_equal(in, a, sizeof in);
+        io_file_close(f);
+        io_close(io);
+    }
+}
+
+/* What became of each 4 KiB sector that was "old" when synced and "new" when written over. */
+struct tally {
+    unsigned old, new, torn, garbage;
+};
+
+static void tally_sector(const uint8_t *p, const uint8_t *old, const uint8_t *new,
+                         struct tally *t)
+{
+    unsigned n_old = 0, n_new = 0;
+    for (unsigned at = 0; at < SECTOR; at += PART) {
+        n_old += memcmp(p + at, old + at, PART) == 0;
+        n_new += memcmp(p + at, new + at, PART) == 0;
+    }
+    t->old += n_old == SECTOR / PART;
+    t->new += n_new == SECTOR / PART;
+    t->garbage += n_old + n_new < SECTOR / PART;
+    t->torn += n_old + n_new == SECTOR / PART && n_old > 0 && n_new > 0;
+}
+
+static void test_unsynced_sectors_take_every_fate(void **state)
+{
+    (void)state;
+    enum { N = 8 };
+    uint8_t a[N * SECTOR], b[N * SECTOR], in[N * SECTOR];
+    struct tally t = {0};
+    iotest_fill(a, sizeof a, 1);
+    iotest_fill(b, sizeof b, 2);
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        struct io *io = open_sim(seed);
+        struct io_file *f = open_file(io, "/f", IO_CREATE);
+        io_file_pwrite(f, a, sizeof a, 0, NULL);
+        io_file_sync(f, NULL);
+        io_dir_sync(io, "/", NULL);
+        io_file_pwrite(f, b, sizeof b, 0, NULL);
+        assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+        assert_memory_equal(in, b, sizeof in); /* reads see it at once */
+        power_cycle(io);
+        io_file_close(f);
+        f = open_file(io, "/f", 0);
+        assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+        for (unsigned i = 0; i < N; i++)
+            tally_sector(in + i * SECTOR, a + i * SECTOR, b + i * SECTOR, &t);
+        io_file_close(f);
+        io_close(io);
+    }
+    assert_int_equal(t.old + t.new + t.torn + t.garbage, 200 * N);
+    assert_true(t.old > 100 && t.new > 100 && t.torn > 20 && t.garbage > 20);
+}
+
+static void test_length_needs_sync_too(void **state)
+{
+    (void)state;
+    unsigned n_short = 0, n_long = 0, n_between = 0;
+    uint8_t b[2 * SECTOR];
+    iotest_fill(b, sizeof b, 1);
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        struct io *io = open_sim(seed);
+        struct io_file *f = open_file(io, "/f", IO_CREATE);
+        io_dir_sync(io, "/", NULL);
+        io_file_pwrite(f, b, sizeof b, 0, NULL);
+        power_cycle(io);
+        struct io_stat st;
+        assert_int_equal(io_stat(io, "/f", &st, NULL), 0);
+        n_short += st.size_bytes == 0;
+        n_long += st.size_bytes == sizeof b;
+        n_between += st.size_bytes == SECTOR;
+        io_file_close(f);
+        io_close(io);
+    }
+    assert_true(n_short > 10 && n_long > 10 && n_between > 0);
+}
+
+static void test_names_need_their_own_sync(void **state)
+{
+    (void)state;
+    unsigned n_lost = 0, n_kept = 0, n_old = 0, n_new = 0, n_undead = 0;
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        struct io *io = open_sim(seed);
+        assert_int_equal(io_mkdirs(io, "/d/e", NULL), 0); /* syncs what it makes */
+        struct io_file *f = open_file(io, "/d/e/created", IO_CREATE);
+        io_file_pwrite(f, "x", 1, 0, NULL);
+        io_file_sync(f, NULL); /* not enough */
+        io_file_close(f);
+        io_file_close(open_file(io, "/d/deleted", IO_CREATE));
+        io_file_close(open_file(io, "/d/old", IO_CREATE));
+        io_dir_sync(io, "/d", NULL);
+        io_unlink(io, "/d/deleted", NULL);
+        io_rename(io, "/d/old", "/d/new", NULL);
+        power_cycle(io);
+        assert_true(io_exists(io, "/d/e"));
+        n_lost += !io_exists(io, "/d/e/created");
+        n_kept += io_exists(io, "/d/e/created");
+        n_undead += io_exists(io, "/d/deleted");
+        n_old += io_exists(io, "/d/old");
+        n_new += io_exists(io, "/d/new");
+        assert_true(io_exists(io, "/d/old") != io_exists(io, "/d/new")); /* atomic */
+        io_close(io);
+    }
+    assert_true(n_lost > 10 && n_kept > 10 && n_undead > 10 && n_old > 10 && n_new > 10);
+}
+
+static void test_a_lost_folder_takes_its_files(void **state)
+{
+    (void)state;
+    unsigned n_lost = 0;
+    for (uint64_t seed = 0; seed < 30; seed++) {
+        struct io *io = open_sim(seed);
+        io_mkdir(io, "/d", NULL); /* "/" is never synced */
+        io_file_close(open_file(io, "/d/f", IO_CREATE));
+        io_dir_sync(io, "/d", NULL);
+        power_cycle(io);
+        assert_true(io_exists(io, "/d") == io_exists(io, "/d/f"));
+        n_lost += !io_exists(io, "/d");
+        io_close(io);
+    }
+    assert_true(n_lost > 0 && n_lost < 30);
+}
+
+/* A fixed little history; returns how far it came. */
+static int history(struct io *io)
+{
+    uint8_t b[3 * SECTOR];
+    struct io_file *f;
+    iotest_fill(b, sizeof b, 9);
+    if (io_mkdir(io, "/h", NULL) != 0 || io_file_open(io, "/h/f", IO_CREATE, &f, NULL) != 0)
+        return 0;
+    int rc = io_file_pwrite(f, b, sizeof b, 0, NULL);
+    rc = rc != 0 ? rc : io_file_sync(f, NULL);
+    rc = rc != 0 ? rc : io_dir_sync(io, "/h", NULL);
+    rc = rc != 0 ? rc : io_dir_sync(io, "/", NULL);
+    rc = rc != 0 ? rc : io_file_pwrite(f, b, sizeof b, 100, NULL);
+    rc = rc != 0 ? rc : io_file_truncate(f, 9000, NULL);
+    rc = rc != 0 ? rc : io_rename(io, "/h/f", "/h/g", NULL);
+    rc = rc != 0 ? rc : io_file_punch(f, 0, SECTOR, NULL);
+    rc = rc != 0 ? rc : io_unlink(io, "/h/g", NULL);
+    io_file_close(f);
+    return rc;
+}
+
+static void test_crash_at(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(3);
+    assert_int_equal(history(io), 0);
+    assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), 11);
+    assert_int_equal(io_sim_count(io, IO_SIM_AT_BARRIER), 3);
+    io_close(io);
+    for (uint64_t n = 1; n <= 11; n++) {
+        io = open_sim(3);
+        io_sim_crash_at(io, IO_SIM_AT_OP, n);
+        int rc = history(io);
+        assert_true(rc == ERR_CRASHED || (rc == 0 && n <= 2)); /* mkdir, open */
+        assert_true(io_sim_crashed(io));
+        assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), n);
+        struct io_file *f;
+        assert_int_equal(io_file_open(io, "/new", IO_CREATE, &f, NULL), ERR_CRASHED);
+        io_sim_restart(io);
+        if (n > 7) /* the folders and the first content are durable */
+            assert_true(io_exists(io, "/h"));
+        io_close(io);
+    }
+    io = open_sim(3);
+    io_sim_crash_at(io, IO_SIM_AT_BARRIER, 2);
+    assert_int_equal(history(io), ERR_CRASHED);
+    assert_int_equal(io_sim_count(io, IO_SIM_AT_BARRIER), 2);
+    io_sim_restart(io);
+    io_sim_crash_at(io, IO_SIM_AT_OP, 1);
+    io_sim_crash_at(io, IO_SIM_AT_OP, 0); /* taken back */
+    assert_int_equal(io_mkdir(io, "/x", NULL), 0);
+    io_close(io);
+}
+
+static void test_deterministic(void **state)
+{
+    (void)state;
+    unsigned n_different = 0;
+    for (uint64_t n = 3; n <= 11; n++) {
+        uint64_t digest[3];
+        for (uint64_t i = 0; i < 3; i++) {
+            struct io *io = open_sim(i < 2 ? 77 : 78);
+            io_sim_crash_at(io, IO_SIM_AT_OP, n);
+            history(io);
+            digest[i] = io_sim_digest(io);
+            io_close(io);
+        }
+        assert_true(digest[0] == digest[1]);
+        n_different += digest[0] != digest[2];
+    }
+    assert_true(n_different > 2);
+}
+
+static void test_fork(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1), *image, *same;
+    struct io_file *f = open_file(io, "/f", IO_CREATE);
+    uint8_t a[2 * SECTOR], in[2 * SECTOR];
+    iotest_fill(a, sizeof a, 1);
+    io_file_pwrite(f, a, sizeof a, 0, NULL);
+    io_file_sync(f, NULL);
+    io_dir_sync(io, "/", NULL);
+    uint64_t durable = io_sim_digest(io);
+    memset(in, 0, sizeof in);
+    io_file_pwrite(f, in, sizeof in, 0, NULL);
+    unsigned n_different = 0;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        assert_int_equal(io_sim_fork(io, seed, &image, NULL), 0);
+        assert_int_equal(io_sim_fork(io, seed, &same, NULL), 0);
+        assert_true(io_sim_digest(image) == io_sim_digest(same));
+        n_different += io_sim_digest(image) != durable;
+        io_close(same);
+        io_close(image);
+    }
+    assert_true(n_different > 3);
+    assert_true(io_sim_digest(io) == durable); /* undisturbed */
+    assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+    io_file_close(f);
+    io_close(io);
+}
+
+static void test_crash_with_requests_under_way(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        struct io *io = open_sim(seed);
+        struct io_file *f = open_file(io, "/f", IO_CREATE);
+        struct io_queue *q;
+        uint8_t b[SECTOR];
+        iotest_fill(b, sizeof b, seed);
+        assert_int_equal(io_queue_open(io, 4, &q, NULL), 0);
+        io_sim_crash_at(io, IO_SIM_AT_OP, 3);
+        struct io_req reqs[N], *ptr[N], *done[N];
+        for (unsigned i = 0; i < N; i++) {
+            reqs[i] = (struct io_req){.file = f,
+                                      .op = IO_WRITE,
+                                      .buf = b,
+                                      .length = SECTOR,
+                                      .offset = i * SECTOR};
+            ptr[i] = &reqs[i];
+        }
+        io_queue_submit(q, ptr, N);
+        unsigned n, n_crashed = 0;
+        assert_int_equal(io_queue_wait(q, N, N, -1, done, &n, NULL), 0);
+        assert_int_equal(n, N);
+        for (unsigned i = 0; i < N; i++)
+            n_crashed += reqs[i].result == ERR_CRASHED;
+        assert_int_equal(n_crashed, N - 2);
+        io_queue_close(q);
+        io_file_close(f);
+        io_close(io);
+    }
+}
+
+/* ---- Faults ------------------------------------------------------------------------------ */
+
+static void test_fault_rules(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    struct io_file *f = open_file(io, "/data", IO_CREATE),
+                   *g = open_file(io, "/other", IO_CREATE);
+    add_fault(io, (struct io_sim_fault){.kind = IO_SIM_FAIL,
+                                        .on = IO_SIM_ON_WRITE,
+                                        .path = "data",
+                                        .skip = 1,
+                                        .count = 2,
+                                        .code = -EROFS});
+    int want[] = {0, -EROFS, -EROFS, 0};
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(io_file_pwrite(g, "x", 1, 0, NULL), 0);
+        assert_int_equal(io_file_pwrite(f, "x", 1, 0, NULL), want[i]);
+    }
+    assert_int_equal(io_sim_fault_hits(io), 2);
+    io_sim_fault_clear(io);
+
+    add_fault(io, (struct io_sim_fault){
+                      .kind = IO_SIM_FAIL, .on = IO_SIM_ON_OPEN, .code = -EMFILE});
+    struct io_file *h;
+    assert_int_equal(io_file_open(io, "/data", 0, &h, NULL), -EMFILE);
+    io_sim_fault_clear(io);
+    add_fault(io, (struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_NAME});
+    assert_int_equal(io_mkdir(io, "/d", NULL), -EIO);
+    assert_int_equal(io_file_open(io, "/new", IO_CREATE, &h, NULL), -EIO);
+    assert_int_equal(io_unlink(io, "/data", NULL), -EIO);
+    assert_int_equal(io_rename(io, "/data", "/d2", NULL), -EIO);
+    io_sim_fault_clear(io);
+    add_fault(io, (struct io_sim_fault){.kind = IO_SIM_FAIL,
+                                        .on = IO_SIM_ON_SPACE | IO_SIM_ON_DIR_SYNC});
+    assert_int_equal(io_file_truncate(f, 3, NULL), -EIO);
+    assert_int_equal(io_dir_sync(io, "/", NULL), -EIO);
+    io_sim_fault_clear(io);
+    for (unsigned i = 0; i < 16; i++)
+        add_fault(io, (struct io_sim_fault){.kind = IO_SIM_SLOW, .path = "nowhere"});
+    assert_int_equal(io_sim_fault_add(io, &(struct io_sim_fault){.kind = IO_SIM_SLOW}),
+                     ERR_LIMIT);
+    io_file_close(f);
+    io_file_close(g);
+    io_close(io);
+}
+
+static void test_lost_and_misdirected_writes(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    struct io_file *f = open_file(io, "/f", IO_CREATE | IO_DIRECT);
+    size_t n = 20 * SECTOR;
+    uint8_t *a = iotest_buffer(n), *b = iotest_buffer(n), *in = iotest_buffer(n);
+    iotest_fill(a, n, 1);
+    iotest_fill(b, n, 2);
+    assert_int_equal(io_file_pwrite(f, a, n, 0, NULL), 0);
+    add_fault(io, (struct io_sim_fault){.kind = IO_SIM_LOST});
+    assert_int_equal(io_file_pwrite(f, b, SECTOR, 0, NULL), 0);
+    io_sim_fault_clear(io);
+    assert_int_equal(io_file_pread(f, in, n, 0, NULL), 0);
+    assert_memory_equal(in, a, n);
+
+    add_fault(io, (struct io_sim_fault){.kind = IO_SIM_MISDIRECTED});
+    assert_int_equal(io_file_pwrite(f, b, SECTOR, 0, NULL), 0);
+    assert_int_equal(io_file_pread(f, in, n, 0, NULL), 0);
+    assert_memory_equal(in, a, SECTOR);
+    unsigned n_hit = 0;
+    for (unsigned i = 1; i < 20; i++)
+        n_hit += memcmp(in + i * SECTOR, b, SECTOR) == 0;
+    assert_int_equal(n_hit, 1);
+    io_file_close(f);
+    io_close(io);
+    free(a);
+    free(b);
+    free(in);
+}
+
+static void test_damaged_bits(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    struct io_file *f = open_file(io, "/f", IO_CREATE);
+    uint8_t b[100] = {0}, in[100], zero[100] = {0};
+    assert_int_equal(io_file_pwrite(f, b, sizeof b, 0, NULL), 0);
+    add_fault(io, (struct io_sim_fault){.kind = IO_SIM_READ_FLIP, .count = 1});
+    assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+    assert_memory_not_equal(in, zero, sizeof in);
+    assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+    assert_memory_equal(in, zero, sizeof in);
+    io_file_sync(f, NULL);
+    io_dir_sync(io, "/", NULL);
+    assert_int_equal(io_sim_flip(io, "/f", 42, 3), 0);
+    assert_int_equal(io_sim_flip(io, "/f", 100, 3), -EINVAL);
+    assert_int_equal(io_sim_flip(io, "/g", 0, 3), -ENOENT);
+    power_cycle(io);
+    io_file_close(f);
+    f = open_file(io, "/f", IO_READ_ONLY);
+    assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+    assert_int_equal(in[42], 8);
+    io_file_close(f);
+    io_close(io);
+}
+
+static void test_sync_that_fails_and_then_lies(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        struct io *io = open_sim(seed);
+        struct io_file *f = open_file(io, "/f", IO_CREATE), *g = open_file(io, "/f", 0);
+        struct err err = {0};
+        char c;
+        io_dir_sync(io, "/", NULL);
+        io_file_pwrite(f, "x", 1, 0, NULL);
+        add_fault(io, (struct io_sim_fault){.kind = IO_SIM_SYNC_LIES, .count = 1});
+        assert_int_equal(io_file_sync(f, NULL), -EIO);
+        assert_int_equal(io_file_sync(f, &err), -EIO); /* src/io does not let it lie */
+        assert_non_null(strstr(err.msg, "earlier"));
+        assert_int_equal(io_file_sync(g, NULL), 0); /* the disk does */
+        assert_int_equal(io_file_pread(g, &c, 1, 0, NULL), 0);
+        power_cycle(io);
+        struct io_stat st;
+        assert_int_equal(io_stat(io, "/f", &st, NULL), 0);
+        assert_int_equal(st.size_bytes, 0);
+        io_file_close(f);
+        io_file_close(g);
+        io_close(io);
+    }
+}
+
+static void test_slow(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    add_fault(io,
+              (struct io_sim_fault){.kind = IO_SIM_SLOW, .slow_ns = 5000000, .count = 2});
+    int64_t t0 = clock_now_ns();
+    assert_int_equal(io_mkdir(io, "/a", NULL), 0);
+    assert_int_equal(io_mkdir(io, "/b", NULL), 0);
+    assert_true(clock_now_ns() - t0 >= 10000000);
+    io_close(io);
+}
+
+static void test_capacity(void **state)
+{
+    (void)state;
+    struct io *io;
+    struct io_sim_opts opts = {.seed = 1, .capacity_bytes = 10 * SECTOR};
+    assert_int_equal(io_sim_open(&opts, &io, NULL), 0);
+    struct io_file *f = open_file(io, "/f", IO_CREATE), *g = open_file(io, "/g", IO_CREATE);
+    uint8_t b[6 * SECTOR] = {1};
+    uint64_t free_bytes, total_bytes;
+    assert_int_equal(io_file_pwrite(f, b, 6 * SECTOR, 0, NULL), 0);
+    assert_int_equal(io_file_pwrite(g, b, 6 * SECTOR, 0, NULL), -ENOSPC);
+    assert_int_equal(io_file_pwrite(g, b, 4 * SECTOR, 0, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, b, 6 * SECTOR, 0, NULL), 0); /* over what it has */
+    assert_int_equal(io_space(io, "/", &free_bytes, &total_bytes, NULL), 0);
+    assert_int_equal(free_bytes, 0);
+    assert_int_equal(total_bytes, 10 * SECTOR);
+    assert_int_equal(io_file_punch(f, 0, 2 * SECTOR, NULL), 0);
+    assert_int_equal(io_file_truncate(f, 5 * SECTOR, NULL), 0);
+    io_space(io, "/", &free_bytes, &total_bytes, NULL);
+    assert_int_equal(free_bytes, 3 * SECTOR);
+    struct io_stat st;
+    assert_int_equal(io_stat(io, "/f", &st, NULL), 0);
+    assert_int_equal(st.allocated_bytes, 3 * SECTOR);
+    assert_int_equal(io_file_allocate(g, 0, 8 * SECTOR, NULL), -ENOSPC);
+    assert_int_equal(io_file_allocate(g, 0, 7 * SECTOR, NULL), 0);
+    assert_int_equal(io_unlink(io, "/g", NULL), 0);
+    io_space(io, "/", &free_bytes, &total_bytes, NULL);
+    assert_int_equal(free_bytes, 0); /* still open */
+    io_file_close(g);
+    io_space(io, "/", &free_bytes, &total_bytes, NULL);
+    assert_int_equal(free_bytes, 7 * SECTOR);
+    io_file_close(f);
+    io_close(io);
+}
+
+/* ---- Threads ----------------------------------------------------------------------------- */
+
+static void *hammer(void *arg)
+{
+    struct io *io = arg;
+    char path[32];
+    uint8_t b[600];
+    static _Atomic unsigned n;
+    unsigned me = n++;
+    snprintf(path, sizeof path, "/t%u", me);
+    struct io_file *f;
+    if (io_file_open(io, path, IO_CREATE, &f, NULL) != 0)
+        return NULL; /* the others have used up all operations */
+    for (unsigned i = 0; i < 300; i++) {
+        iotest_fill(b, sizeof b, me + i);
+        if (io_file_pwrite(f, b, sizeof b, i * 100, NULL) != 0)
+            break;
+        if (i % 50 == 0 && io_file_sync(f, NULL) != 0)
+            break;
+    }
+    io_file_close(f);
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    pthread_t t[4];
+    io_sim_crash_at(io, IO_SIM_AT_OP, 900);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&t[i], NULL, hammer, io), 0);
+    for (unsigned i = 0; i < 4; i++)
+        pthread_join(t[i], NULL);
+    assert_true(io_sim_crashed(io));
+    assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), 900);
+    io_close(io);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_synced_data_survive),
+        cmocka_unit_test(test_unsynced_sectors_take_every_fate),
+        cmocka_unit_test(test_length_needs_sync_too),
+        cmocka_unit_test(test_names_need_their_own_sync),
+        cmocka_unit_test(test_a_lost_folder_takes_its_files),
+        cmocka_unit_test(test_crash_at),
+        cmocka_unit_test(test_deterministic),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_crash_with_requests_under_way),
+        cmocka_unit_test(test_fault_rules),
+        cmocka_unit_test(test_lost_and_misdirected_writes),
+        cmocka_unit_test(test_damaged_bits),
+        cmocka_unit_test(test_sync_that_fails_and_then_lies),
+        cmocka_unit_test(test_slow),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
