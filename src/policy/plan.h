@@ -155,11 +155,13 @@ void plan_layers_from_ranges(const struct platform *p, const struct plan_range *
                              int n_ranges, int n_layers, bool can_recompute,
                              struct plan_layer *layer);
 
-/* Chooses how many leading ranges to restore (*n_used, maybe 0) so that restore, then
- * prefill of all that remains of the ranges and of n_new tokens, ends soonest.  *out is the
- * plan for those ranges (n_layers 0 where none are used); req carries mode, fused, budget;
- * its layers are made here in the caller's scratch arrays [p->n_layers], which it then
- * points to. */
+/* Chooses how many leading ranges to restore (*n_used, maybe 0).  With auto: so that the
+ * restore, then the prefill of all that remains of the ranges and of n_new tokens, ends
+ * soonest; 0 ranges where plain prefill is faster, and out->reason says so (out->n_layers is
+ * 0 then).  With any other mode: the longest prefix that the mode can restore, however slow;
+ * ERR_NOT_FOUND where that is none.  req carries mode, fused and budget; its layers are made
+ * here in the caller's scratch arrays [p->n_layers], which it then points to.  Ranges should
+ * be maximal: the time is that of a plan per range. */
 int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
                      int64_t n_new, bool can_recompute, struct plan_layer *layer,
                      double *prefill_s, struct plan_request *req, struct plan *out,

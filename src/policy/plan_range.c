@@ -7,6 +7,7 @@
  * a layer is projected once, not once per range.  Reads add up over tiers, as one I/O lane.
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -161,49 +162,67 @@ static double prefill_all_s(const struct platform *p, int64_t n_past, int64_t n_
            p->head_s;
 }
 
+struct chain {
+    const struct platform *platform;
+    const struct plan_range *range;
+    int64_t n_tokens, n_new;
+    bool can_recompute;
+    struct plan_layer *layer;
+    double *prefill_s;
+};
+
+/* The plan that restores the first n_used ranges and prefills what is left. */
+static int plan_prefix(const struct chain *c, int n_used, struct plan_request *req,
+                       struct plan *out, struct err *e)
+{
+    int64_t used = 0;
+    for (int g = 0; g < n_used; g++)
+        used += c->range[g].n_tokens;
+    plan_layers_from_ranges(c->platform, c->range, n_used, c->platform->n_layers,
+                            c->can_recompute, c->layer);
+    fill_lanes(c->platform, c->range[0].tier, used, c->n_tokens - used + c->n_new, c->layer,
+               c->prefill_s, req);
+    return plan_make(req, out, e);
+}
+
 int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
                      int64_t n_new, bool can_recompute, struct plan_layer *layer,
                      double *prefill_s, struct plan_request *req, struct plan *out,
                      int *n_used, struct err *e)
 {
-    CHECK(n_ranges >= 0 && n_ranges <= 4096);
-    int64_t total = n_new;
+    struct chain c = {p, range, 0, n_new, can_recompute, layer, prefill_s};
     for (int g = 0; g < n_ranges; g++)
-        total += range[g].n_tokens;
-    double best = INFINITY;
-    int best_used = -1, rc = 0;
-    if (can_recompute) {
-        best = prefill_all_s(p, 0, total);
-        best_used = 0;
-    }
-    struct plan plan;
-    int64_t used = 0;
+        c.n_tokens += range[g].n_tokens;
+    bool forced = req->mode != PLAN_AUTO;
+    double nothing_s = prefill_all_s(p, 0, c.n_tokens + n_new);
+    double best = can_recompute && !forced ? nothing_s : INFINITY, restoring = INFINITY;
+    int rc = 0;
+    *n_used = 0;
     for (int g = 1; g <= n_ranges; g++) {
-        used += range[g - 1].n_tokens;
-        plan_layers_from_ranges(p, range, g, p->n_layers, can_recompute, layer);
-        fill_lanes(p, range[0].tier, used, total - used, layer, prefill_s, req);
-        int made = plan_make(req, &plan, e);
-        if (made == ERR_USAGE)
-            return made;
-        rc = made;
-        if (made == 0 && plan.predicted_s <= best) {
-            best = plan.predicted_s;
-            best_used = g;
+        rc = plan_prefix(&c, g, req, out, e);
+        if (rc == ERR_USAGE)
+            return rc;
+        if (rc != 0)
+            break; /* a longer prefix lacks the same */
+        restoring = fmin(restoring, out->predicted_s);
+        if (forced || out->predicted_s <= best) {
+            best = out->predicted_s;
+            *n_used = g;
         }
     }
-    *n_used = best_used < 0 ? 0 : best_used;
+    if (*n_used > 0)
+        return plan_prefix(&c, *n_used, req, out, e);
     memset(out, 0, sizeof *out);
-    out->predicted_s = isfinite(best) ? best : 0;
-    if (best_used < 0)
-        return rc != 0
-                   ? rc
-                   : err_set(e, ERR_NOT_FOUND, "plan: nothing stored and no recomputation");
-    if (best_used == 0)
+    out->predicted_s = nothing_s;
+    if (n_ranges == 0 || (can_recompute && !forced)) {
+        if (isfinite(restoring))
+            snprintf(out->reason, sizeof out->reason,
+                     "prefill of everything %.3g ms, the best restore first %.3g ms",
+                     nothing_s * 1e3, restoring * 1e3);
+        else
+            snprintf(out->reason, sizeof out->reason,
+                     "no records that a restore could use");
         return 0;
-    used = 0;
-    for (int g = 0; g < best_used; g++)
-        used += range[g].n_tokens;
-    plan_layers_from_ranges(p, range, best_used, p->n_layers, can_recompute, layer);
-    fill_lanes(p, range[0].tier, used, total - used, layer, prefill_s, req);
-    return plan_make(req, out, e);
+    }
+    return rc;
 }

@@ -66,7 +66,9 @@ static void explain_recompute(const struct plan_request *q, struct plan *out)
 static void explain_kv(const struct plan_request *q, struct plan *out, int n_r)
 {
     double ratio;
-    if (kv_dominates(q, &ratio)) {
+    if (q->mode == PLAN_KV_RECOMPUTE) {
+        say(out, "kv, hidden left out");
+    } else if (kv_dominates(q, &ratio)) {
         say(out, "kv dominates hidden");
         if (ratio > 0)
             say(out, ": hidden is %.2gx the bytes", ratio);

@@ -1,0 +1,402 @@
+/* test_plan.c - modes, forced plans, the paper's numbers, ranges with different records. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "policy/pipeline.h"
+#include "policy/plan.h"
+
+static const struct platform_shape shapes[] = {
+    {"llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000, true, 2},
+    {"llama-2-13b", 40, 5120, 40, 40, 128, 13824, 32000, true, 2},
+    {"opt-30b", 48, 7168, 56, 56, 128, 28672, 50272, false, 2},
+    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, true, 2},
+};
+enum { LLAMA_7B, LLAMA_13B, OPT_30B, LLAMA3_8B };
+
+static struct plan_layer layer[PLAN_MAX_LAYERS];
+static double prefill_s[PLAN_MAX_LAYERS];
+static struct platform platform;
+static struct plan plan;
+static struct err e;
+
+static struct plan_request request(const char *machine, int shape, int64_t n, int64_t n_new)
+{
+    struct plan_request q;
+    if (platform_builtin(machine, &shapes[shape], &platform, &e) != 0)
+        fail_msg("%s", e.msg);
+    plan_request_from_platform(&platform, 0, n, n_new, layer, prefill_s, &q);
+    return q;
+}
+
+static void make(struct plan_request *q, const char *mode)
+{
+    if (plan_mode_parse(mode, q, &e) != 0 || plan_make(q, &plan, &e) != 0)
+        fail_msg("%s: %s", mode, e.msg);
+}
+
+static void expect_error(struct plan_request *q, const char *mode, int code,
+                         const char *want)
+{
+    int rc = plan_mode_parse(mode, q, &e);
+    if (rc == 0)
+        rc = plan_make(q, &plan, &e);
+    if (rc != code || strstr(e.msg, want) == NULL)
+        fail_msg("%s: %s '%s', not '%s'", mode, err_name(rc), rc ? e.msg : "", want);
+}
+
+/* ---- the paper ---- */
+
+static void test_table_3(void **state)
+{
+    (void)state;
+    struct plan_request q = request("a100-4ssd", LLAMA_7B, 1024, 0);
+    make(&q, "paper");
+    assert_int_equal(plan.n_h, 31);
+    assert_int_equal(plan.n_k, 1);
+    /* The table counts one byte per element: 132 and 256 KiB. */
+    assert_true(plan.stored_bytes_per_token + platform.h_bytes == 2 * 132 * 1024);
+    make(&q, "kv");
+    assert_true(plan.stored_bytes_per_token == 2 * 256 * 1024);
+
+    q = request("a100-4ssd", LLAMA_13B, 1024, 0);
+    make(&q, "paper");
+    assert_int_equal(plan.n_h, 36);
+    assert_int_equal(plan.n_k, 4);
+    /* 36 H + 4 KV is 220 KiB by arithmetic; the table prints 210. */
+    assert_true(plan.stored_bytes_per_token + platform.h_bytes == 2 * 220 * 1024);
+
+    q = request("a100x4-4ssd", OPT_30B, 1024, 0);
+    make(&q, "paper");
+    assert_int_equal(plan.n_h, 40);
+    assert_int_equal(plan.n_r, 8);
+    assert_true(plan.stored_bytes_per_token == 2 * 280 * 1024);
+}
+
+/* Not used to calibrate.  That token-wise is 12 % slower (figure 13) is not reproduced: it comes from
+ * GEMM kernels at odd sizes, of which the built-in platforms know only the tile. */
+static void test_section_6_3_2(void **state)
+{
+    (void)state;
+    struct plan_request q = request("a100-1ssd", LLAMA_13B, 1024, 0);
+    make(&q, "paper");
+    assert_int_equal(plan.n_h, 31);
+    assert_int_equal(plan.n_r, 9);
+    double paper = plan.predicted_s;
+    make(&q, "tokenwise");
+    assert_int_equal(plan.tokens_h, 794);
+    assert_int_equal(plan.tokens_other, 230);
+    make(&q, "tokenwise-rounded");
+    assert_int_equal(plan.tokens_h, 768);
+    make(&q, "auto");
+    assert_true(plan.predicted_s <= paper);
+}
+
+/* "with long histories the scheduler falls back to HCache only" (6.2.3): recomputed layers go. */
+static void test_long_history_recomputes_less(void **state)
+{
+    (void)state;
+    struct plan_request q = request("a100-1ssd", LLAMA_7B, 1024, 0);
+    make(&q, "auto");
+    int r = plan.n_r;
+    assert_true(r > 1);
+    q = request("a100-1ssd", LLAMA_7B, 16384, 0);
+    make(&q, "auto");
+    assert_true(plan.n_r < r);
+}
+
+/* ---- grouped queries ---- */
+
+static void test_gqa(void **state)
+{
+    (void)state;
+    struct plan_request q = request("a100-1ssd", LLAMA3_8B, 4096, 0);
+    make(&q, "auto");
+    assert_int_equal(plan.n_h, 0);
+    assert_true(plan.n_r >= 1 && plan.n_k > 0);
+    assert_non_null(strstr(plan.reason, "kv dominates hidden: hidden is 2x the bytes"));
+    /* Slow reads and a fast GPU: layer 0 is free, the prefix costs r - 1 layers and a projection. */
+    struct plan kv_re;
+    q.mode = PLAN_KV_RECOMPUTE;
+    assert_int_equal(plan_make(&q, &kv_re, &e), 0);
+    assert_string_equal(kv_re.method, plan.method);
+}
+
+/* ---- small hand-made pipelines ---- */
+
+static struct plan_request by_hand(int n, struct plan_layer l)
+{
+    for (int i = 0; i < n; i++)
+        layer[i] = l;
+    layer[0].h_free = true;
+    return (struct plan_request){.n_layers = n, .layer = layer};
+}
+
+static const struct plan_layer plain = {.io_h_s = 1,
+                                        .io_kv_s = 2,
+                                        .comp_h_s = 1,
+                                        .comp_kv_s = 0.1,
+                                        .comp_tok_s = 6,
+                                        .comp_tok_last_s = 1,
+                                        .h_bytes = 1,
+                                        .kv_bytes = 2,
+                                        .has_h = true,
+                                        .has_kv = true,
+                                        .can_recompute = true};
+
+static void test_costs_of_forced_plans(void **state)
+{
+    (void)state;
+    struct plan_request q = by_hand(4, plain);
+    make(&q, "recompute"); /* three whole layers and a projection */
+    assert_true(fabs(plan.predicted_s - 19) < 1e-12);
+    make(&q, "kv");
+    assert_true(fabs(plan.predicted_s - 8.1) < 1e-12);
+    make(&q, "hidden"); /* three reads, then the last projection; layer 0 is free */
+    assert_true(fabs(plan.predicted_s - 4) < 1e-12);
+    assert_string_equal(plan.method, "HHHH");
+    make(&q, "r1,h3");
+    assert_true(fabs(plan.predicted_s - 4) < 1e-12);
+    make(&q, "k1,h2,r1");
+    assert_string_equal(plan.method, "RHHK");
+    assert_true(fabs(plan.predicted_s - 4.1) < 1e-12);
+    make(&q, "RKHK");
+    assert_int_equal(plan.n_k, 2);
+    assert_int_equal(plan.n_io, 3);
+    assert_int_equal(plan.io_order[0], 2); /* H first: it has the compute to hide */
+    make(&q, "auto");
+    assert_string_equal(plan.method, "RHHH");
+    assert_true(plan.exact);
+    assert_true(fabs(plan.stored_bytes_per_token - 3) < 1e-12);
+    assert_true(fabs(plan.bubble) < 1e-12); /* compute works all the time */
+}
+
+static void test_latency_head_and_prefill(void **state)
+{
+    (void)state;
+    struct plan_request q = by_hand(4, plain);
+    const double p[4] = {2, 2, 2, 2};
+    q.io_latency_s = 0.5;
+    q.prefill_s = p;
+    q.head_s = 0.25;
+    make(&q,
+         "r1,h3"); /* reads end at 3, arrive at 3.5, projected at 4.5, then 4 * 2 + head */
+    assert_true(fabs(plan.restore_s - 4.5) < 1e-12);
+    assert_true(fabs(plan.predicted_s - 12.75) < 1e-12);
+    q.fused = true; /* compute never waits: 4 projections, 4 prefills, head */
+    make(&q, "r1,h3");
+    assert_true(fabs(plan.predicted_s - 12.25) < 1e-12);
+}
+
+static void test_overlap_slows(void **state)
+{
+    (void)state;
+    struct plan_request q = by_hand(4, plain);
+    q.io_overlap = q.comp_overlap = 2; /* one core for both */
+    make(&q, "r1,h3"); /* then nothing is gained: 3 reads and 4 projections */
+    assert_true(fabs(plan.predicted_s - 7) < 1e-12);
+}
+
+static void test_auto_uses_what_is_there(void **state)
+{
+    (void)state;
+    struct plan_request q = by_hand(6, plain);
+    layer[4].has_kv = false;
+    layer[5].has_h = false;
+    make(&q, "auto");
+    assert_int_equal(plan.method[4], 'H');
+    assert_int_equal(plan.method[5], 'K');
+    layer[2].has_h = layer[2].has_kv = false; /* then layers 0 to 2 must be recomputed */
+    make(&q, "auto");
+    assert_string_equal(plan.method, "RRRKHK");
+    layer[1].can_recompute = false;
+    expect_error(&q, "auto", ERR_NOT_FOUND, "layer 2 has no usable record");
+}
+
+static void test_truncated_context(void **state)
+{
+    (void)state;
+    struct plan_request q = by_hand(4, plain);
+    for (int i = 0; i < 4; i++)
+        layer[i].can_recompute = false;
+    make(&q, "auto"); /* the embedding row needs no past */
+    assert_string_equal(plan.method, "RHHH");
+    expect_error(&q, "recompute", ERR_NOT_FOUND, "layer 0 cannot be recomputed");
+}
+
+static void test_budget(void **state)
+{
+    (void)state;
+    struct plan_request q = by_hand(4, plain);
+    q.budget_bytes_per_token = 1;
+    make(&q, "auto");
+    assert_string_equal(plan.method, "RRRH");
+    assert_true(plan.stored_bytes_per_token <= 1);
+    layer[1].can_recompute = false;
+    expect_error(&q, "auto", ERR_NOT_FOUND, "no plan stores at most 1 bytes");
+}
+
+static void test_bad_requests_are_named(void **state)
+{
+    (void)state;
+    struct plan_request q = by_hand(4, plain);
+    layer[3].has_h = false;
+    layer[2].has_kv = false;
+    expect_error(&q, "r1,h2", ERR_USAGE, "these are 3 layers, the model has 4");
+    expect_error(&q, "r1,h2,k9", ERR_USAGE, "these are 12 layers");
+    expect_error(&q, "HRHH", ERR_USAGE, "layer 1 is R behind H at layer 0");
+    expect_error(&q, "RRR", ERR_USAGE, "3 letters for 4 layers");
+    expect_error(&q, "hidden", ERR_NOT_FOUND, "layer 3 is H, but the store has no hidden");
+    expect_error(&q, "kv", ERR_NOT_FOUND, "layer 2 is K, but the store has no KV");
+    expect_error(&q, "tokenwise", ERR_USAGE, "needs a platform");
+    expect_error(&q, "fastest", ERR_USAGE, "'fastest': neither a method");
+    expect_error(&q, "", ERR_USAGE, "neither");
+    expect_error(&q, "r1,r2,h1", ERR_USAGE, "neither");
+    expect_error(&q, "r1,h", ERR_USAGE, "neither");
+    expect_error(&q, "r1 h3", ERR_USAGE, "neither");
+    expect_error(&q, "r99999999999999999999", ERR_USAGE, "neither");
+    layer[1].io_kv_s = NAN;
+    expect_error(&q, "auto", ERR_USAGE, "layer 1: io_kv_s is not a number");
+    layer[1].io_kv_s = -1;
+    expect_error(&q, "auto", ERR_USAGE, "layer 1: io_kv_s is negative");
+    layer[1].has_kv = false; /* then nobody asks */
+    make(&q, "auto");
+    layer[2].comp_tok_s = INFINITY;
+    expect_error(&q, "auto", ERR_USAGE, "layer 2: comp_tok_s is infinite");
+    layer[2].comp_tok_s = 6;
+    q.io_overlap = 0.5;
+    expect_error(&q, "auto", ERR_USAGE, "io_overlap is 0.5, less than 1");
+    q.io_overlap = 0;
+    q.head_s = NAN;
+    expect_error(&q, "auto", ERR_USAGE, "head_s is not a number");
+    q.n_layers = 257;
+    expect_error(&q, "auto", ERR_USAGE, "257 layers");
+}
+
+/* Every plan's lanes: a layer computes after its read, nothing overlaps within a lane. */
+static void test_lanes_are_consistent(void **state)
+{
+    (void)state;
+    static struct pipeline lanes;
+    const char *modes[] = {"auto",         "hidden", "kv",        "recompute",
+                           "kv+recompute", "paper",  "tokenwise", "r5,h20,k7"};
+    for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
+        struct plan_request q = request("a30-2ssd", LLAMA_7B, 2000, 100);
+        q.fused = m % 2;
+        make(&q, modes[m]);
+        pipeline_simulate(&q, &plan, &lanes);
+        double free_s[2] = {0, 0}, arrived[2][PLAN_MAX_LAYERS] = {{0}};
+        for (int i = 0; i < lanes.n_items; i++) {
+            const struct pipe_item *x = &lanes.item[i];
+            int lane = x->lane != PIPE_IO;
+            assert_true(x->start_s >= free_s[lane] - 1e-12 && x->end_s >= x->start_s);
+            free_s[lane] = x->end_s;
+            if (x->lane == PIPE_IO)
+                arrived[x->method == 'K'][x->layer] = x->end_s + q.io_latency_s;
+            if (x->lane == PIPE_RESTORE && (x->method == 'H' || x->method == 'K'))
+                assert_true(x->start_s >= arrived[x->method == 'K'][x->layer] - 1e-12);
+        }
+        assert_true(fabs(fmax(free_s[0], free_s[1]) - plan.predicted_s) < 1e-12);
+    }
+}
+
+/* ---- ranges ---- */
+
+static void test_range_methods(void **state)
+{
+    (void)state;
+    assert_int_equal(plan_range_method('H', PLAN_HAS_H | PLAN_HAS_KV, false), 'H');
+    assert_int_equal(plan_range_method('H', PLAN_HAS_KV, false), 'K');
+    assert_int_equal(plan_range_method('K', PLAN_HAS_H, false), 'H');
+    assert_int_equal(plan_range_method('K', 0, false), 0);
+    assert_int_equal(plan_range_method('H', 0, true), 'H');
+    assert_int_equal(plan_range_method('R', 0, false), 'R');
+}
+
+static int best_prefix(const struct plan_range *range, int n, const char *mode,
+                       int64_t n_new)
+{
+    struct plan_request q = {.n_layers = platform.n_layers};
+    int used = -1;
+    if (plan_mode_parse(mode, &q, &e) != 0)
+        fail_msg("%s", e.msg);
+    int rc = plan_best_prefix(&platform, range, n, n_new, true, layer, prefill_s, &q, &plan,
+                              &used, &e);
+    return rc != 0 ? rc : used;
+}
+
+static void test_ranges(void **state)
+{
+    (void)state;
+    request("a100-4ssd", LLAMA_7B, 1024, 0);
+    uint8_t only_h[32], only_kv[32], none[32] = {0};
+    memset(only_h, PLAN_HAS_H, sizeof only_h);
+    memset(only_kv, PLAN_HAS_KV, sizeof only_kv);
+    /* Saved under one policy, then under another: both are used. */
+    const struct plan_range mixed[] = {{.n_tokens = 1024, .mask = only_h},
+                                       {.n_tokens = 1024, .mask = only_kv}};
+    assert_int_equal(best_prefix(mixed, 2, "auto", 64), 2);
+    assert_int_equal(plan.n_layers, 32);
+    /* Behind a range without anything there is nothing to restore. */
+    const struct plan_range hole[] = {{.n_tokens = 1024, .mask = only_h},
+                                      {.n_tokens = 64, .mask = none},
+                                      {.n_tokens = 1024, .mask = only_kv}};
+    assert_int_equal(best_prefix(hole, 3, "auto", 64), 1);
+    /* One layer of a range lacks both: recompute up to it, or use less of the chain. */
+    only_kv[31] = 0;
+    assert_int_equal(best_prefix(mixed, 2, "auto", 64), 1);
+    only_kv[31] = PLAN_HAS_KV;
+    only_kv[1] = 0; /* layers 0 and 1 recomputed are cheaper than 1024 tokens prefilled */
+    assert_int_equal(best_prefix(mixed, 2, "auto", 64), 2);
+    assert_memory_equal(plan.method, "RR", 2);
+    assert_int_equal(best_prefix(hole, 0, "auto", 64), 0);
+}
+
+static void test_ranges_forced(void **state)
+{
+    (void)state;
+    request("a100-4ssd", LLAMA_7B, 1024, 0);
+    uint8_t only_h[32], both[32];
+    memset(only_h, PLAN_HAS_H, sizeof only_h);
+    memset(both, PLAN_HAS_H | PLAN_HAS_KV, sizeof both);
+    struct plan_range range[] = {{.n_tokens = 128, .mask = only_h}};
+    assert_int_equal(best_prefix(range, 1, "kv", 1), ERR_NOT_FOUND);
+    assert_non_null(strstr(e.msg, "no KV"));
+    assert_int_equal(best_prefix(range, 1, "hidden", 1), 1);
+    assert_int_equal(best_prefix(range, 1, "recompute", 1), 1);
+    /* A store slower than prefill: auto uses nothing and says why, forced plans do as told. */
+    platform.tier[0].bytes_per_s = 1e3;
+    range[0].mask = both;
+    assert_int_equal(best_prefix(range, 1, "auto", 1),
+                     1); /* recomputing the range as a restore */
+    assert_int_equal(plan.n_r, 32);
+    assert_int_equal(best_prefix(range, 1, "kv", 1), 1);
+    assert_int_equal(plan.n_k, 32);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table_3),
+        cmocka_unit_test(test_section_6_3_2),
+        cmocka_unit_test(test_long_history_recomputes_less),
+        cmocka_unit_test(test_gqa),
+        cmocka_unit_test(test_costs_of_forced_plans),
+        cmocka_unit_test(test_latency_head_and_prefill),
+        cmocka_unit_test(test_overlap_slows),
+        cmocka_unit_test(test_auto_uses_what_is_there),
+        cmocka_unit_test(test_truncated_context),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_bad_requests_are_named),
+        cmocka_unit_test(test_lanes_are_consistent),
+        cmocka_unit_test(test_range_methods),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_ranges_forced),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

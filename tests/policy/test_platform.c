@@ -1,0 +1,254 @@
+/* test_platform.c - text, validation and the built-in machines. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "policy/platform.h"
+
+static const struct platform_shape llama_7b = {.name = "llama-2-7b",
+                                               .n_layers = 32,
+                                               .d_model = 4096,
+                                               .n_heads = 32,
+                                               .n_kv_heads = 32,
+                                               .d_head = 128,
+                                               .d_ffn = 11008,
+                                               .n_vocab = 32000,
+                                               .gated_ffn = true,
+                                               .elem_bytes = 2};
+
+static struct platform sample(void)
+{
+    struct platform p;
+    assert_int_equal(platform_builtin("a100-4ssd", &llama_7b, &p, NULL), 0);
+    p.n_tiers = 2;
+    strcpy(p.tier[1].name, "remote");
+    p.tier[1].latency_s = 1.0 / 3;
+    p.tier[1].bytes_per_s = 1e9 / 7;
+    return p;
+}
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    struct platform p = sample(), q;
+    char text[PLATFORM_FORMAT_MAX];
+    struct err e;
+    int n = platform_format(&p, text, sizeof text);
+    assert_int_equal(n, strlen(text));
+    if (platform_parse(text, (size_t)n, &q, &e) != 0)
+        fail_msg("%s", e.msg);
+    char again[PLATFORM_FORMAT_MAX];
+    platform_format(&q, again, sizeof again);
+    assert_string_equal(text, again);
+    assert_true(p.tier[1].bytes_per_s == q.tier[1].bytes_per_s);
+    assert_true(p.c_tok.c_s == q.c_tok.c_s);
+    /* Cut short, it says how long it would have been. */
+    assert_int_equal(platform_format(&p, again, 10), n);
+    assert_int_equal(strlen(again), 9);
+}
+
+static void test_largest_fits(void **state)
+{
+    (void)state;
+    struct platform p = sample();
+    memset(p.machine, 'm', sizeof p.machine - 1);
+    memset(p.model, 'm', sizeof p.model - 1);
+    p.c_tok.c_s = -1.2345678901234567e-300;
+    p.n_tiers = PLATFORM_TIERS_MAX;
+    for (int i = 0; i < p.n_tiers; i++) {
+        memset(p.tier[i].name, 't', sizeof p.tier[i].name - 1);
+        p.tier[i].bytes_per_s = 1.2345678901234567e+300;
+    }
+    char text[PLATFORM_FORMAT_MAX];
+    assert_true(platform_format(&p, text, sizeof text) < PLATFORM_FORMAT_MAX);
+}
+
+static void expect_invalid(struct platform p, const char *want)
+{
+    struct err e = {0};
+    assert_int_equal(platform_validate(&p, &e), ERR_FORMAT);
+    if (strstr(e.msg, want) == NULL)
+        fail_msg("'%s' does not say '%s'", e.msg, want);
+}
+
+static void test_nonsense_is_named(void **state)
+{
+    (void)state;
+    struct platform p;
+    assert_int_equal(platform_validate((p = sample(), &p), NULL), 0);
+#define BAD(change, want) (p = sample(), change, expect_invalid(p, want))
+    BAD(p.c_h.b_s = 0, "c_h_b_s is zero");
+    BAD(p.c_tok.b_s = -1, "c_tok_b_s is negative");
+    BAD(p.c_tok.a_s = NAN, "c_tok_a_s is not a number");
+    BAD(p.c_kv.b_s = INFINITY, "c_kv_b_s is infinite");
+    BAD(p.io_overlap = 0.5, "io_overlap is 0.5, at least 1");
+    BAD(p.comp_overlap = NAN, "comp_overlap is not a number");
+    BAD(p.n_layers = 0, "n_layers is 0");
+    BAD(p.n_tiers = 0, "n_tiers is 0");
+    BAD(p.n_tiers = 9, "n_tiers is 9");
+    BAD(p.tile_tokens = 0, "tile_tokens is 0");
+    BAD(p.tier[1].bytes_per_s = 0, "tier1_bytes_per_s is zero");
+    BAD(p.tier[0].latency_s = -1, "tier0_latency_s is negative");
+    BAD(strcpy(p.machine, "two\nlines"), "machine contains a control character");
+    BAD(strcpy(p.commit, "x "), "commit begins or ends with a space");
+#undef BAD
+}
+
+/* The sample's text with `from` replaced by `to`. */
+static void expect_parse_error(const char *from, const char *to, const char *want)
+{
+    struct platform p = sample();
+    char text[PLATFORM_FORMAT_MAX], changed[PLATFORM_FORMAT_MAX * 2];
+    platform_format(&p, text, sizeof text);
+    char *at = strstr(text, from);
+    assert_non_null(at);
+    int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, to,
+                     at + strlen(from));
+    struct err e = {0};
+    assert_int_equal(platform_parse(changed, (size_t)n, &p, &e), ERR_FORMAT);
+    if (strstr(e.msg, want) == NULL)
+        fail_msg("'%s' does not say '%s'", e.msg, want);
+}
+
+static void test_bad_text(void **state)
+{
+    (void)state;
+    expect_parse_error("n_layers = 32", "n_layers = many", "line 5: n_layers = 'many'");
+    expect_parse_error("n_layers = 32", "n_layers = 2.5", "is not a count");
+    expect_parse_error("n_layers = 32", "n_layers = 99999999999", "is not a count");
+    expect_parse_error("n_layers = 32", "n_layers =", "n_layers needs a number");
+    expect_parse_error("n_layers = 32\n", "", "n_layers is missing");
+    expect_parse_error("n_layers = 32", "n_layers = 32\nn_layers = 32", "a second time");
+    expect_parse_error("n_layers = 32", "n_layers 32", "line 5 is not `key = value`");
+    expect_parse_error("n_layers = 32", "n_layers = 32\nspeed = 3", "unknown key 'speed'");
+    expect_parse_error("n_tiers = 2", "n_tiers = 1", "tier1_name, but n_tiers is 1");
+    expect_parse_error("n_tiers = 2", "n_tiers = 3", "tier2_name is missing");
+    expect_parse_error("head_s = ", "head_s = nan #", "is not a number");
+    expect_parse_error("io_overlap = 1", "io_overlap = nan", "io_overlap is not a number");
+    expect_parse_error("io_overlap = 1", "io_overlap = -2", "io_overlap is negative");
+}
+
+static void test_comments_and_blanks(void **state)
+{
+    (void)state;
+    struct platform p = sample(), q;
+    char text[PLATFORM_FORMAT_MAX], more[PLATFORM_FORMAT_MAX * 2];
+    platform_format(&p, text, sizeof text);
+    int n = snprintf(more, sizeof more, "# a profile\r\n\n   \t\n%s# no newline at the end",
+                     text);
+    assert_int_equal(platform_parse(more, (size_t)n, &q, NULL), 0);
+}
+
+/* Any change of a byte either parses to something valid or is refused; nothing else. */
+static void test_flipped_bytes(void **state)
+{
+    (void)state;
+    struct platform p = sample();
+    char text[PLATFORM_FORMAT_MAX];
+    int n = platform_format(&p, text, sizeof text);
+    struct rng r = {1};
+    for (int t = 0; t < 20000; t++) {
+        char c[PLATFORM_FORMAT_MAX];
+        memcpy(c, text, (size_t)n);
+        for (int k = 0; k < 3; k++)
+            c[rng_below(&r, (uint64_t)n)] = (char)rng_below(&r, 256);
+        struct err e = {0};
+        if (platform_parse(c, rng_below(&r, (uint64_t)n) + 1, &p, &e) != 0)
+            assert_true(e.msg[0] != 0);
+        else
+            assert_int_equal(platform_validate(&p, NULL), 0);
+    }
+}
+
+static void test_check(void **state)
+{
+    (void)state;
+    struct platform p = sample();
+    struct err e;
+    assert_int_equal(platform_check(&p, "a100-4ssd", "llama-2-7b", &e), 0);
+    assert_int_equal(platform_check(&p, "laptop", "llama-2-7b", &e), ERR_MISMATCH);
+    assert_non_null(strstr(e.msg, "another machine: 'a100-4ssd', this is 'laptop'"));
+    assert_int_equal(platform_check(&p, "a100-4ssd", "opt", &e), ERR_MISMATCH);
+    assert_non_null(strstr(e.msg, "another model"));
+}
+
+static void test_costs(void **state)
+{
+    (void)state;
+    struct platform p;
+    platform_init(&p);
+    p.c_tok = (struct cost_curve){1, 2, 0.5};
+    p.c_h = (struct cost_curve){0, 3, 0};
+    assert_true(platform_tok_s(&p, 0) == 0);
+    assert_true(platform_tok_s(&p, 10) == 1 + 20 + 50);
+    p.tile_tokens = 8; /* GEMM in whole tiles, attention not */
+    assert_true(platform_tok_s(&p, 10) == 1 + 32 + 50);
+    assert_true(platform_h_s(&p, 8) == 24);
+    assert_true(platform_h_s(&p, 9) == 48);
+    /* A prefill in two parts costs its attention once. */
+    p.tile_tokens = 1;
+    double parts = platform_prefill_s(&p, 0, 6) + platform_prefill_s(&p, 6, 4);
+    assert_true(fabs(parts - 1 - platform_tok_s(&p, 10)) < 1e-12);
+}
+
+static void test_builtin(void **state)
+{
+    (void)state;
+    struct platform p;
+    struct err e;
+    int n = 0;
+    for (; platform_builtin_name(n) != NULL; n++) {
+        if (platform_builtin(platform_builtin_name(n), &llama_7b, &p, &e) != 0)
+            fail_msg("%s", e.msg);
+        assert_string_equal(p.machine, platform_builtin_name(n));
+    }
+    assert_int_equal(n, 30);
+    assert_int_equal(platform_builtin("a100", &llama_7b, &p, &e), ERR_NOT_FOUND);
+    assert_non_null(strstr(e.msg, "h800"));
+    struct platform_shape bad = llama_7b;
+    bad.d_head = 0;
+    assert_int_equal(platform_builtin("a100-dram", &bad, &p, &e), ERR_USAGE);
+    assert_non_null(strstr(e.msg, "d_head"));
+}
+
+/* The calibration is the paper's: 26 GB/s for four SSDs, balance at 24 and 21 GB/s. */
+static void test_balance_points(void **state)
+{
+    (void)state;
+    struct platform p;
+    struct platform_shape llama_13b = llama_7b;
+    llama_13b.d_model = 5120, llama_13b.n_heads = llama_13b.n_kv_heads = 40;
+    platform_builtin("a100-4ssd", &llama_7b, &p, NULL);
+    assert_true(fabs(p.tier[0].bytes_per_s - 26e9) < 1);
+    assert_true(fabs(platform_balance_bytes_per_s(&p, 1024) - 24e9) < 1e6);
+    platform_builtin("a100-1ssd", &llama_13b, &p, NULL);
+    assert_true(fabs(p.tier[0].bytes_per_s - 6.9e9) < 1);
+    assert_true(fabs(platform_balance_bytes_per_s(&p, 1024) - 21e9) < 1e6);
+    /* 6.2.3: recomputation of a 7B model slows by 28 % from 1K to 16K tokens. */
+    platform_builtin("a100-4ssd", &llama_7b, &p, NULL);
+    double drop = 1 - platform_tok_s(&p, 1024) * 16 / platform_tok_s(&p, 16384);
+    assert_true(fabs(drop - 0.28) < 0.005);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_largest_fits),
+        cmocka_unit_test(test_nonsense_is_named),
+        cmocka_unit_test(test_bad_text),
+        cmocka_unit_test(test_comments_and_blanks),
+        cmocka_unit_test(test_flipped_bytes),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_builtin),
+        cmocka_unit_test(test_balance_points),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
