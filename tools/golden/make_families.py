@@ -45,9 +45,6 @@ def rope(theta=10000.0, **more):
 FAMILIES = {
     "llama": ("LlamaConfig", "float32", dict(
         BASE, num_key_value_heads=2, rms_norm_eps=1e-5, rope_parameters=rope())),
-    "llama-bias": ("LlamaConfig", "bfloat16", dict(
-        BASE, num_key_value_heads=4, attention_bias=True, mlp_bias=True, head_dim=16,
-        tie_word_embeddings=True)),
     "llama3": ("LlamaConfig", "bfloat16", dict(
         BASE, num_key_value_heads=1, num_hidden_layers=3, rms_norm_eps=1e-5,
         max_position_embeddings=512, eos_token_id=[2, 3],
@@ -89,6 +86,17 @@ FAMILIES = {
         num_kv_heads=2, multi_query=False, parallel_attn=True, bias=False,
         new_decoder_architecture=True, alibi=False, ffn_hidden_size=128,
         max_position_embeddings=256, bos_token_id=1, eos_token_id=2, rope_parameters=rope())),
+    "falcon-11b": ("FalconConfig", "bfloat16", dict(
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=6,
+        num_kv_heads=3, multi_query=False, parallel_attn=True, bias=False,
+        new_decoder_architecture=True, num_ln_in_parallel_attn=1, alibi=False,
+        ffn_hidden_size=96, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+        tie_word_embeddings=False, rope_parameters=rope())),
+    "falcon-rw": ("FalconConfig", "bfloat16", dict(  # its layout and block; the real one has ALiBi
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
+        multi_query=False, parallel_attn=False, bias=False, new_decoder_architecture=False,
+        alibi=False, ffn_hidden_size=96, max_position_embeddings=256, bos_token_id=1,
+        eos_token_id=2, rope_parameters=rope())),
 }
 
 

@@ -1,0 +1,90 @@
+/* talk.c - see talk.h. */
+#include "talk.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/pool.h"
+
+static void must(int rc, const struct err *e)
+{
+    if (rc != 0)
+        fail_msg("%s: %s", err_name(rc), e->msg);
+}
+
+void talk_open(struct talk *t, const char *source, const char *device, const char *dtype,
+               int n_threads)
+{
+    struct err e = {0};
+    memset(t, 0, sizeof *t);
+    t->pool = pool_create(n_threads);
+    must(device_open(device, t->pool, &t->dev, &e), &e);
+    must(stream_create(t->dev, STREAM_COMPUTE, &t->s, &e), &e);
+    struct model_opts o = {.dev = t->dev, .dtype = dtype};
+    must(model_open(source, &o, &t->m, &e), &e);
+    must(model_work_create(t->m, TALK_MAX_ROWS, &t->work, &e), &e);
+    const struct model_config *c = &t->m->cfg;
+    struct kv_pool_opts k = {.n_layers = c->n_layers,
+                             .n_kv = c->n_kv_heads,
+                             .d_head = c->d_head,
+                             .dtype = t->m->dtype,
+                             .n_blocks = TALK_MAX_TOKENS / KV_BLOCK_TOKENS};
+    must(kv_pool_create(t->dev, &k, &t->kv, &e), &e);
+    t->layers = xcalloc((size_t)c->n_layers, sizeof *t->layers);
+    for (int i = 0; i < c->n_layers; i++)
+        t->layers[i] = kv_pool_layer(t->kv, i);
+}
+
+void talk_close(struct talk *t)
+{
+    kv_table_free(t->kv, &t->table);
+    kv_pool_destroy(t->kv);
+    free(t->layers);
+    model_work_destroy(t->work);
+    model_close(t->m);
+    stream_destroy(t->s);
+    device_close(t->dev);
+    pool_destroy(t->pool);
+}
+
+void talk_forget(struct talk *t)
+{
+    kv_table_cut(t->kv, &t->table, 0);
+    t->n_tokens = 0;
+}
+
+void talk_feed(struct talk *t, const int32_t *ids, int n, float *logits)
+{
+    struct err e = {0};
+    int32_t pos[TALK_MAX_ROWS], seq_row[2] = {0, n};
+    assert_in_range(n, 1, TALK_MAX_ROWS);
+    must(kv_table_reserve(t->kv, &t->table, t->n_tokens + n, &e), &e);
+    for (int i = 0; i < n; i++)
+        pos[i] = (int32_t)t->n_tokens + i;
+    const int32_t *tables[1] = {t->table.blocks};
+    struct ragged r = {n, 1, pos, seq_row, tables};
+    struct mat x;
+    must(model_forward(t->m, t->work, t->s, ids, t->layers, &r, NULL, &x), &e);
+    if (logits != NULL)
+        must(model_head(t->m, t->work, t->s, x,
+                        mat_of(logits, DTYPE_F32, n, t->m->cfg.vocab_size)),
+             &e);
+    must(stream_sync(t->s), &e);
+    t->n_tokens += n;
+}
+
+int32_t talk_best(const struct talk *t, const float *logits)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < t->m->cfg.vocab_size; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}

@@ -1,0 +1,179 @@
+/* test_families.c - every family gives the reference library's logits.
+ *
+ * tests/model/golden/families/NAME holds a tiny random checkpoint that the library saved, and what it
+ * computes from it in float64 (tools/golden/make_families.py):
+ *   f32   logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
+ *   bf16  the error against float64 is no larger than that of the library's own bf16 run
+ *   f16   (11 bits of mantissa, not 8) the same bound */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "format/json.h"
+#include "talk.h"
+
+#define FAMILIES "tests/model/golden/families/"
+
+enum { VOCAB = 128, N_PROMPT = 70, N_DECODE = 8, MAX_POSITIONS = 16 };
+
+struct expected {
+    int32_t prompt[N_PROMPT], decode[N_DECODE];
+    int n_positions;
+    int32_t positions[MAX_POSITIONS];
+    double logits[MAX_POSITIONS + N_DECODE]
+                 [VOCAB]; /* of the positions, then of the steps */
+    double bf16_rms, bf16_max;
+};
+
+/* --- reading expected.json --------------------------------------------------------------------- */
+
+static int read_ids(const struct json *root, const char *key, int32_t *out, int max)
+{
+    const struct json *a = json_member(root, key);
+    int n = (int)json_count(a);
+    assert_in_range(n, 1, max);
+    for (int i = 0; i < n; i++) {
+        int64_t v = -1;
+        assert_true(json_int_of(json_at(a, (size_t)i), &v));
+        out[i] = (int32_t)v;
+    }
+    return n;
+}
+
+static void read_rows(const struct json *root, const char *key, int n, double (*out)[VOCAB])
+{
+    const struct json *rows = json_member(root, key);
+    assert_int_equal(json_count(rows), n);
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < VOCAB; k++)
+            assert_true(json_real_of(json_at(json_at(rows, (size_t)i), k), &out[i][k]));
+}
+
+static void read_expected(struct expected *x, const char *family)
+{
+    char path[256], *text;
+    size_t n;
+    struct err e;
+    struct json *root;
+    snprintf(path, sizeof path, FAMILIES "%s/expected.json", family);
+    if (file_read(path, (size_t)1 << 24, &text, &n, &e) != 0)
+        fail_msg("%s", e.msg);
+    assert_int_equal(json_parse(&root, text, n, path, &e), 0);
+    assert_int_equal(read_ids(root, "prompt_ids", x->prompt, N_PROMPT), N_PROMPT);
+    assert_int_equal(read_ids(root, "decode_ids", x->decode, N_DECODE), N_DECODE);
+    x->n_positions = read_ids(root, "positions", x->positions, MAX_POSITIONS);
+    read_rows(root, "logits", x->n_positions, x->logits);
+    read_rows(root, "decode_logits", N_DECODE, x->logits + x->n_positions);
+    assert_int_equal(json_get_real(root, "bf16_rms", &x->bf16_rms, &e), 0);
+    assert_int_equal(json_get_real(root, "bf16_max", &x->bf16_max, &e), 0);
+    json_free(root);
+    free(text);
+}
+
+/* --- running ------------------------------------------------------------------------------------ */
+
+struct error {
+    double rms, max; /* relative to the largest logit */
+};
+
+/* Prefills in pieces of `piece` ids, then feeds the expected tokens one by one, so that a choice
+ * that differs does not change the rest. */
+static struct error run(struct talk *t, const struct expected *x, int piece, int *n_wrong)
+{
+    static float logits[(N_PROMPT + N_DECODE) * VOCAB];
+    talk_forget(t);
+    for (int at = 0; at < N_PROMPT; at += piece)
+        talk_feed(t, x->prompt + at, at + piece < N_PROMPT ? piece : N_PROMPT - at,
+                  logits + at * VOCAB);
+    *n_wrong = 0;
+    for (int i = 0; i < N_DECODE; i++) {
+        float *last = logits + (N_PROMPT + i - 1) * VOCAB;
+        *n_wrong += talk_best(t, last) != x->decode[i];
+        talk_feed(t, &x->decode[i], 1, last + VOCAB);
+    }
+    double squares = 0, worst = 0, largest = 0;
+    int n_rows = x->n_positions + N_DECODE;
+    for (int r = 0; r < n_rows; r++) {
+        int row = r < x->n_positions ? x->positions[r] : N_PROMPT + r - x->n_positions;
+        for (int k = 0; k < VOCAB; k++) {
+            double d = fabs((double)logits[row * VOCAB + k] - x->logits[r][k]);
+            squares += d * d;
+            worst = fmax(worst, d);
+            largest = fmax(largest, fabs(x->logits[r][k]));
+        }
+    }
+    return (struct error){sqrt(squares / (n_rows * VOCAB)) / largest, worst / largest};
+}
+
+static void check_f32(const char *family, const char *device, const struct expected *x)
+{
+    struct talk t;
+    char source[256];
+    snprintf(source, sizeof source, FAMILIES "%s", family);
+    talk_open(&t, source, device, "f32", 2);
+    static const int pieces[] = {N_PROMPT, 1, 33};
+    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
+        int n_wrong;
+        struct error e = run(&t, x, pieces[i], &n_wrong);
+        if (!(e.max <= 1e-4) || n_wrong > 0)
+            fail_msg(
+                "%s on %s: f32 logits are off by %.3g of the largest (rms %.3g); %d of %d "
+                "greedy ids differ",
+                family, device, e.max, e.rms, n_wrong, N_DECODE);
+    }
+    talk_close(&t);
+}
+
+static void check_half(const char *family, const char *device, const char *dtype,
+                       const struct expected *x)
+{
+    struct talk t;
+    char source[256];
+    int n_wrong;
+    snprintf(source, sizeof source, FAMILIES "%s", family);
+    talk_open(&t, source, device, dtype, 2);
+    struct error e = run(&t, x, N_PROMPT, &n_wrong);
+    talk_close(&t);
+    print_message("%-13s %s %-4s rms %.2e max %.2e; the library in bf16: %.2e %.2e\n",
+                  family, device, dtype, e.rms, e.max, x->bf16_rms, x->bf16_max);
+    if (!(e.rms <= x->bf16_rms) || !(e.max <= x->bf16_max))
+        fail_msg("%s on %s: the error in %s is rms %.3g, max %.3g; the library's own in "
+                 "bf16 %.3g, "
+                 "%.3g",
+                 family, device, dtype, e.rms, e.max, x->bf16_rms, x->bf16_max);
+}
+
+static void test_family(void **state)
+{
+    const char *family = *state;
+    struct expected x;
+    read_expected(&x, family);
+    static const char *const devices[] = {"ref", "cpu"};
+    for (int i = 0; i < 2; i++) {
+        check_f32(family, devices[i], &x);
+        check_half(family, devices[i], "bf16", &x);
+        check_half(family, devices[i], "f16", &x);
+    }
+}
+
+int main(void)
+{
+    static char *const names[] = {"llama",        "llama3",   "mistral",   "qwen2",
+                                  "qwen2-window", "qwen3",    "opt",       "phi",
+                                  "phi3",         "gemma",    "falcon-7b", "falcon-40b",
+                                  "falcon-11b",   "falcon-rw"};
+    enum { N = sizeof names / sizeof names[0] };
+    struct CMUnitTest tests[N];
+    for (int i = 0; i < N; i++)
+        tests[i] = (struct CMUnitTest){
+            .name = names[i], .test_func = test_family, .initial_state = names[i]};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
