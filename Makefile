@@ -69,9 +69,9 @@ $(B)/flags.stamp: FORCE
 	@$(call stamp,$@,$(CC) $(ALL_CFLAGS) $(ARCH_avx2) $(ARCH_avx512) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
 	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
-$(B)/gen/version.h: FORCE
-	@$(call stamp,$@,#define HCACHE_VERSION "0.1-$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
-$(B)/apps/main.o: $(B)/gen/version.h
+$(B)/gen/build_id.h: FORCE
+	@$(call stamp,$@,#define BUILD_ID "$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
+$(B)/apps/main.o: $(B)/gen/build_id.h
 
 # --- rules --------------------------------------------------------------------------------------
 

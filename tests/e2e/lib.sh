@@ -1,0 +1,66 @@
+# lib.sh - TAP and models for the shell tests of this folder; sourced, from the repository's root.
+#
+#   run_hc ARGS...            runs hcache; $rc, $out (stdout) and $err (stderr) are set
+#   check NAME CONDITION...   prints ok or not ok; CONDITION is a command
+#   expect NAME RC TEXT       checks $rc and that $err holds TEXT (a regular expression)
+#   skip NAME REASON
+#   plan_end                  prints the plan and sets the exit status: last line of every test
+
+hc=$PWD/${HCACHE_BUILD:?is set by tools/run_tests.sh}/hcache
+shared_model=$PWD/../shared/models/stories260K
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/hcache-test.XXXXXX")
+n_results=0 n_failed=0
+cleanup() { rm -rf "$tmp"; }
+trap cleanup EXIT
+
+report() { # report "ok"|"not ok" NAME
+    n_results=$((n_results + 1))
+    echo "$1 $n_results - $2"
+}
+check() {
+    local name=$1
+    shift
+    if "$@" >"$tmp/check.out" 2>&1; then
+        report ok "$name"
+    else
+        report "not ok" "$name"
+        n_failed=$((n_failed + 1))
+        { echo "condition: $*"; cat "$tmp/check.out"; echo "status ${rc:-}; stderr: ${err:-}"; echo "stdout: ${out:-}"; } |
+            head -c 2000 | sed 's/^/# /'
+    fi
+}
+skip() { report ok "$1 # SKIP $2"; }
+skip_all() {
+    echo "1..0 # SKIP $1"
+    exit 0
+}
+plan_end() {
+    echo "1..$n_results"
+    [ "$n_failed" -eq 0 ]
+    exit
+}
+
+run_hc() {
+    timeout "${RUN_TIMEOUT:-60}" "$hc" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    rc=$?
+    out=$(tr -d '\0' <"$tmp/out") err=$(tr -d '\0' <"$tmp/err")
+}
+matches() { [ "$rc" -eq "$1" ] && grep -qiE -- "$2" "$tmp/err"; }
+expect() { check "$1" matches "$2" "$3"; }
+# json EXPRESSION: evaluates Python over the JSON object `j` that the last run printed.
+json() { python3 -c "import json,sys; j=json.load(open(sys.argv[1])); v=$1; print(v if not isinstance(v, list) else ' '.join(map(str, v)))" "$tmp/out"; }
+json_is() { [ "$(json "$1")" = "$2" ]; }
+
+has_command() { "$hc" --help 2>/dev/null | grep -qE "^  $1 "; }
+# A writable copy of a small model, with its tokenizer where the shared models are there.
+small_model() { # small_model DIR
+    if [ -e "$shared_model/model.safetensors" ]; then
+        mkdir -p "$1" && cp "$shared_model"/* "$1" && chmod -R u+w "$1"
+    elif has_command model; then
+        "$hc" model synth --shape tiny-gqa --out "$1" >/dev/null
+    else
+        return 1
+    fi
+}
+# ids N SEED: N token ids below 500, the same for the same seed.
+ids() { awk -v n="$1" -v s="$2" 'BEGIN { for (i = 0; i < n; i++) { s = (s * 1103515245 + 12345) % 2147483648; printf "%d ", 3 + int(s / 65536) % 490 } }'; }

@@ -1,0 +1,212 @@
+# test_bad_input.sh - everything that a user, a disk or a download can get wrong ends with a clear
+# message and exit code 1 or 2 (issue 2, "Bad input"): no crash, nothing lost, no other output.
+. tests/e2e/lib.sh
+
+has_command run || skip_all "there is no hcache run yet"
+good=$tmp/good
+small_model "$good" || skip_all "no small model: neither ../shared/models/stories260K nor hcache model"
+ids 150 7 >"$tmp/ids150"
+gen=(--token-ids "$tmp/ids150" --max-tokens 8 --temperature 0 --ignore-eos --json)
+
+run_hc run "$good" "${gen[@]}"
+check "a good model runs" test "$rc" -eq 0
+reference=$(json 'j["token_ids"]')
+digest=$(json 'j["logits_digest"]')
+same_output() { [ "$rc" -eq 0 ] && json_is 'j["token_ids"]' "$reference" && json_is 'j["logits_digest"]' "$digest"; }
+check "it gave 8 tokens" test "$(wc -w <<<"$reference")" -eq 8
+
+# --- models ---------------------------------------------------------------------------------------
+
+run_hc run "$tmp/no-such-folder" "${gen[@]}"
+expect "no such folder" 1 'no-such-folder'
+run_hc run synth:no-such-shape "${gen[@]}"
+check "no such shape: 1 or 2, and the known ones are listed" test \( "$rc" -eq 1 -o "$rc" -eq 2 \) -a -n "$(grep -E 'tiny-gqa' "$tmp/err")"
+
+bad_model() { # bad_model KIND TEXT
+    rm -rf "$tmp/bad"
+    cp -r "$good" "$tmp/bad"
+    python3 tests/e2e/damage.py "$1" "$tmp/bad" || { check "damage.py $1" false; return; }
+    run_hc run "$tmp/bad" "${gen[@]}"
+    expect "model: $1" 1 "$2"
+    check "model: $1: nothing on stdout" test -z "$out"
+}
+bad_model missing 'model\.safetensors'
+bad_model no_config 'config\.json'
+bad_model empty 'model\.safetensors'
+bad_model truncated 'model\.safetensors'
+bad_model one_byte_short 'model\.safetensors'
+bad_model header_longer_than_file 'model\.safetensors.*header'
+bad_model header_wraps 'model\.safetensors.*header'
+bad_model header_no_json 'model\.safetensors'
+bad_model offsets_overlap 'overlap|offset'
+bad_model offsets_beyond_file 'model\.safetensors'
+bad_model offsets_backwards 'model\.safetensors'
+bad_model unknown_dtype 'Q17'
+bad_model tensor_missing 'q_proj'
+bad_model wrong_shape 'q_proj'
+bad_model unknown_architecture 'quokka'
+bad_model config_no_json 'config\.json'
+bad_model config_negative 'num_hidden_layers'
+bad_model config_huge 'config\.json|hidden_size|memory|embed|shape'
+bad_model heads_do_not_divide 'num_key_value_heads|heads'
+if [ -e "$good/tokenizer.json" ]; then
+    bad_model tokenizer_too_big 'tokenizer|vocab'
+    bad_model tokenizer_no_json 'tokenizer\.json'
+else
+    skip "model: tokenizer_too_big" "the small model has no tokenizer"
+fi
+
+# --- prompts and options --------------------------------------------------------------------------
+
+ids 5000 3 >"$tmp/long"
+run_hc run "$good" --token-ids "$tmp/long" --max-tokens 1 --json
+check "a prompt longer than the context: 1 or 2, with both numbers" \
+    bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q 5000 '$tmp/err' && grep -qE '512|2048' '$tmp/err'"
+echo '1 2 99999999' >"$tmp/high"
+run_hc run "$good" --token-ids "$tmp/high" --max-tokens 1 --json
+check "a token id beyond the vocabulary: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q 99999999 '$tmp/err'"
+echo '1 two 3' >"$tmp/words"
+run_hc run "$good" --token-ids "$tmp/words" --max-tokens 1 --json
+check "token ids that are none: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q two '$tmp/err'"
+run_hc run "$good" --token-ids "$tmp/no-such-file" --max-tokens 1 --json
+check "no such prompt file: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q no-such-file '$tmp/err'"
+if [ -e "$good/tokenizer.json" ]; then
+    printf 'Once \xff\xfe upon' >"$tmp/latin"
+    run_hc run "$good" --prompt-file "$tmp/latin" --max-tokens 1 --json
+    expect "invalid UTF-8 in the prompt: the place is named" 1 '(UTF-8|utf8).*5|5.*(UTF-8|utf8)'
+    printf 'Once \xed\xa0\x80' >"$tmp/surrogate"
+    run_hc run "$good" --prompt-file "$tmp/surrogate" --max-tokens 1 --json
+    expect "a surrogate is invalid UTF-8" 1 'UTF-8|utf8'
+else
+    skip "invalid UTF-8 in the prompt" "the small model has no tokenizer"
+fi
+bad_option() { # bad_option TEXT ARGS...
+    local text=$1
+    shift
+    run_hc run "$good" "${gen[@]}" "$@"
+    expect "option: $*" 2 "$text"
+}
+bad_option 'max-tokens.*0' --max-tokens 0
+bad_option 'dtype.*f8' --dtype f8
+bad_option 'temperature.*-1' --temperature -1
+bad_option 'top-p' --top-p 1.5
+bad_option 'threads' --threads -2
+bad_option 'save.*everything' --save everything
+bad_option 'plan.*sideways' --plan sideways
+bad_option 'throttle' --throttle fast
+run_hc run
+expect "no model: 2" 2 'MODEL_DIR'
+run_hc run "$good" "${gen[@]}" --plan r1,h1,k77
+check "a plan with too many layers: 1 or 2" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && [ -s '$tmp/err' ]"
+
+# --- stores ---------------------------------------------------------------------------------------
+
+store=$tmp/store
+run_hc run "$good" "${gen[@]}" --store "$store" --save both
+check "saving changes nothing" same_output
+check "two chunks are committed" json_is 'j["committed_tokens"] >= 128' True
+run_hc run "$good" "${gen[@]}" --store "$store"
+check "restoring changes nothing" same_output
+check "the stored prefix was used" json_is 'j["cached_tokens"]' 128
+
+: >"$tmp/file"
+run_hc run "$good" "${gen[@]}" --store "$tmp/file/store"
+expect "a store that cannot be made" 1 'file/store'
+run_hc run "$good" "${gen[@]}" --store "$tmp/file"
+expect "a store that is a file" 1 'file'
+if [ "$(id -u)" -ne 0 ]; then
+    mkdir -p "$tmp/readonly"
+    chmod 500 "$tmp/readonly"
+    run_hc run "$good" "${gen[@]}" --store "$tmp/readonly/s"
+    expect "a store in a read-only folder" 1 'readonly'
+else
+    skip "a store in a read-only folder" "root may write everywhere"
+fi
+mkdir -p "$tmp/full-of-junk" && echo junk >"$tmp/full-of-junk/superblock"
+cp "$tmp/ids150" "$tmp/full-of-junk/index.sqlite"
+run_hc run "$good" "${gen[@]}" --store "$tmp/full-of-junk"
+check "a folder with other files: output is right, or it is refused" \
+    bash -c "[ $rc -eq 0 ] || { [ $rc -eq 1 ] && grep -q full-of-junk '$tmp/err'; }"
+
+run_hc run synth:tiny-gqa "${gen[@]}"
+other=$(json 'j["token_ids"]') other_digest=$(json 'j["logits_digest"]')
+run_hc run synth:tiny-gqa "${gen[@]}" --store "$store"
+check "a store of another model: its own output" \
+    test "$rc" -eq 0 -a "$(json 'j["token_ids"]')" = "$other" -a "$(json 'j["logits_digest"]')" = "$other_digest"
+check "a store of another model: a miss" json_is 'j["cached_tokens"]' 0
+run_hc run "$good" "${gen[@]}" --store "$store" --dtype bf16
+check "another state dtype: a miss" json_is 'j["cached_tokens"]' 0
+run_hc run "$good" "${gen[@]}" --store "$store"
+check "and the first model still finds its state" json_is 'j["cached_tokens"]' 128
+check "with its own output" same_output
+
+run_hc run "$good" "${gen[@]}" --store "$tmp/kv-only" --save kv
+run_hc run "$good" "${gen[@]}" --store "$tmp/kv-only" --plan hidden
+check "a plan for a kind that is not stored: an error that says so" \
+    bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -qi hidden '$tmp/err'"
+
+# A bit flip on the disk: in every file of the store in turn, in its middle.
+flip() { # flip FILE OFFSET
+    local byte
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
+    printf "\\$(printf %03o $((byte ^ 16)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+cp -r "$store" "$tmp/store.good"
+while read -r file; do
+    size=$(stat -c %s "$tmp/store.good/$file")
+    [ "$size" -gt 0 ] || continue
+    for at in $((size / 4)) $((size / 2)) 100; do
+        [ "$at" -lt "$size" ] || continue
+        rm -rf "$store"
+        cp -r "$tmp/store.good" "$store"
+        flip "$store/$file" "$at"
+        run_hc run "$good" "${gen[@]}" --store "$store"
+        if [ "$rc" -eq 0 ]; then
+            check "a flipped bit in $file at $at: never other output" same_output
+        else
+            expect "a flipped bit in $file at $at: or a clear refusal" 1 'store'
+        fi
+    done
+done < <(cd "$tmp/store.good" && find . -type f | sort)
+
+# Two processes on one store: the second is refused and the first is not disturbed.
+rm -rf "$store"
+ids 200 9 >"$tmp/ids200"
+long=(--token-ids "$tmp/ids200" --max-tokens 300 --temperature 0 --ignore-eos --json)
+timeout 120 "$hc" run synth:tiny-gqa "${long[@]}" --store "$store" --save both -n 1700 >"$tmp/first.out" 2>"$tmp/first.err" &
+first=$!
+for _ in $(seq 100); do
+    [ -n "$(ls -A "$store" 2>/dev/null)" ] && break
+    sleep 0.05
+done
+sleep 0.2
+if kill -0 "$first" 2>/dev/null; then
+    run_hc run synth:tiny-gqa "${gen[@]}" --store "$store"
+    if kill -0 "$first" 2>/dev/null; then
+        expect "a second process on the same store: refused" 1 'in use|another process|locked|busy'
+    else
+        skip "a second process on the same store" "the first one ended too early"
+    fi
+else
+    skip "a second process on the same store" "the first one ended too early"
+fi
+wait "$first"
+check "the first process was not disturbed" test $? -eq 0
+
+# A full disk while saving: generation goes on, saving stops with one warning.
+mkdir -p "$tmp/small"
+if mount -t tmpfs -o size=1m tmpfs "$tmp/small" 2>/dev/null; then
+    cleanup() { umount "$tmp/small" 2>/dev/null; rm -rf "$tmp"; }
+    full=(--token-ids "$tmp/ids200" --max-tokens 600 --temperature 0 --ignore-eos --json)
+    run_hc run synth:tiny-gqa "${full[@]}"
+    reference=$(json 'j["token_ids"]') digest=$(json 'j["logits_digest"]')
+    run_hc run synth:tiny-gqa "${full[@]}" --store "$tmp/small/store" --save both
+    check "a full disk: generation goes on, with the same tokens" same_output
+    check "a full disk: one warning" test "$(grep -ciE 'no space|full' "$tmp/err")" -eq 1
+    run_hc run synth:tiny-gqa "${full[@]}" --store "$tmp/small/store"
+    check "a full disk: what is stored is still right" same_output
+    umount "$tmp/small"
+else
+    skip "a full disk" "mounting a small tmpfs is not permitted here"
+fi
+plan_end

@@ -1,0 +1,51 @@
+# test_cli.sh - the command line itself: help everywhere, exit code 2 with a hint for what is wrong.
+. tests/e2e/lib.sh
+
+run_hc
+expect "no command: usage, 2" 2 '^usage: hcache COMMAND'
+run_hc --help
+check "--help: 0, on stdout" test "$rc" -eq 0 -a -n "$out" -a -z "$err"
+run_hc --version
+check "--version" grep -qE '^hcache [0-9]+\.[0-9]+\.[0-9]+ \(.+\)$' "$tmp/out"
+run_hc frobnicate
+expect "unknown command: 2" 2 'unknown command "frobnicate"'
+
+commands=$("$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
+for c in $commands; do
+    typo=${c}e
+    run_hc "$typo"
+    expect "$typo: the nearest command is suggested" 2 "did you mean \"$c\""
+    run_hc "$c" --help
+    check "$c --help: 0, usage on stdout" grep -q "^usage: hcache $c" "$tmp/out"
+    check "$c --help: 0, nothing on stderr" test "$rc" -eq 0 -a -z "$err"
+    if [ "$c" != bench ]; then # bench has commands of its own
+        run_hc "$c" --no-such-option
+        expect "$c: an unknown option: 2, named" 2 'no-such-option'
+        run_hc "$c" --help=markdown
+        check "$c --help=markdown" grep -q '^| option |' "$tmp/out"
+        run_hc "$c" x --config "$tmp/none.conf"
+        expect "$c: a missing config file: 2, named" 2 'none\.conf'
+    fi
+done
+
+if has_command tokenize && [ -e "$shared_model/tokenizer.json" ]; then
+    printf 'Once upon a time' | "$hc" tokenize "$shared_model" >"$tmp/ids"
+    check "tokenize: BOS first" grep -qE '^1( [0-9]+)+$' "$tmp/ids"
+    "$hc" tokenize "$shared_model" --decode <"$tmp/ids" >"$tmp/text"
+    check "tokenize --decode gives the text back" test "$(cat "$tmp/text")" = "Once upon a time"
+    printf 'a\377b' | "$hc" tokenize "$shared_model" >"$tmp/out" 2>"$tmp/err"
+    rc=$? err=$(cat "$tmp/err")
+    expect "tokenize: invalid UTF-8: 1, with its place" 1 '(UTF-8|utf8).*1|1.*(UTF-8|utf8)'
+    echo '1 x' | "$hc" tokenize "$shared_model" --decode >"$tmp/out" 2>"$tmp/err"
+    rc=$? err=$(cat "$tmp/err")
+    expect "tokenize --decode: no id: 1" 1 '"x" at byte 2 is no token id'
+    echo '999999' | "$hc" tokenize "$shared_model" --decode >"$tmp/out" 2>"$tmp/err"
+    rc=$? err=$(cat "$tmp/err")
+    expect "tokenize --decode: an id beyond the vocabulary: 1" 1 '999999'
+    echo 'a b' | "$hc" tokenize "$shared_model" --count >"$tmp/out"
+    check "tokenize --count" grep -qxE '[0-9]+' "$tmp/out"
+    check "tokenize to a full disk: 1" bash -c "echo a | '$hc' tokenize '$shared_model' >/dev/full 2>/dev/null; [ \$? -eq 1 ]"
+else
+    skip "tokenize" "no hcache tokenize, or no ../shared/models/stories260K"
+fi
+plan_end

@@ -1,0 +1,42 @@
+"""hcache run gives the ids of an independent fp64 reference: ../shared/models/*/golden.json."""
+import json
+import os
+import subprocess
+import sys
+
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+MODELS = ["../shared/models/stories260K", "../shared/models/stories260K-mha"]
+if "\n  run " not in subprocess.run([HC, "--help"], capture_output=True, text=True).stdout:
+    print("1..0 # SKIP there is no hcache run yet")
+    sys.exit(0)
+if not os.path.exists(MODELS[0]):
+    print(f"1..0 # SKIP there is no {MODELS[0]}")
+    sys.exit(0)
+
+n = n_failed = 0
+
+
+def check(name, good, detail=""):
+    global n, n_failed
+    n += 1
+    n_failed += not good
+    print(f"{'ok' if good else 'not ok'} {n} - {name}")
+    if not good:
+        print("# " + detail.replace("\n", "\n# ")[:1500])
+
+
+for model in MODELS:
+    for case in json.load(open(os.path.join(model, "golden.json")))["cases"]:
+        want = case["greedy_ids"]
+        name = f"{os.path.basename(model)} {case['prompt'][:30]!r}"
+        p = subprocess.run([HC, "run", model, "--dtype", "f32", "--temperature", "0", "--prompt", case["prompt"],
+                            "--max-tokens", str(len(want)), "--ignore-eos", "--json"],
+                           capture_output=True, text=True, timeout=120)
+        if p.returncode != 0:
+            check(name, False, p.stderr)
+            continue
+        got = json.loads(p.stdout)
+        check(name, got["token_ids"] == want and got["prompt_tokens"] == len(case["prompt_ids"]),
+              f"got  {got['token_ids']}\nwant {want}\nprompt_tokens {got['prompt_tokens']}")
+print(f"1..{n}")
+sys.exit(n_failed > 0)

@@ -1,0 +1,116 @@
+"""kill -9 at a random moment of a saving run, many times (issue 2).
+
+One store per model, kept through all cycles.  A cycle is:
+  1. a run with a fresh prompt that ends by itself and reports committed_tokens;
+  2. a run that continues that conversation and is killed at a random moment of its life;
+  3. the same run again, to its end.
+After each kill: the third run prints exactly the tokens and the logits digest of a run without a
+store, finds at least what run 1 reported as committed, and `store verify` finds nothing bad.
+
+KILL_CYCLES (50) and KILL_SECONDS (90, at least 10 cycles are run) bound the work."""
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+CYCLES = int(os.environ.get("KILL_CYCLES", "50"))
+SECONDS = float(os.environ.get("KILL_SECONDS", "90"))
+SEED = int(os.environ.get("KILL_SEED", "1"))
+STORIES = "../shared/models/stories260K"
+
+help_text = subprocess.run([HC, "--help"], capture_output=True, text=True).stdout
+if "\n  run " not in help_text:
+    print("1..0 # SKIP there is no hcache run yet")
+    sys.exit(0)
+has_store_command = "\n  store " in help_text
+
+# name, context, kinds that are saved
+models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048)]
+if os.path.exists(STORIES):
+    models.append((STORIES, 512))
+tmp = tempfile.mkdtemp(prefix="hcache-kill.")
+rng = random.Random(SEED)
+failures = []
+
+
+def command(model, prompt, max_tokens, store, save="both"):
+    path = os.path.join(tmp, "prompt.ids")
+    with open(path, "w") as f:
+        f.write(" ".join(map(str, prompt)))
+    cmd = [HC, "run", model, "--token-ids", path, "--max-tokens", str(max_tokens), "--temperature", "0",
+           "--ignore-eos", "--json"]
+    return cmd + (["--store", store, "--save", save] if store else [])
+
+
+def run(cmd):
+    p = subprocess.run(cmd, capture_output=True, text=True, timeout=120)
+    if p.returncode != 0:
+        raise RuntimeError(f"status {p.returncode}: {' '.join(cmd)}\n{p.stderr[-500:]}")
+    return json.loads(p.stdout)
+
+
+def fail(cycle, what):
+    failures.append(f"cycle {cycle}: {what}")
+    print(f"# cycle {cycle}: {what}")
+
+
+def cycle(number):
+    model, context = models[number % len(models)]
+    stores = [os.path.join(tmp, f"store{number % len(models)}{d}") for d in "ab"[:1 + number % len(models) % 2]]
+    store = ",".join(stores)
+    prompt = [rng.randrange(3, 500) for _ in range(rng.randrange(70, context // 4))]
+    first = run(command(model, prompt, 20, store))
+    committed = first["committed_tokens"]
+    longer = prompt + first["token_ids"] + [rng.randrange(3, 500) for _ in range(context // 8)]
+    max_tokens = min(200, context - len(longer))
+    save = rng.choice(["both", "hidden", "kv", "auto"])
+    started = time.time()
+    reference = run(command(model, longer, max_tokens, None))
+    alone_s = time.time() - started
+
+    victim = subprocess.Popen(command(model, longer, max_tokens, store, save), stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL)
+    time.sleep(rng.uniform(0, 1.3) * alone_s)
+    victim.send_signal(signal.SIGKILL)
+    said = victim.communicate()[0]
+    was_killed = victim.returncode == -signal.SIGKILL
+    if said and not was_killed:  # it was quicker: then it has told what it committed
+        committed = max(committed, json.loads(said)["committed_tokens"])
+
+    again = run(command(model, longer, max_tokens, store, save))
+    if again["token_ids"] != reference["token_ids"]:
+        fail(number, "other tokens than without a store")
+    if again["logits_digest"] != reference["logits_digest"]:
+        fail(number, "other logits than without a store")
+    # The last chunk of a prompt is computed again where it is its end: at least one token must be.
+    floor = min(committed, len(longer) - 1) // 64 * 64
+    if again["cached_tokens"] < floor:
+        fail(number, f"{committed} tokens were reported committed, {again['cached_tokens']} were found")
+    if has_store_command:
+        p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+        if p.returncode != 0:
+            fail(number, f"store verify: {p.stdout[-300:]} {p.stderr[-300:]}")
+    return was_killed
+
+
+begin = time.time()
+n_cycles = n_killed = 0
+try:
+    while n_cycles < CYCLES and (time.time() - begin < SECONDS or n_cycles < 10):
+        n_killed += cycle(n_cycles)
+        n_cycles += 1
+    if n_killed < n_cycles // 4:
+        fail(n_cycles, f"only {n_killed} of {n_cycles} runs were killed: the test is too slow to mean anything")
+except (RuntimeError, KeyError, ValueError, subprocess.TimeoutExpired) as e:
+    fail(n_cycles, repr(e))
+shutil.rmtree(tmp, ignore_errors=True)
+state = "not ok" if failures else "ok"
+print(f"{state} 1 - {n_cycles} cycles (seed {SEED}), {n_killed} of them killed in mid-run, {time.time() - begin:.0f} s")
+print("1..1")
+sys.exit(bool(failures))
