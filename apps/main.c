@@ -16,6 +16,7 @@ struct cmd {
 
 /* In the order in which a newcomer meets them. A row appears when its file exists. */
 static const struct cmd cmds[] = {
+    {"model", cmd_model, "what a model is; models of random weights"},
     {0},
 };
 

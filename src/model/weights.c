@@ -24,8 +24,6 @@
 #include "model/weights_names.h"
 #include "model/weights_source.h"
 
-#define SYNTH_PREFIX "synth:"
-
 /* Bytes of a block: large enough for a checksum at full speed, small enough for a core's cache. */
 #define BLOCK_BYTES ((uint64_t)1 << 20)
 /* Blocks in flight: a multiple of any sensible number of threads. */
@@ -37,11 +35,9 @@ struct loader {
     struct device *dev;
     struct stream *s;
     struct err *err;
-    struct tensor_list list;
-    struct tensor_src *src; /* [list.n] */
-    struct checkpoint *cp;  /* NULL: the generator */
-    uint8_t *raw;           /* a batch made by the generator, or copied for its alignment */
-    float *wide;            /* a batch converted to f32 */
+    struct tensor_set set;
+    uint8_t *raw; /* a batch made by the generator, or copied for its alignment */
+    float *wide;  /* a batch converted to f32 */
     size_t raw_bytes, wide_bytes;
     float *vectors; /* host copy of all vectors, in slot order */
     size_t n_vector_floats;
@@ -120,30 +116,6 @@ static struct mat *table_of(struct weights *w, enum slot s)
     return s == SLOT_EMBED ? &w->embed : &w->pos_embed;
 }
 
-/* --- choosing the type of the matrices -------------------------------------------------------- */
-
-/* The widest: f16 and bf16 each hold numbers that the other does not. */
-static enum dtype wider(enum dtype a, enum dtype b)
-{
-    return a == b ? a : DTYPE_F32;
-}
-
-static void choose_dtype(struct loader *ld)
-{
-    bool first = true, mixed = false;
-    for (size_t i = 0; i < ld->list.n; i++) {
-        if (!slot_is_matrix(ld->list.items[i].parts[0].slot))
-            continue;
-        enum dtype t = ld->src[i].dtype;
-        mixed = mixed || (!first && t != ld->w->dtype);
-        ld->w->dtype = first ? t : wider(ld->w->dtype, t);
-        first = false;
-    }
-    if (mixed)
-        log_warn("the checkpoint's matrices have several types; all are held as %s",
-                 dtype_name(ld->w->dtype));
-}
-
 /* --- memory ----------------------------------------------------------------------------------- */
 
 /* Every vector begins at a cache line. */
@@ -197,8 +169,8 @@ static int allocate_vectors(struct loader *ld)
     ld->vectors = xcalloc(ld->n_vector_floats, sizeof *ld->vectors);
     ld->w->bytes += bytes;
     size_t at = 0;
-    for (size_t i = 0; i < ld->list.n; i++) {
-        const struct tensor_spec *t = &ld->list.items[i];
+    for (size_t i = 0; i < ld->set.list.n; i++) {
+        const struct tensor_spec *t = &ld->set.list.items[i];
         for (int k = 0; k < t->n_parts; k++) {
             enum slot s = t->parts[k].slot;
             const float **v = slot_is_vector(s) ? vector_of(ld->w, t->layer, s) : NULL;
@@ -214,8 +186,12 @@ static int allocate_vectors(struct loader *ld)
 
 static int allocate(struct loader *ld)
 {
-    for (size_t i = 0; i < ld->list.n; i++) {
-        const struct tensor_spec *t = &ld->list.items[i];
+    ld->w->dtype = ld->set.dtype;
+    if (ld->set.mixed)
+        log_warn("the checkpoint's matrices have several types; all are held as %s",
+                 dtype_name(ld->w->dtype));
+    for (size_t i = 0; i < ld->set.list.n; i++) {
+        const struct tensor_spec *t = &ld->set.list.items[i];
         for (int k = 0; k < t->n_parts; k++) {
             enum slot s = t->parts[k].slot;
             int rc = 0;
@@ -224,7 +200,7 @@ static int allocate(struct loader *ld)
             else if (slot_is_matrix(s))
                 rc = allocate_matrix(ld, t, s);
             else
-                rc = allocate_table(ld, t, &ld->src[i], s);
+                rc = allocate_table(ld, t, &ld->set.src[i], s);
             if (rc != 0)
                 return rc;
         }
@@ -404,9 +380,9 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
 
 static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
 {
-    struct batch b = {.t = &ld->list.items[i],
-                      .src = &ld->src[i],
-                      .cut = cut_of(&ld->list.items[i], ld->src[i].dtype),
+    struct batch b = {.t = &ld->set.list.items[i],
+                      .src = &ld->set.src[i],
+                      .cut = cut_of(&ld->set.list.items[i], ld->set.src[i].dtype),
                       .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE};
     b.sums = xcalloc((size_t)b.cut.n_blocks, sizeof *b.sums);
     int rc = 0;
@@ -441,16 +417,16 @@ static int by_name(const void *a, const void *b)
 
 static int load_all(struct loader *ld)
 {
-    struct named_digest *all = xcalloc(ld->list.n, sizeof *all);
+    struct named_digest *all = xcalloc(ld->set.list.n, sizeof *all);
     int rc = 0;
     progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->bytes_all);
-    for (size_t i = 0; i < ld->list.n && rc == 0; i++) {
-        all[i].name = ld->list.items[i].name;
+    for (size_t i = 0; i < ld->set.list.n && rc == 0; i++) {
+        all[i].name = ld->set.list.items[i].name;
         rc = load_tensor(ld, i, &all[i].digest);
     }
-    qsort(all, ld->list.n, sizeof *all, by_name);
+    qsort(all, ld->set.list.n, sizeof *all, by_name);
     struct sha256_ctx *hash = sha256_begin();
-    for (size_t i = 0; i < ld->list.n; i++)
+    for (size_t i = 0; i < ld->set.list.n; i++)
         sha256_field(hash, "tensor", all[i].digest.b, sizeof all[i].digest.b);
     ld->w->hash = sha256_end(hash);
     free(all);
@@ -461,33 +437,18 @@ static int load_all(struct loader *ld)
     return rc != 0 ? rc : stream_sync(ld->s);
 }
 
-static int find_tensors(struct loader *ld, const char *source, enum dtype synth_dtype)
-{
-    tensor_list_make(&ld->list, ld->c);
-    ld->src = xcalloc(ld->list.n, sizeof *ld->src);
-    if (strncmp(source, SYNTH_PREFIX, strlen(SYNTH_PREFIX)) == 0) {
-        for (size_t i = 0; i < ld->list.n; i++)
-            ld->src[i] = (struct tensor_src){.dtype = synth_dtype, .file = source};
-        return 0;
-    }
-    int rc = checkpoint_open(source, &ld->cp, ld->err);
-    if (rc != 0)
-        return rc;
-    ((struct holdings *)ld->w->impl)->cp = ld->cp;
-    return checkpoint_match(ld->cp, ld->c, &ld->list, ld->src, ld->err);
-}
-
 /* Scratch for the largest batch, and for its widened form. */
 static int make_scratch(struct loader *ld)
 {
     size_t raw = 0, wide = 0;
-    for (size_t i = 0; i < ld->list.n; i++) {
-        const struct tensor_spec *t = &ld->list.items[i];
-        struct cut c = cut_of(t, ld->src[i].dtype);
+    for (size_t i = 0; i < ld->set.list.n; i++) {
+        const struct tensor_spec *t = &ld->set.list.items[i];
+        struct cut c = cut_of(t, ld->set.src[i].dtype);
         int64_t rows = c.block_rows * BATCH_BLOCKS < t->rows ? c.block_rows * BATCH_BLOCKS
                                                              : t->rows;
         size_t bytes = (size_t)rows * c.row_bytes;
-        bool convert = slot_is_matrix(t->parts[0].slot) && ld->src[i].dtype != ld->w->dtype;
+        bool convert = slot_is_matrix(t->parts[0].slot) &&
+                       ld->set.src[i].dtype != ld->w->dtype;
         raw = bytes > raw ? bytes : raw;
         if (convert && (size_t)rows * (size_t)t->cols > wide)
             wide = (size_t)rows * (size_t)t->cols;
@@ -504,14 +465,16 @@ static int make_scratch(struct loader *ld)
     return 0;
 }
 
-/* Only what is used in place stays mapped. */
+/* Only what is used in place stays mapped; the weights own it from here on. */
 static void release_files(struct loader *ld)
 {
     struct holdings *h = ld->w->impl;
     const void *used[2] = {h->tables[0].ptr == NULL ? ld->w->embed.data : NULL,
                            h->tables[1].ptr == NULL ? ld->w->pos_embed.data : NULL};
-    if (h->cp != NULL)
-        checkpoint_keep_only(h->cp, used, 2);
+    if (ld->set.cp != NULL)
+        checkpoint_keep_only(ld->set.cp, used, 2);
+    h->cp = ld->set.cp;
+    ld->set.cp = NULL;
 }
 
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
@@ -525,11 +488,9 @@ int weights_load(struct weights *out, const char *source, const struct model_con
         .w = out, .c = cfg, .dev = dev, .s = s, .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;
-    int rc = find_tensors(&ld, source, synth_dtype);
-    if (rc == 0) {
-        choose_dtype(&ld);
+    int rc = tensor_set_open(&ld.set, source, cfg, synth_dtype, ld.err);
+    if (rc == 0)
         rc = allocate(&ld);
-    }
     if (rc == 0)
         rc = make_scratch(&ld);
     if (rc == 0)
@@ -539,8 +500,7 @@ int weights_load(struct weights *out, const char *source, const struct model_con
     mem_unmap(ld.raw, ld.raw_bytes);
     mem_unmap(ld.wide, ld.wide_bytes);
     free(ld.vectors);
-    free(ld.src);
-    tensor_list_free(&ld.list);
+    tensor_set_close(&ld.set);
     if (rc != 0)
         weights_unload(out, dev);
     return rc;

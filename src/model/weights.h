@@ -52,8 +52,29 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                  struct err *err);
 void weights_unload(struct weights *w, struct device *dev);
 
+/* What a source holds, without loading it: the same checks, the same errors. */
+struct tensor_info {
+    const char *name;
+    const char *file; /* or the source's name, for synthetic weights */
+    enum dtype dtype;
+    int n_dims; /* 1: [rows], 2: [rows][cols] */
+    int64_t rows, cols;
+};
+struct weights_info {
+    size_t n_tensors;
+    struct tensor_info *tensors; /* in the order of the forward pass; valid until deinit */
+    uint64_t bytes;              /* in the checkpoint */
+    enum dtype dtype;            /* that the matrices would be held in */
+    void *impl;
+};
+int weights_describe(struct weights_info *out, const char *source,
+                     const struct model_config *cfg, enum dtype synth_dtype,
+                     struct err *err);
+void weights_info_deinit(struct weights_info *info);
+
 /* Writes DIR/config.json and DIR/model.safetensors with the generator's weights for `cfg`; the
- * tensors equal those of synth:SHAPE bit for bit. */
+ * tensors equal those of synth:SHAPE bit for bit.  More than 4 GB become several files.  When it
+ * returns 0 the model survives a crash; after an error DIR holds no config.json of ours. */
 int weights_synth_write(const char *dir, const struct model_config *cfg, enum dtype dtype,
                         struct err *err);
 

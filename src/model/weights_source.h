@@ -42,6 +42,21 @@ void checkpoint_drop(const void *p, size_t n);
 /* Unmaps every file but those that hold one of the n addresses. */
 void checkpoint_keep_only(struct checkpoint *cp, const void *const *used, size_t n);
 
+/* All tensors of a model, whatever their source, and the type that its matrices are held in: theirs
+ * where they agree, else f32 (f16 and bf16 each hold numbers that the other does not). */
+struct tensor_set {
+    struct tensor_list list;
+    struct tensor_src *src; /* [list.n] */
+    struct checkpoint *cp;  /* NULL: the generator */
+    enum dtype dtype;
+    bool mixed; /* the matrices do not agree */
+};
+
+/* `source`: a folder, or "synth:SHAPE" with all tensors in synth_dtype.  close also after an error. */
+int tensor_set_open(struct tensor_set *set, const char *source,
+                    const struct model_config *c, enum dtype synth_dtype, struct err *err);
+void tensor_set_close(struct tensor_set *set);
+
 /* Rows [row, row + n_rows) of the tensor that the generator gives the name of t, in type `dtype`.
  * A pure function of name, shape, type and row: any thread, any order, any machine. */
 void synth_fill(const struct tensor_spec *t, enum dtype dtype, bool norm_plus_one,

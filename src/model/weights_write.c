@@ -18,6 +18,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/progress.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "model/weights_names.h"
@@ -45,6 +46,8 @@ struct writer {
     struct out_file *files;
     struct pool *pool;
     uint8_t *batch;
+    struct progress progress;
+    uint64_t bytes_done, bytes_all;
 };
 
 static uint64_t tensor_bytes(const struct tensor_spec *t, enum dtype dtype)
@@ -96,6 +99,8 @@ static int write_tensor(struct writer *w, int fd, const struct tensor_spec *t)
         int rc = write_all(fd, w->batch, (size_t)j.n_rows * row_bytes);
         if (rc != 0)
             return rc;
+        w->bytes_done += (uint64_t)j.n_rows * row_bytes;
+        progress_at(&w->progress, w->bytes_done);
     }
     return 0;
 }
@@ -214,7 +219,6 @@ static char *index_text(const struct writer *w)
 static int make_room(struct writer *w)
 {
     struct statvfs st;
-    uint64_t need = SPARE_BYTES;
     if (mkdir(w->dir, 0777) != 0 && errno != EEXIST)
         return err_set(w->err, -errno, "%s: cannot make the folder: %s", w->dir,
                        strerror(errno));
@@ -226,8 +230,7 @@ static int make_room(struct writer *w)
                        w->dir);
     if (statvfs(w->dir, &st) != 0)
         return err_set(w->err, -errno, "%s: %s", w->dir, strerror(errno));
-    for (size_t i = 0; i < w->list.n; i++)
-        need += tensor_bytes(&w->list.items[i], w->dtype);
+    uint64_t need = w->bytes_all + SPARE_BYTES;
     uint64_t have = (uint64_t)st.f_bavail * st.f_frsize;
     if (have < need)
         return err_set(w->err, -ENOSPC,
@@ -299,11 +302,15 @@ int weights_synth_write(const char *dir, const struct model_config *cfg, enum dt
         .dir = dir, .c = cfg, .dtype = dtype, .err = err != NULL ? err : &local};
     tensor_list_make(&w.list, cfg);
     plan_files(&w);
+    for (size_t i = 0; i < w.list.n; i++)
+        w.bytes_all += tensor_bytes(&w.list.items[i], dtype);
     w.pool = pool_create(compute_threads());
     w.batch = xmalloc(BATCH_BYTES);
     int rc = make_room(&w);
+    progress_begin(&w.progress, "writing weights", PROGRESS_BYTES, w.bytes_all);
     for (size_t i = 0; i < w.n_files && rc == 0; i++)
         rc = write_shard(&w, &w.files[i]);
+    progress_end(&w.progress);
     if (rc == 0)
         rc = publish(&w);
     writer_deinit(&w, rc != 0);

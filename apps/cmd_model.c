@@ -1,0 +1,296 @@
+/* cmd_model.c - hcache model: what a model is, and models of random weights. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "apps/cmds.h"
+#include "base/clock.h"
+#include "base/opt.h"
+#include "format/json.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+static int report(const char *cmd, const struct err *e)
+{
+    fprintf(stderr, "hcache %s: %s\n", cmd, e->msg);
+    return e->code == ERR_USAGE || e->code == ERR_NOT_FOUND ? 2 : 1;
+}
+
+/* --- model info ------------------------------------------------------------------------------- */
+
+struct info_args {
+    const char *source;
+    const char *dtype;
+    bool tensors;
+    bool json;
+};
+
+static const char *const dtype_choices[] = {"f32", "bf16", "f16", NULL};
+
+static const struct opt info_positionals[] = {
+    {"MODEL_DIR", OPT(struct info_args, source), .required = true,
+     .help = "a Hugging Face folder, or synth:SHAPE"},
+    {0},
+};
+static const struct opt info_options[] = {
+    {"dtype", OPT(struct info_args, dtype), .choices = dtype_choices,
+     .help = "state dtype for the bytes per token; default: the checkpoint's"},
+    {"tensors", OPT(struct info_args, tensors), .help = "list every tensor"},
+    {"json", OPT(struct info_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd info_cmd = {
+    .name = "model info",
+    .summary =
+        "Says what a model is: its sizes, its tensors, and what a token of its state "
+        "takes. Checks the files' structure; does not load the weights.",
+    .positionals = info_positionals,
+    .options = info_options,
+    .values_bytes = sizeof(struct info_args),
+};
+
+struct info {
+    const char *source;
+    struct model_config c;
+    struct weights_info w;
+    enum dtype state;
+    int64_t hidden_bytes, kv_bytes; /* per token and layer */
+};
+
+static enum dtype dtype_of(enum weight_type t)
+{
+    if (t == WEIGHT_F16)
+        return DTYPE_F16;
+    return t == WEIGHT_BF16 ? DTYPE_BF16 : DTYPE_F32;
+}
+
+static int info_read(struct info *out, const struct info_args *a, struct err *e)
+{
+    const char *shape = strncmp(a->source, "synth:", 6) == 0 ? a->source + 6 : NULL;
+    *out = (struct info){.source = a->source};
+    int rc = shape != NULL ? config_shape(&out->c, shape, e)
+                           : config_load(&out->c, a->source, e);
+    if (rc == 0)
+        rc = weights_describe(&out->w, a->source, &out->c, dtype_of(out->c.weight_type), e);
+    if (rc != 0)
+        return rc;
+    out->state = out->c.weight_type == WEIGHT_UNSPECIFIED ? out->w.dtype
+                                                          : dtype_of(out->c.weight_type);
+    if (a->dtype != NULL)
+        dtype_parse(a->dtype, &out->state);
+    int64_t s = (int64_t)dtype_bytes(out->state);
+    out->hidden_bytes = out->c.n_embd * s;
+    out->kv_bytes = (int64_t)2 * out->c.n_kv_heads * out->c.d_head * s;
+    return 0;
+}
+
+static const char *block_name(enum block_kind b)
+{
+    if (b == BLOCK_SEQUENTIAL)
+        return "sequential";
+    return b == BLOCK_PARALLEL ? "parallel" : "parallel, two norms";
+}
+
+static void print_tensors(const struct info *i)
+{
+    for (size_t k = 0; k < i->w.n_tensors; k++) {
+        const struct tensor_info *t = &i->w.tensors[k];
+        char shape[64];
+        if (t->n_dims == 1)
+            snprintf(shape, sizeof shape, "[%" PRId64 "]", t->rows);
+        else
+            snprintf(shape, sizeof shape, "[%" PRId64 ", %" PRId64 "]", t->rows, t->cols);
+        printf("  %-58s %-5s %s\n", t->name, dtype_name(t->dtype), shape);
+    }
+}
+
+static void print_info(const struct info *i, bool tensors)
+{
+    const struct model_config *c = &i->c;
+    printf("model       %s\n", i->source);
+    printf("family      %s\n", family_name(c->family));
+    printf("parameters  %" PRId64 "\n", config_params(c));
+    printf("weights     %.1f MB, %s, %zu tensors\n", (double)i->w.bytes / 1e6,
+           dtype_name(i->w.dtype), i->w.n_tensors);
+    printf("layers      %d, %s\n", c->n_layers, block_name(c->block));
+    printf("width       %d, FFN %d\n", c->n_embd, c->n_ffn);
+    printf("heads       %d query, %d key/value, of %d\n", c->n_heads, c->n_kv_heads,
+           c->d_head);
+    printf("vocabulary  %d, embeddings %s\n", c->vocab_size,
+           c->tie_word_embeddings ? "tied" : "not tied");
+    printf("context     %d", c->max_ctx);
+    if (c->sliding_window > 0)
+        printf(", window %d from layer %d on", c->sliding_window, c->window_layer);
+    printf("\nstate       %s, bytes of a token:\n", dtype_name(i->state));
+    printf("  H         %" PRId64 " a layer, %" PRId64 " in all\n", i->hidden_bytes,
+           i->hidden_bytes * c->n_layers);
+    printf("  KV        %" PRId64 " a layer, %" PRId64 " in all\n", i->kv_bytes,
+           i->kv_bytes * c->n_layers);
+    printf("  H/KV      %.4g\n", (double)i->hidden_bytes / (double)i->kv_bytes);
+    if (tensors)
+        print_tensors(i);
+}
+
+static struct json *tensors_json(const struct info *i)
+{
+    struct json *all = json_new_array();
+    for (size_t k = 0; k < i->w.n_tensors; k++) {
+        const struct tensor_info *t = &i->w.tensors[k];
+        struct json *o = json_new_object(), *shape = json_new_array();
+        json_put_string(o, "name", t->name);
+        json_put_string(o, "dtype", dtype_name(t->dtype));
+        json_push_int(shape, t->rows);
+        if (t->n_dims == 2)
+            json_push_int(shape, t->cols);
+        json_put(o, "shape", shape);
+        json_push(all, o);
+    }
+    return all;
+}
+
+static void print_info_json(const struct info *i)
+{
+    const struct model_config *c = &i->c;
+    struct json *o = json_new_object();
+    json_put_string(o, "model", i->source);
+    json_put_string(o, "family", family_name(c->family));
+    json_put_int(o, "parameters", config_params(c));
+    json_put_int(o, "weight_bytes", (int64_t)i->w.bytes);
+    json_put_string(o, "weight_dtype", dtype_name(i->w.dtype));
+    json_put_int(o, "n_layers", c->n_layers);
+    json_put_int(o, "n_embd", c->n_embd);
+    json_put_int(o, "n_ffn", c->n_ffn);
+    json_put_int(o, "n_heads", c->n_heads);
+    json_put_int(o, "n_kv_heads", c->n_kv_heads);
+    json_put_int(o, "d_head", c->d_head);
+    json_put_int(o, "vocab_size", c->vocab_size);
+    json_put_bool(o, "tie_word_embeddings", c->tie_word_embeddings);
+    json_put_int(o, "max_ctx", c->max_ctx);
+    json_put_int(o, "sliding_window", c->sliding_window);
+    json_put_string(o, "dtype", dtype_name(i->state));
+    json_put_int(o, "hidden_bytes_per_token_layer", i->hidden_bytes);
+    json_put_int(o, "kv_bytes_per_token_layer", i->kv_bytes);
+    json_put_int(o, "hidden_bytes_per_token", i->hidden_bytes * c->n_layers);
+    json_put_int(o, "kv_bytes_per_token", i->kv_bytes * c->n_layers);
+    json_put_real(o, "hidden_kv_ratio", (double)i->hidden_bytes / (double)i->kv_bytes);
+    json_put(o, "tensors", tensors_json(i));
+    char *text = json_text(o, 0);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+static int model_info(int argc, char **argv)
+{
+    struct info_args a;
+    struct opt_parsed *parsed;
+    struct err e = {0};
+    struct info i;
+    int code;
+    if (!opt_begin(&info_cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    code = info_read(&i, &a, &e);
+    if (code != 0)
+        code = report(info_cmd.name, &e);
+    else if (a.json)
+        print_info_json(&i);
+    else
+        print_info(&i, a.tensors);
+    weights_info_deinit(&i.w);
+    opt_end(parsed);
+    return code;
+}
+
+/* --- model synth ------------------------------------------------------------------------------ */
+
+struct synth_args {
+    const char *shape;
+    int layers;
+    const char *dtype;
+    const char *out;
+};
+
+static const struct opt synth_options[] = {
+    {"shape", OPT(struct synth_args, shape), .arg = "NAME", .required = true,
+     .help = "sizes by name, such as bench-220m or llama-2-7b"},
+    {"layers", OPT(struct synth_args, layers), .arg = "N", .min = 0, .max = 1000,
+     .help = "so many layers; 0: the shape's own"},
+    {"dtype", OPT(struct synth_args, dtype), .choices = dtype_choices,
+     .help = "element type of the tensors; default: the shape's own"},
+    {"out", OPT(struct synth_args, out), .arg = "DIR", .required = true,
+     .help = "the folder to write; it must not hold a model yet"},
+    {0},
+};
+static const struct opt_cmd synth_cmd = {
+    .name = "model synth",
+    .summary =
+        "Writes a model of random weights, the same ones as synth:SHAPE, so that real "
+        "sizes\ncan be run without a download.",
+    .options = synth_options,
+    .examples = "  hcache model synth --shape bench-220m --out /tmp/bench-220m\n",
+    .values_bytes = sizeof(struct synth_args),
+};
+
+static int synth(const struct synth_args *a, struct err *e)
+{
+    struct model_config c;
+    int rc = config_shape(&c, a->shape, e);
+    if (rc != 0)
+        return rc;
+    enum dtype t = dtype_of(c.weight_type);
+    if (a->dtype != NULL)
+        dtype_parse(a->dtype, &t);
+    if (a->layers > 0)
+        c.n_layers = a->layers;
+    int64_t start = clock_now_ns();
+    rc = weights_synth_write(a->out, &c, t, e);
+    if (rc == 0)
+        printf("%s: %s, %d layers, %" PRId64 " parameters in %s, %.1f MB in %.1f s\n",
+               a->out, family_name(c.family), c.n_layers, config_params(&c), dtype_name(t),
+               (double)config_params(&c) * (double)dtype_bytes(t) / 1e6,
+               (double)(clock_now_ns() - start) / 1e9);
+    return rc;
+}
+
+static int model_synth(int argc, char **argv)
+{
+    struct synth_args a;
+    struct opt_parsed *parsed;
+    struct err e = {0};
+    int code;
+    if (!opt_begin(&synth_cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    code = synth(&a, &e);
+    if (code != 0)
+        code = report(synth_cmd.name, &e);
+    opt_end(parsed);
+    return code;
+}
+
+/* --- model ------------------------------------------------------------------------------------ */
+
+static void print_usage(FILE *out)
+{
+    fprintf(out, "usage: hcache model info MODEL_DIR [OPTION]...\n"
+                 "       hcache model synth --shape NAME --out DIR [OPTION]...\n\n"
+                 "  info    what a model is, and what a token of its state takes\n"
+                 "  synth   writes a model of random weights\n\nshapes:");
+    for (int i = 0; config_shape_name(i) != NULL; i++)
+        fprintf(out, " %s", config_shape_name(i));
+    fprintf(out, "\n\nhcache model info --help and hcache model synth --help say more.\n");
+}
+
+int cmd_model(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    if (strcmp(what, "info") == 0)
+        return model_info(argc - 1, argv + 1);
+    if (strcmp(what, "synth") == 0)
+        return model_synth(argc - 1, argv + 1);
+    bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
+    if (!help && *what != '\0')
+        fprintf(stderr, "hcache model: \"%s\" is neither info nor synth\n", what);
+    print_usage(help ? stdout : stderr);
+    return help ? 0 : 2;
+}

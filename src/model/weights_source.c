@@ -1,0 +1,87 @@
+/* weights_source.c - all tensors of a model from either source, and their description. */
+#include "model/weights_source.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/weights.h"
+
+#define SYNTH_PREFIX "synth:"
+
+static void choose_dtype(struct tensor_set *set)
+{
+    bool first = true;
+    for (size_t i = 0; i < set->list.n; i++) {
+        if (!slot_is_matrix(set->list.items[i].parts[0].slot))
+            continue;
+        if (first)
+            set->dtype = set->src[i].dtype;
+        set->mixed = set->mixed || set->src[i].dtype != set->dtype;
+        first = false;
+    }
+    if (set->mixed)
+        set->dtype = DTYPE_F32;
+}
+
+int tensor_set_open(struct tensor_set *set, const char *source,
+                    const struct model_config *c, enum dtype synth_dtype, struct err *err)
+{
+    *set = (struct tensor_set){0};
+    tensor_list_make(&set->list, c);
+    set->src = xcalloc(set->list.n, sizeof *set->src);
+    int rc = 0;
+    if (strncmp(source, SYNTH_PREFIX, strlen(SYNTH_PREFIX)) == 0) {
+        for (size_t i = 0; i < set->list.n; i++)
+            set->src[i] = (struct tensor_src){.dtype = synth_dtype, .file = source};
+    } else {
+        rc = checkpoint_open(source, &set->cp, err);
+        if (rc == 0)
+            rc = checkpoint_match(set->cp, c, &set->list, set->src, err);
+    }
+    if (rc == 0)
+        choose_dtype(set);
+    return rc;
+}
+
+void tensor_set_close(struct tensor_set *set)
+{
+    checkpoint_close(set->cp);
+    free(set->src);
+    tensor_list_free(&set->list);
+    *set = (struct tensor_set){0};
+}
+
+/* --- describing --------------------------------------------------------------------------- */
+
+int weights_describe(struct weights_info *out, const char *source,
+                     const struct model_config *cfg, enum dtype synth_dtype,
+                     struct err *err)
+{
+    struct tensor_set *set = xmalloc(sizeof *set);
+    *out = (struct weights_info){.impl = set};
+    int rc = tensor_set_open(set, source, cfg, synth_dtype, err);
+    if (rc != 0) {
+        weights_info_deinit(out);
+        return rc;
+    }
+    out->dtype = set->dtype;
+    out->n_tensors = set->list.n;
+    out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
+    for (size_t i = 0; i < set->list.n; i++) {
+        const struct tensor_spec *t = &set->list.items[i];
+        out->tensors[i] = (struct tensor_info){
+            t->name, set->src[i].file, set->src[i].dtype, t->n_dims, t->rows, t->cols};
+        out->bytes += (uint64_t)(t->rows * t->cols) * dtype_bytes(set->src[i].dtype);
+    }
+    return 0;
+}
+
+void weights_info_deinit(struct weights_info *info)
+{
+    if (info->impl != NULL)
+        tensor_set_close(info->impl);
+    free(info->impl);
+    free(info->tensors);
+    *info = (struct weights_info){0};
+}
