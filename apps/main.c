@@ -5,8 +5,7 @@
 #include "apps/cmds.h"
 #include "base/opt.h"
 #include "build_id.h"
-
-#define VERSION "0.1.0"
+#include "hcache.h"
 
 struct cmd {
     const char *name;
@@ -78,7 +77,7 @@ int main(int argc, char **argv)
         print_help(stdout);
         code = 0;
     } else if (strcmp(first, "--version") == 0) {
-        printf("hcache %s (%s)\n", VERSION, BUILD_ID);
+        printf("hcache %s (%s)\n", HCACHE_VERSION, BUILD_ID);
         code = 0;
     } else if (strcmp(first, "help") == 0) {
         code = help_command(argc - 1, argv + 1);
