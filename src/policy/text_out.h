@@ -1,0 +1,36 @@
+/* text_out.h - appending to a caller's buffer with snprintf's contract. */
+#ifndef POLICY_TEXT_OUT_H
+#define POLICY_TEXT_OUT_H
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+struct text_out {
+    char *out;
+    size_t cap;
+    int length; /* of the whole text, whether or not it fitted */
+};
+
+static inline struct text_out text_begin(char *out, size_t cap)
+{
+    if (cap > 0)
+        out[0] = 0;
+    return (struct text_out){out, cap, 0};
+}
+
+static inline void text_add(struct text_out *t, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static inline void text_add(struct text_out *t, const char *fmt, ...)
+{
+    size_t at = (size_t)t->length;
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(at < t->cap ? t->out + at : NULL, at < t->cap ? t->cap - at : 0, fmt,
+                      ap);
+    va_end(ap);
+    t->length += n > 0 ? n : 0;
+}
+
+#endif

@@ -1,0 +1,126 @@
+/* timeline.c - the two lanes as text; see timeline.h. */
+#include "policy/timeline.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <string.h>
+
+#include "policy/text_out.h"
+
+enum { MIN_WIDTH = 40, MAX_WIDTH = 400, LABEL = 9, SHARE = 13 };
+
+static bool in_lane(const struct pipe_item *x, bool compute)
+{
+    return (x->lane != PIPE_IO) == compute;
+}
+
+static double unit_of(double s, const char **name)
+{
+    if (s >= 1) {
+        *name = "s";
+        return 1;
+    }
+    *name = s >= 1e-3 ? "ms" : "us";
+    return s >= 1e-3 ? 1e3 : 1e6;
+}
+
+/* "0      5.4      10.8 ms" over n columns: tick i begins at column i * n / 4. */
+static void draw_axis(struct text_out *t, const struct pipeline *p, int n)
+{
+    const char *unit;
+    double scale = unit_of(p->makespan_s, &unit);
+    text_add(t, "%*s", LABEL, "");
+    int at = 0;
+    for (int tick = 0; tick <= 4; tick++) {
+        char label[32];
+        int len = snprintf(label, sizeof label, tick ? "%.3g" : "0",
+                           p->makespan_s * scale * tick / 4);
+        int want = tick * n / 4 - (tick == 4 ? len : 0);
+        int pad = want > at ? want - at : tick > 0;
+        text_add(t, "%*s%s", pad, "", label);
+        at += pad + len;
+    }
+    text_add(t, " %s\n", unit);
+}
+
+/* A column shows the item with the largest share of its time, or that it was mostly idle. */
+struct column {
+    double busy_s, largest_s;
+    char letter;
+};
+
+static void fill_lane(const struct pipeline *p, bool compute, struct column *col, int n)
+{
+    double step = p->makespan_s / n;
+    int items = 0;
+    for (int i = 0; i < p->n_items; i++)
+        items += in_lane(&p->item[i], compute);
+    bool alternate = items * 2 <= n;
+    int seen = 0;
+    for (int i = 0; i < p->n_items; i++) {
+        const struct pipe_item *x = &p->item[i];
+        if (!in_lane(x, compute))
+            continue;
+        char letter = x->method;
+        if (alternate && seen++ % 2)
+            letter = (char)tolower(letter);
+        int first = (int)(x->start_s / step), last = (int)(x->end_s / step);
+        for (int c = first < n ? first : n - 1; c <= last && c < n; c++) {
+            double part = fmin(x->end_s, (c + 1) * step) - fmax(x->start_s, c * step);
+            if (part <= 0)
+                continue;
+            col[c].busy_s += part;
+            if (part > col[c].largest_s) {
+                col[c].largest_s = part;
+                col[c].letter = letter;
+            }
+        }
+    }
+}
+
+static void draw_lane(struct text_out *t, const struct pipeline *p, bool compute, int n)
+{
+    struct column col[MAX_WIDTH] = {{0}};
+    double step = p->makespan_s / n, busy = compute ? p->comp_busy_s : p->io_busy_s;
+    fill_lane(p, compute, col, n);
+    text_add(t, "%-*s", LABEL, compute ? "compute" : "I/O");
+    for (int c = 0; c < n; c++)
+        text_add(t, "%c", col[c].busy_s >= step / 2 ? col[c].letter : '.');
+    text_add(t, " %4.0f %% busy\n", 100 * busy / p->makespan_s);
+}
+
+static void draw_legend(struct text_out *t, const struct pipeline *p)
+{
+    static const struct {
+        char method;
+        const char *text;
+    } words[] = {{'R', "R recompute"},
+                 {'H', "H hidden states"},
+                 {'K', "K keys/values"},
+                 {'P', "P prefill"},
+                 {'L', "L head of the model"}};
+    text_add(t, "%*s", LABEL, "");
+    for (size_t w = 0; w < sizeof words / sizeof *words; w++)
+        for (int i = 0; i < p->n_items; i++)
+            if (p->item[i].method == words[w].method) {
+                text_add(t, "%s  ", words[w].text);
+                break;
+            }
+    text_add(t, ". idle\n");
+}
+
+int timeline_text(const struct pipeline *p, int width, char *out, size_t cap)
+{
+    struct text_out t = text_begin(out, cap);
+    int w = width < MIN_WIDTH ? MIN_WIDTH : width > MAX_WIDTH ? MAX_WIDTH : width;
+    int n = w - LABEL - SHARE;
+    if (!(p->makespan_s > 0)) {
+        text_add(&t, "nothing to restore\n");
+        return t.length;
+    }
+    draw_axis(&t, p, n);
+    draw_lane(&t, p, false, n);
+    draw_lane(&t, p, true, n);
+    draw_legend(&t, p);
+    return t.length;
+}

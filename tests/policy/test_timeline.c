@@ -1,0 +1,128 @@
+/* test_timeline.c - the pictures, against what they should be. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "policy/timeline.h"
+
+static struct pipeline lanes;
+
+static void simulate(const char *mode, double io_s, int n_layers)
+{
+    static struct plan_layer layer[PLAN_MAX_LAYERS];
+    static double prefill_s[PLAN_MAX_LAYERS];
+    for (int i = 0; i < n_layers; i++) {
+        layer[i] = (struct plan_layer){.io_h_s = io_s,
+                                       .io_kv_s = 2 * io_s,
+                                       .comp_h_s = 1e-3,
+                                       .comp_kv_s = 0.25e-3,
+                                       .comp_tok_s = 4e-3,
+                                       .comp_tok_last_s = 1e-3,
+                                       .has_h = true,
+                                       .has_kv = true,
+                                       .can_recompute = true};
+        prefill_s[i] = 0.5e-3;
+    }
+    struct plan_request q = {
+        .n_layers = n_layers, .layer = layer, .prefill_s = prefill_s, .head_s = 1e-3};
+    struct plan plan;
+    struct err e;
+    if (plan_mode_parse(mode, &q, &e) != 0 || plan_make(&q, &plan, &e) != 0)
+        fail_msg("%s", e.msg);
+    pipeline_simulate(&q, &plan, &lanes);
+}
+
+static void expect_text(int width, const char *want)
+{
+    char got[4096];
+    int n = timeline_text(&lanes, width, got, sizeof got);
+    assert_int_equal(n, strlen(got));
+    assert_string_equal(got, want);
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    simulate("r2,h2,k1", 2e-3, 5);
+    expect_text(72,
+                "         0           2.94         5.88        8.81     11.8 ms\n"
+                "I/O      HHHHHHHHHhhhhhhhhKKKKKKKKKKKKKKKKK................   68 % busy\n"
+                "compute  RRRRRRRRRRRRRRRRRhhhhHHHHHrrrr....KppPPppPPPppLLLL   91 % busy\n"
+                "         R recompute  H hidden states  K keys/values  P prefill  L head "
+                "of the model  . idle\n");
+}
+
+static void test_many_layers(void **state)
+{
+    (void)state;
+    simulate("r4,h24,k4", 1e-3, 32);
+    expect_text(64, "         0         13.8       27.5      41.3     55 ms\n"
+                    "I/O      HHHHHHHHHHHHHHHHHHKKKKKK..................   58 % busy\n"
+                    "compute  RRRHHHHHHHHHHHHHHHHHHHRRRRRRRPPPPPPPPPPPPL  100 % busy\n"
+                    "         R recompute  H hidden states  K keys/values  P prefill  L "
+                    "head of the model  . idle\n");
+}
+
+static void test_width_is_bounded(void **state)
+{
+    (void)state;
+    simulate("hidden", 1e-3, 4);
+    char narrow[4096], forty[4096], wide[8192];
+    timeline_text(&lanes, -5, narrow, sizeof narrow);
+    timeline_text(&lanes, 40, forty, sizeof forty);
+    assert_string_equal(narrow, forty);
+    int n = timeline_text(&lanes, 100000, wide, sizeof wide);
+    assert_true(n < 4 * 401);
+    assert_int_equal(timeline_text(&lanes, 100000, NULL, 0), n); /* asks for the length */
+    timeline_text(&lanes, 100000, wide, 10);
+    assert_int_equal(strlen(wide), 9);
+}
+
+static int count(const char *text, const char *what)
+{
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, what)) != NULL; at += strlen(what))
+        n++;
+    return n;
+}
+
+static void test_svg(void **state)
+{
+    (void)state;
+    simulate("r2,h2,k1", 2e-3, 5);
+    int n = timeline_svg(&lanes, "a <b> & c", NULL, 0);
+    char *svg = malloc((size_t)n + 1);
+    assert_int_equal(timeline_svg(&lanes, "a <b> & c", svg, (size_t)n + 1), n);
+    assert_int_equal(strlen(svg), n);
+    assert_non_null(strstr(svg, "a &lt;b&gt; &amp; c"));
+    /* 3 reads, 5 restorations, 5 prefills, the head */
+    assert_int_equal(count(svg, "<title>"), 14);
+    assert_int_equal(count(svg, "</title></rect>"), 14);
+    assert_int_equal(count(svg, "<text"), count(svg, "</text>"));
+    assert_non_null(strstr(svg, "layer 4: keys/values, 4 to 8 ms"));
+    assert_string_equal(svg + n - 7, "</svg>\n");
+    free(svg);
+}
+
+static void test_nothing(void **state)
+{
+    (void)state;
+    memset(&lanes, 0, sizeof lanes);
+    expect_text(80, "nothing to restore\n");
+    assert_true(timeline_svg(&lanes, "", NULL, 0) > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden),           cmocka_unit_test(test_many_layers),
+        cmocka_unit_test(test_width_is_bounded), cmocka_unit_test(test_svg),
+        cmocka_unit_test(test_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
