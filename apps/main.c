@@ -15,6 +15,7 @@ struct cmd {
 
 /* In the order in which a newcomer meets them. A row appears when its file exists. */
 static const struct cmd cmds[] = {
+    {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
     {"model", cmd_model, "what a model is; models of random weights"},
     {0},
 };

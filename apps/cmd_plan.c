@@ -1,0 +1,392 @@
+/* cmd_plan.c - hcache plan: how a context would be restored on a platform, and why.
+ *
+ * Prints a row per method, then the chosen one with its letters, its reason and its two lanes.
+ * Computes only; nothing is read but the model's config.json and a platform file. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "apps/cmds.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/opt.h"
+#include "format/json.h"
+#include "model/config.h"
+#include "policy/pipeline.h"
+#include "policy/plan.h"
+#include "policy/timeline.h"
+
+struct plan_args {
+    const char *model_dir, *shape, *platform, *method, *svg;
+    int64_t history, n_new;
+    uint64_t throttle, budget;
+    int dtype, tier, width;
+    bool fused, json;
+};
+
+static const char *const dtypes[] = {"checkpoint", "f32", "bf16", "f16", NULL};
+
+static const struct opt plan_positionals[] = {
+    {"MODEL_DIR", OPT(struct plan_args, model_dir),
+     .help = "a Hugging Face folder (only config.json is read), or synth:SHAPE"},
+    {0},
+};
+
+static const struct opt plan_options[] = {
+    {"shape", OPT(struct plan_args, shape), .arg = "NAME",
+     .help = "a named shape instead of a folder: llama-2-7b, opt-30b, bench-220m, ..."},
+    {"platform", OPT(struct plan_args, platform), .arg = "FILE|NAME", .def = "a100-4ssd",
+     .help =
+         "what `hcache profile` wrote, or a machine of the HCache paper: a100, a30, 4090, "
+         "l20, h800 or a100x4, with -dram or -1ssd to -4ssd"},
+    {"history", OPT(struct plan_args, history), .arg = "N", .def = "4096", .min = 1,
+     .max = 100000000, .help = "tokens to restore"},
+    {"new", OPT(struct plan_args, n_new), .arg = "N", .def = "0", .min = 0,
+     .max = 100000000, .help = "new tokens to prefill behind them"},
+    {"method", OPT(struct plan_args, method), .arg = "METHOD", .def = "auto",
+     .help = "what to draw: auto, hidden, kv, recompute, kv+recompute, paper, tokenwise, "
+             "tokenwise-rounded, rN,hN,kN, or a letter per layer (RRHHKK)"},
+    {"fused", OPT(struct plan_args, fused),
+     .help = "prefill layer i of the new tokens as soon as layers 0 to i are restored"},
+    {"dtype", OPT(struct plan_args, dtype), .def = "checkpoint", .choices = dtypes,
+     .help = "state dtype (built-in platforms)"},
+    {"tier", OPT(struct plan_args, tier), .arg = "I", .def = "0", .min = 0, .max = 7,
+     .help = "which of the platform's tiers the records lie in"},
+    {"throttle", OPT(struct plan_args, throttle), .arg = "BYTES_PER_S",
+     .help = "reads no faster than this"},
+    {"budget", OPT(struct plan_args, budget), .arg = "BYTES",
+     .help = "auto: store at most this many bytes per token"},
+    {"width", OPT(struct plan_args, width), .arg = "COLUMNS", .min = 0, .max = 400,
+     .help = "of the timeline; 0: the terminal's"},
+    {"svg", OPT(struct plan_args, svg), .arg = "FILE", .help = "write the timeline as SVG"},
+    {"json", OPT(struct plan_args, json), .help = "print one JSON object"},
+    {0},
+};
+
+static const struct opt_cmd plan_cmd = {
+    .name = "plan",
+    .summary =
+        "Shows how a stored context would be restored: which layers by recomputation (R), "
+        "from hidden states (H) or from KV (K), and the pipeline's two lanes.",
+    .positionals = plan_positionals,
+    .options = plan_options,
+    .examples =
+        "  hcache plan --shape llama-2-13b --platform a100-1ssd --history 1024\n"
+        "  hcache plan MODEL_DIR --platform my.platform --history 16384 --svg plan.svg\n",
+    .values_bytes = sizeof(struct plan_args),
+};
+
+/* ---- what to plan for ---- */
+
+static int load_config(const struct plan_args *a, struct model_config *c, struct err *e)
+{
+    static const char synth[] = "synth:";
+    if (a->shape != NULL)
+        return config_shape(c, a->shape, e);
+    if (strncmp(a->model_dir, synth, sizeof synth - 1) == 0)
+        return config_shape(c, a->model_dir + sizeof synth - 1, e);
+    return config_load(c, a->model_dir, e);
+}
+
+static double elem_bytes(const struct plan_args *a, const struct model_config *c)
+{
+    if (a->dtype > 0)
+        return a->dtype == 1 ? 4 : 2;
+    return c->weight_type == WEIGHT_UNSPECIFIED ? 2 : weight_type_bytes(c->weight_type);
+}
+
+static int builtin_platform(const struct plan_args *a, struct platform *p, struct err *e)
+{
+    struct model_config c;
+    if (a->shape == NULL && a->model_dir == NULL)
+        return err_set(e, ERR_USAGE, "a built-in platform needs MODEL_DIR or --shape");
+    int rc = load_config(a, &c, e);
+    if (rc != 0)
+        return rc;
+    const struct platform_shape s = {.name = a->shape != NULL ? a->shape : a->model_dir,
+                                     .n_layers = c.n_layers,
+                                     .d_model = c.n_embd,
+                                     .n_heads = c.n_heads,
+                                     .n_kv_heads = c.n_kv_heads,
+                                     .d_head = c.d_head,
+                                     .d_ffn = c.n_ffn,
+                                     .n_vocab = c.vocab_size,
+                                     .gated_ffn = c.mlp_gated,
+                                     .elem_bytes = elem_bytes(a, &c)};
+    return platform_builtin(a->platform, &s, p, e);
+}
+
+/* A measured platform was measured with its model; another model's sizes would make nonsense. */
+static int check_sizes(const struct plan_args *a, const struct platform *p, struct err *e)
+{
+    struct model_config c;
+    if (a->shape == NULL && a->model_dir == NULL)
+        return 0;
+    int rc = load_config(a, &c, e);
+    if (rc != 0)
+        return rc;
+    double h = c.n_embd, kv = 2.0 * c.n_kv_heads * c.d_head;
+    if (p->n_layers == c.n_layers && p->kv_bytes * h == p->h_bytes * kv)
+        return 0;
+    return err_set(
+        e, ERR_MISMATCH,
+        "%s was measured with another model: %d layers, KV/H %.3g; this one has %d "
+        "layers, KV/H %.3g",
+        a->platform, p->n_layers, p->kv_bytes / p->h_bytes, c.n_layers, kv / h);
+}
+
+static int load_platform(const struct plan_args *a, struct platform *p, struct err *e)
+{
+    char *text;
+    size_t n;
+    if (access(a->platform, F_OK) != 0)
+        return builtin_platform(a, p, e);
+    int rc = file_read(a->platform, 1 << 16, &text, &n, e);
+    if (rc != 0)
+        return rc;
+    rc = platform_parse(text, n, p, e);
+    free(text);
+    if (rc != 0) {
+        err_wrap(e, "%s", a->platform);
+        return rc;
+    }
+    return check_sizes(a, p, e);
+}
+
+static int open_platform(const struct plan_args *a, struct platform *p, struct err *e)
+{
+    int rc = load_platform(a, p, e);
+    if (rc != 0)
+        return rc;
+    if (p->n_layers > PLAN_MAX_LAYERS)
+        return err_set(e, ERR_LIMIT, "%d layers; at most %d can be planned", p->n_layers,
+                       PLAN_MAX_LAYERS);
+    if (a->tier >= p->n_tiers)
+        return err_set(e, ERR_USAGE, "--tier %d: the platform has %d", a->tier, p->n_tiers);
+    double *bw = &p->tier[a->tier].bytes_per_s;
+    if (a->throttle > 0)
+        *bw = fmin(*bw, (double)a->throttle);
+    return 0;
+}
+
+/* ---- one row per method ---- */
+
+struct row {
+    const char *name;
+    int rc;
+    struct err err;
+    struct plan plan;
+};
+
+static const char *const compared[] = {"recompute",         "kv",    "hidden",
+                                       "kv+recompute",      "paper", "tokenwise",
+                                       "tokenwise-rounded", "auto"};
+
+/* One row each, and the one that was asked for behind them. */
+enum {
+    N_COMPARED = sizeof compared / sizeof *compared,
+    AUTO = N_COMPARED - 1,
+    CHOSEN,
+    N_ROWS
+};
+
+static int plan_rows(const struct plan_args *a, struct plan_request *req, struct row *row,
+                     struct err *e)
+{
+    for (int i = 0; i < N_ROWS; i++) {
+        row[i].name = i == CHOSEN ? a->method : compared[i];
+        int rc = plan_mode_parse(row[i].name, req, e);
+        if (rc != 0)
+            return rc;
+        row[i].rc = plan_make(req, &row[i].plan, &row[i].err);
+    }
+    return row[CHOSEN].rc == 0 ? 0 : err_set(e, row[CHOSEN].rc, "%s", row[CHOSEN].err.msg);
+}
+
+static void print_bytes(double bytes)
+{
+    if (bytes >= 1024)
+        printf(" %9.0f KiB", bytes / 1024);
+    else
+        printf(" %9.0f B  ", bytes);
+}
+
+static void print_row(const struct row *r, double auto_s)
+{
+    const struct plan *p = &r->plan;
+    if (r->rc != 0) {
+        printf("%-18s %s\n", r->name, r->err.msg);
+        return;
+    }
+    char counts[40];
+    if (p->method[0] == 'T')
+        snprintf(counts, sizeof counts, "%lld H + %lld %s tokens", (long long)p->tokens_h,
+                 (long long)p->tokens_other, p->other == 'K' ? "KV" : "RE");
+    else
+        snprintf(counts, sizeof counts, "%d R + %d H + %d K", p->n_r, p->n_h, p->n_k);
+    printf("%-18s %-24s %10.3f %7.2fx %6.1f %%", r->name, counts, p->predicted_s * 1e3,
+           p->predicted_s / auto_s, p->bubble * 100);
+    print_bytes(p->stored_bytes_per_token);
+    printf("\n");
+}
+
+static int terminal_width(const struct plan_args *a)
+{
+    struct winsize w;
+    if (a->width > 0)
+        return a->width;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0)
+        return w.ws_col;
+    return 80;
+}
+
+static void print_head(const struct plan_args *a, const struct platform *p)
+{
+    const struct platform_tier *t = &p->tier[a->tier];
+    printf("%s on %s: %lld tokens from %s at %.3g GB/s", p->model, p->machine,
+           (long long)a->history, t->name, t->bytes_per_s / 1e9);
+    if (a->n_new > 0)
+        printf(", then %lld new ones%s", (long long)a->n_new, a->fused ? ", fused" : "");
+    printf("\nper layer: read H %.3f ms, KV %.3f ms; compute H %.3f ms, KV %.3f ms, whole "
+           "layer "
+           "%.3f ms; H balances at %.3g GB/s\n\n",
+           1e3 * platform_io_s(p, a->tier, (double)a->history * p->h_bytes),
+           1e3 * platform_io_s(p, a->tier, (double)a->history * p->kv_bytes),
+           1e3 * platform_h_s(p, a->history), 1e3 * platform_kv_s(p, a->history),
+           1e3 * platform_tok_s(p, a->history),
+           platform_balance_bytes_per_s(p, a->history) / 1e9);
+}
+
+static void print_human(const struct plan_args *a, const struct platform *p,
+                        const struct row *row, const struct pipeline *lanes)
+{
+    const struct plan *chosen = &row[CHOSEN].plan;
+    print_head(a, p);
+    printf("%-18s %-24s %10s %8s %8s %13s\n", "method", "layers", "ms", "to auto", "bubble",
+           "stored/token");
+    for (int i = 0; i < N_COMPARED; i++)
+        print_row(&row[i], row[AUTO].plan.predicted_s);
+    if (chosen->mode >= PLAN_FORCED_COUNTS)
+        print_row(&row[CHOSEN], row[AUTO].plan.predicted_s);
+    printf("\n%s: %s\n%s\n\n", row[CHOSEN].name, chosen->method, chosen->reason);
+    int width = terminal_width(a);
+    int n = timeline_text(lanes, width, NULL, 0);
+    char *text = xmalloc((size_t)n + 1);
+    timeline_text(lanes, width, text, (size_t)n + 1);
+    fputs(text, stdout);
+    free(text);
+}
+
+static struct json *row_json(const struct row *r)
+{
+    const struct plan *p = &r->plan;
+    struct json *o = json_new_object();
+    json_put_string(o, "method", r->name);
+    if (r->rc != 0) {
+        json_put_string(o, "error", r->err.msg);
+        return o;
+    }
+    json_put_string(o, "layers", p->method);
+    json_put_int(o, "recompute", p->n_r);
+    json_put_int(o, "hidden", p->n_h);
+    json_put_int(o, "kv", p->n_k);
+    if (p->method[0] == 'T') {
+        json_put_int(o, "tokens_hidden", p->tokens_h);
+        json_put_int(o, p->other == 'K' ? "tokens_kv" : "tokens_recompute",
+                     p->tokens_other);
+    }
+    json_put_real(o, "predicted_ms", p->predicted_s * 1e3);
+    json_put_real(o, "restore_ms", p->restore_s * 1e3);
+    json_put_real(o, "io_busy_ms", p->io_busy_s * 1e3);
+    json_put_real(o, "compute_busy_ms", p->comp_busy_s * 1e3);
+    json_put_real(o, "bubble", p->bubble);
+    json_put_real(o, "stored_bytes_per_token", p->stored_bytes_per_token);
+    json_put_string(o, "reason", p->reason);
+    return o;
+}
+
+static void print_json(const struct plan_args *a, const struct platform *p,
+                       const struct row *row)
+{
+    struct json *o = json_new_object(), *methods = json_new_array();
+    json_put_string(o, "platform", p->machine);
+    json_put_string(o, "model", p->model);
+    json_put_int(o, "history", a->history);
+    json_put_int(o, "new", a->n_new);
+    json_put_bool(o, "fused", a->fused);
+    json_put_real(o, "read_bytes_per_s", p->tier[a->tier].bytes_per_s);
+    json_put_real(o, "balance_bytes_per_s", platform_balance_bytes_per_s(p, a->history));
+    json_put(o, "plan", row_json(&row[CHOSEN]));
+    for (int i = 0; i < N_COMPARED; i++)
+        json_push(methods, row_json(&row[i]));
+    json_put(o, "methods", methods);
+    char *text = json_text(o, 2);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+static int write_svg(const char *path, const struct platform *p, const struct row *row,
+                     const struct pipeline *lanes, struct err *e)
+{
+    char title[512];
+    snprintf(title, sizeof title, "%s on %s: %s, %.2f ms (%s)", p->model, p->machine,
+             row->name, row->plan.predicted_s * 1e3, row->plan.reason);
+    int n = timeline_svg(lanes, title, NULL, 0);
+    char *text = xmalloc((size_t)n + 1);
+    timeline_svg(lanes, title, text, (size_t)n + 1);
+    FILE *f = fopen(path, "w");
+    int rc = 0;
+    if (f == NULL || fwrite(text, 1, (size_t)n, f) != (size_t)n)
+        rc = err_set(e, -errno, "%s: %s", path, strerror(errno));
+    if (f != NULL && fclose(f) != 0 && rc == 0)
+        rc = err_set(e, -errno, "%s: %s", path, strerror(errno));
+    free(text);
+    return rc;
+}
+
+static int run(const struct plan_args *a, struct err *e)
+{
+    static struct platform p;
+    static struct plan_layer layer[PLAN_MAX_LAYERS];
+    static double prefill_s[PLAN_MAX_LAYERS];
+    static struct row row[N_ROWS];
+    static struct pipeline lanes;
+    struct plan_request req;
+    int rc = open_platform(a, &p, e);
+    if (rc != 0)
+        return rc;
+    plan_request_from_platform(&p, a->tier, a->history, a->n_new, layer, prefill_s, &req);
+    req.fused = a->fused;
+    req.budget_bytes_per_token = (double)a->budget;
+    rc = plan_rows(a, &req, row, e);
+    if (rc != 0)
+        return rc;
+    pipeline_simulate(&req, &row[CHOSEN].plan, &lanes);
+    if (a->json)
+        print_json(a, &p, row);
+    else
+        print_human(a, &p, row, &lanes);
+    return a->svg != NULL ? write_svg(a->svg, &p, &row[CHOSEN], &lanes, e) : 0;
+}
+
+int cmd_plan(int argc, char **argv)
+{
+    struct plan_args a;
+    struct opt_parsed *parsed;
+    struct err e = {0};
+    int code;
+    if (!opt_begin(&plan_cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    int rc = run(&a, &e);
+    if (rc == ERR_USAGE)
+        code = opt_usage(&plan_cmd, "%s", e.msg);
+    else if (rc != 0)
+        fprintf(stderr, "hcache plan: %s\n", e.msg);
+    opt_end(parsed);
+    return rc == 0 ? 0 : rc == ERR_USAGE ? code : 1;
+}
