@@ -62,6 +62,12 @@ void talk_forget(struct talk *t)
 
 void talk_feed(struct talk *t, const int32_t *ids, int n, float *logits)
 {
+    talk_feed_tapped(t, ids, n, logits, NULL);
+}
+
+void talk_feed_tapped(struct talk *t, const int32_t *ids, int n, float *logits,
+                      const struct model_tap *tap)
+{
     struct err e = {0};
     int32_t pos[TALK_MAX_ROWS], seq_row[2] = {0, n};
     assert_in_range(n, 1, TALK_MAX_ROWS);
@@ -71,7 +77,7 @@ void talk_feed(struct talk *t, const int32_t *ids, int n, float *logits)
     const int32_t *tables[1] = {t->table.blocks};
     struct ragged r = {n, 1, pos, seq_row, tables};
     struct mat x;
-    must(model_forward(t->m, t->work, t->s, ids, t->layers, &r, NULL, &x), &e);
+    must(model_forward(t->m, t->work, t->s, ids, t->layers, &r, tap, &x), &e);
     if (logits != NULL)
         must(model_head(t->m, t->work, t->s, x,
                         mat_of(logits, DTYPE_F32, n, t->m->cfg.vocab_size)),

@@ -27,6 +27,8 @@ void talk_forget(struct talk *t); /* back to an empty sequence */
 
 /* Feeds n <= TALK_MAX_ROWS ids; logits [n][vocab] (may be NULL). */
 void talk_feed(struct talk *t, const int32_t *ids, int n, float *logits);
+void talk_feed_tapped(struct talk *t, const int32_t *ids, int n, float *logits,
+                      const struct model_tap *tap);
 
 int32_t talk_best(const struct talk *t, const float *logits); /* lowest id among equals */
 

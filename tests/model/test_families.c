@@ -4,7 +4,10 @@
  * computes from it in float64 (tools/golden/make_families.py):
  *   f32   logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
  *   bf16  the error against float64 is no larger than that of the library's own bf16 run
- *   f16   (11 bits of mantissa, not 8) the same bound */
+ *   f16   (11 bits of mantissa, not 8) the same bound
+ *
+ * And in every type, bit for bit: logits do not depend on how the prompt is cut and on how many
+ * threads there are; K and V projected from a layer's saved input are those of the forward pass. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,6 +26,7 @@
 #define FAMILIES "tests/model/golden/families/"
 
 enum { VOCAB = 128, N_PROMPT = 70, N_DECODE = 8, MAX_POSITIONS = 16 };
+enum { N_ROWS = N_PROMPT + N_DECODE };
 
 struct expected {
     int32_t prompt[N_PROMPT], decode[N_DECODE];
@@ -86,9 +90,9 @@ struct error {
 
 /* Prefills in pieces of `piece` ids, then feeds the expected tokens one by one, so that a choice
  * that differs does not change the rest. */
-static struct error run(struct talk *t, const struct expected *x, int piece, int *n_wrong)
+static struct error run(struct talk *t, const struct expected *x, int piece, int *n_wrong,
+                        float logits[N_ROWS * VOCAB])
 {
-    static float logits[(N_PROMPT + N_DECODE) * VOCAB];
     talk_forget(t);
     for (int at = 0; at < N_PROMPT; at += piece)
         talk_feed(t, x->prompt + at, at + piece < N_PROMPT ? piece : N_PROMPT - at,
@@ -113,55 +117,129 @@ static struct error run(struct talk *t, const struct expected *x, int piece, int
     return (struct error){sqrt(squares / (n_rows * VOCAB)) / largest, worst / largest};
 }
 
-static void check_f32(const char *family, const char *device, const struct expected *x)
+/* --- bits --------------------------------------------------------------------------------------- */
+
+static void check_cuts(const char *family, struct talk *t, const struct expected *x,
+                       const float *want)
 {
-    struct talk t;
-    char source[256];
-    snprintf(source, sizeof source, FAMILIES "%s", family);
-    talk_open(&t, source, device, "f32", 2);
-    static const int pieces[] = {N_PROMPT, 1, 33};
+    static float logits[N_ROWS * VOCAB];
+    static const int pieces[] = {1, 33, 64};
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
         int n_wrong;
-        struct error e = run(&t, x, pieces[i], &n_wrong);
+        run(t, x, pieces[i], &n_wrong, logits);
+        if (memcmp(logits, want, sizeof logits) != 0)
+            fail_msg("%s on %s in %s: other bits where the prompt is cut in pieces of %d",
+                     family, t->dev->name, dtype_name(t->m->dtype), pieces[i]);
+    }
+}
+
+enum { MAX_LAYERS = 4, MAX_WIDTH = 256 };
+
+struct saved {
+    uint8_t hidden[MAX_LAYERS][N_PROMPT * MAX_WIDTH * 4];
+    uint8_t kv[MAX_LAYERS][N_PROMPT * MAX_WIDTH * 4];
+};
+
+static size_t mat_bytes(struct mat a)
+{
+    assert_int_equal(a.ld, a.cols);
+    assert_true(a.cols <= MAX_WIDTH);
+    return (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype);
+}
+
+static int save_layer(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct saved *s = arg;
+    assert_in_range(l, 0, MAX_LAYERS - 1);
+    memcpy(s->hidden[l], hidden.data, mat_bytes(hidden));
+    memcpy(s->kv[l], kv_rows.data, mat_bytes(kv_rows));
+    return 0;
+}
+
+/* The projection that restores, over all rows and over a part of them. */
+static void check_projection(const char *family, struct talk *t, const struct expected *x)
+{
+    static struct saved saved;
+    static uint8_t kv[N_PROMPT * MAX_WIDTH * 4];
+    enum { FIRST = 5, PART = 29 };
+    talk_forget(t);
+    talk_feed_tapped(t, x->prompt, N_PROMPT, NULL,
+                     &(struct model_tap){.layer = save_layer, .arg = &saved});
+    int64_t d = t->m->cfg.n_embd, width = 2 * model_kv_dim(t->m);
+    for (int l = 0; l < t->m->cfg.n_layers; l++) {
+        struct mat h = mat_of(saved.hidden[l], t->m->dtype, N_PROMPT, d);
+        struct mat want = mat_of(saved.kv[l], t->m->dtype, N_PROMPT, width);
+        struct mat have = mat_of(kv, t->m->dtype, N_PROMPT, width);
+        for (int part = 0; part < 2; part++) {
+            int64_t first = part ? FIRST : 0, n = part ? PART : N_PROMPT;
+            struct mat w = mat_rows(want, first, n), k = mat_rows(have, first, n);
+            memset(kv, 0xff, sizeof kv);
+            assert_int_equal(
+                model_kv_project(t->m, t->work, t->s, l, mat_rows(h, first, n), k), 0);
+            assert_int_equal(stream_sync(t->s), 0);
+            if (memcmp(k.data, w.data, mat_bytes(w)) != 0)
+                fail_msg("%s on %s in %s: layer %d restores other K and V from its input",
+                         family, t->dev->name, dtype_name(t->m->dtype), l);
+        }
+    }
+}
+
+/* --- the families ------------------------------------------------------------------------------- */
+
+static void check_error(const char *family, const struct talk *t, const struct expected *x,
+                        struct error e, int n_wrong)
+{
+    const char *device = t->dev->name, *dtype = dtype_name(t->m->dtype);
+    if (t->m->dtype == DTYPE_F32) {
         if (!(e.max <= 1e-4) || n_wrong > 0)
             fail_msg(
                 "%s on %s: f32 logits are off by %.3g of the largest (rms %.3g); %d of %d "
                 "greedy ids differ",
                 family, device, e.max, e.rms, n_wrong, N_DECODE);
+        return;
     }
-    talk_close(&t);
+    print_message("%-13s %s %-4s rms %.2e max %.2e; the library in bf16: %.2e %.2e\n",
+                  family, device, dtype, e.rms, e.max, x->bf16_rms, x->bf16_max);
+    if (!(e.rms <= x->bf16_rms) || !(e.max <= x->bf16_max))
+        fail_msg(
+            "%s on %s: the error in %s is rms %.3g, max %.3g; the library's own in bf16 "
+            "%.3g, %.3g",
+            family, device, dtype, e.rms, e.max, x->bf16_rms, x->bf16_max);
 }
 
-static void check_half(const char *family, const char *device, const char *dtype,
-                       const struct expected *x)
+static void check_run(const char *family, const char *device, const char *dtype,
+                      const struct expected *x)
 {
+    static float logits[N_ROWS * VOCAB], again[N_ROWS * VOCAB];
     struct talk t;
     char source[256];
     int n_wrong;
     snprintf(source, sizeof source, FAMILIES "%s", family);
     talk_open(&t, source, device, dtype, 2);
-    struct error e = run(&t, x, N_PROMPT, &n_wrong);
+    struct error e = run(&t, x, N_PROMPT, &n_wrong, logits);
+    check_error(family, &t, x, e, n_wrong);
+    check_cuts(family, &t, x, logits);
+    check_projection(family, &t, x);
     talk_close(&t);
-    print_message("%-13s %s %-4s rms %.2e max %.2e; the library in bf16: %.2e %.2e\n",
-                  family, device, dtype, e.rms, e.max, x->bf16_rms, x->bf16_max);
-    if (!(e.rms <= x->bf16_rms) || !(e.max <= x->bf16_max))
-        fail_msg("%s on %s: the error in %s is rms %.3g, max %.3g; the library's own in "
-                 "bf16 %.3g, "
-                 "%.3g",
-                 family, device, dtype, e.rms, e.max, x->bf16_rms, x->bf16_max);
+
+    talk_open(&t, source, device, dtype, 1);
+    run(&t, x, N_PROMPT, &n_wrong, again);
+    talk_close(&t);
+    if (memcmp(logits, again, sizeof logits) != 0)
+        fail_msg("%s on %s in %s: other bits with 1 thread than with 2", family, device,
+                 dtype);
 }
 
 static void test_family(void **state)
 {
     const char *family = *state;
+    static const char *const devices[] = {"ref", "cpu"}, *const dtypes[] = {"f32", "bf16",
+                                                                            "f16"};
     struct expected x;
     read_expected(&x, family);
-    static const char *const devices[] = {"ref", "cpu"};
-    for (int i = 0; i < 2; i++) {
-        check_f32(family, devices[i], &x);
-        check_half(family, devices[i], "bf16", &x);
-        check_half(family, devices[i], "f16", &x);
-    }
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 3; k++)
+            check_run(family, devices[i], dtypes[k], &x);
 }
 
 int main(void)
