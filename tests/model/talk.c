@@ -69,6 +69,13 @@ void talk_feed_tapped(struct talk *t, const int32_t *ids, int n, float *logits,
                       const struct model_tap *tap)
 {
     struct err e = {0};
+    must(talk_try(t, ids, n, logits, tap), &e);
+}
+
+int talk_try(struct talk *t, const int32_t *ids, int n, float *logits,
+             const struct model_tap *tap)
+{
+    struct err e = {0};
     int32_t pos[TALK_MAX_ROWS], seq_row[2] = {0, n};
     assert_in_range(n, 1, TALK_MAX_ROWS);
     must(kv_table_reserve(t->kv, &t->table, t->n_tokens + n, &e), &e);
@@ -77,13 +84,14 @@ void talk_feed_tapped(struct talk *t, const int32_t *ids, int n, float *logits,
     const int32_t *tables[1] = {t->table.blocks};
     struct ragged r = {n, 1, pos, seq_row, tables};
     struct mat x;
-    must(model_forward(t->m, t->work, t->s, ids, t->layers, &r, tap, &x), &e);
-    if (logits != NULL)
-        must(model_head(t->m, t->work, t->s, x,
-                        mat_of(logits, DTYPE_F32, n, t->m->cfg.vocab_size)),
-             &e);
-    must(stream_sync(t->s), &e);
+    int rc = model_forward(t->m, t->work, t->s, ids, t->layers, &r, tap, &x);
+    if (rc == 0 && logits != NULL)
+        rc = model_head(t->m, t->work, t->s, x,
+                        mat_of(logits, DTYPE_F32, n, t->m->cfg.vocab_size));
+    if (rc == 0)
+        rc = stream_sync(t->s);
     t->n_tokens += n;
+    return rc;
 }
 
 int32_t talk_best(const struct talk *t, const float *logits)

@@ -29,6 +29,9 @@ void talk_forget(struct talk *t); /* back to an empty sequence */
 void talk_feed(struct talk *t, const int32_t *ids, int n, float *logits);
 void talk_feed_tapped(struct talk *t, const int32_t *ids, int n, float *logits,
                       const struct model_tap *tap);
+/* The same, returning what the forward pass returns. */
+int talk_try(struct talk *t, const int32_t *ids, int n, float *logits,
+             const struct model_tap *tap);
 
 int32_t talk_best(const struct talk *t, const float *logits); /* lowest id among equals */
 
