@@ -226,7 +226,7 @@ static const struct opt_cmd synth_cmd = {
     .name = "model synth",
     .summary =
         "Writes a model of random weights, the same ones as synth:SHAPE, so that real "
-        "sizes\ncan be run without a download.",
+        "sizes can be run without a download.",
     .options = synth_options,
     .examples = "  hcache model synth --shape bench-220m --out /tmp/bench-220m\n",
     .values_bytes = sizeof(struct synth_args),

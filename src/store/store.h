@@ -51,7 +51,8 @@ struct store_mask {
     uint64_t has[STORE_KINDS][STORE_MAX_LAYERS / 64];
 };
 
-static inline bool store_mask_has(const struct store_mask *m, int layer, enum store_kind kind)
+static inline bool store_mask_has(const struct store_mask *m, int layer,
+                                  enum store_kind kind)
 {
     return m->has[kind][layer / 64] >> (layer % 64) & 1;
 }
@@ -74,12 +75,15 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
 /* --- life cycle ----------------------------------------------------------------------------- */
 
 struct store_opts {
-    struct io *io;           /* the file system; NULL selects the DRAM backend, which ignores dirs */
+    struct io *io; /* the file system; NULL selects the DRAM backend, which ignores dirs */
     const char *const *dirs; /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
-    bool read_only;     /* for stat, ls and verify: takes no write lock, changes nothing */
-    bool no_direct;     /* do not bypass the page cache (warm reads, tests) */
+    bool read_only; /* for stat, ls and verify: changes nothing, but takes the lock too */
+    bool no_direct; /* do not bypass the page cache (warm reads, tests) */
+    /* Of a new store: the size of its segment files, and a bound on one chunk's bytes per device; in
+     * multiples of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */
+    uint64_t segment_bytes;
 };
 
 /* Opens or creates a store, recovers it, and takes its lock.  Directories that belong to different
@@ -103,9 +107,10 @@ struct store_record {
 
 struct store_chunk {
     struct sha256 key;
-    struct sha256 parent;      /* the previous chunk's key; for chunk 0 the root key */
-    struct sha256 fingerprint; /* of the state; kept in the header, to say why a store misses */
-    uint32_t chunk_idx;        /* position in the context: first token = 64 * chunk_idx */
+    struct sha256 parent; /* the previous chunk's key; for chunk 0 the root key */
+    struct sha256
+        fingerprint;    /* of the state; kept in the header, to say why a store misses */
+    uint32_t chunk_idx; /* position in the context: first token = 64 * chunk_idx */
     int32_t tokens[STORE_CHUNK_TOKENS];
     const struct store_record *records;
     int n_records;
@@ -113,12 +118,16 @@ struct store_chunk {
 
 /* Writes the records that the store does not have yet (one extent, one sequential write, per
  * device) and evicts least-recently-used leaves where the cap demands it.  The records' bytes are
- * not needed after it returns.  ERR_LIMIT: does not fit under the cap, nothing was written.
- * -ENOSPC and other I/O errors: nothing of this chunk will become visible. */
+ * not needed after it returns.  A chunk may be appended before its parent; it can be found only
+ * once the parent can.  ERR_LIMIT: does not fit under the cap, nothing was written.  -ENOSPC and
+ * other I/O errors: nothing of this call will become visible, and it may be tried again. */
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
 
-/* The barrier: makes all that was appended before the call durable and visible.  On an error none
- * of it becomes visible (its space is reclaimed) and it may be appended again. */
+/* The barrier: makes all that was appended before the call durable and visible.  On an error
+ * nothing of it is visible.  -ENOSPC: it stays appended, and the next commit tries again.  Any
+ * other error is final, since a device that has failed to sync may have lost what it says it wrote:
+ * all that was not committed is dropped, and until the store is opened anew every append and commit
+ * returns this error.  Reading goes on. */
 int store_commit(struct store *s, struct err *err);
 
 /* --- looking up ----------------------------------------------------------------------------- */
@@ -138,8 +147,13 @@ int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store
                  int *n_hits, char *why, size_t why_bytes, struct err *err);
 void store_release(struct store *s, struct store_hit *hits, int n);
 
-/* Declares a chunk damaged after a failed check: it and its descendants are misses from now on, and
- * the reason is counted. It is removed at the next commit. */
+/* Tells the store whose state the caller looks for (NULL: forget it), so that a lookup can say
+ * "state of another model or build". Changes nothing else. */
+void store_expect(struct store *s, const struct sha256 *fingerprint);
+
+/* Declares a chunk damaged after a failed check: it is a miss from now on, and with it all that
+ * continues it, until it is appended again.  The reason is remembered and counted.  Its bytes are
+ * removed at the next commit after the last release. */
 void store_condemn(struct store *s, const struct store_hit *hit, const char *reason);
 
 /* --- reading -------------------------------------------------------------------------------- */
@@ -170,8 +184,8 @@ void store_reader_close(struct store_reader *r); /* waits for what is in flight 
 int store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n,
                         struct err *err);
 /* Waits for at least one completion (if any is in flight); *n_done <= max completed ones. */
-int store_reader_wait(struct store_reader *r, struct store_read **done, int max, int *n_done,
-                      struct err *err);
+int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
+                      int *n_done, struct err *err);
 
 /* Checks the bytes of a completed read; must be called before they are used, on any thread, once
  * per record: completion alone does not mean that they are right. 0 or ERR_CORRUPT. */
@@ -181,10 +195,12 @@ int store_read_check(const struct store_read *read, struct err *err);
 
 struct store_stats {
     uint64_t n_chunks, n_extents;
-    uint64_t used_bytes, cap_bytes, file_bytes; /* extents; their bound; what the files occupy */
-    uint64_t appended_bytes, read_bytes;        /* since open */
+    uint64_t used_bytes, cap_bytes,
+        file_bytes;                      /* extents; their bound; what the files occupy */
+    uint64_t appended_bytes, read_bytes; /* since open */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt;
     int n_devices;
+    int saving_fault; /* 0, or the error after which the store no longer saves */
 };
 void store_stats(struct store *s, struct store_stats *out);
 
@@ -197,8 +213,8 @@ struct store_entry {
 };
 /* Calls fn for every chunk, parents before children within a chain; stops where fn returns
  * non-zero and returns that. */
-int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e), void *arg,
-               struct err *err);
+int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
+               void *arg, struct err *err);
 
 struct store_verify {
     uint64_t n_chunks, n_records, n_bytes, n_bad;
@@ -207,8 +223,8 @@ struct store_verify {
  * be NULL) is called for each bad one; `progress` (may be NULL) now and then. */
 int store_verify(struct store *s, struct store_verify *out,
                  void (*report)(void *arg, const char *what),
-                 void (*progress)(void *arg, uint64_t done_bytes, uint64_t all_bytes), void *arg,
-                 struct err *err);
+                 void (*progress)(void *arg, uint64_t done_bytes, uint64_t all_bytes),
+                 void *arg, struct err *err);
 
 /* Removes extents and files that no chunk names, and cuts files at their last used byte. */
 int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err);

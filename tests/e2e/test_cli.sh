@@ -10,23 +10,25 @@ check "--version" grep -qE '^hcache [0-9]+\.[0-9]+\.[0-9]+ \(.+\)$' "$tmp/out"
 run_hc frobnicate
 expect "unknown command: 2" 2 'unknown command "frobnicate"'
 
-commands=$("$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
-for c in $commands; do
-    typo=${c}e
-    run_hc "$typo"
-    expect "$typo: the nearest command is suggested" 2 "did you mean \"$c\""
-    run_hc "$c" --help
-    check "$c --help: 0, usage on stdout" grep -q "^usage: hcache $c" "$tmp/out"
-    check "$c --help: 0, nothing on stderr" test "$rc" -eq 0 -a -z "$err"
-    if [ "$c" != bench ]; then # bench has commands of its own
-        run_hc "$c" --no-such-option
-        expect "$c: an unknown option: 2, named" 2 'no-such-option'
-        run_hc "$c" --help=markdown
-        check "$c --help=markdown" grep -q '^| option |' "$tmp/out"
-        run_hc "$c" x --config "$tmp/none.conf"
-        expect "$c: a missing config file: 2, named" 2 'none\.conf'
-    fi
+for c in $("$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
+    run_hc "${c}e"
+    expect "${c}e: the nearest command is suggested" 2 "did you mean \"$c\""
+    run_hc "$c"
+    check "$c alone: 0 or 2, never a crash" test "$rc" -eq 0 -o "$rc" -eq 2
 done
+while read -r c; do # "run", "model info"
+    # shellcheck disable=SC2086 # words
+    {
+        run_hc $c --help
+        check "$c --help: 0, usage on stdout" test "$rc" -eq 0 -a -z "$err" -a -n "$(grep "^usage: hcache $c" "$tmp/out")"
+        run_hc $c --help=markdown
+        check "$c --help=markdown" grep -q '^| option |' "$tmp/out"
+        run_hc $c --no-such-option
+        expect "$c: an unknown option: 2, named" 2 'no-such-option'
+        run_hc $c x --config "$tmp/none.conf"
+        expect "$c: a missing config file: 2, named" 2 'none\.conf'
+    }
+done < <(tools/options.sh "$hc" --names)
 
 if has_command tokenize && [ -e "$shared_model/tokenizer.json" ]; then
     printf 'Once upon a time' | "$hc" tokenize "$shared_model" >"$tmp/ids"

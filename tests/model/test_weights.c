@@ -8,15 +8,19 @@
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/rng.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "model/weights.h"
@@ -601,6 +605,121 @@ static void test_hostile_headers(void **state)
     refused(&c, ERR_FORMAT, "model.safetensors", "");
 }
 
+/* Whatever the bytes of the header: an error with a message, or weights; never a crash. */
+static void test_random_damage(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    struct rng r = {2024};
+    char *path = at("model.safetensors"), *bytes;
+    size_t n;
+    struct err e;
+    int n_refused = 0;
+    write_synth("tiny-mha", DTYPE_BF16);
+    assert_int_equal(file_read(path, (size_t)1 << 30, &bytes, &n, &e), 0);
+    size_t header = (size_t)get_u64((uint8_t *)bytes) + 8;
+    for (int round = 0; round < 400; round++) {
+        char *copy = memcpy(xmalloc(n), bytes, n);
+        static const char digits[] = "0123456789-\"[]{},:.eBF";
+        for (uint64_t k = rng_below(&r, 3) + 1; k > 0; k--)
+            copy[rng_below(&r, header)] = rng_below(&r, 2)
+                                              ? digits[rng_below(&r, sizeof digits - 1)]
+                                              : (char)rng_u64(&r);
+        size_t keep = rng_below(&r, 8) == 0 ? rng_below(&r, n) : n;
+        unlink(path);
+        FILE *f = fopen(path, "wb");
+        fwrite(copy, 1, keep, f);
+        fclose(f);
+        free(copy);
+        struct weights w;
+        if (load(&w, dir, &c, DTYPE_F32, &e) == 0) {
+            weights_unload(&w, dev); /* spaces were hit, or the metadata */
+        } else {
+            n_refused++;
+            assert_non_null(strstr(e.msg, "model.safetensors"));
+        }
+    }
+    assert_in_range(n_refused, 200, 400);
+    free(bytes);
+}
+
+/* --- limits ------------------------------------------------------------------------------------- */
+
+static size_t count_files(void)
+{
+    size_t n = 0;
+    DIR *d = opendir(dir);
+    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d))
+        n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    closedir(d);
+    return n;
+}
+
+/* A write that fails in the middle leaves nothing behind. */
+static void test_disk_full(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-gqa");
+    struct rlimit old, small;
+    struct err e;
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 300000;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    int rc = weights_synth_write(dir, &c, DTYPE_F32, &e);
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(rc, -EFBIG);
+    assert_non_null(strstr(e.msg, dir));
+    assert_int_equal(count_files(), 0);
+}
+
+static long peak_kb(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_maxrss;
+}
+
+/* In a child: how much loading adds to the peak of resident memory, and what the weights take. */
+static int measure_peak(const struct model_config *c)
+{
+    struct weights w;
+    struct err e;
+    long before = peak_kb();
+    if (load(&w, dir, c, DTYPE_BF16, &e) != 0)
+        return 2;
+    long added = peak_kb() - before, packed = (long)(w.bytes / 1024);
+    fprintf(stderr, "packed %ld kB, peak + %ld kB\n", packed, added);
+    return added > packed + 20000 ? 3 : 0; /* a batch is 16 MiB */
+}
+
+/* Weights are resident once: not as mapped pages and packed at the same time. */
+static void test_peak_memory(void **state)
+{
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    print_message("skipped: the sanitizer's own memory is counted\n");
+    skip();
+#endif
+    struct err e;
+    struct model_config c = shape("bench-220m");
+    c.n_layers = 3;
+    c.vocab_size = 4000;
+    assert_int_equal(weights_synth_write(dir, &c, DTYPE_BF16, &e), 0);
+    pid_t child = fork();
+    if (child == 0) { /* no threads here: a device of its own */
+        int rc = device_open("ref", NULL, &dev, &e);
+        rc = rc != 0 ? rc : stream_create(dev, STREAM_COMPUTE, &stream, &e);
+        _exit(rc != 0 ? 1 : measure_peak(&c));
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -618,6 +737,9 @@ int main(void)
         T(test_tied_head),
         T(test_damaged_files),
         T(test_hostile_headers),
+        T(test_random_damage),
+        T(test_disk_full),
+        T(test_peak_memory),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

@@ -1,0 +1,12 @@
+/* bench.h - the benchmarks behind `hcache bench NAME`; each parses its own options (argv[0] is its
+ * name) and returns the exit code. */
+#ifndef BENCH_BENCH_H
+#define BENCH_BENCH_H
+
+int bench_kernels(int argc, char **argv);
+int bench_restore(int argc, char **argv);
+
+/* Removes a folder of ours with what is in it: plain files, no folders below. */
+void bench_remove_dir(const char *path);
+
+#endif

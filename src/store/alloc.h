@@ -1,0 +1,52 @@
+/* alloc.h - which bytes of one device's segments are free.  Pure: no files.
+ *
+ * A device is a row of segments of equal size; an extent lies inside one segment.  Extents are
+ * placed first-fit in the lowest segment, which keeps segments dense and the last ones empty, so
+ * that files can be cut.  Each segment keeps a sorted array of its free ranges: a 1 GiB segment
+ * holds a few thousand extents, so moving array entries costs microseconds. */
+#ifndef STORE_ALLOC_H
+#define STORE_ALLOC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ALLOC_MAX_SEGMENTS (1u << 20)
+
+struct alloc_range {
+    uint64_t begin, end;
+};
+
+struct alloc_segment {
+    struct alloc_range *free; /* sorted, disjoint, never touching each other */
+    uint32_t n_free, max_free;
+    uint64_t largest; /* no free range is longer than this */
+};
+
+struct alloc {
+    struct alloc_segment *segments;
+    uint32_t n_segments;
+    uint64_t segment_bytes;
+    uint64_t used_bytes;
+};
+
+void alloc_init(struct alloc *a, uint64_t segment_bytes);
+void alloc_deinit(struct alloc *a);
+
+/* Takes n_bytes (> 0, in whole blocks). ERR_LIMIT where that is more than a segment or no segment
+ * may be added. */
+int alloc_take(struct alloc *a, uint64_t n_bytes, uint32_t *segment, uint64_t *offset);
+
+/* Takes exactly this range; for recovery, so the arguments may be anything.  ERR_CORRUPT where it
+ * is out of bounds, not in whole blocks, or not entirely free. */
+int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
+
+/* Gives a range back, which must be in use. */
+void alloc_give(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
+
+/* The end of the last used byte of a segment; 0 where it is empty or does not exist. */
+uint64_t alloc_end(const struct alloc *a, uint32_t segment);
+
+/* Recounts everything: false where free and used do not add up or an array is out of order. */
+bool alloc_audit(const struct alloc *a);
+
+#endif

@@ -1,0 +1,264 @@
+/* append.c - records into extents: what is missing, where it goes, writing it.
+ *
+ * One append of a key runs at a time (has_writer), so two threads that save the same chunk store it
+ * once: the second waits and then finds nothing missing.  Space is reserved before the lock is
+ * dropped for the write, so the cap holds at every moment. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+/* The extent to be written on one device. */
+struct draft {
+    struct chunk_header h;
+    const void *bytes[CHUNK_MAX_RECORDS];
+    struct extent *x;
+};
+
+static int chunk_check(const struct store_chunk *c, struct err *err)
+{
+    CHECK(c->n_records >= 0 && c->n_records <= CHUNK_MAX_RECORDS);
+    struct store_mask seen = {0};
+    for (int i = 0; i < c->n_records; i++) {
+        const struct store_record *r = &c->records[i];
+        CHECK(r->layer >= 0 && r->layer < STORE_MAX_LAYERS && r->kind < STORE_KINDS);
+        CHECK(!store_mask_has(&seen, r->layer, r->kind));
+        store_mask_add(&seen, r->layer, r->kind);
+        if (r->n_bytes == 0 || r->n_bytes > CHUNK_MAX_RECORD_BYTES)
+            return err_set(err, ERR_LIMIT,
+                           "a record of %u bytes cannot be stored (1 to %u)", r->n_bytes,
+                           CHUNK_MAX_RECORD_BYTES);
+    }
+    if (c->chunk_idx >= CHUNK_MAX_IDX)
+        return err_set(err, ERR_LIMIT, "the context is too long to be stored");
+    struct sha256 key = store_chunk_key(&c->parent, c->tokens);
+    if (memcmp(key.b, c->key.b, sizeof key.b) != 0)
+        return err_set(err, ERR_USAGE,
+                       "a chunk's key is not the hash of its parent and tokens");
+    return 0;
+}
+
+/* What is stored or on its way: the records that need not be written again. */
+static struct store_mask mask_of(const struct chunk_node *n)
+{
+    struct store_mask m = n->mask;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        if (x->state == EXTENT_PENDING)
+            for (int i = 0; i < x->n_records; i++)
+                store_mask_add(&m, x->records[i].layer,
+                               (enum store_kind)x->records[i].kind);
+    return m;
+}
+
+/* Adds a record to its place in (kind, layer) order. */
+static void draft_insert(struct draft *d, const struct store_record *r)
+{
+    int at = d->h.n_records++;
+    int order = r->kind * STORE_MAX_LAYERS + r->layer;
+    for (; at > 0; at--) {
+        const struct chunk_record *before = &d->h.records[at - 1];
+        if (before->kind * STORE_MAX_LAYERS + before->layer < order)
+            break;
+        d->h.records[at] = d->h.records[at - 1];
+        d->bytes[at] = d->bytes[at - 1];
+    }
+    d->h.records[at] = (struct chunk_record){
+        .n_bytes = r->n_bytes, .layer = (uint8_t)r->layer, .kind = (uint8_t)r->kind};
+    d->bytes[at] = r->bytes;
+}
+
+static struct draft *draft_new(const struct store *s, const struct store_chunk *c,
+                               int device)
+{
+    struct draft *d = xcalloc(1, sizeof *d);
+    memcpy(d->h.uuid, s->uuid, sizeof d->h.uuid);
+    d->h.device = (uint16_t)device;
+    d->h.chunk_idx = c->chunk_idx;
+    d->h.key = c->key;
+    d->h.parent = c->parent;
+    d->h.fingerprint = c->fingerprint;
+    memcpy(d->h.tokens, c->tokens, sizeof d->h.tokens);
+    return d;
+}
+
+/* One draft per device that misses records; returns the bytes of all. */
+static uint64_t drafts_plan(const struct store *s, const struct store_chunk *c,
+                            const struct store_mask *have, struct draft **drafts)
+{
+    int n_devices = s->media->n_devices;
+    for (int i = 0; i < c->n_records; i++) {
+        const struct store_record *r = &c->records[i];
+        if (store_mask_has(have, r->layer, r->kind))
+            continue;
+        int device = (int)((c->chunk_idx + (uint32_t)r->layer) % (uint32_t)n_devices);
+        if (drafts[device] == NULL)
+            drafts[device] = draft_new(s, c, device);
+        draft_insert(drafts[device], r);
+    }
+    uint64_t all_bytes = 0;
+    for (int i = 0; i < n_devices; i++) {
+        if (drafts[i] == NULL)
+            continue;
+        drafts[i]->h.n_bytes = chunk_layout(drafts[i]->h.records, drafts[i]->h.n_records);
+        all_bytes += drafts[i]->h.n_bytes;
+    }
+    return all_bytes;
+}
+
+static struct extent *extent_new(struct chunk_header *h)
+{
+    struct extent *x = xcalloc(1, sizeof *x);
+    x->id = h->id;
+    x->segment = h->segment;
+    x->offset = h->offset;
+    x->n_blocks = (uint32_t)(h->n_bytes / STORE_ALIGN);
+    x->n_records = h->n_records;
+    x->device = (uint8_t)h->device;
+    x->state = EXTENT_PENDING;
+    return x;
+}
+
+/* [lock, dropped while the index commits] Makes sure that, when it returns 0, there is room under the
+ * cap and there are ids that no extent, committed or not, has ever had. */
+static int prepare(struct store *s, uint64_t n_bytes, struct err *err)
+{
+    uint64_t n_ids = (uint64_t)s->media->n_devices;
+    int rc = 0;
+    do {
+        if (s->id_limit - s->next_id < n_ids) {
+            pthread_mutex_unlock(&s->lock);
+            rc = store_commit_run(s, STORE_COMMIT_IDS, err);
+            pthread_mutex_lock(&s->lock);
+        }
+        if (rc == 0)
+            rc = store_make_room(s, n_bytes, err);
+    } while (rc == 0 && s->id_limit - s->next_id < n_ids);
+    return rc;
+}
+
+/* [lock] Reserves space for every draft, or for none. */
+static int drafts_reserve(struct store *s, struct draft **drafts, struct err *err)
+{
+    for (int i = 0; i < s->media->n_devices; i++) {
+        struct draft *d = drafts[i];
+        if (d == NULL)
+            continue;
+        int rc = alloc_take(&s->alloc[i], d->h.n_bytes, &d->h.segment, &d->h.offset);
+        if (rc != 0)
+            return err_set(err, rc, "a chunk of %llu bytes does not fit a segment of %llu",
+                           (unsigned long long)d->h.n_bytes,
+                           (unsigned long long)s->media->segment_bytes);
+        d->h.id = s->next_id++;
+        d->x = extent_new(&d->h);
+        s->used_bytes += d->h.n_bytes;
+    }
+    return 0;
+}
+
+static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
+{
+    for (int i = 0; i < s->media->n_devices; i++) {
+        if (drafts[i] == NULL)
+            continue;
+        int rc = s->media->ops->write(s->media, &drafts[i]->h, drafts[i]->bytes, err);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* [lock] Hands the written extents to the next commit. */
+static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **drafts)
+{
+    for (int i = 0; i < s->media->n_devices; i++) {
+        struct draft *d = drafts[i];
+        if (d == NULL)
+            continue;
+        size_t n_bytes = d->h.n_records * sizeof d->h.records[0];
+        d->x->records = memcpy(xmalloc(n_bytes), d->h.records, n_bytes);
+        catalog_attach(&s->catalog, n, d->x, NULL);
+        s->appended_bytes += d->h.n_bytes;
+        d->x->pending_next = NULL;
+        *s->pending_end = d->x;
+        s->pending_end = &d->x->pending_next;
+        d->x = NULL;
+    }
+}
+
+/* [lock] Frees the drafts and gives back what they had reserved and not attached. */
+static void drafts_free(struct store *s, struct draft **drafts)
+{
+    for (int i = 0; i < s->media->n_devices; i++) {
+        if (drafts[i] != NULL && drafts[i]->x != NULL)
+            store_give_extent(s, drafts[i]->x);
+        free(drafts[i]);
+    }
+}
+
+/* [lock] Waits until nobody else writes this key, then becomes its writer. */
+static int writer_enter(struct store *s, const struct store_chunk *c,
+                        struct chunk_node **out, struct err *err)
+{
+    struct chunk_node *n;
+    while ((n = catalog_find(&s->catalog, &c->key)) != NULL && n->has_writer)
+        pthread_cond_wait(&s->writer_left, &s->lock);
+    int rc = store_can_save(s, err);
+    if (rc == 0) {
+        rc = catalog_add(&s->catalog, &c->key, &c->parent, &c->fingerprint, c->chunk_idx,
+                         &n);
+        if (rc != 0)
+            err_set(err, rc, "the store holds too many different fingerprints");
+    }
+    if (rc != 0)
+        return rc;
+    n->has_writer = true;
+    catalog_settle(&s->catalog, n);
+    *out = n;
+    return 0;
+}
+
+static void writer_leave(struct store *s, struct chunk_node *n)
+{
+    n->has_writer = false;
+    catalog_settle(&s->catalog, n);
+    pthread_cond_broadcast(&s->writer_left);
+}
+
+int store_append(struct store *s, const struct store_chunk *chunk, struct err *err)
+{
+    struct draft *drafts[STORE_MAX_DEVICES] = {0};
+    struct chunk_node *n;
+    int rc = chunk_check(chunk, err);
+    if (rc != 0)
+        return rc;
+
+    pthread_mutex_lock(&s->lock);
+    rc = writer_enter(s, chunk, &n, err);
+    if (rc != 0) {
+        pthread_mutex_unlock(&s->lock);
+        return rc;
+    }
+    struct store_mask have = mask_of(n);
+    uint64_t n_bytes = drafts_plan(s, chunk, &have, drafts);
+    if (n_bytes > 0) {
+        rc = prepare(s, n_bytes, err);
+        if (rc == 0)
+            rc = drafts_reserve(s, drafts, err);
+        pthread_mutex_unlock(&s->lock);
+        if (rc == 0)
+            rc = drafts_write(s, drafts, err);
+        pthread_mutex_lock(&s->lock);
+        if (rc == 0)
+            rc = store_can_save(s, err); /* a commit may have failed for good meanwhile */
+        if (rc == 0)
+            drafts_attach(s, n, drafts);
+    }
+    if (rc == 0)
+        store_touch_node(s, n);
+    drafts_free(s, drafts);
+    writer_leave(s, n);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}

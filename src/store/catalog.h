@@ -1,0 +1,114 @@
+/* catalog.h - the chunks in memory: a hash table by key, the tree of parents, and who may be
+ * evicted.  Pure: no files, no locks (the store's lock protects it).
+ *
+ * A *node* stands for a key.  It may have extents, or be only a name: the root of a context, or a
+ * parent whose data is gone (a hole).  A node without extents, children, pins or a writer is freed.
+ * Only leaves are evicted, so a stored chunk's parent is normally stored; where it is not, the chunk
+ * is merely unreachable until the parent is stored again, since keys hash their whole past.
+ *
+ * Use is ordered by `tick`, a counter; the evictable nodes are a heap by tick.  About 250 bytes a
+ * chunk on one device. */
+#ifndef STORE_CATALOG_H
+#define STORE_CATALOG_H
+
+#include "store/chunk.h"
+
+enum extent_state {
+    EXTENT_PENDING, /* written, not committed: invisible */
+    EXTENT_LIVE,    /* named by the index */
+    EXTENT_DEAD,    /* condemned; still there because a hit pins its chunk */
+    EXTENT_FREEING, /* off its node; its space is free once the index has let go of it */
+};
+
+struct extent {
+    struct extent *next;          /* on the node, or in the list of those being freed */
+    struct extent *pending_next;  /* in the list of those to be committed */
+    struct chunk_node *node;      /* NULL once FREEING */
+    struct chunk_record *records; /* n_records, or NULL where not loaded */
+    uint64_t id;
+    uint64_t offset;
+    uint32_t segment;
+    uint32_t n_blocks;
+    uint16_t n_records;
+    uint8_t device;
+    uint8_t state;
+    bool given; /* test-only: STORE_BUG_EARLY_REUSE has freed its space already */
+};
+
+struct chunk_node {
+    struct sha256 key;
+    struct store_mask mask; /* the records of LIVE extents */
+    struct chunk_node *parent;
+    struct chunk_node *next; /* in its hash bucket */
+    struct extent *extents;
+    uint64_t tick;
+    uint32_t used_wall_s;
+    uint32_t n_children, n_pins;
+    uint32_t heap_at; /* 1 + position in the heap; 0: not evictable */
+    uint32_t chunk_idx;
+    uint16_t fingerprint_idx;
+    uint32_t n_live, n_pending;
+    bool has_writer; /* an append of this key is under way */
+    bool reachable;  /* gc's mark */
+};
+
+struct catalog_fingerprint {
+    struct sha256 value;
+    uint64_t n_nodes; /* with live extents */
+};
+
+struct catalog {
+    struct chunk_node **buckets;
+    uint64_t n_buckets, n_nodes;
+    uint64_t n_chunks; /* nodes with live extents */
+    uint64_t n_live;   /* live extents */
+    struct chunk_node **heap;
+    uint32_t n_heap, max_heap;
+    struct catalog_fingerprint *fingerprints;
+    uint32_t n_fingerprints;
+    uint64_t tick;
+};
+
+void catalog_init(struct catalog *c);
+void catalog_deinit(
+    struct catalog *c); /* frees all nodes and extents, whatever their state */
+
+static inline uint64_t extent_bytes(const struct extent *x)
+{
+    return (uint64_t)x->n_blocks * STORE_ALIGN;
+}
+
+struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);
+/* Finds or adds the node of a key, and links it to its parent's node, which is added too where it
+ * is missing. ERR_LIMIT after 65,535 different fingerprints. */
+int catalog_add(struct catalog *c, const struct sha256 *key, const struct sha256 *parent,
+                const struct sha256 *fingerprint, uint32_t chunk_idx,
+                struct chunk_node **out);
+
+/* Puts an extent (state PENDING or LIVE, records loaded or `mask` given) on its node. */
+void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
+                    const struct store_mask *mask);
+/* PENDING -> LIVE. */
+void catalog_publish(struct catalog *c, struct extent *x);
+/* Takes an extent off its node, which is then the caller's; the node may be gone afterwards. */
+void catalog_detach(struct catalog *c, struct extent *x);
+/* LIVE -> DEAD for all extents of the node. */
+void catalog_kill(struct catalog *c, struct chunk_node *n);
+
+/* Marks as most recently used. */
+void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s);
+/* After n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
+void catalog_settle(struct catalog *c, struct chunk_node *n);
+/* The least recently used leaf, or NULL. */
+struct chunk_node *catalog_victim(const struct catalog *c);
+
+/* Whether any live chunk has this fingerprint. */
+bool catalog_knows(const struct catalog *c, const struct sha256 *fingerprint);
+
+/* The bytes of all extents on nodes, in whatever state. Slow, for audits. */
+uint64_t catalog_bytes(const struct catalog *c);
+
+/* Recounts everything; false where an invariant does not hold. Slow, for tests and verify. */
+bool catalog_audit(const struct catalog *c);
+
+#endif

@@ -1,0 +1,174 @@
+/* chunk.c - see chunk.h. Knows bytes only: no files, no index.
+ *
+ * Invariants: 1. decode(encode(h)) == h.  2. Every length and index that decode lets through is
+ * within the bounds of chunk.h, so that later code may use them without looking again. */
+#include "store/chunk.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "store/bugs.h"
+
+static const uint8_t magic[8] = "HCEXTENT";
+
+enum { /* byte offsets; docs/STORE_FORMAT.md has the same table */
+       H_VERSION = 8,
+       H_TOKENS_N = 12,
+       H_CHECKSUM = 16,
+       H_UUID = 24,
+       H_ID = 40,
+       H_BYTES = 48,
+       H_OFFSET = 56,
+       H_SEGMENT = 64,
+       H_CHUNK_IDX = 68,
+       H_DEVICE = 72,
+       H_RECORDS_N = 74,
+       H_KEY = 80,
+       H_PARENT = 112,
+       H_FINGERPRINT = 144,
+       H_TOKENS = 176,
+       H_TABLE = 512,
+};
+#define FORMAT_VERSION 1
+
+_Static_assert(H_TOKENS + 4 * STORE_CHUNK_TOKENS <= H_TABLE, "tokens end before the table");
+_Static_assert(H_TABLE + CHUNK_MAX_RECORDS * CHUNK_RECORD_CODE <= CHUNK_HEADER_BYTES,
+               "all records of a chunk fit one header");
+
+uint64_t chunk_layout(struct chunk_record *records, int n)
+{
+    uint64_t offset = CHUNK_HEADER_BYTES;
+    for (int i = 0; i < n; i++) {
+        records[i].offset = (uint32_t)offset;
+        offset += round_up(records[i].n_bytes, STORE_ALIGN);
+    }
+    return offset;
+}
+
+void chunk_table_encode(const struct chunk_record *records, int n, uint8_t *out)
+{
+    CHECK(n >= 1 && n <= CHUNK_MAX_RECORDS);
+    for (int i = 0; i < n; i++, out += CHUNK_RECORD_CODE) {
+        out[0] = records[i].layer;
+        out[1] = records[i].kind;
+        put_u32(out + 2, records[i].n_bytes);
+        put_u64(out + 6, records[i].checksum);
+    }
+}
+
+static int record_order(const struct chunk_record *r)
+{
+    return r->kind * STORE_MAX_LAYERS + r->layer;
+}
+
+int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
+                       struct chunk_record *out)
+{
+    if (n < 1 || n > CHUNK_MAX_RECORDS)
+        return ERR_CORRUPT;
+    uint64_t all_bytes = CHUNK_HEADER_BYTES;
+    for (int i = 0; i < n; i++, in += CHUNK_RECORD_CODE) {
+        struct chunk_record *r = &out[i];
+        r->layer = in[0];
+        r->kind = in[1];
+        r->n_bytes = get_u32(in + 2);
+        r->checksum = get_u64(in + 6);
+        if (r->layer >= STORE_MAX_LAYERS || r->kind >= STORE_KINDS || r->n_bytes < 1 ||
+            r->n_bytes > CHUNK_MAX_RECORD_BYTES)
+            return ERR_CORRUPT;
+        if (i > 0 && record_order(r) <= record_order(r - 1))
+            return ERR_CORRUPT;
+        all_bytes += round_up(r->n_bytes, STORE_ALIGN);
+        if (all_bytes > extent_bytes || all_bytes > UINT32_MAX)
+            return ERR_CORRUPT;
+    }
+    return chunk_layout(out, n) == extent_bytes ? 0 : ERR_CORRUPT;
+}
+
+struct store_mask chunk_mask(const struct chunk_record *records, int n)
+{
+    struct store_mask m = {0};
+    for (int i = 0; i < n; i++)
+        store_mask_add(&m, records[i].layer, (enum store_kind)records[i].kind);
+    return m;
+}
+
+/* The checksum covers all 4096 bytes, its own field taken as zero. */
+static uint64_t header_checksum(const uint8_t in[CHUNK_HEADER_BYTES])
+{
+    uint8_t copy[CHUNK_HEADER_BYTES];
+    memcpy(copy, in, sizeof copy);
+    put_u64(copy + H_CHECKSUM, 0);
+    return checksum64(copy, sizeof copy);
+}
+
+void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_BYTES])
+{
+    CHECK(h->offset % STORE_ALIGN == 0 && h->n_bytes % STORE_ALIGN == 0);
+    memset(out, 0, CHUNK_HEADER_BYTES);
+    memcpy(out, magic, sizeof magic);
+    put_u32(out + H_VERSION, FORMAT_VERSION);
+    put_u32(out + H_TOKENS_N, STORE_CHUNK_TOKENS);
+    memcpy(out + H_UUID, h->uuid, sizeof h->uuid);
+    put_u64(out + H_ID, h->id);
+    put_u64(out + H_BYTES, h->n_bytes);
+    put_u64(out + H_OFFSET, h->offset);
+    put_u32(out + H_SEGMENT, h->segment);
+    put_u32(out + H_CHUNK_IDX, h->chunk_idx);
+    put_u16(out + H_DEVICE, h->device);
+    put_u16(out + H_RECORDS_N, h->n_records);
+    memcpy(out + H_KEY, h->key.b, sizeof h->key.b);
+    memcpy(out + H_PARENT, h->parent.b, sizeof h->parent.b);
+    memcpy(out + H_FINGERPRINT, h->fingerprint.b, sizeof h->fingerprint.b);
+    for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
+        put_u32(out + H_TOKENS + 4 * i, (uint32_t)h->tokens[i]);
+    chunk_table_encode(h->records, h->n_records, out + H_TABLE);
+    put_u64(out + H_CHECKSUM, header_checksum(out));
+}
+
+/* What only follows from several fields together. */
+static int header_check(const struct chunk_header *h, struct err *err)
+{
+    if (h->chunk_idx >= CHUNK_MAX_IDX || h->offset % STORE_ALIGN != 0 ||
+        h->device >= STORE_MAX_DEVICES)
+        return err_set(err, ERR_CORRUPT, "an extent header has a field out of range");
+    struct sha256 key = store_chunk_key(&h->parent, h->tokens);
+    if (memcmp(key.b, h->key.b, sizeof key.b) != 0)
+        return err_set(err, ERR_CORRUPT, "an extent's key is not the hash of its tokens");
+    return 0;
+}
+
+int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_header *out,
+                        struct err *err)
+{
+    if (memcmp(in, magic, sizeof magic) != 0)
+        return err_set(err, ERR_FORMAT, "no extent header here");
+    if (get_u64(in + H_CHECKSUM) != header_checksum(in))
+        return err_set(err, ERR_CORRUPT, "an extent header's checksum does not hold");
+    if (get_u32(in + H_VERSION) != FORMAT_VERSION)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "an extent has format version %u; this build knows %d",
+                       get_u32(in + H_VERSION), FORMAT_VERSION);
+    memcpy(out->uuid, in + H_UUID, sizeof out->uuid);
+    out->id = get_u64(in + H_ID);
+    out->n_bytes = get_u64(in + H_BYTES);
+    out->offset = get_u64(in + H_OFFSET);
+    out->segment = get_u32(in + H_SEGMENT);
+    out->chunk_idx = get_u32(in + H_CHUNK_IDX);
+    out->device = get_u16(in + H_DEVICE);
+    out->n_records = get_u16(in + H_RECORDS_N);
+    memcpy(out->key.b, in + H_KEY, sizeof out->key.b);
+    memcpy(out->parent.b, in + H_PARENT, sizeof out->parent.b);
+    memcpy(out->fingerprint.b, in + H_FINGERPRINT, sizeof out->fingerprint.b);
+    for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
+        out->tokens[i] = (int32_t)get_u32(in + H_TOKENS + 4 * i);
+    if (get_u32(in + H_TOKENS_N) != STORE_CHUNK_TOKENS)
+        return err_set(err, ERR_CORRUPT, "an extent header has %u tokens",
+                       get_u32(in + H_TOKENS_N));
+    if (chunk_table_decode(in + H_TABLE, out->n_records, out->n_bytes, out->records) != 0 &&
+        !store_has_bug(STORE_BUG_NO_BOUND))
+        return err_set(err, ERR_CORRUPT,
+                       "an extent header's table of records is not well formed");
+    return header_check(out, err);
+}

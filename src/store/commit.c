@@ -1,0 +1,220 @@
+/* commit.c - the barrier: data durable, then the index.
+ *
+ *   1. lock: take the pending extents and those to be freed
+ *   2. sync the media                         (only if something was appended)
+ *   3. one index transaction: rows added, rows dropped, uses noted
+ *   4. lock: publish, and give freed space back to the allocator
+ *
+ * The order 2 before 3 is what makes the index never name bytes that are not durable; 3 before 4 is
+ * what keeps freed space from being overwritten while a crash could still bring its row back.
+ *
+ * A failed sync is final: Linux reports a lost write once and then forgets it, so trying again would
+ * look like success.  Everything not committed is dropped and saving is off until the store is
+ * opened anew.  Reading goes on.  A full disk under the index is the one exception: nothing has
+ * happened, everything stays appended, and the next commit tries again. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+struct batch {
+    struct extent *pending;
+    struct index_row *rows; /* of pending, in that order */
+    uint64_t n_rows;
+    struct extent *freeing;
+    struct store_touch *touched;
+    uint32_t n_touched;
+    uint64_t id_limit; /* as this commit makes it durable */
+};
+
+int store_can_save(struct store *s, struct err *err)
+{
+    if (s->read_only)
+        return err_set(err, -EROFS, "the store was opened for reading only");
+    if (s->saving_err.code != 0)
+        return err_set(err, s->saving_err.code, "saving is off: %s", s->saving_err.msg);
+    return 0;
+}
+
+static struct index_row row_of(const struct store *s, const struct extent *x)
+{
+    const struct chunk_node *n = x->node;
+    CHECK(x->state == EXTENT_PENDING && n->parent != NULL);
+    return (struct index_row){
+        .id = x->id,
+        .key = n->key,
+        .parent = n->parent->key,
+        .fingerprint = s->catalog.fingerprints[n->fingerprint_idx].value,
+        .offset = x->offset,
+        .segment = x->segment,
+        .n_blocks = x->n_blocks,
+        .chunk_idx = n->chunk_idx,
+        .device = x->device,
+        .n_records = x->n_records,
+        .mask = chunk_mask(x->records, x->n_records),
+        .tick = n->tick,
+        .used_wall_s = n->used_wall_s,
+    };
+}
+
+/* [lock] */
+static void batch_take(struct store *s, unsigned what, struct batch *b)
+{
+    *b = (struct batch){.freeing = s->freeing,
+                        .touched = s->touched,
+                        .n_touched = s->n_touched,
+                        .id_limit = s->next_id + STORE_ID_RESERVE};
+    s->freeing = NULL;
+    s->touched = NULL;
+    s->n_touched = 0;
+    if (!(what & STORE_COMMIT_PENDING))
+        return;
+    b->pending = s->pending;
+    s->pending = NULL;
+    s->pending_end = &s->pending;
+    for (const struct extent *x = b->pending; x != NULL; x = x->pending_next)
+        b->n_rows++;
+    if (b->n_rows == 0)
+        return;
+    b->rows = xmalloc(b->n_rows * sizeof b->rows[0]);
+    uint64_t i = 0;
+    for (const struct extent *x = b->pending; x != NULL; x = x->pending_next)
+        b->rows[i++] = row_of(s, x);
+}
+
+/* The records of a PENDING extent are stable: only a commit changes its state. */
+static int batch_index(struct store *s, const struct batch *b, struct err *err)
+{
+    int rc = index_begin(s->index, err);
+    uint64_t i = 0;
+    for (const struct extent *x = b->pending; rc == 0 && x != NULL; x = x->pending_next)
+        rc = index_add(s->index, &b->rows[i++], x->records, err);
+    for (const struct extent *x = b->freeing; rc == 0 && x != NULL; x = x->next)
+        rc = index_drop(s->index, x->id, err);
+    for (uint32_t t = 0; rc == 0 && t < b->n_touched; t++)
+        rc = index_touch(s->index, b->touched[t].id, b->touched[t].tick,
+                         b->touched[t].used_wall_s, err);
+    return rc == 0 ? index_commit(s->index, b->id_limit, err) : rc;
+}
+
+static int batch_write(struct store *s, const struct batch *b, struct err *err)
+{
+    int rc = 0;
+    bool index_first = store_has_bug(STORE_BUG_INDEX_FIRST);
+    bool sync = b->pending != NULL && !store_has_bug(STORE_BUG_NO_SYNC);
+    if (sync && !index_first)
+        rc = s->media->ops->sync(s->media, err);
+    if (rc != 0)
+        return rc == -ENOSPC ? -EIO
+                             : rc; /* a sync that failed is final, whatever its code */
+    if (s->index != NULL) {
+        pthread_mutex_lock(&s->index_lock);
+        rc = batch_index(s, b, err);
+        pthread_mutex_unlock(&s->index_lock);
+    }
+    if (rc == 0 && sync && index_first)
+        rc = s->media->ops->sync(s->media, err);
+    return rc;
+}
+
+/* [lock] */
+static void batch_succeeds(struct store *s, struct batch *b)
+{
+    for (struct extent *x = b->pending, *next; x != NULL; x = next) {
+        next = x->pending_next;
+        x->pending_next = NULL;
+        struct chunk_node *n = x->node;
+        catalog_publish(&s->catalog, x);
+        store_unload_node(s, n);
+    }
+    if (s->index != NULL)
+        s->id_limit = b->id_limit;
+    for (struct extent *x = b->freeing, *next; x != NULL; x = next) {
+        next = x->next;
+        s->freeing_bytes -= extent_bytes(x);
+        store_give_extent(s, x);
+    }
+}
+
+/* [lock] Puts everything back for the next try, in front of what has come since. */
+static void batch_returns(struct store *s, struct batch *b)
+{
+    if (b->pending != NULL) {
+        struct extent *last = b->pending;
+        while (last->pending_next != NULL)
+            last = last->pending_next;
+        last->pending_next = s->pending;
+        if (s->pending == NULL)
+            s->pending_end = &last->pending_next;
+        s->pending = b->pending;
+    }
+    struct extent **end = &b->freeing;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = s->freeing;
+    s->freeing = b->freeing;
+}
+
+/* [lock] Forgets what was appended and not committed. Its space is not given out again: saving is
+ * off, or the store is being closed. */
+static void pending_drop(struct store *s)
+{
+    for (struct extent *x = s->pending, *next; x != NULL; x = next) {
+        next = x->pending_next;
+        x->pending_next = NULL;
+        catalog_detach(&s->catalog, x);
+        store_give_extent(s, x);
+    }
+    s->pending = NULL;
+    s->pending_end = &s->pending;
+}
+
+/* [lock] */
+static void batch_fails(struct store *s, struct batch *b, int rc, const struct err *why)
+{
+    batch_returns(s, b);
+    if (rc == -ENOSPC)
+        return;
+    s->saving_err = *why;
+    s->saving_err.code = rc;
+    pending_drop(s);
+}
+
+int store_commit_run(struct store *s, unsigned what, struct err *err)
+{
+    struct batch b = {0};
+    struct err local = {0};
+    pthread_mutex_lock(&s->commit_lock);
+    pthread_mutex_lock(&s->lock);
+    int rc = store_can_save(s, &local);
+    bool wanted = s->freeing != NULL ||
+                  ((what & STORE_COMMIT_PENDING) && s->pending != NULL) ||
+                  ((what & STORE_COMMIT_TOUCHED) && s->n_touched > 0) ||
+                  ((what & STORE_COMMIT_IDS) && s->index != NULL);
+    if (rc == 0 && wanted)
+        batch_take(s, what, &b);
+    pthread_mutex_unlock(&s->lock);
+
+    if (rc == 0 && wanted) {
+        rc = batch_write(s, &b, &local);
+        pthread_mutex_lock(&s->lock);
+        if (rc == 0)
+            batch_succeeds(s, &b);
+        else
+            batch_fails(s, &b, rc, &local);
+        pthread_mutex_unlock(&s->lock);
+        free(b.rows);
+        free(b.touched);
+    }
+    pthread_mutex_unlock(&s->commit_lock);
+    if (rc != 0)
+        err_set(err, rc, "%s", local.msg);
+    return rc;
+}
+
+int store_commit(struct store *s, struct err *err)
+{
+    return store_commit_run(s, STORE_COMMIT_PENDING, err);
+}

@@ -1,0 +1,157 @@
+/* dram.c - media in memory (media.h): segments are anonymous maps, reads need no copy.
+ *
+ * A segment's address never changes while the store is open, so a pointer into an extent is good
+ * for as long as the extent is (the store's pins see to that). */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "store/media.h"
+
+struct dram {
+    struct media base;
+    pthread_mutex_t lock; /* protects the two below; not the bytes */
+    uint8_t **segments;
+    uint32_t n_segments;
+};
+
+static struct dram *dram_of(struct media *m)
+{
+    return (struct dram *)m;
+}
+
+static uint8_t *segment_get(struct dram *d, uint32_t segment, bool create)
+{
+    pthread_mutex_lock(&d->lock);
+    if (create && segment >= d->n_segments) {
+        d->segments = xrealloc(d->segments, (segment + 1) * sizeof d->segments[0]);
+        while (d->n_segments <= segment)
+            d->segments[d->n_segments++] = NULL;
+    }
+    if (create && d->segments[segment] == NULL)
+        d->segments[segment] = mem_map(d->base.segment_bytes);
+    uint8_t *p = segment < d->n_segments ? d->segments[segment] : NULL;
+    pthread_mutex_unlock(&d->lock);
+    return p;
+}
+
+static void dram_close(struct media *m)
+{
+    struct dram *d = dram_of(m);
+    for (uint32_t i = 0; i < d->n_segments; i++)
+        if (d->segments[i] != NULL)
+            mem_unmap(d->segments[i], d->base.segment_bytes);
+    free(d->segments);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static int dram_write(struct media *m, struct chunk_header *h, const void *const *bytes,
+                      struct err *err)
+{
+    CHECK(h->device == 0 && h->offset + h->n_bytes <= m->segment_bytes);
+    uint8_t *segment = segment_get(dram_of(m), h->segment, true);
+    if (segment == NULL)
+        return err_set(err, -ENOMEM, "no memory for another %llu bytes of saved state",
+                       (unsigned long long)m->segment_bytes);
+    uint8_t *extent = segment + h->offset;
+    for (int i = 0; i < h->n_records; i++) {
+        struct chunk_record *r = &h->records[i];
+        memcpy(extent + r->offset, bytes[i], r->n_bytes);
+        r->checksum = checksum64(extent + r->offset, r->n_bytes);
+    }
+    chunk_header_encode(h, extent);
+    return 0;
+}
+
+static int dram_sync(struct media *m, struct err *err)
+{
+    (void)m, (void)err;
+    return 0;
+}
+
+static const uint8_t *dram_at(struct media *m, int device, uint32_t segment,
+                              uint64_t offset)
+{
+    uint8_t *p = segment_get(dram_of(m), segment, false);
+    CHECK(device == 0 && p != NULL);
+    return p + offset;
+}
+
+static int dram_read(struct media *m, int device, uint32_t segment, uint64_t offset,
+                     void *buf, size_t n, struct err *err)
+{
+    (void)err;
+    memcpy(buf, dram_at(m, device, segment, offset), n);
+    return 0;
+}
+
+static struct io_file *dram_file(struct media *m, int device, uint32_t segment)
+{
+    (void)m, (void)device, (void)segment;
+    return NULL;
+}
+
+static uint32_t dram_n_segments(struct media *m, int device)
+{
+    (void)device;
+    struct dram *d = dram_of(m);
+    pthread_mutex_lock(&d->lock);
+    uint32_t n = d->n_segments;
+    pthread_mutex_unlock(&d->lock);
+    return n;
+}
+
+static uint64_t dram_segment_size(struct media *m, int device, uint32_t segment)
+{
+    (void)device;
+    return segment_get(dram_of(m), segment, false) != NULL ? m->segment_bytes : 0;
+}
+
+static int dram_cut(struct media *m, int device, uint32_t segment, uint64_t end_bytes,
+                    struct err *err)
+{
+    (void)device, (void)err;
+    struct dram *d = dram_of(m);
+    pthread_mutex_lock(&d->lock);
+    if (end_bytes == 0 && segment < d->n_segments && d->segments[segment] != NULL) {
+        mem_unmap(d->segments[segment], m->segment_bytes);
+        d->segments[segment] = NULL;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return 0;
+}
+
+static int dram_wipe(struct media *m, int device, uint32_t segment, uint64_t begin,
+                     uint64_t end, struct err *err)
+{
+    (void)device, (void)err;
+    uint8_t *p = segment_get(dram_of(m), segment, false);
+    if (p != NULL)
+        memset(p + begin, 0, end - begin);
+    return 0;
+}
+
+static const struct media_ops dram_ops = {
+    .close = dram_close,
+    .write = dram_write,
+    .sync = dram_sync,
+    .read = dram_read,
+    .at = dram_at,
+    .file = dram_file,
+    .n_segments = dram_n_segments,
+    .segment_size = dram_segment_size,
+    .cut = dram_cut,
+    .wipe = dram_wipe,
+};
+
+struct media *dram_open(uint64_t segment_bytes)
+{
+    struct dram *d = xcalloc(1, sizeof *d);
+    d->base = (struct media){&dram_ops, 1, segment_bytes};
+    pthread_mutex_init(&d->lock, NULL);
+    return &d->base;
+}

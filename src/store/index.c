@@ -1,0 +1,509 @@
+/* index.c - see index.h. The only file of the store, besides the VFS, that knows SQLite.
+ *
+ * Invariants: 1. meta's n_rows and sum describe exactly the extent rows of the same transaction.
+ * 2. Nothing that SQLite returns is used before its length and checksum have been checked. */
+#include "store/index.h"
+
+#include <errno.h>
+#include <sqlite3.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/mem.h"
+#include "io/io.h"
+#include "store/vfs.h"
+
+#define FORMAT_VERSION 1
+
+enum {
+    M_CHECKSUM = 0,
+    M_VERSION = 8,
+    M_DEVICES_N = 12,
+    M_UUID = 16,
+    M_SEGMENT = 32,
+    M_NEXT_ID = 40,
+    M_ROWS_N = 48,
+    M_SUM = 56,
+    META_BYTES = 64
+};
+enum {
+    R_CHECKSUM = 0,
+    R_ID = 8,
+    R_OFFSET = 16,
+    R_SEGMENT = 24,
+    R_BLOCKS_N = 28,
+    R_CHUNK_IDX = 32,
+    R_DEVICE = 36,
+    R_RECORDS_N = 38,
+    R_KEY = 40,
+    R_PARENT = 72,
+    R_FINGERPRINT = 104,
+    R_MASK = 136,
+    ROW_BYTES = 168
+};
+
+enum statement {
+    ADD_EXTENT,
+    ADD_RECORDS,
+    GET_ROW,
+    GET_RECORDS,
+    DROP_EXTENT,
+    DROP_RECORDS,
+    TOUCH,
+    SET_META,
+    N_STATEMENTS
+};
+
+static const char *const statement_sql[N_STATEMENTS] = {
+    [ADD_EXTENT] = "INSERT INTO extent(id, tick, used_wall_s, row) VALUES(?1, ?2, ?3, ?4)",
+    [ADD_RECORDS] = "INSERT INTO record(id, tab) VALUES(?1, ?2)",
+    [GET_ROW] = "SELECT row FROM extent WHERE id = ?1",
+    [GET_RECORDS] = "SELECT tab FROM record WHERE id = ?1",
+    [DROP_EXTENT] = "DELETE FROM extent WHERE id = ?1",
+    [DROP_RECORDS] = "DELETE FROM record WHERE id = ?1",
+    [TOUCH] = "UPDATE extent SET tick = ?2, used_wall_s = ?3 WHERE id = ?1",
+    [SET_META] = "INSERT OR REPLACE INTO meta(id, row) VALUES(1, ?1)",
+};
+
+struct index {
+    sqlite3 *db;
+    char *vfs_name, *path;
+    sqlite3_stmt *st[N_STATEMENTS];
+    struct index_meta meta;
+    uint64_t n_rows, sum;         /* as committed */
+    uint64_t new_n_rows, new_sum; /* as the open transaction leaves them */
+};
+
+/* --- errors ----------------------------------------------------------------------------------- */
+
+static int code_of(int sqlite_code)
+{
+    switch (sqlite_code & 0xff) {
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+        return ERR_BUSY;
+    case SQLITE_FULL:
+        return -ENOSPC;
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+    case SQLITE_ERROR: /* "no such table": half-made, or a damaged schema */
+    case SQLITE_MISMATCH:
+    case SQLITE_CONSTRAINT:
+    case SQLITE_TOOBIG:
+        return ERR_CORRUPT;
+    case SQLITE_READONLY:
+        return -EROFS;
+    case SQLITE_PERM:
+    case SQLITE_CANTOPEN:
+        return -EACCES;
+    default:
+        return -EIO;
+    }
+}
+
+static int db_err(struct index *ix, const char *what, struct err *err)
+{
+    int rc = code_of(sqlite3_extended_errcode(ix->db));
+    if (rc == ERR_BUSY)
+        return err_set(err, rc, "the store is in use by another process (%s is locked)",
+                       ix->path);
+    return err_set(err, rc, "index %s: %s: %s", ix->path, what, sqlite3_errmsg(ix->db));
+}
+
+static int exec(struct index *ix, const char *sql, struct err *err)
+{
+    return sqlite3_exec(ix->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0
+                                                                    : db_err(ix, sql, err);
+}
+
+/* Runs a bound statement that gives no rows. */
+static int run(struct index *ix, enum statement which, struct err *err)
+{
+    int step = sqlite3_step(ix->st[which]);
+    int rc = step == SQLITE_DONE ? 0 : db_err(ix, statement_sql[which], err);
+    sqlite3_reset(ix->st[which]);
+    sqlite3_clear_bindings(ix->st[which]);
+    return rc;
+}
+
+/* --- coding ----------------------------------------------------------------------------------- */
+
+static void row_encode(const struct index_row *r, uint8_t out[ROW_BYTES])
+{
+    put_u64(out + R_ID, r->id);
+    put_u64(out + R_OFFSET, r->offset);
+    put_u32(out + R_SEGMENT, r->segment);
+    put_u32(out + R_BLOCKS_N, r->n_blocks);
+    put_u32(out + R_CHUNK_IDX, r->chunk_idx);
+    put_u16(out + R_DEVICE, r->device);
+    put_u16(out + R_RECORDS_N, r->n_records);
+    memcpy(out + R_KEY, r->key.b, sizeof r->key.b);
+    memcpy(out + R_PARENT, r->parent.b, sizeof r->parent.b);
+    memcpy(out + R_FINGERPRINT, r->fingerprint.b, sizeof r->fingerprint.b);
+    for (int k = 0; k < STORE_KINDS; k++)
+        for (int w = 0; w < 2; w++)
+            put_u64(out + R_MASK + 16 * k + 8 * w, r->mask.has[k][w]);
+    put_u64(out + R_CHECKSUM, checksum64(out + R_ID, ROW_BYTES - R_ID));
+}
+_Static_assert(STORE_MAX_LAYERS == 128 && STORE_KINDS == 2, "the row's mask has 4 words");
+
+static int mask_count(const struct store_mask *m)
+{
+    int n = 0;
+    for (int k = 0; k < STORE_KINDS; k++)
+        for (int w = 0; w < 2; w++)
+            n += __builtin_popcountll(m->has[k][w]);
+    return n;
+}
+
+static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
+{
+    if (n_bytes != ROW_BYTES ||
+        get_u64(in + R_CHECKSUM) != checksum64(in + R_ID, ROW_BYTES - R_ID))
+        return ERR_CORRUPT;
+    *r = (struct index_row){
+        .id = get_u64(in + R_ID),
+        .offset = get_u64(in + R_OFFSET),
+        .segment = get_u32(in + R_SEGMENT),
+        .n_blocks = get_u32(in + R_BLOCKS_N),
+        .chunk_idx = get_u32(in + R_CHUNK_IDX),
+        .device = get_u16(in + R_DEVICE),
+        .n_records = get_u16(in + R_RECORDS_N),
+    };
+    memcpy(r->key.b, in + R_KEY, sizeof r->key.b);
+    memcpy(r->parent.b, in + R_PARENT, sizeof r->parent.b);
+    memcpy(r->fingerprint.b, in + R_FINGERPRINT, sizeof r->fingerprint.b);
+    for (int k = 0; k < STORE_KINDS; k++)
+        for (int w = 0; w < 2; w++)
+            r->mask.has[k][w] = get_u64(in + R_MASK + 16 * k + 8 * w);
+    if (r->n_records < 1 || r->n_records > CHUNK_MAX_RECORDS ||
+        mask_count(&r->mask) != r->n_records || r->chunk_idx >= CHUNK_MAX_IDX ||
+        r->n_blocks <= r->n_records)
+        return ERR_CORRUPT;
+    return 0;
+}
+
+static void meta_encode(const struct index *ix, uint64_t next_id, uint8_t out[META_BYTES])
+{
+    put_u32(out + M_VERSION, FORMAT_VERSION);
+    put_u32(out + M_DEVICES_N, ix->meta.n_devices);
+    memcpy(out + M_UUID, ix->meta.uuid, STORE_UUID_BYTES);
+    put_u64(out + M_SEGMENT, ix->meta.segment_bytes);
+    put_u64(out + M_NEXT_ID, next_id);
+    put_u64(out + M_ROWS_N, ix->new_n_rows);
+    put_u64(out + M_SUM, ix->new_sum);
+    put_u64(out + M_CHECKSUM, checksum64(out + M_VERSION, META_BYTES - M_VERSION));
+}
+
+static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, struct err *err)
+{
+    if (n_bytes != META_BYTES ||
+        get_u64(in + M_CHECKSUM) != checksum64(in + M_VERSION, META_BYTES - M_VERSION))
+        return err_set(err, ERR_CORRUPT, "index %s: its description does not hold",
+                       ix->path);
+    if (get_u32(in + M_VERSION) != FORMAT_VERSION)
+        return err_set(err, ERR_UNSUPPORTED, "index %s has version %u; this build knows %d",
+                       ix->path, get_u32(in + M_VERSION), FORMAT_VERSION);
+    ix->meta.n_devices = get_u32(in + M_DEVICES_N);
+    memcpy(ix->meta.uuid, in + M_UUID, STORE_UUID_BYTES);
+    ix->meta.segment_bytes = get_u64(in + M_SEGMENT);
+    ix->meta.next_id = get_u64(in + M_NEXT_ID);
+    ix->n_rows = ix->new_n_rows = get_u64(in + M_ROWS_N);
+    ix->sum = ix->new_sum = get_u64(in + M_SUM);
+    return 0;
+}
+
+/* --- life cycle ------------------------------------------------------------------------------- */
+
+static int db_open(struct index *ix, int flags, struct err *err)
+{
+    if (sqlite3_open_v2(ix->path, &ix->db, flags | SQLITE_OPEN_NOMUTEX, ix->vfs_name) !=
+        SQLITE_OK)
+        return db_err(ix, "open", err);
+    sqlite3_extended_result_codes(ix->db, 1);
+    return exec(ix,
+                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
+                "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
+                "PRAGMA cache_size = -16384",
+                err);
+}
+
+static int db_prepare(struct index *ix, struct err *err)
+{
+    for (int i = 0; i < N_STATEMENTS; i++)
+        if (sqlite3_prepare_v3(ix->db, statement_sql[i], -1, SQLITE_PREPARE_PERSISTENT,
+                               &ix->st[i], NULL) != SQLITE_OK)
+            return db_err(ix, "prepare", err);
+    return 0;
+}
+
+static int index_new(struct io *io, const char *path, struct index **out, struct err *err)
+{
+    static atomic_uint counter;
+    struct index *ix = xcalloc(1, sizeof *ix);
+    ix->path = xstrdup(path);
+    ix->vfs_name = xasprintf("hcache-index-%u", atomic_fetch_add(&counter, 1));
+    int rc = vfs_register(io, ix->vfs_name, err);
+    if (rc != 0) {
+        free(ix->vfs_name);
+        ix->vfs_name = NULL;
+        index_close(ix);
+        return rc;
+    }
+    *out = ix;
+    return 0;
+}
+
+void index_close(struct index *ix)
+{
+    if (ix == NULL)
+        return;
+    for (int i = 0; i < N_STATEMENTS; i++)
+        sqlite3_finalize(ix->st[i]);
+    CHECK(sqlite3_close(ix->db) == SQLITE_OK); /* nothing of ours is left open */
+    if (ix->vfs_name != NULL)
+        vfs_unregister(ix->vfs_name);
+    free(ix->vfs_name);
+    free(ix->path);
+    free(ix);
+}
+
+static int meta_load(struct index *ix, struct err *err)
+{
+    sqlite3_stmt *st;
+    if (sqlite3_prepare_v2(ix->db, "SELECT row FROM meta", -1, &st, NULL) != SQLITE_OK)
+        return db_err(ix, "meta", err);
+    int rc, step = sqlite3_step(st);
+    if (step == SQLITE_ROW)
+        rc = meta_decode(ix, sqlite3_column_blob(st, 0),
+                         (size_t)sqlite3_column_bytes(st, 0), err);
+    else if (step == SQLITE_DONE)
+        rc = err_set(err, ERR_CORRUPT, "index %s is not complete", ix->path);
+    else
+        rc = db_err(ix, "meta", err);
+    sqlite3_finalize(st);
+    return rc;
+}
+
+int index_open(struct io *io, const char *path, bool read_only, struct index **out,
+               struct index_meta *meta, struct err *err)
+{
+    struct index *ix;
+    if (!io_exists(io, path))
+        return err_set(err, ERR_NOT_FOUND, "no index at %s", path);
+    int rc = index_new(io, path, &ix, err);
+    if (rc != 0)
+        return rc;
+    rc = db_open(ix, SQLITE_OPEN_READWRITE, err);
+    if (rc == 0 &&
+        read_only) { /* recovery of the WAL happens in memory, and nothing is folded back */
+        sqlite3_db_config(ix->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
+        rc = exec(ix, "PRAGMA wal_autocheckpoint = 0; PRAGMA query_only = ON", err);
+    }
+    if (rc == 0 && !read_only)
+        rc = exec(ix, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL", err);
+    if (rc == 0)
+        rc = meta_load(ix, err);
+    if (rc == 0)
+        rc = db_prepare(ix, err);
+    if (rc != 0) {
+        index_close(ix);
+        return rc;
+    }
+    *meta = ix->meta;
+    *out = ix;
+    return 0;
+}
+
+int index_create(struct io *io, const char *path, const struct index_meta *meta,
+                 struct index **out, struct err *err)
+{
+    struct index *ix;
+    int rc = index_new(io, path, &ix, err);
+    if (rc != 0)
+        return rc;
+    ix->meta = *meta;
+    rc = db_open(ix, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
+    if (rc == 0)
+        rc = exec(ix,
+                  "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE;"
+                  "CREATE TABLE meta(id INTEGER PRIMARY KEY, row BLOB NOT NULL);"
+                  "CREATE TABLE extent(id INTEGER PRIMARY KEY, tick INTEGER NOT NULL,"
+                  " used_wall_s INTEGER NOT NULL, row BLOB NOT NULL);"
+                  "CREATE TABLE record(id INTEGER PRIMARY KEY, tab BLOB NOT NULL)",
+                  err);
+    if (rc == 0)
+        rc = db_prepare(ix, err);
+    if (rc != 0) {
+        index_close(ix);
+        return rc;
+    }
+    *out = ix;
+    return 0;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *row),
+               void *arg, struct err *err)
+{
+    sqlite3_stmt *st;
+    if (sqlite3_prepare_v2(ix->db,
+                           "SELECT id, tick, used_wall_s, row FROM extent ORDER BY id", -1,
+                           &st, NULL) != SQLITE_OK)
+        return db_err(ix, "load", err);
+    uint64_t n_rows = 0, sum = 0;
+    int rc = 0, step = SQLITE_ROW;
+    while (rc == 0 && (step = sqlite3_step(st)) == SQLITE_ROW) {
+        struct index_row row;
+        const uint8_t *blob = sqlite3_column_blob(st, 3);
+        rc = row_decode(blob, (size_t)sqlite3_column_bytes(st, 3), &row);
+        if (rc == 0 && (row.id != (uint64_t)sqlite3_column_int64(st, 0) ||
+                        row.device >= ix->meta.n_devices || row.id >= ix->meta.next_id))
+            rc = ERR_CORRUPT;
+        if (rc != 0) {
+            err_set(err, rc, "index %s: a row does not hold", ix->path);
+            break;
+        }
+        row.tick = (uint64_t)sqlite3_column_int64(st, 1);
+        row.used_wall_s = (uint32_t)sqlite3_column_int64(st, 2);
+        n_rows++;
+        sum += get_u64(blob + R_CHECKSUM);
+        rc = fn(arg, &row);
+    }
+    if (rc == 0 && step != SQLITE_DONE)
+        rc = db_err(ix, "load", err);
+    sqlite3_finalize(st);
+    if (rc == 0 && (n_rows != ix->n_rows || sum != ix->sum))
+        rc = err_set(err, ERR_CORRUPT,
+                     "index %s: its rows are not those that were committed", ix->path);
+    return rc;
+}
+
+/* A table blob ends with a checksum over the table and the id. */
+static uint64_t table_checksum(const uint8_t *table, size_t n, uint64_t id)
+{
+    return checksum64(table, n) ^ (id * 0x9e3779b97f4a7c15u);
+}
+
+int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_bytes,
+                  struct chunk_record *out, struct err *err)
+{
+    CHECK(n_records >= 1 && n_records <= CHUNK_MAX_RECORDS);
+    sqlite3_stmt *st = ix->st[GET_RECORDS];
+    size_t n = (size_t)n_records * CHUNK_RECORD_CODE;
+    int rc = ERR_CORRUPT;
+    sqlite3_bind_int64(st, 1, (sqlite3_int64)id);
+    int step = sqlite3_step(st);
+    if (step == SQLITE_ROW && (size_t)sqlite3_column_bytes(st, 0) == n + 8) {
+        const uint8_t *blob = sqlite3_column_blob(st, 0);
+        if (get_u64(blob + n) == table_checksum(blob, n, id))
+            rc = chunk_table_decode(blob, n_records, extent_bytes, out);
+    }
+    if (step != SQLITE_ROW && step != SQLITE_DONE)
+        rc = db_err(ix, "records", err);
+    else if (rc != 0)
+        err_set(err, rc, "index %s: the records of extent %llu do not hold", ix->path,
+                (unsigned long long)id);
+    sqlite3_reset(st);
+    return rc;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+static int rollback(struct index *ix, int rc)
+{
+    if (!sqlite3_get_autocommit(ix->db))
+        sqlite3_exec(ix->db, "ROLLBACK", NULL, NULL, NULL);
+    ix->new_n_rows = ix->n_rows;
+    ix->new_sum = ix->sum;
+    return rc;
+}
+
+int index_begin(struct index *ix, struct err *err)
+{
+    int rc = exec(ix, "BEGIN IMMEDIATE", err);
+    return rc == 0 ? 0 : rollback(ix, rc);
+}
+
+int index_add(struct index *ix, const struct index_row *row,
+              const struct chunk_record *records, struct err *err)
+{
+    uint8_t blob[ROW_BYTES], table[CHUNK_MAX_RECORDS * CHUNK_RECORD_CODE + 8];
+    size_t n = (size_t)row->n_records * CHUNK_RECORD_CODE;
+    row_encode(row, blob);
+    chunk_table_encode(records, row->n_records, table);
+    put_u64(table + n, table_checksum(table, n, row->id));
+
+    sqlite3_stmt *st = ix->st[ADD_EXTENT];
+    sqlite3_bind_int64(st, 1, (sqlite3_int64)row->id);
+    sqlite3_bind_int64(st, 2, (sqlite3_int64)row->tick);
+    sqlite3_bind_int64(st, 3, row->used_wall_s);
+    sqlite3_bind_blob(st, 4, blob, ROW_BYTES, SQLITE_STATIC);
+    int rc = run(ix, ADD_EXTENT, err);
+    if (rc == 0) {
+        sqlite3_bind_int64(ix->st[ADD_RECORDS], 1, (sqlite3_int64)row->id);
+        sqlite3_bind_blob(ix->st[ADD_RECORDS], 2, table, (int)(n + 8), SQLITE_STATIC);
+        rc = run(ix, ADD_RECORDS, err);
+    }
+    if (rc != 0)
+        return rollback(ix, rc);
+    ix->new_n_rows++;
+    ix->new_sum += get_u64(blob + R_CHECKSUM);
+    return 0;
+}
+
+int index_drop(struct index *ix, uint64_t id, struct err *err)
+{
+    sqlite3_stmt *st = ix->st[GET_ROW];
+    sqlite3_bind_int64(st, 1, (sqlite3_int64)id);
+    int step = sqlite3_step(st);
+    uint64_t checksum = 0;
+    bool found = step == SQLITE_ROW;
+    if (found && sqlite3_column_bytes(st, 0) == ROW_BYTES)
+        checksum = get_u64(sqlite3_column_blob(st, 0));
+    int rc = found || step == SQLITE_DONE ? 0 : db_err(ix, "drop", err);
+    sqlite3_reset(st);
+    if (rc == 0 && found) {
+        sqlite3_bind_int64(ix->st[DROP_EXTENT], 1, (sqlite3_int64)id);
+        rc = run(ix, DROP_EXTENT, err);
+        ix->new_n_rows--;
+        ix->new_sum -= checksum;
+    }
+    if (rc == 0 && found) {
+        sqlite3_bind_int64(ix->st[DROP_RECORDS], 1, (sqlite3_int64)id);
+        rc = run(ix, DROP_RECORDS, err);
+    }
+    return rc == 0 ? 0 : rollback(ix, rc);
+}
+
+int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
+                struct err *err)
+{
+    sqlite3_stmt *st = ix->st[TOUCH];
+    sqlite3_bind_int64(st, 1, (sqlite3_int64)id);
+    sqlite3_bind_int64(st, 2, (sqlite3_int64)tick);
+    sqlite3_bind_int64(st, 3, used_wall_s);
+    int rc = run(ix, TOUCH, err);
+    return rc == 0 ? 0 : rollback(ix, rc);
+}
+
+int index_commit(struct index *ix, uint64_t next_id, struct err *err)
+{
+    uint8_t blob[META_BYTES];
+    CHECK(next_id >= ix->meta.next_id);
+    meta_encode(ix, next_id, blob);
+    sqlite3_bind_blob(ix->st[SET_META], 1, blob, META_BYTES, SQLITE_STATIC);
+    int rc = run(ix, SET_META, err);
+    if (rc == 0)
+        rc = exec(ix, "COMMIT", err);
+    if (rc != 0)
+        return rollback(ix, rc);
+    ix->meta.next_id = next_id;
+    ix->n_rows = ix->new_n_rows;
+    ix->sum = ix->new_sum;
+    return 0;
+}

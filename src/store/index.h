@@ -1,0 +1,72 @@
+/* index.h - the durable list of extents: one SQLite database in the first directory of a store.
+ *
+ * Three tables: `meta` (one row: format, store, counters), `extent` (a row per extent: a fixed blob
+ * with its own checksum, and when it was last used), `record` (per extent the table of its records,
+ * read only when the chunk is looked up, so that opening a store with a million chunks stays
+ * quick).  Meta also counts the extent rows and sums their checksums, so that a lost or revived row
+ * is found.  No prompt text is in it: tokens stand in the extents' headers only.
+ *
+ * WAL, synchronous=FULL, locking_mode=EXCLUSIVE: an index_commit that returned 0 survives, one that
+ * did not leaves the previous state.  Any doubt about the file is ERR_CORRUPT, and then the store
+ * rebuilds it from the extents' headers.
+ *
+ * One thread at a time. */
+#ifndef STORE_INDEX_H
+#define STORE_INDEX_H
+
+#include "store/chunk.h"
+
+struct io;
+struct index;
+
+struct index_meta {
+    uint8_t uuid[STORE_UUID_BYTES];
+    uint32_t n_devices;
+    uint64_t segment_bytes;
+    uint64_t next_id; /* the id of the next extent */
+};
+
+struct index_row {
+    uint64_t id;
+    struct sha256 key, parent, fingerprint;
+    uint64_t offset;
+    uint32_t segment, n_blocks, chunk_idx;
+    uint16_t device, n_records;
+    struct store_mask mask;
+    uint64_t tick; /* order of last use; not checksummed, for a wrong one is harmless */
+    uint32_t used_wall_s; /* likewise */
+};
+
+/* Opens and locks an existing index.  ERR_NOT_FOUND, ERR_BUSY, ERR_CORRUPT (rebuild it),
+ * ERR_UNSUPPORTED, or the I/O error.  read_only leaves the file's content alone. */
+int index_open(struct io *io, const char *path, bool read_only, struct index **out,
+               struct index_meta *meta, struct err *err);
+
+/* Creates an empty index with a transaction open: index_add what belongs into it, then index_commit.
+ * A crash before that leaves a file that index_open calls ERR_CORRUPT. */
+int index_create(struct io *io, const char *path, const struct index_meta *meta,
+                 struct index **out, struct err *err);
+void index_close(struct index *ix); /* NULL is allowed */
+
+/* Calls fn for every row, in order of id; a non-zero result of fn ends it and is returned.
+ * ERR_CORRUPT where a row does not hold or the rows are not the ones that were committed. */
+int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *row),
+               void *arg, struct err *err);
+
+/* The records of extent `id`: 0, or ERR_CORRUPT where there is any doubt. */
+int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_bytes,
+                  struct chunk_record *out, struct err *err);
+
+/* One transaction.  After an error from any of these the transaction is rolled back and over. */
+int index_begin(struct index *ix, struct err *err);
+int index_add(struct index *ix, const struct index_row *row,
+              const struct chunk_record *records, struct err *err);
+int index_drop(struct index *ix, uint64_t id,
+               struct err *err); /* no such row: nothing happens */
+int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
+                struct err *err);
+/* 0: durable.  -ENOSPC: nothing happened, and it may be tried again.  Any other error: nothing of
+ * it is visible now, but whether it survives a restart is unknown. */
+int index_commit(struct index *ix, uint64_t next_id, struct err *err);
+
+#endif

@@ -1,0 +1,30 @@
+/* key.c - the names of things: root keys and chunk keys (store.h).
+ *
+ * Every field is tagged and length-prefixed, tokens are little-endian: the same text gives the same
+ * key on every machine, and no two different chains meet. */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "store/store.h"
+
+struct sha256 store_root_key(const struct sha256 *fingerprint, const char *salt)
+{
+    if (salt == NULL)
+        salt = "";
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field(c, "hcache root", fingerprint->b, sizeof fingerprint->b);
+    sha256_field(c, "salt", salt, strlen(salt));
+    return sha256_end(c);
+}
+
+struct sha256 store_chunk_key(const struct sha256 *parent,
+                              const int32_t tokens[STORE_CHUNK_TOKENS])
+{
+    uint8_t bytes[4 * STORE_CHUNK_TOKENS];
+    for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
+        put_u32(bytes + 4 * i, (uint32_t)tokens[i]);
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field(c, "hcache chunk", parent->b, sizeof parent->b);
+    sha256_field(c, "tokens", bytes, sizeof bytes);
+    return sha256_end(c);
+}

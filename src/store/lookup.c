@@ -1,0 +1,275 @@
+/* lookup.c - finding chains, pinning them, and giving up on damaged chunks.
+ *
+ * A hit pins its node: no extent that it had is freed before the last release.  The tables of
+ * records are loaded while a chunk is pinned and dropped after (they are most of a chunk's
+ * metadata).  Deeper chunks are marked as used before their parents, so that among chunks of one
+ * context the deepest is always the least recently used. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+void store_touch_node(struct store *s, struct chunk_node *n)
+{
+    catalog_touch(&s->catalog, n, (uint32_t)clock_wall_s());
+    if (s->index == NULL || s->read_only || s->n_touched == STORE_MAX_TOUCHED)
+        return;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next) {
+        if (x->state != EXTENT_LIVE)
+            continue;
+        if ((s->n_touched & (s->n_touched - 1)) == 0) /* grows at powers of two */
+            s->touched = xrealloc(s->touched, (s->n_touched == 0 ? 1 : 2 * s->n_touched) *
+                                                  sizeof s->touched[0]);
+        s->touched[s->n_touched++] = (struct store_touch){x->id, n->tick, n->used_wall_s};
+        return; /* one row speaks for the chunk */
+    }
+}
+
+void store_unload_node(struct store *s, struct chunk_node *n)
+{
+    if (n->n_pins > 0 || s->index == NULL)
+        return;
+    for (struct extent *x = n->extents; x != NULL; x = x->next) {
+        if (x->state == EXTENT_PENDING)
+            continue;
+        free(x->records);
+        x->records = NULL;
+    }
+}
+
+void store_unpin(struct store *s, struct chunk_node *n)
+{
+    CHECK(n->n_pins > 0);
+    if (n->n_pins == 1) {
+        for (struct extent *x = n->extents, *next; x != NULL; x = next) {
+            next = x->next;
+            if (x->state == EXTENT_DEAD)
+                store_free_extent(s, x);
+        }
+    }
+    n->n_pins--;
+    store_unload_node(s, n);
+    catalog_settle(&s->catalog, n);
+}
+
+void store_release(struct store *s, struct store_hit *hits, int n)
+{
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < n; i++) {
+        if (hits[i].impl != NULL)
+            store_unpin(s, hits[i].impl);
+        hits[i].impl = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- condemning ------------------------------------------------------------------------------- */
+
+void store_condemn_node(struct store *s, struct chunk_node *n, const char *reason)
+{
+    if (n->n_live == 0)
+        return;
+    struct store_reason *r = &s->reasons[s->n_reasons++ % STORE_MAX_REASONS];
+    r->key = n->key;
+    snprintf(r->text, sizeof r->text, "%s", reason);
+    s->n_corrupt++;
+    n->n_pins++;
+    catalog_kill(&s->catalog, n);
+    store_unpin(s, n);
+}
+
+void store_condemn(struct store *s, const struct store_hit *hit, const char *reason)
+{
+    pthread_mutex_lock(&s->lock);
+    store_condemn_node(s, hit->impl, reason);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- record tables ---------------------------------------------------------------------------- */
+
+int store_read_header(struct store *s, const struct extent *x, void *block,
+                      struct chunk_header *out, struct err *err)
+{
+    int rc = s->media->ops->read(s->media, x->device, x->segment, x->offset, block,
+                                 CHUNK_HEADER_BYTES, err);
+    if (rc == 0)
+        rc = chunk_header_decode(block, out, err);
+    if (rc != 0)
+        return rc;
+    if (memcmp(out->uuid, s->uuid, sizeof s->uuid) != 0 || out->id != x->id ||
+        out->device != x->device || out->segment != x->segment ||
+        out->offset != x->offset || out->n_bytes != extent_bytes(x) ||
+        out->n_records != x->n_records ||
+        memcmp(out->key.b, x->node->key.b, sizeof out->key.b) != 0)
+        return err_set(err, ERR_CORRUPT, "an extent's header is not that of its index row");
+    return 0;
+}
+
+int store_load_records(struct store *s, const struct extent *x, struct chunk_record *out,
+                       struct err *err)
+{
+    int rc = ERR_CORRUPT;
+    if (s->index != NULL) {
+        pthread_mutex_lock(&s->index_lock);
+        rc = index_records(s->index, x->id, x->n_records, extent_bytes(x), out, err);
+        pthread_mutex_unlock(&s->index_lock);
+    }
+    if (rc == 0)
+        return 0;
+    struct chunk_header *h = xmalloc(sizeof *h);
+    void *block = mem_map(CHUNK_HEADER_BYTES);
+    rc = block == NULL ? err_set(err, ERR_LIMIT, "out of memory")
+                       : store_read_header(s, x, block, h, err);
+    if (rc == 0)
+        memcpy(out, h->records, h->n_records * sizeof out[0]);
+    if (block != NULL)
+        mem_unmap(block, CHUNK_HEADER_BYTES);
+    free(h);
+    return rc;
+}
+
+int store_load_node(struct store *s, struct chunk_node *n, struct err *err)
+{
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        struct extent *x = n->extents;
+        while (x != NULL && (x->records != NULL || x->state != EXTENT_LIVE))
+            x = x->next;
+        pthread_mutex_unlock(&s->lock);
+        if (x == NULL)
+            return 0;
+        /* x stays: its node is pinned, and its place does not change. */
+        struct chunk_record *records = xmalloc(x->n_records * sizeof records[0]);
+        int rc = store_load_records(s, x, records, err);
+        pthread_mutex_lock(&s->lock);
+        if (rc == 0 && x->records == NULL) {
+            x->records = records;
+            records = NULL;
+        }
+        pthread_mutex_unlock(&s->lock);
+        free(records);
+        if (rc != 0)
+            return rc;
+    }
+}
+
+/* --- lookup ----------------------------------------------------------------------------------- */
+
+static const struct store_reason *reason_of(const struct store *s, const struct sha256 *key)
+{
+    for (uint32_t i = 0; i < STORE_MAX_REASONS && i < s->n_reasons; i++)
+        if (memcmp(s->reasons[i].key.b, key->b, sizeof key->b) == 0)
+            return &s->reasons[i];
+    return NULL;
+}
+
+/* [lock] Why this key is not there. */
+static void why_missing(const struct store *s, const struct sha256 *key, bool is_first,
+                        char *why, size_t why_bytes)
+{
+    const struct store_reason *r = reason_of(s, key);
+    const struct chunk_node *n = catalog_find(&s->catalog, key);
+    if (r != NULL) {
+        snprintf(why, why_bytes, "damaged (%s)", r->text);
+    } else if (n != NULL && n->n_pending > 0) {
+        snprintf(why, why_bytes, "not committed yet");
+    } else if (is_first && s->has_expected && s->catalog.n_chunks > 0 &&
+               !catalog_knows(&s->catalog, &s->expected)) {
+        char hex[65] = "";
+        for (uint32_t i = 0; i < s->catalog.n_fingerprints; i++)
+            if (s->catalog.fingerprints[i].n_nodes > 0)
+                sha256_hex(&s->catalog.fingerprints[i].value, hex);
+        snprintf(why, why_bytes, "state of another model or build (fingerprint %.8s..)",
+                 hex);
+    } else {
+        snprintf(why, why_bytes, "not stored");
+    }
+}
+
+/* [lock] */
+static struct store_hit node_pin(struct store *s, struct chunk_node *n)
+{
+    n->n_pins++;
+    catalog_settle(&s->catalog, n);
+    return (struct store_hit){
+        .key = n->key, .chunk_idx = n->chunk_idx, .mask = n->mask, .impl = n};
+}
+
+bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
+{
+    pthread_mutex_lock(&s->lock);
+    struct chunk_node *n = catalog_find(&s->catalog, key);
+    bool found = n != NULL && n->n_live > 0;
+    if (found)
+        *hit = node_pin(s, n);
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+/* [lock] Pins the longest chain; returns its length. */
+static int chain_pin(struct store *s, const struct sha256 *keys, int n,
+                     struct store_hit *hits, char *why, size_t why_bytes)
+{
+    int i = 0;
+    for (; i < n; i++) {
+        struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
+        if (node == NULL || node->n_live == 0) {
+            why_missing(s, &keys[i], i == 0, why, why_bytes);
+            break;
+        }
+        hits[i] = node_pin(s, node);
+    }
+    if (i == n)
+        snprintf(why, why_bytes, "complete");
+    return i;
+}
+
+int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
+                 int *n_hits, char *why, size_t why_bytes, struct err *err)
+{
+    (void)err; /* every doubt is a miss with a reason */
+    char unused[1];
+    if (why == NULL) {
+        why = unused;
+        why_bytes = sizeof unused;
+    }
+    pthread_mutex_lock(&s->lock);
+    int n_pinned = chain_pin(s, keys, n, hits, why, why_bytes);
+    pthread_mutex_unlock(&s->lock);
+
+    int n_good = 0;
+    struct err fault = {0};
+    while (n_good < n_pinned && store_load_node(s, hits[n_good].impl, &fault) == 0)
+        n_good++;
+
+    pthread_mutex_lock(&s->lock);
+    if (n_good < n_pinned) {
+        snprintf(why, why_bytes, "header unreadable (%s)", fault.msg);
+        if (fault.code == ERR_CORRUPT || fault.code == ERR_FORMAT)
+            store_condemn_node(s, hits[n_good].impl, "header unreadable");
+        for (int i = n_good; i < n_pinned; i++) {
+            store_unpin(s, hits[i].impl);
+            hits[i].impl = NULL;
+        }
+    }
+    for (int i = n_good - 1; i >= 0; i--)
+        store_touch_node(s, hits[i].impl);
+    s->n_hits += (uint64_t)n_good;
+    s->n_misses += (uint64_t)(n - n_good);
+    pthread_mutex_unlock(&s->lock);
+    *n_hits = n_good;
+    return 0;
+}
+
+void store_expect(struct store *s, const struct sha256 *fingerprint)
+{
+    pthread_mutex_lock(&s->lock);
+    s->has_expected = fingerprint != NULL;
+    if (fingerprint != NULL)
+        s->expected = *fingerprint;
+    pthread_mutex_unlock(&s->lock);
+}

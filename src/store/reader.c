@@ -1,0 +1,225 @@
+/* reader.c - reading records: one I/O queue per reader, requests to all devices at once.
+ *
+ * A record in DRAM is handed out where it lies and completes at once; a record in a file becomes one
+ * request of whole blocks.  Requests live in slots, of which a reader has as many as were ever in
+ * flight together.  The hit pins the record's extent, so it stays where it is until the caller
+ * releases the hit, which must not happen before the read has come back. */
+#include <stdlib.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/mem.h"
+#include "io/io.h"
+#include "store/store_impl.h"
+
+struct slot {
+    struct io_req req;
+    struct store_read *read;
+    struct slot *next;
+};
+
+struct store_reader {
+    struct store *store;
+    struct io_queue *queue; /* NULL: DRAM */
+    struct slot *idle;
+    struct slot *done, **done_end; /* complete without I/O, oldest first */
+};
+
+int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,
+                      struct store_reader **out, struct err *err)
+{
+    struct store_reader *r = xcalloc(1, sizeof *r);
+    r->store = s;
+    r->done_end = &r->done;
+    if (s->io != NULL) {
+        int rc = io_queue_open(s->io, (unsigned)depth, &r->queue, err);
+        if (rc != 0) {
+            free(r);
+            return rc;
+        }
+        struct io_buffer buffer = {staging, staging_bytes};
+        if (staging != NULL) /* a refusal (locked memory limit) only costs speed */
+            (void)io_queue_register_buffers(r->queue, &buffer, 1, NULL);
+    }
+    *out = r;
+    return 0;
+}
+
+static void slots_free(struct slot *slot)
+{
+    while (slot != NULL) {
+        struct slot *next = slot->next;
+        free(slot);
+        slot = next;
+    }
+}
+
+void store_reader_close(struct store_reader *r)
+{
+    if (r == NULL)
+        return;
+    struct io_req *done[16];
+    unsigned n = 1;
+    while (r->queue != NULL && n > 0 && io_queue_outstanding(r->queue) > 0) {
+        if (io_queue_wait(r->queue, 1, 16, -1, done, &n, NULL) != 0)
+            break;
+        for (unsigned i = 0; i < n; i++)
+            free(done[i]->user);
+    }
+    io_queue_close(r->queue);
+    slots_free(r->idle);
+    slots_free(r->done);
+    free(r);
+}
+
+static struct slot *slot_take(struct store_reader *r)
+{
+    struct slot *slot = r->idle;
+    if (slot == NULL)
+        return xcalloc(1, sizeof *slot);
+    r->idle = slot->next;
+    return slot;
+}
+
+/* [lock] The extent and record that a read names, LIVE before DEAD. */
+static const struct chunk_record *record_find(const struct store_read *read,
+                                              const struct extent **extent)
+{
+    const struct chunk_node *n = read->hit->impl;
+    const struct chunk_record *found = NULL;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next) {
+        if (x->state == EXTENT_PENDING || x->records == NULL)
+            continue;
+        for (int i = 0; i < x->n_records; i++) {
+            if (x->records[i].layer == read->layer && x->records[i].kind == read->kind &&
+                (found == NULL || x->state == EXTENT_LIVE)) {
+                found = &x->records[i];
+                *extent = x;
+            }
+        }
+    }
+    return found;
+}
+
+/* Completes without I/O: the DRAM backend, or a fault. */
+static void slot_done(struct store_reader *r, struct slot *slot, int status)
+{
+    slot->read->status = status;
+    slot->next = NULL;
+    *r->done_end = slot;
+    r->done_end = &slot->next;
+}
+
+/* [lock] Turns a read into a request; false where it is complete already. */
+static bool read_start(struct store_reader *r, struct slot *slot)
+{
+    struct store *s = r->store;
+    struct store_read *read = slot->read;
+    const struct extent *x = NULL;
+    CHECK(read->hit->impl != NULL && read->layer >= 0 && read->layer < STORE_MAX_LAYERS);
+    const struct chunk_record *record = record_find(read, &x);
+    if (record == NULL) {
+        slot_done(r, slot, ERR_NOT_FOUND);
+        return false;
+    }
+    uint64_t offset = x->offset + record->offset;
+    read->n_bytes = record->n_bytes;
+    read->checksum = record->checksum;
+    read->status = 0;
+    s->read_bytes += record->n_bytes;
+    struct io_file *file = s->media->ops->file(s->media, x->device, x->segment);
+    if (file == NULL) {
+        read->bytes = s->media->ops->at(s->media, x->device, x->segment, offset);
+        slot_done(r, slot, 0);
+        return false;
+    }
+    CHECK((uintptr_t)read->dst % STORE_ALIGN == 0);
+    read->bytes = read->dst;
+    slot->req = (struct io_req){
+        .file = file,
+        .op = IO_READ,
+        .buf = read->dst,
+        .length = round_up(record->n_bytes, STORE_ALIGN),
+        .offset = offset,
+        .user = slot,
+    };
+    return true;
+}
+
+int store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n,
+                        struct err *err)
+{
+    (void)err;
+    enum { AT_ONCE = 64 };
+    struct io_req *reqs[AT_ONCE];
+    for (int i = 0; i < n;) {
+        unsigned n_reqs = 0;
+        pthread_mutex_lock(&r->store->lock);
+        for (int end = n - i < AT_ONCE ? n : i + AT_ONCE; i < end; i++) {
+            struct slot *slot = slot_take(r);
+            slot->read = reads[i];
+            if (read_start(r, slot))
+                reqs[n_reqs++] = &slot->req;
+        }
+        pthread_mutex_unlock(&r->store->lock);
+        if (n_reqs > 0)
+            io_queue_submit(r->queue, reqs, n_reqs);
+    }
+    return 0;
+}
+
+static void slot_give(struct store_reader *r, struct slot *slot)
+{
+    slot->next = r->idle;
+    r->idle = slot;
+}
+
+/* Hands out what was complete at once. */
+static int done_take(struct store_reader *r, struct store_read **done, int max)
+{
+    int n = 0;
+    while (n < max && r->done != NULL) {
+        struct slot *slot = r->done;
+        r->done = slot->next;
+        if (r->done == NULL)
+            r->done_end = &r->done;
+        done[n++] = slot->read;
+        slot_give(r, slot);
+    }
+    return n;
+}
+
+int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
+                      int *n_done, struct err *err)
+{
+    enum { AT_ONCE = 64 };
+    struct io_req *reqs[AT_ONCE];
+    unsigned n_reqs = 0;
+    int n = done_take(r, done, max);
+    *n_done = n;
+    if (n == max || r->queue == NULL || io_queue_outstanding(r->queue) == 0)
+        return 0;
+    unsigned room = (unsigned)(max - n) < AT_ONCE ? (unsigned)(max - n) : AT_ONCE;
+    int rc = io_queue_wait(r->queue, n > 0 ? 0 : 1, room, -1, reqs, &n_reqs, err);
+    for (unsigned i = 0; i < n_reqs; i++) {
+        struct slot *slot = reqs[i]->user;
+        slot->read->status = reqs[i]->result;
+        done[n++] = slot->read;
+        slot_give(r, slot);
+    }
+    *n_done = n;
+    return rc;
+}
+
+int store_read_check(const struct store_read *read, struct err *err)
+{
+    if (read->status != 0)
+        return err_set(err, read->status, "a record could not be read");
+    if (store_has_bug(STORE_BUG_NO_CHECK) ||
+        checksum64(read->bytes, read->n_bytes) == read->checksum)
+        return 0;
+    return err_set(err, ERR_CORRUPT, "layer %d, %s of chunk %u: its checksum does not hold",
+                   read->layer,
+                   read->kind == STORE_HIDDEN ? "hidden state" : "keys and values",
+                   read->hit->chunk_idx);
+}

@@ -1,0 +1,426 @@
+/* recover.c - from directories to an open store.
+ *
+ *   1. make the directories, lock the first one's superblock
+ *   2. read all superblocks; write the missing ones of a store that was never finished
+ *   3. open the segment files
+ *   4. open the index; where it is missing or in doubt, rebuild it from the extents' headers
+ *   5. a node per chunk, a claim per extent; what no row names is free space
+ *
+ * A store exists once its index does or a segment does; before that, a crash left at most some
+ * superblocks, and creation simply goes on.  Nothing that is read here is trusted: two rows that
+ * claim the same bytes put the whole index in doubt. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/mem.h"
+#include "io/io.h"
+#include "store/store_impl.h"
+#include "store/superblock.h"
+
+#define SEGMENT_BYTES     (1ull << 30)
+#define MIN_SEGMENT_BYTES (1ull << 16)
+#define MAX_SEGMENT_BYTES (1ull << 32)
+#define MAX_STEP_BYTES    (64ull << 20)
+
+/* --- superblocks ------------------------------------------------------------------------------ */
+
+enum sb_state { SB_GOOD, SB_MISSING, SB_DAMAGED };
+
+struct sb_found {
+    enum sb_state state;
+    struct superblock sb;
+    struct err err;
+};
+
+static char *path_in(const char *dir, const char *name)
+{
+    return xasprintf("%s/%s", dir, name);
+}
+
+/* Only faults of the device are errors; what the file says is in *out. */
+static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
+                           struct err *err)
+{
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES] = {0};
+    char *path = path_in(dir, "superblock");
+    struct io_file *file = NULL;
+    size_t got = 0;
+    *out = (struct sb_found){.state = SB_MISSING};
+    int rc = io_file_open(io, path, IO_READ_ONLY, &file, err);
+    if (rc == 0) {
+        rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
+        if (rc == 0 && got > 0) {
+            int code = superblock_decode(bytes, &out->sb, &out->err);
+            out->state = code == 0 ? SB_GOOD : SB_DAMAGED;
+            if (code == ERR_UNSUPPORTED)
+                rc = err_set(err, code, "%s: %s", dir, out->err.msg);
+        }
+    } else if (rc == -ENOENT) {
+        rc = 0;
+    }
+    io_file_close(file);
+    free(path);
+    return rc;
+}
+
+static int superblock_write(struct io *io, const char *dir, const struct superblock *sb,
+                            struct err *err)
+{
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
+    char *path = path_in(dir, "superblock");
+    struct io_file *file = NULL;
+    superblock_encode(sb, bytes);
+    int rc = io_file_open(io, path, IO_CREATE, &file, err);
+    if (rc == 0)
+        rc = io_file_pwrite(file, bytes, sizeof bytes, 0, err);
+    if (rc == 0)
+        rc = io_file_sync(file, err);
+    if (rc == 0)
+        rc = io_dir_sync(io, dir, err);
+    io_file_close(file);
+    free(path);
+    return rc;
+}
+
+/* Whether the directory holds an index or segments. */
+static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *err)
+{
+    struct io_names names;
+    int rc = io_list(io, dir, &names, err);
+    if (rc != 0)
+        return rc;
+    for (size_t i = 0; i < names.n; i++)
+        if (strncmp(names.name[i], "seg-", 4) == 0 ||
+            strcmp(names.name[i], "index.db") == 0)
+            *out = true;
+    io_names_free(&names);
+    return 0;
+}
+
+/* All good superblocks must agree with each other and with where they were found. */
+static int superblocks_agree(const struct store_opts *opts, const struct sb_found *found,
+                             const struct superblock **first, struct err *err)
+{
+    *first = NULL;
+    for (int i = 0; i < opts->n_dirs; i++) {
+        const struct superblock *sb = &found[i].sb;
+        if (found[i].state != SB_GOOD)
+            continue;
+        if (sb->n_devices != (uint32_t)opts->n_dirs)
+            return err_set(err, ERR_MISMATCH,
+                           "%s is one of %u directories of a store, but %d were given",
+                           opts->dirs[i], sb->n_devices, opts->n_dirs);
+        if (*first != NULL && memcmp((*first)->uuid, sb->uuid, sizeof sb->uuid) != 0)
+            return err_set(err, ERR_MISMATCH,
+                           "%s belongs to another store than the directories "
+                           "before it",
+                           opts->dirs[i]);
+        if (sb->device != (uint32_t)i)
+            return err_set(
+                err, ERR_MISMATCH,
+                "%s is directory %u of its store, but was given as directory %d: "
+                "the order matters",
+                opts->dirs[i], sb->device + 1, i + 1);
+        if (*first != NULL && (*first)->segment_bytes != sb->segment_bytes)
+            return err_set(err, ERR_CORRUPT, "%s: its superblock contradicts the others",
+                           opts->dirs[i]);
+        *first = sb;
+    }
+    return 0;
+}
+
+/* Gives the directories that lack one a superblock. */
+static int superblocks_complete(const struct store_opts *opts, struct sb_found *found,
+                                const struct superblock *like, struct err *err)
+{
+    struct superblock sb = {.n_devices = (uint32_t)opts->n_dirs,
+                            .segment_bytes = opts->segment_bytes != 0 ? opts->segment_bytes
+                                                                      : SEGMENT_BYTES};
+    int rc = 0;
+    if (like != NULL)
+        sb = *like;
+    else
+        rc = io_random(opts->io, sb.uuid, sizeof sb.uuid, err);
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
+        if (found[i].state == SB_GOOD)
+            continue;
+        sb.device = (uint32_t)i;
+        rc = superblock_write(opts->io, opts->dirs[i], &sb, err);
+        found[i] = (struct sb_found){.state = SB_GOOD, .sb = sb};
+    }
+    return rc;
+}
+
+int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
+                            void *arg, uint64_t *n_bad, struct err *err)
+{
+    for (int i = 0; i < s->n_dirs; i++) {
+        uint8_t bytes[SUPERBLOCK_FILE_BYTES], want[SUPERBLOCK_FILE_BYTES];
+        struct superblock sb = {.device = (uint32_t)i,
+                                .n_devices = (uint32_t)s->n_dirs,
+                                .segment_bytes = s->media->segment_bytes};
+        char *path = path_in(s->dirs[i], "superblock");
+        struct io_file *file = NULL;
+        size_t got = 0;
+        memcpy(sb.uuid, s->uuid, sizeof sb.uuid);
+        superblock_encode(&sb, want);
+        int rc = io_file_open(s->io, path, IO_READ_ONLY, &file, err);
+        if (rc == 0)
+            rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
+        io_file_close(file);
+        free(path);
+        if (rc != 0)
+            return rc;
+        if (got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
+            continue;
+        char what[256];
+        snprintf(what, sizeof what, "%s/superblock is damaged", s->dirs[i]);
+        report(arg, what);
+        (*n_bad)++;
+    }
+    return 0;
+}
+
+static int superblocks_open(const struct store_opts *opts, struct superblock *out,
+                            struct err *err)
+{
+    struct sb_found found[STORE_MAX_DEVICES];
+    const struct superblock *first;
+    bool has_data = false;
+    int rc = 0, bad = -1;
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
+        rc = superblock_read(opts->io, opts->dirs[i], &found[i], err);
+        if (rc == 0)
+            rc = dir_has_data(opts->io, opts->dirs[i], &has_data, err);
+        if (rc == 0 && found[i].state != SB_GOOD && bad < 0)
+            bad = i;
+    }
+    if (rc == 0)
+        rc = superblocks_agree(opts, found, &first, err);
+    if (rc != 0)
+        return rc;
+    if (bad >= 0 && has_data && found[bad].state == SB_DAMAGED)
+        return err_set(err, ERR_CORRUPT, "%s: both copies of the superblock are damaged",
+                       opts->dirs[bad]);
+    if (bad >= 0 && has_data)
+        return err_set(err, ERR_MISMATCH,
+                       "%s has no superblock, but there is saved state: a "
+                       "directory of the store is missing or another one was given",
+                       opts->dirs[bad]);
+    if (bad >= 0 && opts->read_only)
+        return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[bad]);
+    if (bad >= 0)
+        rc = superblocks_complete(opts, found, first, err);
+    *out = found[0].sb;
+    return rc;
+}
+
+/* --- lock ------------------------------------------------------------------------------------- */
+
+static int dirs_make(const struct store_opts *opts, struct err *err)
+{
+    for (int i = 0; i < opts->n_dirs; i++) {
+        for (int j = 0; j < i; j++)
+            if (strcmp(opts->dirs[i], opts->dirs[j]) == 0)
+                return err_set(err, ERR_USAGE, "%s is given twice", opts->dirs[i]);
+        struct io_stat st;
+        int rc = opts->read_only ? io_stat(opts->io, opts->dirs[i], &st, err)
+                                 : io_mkdirs(opts->io, opts->dirs[i], err);
+        if (rc == -ENOENT)
+            return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[i]);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* The lock is on a file of its own name, since it must be held before there is anything else. */
+static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
+{
+    char *path = path_in(opts->dirs[0], "lock");
+    unsigned flags = opts->read_only ? 0 : IO_CREATE;
+    int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
+    if (rc == 0)
+        rc = io_file_lock(s->lock_file, err);
+    if (rc == -ENOENT)
+        err_set(err, rc = ERR_NOT_FOUND, "there is no store in %s", opts->dirs[0]);
+    if (rc == ERR_BUSY)
+        err_set(err, rc, "the store in %s is in use by another process", opts->dirs[0]);
+    free(path);
+    return rc;
+}
+
+/* --- the index -------------------------------------------------------------------------------- */
+
+static struct extent *extent_of(const struct index_row *row)
+{
+    struct extent *x = xcalloc(1, sizeof *x);
+    x->id = row->id;
+    x->offset = row->offset;
+    x->segment = row->segment;
+    x->n_blocks = row->n_blocks;
+    x->n_records = row->n_records;
+    x->device = (uint8_t)row->device;
+    x->state = EXTENT_LIVE;
+    return x;
+}
+
+/* Enters one row. Whatever it says, the store stays consistent: a row that cannot be true ends the
+ * load with ERR_CORRUPT. */
+static int row_enter(void *arg, const struct index_row *row)
+{
+    struct store *s = arg;
+    uint64_t n_bytes = (uint64_t)row->n_blocks * STORE_ALIGN;
+    struct chunk_node *n;
+    int rc = alloc_claim(&s->alloc[row->device], row->segment, row->offset, n_bytes);
+    if (rc != 0)
+        return rc;
+    rc = catalog_add(&s->catalog, &row->key, &row->parent, &row->fingerprint,
+                     row->chunk_idx, &n);
+    if (rc != 0)
+        return ERR_CORRUPT;
+    s->used_bytes += n_bytes;
+    if (row->tick > n->tick) {
+        n->tick = row->tick;
+        n->used_wall_s = row->used_wall_s;
+    }
+    if (row->tick > s->catalog.tick && row->tick < UINT64_MAX / 2)
+        s->catalog.tick = row->tick;
+    catalog_attach(&s->catalog, n, extent_of(row), &row->mask);
+    uint64_t end = row->offset + n_bytes;
+    if (s->media->ops->segment_size(s->media, row->device, row->segment) < end)
+        store_condemn_node(s, n, "its segment file is missing or too short");
+    return 0;
+}
+
+static void load_undo(struct store *s)
+{
+    for (struct extent *x = s->freeing, *next; x != NULL; x = next) {
+        next = x->next;
+        free(x->records);
+        free(x);
+    }
+    s->freeing = NULL;
+    s->freeing_bytes = s->used_bytes = 0;
+    s->n_corrupt = 0;
+    s->n_reasons = 0;
+    catalog_deinit(&s->catalog);
+    catalog_init(&s->catalog);
+    for (int i = 0; i < s->media->n_devices; i++) {
+        alloc_deinit(&s->alloc[i]);
+        alloc_init(&s->alloc[i], s->media->segment_bytes);
+    }
+    index_close(s->index);
+    s->index = NULL;
+}
+
+static int index_enter(struct store *s, struct err *err)
+{
+    struct err why = {0};
+    int rc = index_load(s->index, row_enter, s, &why);
+    if (rc == ERR_CORRUPT && why.msg[0] == 0)
+        err_set(&why, rc, "index %s: two rows contradict each other", s->index_path);
+    if (rc != 0)
+        err_set(err, rc, "%s", why.msg);
+    return rc;
+}
+
+static int index_match(const struct store *s, const struct index_meta *meta,
+                       struct err *err)
+{
+    if (memcmp(meta->uuid, s->uuid, sizeof s->uuid) != 0 ||
+        meta->n_devices != (uint32_t)s->media->n_devices ||
+        meta->segment_bytes != s->media->segment_bytes)
+        return err_set(err, ERR_MISMATCH,
+                       "%s is the index of another store; remove it to have it rebuilt",
+                       s->index_path);
+    return 0;
+}
+
+static int index_recover(struct store *s, const char *dir, struct err *err)
+{
+    struct index_meta meta;
+    char *marker = path_in(dir, "index.rebuild");
+    bool rebuilding = io_exists(s->io, marker);
+    free(marker);
+    struct err why = {0};
+    int rc = rebuilding
+                 ? ERR_CORRUPT
+                 : index_open(s->io, s->index_path, s->read_only, &s->index, &meta, &why);
+    if (rc == 0) {
+        rc = index_match(s, &meta, &why);
+        s->next_id = s->id_limit = meta.next_id;
+    }
+    if (rc == 0)
+        rc = index_enter(s, &why);
+    if (rc != ERR_CORRUPT && rc != ERR_NOT_FOUND) {
+        if (rc != 0)
+            err_set(err, rc, "%s", why.msg);
+        return rc;
+    }
+    load_undo(s);
+    if (s->read_only)
+        return err_set(err, rc,
+                       "the index in %s must be rebuilt, which needs the store to be "
+                       "opened for writing (%s)",
+                       dir, why.msg);
+    meta = (struct index_meta){.n_devices = (uint32_t)s->media->n_devices,
+                               .segment_bytes = s->media->segment_bytes,
+                               .next_id = 1};
+    memcpy(meta.uuid, s->uuid, sizeof meta.uuid);
+    rc = store_rebuild(s, dir, &meta, err);
+    if (rc == 0)
+        rc = index_enter(s, err);
+    return rc;
+}
+
+/* --- all of it -------------------------------------------------------------------------------- */
+
+static uint64_t step_of(uint64_t cap_bytes)
+{
+    if (cap_bytes == 0 || cap_bytes / 8 > MAX_STEP_BYTES)
+        return MAX_STEP_BYTES;
+    return round_up(cap_bytes / 8, STORE_ALIGN);
+}
+
+int store_recover(struct store *s, const struct store_opts *opts, struct err *err)
+{
+    struct superblock sb;
+    if (opts->n_dirs < 1 || opts->n_dirs > STORE_MAX_DEVICES)
+        return err_set(err, ERR_USAGE, "a store has 1 to %d directories, not %d",
+                       STORE_MAX_DEVICES, opts->n_dirs);
+    if (opts->segment_bytes != 0 && (opts->segment_bytes < MIN_SEGMENT_BYTES ||
+                                     opts->segment_bytes > MAX_SEGMENT_BYTES))
+        return err_set(err, ERR_USAGE, "segments of %llu bytes cannot be had",
+                       (unsigned long long)opts->segment_bytes);
+    for (; s->n_dirs < opts->n_dirs; s->n_dirs++)
+        s->dirs[s->n_dirs] = xstrdup(opts->dirs[s->n_dirs]);
+    int rc = dirs_make(opts, err);
+    if (rc == 0)
+        rc = lock_take(s, opts, err);
+    if (rc == 0)
+        rc = superblocks_open(opts, &sb, err);
+    if (rc != 0)
+        return rc;
+    memcpy(s->uuid, sb.uuid, sizeof s->uuid);
+    struct files_opts fo = {
+        .io = opts->io,
+        .dirs = opts->dirs,
+        .n_dirs = opts->n_dirs,
+        .segment_bytes = sb.segment_bytes,
+        .step_bytes = step_of(opts->cap_bytes),
+        .read_only = opts->read_only,
+        .no_direct = opts->no_direct,
+    };
+    rc = files_open(&fo, &s->media, err);
+    if (rc != 0)
+        return rc;
+    for (int i = 0; i < opts->n_dirs; i++)
+        alloc_init(&s->alloc[i], sb.segment_bytes);
+    s->index_path = path_in(opts->dirs[0], "index.db");
+    return index_recover(s, opts->dirs[0], err);
+}

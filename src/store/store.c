@@ -1,0 +1,248 @@
+/* store.c - life cycle, keys to numbers: open, close, statistics, listing.
+ *
+ * The rest of the store is in the files that store_impl.h lists. */
+#include "store/store.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "io/io.h"
+#include "store/store_impl.h"
+
+#define SEGMENT_BYTES (1ull << 30)
+
+static struct store *store_new(const struct store_opts *opts)
+{
+    struct store *s = xcalloc(1, sizeof *s);
+    s->io = opts->io;
+    s->cap_bytes = opts->cap_bytes;
+    s->read_only = opts->read_only;
+    s->next_id = 1;
+    s->id_limit = UINT64_MAX;
+    s->pending_end = &s->pending;
+    pthread_mutex_init(&s->commit_lock, NULL);
+    pthread_mutex_init(&s->index_lock, NULL);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->writer_left, NULL);
+    catalog_init(&s->catalog);
+    return s;
+}
+
+/* Also for a store that was opened halfway. */
+static void store_free(struct store *s)
+{
+    catalog_deinit(&s->catalog);
+    for (struct extent *x = s->freeing, *next; x != NULL; x = next) {
+        next = x->next;
+        free(x->records);
+        free(x);
+    }
+    for (int i = 0; i < STORE_MAX_DEVICES; i++)
+        alloc_deinit(&s->alloc[i]);
+    free(s->touched);
+    index_close(s->index);
+    if (s->media != NULL)
+        s->media->ops->close(s->media);
+    io_file_close(s->lock_file);
+    free(s->index_path);
+    for (int i = 0; i < s->n_dirs; i++)
+        free(s->dirs[i]);
+    pthread_cond_destroy(&s->writer_left);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->index_lock);
+    pthread_mutex_destroy(&s->commit_lock);
+    free(s);
+}
+
+/* The cap may be lower than it was. */
+static int store_shrink(struct store *s, struct err *err)
+{
+    if (s->read_only)
+        return 0;
+    pthread_mutex_lock(&s->lock);
+    int rc = store_make_room(s, 0, err);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int store_open(const struct store_opts *opts, struct store **out, struct err *err)
+{
+    struct store *s = store_new(opts);
+    int rc = 0;
+    if (opts->segment_bytes % STORE_ALIGN != 0)
+        rc = err_set(err, ERR_USAGE, "segments must be whole blocks of %d bytes",
+                     STORE_ALIGN);
+    else if (s->io != NULL)
+        rc = store_recover(s, opts, err);
+    else {
+        s->media = dram_open(opts->segment_bytes != 0 ? opts->segment_bytes
+                                                      : SEGMENT_BYTES);
+        alloc_init(&s->alloc[0], s->media->segment_bytes);
+    }
+    if (rc == 0)
+        rc = store_shrink(s, err);
+    if (rc != 0) {
+        store_free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void store_close(struct store *s)
+{
+    if (s == NULL)
+        return;
+    /* When chunks were last used is worth keeping, not worth an error. */
+    if (!s->read_only && s->saving_err.code == 0)
+        (void)store_commit_run(s, STORE_COMMIT_TOUCHED, NULL);
+    store_free(s);
+}
+
+void store_stats(struct store *s, struct store_stats *out)
+{
+    struct media *m = s->media;
+    pthread_mutex_lock(&s->lock);
+    *out = (struct store_stats){
+        .n_chunks = s->catalog.n_chunks,
+        .used_bytes = s->used_bytes,
+        .cap_bytes = s->cap_bytes,
+        .appended_bytes = s->appended_bytes,
+        .read_bytes = s->read_bytes,
+        .n_hits = s->n_hits,
+        .n_misses = s->n_misses,
+        .n_evicted = s->n_evicted,
+        .n_corrupt = s->n_corrupt,
+        .n_devices = m->n_devices,
+        .n_extents = s->catalog.n_live,
+        .saving_fault = s->saving_err.code,
+    };
+    for (int d = 0; d < m->n_devices; d++)
+        for (uint32_t i = 0; i < m->ops->n_segments(m, d); i++)
+            out->file_bytes += m->ops->segment_size(m, d, i);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool store_audit(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool good = catalog_audit(&s->catalog);
+    uint64_t used_bytes = 0, freeing_bytes = 0;
+    for (int d = 0; d < s->media->n_devices; d++) {
+        good = good && alloc_audit(&s->alloc[d]);
+        used_bytes += s->alloc[d].used_bytes;
+    }
+    for (const struct extent *x = s->freeing; x != NULL; x = x->next)
+        freeing_bytes += extent_bytes(x);
+    good = good && used_bytes == s->used_bytes && freeing_bytes == s->freeing_bytes &&
+           catalog_bytes(&s->catalog) + freeing_bytes == used_bytes &&
+           (s->cap_bytes == 0 || s->read_only || used_bytes <= s->cap_bytes);
+    pthread_mutex_unlock(&s->lock);
+    return good;
+}
+
+/* --- listing ---------------------------------------------------------------------------------- */
+
+/* A chunk with extents, and its place in the tree. */
+struct leaf {
+    struct chunk_node *node;
+    struct store_entry entry;
+};
+
+static int by_parent(const void *a, const void *b)
+{
+    const struct leaf *x = a, *y = b;
+    uintptr_t p = (uintptr_t)x->node->parent, q = (uintptr_t)y->node->parent;
+    if (p != q)
+        return p < q ? -1 : 1;
+    return memcmp(x->node->key.b, y->node->key.b, sizeof x->node->key.b);
+}
+
+static struct store_entry entry_of(const struct store *s, const struct chunk_node *n)
+{
+    struct store_entry e = {
+        .key = n->key,
+        .fingerprint = s->catalog.fingerprints[n->fingerprint_idx].value,
+        .chunk_idx = n->chunk_idx,
+        .mask = n->mask,
+        .used_wall_s = n->used_wall_s,
+    };
+    if (n->parent != NULL)
+        e.parent = n->parent->key;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        if (x->state == EXTENT_LIVE)
+            e.bytes += extent_bytes(x);
+    return e;
+}
+
+/* [lock] All live chunks, sorted by parent. */
+static struct leaf *leaves_take(struct store *s, uint64_t *n_out)
+{
+    const struct catalog *c = &s->catalog;
+    struct leaf *leaves = xmalloc((c->n_chunks + 1) * sizeof leaves[0]);
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        for (struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next)
+            if (node->n_live > 0)
+                leaves[n++] = (struct leaf){node, entry_of(s, node)};
+    CHECK(n == c->n_chunks);
+    qsort(leaves, n, sizeof leaves[0], by_parent);
+    *n_out = n;
+    return leaves;
+}
+
+/* The first leaf whose parent is not below `parent`. */
+static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
+                               const struct chunk_node *parent)
+{
+    uint64_t lo = 0, hi = n;
+    while (lo < hi) {
+        uint64_t mid = lo + (hi - lo) / 2;
+        if ((uintptr_t)leaves[mid].node->parent < (uintptr_t)parent)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* The order in which to list: depth first, so that a chain stands together. */
+static uint64_t *leaves_order(const struct leaf *leaves, uint64_t n, uint64_t *n_out)
+{
+    uint64_t *order = xmalloc((n + 1) * sizeof order[0]);
+    uint64_t *stack = xmalloc((n + 1) * sizeof stack[0]);
+    uint64_t n_order = 0, n_stack = 0;
+    for (uint64_t i = n; i-- > 0;)
+        if (leaves[i].node->parent == NULL || leaves[i].node->parent->n_live == 0)
+            stack[n_stack++] = i;
+    while (n_stack > 0) {
+        uint64_t i = stack[--n_stack];
+        order[n_order++] = i;
+        const struct chunk_node *node = leaves[i].node;
+        for (uint64_t j = children_begin(leaves, n, node);
+             j < n && leaves[j].node->parent == node; j++)
+            stack[n_stack++] = j;
+    }
+    free(stack);
+    *n_out = n_order;
+    return order;
+}
+
+int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
+               void *arg, struct err *err)
+{
+    (void)err;
+    uint64_t n, n_order;
+    pthread_mutex_lock(&s->lock);
+    struct leaf *leaves = leaves_take(s, &n);
+    uint64_t *order = leaves_order(leaves, n, &n_order);
+    pthread_mutex_unlock(&s->lock);
+    int rc = 0;
+    for (uint64_t i = 0; i < n_order && rc == 0; i++)
+        rc = fn(arg, &leaves[order[i]].entry);
+    free(order);
+    free(leaves);
+    return rc;
+}

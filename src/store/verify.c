@@ -1,0 +1,301 @@
+/* verify.c - scrub and garbage collection.
+ *
+ * verify reads everything that the store would hand out and checks it: superblocks, the books in
+ * memory, each extent's header against its index row and table of records, each record.  What is
+ * bad is reported and, in a store opened for writing, condemned.  gc removes chunks that cannot be
+ * reached, cuts the files, and wipes what is free in them. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+#define DEPTH        16
+#define WINDOW_BYTES ((uint64_t)CHUNK_MAX_RECORD_BYTES)
+
+struct verify {
+    struct store *s;
+    struct store_reader *reader;
+    struct store_verify *out;
+    void (*report)(void *arg, const char *what);
+    void *arg;
+    uint8_t *window; /* WINDOW_BYTES: where records are read to */
+    uint8_t *block;  /* a header */
+    struct chunk_header *h;
+    struct store_hit hit;
+    struct store_read reads[CHUNK_MAX_RECORDS];
+    bool is_bad; /* the chunk under way */
+};
+
+static void report_bad(struct verify *v, const char *what)
+{
+    char hex[65], line[400];
+    sha256_hex(&v->hit.key, hex);
+    snprintf(line, sizeof line, "chunk %u (%.16s..): %s", v->hit.chunk_idx, hex, what);
+    if (v->report != NULL)
+        v->report(v->arg, line);
+    v->out->n_bad++;
+    v->is_bad = true;
+}
+
+/* Waits for n reads and checks them. */
+static int reads_finish(struct verify *v, int n, struct err *err)
+{
+    for (int n_left = n; n_left > 0;) {
+        struct store_read *done[DEPTH];
+        int n_done = 0;
+        int rc = store_reader_wait(v->reader, done, DEPTH, &n_done, err);
+        if (rc != 0)
+            return rc;
+        for (int i = 0; i < n_done; i++) {
+            struct err why = {0};
+            if (store_read_check(done[i], &why) != 0)
+                report_bad(v, why.msg);
+            v->out->n_records++;
+            v->out->n_bytes += done[i]->n_bytes;
+        }
+        n_left -= n_done;
+    }
+    return 0;
+}
+
+/* Reads the records of one extent, as many at once as the window holds. */
+static int records_verify(struct verify *v, const struct chunk_record *records, int n,
+                          struct err *err)
+{
+    struct store_read *batch[CHUNK_MAX_RECORDS];
+    for (int i = 0; i < n;) {
+        uint64_t fill_bytes = 0;
+        int n_batch = 0;
+        for (; i < n; i++) {
+            uint64_t need = round_up(records[i].n_bytes, STORE_ALIGN);
+            if (fill_bytes + need > WINDOW_BYTES)
+                break;
+            v->reads[n_batch] = (struct store_read){
+                .hit = &v->hit,
+                .layer = records[i].layer,
+                .kind = (enum store_kind)records[i].kind,
+                .dst = v->window + fill_bytes,
+            };
+            batch[n_batch] = &v->reads[n_batch];
+            n_batch++;
+            fill_bytes += need;
+        }
+        CHECK(n_batch > 0); /* the window holds the largest record */
+        int rc = store_reader_submit(v->reader, batch, n_batch, err);
+        if (rc == 0)
+            rc = reads_finish(v, n_batch, err);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int extent_verify(struct verify *v, const struct extent *x, struct err *err)
+{
+    struct chunk_record table[CHUNK_MAX_RECORDS];
+    struct err why = {0};
+    int rc = store_load_records(v->s, x, table, &why);
+    if (rc != 0) {
+        report_bad(v, why.msg);
+        return 0;
+    }
+    rc = store_read_header(v->s, x, v->block, v->h, &why);
+    if (rc != 0) {
+        report_bad(v, why.msg);
+    } else {
+        uint8_t ours[CHUNK_MAX_RECORDS * CHUNK_RECORD_CODE], theirs[sizeof ours];
+        size_t n = (size_t)x->n_records * CHUNK_RECORD_CODE;
+        chunk_table_encode(table, x->n_records, ours);
+        chunk_table_encode(v->h->records, x->n_records, theirs);
+        if (memcmp(ours, theirs, n) != 0)
+            report_bad(v, "the header's table of records is not the index's");
+    }
+    return records_verify(v, table, x->n_records, err);
+}
+
+/* The n-th LIVE extent of the pinned chunk, its records loaded for the reader. */
+static const struct extent *extent_nth(struct verify *v, int n)
+{
+    struct store *s = v->s;
+    struct chunk_node *node = v->hit.impl;
+    struct extent *x;
+    pthread_mutex_lock(&s->lock);
+    for (x = node->extents; x != NULL; x = x->next)
+        if (x->state == EXTENT_LIVE && n-- == 0)
+            break;
+    pthread_mutex_unlock(&s->lock);
+    return x;
+}
+
+static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *err)
+{
+    int rc = 0;
+    struct err why = {0};
+    v->is_bad = false;
+    if (!store_pin(v->s, key, &v->hit))
+        return 0; /* evicted since */
+    v->out->n_chunks++;
+    if (store_load_node(v->s, v->hit.impl, &why) != 0)
+        report_bad(v, why.msg);
+    const struct extent *x;
+    for (int i = 0; rc == 0 && !v->is_bad && (x = extent_nth(v, i)) != NULL; i++)
+        rc = extent_verify(v, x, err);
+    if (v->is_bad && !v->s->read_only)
+        store_condemn(v->s, &v->hit, "found by verify");
+    store_release(v->s, &v->hit, 1);
+    return rc;
+}
+
+/* --- all chunks ------------------------------------------------------------------------------- */
+
+struct keys {
+    struct sha256 *key;
+    uint64_t n, all_bytes;
+};
+
+static int key_add(void *arg, const struct store_entry *e)
+{
+    struct keys *k = arg;
+    if ((k->n & (k->n - 1)) == 0)
+        k->key = xrealloc(k->key, (k->n == 0 ? 1 : 2 * k->n) * sizeof k->key[0]);
+    k->key[k->n++] = e->key;
+    k->all_bytes += e->bytes;
+    return 0;
+}
+
+static void report_none(void *arg, const char *what)
+{
+    (void)arg, (void)what;
+}
+
+static int verify_open(struct verify *v, struct err *err)
+{
+    v->h = xmalloc(sizeof *v->h);
+    v->window = mem_map(WINDOW_BYTES);
+    v->block = mem_map(CHUNK_HEADER_BYTES);
+    if (v->window == NULL || v->block == NULL)
+        return err_set(err, -ENOMEM, "no memory to verify the store");
+    return store_reader_open(v->s, DEPTH, v->window, WINDOW_BYTES, &v->reader, err);
+}
+
+static void verify_close(struct verify *v)
+{
+    store_reader_close(v->reader);
+    if (v->window != NULL)
+        mem_unmap(v->window, WINDOW_BYTES);
+    if (v->block != NULL)
+        mem_unmap(v->block, CHUNK_HEADER_BYTES);
+    free(v->h);
+    free(v);
+}
+
+int store_verify(struct store *s, struct store_verify *out,
+                 void (*report)(void *arg, const char *what),
+                 void (*progress)(void *arg, uint64_t done_bytes, uint64_t all_bytes),
+                 void *arg, struct err *err)
+{
+    struct verify *v = xcalloc(1, sizeof *v);
+    struct keys keys = {0};
+    *v = (struct verify){.s = s, .out = out, .report = report, .arg = arg};
+    *out = (struct store_verify){0};
+    int rc = verify_open(v, err);
+    if (rc == 0)
+        rc = store_check_superblocks(s, report != NULL ? report : report_none, arg,
+                                     &out->n_bad, err);
+    if (rc == 0)
+        rc = store_each(s, key_add, &keys, err);
+    for (uint64_t i = 0; rc == 0 && i < keys.n; i++) {
+        rc = chunk_verify(v, &keys.key[i], err);
+        if (progress != NULL)
+            progress(arg, out->n_bytes, keys.all_bytes);
+    }
+    free(keys.key);
+    verify_close(v);
+    return rc;
+}
+
+/* --- gc --------------------------------------------------------------------------------------- */
+
+static int by_chunk_idx(const void *a, const void *b)
+{
+    const struct chunk_node *x = *(struct chunk_node *const *)a,
+                            *y = *(struct chunk_node *const *)b;
+    return x->chunk_idx < y->chunk_idx ? -1 : x->chunk_idx > y->chunk_idx;
+}
+
+/* [lock] Frees chunks that no lookup can reach because one before them is gone. */
+static void orphans_free(struct store *s)
+{
+    struct catalog *c = &s->catalog;
+    struct chunk_node **nodes = xmalloc((c->n_chunks + 1) * sizeof nodes[0]);
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        for (struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next) {
+            node->reachable = false;
+            if (node->n_live > 0)
+                nodes[n++] = node;
+        }
+    qsort(nodes, n, sizeof nodes[0], by_chunk_idx); /* parents first */
+    for (uint64_t i = 0; i < n; i++)
+        nodes[i]->reachable = nodes[i]->chunk_idx == 0 ||
+                              (nodes[i]->parent != NULL && nodes[i]->parent->reachable);
+    for (uint64_t i = n; i-- > 0;) { /* children first */
+        struct chunk_node *node = nodes[i];
+        if (!node->reachable && node->n_pins == 0 && node->n_pending == 0 &&
+            !node->has_writer && node->n_children == 0)
+            store_evict_node(s, node);
+    }
+    free(nodes);
+}
+
+/* [lock] Cuts every segment behind its last used byte and wipes the free ranges before it. */
+static int segments_trim(struct store *s, struct err *err)
+{
+    struct media *m = s->media;
+    int rc = 0;
+    for (int d = 0; d < m->n_devices; d++) {
+        const struct alloc *a = &s->alloc[d];
+        for (uint32_t i = 0; rc == 0 && i < m->ops->n_segments(m, d); i++) {
+            uint64_t end = alloc_end(a, i);
+            rc = m->ops->cut(m, d, i, end, err);
+            for (uint32_t j = 0; rc == 0 && i < a->n_segments && j < a->segments[i].n_free;
+                 j++)
+                if (a->segments[i].free[j].end <= end)
+                    rc = m->ops->wipe(m, d, i, a->segments[i].free[j].begin,
+                                      a->segments[i].free[j].end, err);
+        }
+    }
+    return rc;
+}
+
+int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
+{
+    struct store_stats before, after;
+    store_stats(s, &before);
+    pthread_mutex_lock(&s->lock);
+    int rc = store_can_save(s, err);
+    if (rc == 0)
+        orphans_free(s);
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        rc = store_commit_run(s, 0, err);
+    if (rc == 0) {
+        pthread_mutex_lock(&s->commit_lock);
+        pthread_mutex_lock(&s->lock);
+        rc = segments_trim(s, err);
+        pthread_mutex_unlock(&s->lock);
+        if (rc == 0)
+            rc = s->media->ops->sync(s->media, err);
+        pthread_mutex_unlock(&s->commit_lock);
+    }
+    store_stats(s, &after);
+    *freed_bytes = before.file_bytes > after.file_bytes
+                       ? before.file_bytes - after.file_bytes
+                       : 0;
+    return rc;
+}

@@ -1,0 +1,425 @@
+/* test_bit_exact.c - the central test (DESIGN P1): a restored state is bit-equal to one that was
+ * never evicted.
+ *
+ * A never-evicted run gives the reference: K and V of every layer and position, and a digest of the
+ * f32 logits of every generated position.  Then the same prompt is saved under some policy, restored
+ * by some plan, prefilled and continued under other chunkings and thread counts; K, V and logits
+ * must have the same bits.  The last tests show that this test can fail. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "engine/stack.h"
+#include "state/chain.h"
+#include "state/save_policy.h"
+
+enum {
+    N_PROMPT = 205,    /* three chunks and a tail of 13 */
+    N_CHUNKS = 3,
+    N_GENERATE = 12,
+};
+
+/* --- one run ---------------------------------------------------------------------------------- */
+
+struct run {
+    uint64_t digest; /* of the logits */
+    uint8_t *kv;     /* [n_layers][N_PROMPT][2 * kv_dim] T */
+    size_t kv_bytes;
+    int32_t tokens[N_GENERATE];
+    int n_cached;
+};
+
+static struct stack open_stack(const char *model, const char *dtype, int threads, int step_rows)
+{
+    struct stack k;
+    struct err err = {0};
+    struct stack_opts o = {.model = model,
+                           .dtype = dtype,
+                           .threads = threads,
+                           .step_rows = step_rows,
+                           .max_context = 256,
+                           .in_memory = true,
+                           .save_buffer_bytes = 1 << 20,
+                           .staging_bytes = 1 << 20,
+                           .no_profile = true};
+    int rc = stack_open(&o, &k, &err);
+    if (rc != 0)
+        fail_msg("%s %s: %s", model, dtype, err.msg);
+    /* Plans are forced here; the planner wants some platform all the same. */
+    k.platform.c_tok.b_s = 1e-5;
+    k.platform.c_h.b_s = 2e-6;
+    k.platform.c_kv.b_s = 1e-7;
+    k.platform.n_tiers = 1;
+    k.platform.tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = 1e9};
+    return k;
+}
+
+/* The prompt is the same for every model with at least 500 tokens of vocabulary. */
+static void make_prompt(int32_t prompt[N_PROMPT])
+{
+    struct rng r = {.s = 42};
+    for (int i = 0; i < N_PROMPT; i++)
+        prompt[i] = 3 + (int32_t)rng_below(&r, 480);
+}
+
+static void read_kv(struct stack *k, struct seq *s, struct run *out)
+{
+    const struct model *m = k->model;
+    int64_t width = 2 * model_kv_dim(m);
+    int32_t pos[N_PROMPT], seq_row[2] = {0, N_PROMPT};
+    const int32_t *tables[1] = {seq_table(s)->blocks};
+    for (int i = 0; i < N_PROMPT; i++)
+        pos[i] = i;
+    struct ragged r = {
+        .n_rows = N_PROMPT, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
+    size_t layer_bytes = (size_t)N_PROMPT * (size_t)width * dtype_bytes(m->dtype);
+    struct stream *stream;
+    assert_int_equal(stream_create(k->dev, STREAM_COMPUTE, &stream, NULL), 0);
+    out->kv_bytes = layer_bytes * (size_t)m->cfg.n_layers;
+    out->kv = xmalloc(out->kv_bytes);
+    for (int l = 0; l < m->cfg.n_layers; l++) {
+        struct kv_layer kv = kv_pool_layer(engine_pool(k->engine), l);
+        struct mat rows =
+            mat_of(out->kv + (size_t)l * layer_bytes, m->dtype, N_PROMPT, width);
+        assert_int_equal(k->dev->ops->kv_read(stream, rows, &kv, &r), 0);
+    }
+    stream_destroy(stream);
+}
+
+static struct run run_once(struct stack *k, const char *save, const char *plan)
+{
+    struct run out = {0};
+    struct err err = {0};
+    struct seq *s;
+    int32_t prompt[N_PROMPT];
+    make_prompt(prompt);
+    struct request q = {.prompt = prompt,
+                        .n_prompt = N_PROMPT,
+                        .max_tokens = N_GENERATE,
+                        .ignore_eos = true,
+                        .plan = plan};
+    assert_int_equal(save_policy_make(&q.save, save, k->model, NULL, 256, &err), 0);
+    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    int rc = engine_run(k->engine, &err);
+    const struct outcome *o = seq_outcome(s);
+    if (rc != 0 || o->finish == FINISH_ERROR)
+        fail_msg("save %s, plan %s: %s", save, plan, rc != 0 ? err.msg : o->err.msg);
+    assert_int_equal(saver_flush(k->saver, &err), 0);
+    out.digest = o->logits_digest;
+    out.n_cached = o->n_cached;
+    memcpy(out.tokens, o->tokens + N_PROMPT, sizeof out.tokens);
+    read_kv(k, s, &out);
+    engine_remove(k->engine, s);
+    return out;
+}
+
+static void run_free(struct run *r)
+{
+    free(r->kv);
+}
+
+static bool same_bits(const struct run *a, const struct run *b)
+{
+    return a->digest == b->digest && a->kv_bytes == b->kv_bytes &&
+           memcmp(a->kv, b->kv, a->kv_bytes) == 0 &&
+           memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
+}
+
+/* Restores by `plan` in k, whose store holds the context, and compares. */
+static void check_plan(struct stack *k, const struct run *ref, const char *plan, const char *what)
+{
+    struct run r = run_once(k, "none", plan);
+    if (r.n_cached != N_CHUNKS * STORE_CHUNK_TOKENS)
+        fail_msg("%s, plan %s: %d tokens were restored, not %d", what, plan, r.n_cached,
+                 N_CHUNKS * STORE_CHUNK_TOKENS);
+    if (!same_bits(&r, ref))
+        fail_msg("%s, plan %s: restored state differs from the never-evicted one", what, plan);
+    run_free(&r);
+}
+
+/* --- models ----------------------------------------------------------------------------------- */
+
+static char shared_paths[2][512];
+
+/* stories260K and its MHA copy where ../shared is there, and the two synthetic shapes. */
+static int models(const char *out[4])
+{
+    static const char *const names[] = {"stories260K", "stories260K-mha"};
+    const char *shared = getenv("HCACHE_SHARED");
+    int n = 0;
+    for (int i = 0; i < 2; i++) {
+        snprintf(shared_paths[i], sizeof shared_paths[i], "%s/models/%s",
+                 shared != NULL ? shared : "../shared", names[i]);
+        if (access(shared_paths[i], R_OK) == 0)
+            out[n++] = shared_paths[i];
+    }
+    if (n == 0)
+        print_message("stories260K is not there (no ../shared): synthetic models only\n");
+    out[n++] = "synth:tiny-mha";
+    out[n++] = "synth:tiny-gqa";
+    return n;
+}
+
+static const char *const dtypes[] = {"f32", "bf16", "f16"};
+
+/* --- tests ------------------------------------------------------------------------------------ */
+
+/* Every (r,h,k), and a seeded sample of per-layer mixtures. */
+static void every_plan(void **state)
+{
+    (void)state;
+    const char *model[4];
+    int n_models = models(model), n_plans = 0;
+    struct rng rng = {.s = 1};
+    for (int i = 0; i < n_models * 3; i++) {
+        struct stack k = open_stack(model[i / 3], dtypes[i % 3], 2, 512);
+        int n_layers = k.model->cfg.n_layers;
+        struct run ref = run_once(&k, "both", "recompute");
+        char plan[64];
+        for (int r = 0; r <= n_layers; r++) {
+            for (int h = 0; r + h <= n_layers; h++, n_plans++) {
+                snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                check_plan(&k, &ref, plan, model[i / 3]);
+            }
+        }
+        for (int j = 0; j < 12; j++, n_plans++) {
+            int r = (int)rng_below(&rng, (uint64_t)n_layers + 1);
+            for (int l = 0; l < n_layers; l++)
+                plan[l] = l < r ? 'R' : "HK"[rng_below(&rng, 2)];
+            plan[n_layers] = 0;
+            check_plan(&k, &ref, plan, model[i / 3]);
+        }
+        run_free(&ref);
+        stack_close(&k);
+    }
+    print_message("%d plans restored bit for bit\n", n_plans);
+}
+
+/* Saved under one policy, restored under another; then chunks saved under different policies. */
+static void mixed_policies(void **state)
+{
+    (void)state;
+    static const char *const saves[] = {"hidden", "kv", "both"};
+    static const char *const wants[] = {"hidden", "kv", "auto", "r1,h1,k2"};
+    for (int d = 0; d < 3; d++) {
+        for (int s = 0; s < 3; s++) {
+            struct stack k = open_stack("synth:tiny-mha", dtypes[d], 2, 512);
+            struct run ref = run_once(&k, saves[s], "recompute");
+            for (int w = 0; w < 4; w++) {
+                bool possible = s == 2 || w == s || w == 2;
+                if (possible)
+                    check_plan(&k, &ref, wants[w], saves[s]);
+            }
+            run_free(&ref);
+            stack_close(&k);
+        }
+    }
+}
+
+/* The first chunk has hidden states, the second KV, the third both: one restore uses all. */
+static void save_prefix(struct stack *k, const char *save, int n_chunks)
+{
+    struct err err = {0};
+    struct seq *s;
+    int32_t prompt[N_PROMPT];
+    make_prompt(prompt);
+    struct request q = {.prompt = prompt,
+                        .n_prompt = n_chunks * STORE_CHUNK_TOKENS + 1,
+                        .ignore_eos = true,
+                        .max_tokens = 0,
+                        .plan = "auto"};
+    assert_int_equal(save_policy_make(&q.save, save, k->model, NULL, 256, &err), 0);
+    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    assert_int_equal(engine_run(k->engine, &err), 0);
+    assert_int_equal(saver_flush(k->saver, &err), 0);
+    engine_remove(k->engine, s);
+}
+
+static void mixed_chunks(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 3; d++) {
+        struct stack plain = open_stack("synth:tiny-gqa", dtypes[d], 2, 512);
+        struct run ref = run_once(&plain, "none", "recompute");
+        stack_close(&plain);
+        struct stack k = open_stack("synth:tiny-gqa", dtypes[d], 2, 512);
+        k.platform.c_tok.b_s = 1e-3; /* so that auto prefers what is stored */
+        save_prefix(&k, "hidden", 1);
+        save_prefix(&k, "kv", 2);
+        save_prefix(&k, "HKBK", 3);
+        check_plan(&k, &ref, "auto", "mixed chunks");
+        run_free(&ref);
+        stack_close(&k);
+    }
+}
+
+/* Prefill in pieces of 1, 7, 64, 200 and all tokens, with 1 or 2 threads: saved by one, restored by
+ * all others. */
+static void chunkings(void **state)
+{
+    (void)state;
+    static const int rows[] = {1, 7, 64, 200, 512};
+    const char *model[4];
+    int n_models = models(model);
+    for (int i = 0; i < n_models * 3; i++) {
+        struct run ref = {0};
+        for (int c = 0; c < 10; c++) {
+            struct stack k = open_stack(model[i / 3], dtypes[i % 3], 1 + c % 2, rows[c / 2]);
+            struct run r = run_once(&k, "both", "recompute");
+            if (c == 0)
+                ref = r;
+            else if (!same_bits(&r, &ref))
+                fail_msg("%s %s: prefill in steps of %d with %d threads differs", model[i / 3],
+                         dtypes[i % 3], rows[c / 2], 1 + c % 2);
+            char plan[32];
+            snprintf(plan, sizeof plan, "r1,h2,k%d", k.model->cfg.n_layers - 3);
+            check_plan(&k, &ref, plan, "chunkings");
+            if (c > 0)
+                run_free(&r);
+            stack_close(&k);
+        }
+        run_free(&ref);
+    }
+}
+
+/* Several sequences in one batch, prefill beside decode: each as if it were alone. */
+static void batch_composition(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    struct stack_opts o = {.model = "synth:tiny-gqa",
+                           .dtype = "bf16",
+                           .threads = 2,
+                           .step_rows = 50,
+                           .max_context = 256,
+                           .max_sequences = 3,
+                           .in_memory = true,
+                           .no_profile = true};
+    struct stack k;
+    int32_t prompt[N_PROMPT];
+    uint64_t alone[3];
+    struct seq *s[3];
+    make_prompt(prompt);
+    assert_int_equal(stack_open(&o, &k, &err), 0);
+    struct request q = {.max_tokens = N_GENERATE, .ignore_eos = true, .plan = "recompute"};
+    for (int together = 0; together < 2; together++) {
+        for (int i = 0; i < 3; i++) {
+            q.prompt = prompt + 10 * i;
+            q.n_prompt = 30 + 50 * i;
+            q.sample = (struct sample_opts){.temperature = 1, .top_p = 1, .seed = (uint64_t)i};
+            assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+            if (together == 0) {
+                assert_int_equal(engine_run(k.engine, &err), 0);
+                alone[i] = seq_outcome(s[i])->logits_digest;
+                engine_remove(k.engine, s[i]);
+            }
+        }
+        if (together == 1) {
+            assert_int_equal(engine_run(k.engine, &err), 0);
+            for (int i = 0; i < 3; i++) {
+                assert_true(seq_outcome(s[i])->logits_digest == alone[i]);
+                engine_remove(k.engine, s[i]);
+            }
+        }
+    }
+    stack_close(&k);
+}
+
+/* --- it can fail ------------------------------------------------------------------------------ */
+
+/* Copies a context from one store to another, one element of one record changed, under a checksum
+ * that is right: what a store that lies would serve. */
+static void copy_context(struct stack *from, struct stack *to, int bad_layer, enum store_kind kind)
+{
+    struct err err = {0};
+    struct store_hit hits[N_CHUNKS];
+    struct store_reader *reader;
+    int32_t prompt[N_PROMPT];
+    int n_hits, n_layers = from->model->cfg.n_layers;
+    struct chain c;
+    make_prompt(prompt);
+    chain_init(&c, &from->fingerprint, NULL);
+    chain_extend(&c, prompt, N_PROMPT);
+    assert_int_equal(store_lookup(from->store, c.keys, N_CHUNKS, hits, &n_hits, NULL, 0, &err), 0);
+    assert_int_equal(n_hits, N_CHUNKS);
+    size_t room = round_up(STORE_CHUNK_TOKENS * model_kv_bytes(from->model), STORE_ALIGN);
+    uint8_t *staging = mem_map(2 * room);
+    assert_int_equal(store_reader_open(from->store, 4, staging, 2 * room, &reader, &err), 0);
+    for (int i = 0; i < N_CHUNKS; i++) {
+        struct store_record rec[2 * STORE_MAX_LAYERS];
+        int n = 0, got;
+        for (int l = 0; l < n_layers; l++) {
+            for (int kd = 0; kd < STORE_KINDS; kd++) {
+                struct store_read rd = {
+                    .hit = &hits[i], .layer = l, .kind = (enum store_kind)kd, .dst = staging};
+                struct store_read *p = &rd, *done[1];
+                assert_int_equal(store_reader_submit(reader, &p, 1, &err), 0);
+                assert_int_equal(store_reader_wait(reader, done, 1, &got, &err), 0);
+                assert_int_equal(store_read_check(&rd, &err), 0);
+                uint8_t *copy = xmalloc(rd.n_bytes);
+                memcpy(copy, rd.bytes, rd.n_bytes);
+                if (i == 1 && l == bad_layer && kd == (int)kind)
+                    copy[rd.n_bytes / 2 + 1] ^= 0x40; /* the top exponent bit of one element */
+                rec[n++] = (struct store_record){l, (enum store_kind)kd, copy, rd.n_bytes};
+            }
+        }
+        struct store_chunk chunk = {.key = c.keys[i],
+                                    .parent = *chain_parent(&c, i),
+                                    .fingerprint = from->fingerprint,
+                                    .chunk_idx = (uint32_t)i,
+                                    .records = rec,
+                                    .n_records = n};
+        memcpy(chunk.tokens, prompt + i * STORE_CHUNK_TOKENS, sizeof chunk.tokens);
+        assert_int_equal(store_append(to->store, &chunk, &err), 0);
+        while (n > 0)
+            free((void *)(uintptr_t)rec[--n].bytes);
+    }
+    assert_int_equal(store_commit(to->store, &err), 0);
+    store_release(from->store, hits, n_hits);
+    store_reader_close(reader);
+    mem_unmap(staging, 2 * room);
+    chain_deinit(&c);
+}
+
+static void one_wrong_element_is_seen(void **state)
+{
+    (void)state;
+    struct stack good = open_stack("synth:tiny-mha", "bf16", 1, 512);
+    struct run ref = run_once(&good, "both", "recompute");
+    for (int kind = 0; kind < STORE_KINDS; kind++) {
+        struct stack bad = open_stack("synth:tiny-mha", "bf16", 1, 512);
+        copy_context(&good, &bad, 2, (enum store_kind)kind);
+        struct run r = run_once(&bad, "none", kind == STORE_KV ? "kv" : "hidden");
+        assert_int_equal(r.n_cached, N_CHUNKS * STORE_CHUNK_TOKENS);
+        assert_true(r.digest != ref.digest);
+        assert_true(memcmp(r.kv, ref.kv, ref.kv_bytes) != 0);
+        run_free(&r);
+        /* The other kind's records are as they were: that restore is right. */
+        r = run_once(&bad, "none", kind == STORE_KV ? "hidden" : "kv");
+        assert_true(same_bits(&r, &ref));
+        run_free(&r);
+        stack_close(&bad);
+    }
+    run_free(&ref);
+    stack_close(&good);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_plan),       cmocka_unit_test(mixed_policies),
+        cmocka_unit_test(mixed_chunks),     cmocka_unit_test(chunkings),
+        cmocka_unit_test(batch_composition), cmocka_unit_test(one_wrong_element_is_seen),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

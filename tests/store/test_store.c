@@ -1,0 +1,357 @@
+/* The store's promises without crashes, on every backend: what was committed is found and bit-equal,
+ * what was not is not; sharing, backfill, cap and eviction; reopening. */
+#include <errno.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "storetest.h"
+#include "store/store_impl.h"
+
+#define OK(call)                                                                           \
+    do {                                                                                   \
+        struct err err_ = {0};                                                             \
+        struct err *err = &err_;                                                           \
+        if ((call) != 0)                                                                   \
+            fail_msg("%s: %s", #call, err_.msg);                                           \
+    } while (0)
+
+static void check(struct store *s, const struct st_ctx *c, int n, int n_want, int per_chunk)
+{
+    struct st_result r;
+    OK(st_read(s, &st_small, c, n, &r, err));
+    assert_int_equal(r.n_found, n_want);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    assert_int_equal(r.n_records, n_want * per_chunk);
+}
+
+/* --- bodies, each run on every place ----------------------------------------------------------- */
+
+static void round_trip(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx c = {1, 2, 3, 0};
+    struct st_result r;
+    for (int i = 0; i < 5; i++)
+        OK(st_append(s, &st_small, &c, i, ST_BOTH, err));
+    OK(st_read(s, &st_small, &c, 5, &r, err));
+    assert_int_equal(r.n_found, 0); /* not committed */
+    assert_string_equal(r.why, "not committed yet");
+    OK(store_commit(s, err));
+    check(s, &c, 5, 5, 6);
+    OK(st_read(s, &st_small, &c, 7, &r, err));
+    assert_int_equal(r.n_found, 5);
+    assert_string_equal(r.why, "not stored");
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
+static void prefix_sharing(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx a = {1, 2, 3, 0}, b = {1, 5, 3, 0};
+    struct store_stats one, two;
+    OK(st_save(s, &st_small, &a, 5, ST_BOTH, err));
+    store_stats(s, &one);
+    OK(st_save(s, &st_small, &b, 5, ST_BOTH, err));
+    store_stats(s, &two);
+    assert_int_equal(one.n_chunks, 5);
+    assert_int_equal(two.n_chunks, 7);
+    assert_int_equal(two.used_bytes - one.used_bytes, one.used_bytes / 5 * 2);
+    check(s, &a, 5, 5, 6);
+    check(s, &b, 5, 5, 6);
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
+static void backfill(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx c = {1, 2, 3, 0};
+    struct store_stats before, after;
+    OK(st_save(s, &st_small, &c, 4, ST_H, err));
+    check(s, &c, 4, 4, 3);
+    OK(st_append_layers(s, &st_small, &c, 1, ST_BOTH, 1, 3,
+                        err)); /* H is there, KV is new */
+    check(s, &c, 4, 4, 3);     /* not committed */
+    OK(store_commit(s, err));
+    struct st_result r;
+    OK(st_read(s, &st_small, &c, 4, &r, err));
+    assert_int_equal(r.n_records, 4 * 3 + 2);
+    assert_true(store_mask_has(&r.mask[1], 2, STORE_KV));
+    assert_false(store_mask_has(&r.mask[1], 0, STORE_KV));
+    store_stats(s, &before);
+    OK(st_save(s, &st_small, &c, 4, ST_H, err)); /* nothing new */
+    store_stats(s, &after);
+    assert_int_equal(before.used_bytes, after.used_bytes);
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
+/* A chunk's bytes on one device. */
+static uint64_t chunk_bytes(int n_layers)
+{
+    return 4096 + (uint64_t)n_layers * (8192 + 12288);
+}
+
+static void eviction(struct st_place *p)
+{
+    p->opts.cap_bytes = 6 * chunk_bytes(3);
+    struct store *s = st_open(p);
+    struct st_ctx a = {1, 1, 0, 0}, b = {2, 2, 0, 0}, big = {3, 3, 0, 0};
+    struct store_hit hits[3];
+    struct sha256 keys[3];
+    struct store_stats st;
+    int n_hits;
+    OK(st_save(s, &st_small, &a, 3, ST_BOTH, err));
+    OK(st_save(s, &st_small, &b, 3, ST_BOTH, err));
+    check(s, &a, 3, 3, 6); /* a is now the more recently used */
+    OK(st_save(s, &st_small, &big, 1, ST_BOTH, err));
+    check(s, &b, 3, 2, 6); /* b lost its leaf, not its head */
+    check(s, &a, 3, 3, 6);
+
+    /* A pinned chain stays, whatever comes. */
+    st_keys(&a, 3, keys);
+    OK(store_lookup(s, keys, 3, hits, &n_hits, NULL, 0, err));
+    assert_int_equal(n_hits, 3);
+    struct err e = {0};
+    int n_saved = 0;
+    for (; n_saved < 20; n_saved++) {
+        struct st_ctx c = {100, (uint64_t)n_saved, 0, 0};
+        assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &e), 0);
+        store_stats(s, &st);
+        assert_true(st.used_bytes <= p->opts.cap_bytes);
+    }
+    check(s, &a, 3, 3, 6);
+    /* Chunks that are appended and not committed stay too, and count. */
+    for (n_saved = 0; n_saved < 3; n_saved++)
+        assert_int_equal(st_append(s, &st_small, &big, n_saved, ST_BOTH, &e), 0);
+    assert_int_equal(st_append(s, &st_small, &big, 3, ST_BOTH, &e), ERR_LIMIT);
+    assert_non_null(strstr(e.msg, "cap"));
+    store_release(s, hits, n_hits);
+    assert_int_equal(st_append(s, &st_small, &big, 3, ST_BOTH, &e), 0);
+    OK(store_commit(s, err));
+    check(s, &big, 4, 4, 6);
+    check(s, &a, 3, 2, 6);
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
+static void condemned(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx c = {1, 2, 3, 0};
+    struct store_hit hits[4];
+    struct sha256 keys[4];
+    struct store_stats st;
+    struct st_result r;
+    int n_hits;
+    st_keys(&c, 4, keys);
+    OK(st_save(s, &st_small, &c, 4, ST_BOTH, err));
+    OK(store_lookup(s, keys, 4, hits, &n_hits, NULL, 0, err));
+    store_condemn(s, &hits[1], "a test says so");
+    store_condemn(s, &hits[1], "twice");
+    store_release(s, hits, n_hits);
+    OK(st_read(s, &st_small, &c, 4, &r, err));
+    assert_int_equal(r.n_found, 1);
+    assert_string_equal(r.why, "damaged (a test says so)");
+    assert_true(store_audit(s));
+    store_stats(s, &st);
+    assert_int_equal(st.n_corrupt, 1);
+    OK(store_commit(s, err));
+    store_stats(s, &st);
+    assert_int_equal(st.n_chunks, 3);
+    OK(st_save(s, &st_small, &c, 2, ST_BOTH,
+               err)); /* recomputed: the rest is reachable again */
+    check(s, &c, 4, 4, 6);
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
+static void reasons(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx mine = {1, 2, 3, 7}, theirs = {1, 2, 3, 8};
+    struct sha256 f = st_fingerprint(7);
+    struct st_result r;
+    store_expect(s, &f);
+    OK(st_read(s, &st_small, &mine, 2, &r, err));
+    assert_string_equal(r.why, "not stored"); /* an empty store is nobody's */
+    OK(st_save(s, &st_small, &theirs, 2, ST_H, err));
+    OK(st_read(s, &st_small, &mine, 2, &r, err));
+    assert_non_null(strstr(r.why, "another model or build (fingerprint "));
+    OK(st_save(s, &st_small, &mine, 1, ST_H, err));
+    struct st_ctx other = {9, 9, 0, 7};
+    OK(st_read(s, &st_small, &other, 2, &r, err));
+    assert_string_equal(r.why, "not stored");
+    OK(st_read(s, &st_small, &mine, 1, &r, err));
+    assert_string_equal(r.why, "complete");
+    store_close(s);
+}
+
+static void wrong_use(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx c = {1, 2, 3, 0};
+    struct st_shape huge = {.n_layers = 1, .n_bytes = {2 << 20, 1}};
+    struct err e = {0};
+    int32_t tokens[STORE_CHUNK_TOKENS] = {0};
+    struct store_chunk bad = {.key = {{1}}};
+    memcpy(bad.tokens, tokens, sizeof tokens);
+    assert_int_equal(store_append(s, &bad, &e), ERR_USAGE);
+    assert_int_equal(st_append(s, &huge, &c, 0, ST_H, &e),
+                     ERR_LIMIT); /* more than a segment */
+    assert_true(store_audit(s));
+    OK(st_save(s, &st_small, &c, 1, ST_H, err));
+    check(s, &c, 1, 1, 3);
+    store_close(s);
+}
+
+static int count(void *arg, const struct store_entry *e)
+{
+    struct store_entry *last = arg;
+    if (e->chunk_idx > 0 && memcmp(e->parent.b, last->key.b, sizeof e->parent.b) != 0)
+        return -1; /* in a listing of unbranched chains a parent stands before its child */
+    *last = *e;
+    return 0;
+}
+
+static void listing(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct store_entry last = {0};
+    struct store_verify v;
+    uint64_t freed;
+    for (uint64_t i = 0; i < 6; i++) {
+        struct st_ctx c = {i, i, 0, i % 2};
+        OK(st_save(s, &st_small, &c, 3, ST_KV, err));
+    }
+    OK(store_each(s, count, &last, err));
+    OK(store_verify(s, &v, NULL, NULL, NULL, err));
+    assert_int_equal(v.n_chunks, 18);
+    assert_int_equal(v.n_records, 18 * 3);
+    assert_int_equal(v.n_bad, 0);
+    OK(store_gc(s, &freed, err));
+    for (uint64_t i = 0; i < 6; i++) {
+        struct st_ctx c = {i, i, 0, i % 2};
+        check(s, &c, 3, 3, 3);
+    }
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
+static void reopen(struct st_place *p)
+{
+    if (p->io == NULL)
+        return;
+    struct store *s = st_open(p);
+    struct st_ctx a = {1, 2, 3, 0}, b = {2, 2, 3, 0}, c = {3, 3, 0, 0};
+    OK(st_save(s, &st_small, &a, 5, ST_BOTH, err));
+    OK(st_append(s, &st_small, &b, 0, ST_BOTH, err)); /* never committed */
+    store_close(s);
+    s = st_open(p);
+    assert_true(store_audit(s));
+    check(s, &a, 5, 5, 6);
+    check(s, &b, 1, 0, 6);
+    OK(st_save(s, &st_small, &c, 2, ST_H, err));
+    OK(st_append_layers(s, &st_small, &c, 0, ST_KV, 0, 2, err));
+    OK(store_commit(s, err));
+    store_close(s);
+
+    p->opts.read_only = true;
+    s = st_open(p);
+    struct err e = {0};
+    struct st_result r;
+    check(s, &a, 5, 5, 6);
+    OK(st_read(s, &st_small, &c, 2, &r, err));
+    assert_int_equal(r.n_records, 8);
+    assert_int_equal(st_append(s, &st_small, &b, 0, ST_BOTH, &e), -EROFS);
+    store_close(s);
+    p->opts.read_only = false;
+}
+
+static void recency_survives(struct st_place *p)
+{
+    if (p->io == NULL)
+        return;
+    struct store *s = st_open(p);
+    struct st_ctx c[4] = {{1, 1, 0, 0}, {2, 2, 0, 0}, {3, 3, 0, 0}, {4, 4, 0, 0}};
+    for (int i = 0; i < 3; i++)
+        OK(st_save(s, &st_small, &c[i], 1, ST_BOTH, err));
+    check(s, &c[0], 1, 1, 6); /* the oldest becomes the most recently used */
+    store_close(s);
+    p->opts.cap_bytes = 3 * chunk_bytes(3) * (uint64_t)p->opts.n_dirs;
+    if (p->opts.n_dirs > 1)
+        return;
+    s = st_open(p);
+    OK(st_save(s, &st_small, &c[3], 1, ST_BOTH, err));
+    check(s, &c[0], 1, 1, 6);
+    check(s, &c[1], 1, 0, 6);
+    check(s, &c[2], 1, 1, 6);
+    store_close(s);
+    p->opts.cap_bytes = chunk_bytes(3); /* a lower cap holds from the moment of opening */
+    s = st_open(p);
+    struct store_stats st;
+    store_stats(s, &st);
+    assert_int_equal(st.used_bytes, chunk_bytes(3));
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
+/* --- every body on every place ----------------------------------------------------------------- */
+
+struct body {
+    void (*run)(struct st_place *p);
+    const char *kind;
+    int n_dirs;
+};
+
+static void run(void **state)
+{
+    const struct body *b = *state;
+    struct st_place p;
+    if (!st_place_open(&p, b->kind, b->n_dirs))
+        skip();
+    b->run(&p);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    static const struct {
+        void (*run)(struct st_place *p);
+        const char *name;
+        bool one_device;
+    } bodies[] = {
+        {round_trip, "round trip", false}, {prefix_sharing, "prefix sharing", false},
+        {backfill, "backfill", false},     {eviction, "eviction", true},
+        {condemned, "condemned", false},   {reasons, "reasons", false},
+        {wrong_use, "wrong use", false},   {listing, "listing, verify, gc", false},
+        {reopen, "reopen", false},         {recency_survives, "recency survives", false},
+    };
+    static const struct {
+        const char *kind;
+        int n_dirs;
+    } places[] = {{"dram", 1},  {"pread", 1}, {"pread", 3}, {"uring", 1},
+                  {"uring", 2}, {"sim", 1},   {"sim", 3}};
+    enum { N = sizeof bodies / sizeof bodies[0], M = sizeof places / sizeof places[0] };
+    static struct body all[N * M];
+    static struct CMUnitTest tests[N * M];
+    static char names[N * M][64];
+    int n = 0;
+    for (int i = 0; i < N; i++) {
+        for (int j = 0; j < M; j++) {
+            if (bodies[i].one_device && places[j].n_dirs > 1)
+                continue;
+            all[n] = (struct body){bodies[i].run, places[j].kind, places[j].n_dirs};
+            snprintf(names[n], sizeof names[n], "%s: %s, %d", bodies[i].name,
+                     places[j].kind, places[j].n_dirs);
+            tests[n] = (struct CMUnitTest){names[n], run, NULL, NULL, &all[n]};
+            n++;
+        }
+    }
+    return _cmocka_run_group_tests("store", tests, (size_t)n, NULL, NULL);
+}
