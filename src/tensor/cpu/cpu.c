@@ -1,27 +1,135 @@
-/* cpu.c - the CPU device. */
-#include "tensor/ref/ref.h"
+/* cpu.c - the CPU device: which kernels, how much scratch, and how rows are cut over threads. */
+#include "tensor/cpu/cpu.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 static const struct ops cpu_ops = {
-    .weight_bytes = ref_weight_bytes,
-    .weight_pack = ref_weight_pack,
-    .weight_rows = ref_weight_rows,
-    .embed = ref_embed,
-    .rmsnorm = ref_rmsnorm,
-    .layernorm = ref_layernorm,
-    .head_norm = ref_head_norm,
-    .matmul = ref_matmul,
-    .convert = ref_convert,
-    .add = ref_add,
-    .act_mul = ref_act_mul,
-    .act = ref_act,
-    .all_finite = ref_all_finite,
-    .rope = ref_rope,
-    .kv_fill = ref_kv_fill,
-    .kv_read = ref_kv_read,
-    .attention = ref_attention,
+    .weight_bytes = cpu_weight_bytes,
+    .weight_pack = cpu_weight_pack,
+    .weight_rows = cpu_weight_rows,
+    .embed = cpu_embed,
+    .rmsnorm = cpu_rmsnorm,
+    .layernorm = cpu_layernorm,
+    .head_norm = cpu_head_norm,
+    .matmul = cpu_matmul,
+    .convert = cpu_convert,
+    .add = cpu_add,
+    .act_mul = cpu_act_mul,
+    .act = cpu_act,
+    .all_finite = cpu_all_finite,
+    .rope = cpu_rope,
+    .kv_fill = cpu_kv_fill,
+    .kv_read = cpu_kv_read,
+    .attention = cpu_attention,
 };
+
+/* --- instruction sets ----------------------------------------------------------------------- */
+
+static bool isa_runs_here(const struct cpu_kernels *k)
+{
+    if (k == &cpu_kernels_portable)
+        return true;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("f16c");
+    if (k == &cpu_kernels_avx2)
+        return avx2;
+    if (k == &cpu_kernels_avx512)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#endif
+    return false;
+}
+
+/* Best first. */
+static const struct cpu_kernels *const all_kernels[] = {
+#if defined(__x86_64__)
+    &cpu_kernels_avx512,
+    &cpu_kernels_avx2,
+#endif
+    &cpu_kernels_portable,
+};
+enum { N_KERNELS = sizeof all_kernels / sizeof all_kernels[0] };
+
+static int kernels_choose(const char *wanted, const struct cpu_kernels **out, struct err *err)
+{
+    for (int i = 0; i < N_KERNELS; i++) {
+        bool named = wanted == NULL || strcmp(wanted, all_kernels[i]->isa) == 0;
+        if (named && isa_runs_here(all_kernels[i])) {
+            *out = all_kernels[i];
+            return 0;
+        }
+        if (named && wanted != NULL)
+            return err_set(err, ERR_UNSUPPORTED, "HCACHE_ISA=%s: this CPU lacks it", wanted);
+    }
+    return err_set(err, ERR_USAGE, "HCACHE_ISA=%s: unknown (known: portable, avx2, avx512)",
+                   wanted);
+}
+
+const struct cpu_kernels *cpu_kernels_of(const struct stream *s)
+{
+    for (int i = 0; i < N_KERNELS; i++)
+        if (strcmp(all_kernels[i]->isa, s->device->isa) == 0)
+            return all_kernels[i];
+    CHECK(!"a device of this backend");
+    return NULL;
+}
+
+/* --- scratch -------------------------------------------------------------------------------- */
+
+#define PACKED_FLOATS ((size_t)PACK_ROWS * MATMUL_MAX_K)
+#define THREAD_FLOATS ((size_t)(MM_SCRATCH > ATTN_SCRATCH ? MM_SCRATCH : ATTN_SCRATCH) + 1024)
+
+float *scratch_packed(const struct stream *s)
+{
+    return s->scratch;
+}
+
+float *scratch_thread(const struct stream *s, int thread_idx)
+{
+    float *p = (float *)s->scratch + PACKED_FLOATS + (size_t)thread_idx * THREAD_FLOATS;
+    CHECK_HOT((char *)(p + THREAD_FLOATS) <= (char *)s->scratch + s->scratch_bytes);
+    return p;
+}
 
 int cpu_device_open(struct pool *pool, struct device **out, struct err *err)
 {
-    return host_device_open("cpu", &cpu_ops, "reference", 4096, pool, out, err);
+    const struct cpu_kernels *k = NULL;
+    const char *wanted = getenv("HCACHE_ISA");
+    int rc = kernels_choose(wanted != NULL && wanted[0] != 0 ? wanted : NULL, &k, err);
+    if (rc != 0)
+        return rc;
+    size_t floats = PACKED_FLOATS + (size_t)pool_threads(pool) * THREAD_FLOATS;
+    return host_device_open("cpu", &cpu_ops, k->isa, floats * sizeof(float), pool, out, err);
+}
+
+/* --- rows over threads ---------------------------------------------------------------------- */
+
+/* Below this many elements a fork and join (2 to 5 us) costs more than the second core gains. */
+#define MIN_PARALLEL_ELEMENTS 16384
+
+struct rows_job {
+    rows_fn *fn;
+    void *arg;
+    int64_t n_rows;
+};
+
+static void rows_share(void *arg, int thread_idx, int n_threads)
+{
+    struct rows_job *job = arg;
+    long begin, end;
+    pool_share(job->n_rows, 1, thread_idx, n_threads, &begin, &end);
+    if (begin < end)
+        job->fn(job->arg, begin, end);
+}
+
+void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn, void *arg)
+{
+    struct rows_job job = {fn, arg, n_rows};
+    if (n_rows == 1 || elements < MIN_PARALLEL_ELEMENTS)
+        fn(arg, 0, n_rows);
+    else
+        pool_run(s->device->pool, rows_share, &job);
 }

@@ -1,0 +1,168 @@
+/* cpu.h - how the CPU backend is cut in two; private to src/tensor/cpu.
+ *
+ *   cpu_*.c    one group of operations each: checks, how work is cut over threads, memory layout
+ *   kern_*.h   the loops, written once over a vector of 16 floats (v16)
+ *   vec_*.h    v16 in portable C, AVX2 (two registers) and AVX-512 (one register)
+ *   isa_*.c    compiles kern_*.h over one vec_*.h into one `struct cpu_kernels`
+ *
+ * All three instruction sets give the same bits, exponentials included: they run the same steps on
+ * the same lanes.  The table is chosen once, when the device is opened: the best that the CPU has,
+ * or what the environment variable HCACHE_ISA (portable, avx2, avx512) asks for.
+ *
+ * Packed weights: panels of 16 columns (rows of W), [ceil(n/16)][k][16] in the weight's type, so
+ * that a panel is one stream of memory and a k-step is one vector.  Absent columns are zero. */
+#ifndef TENSOR_CPU_H
+#define TENSOR_CPU_H
+
+#include <stdatomic.h>
+
+#include "base/pool.h"
+#include "tensor/device.h"
+#include "tensor/ops.h"
+#include "tensor/shape.h"
+
+#define PANEL 16
+#define MATMUL_MAX_K 65536
+
+/* Rows whose activations are packed at once, and rows of one tile: a k-block of 192 rows is 192 KiB
+ * and stays in L2 beside the tile of C. */
+#define PACK_ROWS 384
+#define TILE_ROWS 192
+#define TILE_PANELS 8
+
+/* Query vectors of one attention tile; head sizes. */
+#define TILE_QUERIES 96
+#define MAX_D_HEAD 256
+
+/* One tile of a matrix product: m rows by n_panels panels. */
+struct mm_tile {
+    const float *a; /* packed: element (row, k) at a[(k / 256 * a_rows + row) * 256 + k % 256] */
+    int64_t a_rows;
+    int m;
+    int64_t k;
+    const uint8_t *w; /* first panel */
+    enum dtype dtype;
+    int n_panels;
+    float *c; /* first element of the tile */
+    int64_t ldc;
+    int64_t n_cols;    /* those that exist: at most n_panels * 16 */
+    const float *bias; /* of the first column, or NULL */
+    float *scratch;    /* MM_SCRATCH floats, of this thread */
+};
+#define MM_SCRATCH (256 * 32 + TILE_ROWS * 32 + 32)
+
+/* Tokens [t0, t0 + n) of one block, one kv head. */
+struct kv_run {
+    enum dtype dtype;
+    int d_head, t0, n;
+    const uint8_t *k_rows, *v_rows; /* first token's K and V of this head */
+    size_t row_bytes;               /* from token to token */
+    const float *cos, *sin;         /* first token's, [half] per token */
+    int half;                       /* d_rot / 2 */
+    uint8_t *k, *v;                 /* this head in the block: [d_head][64] and [64][d_head] */
+};
+
+/* Attention of up to TILE_QUERIES query vectors of one sequence that share a kv head. */
+struct attn_tile {
+    const struct kv_layer *kv;
+    const int32_t *table;
+    int kv_head;
+    int n;                      /* query vectors */
+    const float *q[TILE_QUERIES];
+    float *out[TILE_QUERIES];
+    int32_t begin[TILE_QUERIES], end[TILE_QUERIES]; /* visible keys */
+    float scale;
+    float *scratch; /* ATTN_SCRATCH floats, of this thread */
+};
+#define ATTN_SCRATCH (KV_BLOCK_TOKENS * MAX_D_HEAD * 2 + TILE_QUERIES * (2 * MAX_D_HEAD + 64 + 8))
+
+struct cpu_kernels {
+    const char *isa;
+    int direct_rows; /* up to here mm_direct is used, above mm_blocked */
+
+    void (*mm_direct)(const struct mm_tile *t);
+    void (*mm_blocked)(const struct mm_tile *t);
+
+    /* Rows of n elements. */
+    void (*rms_row)(float *out, const void *x, enum dtype t, const float *w, int64_t n,
+                    float eps);
+    void (*layer_row)(float *out, const void *x, enum dtype t, const float *w, const float *b,
+                      int64_t n, float eps);
+    void (*scale_row)(void *out, enum dtype to, const void *x, enum dtype from, int64_t n,
+                      float scale);
+    void (*add_row)(void *out, enum dtype to, const void *a, enum dtype from, const float *b,
+                    int64_t n);
+    void (*act_row)(float *out, const float *gate, const float *up, int64_t n,
+                    enum activation act); /* up may be NULL */
+    bool (*finite_row)(const void *x, enum dtype t, int64_t n);
+    void (*rope_head)(float *x, const float *cos, const float *sin, int half);
+
+    void (*kv_fill)(const struct kv_run *run);
+    void (*attention)(const struct attn_tile *t);
+};
+
+extern const struct cpu_kernels cpu_kernels_portable;
+#if defined(__x86_64__)
+extern const struct cpu_kernels cpu_kernels_avx2;
+extern const struct cpu_kernels cpu_kernels_avx512;
+#endif
+
+/* --- what the operations share -------------------------------------------------------------- */
+
+const struct cpu_kernels *cpu_kernels_of(const struct stream *s);
+
+/* A compute stream's scratch: packed activations, then one part per thread. */
+float *scratch_packed(const struct stream *s);
+float *scratch_thread(const struct stream *s, int thread_idx);
+
+/* Work is cut into items that threads take one after another, so that a thread whose core is busy
+ * takes fewer.  Which thread computes an item never changes its result. */
+struct items {
+    atomic_long next;
+    long n;
+};
+static inline bool item_take(struct items *it, long *item)
+{
+    *item = atomic_fetch_add_explicit(&it->next, 1, memory_order_relaxed);
+    return *item < it->n;
+}
+
+/* Calls fn(arg, begin, end) over rows: on all threads where `elements` is worth it. */
+typedef void rows_fn(void *arg, int64_t begin, int64_t end);
+void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn, void *arg);
+
+static inline void *row_ptr(struct mat a, int64_t row)
+{
+    return (char *)a.data + (size_t)(row * a.ld) * dtype_bytes(a.dtype);
+}
+
+/* --- the operations, see ops.h -------------------------------------------------------------- */
+
+size_t cpu_weight_bytes(enum dtype t, int64_t n, int64_t k);
+int cpu_weight_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
+                    int64_t n_rows);
+int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
+                    const int32_t *ids);
+int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+               const float *bias);
+int cpu_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
+              float scale);
+int cpu_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w, float eps);
+int cpu_layernorm(struct stream *s, struct mat out, struct mat x, const float *w,
+                  const float *b, float eps);
+int cpu_head_norm(struct stream *s, struct mat x, int d_head, const float *w, float eps);
+int cpu_convert(struct stream *s, struct mat out, struct mat x);
+int cpu_add(struct stream *s, struct mat out, struct mat a, struct mat b);
+int cpu_act_mul(struct stream *s, struct mat out, struct mat gate_up, enum activation act);
+int cpu_act(struct stream *s, struct mat x, enum activation act);
+int cpu_all_finite(struct stream *s, struct mat x, bool *finite);
+int cpu_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope,
+             const struct ragged *r);
+int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
+                const struct rope *rope, const struct ragged *r);
+int cpu_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
+                const struct ragged *r);
+int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
+                  const struct ragged *r, float scale, int window);
+
+#endif

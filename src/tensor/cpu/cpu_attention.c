@@ -1,0 +1,88 @@
+/* cpu_attention.c - how attention is cut into tiles.
+ *
+ * A tile is a run of rows of one sequence with all query heads that share one kv head, so that a
+ * block of K and V is read (and converted) once for all of them.  Threads take tiles one after
+ * another, the last rows first: those see the most keys. */
+#include "tensor/cpu/cpu.h"
+
+struct attn_job {
+    struct stream *s;
+    const struct cpu_kernels *k;
+    struct mat out, q;
+    const struct kv_layer *kv;
+    const struct ragged *r;
+    float scale;
+    int window, group, tile_rows;
+    struct items items; /* all row tiles of the batch, last first, times kv heads */
+};
+
+static int seq_tiles(const struct attn_job *j, int seq)
+{
+    int rows = j->r->seq_row[seq + 1] - j->r->seq_row[seq];
+    return (rows + j->tile_rows - 1) / j->tile_rows;
+}
+
+/* Rows [row0, row1) of sequence seq for one kv head. */
+static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int kv_head,
+                     int thread_idx)
+{
+    struct attn_tile t;
+    t.kv = j->kv;
+    t.table = j->r->tables[seq];
+    t.kv_head = kv_head;
+    t.scale = j->scale;
+    t.scratch = scratch_thread(j->s, thread_idx);
+    t.n = 0;
+    for (int row = row0; row < row1; row++) {
+        int32_t end = j->r->pos[row] + 1;
+        for (int h = kv_head * j->group; h < (kv_head + 1) * j->group; h++) {
+            t.q[t.n] = (const float *)row_ptr(j->q, row) + h * j->kv->d_head;
+            t.out[t.n] = (float *)row_ptr(j->out, row) + h * j->kv->d_head;
+            t.begin[t.n] = j->window > 0 && end > j->window ? end - j->window : 0;
+            t.end[t.n++] = end;
+        }
+    }
+    j->k->attention(&t);
+}
+
+static void run_items(void *arg, int thread_idx, int n_threads)
+{
+    struct attn_job *j = arg;
+    (void)n_threads;
+    int seq = j->r->n_seqs, tiles_before = 0, tiles = 0; /* of the sequences behind seq */
+    for (long item; item_take(&j->items, &item);) {
+        int tile = (int)(item / j->kv->n_kv);
+        while (tile >= tiles_before + tiles) {
+            tiles_before += tiles;
+            tiles = seq_tiles(j, --seq);
+        }
+        int first = j->r->seq_row[seq], rows = j->r->seq_row[seq + 1] - first;
+        int i = tiles - 1 - (tile - tiles_before);
+        run_tile(j, seq, first + rows * i / tiles, first + rows * (i + 1) / tiles,
+                 (int)(item % j->kv->n_kv), thread_idx);
+    }
+}
+
+int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
+                  const struct ragged *r, float scale, int window)
+{
+    int n_heads = check_attention(out, q, kv, r);
+    CHECK(kv->d_head <= MAX_D_HEAD && n_heads / kv->n_kv <= TILE_QUERIES);
+    int rc = stream_enter(s);
+    if (rc != 0)
+        return rc;
+    struct attn_job job = {.s = s, .k = cpu_kernels_of(s), .out = out, .q = q, .kv = kv, .r = r,
+                           .scale = scale, .window = window, .group = n_heads / kv->n_kv};
+    job.tile_rows = TILE_QUERIES / job.group;
+    int64_t n_tiles = 0, n_keys = 0;
+    for (int seq = 0; seq < r->n_seqs; seq++)
+        n_tiles += seq_tiles(&job, seq);
+    for (int i = 0; i < r->n_rows; i++)
+        n_keys += r->pos[i] + 1;
+    job.items.n = n_tiles * kv->n_kv;
+    if (n_keys * q.cols < 65536) /* a fork and join would cost more */
+        run_items(&job, 0, 1);
+    else
+        pool_run(s->device->pool, run_items, &job);
+    return rc;
+}

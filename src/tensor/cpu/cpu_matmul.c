@@ -1,0 +1,200 @@
+/* cpu_matmul.c - packed weights, and how a matrix product is cut into tiles.
+ *
+ * Activations are copied row by row into k-blocks, [k / 256][rows][256], so that a micro-kernel
+ * finds its rows at constant distances and a k-block of a tile is contiguous.  One row needs no copy.
+ * Tiles are taken by threads one after another; sums are never split (DESIGN §5). */
+#include "tensor/cpu/cpu.h"
+
+#include <string.h>
+
+static int64_t panels_of(int64_t n)
+{
+    return (n + PANEL - 1) / PANEL;
+}
+
+size_t cpu_weight_bytes(enum dtype t, int64_t n, int64_t k)
+{
+    return (size_t)panels_of(n) * PANEL * (size_t)k * dtype_bytes(t);
+}
+
+/* --- packing: done once, at load ------------------------------------------------------------ */
+
+/* Strides in elements; the two sizes of element are all there are. */
+static void pack_row_u16(uint16_t *dst, const uint16_t *src, int64_t k)
+{
+    for (int64_t i = 0; i < k; i++)
+        dst[i * PANEL] = src[i];
+}
+
+static void pack_row_u32(uint32_t *dst, const uint32_t *src, int64_t k)
+{
+    for (int64_t i = 0; i < k; i++)
+        dst[i * PANEL] = src[i];
+}
+
+static void *weight_at(const struct weight *w, int64_t row)
+{
+    int64_t element = row / PANEL * PANEL * w->k + row % PANEL;
+    return (char *)w->mem.ptr + (size_t)element * dtype_bytes(w->dtype);
+}
+
+struct pack_job {
+    struct weight *w;
+    int64_t row;
+    const char *src;
+};
+
+static void pack_rows(void *arg, int64_t begin, int64_t end)
+{
+    struct pack_job *job = arg;
+    struct weight *w = job->w;
+    size_t row_bytes = (size_t)w->k * dtype_bytes(w->dtype);
+    for (int64_t i = begin; i < end; i++) {
+        const void *src = job->src + (size_t)i * row_bytes;
+        void *dst = weight_at(w, job->row + i);
+        if (w->dtype == DTYPE_F32)
+            pack_row_u32(dst, src, w->k);
+        else
+            pack_row_u16(dst, src, w->k);
+    }
+}
+
+int cpu_weight_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
+                    int64_t n_rows)
+{
+    check_weight_pack(w, row, n_rows);
+    CHECK(w->k <= MATMUL_MAX_K && w->mem.bytes >= cpu_weight_bytes(w->dtype, w->n, w->k));
+    int rc = stream_enter(s);
+    if (rc == 0) {
+        struct pack_job job = {w, row, src};
+        rows_run(s, n_rows, n_rows * w->k, pack_rows, &job);
+    }
+    return rc;
+}
+
+int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
+                    const int32_t *ids)
+{
+    const struct cpu_kernels *k = cpu_kernels_of(s);
+    CHECK(out.cols == w->k);
+    for (int64_t i = 0; i < out.rows; i++) {
+        CHECK(ids[i] >= 0 && ids[i] < w->n);
+        const uint16_t *src16 = weight_at(w, ids[i]);
+        const uint32_t *src32 = weight_at(w, ids[i]);
+        uint16_t row16[256];
+        uint32_t row32[256];
+        for (int64_t j = 0; j < w->k; j += 256) { /* gather a piece, then convert it */
+            int64_t n = w->k - j < 256 ? w->k - j : 256;
+            for (int64_t e = 0; e < n; e++) {
+                if (w->dtype == DTYPE_F32)
+                    row32[e] = src32[(j + e) * PANEL];
+                else
+                    row16[e] = src16[(j + e) * PANEL];
+            }
+            k->scale_row((char *)row_ptr(out, i) + (size_t)j * dtype_bytes(out.dtype), out.dtype,
+                         w->dtype == DTYPE_F32 ? (void *)row32 : (void *)row16, w->dtype, n,
+                         1.0f);
+        }
+    }
+    return stream_enter(s);
+}
+
+/* --- the product ---------------------------------------------------------------------------- */
+
+struct mm_job {
+    struct stream *s;
+    const struct cpu_kernels *kernels;
+    struct mat c, a;
+    const struct weight *w;
+    const float *bias;
+    const float *packed;
+    int64_t row0;  /* rows [row0, row0 + m) are packed */
+    int m;
+    int n_row_tiles, tile_panels;
+    struct items items;
+};
+
+static void pack_activations(void *arg, int64_t begin, int64_t end)
+{
+    struct mm_job *job = arg;
+    int64_t k = job->a.cols;
+    for (int64_t i = begin; i < end; i++) {
+        const float *src = (const float *)job->a.data + (job->row0 + i) * job->a.ld;
+        float *dst = scratch_packed(job->s) + i * MATMUL_K_BLOCK;
+        for (int64_t j = 0; j < k; j += MATMUL_K_BLOCK) {
+            int64_t n = k - j < MATMUL_K_BLOCK ? k - j : MATMUL_K_BLOCK;
+            memcpy(dst + j * job->m, src + j, (size_t)n * sizeof *dst);
+        }
+    }
+}
+
+static struct mm_tile tile_at(const struct mm_job *job, long item, int thread_idx)
+{
+    const struct weight *w = job->w;
+    int rt = (int)(item % job->n_row_tiles);
+    int r0 = job->m * rt / job->n_row_tiles, r1 = job->m * (rt + 1) / job->n_row_tiles;
+    int64_t panel = item / job->n_row_tiles * job->tile_panels, col = panel * PANEL;
+    int64_t n_panels = panels_of(w->n) - panel;
+    if (n_panels > job->tile_panels)
+        n_panels = job->tile_panels;
+    return (struct mm_tile){
+        .a = job->packed + (int64_t)r0 * MATMUL_K_BLOCK,
+        .a_rows = job->m,
+        .m = r1 - r0,
+        .k = w->k,
+        .w = (const uint8_t *)weight_at(w, col),
+        .dtype = w->dtype,
+        .n_panels = (int)n_panels,
+        .c = (float *)job->c.data + (job->row0 + r0) * job->c.ld + col,
+        .ldc = job->c.ld,
+        .n_cols = w->n - col < n_panels * PANEL ? w->n - col : n_panels * PANEL,
+        .bias = job->bias != NULL ? job->bias + col : NULL,
+        .scratch = scratch_thread(job->s, thread_idx),
+    };
+}
+
+static void run_tiles(void *arg, int thread_idx, int n_threads)
+{
+    struct mm_job *job = arg;
+    (void)n_threads;
+    for (long item; item_take(&job->items, &item);) {
+        struct mm_tile t = tile_at(job, item, thread_idx);
+        if (t.m <= job->kernels->direct_rows)
+            job->kernels->mm_direct(&t);
+        else
+            job->kernels->mm_blocked(&t);
+    }
+}
+
+/* Rows [row0, row0 + m), m <= PACK_ROWS. */
+static void multiply_rows(struct mm_job *job)
+{
+    int64_t n_panels = panels_of(job->w->n);
+    job->n_row_tiles = (job->m + TILE_ROWS - 1) / TILE_ROWS;
+    job->tile_panels = TILE_PANELS;
+    if (job->m == 1) {
+        job->packed = (const float *)job->a.data + job->row0 * job->a.ld;
+    } else {
+        job->packed = scratch_packed(job->s);
+        rows_run(job->s, job->m, job->m * job->a.cols, pack_activations, job);
+    }
+    job->items.n = (n_panels + job->tile_panels - 1) / job->tile_panels * job->n_row_tiles;
+    atomic_store(&job->items.next, 0);
+    pool_run(job->s->device->pool, run_tiles, job);
+}
+
+int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+               const float *bias)
+{
+    check_matmul(c, a, w);
+    CHECK(w->k <= MATMUL_MAX_K);
+    int rc = stream_enter(s);
+    struct mm_job job = {.s = s, .kernels = cpu_kernels_of(s), .c = c, .a = a, .w = w,
+                         .bias = bias};
+    for (; rc == 0 && job.row0 < c.rows; job.row0 += job.m) {
+        int64_t left = c.rows - job.row0;
+        job.m = (int)(left < PACK_ROWS ? left : PACK_ROWS);
+        multiply_rows(&job);
+    }
+    return rc;
+}

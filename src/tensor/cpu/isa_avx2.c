@@ -1,0 +1,11 @@
+/* isa_avx2.c - the kernels compiled for one instruction set; see cpu.h. */
+#include "tensor/cpu/cpu.h"
+
+#include "tensor/cpu/vec_avx2.h"
+
+#include "tensor/cpu/kern_math.h"
+#include "tensor/cpu/kern_rows.h"
+#include "tensor/cpu/kern_matmul.h"
+#include "tensor/cpu/kern_kv.h"
+#include "tensor/cpu/kern_attention.h"
+#include "tensor/cpu/kern_table.h"

@@ -1,0 +1,107 @@
+/* kern_math.h - loads and stores by element type, and the exponential. Included by isa_*.c only,
+ * after a vec_*.h. */
+#ifndef TENSOR_KERN_MATH_H
+#define TENSOR_KERN_MATH_H
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* `t` is a constant wherever these are inlined. */
+INLINE v16 v_load_t(const void *p, enum dtype t, int64_t i)
+{
+    if (t == DTYPE_F32)
+        return v_load((const float *)p + i);
+    if (t == DTYPE_F16)
+        return v_load_f16((const uint16_t *)p + i);
+    return v_load_bf16((const uint16_t *)p + i);
+}
+
+INLINE void v_store_t(void *p, enum dtype t, int64_t i, v16 a)
+{
+    if (t == DTYPE_F32)
+        v_store((float *)p + i, a);
+    else if (t == DTYPE_F16)
+        v_store_f16((uint16_t *)p + i, a);
+    else
+        v_store_bf16((uint16_t *)p + i, a);
+}
+
+/* The first n < 16 elements from i on; the other lanes are zero, or are not stored. */
+INLINE v16 v_load_part(const void *p, enum dtype t, int64_t i, int64_t n)
+{
+    char lanes[64] = {0};
+    memcpy(lanes, (const char *)p + (size_t)i * dtype_bytes(t), (size_t)n * dtype_bytes(t));
+    return v_load_t(lanes, t, 0);
+}
+
+INLINE void v_store_part(void *p, enum dtype t, int64_t i, int64_t n, v16 a)
+{
+    char lanes[64];
+    v_store_t(lanes, t, 0, a);
+    memcpy((char *)p + (size_t)i * dtype_bytes(t), lanes, (size_t)n * dtype_bytes(t));
+}
+
+/* Up to 16 elements: n may be larger than 16. */
+INLINE v16 v_load_upto(const void *p, enum dtype t, int64_t i, int64_t n)
+{
+    return n >= 16 ? v_load_t(p, t, i) : v_load_part(p, t, i, n);
+}
+INLINE void v_store_upto(void *p, enum dtype t, int64_t i, int64_t n, v16 a)
+{
+    if (n >= 16)
+        v_store_t(p, t, i, a);
+    else
+        v_store_part(p, t, i, n, a);
+}
+
+/* exp(x) within 2 ulp for -87 <= x <= 88; below it is 0, above exp(88); NaN stays NaN.
+ * x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first with few enough bits that n
+ * times it is exact; a polynomial in r (Cephes expf). */
+INLINE v16 v_exp(v16 x)
+{
+    v16 low = x;
+    x = v_min(v_set1(88.0f), x);
+    v16 n = v_round(v_mul(x, v_set1(1.44269504f)));
+    v16 r = v_fma(n, v_set1(-0.693359375f), x);
+    r = v_fma(n, v_set1(2.12194440e-4f), r);
+    v16 p = v_set1(1.9875691500e-4f);
+    p = v_fma(p, r, v_set1(1.3981999507e-3f));
+    p = v_fma(p, r, v_set1(8.3334519073e-3f));
+    p = v_fma(p, r, v_set1(4.1665795894e-2f));
+    p = v_fma(p, r, v_set1(1.6666665459e-1f));
+    p = v_fma(p, r, v_set1(5.0000001201e-1f));
+    p = v_fma(p, v_mul(r, r), v_add(r, v_set1(1.0f)));
+    return v_select_less(low, v_set1(-87.0f), v_zero(), v_scale2(p, n));
+}
+
+/* x / (1 + exp(-x)) */
+INLINE v16 v_silu(v16 x)
+{
+    return v_div(x, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), x))));
+}
+
+/* x Phi(x): erfc by Abramowitz and Stegun 7.1.26, whose error is below 1.5e-7. */
+INLINE v16 v_gelu(v16 x)
+{
+    v16 z = v_mul(x, v_set1(0.70710678f));
+    v16 a = v_max(z, v_sub(v_zero(), z)); /* |z| */
+    v16 t = v_div(v_set1(1.0f), v_fma(a, v_set1(0.3275911f), v_set1(1.0f)));
+    v16 p = v_set1(1.061405429f);
+    p = v_fma(p, t, v_set1(-1.453152027f));
+    p = v_fma(p, t, v_set1(1.421413741f));
+    p = v_fma(p, t, v_set1(-0.284496736f));
+    p = v_fma(p, t, v_set1(0.254829592f));
+    v16 tail = v_mul(v_mul(p, t), v_exp(v_sub(v_zero(), v_mul(z, z)))); /* erfc(|z|) */
+    v16 twice_phi = v_select_less(x, v_zero(), tail, v_sub(v_set1(2.0f), tail));
+    return v_mul(v_mul(x, v_set1(0.5f)), twice_phi);
+}
+
+/* 0.5 x (1 + tanh u) = x / (1 + exp(-2u)) */
+INLINE v16 v_gelu_tanh(v16 x)
+{
+    v16 cube = v_mul(v_mul(x, x), x);
+    v16 u = v_mul(v_fma(cube, v_set1(0.044715f), x), v_set1(0.79788456f));
+    v16 e = v_exp(v_mul(u, v_set1(-2.0f)));
+    return v_div(x, v_add(v_set1(1.0f), e));
+}
+
+#endif

@@ -1,0 +1,261 @@
+/* kern_matmul.h - the inner loops of the matrix product.
+ *
+ * mm_direct: few rows.  Reads panels once, converting in registers, several panels at a time: one
+ *   panel is one stream of memory, and one stream alone reaches 15 of 25 GB/s.
+ * mm_blocked: many rows.  For every k-block, a group of panels is converted to f32 once (it stays in
+ *   L1) and used by all rows of the tile.  The sums of the k-blocks are kept in C itself.
+ *
+ * Both compute a partial sum per k-block of 256 in ascending k, then add it: the contract's order. */
+#ifndef TENSOR_KERN_MATMUL_H
+#define TENSOR_KERN_MATMUL_H
+
+#define KB           MATMUL_K_BLOCK
+#define GROUP_COLS   (MM_PANELS * PANEL)
+#define EACH_ROW     _Pragma("GCC unroll 16") for (int r = 0; r < n_rows; r++)
+#define EACH_PANEL   _Pragma("GCC unroll 8") for (int j = 0; j < n_panels; j++)
+
+/* sum[r][j] = fma(a[r * row_stride + i * step], b[i][j], sum[r][j]) for ascending i < n. */
+INLINE void tile_fma(v16 (*sum)[MM_PANELS], int n_rows, int n_panels, const float *a,
+                     int row_stride, int step, const float *b, int b_stride, int n)
+{
+    for (int i = 0; i < n; i++) {
+        v16 bv[MM_PANELS];
+        EACH_PANEL bv[j] = v_load(b + i * b_stride + j * PANEL);
+        EACH_ROW
+        {
+            v16 av = v_set1(a[r * row_stride + i * step]);
+            EACH_PANEL sum[r][j] = v_fma(av, bv[j], sum[r][j]);
+        }
+    }
+}
+
+/* --- many rows ------------------------------------------------------------------------------ */
+
+struct micro {
+    const float *a; /* [n_rows][256] */
+    const float *b; /* [kb][GROUP_COLS] */
+    int kb;
+    float *c;
+    int64_t ldc;
+    bool first;        /* C is not read */
+    const float *bias; /* added where not NULL: the last k-block */
+};
+
+INLINE void micro_rows(const struct micro *m, int n_rows)
+{
+    const int n_panels = MM_PANELS;
+    v16 sum[MM_ROWS][MM_PANELS];
+    EACH_ROW EACH_PANEL sum[r][j] = v_zero();
+    tile_fma(sum, n_rows, n_panels, m->a, KB, 1, m->b, GROUP_COLS, m->kb);
+    if (!m->first)
+        EACH_ROW EACH_PANEL sum[r][j] =
+            v_add(v_load(m->c + r * m->ldc + j * PANEL), sum[r][j]);
+    if (m->bias != NULL)
+        EACH_ROW EACH_PANEL sum[r][j] = v_add(sum[r][j], v_load(m->bias + j * PANEL));
+    EACH_ROW EACH_PANEL v_store(m->c + r * m->ldc + j * PANEL, sum[r][j]);
+}
+
+#define MICRO(R)                                                                               \
+    static void micro_##R(const struct micro *m)                                               \
+    {                                                                                          \
+        micro_rows(m, R);                                                                      \
+    }
+MICRO(1)
+MICRO(2)
+MICRO(3)
+MICRO(4)
+#if MM_ROWS >= 6
+MICRO(5)
+MICRO(6)
+#endif
+#if MM_ROWS >= 12
+MICRO(7)
+MICRO(8)
+MICRO(9)
+MICRO(10)
+MICRO(11)
+MICRO(12)
+#endif
+#undef MICRO
+
+static void (*const micro_by_rows[])(const struct micro *m) = {
+    NULL,    micro_1, micro_2, micro_3, micro_4,
+#if MM_ROWS >= 6
+    micro_5, micro_6,
+#endif
+#if MM_ROWS >= 12
+    micro_7, micro_8, micro_9, micro_10, micro_11, micro_12,
+#endif
+};
+
+INLINE void convert_group_t(float *b, const uint8_t *w, enum dtype t, size_t panel_bytes,
+                            int n_panels, int kb)
+{
+    for (int j = 0; j < MM_PANELS; j++)
+        for (int i = 0; i < kb; i++)
+            v_store(b + i * GROUP_COLS + j * PANEL,
+                    j < n_panels ? v_load_t(w + (size_t)j * panel_bytes, t, i * PANEL)
+                                 : v_zero());
+}
+
+static void convert_group(float *b, const uint8_t *w, enum dtype type, size_t panel_bytes,
+                          int n_panels, int kb)
+{
+    FOR_DTYPE(type, t, convert_group_t(b, w, (enum dtype)t, panel_bytes, n_panels, kb));
+}
+
+/* One group of panels, one k-block, all rows. */
+static void group_rows(const struct mm_tile *t, struct micro m)
+{
+    int n_strips = (t->m + MM_ROWS - 1) / MM_ROWS;
+    const float *a = m.a;
+    float *c = m.c;
+    for (int i = 0; i < n_strips; i++) { /* of nearly equal height: 13 rows are 7 + 6 */
+        int r0 = t->m * i / n_strips, r1 = t->m * (i + 1) / n_strips;
+        m.a = a + (int64_t)r0 * KB;
+        m.c = c + r0 * m.ldc;
+        micro_by_rows[r1 - r0](&m);
+    }
+}
+
+/* A group at the right edge may be narrower than GROUP_COLS: it is summed beside C. */
+struct edge {
+    float *c;
+    float *bias;
+    int64_t first_col, n_cols;
+};
+
+static struct edge edge_of(const struct mm_tile *t)
+{
+    struct edge e = {t->scratch + KB * GROUP_COLS, NULL, t->n_cols, 0};
+    e.n_cols = t->n_cols % GROUP_COLS;
+    e.first_col = t->n_cols - e.n_cols;
+    if (t->bias != NULL) {
+        e.bias = e.c + TILE_ROWS * GROUP_COLS;
+        memset(e.bias, 0, GROUP_COLS * sizeof(float));
+        memcpy(e.bias, t->bias + e.first_col, (size_t)e.n_cols * sizeof(float));
+    }
+    return e;
+}
+
+static void mm_blocked(const struct mm_tile *t)
+{
+    size_t panel_bytes = (size_t)t->k * PANEL * dtype_bytes(t->dtype);
+    struct edge e = edge_of(t);
+    for (int64_t k = 0; k < t->k; k += KB) {
+        int kb = (int)(t->k - k < KB ? t->k - k : KB);
+        for (int64_t col = 0; col < t->n_cols; col += GROUP_COLS) {
+            bool at_edge = col == e.first_col;
+            int panel = (int)(col / PANEL), left = t->n_panels - panel;
+            const float *bias = at_edge ? e.bias : t->bias != NULL ? t->bias + col : NULL;
+            convert_group(t->scratch,
+                          t->w + (size_t)panel * panel_bytes +
+                              (size_t)k * PANEL * dtype_bytes(t->dtype),
+                          t->dtype, panel_bytes, left < MM_PANELS ? left : MM_PANELS, kb);
+            group_rows(t, (struct micro){.a = t->a + k * t->a_rows,
+                                         .b = t->scratch,
+                                         .kb = kb,
+                                         .c = at_edge ? e.c : t->c + col,
+                                         .ldc = at_edge ? GROUP_COLS : t->ldc,
+                                         .first = k == 0,
+                                         .bias = k + kb == t->k ? bias : NULL});
+        }
+    }
+    for (int r = 0; e.n_cols > 0 && r < t->m; r++)
+        memcpy(t->c + r * t->ldc + e.first_col, e.c + r * GROUP_COLS,
+               (size_t)e.n_cols * sizeof(float));
+}
+
+/* --- few rows ------------------------------------------------------------------------------- */
+
+#define WIDE_MAX 8
+
+/* sum[r][j] = the partial sums of the k-block at k, for n_panels panels at w. */
+INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
+                              const uint8_t *w, size_t panel_bytes, int64_t k, int n_rows,
+                              int n_panels)
+{
+    int kb = (int)(t->k - k < KB ? t->k - k : KB);
+    const float *a = t->a + k * t->a_rows;
+    EACH_ROW EACH_PANEL sum[r][j] = v_zero();
+    for (int i = 0; i < kb; i++) {
+        v16 b[WIDE_MAX];
+        EACH_PANEL b[j] = v_load_t(w + (size_t)j * panel_bytes, dt, (k + i) * PANEL);
+        EACH_ROW
+        {
+            v16 av = v_set1(a[r * KB + i]);
+            EACH_PANEL sum[r][j] = v_fma(av, b[j], sum[r][j]);
+        }
+    }
+}
+
+INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int panel, int n_rows,
+                          int n_panels)
+{
+    size_t panel_bytes = (size_t)t->k * PANEL * dtype_bytes(dt);
+    const uint8_t *w = t->w + (size_t)panel * panel_bytes;
+    v16 acc[MM_ROWS][WIDE_MAX], sum[MM_ROWS][WIDE_MAX];
+    direct_block_sums(acc, t, dt, w, panel_bytes, 0, n_rows, n_panels);
+    for (int64_t k = KB; k < t->k; k += KB) {
+        direct_block_sums(sum, t, dt, w, panel_bytes, k, n_rows, n_panels);
+        EACH_ROW EACH_PANEL acc[r][j] = v_add(acc[r][j], sum[r][j]);
+    }
+    for (int j = 0; j < n_panels; j++) {
+        int64_t col = (int64_t)(panel + j) * PANEL, n = t->n_cols - col;
+        for (int r = 0; r < n_rows; r++) {
+            v16 y = acc[r][j];
+            if (t->bias != NULL)
+                y = v_add(y, v_load_upto(t->bias, DTYPE_F32, col, n));
+            v_store_upto(t->c + r * t->ldc, DTYPE_F32, col, n, y);
+        }
+    }
+}
+
+INLINE void direct_rows(const struct mm_tile *t, enum dtype dt, int n_rows, int wide)
+{
+    int panel = 0;
+    for (; panel + wide <= t->n_panels; panel += wide)
+        direct_panels(t, dt, panel, n_rows, wide);
+    for (; panel < t->n_panels; panel++)
+        direct_panels(t, dt, panel, n_rows, 1);
+}
+
+/* A function per number of rows: inlining them all into one confuses the register allocator. */
+#define DIRECT(R, WIDE)                                                                        \
+    static void direct_##R(const struct mm_tile *t)                                            \
+    {                                                                                          \
+        FOR_DTYPE(t->dtype, dt, direct_rows(t, (enum dtype)dt, R, WIDE));                      \
+    }
+DIRECT(1, MM_WIDE_1)
+DIRECT(2, MM_WIDE_2)
+DIRECT(3, MM_WIDE_4)
+DIRECT(4, MM_WIDE_4)
+#if MM_ROWS >= 6
+DIRECT(5, MM_PANELS)
+DIRECT(6, MM_PANELS)
+#endif
+#if MM_ROWS >= 12
+DIRECT(7, MM_PANELS)
+DIRECT(8, MM_PANELS)
+DIRECT(9, MM_PANELS)
+DIRECT(10, MM_PANELS)
+DIRECT(11, MM_PANELS)
+DIRECT(12, MM_PANELS)
+#endif
+#undef DIRECT
+
+static void mm_direct(const struct mm_tile *t)
+{
+    static void (*const by_rows[])(const struct mm_tile *t) = {
+        NULL,     direct_1, direct_2, direct_3, direct_4,
+#if MM_ROWS >= 6
+        direct_5, direct_6,
+#endif
+#if MM_ROWS >= 12
+        direct_7, direct_8, direct_9, direct_10, direct_11, direct_12,
+#endif
+    };
+    by_rows[t->m](t);
+}
+
+#endif

@@ -1,0 +1,162 @@
+/* vec_avx2.h - a vector of 16 floats in two AVX2 registers. */
+#ifndef TENSOR_VEC_H
+#define TENSOR_VEC_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "tensor/cpu/transpose_avx2.h"
+#include "tensor/tensor.h"
+
+#define VEC_ISA   "avx2"
+#define VEC_TABLE cpu_kernels_avx2
+/* 6 rows x 1 panel: 12 of the 16 registers are sums. */
+#define MM_ROWS   6
+#define MM_PANELS 1
+#define MM_WIDE_1 4
+#define MM_WIDE_2 2
+#define MM_WIDE_4 1
+#define ATTN_DIRECT_ROWS 1
+
+typedef struct {
+    __m256 lo, hi;
+} v16;
+
+static inline v16 v_pair(__m256 lo, __m256 hi)
+{
+    return (v16){lo, hi};
+}
+static inline v16 v_set1(float x)
+{
+    return v_pair(_mm256_set1_ps(x), _mm256_set1_ps(x));
+}
+static inline v16 v_zero(void)
+{
+    return v_pair(_mm256_setzero_ps(), _mm256_setzero_ps());
+}
+static inline v16 v_load(const float *p)
+{
+    return v_pair(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8));
+}
+static inline void v_store(float *p, v16 a)
+{
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+static inline v16 v_add(v16 a, v16 b)
+{
+    return v_pair(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));
+}
+static inline v16 v_sub(v16 a, v16 b)
+{
+    return v_pair(_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi));
+}
+static inline v16 v_mul(v16 a, v16 b)
+{
+    return v_pair(_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi));
+}
+static inline v16 v_div(v16 a, v16 b)
+{
+    return v_pair(_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi));
+}
+/* a * b + c, rounded once. */
+static inline v16 v_fma(v16 a, v16 b, v16 c)
+{
+    return v_pair(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
+}
+/* b where either is NaN. */
+static inline v16 v_max(v16 a, v16 b)
+{
+    return v_pair(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi));
+}
+static inline v16 v_min(v16 a, v16 b)
+{
+    return v_pair(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi));
+}
+static inline v16 v_round(v16 a)
+{
+    return v_pair(_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                  _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* x < limit ? a : b, lane by lane; b where x is NaN. */
+static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
+{
+    return v_pair(
+        _mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ)),
+        _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ)));
+}
+static inline __m256 scale2_half(__m256 a, __m256 n)
+{
+    __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), e));
+}
+/* a * 2^n for integral n, where the result is normal. */
+static inline v16 v_scale2(v16 a, v16 n)
+{
+    return v_pair(scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi));
+}
+/* Lanes below n keep a, the others take b. */
+static inline v16 v_first(int n, v16 a, v16 b)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i lo = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
+    __m256i hi = _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane);
+    return v_pair(_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(lo)),
+                  _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(hi)));
+}
+/* 16 -> 8 -> 4 -> 2 -> 1, lane i with lane i + half. */
+static inline float v_sum(v16 a)
+{
+    __m256 s8 = _mm256_add_ps(a.lo, a.hi);
+    __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+static inline float v_max_lane(v16 a)
+{
+    __m256 s8 = _mm256_max_ps(a.lo, a.hi);
+    __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+static inline __m256 bf16_half(const uint16_t *p)
+{
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+static inline v16 v_load_bf16(const uint16_t *p)
+{
+    return v_pair(bf16_half(p), bf16_half(p + 8));
+}
+static inline v16 v_load_f16(const uint16_t *p)
+{
+    return v_pair(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                  _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
+}
+/* Rounds to nearest even; NaN keeps its upper payload and becomes quiet. */
+static inline __m256i bf16_bits(__m256 x)
+{
+    __m256i u = _mm256_castps_si256(x);
+    __m256i high = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i sum = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), quiet, nan);
+}
+static inline void v_store_bf16(uint16_t *p, v16 a)
+{
+    __m256i both = _mm256_packus_epi32(bf16_bits(a.lo), bf16_bits(a.hi));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
+}
+static inline void v_store_f16(uint16_t *p, v16 a)
+{
+    _mm_storeu_si128((__m128i *)p,
+                     _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128((__m128i *)(p + 8),
+                     _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+#endif

@@ -1,0 +1,160 @@
+/* vec_portable.h - a vector of 16 floats in plain C: what every CPU can run, and what shows that the
+ * other two do the same steps.  fmaf is the C library's (the compiler may not contract). */
+#ifndef TENSOR_VEC_H
+#define TENSOR_VEC_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "tensor/tensor.h"
+
+#define VEC_ISA    "portable"
+#define VEC_TABLE  cpu_kernels_portable
+#define MM_ROWS    4 /* rows x panels of the micro-kernel */
+#define MM_PANELS  1
+#define MM_WIDE_1  1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
+#define MM_WIDE_2  1
+#define MM_WIDE_4  1
+#define ATTN_DIRECT_ROWS 1 /* up to here K and V are converted in registers */
+
+typedef struct {
+    float f[16];
+} v16;
+
+#define V_EACH(i) for (int i = 0; i < 16; i++)
+
+static inline v16 v_set1(float x)
+{
+    v16 r;
+    V_EACH(i) r.f[i] = x;
+    return r;
+}
+static inline v16 v_zero(void)
+{
+    return v_set1(0);
+}
+static inline v16 v_load(const float *p)
+{
+    v16 r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+static inline void v_store(float *p, v16 a)
+{
+    memcpy(p, &a, sizeof a);
+}
+static inline v16 v_add(v16 a, v16 b)
+{
+    V_EACH(i) a.f[i] = a.f[i] + b.f[i];
+    return a;
+}
+static inline v16 v_sub(v16 a, v16 b)
+{
+    V_EACH(i) a.f[i] = a.f[i] - b.f[i];
+    return a;
+}
+static inline v16 v_mul(v16 a, v16 b)
+{
+    V_EACH(i) a.f[i] = a.f[i] * b.f[i];
+    return a;
+}
+static inline v16 v_div(v16 a, v16 b)
+{
+    V_EACH(i) a.f[i] = a.f[i] / b.f[i];
+    return a;
+}
+/* a * b + c, rounded once. */
+static inline v16 v_fma(v16 a, v16 b, v16 c)
+{
+    V_EACH(i) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
+    return a;
+}
+/* b where either is NaN, as the vector instructions have it. */
+static inline v16 v_max(v16 a, v16 b)
+{
+    V_EACH(i) a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+static inline v16 v_min(v16 a, v16 b)
+{
+    V_EACH(i) a.f[i] = a.f[i] < b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+static inline v16 v_round(v16 a)
+{
+    V_EACH(i) a.f[i] = rintf(a.f[i]);
+    return a;
+}
+/* x < limit ? a : b, lane by lane; b where x is NaN. */
+static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
+{
+    V_EACH(i) b.f[i] = x.f[i] < limit.f[i] ? a.f[i] : b.f[i];
+    return b;
+}
+/* a * 2^n for integral n, where the result is normal. */
+static inline v16 v_scale2(v16 a, v16 n)
+{
+    V_EACH(i)
+    {
+        uint32_t u;
+        int32_t e = n.f[i] >= -200 && n.f[i] <= 200 ? (int32_t)n.f[i] : INT32_MIN;
+        memcpy(&u, &a.f[i], 4);
+        u += (uint32_t)e << 23;
+        memcpy(&a.f[i], &u, 4);
+    }
+    return a;
+}
+/* Lanes below n keep a, the others take b. */
+static inline v16 v_first(int n, v16 a, v16 b)
+{
+    V_EACH(i) a.f[i] = i < n ? a.f[i] : b.f[i];
+    return a;
+}
+/* 16 -> 8 -> 4 -> 2 -> 1, lane i with lane i + half. */
+static inline float v_sum(v16 a)
+{
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            a.f[i] = a.f[i] + a.f[i + half];
+    return a.f[0];
+}
+static inline float v_max_lane(v16 a)
+{
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            a.f[i] = a.f[i] > a.f[i + half] ? a.f[i] : a.f[i + half];
+    return a.f[0];
+}
+
+static inline v16 v_load_bf16(const uint16_t *p)
+{
+    v16 r;
+    V_EACH(i) r.f[i] = bf16_to_f32(p[i]);
+    return r;
+}
+static inline v16 v_load_f16(const uint16_t *p)
+{
+    v16 r;
+    V_EACH(i) r.f[i] = f16_to_f32(p[i]);
+    return r;
+}
+static inline void v_store_bf16(uint16_t *p, v16 a)
+{
+    V_EACH(i) p[i] = f32_to_bf16(a.f[i]);
+}
+static inline void v_store_f16(uint16_t *p, v16 a)
+{
+    V_EACH(i) p[i] = f32_to_f16(a.f[i]);
+}
+
+/* dst[j][i] = src[i][j] for 16 by 16 elements; strides in elements. */
+static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t *src,
+                                   int src_stride)
+{
+    V_EACH(i)
+    for (int j = 0; j < 16; j++)
+        dst[j * dst_stride + i] = src[i * src_stride + j];
+}
+
+#endif

@@ -1,0 +1,70 @@
+/* rig.h - what the tensor tests share: devices of every kind, random data, comparisons. */
+#ifndef TESTS_TENSOR_RIG_H
+#define TESTS_TENSOR_RIG_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "tensor/ops.h"
+
+#define ISA_COUNT 3
+extern const char *const isa_names[ISA_COUNT]; /* "portable" first: the others must equal it */
+
+struct lane {
+    struct pool *pool;
+    struct device *device;
+    struct stream *stream;
+    const struct ops *ops;
+};
+
+/* The reference device. */
+struct lane lane_ref(void);
+/* The cpu device on one instruction set; device is NULL, and a line is printed, where this CPU lacks
+ * it. */
+struct lane lane_cpu(const char *isa, int n_threads);
+void lane_close(struct lane *l);
+
+/* n random elements in [-1, 1], exact in type t. The caller frees. */
+void *random_elems(enum dtype t, int64_t n, uint64_t seed);
+float elem_get(const void *p, enum dtype t, int64_t i);
+struct mat mat_alloc(enum dtype t, int64_t rows, int64_t cols); /* zeroed */
+struct mat mat_random(enum dtype t, int64_t rows, int64_t cols, uint64_t seed);
+void mat_free(struct mat *m);
+
+struct weight weight_make(const struct lane *l, enum dtype t, int64_t n, int64_t k,
+                          const void *rows);
+void weight_free(const struct lane *l, struct weight *w);
+
+void assert_same_bits(struct mat a, struct mat b);
+/* |a - b| <= tolerance * (1 + |b|) everywhere. */
+void assert_near(struct mat a, struct mat b, double tolerance);
+
+/* A rope table for `max_pos` positions. */
+struct rope rope_make(int64_t max_pos, int d_rot);
+void rope_free(struct rope *r);
+
+/* A cache of one layer whose slots hold NaN, and a ragged batch over it. */
+struct cache {
+    struct kv_layer kv;
+    struct buf mem;
+    int n_seqs, n_blocks;
+    int32_t *table[4]; /* blocks in a shuffled order */
+};
+struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head, int n_seqs,
+                        int max_tokens);
+void cache_free(const struct lane *l, struct cache *c);
+
+struct batch {
+    struct ragged r;
+    int32_t *pos, *seq_row;
+    const int32_t **tables;
+};
+/* Sequence i takes positions [start[i], start[i] + rows[i]). */
+struct batch batch_make(const struct cache *c, int n_seqs, const int *start, const int *rows);
+void batch_free(struct batch *b);
+
+#endif
