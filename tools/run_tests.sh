@@ -6,7 +6,7 @@
 #
 # C tests are cmocka programs; tests/e2e/test_*.sh and *.py print TAP themselves.  A program that
 # crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
-# A skip prints its reason: cmocka tests print a line "# skip: reason" before skip().
+# A skip prints its reason: cmocka tests print a line "skipped: reason" right before skip().
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,8 +35,9 @@ else
     build=${1:?usage: run_tests.sh BUILD_DIR | --build VARIANT}
 fi
 
-# A test's result must not depend on what the caller has configured.
-for v in "${!HCACHE_@}"; do unset "$v"; done
+# A test's result must not depend on what the caller has configured.  HCACHE_SHARED says where the
+# shared models are (default ../shared).
+for v in "${!HCACHE_@}"; do [ "$v" = HCACHE_SHARED ] || unset "$v"; done
 export HCACHE_BUILD=$build
 export CMOCKA_MESSAGE_OUTPUT=TAP
 # A race or a leak ends the program with a code of its own.
@@ -67,7 +68,9 @@ run_one() { # run_one NAME COMMAND...
     [ "$rc" -gt 128 ] && [ "$rc" -ne 137 ] && why+="ended by signal $((rc - 128)); "
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
     printf '%-40s %4d passed %3d failed %3d skipped %4d s\n' "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
-    [ "$skip" -gt 0 ] && grep -aiE '# SKIP|^(# )?skip:' "$log" | sed 's/^/    /' | head -20
+    # The reason stands in the line itself, or (cmocka) in the line before it.
+    [ "$skip" -gt 0 ] && awk '/# SKIP/ { if (before !~ /^(not )?ok |^1\.\./ && before != "") print "    " before
+        print "    " $0 } { before = $0 }' "$log" | head -20
     if [ "$bad" -gt 0 ]; then
         echo "    ${why}exit status $rc; failures and the last lines:"
         grep -aE '^not ok ' "$log" | grep -v '# SKIP' | head -20 | sed 's/^/    /'

@@ -7,7 +7,7 @@
 #   plan_end                  prints the plan and sets the exit status: last line of every test
 
 hc=$PWD/${HCACHE_BUILD:?is set by tools/run_tests.sh}/hcache
-shared_model=$PWD/../shared/models/stories260K
+shared_model=${HCACHE_SHARED:-../shared}/models/stories260K
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/hcache-test.XXXXXX")
 n_results=0 n_failed=0
 cleanup() { rm -rf "$tmp"; }

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
-MODELS = ["../shared/models/stories260K", "../shared/models/stories260K-mha"]
+SHARED = os.environ.get("HCACHE_SHARED", "../shared")
+MODELS = [os.path.join(SHARED, "models", m) for m in ("stories260K", "stories260K-mha")]
 if "\n  run " not in subprocess.run([HC, "--help"], capture_output=True, text=True).stdout:
     print("1..0 # SKIP there is no hcache run yet")
     sys.exit(0)

@@ -22,7 +22,7 @@ HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 CYCLES = int(os.environ.get("KILL_CYCLES", "50"))
 SECONDS = float(os.environ.get("KILL_SECONDS", "90"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
-STORIES = "../shared/models/stories260K"
+STORIES = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "models/stories260K")
 
 help_text = subprocess.run([HC, "--help"], capture_output=True, text=True).stdout
 if "\n  run " not in help_text:
