@@ -103,7 +103,7 @@ struct plan {
     double io_busy_s, comp_busy_s; /* time each lane works, slow-down included */
     double bubble; /* idle share of the busier lane over predicted_s, 0..1 */
     double stored_bytes_per_token;
-    bool exact; /* auto: the search was exhaustive (or provably equal to it) */
+    bool exact; /* auto: the search was complete (optimal where overlap factors are 1) */
     int64_t tokens_h, tokens_other; /* token-wise modes */
     char other;       /* 'R' or 'K': how tokens_other come back; paper mode too */
     char reason[192]; /* one line for people and for `run --json` */

@@ -12,7 +12,7 @@
  * - Attention of a recomputation, causal, runs at 78 % of that: then a 7B recomputation's
  * speed drops by 28 % from 1K to 16K tokens, as 6.2.3 says.
  * - OPT-30B on four A100s balances at 37 GB/s (6.1.3), 42.5 % of 4 x 312 TFLOP/s.  Table
- * 3's 40 H + 8 RE then needs 15.1 to 16.6 GB/s of effective reads for the four SSDs
+ * 3's 40 H + 8 RE then needs 15.4 to 16.7 GB/s of effective reads for the four SSDs
  * together, not 26: `a100x4-4ssd` has 16.
  *
  * GPU kernels of small sizes are not modelled but for the 128-token tile of their GEMMs. */

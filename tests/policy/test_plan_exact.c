@@ -354,7 +354,7 @@ static void test_never_worse_different(void **state)
 static void test_never_worse_large_different(void **state)
 {
     (void)state;
-    never_worse(&(struct shape){.min_layers = 20, .max_layers = 100, .fused = 1}, 1000, 13);
+    never_worse(&(struct shape){.min_layers = 20, .max_layers = 100, .fused = 1}, 300, 13);
 }
 
 static void test_never_worse_overlap(void **state)
