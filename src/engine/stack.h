@@ -44,6 +44,7 @@ struct stack {
     struct stack_opts o;
 };
 
+/* *out must stay where it is until it is closed: its parts point at each other. */
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err);
 /* Flushes what is being saved; keeps a new profile beside the store. Also after a failed open. */
 void stack_close(struct stack *k);

@@ -24,7 +24,7 @@
 #include "state/save_policy.h"
 
 enum {
-    N_PROMPT = 205,    /* three chunks and a tail of 13 */
+    N_PROMPT = 205, /* three chunks and a tail of 13 */
     N_CHUNKS = 3,
     N_GENERATE = 12,
 };
@@ -39,9 +39,9 @@ struct run {
     int n_cached;
 };
 
-static struct stack open_stack(const char *model, const char *dtype, int threads, int step_rows)
+static void open_stack(struct stack *k, const char *model, const char *dtype, int threads,
+                       int step_rows)
 {
-    struct stack k;
     struct err err = {0};
     struct stack_opts o = {.model = model,
                            .dtype = dtype,
@@ -52,16 +52,15 @@ static struct stack open_stack(const char *model, const char *dtype, int threads
                            .save_buffer_bytes = 1 << 20,
                            .staging_bytes = 1 << 20,
                            .no_profile = true};
-    int rc = stack_open(&o, &k, &err);
+    int rc = stack_open(&o, k, &err);
     if (rc != 0)
         fail_msg("%s %s: %s", model, dtype, err.msg);
     /* Plans are forced here; the planner wants some platform all the same. */
-    k.platform.c_tok.b_s = 1e-5;
-    k.platform.c_h.b_s = 2e-6;
-    k.platform.c_kv.b_s = 1e-7;
-    k.platform.n_tiers = 1;
-    k.platform.tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = 1e9};
-    return k;
+    k->platform.c_tok.b_s = 1e-5;
+    k->platform.c_h.b_s = 2e-6;
+    k->platform.c_kv.b_s = 1e-7;
+    k->platform.n_tiers = 1;
+    k->platform.tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = 1e9};
 }
 
 /* The prompt is the same for every model with at least 500 tokens of vocabulary. */
@@ -89,8 +88,8 @@ static void read_kv(struct stack *k, struct seq *s, struct run *out)
     out->kv = xmalloc(out->kv_bytes);
     for (int l = 0; l < m->cfg.n_layers; l++) {
         struct kv_layer kv = kv_pool_layer(engine_pool(k->engine), l);
-        struct mat rows =
-            mat_of(out->kv + (size_t)l * layer_bytes, m->dtype, N_PROMPT, width);
+        struct mat rows = mat_of(out->kv + (size_t)l * layer_bytes, m->dtype, N_PROMPT,
+                                 width);
         assert_int_equal(k->dev->ops->kv_read(stream, rows, &kv, &r), 0);
     }
     stream_destroy(stream);
@@ -136,14 +135,16 @@ static bool same_bits(const struct run *a, const struct run *b)
 }
 
 /* Restores by `plan` in k, whose store holds the context, and compares. */
-static void check_plan(struct stack *k, const struct run *ref, const char *plan, const char *what)
+static void check_plan(struct stack *k, const struct run *ref, const char *plan,
+                       const char *what)
 {
     struct run r = run_once(k, "none", plan);
     if (r.n_cached != N_CHUNKS * STORE_CHUNK_TOKENS)
         fail_msg("%s, plan %s: %d tokens were restored, not %d", what, plan, r.n_cached,
                  N_CHUNKS * STORE_CHUNK_TOKENS);
     if (!same_bits(&r, ref))
-        fail_msg("%s, plan %s: restored state differs from the never-evicted one", what, plan);
+        fail_msg("%s, plan %s: restored state differs from the never-evicted one", what,
+                 plan);
     run_free(&r);
 }
 
@@ -182,7 +183,8 @@ static void every_plan(void **state)
     int n_models = models(model), n_plans = 0;
     struct rng rng = {.s = 1};
     for (int i = 0; i < n_models * 3; i++) {
-        struct stack k = open_stack(model[i / 3], dtypes[i % 3], 2, 512);
+        struct stack k;
+        open_stack(&k, model[i / 3], dtypes[i % 3], 2, 512);
         int n_layers = k.model->cfg.n_layers;
         struct run ref = run_once(&k, "both", "recompute");
         char plan[64];
@@ -213,7 +215,8 @@ static void mixed_policies(void **state)
     static const char *const wants[] = {"hidden", "kv", "auto", "r1,h1,k2"};
     for (int d = 0; d < 3; d++) {
         for (int s = 0; s < 3; s++) {
-            struct stack k = open_stack("synth:tiny-mha", dtypes[d], 2, 512);
+            struct stack k;
+            open_stack(&k, "synth:tiny-mha", dtypes[d], 2, 512);
             struct run ref = run_once(&k, saves[s], "recompute");
             for (int w = 0; w < 4; w++) {
                 bool possible = s == 2 || w == s || w == 2;
@@ -249,10 +252,12 @@ static void mixed_chunks(void **state)
 {
     (void)state;
     for (int d = 0; d < 3; d++) {
-        struct stack plain = open_stack("synth:tiny-gqa", dtypes[d], 2, 512);
+        struct stack plain;
+        open_stack(&plain, "synth:tiny-gqa", dtypes[d], 2, 512);
         struct run ref = run_once(&plain, "none", "recompute");
         stack_close(&plain);
-        struct stack k = open_stack("synth:tiny-gqa", dtypes[d], 2, 512);
+        struct stack k;
+        open_stack(&k, "synth:tiny-gqa", dtypes[d], 2, 512);
         k.platform.c_tok.b_s = 1e-3; /* so that auto prefers what is stored */
         save_prefix(&k, "hidden", 1);
         save_prefix(&k, "kv", 2);
@@ -274,13 +279,14 @@ static void chunkings(void **state)
     for (int i = 0; i < n_models * 3; i++) {
         struct run ref = {0};
         for (int c = 0; c < 10; c++) {
-            struct stack k = open_stack(model[i / 3], dtypes[i % 3], 1 + c % 2, rows[c / 2]);
+            struct stack k;
+            open_stack(&k, model[i / 3], dtypes[i % 3], 1 + c % 2, rows[c / 2]);
             struct run r = run_once(&k, "both", "recompute");
             if (c == 0)
                 ref = r;
             else if (!same_bits(&r, &ref))
-                fail_msg("%s %s: prefill in steps of %d with %d threads differs", model[i / 3],
-                         dtypes[i % 3], rows[c / 2], 1 + c % 2);
+                fail_msg("%s %s: prefill in steps of %d with %d threads differs",
+                         model[i / 3], dtypes[i % 3], rows[c / 2], 1 + c % 2);
             char plan[32];
             snprintf(plan, sizeof plan, "r1,h2,k%d", k.model->cfg.n_layers - 3);
             check_plan(&k, &ref, plan, "chunkings");
@@ -316,7 +322,8 @@ static void batch_composition(void **state)
         for (int i = 0; i < 3; i++) {
             q.prompt = prompt + 10 * i;
             q.n_prompt = 30 + 50 * i;
-            q.sample = (struct sample_opts){.temperature = 1, .top_p = 1, .seed = (uint64_t)i};
+            q.sample = (struct sample_opts){
+                .temperature = 1, .top_p = 1, .seed = (uint64_t)i};
             assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
             if (together == 0) {
                 assert_int_equal(engine_run(k.engine, &err), 0);
@@ -339,7 +346,8 @@ static void batch_composition(void **state)
 
 /* Copies a context from one store to another, one element of one record changed, under a checksum
  * that is right: what a store that lies would serve. */
-static void copy_context(struct stack *from, struct stack *to, int bad_layer, enum store_kind kind)
+static void copy_context(struct stack *from, struct stack *to, int bad_layer,
+                         enum store_kind kind)
 {
     struct err err = {0};
     struct store_hit hits[N_CHUNKS];
@@ -350,18 +358,22 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer, en
     make_prompt(prompt);
     chain_init(&c, &from->fingerprint, NULL);
     chain_extend(&c, prompt, N_PROMPT);
-    assert_int_equal(store_lookup(from->store, c.keys, N_CHUNKS, hits, &n_hits, NULL, 0, &err), 0);
+    assert_int_equal(
+        store_lookup(from->store, c.keys, N_CHUNKS, hits, &n_hits, NULL, 0, &err), 0);
     assert_int_equal(n_hits, N_CHUNKS);
     size_t room = round_up(STORE_CHUNK_TOKENS * model_kv_bytes(from->model), STORE_ALIGN);
     uint8_t *staging = mem_map(2 * room);
-    assert_int_equal(store_reader_open(from->store, 4, staging, 2 * room, &reader, &err), 0);
+    assert_int_equal(store_reader_open(from->store, 4, staging, 2 * room, &reader, &err),
+                     0);
     for (int i = 0; i < N_CHUNKS; i++) {
         struct store_record rec[2 * STORE_MAX_LAYERS];
         int n = 0, got;
         for (int l = 0; l < n_layers; l++) {
             for (int kd = 0; kd < STORE_KINDS; kd++) {
-                struct store_read rd = {
-                    .hit = &hits[i], .layer = l, .kind = (enum store_kind)kd, .dst = staging};
+                struct store_read rd = {.hit = &hits[i],
+                                        .layer = l,
+                                        .kind = (enum store_kind)kd,
+                                        .dst = staging};
                 struct store_read *p = &rd, *done[1];
                 assert_int_equal(store_reader_submit(reader, &p, 1, &err), 0);
                 assert_int_equal(store_reader_wait(reader, done, 1, &got, &err), 0);
@@ -369,7 +381,8 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer, en
                 uint8_t *copy = xmalloc(rd.n_bytes);
                 memcpy(copy, rd.bytes, rd.n_bytes);
                 if (i == 1 && l == bad_layer && kd == (int)kind)
-                    copy[rd.n_bytes / 2 + 1] ^= 0x40; /* the top exponent bit of one element */
+                    copy[rd.n_bytes / 2 + 1] ^=
+                        0x40; /* the top exponent bit of one element */
                 rec[n++] = (struct store_record){l, (enum store_kind)kd, copy, rd.n_bytes};
             }
         }
@@ -394,10 +407,12 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer, en
 static void one_wrong_element_is_seen(void **state)
 {
     (void)state;
-    struct stack good = open_stack("synth:tiny-mha", "bf16", 1, 512);
+    struct stack good;
+    open_stack(&good, "synth:tiny-mha", "bf16", 1, 512);
     struct run ref = run_once(&good, "both", "recompute");
     for (int kind = 0; kind < STORE_KINDS; kind++) {
-        struct stack bad = open_stack("synth:tiny-mha", "bf16", 1, 512);
+        struct stack bad;
+        open_stack(&bad, "synth:tiny-mha", "bf16", 1, 512);
         copy_context(&good, &bad, 2, (enum store_kind)kind);
         struct run r = run_once(&bad, "none", kind == STORE_KV ? "kv" : "hidden");
         assert_int_equal(r.n_cached, N_CHUNKS * STORE_CHUNK_TOKENS);
@@ -417,8 +432,8 @@ static void one_wrong_element_is_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan),       cmocka_unit_test(mixed_policies),
-        cmocka_unit_test(mixed_chunks),     cmocka_unit_test(chunkings),
+        cmocka_unit_test(every_plan),        cmocka_unit_test(mixed_policies),
+        cmocka_unit_test(mixed_chunks),      cmocka_unit_test(chunkings),
         cmocka_unit_test(batch_composition), cmocka_unit_test(one_wrong_element_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

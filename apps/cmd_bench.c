@@ -1,0 +1,39 @@
+/* cmd_bench.c - `hcache bench NAME`: finds the benchmark and runs it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "apps/cmds.h"
+#include "bench/bench.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} benches[] = {
+    {"restore", bench_restore, "bringing a context back, by every method"},
+};
+
+enum { N_BENCHES = sizeof benches / sizeof benches[0] };
+
+static int usage(FILE *out, int code)
+{
+    fprintf(out, "usage: hcache bench NAME [OPTION]...\n\n");
+    for (int i = 0; i < N_BENCHES; i++)
+        fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].help);
+    fprintf(out, "\nhcache bench NAME --help explains one.\n");
+    return code;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    if (argc < 2)
+        return usage(stderr, 2);
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+        return usage(stdout, 0);
+    for (int i = 0; i < N_BENCHES; i++) {
+        if (strcmp(argv[1], benches[i].name) == 0)
+            return benches[i].run(argc - 1, argv + 1);
+    }
+    fprintf(stderr, "hcache bench: there is no benchmark '%s'\n", argv[1]);
+    return usage(stderr, 2);
+}
