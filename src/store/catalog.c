@@ -285,7 +285,6 @@ void catalog_detach(struct catalog *c, struct extent *x)
         CHECK(n->n_pending > 0);
         n->n_pending--;
     } else if (x->state == EXTENT_LIVE) {
-        CHECK(n->n_live == 1 || n->n_pins == 0); /* all live extents go together */
         node_loses(c, n);
         if (n->n_live == 0)
             memset(&n->mask, 0, sizeof n->mask);
@@ -310,12 +309,22 @@ void catalog_kill(struct catalog *c, struct chunk_node *n)
 
 /* --- use -------------------------------------------------------------------------------------- */
 
-void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s)
+void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
+                     uint32_t wall_s)
 {
-    n->tick = ++c->tick;
+    if (tick <= n->tick)
+        return;
+    n->tick = tick;
     n->used_wall_s = wall_s;
     if (n->heap_at != 0)
         heap_down(c, n->heap_at - 1);
+    if (tick > c->tick)
+        c->tick = tick;
+}
+
+void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s)
+{
+    catalog_used_at(c, n, c->tick + 1, wall_s);
 }
 
 struct chunk_node *catalog_victim(const struct catalog *c)

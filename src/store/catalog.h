@@ -32,7 +32,6 @@ struct extent {
     uint16_t n_records;
     uint8_t device;
     uint8_t state;
-    bool given; /* test-only: STORE_BUG_EARLY_REUSE has freed its space already */
 };
 
 struct chunk_node {
@@ -90,13 +89,17 @@ void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
                     const struct store_mask *mask);
 /* PENDING -> LIVE. */
 void catalog_publish(struct catalog *c, struct extent *x);
-/* Takes an extent off its node, which is then the caller's; the node may be gone afterwards. */
+/* Takes an extent off its node, which is then the caller's; the node may be gone afterwards.  LIVE
+ * extents leave together, since the mask is their union. */
 void catalog_detach(struct catalog *c, struct extent *x);
 /* LIVE -> DEAD for all extents of the node. */
 void catalog_kill(struct catalog *c, struct chunk_node *n);
 
 /* Marks as most recently used. */
 void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s);
+/* Was used then, as the index remembers; an older use changes nothing. */
+void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
+                     uint32_t wall_s);
 /* After n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
 void catalog_settle(struct catalog *c, struct chunk_node *n);
 /* The least recently used leaf, or NULL. */

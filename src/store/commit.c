@@ -131,6 +131,7 @@ static void batch_succeeds(struct store *s, struct batch *b)
     }
     if (s->index != NULL)
         s->id_limit = b->id_limit;
+    s->is_fresh = false;
     for (struct extent *x = b->freeing, *next; x != NULL; x = next) {
         next = x->next;
         s->freeing_bytes -= extent_bytes(x);

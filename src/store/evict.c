@@ -11,7 +11,7 @@
 void store_give_extent(struct store *s, struct extent *x)
 {
     CHECK(x->node == NULL && s->used_bytes >= extent_bytes(x));
-    if (!x->given)
+    if (x->n_blocks > 0)
         alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
     s->used_bytes -= extent_bytes(x);
     free(x->records);
@@ -24,10 +24,6 @@ void store_free_extent(struct store *s, struct extent *x)
     x->next = s->freeing;
     s->freeing = x;
     s->freeing_bytes += extent_bytes(x);
-    if (store_has_bug(STORE_BUG_EARLY_REUSE)) {
-        alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
-        x->given = true;
-    }
 }
 
 void store_evict_node(struct store *s, struct chunk_node *n)
@@ -46,6 +42,19 @@ static void evict(struct store *s, uint64_t want_bytes)
     struct chunk_node *n;
     while (s->freeing_bytes < want_bytes && (n = catalog_victim(&s->catalog)) != NULL)
         store_evict_node(s, n);
+}
+
+/* [lock] What must not happen, for STORE_BUG_EARLY_REUSE: the index still names these bytes. */
+static void reuse_early(struct store *s)
+{
+    for (struct extent *x = s->freeing; x != NULL; x = x->next) {
+        if (x->n_blocks == 0)
+            continue;
+        alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
+        s->used_bytes -= extent_bytes(x);
+        s->freeing_bytes -= extent_bytes(x);
+        x->n_blocks = 0;
+    }
 }
 
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
@@ -68,6 +77,10 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
                 "and nothing can be evicted",
                 (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes,
                 (unsigned long long)s->used_bytes);
+        if (store_has_bug(STORE_BUG_EARLY_REUSE) && s->freeing_bytes > 0) {
+            reuse_early(s);
+            continue;
+        }
         pthread_mutex_unlock(&s->lock);
         int rc = store_commit_run(s, 0, err);
         pthread_mutex_lock(&s->lock);

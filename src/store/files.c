@@ -33,7 +33,9 @@ struct device {
     char *dir;
     struct segment **segments; /* NULL where there is no file */
     uint32_t n_segments;
-    bool dir_dirty; /* a file was created and its name is not synced */
+    /* A name in the folder may not be durable.  True at open, too: a process that was killed leaves
+     * files behind whose names nobody has synced. */
+    bool dir_dirty;
 };
 
 struct writer {
@@ -534,7 +536,7 @@ int files_open(const struct files_opts *opts, struct media **out, struct err *er
     f->step_bytes = opts->step_bytes;
     pthread_mutex_init(&f->lock, NULL);
     for (int i = 0; i < opts->n_dirs; i++)
-        f->devices[i].dir = xstrdup(opts->dirs[i]);
+        f->devices[i] = (struct device){.dir = xstrdup(opts->dirs[i]), .dir_dirty = true};
     int rc = 0;
     for (int i = 0; i < opts->n_dirs && rc == 0; i++)
         rc = device_open(f, &f->devices[i], err);

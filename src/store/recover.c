@@ -133,24 +133,22 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
     return 0;
 }
 
-/* Gives the directories that lack one a superblock. */
-static int superblocks_complete(const struct store_opts *opts, struct sb_found *found,
-                                const struct superblock *like, struct err *err)
+/* Writes all superblocks of a store that is being made: also those that are there, since whoever
+ * wrote them may have been killed before the sync. */
+static int superblocks_write(const struct store_opts *opts, const struct superblock *like,
+                             struct superblock *out, struct err *err)
 {
-    struct superblock sb = {.n_devices = (uint32_t)opts->n_dirs,
-                            .segment_bytes = opts->segment_bytes != 0 ? opts->segment_bytes
-                                                                      : SEGMENT_BYTES};
     int rc = 0;
+    *out = (struct superblock){
+        .n_devices = (uint32_t)opts->n_dirs,
+        .segment_bytes = opts->segment_bytes != 0 ? opts->segment_bytes : SEGMENT_BYTES};
     if (like != NULL)
-        sb = *like;
+        *out = *like;
     else
-        rc = io_random(opts->io, sb.uuid, sizeof sb.uuid, err);
+        rc = io_random(opts->io, out->uuid, sizeof out->uuid, err);
     for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
-        if (found[i].state == SB_GOOD)
-            continue;
-        sb.device = (uint32_t)i;
-        rc = superblock_write(opts->io, opts->dirs[i], &sb, err);
-        found[i] = (struct sb_found){.state = SB_GOOD, .sb = sb};
+        out->device = (uint32_t)i;
+        rc = superblock_write(opts->io, opts->dirs[i], out, err);
     }
     return rc;
 }
@@ -213,10 +211,10 @@ static int superblocks_open(const struct store_opts *opts, struct superblock *ou
                        opts->dirs[bad]);
     if (bad >= 0 && opts->read_only)
         return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[bad]);
-    if (bad >= 0)
-        rc = superblocks_complete(opts, found, first, err);
+    if (!has_data && !opts->read_only)
+        return superblocks_write(opts, first, out, err);
     *out = found[0].sb;
-    return rc;
+    return 0;
 }
 
 /* --- lock ------------------------------------------------------------------------------------- */
@@ -284,12 +282,8 @@ static int row_enter(void *arg, const struct index_row *row)
     if (rc != 0)
         return ERR_CORRUPT;
     s->used_bytes += n_bytes;
-    if (row->tick > n->tick) {
-        n->tick = row->tick;
-        n->used_wall_s = row->used_wall_s;
-    }
-    if (row->tick > s->catalog.tick && row->tick < UINT64_MAX / 2)
-        s->catalog.tick = row->tick;
+    if (row->tick < UINT64_MAX / 2) /* not checksummed: the counter must never wrap */
+        catalog_used_at(&s->catalog, n, row->tick, row->used_wall_s);
     catalog_attach(&s->catalog, n, extent_of(row), &row->mask);
     uint64_t end = row->offset + n_bytes;
     if (s->media->ops->segment_size(s->media, row->device, row->segment) < end)

@@ -19,6 +19,7 @@ static struct store *store_new(const struct store_opts *opts)
     s->io = opts->io;
     s->cap_bytes = opts->cap_bytes;
     s->read_only = opts->read_only;
+    s->is_fresh = opts->io != NULL;
     s->next_id = 1;
     s->id_limit = UINT64_MAX;
     s->pending_end = &s->pending;

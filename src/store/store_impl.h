@@ -63,6 +63,9 @@ struct store {
     uint64_t freeing_bytes;
     uint64_t used_bytes; /* all extents, reserved ones included; never above cap_bytes */
     uint64_t next_id, id_limit; /* next_id <= id_limit */
+    /* Nothing was committed since open.  What a killed process left in the index may be visible and
+     * yet not durable, so the first commit is never skipped. */
+    bool is_fresh;
     struct store_touch *touched;
     uint32_t n_touched;
 

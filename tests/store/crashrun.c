@@ -1,0 +1,361 @@
+#include "crashrun.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N_CTX = 5, N_CHUNKS = 4, N_SLOTS = N_CTX * N_CHUNKS, N_LAYERS = 2, N_STEPS = 24 };
+
+static const struct st_shape tiny = {.n_layers = N_LAYERS, .n_bytes = {600, 5000}};
+
+/* What may be known of one chunk; bit 2 * layer + kind per record. */
+struct slot {
+    struct sha256 key;
+    unsigned committed; /* acknowledged */
+    unsigned pending;   /* appended since */
+    unsigned maybe;     /* pending when the commit that was cut off began */
+};
+
+struct life {
+    struct rng rng;
+    struct io *io;
+    struct store *s;
+    struct store_opts opts;
+    char dir[STORE_MAX_DEVICES][32];
+    const char *dirs[STORE_MAX_DEVICES];
+    struct st_ctx ctx[N_CTX];
+    struct slot slots[N_SLOTS]; /* chunks that several contexts share appear once */
+    int n_slots;
+    bool may_evict;     /* the call that was cut off may have evicted */
+    bool has_evictions; /* some call has */
+    struct crash_result *out;
+};
+
+static bool violated(const struct life *l)
+{
+    return l->out->violation[0] != 0;
+}
+
+static void __attribute__((format(printf, 2, 3)))
+violation(struct life *l, const char *fmt, ...)
+{
+    va_list ap;
+    if (violated(l))
+        return;
+    va_start(ap, fmt);
+    vsnprintf(l->out->violation, sizeof l->out->violation, fmt, ap);
+    va_end(ap);
+}
+
+static struct slot *slot_of(struct life *l, const struct sha256 *key)
+{
+    for (int i = 0; i < l->n_slots; i++)
+        if (memcmp(l->slots[i].key.b, key->b, sizeof key->b) == 0)
+            return &l->slots[i];
+    return NULL;
+}
+
+static unsigned bits_of(const struct store_mask *m)
+{
+    unsigned bits = 0;
+    for (int layer = 0; layer < N_LAYERS; layer++)
+        for (int k = 0; k < STORE_KINDS; k++)
+            if (store_mask_has(m, layer, (enum store_kind)k))
+                bits |= 1u << (2 * layer + k);
+    return bits;
+}
+
+/* --- the state of the store, as it lists itself ------------------------------------------------ */
+
+static int entry_see(void *arg, const struct store_entry *e)
+{
+    struct life *l = arg;
+    struct slot *slot = slot_of(l, &e->key);
+    if (slot == NULL) {
+        violation(l, "the store lists a chunk that nobody appended");
+        return 0;
+    }
+    slot->pending |= bits_of(&e->mask)
+                     << 16; /* kept apart from what is pending, for this pass */
+    return 0;
+}
+
+/* seen[i]: the records that the store lists of slot i. */
+static void list(struct life *l, unsigned seen[N_SLOTS])
+{
+    for (int i = 0; i < l->n_slots; i++)
+        l->slots[i].pending &= 0xffff;
+    store_each(l->s, entry_see, l, NULL);
+    for (int i = 0; i < l->n_slots; i++) {
+        seen[i] = l->slots[i].pending >> 16;
+        l->slots[i].pending &= 0xffff;
+    }
+}
+
+/* Reads every context; whatever is found must be right. */
+static void read_all(struct life *l)
+{
+    for (int c = 0; c < N_CTX && !violated(l); c++) {
+        struct st_result r;
+        struct err err = {0};
+        int rc = st_read(l->s, &tiny, &l->ctx[c], N_CHUNKS, &r, &err);
+        if (rc != 0)
+            violation(l, "reading fails: %s", err.msg);
+        if (r.n_wrong > 0)
+            violation(l, "%d wrong records were served", r.n_wrong);
+        if (r.n_corrupt > 0 || r.n_unread > 0)
+            violation(l, "%d records that the index names are damaged",
+                      r.n_corrupt + r.n_unread);
+    }
+}
+
+/* After a call that may have evicted, what is gone is gone. */
+static void note_evictions(struct life *l)
+{
+    unsigned seen[N_SLOTS];
+    if (l->opts.cap_bytes == 0)
+        return;
+    list(l, seen);
+    for (int i = 0; i < l->n_slots; i++) {
+        if ((l->slots[i].committed & ~seen[i]) == 0)
+            continue;
+        if (seen[i] != 0)
+            violation(l, "a chunk lost some of its records");
+        l->slots[i].committed = 0;
+        l->has_evictions = true;
+    }
+}
+
+/* --- the workload ------------------------------------------------------------------------------ */
+
+static int step_append(struct life *l)
+{
+    struct st_ctx *c = &l->ctx[rng_below(&l->rng, N_CTX)];
+    struct sha256 keys[N_CHUNKS];
+    int chunk = (int)rng_below(&l->rng, N_CHUNKS);
+    int kinds = 1 + (int)rng_below(&l->rng, 3);
+    int from = (int)rng_below(&l->rng, N_LAYERS);
+    struct err err = {0};
+    st_keys(c, N_CHUNKS, keys);
+    /* Mostly in order, as an engine saves; sometimes a later chunk alone. */
+    for (int i = 0; i < chunk && rng_below(&l->rng, 4) != 0; i++) {
+        if ((slot_of(l, &keys[i])->committed | slot_of(l, &keys[i])->pending) == 0)
+            chunk = i;
+    }
+    struct slot *slot = slot_of(l, &keys[chunk]);
+    unsigned bits = 0;
+    for (int layer = from; layer < N_LAYERS; layer++)
+        bits |= (unsigned)kinds << (2 * layer);
+    l->may_evict = l->opts.cap_bytes != 0;
+    int rc = st_append_layers(l->s, &tiny, c, chunk, kinds, from, N_LAYERS, &err);
+    if (rc == ERR_LIMIT && l->opts.cap_bytes != 0)
+        rc = 0;
+    else if (rc == 0)
+        slot->pending |= bits;
+    else if (!io_sim_crashed(l->io))
+        violation(l, "append fails: %s", err.msg);
+    if (rc == 0)
+        note_evictions(l);
+    slot->pending &= ~slot->committed;
+    l->may_evict = rc != 0 && l->may_evict;
+    return rc;
+}
+
+static int step_commit(struct life *l)
+{
+    struct err err = {0};
+    for (int i = 0; i < l->n_slots; i++)
+        l->slots[i].maybe = l->slots[i].pending;
+    int rc = store_commit(l->s, &err);
+    if (rc != 0) {
+        if (!io_sim_crashed(l->io))
+            violation(l, "commit fails: %s", err.msg);
+        return rc;
+    }
+    for (int i = 0; i < l->n_slots; i++) {
+        l->slots[i].committed |= l->slots[i].pending;
+        l->slots[i].pending = l->slots[i].maybe = 0;
+    }
+    return 0;
+}
+
+static int step_read(struct life *l)
+{
+    read_all(l);
+    return 0;
+}
+
+static int step_gc(struct life *l)
+{
+    uint64_t freed;
+    struct err err = {0};
+    unsigned seen[N_SLOTS];
+    l->may_evict = true; /* chunks that cannot be reached go */
+    int rc = store_gc(l->s, &freed, &err);
+    if (rc != 0 && !io_sim_crashed(l->io))
+        violation(l, "gc fails: %s", err.msg);
+    if (rc != 0)
+        return rc;
+    list(l, seen);
+    for (int i = 0; i < l->n_slots; i++)
+        l->slots[i].committed &= seen[i];
+    l->may_evict = false;
+    return rc;
+}
+
+static int open_store(struct life *l)
+{
+    struct err err = {0};
+    int rc = store_open(&l->opts, &l->s, &err);
+    if (rc != 0 && !io_sim_crashed(l->io))
+        violation(l, "open fails: %s", err.msg);
+    return rc;
+}
+
+static int step_reopen(struct life *l)
+{
+    store_close(l->s);
+    l->s = NULL;
+    for (int i = 0; i < l->n_slots; i++)
+        l->slots[i].pending = 0;
+    return io_sim_crashed(l->io) ? ERR_CRASHED : open_store(l);
+}
+
+static void workload(struct life *l)
+{
+    if (open_store(l) != 0)
+        return;
+    for (int i = 0; i < N_STEPS && !violated(l); i++) {
+        uint64_t dice = rng_below(&l->rng, 40);
+        int rc = dice < 24   ? step_append(l)
+                 : dice < 34 ? step_commit(l)
+                 : dice < 37 ? step_read(l)
+                 : dice < 39 ? step_gc(l)
+                             : step_reopen(l);
+        if (rc != 0)
+            return;
+        if (!store_audit(l->s))
+            violation(l, "space or catalog do not add up after step %d", i);
+    }
+}
+
+/* --- the judge --------------------------------------------------------------------------------- */
+
+static void judge(struct life *l)
+{
+    unsigned seen[N_SLOTS];
+    int n_maybe = 0, n_maybe_seen = 0;
+    if (!store_audit(l->s))
+        violation(l, "space or catalog do not add up after recovery");
+    list(l, seen);
+    for (int i = 0; i < l->n_slots && !violated(l); i++) {
+        struct slot *slot = &l->slots[i];
+        if ((seen[i] & ~(slot->committed | slot->maybe)) != 0)
+            violation(l, "chunk %d has records that were never committed", i);
+        bool gone = seen[i] == 0 && slot->committed != 0;
+        if ((slot->committed & ~seen[i]) != 0 && !(gone && l->may_evict))
+            violation(l, "chunk %d: committed %x, but %x is left", i, slot->committed,
+                      seen[i]);
+        if (slot->maybe != 0) {
+            n_maybe++;
+            n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
+            if ((seen[i] & slot->maybe) != 0 && (seen[i] & slot->maybe) != slot->maybe)
+                violation(l, "chunk %d: half of a commit", i);
+        }
+    }
+    if (n_maybe_seen != 0 && n_maybe_seen != n_maybe)
+        violation(l, "%d of %d chunks of one commit survived", n_maybe_seen, n_maybe);
+    for (int i = 0; i < l->n_slots; i++) {
+        l->slots[i].committed = seen[i];
+        l->slots[i].pending = l->slots[i].maybe = 0;
+    }
+    read_all(l);
+}
+
+static int recover(struct life *l, uint64_t recover_at)
+{
+    io_sim_restart(l->io);
+    uint64_t n_before = io_sim_count(l->io, IO_SIM_AT_OP);
+    io_sim_crash_at(l->io, IO_SIM_AT_OP, recover_at);
+    int rc = open_store(l);
+    l->out->n_recover_ops = io_sim_count(l->io, IO_SIM_AT_OP) - n_before;
+    if (rc != 0 && io_sim_crashed(l->io)) {
+        store_close(l->s);
+        l->s = NULL;
+        io_sim_restart(l->io);
+        rc = open_store(l);
+    }
+    io_sim_crash_at(l->io, IO_SIM_AT_OP, 0);
+    return rc;
+}
+
+static void life_init(struct life *l, const struct crash_opts *opts,
+                      struct crash_result *out)
+{
+    *l = (struct life){.rng = {opts->seed}, .out = out};
+    *out = (struct crash_result){0};
+    struct io_sim_opts so = {.seed = rng_u64(&l->rng), .capacity_bytes = 64 << 20};
+    struct err err;
+    if (io_sim_open(&so, &l->io, &err) != 0)
+        CHECK(!"the simulated disk opens");
+    int n_dirs = 1 + (int)rng_below(&l->rng, 2);
+    for (int i = 0; i < n_dirs; i++) {
+        snprintf(l->dir[i], sizeof l->dir[i], "/store%d", i);
+        l->dirs[i] = l->dir[i];
+    }
+    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space. */
+    l->opts = (struct store_opts){.io = l->io,
+                                  .dirs = l->dirs,
+                                  .n_dirs = n_dirs,
+                                  .segment_bytes = 1 << 16,
+                                  .cap_bytes = rng_below(&l->rng, 2) != 0 ? 0 : 40 * 4096};
+    for (int c = 0; c < N_CTX; c++) {
+        struct sha256 keys[N_CHUNKS];
+        l->ctx[c] = (struct st_ctx){.base = opts->seed % 7,
+                                    .own = (uint64_t)c,
+                                    .branch = (int)rng_below(&l->rng, 3)};
+        st_keys(&l->ctx[c], N_CHUNKS, keys);
+        for (int i = 0; i < N_CHUNKS; i++)
+            if (slot_of(l, &keys[i]) == NULL)
+                l->slots[l->n_slots++].key = keys[i];
+    }
+}
+
+void crash_run(const struct crash_opts *opts, struct crash_result *out)
+{
+    struct life l;
+    life_init(&l, opts, out);
+    io_sim_crash_at(l.io, IO_SIM_AT_OP, opts->crash_at);
+    workload(&l);
+    out->n_ops = io_sim_count(l.io, IO_SIM_AT_OP);
+    out->crashed = io_sim_crashed(l.io);
+    if (!out->crashed && !violated(&l)) { /* power fails right after the last step */
+        io_sim_crash_at(l.io, IO_SIM_AT_OP, 0);
+        io_sim_crash(l.io);
+    }
+    store_close(l.s);
+    l.s = NULL;
+    if (!violated(&l) && recover(&l, opts->recover_at) == 0) {
+        judge(&l);
+        /* What was recovered must be a store like any other. */
+        l.may_evict = false;
+        for (int i = 0; i < 4 && !violated(&l); i++)
+            if (step_append(&l) != 0)
+                violation(&l, "append after recovery fails");
+        if (!violated(&l) && step_commit(&l) == 0)
+            read_all(&l);
+        if (!violated(&l) && !store_audit(l.s))
+            violation(&l, "space does not add up after recovery and more");
+    }
+    store_close(l.s);
+    io_close(l.io);
+}

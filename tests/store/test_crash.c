@@ -1,0 +1,147 @@
+/* Power loss at every kind of moment, and known bugs that this suite must catch.
+ *
+ * HCACHE_CRASH_IMAGES=N tries N images instead of as many as fit into a few seconds;
+ * HCACHE_CRASH_SEED=S starts at another seed.  A failure prints what reproduces it. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "crashrun.h"
+#include "store/bugs.h"
+
+static enum store_bug bug;
+
+enum store_bug store_test_bug(void)
+{
+    return bug;
+}
+
+static uint64_t env_number(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text != NULL && *text != 0 ? strtoull(text, NULL, 10) : otherwise;
+}
+
+struct tally {
+    uint64_t n_images, n_crashed, n_recovery_crashed, n_violations;
+    struct crash_opts first; /* that violated */
+    char violation[256];
+};
+
+static void image(struct tally *t, const struct crash_opts *opts, struct crash_result *r)
+{
+    crash_run(opts, r);
+    t->n_images++;
+    t->n_crashed += r->crashed;
+    if (r->violation[0] != 0 && t->n_violations++ == 0) {
+        t->first = *opts;
+        snprintf(t->violation, sizeof t->violation, "%s", r->violation);
+    }
+}
+
+/* Lives of increasing seed.  Each is lived once to its end, then cut off at a few moments, every
+ * third time with its recovery cut off too. */
+static void images(struct tally *t, uint64_t seed, uint64_t max_images, int64_t max_ns,
+                   bool stop_at_violation)
+{
+    int64_t end_ns = clock_now_ns() + max_ns;
+    for (; t->n_images < max_images && clock_now_ns() < end_ns; seed++) {
+        struct rng rng = {seed ^ 0xc4a5};
+        struct crash_opts opts = {.seed = seed};
+        struct crash_result whole, r;
+        image(t, &opts, &whole);
+        for (int i = 0; i < 8 && t->n_images < max_images && whole.n_ops > 0; i++) {
+            opts.crash_at = 1 + rng_below(&rng, whole.n_ops);
+            opts.recover_at = 0;
+            image(t, &opts, &r);
+            if (i % 3 == 0 && r.n_recover_ops > 0) {
+                opts.recover_at = 1 + rng_below(&rng, r.n_recover_ops);
+                image(t, &opts, &r);
+                t->n_recovery_crashed++;
+            }
+        }
+        if (stop_at_violation && t->n_violations > 0)
+            return;
+    }
+}
+
+static void no_promise_breaks(void **state)
+{
+    (void)state;
+    struct tally t = {0};
+    uint64_t n = env_number("HCACHE_CRASH_IMAGES", 0);
+    uint64_t seed = env_number("HCACHE_CRASH_SEED", 1);
+    images(&t, seed, n != 0 ? n : UINT64_MAX,
+           n != 0 ? INT64_MAX / 2 : 8 * (int64_t)1000000000, true);
+    print_message(
+        "crash images: %llu tried, %llu cut off in the workload, %llu in the recovery, "
+        "%llu violations\n",
+        (unsigned long long)t.n_images, (unsigned long long)t.n_crashed,
+        (unsigned long long)t.n_recovery_crashed, (unsigned long long)t.n_violations);
+    if (t.n_violations > 0)
+        fail_msg("seed %llu, crash at %llu, recovery crash at %llu: %s",
+                 (unsigned long long)t.first.seed, (unsigned long long)t.first.crash_at,
+                 (unsigned long long)t.first.recover_at, t.violation);
+    assert_true(t.n_images >= 100);
+}
+
+/* Every operation of one short life, none left out. */
+static void every_operation(void **state)
+{
+    (void)state;
+    struct crash_opts opts = {.seed = 4242};
+    struct crash_result whole, r;
+    struct tally t = {0};
+    image(&t, &opts, &whole);
+    for (opts.crash_at = 1; opts.crash_at <= whole.n_ops; opts.crash_at++)
+        image(&t, &opts, &r);
+    print_message("every one of %llu operations: %llu violations\n",
+                  (unsigned long long)whole.n_ops, (unsigned long long)t.n_violations);
+    if (t.n_violations > 0)
+        fail_msg("crash at %llu: %s", (unsigned long long)t.first.crash_at, t.violation);
+}
+
+static void is_caught(enum store_bug which, const char *name)
+{
+    struct tally t = {0};
+    bug = which;
+    images(&t, 1, 5000, 60 * (int64_t)1000000000, true);
+    bug = STORE_BUG_NONE;
+    print_message("%s: caught after %llu images: %s\n", name,
+                  (unsigned long long)t.n_images,
+                  t.n_violations > 0 ? t.violation : "NOT CAUGHT");
+    assert_true(t.n_violations > 0);
+}
+
+static void missing_sync_is_caught(void **state)
+{
+    (void)state;
+    is_caught(STORE_BUG_NO_SYNC, "a sync left out");
+}
+
+static void index_first_is_caught(void **state)
+{
+    (void)state;
+    is_caught(STORE_BUG_INDEX_FIRST, "the index committed before its data");
+}
+
+static void early_reuse_is_caught(void **state)
+{
+    (void)state;
+    is_caught(STORE_BUG_EARLY_REUSE, "space reused before it is free");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_promise_breaks),      cmocka_unit_test(every_operation),
+        cmocka_unit_test(missing_sync_is_caught), cmocka_unit_test(index_first_is_caught),
+        cmocka_unit_test(early_reuse_is_caught),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
