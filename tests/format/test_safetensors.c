@@ -209,7 +209,7 @@ static void test_real_file(void **state)
              shared != NULL ? shared : "../shared");
     FILE *f = fopen(path, "rb");
     if (f == NULL) {
-        print_message("skipped: %s is not there (set HCACHE_SHARED)\n", path);
+        print_message("# skip: %s is not there (set HCACHE_SHARED)\n", path);
         skip();
     }
     fseek(f, 0, SEEK_END);

@@ -430,7 +430,7 @@ static void test_real_folder(void **state)
     snprintf(dir, sizeof dir, "%s/models/stories260K",
              shared != NULL ? shared : "../shared");
     if (access(dir, R_OK) != 0) {
-        print_message("skipped: %s is not there (set HCACHE_SHARED)\n", dir);
+        print_message("# skip: %s is not there (set HCACHE_SHARED)\n", dir);
         skip();
     }
     struct model_config c;

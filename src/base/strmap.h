@@ -1,0 +1,33 @@
+/* strmap.h - a map from byte strings to ids, made once and then only read.
+ *
+ * Keys are borrowed: their bytes must outlive the map.  Open addressing over one array, at most
+ * half full; a lookup is a hash and, nearly always, one comparison. */
+#ifndef BASE_STRMAP_H
+#define BASE_STRMAP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct strmap_slot {
+    const char *key; /* NULL: empty */
+    uint32_t n;
+    int32_t id;
+};
+
+struct strmap {
+    struct strmap_slot *slots;
+    size_t mask; /* slots - 1 */
+    size_t count, max;
+};
+
+void strmap_init(struct strmap *m, size_t max_keys);
+void strmap_deinit(struct strmap *m); /* also of a zeroed map */
+
+/* Returns id, or the id that the key already has (then nothing changes). id >= 0. At most max_keys
+ * different keys; n < 2^32. */
+int32_t strmap_add(struct strmap *m, const char *key, size_t n, int32_t id);
+
+/* -1 where the key is not there. */
+int32_t strmap_find(const struct strmap *m, const char *key, size_t n);
+
+#endif

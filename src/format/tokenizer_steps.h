@@ -1,0 +1,15 @@
+/* tokenizer_steps.h - what the two files that read tokenizer.json share; nobody else includes it. */
+#ifndef FORMAT_TOKENIZER_STEPS_H
+#define FORMAT_TOKENIZER_STEPS_H
+
+#include "format/json.h"
+#include "format/tokenizer_json.h"
+
+/* Fills the normalizers, pre-tokenizers, decoders and the template; the vocabulary is there. */
+int tokenizer_json_read_steps(struct tokenizer_json *t, const struct json *root,
+                              struct err *err);
+
+struct tokenizer_text tokenizer_json_copy(struct tokenizer_json *t, const char *s,
+                                          size_t n);
+
+#endif

@@ -1,0 +1,428 @@
+/* bpe.c - see bpe.h. */
+#include "model/bpe.h"
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/strmap.h"
+#include "base/utf8.h"
+#include "model/bpe_bytes.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What is known of a token as a piece: see bpe.h. */
+enum { WHOLE_UNKNOWN, WHOLE_YES, WHOLE_NO };
+
+struct bpe {
+    bool byte_level, fuse_unk, ignore_merges;
+    int32_t unk_id;
+    struct strmap by_bytes;
+    char *bytes;          /* byte-level: the keys of by_bytes */
+    int32_t byte_id[256]; /* byte-level: of one byte; else: of "<0x..>", or -1 */
+    bool byte_fallback;
+
+    /* (left, right) -> rank, by open addressing, at most 2/3 full. */
+    uint64_t *pairs; /* left << 32 | right, or NO_PAIR */
+    uint32_t *ranks;
+    size_t pair_mask;
+    const struct tokenizer_merge *merges;
+
+    bool cut_words; /* see find_word_cuts */
+    _Atomic uint8_t *whole;
+};
+
+#define NO_PAIR UINT64_MAX
+#define NO_RANK UINT32_MAX
+
+/* The character that stands for a space in SentencePiece vocabularies, U+2581. */
+static const char metaspace[] = "\xE2\x96\x81";
+enum { METASPACE_BYTES = 3 };
+
+void id_list_push(struct id_list *l, int32_t id)
+{
+    if (l->n == l->cap) {
+        l->cap = l->cap != 0 ? 2 * l->cap : 64;
+        l->ids = xrealloc(l->ids, l->cap * sizeof *l->ids);
+    }
+    l->ids[l->n++] = id;
+}
+
+void id_list_deinit(struct id_list *l)
+{
+    free(l->ids);
+    memset(l, 0, sizeof *l);
+}
+
+/* --- making ------------------------------------------------------------------------------- */
+
+/* Whether BPE may make the token.  It never makes one that was only added; and text must not turn
+ * into a special token here, whatever the vocabulary holds: that would let a user forge one. */
+static bool *find_makeable(const struct tokenizer_json *t)
+{
+    bool *ok = xcalloc((size_t)t->n_ids, sizeof *ok);
+    for (int32_t i = 0; i < t->n_ids; i++)
+        ok[i] = t->tokens[i].s != NULL;
+    for (size_t i = 0; i < t->n_added; i++)
+        ok[t->added[i].id] = t->added[i].in_vocab && !t->added[i].special;
+    return ok;
+}
+
+/* Keys are the tokens' bytes.  A token that is not in the alphabet has none and gets no key. */
+static void index_bytes(struct bpe *b, const struct tokenizer_json *t, const bool *makeable)
+{
+    size_t total = 0;
+    for (int32_t i = 0; i < t->n_ids; i++)
+        total += t->tokens[i].n;
+    b->bytes = xmalloc(total);
+    char *p = b->bytes;
+    memset(b->byte_id, -1, sizeof b->byte_id);
+    for (int32_t i = 0; i < t->n_ids; i++) {
+        size_t n;
+        if (!makeable[i] || !bpe_bytes_from_text(t->tokens[i].s, t->tokens[i].n, p, &n))
+            continue;
+        strmap_add(&b->by_bytes, p, n, i);
+        if (n == 1)
+            b->byte_id[(uint8_t)*p] = i;
+        p += n;
+    }
+}
+
+static void index_text(struct bpe *b, const struct tokenizer_json *t, const bool *makeable)
+{
+    for (int32_t i = 0; i < t->n_ids; i++)
+        if (makeable[i])
+            strmap_add(&b->by_bytes, t->tokens[i].s, t->tokens[i].n, i);
+}
+
+static int find_fallback_bytes(struct bpe *b, const struct tokenizer_json *t,
+                               struct err *err)
+{
+    b->byte_fallback = t->byte_fallback;
+    for (int i = 0; i < 256 && b->byte_fallback; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", (unsigned)i);
+        b->byte_id[i] = tokenizer_json_find(t, name, 6);
+        if (b->byte_id[i] < 0)
+            return err_set(err, ERR_FORMAT,
+                           "byte_fallback, but '%s' is not in the vocabulary", name);
+    }
+    return 0;
+}
+
+static uint64_t pair_of(int32_t left, int32_t right)
+{
+    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+}
+
+static size_t pair_slot(const struct bpe *b, uint64_t pair)
+{
+    size_t i = rng_mix(pair) & b->pair_mask;
+    while (b->pairs[i] != pair && b->pairs[i] != NO_PAIR)
+        i = (i + 1) & b->pair_mask;
+    return i;
+}
+
+static uint32_t rank_of(const struct bpe *b, int32_t left, int32_t right)
+{
+    size_t i = pair_slot(b, pair_of(left, right));
+    return b->pairs[i] == NO_PAIR ? NO_RANK : b->ranks[i];
+}
+
+/* A pair that is listed twice has its last rank, as in the reference. */
+static void index_merges(struct bpe *b, const struct tokenizer_json *t)
+{
+    size_t slots = 16;
+    while (2 * slots < 3 * t->n_merges)
+        slots *= 2;
+    b->pair_mask = slots - 1;
+    b->merges = t->merges;
+    b->pairs = xmalloc(slots * sizeof *b->pairs);
+    b->ranks = xmalloc(slots * sizeof *b->ranks);
+    memset(b->pairs, 0xFF, slots * sizeof *b->pairs);
+    for (size_t r = 0; r < t->n_merges; r++) {
+        uint64_t pair = pair_of(t->merges[r].left, t->merges[r].right);
+        size_t i = pair_slot(b, pair);
+        b->pairs[i] = pair;
+        b->ranks[i] = (uint32_t)r;
+    }
+}
+
+/* SentencePiece-style models have no pre-tokenizer, so a piece is a whole text.  Where no merge
+ * makes a token with a metaspace behind another character, no merge crosses such a boundary, and a
+ * text may be cut there without changing a single id.  That makes words of it, which are looked up
+ * and keep the heap small.  (A metaspace must be a token, so that no unknown run spans a cut.) */
+static bool find_word_cuts(const struct bpe *b, const struct tokenizer_json *t)
+{
+    if (b->byte_level || b->ignore_merges ||
+        strmap_find(&b->by_bytes, metaspace, METASPACE_BYTES) < 0)
+        return false;
+    for (size_t r = 0; r < t->n_merges; r++) {
+        const struct tokenizer_text s = t->tokens[t->merges[r].joined];
+        bool seen_other = false;
+        for (size_t i = 0; i < s.n;) {
+            bool space = s.n - i >= METASPACE_BYTES &&
+                         memcmp(s.s + i, metaspace, METASPACE_BYTES) == 0;
+            if (space && seen_other)
+                return false;
+            seen_other |= !space;
+            i += space ? METASPACE_BYTES : 1;
+        }
+    }
+    return true;
+}
+
+int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level,
+               struct err *err)
+{
+    struct bpe *b = xcalloc(1, sizeof *b);
+    b->byte_level = byte_level;
+    b->fuse_unk = t->fuse_unk;
+    b->ignore_merges = t->ignore_merges;
+    b->unk_id = t->unk_id;
+    strmap_init(&b->by_bytes, (size_t)t->n_ids);
+    bool *makeable = find_makeable(t);
+    (byte_level ? index_bytes : index_text)(b, t, makeable);
+    free(makeable);
+    int rc = byte_level ? 0 : find_fallback_bytes(b, t, err);
+    if (rc != 0) {
+        bpe_destroy(b);
+        return rc;
+    }
+    index_merges(b, t);
+    b->cut_words = find_word_cuts(b, t);
+    b->whole = xcalloc((size_t)t->n_ids, sizeof *b->whole);
+    *out = b;
+    return 0;
+}
+
+void bpe_destroy(struct bpe *b)
+{
+    if (b == NULL)
+        return;
+    strmap_deinit(&b->by_bytes);
+    free(b->bytes);
+    free(b->pairs);
+    free(b->ranks);
+    free(b->whole);
+    free(b);
+}
+
+/* --- one piece ---------------------------------------------------------------------------- */
+
+/* A row of symbols as a doubly linked list in an array; a merged-away symbol has id -1. */
+struct symbol {
+    int32_t id;
+    uint32_t prev, next; /* NO_SYMBOL at the ends */
+};
+
+#define NO_SYMBOL UINT32_MAX
+
+void bpe_work_deinit(struct bpe_work *w)
+{
+    free(w->symbols);
+    free(w->heap);
+    memset(w, 0, sizeof *w);
+}
+
+/* The heap's keys are rank << 32 | position: the lowest rank first, of equal ones the leftmost. */
+static void heap_push(struct bpe_work *w, uint64_t key)
+{
+    if (w->n_heap == w->heap_cap) {
+        w->heap_cap = w->heap_cap != 0 ? 2 * w->heap_cap : 64;
+        w->heap = xrealloc(w->heap, w->heap_cap * sizeof *w->heap);
+    }
+    size_t i = w->n_heap++;
+    for (; i > 0 && w->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
+        w->heap[i] = w->heap[(i - 1) / 2];
+    w->heap[i] = key;
+}
+
+static uint64_t heap_pop(struct bpe_work *w)
+{
+    uint64_t top = w->heap[0], last = w->heap[--w->n_heap];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < w->n_heap; i = child) {
+        if (child + 1 < w->n_heap && w->heap[child + 1] < w->heap[child])
+            child++;
+        if (last <= w->heap[child])
+            break;
+        w->heap[i] = w->heap[child];
+    }
+    w->heap[i] = last;
+    return top;
+}
+
+static void push_pair(const struct bpe *b, struct bpe_work *w, const struct symbol *s,
+                      uint32_t at)
+{
+    uint32_t rank = rank_of(b, s[at].id, s[s[at].next].id);
+    if (rank != NO_RANK)
+        heap_push(w, (uint64_t)rank << 32 | at);
+}
+
+static void merge_all(const struct bpe *b, struct bpe_work *w, struct symbol *s, uint32_t n)
+{
+    w->n_heap = 0;
+    for (uint32_t i = 0; i + 1 < n; i++)
+        push_pair(b, w, s, i);
+    while (w->n_heap > 0) {
+        uint64_t top = heap_pop(w);
+        const struct tokenizer_merge *m = &b->merges[top >> 32];
+        uint32_t at = (uint32_t)top, right = s[at].next;
+        /* An entry is stale where either symbol has been merged since. */
+        if (s[at].id != m->left || right == NO_SYMBOL || s[right].id != m->right)
+            continue;
+        s[at].id = m->joined;
+        s[right].id = -1;
+        s[at].next = s[right].next;
+        if (s[at].next != NO_SYMBOL) {
+            s[s[at].next].prev = at;
+            push_pair(b, w, s, at);
+        }
+        if (s[at].prev != NO_SYMBOL)
+            push_pair(b, w, s, s[at].prev);
+    }
+}
+
+static int no_token(const char *piece, size_t n, struct err *err)
+{
+    return err_set(err, ERR_UNSUPPORTED, "the tokenizer has no token for '%.*s'", (int)n,
+                   piece);
+}
+
+/* Adds the symbol of something that the vocabulary lacks; a run of them is one, where fused. */
+static int add_unknown(const struct bpe *b, struct symbol *s, uint32_t *n, bool *in_unknown)
+{
+    if (b->unk_id < 0)
+        return ERR_UNSUPPORTED;
+    if (!(*in_unknown && b->fuse_unk))
+        s[(*n)++].id = b->unk_id;
+    *in_unknown = true;
+    return 0;
+}
+
+static int split_bytes(const struct bpe *b, const char *piece, size_t n_piece,
+                       struct symbol *s, uint32_t *n, struct err *err)
+{
+    bool in_unknown = false;
+    for (size_t i = 0; i < n_piece; i++) {
+        int32_t id = b->byte_id[(uint8_t)piece[i]];
+        if (id >= 0) {
+            s[(*n)++].id = id;
+            in_unknown = false;
+        } else if (add_unknown(b, s, n, &in_unknown) != 0) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "the tokenizer has no token for byte 0x%02X", (uint8_t)piece[i]);
+        }
+    }
+    return 0;
+}
+
+static int split_characters(const struct bpe *b, const char *piece, size_t n_piece,
+                            struct symbol *s, uint32_t *n, struct err *err)
+{
+    bool in_unknown = false;
+    for (size_t i = 0, len; i < n_piece; i += len) {
+        uint32_t c;
+        len = utf8_decode(piece + i, n_piece - i, &c);
+        int32_t id = strmap_find(&b->by_bytes, piece + i, len);
+        if (id >= 0) {
+            s[(*n)++].id = id;
+            in_unknown = false;
+        } else if (b->byte_fallback) {
+            for (size_t k = 0; k < len; k++)
+                s[(*n)++].id = b->byte_id[(uint8_t)piece[i + k]];
+        } else if (add_unknown(b, s, n, &in_unknown) != 0) {
+            return no_token(piece + i, len, err);
+        }
+    }
+    return 0;
+}
+
+static struct symbol *symbols_for(struct bpe_work *w, size_t n)
+{
+    if (w->symbols_cap < n) {
+        w->symbols_cap = n < 64 ? 64 : n;
+        free(w->symbols);
+        w->symbols = xmalloc(w->symbols_cap * sizeof(struct symbol));
+    }
+    return w->symbols;
+}
+
+/* Merges the piece and appends its ids. */
+static int encode_by_merging(const struct bpe *b, struct bpe_work *w, const char *piece,
+                             size_t n, struct id_list *out, struct err *err)
+{
+    struct symbol *s = symbols_for(w, n); /* never more symbols than bytes */
+    uint32_t count = 0;
+    int rc = b->byte_level ? split_bytes(b, piece, n, s, &count, err)
+                           : split_characters(b, piece, n, s, &count, err);
+    if (rc != 0)
+        return rc;
+    for (uint32_t i = 0; i < count; i++) {
+        s[i].prev = i > 0 ? i - 1 : NO_SYMBOL;
+        s[i].next = i + 1 < count ? i + 1 : NO_SYMBOL;
+    }
+    merge_all(b, w, s, count);
+    for (uint32_t i = 0; i != NO_SYMBOL; i = s[i].next)
+        id_list_push(out, s[i].id);
+    return 0;
+}
+
+static int encode_word(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
+                       struct id_list *out, struct err *err)
+{
+    int32_t id = strmap_find(&b->by_bytes, piece, n);
+    uint8_t whole = WHOLE_NO;
+    if (id >= 0) {
+        whole = b->ignore_merges
+                    ? WHOLE_YES
+                    : atomic_load_explicit(&b->whole[id], memory_order_relaxed);
+        if (whole == WHOLE_YES) {
+            id_list_push(out, id);
+            return 0;
+        }
+    }
+    size_t before = out->n;
+    int rc = encode_by_merging(b, w, piece, n, out, err);
+    if (rc == 0 && id >= 0 && whole == WHOLE_UNKNOWN) {
+        bool yes = out->n == before + 1 && out->ids[before] == id;
+        atomic_store_explicit(&b->whole[id], yes ? WHOLE_YES : WHOLE_NO,
+                              memory_order_relaxed);
+    }
+    return rc;
+}
+
+/* The length of the first word: up to the first metaspace that follows something else. */
+static size_t word_length(const char *s, size_t n)
+{
+    size_t i = 0;
+    while (n - i >= METASPACE_BYTES && memcmp(s + i, metaspace, METASPACE_BYTES) == 0)
+        i += METASPACE_BYTES;
+    while (i < n) {
+        const char *p = memchr(s + i, metaspace[0], n - i);
+        if (p == NULL || n - (size_t)(p - s) < METASPACE_BYTES)
+            return n;
+        i = (size_t)(p - s);
+        if (memcmp(p, metaspace, METASPACE_BYTES) == 0)
+            return i;
+        i++;
+    }
+    return n;
+}
+
+int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
+               struct id_list *out, struct err *err)
+{
+    int rc = 0;
+    for (size_t at = 0, len; at < n && rc == 0; at += len) {
+        len = b->cut_words ? word_length(piece + at, n - at) : n;
+        if (len > UINT32_MAX / 2)
+            return err_set(err, ERR_LIMIT, "a piece of %zu bytes is too long to tokenize",
+                           len);
+        rc = encode_word(b, w, piece + at, len, out, err);
+    }
+    return rc;
+}

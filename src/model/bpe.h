@@ -1,0 +1,51 @@
+/* bpe.h - byte pair encoding: one piece of text to token ids.
+ *
+ * A piece begins as a row of symbols: its bytes (byte-level), or its characters, where a character
+ * that the vocabulary lacks falls back to its bytes (SentencePiece style).  Then the adjacent pair
+ * of the lowest rank is merged, leftmost first, until no pair has a rank.  Pairs wait in a heap, so a
+ * piece of n symbols takes O(n log n).
+ *
+ * A piece that is a token itself is looked up instead of merged, once merging has been seen to end in
+ * that token.  That is remembered in the bpe, one relaxed atomic byte a token: the only state, and
+ * its value is a pure function of the vocabulary, so threads may race on it. */
+#ifndef MODEL_BPE_H
+#define MODEL_BPE_H
+
+#include "base/err.h"
+#include "format/tokenizer_json.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct bpe;
+
+/* byte_level: the vocabulary is written in the alphabet of bpe_bytes.h.  The strings of t are
+ * borrowed for the life of the bpe. */
+int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level,
+               struct err *err);
+void bpe_destroy(struct bpe *b); /* NULL is allowed */
+
+/* A growing list of ids. */
+struct id_list {
+    int32_t *ids;
+    size_t n, cap;
+};
+void id_list_push(struct id_list *l, int32_t id);
+void id_list_deinit(struct id_list *l);
+
+/* Scratch memory of one encoding call; zero it first. */
+struct bpe_work {
+    void *symbols;
+    size_t symbols_cap;
+    uint64_t *heap;
+    size_t n_heap, heap_cap;
+};
+void bpe_work_deinit(struct bpe_work *w);
+
+/* Appends the ids of one piece, n >= 1 bytes of valid UTF-8 (any bytes, where byte-level).
+ * ERR_UNSUPPORTED where the vocabulary has no token for a character and no unknown token either. */
+int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
+               struct id_list *out, struct err *err);
+
+#endif

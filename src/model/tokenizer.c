@@ -1,0 +1,344 @@
+/* tokenizer.c - see tokenizer.h: opening a folder, encoding, looking things up.
+ *
+ * What each stage does lives in a file of its own (tokenizer_added, tokenizer_normalize,
+ * pretokenize, bpe, tokenizer_decode); here they are put in a row. */
+#include "model/tokenizer.h"
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "model/tokenizer_impl.h"
+#include "model/tokenizer_normalize.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOKENIZER_MAX_BYTES ((size_t)256 << 20)
+
+/* --- reading the folder ------------------------------------------------------------------- */
+
+static int read_tokenizer_json(struct tokenizer_json *j, const char *dir, struct err *err)
+{
+    char *path = xasprintf("%s/tokenizer.json", dir), *bytes = NULL;
+    size_t n = 0;
+    int rc = file_read(path, TOKENIZER_MAX_BYTES, &bytes, &n, err);
+    if (rc == 0)
+        rc = tokenizer_json_parse(j, bytes, n, path, err);
+    free(bytes);
+    free(path);
+    return rc;
+}
+
+static int read_pair(struct tokenizer_json *j, const char *dir, const char *vocab_name,
+                     const char *merges_name, struct err *err)
+{
+    char *vocab_path = xasprintf("%s/%s", dir, vocab_name), *vocab = NULL;
+    char *merges_path = xasprintf("%s/%s", dir, merges_name), *merges = NULL;
+    size_t n_vocab = 0, n_merges = 0;
+    int rc;
+    if ((rc = file_read(vocab_path, TOKENIZER_MAX_BYTES, &vocab, &n_vocab, err)) == 0 &&
+        (rc = file_read(merges_path, TOKENIZER_MAX_BYTES, &merges, &n_merges, err)) == 0)
+        rc = tokenizer_json_parse_vocab(j, vocab, n_vocab, vocab_path, merges, n_merges,
+                                        merges_path, err);
+    free(vocab);
+    free(merges);
+    free(vocab_path);
+    free(merges_path);
+    return rc;
+}
+
+/* The older pair says nothing of special tokens: tokenizer_config.json names them. */
+static void add_named_special(struct tokenizer_json *j, const char *name)
+{
+    int32_t id = name != NULL ? tokenizer_json_find(j, name, strlen(name)) : -1;
+    for (size_t i = 0; i < j->n_added; i++)
+        if (j->added[i].id == id)
+            return;
+    if (id < 0)
+        return;
+    j->added = xrealloc(j->added, (j->n_added + 1) * sizeof *j->added);
+    j->added[j->n_added++] = (struct tokenizer_added){
+        .text = j->tokens[id], .id = id, .special = true, .in_vocab = true};
+}
+
+/* added_tokens.json beside the pair would add ids that nothing here would know. */
+static int refuse_added_tokens_file(const char *dir, struct err *err)
+{
+    char *path = xasprintf("%s/added_tokens.json", dir), *bytes = NULL;
+    size_t n = 0;
+    int rc = file_read(path, TOKENIZER_MAX_BYTES, &bytes, &n, NULL);
+    free(bytes);
+    if (rc != -ENOENT)
+        rc = err_set(err, ERR_UNSUPPORTED,
+                     "%s: is not supported beside vocab.json; save a tokenizer.json", path);
+    else
+        rc = 0;
+    free(path);
+    return rc;
+}
+
+static int read_vocab_and_merges(struct tokenizer *t, const char *dir, struct err *err)
+{
+    int rc = read_pair(&t->j, dir, "vocab.json", "merges.txt", err);
+    if (rc == -ENOENT)
+        rc = read_pair(&t->j, dir, "encoder.json", "vocab.bpe", err);
+    if (rc == -ENOENT)
+        return err_set(
+            err, rc, "%s: has no tokenizer (tokenizer.json, or vocab.json and merges.txt)",
+            dir);
+    if (rc == 0)
+        rc = refuse_added_tokens_file(dir, err);
+    if (rc != 0)
+        return rc;
+    add_named_special(&t->j, t->cfg.bos_token);
+    add_named_special(&t->j, t->cfg.eos_token);
+    add_named_special(&t->j, t->cfg.unk_token);
+    return 0;
+}
+
+/* --- making ------------------------------------------------------------------------------- */
+
+/* A token that is looked for in normalized text is itself normalized first. */
+static int find_added_texts(struct tokenizer *t, struct err *err)
+{
+    const struct tokenizer_json *j = &t->j;
+    t->added_text = xcalloc(j->n_added, sizeof *t->added_text);
+    t->added_owned = xcalloc(j->n_added, sizeof *t->added_owned);
+    for (size_t i = 0; i < j->n_added; i++) {
+        const struct tokenizer_text *s = &j->added[i].text;
+        t->added_text[i] = *s;
+        if (!j->added[i].normalized)
+            continue;
+        int rc = tokenizer_normalize(j->normalizers, j->n_normalizers, s->s, s->n,
+                                     &t->added_owned[i], &t->added_text[i].n, err);
+        if (rc != 0)
+            return rc;
+        t->added_text[i].s = t->added_owned[i];
+    }
+    return 0;
+}
+
+/* A template in tokenizer.json is the last word; without one, tokenizer_config.json's switches. */
+static void add_configured_template(struct tokenizer *t)
+{
+    struct tokenizer_json *j = &t->j;
+    if (j->has_template)
+        return;
+    if (t->cfg.add_bos_token == 1 && t->bos_id >= 0)
+        j->prefix[j->n_prefix++] = t->bos_id;
+    if (t->cfg.add_eos_token == 1 && t->eos_id >= 0)
+        j->suffix[j->n_suffix++] = t->eos_id;
+}
+
+static int find_named(const struct tokenizer *t, const char *name, int32_t *id,
+                      struct err *err)
+{
+    *id = name != NULL ? tokenizer_find(t, name) : -1;
+    if (name != NULL && *id < 0)
+        return err_set(
+            err, ERR_MISMATCH,
+            "tokenizer_config.json names '%s', which the tokenizer does not have", name);
+    return 0;
+}
+
+static int compile(struct tokenizer *t, struct err *err)
+{
+    struct tokenizer_json *j = &t->j;
+    int rc;
+    if ((rc = find_named(t, t->cfg.bos_token, &t->bos_id, err)) != 0 ||
+        (rc = find_named(t, t->cfg.eos_token, &t->eos_id, err)) != 0 ||
+        (rc = pretokenizer_create(&t->pre, j->pretokenizers, j->n_pretokenizers, err)) !=
+            0 ||
+        (rc = bpe_create(&t->bpe, j, pretokenizer_is_byte_level(t->pre), err)) != 0 ||
+        (rc = token_bytes_init(&t->bytes, j, err)) != 0 ||
+        (rc = find_added_texts(t, err)) != 0)
+        return rc;
+    t->special = xcalloc((size_t)j->n_ids, sizeof *t->special);
+    for (size_t i = 0; i < j->n_added; i++)
+        t->special[j->added[i].id] = j->added[i].special;
+    t->added_raw = added_finder_create(j->added, t->added_text, j->n_added, false);
+    t->added_normalized = added_finder_create(j->added, t->added_text, j->n_added, true);
+    add_configured_template(t);
+    return 0;
+}
+
+int tokenizer_open(struct tokenizer **out, const char *dir, struct err *err)
+{
+    struct tokenizer *t = xcalloc(1, sizeof *t);
+    int rc = tokenizer_config_load(&t->cfg, dir, err);
+    if (rc == 0)
+        rc = read_tokenizer_json(&t->j, dir, err);
+    if (rc == -ENOENT)
+        rc = read_vocab_and_merges(t, dir, err);
+    if (rc == 0 && (rc = compile(t, err)) != 0)
+        err_wrap(err, "%s", dir);
+    if (rc != 0) {
+        tokenizer_close(t);
+        return rc;
+    }
+    *out = t;
+    return 0;
+}
+
+void tokenizer_close(struct tokenizer *t)
+{
+    if (t == NULL)
+        return;
+    added_finder_destroy(t->added_raw);
+    added_finder_destroy(t->added_normalized);
+    for (size_t i = 0; i < t->j.n_added && t->added_owned != NULL; i++)
+        free(t->added_owned[i]);
+    free(t->added_owned);
+    free(t->added_text);
+    free(t->special);
+    token_bytes_deinit(&t->bytes);
+    bpe_destroy(t->bpe);
+    pretokenizer_destroy(t->pre);
+    tokenizer_json_deinit(&t->j);
+    tokenizer_config_deinit(&t->cfg);
+    free(t);
+}
+
+/* --- encoding ----------------------------------------------------------------------------- */
+
+/* What one call of tokenizer_encode carries along. */
+struct encoding {
+    const struct tokenizer *t;
+    bool parse_special;
+    struct id_list ids;
+    struct bpe_work bpe;
+    struct pieces pieces;
+    struct err *err;
+};
+
+/* Normalized text without added tokens. */
+static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_start)
+{
+    int rc = pretokenize(e->t->pre, s, n, at_start, &e->pieces, e->err);
+    for (size_t i = 0; i < e->pieces.n && rc == 0; i++) {
+        struct piece p = e->pieces.list[i];
+        rc = bpe_encode(e->t->bpe, &e->bpe, e->pieces.text + p.begin, p.end - p.begin,
+                        &e->ids, e->err);
+    }
+    return rc;
+}
+
+typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);
+
+/* Cuts the finder's tokens out of the text, and gives what lies between them to fn. */
+static int encode_between(struct encoding *e, const struct added_finder *f, const char *s,
+                          size_t n, bool at_start, encode_fn *fn)
+{
+    size_t at = 0, begin, end;
+    int rc = 0;
+    while (rc == 0) {
+        const struct tokenizer_added *a = added_find(f, s, n, at, e->parse_special, &begin,
+                                                     &end);
+        size_t stop = a != NULL ? begin : n;
+        if (stop > at)
+            rc = fn(e, s + at, stop - at, at_start && at == 0);
+        if (a == NULL)
+            break;
+        id_list_push(&e->ids, a->id);
+        at = end;
+    }
+    return rc;
+}
+
+/* Raw text without the added tokens that are looked for there. */
+static int encode_raw(struct encoding *e, const char *s, size_t n, bool at_start)
+{
+    const struct tokenizer_json *j = &e->t->j;
+    if (j->n_normalizers == 0)
+        return encode_between(e, e->t->added_normalized, s, n, at_start, encode_plain);
+    char *normal = NULL;
+    size_t n_normal = 0;
+    int rc = tokenizer_normalize(j->normalizers, j->n_normalizers, s, n, &normal, &n_normal,
+                                 e->err);
+    if (rc == 0)
+        rc = encode_between(e, e->t->added_normalized, normal, n_normal, at_start,
+                            encode_plain);
+    free(normal);
+    return rc;
+}
+
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                     int32_t **ids, size_t *n_ids, struct err *err)
+{
+    size_t bad = utf8_check(text, n);
+    if (bad != n)
+        return err_set(err, ERR_FORMAT, "invalid UTF-8 at byte %zu", bad);
+    struct encoding e = {
+        .t = t, .parse_special = (flags & TOKENIZER_PARSE_SPECIAL) != 0, .err = err};
+    const bool add = (flags & TOKENIZER_ADD_SPECIAL) != 0;
+    for (int i = 0; add && i < t->j.n_prefix; i++)
+        id_list_push(&e.ids, t->j.prefix[i]);
+    int rc = encode_between(&e, t->added_raw, text, n, true, encode_raw);
+    for (int i = 0; add && i < t->j.n_suffix; i++)
+        id_list_push(&e.ids, t->j.suffix[i]);
+    bpe_work_deinit(&e.bpe);
+    pieces_deinit(&e.pieces);
+    if (rc != 0) {
+        id_list_deinit(&e.ids);
+        return rc;
+    }
+    *ids = e.ids.ids != NULL ? e.ids.ids : xmalloc(sizeof **ids);
+    *n_ids = e.ids.n;
+    return 0;
+}
+
+int tokenizer_count(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                    size_t *n_ids, struct err *err)
+{
+    int32_t *ids;
+    int rc = tokenizer_encode(t, text, n, flags, &ids, n_ids, err);
+    if (rc == 0)
+        free(ids);
+    return rc;
+}
+
+/* --- looking things up -------------------------------------------------------------------- */
+
+int32_t tokenizer_size(const struct tokenizer *t)
+{
+    return t->j.n_ids;
+}
+
+int32_t tokenizer_bos(const struct tokenizer *t)
+{
+    return t->bos_id;
+}
+
+int32_t tokenizer_eos(const struct tokenizer *t)
+{
+    return t->eos_id;
+}
+
+int32_t tokenizer_unk(const struct tokenizer *t)
+{
+    return t->j.unk_id;
+}
+
+int32_t tokenizer_find(const struct tokenizer *t, const char *token)
+{
+    return tokenizer_json_find(&t->j, token, strlen(token));
+}
+
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
+{
+    return id >= 0 && id < t->j.n_ids && t->special[id];
+}
+
+const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n)
+{
+    if (id < 0 || id >= t->j.n_ids || t->bytes.of[id].s == NULL)
+        return NULL;
+    *n = t->bytes.of[id].n;
+    return t->bytes.of[id].s;
+}
+
+const char *tokenizer_chat_template(const struct tokenizer *t)
+{
+    return t->cfg.chat_template;
+}

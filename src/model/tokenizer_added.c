@@ -1,0 +1,125 @@
+/* tokenizer_added.c - see tokenizer_added.h.
+ *
+ * There are few added tokens and most begin with '<', which is rare in text: entries are sorted by
+ * first byte and then by length, longest first, and a byte that begins none is skipped at once. */
+#include "model/tokenizer_added.h"
+
+#include "base/mem.h"
+#include "base/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+    const struct tokenizer_added *token;
+    struct tokenizer_text text;
+};
+
+struct added_finder {
+    struct entry *entries;
+    size_t begin[257]; /* entries whose first byte is b: [begin[b], begin[b + 1]) */
+};
+
+static int entry_order(const void *a, const void *b)
+{
+    const struct entry *x = a, *y = b;
+    if (x->text.s[0] != y->text.s[0])
+        return (uint8_t)x->text.s[0] < (uint8_t)y->text.s[0] ? -1 : 1;
+    if (x->text.n != y->text.n)
+        return x->text.n > y->text.n ? -1 : 1;
+    return (x->token > y->token) - (x->token < y->token);
+}
+
+struct added_finder *added_finder_create(const struct tokenizer_added *added,
+                                         const struct tokenizer_text *text, size_t n,
+                                         bool normalized)
+{
+    struct added_finder *f = xcalloc(1, sizeof *f);
+    f->entries = xcalloc(n, sizeof *f->entries);
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        if (added[i].normalized == normalized && text[i].n > 0)
+            f->entries[count++] = (struct entry){.token = &added[i], .text = text[i]};
+    qsort(f->entries, count, sizeof *f->entries, entry_order);
+    size_t at = 0;
+    for (int b = 0; b < 256; b++) {
+        f->begin[b] = at;
+        while (at < count && (uint8_t)f->entries[at].text.s[0] == b)
+            at++;
+    }
+    f->begin[256] = count;
+    return f;
+}
+
+void added_finder_destroy(struct added_finder *f)
+{
+    if (f == NULL)
+        return;
+    free(f->entries);
+    free(f);
+}
+
+/* Unicode's White_Space. */
+static bool is_space(uint32_t c)
+{
+    return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
+           c == 0x205F || c == 0x3000;
+}
+
+static size_t skip_space(const char *s, size_t n, size_t at)
+{
+    uint32_t c;
+    for (size_t len; at < n; at += len) {
+        len = utf8_decode(s + at, n - at, &c);
+        if (len == 0 || !is_space(c))
+            break;
+    }
+    return at;
+}
+
+static size_t skip_space_back(const char *s, size_t from, size_t at)
+{
+    while (at > from) {
+        size_t p = at - 1;
+        while (p > from && ((uint8_t)s[p] & 0xC0) == 0x80)
+            p--;
+        uint32_t c;
+        if (utf8_decode(s + p, at - p, &c) == 0 || !is_space(c))
+            break;
+        at = p;
+    }
+    return at;
+}
+
+static const struct entry *entry_at(const struct added_finder *f, const char *s, size_t n,
+                                    bool special)
+{
+    const uint8_t b = (uint8_t)s[0];
+    for (size_t i = f->begin[b]; i < f->begin[b + 1]; i++) {
+        const struct entry *e = &f->entries[i];
+        if (e->text.n <= n && memcmp(e->text.s, s, e->text.n) == 0 &&
+            (special || !e->token->special))
+            return e;
+    }
+    return NULL;
+}
+
+const struct tokenizer_added *added_find(const struct added_finder *f, const char *s,
+                                         size_t n, size_t from, bool special, size_t *begin,
+                                         size_t *end)
+{
+    if (f->begin[256] == 0)
+        return NULL;
+    for (size_t i = from; i < n; i++) {
+        if (f->begin[(uint8_t)s[i]] == f->begin[(uint8_t)s[i] + 1])
+            continue;
+        const struct entry *e = entry_at(f, s + i, n - i, special);
+        if (e == NULL)
+            continue;
+        *begin = e->token->lstrip ? skip_space_back(s, from, i) : i;
+        *end = e->token->rstrip ? skip_space(s, n, i + e->text.n) : i + e->text.n;
+        return e->token;
+    }
+    return NULL;
+}

@@ -1,0 +1,44 @@
+/* tokenizer_impl.h - what the tokenizer's files share; nobody else includes it. */
+#ifndef MODEL_TOKENIZER_IMPL_H
+#define MODEL_TOKENIZER_IMPL_H
+
+#include "format/tokenizer_json.h"
+#include "model/bpe.h"
+#include "model/config.h"
+#include "model/pretokenize.h"
+#include "model/tokenizer.h"
+#include "model/tokenizer_added.h"
+
+/* How ids become bytes, compiled from the decoder steps: what each token stands for, and what is
+ * dropped at the beginning of a text. */
+struct token_bytes {
+    struct tokenizer_text *of;   /* [n_ids]; s NULL: no token */
+    char *block;                 /* owns the bytes */
+    struct tokenizer_text strip; /* dropped up to strip_max times at the beginning */
+    int32_t strip_max;
+    struct tokenizer_text *first; /* Metaspace: [n_first], for the first token; else NULL */
+    int32_t n_first;
+};
+
+struct tokenizer {
+    struct tokenizer_json j;
+    struct tokenizer_config cfg;
+    struct pretokenizer *pre;
+    struct bpe *bpe;
+    struct added_finder *added_raw, *added_normalized;
+    struct tokenizer_text *added_text; /* [n_added], as they are looked for */
+    char **added_owned;
+    bool *special; /* [n_ids] */
+    struct token_bytes bytes;
+    int32_t bos_id, eos_id;
+};
+
+int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
+                     struct err *err);
+void token_bytes_deinit(struct token_bytes *b);
+
+/* s with every occurrence of the pattern replaced; the caller frees it. pattern->n > 0. */
+char *tokenizer_replace(const char *s, size_t n, const struct tokenizer_text *pattern,
+                        const struct tokenizer_text *with, size_t *n_out);
+
+#endif

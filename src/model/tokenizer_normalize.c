@@ -1,0 +1,91 @@
+/* tokenizer_normalize.c - see tokenizer_normalize.h. */
+#include "model/tokenizer_normalize.h"
+
+#include "base/mem.h"
+#include "model/tokenizer_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+/* Steps take the text that they replace, and free it. */
+struct text {
+    char *s;
+    size_t n;
+};
+
+static void prepend(struct text *t, const struct tokenizer_text *prefix)
+{
+    if (t->n == 0)
+        return; /* nothing stays nothing */
+    char *s = xmalloc(prefix->n + t->n);
+    memcpy(s, prefix->s, prefix->n);
+    memcpy(s + prefix->n, t->s, t->n);
+    free(t->s);
+    *t = (struct text){.s = s, .n = prefix->n + t->n};
+}
+
+static bool is_ascii(const char *s, size_t n)
+{
+    unsigned char any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= (unsigned char)s[i];
+    return any < 0x80;
+}
+
+/* ASCII is in every normal form. */
+static int to_normal_form(struct text *t, utf8proc_option_t options, struct err *err)
+{
+    if (is_ascii(t->s, t->n))
+        return 0;
+    utf8proc_uint8_t *s = NULL;
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)t->s,
+                                      (utf8proc_ssize_t)t->n, &s,
+                                      options | UTF8PROC_STABLE);
+    if (n < 0)
+        return err_set(err, ERR_FORMAT, "Unicode normalization: %s", utf8proc_errmsg(n));
+    free(t->s);
+    *t = (struct text){.s = (char *)s, .n = (size_t)n};
+    return 0;
+}
+
+static int run_step(const struct normalizer_step *step, struct text *t, struct err *err)
+{
+    switch (step->kind) {
+    case NORMALIZER_PREPEND:
+        prepend(t, &step->text);
+        return 0;
+    case NORMALIZER_REPLACE: {
+        char *old = t->s;
+        t->s = tokenizer_replace(t->s, t->n, &step->pattern, &step->text, &t->n);
+        free(old);
+        return 0;
+    }
+    case NORMALIZER_NFC:
+        return to_normal_form(t, UTF8PROC_COMPOSE, err);
+    case NORMALIZER_NFD:
+        return to_normal_form(t, UTF8PROC_DECOMPOSE, err);
+    case NORMALIZER_NFKC:
+        return to_normal_form(t, UTF8PROC_COMPOSE | UTF8PROC_COMPAT, err);
+    case NORMALIZER_NFKD:
+        return to_normal_form(t, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, err);
+    }
+    return 0;
+}
+
+int tokenizer_normalize(const struct normalizer_step *steps, int n_steps, const char *text,
+                        size_t n, char **out, size_t *n_out, struct err *err)
+{
+    struct text t = {.s = xmalloc(n), .n = n};
+    memcpy(t.s, text, n);
+    int rc = 0;
+    for (int i = 0; i < n_steps && rc == 0; i++)
+        rc = run_step(&steps[i], &t, err);
+    if (rc != 0) {
+        free(t.s);
+        return rc;
+    }
+    *out = t.s;
+    *n_out = t.n;
+    return 0;
+}
