@@ -15,6 +15,7 @@ struct cmd {
 
 /* In the order in which a newcomer meets them. A row appears when its file exists. */
 static const struct cmd cmds[] = {
+    {"run", cmd_run, "generates text, restoring what is stored of the prompt"},
     {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
     {"bench", cmd_bench, "measures this machine and what hcache makes of it"},
     {"model", cmd_model, "what a model is; models of random weights"},

@@ -22,7 +22,11 @@
 #include "base/pool.h"
 #include "base/queue.h"
 
-enum { GROUP = RESTORE_GROUP_CHUNKS, GROUP_ROWS = GROUP * STORE_CHUNK_TOKENS };
+enum {
+    GROUP = RESTORE_GROUP_CHUNKS,
+    GROUP_ROWS = GROUP * STORE_CHUNK_TOKENS,
+    MAX_SLOTS = 1024 / GROUP, /* the I/O layer's bound on queue depth */
+};
 
 /* A run of chunks of one layer that is read and computed as one. */
 struct group {
@@ -43,6 +47,7 @@ struct restorer {
     int n_slots;
     struct queue *free_slots;
     struct store_reader *reader;
+    struct stream **inline_streams; /* one per compute thread */
     struct buf scratch;
     struct mat kv_rows; /* [GROUP_ROWS][2 * kv_dim] T: one projected group */
     struct mat prefix;  /* [max_tokens][d] T: hidden states of the recomputed prefix */
@@ -207,28 +212,20 @@ static void *io_main(void *arg)
 
 /* --- the compute lane ------------------------------------------------------------------------- */
 
-struct check_job {
-    struct restore *r;
-    struct group *g;
-};
-
-static void check_share(void *arg, int thread_idx, int n_threads)
+/* Checks one record; a bad one is a miss from its chunk on. */
+static bool check_record(struct restore *r, const struct group *g, int i)
 {
-    struct check_job *c = arg;
-    long begin, end;
-    pool_share(c->g->n_chunks, 1, thread_idx, n_threads, &begin, &end);
-    for (long i = begin; i < end; i++) {
-        struct store_read *read = &c->g->reads[i];
-        struct err e = {0};
-        int rc = read->status;
-        if (rc == 0)
-            rc = store_read_check(read, &e);
-        if (rc == 0 && read->n_bytes != c->r->rr->record_bytes[c->g->kind])
-            rc = err_set(&e, ERR_CORRUPT, "record of %u bytes where %zu belong", read->n_bytes,
-                         c->r->rr->record_bytes[c->g->kind]);
-        if (rc != 0)
-            lose_chunk(c->r, c->g->first_chunk + (int)i, e.msg[0] != 0 ? e.msg : err_name(rc));
-    }
+    const struct store_read *read = &g->reads[i];
+    struct err e = {0};
+    int rc = read->status;
+    if (rc == 0)
+        rc = store_read_check(read, &e);
+    if (rc == 0 && read->n_bytes != r->rr->record_bytes[g->kind])
+        rc = err_set(&e, ERR_CORRUPT, "record of %u bytes where %zu belong", read->n_bytes,
+                     r->rr->record_bytes[g->kind]);
+    if (rc != 0)
+        lose_chunk(r, g->first_chunk + i, e.msg[0] != 0 ? e.msg : err_name(rc));
+    return rc == 0;
 }
 
 /* The view of positions [row, row + n) of the one sequence that is being restored. */
@@ -259,44 +256,73 @@ static struct mat record_rows(const struct restore *r, const struct store_read *
     return mat_of((void *)(uintptr_t)read->bytes, r->m->dtype, STORE_CHUNK_TOKENS, cols);
 }
 
-static int fill(struct restore *r, int layer, int row, struct mat kv_rows)
+static int fill(struct restore *r, struct stream *s, int layer, int row, struct mat kv_rows)
 {
     struct one_seq q;
     struct kv_layer kv = kv_pool_layer(r->rr->o.pool, layer);
-    return model_kv_fill(r->m, r->rr->o.stream, &kv, kv_rows,
-                         rows_of(r, &q, row, (int)kv_rows.rows));
+    return model_kv_fill(r->m, s, &kv, kv_rows, rows_of(r, &q, row, (int)kv_rows.rows));
 }
 
 static int project_and_fill(struct restore *r, int layer, int row, struct mat hidden)
 {
+    struct stream *s = r->rr->o.stream;
     struct mat kv_rows = mat_rows(r->rr->kv_rows, 0, hidden.rows);
-    int rc = model_kv_project(r->m, r->rr->o.work, r->rr->o.stream, layer, hidden, kv_rows);
-    return rc == 0 ? fill(r, layer, row, kv_rows) : rc;
+    int rc = model_kv_project(r->m, r->rr->o.work, s, layer, hidden, kv_rows);
+    return rc == 0 ? fill(r, s, layer, row, kv_rows) : rc;
 }
 
-/* One group from its records into the KV cache. Records that lie behind one another are taken as one
- * matrix (a GEMM of 512 rows), else one by one: the bits are the same. */
-static int compute_group(struct restore *r, struct group *g)
+struct share {
+    struct restore *r;
+    struct group *g;
+    atomic_int rc;
+};
+
+/* A thread's share of a group, chunk by chunk: checked and, where it is KV, put into the cache while
+ * it is still in this core's cache. */
+static void group_share(void *arg, int thread_idx, int n_threads)
 {
-    struct check_job c = {r, g};
-    pool_run(r->m->dev->pool, check_share, &c);
-    int n = atomic_load(&r->n_good) - g->first_chunk;
+    struct share *sh = arg;
+    struct restore *r = sh->r;
+    struct group *g = sh->g;
+    long begin, end;
+    pool_share(g->n_chunks, 1, thread_idx, n_threads, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        if (!check_record(r, g, (int)i) || g->kind != STORE_KV)
+            continue;
+        int row = (g->first_chunk + (int)i) * STORE_CHUNK_TOKENS;
+        int rc = fill(r, r->rr->inline_streams[thread_idx], g->layer, row,
+                      record_rows(r, &g->reads[i], STORE_KV));
+        if (rc != 0)
+            atomic_store(&sh->rc, rc);
+    }
+}
+
+/* Records that lie behind one another are projected as one matrix (a GEMM of 512 rows), else one by
+ * one: the bits are the same. */
+static int project_group(struct restore *r, const struct group *g)
+{
+    size_t bytes = r->rr->record_bytes[STORE_HIDDEN];
+    int n = atomic_load(&r->n_good) - g->first_chunk, rc = 0;
     n = n < g->n_chunks ? n : g->n_chunks;
-    for (int i = 0, run; i < n; i += run) {
-        struct mat rows = record_rows(r, &g->reads[i], g->kind);
+    for (int i = 0, run; rc == 0 && i < n; i += run) {
+        struct mat rows = record_rows(r, &g->reads[i], STORE_HIDDEN);
         for (run = 1; i + run < n; run++) {
-            if (g->reads[i + run].bytes !=
-                g->reads[i].bytes + (size_t)run * r->rr->record_bytes[g->kind])
+            if (g->reads[i + run].bytes != g->reads[i].bytes + (size_t)run * bytes)
                 break;
         }
         rows.rows *= run;
-        int row = (g->first_chunk + i) * STORE_CHUNK_TOKENS;
-        int rc = g->kind == STORE_KV ? fill(r, g->layer, row, rows)
-                                     : project_and_fill(r, g->layer, row, rows);
-        if (rc != 0)
-            return rc;
+        rc = project_and_fill(r, g->layer, (g->first_chunk + i) * STORE_CHUNK_TOKENS, rows);
     }
-    return 0;
+    return rc;
+}
+
+/* One group from its records into the KV cache. */
+static int compute_group(struct restore *r, struct group *g)
+{
+    struct share sh = {.r = r, .g = g};
+    pool_run(r->m->dev->pool, group_share, &sh);
+    int rc = atomic_load(&sh.rc);
+    return rc == 0 && g->kind == STORE_HIDDEN ? project_group(r, g) : rc;
 }
 
 static bool recompute_remains(const struct restore *r)
@@ -371,7 +397,7 @@ static int reserve_staging(struct restorer *r, struct err *err)
     size_t hidden = r->record_room[STORE_HIDDEN], kv = r->record_room[STORE_KV];
     r->slot_bytes = GROUP * (hidden > kv ? hidden : kv);
     size_t n = r->o.staging_bytes / r->slot_bytes;
-    r->n_slots = n > 3 ? (int)n : 3;
+    r->n_slots = n < 3 ? 3 : n > MAX_SLOTS ? MAX_SLOTS : (int)n;
     int rc = buf_alloc(r->o.model->dev, MEM_PINNED, (size_t)r->n_slots * r->slot_bytes,
                        &r->staging, err);
     if (rc != 0)
@@ -401,6 +427,15 @@ static int reserve_scratch(struct restorer *r, struct err *err)
     return 0;
 }
 
+static int reserve_streams(struct restorer *r, struct err *err)
+{
+    int n = pool_threads(r->o.model->dev->pool), rc = 0;
+    r->inline_streams = xcalloc((size_t)n, sizeof *r->inline_streams);
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = stream_create(r->o.model->dev, STREAM_INLINE, &r->inline_streams[i], err);
+    return rc;
+}
+
 int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err)
 {
     CHECK(model_work_rows(o->work) >= GROUP_ROWS && o->model->dev->unified);
@@ -413,6 +448,8 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
     int rc = reserve_staging(r, err);
     if (rc == 0)
         rc = reserve_scratch(r, err);
+    if (rc == 0)
+        rc = reserve_streams(r, err);
     if (rc != 0) {
         restorer_destroy(r);
         return rc;
@@ -427,6 +464,9 @@ void restorer_destroy(struct restorer *r)
         return;
     store_reader_close(r->reader);
     queue_destroy(r->free_slots);
+    for (int i = 0; r->inline_streams != NULL && i < pool_threads(r->o.model->dev->pool); i++)
+        stream_destroy(r->inline_streams[i]);
+    free(r->inline_streams);
     buf_free(r->o.model->dev, &r->staging);
     buf_free(r->o.model->dev, &r->scratch);
     free(r->pos);

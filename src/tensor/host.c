@@ -189,8 +189,8 @@ static void copy_stream_destroy(struct copy_stream *s)
 
 /* --- streams of either kind ----------------------------------------------------------------- */
 
-static int compute_stream_create(struct device *d, size_t scratch_bytes, struct stream **out,
-                                 struct err *err)
+static int compute_stream_create(struct device *d, enum stream_kind kind, size_t scratch_bytes,
+                                 struct stream **out, struct err *err)
 {
     void *scratch = mem_map(scratch_bytes);
     if (scratch == NULL)
@@ -198,7 +198,8 @@ static int compute_stream_create(struct device *d, size_t scratch_bytes, struct 
                        scratch_bytes);
     struct stream *s = xcalloc(1, sizeof *s);
     s->device = d;
-    s->kind = STREAM_COMPUTE;
+    s->kind = kind;
+    s->pool = kind == STREAM_COMPUTE ? d->pool : NULL;
     s->scratch = scratch;
     s->scratch_bytes = scratch_bytes;
     *out = s;
@@ -215,7 +216,7 @@ static int host_stream_create(struct device *d, enum stream_kind kind, struct st
 {
     if (kind == STREAM_COPY)
         return copy_stream_create(d, out, err);
-    return compute_stream_create(d, ((struct host_device *)d)->scratch_bytes, out, err);
+    return compute_stream_create(d, kind, ((struct host_device *)d)->scratch_bytes, out, err);
 }
 
 static void host_stream_destroy(struct stream *s)
@@ -246,7 +247,7 @@ static int host_stream_copy(struct stream *s, void *dst, const void *src, size_t
     int rc = atomic_load(&s->code);
     if (rc != 0)
         return rc;
-    if (s->kind == STREAM_COMPUTE)
+    if (s->kind != STREAM_COPY)
         memcpy(dst, src, bytes);
     else
         command_queue(s, (struct command){COMMAND_COPY, dst, src, bytes, NULL, 0});
@@ -257,7 +258,7 @@ static int host_event_record(struct stream *s, struct event *base)
 {
     struct host_event *e = host_event(base);
     uint64_t count = event_mark(e);
-    if (s->kind == STREAM_COMPUTE)
+    if (s->kind != STREAM_COPY)
         event_reach(e, count);
     else
         command_queue(s, (struct command){.kind = COMMAND_MARK, .event = e, .count = count});
@@ -268,7 +269,7 @@ static int host_event_wait(struct stream *s, struct event *base)
 {
     struct host_event *e = host_event(base);
     uint64_t count = event_marked(e);
-    if (s->kind == STREAM_COMPUTE)
+    if (s->kind != STREAM_COPY)
         event_await(e, count);
     else
         command_queue(s, (struct command){.kind = COMMAND_WAIT, .event = e, .count = count});
@@ -283,7 +284,7 @@ void stream_fail(struct stream *s, int code)
 
 int stream_enter(struct stream *s)
 {
-    CHECK(s->kind == STREAM_COMPUTE);
+    CHECK(s->kind != STREAM_COPY);
     return atomic_load(&s->code);
 }
 

@@ -92,6 +92,7 @@ void buf_free(struct device *d, struct buf *b);
 
 enum stream_kind {
     STREAM_COMPUTE,
+    STREAM_INLINE, /* compute on the calling thread alone: for work that is split already */
     STREAM_COPY,
 };
 int stream_create(struct device *d, enum stream_kind kind, struct stream **out, struct err *err);

@@ -131,5 +131,5 @@ void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn 
     if (n_rows == 1 || elements < MIN_PARALLEL_ELEMENTS)
         fn(arg, 0, n_rows);
     else
-        pool_run(s->device->pool, rows_share, &job);
+        pool_run(s->pool, rows_share, &job);
 }

@@ -83,6 +83,6 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
     if (n_keys * q.cols < 65536) /* a fork and join would cost more */
         run_items(&job, 0, 1);
     else
-        pool_run(s->device->pool, run_items, &job);
+        pool_run(s->pool, run_items, &job);
     return rc;
 }

@@ -151,7 +151,7 @@ int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     if (small)
         fill_items(&job, 0, 1);
     else
-        pool_run(s->device->pool, fill_items, &job);
+        pool_run(s->pool, fill_items, &job);
     return rc;
 }
 

@@ -180,7 +180,7 @@ static void multiply_rows(struct mm_job *job)
     }
     job->items.n = (n_panels + job->tile_panels - 1) / job->tile_panels * job->n_row_tiles;
     atomic_store(&job->items.next, 0);
-    pool_run(job->s->device->pool, run_tiles, job);
+    pool_run(job->s->pool, run_tiles, job);
 }
 
 int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,

@@ -1,0 +1,371 @@
+/* cmd_run.c - `hcache run`: one prompt through a model, with an optional store.
+ *
+ * Wiring and options only: everything happens behind the public header. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "apps/cmds.h"
+#include "base/file.h"
+#include "base/opt.h"
+#include "format/json.h"
+#include "hcache.h"
+
+struct run_args {
+    const char *model, *prompt, *prompt_file, *token_ids, *dtype, *device, *save, *plan, *salt;
+    struct opt_list store;
+    bool interactive, ignore_eos, json, verbose, no_special;
+    int max_tokens, top_k, threads, max_context;
+    double temperature, top_p, min_p;
+    int64_t seed;
+    uint64_t throttle, store_cap;
+};
+
+static const struct opt positionals[] = {
+    {"MODEL_DIR", OPT(struct run_args, model), .required = true,
+     .help = "a Hugging Face folder, or synth:SHAPE for random weights"},
+    {0},
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
+
+static const struct opt options[] = {
+    {"prompt", OPT(struct run_args, prompt), .letter = 'p', .arg = "TEXT", .help = "the prompt"},
+    {"prompt-file", OPT(struct run_args, prompt_file), .arg = "FILE",
+     .help = "a file with the prompt (- is standard input)"},
+    {"token-ids", OPT(struct run_args, token_ids), .arg = "FILE",
+     .help = "a file with the prompt's token ids, separated by space or comma"},
+    {"interactive", OPT(struct run_args, interactive), .letter = 'i',
+     .help = "go on with a line from the terminal after every answer"},
+    {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N", .def = "128",
+     .min = 0, .max = 1 << 20, .help = "generate at most N tokens"},
+    {"temperature", OPT(struct run_args, temperature), .arg = "T", .def = "0", .hi = 100,
+     .help = "0 is greedy"},
+    {"top-p", OPT(struct run_args, top_p), .arg = "P", .def = "1", .hi = 1,
+     .help = "keep the most likely tokens that together have probability P"},
+    {"top-k", OPT(struct run_args, top_k), .arg = "K", .def = "0", .min = 0, .max = 1 << 20,
+     .help = "keep the K most likely tokens; 0 keeps all"},
+    {"min-p", OPT(struct run_args, min_p), .arg = "P", .def = "0", .hi = 0.999999,
+     .help = "drop tokens less likely than P times the likeliest"},
+    {"seed", OPT(struct run_args, seed), .arg = "N", .def = "0", .min = INT64_MIN,
+     .max = INT64_MAX, .help = "of sampling"},
+    {"ignore-eos", OPT(struct run_args, ignore_eos), .help = "do not stop at the end of the text"},
+    {"no-special", OPT(struct run_args, no_special),
+     .help = "take the prompt as it is: no BOS is added"},
+    {"dtype", OPT(struct run_args, dtype), .choices = dtypes,
+     .help = "state dtype; the checkpoint's by default"},
+    {"threads", OPT(struct run_args, threads), .arg = "N", .def = "0", .min = 0, .max = 1024,
+     .help = "compute threads; 0 is one per core"},
+    {"device", OPT(struct run_args, device), .choices = devices, .def = "cpu",
+     .help = "where to compute"},
+    {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,
+     .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
+    {"store", OPT(struct run_args, store), .arg = "DIR[,DIR...]",
+     .help = "where state is kept and found, one directory per device; \"memory\" for DRAM"},
+    {"store-cap", OPT(struct run_args, store_cap), .arg = "BYTES", .def = "0",
+     .help = "bound on saved state; 0 is none"},
+    {"save", OPT(struct run_args, save), .arg = "KINDS",
+     .help = "auto, hidden, kv, both, none, or a letter per layer (H, K, B, -); auto, or both where "
+             "a plan is forced"},
+    {"plan", OPT(struct run_args, plan), .arg = "PLAN", .def = "auto",
+     .help = "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K)"},
+    {"throttle", OPT(struct run_args, throttle), .arg = "BYTES_PER_S", .def = "0",
+     .help = "slow the store's reads down, for experiments"},
+    {"salt", OPT(struct run_args, salt), .arg = "TEXT",
+     .help = "share saved state only with runs of the same salt"},
+    {"json", OPT(struct run_args, json), .help = "print one JSON object and nothing else"},
+    {"verbose", OPT(struct run_args, verbose), .letter = 'v',
+     .help = "say how memory is laid out, and what was restored"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "run",
+    .summary = "Generates text.  With --store, whatever is stored of the prompt's prefix is brought "
+               "back instead of being computed, and new state is saved.",
+    .positionals = positionals,
+    .options = options,
+    .examples = "  hcache run models/demo -p 'Hello' --store /var/tmp/state\n"
+                "  hcache run synth:bench-220m --token-ids ids.txt --json\n",
+    .values_bytes = sizeof(struct run_args),
+};
+
+static int fail(const struct hcache_err *e)
+{
+    fprintf(stderr, "hcache run: %s\n", e->msg);
+    return e->code == HCACHE_E_USAGE ? 2 : 1;
+}
+
+/* --- the prompt ------------------------------------------------------------------------------- */
+
+struct prompt {
+    int32_t *ids;
+    int n, cap;
+};
+
+static void prompt_add(struct prompt *p, const int32_t *ids, int n)
+{
+    if (p->n + n > p->cap) {
+        p->cap = 2 * (p->n + n);
+        int32_t *grown = realloc(p->ids, (size_t)p->cap * sizeof *grown);
+        if (grown == NULL) {
+            fprintf(stderr, "hcache run: out of memory\n");
+            exit(1);
+        }
+        p->ids = grown;
+    }
+    memcpy(p->ids + p->n, ids, (size_t)n * sizeof *ids);
+    p->n += n;
+}
+
+static int prompt_add_text(struct prompt *p, const struct hcache *h, const char *text, size_t n,
+                           unsigned flags, struct hcache_err *err)
+{
+    int32_t *ids = NULL;
+    int n_ids = 0;
+    int rc = hcache_encode(h, text, n, flags, &ids, &n_ids, err);
+    if (rc == 0)
+        prompt_add(p, ids, n_ids);
+    hcache_free(ids);
+    return rc;
+}
+
+static int prompt_add_ids(struct prompt *p, const char *path, const char *text,
+                          struct hcache_err *err)
+{
+    for (const char *at = text; *at != 0;) {
+        char *end;
+        at += strspn(at, " \t\r\n,[]");
+        if (*at == 0)
+            break;
+        long id = strtol(at, &end, 10);
+        if (end == at || id < 0 || id > INT32_MAX) {
+            err->code = HCACHE_E_FORMAT;
+            snprintf(err->msg, sizeof err->msg, "%s: '%.20s' is not a token id", path, at);
+            return err->code;
+        }
+        int32_t value = (int32_t)id;
+        prompt_add(p, &value, 1);
+        at = end;
+    }
+    return 0;
+}
+
+static int read_whole(const char *path, char **text, size_t *n, struct hcache_err *err)
+{
+    struct err e = {0};
+    int rc = file_read(strcmp(path, "-") == 0 ? "/dev/stdin" : path, (size_t)1 << 30, text, n, &e);
+    if (rc != 0) {
+        err->code = rc;
+        snprintf(err->msg, sizeof err->msg, "%s", e.msg);
+    }
+    return rc;
+}
+
+static int prompt_make(struct prompt *p, const struct hcache *h, const struct run_args *a,
+                       struct hcache_err *err)
+{
+    unsigned flags = a->no_special ? 0 : HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL;
+    char *text = NULL;
+    size_t n = 0;
+    int rc = 0;
+    if (a->token_ids != NULL || a->prompt_file != NULL)
+        rc = read_whole(a->token_ids != NULL ? a->token_ids : a->prompt_file, &text, &n, err);
+    if (rc == 0 && a->token_ids != NULL)
+        rc = prompt_add_ids(p, a->token_ids, text, err);
+    else if (rc == 0 && text != NULL)
+        rc = prompt_add_text(p, h, text, n, flags, err);
+    else if (rc == 0)
+        rc = prompt_add_text(p, h, a->prompt != NULL ? a->prompt : "",
+                             a->prompt != NULL ? strlen(a->prompt) : 0, flags, err);
+    free(text);
+    return rc;
+}
+
+/* --- the answer ------------------------------------------------------------------------------- */
+
+static int print_token(void *arg, int32_t id, const char *text, size_t n)
+{
+    const struct run_args *a = arg;
+    if (a->json)
+        return 0;
+    if (n > 0)
+        fwrite(text, 1, n, stdout);
+    else if (id >= 0 && a->token_ids != NULL)
+        printf("%d ", id);
+    fflush(stdout);
+    return 0;
+}
+
+static void put_timings(struct json *o, const struct hcache_timings *t)
+{
+    json_put_real(o, "load_ms", t->load_ms);
+    json_put_real(o, "lookup_ms", t->lookup_ms);
+    json_put_real(o, "plan_ms", t->plan_ms);
+    json_put_real(o, "restore_ms", t->restore_ms);
+    json_put_real(o, "restore_io_ms", t->restore_io_ms);
+    json_put_real(o, "restore_compute_ms", t->restore_compute_ms);
+    json_put_real(o, "restore_wait_ms", t->restore_wait_ms);
+    json_put_real(o, "prefill_ms", t->prefill_ms);
+    json_put_real(o, "ttft_ms", t->ttft_ms);
+    json_put_real(o, "decode_ms", t->decode_ms);
+    json_put_real(o, "decode_tokens_per_s", t->decode_tokens_per_s);
+}
+
+static void put_plan(struct json *o, const struct hcache_plan *p)
+{
+    json_put_int(o, "recompute", p->recompute);
+    json_put_int(o, "hidden", p->hidden);
+    json_put_int(o, "kv", p->kv);
+    json_put_string(o, "layers", p->layers);
+    json_put_real(o, "predicted_ms", p->predicted_ms);
+    json_put_string(o, "reason", p->reason);
+}
+
+static void print_json(const struct hcache_result *r)
+{
+    char digest[17];
+    struct json *o = json_new_object(), *ids = json_new_array();
+    struct json *plan = json_new_object(), *timings = json_new_object();
+    for (int i = 0; i < r->n_tokens; i++)
+        json_push_int(ids, r->token_ids[i]);
+    snprintf(digest, sizeof digest, "%016llx", (unsigned long long)r->logits_digest);
+    if (r->text != NULL)
+        json_put_bytes(o, "text", r->text, r->n_text);
+    else
+        json_put_null(o, "text");
+    json_put(o, "token_ids", ids);
+    json_put_string(o, "finish_reason", r->finish);
+    json_put_int(o, "prompt_tokens", r->prompt_tokens);
+    json_put_int(o, "cached_tokens", r->cached_tokens);
+    json_put_int(o, "committed_tokens", r->committed_tokens);
+    json_put_string(o, "logits_digest", digest);
+    json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
+    json_put_string(o, "miss", r->miss);
+    put_plan(plan, &r->plan);
+    json_put(o, "plan", plan);
+    put_timings(timings, &r->timings);
+    json_put(o, "timings", timings);
+    char *text = json_text(o, 2);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+static void print_summary(const struct hcache_result *r)
+{
+    fprintf(stderr, "\n%d prompt tokens, %d restored", r->prompt_tokens, r->cached_tokens);
+    if (r->plan.layers[0] != 0)
+        fprintf(stderr, " by %s (%s) in %.1f ms, predicted %.1f ms, %.1f MB read", r->plan.layers,
+                r->plan.reason, r->timings.restore_ms, r->plan.predicted_ms,
+                (double)r->restored_bytes * 1e-6);
+    else
+        fprintf(stderr, " (%s)", r->miss);
+    fprintf(stderr, "; %d generated at %.1f tokens/s; %lld tokens durable\n", r->n_tokens,
+            r->timings.decode_tokens_per_s, (long long)r->committed_tokens);
+}
+
+static int answer(struct hcache *h, struct prompt *p, struct run_args *a, struct hcache_err *err)
+{
+    struct hcache_request q = {.prompt = p->ids,
+                               .n_prompt = p->n,
+                               .max_tokens = a->max_tokens,
+                               .ignore_eos = a->ignore_eos,
+                               .temperature = (float)a->temperature,
+                               .top_p = (float)a->top_p,
+                               .min_p = (float)a->min_p,
+                               .top_k = a->top_k,
+                               .seed = (uint64_t)a->seed,
+                               .salt = a->salt,
+                               .save = a->save,
+                               .plan = a->plan,
+                               .on_token = print_token,
+                               .arg = a};
+    struct hcache_result r;
+    int rc = hcache_generate(h, &q, &r, err);
+    if (rc != 0)
+        return rc;
+    if (a->json)
+        print_json(&r);
+    else
+        putchar('\n');
+    if (a->verbose)
+        print_summary(&r);
+    prompt_add(p, r.token_ids, r.n_tokens);
+    hcache_result_free(&r);
+    return 0;
+}
+
+/* The next line of the conversation, appended to what was said so far; false at the end. */
+static bool next_line(struct prompt *p, const struct hcache *h, int *rc, struct hcache_err *err)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    fputs("> ", stderr);
+    ssize_t n = getline(&line, &cap, stdin);
+    if (n > 0)
+        *rc = prompt_add_text(p, h, line, (size_t)n, 0, err);
+    free(line);
+    return n > 0 && *rc == 0;
+}
+
+static int run(struct hcache *h, struct run_args *a, struct hcache_err *err)
+{
+    struct prompt p = {0};
+    int rc = prompt_make(&p, h, a, err);
+    if (rc == 0 && (p.n > 1 || !a->interactive))
+        rc = answer(h, &p, a, err);
+    while (rc == 0 && a->interactive && next_line(&p, h, &rc, err))
+        rc = answer(h, &p, a, err);
+    free(p.ids);
+    return rc;
+}
+
+static int check_args(const struct run_args *a)
+{
+    int n = (a->prompt != NULL) + (a->prompt_file != NULL) + (a->token_ids != NULL);
+    if (n > 1)
+        return opt_usage(&cmd, "give one of --prompt, --prompt-file and --token-ids");
+    if (n == 0 && !a->interactive)
+        return opt_usage(&cmd, "no prompt: give --prompt, --prompt-file, --token-ids or -i");
+    if (a->interactive && a->json)
+        return opt_usage(&cmd, "-i and --json exclude each other");
+    return 0;
+}
+
+int cmd_run(int argc, char **argv)
+{
+    struct run_args a;
+    struct opt_parsed *parsed;
+    struct hcache *h = NULL;
+    struct hcache_err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    code = check_args(&a);
+    if (code != 0) {
+        opt_end(parsed);
+        return code;
+    }
+    bool memory = a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0;
+    struct hcache_opts o = {.model = a.model,
+                            .device = a.device,
+                            .dtype = a.dtype,
+                            .threads = a.threads,
+                            .max_context = a.max_context,
+                            .store = memory ? NULL : a.store.items,
+                            .n_store = memory ? 0 : a.store.n,
+                            .store_in_memory = memory,
+                            .store_cap_bytes = a.store_cap,
+                            .throttle_bytes_per_s = a.throttle,
+                            .verbose = a.verbose};
+    int rc = hcache_open(&o, &h, &err);
+    if (rc == 0)
+        rc = run(h, &a, &err);
+    if (rc != 0)
+        code = fail(&err);
+    hcache_close(h);
+    opt_end(parsed);
+    return code;
+}
