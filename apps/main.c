@@ -18,6 +18,7 @@ static const struct cmd cmds[] = {
     {"run", cmd_run, "generates text, restoring what is stored of the prompt"},
     {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
     {"bench", cmd_bench, "measures this machine and what hcache makes of it"},
+    {"tokenize", cmd_tokenize, "text to token ids, and back"},
     {"model", cmd_model, "what a model is; models of random weights"},
     {0},
 };

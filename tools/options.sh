@@ -5,8 +5,10 @@ set -euo pipefail
 hc=$1
 
 for cmd in $("$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
-    # A command with commands of its own says "usage: hcache model info ..." for each.
-    subs=$("$hc" "$cmd" --help | sed -nE "s/^(usage:|      ) hcache $cmd ([a-z]+) .*/\2/p" | sort -u)
+    # A command with commands of its own lists them ("  info    what a model is") and no options.
+    help=$("$hc" "$cmd" --help)
+    subs=
+    grep -q '^options:' <<<"$help" || subs=$(sed -nE 's/^  ([a-z]+)  +[A-Za-z].*/\1/p' <<<"$help")
     for sub in $subs; do
         if [ "${2:-}" = --names ]; then
             echo "$cmd $sub"
