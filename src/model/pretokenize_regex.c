@@ -90,7 +90,7 @@ static int translate_property(struct translation *t)
         return refuse(t, close != NULL ? (size_t)(close - t->p) + 1 : 4);
     char name[8] = " ";
     memcpy(name + 1, t->p + 3, (size_t)(close - t->p - 3));
-    strcat(name, " ");
+    name[close - t->p - 2] = ' ';
     if (strlen(name) < 3 || strstr(categories, name) == NULL)
         return refuse(t, (size_t)(close - t->p) + 1);
     copy(t, (size_t)(close - t->p) + 1);

@@ -1,7 +1,7 @@
-# Every header can be included alone.
+# Every header can be included alone (but for the kernels' templates, which are bodies of files).
 cc=$(command -v gcc || command -v clang) || { echo "no compiler"; exit 77; }
 bad=0 n=0
-for h in $(git ls-files 'src/*.h' 'include/*.h' 'apps/*.h'); do
+for h in $(git ls-files 'src/*.h' 'include/*.h' 'apps/*.h' | grep -vE '^src/tensor/cpu/(kern|vec|transpose)_'); do
     [ -e "$h" ] || continue
     n=$((n + 1))
     "$cc" -std=c11 -D_GNU_SOURCE -I. -Isrc -Iinclude -Wall -Wextra -Werror -fsyntax-only -x c \

@@ -1,6 +1,9 @@
 /* cpu.c - the CPU device: which kernels, how much scratch, and how rows are cut over threads. */
 #include "tensor/cpu/cpu.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +29,15 @@ static const struct ops cpu_ops = {
 
 /* --- instruction sets ----------------------------------------------------------------------- */
 
+#if defined(__x86_64__)
+/* clang 14's __builtin_cpu_supports does not know "f16c". */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 static bool isa_runs_here(const struct cpu_kernels *k)
 {
     if (k == &cpu_kernels_portable)
@@ -33,7 +45,7 @@ static bool isa_runs_here(const struct cpu_kernels *k)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                __builtin_cpu_supports("f16c");
+                has_f16c();
     if (k == &cpu_kernels_avx2)
         return avx2;
     if (k == &cpu_kernels_avx512)
