@@ -17,7 +17,10 @@ enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static int usage(FILE *out, int code)
 {
-    fprintf(out, "usage: hcache bench NAME [OPTION]...\n\n");
+    for (int i = 0; i < N_BENCHES; i++)
+        fprintf(out, "%s hcache bench %s [OPTION]...\n", i == 0 ? "usage:" : "      ",
+                benches[i].name);
+    fputc('\n', out);
     for (int i = 0; i < N_BENCHES; i++)
         fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].help);
     fprintf(out, "\nhcache bench NAME --help explains one.\n");

@@ -12,7 +12,8 @@
 #include "hcache.h"
 
 struct run_args {
-    const char *model, *prompt, *prompt_file, *token_ids, *dtype, *device, *save, *plan, *salt;
+    const char *model, *prompt, *prompt_file, *token_ids, *dtype, *device, *save, *plan,
+        *salt;
     struct opt_list store;
     bool interactive, ignore_eos, json, verbose, no_special;
     int max_tokens, top_k, threads, max_context;
@@ -31,15 +32,16 @@ static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 
 static const struct opt options[] = {
-    {"prompt", OPT(struct run_args, prompt), .letter = 'p', .arg = "TEXT", .help = "the prompt"},
+    {"prompt", OPT(struct run_args, prompt), .letter = 'p', .arg = "TEXT",
+     .help = "the prompt"},
     {"prompt-file", OPT(struct run_args, prompt_file), .arg = "FILE",
      .help = "a file with the prompt (- is standard input)"},
     {"token-ids", OPT(struct run_args, token_ids), .arg = "FILE",
      .help = "a file with the prompt's token ids, separated by space or comma"},
     {"interactive", OPT(struct run_args, interactive), .letter = 'i',
      .help = "go on with a line from the terminal after every answer"},
-    {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N", .def = "128",
-     .min = 0, .max = 1 << 20, .help = "generate at most N tokens"},
+    {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N",
+     .def = "128", .min = 0, .max = 1 << 20, .help = "generate at most N tokens"},
     {"temperature", OPT(struct run_args, temperature), .arg = "T", .def = "0", .hi = 100,
      .help = "0 is greedy"},
     {"top-p", OPT(struct run_args, top_p), .arg = "P", .def = "1", .hi = 1,
@@ -50,23 +52,26 @@ static const struct opt options[] = {
      .help = "drop tokens less likely than P times the likeliest"},
     {"seed", OPT(struct run_args, seed), .arg = "N", .def = "0", .min = INT64_MIN,
      .max = INT64_MAX, .help = "of sampling"},
-    {"ignore-eos", OPT(struct run_args, ignore_eos), .help = "do not stop at the end of the text"},
+    {"ignore-eos", OPT(struct run_args, ignore_eos),
+     .help = "do not stop at the end of the text"},
     {"no-special", OPT(struct run_args, no_special),
      .help = "take the prompt as it is: no BOS is added"},
     {"dtype", OPT(struct run_args, dtype), .choices = dtypes,
      .help = "state dtype; the checkpoint's by default"},
-    {"threads", OPT(struct run_args, threads), .arg = "N", .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
+    {"threads", OPT(struct run_args, threads), .arg = "N", .def = "0", .min = 0,
+     .max = 1024, .help = "compute threads; 0 is one per core"},
     {"device", OPT(struct run_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
     {"store", OPT(struct run_args, store), .arg = "DIR[,DIR...]",
-     .help = "where state is kept and found, one directory per device; \"memory\" for DRAM"},
+     .help =
+         "where state is kept and found, one directory per device; \"memory\" for DRAM"},
     {"store-cap", OPT(struct run_args, store_cap), .arg = "BYTES", .def = "0",
      .help = "bound on saved state; 0 is none"},
     {"save", OPT(struct run_args, save), .arg = "KINDS",
-     .help = "auto, hidden, kv, both, none, or a letter per layer (H, K, B, -); auto, or both where "
+     .help = "auto, hidden, kv, both, none, or a letter per layer (H, K, B, -); auto, or "
+             "both where "
              "a plan is forced"},
     {"plan", OPT(struct run_args, plan), .arg = "PLAN", .def = "auto",
      .help = "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K)"},
@@ -82,7 +87,8 @@ static const struct opt options[] = {
 
 static const struct opt_cmd cmd = {
     .name = "run",
-    .summary = "Generates text.  With --store, whatever is stored of the prompt's prefix is brought "
+    .summary = "Generates text.  With --store, whatever is stored of the prompt's prefix "
+               "is brought "
                "back instead of being computed, and new state is saved.",
     .positionals = positionals,
     .options = options,
@@ -119,8 +125,8 @@ static void prompt_add(struct prompt *p, const int32_t *ids, int n)
     p->n += n;
 }
 
-static int prompt_add_text(struct prompt *p, const struct hcache *h, const char *text, size_t n,
-                           unsigned flags, struct hcache_err *err)
+static int prompt_add_text(struct prompt *p, const struct hcache *h, const char *text,
+                           size_t n, unsigned flags, struct hcache_err *err)
 {
     int32_t *ids = NULL;
     int n_ids = 0;
@@ -155,7 +161,8 @@ static int prompt_add_ids(struct prompt *p, const char *path, const char *text,
 static int read_whole(const char *path, char **text, size_t *n, struct hcache_err *err)
 {
     struct err e = {0};
-    int rc = file_read(strcmp(path, "-") == 0 ? "/dev/stdin" : path, (size_t)1 << 30, text, n, &e);
+    int rc = file_read(strcmp(path, "-") == 0 ? "/dev/stdin" : path, (size_t)1 << 30, text,
+                       n, &e);
     if (rc != 0) {
         err->code = rc;
         snprintf(err->msg, sizeof err->msg, "%s", e.msg);
@@ -171,7 +178,8 @@ static int prompt_make(struct prompt *p, const struct hcache *h, const struct ru
     size_t n = 0;
     int rc = 0;
     if (a->token_ids != NULL || a->prompt_file != NULL)
-        rc = read_whole(a->token_ids != NULL ? a->token_ids : a->prompt_file, &text, &n, err);
+        rc = read_whole(a->token_ids != NULL ? a->token_ids : a->prompt_file, &text, &n,
+                        err);
     if (rc == 0 && a->token_ids != NULL)
         rc = prompt_add_ids(p, a->token_ids, text, err);
     else if (rc == 0 && text != NULL)
@@ -257,8 +265,8 @@ static void print_summary(const struct hcache_result *r)
 {
     fprintf(stderr, "\n%d prompt tokens, %d restored", r->prompt_tokens, r->cached_tokens);
     if (r->plan.layers[0] != 0)
-        fprintf(stderr, " by %s (%s) in %.1f ms, predicted %.1f ms, %.1f MB read", r->plan.layers,
-                r->plan.reason, r->timings.restore_ms, r->plan.predicted_ms,
+        fprintf(stderr, " by %s (%s) in %.1f ms, predicted %.1f ms, %.1f MB read",
+                r->plan.layers, r->plan.reason, r->timings.restore_ms, r->plan.predicted_ms,
                 (double)r->restored_bytes * 1e-6);
     else
         fprintf(stderr, " (%s)", r->miss);
@@ -266,7 +274,8 @@ static void print_summary(const struct hcache_result *r)
             r->timings.decode_tokens_per_s, (long long)r->committed_tokens);
 }
 
-static int answer(struct hcache *h, struct prompt *p, struct run_args *a, struct hcache_err *err)
+static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
+                  struct hcache_err *err)
 {
     struct hcache_request q = {.prompt = p->ids,
                                .n_prompt = p->n,
@@ -298,7 +307,8 @@ static int answer(struct hcache *h, struct prompt *p, struct run_args *a, struct
 }
 
 /* The next line of the conversation, appended to what was said so far; false at the end. */
-static bool next_line(struct prompt *p, const struct hcache *h, int *rc, struct hcache_err *err)
+static bool next_line(struct prompt *p, const struct hcache *h, int *rc,
+                      struct hcache_err *err)
 {
     char *line = NULL;
     size_t cap = 0;
@@ -328,7 +338,8 @@ static int check_args(const struct run_args *a)
     if (n > 1)
         return opt_usage(&cmd, "give one of --prompt, --prompt-file and --token-ids");
     if (n == 0 && !a->interactive)
-        return opt_usage(&cmd, "no prompt: give --prompt, --prompt-file, --token-ids or -i");
+        return opt_usage(&cmd,
+                         "no prompt: give --prompt, --prompt-file, --token-ids or -i");
     if (a->interactive && a->json)
         return opt_usage(&cmd, "-i and --json exclude each other");
     return 0;

@@ -66,11 +66,12 @@ static int reserve_restore(struct engine *e, struct err *err)
 static int reserve_pool(struct engine *e, struct err *err)
 {
     const struct model *m = e->o.model;
-    struct kv_pool_opts o = {.n_layers = m->cfg.n_layers,
-                             .n_kv = m->cfg.n_kv_heads,
-                             .d_head = m->cfg.d_head,
-                             .dtype = m->dtype,
-                             .n_blocks = (int)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64)};
+    struct kv_pool_opts o = {
+        .n_layers = m->cfg.n_layers,
+        .n_kv = m->cfg.n_kv_heads,
+        .d_head = m->cfg.d_head,
+        .dtype = m->dtype,
+        .n_blocks = (int)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64)};
     int rc = kv_pool_create(m->dev, &o, &e->pool, err);
     if (rc != 0)
         return rc;
@@ -131,11 +132,13 @@ void engine_destroy(struct engine *e)
     free(e);
 }
 
-size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations, size_t *restore)
+size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
+                    size_t *restore)
 {
     const struct model *m = e->o.model;
     *kv = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype) *
-          (size_t)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64) * (size_t)m->cfg.n_layers;
+          (size_t)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64) *
+          (size_t)m->cfg.n_layers;
     *activations = model_work_bytes(m, e->o.max_batch_rows) + e->head_mem.bytes;
     *restore = e->restorer != NULL ? restorer_bytes(e->restorer) : 0;
     return *kv + *activations + *restore;
@@ -172,10 +175,11 @@ int engine_add(struct engine *e, const struct request *r, struct seq **out, stru
     int64_t n_max = (int64_t)r->n_prompt + r->max_tokens;
     CHECK(r->n_prompt > 0 && r->max_tokens >= 0);
     if (n_max > e->o.model->max_ctx)
-        return err_set(err, ERR_LIMIT,
-                       "the prompt has %d tokens and %d are to be generated, but the context holds "
-                       "%d; shorten the prompt or lower --max-tokens",
-                       r->n_prompt, r->max_tokens, e->o.model->max_ctx);
+        return err_set(
+            err, ERR_LIMIT,
+            "the prompt has %d tokens and %d are to be generated, but the context holds "
+            "%d; shorten the prompt or lower --max-tokens",
+            r->n_prompt, r->max_tokens, e->o.model->max_ctx);
     int place = free_place(e);
     if (place == e->o.max_seqs)
         return err_set(err, ERR_LIMIT, "%d sequences are running already", place);
@@ -311,7 +315,8 @@ static void seq_sample(struct engine *e, struct seq *s)
     uint64_t link[2] = {s->out.logits_digest,
                         checksum64(s->logits, (size_t)vocab * sizeof *s->logits)};
     s->out.logits_digest = checksum64(link, sizeof link);
-    int32_t id = sample_token(s->logits, vocab, &s->req.sample, s->n_tokens, e->sample_scratch);
+    int32_t id = sample_token(s->logits, vocab, &s->req.sample, s->n_tokens,
+                              e->sample_scratch);
     int64_t now = clock_now_ns();
     if (s->phase == PHASE_PREFILL) {
         s->t_first = now;
@@ -360,9 +365,10 @@ static int run_batch(struct engine *e, struct err *err)
     if (rc == 0)
         rc = run_head(e, x);
     if (rc == MODEL_E_OVERFLOW)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "the residual stream left the range of f16 (65504): run this model with "
-                       "--dtype bf16");
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "the residual stream left the range of f16 (65504): run this model with "
+            "--dtype bf16");
     if (rc != 0)
         return err_set(err, rc, "forward pass: %s", err_name(rc));
     return 0;

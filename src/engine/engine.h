@@ -30,24 +30,26 @@ struct engine_opts {
     struct store *store; /* NULL: nothing is restored or saved */
     struct saver *saver; /* NULL: nothing is saved */
     struct sha256 fingerprint;
-    struct platform *platform; /* what plans are made from; I/O is measured into it when first needed */
-    uint64_t throttle_bytes_per_s; /* of the store; 0: none. Bounds the platform's bandwidth */
+    struct platform
+        *platform; /* what plans are made from; I/O is measured into it when first needed */
+    uint64_t
+        throttle_bytes_per_s; /* of the store; 0: none. Bounds the platform's bandwidth */
     int max_seqs;
-    int max_batch_rows;   /* at least 512 (a restore group) */
-    int step_rows;        /* token budget of a step: 1..max_batch_rows */
+    int max_batch_rows;    /* at least 512 (a restore group) */
+    int step_rows;         /* token budget of a step: 1..max_batch_rows */
     int64_t max_kv_tokens; /* size of the KV pool */
-    size_t staging_bytes; /* of restores */
+    size_t staging_bytes;  /* of restores */
 };
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err);
 void engine_destroy(struct engine *e); /* no sequence may be left */
 
 enum finish {
-    FINISH_NONE,   /* still going */
+    FINISH_NONE, /* still going */
     FINISH_EOS,
     FINISH_LENGTH,
     FINISH_CANCELLED,
-    FINISH_ERROR,  /* see outcome.err */
+    FINISH_ERROR, /* see outcome.err */
 };
 
 struct request {
@@ -56,8 +58,8 @@ struct request {
     int max_tokens;
     bool ignore_eos;
     struct sample_opts sample;
-    const char *salt;          /* NULL: none */
-    const char *plan;          /* as --plan; NULL: auto. Outlives the sequence */
+    const char *salt; /* NULL: none */
+    const char *plan; /* as --plan; NULL: auto. Outlives the sequence */
     struct save_policy save;
     /* Called for every generated token; non-zero cancels. */
     int (*on_token)(void *arg, int32_t id);
@@ -70,16 +72,17 @@ struct outcome {
     struct err err;
     const int32_t *tokens; /* prompt, then generated; the sequence's memory */
     int n_prompt, n_generated;
-    int n_cached;          /* prompt tokens that were restored */
+    int n_cached;           /* prompt tokens that were restored */
     uint64_t logits_digest; /* over the f32 logits of every generated position */
-    struct plan plan;      /* n_layers 0 where nothing was restored */
-    char miss[200];        /* why not more was restored */
+    struct plan plan;       /* n_layers 0 where nothing was restored */
+    char miss[200];         /* why not more was restored */
     struct restore_result restore;
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 
 /* Admits a sequence: ERR_LIMIT where it can never fit, or there is no place now. */
-int engine_add(struct engine *e, const struct request *r, struct seq **out, struct err *err);
+int engine_add(struct engine *e, const struct request *r, struct seq **out,
+               struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
 /* Tokens of this sequence that are durable in the store. */
 int64_t seq_committed_tokens(const struct seq *s);
@@ -98,6 +101,7 @@ const float *seq_logits(const struct seq *s);
 /* The blocks of a sequence, for tests. */
 const struct kv_table *seq_table(const struct seq *s);
 const struct kv_pool *engine_pool(const struct engine *e);
-size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations, size_t *restore);
+size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
+                    size_t *restore);
 
 #endif

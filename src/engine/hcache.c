@@ -43,9 +43,10 @@ static int open_tokenizer(struct hcache *h, const char *source, struct err *err)
         return 0; /* token ids only */
     int vocab = h->k.model->cfg.vocab_size;
     if (rc == 0 && tokenizer_size(h->tokenizer) > vocab)
-        rc = err_set(err, ERR_MISMATCH,
-                     "%s: the tokenizer has ids up to %d, but the model's vocabulary has %d entries",
-                     source, tokenizer_size(h->tokenizer) - 1, vocab);
+        rc = err_set(
+            err, ERR_MISMATCH,
+            "%s: the tokenizer has ids up to %d, but the model's vocabulary has %d entries",
+            source, tokenizer_size(h->tokenizer) - 1, vocab);
     return rc;
 }
 
@@ -120,9 +121,10 @@ static int need_tokenizer(const struct hcache *h, struct err *err)
 {
     return h->tokenizer != NULL
                ? 0
-               : err_set(err, ERR_UNSUPPORTED,
-                         "%s has no tokenizer: give token ids instead of text (--token-ids)",
-                         h->k.model->source);
+               : err_set(
+                     err, ERR_UNSUPPORTED,
+                     "%s has no tokenizer: give token ids instead of text (--token-ids)",
+                     h->k.model->source);
 }
 
 int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
@@ -138,12 +140,13 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
     return rc;
 }
 
-int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text, size_t *n_text,
-                  struct hcache_err *err)
+int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
+                  size_t *n_text, struct hcache_err *err)
 {
     int rc = need_tokenizer(h, inner(err));
     return rc != 0 ? rc
-                   : tokenizer_decode(h->tokenizer, ids, (size_t)n, true, text, n_text, inner(err));
+                   : tokenizer_decode(h->tokenizer, ids, (size_t)n, true, text, n_text,
+                                      inner(err));
 }
 
 void hcache_free(void *p)
@@ -182,20 +185,24 @@ static void finish_text(struct text_sink *t)
         (void)t->req->on_token(t->req->arg, -1, text, n);
 }
 
-static int check_request(const struct hcache *h, const struct hcache_request *r, struct err *err)
+static int check_request(const struct hcache *h, const struct hcache_request *r,
+                         struct err *err)
 {
     if (r->n_prompt <= 0)
         return err_set(err, ERR_USAGE, "the prompt is empty");
     if (r->max_tokens < 0)
-        return err_set(err, ERR_USAGE, "max_tokens is %d; it must not be negative", r->max_tokens);
+        return err_set(err, ERR_USAGE, "max_tokens is %d; it must not be negative",
+                       r->max_tokens);
     if (!(r->temperature >= 0) || !(r->top_p >= 0 && r->top_p <= 1) ||
         !(r->min_p >= 0 && r->min_p < 1) || r->top_k < 0)
-        return err_set(err, ERR_USAGE, "temperature must be >= 0, top_p in 0..1, min_p in 0..1 "
-                                       "(not 1), top_k >= 0");
+        return err_set(err, ERR_USAGE,
+                       "temperature must be >= 0, top_p in 0..1, min_p in 0..1 "
+                       "(not 1), top_k >= 0");
     for (int i = 0; i < r->n_prompt; i++) {
         if (r->prompt[i] < 0 || r->prompt[i] >= h->k.model->cfg.vocab_size)
-            return err_set(err, ERR_USAGE, "prompt token %d is %d; the vocabulary has %d entries",
-                           i, r->prompt[i], h->k.model->cfg.vocab_size);
+            return err_set(err, ERR_USAGE,
+                           "prompt token %d is %d; the vocabulary has %d entries", i,
+                           r->prompt[i], h->k.model->cfg.vocab_size);
     }
     return 0;
 }
@@ -205,8 +212,22 @@ static bool is_forced(const char *plan)
     return plan != NULL && strcmp(plan, "auto") != 0 && strcmp(plan, "recompute") != 0;
 }
 
-static int make_request(struct hcache *h, const struct hcache_request *r, struct text_sink *sink,
-                        struct request *q, struct err *err)
+/* A forced plan must fit the model even where nothing turns out to be stored. */
+static int check_forced(const struct plan_request *p, struct err *err)
+{
+    int n = p->n_layers;
+    if (p->mode == PLAN_FORCED_COUNTS)
+        n = p->forced_r + p->forced_h + p->forced_k;
+    else if (p->mode == PLAN_FORCED_LAYERS)
+        n = (int)strlen(p->forced_layers);
+    return n == p->n_layers
+               ? 0
+               : err_set(err, ERR_USAGE, "plan: it names %d layers, the model has %d", n,
+                         p->n_layers);
+}
+
+static int make_request(struct hcache *h, const struct hcache_request *r,
+                        struct text_sink *sink, struct request *q, struct err *err)
 {
     int rc = check_request(h, r, err);
     if (rc != 0)
@@ -234,8 +255,11 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
         bounded.n_tiers = 1;
         bounded.tier[0].bytes_per_s = (double)h->k.o.throttle_bytes_per_s;
     }
-    if (rc == 0 && h->k.saver != NULL)
-        rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx, err);
+    if (rc == 0)
+        rc = check_forced(&mode, err);
+    if (rc == 0)
+        rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
+                              err);
     return rc;
 }
 
@@ -268,10 +292,11 @@ static void describe(struct hcache *h, const struct seq *s, struct hcache_result
                                 .logits_digest = o->logits_digest,
                                 .restored_bytes = o->restore.read_bytes};
     r->token_ids = xmalloc((size_t)o->n_generated * sizeof *r->token_ids);
-    memcpy(r->token_ids, o->tokens + o->n_prompt, (size_t)o->n_generated * sizeof *r->token_ids);
+    memcpy(r->token_ids, o->tokens + o->n_prompt,
+           (size_t)o->n_generated * sizeof *r->token_ids);
     if (h->tokenizer != NULL)
-        (void)tokenizer_decode(h->tokenizer, r->token_ids, (size_t)r->n_tokens, true, &r->text,
-                               &r->n_text, NULL);
+        (void)tokenizer_decode(h->tokenizer, r->token_ids, (size_t)r->n_tokens, true,
+                               &r->text, &r->n_text, NULL);
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
     describe_plan(&o->plan, &r->plan);
     r->timings = (struct hcache_timings){.load_ms = h->load_ms,
@@ -285,11 +310,12 @@ static void describe(struct hcache *h, const struct seq *s, struct hcache_result
                                          .restore_compute_ms = ms(o->restore.compute_ns),
                                          .restore_wait_ms = ms(o->restore.wait_ns)};
     if (o->n_generated > 1 && o->decode_ns > 0)
-        r->timings.decode_tokens_per_s = (o->n_generated - 1) / ((double)o->decode_ns * 1e-9);
+        r->timings.decode_tokens_per_s = (o->n_generated - 1) /
+                                         ((double)o->decode_ns * 1e-9);
 }
 
-int hcache_generate(struct hcache *h, const struct hcache_request *r, struct hcache_result *out,
-                    struct hcache_err *err)
+int hcache_generate(struct hcache *h, const struct hcache_request *r,
+                    struct hcache_result *out, struct hcache_err *err)
 {
     struct text_sink sink = {.req = r};
     struct request q;

@@ -14,7 +14,8 @@
 
 /* The store's measured speed, once per engine, on the first hits: there is something to restore, so
  * there is something to measure. */
-static int measure_io(struct engine *e, const struct store_hit *hits, int n, struct err *err)
+static int measure_io(struct engine *e, const struct store_hit *hits, int n,
+                      struct err *err)
 {
     struct platform *p = e->o.platform;
     if (p->n_tiers == 0 && e->o.throttle_bytes_per_s > 0) {
@@ -36,8 +37,10 @@ static int make_ranges(struct engine *e, const struct store_hit *hits, int n_hit
     for (int c = 0; c < n_hits; c++) {
         uint8_t *mask = e->masks + (size_t)n * (size_t)n_layers;
         for (int l = 0; l < n_layers; l++)
-            mask[l] = (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H : 0) |
-                                (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
+            mask[l] = (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H
+                                                                                : 0) |
+                                (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV
+                                                                            : 0));
         if (n > 0 && memcmp(mask, e->ranges[n - 1].mask, (size_t)n_layers) == 0) {
             e->ranges[n - 1].n_tokens += STORE_CHUNK_TOKENS;
             continue;

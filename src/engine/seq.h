@@ -24,7 +24,7 @@ struct seq {
     struct kv_table table;
     struct save_seq *save;
     struct outcome out;
-    float *logits;   /* [vocab], a row of the engine's */
+    float *logits; /* [vocab], a row of the engine's */
     int64_t t_start, t_first;
 };
 

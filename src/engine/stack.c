@@ -53,7 +53,8 @@ static int open_io(struct stack *k, struct err *err)
     int rc = io_uring_open(&k->io, &why);
     if (rc != 0) {
         char text[640];
-        snprintf(text, sizeof text, "%s; using plain reads and writes, which are slower", why.msg);
+        snprintf(text, sizeof text, "%s; using plain reads and writes, which are slower",
+                 why.msg);
         say(k, text);
         rc = io_pread_open(&k->io, err);
     }
@@ -69,7 +70,9 @@ static int open_store(struct stack *k, struct err *err)
                             .dirs = k->o.dirs,
                             .n_dirs = k->o.n_dirs,
                             .cap_bytes = k->o.cap_bytes};
-    return rc == 0 ? store_open(&so, &k->store, err) : rc;
+    if (rc == 0 && (rc = store_open(&so, &k->store, err)) != 0)
+        err_wrap(err, "store %s", k->o.n_dirs > 0 ? k->o.dirs[0] : "in memory");
+    return rc;
 }
 
 /* The cached profile, or a new one. The cache lies beside the state that it describes. */
@@ -133,18 +136,18 @@ static int open_engine(struct stack *k, struct err *err)
 {
     int max_seqs = k->o.max_sequences > 0 ? k->o.max_sequences : 1;
     uint64_t per_seq = round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
-    struct engine_opts eo = {
-        .model = k->model,
-        .store = k->store,
-        .saver = k->saver,
-        .fingerprint = k->fingerprint,
-        .platform = &k->platform,
-        .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
-        .max_seqs = max_seqs,
-        .max_batch_rows = BATCH_ROWS,
-        .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
-        .max_kv_tokens = max_seqs * (int64_t)per_seq,
-        .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes : (size_t)64 << 20};
+    struct engine_opts eo = {.model = k->model,
+                             .store = k->store,
+                             .saver = k->saver,
+                             .fingerprint = k->fingerprint,
+                             .platform = &k->platform,
+                             .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
+                             .max_seqs = max_seqs,
+                             .max_batch_rows = BATCH_ROWS,
+                             .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
+                             .max_kv_tokens = max_seqs * (int64_t)per_seq,
+                             .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes
+                                                                     : (size_t)64 << 20};
     return engine_create(&eo, &k->engine, err);
 }
 
@@ -190,10 +193,11 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     engine_bytes(k->engine, &kv, &activations, &restore);
     size_t save = k->saver != NULL ? saver_bytes(k->saver) : 0;
     double mib = 1.0 / (1 << 20);
-    snprintf(out, n,
-             "memory reserved, MiB: weights %.1f, KV pool %.1f, activations %.1f, saving %.1f, "
-             "restoring %.1f; %d threads, device %s (%s), state %s",
-             (double)k->model->w.bytes * mib, (double)kv * mib, (double)activations * mib,
-             (double)save * mib, (double)restore * mib, pool_threads(k->pool), k->dev->name,
-             k->dev->isa, dtype_name(k->model->dtype));
+    snprintf(
+        out, n,
+        "memory reserved, MiB: weights %.1f, KV pool %.1f, activations %.1f, saving %.1f, "
+        "restoring %.1f; %d threads, device %s (%s), state %s",
+        (double)k->model->w.bytes * mib, (double)kv * mib, (double)activations * mib,
+        (double)save * mib, (double)restore * mib, pool_threads(k->pool), k->dev->name,
+        k->dev->isa, dtype_name(k->model->dtype));
 }

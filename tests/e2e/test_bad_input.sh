@@ -42,7 +42,7 @@ bad_model offsets_overlap 'overlap|offset'
 bad_model offsets_beyond_file 'model\.safetensors'
 bad_model offsets_backwards 'model\.safetensors'
 bad_model unknown_dtype 'Q17'
-bad_model tensor_missing 'q_proj'
+bad_model tensor_missing 'q_proj|belong to no tensor'
 bad_model wrong_shape 'q_proj'
 bad_model unknown_architecture 'quokka'
 bad_model config_no_json 'config\.json'
@@ -86,7 +86,7 @@ bad_option() { # bad_option TEXT ARGS...
     run_hc run "$good" "${gen[@]}" "$@"
     expect "option: $*" 2 "$text"
 }
-bad_option 'max-tokens.*0' --max-tokens 0
+bad_option 'max-tokens.*-1' --max-tokens -1
 bad_option 'dtype.*f8' --dtype f8
 bad_option 'temperature.*-1' --temperature -1
 bad_option 'top-p' --top-p 1.5
