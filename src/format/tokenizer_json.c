@@ -76,7 +76,7 @@ static int find_n_ids(struct tokenizer_json *t, const struct json *vocab,
         }
         max = id > max ? id : max;
     }
-    if (json_count(vocab) == 0)
+    if (max < 0)
         return err_set(err, ERR_FORMAT, "the vocabulary is empty");
     t->n_ids = (int32_t)max + 1;
     t->tokens = xcalloc((size_t)t->n_ids, sizeof *t->tokens);

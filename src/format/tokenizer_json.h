@@ -25,7 +25,7 @@
 enum {
     TOKENIZER_MAX_STEPS = 16,
     TOKENIZER_MAX_TEMPLATE = 16,
-    TOKENIZER_MAX_ID = (1 << 24) - 1,
+    TOKENIZER_MAX_ID = (1 << 22) - 1,
 };
 
 /* n bytes and a final zero; s NULL: absent. Owned by the struct tokenizer_json. */

@@ -1,0 +1,601 @@
+/* test_tokenizer.c - the shared vectors, round trips, streaming, long and bad input, folders. */
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/utf8.h"
+#include "format/json.h"
+#include "model/tokenizer.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define SMALL(name) "tests/model/golden/" name
+
+/* --- helpers ------------------------------------------------------------------------------ */
+
+static struct tokenizer *open_dir(const char *dir)
+{
+    struct tokenizer *t;
+    struct err err = {0};
+    if (tokenizer_open(&t, dir, &err) != 0)
+        fail_msg("%s", err.msg);
+    return t;
+}
+
+/* SHARED/name, or a skip with its reason. */
+static char *shared_path(const char *name)
+{
+    const char *shared = getenv("HCACHE_SHARED");
+    char *path = xasprintf("%s/%s", shared != NULL ? shared : "../shared", name);
+    if (access(path, R_OK) != 0) {
+        print_message("# skip: %s is not there (set HCACHE_SHARED)\n", path);
+        free(path);
+        skip();
+    }
+    return path;
+}
+
+static char *read_shared(const char *name, size_t *n)
+{
+    char *path = shared_path(name), *bytes;
+    assert_int_equal(file_read(path, (size_t)1 << 28, &bytes, n, NULL), 0);
+    free(path);
+    return bytes;
+}
+
+static struct tokenizer *open_shared(const char *name)
+{
+    char *path = shared_path(name);
+    struct tokenizer *t = open_dir(path);
+    free(path);
+    return t;
+}
+
+static int32_t *encode(const struct tokenizer *t, const char *s, size_t n, unsigned flags,
+                       size_t *n_ids)
+{
+    int32_t *ids;
+    struct err err = {0};
+    if (tokenizer_encode(t, s, n, flags, &ids, n_ids, &err) != 0)
+        fail_msg("%s", err.msg);
+    return ids;
+}
+
+static void put_file(const char *dir, const char *name, const char *text)
+{
+    char *path = xasprintf("%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    free(path);
+}
+
+static void remove_dir(const char *dir)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
+                                        "vocab.json", "merges.txt", "added_tokens.json"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *path = xasprintf("%s/%s", dir, names[i]);
+        unlink(path);
+        free(path);
+    }
+    rmdir(dir);
+}
+
+/* --- shared vectors ----------------------------------------------------------------------- */
+
+static void check_line(const struct tokenizer *t, const char *text, size_t n,
+                       const char *want)
+{
+    size_t n_ids;
+    int32_t *ids = encode(t, text, n, 0, &n_ids);
+    for (size_t i = 0; i < n_ids; i++) {
+        char *end;
+        long id = strtol(want, &end, 10);
+        if (end == want || id != ids[i])
+            fail_msg("'%.*s': id %zu is %d, the vector goes on with '%s'", (int)n, text, i,
+                     ids[i], want);
+        want = end;
+    }
+    while (*want == ' ')
+        want++;
+    assert_int_equal(*want, '\0');
+    free(ids);
+}
+
+/* Texts are separated by marker lines; the ids of each stand in a line of their own. */
+static void check_vectors(const char *dir)
+{
+    static const char mark[] = "\n__ggml_vocab_test__\n";
+    char *name = xasprintf("tokenizers/%s/vectors.inp", dir);
+    size_t n, n_out;
+    char *in = read_shared(name, &n);
+    free(name);
+    name = xasprintf("tokenizers/%s/vectors.out", dir);
+    char *out = read_shared(name, &n_out);
+    free(name);
+    name = xasprintf("tokenizers/%s", dir);
+    struct tokenizer *t = open_shared(name);
+    free(name);
+
+    int cases = 0;
+    char *line = out;
+    for (char *text = in; line < out + n_out; cases++) {
+        char *end = strstr(text, mark), *newline = strchr(line, '\n');
+        size_t len = end != NULL ? (size_t)(end - text) : strlen(text);
+        if (newline != NULL)
+            *newline = '\0';
+        check_line(t, text, len, line);
+        line = newline != NULL ? newline + 1 : out + n_out;
+        text = end != NULL ? end + strlen(mark) : text + len;
+    }
+    assert_true(cases >= 40);
+    tokenizer_close(t);
+    free(in);
+    free(out);
+}
+
+static void test_vectors_gpt2(void **state)
+{
+    (void)state;
+    check_vectors("gpt2");
+}
+
+static void test_vectors_qwen3(void **state)
+{
+    (void)state;
+    check_vectors("qwen3");
+}
+
+static void compare_ids(const int32_t *ids, size_t n, const struct json *want, size_t from)
+{
+    for (size_t i = 0; i < n; i++) {
+        int64_t id = -1;
+        json_int_of(json_at(want, from + i), &id);
+        assert_int_equal(ids[i], id);
+    }
+}
+
+/* The prompt's ids, and the text of prompt and continuation. */
+static void test_stories(void **state)
+{
+    (void)state;
+    size_t n;
+    char *bytes = read_shared("models/stories260K/golden.json", &n);
+    struct tokenizer *t = open_shared("models/stories260K");
+    struct json *root;
+    assert_int_equal(json_parse(&root, bytes, n, "golden.json", NULL), 0);
+    const struct json *cases = json_member(root, "cases");
+    assert_true(json_count(cases) >= 4);
+    for (size_t i = 0; i < json_count(cases); i++) {
+        const struct json *c = json_at(cases, i);
+        const char *prompt = json_string_of(json_member(c, "prompt"), &n);
+        const struct json *want = json_member(c, "prompt_ids"),
+                          *more = json_member(c, "greedy_ids");
+        size_t n_ids, n_all = json_count(want) + json_count(more), n_text;
+        int32_t *ids = encode(t, prompt, n, TOKENIZER_ADD_SPECIAL, &n_ids);
+        assert_int_equal(n_ids, json_count(want));
+        compare_ids(ids, n_ids, want, 0);
+
+        ids = xrealloc(ids, n_all * sizeof *ids);
+        for (size_t k = n_ids; k < n_all; k++) {
+            int64_t id = -1;
+            json_int_of(json_at(more, k - n_ids), &id);
+            ids[k] = (int32_t)id;
+        }
+        char *text;
+        assert_int_equal(tokenizer_decode(t, ids, n_all, true, &text, &n_text, NULL), 0);
+        assert_string_equal(text, json_string_of(json_member(c, "text"), NULL));
+        free(text);
+        free(ids);
+    }
+    json_free(root);
+    tokenizer_close(t);
+    free(bytes);
+}
+
+/* The whole of the English text: how many ids, and FNV-1a over them, from the tokenizers package:
+ *     for id in ids: h = (h ^ id) * 0x100000001b3 mod 2^64, from 0xcbf29ce484222325 */
+static void check_long_text(const char *name, size_t want_n, uint64_t want_hash)
+{
+    size_t n, n_ids, n_text;
+    char *text = read_shared("text/input.txt", &n), *back;
+    struct tokenizer *t = open_shared(name);
+    int32_t *ids = encode(t, text, n, 0, &n_ids);
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n_ids; i++)
+        h = (h ^ (uint64_t)ids[i]) * 0x100000001b3u;
+    assert_int_equal(n_ids, want_n);
+    assert_int_equal(h, want_hash);
+    assert_int_equal(tokenizer_decode(t, ids, n_ids, false, &back, &n_text, NULL), 0);
+    assert_int_equal(n_text, n);
+    assert_memory_equal(back, text, n);
+    free(back);
+    free(ids);
+    free(text);
+    tokenizer_close(t);
+}
+
+static void test_long_text(void **state)
+{
+    (void)state;
+    check_long_text("tokenizers/llama3", 301768, 0x1fd1074b2c0975a8u);
+    check_long_text("tokenizers/qwen3", 301829, 0x9debc245196646c0u);
+}
+
+/* --- round trips and streams -------------------------------------------------------------- */
+
+/* Random valid UTF-8 of at most 64 bytes: from every plane, with white space and letters mixed in. */
+static size_t random_text(struct rng *rng, char *out)
+{
+    size_t n = 0;
+    const size_t n_chars = rng_below(rng, 14);
+    for (size_t i = 0; i < n_chars; i++) {
+        static const uint32_t limits[] = {0x80,  0x80,   0x80,   0x250,
+                                          0x800, 0x3000, 0xD800, 0x110000};
+        uint32_t c = (uint32_t)rng_below(rng, limits[rng_below(rng, 8)]);
+        if ((c >= 0xD800 && c < 0xE000) || c == 0x2581)
+            c = ' '; /* no surrogates; a metaspace decodes as a space */
+        n += utf8_encode(c, out + n);
+    }
+    return n;
+}
+
+/* Pieces are whole characters, and add up to the text. */
+static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n,
+                         const char *text, size_t n_text)
+{
+    struct tokenizer_stream *s = tokenizer_stream_create(t, false);
+    for (int round = 0; round < 2; round++) { /* finish makes it new */
+        size_t at = 0;
+        for (size_t i = 0; i <= n; i++) {
+            const char *piece;
+            size_t n_piece;
+            if (i < n)
+                assert_int_equal(tokenizer_stream_push(s, ids[i], &piece, &n_piece, NULL),
+                                 0);
+            else
+                tokenizer_stream_finish(s, &piece, &n_piece);
+            assert_int_equal(utf8_check(piece, n_piece), n_piece);
+            assert_true(n_piece <= n_text - at);
+            assert_memory_equal(piece, text + at, n_piece);
+            at += n_piece;
+        }
+        assert_int_equal(at, n_text);
+    }
+    tokenizer_stream_destroy(s);
+}
+
+/* Kinds that lose nothing. (NFC does; so does a prefix space that is put there only sometimes.) */
+static void test_round_trips(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {SMALL("llama2-like"), SMALL("llama3-like"),
+                                       SMALL("falcon-like")};
+    for (size_t d = 0; d < sizeof dirs / sizeof dirs[0]; d++) {
+        struct tokenizer *t = open_dir(dirs[d]);
+        struct rng rng = {.s = 42 + d};
+        for (int i = 0; i < 3000; i++) {
+            char text[64], *back;
+            size_t n = random_text(&rng, text), n_ids, n_back, count;
+            int32_t *ids = encode(t, text, n, 0, &n_ids);
+            assert_int_equal(tokenizer_decode(t, ids, n_ids, false, &back, &n_back, NULL),
+                             0);
+            if (n_back != n || memcmp(back, text, n) != 0)
+                fail_msg("%s: '%.*s' came back as '%s'", dirs[d], (int)n, text, back);
+            assert_int_equal(tokenizer_count(t, text, n, 0, &count, NULL), 0);
+            assert_int_equal(count, n_ids);
+            check_stream(t, ids, n_ids, text, n);
+            free(back);
+            free(ids);
+        }
+        tokenizer_close(t);
+    }
+}
+
+/* Ids at random make invalid text: the stream still gives exactly the bytes of the whole. */
+static void test_streams_of_random_ids(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {SMALL("llama2-like"), SMALL("metaspace-like"),
+                                       SMALL("qwen-like")};
+    for (size_t d = 0; d < sizeof dirs / sizeof dirs[0]; d++) {
+        struct tokenizer *t = open_dir(dirs[d]);
+        struct rng rng = {.s = 5 + d};
+        struct tokenizer_stream *s = tokenizer_stream_create(t, false);
+        for (int i = 0; i < 2000; i++) {
+            int32_t ids[24];
+            size_t n = rng_below(&rng, 24), n_text, at = 0, n_piece;
+            for (size_t k = 0; k < n; k++)
+                ids[k] = (int32_t)rng_below(&rng, 270 < tokenizer_size(t) ? 270 : 200);
+            char *text;
+            const char *piece;
+            assert_int_equal(tokenizer_decode(t, ids, n, false, &text, &n_text, NULL), 0);
+            for (size_t k = 0; k <= n; k++) {
+                if (k < n)
+                    assert_int_equal(
+                        tokenizer_stream_push(s, ids[k], &piece, &n_piece, NULL), 0);
+                else
+                    tokenizer_stream_finish(s, &piece, &n_piece);
+                assert_true(n_piece <= n_text - at);
+                assert_memory_equal(piece, text + at, n_piece);
+                at += n_piece;
+            }
+            assert_int_equal(at, n_text);
+            free(text);
+        }
+        tokenizer_stream_destroy(s);
+        tokenizer_close(t);
+    }
+}
+
+/* --- special tokens and looking things up ------------------------------------------------- */
+
+static void test_special(void **state)
+{
+    (void)state;
+    struct tokenizer *t = open_dir(SMALL("llama3-like"));
+    const int32_t bos = tokenizer_bos(t), eot = tokenizer_find(t, "<|eot_id|>");
+    assert_int_equal(bos, 0);
+    assert_int_equal(tokenizer_eos(t), -1);
+    assert_int_equal(tokenizer_unk(t), -1);
+    assert_true(eot >= 0 && tokenizer_is_special(t, eot));
+    assert_false(tokenizer_is_special(t, -1));
+    assert_false(tokenizer_is_special(t, tokenizer_size(t)));
+    assert_int_equal(tokenizer_find(t, "no such token"), -1);
+    assert_null(tokenizer_chat_template(t));
+
+    static const char text[] = "a<|eot_id|>";
+    size_t n;
+    int32_t *ids = encode(t, text, strlen(text), TOKENIZER_PARSE_SPECIAL, &n);
+    assert_int_equal(n, 2);
+    assert_int_equal(ids[1], eot);
+    char *s;
+    size_t len;
+    assert_int_equal(tokenizer_decode(t, ids, n, true, &s, &len, NULL), 0);
+    assert_string_equal(s, "a");
+    free(s);
+    free(ids);
+    /* What a user types is never a special token. */
+    ids = encode(t, text, strlen(text), TOKENIZER_ADD_SPECIAL, &n);
+    assert_int_equal(ids[0], bos);
+    for (size_t i = 1; i < n; i++)
+        assert_false(tokenizer_is_special(t, ids[i]));
+    assert_int_equal(tokenizer_decode(t, ids, n, true, &s, &len, NULL), 0);
+    assert_string_equal(s, text);
+    free(s);
+    free(ids);
+
+    const char *bytes = tokenizer_bytes(t, tokenizer_find(t, "\xC4\xA0the"), &len);
+    assert_string_equal(bytes, " the");
+    assert_null(tokenizer_bytes(t, tokenizer_size(t), &len));
+    struct err err = {0};
+    int32_t bad[] = {1, 99999};
+    assert_int_equal(tokenizer_decode(t, bad, 2, false, &s, &len, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "token id 99999 is not in the vocabulary");
+    tokenizer_close(t);
+}
+
+/* --- bad and long input ------------------------------------------------------------------- */
+
+static void test_invalid_utf8(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t n, bad;
+    } cases[] = {
+        {"\xff", 1, 0},
+        {"abc\x80", 4, 3},
+        {"a\xc3", 2, 1},
+        {"\xe2\x96", 2, 0},
+        {"\xed\xa0\x80", 3, 0},
+        {"\xc0\x80", 2, 0},
+        {"ok \xf4\x90\x80\x80", 7, 3},
+    };
+    struct tokenizer *t = open_dir(SMALL("llama3-like"));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct err err = {0};
+        int32_t *ids;
+        size_t n;
+        assert_int_equal(tokenizer_encode(t, cases[i].text, cases[i].n, 0, &ids, &n, &err),
+                         ERR_FORMAT);
+        char want[64];
+        snprintf(want, sizeof want, "invalid UTF-8 at byte %zu", cases[i].bad);
+        assert_string_equal(err.msg, want);
+    }
+    tokenizer_close(t);
+}
+
+/* Runs that a backtracking expression or a quadratic merge would not survive. */
+static void test_long_runs(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {SMALL("llama2-like"), SMALL("llama3-like"),
+                                       SMALL("falcon-like")};
+    static const char *const units[] = {" ", "a",   "\n",           "=",
+                                        "1", " \n", "\xE6\x88\x91", "the "};
+    enum { N = 200000 };
+    char *text = xmalloc(4 * N);
+    for (size_t d = 0; d < sizeof dirs / sizeof dirs[0]; d++) {
+        struct tokenizer *t = open_dir(dirs[d]);
+        for (size_t u = 0; u < sizeof units / sizeof units[0]; u++) {
+            size_t n = 0, n_ids, n_back;
+            for (int i = 0; i < N; i++) {
+                memcpy(text + n, units[u], strlen(units[u]));
+                n += strlen(units[u]);
+            }
+            int32_t *ids = encode(t, text, n, 0, &n_ids);
+            char *back;
+            assert_int_equal(tokenizer_decode(t, ids, n_ids, false, &back, &n_back, NULL),
+                             0);
+            assert_int_equal(n_back, n);
+            assert_memory_equal(back, text, n);
+            free(back);
+            free(ids);
+        }
+        tokenizer_close(t);
+    }
+    free(text);
+}
+
+/* --- threads ------------------------------------------------------------------------------ */
+
+struct racer {
+    const struct tokenizer *t;
+    size_t n_ids;
+};
+
+static void *race(void *arg)
+{
+    struct racer *r = arg;
+    static const char text[] =
+        "When a conversation comes back after an hour, the engine goes on. ";
+    for (int i = 0; i < 200; i++) {
+        int32_t *ids;
+        if (tokenizer_encode(r->t, text, strlen(text), 0, &ids, &r->n_ids, NULL) == 0)
+            free(ids);
+    }
+    return NULL;
+}
+
+static void test_threads_share(void **state)
+{
+    (void)state;
+    struct tokenizer *t = open_dir(SMALL("qwen-like"));
+    struct racer r[4];
+    pthread_t th[4];
+    for (int i = 0; i < 4; i++) {
+        r[i] = (struct racer){.t = t};
+        assert_int_equal(pthread_create(&th[i], NULL, race, &r[i]), 0);
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(th[i], NULL);
+    for (int i = 0; i < 4; i++)
+        assert_true(r[i].n_ids > 0 && r[i].n_ids == r[0].n_ids);
+    tokenizer_close(t);
+}
+
+/* --- folders ------------------------------------------------------------------------------ */
+
+static void expect_open_error(const char *dir, int code, const char *part)
+{
+    struct tokenizer *t;
+    struct err err = {0};
+    int rc = tokenizer_open(&t, dir, &err);
+    if (rc != code || strstr(err.msg, part) == NULL)
+        fail_msg("expected %d with '%s', got %d: %s", code, part, rc, err.msg);
+}
+
+/* OPT's way: vocab.json + merges.txt, and tokenizer_config.json says what goes in front. */
+static void test_vocab_and_merges(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/hcache-tokenizer-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    expect_open_error(dir, -ENOENT, "has no tokenizer");
+    put_file(dir, "vocab.json",
+             "{\"<s>\": 0, \"</s>\": 1, \"a\": 2, \"b\": 3, \"ab\": 4,"
+             "\"\xC4\xA0\": 5, \"\xC4\xA0"
+             "ab\": 6}");
+    expect_open_error(dir, -ENOENT, "has no tokenizer");
+    put_file(dir, "merges.txt", "#version: 0.2\na b\n\xC4\xA0 ab\n");
+    put_file(dir, "tokenizer_config.json",
+             "{\"bos_token\": \"</s>\", \"eos_token\": \"</s>\", \"add_bos_token\": true}");
+    struct tokenizer *t = open_dir(dir);
+    assert_int_equal(tokenizer_bos(t), 1);
+    assert_true(tokenizer_is_special(t, 1));
+    size_t n;
+    int32_t *ids = encode(t, "ab ab", 5, TOKENIZER_ADD_SPECIAL, &n);
+    static const int32_t want[] = {1, 4, 6};
+    assert_int_equal(n, 3);
+    assert_memory_equal(ids, want, sizeof want);
+    free(ids);
+    struct err err = {0};
+    assert_int_equal(tokenizer_encode(t, "abc", 3, 0, &ids, &n, &err), ERR_UNSUPPORTED);
+    assert_string_equal(err.msg, "the tokenizer has no token for byte 0x63");
+    tokenizer_close(t);
+
+    put_file(dir, "tokenizer_config.json", "{\"bos_token\": \"<bos>\"}");
+    expect_open_error(dir, ERR_MISMATCH,
+                      "names '<bos>', which the tokenizer does not have");
+    put_file(dir, "merges.txt", "a b\na zz\n");
+    expect_open_error(dir, ERR_FORMAT,
+                      "merges.txt: merges[1]: token 'zz' is not in the vocabulary");
+    put_file(dir, "merges.txt", "a b\n");
+    put_file(dir, "tokenizer_config.json", "{}");
+    put_file(dir, "added_tokens.json", "{}");
+    expect_open_error(dir, ERR_UNSUPPORTED, "added_tokens.json: is not supported");
+    remove_dir(dir);
+}
+
+/* What can only be refused once the parts are put together. */
+static void test_unsupported_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *more;
+        int code;
+        const char *part;
+    } cases[] = {
+        {"", ERR_UNSUPPORTED, "decoder: a tokenizer without one is not supported"},
+        {", \"decoder\": {\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": "
+         "0}",
+         ERR_UNSUPPORTED, "decoder: Strip"},
+        {", \"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"},"
+         "{\"type\": \"ByteFallback\"}]}",
+         ERR_UNSUPPORTED, "decoder: Replace or ByteFallback behind Fuse"},
+        {", \"decoder\": {\"type\": \"Fuse\"}, \"pre_tokenizer\": {\"type\": \"Split\","
+         "\"pattern\": {\"Regex\": \"\\\\w+\"}, \"behavior\": \"Isolated\"}",
+         ERR_UNSUPPORTED, "regular expression: '\\w' is not supported"},
+        {", \"decoder\": {\"type\": \"Fuse\"}, \"pre_tokenizer\": {\"type\": \"Split\","
+         "\"pattern\": {\"Regex\": \"(a\"}, \"behavior\": \"Isolated\"}",
+         ERR_FORMAT, "regular expression '(a': missing closing parenthesis"},
+    };
+    char dir[] = "/tmp/hcache-tokenizer-XXXXXX", text[1024];
+    assert_non_null(mkdtemp(dir));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(
+            text, sizeof text,
+            "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": []}%s}",
+            cases[i].more);
+        put_file(dir, "tokenizer.json", text);
+        expect_open_error(dir, cases[i].code, cases[i].part);
+    }
+    put_file(
+        dir, "tokenizer.json",
+        "{\"model\": {\"type\": \"BPE\", \"byte_fallback\": true, \"vocab\": {\"a\": 0},"
+        "\"merges\": []}, \"decoder\": {\"type\": \"Fuse\"}}");
+    expect_open_error(dir, ERR_FORMAT,
+                      "byte_fallback, but '<0x00>' is not in the vocabulary");
+    remove_dir(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_vectors_gpt2),
+        cmocka_unit_test(test_vectors_qwen3),
+        cmocka_unit_test(test_stories),
+        cmocka_unit_test(test_long_text),
+        cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_streams_of_random_ids),
+        cmocka_unit_test(test_special),
+        cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_long_runs),
+        cmocka_unit_test(test_threads_share),
+        cmocka_unit_test(test_vocab_and_merges),
+        cmocka_unit_test(test_unsupported_parts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
