@@ -92,7 +92,8 @@ const struct cpu_kernels *cpu_kernels_of(const struct stream *s)
 /* --- scratch -------------------------------------------------------------------------------- */
 
 #define PACKED_FLOATS ((size_t)PACK_ROWS * MATMUL_MAX_K)
-#define THREAD_FLOATS ((size_t)(MM_SCRATCH > ATTN_SCRATCH ? MM_SCRATCH : ATTN_SCRATCH) + 1024)
+#define LARGER(a, b)  ((a) > (b) ? (a) : (b))
+#define THREAD_FLOATS ((size_t)LARGER(MM_SCRATCH, LARGER(ATTN_SCRATCH, KV_SCRATCH)) + 1024)
 
 float *scratch_packed(const struct stream *s)
 {

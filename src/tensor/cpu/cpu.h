@@ -51,16 +51,22 @@ struct mm_tile {
 };
 #define MM_SCRATCH (256 * 32 + TILE_ROWS * 32 + 32)
 
-/* Tokens [t0, t0 + n) of one block, one kv head. */
+/* Tokens [t0, t0 + n) of one block, some neighbouring kv heads. */
 struct kv_run {
     enum dtype dtype;
-    int d_head, t0, n;
-    const uint8_t *k_rows, *v_rows; /* first token's K and V of this head */
+    int d_head, n_heads, t0, n;
+    const uint8_t *k_rows, *v_rows; /* first token's K and V of the first head */
     size_t row_bytes;               /* from token to token */
     const float *cos, *sin;         /* first token's, [half] per token */
     int half;                       /* d_rot / 2 */
-    uint8_t *k, *v;                 /* this head in the block: [d_head][64] and [64][d_head] */
+    uint8_t *k, *v;                 /* the first head in the block: [d_head][64], [64][d_head] */
+    void *scratch;                  /* KV_SCRATCH floats, of this thread */
 };
+/* Tokens that are transposed together (32 of 16 bits are a cache line), and elements of K of one
+ * token that are taken together. */
+#define KV_GROUP         32
+#define KV_ITEM_ELEMENTS 1024
+#define KV_SCRATCH       (KV_GROUP * (KV_ITEM_ELEMENTS + MAX_D_HEAD))
 
 /* Attention of up to TILE_QUERIES query vectors of one sequence that share a kv head. */
 struct attn_tile {

@@ -1,7 +1,8 @@
 /* cpu_kv.c - rotary positions, and the paged cache's only writer and its reader.
  *
- * A batch is cut into runs: consecutive tokens of one sequence inside one block.  Threads take runs
- * by block and kv head; no two of them write one block's head. */
+ * A batch is cut into runs: consecutive tokens of one sequence inside one block, and as many kv heads
+ * as their buffer holds.  Threads take runs one after another; no two of them write one block's
+ * head. */
 #include "tensor/cpu/cpu.h"
 
 #include <string.h>
@@ -44,6 +45,7 @@ int cpu_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope
 /* --- runs ----------------------------------------------------------------------------------- */
 
 struct kv_job {
+    struct stream *s;
     const struct cpu_kernels *k;
     const struct kv_layer *kv;
     struct mat rows;
@@ -79,7 +81,7 @@ static bool span_next(const struct ragged *r, struct span *sp)
     return true;
 }
 
-static struct kv_run run_of(const struct kv_job *j, struct span sp, int head)
+static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, int n_heads)
 {
     const struct kv_layer *kv = j->kv;
     size_t e = dtype_bytes(kv->dtype), head_bytes = (size_t)kv->d_head * e;
@@ -92,6 +94,7 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head)
     return (struct kv_run){
         .dtype = kv->dtype,
         .d_head = kv->d_head,
+        .n_heads = n_heads,
         .t0 = pos % KV_BLOCK_TOKENS,
         .n = sp.n,
         .k_rows = row + (size_t)head * head_bytes,
@@ -109,7 +112,6 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head)
 static void fill_items(void *arg, int thread_idx, int n_threads)
 {
     struct kv_job *j = arg;
-    (void)thread_idx;
     (void)n_threads;
     int n_groups = (j->kv->n_kv + j->heads_per_item - 1) / j->heads_per_item;
     struct span sp = {0};
@@ -118,11 +120,11 @@ static void fill_items(void *arg, int thread_idx, int n_threads)
     for (long item; item_take(&j->items, &item);) {
         for (; more && at < item / n_groups; at++)
             more = span_next(j->r, &sp);
-        int h0 = (int)(item % n_groups) * j->heads_per_item, h1 = h0 + j->heads_per_item;
-        for (int h = h0; h < h1 && h < j->kv->n_kv; h++) {
-            struct kv_run run = run_of(j, sp, h);
-            j->k->kv_fill(&run);
-        }
+        int h = (int)(item % n_groups) * j->heads_per_item, left = j->kv->n_kv - h;
+        struct kv_run run =
+            run_of(j, sp, h, left < j->heads_per_item ? left : j->heads_per_item);
+        run.scratch = scratch_thread(j->s, thread_idx);
+        j->k->kv_fill(&run);
     }
 }
 
@@ -144,8 +146,9 @@ int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     int rc = stream_enter(s);
     if (rc != 0 || rows.rows == 0)
         return rc;
-    struct kv_job job = {.k = cpu_kernels_of(s), .kv = kv, .rows = rows, .rope = rope, .r = r};
-    job.heads_per_item = kv->n_kv < 4 ? kv->n_kv : 4;
+    struct kv_job job = {.s = s, .k = cpu_kernels_of(s), .kv = kv, .rows = rows, .rope = rope, .r = r};
+    int heads = KV_ITEM_ELEMENTS / kv->d_head;
+    job.heads_per_item = heads < 1 ? 1 : heads < kv->n_kv ? heads : kv->n_kv;
     job.items.n = span_count(r) * ((kv->n_kv + job.heads_per_item - 1) / job.heads_per_item);
     bool small = rows.rows * rows.cols < 32768;
     if (small)
@@ -178,7 +181,7 @@ int cpu_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
     int rc = stream_enter(s);
     while (rc == 0 && span_next(r, &sp))
         for (int h = 0; h < kv->n_kv; h++) {
-            struct kv_run run = run_of(&job, sp, h);
+            struct kv_run run = run_of(&job, sp, h, 1);
             size_t head_bytes = (size_t)kv->d_head * dtype_bytes(kv->dtype);
             uint8_t *row = row_ptr(out, sp.row);
             read_run(run, row + (size_t)h * head_bytes,

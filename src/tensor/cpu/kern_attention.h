@@ -93,13 +93,15 @@ static float softmax_block(float *p, int lo, int hi, float scale, float *m, floa
         v_store(p + 16 * j, s[j]);
         sum = v_add(sum, s[j]);
     }
-    float shrink[16];
-    v_store(shrink, v_exp(v_set1(*m - m_new)));
-    float added[16];
-    v_store(added, v_fma(v_set1(*l), v_set1(shrink[0]), v_set1(v_sum(sum))));
-    *l = added[0];
+    float lanes[16], shrink = 1.0f; /* exp(0), which v_exp gives exactly: the usual case */
+    if (m_new > *m) {
+        v_store(lanes, v_exp(v_set1(*m - m_new)));
+        shrink = lanes[0];
+    }
+    v_store(lanes, v_fma(v_set1(*l), v_set1(shrink), v_set1(v_sum(sum))));
+    *l = lanes[0];
     *m = m_new;
-    return shrink[0];
+    return shrink;
 }
 
 /* --- the block in f32 ----------------------------------------------------------------------- */

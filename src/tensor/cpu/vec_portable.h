@@ -157,4 +157,15 @@ static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t
         dst[j * dst_stride + i] = src[i * src_stride + j];
 }
 
+/* dst = src, past the caches where dst is aligned to lines of 64 bytes and n is a number of them:
+ * half the memory traffic, since the lines need not be read first.  stream_end orders these writes
+ * before what follows. */
+static inline void stream_lines(void *dst, const void *src, size_t n)
+{
+    memcpy(dst, src, n);
+}
+static inline void stream_end(void)
+{
+}
+
 #endif

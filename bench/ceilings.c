@@ -1,0 +1,193 @@
+/* ceilings.c - see ceilings.h. */
+#include "ceilings.h"
+
+#include <dlfcn.h>
+#include <immintrin.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+/* --- timing --------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+struct spread time_spread(void (*fn)(void *arg), void *arg, double seconds)
+{
+    enum { MAX = 1000 };
+    static double t[MAX];
+    int n = 0;
+    fn(arg);
+    int64_t start = clock_now_ns(), now = start;
+    do {
+        int64_t before = now;
+        fn(arg);
+        now = clock_now_ns();
+        t[n++] = (double)(now - before) * 1e-9;
+    } while (n < MAX && (n < 3 || (double)(now - start) * 1e-9 < seconds));
+    qsort(t, (size_t)n, sizeof t[0], compare_doubles);
+    return (struct spread){t[0], t[n / 2], t[n - 1]};
+}
+
+/* --- FMA ------------------------------------------------------------------------------------ */
+
+#define FMA_STEPS 200000
+
+__attribute__((target("avx2,fma"))) static void fma_avx2(void)
+{
+    __m256 s[12], a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
+#pragma GCC unroll 12
+    for (int i = 0; i < 12; i++)
+        s[i] = _mm256_set1_ps((float)i);
+    for (int i = 0; i < FMA_STEPS; i++) {
+#pragma GCC unroll 12
+        for (int j = 0; j < 12; j++)
+            s[j] = _mm256_fmadd_ps(s[j], a, b);
+        __asm__ volatile("" : "+x"(s[0]));
+    }
+#pragma GCC unroll 12
+    for (int i = 1; i < 12; i++)
+        s[0] = _mm256_add_ps(s[0], s[i]);
+    __asm__ volatile("" : : "x"(s[0]));
+}
+
+__attribute__((target("avx512f"))) static void fma_avx512(void)
+{
+    __m512 s[24], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
+#pragma GCC unroll 24
+    for (int i = 0; i < 24; i++)
+        s[i] = _mm512_set1_ps((float)i);
+    for (int i = 0; i < FMA_STEPS / 2; i++) {
+#pragma GCC unroll 24
+        for (int j = 0; j < 24; j++)
+            s[j] = _mm512_fmadd_ps(s[j], a, b);
+        __asm__ volatile("" : "+v"(s[0]));
+    }
+#pragma GCC unroll 24
+    for (int i = 1; i < 24; i++)
+        s[0] = _mm512_add_ps(s[0], s[i]);
+    __asm__ volatile("" : : "v"(s[0]));
+}
+
+struct fma_job {
+    struct pool *pool;
+    bool wide;
+};
+
+static void fma_share(void *arg, int thread_idx, int n_threads)
+{
+    (void)thread_idx;
+    (void)n_threads;
+    if (((struct fma_job *)arg)->wide)
+        fma_avx512();
+    else
+        fma_avx2();
+}
+
+static void fma_once(void *arg)
+{
+    pool_run(((struct fma_job *)arg)->pool, fma_share, arg);
+}
+
+double ceiling_fma(struct pool *pool, const char *isa, double seconds)
+{
+    struct fma_job job = {pool, strcmp(isa, "avx512") == 0};
+    if (!job.wide && strcmp(isa, "avx2") != 0)
+        return 0;
+    double flop = job.wide ? FMA_STEPS / 2.0 * 24 * 32 : FMA_STEPS * 12.0 * 16;
+    return flop * pool_threads(pool) / time_spread(fma_once, &job, seconds).min;
+}
+
+/* --- memory --------------------------------------------------------------------------------- */
+
+struct mem_job {
+    struct pool *pool;
+    char *dst;
+    const char *src;
+    size_t bytes;
+};
+
+/* Eight streams, as a kernel over several panels reads: one stream alone is slower. */
+__attribute__((target("avx2"))) static void read_range(const char *p, size_t bytes)
+{
+    enum { STREAMS = 8 };
+    size_t part = bytes / STREAMS / 64 * 64;
+    __m256i s[STREAMS];
+    for (int j = 0; j < STREAMS; j++)
+        s[j] = _mm256_setzero_si256();
+    for (size_t i = 0; i < part; i += 64) {
+#pragma GCC unroll 8
+        for (int j = 0; j < STREAMS; j++) {
+            const __m256i *v = (const __m256i *)(p + (size_t)j * part + i);
+            s[j] = _mm256_xor_si256(s[j], _mm256_xor_si256(v[0], v[1]));
+        }
+    }
+    for (int j = 1; j < STREAMS; j++)
+        s[0] = _mm256_xor_si256(s[0], s[j]);
+    __asm__ volatile("" : : "x"(s[0]));
+}
+
+static void mem_share(void *arg, int thread_idx, int n_threads)
+{
+    struct mem_job *job = arg;
+    long begin, end;
+    pool_share((long)job->bytes, 4096, thread_idx, n_threads, &begin, &end);
+    if (job->dst == NULL)
+        read_range(job->src + begin, (size_t)(end - begin));
+    else
+        memcpy(job->dst + begin, job->src + begin, (size_t)(end - begin));
+}
+
+static void mem_once(void *arg)
+{
+    pool_run(((struct mem_job *)arg)->pool, mem_share, arg);
+}
+
+double ceiling_read(struct pool *pool, const void *buffer, size_t bytes, double seconds)
+{
+    struct mem_job job = {pool, NULL, buffer, bytes};
+    return (double)bytes / time_spread(mem_once, &job, seconds).min;
+}
+
+double ceiling_copy(struct pool *pool, void *dst, const void *src, size_t bytes, double seconds)
+{
+    struct mem_job job = {pool, dst, src, bytes};
+    return (double)bytes / time_spread(mem_once, &job, seconds).min;
+}
+
+/* --- OpenBLAS ------------------------------------------------------------------------------- */
+
+static struct {
+    void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                  const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                  int ldc);
+    void (*set_threads)(int n);
+    char *(*core)(void);
+} blas;
+
+bool blas_open(void)
+{
+    void *lib = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+    if (lib == NULL)
+        return false;
+    *(void **)&blas.sgemm = dlsym(lib, "cblas_sgemm");
+    *(void **)&blas.set_threads = dlsym(lib, "openblas_set_num_threads");
+    *(void **)&blas.core = dlsym(lib, "openblas_get_corename");
+    return blas.sgemm != NULL && blas.set_threads != NULL && blas.core != NULL;
+}
+
+const char *blas_core(void)
+{
+    return blas.core();
+}
+
+void blas_sgemm(int n_threads, int m, int n, int k, const float *a, const float *b, float *c)
+{
+    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+    blas.set_threads(n_threads);
+    blas.sgemm(ROW_MAJOR, NO_TRANS, TRANS, m, n, k, 1, a, k, b, k, 0, c, n);
+}
