@@ -226,6 +226,20 @@ static int check_forced(const struct plan_request *p, struct err *err)
                          p->n_layers);
 }
 
+/* What is wrong in itself is refused even where there is nothing to restore. */
+static int check_plan(const struct plan_request *q, const char *text, struct err *err)
+{
+    int n = q->n_layers;
+    if (q->mode == PLAN_FORCED_COUNTS)
+        n = q->forced_r + q->forced_h + q->forced_k;
+    else if (q->mode == PLAN_FORCED_LAYERS)
+        n = (int)strlen(q->forced_layers);
+    if (n == q->n_layers)
+        return 0;
+    return err_set(err, ERR_USAGE, "--plan '%s': %d layers, but the model has %d", text, n,
+                   q->n_layers);
+}
+
 static int make_request(struct hcache *h, const struct hcache_request *r,
                         struct text_sink *sink, struct request *q, struct err *err)
 {
@@ -248,6 +262,8 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
     struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
     if (r->plan != NULL)
         rc = plan_mode_parse(r->plan, &mode, err);
+    if (rc == 0 && r->plan != NULL)
+        rc = check_plan(&mode, r->plan, err);
     /* A forced plan may ask for any kind later: save both, unless told otherwise. */
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->k.platform;

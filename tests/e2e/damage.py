@@ -75,7 +75,7 @@ elif kind == "unknown_dtype":
     rebuild(header, rest)
 elif kind == "tensor_missing":
     name = next(n for n in names if "q_proj" in n)
-    del header[name]
+    header[name.replace("q_proj", "q_lost")] = header.pop(name)
     rebuild(header, rest)
 elif kind == "wrong_shape":
     name = next(n for n in names if "q_proj" in n)
