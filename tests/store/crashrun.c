@@ -35,8 +35,9 @@ struct life {
     struct st_ctx ctx[N_CTX];
     struct slot slots[N_SLOTS]; /* chunks that several contexts share appear once */
     int n_slots;
-    bool may_evict;     /* the call that was cut off may have evicted */
-    bool has_evictions; /* some call has */
+    bool may_evict;  /* the call that was cut off may have evicted */
+    bool has_faults; /* errors are to be expected */
+    bool had_faults;
     struct crash_result *out;
 };
 
@@ -54,6 +55,12 @@ violation(struct life *l, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(l->out->violation, sizeof l->out->violation, fmt, ap);
     va_end(ap);
+}
+
+/* Whether an error is what the disk was told to cause. */
+static bool may_fail(const struct life *l)
+{
+    return l->has_faults || io_sim_crashed(l->io);
 }
 
 static struct slot *slot_of(struct life *l, const struct sha256 *key)
@@ -108,11 +115,11 @@ static void read_all(struct life *l)
         struct st_result r;
         struct err err = {0};
         int rc = st_read(l->s, &tiny, &l->ctx[c], N_CHUNKS, &r, &err);
-        if (rc != 0)
+        if (rc != 0 && !l->has_faults)
             violation(l, "reading fails: %s", err.msg);
         if (r.n_wrong > 0)
             violation(l, "%d wrong records were served", r.n_wrong);
-        if (r.n_corrupt > 0 || r.n_unread > 0)
+        if (r.n_corrupt > 0 || (r.n_unread > 0 && !l->has_faults))
             violation(l, "%d records that the index names are damaged",
                       r.n_corrupt + r.n_unread);
     }
@@ -130,8 +137,9 @@ static void note_evictions(struct life *l)
             continue;
         if (seen[i] != 0)
             violation(l, "a chunk lost some of its records");
+        if (l->has_faults) /* where the index could not let go of it, it comes back */
+            l->slots[i].maybe |= l->slots[i].committed;
         l->slots[i].committed = 0;
-        l->has_evictions = true;
     }
 }
 
@@ -161,12 +169,13 @@ static int step_append(struct life *l)
         rc = 0;
     else if (rc == 0)
         slot->pending |= bits;
-    else if (!io_sim_crashed(l->io))
+    else if (!may_fail(l))
         violation(l, "append fails: %s", err.msg);
-    if (rc == 0)
-        note_evictions(l);
+    if (!io_sim_crashed(l->io)) {
+        note_evictions(l); /* an append that fails may have evicted all the same */
+        l->may_evict = false;
+    }
     slot->pending &= ~slot->committed;
-    l->may_evict = rc != 0 && l->may_evict;
     return rc;
 }
 
@@ -174,18 +183,20 @@ static int step_commit(struct life *l)
 {
     struct err err = {0};
     for (int i = 0; i < l->n_slots; i++)
-        l->slots[i].maybe = l->slots[i].pending;
+        l->slots[i].maybe |= l->slots[i].pending;
     int rc = store_commit(l->s, &err);
-    if (rc != 0) {
-        if (!io_sim_crashed(l->io))
-            violation(l, "commit fails: %s", err.msg);
-        return rc;
-    }
+    if (rc != 0 && !may_fail(l))
+        violation(l, "commit fails: %s", err.msg);
     for (int i = 0; i < l->n_slots; i++) {
-        l->slots[i].committed |= l->slots[i].pending;
-        l->slots[i].pending = l->slots[i].maybe = 0;
+        struct slot *slot = &l->slots[i];
+        if (rc == 0) {
+            slot->committed |= slot->pending;
+            slot->maybe &= l->has_faults ? ~slot->pending : 0u;
+        }
+        if (rc != -ENOSPC) /* else it stays appended */
+            slot->pending = 0;
     }
-    return 0;
+    return rc;
 }
 
 static int step_read(struct life *l)
@@ -201,13 +212,16 @@ static int step_gc(struct life *l)
     unsigned seen[N_SLOTS];
     l->may_evict = true; /* chunks that cannot be reached go */
     int rc = store_gc(l->s, &freed, &err);
-    if (rc != 0 && !io_sim_crashed(l->io))
+    if (rc != 0 && !may_fail(l))
         violation(l, "gc fails: %s", err.msg);
-    if (rc != 0)
+    if (io_sim_crashed(l->io))
         return rc;
     list(l, seen);
-    for (int i = 0; i < l->n_slots; i++)
+    for (int i = 0; i < l->n_slots; i++) {
+        if (l->has_faults)
+            l->slots[i].maybe |= l->slots[i].committed;
         l->slots[i].committed &= seen[i];
+    }
     l->may_evict = false;
     return rc;
 }
@@ -216,7 +230,7 @@ static int open_store(struct life *l)
 {
     struct err err = {0};
     int rc = store_open(&l->opts, &l->s, &err);
-    if (rc != 0 && !io_sim_crashed(l->io))
+    if (rc != 0 && !may_fail(l))
         violation(l, "open fails: %s", err.msg);
     return rc;
 }
@@ -227,7 +241,15 @@ static int step_reopen(struct life *l)
     l->s = NULL;
     for (int i = 0; i < l->n_slots; i++)
         l->slots[i].pending = 0;
-    return io_sim_crashed(l->io) ? ERR_CRASHED : open_store(l);
+    if (io_sim_crashed(l->io))
+        return ERR_CRASHED;
+    for (int i = 0; i < 3; i++) {
+        int rc = open_store(l);
+        if (rc == 0 || !l->has_faults)
+            return rc;
+    }
+    io_sim_fault_clear(l->io);
+    return open_store(l);
 }
 
 static void workload(struct life *l)
@@ -241,7 +263,7 @@ static void workload(struct life *l)
                  : dice < 37 ? step_read(l)
                  : dice < 39 ? step_gc(l)
                              : step_reopen(l);
-        if (rc != 0)
+        if (rc != 0 && (!l->has_faults || io_sim_crashed(l->io) || l->s == NULL))
             return;
         if (!store_audit(l->s))
             violation(l, "space or catalog do not add up after step %d", i);
@@ -268,11 +290,12 @@ static void judge(struct life *l)
         if (slot->maybe != 0) {
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
-            if ((seen[i] & slot->maybe) != 0 && (seen[i] & slot->maybe) != slot->maybe)
+            if (!l->had_faults && (seen[i] & slot->maybe) != 0 &&
+                (seen[i] & slot->maybe) != slot->maybe)
                 violation(l, "chunk %d: half of a commit", i);
         }
     }
-    if (n_maybe_seen != 0 && n_maybe_seen != n_maybe)
+    if (!l->had_faults && n_maybe_seen != 0 && n_maybe_seen != n_maybe)
         violation(l, "%d of %d chunks of one commit survived", n_maybe_seen, n_maybe);
     for (int i = 0; i < l->n_slots; i++) {
         l->slots[i].committed = seen[i];
@@ -330,10 +353,26 @@ static void life_init(struct life *l, const struct crash_opts *opts,
     }
 }
 
+static void faults_add(struct life *l, double chance)
+{
+    struct io_sim_fault eio = {.kind = IO_SIM_FAIL, .chance = chance, .code = -EIO};
+    struct io_sim_fault full = {.kind = IO_SIM_FAIL,
+                                .on = IO_SIM_ON_WRITE | IO_SIM_ON_SPACE | IO_SIM_ON_NAME,
+                                .chance = chance,
+                                .code = -ENOSPC};
+    struct io_sim_fault shorter = {.kind = IO_SIM_SHORT, .chance = 0.1};
+    l->has_faults = l->had_faults = true;
+    io_sim_fault_add(l->io, &eio);
+    io_sim_fault_add(l->io, &full);
+    io_sim_fault_add(l->io, &shorter);
+}
+
 void crash_run(const struct crash_opts *opts, struct crash_result *out)
 {
     struct life l;
     life_init(&l, opts, out);
+    if (opts->fault_chance > 0)
+        faults_add(&l, opts->fault_chance);
     io_sim_crash_at(l.io, IO_SIM_AT_OP, opts->crash_at);
     workload(&l);
     out->n_ops = io_sim_count(l.io, IO_SIM_AT_OP);
@@ -344,6 +383,9 @@ void crash_run(const struct crash_opts *opts, struct crash_result *out)
     }
     store_close(l.s);
     l.s = NULL;
+    out->n_faults = io_sim_fault_hits(l.io);
+    io_sim_fault_clear(l.io);
+    l.has_faults = false;
     if (!violated(&l) && recover(&l, opts->recover_at) == 0) {
         judge(&l);
         /* What was recovered must be a store like any other. */

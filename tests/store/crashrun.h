@@ -14,11 +14,14 @@ struct crash_opts {
     uint64_t seed;       /* workload, disk and damage */
     uint64_t crash_at;   /* the n-th operation of the disk; 0: never */
     uint64_t recover_at; /* the n-th operation of the recovery; 0: never */
+    double
+        fault_chance; /* of an operation to fail with -EIO or -ENOSPC, before the crash */
 };
 
 struct crash_result {
     uint64_t n_ops;         /* of the disk, in the workload */
     uint64_t n_recover_ops; /* in the last recovery */
+    uint64_t n_faults;
     bool crashed;
     char violation[256]; /* empty: every promise held */
 };

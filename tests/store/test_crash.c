@@ -106,6 +106,33 @@ static void every_operation(void **state)
         fail_msg("crash at %llu: %s", (unsigned long long)t.first.crash_at, t.violation);
 }
 
+/* Disks that fail now and then before they lose power: errors are returned, and no promise breaks. */
+static void faults_and_crashes(void **state)
+{
+    (void)state;
+    struct tally t = {0};
+    uint64_t n = env_number("HCACHE_CRASH_IMAGES", 0), n_faults = 0;
+    uint64_t seed = env_number("HCACHE_CRASH_SEED", 1);
+    int64_t end_ns = clock_now_ns() + (n != 0 ? INT64_MAX / 2 : 4 * (int64_t)1000000000);
+    for (; (n == 0 || t.n_images < n) && clock_now_ns() < end_ns && t.n_violations == 0;
+         seed++) {
+        struct rng rng = {seed};
+        struct crash_result r;
+        struct crash_opts opts = {.seed = seed,
+                                  .crash_at = 1 + rng_below(&rng, 600),
+                                  .fault_chance = 0.002 * (double)rng_below(&rng, 20)};
+        image(&t, &opts, &r);
+        n_faults += r.n_faults;
+    }
+    print_message("fault images: %llu tried, %llu faults, %llu violations\n",
+                  (unsigned long long)t.n_images, (unsigned long long)n_faults,
+                  (unsigned long long)t.n_violations);
+    if (t.n_violations > 0)
+        fail_msg("seed %llu, crash at %llu, faults %g: %s",
+                 (unsigned long long)t.first.seed, (unsigned long long)t.first.crash_at,
+                 t.first.fault_chance, t.violation);
+}
+
 static void is_caught(enum store_bug which, const char *name)
 {
     struct tally t = {0};
@@ -139,9 +166,9 @@ static void early_reuse_is_caught(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_promise_breaks),      cmocka_unit_test(every_operation),
-        cmocka_unit_test(missing_sync_is_caught), cmocka_unit_test(index_first_is_caught),
-        cmocka_unit_test(early_reuse_is_caught),
+        cmocka_unit_test(no_promise_breaks),     cmocka_unit_test(every_operation),
+        cmocka_unit_test(faults_and_crashes),    cmocka_unit_test(missing_sync_is_caught),
+        cmocka_unit_test(index_first_is_caught), cmocka_unit_test(early_reuse_is_caught),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

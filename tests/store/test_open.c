@@ -1,0 +1,446 @@
+/* Opening what is there: locks, directories that do not belong together, versions, a lost index; and
+ * devices that fail: full, failing syncs, failing reads. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+static const struct st_ctx ctx = {1, 2, 2, 0};
+
+/* Opens what must not open; the message must contain `text`. */
+static void refused(const struct store_opts *opts, int code, const char *text)
+{
+    struct store *s = NULL;
+    struct err err = {0};
+    int rc = store_open(opts, &s, &err);
+    if (rc != code || strstr(err.msg, text) == NULL)
+        fail_msg("wanted %s with \"%s\", got %d: %s", err_name(code), text, rc, err.msg);
+}
+
+static void saved(struct store *s, int n)
+{
+    struct err err = {0};
+    if (st_save(s, &st_small, &ctx, n, ST_BOTH, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+static void readable(struct store *s, int n, int n_want)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &st_small, &ctx, n, &r, &err), 0);
+    assert_int_equal(r.n_found, n_want);
+    assert_int_equal(r.n_records, 6 * n_want);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+}
+
+/* --- locks ------------------------------------------------------------------------------------ */
+
+static void one_at_a_time(void **state)
+{
+    (void)state;
+    struct st_place p;
+    assert_true(st_place_open(&p, "pread", 2));
+    struct store *s = st_open(&p);
+    saved(s, 2);
+    refused(&p.opts, ERR_BUSY, "in use by another process");
+    pid_t child = fork();
+    if (child == 0) {
+        struct store *mine = NULL;
+        struct store_opts opts = p.opts;
+        struct err err = {0};
+        int rc = io_pread_open(&opts.io, &err);
+        if (rc == 0)
+            rc = store_open(&opts, &mine, &err);
+        _exit(rc == ERR_BUSY ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    readable(s, 2, 2);
+    store_close(s);
+    s = st_open(&p);
+    readable(s, 2, 2);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void modes_are_private(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct stat st;
+    assert_true(st_place_open(&p, "pread", 2));
+    struct store *s = st_open(&p);
+    saved(s, 3);
+    for (int i = 0; i < 2; i++) {
+        struct io_names names;
+        assert_int_equal(stat(p.dir[i], &st), 0);
+        assert_int_equal(st.st_mode & 0777, 0700);
+        assert_int_equal(io_list(p.io, p.dir[i], &names, NULL), 0);
+        assert_true(names.n >= 2);
+        for (size_t j = 0; j < names.n; j++) {
+            char path[600];
+            snprintf(path, sizeof path, "%s/%s", p.dir[i], names.name[j]);
+            assert_int_equal(stat(path, &st), 0);
+            assert_int_equal(st.st_mode & 0777, 0600);
+        }
+        io_names_free(&names);
+    }
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* --- directories ------------------------------------------------------------------------------- */
+
+static void directories_must_match(void **state)
+{
+    (void)state;
+    struct st_place p, q;
+    assert_true(st_place_open(&p, "pread", 3));
+    assert_true(st_place_open(&q, "pread", 3));
+    struct store *s = st_open(&p);
+    saved(s, 3);
+    store_close(s);
+    s = st_open(&q);
+    saved(s, 3);
+    store_close(s);
+
+    struct store_opts opts = p.opts;
+    const char *swapped[] = {p.dirs[1], p.dirs[0], p.dirs[2]};
+    opts.dirs = swapped;
+    refused(&opts, ERR_MISMATCH, "the order matters");
+    opts.dirs = p.dirs;
+    opts.n_dirs = 2;
+    refused(&opts, ERR_MISMATCH, "one of 3 directories");
+    opts.n_dirs = 3;
+    const char *mixed[] = {p.dirs[0], q.dirs[1], p.dirs[2]};
+    opts.dirs = mixed;
+    refused(&opts, ERR_MISMATCH, "another store");
+    const char *twice[] = {p.dirs[0], p.dirs[0], p.dirs[2]};
+    opts.dirs = twice;
+    refused(&opts, ERR_USAGE, "given twice");
+    char fresh[400];
+    snprintf(fresh, sizeof fresh, "%s/fresh", p.root);
+    const char *missing[] = {p.dirs[0], p.dirs[1], fresh};
+    opts.dirs = missing;
+    refused(&opts, ERR_MISMATCH, "has no superblock");
+    opts = p.opts;
+    opts.n_dirs = 0;
+    refused(&opts, ERR_USAGE, "1 to 16 directories");
+    opts = p.opts;
+    opts.segment_bytes = 1000;
+    refused(&opts, ERR_USAGE, "whole blocks");
+
+    opts = p.opts;
+    opts.read_only = true;
+    const char *nowhere[] = {fresh, p.dirs[1], p.dirs[2]};
+    opts.dirs = nowhere;
+    refused(&opts, ERR_NOT_FOUND,
+            "there is no store in"); /* fresh was made above, but is empty */
+    const char *nothing[] = {"build/no-such-store", p.dirs[1], p.dirs[2]};
+    opts.dirs = nothing;
+    refused(&opts, ERR_NOT_FOUND, "there is no store in");
+
+    s = st_open(&p); /* nothing of this did any harm */
+    readable(s, 3, 3);
+    store_close(s);
+    st_place_close(&p);
+    st_place_close(&q);
+}
+
+static void unwritable(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_NAME, .code = -EROFS};
+    assert_true(st_place_open(&p, "sim", 1));
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    refused(&p.opts, -EROFS, "");
+    io_sim_fault_clear(p.io);
+    struct store *s = st_open(&p);
+    saved(s, 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Writes n bytes at an offset of a file, behind the store's back. */
+static void poke(struct io *io, const char *path, uint64_t offset, const void *bytes,
+                 size_t n)
+{
+    struct io_file *f;
+    assert_int_equal(io_file_open(io, path, 0, &f, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, bytes, n, offset, NULL), 0);
+    io_file_close(f);
+}
+
+static void future_version(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct io_file *f;
+    uint8_t bytes[8192];
+    char path[400];
+    assert_true(st_place_open(&p, "pread", 1));
+    struct store *s = st_open(&p);
+    saved(s, 1);
+    store_close(s);
+    snprintf(path, sizeof path, "%s/superblock", p.dir[0]);
+    assert_int_equal(io_file_open(p.io, path, 0, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, bytes, sizeof bytes, 0, NULL), 0);
+    io_file_close(f);
+    for (int copy = 0; copy < 2; copy++) {
+        uint8_t *b = bytes + 4096 * copy;
+        put_u32(b + 8, 9);
+        put_u64(b + 16, 0);
+        put_u64(b + 16, checksum64(b, 4096));
+    }
+    poke(p.io, path, 0, bytes, sizeof bytes);
+    refused(&p.opts, ERR_UNSUPPORTED, "format version 9");
+    memset(bytes, 0x5a, sizeof bytes);
+    poke(p.io, path, 0, bytes, sizeof bytes);
+    refused(&p.opts, ERR_CORRUPT, "superblock");
+    st_place_close(&p);
+}
+
+/* --- the index --------------------------------------------------------------------------------- */
+
+static void index_is_rebuilt(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"pread", "sim"};
+    for (int k = 0; k < 2; k++) {
+        struct st_place p;
+        char path[400];
+        uint8_t garbage[5000];
+        memset(garbage, 0xa5, sizeof garbage);
+        assert_true(st_place_open(&p, kinds[k], 2));
+        struct store *s = st_open(&p);
+        saved(s, 4);
+        store_close(s);
+        snprintf(path, sizeof path, "%s/index.db", p.dir[0]);
+
+        assert_int_equal(io_unlink(p.io, path, NULL), 0);
+        p.opts.read_only = true;
+        refused(&p.opts, ERR_NOT_FOUND, "must be rebuilt");
+        p.opts.read_only = false;
+        s = st_open(&p);
+        readable(s, 4, 4);
+        assert_true(store_audit(s));
+        store_close(s);
+
+        poke(p.io, path, 0, garbage, sizeof garbage);
+        s = st_open(&p);
+        readable(s, 4, 4);
+        saved(s, 5); /* goes on as if nothing had happened */
+        store_close(s);
+        s = st_open(&p);
+        readable(s, 5, 5);
+        assert_true(store_audit(s));
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+/* Headers of evicted chunks, whose space is partly in use again, do no harm to a rebuild. */
+static void rebuild_over_stale_headers(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_shape big = {.n_layers = 3, .n_bytes = {30000, 50000}}, small = st_small;
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.cap_bytes = 2 << 20;
+    struct store *s = st_open(&p);
+    for (int i = 0; i < 60; i++) {
+        struct st_ctx c = {100, (uint64_t)i, 0, 0};
+        const struct st_shape *shape = i % 3 == 0 ? &small : &big;
+        if (st_save(s, shape, &c, 1 + i % 2, ST_BOTH, &err) != 0)
+            fail_msg("%s", err.msg);
+    }
+    struct store_stats before, after;
+    store_stats(s, &before);
+    store_close(s);
+    assert_int_equal(io_unlink(p.io, "/st/d0/index.db", NULL), 0);
+    uint64_t cap_bytes = p.opts.cap_bytes;
+    p.opts.cap_bytes = 0;
+    s = st_open(&p);
+    store_stats(s, &after);
+    assert_true(after.n_chunks >=
+                before.n_chunks); /* all that was there, and some revenants */
+    assert_true(store_audit(s));
+    for (int i = 0; i < 60; i++) {
+        struct st_ctx c = {100, (uint64_t)i, 0, 0};
+        struct st_result r;
+        assert_int_equal(st_read(s, i % 3 == 0 ? &small : &big, &c, 2, &r, &err), 0);
+        assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    }
+    store_close(s);
+    p.opts.cap_bytes = cap_bytes;
+    s = st_open(&p);
+    store_stats(s, &after);
+    assert_true(after.used_bytes <= cap_bytes);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* --- failing devices --------------------------------------------------------------------------- */
+
+static void full_disk(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    memset(&p, 0, sizeof p);
+    assert_true(st_place_open(&p, "sim", 1));
+    io_close(p.io);
+    assert_int_equal(
+        io_sim_open(&(struct io_sim_opts){.seed = 3, .capacity_bytes = 1 << 20}, &p.io,
+                    &err),
+        0);
+    p.opts.io = p.io;
+    p.opts.segment_bytes = 64 << 10;
+    struct store *s = st_open(&p);
+    int n = 0, rc = 0;
+    for (; n < ST_MAX_CHUNKS && rc == 0; n++) {
+        rc = st_append(s, &st_small, &ctx, n, ST_BOTH, &err);
+        if (rc == 0)
+            rc = store_commit(s, &err);
+    }
+    assert_int_equal(rc, -ENOSPC);
+    assert_true(n > 4);
+    readable(s, n + 1, n - 1); /* all earlier ones, and nothing of this one */
+    assert_true(store_audit(s));
+    store_stats(s, &st);
+    assert_int_equal(st.n_chunks, (uint64_t)n - 1);
+    store_close(s);
+    s = st_open(&p); /* a full disk does not keep the store from opening */
+    readable(s, n, n - 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* A full disk under the index: the commit may be tried again. */
+static void full_disk_under_index(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
+                                 .on = IO_SIM_ON_WRITE,
+                                 .path = "index.db-wal",
+                                 .code = -ENOSPC};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    saved(s, 2);
+    assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(store_commit(s, &err), -ENOSPC);
+    readable(s, 3, 2);
+    assert_int_equal(store_commit(s, &err), -ENOSPC);
+    io_sim_fault_clear(p.io);
+    assert_int_equal(store_commit(s, &err), 0);
+    readable(s, 3, 3);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void failed_sync_is_final(void **state)
+{
+    (void)state;
+    static const struct {
+        enum io_sim_fault_kind kind;
+        const char *path;
+    } cases[] = {{IO_SIM_FAIL, "seg-"},
+                 {IO_SIM_SYNC_LIES, "seg-"},
+                 {IO_SIM_FAIL, "index.db-wal"},
+                 {IO_SIM_SYNC_LIES, "index.db-wal"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_stats st;
+        struct io_sim_fault fault = {
+            .kind = cases[i].kind, .on = IO_SIM_ON_SYNC, .path = cases[i].path, .count = 1};
+        assert_true(st_place_open(&p, "sim", 1));
+        struct store *s = st_open(&p);
+        saved(s, 2);
+        assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
+        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        assert_int_not_equal(store_commit(s, &err), 0);
+        readable(s, 3, 2);
+        /* The device is well again, but what it has lost it will not say. */
+        assert_int_not_equal(store_commit(s, &err), 0);
+        assert_int_not_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
+        assert_non_null(strstr(err.msg, "saving is off"));
+        store_stats(s, &st);
+        assert_int_not_equal(st.saving_fault, 0);
+        readable(s, 3, 2);
+        assert_true(store_audit(s));
+        store_close(s);
+        io_sim_crash(p.io);
+        io_sim_restart(p.io);
+        s = st_open(&p);
+        struct st_result r;
+        assert_int_equal(st_read(s, &st_small, &ctx, 3, &r, &err), 0);
+        assert_true(r.n_found >= 2 && r.n_records == 6 * r.n_found && r.n_corrupt == 0);
+        saved(s, 3);
+        readable(s, 3, 3);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+static void failed_reads_are_misses(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_result r;
+    struct io_sim_fault fault = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 1, .skip = 2};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    saved(s, 3);
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(st_read(s, &st_small, &ctx, 3, &r, &err), 0);
+    assert_int_equal(r.n_unread, 1);
+    assert_int_equal(r.n_records, 3 * 6 - 1);
+    io_sim_fault_clear(p.io);
+    readable(s, 3, 3); /* an error of the device condemns nothing */
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_at_a_time),
+        cmocka_unit_test(modes_are_private),
+        cmocka_unit_test(directories_must_match),
+        cmocka_unit_test(unwritable),
+        cmocka_unit_test(future_version),
+        cmocka_unit_test(index_is_rebuilt),
+        cmocka_unit_test(rebuild_over_stale_headers),
+        cmocka_unit_test(full_disk),
+        cmocka_unit_test(full_disk_under_index),
+        cmocka_unit_test(failed_sync_is_final),
+        cmocka_unit_test(failed_reads_are_misses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

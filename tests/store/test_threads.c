@@ -1,0 +1,192 @@
+/* Several threads on one store: savers of the same contexts, readers, a maintainer.  Equal chunks are
+ * stored once, nothing wrong is read, and the books are right at the end.  Meant for VARIANT=tsan
+ * too. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "io/io.h"
+#include "store/store_impl.h"
+#include "storetest.h"
+
+/* liburing maps its rings by raw system calls, which the thread sanitizer does not see: a ring at the
+ * address of an earlier thread's ring looks like a race. */
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void)
+{
+    return "race:io_uring_\n";
+}
+
+enum { N_CTX = 6, N_CHUNKS = 5, N_ROUNDS = 60 };
+
+struct shared {
+    struct store *s;
+    atomic_int n_wrong, n_failed, n_read, n_full;
+    atomic_bool stop;
+};
+
+struct thread {
+    struct shared *sh;
+    pthread_t id;
+    uint64_t seed;
+};
+
+static struct st_ctx ctx_of(uint64_t n)
+{
+    return (struct st_ctx){.base = 1, .own = n % N_CTX, .branch = 2};
+}
+
+static void *saver(void *arg)
+{
+    struct thread *t = arg;
+    struct rng r = {t->seed};
+    for (int i = 0; i < N_ROUNDS; i++) {
+        struct st_ctx c = ctx_of(rng_u64(&r));
+        struct err err = {0};
+        int rc = st_save(t->sh->s, &st_small, &c, 1 + (int)rng_below(&r, N_CHUNKS),
+                         1 + (int)rng_below(&r, 3), &err);
+        if (rc == ERR_LIMIT)
+            t->sh->n_full++;
+        else if (rc != 0)
+            t->sh->n_failed++;
+    }
+    return NULL;
+}
+
+static void *reader(void *arg)
+{
+    struct thread *t = arg;
+    struct rng r = {t->seed};
+    while (!t->sh->stop) {
+        struct st_ctx c = ctx_of(rng_u64(&r));
+        struct st_result result;
+        struct err err = {0};
+        if (st_read(t->sh->s, &st_small, &c, N_CHUNKS, &result, &err) != 0)
+            t->sh->n_failed++;
+        t->sh->n_wrong += result.n_wrong + result.n_corrupt + result.n_unread;
+        t->sh->n_read += result.n_records;
+    }
+    return NULL;
+}
+
+static void *maintainer(void *arg)
+{
+    struct thread *t = arg;
+    struct rng r = {t->seed};
+    while (!t->sh->stop) {
+        struct sha256 keys[N_CHUNKS];
+        struct store_hit hits[N_CHUNKS];
+        struct store_stats st;
+        struct store_verify v;
+        struct err err = {0};
+        uint64_t freed;
+        int n_hits, rc = 0;
+        struct st_ctx c = ctx_of(rng_u64(&r));
+        st_keys(&c, N_CHUNKS, keys);
+        store_stats(t->sh->s, &st);
+        if (st.cap_bytes != 0 && st.used_bytes > st.cap_bytes)
+            t->sh->n_failed++;
+        switch (rng_below(&r, 8)) {
+        case 0:
+            rc = store_lookup(t->sh->s, keys, N_CHUNKS, hits, &n_hits, NULL, 0, &err);
+            if (n_hits > 0)
+                store_condemn(t->sh->s, &hits[n_hits - 1], "a test");
+            store_release(t->sh->s, hits, n_hits);
+            break;
+        case 1:
+            rc = store_gc(t->sh->s, &freed, &err);
+            break;
+        case 2:
+            rc = store_verify(t->sh->s, &v, NULL, NULL, NULL, &err);
+            t->sh->n_wrong += (int)v.n_bad;
+            break;
+        default:
+            rc = store_commit(t->sh->s, &err);
+        }
+        if (rc != 0)
+            t->sh->n_failed++;
+    }
+    return NULL;
+}
+
+static void together(const char *kind, uint64_t cap_bytes)
+{
+    enum { N_SAVERS = 3, N_READERS = 2, N = N_SAVERS + N_READERS + 1 };
+    struct st_place p;
+    if (!st_place_open(&p, kind, strcmp(kind, "dram") == 0 ? 1 : 2))
+        skip();
+    p.opts.cap_bytes = cap_bytes;
+    struct shared sh = {.s = st_open(&p)};
+    struct thread threads[N];
+    for (int i = 0; i < N; i++) {
+        threads[i] = (struct thread){.sh = &sh, .seed = (uint64_t)i};
+        void *(*body)(void *) = i < N_SAVERS ? saver : i < N - 1 ? reader : maintainer;
+        assert_int_equal(pthread_create(&threads[i].id, NULL, body, &threads[i]), 0);
+    }
+    for (int i = 0; i < N; i++) {
+        if (i == N_SAVERS)
+            sh.stop = true;
+        pthread_join(threads[i].id, NULL);
+    }
+    assert_int_equal(sh.n_failed, 0);
+    assert_int_equal(sh.n_wrong, 0);
+    assert_true(sh.n_read > 0);
+    assert_true(store_audit(sh.s));
+    if (cap_bytes ==
+        0) { /* everything fits: saved once more, every record is there exactly once */
+        struct store_stats st;
+        struct err err = {0};
+        for (uint64_t i = 0; i < N_CTX; i++) {
+            struct st_ctx c = ctx_of(i);
+            assert_int_equal(st_save(sh.s, &st_small, &c, N_CHUNKS, ST_BOTH, &err), 0);
+        }
+        store_stats(sh.s, &st);
+        uint64_t n_chunks = 2 + N_CTX * (N_CHUNKS - 2), record_bytes = 3 * (8192 + 12288);
+        assert_int_equal(st.n_chunks, n_chunks);
+        assert_int_equal(st.used_bytes - st.n_extents * 4096, n_chunks * record_bytes);
+    }
+    store_close(sh.s);
+    st_place_close(&p);
+}
+
+static void dram(void **state)
+{
+    (void)state;
+    together("dram", 0);
+}
+
+static void sim(void **state)
+{
+    (void)state;
+    together("sim", 0);
+}
+
+static void sim_with_cap(void **state)
+{
+    (void)state;
+    together("sim", 16 * 70000);
+}
+
+static void uring(void **state)
+{
+    (void)state;
+    together("uring", 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dram),
+        cmocka_unit_test(sim),
+        cmocka_unit_test(sim_with_cap),
+        cmocka_unit_test(uring),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
