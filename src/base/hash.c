@@ -3,7 +3,11 @@
 
 #include <openssl/evp.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h> /* AVX2 or AVX-512 where the processor has them; the same value */
+#else
 #include <xxhash.h>
+#endif
 
 #include "base/bytes.h"
 #include "base/check.h"

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -21,12 +22,16 @@ enum {
     NEAR_ROWS = 512, /* sample of whole-layer speed, at position 0 */
     FAR_ROWS = 64,   /* sample of attention over a long past, */
     FAR_PAST = 2048, /* of this length */
+    LOAD_BYTES =
+        64 << 20, /* of records for the sample of loading: more than the caches hold */
 };
 
 /* Samples are repeated until they have taken this long; the fastest counts. */
 #define SAMPLE_NS 30000000
 
 /* --- compute ---------------------------------------------------------------------------------- */
+
+struct load;
 
 struct bench {
     const struct model *m;
@@ -39,6 +44,7 @@ struct bench {
     int32_t seq_row[2];
     const int32_t *tables[1];
     int past; /* keys before the sampled rows */
+    struct load *load;
 };
 
 static int bench_init(struct bench *b, const struct model *m, struct model_work *w,
@@ -53,8 +59,8 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
     size_t row_bytes = (size_t)rows * model_kv_bytes(m);
     size_t logit_bytes = (size_t)m->cfg.vocab_size * sizeof(float);
     *b = (struct bench){.m = m, .w = w, .s = s};
-    int rc = buf_alloc(m->dev, MEM_DEVICE, kv_bytes + x_bytes + row_bytes + logit_bytes + 256,
-                       &b->mem, err);
+    int rc = buf_alloc(m->dev, MEM_DEVICE,
+                       kv_bytes + x_bytes + row_bytes + logit_bytes + 256, &b->mem, err);
     if (rc != 0)
         return err_wrap(err, "profile");
     uint8_t *p = b->mem.ptr;
@@ -109,37 +115,6 @@ static int run_project(struct bench *b, int n)
     return rc == 0 ? model_kv_fill(b->m, b->s, &b->kv, rows, &r) : rc;
 }
 
-struct check_arg {
-    const struct mat *rows;
-    uint64_t sum[64];
-};
-
-static void check_share(void *arg, int thread_idx, int n_threads)
-{
-    struct check_arg *c = arg;
-    long begin, end;
-    pool_share(c->rows->rows, STORE_CHUNK_TOKENS, thread_idx, n_threads, &begin, &end);
-    struct mat part = mat_rows(*c->rows, begin, end - begin);
-    if (thread_idx < 64 && end > begin)
-        c->sum[thread_idx] = checksum64(
-            part.data, (size_t)(part.rows * part.cols) * dtype_bytes(part.dtype));
-}
-
-static int run_load(struct bench *b, int n)
-{
-    struct ragged r = bench_rows(b, n);
-    struct mat rows = mat_rows(b->kv_rows, 0, n);
-    struct check_arg c = {.rows = &rows};
-    pool_run(b->m->dev->pool, check_share, &c);
-    return model_kv_fill(b->m, b->s, &b->kv, rows, &r);
-}
-
-static int run_head(struct bench *b, int n)
-{
-    (void)n;
-    return model_head(b->m, b->w, b->s, mat_rows(b->x, 0, 1), b->logits);
-}
-
 /* The fastest of several runs, in seconds: other work on the machine only ever adds. */
 static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double *seconds)
 {
@@ -159,6 +134,88 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
     return 0;
 }
 
+/* --- loading: as restore.c does it, chunk by chunk on every core, over more than the caches hold */
+
+struct load {
+    struct bench *b;
+    struct buf mem;
+    uint8_t *records;
+    struct kv_layer kv;
+    struct stream **streams; /* one per thread */
+    int n_chunks;
+    atomic_int rc;
+    atomic_ullong sum; /* keeps the checksums from being optimised away */
+};
+
+static void load_share(void *arg, int thread_idx, int n_threads)
+{
+    struct load *ld = arg;
+    const struct model *m = ld->b->m;
+    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    long begin, end;
+    pool_share(ld->n_chunks, 1, thread_idx, n_threads, &begin, &end);
+    for (long c = begin; c < end; c++) {
+        int32_t block = (int32_t)c, seq_row[2] = {0, STORE_CHUNK_TOKENS};
+        const int32_t *table = &block;
+        uint8_t *record = ld->records + (size_t)c * bytes;
+        struct mat rows = mat_of(record, m->dtype, STORE_CHUNK_TOKENS, 2 * model_kv_dim(m));
+        struct ragged r = {.n_rows = STORE_CHUNK_TOKENS,
+                           .n_seqs = 1,
+                           .pos = ld->b->pos,
+                           .seq_row = seq_row,
+                           .tables = &table};
+        atomic_fetch_add(&ld->sum, checksum64(record, bytes));
+        int rc = model_kv_fill(m, ld->streams[thread_idx], &ld->kv, rows, &r);
+        if (rc != 0)
+            atomic_store(&ld->rc, rc);
+    }
+}
+
+static int run_load(struct bench *b, int n)
+{
+    (void)n;
+    pool_run(b->m->dev->pool, load_share, b->load);
+    return atomic_load(&b->load->rc);
+}
+
+/* *seconds per token. On an error it is 0. */
+static int sample_load(struct bench *b, double *seconds)
+{
+    const struct model *m = b->m;
+    int n_threads = pool_threads(m->dev->pool);
+    size_t record = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    size_t n = LOAD_BYTES / record < 8     ? 8
+               : LOAD_BYTES / record > 256 ? 256
+                                           : LOAD_BYTES / record;
+    size_t records = n * record;
+    struct load ld = {.b = b, .n_chunks = (int)n, .kv = b->kv};
+    int rc = buf_alloc(m->dev, MEM_HOST, records + LOAD_CHUNKS * b->kv.block_stride,
+                       &ld.mem, NULL);
+    if (rc != 0)
+        return rc;
+    memset(ld.mem.ptr, 0, ld.mem.bytes);
+    ld.records = ld.mem.ptr;
+    ld.kv.blocks = ld.records + records;
+    ld.streams = xcalloc((size_t)n_threads, sizeof(struct stream *));
+    b->load = &ld;
+    for (int i = 0; rc == 0 && i < n_threads; i++)
+        rc = stream_create(m->dev, STREAM_INLINE, &ld.streams[i], NULL);
+    if (rc == 0)
+        rc = sample(b, run_load, 0, seconds);
+    *seconds /= (double)n * STORE_CHUNK_TOKENS;
+    for (int i = 0; i < n_threads; i++)
+        stream_destroy(ld.streams[i]);
+    free(ld.streams);
+    buf_free(m->dev, &ld.mem);
+    return rc;
+}
+
+static int run_head(struct bench *b, int n)
+{
+    (void)n;
+    return model_head(b->m, b->w, b->s, mat_rows(b->x, 0, 1), b->logits);
+}
+
 /* A whole layer over n tokens from position 0 costs b n + c n^2: the token at position p takes
  * b + 2 c p.  Two samples, near and far, give b and c. */
 static struct cost_curve fit_layer(double near_s, double near_n, double far_s, double far_n,
@@ -176,12 +233,12 @@ static int measure(struct platform *p, struct bench *b)
 {
     int near = model_work_rows(b->w) < NEAR_ROWS ? model_work_rows(b->w) : NEAR_ROWS;
     near = near < b->m->max_ctx ? near : b->m->max_ctx;
-    double near_s, far_s, far_gemm_s, h_s, kv_s, head_s;
+    double near_s, far_s, far_gemm_s, h_s, kv_s = 0, head_s;
     int rc = sample(b, run_layer, near, &near_s);
     if (rc == 0)
         rc = sample(b, run_project, near, &h_s);
     if (rc == 0)
-        rc = sample(b, run_load, near, &kv_s);
+        rc = sample_load(b, &kv_s);
     if (rc == 0)
         rc = sample(b, run_head, 1, &head_s);
     if (rc != 0)
@@ -198,12 +255,14 @@ static int measure(struct platform *p, struct bench *b)
         b->past = 0;
         if (rc != 0)
             return rc;
-        double attention_s = (far_s - far_gemm_s) / FAR_ROWS; /* a row's, over `past` more keys */
-        p->c_tok = fit_layer(near_s, near, near_s / near * FAR_ROWS + attention_s * FAR_ROWS,
-                             FAR_ROWS, past);
+        double attention_s = (far_s - far_gemm_s) /
+                             FAR_ROWS; /* a row's, over `past` more keys */
+        p->c_tok = fit_layer(near_s, near,
+                             near_s / near * FAR_ROWS + attention_s * FAR_ROWS, FAR_ROWS,
+                             past);
     }
     p->c_h = (struct cost_curve){.b_s = h_s / near};
-    p->c_kv = (struct cost_curve){.b_s = kv_s / near};
+    p->c_kv = (struct cost_curve){.b_s = kv_s};
     p->head_s = head_s;
     return 0;
 }
@@ -224,19 +283,20 @@ int profile_compute(struct platform *p, const struct model *m, struct model_work
 
 enum { IO_BATCH = 32 };
 
-#define IO_SAMPLE_NS    40000000
-#define IO_SAMPLE_BYTES (64u << 20)
+#define IO_SAMPLE_NS    60000000
+#define IO_SAMPLE_BYTES (128u << 20)
 
 /* The i-th record to be read: layer by layer over all chunks, as a restore would; false past the
  * last one. */
-static bool pick_record(const struct model *m, const struct store_hit *hits, int n_hits, int i,
-                        struct store_read *read)
+static bool pick_record(const struct model *m, const struct store_hit *hits, int n_hits,
+                        int i, struct store_read *read)
 {
     int layer = i / n_hits;
     if (layer >= m->cfg.n_layers)
         return false;
     const struct store_hit *h = &hits[i % n_hits];
-    enum store_kind kind = store_mask_has(&h->mask, layer, STORE_KV) ? STORE_KV : STORE_HIDDEN;
+    enum store_kind kind = store_mask_has(&h->mask, layer, STORE_KV) ? STORE_KV
+                                                                     : STORE_HIDDEN;
     read->hit = h;
     read->layer = layer;
     read->kind = kind;
@@ -258,9 +318,9 @@ static int read_some(struct store_reader *reader, struct store_read *const *read
 
 /* Reads records in batches, until time or bytes are used up. The first batch is one record: its time
  * is the latency. */
-static int time_reads(struct platform_tier *t, const struct model *m, struct store_reader *reader,
-                      uint8_t *staging, size_t room, const struct store_hit *hits, int n_hits,
-                      struct err *err)
+static int time_reads(struct platform_tier *t, const struct model *m,
+                      struct store_reader *reader, uint8_t *staging, size_t room,
+                      const struct store_hit *hits, int n_hits, struct err *err)
 {
     int64_t begin = clock_now_ns(), after_first = begin;
     uint64_t bytes = 0, first_bytes = 0;
@@ -288,7 +348,8 @@ static int time_reads(struct platform_tier *t, const struct model *m, struct sto
         next += n;
     }
     int64_t end = clock_now_ns();
-    double rest_s = (double)(end - after_first) * 1e-9, rest = (double)(bytes - first_bytes);
+    double rest_s = (double)(end - after_first) * 1e-9,
+           rest = (double)(bytes - first_bytes);
     if (rest == 0) { /* a single record was all there is: its time is all we know */
         rest_s = (double)(end - begin) * 1e-9;
         rest = (double)bytes;
@@ -296,7 +357,8 @@ static int time_reads(struct platform_tier *t, const struct model *m, struct sto
     if (bytes == 0)
         return err_set(err, -EIO, "profile: no stored record could be read");
     t->bytes_per_s = rest / (rest_s > 1e-9 ? rest_s : 1e-9);
-    double latency = (double)(after_first - begin) * 1e-9 - (double)first_bytes / t->bytes_per_s;
+    double latency = (double)(after_first - begin) * 1e-9 -
+                     (double)first_bytes / t->bytes_per_s;
     t->latency_s = latency > 0 ? latency : 0;
     return 0;
 }
@@ -346,7 +408,8 @@ static void cpu_name(char *out, size_t n)
         fclose(f);
 }
 
-void profile_begin(struct platform *p, const struct model *m, const struct sha256 *fingerprint)
+void profile_begin(struct platform *p, const struct model *m,
+                   const struct sha256 *fingerprint)
 {
     struct utsname u;
     char cpu[48], hex[65];
