@@ -7,7 +7,9 @@
  *
  * A piece that is a token itself is looked up instead of merged, once merging has been seen to end in
  * that token.  That is remembered in the bpe, one relaxed atomic byte a token: the only state, and
- * its value is a pure function of the vocabulary, so threads may race on it. */
+ * its value is a pure function of the vocabulary, so threads may race on it.  Measured on English, in
+ * one run on a busy machine: 12.8 instead of 6.0 MB/s with Qwen3's tokenizer, 16.6 instead of 6.8 with
+ * GPT-2's.  Cutting SentencePiece text at words (bpe.c) is another factor of 6. */
 #ifndef MODEL_BPE_H
 #define MODEL_BPE_H
 
