@@ -1,0 +1,175 @@
+/* The reference, and with it everything that equals it, against an independent computation in f64:
+ * plain formulas, no blocks, no online softmax. */
+#include "rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "cases.h"
+
+static struct lane lanes[2]; /* ref, and cpu on the portable kernels, which all others equal */
+
+static int setup(void **state)
+{
+    (void)state;
+    lanes[0] = lane_ref();
+    lanes[1] = lane_cpu("portable", 1);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lane_close(&lanes[0]);
+    lane_close(&lanes[1]);
+    return 0;
+}
+
+/* Rounding of partial sums of 256 is what is left: sqrt(256) half units of a sum of size 10. */
+static void test_matmul(void **state)
+{
+    (void)state;
+    enum { M = 3, N = 20, K = 4096 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
+    float *rows = random_elems(DTYPE_F32, N * K, 2);
+    for (int l = 0; l < 2; l++) {
+        struct weight w = weight_make(&lanes[l], DTYPE_F32, N, K, rows);
+        lanes[l].ops->matmul(lanes[l].stream, c, a, &w, NULL);
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) {
+                double want = 0;
+                for (int k = 0; k < K; k++)
+                    want += (double)((float *)a.data)[i * K + k] * (double)rows[j * K + k];
+                assert_true(fabs(((float *)c.data)[i * N + j] - want) < 2e-5);
+            }
+        weight_free(&lanes[l], &w);
+    }
+    free(rows);
+    mat_free(&a);
+    mat_free(&c);
+}
+
+static void test_norms(void **state)
+{
+    (void)state;
+    enum { D = 1000 };
+    struct mat x = mat_random(DTYPE_F32, 1, D, 3), out = mat_alloc(DTYPE_F32, 1, D);
+    const float *v = x.data, *y = out.data;
+    float *w = random_elems(DTYPE_F32, D, 4), *b = random_elems(DTYPE_F32, D, 5);
+    double sum = 0, squares = 0, spread = 0;
+    for (int i = 0; i < D; i++) {
+        sum += (double)v[i];
+        squares += (double)v[i] * (double)v[i];
+    }
+    for (int i = 0; i < D; i++)
+        spread += ((double)v[i] - sum / D) * ((double)v[i] - sum / D);
+    for (int l = 0; l < 2; l++) {
+        lanes[l].ops->rmsnorm(lanes[l].stream, out, x, w, 1e-5f);
+        for (int i = 0; i < D; i++)
+            assert_true(fabs((double)y[i] -
+                             (double)v[i] / sqrt(squares / D + 1e-5) * (double)w[i]) < 1e-6);
+        lanes[l].ops->layernorm(lanes[l].stream, out, x, w, b, 1e-5f);
+        for (int i = 0; i < D; i++)
+            assert_true(fabs((double)y[i] - (((double)v[i] - sum / D) /
+                                                 sqrt(spread / D + 1e-5) * (double)w[i] +
+                                             (double)b[i])) < 1e-6);
+    }
+    free(w);
+    free(b);
+    mat_free(&x);
+    mat_free(&out);
+}
+
+/* exp through silu: x / (1 + exp(-x)), over the whole range; and its ends. */
+static void test_exponential(void **state)
+{
+    (void)state;
+    enum { N = 40000 };
+    struct mat x = mat_alloc(DTYPE_F32, 1, N);
+    for (int l = 0; l < 2; l++) {
+        float *v = x.data;
+        for (int i = 0; i < N; i++)
+            v[i] = -80.0f + 160.0f * (float)i / N;
+        lanes[l].ops->act(lanes[l].stream, x, ACTIVATION_SILU);
+        for (int i = 0; i < N; i++) {
+            double in = (double)(-80.0f + 160.0f * (float)i / N), want = in / (1 + exp(-in));
+            assert_true(fabs((double)v[i] - want) <= 4e-7 * fabs(want) + 1e-37);
+        }
+        v[0] = 1000, v[1] = -1000, v[2] = 0, v[3] = NAN;
+        lanes[l].ops->act(lanes[l].stream, mat_cols(x, 0, 4), ACTIVATION_SILU);
+        assert_true(v[0] == 1000 && v[1] <= 0 && v[1] > -1e-30f && v[2] == 0 && isnan(v[3]));
+    }
+    mat_free(&x);
+}
+
+struct exact {
+    const struct attention_case *ac;
+    struct mat q, kv; /* kv rows from position 0 */
+};
+
+static double exact_output(const struct exact *e, int row, int pos, int head, int dim,
+                           double scale)
+{
+    int d_head = e->ac->d_head, kv_head = head / (e->ac->heads / e->ac->n_kv);
+    int first = e->ac->window > 0 && pos + 1 > e->ac->window ? pos + 1 - e->ac->window : 0;
+    double total = 0, out = 0;
+    for (int p = first; p <= pos; p++) {
+        double dot = 0;
+        for (int d = 0; d < d_head; d++)
+            dot += (double)elem_get(e->q.data, DTYPE_F32, row * e->q.cols + head * d_head + d) *
+                   (double)elem_get(e->kv.data, e->kv.dtype,
+                                    p * e->kv.cols + kv_head * d_head + d);
+        double weight = exp(dot * scale);
+        total += weight;
+        out += weight * (double)elem_get(e->kv.data, e->kv.dtype,
+                                         p * e->kv.cols +
+                                             (e->ac->n_kv + kv_head) * d_head + dim);
+    }
+    return out / total;
+}
+
+static void check_attention(const struct lane *l, const struct attention_case *ac)
+{
+    static const struct rope none = {0};
+    int start = ac->seq[0].start, n = ac->seq[0].rows, end = start + n;
+    struct cache c = cache_make(l, DTYPE_BF16, ac->n_kv, ac->d_head, 1, end);
+    struct batch fill = batch_make(&c, 1, (int[]){0}, &end), b = batch_make(&c, 1, &start, &n);
+    struct exact e = {ac, mat_random(DTYPE_F32, n, ac->heads * ac->d_head, 8),
+                      mat_random(DTYPE_BF16, end, 2 * ac->n_kv * ac->d_head, 9)};
+    struct mat out = mat_alloc(DTYPE_F32, n, ac->heads * ac->d_head);
+    l->ops->kv_fill(l->stream, &c.kv, e.kv, &none, &fill.r);
+    l->ops->attention(l->stream, out, e.q, &c.kv, &b.r, 0.4f, ac->window);
+    for (int row = 0; row < n; row += n / 5 + 1)
+        for (int head = 0; head < ac->heads; head++)
+            for (int dim = 0; dim < ac->d_head; dim += 7) {
+                float got = ((float *)out.data)[row * out.cols + head * ac->d_head + dim];
+                double want = exact_output(&e, row, start + row, head, dim, (double)0.4f);
+                assert_true(fabs((double)got - want) < 2e-6);
+            }
+    mat_free(&e.q);
+    mat_free(&e.kv);
+    mat_free(&out);
+    batch_free(&fill);
+    batch_free(&b);
+    cache_free(l, &c);
+}
+
+static void test_attention(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_CASES(attention_cases); i++)
+        if (!attention_cases[i].bench && attention_cases[i].n_seqs == 1)
+            for (int l = 0; l < 2; l++)
+                check_attention(&lanes[l], &attention_cases[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_exponential),
+        cmocka_unit_test(test_attention),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
