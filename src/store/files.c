@@ -50,7 +50,7 @@ struct files {
     struct media base;
     struct io *io;
     unsigned open_flags;
-    uint64_t step_bytes;
+    uint64_t max_step_bytes;
     pthread_mutex_t lock; /* everything below; held while a file grows */
     struct device devices[STORE_MAX_DEVICES];
     struct writer *idle;
@@ -101,13 +101,21 @@ static struct segment *segment_get(struct files *f, int device, uint32_t segment
     return segment < d->n_segments ? d->segments[segment] : NULL;
 }
 
-/* [lock] Makes the file reach end_bytes, by a whole step if there is room. */
+/* How far to preallocate: in proportion to the file, so that a small store stays small and a large
+ * one does not ask for space with every chunk. */
+static uint64_t step_of(const struct files *f, uint64_t end_bytes)
+{
+    uint64_t step = round_up(end_bytes / 4, STORE_ALIGN);
+    return step < f->max_step_bytes ? step : f->max_step_bytes;
+}
+
+/* [lock] Makes the file reach end_bytes, and a step more if there is room. */
 static int segment_grow(struct files *f, struct segment *seg, uint64_t end_bytes,
                         struct err *err)
 {
     if (seg->size_bytes >= end_bytes)
         return 0;
-    uint64_t want = round_up(end_bytes, STORE_ALIGN) + f->step_bytes;
+    uint64_t want = end_bytes + step_of(f, end_bytes);
     if (want > f->base.segment_bytes)
         want = f->base.segment_bytes;
     int rc = io_file_allocate(seg->file, seg->size_bytes, want - seg->size_bytes, err);
@@ -533,7 +541,7 @@ int files_open(const struct files_opts *opts, struct media **out, struct err *er
     f->io = opts->io;
     f->open_flags = (opts->read_only ? IO_READ_ONLY : 0u) |
                     (opts->no_direct ? 0u : IO_DIRECT);
-    f->step_bytes = opts->step_bytes;
+    f->max_step_bytes = opts->max_step_bytes;
     pthread_mutex_init(&f->lock, NULL);
     for (int i = 0; i < opts->n_dirs; i++)
         f->devices[i] = (struct device){.dir = xstrdup(opts->dirs[i]), .dir_dirty = true};

@@ -57,7 +57,7 @@ struct files_opts {
     const char *const *dirs;
     int n_dirs;
     uint64_t segment_bytes;
-    uint64_t step_bytes; /* files grow by this much at a time */
+    uint64_t max_step_bytes; /* files are preallocated by at most this much at a time */
     bool read_only, no_direct;
 };
 /* The segment files of existing store directories, all of them opened. */

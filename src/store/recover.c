@@ -244,8 +244,8 @@ static int lock_take(struct store *s, const struct store_opts *opts, struct err 
     int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
     if (rc == 0)
         rc = io_file_lock(s->lock_file, err);
-    if (rc == -ENOENT)
-        err_set(err, rc = ERR_NOT_FOUND, "there is no store in %s", opts->dirs[0]);
+    if (rc == -ENOENT) /* reading only, and no store: the superblocks will say it better */
+        rc = 0;
     if (rc == ERR_BUSY)
         err_set(err, rc, "the store in %s is in use by another process", opts->dirs[0]);
     free(path);
@@ -374,7 +374,7 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
 
 /* --- all of it -------------------------------------------------------------------------------- */
 
-static uint64_t step_of(uint64_t cap_bytes)
+static uint64_t max_step_of(uint64_t cap_bytes)
 {
     if (cap_bytes == 0 || cap_bytes / 8 > MAX_STEP_BYTES)
         return MAX_STEP_BYTES;
@@ -406,7 +406,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         .dirs = opts->dirs,
         .n_dirs = opts->n_dirs,
         .segment_bytes = sb.segment_bytes,
-        .step_bytes = step_of(opts->cap_bytes),
+        .max_step_bytes = max_step_of(opts->cap_bytes),
         .read_only = opts->read_only,
         .no_direct = opts->no_direct,
     };

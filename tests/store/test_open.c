@@ -150,8 +150,7 @@ static void directories_must_match(void **state)
     opts.read_only = true;
     const char *nowhere[] = {fresh, p.dirs[1], p.dirs[2]};
     opts.dirs = nowhere;
-    refused(&opts, ERR_NOT_FOUND,
-            "there is no store in"); /* fresh was made above, but is empty */
+    refused(&opts, ERR_MISMATCH, "has no superblock");
     const char *nothing[] = {"build/no-such-store", p.dirs[1], p.dirs[2]};
     opts.dirs = nothing;
     refused(&opts, ERR_NOT_FOUND, "there is no store in");
@@ -298,6 +297,34 @@ static void rebuild_over_stale_headers(void **state)
     st_place_close(&p);
 }
 
+/* A store that a crash left with its last commits in the WAL is read without being changed. */
+static void read_only_after_crash(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    assert_true(st_place_open(&p, "sim", 2));
+    struct store *s = st_open(&p);
+    saved(s, 3);
+    struct st_place q = p;
+    assert_int_equal(io_sim_fork(p.io, 1, &q.io, &err), 0);
+    q.opts.io = q.io;
+    q.opts.read_only = true;
+    for (int i = 0; i < 2; i++) {
+        struct store *copy = st_open(&q);
+        readable(copy, 3, 3);
+        store_close(copy);
+    }
+    q.opts.read_only = false;
+    struct store *copy = st_open(&q);
+    saved(copy, 4);
+    readable(copy, 4, 4);
+    store_close(copy);
+    io_close(q.io);
+    store_close(s);
+    st_place_close(&p);
+}
+
 /* --- failing devices --------------------------------------------------------------------------- */
 
 static void full_disk(void **state)
@@ -437,6 +464,7 @@ int main(void)
         cmocka_unit_test(future_version),
         cmocka_unit_test(index_is_rebuilt),
         cmocka_unit_test(rebuild_over_stale_headers),
+        cmocka_unit_test(read_only_after_crash),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(full_disk_under_index),
         cmocka_unit_test(failed_sync_is_final),
