@@ -19,6 +19,7 @@ static const struct cmd cmds[] = {
     {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
     {"bench", cmd_bench, "measures this machine and what hcache makes of it"},
     {"tokenize", cmd_tokenize, "text to token ids, and back"},
+    {"store", cmd_store, "what is stored, whether it is sound, and giving space back"},
     {"model", cmd_model, "what a model is; models of random weights"},
     {0},
 };

@@ -1,0 +1,507 @@
+/* cmd_store.c - hcache store: what is stored, whether it is sound, and giving space back. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "apps/cmds.h"
+#include "base/mem.h"
+#include "base/opt.h"
+#include "base/progress.h"
+#include "format/json.h"
+#include "io/io.h"
+#include "store/store.h"
+
+struct store_args {
+    struct opt_list dirs;
+    bool chunks;
+    bool json;
+};
+
+static const struct opt dir_positionals[] = {
+    {"DIR[,DIR...]", OPT(struct store_args, dirs), .required = true, .min = 1,
+     .max = STORE_MAX_DEVICES, .help = "the store's directories, in their order"},
+    {0},
+};
+
+/* --- what all four share ----------------------------------------------------------------------- */
+
+struct session {
+    struct io *io;
+    struct store *store;
+    char *dirs[STORE_MAX_DEVICES]; /* the arguments, cut at their commas */
+    int n_dirs;
+};
+
+static int report(const struct opt_cmd *cmd, const struct err *e)
+{
+    fprintf(stderr, "hcache %s: %s\n", cmd->name, e->msg);
+    return e->code == ERR_USAGE ? 2 : 1;
+}
+
+static int dirs_split(struct session *s, const struct opt_list *args, struct err *err)
+{
+    for (int i = 0; i < args->n; i++) {
+        for (const char *p = args->items[i];; p++) {
+            size_t n = strcspn(p, ",");
+            if (s->n_dirs == STORE_MAX_DEVICES)
+                return err_set(err, ERR_USAGE, "a store has at most %d directories",
+                               STORE_MAX_DEVICES);
+            s->dirs[s->n_dirs++] = xasprintf("%.*s", (int)n, p);
+            p += n;
+            if (*p == 0)
+                break;
+        }
+    }
+    return 0;
+}
+
+static int session_open(struct session *s, const struct store_args *a, bool read_only,
+                        struct err *err)
+{
+    *s = (struct session){0};
+    int rc = dirs_split(s, &a->dirs, err);
+    if (rc == 0)
+        rc = io_uring_open(&s->io, err);
+    if (rc == ERR_UNSUPPORTED)
+        rc = io_pread_open(&s->io, err);
+    if (rc != 0)
+        return rc;
+    struct store_opts opts = {.io = s->io,
+                              .dirs = (const char *const *)s->dirs,
+                              .n_dirs = s->n_dirs,
+                              .read_only = read_only};
+    return store_open(&opts, &s->store, err);
+}
+
+static void session_close(struct session *s)
+{
+    store_close(s->store);
+    io_close(s->io);
+    for (int i = 0; i < s->n_dirs; i++)
+        free(s->dirs[i]);
+}
+
+static void bytes_text(uint64_t n, char out[32])
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)n;
+    int u = 0;
+    for (; v >= 1024 && u < 4; u++)
+        v /= 1024;
+    snprintf(out, 32, u == 0 ? "%.0f %s" : "%.1f %s", v, unit[u]);
+}
+
+static void print_json(struct json *j)
+{
+    char *text = json_text(j, 2);
+    printf("%s\n", text);
+    free(text);
+    json_free(j);
+}
+
+/* --- the chunks, as a list --------------------------------------------------------------------- */
+
+struct list {
+    struct store_entry *e;
+    uint64_t n;
+    int n_layers; /* the highest layer that any chunk has a record of, plus one */
+};
+
+static int list_add(void *arg, const struct store_entry *e)
+{
+    struct list *l = arg;
+    if ((l->n & (l->n - 1)) == 0)
+        l->e = xrealloc(l->e, (l->n == 0 ? 1 : 2 * l->n) * sizeof l->e[0]);
+    l->e[l->n++] = *e;
+    for (int i = l->n_layers; i < STORE_MAX_LAYERS; i++)
+        if (store_mask_has(&e->mask, i, STORE_HIDDEN) ||
+            store_mask_has(&e->mask, i, STORE_KV))
+            l->n_layers = i + 1;
+    return 0;
+}
+
+/* A letter per layer: H hidden state, K keys and values, B both, - nothing. */
+static void mask_text(const struct store_mask *m, int n_layers,
+                      char out[STORE_MAX_LAYERS + 1])
+{
+    for (int l = 0; l < n_layers; l++)
+        out[l] =
+            "-HKB"[store_mask_has(m, l, STORE_HIDDEN) + 2 * store_mask_has(m, l, STORE_KV)];
+    out[n_layers] = 0;
+}
+
+static void time_text(int64_t wall_s, char out[32])
+{
+    time_t t = (time_t)wall_s;
+    struct tm tm;
+    localtime_r(&t, &tm);
+    strftime(out, 32, "%Y-%m-%d %H:%M", &tm);
+}
+
+/* --- stat -------------------------------------------------------------------------------------- */
+
+static const struct opt stat_options[] = {
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd stat_cmd = {
+    .name = "store stat",
+    .summary = "Says how much a store holds, and of which models.",
+    .positionals = dir_positionals,
+    .options = stat_options,
+    .values_bytes = sizeof(struct store_args),
+};
+
+struct model_share {
+    struct sha256 fingerprint;
+    uint64_t n_chunks, n_contexts, n_bytes;
+};
+
+static int shares_of(const struct list *l, struct model_share **out)
+{
+    struct model_share *shares = NULL;
+    int n = 0;
+    for (uint64_t i = 0; i < l->n; i++) {
+        const struct store_entry *e = &l->e[i];
+        int at = 0;
+        while (at < n &&
+               memcmp(&shares[at].fingerprint, &e->fingerprint, sizeof e->fingerprint) != 0)
+            at++;
+        if (at == n) {
+            shares = xrealloc(shares, (size_t)++n * sizeof shares[0]);
+            shares[at] = (struct model_share){.fingerprint = e->fingerprint};
+        }
+        shares[at].n_chunks++;
+        shares[at].n_contexts += e->chunk_idx == 0;
+        shares[at].n_bytes += e->bytes;
+    }
+    *out = shares;
+    return n;
+}
+
+static void stat_json(const struct store_stats *st, const struct model_share *shares, int n)
+{
+    char hex[65];
+    struct json *j = json_new_object(), *models = json_new_array();
+    json_put_int(j, "devices", st->n_devices);
+    json_put_int(j, "chunks", (int64_t)st->n_chunks);
+    json_put_int(j, "tokens", (int64_t)st->n_chunks * STORE_CHUNK_TOKENS);
+    json_put_int(j, "extents", (int64_t)st->n_extents);
+    json_put_int(j, "used_bytes", (int64_t)st->used_bytes);
+    json_put_int(j, "file_bytes", (int64_t)st->file_bytes);
+    for (int i = 0; i < n; i++) {
+        struct json *m = json_new_object();
+        sha256_hex(&shares[i].fingerprint, hex);
+        json_put_string(m, "fingerprint", hex);
+        json_put_int(m, "first_chunks", (int64_t)shares[i].n_contexts);
+        json_put_int(m, "chunks", (int64_t)shares[i].n_chunks);
+        json_put_int(m, "bytes", (int64_t)shares[i].n_bytes);
+        json_push(models, m);
+    }
+    json_put(j, "models", models);
+    print_json(j);
+}
+
+static void stat_text(const struct store_stats *st, const struct model_share *shares, int n)
+{
+    char used[32], files[32], hex[65];
+    bytes_text(st->used_bytes, used);
+    bytes_text(st->file_bytes, files);
+    printf("%" PRIu64 " chunks (%" PRIu64 " tokens) in %" PRIu64
+           " extents on %d director%s\n",
+           st->n_chunks, st->n_chunks * STORE_CHUNK_TOKENS, st->n_extents, st->n_devices,
+           st->n_devices == 1 ? "y" : "ies");
+    printf("%s of state, in files of %s\n", used, files);
+    for (int i = 0; i < n; i++) {
+        bytes_text(shares[i].n_bytes, used);
+        sha256_hex(&shares[i].fingerprint, hex);
+        printf("  model %.8s..  %" PRIu64 " chunks, %" PRIu64 " of them first, %s\n", hex,
+               shares[i].n_chunks, shares[i].n_contexts, used);
+    }
+}
+
+static int run_stat(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct list l = {0};
+    struct store_stats st;
+    int rc = session_open(&s, a, true, err);
+    if (rc == 0)
+        rc = store_each(s.store, list_add, &l, err);
+    if (rc == 0) {
+        struct model_share *shares;
+        int n = shares_of(&l, &shares);
+        store_stats(s.store, &st);
+        (a->json ? stat_json : stat_text)(&st, shares, n);
+        free(shares);
+    }
+    free(l.e);
+    session_close(&s);
+    return rc;
+}
+
+/* --- ls ---------------------------------------------------------------------------------------- */
+
+static const struct opt ls_options[] = {
+    {"chunks", OPT(struct store_args, chunks),
+     .help = "a line for every chunk, with its key"},
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd ls_cmd = {
+    .name = "store ls",
+    .summary =
+        "Lists what is stored: chains of chunks, and per layer whether there is the hidden "
+        "state (H), keys and values (K), both (B) or nothing (-).",
+    .positionals = dir_positionals,
+    .options = ls_options,
+    .values_bytes = sizeof(struct store_args),
+};
+
+static void ls_json(const struct list *l)
+{
+    char hex[65], mask[STORE_MAX_LAYERS + 1];
+    struct json *j = json_new_object(), *chunks = json_new_array();
+    for (uint64_t i = 0; i < l->n; i++) {
+        const struct store_entry *e = &l->e[i];
+        struct json *c = json_new_object();
+        sha256_hex(&e->key, hex);
+        json_put_string(c, "key", hex);
+        sha256_hex(&e->parent, hex);
+        json_put_string(c, "parent", hex);
+        sha256_hex(&e->fingerprint, hex);
+        json_put_string(c, "fingerprint", hex);
+        json_put_int(c, "index", e->chunk_idx);
+        mask_text(&e->mask, l->n_layers, mask);
+        json_put_string(c, "layers", mask);
+        json_put_int(c, "bytes", (int64_t)e->bytes);
+        json_put_int(c, "used_wall_s", e->used_wall_s);
+        json_push(chunks, c);
+    }
+    json_put(j, "chunks", chunks);
+    print_json(j);
+}
+
+/* Whether b continues a in the listing and says nothing new. */
+static bool joins(const struct store_entry *a, const struct store_entry *b)
+{
+    return memcmp(&b->parent, &a->key, sizeof a->key) == 0 &&
+           memcmp(&a->mask, &b->mask, sizeof a->mask) == 0 &&
+           b->chunk_idx == a->chunk_idx + 1;
+}
+
+/* One line for chunks [from, to) of the list, which is a run of equal ones. */
+static void ls_line(const struct list *l, uint64_t from, uint64_t to)
+{
+    const struct store_entry *first = &l->e[from], *last = &l->e[to - 1];
+    char key[65], fingerprint[65], used[32], size[32], mask[STORE_MAX_LAYERS + 1],
+        range[32];
+    uint64_t n_bytes = 0;
+    int64_t used_wall_s = 0;
+    for (uint64_t i = from; i < to; i++) {
+        n_bytes += l->e[i].bytes;
+        if (l->e[i].used_wall_s > used_wall_s)
+            used_wall_s = l->e[i].used_wall_s;
+    }
+    sha256_hex(&first->key, key);
+    sha256_hex(&first->fingerprint, fingerprint);
+    mask_text(&first->mask, l->n_layers, mask);
+    bytes_text(n_bytes, size);
+    time_text(used_wall_s, used);
+    snprintf(range, sizeof range, "%u..%u", first->chunk_idx * STORE_CHUNK_TOKENS,
+             (last->chunk_idx + 1) * STORE_CHUNK_TOKENS - 1);
+    printf("%-14s %.12s  model %.8s  %10s  used %s  %s\n", range, key, fingerprint, size,
+           used, mask);
+}
+
+static void ls_text(const struct list *l, bool every_chunk)
+{
+    for (uint64_t i = 0, from = 0; i < l->n; i++) {
+        if (i + 1 < l->n && !every_chunk && joins(&l->e[i], &l->e[i + 1]))
+            continue;
+        ls_line(l, from, i + 1);
+        from = i + 1;
+    }
+}
+
+static int run_ls(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct list l = {0};
+    int rc = session_open(&s, a, true, err);
+    if (rc == 0)
+        rc = store_each(s.store, list_add, &l, err);
+    if (rc == 0 && a->json)
+        ls_json(&l);
+    else if (rc == 0)
+        ls_text(&l, a->chunks);
+    free(l.e);
+    session_close(&s);
+    return rc;
+}
+
+/* --- verify ------------------------------------------------------------------------------------ */
+
+static const struct opt_cmd verify_cmd = {
+    .name = "store verify",
+    .summary = "Reads everything that is stored and checks it. Changes nothing; what is "
+               "damaged is "
+               "never used anyway, but recomputed. Exit code 1 where anything is damaged.",
+    .positionals = dir_positionals,
+    .options = stat_options,
+    .values_bytes = sizeof(struct store_args),
+};
+
+struct verify_view {
+    struct progress progress;
+    struct json *bad; /* NULL: print */
+};
+
+static void verify_bad(void *arg, const char *what)
+{
+    struct verify_view *v = arg;
+    if (v->bad != NULL)
+        json_push_string(v->bad, what);
+    else
+        printf("damaged: %s\n", what);
+}
+
+static void verify_progress(void *arg, uint64_t done_bytes, uint64_t all_bytes)
+{
+    struct verify_view *v = arg;
+    v->progress.total = all_bytes;
+    progress_at(&v->progress, done_bytes);
+}
+
+static void verify_json(const struct store_verify *r, struct json *bad)
+{
+    struct json *j = json_new_object();
+    json_put_int(j, "chunks", (int64_t)r->n_chunks);
+    json_put_int(j, "records", (int64_t)r->n_records);
+    json_put_int(j, "bytes", (int64_t)r->n_bytes);
+    json_put_int(j, "bad", (int64_t)r->n_bad);
+    json_put(j, "damaged", bad);
+    print_json(j);
+}
+
+static int run_verify(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct store_verify r = {0};
+    struct verify_view v = {.bad = a->json ? json_new_array() : NULL};
+    int rc = session_open(&s, a, true, err);
+    if (rc == 0) {
+        progress_begin(&v.progress, "verifying", PROGRESS_BYTES, 0);
+        rc = store_verify(s.store, &r, verify_bad, verify_progress, &v, err);
+        progress_end(&v.progress);
+    }
+    session_close(&s);
+    if (rc != 0) {
+        json_free(v.bad);
+        return rc;
+    }
+    char size[32];
+    bytes_text(r.n_bytes, size);
+    if (a->json)
+        verify_json(&r, v.bad);
+    else
+        printf("%" PRIu64 " chunks, %" PRIu64 " records, %s read: %" PRIu64 " damaged\n",
+               r.n_chunks, r.n_records, size, r.n_bad);
+    return r.n_bad == 0 ? 0
+                        : err_set(err, ERR_CORRUPT,
+                                  "%" PRIu64 " damaged: they will be recomputed "
+                                  "when they are needed",
+                                  r.n_bad);
+}
+
+/* --- gc ---------------------------------------------------------------------------------------- */
+
+static const struct opt_cmd gc_cmd = {
+    .name = "store gc",
+    .summary = "Removes what cannot be reached, cuts the files behind what is used, and "
+               "wipes what "
+               "is free in them.",
+    .positionals = dir_positionals,
+    .options = stat_options,
+    .values_bytes = sizeof(struct store_args),
+};
+
+static int run_gc(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct store_stats st;
+    uint64_t freed_bytes = 0;
+    int rc = session_open(&s, a, true, err); /* opening for writing would make a store */
+    if (rc == 0) {
+        session_close(&s);
+        rc = session_open(&s, a, false, err);
+    }
+    if (rc == 0)
+        rc = store_gc(s.store, &freed_bytes, err);
+    if (rc == 0) {
+        char freed[32], files[32];
+        store_stats(s.store, &st);
+        bytes_text(freed_bytes, freed);
+        bytes_text(st.file_bytes, files);
+        if (a->json) {
+            struct json *j = json_new_object();
+            json_put_int(j, "freed_bytes", (int64_t)freed_bytes);
+            json_put_int(j, "file_bytes", (int64_t)st.file_bytes);
+            print_json(j);
+        } else {
+            printf("%s given back, files of %s are left\n", freed, files);
+        }
+    }
+    session_close(&s);
+    return rc;
+}
+
+/* --- store ------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    const struct opt_cmd *cmd;
+    int (*run)(const struct store_args *a, struct err *err);
+    const char *help;
+} verbs[] = {
+    {"stat", &stat_cmd, run_stat, "how much it holds, and of which models"},
+    {"ls", &ls_cmd, run_ls, "the chunks, and what is stored of each layer"},
+    {"verify", &verify_cmd, run_verify, "reads and checks everything"},
+    {"gc", &gc_cmd, run_gc, "gives space back to the file system"},
+};
+enum { N_VERBS = sizeof verbs / sizeof verbs[0] };
+
+static void print_usage(FILE *out)
+{
+    fprintf(out, "usage: hcache store COMMAND DIR[,DIR...] [OPTION]...\n\n");
+    for (int i = 0; i < N_VERBS; i++)
+        fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].help);
+    fprintf(out, "\nhcache store COMMAND --help says more.\n");
+}
+
+int cmd_store(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    for (int i = 0; i < N_VERBS; i++) {
+        if (strcmp(what, verbs[i].name) != 0)
+            continue;
+        struct store_args a;
+        struct opt_parsed *parsed;
+        struct err err = {0};
+        int code;
+        if (!opt_begin(verbs[i].cmd, argc - 1, argv + 1, &a, &parsed, &code))
+            return code;
+        code = verbs[i].run(&a, &err);
+        if (code != 0)
+            code = report(verbs[i].cmd, &err);
+        opt_end(parsed);
+        return code;
+    }
+    bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
+    if (!help && *what != '\0')
+        fprintf(stderr, "hcache store: \"%s\" is none of stat, ls, verify and gc\n", what);
+    print_usage(help ? stdout : stderr);
+    return help ? 0 : 2;
+}

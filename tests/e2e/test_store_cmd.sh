@@ -1,0 +1,61 @@
+# test_store_cmd.sh - hcache store: stat, ls, verify and gc, on a store that a run has filled, and on
+# the same store damaged.
+. tests/e2e/lib.sh
+
+has_command run || skip_all "there is no hcache run yet"
+model=$tmp/model
+small_model "$model" || skip_all "no small model"
+ids 200 7 >"$tmp/ids"
+dirs=$tmp/a,$tmp/b
+
+run_hc store stat "$dirs"
+expect "no store: said so" 1 'there is no store'
+check "and none was made" test ! -e "$tmp/a"
+run_hc store gc "$dirs"
+check "not by gc either" test "$rc" -eq 1 -a ! -e "$tmp/a"
+
+run_hc run "$model" --token-ids "$tmp/ids" --max-tokens 8 --ignore-eos --store "$dirs" --save both
+check "a run saves" test "$rc" -eq 0
+
+run_hc store stat "$dirs" --json
+check "stat counts 3 chunks on 2 devices" json_is '[j["chunks"], j["tokens"], j["devices"]]' "3 192 2"
+check "of one model" json_is 'len(j["models"])' 1
+run_hc store ls "$dirs" --json
+check "ls lists them parents first" json_is '[c["index"] for c in j["chunks"]]' "0 1 2"
+check "each has its parent's key" json_is 'all(b["parent"] == a["key"] for a, b in zip(j["chunks"], j["chunks"][1:]))' True
+check "and both kinds of every layer" json_is 'set("".join(c["layers"] for c in j["chunks"])) == {"B"}' True
+run_hc store ls "$dirs"
+check "as text a chain is one line" grep -qE '^0\.\.191 .* B+$' "$tmp/out"
+run_hc store ls "$dirs" --chunks
+check "or a line per chunk" test "$(wc -l <"$tmp/out")" -eq 3
+run_hc store ls "$tmp/b,$tmp/a"
+expect "directories in the wrong order" 1 'the order matters'
+run_hc store ls "$tmp/a"
+expect "a directory too few" 1 'one of 2 directories'
+
+run_hc store verify "$dirs" --json
+check "verify finds it sound" json_is '[j["chunks"], j["bad"]]' "3 0"
+run_hc store gc "$dirs" --json
+check "gc leaves what is used" test "$rc" -eq 0 -a "$(json 'j["file_bytes"] > 0')" = True
+run_hc store verify "$dirs"
+check "and it is sound after" test "$rc" -eq 0
+
+# A hidden state behind the first (that of layer 0 is never read: it is the embedding).
+printf 'damage' | dd of="$tmp/a/seg-000000.hc" bs=1 seek=21000 conv=notrunc 2>/dev/null
+run_hc store verify "$dirs"
+expect "a damaged record: exit code 1" 1 '1 damaged'
+check "and which one" grep -q '^damaged: chunk ' "$tmp/out"
+run_hc store verify "$dirs"
+expect "verify has changed nothing" 1 '1 damaged'
+run_hc run "$model" --token-ids "$tmp/ids" --max-tokens 8 --ignore-eos --store "$dirs" --save both --plan hidden
+check "a run recomputes and saves it anew" test "$rc" -eq 0
+run_hc store verify "$dirs"
+check "then it is sound again" test "$rc" -eq 0
+
+run_hc store
+check "no command: usage, exit code 2" test "$rc" -eq 2
+run_hc store frobnicate "$dirs"
+expect "an unknown command" 2 'none of stat, ls, verify and gc'
+run_hc store stat --help
+check "help" test "$rc" -eq 0
+plan_end
