@@ -154,6 +154,8 @@ const struct kv_pool *engine_pool(const struct engine *e)
 static void seq_free(struct engine *e, struct seq *s)
 {
     save_close(s->save);
+    if (s->pin.impl != NULL)
+        store_release(e->o.store, &s->pin, 1);
     kv_table_free(e->pool, &s->table);
     chain_deinit(&s->chain);
     free(s->tokens);
@@ -221,7 +223,8 @@ const struct outcome *seq_outcome(const struct seq *s)
 
 int64_t seq_committed_tokens(const struct seq *s)
 {
-    return save_committed_tokens(s->save);
+    int64_t saved = save_committed_tokens(s->save);
+    return saved > s->out.n_stored ? saved : s->out.n_stored;
 }
 
 const float *seq_logits(const struct seq *s)
@@ -257,23 +260,29 @@ static void batch_add(struct engine *e, struct seq *s, int n_rows)
     e->batch[e->n_batch++] = s;
     e->n_rows += n_rows;
     e->seq_row[e->n_batch] = e->n_rows;
-    save_reserve(s->save, s->n_done, n_rows, s->phase == PHASE_PREFILL);
 }
 
-/* Decodes first, so that they never stall behind a long prompt; then prefill pieces. */
+/* Decodes first, so that they never stall behind a long prompt; then prefill pieces.  Decodes never
+ * wait for the saver either: where its buffers are all on their way to the store, a decode is saved no
+ * further, and a prefill waits, for a later step if there is other work in this one. */
 static void batch_make(struct engine *e)
 {
     e->n_batch = e->n_rows = 0;
     for (int i = 0; i < e->o.max_seqs; i++) {
-        if (e->seqs[i] != NULL && e->seqs[i]->phase == PHASE_DECODE)
-            batch_add(e, e->seqs[i], 1);
+        struct seq *s = e->seqs[i];
+        if (s == NULL || s->phase != PHASE_DECODE)
+            continue;
+        save_reserve(s->save, s->n_done, 1, SAVE_SHED);
+        batch_add(e, s, 1);
     }
     for (int i = 0; i < e->o.max_seqs && e->n_rows < e->o.step_rows; i++) {
         struct seq *s = e->seqs[i];
         if (s == NULL || s->phase != PHASE_PREFILL)
             continue;
         int room = e->o.step_rows - e->n_rows, left = s->n_tokens - s->n_done;
-        batch_add(e, s, left < room ? left : room);
+        int n = left < room ? left : room;
+        if (save_reserve(s->save, s->n_done, n, e->n_batch > 0 ? SAVE_TRY : SAVE_WAIT))
+            batch_add(e, s, n);
     }
 }
 
@@ -317,11 +326,9 @@ static void seq_sample(struct engine *e, struct seq *s)
     s->out.logits_digest = checksum64(link, sizeof link);
     int32_t id = sample_token(s->logits, vocab, &s->req.sample, s->n_tokens,
                               e->sample_scratch);
-    int64_t now = clock_now_ns();
     if (s->phase == PHASE_PREFILL) {
-        s->t_first = now;
-        s->out.ttft_ns = now - s->t_start;
-        s->out.prefill_ns = s->out.ttft_ns - s->out.lookup_ns - s->out.restore_ns;
+        s->t_first = clock_now_ns();
+        s->out.ttft_ns = s->t_first - s->t_start;
         s->phase = PHASE_DECODE;
     }
     /* A model that emits BOS begins another text: that ends this one as EOS does. */
@@ -341,10 +348,12 @@ static void seq_sample(struct engine *e, struct seq *s)
 static void seq_advance(struct engine *e, struct seq *s)
 {
     s->n_done += s->n_rows;
-    chain_extend(&s->chain, s->tokens, s->n_done);
     save_advance(s->save, s->tokens, s->n_done);
     if (s->n_done < s->n_tokens)
         return; /* prefill goes on */
+    if (s->phase == PHASE_PREFILL)
+        s->out.prefill_ns = clock_now_ns() - s->t_start - s->out.lookup_ns -
+                            s->out.restore_ns;
     if (s->req.max_tokens == 0)
         seq_finish(s, FINISH_LENGTH);
     else
@@ -384,7 +393,9 @@ static void start_waiting(struct engine *e)
             continue;
         seq_restore(e, s);
         if (s->phase == PHASE_PREFILL)
-            s->save = save_open(e->o.saver, &s->chain, &s->req.save, s->n_done);
+            s->save = save_open(e->o.saver,
+                                chain_parent(&s->chain, s->n_done / STORE_CHUNK_TOKENS),
+                                &s->req.save, s->n_done);
     }
 }
 

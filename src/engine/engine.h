@@ -72,7 +72,8 @@ struct outcome {
     struct err err;
     const int32_t *tokens; /* prompt, then generated; the sequence's memory */
     int n_prompt, n_generated;
-    int n_cached;           /* prompt tokens that were restored */
+    int n_stored;           /* prompt tokens that the store has, as far as was looked; */
+    int n_cached;           /* of which this many were restored */
     uint64_t logits_digest; /* over the f32 logits of every generated position */
     struct plan plan;       /* n_layers 0 where nothing was restored */
     char miss[200];         /* why not more was restored */

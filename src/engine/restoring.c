@@ -72,7 +72,15 @@ static int make_plan(struct engine *e, struct seq *s, int n_hits, int *n_chunks)
     return rc;
 }
 
-static void run_restore(struct engine *e, struct seq *s, int n_chunks)
+static void fail(struct seq *s, int rc)
+{
+    s->out.err.code = rc;
+    s->out.finish = FINISH_ERROR;
+    s->phase = PHASE_DONE;
+}
+
+/* Returns how many of the n_hits chunks the store still has. */
+static int run_restore(struct engine *e, struct seq *s, int n_hits, int n_chunks)
 {
     struct restore_job job = {.hits = e->hits,
                               .n_chunks = n_chunks,
@@ -81,53 +89,70 @@ static void run_restore(struct engine *e, struct seq *s, int n_chunks)
                               .plan = &s->out.plan};
     int rc = restore_run(e->restorer, &job, &s->out.restore, &s->out.err);
     if (rc != 0) {
-        s->out.finish = FINISH_ERROR;
-        s->phase = PHASE_DONE;
-        return;
+        fail(s, rc);
+        return 0;
     }
-    s->n_done = s->out.restore.n_chunks * STORE_CHUNK_TOKENS;
-    if (s->out.restore.n_chunks < n_chunks)
+    int n_good = s->out.restore.n_chunks;
+    s->n_done = n_good * STORE_CHUNK_TOKENS;
+    if (n_good < n_chunks)
         snprintf(s->out.miss, sizeof s->out.miss, "%s", s->out.restore.fault);
+    else if (n_chunks < n_hits)
+        snprintf(
+            s->out.miss, sizeof s->out.miss,
+            "the plan restores %d of %d stored chunks: the others lack its records, or "
+            "recomputing them is faster",
+            n_chunks, n_hits);
+    if (n_good == 0)
+        s->out.plan.n_layers = 0;
+    return n_good < n_chunks ? n_good : n_hits;
 }
 
-static void restore_from_hits(struct engine *e, struct seq *s, int n_hits)
+static int restore_from_hits(struct engine *e, struct seq *s, int n_hits)
 {
     int n_chunks = 0, rc = 0;
     int64_t t0 = clock_now_ns();
-    rc = measure_io(e, e->hits, n_hits, &s->out.err);
+    struct err err = {0};
+    rc = measure_io(e, e->hits, n_hits, &err);
     if (rc != 0) { /* nothing could be read: recompute */
-        snprintf(s->out.miss, sizeof s->out.miss, "%.190s", s->out.err.msg);
-        return;
+        snprintf(s->out.miss, sizeof s->out.miss, "%.190s", err.msg);
+        return 0;
     }
     rc = make_plan(e, s, n_hits, &n_chunks);
     s->out.plan_ns = clock_now_ns() - t0;
     if (rc != 0) {
-        s->out.err.code = rc;
-        s->out.finish = FINISH_ERROR;
-        s->phase = PHASE_DONE;
-    } else if (n_chunks > 0) {
-        run_restore(e, s, n_chunks);
-    } else {
-        snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
-                 s->out.plan.reason);
-        s->out.plan.n_layers = 0;
+        fail(s, rc);
+        return n_hits;
     }
+    if (n_chunks > 0)
+        return run_restore(e, s, n_hits, n_chunks);
+    snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
+             s->out.plan.reason);
+    s->out.plan.n_layers = 0;
+    return n_hits;
+}
+
+/* Why nothing is looked up, or NULL. */
+static const char *why_not(const struct engine *e, const struct seq *s)
+{
+    if (e->o.store == NULL)
+        return "no store";
+    if (s->plan != NULL && strcmp(s->plan, "recompute") == 0)
+        return "recomputation was asked for";
+    if (s->req.n_prompt <= STORE_CHUNK_TOKENS)
+        return "no full chunk of 64 tokens comes before the prompt's last token";
+    return NULL;
 }
 
 void seq_restore(struct engine *e, struct seq *s)
 {
     s->phase = PHASE_PREFILL;
-    /* The last prompt token must be computed in any case: its logits are wanted. */
-    int n_want = (s->req.n_prompt - 1) / STORE_CHUNK_TOKENS;
-    bool recompute = s->plan != NULL && strcmp(s->plan, "recompute") == 0;
-    if (e->o.store == NULL || recompute || n_want == 0) {
-        snprintf(s->out.miss, sizeof s->out.miss, "%s",
-                 e->o.store == NULL ? "no store"
-                 : recompute        ? "recomputation was asked for"
-                                    : "the prompt is shorter than a chunk");
+    const char *why = why_not(e, s);
+    if (why != NULL) {
+        snprintf(s->out.miss, sizeof s->out.miss, "%s", why);
         return;
     }
-    int n_hits = 0;
+    /* The last prompt token must be computed in any case: its logits are wanted. */
+    int n_want = (s->req.n_prompt - 1) / STORE_CHUNK_TOKENS, n_hits = 0;
     int64_t t0 = clock_now_ns();
     struct err err = {0};
     int rc = store_lookup(e->o.store, s->chain.keys, n_want, e->hits, &n_hits, s->out.miss,
@@ -138,8 +163,13 @@ void seq_restore(struct engine *e, struct seq *s)
         return;
     }
     t0 = clock_now_ns();
-    if (n_hits > 0)
-        restore_from_hits(e, s, n_hits);
+    int n_stored = n_hits > 0 ? restore_from_hits(e, s, n_hits) : 0;
+    s->out.n_stored = n_stored * STORE_CHUNK_TOKENS;
+    /* While the sequence lives, what its state continues is not evicted: the last chunk pins all. */
+    if (n_stored > 0) {
+        s->pin = e->hits[n_stored - 1];
+        e->hits[n_stored - 1].impl = NULL;
+    }
     store_release(e->o.store, e->hits, n_hits);
     s->out.restore_ns = clock_now_ns() - t0;
     s->out.n_cached = s->n_done;

@@ -16,13 +16,14 @@ struct seq {
     struct request req;
     char *salt, *plan;
     enum phase phase;
-    int32_t *tokens; /* prompt and generated [n_prompt + max_tokens] */
-    int n_tokens;    /* known */
-    int n_done;      /* whose K and V are in the cache: n_tokens - 1 while decoding */
-    int row, n_rows; /* of the present batch */
-    struct chain chain;
+    int32_t *tokens;    /* prompt and generated [n_prompt + max_tokens] */
+    int n_tokens;       /* known */
+    int n_done;         /* whose K and V are in the cache: n_tokens - 1 while decoding */
+    int row, n_rows;    /* of the present batch */
+    struct chain chain; /* of the prompt */
     struct kv_table table;
     struct save_seq *save;
+    struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */
     struct outcome out;
     float *logits; /* [vocab], a row of the engine's */
     int64_t t_start, t_first;

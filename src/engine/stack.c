@@ -18,6 +18,8 @@
 
 /* Rows of one forward pass at most: what the engine, and before it the fingerprint, computes in. */
 enum { BATCH_ROWS = 512 };
+_Static_assert((int)STACK_MAX_SEQUENCES <= (int)BATCH_ROWS,
+               "every sequence may decode in one step");
 
 static void say(const struct stack *k, const char *text)
 {
@@ -72,6 +74,8 @@ static int open_store(struct stack *k, struct err *err)
                             .cap_bytes = k->o.cap_bytes};
     if (rc == 0 && (rc = store_open(&so, &k->store, err)) != 0)
         err_wrap(err, "store %s", k->o.n_dirs > 0 ? k->o.dirs[0] : "in memory");
+    if (rc == 0) /* so that a miss can say "state of another model" */
+        store_expect(k->store, &k->fingerprint);
     return rc;
 }
 
@@ -109,6 +113,7 @@ static int open_saver(struct stack *k, struct err *err)
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = bytes,
                             .max_batch_rows = BATCH_ROWS,
+                            .max_seqs = k->o.max_sequences > 0 ? k->o.max_sequences : 1,
                             .warn = warn,
                             .warn_arg = k};
     return saver_create(&so, &k->saver, err);

@@ -10,6 +10,10 @@
 
 struct pool;
 
+enum {
+    STACK_MAX_SEQUENCES = 512
+}; /* each may decode in every step: no more than its rows */
+
 struct stack_opts {
     const char *model, *device, *dtype; /* as in hcache.h; device NULL: "cpu" */
     int threads;                        /* 0: one per core */

@@ -25,20 +25,20 @@ enum {
 
 struct save_seq {
     struct saver *saver;
-    struct chain *chain;
+    struct sha256
+        parent; /* of the next chunk to be written; the writer's, as hashing is its work */
     struct save_policy policy;
-    int first_open;          /* chunk index of open[0] */
+    int first_open; /* chunk index of open[0] */
     int n_open, max_open;
-    uint8_t **open;          /* buffers of chunks that are being filled, in order */
-    atomic_llong committed;  /* tokens */
+    uint8_t **open;         /* buffers of chunks that are being filled, in order */
+    atomic_llong committed; /* tokens */
     atomic_bool shed;
-    int n_refs;              /* the owner, and every chunk in flight; under the saver's lock */
+    int n_refs; /* the owner, and every chunk in flight; under the saver's lock */
 };
 
 struct job {
     struct save_seq *seq;
     uint8_t *buf;
-    struct sha256 key, parent;
     int chunk_idx;
     int32_t tokens[STORE_CHUNK_TOKENS];
 };
@@ -70,11 +70,11 @@ static uint8_t *record_of(const struct saver *s, uint8_t *buf, int l, enum store
     return buf + layer + (kind == STORE_KV ? s->hidden_room : 0);
 }
 
-/* A free buffer; NULL where there is none (and, with may_wait, none will come). Takes the lock. */
-static uint8_t *take_buf(struct saver *s, bool may_wait)
+/* A free buffer; NULL where there is none (and, for SAVE_WAIT, none will come). Takes the lock. */
+static uint8_t *take_buf(struct saver *s, enum save_wait how)
 {
     pthread_mutex_lock(&s->lock);
-    while (may_wait && s->n_free == 0 && s->n_in_flight > 0)
+    while (how == SAVE_WAIT && s->n_free == 0 && s->n_in_flight > 0)
         pthread_cond_wait(&s->changed, &s->lock);
     uint8_t *buf = s->n_free > 0 ? s->free_bufs[--s->n_free] : NULL;
     pthread_mutex_unlock(&s->lock);
@@ -128,13 +128,14 @@ static int append(struct saver *s, const struct job *j, struct err *err)
                 .n_bytes = (uint32_t)(kind == STORE_KV ? s->kv_bytes : s->hidden_bytes)};
         }
     }
-    struct store_chunk c = {.key = j->key,
-                            .parent = j->parent,
+    struct store_chunk c = {.key = store_chunk_key(&j->seq->parent, j->tokens),
+                            .parent = j->seq->parent,
                             .fingerprint = s->o.fingerprint,
                             .chunk_idx = (uint32_t)j->chunk_idx,
                             .records = records,
                             .n_records = n};
     memcpy(c.tokens, j->tokens, sizeof c.tokens);
+    j->seq->parent = c.key;
     return store_append(s->o.store, &c, err);
 }
 
@@ -178,7 +179,8 @@ static bool is_of_sequence(int rc)
 static void write_job(struct saver *s, struct job *j, struct batch *b)
 {
     struct err err = {0};
-    int rc = s->fault != 0 || atomic_load(&j->seq->shed) ? ERR_CANCELLED : append(s, j, &err);
+    int rc = s->fault != 0 || atomic_load(&j->seq->shed) ? ERR_CANCELLED
+                                                         : append(s, j, &err);
     if (rc != 0 && rc != ERR_CANCELLED && !is_of_sequence(rc))
         set_fault(s, rc, &err);
     pthread_mutex_lock(&s->lock);
@@ -235,11 +237,22 @@ size_t saver_bytes(const struct saver *s)
     return s->n_bufs * s->buf_bytes;
 }
 
+static void release(struct saver *s)
+{
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    mem_unmap(s->mem, saver_bytes(s));
+    free(s->free_bufs);
+    free(s->jobs);
+    free(s);
+}
+
 int saver_create(const struct saver_opts *o, struct saver **out, struct err *err)
 {
     const struct model *m = o->model;
     if (m->cfg.n_layers > STORE_MAX_LAYERS)
-        return err_set(err, ERR_UNSUPPORTED, "the store holds at most %d layers, the model has %d",
+        return err_set(err, ERR_UNSUPPORTED,
+                       "the store holds at most %d layers, the model has %d",
                        STORE_MAX_LAYERS, m->cfg.n_layers);
     struct saver *s = xcalloc(1, sizeof *s);
     s->o = *o;
@@ -248,8 +261,11 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     s->hidden_room = round_up(s->hidden_bytes, STORE_ALIGN);
     s->kv_room = round_up(s->kv_bytes, STORE_ALIGN);
     s->buf_bytes = (size_t)m->cfg.n_layers * (s->hidden_room + s->kv_room);
-    size_t least = (size_t)o->max_batch_rows / STORE_CHUNK_TOKENS + 3;
-    s->n_bufs = o->buffer_bytes / s->buf_bytes > least ? o->buffer_bytes / s->buf_bytes : least;
+    /* Of n rows in a batch, a sequence touches at most n / 64 + 2 chunks. */
+    size_t least = (size_t)o->max_batch_rows / STORE_CHUNK_TOKENS +
+                   2 * (size_t)o->max_seqs + 1;
+    s->n_bufs = o->buffer_bytes / s->buf_bytes > least ? o->buffer_bytes / s->buf_bytes
+                                                       : least;
     s->mem = mem_map(saver_bytes(s));
     if (s->mem == NULL) {
         size_t bytes = saver_bytes(s);
@@ -262,7 +278,11 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
         give_buf_locked(s, s->mem + i * s->buf_bytes); /* low addresses are reused first */
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    CHECK(pthread_create(&s->writer, NULL, writer_main, s) == 0);
+    int rc = pthread_create(&s->writer, NULL, writer_main, s);
+    if (rc != 0) {
+        release(s);
+        return err_set(err, -rc, "the thread that saves: %s", strerror(rc));
+    }
     *out = s;
     return 0;
 }
@@ -277,12 +297,7 @@ void saver_destroy(struct saver *s)
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->writer, NULL);
     CHECK(s->n_free == s->n_bufs);
-    pthread_cond_destroy(&s->changed);
-    pthread_mutex_destroy(&s->lock);
-    mem_unmap(s->mem, saver_bytes(s));
-    free(s->free_bufs);
-    free(s->jobs);
-    free(s);
+    release(s);
 }
 
 int saver_flush(struct saver *s, struct err *err)
@@ -308,15 +323,15 @@ static bool saves_nothing(const struct save_policy *p, int n_layers)
     return true;
 }
 
-struct save_seq *save_open(struct saver *s, struct chain *chain, const struct save_policy *policy,
-                           int64_t first_token)
+struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
+                           const struct save_policy *policy, int64_t first_token)
 {
     CHECK(first_token % STORE_CHUNK_TOKENS == 0);
     if (s == NULL || saves_nothing(policy, s->o.model->cfg.n_layers))
         return NULL;
     struct save_seq *q = xcalloc(1, sizeof *q);
     q->saver = s;
-    q->chain = chain;
+    q->parent = *parent;
     q->policy = *policy;
     q->first_open = (int)(first_token / STORE_CHUNK_TOKENS);
     q->max_open = s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2;
@@ -347,24 +362,28 @@ void save_close(struct save_seq *q)
     pthread_mutex_unlock(&s->lock);
 }
 
-void save_reserve(struct save_seq *q, int64_t pos, int n, bool may_wait)
+bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
 {
     if (q == NULL || n == 0)
-        return;
+        return true;
     int last = (int)((pos + n - 1) / STORE_CHUNK_TOKENS);
-    CHECK(pos / STORE_CHUNK_TOKENS >= q->first_open && last - q->first_open < q->max_open);
     while (!atomic_load(&q->shed) && q->first_open + q->n_open <= last) {
-        uint8_t *buf = take_buf(q->saver, may_wait);
-        if (buf == NULL)
-            atomic_store(&q->shed, true);
-        else
+        CHECK(pos / STORE_CHUNK_TOKENS >= q->first_open && q->n_open < q->max_open);
+        uint8_t *buf = take_buf(q->saver, how);
+        if (buf != NULL)
             q->open[q->n_open++] = buf;
+        else if (how == SAVE_TRY)
+            return false;
+        else
+            atomic_store(&q->shed, true);
     }
     if (atomic_load(&q->shed))
         drop_open(q);
+    return true;
 }
 
-static void copy_rows(uint8_t *record, int64_t row, struct mat src, int64_t first, int64_t n)
+static void copy_rows(uint8_t *record, int64_t row, struct mat src, int64_t first,
+                      int64_t n)
 {
     size_t row_bytes = (size_t)src.cols * dtype_bytes(src.dtype);
     const uint8_t *from = (const uint8_t *)src.data;
@@ -373,7 +392,8 @@ static void copy_rows(uint8_t *record, int64_t row, struct mat src, int64_t firs
            (size_t)n * row_bytes);
 }
 
-void save_rows(struct save_seq *q, int l, int64_t pos, struct mat hidden, struct mat kv_rows)
+void save_rows(struct save_seq *q, int l, int64_t pos, struct mat hidden,
+               struct mat kv_rows)
 {
     if (q == NULL || atomic_load(&q->shed))
         return;
@@ -386,7 +406,8 @@ void save_rows(struct save_seq *q, int l, int64_t pos, struct mat hidden, struct
         if (i >= q->n_open)
             return; /* shed by the writer between save_reserve and here */
         if (kinds & SAVE_HIDDEN)
-            copy_rows(record_of(q->saver, q->open[i], l, STORE_HIDDEN), row, hidden, done, n);
+            copy_rows(record_of(q->saver, q->open[i], l, STORE_HIDDEN), row, hidden, done,
+                      n);
         if (kinds & SAVE_KV)
             copy_rows(record_of(q->saver, q->open[i], l, STORE_KV), row, kv_rows, done, n);
         done += n;
@@ -397,11 +418,7 @@ static void enqueue(struct save_seq *q, const int32_t *tokens)
 {
     struct saver *s = q->saver;
     int idx = q->first_open;
-    struct job j = {.seq = q,
-                    .buf = q->open[0],
-                    .key = q->chain->keys[idx],
-                    .parent = *chain_parent(q->chain, idx),
-                    .chunk_idx = idx};
+    struct job j = {.seq = q, .buf = q->open[0], .chunk_idx = idx};
     memcpy(j.tokens, tokens + (int64_t)idx * STORE_CHUNK_TOKENS, sizeof j.tokens);
     pthread_mutex_lock(&s->lock);
     CHECK(s->n_jobs < s->n_bufs);
@@ -423,7 +440,6 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
         return;
     }
     while ((int64_t)(q->first_open + 1) * STORE_CHUNK_TOKENS <= n_tokens && q->n_open > 0) {
-        CHECK(q->first_open < q->chain->n_chunks);
         enqueue(q, tokens);
         q->first_open++;
     }

@@ -1,0 +1,129 @@
+#include "tests/engine/enginetest.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "state/save_policy.h"
+
+const char *const et_dirs[2] = {"/store/a", "/store/b"};
+
+void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
+                 double bytes_per_s)
+{
+    p->c_tok = (struct cost_curve){.b_s = c_tok};
+    p->c_h = (struct cost_curve){.b_s = c_h};
+    p->c_kv = (struct cost_curve){.b_s = c_kv};
+    p->n_tiers = 1;
+    p->tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = bytes_per_s};
+}
+
+int et_try_open(struct stack *k, const struct stack_opts *opts, struct err *err)
+{
+    struct stack_opts o = *opts;
+    o.model = o.model != NULL ? o.model : "synth:tiny-mha";
+    o.dtype = o.dtype != NULL ? o.dtype : "f32";
+    o.threads = o.threads > 0 ? o.threads : 1;
+    o.max_context = o.max_context > 0 ? o.max_context : 1024;
+    o.save_buffer_bytes = o.save_buffer_bytes > 0 ? o.save_buffer_bytes : 1;
+    o.staging_bytes = o.staging_bytes > 0 ? o.staging_bytes : 1;
+    o.no_profile = true;
+    int rc = stack_open(&o, k, err);
+    if (rc == 0)
+        et_platform(&k->platform, 1e-3, 2e-6, 1e-7, 1e9);
+    return rc;
+}
+
+void et_open(struct stack *k, const struct stack_opts *o)
+{
+    struct err err = {0};
+    if (et_try_open(k, o, &err) != 0)
+        fail_msg("stack: %s", err.msg);
+}
+
+struct io *et_disk(uint64_t seed, uint64_t capacity_bytes)
+{
+    struct io *io = NULL;
+    struct err err = {0};
+    struct io_sim_opts o = {.seed = seed, .capacity_bytes = capacity_bytes};
+    if (io_sim_open(&o, &io, &err) != 0 || io_mkdirs(io, "/store", &err) != 0)
+        fail_msg("simulated disk: %s", err.msg);
+    return io;
+}
+
+void et_prompt(int32_t *out, int n, uint64_t seed)
+{
+    struct rng r = {.s = seed};
+    for (int i = 0; i < n; i++)
+        out[i] = 3 + (int32_t)rng_below(&r, 477);
+}
+
+struct request et_request(const struct stack *k, const struct et_ask *a)
+{
+    struct err err = {0};
+    struct request q = {
+        .prompt = a->prompt,
+        .n_prompt = a->n_prompt,
+        .max_tokens = a->max_tokens,
+        .ignore_eos = true,
+        .salt = a->salt,
+        .plan = a->plan,
+        .sample = {.temperature = a->temperature, .top_p = 1, .seed = a->seed}};
+    if (save_policy_make(&q.save, a->save != NULL ? a->save : "none", k->model, NULL, 1024,
+                         &err) != 0)
+        fail_msg("%s", err.msg);
+    return q;
+}
+
+void et_take(struct stack *k, struct seq *s, struct et_run *out)
+{
+    if (k->saver != NULL)
+        (void)saver_flush(k->saver, NULL);
+    const struct outcome *o = seq_outcome(s);
+    *out = (struct et_run){.finish = o->finish,
+                           .digest = o->logits_digest,
+                           .n_tokens = o->n_generated,
+                           .n_cached = o->n_cached,
+                           .committed = seq_committed_tokens(s),
+                           .restore = o->restore,
+                           .plan = o->plan,
+                           .err = o->err};
+    assert_true(out->n_tokens <= ET_MAX_GENERATED);
+    memcpy(out->tokens, o->tokens + o->n_prompt,
+           (size_t)out->n_tokens * sizeof out->tokens[0]);
+    snprintf(out->miss, sizeof out->miss, "%s", o->miss);
+    engine_remove(k->engine, s);
+}
+
+int et_run(struct stack *k, const struct et_ask *a, struct et_run *out)
+{
+    struct err err = {0};
+    struct seq *s = NULL;
+    struct request q = et_request(k, a);
+    int rc = engine_add(k->engine, &q, &s, &err);
+    if (rc == 0)
+        rc = engine_run(k->engine, &err);
+    if (s != NULL)
+        et_take(k, s, out);
+    if (rc != 0) {
+        *out = (struct et_run){.finish = FINISH_ERROR};
+        out->err = err;
+    }
+    return rc;
+}
+
+void et_same(const struct et_run *a, const struct et_run *b, const char *what)
+{
+    if (a->finish != b->finish)
+        fail_msg("%s: finished as %d (%s), not as %d (%s)", what, (int)a->finish,
+                 a->err.msg, (int)b->finish, b->err.msg);
+    if (a->n_tokens != b->n_tokens ||
+        memcmp(a->tokens, b->tokens, (size_t)a->n_tokens * sizeof a->tokens[0]) != 0)
+        fail_msg("%s: other tokens", what);
+    if (a->digest != b->digest)
+        fail_msg("%s: other logits", what);
+}
