@@ -1,14 +1,15 @@
 /* restore.c - see restore.h.
  *
  * Invariants:
- *  1. A slot is owned by the I/O thread from when it is taken until its group's last read is done,
- *     then by the compute thread until the group is in the KV cache.
+ *  1. A group and its slot are owned by the I/O thread from when it takes them until the last read
+ *     is done, then by the compute thread until the group is in the KV cache.
  *  2. Recomputation never reads what the I/O lane brings: R layers are a prefix, each needs only the
  *     KV of its own layer, which it writes itself in ascending order of rows.
  *  3. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete in
  *     every layer when restore_run returns. */
 #include "state/restore.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -28,11 +29,11 @@ enum {
     MAX_SLOTS = 1024 / GROUP, /* the I/O layer's bound on queue depth */
 };
 
-/* A run of chunks of one layer that is read and computed as one. */
+/* A run of chunks of one layer that is read and computed as one, and the memory that it is read to. */
 struct group {
+    uint8_t *slot;
     int layer, first_chunk, n_chunks;
     enum store_kind kind;
-    uint8_t *slot;
     struct store_read reads[GROUP];
     int n_left; /* reads not yet complete */
 };
@@ -45,8 +46,11 @@ struct restorer {
     struct buf staging;
     size_t slot_bytes;
     int n_slots;
-    struct queue *free_slots;
-    struct store_reader *reader;
+    struct group *groups;        /* [n_slots] */
+    struct queue *free;          /* groups that nobody uses */
+    struct queue *ready;         /* groups whose reads are done; then &end */
+    struct group end;            /* says that the I/O lane has ended */
+    struct store_reader *reader; /* NULL after a fault, until the next restore opens one */
     struct stream **inline_streams; /* one per compute thread */
     struct buf scratch;
     struct mat kv_rows; /* [GROUP_ROWS][2 * kv_dim] T: one projected group */
@@ -61,9 +65,10 @@ struct restore {
     const struct model *m;
     struct restore_result *out;
 
-    struct group *groups; /* in the order of the plan's reads */
-    int n_groups, max_groups;
-    struct queue *ready; /* groups whose reads are done */
+    int16_t order[STORE_MAX_LAYERS]; /* layers in the order of their reads */
+    int n_order;
+    int next_layer,
+        next_chunk; /* what the I/O lane reads next: an index into order, a chunk */
 
     int n_recompute;      /* R layers */
     int re_layer, re_row; /* next step of the recomputation */
@@ -78,14 +83,22 @@ struct restore {
     int io_rc;
 };
 
-/* A chunk is bad: restore what precedes it. */
-static void lose_chunk(struct restore *r, int chunk, const char *why)
+/* Does a failed read or check mean that the bytes on the medium are no good?  What is only a trouble
+ * of this moment (no memory, no power) leaves them to the next restore. */
+static bool is_damage(int rc)
+{
+    return rc == ERR_CORRUPT || rc == -EIO || rc == -ENODATA;
+}
+
+/* A chunk cannot be used: restore what precedes it. */
+static void lose_chunk(struct restore *r, int chunk, int rc, const char *why)
 {
     pthread_mutex_lock(&r->fault_lock);
     if (chunk < atomic_load(&r->n_good)) {
         atomic_store(&r->n_good, chunk);
         snprintf(r->out->fault, sizeof r->out->fault, "chunk %d: %s", chunk, why);
-        store_condemn(r->rr->o.store, &r->job->hits[chunk], why);
+        if (is_damage(rc))
+            store_condemn(r->rr->o.store, &r->job->hits[chunk], why);
     }
     pthread_mutex_unlock(&r->fault_lock);
 }
@@ -98,25 +111,12 @@ static uint8_t chunk_mask(const struct store_hit *h, int layer)
                      (store_mask_has(&h->mask, layer, STORE_KV) ? PLAN_HAS_KV : 0));
 }
 
-/* Appends the groups of one layer. A chunk that lacks the plan's kind uses its other one. */
-static void add_layer(struct restore *r, int layer, char method)
+/* 'H' or 'K': what is read of a chunk, which may lack the kind that the plan prefers; else 0. */
+static char method_of(const struct restore *r, int layer, int chunk)
 {
-    struct group *g = NULL;
-    for (int c = 0; c < r->job->n_chunks; c++) {
-        char how = plan_range_method(method, chunk_mask(&r->job->hits[c], layer), false);
-        if (how != 'H' && how != 'K') {
-            lose_chunk(r, c, "no record that the plan can use");
-            return;
-        }
-        enum store_kind kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
-        r->out->n_by_method[how == 'H' ? 1 : 2]++;
-        if (g == NULL || g->kind != kind || g->n_chunks == GROUP) {
-            CHECK(r->n_groups < r->max_groups);
-            g = &r->groups[r->n_groups++];
-            *g = (struct group){.layer = layer, .first_chunk = c, .kind = kind};
-        }
-        g->n_chunks++;
-    }
+    uint8_t mask = chunk_mask(&r->job->hits[chunk], layer);
+    char how = plan_range_method(r->job->plan->method[layer], mask, false);
+    return how == 'H' || how == 'K' ? how : 0;
 }
 
 static int count_recomputed(const struct plan *p)
@@ -128,8 +128,8 @@ static int count_recomputed(const struct plan *p)
     return n == 0 && p->method[0] == 'H' ? 1 : n;
 }
 
-/* Groups in the plan's order of reads; layers that the plan's order does not name come last. */
-static void make_groups(struct restore *r)
+/* The plan's order of reads; layers that it does not name come last. */
+static void make_order(struct restore *r)
 {
     const struct plan *p = r->job->plan;
     bool done[STORE_MAX_LAYERS] = {false};
@@ -140,63 +140,103 @@ static void make_groups(struct restore *r)
         if (done[layer])
             continue;
         done[layer] = true;
-        add_layer(r, layer, p->method[layer]);
+        r->order[r->n_order++] = (int16_t)layer;
     }
+}
+
+/* Chunks without a record that the plan can use, and all behind them, are left to prefill. */
+static void check_records(struct restore *r)
+{
+    for (int c = 0; c < r->job->n_chunks; c++) {
+        for (int i = 0; i < r->n_order; i++) {
+            if (method_of(r, r->order[i], c) == 0) {
+                lose_chunk(r, c, ERR_NOT_FOUND, "no record that the plan can use");
+                return;
+            }
+        }
+    }
+}
+
+/* The next run of good chunks of one layer and kind, into g; false where there is none. */
+static bool next_group(struct restore *r, struct group *g)
+{
+    int n_good = atomic_load(&r->n_good), c = r->next_chunk;
+    if (c >= n_good) { /* on to the next layer */
+        r->next_layer++;
+        c = 0;
+    }
+    if (r->next_layer >= r->n_order || n_good == 0)
+        return false;
+    g->layer = r->order[r->next_layer];
+    g->first_chunk = c;
+    char how = method_of(r, g->layer, c);
+    while (c < n_good && c - g->first_chunk < GROUP && method_of(r, g->layer, c) == how)
+        c++;
+    g->n_chunks = c - g->first_chunk;
+    g->kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
+    r->out->n_by_method[how == 'H' ? 1 : 2] += g->n_chunks;
+    r->next_chunk = c;
+    return true;
 }
 
 /* --- the I/O lane ----------------------------------------------------------------------------- */
 
-static int submit_group(struct restore *r, struct store_reader *reader, struct group *g)
+static int submit_group(struct restore *r, struct group *g)
 {
     struct store_read *reads[GROUP];
     for (int i = 0; i < g->n_chunks; i++) {
         g->reads[i] = (struct store_read){.hit = &r->job->hits[g->first_chunk + i],
                                           .layer = g->layer,
                                           .kind = g->kind,
-                                          .dst = g->slot + (size_t)i * r->rr->record_room[g->kind],
+                                          .dst = g->slot +
+                                                 (size_t)i * r->rr->record_room[g->kind],
+                                          .dst_bytes = r->rr->record_room[g->kind],
                                           .user = g};
         reads[i] = &g->reads[i];
     }
     g->n_left = g->n_chunks;
-    return store_reader_submit(reader, reads, g->n_chunks, &r->io_err);
+    return store_reader_submit(r->rr->reader, reads, g->n_chunks, &r->io_err);
 }
 
 /* Collects completions; a group whose reads are all done goes to the compute lane. */
-static int collect(struct restore *r, struct store_reader *reader, int *n_in_flight)
+static int collect(struct restore *r, int *n_in_flight)
 {
     struct store_read *done[2 * GROUP];
     int n = 0;
-    int rc = store_reader_wait(reader, done, 2 * GROUP, &n, &r->io_err);
+    int rc = store_reader_wait(r->rr->reader, done, 2 * GROUP, &n, &r->io_err);
     for (int i = 0; i < n; i++) {
         struct group *g = done[i]->user;
         r->read_bytes += done[i]->status == 0 ? done[i]->n_bytes : 0;
         if (--g->n_left == 0) {
             (*n_in_flight)--;
-            queue_push(r->ready, g);
+            queue_push(r->rr->ready, g);
         }
     }
     return rc;
 }
 
-static int read_all(struct restore *r, struct store_reader *reader)
+static int read_all(struct restore *r)
 {
-    int rc = 0, next = 0, n_in_flight = 0;
+    struct queue *unused = r->rr->free;
+    int rc = 0, n_in_flight = 0;
+    bool more = true;
     int64_t busy_since = 0;
-    while (rc == 0 && (next < r->n_groups || n_in_flight > 0)) {
-        uint8_t *slot = NULL;
-        if (next < r->n_groups && !atomic_load(&r->stop))
-            slot = n_in_flight == 0 ? queue_pop(r->rr->free_slots) : queue_try_pop(r->rr->free_slots);
-        if (slot != NULL) {
+    while (rc == 0 && (more || n_in_flight > 0)) {
+        struct group *g = NULL;
+        more = more && !atomic_load(&r->stop);
+        if (more) /* with nothing in flight, the compute lane has a group and will give it back */
+            g = n_in_flight == 0 ? queue_pop(unused) : queue_try_pop(unused);
+        if (g != NULL && !next_group(r, g)) {
+            more = false;
+            queue_push(unused, g);
+        } else if (g != NULL) {
             if (n_in_flight++ == 0)
                 busy_since = clock_now_ns();
-            r->groups[next].slot = slot;
-            rc = submit_group(r, reader, &r->groups[next++]);
+            rc = submit_group(r, g);
         } else if (n_in_flight > 0) {
-            rc = collect(r, reader, &n_in_flight);
+            rc = collect(r, &n_in_flight);
             if (n_in_flight == 0)
                 r->io_ns += clock_now_ns() - busy_since;
-        } else {
-            break; /* stopped */
         }
     }
     return rc;
@@ -205,8 +245,8 @@ static int read_all(struct restore *r, struct store_reader *reader)
 static void *io_main(void *arg)
 {
     struct restore *r = arg;
-    r->io_rc = read_all(r, r->rr->reader);
-    queue_close(r->ready);
+    r->io_rc = read_all(r);
+    queue_push(r->rr->ready, &r->rr->end);
     return NULL;
 }
 
@@ -224,7 +264,7 @@ static bool check_record(struct restore *r, const struct group *g, int i)
         rc = err_set(&e, ERR_CORRUPT, "record of %u bytes where %zu belong", read->n_bytes,
                      r->rr->record_bytes[g->kind]);
     if (rc != 0)
-        lose_chunk(r, g->first_chunk + i, e.msg[0] != 0 ? e.msg : err_name(rc));
+        lose_chunk(r, g->first_chunk + i, rc, e.msg[0] != 0 ? e.msg : err_name(rc));
     return rc == 0;
 }
 
@@ -235,7 +275,8 @@ struct one_seq {
     const int32_t *tables[1];
 };
 
-static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, int row, int n)
+static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, int row,
+                                    int n)
 {
     q->seq_row[0] = 0;
     q->seq_row[1] = n;
@@ -319,6 +360,8 @@ static int project_group(struct restore *r, const struct group *g)
 /* One group from its records into the KV cache. */
 static int compute_group(struct restore *r, struct group *g)
 {
+    if (g->first_chunk >= atomic_load(&r->n_good))
+        return 0; /* a chunk before it was lost meanwhile */
     struct share sh = {.r = r, .g = g};
     pool_run(r->m->dev->pool, group_share, &sh);
     int rc = atomic_load(&sh.rc);
@@ -343,7 +386,8 @@ static int recompute_step(struct restore *r)
         struct mat x = mat_rows(r->rr->prefix, row, n);
         struct kv_layer kv = kv_pool_layer(r->rr->o.pool, l);
         if (l == 0)
-            rc = model_embed(r->m, r->rr->o.work, r->rr->o.stream, x, r->job->tokens + row, rg);
+            rc = model_embed(r->m, r->rr->o.work, r->rr->o.stream, x, r->job->tokens + row,
+                             rg);
         if (rc == 0 && l < r->n_recompute - 1)
             rc = model_layer(r->m, r->rr->o.work, r->rr->o.stream, l, x, x, &kv, rg, NULL);
         else if (rc == 0)
@@ -364,33 +408,49 @@ static int compute_all(struct restore *r)
 {
     int rc = 0;
     for (;;) {
-        struct group *g = queue_try_pop(r->ready);
+        struct group *g = queue_try_pop(r->rr->ready);
         int64_t t0 = clock_now_ns();
-        if (g == NULL && recompute_remains(r)) {
-            if (rc == 0)
-                rc = recompute_step(r);
-            else
-                r->re_layer = r->n_recompute;
+        if (g == NULL && recompute_remains(r) && rc == 0) {
+            rc = recompute_step(r);
+            if (rc != 0)
+                atomic_store(&r->stop, true);
             r->out->compute_ns += clock_now_ns() - t0;
             continue;
         }
         if (g == NULL) {
-            g = queue_pop(r->ready);
+            g = queue_pop(r->rr->ready);
             r->out->wait_ns += clock_now_ns() - t0;
             t0 = clock_now_ns();
         }
-        if (g == NULL)
-            return rc; /* the I/O lane is done */
+        if (g == &r->rr->end)
+            break;
         if (rc == 0)
             rc = compute_group(r, g);
         if (rc != 0)
             atomic_store(&r->stop, true);
-        queue_push(r->rr->free_slots, g->slot);
+        queue_push(r->rr->free, g);
         r->out->compute_ns += clock_now_ns() - t0;
     }
+    while (rc == 0 && recompute_remains(r)) {
+        int64_t t0 = clock_now_ns();
+        rc = recompute_step(r);
+        r->out->compute_ns += clock_now_ns() - t0;
+    }
+    return rc;
 }
 
 /* --- life cycle ------------------------------------------------------------------------------- */
+
+/* A fresh reader, and every group unused. */
+static int open_reader(struct restorer *r, struct err *err)
+{
+    while (queue_try_pop(r->free) != NULL)
+        ;
+    for (int i = 0; i < r->n_slots; i++)
+        queue_push(r->free, &r->groups[i]);
+    return store_reader_open(r->o.store, r->n_slots * GROUP, r->staging.ptr,
+                             r->staging.bytes, &r->reader, err);
+}
 
 static int reserve_staging(struct restorer *r, struct err *err)
 {
@@ -402,12 +462,14 @@ static int reserve_staging(struct restorer *r, struct err *err)
                        &r->staging, err);
     if (rc != 0)
         return err_wrap(err, "staging for restores");
-    memset(r->staging.ptr, 0, r->staging.bytes); /* page faults now, not in the first restore */
-    r->free_slots = queue_create((size_t)r->n_slots);
+    memset(r->staging.ptr, 0,
+           r->staging.bytes); /* page faults now, not in the first restore */
+    r->groups = xcalloc((size_t)r->n_slots, sizeof *r->groups);
+    r->free = queue_create((size_t)r->n_slots);
+    r->ready = queue_create((size_t)r->n_slots + 1);
     for (int i = 0; i < r->n_slots; i++)
-        queue_push(r->free_slots, (uint8_t *)r->staging.ptr + (size_t)i * r->slot_bytes);
-    return store_reader_open(r->o.store, r->n_slots * GROUP, r->staging.ptr, r->staging.bytes,
-                             &r->reader, err);
+        r->groups[i].slot = (uint8_t *)r->staging.ptr + (size_t)i * r->slot_bytes;
+    return open_reader(r, err);
 }
 
 static int reserve_scratch(struct restorer *r, struct err *err)
@@ -439,6 +501,7 @@ static int reserve_streams(struct restorer *r, struct err *err)
 int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err)
 {
     CHECK(model_work_rows(o->work) >= GROUP_ROWS && o->model->dev->unified);
+    CHECK(o->model->cfg.n_layers <= STORE_MAX_LAYERS);
     struct restorer *r = xcalloc(1, sizeof *r);
     r->o = *o;
     r->record_bytes[STORE_HIDDEN] = STORE_CHUNK_TOKENS * model_hidden_bytes(o->model);
@@ -463,8 +526,11 @@ void restorer_destroy(struct restorer *r)
     if (r == NULL)
         return;
     store_reader_close(r->reader);
-    queue_destroy(r->free_slots);
-    for (int i = 0; r->inline_streams != NULL && i < pool_threads(r->o.model->dev->pool); i++)
+    queue_destroy(r->free);
+    queue_destroy(r->ready);
+    free(r->groups);
+    for (int i = 0; r->inline_streams != NULL && i < pool_threads(r->o.model->dev->pool);
+         i++)
         stream_destroy(r->inline_streams[i]);
     free(r->inline_streams);
     buf_free(r->o.model->dev, &r->staging);
@@ -478,65 +544,63 @@ size_t restorer_bytes(const struct restorer *r)
     return r->staging.bytes + r->scratch.bytes;
 }
 
-/* After a failed read lane: waits for what is in flight, gets every slot back, and a fresh reader. */
-static int recover_reader(struct restorer *r, struct err *err)
-{
-    store_reader_close(r->reader);
-    r->reader = NULL;
-    while (queue_try_pop(r->free_slots) != NULL)
-        ;
-    for (int i = 0; i < r->n_slots; i++)
-        queue_push(r->free_slots, (uint8_t *)r->staging.ptr + (size_t)i * r->slot_bytes);
-    return store_reader_open(r->o.store, r->n_slots * GROUP, r->staging.ptr, r->staging.bytes,
-                             &r->reader, err);
-}
-
 /* --- one restore ------------------------------------------------------------------------------ */
 
-static int run_lanes(struct restore *r, struct err *err)
+/* Nothing comes back; the caller prefills. */
+static int give_up(struct restore *r, const char *what, const struct err *why)
 {
-    pthread_t io;
-    CHECK(pthread_create(&io, NULL, io_main, r) == 0);
-    int rc = compute_all(r);
-    pthread_join(io, NULL);
-    if (rc == 0)
-        rc = stream_sync(r->rr->o.stream);
-    if (rc != 0)
-        return err_set(err, rc, "restoring: compute failed: %s", err_name(rc));
-    if (r->io_rc != 0) {
-        /* No single chunk is to blame, but nothing read is known to be complete. */
-        snprintf(r->out->fault, sizeof r->out->fault, "reading: %.140s", r->io_err.msg);
-        atomic_store(&r->n_good, 0);
-        return recover_reader(r->rr, err);
-    }
+    snprintf(r->out->fault, sizeof r->out->fault, "%s: %.130s", what, why->msg);
+    atomic_store(&r->n_good, 0);
     return 0;
 }
 
-int restore_run(struct restorer *rr, const struct restore_job *job, struct restore_result *out,
-                struct err *err)
+static int run_lanes(struct restore *r, struct err *err)
+{
+    struct restorer *rr = r->rr;
+    pthread_t io;
+    int rc = pthread_create(&io, NULL, io_main, r);
+    if (rc != 0) {
+        err_set(&r->io_err, -rc, "%s", strerror(rc));
+        return give_up(r, "no thread for reading", &r->io_err);
+    }
+    rc = compute_all(r);
+    pthread_join(io, NULL);
+    if (rc == 0)
+        rc = stream_sync(rr->o.stream);
+    if (r->io_rc != 0) {
+        /* No single chunk is to blame, but nothing read is known to be complete.  What is in flight
+         * is waited for; the next restore opens a fresh reader. */
+        store_reader_close(rr->reader);
+        rr->reader = NULL;
+        give_up(r, "reading", &r->io_err);
+    }
+    return rc == 0 ? 0 : err_set(err, rc, "restoring: compute failed: %s", err_name(rc));
+}
+
+int restore_run(struct restorer *rr, const struct restore_job *job,
+                struct restore_result *out, struct err *err)
 {
     int64_t t0 = clock_now_ns();
     struct restore r = {.rr = rr, .job = job, .m = rr->o.model, .out = out};
     *out = (struct restore_result){0};
     CHECK(job->n_chunks > 0 && job->n_chunks * STORE_CHUNK_TOKENS <= rr->o.max_tokens);
-    CHECK(job->plan->n_layers == r.m->cfg.n_layers && rr->reader != NULL);
+    CHECK(job->plan->n_layers == r.m->cfg.n_layers);
     atomic_init(&r.n_good, job->n_chunks);
     atomic_init(&r.stop, false);
     pthread_mutex_init(&r.fault_lock, NULL);
     r.n_recompute = count_recomputed(job->plan);
-    r.max_groups = r.m->cfg.n_layers * job->n_chunks;
-    r.groups = xcalloc((size_t)r.max_groups, sizeof *r.groups);
-    r.ready = queue_create((size_t)rr->n_slots);
-    make_groups(&r);
+    make_order(&r);
+    check_records(&r);
 
-    int rc = run_lanes(&r, err);
+    int rc = 0;
+    if (rr->reader == NULL && open_reader(rr, &r.io_err) != 0)
+        give_up(&r, "no reader", &r.io_err);
+    else if (atomic_load(&r.n_good) > 0)
+        rc = run_lanes(&r, err);
     out->n_chunks = atomic_load(&r.n_good);
     out->read_bytes = r.read_bytes;
     out->io_ns = r.io_ns;
     out->total_ns = clock_now_ns() - t0;
-
-    queue_destroy(r.ready);
-    free(r.groups);
     pthread_mutex_destroy(&r.fault_lock);
     return rc;
 }

@@ -30,8 +30,8 @@ static int add_wanted(struct save_policy *p, const struct platform *platform, in
     return rc;
 }
 
-static int make_auto(struct save_policy *p, const struct model *m, const struct platform *platform,
-                     int64_t max_tokens, struct err *err)
+static int make_auto(struct save_policy *p, const struct model *m,
+                     const struct platform *platform, int64_t max_tokens, struct err *err)
 {
     bool dominated = model_hidden_bytes(m) >= model_kv_bytes(m);
     int n_layers = m->cfg.n_layers, rc = 0;
@@ -47,13 +47,15 @@ static int make_auto(struct save_policy *p, const struct model *m, const struct 
     return rc;
 }
 
-static int from_letters(struct save_policy *p, const char *text, int n_layers, struct err *err)
+static int from_letters(struct save_policy *p, const char *text, int n_layers,
+                        struct err *err)
 {
     if ((int)strlen(text) != n_layers)
-        return err_set(err, ERR_USAGE,
-                       "--save '%s': must be auto, hidden, kv, both, none, or a letter for each of "
-                       "the %d layers (H, K, B, -)",
-                       text, n_layers);
+        return err_set(
+            err, ERR_USAGE,
+            "--save '%s': must be auto, hidden, kv, both, none, or a letter for each of "
+            "the %d layers (H, K, B, -)",
+            text, n_layers);
     static const char letters[] = "-HKB";
     static const uint8_t kinds[] = {0, SAVE_HIDDEN, SAVE_KV, SAVE_HIDDEN | SAVE_KV};
     for (int l = 0; l < n_layers; l++) {
@@ -77,6 +79,8 @@ int save_policy_make(struct save_policy *out, const char *text, const struct mod
                  {"kv", SAVE_KV},
                  {"both", SAVE_HIDDEN | SAVE_KV}};
     *out = (struct save_policy){0};
+    if (m->cfg.n_layers > STORE_MAX_LAYERS) /* nothing can be saved: the saver says so */
+        return 0;
     for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
         if (strcmp(text, named[i].name) == 0) {
             set_all(out, m->cfg.n_layers, named[i].kinds);

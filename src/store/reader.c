@@ -123,6 +123,10 @@ static bool read_start(struct store_reader *r, struct slot *slot)
         return false;
     }
     uint64_t offset = x->offset + record->offset;
+    if (read->dst_bytes > 0 && round_up(record->n_bytes, STORE_ALIGN) > read->dst_bytes) {
+        slot_done(r, slot, ERR_MISMATCH);
+        return false;
+    }
     read->n_bytes = record->n_bytes;
     read->checksum = record->checksum;
     read->status = 0;

@@ -159,12 +159,14 @@ void store_condemn(struct store *s, const struct store_hit *hit, const char *rea
 /* --- reading -------------------------------------------------------------------------------- */
 
 /* One record to be read.  The caller sets the first block; dst must be STORE_ALIGN-aligned, with
- * room for n_bytes rounded up to STORE_ALIGN, and live until completion. */
+ * room for n_bytes rounded up to STORE_ALIGN, and live until completion.  A record that is larger
+ * than dst_bytes is not read: ERR_MISMATCH. */
 struct store_read {
     const struct store_hit *hit;
     int layer;
     enum store_kind kind;
     void *dst;
+    size_t dst_bytes; /* 0: the caller knows that the record fits */
     void *user;
 
     const uint8_t *bytes; /* where the record is: dst, or the DRAM backend's own memory */

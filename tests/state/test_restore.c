@@ -1,0 +1,360 @@
+/* test_restore.c - restores over a disk that flips bits, fails, tears and dawdles: whatever comes
+ * back, the tokens and logits are those of a run that was never evicted, and the reason is said. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "state/chain.h"
+#include "tests/engine/enginetest.h"
+
+enum {
+    N_CHUNKS = 9, /* more than a group of eight */
+    N_PROMPT = N_CHUNKS * 64 + 13,
+    N_GENERATE = 3,
+};
+
+static int32_t prompt[N_PROMPT];
+
+static struct et_ask ask(const char *save, const char *plan)
+{
+    return (struct et_ask){.prompt = prompt,
+                           .n_prompt = N_PROMPT,
+                           .max_tokens = N_GENERATE,
+                           .save = save,
+                           .plan = plan};
+}
+
+/* The run without a store that all others are compared with. */
+static struct et_run never_evicted(void)
+{
+    struct stack k;
+    struct et_run r;
+    struct et_ask a = ask("none", "auto");
+    et_prompt(prompt, N_PROMPT, 42);
+    et_open(&k, &(struct stack_opts){0});
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    stack_close(&k);
+    return r;
+}
+
+/* A stack over a simulated disk that holds the whole context; three staging slots. */
+struct place {
+    struct io *io;
+    struct stack k;
+    struct et_run ref;
+};
+
+static void place_reopen(struct place *p, int threads)
+{
+    struct stack_opts o = {.io = p->io, .dirs = et_dirs, .n_dirs = 2, .threads = threads};
+    et_open(&p->k, &o);
+}
+
+static void place_open(struct place *p, uint64_t seed, const char *save)
+{
+    struct et_run r;
+    p->ref = never_evicted();
+    p->io = et_disk(seed, 0);
+    place_reopen(p, 2);
+    struct et_ask a = ask(save, "recompute");
+    assert_int_equal(et_run(&p->k, &a, &r), 0);
+    et_same(&r, &p->ref, "the run that saves");
+    assert_int_equal(r.committed, N_CHUNKS * 64);
+}
+
+static void place_close(struct place *p)
+{
+    stack_close(&p->k);
+    io_close(p->io);
+}
+
+static struct et_run restore(struct place *p, const char *save, const char *plan)
+{
+    struct et_run r;
+    struct et_ask a = ask(save, plan);
+    assert_int_equal(et_run(&p->k, &a, &r), 0);
+    et_same(&r, &p->ref, plan);
+    assert_true(r.n_cached % 64 == 0);
+    return r;
+}
+
+static const char *const plans[] = {"kv",   "hidden",    "r1,h1,k2", "r2,h0,k2",
+                                    "RKHK", "recompute", "auto"};
+enum { N_PLANS = sizeof plans / sizeof plans[0] };
+
+/* --- sound disks ------------------------------------------------------------------------------ */
+
+static void every_plan_through_three_slots(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 1, "both");
+    for (int i = 0; i < N_PLANS; i++) {
+        struct et_run r = restore(&p, "none", plans[i]);
+        bool recomputed = strcmp(plans[i], "recompute") == 0;
+        assert_int_equal(r.n_cached, recomputed ? 0 : N_CHUNKS * 64);
+        if (!recomputed) {
+            int *n = r.restore.n_by_method;
+            assert_int_equal(n[0] + n[1] + n[2], 4 * N_CHUNKS);
+            assert_string_equal(r.restore.fault, "");
+            assert_string_equal(r.miss, "complete");
+            /* Saved as "none", but the store has it. */
+            assert_int_equal(r.committed, N_CHUNKS * 64);
+        }
+    }
+    place_close(&p);
+}
+
+static void slow_disk(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 2, "both");
+    struct io_sim_fault slow = {
+        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_READ, .path = "seg-", .slow_ns = 500000};
+    assert_int_equal(io_sim_fault_add(p.io, &slow), 0);
+    assert_int_equal(restore(&p, "none", "r1,h1,k2").n_cached, N_CHUNKS * 64);
+    place_close(&p);
+}
+
+/* --- bad records ------------------------------------------------------------------------------ */
+
+/* One bad read somewhere: what precedes the chunk comes back, the chunk is condemned, the next run
+ * stops before it, and a run that saves makes it whole again. */
+static void one_fault(enum io_sim_fault_kind kind, int code, uint64_t seed)
+{
+    struct place p;
+    struct rng g = {.s = seed};
+    place_open(&p, seed, "both");
+    const char *plan = plans[rng_below(&g, 5)];
+    struct io_sim_fault f = {.kind = kind,
+                             .on = IO_SIM_ON_READ,
+                             .path = "seg-",
+                             .skip = rng_below(&g, N_CHUNKS),
+                             .count = 1,
+                             .code = code};
+    assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+    struct et_run r = restore(&p, "none", plan);
+    io_sim_fault_clear(p.io);
+    if (r.n_cached == N_CHUNKS * 64)
+        fail_msg("seed %d: the fault was not met", (int)seed);
+    int bad = r.n_cached / 64, named = -1;
+    if (sscanf(r.miss, "chunk %d: ", &named) != 1 || named != bad)
+        fail_msg("%d chunks came back, but: %s", bad, r.miss);
+    struct store_stats stats;
+    store_stats(p.k.store, &stats);
+    assert_int_equal(stats.n_corrupt, 1);
+    assert_int_equal(r.committed, bad * 64);
+
+    r = restore(&p, "none", plan);
+    assert_int_equal(r.n_cached, bad * 64);
+    assert_non_null(strstr(r.miss, "damaged"));
+    r = restore(&p, "both", plan);
+    assert_int_equal(r.n_cached, bad * 64);
+    assert_int_equal(r.committed, N_CHUNKS * 64);
+    r = restore(&p, "none", plan);
+    assert_int_equal(r.n_cached, N_CHUNKS * 64);
+    place_close(&p);
+}
+
+static void flipped_bits(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 8; seed++)
+        one_fault(IO_SIM_READ_FLIP, 0, 100 + seed);
+}
+
+static void failed_reads(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 8; seed++)
+        one_fault(IO_SIM_FAIL, -EIO, 200 + seed);
+}
+
+/* Many faults at once, on all layers and slots; then none of the disk works at all. */
+static void a_storm(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 5, "both");
+    for (int i = 0; i < 12; i++) {
+        struct io_sim_fault f = {.kind = i % 2 ? IO_SIM_FAIL : IO_SIM_READ_FLIP,
+                                 .on = IO_SIM_ON_READ,
+                                 .path = "seg-",
+                                 .chance = i < 8 ? 0.05 : 0.5};
+        assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+        struct et_run r = restore(&p, "both", plans[i % 5]);
+        io_sim_fault_clear(p.io);
+        assert_int_equal(r.committed, N_CHUNKS * 64);
+    }
+    assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
+    struct io_sim_fault f = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-"};
+    assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+    struct et_run r = restore(&p, "none", "hidden");
+    assert_int_equal(r.n_cached, 0);
+    assert_int_equal(r.plan.n_layers, 0); /* nothing was restored: no plan is reported */
+    place_close(&p);
+}
+
+/* Trouble that says nothing about the bytes (no memory, no power) is no reason to condemn them. */
+static void trouble_of_the_moment(void **state)
+{
+    (void)state;
+    static const int code[] = {-ENOMEM, ERR_CRASHED};
+    struct place p;
+    place_open(&p, 6, "both");
+    for (int i = 0; i < 2; i++) {
+        struct io_sim_fault f = {.kind = IO_SIM_FAIL,
+                                 .on = IO_SIM_ON_READ,
+                                 .path = "seg-",
+                                 .skip = 5,
+                                 .code = code[i]};
+        assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+        struct et_run r = restore(&p, "none", "kv");
+        io_sim_fault_clear(p.io);
+        assert_true(r.n_cached < N_CHUNKS * 64);
+        assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
+    }
+    place_close(&p);
+}
+
+/* The medium itself is damaged: found again after a restart. */
+static void damaged_medium(void **state)
+{
+    (void)state;
+    struct place p;
+    struct rng g = {.s = 11};
+    for (int i = 0; i < 4; i++) {
+        place_open(&p, 300 + (uint64_t)i, "both");
+        stack_close(&p.k);
+        uint64_t size = 0;
+        struct io_stat st;
+        char path[64];
+        snprintf(path, sizeof path, "%s/seg-000000.hc", et_dirs[rng_below(&g, 2)]);
+        assert_int_equal(io_stat(p.io, path, &st, NULL), 0);
+        size = st.size_bytes;
+        for (int j = 0; j < 20; j++)
+            (void)io_sim_flip(p.io, path, rng_below(&g, size), (unsigned)rng_below(&g, 8));
+        place_reopen(&p, 1);
+        for (int j = 0; j < 5; j++)
+            (void)restore(&p, "none", plans[j]);
+        struct et_run r = restore(&p, "both", "kv");
+        assert_int_equal(r.committed, N_CHUNKS * 64);
+        assert_int_equal(restore(&p, "none", "hidden").n_cached, N_CHUNKS * 64);
+        place_close(&p);
+    }
+}
+
+/* The disk loses power under a living engine: every run still gives its tokens. */
+static void the_disk_dies(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 7, "both");
+    io_sim_crash(p.io);
+    struct et_run r = restore(&p, "both", "kv");
+    assert_int_equal(r.n_cached, 0);
+    assert_true(r.miss[0] != 0);
+    r = restore(&p, "both", "hidden");
+    stack_close(&p.k);
+    io_sim_restart(p.io);
+    place_reopen(&p, 2);
+    assert_int_equal(restore(&p, "none", "hidden").n_cached, N_CHUNKS * 64);
+    place_close(&p);
+}
+
+/* --- records that do not fit the plan --------------------------------------------------------- */
+
+static void forced_plans_need_their_records(void **state)
+{
+    (void)state;
+    struct place p;
+    struct et_run r;
+    place_open(&p, 8, "kv");
+    struct et_ask a = ask("none", "hidden");
+    assert_int_equal(et_run(&p.k, &a, &r), 0);
+    assert_int_equal(r.finish, FINISH_ERROR);
+    assert_int_equal(r.err.code, ERR_NOT_FOUND);
+    assert_true(r.err.msg[0] != 0);
+    /* That was the request's fault, not the store's: */
+    assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
+    place_close(&p);
+}
+
+/* A plan that this engine cannot carry out restores nothing and condemns nothing. */
+static void plans_that_cannot_be_carried_out(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 9, "both");
+    struct et_run r = restore(&p, "none", "tokenwise");
+    assert_int_equal(r.n_cached, 0);
+    struct store_stats stats;
+    store_stats(p.k.store, &stats);
+    assert_int_equal(stats.n_corrupt, 0);
+    assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
+    place_close(&p);
+}
+
+/* Another layout under the same name: a record of another size is refused before it can overrun
+ * the staging slot. */
+static void records_of_another_size(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {64, 64 * 64 * 4 - 4096, 4u << 20};
+    for (int i = 0; i < 3; i++) {
+        struct place p;
+        place_open(&p, 400 + (uint64_t)i, "hidden");
+        struct err err = {0};
+        struct chain c;
+        uint8_t *bytes = calloc(1, sizes[i]);
+        chain_init(&c, &p.k.fingerprint, "other tenant");
+        chain_extend(&c, prompt, N_PROMPT);
+        struct store_record rec[4];
+        for (int l = 0; l < 4; l++)
+            rec[l] = (struct store_record){l, STORE_KV, bytes, sizes[i]};
+        struct store_chunk chunk = {.key = c.keys[0],
+                                    .parent = c.root,
+                                    .fingerprint = p.k.fingerprint,
+                                    .records = rec,
+                                    .n_records = 4};
+        memcpy(chunk.tokens, prompt, sizeof chunk.tokens);
+        assert_int_equal(store_append(p.k.store, &chunk, &err), 0);
+        assert_int_equal(store_commit(p.k.store, &err), 0);
+        struct et_run r;
+        struct et_ask a = ask("none", "kv");
+        a.salt = "other tenant";
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        et_same(&r, &p.ref, "other sizes");
+        assert_int_equal(r.n_cached, 0);
+        chain_deinit(&c);
+        free(bytes);
+        place_close(&p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_plan_through_three_slots),
+        cmocka_unit_test(slow_disk),
+        cmocka_unit_test(flipped_bits),
+        cmocka_unit_test(failed_reads),
+        cmocka_unit_test(a_storm),
+        cmocka_unit_test(trouble_of_the_moment),
+        cmocka_unit_test(damaged_medium),
+        cmocka_unit_test(the_disk_dies),
+        cmocka_unit_test(forced_plans_need_their_records),
+        cmocka_unit_test(plans_that_cannot_be_carried_out),
+        cmocka_unit_test(records_of_another_size),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
