@@ -106,8 +106,9 @@ struct hcache_request {
     const char *salt; /* state is shared only among requests with equal salts */
     const char *save; /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
     const char *plan; /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
-    /* Called for every token with its text (whole characters; may be empty); non-zero cancels.  A
-     * last call with id -1 brings what was held back of an unfinished character, if anything. */
+    /* Called for every token with its text (whole characters; may be empty); non-zero cancels, and
+     * was the last call.  Else a last call with id -1 brings what was held back of an unfinished
+     * character, if anything. */
     int (*on_token)(void *arg, int32_t id, const char *text, size_t n_text);
     void *arg;
 };

@@ -60,8 +60,30 @@ static void say_memory(const struct hcache_opts *o, const struct stack *k)
         fprintf(stderr, "%s\n", text);
 }
 
+static int check_opts(const struct hcache_opts *o, struct err *err)
+{
+    if (o->model == NULL)
+        return err_set(err, ERR_USAGE, "no model is given");
+    if (o->threads < 0 || o->threads > 1024)
+        return err_set(err, ERR_USAGE, "threads is %d; it must be 0 to 1024", o->threads);
+    if (o->max_sequences < 0 || o->max_sequences > STACK_MAX_SEQUENCES)
+        return err_set(err, ERR_USAGE, "max_sequences is %d; it must be 0 to %d",
+                       o->max_sequences, STACK_MAX_SEQUENCES);
+    if (o->max_context < 0)
+        return err_set(err, ERR_USAGE, "max_context is %d; it must not be negative",
+                       o->max_context);
+    if (o->n_store < 0 || (o->n_store > 0 && o->store == NULL) ||
+        (o->n_store > 0 && o->store_in_memory))
+        return err_set(err, ERR_USAGE, "a store is in directories or in memory, not both");
+    return 0;
+}
+
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
 {
+    *out = NULL;
+    int rc = check_opts(o, inner(err));
+    if (rc != 0)
+        return rc;
     struct hcache *h = xcalloc(1, sizeof *h);
     int64_t t0 = clock_now_ns();
     struct stack_opts so = {.model = o->model,
@@ -79,7 +101,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                             .staging_bytes = o->staging_bytes,
                             .warn = o->warn,
                             .warn_arg = o->warn_arg};
-    int rc = stack_open(&so, &h->k, inner(err));
+    rc = stack_open(&so, &h->k, inner(err));
     if (rc == 0)
         rc = open_tokenizer(h, o->model, inner(err));
     if (rc != 0) {
@@ -220,6 +242,10 @@ static int check_forced(const struct plan_request *p, struct err *err)
         n = p->forced_r + p->forced_h + p->forced_k;
     else if (p->mode == PLAN_FORCED_LAYERS)
         n = (int)strlen(p->forced_layers);
+    else if (p->mode == PLAN_TOKENWISE || p->mode == PLAN_TOKENWISE_ROUNDED)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "plan: '%s' can be planned, but not be carried out",
+                       plan_mode_name(p->mode));
     return n == p->n_layers
                ? 0
                : err_set(err, ERR_USAGE, "plan: it names %d layers, the model has %d", n,
@@ -268,8 +294,10 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->k.platform;
     if (h->k.o.throttle_bytes_per_s > 0) {
+        double limit = (double)h->k.o.throttle_bytes_per_s;
+        if (bounded.n_tiers == 0 || bounded.tier[0].bytes_per_s > limit)
+            bounded.tier[0].bytes_per_s = limit;
         bounded.n_tiers = 1;
-        bounded.tier[0].bytes_per_s = (double)h->k.o.throttle_bytes_per_s;
     }
     if (rc == 0)
         rc = check_forced(&mode, err);
@@ -346,10 +374,10 @@ int hcache_generate(struct hcache *h, const struct hcache_request *r,
     if (rc == 0)
         rc = engine_run(h->k.engine, inner(err));
     if (rc == 0 && seq_outcome(s)->finish == FINISH_ERROR) {
-        *inner(err) = seq_outcome(s)->err;
-        rc = err->code;
+        const struct err *e = &seq_outcome(s)->err;
+        rc = err_set(inner(err), e->code, "%s", e->msg);
     }
-    if (rc == 0)
+    if (rc == 0 && seq_outcome(s)->finish != FINISH_CANCELLED)
         finish_text(&sink);
     if (rc == 0 && h->k.saver != NULL)
         (void)saver_flush(h->k.saver, NULL); /* a fault was reported when it happened */

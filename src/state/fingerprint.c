@@ -17,8 +17,8 @@ static void add_mat(struct sha256_ctx *h, const char *tag, struct mat a)
 
 /* Layer 0 whole (every kernel of the forward pass), then the projection of its output by layer 1
  * (the kernel of the restoration). */
-static int probe(const struct model *m, struct model_work *w, struct stream *s, struct buf *mem,
-                 struct sha256_ctx *h)
+static int probe(const struct model *m, struct model_work *w, struct stream *s,
+                 struct buf *mem, struct sha256_ctx *h)
 {
     int n = m->max_ctx < N_PROBE ? m->max_ctx : N_PROBE;
     int32_t ids[N_PROBE], pos[N_PROBE], blocks[N_BLOCKS] = {0, 1}, seq_row[2] = {0, n};
@@ -27,7 +27,8 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s, 
         ids[i] = (int32_t)((i * 7919 + 13) % m->cfg.vocab_size);
         pos[i] = i;
     }
-    struct ragged r = {.n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
+    struct ragged r = {
+        .n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
     size_t block = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
     struct kv_layer kv = {.blocks = mem->ptr,
                           .block_stride = block,
@@ -36,8 +37,8 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s, 
                           .d_head = m->cfg.d_head};
     uint8_t *rest = (uint8_t *)mem->ptr + N_BLOCKS * block;
     struct mat x = mat_of(rest, m->dtype, n, m->cfg.n_embd), rows;
-    struct mat projected =
-        mat_of(rest + (size_t)n * model_hidden_bytes(m), m->dtype, n, 2 * model_kv_dim(m));
+    struct mat projected = mat_of(rest + (size_t)n * model_hidden_bytes(m), m->dtype, n,
+                                  2 * model_kv_dim(m));
 
     int rc = model_embed(m, w, s, x, ids, &r);
     if (rc == 0)

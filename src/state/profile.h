@@ -12,7 +12,8 @@
 #include "store/store.h"
 
 /* Names this machine and model in *p (platform_check compares them); everything else is zero. */
-void profile_begin(struct platform *p, const struct model *m, const struct sha256 *fingerprint);
+void profile_begin(struct platform *p, const struct model *m,
+                   const struct sha256 *fingerprint);
 
 /* Fills C_tok, C_H, C_KV, embedding and head costs. `w` and `s` as for a forward pass. */
 int profile_compute(struct platform *p, const struct model *m, struct model_work *w,

@@ -29,10 +29,11 @@ struct restorer_opts {
     const struct model *model;
     struct store *store;
     const struct kv_pool *pool;
-    struct model_work *work; /* at least RESTORE_GROUP_CHUNKS * 64 rows; used during runs only */
-    struct stream *stream;   /* likewise */
-    size_t staging_bytes;    /* bound on slots; raised to three of them */
-    int max_tokens;          /* of one context */
+    struct model_work
+        *work; /* at least RESTORE_GROUP_CHUNKS * 64 rows; used during runs only */
+    struct stream *stream; /* likewise */
+    size_t staging_bytes;  /* bound on slots; raised to three of them */
+    int max_tokens;        /* of one context */
 };
 
 /* Reserves staging (registered with the store's I/O once) and scratch. Everything in the options
@@ -53,16 +54,16 @@ struct restore_result {
     int n_chunks; /* restored: [0, n_chunks) of every layer */
     uint64_t read_bytes;
     int64_t total_ns;
-    int64_t compute_ns;   /* compute lane busy */
-    int64_t io_ns;        /* I/O lane busy: at least one read in flight */
-    int64_t wait_ns;      /* compute lane idle, waiting for reads */
-    int n_by_method[3];   /* chunk-layers restored by R, H, K as it came to be */
-    char fault[160];      /* why fewer chunks than asked for; empty else */
+    int64_t compute_ns; /* compute lane busy */
+    int64_t io_ns;      /* I/O lane busy: at least one read in flight */
+    int64_t wait_ns;    /* compute lane idle, waiting for reads */
+    int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */
+    char fault[160];    /* why fewer chunks than asked for; empty else */
 };
 
 /* Runs the whole restore on the calling thread (compute) and one I/O thread of its own.  Returns 0
  * also when fewer chunks came back; an error means that the device or memory failed. */
-int restore_run(struct restorer *r, const struct restore_job *job, struct restore_result *out,
-                struct err *err);
+int restore_run(struct restorer *r, const struct restore_job *job,
+                struct restore_result *out, struct err *err);
 
 #endif
