@@ -5,6 +5,7 @@
  * f32 logits of every generated position.  Then the same prompt is saved under some policy, restored
  * by some plan, prefilled and continued under other chunkings and thread counts; K, V and logits
  * must have the same bits.  The last tests show that this test can fail. */
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,12 +64,11 @@ static void open_stack(struct stack *k, const char *model, const char *dtype, in
     k->platform.tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = 1e9};
 }
 
-/* The prompt is the same for every model with at least 500 tokens of vocabulary. */
-static void make_prompt(int32_t prompt[N_PROMPT])
+static void make_prompt(const struct model *m, int32_t prompt[N_PROMPT])
 {
     struct rng r = {.s = 42};
     for (int i = 0; i < N_PROMPT; i++)
-        prompt[i] = 3 + (int32_t)rng_below(&r, 480);
+        prompt[i] = 3 + (int32_t)rng_below(&r, (uint64_t)m->cfg.vocab_size - 3);
 }
 
 static void read_kv(struct stack *k, struct seq *s, struct run *out)
@@ -101,7 +101,7 @@ static struct run run_once(struct stack *k, const char *save, const char *plan)
     struct err err = {0};
     struct seq *s;
     int32_t prompt[N_PROMPT];
-    make_prompt(prompt);
+    make_prompt(k->model, prompt);
     struct request q = {.prompt = prompt,
                         .n_prompt = N_PROMPT,
                         .max_tokens = N_GENERATE,
@@ -207,6 +207,43 @@ static void every_plan(void **state)
     print_message("%d plans restored bit for bit\n", n_plans);
 }
 
+/* Every family of models: what is saved is the layer's input and K before RoPE, whatever the block
+ * looks like, with or without biases, QK norm, learned positions or a window. */
+static void every_family(void **state)
+{
+    (void)state;
+    static const char dir[] = "tests/model/golden/families";
+    DIR *d = opendir(dir);
+    int n = 0;
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s/config.json", dir, e->d_name);
+        if (access(path, R_OK) != 0)
+            continue;
+        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+        for (int t = 0; t < 2; t++) { /* f32 and bf16 */
+            struct stack k;
+            open_stack(&k, path, dtypes[t], 2, 512);
+            int n_layers = k.model->cfg.n_layers;
+            struct run ref = run_once(&k, "both", "recompute");
+            for (int r = 0; r <= n_layers; r++) {
+                for (int h = 0; r + h <= n_layers; h++) {
+                    char plan[64];
+                    snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                    check_plan(&k, &ref, plan, path);
+                }
+            }
+            run_free(&ref);
+            stack_close(&k);
+        }
+        n++;
+    }
+    closedir(d);
+    print_message("%d checkpoints\n", n);
+    assert_true(n >= 10);
+}
+
 /* Saved under one policy, restored under another; then chunks saved under different policies. */
 static void mixed_policies(void **state)
 {
@@ -235,7 +272,7 @@ static void save_prefix(struct stack *k, const char *save, int n_chunks)
     struct err err = {0};
     struct seq *s;
     int32_t prompt[N_PROMPT];
-    make_prompt(prompt);
+    make_prompt(k->model, prompt);
     struct request q = {.prompt = prompt,
                         .n_prompt = n_chunks * STORE_CHUNK_TOKENS + 1,
                         .ignore_eos = true,
@@ -315,8 +352,8 @@ static void batch_composition(void **state)
     int32_t prompt[N_PROMPT];
     uint64_t alone[3];
     struct seq *s[3];
-    make_prompt(prompt);
     assert_int_equal(stack_open(&o, &k, &err), 0);
+    make_prompt(k.model, prompt);
     struct request q = {.max_tokens = N_GENERATE, .ignore_eos = true, .plan = "recompute"};
     for (int together = 0; together < 2; together++) {
         for (int i = 0; i < 3; i++) {
@@ -355,7 +392,7 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer,
     int32_t prompt[N_PROMPT];
     int n_hits, n_layers = from->model->cfg.n_layers;
     struct chain c;
-    make_prompt(prompt);
+    make_prompt(from->model, prompt);
     chain_init(&c, &from->fingerprint, NULL);
     chain_extend(&c, prompt, N_PROMPT);
     assert_int_equal(
@@ -432,7 +469,7 @@ static void one_wrong_element_is_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan),        cmocka_unit_test(mixed_policies),
+        cmocka_unit_test(every_plan), cmocka_unit_test(every_family),        cmocka_unit_test(mixed_policies),
         cmocka_unit_test(mixed_chunks),      cmocka_unit_test(chunkings),
         cmocka_unit_test(batch_composition), cmocka_unit_test(one_wrong_element_is_seen),
     };
