@@ -40,7 +40,7 @@ struct bench {
     struct buf mem;
     struct kv_layer kv;
     struct mat x, kv_rows, logits;
-    int32_t *pos, *blocks;
+    int32_t *pos, *blocks, *ids;
     int32_t seq_row[2];
     const int32_t *tables[1];
     int past; /* keys before the sampled rows */
@@ -75,6 +75,9 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
     b->logits = mat_of(p + logits_at, DTYPE_F32, 1, m->cfg.vocab_size);
     b->pos = xcalloc((size_t)n_ctx, sizeof *b->pos);
     b->blocks = xcalloc((size_t)n_blocks, sizeof *b->blocks);
+    b->ids = xcalloc((size_t)rows, sizeof *b->ids);
+    for (int i = 0; i < rows; i++)
+        b->ids[i] = i * 7919 % m->cfg.vocab_size;
     for (int i = 0; i < n_ctx; i++)
         b->pos[i] = i;
     for (int i = 0; i < n_blocks; i++)
@@ -88,6 +91,7 @@ static void bench_deinit(struct bench *b)
     buf_free(b->m->dev, &b->mem);
     free(b->pos);
     free(b->blocks);
+    free(b->ids);
 }
 
 static struct ragged bench_rows(struct bench *b, int n)
@@ -113,6 +117,12 @@ static int run_project(struct bench *b, int n)
     struct mat rows = mat_rows(b->kv_rows, 0, n);
     int rc = model_kv_project(b->m, b->w, b->s, 0, mat_rows(b->x, 0, n), rows);
     return rc == 0 ? model_kv_fill(b->m, b->s, &b->kv, rows, &r) : rc;
+}
+
+static int run_embed(struct bench *b, int n)
+{
+    struct ragged r = bench_rows(b, n);
+    return model_embed(b->m, b->w, b->s, mat_rows(b->x, 0, n), b->ids, &r);
 }
 
 /* The fastest of several runs, in seconds: other work on the machine only ever adds. */
@@ -152,14 +162,16 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     struct load *ld = arg;
     const struct model *m = ld->b->m;
     size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    /* A context shorter than a chunk has no more positions than that. */
+    int n = m->max_ctx < STORE_CHUNK_TOKENS ? m->max_ctx : STORE_CHUNK_TOKENS;
     long begin, end;
     pool_share(ld->n_chunks, 1, thread_idx, n_threads, &begin, &end);
     for (long c = begin; c < end; c++) {
-        int32_t block = (int32_t)c, seq_row[2] = {0, STORE_CHUNK_TOKENS};
+        int32_t block = (int32_t)c, seq_row[2] = {0, n};
         const int32_t *table = &block;
         uint8_t *record = ld->records + (size_t)c * bytes;
-        struct mat rows = mat_of(record, m->dtype, STORE_CHUNK_TOKENS, 2 * model_kv_dim(m));
-        struct ragged r = {.n_rows = STORE_CHUNK_TOKENS,
+        struct mat rows = mat_of(record, m->dtype, n, 2 * model_kv_dim(m));
+        struct ragged r = {.n_rows = n,
                            .n_seqs = 1,
                            .pos = ld->b->pos,
                            .seq_row = seq_row,
@@ -233,7 +245,7 @@ static int measure(struct platform *p, struct bench *b)
 {
     int near = model_work_rows(b->w) < NEAR_ROWS ? model_work_rows(b->w) : NEAR_ROWS;
     near = near < b->m->max_ctx ? near : b->m->max_ctx;
-    double near_s, far_s, far_gemm_s, h_s, kv_s = 0, head_s;
+    double near_s, far_s, far_gemm_s, h_s, kv_s = 0, embed_s, head_s;
     int rc = sample(b, run_layer, near, &near_s);
     if (rc == 0)
         rc = sample(b, run_project, near, &h_s);
@@ -241,6 +253,8 @@ static int measure(struct platform *p, struct bench *b)
         rc = sample_load(b, &kv_s);
     if (rc == 0)
         rc = sample(b, run_head, 1, &head_s);
+    if (rc == 0)
+        rc = sample(b, run_embed, near, &embed_s);
     if (rc != 0)
         return rc;
     p->c_tok = (struct cost_curve){.b_s = near_s / near};
@@ -263,6 +277,7 @@ static int measure(struct platform *p, struct bench *b)
     }
     p->c_h = (struct cost_curve){.b_s = h_s / near};
     p->c_kv = (struct cost_curve){.b_s = kv_s};
+    p->embed_s = embed_s / near;
     p->head_s = head_s;
     return 0;
 }
@@ -286,21 +301,28 @@ enum { IO_BATCH = 32 };
 #define IO_SAMPLE_NS    60000000
 #define IO_SAMPLE_BYTES (128u << 20)
 
-/* The i-th record to be read: layer by layer over all chunks, as a restore would; false past the
- * last one. */
-static bool pick_record(const struct model *m, const struct store_hit *hits, int n_hits,
-                        int i, struct store_read *read)
+/* Walks over the records that exist: layer by layer over all chunks, as a restore would. */
+struct walk {
+    const struct model *m;
+    const struct store_hit *hits;
+    int n_hits, layer, chunk;
+};
+
+static bool next_record(struct walk *w, struct store_read *read)
 {
-    int layer = i / n_hits;
-    if (layer >= m->cfg.n_layers)
-        return false;
-    const struct store_hit *h = &hits[i % n_hits];
-    enum store_kind kind = store_mask_has(&h->mask, layer, STORE_KV) ? STORE_KV
-                                                                     : STORE_HIDDEN;
-    read->hit = h;
-    read->layer = layer;
-    read->kind = kind;
-    return true;
+    for (; w->layer < w->m->cfg.n_layers; w->layer++, w->chunk = 0) {
+        while (w->chunk < w->n_hits) {
+            const struct store_hit *h = &w->hits[w->chunk++];
+            bool kv = store_mask_has(&h->mask, w->layer, STORE_KV);
+            if (!kv && !store_mask_has(&h->mask, w->layer, STORE_HIDDEN))
+                continue; /* what recomputation brings back for free need not be stored */
+            read->hit = h;
+            read->layer = w->layer;
+            read->kind = kv ? STORE_KV : STORE_HIDDEN;
+            return true;
+        }
+    }
+    return false;
 }
 
 static int read_some(struct store_reader *reader, struct store_read *const *reads, int n,
@@ -318,22 +340,20 @@ static int read_some(struct store_reader *reader, struct store_read *const *read
 
 /* Reads records in batches, until time or bytes are used up. The first batch is one record: its time
  * is the latency. */
-static int time_reads(struct platform_tier *t, const struct model *m,
-                      struct store_reader *reader, uint8_t *staging, size_t room,
-                      const struct store_hit *hits, int n_hits, struct err *err)
+static int time_reads(struct platform_tier *t, struct walk *w, struct store_reader *reader,
+                      uint8_t *staging, size_t room, struct err *err)
 {
     int64_t begin = clock_now_ns(), after_first = begin;
     uint64_t bytes = 0, first_bytes = 0;
-    for (int next = 0; bytes < IO_SAMPLE_BYTES && clock_now_ns() - begin < IO_SAMPLE_NS;) {
+    for (int batch = 0; bytes < IO_SAMPLE_BYTES && clock_now_ns() - begin < IO_SAMPLE_NS;
+         batch++) {
         struct store_read read[IO_BATCH], *reads[IO_BATCH];
-        int want = next == 0 ? 1 : IO_BATCH, n = 0;
+        int want = batch == 0 ? 1 : IO_BATCH, n = 0;
         for (; n < want; n++) {
-            read[n] = (struct store_read){.dst = staging + (size_t)n * room};
+            read[n] = (struct store_read){.dst = staging + (size_t)n * room,
+                                          .dst_bytes = room};
             reads[n] = &read[n];
-            if (!pick_record(m, hits, n_hits, next + n, &read[n]))
-                break;
-            struct store_mask mask = read[n].hit->mask;
-            if (!store_mask_has(&mask, read[n].layer, read[n].kind))
+            if (!next_record(w, &read[n]))
                 break;
         }
         if (n == 0)
@@ -341,11 +361,10 @@ static int time_reads(struct platform_tier *t, const struct model *m,
         int rc = read_some(reader, reads, n, &bytes, err);
         if (rc != 0)
             return rc;
-        if (next == 0) {
+        if (batch == 0) {
             after_first = clock_now_ns();
             first_bytes = bytes;
         }
-        next += n;
     }
     int64_t end = clock_now_ns();
     double rest_s = (double)(end - after_first) * 1e-9,
@@ -378,8 +397,9 @@ int profile_io(struct platform *p, const struct model *m, struct store *store,
     memset(staging.ptr, 0, staging.bytes);
     rc = store_reader_open(store, IO_BATCH, staging.ptr, staging.bytes, &reader, err);
     struct platform_tier *t = &p->tier[0];
+    struct walk w = {.m = m, .hits = hits, .n_hits = n_hits};
     if (rc == 0)
-        rc = time_reads(t, m, reader, staging.ptr, room, hits, n_hits, err);
+        rc = time_reads(t, &w, reader, staging.ptr, room, err);
     store_reader_close(reader);
     buf_free(m->dev, &staging);
     if (rc == 0) {
@@ -430,6 +450,20 @@ void profile_begin(struct platform *p, const struct model *m,
     p->kv_bytes = (double)model_kv_bytes(m);
 }
 
+/* Costs that were measured, or edited, for another shape: arrays are sized by the model's. */
+static int check_shape(const struct platform *p, const struct platform *expected,
+                       struct err *err)
+{
+    if (p->n_layers != expected->n_layers)
+        return err_set(err, ERR_MISMATCH, "it is for %d layers, the model has %d",
+                       p->n_layers, expected->n_layers);
+    if (p->h_bytes != expected->h_bytes || p->kv_bytes != expected->kv_bytes)
+        return err_set(err, ERR_MISMATCH,
+                       "it is for states of %g and %g bytes, the model's have %g and %g",
+                       p->h_bytes, p->kv_bytes, expected->h_bytes, expected->kv_bytes);
+    return 0;
+}
+
 int profile_load(struct platform *p, const char *path, const struct platform *expected,
                  struct err *err)
 {
@@ -438,11 +472,18 @@ int profile_load(struct platform *p, const char *path, const struct platform *ex
     int rc = file_read(path, 1 << 20, &text, &n, err);
     if (rc != 0)
         return rc;
-    rc = platform_parse(text, n, p, err);
+    if (n == 0 || text[n - 1] != '\n') /* torn in its last number, it would still parse */
+        rc = err_set(err, ERR_FORMAT, "it is cut off");
+    if (rc == 0)
+        rc = platform_parse(text, n, p, err);
     free(text);
     if (rc == 0)
         rc = platform_check(p, expected->machine, expected->model, err);
-    return rc == 0 ? 0 : err_wrap(err, "profile %s", path);
+    if (rc == 0)
+        rc = check_shape(p, expected, err);
+    if (rc != 0)
+        err_wrap(err, "profile %s", path);
+    return rc;
 }
 
 int profile_store(const struct platform *p, const char *path, struct err *err)
@@ -456,7 +497,9 @@ int profile_store(const struct platform *p, const char *path, struct err *err)
     if (f != NULL)
         good = fclose(f) == 0 && good;
     good = good && rename(temp, path) == 0;
-    int rc = good ? 0 : err_set(err, -errno, "profile %s: %s", path, strerror(errno));
+    int rc = good ? 0
+                  : err_set(err, errno != 0 ? -errno : -EIO, "profile %s: %s", path,
+                            strerror(errno));
     if (!good)
         unlink(temp);
     free(temp);

@@ -1,0 +1,263 @@
+/* test_profile.c - measuring, and the cached profile: what is of another machine or model, or makes
+ * no sense, is refused with its reason and measured again. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "state/chain.h"
+#include "state/profile.h"
+#include "tests/engine/enginetest.h"
+
+/* --- the cached file -------------------------------------------------------------------------- */
+
+static char dir[] = "/tmp/hcache-profile-XXXXXX";
+static char path[64];
+
+static int make_dir(void **state)
+{
+    (void)state;
+    if (mkdtemp(dir) == NULL)
+        return -1;
+    snprintf(path, sizeof path, "%s/profile.txt", dir);
+    return 0;
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    unlink(path);
+    return rmdir(dir); /* fails where something was left behind */
+}
+
+static struct platform measured(const struct platform *begun)
+{
+    struct platform p = *begun;
+    et_platform(&p, 1e-3, 2e-4, 1e-5, 3e9);
+    p.head_s = 1e-4;
+    return p;
+}
+
+/* The stack's model and machine. */
+static void begin(struct stack *k, struct platform *p)
+{
+    struct sha256 f = {{1, 2, 3}};
+    profile_begin(p, k->model, &f);
+}
+
+static void comes_back(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct platform expected, p, q;
+    struct err err = {0};
+    et_open(&k, &(struct stack_opts){0});
+    begin(&k, &expected);
+    assert_int_equal(expected.n_layers, 4);
+    assert_true(expected.h_bytes == 64 * 4 && expected.kv_bytes == 2 * 64 * 4);
+    assert_int_equal(profile_load(&q, path, &expected, &err), -ENOENT);
+    p = measured(&expected);
+    assert_int_equal(profile_store(&p, path, &err), 0);
+    assert_int_equal(profile_load(&q, path, &expected, &err), 0);
+    assert_true(q.c_tok.b_s == p.c_tok.b_s && q.c_kv.b_s == p.c_kv.b_s);
+    assert_true(q.tier[0].bytes_per_s == p.tier[0].bytes_per_s && q.n_tiers == 1);
+    /* A folder that is not there: an error, and nothing left behind. */
+    assert_int_equal(profile_store(&p, "/tmp/hcache-no-such-folder/x", &err), -ENOENT);
+    stack_close(&k);
+}
+
+/* Stores a changed profile and expects its refusal, with this word in the reason. */
+static void refuse(const struct platform *p, const struct platform *expected,
+                   const char *word)
+{
+    struct platform q;
+    struct err err = {0};
+    assert_int_equal(profile_store(p, path, &err), 0);
+    int rc = profile_load(&q, path, expected, &err);
+    if (rc == 0 || strstr(err.msg, word) == NULL || strstr(err.msg, path) == NULL)
+        fail_msg("expected '%s', got %d: %s", word, rc, err.msg);
+}
+
+static void others_are_refused(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct platform expected, p;
+    et_open(&k, &(struct stack_opts){0});
+    begin(&k, &expected);
+    p = measured(&expected);
+    snprintf(p.machine, sizeof p.machine, "another machine");
+    refuse(&p, &expected, "machine");
+    p = measured(&expected);
+    p.model[0] = p.model[0] == 'a' ? 'b' : 'a';
+    refuse(&p, &expected, "model");
+    p = measured(&expected);
+    p.n_layers = 200; /* the planner's arrays are sized by the model */
+    refuse(&p, &expected, "200 layers");
+    p = measured(&expected);
+    p.kv_bytes *= 2;
+    refuse(&p, &expected, "bytes");
+    stack_close(&k);
+}
+
+static void nonsense_is_refused(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct platform expected, p;
+    et_open(&k, &(struct stack_opts){0});
+    begin(&k, &expected);
+    static const double bad[] = {-1, 0, NAN, INFINITY};
+    for (int i = 0; i < 4; i++) {
+        p = measured(&expected);
+        p.tier[0].bytes_per_s = bad[i];
+        refuse(&p, &expected, "profile");
+        p = measured(&expected);
+        p.c_tok.b_s = bad[i] == 0 ? -1e-9 : bad[i];
+        refuse(&p, &expected, "profile");
+    }
+    p = measured(&expected);
+    p.n_tiers = 0;
+    refuse(&p, &expected, "profile");
+    stack_close(&k);
+}
+
+/* Torn at any byte, or random: refused or, where only the end of line is missing, the same. */
+static void torn_files_are_refused(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct platform expected, p, q;
+    char text[PLATFORM_FORMAT_MAX];
+    et_open(&k, &(struct stack_opts){0});
+    begin(&k, &expected);
+    p = measured(&expected);
+    int n = platform_format(&p, text, sizeof text), n_good = 0;
+    for (int cut = 0; cut < n; cut += 1 + cut / 16) {
+        FILE *f = fopen(path, "w");
+        assert_int_equal(fwrite(text, 1, (size_t)cut, f), cut);
+        fclose(f);
+        struct err err = {0};
+        n_good += profile_load(&q, path, &expected, &err) == 0;
+    }
+    assert_int_equal(n_good, 0);
+    stack_close(&k);
+}
+
+/* --- measuring -------------------------------------------------------------------------------- */
+
+static void compute_costs_are_sane(void **state)
+{
+    (void)state;
+    static const int ctx[] = {8, 64, 1024, 2048};
+    for (int i = 0; i < 4; i++) {
+        struct stack k;
+        struct platform p;
+        struct model_work *w;
+        struct stream *s;
+        struct err err = {0};
+        et_open(&k, &(struct stack_opts){.max_context = ctx[i]});
+        assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &s, &err), 0);
+        assert_int_equal(model_work_create(k.model, 512, &w, &err), 0);
+        begin(&k, &p);
+        assert_int_equal(profile_compute(&p, k.model, w, s, &err), 0);
+        assert_true(p.c_tok.b_s > 0 && p.c_tok.c_s >= 0 && p.c_h.b_s > 0 && p.c_kv.b_s > 0);
+        assert_true(p.head_s > 0 && p.embed_s > 0);
+        /* With any tier it is a profile that may be kept. */
+        p.n_tiers = 1;
+        p.tier[0] = (struct platform_tier){.name = "store", .bytes_per_s = 1e9};
+        if (platform_validate(&p, &err) != 0)
+            fail_msg("context of %d: %s", ctx[i], err.msg);
+        model_work_destroy(w);
+        stream_destroy(s);
+        stack_close(&k);
+    }
+}
+
+/* The store's speed is measured on whatever records there are: with layer 0 left out, with one
+ * layer only, and where some of them cannot be read. */
+static void io_is_measured_on_what_exists(void **state)
+{
+    (void)state;
+    static const char *const saves[] = {"both", "kv", "hidden", "-KKK", "---H", "-H-K"};
+    int32_t prompt[201];
+    et_prompt(prompt, 201, 1);
+    for (int i = 0; i < 6; i++) {
+        struct stack k;
+        struct et_run r;
+        struct err err = {0};
+        struct io *io = et_disk((uint64_t)i, 0);
+        et_open(&k, &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2});
+        struct et_ask a = {.prompt = prompt, .n_prompt = 201, .save = saves[i]};
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        assert_int_equal(r.committed, 192);
+
+        struct chain c;
+        struct store_hit hits[3];
+        struct platform p;
+        int n;
+        chain_init(&c, &k.fingerprint, NULL);
+        chain_extend(&c, prompt, 201);
+        assert_int_equal(store_lookup(k.store, c.keys, 3, hits, &n, NULL, 0, &err), 0);
+        assert_int_equal(n, 3);
+        begin(&k, &p);
+        if (profile_io(&p, k.model, k.store, hits, n, &err) != 0)
+            fail_msg("saved as %s: %s", saves[i], err.msg);
+        assert_int_equal(p.n_tiers, 1);
+        assert_true(p.tier[0].bytes_per_s > 0 && p.tier[0].latency_s >= 0);
+        struct io_sim_fault f = {
+            .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 2};
+        assert_int_equal(io_sim_fault_add(io, &f), 0);
+        (void)profile_io(&p, k.model, k.store, hits, n,
+                         &err); /* some: measured or refused */
+        f.count = 0;
+        assert_int_equal(io_sim_fault_add(io, &f), 0);
+        assert_int_equal(profile_io(&p, k.model, k.store, hits, n, &err), -EIO);
+        io_sim_fault_clear(io);
+        store_release(k.store, hits, n);
+        chain_deinit(&c);
+        stack_close(&k);
+        io_close(io);
+    }
+}
+
+/* The whole way: no profile, a first restore measures the store, and it restores. */
+static void a_restore_measures_first(void **state)
+{
+    (void)state;
+    int32_t prompt[201];
+    struct stack k;
+    struct et_run r;
+    et_prompt(prompt, 201, 1);
+    struct et_ask a = {.prompt = prompt, .n_prompt = 201, .save = "-KKK", .plan = "r1,k3"};
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    k.platform.n_tiers = 0;
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(k.platform.n_tiers, 0); /* nothing was there to be measured */
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(k.platform.n_tiers, 1);
+    assert_int_equal(r.n_cached, 192);
+    stack_close(&k);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(comes_back),
+        cmocka_unit_test(others_are_refused),
+        cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(torn_files_are_refused),
+        cmocka_unit_test(compute_costs_are_sane),
+        cmocka_unit_test(io_is_measured_on_what_exists),
+        cmocka_unit_test(a_restore_measures_first),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

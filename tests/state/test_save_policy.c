@@ -1,0 +1,142 @@
+/* test_save_policy.c - which kinds of state are written, by name, by letter, and as planned. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "state/save_policy.h"
+#include "tests/engine/enginetest.h"
+
+static struct model shaped(int n_embd, int n_kv, int d_head)
+{
+    struct model m = {.dtype = DTYPE_BF16};
+    m.cfg.n_layers = 8;
+    m.cfg.n_embd = n_embd;
+    m.cfg.n_kv_heads = n_kv;
+    m.cfg.d_head = d_head;
+    return m;
+}
+
+static struct platform platform_of(const struct model *m)
+{
+    struct platform p;
+    platform_init(&p);
+    p.n_layers = m->cfg.n_layers;
+    p.h_bytes = (double)model_hidden_bytes(m);
+    p.kv_bytes = (double)model_kv_bytes(m);
+    return p;
+}
+
+/* The kinds of all layers as letters. */
+static const char *letters_of(const struct save_policy *p, int n)
+{
+    static char text[STORE_MAX_LAYERS + 1];
+    for (int l = 0; l < n; l++)
+        text[l] = "-HKB"[p->kinds[l]];
+    text[n] = 0;
+    return text;
+}
+
+static void names_and_letters(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *want;
+    } good[] = {{"none", "--------"},    {"hidden", "HHHHHHHH"},   {"kv", "KKKKKKKK"},
+                {"both", "BBBBBBBB"},    {"-HKBBKH-", "-HKBBKH-"}, {"--------", "--------"},
+                {"HHHHHHHH", "HHHHHHHH"}};
+    static const char *const bad[] = {"",         "kvs",      "HKB",  "HKBHKBHKB",
+                                      "hkhkhkhk", "HHHHHHHR", "Both", "       K"};
+    struct model m = shaped(64, 4, 16);
+    struct save_policy p;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_int_equal(save_policy_make(&p, good[i].text, &m, NULL, 1000, NULL), 0);
+        assert_string_equal(letters_of(&p, 8), good[i].want);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct err err = {0};
+        assert_int_equal(save_policy_make(&p, bad[i], &m, NULL, 1000, &err), ERR_USAGE);
+        assert_non_null(strstr(err.msg, "--save"));
+    }
+}
+
+/* Nothing is known of the store: every kind that could be in a best plan. */
+static void automatic_without_a_profile(void **state)
+{
+    (void)state;
+    struct save_policy p;
+    struct model mha = shaped(64, 4, 16), gqa = shaped(128, 2, 16);
+    struct platform none = platform_of(&mha);
+    assert_int_equal(save_policy_make(&p, "auto", &mha, NULL, 1000, NULL), 0);
+    assert_string_equal(letters_of(&p, 8), "BBBBBBBB");
+    assert_int_equal(save_policy_make(&p, "auto", &mha, &none, 1000, NULL), 0);
+    assert_string_equal(letters_of(&p, 8), "BBBBBBBB");
+    assert_int_equal(save_policy_make(&p, "auto", &gqa, NULL, 1000, NULL), 0);
+    assert_string_equal(letters_of(&p, 8),
+                        "KKKKKKKK"); /* hidden states are twice as large */
+}
+
+static struct save_policy automatic(const struct model *m, double tok, double h, double kv,
+                                    double bytes_per_s, int64_t max_tokens)
+{
+    struct save_policy p;
+    struct platform f = platform_of(m);
+    et_platform(&f, tok, h, kv, bytes_per_s);
+    struct err err = {0};
+    if (save_policy_make(&p, "auto", m, &f, max_tokens, &err) != 0)
+        fail_msg("%s", err.msg);
+    return p;
+}
+
+/* With a profile: what its plans read. Layer 0 is free by recomputation, so it is not written. */
+static void automatic_by_plan(void **state)
+{
+    (void)state;
+    struct model mha = shaped(1024, 16, 64);
+    /* A store so fast that loading beats every computation. */
+    struct save_policy p = automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 4096);
+    for (int l = 1; l < 8; l++)
+        assert_true(p.kinds[l] & SAVE_KV);
+    /* A slow store and a fast processor: nothing pays. */
+    p = automatic(&mha, 1e-9, 1e-10, 1e-10, 1e3, 4096);
+    for (int l = 0; l < 8; l++)
+        assert_int_equal(p.kinds[l], 0);
+    /* In between, half the bytes are worth a projection. */
+    p = automatic(&mha, 1e-3, 1e-7, 1e-7, 1e8, 4096);
+    int n_hidden = 0;
+    for (int l = 0; l < 8; l++)
+        n_hidden += (p.kinds[l] & SAVE_HIDDEN) != 0;
+    assert_true(n_hidden > 0);
+    /* Contexts of one chunk, and none at all, still give a policy. */
+    (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 64);
+    (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 1);
+}
+
+/* More layers than the store knows: nothing is saved, and no array is overrun. */
+static void too_many_layers(void **state)
+{
+    (void)state;
+    struct save_policy p;
+    struct model m = shaped(64, 4, 16);
+    m.cfg.n_layers = 200;
+    static const char *const texts[] = {"both", "auto", "none"};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(save_policy_make(&p, texts[i], &m, NULL, 1000, NULL), 0);
+        for (int l = 0; l < STORE_MAX_LAYERS; l++)
+            assert_int_equal(p.kinds[l], 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_and_letters),
+        cmocka_unit_test(automatic_without_a_profile),
+        cmocka_unit_test(automatic_by_plan),
+        cmocka_unit_test(too_many_layers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
