@@ -1,0 +1,462 @@
+/* test_engine.c - admission, limits, ends of sequences, sequences in different phases, and what the
+ * engine says about what it did. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "state/save_policy.h"
+#include "tests/engine/enginetest.h"
+
+enum { N_MAX = 1024 };
+
+/* --- admission -------------------------------------------------------------------------------- */
+
+static int add(struct stack *k, const struct et_ask *a, struct seq **s, struct err *err)
+{
+    struct request q = et_request(k, a);
+    return engine_add(k->engine, &q, s, err);
+}
+
+static void context_limit(void **state)
+{
+    (void)state;
+    int32_t prompt[N_MAX];
+    struct stack k;
+    struct seq *s;
+    struct err err = {0};
+    et_prompt(prompt, N_MAX, 1);
+    et_open(&k, &(struct stack_opts){.max_context = 256, .in_memory = true});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 257};
+    assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "256"));
+    a = (struct et_ask){.prompt = prompt, .n_prompt = 200, .max_tokens = 57};
+    assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
+    a.max_tokens = INT32_MAX; /* no overflow */
+    assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
+    /* Exactly full, by prompt alone and by what is generated. */
+    struct et_run r;
+    a = (struct et_ask){.prompt = prompt, .n_prompt = 256, .save = "both"};
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.finish, FINISH_LENGTH);
+    assert_int_equal(r.n_tokens, 0);
+    assert_int_equal(r.committed, 256);
+    a = (struct et_ask){
+        .prompt = prompt, .n_prompt = 200, .max_tokens = 56, .save = "both"};
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.n_tokens, 56);
+    assert_int_equal(r.n_cached, 192);
+    /* The last token was never computed with, so its chunk is not full. */
+    assert_int_equal(r.committed, 192);
+    stack_close(&k);
+}
+
+static void places_and_blocks(void **state)
+{
+    (void)state;
+    int32_t prompt[N_MAX];
+    struct stack k;
+    struct seq *s[3];
+    struct err err = {0};
+    et_prompt(prompt, N_MAX, 1);
+    et_open(&k, &(struct stack_opts){.max_context = 256, .max_sequences = 2});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 10, .max_tokens = 5};
+    assert_int_equal(add(&k, &a, &s[0], &err), 0);
+    assert_int_equal(add(&k, &a, &s[1], &err), 0);
+    assert_int_equal(add(&k, &a, &s[2], &err), ERR_LIMIT);
+    engine_remove(k.engine, s[0]); /* before its first step */
+    assert_int_equal(add(&k, &a, &s[0], &err), 0);
+    assert_int_equal(engine_run(k.engine, &err), 0);
+    engine_remove(k.engine, s[0]);
+    engine_remove(k.engine, s[1]);
+    stack_close(&k);
+
+    /* A pool smaller than the sequences' contexts: refused while it is full, not lost. */
+    et_open(&k, &(struct stack_opts){.max_context = 256});
+    struct engine_opts eo = {.model = k.model,
+                             .platform = &k.platform,
+                             .max_seqs = 3,
+                             .max_batch_rows = 512,
+                             .step_rows = 512,
+                             .max_kv_tokens = 192};
+    struct engine *e;
+    assert_int_equal(engine_create(&eo, &e, &err), 0);
+    a = (struct et_ask){.prompt = prompt, .n_prompt = 100, .max_tokens = 20};
+    struct request q = et_request(&k, &a);
+    assert_int_equal(engine_add(e, &q, &s[0], &err), 0); /* two blocks of three */
+    assert_int_equal(engine_add(e, &q, &s[1], &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "KV cache"));
+    q.n_prompt = 40;
+    assert_int_equal(engine_add(e, &q, &s[1], &err), 0);
+    assert_int_equal(kv_pool_free_blocks(engine_pool(e)), 0);
+    assert_int_equal(engine_run(e, &err), 0);
+    assert_int_equal(seq_outcome(s[0])->n_generated, 20);
+    assert_int_equal(seq_outcome(s[1])->n_generated, 20);
+    engine_remove(e, s[0]);
+    engine_remove(e, s[1]);
+    assert_int_equal(kv_pool_free_blocks(engine_pool(e)), 3);
+    engine_destroy(e);
+    stack_close(&k);
+}
+
+/* --- prompts at the edges of a chunk ---------------------------------------------------------- */
+
+static void prompt_lengths(void **state)
+{
+    (void)state;
+    static const struct {
+        int n, committed, cached;
+    } want[] = {{1, 0, 0},       {2, 0, 0},      {63, 0, 0},     {64, 64, 0},
+                {65, 64, 64},    {127, 64, 64},  {128, 128, 64}, {129, 128, 128},
+                {512, 512, 448}, {513, 512, 512}};
+    int32_t prompt[N_MAX];
+    struct stack k, plain;
+    et_prompt(prompt, N_MAX, 3);
+    et_open(&plain, &(struct stack_opts){0});
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct et_run ref, r;
+        struct et_ask a = {.prompt = prompt, .n_prompt = want[i].n, .max_tokens = 1};
+        assert_int_equal(et_run(&plain, &a, &ref), 0);
+        et_open(&k, &(struct stack_opts){.in_memory = true});
+        a.save = "both";
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &ref, "first run");
+        assert_int_equal(r.committed, want[i].committed);
+        assert_int_equal(r.n_cached, 0);
+        a.save = "none";
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &ref, "second run");
+        assert_int_equal(r.n_cached, want[i].cached);
+        /* What is durable beyond the restored part is not known where nothing is saved. */
+        assert_int_equal(r.committed, want[i].cached);
+        assert_true(r.miss[0] != 0);
+        stack_close(&k);
+    }
+    stack_close(&plain);
+}
+
+static void salts_keep_apart(void **state)
+{
+    (void)state;
+    int32_t prompt[200];
+    struct stack k;
+    struct et_run r;
+    et_prompt(prompt, 200, 3);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 200, .save = "kv", .salt = "alice"};
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    static const char *const others[] = {NULL, "", "bob", "alic", "alice "};
+    for (int i = 0; i < 5; i++) {
+        a = (struct et_ask){.prompt = prompt, .n_prompt = 200, .salt = others[i]};
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        assert_int_equal(r.n_cached, 0);
+        assert_string_equal(r.miss, "not stored");
+    }
+    a.salt = "alice";
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.n_cached, 192);
+    stack_close(&k);
+}
+
+/* --- ends ------------------------------------------------------------------------------------- */
+
+static int cancel_at;
+
+static int count_tokens(void *arg, int32_t id)
+{
+    int *n = arg;
+    (void)id;
+    return ++*n == cancel_at;
+}
+
+static void cancel(void **state)
+{
+    (void)state;
+    int32_t prompt[200];
+    struct stack k;
+    struct et_run all, r;
+    et_prompt(prompt, 200, 5);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 200, .max_tokens = 12, .save = "both"};
+    assert_int_equal(et_run(&k, &a, &all), 0);
+    for (cancel_at = 1; cancel_at <= 13; cancel_at += 4) {
+        int n = 0;
+        struct seq *s;
+        struct err err = {0};
+        struct request q = et_request(&k, &a);
+        q.on_token = count_tokens;
+        q.arg = &n;
+        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        assert_int_equal(engine_run(k.engine, &err), 0);
+        et_take(&k, s, &r);
+        assert_int_equal(r.finish, cancel_at <= 12 ? FINISH_CANCELLED : FINISH_LENGTH);
+        assert_int_equal(r.n_tokens, n);
+        assert_int_equal(n, cancel_at <= 12 ? cancel_at : 12);
+        assert_memory_equal(r.tokens, all.tokens, (size_t)n * sizeof r.tokens[0]);
+    }
+    stack_close(&k);
+}
+
+/* EOS as the first token, in the middle, and ignored. */
+static void eos(void **state)
+{
+    (void)state;
+    int32_t prompt[100];
+    struct stack k;
+    struct et_run all;
+    et_prompt(prompt, 100, 6);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 100, .max_tokens = 8, .save = "both"};
+    a.temperature = 1;
+    assert_int_equal(et_run(&k, &a, &all), 0);
+    for (int at = 0; at < 8; at++) {
+        struct et_run r;
+        struct seq *s;
+        struct err err = {0};
+        int first = 0;
+        while (all.tokens[first] != all.tokens[at])
+            first++;
+        k.model->cfg.n_eos = 1;
+        k.model->cfg.eos_ids[0] = all.tokens[at];
+        struct request q = et_request(&k, &a);
+        q.ignore_eos = false;
+        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        assert_int_equal(engine_run(k.engine, &err), 0);
+        et_take(&k, s, &r);
+        assert_int_equal(r.finish, FINISH_EOS);
+        assert_int_equal(r.n_tokens, first); /* EOS itself is not part of the text */
+        assert_memory_equal(r.tokens, all.tokens, (size_t)first * sizeof r.tokens[0]);
+        assert_true(r.digest != 0);
+    }
+    stack_close(&k);
+}
+
+static void no_tokens_wanted(void **state)
+{
+    (void)state;
+    int32_t prompt[130];
+    struct stack k;
+    struct seq *s;
+    struct err err = {0};
+    et_prompt(prompt, 130, 6);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 130, .save = "both"};
+    for (int i = 0; i < 2; i++) {
+        struct request q = et_request(&k, &a);
+        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        assert_int_equal(engine_run(k.engine, &err), 0);
+        const struct outcome *o = seq_outcome(s);
+        assert_int_equal(o->finish, FINISH_LENGTH);
+        assert_int_equal(o->n_generated, 0);
+        assert_true(o->logits_digest == 0 && o->prefill_ns > 0);
+        assert_int_equal(o->n_cached, i * 128);
+        assert_int_equal(saver_flush(k.saver, &err), 0);
+        assert_int_equal(seq_committed_tokens(s), 128);
+        engine_remove(k.engine, s);
+    }
+    stack_close(&k);
+}
+
+/* A sequence may be removed in any state, with chunks open and in flight. */
+static void removed_in_any_state(void **state)
+{
+    (void)state;
+    int32_t prompt[300];
+    et_prompt(prompt, 300, 8);
+    for (int n_steps = 0; n_steps < 14; n_steps++) {
+        struct stack k;
+        struct seq *s;
+        struct err err = {0};
+        int n_active;
+        et_open(&k, &(struct stack_opts){.in_memory = true, .step_rows = 60});
+        struct et_ask a = {
+            .prompt = prompt, .n_prompt = 300, .max_tokens = 6, .save = "both"};
+        assert_int_equal(add(&k, &a, &s, &err), 0);
+        for (int i = 0; i < n_steps; i++)
+            assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        engine_remove(k.engine, s);
+        stack_close(&k);
+    }
+}
+
+/* --- several sequences ------------------------------------------------------------------------ */
+
+enum { N_SEQS = 5 };
+
+/* Sequences of other lengths and parameters come and go: restoring, prefilling and decoding beside
+ * each other, each as if it were alone, with a saver and without. */
+static void phases_beside_each_other(void **state)
+{
+    (void)state;
+    static int32_t prompt[N_SEQS][400];
+    static struct et_run alone[N_SEQS], r;
+    struct et_ask a[N_SEQS];
+    struct stack k;
+    for (int i = 0; i < N_SEQS; i++) {
+        et_prompt(prompt[i], 400, i < 3 ? 77 : 78 + (uint64_t)i); /* three share a prefix */
+        a[i] = (struct et_ask){.prompt = prompt[i],
+                               .n_prompt = 30 + 90 * i,
+                               .max_tokens = 25 - 4 * i,
+                               .temperature = i % 2 ? 1.0f : 0.0f,
+                               .seed = (uint64_t)i,
+                               .save = "both"};
+    }
+    et_open(&k, &(struct stack_opts){.model = "synth:tiny-gqa", .dtype = "bf16"});
+    for (int i = 0; i < N_SEQS; i++)
+        assert_int_equal(et_run(&k, &a[i], &alone[i]), 0);
+    stack_close(&k);
+    for (int with_store = 0; with_store < 2; with_store++) {
+        struct io *io = et_disk(1, 0);
+        et_open(&k, &(struct stack_opts){.model = "synth:tiny-gqa",
+                                         .dtype = "bf16",
+                                         .threads = 2,
+                                         .max_sequences = N_SEQS,
+                                         .step_rows = 48,
+                                         .io = with_store ? io : NULL,
+                                         .dirs = et_dirs,
+                                         .n_dirs = with_store ? 2 : 0});
+        for (int round = 0; round < 2; round++) {
+            struct seq *s[N_SEQS];
+            struct err err = {0};
+            int n_active;
+            for (int i = 0; i < N_SEQS; i++) { /* one more every third step */
+                assert_int_equal(add(&k, &a[i], &s[i], &err), 0);
+                for (int step = 0; step < 3; step++)
+                    assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+            }
+            assert_int_equal(engine_run(k.engine, &err), 0);
+            for (int i = 0; i < N_SEQS; i++) {
+                et_take(&k, s[i], &r);
+                et_same(&r, &alone[i], "beside others");
+                if (with_store)
+                    assert_int_equal(r.committed,
+                                     (a[i].n_prompt + r.n_tokens - 1) / 64 * 64);
+                if (with_store && round == 1)
+                    assert_int_equal(r.n_cached, (a[i].n_prompt - 1) / 64 * 64);
+            }
+        }
+        stack_close(&k);
+        io_close(io);
+    }
+}
+
+/* Saving, however slow or broken the store, changes no logit. */
+static void saver_changes_nothing(void **state)
+{
+    (void)state;
+    int32_t prompt[700];
+    static struct et_run ref, r;
+    struct stack k;
+    et_prompt(prompt, 700, 12);
+    struct et_ask a = {.prompt = prompt, .n_prompt = 700, .max_tokens = 100};
+    et_open(&k, &(struct stack_opts){0});
+    assert_int_equal(et_run(&k, &a, &ref), 0);
+    stack_close(&k);
+    static const struct io_sim_fault faults[] = {
+        {.kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .slow_ns = 200000},
+        {.kind = IO_SIM_FAIL,
+         .on = IO_SIM_ON_WRITE,
+         .path = "seg-",
+         .skip = 9,
+         .code = -28},
+        {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .skip = 3},
+        {.kind = IO_SIM_SYNC_LIES, .on = IO_SIM_ON_SYNC, .skip = 3, .count = 1},
+        {.kind = IO_SIM_SHORT, .on = IO_SIM_ON_WRITE, .chance = 0.5},
+    };
+    static const char *const saves[] = {"both", "kv", "hidden"};
+    for (int i = 0; i < 5; i++) {
+        struct io *io = et_disk(20 + (uint64_t)i, 0);
+        et_open(&k,
+                &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2, .threads = 2});
+        assert_int_equal(io_sim_fault_add(io, &faults[i]), 0);
+        a.save = saves[i % 3];
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &ref, "with a saver");
+        io_sim_fault_clear(io);
+        int64_t committed = r.committed;
+        stack_close(&k);
+        et_open(&k,
+                &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2, .threads = 1});
+        a.save = "none";
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &ref, "restored");
+        assert_true(r.n_cached >= (committed < 640 ? committed : 640));
+        stack_close(&k);
+        io_close(io);
+    }
+}
+
+/* A store at its cap sheds what it saves and loses no request. */
+static void small_caps(void **state)
+{
+    (void)state;
+    int32_t prompt[400];
+    static struct et_run ref, r;
+    struct stack k;
+    et_prompt(prompt, 400, 12);
+    struct et_ask a = {.prompt = prompt, .n_prompt = 400, .max_tokens = 5, .save = "both"};
+    et_open(&k, &(struct stack_opts){0});
+    assert_int_equal(et_run(&k, &a, &ref), 0);
+    stack_close(&k);
+    for (uint64_t cap = 4096; cap < 4u << 20; cap *= 3) {
+        et_open(&k, &(struct stack_opts){.in_memory = true, .cap_bytes = cap});
+        struct store_stats stats;
+        int64_t committed = 0;
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            et_same(&r, &ref, "under a cap");
+            assert_true(r.n_cached >= (committed < 384 ? committed : 384));
+            store_stats(k.store, &stats);
+            assert_true(stats.used_bytes <= cap);
+            committed = r.committed;
+        }
+        stack_close(&k);
+    }
+}
+
+static void other_models_are_a_miss_with_a_reason(void **state)
+{
+    (void)state;
+    int32_t prompt[200];
+    struct stack k;
+    struct et_run r;
+    struct io *io = et_disk(1, 0);
+    et_prompt(prompt, 200, 3);
+    struct et_ask a = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
+    et_open(&k, &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2});
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    stack_close(&k);
+    et_open(&k,
+            &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2, .dtype = "bf16"});
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.n_cached, 0);
+    assert_non_null(strstr(r.miss, "another model"));
+    assert_int_equal(et_run(&k, &a, &r), 0); /* both models live in one store */
+    assert_int_equal(r.n_cached, 192);
+    stack_close(&k);
+    io_close(io);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(context_limit),
+        cmocka_unit_test(places_and_blocks),
+        cmocka_unit_test(prompt_lengths),
+        cmocka_unit_test(salts_keep_apart),
+        cmocka_unit_test(cancel),
+        cmocka_unit_test(eos),
+        cmocka_unit_test(no_tokens_wanted),
+        cmocka_unit_test(removed_in_any_state),
+        cmocka_unit_test(phases_beside_each_other),
+        cmocka_unit_test(saver_changes_nothing),
+        cmocka_unit_test(small_caps),
+        cmocka_unit_test(other_models_are_a_miss_with_a_reason),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
