@@ -20,6 +20,8 @@ static const struct cmd cmds[] = {
     {"bench", cmd_bench, "measures this machine and what hcache makes of it"},
     {"tokenize", cmd_tokenize, "text to token ids, and back"},
     {"store", cmd_store, "what is stored, whether it is sound, and giving space back"},
+    {"ingest", cmd_ingest, "computes the state of documents ahead of their prompts"},
+    {"ppl", cmd_ppl, "the perplexity of a text under a model"},
     {"model", cmd_model, "what a model is; models of random weights"},
     {0},
 };

@@ -1,0 +1,164 @@
+/* cmd_ingest.c - `hcache ingest`: computes the state of documents ahead of the prompts that will
+ * begin with them (HCache §3.1).
+ *
+ * Each file is prefilled as a prompt of its own and saved; nothing is generated.  What is stored
+ * already is found by content and restored instead of being computed, so that an ingestion that was
+ * interrupted goes on where it was. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "apps/cmds.h"
+#include "base/file.h"
+#include "base/opt.h"
+#include "base/progress.h"
+#include "format/json.h"
+#include "hcache.h"
+
+struct ingest_args {
+    const char *model, *dtype, *device, *save, *salt;
+    struct opt_list store, files;
+    int threads;
+    uint64_t store_cap;
+    bool json;
+};
+
+static const struct opt positionals[] = {
+    {"MODEL_DIR", OPT(struct ingest_args, model), .required = true,
+     .help = "a Hugging Face folder"},
+    {"FILE", OPT(struct ingest_args, files), .required = true,
+     .help = "documents, UTF-8 text"},
+    {0},
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
+
+static const struct opt options[] = {
+    {"store", OPT(struct ingest_args, store), .arg = "DIR[,DIR...]", .required = true,
+     .help = "where state is kept, one directory per device"},
+    {"store-cap", OPT(struct ingest_args, store_cap), .arg = "BYTES", .def = "0",
+     .help = "bound on saved state; 0 is none"},
+    {"save", OPT(struct ingest_args, save), .arg = "KINDS", .def = "auto",
+     .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},
+    {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
+     .help = "share saved state only with runs of the same salt"},
+    {"dtype", OPT(struct ingest_args, dtype), .choices = dtypes,
+     .help = "state dtype; the checkpoint's by default"},
+    {"threads", OPT(struct ingest_args, threads), .def = "0", .min = 0, .max = 1024,
+     .help = "compute threads; 0 is one per core"},
+    {"device", OPT(struct ingest_args, device), .choices = devices, .def = "cpu",
+     .help = "where to compute"},
+    {"json", OPT(struct ingest_args, json), .help = "print one JSON object"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "ingest",
+    .summary = "Computes and saves the state of documents, so that prompts which begin "
+               "with one of "
+               "them restore it.  Interrupted, it goes on where it was.",
+    .positionals = positionals,
+    .options = options,
+    .examples = "  hcache ingest models/demo --store /var/tmp/state handbook.txt faq.txt\n",
+    .values_bytes = sizeof(struct ingest_args),
+};
+
+struct totals {
+    int64_t tokens, cached, committed;
+};
+
+static int ingest_file(struct hcache *h, const struct ingest_args *a, const char *path,
+                       struct json *list, struct totals *sum, struct hcache_err *err)
+{
+    struct err e = {0};
+    char *text = NULL;
+    size_t n_text = 0;
+    int32_t *ids = NULL;
+    int n = 0, rc = file_read(path, (size_t)1 << 30, &text, &n_text, &e);
+    if (rc != 0) {
+        err->code = rc;
+        snprintf(err->msg, sizeof err->msg, "%.500s", e.msg);
+        return rc;
+    }
+    rc = hcache_encode(h, text, n_text, HCACHE_ADD_SPECIAL, &ids, &n, err);
+    struct hcache_request q = {
+        .prompt = ids, .n_prompt = n, .max_tokens = 0, .salt = a->salt, .save = a->save};
+    struct hcache_result r = {0};
+    if (rc == 0)
+        rc = hcache_generate(h, &q, &r, err);
+    if (rc != 0) {
+        char old[400];
+        snprintf(old, sizeof old, "%.399s", err->msg);
+        snprintf(err->msg, sizeof err->msg, "%.100s: %s", path, old);
+    } else {
+        struct json *o = json_new_object();
+        json_put_string(o, "file", path);
+        json_put_int(o, "tokens", n);
+        json_put_int(o, "cached_tokens", r.cached_tokens);
+        json_put_int(o, "committed_tokens", r.committed_tokens);
+        json_put_real(o, "ms", r.timings.restore_ms + r.timings.prefill_ms);
+        json_push(list, o);
+        sum->tokens += n;
+        sum->cached += r.cached_tokens;
+        sum->committed += r.committed_tokens;
+        if (!a->json)
+            printf("%s: %d tokens, %d were stored, %lld are durable now\n", path, n,
+                   r.cached_tokens, (long long)r.committed_tokens);
+    }
+    hcache_result_free(&r);
+    hcache_free(ids);
+    free(text);
+    return rc;
+}
+
+static int run(const struct ingest_args *a, struct hcache_err *err)
+{
+    struct hcache *h = NULL;
+    struct hcache_opts o = {.model = a->model,
+                            .device = a->device,
+                            .dtype = a->dtype,
+                            .threads = a->threads,
+                            .store = a->store.items,
+                            .n_store = a->store.n,
+                            .store_cap_bytes = a->store_cap};
+    int rc = hcache_open(&o, &h, err);
+    if (rc != 0)
+        return rc;
+    struct json *out = json_new_object(), *list = json_new_array();
+    struct totals sum = {0};
+    struct progress p;
+    progress_begin(&p, "ingesting", PROGRESS_ITEMS, (uint64_t)a->files.n);
+    for (int i = 0; rc == 0 && i < a->files.n; i++) {
+        rc = ingest_file(h, a, a->files.items[i], list, &sum, err);
+        progress_at(&p, (uint64_t)i + 1);
+    }
+    progress_end(&p);
+    json_put(out, "files", list);
+    json_put_int(out, "tokens", sum.tokens);
+    json_put_int(out, "cached_tokens", sum.cached);
+    json_put_int(out, "committed_tokens", sum.committed);
+    if (rc == 0 && a->json) {
+        char *text = json_text(out, 2);
+        puts(text);
+        free(text);
+    }
+    json_free(out);
+    hcache_close(h);
+    return rc;
+}
+
+int cmd_ingest(int argc, char **argv)
+{
+    struct ingest_args a;
+    struct opt_parsed *parsed;
+    struct hcache_err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    int rc = run(&a, &err);
+    if (rc != 0)
+        fprintf(stderr, "hcache ingest: %s\n", err.msg);
+    opt_end(parsed);
+    return rc == 0 ? 0 : rc == HCACHE_E_USAGE ? 2 : 1;
+}

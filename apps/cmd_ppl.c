@@ -1,0 +1,275 @@
+/* cmd_ppl.c - `hcache ppl`: the perplexity of a text under a model.
+ *
+ * The text is cut into windows of --context tokens; every window is computed on its own and its
+ * second half is scored, so that each scored token has at least half a window of context. (The usual
+ * way for models of a fixed context; figures are comparable at equal windows only.) */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "apps/cmds.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/opt.h"
+#include "base/progress.h"
+#include "engine/stack.h"
+#include "format/json.h"
+#include "model/tokenizer.h"
+
+struct ppl_args {
+    const char *model, *file, *dtype, *device;
+    int threads, context, max_windows;
+    bool json;
+};
+
+static const struct opt positionals[] = {
+    {"MODEL_DIR", OPT(struct ppl_args, model), .required = true,
+     .help = "a Hugging Face folder"},
+    {"FILE", OPT(struct ppl_args, file), .required = true, .help = "UTF-8 text"},
+    {0},
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
+
+static const struct opt options[] = {
+    {"context", OPT(struct ppl_args, context), .arg = "N", .def = "512", .min = 2,
+     .max = 1 << 20, .help = "tokens of a window; at most the model's context"},
+    {"max-windows", OPT(struct ppl_args, max_windows), .arg = "N", .def = "0", .min = 0,
+     .max = 1 << 30, .help = "stop after N windows; 0 is the whole text"},
+    {"dtype", OPT(struct ppl_args, dtype), .choices = dtypes, .help = "state dtype"},
+    {"threads", OPT(struct ppl_args, threads), .def = "0", .min = 0, .max = 1024,
+     .help = "compute threads; 0 is one per core"},
+    {"device", OPT(struct ppl_args, device), .choices = devices, .def = "cpu",
+     .help = "where to compute"},
+    {"json", OPT(struct ppl_args, json), .help = "print one JSON object"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "ppl",
+    .summary = "Computes the perplexity of a text: windows of --context tokens, of which "
+               "the second "
+               "half is scored.",
+    .positionals = positionals,
+    .options = options,
+    .examples = "  hcache ppl models/demo text.txt --context 512\n",
+    .values_bytes = sizeof(struct ppl_args),
+};
+
+enum { HEAD_ROWS = 32 }; /* rows of logits at a time: a vocabulary is wide */
+
+struct scorer {
+    struct stack k;
+    struct stream *s;
+    struct model_work *work;
+    struct kv_pool *pool;
+    struct kv_table table;
+    struct kv_layer *kv;
+    float *logits; /* [HEAD_ROWS][vocab] */
+    int32_t *pos;
+    double nll, nll_sq;
+    int64_t n_scored;
+};
+
+static int scorer_init(struct scorer *c, int context, struct err *err)
+{
+    const struct model *m = c->k.model;
+    int n_layers = m->cfg.n_layers;
+    struct kv_pool_opts po = {.n_layers = n_layers,
+                              .n_kv = m->cfg.n_kv_heads,
+                              .d_head = m->cfg.d_head,
+                              .dtype = m->dtype,
+                              .n_blocks = context / KV_BLOCK_TOKENS + 1};
+    int rc = stream_create(c->k.dev, STREAM_COMPUTE, &c->s, err);
+    if (rc == 0)
+        rc = model_work_create(m, 512, &c->work, err);
+    if (rc == 0)
+        rc = kv_pool_create(c->k.dev, &po, &c->pool, err);
+    if (rc == 0)
+        rc = kv_table_reserve(c->pool, &c->table, context, err);
+    if (rc != 0)
+        return rc;
+    c->kv = xcalloc((size_t)n_layers, sizeof *c->kv);
+    for (int l = 0; l < n_layers; l++)
+        c->kv[l] = kv_pool_layer(c->pool, l);
+    c->logits = xcalloc((size_t)m->cfg.vocab_size, HEAD_ROWS * sizeof *c->logits);
+    c->pos = xcalloc((size_t)context, sizeof *c->pos);
+    for (int i = 0; i < context; i++)
+        c->pos[i] = i;
+    return 0;
+}
+
+static void scorer_deinit(struct scorer *c)
+{
+    if (c->pool != NULL)
+        kv_table_free(c->pool, &c->table);
+    kv_pool_destroy(c->pool);
+    model_work_destroy(c->work);
+    stream_destroy(c->s);
+    free(c->kv);
+    free(c->logits);
+    free(c->pos);
+    stack_close(&c->k);
+}
+
+/* -log p(id), with the sum in double. */
+static double nll_of(const float *logits, int n, int32_t id)
+{
+    double max = logits[0], sum = 0;
+    for (int i = 1; i < n; i++)
+        max = logits[i] > max ? logits[i] : max;
+    for (int i = 0; i < n; i++)
+        sum += exp(logits[i] - max);
+    return log(sum) + max - logits[id];
+}
+
+/* Scores rows [first, first + n) of x, which predict ids[first + 1 ..]. */
+static int score_rows(struct scorer *c, struct mat x, const int32_t *next, int n)
+{
+    const struct model *m = c->k.model;
+    int vocab = m->cfg.vocab_size, rc = 0;
+    for (int done = 0; rc == 0 && done < n; done += HEAD_ROWS) {
+        int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
+        struct mat logits = mat_of(c->logits, DTYPE_F32, rows, vocab);
+        rc = model_head(m, c->work, c->s, mat_rows(x, done, rows), logits);
+        if (rc == 0)
+            rc = stream_sync(c->s);
+        for (int i = 0; rc == 0 && i < rows; i++) {
+            double nll = nll_of(c->logits + (size_t)i * (size_t)vocab, vocab,
+                                next[done + i]);
+            c->nll += nll;
+            c->nll_sq += nll * nll;
+            c->n_scored++;
+        }
+    }
+    return rc;
+}
+
+/* One window: all of it is computed, what lies behind its middle is scored. */
+static int score_window(struct scorer *c, const int32_t *ids, int n)
+{
+    int max_rows = model_work_rows(c->work), rc = 0;
+    for (int row = 0; rc == 0 && row < n; row += max_rows) {
+        int rows = n - row < max_rows ? n - row : max_rows;
+        int32_t seq_row[2] = {0, rows};
+        const int32_t *tables[1] = {c->table.blocks};
+        struct ragged r = {.n_rows = rows,
+                           .n_seqs = 1,
+                           .pos = c->pos + row,
+                           .seq_row = seq_row,
+                           .tables = tables};
+        struct mat x;
+        rc = model_forward(c->k.model, c->work, c->s, ids + row, c->kv, &r, NULL, &x);
+        int first = n / 2 > row ? n / 2 - row : 0;   /* within this piece */
+        int last = row + rows < n ? rows : rows - 1; /* the last id predicts nothing here */
+        if (rc == 0 && first < last)
+            rc = score_rows(c, mat_rows(x, first, last - first), ids + row + first + 1,
+                            last - first);
+    }
+    return rc;
+}
+
+static int read_ids(const struct ppl_args *a, int32_t **ids, size_t *n, struct err *err)
+{
+    struct tokenizer *t = NULL;
+    char *text = NULL;
+    size_t n_text = 0;
+    int rc = tokenizer_open(&t, a->model, err);
+    if (rc == 0)
+        rc = file_read(a->file, (size_t)1 << 32, &text, &n_text, err);
+    if (rc == 0)
+        rc = tokenizer_encode(t, text, n_text, TOKENIZER_ADD_SPECIAL, ids, n, err);
+    if (rc != 0)
+        err_wrap(err, "%s", a->file);
+    free(text);
+    tokenizer_close(t);
+    return rc;
+}
+
+static int score_text(struct scorer *c, const struct ppl_args *a, const int32_t *ids,
+                      size_t n, struct err *err)
+{
+    size_t window = (size_t)a->context, n_windows = n / window;
+    if (n_windows == 0)
+        return err_set(err, ERR_USAGE, "%s has %zu tokens, less than one window of %d",
+                       a->file, n, a->context);
+    if (a->max_windows > 0 && n_windows > (size_t)a->max_windows)
+        n_windows = (size_t)a->max_windows;
+    struct progress p;
+    progress_begin(&p, "perplexity", PROGRESS_ITEMS, n_windows);
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < n_windows; i++) {
+        rc = score_window(c, ids + i * window, (int)window);
+        progress_at(&p, i + 1);
+    }
+    progress_end(&p);
+    return rc == 0 ? 0 : err_set(err, rc, "forward pass: %s", err_name(rc));
+}
+
+static void report(const struct scorer *c, const struct ppl_args *a)
+{
+    double n = (double)c->n_scored, mean = c->nll / n;
+    double error = sqrt((c->nll_sq / n - mean * mean) / n);
+    if (!a->json) {
+        printf("perplexity %.4f +- %.4f (%lld tokens scored, windows of %d, state %s)\n",
+               exp(mean), exp(mean) * error, (long long)c->n_scored, a->context,
+               dtype_name(c->k.model->dtype));
+        return;
+    }
+    struct json *o = json_new_object();
+    json_put_real(o, "perplexity", exp(mean));
+    json_put_real(o, "standard_error", exp(mean) * error);
+    json_put_real(o, "mean_nll", mean);
+    json_put_int(o, "tokens_scored", c->n_scored);
+    json_put_int(o, "context", a->context);
+    char *text = json_text(o, 2);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+static int run(struct ppl_args *a, struct err *err)
+{
+    struct scorer c = {0};
+    int32_t *ids = NULL;
+    size_t n = 0;
+    struct stack_opts so = {
+        .model = a->model, .device = a->device, .dtype = a->dtype, .threads = a->threads};
+    int rc = stack_open(&so, &c.k, err);
+    if (rc == 0 && a->context > c.k.model->max_ctx)
+        rc = err_set(err, ERR_USAGE, "--context %d: the model's context is %d", a->context,
+                     c.k.model->max_ctx);
+    if (rc == 0)
+        rc = read_ids(a, &ids, &n, err);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= c.k.model->cfg.vocab_size)
+            rc = err_set(err, ERR_MISMATCH,
+                         "the tokenizer gives id %d; the vocabulary has %d", ids[i],
+                         c.k.model->cfg.vocab_size);
+    }
+    if (rc == 0)
+        rc = scorer_init(&c, a->context, err);
+    if (rc == 0)
+        rc = score_text(&c, a, ids, n, err);
+    if (rc == 0)
+        report(&c, a);
+    free(ids);
+    scorer_deinit(&c);
+    return rc;
+}
+
+int cmd_ppl(int argc, char **argv)
+{
+    struct ppl_args a;
+    struct opt_parsed *parsed;
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    int rc = run(&a, &err);
+    if (rc != 0)
+        fprintf(stderr, "hcache ppl: %s\n", err.msg);
+    opt_end(parsed);
+    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+}
