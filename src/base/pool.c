@@ -1,14 +1,19 @@
 /* pool.c - see pool.h.
  *
- * A generation counter starts a job, a countdown ends it.  Both sides poll for at most SPIN_NS
- * before they block on a futex-backed condition variable: a decode step makes about a hundred calls
- * a few hundred microseconds apart, and a wake-up through the scheduler costs tens of microseconds
- * each in a virtual machine. */
+ * A job is n shares, one per thread; whoever comes first takes the next one from a ticket.  So a
+ * worker that the scheduler has not let run costs nothing: the caller, done with its own share,
+ * takes the others that nobody has begun, and waits only for those that somebody has.  (With a fixed
+ * share per worker, two threads on a busy two-core machine were slower than one.)
+ *
+ * Both sides poll for at most SPIN_NS before they block on a condition variable: a decode step makes
+ * about a hundred calls a few microseconds apart, and a wake-up through the scheduler costs tens of
+ * microseconds each in a virtual machine. */
 #include "base/pool.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -24,24 +29,49 @@ struct pool {
     pthread_mutex_t lock; /* guards sleeping and waking on the conditions below */
     pthread_cond_t start;
     pthread_cond_t finish;
-    atomic_uint generation;
-    atomic_int n_left;
+    /* Number of the job in the upper half, next share in the lower: a thread that is late cannot
+     * take a share of a job that has ended. fn and arg stand still while a taken share runs. */
+    atomic_uint_least64_t ticket;
+    atomic_int n_left; /* shares not finished */
     atomic_bool quit;
     pool_fn *fn;
     void *arg;
 };
 
-struct worker_arg {
-    struct pool *pool;
-    int idx;
-};
+static bool share_is_left(struct pool *p)
+{
+    return (uint32_t)atomic_load_explicit(&p->ticket, memory_order_acquire) <
+           (uint32_t)p->n_threads;
+}
 
-static bool spin_until_changed(atomic_uint *v, unsigned old)
+/* Takes and runs one share; false where none is left. */
+static bool share_run(struct pool *p)
+{
+    uint64_t t = atomic_load(&p->ticket);
+    do {
+        if ((uint32_t)t >= (uint32_t)p->n_threads)
+            return false;
+    } while (!atomic_compare_exchange_weak(&p->ticket, &t, t + 1));
+    p->fn(p->arg, (int)(uint32_t)t, p->n_threads);
+    if (atomic_fetch_sub(&p->n_left, 1) == 1) {
+        pthread_mutex_lock(&p->lock);
+        pthread_cond_signal(&p->finish);
+        pthread_mutex_unlock(&p->lock);
+    }
+    return true;
+}
+
+static bool job_is_done(struct pool *p)
+{
+    return atomic_load_explicit(&p->n_left, memory_order_acquire) == 0;
+}
+
+static bool spin_until(struct pool *p, bool (*reached)(struct pool *p))
 {
     int64_t end = clock_now_ns() + SPIN_NS;
     do {
         for (int i = 0; i < 64; i++) {
-            if (atomic_load_explicit(v, memory_order_acquire) != old)
+            if (reached(p))
                 return true;
             __builtin_ia32_pause();
         }
@@ -49,29 +79,19 @@ static bool spin_until_changed(atomic_uint *v, unsigned old)
     return false;
 }
 
-static void *worker_main(void *p)
+static void *worker_main(void *arg)
 {
-    struct worker_arg w = *(struct worker_arg *)p;
-    free(p);
-    struct pool *pool = w.pool;
-    unsigned seen = 0;
-    for (;;) {
-        if (!spin_until_changed(&pool->generation, seen)) {
-            pthread_mutex_lock(&pool->lock);
-            while (atomic_load(&pool->generation) == seen)
-                pthread_cond_wait(&pool->start, &pool->lock);
-            pthread_mutex_unlock(&pool->lock);
+    struct pool *p = arg;
+    while (!atomic_load(&p->quit)) {
+        if (!spin_until(p, share_is_left)) {
+            pthread_mutex_lock(&p->lock);
+            while (!share_is_left(p) && !atomic_load(&p->quit))
+                pthread_cond_wait(&p->start, &p->lock);
+            pthread_mutex_unlock(&p->lock);
         }
-        seen = atomic_load(&pool->generation);
-        if (atomic_load(&pool->quit))
-            return NULL;
-        pool->fn(pool->arg, w.idx, pool->n_threads);
-        if (atomic_fetch_sub(&pool->n_left, 1) == 1) {
-            pthread_mutex_lock(&pool->lock);
-            pthread_cond_signal(&pool->finish);
-            pthread_mutex_unlock(&pool->lock);
-        }
+        share_run(p);
     }
+    return NULL;
 }
 
 struct pool *pool_create(int n_threads)
@@ -84,18 +104,15 @@ struct pool *pool_create(int n_threads)
     pthread_cond_init(&p->start, NULL);
     pthread_cond_init(&p->finish, NULL);
     p->threads = xcalloc((size_t)n_threads, sizeof *p->threads);
-    for (int i = 1; i < n_threads; i++) {
-        struct worker_arg *w = xmalloc(sizeof *w);
-        *w = (struct worker_arg){p, i};
-        CHECK(pthread_create(&p->threads[i - 1], NULL, worker_main, w) == 0);
-    }
+    atomic_store(&p->ticket, (uint32_t)n_threads); /* job 0 has no share left */
+    for (int i = 1; i < n_threads; i++)
+        CHECK(pthread_create(&p->threads[i - 1], NULL, worker_main, p) == 0);
     return p;
 }
 
 static void wake_all(struct pool *p)
 {
     pthread_mutex_lock(&p->lock);
-    atomic_fetch_add(&p->generation, 1);
     pthread_cond_broadcast(&p->start);
     pthread_mutex_unlock(&p->lock);
 }
@@ -121,18 +138,12 @@ int pool_threads(const struct pool *p)
     return p == NULL ? 1 : p->n_threads;
 }
 
-static void wait_for_workers(struct pool *p)
+static void job_wait(struct pool *p)
 {
-    int64_t end = clock_now_ns() + SPIN_NS;
-    do {
-        for (int i = 0; i < 64; i++) {
-            if (atomic_load_explicit(&p->n_left, memory_order_acquire) == 0)
-                return;
-            __builtin_ia32_pause();
-        }
-    } while (clock_now_ns() < end);
+    if (spin_until(p, job_is_done))
+        return;
     pthread_mutex_lock(&p->lock);
-    while (atomic_load(&p->n_left) != 0)
+    while (!job_is_done(p))
         pthread_cond_wait(&p->finish, &p->lock);
     pthread_mutex_unlock(&p->lock);
 }
@@ -146,10 +157,15 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg)
     pthread_mutex_lock(&p->turn);
     p->fn = fn;
     p->arg = arg;
-    atomic_store(&p->n_left, p->n_threads - 1);
+    atomic_store(&p->n_left, p->n_threads);
+    uint64_t job = (atomic_load(&p->ticket) >> 32) + 1;
+    atomic_store(&p->ticket, job << 32 | 1); /* share 0 is the caller's */
     wake_all(p);
     fn(arg, 0, p->n_threads);
-    wait_for_workers(p);
+    atomic_fetch_sub(&p->n_left, 1);
+    while (share_run(p))
+        ;
+    job_wait(p);
     pthread_mutex_unlock(&p->turn);
 }
 
