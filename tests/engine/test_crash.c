@@ -1,0 +1,226 @@
+/* test_crash.c - the whole stack over a disk that loses power (DESIGN P3, P4).
+ *
+ * Per seed: one to three sessions, each with a few requests, run with saving on a simulated disk
+ * that crashes at a random operation of a random session (or of the recovery after it).  After each
+ * crash the disk restarts and the stack is opened anew.  Every request of every session, crashed or
+ * not, must give the tokens and logits of a run without a store, and the store must have at least
+ * what any earlier request was told is committed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "store/bugs.h"
+#include "tests/engine/enginetest.h"
+
+enum {
+    N_CONTEXTS = 3,
+    N_PROMPT = 5 * 64 + 9,
+    N_GENERATE = 70, /* so that a chunk fills up while decoding */
+    MAX_SEEDS = 400,
+};
+
+#define BUDGET_NS 12000000000 /* how many seeds fit is printed, never judged */
+
+static enum store_bug bug;
+
+enum store_bug store_test_bug(void)
+{
+    return bug;
+}
+
+static int32_t prompt[N_CONTEXTS][N_PROMPT];
+static struct et_run alone[N_CONTEXTS];
+
+static struct et_ask ask(int i)
+{
+    return (struct et_ask){.prompt = prompt[i],
+                           .n_prompt = N_PROMPT,
+                           .max_tokens = N_GENERATE,
+                           .temperature = 1,
+                           .seed = (uint64_t)i};
+}
+
+/* The second context shares its first three chunks with the first. */
+static int run_alone(void **state)
+{
+    (void)state;
+    struct stack k;
+    for (int i = 0; i < N_CONTEXTS; i++)
+        et_prompt(prompt[i], N_PROMPT, i < 2 ? 1 : 2);
+    for (int i = 200; i < N_PROMPT; i++)
+        prompt[1][i] = 3 + (prompt[1][i] + 1) % 400;
+    et_open(&k, &(struct stack_opts){0});
+    for (int i = 0; i < N_CONTEXTS; i++) {
+        struct et_ask a = ask(i);
+        assert_int_equal(et_run(&k, &a, &alone[i]), 0);
+    }
+    stack_close(&k);
+    return 0;
+}
+
+struct life {
+    uint64_t seed;
+    struct rng rng;
+    struct io *io;
+    int64_t committed[N_CONTEXTS]; /* the most that was ever reported */
+    int n_crashes, n_restored;
+    int n_lost, n_wrong; /* what must not be */
+    char what[400];
+};
+
+/* The two promises, counted so that a test can show that they can be broken. */
+static void judge(struct life *life, int context, const struct et_run *r, bool may_miss)
+{
+    const struct et_run *ref = &alone[context];
+    int64_t want = life->committed[context] < (N_PROMPT - 1) / 64 * 64
+                       ? life->committed[context]
+                       : (N_PROMPT - 1) / 64 * 64;
+    bool wrong = r->digest != ref->digest || r->n_tokens != ref->n_tokens ||
+                 memcmp(r->tokens, ref->tokens, sizeof ref->tokens) != 0;
+    bool lost = !may_miss && r->n_cached < want;
+    if (wrong || lost)
+        snprintf(life->what, sizeof life->what,
+                 "seed %llu, context %d: %s%lld tokens were committed, %d came back: %s",
+                 (unsigned long long)life->seed, context,
+                 wrong ? "other tokens or logits; " : "",
+                 (long long)life->committed[context], r->n_cached, r->miss);
+    life->n_wrong += wrong;
+    life->n_lost += lost;
+}
+
+static void quiet(void *arg, const char *text)
+{
+    (void)arg;
+    (void)text;
+}
+
+/* Opening may meet the crash too: then the disk restarts and it is tried again. */
+static void open_again(struct life *life, struct stack *k, uint64_t until_crash)
+{
+    struct stack_opts o = {.io = life->io,
+                           .dirs = et_dirs,
+                           .n_dirs = 2,
+                           .threads = 1,
+                           .step_rows = 100 + (int)rng_below(&life->rng, 200),
+                           .warn = quiet};
+    struct err err = {0};
+    io_sim_crash_at(life->io, IO_SIM_AT_OP, until_crash);
+    while (et_try_open(k, &o, &err) != 0) {
+        stack_close(k);
+        if (!io_sim_crashed(life->io))
+            fail_msg("seed %llu: %s", (unsigned long long)life->seed, err.msg);
+        life->n_crashes++;
+        io_sim_restart(life->io);
+    }
+}
+
+static void one_request(struct life *life, struct stack *k)
+{
+    static const char *const saves[] = {"both", "kv", "both", "HKBK"};
+    static const char *const plans[] = {"auto", "auto", "recompute"};
+    static struct et_run r;
+    int i = (int)rng_below(&life->rng, N_CONTEXTS);
+    struct et_ask a = ask(i);
+    a.save = saves[rng_below(&life->rng, 4)];
+    a.plan = plans[rng_below(&life->rng, 3)];
+    bool crashed = io_sim_crashed(life->io);
+    assert_int_equal(et_run(k, &a, &r), 0);
+    judge(life, i, &r,
+          crashed || io_sim_crashed(life->io) || strcmp(a.plan, "recompute") == 0);
+    life->n_restored += r.n_cached > 0;
+    if (r.committed > life->committed[i])
+        life->committed[i] = r.committed;
+}
+
+/* What was reported committed is found, in every context. */
+static void check_committed(struct life *life)
+{
+    struct stack k;
+    open_again(life, &k, 0);
+    for (int i = 0; i < N_CONTEXTS; i++) {
+        static struct et_run r;
+        struct et_ask a = ask(i);
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        judge(life, i, &r, false);
+    }
+    stack_close(&k);
+}
+
+static struct life live(uint64_t seed)
+{
+    struct life life = {.seed = seed, .rng = {.s = seed}};
+    life.io = et_disk(seed, 0);
+    int n_sessions = 1 + (int)rng_below(&life.rng, 3);
+    for (int i = 0; i < n_sessions; i++) {
+        struct stack k;
+        /* Few operations: the opening; more: some request's save, or none. */
+        open_again(&life, &k, 1 + rng_below(&life.rng, i == 0 ? 300 : 150));
+        int n_requests = 1 + (int)rng_below(&life.rng, 3);
+        for (int j = 0; j < n_requests; j++)
+            one_request(&life, &k);
+        if (rng_below(&life.rng, 4) == 0)
+            io_sim_crash(life.io); /* before the closing */
+        stack_close(&k);
+        if (io_sim_crashed(life.io)) {
+            life.n_crashes++;
+            io_sim_restart(life.io);
+        }
+    }
+    check_committed(&life);
+    io_close(life.io);
+    return life;
+}
+
+static void crashes(void **state)
+{
+    (void)state;
+    int64_t end = clock_now_ns() + BUDGET_NS;
+    uint64_t first = getenv("HCACHE_SEED") != NULL
+                         ? strtoull(getenv("HCACHE_SEED"), NULL, 10)
+                         : 1;
+    int n_seeds = 0, n_crashes = 0, n_restored = 0, n_committed = 0;
+    while (n_seeds < MAX_SEEDS && (n_seeds < 5 || clock_now_ns() < end)) {
+        struct life life = live(first + (uint64_t)n_seeds++);
+        if (life.n_lost + life.n_wrong > 0)
+            fail_msg("%s", life.what);
+        n_crashes += life.n_crashes;
+        n_restored += life.n_restored;
+        for (int i = 0; i < N_CONTEXTS; i++)
+            n_committed += life.committed[i] > 0;
+    }
+    print_message(
+        "%d seeds, %d crashes, %d contexts reported committed, %d requests restored\n",
+        n_seeds, n_crashes, n_committed, n_restored);
+    assert_true(n_crashes > 0 && n_restored > 0 && n_committed > 0);
+}
+
+/* A store that does not wait for its data to be durable is found out. */
+static void it_can_fail(void **state)
+{
+    (void)state;
+    int n_lost = 0, n_seeds = 0;
+    bug = STORE_BUG_NO_SYNC;
+    while (n_lost == 0 && n_seeds < 200) {
+        struct life life = live(1000 + (uint64_t)n_seeds++);
+        assert_int_equal(life.n_wrong, 0); /* the checksums see it */
+        n_lost += life.n_lost;
+    }
+    bug = STORE_BUG_NONE;
+    assert_true(n_lost > 0);
+    print_message("found after %d seeds\n", n_seeds);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(crashes),
+                                       cmocka_unit_test(it_can_fail)};
+    return cmocka_run_group_tests(tests, run_alone, NULL);
+}

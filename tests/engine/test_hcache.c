@@ -1,0 +1,463 @@
+/* test_hcache.c - the public interface: every misuse is an error with a message and leaves the
+ * handle usable; text arrives in whole characters; what was saved is there after a restart. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/utf8.h"
+#include "hcache.h"
+
+static int n_warnings;
+
+static void warn(void *arg, const char *text)
+{
+    (void)arg;
+    (void)text;
+    n_warnings++;
+}
+
+static struct hcache_opts options(const char *model)
+{
+    return (struct hcache_opts){
+        .model = model, .dtype = "f32", .threads = 1, .max_context = 512, .warn = warn};
+}
+
+static struct hcache *open_or_fail(const struct hcache_opts *o)
+{
+    struct hcache *h;
+    struct hcache_err err = {0};
+    if (hcache_open(o, &h, &err) != 0)
+        fail_msg("%s", err.msg);
+    return h;
+}
+
+static const char *stories(void)
+{
+    static char path[512];
+    const char *shared = getenv("HCACHE_SHARED");
+    snprintf(path, sizeof path, "%s/models/stories260K",
+             shared != NULL ? shared : "../shared");
+    if (access(path, R_OK) == 0)
+        return path;
+    print_message("skipped: %s is not there\n", path);
+    skip();
+    return NULL;
+}
+
+static void make_prompt(int32_t *p, int n)
+{
+    for (int i = 0; i < n; i++)
+        p[i] = 3 + i * 37 % 450;
+}
+
+/* --- errors ----------------------------------------------------------------------------------- */
+
+static void refuse_open(const struct hcache_opts *o, const char *word)
+{
+    struct hcache *h = (struct hcache *)(uintptr_t)1;
+    struct hcache_err err = {0};
+    int rc = hcache_open(o, &h, &err);
+    if (rc >= 0 || err.code != rc || strstr(err.msg, word) == NULL)
+        fail_msg("expected '%s', got %d: %s", word, rc, err.msg);
+    assert_null(h); /* nothing to be closed, and closing it does no harm */
+    hcache_close(h);
+    assert_int_equal(hcache_open(o, &h, NULL), rc); /* the message is optional */
+}
+
+static void options_that_cannot_be_used(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
+    static const char *const same[] = {"/tmp/hcache-same", "/tmp/hcache-same"};
+    struct hcache_opts o = options(NULL);
+    refuse_open(&o, "no model");
+    o = options("/no/such/folder");
+    refuse_open(&o, "/no/such/folder");
+    o = options("synth:no-such-shape");
+    refuse_open(&o, "no-such-shape");
+    o = options("synth:tiny-mha");
+    o.dtype = "f8";
+    refuse_open(&o, "f8");
+    o = options("synth:tiny-mha");
+    o.device = "abacus";
+    refuse_open(&o, "abacus");
+    o = options("synth:tiny-mha");
+    o.threads = -1;
+    refuse_open(&o, "threads");
+    o.threads = 100000;
+    refuse_open(&o, "threads");
+    o = options("synth:tiny-mha");
+    o.max_sequences = 100000;
+    refuse_open(&o, "max_sequences");
+    o = options("synth:tiny-mha");
+    o.max_context = -5;
+    refuse_open(&o, "max_context");
+    o = options("synth:tiny-mha");
+    o.n_store = 1;
+    refuse_open(&o, "store");
+    o.store = dirs;
+    o.store_in_memory = true;
+    refuse_open(&o, "store");
+    o.store_in_memory = false;
+    refuse_open(&o, "/proc/hcache-cannot-be-here");
+    o.store = same;
+    o.n_store = 2;
+    refuse_open(&o, "store");
+    (void)!system("rm -rf /tmp/hcache-same");
+    hcache_close(NULL);
+}
+
+static void requests_that_cannot_be_used(void **state)
+{
+    (void)state;
+    int32_t prompt[600];
+    make_prompt(prompt, 600);
+    static const struct {
+        struct hcache_request r;
+        const char *word;
+    } bad[] = {
+        {{.n_prompt = 0}, "empty"},
+        {{.n_prompt = -1}, "empty"},
+        {{.n_prompt = 10, .max_tokens = -1}, "max_tokens"},
+        {{.n_prompt = 10, .temperature = -1}, "temperature"},
+        {{.n_prompt = 10, .temperature = NAN}, "temperature"},
+        {{.n_prompt = 10, .top_p = 1.5f}, "top_p"},
+        {{.n_prompt = 10, .min_p = 1}, "min_p"},
+        {{.n_prompt = 10, .top_k = -1}, "top_k"},
+        {{.n_prompt = 10, .plan = "fast"}, "fast"},
+        {{.n_prompt = 10, .plan = "r1,h1"}, "2 layers"},
+        {{.n_prompt = 10, .plan = "RKKKK"}, "5 layers"},
+        {{.n_prompt = 10, .plan = "tokenwise"}, "tokenwise"},
+        {{.n_prompt = 10, .save = "everything"}, "everything"},
+        {{.n_prompt = 513}, "512"},
+        {{.n_prompt = 500, .max_tokens = 13}, "512"},
+        {{.n_prompt = 500, .max_tokens = INT32_MAX}, "512"},
+    };
+    struct hcache_opts o = options("synth:tiny-mha");
+    o.store_in_memory = true;
+    struct hcache *h = open_or_fail(&o);
+    struct hcache_result r;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct hcache_request q = bad[i].r;
+        struct hcache_err err = {0};
+        q.prompt = prompt;
+        int rc = hcache_generate(h, &q, &r, &err);
+        if (rc >= 0 || err.code != rc || strstr(err.msg, bad[i].word) == NULL)
+            fail_msg("expected '%s', got %d: %s", bad[i].word, rc, err.msg);
+        assert_int_equal(hcache_generate(h, &q, &r, NULL), rc);
+        hcache_result_free(&r);
+    }
+    static const int32_t ids[] = {-1, 512, INT32_MAX, INT32_MIN};
+    for (int i = 0; i < 4; i++) {
+        struct hcache_err err = {0};
+        prompt[7] = ids[i];
+        struct hcache_request q = {.prompt = prompt, .n_prompt = 10};
+        assert_int_equal(hcache_generate(h, &q, &r, &err), HCACHE_E_USAGE);
+        assert_non_null(strstr(err.msg, "token 7"));
+    }
+    /* A plan whose records the store lacks fails when it is carried out, with no message wanted. */
+    make_prompt(prompt, 600);
+    struct hcache_request q = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
+    assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+    hcache_result_free(&r);
+    q.plan = "hidden";
+    assert_true(hcache_generate(h, &q, &r, NULL) < 0);
+    /* After all that, it works. */
+    q = (struct hcache_request){.prompt = prompt, .n_prompt = 200, .max_tokens = 4};
+    assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+    assert_int_equal(r.n_tokens, 4);
+    assert_int_equal(r.cached_tokens, 192);
+    assert_null(r.text); /* a synthetic model has no tokenizer */
+    hcache_result_free(&r);
+    hcache_result_free(&r); /* what is freed is empty */
+    hcache_close(h);
+}
+
+static void text_without_a_tokenizer(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache *h = open_or_fail(&o);
+    struct hcache_model_info info;
+    struct hcache_err err = {0};
+    int32_t *ids = NULL, id = 5;
+    char *text = NULL;
+    size_t n_text = 0;
+    int n = 7;
+    hcache_model_info(h, &info);
+    assert_false(info.has_tokenizer);
+    assert_int_equal(info.n_layers, 4);
+    assert_int_equal(info.max_context, 512);
+    assert_int_equal(info.hidden_bytes, 64 * 4);
+    assert_int_equal(hcache_encode(h, "x", 1, 0, &ids, &n, &err), HCACHE_E_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "--token-ids"));
+    assert_int_equal(n, 0);
+    assert_int_equal(hcache_decode(h, &id, 1, &text, &n_text, &err), HCACHE_E_UNSUPPORTED);
+    hcache_close(h);
+}
+
+/* --- text ------------------------------------------------------------------------------------- */
+
+struct sink {
+    char text[65536];
+    size_t n, cut[2000];
+    int n_calls, n_last, stop_after;
+};
+
+static int collect(void *arg, int32_t id, const char *text, size_t n)
+{
+    struct sink *s = arg;
+    assert_int_equal(s->n_last, 0); /* the call with -1 is the last */
+    assert_true(s->n + n < sizeof s->text && s->n_calls < 2000);
+    memcpy(s->text + s->n, text, n);
+    s->n += n;
+    s->cut[s->n_calls++] = s->n;
+    s->n_last += id == -1;
+    return s->n_calls == s->stop_after;
+}
+
+static void check_cuts(const struct sink *s)
+{
+    static bool inside[sizeof s->text];
+    memset(inside, 0, sizeof inside);
+    for (size_t i = 0; i < s->n;) {
+        uint32_t cp;
+        size_t len = utf8_decode(s->text + i, s->n - i, &cp);
+        for (size_t j = 1; j < len; j++)
+            inside[i + j] = true;
+        i += len > 0 ? len : 1;
+    }
+    for (int i = 0; i < s->n_calls; i++)
+        if (s->cut[i] < s->n && inside[s->cut[i]])
+            fail_msg("call %d ends inside a character, at byte %zu", i, s->cut[i]);
+}
+
+/* Hot sampling from a byte-fallback vocabulary gives multi-byte characters, whole and broken. */
+static void text_comes_in_whole_characters(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options(stories());
+    struct hcache *h = open_or_fail(&o);
+    static struct sink s;
+    int32_t *ids;
+    int n_ids;
+    assert_int_equal(hcache_encode(h, "Zo\xc3\xab and \xe2\x98\x83", 12, HCACHE_ADD_SPECIAL,
+                                   &ids, &n_ids, NULL),
+                     0);
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        struct hcache_result r;
+        struct hcache_request q = {.prompt = ids,
+                                   .n_prompt = n_ids,
+                                   .max_tokens = 300,
+                                   .ignore_eos = true,
+                                   .temperature = 30,
+                                   .seed = seed,
+                                   .on_token = collect,
+                                   .arg = &s};
+        memset(&s, 0, sizeof s);
+        assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+        assert_int_equal(r.n_tokens, 300);
+        assert_int_equal(s.n_calls - s.n_last, 300);
+        assert_int_equal(s.n, r.n_text);
+        assert_memory_equal(s.text, r.text, s.n);
+        assert_int_equal(r.text[r.n_text], 0);
+        check_cuts(&s);
+        hcache_result_free(&r);
+    }
+    hcache_free(ids);
+    hcache_close(h);
+}
+
+static void cancelling_is_final(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options(stories());
+    struct hcache *h = open_or_fail(&o);
+    static struct sink s;
+    int32_t bos = 1;
+    for (int after = 1; after < 40; after += 6) {
+        struct hcache_result r;
+        struct hcache_request q = {.prompt = &bos,
+                                   .n_prompt = 1,
+                                   .max_tokens = 50,
+                                   .ignore_eos = true,
+                                   .temperature = 30,
+                                   .seed = 3,
+                                   .on_token = collect,
+                                   .arg = &s};
+        memset(&s, 0, sizeof s);
+        s.stop_after = after;
+        assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+        assert_string_equal(r.finish, "cancelled");
+        assert_int_equal(r.n_tokens, after);
+        assert_int_equal(s.n_calls, after); /* nothing after the call that cancelled */
+        hcache_result_free(&r);
+    }
+    hcache_close(h);
+}
+
+static void encode_and_decode(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options(stories());
+    struct hcache *h = open_or_fail(&o);
+    struct hcache_err err = {0};
+    int32_t *ids = NULL;
+    int n;
+    char *text;
+    size_t n_text;
+    static const char said[] = "Once upon a time, \xf0\x9f\x90\xb8!";
+    assert_int_equal(hcache_encode(h, said, sizeof said - 1, 0, &ids, &n, &err), 0);
+    assert_true(n > 3);
+    assert_int_equal(hcache_decode(h, ids, n, &text, &n_text, &err), 0);
+    assert_string_equal(text, said);
+    hcache_free(text);
+    hcache_free(ids);
+    assert_int_equal(hcache_encode(h, "", 0, HCACHE_ADD_SPECIAL, &ids, &n, &err), 0);
+    assert_int_equal(n, 1);
+    hcache_free(ids);
+    assert_true(hcache_encode(h, "ab\xff", 3, 0, &ids, &n, &err) < 0);
+    assert_int_equal(n, 0);
+    assert_non_null(strstr(err.msg, "2"));
+    int32_t bad = 1 << 20;
+    assert_true(hcache_decode(h, &bad, 1, &text, &n_text, &err) < 0);
+    hcache_close(h);
+}
+
+/* --- saved state ------------------------------------------------------------------------------ */
+
+static struct hcache_result generate(struct hcache *h, int n_prompt, const char *plan)
+{
+    int32_t prompt[512];
+    struct hcache_err err = {0};
+    struct hcache_result r;
+    make_prompt(prompt, 512);
+    struct hcache_request q = {.prompt = prompt,
+                               .n_prompt = n_prompt,
+                               .max_tokens = 6,
+                               .ignore_eos = true,
+                               .plan = plan};
+    if (hcache_generate(h, &q, &r, &err) != 0)
+        fail_msg("%s", err.msg);
+    return r;
+}
+
+static void expect_same(struct hcache_result *r, const struct hcache_result *ref,
+                        int cached)
+{
+    assert_int_equal(r->n_tokens, ref->n_tokens);
+    assert_memory_equal(r->token_ids, ref->token_ids, (size_t)r->n_tokens * 4);
+    assert_true(r->logits_digest == ref->logits_digest);
+    assert_int_equal(r->cached_tokens, cached);
+    hcache_result_free(r);
+}
+
+/* Saved, closed, opened: restored. The profile beside the store is used, and replaced where it is
+ * of no use; a second process may not have the store; another model's state is a reason. */
+static void a_store_outlives_its_process(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/hcache-test-XXXXXX", cmd[128];
+    assert_non_null(mkdtemp(dir));
+    const char *dirs[] = {dir};
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache *h = open_or_fail(&o), *second;
+    struct hcache_result ref = generate(h, 300, NULL), r;
+    assert_string_equal(ref.miss, "no store");
+    assert_int_equal(ref.committed_tokens, 0);
+    hcache_close(h);
+
+    o.store = dirs;
+    o.n_store = 1;
+    h = open_or_fail(&o);
+    struct hcache_err err = {0};
+    assert_int_equal(hcache_open(&o, &second, &err), HCACHE_E_BUSY);
+    assert_non_null(strstr(err.msg, dir));
+    r = generate(h, 300, "r1,h1,k2"); /* forced: saves both */
+    assert_int_equal(r.committed_tokens, 256);
+    assert_string_equal(r.plan.layers, "");
+    expect_same(&r, &ref, 0);
+    hcache_close(h);
+
+    for (int i = 0; i < 3; i++) {
+        h = open_or_fail(&o);
+        r = generate(h, 300, "r1,h1,k2");
+        assert_string_equal(r.plan.layers, "RHKK");
+        assert_int_equal(r.plan.recompute + 10 * r.plan.hidden + 100 * r.plan.kv, 211);
+        assert_int_equal(r.committed_tokens, 256);
+        assert_true(r.restored_bytes > 0);
+        expect_same(&r, &ref, 256);
+        hcache_close(h);
+        if (i == 0) { /* the profile is there, and turns into nonsense */
+            snprintf(cmd, sizeof cmd, "test -s %s/profile-*.txt", dir);
+            assert_int_equal(system(cmd), 0);
+            snprintf(cmd, sizeof cmd, "echo 'n_layers = 250' > %s/profile-*.txt", dir);
+            assert_int_equal(system(cmd), 0);
+        }
+    }
+    o.dtype = "bf16";
+    h = open_or_fail(&o);
+    r = generate(h, 300, NULL);
+    assert_int_equal(r.cached_tokens, 0);
+    assert_non_null(strstr(r.miss, "another model"));
+    hcache_result_free(&r);
+    hcache_close(h);
+    hcache_result_free(&ref);
+    snprintf(cmd, sizeof cmd, "rm -rf %s", dir);
+    assert_int_equal(system(cmd), 0);
+}
+
+/* A conversation: each turn brings back all full chunks of the turns before it. */
+static void turns_of_a_conversation(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options("synth:tiny-mha");
+    o.store_in_memory = true;
+    struct hcache *h = open_or_fail(&o);
+    int32_t said[512];
+    int n = 70;
+    make_prompt(said, n);
+    for (int turn = 0; turn < 5; turn++) {
+        struct hcache_result r;
+        struct hcache_request q = {.prompt = said,
+                                   .n_prompt = n,
+                                   .max_tokens = 40,
+                                   .ignore_eos = true,
+                                   .save = "both",
+                                   .plan = "kv"};
+        assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+        assert_int_equal(r.cached_tokens, turn == 0 ? 0 : (n - 31) / 64 * 64);
+        memcpy(said + n, r.token_ids, (size_t)r.n_tokens * sizeof said[0]);
+        n += r.n_tokens;
+        assert_int_equal(r.committed_tokens, (n - 1) / 64 * 64);
+        for (int i = 0; i < 30; i++)
+            said[n++] = 5 + (turn * 31 + i) % 400; /* what the user says next */
+        hcache_result_free(&r);
+    }
+    hcache_close(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_that_cannot_be_used),
+        cmocka_unit_test(requests_that_cannot_be_used),
+        cmocka_unit_test(text_without_a_tokenizer),
+        cmocka_unit_test(text_comes_in_whole_characters),
+        cmocka_unit_test(cancelling_is_final),
+        cmocka_unit_test(encode_and_decode),
+        cmocka_unit_test(a_store_outlives_its_process),
+        cmocka_unit_test(turns_of_a_conversation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
