@@ -142,6 +142,14 @@ const char *json_string_of(const struct json *v, size_t *n)
     return s;
 }
 
+bool json_bool_of(const struct json *v, bool *out)
+{
+    if (json_kind(v) != JSON_KIND_BOOL)
+        return false;
+    *out = json_is_true(node(v));
+    return true;
+}
+
 bool json_int_of(const struct json *v, int64_t *out)
 {
     const double exact = 0x1p53; /* every integer up to here is a double */

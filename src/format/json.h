@@ -61,6 +61,7 @@ const struct json *json_member(const struct json *object,
 /* NULL where it is no string.  Ends with a zero, and may contain zeros: *n (if wanted) is
  * its length. */
 const char *json_string_of(const struct json *v, size_t *n);
+bool json_bool_of(const struct json *v, bool *out);   /* false where it is no boolean */
 bool json_int_of(const struct json *v, int64_t *out); /* false where it is no integer */
 bool json_real_of(const struct json *v, double *out); /* integers count as reals */
 
