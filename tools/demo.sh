@@ -8,9 +8,10 @@ cd "$(dirname "$0")/.."
 
 hc=build/hcache
 tmp=$(mktemp -d "${DEMO_DIR:-${TMPDIR:-/tmp}}/hcache-demo.XXXXXX")
+store=$tmp/store
 victim=
 cleanup() {
-    [ -n "$victim" ] && kill -9 "$victim" 2>/dev/null
+    [ -z "$victim" ] || kill -9 "$victim" 2>/dev/null || true
     rm -rf "$tmp"
 }
 trap cleanup EXIT
@@ -20,75 +21,150 @@ bold= plain=
 [ -t 1 ] && bold=$'\e[1m' plain=$'\e[0m'
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 die() { echo "demo: $*" >&2; exit 1; }
-json() { python3 -c "import json,sys; j=json.load(open(sys.argv[1])); print($2)" "$1"; } # json FILE EXPRESSION
 
 model=${DEMO_MODEL:-}
 if [ -z "$model" ]; then
     model=synth:bench-220m
-    [ -e models/demo/config.json ] && model=models/demo
+    [ -e models/demo/model.safetensors ] && model=models/demo
 fi
-store=$tmp/store
-prompt=$tmp/conversation
-question=$tmp/question
-gen=(--temperature 0 --json)
 
-case $model in
-synth:*)
-    # Random weights say nothing readable, so the conversation is made of random token ids.
-    history=${DEMO_HISTORY:-1200}
-    awk -v n="$history" 'BEGIN { s = 7; for (i = 0; i < n; i++) { s = (s * 1103515245 + 12345) % 2147483648; printf "%d ", 3 + int(s / 65536) % 500 } }' >"$prompt"
-    { cat "$prompt"; echo "17 4 212 9 33 101 76 5"; } >"$question"
-    input=--token-ids
-    gen+=(--ignore-eos)
-    ;;
-*) die "the demo for trained models is not written yet" ;;
-esac
+# run_and_kill ARGS...: starts hcache run, and kills it once it has printed some of its answer.
+run_and_kill() {
+    "$hc" run "$model" "$@" --store "$store" >"$tmp/killed.out" 2>"$tmp/killed.err" &
+    victim=$!
+    local waited=0
+    while [ "$(wc -c <"$tmp/killed.out")" -lt 60 ] && kill -0 "$victim" 2>/dev/null && [ $waited -lt 1800 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
+    kill -0 "$victim" 2>/dev/null || { cat "$tmp/killed.err" >&2; die "the process ended before it could be killed"; }
+    { kill -9 "$victim" && wait "$victim"; } 2>/dev/null || true
+    victim=
+}
 
-say "1. A process is told a long conversation, and begins to answer."
-echo "\$ hcache run $model $input CONVERSATION --store STORE --max-tokens 500"
-"$hc" run "$model" $input "$prompt" --store "$store" --max-tokens 500 "${gen[@]}" >"$tmp/first.json" 2>"$tmp/first.err" &
-victim=$!
-# What is durable can be seen from outside: the index's commits. Wait until they cease to grow fast,
-# which is when the prompt is saved and the answer is being generated.
-waited=0 last=-1 quiet=0
-while kill -0 "$victim" 2>/dev/null && [ $waited -lt 900 ] && [ $quiet -lt 3 ]; do
-    sleep 0.1
-    waited=$((waited + 1))
-    now=$(du -sk "$store" 2>/dev/null | cut -f1)
-    now=${now:-0}
-    if [ "$now" -gt 100 ] && [ "$now" -eq "$last" ]; then quiet=$((quiet + 1)); else quiet=0; fi
-    last=$now
-done
-kill -0 "$victim" 2>/dev/null || { cat "$tmp/first.err" >&2; die "the first process ended before it could be killed"; }
-kill -9 "$victim"
-wait "$victim" 2>/dev/null || true
-victim=
-say "2. It is killed with SIGKILL in mid-answer.  What it had reported as saved is on disk:"
-"$hc" store stat "$store" || die "the store cannot be read"
+# answer FILE ARGS...: one run to its end, its JSON in FILE.
+answer() {
+    local file=$1
+    shift
+    "$hc" run "$model" "$@" --temperature 0 --json >"$file" || die "hcache run failed"
+}
 
-say "3. A second process gets the same conversation and a question."
-echo "\$ hcache run $model $input CONVERSATION+QUESTION --store STORE --max-tokens 24"
-"$hc" run "$model" $input "$question" --store "$store" --max-tokens 24 "${gen[@]}" >"$tmp/restored.json" || die "the second run failed"
-
-say "4. To compare: the same question without the store; everything is computed again."
-echo "\$ hcache run $model $input CONVERSATION+QUESTION --max-tokens 24"
-"$hc" run "$model" $input "$question" --max-tokens 24 "${gen[@]}" >"$tmp/recomputed.json" || die "the run without a store failed"
-
-python3 - "$tmp/restored.json" "$tmp/recomputed.json" <<'PYTHON'
+compare() { # what the run with the store did, against the run without
+    python3 - "$tmp/restored.json" "$tmp/recomputed.json" <<'PYTHON'
 import json, sys
 a, b = (json.load(open(f)) for f in sys.argv[1:3])
 t, u, plan = a["timings"], b["timings"], a["plan"]
 same = a["token_ids"] == b["token_ids"] and a["logits_digest"] == b["logits_digest"]
-back = t["lookup_ms"] + t["restore_ms"]
 print(f"""
-  tokens restored      {a['cached_tokens']} of {a['prompt_tokens']}
-  bytes read           {a.get('restored_bytes', 0):,}
-  plan                 {plan['layers']}  (R recomputed, H from hidden states, K from keys and values)
-  because              {plan['reason']}
-  restoring took       {back:.1f} ms (predicted {plan['predicted_ms']:.1f} ms)
-  first token after    {t['ttft_ms']:.1f} ms; without the store {u['ttft_ms']:.1f} ms: {u['ttft_ms'] / max(t['ttft_ms'], 1e-3):.1f} times longer
-  output               {'identical: the same tokens and the same logits, bit for bit' if same else 'DIFFERENT'}
+  tokens restored     {a['cached_tokens']} of {a['prompt_tokens']}
+  bytes read          {a['restored_bytes']:,}
+  plan, per layer     {plan['layers']}   (R recomputed, H from hidden states, K from keys and values)
+  because             {plan['reason']}
+  restoring took      {t['lookup_ms'] + t['restore_ms']:.1f} ms (predicted {plan['predicted_ms']:.1f} ms)
+  first token after   {t['ttft_ms']:.1f} ms; computing everything again {u['ttft_ms']:.1f} ms ({u['ttft_ms'] / max(t['ttft_ms'], 1e-3):.1f} times as long)
+  output              {'identical: the same tokens, and the same logits bit for bit' if same else 'DIFFERENT: this is a bug'}
 """)
 sys.exit(0 if same and a["cached_tokens"] > 0 else 1)
 PYTHON
+}
+
+show_store() {
+    "$hc" --help | grep -q '^  store ' || return 0
+    "$hc" store stat "$store" || die "the store cannot be read"
+}
+
+# --- a trained model: a chat ----------------------------------------------------------------------
+
+# A chat is a list of messages in chat.json; every answer comes from a new process, which finds what
+# the ones before it have saved.
+chat() { python3 "$tmp/chat.py" "$@"; }
+write_chat_py() {
+    cat >"$tmp/chat.py" <<'PYTHON'
+"""chat.py turns | ask TEXT | keep FILE | drop: the conversation so far is chat.json beside this file."""
+import json, os, sys
+
+here = os.path.dirname(os.path.abspath(__file__))
+path, prompt = os.path.join(here, "chat.json"), os.path.join(here, "prompt")
+messages = json.load(open(path)) if os.path.exists(path) else []
+what, args = sys.argv[1], sys.argv[2:]
+if what == "turns":  # the turns of the longest stored dialogue: TEXT or TEXT<tab>EXPECTED
+    dialogues = json.load(open("models/demo/dialogues.json"))["dialogues"]
+    turns = max((d for d in dialogues if d["tokens"] < 1700), key=lambda d: d["tokens"])["turns"]
+    last = max(i for i, t in enumerate(turns) if "expect" in t)
+    for t in turns[:last + 1]:
+        print(t["user"] + ("\t" + t["expect"] if "expect" in t else ""))
+elif what == "ask":  # adds a user's line and writes the prompt, as the model's chat template does
+    messages.append({"role": "user", "content": args[0]})
+    text = "<|begin|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages) + "<|assistant|>"
+    open(prompt, "w").write(text)
+elif what == "keep":  # adds the answer and prints it
+    text = json.load(open(args[0]))["text"].replace("<|end|>", "").strip()
+    messages.append({"role": "assistant", "content": text})
+    print(text)
+elif what == "drop":  # the question that got no answer
+    messages.pop()
+json.dump(messages, open(path, "w"))
+PYTHON
+}
+
+demo_chat() {
+    write_chat_py
+    mapfile -t turns < <(chat turns)
+    local n=$((${#turns[@]} - 1)) text
+    say "1. A chat with $model.  Every answer comes from a new process; the store is all they share."
+    for text in "${turns[@]:0:n}"; do
+        text=${text%%$'\t'*}
+        chat ask "$text"
+        answer "$tmp/turn.json" --prompt-file "$tmp/prompt" --store "$store" --max-tokens 160
+        printf '%s  you:%s %s\n%smodel:%s %s\n' "$bold" "$plain" "$text" "$bold" "$plain" "$(chat keep "$tmp/turn.json")"
+    done
+
+    text="Tell me a story about a mole."
+    say "2. In mid-sentence the process is killed with SIGKILL."
+    chat ask "$text"
+    run_and_kill --prompt-file "$tmp/prompt" --temperature 0 --max-tokens 300 --ignore-eos
+    printf '%s  you:%s %s\n%smodel:%s %s ... [killed]\n' "$bold" "$plain" "$text" "$bold" "$plain" "$(head -c 200 "$tmp/killed.out")"
+    chat drop
+    show_store
+
+    text=${turns[n]%%$'\t'*}
+    say "3. Another process is asked about what was told at the beginning."
+    chat ask "$text"
+    answer "$tmp/restored.json" --prompt-file "$tmp/prompt" --store "$store" --max-tokens 60
+    answer "$tmp/recomputed.json" --prompt-file "$tmp/prompt" --max-tokens 60
+    printf '%s  you:%s %s\n%smodel:%s %s\n' "$bold" "$plain" "$text" "$bold" "$plain" "$(chat keep "$tmp/restored.json")"
+    echo "(told was: ${turns[n]#*$'\t'})"
+    say "4. What came from disk, against a process that had no store and computed everything again:"
+    compare
+}
+
+# --- a synthetic model: random tokens -------------------------------------------------------------
+
+demo_synthetic() {
+    local history=${DEMO_HISTORY:-1000}
+    awk -v n="$history" 'BEGIN { s = 7; for (i = 0; i < n; i++) { s = (s * 1103515245 + 12345) % 2147483648
+        printf "%d ", 3 + int(s / 65536) % 500 } }' >"$tmp/conversation"
+    { cat "$tmp/conversation" && echo 17 4 212 9 33 101 76 5; } >"$tmp/question"
+    echo "(No trained model is here: $model has random weights, and its conversation is $history random tokens.)"
+
+    say "1. A process is told a long conversation and begins to answer; in mid-sentence it is killed with SIGKILL."
+    echo "\$ hcache run $model --token-ids CONVERSATION --store STORE"
+    run_and_kill --token-ids "$tmp/conversation" --max-tokens 900 --ignore-eos
+    echo "$(head -c 60 "$tmp/killed.out") ... [killed]"
+    show_store
+
+    say "2. Another process gets the same conversation and a question."
+    echo "\$ hcache run $model --token-ids CONVERSATION+QUESTION --store STORE --max-tokens 16"
+    answer "$tmp/restored.json" --token-ids "$tmp/question" --store "$store" --max-tokens 16 --ignore-eos
+
+    say "3. To compare, a process without a store, which computes everything again."
+    echo "\$ hcache run $model --token-ids CONVERSATION+QUESTION --max-tokens 16"
+    answer "$tmp/recomputed.json" --token-ids "$tmp/question" --max-tokens 16 --ignore-eos
+    compare
+}
+
+case $model in
+synth:*) demo_synthetic ;;
+*) demo_chat ;;
+esac
 echo "demo: $SECONDS s"
