@@ -7,7 +7,7 @@ One store per model, kept through all cycles.  A cycle is:
 After each kill: the third run prints exactly the tokens and the logits digest of a run without a
 store, finds at least what run 1 reported as committed, and `store verify` finds nothing bad.
 
-KILL_CYCLES (50) and KILL_SECONDS (90, at least 10 cycles are run) bound the work."""
+KILL_CYCLES (50) and KILL_SECONDS (60, at least 10 cycles are run) bound the work."""
 import json
 import os
 import random
@@ -20,7 +20,7 @@ import time
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 CYCLES = int(os.environ.get("KILL_CYCLES", "50"))
-SECONDS = float(os.environ.get("KILL_SECONDS", "90"))
+SECONDS = float(os.environ.get("KILL_SECONDS", "60"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
 STORIES = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "models/stories260K")
 
@@ -76,7 +76,7 @@ def cycle(number):
 
     victim = subprocess.Popen(command(model, longer, max_tokens, store, save), stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL)
-    time.sleep(rng.uniform(0, 1.3) * alone_s)
+    time.sleep(rng.uniform(0, 1.0) * alone_s)
     victim.send_signal(signal.SIGKILL)
     said = victim.communicate()[0]
     was_killed = victim.returncode == -signal.SIGKILL
