@@ -18,11 +18,12 @@ WARN     += -Wno-format-truncation -Wno-string-conversion -Wno-string-concatenat
 # depend on the compiler.  Fused steps are written as fma.
 COMMON   := -std=c11 -D_GNU_SOURCE -I. -Isrc -Iinclude -I$(B)/gen -MMD -MP -g -pthread \
             -ffp-contract=off -fno-math-errno $(WARN)
+# -fno-var-tracking: with it one file of kernels takes gcc minutes under the sanitizers.
 OPT_release := -O2
 OPT_debug   := -O1 -DHC_DEBUG
 OPT_asan    := -O1 -DHC_DEBUG -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-               -fno-omit-frame-pointer
-OPT_tsan    := -O1 -DHC_DEBUG -fsanitize=thread -fno-omit-frame-pointer
+               -fno-omit-frame-pointer -fno-var-tracking
+OPT_tsan    := -O1 -DHC_DEBUG -fsanitize=thread -fno-omit-frame-pointer -fno-var-tracking
 OPT_cov     := -O0 -DHC_DEBUG --coverage
 VARIANTS    := release debug asan tsan cov
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)
@@ -36,8 +37,9 @@ LDLIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lxxhash -lm -pthread
 LDFLAGS  := $(OPT_$(VARIANT)) -pthread
 
 # Kernels for one instruction set live in files named after it and are chosen at run time.
-ARCH_avx2   := -mavx2 -mfma -mf16c -O3
-ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -O3
+ARCH_O      := $(if $(filter release,$(VARIANT)),-O3)
+ARCH_avx2   := -mavx2 -mfma -mf16c $(ARCH_O)
+ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 
 SRC   := $(sort $(wildcard src/*/*.c src/*/*/*.c))
 APPS  := $(sort $(wildcard apps/*.c))
