@@ -172,11 +172,9 @@ static void pending_drop(struct store *s)
     s->pending_end = &s->pending;
 }
 
-/* [lock] */
-static void batch_fails(struct store *s, struct batch *b, int rc, const struct err *why)
+void store_end_saving(struct store *s, int rc, const struct err *why)
 {
-    batch_returns(s, b);
-    if (rc == -ENOSPC)
+    if (s->saving_err.code != 0)
         return;
     s->saving_err = *why;
     s->saving_err.code = rc;
@@ -204,7 +202,9 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
         if (rc == 0)
             batch_succeeds(s, &b);
         else
-            batch_fails(s, &b, rc, &local);
+            batch_returns(s, &b);
+        if (rc != 0 && rc != -ENOSPC)
+            store_end_saving(s, rc, &local);
         pthread_mutex_unlock(&s->lock);
         free(b.rows);
         free(b.touched);

@@ -4,13 +4,14 @@
  * in steps, preallocated, so that a full disk shows before data is written.
  *
  * Invariants: 1. A segment's `dirty` is set after its write has completed and before the writer
- * returns; sync clears it before it syncs.  2. A file, once open, stays open until close, or until
+ * returns; sync clears it before it syncs, and sets it again if that fails.  2. A file, once open, stays open until close, or until
  * cut to nothing, when no extent lies in it. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -68,6 +69,16 @@ static char *segment_path(const struct device *d, uint32_t segment)
     return xasprintf("%s/seg-%06u.hc", d->dir, segment);
 }
 
+/* A segment per GiB is soon more than the usual soft limit of 1024 descriptors. */
+static bool descriptors_raise(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max)
+        return false;
+    limit.rlim_cur = limit.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
 static int segment_open(struct files *f, struct device *d, uint32_t segment, unsigned flags,
                         struct err *err)
 {
@@ -75,6 +86,8 @@ static int segment_open(struct files *f, struct device *d, uint32_t segment, uns
     struct io_file *file = NULL;
     uint64_t size_bytes;
     int rc = io_file_open(f->io, path, f->open_flags | flags, &file, err);
+    if (rc == -EMFILE && descriptors_raise())
+        rc = io_file_open(f->io, path, f->open_flags | flags, &file, err);
     free(path);
     if (rc == 0)
         rc = io_file_size(file, &size_bytes, err);
@@ -356,21 +369,37 @@ static struct segment *dirty_take(struct files *f)
     return found;
 }
 
+/* What failed to sync stays dirty, so that no later sync can succeed without it. */
+static void dirty_return(struct files *f, bool *flag)
+{
+    pthread_mutex_lock(&f->lock);
+    *flag = true;
+    pthread_mutex_unlock(&f->lock);
+}
+
+static int folder_sync(struct files *f, struct device *d, struct err *err)
+{
+    pthread_mutex_lock(&f->lock);
+    bool dirty = d->dir_dirty;
+    d->dir_dirty = false;
+    pthread_mutex_unlock(&f->lock);
+    int rc = dirty ? io_dir_sync(f->io, d->dir, err) : 0;
+    if (rc != 0)
+        dirty_return(f, &d->dir_dirty);
+    return rc;
+}
+
 static int files_sync(struct media *m, struct err *err)
 {
     struct files *f = files_of(m);
     int rc = 0;
-    for (struct segment *seg; rc == 0 && (seg = dirty_take(f)) != NULL;)
+    for (struct segment *seg; rc == 0 && (seg = dirty_take(f)) != NULL;) {
         rc = io_file_sync(seg->file, err);
-    for (int i = 0; rc == 0 && i < m->n_devices; i++) {
-        struct device *d = &f->devices[i];
-        pthread_mutex_lock(&f->lock);
-        bool dirty = d->dir_dirty;
-        d->dir_dirty = false;
-        pthread_mutex_unlock(&f->lock);
-        if (dirty)
-            rc = io_dir_sync(f->io, d->dir, err);
+        if (rc != 0)
+            dirty_return(f, &seg->dirty);
     }
+    for (int i = 0; rc == 0 && i < m->n_devices; i++)
+        rc = folder_sync(f, &f->devices[i], err);
     return rc;
 }
 

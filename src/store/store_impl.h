@@ -112,6 +112,10 @@ enum {
 };
 int store_commit_run(struct store *s, unsigned what, struct err *err);
 
+/* [lock] A device has failed for good: drops what was not committed and refuses to save from now on. The
+ * caller holds commit_lock too. */
+void store_end_saving(struct store *s, int rc, const struct err *why);
+
 /* [lock] ERR_... where this store cannot save. */
 int store_can_save(struct store *s, struct err *err);
 

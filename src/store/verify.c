@@ -273,6 +273,26 @@ static int segments_trim(struct store *s, struct err *err)
     return rc;
 }
 
+/* The files, once nothing is on its way out of the index. */
+static int files_trim(struct store *s, struct err *err)
+{
+    struct err why = {0};
+    pthread_mutex_lock(&s->commit_lock);
+    pthread_mutex_lock(&s->lock);
+    int rc = segments_trim(s, err);
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        rc = s->media->ops->sync(s->media, &why);
+    if (rc != 0 && why.msg[0] != 0) { /* what was appended may be among what was lost */
+        pthread_mutex_lock(&s->lock);
+        store_end_saving(s, rc, &why);
+        pthread_mutex_unlock(&s->lock);
+        err_set(err, rc, "%s", why.msg);
+    }
+    pthread_mutex_unlock(&s->commit_lock);
+    return rc;
+}
+
 int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
 {
     struct store_stats before, after;
@@ -284,15 +304,8 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
         rc = store_commit_run(s, 0, err);
-    if (rc == 0) {
-        pthread_mutex_lock(&s->commit_lock);
-        pthread_mutex_lock(&s->lock);
-        rc = segments_trim(s, err);
-        pthread_mutex_unlock(&s->lock);
-        if (rc == 0)
-            rc = s->media->ops->sync(s->media, err);
-        pthread_mutex_unlock(&s->commit_lock);
-    }
+    if (rc == 0)
+        rc = files_trim(s, err);
     store_stats(s, &after);
     *freed_bytes = before.file_bytes > after.file_bytes
                        ? before.file_bytes - after.file_bytes

@@ -38,6 +38,8 @@ struct life {
     bool may_evict;  /* the call that was cut off may have evicted */
     bool has_faults; /* errors are to be expected */
     bool had_faults;
+    bool
+        may_revive; /* the index was rebuilt: what was evicted or not committed may be back */
     struct crash_result *out;
 };
 
@@ -281,21 +283,21 @@ static void judge(struct life *l)
     list(l, seen);
     for (int i = 0; i < l->n_slots && !violated(l); i++) {
         struct slot *slot = &l->slots[i];
-        if ((seen[i] & ~(slot->committed | slot->maybe)) != 0)
+        if ((seen[i] & ~(slot->committed | slot->maybe)) != 0 && !l->may_revive)
             violation(l, "chunk %d has records that were never committed", i);
-        bool gone = seen[i] == 0 && slot->committed != 0;
+        bool gone = slot->committed != 0 && (seen[i] == 0 || l->may_revive);
         if ((slot->committed & ~seen[i]) != 0 && !(gone && l->may_evict))
             violation(l, "chunk %d: committed %x, but %x is left", i, slot->committed,
                       seen[i]);
         if (slot->maybe != 0) {
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
-            if (!l->had_faults && (seen[i] & slot->maybe) != 0 &&
+            if (!l->had_faults && !l->may_revive && (seen[i] & slot->maybe) != 0 &&
                 (seen[i] & slot->maybe) != slot->maybe)
                 violation(l, "chunk %d: half of a commit", i);
         }
     }
-    if (!l->had_faults && n_maybe_seen != 0 && n_maybe_seen != n_maybe)
+    if (!l->had_faults && !l->may_revive && n_maybe_seen != 0 && n_maybe_seen != n_maybe)
         violation(l, "%d of %d chunks of one commit survived", n_maybe_seen, n_maybe);
     for (int i = 0; i < l->n_slots; i++) {
         l->slots[i].committed = seen[i];
@@ -304,9 +306,15 @@ static void judge(struct life *l)
     read_all(l);
 }
 
-static int recover(struct life *l, uint64_t recover_at)
+static int recover(struct life *l, uint64_t recover_at, bool lose_index)
 {
     io_sim_restart(l->io);
+    if (lose_index && io_unlink(l->io, "/store0/index.db", NULL) == 0) {
+        l->may_revive = true;
+        l->may_evict = l->may_evict ||
+                       l->opts.cap_bytes != 0; /* revenants take room, too */
+        io_dir_sync(l->io, "/store0", NULL);
+    }
     uint64_t n_before = io_sim_count(l->io, IO_SIM_AT_OP);
     io_sim_crash_at(l->io, IO_SIM_AT_OP, recover_at);
     int rc = open_store(l);
@@ -386,7 +394,7 @@ void crash_run(const struct crash_opts *opts, struct crash_result *out)
     out->n_faults = io_sim_fault_hits(l.io);
     io_sim_fault_clear(l.io);
     l.has_faults = false;
-    if (!violated(&l) && recover(&l, opts->recover_at) == 0) {
+    if (!violated(&l) && recover(&l, opts->recover_at, opts->lose_index) == 0) {
         judge(&l);
         /* What was recovered must be a store like any other. */
         l.may_evict = false;

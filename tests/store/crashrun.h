@@ -14,8 +14,8 @@ struct crash_opts {
     uint64_t seed;       /* workload, disk and damage */
     uint64_t crash_at;   /* the n-th operation of the disk; 0: never */
     uint64_t recover_at; /* the n-th operation of the recovery; 0: never */
-    double
-        fault_chance; /* of an operation to fail with -EIO or -ENOSPC, before the crash */
+    bool lose_index;     /* after the crash the index is gone, too */
+    double fault_chance; /* of an operation to fail with -EIO or -ENOSPC, before the crash */
 };
 
 struct crash_result {

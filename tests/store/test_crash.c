@@ -133,6 +133,34 @@ static void faults_and_crashes(void **state)
                  t.first.fault_chance, t.violation);
 }
 
+/* The index is lost with the power, and the rebuild is cut off too. */
+static void index_lost(void **state)
+{
+    (void)state;
+    struct tally t = {0};
+    uint64_t n = env_number("HCACHE_CRASH_IMAGES", 0),
+             seed = env_number("HCACHE_CRASH_SEED", 1);
+    int64_t end_ns = clock_now_ns() + (n != 0 ? INT64_MAX / 2 : 3 * (int64_t)1000000000);
+    for (; (n == 0 || t.n_images < n) && clock_now_ns() < end_ns && t.n_violations == 0;
+         seed++) {
+        struct rng rng = {seed};
+        struct crash_result r;
+        struct crash_opts opts = {
+            .seed = seed, .crash_at = 1 + rng_below(&rng, 600), .lose_index = true};
+        image(&t, &opts, &r);
+        for (int i = 0; i < 3 && r.n_recover_ops > 0; i++) {
+            opts.recover_at = 1 + rng_below(&rng, r.n_recover_ops);
+            image(&t, &opts, &r);
+        }
+    }
+    print_message("images with a lost index: %llu tried, %llu violations\n",
+                  (unsigned long long)t.n_images, (unsigned long long)t.n_violations);
+    if (t.n_violations > 0)
+        fail_msg("seed %llu, crash at %llu, recovery crash at %llu: %s",
+                 (unsigned long long)t.first.seed, (unsigned long long)t.first.crash_at,
+                 (unsigned long long)t.first.recover_at, t.violation);
+}
+
 static void is_caught(enum store_bug which, const char *name)
 {
     struct tally t = {0};
@@ -166,9 +194,10 @@ static void early_reuse_is_caught(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_promise_breaks),     cmocka_unit_test(every_operation),
-        cmocka_unit_test(faults_and_crashes),    cmocka_unit_test(missing_sync_is_caught),
-        cmocka_unit_test(index_first_is_caught), cmocka_unit_test(early_reuse_is_caught),
+        cmocka_unit_test(no_promise_breaks),      cmocka_unit_test(every_operation),
+        cmocka_unit_test(faults_and_crashes),     cmocka_unit_test(index_lost),
+        cmocka_unit_test(missing_sync_is_caught), cmocka_unit_test(index_first_is_caught),
+        cmocka_unit_test(early_reuse_is_caught),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -325,6 +326,35 @@ static void read_only_after_crash(void **state)
     st_place_close(&p);
 }
 
+/* More segments than the soft limit of descriptors. */
+static void many_segments(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct rlimit old, low;
+    struct err err = {0};
+    struct st_shape big = {.n_layers = 1, .n_bytes = {50000, 1}};
+    assert_true(st_place_open(&p, "pread", 1));
+    p.opts.segment_bytes = 1 << 16; /* one chunk each */
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    low = old;
+    low.rlim_cur = 24;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    struct store *s = st_open(&p);
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(st_append(s, &big, &ctx, i, ST_H, &err), 0);
+    assert_int_equal(store_commit(s, &err), 0);
+    store_close(s);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    s = st_open(&p);
+    struct st_result r;
+    assert_int_equal(st_read(s, &big, &ctx, 40, &r, &err), 0);
+    assert_int_equal(r.n_records, 40);
+    store_close(s);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    st_place_close(&p);
+}
+
 /* --- failing devices --------------------------------------------------------------------------- */
 
 static void full_disk(void **state)
@@ -465,6 +495,7 @@ int main(void)
         cmocka_unit_test(index_is_rebuilt),
         cmocka_unit_test(rebuild_over_stale_headers),
         cmocka_unit_test(read_only_after_crash),
+        cmocka_unit_test(many_segments),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(full_disk_under_index),
         cmocka_unit_test(failed_sync_is_final),
