@@ -12,7 +12,7 @@ PLACES = [
     (r"jansson\.h", r"src/format/.*", None),
     (r"microhttpd\.h", r"src/server/.*", None),
     (r"pcre2\.h|utf8proc\.h", r"src/(format|model)/.*token.*", None),
-    (r"xxhash\.h|openssl/.*|isa-l.*", r"src/base/hash\.c", None),
+    (r"xxhash\.h|xxh_x86dispatch\.h|openssl/.*|isa-l.*", r"src/base/hash\.c", None),
     (r"hiredis.*", r"src/io/[^/]*redis[^/]*", 1),
     (r"mpi\.h", r"src/tensor/.*|src/state/.*", 1),
     (r"cblas\.h|openblas.*", r"bench/.*", None),
