@@ -14,8 +14,12 @@
  *     ...
  *     hcache_result_free(&res); hcache_free(ids); hcache_close(h);
  *
- * Functions return 0 or a negative code, with a message in *err.  One thread at a time may use a
- * struct hcache. */
+ * A server starts the engine's own thread instead (hcache_serve_start) and submits requests from any
+ * thread; each gets a ticket that is read as tokens arrive.
+ *
+ * Functions return 0 or a negative code, with a message in *err.  Until hcache_serve_start one thread
+ * at a time may use a struct hcache; from then until hcache_serve_stop every function may be called
+ * from any thread, but for hcache_close. */
 #ifndef HCACHE_H
 #define HCACHE_H
 
@@ -51,11 +55,12 @@ struct hcache_opts {
 
     const char *const *store; /* directories, one per device; n_store 0: no store */
     int n_store;
-    bool store_in_memory;          /* a store in DRAM instead; it ends with the process */
-    uint64_t store_cap_bytes;      /* bound on saved state; 0: none */
-    uint64_t throttle_bytes_per_s; /* slows the store's reads down, for experiments; 0: no */
-    uint64_t save_buffer_bytes;    /* memory for state on its way to the store; 0: 256 MiB */
-    uint64_t staging_bytes;        /* memory for state on its way back; 0: 64 MiB */
+    bool store_in_memory;     /* a store in DRAM instead; it ends with the process */
+    uint64_t store_cap_bytes; /* bound on saved state; 0: none */
+    uint64_t
+        throttle_bytes_per_s;   /* slows the store's reads down, for experiments; 0: no */
+    uint64_t save_buffer_bytes; /* memory for state on its way to the store; 0: 256 MiB */
+    uint64_t staging_bytes;     /* memory for state on its way back; 0: 64 MiB */
 
     /* One line at a time; NULL: stderr. */
     void (*warn)(void *arg, const char *text);
@@ -73,6 +78,7 @@ struct hcache_model_info {
     int n_layers, vocab_size, max_context;
     size_t hidden_bytes, kv_bytes; /* per token and layer */
     bool has_tokenizer;
+    int max_sequences;
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 
@@ -87,8 +93,10 @@ enum {
 int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
                   int32_t **ids, int *n_ids, struct hcache_err *err);
 /* *text is the caller's, with a final zero. */
-int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text, size_t *n_text,
-                  struct hcache_err *err);
+int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
+                  size_t *n_text, struct hcache_err *err);
+/* The bytes of one token, which may be part of a character: the model's memory; NULL: none. */
+const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n);
 void hcache_free(void *p);
 
 /* --- generation ----------------------------------------------------------------------------- */
@@ -103,14 +111,27 @@ struct hcache_request {
     float min_p;
     int top_k;
     uint64_t seed;
+    const char *const *stop; /* the text ends before the first of these; needs a tokenizer */
+    int n_stop;              /* at most HCACHE_MAX_STOP */
+    bool logprobs; /* of every generated token, from the raw logits; see hcache_delta */
+    int n_top;     /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
     const char *salt; /* state is shared only among requests with equal salts */
     const char *save; /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
     const char *plan; /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
-    /* Called for every token with its text (whole characters; may be empty); non-zero cancels, and
-     * was the last call.  Else a last call with id -1 brings what was held back of an unfinished
-     * character, if anything. */
+    /* hcache_generate only.  Called for every token with its text (whole characters; may be empty);
+     * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was held back
+     * of an unfinished character or a possible stop string, if anything. */
     int (*on_token)(void *arg, int32_t id, const char *text, size_t n_text);
+    /* hcache_submit only.  There is something to read, or (ended) it was the last.  Called on the
+     * engine's thread with its lock held: it must not wait, nor call back into this interface. */
+    void (*notify)(void *arg, bool ended);
     void *arg;
+};
+
+enum {
+    HCACHE_MAX_STOP = 16,
+    HCACHE_MAX_STOP_BYTES = 256, /* of each */
+    HCACHE_MAX_TOP = 20,
 };
 
 struct hcache_plan {
@@ -121,7 +142,8 @@ struct hcache_plan {
 };
 
 struct hcache_timings {
-    double load_ms, lookup_ms, plan_ms, restore_ms, prefill_ms, ttft_ms, decode_ms;
+    double load_ms, queue_ms, lookup_ms, plan_ms, restore_ms, prefill_ms, decode_ms;
+    double ttft_ms; /* queueing, restoration, prefill: all of it */
     double decode_tokens_per_s;
     double restore_io_ms, restore_compute_ms, restore_wait_ms;
 };
@@ -142,8 +164,82 @@ struct hcache_result {
 };
 
 /* Runs one request to its end, and waits until what it saved is durable. */
-int hcache_generate(struct hcache *h, const struct hcache_request *r, struct hcache_result *out,
-                    struct hcache_err *err);
+int hcache_generate(struct hcache *h, const struct hcache_request *r,
+                    struct hcache_result *out, struct hcache_err *err);
 void hcache_result_free(struct hcache_result *r);
+
+/* --- serving: many requests at once -------------------------------------------------------------
+ *
+ *     submit --> [FIFO, at most max_queue] --> engine's thread, at most max_sequences at once
+ *                                                 |  notify
+ *     hcache_ticket_read <------------------------+   ... ended --> hcache_ticket_result
+ *
+ * A ticket keeps what was generated until it is read, however slow its reader: its bound is
+ * max_tokens, so the engine never waits for anybody. */
+
+/* Starts the engine's thread. max_queue: requests that may wait; 0: 64. */
+int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err);
+/* Refuses new requests, cancels those that wait or run, makes what was saved durable, and ends the
+ * thread.  Every ticket has ended then.  Does nothing where no thread was started. */
+void hcache_serve_stop(struct hcache *h);
+
+struct hcache_ticket; /* one request */
+
+/* Copies all it needs of *r.  HCACHE_E_LIMIT where the queue is full or the service is stopping:
+ * later it may work.  A prompt that can never fit is told by the result. */
+int hcache_submit(struct hcache *h, const struct hcache_request *r,
+                  struct hcache_ticket **out, struct hcache_err *err);
+
+struct hcache_logprob {
+    int32_t id;
+    float logprob;
+};
+
+struct hcache_delta {
+    const int32_t *ids; /* generated since the last read */
+    int n_ids;
+    /* [n_ids][1 + n_top]: the chosen token, then the likeliest; NULL where not asked for */
+    const struct hcache_logprob *logprobs;
+    const char *text; /* whole characters, no part of a stop string */
+    size_t n_text;
+    bool ended; /* nothing will follow */
+};
+/* Never waits.  *out points to the ticket's memory, until the next read.  One reader per ticket. */
+void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out);
+/* Waits for the end. The service must have been started. */
+void hcache_ticket_wait(struct hcache_ticket *t);
+/* The request ends within one step, with finish "cancelled". */
+void hcache_ticket_cancel(struct hcache_ticket *t);
+/* After the end: 0 with the result (the caller frees it), or the request's error.  Its
+ * committed_tokens grow until the state is flushed; what is told is what is durable now. */
+int hcache_ticket_result(struct hcache_ticket *t, struct hcache_result *out,
+                         struct hcache_err *err);
+/* Cancels what still runs.  After it returns notify is not called any more.  NULL is allowed. */
+void hcache_ticket_free(struct hcache_ticket *t);
+
+/* Counts since the start, and the state now. */
+enum { HCACHE_HIST_BUCKETS = 24 };
+struct hcache_hist {
+    /* count[i]: values up to hcache_hist_bound_s(i), above the bound before; the last: all others */
+    uint64_t count[HCACHE_HIST_BUCKETS + 1];
+    double sum_s;
+};
+double hcache_hist_bound_s(int i);
+
+struct hcache_stats {
+    int n_waiting, n_running;
+    uint64_t n_ended, n_cancelled, n_failed, n_refused;
+    uint64_t prompt_tokens, generated_tokens;
+    uint64_t restored_tokens; /* of the prompts: from the store */
+    uint64_t computed_tokens; /* of the prompts */
+    uint64_t restored_bytes;
+    uint64_t n_restores,
+        n_restores_recompute; /* with a plan; with a plan that recomputes layers */
+    uint64_t layers_recompute, layers_hidden, layers_kv;
+    double restore_predicted_s, restore_measured_s, restore_wait_s;
+    uint64_t n_misses; /* requests of which not everything wanted was restored */
+    struct hcache_hist queue, ttft, tbt;
+};
+void hcache_stats(struct hcache *h, struct hcache_stats *out);
 
 #endif

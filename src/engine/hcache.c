@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/service.h"
 #include "engine/stack.h"
 #include "model/tokenizer.h"
 #include "state/save_policy.h"
@@ -19,17 +20,14 @@ _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of e
 struct hcache {
     struct stack k;
     struct tokenizer *tokenizer; /* NULL for synthetic models */
-    double load_ms;
+    struct service *service;
+    /* What saving is decided from.  The engine's thread measures into k.platform while it runs. */
+    struct platform platform;
 };
 
 static struct err *inner(struct hcache_err *e)
 {
     return (struct err *)(void *)e;
-}
-
-static double ms(int64_t ns)
-{
-    return (double)ns * 1e-6;
 }
 
 /* --- opening ---------------------------------------------------------------------------------- */
@@ -108,7 +106,14 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         hcache_close(h);
         return rc;
     }
-    h->load_ms = ms(clock_now_ns() - t0);
+    struct service_opts vo = {.engine = h->k.engine,
+                              .saver = h->k.saver,
+                              .tokenizer = h->tokenizer,
+                              .n_vocab = h->k.model->cfg.vocab_size,
+                              .max_sequences = o->max_sequences > 0 ? o->max_sequences : 1,
+                              .load_ms = (double)(clock_now_ns() - t0) * 1e-6};
+    service_create(&vo, &h->service);
+    h->platform = h->k.platform;
     if (o->verbose)
         say_memory(o, &h->k);
     *out = h;
@@ -119,6 +124,7 @@ void hcache_close(struct hcache *h)
 {
     if (h == NULL)
         return;
+    service_destroy(h->service);
     stack_close(&h->k);
     tokenizer_close(h->tokenizer);
     free(h);
@@ -127,14 +133,16 @@ void hcache_close(struct hcache *h)
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
 {
     const struct model *m = h->k.model;
-    *out = (struct hcache_model_info){.family = family_name(m->cfg.family),
-                                      .dtype = dtype_name(m->dtype),
-                                      .n_layers = m->cfg.n_layers,
-                                      .vocab_size = m->cfg.vocab_size,
-                                      .max_context = m->max_ctx,
-                                      .hidden_bytes = model_hidden_bytes(m),
-                                      .kv_bytes = model_kv_bytes(m),
-                                      .has_tokenizer = h->tokenizer != NULL};
+    *out = (struct hcache_model_info){
+        .family = family_name(m->cfg.family),
+        .dtype = dtype_name(m->dtype),
+        .n_layers = m->cfg.n_layers,
+        .vocab_size = m->cfg.vocab_size,
+        .max_context = m->max_ctx,
+        .hidden_bytes = model_hidden_bytes(m),
+        .kv_bytes = model_kv_bytes(m),
+        .has_tokenizer = h->tokenizer != NULL,
+        .max_sequences = h->k.o.max_sequences > 0 ? h->k.o.max_sequences : 1};
 }
 
 /* --- text ------------------------------------------------------------------------------------- */
@@ -171,6 +179,12 @@ int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text
                                       inner(err));
 }
 
+const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n)
+{
+    *n = 0;
+    return h->tokenizer != NULL ? tokenizer_bytes(h->tokenizer, id, n) : NULL;
+}
+
 void hcache_free(void *p)
 {
     free(p);
@@ -178,33 +192,26 @@ void hcache_free(void *p)
 
 /* --- generation ------------------------------------------------------------------------------- */
 
-/* Passes tokens on as text, whole characters at a time. */
-struct text_sink {
-    const struct hcache_request *req;
-    struct tokenizer_stream *stream;
-};
-
-static int on_token(void *arg, int32_t id)
+static int check_text(const struct hcache *h, const struct hcache_request *r,
+                      struct err *err)
 {
-    struct text_sink *t = arg;
-    const char *text = "";
-    size_t n = 0;
-    if (t->req->on_token == NULL)
-        return 0;
-    if (t->stream != NULL && tokenizer_stream_push(t->stream, id, &text, &n, NULL) != 0)
-        n = 0;
-    return t->req->on_token(t->req->arg, id, text, n);
-}
-
-/* What was held back of an unfinished character. */
-static void finish_text(struct text_sink *t)
-{
-    const char *text;
-    size_t n = 0;
-    if (t->stream != NULL)
-        tokenizer_stream_finish(t->stream, &text, &n);
-    if (n > 0)
-        (void)t->req->on_token(t->req->arg, -1, text, n);
+    if (r->n_top < 0 || r->n_top > HCACHE_MAX_TOP)
+        return err_set(err, ERR_USAGE, "n_top is %d; it must be 0 to %d", r->n_top,
+                       HCACHE_MAX_TOP);
+    if (r->n_stop < 0 || r->n_stop > HCACHE_MAX_STOP)
+        return err_set(err, ERR_USAGE, "there are %d stop strings; at most %d are allowed",
+                       r->n_stop, HCACHE_MAX_STOP);
+    if (r->n_stop > 0 && h->tokenizer == NULL)
+        return err_set(err, ERR_USAGE,
+                       "stop strings need a tokenizer, and this model has none");
+    for (int i = 0; i < r->n_stop; i++) {
+        size_t n = strlen(r->stop[i]);
+        if (n == 0 || n > HCACHE_MAX_STOP_BYTES)
+            return err_set(err, ERR_USAGE,
+                           "stop string %d has %zu bytes; 1 to %d are allowed", i, n,
+                           HCACHE_MAX_STOP_BYTES);
+    }
+    return 0;
 }
 
 static int check_request(const struct hcache *h, const struct hcache_request *r,
@@ -226,7 +233,7 @@ static int check_request(const struct hcache *h, const struct hcache_request *r,
                            "prompt token %d is %d; the vocabulary has %d entries", i,
                            r->prompt[i], h->k.model->cfg.vocab_size);
     }
-    return 0;
+    return check_text(h, r, err);
 }
 
 static bool is_forced(const char *plan)
@@ -266,8 +273,8 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
                    q->n_layers);
 }
 
-static int make_request(struct hcache *h, const struct hcache_request *r,
-                        struct text_sink *sink, struct request *q, struct err *err)
+static int make_request(struct hcache *h, const struct hcache_request *r, struct request *q,
+                        struct err *err)
 {
     int rc = check_request(h, r, err);
     if (rc != 0)
@@ -282,9 +289,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
                                      .top_k = r->top_k,
                                      .seed = r->seed},
                           .salt = r->salt,
-                          .plan = r->plan,
-                          .on_token = on_token,
-                          .arg = sink};
+                          .plan = r->plan};
     struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
     if (r->plan != NULL)
         rc = plan_mode_parse(r->plan, &mode, err);
@@ -292,7 +297,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
         rc = check_plan(&mode, r->plan, err);
     /* A forced plan may ask for any kind later: save both, unless told otherwise. */
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
-    struct platform bounded = h->k.platform;
+    struct platform bounded = h->platform;
     if (h->k.o.throttle_bytes_per_s > 0) {
         double limit = (double)h->k.o.throttle_bytes_per_s;
         if (bounded.n_tiers == 0 || bounded.tier[0].bytes_per_s > limit)
@@ -307,85 +312,51 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
     return rc;
 }
 
-static void describe_plan(const struct plan *p, struct hcache_plan *out)
+/* Passes on what has arrived, token by token; the text of several belongs to the last. */
+static bool pass_on(const struct hcache_request *r, const struct hcache_delta *d)
 {
-    *out = (struct hcache_plan){0};
-    if (p->n_layers == 0)
-        return;
-    out->recompute = p->n_r;
-    out->hidden = p->n_h;
-    out->kv = p->n_k;
-    out->predicted_ms = p->restore_s * 1e3;
-    snprintf(out->layers, sizeof out->layers, "%s", p->method);
-    snprintf(out->reason, sizeof out->reason, "%s", p->reason);
-}
-
-static const char *finish_name(enum finish f)
-{
-    return f == FINISH_EOS ? "stop" : f == FINISH_CANCELLED ? "cancelled" : "length";
-}
-
-static void describe(struct hcache *h, const struct seq *s, struct hcache_result *r)
-{
-    const struct outcome *o = seq_outcome(s);
-    *r = (struct hcache_result){.n_tokens = o->n_generated,
-                                .finish = finish_name(o->finish),
-                                .prompt_tokens = o->n_prompt,
-                                .cached_tokens = o->n_cached,
-                                .committed_tokens = seq_committed_tokens(s),
-                                .logits_digest = o->logits_digest,
-                                .restored_bytes = o->restore.read_bytes};
-    r->token_ids = xmalloc((size_t)o->n_generated * sizeof *r->token_ids);
-    memcpy(r->token_ids, o->tokens + o->n_prompt,
-           (size_t)o->n_generated * sizeof *r->token_ids);
-    if (h->tokenizer != NULL)
-        (void)tokenizer_decode(h->tokenizer, r->token_ids, (size_t)r->n_tokens, true,
-                               &r->text, &r->n_text, NULL);
-    snprintf(r->miss, sizeof r->miss, "%s", o->miss);
-    describe_plan(&o->plan, &r->plan);
-    r->timings = (struct hcache_timings){.load_ms = h->load_ms,
-                                         .lookup_ms = ms(o->lookup_ns),
-                                         .plan_ms = ms(o->plan_ns),
-                                         .restore_ms = ms(o->restore_ns),
-                                         .prefill_ms = ms(o->prefill_ns),
-                                         .ttft_ms = ms(o->ttft_ns),
-                                         .decode_ms = ms(o->decode_ns),
-                                         .restore_io_ms = ms(o->restore.io_ns),
-                                         .restore_compute_ms = ms(o->restore.compute_ns),
-                                         .restore_wait_ms = ms(o->restore.wait_ns)};
-    if (o->n_generated > 1 && o->decode_ns > 0)
-        r->timings.decode_tokens_per_s = (o->n_generated - 1) /
-                                         ((double)o->decode_ns * 1e-9);
+    bool cancel = false;
+    if (r->on_token == NULL)
+        return false;
+    for (int i = 0; i < d->n_ids && !cancel; i++) {
+        bool last = i == d->n_ids - 1;
+        cancel = r->on_token(r->arg, d->ids[i], last ? d->text : "",
+                             last ? d->n_text : 0) != 0;
+    }
+    if (d->n_ids == 0 && d->n_text > 0 && !cancel)
+        cancel = r->on_token(r->arg, -1, d->text, d->n_text) != 0;
+    return cancel;
 }
 
 int hcache_generate(struct hcache *h, const struct hcache_request *r,
                     struct hcache_result *out, struct hcache_err *err)
 {
-    struct text_sink sink = {.req = r};
     struct request q;
-    struct seq *s = NULL;
+    struct hcache_ticket *t = NULL;
+    struct hcache_request quiet = *r;
     *out = (struct hcache_result){0};
-    int rc = make_request(h, r, &sink, &q, inner(err));
+    quiet.notify = NULL;
+    if (!service_is_started(h->service))
+        h->platform = h->k.platform;
+    int rc = make_request(h, r, &q, inner(err));
+    if (rc == 0)
+        rc = service_submit(h->service, &q, &quiet, true, &t, inner(err));
     if (rc != 0)
         return rc;
-    if (h->tokenizer != NULL && r->on_token != NULL)
-        sink.stream = tokenizer_stream_create(h->tokenizer, true);
-    rc = engine_add(h->k.engine, &q, &s, inner(err));
-    if (rc == 0)
-        rc = engine_run(h->k.engine, inner(err));
-    if (rc == 0 && seq_outcome(s)->finish == FINISH_ERROR) {
-        const struct err *e = &seq_outcome(s)->err;
-        rc = err_set(inner(err), e->code, "%s", e->msg);
-    }
-    if (rc == 0 && seq_outcome(s)->finish != FINISH_CANCELLED)
-        finish_text(&sink);
-    if (rc == 0 && h->k.saver != NULL)
-        (void)saver_flush(h->k.saver, NULL); /* a fault was reported when it happened */
-    if (rc == 0)
-        describe(h, s, out);
-    if (s != NULL)
-        engine_remove(h->k.engine, s);
-    tokenizer_stream_destroy(sink.stream);
+    struct hcache_delta d;
+    bool cancelled = false;
+    do {
+        service_run(h->service, t);
+        hcache_ticket_read(t, &d);
+        if (!cancelled && pass_on(r, &d)) {
+            cancelled = true;
+            hcache_ticket_cancel(t);
+        }
+    } while (!d.ended);
+    rc = hcache_ticket_result(t, out, err);
+    if (rc == 0 && cancelled)
+        out->finish = "cancelled";
+    hcache_ticket_free(t);
     return rc;
 }
 
@@ -394,4 +365,29 @@ void hcache_result_free(struct hcache_result *r)
     free(r->token_ids);
     free(r->text);
     *r = (struct hcache_result){0};
+}
+
+/* --- serving ---------------------------------------------------------------------------------- */
+
+int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err)
+{
+    return service_start(h->service, max_queue, inner(err));
+}
+
+void hcache_serve_stop(struct hcache *h)
+{
+    service_stop(h->service);
+}
+
+int hcache_submit(struct hcache *h, const struct hcache_request *r,
+                  struct hcache_ticket **out, struct hcache_err *err)
+{
+    struct request q;
+    int rc = make_request(h, r, &q, inner(err));
+    return rc != 0 ? rc : service_submit(h->service, &q, r, false, out, inner(err));
+}
+
+void hcache_stats(struct hcache *h, struct hcache_stats *out)
+{
+    service_stats(h->service, out);
 }

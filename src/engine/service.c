@@ -1,0 +1,508 @@
+/* service.c - see service.h.
+ *
+ * Invariants:
+ *  1. A ticket is in exactly one place: the queue (WAITING), the running list (RUNNING), or nowhere
+ *     (ENDED).
+ *  2. The engine, the saver and every sequence are touched by the stepping thread only.
+ *  3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
+#include "engine/service.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+enum { DEFAULT_QUEUE = 64 };
+
+struct service {
+    struct service_opts o;
+    pthread_t thread;
+    int max_queue;
+
+    /* Protects everything below and the shared fields of every ticket. */
+    pthread_mutex_t lock;
+    pthread_cond_t work;     /* for the loop: a submission, a cancellation, the end */
+    pthread_cond_t progress; /* for those who wait for a ticket */
+    bool has_thread, stopping;
+    struct hcache_ticket *queue, **queue_end;
+    struct hcache_ticket *running;
+    struct hcache_stats stats;
+};
+
+/* --- counting --------------------------------------------------------------------------------- */
+
+/* 0.1 ms to 839 s, doubling. */
+double hcache_hist_bound_s(int i)
+{
+    return 1e-4 * (double)(1u << i);
+}
+
+static void hist_add(struct hcache_hist *h, double seconds)
+{
+    int i = 0;
+    while (i < HCACHE_HIST_BUCKETS && seconds > hcache_hist_bound_s(i))
+        i++;
+    h->count[i]++;
+    h->sum_s += seconds;
+}
+
+static void count_restore(struct hcache_stats *st, const struct hcache_result *r)
+{
+    if (r->cached_tokens == 0)
+        return;
+    st->n_restores++;
+    st->n_restores_recompute += r->plan.recompute > 0;
+    st->layers_recompute += (uint64_t)r->plan.recompute;
+    st->layers_hidden += (uint64_t)r->plan.hidden;
+    st->layers_kv += (uint64_t)r->plan.kv;
+    st->restore_predicted_s += r->plan.predicted_ms * 1e-3;
+    st->restore_measured_s += r->timings.restore_ms * 1e-3;
+    st->restore_wait_s += r->timings.restore_wait_ms * 1e-3;
+}
+
+static void count_end(struct hcache_stats *st, const struct hcache_ticket *t)
+{
+    const struct hcache_result *r = &t->result;
+    st->n_ended++;
+    st->n_failed += t->err.code != 0;
+    st->n_cancelled += t->err.code == 0 && strcmp(r->finish, "cancelled") == 0;
+    hist_add(&st->queue, r->timings.queue_ms * 1e-3);
+    if (r->timings.ttft_ms > 0) {
+        hist_add(&st->ttft, r->timings.ttft_ms * 1e-3);
+        st->prompt_tokens += (uint64_t)r->prompt_tokens;
+        st->restored_tokens += (uint64_t)r->cached_tokens;
+        st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
+    }
+    st->generated_tokens += (uint64_t)r->n_tokens;
+    st->restored_bytes += r->restored_bytes;
+    st->n_misses += t->err.code == 0 && r->cached_tokens < (r->prompt_tokens - 1) / 64 * 64;
+    count_restore(st, r);
+}
+
+void service_stats(struct service *s, struct hcache_stats *out)
+{
+    pthread_mutex_lock(&s->lock);
+    *out = s->stats;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+static void tell(struct hcache_ticket *t, bool ended)
+{
+    if (t->notify != NULL)
+        t->notify(t->notify_arg, ended);
+    pthread_cond_broadcast(&t->service->progress);
+}
+
+/* In the middle of a step: one token of one sequence. */
+static int on_token(void *arg, int32_t id)
+{
+    struct hcache_ticket *t = arg;
+    const char *text = "";
+    size_t n = 0;
+    int64_t now = clock_now_ns();
+    int width = 1 + t->n_top;
+    if (t->stream != NULL && tokenizer_stream_push(t->stream, id, &text, &n, NULL) != 0)
+        n = 0;
+    if (t->wants_logprobs)
+        ticket_logprobs(seq_logits(t->seq), t->n_vocab, id, t->n_top,
+                        t->logprobs + (size_t)t->n_ids * (size_t)width);
+    pthread_mutex_lock(&t->service->lock);
+    CHECK(t->n_ids < t->req.max_tokens);
+    t->ids[t->n_ids++] = id;
+    ticket_append(t, text, n);
+    if (t->t_last != 0)
+        hist_add(&t->service->stats.tbt, (double)(now - t->t_last) * 1e-9);
+    t->t_last = now;
+    bool end = t->stopped || t->cancel;
+    tell(t, false);
+    pthread_mutex_unlock(&t->service->lock);
+    return end;
+}
+
+/* --- the loop --------------------------------------------------------------------------------- */
+
+static void finish_text(struct hcache_ticket *t)
+{
+    const char *text = "";
+    size_t n = 0;
+    if (t->stream != NULL)
+        tokenizer_stream_finish(t->stream, &text, &n);
+    pthread_mutex_lock(&t->service->lock);
+    ticket_append(t, text, n);
+    t->n_visible = t->n_text; /* no stop string can be completed any more */
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+/* The stepping thread; the ticket is in no list. */
+static void ticket_end(struct service *s, struct hcache_ticket *t)
+{
+    if (t->seq == NULL)
+        t->t_admit = clock_now_ns();
+    else if (seq_outcome(t->seq)->finish == FINISH_ERROR && t->err.code == 0)
+        t->err = seq_outcome(t->seq)->err;
+    finish_text(t);
+    if (t->wants_durable && s->o.saver != NULL && t->err.code == 0)
+        (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
+    ticket_describe(t);
+    t->result.timings.load_ms = s->o.load_ms;
+    if (t->seq != NULL)
+        engine_remove(s->o.engine, t->seq);
+    t->seq = NULL;
+    pthread_mutex_lock(&s->lock);
+    t->state = TICKET_ENDED;
+    count_end(&s->stats, t);
+    bool given_up = t->given_up;
+    if (!given_up)
+        tell(t, true);
+    pthread_mutex_unlock(&s->lock);
+    if (given_up)
+        ticket_destroy(t);
+}
+
+static bool has_finished(const struct hcache_ticket *t)
+{
+    return t->cancel || t->err.code != 0 || seq_outcome(t->seq)->finish != FINISH_NONE;
+}
+
+/* Takes out of the lists what has finished or was cancelled, and ends it. */
+static void end_finished(struct service *s)
+{
+    struct hcache_ticket *done = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (struct hcache_ticket **p = &s->running; *p != NULL;) {
+        struct hcache_ticket *t = *p;
+        if (!has_finished(t)) {
+            p = &t->next;
+            continue;
+        }
+        *p = t->next;
+        t->next = done;
+        done = t;
+        s->stats.n_running--;
+    }
+    for (struct hcache_ticket **p = &s->queue; *p != NULL;) {
+        struct hcache_ticket *t = *p;
+        if (!t->cancel) {
+            p = &t->next;
+            continue;
+        }
+        *p = t->next;
+        t->next = done;
+        done = t;
+        s->stats.n_waiting--;
+    }
+    s->queue_end = &s->queue;
+    while (*s->queue_end != NULL)
+        s->queue_end = &(*s->queue_end)->next;
+    pthread_mutex_unlock(&s->lock);
+    while (done != NULL) {
+        struct hcache_ticket *t = done;
+        done = t->next;
+        ticket_end(s, t);
+    }
+}
+
+static struct hcache_ticket *queue_take(struct service *s)
+{
+    struct hcache_ticket *t = NULL;
+    pthread_mutex_lock(&s->lock);
+    if (s->queue != NULL && s->stats.n_running < s->o.max_sequences) {
+        t = s->queue;
+        s->queue = t->next;
+        if (s->queue == NULL)
+            s->queue_end = &s->queue;
+        s->stats.n_waiting--;
+        s->stats.n_running++;
+        t->state = TICKET_RUNNING;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return t;
+}
+
+static void admit(struct service *s)
+{
+    struct hcache_ticket *t;
+    while ((t = queue_take(s)) != NULL) {
+        int rc = engine_add(s->o.engine, &t->req, &t->seq, &t->err);
+        t->t_admit = clock_now_ns();
+        pthread_mutex_lock(&s->lock);
+        if (rc == 0) {
+            t->next = s->running;
+            s->running = t;
+        } else {
+            s->stats.n_running--;
+        }
+        pthread_mutex_unlock(&s->lock);
+        if (rc != 0)
+            ticket_end(s, t);
+    }
+}
+
+/* A fault that concerns all sequences ends them all: their state is not known any more. */
+static void fail_all(struct service *s, const struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct hcache_ticket *t = s->running; t != NULL; t = t->next)
+        t->err = *err;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void service_step(struct service *s)
+{
+    struct err err = {0};
+    int n_active = 0;
+    end_finished(s); /* what was cancelled while nothing was stepped */
+    admit(s);
+    if (s->running == NULL)
+        return;
+    if (engine_step(s->o.engine, &n_active, &err) != 0)
+        fail_all(s, &err);
+    end_finished(s);
+}
+
+static void *service_main(void *arg)
+{
+    struct service *s = arg;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (s->queue == NULL && s->running == NULL && !s->stopping)
+            pthread_cond_wait(&s->work, &s->lock);
+        if (s->queue == NULL && s->running == NULL)
+            break;
+        pthread_mutex_unlock(&s->lock);
+        service_step(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (s->o.saver != NULL)
+        (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
+    return NULL;
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+void service_create(const struct service_opts *o, struct service **out)
+{
+    struct service *s = xcalloc(1, sizeof *s);
+    s->o = *o;
+    s->max_queue = DEFAULT_QUEUE;
+    s->queue_end = &s->queue;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->work, NULL);
+    pthread_cond_init(&s->progress, NULL);
+    *out = s;
+}
+
+void service_destroy(struct service *s)
+{
+    if (s == NULL)
+        return;
+    service_stop(s);
+    CHECK(s->queue == NULL && s->running == NULL);
+    pthread_cond_destroy(&s->progress);
+    pthread_cond_destroy(&s->work);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+int service_start(struct service *s, int max_queue, struct err *err)
+{
+    if (s->has_thread)
+        return err_set(err, ERR_USAGE, "the engine's thread runs already");
+    s->max_queue = max_queue > 0 ? max_queue : DEFAULT_QUEUE;
+    s->stopping = false;
+    int rc = pthread_create(&s->thread, NULL, service_main, s);
+    if (rc != 0)
+        return err_set(err, -rc, "the engine's thread cannot be started: %s",
+                       err_name(-rc));
+    s->has_thread = true;
+    return 0;
+}
+
+bool service_is_started(const struct service *s)
+{
+    return s->has_thread;
+}
+
+void service_stop(struct service *s)
+{
+    if (!s->has_thread)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    for (struct hcache_ticket *t = s->queue; t != NULL; t = t->next)
+        t->cancel = true;
+    for (struct hcache_ticket *t = s->running; t != NULL; t = t->next)
+        t->cancel = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    s->has_thread = false;
+}
+
+/* --- tickets ---------------------------------------------------------------------------------- */
+
+/* The text goes on from the prompt's: some tokenizers drop a space at the beginning of a text, and
+ * this is none. Four tokens are more than a character has. */
+static void prime_text(struct hcache_ticket *t)
+{
+    const char *text;
+    size_t n;
+    for (int i = t->req.n_prompt > 4 ? t->req.n_prompt - 4 : 0; i < t->req.n_prompt; i++)
+        (void)tokenizer_stream_push(t->stream, t->prompt[i], &text, &n, NULL);
+}
+
+static struct hcache_ticket *ticket_create(struct service *s, const struct request *q,
+                                           const struct hcache_request *r)
+{
+    struct hcache_ticket *t = xcalloc(1, sizeof *t);
+    size_t max = (size_t)q->max_tokens, width = 1 + (size_t)r->n_top;
+    t->service = s;
+    t->req = *q;
+    t->prompt = xmalloc((size_t)q->n_prompt * sizeof *t->prompt);
+    memcpy(t->prompt, q->prompt, (size_t)q->n_prompt * sizeof *t->prompt);
+    t->req.prompt = t->prompt;
+    t->req.salt = t->salt = q->salt != NULL ? xstrdup(q->salt) : NULL;
+    t->req.plan = t->plan = q->plan != NULL ? xstrdup(q->plan) : NULL;
+    t->req.on_token = on_token;
+    t->req.arg = t;
+    for (; t->n_stop < r->n_stop; t->n_stop++) {
+        t->stop[t->n_stop] = xstrdup(r->stop[t->n_stop]);
+        t->stop_bytes[t->n_stop] = strlen(r->stop[t->n_stop]);
+    }
+    t->wants_logprobs = r->logprobs;
+    t->n_top = r->logprobs ? r->n_top : 0;
+    t->n_vocab = s->o.n_vocab;
+    t->ids = xcalloc(max + 1, sizeof *t->ids);
+    if (r->logprobs)
+        t->logprobs = xcalloc(max * width + 1, sizeof *t->logprobs);
+    t->tokenizer = s->o.tokenizer;
+    if (t->tokenizer != NULL) {
+        t->stream = tokenizer_stream_create(t->tokenizer, true);
+        prime_text(t);
+    }
+    t->text_cap = 256;
+    t->text = xcalloc(1, t->text_cap);
+    return t;
+}
+
+int service_submit(struct service *s, const struct request *q,
+                   const struct hcache_request *r, bool durable, struct hcache_ticket **out,
+                   struct err *err)
+{
+    struct hcache_ticket *t = ticket_create(s, q, r);
+    int rc = 0;
+    t->wants_durable = durable;
+    t->notify = r->notify;
+    t->notify_arg = r->arg;
+    t->t_submit = clock_now_ns();
+    pthread_mutex_lock(&s->lock);
+    if (s->stopping) {
+        rc = err_set(err, ERR_LIMIT, "the server is stopping");
+    } else if (s->stats.n_waiting >= s->max_queue) {
+        rc = err_set(err, ERR_LIMIT, "%d requests are waiting already", s->stats.n_waiting);
+        s->stats.n_refused++;
+    } else {
+        *s->queue_end = t;
+        s->queue_end = &t->next;
+        s->stats.n_waiting++;
+        pthread_cond_signal(&s->work);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (rc != 0)
+        ticket_destroy(t);
+    else
+        *out = t;
+    return rc;
+}
+
+static bool has_news(const struct hcache_ticket *t)
+{
+    return t->state == TICKET_ENDED || t->n_ids > t->n_ids_read ||
+           t->n_visible > t->n_text_read;
+}
+
+void service_run(struct service *s, struct hcache_ticket *t)
+{
+    pthread_mutex_lock(&s->lock);
+    while (!has_news(t)) {
+        if (s->has_thread) {
+            pthread_cond_wait(&s->progress, &s->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        service_step(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
+{
+    pthread_mutex_lock(&t->service->lock);
+    size_t n = t->n_visible - t->n_text_read, width = 1 + (size_t)t->n_top;
+    if (n + 1 > t->piece_cap) {
+        t->piece_cap = 2 * (n + 1);
+        t->piece = xrealloc(t->piece, t->piece_cap);
+    }
+    memcpy(t->piece, t->text + t->n_text_read, n); /* the text may move when it grows */
+    t->piece[n] = 0;
+    *out = (struct hcache_delta){.ids = t->ids + t->n_ids_read,
+                                 .n_ids = t->n_ids - t->n_ids_read,
+                                 .text = t->piece,
+                                 .n_text = n,
+                                 .ended = t->state == TICKET_ENDED};
+    if (t->wants_logprobs)
+        out->logprobs = t->logprobs + (size_t)t->n_ids_read * width;
+    t->n_ids_read = t->n_ids;
+    t->n_text_read = t->n_visible;
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+void hcache_ticket_wait(struct hcache_ticket *t)
+{
+    pthread_mutex_lock(&t->service->lock);
+    while (t->state != TICKET_ENDED)
+        pthread_cond_wait(&t->service->progress, &t->service->lock);
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+void hcache_ticket_cancel(struct hcache_ticket *t)
+{
+    pthread_mutex_lock(&t->service->lock);
+    t->cancel = true;
+    pthread_cond_signal(&t->service->work);
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+int hcache_ticket_result(struct hcache_ticket *t, struct hcache_result *out,
+                         struct hcache_err *err)
+{
+    CHECK(t->state == TICKET_ENDED);
+    *out = t->result; /* moved: the caller frees it */
+    t->result = (struct hcache_result){0};
+    if (t->err.code == 0)
+        return 0;
+    hcache_result_free(out);
+    return err_set((struct err *)(void *)err, t->err.code, "%s", t->err.msg);
+}
+
+void hcache_ticket_free(struct hcache_ticket *t)
+{
+    if (t == NULL)
+        return;
+    pthread_mutex_lock(&t->service->lock);
+    bool ended = t->state == TICKET_ENDED;
+    t->notify = NULL;
+    t->given_up = t->cancel = true;
+    pthread_cond_signal(&t->service->work);
+    pthread_mutex_unlock(&t->service->lock);
+    if (ended)
+        ticket_destroy(t);
+}
