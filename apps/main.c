@@ -16,6 +16,7 @@ struct cmd {
 /* In the order in which a newcomer meets them. A row appears when its file exists. */
 static const struct cmd cmds[] = {
     {"run", cmd_run, "generates text, restoring what is stored of the prompt"},
+    {"serve", cmd_serve, "serves a model over HTTP, as OpenAI's API does"},
     {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
     {"bench", cmd_bench, "measures this machine and what hcache makes of it"},
     {"tokenize", cmd_tokenize, "text to token ids, and back"},

@@ -5,7 +5,7 @@
 #   tools/setup.sh --dev    and what only development needs (clang, coverage, tracing)
 set -euo pipefail
 
-packages=(gcc make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
+packages=(gcc make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev
           libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev python3)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace)
 

@@ -1,0 +1,365 @@
+/* cmd_serve.c - `hcache serve`: an OpenAI-compatible HTTP server over a model with durable state.
+ *
+ * Wiring, options and the order of starting and stopping:
+ *
+ *     listen (503) -> load the model -> answer ... SIGTERM -> drain -> flush -> exit
+ *
+ * Signals are blocked in every thread and taken by one of their own: the first begins the drain, the
+ * second ends the process at once, which loses nothing that was committed. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "apps/cmds.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/opt.h"
+#include "hcache.h"
+#include "server/server.h"
+
+struct serve_args {
+    const char *model, *host, *name, *api_key_file, *dtype, *device;
+    struct opt_list store, api_key;
+    int port, max_sequences, max_queue, max_connections, http_threads, threads, max_context;
+    int read_timeout, write_timeout, idle_timeout, drain;
+    uint64_t max_body, max_bodies, store_cap, throttle, save_buffer;
+    bool plain_chat, verbose;
+};
+
+static const struct opt positionals[] = {
+    {"MODEL_DIR", OPT(struct serve_args, model), .required = true,
+     .help = "a Hugging Face folder, or synth:SHAPE for random weights"},
+    {0},
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
+
+static const struct opt options[] = {
+    {"host", OPT(struct serve_args, host), .arg = "ADDRESS", .def = "127.0.0.1",
+     .help = "numeric address to listen on"},
+    {"port", OPT(struct serve_args, port), .arg = "N", .def = "8080", .min = 0,
+     .max = 65535, .help = "to listen on; 0 is any free one, which is printed"},
+    {"store", OPT(struct serve_args, store), .arg = "DIR[,DIR...]",
+     .help =
+         "where state is kept and found, one directory per device; \"memory\" for DRAM"},
+    {"store-cap", OPT(struct serve_args, store_cap), .arg = "BYTES", .def = "0",
+     .help = "bound on saved state; 0 is none"},
+    {"api-key", OPT(struct serve_args, api_key), .arg = "KEY[,KEY...]",
+     .help = "required of clients; other users see it in the list of processes: prefer the "
+             "file "
+             "or the environment"},
+    {"api-key-file", OPT(struct serve_args, api_key_file), .arg = "FILE",
+     .help = "with a key in each line"},
+    {"served-name", OPT(struct serve_args, name), .arg = "NAME",
+     .help = "of the model, as clients see it; its folder's name by default"},
+    {"max-sequences", OPT(struct serve_args, max_sequences), .arg = "N", .def = "8",
+     .min = 1, .max = 256, .help = "that are generated at once"},
+    {"max-queue", OPT(struct serve_args, max_queue), .arg = "N", .def = "64", .min = 1,
+     .max = 1 << 16, .help = "requests that may wait; others get 429"},
+    {"max-context", OPT(struct serve_args, max_context), .arg = "N", .def = "0", .min = 0,
+     .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
+    {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
+     .min = 1, .max = 1 << 16, .help = "that may be open"},
+    {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
+     .min = 1024, .help = "of a request"},
+    {"max-bodies", OPT(struct serve_args, max_bodies), .arg = "BYTES", .def = "256M",
+     .min = 1024, .help = "of all requests that are being read or answered"},
+    {"read-timeout", OPT(struct serve_args, read_timeout), .arg = "S", .def = "30",
+     .min = 1, .max = 86400, .help = "seconds in which a request must have arrived whole"},
+    {"write-timeout", OPT(struct serve_args, write_timeout), .arg = "S", .def = "30",
+     .min = 1, .max = 86400,
+     .help = "seconds after which a client that reads nothing is dropped"},
+    {"idle-timeout", OPT(struct serve_args, idle_timeout), .arg = "S", .def = "120",
+     .min = 1, .max = 86400,
+     .help = "seconds that a connection may stay open between requests"},
+    {"drain", OPT(struct serve_args, drain), .arg = "S", .def = "30", .min = 0,
+     .max = 86400, .help = "seconds that running requests get after SIGTERM"},
+    {"http-threads", OPT(struct serve_args, http_threads), .arg = "N", .def = "2", .min = 1,
+     .max = 64, .help = "for connections; the engine has its own"},
+    {"plain-chat", OPT(struct serve_args, plain_chat),
+     .help = "allow chats where the model has no chat template, as lines \"role: text\""},
+    {"threads", OPT(struct serve_args, threads), .arg = "N", .def = "0", .min = 0,
+     .max = 1024, .help = "compute threads; 0 is one per core"},
+    {"device", OPT(struct serve_args, device), .choices = devices, .def = "cpu",
+     .help = "where to compute"},
+    {"dtype", OPT(struct serve_args, dtype), .choices = dtypes,
+     .help = "state dtype; the checkpoint's by default"},
+    {"save-buffer", OPT(struct serve_args, save_buffer), .arg = "BYTES", .def = "0",
+     .help = "memory for state on its way to the store; 0 is 256M"},
+    {"throttle", OPT(struct serve_args, throttle), .arg = "BYTES_PER_S", .def = "0",
+     .help = "slow the store's reads down, for experiments"},
+    {"verbose", OPT(struct serve_args, verbose), .letter = 'v', .help = "say more"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "serve",
+    .summary =
+        "Serves a model over HTTP, as OpenAI's API does.  With --store, conversations are "
+        "durable: what was computed once is brought back, also after a restart.",
+    .positionals = positionals,
+    .options = options,
+    .examples = "  hcache serve models/demo --store /var/lib/hcache\n"
+                "  HCACHE_API_KEY=secret hcache serve models/demo --host 0.0.0.0\n",
+    .values_bytes = sizeof(struct serve_args),
+};
+
+/* --- signals ---------------------------------------------------------------------------------- */
+
+/* Written by the signal thread, waited for by the main one. */
+struct stopping {
+    sigset_t set;
+    atomic_bool loaded;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool asked;
+};
+
+static void *signal_main(void *arg)
+{
+    struct stopping *st = arg;
+    int sig;
+    while (sigwait(&st->set, &sig) != 0)
+        ;
+    if (!atomic_load(&st->loaded))
+        _exit(0); /* nothing runs yet */
+    pthread_mutex_lock(&st->lock);
+    st->asked = true;
+    pthread_cond_signal(&st->changed);
+    pthread_mutex_unlock(&st->lock);
+    while (sigwait(&st->set, &sig) != 0)
+        ;
+    (void)!write(STDERR_FILENO, "hcache serve: stopped at once\n", 30);
+    _exit(1);
+}
+
+static int catch_signals(struct stopping *st)
+{
+    pthread_t thread;
+    *st = (struct stopping){.lock = PTHREAD_MUTEX_INITIALIZER,
+                            .changed = PTHREAD_COND_INITIALIZER};
+    sigemptyset(&st->set);
+    sigaddset(&st->set, SIGTERM);
+    sigaddset(&st->set, SIGINT);
+    (void)signal(SIGPIPE, SIG_IGN);
+    int rc = pthread_sigmask(SIG_BLOCK, &st->set, NULL);
+    if (rc == 0)
+        rc = pthread_create(&thread, NULL, signal_main, st);
+    if (rc == 0)
+        pthread_detach(thread); /* it ends with the process */
+    return rc;
+}
+
+static void wait_until_asked(struct stopping *st)
+{
+    pthread_mutex_lock(&st->lock);
+    while (!st->asked)
+        pthread_cond_wait(&st->changed, &st->lock);
+    pthread_mutex_unlock(&st->lock);
+}
+
+/* --- keys ------------------------------------------------------------------------------------- */
+
+struct keys {
+    const char **items;
+    int n;
+    char *text; /* of the file */
+};
+
+static void add_key(struct keys *k, const char *key)
+{
+    const char **grown = realloc(k->items, (size_t)(k->n + 1) * sizeof *grown);
+    if (grown == NULL) {
+        fprintf(stderr, "hcache serve: out of memory\n");
+        exit(1);
+    }
+    k->items = grown;
+    k->items[k->n++] = key;
+}
+
+/* A file that was asked for and holds no key would leave the server open: that is an error. */
+static int read_keys(const struct serve_args *a, struct keys *k, struct err *err)
+{
+    size_t n;
+    char *rest = NULL;
+    for (int i = 0; i < a->api_key.n; i++) {
+        if (a->api_key.items[i][0] == 0)
+            return err_set(err, ERR_USAGE, "--api-key: a key is empty");
+        add_key(k, a->api_key.items[i]);
+    }
+    if (a->api_key_file == NULL)
+        return 0;
+    int rc = file_read(a->api_key_file, 1 << 20, &k->text, &n, err), before = k->n;
+    if (rc != 0)
+        return rc;
+    for (char *key = strtok_r(k->text, " \t\r\n", &rest); key != NULL;
+         key = strtok_r(NULL, " \t\r\n", &rest))
+        add_key(k, key);
+    return k->n > before
+               ? 0
+               : err_set(err, ERR_USAGE, "%s: there is no key in it", a->api_key_file);
+}
+
+/* --- serving ---------------------------------------------------------------------------------- */
+
+/* The model folder's own name. */
+static char *name_of(const char *model)
+{
+    size_t n = strlen(model);
+    while (n > 1 && model[n - 1] == '/')
+        n--;
+    size_t begin = n;
+    while (begin > 0 && model[begin - 1] != '/')
+        begin--;
+    return strndup(model + begin, n - begin);
+}
+
+/* A descriptor per connection, and some for everything else. */
+static void raise_descriptors(int max_connections)
+{
+    struct rlimit r;
+    rlim_t want = (rlim_t)max_connections + 256;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur >= want)
+        return;
+    r.rlim_cur = want < r.rlim_max ? want : r.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur < want)
+        log_warn("at most %llu descriptors are allowed (ulimit -n): fewer than %d "
+                 "connections fit",
+                 (unsigned long long)r.rlim_cur, max_connections);
+}
+
+static void print_limits(const struct serve_args *a, int n_keys)
+{
+    char body[32], bodies[32];
+    opt_size_text(a->max_body, body, sizeof body);
+    opt_size_text(a->max_bodies, bodies, sizeof bodies);
+    fprintf(
+        stderr,
+        "limits: %d sequences at once, %d waiting, %d connections, bodies %s each and %s "
+        "together; timeouts (s): read %d, write %d, idle %d, drain %d; %d HTTP threads; "
+        "%s\n",
+        a->max_sequences, a->max_queue, a->max_connections, body, bodies, a->read_timeout,
+        a->write_timeout, a->idle_timeout, a->drain, a->http_threads,
+        n_keys > 0 ? "an API key is required" : "no API key is required");
+    bool is_local = strncmp(a->host, "127.", 4) == 0 || strcmp(a->host, "::1") == 0;
+    if (n_keys == 0 && !is_local)
+        log_warn("anybody who reaches %s may use this server: give --api-key-file",
+                 a->host);
+}
+
+/* Running requests may end by themselves until the time is up. */
+static void drain(struct server *s, struct hcache *h, int seconds)
+{
+    int64_t end = clock_now_ns() + seconds * (int64_t)1000000000;
+    server_drain(s);
+    fprintf(stderr, "hcache serve: stopping; %d requests are running\n",
+            server_n_active(s));
+    while (server_n_active(s) > 0 && clock_now_ns() < end)
+        clock_sleep_ns(20000000);
+    hcache_serve_stop(h);
+    end = clock_now_ns() + (int64_t)1000000000; /* last bytes on their way to the clients */
+    while (server_n_active(s) > 0 && clock_now_ns() < end)
+        clock_sleep_ns(10000000);
+}
+
+static int load(const struct serve_args *a, struct hcache **h, struct hcache_err *err)
+{
+    bool memory = a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0;
+    struct hcache_opts o = {.model = a->model,
+                            .device = a->device,
+                            .dtype = a->dtype,
+                            .threads = a->threads,
+                            .max_context = a->max_context,
+                            .max_sequences = a->max_sequences,
+                            .store = memory ? NULL : a->store.items,
+                            .n_store = memory ? 0 : a->store.n,
+                            .store_in_memory = memory,
+                            .store_cap_bytes = a->store_cap,
+                            .throttle_bytes_per_s = a->throttle,
+                            .save_buffer_bytes = a->save_buffer,
+                            .verbose = true};
+    int rc = hcache_open(&o, h, err);
+    return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
+}
+
+static int fail(int code, const char *message)
+{
+    fprintf(stderr, "hcache serve: %s\n", message);
+    return code == HCACHE_E_USAGE ? 2 : 1;
+}
+
+static int serve(const struct serve_args *a, const struct keys *keys, struct stopping *st)
+{
+    struct server *s = NULL;
+    struct hcache *h = NULL;
+    struct err err = {0};
+    struct hcache_err herr = {0};
+    char *name = a->name != NULL ? strdup(a->name) : name_of(a->model);
+    struct server_opts so = {.host = a->host,
+                             .port = a->port,
+                             .model_name = name,
+                             .api_keys = keys->items,
+                             .n_api_keys = keys->n,
+                             .http_threads = a->http_threads,
+                             .max_connections = a->max_connections,
+                             .read_timeout_s = a->read_timeout,
+                             .write_timeout_s = a->write_timeout,
+                             .idle_timeout_s = a->idle_timeout,
+                             .max_body_bytes = a->max_body,
+                             .max_bodies_bytes = a->max_bodies,
+                             .plain_chat = a->plain_chat};
+    int code = 0, rc = server_start(&so, &s, &err);
+    if (rc != 0)
+        code = fail(rc, err.msg);
+    if (rc == 0 && (rc = load(a, &h, &herr)) != 0)
+        code = fail(rc, herr.msg);
+    if (rc == 0) {
+        print_limits(a, keys->n);
+        atomic_store(&st->loaded, true);
+        server_ready(s, h);
+        bool is_v6 = strchr(a->host, ':') != NULL;
+        fprintf(stderr, "hcache serve: %s is ready at http://%s%s%s:%d\n", name,
+                is_v6 ? "[" : "", a->host, is_v6 ? "]" : "", server_port(s));
+        wait_until_asked(st);
+        drain(s, h, a->drain);
+    }
+    server_stop(s);
+    hcache_close(h); /* state that was being saved is flushed */
+    free(name);
+    return code;
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    struct serve_args a;
+    struct opt_parsed *parsed;
+    struct stopping st;
+    struct keys keys = {0};
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    if (a.verbose)
+        log_set_level(LOG_INFO);
+    int rc = read_keys(&a, &keys, &err);
+    if (rc != 0) {
+        code = fail(rc, err.msg);
+    } else if ((rc = catch_signals(&st)) != 0) {
+        code = fail(rc, strerror(rc));
+    } else {
+        raise_descriptors(a.max_connections);
+        code = serve(&a, &keys, &st);
+    }
+    free(keys.items);
+    free(keys.text);
+    opt_end(parsed);
+    return code;
+}

@@ -1,0 +1,262 @@
+/* api_misc.c - the routes, and the small ones among them: models, tokens, health, the API itself. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "server/call.h"
+
+const struct route routes[] = {
+    {"/v1/chat/completions", "POST", api_chat, .needs_model = true},
+    {"/v1/completions", "POST", api_completions, .needs_model = true},
+    {"/v1/models", "GET", api_models, .needs_model = true},
+    {"/v1/models/", "GET", api_model, .needs_model = true},
+    {"/tokenize", "POST", api_tokenize, .needs_model = true},
+    {"/detokenize", "POST", api_detokenize, .needs_model = true},
+    {"/health", "GET", api_health, .is_public = true},
+    {"/metrics", "GET", api_metrics, .is_public = false},
+    {"/openapi.json", "GET", api_openapi, .is_public = false},
+    {0},
+};
+
+int call_check_name(struct call *c, const char *name, struct fault *f)
+{
+    if (name == NULL || strcmp(name, c->s->model_name) == 0)
+        return 0;
+    return fault_set(f, 404, "model_not_found", "model",
+                     "there is no model '%.100s', only '%.100s'", name, c->s->model_name);
+}
+
+/* --- models ----------------------------------------------------------------------------------- */
+
+static struct json *model_object(struct call *c)
+{
+    struct hcache_model_info info;
+    struct json *o = json_new_object();
+    hcache_model_info(call_model(c), &info);
+    json_put_string(o, "id", c->s->model_name);
+    json_put_string(o, "object", "model");
+    json_put_int(o, "created", c->s->created_s);
+    json_put_string(o, "owned_by", "hcache");
+    json_put_int(o, "max_model_len", info.max_context);
+    return o;
+}
+
+void api_models(struct call *c)
+{
+    struct json *o = json_new_object(), *list = json_new_array();
+    json_put_string(o, "object", "list");
+    json_push(list, model_object(c));
+    json_put(o, "data", list);
+    call_json(c, 200, o);
+}
+
+void api_model(struct call *c)
+{
+    struct fault f;
+    if (call_check_name(c, c->tail, &f) != 0)
+        call_fault(c, &f);
+    else
+        call_json(c, 200, model_object(c));
+}
+
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+static int known_only(const struct json *body, const char *const *names, struct fault *f)
+{
+    struct json_iter it = json_begin(body);
+    if (json_kind(body) != JSON_KIND_OBJECT)
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
+                         json_kind_name(body));
+    while (json_next(&it)) {
+        int i = 0;
+        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
+            i++;
+        if (names[i] == NULL)
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+    }
+    return 0;
+}
+
+static int read_flag(const struct json *body, const char *name, bool *io, struct fault *f)
+{
+    struct err err = {0};
+    return json_opt_bool(body, name, io, &err) == 0
+               ? 0
+               : fault_set(f, 400, NULL, name, "%s", err.msg);
+}
+
+static void answer_tokens(struct call *c, const int32_t *ids, int n)
+{
+    struct hcache_model_info info;
+    struct json *o = json_new_object(), *list = json_new_array();
+    hcache_model_info(call_model(c), &info);
+    for (int i = 0; i < n; i++)
+        json_push_int(list, ids[i]);
+    json_put_int(o, "count", n);
+    json_put_int(o, "max_model_len", info.max_context);
+    json_put(o, "tokens", list);
+    call_json(c, 200, o);
+}
+
+/* The text is called "content" by some clients and "prompt" by others. */
+void api_tokenize(struct call *c)
+{
+    static const char *const names[] = {
+        "content",       "prompt", "model", "add_special", "add_special_tokens",
+        "parse_special", NULL};
+    const struct json *body = call_body(c);
+    struct hcache_err err = {0};
+    struct fault f;
+    bool add = true, parse = true;
+    int32_t *ids = NULL;
+    int n_ids = 0;
+    size_t n = 0;
+    if (body == NULL)
+        return;
+    int rc = known_only(body, names, &f);
+    if (rc == 0)
+        rc = read_flag(body, "add_special", &add, &f);
+    if (rc == 0)
+        rc = read_flag(body, "add_special_tokens", &add, &f);
+    if (rc == 0)
+        rc = read_flag(body, "parse_special", &parse, &f);
+    const char *text = json_string_of(json_member(body, "content"), &n);
+    if (text == NULL)
+        text = json_string_of(json_member(body, "prompt"), &n);
+    if (rc == 0 && text == NULL)
+        rc = fault_set(&f, 400, NULL, "content", "'content' (or 'prompt') must be a text");
+    unsigned flags = (add ? HCACHE_ADD_SPECIAL : 0u) | (parse ? HCACHE_PARSE_SPECIAL : 0u);
+    if (rc == 0 && hcache_encode(call_model(c), text, n, flags, &ids, &n_ids, &err) != 0)
+        rc = fault_set(&f, 400, NULL, "content", "%s", err.msg);
+    if (rc == 0)
+        answer_tokens(c, ids, n_ids);
+    else
+        call_fault(c, &f);
+    hcache_free(ids);
+}
+
+static int read_ids(const struct json *list, int32_t *ids, struct fault *f)
+{
+    for (size_t i = 0; i < json_count(list); i++) {
+        int64_t id;
+        if (!json_int_of(json_at(list, i), &id) || id < 0 || id > INT32_MAX)
+            return fault_set(f, 400, NULL, "tokens", "'tokens' element %zu is no token id",
+                             i);
+        ids[i] = (int32_t)id;
+    }
+    return 0;
+}
+
+void api_detokenize(struct call *c)
+{
+    static const char *const names[] = {"tokens", "model", NULL};
+    const struct json *body = call_body(c), *list;
+    struct hcache_err err = {0};
+    struct fault f;
+    char *text = NULL;
+    size_t n = 0;
+    if (body == NULL)
+        return;
+    int rc = known_only(body, names, &f);
+    list = json_member(body, "tokens");
+    if (rc == 0 && json_kind(list) != JSON_KIND_ARRAY)
+        rc = fault_set(&f, 400, NULL, "tokens", "'tokens' must be a list of token ids");
+    int32_t *ids = xmalloc((json_count(list) + 1) * sizeof *ids);
+    if (rc == 0)
+        rc = read_ids(list, ids, &f);
+    if (rc == 0 &&
+        hcache_decode(call_model(c), ids, (int)json_count(list), &text, &n, &err) != 0)
+        rc = fault_set(&f, 400, NULL, "tokens", "%s", err.msg);
+    if (rc == 0) {
+        struct json *o = json_new_object();
+        json_put_bytes(o, "content", text, n);
+        json_put_bytes(o, "prompt", text, n);
+        call_json(c, 200, o);
+    } else {
+        call_fault(c, &f);
+    }
+    free(ids);
+    hcache_free(text);
+}
+
+/* --- health and the API ----------------------------------------------------------------------- */
+
+void api_health(struct call *c)
+{
+    struct json *o = json_new_object();
+    const char *state = atomic_load(&c->s->h) == NULL  ? "loading"
+                        : atomic_load(&c->s->draining) ? "stopping"
+                                                       : "ok";
+    bool ok = strcmp(state, "ok") == 0;
+    json_put_string(o, "status", state);
+    if (!ok)
+        c->retry_after_s = 1;
+    call_json(c, ok ? 200 : 503, o);
+}
+
+static struct json *body_schema(const struct route *r)
+{
+    unsigned kind = r->answer == api_chat          ? REQUEST_CHAT
+                    : r->answer == api_completions ? REQUEST_COMPLETION
+                                                   : 0;
+    struct json *schema = json_new_object();
+    json_put_string(schema, "type", "object");
+    if (kind != 0) {
+        json_put_bool(schema, "additionalProperties", false);
+        json_put(schema, "properties", request_schema(kind));
+    }
+    return schema;
+}
+
+static struct json *operation(const struct route *r)
+{
+    struct json *op = json_new_object(), *responses = json_new_object(),
+                *ok = json_new_object();
+    if (strcmp(r->method, "POST") == 0) {
+        struct json *media = json_new_object(), *content = json_new_object();
+        struct json *body = json_new_object();
+        json_put(media, "schema", body_schema(r));
+        json_put(content, "application/json", media);
+        json_put_bool(body, "required", true);
+        json_put(body, "content", content);
+        json_put(op, "requestBody", body);
+    }
+    json_put_string(ok, "description", "done");
+    json_put(responses, "200", ok);
+    json_put(op, "responses", responses);
+    return op;
+}
+
+static struct json *parameter_id(void)
+{
+    struct json *list = json_new_array(), *p = json_new_object(),
+                *schema = json_new_object();
+    json_put_string(p, "name", "id");
+    json_put_string(p, "in", "path");
+    json_put_bool(p, "required", true);
+    json_put_string(schema, "type", "string");
+    json_put(p, "schema", schema);
+    json_push(list, p);
+    return list;
+}
+
+void api_openapi(struct call *c)
+{
+    struct json *o = json_new_object(), *info = json_new_object(),
+                *paths = json_new_object();
+    json_put_string(o, "openapi", "3.0.3");
+    json_put_string(info, "title", "hcache");
+    json_put_string(info, "version", HCACHE_VERSION);
+    json_put(o, "info", info);
+    for (const struct route *r = routes; r->path != NULL; r++) {
+        struct json *item = json_new_object(), *op = operation(r);
+        bool has_id = strcmp(r->path, "/v1/models/") == 0;
+        if (has_id)
+            json_put(op, "parameters", parameter_id());
+        json_put(item, strcmp(r->method, "POST") == 0 ? "post" : "get", op);
+        json_put(paths, has_id ? "/v1/models/{id}" : r->path, item);
+    }
+    json_put(o, "paths", paths);
+    call_json(c, 200, o);
+}

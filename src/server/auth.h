@@ -1,0 +1,23 @@
+/* auth.h - API keys: kept as digests, compared in constant time, and the cache salt of each.
+ *
+ * Two tenants with different keys never see each other's state: the salt of a request is an HMAC of
+ * its key, so that equal prompts of different keys are different chunks (DESIGN §7), and the salt,
+ * which reaches the store, does not tell the key. */
+#ifndef SERVER_AUTH_H
+#define SERVER_AUTH_H
+
+#include <stdbool.h>
+
+struct auth;
+
+void auth_create(const char *const *keys, int n, struct auth **out);
+void auth_destroy(struct auth *a);
+
+bool auth_is_open(const struct auth *a); /* there are no keys */
+
+/* The value of the header Authorization (NULL: absent).  False where it holds none of the keys.  On
+ * success *salt is that key's salt, the auth's memory; NULL where there are no keys.  The time taken
+ * does not depend on which key matches, nor on how much of it. */
+bool auth_check(const struct auth *a, const char *authorization, const char **salt);
+
+#endif

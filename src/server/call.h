@@ -1,0 +1,95 @@
+/* call.h - one HTTP request on its way through the server; private to src/server.
+ *
+ * http.c makes it, reads the body, and calls the route's function once, on an HTTP thread.  The
+ * function answers at once (call_json, call_text, call_fault) or starts a generation (generation.h),
+ * and then the connection sleeps until the engine has something for it. */
+#ifndef SERVER_CALL_H
+#define SERVER_CALL_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "server/request.h"
+#include "server/server.h"
+#include "server/sse.h"
+#include "server/watch.h"
+
+struct call;
+struct generation;
+
+struct route {
+    const char *path, *method;
+    void (*answer)(struct call *c);
+    bool is_public;   /* needs no key */
+    bool needs_model; /* 503 while it is loading or draining */
+};
+
+struct server {
+    struct server_opts o;
+    char *model_name;
+    struct auth *auth;
+    struct watcher *watcher;
+    struct MHD_Daemon *daemon;
+    int port, listen_socket;
+    int64_t created_s;
+    _Atomic(struct hcache *) h; /* NULL: loading */
+    atomic_bool draining;
+    atomic_int n_active, n_connections;
+    atomic_uint_fast64_t body_bytes;              /* of all requests together */
+    atomic_uint_fast64_t n_requests, n_status[6]; /* by hundreds */
+    atomic_uint_fast64_t next_id;
+};
+
+struct call {
+    struct server *s;
+    struct MHD_Connection *connection;
+    struct watch *watch;
+    const struct route *route;
+    char tail[128]; /* of the path, behind a route that ends with "/" */
+    size_t uri_bytes;
+    const char *salt; /* of the key that was shown */
+    bool begun, answered, too_big, is_counted;
+
+    struct textbuf body;
+    struct json *json; /* the body, parsed */
+
+    int status;
+    struct textbuf out; /* the answer, or the part of a stream that was not sent yet */
+    const char *content_type;
+    int retry_after_s; /* 0: no such header */
+    bool close;        /* the connection afterwards */
+
+    struct generation *gen; /* NULL: answered at once */
+
+    pthread_mutex_t lock; /* protects: */
+    bool asleep, news, gone;
+};
+
+/* The answer; each call gets one. v is taken. */
+void call_json(struct call *c, int status, struct json *v);
+void call_text(struct call *c, int status, const char *content_type, const char *text);
+void call_fault(struct call *c, const struct fault *f);
+/* The parsed body: NULL after a fault was answered. */
+const struct json *call_body(struct call *c);
+struct hcache *call_model(struct call *c);
+/* Whether this server has the model of that name (NULL: any). */
+int call_check_name(struct call *c, const char *name, struct fault *f);
+
+/* Something happened that this call may wait for. Any thread. */
+void call_wake(struct call *c);
+
+/* routes */
+void api_chat(struct call *c);
+void api_completions(struct call *c);
+void api_models(struct call *c);
+void api_model(struct call *c);
+void api_tokenize(struct call *c);
+void api_detokenize(struct call *c);
+void api_health(struct call *c);
+void api_metrics(struct call *c);
+void api_openapi(struct call *c);
+
+extern const struct route routes[]; /* ended by {0} */
+
+#endif

@@ -1,0 +1,255 @@
+/* generation.c - see generation.h: submitting, streaming, answering.  The shapes are in shape.c. */
+#include "server/generation.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/call.h"
+#include "server/shape.h"
+
+/* --- starting --------------------------------------------------------------------------------- */
+
+/* On the engine's thread, with its lock held. */
+static void on_notify(void *arg, bool ended)
+{
+    struct choice *ch = arg;
+    struct generation *g = ch->gen;
+    if (ended)
+        atomic_fetch_add(&g->n_ended, 1);
+    if (ended || g->params.stream)
+        call_wake(g->call);
+}
+
+static uint64_t random_u64(void)
+{
+    uint64_t v = 0;
+    (void)!getrandom(&v, sizeof v, 0);
+    return v;
+}
+
+static int check_fit(const struct gen_params *p, const struct prompt_ids *prompts,
+                     int n_prompts, int max_context, struct fault *f)
+{
+    const char *name = p->kind == REQUEST_CHAT ? "messages" : "prompt";
+    for (int i = 0; i < n_prompts; i++) {
+        if (prompts[i].n == 0)
+            return fault_set(f, 400, NULL, name, "'%s' has no tokens", name);
+        if ((int64_t)prompts[i].n + (p->max_tokens > 0 ? p->max_tokens : 0) > max_context ||
+            (p->max_tokens != 0 && prompts[i].n >= max_context))
+            return fault_set(
+                f, 400, "context_length_exceeded", name,
+                "the prompt has %d tokens and %lld are to be generated, but the "
+                "context holds %d",
+                prompts[i].n, (long long)(p->max_tokens > 0 ? p->max_tokens : 1),
+                max_context);
+    }
+    return 0;
+}
+
+/* What the engine says, as the API tells it. */
+static void fault_of(const struct hcache_err *err, bool submitting, struct fault *f)
+{
+    if (err->code == HCACHE_E_LIMIT && submitting)
+        fault_set(f, 429, "queue_full", NULL, "%s; try again later", err->msg);
+    else if (err->code == HCACHE_E_USAGE || err->code == HCACHE_E_LIMIT)
+        fault_set(f, 400, NULL, NULL, "%s", err->msg);
+    else
+        fault_set(f, 500, NULL, NULL, "%s", err->msg);
+}
+
+static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
+                  int max_context, uint64_t seed, struct hcache_err *err)
+{
+    const struct gen_params *p = &g->params;
+    int64_t max = p->max_tokens >= 0             ? p->max_tokens
+                  : p->kind == REQUEST_CHAT      ? max_context - prompt->n
+                  : 16 < max_context - prompt->n ? 16
+                                                 : max_context - prompt->n;
+    struct hcache_request r = {.prompt = prompt->ids,
+                               .n_prompt = prompt->n,
+                               .max_tokens = (int)max,
+                               .ignore_eos = p->ignore_eos,
+                               .temperature = (float)p->temperature,
+                               .top_p = (float)p->top_p,
+                               .min_p = (float)p->min_p,
+                               .top_k = (int)p->top_k,
+                               .seed = seed,
+                               .stop = p->stop,
+                               .n_stop = p->n_stop,
+                               .logprobs = p->logprobs,
+                               .n_top = (int)p->n_top,
+                               .salt = g->call->salt,
+                               .notify = on_notify,
+                               .arg = ch};
+    return hcache_submit(call_model(g->call), &r, &ch->ticket, err);
+}
+
+static int submit_all(struct generation *g, const struct prompt_ids *prompts,
+                      struct fault *f)
+{
+    struct hcache_model_info info;
+    struct hcache_err err = {0};
+    int n = (int)g->params.n;
+    uint64_t seed = g->params.has_seed ? (uint64_t)g->params.seed : random_u64();
+    hcache_model_info(call_model(g->call), &info);
+    if (check_fit(&g->params, prompts, g->n / n, info.max_context, f) != 0)
+        return -1;
+    for (int i = 0; i < g->n; i++) {
+        struct choice *ch = &g->choice[i];
+        ch->gen = g;
+        ch->index = i;
+        ch->n_prompt = prompts[i / n].n;
+        if (submit(g, ch, &prompts[i / n], info.max_context, seed + (uint64_t)(i % n),
+                   &err) != 0) {
+            fault_of(&err, true, f);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+void generation_start(struct call *c, const struct gen_params *p,
+                      struct prompt_ids *prompts, int n_prompts, const char *what)
+{
+    struct fault f;
+    int n = n_prompts * (int)p->n;
+    struct generation *g = xcalloc(1, sizeof *g + (size_t)n * sizeof g->choice[0]);
+    g->call = c;
+    g->params = *p;
+    g->n = n;
+    g->created_s = clock_wall_s();
+    snprintf(g->id, sizeof g->id, "%s-%016llx%08llx",
+             p->kind == REQUEST_CHAT ? "chatcmpl" : "cmpl",
+             (unsigned long long)random_u64(),
+             (unsigned long long)atomic_fetch_add(&c->s->next_id, 1));
+    snprintf(g->miss, sizeof g->miss, "%s", what);
+    if (submit_all(g, prompts, &f) == 0) {
+        c->gen = g;
+    } else {
+        generation_free(g);
+        call_fault(c, &f);
+    }
+    for (int i = 0; i < n_prompts; i++)
+        hcache_free(prompts[i].ids);
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+bool generation_is_stream(const struct generation *g)
+{
+    return g->params.stream;
+}
+
+bool generation_has_ended(struct generation *g)
+{
+    return atomic_load(&g->n_ended) == g->n;
+}
+
+bool generation_is_over(const struct generation *g)
+{
+    return g->is_over;
+}
+
+/* 0, or -1 where it failed or was cut off by the server's end. */
+static int take_result(struct choice *ch, struct fault *f)
+{
+    struct hcache_err err = {0};
+    ch->finished = true;
+    if (hcache_ticket_result(ch->ticket, &ch->result, &err) != 0) {
+        fault_of(&err, false, f);
+        return -1;
+    }
+    ch->has_result = true;
+    if (strcmp(ch->result.finish, "cancelled") == 0)
+        return fault_set(f, 503, "stopping", NULL, "the server is stopping");
+    return 0;
+}
+
+static void read_choice(struct choice *ch, struct hcache_delta *d)
+{
+    hcache_ticket_read(ch->ticket, d);
+    if (d->logprobs != NULL)
+        textbuf_add(&ch->logprobs, d->logprobs,
+                    (size_t)d->n_ids * (size_t)(1 + ch->gen->params.n_top) *
+                        sizeof *d->logprobs);
+}
+
+void generation_answer(struct generation *g, struct call *c)
+{
+    struct fault f;
+    for (int i = 0; i < g->n; i++) {
+        struct hcache_delta d;
+        read_choice(&g->choice[i], &d);
+        if (take_result(&g->choice[i], &f) != 0) {
+            call_fault(c, &f);
+            return;
+        }
+    }
+    call_json(c, 200, shape_answer(g));
+}
+
+/* --- streaming -------------------------------------------------------------------------------- */
+
+static void stream_fault(struct generation *g, const struct fault *f, struct textbuf *out)
+{
+    sse_json(out, fault_json(f));
+    g->is_over = true;
+    generation_cancel(g);
+}
+
+/* Text goes out as it comes; a token without visible text waits for one that has some, so that no
+ * chunk is empty, above all not the first (clients take it for the first token). */
+static void stream_choice(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct hcache_delta d;
+    struct fault f;
+    read_choice(ch, &d);
+    if (d.n_text > 0)
+        sse_json(out, shape_chunk(g, ch, d.text, d.n_text, false));
+    if (!d.ended)
+        return;
+    if (take_result(ch, &f) != 0)
+        stream_fault(g, &f, out);
+    else
+        sse_json(out, shape_chunk(g, ch, NULL, 0, true));
+}
+
+void generation_stream(struct generation *g, struct textbuf *out)
+{
+    bool all = true;
+    for (int i = 0; i < g->n && !g->is_over; i++) {
+        if (!g->choice[i].finished)
+            stream_choice(g, &g->choice[i], out);
+        all = all && g->choice[i].finished;
+    }
+    if (!all || g->is_over)
+        return;
+    if (g->params.include_usage)
+        sse_json(out, shape_usage_chunk(g));
+    sse_done(out);
+    g->is_over = true;
+}
+
+void generation_cancel(struct generation *g)
+{
+    for (int i = 0; g != NULL && i < g->n; i++) {
+        if (g->choice[i].ticket != NULL)
+            hcache_ticket_cancel(g->choice[i].ticket);
+    }
+}
+
+void generation_free(struct generation *g)
+{
+    if (g == NULL)
+        return;
+    for (int i = 0; i < g->n; i++) {
+        hcache_ticket_free(g->choice[i].ticket);
+        textbuf_free(&g->choice[i].logprobs);
+        hcache_result_free(&g->choice[i].result);
+    }
+    free(g);
+}

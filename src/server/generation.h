@@ -1,0 +1,36 @@
+/* generation.h - one completion request at work: its tickets, and what goes out of them.
+ *
+ * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like any
+ * others.  Chat and text completions differ in shape only (struct shape).  Everything here runs on
+ * the HTTP thread of its connection, but for generation_cancel. */
+#ifndef SERVER_GENERATION_H
+#define SERVER_GENERATION_H
+
+#include "server/request.h"
+#include "server/sse.h"
+
+struct call;
+struct generation;
+
+struct prompt_ids {
+    int32_t *ids;
+    int n;
+};
+
+/* Submits everything, or nothing: then a fault is the call's answer.  The prompts are taken.
+ * what: a miss reason that the tokenizing found, "" for none. */
+void generation_start(struct call *c, const struct gen_params *p,
+                      struct prompt_ids *prompts, int n_prompts, const char *what);
+
+bool generation_is_stream(const struct generation *g);
+bool generation_has_ended(struct generation *g); /* all choices: an answer can be made */
+bool generation_is_over(
+    const struct generation *g); /* a stream: all of it has been written */
+void generation_stream(struct generation *g,
+                       struct textbuf *out); /* what is new, as events */
+void generation_answer(struct generation *g, struct call *c);
+void generation_cancel(
+    struct generation *g); /* any thread. NULL is allowed, here and below */
+void generation_free(struct generation *g);
+
+#endif

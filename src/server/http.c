@@ -1,0 +1,568 @@
+/* http.c - the HTTP side: the daemon, a request's way in, its limits, and its answer's way out.
+ *
+ * Invariants:
+ *  1. A request whose length is told in two ways is refused and its connection closed: the library
+ *     would answer it, and a proxy in front may have read it otherwise.
+ *  2. Nothing of a request is looked at before its key was checked, but for the path of /health.
+ *  3. A connection sleeps (suspended) only while a generation of its own will wake it.
+ *  4. No path, header or body reaches the log at the default level. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/auth.h"
+#include "server/call.h"
+#include "server/generation.h"
+
+enum {
+    /* The library's buffer of a connection: bounds the request line and all headers together. */
+    CONNECTION_BYTES = 32 << 10,
+    MAX_URI_BYTES = 4 << 10,
+    BACKLOG = 128,
+};
+
+/* --- answers ---------------------------------------------------------------------------------- */
+
+void call_text(struct call *c, int status, const char *content_type, const char *text)
+{
+    c->status = status;
+    c->content_type = content_type;
+    c->out.n = 0;
+    textbuf_add(&c->out, text, strlen(text));
+    c->answered = true;
+}
+
+void call_json(struct call *c, int status, struct json *v)
+{
+    char *text = json_text(v, 0);
+    call_text(c, status, "application/json", text);
+    free(text);
+    json_free(v);
+}
+
+void call_fault(struct call *c, const struct fault *f)
+{
+    if (f->status == 429 || f->status == 503)
+        c->retry_after_s = 1;
+    call_json(c, f->status, fault_json(f));
+}
+
+const struct json *call_body(struct call *c)
+{
+    struct err err = {0};
+    struct fault f;
+    if (c->json == NULL && json_parse(&c->json, c->body.p != NULL ? c->body.p : "",
+                                      c->body.n, "the request's body", &err) != 0) {
+        fault_set(&f, 400, NULL, NULL, "%s", err.msg);
+        call_fault(c, &f);
+        return NULL;
+    }
+    return c->json;
+}
+
+struct hcache *call_model(struct call *c)
+{
+    return atomic_load(&c->s->h);
+}
+
+/* --- sleeping --------------------------------------------------------------------------------- */
+
+void call_wake(struct call *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->news = true;
+    if (c->asleep) {
+        c->asleep = false;
+        MHD_resume_connection(c->connection);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* False where there was news in the meantime: look again. */
+static bool call_sleep(struct call *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool sleeps = !c->news;
+    c->news = false;
+    if (sleeps) {
+        c->asleep = true;
+        MHD_suspend_connection(c->connection);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return sleeps;
+}
+
+static void peer_gone(void *arg)
+{
+    struct call *c = arg;
+    generation_cancel(c->gen);
+}
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+static enum MHD_Result send_response(struct call *c, struct MHD_Response *r)
+{
+    char text[16];
+    if (r == NULL)
+        return MHD_NO;
+    (void)MHD_add_response_header(r, "Content-Type", c->content_type);
+    (void)MHD_add_response_header(r, "Cache-Control", "no-store");
+    if (c->retry_after_s > 0) {
+        snprintf(text, sizeof text, "%d", c->retry_after_s);
+        (void)MHD_add_response_header(r, "Retry-After", text);
+    }
+    if (c->status == 401)
+        (void)MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+    if (c->close || atomic_load(&c->s->draining))
+        (void)MHD_add_response_header(r, "Connection", "close");
+    if (c->status >= 100 && c->status < 600)
+        atomic_fetch_add(&c->s->n_status[c->status / 100], 1);
+    (void)MHD_set_connection_option(c->connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                                    (unsigned)c->s->o.write_timeout_s);
+    enum MHD_Result ok = MHD_queue_response(c->connection, (unsigned)c->status, r);
+    MHD_destroy_response(r);
+    return ok;
+}
+
+static enum MHD_Result send_answer(struct call *c)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(c->out.n, c->out.p,
+                                                             MHD_RESPMEM_MUST_COPY);
+    return send_response(c, r);
+}
+
+/* The library wants more of a stream. */
+static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
+{
+    struct call *c = arg;
+    (void)pos;
+    for (;;) {
+        if (c->out.n > 0) {
+            size_t n = c->out.n < max ? c->out.n : max;
+            memcpy(buf, c->out.p, n);
+            memmove(c->out.p, c->out.p + n, c->out.n - n);
+            c->out.n -= n;
+            return (ssize_t)n;
+        }
+        if (generation_is_over(c->gen))
+            return MHD_CONTENT_READER_END_OF_STREAM;
+        generation_stream(c->gen, &c->out);
+        if (c->out.n == 0 && !generation_is_over(c->gen) && call_sleep(c))
+            return 0;
+    }
+}
+
+static enum MHD_Result send_stream(struct call *c)
+{
+    c->status = 200;
+    c->content_type = "text/event-stream";
+    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10,
+                                                               stream_read, c, NULL);
+    if (r != NULL) /* proxies are not to collect it */
+        (void)MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    return send_response(c, r);
+}
+
+/* Waits (asleep) for a whole answer. */
+static enum MHD_Result send_when_done(struct call *c)
+{
+    while (!generation_has_ended(c->gen)) {
+        if (call_sleep(c))
+            return MHD_YES; /* the library calls again when woken */
+    }
+    generation_answer(c->gen, c);
+    return send_answer(c);
+}
+
+/* --- the head of a request -------------------------------------------------------------------- */
+
+struct head {
+    int n_length, n_encoding;
+    bool bad_length, bad_encoding;
+    unsigned long long length;
+};
+
+static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const char *key,
+                                   const char *value)
+{
+    struct head *h = arg;
+    (void)kind;
+    if (strcasecmp(key, "Content-Length") == 0) {
+        h->n_length++;
+        h->bad_length = value == NULL || value[0] == 0 || strlen(value) > 18 ||
+                        strspn(value, "0123456789") != strlen(value);
+        h->length = h->bad_length ? 0 : strtoull(value, NULL, 10);
+    } else if (strcasecmp(key, "Transfer-Encoding") == 0) {
+        h->n_encoding++;
+        h->bad_encoding = value == NULL || strcasecmp(value, "chunked") != 0;
+    }
+    return MHD_YES;
+}
+
+static int check_length(struct call *c, struct fault *f)
+{
+    struct head h = {0};
+    (void)MHD_get_connection_values(c->connection, MHD_HEADER_KIND, read_header, &h);
+    if (h.n_length > 1)
+        return fault_set(f, 400, NULL, NULL, "there is more than one Content-Length");
+    if (h.n_length > 0 && h.n_encoding > 0)
+        return fault_set(f, 400, NULL, NULL,
+                         "there is both a Content-Length and a Transfer-Encoding");
+    if (h.bad_length)
+        return fault_set(f, 400, NULL, NULL, "the Content-Length is not a number of bytes");
+    if (h.n_encoding > 1 || h.bad_encoding)
+        return fault_set(f, 501, NULL, NULL, "the only Transfer-Encoding known is chunked");
+    if (h.length > c->s->o.max_body_bytes)
+        return fault_set(f, 413, NULL, NULL,
+                         "the body has %llu bytes; at most %llu are allowed", h.length,
+                         (unsigned long long)c->s->o.max_body_bytes);
+    return 0;
+}
+
+/* "/v1/models/" matches what follows it, too. */
+static bool path_is(const char *path, const char *url)
+{
+    size_t n = strlen(path);
+    if (path[n - 1] == '/' && n > 1)
+        return strncmp(path, url, n) == 0 && url[n] != 0;
+    return strcmp(path, url) == 0;
+}
+
+static int find_route(struct call *c, const char *url, const char *method, struct fault *f)
+{
+    bool known = false;
+    if (strcmp(method, "HEAD") == 0)
+        method = "GET";
+    for (const struct route *r = routes; r->path != NULL; r++) {
+        if (!path_is(r->path, url))
+            continue;
+        known = true;
+        if (strcmp(r->method, method) == 0) {
+            c->route = r;
+            snprintf(c->tail, sizeof c->tail, "%s", url + strlen(r->path));
+        }
+    }
+    if (c->route != NULL)
+        return 0;
+    return known ? fault_set(f, 405, "method_not_allowed", NULL,
+                             "this path has no such method")
+                 : fault_set(f, 404, "unknown_url", NULL, "there is no such path");
+}
+
+static int check_state(struct call *c, struct fault *f)
+{
+    if (!c->route->needs_model)
+        return 0;
+    if (atomic_load(&c->s->h) == NULL)
+        return fault_set(f, 503, "loading", NULL, "the model is still loading");
+    if (atomic_load(&c->s->draining))
+        return fault_set(f, 503, "stopping", NULL, "the server is stopping");
+    return 0;
+}
+
+static int check_head(struct call *c, const char *url, const char *method, struct fault *f)
+{
+    const char *key = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND,
+                                                  MHD_HTTP_HEADER_AUTHORIZATION);
+    bool allowed = auth_check(c->s->auth, key, &c->salt);
+    if (check_length(c, f) != 0)
+        return -1;
+    if (c->uri_bytes > MAX_URI_BYTES)
+        return fault_set(f, 414, NULL, NULL, "the URI has more than %d bytes",
+                         MAX_URI_BYTES);
+    int rc = find_route(c, url, method, f);
+    if (!allowed && (rc != 0 || !c->route->is_public))
+        return fault_set(f, 401, "invalid_api_key", NULL,
+                         "the API key is missing or unknown (Authorization: Bearer KEY)");
+    return rc != 0 ? rc : check_state(c, f);
+}
+
+/* --- a request -------------------------------------------------------------------------------- */
+
+/* What lives as long as a connection. */
+struct peer {
+    struct watch *watch;
+    size_t uri_bytes; /* of the present request */
+};
+
+static struct peer *peer_of(struct MHD_Connection *m)
+{
+    const union MHD_ConnectionInfo *i = MHD_get_connection_info(
+        m, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return i != NULL ? i->socket_context : NULL;
+}
+
+static enum MHD_Result refuse(struct call *c, const struct fault *f)
+{
+    c->close = true; /* a body may follow that nobody is going to read */
+    call_fault(c, f);
+    return send_answer(c);
+}
+
+static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const char *url,
+                             const char *method, void **slot)
+{
+    struct call *c = xcalloc(1, sizeof *c);
+    struct peer *p = peer_of(m);
+    struct fault f;
+    c->s = s;
+    c->connection = m;
+    c->watch = p != NULL ? p->watch : NULL;
+    c->uri_bytes = p != NULL ? p->uri_bytes : 0;
+    pthread_mutex_init(&c->lock, NULL);
+    *slot = c;
+    atomic_fetch_add(&s->n_requests, 1);
+    return check_head(c, url, method, &f) != 0 ? refuse(c, &f) : MHD_YES;
+}
+
+/* A body without a length can be refused only when it has ended: it is dropped until then, and cut
+ * off where it does not end. */
+static enum MHD_Result add_body(struct call *c, const char *bytes, size_t n)
+{
+    uint64_t total = atomic_fetch_add(&c->s->body_bytes, n) + n;
+    c->body.n += c->too_big ? n : 0;
+    if (!c->too_big && total <= c->s->o.max_bodies_bytes &&
+        c->body.n + n <= c->s->o.max_body_bytes) {
+        textbuf_add(&c->body, bytes, n);
+        return MHD_YES;
+    }
+    atomic_fetch_sub(&c->s->body_bytes, n);
+    if (!c->too_big) {
+        atomic_fetch_sub(&c->s->body_bytes, c->body.n);
+        size_t seen = c->body.n + n;
+        textbuf_free(&c->body);
+        c->body.n = seen;
+        c->too_big = true;
+    }
+    return c->body.n <= 2 * c->s->o.max_body_bytes ? MHD_YES : MHD_NO;
+}
+
+static void dispatch(struct call *c)
+{
+    struct fault f;
+    c->begun = true;
+    if (c->too_big && c->body.n > c->s->o.max_body_bytes)
+        fault_set(&f, 413, NULL, NULL, "the body has more than %llu bytes",
+                  (unsigned long long)c->s->o.max_body_bytes);
+    else if (c->too_big)
+        fault_set(&f, 503, NULL, NULL, "too many large requests at once");
+    else if (check_state(c, &f) == 0) { /* again: time has passed */
+        atomic_fetch_add(&c->s->n_active, 1);
+        c->is_counted = true;
+        watch_deadline(c->watch, 0);
+        c->route->answer(c);
+        return;
+    }
+    call_fault(c, &f);
+}
+
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *m, const char *url,
+                                  const char *method, const char *version,
+                                  const char *bytes, size_t *n_bytes, void **slot)
+{
+    struct call *c = *slot;
+    (void)version;
+    if (c == NULL)
+        return begin(arg, m, url, method, slot);
+    if (c->answered && !c->begun)
+        return MHD_YES; /* refused by its head */
+    if (*n_bytes > 0) {
+        size_t n = *n_bytes;
+        *n_bytes = 0;
+        return add_body(c, bytes, n);
+    }
+    if (!c->begun) {
+        dispatch(c);
+        if (c->gen != NULL)
+            watch_on_gone(c->watch, peer_gone, c);
+    }
+    if (c->gen == NULL)
+        return send_answer(c);
+    return generation_is_stream(c->gen) ? send_stream(c) : send_when_done(c);
+}
+
+static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
+                         enum MHD_RequestTerminationCode why)
+{
+    struct server *s = arg;
+    struct call *c = *slot;
+    (void)m;
+    (void)why;
+    if (c == NULL)
+        return;
+    *slot = NULL;
+    watch_on_gone(c->watch, NULL, NULL);
+    watch_deadline(c->watch, s->o.idle_timeout_s);
+    generation_free(c->gen); /* cancels what still runs */
+    if (c->is_counted)
+        atomic_fetch_sub(&s->n_active, 1);
+    if (!c->too_big)
+        atomic_fetch_sub(&s->body_bytes, c->body.n);
+    textbuf_free(&c->body);
+    textbuf_free(&c->out);
+    json_free(c->json);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+static void on_connection(void *arg, struct MHD_Connection *m, void **context,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    struct server *s = arg;
+    struct peer *p = *context;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *i = MHD_get_connection_info(
+            m, MHD_CONNECTION_INFO_CONNECTION_FD);
+        p = xcalloc(1, sizeof *p);
+        if (i != NULL)
+            p->watch = watch_begin(s->watcher, i->connect_fd, s->o.idle_timeout_s);
+        *context = p;
+        atomic_fetch_add(&s->n_connections, 1);
+    } else if (p != NULL) {
+        watch_end(p->watch);
+        free(p);
+        *context = NULL;
+        atomic_fetch_sub(&s->n_connections, 1);
+    }
+}
+
+/* The request line is there: the rest has to follow in time. */
+static void *on_uri(void *arg, const char *uri, struct MHD_Connection *m)
+{
+    struct server *s = arg;
+    struct peer *p = peer_of(m);
+    if (p != NULL) {
+        p->uri_bytes = strlen(uri);
+        watch_deadline(p->watch, s->o.read_timeout_s);
+    }
+    return NULL;
+}
+
+static void on_log(void *arg, const char *fmt, va_list ap)
+{
+    char text[300];
+    (void)arg;
+    vsnprintf(text, sizeof text, fmt, ap);
+    log_debug("http: %s", text);
+}
+
+/* --- the server's life ------------------------------------------------------------------------ */
+
+static int listen_on(struct server *s, struct err *err)
+{
+    struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE,
+                             .ai_socktype = SOCK_STREAM};
+    struct addrinfo *a = NULL;
+    struct sockaddr_storage bound;
+    socklen_t n = sizeof bound;
+    char port[16];
+    int one = 1, rc = 0;
+    snprintf(port, sizeof port, "%d", s->o.port);
+    if (getaddrinfo(s->o.host, port, &hints, &a) != 0)
+        return err_set(err, ERR_USAGE,
+                       "--host %s: it must be a numeric address, as 127.0.0.1", s->o.host);
+    s->listen_socket = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s->listen_socket < 0 ||
+        setsockopt(s->listen_socket, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
+        bind(s->listen_socket, a->ai_addr, a->ai_addrlen) != 0 ||
+        listen(s->listen_socket, BACKLOG) != 0 ||
+        getsockname(s->listen_socket, (struct sockaddr *)&bound, &n) != 0)
+        rc = err_set(err, -errno, "cannot listen on %s port %d: %s", s->o.host, s->o.port,
+                     strerror(errno));
+    freeaddrinfo(a);
+    if (rc == 0)
+        s->port = ntohs(bound.ss_family == AF_INET6
+                            ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                            : ((struct sockaddr_in *)&bound)->sin_port);
+    return rc;
+}
+
+static int start_daemon(struct server *s, struct err *err)
+{
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME |
+                     MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    int threads = s->o.http_threads > 1 ? s->o.http_threads
+                                        : 0; /* the library's: 0 is one */
+    s->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, s->listen_socket, MHD_OPTION_THREAD_POOL_SIZE,
+        (unsigned)threads, MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->o.max_connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o.idle_timeout_s,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, s, MHD_OPTION_URI_LOG_CALLBACK, on_uri, s,
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    if (s->daemon == NULL)
+        return err_set(err, errno != 0 ? -errno : ERR_UNSUPPORTED,
+                       "the HTTP library does not start (%s)", strerror(errno));
+    s->listen_socket = -1; /* the library's now */
+    return 0;
+}
+
+int server_start(const struct server_opts *o, struct server **out, struct err *err)
+{
+    struct server *s = xcalloc(1, sizeof *s);
+    s->o = *o;
+    s->model_name = xstrdup(o->model_name);
+    s->listen_socket = -1;
+    s->created_s = clock_wall_s();
+    auth_create(o->api_keys, o->n_api_keys, &s->auth);
+    int rc = watcher_create(o->max_connections + BACKLOG, &s->watcher, err);
+    if (rc == 0)
+        rc = listen_on(s, err);
+    if (rc == 0)
+        rc = start_daemon(s, err);
+    if (rc != 0) {
+        server_stop(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+int server_port(const struct server *s)
+{
+    return s->port;
+}
+
+void server_ready(struct server *s, struct hcache *h)
+{
+    atomic_store(&s->h, h);
+}
+
+void server_drain(struct server *s)
+{
+    if (atomic_exchange(&s->draining, true))
+        return;
+    int listening = MHD_quiesce_daemon(s->daemon);
+    if (listening >= 0)
+        close(listening);
+}
+
+int server_n_active(const struct server *s)
+{
+    return atomic_load(&s->n_active);
+}
+
+void server_stop(struct server *s)
+{
+    if (s == NULL)
+        return;
+    if (s->daemon != NULL)
+        MHD_stop_daemon(s->daemon);
+    if (s->listen_socket >= 0)
+        close(s->listen_socket);
+    watcher_destroy(s->watcher);
+    auth_destroy(s->auth);
+    free(s->model_name);
+    free(s);
+}

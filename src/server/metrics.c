@@ -1,0 +1,104 @@
+/* metrics.c - GET /metrics: counters in Prometheus' text form. docs/SERVER.md explains the names. */
+#include "server/call.h"
+
+static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
+                   double v)
+{
+    textbuf_addf(b, "# HELP hcache_%s %s\n# TYPE hcache_%s %s\nhcache_%s %.17g\n", name,
+                 help, name, type, name, v);
+}
+
+static void head(struct textbuf *b, const char *type, const char *name, const char *help)
+{
+    textbuf_addf(b, "# HELP hcache_%s %s\n# TYPE hcache_%s %s\n", name, help, name, type);
+}
+
+static void labelled(struct textbuf *b, const char *name, const char *label,
+                     const char *value, uint64_t v)
+{
+    textbuf_addf(b, "hcache_%s{%s=\"%s\"} %llu\n", name, label, value,
+                 (unsigned long long)v);
+}
+
+static void histogram(struct textbuf *b, const char *name, const char *help,
+                      const struct hcache_hist *h)
+{
+    uint64_t n = 0;
+    head(b, "histogram", name, help);
+    for (int i = 0; i < HCACHE_HIST_BUCKETS; i++) {
+        n += h->count[i];
+        textbuf_addf(b, "hcache_%s_bucket{le=\"%.6g\"} %llu\n", name,
+                     hcache_hist_bound_s(i), (unsigned long long)n);
+    }
+    n += h->count[HCACHE_HIST_BUCKETS];
+    textbuf_addf(
+        b, "hcache_%s_bucket{le=\"+Inf\"} %llu\nhcache_%s_sum %.9g\nhcache_%s_count %llu\n",
+        name, (unsigned long long)n, name, h->sum_s, name, (unsigned long long)n);
+}
+
+static void engine_metrics(struct textbuf *b, const struct hcache_stats *st)
+{
+    metric(b, "gauge", "requests_waiting", "Requests in the queue.", st->n_waiting);
+    metric(b, "gauge", "requests_running", "Sequences in the engine.", st->n_running);
+    head(b, "counter", "requests_total", "Sequences, by how they ended.");
+    labelled(b, "requests_total", "end", "done",
+             st->n_ended - st->n_cancelled - st->n_failed);
+    labelled(b, "requests_total", "end", "cancelled", st->n_cancelled);
+    labelled(b, "requests_total", "end", "failed", st->n_failed);
+    labelled(b, "requests_total", "end", "refused", st->n_refused);
+    head(b, "counter", "prompt_tokens_total",
+         "Prompt tokens, by where their state came from.");
+    labelled(b, "prompt_tokens_total", "source", "store", st->restored_tokens);
+    labelled(b, "prompt_tokens_total", "source", "computed", st->computed_tokens);
+    metric(b, "counter", "generated_tokens_total", "Generated tokens.",
+           (double)st->generated_tokens);
+    metric(b, "counter", "restores_total", "Requests of which something was restored.",
+           (double)st->n_restores);
+    metric(b, "counter", "restores_with_recompute_total",
+           "Those whose plan recomputed layers.", (double)st->n_restores_recompute);
+    head(b, "counter", "restore_layers_total", "Layers of all restores, by method.");
+    labelled(b, "restore_layers_total", "method", "recompute", st->layers_recompute);
+    labelled(b, "restore_layers_total", "method", "hidden", st->layers_hidden);
+    labelled(b, "restore_layers_total", "method", "kv", st->layers_kv);
+    metric(b, "counter", "restore_bytes_total", "Bytes read by restores.",
+           (double)st->restored_bytes);
+    metric(b, "counter", "restore_predicted_seconds_total", "What the plans predicted.",
+           st->restore_predicted_s);
+    metric(b, "counter", "restore_seconds_total", "What the restores took.",
+           st->restore_measured_s);
+    metric(b, "counter", "restore_wait_seconds_total",
+           "Of that: compute that waited for I/O (bubbles).", st->restore_wait_s);
+    metric(b, "counter", "misses_total",
+           "Requests with less restored than their prompt's chunks.", (double)st->n_misses);
+    histogram(b, "queue_seconds", "Wait for a place.", &st->queue);
+    histogram(b, "ttft_seconds", "Time to the first token, queueing included.", &st->ttft);
+    histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);
+}
+
+static void http_metrics(struct textbuf *b, struct server *s)
+{
+    static const char *const classes[] = {"", "1xx", "2xx", "3xx", "4xx", "5xx"};
+    metric(b, "gauge", "http_connections", "Open connections.",
+           atomic_load(&s->n_connections));
+    metric(b, "gauge", "http_requests_active", "Requests not answered yet.",
+           atomic_load(&s->n_active));
+    metric(b, "counter", "http_requests_total", "Requests.",
+           (double)atomic_load(&s->n_requests));
+    head(b, "counter", "http_responses_total", "Responses, by status.");
+    for (int i = 1; i <= 5; i++)
+        labelled(b, "http_responses_total", "status", classes[i],
+                 atomic_load(&s->n_status[i]));
+}
+
+void api_metrics(struct call *c)
+{
+    struct textbuf b = {0};
+    struct hcache_stats st;
+    http_metrics(&b, c->s);
+    if (call_model(c) != NULL) {
+        hcache_stats(call_model(c), &st);
+        engine_metrics(&b, &st);
+    }
+    call_text(c, 200, "text/plain; version=0.0.4; charset=utf-8", b.p);
+    textbuf_free(&b);
+}

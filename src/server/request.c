@@ -1,0 +1,344 @@
+/* request.c - see request.h. */
+#include "server/request.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum field_kind {
+    F_INT,
+    F_REAL,
+    F_BOOL,
+    F_STRING,
+    F_TREE,    /* looked at elsewhere */
+    F_STOP,    /* text, or a list of texts */
+    F_OPTIONS, /* stream_options */
+    F_LOGPROBS,
+    F_FORMAT,  /* response_format: only {"type": "text"} */
+    F_IGNORED, /* accepted; it changes nothing here */
+    F_NEUTRAL, /* not supported: null, false, "none", an empty list or object, or the number `lo` */
+};
+
+struct field {
+    const char *name;
+    enum field_kind kind;
+    double lo, hi;
+    size_t offset;
+    unsigned where;
+    const char *help;
+};
+
+#define BOTH  (REQUEST_CHAT | REQUEST_COMPLETION)
+#define AT(f) offsetof(struct gen_params, f)
+
+#define MAX_SEED 0x1p63 /* every 64-bit integer: JSON's are exact here */
+
+/* clang-format off */
+static const struct field fields[] = {
+    {"model", F_STRING, 0, 256, AT(model), BOTH, "the name that /v1/models shows"},
+    {"messages", F_TREE, 0, 0, AT(messages), REQUEST_CHAT, "the conversation"},
+    {"prompt", F_TREE, 0, 0, AT(prompt), REQUEST_COMPLETION, "a text, token ids, or a list of either"},
+    {"max_tokens", F_INT, 0, 1 << 24, AT(max_tokens), BOTH, "tokens to generate at most"},
+    {"max_completion_tokens", F_INT, 0, 1 << 24, AT(max_tokens), REQUEST_CHAT, "the same"},
+    {"n", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "answers"},
+    {"temperature", F_REAL, 0, 100, AT(temperature), BOTH, "0 is greedy"},
+    {"top_p", F_REAL, 0, 1, AT(top_p), BOTH, "nucleus sampling"},
+    {"min_p", F_REAL, 0, 0.999999, AT(min_p), BOTH, "relative to the likeliest token"},
+    {"top_k", F_INT, -1, 1 << 24, AT(top_k), BOTH, "0 and -1: all"},
+    {"seed", F_INT, -MAX_SEED, MAX_SEED, AT(seed), BOTH, "of sampling"},
+    {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH, "a text or a list of at most 16"},
+    {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), BOTH, "go on to max_tokens"},
+    {"stream", F_BOOL, 0, 0, AT(stream), BOTH, "server-sent events"},
+    {"stream_options", F_OPTIONS, 0, 0, 0, BOTH, "{\"include_usage\": true}"},
+    {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
+    {"top_logprobs", F_INT, 0, HCACHE_MAX_TOP, AT(n_top), REQUEST_CHAT, "needs logprobs"},
+    {"response_format", F_FORMAT, 0, 0, 0, BOTH, "only {\"type\": \"text\"}"},
+    {"tools", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"tool_choice", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"logit_bias", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"frequency_penalty", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"presence_penalty", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"repetition_penalty", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"length_penalty", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"best_of", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"use_beam_search", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"min_tokens", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"echo", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"suffix", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
+    {"audio", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"modalities", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: only text is generated"},
+    {"parallel_tool_calls", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored"},
+    {"user", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
+    {"metadata", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
+    {"store", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
+    {"service_tier", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
+    {"safety_identifier", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
+    {"prompt_cache_key", F_IGNORED, 0, 0, 0, BOTH, "ignored: prefixes are found by content"},
+    {"cache_prompt", F_IGNORED, 0, 0, 0, BOTH, "ignored: prefixes are found by content"},
+};
+/* clang-format on */
+
+enum { N_FIELDS = sizeof fields / sizeof fields[0] };
+
+/* --- faults ----------------------------------------------------------------------------------- */
+
+static const char *type_of(int status)
+{
+    return status == 401   ? "authentication_error"
+           : status == 404 ? "not_found_error"
+           : status == 429 ? "rate_limit_error"
+           : status >= 500 ? "server_error"
+                           : "invalid_request_error";
+}
+
+int fault_set(struct fault *f, int status, const char *code, const char *param,
+              const char *fmt, ...)
+{
+    va_list ap;
+    *f = (struct fault){.status = status, .code = code, .type = type_of(status)};
+    snprintf(f->param, sizeof f->param, "%s", param != NULL ? param : "");
+    va_start(ap, fmt);
+    vsnprintf(f->message, sizeof f->message, fmt, ap);
+    va_end(ap);
+    return -1;
+}
+
+struct json *fault_json(const struct fault *f)
+{
+    struct json *o = json_new_object(), *e = json_new_object();
+    json_put_string(e, "message", f->message);
+    json_put_string(e, "type", f->type);
+    json_put_string(e, "param", f->param[0] != 0 ? f->param : NULL);
+    json_put_string(e, "code", f->code);
+    json_put(o, "error", e);
+    return o;
+}
+
+static int bad(struct fault *f, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static int bad(struct fault *f, const char *param, const char *fmt, ...)
+{
+    char text[300];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return fault_set(f, 400, NULL, param, "'%s' %s", param, text);
+}
+
+/* --- fields ----------------------------------------------------------------------------------- */
+
+static int wrong_type(struct fault *f, const char *param, const char *wanted,
+                      const struct json *v)
+{
+    return bad(f, param, "must be %s, it is %s", wanted, json_kind_name(v));
+}
+
+static int read_int(const struct field *d, const struct json *v, int64_t *out,
+                    struct fault *f)
+{
+    if (!json_int_of(v, out))
+        return wrong_type(f, d->name, "an integer", v);
+    if ((double)*out < d->lo || (double)*out > d->hi)
+        return bad(f, d->name, "is %lld; it must be %.0f to %.0f", (long long)*out, d->lo,
+                   d->hi);
+    return 0;
+}
+
+static int read_real(const struct field *d, const struct json *v, double *out,
+                     struct fault *f)
+{
+    if (!json_real_of(v, out))
+        return wrong_type(f, d->name, "a number", v);
+    if (!(*out >= d->lo && *out <= d->hi)) /* also NaN */
+        return bad(f, d->name, "is %g; it must be %g to %g", *out, d->lo, d->hi);
+    return 0;
+}
+
+static int read_bool(const char *name, const struct json *v, bool *out, struct fault *f)
+{
+    return json_bool_of(v, out) ? 0 : wrong_type(f, name, "true or false", v);
+}
+
+static int read_text(const char *name, const struct json *v, size_t min, size_t max,
+                     const char **out, struct fault *f)
+{
+    size_t n = 0;
+    *out = json_string_of(v, &n);
+    if (*out == NULL)
+        return wrong_type(f, name, "a string", v);
+    if (strlen(*out) != n)
+        return bad(f, name, "contains a zero byte");
+    if (n < min || n > max)
+        return bad(f, name, "has %zu bytes; %zu to %zu are allowed", n, min, max);
+    return 0;
+}
+
+static int read_stop(const struct field *d, const struct json *v, struct gen_params *p,
+                     struct fault *f)
+{
+    size_t n = json_kind(v) == JSON_KIND_ARRAY ? json_count(v) : 1;
+    if (json_kind(v) != JSON_KIND_ARRAY && json_kind(v) != JSON_KIND_STRING)
+        return wrong_type(f, d->name, "a string or a list of strings", v);
+    if (n > HCACHE_MAX_STOP)
+        return bad(f, d->name, "has %zu strings; at most %d are allowed", n,
+                   HCACHE_MAX_STOP);
+    for (size_t i = 0; i < n; i++) {
+        const struct json *one = json_kind(v) == JSON_KIND_ARRAY ? json_at(v, i) : v;
+        if (read_text(d->name, one, (size_t)d->lo, (size_t)d->hi, &p->stop[i], f) != 0)
+            return -1;
+    }
+    p->n_stop = (int)n;
+    return 0;
+}
+
+static int read_stream_options(const struct json *v, struct gen_params *p, struct fault *f)
+{
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, "stream_options", "an object", v);
+    const struct json *u = json_member(v, "include_usage");
+    return u == NULL || json_kind(u) == JSON_KIND_NULL
+               ? 0
+               : read_bool("include_usage", u, &p->include_usage, f);
+}
+
+static int read_logprobs(const struct field *d, const struct json *v, struct gen_params *p,
+                         struct fault *f)
+{
+    if (p->kind == REQUEST_CHAT)
+        return read_bool(d->name, v, &p->logprobs, f);
+    p->logprobs = true;
+    return read_int(d, v, &p->n_top, f);
+}
+
+static int read_format(const struct field *d, const struct json *v, struct fault *f)
+{
+    const char *type = json_string_of(json_member(v, "type"), NULL);
+    if (type != NULL && strcmp(type, "text") == 0)
+        return 0;
+    return fault_set(f, 400, "unsupported_value", d->name,
+                     "'%s' is not supported by this server, but for {\"type\": \"text\"}",
+                     d->name);
+}
+
+static bool is_neutral(const struct field *d, const struct json *v)
+{
+    double number;
+    bool flag = true;
+    const char *text = json_string_of(v, NULL);
+    switch (json_kind(v)) {
+    case JSON_KIND_NULL:
+        return true;
+    case JSON_KIND_BOOL:
+        return json_bool_of(v, &flag) && !flag;
+    case JSON_KIND_INT:
+    case JSON_KIND_REAL:
+        return json_real_of(v, &number) && number == d->lo;
+    case JSON_KIND_STRING:
+        return text[0] == 0 || strcmp(text, "none") == 0;
+    default:
+        return json_count(v) == 0;
+    }
+}
+
+static int read_field(const struct field *d, const struct json *v, struct gen_params *p,
+                      struct fault *f)
+{
+    void *at = (char *)p + d->offset;
+    switch (d->kind) {
+    case F_INT:
+        p->has_seed = p->has_seed || strcmp(d->name, "seed") == 0;
+        return read_int(d, v, at, f);
+    case F_REAL:
+        return read_real(d, v, at, f);
+    case F_BOOL:
+        return read_bool(d->name, v, at, f);
+    case F_STRING:
+        return read_text(d->name, v, (size_t)d->lo, (size_t)d->hi, at, f);
+    case F_TREE:
+        *(const struct json **)at = v;
+        return 0;
+    case F_STOP:
+        return read_stop(d, v, p, f);
+    case F_OPTIONS:
+        return read_stream_options(v, p, f);
+    case F_LOGPROBS:
+        return read_logprobs(d, v, p, f);
+    case F_FORMAT:
+        return read_format(d, v, f);
+    case F_IGNORED:
+        return 0;
+    case F_NEUTRAL:
+        break;
+    }
+    return is_neutral(d, v) ? 0
+                            : fault_set(f, 400, "unsupported_parameter", d->name,
+                                        "'%s' is not supported by this server", d->name);
+}
+
+static const struct field *find(const char *name, unsigned kind)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        if ((fields[i].where & kind) != 0 && strcmp(fields[i].name, name) == 0)
+            return &fields[i];
+    }
+    return NULL;
+}
+
+int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
+                  struct fault *f)
+{
+    *out = (struct gen_params){
+        .kind = kind, .max_tokens = -1, .n = 1, .temperature = 1, .top_p = 1};
+    if (json_kind(body) != JSON_KIND_OBJECT)
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
+                         json_kind_name(body));
+    struct json_iter it = json_begin(body);
+    while (json_next(&it)) {
+        const struct field *d = find(it.key, kind);
+        if (d == NULL)
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+        if (json_kind(it.value) == JSON_KIND_NULL)
+            continue; /* as if it were not there */
+        if (read_field(d, it.value, out, f) != 0)
+            return -1;
+    }
+    if (out->top_k < 0)
+        out->top_k = 0;
+    if (kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
+        return bad(f, "top_logprobs", "needs 'logprobs' to be true");
+    const char *wanted = kind == REQUEST_CHAT ? "messages" : "prompt";
+    if (out->messages == NULL && out->prompt == NULL)
+        return bad(f, wanted, "is missing");
+    return 0;
+}
+
+/* --- the schema ------------------------------------------------------------------------------- */
+
+static struct json *field_schema(const struct field *d)
+{
+    struct json *o = json_new_object();
+    if (d->kind == F_INT || d->kind == F_REAL) {
+        json_put_string(o, "type", d->kind == F_INT ? "integer" : "number");
+        json_put_real(o, "minimum", d->lo);
+        json_put_real(o, "maximum", d->hi);
+    } else if (d->kind == F_BOOL || d->kind == F_STRING) {
+        json_put_string(o, "type", d->kind == F_BOOL ? "boolean" : "string");
+    }
+    json_put_string(o, "description", d->help);
+    return o;
+}
+
+struct json *request_schema(unsigned kind)
+{
+    struct json *o = json_new_object();
+    for (int i = 0; i < N_FIELDS; i++) {
+        if ((fields[i].where & kind) != 0)
+            json_put(o, fields[i].name, field_schema(&fields[i]));
+    }
+    return o;
+}

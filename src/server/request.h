@@ -1,0 +1,56 @@
+/* request.h - the body of a completion request: every field's type and range in one table. Pure.
+ *
+ * What is not in the table is refused by name, as the original API does: a misspelt "temprature"
+ * must not pass silently.  A field that is known but not supported passes with its neutral value
+ * (null, false, {}, 0 ...), which load clients like to send, and is refused otherwise. */
+#ifndef SERVER_REQUEST_H
+#define SERVER_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/json.h"
+#include "hcache.h"
+
+enum {
+    REQUEST_CHAT = 1,
+    REQUEST_COMPLETION = 2,
+};
+
+enum { REQUEST_MAX_N = 16 };
+
+struct gen_params {
+    unsigned kind;     /* REQUEST_CHAT or REQUEST_COMPLETION */
+    const char *model; /* NULL: not given. Strings are the JSON tree's */
+    const struct json *messages, *prompt;
+    int64_t max_tokens; /* -1: not given */
+    int64_t n, top_k, n_top;
+    double temperature, top_p, min_p;
+    int64_t seed;
+    bool has_seed, ignore_eos, stream, include_usage, logprobs;
+    const char *stop[HCACHE_MAX_STOP];
+    int n_stop;
+};
+
+/* What is wrong with a request, as the API tells it. */
+struct fault {
+    int status;       /* of HTTP */
+    const char *type; /* "invalid_request_error" ... */
+    const char *code; /* NULL: null */
+    char param[64];   /* "": null */
+    char message[400];
+};
+
+int fault_set(struct fault *f, int status, const char *code, const char *param,
+              const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+struct json *fault_json(const struct fault *f); /* {"error": {...}} */
+
+/* 0, or -1 with *f. */
+int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
+                  struct fault *f);
+
+/* The bounds table as JSON Schema properties, for /openapi.json. */
+struct json *request_schema(unsigned kind);
+
+#endif

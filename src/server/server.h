@@ -1,0 +1,49 @@
+/* server.h - the OpenAI-compatible HTTP server in front of a struct hcache.
+ *
+ *     server_start(&opts, &s, &err);     listens; /health says 503 "loading"
+ *     hcache_open(...); hcache_serve_start(h, ...);
+ *     server_ready(s, h);                requests are answered
+ *     server_drain(s);                   new requests get 503; those that run go on
+ *     while (server_n_active(s) > 0) ... wait, up to the drain time
+ *     hcache_serve_stop(h);              ends what still runs: no connection waits any more
+ *     server_stop(s); hcache_close(h);
+ *
+ * Threads: opts.http_threads that run the library's event loop, and one watcher (watch.h) that
+ * closes what is too slow and notices clients that have gone.  None of them ever waits for the
+ * engine, nor the engine for them.  docs/SERVER.md is the users' manual. */
+#ifndef SERVER_SERVER_H
+#define SERVER_SERVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "hcache.h"
+
+struct server;
+
+struct server_opts {
+    const char *host;       /* a numeric address */
+    int port;               /* 0: any free one */
+    const char *model_name; /* as /v1/models shows it */
+    const char *const *api_keys;
+    int n_api_keys; /* 0: everybody may ask */
+    int http_threads;
+    int max_connections;
+    int read_timeout_s;  /* a request must have arrived whole within this */
+    int write_timeout_s; /* a client that reads nothing for so long is dropped */
+    int idle_timeout_s;  /* a connection between requests */
+    uint64_t max_body_bytes;
+    uint64_t max_bodies_bytes; /* of all requests together */
+    bool plain_chat;           /* chat without a chat template: see docs/SERVER.md */
+};
+
+int server_start(const struct server_opts *o, struct server **out, struct err *err);
+int server_port(const struct server *s);
+void server_ready(struct server *s, struct hcache *h);
+void server_drain(struct server *s);
+int server_n_active(const struct server *s); /* requests that are not answered yet */
+void server_stop(struct server *s);          /* NULL is allowed */
+
+#endif

@@ -1,0 +1,272 @@
+/* shape.c - see shape.h. */
+#include "server/shape.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/utf8.h"
+#include "server/call.h"
+
+static bool is_chat(const struct generation *g)
+{
+    return g->params.kind == REQUEST_CHAT;
+}
+
+static struct json *envelope(const struct generation *g, const char *object)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "id", g->id);
+    json_put_string(o, "object", object);
+    json_put_int(o, "created", g->created_s);
+    json_put_string(o, "model", g->call->s->model_name);
+    return o;
+}
+
+/* --- log-probabilities ------------------------------------------------------------------------ */
+
+/* A token as text; one that is no whole character as the original API shows it: "bytes:\xe2\x82". */
+static void token_text(struct hcache *h, int32_t id, struct textbuf *out)
+{
+    size_t n;
+    const char *bytes = hcache_token_bytes(h, id, &n);
+    out->n = 0;
+    if (bytes == NULL || utf8_check(bytes, n) == n) {
+        textbuf_add(out, bytes, bytes != NULL ? n : 0);
+        return;
+    }
+    textbuf_add(out, "bytes:", 6);
+    for (size_t i = 0; i < n; i++)
+        textbuf_addf(out, "\\x%02x", (unsigned char)bytes[i]);
+}
+
+static struct json *chat_token(struct hcache *h, const struct hcache_logprob *lp)
+{
+    struct json *o = json_new_object(), *list = json_new_array();
+    struct textbuf text = {0};
+    size_t n;
+    const char *bytes = hcache_token_bytes(h, lp->id, &n);
+    token_text(h, lp->id, &text);
+    json_put_bytes(o, "token", text.p, text.n);
+    json_put_real(o, "logprob", (double)lp->logprob);
+    for (size_t i = 0; bytes != NULL && i < n; i++)
+        json_push_int(list, (unsigned char)bytes[i]);
+    json_put(o, "bytes", list);
+    textbuf_free(&text);
+    return o;
+}
+
+static struct json *chat_logprobs(struct hcache *h, const struct hcache_logprob *lp, int n,
+                                  int n_top)
+{
+    struct json *o = json_new_object(), *content = json_new_array();
+    for (int t = 0; t < n; t++, lp += 1 + n_top) {
+        struct json *token = chat_token(h, lp), *top = json_new_array();
+        for (int i = 1; i <= n_top && lp[i].id >= 0; i++)
+            json_push(top, chat_token(h, &lp[i]));
+        json_put(token, "top_logprobs", top);
+        json_push(content, token);
+    }
+    json_put(o, "content", content);
+    json_put_null(o, "refusal");
+    return o;
+}
+
+static int64_t n_chars(const struct textbuf *b)
+{
+    int64_t n = 0;
+    for (size_t i = 0; i < b->n; i++)
+        n += ((unsigned char)b->p[i] & 0xc0) != 0x80;
+    return n;
+}
+
+static struct json *text_logprobs(struct choice *ch, struct hcache *h,
+                                  const struct hcache_logprob *lp, int n, int n_top)
+{
+    struct json *o = json_new_object(), *tokens = json_new_array(),
+                *chosen = json_new_array();
+    struct json *tops = json_new_array(), *offsets = json_new_array();
+    struct textbuf text = {0};
+    for (int t = 0; t < n; t++, lp += 1 + n_top) {
+        struct json *top = json_new_object();
+        for (int i = n_top; i >= 1; i--) { /* of two that read alike the likelier stays */
+            token_text(h, lp[i].id, &text);
+            if (lp[i].id >= 0)
+                json_put_real(top, text.p, (double)lp[i].logprob);
+        }
+        json_push(tops, top);
+        token_text(h, lp->id, &text);
+        json_push_string(tokens, text.p);
+        json_push_real(chosen, (double)lp->logprob);
+        json_push_int(offsets, ch->n_chars);
+        ch->n_chars += n_chars(&text);
+    }
+    json_put(o, "tokens", tokens);
+    json_put(o, "token_logprobs", chosen);
+    json_put(o, "top_logprobs", tops);
+    json_put(o, "text_offset", offsets);
+    textbuf_free(&text);
+    return o;
+}
+
+/* Moves what was not yet sent into the answer. */
+static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
+{
+    int width = 1 + (int)g->params.n_top;
+    struct hcache *h = call_model(g->call);
+    const struct hcache_logprob *lp =
+        (const void *)ch->logprobs.p; /* from malloc: aligned */
+    int n = (int)(ch->logprobs.n / sizeof *lp) / width;
+    if (!g->params.logprobs)
+        json_put_null(o, "logprobs");
+    else if (is_chat(g))
+        json_put(o, "logprobs", chat_logprobs(h, lp, n, width - 1));
+    else
+        json_put(o, "logprobs", text_logprobs(ch, h, lp, n, width - 1));
+    ch->logprobs.n = 0;
+}
+
+/* --- usage and timings ------------------------------------------------------------------------ */
+
+/* The answers to one prompt share it: it counts once, with the best of what was restored. */
+static struct json *usage(const struct generation *g)
+{
+    struct json *o = json_new_object(), *details = json_new_object();
+    int64_t prompt = 0, cached = 0, completion = 0, best = 0;
+    for (int i = 0; i < g->n; i++) {
+        const struct choice *ch = &g->choice[i];
+        bool first = i % (int)g->params.n == 0, last = (i + 1) % (int)g->params.n == 0;
+        best = first || ch->result.cached_tokens > best ? ch->result.cached_tokens : best;
+        prompt += first ? ch->n_prompt : 0;
+        cached += last ? best : 0;
+        completion += ch->result.n_tokens;
+    }
+    json_put_int(o, "prompt_tokens", prompt);
+    json_put_int(o, "completion_tokens", completion);
+    json_put_int(o, "total_tokens", prompt + completion);
+    json_put_int(details, "cached_tokens", cached);
+    json_put(o, "prompt_tokens_details", details);
+    return o;
+}
+
+static struct json *plan(const struct hcache_plan *p)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "recompute", p->recompute);
+    json_put_int(o, "hidden", p->hidden);
+    json_put_int(o, "kv", p->kv);
+    json_put_string(o, "layers", p->layers);
+    json_put_real(o, "predicted_ms", floor(p->predicted_ms * 1e3 + 0.5) / 1e3);
+    json_put_string(o, "reason", p->reason);
+    return o;
+}
+
+/* Whole microseconds are enough to read. */
+static void put_ms(struct json *o, const char *key, double ms)
+{
+    json_put_real(o, key, floor(ms * 1e3 + 0.5) / 1e3);
+}
+
+static struct json *timings(const struct generation *g, const struct choice *ch)
+{
+    const struct hcache_result *r = &ch->result;
+    const struct hcache_timings *t = &r->timings;
+    struct json *o = json_new_object();
+    put_ms(o, "queue_ms", t->queue_ms);
+    put_ms(o, "lookup_ms", t->lookup_ms);
+    put_ms(o, "plan_ms", t->plan_ms);
+    put_ms(o, "restore_ms", t->restore_ms);
+    put_ms(o, "restore_io_ms", t->restore_io_ms);
+    put_ms(o, "restore_wait_ms", t->restore_wait_ms);
+    json_put_int(o, "restore_bytes", (int64_t)r->restored_bytes);
+    if (r->plan.layers[0] != 0)
+        json_put(o, "restore_plan", plan(&r->plan));
+    else
+        json_put_null(o, "restore_plan");
+    json_put_int(o, "restored_tokens", r->cached_tokens);
+    json_put_int(o, "prefilled_tokens", ch->n_prompt - r->cached_tokens);
+    put_ms(o, "prefill_ms", t->prefill_ms);
+    put_ms(o, "ttft_ms", t->ttft_ms);
+    put_ms(o, "decode_ms", t->decode_ms);
+    put_ms(o, "per_token_ms", r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0);
+    put_ms(o, "decode_tokens_per_s", t->decode_tokens_per_s);
+    json_put_int(o, "committed_tokens", r->committed_tokens);
+    /* Why not more was restored; null where all that could be was. */
+    bool all = r->cached_tokens >= (ch->n_prompt - 1) / 64 * 64 && g->miss[0] == 0;
+    json_put_string(o, "miss", all ? NULL : g->miss[0] != 0 ? g->miss : r->miss);
+    return o;
+}
+
+/* --- answers ---------------------------------------------------------------------------------- */
+
+struct json *shape_answer(struct generation *g)
+{
+    struct json *o = envelope(g, is_chat(g) ? "chat.completion" : "text_completion");
+    struct json *choices = json_new_array();
+    for (int i = 0; i < g->n; i++) {
+        struct choice *ch = &g->choice[i];
+        struct json *c = json_new_object(), *m = json_new_object();
+        const char *text = ch->result.text != NULL ? ch->result.text : "";
+        json_put_int(c, "index", ch->index);
+        json_put_string(m, "role", "assistant");
+        json_put_bytes(m, "content", text, ch->result.n_text);
+        json_put_null(m, "refusal");
+        if (is_chat(g)) {
+            json_put(c, "message", m);
+        } else {
+            json_put_bytes(c, "text", text, ch->result.n_text);
+            json_free(m);
+        }
+        put_logprobs(c, g, ch);
+        json_put_string(c, "finish_reason", ch->result.finish);
+        json_push(choices, c);
+    }
+    json_put(o, "choices", choices);
+    json_put(o, "usage", usage(g));
+    json_put(o, "timings", timings(g, &g->choice[0]));
+    return o;
+}
+
+static struct json *chunk_envelope(struct generation *g)
+{
+    return envelope(g, is_chat(g) ? "chat.completion.chunk" : "text_completion");
+}
+
+struct json *shape_chunk(struct generation *g, struct choice *ch, const char *text,
+                         size_t n, bool last)
+{
+    struct json *o = chunk_envelope(g), *choices = json_new_array(), *c = json_new_object();
+    struct json *delta = json_new_object();
+    json_put_int(c, "index", ch->index);
+    if (!ch->started)
+        json_put_string(delta, "role", "assistant");
+    if (text != NULL)
+        json_put_bytes(delta, "content", text, n);
+    if (is_chat(g)) {
+        json_put(c, "delta", delta);
+    } else {
+        json_put_bytes(c, "text", text != NULL ? text : "", n);
+        json_free(delta);
+    }
+    if (g->params.logprobs && last && ch->logprobs.n == 0)
+        json_put_null(c, "logprobs");
+    else
+        put_logprobs(c, g, ch);
+    json_put_string(c, "finish_reason", last ? ch->result.finish : NULL);
+    json_push(choices, c);
+    json_put(o, "choices", choices);
+    if (g->params.include_usage)
+        json_put_null(o, "usage");
+    if (last)
+        json_put(o, "timings", timings(g, ch));
+    ch->started = true;
+    return o;
+}
+
+struct json *shape_usage_chunk(struct generation *g)
+{
+    struct json *o = chunk_envelope(g);
+    json_put(o, "choices", json_new_array());
+    json_put(o, "usage", usage(g));
+    json_put(o, "timings", timings(g, &g->choice[0]));
+    return o;
+}

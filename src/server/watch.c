@@ -1,0 +1,179 @@
+/* watch.c - see watch.h: one thread, one epoll, a fixed table. */
+#include "server/watch.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+/* Deadlines are checked this often: they are seconds, a scan of the table microseconds. */
+enum { TICK_MS = 250, MAX_EVENTS = 64 };
+
+struct watch {
+    struct watcher *owner;
+    int socket;
+    uint32_t generation; /* an event of a former socket in this place is ignored */
+    bool used, is_gone;
+    int64_t deadline_ns; /* 0: none */
+    void (*gone)(void *arg);
+    void *arg;
+};
+
+struct watcher {
+    pthread_t thread;
+    pthread_mutex_t lock; /* protects the table */
+    int epoll, wake;
+    bool stop;
+    int n;
+    struct watch place[];
+};
+
+static void peer_ended(struct watcher *w, uint64_t tag)
+{
+    struct watch *p = &w->place[tag & 0xffffffffu];
+    if (!p->used || p->generation != (uint32_t)(tag >> 32))
+        return;
+    p->is_gone = true;
+    if (p->gone != NULL)
+        p->gone(p->arg);
+    p->gone = NULL;
+}
+
+static void check_deadlines(struct watcher *w)
+{
+    int64_t now = clock_now_ns();
+    for (int i = 0; i < w->n; i++) {
+        struct watch *p = &w->place[i];
+        if (!p->used || p->deadline_ns == 0 || now < p->deadline_ns)
+            continue;
+        p->deadline_ns = 0;
+        (void)shutdown(p->socket, SHUT_RDWR);
+    }
+}
+
+static void *watcher_main(void *arg)
+{
+    struct watcher *w = arg;
+    struct epoll_event ev[MAX_EVENTS];
+    for (;;) {
+        int n = epoll_wait(w->epoll, ev, MAX_EVENTS, TICK_MS);
+        pthread_mutex_lock(&w->lock);
+        bool stop = w->stop;
+        for (int i = 0; i < n; i++) {
+            if (ev[i].data.u64 != UINT64_MAX)
+                peer_ended(w, ev[i].data.u64);
+        }
+        check_deadlines(w);
+        pthread_mutex_unlock(&w->lock);
+        if (stop)
+            return NULL;
+    }
+}
+
+int watcher_create(int max_watches, struct watcher **out, struct err *err)
+{
+    struct watcher *w = xcalloc(1, sizeof *w + (size_t)max_watches * sizeof w->place[0]);
+    struct epoll_event ev = {.events = EPOLLIN, .data.u64 = UINT64_MAX};
+    w->n = max_watches;
+    pthread_mutex_init(&w->lock, NULL);
+    w->epoll = epoll_create1(EPOLL_CLOEXEC);
+    w->wake = eventfd(0, EFD_CLOEXEC);
+    int rc = w->epoll < 0 || w->wake < 0 ? -errno : 0;
+    if (rc == 0 && epoll_ctl(w->epoll, EPOLL_CTL_ADD, w->wake, &ev) != 0)
+        rc = -errno;
+    if (rc == 0)
+        rc = -pthread_create(&w->thread, NULL, watcher_main, w);
+    if (rc != 0) {
+        close(w->epoll);
+        close(w->wake);
+        free(w);
+        return err_set(err, rc, "the watcher of connections: %s", err_name(rc));
+    }
+    *out = w;
+    return 0;
+}
+
+void watcher_destroy(struct watcher *w)
+{
+    if (w == NULL)
+        return;
+    uint64_t one = 1;
+    pthread_mutex_lock(&w->lock);
+    w->stop = true;
+    pthread_mutex_unlock(&w->lock);
+    (void)!write(w->wake, &one, sizeof one);
+    pthread_join(w->thread, NULL);
+    pthread_mutex_destroy(&w->lock);
+    close(w->epoll);
+    close(w->wake);
+    free(w);
+}
+
+static int64_t after(int seconds)
+{
+    return seconds > 0 ? clock_now_ns() + seconds * (int64_t)1000000000 : 0;
+}
+
+struct watch *watch_begin(struct watcher *w, int socket, int seconds)
+{
+    struct watch *p = NULL;
+    pthread_mutex_lock(&w->lock);
+    for (int i = 0; p == NULL && i < w->n; i++)
+        p = w->place[i].used ? NULL : &w->place[i];
+    if (p != NULL) {
+        uint32_t generation = p->generation + 1;
+        *p = (struct watch){.owner = w,
+                            .socket = socket,
+                            .generation = generation,
+                            .used = true,
+                            .deadline_ns = after(seconds)};
+        struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLET,
+                                 .data.u64 = (uint64_t)generation << 32 |
+                                             (uint64_t)(p - w->place)};
+        (void)epoll_ctl(w->epoll, EPOLL_CTL_ADD, socket, &ev);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return p;
+}
+
+void watch_end(struct watch *w)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->owner->lock);
+    (void)epoll_ctl(w->owner->epoll, EPOLL_CTL_DEL, w->socket, NULL);
+    w->used = false;
+    w->gone = NULL;
+    pthread_mutex_unlock(&w->owner->lock);
+}
+
+void watch_deadline(struct watch *w, int seconds)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->owner->lock);
+    w->deadline_ns = after(seconds);
+    pthread_mutex_unlock(&w->owner->lock);
+}
+
+void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->owner->lock);
+    w->gone = gone;
+    w->arg = arg;
+    if (w->is_gone && gone != NULL) {
+        w->gone = NULL;
+        gone(arg);
+    }
+    pthread_mutex_unlock(&w->owner->lock);
+}

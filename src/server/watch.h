@@ -1,0 +1,33 @@
+/* watch.h - the watcher: connections that are too slow, and clients that have gone.
+ *
+ * The HTTP library drops a connection on which nothing moves, but not one that sends a byte now and
+ * then, and it does not look at a connection at all while its request waits for the engine.  So one
+ * thread watches every socket for its peer's end, and every connection for its deadline.  A client
+ * that closes its half of the connection counts as gone, as in other servers: it could not be told
+ * apart from one that has died.
+ *
+ * A watch never closes a socket: it shuts it down, and the library, its owner, notices.  watch_end
+ * must be called before the socket is closed; after it returns nothing touches the socket. */
+#ifndef SERVER_WATCH_H
+#define SERVER_WATCH_H
+
+#include "base/err.h"
+
+struct watcher;
+struct watch;
+
+int watcher_create(int max_watches, struct watcher **out, struct err *err);
+void watcher_destroy(struct watcher *w); /* every watch has ended */
+
+/* NULL where there is no place. The first deadline is seconds from now. */
+struct watch *watch_begin(struct watcher *w, int socket, int seconds);
+void watch_end(struct watch *w); /* NULL is allowed, here and below */
+
+/* Shut the socket down after so many seconds from now, for that reason; 0: never. */
+void watch_deadline(struct watch *w, int seconds);
+/* gone(arg) is called once when the peer ends; NULL: nobody wants to know.  It is called with the
+ * watcher's lock held and must not call into it; after a return of watch_on_gone(w, NULL, NULL) it
+ * is not running. */
+void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
+
+#endif

@@ -1,0 +1,127 @@
+"""What the tests of `hcache serve` share: a server as a child process, and raw HTTP over sockets."""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+MODEL = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "models/stories260K")
+
+
+class Server:
+    """hcache serve on a free port; stderr is collected in .log"""
+
+    def __init__(self, model, *options, env=None):
+        self.p = subprocess.Popen([HC, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
+                                  stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+        self.log, self.port = [], None
+        ready = threading.Event()
+
+        def read():
+            for line in self.p.stderr:
+                self.log.append(line.decode(errors="replace"))
+                m = re.search(r"ready at http://[^ ]*:(\d+)", self.log[-1])
+                if m:
+                    self.port = int(m.group(1))
+                    ready.set()
+            ready.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        if not ready.wait(60) or self.port is None:
+            self.kill()
+            raise RuntimeError("the server did not start: " + "".join(self.log)[-500:])
+
+    def kill(self):
+        self.p.kill()
+        self.p.wait()
+
+    def stop(self, timeout=30):
+        """SIGTERM; the exit status."""
+        self.p.send_signal(signal.SIGTERM)
+        try:
+            return self.p.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "timeout"
+
+    def request(self, method, path, body=None, headers=None):
+        """(status, headers, body: JSON where it is some)"""
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        data = json.dumps(body) if body is not None and not isinstance(body, (bytes, str)) else body
+        c.request(method, path, data, headers or {})
+        r = c.getresponse()
+        text = r.read()
+        c.close()
+        try:
+            return r.status, r.headers, json.loads(text)
+        except ValueError:
+            return r.status, r.headers, text.decode(errors="replace")
+
+    def post(self, path, body, headers=None):
+        return self.request("POST", path, body, headers)
+
+    def complete(self, prompt, **fields):
+        status, _, r = self.post("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
+        if status != 200:
+            raise RuntimeError(f"{status}: {r}")
+        return r
+
+    def metric(self, name):
+        for line in self.request("GET", "/metrics")[2].split("\n"):
+            if line.startswith(name + " "):
+                return float(line.split()[-1])
+        raise KeyError(name)
+
+    def open(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def raw(self, data, half=False):
+        """All that comes back until the server closes (or 20 s), and how long that took."""
+        start = time.time()
+        with self.open() as s:
+            out = b""
+            try:
+                s.sendall(data)
+                while True:
+                    piece = s.recv(65536)
+                    if not piece:
+                        break
+                    out += piece
+            except ConnectionError:
+                pass
+            except socket.timeout:
+                out += b"<timeout>"
+        return out, time.time() - start
+
+
+def post_bytes(path, body, extra=b""):
+    return b"POST %s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s" % (path, extra, len(body), body)
+
+
+def events(sock_file):
+    """The JSON objects of an event stream; stops at [DONE], which it yields as None."""
+    for line in sock_file:
+        if line.startswith(b"data: "):
+            if line.strip() == b"data: [DONE]":
+                yield None
+                return
+            yield json.loads(line[6:])
+
+
+class Stream:
+    """A streamed completion whose events are read when wanted."""
+
+    def __init__(self, server, path, body, headers=None):
+        self.c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self.c.request("POST", path, json.dumps({**body, "stream": True}), headers or {})
+        self.r = self.c.getresponse()
+        self.events = events(self.r)
+
+    def close(self):
+        self.r.close()
+        self.c.close()

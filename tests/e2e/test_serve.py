@@ -1,0 +1,373 @@
+"""`hcache serve` as clients see it, over loopback: the API, its streams, its limits, its end.
+
+Only Python's standard library; the official client has a test of its own (test_serve_openai.py)."""
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import MODEL, Server, Stream, post_bytes  # noqa: E402
+
+if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
+    print("1..0 # SKIP ../shared/models/stories260K is not there")
+    sys.exit(0)
+
+tmp = tempfile.mkdtemp(prefix="hcache-serve.")
+n_results = n_failed = 0
+LONG = ("Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her friends "
+        "and her dog. One day she found a big red ball and she wanted to play with it all day long until it got dark. ")
+
+
+def check(name, ok, why=""):
+    global n_results, n_failed
+    n_results += 1
+    n_failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
+    if not ok:
+        print("# " + str(why).replace("\n", "\n# ")[:1500])
+
+
+def equal(name, got, want):
+    check(name, got == want, f"got  {got!r}\nwant {want!r}")
+
+
+def until(condition, seconds=10):
+    end = time.time() + seconds
+    while time.time() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def collect(server, path, body):
+    """(text by choice, all chunks, whether [DONE] came)"""
+    s = Stream(server, path, body)
+    chunks = list(s.events)
+    s.close()
+    texts = {}
+    for c in chunks:
+        for ch in (c or {}).get("choices", []):
+            piece = ch["delta"].get("content", "") if "delta" in ch else ch["text"]
+            texts[ch["index"]] = texts.get(ch["index"], "") + piece
+    return texts, [c for c in chunks if c], chunks[-1:] == [None]
+
+
+# --- the API ---------------------------------------------------------------------------------------------------
+
+
+def test_small_routes(s):
+    equal("health: 200", s.request("GET", "/health")[0], 200)
+    status, _, models = s.request("GET", "/v1/models")
+    check("models: the folder's name", status == 200 and models["data"][0]["id"] == "stories260K", models)
+    equal("models: by name", s.request("GET", "/v1/models/stories260K")[0], 200)
+    equal("models: another name: 404", s.request("GET", "/v1/models/none")[0], 404)
+    tokens = s.post("/tokenize", {"content": "Once upon a time"})[2]["tokens"]
+    check("tokenize: BOS first", tokens[0] == 1 and len(tokens) > 3, tokens)
+    equal("detokenize gives the text back", s.post("/detokenize", {"tokens": tokens})[2]["content"], "Once upon a time")
+    api = s.request("GET", "/openapi.json")[2]
+    check("openapi.json: the routes and their fields",
+          "temperature" in api["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
+          ["schema"]["properties"], api)
+    status, headers, text = s.request("GET", "/metrics")
+    check("metrics", headers["Content-Type"].startswith("text/plain") and "hcache_ttft_seconds_bucket" in text, text)
+    equal("an unknown path: 404", s.request("GET", "/v2")[0], 404)
+    equal("a wrong method: 405", s.request("GET", "/v1/completions")[0], 405)
+    equal("HEAD", s.request("HEAD", "/health")[0], 200)
+
+
+def test_completions(s):
+    r = s.complete(LONG, max_tokens=20)
+    text = r["choices"][0]["text"]
+    check("completion: text, usage, timings",
+          len(text) > 10 and r["choices"][0]["finish_reason"] == "length" and r["usage"]["completion_tokens"] == 20 and
+          "cached_tokens" in r["usage"]["prompt_tokens_details"] and r["timings"]["ttft_ms"] > 0, r)
+    ids = s.post("/tokenize", {"content": LONG})[2]["tokens"]
+    equal("completion of token ids: the same", s.complete(ids, max_tokens=20)["choices"][0]["text"], text)
+    r = s.complete([LONG, "The cat"], max_tokens=5, n=2)
+    check("two prompts, n = 2: four choices in order",
+          [c["index"] for c in r["choices"]] == [0, 1, 2, 3] and r["choices"][0]["text"] == r["choices"][1]["text"] and
+          text.startswith(r["choices"][0]["text"]), r)
+    found = until(lambda: cached(s.complete(LONG, max_tokens=1)) >= 64)  # committing takes a moment
+    again = s.complete(LONG, max_tokens=20)
+    check("soon its state is restored, the text is the same",
+          found and again["choices"][0]["text"] == text and again["timings"]["restore_plan"]["layers"], again)
+    stop = text[5:9]
+    r = s.complete(LONG, max_tokens=20, stop=[stop, "never"])["choices"][0]
+    equal("stop: cut before it", (r["text"], r["finish_reason"]), (text[:text.index(stop)], "stop"))
+    texts, chunks, done = collect(s, "/v1/completions", {"prompt": LONG, "max_tokens": 20, "temperature": 0,
+                                                          "stop": stop})
+    equal("stop: no part of it is streamed", texts, {0: text[:text.index(stop)]})
+    r = s.complete(LONG, max_tokens=4, logprobs=3)["choices"][0]["logprobs"]
+    check("logprobs", len(r["tokens"]) == 4 and "".join(r["tokens"]) == text[:len("".join(r["tokens"]))] and
+          all(v == max(t.values()) and len(t) == 3 for v, t in zip(r["token_logprobs"], r["top_logprobs"])), r)
+    a = s.complete(LONG, max_tokens=12, temperature=1.0, seed=5)["choices"][0]["text"]
+    b = s.complete(LONG, max_tokens=12, temperature=1.0, seed=5)["choices"][0]["text"]
+    c = [s.complete(LONG, max_tokens=12, temperature=1.0, seed=i)["choices"][0]["text"] for i in range(4)]
+    check("a seed repeats, others differ", a == b and len(set(c)) > 1, (a, b, c))
+    equal("max_tokens 0: nothing is generated", s.complete(LONG, max_tokens=0)["choices"][0]["text"], "")
+
+
+def test_streams(s):
+    body = {"prompt": LONG, "max_tokens": 20, "temperature": 0}
+    whole = s.complete(LONG, max_tokens=20)
+    texts, chunks, done = collect(s, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
+    equal("stream: the pieces are the text", texts[0], whole["choices"][0]["text"])
+    check("stream: ends with usage and [DONE]", done and chunks[-1]["choices"] == [] and
+          chunks[-1]["usage"]["completion_tokens"] == 20, chunks[-1])
+    check("stream: the first chunk has text", chunks[0]["choices"][0]["text"] != "", chunks[0])
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Once upon"}]}], "max_tokens": 8,
+            "temperature": 0, "logprobs": None}
+    status, _, r = s.post("/v1/chat/completions", chat)
+    check("chat: content parts, logprobs null", status == 200 and r["choices"][0]["message"]["role"] == "assistant", r)
+    texts, chunks, done = collect(s, "/v1/chat/completions", chat)
+    equal("chat stream: the pieces are the text", texts[0], r["choices"][0]["message"]["content"])
+    check("chat stream: the first chunk has role and text; no usage unasked",
+          chunks[0]["choices"][0]["delta"]["role"] == "assistant" and chunks[0]["choices"][0]["delta"]["content"] and
+          "usage" not in chunks[0] and done, chunks[0])
+    texts, _, done = collect(s, "/v1/completions", {**body, "n": 3, "temperature": 1, "seed": 1})
+    check("stream of n = 3", sorted(texts) == [0, 1, 2] and done, texts)
+    r = s.post("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3})[2]
+    lp = r["choices"][0]["logprobs"]["content"]
+    check("chat logprobs", len(lp) == 8 or len(lp) == 3 and len(lp[0]["top_logprobs"]) == 2, lp)
+
+
+def test_faults(s):
+    for body, param in (({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": 5}, "prompt"), ({}, "prompt"),
+                        ({"prompt": [1, 999999]}, None), ({"prompt": "x", "max_tokens": 100000}, "prompt"),
+                        ({"prompt": ["a"] * 17}, "prompt"), ({"prompt": []}, "prompt")):
+        status, _, r = s.post("/v1/completions", body)
+        check(f"refused: {str(body)[:60]}", status == 400 and (param is None or r["error"]["param"] == param) and
+              r["error"]["message"], (status, r))
+    for messages in ([], "x", [{"role": "robot", "content": "x"}], [{"role": "user", "content": 5}],
+                     [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]):
+        status, _, r = s.post("/v1/chat/completions", {"messages": messages})
+        check(f"refused: messages {str(messages)[:60]}", status == 400 and r["error"]["param"] == "messages", (status, r))
+    status, _, r = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}],
+                                                    "response_format": {"type": "json_object"}})
+    check("response_format: refused by name", status == 400 and r["error"]["param"] == "response_format", r)
+    equal("not JSON: 400", s.post("/v1/completions", "{")[0], 400)
+    equal("bad UTF-8: 400", s.post("/v1/completions", b'{"prompt": "\xff"}')[0], 400)
+    equal("another model: 404", s.post("/v1/completions", {"model": "gpt-9", "prompt": "x"})[0], 404)
+
+
+# --- many clients ----------------------------------------------------------------------------------------------
+
+
+def test_concurrency(s):
+    bodies = [{"prompt": LONG[:40 + 17 * i], "max_tokens": 40, "temperature": 0.8, "seed": i} for i in range(8)]
+    alone = [s.post("/v1/completions", b)[2]["choices"][0]["text"] for b in bodies]
+    together = [None] * 8
+
+    def ask(i):
+        together[i] = s.post("/v1/completions", bodies[i])[2]["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    equal("8 clients at once get what each gets alone", together, alone)
+
+
+def test_vanished_clients(s):
+    long = {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16, "temperature": 1}
+    for name, stream in (("a stream", True), ("a plain request", False)):
+        before = s.metric('hcache_requests_total{end="cancelled"}')
+        c = s.open()
+        c.sendall(post_bytes(b"/v1/completions", json.dumps({**long, "stream": stream}).encode()))
+        running = until(lambda: s.metric("hcache_requests_running") > 0)
+        c.close()
+        idle = until(lambda: s.metric("hcache_requests_running") + s.metric("hcache_requests_waiting") == 0, 3)
+        n = s.metric('hcache_requests_total{end="cancelled"}') - before
+        check(f"{name} whose client has gone is cancelled", running and idle and n >= 8, (running, idle, n))
+
+
+def test_slow_reader(s):
+    lazy = [Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 300, "ignore_eos": True}) for _ in range(3)]
+    start = time.time()
+    r = s.complete("The cat", max_tokens=10)
+    check("clients that do not read stall nobody", r["usage"]["completion_tokens"] <= 10 and time.time() - start < 10)
+    ends = [list(x.events)[-1] for x in lazy]
+    for x in lazy:
+        x.close()
+    equal("and find everything later", ends, [None] * 3)
+
+
+def test_many_connections(s):
+    idle = [s.open() for _ in range(300)]
+    streams = [Stream(s, "/v1/completions", {"prompt": LONG[:30], "max_tokens": 5, "temperature": 0})
+               for _ in range(40)]
+    ends = [list(x.events)[-1] for x in streams]
+    for x in streams:
+        x.close()
+    check("300 idle connections and 40 streams", ends == [None] * 40 and s.metric("hcache_http_connections") >= 300)
+    for c in idle:
+        c.close()
+
+
+# --- hardening -------------------------------------------------------------------------------------------------
+
+
+def refused(s, name, data, status):
+    """Refused with that status, and the connection closed: what follows is not taken for a request."""
+    out, seconds = s.raw(data)
+    ok = out.startswith(b"HTTP/1.1 %d" % status) and out.count(b"HTTP/1.1 ") == 1 and b"<timeout>" not in out
+    check(name, ok, (seconds, out[:600]))
+
+
+def test_lengths(s):
+    body = b'{"prompt":"x","max_tokens":1}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    n = b"Content-Length: %d\r\n" % len(body)
+    after = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n"
+    refused(s, "two different lengths", head + n + b"Content-Length: 5\r\n\r\n" + body + after, 400)
+    refused(s, "the same length twice", head + n + n + b"\r\n" + body + after, 400)
+    refused(s, "a length and an encoding", head + n + chunked + b"\r\n0\r\n\r\n" + after, 400)
+    refused(s, "an encoding and a length", head + chunked + n + b"\r\n0\r\n\r\n" + after, 400)
+    refused(s, "an unknown encoding", head + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + after, 501)
+    refused(s, "two encodings", head + chunked + chunked + b"\r\n0\r\n\r\n" + after, 501)
+    for bad in (b"+5", b"-1", b"0x1d", b"29, 29", b"1e3", b"99999999999999999999999"):
+        out, _ = s.raw(head + b"Content-Length: " + bad + b"\r\n\r\n" + body + after)
+        check(f"length {bad.decode()}: refused", out.split(b" ")[1:2] in ([b"400"], [b"413"]) and
+              b"200 OK" not in out and b"<timeout>" not in out, out[:300])
+    out, _ = s.raw(head + b"Connection: close\r\n" + chunked + b"\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n")
+    check("a chunked body is fine", out.startswith(b"HTTP/1.1 200"), out[:300])
+    for name, data in (("no HTTP at all", b"\x16\x03\x01\x02\x00hello\r\n\r\n"), ("a space before the colon", head + b"Content-Length : 5\r\n\r\nhello" + after)):
+        out, seconds = s.raw(data)
+        check(f"{name}: no answer but an error", b"200 OK" not in out.split(b"\r\n")[0] and b"<timeout>" not in out,
+              (seconds, out[:300]))
+
+
+KEY = b"Authorization: Bearer sesame\r\n"
+
+
+def test_limits(s):
+    refused(s, "a body that says it is too long: 413 at once",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Content-Length: 100000\r\n\r\n", 413)
+    chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
+    out, _ = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" +
+                   chunk * 4 + b"0\r\n\r\n")
+    check("a chunked one that is too long: 413", out.startswith(b"HTTP/1.1 413"), out[:300])
+    out, _ = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 1000)
+    check("one that never ends: cut off", b"200" not in out[:20] and b"<timeout>" not in out, out[:300])
+    refused(s, "a long URI: 414", b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n" + KEY + b"\r\n", 414)
+    out, _ = s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n" + KEY + b"X: " + b"a" * 100000 + b"\r\n\r\n")
+    check("large headers: refused", b"200 OK" not in out[:20] and b"<timeout>" not in out, out[:300])
+    out, seconds = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Content-Length: 50\r\n\r\n{")
+    check("a body that does not come: closed", seconds < 8 and b"<timeout>" not in out, (seconds, out[:300]))
+    with s.open() as c:
+        start, closed = time.time(), False
+        try:
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Content-Length: 5000\r\n\r\n")
+            while time.time() - start < 8 and not closed:
+                c.sendall(b" ")  # a byte now and then
+                time.sleep(0.1)
+        except OSError:
+            closed = True
+        check("a body that drips: closed", closed and time.time() - start < 8, time.time() - start)
+    with s.open() as c:
+        start = time.time()
+        closed = c.recv(1) == b""
+        check("a connection without a request: closed", closed and time.time() - start < 8, time.time() - start)
+
+
+def test_keys(s):
+    key = {"Authorization": "Bearer sesame"}
+    for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
+        status, headers, r = s.request("GET", path)
+        check(f"{path} without a key: 401", status == 401 and r["error"]["code"] == "invalid_api_key" and
+              headers["WWW-Authenticate"] == "Bearer", (status, r))
+    equal("a wrong key: 401", s.request("GET", "/v1/models", None, {"Authorization": "Bearer sesam"})[0], 401)
+    equal("the key: 200", s.request("GET", "/v1/models", None, key)[0], 200)
+    equal("health needs none", s.request("GET", "/health")[0], 200)
+    r = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, key)
+    check("chat without a template: refused, saying so", r[0] == 400 and r[2]["error"]["code"] == "no_chat_template", r)
+
+
+def test_queue(s):
+    key = {"Authorization": "Bearer sesame"}
+    status, headers, r = s.post("/v1/completions", {"prompt": "x", "n": 16}, key)
+    check("a full queue: 429 with Retry-After", status == 429 and headers["Retry-After"] and
+          r["error"]["type"] == "rate_limit_error", (status, r))
+    check("and later there is room",
+          until(lambda: s.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, key)[0] == 200))
+
+
+# --- ends ------------------------------------------------------------------------------------------------------
+
+
+def test_ends():
+    store = os.path.join(tmp, "store")
+    s = Server(MODEL, "--store", store)
+    first = s.complete(LONG, max_tokens=60, ignore_eos=True)
+    committed = until(lambda: cached(s.complete(LONG, max_tokens=1)) >= 64, 5)
+    s.kill()
+    check("state is committed soon", committed)
+    s = Server(MODEL, "--store", store)
+    again = s.complete(LONG, max_tokens=60, ignore_eos=True)
+    check("kill -9: the state is there after a restart, the text is the same",
+          cached(again) >= 64 and
+          again["choices"][0]["text"] == first["choices"][0]["text"], again)
+    c = Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 380, "ignore_eos": True})
+    next(c.events)
+    status = []
+    t = threading.Thread(target=lambda: status.append(s.stop()))
+    t.start()
+    rest = list(c.events)
+    t.join()
+    check("SIGTERM: a running stream ends as it should", rest[-1:] == [None] and
+          rest[-2]["choices"][0]["finish_reason"] == "length", rest[-2:])
+    equal("SIGTERM: exit status 0", status, [0])
+    s = Server(MODEL, "--drain", "0")
+    c = Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 8})
+    next(c.events)
+    code = s.stop()
+    rest = list(c.events)
+    check("no time to drain: the stream ends with an error, the status is 0", code == 0 and "error" in rest[-1],
+          (code, rest[-1:]))
+    s = Server(MODEL, "--max-sequences", "64")
+    c = Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16})
+    next(c.events)
+    start = time.time()
+    s.p.send_signal(signal.SIGTERM)
+    until(lambda: any("stopping" in x for x in s.log), 5)
+    code = s.stop()
+    check("a second SIGTERM: at once", code == 1 and time.time() - start < 3, (code, time.time() - start, s.log))
+
+
+def run(*tests, server):
+    try:
+        for t in tests:
+            t(server)
+    except Exception as e:  # noqa: BLE001 - the rest of this server's tests is lost, not the others'
+        check(f"{t.__name__}: {e!r}", False, "".join(server.log)[-800:])
+    equal("the server stops with status 0", server.stop(), 0)
+    check("no text of a prompt is in the log", not any("Lily" in x or "Once" in x for x in server.log), server.log)
+
+
+started = time.time()
+try:
+    run(test_small_routes, test_completions, test_streams, test_faults, test_concurrency, test_vanished_clients,
+        test_slow_reader, test_many_connections, test_lengths,
+        server=Server(MODEL, "--store", os.path.join(tmp, "main"), "--plain-chat", "--max-connections", "1000"))
+    run(test_keys, test_queue, test_limits,
+        server=Server(MODEL, "--max-sequences", "1", "--max-queue", "2", "--max-body", "10000", "--read-timeout", "2",
+                      "--idle-timeout", "3", env={"HCACHE_API_KEY": "sesame"}))
+    test_ends()
+except Exception as e:  # noqa: BLE001
+    check(repr(e), False)
+shutil.rmtree(tmp, ignore_errors=True)
+print(f"# {time.time() - started:.1f} s")
+print(f"1..{n_results}")
+sys.exit(bool(n_failed))

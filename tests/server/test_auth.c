@@ -1,0 +1,89 @@
+/* test_auth.c - keys open, nothing else does, and each has its own salt; event framing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "server/auth.h"
+#include "server/sse.h"
+
+static void keys_open(void **state)
+{
+    (void)state;
+    const char *keys[] = {"alpha", "beta"};
+    const char *a, *b, *none;
+    struct auth *auth;
+    auth_create(keys, 2, &auth);
+    assert_false(auth_is_open(auth));
+    assert_true(auth_check(auth, "Bearer alpha", &a));
+    assert_true(auth_check(auth, "bearer  beta", &b));
+    assert_int_equal(strlen(a), 64);
+    assert_string_not_equal(a, b);
+    const char *bad[] = {NULL,
+                         "",
+                         "alpha",
+                         "Bearer",
+                         "Bearer ",
+                         "Bearer alph",
+                         "Bearer alphaa",
+                         "Basic alpha",
+                         "Bearer alpha beta"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_false(auth_check(auth, bad[i], &none));
+        assert_null(none);
+    }
+    auth_destroy(auth);
+}
+
+static void no_keys_let_all_in(void **state)
+{
+    (void)state;
+    const char *salt = "";
+    struct auth *auth;
+    auth_create(NULL, 0, &auth);
+    assert_true(auth_is_open(auth));
+    assert_true(auth_check(auth, NULL, &salt));
+    assert_null(salt);
+    auth_destroy(auth);
+}
+
+/* RFC 2104 with SHA-256; the value is from another implementation (Python's hmac). */
+static void the_salt_is_an_hmac(void **state)
+{
+    (void)state;
+    const char *keys[] = {"alpha"};
+    const char *salt;
+    struct auth *auth;
+    auth_create(keys, 1, &auth);
+    assert_true(auth_check(auth, "Bearer alpha", &salt));
+    assert_string_equal(salt,
+                        "0a9441e6a0355e674e78c47f08b38c2688c4b1cd0c9470047b1ff8df0af8955a");
+    auth_destroy(auth);
+}
+
+static void events_are_framed(void **state)
+{
+    (void)state;
+    struct textbuf b = {0};
+    sse_event(&b, "x");
+    sse_event(&b, "a\nb\r\nc\rd");
+    sse_event(&b, "");
+    sse_done(&b);
+    assert_string_equal(
+        b.p, "data: x\n\ndata: a\ndata: b\ndata: c\ndata: d\n\ndata: \n\ndata: [DONE]\n\n");
+    textbuf_free(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_open),
+        cmocka_unit_test(no_keys_let_all_in),
+        cmocka_unit_test(the_salt_is_an_hmac),
+        cmocka_unit_test(events_are_framed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

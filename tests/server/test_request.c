@@ -1,0 +1,153 @@
+/* test_request.c - every field's type and range, and what is refused by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "server/request.h"
+
+struct row {
+    unsigned kind;
+    const char *body;
+    const char *param;   /* of the fault; NULL: it is accepted */
+    const char *message; /* a part of it */
+};
+
+#define CHAT "{\"messages\":[],"
+#define TEXT "{\"prompt\":\"x\","
+
+static const struct row rows[] = {
+    {REQUEST_CHAT, "{\"messages\":[]}", NULL, NULL},
+    {REQUEST_COMPLETION, "{\"prompt\":\"\"}", NULL, NULL},
+    {REQUEST_CHAT, "{}", "messages", "is missing"},
+    {REQUEST_COMPLETION, "{}", "prompt", "is missing"},
+    {REQUEST_CHAT, "[]", "", "must be a JSON object"},
+    {REQUEST_CHAT, "{\"messages\":[],\"prompt\":\"x\"}", "prompt", "unknown parameter"},
+    {REQUEST_CHAT, CHAT "\"temprature\":1}", "temprature", "unknown parameter"},
+    {REQUEST_CHAT, CHAT "\"temperature\":-0.1}", "temperature", "must be 0 to 100"},
+    {REQUEST_CHAT, CHAT "\"temperature\":\"1\"}", "temperature", "must be a number"},
+    {REQUEST_CHAT, CHAT "\"temperature\":null}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"temperature\":2}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"top_p\":1.01}", "top_p", "must be 0 to 1"},
+    {REQUEST_CHAT, CHAT "\"min_p\":1}", "min_p", "must be 0 to"},
+    {REQUEST_CHAT, CHAT "\"top_k\":-2}", "top_k", "must be -1 to"},
+    {REQUEST_CHAT, CHAT "\"top_k\":1.5}", "top_k", "must be an integer"},
+    {REQUEST_CHAT, CHAT "\"n\":0}", "n", "must be 1 to 16"},
+    {REQUEST_CHAT, CHAT "\"n\":17}", "n", "must be 1 to 16"},
+    {REQUEST_CHAT, CHAT "\"max_tokens\":-1}", "max_tokens", "must be 0 to"},
+    {REQUEST_CHAT, CHAT "\"max_completion_tokens\":1e99}", "max_completion_tokens",
+     "integer"},
+    {REQUEST_COMPLETION, TEXT "\"max_completion_tokens\":1}", "max_completion_tokens",
+     "unknown"},
+    {REQUEST_CHAT, CHAT "\"seed\":9223372036854775807}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"seed\":0.5}", "seed", "must be an integer"},
+    {REQUEST_CHAT, CHAT "\"stream\":1}", "stream", "must be true or false"},
+    {REQUEST_CHAT, CHAT "\"stream_options\":{\"include_usage\":true}}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"stream_options\":[]}", "stream_options", "must be an object"},
+    {REQUEST_CHAT, CHAT "\"stop\":\"\"}", "stop", "1 to 256"},
+    {REQUEST_CHAT, CHAT "\"stop\":[\"a\",1]}", "stop", "must be a string"},
+    {REQUEST_CHAT, CHAT "\"stop\":5}", "stop", "a string or a list"},
+    {REQUEST_CHAT, CHAT "\"stop\":\"a\\u0000b\"}", "stop", "zero byte"},
+    {REQUEST_CHAT, CHAT "\"logprobs\":null}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"logprobs\":5}", "logprobs", "must be true or false"},
+    {REQUEST_CHAT, CHAT "\"logprobs\":true,\"top_logprobs\":20}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"logprobs\":true,\"top_logprobs\":21}", "top_logprobs",
+     "0 to 20"},
+    {REQUEST_CHAT, CHAT "\"top_logprobs\":2}", "top_logprobs", "needs 'logprobs'"},
+    {REQUEST_COMPLETION, TEXT "\"logprobs\":5}", NULL, NULL},
+    {REQUEST_COMPLETION, TEXT "\"logprobs\":true}", "logprobs", "must be an integer"},
+    {REQUEST_CHAT, CHAT "\"tools\":[]}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"tool_choice\":\"none\"}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"tool_choice\":\"auto\"}", "tool_choice", "not supported"},
+    {REQUEST_CHAT, CHAT "\"response_format\":{\"type\":\"text\"}}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"response_format\":{\"type\":\"json_object\"}}",
+     "response_format", "not supported"},
+    {REQUEST_CHAT, CHAT "\"logit_bias\":{}}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"logit_bias\":{\"5\":1}}", "logit_bias", "not supported"},
+    {REQUEST_CHAT, CHAT "\"frequency_penalty\":0}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"frequency_penalty\":0.5}", "frequency_penalty", "not supported"},
+    {REQUEST_CHAT, CHAT "\"repetition_penalty\":1.0}", NULL, NULL},
+    {REQUEST_COMPLETION, TEXT "\"best_of\":1,\"use_beam_search\":false,\"echo\":false}",
+     NULL, NULL},
+    {REQUEST_COMPLETION, TEXT "\"echo\":true}", "echo", "not supported"},
+    {REQUEST_COMPLETION, TEXT "\"suffix\":\"x\"}", "suffix", "not supported"},
+    {REQUEST_CHAT, CHAT "\"user\":\"u\",\"store\":false,\"metadata\":{\"a\":\"b\"}}", NULL,
+     NULL},
+};
+
+static struct json *parse(const char *text)
+{
+    struct json *j;
+    struct err err = {0};
+    if (json_parse(&j, text, strlen(text), "row", &err) != 0)
+        fail_msg("%s: %s", text, err.msg);
+    return j;
+}
+
+static void every_row(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct row *r = &rows[i];
+        struct json *j = parse(r->body);
+        struct gen_params p;
+        struct fault f = {0};
+        int rc = request_parse(j, r->kind, &p, &f);
+        if (r->param == NULL && rc != 0)
+            fail_msg("%s: refused: %s", r->body, f.message);
+        if (r->param != NULL && rc == 0)
+            fail_msg("%s: accepted", r->body);
+        if (r->param != NULL && (strcmp(f.param, r->param) != 0 ||
+                                 strstr(f.message, r->message) == NULL || f.status != 400))
+            fail_msg("%s: %d, '%s': %s", r->body, f.status, f.param, f.message);
+        json_free(j);
+    }
+}
+
+static void values_arrive(void **state)
+{
+    (void)state;
+    struct json *j = parse(
+        "{\"model\":\"m\",\"messages\":[1],\"max_tokens\":7,\"n\":2,\"top_k\":-1,"
+        "\"temperature\":0.5,\"seed\":-3,\"stop\":[\"a\",\"bc\"],\"stream\":true,"
+        "\"logprobs\":true,\"top_logprobs\":4}");
+    struct gen_params p;
+    struct fault f;
+    assert_int_equal(request_parse(j, REQUEST_CHAT, &p, &f), 0);
+    assert_string_equal(p.model, "m");
+    assert_int_equal(p.max_tokens, 7);
+    assert_int_equal(p.n, 2);
+    assert_int_equal(p.top_k, 0);
+    assert_true(p.temperature == 0.5 && p.top_p == 1.0);
+    assert_true(p.has_seed && p.seed == -3 && p.stream && p.logprobs);
+    assert_int_equal(p.n_top, 4);
+    assert_int_equal(p.n_stop, 2);
+    assert_string_equal(p.stop[1], "bc");
+    json_free(j);
+}
+
+static void the_defaults(void **state)
+{
+    (void)state;
+    struct json *j = parse("{\"prompt\":[1,2]}");
+    struct gen_params p;
+    struct fault f;
+    assert_int_equal(request_parse(j, REQUEST_COMPLETION, &p, &f), 0);
+    assert_int_equal(p.max_tokens, -1);
+    assert_true(p.temperature == 1.0 && p.top_p == 1.0 && p.n == 1 && !p.has_seed &&
+                !p.stream);
+    json_free(j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_row),
+        cmocka_unit_test(values_arrive),
+        cmocka_unit_test(the_defaults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
