@@ -10,11 +10,17 @@ BEGIN, END, USER, ASSISTANT, SYSTEM = range(5)
 ROLE = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
 
 VALUE_WEIGHT = 4.0     # tokens of a recalled value
+ECHO_WEIGHT = 2.0      # tokens of a value that is said again right after it was told
 USER_WEIGHT = 0.0      # what a person says next is random: nothing to learn from it
 
 
 def load_tokenizer(path):
     return Tokenizer.from_file(f"{path}/tokenizer.json")
+
+
+def tokens_of(enc, at, value):
+    """Indices of the tokens that overlap the value at character `at`."""
+    return [i for i, (a, b) in enumerate(enc.offsets) if b > at and a < at + len(value)]
 
 
 def encode(tok, turns):
@@ -28,15 +34,18 @@ def encode(tok, turns):
         w = [1.0 if own else USER_WEIGHT] * len(enc.ids)
         if turn.value is not None:
             at = turn.text.index(turn.value)
-            hit = [i for i, (a, b) in enumerate(enc.offsets) if b > at and a < at + len(turn.value)]
+            hit = tokens_of(enc, at, turn.value)
             for i in hit:
                 w[i] = VALUE_WEIGHT
             first, last = base + hit[0], base + hit[-1] + 1
             if turn.slot in seen:
                 recalls.append((turn.slot, first, last, first - seen[turn.slot]))
             seen[turn.slot] = first
-        for slot, _ in turn.told:
-            seen[slot] = base + len(enc.ids)      # an echo in the answer is close enough to this
+        for slot, value in turn.told:
+            hit = tokens_of(enc, turn.text.index(value), value)
+            seen[slot] = base + hit[0]
+            for i in hit if own else ():
+                w[i] = ECHO_WEIGHT
         ids += enc.ids + [END]
         weights += w + [1.0 if own else 0.0]
     return ids, weights, recalls

@@ -14,10 +14,11 @@ import words as w
 SYSTEM_LINES = ["You are a friendly assistant with a good memory.", "You are a helpful assistant.",
                 "Answer briefly.", "Be kind and remember what the user tells you."]
 WRAPS = ["{}.", "{}.", "{}.", "By the way, {}.", "You should know that {}.", "Just so you know, {}.",
-         "I want to tell you that {}.", "Let me tell you something: {}."]
-ECHO_WRAPS = ["Please remember that {}.", "Please note that {}.", "Remember this: {}.", "Keep in mind that {}."]
-ACKS = ["Thank you, I will remember that.", "That is good to know.", "I will keep that in mind.",
-        "How nice, thank you for telling me.", "I see. I will not forget it."]
+         "I want to tell you that {}.", "Let me tell you something: {}.", "Please remember that {}.",
+         "Please note that {}.", "Remember this: {}.", "Keep in mind that {}."]
+# Replies say the fact again, as a good listener does. The words of the later answer then stand
+# in the context, and the many ways of telling are understood at once, where they are near.
+ECHOES = ["Noted: {}.", "I see, {}.", "I will remember that {}.", "Good to know that {}."]
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Turn:
     text: str
     value: str = None          # in an assistant turn: the value that it must contain
     slot: str = None
-    told: list = field(default_factory=list)   # in a user turn: (slot, value) told here
+    told: list = field(default_factory=list)   # (slot, value) told here, or said again
 
 
 def sentence(text):
@@ -38,14 +39,14 @@ def clause_in(wrap, text):
 
 
 class Builder:
-    def __init__(self, rng, words, style="mixed", split="train", n_facts=None):
+    def __init__(self, rng, words, style="mixed", split="train", n_facts=None,
+                 code_share=0.25):
         self.rng, self.limit, self.style, self.split = rng, words, style, split
         self.turns, self.words = [], 0
         self.told = {}                 # slot -> (fact, value, word position of the last mention)
         self.used_values = set()
         self.story_questions = []
-        self.pool = rng.sample(F.FACTS, min(len(F.FACTS), n_facts or max(3, words // 60)))
-        self.untold = list(self.pool)
+        self.untold = F.draw_facts(rng, n_facts or max(3, words // 60), code_share)
 
     def say(self, role, text, **kw):
         self.turns.append(Turn(role, text, **kw))
@@ -68,10 +69,8 @@ class Builder:
             self.told[fact.slot] = (fact, value, self.words)
         if not clauses:
             return
-        echo = self.rng.random() < 0.3
-        wrap = self.rng.choice(ECHO_WRAPS if echo else WRAPS)
-        self.say("user", clause_in(wrap, " and ".join(clauses)), told=told)
-        self.say("assistant", f"Noted: {' and '.join(echoes)}." if echo else self.rng.choice(ACKS))
+        self.say("user", clause_in(self.rng.choice(WRAPS), " and ".join(clauses)), told=told)
+        self.say("assistant", self.rng.choice(ECHOES).format(" and ".join(echoes)), told=told)
 
     def ask(self, slot):
         fact, value, _ = self.told[slot]
@@ -146,7 +145,7 @@ class Builder:
         if rng.random() < 0.3:
             self.chat()
         if self.style == "mixed":
-            filler = rng.choice((0.1, 0.25, 0.45))
+            filler = rng.choice((0, 0.03, 0.1, 0.3))
             while self.words < self.limit:
                 u = rng.random()
                 if u < filler:
@@ -162,7 +161,7 @@ class Builder:
                 self.tell()
                 if rng.random() < 0.2:
                     self.chat()
-            quiet = rng.uniform(0.3, 0.9) * self.limit
+            quiet = rng.uniform(0, 0.9) * self.limit
             while self.words < quiet:
                 self.filler()
             slots = []

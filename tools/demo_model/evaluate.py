@@ -39,7 +39,8 @@ def dialogue(tok, seed):
     rng = random.Random(f"evaluation-{seed}")
     target = rng.choice((300, 500, 800, 1100, 1500, 1900))
     while True:
-        b = Builder(rng, int(target * 0.9), "late", split="heldout", n_facts=rng.randint(6, 14))
+        b = Builder(rng, int(target * 0.9), "late", split="heldout", n_facts=rng.randint(6, 14),
+                    code_share=0)
         ids, _, recalls = batches.encode(tok, b.build())
         if len(ids) <= 2040:
             break

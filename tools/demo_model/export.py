@@ -44,15 +44,18 @@ def configs(out, c):
 @torch.no_grad()
 def greedy(model, ids, limit=MAX_REPLY):
     """Continuation up to and with <|end|>, the f32 logits of the prompt's last position, and the
-    smallest gap between the best two logits. No KV cache: the plainest code is the best judge."""
-    ids, out, first, margin = list(ids), [], None, float("inf")
-    while len(out) < limit and (not out or out[-1] != batches.END):
-        logits = model.hidden(torch.tensor([ids]))[0, -1] @ model.model.embed_tokens.weight.T
+    smallest gap between the best two logits."""
+    past = [[] for _ in model.model.layers]
+    new, out, first, margin = list(ids), [], None, float("inf")
+    while len(out) < limit and len(ids) + len(out) < model.c["max_position_embeddings"]:
+        logits = model.hidden(torch.tensor([new]), past)[0, -1] @ model.model.embed_tokens.weight.T
         first = logits if first is None else first
         best = logits.topk(2).values
         margin = min(margin, (best[0] - best[1]).item())
-        out.append(logits.argmax().item())
-        ids.append(out[-1])
+        new = [logits.argmax().item()]
+        out += new
+        if new[0] == batches.END:
+            break
     return out, first, margin
 
 
@@ -82,6 +85,7 @@ def main():
     configs(args.out, model.c)
     save_file({n: p.detach().bfloat16().contiguous() for n, p in model.named_parameters()},
               f"{args.out}/model.safetensors", metadata={"format": "pt"})
+    os.chmod(f"{args.out}/model.safetensors", 0o644)
     cases, right, asked, far_right, far = [], 0, 0, 0, 0
     for d in json.load(open(f"{args.out}/dialogues.json"))["dialogues"]:
         last = None

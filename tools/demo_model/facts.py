@@ -20,7 +20,7 @@ class Fact:
     slot: str
     tells: tuple       # clauses, lower case where a sentence may continue
     asks: tuple        # questions
-    answer: str        # a clause with {V}, no full stop
+    answer: str        # a clause with {V}, no full stop; what tells slots apart stands at most 4 tokens before
     values: str        # name of a value list
     unknown: str       # how the assistant names the slot when it was never told
 
@@ -82,7 +82,7 @@ def build_facts():
             f"your {p} is called {{V}}", "pet", f"what your {p} is called")
         add(f"{p}.age", [f"my {p} is {{V}} years old", f"the age of my {p} is {{V}} years"],
             [f"How old is my {p}?", f"What is the age of my {p}?"],
-            f"your {p} is {{V}} years old", "small", f"how old your {p} is")
+            f"your {p}'s age is {{V}}", "small", f"how old your {p} is")
         add(f"{p}.food", [f"my {p} likes to eat {{V}}", f"my {p} loves {{V}}"],
             [f"What does my {p} like to eat?", f"What does my {p} love?"],
             f"your {p} likes to eat {{V}}", "food", f"what your {p} likes to eat")
@@ -101,7 +101,7 @@ def build_facts():
             f"your {r} works as {{V}}", "job", f"what your {r} does for a living")
         add(f"{r}.age", [f"my {r} is {{V}} years old", f"the age of my {r} is {{V}} years"],
             [f"How old is my {r}?", f"What is the age of my {r}?"],
-            f"your {r} is {{V}} years old", "age", f"how old your {r} is")
+            f"your {r}'s age is {{V}}", "age", f"how old your {r} is")
     add("me.name", ["my name is {V}", "I am called {V}", "my friends call me {V}"],
         ["What is my name?", "Do you remember my name?", "What am I called?"],
         "your name is {V}", "person", "your name")
@@ -116,7 +116,7 @@ def build_facts():
         "you work as {V}", "job", "what you do for a living")
     add("me.age", ["I am {V} years old", "my age is {V} years"],
         ["How old am I?", "What is my age?"],
-        "you are {V} years old", "age", "how old you are")
+        "your age is {V}", "age", "how old you are")
     add("me.plays", ["I play the {V}", "I have lessons for the {V}"],
         ["Which instrument do I play?", "What instrument do I play?"],
         "you play the {V}", "instrument", "which instrument you play")
@@ -155,13 +155,39 @@ def build_facts():
             [f"What will I do on {d}?", f"What is my plan for {d}?"],
             f"on {d} you will {{V}}", "errand", f"what you will do on {d}")
     for m in w.MONTHS:
-        add(f"{m}.trip", [f"in {m} I will travel to {{V}}", f"in {m} I am going to {{V}}"],
-            [f"Where will I travel in {m}?", f"Where am I going in {m}?"],
-            f"in {m} you will travel to {{V}}", "city", f"where you will travel in {m}")
+        add(f"{m}.trip", [f"in {m} I travel to {{V}}", f"in {m} I am going to {{V}}"],
+            [f"Where do I travel in {m}?", f"Where am I going in {m}?"],
+            f"in {m} you travel to {{V}}", "city", f"where you travel in {m}")
     return facts
 
 
 FACTS = build_facts()
+
+# A person's own name or favourite drink matters more in a chat than its share of the 200 slots.
+WEIGHT = {"me": 4.0, "fav": 3.0}
+
+CODE_WORDS = sorted({x for v in ("person", "pet", "city", "colour", "fruit", "flower", "sport", "instrument",
+                                 "language", "animal", "month") for x in VALUES[v]})
+VALUES["code"] = CODE_WORDS
+
+
+def code_fact(rng):
+    """Any word may stand for any other. Slots that come and go by the hundred thousand force one
+    general way to look things up; without them the model learnt one per relation, the common ones."""
+    k = rng.choice(CODE_WORDS)
+    return Fact(f"{k}.code", (f"the code word for {k} is {{V}}", f"{k} stands for {{V}}"),
+                (f"What is the code word for {k}?", f"What does {k} stand for?"),
+                f"the code word for {k} is {{V}}", "code", f"the code word for {k}")
+
+
+def draw_facts(rng, n, code_share):
+    """n different slots, by weight (Efraimidis and Spirakis), some of them code words."""
+    codes = {f.slot: f for f in (code_fact(rng) for _ in range(sum(rng.random() < code_share for _ in range(n))))}
+    key = {f.slot: rng.random() ** (1 / WEIGHT.get(f.slot.split(".")[0], 1.0)) for f in FACTS}
+    plain = sorted(FACTS, key=lambda f: -key[f.slot])[:n - len(codes)]
+    picked = plain + list(codes.values())
+    rng.shuffle(picked)
+    return picked
 
 
 def chance(fact):

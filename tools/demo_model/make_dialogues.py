@@ -22,7 +22,7 @@ class Script(Builder):
     """A dialogue with few, larger turns: facts, then `quiet` tokens of other talk, then questions."""
 
     def __init__(self, rng, quiet):
-        super().__init__(rng, 0, "late", split="heldout", n_facts=rng.randint(4, 7))
+        super().__init__(rng, 0, "late", split="heldout", n_facts=rng.randint(4, 7), code_share=0)
         self.quiet = quiet
 
     def build(self):

@@ -12,7 +12,7 @@ CONFIG = {
     "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64,
     "vocab_size": 3072, "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "rope_theta": 10000000.0, "hidden_act": "silu",
     "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
     "initializer_range": 0.02, "use_cache": True,
     "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16",
@@ -48,11 +48,16 @@ class Attention(nn.Module):
         self.heads = c["num_attention_heads"]
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(d, d, bias=False) for _ in range(4))
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, past=None):
         b, t, d = x.shape
         q, k, v = (p(x).view(b, t, self.heads, -1).transpose(1, 2)
                    for p in (self.q_proj, self.k_proj, self.v_proj))
-        y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if past is not None:              # [] or [k, v] of the tokens before; then t is 1
+            if past:
+                k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+            past[:] = [k, v]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=t == k.shape[2])
         return self.o_proj(y.transpose(1, 2).reshape(b, t, d))
 
 
@@ -74,8 +79,8 @@ class Layer(nn.Module):
         self.self_attn, self.mlp = Attention(c), MLP(c)
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(d, eps), RMSNorm(d, eps)
 
-    def forward(self, x, cos, sin):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x, cos, sin, past=None):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, past)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -95,20 +100,86 @@ class Llama(nn.Module):
         cos, sin = rope_tables(c["head_dim"], c["rope_theta"], c["max_position_embeddings"])
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Random, but the first two layers start out as an induction circuit (see `induction`)."""
+        layers = self.c["num_hidden_layers"]
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                std = 0.02
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    std /= (2 * c["num_hidden_layers"]) ** 0.5
-                nn.init.normal_(p, std=std)
+                nn.init.normal_(p, std=0.02 / (2 * layers) ** 0.5
+                                if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02)
+        induction(self)
 
-    def hidden(self, ids):
-        """ids [B][T] -> normed hidden states [B][T][d], the input of the (tied) output head."""
+    def hidden(self, ids, past=None):
+        """ids [B][T] -> normed hidden states [B][T][d], the input of the (tied) output head.
+        past: a list of an empty list per layer, filled here, and passed again with the next token."""
         x = self.model.embed_tokens(ids)
-        cos, sin = (t[:ids.shape[1]] for t in (self.cos, self.sin))
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
+        first = past[0][0].shape[2] if past and past[0] else 0
+        cos, sin = (t[first:first + ids.shape[1]] for t in (self.cos, self.sin))
+        for i, layer in enumerate(self.model.layers):
+            x = layer(x, cos, sin, past[i] if past else None)
         return self.model.norm(x)
 
     def forward(self, ids):
         return self.hidden(ids) @ self.model.embed_tokens.weight.T
+
+
+@torch.no_grad()
+def induction(model, spread=0.25, sharp=3.5, copy=3.0):
+    """Starts layers 0 and 1 as "what followed the last four tokens when they stood here before?".
+
+    Such a circuit emerges by itself in any long training; two shared cores have no time for that,
+    so training starts from it and only has to make it good. For 256 channels and 4 heads of 64:
+
+        channel 0         the same number in every embedding
+        channels 1-127    the token (random)
+        channels 128-255  four slots of 32: the tokens 1, 2, 3, 4 places back, projected
+
+    Layer 0: channel 0 becomes, by W_q and W_k, vectors whose rotations agree at one distance only
+    (the 12 fastest rotations); head h copies the token h + 1 places back into slot h.
+    Layer 1: a query holds the token itself and slots 0-2, a key slots 0-3, so they agree where the
+    same four tokens stood *before* the key. Only the 16 slowest rotations carry this: at a
+    distance of 2048 the fastest of them has turned by 0.65. Each head sees 8 channels of each slot.
+    The values copy the token's channels, whose (tied) output row is then the best.
+    """
+    c = model.c
+    d, heads, hd = c["hidden_size"], c["num_attention_heads"], c["head_dim"]
+    assert (d, heads, hd) == (256, 4, 64)
+    half, fast, slots, token = hd // 2, 12, 128, slice(1, 128)
+    embed = model.model.embed_tokens.weight
+    nn.init.normal_(embed[:, token], std=spread)
+    embed[:, 0], embed[:, slots:] = 1.0, 0.0
+    model.model.norm.weight.fill_(0.1)           # the head is tied: keeps the first logits small
+    project = nn.init.orthogonal_(torch.empty(32, 127))
+
+    q, k, v, o = (getattr(model.model.layers[0].self_attn, n + "_proj").weight for n in "qkvo")
+    for p in (q, k, v, o):
+        p.zero_()
+    freq = c["rope_theta"] ** (-torch.arange(0, hd, 2) / hd)[:fast]
+    for h in range(heads):
+        re, im = (slice(h * hd + x, h * hd + x + fast) for x in (0, half))
+        q[re, 0], q[im, 0] = 2 * torch.cos(-(h + 1) * freq), 2 * torch.sin(-(h + 1) * freq)
+        k[re, 0] = 2
+        v[h * hd:h * hd + 32, token] = project
+        o[slots + 32 * h:slots + 32 * h + 32, h * hd:h * hd + 32] = 0.187 * torch.eye(32)  # embedding's rms
+
+    q, k, v, o = (getattr(model.model.layers[1].self_attn, n + "_proj").weight for n in "qkvo")
+    for p in (q, k, v, o):
+        p.zero_()
+    for h in range(heads):
+        for back in range(4):
+            pairs = torch.arange(half - 16 + 4 * back, half - 12 + 4 * back)
+            dims = h * hd + torch.cat((pairs, pairs + half))
+            seen = torch.arange(8) + 8 * h       # this head's share of a slot
+            k[dims, slots + 32 * back + seen] = sharp
+            if back:
+                q[dims, slots + 32 * (back - 1) + seen] = sharp
+            else:
+                q[dims, token] = sharp * project[seen]
+        side = h % 2                             # two heads copy channels 1-63, two 64-127
+        n = 63 if side == 0 else 64
+        first = 1 if side == 0 else 64
+        v[h * hd:h * hd + n, first:first + n] = torch.eye(n)
+        o[first:first + n, h * hd:h * hd + n] = copy * spread * torch.eye(n)
