@@ -45,6 +45,7 @@ class Builder:
         self.turns, self.words = [], 0
         self.told = {}                 # slot -> (fact, value, word position of the last mention)
         self.used_values = set()
+        self.beasts = set()
         self.story_questions = []
         self.untold = F.draw_facts(rng, n_facts or max(3, words // 60), code_share)
 
@@ -104,17 +105,26 @@ class Builder:
         self.say("assistant", self.rng.choice(S.DIARY_REPLIES))
 
     def user_story(self):
-        _, text, questions = S.story(self.rng)
-        self.say("user", "Here is a story. " + text)
-        self.say("assistant", self.rng.choice(["Thank you, that was a nice story.", "What a lovely story!"]))
-        self.story_questions = questions
+        beast, friend, text, questions = S.story(self.rng)
+        if self.new_beasts(beast, friend):
+            self.say("user", "Here is a story. " + text)
+            self.say("assistant", self.rng.choice(["Thank you, that was a nice story.", "What a lovely story!"]))
+            self.story_questions = questions
 
     def own_story(self):
         beast = self.rng.choice(w.BEASTS)
-        self.say("user", self.rng.choice(["Tell me a story about {}.", "Do you know a story about {}?"])
-                 .format(S.with_article(beast)))
-        text, self.story_questions = S.OWN_STORIES[beast]
-        self.say("assistant", text)
+        friend, text, questions = S.OWN_STORIES[beast]
+        if self.new_beasts(beast, friend):
+            self.say("user", self.rng.choice(["Tell me a story about {}.", "Do you know a story about {}?"])
+                     .format(S.with_article(beast)))
+            self.say("assistant", text)
+            self.story_questions = list(questions)
+
+    def new_beasts(self, *beasts):
+        """No two stories of a dialogue share an animal: questions name the animal only."""
+        new = self.beasts.isdisjoint(beasts)
+        self.beasts.update(beasts if new else ())
+        return new
 
     def ask_story(self):
         question, answer, value = self.story_questions.pop(self.rng.randrange(len(self.story_questions)))

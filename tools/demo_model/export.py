@@ -42,11 +42,12 @@ def configs(out, c):
 
 
 @torch.no_grad()
-def greedy(model, ids, limit=MAX_REPLY):
-    """Continuation up to and with <|end|>, the f32 logits of the prompt's last position, and the
-    smallest gap between the best two logits."""
-    past = [[] for _ in model.model.layers]
-    new, out, first, margin = list(ids), [], None, float("inf")
+def greedy(model, past, ids, limit=MAX_REPLY):
+    """Continuation of ids up to and with <|end|>, the f32 logits of the prompt's last position, and
+    the smallest gap between the best two logits. past: keys and values of the first tokens of ids,
+    extended here; all but the last token that is returned are in it afterwards."""
+    done = past[0][0].shape[2] if past[0] else 0
+    new, out, first, margin = ids[done:], [], None, float("inf")
     while len(out) < limit and len(ids) + len(out) < model.c["max_position_embeddings"]:
         logits = model.hidden(torch.tensor([new]), past)[0, -1] @ model.model.embed_tokens.weight.T
         first = logits if first is None else first
@@ -60,14 +61,17 @@ def greedy(model, ids, limit=MAX_REPLY):
 
 
 def replay(model, tok, turns):
-    """The chat as it goes with the model's own replies. Yields one record per question."""
+    """The chat as it goes with the model's own replies. Yields one record per turn."""
     template = jinja2.Environment().from_string(TEMPLATE)
-    messages = []
+    messages, past, before = [], [[] for _ in model.model.layers], []
     for turn in turns:
         messages.append({"role": "user", "content": turn["user"]})
         prompt = template.render(messages=messages, bos_token=SPECIAL[0], add_generation_prompt=True)
         ids = tok.encode(prompt, add_special_tokens=False).ids
-        out, logits, margin = greedy(model, ids)
+        if ids[:len(before)] != before:      # a reply that does not encode to the tokens it came from
+            past = [[] for _ in model.model.layers]
+        out, logits, margin = greedy(model, past, ids)
+        before = ids + out[:-1]
         reply = tok.decode(out[:-1] if out[-1] == batches.END else out)
         messages.append({"role": "assistant", "content": reply})
         yield turn, prompt, ids, out, reply, logits, margin
@@ -77,7 +81,8 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--checkpoint", required=True)
     ap.add_argument("--out", required=True)
-    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--threads", type=int, default=1)
+    ap.add_argument("--replay", choices=("all", "golden"), default="all")
     args = ap.parse_args()
     torch.set_num_threads(args.threads)
     model, state = load(args.checkpoint)
@@ -88,6 +93,8 @@ def main():
     os.chmod(f"{args.out}/model.safetensors", 0o644)
     cases, right, asked, far_right, far = [], 0, 0, 0, 0
     for d in json.load(open(f"{args.out}/dialogues.json"))["dialogues"]:
+        if args.replay == "golden" and d["seed"] not in GOLDEN:
+            continue
         last = None
         for record in replay(model, tok, d["turns"]):
             turn, _, _, _, reply, _, _ = record

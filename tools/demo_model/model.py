@@ -53,11 +53,13 @@ class Attention(nn.Module):
         q, k, v = (p(x).view(b, t, self.heads, -1).transpose(1, 2)
                    for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if past is not None:              # [] or [k, v] of the tokens before; then t is 1
+        mask = None
+        if past is not None:              # [] or [k, v] of the tokens before
             if past:
+                mask = torch.ones(t, t + past[0].shape[2], dtype=torch.bool).tril(past[0].shape[2])
                 k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
             past[:] = [k, v]
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=t == k.shape[2])
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
         return self.o_proj(y.transpose(1, 2).reshape(b, t, d))
 
 

@@ -134,34 +134,34 @@ def diary(rng, sentences):
 
 
 def story(rng):
-    """A story of seven sentences and the (question, answer clause, value) triples it supports."""
+    """A story and the (question, answer clause, value) triples it supports. The answers are made of
+    the story's own words, as those about facts are made of the assistant's own."""
     beast, friend = rng.sample(w.BEASTS, 2)
     name, other = rng.sample(w.PEOPLE, 2)
-    home, treasure, wild = rng.choice(w.HOMES), rng.choice(w.TREASURES), rng.choice(w.WILDS)
+    home, treasure, wild = rng.choice(w.HOMES), with_article(rng.choice(w.TREASURES)), rng.choice(w.WILDS)
     day, colour = rng.choice(w.DAYS), rng.choice(w.COLOURS)
-    text = (f"Once upon a time there was {with_article(beast)} called {name} who lived in {home}. "
-            f"On a cold {day} {name} went to the {wild} and found {with_article(treasure)}. "
-            f"{with_article(friend).capitalize()} called {other} came by and asked for it. "
-            f"They sat down under a {colour} sky and shared some bread. "
-            f"In the end {name} kept the {treasure}, and {other} became a good friend.")
+    text = (f"Once upon a time there was {with_article(beast)}. The {beast} was called {name}. "
+            f"The {beast} lived in {home}. On a cold {day} the {beast} went to the {wild}. "
+            f"There the {beast} found {treasure}. Then {with_article(friend)} came by. "
+            f"The {friend} was called {other}. They sat down under {with_article(colour)} sky and shared "
+            f"some bread, and the {friend} became a good friend.")
     questions = [
         (f"What was the {beast} called?", f"the {beast} was called {{V}}", name),
         (f"What was the {friend} called?", f"the {friend} was called {{V}}", other),
-        (f"Where did {name} live?", f"{name} lived in {{V}}", home),
-        (f"What did {name} find?", f"{name} found {{V}}", with_article(treasure)),
-        (f"Where did {name} go?", f"{name} went to {{V}}", f"the {wild}"),
-        (f"Who became a good friend of {name}?", f"{{V}} became a good friend of {name}", other),
+        (f"Where did the {beast} live?", f"the {beast} lived in {{V}}", home),
+        (f"Where did the {beast} go?", f"the {beast} went to {{V}}", f"the {wild}"),
+        (f"What did the {beast} find?", f"the {beast} found {{V}}", treasure),
     ]
-    return beast, text, questions
+    return beast, friend, text, questions
 
 
 def fixed_story(beast):
     """The assistant's own story about a beast: always the same one, so that it can be learnt."""
     seed = w.BEASTS.index(beast)
     while True:  # the first seed from here on whose story is about this beast
-        told, text, questions = story(random.Random(1000 + seed))
+        told, friend, text, questions = story(random.Random(1000 + seed))
         if told == beast:
-            return text, questions
+            return friend, text, questions
         seed += len(w.BEASTS)
 
 
