@@ -66,10 +66,13 @@ void opt_allowed(const struct opt *o, char *out, size_t out_bytes)
     case OPT_SIZE:
         bound_text(o, o->min, a, sizeof a);
         bound_text(o, o->max, b, sizeof b);
-        if (o->max != 0)
+        bool below = o->min != INT_MIN && o->min != INT64_MIN;
+        bool above = o->max != 0 && o->max != INT64_MAX;
+        if (below && above)
             snprintf(out, out_bytes, "%s to %s", a, b);
-        else if (o->min != INT_MIN && o->min != INT64_MIN &&
-                 (o->min != 0 || o->type != OPT_SIZE))
+        else if (above)
+            snprintf(out, out_bytes, "at most %s", b);
+        else if (below && (o->min != 0 || o->type != OPT_SIZE))
             snprintf(out, out_bytes, "at least %s", a);
         return;
     case OPT_DOUBLE:

@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/rng.h"
 
 struct args {
     const char *model_dir;
@@ -420,6 +421,39 @@ static void markdown(void **state)
     free(text);
 }
 
+/* Whatever a file or a command line holds: values within bounds, or an error with a message. */
+static void random_input_is_parsed_or_refused(void **state)
+{
+    (void)state;
+    static const char *const pieces[] = {
+        "max-tokens", "=",     " ",    "\n",    "1",      "-",
+        "\"",         "#",     "json", "store", ",",      "a",
+        "cap",        "64K",   "save", "kv",    ".",      "1e9",
+        "\r",         "\t",    "--",   "-n",    "true",   "_",
+        "dtype",      "f32",   "G",    "seed",  "\xff",   "99999999999",
+        "prompt",     "--no-", "m",    "help",  "config", "temperature"};
+    struct rng r = {.s = 11};
+    int n_good = 0;
+    for (int round = 0; round < 30000; round++) {
+        char text[400] = "";
+        for (int i = (int)rng_below(&r, 14); i >= 0; i--)
+            strcat(text, pieces[rng_below(&r, sizeof pieces / sizeof pieces[0])]);
+        struct world w = {.file = text};
+        struct outcome o = round % 2 ? parse_in(&w, "m --config x") : parse(text);
+        if (o.rc == 0 && o.help == OPT_HELP_NONE) {
+            assert_in_range(o.a.n, 1, 1000);
+            assert_true(o.a.cap >= 4096 && o.a.temperature >= 0 && o.a.temperature <= 5);
+            assert_in_range(o.a.save, 0, 2);
+            assert_in_range(o.a.store.n, 0, 4);
+            n_good++;
+        } else if (o.rc != 0) {
+            assert_true(strlen(o.err.msg) > 10);
+        }
+        opt_end(o.parsed);
+    }
+    assert_true(n_good > 100);
+}
+
 static void nearest(void **state)
 {
     (void)state;
@@ -450,6 +484,7 @@ int main(void)
         cmocka_unit_test(help_wins),
         cmocka_unit_test(help_text),
         cmocka_unit_test(markdown),
+        cmocka_unit_test(random_input_is_parsed_or_refused),
         cmocka_unit_test(nearest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
