@@ -52,7 +52,9 @@ struct files {
     struct io *io;
     unsigned open_flags;
     uint64_t max_step_bytes;
-    pthread_mutex_t lock; /* everything below; held while a file grows */
+    /* grow_lock, taken first, is held while files are made, grow or are cut.  lock protects
+     * everything below and is never held during I/O: readers need it. */
+    pthread_mutex_t grow_lock, lock;
     struct device devices[STORE_MAX_DEVICES];
     struct writer *idle;
 };
@@ -79,39 +81,53 @@ static bool descriptors_raise(void)
     return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
+/* [grow_lock] Opens or creates a segment's file and enters it into the table. */
 static int segment_open(struct files *f, struct device *d, uint32_t segment, unsigned flags,
                         struct err *err)
 {
     char *path = segment_path(d, segment);
-    struct io_file *file = NULL;
-    uint64_t size_bytes;
-    int rc = io_file_open(f->io, path, f->open_flags | flags, &file, err);
+    struct segment *seg = xcalloc(1, sizeof *seg);
+    int rc = io_file_open(f->io, path, f->open_flags | flags, &seg->file, err);
     if (rc == -EMFILE && descriptors_raise())
-        rc = io_file_open(f->io, path, f->open_flags | flags, &file, err);
+        rc = io_file_open(f->io, path, f->open_flags | flags, &seg->file, err);
     free(path);
     if (rc == 0)
-        rc = io_file_size(file, &size_bytes, err);
-    if (rc != 0) {
-        io_file_close(file);
-        return rc;
-    }
-    if (segment >= d->n_segments) {
+        rc = io_file_size(seg->file, &seg->size_bytes, err);
+
+    pthread_mutex_lock(&f->lock);
+    d->dir_dirty =
+        true; /* behind the creation, or a sync could pass between; and even if it
+                            failed, for the name may be there */
+    if (rc == 0 && segment >= d->n_segments) {
         d->segments = xrealloc(d->segments, (segment + 1) * sizeof d->segments[0]);
         while (d->n_segments <= segment)
             d->segments[d->n_segments++] = NULL;
     }
-    struct segment *seg = xcalloc(1, sizeof *seg);
-    seg->file = file;
-    seg->size_bytes = size_bytes;
-    d->segments[segment] = seg;
-    return 0;
+    if (rc == 0)
+        d->segments[segment] = seg;
+    pthread_mutex_unlock(&f->lock);
+    if (rc != 0) {
+        io_file_close(seg->file);
+        free(seg);
+    }
+    return rc;
 }
 
-/* [lock] */
 static struct segment *segment_get(struct files *f, int device, uint32_t segment)
 {
     struct device *d = &f->devices[device];
-    return segment < d->n_segments ? d->segments[segment] : NULL;
+    pthread_mutex_lock(&f->lock);
+    struct segment *seg = segment < d->n_segments ? d->segments[segment] : NULL;
+    pthread_mutex_unlock(&f->lock);
+    return seg;
+}
+
+static void segment_resized(struct files *f, struct segment *seg, uint64_t size_bytes)
+{
+    pthread_mutex_lock(&f->lock);
+    seg->size_bytes = size_bytes;
+    seg->dirty = true;
+    pthread_mutex_unlock(&f->lock);
 }
 
 /* How far to preallocate: in proportion to the file, so that a small store stays small and a large
@@ -122,7 +138,7 @@ static uint64_t step_of(const struct files *f, uint64_t end_bytes)
     return step < f->max_step_bytes ? step : f->max_step_bytes;
 }
 
-/* [lock] Makes the file reach end_bytes, and a step more if there is room. */
+/* [grow_lock] Makes the file reach end_bytes, and a step more if there is room. */
 static int segment_grow(struct files *f, struct segment *seg, uint64_t end_bytes,
                         struct err *err)
 {
@@ -141,26 +157,31 @@ static int segment_grow(struct files *f, struct segment *seg, uint64_t end_bytes
         rc = 0;
     }
     if (rc == 0)
-        seg->size_bytes = want;
+        segment_resized(f, seg, want);
     return rc;
 }
 
 static int segment_for_write(struct files *f, int device, uint32_t segment,
                              uint64_t end_bytes, struct segment **out, struct err *err)
 {
-    struct device *d = &f->devices[device];
     int rc = 0;
-    pthread_mutex_lock(&f->lock);
-    if (segment_get(f, device, segment) == NULL) {
-        d->dir_dirty = true; /* even where open fails: the name may be there */
-        rc = segment_open(f, d, segment, IO_CREATE, err);
-    }
-    if (rc == 0) {
+    pthread_mutex_lock(&f->grow_lock);
+    *out = segment_get(f, device, segment);
+    if (*out == NULL) {
+        rc = segment_open(f, &f->devices[device], segment, IO_CREATE, err);
         *out = segment_get(f, device, segment);
-        rc = segment_grow(f, *out, end_bytes, err);
     }
-    pthread_mutex_unlock(&f->lock);
+    if (rc == 0)
+        rc = segment_grow(f, *out, end_bytes, err);
+    pthread_mutex_unlock(&f->grow_lock);
     return rc;
+}
+
+static void dirty_set(struct files *f, bool *flag)
+{
+    pthread_mutex_lock(&f->lock);
+    *flag = true;
+    pthread_mutex_unlock(&f->lock);
 }
 
 /* --- writing ---------------------------------------------------------------------------------- */
@@ -344,9 +365,7 @@ static int files_write(struct media *m, struct chunk_header *h, const void *cons
     } else {
         writer_free(w); /* waits for what is in flight */
     }
-    pthread_mutex_lock(&f->lock);
-    seg->dirty = true;
-    pthread_mutex_unlock(&f->lock);
+    dirty_set(f, &seg->dirty);
     return rc;
 }
 
@@ -369,14 +388,6 @@ static struct segment *dirty_take(struct files *f)
     return found;
 }
 
-/* What failed to sync stays dirty, so that no later sync can succeed without it. */
-static void dirty_return(struct files *f, bool *flag)
-{
-    pthread_mutex_lock(&f->lock);
-    *flag = true;
-    pthread_mutex_unlock(&f->lock);
-}
-
 static int folder_sync(struct files *f, struct device *d, struct err *err)
 {
     pthread_mutex_lock(&f->lock);
@@ -384,8 +395,8 @@ static int folder_sync(struct files *f, struct device *d, struct err *err)
     d->dir_dirty = false;
     pthread_mutex_unlock(&f->lock);
     int rc = dirty ? io_dir_sync(f->io, d->dir, err) : 0;
-    if (rc != 0)
-        dirty_return(f, &d->dir_dirty);
+    if (rc != 0) /* stays dirty, so that no later sync can succeed without it */
+        dirty_set(f, &d->dir_dirty);
     return rc;
 }
 
@@ -396,7 +407,7 @@ static int files_sync(struct media *m, struct err *err)
     for (struct segment *seg; rc == 0 && (seg = dirty_take(f)) != NULL;) {
         rc = io_file_sync(seg->file, err);
         if (rc != 0)
-            dirty_return(f, &seg->dirty);
+            dirty_set(f, &seg->dirty);
     }
     for (int i = 0; rc == 0 && i < m->n_devices; i++)
         rc = folder_sync(f, &f->devices[i], err);
@@ -407,10 +418,7 @@ static int files_sync(struct media *m, struct err *err)
 
 static struct io_file *files_file(struct media *m, int device, uint32_t segment)
 {
-    struct files *f = files_of(m);
-    pthread_mutex_lock(&f->lock);
-    struct segment *seg = segment_get(f, device, segment);
-    pthread_mutex_unlock(&f->lock);
+    struct segment *seg = segment_get(files_of(m), device, segment);
     CHECK(seg != NULL); /* an extent lies in it */
     return seg->file;
 }
@@ -442,24 +450,30 @@ static uint32_t files_n_segments(struct media *m, int device)
 static uint64_t files_segment_size(struct media *m, int device, uint32_t segment)
 {
     struct files *f = files_of(m);
-    pthread_mutex_lock(&f->lock);
     struct segment *seg = segment_get(f, device, segment);
-    uint64_t n = seg == NULL ? 0 : seg->size_bytes;
+    if (seg == NULL)
+        return 0;
+    pthread_mutex_lock(&f->lock);
+    uint64_t n = seg->size_bytes;
     pthread_mutex_unlock(&f->lock);
     return n;
 }
 
 /* --- giving space back to the file system ----------------------------------------------------- */
 
+/* [grow_lock] */
 static int segment_remove(struct files *f, struct device *d, uint32_t segment,
                           struct err *err)
 {
     char *path = segment_path(d, segment);
-    io_file_close(d->segments[segment]->file);
-    free(d->segments[segment]);
+    pthread_mutex_lock(&f->lock);
+    struct segment *seg = d->segments[segment];
     d->segments[segment] = NULL;
-    d->dir_dirty = true;
+    pthread_mutex_unlock(&f->lock);
+    io_file_close(seg->file);
+    free(seg);
     int rc = io_unlink(f->io, path, err);
+    dirty_set(f, &d->dir_dirty);
     free(path);
     return rc;
 }
@@ -469,17 +483,15 @@ static int files_cut(struct media *m, int device, uint32_t segment, uint64_t end
 {
     struct files *f = files_of(m);
     int rc = 0;
-    pthread_mutex_lock(&f->lock);
+    pthread_mutex_lock(&f->grow_lock);
     struct segment *seg = segment_get(f, device, segment);
     if (seg != NULL && end_bytes == 0) {
         rc = segment_remove(f, &f->devices[device], segment, err);
     } else if (seg != NULL && seg->size_bytes > end_bytes) {
         rc = io_file_truncate(seg->file, end_bytes, err);
-        seg->dirty = true;
-        if (rc == 0)
-            seg->size_bytes = end_bytes;
+        segment_resized(f, seg, rc == 0 ? end_bytes : seg->size_bytes);
     }
-    pthread_mutex_unlock(&f->lock);
+    pthread_mutex_unlock(&f->grow_lock);
     return rc;
 }
 
@@ -488,15 +500,15 @@ static int files_wipe(struct media *m, int device, uint32_t segment, uint64_t be
 {
     struct files *f = files_of(m);
     int rc = 0;
-    pthread_mutex_lock(&f->lock);
+    pthread_mutex_lock(&f->grow_lock);
     struct segment *seg = segment_get(f, device, segment);
     if (seg != NULL && end > seg->size_bytes)
         end = seg->size_bytes;
     if (seg != NULL && begin < end) {
         rc = io_file_punch(seg->file, begin, end - begin, err);
-        seg->dirty = true;
+        dirty_set(f, &seg->dirty);
     }
-    pthread_mutex_unlock(&f->lock);
+    pthread_mutex_unlock(&f->grow_lock);
     return rc;
 }
 
@@ -519,6 +531,7 @@ static void files_close(struct media *m)
         next = w->next;
         writer_free(w);
     }
+    pthread_mutex_destroy(&f->grow_lock);
     pthread_mutex_destroy(&f->lock);
     free(f);
 }
@@ -571,6 +584,7 @@ int files_open(const struct files_opts *opts, struct media **out, struct err *er
     f->open_flags = (opts->read_only ? IO_READ_ONLY : 0u) |
                     (opts->no_direct ? 0u : IO_DIRECT);
     f->max_step_bytes = opts->max_step_bytes;
+    pthread_mutex_init(&f->grow_lock, NULL);
     pthread_mutex_init(&f->lock, NULL);
     for (int i = 0; i < opts->n_dirs; i++)
         f->devices[i] = (struct device){.dir = xstrdup(opts->dirs[i]), .dir_dirty = true};
