@@ -111,6 +111,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                               .tokenizer = h->tokenizer,
                               .n_vocab = h->k.model->cfg.vocab_size,
                               .max_sequences = o->max_sequences > 0 ? o->max_sequences : 1,
+                              .max_context = h->k.model->max_ctx,
                               .load_ms = (double)(clock_now_ns() - t0) * 1e-6};
     service_create(&vo, &h->service);
     h->platform = h->k.platform;
@@ -241,24 +242,6 @@ static bool is_forced(const char *plan)
     return plan != NULL && strcmp(plan, "auto") != 0 && strcmp(plan, "recompute") != 0;
 }
 
-/* A forced plan must fit the model even where nothing turns out to be stored. */
-static int check_forced(const struct plan_request *p, struct err *err)
-{
-    int n = p->n_layers;
-    if (p->mode == PLAN_FORCED_COUNTS)
-        n = p->forced_r + p->forced_h + p->forced_k;
-    else if (p->mode == PLAN_FORCED_LAYERS)
-        n = (int)strlen(p->forced_layers);
-    else if (p->mode == PLAN_TOKENWISE || p->mode == PLAN_TOKENWISE_ROUNDED)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "plan: '%s' can be planned, but not be carried out",
-                       plan_mode_name(p->mode));
-    return n == p->n_layers
-               ? 0
-               : err_set(err, ERR_USAGE, "plan: it names %d layers, the model has %d", n,
-                         p->n_layers);
-}
-
 /* What is wrong in itself is refused even where there is nothing to restore. */
 static int check_plan(const struct plan_request *q, const char *text, struct err *err)
 {
@@ -267,6 +250,9 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
         n = q->forced_r + q->forced_h + q->forced_k;
     else if (q->mode == PLAN_FORCED_LAYERS)
         n = (int)strlen(q->forced_layers);
+    else if (q->mode == PLAN_TOKENWISE || q->mode == PLAN_TOKENWISE_ROUNDED)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "--plan '%s' can be planned, but not be carried out", text);
     if (n == q->n_layers)
         return 0;
     return err_set(err, ERR_USAGE, "--plan '%s': %d layers, but the model has %d", text, n,
@@ -304,8 +290,6 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
             bounded.tier[0].bytes_per_s = limit;
         bounded.n_tiers = 1;
     }
-    if (rc == 0)
-        rc = check_forced(&mode, err);
     if (rc == 0)
         rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
                               err);

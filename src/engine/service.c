@@ -299,12 +299,23 @@ void service_create(const struct service_opts *o, struct service **out)
     *out = s;
 }
 
+/* [lock, or no thread] */
+static void cancel_all(struct service *s)
+{
+    for (struct hcache_ticket *t = s->queue; t != NULL; t = t->next)
+        t->cancel = true;
+    for (struct hcache_ticket *t = s->running; t != NULL; t = t->next)
+        t->cancel = true;
+}
+
 void service_destroy(struct service *s)
 {
     if (s == NULL)
         return;
     service_stop(s);
-    CHECK(s->queue == NULL && s->running == NULL);
+    cancel_all(s); /* what was submitted and given up, with no thread to end it */
+    while (s->queue != NULL || s->running != NULL)
+        service_step(s);
     pthread_cond_destroy(&s->progress);
     pthread_cond_destroy(&s->work);
     pthread_mutex_destroy(&s->lock);
@@ -336,10 +347,7 @@ void service_stop(struct service *s)
         return;
     pthread_mutex_lock(&s->lock);
     s->stopping = true;
-    for (struct hcache_ticket *t = s->queue; t != NULL; t = t->next)
-        t->cancel = true;
-    for (struct hcache_ticket *t = s->running; t != NULL; t = t->next)
-        t->cancel = true;
+    cancel_all(s);
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
@@ -362,7 +370,10 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
                                            const struct hcache_request *r)
 {
     struct hcache_ticket *t = xcalloc(1, sizeof *t);
-    size_t max = (size_t)q->max_tokens, width = 1 + (size_t)r->n_top;
+    /* More than the context holds is refused at admission; it must not cost memory until then. */
+    size_t max = (size_t)(q->max_tokens < s->o.max_context ? q->max_tokens
+                                                           : s->o.max_context);
+    size_t width = 1 + (size_t)r->n_top;
     t->service = s;
     t->req = *q;
     t->prompt = xmalloc((size_t)q->n_prompt * sizeof *t->prompt);

@@ -447,6 +447,53 @@ static void turns_of_a_conversation(void **state)
     hcache_close(h);
 }
 
+/* --- tickets ---------------------------------------------------------------------------------- */
+
+/* Requests of any size, in any state, may be given up; what cannot fit costs nothing and is told. */
+static void tickets_are_given_up_anywhere(void **state)
+{
+    (void)state;
+    int32_t prompt[300];
+    make_prompt(prompt, 300);
+    struct hcache_opts o = options("synth:tiny-mha");
+    o.store_in_memory = true;
+    o.max_sequences = 2;
+    for (int round = 0; round < 4; round++) {
+        struct hcache *h = open_or_fail(&o);
+        struct hcache_ticket *t[6];
+        struct hcache_result r;
+        struct hcache_err err = {0};
+        if (round != 0) /* else nobody ever steps them: closing does */
+            assert_int_equal(hcache_serve_start(h, 0, NULL), 0);
+        for (int i = 0; i < 6; i++) {
+            struct hcache_request q = {.prompt = prompt + i,
+                                       .n_prompt = 200 + 10 * i,
+                                       .max_tokens = i == 5 ? INT32_MAX : 20 * i,
+                                       .logprobs = i == 5,
+                                       .n_top = i == 5 ? HCACHE_MAX_TOP : 0,
+                                       .ignore_eos = true,
+                                       .save = "both"};
+            assert_int_equal(hcache_submit(h, &q, &t[i], &err), 0);
+        }
+        if (round == 1) {
+            for (int i = 0; i < 6; i++) {
+                hcache_ticket_wait(t[i]);
+                assert_int_equal(hcache_ticket_result(t[i], &r, &err),
+                                 i < 5 ? 0 : HCACHE_E_LIMIT);
+                assert_int_equal(r.n_tokens, i < 5 ? 20 * i : 0);
+                hcache_result_free(&r);
+            }
+        } else if (round == 2) {
+            hcache_ticket_wait(t[1]);
+        }
+        for (int i = 5; i >= 0; i--)
+            hcache_ticket_free(t[i]);
+        if (round == 3)
+            hcache_serve_stop(h);
+        hcache_close(h);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -458,6 +505,7 @@ int main(void)
         cmocka_unit_test(encode_and_decode),
         cmocka_unit_test(a_store_outlives_its_process),
         cmocka_unit_test(turns_of_a_conversation),
+        cmocka_unit_test(tickets_are_given_up_anywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
