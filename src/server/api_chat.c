@@ -4,17 +4,12 @@
  * was not trained on gives bad answers that nobody would notice.  --plain-chat allows it all the
  * same, for models that were never trained on chats, with this text and nothing else:
  *
- *     ROLE: CONTENT\n  for every message, then  "assistant:"
- *
- * (An answer follows its colon as it was generated, which usually begins with a space.)
- *
- * Of our own earlier answers the prompt has the tokens that were generated (retoken.h). */
+ *     ROLE: CONTENT\n  for every message, then  "assistant:" */
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/call.h"
 #include "server/generation.h"
-#include "server/retoken.h"
 
 static bool is_role(const char *role)
 {
@@ -86,45 +81,34 @@ static int normalize(const struct json *messages, struct json **out, struct faul
     return rc;
 }
 
-static char *plain_text(const struct json *messages)
+static int plain_prompt(struct hcache *h, const struct json *messages, struct prompt_ids *p,
+                        struct fault *f)
 {
     struct textbuf text = {0};
+    struct hcache_err err = {0};
     for (size_t i = 0; i < json_count(messages); i++) {
         const struct json *m = json_at(messages, i);
-        const char *role = json_string_of(json_member(m, "role"), NULL);
         size_t n;
         const char *content = json_string_of(json_member(m, "content"), &n);
-        textbuf_addf(&text, "%s:%s", role, strcmp(role, "assistant") == 0 ? "" : " ");
+        textbuf_addf(&text, "%s: ", json_string_of(json_member(m, "role"), NULL));
         textbuf_add(&text, content, n);
         textbuf_add(&text, "\n", 1);
     }
     textbuf_addf(&text, "assistant:");
-    return text.p;
+    int rc = hcache_encode(h, text.p, text.n, HCACHE_ADD_SPECIAL, &p->ids, &p->n, &err);
+    textbuf_free(&text);
+    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
 }
 
-/* The conversation as the model is to see it. The caller frees *text. */
-static int render(struct call *c, const struct json *messages, char **text, size_t *n,
-                  unsigned *flags, struct fault *f)
+static int make_prompt(struct call *c, const struct json *messages, struct prompt_ids *p,
+                       struct fault *f)
 {
-    struct hcache_err err = {0};
-    struct hcache_model_info info;
-    hcache_model_info(call_model(c), &info);
-    if (!info.has_chat_template && c->s->o.plain_chat) {
-        *text = plain_text(messages);
-        *n = strlen(*text);
-        *flags = HCACHE_ADD_SPECIAL;
-        return 0;
-    }
-    if (!info.has_chat_template)
-        return fault_set(
-            f, 400, "no_chat_template", "messages",
-            "this model has no chat template: use /v1/completions, or start the "
-            "server with --plain-chat");
-    char *json = json_text(messages, 0);
-    int rc = hcache_chat_render(call_model(c), json, strlen(json), text, n, &err);
-    *flags = HCACHE_PARSE_SPECIAL;
-    free(json);
-    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "%s", err.msg);
+    if (c->s->o.plain_chat)
+        return plain_prompt(call_model(c), messages, p, f);
+    return fault_set(
+        f, 400, "no_chat_template", "messages",
+        "this model has no chat template: use /v1/completions, or start the server "
+        "with --plain-chat");
 }
 
 void api_chat(struct call *c)
@@ -133,10 +117,6 @@ void api_chat(struct call *c)
     struct fault f;
     struct prompt_ids prompt = {0};
     struct json *messages = NULL;
-    struct hcache_err err = {0};
-    char *text = NULL, what[200] = "";
-    size_t n = 0;
-    unsigned flags = 0;
     const struct json *body = call_body(c);
     if (body == NULL)
         return;
@@ -146,15 +126,10 @@ void api_chat(struct call *c)
     if (rc == 0)
         rc = normalize(p.messages, &messages, &f);
     if (rc == 0)
-        rc = render(c, messages, &text, &n, &flags, &f);
-    if (rc == 0 && retoken_encode(call_model(c), c->s->memory, c->salt, text, n, flags,
-                                  &prompt, what, &err) != 0)
-        rc = fault_set(&f, 400, NULL, "messages", "'messages': %s", err.msg);
+        rc = make_prompt(c, messages, &prompt, &f);
     json_free(messages);
-    if (rc == 0) {
-        generation_start(c, &p, &prompt, 1, text, what);
-    } else {
-        free(text);
+    if (rc == 0)
+        generation_start(c, &p, &prompt, 1, "");
+    else
         call_fault(c, &f);
-    }
 }

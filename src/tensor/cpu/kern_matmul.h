@@ -9,10 +9,10 @@
 #ifndef TENSOR_KERN_MATMUL_H
 #define TENSOR_KERN_MATMUL_H
 
-#define KB           MATMUL_K_BLOCK
-#define GROUP_COLS   (MM_PANELS * PANEL)
-#define EACH_ROW     _Pragma("GCC unroll 16") for (int r = 0; r < n_rows; r++)
-#define EACH_PANEL   _Pragma("GCC unroll 8") for (int j = 0; j < n_panels; j++)
+#define KB         MATMUL_K_BLOCK
+#define GROUP_COLS (MM_PANELS * PANEL)
+#define EACH_ROW   _Pragma("GCC unroll 16") for (int r = 0; r < n_rows; r++)
+#define EACH_PANEL _Pragma("GCC unroll 8") for (int j = 0; j < n_panels; j++)
 
 /* sum[r][j] = fma(a[r * row_stride + i * step], b[i][j], sum[r][j]) for ascending i < n. */
 INLINE void tile_fma(v16 (*sum)[MM_PANELS], int n_rows, int n_panels, const float *a,
@@ -48,17 +48,17 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
     tile_fma(sum, n_rows, n_panels, m->a, KB, 1, m->b, GROUP_COLS, m->kb);
     if (!m->first)
-        EACH_ROW EACH_PANEL sum[r][j] =
-            v_add(v_load(m->c + r * m->ldc + j * PANEL), sum[r][j]);
+        EACH_ROW EACH_PANEL sum[r][j] = v_add(v_load(m->c + r * m->ldc + j * PANEL),
+                                              sum[r][j]);
     if (m->bias != NULL)
         EACH_ROW EACH_PANEL sum[r][j] = v_add(sum[r][j], v_load(m->bias + j * PANEL));
     EACH_ROW EACH_PANEL v_store(m->c + r * m->ldc + j * PANEL, sum[r][j]);
 }
 
-#define MICRO(R)                                                                               \
-    static void micro_##R(const struct micro *m)                                               \
-    {                                                                                          \
-        micro_rows(m, R);                                                                      \
+#define MICRO(R)                                                                           \
+    static void micro_##R(const struct micro *m)                                           \
+    {                                                                                      \
+        micro_rows(m, R);                                                                  \
     }
 MICRO(1)
 MICRO(2)
@@ -79,7 +79,7 @@ MICRO(12)
 #undef MICRO
 
 static void (*const micro_by_rows[])(const struct micro *m) = {
-    NULL,    micro_1, micro_2, micro_3, micro_4,
+    NULL,    micro_1, micro_2, micro_3,  micro_4,
 #if MM_ROWS >= 6
     micro_5, micro_6,
 #endif
@@ -168,11 +168,14 @@ static void mm_blocked(const struct mm_tile *t)
 
 /* --- few rows ------------------------------------------------------------------------------- */
 
-#define WIDE_MAX 8
+#define WIDE_MAX 4
+/* How far ahead memory is asked for: see docs/PERF.md (17.6 -> 20.0 GB/s with one row and four panels,
+ * 7.9 -> 15.8 with four rows and one panel). */
+#define FETCH_BYTES 2048
 
-/* sum[r][j] = the partial sums of the k-block at k, for n_panels panels at w. */
+/* sum[r][j] = the partial sums of the k-block at k, of n_panels panels. */
 INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
-                              const uint8_t *w, size_t panel_bytes, int64_t k, int n_rows,
+                              const uint8_t *const *panel, int64_t k, int n_rows,
                               int n_panels)
 {
     int kb = (int)(t->k - k < KB ? t->k - k : KB);
@@ -180,7 +183,9 @@ INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enu
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
     for (int i = 0; i < kb; i++) {
         v16 b[WIDE_MAX];
-        EACH_PANEL b[j] = v_load_t(w + (size_t)j * panel_bytes, dt, (k + i) * PANEL);
+        EACH_PANEL __builtin_prefetch(panel[j] + (size_t)(k + i) * PANEL * dtype_bytes(dt) +
+                                      FETCH_BYTES);
+        EACH_PANEL b[j] = v_load_t(panel[j], dt, (k + i) * PANEL);
         EACH_ROW
         {
             v16 av = v_set1(a[r * KB + i]);
@@ -189,21 +194,13 @@ INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enu
     }
 }
 
-INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int panel, int n_rows,
-                          int n_panels)
+/* C at panel p = the sums (+ bias); columns that do not exist are dropped. */
+static void direct_store(const struct mm_tile *t, int p, const float *sums, int n_panels)
 {
-    size_t panel_bytes = (size_t)t->k * PANEL * dtype_bytes(dt);
-    const uint8_t *w = t->w + (size_t)panel * panel_bytes;
-    v16 acc[MM_ROWS][WIDE_MAX], sum[MM_ROWS][WIDE_MAX];
-    direct_block_sums(acc, t, dt, w, panel_bytes, 0, n_rows, n_panels);
-    for (int64_t k = KB; k < t->k; k += KB) {
-        direct_block_sums(sum, t, dt, w, panel_bytes, k, n_rows, n_panels);
-        EACH_ROW EACH_PANEL acc[r][j] = v_add(acc[r][j], sum[r][j]);
-    }
     for (int j = 0; j < n_panels; j++) {
-        int64_t col = (int64_t)(panel + j) * PANEL, n = t->n_cols - col;
-        for (int r = 0; r < n_rows; r++) {
-            v16 y = acc[r][j];
+        int64_t col = (int64_t)(p + j) * PANEL, n = t->n_cols - col;
+        for (int r = 0; n > 0 && r < t->m; r++) {
+            v16 y = v_load(sums + (r * n_panels + j) * PANEL);
             if (t->bias != NULL)
                 y = v_add(y, v_load_upto(t->bias, DTYPE_F32, col, n));
             v_store_upto(t->c + r * t->ldc, DTYPE_F32, col, n, y);
@@ -211,20 +208,36 @@ INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int panel, int
     }
 }
 
+/* Panels [p, p + n_panels) of the tile; those behind its end are the last one again, and dropped. */
+INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int p, int n_rows,
+                          int n_panels)
+{
+    size_t panel_bytes = (size_t)t->k * PANEL * dtype_bytes(dt);
+    const uint8_t *panel[WIDE_MAX];
+    EACH_PANEL panel[j] = t->w + (size_t)(p + j < t->n_panels ? p + j : t->n_panels - 1) *
+                                     panel_bytes;
+    v16 acc[MM_ROWS][WIDE_MAX], sum[MM_ROWS][WIDE_MAX];
+    direct_block_sums(acc, t, dt, panel, 0, n_rows, n_panels);
+    for (int64_t k = KB; k < t->k; k += KB) {
+        direct_block_sums(sum, t, dt, panel, k, n_rows, n_panels);
+        EACH_ROW EACH_PANEL acc[r][j] = v_add(acc[r][j], sum[r][j]);
+    }
+    float sums[MM_ROWS * WIDE_MAX * PANEL];
+    EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL, acc[r][j]);
+    direct_store(t, p, sums, n_panels);
+}
+
 INLINE void direct_rows(const struct mm_tile *t, enum dtype dt, int n_rows, int wide)
 {
-    int panel = 0;
-    for (; panel + wide <= t->n_panels; panel += wide)
-        direct_panels(t, dt, panel, n_rows, wide);
-    for (; panel < t->n_panels; panel++)
-        direct_panels(t, dt, panel, n_rows, 1);
+    for (int p = 0; p < t->n_panels; p += wide)
+        direct_panels(t, dt, p, n_rows, wide);
 }
 
 /* A function per number of rows: inlining them all into one confuses the register allocator. */
-#define DIRECT(R, WIDE)                                                                        \
-    static void direct_##R(const struct mm_tile *t)                                            \
-    {                                                                                          \
-        FOR_DTYPE(t->dtype, dt, direct_rows(t, (enum dtype)dt, R, WIDE));                      \
+#define DIRECT(R, WIDE)                                                                    \
+    static void direct_##R(const struct mm_tile *t)                                        \
+    {                                                                                      \
+        FOR_DTYPE(t->dtype, dt, direct_rows(t, (enum dtype)dt, R, WIDE));                  \
     }
 DIRECT(1, MM_WIDE_1)
 DIRECT(2, MM_WIDE_2)
@@ -247,12 +260,22 @@ DIRECT(12, MM_PANELS)
 static void mm_direct(const struct mm_tile *t)
 {
     static void (*const by_rows[])(const struct mm_tile *t) = {
-        NULL,     direct_1, direct_2, direct_3, direct_4,
+        NULL,
+        direct_1,
+        direct_2,
+        direct_3,
+        direct_4,
 #if MM_ROWS >= 6
-        direct_5, direct_6,
+        direct_5,
+        direct_6,
 #endif
 #if MM_ROWS >= 12
-        direct_7, direct_8, direct_9, direct_10, direct_11, direct_12,
+        direct_7,
+        direct_8,
+        direct_9,
+        direct_10,
+        direct_11,
+        direct_12,
 #endif
     };
     by_rows[t->m](t);
