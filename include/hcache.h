@@ -77,7 +77,7 @@ struct hcache_model_info {
     const char *dtype;
     int n_layers, vocab_size, max_context;
     size_t hidden_bytes, kv_bytes; /* per token and layer */
-    bool has_tokenizer;
+    bool has_tokenizer, has_chat_template;
     int max_sequences;
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
@@ -95,6 +95,12 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
 /* *text is the caller's, with a final zero. */
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);
+/* A conversation as the model's own chat template writes it, ready for an answer.  messages: a JSON
+ * array of objects with a role and a content.  *text is the caller's; encode it with
+ * HCACHE_PARSE_SPECIAL and nothing else.  HCACHE_E_UNSUPPORTED where the model has no template;
+ * HCACHE_E_USAGE where the messages do not suit it. */
+int hcache_chat_render(const struct hcache *h, const char *messages, size_t n, char **text,
+                       size_t *n_text, struct hcache_err *err);
 /* The bytes of one token, which may be part of a character: the model's memory; NULL: none. */
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n);
 void hcache_free(void *p);

@@ -2,12 +2,13 @@
 # Installs the distribution packages that are missing (Debian 12; root, or sudo).  Silent and quick
 # where nothing is missing.
 #   tools/setup.sh          what building, testing and the demo need
-#   tools/setup.sh --dev    and what only development needs (clang, coverage, tracing)
+#   tools/setup.sh --dev    and what only development needs (clang, coverage, tracing), and .venv/ with
+#                           the official client that tests/e2e/test_serve_openai.py drives
 set -euo pipefail
 
 packages=(gcc make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev
           libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev python3)
-dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace)
+dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace python3-venv)
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
@@ -24,7 +25,18 @@ missing=()
 for p in "${want[@]}"; do
     dpkg-query -W -f='${db:Status-Status}\n' "$p" 2>/dev/null | grep -qx installed || missing+=("$p")
 done
-[ ${#missing[@]} -eq 0 ] && exit 0
+
+make_venv() {
+    [ "${1:-}" = --dev ] || return 0
+    .venv/bin/python -c 'import openai' 2>/dev/null && return 0
+    echo "setup: making .venv"
+    python3 -m venv .venv && .venv/bin/pip install -q "openai>=1.50" || fail "could not make .venv"
+}
+cd "$(dirname "$0")/.."
+if [ ${#missing[@]} -eq 0 ]; then
+    make_venv "${1:-}"
+    exit
+fi
 
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then
@@ -45,3 +57,4 @@ if ! apt install -y --no-install-recommends "${missing[@]}"; then
 setup: is the network up, and has /etc/apt/sources.list the Debian 12 archive?  Packages that are
 setup: installed in another way are found, too; then run the command again."
 fi
+make_venv "${1:-}"

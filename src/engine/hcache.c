@@ -180,6 +180,16 @@ int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text
                                       inner(err));
 }
 
+int hcache_chat_render(const struct hcache *h, const char *messages, size_t n, char **text,
+                       size_t *n_text, struct hcache_err *err)
+{
+    (void)messages;
+    (void)n;
+    *text = NULL;
+    *n_text = 0;
+    return err_set(inner(err), ERR_UNSUPPORTED, "%s has no chat template", h->k.model->source);
+}
+
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n)
 {
     *n = 0;

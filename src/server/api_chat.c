@@ -4,12 +4,17 @@
  * was not trained on gives bad answers that nobody would notice.  --plain-chat allows it all the
  * same, for models that were never trained on chats, with this text and nothing else:
  *
- *     ROLE: CONTENT\n  for every message, then  "assistant:" */
+ *     ROLE: CONTENT\n  for every message, then  "assistant:"
+ *
+ * (An answer follows its colon as it was generated, which usually begins with a space.)
+ *
+ * Of our own earlier answers the prompt has the tokens that were generated (retoken.h). */
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/call.h"
 #include "server/generation.h"
+#include "server/retoken.h"
 
 static bool is_role(const char *role)
 {
@@ -81,34 +86,45 @@ static int normalize(const struct json *messages, struct json **out, struct faul
     return rc;
 }
 
-static int plain_prompt(struct hcache *h, const struct json *messages, struct prompt_ids *p,
-                        struct fault *f)
+static char *plain_text(const struct json *messages)
 {
     struct textbuf text = {0};
-    struct hcache_err err = {0};
     for (size_t i = 0; i < json_count(messages); i++) {
         const struct json *m = json_at(messages, i);
+        const char *role = json_string_of(json_member(m, "role"), NULL);
         size_t n;
         const char *content = json_string_of(json_member(m, "content"), &n);
-        textbuf_addf(&text, "%s: ", json_string_of(json_member(m, "role"), NULL));
+        textbuf_addf(&text, "%s:%s", role, strcmp(role, "assistant") == 0 ? "" : " ");
         textbuf_add(&text, content, n);
         textbuf_add(&text, "\n", 1);
     }
     textbuf_addf(&text, "assistant:");
-    int rc = hcache_encode(h, text.p, text.n, HCACHE_ADD_SPECIAL, &p->ids, &p->n, &err);
-    textbuf_free(&text);
-    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+    return text.p;
 }
 
-static int make_prompt(struct call *c, const struct json *messages, struct prompt_ids *p,
-                       struct fault *f)
+/* The conversation as the model is to see it. The caller frees *text. */
+static int render(struct call *c, const struct json *messages, char **text, size_t *n,
+                  unsigned *flags, struct fault *f)
 {
-    if (c->s->o.plain_chat)
-        return plain_prompt(call_model(c), messages, p, f);
-    return fault_set(
-        f, 400, "no_chat_template", "messages",
-        "this model has no chat template: use /v1/completions, or start the server "
-        "with --plain-chat");
+    struct hcache_err err = {0};
+    struct hcache_model_info info;
+    hcache_model_info(call_model(c), &info);
+    if (!info.has_chat_template && c->s->o.plain_chat) {
+        *text = plain_text(messages);
+        *n = strlen(*text);
+        *flags = HCACHE_ADD_SPECIAL;
+        return 0;
+    }
+    if (!info.has_chat_template)
+        return fault_set(
+            f, 400, "no_chat_template", "messages",
+            "this model has no chat template: use /v1/completions, or start the "
+            "server with --plain-chat");
+    char *json = json_text(messages, 0);
+    int rc = hcache_chat_render(call_model(c), json, strlen(json), text, n, &err);
+    *flags = HCACHE_PARSE_SPECIAL;
+    free(json);
+    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "%s", err.msg);
 }
 
 void api_chat(struct call *c)
@@ -117,6 +133,10 @@ void api_chat(struct call *c)
     struct fault f;
     struct prompt_ids prompt = {0};
     struct json *messages = NULL;
+    struct hcache_err err = {0};
+    char *text = NULL, what[200] = "";
+    size_t n = 0;
+    unsigned flags = 0;
     const struct json *body = call_body(c);
     if (body == NULL)
         return;
@@ -126,10 +146,15 @@ void api_chat(struct call *c)
     if (rc == 0)
         rc = normalize(p.messages, &messages, &f);
     if (rc == 0)
-        rc = make_prompt(c, messages, &prompt, &f);
+        rc = render(c, messages, &text, &n, &flags, &f);
+    if (rc == 0 && retoken_encode(call_model(c), c->s->memory, c->salt, text, n, flags,
+                                  &prompt, what, &err) != 0)
+        rc = fault_set(&f, 400, NULL, "messages", "'messages': %s", err.msg);
     json_free(messages);
-    if (rc == 0)
-        generation_start(c, &p, &prompt, 1, "");
-    else
+    if (rc == 0) {
+        generation_start(c, &p, &prompt, 1, text, what);
+    } else {
+        free(text);
         call_fault(c, &f);
+    }
 }

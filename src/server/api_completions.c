@@ -98,5 +98,5 @@ void api_completions(struct call *c)
         call_fault(c, &f);
         return;
     }
-    generation_start(c, &p, ps.p, ps.n, "");
+    generation_start(c, &p, ps.p, ps.n, NULL, "");
 }

@@ -30,6 +30,7 @@ struct server {
     char *model_name;
     struct auth *auth;
     struct watcher *watcher;
+    struct memory *memory; /* of our answers */
     struct MHD_Daemon *daemon;
     int port, listen_socket;
     int64_t created_s;

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/call.h"
+#include "server/retoken.h"
 #include "server/shape.h"
 
 /* --- starting --------------------------------------------------------------------------------- */
@@ -113,7 +114,8 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
 }
 
 void generation_start(struct call *c, const struct gen_params *p,
-                      struct prompt_ids *prompts, int n_prompts, const char *what)
+                      struct prompt_ids *prompts, int n_prompts, char *text,
+                      const char *what)
 {
     struct fault f;
     int n = n_prompts * (int)p->n;
@@ -127,14 +129,20 @@ void generation_start(struct call *c, const struct gen_params *p,
              (unsigned long long)random_u64(),
              (unsigned long long)atomic_fetch_add(&c->s->next_id, 1));
     snprintf(g->miss, sizeof g->miss, "%s", what);
-    if (submit_all(g, prompts, &f) == 0) {
+    int rc = submit_all(g, prompts, &f);
+    if (text != NULL) {
+        g->text = text;
+        g->prompt = prompts[0];
+        n_prompts = 0; /* kept */
+    }
+    for (int i = 0; i < n_prompts; i++)
+        hcache_free(prompts[i].ids);
+    if (rc == 0) {
         c->gen = g;
     } else {
         generation_free(g);
         call_fault(c, &f);
     }
-    for (int i = 0; i < n_prompts; i++)
-        hcache_free(prompts[i].ids);
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -163,9 +171,12 @@ static int take_result(struct choice *ch, struct fault *f)
         fault_of(&err, false, f);
         return -1;
     }
-    ch->has_result = true;
     if (strcmp(ch->result.finish, "cancelled") == 0)
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
+    struct generation *g = ch->gen;
+    if (g->text != NULL)
+        retoken_remember(call_model(g->call), g->call->s->memory, g->call->salt, g->text,
+                         g->prompt.ids, g->prompt.n, &ch->result);
     return 0;
 }
 
@@ -251,5 +262,7 @@ void generation_free(struct generation *g)
         textbuf_free(&g->choice[i].logprobs);
         hcache_result_free(&g->choice[i].result);
     }
+    free(g->text);
+    hcache_free(g->prompt.ids);
     free(g);
 }

@@ -17,10 +17,12 @@ struct prompt_ids {
     int n;
 };
 
-/* Submits everything, or nothing: then a fault is the call's answer.  The prompts are taken.
+/* Submits everything, or nothing: then a fault is the call's answer.  The prompts are taken, and with
+ * them the text of the (only) one, from malloc, where its answers are to be remembered; NULL: not.
  * what: a miss reason that the tokenizing found, "" for none. */
 void generation_start(struct call *c, const struct gen_params *p,
-                      struct prompt_ids *prompts, int n_prompts, const char *what);
+                      struct prompt_ids *prompts, int n_prompts, char *text,
+                      const char *what);
 
 bool generation_is_stream(const struct generation *g);
 bool generation_has_ended(struct generation *g); /* all choices: an answer can be made */

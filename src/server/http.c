@@ -22,12 +22,16 @@
 #include "server/auth.h"
 #include "server/call.h"
 #include "server/generation.h"
+#include "server/memory.h"
 
 enum {
     /* The library's buffer of a connection: bounds the request line and all headers together. */
     CONNECTION_BYTES = 32 << 10,
     MAX_URI_BYTES = 4 << 10,
     BACKLOG = 128,
+    /* Of remembered answers: turns of a few thousand conversations. */
+    MEMORY_ENTRIES = 4096,
+    MEMORY_BYTES = 64 << 20,
 };
 
 /* --- answers ---------------------------------------------------------------------------------- */
@@ -516,6 +520,7 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     s->listen_socket = -1;
     s->created_s = clock_wall_s();
     auth_create(o->api_keys, o->n_api_keys, &s->auth);
+    memory_create(MEMORY_ENTRIES, MEMORY_BYTES, &s->memory);
     int rc = watcher_create(o->max_connections + BACKLOG, &s->watcher, err);
     if (rc == 0)
         rc = listen_on(s, err);
@@ -562,6 +567,7 @@ void server_stop(struct server *s)
     if (s->listen_socket >= 0)
         close(s->listen_socket);
     watcher_destroy(s->watcher);
+    memory_destroy(s->memory);
     auth_destroy(s->auth);
     free(s->model_name);
     free(s);

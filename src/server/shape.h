@@ -11,7 +11,7 @@ struct choice {
     struct hcache_ticket *ticket;
     int index, n_prompt;
     bool started; /* its first chunk was sent */
-    bool finished, has_result;
+    bool finished;
     struct hcache_result result;
     struct textbuf
         logprobs;    /* read, and not yet sent: struct hcache_logprob [][1 + n_top] */
@@ -25,6 +25,8 @@ struct generation {
     int64_t created_s;
     atomic_int n_ended;
     bool is_over;
+    char *text; /* of the conversation, and its tokens; NULL: answers are not remembered */
+    struct prompt_ids prompt;
     int n;
     struct choice choice[];
 };

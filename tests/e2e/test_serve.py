@@ -179,6 +179,26 @@ def test_concurrency(s):
     equal("8 clients at once get what each gets alone", together, alone)
 
 
+def test_chat_history(s):
+    """Sampled answers come back as text, and are found as the tokens that were generated."""
+    messages, before, found = [{"role": "user", "content": "Tell me about Tom and his cat."}], 0, []
+    for turn in range(7):
+        body = {"messages": messages, "max_tokens": 30, "temperature": 2, "seed": turn}
+        want = max(0, (before - 1) // 64 * 64)  # the last token of an answer has no state yet
+        time.sleep(0.1)
+        for _ in range(100):  # committing takes a moment
+            r = s.post("/v1/chat/completions", {**body, "max_tokens": 0})[2]
+            if r["timings"]["miss"] != "not committed yet":
+                break
+            time.sleep(0.05)
+        found.append(cached(r) >= want)
+        r = s.post("/v1/chat/completions", body)[2]
+        before = r["usage"]["total_tokens"]
+        text = r["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
+    equal("7 turns of a sampled chat: each finds all chunks of the one before", found, [True] * 7)
+
+
 def test_vanished_clients(s):
     long = {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16, "temperature": 1}
     for name, stream in (("a stream", True), ("a plain request", False)):
@@ -358,7 +378,7 @@ def run(*tests, server):
 
 started = time.time()
 try:
-    run(test_small_routes, test_completions, test_streams, test_faults, test_concurrency, test_vanished_clients,
+    run(test_small_routes, test_completions, test_streams, test_faults, test_concurrency, test_chat_history, test_vanished_clients,
         test_slow_reader, test_many_connections, test_lengths,
         server=Server(MODEL, "--store", os.path.join(tmp, "main"), "--plain-chat", "--max-connections", "1000"))
     run(test_keys, test_queue, test_limits,

@@ -1,0 +1,109 @@
+"""The official `openai` client against `hcache serve`: chat, stream and completions calls.
+
+It runs in .venv/, which `tools/setup.sh --dev` makes; without it this test is skipped."""
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+VENV = ".venv/bin/python"
+if "HCACHE_IN_VENV" not in os.environ:
+    if not os.path.exists(VENV):
+        print("1..0 # SKIP the openai client is not here (tools/setup.sh --dev makes .venv)")
+        sys.exit(0)
+    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import MODEL, Server  # noqa: E402
+
+try:
+    import openai
+except ImportError:
+    print("1..0 # SKIP .venv has no openai client (tools/setup.sh --dev)")
+    sys.exit(0)
+if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
+    print("1..0 # SKIP ../shared/models/stories260K is not there")
+    sys.exit(0)
+
+n_results = n_failed = 0
+
+
+def check(name, ok, why=""):
+    global n_results, n_failed
+    n_results += 1
+    n_failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
+    if not ok:
+        print("# " + str(why).replace("\n", "\n# ")[:1500])
+
+
+def raises(kind, call):
+    try:
+        call()
+    except kind as e:
+        return e
+    return None
+
+
+def run(server):
+    c = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sesame", max_retries=0, timeout=60)
+    model = c.models.list().data[0].id
+    check("models.list, models.retrieve", c.models.retrieve(model).id == model)
+    r = c.completions.create(model=model, prompt="Once upon a time", max_tokens=12, temperature=0)
+    text = r.choices[0].text
+    check("completions.create", text and r.usage.completion_tokens == 12 and r.choices[0].finish_reason == "length", r)
+    pieces = [x.choices[0].text for x in c.completions.create(model=model, prompt="Once upon a time", max_tokens=12,
+                                                              temperature=0, stream=True)]
+    check("completions.create(stream=True)", "".join(pieces) == text, pieces)
+    r = c.completions.create(model=model, prompt="Once upon a time", max_tokens=4, temperature=0, logprobs=2)
+    check("completions.create(logprobs=2)", len(r.choices[0].logprobs.tokens) == 4, r)
+
+    messages = [{"role": "system", "content": "Tell stories."}, {"role": "user", "content": "Once upon a time"}]
+    r = c.chat.completions.create(model=model, messages=messages, max_completion_tokens=10, temperature=0,
+                                  logprobs=True, top_logprobs=2)
+    text = r.choices[0].message.content
+    check("chat.completions.create", text and r.choices[0].message.role == "assistant" and
+          len(r.choices[0].logprobs.content) == 10 and r.usage.prompt_tokens_details.cached_tokens >= 0, r)
+    chunks = list(c.chat.completions.create(model=model, messages=messages, max_tokens=10, temperature=0, stream=True,
+                                            stream_options={"include_usage": True}))
+    got = "".join(x.choices[0].delta.content or "" for x in chunks if x.choices)
+    check("chat.completions.create(stream=True)", got == text and chunks[0].choices[0].delta.role == "assistant" and
+          chunks[-1].usage.completion_tokens == 10 and not chunks[-1].choices, (got, text))
+    word = text.split()[1]  # the client takes an answer that was cut off by its length for an error
+    with c.chat.completions.stream(model=model, messages=messages, max_tokens=10, temperature=0, stop=word) as s:
+        final = s.get_final_completion()
+    check("chat.completions.stream", final.choices[0].message.content == text[:text.index(word)], final)
+
+    messages.append({"role": "assistant", "content": text})
+    for i in range(8):  # the history grows past a chunk, so that it can be restored
+        messages.append({"role": "user", "content": "And what happened on the next day, little bird?"})
+        r = c.chat.completions.create(model=model, messages=messages, max_tokens=12, temperature=1, seed=i)
+        messages.append({"role": "assistant", "content": r.choices[0].message.content})
+    messages.pop()
+    for _ in range(100):  # committing takes a moment
+        if r.usage.prompt_tokens_details.cached_tokens >= 64:
+            break
+        time.sleep(0.05)
+        r = c.chat.completions.create(model=model, messages=messages, max_tokens=1)
+    check("a stateless chat finds its history", r.usage.prompt_tokens_details.cached_tokens >= 64, r)
+
+    e = raises(openai.BadRequestError, lambda: c.chat.completions.create(
+        model=model, messages=messages, response_format={"type": "json_object"}))
+    check("BadRequestError names the field", e is not None and e.param == "response_format", e)
+    e = raises(openai.NotFoundError, lambda: c.completions.create(model="none", prompt="x"))
+    check("NotFoundError for another model", e is not None and e.code == "model_not_found", e)
+    bad = c.with_options(api_key="wrong")
+    check("AuthenticationError", raises(openai.AuthenticationError, bad.models.list) is not None)
+
+
+store = tempfile.mkdtemp(prefix="hcache-openai.")
+server = Server(MODEL, "--store", os.path.join(store, "s"), "--plain-chat", "--api-key", "sesame")
+try:
+    run(server)
+except Exception as e:  # noqa: BLE001
+    check(repr(e), False, "".join(server.log))
+check("the server stops with status 0", server.stop() == 0)
+shutil.rmtree(store, ignore_errors=True)
+print(f"1..{n_results}")
+sys.exit(bool(n_failed))
