@@ -29,19 +29,21 @@ struct bench_args {
 };
 
 static const struct opt bench_options[] = {
-    {"csv", OPT(struct bench_args, csv), .arg = "FILE", .help = "also write the results there"},
+    {"csv", OPT(struct bench_args, csv), .arg = "FILE",
+     .help = "also write the results there"},
     {"only", OPT(struct bench_args, only), .arg = "TEXT",
      .help = "only kernels whose name and shape, as printed, contain TEXT"},
-    {"threads", OPT(struct bench_args, threads), .arg = "N", .def = "2", .min = 1, .max = 256,
-     .help = "measure 1 and N threads"},
-    {"seconds", OPT(struct bench_args, seconds), .arg = "S", .def = "0.3", .lo = 0.01, .hi = 60,
-     .help = "time of each measurement"},
+    {"threads", OPT(struct bench_args, threads), .arg = "N", .def = "2", .min = 1,
+     .max = 256, .help = "measure 1 and N threads"},
+    {"seconds", OPT(struct bench_args, seconds), .arg = "S", .def = "0.3", .lo = 0.01,
+     .hi = 60, .help = "time of each measurement"},
     {0},
 };
 
 static const struct opt_cmd bench_cmd = {
     .name = "bench kernels",
-    .summary = "Measures every kernel of the cpu device as a share of this machine's limits.",
+    .summary =
+        "Measures every kernel of the cpu device as a share of this machine's limits.",
     .options = bench_options,
     .values_bytes = sizeof(struct bench_args),
 };
@@ -58,9 +60,10 @@ struct bench {
     struct stream *stream;
     const struct ops *ops;
     double fma, read, copy; /* ceilings */
-    void *cold;             /* COLD_BYTES of random bits that are small numbers in every type */
+    void *cold; /* COLD_BYTES of random bits that are small numbers in every type */
     bool blas;
-    double layer_s, attention_s; /* of bench-220m over 4096 tokens, summed as they are measured */
+    double layer_s,
+        attention_s; /* of bench-220m over 4096 tokens, summed as they are measured */
 };
 
 /* --- output --------------------------------------------------------------------------------- */
@@ -77,14 +80,16 @@ static void report(struct bench *b, const char *kernel, const char *shape, enum 
 {
     double ceiling = unit == FLOPS ? b->fma : unit == BYTES_READ ? b->read : b->copy;
     const char *of = unit == FLOPS ? "FMA" : unit == BYTES_READ ? "read" : "copy";
-    double best = work / t.min * 1e-9, mid = work / t.median * 1e-9, low = work / t.max * 1e-9;
+    double best = work / t.min * 1e-9, mid = work / t.median * 1e-9,
+           low = work / t.max * 1e-9;
     double share = ceiling > 0 ? best / (ceiling * 1e-9) : 0;
-    printf("%-16s %-26s %d  %8.1f %8.1f %8.1f %-7s %5.2f of %s\n", kernel, shape, b->n_threads,
-           low, mid, best, unit == FLOPS ? "GFLOP/s" : "GB/s", share, of);
+    printf("%-16s %-26s %d  %8.1f %8.1f %8.1f %-7s %5.2f of %s\n", kernel, shape,
+           b->n_threads, low, mid, best, unit == FLOPS ? "GFLOP/s" : "GB/s", share, of);
     fflush(stdout);
     if (b->csv != NULL)
-        fprintf(b->csv, "%s,%s,%s,%d,%.3f,%.3f,%.3f,%s,%.4f,%s\n", b->device->isa, kernel, shape,
-                b->n_threads, low, mid, best, unit == FLOPS ? "GFLOP/s" : "GB/s", share, of);
+        fprintf(b->csv, "%s,%s,%s,%d,%.3f,%.3f,%.3f,%s,%.4f,%s\n", b->device->isa, kernel,
+                shape, b->n_threads, low, mid, best, unit == FLOPS ? "GFLOP/s" : "GB/s",
+                share, of);
 }
 
 static bool wanted(const struct bench *b, const char *kernel, const char *shape)
@@ -120,7 +125,8 @@ struct matmul_run {
     struct bench *b;
     struct mat c, a;
     struct weight w;
-    size_t step; /* bytes from one cold copy of the weight to the next; 0: always the same */
+    size_t
+        step; /* bytes from one cold copy of the weight to the next; 0: always the same */
     int n_copies, next;
     const float *plain; /* for OpenBLAS */
 };
@@ -315,7 +321,8 @@ static void bench_kv_fill(struct bench *b)
     memcpy(staging, b->cold, bytes);
     c.rows = mat_of(staging, DTYPE_BF16, TOKENS, 2 * N_KV * D_HEAD);
     float *angles = small_numbers((size_t)TOKENS * HALF * 4, DTYPE_F32);
-    c.rope = (struct rope){angles, angles, TOKENS, D_HEAD};
+    c.rope = (struct rope){
+        .cos = angles, .sin = angles, .max_pos = TOKENS, .d_rot = D_HEAD};
     c.r = one_sequence(&p, 0, TOKENS);
     struct spread s = time_spread(kv_fill_once, &c, b->args.seconds);
     report(b, "kv_fill", "4096 h16 d64", BYTES_COPIED, (double)c.layer_bytes, s);
@@ -377,14 +384,16 @@ static void bench_rows(struct bench *b)
 /* The share of attention in a layer of bench-220m over 4096 tokens. */
 static void bench_layer(struct bench *b)
 {
-    static const struct matmul_case products[] = {
-        {4096, 3072, 1024, true}, {4096, 1024, 1024, true}, {4096, 5632, 1024, true},
-        {4096, 1024, 2816, true}};
+    static const struct matmul_case products[] = {{4096, 3072, 1024, true},
+                                                  {4096, 1024, 1024, true},
+                                                  {4096, 5632, 1024, true},
+                                                  {4096, 1024, 2816, true}};
     double s = b->attention_s;
     for (size_t i = 0; i < N_CASES(products); i++)
         s += matmul_case_run(b, products[i], DTYPE_BF16);
-    printf("bench-220m layer, 4096 tokens, %d thread(s): %.1f ms, attention %.1f ms = %.2f\n",
-           b->n_threads, s * 1e3, b->attention_s * 1e3, b->attention_s / s);
+    printf(
+        "bench-220m layer, 4096 tokens, %d thread(s): %.1f ms, attention %.1f ms = %.2f\n",
+        b->n_threads, s * 1e3, b->attention_s * 1e3, b->attention_s / s);
 }
 
 /* --- the run -------------------------------------------------------------------------------- */

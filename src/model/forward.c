@@ -12,11 +12,11 @@
 #include "base/check.h"
 #include "model/work.h"
 
-#define TRY(call)                                                                              \
-    do {                                                                                       \
-        int rc_ = (call);                                                                      \
-        if (rc_ != 0)                                                                          \
-            return rc_;                                                                        \
+#define TRY(call)                                                                          \
+    do {                                                                                   \
+        int rc_ = (call);                                                                  \
+        if (rc_ != 0)                                                                      \
+            return rc_;                                                                    \
     } while (0)
 
 static struct mat first_rows(struct mat a, int64_t n)
@@ -90,6 +90,33 @@ int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer
     return m->dev->ops->kv_fill(s, kv, kv_rows, &m->rope, r);
 }
 
+int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows)
+{
+    int32_t pos[KV_BLOCK_TOKENS], block = 0, seq_row[2] = {0, KV_BLOCK_TOKENS};
+    const int32_t *table = &block;
+    struct rope none = {.max_pos = KV_BLOCK_TOKENS};
+    for (int i = 0; i < KV_BLOCK_TOKENS; i++)
+        pos[i] = i;
+    struct kv_layer kv = {
+        .blocks = chunk,
+        .block_stride = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype),
+        .dtype = m->dtype,
+        .n_kv = m->cfg.n_kv_heads,
+        .d_head = m->cfg.d_head};
+    struct ragged r = {.n_rows = KV_BLOCK_TOKENS,
+                       .n_seqs = 1,
+                       .pos = pos,
+                       .seq_row = seq_row,
+                       .tables = &table};
+    return m->dev->ops->kv_fill(s, &kv, kv_rows, &none, &r);
+}
+
+int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
+                  int32_t block, const void *chunk, int32_t pos0)
+{
+    return m->dev->ops->kv_load(s, kv, block, chunk, &m->rope, pos0);
+}
+
 /* att = attention of the normalised rows over the cache, kv_fill included. */
 static int attend(const struct model *m, struct model_work *w, struct stream *s, int l,
                   struct mat normed, struct mat kv_rows, const struct kv_layer *kv,
@@ -145,9 +172,9 @@ static int mlp(const struct model *m, struct model_work *w, struct stream *s, in
     return op->matmul(s, out, ffn, &lw->w_down, lw->b_down);
 }
 
-int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l, struct mat x,
-                struct mat out, const struct kv_layer *kv, const struct ragged *r,
-                struct mat *kv_rows)
+int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
+                struct mat x, struct mat out, const struct kv_layer *kv,
+                const struct ragged *r, struct mat *kv_rows)
 {
     const struct ops *op = m->dev->ops;
     const struct layer_weights *lw = &m->w.layers[l];
@@ -193,10 +220,11 @@ static int check_overflow(const struct model *m, struct stream *s, struct mat x)
 }
 
 int model_forward(const struct model *m, struct model_work *w, struct stream *s,
-                  const int32_t *ids, const struct kv_layer *kv_layers, const struct ragged *r,
-                  const struct model_tap *tap, struct mat *x)
+                  const int32_t *ids, const struct kv_layer *kv_layers,
+                  const struct ragged *r, const struct model_tap *tap, struct mat *x)
 {
-    struct mat in = first_rows(w->x[0], r->n_rows), out = first_rows(w->x[1], r->n_rows), rows;
+    struct mat in = first_rows(w->x[0], r->n_rows), out = first_rows(w->x[1], r->n_rows),
+               rows;
     TRY(model_embed(m, w, s, in, ids, r));
     for (int l = 0; l < m->cfg.n_layers; l++) {
         TRY(model_layer(m, w, s, l, in, out, &kv_layers[l], r, &rows));

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
 #include "model/work.h"
@@ -25,26 +26,30 @@ static double scale_frequency(const struct rope_scaling *sc, double freq)
         return freq / sc->factor;
     if (turns > sc->high_freq_factor)
         return freq;
-    double keep = (turns - sc->low_freq_factor) / (sc->high_freq_factor - sc->low_freq_factor);
+    double keep = (turns - sc->low_freq_factor) /
+                  (sc->high_freq_factor - sc->low_freq_factor);
     return (1 - keep) * freq / sc->factor + keep * freq;
 }
 
 static int make_rope(struct model *m, struct err *err)
 {
     const struct model_config *c = &m->cfg;
-    m->rope.max_pos = m->max_ctx;
+    int n_pos = (int)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS); /* whole blocks: kv_load */
+    m->rope.max_pos = n_pos;
     if (c->position != POSITION_ROPE)
         return 0;
     int half = c->d_rope / 2;
-    size_t n = (size_t)m->max_ctx * (size_t)half;
-    int rc = buf_alloc(m->dev, MEM_DEVICE, 2 * n * sizeof(float), &m->rope_mem, err);
+    size_t n = (size_t)n_pos * (size_t)half;
+    int rc = buf_alloc(m->dev, MEM_DEVICE,
+                       2 * (n + rope_block_floats(n_pos, c->d_rope)) * sizeof(float),
+                       &m->rope_mem, err);
     if (rc != 0)
-        return err_wrap(err, "rotation tables for %d positions", m->max_ctx);
+        return err_wrap(err, "rotation tables for %d positions", n_pos);
     float *cos_t = m->rope_mem.ptr, *sin_t = cos_t + n;
     for (int i = 0; i < half; i++) {
         double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
         freq = scale_frequency(&c->rope_scaling, freq);
-        for (int p = 0; p < m->max_ctx; p++) {
+        for (int p = 0; p < n_pos; p++) {
             cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)cos(p * freq);
             sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * freq);
         }
@@ -52,6 +57,10 @@ static int make_rope(struct model *m, struct err *err)
     m->rope.cos = cos_t;
     m->rope.sin = sin_t;
     m->rope.d_rot = c->d_rope;
+    float *cos_b = sin_t + n, *sin_b = cos_b + rope_block_floats(n_pos, c->d_rope);
+    rope_block_make(&m->rope, cos_b, sin_b);
+    m->rope.cos_t = cos_b;
+    m->rope.sin_t = sin_b;
     return 0;
 }
 
@@ -80,8 +89,10 @@ static int load_config(struct model *m, const struct model_opts *o, struct err *
         return rc;
     m->dtype = dtype_of_checkpoint(m->cfg.weight_type);
     if (o->dtype != NULL && dtype_parse(o->dtype, &m->dtype) != 0)
-        return err_set(err, ERR_USAGE, "state dtype '%s': must be f32, f16 or bf16", o->dtype);
-    m->max_ctx = o->max_ctx > 0 && o->max_ctx < m->cfg.max_ctx ? o->max_ctx : m->cfg.max_ctx;
+        return err_set(err, ERR_USAGE, "state dtype '%s': must be f32, f16 or bf16",
+                       o->dtype);
+    m->max_ctx = o->max_ctx > 0 && o->max_ctx < m->cfg.max_ctx ? o->max_ctx
+                                                               : m->cfg.max_ctx;
     return 0;
 }
 

@@ -74,14 +74,22 @@ int model_embed(const struct model *m, struct model_work *w, struct stream *s, s
 /* Layer l: reads x [n][d] T, writes its K and V into kv at r's positions, attends over all earlier
  * positions, and writes the next layer's input to out [n][d] T (out may be x).  *kv_rows (may be
  * NULL) is the layer's K (before RoPE) and V as [n][2 * kv_dim] T, valid until the next call. */
-int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l, struct mat x,
-                struct mat out, const struct kv_layer *kv, const struct ragged *r,
-                struct mat *kv_rows);
+int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
+                struct mat x, struct mat out, const struct kv_layer *kv,
+                const struct ragged *r, struct mat *kv_rows);
 
 /* The projection that restores from hidden states: kv_rows [n][2 * kv_dim] T from the layer's input
  * h [n][d] T; exactly what model_layer computes from the same rows. */
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);
+
+/* A chunk of 64 rows as it is stored: laid out like a KV block, K before RoPE, kv_block_bytes long.
+ * Saving pays for the transpose, in the background, so that restoring need not. */
+int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows);
+/* A stored chunk into block `block` of kv at positions [pos0, pos0 + 64): the same bits as
+ * model_kv_fill of its rows. On the calling thread. */
+int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
+                  int32_t block, const void *chunk, int32_t pos0);
 
 /* Attention to what kv holds for positions [pos..], from kv_rows in T: the only writer. */
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
@@ -100,7 +108,7 @@ struct model_tap {
 
 /* Embeds, runs every layer, and leaves the last output in *x (valid until the next call with w). */
 int model_forward(const struct model *m, struct model_work *w, struct stream *s,
-                  const int32_t *ids, const struct kv_layer *kv_layers, const struct ragged *r,
-                  const struct model_tap *tap, struct mat *x);
+                  const int32_t *ids, const struct kv_layer *kv_layers,
+                  const struct ragged *r, const struct model_tap *tap, struct mat *x);
 
 #endif

@@ -6,7 +6,7 @@
 #include "model/model.h"
 
 /* Bumped whenever the meaning of a record's bytes changes. */
-#define STATE_LAYOUT_VERSION 1
+#define STATE_LAYOUT_VERSION 2 /* 2: K and V of a chunk lie as a KV block does */
 
 /* The hash of all that gives a state its bits: weights, config, weight format, state dtype, record
  * layout, and a numerics id.  The latter is a digest of hidden states, K and V that this build

@@ -162,22 +162,12 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     struct load *ld = arg;
     const struct model *m = ld->b->m;
     size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(m);
-    /* A context shorter than a chunk has no more positions than that. */
-    int n = m->max_ctx < STORE_CHUNK_TOKENS ? m->max_ctx : STORE_CHUNK_TOKENS;
     long begin, end;
     pool_share(ld->n_chunks, 1, thread_idx, n_threads, &begin, &end);
     for (long c = begin; c < end; c++) {
-        int32_t block = (int32_t)c, seq_row[2] = {0, n};
-        const int32_t *table = &block;
-        uint8_t *record = ld->records + (size_t)c * bytes;
-        struct mat rows = mat_of(record, m->dtype, n, 2 * model_kv_dim(m));
-        struct ragged r = {.n_rows = n,
-                           .n_seqs = 1,
-                           .pos = ld->b->pos,
-                           .seq_row = seq_row,
-                           .tables = &table};
+        const uint8_t *record = ld->records + (size_t)c * bytes;
         atomic_fetch_add(&ld->sum, checksum64(record, bytes));
-        int rc = model_kv_fill(m, ld->streams[thread_idx], &ld->kv, rows, &r);
+        int rc = model_kv_load(m, ld->streams[thread_idx], &ld->kv, (int32_t)c, record, 0);
         if (rc != 0)
             atomic_store(&ld->rc, rc);
     }

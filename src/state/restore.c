@@ -289,52 +289,61 @@ static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, 
     return &q->r;
 }
 
-/* A record's rows where they lie. (The views are read only: the cast away of const is contained.) */
-static struct mat record_rows(const struct restore *r, const struct store_read *read,
-                              enum store_kind kind)
+/* Hidden states where they lie. (The view is read only: the cast away of const is contained.) */
+static struct mat hidden_rows(const struct restore *r, const struct store_read *read)
 {
-    int64_t cols = kind == STORE_HIDDEN ? r->m->cfg.n_embd : 2 * model_kv_dim(r->m);
-    return mat_of((void *)(uintptr_t)read->bytes, r->m->dtype, STORE_CHUNK_TOKENS, cols);
-}
-
-static int fill(struct restore *r, struct stream *s, int layer, int row, struct mat kv_rows)
-{
-    struct one_seq q;
-    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, layer);
-    return model_kv_fill(r->m, s, &kv, kv_rows, rows_of(r, &q, row, (int)kv_rows.rows));
+    return mat_of((void *)(uintptr_t)read->bytes, r->m->dtype, STORE_CHUNK_TOKENS,
+                  r->m->cfg.n_embd);
 }
 
 static int project_and_fill(struct restore *r, int layer, int row, struct mat hidden)
 {
+    struct one_seq q;
     struct stream *s = r->rr->o.stream;
+    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, layer);
     struct mat kv_rows = mat_rows(r->rr->kv_rows, 0, hidden.rows);
     int rc = model_kv_project(r->m, r->rr->o.work, s, layer, hidden, kv_rows);
-    return rc == 0 ? fill(r, s, layer, row, kv_rows) : rc;
+    if (rc != 0)
+        return rc;
+    return model_kv_fill(r->m, s, &kv, kv_rows, rows_of(r, &q, row, (int)hidden.rows));
 }
 
-struct share {
+/* Groups that have arrived by the same moment: their chunks are shared out together, since waking
+ * the workers for eight chunks of 256 KiB costs a fifth of the work. */
+enum { MAX_ARRIVED = 4 };
+
+struct arrived {
     struct restore *r;
-    struct group *g;
+    struct group *groups[MAX_ARRIVED];
+    int n_groups, n_chunks;
     atomic_int rc;
 };
 
-/* A thread's share of a group, chunk by chunk: checked and, where it is KV, put into the cache while
- * it is still in this core's cache. */
-static void group_share(void *arg, int thread_idx, int n_threads)
+/* Checked and, where it is KV, put into the cache while it is still in this core's cache. */
+static void take_chunk(struct arrived *a, struct group *g, int i, struct stream *s)
 {
-    struct share *sh = arg;
-    struct restore *r = sh->r;
-    struct group *g = sh->g;
-    long begin, end;
-    pool_share(g->n_chunks, 1, thread_idx, n_threads, &begin, &end);
-    for (long i = begin; i < end; i++) {
-        if (!check_record(r, g, (int)i) || g->kind != STORE_KV)
-            continue;
-        int row = (g->first_chunk + (int)i) * STORE_CHUNK_TOKENS;
-        int rc = fill(r, r->rr->inline_streams[thread_idx], g->layer, row,
-                      record_rows(r, &g->reads[i], STORE_KV));
-        if (rc != 0)
-            atomic_store(&sh->rc, rc);
+    struct restore *r = a->r;
+    if (!check_record(r, g, i) || g->kind != STORE_KV)
+        return;
+    int chunk = g->first_chunk + i;
+    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
+    int rc = model_kv_load(r->m, s, &kv, r->job->table->blocks[chunk], g->reads[i].bytes,
+                           chunk * STORE_CHUNK_TOKENS);
+    if (rc != 0)
+        atomic_store(&a->rc, rc);
+}
+
+/* A thread's share of the chunks, counted through all groups. */
+static void arrived_share(void *arg, int thread_idx, int n_threads)
+{
+    struct arrived *a = arg;
+    struct stream *s = a->r->rr->inline_streams[thread_idx];
+    long begin, end, first = 0;
+    pool_share(a->n_chunks, 1, thread_idx, n_threads, &begin, &end);
+    for (int g = 0; g < a->n_groups; first += a->groups[g++]->n_chunks) {
+        long from = begin > first ? begin - first : 0;
+        for (long i = from; i < a->groups[g]->n_chunks && first + i < end; i++)
+            take_chunk(a, a->groups[g], (int)i, s);
     }
 }
 
@@ -346,7 +355,7 @@ static int project_group(struct restore *r, const struct group *g)
     int n = atomic_load(&r->n_good) - g->first_chunk, rc = 0;
     n = n < g->n_chunks ? n : g->n_chunks;
     for (int i = 0, run; rc == 0 && i < n; i += run) {
-        struct mat rows = record_rows(r, &g->reads[i], STORE_HIDDEN);
+        struct mat rows = hidden_rows(r, &g->reads[i]);
         for (run = 1; i + run < n; run++) {
             if (g->reads[i + run].bytes != g->reads[i].bytes + (size_t)run * bytes)
                 break;
@@ -357,15 +366,26 @@ static int project_group(struct restore *r, const struct group *g)
     return rc;
 }
 
-/* One group from its records into the KV cache. */
-static int compute_group(struct restore *r, struct group *g)
+/* From their records into the KV cache. A group behind a chunk that was lost is left out. */
+static int compute_arrived(struct restore *r, struct group *const *groups, int n)
 {
-    if (g->first_chunk >= atomic_load(&r->n_good))
-        return 0; /* a chunk before it was lost meanwhile */
-    struct share sh = {.r = r, .g = g};
-    pool_run(r->m->dev->pool, group_share, &sh);
-    int rc = atomic_load(&sh.rc);
-    return rc == 0 && g->kind == STORE_HIDDEN ? project_group(r, g) : rc;
+    struct arrived a = {.r = r};
+    int rc;
+    for (int i = 0; i < n; i++) {
+        if (groups[i]->first_chunk >= atomic_load(&r->n_good))
+            continue;
+        a.groups[a.n_groups++] = groups[i];
+        a.n_chunks += groups[i]->n_chunks;
+    }
+    if (a.n_chunks == 0)
+        return 0;
+    pool_run(r->m->dev->pool, arrived_share, &a);
+    rc = atomic_load(&a.rc);
+    for (int i = 0; rc == 0 && i < a.n_groups; i++) {
+        if (a.groups[i]->kind == STORE_HIDDEN)
+            rc = project_group(r, a.groups[i]);
+    }
+    return rc;
 }
 
 static bool recompute_remains(const struct restore *r)
@@ -422,14 +442,24 @@ static int compute_all(struct restore *r)
             r->out->wait_ns += clock_now_ns() - t0;
             t0 = clock_now_ns();
         }
-        if (g == &r->rr->end)
-            break;
+        struct group *arrived[MAX_ARRIVED];
+        bool last = false;
+        int n = 0;
+        for (; g != NULL && !last;
+             g = n < MAX_ARRIVED ? queue_try_pop(r->rr->ready) : NULL) {
+            last = g == &r->rr->end;
+            if (!last)
+                arrived[n++] = g;
+        }
         if (rc == 0)
-            rc = compute_group(r, g);
+            rc = compute_arrived(r, arrived, n);
         if (rc != 0)
             atomic_store(&r->stop, true);
-        queue_push(r->rr->free, g);
+        for (int i = 0; i < n; i++)
+            queue_push(r->rr->free, arrived[i]);
         r->out->compute_ns += clock_now_ns() - t0;
+        if (last)
+            break;
     }
     while (rc == 0 && recompute_remains(r)) {
         int64_t t0 = clock_now_ns();

@@ -50,6 +50,9 @@ struct saver {
     size_t hidden_bytes, kv_bytes; /* one record, and its room in a buffer: */
     size_t hidden_room, kv_room;
 
+    struct stream *pack_stream; /* the writer's */
+    uint8_t *packed; /* K and V of one chunk in a block's layout [n_layers][kv_room] */
+
     pthread_t writer;
     pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
     pthread_cond_t changed;
@@ -113,6 +116,17 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
     }
 }
 
+/* Lays one layer's K and V out as a KV block, so that a restore need not transpose. */
+static int pack(struct saver *s, const struct job *j, int l, const void **bytes)
+{
+    const struct model *m = s->o.model;
+    uint8_t *chunk = s->packed + (size_t)l * s->kv_room;
+    struct mat rows = mat_of(record_of(s, j->buf, l, STORE_KV), m->dtype,
+                             STORE_CHUNK_TOKENS, 2 * model_kv_dim(m));
+    *bytes = chunk;
+    return model_kv_pack(m, s->pack_stream, chunk, rows);
+}
+
 static int append(struct saver *s, const struct job *j, struct err *err)
 {
     struct store_record records[STORE_MAX_LAYERS * STORE_KINDS];
@@ -121,10 +135,14 @@ static int append(struct saver *s, const struct job *j, struct err *err)
         for (int kind = 0; kind < STORE_KINDS; kind++) {
             if (!(j->seq->policy.kinds[l] & 1u << kind))
                 continue;
+            const void *bytes = record_of(s, j->buf, l, (enum store_kind)kind);
+            int rc = kind == STORE_KV ? pack(s, j, l, &bytes) : 0;
+            if (rc != 0)
+                return err_set(err, rc, "packing a chunk: %s", err_name(rc));
             records[n++] = (struct store_record){
                 .layer = l,
                 .kind = (enum store_kind)kind,
-                .bytes = record_of(s, j->buf, l, (enum store_kind)kind),
+                .bytes = bytes,
                 .n_bytes = (uint32_t)(kind == STORE_KV ? s->kv_bytes : s->hidden_bytes)};
         }
     }
@@ -234,7 +252,7 @@ static void *writer_main(void *arg)
 
 size_t saver_bytes(const struct saver *s)
 {
-    return s->n_bufs * s->buf_bytes;
+    return s->n_bufs * s->buf_bytes + (size_t)s->o.model->cfg.n_layers * s->kv_room;
 }
 
 static void release(struct saver *s)
@@ -242,6 +260,7 @@ static void release(struct saver *s)
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     mem_unmap(s->mem, saver_bytes(s));
+    stream_destroy(s->pack_stream);
     free(s->free_bufs);
     free(s->jobs);
     free(s);
@@ -272,16 +291,19 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
         free(s);
         return err_set(err, -ENOMEM, "chunk buffers for saving: %zu bytes", bytes);
     }
+    s->packed = s->mem + s->n_bufs * s->buf_bytes;
     s->free_bufs = xcalloc(s->n_bufs, sizeof *s->free_bufs);
     s->jobs = xcalloc(s->n_bufs, sizeof *s->jobs);
     for (size_t i = s->n_bufs; i-- > 0;)
         give_buf_locked(s, s->mem + i * s->buf_bytes); /* low addresses are reused first */
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    int rc = pthread_create(&s->writer, NULL, writer_main, s);
+    int rc = stream_create(m->dev, STREAM_INLINE, &s->pack_stream, err);
+    if (rc == 0 && (rc = pthread_create(&s->writer, NULL, writer_main, s)) != 0)
+        rc = err_set(err, -rc, "the thread that saves: %s", strerror(rc));
     if (rc != 0) {
         release(s);
-        return err_set(err, -rc, "the thread that saves: %s", strerror(rc));
+        return rc;
     }
     *out = s;
     return 0;

@@ -55,18 +55,25 @@ static inline size_t kv_block_bytes(int n_kv, int d_head, enum dtype t)
 /* One ragged batch: rows of several sequences, each a run of consecutive positions. */
 struct ragged {
     int n_rows, n_seqs;
-    const int32_t *pos;         /* [n_rows] absolute position of each row */
-    const int32_t *seq_row;     /* [n_seqs + 1] first row of each sequence */
-    const int32_t *const *tables; /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
+    const int32_t *pos;     /* [n_rows] absolute position of each row */
+    const int32_t *seq_row; /* [n_seqs + 1] first row of each sequence */
+    const int32_t *const
+        *tables; /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
 };
 
 /* RoPE: cos and sin [max_pos][d_rot / 2] f32, made by the model; the first d_rot elements of a head
  * are rotated, element i with element i + d_rot / 2. */
 struct rope {
     const float *cos, *sin;
+    /* The same by blocks of 64 positions, [max_pos / 64 rounded up][d_rot / 2][64], for kv_load. */
+    const float *cos_t, *sin_t;
     int64_t max_pos;
     int d_rot; /* 0: no rotation */
 };
+
+/* Floats in each of cos_t and sin_t, and their making from cos and sin (zero beyond max_pos). */
+size_t rope_block_floats(int64_t max_pos, int d_rot);
+void rope_block_make(const struct rope *r, float *cos_t, float *sin_t);
 
 enum activation {
     ACTIVATION_SILU, /* x / (1 + exp(-x)) */
@@ -91,7 +98,8 @@ struct ops {
     int (*embed)(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
                  float scale);
     /* out [n][d] f32; x [n][d] T or f32; w [d] f32. */
-    int (*rmsnorm)(struct stream *s, struct mat out, struct mat x, const float *w, float eps);
+    int (*rmsnorm)(struct stream *s, struct mat out, struct mat x, const float *w,
+                   float eps);
     int (*layernorm)(struct stream *s, struct mat out, struct mat x, const float *w,
                      const float *b, float eps);
     /* RMS norm of each head in place: x [n][heads * d_head] f32, w [d_head]. */
@@ -104,7 +112,8 @@ struct ops {
     /* out [n][d] = a + b in f32, rounded to out's dtype; a of T or f32, b f32. */
     int (*add)(struct stream *s, struct mat out, struct mat a, struct mat b);
     /* out [n][f] f32 = act(gate_up[:, :f]) * gate_up[:, f:], gate_up [n][2f] f32. */
-    int (*act_mul)(struct stream *s, struct mat out, struct mat gate_up, enum activation act);
+    int (*act_mul)(struct stream *s, struct mat out, struct mat gate_up,
+                   enum activation act);
     /* x = act(x) in place, f32. */
     int (*act)(struct stream *s, struct mat x, enum activation act);
     /* True in *finite unless x (of dtype T) holds an infinity or a NaN. Waits for the result. */
@@ -114,17 +123,24 @@ struct ops {
     /* Rotates q [n][heads * d_head] f32 in place at r->pos. */
     int (*rope)(struct stream *s, struct mat q, int d_head, const struct rope *rope,
                 const struct ragged *r);
-    /* The only writer of KV blocks.  kv [n][2 * n_kv * d_head] T: K (after bias and QK norm, before
+    /* Writes K and V into blocks.  kv [n][2 * n_kv * d_head] T: K (after bias and QK norm, before
      * RoPE) then V, one row per row of r. */
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
+    /* The other way into a block, for whole chunks that lie as a block does but for K being before
+     * RoPE (kv_fill without rotation makes them): `chunk` is kv_block_bytes long, its first token has
+     * position pos0, a multiple of 64.  The same bits as kv_fill of its rows, at the speed of memory:
+     * no transpose.  Runs on the calling thread: callers split chunks over threads. */
+    int (*kv_load)(struct stream *s, const struct kv_layer *kv, int32_t block,
+                   const void *chunk, const struct rope *rope, int32_t pos0);
     /* Reads back what kv_fill wrote, for tests and tools: out [n][2 * n_kv * d_head] T, K rotated. */
     int (*kv_read)(struct stream *s, struct mat out, const struct kv_layer *kv,
                    const struct ragged *r);
     /* out [n][heads * d_head] f32; row at position p sees keys max(0, p - window + 1)..p
      * (window 0: all).  q is rotated already. */
-    int (*attention)(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
-                     const struct ragged *r, float scale, int window);
+    int (*attention)(struct stream *s, struct mat out, struct mat q,
+                     const struct kv_layer *kv, const struct ragged *r, float scale,
+                     int window);
 };
 
 #endif

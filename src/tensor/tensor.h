@@ -26,8 +26,8 @@ static inline size_t dtype_bytes(enum dtype t)
 {
     return t == DTYPE_F32 ? 4 : 2;
 }
-const char *dtype_name(enum dtype t);                 /* "f32", "f16", "bf16" */
-int dtype_parse(const char *name, enum dtype *out);   /* 0 or ERR_USAGE */
+const char *dtype_name(enum dtype t);               /* "f32", "f16", "bf16" */
+int dtype_parse(const char *name, enum dtype *out); /* 0 or ERR_USAGE */
 
 /* Single conversions, round to nearest even; NaN stays NaN. Used by ref and by tests. */
 float f16_to_f32(uint16_t h);
@@ -53,7 +53,7 @@ struct mat mat_cols(struct mat a, int64_t begin, int64_t n);
 /* --- devices -------------------------------------------------------------------------------- */
 
 enum mem_kind {
-    MEM_HOST,   /* ordinary memory */
+    MEM_HOST, /* ordinary memory */
     MEM_PINNED, /* host memory that the device's copy engine and the I/O layer may use directly */
     MEM_DEVICE,
 };
@@ -72,11 +72,11 @@ struct event;
 struct device {
     const char *name;
     const struct ops *ops;
-    struct pool *pool;     /* compute workers of CPU devices; not owned */
-    enum dtype act_dtype;  /* of activations between operations inside a layer; f32 on CPU */
-    bool unified;          /* device memory is host memory: staging needs no copy */
+    struct pool *pool;    /* compute workers of CPU devices; not owned */
+    enum dtype act_dtype; /* of activations between operations inside a layer; f32 on CPU */
+    bool unified;         /* device memory is host memory: staging needs no copy */
     const struct device_vtable *v;
-    const char *isa;       /* what the kernels use: "avx2+fma", "portable", ... */
+    const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */
 };
 
 /* Opens "ref" or "cpu" ("cuda": ERR_UNSUPPORTED with the reason, where it was not built or no GPU
@@ -85,7 +85,8 @@ int device_open(const char *name, struct pool *pool, struct device **out, struct
 void device_close(struct device *d);
 
 /* Page-aligned, zeroed memory. On failure the message says how much was asked for. */
-int buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out, struct err *err);
+int buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
+              struct err *err);
 void buf_free(struct device *d, struct buf *b);
 
 /* --- streams and events --------------------------------------------------------------------- */
@@ -95,7 +96,8 @@ enum stream_kind {
     STREAM_INLINE, /* compute on the calling thread alone: for work that is split already */
     STREAM_COPY,
 };
-int stream_create(struct device *d, enum stream_kind kind, struct stream **out, struct err *err);
+int stream_create(struct device *d, enum stream_kind kind, struct stream **out,
+                  struct err *err);
 void stream_destroy(struct stream *s);
 struct device *stream_device(struct stream *s);
 /* Waits until all that was queued is done; returns the stream's sticky code. */
@@ -106,7 +108,7 @@ int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
 int event_create(struct device *d, struct event **out, struct err *err);
 void event_destroy(struct event *e);
 int event_record(struct stream *s, struct event *e); /* marks the stream's present end */
-int event_wait(struct stream *s, struct event *e);   /* later work of s waits for the mark */
-int event_sync(struct event *e);                     /* the calling thread waits */
+int event_wait(struct stream *s, struct event *e); /* later work of s waits for the mark */
+int event_sync(struct event *e);                   /* the calling thread waits */
 
 #endif

@@ -136,8 +136,9 @@ void assert_near(struct mat a, struct mat b, double tolerance)
             double x = elem_get(a.data, a.dtype, i * a.ld + j);
             double y = elem_get(b.data, b.dtype, i * b.ld + j);
             if (!(fabs(x - y) <= tolerance * (1 + fabs(y))))
-                fail_msg("row %lld col %lld of %lldx%lld: %.9g is not near %.9g", (long long)i,
-                         (long long)j, (long long)a.rows, (long long)a.cols, x, y);
+                fail_msg("row %lld col %lld of %lldx%lld: %.9g is not near %.9g",
+                         (long long)i, (long long)j, (long long)a.rows, (long long)a.cols,
+                         x, y);
         }
 }
 
@@ -154,18 +155,25 @@ struct rope rope_make(int64_t max_pos, int d_rot)
             c[p * half + i] = (float)cos(angle);
             s[p * half + i] = (float)sin(angle);
         }
-    return (struct rope){c, s, max_pos, d_rot};
+    size_t n = rope_block_floats(max_pos, d_rot);
+    float *ct = xcalloc(n, sizeof *ct), *st = xcalloc(n, sizeof *st);
+    struct rope r = {
+        .cos = c, .sin = s, .cos_t = ct, .sin_t = st, .max_pos = max_pos, .d_rot = d_rot};
+    rope_block_make(&r, ct, st);
+    return r;
 }
 
 void rope_free(struct rope *r)
 {
     free((void *)r->cos);
     free((void *)r->sin);
+    free((void *)r->cos_t);
+    free((void *)r->sin_t);
     *r = (struct rope){0};
 }
 
-struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head, int n_seqs,
-                        int max_tokens)
+struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head,
+                        int n_seqs, int max_tokens)
 {
     struct cache c = {.n_seqs = n_seqs};
     int per_seq = (max_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
@@ -190,7 +198,8 @@ void cache_free(const struct lane *l, struct cache *c)
         free(c->table[s]);
 }
 
-struct batch batch_make(const struct cache *c, int n_seqs, const int *start, const int *rows)
+struct batch batch_make(const struct cache *c, int n_seqs, const int *start,
+                        const int *rows)
 {
     struct batch b = {0};
     int n_rows = 0;

@@ -32,7 +32,9 @@ static int teardown(void **state)
     return 0;
 }
 
-#define EACH_ISA(i)   for (int i = 0; i < ISA_COUNT; i++) if (cpu[i].device != NULL)
+#define EACH_ISA(i)                                                                        \
+    for (int i = 0; i < ISA_COUNT; i++)                                                    \
+        if (cpu[i].device != NULL)
 #define EACH_TYPE(t) for (enum dtype t = DTYPE_F32; t <= DTYPE_BF16; t++)
 
 /* --- weights and matmul --------------------------------------------------------------------- */
@@ -78,7 +80,8 @@ static void test_matmul_views(void **state)
 {
     (void)state;
     enum { M = 9, N = 21, K = 50 };
-    struct mat a = mat_random(DTYPE_F32, M, K + 7, 1), c = mat_random(DTYPE_F32, M, N + 5, 2);
+    struct mat a = mat_random(DTYPE_F32, M, K + 7, 1),
+               c = mat_random(DTYPE_F32, M, N + 5, 2);
     struct mat before = mat_random(DTYPE_F32, M, N + 5, 2);
     void *w_rows = random_elems(DTYPE_BF16, N * K, 3);
     EACH_ISA(i)
@@ -86,9 +89,11 @@ static void test_matmul_views(void **state)
         struct weight w = weight_make(&cpu[i], DTYPE_BF16, N, K, w_rows);
         struct mat want = mat_alloc(DTYPE_F32, M, N);
         struct weight rw = weight_make(&ref, DTYPE_BF16, N, K, w_rows);
-        assert_int_equal(ref.ops->matmul(ref.stream, want, mat_cols(a, 3, K), &rw, NULL), 0);
-        assert_int_equal(
-            cpu[i].ops->matmul(cpu[i].stream, mat_cols(c, 2, N), mat_cols(a, 3, K), &w, NULL), 0);
+        assert_int_equal(ref.ops->matmul(ref.stream, want, mat_cols(a, 3, K), &rw, NULL),
+                         0);
+        assert_int_equal(cpu[i].ops->matmul(cpu[i].stream, mat_cols(c, 2, N),
+                                            mat_cols(a, 3, K), &w, NULL),
+                         0);
         assert_same_bits(mat_cols(c, 2, N), want);
         assert_same_bits(mat_cols(c, 0, 2), mat_cols(before, 0, 2));
         assert_same_bits(mat_cols(c, N + 2, 3), mat_cols(before, N + 2, 3));
@@ -116,8 +121,8 @@ static void test_weight_pack(void **state)
         {
             const struct lane *l = &cpu[i];
             struct weight whole = weight_make(l, t, N, K, rows), parts = whole;
-            assert_int_equal(buf_alloc(l->device, MEM_DEVICE, whole.mem.bytes, &parts.mem, NULL),
-                             0);
+            assert_int_equal(
+                buf_alloc(l->device, MEM_DEVICE, whole.mem.bytes, &parts.mem, NULL), 0);
             for (int64_t r = 0, n = 1; r < N; r += n, n = r + 7 < N ? 7 : N - r)
                 l->ops->weight_pack(l->stream, &parts, r,
                                     (const char *)rows + (size_t)r * row_bytes, n);
@@ -140,7 +145,8 @@ static void test_weight_pack(void **state)
 static void check_norms(struct rows_case rc, enum dtype t)
 {
     struct mat x = mat_random(t, rc.rows, rc.cols, 5);
-    float *w = random_elems(DTYPE_F32, rc.cols, 6), *b = random_elems(DTYPE_F32, rc.cols, 7);
+    float *w = random_elems(DTYPE_F32, rc.cols, 6),
+          *b = random_elems(DTYPE_F32, rc.cols, 7);
     struct mat want = mat_alloc(DTYPE_F32, rc.rows, rc.cols);
     struct mat got = mat_alloc(DTYPE_F32, rc.rows, rc.cols);
     EACH_ISA(i)
@@ -163,7 +169,8 @@ static void check_convert_and_add(struct rows_case rc, enum dtype from, enum dty
 {
     struct mat x = mat_random(from, rc.rows, rc.cols, 8);
     struct mat y = mat_random(DTYPE_F32, rc.rows, rc.cols, 9);
-    struct mat want = mat_alloc(to, rc.rows, rc.cols), got = mat_alloc(to, rc.rows, rc.cols);
+    struct mat want = mat_alloc(to, rc.rows, rc.cols),
+               got = mat_alloc(to, rc.rows, rc.cols);
     EACH_ISA(i)
     {
         ref.ops->convert(ref.stream, want, x);
@@ -414,6 +421,55 @@ static void check_kv_fill(enum dtype t, int n_kv, int d_head, int d_rot, int pie
     rope_free(&rope);
 }
 
+/* A chunk in a block's layout, made by kv_fill without rotation, loads to the same bits as its rows
+ * would give, on ref and on every instruction set. */
+static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
+{
+    enum { TOKENS = 192 };
+    struct rope rope = rope_make(TOKENS, d_rot), none = {.max_pos = TOKENS};
+    struct mat rows = mat_random(t, TOKENS, 2 * n_kv * d_head, 17);
+    struct cache want = cache_make(&ref, t, n_kv, d_head, 1, TOKENS);
+    struct cache chunks = cache_make(&ref, t, n_kv, d_head, 1, TOKENS);
+    struct batch all = batch_make(&want, 1, (int[]){0}, (int[]){TOKENS});
+    struct batch packed = batch_make(&chunks, 1, (int[]){0}, (int[]){TOKENS});
+    ref.ops->kv_fill(ref.stream, &want.kv, rows, &rope, &all.r);
+    ref.ops->kv_fill(ref.stream, &chunks.kv, rows, &none, &packed.r);
+    for (int i = -1; i < ISA_COUNT; i++) {
+        const struct lane *l = i < 0 ? &ref : &cpu[i];
+        if (l->device == NULL)
+            continue;
+        struct cache got = cache_make(l, t, n_kv, d_head, 1, TOKENS);
+        for (int c = 0; c < TOKENS / KV_BLOCK_TOKENS; c++) {
+            const uint8_t *chunk = chunks.kv.blocks +
+                                   (size_t)packed.r.tables[0][c] * chunks.kv.block_stride;
+            l->ops->kv_load(l->stream, &got.kv, all.r.tables[0][c], chunk, &rope,
+                            c * KV_BLOCK_TOKENS);
+        }
+        assert_memory_equal(got.mem.ptr, want.mem.ptr, want.mem.bytes);
+        cache_free(l, &got);
+    }
+    batch_free(&all);
+    batch_free(&packed);
+    cache_free(&ref, &want);
+    cache_free(&ref, &chunks);
+    mat_free(&rows);
+    rope_free(&rope);
+}
+
+static void test_kv_load(void **state)
+{
+    (void)state;
+    EACH_TYPE(t)
+    {
+        check_kv_load(t, 2, 64, 64);
+        check_kv_load(t, 1, 128, 128);
+        check_kv_load(t, 3, 80, 32);
+        check_kv_load(t, 5, 20, 6);
+        check_kv_load(t, 2, 32, 0);
+        check_kv_load(t, 4, 8, 8);
+    }
+}
+
 static void test_kv_fill(void **state)
 {
     (void)state;
@@ -429,7 +485,6 @@ static void test_kv_fill(void **state)
         check_kv_fill(t, 2, 32, 0, 200);
     }
 }
-
 
 static struct mat attention_on(const struct lane *l, const struct attention_case *ac,
                                enum dtype t)
@@ -451,7 +506,8 @@ static struct mat attention_on(const struct lane *l, const struct attention_case
     struct mat q = mat_random(DTYPE_F32, n_rows, ac->heads * ac->d_head, 18);
     struct mat out = mat_alloc(DTYPE_F32, n_rows, ac->heads * ac->d_head);
     scale_up(q, 4);
-    assert_int_equal(l->ops->attention(l->stream, out, q, &c.kv, &b.r, 0.3f, ac->window), 0);
+    assert_int_equal(l->ops->attention(l->stream, out, q, &c.kv, &b.r, 0.3f, ac->window),
+                     0);
     mat_free(&q);
     mat_free(&kv);
     batch_free(&b);
@@ -496,7 +552,7 @@ int main(void)
         cmocka_unit_test(test_activations),
         cmocka_unit_test(test_all_finite),
         cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_kv_fill),
+        cmocka_unit_test(test_kv_fill), cmocka_unit_test(test_kv_load),
         cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

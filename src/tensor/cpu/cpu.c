@@ -23,6 +23,7 @@ static const struct ops cpu_ops = {
     .all_finite = cpu_all_finite,
     .rope = cpu_rope,
     .kv_fill = cpu_kv_fill,
+    .kv_load = cpu_kv_load,
     .kv_read = cpu_kv_read,
     .attention = cpu_attention,
 };
@@ -49,8 +50,9 @@ static bool isa_runs_here(const struct cpu_kernels *k)
     if (k == &cpu_kernels_avx2)
         return avx2;
     if (k == &cpu_kernels_avx512)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        return avx2 && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq");
 #endif
     return false;
 }
@@ -65,7 +67,8 @@ static const struct cpu_kernels *const all_kernels[] = {
 };
 enum { N_KERNELS = sizeof all_kernels / sizeof all_kernels[0] };
 
-static int kernels_choose(const char *wanted, const struct cpu_kernels **out, struct err *err)
+static int kernels_choose(const char *wanted, const struct cpu_kernels **out,
+                          struct err *err)
 {
     for (int i = 0; i < N_KERNELS; i++) {
         bool named = wanted == NULL || strcmp(wanted, all_kernels[i]->isa) == 0;
@@ -74,7 +77,8 @@ static int kernels_choose(const char *wanted, const struct cpu_kernels **out, st
             return 0;
         }
         if (named && wanted != NULL)
-            return err_set(err, ERR_UNSUPPORTED, "HCACHE_ISA=%s: this CPU lacks it", wanted);
+            return err_set(err, ERR_UNSUPPORTED, "HCACHE_ISA=%s: this CPU lacks it",
+                           wanted);
     }
     return err_set(err, ERR_USAGE, "HCACHE_ISA=%s: unknown (known: portable, avx2, avx512)",
                    wanted);
@@ -115,7 +119,8 @@ int cpu_device_open(struct pool *pool, struct device **out, struct err *err)
     if (rc != 0)
         return rc;
     size_t floats = PACKED_FLOATS + (size_t)pool_threads(pool) * THREAD_FLOATS;
-    return host_device_open("cpu", &cpu_ops, k->isa, floats * sizeof(float), pool, out, err);
+    return host_device_open("cpu", &cpu_ops, k->isa, floats * sizeof(float), pool, out,
+                            err);
 }
 
 /* --- rows over threads ---------------------------------------------------------------------- */
@@ -138,7 +143,8 @@ static void rows_share(void *arg, int thread_idx, int n_threads)
         job->fn(job->arg, begin, end);
 }
 
-void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn, void *arg)
+void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn,
+              void *arg)
 {
     struct rows_job job = {fn, arg, n_rows};
     if (n_rows == 1 || elements < MIN_PARALLEL_ELEMENTS)

@@ -21,22 +21,23 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
-#define PANEL 16
+#define PANEL        16
 #define MATMUL_MAX_K 65536
 
 /* Rows whose activations are packed at once, and rows of one tile: a k-block of 192 rows is 192 KiB
  * and stays in L2 beside the tile of C. */
-#define PACK_ROWS 384
-#define TILE_ROWS 192
+#define PACK_ROWS   384
+#define TILE_ROWS   192
 #define TILE_PANELS 8
 
 /* Query vectors of one attention tile; head sizes. */
 #define TILE_QUERIES 96
-#define MAX_D_HEAD 256
+#define MAX_D_HEAD   256
 
 /* One tile of a matrix product: m rows by n_panels panels. */
 struct mm_tile {
-    const float *a; /* packed: element (row, k) at a[(k / 256 * a_rows + row) * 256 + k % 256] */
+    const float
+        *a; /* packed: element (row, k) at a[(k / 256 * a_rows + row) * 256 + k % 256] */
     int64_t a_rows;
     int m;
     int64_t k;
@@ -59,9 +60,19 @@ struct kv_run {
     size_t row_bytes;               /* from token to token */
     const float *cos, *sin;         /* first token's, [half] per token */
     int half;                       /* d_rot / 2 */
-    uint8_t *k, *v;                 /* the first head in the block: [d_head][64], [64][d_head] */
-    void *scratch;                  /* KV_SCRATCH floats, of this thread */
+    uint8_t *k, *v; /* the first head in the block: [d_head][64], [64][d_head] */
+    void *scratch;  /* KV_SCRATCH floats, of this thread */
 };
+/* A whole chunk in a block's layout, K before RoPE. */
+struct kv_chunk {
+    enum dtype dtype;
+    int d_head, n_kv;
+    const uint8_t *chunk;
+    uint8_t *block;
+    const float *cos, *sin; /* [half][64], of this chunk's positions */
+    int half;
+};
+
 /* Tokens that are transposed together (32 of 16 bits are a cache line), and elements of K of one
  * token that are taken together. */
 #define KV_GROUP         32
@@ -73,14 +84,15 @@ struct attn_tile {
     const struct kv_layer *kv;
     const int32_t *table;
     int kv_head;
-    int n;                      /* query vectors */
+    int n; /* query vectors */
     const float *q[TILE_QUERIES];
     float *out[TILE_QUERIES];
     int32_t begin[TILE_QUERIES], end[TILE_QUERIES]; /* visible keys */
     float scale;
     float *scratch; /* ATTN_SCRATCH floats, of this thread */
 };
-#define ATTN_SCRATCH (KV_BLOCK_TOKENS * MAX_D_HEAD * 2 + TILE_QUERIES * (2 * MAX_D_HEAD + 64 + 8))
+#define ATTN_SCRATCH                                                                       \
+    (KV_BLOCK_TOKENS * MAX_D_HEAD * 2 + TILE_QUERIES * (2 * MAX_D_HEAD + 64 + 8))
 
 struct cpu_kernels {
     const char *isa;
@@ -92,18 +104,19 @@ struct cpu_kernels {
     /* Rows of n elements. */
     void (*rms_row)(float *out, const void *x, enum dtype t, const float *w, int64_t n,
                     float eps);
-    void (*layer_row)(float *out, const void *x, enum dtype t, const float *w, const float *b,
-                      int64_t n, float eps);
+    void (*layer_row)(float *out, const void *x, enum dtype t, const float *w,
+                      const float *b, int64_t n, float eps);
     void (*scale_row)(void *out, enum dtype to, const void *x, enum dtype from, int64_t n,
                       float scale);
-    void (*add_row)(void *out, enum dtype to, const void *a, enum dtype from, const float *b,
-                    int64_t n);
+    void (*add_row)(void *out, enum dtype to, const void *a, enum dtype from,
+                    const float *b, int64_t n);
     void (*act_row)(float *out, const float *gate, const float *up, int64_t n,
                     enum activation act); /* up may be NULL */
     bool (*finite_row)(const void *x, enum dtype t, int64_t n);
     void (*rope_head)(float *x, const float *cos, const float *sin, int half);
 
     void (*kv_fill)(const struct kv_run *run);
+    void (*kv_load)(const struct kv_chunk *c);
     void (*attention)(const struct attn_tile *t);
 };
 
@@ -135,7 +148,8 @@ static inline bool item_take(struct items *it, long *item)
 
 /* Calls fn(arg, begin, end) over rows: on all threads where `elements` is worth it. */
 typedef void rows_fn(void *arg, int64_t begin, int64_t end);
-void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn, void *arg);
+void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn,
+              void *arg);
 
 static inline void *row_ptr(struct mat a, int64_t row)
 {
@@ -166,6 +180,8 @@ int cpu_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope
              const struct ragged *r);
 int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
                 const struct rope *rope, const struct ragged *r);
+int cpu_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
+                const void *chunk, const struct rope *rope, int32_t pos0);
 int cpu_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
                 const struct ragged *r);
 int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,

@@ -121,8 +121,8 @@ static void fill_items(void *arg, int thread_idx, int n_threads)
         for (; more && at < item / n_groups; at++)
             more = span_next(j->r, &sp);
         int h = (int)(item % n_groups) * j->heads_per_item, left = j->kv->n_kv - h;
-        struct kv_run run =
-            run_of(j, sp, h, left < j->heads_per_item ? left : j->heads_per_item);
+        struct kv_run run = run_of(j, sp, h,
+                                   left < j->heads_per_item ? left : j->heads_per_item);
         run.scratch = scratch_thread(j->s, thread_idx);
         j->k->kv_fill(&run);
     }
@@ -146,15 +146,36 @@ int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     int rc = stream_enter(s);
     if (rc != 0 || rows.rows == 0)
         return rc;
-    struct kv_job job = {.s = s, .k = cpu_kernels_of(s), .kv = kv, .rows = rows, .rope = rope, .r = r};
+    struct kv_job job = {
+        .s = s, .k = cpu_kernels_of(s), .kv = kv, .rows = rows, .rope = rope, .r = r};
     int heads = KV_ITEM_ELEMENTS / kv->d_head;
     job.heads_per_item = heads < 1 ? 1 : heads < kv->n_kv ? heads : kv->n_kv;
-    job.items.n = span_count(r) * ((kv->n_kv + job.heads_per_item - 1) / job.heads_per_item);
+    job.items.n = span_count(r) *
+                  ((kv->n_kv + job.heads_per_item - 1) / job.heads_per_item);
     bool small = rows.rows * rows.cols < 32768;
     if (small)
         fill_items(&job, 0, 1);
     else
         pool_run(s->pool, fill_items, &job);
+    return rc;
+}
+
+int cpu_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
+                const void *chunk, const struct rope *rope, int32_t pos0)
+{
+    int rc = stream_enter(s), half = rope->d_rot / 2;
+    check_kv_load(kv, rope, pos0);
+    int64_t table = (int64_t)pos0 * half;
+    struct kv_chunk c = {.dtype = kv->dtype,
+                         .d_head = kv->d_head,
+                         .n_kv = kv->n_kv,
+                         .chunk = chunk,
+                         .block = kv->blocks + (size_t)block * kv->block_stride,
+                         .cos = half > 0 ? rope->cos_t + table : NULL,
+                         .sin = half > 0 ? rope->sin_t + table : NULL,
+                         .half = half};
+    if (rc == 0)
+        cpu_kernels_of(s)->kv_load(&c);
     return rc;
 }
 

@@ -18,11 +18,13 @@ INLINE void rotate_row(void *out, const void *k, enum dtype t, const float *cos,
         v_store_upto(out, t, i + half, n, v_add(v_mul(x2, c), v_mul(x1, s)));
     }
     size_t done = (size_t)(2 * half) * dtype_bytes(t);
-    memcpy((char *)out + done, (const char *)k + done, (size_t)d_head * dtype_bytes(t) - done);
+    memcpy((char *)out + done, (const char *)k + done,
+           (size_t)d_head * dtype_bytes(t) - done);
 }
 
 /* One token to the block, element by element: for runs that are not a whole group. */
-INLINE void scatter_row(uint8_t *k_block, const void *row, enum dtype t, int d_head, int token)
+INLINE void scatter_row(uint8_t *k_block, const void *row, enum dtype t, int d_head,
+                        int token)
 {
     for (int d = 0; d < d_head; d++) {
         if (t == DTYPE_F32)
@@ -60,11 +62,13 @@ INLINE void transpose_group(uint8_t *k_block, const void *rows, enum dtype t, in
 }
 
 /* K and V of one token, all heads of the run: K rotated to rotated[head][slot], V to its place. */
-INLINE void token_rows(const struct kv_run *run, enum dtype t, int i, char *rotated, int slots,
-                       int slot)
+INLINE void token_rows(const struct kv_run *run, enum dtype t, int i, char *rotated,
+                       int slots, int slot)
 {
-    size_t head_bytes = (size_t)run->d_head * dtype_bytes(t), row = (size_t)i * run->row_bytes;
-    const float *cos = run->cos + (int64_t)i * run->half, *sin = run->sin + (int64_t)i * run->half;
+    size_t head_bytes = (size_t)run->d_head * dtype_bytes(t),
+           row = (size_t)i * run->row_bytes;
+    const float *cos = run->cos + (int64_t)i * run->half,
+                *sin = run->sin + (int64_t)i * run->half;
     for (size_t h = 0; h < (size_t)run->n_heads; h++) {
         for (size_t b = 0; b < head_bytes; b += 64) {
             __builtin_prefetch(run->k_rows + row + 2 * run->row_bytes + h * head_bytes + b);
@@ -103,6 +107,40 @@ INLINE void kv_fill_t(const struct kv_run *run, enum dtype t)
 static void kv_fill(const struct kv_run *run)
 {
     FOR_DTYPE(run->dtype, t, kv_fill_t(run, (enum dtype)t));
+}
+
+/* Lanes run along the tokens: one cosine per lane, no transpose; what was read is written as it
+ * lies, past the caches. */
+INLINE void kv_load_t(const struct kv_chunk *c, enum dtype t)
+{
+    size_t line = KV_BLOCK_TOKENS * dtype_bytes(t), head_bytes = (size_t)c->d_head * line;
+    size_t rotated = 2 * (size_t)c->half * line;
+    _Alignas(64) uint8_t lo[KV_BLOCK_TOKENS * 4], hi[KV_BLOCK_TOKENS * 4];
+    for (int h = 0; h < c->n_kv; h++) {
+        const uint8_t *k = c->chunk + (size_t)h * head_bytes;
+        uint8_t *out = c->block + (size_t)h * head_bytes;
+        for (int i = 0; i < c->half; i++) {
+            const uint8_t *k1 = k + (size_t)i * line, *k2 = k1 + (size_t)c->half * line;
+            for (int j = 0; j < KV_BLOCK_TOKENS; j += 16) {
+                v16 cs = v_load(c->cos + i * KV_BLOCK_TOKENS + j);
+                v16 sn = v_load(c->sin + i * KV_BLOCK_TOKENS + j);
+                v16 x1 = v_load_t(k1, t, j), x2 = v_load_t(k2, t, j);
+                v_store_t(lo, t, j, v_sub(v_mul(x1, cs), v_mul(x2, sn)));
+                v_store_t(hi, t, j, v_add(v_mul(x2, cs), v_mul(x1, sn)));
+            }
+            stream_lines(out + (size_t)i * line, lo, line);
+            stream_lines(out + (size_t)(i + c->half) * line, hi, line);
+        }
+        stream_lines(out + rotated, k + rotated, head_bytes - rotated);
+    }
+    size_t all_heads = (size_t)c->n_kv * head_bytes;
+    stream_lines(c->block + all_heads, c->chunk + all_heads, all_heads);
+    stream_end();
+}
+
+static void kv_load(const struct kv_chunk *c)
+{
+    FOR_DTYPE(c->dtype, t, kv_load_t(c, (enum dtype)t));
 }
 
 #endif

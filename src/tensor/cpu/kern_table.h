@@ -12,5 +12,6 @@ const struct cpu_kernels VEC_TABLE = {
     .finite_row = finite_row,
     .rope_head = rope_head,
     .kv_fill = kv_fill,
+    .kv_load = kv_load,
     .attention = attention,
 };

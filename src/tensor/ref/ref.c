@@ -17,6 +17,7 @@ static const struct ops ref_ops = {
     .all_finite = ref_all_finite,
     .rope = ref_rope,
     .kv_fill = ref_kv_fill,
+    .kv_load = ref_kv_load,
     .kv_read = ref_kv_read,
     .attention = ref_attention,
 };

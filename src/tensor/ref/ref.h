@@ -52,8 +52,8 @@ static inline int64_t k_index(const struct kv_layer *kv, int head, int dim, int3
 static inline int64_t v_index(const struct kv_layer *kv, int head, int dim, int32_t pos)
 {
     int64_t k_elements = (int64_t)kv->n_kv * kv->d_head * KV_BLOCK_TOKENS;
-    return k_elements + ((int64_t)head * KV_BLOCK_TOKENS + pos % KV_BLOCK_TOKENS) * kv->d_head +
-           dim;
+    return k_elements +
+           ((int64_t)head * KV_BLOCK_TOKENS + pos % KV_BLOCK_TOKENS) * kv->d_head + dim;
 }
 
 size_t ref_weight_bytes(enum dtype t, int64_t n, int64_t k);
@@ -78,6 +78,8 @@ int ref_all_finite(struct stream *s, struct mat x, bool *finite);
 
 int ref_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope,
              const struct ragged *r);
+int ref_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
+                const void *chunk, const struct rope *rope, int32_t pos0);
 int ref_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
                 const struct rope *rope, const struct ragged *r);
 int ref_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,

@@ -6,7 +6,8 @@ static void rotate_head(float *x, const struct rope *rope, int32_t pos)
 {
     int half = rope->d_rot / 2;
     for (int i = 0; i < half; i++) {
-        float c = rope->cos[(int64_t)pos * half + i], sn = rope->sin[(int64_t)pos * half + i];
+        float c = rope->cos[(int64_t)pos * half + i],
+              sn = rope->sin[(int64_t)pos * half + i];
         float x1 = x[i], x2 = x[i + half];
         x[i] = x1 * c - x2 * sn;
         x[i + half] = x2 * c + x1 * sn;
@@ -25,15 +26,16 @@ int ref_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope
     return stream_enter(s);
 }
 
+enum { MAX_REF_HEAD = 1024 };
+
 static void fill_row(const struct kv_layer *kv, struct mat rows, const struct rope *rope,
                      const struct ragged *r, int seq, int row)
 {
-    enum { MAX_D_HEAD = 1024 };
-    CHECK(kv->d_head <= MAX_D_HEAD);
     int32_t pos = r->pos[row];
     uint8_t *block = kv_block(kv, r, seq, pos);
+    CHECK(kv->d_head <= MAX_REF_HEAD);
     for (int h = 0; h < kv->n_kv; h++) {
-        float k[MAX_D_HEAD];
+        float k[MAX_REF_HEAD];
         for (int d = 0; d < kv->d_head; d++)
             k[d] = mat_get(rows, row, h * kv->d_head + d);
         rotate_head(k, rope, pos);
@@ -56,8 +58,29 @@ int ref_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     return stream_enter(s);
 }
 
-static void read_row(const struct kv_layer *kv, struct mat out, const struct ragged *r, int seq,
-                     int row)
+int ref_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
+                const void *chunk, const struct rope *rope, int32_t pos0)
+{
+    uint8_t *to = kv->blocks + (size_t)block * kv->block_stride;
+    check_kv_load(kv, rope, pos0);
+    for (int32_t pos = pos0; pos < pos0 + KV_BLOCK_TOKENS; pos++) {
+        for (int h = 0; h < kv->n_kv; h++) {
+            float k[MAX_REF_HEAD];
+            for (int d = 0; d < kv->d_head; d++)
+                k[d] = elem_load(chunk, kv->dtype, k_index(kv, h, d, pos));
+            rotate_head(k, rope, pos);
+            for (int d = 0; d < kv->d_head; d++) {
+                elem_store(to, kv->dtype, k_index(kv, h, d, pos), k[d]);
+                elem_store(to, kv->dtype, v_index(kv, h, d, pos),
+                           elem_load(chunk, kv->dtype, v_index(kv, h, d, pos)));
+            }
+        }
+    }
+    return stream_enter(s);
+}
+
+static void read_row(const struct kv_layer *kv, struct mat out, const struct ragged *r,
+                     int seq, int row)
 {
     int32_t pos = r->pos[row];
     const uint8_t *block = kv_block(kv, r, seq, pos);
