@@ -345,6 +345,11 @@ struct json *json_new_array(void)
     return wrap(json_array());
 }
 
+struct json *json_share(const struct json *v)
+{
+    return wrap(v != NULL ? json_incref(node(v)) : json_null());
+}
+
 /* A JSON string of any bytes: what is not UTF-8 becomes U+FFFD, a byte at a time. */
 static json_t *string_node(const char *s, size_t n)
 {

@@ -108,6 +108,10 @@ int json_opt_object(const struct json *object, const char *key, const struct jso
 struct json *json_new_object(void);
 struct json *json_new_array(void);
 
+/* v, with one more owner: put it into another tree without copying it.  From then on neither
+ * owner may write to it.  NULL becomes null. */
+struct json *json_share(const struct json *v);
+
 void json_put(struct json *object, const char *key,
               struct json *child); /* takes the child */
 void json_put_int(struct json *object, const char *key, int64_t v);
