@@ -1,0 +1,368 @@
+/* chat.c - see chat.h.
+ *
+ * Owns: what the API's messages have to become before a template sees them.  Prepared
+ * messages are new objects that share their members with the request's. */
+#include "model/chat.h"
+
+#include "base/mem.h"
+#include "format/jinja.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct chat_template {
+    struct jinja_template *jinja;
+    struct chat_abilities can;
+};
+
+/* --- content
+ * ------------------------------------------------------------------------------- */
+
+static bool is_string(const struct json *v)
+{
+    return json_kind(v) == JSON_KIND_STRING;
+}
+
+static bool string_is(const struct json *v, const char *text)
+{
+    return is_string(v) && strcmp(json_string_of(v, NULL), text) == 0;
+}
+
+/* Text is all that a part can be here. */
+static int check_parts(const struct json *parts, size_t message, struct err *err)
+{
+    for (size_t i = 0; i < json_count(parts); i++) {
+        const struct json *part = json_at(parts, i), *type = json_member(part, "type");
+        if (json_kind(part) != JSON_KIND_OBJECT || !is_string(type))
+            return err_set(err, ERR_USAGE,
+                           "messages[%zu].content[%zu] must be an object with "
+                           "a type",
+                           message, i);
+        if (!string_is(type, "text"))
+            return err_set(err, ERR_USAGE,
+                           "messages[%zu].content[%zu]: parts of type '%.40s' are not "
+                           "supported, only text is",
+                           message, i, json_string_of(type, NULL));
+        if (!is_string(json_member(part, "text")))
+            return err_set(err, ERR_USAGE,
+                           "messages[%zu].content[%zu].text must be a string", message, i);
+    }
+    return 0;
+}
+
+/* The parts, joined by newlines, as the content of `message`. */
+static void put_joined(struct json *message, const struct json *parts)
+{
+    size_t bytes = 1, at = 0, n;
+    for (size_t i = 0; i < json_count(parts); i++) {
+        json_string_of(json_member(json_at(parts, i), "text"), &n);
+        bytes += n + 1;
+    }
+    char *text = xmalloc(bytes);
+    for (size_t i = 0; i < json_count(parts); i++) {
+        const char *s = json_string_of(json_member(json_at(parts, i), "text"), &n);
+        if (i != 0)
+            text[at++] = '\n';
+        memcpy(text + at, s, n);
+        at += n;
+    }
+    json_put_bytes(message, "content", text, at);
+    free(text);
+}
+
+static int prepare_content(const struct chat_template *t, const struct json *from, size_t i,
+                           struct json *to, struct err *err)
+{
+    const struct json *content = json_member(from, "content");
+    int rc;
+    switch (json_kind(content)) {
+    case JSON_KIND_STRING:
+        json_put(to, "content", json_share(content));
+        return 0;
+    case JSON_KIND_ARRAY:
+        rc = check_parts(content, i, err);
+        if (rc == 0 && t->can.parts)
+            json_put(to, "content", json_share(content));
+        else if (rc == 0)
+            put_joined(to, content);
+        return rc;
+    case JSON_KIND_NULL:
+        if (!string_is(json_member(from, "role"), "assistant"))
+            return err_set(err, ERR_USAGE, "messages[%zu].content is missing", i);
+        if (t->can.parts)
+            json_put_null(to, "content");
+        else
+            json_put_string(to, "content", "");
+        return 0;
+    default:
+        return err_set(
+            err, ERR_USAGE,
+            "messages[%zu].content must be a string or an array of parts, it is %s", i,
+            json_kind_name(content));
+    }
+}
+
+/* --- tool calls
+ * ---------------------------------------------------------------------------- */
+
+/* The object that a text describes; NULL where it is none.  No text at all is an empty one. */
+static struct json *parse_arguments(const struct json *text)
+{
+    size_t n = 0;
+    struct json *v = NULL;
+    const char *s = json_string_of(text, &n);
+    if (s == NULL)
+        return NULL;
+    if (n == 0)
+        return json_new_object();
+    if (json_parse(&v, s, n, "arguments", NULL) != 0)
+        return NULL;
+    if (json_kind(v) == JSON_KIND_OBJECT)
+        return v;
+    json_free(v);
+    return NULL;
+}
+
+/* A copy of `from` in which the member `key` is `value` (taken), at its old place. */
+static struct json *with_member(const struct json *from, const char *key,
+                                struct json *value)
+{
+    struct json *to = json_new_object();
+    struct json_iter it = json_begin(from);
+    while (json_next(&it))
+        json_put(to, it.key, strcmp(it.key, key) == 0 ? value : json_share(it.value));
+    return to;
+}
+
+static struct json *prepare_call(const struct json *call)
+{
+    const struct json *function = json_member(call, "function");
+    struct json *arguments = parse_arguments(json_member(function, "arguments"));
+    if (arguments == NULL)
+        return json_share(call);
+    return with_member(call, "function", with_member(function, "arguments", arguments));
+}
+
+static int prepare_calls(const struct json *calls, size_t i, struct json *to,
+                         struct err *err)
+{
+    if (json_kind(calls) != JSON_KIND_ARRAY)
+        return err_set(err, ERR_USAGE,
+                       "messages[%zu].tool_calls must be an array, it is %s", i,
+                       json_kind_name(calls));
+    if (json_count(calls) == 0)
+        return 0;
+    struct json *out = json_new_array();
+    for (size_t k = 0; k < json_count(calls); k++)
+        json_push(out, prepare_call(json_at(calls, k)));
+    json_put(to, "tool_calls", out);
+    return 0;
+}
+
+/* --- messages
+ * ------------------------------------------------------------------------------ */
+
+static int prepare_message(const struct chat_template *t, const struct json *from, size_t i,
+                           struct json *to, struct err *err)
+{
+    if (json_kind(from) != JSON_KIND_OBJECT)
+        return err_set(err, ERR_USAGE, "messages[%zu] must be an object, it is %s", i,
+                       json_kind_name(from));
+    if (!is_string(json_member(from, "role")))
+        return err_set(err, ERR_USAGE, "messages[%zu].role must be a string", i);
+    struct json_iter it = json_begin(from);
+    bool content = false;
+    int rc = 0;
+    while (rc == 0 && json_next(&it)) {
+        if (strcmp(it.key, "content") == 0) {
+            rc = prepare_content(t, from, i, to, err);
+            content = true;
+        } else if (json_kind(it.value) == JSON_KIND_NULL) {
+            continue;
+        } else if (strcmp(it.key, "tool_calls") == 0) {
+            rc = prepare_calls(it.value, i, to, err);
+        } else {
+            json_put(to, it.key, json_share(it.value));
+        }
+    }
+    return rc == 0 && !content ? prepare_content(t, from, i, to, err) : rc;
+}
+
+static int prepare_messages(const struct chat_template *t, const struct json *messages,
+                            struct json **out, struct err *err)
+{
+    *out = NULL;
+    if (json_kind(messages) != JSON_KIND_ARRAY || json_count(messages) == 0)
+        return err_set(err, ERR_USAGE,
+                       "messages must be an array with at least one message");
+    struct json *list = json_new_array();
+    for (size_t i = 0; i < json_count(messages); i++) {
+        struct json *message = json_new_object();
+        json_push(list, message);
+        int rc = prepare_message(t, json_at(messages, i), i, message, err);
+        if (rc != 0) {
+            json_free(list);
+            return rc;
+        }
+    }
+    *out = list;
+    return 0;
+}
+
+/* --- render
+ * -------------------------------------------------------------------------------- */
+
+static int check_request(const struct chat_request *r, struct err *err)
+{
+    static const char *const reserved[] = {"messages", "tools", "documents",
+                                           "add_generation_prompt"};
+    if (r->tools != NULL && json_kind(r->tools) != JSON_KIND_ARRAY &&
+        json_kind(r->tools) != JSON_KIND_NULL)
+        return err_set(err, ERR_USAGE, "tools must be an array, it is %s",
+                       json_kind_name(r->tools));
+    if (r->kwargs != NULL && json_kind(r->kwargs) != JSON_KIND_OBJECT)
+        return err_set(err, ERR_USAGE, "the template's arguments must be an object, not %s",
+                       json_kind_name(r->kwargs));
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+        if (json_member(r->kwargs, reserved[i]) != NULL)
+            return err_set(err, ERR_USAGE, "'%s' cannot be an argument of the template",
+                           reserved[i]);
+    return 0;
+}
+
+/* The variables of a render: the tokens' text, and what the request adds or puts in place. */
+static struct json *variables(const struct chat_request *r)
+{
+    struct json *vars = json_new_object();
+    if (r->bos_token != NULL)
+        json_put_string(vars, "bos_token", r->bos_token);
+    if (r->eos_token != NULL)
+        json_put_string(vars, "eos_token", r->eos_token);
+    struct json_iter it = json_begin(r->kwargs);
+    while (json_next(&it))
+        json_put(vars, it.key, json_share(it.value));
+    json_put_bool(vars, "add_generation_prompt", r->add_generation_prompt);
+    return vars;
+}
+
+static int render(const struct chat_template *t, const struct chat_request *r,
+                  const struct json *messages, char **text, size_t *n, struct err *err)
+{
+    struct json *vars = variables(r);
+    const struct jinja_var extra[] = {
+        {"messages", messages},
+        {"tools", json_count(r->tools) != 0 ? r->tools : NULL},
+        {"documents", json_count(r->documents) != 0 ? r->documents : NULL},
+    };
+    const struct jinja_input in = {
+        .vars = vars, .extra = extra, .n_extra = 3, .now = r->now};
+    int rc = jinja_render(t->jinja, &in, text, n, err);
+    json_free(vars);
+    return rc;
+}
+
+int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
+                size_t *n, struct err *err)
+{
+    struct json *messages = NULL;
+    *text = NULL;
+    *n = 0;
+    int rc = check_request(r, err);
+    if (rc == 0)
+        rc = prepare_messages(t, r->messages, &messages, err);
+    if (rc == 0)
+        rc = render(t, r, messages, text, n, err);
+    json_free(messages);
+    return rc;
+}
+
+int chat_render_turns(const struct chat_template *t, const struct chat_turn *turns,
+                      size_t n_turns, const struct chat_request *r, char **text, size_t *n,
+                      struct err *err)
+{
+    struct chat_request filled = *r;
+    struct json *messages = json_new_array();
+    for (size_t i = 0; i < n_turns; i++) {
+        struct json *message = json_new_object();
+        json_put_string(message, "role", turns[i].role);
+        json_put_string(message, "content", turns[i].text);
+        json_push(messages, message);
+    }
+    filled.messages = messages;
+    int rc = chat_render(t, &filled, text, n, err);
+    json_free(messages);
+    return rc;
+}
+
+/* --- open
+ * ---------------------------------------------------------------------------------- */
+
+#define MARK "hcacheprobe"
+
+/* Whether a probe's prompt shows the mark, and not as a piece of a printed list or dict:
+ * then a quotation mark would stand before it. */
+static bool probe(const struct chat_template *t, const char *messages, const char *tools,
+                  bool quoted)
+{
+    struct chat_request r = {
+        .add_generation_prompt = true, .bos_token = "", .eos_token = ""};
+    struct json *m = NULL, *tool_list = NULL;
+    char *text = NULL;
+    size_t n = 0;
+    struct tm epoch = {.tm_year = 70, .tm_mday = 1};
+    bool shown = false;
+    if (json_parse(&m, messages, strlen(messages), "probe", NULL) != 0)
+        return false;
+    if (tools != NULL)
+        json_parse(&tool_list, tools, strlen(tools), "probe", NULL);
+    r.tools = tool_list;
+    r.now = &epoch;
+    if (render(t, &r, m, &text, &n, NULL) == 0) {
+        const char *at = memmem(text, n, MARK, strlen(MARK));
+        shown = at != NULL && (quoted || at == text || (at[-1] != '\'' && at[-1] != '"'));
+    }
+    free(text);
+    json_free(tool_list);
+    json_free(m);
+    return shown;
+}
+
+int chat_open(struct chat_template **out, const char *source, struct err *err)
+{
+    *out = NULL;
+    if (source == NULL)
+        return err_set(err, ERR_NOT_FOUND, "the model has no chat template");
+    struct chat_template *t = xcalloc(1, sizeof *t);
+    int rc = jinja_compile(&t->jinja, source, strlen(source), "chat_template", NULL, err);
+    if (rc != 0) {
+        chat_close(t);
+        return rc;
+    }
+    t->can.parts = probe(
+        t, "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"" MARK "\"}]}]",
+        NULL, false);
+    t->can.tools = probe(t, "[{\"role\":\"user\",\"content\":\"x\"}]",
+                         "[{\"type\":\"function\",\"function\":{\"name\":\"" MARK
+                         "\",\"description\":\"d\","
+                         "\"parameters\":{\"type\":\"object\",\"properties\":{}}}}]",
+                         true);
+    t->can.system = probe(t,
+                          "[{\"role\":\"system\",\"content\":\"" MARK "\"},"
+                          "{\"role\":\"user\",\"content\":\"x\"}]",
+                          NULL, false);
+    *out = t;
+    return 0;
+}
+
+void chat_close(struct chat_template *t)
+{
+    if (t == NULL)
+        return;
+    jinja_destroy(t->jinja);
+    free(t);
+}
+
+struct chat_abilities chat_abilities(const struct chat_template *t)
+{
+    return t->can;
+}

@@ -1,0 +1,361 @@
+/* test_chat.c - conversations to prompts: recorded outcomes of the reference implementation, and
+ * what is done to the API's messages before a template sees them. */
+#include "model/chat.h"
+
+#include "base/file.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct json *read_json(const char *path)
+{
+    char *text = NULL;
+    size_t n = 0;
+    struct json *root = NULL;
+    if (file_read(path, 64 << 20, &text, &n, NULL) == 0)
+        json_parse(&root, text, n, path, NULL);
+    free(text);
+    return root;
+}
+
+static struct json *parse(const char *text)
+{
+    struct json *v = NULL;
+    struct err err = {0};
+    if (json_parse(&v, text, strlen(text), "t", &err) != 0)
+        fail_msg("%s", err.msg);
+    return v;
+}
+
+static struct chat_template *open_template(const char *source)
+{
+    struct chat_template *t = NULL;
+    struct err err = {0};
+    if (chat_open(&t, source, &err) != 0)
+        fail_msg("%s", err.msg);
+    return t;
+}
+
+/* --- the reference's outcomes
+ * -------------------------------------------------------------- */
+
+/* Conversations that chat_render refuses or changes on purpose. */
+static bool prepared_otherwise(const char *talk)
+{
+    static const char *const names[] = {"parts",
+                                        "none-content",
+                                        "no-content",
+                                        "no-messages",
+                                        "tool-call-string",
+                                        "tool-call-none",
+                                        "tool-result-object"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(talk, names[i]) == 0)
+            return true;
+    return false;
+}
+
+static char *model_source(const char *model)
+{
+    char path[512];
+    const char *shared = getenv("HCACHE_SHARED");
+    snprintf(path, sizeof path, "%s/tokenizers/%s/tokenizer_config.json",
+             shared != NULL ? shared : "../shared", model);
+    struct json *config = read_json(path);
+    const char *s = json_string_of(json_member(config, "chat_template"), NULL);
+    char *copy = s != NULL ? strdup(s) : NULL;
+    json_free(config);
+    return copy;
+}
+
+static struct tm golden_now(const struct json *golden)
+{
+    int64_t t[6] = {0};
+    for (size_t i = 0; i < 6; i++)
+        json_int_of(json_at(json_member(golden, "now"), i), &t[i]);
+    struct tm tm = {
+        .tm_year = (int)t[0] - 1900, .tm_mon = (int)t[1] - 1, .tm_mday = (int)t[2]};
+    tm.tm_hour = (int)t[3];
+    tm.tm_min = (int)t[4];
+    tm.tm_sec = (int)t[5];
+    mktime(&tm);
+    return tm;
+}
+
+/* What is left of a conversation's variables when those with a place of their own are gone. */
+static struct json *kwargs_of(const struct json *talk)
+{
+    static const char *const placed[] = {"messages",  "tools",     "add_generation_prompt",
+                                         "bos_token", "eos_token", "documents"};
+    struct json *kwargs = json_new_object();
+    struct json_iter it = json_begin(talk);
+    while (json_next(&it)) {
+        bool own = true;
+        for (size_t i = 0; i < sizeof placed / sizeof *placed; i++)
+            own = own && strcmp(it.key, placed[i]) != 0;
+        if (own)
+            json_put(kwargs, it.key, json_share(it.value));
+    }
+    return kwargs;
+}
+
+static bool as_expected(const char *source, const struct json *talk, const struct tm *now,
+                        const struct json *expected)
+{
+    struct chat_template *t = open_template(source);
+    struct json *kwargs = kwargs_of(talk);
+    struct chat_request r = {
+        .messages = json_member(talk, "messages"),
+        .tools = json_member(talk, "tools"),
+        .documents = json_member(talk, "documents"),
+        .kwargs = kwargs,
+        .bos_token = json_string_of(json_member(talk, "bos_token"), NULL),
+        .eos_token = json_string_of(json_member(talk, "eos_token"), NULL),
+        .now = now};
+    json_bool_of(json_member(talk, "add_generation_prompt"), &r.add_generation_prompt);
+    struct err err = {0};
+    char *text = NULL;
+    size_t n = 0, n_want = 0;
+    int rc = chat_render(t, &r, &text, &n, &err);
+    const char *want = json_string_of(json_member(expected, "output"), &n_want);
+    const char *message = json_string_of(json_member(expected, "message"), NULL);
+    const char *kind = json_string_of(json_member(expected, "error"), NULL);
+    bool good = want != NULL
+                    ? rc == 0 && n == n_want && memcmp(text, want, n) == 0
+                    : rc == (strcmp(kind, "raised") == 0 ? ERR_USAGE : ERR_MISMATCH);
+    if (kind != NULL && strcmp(kind, "raised") == 0)
+        good = good && strcmp(err.msg, message) == 0;
+    if (!good)
+        print_error("expected [%s], got %d [%s]\n", want != NULL ? want : message, rc,
+                    rc == 0 ? text : err.msg);
+    free(text);
+    json_free(kwargs);
+    chat_close(t);
+    return good;
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    struct json *golden = read_json("tests/format/golden/chat.json");
+    const struct json *chats = json_member(golden, "chats");
+    struct tm now = golden_now(golden);
+    size_t done = 0, skipped = 0, bad = 0;
+    for (size_t i = 0; i < json_count(chats); i++) {
+        const struct json *c = json_at(chats, i);
+        const char *name = json_string_of(json_at(c, 0), NULL);
+        const char *talk = json_string_of(json_at(c, 1), NULL);
+        if (prepared_otherwise(talk))
+            continue;
+        const char *own = json_string_of(
+            json_member(json_member(golden, "templates"), name), NULL);
+        char *source = own != NULL ? strdup(own) : model_source(name);
+        if (source == NULL) {
+            skipped++;
+            continue;
+        }
+        bool good = as_expected(source,
+                                json_member(json_member(golden, "conversations"), talk),
+                                &now, json_at(c, 2));
+        if (!good)
+            print_error("    %s on %s\n", name, talk);
+        bad += !good;
+        done++;
+        free(source);
+    }
+    print_message("%zu conversations, %zu skipped: no ../shared/tokenizers\n", done,
+                  skipped);
+    json_free(golden);
+    assert_true(done > 150);
+    assert_int_equal(bad, 0);
+}
+
+/* --- preparing messages
+ * -------------------------------------------------------------------- */
+
+#define SHOW "{{ messages | tojson }}{{ tools }}"
+#define WALK                                                                               \
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}"      \
+    "{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}{% endfor %}"
+
+static void expect(const char *source, const char *messages, const char *tools, int rc,
+                   const char *text)
+{
+    struct chat_template *t = open_template(source);
+    struct json *m = parse(messages), *list = tools != NULL ? parse(tools) : NULL;
+    struct chat_request r = {.messages = m, .tools = list};
+    struct err err = {0};
+    char *out = NULL;
+    size_t n = 0;
+    assert_int_equal(chat_render(t, &r, &out, &n, &err), rc);
+    assert_string_equal(rc == 0 ? out : err.msg, text);
+    free(out);
+    json_free(list);
+    json_free(m);
+    chat_close(t);
+}
+
+static void test_content(void **state)
+{
+    (void)state;
+    const char *parts =
+        "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"},"
+        " {\"type\": \"text\", \"text\": \"b\"}]}]";
+    expect(SHOW, parts, NULL, 0, "[{\"role\": \"user\", \"content\": \"a\\nb\"}]None");
+    expect(WALK, parts, NULL, 0, "user:<a><b>");
+    expect(WALK, "[{\"role\": \"user\", \"content\": \"plain\"}]", NULL, 0, "user:plain");
+    expect(SHOW, "[{\"role\": \"user\", \"content\": []}]", NULL, 0,
+           "[{\"role\": \"user\", \"content\": \"\"}]None");
+    expect(SHOW, "[{\"role\": \"assistant\", \"content\": null, \"refusal\": null}]", NULL,
+           0, "[{\"role\": \"assistant\", \"content\": \"\"}]None");
+    expect(SHOW, "[{\"role\": \"assistant\"}]", NULL, 0,
+           "[{\"role\": \"assistant\", \"content\": \"\"}]None");
+    expect(SHOW, "[{\"role\": \"user\", \"content\": \"x\", \"name\": \"n\"}]", "[]", 0,
+           "[{\"role\": \"user\", \"content\": \"x\", \"name\": \"n\"}]None");
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+#define CALL(arguments)                                                                    \
+    "[{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"1\", "      \
+    "\"type\": "                                                                           \
+    "\"function\", \"function\": {\"name\": \"f\", \"arguments\": " arguments "}}]}]"
+    const char *show = "{{ messages[0].tool_calls[0] | tojson }}";
+#define SHOWN(arguments)                                                                   \
+    "{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", "             \
+    "\"arguments\": " arguments "}}"
+    expect(show, CALL("\"{\\\"a\\\": [1, true, null]}\""), NULL, 0,
+           SHOWN("{\"a\": [1, true, null]}"));
+    expect(show, CALL("{\"a\": 1}"), NULL, 0, SHOWN("{\"a\": 1}"));
+    expect(show, CALL("\"\""), NULL, 0, SHOWN("{}"));
+    expect(show, CALL("\"{broken\""), NULL, 0, SHOWN("\"{broken\""));
+    expect(show, CALL("\"[1]\""), NULL, 0, SHOWN("\"[1]\""));
+    expect(SHOW, "[{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": []}]",
+           NULL, 0, "[{\"role\": \"assistant\", \"content\": \"x\"}]None");
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    expect(SHOW, "[]", NULL, ERR_USAGE,
+           "messages must be an array with at least one message");
+    expect(SHOW, "{}", NULL, ERR_USAGE,
+           "messages must be an array with at least one message");
+    expect(SHOW, "[5]", NULL, ERR_USAGE, "messages[0] must be an object, it is an integer");
+    expect(SHOW, "[{\"content\": \"x\"}]", NULL, ERR_USAGE,
+           "messages[0].role must be a string");
+    expect(SHOW, "[{\"role\": \"user\"}]", NULL, ERR_USAGE,
+           "messages[0].content is missing");
+    expect(SHOW, "[{\"role\": \"user\", \"content\": 5}]", NULL, ERR_USAGE,
+           "messages[0].content must be a string or an array of parts, it is an integer");
+    expect(SHOW, "[{\"role\": \"user\", \"content\": [\"x\"]}]", NULL, ERR_USAGE,
+           "messages[0].content[0] must be an object with a type");
+    expect(WALK, "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]", NULL,
+           ERR_USAGE,
+           "messages[0].content[0]: parts of type 'image_url' are not supported, only text "
+           "is");
+    expect(WALK, "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]", NULL,
+           ERR_USAGE, "messages[0].content[0].text must be a string");
+    expect(SHOW, "[{\"role\": \"assistant\", \"tool_calls\": {}}]", NULL, ERR_USAGE,
+           "messages[0].tool_calls must be an array, it is an object");
+    expect(SHOW, "[{\"role\": \"user\", \"content\": \"x\"}]", "{}", ERR_USAGE,
+           "tools must be an array, it is an object");
+    expect("{{ raise_exception('alternate!') }}",
+           "[{\"role\": \"user\", \"content\": \"x\"}]", NULL, ERR_USAGE, "alternate!");
+    struct chat_template *t = NULL;
+    struct err err = {0};
+    assert_int_equal(chat_open(&t, NULL, &err), ERR_NOT_FOUND);
+    assert_int_equal(chat_open(&t, "{% nope %}", &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "chat_template:1: unknown tag 'nope'");
+    assert_null(t);
+}
+
+static void test_kwargs(void **state)
+{
+    (void)state;
+    struct chat_template *t = open_template(
+        "{{ bos_token }}{{ eos_token }}{{ flag }}"
+        "{{ add_generation_prompt }}{{ bos_token is defined }}");
+    struct json *m = parse("[{\"role\": \"user\", \"content\": \"x\"}]");
+    struct json *good = parse("{\"flag\": false, \"eos_token\": \"E\"}");
+    struct json *reserved = parse("{\"tools\": []}");
+    struct chat_request r = {.messages = m, .kwargs = good, .eos_token = "</s>"};
+    struct err err = {0};
+    char *text = NULL;
+    size_t n = 0;
+    assert_int_equal(chat_render(t, &r, &text, &n, &err), 0);
+    assert_string_equal(text, "EFalseFalseFalse");
+    free(text);
+    r = (struct chat_request){.messages = m, .kwargs = reserved};
+    assert_int_equal(chat_render(t, &r, &text, &n, &err), ERR_USAGE);
+    assert_string_equal(err.msg, "'tools' cannot be an argument of the template");
+    json_free(m);
+    json_free(good);
+    json_free(reserved);
+    chat_close(t);
+}
+
+static void test_turns(void **state)
+{
+    (void)state;
+    struct chat_template *t = open_template(
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: "
+        "{{ m.content }}\n{% endfor %}"
+        "{{ 'assistant:' if add_generation_prompt }}");
+    const struct chat_turn turns[] = {{"system", "short"}, {"user", "h\xc3\xa9"}};
+    struct chat_request r = {.add_generation_prompt = true, .bos_token = "<s>"};
+    char *text = NULL;
+    size_t n = 0;
+    assert_int_equal(chat_render_turns(t, turns, 2, &r, &text, &n, NULL), 0);
+    assert_string_equal(text, "<s>system: short\nuser: h\xc3\xa9\nassistant:");
+    assert_int_equal(n, strlen(text));
+    free(text);
+    chat_close(t);
+}
+
+static void expect_abilities(const char *source, bool parts, bool tools, bool system)
+{
+    struct chat_template *t = open_template(source);
+    struct chat_abilities can = chat_abilities(t);
+    if (can.parts != parts || can.tools != tools || can.system != system)
+        fail_msg("%.60s: parts %d, tools %d, system %d", source, can.parts, can.tools,
+                 can.system);
+    chat_close(t);
+}
+
+static void test_abilities(void **state)
+{
+    (void)state;
+    struct json *golden = read_json("tests/format/golden/chat.json");
+    const struct json *t = json_member(golden, "templates");
+    expect_abilities(WALK, true, false, true);
+    expect_abilities("{{ messages }}", false, false, false);
+    expect_abilities("{{ messages[0].content | trim }}", false, false, true);
+#define OF(name) json_string_of(json_member(t, name), NULL)
+    expect_abilities(OF("gemma-style"), false, false, false);
+    expect_abilities(OF("gemma3-style"), true, false, true);
+    expect_abilities(OF("llama3.1-style"), false, true, true);
+    expect_abilities(OF("mistral-v3-style"), false, true, true);
+    expect_abilities(OF("qwen2.5-style"), false, true, true);
+    expect_abilities(OF("qwen2-style"), false, false, true);
+    expect_abilities(OF("qwen3-style"), true, false, true);
+    json_free(golden);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_content),  cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_kwargs),
+        cmocka_unit_test(test_turns),    cmocka_unit_test(test_abilities),
+        cmocka_unit_test(test_golden),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
