@@ -78,6 +78,15 @@ static void unpack(struct jinja *j, struct jscope *s, const struct jnode *target
         assign(j, s, t, q->at[i++]);
 }
 
+static struct jval *namespace_of(struct jinja *j, struct jscope *s,
+                                 const struct jnode *target)
+{
+    struct jval *ns = jscope_find(j, s, target->name);
+    if (ns == NULL || ns->kind != J_NS)
+        jinja_fail(j, ERR_MISMATCH, "cannot assign attribute on non-namespace object");
+    return ns;
+}
+
 static void assign(struct jinja *j, struct jscope *s, const struct jnode *target,
                    struct jval value)
 {
@@ -88,10 +97,7 @@ static void assign(struct jinja *j, struct jscope *s, const struct jnode *target
         unpack(j, s, target->a, &value);
         jinja_leave(j);
     } else {
-        struct jval *ns = jscope_find(j, s, target->name);
-        if (ns == NULL || ns->kind != J_NS)
-            jinja_fail(j, ERR_MISMATCH, "cannot assign attribute on non-namespace object");
-        jdict_put(j, ns->dict, target->value, value);
+        jdict_put(j, namespace_of(j, s, target)->dict, target->value, value);
     }
 }
 
@@ -398,6 +404,8 @@ static enum flow exec_one(struct jinja *j, struct jscope *s, const struct jnode 
     case N_FOR:
         return exec_for(j, s, n);
     case N_SET:
+        if (n->a->kind == N_NSREF) /* looked at before the value is, as Jinja does */
+            namespace_of(j, s, n->a);
         v = jinja_eval(j, s, n->b);
         j->line = n->line;
         assign(j, s, n->a, v);

@@ -107,6 +107,7 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     static const char *const names[] = {"width", "first", "blank"};
     struct jval a[3];
     jcall_bind(j, c, names, 3, 0, a);
+    jval_need(j, &c->self);
     if (c->self.kind != J_STR || c->self.safe) /* s += newline: only str can do that */
         jinja_fail(j, c->self.safe ? ERR_UNSUPPORTED : ERR_MISMATCH,
                    "indent: the value must be str, not %s", jval_type(&c->self));

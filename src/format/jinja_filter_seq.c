@@ -2,7 +2,8 @@
  *
  * map, select, reject, unique, reverse and items give generators in Jinja: they can be walked
  * once, have no length, and are always true.  Here they are computed at once and handed out
- * as J_ITER, which keeps those three properties. */
+ * as J_ITER, which keeps those three properties; but what fails in one fails at once, not
+ * when it is walked. */
 #include "format/jinja_impl.h"
 
 #include <string.h>
@@ -145,6 +146,8 @@ static struct jval f_reverse(struct jinja *j, const struct jcall *c)
     struct jval none = jval_none(), back = jval_int(-1);
     if (c->self.kind == J_STR)
         return jval_slice(j, &c->self, &none, &none, &back);
+    if (!jval_iterable(&c->self))
+        jinja_fail(j, ERR_MISMATCH, "argument must be iterable");
     const struct jseq *q = jval_items(j, &c->self);
     /* What Python can reverse in place is walked once; of the rest Jinja makes a list. */
     bool listed = c->self.kind == J_ITER;
@@ -211,6 +214,7 @@ static struct jval f_dictsort(struct jinja *j, const struct jcall *c)
     if (a[1].kind != J_MISSING && !by_value &&
         !(a[1].kind == J_STR && jstr_is(a[1].str, "key")))
         jinja_fail(j, ERR_MISMATCH, "You can only sort by either \"key\" or \"value\"");
+    jval_need(j, &c->self);
     if (c->self.kind != J_DICT)
         jinja_fail(j, ERR_MISMATCH, "dictsort: '%s' is no dict", jval_type(&c->self));
     struct jmethod items = {.self = c->self, .name = "items"};

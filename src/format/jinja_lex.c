@@ -167,6 +167,10 @@ static char sign_at(const struct lexer *l, size_t at)
 static void lex_comment(struct lexer *l, size_t inside)
 {
     size_t close = find(l, inside, "#}");
+    if (inside >= l->n) { /* at the very end Jinja minds no more; raw blocks likewise */
+        advance(l, l->n);
+        return;
+    }
     if (close == l->n)
         jinja_fail(l->j, ERR_FORMAT, "Missing end of comment tag");
     bool signed_end = close > inside && sign_at(l, close - 1) != 0;
@@ -196,7 +200,8 @@ static void lex_raw(struct lexer *l, size_t body)
         advance(l, end);
         return;
     }
-    jinja_fail(l->j, ERR_FORMAT, "Missing end of raw directive");
+    if (body < l->n)
+        jinja_fail(l->j, ERR_FORMAT, "Missing end of raw directive");
 }
 
 /* --- inside a tag
@@ -358,7 +363,7 @@ static void lex_name(struct lexer *l)
     size_t end = l->at;
     while (end < l->n && is_name_byte(l->s[end]))
         end++;
-    if (end < l->n && (l->s[end] & 0x80))
+    if (end < l->n && (l->s[end] & 0x80) && space_at(l, end) == 0)
         jinja_fail(l->j, ERR_UNSUPPORTED, "a name that is not ASCII");
     push(l, T_NAME)->text = (struct jstr){l->s + l->at, end - l->at};
     advance(l, end);

@@ -242,9 +242,9 @@ struct jstr jstr_format(struct jinja *j, struct jstr format, const struct jval *
         struct jval v = next_argument(j, args, &used);
         format_one(j, &b, format.s[i], &v);
     }
-    bool all = args->kind == J_TUPLE
-                   ? used == args->seq->n
-                   : used == 1 || args->kind == J_DICT || args->kind == J_LIST;
+    bool like_mapping = args->kind == J_DICT || args->kind == J_LIST ||
+                        args->kind == J_RANGE || args->kind == J_UNDEF;
+    bool all = args->kind == J_TUPLE ? used == args->seq->n : used == 1 || like_mapping;
     if (!all)
         jinja_fail(j, ERR_MISMATCH, "not all arguments converted during string formatting");
     return jval_buf(&b).str;

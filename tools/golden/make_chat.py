@@ -18,6 +18,7 @@ An outcome is {"output": text} or {"error": kind, "message": text}; kinds: raise
 runtime (Jinja's own errors: undefined values, the sandbox), python (any other exception), syntax.
 """
 import argparse
+import copy
 import datetime
 import json
 import os
@@ -73,7 +74,7 @@ def outcome(source, variables):
     except (jinja2.TemplateSyntaxError, SyntaxError) as e:
         return {"error": "syntax", "message": str(e)}
     try:
-        return {"output": template.render(**variables)}
+        return {"output": template.render(**copy.deepcopy(variables))}
     except jinja2.TemplateRuntimeError as e:
         return {"error": "runtime", "message": str(e)}
     except jinja2.TemplateError as e:
