@@ -236,9 +236,9 @@ struct jval jloop_call(struct jinja *j, struct jloop *l, const char *name,
     if (c->n_kw != 0)
         jinja_fail(j, ERR_MISMATCH, "%s() got an unexpected keyword argument", name);
     if (strcmp(name, "cycle") == 0) {
-        if (c->n_args == 0)
-            jinja_fail(j, ERR_MISMATCH, "no items for cycling given");
-        return c->args[(size_t)l->index0 % c->n_args];
+        if (c->n_args != 0)
+            return c->args[(size_t)l->index0 % c->n_args];
+        jinja_fail(j, ERR_MISMATCH, "no items for cycling given");
     }
     struct jval now = jval_seq(j, J_TUPLE, c->n_args);
     if (c->n_args != 0)

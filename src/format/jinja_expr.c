@@ -37,7 +37,8 @@ static struct jnode *parse_product(struct jparser *p)
 {
     struct jnode *left = parse_pow(p);
     while (p->t->kind == T_OP && p->t->op >= OP_MUL && p->t->op <= OP_MOD) {
-        enum jop op = p->t++->op;
+        enum jop op = p->t->op;
+        p->t++;
         left = binary(p, N_BINARY, op, left, parse_pow(p));
     }
     return left;
@@ -55,7 +56,8 @@ static struct jnode *parse_sum(struct jparser *p)
 {
     struct jnode *left = parse_concat(p);
     while (jparse_at_op(p, OP_ADD) || jparse_at_op(p, OP_SUB)) {
-        enum jop op = p->t++->op;
+        enum jop op = p->t->op;
+        p->t++;
         left = binary(p, N_BINARY, op, left, parse_concat(p));
     }
     return left;
@@ -472,7 +474,8 @@ static struct jnode *parse_unary(struct jparser *p, bool with_filters)
 {
     struct jnode *n;
     if (jparse_at_op(p, OP_SUB) || jparse_at_op(p, OP_ADD)) {
-        enum jop op = p->t++->op;
+        enum jop op = p->t->op;
+        p->t++;
         jinja_enter(p->j);
         n = binary(p, N_UNARY, op, parse_unary(p, false), NULL);
         jinja_leave(p->j);

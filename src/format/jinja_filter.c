@@ -226,7 +226,8 @@ static bool to_int(struct jinja *j, double f, int64_t *out)
 {
     if (isnan(f) || isinf(f))
         return false;
-    if (!(f > -0x1p63 && f < 0x1p63))
+    const double most = 9223372036854775808.0; /* 2^63 */
+    if (!(f > -most && f < most))
         jinja_fail(j, ERR_UNSUPPORTED, "integer beyond 64 bits");
     *out = (int64_t)f;
     return true;

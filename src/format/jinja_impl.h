@@ -454,7 +454,7 @@ struct jval jinja_apply_filters(struct jinja *j, struct jscope *s,
                                 const struct jnode *chain, struct jval input);
 struct jval jinja_call(struct jinja *j, const struct jval *callee, struct jcall *c);
 
-void jinja_exec(struct jinja *j, struct jscope *root, const struct jnode *body);
+void jinja_exec(struct jinja *j, struct jscope *globals, const struct jnode *root);
 struct jval jmacro_call(struct jinja *j, const struct jmacro *m, const struct jcall *c);
 struct jval *jscope_find(struct jinja *j, const struct jscope *s, struct jstr name);
 void jscope_set(struct jinja *j, struct jscope *s, struct jstr name, struct jval value);
