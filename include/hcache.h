@@ -78,6 +78,7 @@ struct hcache_model_info {
     int n_layers, vocab_size, max_context;
     size_t hidden_bytes, kv_bytes; /* per token and layer */
     bool has_tokenizer, has_chat_template;
+    bool has_tools; /* the template shows tools, and calls of its format are understood */
     int max_sequences;
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
@@ -95,12 +96,17 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
 /* *text is the caller's, with a final zero. */
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);
-/* A conversation as the model's own chat template writes it, ready for an answer.  messages: a JSON
- * array of objects with a role and a content.  *text is the caller's; encode it with
- * HCACHE_PARSE_SPECIAL and nothing else.  HCACHE_E_UNSUPPORTED where the model has no template;
- * HCACHE_E_USAGE where the messages do not suit it. */
-int hcache_chat_render(const struct hcache *h, const char *messages, size_t n, char **text,
+/* A conversation as the model's own chat template writes it, ready for an answer.  request: a JSON
+ * object with messages and, if any, tools and chat_template_kwargs, as in OpenAI's API.  *text is the
+ * caller's; encode it with HCACHE_PARSE_SPECIAL and nothing else.  HCACHE_E_UNSUPPORTED where the model
+ * has no template; HCACHE_E_USAGE where the messages do not suit it. */
+int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
                        size_t *n_text, struct hcache_err *err);
+/* The tool calls in an answer, in the model's own format: *json is the text of an object with content
+ * and tool_calls (name, arguments), the caller's.  False where there is none. */
+bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json);
+/* How many bytes of an unfinished answer are text for certain, and not the beginning of a call. */
+size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n);
 /* The bytes of one token, which may be part of a character: the model's memory; NULL: none. */
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n);
 void hcache_free(void *p);

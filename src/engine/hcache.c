@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "engine/service.h"
 #include "engine/stack.h"
+#include "engine/dialog.h"
 #include "model/tokenizer.h"
 #include "state/save_policy.h"
 
@@ -20,6 +21,8 @@ _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of e
 struct hcache {
     struct stack k;
     struct tokenizer *tokenizer; /* NULL for synthetic models */
+    struct dialog *dialog;   /* NULL: no chat template, or one that is not understood: */
+    struct err dialog_err; /* why */
     struct service *service;
     /* What saving is decided from.  The engine's thread measures into k.platform while it runs. */
     struct platform platform;
@@ -106,6 +109,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         hcache_close(h);
         return rc;
     }
+    (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err); /* chats will be told */
     struct service_opts vo = {.engine = h->k.engine,
                               .saver = h->k.saver,
                               .tokenizer = h->tokenizer,
@@ -127,6 +131,7 @@ void hcache_close(struct hcache *h)
         return;
     service_destroy(h->service);
     stack_close(&h->k);
+    dialog_close(h->dialog);
     tokenizer_close(h->tokenizer);
     free(h);
 }
@@ -143,6 +148,8 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .hidden_bytes = model_hidden_bytes(m),
         .kv_bytes = model_kv_bytes(m),
         .has_tokenizer = h->tokenizer != NULL,
+        .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
+        .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
         .max_sequences = h->k.o.max_sequences > 0 ? h->k.o.max_sequences : 1};
 }
 
@@ -180,14 +187,25 @@ int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text
                                       inner(err));
 }
 
-int hcache_chat_render(const struct hcache *h, const char *messages, size_t n, char **text,
+int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
                        size_t *n_text, struct hcache_err *err)
 {
-    (void)messages;
-    (void)n;
-    *text = NULL;
-    *n_text = 0;
-    return err_set(inner(err), ERR_UNSUPPORTED, "%s has no chat template", h->k.model->source);
+    if (h->dialog_err.code != 0)
+        return err_set(inner(err), h->dialog_err.code, "%s", h->dialog_err.msg);
+    if (h->dialog == NULL)
+        return err_set(inner(err), ERR_UNSUPPORTED, "%s has no chat template",
+                       h->k.model->source);
+    return dialog_render(h->dialog, request, n, text, n_text, inner(err));
+}
+
+bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json)
+{
+    return h->dialog != NULL && dialog_calls(h->dialog, text, n, json);
+}
+
+size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n)
+{
+    return h->dialog != NULL ? dialog_text_bytes(h->dialog, text, n) : n;
 }
 
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n)

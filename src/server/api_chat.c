@@ -102,28 +102,57 @@ static char *plain_text(const struct json *messages)
     return text.p;
 }
 
+/* What of the request the template wants, as JSON text. */
+static void chat_request(const struct gen_params *p, struct textbuf *out)
+{
+    const struct json *values[] = {p->messages, p->tools, p->kwargs};
+    static const char *const names[] = {
+        "{\"messages\":", ",\"tools\":", ",\"chat_template_kwargs\":"};
+    for (int i = 0; i < 3; i++) {
+        char *text = values[i] != NULL ? json_text(values[i], 0) : NULL;
+        if (text != NULL)
+            textbuf_addf(out, "%s%s", names[i], text);
+        free(text);
+    }
+    textbuf_add(out, "}", 1);
+}
+
+static int render_plain(const struct gen_params *p, char **text, struct fault *f)
+{
+    struct json *messages = NULL;
+    int rc = normalize(p->messages, &messages, f);
+    if (rc == 0)
+        *text = plain_text(messages);
+    json_free(messages);
+    return rc;
+}
+
 /* The conversation as the model is to see it. The caller frees *text. */
-static int render(struct call *c, const struct json *messages, char **text, size_t *n,
-                  unsigned *flags, struct fault *f)
+static int render(struct call *c, const struct gen_params *p, char **text, unsigned *flags,
+                  struct fault *f)
 {
     struct hcache_err err = {0};
     struct hcache_model_info info;
+    struct textbuf request = {0};
+    size_t n;
     hcache_model_info(call_model(c), &info);
-    if (!info.has_chat_template && c->s->o.plain_chat) {
-        *text = plain_text(messages);
-        *n = strlen(*text);
-        *flags = HCACHE_ADD_SPECIAL;
-        return 0;
-    }
+    if (p->tools != NULL && !info.has_tools)
+        return fault_set(f, 400, "unsupported_parameter", "tools",
+                         "'tools' are not supported by this model's chat template");
+    *flags = HCACHE_ADD_SPECIAL;
+    if (!info.has_chat_template && c->s->o.plain_chat)
+        return render_plain(p, text, f);
     if (!info.has_chat_template)
         return fault_set(
             f, 400, "no_chat_template", "messages",
             "this model has no chat template: use /v1/completions, or start the "
             "server with --plain-chat");
-    char *json = json_text(messages, 0);
-    int rc = hcache_chat_render(call_model(c), json, strlen(json), text, n, &err);
+    if (json_kind(p->messages) != JSON_KIND_ARRAY || json_count(p->messages) == 0)
+        return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
+    chat_request(p, &request);
     *flags = HCACHE_PARSE_SPECIAL;
-    free(json);
+    int rc = hcache_chat_render(call_model(c), request.p, request.n, text, &n, &err);
+    textbuf_free(&request);
     return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "%s", err.msg);
 }
 
@@ -132,10 +161,8 @@ void api_chat(struct call *c)
     struct gen_params p;
     struct fault f;
     struct prompt_ids prompt = {0};
-    struct json *messages = NULL;
     struct hcache_err err = {0};
     char *text = NULL, what[200] = "";
-    size_t n = 0;
     unsigned flags = 0;
     const struct json *body = call_body(c);
     if (body == NULL)
@@ -144,13 +171,10 @@ void api_chat(struct call *c)
     if (rc == 0)
         rc = call_check_name(c, p.model, &f);
     if (rc == 0)
-        rc = normalize(p.messages, &messages, &f);
-    if (rc == 0)
-        rc = render(c, messages, &text, &n, &flags, &f);
-    if (rc == 0 && retoken_encode(call_model(c), c->s->memory, c->salt, text, n, flags,
-                                  &prompt, what, &err) != 0)
+        rc = render(c, &p, &text, &flags, &f);
+    if (rc == 0 && retoken_encode(call_model(c), c->s->memory, c->salt, text, strlen(text),
+                                  flags, &prompt, what, &err) != 0)
         rc = fault_set(&f, 400, NULL, "messages", "'messages': %s", err.msg);
-    json_free(messages);
     if (rc == 0) {
         generation_start(c, &p, &prompt, 1, text, what);
     } else {

@@ -162,6 +162,17 @@ bool generation_is_over(const struct generation *g)
     return g->is_over;
 }
 
+/* What of the answer are tool calls. */
+static void read_calls(struct generation *g, struct choice *ch)
+{
+    char *text;
+    if (g->params.tools == NULL || ch->result.text == NULL ||
+        !hcache_chat_calls(call_model(g->call), ch->result.text, ch->result.n_text, &text))
+        return;
+    (void)json_parse(&ch->calls, text, strlen(text), "tool calls", NULL);
+    hcache_free(text);
+}
+
 /* 0, or -1 where it failed or was cut off by the server's end. */
 static int take_result(struct choice *ch, struct fault *f)
 {
@@ -174,6 +185,7 @@ static int take_result(struct choice *ch, struct fault *f)
     if (strcmp(ch->result.finish, "cancelled") == 0)
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
     struct generation *g = ch->gen;
+    read_calls(g, ch);
     if (g->text != NULL)
         retoken_remember(call_model(g->call), g->call->s->memory, g->call->salt, g->text,
                          g->prompt.ids, g->prompt.n, &ch->result);
@@ -212,6 +224,22 @@ static void stream_fault(struct generation *g, const struct fault *f, struct tex
     generation_cancel(g);
 }
 
+/* Where tools may be called, only what cannot become a call goes out; at the end, all that is none. */
+static void hold_back(struct choice *ch, struct hcache_delta *d)
+{
+    struct hcache *h = call_model(ch->gen->call);
+    char *calls = NULL;
+    textbuf_add(&ch->text, d->text, d->n_text);
+    size_t sure = ch->text.n;
+    if (!d->ended || hcache_chat_calls(h, ch->text.p, ch->text.n, &calls))
+        sure = hcache_chat_text_bytes(h, ch->text.p, ch->text.n);
+    hcache_free(calls);
+    sure = sure > ch->n_sent ? sure : ch->n_sent;
+    d->text = ch->text.p + ch->n_sent;
+    d->n_text = sure - ch->n_sent;
+    ch->n_sent = sure;
+}
+
 /* Text goes out as it comes; a token without visible text waits for one that has some, so that no
  * chunk is empty, above all not the first (clients take it for the first token). */
 static void stream_choice(struct generation *g, struct choice *ch, struct textbuf *out)
@@ -219,6 +247,8 @@ static void stream_choice(struct generation *g, struct choice *ch, struct textbu
     struct hcache_delta d;
     struct fault f;
     read_choice(ch, &d);
+    if (g->params.tools != NULL)
+        hold_back(ch, &d);
     if (d.n_text > 0)
         sse_json(out, shape_chunk(g, ch, d.text, d.n_text, false));
     if (!d.ended)
@@ -260,6 +290,8 @@ void generation_free(struct generation *g)
     for (int i = 0; i < g->n; i++) {
         hcache_ticket_free(g->choice[i].ticket);
         textbuf_free(&g->choice[i].logprobs);
+        textbuf_free(&g->choice[i].text);
+        json_free(g->choice[i].calls);
         hcache_result_free(&g->choice[i].result);
     }
     free(g->text);

@@ -11,6 +11,8 @@ enum field_kind {
     F_BOOL,
     F_STRING,
     F_TREE,    /* looked at elsewhere */
+    F_LIST,    /* of objects */
+    F_CHOICE,  /* tool_choice */
     F_STOP,    /* text, or a list of texts */
     F_OPTIONS, /* stream_options */
     F_LOGPROBS,
@@ -53,8 +55,9 @@ static const struct field fields[] = {
     {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
     {"top_logprobs", F_INT, 0, HCACHE_MAX_TOP, AT(n_top), REQUEST_CHAT, "needs logprobs"},
     {"response_format", F_FORMAT, 0, 0, 0, BOTH, "only {\"type\": \"text\"}"},
-    {"tools", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
-    {"tool_choice", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT, "functions that may be called"},
+    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT, "auto or none"},
+    {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT, "variables of the template"},
     {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"logit_bias", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
@@ -214,6 +217,34 @@ static int read_logprobs(const struct field *d, const struct json *v, struct gen
     return read_int(d, v, &p->n_top, f);
 }
 
+static int read_list(const struct field *d, const struct json *v, const struct json **out,
+                     struct fault *f)
+{
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return wrong_type(f, d->name, "a list", v);
+    if ((double)json_count(v) > d->hi)
+        return bad(f, d->name, "has %zu elements; at most %.0f are allowed", json_count(v),
+                   d->hi);
+    for (size_t i = 0; i < json_count(v); i++) {
+        if (json_kind(json_at(v, i)) != JSON_KIND_OBJECT)
+            return wrong_type(f, d->name, "a list of objects", json_at(v, i));
+    }
+    *out = json_count(v) > 0 ? v : NULL;
+    return 0;
+}
+
+static int read_choice(const struct field *d, const struct json *v, struct gen_params *p,
+                       struct fault *f)
+{
+    const char *text = json_string_of(v, NULL);
+    p->no_tools = text != NULL && strcmp(text, "none") == 0;
+    if (p->no_tools || (text != NULL && strcmp(text, "auto") == 0))
+        return 0;
+    return fault_set(
+        f, 400, "unsupported_value", d->name,
+        "'%s' other than \"auto\" and \"none\" is not supported by this server", d->name);
+}
+
 static int read_format(const struct field *d, const struct json *v, struct fault *f)
 {
     const char *type = json_string_of(json_member(v, "type"), NULL);
@@ -261,6 +292,10 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
     case F_TREE:
         *(const struct json **)at = v;
         return 0;
+    case F_LIST:
+        return read_list(d, v, at, f);
+    case F_CHOICE:
+        return read_choice(d, v, p, f);
     case F_STOP:
         return read_stop(d, v, p, f);
     case F_OPTIONS:
@@ -311,6 +346,8 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         out->top_k = 0;
     if (kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
         return bad(f, "top_logprobs", "needs 'logprobs' to be true");
+    if (out->no_tools)
+        out->tools = NULL;
     const char *wanted = kind == REQUEST_CHAT ? "messages" : "prompt";
     if (out->messages == NULL && out->prompt == NULL)
         return bad(f, wanted, "is missing");

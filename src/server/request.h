@@ -24,6 +24,9 @@ struct gen_params {
     unsigned kind;     /* REQUEST_CHAT or REQUEST_COMPLETION */
     const char *model; /* NULL: not given. Strings are the JSON tree's */
     const struct json *messages, *prompt;
+    const struct json *tools;  /* NULL: none are to be used */
+    const struct json *kwargs; /* of the chat template */
+    bool no_tools;
     int64_t max_tokens; /* -1: not given */
     int64_t n, top_k, n_top;
     double temperature, top_p, min_p;

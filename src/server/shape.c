@@ -2,6 +2,7 @@
 #include "server/shape.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/utf8.h"
@@ -196,6 +197,36 @@ static struct json *timings(const struct generation *g, const struct choice *ch)
     return o;
 }
 
+/* --- tool calls -------------------------------------------------------------------------------- */
+
+static const char *finish_of(const struct choice *ch)
+{
+    return ch->calls != NULL ? "tool_calls" : ch->result.finish;
+}
+
+/* In a stream every call is whole, with its place. */
+static struct json *tool_calls(const struct choice *ch, bool in_stream)
+{
+    const struct json *calls = json_member(ch->calls, "tool_calls");
+    struct json *list = json_new_array();
+    for (size_t i = 0; i < json_count(calls); i++) {
+        struct json *o = json_new_object(), *f = json_new_object();
+        char id[80];
+        snprintf(id, sizeof id, "call_%s_%d_%zu", ch->gen->id, ch->index, i);
+        if (in_stream)
+            json_put_int(o, "index", (int64_t)i);
+        json_put_string(o, "id", id);
+        json_put_string(o, "type", "function");
+        json_put_string(f, "name",
+                        json_string_of(json_member(json_at(calls, i), "name"), NULL));
+        json_put_string(f, "arguments",
+                        json_string_of(json_member(json_at(calls, i), "arguments"), NULL));
+        json_put(o, "function", f);
+        json_push(list, o);
+    }
+    return list;
+}
+
 /* --- answers ---------------------------------------------------------------------------------- */
 
 struct json *shape_answer(struct generation *g)
@@ -208,7 +239,13 @@ struct json *shape_answer(struct generation *g)
         const char *text = ch->result.text != NULL ? ch->result.text : "";
         json_put_int(c, "index", ch->index);
         json_put_string(m, "role", "assistant");
-        json_put_bytes(m, "content", text, ch->result.n_text);
+        if (ch->calls != NULL) {
+            const char *content = json_string_of(json_member(ch->calls, "content"), NULL);
+            json_put_string(m, "content", content[0] != 0 ? content : NULL);
+            json_put(m, "tool_calls", tool_calls(ch, false));
+        } else {
+            json_put_bytes(m, "content", text, ch->result.n_text);
+        }
         json_put_null(m, "refusal");
         if (is_chat(g)) {
             json_put(c, "message", m);
@@ -217,7 +254,7 @@ struct json *shape_answer(struct generation *g)
             json_free(m);
         }
         put_logprobs(c, g, ch);
-        json_put_string(c, "finish_reason", ch->result.finish);
+        json_put_string(c, "finish_reason", finish_of(ch));
         json_push(choices, c);
     }
     json_put(o, "choices", choices);
@@ -241,6 +278,8 @@ struct json *shape_chunk(struct generation *g, struct choice *ch, const char *te
         json_put_string(delta, "role", "assistant");
     if (text != NULL)
         json_put_bytes(delta, "content", text, n);
+    if (last && ch->calls != NULL)
+        json_put(delta, "tool_calls", tool_calls(ch, true));
     if (is_chat(g)) {
         json_put(c, "delta", delta);
     } else {
@@ -251,7 +290,7 @@ struct json *shape_chunk(struct generation *g, struct choice *ch, const char *te
         json_put_null(c, "logprobs");
     else
         put_logprobs(c, g, ch);
-    json_put_string(c, "finish_reason", last ? ch->result.finish : NULL);
+    json_put_string(c, "finish_reason", last ? finish_of(ch) : NULL);
     json_push(choices, c);
     json_put(o, "choices", choices);
     if (g->params.include_usage)

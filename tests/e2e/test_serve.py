@@ -324,6 +324,43 @@ def test_queue(s):
           until(lambda: s.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, key)[0] == 200))
 
 
+# --- chat templates --------------------------------------------------------------------------------------------
+
+TEMPLATE = """{{ bos_token }}{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>
+Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>.{% endif %}
+{% for m in messages %}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}
+<{{ m.role }}> {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+def test_template():
+    model = os.path.join(tmp, "chatty")
+    shutil.copytree(MODEL, model, copy_function=shutil.copyfile)
+    os.chmod(model, 0o700)
+    with open(os.path.join(model, "chat_template.jinja"), "w") as f:
+        f.write(TEMPLATE)
+    s = Server(model)
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
+    status, _, r = s.post("/v1/chat/completions", chat)
+    want = s.complete("<user> Hi<assistant>", max_tokens=6)  # line breaks behind blocks vanish
+    check("template: the prompt is what it writes", status == 200 and
+          r["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"] and
+          r["choices"][0]["message"]["content"] == want["choices"][0]["text"], (r, want))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    n = r["usage"]["prompt_tokens"]
+    status, _, r = s.post("/v1/chat/completions", {**chat, "tools": tools})
+    check("tools reach the template", status == 200 and r["usage"]["prompt_tokens"] > n + 20, r)
+    texts, _, done = collect(s, "/v1/chat/completions", {**chat, "tools": tools})
+    check("an answer without calls is streamed whole", texts == {0: r["choices"][0]["message"]["content"]} and done, texts)
+    r = s.post("/v1/chat/completions", {**chat, "tools": tools, "tool_choice": "none"})[2]
+    equal("tool_choice none: they do not", r["usage"]["prompt_tokens"], n)
+    status, _, r = s.post("/v1/chat/completions", {**chat, "tools": tools, "tool_choice": "required"})
+    check("tool_choice required: refused", status == 400 and r["error"]["param"] == "tool_choice", r)
+    status, _, r = s.post("/v1/chat/completions", {"messages": [{"role": "robot", "content": "x"}]})
+    check("what the template refuses is told", status == 400 and "no robots" in r["error"]["message"], r)
+    equal("status 0", s.stop(), 0)
+
+
 # --- ends ------------------------------------------------------------------------------------------------------
 
 
@@ -384,6 +421,7 @@ try:
     run(test_keys, test_queue, test_limits,
         server=Server(MODEL, "--max-sequences", "1", "--max-queue", "2", "--max-body", "10000", "--read-timeout", "2",
                       "--idle-timeout", "3", env={"HCACHE_API_KEY": "sesame"}))
+    test_template()
     test_ends()
 except Exception as e:  # noqa: BLE001
     check(repr(e), False)
