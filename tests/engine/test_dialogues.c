@@ -1,0 +1,252 @@
+/* test_dialogues.c - the demo model talks, forgets nothing, and would show it if it did.
+ *
+ * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine twice.  One run never
+ * uses a store: every turn computes the whole conversation.  The other one keeps nothing in the KV
+ * cache between turns: it restores what the turn before has saved, by another plan every time.  All
+ * answers must be the same, token by token.  Then one layer's K and V are served as zeros, under
+ * checksums that are right: answers must change, or this test could not fail. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "tests/engine/enginetest.h"
+#include "format/json.h"
+#include "model/tokenizer.h"
+#include "state/chain.h"
+
+#define MODEL "models/demo"
+
+/* A turn that may not fit any more ends the dialogue: the answers are the model's own, and can be
+ * longer than those that the dialogue was planned with. */
+enum { MAX_CTX = 2048, MAX_ANSWER = 48, LONGEST_TURN = 200 };
+
+static const char *const plans[] = {"kv",       "hidden",   "r1,h1,k2",
+                                    "r2,h2,k0", "r3,h0,k1", "RHKH"};
+enum { N_PLANS = sizeof plans / sizeof plans[0] };
+
+struct talk {
+    int32_t tokens[MAX_CTX];
+    int n;
+    int32_t answers[MAX_CTX]; /* of all turns, one after another */
+    int n_answers;
+};
+
+static struct tokenizer *tokenizer;
+static struct json *dialogues;
+
+static void say(struct talk *t, const char *text)
+{
+    int32_t *ids;
+    size_t n;
+    struct err err = {0};
+    if (tokenizer_encode(tokenizer, text, strlen(text), TOKENIZER_PARSE_SPECIAL, &ids, &n,
+                         &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_true(t->n + (int)n <= MAX_CTX);
+    memcpy(t->tokens + t->n, ids, n * sizeof *ids);
+    t->n += (int)n;
+    free(ids);
+}
+
+/* The user's turn, then the model's; the answer's end is part of the conversation. */
+static void turn(struct talk *t, struct stack *k, const char *text, const char *save,
+                 const char *plan, struct et_run *r)
+{
+    char *line = xasprintf("%s<|user|>%s<|end|><|assistant|>", t->n == 0 ? "<|begin|>" : "",
+                           text);
+    say(t, line);
+    free(line);
+    struct et_ask ask = {.prompt = t->tokens,
+                         .n_prompt = t->n,
+                         .max_tokens = MAX_CTX - 1 - t->n < MAX_ANSWER ? MAX_CTX - 1 - t->n
+                                                                       : MAX_ANSWER,
+                         .save = save,
+                         .plan = plan};
+    if (et_run(k, &ask, r) != 0)
+        fail_msg("plan %s: %s", plan, r->err.msg);
+    memcpy(t->tokens + t->n, r->tokens, (size_t)r->n_tokens * sizeof *r->tokens);
+    t->n += r->n_tokens;
+    memcpy(t->answers + t->n_answers, r->tokens, (size_t)r->n_tokens * sizeof *r->tokens);
+    t->n_answers += r->n_tokens;
+    say(t, "<|end|>");
+}
+
+static void open_demo(struct stack *k)
+{
+    struct stack_opts o = {
+        .model = MODEL, .in_memory = true, .threads = 2, .max_context = MAX_CTX};
+    et_open(k, &o);
+}
+
+static const char *user_text(const struct json *turns, int i)
+{
+    const char *text = NULL;
+    struct err err = {0};
+    assert_int_equal(json_get_string(json_at(turns, (size_t)i), "user", &text, &err), 0);
+    return text;
+}
+
+static const struct json *turns_of(int dialogue)
+{
+    const struct json *list = NULL, *turns = NULL;
+    assert_int_equal(json_get_array(dialogues, "dialogues", &list, NULL), 0);
+    assert_int_equal(json_get_array(json_at(list, (size_t)dialogue), "turns", &turns, NULL),
+                     0);
+    return turns;
+}
+
+static int count(const struct json *array)
+{
+    return (int)json_count(array);
+}
+
+/* What a store that lies would serve: every chunk of the conversation, layer `zeroed`'s K and V
+ * replaced by zeros. */
+static void copy_zeroed(struct stack *from, struct stack *to, const struct talk *t,
+                        int zeroed)
+{
+    struct err err = {0};
+    struct chain c = {0};
+    struct store_hit hits[MAX_CTX / 64];
+    struct store_reader *reader;
+    int n_hits, n_layers = from->model->cfg.n_layers;
+    chain_init(&c, &from->fingerprint, NULL);
+    chain_extend(&c, t->tokens, t->n);
+    assert_int_equal(
+        store_lookup(from->store, c.keys, c.n_chunks, hits, &n_hits, NULL, 0, &err), 0);
+    assert_true(n_hits > 0);
+    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(from->model);
+    size_t room = round_up(bytes, STORE_ALIGN);
+    uint8_t *staging = mem_map(room * (size_t)n_layers);
+    assert_int_equal(store_reader_open(from->store, 1, NULL, 0, &reader, &err), 0);
+    for (int i = 0; i < n_hits; i++) {
+        struct store_record rec[STORE_MAX_LAYERS];
+        for (int l = 0; l < n_layers; l++) {
+            uint8_t *at = staging + (size_t)l * room;
+            struct store_read rd = {
+                .hit = &hits[i], .layer = l, .kind = STORE_KV, .dst = at};
+            struct store_read *one = &rd, *done[1];
+            int got;
+            assert_int_equal(store_reader_submit(reader, &one, 1, &err), 0);
+            assert_int_equal(store_reader_wait(reader, done, 1, &got, &err), 0);
+            assert_int_equal(store_read_check(&rd, &err), 0);
+            memmove(at, rd.bytes, bytes);
+            if (l == zeroed)
+                memset(at, 0, bytes);
+            rec[l] = (struct store_record){l, STORE_KV, at, (uint32_t)bytes};
+        }
+        struct store_chunk chunk = {.key = c.keys[i],
+                                    .parent = *chain_parent(&c, i),
+                                    .fingerprint = from->fingerprint,
+                                    .chunk_idx = (uint32_t)i,
+                                    .records = rec,
+                                    .n_records = n_layers};
+        memcpy(chunk.tokens, t->tokens + i * STORE_CHUNK_TOKENS, sizeof chunk.tokens);
+        assert_int_equal(store_append(to->store, &chunk, &err), 0);
+    }
+    assert_int_equal(store_commit(to->store, &err), 0);
+    store_release(from->store, hits, n_hits);
+    store_reader_close(reader);
+    mem_unmap(staging, room * (size_t)n_layers);
+    chain_deinit(&c);
+}
+
+/* The last turn of a conversation again, from a store in which one layer is zeroed. */
+static bool zeroed_differs(struct stack *from, const struct talk *t,
+                           const struct talk *before, const char *text, int layer)
+{
+    struct stack k;
+    struct talk again = *before;
+    static struct et_run r;
+    open_demo(&k);
+    copy_zeroed(from, &k, t, layer);
+    turn(&again, &k, text, "none", "kv", &r);
+    assert_true(r.n_cached > 0);
+    stack_close(&k);
+    return again.n != t->n || memcmp(again.tokens, t->tokens, (size_t)t->n * 4) != 0;
+}
+
+static void restored_between_turns(void **state)
+{
+    (void)state;
+    static struct talk never, restored, before;
+    static struct et_run r;
+    const struct json *list;
+    int n_turns = 0, n_restored = 0, n_changed = 0;
+    assert_int_equal(json_get_array(dialogues, "dialogues", &list, NULL), 0);
+    assert_int_equal(count(list), 20);
+    for (int d = 0; d < count(list); d++) {
+        struct stack plain, k;
+        const struct json *turns = turns_of(d);
+        memset(&never, 0, sizeof never);
+        memset(&restored, 0, sizeof restored);
+        open_demo(&plain);
+        open_demo(&k);
+        int last = 0;
+        for (int i = 0; i < count(turns) && never.n + LONGEST_TURN < MAX_CTX;
+             i++, n_turns++) {
+            last = i;
+            turn(&never, &plain, user_text(turns, i), "none", "recompute", &r);
+            before = restored;
+            turn(&restored, &k, user_text(turns, i), "both", plans[n_turns % N_PLANS], &r);
+            n_restored += r.n_cached > 0;
+            if (never.n != restored.n ||
+                memcmp(never.tokens, restored.tokens, (size_t)never.n * 4) != 0)
+                fail_msg("dialogue %d, turn %d, plan %s: another answer", d, i,
+                         plans[n_turns % N_PLANS]);
+        }
+        n_changed += zeroed_differs(&k, &restored, &before, user_text(turns, last),
+                                    1 + d % (k.model->cfg.n_layers - 1));
+        stack_close(&plain);
+        stack_close(&k);
+    }
+    print_message(
+        "%d turns, %d restored, all answers equal; with a layer zeroed %d of 20 last "
+        "answers changed\n",
+        n_turns, n_restored, n_changed);
+    assert_true(n_restored > n_turns / 2);
+    assert_true(n_changed >= 12);
+}
+
+static int open_all(void **state)
+{
+    (void)state;
+    char *text;
+    size_t n;
+    struct err err = {0};
+    int rc = tokenizer_open(&tokenizer, MODEL, &err);
+    if (rc == 0)
+        rc = file_read(MODEL "/dialogues.json", 1 << 24, &text, &n, &err);
+    if (rc == 0)
+        rc = json_parse(&dialogues, text, n, MODEL "/dialogues.json", &err);
+    if (rc != 0)
+        print_message("%s\n", err.msg);
+    else
+        free(text);
+    return rc;
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    tokenizer_close(tokenizer);
+    json_free(dialogues);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(restored_between_turns),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
