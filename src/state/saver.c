@@ -27,6 +27,8 @@ struct save_seq {
     struct saver *saver;
     struct sha256
         parent; /* of the next chunk to be written; the writer's, as hashing is its work */
+    struct store_hit
+        pin; /* the writer's: the last committed chunk. It stays while it may be continued */
     struct save_policy policy;
     int first_open; /* chunk index of open[0] */
     int n_open, max_open;
@@ -94,6 +96,8 @@ static void drop_ref_locked(struct save_seq *q)
 {
     if (--q->n_refs > 0)
         return;
+    if (q->pin.impl != NULL)
+        store_release(q->saver->o.store, &q->pin, 1);
     free(q->open);
     free(q);
 }
@@ -153,8 +157,10 @@ static int append(struct saver *s, const struct job *j, struct err *err)
                             .records = records,
                             .n_records = n};
     memcpy(c.tokens, j->tokens, sizeof c.tokens);
-    j->seq->parent = c.key;
-    return store_append(s->o.store, &c, err);
+    int rc = store_append(s->o.store, &c, err);
+    if (rc == 0)
+        j->seq->parent = c.key;
+    return rc;
 }
 
 /* What the writer has appended since its last commit. */
@@ -164,6 +170,17 @@ struct batch {
     int chunk_idx[MAX_UNCOMMITTED];
 };
 
+/* What was reported committed must not be evicted under a sequence that goes on: its next chunk could
+ * never be found.  So the last chunk is pinned, and with it all before it. */
+static void pin_last(struct saver *s, struct save_seq *q)
+{
+    struct store_hit hit = {0};
+    (void)store_pin(s->o.store, &q->parent, &hit);
+    if (q->pin.impl != NULL)
+        store_release(s->o.store, &q->pin, 1);
+    q->pin = hit;
+}
+
 static void commit(struct saver *s, struct batch *b)
 {
     struct err err = {0};
@@ -172,6 +189,8 @@ static void commit(struct saver *s, struct batch *b)
     int rc = store_commit(s->o.store, &err);
     if (rc != 0)
         set_fault(s, rc, &err);
+    for (int i = 0; rc == 0 && i < b->n; i++)
+        pin_last(s, b->seq[i]);
     pthread_mutex_lock(&s->lock);
     for (int i = 0; i < b->n; i++) {
         if (rc == 0)

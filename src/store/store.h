@@ -146,6 +146,9 @@ struct store_hit {
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
                  int *n_hits, char *why, size_t why_bytes, struct err *err);
 void store_release(struct store *s, struct store_hit *hits, int n);
+/* Pins one chunk by its key, wherever it stands in a chain, and with it all before it, since only
+ * leaves are evicted; false where it is not stored.  Not for reading: its records are not looked up. */
+bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
 
 /* Tells the store whose state the caller looks for (NULL: forget it), so that a lookup can say
  * "state of another model or build". Changes nothing else. */

@@ -88,8 +88,6 @@ void store_free_extent(struct store *s, struct extent *x);
 void store_give_extent(struct store *s, struct extent *x);
 /* [lock] Frees the loaded records of an unpinned node's committed extents. */
 void store_unload_node(struct store *s, struct chunk_node *n);
-/* Pins one chunk by its key, wherever it stands in a chain; false where it is not stored. */
-bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
 /* Loads the tables of records that a pinned node lacks. */
 int store_load_node(struct store *s, struct chunk_node *n, struct err *err);
 /* [lock] One unpin: at the last one dead extents go and records are unloaded. */

@@ -508,6 +508,50 @@ static void store_cap(void **state)
     rig_close(&r);
 }
 
+/* Under a cap that all sequences together exceed, what a living one was told is there. */
+static void living_sequences_keep_what_they_were_told(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line a;
+    struct store_stats stats;
+    rig_open(&r, 0);
+    line_open(&a, &r, 100, "both", 0);
+    line_run(&a, 64, 64);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    store_stats(r.store, &stats);
+    line_close(&a);
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        struct line x[MAX_SEQS];
+        struct rng g = {.s = seed};
+        int64_t n_committed = 0;
+        close_saver(&r);
+        open_saver(&r, stats.used_bytes * 9 / 2); /* four chunks of twelve */
+        for (int i = 0; i < MAX_SEQS; i++)
+            line_open(&x[i], &r, 200 + seed * 10 + (uint64_t)i, "both", 0);
+        for (int step = 0; step < MAX_SEQS * 4; step++) {
+            line_step(&x[rng_below(&g, MAX_SEQS)], 64, SAVE_WAIT);
+            assert_int_equal(saver_flush(r.saver, NULL), 0);
+            for (int i = 0; i < MAX_SEQS; i++) {
+                struct store_hit hits[MAX_TOKENS / 64];
+                int n;
+                assert_int_equal(store_lookup(r.store, x[i].chain.keys, MAX_TOKENS / 64,
+                                              hits, &n, NULL, 0, NULL),
+                                 0);
+                store_release(r.store, hits, n);
+                assert_true((int64_t)n * 64 >= save_committed_tokens(x[i].q));
+                n_committed += save_committed_tokens(x[i].q);
+            }
+        }
+        assert_true(n_committed > 0);
+        for (int i = 0; i < MAX_SEQS; i++)
+            line_close(&x[i]);
+        store_stats(r.store, &stats);
+        stats.used_bytes = stats.used_bytes / stats.n_chunks;
+    }
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -521,6 +565,7 @@ int main(void)
         cmocka_unit_test(a_shed_sequence_goes_on),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(store_cap),
+        cmocka_unit_test(living_sequences_keep_what_they_were_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
