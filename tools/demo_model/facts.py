@@ -172,8 +172,8 @@ VALUES["code"] = CODE_WORDS
 
 
 def code_fact(rng):
-    """Any word may stand for any other. Slots that come and go by the hundred thousand force one
-    general way to look things up; without them the model learnt one per relation, the common ones."""
+    """Any word may stand for any other. Slots that come and go by the hundred thousand ask for
+    one general way to look things up rather than one for each common relation."""
     k = rng.choice(CODE_WORDS)
     return Fact(f"{k}.code", (f"the code word for {k} is {{V}}", f"{k} stands for {{V}}"),
                 (f"What is the code word for {k}?", f"What does {k} stand for?"),
