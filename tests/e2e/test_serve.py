@@ -203,11 +203,13 @@ def test_vanished_clients(s):
     long = {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16, "temperature": 1}
     for name, stream in (("a stream", True), ("a plain request", False)):
         before = s.metric('hcache_requests_total{end="cancelled"}')
-        c = s.open()
-        c.sendall(post_bytes(b"/v1/completions", json.dumps({**long, "stream": stream}).encode()))
+        clients = [s.open() for _ in range(4)]
+        for c in clients:
+            c.sendall(post_bytes(b"/v1/completions", json.dumps({**long, "stream": stream}).encode()))
         running = until(lambda: s.metric("hcache_requests_running") > 0)
-        c.close()
-        idle = until(lambda: s.metric("hcache_requests_running") + s.metric("hcache_requests_waiting") == 0, 3)
+        for c in clients:
+            c.close()
+        idle = until(lambda: s.metric("hcache_requests_running") + s.metric("hcache_requests_waiting") == 0, 5)
         n = s.metric('hcache_requests_total{end="cancelled"}') - before
         check(f"{name} whose client has gone is cancelled", running and idle and n >= 8, (running, idle, n))
 
@@ -317,7 +319,7 @@ def test_keys(s):
 
 def test_queue(s):
     key = {"Authorization": "Bearer sesame"}
-    status, headers, r = s.post("/v1/completions", {"prompt": "x", "n": 16}, key)
+    status, headers, r = s.post("/v1/completions", {"prompt": "x", "n": 16, "max_tokens": 300, "ignore_eos": True}, key)
     check("a full queue: 429 with Retry-After", status == 429 and headers["Retry-After"] and
           r["error"]["type"] == "rate_limit_error", (status, r))
     check("and later there is room",
@@ -368,7 +370,7 @@ def test_ends():
     store = os.path.join(tmp, "store")
     s = Server(MODEL, "--store", store)
     first = s.complete(LONG, max_tokens=60, ignore_eos=True)
-    committed = until(lambda: cached(s.complete(LONG, max_tokens=1)) >= 64, 5)
+    committed = until(lambda: cached(s.complete(LONG, max_tokens=1)) >= 64, 15)
     s.kill()
     check("state is committed soon", committed)
     s = Server(MODEL, "--store", store)
@@ -393,9 +395,10 @@ def test_ends():
     rest = list(c.events)
     check("no time to drain: the stream ends with an error, the status is 0", code == 0 and "error" in rest[-1],
           (code, rest[-1:]))
-    s = Server(MODEL, "--max-sequences", "64")
-    c = Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16})
-    next(c.events)
+    s = Server(MODEL)
+    clients = [Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16})
+               for _ in range(4)]
+    next(clients[0].events)
     start = time.time()
     s.p.send_signal(signal.SIGTERM)
     until(lambda: any("stopping" in x for x in s.log), 5)
