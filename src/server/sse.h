@@ -20,7 +20,6 @@ void textbuf_free(struct textbuf *b);
 /* "data: TEXT\n\n"; a line break inside the text begins another data line, as the standard says. */
 void sse_event(struct textbuf *b, const char *text);
 void sse_json(struct textbuf *b, struct json *v); /* frees v */
-/* Accepted client input never reaches a frame unescaped: JSON has no raw line breaks. */
 void sse_done(struct textbuf *b);
 
 #endif
