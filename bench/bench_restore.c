@@ -45,12 +45,14 @@ static const struct opt positionals[] = {
 static const struct opt options[] = {
     {"store", OPT(struct restore_args, store), .arg = "DIR[,DIR...]",
      .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"},
-    {"lengths", OPT(struct restore_args, lengths), .arg = "N[,N...]", .def = "512,1024,2048,4096",
+    {"lengths", OPT(struct restore_args, lengths), .arg = "N[,N...]",
+     .def = "512,1024,2048,4096",
      .help = "history lengths in tokens (rounded down to chunks)"},
     {"methods", OPT(struct restore_args, methods), .arg = "M[,M...]",
      .def = "kv,hidden,paper,kv+recompute,auto,recompute",
      .help = "which to run: any mode of hcache plan"},
-    {"rounds", OPT(struct restore_args, rounds), .arg = "N", .def = "5", .min = 1, .max = 1000,
+    {"rounds", OPT(struct restore_args, rounds), .arg = "N", .def = "5", .min = 1,
+     .max = 1000,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
     {"dtype", OPT(struct restore_args, dtype), .choices = dtypes, .help = "state dtype"},
     {"threads", OPT(struct restore_args, threads), .def = "0", .min = 0, .max = 1024,
@@ -59,14 +61,16 @@ static const struct opt options[] = {
      .help = "slow the store's reads down"},
     {"staging", OPT(struct restore_args, staging), .arg = "BYTES", .def = "64M",
      .help = "staging memory of a restore"},
-    {"csv", OPT(struct restore_args, csv), .arg = "FILE", .help = "write the table as CSV too"},
+    {"csv", OPT(struct restore_args, csv), .arg = "FILE",
+     .help = "write the table as CSV too"},
     {0},
 };
 
 static const struct opt_cmd cmd = {
     .name = "bench restore",
-    .summary = "Measures restores of one context by every method, beside what was predicted and "
-               "what the machine can do.",
+    .summary =
+        "Measures restores of one context by every method, beside what was predicted and "
+        "what the machine can do.",
     .positionals = positionals,
     .options = options,
     .examples = "  hcache bench restore\n"
@@ -114,8 +118,9 @@ static int fill_store(struct lab *b, struct err *err)
     if (rc == 0)
         rc = saver_flush(b->k.saver, err);
     if (rc == 0)
-        fprintf(stderr, "prefilled %d tokens in %.2f s (%.0f tokens/s, saving both kinds)\n",
-                q.n_prompt, (double)(t1 - t0) * 1e-9, q.n_prompt / ((double)(t1 - t0) * 1e-9));
+        fprintf(
+            stderr, "prefilled %d tokens in %.2f s (%.0f tokens/s, saving both kinds)\n",
+            q.n_prompt, (double)(t1 - t0) * 1e-9, q.n_prompt / ((double)(t1 - t0) * 1e-9));
     if (s != NULL)
         engine_remove(b->k.engine, s);
     return rc;
@@ -129,7 +134,8 @@ static int make_plan(struct lab *b, const char *method, int n_chunks, struct pla
     static struct plan_layer layer[STORE_MAX_LAYERS];
     struct plan_request req = {0};
     struct platform *p = &b->k.platform;
-    plan_request_from_platform(p, 0, (int64_t)n_chunks * STORE_CHUNK_TOKENS, 0, layer, NULL, &req);
+    plan_request_from_platform(p, 0, (int64_t)n_chunks * STORE_CHUNK_TOKENS, 0, layer, NULL,
+                               &req);
     int rc = plan_mode_parse(method, &req, err);
     return rc == 0 ? plan_make(&req, plan, err) : rc;
 }
@@ -170,7 +176,8 @@ static int read_only(struct lab *b, struct store_reader *reader, int n_chunks,
 {
     enum { GROUP = RESTORE_GROUP_CHUNKS, MAX_READS = 4096 };
     size_t room = round_up(STORE_CHUNK_TOKENS * model_kv_bytes(b->k.model), STORE_ALIGN);
-    size_t other = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(b->k.model), STORE_ALIGN);
+    size_t other = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(b->k.model),
+                            STORE_ALIGN);
     room = room > other ? room : other;
     int n_slots = (int)(b->copy_bytes / (GROUP * room)), in_flight = 0, rc = 0, slot = 0;
     struct store_read *reads = xcalloc((size_t)n_slots * GROUP, sizeof *reads);
@@ -178,7 +185,8 @@ static int read_only(struct lab *b, struct store_reader *reader, int n_chunks,
     bool dram = b->k.io == NULL;
     int64_t t0 = clock_now_ns();
     for (int i = 0; rc == 0 && i < plan->n_io; i++) {
-        enum store_kind kind = plan->method[plan->io_order[i]] == 'H' ? STORE_HIDDEN : STORE_KV;
+        enum store_kind kind = plan->method[plan->io_order[i]] == 'H' ? STORE_HIDDEN
+                                                                      : STORE_KV;
         for (int c = 0; rc == 0 && c < n_chunks; c += GROUP) {
             int n = n_chunks - c < GROUP ? n_chunks - c : GROUP;
             while (rc == 0 && in_flight + n > (n_slots - 1) * GROUP) {
@@ -191,7 +199,8 @@ static int read_only(struct lab *b, struct store_reader *reader, int n_chunks,
                 *r = (struct store_read){.hit = &b->hits[c + j],
                                          .layer = plan->io_order[i],
                                          .kind = kind,
-                                         .dst = b->copy + ((size_t)slot * GROUP + (size_t)j) * room};
+                                         .dst = b->copy +
+                                                ((size_t)slot * GROUP + (size_t)j) * room};
                 ptr[j] = r;
             }
             if (rc == 0)
@@ -242,8 +251,8 @@ struct row {
     double total_ms[MAX_ROUNDS], read_ms[MAX_ROUNDS], wait_ms[MAX_ROUNDS];
 };
 
-static int measure(struct lab *b, struct store_reader *reader, int n_chunks, struct row *row,
-                   struct err *err)
+static int measure(struct lab *b, struct store_reader *reader, int n_chunks,
+                   struct row *row, struct err *err)
 {
     struct restore_result r;
     int64_t read_ns = 0;
@@ -267,19 +276,20 @@ static void print_row(struct lab *b, int n_tokens, struct row *r)
     double total = median(r->total_ms, r->n), read = median(r->read_ms, r->n);
     double compute = r->plan.comp_busy_s * 1e3;
     double ceiling = read > compute ? read : compute;
-    printf("%7d  %-13s %-26.26s %10.1f %10.1f %6.2f %9.1f %8.2f %10.1f %10.1f %7.2f\n", n_tokens,
-           r->method, r->plan.method, r->plan.restore_s * 1e3, total,
+    printf("%7d  %-13s %-26.26s %10.1f %10.1f %6.2f %9.1f %8.2f %10.1f %10.1f %7.2f\n",
+           n_tokens, r->method, r->plan.method, r->plan.restore_s * 1e3, total,
            r->plan.restore_s * 1e3 / total, (double)r->bytes * 1e-6,
            (double)r->bytes * 1e-6 / total, read, compute, ceiling / total);
     fflush(stdout);
     if (b->csv != NULL)
-        fprintf(b->csv, "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f\n", n_tokens,
-                r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total, r->total_ms[0],
-                r->total_ms[r->n - 1], (unsigned long long)r->bytes, read, compute,
-                median(r->wait_ms, r->n), ceiling / total);
+        fprintf(b->csv, "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f\n",
+                n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
+                r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
+                compute, median(r->wait_ms, r->n), ceiling / total);
 }
 
-static int run_length(struct lab *b, struct store_reader *reader, int n_chunks, struct err *err)
+static int run_length(struct lab *b, struct store_reader *reader, int n_chunks,
+                      struct err *err)
 {
     static struct row rows[MAX_METHODS];
     int n = b->a->methods.n, rc = 0;
@@ -311,7 +321,8 @@ static int parse_lengths(struct lab *b, int *chunks, struct err *err)
     for (int i = 0; i < b->a->lengths.n; i++) {
         chunks[i] = atoi(b->a->lengths.items[i]) / STORE_CHUNK_TOKENS;
         if (chunks[i] < 1)
-            return err_set(err, ERR_USAGE, "--lengths: '%s' is less than a chunk of 64 tokens",
+            return err_set(err, ERR_USAGE,
+                           "--lengths: '%s' is less than a chunk of 64 tokens",
                            b->a->lengths.items[i]);
         b->max_chunks = chunks[i] > b->max_chunks ? chunks[i] : b->max_chunks;
     }
@@ -323,8 +334,8 @@ static int prepare(struct lab *b, struct err *err)
     const struct model *m = b->k.model;
     int n = b->max_chunks * STORE_CHUNK_TOKENS + 1;
     if (n > m->max_ctx)
-        return err_set(err, ERR_USAGE, "--lengths: %d tokens do not fit the context of %d", n,
-                       m->max_ctx);
+        return err_set(err, ERR_USAGE, "--lengths: %d tokens do not fit the context of %d",
+                       n, m->max_ctx);
     struct rng rng = {.s = 7};
     b->tokens = xcalloc((size_t)n, sizeof *b->tokens);
     for (int i = 0; i < n; i++)
@@ -342,7 +353,8 @@ static int prepare(struct lab *b, struct err *err)
                               .n_blocks = b->max_chunks};
     int rc = kv_pool_create(b->k.dev, &po, &b->pool, err);
     if (rc == 0)
-        rc = kv_table_reserve(b->pool, &b->table, (int64_t)b->max_chunks * STORE_CHUNK_TOKENS, err);
+        rc = kv_table_reserve(b->pool, &b->table,
+                              (int64_t)b->max_chunks * STORE_CHUNK_TOKENS, err);
     if (rc == 0)
         rc = stream_create(b->k.dev, STREAM_COMPUTE, &b->stream, err);
     if (rc == 0)
@@ -368,14 +380,14 @@ static int find_state(struct lab *b, struct err *err)
 {
     int n_hits = 0;
     char why[200];
-    int rc = store_lookup(b->k.store, b->keys, b->max_chunks, b->hits, &n_hits, why, sizeof why,
-                          err);
+    int rc = store_lookup(b->k.store, b->keys, b->max_chunks, b->hits, &n_hits, why,
+                          sizeof why, err);
     if (rc == 0 && n_hits < b->max_chunks) {
         store_release(b->k.store, b->hits, n_hits);
         rc = fill_store(b, err);
         if (rc == 0)
-            rc = store_lookup(b->k.store, b->keys, b->max_chunks, b->hits, &n_hits, why, sizeof why,
-                              err);
+            rc = store_lookup(b->k.store, b->keys, b->max_chunks, b->hits, &n_hits, why,
+                              sizeof why, err);
     }
     if (rc == 0 && n_hits < b->max_chunks)
         rc = err_set(err, ERR_NOT_FOUND, "only %d of %d chunks could be stored: %s", n_hits,
@@ -396,10 +408,11 @@ static int run(struct lab *b, struct err *err)
         rc = find_state(b, err);
     if (rc == 0 && b->a->throttle > 0) {
         b->k.platform.n_tiers = 1;
-        b->k.platform.tier[0] =
-            (struct platform_tier){.name = "throttled", .bytes_per_s = (double)b->a->throttle};
+        b->k.platform.tier[0] = (struct platform_tier){
+            .name = "throttled", .bytes_per_s = (double)b->a->throttle};
     } else if (rc == 0) {
-        rc = profile_io(&b->k.platform, b->k.model, b->k.store, b->hits, b->max_chunks, err);
+        rc = profile_io(&b->k.platform, b->k.model, b->k.store, b->hits, b->max_chunks,
+                        err);
     }
     if (rc == 0)
         rc = store_reader_open(b->k.store, 128, b->copy, b->copy_bytes, &reader, err);
@@ -409,15 +422,18 @@ static int run(struct lab *b, struct err *err)
     char line[400];
     stack_describe(&b->k, line, sizeof line);
     printf("%s, %s\n%s\n", b->a->model, p->machine, line);
-    printf("profile per layer and 1000 tokens: recompute %.2f ms (+ %.3f per 1000^2), project %.2f "
+    printf("profile per layer and 1000 tokens: recompute %.2f ms (+ %.3f per 1000^2), "
+           "project %.2f "
            "ms, load %.3f ms; store %.2f GB/s%s\n\n",
            p->c_tok.b_s * 1e6, p->c_tok.c_s * 1e9, p->c_h.b_s * 1e6, p->c_kv.b_s * 1e6,
            p->tier[0].bytes_per_s * 1e-9, b->a->throttle > 0 ? " (throttled)" : "");
-    printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s\n", "tokens", "method", "plan",
-           "predicted", "measured", "ratio", "MB", "GB/s", "read only", "compute", "share");
+    printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s\n", "tokens", "method",
+           "plan", "predicted", "measured", "ratio", "MB", "GB/s", "read only", "compute",
+           "share");
     if (b->csv != NULL)
-        fprintf(b->csv, "tokens,method,plan,rounds,predicted_ms,median_ms,min_ms,max_ms,bytes,"
-                        "read_only_ms,compute_ms,wait_ms,share_of_ceiling\n");
+        fprintf(b->csv,
+                "tokens,method,plan,rounds,predicted_ms,median_ms,min_ms,max_ms,bytes,"
+                "read_only_ms,compute_ms,wait_ms,share_of_ceiling\n");
     for (int i = 0; rc == 0 && i < b->a->lengths.n; i++)
         rc = run_length(b, reader, chunks[i], err);
     store_reader_close(reader);
@@ -450,8 +466,12 @@ static int open_lab(struct lab *b, const char *temp, struct err *err)
     struct stack_opts so = {.model = a->model,
                             .dtype = a->dtype != NULL ? a->dtype : NULL,
                             .threads = a->threads,
-                            .dirs = memory ? NULL : a->store.n > 0 ? a->store.items : &temp,
-                            .n_dirs = memory ? 0 : a->store.n > 0 ? a->store.n : 1,
+                            .dirs = memory           ? NULL
+                                    : a->store.n > 0 ? a->store.items
+                                                     : &temp,
+                            .n_dirs = memory           ? 0
+                                      : a->store.n > 0 ? a->store.n
+                                                       : 1,
                             .in_memory = memory,
                             .throttle_bytes_per_s = a->throttle};
     if (a->csv != NULL) {

@@ -153,7 +153,8 @@ double ceiling_read(struct pool *pool, const void *buffer, size_t bytes, double 
     return (double)bytes / time_spread(mem_once, &job, seconds).min;
 }
 
-double ceiling_copy(struct pool *pool, void *dst, const void *src, size_t bytes, double seconds)
+double ceiling_copy(struct pool *pool, void *dst, const void *src, size_t bytes,
+                    double seconds)
 {
     struct mem_job job = {pool, dst, src, bytes};
     return (double)bytes / time_spread(mem_once, &job, seconds).min;
@@ -185,7 +186,8 @@ const char *blas_core(void)
     return blas.core();
 }
 
-void blas_sgemm(int n_threads, int m, int n, int k, const float *a, const float *b, float *c)
+void blas_sgemm(int n_threads, int m, int n, int k, const float *a, const float *b,
+                float *c)
 {
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
     blas.set_threads(n_threads);

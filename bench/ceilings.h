@@ -31,6 +31,7 @@ double ceiling_copy(struct pool *pool, void *dst, const void *src, size_t bytes,
 bool blas_open(void);
 const char *blas_core(void); /* the kernels it chose; OPENBLAS_CORETYPE overrides */
 /* c [m][n] = a [m][k] . b [n][k]^T */
-void blas_sgemm(int n_threads, int m, int n, int k, const float *a, const float *b, float *c);
+void blas_sgemm(int n_threads, int m, int n, int k, const float *a, const float *b,
+                float *c);
 
 #endif

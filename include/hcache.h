@@ -123,13 +123,16 @@ struct hcache_request {
     float min_p;
     int top_k;
     uint64_t seed;
-    const char *const *stop; /* the text ends before the first of these; needs a tokenizer */
-    int n_stop;              /* at most HCACHE_MAX_STOP */
-    bool logprobs; /* of every generated token, from the raw logits; see hcache_delta */
-    int n_top;     /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
+    const char *const
+        *stop;        /* the text ends before the first of these; needs a tokenizer */
+    int n_stop;       /* at most HCACHE_MAX_STOP */
+    bool logprobs;    /* of every generated token, from the raw logits; see hcache_delta */
+    int n_top;        /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
     const char *salt; /* state is shared only among requests with equal salts */
-    const char *save; /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
-    const char *plan; /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
+    const char *
+        save; /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
+    const char
+        *plan; /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
     /* hcache_generate only.  Called for every token with its text (whole characters; may be empty);
      * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was held back
      * of an unfinished character or a possible stop string, if anything. */

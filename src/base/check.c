@@ -6,6 +6,7 @@
 
 void check_failed(const char *file, int line, const char *what)
 {
-    fprintf(stderr, "hcache: internal error at %s:%d: %s does not hold\n", file, line, what);
+    fprintf(stderr, "hcache: internal error at %s:%d: %s does not hold\n", file, line,
+            what);
     abort();
 }

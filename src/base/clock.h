@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-int64_t clock_now_ns(void);   /* monotonic, for durations */
-int64_t clock_wall_s(void);   /* seconds since the epoch, for records only */
+int64_t clock_now_ns(void); /* monotonic, for durations */
+int64_t clock_wall_s(void); /* seconds since the epoch, for records only */
 void clock_sleep_ns(int64_t ns);
 
 #endif

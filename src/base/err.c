@@ -67,7 +67,8 @@ const char *err_name(int code)
         break;
     }
     if (code > -4000 && code < 0)
-        return strerror_r(-code, text, sizeof text); /* GNU's: returns the text, wherever it is */
+        return strerror_r(-code, text,
+                          sizeof text); /* GNU's: returns the text, wherever it is */
     snprintf(text, sizeof text, "error %d", code);
     return text;
 }

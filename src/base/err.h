@@ -30,7 +30,8 @@ struct err {
 };
 
 /* Sets code and message; returns `code`, so that `return err_set(e, ...)` reads well. */
-int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int err_set(struct err *e, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 int err_setv(struct err *e, int code, const char *fmt, va_list ap);
 
 /* Puts context before the message that is already there ("CONTEXT: old message"); returns the code. */

@@ -15,7 +15,7 @@ void *xrealloc(void *p, size_t n);
 char *xstrdup(const char *s);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-void *mem_map(size_t n);          /* NULL with errno set where it cannot be had */
+void *mem_map(size_t n); /* NULL with errno set where it cannot be had */
 void mem_unmap(void *p, size_t n);
 
 #endif

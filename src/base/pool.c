@@ -169,7 +169,8 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg)
     pthread_mutex_unlock(&p->turn);
 }
 
-void pool_share(long n_items, long unit, int thread_idx, int n_threads, long *begin, long *end)
+void pool_share(long n_items, long unit, int thread_idx, int n_threads, long *begin,
+                long *end)
 {
     long n_units = (n_items + unit - 1) / unit;
     long b = n_units * thread_idx / n_threads * unit;

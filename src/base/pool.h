@@ -18,6 +18,7 @@ int pool_threads(const struct pool *p);  /* NULL counts as 1 */
 void pool_run(struct pool *p, pool_fn *fn, void *arg); /* p NULL: runs inline */
 
 /* The half-open share of [0, n_items) of thread i of n, in multiples of `unit`. */
-void pool_share(long n_items, long unit, int thread_idx, int n_threads, long *begin, long *end);
+void pool_share(long n_items, long unit, int thread_idx, int n_threads, long *begin,
+                long *end);
 
 #endif

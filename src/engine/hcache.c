@@ -21,7 +21,7 @@ _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of e
 struct hcache {
     struct stack k;
     struct tokenizer *tokenizer; /* NULL for synthetic models */
-    struct dialog *dialog;   /* NULL: no chat template, or one that is not understood: */
+    struct dialog *dialog; /* NULL: no chat template, or one that is not understood: */
     struct err dialog_err; /* why */
     struct service *service;
     /* What saving is decided from.  The engine's thread measures into k.platform while it runs. */

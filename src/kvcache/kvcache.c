@@ -109,7 +109,8 @@ static void table_grow(struct kv_table *t, int n_blocks)
     t->cap_blocks = cap;
 }
 
-int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens, struct err *err)
+int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
+                     struct err *err)
 {
     CHECK(n_tokens >= 0);
     int64_t want = (n_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;

@@ -37,7 +37,8 @@ struct kv_table {
 
 /* Makes room for positions [0, n_tokens): allocates blocks as needed; ERR_LIMIT, and the table
  * unchanged, where the pool has too few. */
-int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens, struct err *err);
+int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
+                     struct err *err);
 /* t (empty) shares the first n_blocks blocks of `from`. */
 void kv_table_share(struct kv_pool *p, struct kv_table *t, const struct kv_table *from,
                     int n_blocks);

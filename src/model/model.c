@@ -34,7 +34,8 @@ static double scale_frequency(const struct rope_scaling *sc, double freq)
 static int make_rope(struct model *m, struct err *err)
 {
     const struct model_config *c = &m->cfg;
-    int n_pos = (int)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS); /* whole blocks: kv_load */
+    int n_pos = (int)round_up((uint64_t)m->max_ctx,
+                              KV_BLOCK_TOKENS); /* whole blocks: kv_load */
     m->rope.max_pos = n_pos;
     if (c->position != POSITION_ROPE)
         return 0;

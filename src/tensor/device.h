@@ -30,9 +30,9 @@ struct device_vtable {
 struct stream {
     struct device *device;
     enum stream_kind kind;
-    struct pool *pool;  /* what operations split their work over; NULL: the caller alone */
-    atomic_int code;    /* sticky error, 0 while all is well */
-    void *scratch;      /* compute streams: the backend's working memory */
+    struct pool *pool; /* what operations split their work over; NULL: the caller alone */
+    atomic_int code;   /* sticky error, 0 while all is well */
+    void *scratch;     /* compute streams: the backend's working memory */
     size_t scratch_bytes;
 };
 

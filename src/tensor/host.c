@@ -189,12 +189,13 @@ static void copy_stream_destroy(struct copy_stream *s)
 
 /* --- streams of either kind ----------------------------------------------------------------- */
 
-static int compute_stream_create(struct device *d, enum stream_kind kind, size_t scratch_bytes,
-                                 struct stream **out, struct err *err)
+static int compute_stream_create(struct device *d, enum stream_kind kind,
+                                 size_t scratch_bytes, struct stream **out, struct err *err)
 {
     void *scratch = mem_map(scratch_bytes);
     if (scratch == NULL)
-        return err_set(err, -ENOMEM, "compute stream: no address space for %zu bytes of scratch",
+        return err_set(err, -ENOMEM,
+                       "compute stream: no address space for %zu bytes of scratch",
                        scratch_bytes);
     struct stream *s = xcalloc(1, sizeof *s);
     s->device = d;
@@ -216,7 +217,8 @@ static int host_stream_create(struct device *d, enum stream_kind kind, struct st
 {
     if (kind == STREAM_COPY)
         return copy_stream_create(d, out, err);
-    return compute_stream_create(d, kind, ((struct host_device *)d)->scratch_bytes, out, err);
+    return compute_stream_create(d, kind, ((struct host_device *)d)->scratch_bytes, out,
+                                 err);
 }
 
 static void host_stream_destroy(struct stream *s)
@@ -261,7 +263,8 @@ static int host_event_record(struct stream *s, struct event *base)
     if (s->kind != STREAM_COPY)
         event_reach(e, count);
     else
-        command_queue(s, (struct command){.kind = COMMAND_MARK, .event = e, .count = count});
+        command_queue(s,
+                      (struct command){.kind = COMMAND_MARK, .event = e, .count = count});
     return atomic_load(&s->code);
 }
 
@@ -272,7 +275,8 @@ static int host_event_wait(struct stream *s, struct event *base)
     if (s->kind != STREAM_COPY)
         event_await(e, count);
     else
-        command_queue(s, (struct command){.kind = COMMAND_WAIT, .event = e, .count = count});
+        command_queue(s,
+                      (struct command){.kind = COMMAND_WAIT, .event = e, .count = count});
     return atomic_load(&s->code);
 }
 
@@ -290,13 +294,14 @@ int stream_enter(struct stream *s)
 
 /* --- memory and the device itself ----------------------------------------------------------- */
 
-static int host_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
-                          struct err *err)
+static int host_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
+                          struct buf *out, struct err *err)
 {
     *out = (struct buf){0};
     void *p = mem_map(bytes != 0 ? bytes : 1);
     if (p == NULL)
-        return err_set(err, -ENOMEM, "device %s: cannot allocate %zu bytes", d->name, bytes);
+        return err_set(err, -ENOMEM, "device %s: cannot allocate %zu bytes", d->name,
+                       bytes);
     *out = (struct buf){p, bytes, kind};
     return 0;
 }

@@ -469,9 +469,13 @@ static void one_wrong_element_is_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan), cmocka_unit_test(every_family),        cmocka_unit_test(mixed_policies),
-        cmocka_unit_test(mixed_chunks),      cmocka_unit_test(chunkings),
-        cmocka_unit_test(batch_composition), cmocka_unit_test(one_wrong_element_is_seen),
+        cmocka_unit_test(every_plan),
+        cmocka_unit_test(every_family),
+        cmocka_unit_test(mixed_policies),
+        cmocka_unit_test(mixed_chunks),
+        cmocka_unit_test(chunkings),
+        cmocka_unit_test(batch_composition),
+        cmocka_unit_test(one_wrong_element_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,8 @@
 #include "tensor/ops.h"
 
 #define ISA_COUNT 3
-extern const char *const isa_names[ISA_COUNT]; /* "portable" first: the others must equal it */
+extern const char
+    *const isa_names[ISA_COUNT]; /* "portable" first: the others must equal it */
 
 struct lane {
     struct pool *pool;
@@ -54,8 +55,8 @@ struct cache {
     int n_seqs, n_blocks;
     int32_t *table[4]; /* blocks in a shuffled order */
 };
-struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head, int n_seqs,
-                        int max_tokens);
+struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head,
+                        int n_seqs, int max_tokens);
 void cache_free(const struct lane *l, struct cache *c);
 
 struct batch {
@@ -64,7 +65,8 @@ struct batch {
     const int32_t **tables;
 };
 /* Sequence i takes positions [start[i], start[i] + rows[i]). */
-struct batch batch_make(const struct cache *c, int n_seqs, const int *start, const int *rows);
+struct batch batch_make(const struct cache *c, int n_seqs, const int *start,
+                        const int *rows);
 void batch_free(struct batch *b);
 
 #endif

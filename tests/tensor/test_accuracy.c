@@ -7,7 +7,8 @@
 
 #include "cases.h"
 
-static struct lane lanes[2]; /* ref, and cpu on the portable kernels, which all others equal */
+static struct lane
+    lanes[2]; /* ref, and cpu on the portable kernels, which all others equal */
 
 static int setup(void **state)
 {
@@ -66,8 +67,8 @@ static void test_norms(void **state)
     for (int l = 0; l < 2; l++) {
         lanes[l].ops->rmsnorm(lanes[l].stream, out, x, w, 1e-5f);
         for (int i = 0; i < D; i++)
-            assert_true(fabs((double)y[i] -
-                             (double)v[i] / sqrt(squares / D + 1e-5) * (double)w[i]) < 1e-6);
+            assert_true(fabs((double)y[i] - (double)v[i] / sqrt(squares / D + 1e-5) *
+                                                (double)w[i]) < 1e-6);
         lanes[l].ops->layernorm(lanes[l].stream, out, x, w, b, 1e-5f);
         for (int i = 0; i < D; i++)
             assert_true(fabs((double)y[i] - (((double)v[i] - sum / D) /
@@ -92,12 +93,14 @@ static void test_exponential(void **state)
             v[i] = -80.0f + 160.0f * (float)i / N;
         lanes[l].ops->act(lanes[l].stream, x, ACTIVATION_SILU);
         for (int i = 0; i < N; i++) {
-            double in = (double)(-80.0f + 160.0f * (float)i / N), want = in / (1 + exp(-in));
+            double in = (double)(-80.0f + 160.0f * (float)i / N),
+                   want = in / (1 + exp(-in));
             assert_true(fabs((double)v[i] - want) <= 4e-7 * fabs(want) + 1e-37);
         }
         v[0] = 1000, v[1] = -1000, v[2] = 0, v[3] = NAN;
         lanes[l].ops->act(lanes[l].stream, mat_cols(x, 0, 4), ACTIVATION_SILU);
-        assert_true(v[0] == 1000 && v[1] <= 0 && v[1] > -1e-30f && v[2] == 0 && isnan(v[3]));
+        assert_true(v[0] == 1000 && v[1] <= 0 && v[1] > -1e-30f && v[2] == 0 &&
+                    isnan(v[3]));
     }
     mat_free(&x);
 }
@@ -116,14 +119,15 @@ static double exact_output(const struct exact *e, int row, int pos, int head, in
     for (int p = first; p <= pos; p++) {
         double dot = 0;
         for (int d = 0; d < d_head; d++)
-            dot += (double)elem_get(e->q.data, DTYPE_F32, row * e->q.cols + head * d_head + d) *
+            dot += (double)elem_get(e->q.data, DTYPE_F32,
+                                    row * e->q.cols + head * d_head + d) *
                    (double)elem_get(e->kv.data, e->kv.dtype,
                                     p * e->kv.cols + kv_head * d_head + d);
         double weight = exp(dot * scale);
         total += weight;
-        out += weight * (double)elem_get(e->kv.data, e->kv.dtype,
-                                         p * e->kv.cols +
-                                             (e->ac->n_kv + kv_head) * d_head + dim);
+        out += weight *
+               (double)elem_get(e->kv.data, e->kv.dtype,
+                                p * e->kv.cols + (e->ac->n_kv + kv_head) * d_head + dim);
     }
     return out / total;
 }
@@ -133,7 +137,8 @@ static void check_attention(const struct lane *l, const struct attention_case *a
     static const struct rope none = {0};
     int start = ac->seq[0].start, n = ac->seq[0].rows, end = start + n;
     struct cache c = cache_make(l, DTYPE_BF16, ac->n_kv, ac->d_head, 1, end);
-    struct batch fill = batch_make(&c, 1, (int[]){0}, &end), b = batch_make(&c, 1, &start, &n);
+    struct batch fill = batch_make(&c, 1, (int[]){0}, &end),
+                 b = batch_make(&c, 1, &start, &n);
     struct exact e = {ac, mat_random(DTYPE_F32, n, ac->heads * ac->d_head, 8),
                       mat_random(DTYPE_BF16, end, 2 * ac->n_kv * ac->d_head, 9)};
     struct mat out = mat_alloc(DTYPE_F32, n, ac->heads * ac->d_head);

@@ -19,18 +19,18 @@ struct rows_fixture {
     struct batch batch; /* one sequence of ROWS positions */
 };
 
-typedef void row_op(const struct lane *l, struct rows_fixture *f, struct mat out, int64_t row,
-                    int64_t n);
+typedef void row_op(const struct lane *l, struct rows_fixture *f, struct mat out,
+                    int64_t row, int64_t n);
 
-static void op_matmul(const struct lane *l, struct rows_fixture *f, struct mat out, int64_t row,
-                      int64_t n)
+static void op_matmul(const struct lane *l, struct rows_fixture *f, struct mat out,
+                      int64_t row, int64_t n)
 {
     assert_int_equal(
         l->ops->matmul(l->stream, out, mat_rows(f->x, row, n), &f->weight, f->b), 0);
 }
 
-static void op_rmsnorm(const struct lane *l, struct rows_fixture *f, struct mat out, int64_t row,
-                       int64_t n)
+static void op_rmsnorm(const struct lane *l, struct rows_fixture *f, struct mat out,
+                       int64_t row, int64_t n)
 {
     l->ops->rmsnorm(l->stream, out, mat_rows(f->x, row, n), f->w, 1e-5f);
 }
@@ -41,21 +41,21 @@ static void op_layernorm(const struct lane *l, struct rows_fixture *f, struct ma
     l->ops->layernorm(l->stream, out, mat_rows(f->x, row, n), f->w, f->b, 1e-5f);
 }
 
-static void op_add(const struct lane *l, struct rows_fixture *f, struct mat out, int64_t row,
-                   int64_t n)
+static void op_add(const struct lane *l, struct rows_fixture *f, struct mat out,
+                   int64_t row, int64_t n)
 {
     l->ops->add(l->stream, out, mat_rows(f->x, row, n), mat_rows(f->y, row, n));
 }
 
-static void op_act_mul(const struct lane *l, struct rows_fixture *f, struct mat out, int64_t row,
-                       int64_t n)
+static void op_act_mul(const struct lane *l, struct rows_fixture *f, struct mat out,
+                       int64_t row, int64_t n)
 {
     l->ops->act_mul(l->stream, mat_cols(out, 0, out.cols / 2), mat_rows(f->x, row, n),
                     ACTIVATION_SILU);
 }
 
-static void op_gelu(const struct lane *l, struct rows_fixture *f, struct mat out, int64_t row,
-                    int64_t n)
+static void op_gelu(const struct lane *l, struct rows_fixture *f, struct mat out,
+                    int64_t row, int64_t n)
 {
     l->ops->convert(l->stream, out, mat_rows(f->x, row, n));
     l->ops->act(l->stream, out, ACTIVATION_GELU);
@@ -63,8 +63,8 @@ static void op_gelu(const struct lane *l, struct rows_fixture *f, struct mat out
 
 enum { COLS = 320, D_HEAD = 64 };
 
-static void check_rows(const struct lane *l, struct rows_fixture *f, row_op *op, int64_t cols,
-                       struct mat whole)
+static void check_rows(const struct lane *l, struct rows_fixture *f, row_op *op,
+                       int64_t cols, struct mat whole)
 {
     for (size_t h = 0; h < N_HEIGHTS; h++) {
         int64_t n = heights[h], row = n == ROWS ? 0 : 3;
@@ -95,7 +95,8 @@ static void check_lane_rows(const struct lane *l, struct mat *first, size_t n_op
 static void test_rows(void **state)
 {
     (void)state;
-    row_op *const ops[] = {op_matmul, op_rmsnorm, op_layernorm, op_add, op_act_mul, op_gelu};
+    row_op *const ops[] = {op_matmul, op_rmsnorm, op_layernorm,
+                           op_add,    op_act_mul, op_gelu};
     enum { N_OPS = sizeof ops / sizeof ops[0], N = 150 };
     struct mat first[N_OPS] = {{0}};
     struct rows_fixture f = {.x = mat_random(DTYPE_F32, ROWS, COLS, 1),
@@ -133,8 +134,8 @@ struct attention_fixture {
 
 /* The sequence in pieces of `piece` rows; with `neighbours`, each piece shares its batch with rows of
  * another sequence before and behind it. Unused slots of the cache hold NaN all the while. */
-static struct mat attend_in_pieces(const struct lane *l, struct attention_fixture *f, int piece,
-                                   bool neighbours)
+static struct mat attend_in_pieces(const struct lane *l, struct attention_fixture *f,
+                                   int piece, bool neighbours)
 {
     enum { OTHER = 70 };
     struct cache c = cache_make(l, f->dtype, f->n_kv, f->d_head, 3, 256);
@@ -186,7 +187,8 @@ static void check_attention(struct attention_fixture f)
             if (l.device == NULL)
                 continue;
             for (int p = 0; p < 5; p++) {
-                struct mat got = attend_in_pieces(&l, &f, pieces[p], (p + threads) % 2 == 0);
+                struct mat got = attend_in_pieces(&l, &f, pieces[p],
+                                                  (p + threads) % 2 == 0);
                 if (first.data == NULL) {
                     first = got;
                     continue;

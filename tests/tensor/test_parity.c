@@ -552,7 +552,8 @@ int main(void)
         cmocka_unit_test(test_activations),
         cmocka_unit_test(test_all_finite),
         cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_kv_fill), cmocka_unit_test(test_kv_load),
+        cmocka_unit_test(test_kv_fill),
+        cmocka_unit_test(test_kv_load),
         cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

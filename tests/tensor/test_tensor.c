@@ -111,14 +111,15 @@ static void test_stream_order(void **state)
     assert_int_equal(stream_create(d, STREAM_COPY, &copy, NULL), 0);
     assert_ptr_equal(stream_device(copy), d);
     assert_int_equal(event_create(d, &done, NULL), 0);
-    assert_int_equal(event_sync(done), 0);          /* never recorded: nothing to wait for */
+    assert_int_equal(event_sync(done), 0); /* never recorded: nothing to wait for */
     assert_int_equal(event_wait(compute, done), 0);
 
     enum { N = 500 };
     static int values[N + 1];
     values[0] = 42;
     for (int i = 0; i < N; i++)
-        assert_int_equal(stream_copy(copy, &values[i + 1], &values[i], sizeof values[0]), 0);
+        assert_int_equal(stream_copy(copy, &values[i + 1], &values[i], sizeof values[0]),
+                         0);
     assert_int_equal(event_record(copy, done), 0);
     assert_int_equal(event_wait(compute, done), 0);
     assert_int_equal(values[N], 42);

@@ -71,8 +71,15 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
     int rc = stream_enter(s);
     if (rc != 0)
         return rc;
-    struct attn_job job = {.s = s, .k = cpu_kernels_of(s), .out = out, .q = q, .kv = kv, .r = r,
-                           .scale = scale, .window = window, .group = n_heads / kv->n_kv};
+    struct attn_job job = {.s = s,
+                           .k = cpu_kernels_of(s),
+                           .out = out,
+                           .q = q,
+                           .kv = kv,
+                           .r = r,
+                           .scale = scale,
+                           .window = window,
+                           .group = n_heads / kv->n_kv};
     job.tile_rows = TILE_QUERIES / job.group;
     int64_t n_tiles = 0, n_keys = 0;
     for (int seq = 0; seq < r->n_seqs; seq++)

@@ -91,9 +91,9 @@ int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
                 else
                     row16[e] = src16[(j + e) * PANEL];
             }
-            k->scale_row((char *)row_ptr(out, i) + (size_t)j * dtype_bytes(out.dtype), out.dtype,
-                         w->dtype == DTYPE_F32 ? (void *)row32 : (void *)row16, w->dtype, n,
-                         1.0f);
+            k->scale_row((char *)row_ptr(out, i) + (size_t)j * dtype_bytes(out.dtype),
+                         out.dtype, w->dtype == DTYPE_F32 ? (void *)row32 : (void *)row16,
+                         w->dtype, n, 1.0f);
         }
     }
     return stream_enter(s);
@@ -108,7 +108,7 @@ struct mm_job {
     const struct weight *w;
     const float *bias;
     const float *packed;
-    int64_t row0;  /* rows [row0, row0 + m) are packed */
+    int64_t row0; /* rows [row0, row0 + m) are packed */
     int m;
     int n_row_tiles, tile_panels;
     struct items items;
@@ -189,8 +189,8 @@ int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight
     check_matmul(c, a, w);
     CHECK(w->k <= MATMUL_MAX_K);
     int rc = stream_enter(s);
-    struct mm_job job = {.s = s, .kernels = cpu_kernels_of(s), .c = c, .a = a, .w = w,
-                         .bias = bias};
+    struct mm_job job = {
+        .s = s, .kernels = cpu_kernels_of(s), .c = c, .a = a, .w = w, .bias = bias};
     for (; rc == 0 && job.row0 < c.rows; job.row0 += job.m) {
         int64_t left = c.rows - job.row0;
         job.m = (int)(left < PACK_ROWS ? left : PACK_ROWS);

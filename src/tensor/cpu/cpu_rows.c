@@ -25,8 +25,8 @@ static void embed_rows(void *arg, int64_t begin, int64_t end)
 {
     struct row_job *j = arg;
     for (int64_t i = begin; i < end; i++)
-        j->k->scale_row(row_ptr(j->out, i), j->out.dtype, row_ptr(j->x, j->ids[i]), j->x.dtype,
-                        j->x.cols, j->scale);
+        j->k->scale_row(row_ptr(j->out, i), j->out.dtype, row_ptr(j->x, j->ids[i]),
+                        j->x.dtype, j->x.cols, j->scale);
 }
 
 int cpu_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
@@ -44,7 +44,8 @@ static void rms_rows(void *arg, int64_t begin, int64_t end)
 {
     struct row_job *j = arg;
     for (int64_t i = begin; i < end; i++)
-        j->k->rms_row(row_ptr(j->out, i), row_ptr(j->x, i), j->x.dtype, j->w, j->x.cols, j->eps);
+        j->k->rms_row(row_ptr(j->out, i), row_ptr(j->x, i), j->x.dtype, j->w, j->x.cols,
+                      j->eps);
 }
 
 int cpu_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w, float eps)
@@ -59,8 +60,8 @@ static void layer_rows(void *arg, int64_t begin, int64_t end)
 {
     struct row_job *j = arg;
     for (int64_t i = begin; i < end; i++)
-        j->k->layer_row(row_ptr(j->out, i), row_ptr(j->x, i), j->x.dtype, j->w, j->b, j->x.cols,
-                        j->eps);
+        j->k->layer_row(row_ptr(j->out, i), row_ptr(j->x, i), j->x.dtype, j->w, j->b,
+                        j->x.cols, j->eps);
 }
 
 int cpu_layernorm(struct stream *s, struct mat out, struct mat x, const float *w,

@@ -5,18 +5,18 @@
 #include <math.h>
 
 /* Calls the statement with `t` a constant, so that each type gets its own loop. */
-#define FOR_DTYPE(type, t, ...)                                                                \
-    do {                                                                                       \
-        if ((type) == DTYPE_BF16) {                                                            \
-            enum { t = DTYPE_BF16 };                                                           \
-            __VA_ARGS__;                                                                       \
-        } else if ((type) == DTYPE_F16) {                                                      \
-            enum { t = DTYPE_F16 };                                                            \
-            __VA_ARGS__;                                                                       \
-        } else {                                                                               \
-            enum { t = DTYPE_F32 };                                                            \
-            __VA_ARGS__;                                                                       \
-        }                                                                                      \
+#define FOR_DTYPE(type, t, ...)                                                            \
+    do {                                                                                   \
+        if ((type) == DTYPE_BF16) {                                                        \
+            enum { t = DTYPE_BF16 };                                                       \
+            __VA_ARGS__;                                                                   \
+        } else if ((type) == DTYPE_F16) {                                                  \
+            enum { t = DTYPE_F16 };                                                        \
+            __VA_ARGS__;                                                                   \
+        } else {                                                                           \
+            enum { t = DTYPE_F32 };                                                        \
+            __VA_ARGS__;                                                                   \
+        }                                                                                  \
     } while (0)
 
 /* --- norms ---------------------------------------------------------------------------------- */
@@ -71,8 +71,8 @@ static void rms_row(float *out, const void *x, enum dtype type, const float *w, 
     FOR_DTYPE(type, t, rms_row_t(out, x, (enum dtype)t, w, n, eps));
 }
 
-INLINE void layer_row_t(float *out, const void *x, enum dtype t, const float *w, const float *b,
-                        int64_t n, float eps)
+INLINE void layer_row_t(float *out, const void *x, enum dtype t, const float *w,
+                        const float *b, int64_t n, float eps)
 {
     float mean = plain_sum(x, t, n) / (float)n;
     v16 scale = v_set1(norm_scale(square_sum(x, t, n, mean), n, eps)), m = v_set1(mean);
@@ -108,8 +108,8 @@ static void scale_row(void *out, enum dtype to_type, const void *x, enum dtype f
                         scale_row_t(out, (enum dtype)to, x, (enum dtype)from, n, scale)));
 }
 
-INLINE void add_row_t(void *out, enum dtype to, const void *a, enum dtype from, const float *b,
-                      int64_t n)
+INLINE void add_row_t(void *out, enum dtype to, const void *a, enum dtype from,
+                      const float *b, int64_t n)
 {
     for (int64_t i = 0; i < n; i += 16)
         v_store_upto(
@@ -183,7 +183,8 @@ static void rope_head(float *x, const float *cos, const float *sin, int half)
     for (int i = 0; i < half; i += 16) {
         int n = half - i;
         v16 c = v_load_upto(cos, DTYPE_F32, i, n), s = v_load_upto(sin, DTYPE_F32, i, n);
-        v16 x1 = v_load_upto(x, DTYPE_F32, i, n), x2 = v_load_upto(x, DTYPE_F32, i + half, n);
+        v16 x1 = v_load_upto(x, DTYPE_F32, i, n),
+            x2 = v_load_upto(x, DTYPE_F32, i + half, n);
         v_store_upto(x, DTYPE_F32, i, n, v_sub(v_mul(x1, c), v_mul(x2, s)));
         v_store_upto(x, DTYPE_F32, i + half, n, v_add(v_mul(x2, c), v_mul(x1, s)));
     }

@@ -8,13 +8,13 @@
 #include <string.h>
 
 /* One round: out[2i], out[2i+1] interleave r[i] and r[i + 8] in units of `op`. */
-#define INTERLEAVE(out, r, bits)                                                               \
-    do {                                                                                       \
-        _Pragma("GCC unroll 8") for (int i_ = 0; i_ < 8; i_++)                                 \
-        {                                                                                      \
-            out[2 * i_] = _mm256_unpacklo_epi##bits(r[i_], r[i_ + 8]);                         \
-            out[2 * i_ + 1] = _mm256_unpackhi_epi##bits(r[i_], r[i_ + 8]);                     \
-        }                                                                                      \
+#define INTERLEAVE(out, r, bits)                                                           \
+    do {                                                                                   \
+        _Pragma("GCC unroll 8") for (int i_ = 0; i_ < 8; i_++)                             \
+        {                                                                                  \
+            out[2 * i_] = _mm256_unpacklo_epi##bits(r[i_], r[i_ + 8]);                     \
+            out[2 * i_ + 1] = _mm256_unpackhi_epi##bits(r[i_], r[i_ + 8]);                 \
+        }                                                                                  \
     } while (0)
 
 /* dst[j][i] = src[i][j]; strides in elements.

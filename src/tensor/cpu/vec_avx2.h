@@ -12,11 +12,11 @@
 #define VEC_ISA   "avx2"
 #define VEC_TABLE cpu_kernels_avx2
 /* 6 rows x 1 panel: 12 of the 16 registers are sums. */
-#define MM_ROWS   6
-#define MM_PANELS 1
-#define MM_WIDE_1 4
-#define MM_WIDE_2 2
-#define MM_WIDE_4 1
+#define MM_ROWS          6
+#define MM_PANELS        1
+#define MM_WIDE_1        4
+#define MM_WIDE_2        2
+#define MM_WIDE_4        1
 #define ATTN_DIRECT_ROWS 1
 
 typedef struct {
@@ -82,9 +82,8 @@ static inline v16 v_round(v16 a)
 /* x < limit ? a : b, lane by lane; b where x is NaN. */
 static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
 {
-    return v_pair(
-        _mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ)),
-        _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ)));
+    return v_pair(_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ)),
+                  _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ)));
 }
 static inline __m256 scale2_half(__m256 a, __m256 n)
 {

@@ -12,11 +12,11 @@
 #define VEC_ISA   "avx512"
 #define VEC_TABLE cpu_kernels_avx512
 /* 12 rows x 2 panels: 24 of the 32 registers are sums. */
-#define MM_ROWS   12
-#define MM_PANELS 2
-#define MM_WIDE_1 4
-#define MM_WIDE_2 4
-#define MM_WIDE_4 4
+#define MM_ROWS          12
+#define MM_PANELS        2
+#define MM_WIDE_1        4
+#define MM_WIDE_2        4
+#define MM_WIDE_4        4
 #define ATTN_DIRECT_ROWS 4
 
 typedef __m512 v16;
@@ -85,7 +85,8 @@ static inline v16 v_scale2(v16 a, v16 n)
 /* Lanes below n keep a, the others take b. */
 static inline v16 v_first(int n, v16 a, v16 b)
 {
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
+                                           15);
     return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(n)), b, a);
 }
 /* 16 -> 8 -> 4 -> 2 -> 1, lane i with lane i + half. */
@@ -128,8 +129,8 @@ static inline void v_store_bf16(uint16_t *p, v16 a)
 }
 static inline void v_store_f16(uint16_t *p, v16 a)
 {
-    _mm256_storeu_si256(
-        (__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_storeu_si256((__m256i *)p,
+                        _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 #endif

@@ -9,13 +9,13 @@
 
 #include "tensor/tensor.h"
 
-#define VEC_ISA    "portable"
-#define VEC_TABLE  cpu_kernels_portable
-#define MM_ROWS    4 /* rows x panels of the micro-kernel */
-#define MM_PANELS  1
-#define MM_WIDE_1  1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
-#define MM_WIDE_2  1
-#define MM_WIDE_4  1
+#define VEC_ISA          "portable"
+#define VEC_TABLE        cpu_kernels_portable
+#define MM_ROWS          4 /* rows x panels of the micro-kernel */
+#define MM_PANELS        1
+#define MM_WIDE_1        1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
+#define MM_WIDE_2        1
+#define MM_WIDE_4        1
 #define ATTN_DIRECT_ROWS 1 /* up to here K and V are converted in registers */
 
 typedef struct {

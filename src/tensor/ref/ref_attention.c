@@ -64,8 +64,8 @@ static void attend_row(float *out, const float *q, const struct kv_layer *kv, in
     struct row_state row = {.m = -INFINITY};
     while (begin < end) {
         int32_t b = begin / KV_BLOCK_TOKENS, block_end = (b + 1) * KV_BLOCK_TOKENS;
-        struct key_range keys = {kv->blocks + (size_t)table[b] * kv->block_stride, head, begin,
-                                 block_end < end ? block_end : end};
+        struct key_range keys = {kv->blocks + (size_t)table[b] * kv->block_stride, head,
+                                 begin, block_end < end ? block_end : end};
         attend_block(&row, q, kv, keys, scale);
         begin = keys.end;
     }
@@ -85,8 +85,8 @@ int ref_attention(struct stream *s, struct mat out, struct mat q, const struct k
             int32_t begin = window > 0 && end > window ? end - window : 0;
             for (int h = 0; h < n_heads; h++)
                 attend_row((float *)out.data + row * out.ld + h * kv->d_head,
-                           (const float *)q.data + row * q.ld + h * kv->d_head, kv, h / group,
-                           r->tables[seq], begin, end, scale);
+                           (const float *)q.data + row * q.ld + h * kv->d_head, kv,
+                           h / group, r->tables[seq], begin, end, scale);
         }
     }
     return stream_enter(s);

@@ -31,7 +31,8 @@ int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
 }
 
 /* The partial sum over one k-block. */
-static float block_dot(struct mat a, int64_t i, const struct weight *w, int64_t j, int64_t k0)
+static float block_dot(struct mat a, int64_t i, const struct weight *w, int64_t j,
+                       int64_t k0)
 {
     int64_t k1 = k0 + MATMUL_K_BLOCK < w->k ? k0 + MATMUL_K_BLOCK : w->k;
     float p = 0;

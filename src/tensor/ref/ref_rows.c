@@ -126,7 +126,8 @@ int ref_act_mul(struct stream *s, struct mat out, struct mat gate_up, enum activ
     for (int64_t i = 0; i < out.rows; i++)
         for (int64_t j = 0; j < out.cols; j++)
             mat_set(out, i, j,
-                    activate(mat_get(gate_up, i, j), act) * mat_get(gate_up, i, out.cols + j));
+                    activate(mat_get(gate_up, i, j), act) *
+                        mat_get(gate_up, i, out.cols + j));
     return stream_enter(s);
 }
 
