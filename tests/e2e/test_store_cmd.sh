@@ -40,8 +40,10 @@ check "gc leaves what is used" test "$rc" -eq 0 -a "$(json 'j["file_bytes"] > 0'
 run_hc store verify "$dirs"
 check "and it is sound after" test "$rc" -eq 0
 
-# A hidden state behind the first (that of layer 0 is never read: it is the embedding).
-printf 'damage' | dd of="$tmp/a/seg-000000.hc" bs=1 seek=21000 conv=notrunc 2>/dev/null
+# A hidden state behind the first (that of layer 0 is never read: it is the embedding).  Behind the
+# header of 4096 bytes, a layer's takes 64 rows of f32.
+behind_first=$(python3 -c 'import json,sys; print(4096 + 64 * 4 * json.load(open(sys.argv[1]))["hidden_size"] + 520)' "$model/config.json")
+printf 'damage' | dd of="$tmp/a/seg-000000.hc" bs=1 seek="$behind_first" conv=notrunc 2>/dev/null
 run_hc store verify "$dirs"
 expect "a damaged record: exit code 1" 1 '1 damaged'
 check "and which one" grep -q '^damaged: chunk ' "$tmp/out"
