@@ -125,8 +125,8 @@ struct matmul_run {
     struct bench *b;
     struct mat c, a;
     struct weight w;
-    size_t
-        step; /* bytes from one cold copy of the weight to the next; 0: always the same */
+    /* bytes from one cold copy of the weight to the next; 0: always the same */
+    size_t step;
     int n_copies, next;
     const float *plain; /* for OpenBLAS */
 };

@@ -57,8 +57,8 @@ struct hcache_opts {
     int n_store;
     bool store_in_memory;     /* a store in DRAM instead; it ends with the process */
     uint64_t store_cap_bytes; /* bound on saved state; 0: none */
-    uint64_t
-        throttle_bytes_per_s;   /* slows the store's reads down, for experiments; 0: no */
+    /* slows the store's reads down, for experiments; 0: no */
+    uint64_t throttle_bytes_per_s;
     uint64_t save_buffer_bytes; /* memory for state on its way to the store; 0: 256 MiB */
     uint64_t staging_bytes;     /* memory for state on its way back; 0: 64 MiB */
 
@@ -123,16 +123,16 @@ struct hcache_request {
     float min_p;
     int top_k;
     uint64_t seed;
-    const char *const
-        *stop;        /* the text ends before the first of these; needs a tokenizer */
+    /* the text ends before the first of these; needs a tokenizer */
+    const char *const *stop;
     int n_stop;       /* at most HCACHE_MAX_STOP */
     bool logprobs;    /* of every generated token, from the raw logits; see hcache_delta */
     int n_top;        /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
     const char *salt; /* state is shared only among requests with equal salts */
-    const char *
-        save; /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
-    const char
-        *plan; /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
+    /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
+    const char *save;
+    /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
+    const char *plan;
     /* hcache_generate only.  Called for every token with its text (whole characters; may be empty);
      * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was held back
      * of an unfinished character or a possible stop string, if anything. */

@@ -30,10 +30,10 @@ struct engine_opts {
     struct store *store; /* NULL: nothing is restored or saved */
     struct saver *saver; /* NULL: nothing is saved */
     struct sha256 fingerprint;
-    struct platform
-        *platform; /* what plans are made from; I/O is measured into it when first needed */
-    uint64_t
-        throttle_bytes_per_s; /* of the store; 0: none. Bounds the platform's bandwidth */
+    /* what plans are made from; I/O is measured into it when first needed */
+    struct platform *platform;
+    /* of the store; 0: none. Bounds the platform's bandwidth */
+    uint64_t throttle_bytes_per_s;
     int max_seqs;
     int max_batch_rows;    /* at least 512 (a restore group) */
     int step_rows;         /* token budget of a step: 1..max_batch_rows */

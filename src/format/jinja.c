@@ -30,8 +30,7 @@ struct jinja_limits jinja_default_limits(void)
     };
 }
 
-/* --- failing
- * ------------------------------------------------------------------------------- */
+/* --- failing ------------------------------------------------------------------------ */
 
 void jinja_fail(struct jinja *j, int code, const char *fmt, ...)
 {
@@ -50,8 +49,7 @@ void jinja_raise(struct jinja *j, const char *s, size_t n)
     longjmp(j->escape, 1);
 }
 
-/* --- the bounds
- * ---------------------------------------------------------------------------- */
+/* --- the bounds --------------------------------------------------------------------- */
 
 void *jinja_alloc(struct jinja *j, size_t n)
 {
@@ -91,8 +89,7 @@ void jinja_leave(struct jinja *j)
     j->depth--;
 }
 
-/* --- text that grows
- * ----------------------------------------------------------------------- */
+/* --- text that grows ---------------------------------------------------------------- */
 
 void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n)
 {
@@ -132,8 +129,7 @@ void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
     jbuf_put(j, b, text, (size_t)n);
 }
 
-/* --- compile
- * ------------------------------------------------------------------------------- */
+/* --- compile ------------------------------------------------------------------------ */
 
 /* Returns a code: everything between the setjmp and the end may come back here. */
 static int parse_into(struct jinja *j, struct jinja_template *t, struct jstr source)
@@ -187,8 +183,7 @@ void jinja_destroy(struct jinja_template *t)
     free(t);
 }
 
-/* --- render
- * -------------------------------------------------------------------------------- */
+/* --- render ------------------------------------------------------------------------- */
 
 static void define_variables(struct jinja *j, struct jscope *globals,
                              const struct jinja_input *in)

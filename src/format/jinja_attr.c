@@ -11,8 +11,7 @@
 
 #include <string.h>
 
-/* --- arguments of built-ins
- * ---------------------------------------------------------------- */
+/* --- arguments of built-ins --------------------------------------------------------- */
 
 struct jval *jcall_kwarg(const struct jcall *c, const char *name)
 {
@@ -43,8 +42,7 @@ void jcall_bind(struct jinja *j, const struct jcall *c, const char *const *names
         jinja_fail(j, ERR_MISMATCH, "%s() got an unexpected keyword argument", c->what);
 }
 
-/* --- attributes
- * ---------------------------------------------------------------------------- */
+/* --- attributes --------------------------------------------------------------------- */
 
 /* The attributes of a Python type: ones that can be called, and ones that the sandbox
  * blocks. */
@@ -246,8 +244,7 @@ struct jval jval_getpath(struct jinja *j, struct jval v, const struct jval *path
     return v;
 }
 
-/* --- methods of dict, list and tuple
- * ------------------------------------------------------- */
+/* --- methods of dict, list and tuple ------------------------------------------------ */
 
 static struct jval dict_view(struct jinja *j, const struct jdict *d, bool keys, bool values)
 {

@@ -7,8 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* --- arithmetic
- * ---------------------------------------------------------------------------- */
+/* --- arithmetic --------------------------------------------------------------------- */
 
 static _Noreturn void fail_operands(struct jinja *j, enum jop op, const struct jval *a,
                                     const struct jval *b)
@@ -204,8 +203,7 @@ static struct jval unary(struct jinja *j, enum jop op, const struct jval *v)
     return jval_int(op == OP_SUB ? -jval_as_int(v) : jval_as_int(v));
 }
 
-/* --- comparison
- * ---------------------------------------------------------------------------- */
+/* --- comparison --------------------------------------------------------------------- */
 
 static bool compare(struct jinja *j, enum jop op, const struct jval *a,
                     const struct jval *b)
@@ -244,8 +242,7 @@ static struct jval eval_compare(struct jinja *j, struct jscope *s, const struct 
     return jval_bool(true);
 }
 
-/* --- calls
- * --------------------------------------------------------------------------------- */
+/* --- calls -------------------------------------------------------------------------- */
 
 static void eval_args(struct jinja *j, struct jscope *s, const struct jnode *args,
                       struct jcall *c)
@@ -306,8 +303,7 @@ static struct jval eval_test(struct jinja *j, struct jscope *s, const struct jno
     return jval_bool(jinja_call_test(j, n->name, &c));
 }
 
-/* --- the rest
- * ------------------------------------------------------------------------------ */
+/* --- the rest ----------------------------------------------------------------------- */
 
 static struct jval eval_name(struct jinja *j, struct jscope *s, const struct jnode *n)
 {

@@ -12,8 +12,7 @@ enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
 
 static enum flow exec_list(struct jinja *j, struct jscope *s, const struct jnode *n);
 
-/* --- scopes
- * -------------------------------------------------------------------------------- */
+/* --- scopes ------------------------------------------------------------------------- */
 
 static struct jvar *find_var(struct jinja *j, const struct jscope *s, struct jstr name)
 {
@@ -56,8 +55,7 @@ static struct jscope *scope_open(struct jinja *j, struct jscope *up, const struc
     return s;
 }
 
-/* --- assignment
- * ---------------------------------------------------------------------------- */
+/* --- assignment --------------------------------------------------------------------- */
 
 static void assign(struct jinja *j, struct jscope *s, const struct jnode *target,
                    struct jval value);
@@ -101,8 +99,7 @@ static void assign(struct jinja *j, struct jscope *s, const struct jnode *target
     }
 }
 
-/* --- output
- * -------------------------------------------------------------------------------- */
+/* --- output ------------------------------------------------------------------------- */
 
 static void emit(struct jinja *j, const struct jval *v)
 {
@@ -124,8 +121,7 @@ static struct jval capture(struct jinja *j, struct jscope *s, const struct jnode
     return jval_buf(&b);
 }
 
-/* --- loops
- * --------------------------------------------------------------------------------- */
+/* --- loops -------------------------------------------------------------------------- */
 
 static bool next_unfiltered(struct jloop *l, struct jval *out)
 {
@@ -277,8 +273,7 @@ static enum flow exec_for(struct jinja *j, struct jscope *s, const struct jnode 
     return FLOW_ON;
 }
 
-/* --- macros
- * -------------------------------------------------------------------------------- */
+/* --- macros ------------------------------------------------------------------------- */
 
 static struct jval macro_value(struct jinja *j, const struct jnode *n, struct jscope *s)
 {
@@ -352,8 +347,7 @@ static void exec_call_block(struct jinja *j, struct jscope *s, const struct jnod
     emit(j, &v);
 }
 
-/* --- statements
- * ---------------------------------------------------------------------------- */
+/* --- statements --------------------------------------------------------------------- */
 
 static void exec_set_block(struct jinja *j, struct jscope *s, const struct jnode *n)
 {

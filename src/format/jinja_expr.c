@@ -22,8 +22,7 @@ static struct jnode *binary(struct jparser *p, enum jnode_kind kind, enum jop op
     return n;
 }
 
-/* --- operators
- * ----------------------------------------------------------------------------- */
+/* --- operators ---------------------------------------------------------------------- */
 
 static struct jnode *parse_pow(struct jparser *p)
 {
@@ -130,8 +129,7 @@ struct jnode *jexpr(struct jparser *p)
     return n;
 }
 
-/* --- tuples and targets
- * -------------------------------------------------------------------- */
+/* --- tuples and targets ------------------------------------------------------------- */
 
 static bool at_tuple_end(const struct jparser *p, const char *end_name)
 {
@@ -205,8 +203,7 @@ struct jnode *jexpr_target(struct jparser *p, bool with_namespace, const char *e
     return n;
 }
 
-/* --- literals and names
- * -------------------------------------------------------------------- */
+/* --- literals and names ------------------------------------------------------------- */
 
 static struct jnode *constant(struct jparser *p, struct jval value)
 {
@@ -317,8 +314,7 @@ static struct jnode *parse_primary(struct jparser *p, bool with_namespace)
     return n;
 }
 
-/* --- what follows a value
- * ------------------------------------------------------------------ */
+/* --- what follows a value ----------------------------------------------------------- */
 
 /* The arguments of a call, from its "(" to behind its ")". */
 static struct jnode *parse_args(struct jparser *p)

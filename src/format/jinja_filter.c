@@ -57,8 +57,7 @@ static struct jval text_of(struct jinja *j, const struct jcall *c, struct jstr s
     return v;
 }
 
-/* --- text
- * ---------------------------------------------------------------------------------- */
+/* --- text --------------------------------------------------------------------------- */
 
 static struct jval f_trim(struct jinja *j, const struct jcall *c)
 {
@@ -174,8 +173,7 @@ static struct jval f_tojson(struct jinja *j, const struct jcall *c)
     return jval_tojson(j, &c->self, &a[1], flag(j, &a[0]), &a[2], flag(j, &a[3]));
 }
 
-/* --- numbers
- * ------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------------------ */
 
 /* A decimal integer as Python's int() reads it: blanks around, a sign, underscores between
  * digits.  `digits` is set where it is one, whatever its size. */
@@ -306,8 +304,7 @@ static struct jval f_round(struct jinja *j, const struct jcall *c)
     return jval_real(common ? nearbyint(f) : up ? ceil(f) : floor(f)); /* half to even */
 }
 
-/* --- either
- * -------------------------------------------------------------------------------- */
+/* --- either ------------------------------------------------------------------------- */
 
 static struct jval f_default(struct jinja *j, const struct jcall *c)
 {

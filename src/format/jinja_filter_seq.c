@@ -31,8 +31,7 @@ static struct jval sort_key(struct jinja *j, const struct jval *item,
     return v.kind == J_STR && !case_sensitive ? jval_str(jstr_lower(j, v.str)) : v;
 }
 
-/* --- one item, or a number
- * ----------------------------------------------------------------- */
+/* --- one item, or a number ---------------------------------------------------------- */
 
 static struct jval f_length(struct jinja *j, const struct jcall *c)
 {
@@ -123,8 +122,7 @@ static struct jval f_join(struct jinja *j, const struct jcall *c)
     return jval_buf(&b);
 }
 
-/* --- other sequences
- * ----------------------------------------------------------------------- */
+/* --- other sequences ---------------------------------------------------------------- */
 
 static struct jval copy_seq(struct jinja *j, enum jkind kind, const struct jseq *q)
 {
@@ -247,8 +245,7 @@ static struct jval f_unique(struct jinja *j, const struct jcall *c)
     return out;
 }
 
-/* --- with another filter or a test
- * --------------------------------------------------------- */
+/* --- with another filter or a test -------------------------------------------------- */
 
 /* The call's arguments behind the first `skip`, for the filter or test that they name. */
 static struct jcall rest_of(const struct jcall *c, size_t skip, const struct jval *item)

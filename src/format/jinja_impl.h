@@ -28,8 +28,7 @@
 #include <setjmp.h>
 #include <stdbool.h>
 
-/* --- the machine: one compilation or one render
- * -------------------------------------------- */
+/* --- the machine: one compilation or one render ------------------------------------- */
 
 struct jbuf { /* text that grows in the arena */
     char *s;
@@ -65,8 +64,7 @@ void jbuf_puts(struct jinja *j, struct jbuf *b, const char *s);
 void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* --- values
- * -------------------------------------------------------------------------------- */
+/* --- values ------------------------------------------------------------------------- */
 
 struct jstr {
     const char *s; /* valid UTF-8; may contain zeros */
@@ -206,8 +204,7 @@ bool jstr_cased(struct jinja *j, struct jstr s, bool upper); /* islower, isupper
 struct jstr jstr_escape(struct jinja *j, struct jstr s);     /* & < > " ' for HTML */
 struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times);
 
-/* --- calls of built-ins
- * -------------------------------------------------------------------- */
+/* --- calls of built-ins ------------------------------------------------------------- */
 
 struct jkwarg {
     struct jstr name;
@@ -251,8 +248,7 @@ struct jval jmethod_call(struct jinja *j, const struct jmethod *m, struct jcall 
 bool jstr_has_method(struct jstr name, const char **interned);
 struct jval jstr_call(struct jinja *j, const char *name, const struct jcall *c);
 
-/* --- tokens
- * -------------------------------------------------------------------------------- */
+/* --- tokens ------------------------------------------------------------------------- */
 
 enum jtok {
     T_END,
@@ -317,8 +313,7 @@ struct jtokens {
 void jinja_lex(struct jinja *j, struct jstr source, struct jtokens *out);
 const char *jop_text(enum jop op);
 
-/* --- the tree
- * ------------------------------------------------------------------------------ */
+/* --- the tree ----------------------------------------------------------------------- */
 
 enum jnode_kind {
     /* expressions */
@@ -415,8 +410,7 @@ struct jnode *jexpr_tuple(struct jparser *p, bool with_cond, const char *end_nam
 struct jnode *jexpr_target(struct jparser *p, bool with_namespace, const char *end_name);
 struct jnode *jexpr_filters(struct jparser *p, struct jnode *input, bool first_is_named);
 
-/* --- running
- * ------------------------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------------------ */
 
 struct jvar {
     struct jstr name;

@@ -53,8 +53,7 @@ const char *jop_text(enum jop op)
     return op == OP_IN ? "in" : op == OP_NOT_IN ? "not in" : "?";
 }
 
-/* --- small steps
- * --------------------------------------------------------------------------- */
+/* --- small steps -------------------------------------------------------------------- */
 
 static bool looking_at(const struct lexer *l, size_t at, const char *text)
 {
@@ -102,8 +101,7 @@ static struct jtoken *push(struct lexer *l, enum jtok kind)
     return &t->at[t->n++];
 }
 
-/* --- text between tags
- * --------------------------------------------------------------------- */
+/* --- text between tags -------------------------------------------------------------- */
 
 /* Where the text from `begin` to the tag at `tag` ends, given the tag's sign ('-', '+' or 0)
  * and whether lstrip_blocks is about it. */
@@ -156,8 +154,7 @@ static size_t find(const struct lexer *l, size_t from, const char *what)
     return p != NULL ? (size_t)(p - l->s) : l->n;
 }
 
-/* --- comments and raw blocks
- * --------------------------------------------------------------- */
+/* --- comments and raw blocks -------------------------------------------------------- */
 
 static char sign_at(const struct lexer *l, size_t at)
 {
@@ -204,8 +201,7 @@ static void lex_raw(struct lexer *l, size_t body)
         jinja_fail(l->j, ERR_FORMAT, "Missing end of raw directive");
 }
 
-/* --- inside a tag
- * -------------------------------------------------------------------------- */
+/* --- inside a tag ------------------------------------------------------------------- */
 
 static bool is_digit(char c)
 {
@@ -426,8 +422,7 @@ static void lex_tag(struct lexer *l, bool block)
     }
 }
 
-/* --- the whole source
- * ---------------------------------------------------------------------- */
+/* --- the whole source --------------------------------------------------------------- */
 
 static struct jstr normalise_newlines(struct jinja *j, struct jstr in)
 {

@@ -10,8 +10,7 @@
 
 typedef struct jval method(struct jinja *j, struct jstr s, const struct jcall *c);
 
-/* --- arguments
- * ----------------------------------------------------------------------------- */
+/* --- arguments ---------------------------------------------------------------------- */
 
 static struct jstr need_str(struct jinja *j, const struct jcall *c, const struct jval *v)
 {
@@ -47,8 +46,7 @@ static void no_arguments(struct jinja *j, const struct jcall *c)
     jcall_bind(j, c, NULL, 0, 0, NULL);
 }
 
-/* --- case and kind
- * ------------------------------------------------------------------------- */
+/* --- case and kind ------------------------------------------------------------------ */
 
 static struct jval m_upper(struct jinja *j, struct jstr s, const struct jcall *c)
 {
@@ -131,8 +129,7 @@ static struct jval m_isalnum(struct jinja *j, struct jstr s, const struct jcall 
     return jval_bool(all_ascii_are(j, s, c, true, true));
 }
 
-/* --- stripping
- * ----------------------------------------------------------------------------- */
+/* --- stripping ---------------------------------------------------------------------- */
 
 static struct jval strip(struct jinja *j, struct jstr s, const struct jcall *c, bool left,
                          bool right)
@@ -182,8 +179,7 @@ static struct jval m_removesuffix(struct jinja *j, struct jstr s, const struct j
     return jval_str(has_suffix(s, part) ? (struct jstr){s.s, s.n - part.n} : s);
 }
 
-/* --- searching
- * ----------------------------------------------------------------------------- */
+/* --- searching ---------------------------------------------------------------------- */
 
 /* startswith and endswith take a string or a tuple of them. */
 static struct jval starts_or_ends(struct jinja *j, struct jstr s, const struct jcall *c,
@@ -266,8 +262,7 @@ static struct jval m_count(struct jinja *j, struct jstr s, const struct jcall *c
     return jval_int(n);
 }
 
-/* --- cutting and joining
- * ------------------------------------------------------------------- */
+/* --- cutting and joining ------------------------------------------------------------ */
 
 struct pieces { /* a list that grows */
     struct jval *at;
@@ -432,8 +427,7 @@ static struct jval m_zfill(struct jinja *j, struct jstr s, const struct jcall *c
     return jval_buf(&b);
 }
 
-/* --- all of them
- * --------------------------------------------------------------------------- */
+/* --- all of them -------------------------------------------------------------------- */
 
 static const struct {
     const char *name;

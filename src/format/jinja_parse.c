@@ -8,8 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- what all of the parser uses
- * ----------------------------------------------------------- */
+/* --- what all of the parser uses ---------------------------------------------------- */
 
 void jparse_fail(struct jparser *p, const char *fmt, ...)
 {
@@ -113,8 +112,7 @@ static void expect_kind(struct jparser *p, enum jtok kind, const char *what)
     p->t++;
 }
 
-/* --- statements
- * ---------------------------------------------------------------------------- */
+/* --- statements --------------------------------------------------------------------- */
 
 static struct jnode *parse_list(struct jparser *p, const char *const *ends);
 

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- numbers
- * ------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------------------ */
 
 /* The shortest digits that read back as f, laid out as Python's repr does it. */
 static void print_real(struct jinja *j, struct jbuf *b, double f, bool json)
@@ -35,8 +34,7 @@ static void print_real(struct jinja *j, struct jbuf *b, double f, bool json)
     jbuf_printf(j, b, "%.*f", decimals > 1 ? decimals : 1, f);
 }
 
-/* --- repr
- * ---------------------------------------------------------------------------------- */
+/* --- repr --------------------------------------------------------------------------- */
 
 /* Python shows these as escapes; what is beyond ASCII is shown as it is, apart from the
  * blanks and controls listed here. */
@@ -146,8 +144,7 @@ void jval_repr(struct jinja *j, struct jbuf *b, const struct jval *v)
     jinja_leave(j);
 }
 
-/* --- str
- * ----------------------------------------------------------------------------------- */
+/* --- str ---------------------------------------------------------------------------- */
 
 void jval_print(struct jinja *j, struct jbuf *b, const struct jval *v)
 {
@@ -166,8 +163,7 @@ struct jstr jval_to_str(struct jinja *j, const struct jval *v)
     return (struct jstr){b.n != 0 ? b.s : "", b.n};
 }
 
-/* --- json.dumps
- * ---------------------------------------------------------------------------- */
+/* --- json.dumps --------------------------------------------------------------------- */
 
 struct dumper {
     struct jinja *j;

@@ -57,8 +57,7 @@ static void mention(struct jinja *j, struct frame *f, struct jstr name, bool hid
         append(j, &f->hidden, name);
 }
 
-/* --- what a scope mentions
- * ----------------------------------------------------------------- */
+/* --- what a scope mentions ---------------------------------------------------------- */
 
 /* Every name in a list of expressions, as read; or of targets, as set. */
 static void visit_names(struct jinja *j, struct frame *f, const struct jnode *n, bool hides)
@@ -123,8 +122,7 @@ static void visit_list(struct jinja *j, struct frame *f, const struct jnode *n, 
     jinja_leave(j);
 }
 
-/* --- scope by scope
- * ------------------------------------------------------------------------ */
+/* --- scope by scope ----------------------------------------------------------------- */
 
 static void plan_inner(struct jinja *j, struct jnode *n, const struct frame *around);
 

@@ -9,8 +9,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* --- characters
- * ---------------------------------------------------------------------------- */
+/* --- characters --------------------------------------------------------------------- */
 
 static bool starts_char(char c)
 {
@@ -48,8 +47,7 @@ static bool ends_line(uint32_t cp)
            cp == 0x2028 || cp == 0x2029;
 }
 
-/* --- looking for things
- * -------------------------------------------------------------------- */
+/* --- looking for things ------------------------------------------------------------- */
 
 bool jstr_find(struct jinja *j, struct jstr s, struct jstr what, size_t from, size_t *at)
 {
@@ -62,8 +60,7 @@ bool jstr_find(struct jinja *j, struct jstr s, struct jstr what, size_t from, si
     return p != NULL;
 }
 
-/* --- stripping
- * ----------------------------------------------------------------------------- */
+/* --- stripping ---------------------------------------------------------------------- */
 
 static bool stripped(uint32_t cp, const char *one, size_t n, const struct jstr *chars)
 {
@@ -104,8 +101,7 @@ struct jstr jstr_strip(struct jinja *j, struct jstr s, const struct jval *chars,
     return (struct jstr){s.s + begin, end - begin};
 }
 
-/* --- making new ones
- * ----------------------------------------------------------------------- */
+/* --- making new ones ---------------------------------------------------------------- */
 
 struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times)
 {
@@ -193,8 +189,7 @@ struct jstr jstr_escape(struct jinja *j, struct jstr s)
     return jval_buf(&b).str;
 }
 
-/* --- "%s is %d" % (x, y)
- * ------------------------------------------------------------------- */
+/* --- "%s is %d" % (x, y) ------------------------------------------------------------ */
 
 static struct jval next_argument(struct jinja *j, const struct jval *args, size_t *used)
 {

@@ -100,8 +100,7 @@ static struct jval t_escaped(struct jinja *j, const struct jcall *c)
     return is_kind(j, c, c->self.kind == J_STR && c->self.safe);
 }
 
-/* --- numbers
- * ------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------------------ */
 
 static struct jval remainder_is(struct jinja *j, const struct jcall *c, struct jval by,
                                 int64_t want)
@@ -130,8 +129,7 @@ static struct jval t_divisibleby(struct jinja *j, const struct jcall *c)
     return remainder_is(j, c, by, 0);
 }
 
-/* --- against another value
- * ----------------------------------------------------------------- */
+/* --- against another value ---------------------------------------------------------- */
 
 static struct jval other_of(struct jinja *j, const struct jcall *c)
 {

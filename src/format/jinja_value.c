@@ -13,8 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-/* --- making
- * -------------------------------------------------------------------------------- */
+/* --- making ------------------------------------------------------------------------- */
 
 static struct jval undef(struct jinja *j, struct jundef u)
 {
@@ -138,8 +137,7 @@ struct jval *jdict_find_str(const struct jdict *d, struct jstr key)
     return NULL;
 }
 
-/* --- from JSON
- * ----------------------------------------------------------------------------- */
+/* --- from JSON ---------------------------------------------------------------------- */
 
 static struct jval list_from_json(struct jinja *j, const struct json *v)
 {
@@ -201,8 +199,7 @@ struct jval jval_from_json(struct jinja *j, const struct json *v)
     return out;
 }
 
-/* --- looking
- * ------------------------------------------------------------------------------- */
+/* --- looking ------------------------------------------------------------------------ */
 
 bool jstr_is(struct jstr a, const char *b)
 {
@@ -319,8 +316,7 @@ void jval_need(struct jinja *j, const struct jval *v)
         jval_fail_undef(j, v);
 }
 
-/* --- equality and order
- * -------------------------------------------------------------------- */
+/* --- equality and order ------------------------------------------------------------- */
 
 static bool dicts_equal(struct jinja *j, const struct jdict *a, const struct jdict *b)
 {
@@ -435,8 +431,7 @@ int jval_order(struct jinja *j, const struct jval *a, const struct jval *b, cons
     return d;
 }
 
-/* --- items
- * --------------------------------------------------------------------------------- */
+/* --- items -------------------------------------------------------------------------- */
 
 bool jval_iterable(const struct jval *v)
 {
@@ -545,8 +540,7 @@ bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *
     return false;
 }
 
-/* --- slices
- * -------------------------------------------------------------------------------- */
+/* --- slices ------------------------------------------------------------------------- */
 
 static bool slice_part(struct jinja *j, const struct jval *v, int64_t *out)
 {

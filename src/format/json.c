@@ -25,8 +25,7 @@ static struct json *wrap(json_t *j)
     return (struct json *)j;
 }
 
-/* --- parsing
- * ------------------------------------------------------------------------------ */
+/* --- parsing ------------------------------------------------------------------------ */
 
 /* jansson's own depth limit is fixed at 2048 when it is compiled, so depth is counted
  * before it runs.  Brackets outside of strings are all that counts; a malformed text is
@@ -74,8 +73,7 @@ void json_free(struct json *root)
     json_decref(node(root));
 }
 
-/* --- looking at a value
- * ------------------------------------------------------------------- */
+/* --- looking at a value ------------------------------------------------------------- */
 
 enum json_kind json_kind(const struct json *v)
 {
@@ -189,8 +187,7 @@ bool json_next(struct json_iter *it)
     return true;
 }
 
-/* --- typed members
- * ------------------------------------------------------------------------ */
+/* --- typed members ------------------------------------------------------------------ */
 
 /* The member, where it is there and not null. */
 static const struct json *present(const struct json *object, const char *key)
@@ -332,8 +329,7 @@ int json_get_object(const struct json *object, const char *key, const struct jso
     return json_opt_object(object, key, out, err);
 }
 
-/* --- writing
- * ------------------------------------------------------------------------------ */
+/* --- writing ------------------------------------------------------------------------ */
 
 struct json *json_new_object(void)
 {

@@ -46,8 +46,7 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
                struct err *err);
 void json_free(struct json *root); /* NULL is allowed */
 
-/* --- looking at a value
- * ------------------------------------------------------------------- */
+/* --- looking at a value ------------------------------------------------------------- */
 
 enum json_kind json_kind(const struct json *v);   /* NULL counts as JSON_KIND_NULL */
 const char *json_kind_name(const struct json *v); /* "a string", for messages */
@@ -77,8 +76,7 @@ struct json_iter {
 struct json_iter json_begin(const struct json *object); /* anything else has no members */
 bool json_next(struct json_iter *it);
 
-/* --- typed members of an object
- * ----------------------------------------------------------- */
+/* --- typed members of an object ----------------------------------------------------- */
 
 int json_get_int(const struct json *object, const char *key, int64_t min, int64_t max,
                  int64_t *out, struct err *err);
@@ -102,8 +100,7 @@ int json_opt_array(const struct json *object, const char *key, const struct json
 int json_opt_object(const struct json *object, const char *key, const struct json **io,
                     struct err *err);
 
-/* --- writing
- * ------------------------------------------------------------------------------ */
+/* --- writing ------------------------------------------------------------------------ */
 
 struct json *json_new_object(void);
 struct json *json_new_array(void);

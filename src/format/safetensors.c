@@ -65,8 +65,7 @@ static bool tensor_bytes(const struct safetensors_tensor *t, uint64_t *out)
     return true;
 }
 
-/* --- one tensor of the header
- * ------------------------------------------------------------- */
+/* --- one tensor of the header ------------------------------------------------------- */
 
 static int parse_shape(struct safetensors_tensor *t, const struct json *v, struct err *err)
 {
@@ -141,8 +140,7 @@ static int parse_tensor(struct safetensors_tensor *t, const struct json *v,
     return 0;
 }
 
-/* --- the header as a whole
- * ---------------------------------------------------------------- */
+/* --- the header as a whole ---------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -293,8 +291,7 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
                : bsearch(&key, s->tensors, s->n_tensors, sizeof *s->tensors, by_name);
 }
 
-/* --- writing
- * ------------------------------------------------------------------------------ */
+/* --- writing ------------------------------------------------------------------------ */
 
 void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
                               size_t *n_out)
@@ -337,8 +334,7 @@ void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **
     *n_out = total;
 }
 
-/* --- the index of several files
- * ----------------------------------------------------------- */
+/* --- the index of several files ----------------------------------------------------- */
 
 static int entry_by_name(const void *a, const void *b)
 {

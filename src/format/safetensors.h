@@ -84,8 +84,7 @@ int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
 void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
                               size_t *n_out);
 
-/* --- several files: model.safetensors.index.json
- * ------------------------------------------ */
+/* --- several files: model.safetensors.index.json ------------------------------------ */
 
 struct safetensors_index_entry {
     const char *name;

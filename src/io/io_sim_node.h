@@ -33,8 +33,8 @@ struct sim_change {
 
 struct sim_node {
     unsigned n_refs; /* names, unsynced changes of names, and handles that lead here */
-    unsigned
-        n_live; /* current names and handles: while there are any, its space is taken */
+    /* current names and handles: while there are any, its space is taken */
+    unsigned n_live;
     bool is_dir;
     struct sim_image current, durable;
     struct sim_change *changes, **changes_tail; /* from durable to current, oldest first */

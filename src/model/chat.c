@@ -15,8 +15,7 @@ struct chat_template {
     struct chat_abilities can;
 };
 
-/* --- content
- * ------------------------------------------------------------------------------- */
+/* --- content ------------------------------------------------------------------------ */
 
 static bool is_string(const struct json *v)
 {
@@ -102,8 +101,7 @@ static int prepare_content(const struct chat_template *t, const struct json *fro
     }
 }
 
-/* --- tool calls
- * ---------------------------------------------------------------------------- */
+/* --- tool calls --------------------------------------------------------------------- */
 
 /* The object that a text describes; NULL where it is none.  No text at all is an empty one. */
 static struct json *parse_arguments(const struct json *text)
@@ -159,8 +157,7 @@ static int prepare_calls(const struct json *calls, size_t i, struct json *to,
     return 0;
 }
 
-/* --- messages
- * ------------------------------------------------------------------------------ */
+/* --- messages ----------------------------------------------------------------------- */
 
 static int prepare_message(const struct chat_template *t, const struct json *from, size_t i,
                            struct json *to, struct err *err)
@@ -209,8 +206,7 @@ static int prepare_messages(const struct chat_template *t, const struct json *me
     return 0;
 }
 
-/* --- render
- * -------------------------------------------------------------------------------- */
+/* --- render ------------------------------------------------------------------------- */
 
 static int check_request(const struct chat_request *r, struct err *err)
 {
@@ -294,8 +290,7 @@ int chat_render_turns(const struct chat_template *t, const struct chat_turn *tur
     return rc;
 }
 
-/* --- open
- * ---------------------------------------------------------------------------------- */
+/* --- open --------------------------------------------------------------------------- */
 
 #define MARK "hcacheprobe"
 

@@ -43,8 +43,8 @@ struct chat_request {
     const struct json *messages;  /* an array of objects with a role */
     const struct json *tools;     /* an array, or NULL */
     const struct json *documents; /* an array, or NULL */
-    const struct json
-        *kwargs; /* an object of further variables (enable_thinking), or NULL */
+    /* an object of further variables (enable_thinking), or NULL */
+    const struct json *kwargs;
     bool add_generation_prompt; /* end with the beginning of an answer */
     const char *bos_token;      /* their text; NULL: the model has none */
     const char *eos_token;

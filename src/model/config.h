@@ -118,12 +118,12 @@ struct model_config {
     /* Positions and attention. */
     enum position_kind position;
     double rope_theta;
-    int32_t
-        d_rope; /* leading dimensions of a head that are rotated: d_head, or less (phi) */
+    /* leading dimensions of a head that are rotated: d_head, or less (phi) */
+    int32_t d_rope;
     struct rope_scaling rope_scaling;
     int32_t position_offset; /* learned positions: row of position 0 (opt: 2) */
-    int32_t
-        sliding_window;   /* a token sees itself and window - 1 before it; 0: everything */
+    /* a token sees itself and window - 1 before it; 0: everything */
+    int32_t sliding_window;
     int32_t window_layer; /* layers below this one see everything all the same (qwen2) */
 
     /* Embedding and head. */

@@ -29,8 +29,7 @@ struct tokenizer;
 int tokenizer_open(struct tokenizer **out, const char *dir, struct err *err);
 void tokenizer_close(struct tokenizer *t); /* NULL is allowed */
 
-/* --- encode and decode
- * -------------------------------------------------------------------- */
+/* --- encode and decode -------------------------------------------------------------- */
 
 enum {
     /* Put the tokens around the text that the model expects (BOS), as the tokenizer's
@@ -55,8 +54,7 @@ int tokenizer_count(const struct tokenizer *t, const char *text, size_t n, unsig
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                      bool skip_special, char **text, size_t *n_text, struct err *err);
 
-/* --- decode, token by token
- * --------------------------------------------------------------- */
+/* --- decode, token by token --------------------------------------------------------- */
 
 /* The concatenation of what a stream returns is what tokenizer_decode returns, whatever the
  * split; no piece ends inside a character that the next token may complete. */
@@ -73,8 +71,7 @@ int tokenizer_stream_push(struct tokenizer_stream *s, int32_t id, const char **t
 /* What was held back: an unfinished character, or nothing. The stream can be used anew. */
 void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size_t *n);
 
-/* --- looking things up
- * -------------------------------------------------------------------- */
+/* --- looking things up -------------------------------------------------------------- */
 
 int32_t
 tokenizer_size(const struct tokenizer *t); /* highest id + 1; ids between may be unused */

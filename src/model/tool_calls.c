@@ -29,8 +29,7 @@ enum tool_format tool_format_of(const char *chat_template)
     return TOOL_FORMAT_NONE;
 }
 
-/* --- spans of text
- * ------------------------------------------------------------------------- */
+/* --- spans of text ------------------------------------------------------------------ */
 
 static bool is_blank(char c)
 {
@@ -82,8 +81,7 @@ static char *copy(struct span s)
     return out;
 }
 
-/* --- one call
- * ------------------------------------------------------------------------------ */
+/* --- one call ----------------------------------------------------------------------- */
 
 /* The JSON value that s begins with, by its brackets and quotes alone: json_parse judges it. */
 static struct span value_of(struct span s)
@@ -161,8 +159,7 @@ static bool add_call(struct tool_calls *c, struct span object)
     return good;
 }
 
-/* --- the formats
- * --------------------------------------------------------------------------- */
+/* --- the formats -------------------------------------------------------------------- */
 
 /* Text and calls in turn; an end tag that is missing at the very end is forgiven. */
 static bool parse_qwen(struct span s, struct tool_calls *c)
@@ -231,8 +228,7 @@ void tool_calls_deinit(struct tool_calls *c)
     *c = (struct tool_calls){0};
 }
 
-/* --- streaming
- * ----------------------------------------------------------------------------- */
+/* --- streaming ---------------------------------------------------------------------- */
 
 /* Up to the tag, or to what may become it, and not the blanks before it: they are no content. */
 static size_t qwen_text_bytes(const char *text, size_t n)

@@ -16,8 +16,8 @@ struct choice {
     struct textbuf text; /* with tools, of a stream: all of it, of which n_sent went out */
     size_t n_sent;
     struct json *calls; /* content and tool_calls; NULL: none, or not known yet */
-    struct textbuf
-        logprobs;    /* read, and not yet sent: struct hcache_logprob [][1 + n_top] */
+    /* read, and not yet sent: struct hcache_logprob [][1 + n_top] */
+    struct textbuf logprobs;
     int64_t n_chars; /* of all tokens sent: text_offset */
 };
 

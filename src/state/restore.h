@@ -29,8 +29,8 @@ struct restorer_opts {
     const struct model *model;
     struct store *store;
     const struct kv_pool *pool;
-    struct model_work
-        *work; /* at least RESTORE_GROUP_CHUNKS * 64 rows; used during runs only */
+    /* at least RESTORE_GROUP_CHUNKS * 64 rows; used during runs only */
+    struct model_work *work;
     struct stream *stream; /* likewise */
     size_t staging_bytes;  /* bound on slots; raised to three of them */
     int max_tokens;        /* of one context */

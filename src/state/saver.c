@@ -25,10 +25,10 @@ enum {
 
 struct save_seq {
     struct saver *saver;
-    struct sha256
-        parent; /* of the next chunk to be written; the writer's, as hashing is its work */
-    struct store_hit
-        pin; /* the writer's: the last committed chunk. It stays while it may be continued */
+    /* of the next chunk to be written; the writer's, as hashing is its work */
+    struct sha256 parent;
+    /* the writer's: the last committed chunk. It stays while it may be continued */
+    struct store_hit pin;
     struct save_policy policy;
     int first_open; /* chunk index of open[0] */
     int n_open, max_open;

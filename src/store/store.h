@@ -108,8 +108,8 @@ struct store_record {
 struct store_chunk {
     struct sha256 key;
     struct sha256 parent; /* the previous chunk's key; for chunk 0 the root key */
-    struct sha256
-        fingerprint;    /* of the state; kept in the header, to say why a store misses */
+    /* of the state; kept in the header, to say why a store misses */
+    struct sha256 fingerprint;
     uint32_t chunk_idx; /* position in the context: first token = 64 * chunk_idx */
     int32_t tokens[STORE_CHUNK_TOKENS];
     const struct store_record *records;

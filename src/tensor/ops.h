@@ -57,8 +57,8 @@ struct ragged {
     int n_rows, n_seqs;
     const int32_t *pos;     /* [n_rows] absolute position of each row */
     const int32_t *seq_row; /* [n_seqs + 1] first row of each sequence */
-    const int32_t *const
-        *tables; /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
+    /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
+    const int32_t *const *tables;
 };
 
 /* RoPE: cos and sin [max_pos][d_rot / 2] f32, made by the model; the first d_rot elements of a head

@@ -18,8 +18,7 @@
 static struct json *golden;
 static struct tm now;
 
-/* --- the golden file
- * ----------------------------------------------------------------------- */
+/* --- the golden file ---------------------------------------------------------------- */
 
 static struct json *read_json(const char *path)
 {
@@ -68,8 +67,7 @@ static struct json *model_config(const char *model)
     return read_json(path);
 }
 
-/* --- comparing
- * ----------------------------------------------------------------------------- */
+/* --- comparing ---------------------------------------------------------------------- */
 
 struct outcome {
     int rc;
@@ -183,8 +181,7 @@ static void test_chats(void **state)
     assert_int_equal(bad, 0);
 }
 
-/* --- messages and limits
- * ------------------------------------------------------------------- */
+/* --- messages and limits ------------------------------------------------------------ */
 
 static void expect_error(const char *source, const struct jinja_limits *limits, int rc,
                          const char *part)
@@ -294,8 +291,7 @@ static void test_long_is_not_deep(void **state)
     free(source);
 }
 
-/* --- damage
- * -------------------------------------------------------------------------------- */
+/* --- damage ------------------------------------------------------------------------- */
 
 /* A piece of one template put somewhere into another, bytes changed, cut, doubled: whatever comes
  * out of it, it is an answer or an error with its place. */

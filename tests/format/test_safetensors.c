@@ -25,8 +25,7 @@ static uint8_t *make_file(const char *header, size_t n_data, size_t *n)
     return p;
 }
 
-/* --- golden bad headers
- * ------------------------------------------------------------------- */
+/* --- golden bad headers ------------------------------------------------------------- */
 
 static const struct {
     const char *header;
@@ -158,8 +157,7 @@ static void test_damage(void **state)
     free(file);
 }
 
-/* --- good files
- * --------------------------------------------------------------------------- */
+/* --- good files --------------------------------------------------------------------- */
 
 static void test_write_then_parse(void **state)
 {
@@ -231,8 +229,7 @@ static void test_real_file(void **state)
     free(bytes);
 }
 
-/* --- the index
- * ---------------------------------------------------------------------------- */
+/* --- the index ---------------------------------------------------------------------- */
 
 static void test_index(void **state)
 {

@@ -42,8 +42,7 @@ static struct chat_template *open_template(const char *source)
     return t;
 }
 
-/* --- the reference's outcomes
- * -------------------------------------------------------------- */
+/* --- the reference's outcomes ------------------------------------------------------- */
 
 /* Conversations that chat_render refuses or changes on purpose. */
 static bool prepared_otherwise(const char *talk)
@@ -176,8 +175,7 @@ static void test_golden(void **state)
     assert_int_equal(bad, 0);
 }
 
-/* --- preparing messages
- * -------------------------------------------------------------------- */
+/* --- preparing messages ------------------------------------------------------------- */
 
 #define SHOW "{{ messages | tojson }}{{ tools }}"
 #define WALK                                                                               \

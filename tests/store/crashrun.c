@@ -38,8 +38,8 @@ struct life {
     bool may_evict;  /* the call that was cut off may have evicted */
     bool has_faults; /* errors are to be expected */
     bool had_faults;
-    bool
-        may_revive; /* the index was rebuilt: what was evicted or not committed may be back */
+    /* the index was rebuilt: what was evicted or not committed may be back */
+    bool may_revive;
     struct crash_result *out;
 };
 

@@ -15,8 +15,8 @@ struct crash_opts {
     uint64_t crash_at;   /* the n-th operation of the disk; 0: never */
     uint64_t recover_at; /* the n-th operation of the recovery; 0: never */
     bool lose_index;     /* after the crash the index is gone, too */
-    double
-        fault_chance; /* of an operation to fail with -EIO or -ENOSPC, before the crash */
+    /* of an operation to fail with -EIO or -ENOSPC, before the crash */
+    double fault_chance;
 };
 
 struct crash_result {

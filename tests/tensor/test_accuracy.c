@@ -7,8 +7,8 @@
 
 #include "cases.h"
 
-static struct lane
-    lanes[2]; /* ref, and cpu on the portable kernels, which all others equal */
+/* ref, and cpu on the portable kernels, which all others equal */
+static struct lane lanes[2];
 
 static int setup(void **state)
 {

@@ -36,8 +36,8 @@
 
 /* One tile of a matrix product: m rows by n_panels panels. */
 struct mm_tile {
-    const float
-        *a; /* packed: element (row, k) at a[(k / 256 * a_rows + row) * 256 + k % 256] */
+    /* packed: element (row, k) at a[(k / 256 * a_rows + row) * 256 + k % 256] */
+    const float *a;
     int64_t a_rows;
     int m;
     int64_t k;
