@@ -19,7 +19,7 @@ static struct dialog *dialog_with(const char *template, struct tokenizer **t)
 {
     char dir[] = "/tmp/hcache-dialog.XXXXXX", path[300];
     struct err err = {0};
-    struct dialog *k;
+    struct dialog *k = NULL;
     char *text;
     size_t n;
     assert_non_null(mkdtemp(dir));
