@@ -209,6 +209,7 @@ static int sample_load(struct bench *b, double *seconds)
         stream_destroy(ld.streams[i]);
     free(ld.streams);
     buf_free(m->dev, &ld.mem);
+    b->load = NULL;
     return rc;
 }
 
