@@ -91,7 +91,7 @@ int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct m
 int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   int32_t block, const void *chunk, int32_t pos0);
 
-/* Attention to what kv holds for positions [pos..], from kv_rows in T: the only writer. */
+/* Writes kv_rows (T) at r's positions into kv, rotated. With model_kv_load the only way into a block. */
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r);
 
