@@ -10,6 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } benches[] = {
+    {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
     {"restore", bench_restore, "bringing a context back, by every method"},
 };
 

@@ -5,20 +5,20 @@
  * What is read in decode (weights, caches) is walked over in turn, so that no cache holds it.
  * HCACHE_ISA chooses the kernels, OPENBLAS_CORETYPE those of OpenBLAS (it may use AVX-512 where we
  * are told to use AVX2: compare like with like, with OPENBLAS_CORETYPE=Haswell). */
-#include "bench_kernels.h"
+#include "bench/bench.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../tests/tensor/cases.h"
+#include "tests/tensor/cases.h"
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/pool.h"
 #include "base/rng.h"
-#include "ceilings.h"
+#include "bench/ceilings.h"
 #include "tensor/ops.h"
 
 struct bench_args {

@@ -1,5 +1,5 @@
 /* ceilings.c - see ceilings.h. */
-#include "ceilings.h"
+#include "bench/ceilings.h"
 
 #include <dlfcn.h>
 #include <immintrin.h>
