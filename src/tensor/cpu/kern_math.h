@@ -15,6 +15,17 @@ INLINE v16 v_load_t(const void *p, enum dtype t, int64_t i)
     return v_load_bf16((const uint16_t *)p + i);
 }
 
+/* The 16 elements in the order of lanes that is cheapest to make; v_merge puts sums of them right. */
+INLINE v16 v_load_split(const void *p, enum dtype t, int64_t i)
+{
+    return t == DTYPE_BF16 ? v_load_bf16_split((const uint16_t *)p + i) : v_load_t(p, t, i);
+}
+
+INLINE v16 v_merge(v16 a, enum dtype t)
+{
+    return t == DTYPE_BF16 ? v_merge_bf16(a) : a;
+}
+
 INLINE void v_store_t(void *p, enum dtype t, int64_t i, v16 a)
 {
     if (t == DTYPE_F32)

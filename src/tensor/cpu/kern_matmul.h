@@ -29,24 +29,55 @@ INLINE void tile_fma(v16 (*sum)[MM_PANELS], int n_rows, int n_panels, const floa
     }
 }
 
-/* --- many rows ------------------------------------------------------------------------------ */
+/* --- several strips of rows ------------------------------------------------------------------ */
 
+/* A strip of rows by a group of panels over one k-block. */
 struct micro {
-    const float *a; /* [n_rows][256] */
-    const float *b; /* [kb][GROUP_COLS] */
+    const float *a;   /* [n_rows][256] */
+    const uint8_t *b; /* panel j at b + j * panel_bytes: [kb][16] of b_type */
+    enum dtype b_type;
+    size_t panel_bytes;
     int kb;
     float *c;
     int64_t ldc;
     bool first;        /* C is not read */
     const float *bias; /* added where not NULL: the last k-block */
+    /* What the next group will read: every FETCH_STEPS steps of k a line is asked for,
+     * fetch_stride bytes behind the one before. */
+    const uint8_t *fetch;
+    size_t fetch_stride;
 };
+#define FETCH_STEPS 2
 
-INLINE void micro_rows(const struct micro *m, int n_rows)
+INLINE void micro_step(v16 (*sum)[MM_PANELS], const struct micro *m, enum dtype t, int i,
+                       int n_rows)
+{
+    const int n_panels = MM_PANELS;
+    v16 b[MM_PANELS];
+    EACH_PANEL b[j] = v_load_split(m->b + (size_t)j * m->panel_bytes, t, i * PANEL);
+    EACH_ROW
+    {
+        v16 a = v_set1(m->a[r * KB + i]);
+        EACH_PANEL sum[r][j] = v_fma(a, b[j], sum[r][j]);
+    }
+}
+
+INLINE void micro_rows(const struct micro *m, enum dtype t, int n_rows)
 {
     const int n_panels = MM_PANELS;
     v16 sum[MM_ROWS][MM_PANELS];
+    const uint8_t *fetch = m->fetch;
+    int i = 0;
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-    tile_fma(sum, n_rows, n_panels, m->a, KB, 1, m->b, GROUP_COLS, m->kb);
+    for (; i + FETCH_STEPS <= m->kb; i += FETCH_STEPS) {
+        __builtin_prefetch(fetch);
+        fetch += m->fetch_stride;
+        for (int step = 0; step < FETCH_STEPS; step++)
+            micro_step(sum, m, t, i + step, n_rows);
+    }
+    for (; i < m->kb; i++)
+        micro_step(sum, m, t, i, n_rows);
+    EACH_ROW EACH_PANEL sum[r][j] = v_merge(sum[r][j], t);
     if (!m->first)
         EACH_ROW EACH_PANEL sum[r][j] = v_add(v_load(m->c + r * m->ldc + j * PANEL),
                                               sum[r][j]);
@@ -58,7 +89,7 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
 #define MICRO(R)                                                                           \
     static void micro_##R(const struct micro *m)                                           \
     {                                                                                      \
-        micro_rows(m, R);                                                                  \
+        FOR_DTYPE(m->b_type, t, micro_rows(m, (enum dtype)t, R));                          \
     }
 MICRO(1)
 MICRO(2)
@@ -88,32 +119,34 @@ static void (*const micro_by_rows[])(const struct micro *m) = {
 #endif
 };
 
+/* Panel by panel into f32. */
 INLINE void convert_group_t(float *b, const uint8_t *w, enum dtype t, size_t panel_bytes,
-                            int n_panels, int kb)
+                            int kb)
 {
     for (int j = 0; j < MM_PANELS; j++)
-        for (int i = 0; i < kb; i++)
-            v_store(b + i * GROUP_COLS + j * PANEL,
-                    j < n_panels ? v_load_t(w + (size_t)j * panel_bytes, t, i * PANEL)
-                                 : v_zero());
+        for (int i = 0; i < kb * PANEL; i += PANEL)
+            v_store(b + j * KB * PANEL + i, v_load_t(w + (size_t)j * panel_bytes, t, i));
 }
 
 static void convert_group(float *b, const uint8_t *w, enum dtype type, size_t panel_bytes,
-                          int n_panels, int kb)
+                          int kb)
 {
-    FOR_DTYPE(type, t, convert_group_t(b, w, (enum dtype)t, panel_bytes, n_panels, kb));
+    FOR_DTYPE(type, t, convert_group_t(b, w, (enum dtype)t, panel_bytes, kb));
 }
 
 /* One group of panels, one k-block, all rows. */
-static void group_rows(const struct mm_tile *t, struct micro m)
+static void group_rows(const struct mm_tile *t, struct micro m, const uint8_t *next)
 {
     int n_strips = (t->m + MM_ROWS - 1) / MM_ROWS;
     const float *a = m.a;
     float *c = m.c;
+    size_t next_bytes = (size_t)KB * PANEL * dtype_bytes(t->dtype);
+    m.fetch_stride = next_bytes * FETCH_STEPS / KB / (size_t)n_strips;
     for (int i = 0; i < n_strips; i++) { /* of nearly equal height: 13 rows are 7 + 6 */
         int r0 = t->m * i / n_strips, r1 = t->m * (i + 1) / n_strips;
         m.a = a + (int64_t)r0 * KB;
         m.c = c + r0 * m.ldc;
+        m.fetch = next + next_bytes * (size_t)i / (size_t)n_strips;
         micro_by_rows[r1 - r0](&m);
     }
 }
@@ -138,27 +171,46 @@ static struct edge edge_of(const struct mm_tile *t)
     return e;
 }
 
+/* Where panel `panel` of the tile begins at row k. */
+static const uint8_t *panel_at(const struct mm_tile *t, int panel, int64_t k)
+{
+    return t->w +
+           ((size_t)panel * (size_t)t->k + (size_t)k) * PANEL * dtype_bytes(t->dtype);
+}
+
 static void mm_blocked(const struct mm_tile *t)
 {
-    size_t panel_bytes = (size_t)t->k * PANEL * dtype_bytes(t->dtype);
     struct edge e = edge_of(t);
+    bool convert = t->m > MM_CONVERT_ROWS;
     for (int64_t k = 0; k < t->k; k += KB) {
         int kb = (int)(t->k - k < KB ? t->k - k : KB);
         for (int64_t col = 0; col < t->n_cols; col += GROUP_COLS) {
             bool at_edge = col == e.first_col;
             int panel = (int)(col / PANEL), left = t->n_panels - panel;
             const float *bias = at_edge ? e.bias : t->bias != NULL ? t->bias + col : NULL;
-            convert_group(t->scratch,
-                          t->w + (size_t)panel * panel_bytes +
-                              (size_t)k * PANEL * dtype_bytes(t->dtype),
-                          t->dtype, panel_bytes, left < MM_PANELS ? left : MM_PANELS, kb);
-            group_rows(t, (struct micro){.a = t->a + k * t->a_rows,
-                                         .b = t->scratch,
-                                         .kb = kb,
-                                         .c = at_edge ? e.c : t->c + col,
-                                         .ldc = at_edge ? GROUP_COLS : t->ldc,
-                                         .first = k == 0,
-                                         .bias = k + kb == t->k ? bias : NULL});
+            const uint8_t *next = left > MM_PANELS ? panel_at(t, panel + MM_PANELS, k)
+                                                   : panel_at(t, 0, k + kb);
+            struct micro m = {
+                .a = t->a + k * t->a_rows,
+                .b = panel_at(t, panel, k),
+                .b_type = t->dtype,
+                /* a panel that is missing at the edge is the last one again, and dropped */
+                .panel_bytes = left < MM_PANELS
+                                   ? 0
+                                   : (size_t)t->k * PANEL * dtype_bytes(t->dtype),
+                .kb = kb,
+                .c = at_edge ? e.c : t->c + col,
+                .ldc = at_edge ? GROUP_COLS : t->ldc,
+                .first = k == 0,
+                .bias = k + kb == t->k ? bias : NULL,
+            };
+            if (convert) {
+                convert_group(t->scratch, m.b, t->dtype, m.panel_bytes, kb);
+                m.b = (const uint8_t *)t->scratch;
+                m.b_type = DTYPE_F32;
+                m.panel_bytes = KB * PANEL * sizeof(float);
+            }
+            group_rows(t, m, next);
         }
     }
     for (int r = 0; e.n_cols > 0 && r < t->m; r++)
@@ -185,7 +237,7 @@ INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enu
         v16 b[WIDE_MAX];
         EACH_PANEL __builtin_prefetch(panel[j] + (size_t)(k + i) * PANEL * dtype_bytes(dt) +
                                       FETCH_BYTES);
-        EACH_PANEL b[j] = v_load_t(panel[j], dt, (k + i) * PANEL);
+        EACH_PANEL b[j] = v_load_split(panel[j], dt, (k + i) * PANEL);
         EACH_ROW
         {
             v16 av = v_set1(a[r * KB + i]);
@@ -223,7 +275,7 @@ INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int p, int n_r
         EACH_ROW EACH_PANEL acc[r][j] = v_add(acc[r][j], sum[r][j]);
     }
     float sums[MM_ROWS * WIDE_MAX * PANEL];
-    EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL, acc[r][j]);
+    EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL, v_merge(acc[r][j], dt));
     direct_store(t, p, sums, n_panels);
 }
 

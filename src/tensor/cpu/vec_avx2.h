@@ -17,6 +17,7 @@
 #define MM_WIDE_1        4
 #define MM_WIDE_2        2
 #define MM_WIDE_4        1
+#define MM_CONVERT_ROWS  32
 #define ATTN_DIRECT_ROWS 1
 
 typedef struct {
@@ -128,6 +129,19 @@ static inline __m256 bf16_half(const uint16_t *p)
 static inline v16 v_load_bf16(const uint16_t *p)
 {
     return v_pair(bf16_half(p), bf16_half(p + 8));
+}
+/* One shuffle for 8 elements, where v_load_bf16 needs a shuffle and a shift: lanes 0-3, 8-11, 4-7,
+ * 12-15. */
+static inline v16 v_load_bf16_split(const uint16_t *p)
+{
+    __m256i x = _mm256_loadu_si256((const __m256i *)p), zero = _mm256_setzero_si256();
+    return v_pair(_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, x)),
+                  _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, x)));
+}
+static inline v16 v_merge_bf16(v16 a)
+{
+    return v_pair(_mm256_permute2f128_ps(a.lo, a.hi, 0x20),
+                  _mm256_permute2f128_ps(a.lo, a.hi, 0x31));
 }
 static inline v16 v_load_f16(const uint16_t *p)
 {

@@ -17,6 +17,7 @@
 #define MM_WIDE_1        4
 #define MM_WIDE_2        4
 #define MM_WIDE_4        4
+#define MM_CONVERT_ROWS  24
 #define ATTN_DIRECT_ROWS 4
 
 typedef __m512 v16;
@@ -109,6 +110,14 @@ static inline v16 v_load_bf16(const uint16_t *p)
 {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+static inline v16 v_load_bf16_split(const uint16_t *p)
+{
+    return v_load_bf16(p);
+}
+static inline v16 v_merge_bf16(v16 a)
+{
+    return a;
 }
 static inline v16 v_load_f16(const uint16_t *p)
 {

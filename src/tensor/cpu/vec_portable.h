@@ -16,6 +16,7 @@
 #define MM_WIDE_1        1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
 #define MM_WIDE_2        1
 #define MM_WIDE_4        1
+#define MM_CONVERT_ROWS  0
 #define ATTN_DIRECT_ROWS 1 /* up to here K and V are converted in registers */
 
 typedef struct {
@@ -132,6 +133,14 @@ static inline v16 v_load_bf16(const uint16_t *p)
     v16 r;
     V_EACH(i) r.f[i] = bf16_to_f32(p[i]);
     return r;
+}
+static inline v16 v_load_bf16_split(const uint16_t *p)
+{
+    return v_load_bf16(p);
+}
+static inline v16 v_merge_bf16(v16 a)
+{
+    return a;
 }
 static inline v16 v_load_f16(const uint16_t *p)
 {
