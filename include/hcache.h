@@ -80,6 +80,8 @@ struct hcache_model_info {
     bool has_tokenizer, has_chat_template;
     bool has_tools; /* the template shows tools, and calls of its format are understood */
     int max_sequences;
+    char fingerprint
+        [65]; /* of its saved state: weights, dtype, build's arithmetic; hexadecimal */
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 

@@ -151,6 +151,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
         .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
         .max_sequences = h->k.o.max_sequences > 0 ? h->k.o.max_sequences : 1};
+    sha256_hex(&h->k.fingerprint, out->fingerprint);
 }
 
 /* --- text ------------------------------------------------------------------------------------- */

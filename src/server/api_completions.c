@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "server/call.h"
 #include "server/generation.h"
+#include "server/shape.h"
 
 enum { MAX_PROMPTS = 16 };
 
@@ -98,5 +99,5 @@ void api_completions(struct call *c)
         call_fault(c, &f);
         return;
     }
-    generation_start(c, &p, ps.p, ps.n, NULL, "");
+    generation_start(c, &shape_completions, NULL, &p, ps.p, ps.n, NULL, "");
 }

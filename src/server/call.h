@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "server/conversations.h"
 #include "server/request.h"
 #include "server/server.h"
 #include "server/sse.h"
@@ -21,8 +22,9 @@ struct generation;
 struct route {
     const char *path, *method;
     void (*answer)(struct call *c);
-    bool is_public;   /* needs no key */
-    bool needs_model; /* 503 while it is loading or draining */
+    bool is_public;                               /* needs no key */
+    bool needs_model;                             /* 503 while it is loading or draining */
+    struct json *(*fault)(const struct fault *f); /* NULL: as OpenAI's API tells it */
 };
 
 struct server {
@@ -30,7 +32,8 @@ struct server {
     char *model_name;
     struct auth *auth;
     struct watcher *watcher;
-    struct memory *memory; /* of our answers */
+    struct memory *memory;               /* of our answers */
+    struct conversations *conversations; /* NULL: none are kept. Borrowed */
     struct MHD_Daemon *daemon;
     int port, listen_socket;
     int64_t created_s;
@@ -47,7 +50,7 @@ struct call {
     struct MHD_Connection *connection;
     struct watch *watch;
     const struct route *route;
-    char tail[128]; /* of the path, behind a route that ends with "/" */
+    char tail[256]; /* of the path, behind a route that ends with "/" */
     size_t uri_bytes;
     const char *salt; /* of the key that was shown */
     bool begun, answered, too_big, is_counted;
@@ -74,6 +77,13 @@ void call_fault(struct call *c, const struct fault *f);
 /* The parsed body: NULL after a fault was answered. */
 const struct json *call_body(struct call *c);
 struct hcache *call_model(struct call *c);
+/* The salt of the state of a request, from its key and its own cache_salt (NULL: none): from malloc;
+ * NULL: the empty one. */
+char *call_state_salt(const struct call *c, const char *cache_salt);
+/* What the names of its conversations belong to. */
+const char *call_tenant(const struct call *c);
+/* A parameter behind the "?" of the URL; NULL: absent. */
+const char *call_query(struct call *c, const char *name);
 /* Whether this server has the model of that name (NULL: any). */
 int call_check_name(struct call *c, const char *name, struct fault *f);
 

@@ -35,7 +35,7 @@ static uint64_t random_u64(void)
 static int check_fit(const struct gen_params *p, const struct prompt_ids *prompts,
                      int n_prompts, int max_context, struct fault *f)
 {
-    const char *name = p->kind == REQUEST_CHAT ? "messages" : "prompt";
+    const char *name = request_prompt_name(p->kind);
     for (int i = 0; i < n_prompts; i++) {
         if (prompts[i].n == 0)
             return fault_set(f, 400, NULL, name, "'%s' has no tokens", name);
@@ -66,10 +66,10 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                   int max_context, uint64_t seed, struct hcache_err *err)
 {
     const struct gen_params *p = &g->params;
-    int64_t max = p->max_tokens >= 0             ? p->max_tokens
-                  : p->kind == REQUEST_CHAT      ? max_context - prompt->n
-                  : 16 < max_context - prompt->n ? 16
-                                                 : max_context - prompt->n;
+    int64_t max = p->max_tokens >= 0              ? p->max_tokens
+                  : p->kind != REQUEST_COMPLETION ? max_context - prompt->n
+                  : 16 < max_context - prompt->n  ? 16
+                                                  : max_context - prompt->n;
     struct hcache_request r = {.prompt = prompt->ids,
                                .n_prompt = prompt->n,
                                .max_tokens = (int)max,
@@ -83,7 +83,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .n_stop = p->n_stop,
                                .logprobs = p->logprobs,
                                .n_top = (int)p->n_top,
-                               .salt = g->call->salt,
+                               .salt = g->salt,
                                .notify = on_notify,
                                .arg = ch};
     return hcache_submit(call_model(g->call), &r, &ch->ticket, err);
@@ -113,15 +113,18 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
     return 0;
 }
 
-void generation_start(struct call *c, const struct gen_params *p,
-                      struct prompt_ids *prompts, int n_prompts, char *text,
-                      const char *what)
+void generation_start(struct call *c, const struct dialect *dialect, void *own,
+                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
+                      char *text, const char *what)
 {
     struct fault f;
     int n = n_prompts * (int)p->n;
     struct generation *g = xcalloc(1, sizeof *g + (size_t)n * sizeof g->choice[0]);
     g->call = c;
+    g->dialect = dialect;
+    g->own = own;
     g->params = *p;
+    g->salt = call_state_salt(c, p->cache_salt);
     g->n = n;
     g->created_s = clock_wall_s();
     snprintf(g->id, sizeof g->id, "%s-%016llx%08llx",
@@ -212,14 +215,17 @@ void generation_answer(struct generation *g, struct call *c)
             return;
         }
     }
-    call_json(c, 200, shape_answer(g));
+    if (g->dialect->keep != NULL && g->dialect->keep(g, &f) != 0)
+        call_fault(c, &f);
+    else
+        call_json(c, 200, g->dialect->answer(g));
 }
 
 /* --- streaming -------------------------------------------------------------------------------- */
 
 static void stream_fault(struct generation *g, const struct fault *f, struct textbuf *out)
 {
-    sse_json(out, fault_json(f));
+    g->dialect->fault(g, f, out);
     g->is_over = true;
     generation_cancel(g);
 }
@@ -249,18 +255,22 @@ static void stream_choice(struct generation *g, struct choice *ch, struct textbu
     read_choice(ch, &d);
     if (g->params.tools != NULL)
         hold_back(ch, &d);
+    if (!g->has_begun && g->dialect->begin != NULL && (d.n_text > 0 || d.ended))
+        g->dialect->begin(g, out);
+    g->has_begun = g->has_begun || d.n_text > 0 || d.ended;
     if (d.n_text > 0)
-        sse_json(out, shape_chunk(g, ch, d.text, d.n_text, false));
+        g->dialect->piece(g, ch, d.text, d.n_text, out);
     if (!d.ended)
         return;
     if (take_result(ch, &f) != 0)
         stream_fault(g, &f, out);
     else
-        sse_json(out, shape_chunk(g, ch, NULL, 0, true));
+        g->dialect->end(g, ch, out);
 }
 
 void generation_stream(struct generation *g, struct textbuf *out)
 {
+    struct fault f;
     bool all = true;
     for (int i = 0; i < g->n && !g->is_over; i++) {
         if (!g->choice[i].finished)
@@ -269,9 +279,11 @@ void generation_stream(struct generation *g, struct textbuf *out)
     }
     if (!all || g->is_over)
         return;
-    if (g->params.include_usage)
-        sse_json(out, shape_usage_chunk(g));
-    sse_done(out);
+    if (g->dialect->keep != NULL && g->dialect->keep(g, &f) != 0) {
+        stream_fault(g, &f, out);
+        return;
+    }
+    g->dialect->close(g, out);
     g->is_over = true;
 }
 
@@ -294,6 +306,9 @@ void generation_free(struct generation *g)
         json_free(g->choice[i].calls);
         hcache_result_free(&g->choice[i].result);
     }
+    if (g->dialect->drop != NULL)
+        g->dialect->drop(g->own);
+    free(g->salt);
     free(g->text);
     hcache_free(g->prompt.ids);
     free(g);

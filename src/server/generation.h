@@ -1,8 +1,8 @@
 /* generation.h - one completion request at work: its tickets, and what goes out of them.
  *
  * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like any
- * others.  Chat and text completions differ in shape only (struct shape).  Everything here runs on
- * the HTTP thread of its connection, but for generation_cancel. */
+ * others.  APIs differ in what they say of it, and in what they keep (struct dialect).  Everything
+ * here runs on the HTTP thread of its connection, but for generation_cancel. */
 #ifndef SERVER_GENERATION_H
 #define SERVER_GENERATION_H
 
@@ -10,7 +10,23 @@
 #include "server/sse.h"
 
 struct call;
+struct choice;
 struct generation;
+
+/* How one API tells of a generation.  A stream is begin, then piece and end of every choice, close;
+ * functions that are NULL say nothing. */
+struct dialect {
+    struct json *(*answer)(struct generation *g); /* every choice has its result */
+    void (*begin)(struct generation *g, struct textbuf *out); /* something is to be told */
+    void (*piece)(struct generation *g, struct choice *ch, const char *text, size_t n,
+                  struct textbuf *out);
+    void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);
+    void (*close)(struct generation *g, struct textbuf *out);
+    void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
+    /* Every choice has ended well, and nobody was told: makes it durable. 0, or -1 with *f. */
+    int (*keep)(struct generation *g, struct fault *f);
+    void (*drop)(void *own); /* frees what the route gave to generation_start */
+};
 
 struct prompt_ids {
     int32_t *ids;
@@ -19,10 +35,10 @@ struct prompt_ids {
 
 /* Submits everything, or nothing: then a fault is the call's answer.  The prompts are taken, and with
  * them the text of the (only) one, from malloc, where its answers are to be remembered; NULL: not.
- * what: a miss reason that the tokenizing found, "" for none. */
-void generation_start(struct call *c, const struct gen_params *p,
-                      struct prompt_ids *prompts, int n_prompts, char *text,
-                      const char *what);
+ * what: a miss reason that the tokenizing found, "" for none.  own is taken, too: the dialect's. */
+void generation_start(struct call *c, const struct dialect *dialect, void *own,
+                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
+                      char *text, const char *what);
 
 bool generation_is_stream(const struct generation *g);
 bool generation_has_ended(struct generation *g); /* all choices: an answer can be made */

@@ -57,7 +57,26 @@ void call_fault(struct call *c, const struct fault *f)
 {
     if (f->status == 429 || f->status == 503)
         c->retry_after_s = 1;
-    call_json(c, f->status, fault_json(f));
+    bool own = c->route != NULL && c->route->fault != NULL;
+    call_json(c, f->status, own ? c->route->fault(f) : fault_json(f));
+}
+
+char *call_state_salt(const struct call *c, const char *cache_salt)
+{
+    if (cache_salt == NULL || cache_salt[0] == 0)
+        return c->salt != NULL ? xstrdup(c->salt) : NULL;
+    /* A key's salt has no "/", so no two pairs read alike. */
+    return xasprintf("%s/%s", c->salt != NULL ? c->salt : "", cache_salt);
+}
+
+const char *call_tenant(const struct call *c)
+{
+    return c->salt != NULL ? c->salt : "";
+}
+
+const char *call_query(struct call *c, const char *name)
+{
+    return MHD_lookup_connection_value(c->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
 const struct json *call_body(struct call *c)
@@ -278,6 +297,12 @@ static int check_head(struct call *c, const char *url, const char *method, struc
     const char *key = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND,
                                                   MHD_HTTP_HEADER_AUTHORIZATION);
     bool allowed = auth_check(c->s->auth, key, &c->salt);
+    key = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, "x-api-key");
+    if (!allowed && key != NULL) { /* as Anthropic's clients show it */
+        char *bearer = xasprintf("Bearer %s", key);
+        allowed = auth_check(c->s->auth, bearer, &c->salt);
+        free(bearer);
+    }
     if (check_length(c, f) != 0)
         return -1;
     if (c->uri_bytes > MAX_URI_BYTES)
@@ -537,6 +562,11 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
 int server_port(const struct server *s)
 {
     return s->port;
+}
+
+void server_keep(struct server *s, struct conversations *c)
+{
+    s->conversations = c;
 }
 
 void server_ready(struct server *s, struct hcache *h)

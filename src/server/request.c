@@ -17,6 +17,9 @@ enum field_kind {
     F_OPTIONS, /* stream_options */
     F_LOGPROBS,
     F_FORMAT,  /* response_format: only {"type": "text"} */
+    F_TEXT,    /* text of a response: only {"format": {"type": "text"}} */
+    F_PAIRS,   /* metadata: at most 16 short texts by short names */
+    F_ONE_OF,  /* a text among those in `help`, which changes nothing */
     F_IGNORED, /* accepted; it changes nothing here */
     F_NEUTRAL, /* not supported: null, false, "none", an empty list or object, or the number `lo` */
 };
@@ -31,33 +34,50 @@ struct field {
 };
 
 #define BOTH  (REQUEST_CHAT | REQUEST_COMPLETION)
+#define RESP  REQUEST_RESPONSE
+#define MSG   REQUEST_MESSAGE
+#define MSGS  (REQUEST_MESSAGE | REQUEST_COUNT)
+#define GEN   (BOTH | RESP | MSG) /* all that generate */
+#define ANY   (GEN | REQUEST_COUNT)
 #define AT(f) offsetof(struct gen_params, f)
 
 #define MAX_SEED 0x1p63 /* every 64-bit integer: JSON's are exact here */
 
 /* clang-format off */
 static const struct field fields[] = {
-    {"model", F_STRING, 0, 256, AT(model), BOTH, "the name that /v1/models shows"},
-    {"messages", F_TREE, 0, 0, AT(messages), REQUEST_CHAT, "the conversation"},
+    {"model", F_STRING, 0, 256, AT(model), ANY, "the name that /v1/models shows"},
+    {"messages", F_TREE, 0, 0, AT(messages), REQUEST_CHAT | MSGS, "the conversation"},
     {"prompt", F_TREE, 0, 0, AT(prompt), REQUEST_COMPLETION, "a text, token ids, or a list of either"},
-    {"max_tokens", F_INT, 0, 1 << 24, AT(max_tokens), BOTH, "tokens to generate at most"},
+    {"input", F_TREE, 0, 0, AT(prompt), RESP, "a text, or a list of items"},
+    {"instructions", F_STRING, 0, 1 << 24, AT(instructions), RESP, "the system's message"},
+    {"system", F_TREE, 0, 0, AT(system), MSGS, "a text, or a list of texts"},
+    {"cache_control", F_TREE, 0, 0, AT(cache_control), MSGS, "of the whole prompt"},
+    {"previous_response_id", F_STRING, 1, 128, AT(previous), RESP, "the response to go on from"},
+    {"conversation", F_TREE, 0, 0, AT(conversation), RESP, "an id, or {\"id\": ...}"},
+    {"store", F_BOOL, 0, 0, AT(store), RESP, "keep the response; default true"},
+    {"metadata", F_PAIRS, 0, 16, AT(metadata), RESP, "at most 16 texts by names"},
+    {"max_output_tokens", F_INT, 1, 1 << 24, AT(max_tokens), RESP, "tokens to generate at most"},
+    {"max_tokens", F_INT, 0, 1 << 24, AT(max_tokens), BOTH | MSG, "tokens to generate at most"},
     {"max_completion_tokens", F_INT, 0, 1 << 24, AT(max_tokens), REQUEST_CHAT, "the same"},
     {"n", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "answers"},
-    {"temperature", F_REAL, 0, 100, AT(temperature), BOTH, "0 is greedy"},
-    {"top_p", F_REAL, 0, 1, AT(top_p), BOTH, "nucleus sampling"},
-    {"min_p", F_REAL, 0, 0.999999, AT(min_p), BOTH, "relative to the likeliest token"},
-    {"top_k", F_INT, -1, 1 << 24, AT(top_k), BOTH, "0 and -1: all"},
-    {"seed", F_INT, -MAX_SEED, MAX_SEED, AT(seed), BOTH, "of sampling"},
-    {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH, "a text or a list of at most 16"},
-    {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), BOTH, "go on to max_tokens"},
-    {"stream", F_BOOL, 0, 0, AT(stream), BOTH, "server-sent events"},
-    {"stream_options", F_OPTIONS, 0, 0, 0, BOTH, "{\"include_usage\": true}"},
+    {"temperature", F_REAL, 0, 100, AT(temperature), GEN, "0 is greedy"},
+    {"top_p", F_REAL, 0, 1, AT(top_p), GEN, "nucleus sampling"},
+    {"min_p", F_REAL, 0, 0.999999, AT(min_p), GEN, "relative to the likeliest token"},
+    {"top_k", F_INT, -1, 1 << 24, AT(top_k), GEN, "0 and -1: all"},
+    {"seed", F_INT, -MAX_SEED, MAX_SEED, AT(seed), GEN, "of sampling"},
+    {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH | RESP, "a text or a list of at most 16"},
+    {"stop_sequences", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, MSG, "a list of at most 16"},
+    {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), GEN, "go on to max_tokens"},
+    {"cache_salt", F_STRING, 0, 256, AT(cache_salt), GEN, "saved state is shared only under one salt"},
+    {"stream", F_BOOL, 0, 0, AT(stream), GEN, "server-sent events"},
+    {"stream_options", F_OPTIONS, 0, 0, 0, BOTH | RESP, "{\"include_usage\": true}"},
     {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
     {"top_logprobs", F_INT, 0, HCACHE_MAX_TOP, AT(n_top), REQUEST_CHAT, "needs logprobs"},
     {"response_format", F_FORMAT, 0, 0, 0, BOTH, "only {\"type\": \"text\"}"},
-    {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT, "functions that may be called"},
-    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT, "auto or none"},
-    {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT, "variables of the template"},
+    {"text", F_TEXT, 0, 0, 0, RESP, "only {\"format\": {\"type\": \"text\"}}"},
+    {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT | RESP | MSGS, "functions that may be called"},
+    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto or none"},
+    {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT | RESP | MSGS, "variables of the template"},
     {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"logit_bias", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
@@ -72,19 +92,42 @@ static const struct field fields[] = {
     {"suffix", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
     {"audio", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"background", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"prompt", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"max_tool_calls", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"top_logprobs", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"context_management", F_NEUTRAL, 0, 0, 0, RESP | MSGS, "not supported"},
+    {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"include", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"truncation", F_ONE_OF, 0, 0, 0, RESP, "disabled"},
+    {"reasoning", F_IGNORED, 0, 0, 0, RESP, "ignored: chat_template_kwargs may turn thinking on"},
+    {"thinking", F_ONE_OF, 0, 0, 0, MSGS, "disabled"},
+    {"container", F_NEUTRAL, 0, 0, 0, MSG, "not supported"},
+    {"mcp_servers", F_NEUTRAL, 0, 0, 0, MSGS, "not supported"},
+    {"output_config", F_NEUTRAL, 0, 0, 0, MSGS, "not supported"},
     {"modalities", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: only text is generated"},
-    {"parallel_tool_calls", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored"},
-    {"user", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
-    {"metadata", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
+    {"parallel_tool_calls", F_IGNORED, 0, 0, 0, REQUEST_CHAT | RESP, "ignored"},
+    {"user", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
+    {"metadata", F_IGNORED, 0, 0, 0, BOTH | MSG, "ignored"},
     {"store", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
-    {"service_tier", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
-    {"safety_identifier", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
-    {"prompt_cache_key", F_IGNORED, 0, 0, 0, BOTH, "ignored: prefixes are found by content"},
+    {"service_tier", F_IGNORED, 0, 0, 0, GEN, "ignored"},
+    {"safety_identifier", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
+    {"prompt_cache_key", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
+    {"prompt_cache_retention", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: state is kept until room is needed"},
     {"cache_prompt", F_IGNORED, 0, 0, 0, BOTH, "ignored: prefixes are found by content"},
 };
 /* clang-format on */
 
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
+
+static const struct field *find(const char *name, unsigned kind)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        if ((fields[i].where & kind) != 0 && strcmp(fields[i].name, name) == 0)
+            return &fields[i];
+    }
+    return NULL;
+}
 
 /* --- faults ----------------------------------------------------------------------------------- */
 
@@ -236,7 +279,8 @@ static int read_list(const struct field *d, const struct json *v, const struct j
 static int read_choice(const struct field *d, const struct json *v, struct gen_params *p,
                        struct fault *f)
 {
-    const char *text = json_string_of(v, NULL);
+    bool is_object = (p->kind & MSGS) != 0;
+    const char *text = json_string_of(is_object ? json_member(v, "type") : v, NULL);
     p->no_tools = text != NULL && strcmp(text, "none") == 0;
     if (p->no_tools || (text != NULL && strcmp(text, "auto") == 0))
         return 0;
@@ -253,6 +297,64 @@ static int read_format(const struct field *d, const struct json *v, struct fault
     return fault_set(f, 400, "unsupported_value", d->name,
                      "'%s' is not supported by this server, but for {\"type\": \"text\"}",
                      d->name);
+}
+
+static int read_text_format(const struct field *d, const struct json *v, struct fault *f)
+{
+    struct json_iter it = json_begin(v);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    while (json_next(&it)) {
+        if (json_kind(it.value) == JSON_KIND_NULL || strcmp(it.key, "verbosity") == 0)
+            continue;
+        if (strcmp(it.key, "format") != 0)
+            return fault_set(f, 400, "unknown_parameter", d->name,
+                             "'text' has an unknown member '%.100s'", it.key);
+        if (read_format(d, it.value, f) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* The original API's bounds. */
+static int read_pairs(const struct field *d, const struct json *v, const struct json **out,
+                      struct fault *f)
+{
+    const char *text;
+    struct json_iter it = json_begin(v);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    if ((double)json_count(v) > d->hi)
+        return bad(f, d->name, "has %zu members; at most %.0f are allowed", json_count(v),
+                   d->hi);
+    while (json_next(&it)) {
+        if (strlen(it.key) > 64)
+            return bad(f, d->name, "has a name of more than 64 bytes");
+        if (read_text(d->name, it.value, 0, 512, &text, f) != 0)
+            return -1;
+    }
+    *out = v;
+    return 0;
+}
+
+int request_metadata(const struct json *v, const struct json **out, struct fault *f)
+{
+    *out = NULL;
+    return json_kind(v) == JSON_KIND_NULL
+               ? 0
+               : read_pairs(find("metadata", REQUEST_RESPONSE), v, out, f);
+}
+
+/* A text, or an object whose type it is. */
+static int read_one_of(const struct field *d, const struct json *v, struct fault *f)
+{
+    const struct json *type = json_kind(v) == JSON_KIND_OBJECT ? json_member(v, "type") : v;
+    const char *text = json_string_of(type, NULL);
+    if (text != NULL && strcmp(text, d->help) == 0)
+        return 0;
+    return fault_set(f, 400, "unsupported_value", d->name,
+                     "'%s' is not supported by this server, but for \"%s\"", d->name,
+                     d->help);
 }
 
 static bool is_neutral(const struct field *d, const struct json *v)
@@ -304,6 +406,12 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_logprobs(d, v, p, f);
     case F_FORMAT:
         return read_format(d, v, f);
+    case F_TEXT:
+        return read_text_format(d, v, f);
+    case F_PAIRS:
+        return read_pairs(d, v, at, f);
+    case F_ONE_OF:
+        return read_one_of(d, v, f);
     case F_IGNORED:
         return 0;
     case F_NEUTRAL:
@@ -314,20 +422,15 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
                                         "'%s' is not supported by this server", d->name);
 }
 
-static const struct field *find(const char *name, unsigned kind)
-{
-    for (int i = 0; i < N_FIELDS; i++) {
-        if ((fields[i].where & kind) != 0 && strcmp(fields[i].name, name) == 0)
-            return &fields[i];
-    }
-    return NULL;
-}
-
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {
-    *out = (struct gen_params){
-        .kind = kind, .max_tokens = -1, .n = 1, .temperature = 1, .top_p = 1};
+    *out = (struct gen_params){.kind = kind,
+                               .max_tokens = -1,
+                               .n = 1,
+                               .temperature = 1,
+                               .top_p = 1,
+                               .store = true};
     if (json_kind(body) != JSON_KIND_OBJECT)
         return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
                          json_kind_name(body));
@@ -348,10 +451,18 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         return bad(f, "top_logprobs", "needs 'logprobs' to be true");
     if (out->no_tools)
         out->tools = NULL;
-    const char *wanted = kind == REQUEST_CHAT ? "messages" : "prompt";
     if (out->messages == NULL && out->prompt == NULL)
-        return bad(f, wanted, "is missing");
+        return bad(f, request_prompt_name(kind), "is missing");
+    if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
+        return bad(f, "max_tokens", "is missing");
     return 0;
+}
+
+const char *request_prompt_name(unsigned kind)
+{
+    return kind == REQUEST_COMPLETION ? "prompt"
+           : kind == REQUEST_RESPONSE ? "input"
+                                      : "messages";
 }
 
 /* --- the schema ------------------------------------------------------------------------------- */

@@ -16,13 +16,17 @@
 enum {
     REQUEST_CHAT = 1,
     REQUEST_COMPLETION = 2,
+    REQUEST_RESPONSE = 4, /* /v1/responses */
+    REQUEST_MESSAGE = 8,  /* /v1/messages */
+    REQUEST_COUNT = 16,   /* /v1/messages/count_tokens */
 };
 
 enum { REQUEST_MAX_N = 16 };
 
 struct gen_params {
-    unsigned kind;     /* REQUEST_CHAT or REQUEST_COMPLETION */
+    unsigned kind;     /* one of REQUEST_ */
     const char *model; /* NULL: not given. Strings are the JSON tree's */
+    /* what is to be answered; of a response, `prompt` is its input */
     const struct json *messages, *prompt;
     const struct json *tools;  /* NULL: none are to be used */
     const struct json *kwargs; /* of the chat template */
@@ -34,6 +38,14 @@ struct gen_params {
     bool has_seed, ignore_eos, stream, include_usage, logprobs;
     const char *stop[HCACHE_MAX_STOP];
     int n_stop;
+    const char *cache_salt; /* NULL: none */
+
+    /* of a response: */
+    const char *instructions, *previous;
+    const struct json *conversation, *metadata;
+    bool store;
+    /* of a message: */
+    const struct json *system, *cache_control;
 };
 
 /* What is wrong with a request, as the API tells it. */
@@ -52,6 +64,12 @@ struct json *fault_json(const struct fault *f); /* {"error": {...}} */
 /* 0, or -1 with *f. */
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
+
+/* Metadata that stands alone: *out is v, or NULL for null. 0, or -1 with *f. */
+int request_metadata(const struct json *v, const struct json **out, struct fault *f);
+
+/* The field that holds what is to be answered: "messages", "prompt", "input". */
+const char *request_prompt_name(unsigned kind);
 
 /* The bounds table as JSON Schema properties, for /openapi.json. */
 struct json *request_schema(unsigned kind);

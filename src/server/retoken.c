@@ -38,7 +38,7 @@ static int boundary(const struct hcache *h, const struct prompt_ids *p, const ch
     return at == want ? p->n : -1;
 }
 
-static void use_remembered(struct prompt_ids *p, int32_t *ids, int n_ids, int from)
+static void use_remembered(struct prompt_ids *p, const int32_t *ids, int n_ids, int from)
 {
     int rest = p->n - from;
     int32_t *all = xmalloc(((size_t)n_ids + (size_t)rest + 1) * sizeof *all);
@@ -69,6 +69,90 @@ int retoken_encode(const struct hcache *h, struct memory *m, const char *salt,
         snprintf(what, 200, "retokenised at %d", same);
     free(ids);
     return 0;
+}
+
+/* Some tokenizers put a space before a text: here it is none. */
+static int encode_rest(const struct hcache *h, const char *text, size_t n, unsigned flags,
+                       struct prompt_ids *out, struct hcache_err *err)
+{
+    size_t k = 0;
+    int rc = hcache_encode(h, text, n, flags & ~(unsigned)HCACHE_ADD_SPECIAL, &out->ids,
+                           &out->n, err);
+    const char *first = rc == 0 && out->n > 0 ? hcache_token_bytes(h, out->ids[0], &k)
+                                              : NULL;
+    if (first != NULL && k == 1 && first[0] == ' ' && n > 0 && text[0] != ' ')
+        memmove(out->ids, out->ids + 1, (size_t)--out->n * sizeof *out->ids);
+    return rc;
+}
+
+int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size_t n_known,
+                     const char *text, size_t n, unsigned flags, struct prompt_ids *out,
+                     struct hcache_err *err)
+{
+    int rc = hcache_encode(h, text, n, flags, &out->ids, &out->n, err);
+    int from = rc == 0 ? boundary(h, out, text, n, n_known) : 0;
+    if (rc == 0 && from < 0) { /* a token reaches over the boundary: the rest by itself */
+        hcache_free(out->ids);
+        rc = encode_rest(h, text + n_known, n - n_known, flags, out, err);
+        from = 0;
+    }
+    if (rc == 0)
+        use_remembered(out, ids, n_ids, from);
+    return rc;
+}
+
+/* As it goes out, and so will come back: JSON has U+FFFD in place of what is no UTF-8. */
+static char *as_shown(const char *text, size_t n, size_t *n_shown)
+{
+    struct json *o = json_new_object();
+    json_put_bytes(o, "a", text, n);
+    const char *a = json_string_of(json_member(o, "a"), n_shown);
+    char *out = xmalloc(*n_shown + 1);
+    memcpy(out, a, *n_shown + 1);
+    json_free(o);
+    return out;
+}
+
+/* How many tokens of the answer were shown whole, and in how many bytes. */
+static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
+                        size_t *n_bytes)
+{
+    size_t at = 0, n;
+    int best = 0;
+    *n_bytes = 0;
+    for (int i = 0; i < r->n_tokens; i++) {
+        const char *bytes = hcache_token_bytes(h, r->token_ids[i], &n);
+        if (bytes != NULL && (n > r->n_text - at || memcmp(bytes, r->text + at, n) != 0))
+            break;
+        at += bytes != NULL ? n : 0;
+        if (at == r->n_text || ((unsigned char)r->text[at] & 0xc0) != 0x80) {
+            best = i + 1; /* no character is cut here */
+            *n_bytes = at;
+        }
+    }
+    return best;
+}
+
+int retoken_marks(const struct hcache *h, const struct hcache_result *answer, int n_prompt,
+                  struct retoken_mark out[RETOKEN_MAX_MARKS])
+{
+    static const char space[] = " \t\r\n";
+    size_t n_bytes, begin, end;
+    if (answer->text == NULL || answer->n_tokens == 0)
+        return 0;
+    int n = shown_tokens(h, answer, &n_bytes);
+    if (n == 0)
+        return 0;
+    out[0].n_tokens = out[1].n_tokens = n_prompt + n;
+    out[0].text = as_shown(answer->text, n_bytes, &out[0].n_text);
+    begin = strspn(out[0].text, space);
+    end = out[0].n_text;
+    while (end > begin && strchr(space, out[0].text[end - 1]) != NULL)
+        end--;
+    if (n_bytes < answer->n_text || end - begin == out[0].n_text || end == begin)
+        return 1;
+    out[1].text = as_shown(out[0].text + begin, end - begin, &out[1].n_text);
+    return 2;
 }
 
 /* What was shown is all that was generated: no stop string has cut it. */

@@ -1,7 +1,7 @@
 /* server.h - the OpenAI-compatible HTTP server in front of a struct hcache.
  *
  *     server_start(&opts, &s, &err);     listens; /health says 503 "loading"
- *     hcache_open(...); hcache_serve_start(h, ...);
+ *     hcache_open(...); hcache_serve_start(h, ...); server_keep(s, conversations);
  *     server_ready(s, h);                requests are answered
  *     server_drain(s);                   new requests get 503; those that run go on
  *     while (server_n_active(s) > 0) ... wait, up to the drain time
@@ -21,6 +21,7 @@
 #include "base/err.h"
 #include "hcache.h"
 
+struct conversations;
 struct server;
 
 struct server_opts {
@@ -41,6 +42,8 @@ struct server_opts {
 
 int server_start(const struct server_opts *o, struct server **out, struct err *err);
 int server_port(const struct server *s);
+/* Where conversations are kept, before it is ready; borrowed. Without it none are. */
+void server_keep(struct server *s, struct conversations *c);
 void server_ready(struct server *s, struct hcache *h);
 void server_drain(struct server *s);
 int server_n_active(const struct server *s); /* requests that are not answered yet */

@@ -167,7 +167,7 @@ static void put_ms(struct json *o, const char *key, double ms)
     json_put_real(o, key, floor(ms * 1e3 + 0.5) / 1e3);
 }
 
-static struct json *timings(const struct generation *g, const struct choice *ch)
+struct json *shape_timings(const struct generation *g, const struct choice *ch)
 {
     const struct hcache_result *r = &ch->result;
     const struct hcache_timings *t = &r->timings;
@@ -204,6 +204,11 @@ static const char *finish_of(const struct choice *ch)
     return ch->calls != NULL ? "tool_calls" : ch->result.finish;
 }
 
+void shape_id(const struct choice *ch, int call_idx, char out[80])
+{
+    snprintf(out, 80, "call_%s_%d_%d", ch->gen->id, ch->index, call_idx);
+}
+
 /* In a stream every call is whole, with its place. */
 static struct json *tool_calls(const struct choice *ch, bool in_stream)
 {
@@ -212,7 +217,7 @@ static struct json *tool_calls(const struct choice *ch, bool in_stream)
     for (size_t i = 0; i < json_count(calls); i++) {
         struct json *o = json_new_object(), *f = json_new_object();
         char id[80];
-        snprintf(id, sizeof id, "call_%s_%d_%zu", ch->gen->id, ch->index, i);
+        shape_id(ch, (int)i, id);
         if (in_stream)
             json_put_int(o, "index", (int64_t)i);
         json_put_string(o, "id", id);
@@ -229,7 +234,7 @@ static struct json *tool_calls(const struct choice *ch, bool in_stream)
 
 /* --- answers ---------------------------------------------------------------------------------- */
 
-struct json *shape_answer(struct generation *g)
+static struct json *answer(struct generation *g)
 {
     struct json *o = envelope(g, is_chat(g) ? "chat.completion" : "text_completion");
     struct json *choices = json_new_array();
@@ -259,7 +264,7 @@ struct json *shape_answer(struct generation *g)
     }
     json_put(o, "choices", choices);
     json_put(o, "usage", usage(g));
-    json_put(o, "timings", timings(g, &g->choice[0]));
+    json_put(o, "timings", shape_timings(g, &g->choice[0]));
     return o;
 }
 
@@ -268,8 +273,9 @@ static struct json *chunk_envelope(struct generation *g)
     return envelope(g, is_chat(g) ? "chat.completion.chunk" : "text_completion");
 }
 
-struct json *shape_chunk(struct generation *g, struct choice *ch, const char *text,
-                         size_t n, bool last)
+/* A piece of text, or (last) the end of a choice with its reason. */
+static struct json *chunk(struct generation *g, struct choice *ch, const char *text,
+                          size_t n, bool last)
 {
     struct json *o = chunk_envelope(g), *choices = json_new_array(), *c = json_new_object();
     struct json *delta = json_new_object();
@@ -296,16 +302,42 @@ struct json *shape_chunk(struct generation *g, struct choice *ch, const char *te
     if (g->params.include_usage)
         json_put_null(o, "usage");
     if (last)
-        json_put(o, "timings", timings(g, ch));
+        json_put(o, "timings", shape_timings(g, ch));
     ch->started = true;
     return o;
 }
 
-struct json *shape_usage_chunk(struct generation *g)
+static void piece(struct generation *g, struct choice *ch, const char *text, size_t n,
+                  struct textbuf *out)
 {
-    struct json *o = chunk_envelope(g);
-    json_put(o, "choices", json_new_array());
-    json_put(o, "usage", usage(g));
-    json_put(o, "timings", timings(g, &g->choice[0]));
-    return o;
+    sse_json(out, chunk(g, ch, text, n, false));
 }
+
+static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    sse_json(out, chunk(g, ch, NULL, 0, true));
+}
+
+static void close_stream(struct generation *g, struct textbuf *out)
+{
+    if (g->params.include_usage) {
+        struct json *o = chunk_envelope(g);
+        json_put(o, "choices", json_new_array());
+        json_put(o, "usage", usage(g));
+        json_put(o, "timings", shape_timings(g, &g->choice[0]));
+        sse_json(out, o);
+    }
+    sse_done(out);
+}
+
+static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
+{
+    (void)g;
+    sse_json(out, fault_json(f));
+}
+
+const struct dialect shape_completions = {.answer = answer,
+                                          .piece = piece,
+                                          .end = end,
+                                          .close = close_stream,
+                                          .fault = tell_fault};

@@ -1,4 +1,4 @@
-/* shape.h - what answers look like on the wire; private to src/server. */
+/* shape.h - what completions look like on the wire, and a generation's insides; private to src/server. */
 #ifndef SERVER_SHAPE_H
 #define SERVER_SHAPE_H
 
@@ -23,21 +23,25 @@ struct choice {
 
 struct generation {
     struct call *call;
+    const struct dialect *dialect;
+    void *own; /* the dialect's */
     struct gen_params params;
+    char *salt; /* of its state; NULL: none */
     char id[48], miss[200];
     int64_t created_s;
     atomic_int n_ended;
-    bool is_over;
+    bool has_begun, is_over; /* of a stream */
     char *text; /* of the conversation, and its tokens; NULL: answers are not remembered */
     struct prompt_ids prompt;
     int n;
     struct choice choice[];
 };
 
-struct json *shape_answer(struct generation *g); /* every choice has its result */
-/* A piece of text, or (last) the end of a choice with its reason. */
-struct json *shape_chunk(struct generation *g, struct choice *ch, const char *text,
-                         size_t n, bool last);
-struct json *shape_usage_chunk(struct generation *g);
+/* Chats and text completions, as OpenAI's API has them. */
+extern const struct dialect shape_completions;
+
+/* Of one choice, for any API. */
+struct json *shape_timings(const struct generation *g, const struct choice *ch);
+void shape_id(const struct choice *ch, int call_idx, char out[80]); /* of a tool call */
 
 #endif
