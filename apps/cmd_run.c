@@ -251,6 +251,7 @@ static void print_json(const struct hcache_result *r)
     json_put_string(o, "logits_digest", digest);
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
     json_put_string(o, "miss", r->miss);
+    json_put_string(o, "save_stopped", r->save_stopped);
     put_plan(plan, &r->plan);
     json_put(o, "plan", plan);
     put_timings(timings, &r->timings);
@@ -272,6 +273,8 @@ static void print_summary(const struct hcache_result *r)
         fprintf(stderr, " (%s)", r->miss);
     fprintf(stderr, "; %d generated at %.1f tokens/s; %lld tokens durable\n", r->n_tokens,
             r->timings.decode_tokens_per_s, (long long)r->committed_tokens);
+    if (r->save_stopped != NULL)
+        fprintf(stderr, "saving ended early: %s\n", r->save_stopped);
 }
 
 static int answer(struct hcache *h, struct prompt *p, struct run_args *a,

@@ -175,7 +175,8 @@ struct hcache_result {
     int64_t committed_tokens; /* durable in the store at the end */
     uint64_t logits_digest;   /* over the f32 logits of every generated position */
     uint64_t restored_bytes;
-    char miss[200]; /* why not more was restored */
+    char miss[200];           /* why not more was restored */
+    const char *save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
     struct hcache_plan plan;
     struct hcache_timings timings;
 };
@@ -255,6 +256,11 @@ struct hcache_stats {
     uint64_t layers_recompute, layers_hidden, layers_kv;
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests of which not everything wanted was restored */
+    /* sequences whose saving ended early: the writer fell behind; no memory for their tails; the
+     * store's cap; what they continue was evicted; the store failed */
+    uint64_t shed_behind, shed_memory, shed_cap, shed_parent, shed_fault;
+    uint64_t saved_chunks, shared_chunks; /* committed; of which the store had these already */
+    uint64_t save_buffer_bytes, save_buffer_used_bytes; /* chunks in memory: the bound, and now */
     struct hcache_hist queue, ttft, tbt;
 };
 void hcache_stats(struct hcache *h, struct hcache_stats *out);

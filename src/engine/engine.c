@@ -34,6 +34,7 @@ static int reserve_batch(struct engine *e, struct err *err)
     e->seq_row = xcalloc(seqs + 1, sizeof *e->seq_row);
     e->tables = xcalloc(seqs, sizeof *e->tables);
     e->batch = xcalloc(seqs, sizeof *e->batch);
+    e->parts = xcalloc(seqs, sizeof *e->parts);
     e->seqs = xcalloc(seqs, sizeof *e->seqs);
     e->sample_scratch = xcalloc((size_t)m->cfg.vocab_size, 2 * sizeof(uint32_t));
     int rc = buf_alloc(m->dev, MEM_DEVICE, head_bytes + logit_bytes, &e->head_mem, err);
@@ -123,6 +124,7 @@ void engine_destroy(struct engine *e)
     free(e->seq_row);
     free(e->tables);
     free(e->batch);
+    free(e->parts);
     free(e->sample_scratch);
     free(e->hits);
     free(e->ranges);
@@ -227,6 +229,11 @@ int64_t seq_committed_tokens(const struct seq *s)
     return saved > s->out.n_stored ? saved : s->out.n_stored;
 }
 
+enum save_end seq_save_end(const struct seq *s)
+{
+    return save_ended(s->save);
+}
+
 const float *seq_logits(const struct seq *s)
 {
     return s->logits;
@@ -257,6 +264,7 @@ static void batch_add(struct engine *e, struct seq *s, int n_rows)
     }
     e->tables[e->n_batch] = s->table.blocks;
     e->seq_row[e->n_batch] = e->n_rows;
+    e->parts[e->n_batch] = (struct save_part){s->save, s->n_done, e->n_rows, n_rows};
     e->batch[e->n_batch++] = s;
     e->n_rows += n_rows;
     e->seq_row[e->n_batch] = e->n_rows;
@@ -286,15 +294,11 @@ static void batch_make(struct engine *e)
     }
 }
 
-/* The tap: every sequence of the batch gets its rows. */
-static int save_layer(void *arg, int l, struct mat hidden, struct mat kv_rows)
+/* The tap. */
+static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct engine *e = arg;
-    for (int i = 0; i < e->n_batch; i++) {
-        struct seq *s = e->batch[i];
-        save_rows(s->save, l, s->n_done, mat_rows(hidden, s->row, s->n_rows),
-                  mat_rows(kv_rows, s->row, s->n_rows));
-    }
+    save_layer(e->parts, e->n_batch, l, hidden, kv_rows);
     return 0;
 }
 
@@ -367,7 +371,7 @@ static int run_batch(struct engine *e, struct err *err)
                        .pos = e->pos,
                        .seq_row = e->seq_row,
                        .tables = e->tables};
-    struct model_tap tap = {.layer = save_layer, .arg = e};
+    struct model_tap tap = {.layer = snapshot, .arg = e};
     struct mat x;
     int rc = model_forward(e->o.model, e->work, e->stream, e->ids, e->kv, &r,
                            e->o.saver != NULL ? &tap : NULL, &x);

@@ -87,6 +87,8 @@ int engine_add(struct engine *e, const struct request *r, struct seq **out,
 const struct outcome *seq_outcome(const struct seq *s);
 /* Tokens of this sequence that are durable in the store. */
 int64_t seq_committed_tokens(const struct seq *s);
+/* Why it is saved no further. */
+enum save_end seq_save_end(const struct seq *s);
 /* Ends a sequence in any state and frees its blocks. */
 void engine_remove(struct engine *e, struct seq *s);
 

@@ -42,6 +42,7 @@ struct engine {
     int32_t *ids, *pos, *seq_row;
     const int32_t **tables;
     struct seq **batch;
+    struct save_part *parts; /* the batch, as the saver sees it */
     int n_batch, n_rows;
     struct buf head_mem;
     struct mat head_in; /* [max_seqs][d] T: last rows of sequences that need logits */

@@ -88,6 +88,19 @@ void service_stats(struct service *s, struct hcache_stats *out)
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     pthread_mutex_unlock(&s->lock);
+    if (s->o.saver == NULL)
+        return;
+    struct saver_stats saver;
+    saver_stats(s->o.saver, &saver);
+    out->shed_behind = saver.n_ended[SAVE_END_BEHIND];
+    out->shed_memory = saver.n_ended[SAVE_END_MEMORY];
+    out->shed_cap = saver.n_ended[SAVE_END_CAP];
+    out->shed_parent = saver.n_ended[SAVE_END_PARENT];
+    out->shed_fault = saver.n_ended[SAVE_END_FAULT];
+    out->saved_chunks = saver.n_chunks;
+    out->shared_chunks = saver.n_shared;
+    out->save_buffer_bytes = saver.bound_bytes;
+    out->save_buffer_used_bytes = saver.used_bytes;
 }
 
 /* --- tokens ----------------------------------------------------------------------------------- */

@@ -113,7 +113,6 @@ static int open_saver(struct stack *k, struct err *err)
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = bytes,
                             .max_batch_rows = BATCH_ROWS,
-                            .max_seqs = k->o.max_sequences > 0 ? k->o.max_sequences : 1,
                             .warn = warn,
                             .warn_arg = k};
     return saver_create(&so, &k->saver, err);

@@ -164,6 +164,8 @@ void ticket_describe(struct hcache_ticket *t)
     r->finish = finish_name(t, o->finish);
     r->cached_tokens = o->n_cached;
     r->committed_tokens = seq_committed_tokens(t->seq);
+    if (seq_save_end(t->seq) != SAVE_GOES_ON)
+        r->save_stopped = save_end_text(seq_save_end(t->seq));
     r->logits_digest = o->logits_digest;
     r->restored_bytes = o->restore.read_bytes;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);

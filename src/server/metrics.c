@@ -70,6 +70,22 @@ static void engine_metrics(struct textbuf *b, const struct hcache_stats *st)
            "Of that: compute that waited for I/O (bubbles).", st->restore_wait_s);
     metric(b, "counter", "misses_total",
            "Requests with less restored than their prompt's chunks.", (double)st->n_misses);
+    head(b, "counter", "saves_ended_total",
+         "Sequences whose saving ended before they did, by why.");
+    labelled(b, "saves_ended_total", "reason", "writer_behind", st->shed_behind);
+    labelled(b, "saves_ended_total", "reason", "no_memory", st->shed_memory);
+    labelled(b, "saves_ended_total", "reason", "store_cap", st->shed_cap);
+    labelled(b, "saves_ended_total", "reason", "parent_gone", st->shed_parent);
+    labelled(b, "saves_ended_total", "reason", "store_fault", st->shed_fault);
+    head(b, "counter", "saved_chunks_total",
+         "Chunks made durable, by whether the store had them already.");
+    labelled(b, "saved_chunks_total", "how", "written",
+             st->saved_chunks - st->shared_chunks);
+    labelled(b, "saved_chunks_total", "how", "shared", st->shared_chunks);
+    metric(b, "gauge", "save_buffer_bytes", "Memory for chunks on their way to the store.",
+           (double)st->save_buffer_bytes);
+    metric(b, "gauge", "save_buffer_used_bytes", "Of that: taken now.",
+           (double)st->save_buffer_used_bytes);
     histogram(b, "queue_seconds", "Wait for a place.", &st->queue);
     histogram(b, "ttft_seconds", "Time to the first token, queueing included.", &st->ttft);
     histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);

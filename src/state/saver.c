@@ -1,288 +1,106 @@
-/* saver.c - see saver.h.
+/* saver.c - see saver.h: memory, sequences, and stage one. Stage two is save_writer.c.
  *
- * Owns: the chunk buffers, the queue, the writer thread.
  * Invariants:
- *  1. A buffer is in exactly one place: the free list, a sequence's open chunks, or the queue.
- *  2. Chunks of one sequence enter the queue in order and the writer takes them in order, so what is
- *     committed of a sequence is always a prefix of it.
- *  3. n_in_flight counts buffers that are queued or being written; who waits for a free buffer or
- *     for a flush waits for that number to fall. */
+ *  1. A chunk is in exactly one place: a sequence's open chunks, the queue, or with the writer.
+ *  2. Chunks of one sequence enter the queue in order, and the writer takes them in order.
+ *  3. Whoever waits for memory waits for n_in_flight to fall: tails of sequences that go on never
+ *     return what they hold until they are full, so nobody waits for those. */
 #include "state/saver.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "state/saver_impl.h"
 
-enum {
-    MAX_UNCOMMITTED = 64, /* chunks appended before a commit is due in any case */
-};
+/* --- why saving ends -------------------------------------------------------------------------- */
 
-struct save_seq {
-    struct saver *saver;
-    /* of the next chunk to be written; the writer's, as hashing is its work */
-    struct sha256 parent;
-    /* the writer's: the last committed chunk. It stays while it may be continued */
-    struct store_hit pin;
-    struct save_policy policy;
-    int first_open; /* chunk index of open[0] */
-    int n_open, max_open;
-    uint8_t **open;         /* buffers of chunks that are being filled, in order */
-    atomic_llong committed; /* tokens */
-    atomic_bool shed;
-    int n_refs; /* the owner, and every chunk in flight; under the saver's lock */
-};
-
-struct job {
-    struct save_seq *seq;
-    uint8_t *buf;
-    int chunk_idx;
-    int32_t tokens[STORE_CHUNK_TOKENS];
-};
-
-struct saver {
-    struct saver_opts o;
-    uint8_t *mem;
-    size_t buf_bytes, n_bufs;
-    size_t hidden_bytes, kv_bytes; /* one record, and its room in a buffer: */
-    size_t hidden_room, kv_room;
-
-    struct stream *pack_stream; /* the writer's */
-    uint8_t *packed; /* K and V of one chunk in a block's layout [n_layers][kv_room] */
-
-    pthread_t writer;
-    pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
-    pthread_cond_t changed;
-    uint8_t **free_bufs;
-    size_t n_free;
-    struct job *jobs; /* ring of n_bufs: every job has a buffer, so it cannot overflow */
-    size_t head, n_jobs, n_in_flight;
-    bool quit;
-    int fault; /* the first code that the store returned; saving is over */
-    struct err fault_err;
-};
-
-/* --- buffers ---------------------------------------------------------------------------------- */
-
-static uint8_t *record_of(const struct saver *s, uint8_t *buf, int l, enum store_kind kind)
+const char *save_end_text(enum save_end e)
 {
-    size_t layer = (size_t)l * (s->hidden_room + s->kv_room);
-    return buf + layer + (kind == STORE_KV ? s->hidden_room : 0);
-}
-
-/* A free buffer; NULL where there is none (and, for SAVE_WAIT, none will come). Takes the lock. */
-static uint8_t *take_buf(struct saver *s, enum save_wait how)
-{
-    pthread_mutex_lock(&s->lock);
-    while (how == SAVE_WAIT && s->n_free == 0 && s->n_in_flight > 0)
-        pthread_cond_wait(&s->changed, &s->lock);
-    uint8_t *buf = s->n_free > 0 ? s->free_bufs[--s->n_free] : NULL;
-    pthread_mutex_unlock(&s->lock);
-    return buf;
-}
-
-static void give_buf_locked(struct saver *s, uint8_t *buf)
-{
-    CHECK(s->n_free < s->n_bufs);
-    s->free_bufs[s->n_free++] = buf;
-}
-
-static void drop_ref_locked(struct save_seq *q)
-{
-    if (--q->n_refs > 0)
-        return;
-    if (q->pin.impl != NULL)
-        store_release(q->saver->o.store, &q->pin, 1);
-    free(q->open);
-    free(q);
-}
-
-/* --- the writer ------------------------------------------------------------------------------- */
-
-static void set_fault(struct saver *s, int rc, const struct err *e)
-{
-    pthread_mutex_lock(&s->lock);
-    bool first = s->fault == 0;
-    if (first) {
-        s->fault = rc;
-        s->fault_err = *e;
+    switch (e) {
+    case SAVE_END_BEHIND:
+        return "the store's writer fell behind; a larger save buffer bridges it";
+    case SAVE_END_MEMORY:
+        return "the unfinished chunks of the running sequences fill the save buffer; make "
+               "it "
+               "larger, or run fewer sequences at once";
+    case SAVE_END_CAP:
+        return "the store is full: its cap is reached, and nothing may be evicted";
+    case SAVE_END_PARENT:
+        return "the chunk that it continues was evicted from the store";
+    case SAVE_END_FAULT:
+        return "the store failed; nothing is saved any more";
+    case SAVE_GOES_ON:
+    case SAVE_ENDS:
+        break;
     }
-    pthread_mutex_unlock(&s->lock);
-    if (first && s->o.warn != NULL) {
-        char text[640];
-        snprintf(text, sizeof text, "saving stopped, generation goes on: %s", e->msg);
-        s->o.warn(s->o.warn_arg, text);
-    }
+    return "";
 }
 
-/* Lays one layer's K and V out as a KV block, so that a restore need not transpose. */
-static int pack(struct saver *s, const struct job *j, int l, const void **bytes)
+void save_end_seq(struct save_seq *q, enum save_end why)
 {
-    const struct model *m = s->o.model;
-    uint8_t *chunk = s->packed + (size_t)l * s->kv_room;
-    struct mat rows = mat_of(record_of(s, j->buf, l, STORE_KV), m->dtype,
-                             STORE_CHUNK_TOKENS, 2 * model_kv_dim(m));
-    *bytes = chunk;
-    return model_kv_pack(m, s->pack_stream, chunk, rows);
+    int going = SAVE_GOES_ON;
+    if (atomic_compare_exchange_strong(&q->end, &going, (int)why))
+        atomic_fetch_add(&q->saver->n_ended[why], 1);
 }
 
-static int append(struct saver *s, const struct job *j, struct err *err)
+enum save_end save_ended(const struct save_seq *q)
 {
-    struct store_record records[STORE_MAX_LAYERS * STORE_KINDS];
-    int n = 0;
-    for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
-        for (int kind = 0; kind < STORE_KINDS; kind++) {
-            if (!(j->seq->policy.kinds[l] & 1u << kind))
-                continue;
-            const void *bytes = record_of(s, j->buf, l, (enum store_kind)kind);
-            int rc = kind == STORE_KV ? pack(s, j, l, &bytes) : 0;
-            if (rc != 0)
-                return err_set(err, rc, "packing a chunk: %s", err_name(rc));
-            records[n++] = (struct store_record){
-                .layer = l,
-                .kind = (enum store_kind)kind,
-                .bytes = bytes,
-                .n_bytes = (uint32_t)(kind == STORE_KV ? s->kv_bytes : s->hidden_bytes)};
-        }
-    }
-    struct store_chunk c = {.key = store_chunk_key(&j->seq->parent, j->tokens),
-                            .parent = j->seq->parent,
-                            .fingerprint = s->o.fingerprint,
-                            .chunk_idx = (uint32_t)j->chunk_idx,
-                            .records = records,
-                            .n_records = n};
-    memcpy(c.tokens, j->tokens, sizeof c.tokens);
-    int rc = store_append(s->o.store, &c, err);
-    if (rc == 0)
-        j->seq->parent = c.key;
-    return rc;
-}
-
-/* What the writer has appended since its last commit. */
-struct batch {
-    int n;
-    struct save_seq *seq[MAX_UNCOMMITTED];
-    int chunk_idx[MAX_UNCOMMITTED];
-};
-
-/* What was reported committed must not be evicted under a sequence that goes on: its next chunk could
- * never be found.  So the last chunk is pinned, and with it all before it. */
-static void pin_last(struct saver *s, struct save_seq *q)
-{
-    struct store_hit hit = {0};
-    (void)store_pin(s->o.store, &q->parent, &hit);
-    if (q->pin.impl != NULL)
-        store_release(s->o.store, &q->pin, 1);
-    q->pin = hit;
-}
-
-static void commit(struct saver *s, struct batch *b)
-{
-    struct err err = {0};
-    if (b->n == 0)
-        return;
-    int rc = store_commit(s->o.store, &err);
-    if (rc != 0)
-        set_fault(s, rc, &err);
-    for (int i = 0; rc == 0 && i < b->n; i++)
-        pin_last(s, b->seq[i]);
-    pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < b->n; i++) {
-        if (rc == 0)
-            atomic_store(&b->seq[i]->committed,
-                         (long long)(b->chunk_idx[i] + 1) * STORE_CHUNK_TOKENS);
-        else
-            atomic_store(&b->seq[i]->shed, true);
-        drop_ref_locked(b->seq[i]);
-    }
-    s->n_in_flight -= (size_t)b->n;
-    b->n = 0;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-}
-
-/* A chunk that does not fit under the store's cap, or whose parent was evicted meanwhile, ends the
- * saving of its sequence; any other failure is the store's and ends saving. */
-static bool is_of_sequence(int rc)
-{
-    return rc == ERR_LIMIT || rc == ERR_NOT_FOUND;
-}
-
-static void write_job(struct saver *s, struct job *j, struct batch *b)
-{
-    struct err err = {0};
-    int rc = s->fault != 0 || atomic_load(&j->seq->shed) ? ERR_CANCELLED
-                                                         : append(s, j, &err);
-    if (rc != 0 && rc != ERR_CANCELLED && !is_of_sequence(rc))
-        set_fault(s, rc, &err);
-    pthread_mutex_lock(&s->lock);
-    give_buf_locked(s, j->buf);
-    if (rc == 0) {
-        b->seq[b->n] = j->seq;
-        b->chunk_idx[b->n++] = j->chunk_idx;
-    } else {
-        atomic_store(&j->seq->shed, true);
-        drop_ref_locked(j->seq);
-        s->n_in_flight--;
-    }
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-}
-
-static bool next_job(struct saver *s, struct job *j, bool wait)
-{
-    pthread_mutex_lock(&s->lock);
-    while (wait && s->n_jobs == 0 && !s->quit)
-        pthread_cond_wait(&s->changed, &s->lock);
-    bool got = s->n_jobs > 0;
-    if (got) {
-        *j = s->jobs[s->head];
-        s->head = (s->head + 1) % s->n_bufs;
-        s->n_jobs--;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return got;
-}
-
-static void *writer_main(void *arg)
-{
-    struct saver *s = arg;
-    struct batch b = {0};
-    struct job j;
-    for (;;) {
-        if (!next_job(s, &j, b.n == 0)) {
-            if (b.n == 0)
-                return NULL; /* quit, and nothing left */
-            commit(s, &b);   /* caught up */
-            continue;
-        }
-        write_job(s, &j, &b);
-        if (b.n == MAX_UNCOMMITTED)
-            commit(s, &b);
-    }
+    return q == NULL ? SAVE_GOES_ON : (enum save_end)atomic_load(&q->end);
 }
 
 /* --- life cycle ------------------------------------------------------------------------------- */
 
+static void lay_out(const struct saver *s, const struct save_policy *p,
+                    struct save_layout *out)
+{
+    size_t at = round_up(sizeof(struct save_chunk), SAVE_MEMORY_ALIGN);
+    for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
+        for (int kind = 0; kind < STORE_KINDS; kind++) {
+            out->at[l][kind] = at;
+            if (p->kinds[l] & 1u << kind)
+                at += round_up(s->record_bytes[kind], SAVE_MEMORY_ALIGN);
+        }
+    }
+    out->n_bytes = at;
+}
+
 size_t saver_bytes(const struct saver *s)
 {
-    return s->n_bufs * s->buf_bytes + (size_t)s->o.model->cfg.n_layers * s->kv_room;
+    return s->memory.n_bytes + s->packed.bytes;
 }
 
 static void release(struct saver *s)
 {
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
-    mem_unmap(s->mem, saver_bytes(s));
+    save_memory_deinit(&s->memory);
+    buf_free(s->o.model->dev, &s->packed);
     stream_destroy(s->pack_stream);
-    free(s->free_bufs);
-    free(s->jobs);
     free(s);
+}
+
+static int reserve_memory(struct saver *s, struct err *err)
+{
+    const struct model *m = s->o.model;
+    struct save_policy both;
+    struct save_layout full;
+    memset(both.kinds, SAVE_HIDDEN | SAVE_KV, sizeof both.kinds);
+    lay_out(s, &both, &full);
+    /* Of n rows of one sequence, the chunks before the first and after the last full one, too. */
+    size_t least = ((size_t)s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2) * full.n_bytes;
+    size_t bytes = s->o.buffer_bytes > least ? s->o.buffer_bytes : least;
+    size_t smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_HIDDEN];
+    if (s->record_bytes[STORE_KV] < s->record_bytes[STORE_HIDDEN])
+        smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_KV];
+    int rc = save_memory_init(&s->memory, bytes, smallest);
+    if (rc != 0)
+        return err_set(err, rc, "memory for chunks to be saved: %zu bytes", bytes);
+    rc = buf_alloc(m->dev, MEM_HOST, (size_t)m->cfg.n_layers * s->record_bytes[STORE_KV],
+                   &s->packed, err);
+    return rc == 0 ? 0 : err_wrap(err, "memory for one chunk as it is stored");
 }
 
 int saver_create(const struct saver_opts *o, struct saver **out, struct err *err)
@@ -294,31 +112,15 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
                        STORE_MAX_LAYERS, m->cfg.n_layers);
     struct saver *s = xcalloc(1, sizeof *s);
     s->o = *o;
-    s->hidden_bytes = STORE_CHUNK_TOKENS * model_hidden_bytes(m);
-    s->kv_bytes = STORE_CHUNK_TOKENS * model_kv_bytes(m);
-    s->hidden_room = round_up(s->hidden_bytes, STORE_ALIGN);
-    s->kv_room = round_up(s->kv_bytes, STORE_ALIGN);
-    s->buf_bytes = (size_t)m->cfg.n_layers * (s->hidden_room + s->kv_room);
-    /* Of n rows in a batch, a sequence touches at most n / 64 + 2 chunks. */
-    size_t least = (size_t)o->max_batch_rows / STORE_CHUNK_TOKENS +
-                   2 * (size_t)o->max_seqs + 1;
-    s->n_bufs = o->buffer_bytes / s->buf_bytes > least ? o->buffer_bytes / s->buf_bytes
-                                                       : least;
-    s->mem = mem_map(saver_bytes(s));
-    if (s->mem == NULL) {
-        size_t bytes = saver_bytes(s);
-        free(s);
-        return err_set(err, -ENOMEM, "chunk buffers for saving: %zu bytes", bytes);
-    }
-    s->packed = s->mem + s->n_bufs * s->buf_bytes;
-    s->free_bufs = xcalloc(s->n_bufs, sizeof *s->free_bufs);
-    s->jobs = xcalloc(s->n_bufs, sizeof *s->jobs);
-    for (size_t i = s->n_bufs; i-- > 0;)
-        give_buf_locked(s, s->mem + i * s->buf_bytes); /* low addresses are reused first */
+    s->queue_end = &s->queue;
+    s->record_bytes[STORE_HIDDEN] = STORE_CHUNK_TOKENS * model_hidden_bytes(m);
+    s->record_bytes[STORE_KV] = STORE_CHUNK_TOKENS * model_kv_bytes(m);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    int rc = stream_create(m->dev, STREAM_INLINE, &s->pack_stream, err);
-    if (rc == 0 && (rc = pthread_create(&s->writer, NULL, writer_main, s)) != 0)
+    int rc = reserve_memory(s, err);
+    if (rc == 0)
+        rc = stream_create(m->dev, STREAM_INLINE, &s->pack_stream, err);
+    if (rc == 0 && (rc = pthread_create(&s->writer, NULL, save_writer_main, s)) != 0)
         rc = err_set(err, -rc, "the thread that saves: %s", strerror(rc));
     if (rc != 0) {
         release(s);
@@ -337,7 +139,7 @@ void saver_destroy(struct saver *s)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->writer, NULL);
-    CHECK(s->n_free == s->n_bufs);
+    CHECK(s->memory.n_runs == 0);
     release(s);
 }
 
@@ -351,6 +153,19 @@ int saver_flush(struct saver *s, struct err *err)
         *err = s->fault_err;
     pthread_mutex_unlock(&s->lock);
     return rc;
+}
+
+void saver_stats(struct saver *s, struct saver_stats *out)
+{
+    *out = (struct saver_stats){.n_chunks = atomic_load(&s->n_chunks),
+                                .n_shared = atomic_load(&s->n_shared),
+                                .bound_bytes = s->memory.n_bytes};
+    for (int e = 0; e < SAVE_ENDS; e++)
+        out->n_ended[e] = atomic_load(&s->n_ended[e]);
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < s->memory.n_runs; i++)
+        out->used_bytes += s->memory.runs[i].n_bytes;
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* --- one sequence ----------------------------------------------------------------------------- */
@@ -374,6 +189,7 @@ struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
     q->saver = s;
     q->parent = *parent;
     q->policy = *policy;
+    lay_out(s, policy, &q->layout);
     q->first_open = (int)(first_token / STORE_CHUNK_TOKENS);
     q->max_open = s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2;
     q->open = xcalloc((size_t)q->max_open, sizeof *q->open);
@@ -382,13 +198,28 @@ struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
     return q;
 }
 
+void save_drop_ref_locked(struct save_seq *q)
+{
+    if (--q->n_refs > 0)
+        return;
+    if (q->pin.impl != NULL)
+        store_release(q->saver->o.store, &q->pin, 1);
+    free(q->open);
+    free(q);
+}
+
+static void drop_open_locked(struct save_seq *q)
+{
+    for (int i = 0; i < q->n_open; i++)
+        save_memory_give(&q->saver->memory, (const uint8_t *)q->open[i]);
+    q->n_open = 0;
+    pthread_cond_broadcast(&q->saver->changed);
+}
+
 static void drop_open(struct save_seq *q)
 {
     pthread_mutex_lock(&q->saver->lock);
-    for (int i = 0; i < q->n_open; i++)
-        give_buf_locked(q->saver, q->open[i]);
-    q->n_open = 0;
-    pthread_cond_broadcast(&q->saver->changed);
+    drop_open_locked(q);
     pthread_mutex_unlock(&q->saver->lock);
 }
 
@@ -397,10 +228,38 @@ void save_close(struct save_seq *q)
     if (q == NULL)
         return;
     struct saver *s = q->saver;
-    drop_open(q);
     pthread_mutex_lock(&s->lock);
-    drop_ref_locked(q);
+    drop_open_locked(q);
+    save_drop_ref_locked(q);
     pthread_mutex_unlock(&s->lock);
+}
+
+int64_t save_committed_tokens(const struct save_seq *q)
+{
+    return q == NULL ? 0 : (int64_t)atomic_load(&q->committed);
+}
+
+/* --- stage one -------------------------------------------------------------------------------- */
+
+/* Memory for one more chunk.  NULL: *end says why there is none, or, for SAVE_TRY, that the writer
+ * will give some back (SAVE_GOES_ON). */
+static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
+                                     enum save_end *end)
+{
+    struct saver *s = q->saver;
+    struct save_chunk *c;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        c = (struct save_chunk *)(void *)save_memory_take(&s->memory, q->layout.n_bytes);
+        if (c != NULL || how != SAVE_WAIT || s->n_in_flight == 0)
+            break;
+        pthread_cond_wait(&s->changed, &s->lock);
+    }
+    *end = s->n_in_flight == 0 ? SAVE_END_MEMORY
+           : how == SAVE_TRY   ? SAVE_GOES_ON
+                               : SAVE_END_BEHIND;
+    pthread_mutex_unlock(&s->lock);
+    return c;
 }
 
 bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
@@ -408,66 +267,81 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
     if (q == NULL || n == 0)
         return true;
     int last = (int)((pos + n - 1) / STORE_CHUNK_TOKENS);
-    while (!atomic_load(&q->shed) && q->first_open + q->n_open <= last) {
+    while (save_ended(q) == SAVE_GOES_ON && q->first_open + q->n_open <= last) {
+        enum save_end end;
         CHECK(pos / STORE_CHUNK_TOKENS >= q->first_open && q->n_open < q->max_open);
-        uint8_t *buf = take_buf(q->saver, how);
-        if (buf != NULL)
-            q->open[q->n_open++] = buf;
-        else if (how == SAVE_TRY)
+        struct save_chunk *c = take_chunk(q, how, &end);
+        if (c == NULL && end == SAVE_GOES_ON)
             return false;
-        else
-            atomic_store(&q->shed, true);
+        if (c == NULL) {
+            save_end_seq(q, end);
+            break;
+        }
+        c->seq = q;
+        c->chunk_idx = q->first_open + q->n_open;
+        q->open[q->n_open++] = c;
     }
-    if (atomic_load(&q->shed))
+    if (save_ended(q) != SAVE_GOES_ON)
         drop_open(q);
     return true;
 }
 
+/* Rows [first, first + n) of src become rows [row, row + n) of a record. */
 static void copy_rows(uint8_t *record, int64_t row, struct mat src, int64_t first,
                       int64_t n)
 {
     size_t row_bytes = (size_t)src.cols * dtype_bytes(src.dtype);
     const uint8_t *from = (const uint8_t *)src.data;
-    CHECK(src.ld == src.cols);
     memcpy(record + (size_t)row * row_bytes, from + (size_t)first * row_bytes,
            (size_t)n * row_bytes);
 }
 
-void save_rows(struct save_seq *q, int l, int64_t pos, struct mat hidden,
-               struct mat kv_rows)
+static void save_rows(const struct save_part *p, int l, struct mat hidden,
+                      struct mat kv_rows)
 {
-    if (q == NULL || atomic_load(&q->shed))
-        return;
+    struct save_seq *q = p->seq;
     unsigned kinds = q->policy.kinds[l];
-    for (int64_t done = 0; done < hidden.rows;) {
-        int64_t row = (pos + done) % STORE_CHUNK_TOKENS;
-        int64_t n = STORE_CHUNK_TOKENS - row;
-        n = n < hidden.rows - done ? n : hidden.rows - done;
-        int i = (int)((pos + done) / STORE_CHUNK_TOKENS) - q->first_open;
+    for (int64_t done = 0, n; done < p->n_rows; done += n) {
+        int64_t row = (p->pos + done) % STORE_CHUNK_TOKENS;
+        int i = (int)((p->pos + done) / STORE_CHUNK_TOKENS) - q->first_open;
+        n = STORE_CHUNK_TOKENS - row;
+        n = n < p->n_rows - done ? n : p->n_rows - done;
         if (i >= q->n_open)
-            return; /* shed by the writer between save_reserve and here */
+            return; /* nothing was reserved: saving had ended */
         if (kinds & SAVE_HIDDEN)
-            copy_rows(record_of(q->saver, q->open[i], l, STORE_HIDDEN), row, hidden, done,
+            copy_rows(save_record(q->open[i], l, STORE_HIDDEN), row, hidden, p->row + done,
                       n);
         if (kinds & SAVE_KV)
-            copy_rows(record_of(q->saver, q->open[i], l, STORE_KV), row, kv_rows, done, n);
-        done += n;
+            copy_rows(save_record(q->open[i], l, STORE_KV), row, kv_rows, p->row + done, n);
     }
 }
 
+void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hidden,
+                struct mat kv_rows)
+{
+    CHECK(hidden.ld == hidden.cols && kv_rows.ld == kv_rows.cols);
+    for (int i = 0; i < n_parts; i++) {
+        if (parts[i].seq != NULL && save_ended(parts[i].seq) == SAVE_GOES_ON)
+            save_rows(&parts[i], l, hidden, kv_rows);
+    }
+}
+
+/* The first open chunk is full. */
 static void enqueue(struct save_seq *q, const int32_t *tokens)
 {
     struct saver *s = q->saver;
-    int idx = q->first_open;
-    struct job j = {.seq = q, .buf = q->open[0], .chunk_idx = idx};
-    memcpy(j.tokens, tokens + (int64_t)idx * STORE_CHUNK_TOKENS, sizeof j.tokens);
+    struct save_chunk *c = q->open[0];
+    c->next = NULL;
+    memcpy(c->tokens, tokens + (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS,
+           sizeof c->tokens);
     pthread_mutex_lock(&s->lock);
-    CHECK(s->n_jobs < s->n_bufs);
-    s->jobs[(s->head + s->n_jobs++) % s->n_bufs] = j;
+    *s->queue_end = c;
+    s->queue_end = &c->next;
     s->n_in_flight++;
     q->n_refs++;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+    q->first_open++;
     q->n_open--;
     memmove(q->open, q->open + 1, (size_t)q->n_open * sizeof *q->open);
 }
@@ -476,22 +350,10 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
 {
     if (q == NULL)
         return;
-    if (atomic_load(&q->shed)) {
+    if (save_ended(q) != SAVE_GOES_ON) {
         drop_open(q);
         return;
     }
-    while ((int64_t)(q->first_open + 1) * STORE_CHUNK_TOKENS <= n_tokens && q->n_open > 0) {
+    while ((int64_t)(q->first_open + 1) * STORE_CHUNK_TOKENS <= n_tokens && q->n_open > 0)
         enqueue(q, tokens);
-        q->first_open++;
-    }
-}
-
-int64_t save_committed_tokens(const struct save_seq *q)
-{
-    return q == NULL ? 0 : (int64_t)atomic_load(&q->committed);
-}
-
-bool save_is_shed(const struct save_seq *q)
-{
-    return q != NULL && atomic_load(&q->shed);
 }

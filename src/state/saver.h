@@ -1,18 +1,20 @@
 /* saver.h - two-stage saving (HCache §4.2.2): snapshot -> flush -> commit.
  *
- * Stage one runs on the compute thread: the rows that a layer just produced are copied into the
- * sequence's chunk buffers (save_rows), nothing else.  When 64 tokens have passed through every
- * layer the chunk is full and goes to the writer thread (save_advance), stage two: it appends full
+ * Stage one runs on the compute thread: what a layer just produced for the whole batch is copied into
+ * the chunks of its sequences (save_layer), nothing else.  When 64 tokens have passed through every
+ * layer a chunk is full and goes to the writer thread (save_advance), stage two: it appends full
  * chunks from all sequences to the store and commits when it has caught up or enough has gathered.
  *
- *   model_layer --tap--> save_rows   (memcpy)          compute thread
+ *   model_layer --tap--> save_layer   (memcpy)         compute thread
  *   last layer  -------> save_advance -> [queue] --> store_append --> store_commit   writer
  *
- * Memory is bounded by the chunk buffers, reserved at creation: enough for a full batch of every
- * sequence, so that where none is free some are on their way to the store.  Then the saver waits or
- * sheds, as the caller says: prefill may wait, decode must not.  A sequence that was shed, or met
- * a fault, is not saved any further (a chain may have no holes); what was committed stays.  The
- * first fault of the store is reported once, by `warn`, and ends saving for all.
+ * Memory is bounded, whatever the number of sequences: chunks that are being filled (the *tails* of the
+ * living sequences) and chunks on their way to the store share buffer_bytes.  Where none is left the
+ * saver waits or sheds, as the caller says: prefill may wait for the writer, decode must not.
+ *
+ * Saving ends sequence by sequence, with a reason (enum save_end), since a chain may have no holes;
+ * what was committed stays, and a later request that continues the context prefills what is missing
+ * and saves it.  The first fault of the store is reported once, by `warn`, and ends saving for all.
  *
  * Threads: saver_* and save_* belong to the compute thread; the writer is the saver's own. */
 #ifndef STATE_SAVER_H
@@ -39,9 +41,9 @@ struct saver_opts {
     struct store *store;
     const struct model *model;
     struct sha256 fingerprint;
-    size_t buffer_bytes; /* bound on chunk buffers; raised to what one full batch needs */
-    int max_batch_rows;  /* rows of one forward pass at most */
-    int max_seqs;        /* sequences that are saved at once, at most */
+    /* The bound on chunks in memory; raised to what one sequence's batch needs, saving everything. */
+    size_t buffer_bytes;
+    int max_batch_rows;                        /* rows of one forward pass at most */
     void (*warn)(void *arg, const char *text); /* called once, on the writer's thread */
     void *warn_arg;
 };
@@ -50,6 +52,28 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
 /* Writes what is queued, commits, and ends the thread. Sequences must have been closed. */
 void saver_destroy(struct saver *s);
 size_t saver_bytes(const struct saver *s); /* reserved, for the table printed at start */
+
+/* Why a sequence is saved no further. */
+enum save_end {
+    SAVE_GOES_ON,
+    SAVE_END_BEHIND, /* the writer fell behind: all memory for chunks waits for the store */
+    SAVE_END_MEMORY, /* the tails of the living sequences fill the memory for chunks */
+    SAVE_END_CAP,    /* the store is full: its cap, and nothing that may be evicted */
+    SAVE_END_PARENT, /* the chunk that it continues was evicted */
+    SAVE_END_FAULT,  /* the store failed, which ends saving for all */
+    SAVE_ENDS
+};
+const char *save_end_text(enum save_end e); /* says what to do about it */
+
+struct saver_stats {
+    uint64_t n_ended[SAVE_ENDS]; /* sequences, by why their saving ended early */
+    uint64_t n_chunks;           /* committed, of which */
+    uint64_t n_shared; /* this many were in the store already, and were not written */
+    size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and at most */
+};
+void saver_stats(struct saver *s, struct saver_stats *out); /* any thread */
+
+/* --- one sequence --------------------------------------------------------------------------- */
 
 /* Begins saving a sequence from first_token (a multiple of 64) on.  What is before is in the store
  * already (committed tokens count from there); `parent` is the key of its last chunk, or the root.
@@ -60,24 +84,35 @@ struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
 /* What has not become a full chunk is dropped. Chunks in the queue are still written. */
 void save_close(struct save_seq *q);
 
-/* What to do where no buffer is free: */
+/* What to do where there is no memory: */
 enum save_wait {
-    SAVE_TRY,  /* nothing: the caller comes back later */
+    SAVE_TRY, /* nothing, where the writer will give some back: the caller comes back later */
     SAVE_SHED, /* save this sequence no further: what decode does, since it must not wait */
     SAVE_WAIT, /* wait for the writer: what prefill does while nothing decodes beside it */
 };
 /* Room for positions [pos, pos + n): before the forward pass that produces them.  False only for
- * SAVE_TRY where there is none yet. */
+ * SAVE_TRY where there is none yet.  Where none will come, the sequence is shed in any case. */
 bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how);
-/* The rows of layer l for positions [pos, pos + hidden.rows). */
-void save_rows(struct save_seq *q, int l, int64_t pos, struct mat hidden,
-               struct mat kv_rows);
+
+/* A sequence's share of a batch: rows [row, row + n_rows) of its matrices are positions pos, ... */
+struct save_part {
+    struct save_seq *seq; /* NULL: not saved */
+    int64_t pos;
+    int row, n_rows;
+};
+/* The snapshot of layer l: its input `hidden` [n][d] T and its K (before RoPE) and V, kv_rows
+ * [n][2 * kv_dim] T, for the whole batch at once.  Both may be used again when it returns.  Where
+ * device memory is host memory each row is copied once, to where the writer reads it; a device with
+ * memory of its own would copy each matrix once, and leave sorting the rows to the writer. */
+void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hidden,
+                struct mat kv_rows);
 /* All layers have positions up to n_tokens; tokens[0..n_tokens) is the sequence so far. */
 void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens);
 
 /* Tokens that are durable: they survive a crash from now on. Any thread. */
 int64_t save_committed_tokens(const struct save_seq *q);
-bool save_is_shed(const struct save_seq *q);
+/* Any thread. */
+enum save_end save_ended(const struct save_seq *q);
 
 /* The flush barrier: returns when all that was handed over is durable, or failed (its code). */
 int saver_flush(struct saver *s, struct err *err);

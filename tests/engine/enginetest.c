@@ -29,7 +29,7 @@ int et_try_open(struct stack *k, const struct stack_opts *opts, struct err *err)
     o.dtype = o.dtype != NULL ? o.dtype : "f32";
     o.threads = o.threads > 0 ? o.threads : 1;
     o.max_context = o.max_context > 0 ? o.max_context : 1024;
-    o.save_buffer_bytes = o.save_buffer_bytes > 0 ? o.save_buffer_bytes : 1;
+    o.save_buffer_bytes = o.save_buffer_bytes > 0 ? o.save_buffer_bytes : 16 << 20;
     o.staging_bytes = o.staging_bytes > 0 ? o.staging_bytes : 1;
     o.no_profile = true;
     int rc = stack_open(&o, k, err);
@@ -89,6 +89,7 @@ void et_take(struct stack *k, struct seq *s, struct et_run *out)
                            .n_tokens = o->n_generated,
                            .n_cached = o->n_cached,
                            .committed = seq_committed_tokens(s),
+                           .save_end = seq_save_end(s),
                            .restore = o->restore,
                            .plan = o->plan,
                            .err = o->err};

@@ -40,6 +40,7 @@ struct et_run {
     int32_t tokens[ET_MAX_GENERATED];
     int n_tokens, n_cached;
     int64_t committed;
+    enum save_end save_end;
     struct restore_result restore;
     struct plan plan;
     char miss[200];

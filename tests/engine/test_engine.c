@@ -414,9 +414,62 @@ static void small_caps(void **state)
             store_stats(k.store, &stats);
             assert_true(stats.used_bytes <= cap);
             committed = r.committed;
+            assert_int_equal(r.save_end, committed < 384 ? SAVE_END_CAP : SAVE_GOES_ON);
         }
         stack_close(&k);
     }
+}
+
+/* More sequences than the save buffer has room for: each is as if it were alone, some are saved no
+ * further and say why, and when they are asked again they are saved. */
+static void small_save_buffer(void **state)
+{
+    (void)state;
+    enum { N = 24 };
+    static struct et_run ref[N], r;
+    int32_t prompt[N][70];
+    struct stack k;
+    struct seq *s[N];
+    struct et_ask a = {.n_prompt = 70, .max_tokens = 140};
+    et_open(&k, &(struct stack_opts){0});
+    for (int i = 0; i < N; i++) {
+        et_prompt(prompt[i], 70, 100 + (uint64_t)i);
+        a.prompt = prompt[i];
+        assert_int_equal(et_run(&k, &a, &ref[i]), 0);
+    }
+    stack_close(&k);
+    et_open(&k, &(struct stack_opts){
+                    .in_memory = true, .max_sequences = N, .save_buffer_bytes = 1});
+    a.save = "both";
+    int n_shed = 0;
+    for (int i = 0; i < N; i++) {
+        struct err err = {0};
+        a.prompt = prompt[i];
+        struct request q = et_request(&k, &a);
+        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+    }
+    assert_int_equal(engine_run(k.engine, NULL), 0);
+    for (int i = 0; i < N; i++) {
+        et_take(&k, s[i], &r);
+        et_same(&r, &ref[i], "with a small save buffer");
+        n_shed += r.save_end != SAVE_GOES_ON;
+        assert_true(r.save_end == SAVE_GOES_ON || r.save_end == SAVE_END_MEMORY ||
+                    r.save_end == SAVE_END_BEHIND);
+        assert_true(r.save_end != SAVE_GOES_ON || r.committed == 192);
+    }
+    assert_true(n_shed > 0 && n_shed < N);
+    for (int i = 0; i < N; i++) { /* their contexts go on, one by one */
+        int32_t longer[70 + 140 + 1];
+        memcpy(longer, prompt[i], sizeof prompt[i]);
+        memcpy(longer + 70, ref[i].tokens, 140 * sizeof longer[0]);
+        longer[210] = 7;
+        struct et_ask b = {
+            .prompt = longer, .n_prompt = 211, .max_tokens = 1, .save = "both"};
+        assert_int_equal(et_run(&k, &b, &r), 0);
+        assert_int_equal(r.save_end, SAVE_GOES_ON);
+        assert_int_equal(r.committed, 192);
+    }
+    stack_close(&k);
 }
 
 static void other_models_are_a_miss_with_a_reason(void **state)
@@ -456,6 +509,7 @@ int main(void)
         cmocka_unit_test(phases_beside_each_other),
         cmocka_unit_test(saver_changes_nothing),
         cmocka_unit_test(small_caps),
+        cmocka_unit_test(small_save_buffer),
         cmocka_unit_test(other_models_are_a_miss_with_a_reason),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

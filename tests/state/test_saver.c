@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "state/chain.h"
@@ -24,7 +25,6 @@ enum { MAX_TOKENS = 1200, MAX_ROWS = 128, MAX_SEQS = 3 };
 /* --- a saver without an engine: rows are made up ---------------------------------------------- */
 
 struct rig {
-    struct pool *pool;
     struct device *dev;
     struct model *m;
     struct io *io;
@@ -32,6 +32,7 @@ struct rig {
     struct saver *saver;
     struct sha256 fingerprint;
     uint8_t *rows; /* [MAX_ROWS] of the widest matrix */
+    size_t buffer_bytes;
     atomic_int n_warnings;
     char warning[700];
 };
@@ -53,9 +54,8 @@ static void open_saver(struct rig *r, uint64_t cap_bytes)
     struct saver_opts o = {.store = r->store,
                            .model = r->m,
                            .fingerprint = r->fingerprint,
-                           .buffer_bytes = 1,
+                           .buffer_bytes = r->buffer_bytes,
                            .max_batch_rows = MAX_ROWS,
-                           .max_seqs = MAX_SEQS,
                            .warn = warn,
                            .warn_arg = r};
     assert_int_equal(saver_create(&o, &r->saver, &err), 0);
@@ -67,11 +67,11 @@ static void close_saver(struct rig *r)
     store_close(r->store);
 }
 
-static void rig_open(struct rig *r, uint64_t cap_bytes)
+/* buffer_bytes 1: the least that is possible, four chunks. */
+static void rig_open_small(struct rig *r, size_t buffer_bytes, uint64_t cap_bytes)
 {
     struct err err = {0};
-    *r = (struct rig){.fingerprint = {{7}}};
-    r->pool = NULL;
+    *r = (struct rig){.fingerprint = {{7}}, .buffer_bytes = buffer_bytes};
     assert_int_equal(device_open("cpu", NULL, &r->dev, &err), 0);
     struct model_opts mo = {.dev = r->dev, .dtype = "f32", .max_ctx = MAX_TOKENS};
     assert_int_equal(model_open("synth:tiny-gqa", &mo, &r->m, &err), 0);
@@ -79,6 +79,11 @@ static void rig_open(struct rig *r, uint64_t cap_bytes)
                       MAX_ROWS * model_kv_bytes(r->m));
     r->io = et_disk(3, 0);
     open_saver(r, cap_bytes);
+}
+
+static void rig_open(struct rig *r, uint64_t cap_bytes)
+{
+    rig_open_small(r, 16 << 20, cap_bytes);
 }
 
 static void rig_close(struct rig *r)
@@ -149,9 +154,10 @@ static bool line_step(struct line *x, int n, enum save_wait how)
 {
     if (!save_reserve(x->q, x->n, n, how))
         return false;
+    struct save_part part = {x->q, x->n, 0, n};
     for (int l = 0; l < x->r->m->cfg.n_layers; l++)
-        save_rows(x->q, l, x->n, made_up_rows(x, l, STORE_HIDDEN, n),
-                  made_up_rows(x, l, STORE_KV, n));
+        save_layer(&part, 1, l, made_up_rows(x, l, STORE_HIDDEN, n),
+                   made_up_rows(x, l, STORE_KV, n));
     x->n += n;
     save_advance(x->q, x->tokens, x->n);
     return true;
@@ -236,7 +242,7 @@ static void steps_and_policies(void **state)
         line_run(&x, 64 * 3 + 5, steps[i]);
         assert_int_equal(saver_flush(r.saver, NULL), 0);
         assert_int_equal(save_committed_tokens(x.q), 64 * 3);
-        assert_false(save_is_shed(x.q));
+        assert_int_equal(save_ended(x.q), SAVE_GOES_ON);
         line_close(&x);
         check_stored(&r, (uint64_t)i, 3, saves[i]);
     }
@@ -278,7 +284,7 @@ static void flush_is_a_barrier(void **state)
     line_run(&x, 64 * 4, 64); /* goes on, though nothing can be written */
     assert_int_not_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
-    assert_true(save_is_shed(x.q));
+    assert_int_equal(save_ended(x.q), SAVE_END_FAULT);
     assert_int_equal(atomic_load(&r.n_warnings), 1);
     line_close(&x);
     close_saver(&r);
@@ -359,82 +365,125 @@ static void close_while_in_flight(void **state)
     rig_close(&r);
 }
 
-/* Takes every buffer; returns how many, which are the open ones of x[0..2]. */
-static void take_all_buffers(struct line *x)
+/* Opens sequences until their unfinished chunks fill the memory; returns how many. */
+static int fill_memory(struct rig *r, struct line *hog, int max)
 {
-    for (int i = 0; i < MAX_SEQS; i++) {
-        int64_t n = 1;
-        while (n < MAX_ROWS && save_reserve(x[i].q, 0, (int)n, SAVE_TRY))
-            n += 64;
-    }
+    struct saver_stats st;
+    int n = 0;
+    do {
+        line_open(&hog[n], r, 50 + (uint64_t)n, "both", 0);
+        line_step(&hog[n], 1, SAVE_TRY);
+    } while (save_ended(hog[n].q) == SAVE_GOES_ON && ++n < max);
+    assert_true(n < max);
+    line_close(&hog[n]);
+    saver_stats(r->saver, &st);
+    assert_true(st.used_bytes <= st.bound_bytes);
+    assert_int_equal(st.n_ended[SAVE_END_MEMORY], 1);
+    return n;
 }
 
-/* Where no buffer is free and none will come, a decode is shed, and so is who would wait for ever;
- * who only tries is told, and succeeds once there are some. */
-static void shed_when_buffers_run_out(void **state)
+enum { MANY = 32 };
+
+/* However many sequences live, their tails stay within the bound: those that find no room are saved no
+ * further, whoever asks and however, since none would ever come.  The others are, to the end. */
+static void tails_stay_within_the_bound(void **state)
 {
     (void)state;
+    static const enum save_wait hows[] = {SAVE_TRY, SAVE_SHED, SAVE_WAIT};
     struct rig r;
-    struct line hog[2 * MAX_SEQS], x;
-    rig_open(&r, 0);
-    line_open(&x, &r, 40, "both", 0);
-    line_run(&x, 64, 64);
-    for (int i = 0; i < 2 * MAX_SEQS; i++) /* more sequences than were announced */
-        line_open(&hog[i], &r, 50 + (uint64_t)i, "both", 0);
+    struct line hog[MANY], x;
+    struct saver_stats st;
+    rig_open_small(&r, 1, 0);
+    int n = fill_memory(&r, hog, MANY);
+    assert_int_equal(n, 4);
+    for (int i = 0; i < 3; i++) {
+        line_open(&x, &r, 40, "both", 0);
+        while (x.n < 64 * 14) /* goes on for much longer than its window of open chunks */
+            assert_true(line_step(&x, 1 + i * 63, hows[i]));
+        assert_int_equal(save_ended(x.q), SAVE_END_MEMORY);
+        assert_int_equal(save_committed_tokens(x.q), 0);
+        line_close(&x);
+    }
+    saver_stats(r.saver, &st);
+    assert_int_equal(st.n_ended[SAVE_END_MEMORY], 1 + 3);
+    for (int i = 0; i < n;
+         i++) /* one after the other, so that no two need a second chunk */
+        line_run(&hog[i], 64 * 3 - 1, 1);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
-    take_all_buffers(hog);
-    take_all_buffers(hog + MAX_SEQS);
-    assert_false(save_reserve(x.q, x.n, 1, SAVE_TRY));
-    assert_false(save_is_shed(x.q));
-    save_close(hog[0].q);
-    assert_true(save_reserve(x.q, x.n, 1, SAVE_TRY));
-    assert_false(save_is_shed(x.q));
-    line_run(&x, 128,
-             64); /* its buffer goes to the store, comes back, and is taken again: */
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    hog[0].q = NULL;
-    for (int i = 1; i < 2 * MAX_SEQS; i++)
-        for (int64_t n = 1; n < MAX_ROWS && save_reserve(hog[i].q, 0, (int)n, SAVE_TRY);)
-            n += 64;
-    if (save_reserve(x.q, x.n, MAX_ROWS, SAVE_TRY))
-        assert_false(save_is_shed(x.q));
-    else
-        assert_true(save_reserve(x.q, x.n, MAX_ROWS, SAVE_SHED));
-    /* A sequence that was shed goes on for much longer than its window of open chunks. */
-    while (x.n < 128 + 64 * 14)
-        line_step(&x, 1, SAVE_SHED);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    assert_true(save_committed_tokens(x.q) >= 128);
-    assert_int_equal(atomic_load(&r.n_warnings), 0);
-    line_close(&x);
-    for (int i = 0; i < 2 * MAX_SEQS; i++)
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(save_ended(hog[i].q), SAVE_GOES_ON);
+        assert_int_equal(save_committed_tokens(hog[i].q), 128);
         line_close(&hog[i]);
+    }
+    line_open(&x, &r, 40, "both", 0); /* the same context, asked for again, is saved now */
+    line_run(&x, 64 * 2, 64);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_committed_tokens(x.q), 128);
+    line_close(&x);
+    check_stored(&r, 40, 2, "both");
+    saver_stats(r.saver, &st);
+    assert_int_equal(st.used_bytes, 0);
     rig_close(&r);
 }
 
-/* Regression: after shedding, the positions leave the window of open chunks behind. */
-static void a_shed_sequence_goes_on(void **state)
+/* A chunk takes what its policy saves, no more. */
+static void memory_follows_the_policy(void **state)
+{
+    (void)state;
+    static const char *const saves[] = {"both", "kv", "hidden", "--K-"};
+    size_t used[4];
+    struct rig r;
+    rig_open(&r, 0);
+    for (int i = 0; i < 4; i++) {
+        struct line x;
+        struct saver_stats st;
+        line_open(&x, &r, 40, saves[i], 0);
+        line_step(&x, 1, SAVE_TRY);
+        saver_stats(r.saver, &st);
+        used[i] = st.used_bytes;
+        line_close(&x);
+    }
+    size_t head = used[1] + used[2] - used[0]; /* the struct in front, once */
+    size_t layers = (size_t)r.m->cfg.n_layers;
+    assert_true(head < 1024);
+    assert_int_equal(used[1] - head, layers * 64 * row_bytes(&r, STORE_KV));
+    assert_int_equal(used[2] - head, layers * 64 * row_bytes(&r, STORE_HIDDEN));
+    assert_int_equal(used[3] - head, 64 * row_bytes(&r, STORE_KV));
+    rig_close(&r);
+}
+
+/* A writer that falls behind: who only tries is told to come back, and succeeds later; who decodes is
+ * saved no further, with that reason; who may wait, waits. */
+static void shed_when_the_writer_falls_behind(void **state)
 {
     (void)state;
     struct rig r;
-    struct line hog[2 * MAX_SEQS], x;
-    rig_open(&r, 0);
-    for (int i = 0; i < 2 * MAX_SEQS; i++)
-        line_open(&hog[i], &r, 60 + (uint64_t)i, "both", 0);
-    take_all_buffers(hog);
-    take_all_buffers(hog + MAX_SEQS);
-    line_open(&x, &r, 70, "both", 0);
-    while (x.n < 64 * 14)
-        line_step(&x, 1, SAVE_SHED);
-    assert_true(save_is_shed(x.q));
-    assert_int_equal(save_committed_tokens(x.q), 0);
-    line_close(&x);
-    line_open(&x, &r, 71, "both", 0);
-    line_run(&x, 64 * 14, MAX_ROWS); /* would wait, but nothing is in flight */
-    assert_true(save_is_shed(x.q));
-    line_close(&x);
-    for (int i = 0; i < 2 * MAX_SEQS; i++)
-        line_close(&hog[i]);
+    struct line a, b, c;
+    rig_open_small(&r, 1, 0);
+    struct io_sim_fault slow = {
+        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .slow_ns = 20000000};
+    assert_int_equal(io_sim_fault_add(r.io, &slow), 0);
+    line_open(&a, &r, 40, "both", 0);
+    line_open(&b, &r, 41, "both", 0);
+    line_open(&c, &r, 42, "both", 0);
+    line_run(&a, 64 * 4, 64); /* all four chunks are on their way */
+    assert_false(line_step(&b, 1, SAVE_TRY));
+    assert_int_equal(save_ended(b.q), SAVE_GOES_ON);
+    assert_true(line_step(&c, 1, SAVE_SHED));
+    assert_int_equal(save_ended(c.q), SAVE_END_BEHIND);
+    while (!line_step(&b, 1, SAVE_TRY))
+        clock_sleep_ns(1000000);
+    line_run(&b, 64 * 6, 64); /* waits for the writer */
+    io_sim_fault_clear(r.io);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_committed_tokens(a.q), 64 * 4);
+    assert_int_equal(save_committed_tokens(b.q), 64 * 6);
+    assert_int_equal(save_committed_tokens(c.q), 0);
+    assert_int_equal(atomic_load(&r.n_warnings), 0);
+    line_close(&a);
+    line_close(&b);
+    line_close(&c);
+    check_stored(&r, 41, 6, "both");
     rig_close(&r);
 }
 
@@ -461,7 +510,7 @@ static void full_disk(void **state)
         assert_true(err.msg[0] != 0);
         assert_int_equal(atomic_load(&r.n_warnings), 1);
         assert_non_null(strstr(r.warning, "saving stopped, generation goes on"));
-        assert_true(save_is_shed(a.q) && save_is_shed(b.q));
+        assert_true(save_ended(a.q) == SAVE_END_FAULT && save_ended(b.q) == SAVE_END_FAULT);
         assert_int_equal(save_committed_tokens(a.q), 128);
         assert_int_equal(save_committed_tokens(b.q), 0);
         io_sim_fault_clear(r.io);
@@ -476,7 +525,7 @@ static void full_disk(void **state)
     }
 }
 
-/* The cap ends the saving of the sequence that does not fit, without a word: others go on. */
+/* The cap ends the saving of the sequence that does not fit, with its reason: others go on. */
 static void store_cap(void **state)
 {
     (void)state;
@@ -494,7 +543,7 @@ static void store_cap(void **state)
     line_open(&a, &r, 91, "both", 0);
     line_run(&a, 64 * 5, 64);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
-    assert_true(save_is_shed(a.q));
+    assert_int_equal(save_ended(a.q), SAVE_END_CAP);
     assert_int_equal(save_committed_tokens(a.q), 128);
     line_close(&a);
     check_stored(&r, 91, 2, "both");
@@ -561,8 +610,9 @@ int main(void)
         cmocka_unit_test(continues_a_stored_prefix),
         cmocka_unit_test(interleaved_sequences),
         cmocka_unit_test(close_while_in_flight),
-        cmocka_unit_test(shed_when_buffers_run_out),
-        cmocka_unit_test(a_shed_sequence_goes_on),
+        cmocka_unit_test(tails_stay_within_the_bound),
+        cmocka_unit_test(memory_follows_the_policy),
+        cmocka_unit_test(shed_when_the_writer_falls_behind),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(store_cap),
         cmocka_unit_test(living_sequences_keep_what_they_were_told),

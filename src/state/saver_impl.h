@@ -1,0 +1,82 @@
+/* saver_impl.h - what both stages of saving share; private to saver.c and save_writer.c.
+ *
+ * A chunk's memory is one run of save_memory: this struct, then a record per layer and kind that the
+ * sequence's policy names.
+ *
+ *   | struct save_chunk | layer 0: hidden rows | layer 0: K and V rows | layer 1 ...
+ *
+ * It is in one place: its sequence's open chunks (stage one fills it), the queue, or with the writer. */
+#ifndef STATE_SAVER_IMPL_H
+#define STATE_SAVER_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "state/save_memory.h"
+#include "state/saver.h"
+
+struct save_chunk {
+    struct save_chunk *next; /* in the queue */
+    struct save_seq *seq;
+    int chunk_idx;
+    int32_t tokens[STORE_CHUNK_TOKENS];
+};
+
+/* Where a policy's records lie behind the struct. */
+struct save_layout {
+    size_t n_bytes; /* of the whole run */
+    size_t at[STORE_MAX_LAYERS][STORE_KINDS];
+};
+
+struct save_seq {
+    struct saver *saver;
+    struct save_policy policy;
+    struct save_layout layout;
+    int first_open; /* chunk index of open[0] */
+    int n_open, max_open;
+    struct save_chunk **open; /* chunks that are being filled, in order */
+    atomic_llong committed;   /* tokens */
+    atomic_int end;           /* enum save_end */
+    int n_refs; /* the owner, and every chunk in flight; under the saver's lock */
+
+    /* The writer's: */
+    struct sha256 parent; /* of the next chunk to be written */
+    struct store_hit pin; /* the last committed chunk. It stays while it may be continued */
+};
+
+struct saver {
+    struct saver_opts o;
+    size_t record_bytes[STORE_KINDS];
+
+    /* The writer's: */
+    pthread_t writer;
+    struct stream *pack_stream;
+    struct buf packed; /* K and V of one chunk in a block's layout [n_layers][kv record] */
+
+    pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
+    pthread_cond_t changed;
+    struct save_memory memory;
+    struct save_chunk *queue, **queue_end;
+    /* Queued, being written, or written and not committed. Who waits for memory or for a flush waits
+     * for this to fall. */
+    size_t n_in_flight;
+    bool quit;
+    int fault; /* the first code that the store returned; saving is over */
+    struct err fault_err;
+
+    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_shared; /* see struct saver_stats */
+};
+
+static inline uint8_t *save_record(const struct save_chunk *c, int l, enum store_kind kind)
+{
+    return (uint8_t *)(uintptr_t)c + c->seq->layout.at[l][kind];
+}
+
+/* The first reason stays. Any thread. */
+void save_end_seq(struct save_seq *q, enum save_end why);
+void save_drop_ref_locked(struct save_seq *q);
+
+/* The body of the writer's thread: stage two. */
+void *save_writer_main(void *saver);
+
+#endif
