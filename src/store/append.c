@@ -17,9 +17,15 @@ struct draft {
     struct extent *x;
 };
 
+static int n_tokens_of(const struct store_chunk *c)
+{
+    return c->n_tokens != 0 ? c->n_tokens : STORE_CHUNK_TOKENS;
+}
+
 static int chunk_check(const struct store_chunk *c, struct err *err)
 {
     CHECK(c->n_records >= 0 && c->n_records <= CHUNK_MAX_RECORDS);
+    CHECK(c->n_tokens >= 0 && c->n_tokens <= STORE_CHUNK_TOKENS);
     struct store_mask seen = {0};
     for (int i = 0; i < c->n_records; i++) {
         const struct store_record *r = &c->records[i];
@@ -33,7 +39,7 @@ static int chunk_check(const struct store_chunk *c, struct err *err)
     }
     if (c->chunk_idx >= CHUNK_MAX_IDX)
         return err_set(err, ERR_LIMIT, "the context is too long to be stored");
-    struct sha256 key = store_chunk_key(&c->parent, c->tokens);
+    struct sha256 key = store_partial_key(&c->parent, c->tokens, n_tokens_of(c));
     if (memcmp(key.b, c->key.b, sizeof key.b) != 0)
         return err_set(err, ERR_USAGE,
                        "a chunk's key is not the hash of its parent and tokens");
@@ -79,7 +85,9 @@ static struct draft *draft_new(const struct store *s, const struct store_chunk *
     d->h.key = c->key;
     d->h.parent = c->parent;
     d->h.fingerprint = c->fingerprint;
-    memcpy(d->h.tokens, c->tokens, sizeof d->h.tokens);
+    d->h.owner = c->owner;
+    d->h.n_tokens = n_tokens_of(c);
+    memcpy(d->h.tokens, c->tokens, (size_t)d->h.n_tokens * sizeof d->h.tokens[0]);
     return d;
 }
 
@@ -120,9 +128,9 @@ static struct extent *extent_new(struct chunk_header *h)
     return x;
 }
 
-/* [lock, dropped while the index commits] Makes sure that, when it returns 0, there is room under the
- * cap and there are ids that no extent, committed or not, has ever had. */
-static int prepare(struct store *s, uint64_t n_bytes, struct err *err)
+/* [lock, dropped while the index commits] Makes sure that, when it returns 0, there is room in the
+ * owner's quota and under the cap, and there are ids that no extent, committed or not, has ever had. */
+static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes, struct err *err)
 {
     uint64_t n_ids = (uint64_t)s->media->n_devices;
     int rc = 0;
@@ -135,11 +143,13 @@ static int prepare(struct store *s, uint64_t n_bytes, struct err *err)
         if (rc == 0)
             rc = store_make_room(s, n_bytes, err);
     } while (rc == 0 && s->id_limit - s->next_id < n_ids);
-    return rc;
+    /* Last, for it does not drop the lock: nothing comes between it and the reservation. */
+    return rc == 0 ? store_make_owner_room(s, owner_idx, n_bytes, err) : rc;
 }
 
 /* [lock] Reserves space for every draft, or for none. */
-static int drafts_reserve(struct store *s, struct draft **drafts, struct err *err)
+static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **drafts,
+                          struct err *err)
 {
     for (int i = 0; i < s->media->n_devices; i++) {
         struct draft *d = drafts[i];
@@ -153,6 +163,7 @@ static int drafts_reserve(struct store *s, struct draft **drafts, struct err *er
         d->h.id = s->next_id++;
         d->x = extent_new(&d->h);
         s->used_bytes += d->h.n_bytes;
+        s->catalog.owners[owner_idx].used_bytes += d->h.n_bytes;
     }
     return 0;
 }
@@ -178,8 +189,10 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
             continue;
         size_t n_bytes = d->h.n_records * sizeof d->h.records[0];
         d->x->records = memcpy(xmalloc(n_bytes), d->h.records, n_bytes);
+        s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes; /* counted by attach */
         catalog_attach(&s->catalog, n, d->x, NULL);
         s->appended_bytes += d->h.n_bytes;
+        s->pending_bytes += d->h.n_bytes;
         d->x->pending_next = NULL;
         *s->pending_end = d->x;
         s->pending_end = &d->x->pending_next;
@@ -188,11 +201,13 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
 }
 
 /* [lock] Frees the drafts and gives back what they had reserved and not attached. */
-static void drafts_free(struct store *s, struct draft **drafts)
+static void drafts_free(struct store *s, uint16_t owner_idx, struct draft **drafts)
 {
     for (int i = 0; i < s->media->n_devices; i++) {
-        if (drafts[i] != NULL && drafts[i]->x != NULL)
+        if (drafts[i] != NULL && drafts[i]->x != NULL) {
+            s->catalog.owners[owner_idx].used_bytes -= drafts[i]->h.n_bytes;
             store_give_extent(s, drafts[i]->x);
+        }
         free(drafts[i]);
     }
 }
@@ -206,14 +221,16 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
         pthread_cond_wait(&s->writer_left, &s->lock);
     int rc = store_can_save(s, err);
     if (rc == 0) {
-        rc = catalog_add(&s->catalog, &c->key, &c->parent, &c->fingerprint, c->chunk_idx,
-                         &n);
+        struct chunk_id id = {&c->key,  &c->parent,   &c->fingerprint,
+                              c->owner, c->chunk_idx, n_tokens_of(c)};
+        rc = catalog_add(&s->catalog, &id, &n);
         if (rc != 0)
-            err_set(err, rc, "the store holds too many different fingerprints");
+            err_set(err, rc, "the store holds too many different fingerprints or owners");
     }
     if (rc != 0)
         return rc;
     n->has_writer = true;
+    n->doomed = false; /* it is wanted again */
     catalog_settle(&s->catalog, n);
     *out = n;
     return 0;
@@ -222,8 +239,28 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
 static void writer_leave(struct store *s, struct chunk_node *n)
 {
     n->has_writer = false;
-    catalog_settle(&s->catalog, n);
+    if (n->doomed)
+        store_settle_doomed(s, n);
+    else
+        catalog_settle(&s->catalog, n);
     pthread_cond_broadcast(&s->writer_left);
+}
+
+/* [lock] The partial chunk goes once n is committed: at once where it is already. */
+static void supersede(struct store *s, struct chunk_node *n, const struct sha256 *key)
+{
+    if (n->n_pending == 0) {
+        store_drop_superseded(s, key);
+        return;
+    }
+    const struct extent *x = n->extents;
+    while (x->state != EXTENT_PENDING)
+        x = x->next;
+    if ((s->n_supersedes & (s->n_supersedes - 1)) == 0) /* grows at powers of two */
+        s->supersedes = xrealloc(s->supersedes,
+                                 (s->n_supersedes == 0 ? 1 : 2 * s->n_supersedes) *
+                                     sizeof s->supersedes[0]);
+    s->supersedes[s->n_supersedes++] = (struct store_supersede){x, *key};
 }
 
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err)
@@ -243,9 +280,9 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     struct store_mask have = mask_of(n);
     uint64_t n_bytes = drafts_plan(s, chunk, &have, drafts);
     if (n_bytes > 0) {
-        rc = prepare(s, n_bytes, err);
+        rc = prepare(s, n->owner_idx, n_bytes, err);
         if (rc == 0)
-            rc = drafts_reserve(s, drafts, err);
+            rc = drafts_reserve(s, n->owner_idx, drafts, err);
         pthread_mutex_unlock(&s->lock);
         if (rc == 0)
             rc = drafts_write(s, drafts, err);
@@ -257,7 +294,9 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     }
     if (rc == 0)
         store_touch_node(s, n);
-    drafts_free(s, drafts);
+    if (rc == 0 && chunk->supersedes != NULL)
+        supersede(s, n, chunk->supersedes);
+    drafts_free(s, n->owner_idx, drafts);
     writer_leave(s, n);
     pthread_mutex_unlock(&s->lock);
     return rc;

@@ -2,7 +2,8 @@
  *
  * Invariants: 1. n->mask is the union of the masks of n's LIVE extents, and n_live, n_pending count
  * them.  2. n_children counts the nodes whose parent is n.  3. n is in the heap exactly when it may
- * be evicted.  4. A node that nothing needs does not exist. */
+ * be evicted: in that of its owner.  4. A node that nothing needs does not exist.  5. An owner's
+ * used_bytes are those of the extents on its nodes. */
 #include "store/catalog.h"
 
 #include <stdlib.h>
@@ -31,68 +32,89 @@ void catalog_deinit(struct catalog *c)
             free(n);
         }
     }
+    for (uint32_t i = 0; i < c->n_owners; i++)
+        free(c->owners[i].heap);
+    free(c->owners);
+    free(c->owner_slots);
+    free(c->pins);
     free(c->buckets);
-    free(c->heap);
     free(c->fingerprints);
     *c = (struct catalog){0};
 }
 
-/* --- the heap: the smallest tick on top ------------------------------------------------------- */
+/* --- the heaps: who goes first on top --------------------------------------------------------- */
 
-static void heap_put(struct catalog *c, uint32_t at, struct chunk_node *n)
+static bool goes_before(const struct chunk_node *a, const struct chunk_node *b)
 {
-    c->heap[at] = n;
+    bool a_pinned = a->pin_at != 0, b_pinned = b->pin_at != 0;
+    return a_pinned != b_pinned ? b_pinned : a->tick < b->tick;
+}
+
+static void heap_put(struct catalog_owner *o, uint32_t at, struct chunk_node *n)
+{
+    o->heap[at] = n;
     n->heap_at = at + 1;
 }
 
-static void heap_up(struct catalog *c, uint32_t at)
+static void heap_up(struct catalog_owner *o, uint32_t at)
 {
-    struct chunk_node *n = c->heap[at];
-    while (at > 0 && c->heap[(at - 1) / 2]->tick > n->tick) {
-        heap_put(c, at, c->heap[(at - 1) / 2]);
+    struct chunk_node *n = o->heap[at];
+    while (at > 0 && goes_before(n, o->heap[(at - 1) / 2])) {
+        heap_put(o, at, o->heap[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
-    heap_put(c, at, n);
+    heap_put(o, at, n);
 }
 
-static void heap_down(struct catalog *c, uint32_t at)
+static void heap_down(struct catalog_owner *o, uint32_t at)
 {
-    struct chunk_node *n = c->heap[at];
+    struct chunk_node *n = o->heap[at];
     for (;;) {
         uint32_t child = 2 * at + 1;
-        if (child >= c->n_heap)
+        if (child >= o->n_heap)
             break;
-        if (child + 1 < c->n_heap && c->heap[child + 1]->tick < c->heap[child]->tick)
+        if (child + 1 < o->n_heap && goes_before(o->heap[child + 1], o->heap[child]))
             child++;
-        if (c->heap[child]->tick >= n->tick)
+        if (!goes_before(o->heap[child], n))
             break;
-        heap_put(c, at, c->heap[child]);
+        heap_put(o, at, o->heap[child]);
         at = child;
     }
-    heap_put(c, at, n);
+    heap_put(o, at, n);
+}
+
+/* n's order has changed. */
+static void heap_move(struct catalog *c, struct chunk_node *n)
+{
+    if (n->heap_at == 0)
+        return;
+    struct catalog_owner *o = &c->owners[n->owner_idx];
+    heap_up(o, n->heap_at - 1);
+    heap_down(o, n->heap_at - 1);
 }
 
 static void heap_add(struct catalog *c, struct chunk_node *n)
 {
-    if (c->n_heap == c->max_heap) {
-        c->max_heap = c->max_heap == 0 ? 64 : 2 * c->max_heap;
-        c->heap = xrealloc(c->heap, c->max_heap * sizeof c->heap[0]);
+    struct catalog_owner *o = &c->owners[n->owner_idx];
+    if (o->n_heap == o->max_heap) {
+        o->max_heap = o->max_heap == 0 ? 64 : 2 * o->max_heap;
+        o->heap = xrealloc(o->heap, o->max_heap * sizeof o->heap[0]);
     }
-    c->heap[c->n_heap] = n;
-    heap_up(c, c->n_heap++);
+    o->heap[o->n_heap] = n;
+    heap_up(o, o->n_heap++);
 }
 
 static void heap_remove(struct catalog *c, struct chunk_node *n)
 {
+    struct catalog_owner *o = &c->owners[n->owner_idx];
     uint32_t at = n->heap_at - 1;
-    CHECK(at < c->n_heap && c->heap[at] == n);
+    CHECK(at < o->n_heap && o->heap[at] == n);
     n->heap_at = 0;
-    struct chunk_node *last = c->heap[--c->n_heap];
+    struct chunk_node *last = o->heap[--o->n_heap];
     if (last == n)
         return;
-    heap_put(c, at, last);
-    heap_up(c, at);
-    heap_down(c, last->heap_at - 1);
+    heap_put(o, at, last);
+    heap_move(c, last);
 }
 
 /* --- nodes ------------------------------------------------------------------------------------ */
@@ -139,6 +161,13 @@ static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)
     return n;
 }
 
+/* Whether it has a place in the tree of parents. A lasting pin alone gives it none, or a pinned chunk
+ * that is gone would keep its parents from being evicted. */
+static bool is_in_tree(const struct chunk_node *n)
+{
+    return n->extents != NULL || n->n_children > 0 || n->n_pins > 0 || n->has_writer;
+}
+
 static bool evictable(const struct chunk_node *n)
 {
     return n->n_live > 0 && n->n_pending == 0 && n->n_children == 0 && n->n_pins == 0 &&
@@ -163,10 +192,12 @@ void catalog_settle(struct catalog *c, struct chunk_node *n)
             heap_add(c, n);
         else if (!evictable(n) && n->heap_at != 0)
             heap_remove(c, n);
-        if (n->extents != NULL || n->n_children > 0 || n->n_pins > 0 || n->has_writer)
+        if (is_in_tree(n))
             return;
         struct chunk_node *parent = n->parent;
-        node_free(c, n);
+        n->parent = NULL;
+        if (n->pin_at == 0)
+            node_free(c, n);
         n = parent;
         if (n != NULL) {
             CHECK(n->n_children > 0);
@@ -192,31 +223,102 @@ static int fingerprint_find(struct catalog *c, const struct sha256 *value, uint1
     return 0;
 }
 
-int catalog_add(struct catalog *c, const struct sha256 *key, const struct sha256 *parent,
-                const struct sha256 *fingerprint, uint32_t chunk_idx,
-                struct chunk_node **out)
+/* --- owners ----------------------------------------------------------------------------------- */
+
+static uint32_t *owner_slot(struct catalog *c, uint64_t tag)
 {
-    uint16_t fingerprint_idx;
-    int rc = fingerprint_find(c, fingerprint, &fingerprint_idx);
+    uint64_t at = (tag * 0x9e3779b97f4a7c15u) >> 32;
+    for (;; at++) {
+        uint32_t *slot = &c->owner_slots[at & (c->n_owner_slots - 1)];
+        if (*slot == 0 || c->owners[*slot - 1].tag == tag)
+            return slot;
+    }
+}
+
+static void owner_slots_grow(struct catalog *c)
+{
+    free(c->owner_slots);
+    c->n_owner_slots = c->n_owner_slots == 0 ? 64 : 2 * c->n_owner_slots;
+    c->owner_slots = xcalloc(c->n_owner_slots, sizeof c->owner_slots[0]);
+    for (uint32_t i = 0; i < c->n_owners; i++)
+        *owner_slot(c, c->owners[i].tag) = i + 1;
+}
+
+int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx)
+{
+    if (2 * c->n_owners >= c->n_owner_slots)
+        owner_slots_grow(c);
+    uint32_t *slot = owner_slot(c, tag);
+    if (*slot == 0) {
+        if (c->n_owners == UINT16_MAX)
+            return ERR_LIMIT;
+        if ((c->n_owners & (c->n_owners - 1)) == 0) /* grows at powers of two */
+            c->owners = xrealloc(c->owners, (c->n_owners == 0 ? 1 : 2 * c->n_owners) *
+                                                sizeof c->owners[0]);
+        c->owners[c->n_owners] = (struct catalog_owner){.tag = tag};
+        *slot = ++c->n_owners;
+    }
+    *idx = (uint16_t)(*slot - 1);
+    return 0;
+}
+
+int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node **out)
+{
+    uint16_t fingerprint_idx, owner_idx;
+    int rc = fingerprint_find(c, id->fingerprint, &fingerprint_idx);
+    if (rc == 0)
+        rc = catalog_owner(c, id->owner, &owner_idx);
     if (rc != 0)
         return rc;
-    struct chunk_node *n = catalog_find(c, key);
+    struct chunk_node *n = catalog_find(c, id->key);
     if (n == NULL)
-        n = node_new(c, key);
+        n = node_new(c, id->key);
     if (n->parent == NULL) {
-        struct chunk_node *p = catalog_find(c, parent);
+        struct chunk_node *p = catalog_find(c, id->parent);
         if (p == NULL)
-            p = node_new(c, parent);
+            p = node_new(c, id->parent);
         p->n_children++;
         n->parent = p;
         catalog_settle(c, p);
     }
     if (n->extents == NULL) { /* was only a name: what it is comes from its first extent */
-        n->chunk_idx = chunk_idx;
+        n->chunk_idx = id->chunk_idx;
+        n->n_tokens = (uint8_t)id->n_tokens;
         n->fingerprint_idx = fingerprint_idx;
+        n->owner_idx = owner_idx;
     }
     *out = n;
     return 0;
+}
+
+/* --- lasting pins ----------------------------------------------------------------------------- */
+
+void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall_s)
+{
+    struct chunk_node *n = catalog_find(c, key);
+    if (n == NULL)
+        n = node_new(c, key);
+    if (n->pin_at == 0) {
+        if ((c->n_pins & (c->n_pins - 1)) == 0) /* grows at powers of two */
+            c->pins = xrealloc(c->pins,
+                               (c->n_pins == 0 ? 1 : 2 * c->n_pins) * sizeof c->pins[0]);
+        c->pins[c->n_pins].node = n;
+        n->pin_at = ++c->n_pins;
+    }
+    c->pins[n->pin_at - 1].until_wall_s = until_wall_s;
+    heap_move(c, n);
+}
+
+void catalog_unpin(struct catalog *c, struct chunk_node *n)
+{
+    if (n->pin_at == 0)
+        return;
+    struct catalog_pin *last = &c->pins[--c->n_pins];
+    c->pins[n->pin_at - 1] = *last;
+    last->node->pin_at = n->pin_at;
+    n->pin_at = 0;
+    heap_move(c, n);
+    catalog_settle(c, n);
 }
 
 /* --- extents ---------------------------------------------------------------------------------- */
@@ -235,7 +337,9 @@ static void node_gains(struct catalog *c, struct chunk_node *n,
     c->n_live++;
     if (n->n_live++ == 0) {
         c->n_chunks++;
+        c->n_partial += n->n_tokens < STORE_CHUNK_TOKENS;
         c->fingerprints[n->fingerprint_idx].n_nodes++;
+        c->owners[n->owner_idx].n_chunks++;
     }
 }
 
@@ -245,7 +349,9 @@ static void node_loses(struct catalog *c, struct chunk_node *n)
     c->n_live--;
     if (--n->n_live == 0) {
         c->n_chunks--;
+        c->n_partial -= n->n_tokens < STORE_CHUNK_TOKENS;
         c->fingerprints[n->fingerprint_idx].n_nodes--;
+        c->owners[n->owner_idx].n_chunks--;
     }
 }
 
@@ -256,6 +362,7 @@ void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
     x->node = n;
     x->next = n->extents;
     n->extents = x;
+    c->owners[n->owner_idx].used_bytes += extent_bytes(x);
     if (x->state == EXTENT_LIVE)
         node_gains(c, n, mask);
     else
@@ -281,6 +388,7 @@ void catalog_detach(struct catalog *c, struct extent *x)
     while (*p != x)
         p = &(*p)->next;
     *p = x->next;
+    c->owners[n->owner_idx].used_bytes -= extent_bytes(x);
     if (x->state == EXTENT_PENDING) {
         CHECK(n->n_pending > 0);
         n->n_pending--;
@@ -316,8 +424,7 @@ void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
         return;
     n->tick = tick;
     n->used_wall_s = wall_s;
-    if (n->heap_at != 0)
-        heap_down(c, n->heap_at - 1);
+    heap_move(c, n);
     if (tick > c->tick)
         c->tick = tick;
 }
@@ -327,9 +434,21 @@ void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s)
     catalog_used_at(c, n, c->tick + 1, wall_s);
 }
 
+struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx)
+{
+    const struct catalog_owner *o = &c->owners[owner_idx];
+    return o->n_heap > 0 ? o->heap[0] : NULL;
+}
+
 struct chunk_node *catalog_victim(const struct catalog *c)
 {
-    return c->n_heap > 0 ? c->heap[0] : NULL;
+    struct chunk_node *victim = NULL;
+    for (uint32_t i = 0; i < c->n_owners; i++) {
+        struct chunk_node *n = catalog_victim_of(c, (uint16_t)i);
+        if (n != NULL && (victim == NULL || goes_before(n, victim)))
+            victim = n;
+    }
+    return victim;
 }
 
 bool catalog_knows(const struct catalog *c, const struct sha256 *fingerprint)
@@ -355,35 +474,65 @@ uint64_t catalog_bytes(const struct catalog *c)
 
 static bool node_audit(const struct catalog *c, const struct chunk_node *n)
 {
-    uint32_t n_live = 0, n_pending = 0, n_all = 0;
-    for (const struct extent *x = n->extents; x != NULL; x = x->next, n_all++) {
+    uint32_t n_live = 0, n_pending = 0;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next) {
         n_live += x->state == EXTENT_LIVE;
         n_pending += x->state == EXTENT_PENDING;
         if (x->node != n || x->state == EXTENT_FREEING)
             return false;
     }
-    bool needed = n_all > 0 || n->n_children > 0 || n->n_pins > 0 || n->has_writer;
-    bool in_heap = n->heap_at > 0 && n->heap_at <= c->n_heap &&
-                   c->heap[n->heap_at - 1] == n;
-    return n_live == n->n_live && n_pending == n->n_pending && needed &&
+    bool in_heap = false;
+    if (n->heap_at > 0) {
+        const struct catalog_owner *o = &c->owners[n->owner_idx];
+        in_heap = n->heap_at <= o->n_heap && o->heap[n->heap_at - 1] == n;
+    }
+    bool pin_good = n->pin_at == 0 ||
+                    (n->pin_at <= c->n_pins && c->pins[n->pin_at - 1].node == n);
+    bool needed = is_in_tree(n) || (n->pin_at != 0 && n->parent == NULL);
+    return n_live == n->n_live && n_pending == n->n_pending && needed && pin_good &&
            in_heap == evictable(n) && (n->heap_at != 0) == in_heap;
+}
+
+/* Chunks and bytes of each owner, and its heap. */
+static bool owners_audit(const struct catalog *c)
+{
+    bool good = true;
+    uint64_t *bytes = xcalloc(c->n_owners + 1, sizeof bytes[0]);
+    uint64_t *chunks = xcalloc(c->n_owners + 1, sizeof chunks[0]);
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        for (const struct chunk_node *n = c->buckets[i]; n != NULL; n = n->next) {
+            for (const struct extent *x = n->extents; x != NULL; x = x->next)
+                bytes[n->owner_idx] += extent_bytes(x);
+            if (n->n_live > 0)
+                chunks[n->owner_idx]++;
+        }
+    for (uint32_t i = 0; i < c->n_owners; i++) {
+        const struct catalog_owner *o = &c->owners[i];
+        good = good && bytes[i] == o->used_bytes && chunks[i] == o->n_chunks;
+        for (uint32_t j = 1; j < o->n_heap; j++)
+            good = good && !goes_before(o->heap[j], o->heap[(j - 1) / 2]);
+    }
+    free(bytes);
+    free(chunks);
+    return good;
 }
 
 bool catalog_audit(const struct catalog *c)
 {
-    uint64_t n_nodes = 0, n_chunks = 0, n_children = 0, n_with_parent = 0;
+    uint64_t n_nodes = 0, n_chunks = 0, n_partial = 0, n_children = 0, n_with_parent = 0;
+    uint32_t n_pins = 0;
     for (uint64_t i = 0; i < c->n_buckets; i++) {
         for (const struct chunk_node *n = c->buckets[i]; n != NULL; n = n->next) {
             if (!node_audit(c, n))
                 return false;
             n_nodes++;
             n_chunks += n->n_live > 0;
+            n_partial += n->n_live > 0 && n->n_tokens < STORE_CHUNK_TOKENS;
             n_children += n->n_children;
             n_with_parent += n->parent != NULL;
+            n_pins += n->pin_at != 0;
         }
     }
-    for (uint32_t i = 1; i < c->n_heap; i++)
-        if (c->heap[(i - 1) / 2]->tick > c->heap[i]->tick)
-            return false;
-    return n_nodes == c->n_nodes && n_chunks == c->n_chunks && n_children == n_with_parent;
+    return n_nodes == c->n_nodes && n_chunks == c->n_chunks && n_partial == c->n_partial &&
+           n_children == n_with_parent && n_pins == c->n_pins && owners_audit(c);
 }

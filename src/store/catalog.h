@@ -3,11 +3,12 @@
  *
  * A *node* stands for a key.  It may have extents, or be only a name: the root of a context, or a
  * parent whose data is gone (a hole).  A node without extents, children, pins or a writer is freed.
+ * A *lasting pin* (store_pin_until) keeps a node, and puts it behind all that have none.
  * Only leaves are evicted, so a stored chunk's parent is normally stored; where it is not, the chunk
  * is merely unreachable until the parent is stored again, since keys hash their whole past.
  *
- * Use is ordered by `tick`, a counter; the evictable nodes are a heap by tick.  About 250 bytes a
- * chunk on one device. */
+ * Use is ordered by `tick`, a counter; the evictable nodes of an owner are a heap by (lasting pin,
+ * tick).  About 250 bytes a chunk on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
@@ -20,6 +21,8 @@ enum extent_state {
     EXTENT_FREEING, /* off its node; its space is free once the index has let go of it */
 };
 
+/* chunk_node.heap_at and pin_at: 1 + a position; 0: none. */
+
 struct extent {
     struct extent *next;          /* on the node, or in the list of those being freed */
     struct extent *pending_next;  /* in the list of those to be committed */
@@ -31,7 +34,9 @@ struct extent {
     uint32_t n_blocks;
     uint16_t n_records;
     uint8_t device;
-    uint8_t state;
+    uint8_t state : 7;
+    uint8_t
+        wipe : 1; /* FREEING: its bytes must be gone before its space is free (store_erase) */
 };
 
 struct chunk_node {
@@ -43,12 +48,15 @@ struct chunk_node {
     uint64_t tick;
     uint32_t used_wall_s;
     uint32_t n_children, n_pins;
-    uint32_t heap_at; /* 1 + position in the heap; 0: not evictable */
+    uint32_t heap_at; /* 0: not evictable */
+    uint32_t pin_at;  /* 0: no lasting pin */
     uint32_t chunk_idx;
-    uint16_t fingerprint_idx;
     uint32_t n_live, n_pending;
-    bool has_writer; /* an append of this key is under way */
-    bool reachable;  /* gc's mark */
+    uint16_t fingerprint_idx, owner_idx;
+    uint8_t n_tokens;
+    bool has_writer : 1; /* an append of this key is under way */
+    bool reachable : 1;  /* gc's mark */
+    bool doomed : 1;     /* erased while in use: missing, and wiped when it is free */
 };
 
 struct catalog_fingerprint {
@@ -56,16 +64,43 @@ struct catalog_fingerprint {
     uint64_t n_nodes; /* with live extents */
 };
 
+struct catalog_owner {
+    uint64_t tag; /* store_owner */
+    uint64_t used_bytes;
+    uint64_t quota_bytes; /* 0: the store's default */
+    uint64_t n_chunks;
+    struct chunk_node **heap;
+    uint32_t n_heap, max_heap;
+};
+
+struct catalog_pin {
+    struct chunk_node *node;
+    int64_t until_wall_s;
+};
+
 struct catalog {
     struct chunk_node **buckets;
     uint64_t n_buckets, n_nodes;
-    uint64_t n_chunks; /* nodes with live extents */
-    uint64_t n_live;   /* live extents */
-    struct chunk_node **heap;
-    uint32_t n_heap, max_heap;
+    uint64_t n_chunks;  /* nodes with live extents */
+    uint64_t n_partial; /* of them, with fewer than STORE_CHUNK_TOKENS tokens */
+    uint64_t n_live;    /* live extents */
     struct catalog_fingerprint *fingerprints;
     uint32_t n_fingerprints;
+    struct catalog_owner *owners;
+    uint32_t n_owners;
+    uint32_t *owner_slots; /* open addressing: 1 + index by tag; a power of two of them */
+    uint32_t n_owner_slots;
+    struct catalog_pin *pins;
+    uint32_t n_pins;
     uint64_t tick;
+};
+
+/* What a node is called and stands for. */
+struct chunk_id {
+    const struct sha256 *key, *parent, *fingerprint;
+    uint64_t owner;
+    uint32_t chunk_idx;
+    int n_tokens;
 };
 
 void catalog_init(struct catalog *c);
@@ -79,10 +114,15 @@ static inline uint64_t extent_bytes(const struct extent *x)
 
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);
 /* Finds or adds the node of a key, and links it to its parent's node, which is added too where it
- * is missing. ERR_LIMIT after 65,535 different fingerprints. */
-int catalog_add(struct catalog *c, const struct sha256 *key, const struct sha256 *parent,
-                const struct sha256 *fingerprint, uint32_t chunk_idx,
-                struct chunk_node **out);
+ * is missing. ERR_LIMIT after 65,535 different fingerprints, or as many owners. */
+int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node **out);
+/* Finds or adds the place of an owner; ERR_LIMIT likewise. */
+int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx);
+
+/* A lasting pin of a key, stored or not; a second one replaces the first. */
+void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall_s);
+/* Ends the node's lasting pin, if it has one; the node may be gone afterwards. */
+void catalog_unpin(struct catalog *c, struct chunk_node *n);
 
 /* Puts an extent (state PENDING or LIVE, records loaded or `mask` given) on its node. */
 void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
@@ -102,8 +142,10 @@ void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
                      uint32_t wall_s);
 /* After n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
 void catalog_settle(struct catalog *c, struct chunk_node *n);
-/* The least recently used leaf, or NULL. */
+/* The least recently used leaf, of all or of one owner, those with a lasting pin last; NULL where
+ * nothing can be evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
+struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx);
 
 /* Whether any live chunk has this fingerprint. */
 bool catalog_knows(const struct catalog *c, const struct sha256 *fingerprint);

@@ -28,11 +28,13 @@ enum { /* byte offsets; docs/STORE_FORMAT.md has the same table */
        H_PARENT = 112,
        H_FINGERPRINT = 144,
        H_TOKENS = 176,
+       H_OWNER = 432,
        H_TABLE = 512,
 };
-#define FORMAT_VERSION 1
+#define FORMAT_VERSION 2
 
-_Static_assert(H_TOKENS + 4 * STORE_CHUNK_TOKENS <= H_TABLE, "tokens end before the table");
+_Static_assert(H_TOKENS + 4 * STORE_CHUNK_TOKENS <= H_OWNER && H_OWNER + 8 <= H_TABLE,
+               "tokens and owner end before the table");
 _Static_assert(H_TABLE + CHUNK_MAX_RECORDS * CHUNK_RECORD_CODE <= CHUNK_HEADER_BYTES,
                "all records of a chunk fit one header");
 
@@ -106,10 +108,11 @@ static uint64_t header_checksum(const uint8_t in[CHUNK_HEADER_BYTES])
 void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_BYTES])
 {
     CHECK(h->offset % STORE_ALIGN == 0 && h->n_bytes % STORE_ALIGN == 0);
+    CHECK(h->n_tokens >= 1 && h->n_tokens <= STORE_CHUNK_TOKENS);
     memset(out, 0, CHUNK_HEADER_BYTES);
     memcpy(out, magic, sizeof magic);
     put_u32(out + H_VERSION, FORMAT_VERSION);
-    put_u32(out + H_TOKENS_N, STORE_CHUNK_TOKENS);
+    put_u32(out + H_TOKENS_N, (uint32_t)h->n_tokens);
     memcpy(out + H_UUID, h->uuid, sizeof h->uuid);
     put_u64(out + H_ID, h->id);
     put_u64(out + H_BYTES, h->n_bytes);
@@ -121,8 +124,9 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
     memcpy(out + H_KEY, h->key.b, sizeof h->key.b);
     memcpy(out + H_PARENT, h->parent.b, sizeof h->parent.b);
     memcpy(out + H_FINGERPRINT, h->fingerprint.b, sizeof h->fingerprint.b);
-    for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
+    for (int i = 0; i < h->n_tokens; i++)
         put_u32(out + H_TOKENS + 4 * i, (uint32_t)h->tokens[i]);
+    put_u64(out + H_OWNER, h->owner);
     chunk_table_encode(h->records, h->n_records, out + H_TABLE);
     put_u64(out + H_CHECKSUM, header_checksum(out));
 }
@@ -133,7 +137,7 @@ static int header_check(const struct chunk_header *h, struct err *err)
     if (h->chunk_idx >= CHUNK_MAX_IDX || h->offset % STORE_ALIGN != 0 ||
         h->device >= STORE_MAX_DEVICES)
         return err_set(err, ERR_CORRUPT, "an extent header has a field out of range");
-    struct sha256 key = store_chunk_key(&h->parent, h->tokens);
+    struct sha256 key = store_partial_key(&h->parent, h->tokens, h->n_tokens);
     if (memcmp(key.b, h->key.b, sizeof key.b) != 0)
         return err_set(err, ERR_CORRUPT, "an extent's key is not the hash of its tokens");
     return 0;
@@ -146,10 +150,11 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
         return err_set(err, ERR_FORMAT, "no extent header here");
     if (get_u64(in + H_CHECKSUM) != header_checksum(in))
         return err_set(err, ERR_CORRUPT, "an extent header's checksum does not hold");
-    if (get_u32(in + H_VERSION) != FORMAT_VERSION)
+    uint32_t version = get_u32(in + H_VERSION), n_tokens = get_u32(in + H_TOKENS_N);
+    if (version < 1 || version > FORMAT_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
-                       "an extent has format version %u; this build knows %d",
-                       get_u32(in + H_VERSION), FORMAT_VERSION);
+                       "an extent has format version %u; this build knows 1 to %d", version,
+                       FORMAT_VERSION);
     memcpy(out->uuid, in + H_UUID, sizeof out->uuid);
     out->id = get_u64(in + H_ID);
     out->n_bytes = get_u64(in + H_BYTES);
@@ -161,11 +166,13 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     memcpy(out->key.b, in + H_KEY, sizeof out->key.b);
     memcpy(out->parent.b, in + H_PARENT, sizeof out->parent.b);
     memcpy(out->fingerprint.b, in + H_FINGERPRINT, sizeof out->fingerprint.b);
+    if (n_tokens < 1 || n_tokens > STORE_CHUNK_TOKENS ||
+        (version == 1 && n_tokens != STORE_CHUNK_TOKENS))
+        return err_set(err, ERR_CORRUPT, "an extent header has %u tokens", n_tokens);
+    out->n_tokens = (int)n_tokens;
     for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
         out->tokens[i] = (int32_t)get_u32(in + H_TOKENS + 4 * i);
-    if (get_u32(in + H_TOKENS_N) != STORE_CHUNK_TOKENS)
-        return err_set(err, ERR_CORRUPT, "an extent header has %u tokens",
-                       get_u32(in + H_TOKENS_N));
+    out->owner = version == 1 ? 0 : get_u64(in + H_OWNER);
     if (chunk_table_decode(in + H_TABLE, out->n_records, out->n_bytes, out->records) != 0 &&
         !store_has_bug(STORE_BUG_NO_BOUND))
         return err_set(err, ERR_CORRUPT,

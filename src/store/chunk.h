@@ -41,7 +41,9 @@ struct chunk_header {
     uint16_t device;
     uint16_t n_records;
     struct sha256 key, parent, fingerprint;
-    int32_t tokens[STORE_CHUNK_TOKENS];
+    uint64_t owner;
+    int n_tokens;                       /* 1 to STORE_CHUNK_TOKENS */
+    int32_t tokens[STORE_CHUNK_TOKENS]; /* those behind n_tokens are 0 */
     struct chunk_record records[CHUNK_MAX_RECORDS];
 };
 
@@ -60,6 +62,7 @@ void chunk_table_encode(const struct chunk_record *records, int n, uint8_t *out)
 int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
                        struct chunk_record *out);
 
+/* Writes the current version; decoding knows version 1 too (64 tokens, no owner). */
 void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_BYTES]);
 
 /* ERR_FORMAT: not a header at all (no magic); ERR_CORRUPT: one that does not hold;

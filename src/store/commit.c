@@ -26,6 +26,8 @@ struct batch {
     struct extent *freeing;
     struct store_touch *touched;
     uint32_t n_touched;
+    struct store_pin_change *pin_changes;
+    uint32_t n_pin_changes;
     uint64_t id_limit; /* as this commit makes it durable */
 };
 
@@ -54,6 +56,8 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
         .device = x->device,
         .n_records = x->n_records,
         .mask = chunk_mask(x->records, x->n_records),
+        .owner = s->catalog.owners[n->owner_idx].tag,
+        .n_tokens = n->n_tokens,
         .tick = n->tick,
         .used_wall_s = n->used_wall_s,
     };
@@ -65,10 +69,14 @@ static void batch_take(struct store *s, unsigned what, struct batch *b)
     *b = (struct batch){.freeing = s->freeing,
                         .touched = s->touched,
                         .n_touched = s->n_touched,
+                        .pin_changes = s->pin_changes,
+                        .n_pin_changes = s->n_pin_changes,
                         .id_limit = s->next_id + STORE_ID_RESERVE};
     s->freeing = NULL;
     s->touched = NULL;
     s->n_touched = 0;
+    s->pin_changes = NULL;
+    s->n_pin_changes = 0;
     if (!(what & STORE_COMMIT_PENDING))
         return;
     b->pending = s->pending;
@@ -91,8 +99,15 @@ static int batch_index(struct store *s, const struct batch *b, struct err *err)
     uint64_t i = 0;
     for (const struct extent *x = b->pending; rc == 0 && x != NULL; x = x->pending_next)
         rc = index_add(s->index, &b->rows[i++], x->records, err);
-    for (const struct extent *x = b->freeing; rc == 0 && x != NULL; x = x->next)
+    for (const struct extent *x = b->freeing; rc == 0 && x != NULL; x = x->next) {
         rc = index_drop(s->index, x->id, err);
+        struct index_place place = {x->id, x->offset, x->segment, x->n_blocks, x->device};
+        if (rc == 0 && x->wipe)
+            rc = index_wipe(s->index, &place, err);
+    }
+    for (uint32_t p = 0; rc == 0 && p < b->n_pin_changes; p++)
+        rc = index_pin(s->index, &b->pin_changes[p].key, b->pin_changes[p].until_wall_s,
+                       err);
     for (uint32_t t = 0; rc == 0 && t < b->n_touched; t++)
         rc = index_touch(s->index, b->touched[t].id, b->touched[t].tick,
                          b->touched[t].used_wall_s, err);
@@ -119,6 +134,18 @@ static int batch_write(struct store *s, const struct batch *b, struct err *err)
     return rc;
 }
 
+/* [lock] x is committed: what it makes needless goes. */
+static void superseded_drop(struct store *s, const struct extent *x)
+{
+    for (uint32_t i = s->n_supersedes; i-- > 0;) {
+        if (s->supersedes[i].by != x)
+            continue;
+        struct sha256 key = s->supersedes[i].key;
+        s->supersedes[i] = s->supersedes[--s->n_supersedes];
+        store_drop_superseded(s, &key);
+    }
+}
+
 /* [lock] */
 static void batch_succeeds(struct store *s, struct batch *b)
 {
@@ -127,7 +154,10 @@ static void batch_succeeds(struct store *s, struct batch *b)
         x->pending_next = NULL;
         struct chunk_node *n = x->node;
         catalog_publish(&s->catalog, x);
+        s->pending_bytes -= extent_bytes(x);
+        superseded_drop(s, x);
         store_unload_node(s, n);
+        store_settle_doomed(s, n);
     }
     if (s->index != NULL)
         s->id_limit = b->id_limit;
@@ -135,8 +165,29 @@ static void batch_succeeds(struct store *s, struct batch *b)
     for (struct extent *x = b->freeing, *next; x != NULL; x = next) {
         next = x->next;
         s->freeing_bytes -= extent_bytes(x);
-        store_give_extent(s, x);
+        if (x->wipe) {
+            x->next = s->wiping;
+            s->wiping = x;
+            s->wiping_bytes += extent_bytes(x);
+        } else {
+            store_give_extent(s, x);
+        }
     }
+}
+
+/* [lock] Puts changes of pins back in front of those that came since: the last one of a key counts. */
+static void pin_changes_return(struct store *s, struct batch *b)
+{
+    if (b->n_pin_changes == 0)
+        return;
+    struct store_pin_change *newer = s->pin_changes;
+    uint32_t n_newer = s->n_pin_changes;
+    s->pin_changes = b->pin_changes;
+    s->n_pin_changes = b->n_pin_changes;
+    b->pin_changes = NULL;
+    for (uint32_t i = 0; i < n_newer; i++)
+        store_note_pin(s, &newer[i].key, newer[i].until_wall_s);
+    free(newer);
 }
 
 /* [lock] Puts everything back for the next try, in front of what has come since. */
@@ -156,6 +207,7 @@ static void batch_returns(struct store *s, struct batch *b)
         end = &(*end)->next;
     *end = s->freeing;
     s->freeing = b->freeing;
+    pin_changes_return(s, b);
 }
 
 /* [lock] Forgets what was appended and not committed. Its space is not given out again: saving is
@@ -168,6 +220,8 @@ static void pending_drop(struct store *s)
         catalog_detach(&s->catalog, x);
         store_give_extent(s, x);
     }
+    s->pending_bytes = 0;
+    s->n_supersedes = 0;
     s->pending = NULL;
     s->pending_end = &s->pending;
 }
@@ -191,6 +245,7 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
     bool wanted = s->freeing != NULL ||
                   ((what & STORE_COMMIT_PENDING) && s->pending != NULL) ||
                   ((what & STORE_COMMIT_TOUCHED) && s->n_touched > 0) ||
+                  ((what & STORE_COMMIT_PINS) && s->n_pin_changes > 0) ||
                   ((what & STORE_COMMIT_IDS) && s->index != NULL);
     if (rc == 0 && wanted)
         batch_take(s, what, &b);
@@ -208,6 +263,7 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
         pthread_mutex_unlock(&s->lock);
         free(b.rows);
         free(b.touched);
+        free(b.pin_changes);
     }
     pthread_mutex_unlock(&s->commit_lock);
     if (rc != 0)

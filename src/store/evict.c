@@ -1,11 +1,14 @@
-/* evict.c - room under the cap: the least recently used leaf goes first.
+/* evict.c - room under the cap and in an owner's quota: the least recently used leaf goes first.
  *
  * A leaf is a chunk that nothing stored continues; chunks that are pinned, being written, or not
  * yet committed are never evicted.  An evicted chunk is a miss at once; its space is free only when
- * the index has durably let go of it. */
+ * the index has durably let go of it.  A lasting pin puts a leaf behind all that have none, and no
+ * further: the bounds hold at all times. */
 #include <stdlib.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
+#include "base/mem.h"
 #include "store/store_impl.h"
 
 void store_give_extent(struct store *s, struct extent *x)
@@ -26,22 +29,116 @@ void store_free_extent(struct store *s, struct extent *x)
     s->freeing_bytes += extent_bytes(x);
 }
 
-void store_evict_node(struct store *s, struct chunk_node *n)
+static uint64_t *evicted_slot(const struct store *s, const struct sha256 *key)
 {
+    return (uint64_t *)&s->evicted[get_u64(key->b) % STORE_EVICTED_SLOTS];
+}
+
+bool store_was_evicted(const struct store *s, const struct sha256 *key)
+{
+    return *evicted_slot(s, key) == (get_u64(key->b) | 1);
+}
+
+void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why)
+{
+    bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_QUOTA;
+    if (kept)
+        *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1; /* never 0 */
+    s->evictions[why]++;
+    s->n_evicted_pinned += kept && n->pin_at != 0;
     n->n_pins++; /* keeps the node while its extents go */
     while (n->extents != NULL)
         store_free_extent(s, n->extents);
     n->n_pins--;
     catalog_settle(&s->catalog, n);
-    s->n_evicted++;
+}
+
+void store_drop_superseded(struct store *s, const struct sha256 *key)
+{
+    struct chunk_node *n = catalog_find(&s->catalog, key);
+    if (n != NULL && n->n_live > 0 && n->n_tokens < STORE_CHUNK_TOKENS &&
+        n->n_children == 0 && n->n_pins == 0 && n->n_pending == 0 && !n->has_writer) {
+        catalog_unpin(&s->catalog, n);
+        store_evict_node(s, n, STORE_EVICT_SUPERSEDED);
+    }
+}
+
+/* [lock] Evicts a leaf; a parent that was only waiting for it to be erased goes, too. */
+static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
+{
+    struct chunk_node *parent = n->parent;
+    bool waits = parent != NULL && parent->doomed; /* so it has extents, and stays */
+    store_evict_node(s, n, why);
+    if (waits)
+        store_settle_doomed(s, parent);
 }
 
 /* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted. */
 static void evict(struct store *s, uint64_t want_bytes)
 {
     struct chunk_node *n;
-    while (s->freeing_bytes < want_bytes && (n = catalog_victim(&s->catalog)) != NULL)
-        store_evict_node(s, n);
+    store_expire_pins(s);
+    while (s->freeing_bytes + s->wiping_bytes < want_bytes &&
+           (n = catalog_victim(&s->catalog)) != NULL)
+        victim_evict(s, n, STORE_EVICT_CAP);
+}
+
+static uint64_t quota_of(const struct store *s, const struct catalog_owner *o)
+{
+    return o->quota_bytes != 0 ? o->quota_bytes : s->quota_bytes;
+}
+
+int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
+                          struct err *err)
+{
+    const struct catalog *c = &s->catalog;
+    uint64_t quota = quota_of(s, &c->owners[owner_idx]);
+    struct chunk_node *n;
+    if (quota == 0)
+        return 0;
+    store_expire_pins(s);
+    while ((n_bytes > quota || c->owners[owner_idx].used_bytes > quota - n_bytes) &&
+           n_bytes <= quota && (n = catalog_victim_of(c, owner_idx)) != NULL)
+        victim_evict(s, n, STORE_EVICT_QUOTA);
+    uint64_t used = c->owners[owner_idx].used_bytes;
+    if (n_bytes <= quota && used <= quota - n_bytes)
+        return 0;
+    return err_set(err, ERR_LIMIT,
+                   "%llu bytes do not fit into the owner's quota of %llu: %llu are in use "
+                   "and nothing of it can be evicted",
+                   (unsigned long long)n_bytes, (unsigned long long)quota,
+                   (unsigned long long)used);
+}
+
+void store_set_quota(struct store *s, uint64_t owner, uint64_t quota_bytes)
+{
+    uint16_t idx;
+    pthread_mutex_lock(&s->lock);
+    if (catalog_owner(&s->catalog, owner, &idx) == 0)
+        s->catalog.owners[idx].quota_bytes = quota_bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_owner_use *u),
+                     void *arg)
+{
+    pthread_mutex_lock(&s->lock);
+    uint32_t n = s->catalog.n_owners;
+    struct store_owner_use *uses = xmalloc((n + 1) * sizeof uses[0]);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct catalog_owner *o = &s->catalog.owners[i];
+        uses[i] = (struct store_owner_use){.owner = o->tag,
+                                           .used_bytes = o->used_bytes,
+                                           .quota_bytes = quota_of(s, o),
+                                           .n_chunks = o->n_chunks};
+    }
+    pthread_mutex_unlock(&s->lock);
+    int rc = 0;
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        if (uses[i].used_bytes > 0 || uses[i].quota_bytes > 0)
+            rc = fn(arg, &uses[i]);
+    free(uses);
+    return rc;
 }
 
 /* [lock] What must not happen, for STORE_BUG_EARLY_REUSE: the index still names these bytes. */
@@ -70,7 +167,7 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
             evict(s, over);
         if (over > 0 && n_bytes > 0 && slack >= 4 * n_bytes)
             evict(s, over + slack);
-        if (s->freeing == NULL)
+        if (s->freeing == NULL && s->wiping == NULL)
             return err_set(
                 err, ERR_LIMIT,
                 "%llu bytes do not fit under the store's cap of %llu: %llu are in use "
@@ -83,6 +180,8 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
         }
         pthread_mutex_unlock(&s->lock);
         int rc = store_commit_run(s, 0, err);
+        if (rc == 0)
+            rc = store_wipe(s, err);
         pthread_mutex_lock(&s->lock);
         if (rc != 0)
             return rc;

@@ -16,7 +16,7 @@
 #include "io/io.h"
 #include "store/vfs.h"
 
-#define FORMAT_VERSION 1
+#define FORMAT_VERSION 2
 
 enum {
     M_CHECKSUM = 0,
@@ -42,7 +42,19 @@ enum {
     R_PARENT = 72,
     R_FINGERPRINT = 104,
     R_MASK = 136,
-    ROW_BYTES = 168
+    ROW_BYTES_1 = 168, /* version 1: 64 tokens, no owner */
+    R_OWNER = 168,
+    R_TOKENS_N = 176,
+    ROW_BYTES = 184
+};
+enum {
+    W_CHECKSUM = 0,
+    W_ID = 8,
+    W_OFFSET = 16,
+    W_SEGMENT = 24,
+    W_BLOCKS_N = 28,
+    W_DEVICE = 32,
+    WIPE_BYTES = 40
 };
 
 enum statement {
@@ -53,6 +65,10 @@ enum statement {
     DROP_EXTENT,
     DROP_RECORDS,
     TOUCH,
+    SET_PIN,
+    DROP_PIN,
+    ADD_WIPE,
+    DROP_WIPE,
     SET_META,
     N_STATEMENTS
 };
@@ -65,8 +81,17 @@ static const char *const statement_sql[N_STATEMENTS] = {
     [DROP_EXTENT] = "DELETE FROM extent WHERE id = ?1",
     [DROP_RECORDS] = "DELETE FROM record WHERE id = ?1",
     [TOUCH] = "UPDATE extent SET tick = ?2, used_wall_s = ?3 WHERE id = ?1",
+    [SET_PIN] = "INSERT OR REPLACE INTO pin(key, until_wall_s) VALUES(?1, ?2)",
+    [DROP_PIN] = "DELETE FROM pin WHERE key = ?1",
+    [ADD_WIPE] = "INSERT OR REPLACE INTO wipe(id, row) VALUES(?1, ?2)",
+    [DROP_WIPE] = "DELETE FROM wipe WHERE id = ?1",
     [SET_META] = "INSERT OR REPLACE INTO meta(id, row) VALUES(1, ?1)",
 };
+
+/* What version 2 has beyond version 1. */
+#define VERSION_2_SQL                                                                      \
+    "CREATE TABLE pin(key BLOB PRIMARY KEY, until_wall_s INTEGER NOT NULL) WITHOUT ROWID;" \
+    "CREATE TABLE wipe(id INTEGER PRIMARY KEY, row BLOB NOT NULL)"
 
 struct index {
     sqlite3 *db;
@@ -146,6 +171,8 @@ static void row_encode(const struct index_row *r, uint8_t out[ROW_BYTES])
     for (int k = 0; k < STORE_KINDS; k++)
         for (int w = 0; w < 2; w++)
             put_u64(out + R_MASK + 16 * k + 8 * w, r->mask.has[k][w]);
+    put_u64(out + R_OWNER, r->owner);
+    put_u64(out + R_TOKENS_N, r->n_tokens);
     put_u64(out + R_CHECKSUM, checksum64(out + R_ID, ROW_BYTES - R_ID));
 }
 _Static_assert(STORE_MAX_LAYERS == 128 && STORE_KINDS == 2, "the row's mask has 4 words");
@@ -161,8 +188,8 @@ static int mask_count(const struct store_mask *m)
 
 static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
 {
-    if (n_bytes != ROW_BYTES ||
-        get_u64(in + R_CHECKSUM) != checksum64(in + R_ID, ROW_BYTES - R_ID))
+    if ((n_bytes != ROW_BYTES && n_bytes != ROW_BYTES_1) ||
+        get_u64(in + R_CHECKSUM) != checksum64(in + R_ID, n_bytes - R_ID))
         return ERR_CORRUPT;
     *r = (struct index_row){
         .id = get_u64(in + R_ID),
@@ -172,6 +199,8 @@ static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
         .chunk_idx = get_u32(in + R_CHUNK_IDX),
         .device = get_u16(in + R_DEVICE),
         .n_records = get_u16(in + R_RECORDS_N),
+        .owner = n_bytes == ROW_BYTES ? get_u64(in + R_OWNER) : 0,
+        .n_tokens = n_bytes == ROW_BYTES ? get_u32(in + R_TOKENS_N) : STORE_CHUNK_TOKENS,
     };
     memcpy(r->key.b, in + R_KEY, sizeof r->key.b);
     memcpy(r->parent.b, in + R_PARENT, sizeof r->parent.b);
@@ -181,7 +210,7 @@ static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
             r->mask.has[k][w] = get_u64(in + R_MASK + 16 * k + 8 * w);
     if (r->n_records < 1 || r->n_records > CHUNK_MAX_RECORDS ||
         mask_count(&r->mask) != r->n_records || r->chunk_idx >= CHUNK_MAX_IDX ||
-        r->n_blocks <= r->n_records)
+        r->n_blocks <= r->n_records || r->n_tokens < 1 || r->n_tokens > STORE_CHUNK_TOKENS)
         return ERR_CORRUPT;
     return 0;
 }
@@ -204,9 +233,11 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
         get_u64(in + M_CHECKSUM) != checksum64(in + M_VERSION, META_BYTES - M_VERSION))
         return err_set(err, ERR_CORRUPT, "index %s: its description does not hold",
                        ix->path);
-    if (get_u32(in + M_VERSION) != FORMAT_VERSION)
-        return err_set(err, ERR_UNSUPPORTED, "index %s has version %u; this build knows %d",
-                       ix->path, get_u32(in + M_VERSION), FORMAT_VERSION);
+    ix->meta.version = get_u32(in + M_VERSION);
+    if (ix->meta.version < 1 || ix->meta.version > FORMAT_VERSION)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "index %s has version %u; this build knows 1 to %d", ix->path,
+                       ix->meta.version, FORMAT_VERSION);
     ix->meta.n_devices = get_u32(in + M_DEVICES_N);
     memcpy(ix->meta.uuid, in + M_UUID, STORE_UUID_BYTES);
     ix->meta.segment_bytes = get_u64(in + M_SEGMENT);
@@ -227,14 +258,18 @@ static int db_open(struct index *ix, int flags, struct err *err)
     return exec(ix,
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
                 "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
+                "PRAGMA secure_delete = ON;" /* no remains of dropped rows in the pages */
                 "PRAGMA cache_size = -16384",
                 err);
 }
 
+/* Prepares what is not prepared yet and can be: version 1 lacks two tables. */
 static int db_prepare(struct index *ix, struct err *err)
 {
+    bool has_all = !sqlite3_get_autocommit(ix->db) || ix->meta.version >= 2;
     for (int i = 0; i < N_STATEMENTS; i++)
-        if (sqlite3_prepare_v3(ix->db, statement_sql[i], -1, SQLITE_PREPARE_PERSISTENT,
+        if (ix->st[i] == NULL && (has_all || i < SET_PIN || i == SET_META) &&
+            sqlite3_prepare_v3(ix->db, statement_sql[i], -1, SQLITE_PREPARE_PERSISTENT,
                                &ix->st[i], NULL) != SQLITE_OK)
             return db_err(ix, "prepare", err);
     return 0;
@@ -326,15 +361,17 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
     if (rc != 0)
         return rc;
     ix->meta = *meta;
+    ix->meta.version = FORMAT_VERSION;
     rc = db_open(ix, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
     if (rc == 0)
-        rc = exec(ix,
-                  "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE;"
-                  "CREATE TABLE meta(id INTEGER PRIMARY KEY, row BLOB NOT NULL);"
-                  "CREATE TABLE extent(id INTEGER PRIMARY KEY, tick INTEGER NOT NULL,"
-                  " used_wall_s INTEGER NOT NULL, row BLOB NOT NULL);"
-                  "CREATE TABLE record(id INTEGER PRIMARY KEY, tab BLOB NOT NULL)",
-                  err);
+        rc = exec(
+            ix,
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE;"
+            "CREATE TABLE meta(id INTEGER PRIMARY KEY, row BLOB NOT NULL);"
+            "CREATE TABLE extent(id INTEGER PRIMARY KEY, tick INTEGER NOT NULL,"
+            " used_wall_s INTEGER NOT NULL, row BLOB NOT NULL);"
+            "CREATE TABLE record(id INTEGER PRIMARY KEY, tab BLOB NOT NULL);" VERSION_2_SQL,
+            err);
     if (rc == 0)
         rc = db_prepare(ix, err);
     if (rc != 0) {
@@ -412,6 +449,81 @@ int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_
     return rc;
 }
 
+int index_load_pins(struct index *ix,
+                    int (*fn)(void *arg, const struct sha256 *key, int64_t until_wall_s),
+                    void *arg, struct err *err)
+{
+    sqlite3_stmt *st;
+    if (ix->meta.version < 2)
+        return 0;
+    if (sqlite3_prepare_v2(ix->db, "SELECT key, until_wall_s FROM pin", -1, &st, NULL) !=
+        SQLITE_OK)
+        return db_err(ix, "pins", err);
+    int rc = 0, step = SQLITE_ROW;
+    while (rc == 0 && (step = sqlite3_step(st)) == SQLITE_ROW) {
+        struct sha256 key;
+        if (sqlite3_column_bytes(st, 0) != sizeof key.b) {
+            rc = err_set(err, ERR_CORRUPT, "index %s: a pin does not hold", ix->path);
+            break;
+        }
+        memcpy(key.b, sqlite3_column_blob(st, 0), sizeof key.b);
+        rc = fn(arg, &key, sqlite3_column_int64(st, 1));
+    }
+    if (rc == 0 && step != SQLITE_DONE)
+        rc = db_err(ix, "pins", err);
+    sqlite3_finalize(st);
+    return rc;
+}
+
+static int wipe_decode(const uint8_t *in, size_t n_bytes, struct index_place *out)
+{
+    if (n_bytes != WIPE_BYTES ||
+        get_u64(in + W_CHECKSUM) != checksum64(in + W_ID, WIPE_BYTES - W_ID))
+        return ERR_CORRUPT;
+    *out = (struct index_place){
+        .id = get_u64(in + W_ID),
+        .offset = get_u64(in + W_OFFSET),
+        .segment = get_u32(in + W_SEGMENT),
+        .n_blocks = get_u32(in + W_BLOCKS_N),
+        .device = get_u16(in + W_DEVICE),
+    };
+    return 0;
+}
+
+int index_load_wipes(struct index *ix,
+                     int (*fn)(void *arg, const struct index_place *place), void *arg,
+                     struct err *err)
+{
+    sqlite3_stmt *st;
+    if (ix->meta.version < 2)
+        return 0;
+    if (sqlite3_prepare_v2(ix->db, "SELECT row FROM wipe", -1, &st, NULL) != SQLITE_OK)
+        return db_err(ix, "wipes", err);
+    int rc = 0, step = SQLITE_ROW;
+    while (rc == 0 && (step = sqlite3_step(st)) == SQLITE_ROW) {
+        struct index_place place;
+        rc = wipe_decode(sqlite3_column_blob(st, 0), (size_t)sqlite3_column_bytes(st, 0),
+                         &place);
+        if (rc == 0 && place.device >= ix->meta.n_devices)
+            rc = ERR_CORRUPT;
+        if (rc == 0)
+            rc = fn(arg, &place);
+        else
+            err_set(err, rc, "index %s: a place to be wiped does not hold", ix->path);
+    }
+    if (rc == 0 && step != SQLITE_DONE)
+        rc = db_err(ix, "wipes", err);
+    sqlite3_finalize(st);
+    return rc;
+}
+
+int index_compact(struct index *ix, struct err *err)
+{
+    int rc = sqlite3_wal_checkpoint_v2(ix->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL,
+                                       NULL);
+    return rc == SQLITE_OK ? 0 : db_err(ix, "checkpoint", err);
+}
+
 /* --- writing ---------------------------------------------------------------------------------- */
 
 static int rollback(struct index *ix, int rc)
@@ -426,6 +538,10 @@ static int rollback(struct index *ix, int rc)
 int index_begin(struct index *ix, struct err *err)
 {
     int rc = exec(ix, "BEGIN IMMEDIATE", err);
+    if (rc == 0 && ix->meta.version < FORMAT_VERSION)
+        rc = exec(ix, VERSION_2_SQL, err);
+    if (rc == 0)
+        rc = db_prepare(ix, err); /* what needed the new tables */
     return rc == 0 ? 0 : rollback(ix, rc);
 }
 
@@ -463,7 +579,7 @@ int index_drop(struct index *ix, uint64_t id, struct err *err)
     int step = sqlite3_step(st);
     uint64_t checksum = 0;
     bool found = step == SQLITE_ROW;
-    if (found && sqlite3_column_bytes(st, 0) == ROW_BYTES)
+    if (found && sqlite3_column_bytes(st, 0) >= ROW_BYTES_1)
         checksum = get_u64(sqlite3_column_blob(st, 0));
     int rc = found || step == SQLITE_DONE ? 0 : db_err(ix, "drop", err);
     sqlite3_reset(st);
@@ -477,6 +593,39 @@ int index_drop(struct index *ix, uint64_t id, struct err *err)
         sqlite3_bind_int64(ix->st[DROP_RECORDS], 1, (sqlite3_int64)id);
         rc = run(ix, DROP_RECORDS, err);
     }
+    return rc == 0 ? 0 : rollback(ix, rc);
+}
+
+int index_pin(struct index *ix, const struct sha256 *key, int64_t until_wall_s,
+              struct err *err)
+{
+    enum statement which = until_wall_s != 0 ? SET_PIN : DROP_PIN;
+    sqlite3_bind_blob(ix->st[which], 1, key->b, sizeof key->b, SQLITE_STATIC);
+    if (until_wall_s != 0)
+        sqlite3_bind_int64(ix->st[which], 2, until_wall_s);
+    int rc = run(ix, which, err);
+    return rc == 0 ? 0 : rollback(ix, rc);
+}
+
+int index_wipe(struct index *ix, const struct index_place *place, struct err *err)
+{
+    uint8_t blob[WIPE_BYTES] = {0};
+    put_u64(blob + W_ID, place->id);
+    put_u64(blob + W_OFFSET, place->offset);
+    put_u32(blob + W_SEGMENT, place->segment);
+    put_u32(blob + W_BLOCKS_N, place->n_blocks);
+    put_u16(blob + W_DEVICE, place->device);
+    put_u64(blob + W_CHECKSUM, checksum64(blob + W_ID, WIPE_BYTES - W_ID));
+    sqlite3_bind_int64(ix->st[ADD_WIPE], 1, (sqlite3_int64)place->id);
+    sqlite3_bind_blob(ix->st[ADD_WIPE], 2, blob, WIPE_BYTES, SQLITE_STATIC);
+    int rc = run(ix, ADD_WIPE, err);
+    return rc == 0 ? 0 : rollback(ix, rc);
+}
+
+int index_wiped(struct index *ix, uint64_t id, struct err *err)
+{
+    sqlite3_bind_int64(ix->st[DROP_WIPE], 1, (sqlite3_int64)id);
+    int rc = run(ix, DROP_WIPE, err);
     return rc == 0 ? 0 : rollback(ix, rc);
 }
 
@@ -503,6 +652,7 @@ int index_commit(struct index *ix, uint64_t next_id, struct err *err)
     if (rc != 0)
         return rollback(ix, rc);
     ix->meta.next_id = next_id;
+    ix->meta.version = FORMAT_VERSION;
     ix->n_rows = ix->new_n_rows;
     ix->sum = ix->new_sum;
     return 0;

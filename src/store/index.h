@@ -1,9 +1,10 @@
 /* index.h - the durable list of extents: one SQLite database in the first directory of a store.
  *
- * Three tables: `meta` (one row: format, store, counters), `extent` (a row per extent: a fixed blob
+ * Five tables: `meta` (one row: format, store, counters), `extent` (a row per extent: a fixed blob
  * with its own checksum, and when it was last used), `record` (per extent the table of its records,
  * read only when the chunk is looked up, so that opening a store with a million chunks stays
- * quick).  Meta also counts the extent rows and sums their checksums, so that a lost or revived row
+ * quick), `pin` (lasting pins by key), `wipe` (places of erased extents whose bytes may still be
+ * there).  Meta also counts the extent rows and sums their checksums, so that a lost or revived row
  * is found.  No prompt text is in it: tokens stand in the extents' headers only.
  *
  * WAL, synchronous=FULL, locking_mode=EXCLUSIVE: an index_commit that returned 0 survives, one that
@@ -24,6 +25,7 @@ struct index_meta {
     uint32_t n_devices;
     uint64_t segment_bytes;
     uint64_t next_id; /* the id of the next extent */
+    uint32_t version; /* as found: an older one is raised by the first index_begin */
 };
 
 struct index_row {
@@ -33,8 +35,17 @@ struct index_row {
     uint32_t segment, n_blocks, chunk_idx;
     uint16_t device, n_records;
     struct store_mask mask;
+    uint64_t owner;
+    uint32_t n_tokens;
     uint64_t tick; /* order of last use; not checksummed, for a wrong one is harmless */
     uint32_t used_wall_s; /* likewise */
+};
+
+/* Where an extent was. */
+struct index_place {
+    uint64_t id, offset;
+    uint32_t segment, n_blocks;
+    uint16_t device;
 };
 
 /* Opens and locks an existing index.  ERR_NOT_FOUND, ERR_BUSY, ERR_CORRUPT (rebuild it),
@@ -57,6 +68,18 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
 int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_bytes,
                   struct chunk_record *out, struct err *err);
 
+/* Calls fn for every lasting pin, and for every place to be wiped, likewise.  Pins are not checksummed:
+ * a wrong one only changes what is evicted first. */
+int index_load_pins(struct index *ix,
+                    int (*fn)(void *arg, const struct sha256 *key, int64_t until_wall_s),
+                    void *arg, struct err *err);
+int index_load_wipes(struct index *ix,
+                     int (*fn)(void *arg, const struct index_place *place), void *arg,
+                     struct err *err);
+
+/* Folds the log into the database and cuts it, so that no old page is left in either. */
+int index_compact(struct index *ix, struct err *err);
+
 /* One transaction.  After an error from any of these the transaction is rolled back and over. */
 int index_begin(struct index *ix, struct err *err);
 int index_add(struct index *ix, const struct index_row *row,
@@ -65,6 +88,12 @@ int index_drop(struct index *ix, uint64_t id,
                struct err *err); /* no such row: nothing happens */
 int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
                 struct err *err);
+/* until_wall_s = 0 ends the pin. */
+int index_pin(struct index *ix, const struct sha256 *key, int64_t until_wall_s,
+              struct err *err);
+/* Remembers that the bytes of a place must go; index_wiped forgets it. */
+int index_wipe(struct index *ix, const struct index_place *place, struct err *err);
+int index_wiped(struct index *ix, uint64_t id, struct err *err);
 /* 0: durable.  -ENOSPC: nothing happened, and it may be tried again.  Any other error: nothing of
  * it is visible now, but whether it survives a restart is unknown. */
 int index_commit(struct index *ix, uint64_t next_id, struct err *err);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "store/store.h"
 
 struct sha256 store_root_key(const struct sha256 *fingerprint, const char *salt)
@@ -17,14 +18,32 @@ struct sha256 store_root_key(const struct sha256 *fingerprint, const char *salt)
     return sha256_end(c);
 }
 
-struct sha256 store_chunk_key(const struct sha256 *parent,
-                              const int32_t tokens[STORE_CHUNK_TOKENS])
+struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *tokens,
+                                int n_tokens)
 {
     uint8_t bytes[4 * STORE_CHUNK_TOKENS];
-    for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
+    CHECK(n_tokens >= 1 && n_tokens <= STORE_CHUNK_TOKENS);
+    for (int i = 0; i < n_tokens; i++)
         put_u32(bytes + 4 * i, (uint32_t)tokens[i]);
     struct sha256_ctx *c = sha256_begin();
     sha256_field(c, "hcache chunk", parent->b, sizeof parent->b);
-    sha256_field(c, "tokens", bytes, sizeof bytes);
+    sha256_field(c, "tokens", bytes, 4 * (size_t)n_tokens);
     return sha256_end(c);
+}
+
+struct sha256 store_chunk_key(const struct sha256 *parent,
+                              const int32_t tokens[STORE_CHUNK_TOKENS])
+{
+    return store_partial_key(parent, tokens, STORE_CHUNK_TOKENS);
+}
+
+uint64_t store_owner(const char *salt)
+{
+    if (salt == NULL || *salt == 0)
+        return 0;
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field(c, "hcache owner", salt, strlen(salt));
+    struct sha256 h = sha256_end(c);
+    uint64_t tag = get_u64(h.b);
+    return tag != 0 ? tag : 1;
 }

@@ -47,13 +47,17 @@ void store_unpin(struct store *s, struct chunk_node *n)
     if (n->n_pins == 1) {
         for (struct extent *x = n->extents, *next; x != NULL; x = next) {
             next = x->next;
+            x->wipe |= n->doomed;
             if (x->state == EXTENT_DEAD)
                 store_free_extent(s, x);
         }
     }
     n->n_pins--;
     store_unload_node(s, n);
-    catalog_settle(&s->catalog, n);
+    if (n->doomed)
+        store_settle_doomed(s, n);
+    else
+        catalog_settle(&s->catalog, n);
 }
 
 void store_release(struct store *s, struct store_hit *hits, int n)
@@ -77,6 +81,7 @@ void store_condemn_node(struct store *s, struct chunk_node *n, const char *reaso
     r->key = n->key;
     snprintf(r->text, sizeof r->text, "%s", reason);
     s->n_corrupt++;
+    s->evictions[STORE_EVICT_DAMAGED]++;
     n->n_pins++;
     catalog_kill(&s->catalog, n);
     store_unpin(s, n);
@@ -167,27 +172,47 @@ static const struct store_reason *reason_of(const struct store *s, const struct 
     return NULL;
 }
 
+static const char *const miss_names[STORE_MISSES] = {
+    [STORE_MISS_ABSENT] = "absent",           [STORE_MISS_EVICTED] = "evicted",
+    [STORE_MISS_UNCOMMITTED] = "uncommitted", [STORE_MISS_DAMAGED] = "damaged",
+    [STORE_MISS_UNREADABLE] = "unreadable",   [STORE_MISS_OTHER_STATE] = "other_state",
+};
+
+const char *store_miss_name(enum store_miss why)
+{
+    return miss_names[why];
+}
+
 /* [lock] Why this key is not there. */
-static void why_missing(const struct store *s, const struct sha256 *key, bool is_first,
-                        char *why, size_t why_bytes)
+static enum store_miss why_missing(const struct store *s, const struct sha256 *key,
+                                   bool is_first, char *why, size_t why_bytes)
 {
     const struct store_reason *r = reason_of(s, key);
     const struct chunk_node *n = catalog_find(&s->catalog, key);
     if (r != NULL) {
         snprintf(why, why_bytes, "damaged (%s)", r->text);
-    } else if (n != NULL && n->n_pending > 0) {
+        return STORE_MISS_DAMAGED;
+    }
+    if (n != NULL && n->n_pending > 0) {
         snprintf(why, why_bytes, "not committed yet");
-    } else if (is_first && s->has_expected && s->catalog.n_chunks > 0 &&
-               !catalog_knows(&s->catalog, &s->expected)) {
+        return STORE_MISS_UNCOMMITTED;
+    }
+    if (store_was_evicted(s, key)) {
+        snprintf(why, why_bytes, "evicted");
+        return STORE_MISS_EVICTED;
+    }
+    if (is_first && s->has_expected && s->catalog.n_chunks > 0 &&
+        !catalog_knows(&s->catalog, &s->expected)) {
         char hex[65] = "";
         for (uint32_t i = 0; i < s->catalog.n_fingerprints; i++)
             if (s->catalog.fingerprints[i].n_nodes > 0)
                 sha256_hex(&s->catalog.fingerprints[i].value, hex);
         snprintf(why, why_bytes, "state of another model or build (fingerprint %.8s..)",
                  hex);
-    } else {
-        snprintf(why, why_bytes, "not stored");
+        return STORE_MISS_OTHER_STATE;
     }
+    snprintf(why, why_bytes, "not stored");
+    return STORE_MISS_ABSENT;
 }
 
 /* [lock] */
@@ -195,15 +220,18 @@ static struct store_hit node_pin(struct store *s, struct chunk_node *n)
 {
     n->n_pins++;
     catalog_settle(&s->catalog, n);
-    return (struct store_hit){
-        .key = n->key, .chunk_idx = n->chunk_idx, .mask = n->mask, .impl = n};
+    return (struct store_hit){.key = n->key,
+                              .chunk_idx = n->chunk_idx,
+                              .n_tokens = n->n_tokens,
+                              .mask = n->mask,
+                              .impl = n};
 }
 
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
 {
     pthread_mutex_lock(&s->lock);
     struct chunk_node *n = catalog_find(&s->catalog, key);
-    bool found = n != NULL && n->n_live > 0;
+    bool found = n != NULL && n->n_live > 0 && !n->doomed;
     if (found)
         *hit = node_pin(s, n);
     pthread_mutex_unlock(&s->lock);
@@ -212,13 +240,14 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
 
 /* [lock] Pins the longest chain; returns its length. */
 static int chain_pin(struct store *s, const struct sha256 *keys, int n,
-                     struct store_hit *hits, char *why, size_t why_bytes)
+                     struct store_hit *hits, enum store_miss *miss, char *why,
+                     size_t why_bytes)
 {
     int i = 0;
     for (; i < n; i++) {
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
-        if (node == NULL || node->n_live == 0) {
-            why_missing(s, &keys[i], i == 0, why, why_bytes);
+        if (node == NULL || node->n_live == 0 || node->doomed) {
+            *miss = why_missing(s, &keys[i], i == 0, why, why_bytes);
             break;
         }
         hits[i] = node_pin(s, node);
@@ -238,7 +267,8 @@ int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store
         why_bytes = sizeof unused;
     }
     pthread_mutex_lock(&s->lock);
-    int n_pinned = chain_pin(s, keys, n, hits, why, why_bytes);
+    enum store_miss miss = STORE_MISS_ABSENT;
+    int n_pinned = chain_pin(s, keys, n, hits, &miss, why, why_bytes);
     pthread_mutex_unlock(&s->lock);
 
     int n_good = 0;
@@ -248,6 +278,7 @@ int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store
 
     pthread_mutex_lock(&s->lock);
     if (n_good < n_pinned) {
+        miss = STORE_MISS_UNREADABLE;
         snprintf(why, why_bytes, "header unreadable (%s)", fault.msg);
         if (fault.code == ERR_CORRUPT || fault.code == ERR_FORMAT)
             store_condemn_node(s, hits[n_good].impl, "header unreadable");
@@ -259,10 +290,29 @@ int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store
     for (int i = n_good - 1; i >= 0; i--)
         store_touch_node(s, hits[i].impl);
     s->n_hits += (uint64_t)n_good;
-    s->n_misses += (uint64_t)(n - n_good);
+    s->misses[miss] += (uint64_t)(n - n_good);
     pthread_mutex_unlock(&s->lock);
     *n_hits = n_good;
     return 0;
+}
+
+bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
+                        int n_tokens, struct sha256 *key, int *n_found)
+{
+    CHECK(n_tokens < STORE_CHUNK_TOKENS);
+    bool found = false;
+    for (int i = n_tokens; i >= 1 && !found; i--) {
+        *key = store_partial_key(parent, tokens, i);
+        *n_found = i;
+        pthread_mutex_lock(&s->lock);
+        const struct chunk_node *n = catalog_find(&s->catalog, key);
+        found = n != NULL && n->n_live > 0 && !n->doomed;
+        bool none = s->catalog.n_partial == 0;
+        pthread_mutex_unlock(&s->lock);
+        if (none)
+            break;
+    }
+    return found;
 }
 
 void store_expect(struct store *s, const struct sha256 *fingerprint)

@@ -4,6 +4,7 @@
  * request of whole blocks.  Requests live in slots, of which a reader has as many as were ever in
  * flight together.  The hit pins the record's extent, so it stays where it is until the caller
  * releases the hit, which must not happen before the read has come back. */
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/bytes.h"
@@ -127,6 +128,7 @@ static bool read_start(struct store_reader *r, struct slot *slot)
         slot_done(r, slot, ERR_MISMATCH);
         return false;
     }
+    read->store = s;
     read->n_bytes = record->n_bytes;
     read->checksum = record->checksum;
     read->status = 0;
@@ -208,6 +210,8 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
     for (unsigned i = 0; i < n_reqs; i++) {
         struct slot *slot = reqs[i]->user;
         slot->read->status = reqs[i]->result;
+        if (reqs[i]->result != 0)
+            atomic_fetch_add_explicit(&r->store->n_read_failures, 1, memory_order_relaxed);
         done[n++] = slot->read;
         slot_give(r, slot);
     }
@@ -222,6 +226,7 @@ int store_read_check(const struct store_read *read, struct err *err)
     if (store_has_bug(STORE_BUG_NO_CHECK) ||
         checksum64(read->bytes, read->n_bytes) == read->checksum)
         return 0;
+    atomic_fetch_add_explicit(&read->store->n_checksum_failures, 1, memory_order_relaxed);
     return err_set(err, ERR_CORRUPT, "layer %d, %s of chunk %u: its checksum does not hold",
                    read->layer,
                    read->kind == STORE_HIDDEN ? "hidden state" : "keys and values",

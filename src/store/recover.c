@@ -16,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -140,12 +141,15 @@ static int superblocks_write(const struct store_opts *opts, const struct superbl
 {
     int rc = 0;
     *out = (struct superblock){
+        .version = SUPERBLOCK_VERSION,
         .n_devices = (uint32_t)opts->n_dirs,
         .segment_bytes = opts->segment_bytes != 0 ? opts->segment_bytes : SEGMENT_BYTES};
-    if (like != NULL)
+    if (like != NULL) {
         *out = *like;
-    else
+        out->version = SUPERBLOCK_VERSION;
+    } else {
         rc = io_random(opts->io, out->uuid, sizeof out->uuid, err);
+    }
     for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
         out->device = (uint32_t)i;
         rc = superblock_write(opts->io, opts->dirs[i], out, err);
@@ -158,7 +162,8 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
 {
     for (int i = 0; i < s->n_dirs; i++) {
         uint8_t bytes[SUPERBLOCK_FILE_BYTES], want[SUPERBLOCK_FILE_BYTES];
-        struct superblock sb = {.device = (uint32_t)i,
+        struct superblock sb = {.version = s->sb_version,
+                                .device = (uint32_t)i,
                                 .n_devices = (uint32_t)s->n_dirs,
                                 .segment_bytes = s->media->segment_bytes};
         char *path = path_in(s->dirs[i], "superblock");
@@ -183,10 +188,49 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
     return 0;
 }
 
+/* Raises one directory's superblock to the current version, the second copy before the first: at any
+ * moment one of them is whole. */
+static int superblock_raise(struct io *io, const char *dir, const struct superblock *sb,
+                            struct err *err)
+{
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
+    char *path = path_in(dir, "superblock");
+    struct io_file *file = NULL;
+    superblock_encode(sb, bytes);
+    int rc = io_file_open(io, path, 0, &file, err);
+    for (int copy = 1; copy >= 0 && rc == 0; copy--) {
+        rc = io_file_pwrite(file, bytes, SUPERBLOCK_BYTES,
+                            (uint64_t)copy * SUPERBLOCK_BYTES, err);
+        if (rc == 0)
+            rc = io_file_sync(file, err);
+    }
+    io_file_close(file);
+    free(path);
+    return rc;
+}
+
+/* The format is raised when a newer build first opens a store for writing: superblocks first, so that
+ * older builds keep away, then, with the first commit, the index.  Extents stay as they are. */
+static int superblocks_upgrade(const struct store_opts *opts, struct superblock *sb,
+                               struct err *err)
+{
+    int rc = 0;
+    if (sb->version == SUPERBLOCK_VERSION)
+        return 0;
+    log_info("store in %s: format version %u is raised to %d", opts->dirs[0], sb->version,
+             SUPERBLOCK_VERSION);
+    sb->version = SUPERBLOCK_VERSION;
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
+        sb->device = (uint32_t)i;
+        rc = superblock_raise(opts->io, opts->dirs[i], sb, err);
+    }
+    return rc;
+}
+
 static int superblocks_open(const struct store_opts *opts, struct superblock *out,
                             struct err *err)
 {
-    struct sb_found found[STORE_MAX_DEVICES];
+    struct sb_found found[STORE_MAX_DEVICES] = {0};
     const struct superblock *first;
     bool has_data = false;
     int rc = 0, bad = -1;
@@ -214,7 +258,10 @@ static int superblocks_open(const struct store_opts *opts, struct superblock *ou
     if (!has_data && !opts->read_only)
         return superblocks_write(opts, first, out, err);
     *out = found[0].sb;
-    return 0;
+    for (int i = 0; i < opts->n_dirs; i++)
+        if (found[i].sb.version < out->version) /* an upgrade was cut off */
+            out->version = found[i].sb.version;
+    return opts->read_only ? 0 : superblocks_upgrade(opts, out, err);
 }
 
 /* --- lock ------------------------------------------------------------------------------------- */
@@ -277,8 +324,9 @@ static int row_enter(void *arg, const struct index_row *row)
     int rc = alloc_claim(&s->alloc[row->device], row->segment, row->offset, n_bytes);
     if (rc != 0)
         return rc;
-    rc = catalog_add(&s->catalog, &row->key, &row->parent, &row->fingerprint,
-                     row->chunk_idx, &n);
+    struct chunk_id id = {&row->key,  &row->parent,   &row->fingerprint,
+                          row->owner, row->chunk_idx, (int)row->n_tokens};
+    rc = catalog_add(&s->catalog, &id, &n);
     if (rc != 0)
         return ERR_CORRUPT;
     s->used_bytes += n_bytes;
@@ -293,14 +341,15 @@ static int row_enter(void *arg, const struct index_row *row)
 
 static void load_undo(struct store *s)
 {
-    for (struct extent *x = s->freeing, *next; x != NULL; x = next) {
-        next = x->next;
-        free(x->records);
-        free(x);
-    }
-    s->freeing = NULL;
-    s->freeing_bytes = s->used_bytes = 0;
+    store_free_list(s->freeing);
+    store_free_list(s->wiping);
+    s->freeing = s->wiping = NULL;
+    s->freeing_bytes = s->wiping_bytes = s->used_bytes = 0;
     s->n_corrupt = 0;
+    s->evictions[STORE_EVICT_DAMAGED] = 0;
+    free(s->pin_changes);
+    s->pin_changes = NULL;
+    s->n_pin_changes = 0;
     s->n_reasons = 0;
     catalog_deinit(&s->catalog);
     catalog_init(&s->catalog);
@@ -316,6 +365,10 @@ static int index_enter(struct store *s, struct err *err)
 {
     struct err why = {0};
     int rc = index_load(s->index, row_enter, s, &why);
+    if (rc == 0)
+        rc = store_load_wipes(s, &why);
+    if (rc == 0)
+        rc = store_load_pins(s, &why);
     if (rc == ERR_CORRUPT && why.msg[0] == 0)
         err_set(&why, rc, "index %s: two rows contradict each other", s->index_path);
     if (rc != 0)
@@ -383,7 +436,7 @@ static uint64_t max_step_of(uint64_t cap_bytes)
 
 int store_recover(struct store *s, const struct store_opts *opts, struct err *err)
 {
-    struct superblock sb;
+    struct superblock sb = {0};
     if (opts->n_dirs < 1 || opts->n_dirs > STORE_MAX_DEVICES)
         return err_set(err, ERR_USAGE, "a store has 1 to %d directories, not %d",
                        STORE_MAX_DEVICES, opts->n_dirs);
@@ -401,6 +454,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
     if (rc != 0)
         return rc;
     memcpy(s->uuid, sb.uuid, sizeof s->uuid);
+    s->sb_version = sb.version;
     struct files_opts fo = {
         .io = opts->io,
         .dirs = opts->dirs,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -18,6 +19,7 @@ static struct store *store_new(const struct store_opts *opts)
     struct store *s = xcalloc(1, sizeof *s);
     s->io = opts->io;
     s->cap_bytes = opts->cap_bytes;
+    s->quota_bytes = opts->quota_bytes;
     s->read_only = opts->read_only;
     s->is_fresh = opts->io != NULL;
     s->next_id = 1;
@@ -35,14 +37,13 @@ static struct store *store_new(const struct store_opts *opts)
 static void store_free(struct store *s)
 {
     catalog_deinit(&s->catalog);
-    for (struct extent *x = s->freeing, *next; x != NULL; x = next) {
-        next = x->next;
-        free(x->records);
-        free(x);
-    }
+    store_free_list(s->freeing);
+    store_free_list(s->wiping);
     for (int i = 0; i < STORE_MAX_DEVICES; i++)
         alloc_deinit(&s->alloc[i]);
     free(s->touched);
+    free(s->pin_changes);
+    free(s->supersedes);
     index_close(s->index);
     if (s->media != NULL)
         s->media->ops->close(s->media);
@@ -68,6 +69,15 @@ static int store_shrink(struct store *s, struct err *err)
     return rc;
 }
 
+/* What an erase before a crash had not wiped yet. That it fails now is no reason not to open: the next
+ * erase, gc or open tries again. */
+static void store_wipe_rest(struct store *s)
+{
+    struct err why = {0};
+    if (!s->read_only && store_wipe(s, &why) != 0)
+        log_warn("erased chunks could not be wiped yet: %s", why.msg);
+}
+
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)
 {
     struct store *s = store_new(opts);
@@ -84,6 +94,8 @@ int store_open(const struct store_opts *opts, struct store **out, struct err *er
     }
     if (rc == 0)
         rc = store_shrink(s, err);
+    if (rc == 0)
+        store_wipe_rest(s);
     if (rc != 0) {
         store_free(s);
         return rc;
@@ -98,7 +110,7 @@ void store_close(struct store *s)
         return;
     /* When chunks were last used is worth keeping, not worth an error. */
     if (!s->read_only && s->saving_err.code == 0)
-        (void)store_commit_run(s, STORE_COMMIT_TOUCHED, NULL);
+        (void)store_commit_run(s, STORE_COMMIT_TOUCHED | STORE_COMMIT_PINS, NULL);
     store_free(s);
 }
 
@@ -107,38 +119,71 @@ void store_stats(struct store *s, struct store_stats *out)
     struct media *m = s->media;
     pthread_mutex_lock(&s->lock);
     *out = (struct store_stats){
+        .tier = s->index != NULL ? "disk" : "dram",
         .n_chunks = s->catalog.n_chunks,
+        .n_partial = s->catalog.n_partial,
+        .n_pins = s->catalog.n_pins,
+        .pending_bytes = s->pending_bytes,
+        .freeing_bytes = s->freeing_bytes + s->wiping_bytes,
+        .n_evicted_pinned = s->n_evicted_pinned,
+        .n_checksum_failures = s->n_checksum_failures,
+        .n_read_failures = s->n_read_failures,
         .used_bytes = s->used_bytes,
         .cap_bytes = s->cap_bytes,
         .appended_bytes = s->appended_bytes,
         .read_bytes = s->read_bytes,
         .n_hits = s->n_hits,
-        .n_misses = s->n_misses,
-        .n_evicted = s->n_evicted,
         .n_corrupt = s->n_corrupt,
         .n_devices = m->n_devices,
         .n_extents = s->catalog.n_live,
         .saving_fault = s->saving_err.code,
     };
+    memcpy(out->misses, s->misses, sizeof out->misses);
+    memcpy(out->evictions, s->evictions, sizeof out->evictions);
+    for (int i = 0; i < STORE_MISSES; i++)
+        out->n_misses += s->misses[i];
+    for (int i = 0; i <= STORE_EVICT_SUPERSEDED; i++)
+        out->n_evicted += s->evictions[i];
+    for (int d = 0; d < m->n_devices; d++)
+        out->device_bytes[d] = s->alloc[d].used_bytes;
     for (int d = 0; d < m->n_devices; d++)
         for (uint32_t i = 0; i < m->ops->n_segments(m, d); i++)
             out->file_bytes += m->ops->segment_size(m, d, i);
     pthread_mutex_unlock(&s->lock);
 }
 
+static const char *const evict_names[STORE_EVICTS] = {
+    [STORE_EVICT_CAP] = "cap",       [STORE_EVICT_QUOTA] = "quota",
+    [STORE_EVICT_ORPHAN] = "orphan", [STORE_EVICT_SUPERSEDED] = "superseded",
+    [STORE_EVICT_ERASED] = "erased", [STORE_EVICT_DAMAGED] = "damaged",
+};
+
+const char *store_evict_name(enum store_evict why)
+{
+    return evict_names[why];
+}
+
+static uint64_t list_bytes(const struct extent *list)
+{
+    uint64_t n_bytes = 0;
+    for (const struct extent *x = list; x != NULL; x = x->next)
+        n_bytes += extent_bytes(x);
+    return n_bytes;
+}
+
 bool store_audit(struct store *s)
 {
     pthread_mutex_lock(&s->lock);
     bool good = catalog_audit(&s->catalog);
-    uint64_t used_bytes = 0, freeing_bytes = 0;
+    uint64_t used_bytes = 0, freeing_bytes = list_bytes(s->freeing),
+             wiping_bytes = list_bytes(s->wiping);
     for (int d = 0; d < s->media->n_devices; d++) {
         good = good && alloc_audit(&s->alloc[d]);
         used_bytes += s->alloc[d].used_bytes;
     }
-    for (const struct extent *x = s->freeing; x != NULL; x = x->next)
-        freeing_bytes += extent_bytes(x);
     good = good && used_bytes == s->used_bytes && freeing_bytes == s->freeing_bytes &&
-           catalog_bytes(&s->catalog) + freeing_bytes == used_bytes &&
+           wiping_bytes == s->wiping_bytes &&
+           catalog_bytes(&s->catalog) + freeing_bytes + wiping_bytes == used_bytes &&
            (s->cap_bytes == 0 || s->read_only || used_bytes <= s->cap_bytes);
     pthread_mutex_unlock(&s->lock);
     return good;
@@ -166,9 +211,13 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
     struct store_entry e = {
         .key = n->key,
         .fingerprint = s->catalog.fingerprints[n->fingerprint_idx].value,
+        .owner = s->catalog.owners[n->owner_idx].tag,
         .chunk_idx = n->chunk_idx,
+        .n_tokens = n->n_tokens,
         .mask = n->mask,
         .used_wall_s = n->used_wall_s,
+        .pinned_until_wall_s = n->pin_at != 0 ? s->catalog.pins[n->pin_at - 1].until_wall_s
+                                              : 0,
     };
     if (n->parent != NULL)
         e.parent = n->parent->key;
@@ -186,9 +235,9 @@ static struct leaf *leaves_take(struct store *s, uint64_t *n_out)
     uint64_t n = 0;
     for (uint64_t i = 0; i < c->n_buckets; i++)
         for (struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next)
-            if (node->n_live > 0)
+            if (node->n_live > 0 && !node->doomed)
                 leaves[n++] = (struct leaf){node, entry_of(s, node)};
-    CHECK(n == c->n_chunks);
+    CHECK(n <= c->n_chunks);
     qsort(leaves, n, sizeof leaves[0], by_parent);
     *n_out = n;
     return leaves;

@@ -71,6 +71,15 @@ struct sha256 store_root_key(const struct sha256 *fingerprint, const char *salt)
 /* SHA-256(parent, 64 token ids), fields tagged. */
 struct sha256 store_chunk_key(const struct sha256 *parent,
                               const int32_t tokens[STORE_CHUNK_TOKENS]);
+/* The key of a *partial* chunk, 1 <= n_tokens <= 64: the end of a context that has not filled its
+ * last chunk.  With 64 tokens it is store_chunk_key. */
+struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *tokens,
+                                int n_tokens);
+
+/* Whose a chunk is, for quotas and statistics: a number made of the salt; 0 for the empty salt (or
+ * NULL).  It is stored with the chunk, and does not say what the salt was to those who cannot guess
+ * it. */
+uint64_t store_owner(const char *salt);
 
 /* --- life cycle ----------------------------------------------------------------------------- */
 
@@ -84,6 +93,8 @@ struct store_opts {
     /* Of a new store: the size of its segment files, and a bound on one chunk's bytes per device; in
      * multiples of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */
     uint64_t segment_bytes;
+    /* bound on the extents of each owner that store_set_quota has given none; 0: no bound */
+    uint64_t quota_bytes;
 };
 
 /* Opens or creates a store, recovers it, and takes its lock.  Directories that belong to different
@@ -110,16 +121,22 @@ struct store_chunk {
     struct sha256 parent; /* the previous chunk's key; for chunk 0 the root key */
     /* of the state; kept in the header, to say why a store misses */
     struct sha256 fingerprint;
+    uint64_t owner;     /* store_owner(salt) */
     uint32_t chunk_idx; /* position in the context: first token = 64 * chunk_idx */
+    int n_tokens;       /* of a partial chunk, 1 to 63; 0 or 64: a full one */
     int32_t tokens[STORE_CHUNK_TOKENS];
     const struct store_record *records;
     int n_records;
+    /* May be NULL.  A partial chunk that this one makes needless: it is removed once this one has been
+     * committed (with the commit after, so a crash can leave both, never neither). */
+    const struct sha256 *supersedes;
 };
 
 /* Writes the records that the store does not have yet (one extent, one sequential write, per
  * device) and evicts least-recently-used leaves where the cap demands it.  The records' bytes are
  * not needed after it returns.  A chunk may be appended before its parent; it can be found only
- * once the parent can.  ERR_LIMIT: does not fit under the cap, nothing was written.  -ENOSPC and
+ * once the parent can.  ERR_LIMIT: does not fit under the cap, or not into the owner's quota (whose
+ * own least recently used leaves go first); nothing was written.  -ENOSPC and
  * other I/O errors: nothing of this call will become visible, and it may be tried again. */
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
 
@@ -136,6 +153,7 @@ int store_commit(struct store *s, struct err *err);
 struct store_hit {
     struct sha256 key;
     uint32_t chunk_idx;
+    int n_tokens; /* 64, or fewer in a partial chunk */
     struct store_mask mask;
     void *impl; /* the store's own */
 };
@@ -150,6 +168,11 @@ void store_release(struct store *s, struct store_hit *hits, int n);
  * leaves are evicted; false where it is not stored.  Not for reading: its records are not looked up. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
 
+/* The longest stored partial chunk behind `parent` whose tokens are tokens[0..*n_found), where
+ * *n_found <= n_tokens < 64; false where there is none.  Look *key up as the last of a chain. */
+bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
+                        int n_tokens, struct sha256 *key, int *n_found);
+
 /* Tells the store whose state the caller looks for (NULL: forget it), so that a lookup can say
  * "state of another model or build". Changes nothing else. */
 void store_expect(struct store *s, const struct sha256 *fingerprint);
@@ -158,6 +181,69 @@ void store_expect(struct store *s, const struct sha256 *fingerprint);
  * continues it, until it is appended again.  The reason is remembered and counted.  Its bytes are
  * removed at the next commit after the last release. */
 void store_condemn(struct store *s, const struct store_hit *hit, const char *reason);
+
+/* --- pins that last ------------------------------------------------------------------------- */
+
+/* Keeps chunks from being evicted until a time (seconds since 1970, by the wall clock), whether they
+ * are stored yet or not.  Durable when it returns 0: a restart does not end a pin, an index that had
+ * to be rebuilt does.  A pin is a preference, the cap (and a quota) is a bound: pinned chunks go last,
+ * when nothing else can be evicted, and are counted (n_evicted_pinned).  A chunk is evicted only after
+ * all that continue it, so pinning the last chunk of a context keeps the whole.  A second pin of a key
+ * replaces the first.  At most STORE_MAX_PINS at a time: ERR_LIMIT. */
+#define STORE_MAX_PINS (1 << 20)
+int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
+                    struct err *err);
+/* Ends pins before their time; keys that are not pinned are passed over. Durable likewise. */
+int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct err *err);
+
+struct store_pinned {
+    struct sha256 key;
+    int64_t until_wall_s;
+    bool is_stored;
+};
+/* Calls fn for each pin that has not run out; stops where it returns non-zero and returns that. */
+int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
+                   void *arg);
+
+/* --- forgetting ----------------------------------------------------------------------------- */
+
+struct store_erased {
+    uint64_t n_chunks, n_bytes; /* gone */
+    uint64_t n_shared;          /* kept: stored chunks outside of keys[] continue them */
+    /* in use by a hit or a running append: missing from now on for every lookup, and erased by the
+     * first commit after the last release.  Not remembered across a restart: call again. */
+    uint64_t n_busy;
+};
+
+/* Erases keys[0..n), one chain in its order (not necessarily from its beginning), as far as no other
+ * stored chunk continues it.  Whether another context ends inside the chain is the caller's to know.
+ * Ends their pins.  What is appended and not committed is committed first.
+ *
+ * When it returns 0 with n_busy == 0, and for good (crashes included): the chunks are absent, their
+ * rows are gone from the index, and the bytes of their extents (state, and token ids in the headers)
+ * read as zeros in the segment files.  Older copies, of chunks that had been evicted and saved again,
+ * and the pages of the index's log, are only removed by store_gc.  So after both no byte of them is
+ * left in any file of the store.  What a file system or a device keeps of blocks that it was told to
+ * free is beyond this: encrypt the device where that matters.
+ *
+ * On an error they may be absent already; what is not wiped yet is, by the next erase, gc or open. */
+int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
+                struct err *err);
+
+/* --- quotas --------------------------------------------------------------------------------- */
+
+/* Bounds the extents of one owner from now on; 0: no bound.  Lasts until the store is closed. What
+ * is over it goes with the owner's next append. */
+void store_set_quota(struct store *s, uint64_t owner, uint64_t quota_bytes);
+
+struct store_owner_use {
+    uint64_t owner;
+    uint64_t used_bytes, quota_bytes; /* of extents, appended ones included; 0: no bound */
+    uint64_t n_chunks;
+};
+/* Calls fn for each owner that has chunks or a quota. */
+int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_owner_use *u),
+                     void *arg);
 
 /* --- reading -------------------------------------------------------------------------------- */
 
@@ -175,7 +261,8 @@ struct store_read {
     const uint8_t *bytes; /* where the record is: dst, or the DRAM backend's own memory */
     uint32_t n_bytes;
     uint64_t checksum; /* what store_read_check compares with */
-    int status;        /* 0, or the negative code of what failed */
+    struct store *store;
+    int status; /* 0, or the negative code of what failed */
 };
 
 /* A reader owns an I/O queue of its own. `staging` (may be NULL) is one region that holds every dst
@@ -198,23 +285,62 @@ int store_read_check(const struct store_read *read, struct err *err);
 
 /* --- what is in it -------------------------------------------------------------------------- */
 
+/* Why a chunk that was looked up was not served. */
+enum store_miss {
+    STORE_MISS_ABSENT,      /* never stored, or evicted too long ago to be remembered */
+    STORE_MISS_EVICTED,     /* was stored, and evicted */
+    STORE_MISS_UNCOMMITTED, /* appended, not committed yet */
+    STORE_MISS_DAMAGED,     /* condemned after a failed check */
+    STORE_MISS_UNREADABLE,  /* its table of records and its header could not be read */
+    STORE_MISS_OTHER_STATE, /* there is only state of another model or build */
+    STORE_MISSES
+};
+/* "absent", "evicted", ...: a word for metrics and JSON. */
+const char *store_miss_name(enum store_miss why);
+
+/* Why a stored chunk went. */
+enum store_evict {
+    STORE_EVICT_CAP,        /* room for others under the cap */
+    STORE_EVICT_QUOTA,      /* room for others of its owner */
+    STORE_EVICT_ORPHAN,     /* gc: a chunk before it is gone, so it could not be found */
+    STORE_EVICT_SUPERSEDED, /* a partial chunk whose full one has come */
+    STORE_EVICT_ERASED,     /* store_erase */
+    STORE_EVICT_DAMAGED,    /* condemned */
+    STORE_EVICTS
+};
+const char *store_evict_name(enum store_evict why);
+
 struct store_stats {
-    uint64_t n_chunks, n_extents;
+    const char *tier;                        /* where the bytes are: "dram" or "disk" */
+    uint64_t n_chunks, n_extents, n_partial; /* n_partial of the n_chunks are not full */
     uint64_t used_bytes, cap_bytes,
-        file_bytes;                      /* extents; their bound; what the files occupy */
-    uint64_t appended_bytes, read_bytes; /* since open */
-    uint64_t n_hits, n_misses, n_evicted, n_corrupt;
+        file_bytes; /* extents; their bound; what the files occupy */
+    uint64_t device_bytes[STORE_MAX_DEVICES]; /* used_bytes by device */
+    uint64_t pending_bytes;                   /* of used_bytes: appended, not committed */
+    uint64_t freeing_bytes; /* of used_bytes: evicted or erased, not reusable yet */
+    uint64_t n_pins;
     int n_devices;
+    /* Since open: */
+    uint64_t appended_bytes, read_bytes;
+    uint64_t n_hits, n_misses, n_evicted, n_corrupt; /* chunks; n_corrupt: condemned */
+    uint64_t misses[STORE_MISSES]; /* n_misses by the reason of the first one of a chain */
+    uint64_t evictions[STORE_EVICTS]; /* chunks; n_evicted is the first four */
+    uint64_t n_evicted_pinned;        /* of n_evicted: for want of anything else */
+    uint64_t n_checksum_failures;     /* records that store_read_check refused */
+    uint64_t n_read_failures;         /* records that the device did not give */
     int saving_fault; /* 0, or the error after which the store no longer saves */
 };
 void store_stats(struct store *s, struct store_stats *out);
 
 struct store_entry {
     struct sha256 key, parent, fingerprint;
+    uint64_t owner;
     uint32_t chunk_idx;
+    int n_tokens;
     struct store_mask mask;
     uint64_t bytes;
-    int64_t used_wall_s; /* last use */
+    int64_t used_wall_s;         /* last use */
+    int64_t pinned_until_wall_s; /* 0: not pinned */
 };
 /* Calls fn for every chunk, parents before children within a chain; stops where fn returns
  * non-zero and returns that. */

@@ -2,9 +2,10 @@
  *
  *   store.c    life cycle, statistics, listing         lookup.c  lookup, release, condemn
  *   append.c   records -> extents on the media         reader.c  reads
- *   commit.c   the barrier, and the end of saving      evict.c   room under the cap
+ *   commit.c   the barrier, and the end of saving      evict.c   room under cap and quotas
  *   recover.c  directories and index at open           rebuild.c the index from headers
- *   verify.c   scrub and gc
+ *   verify.c   scrub                                   gc.c      garbage collection
+ *   pins.c     pins that last                          erase.c   forgetting, wiping
  *
  * Locks, in the order in which they may be nested:
  *   commit_lock  one commit (or gc) at a time; held across fsync
@@ -29,6 +30,9 @@
 #define STORE_ID_RESERVE 65536
 /* Condemned chunks remembered to answer why they are missing. */
 #define STORE_MAX_REASONS 64
+/* Keys of evicted chunks remembered to tell an evicted chunk from one that never was: one slot per
+ * value of the key's low bits, the newest wins. */
+#define STORE_EVICTED_SLOTS 8192
 
 struct store_touch {
     uint64_t id, tick;
@@ -40,6 +44,17 @@ struct store_reason {
     char text[96];
 };
 
+struct store_pin_change {
+    struct sha256 key;
+    int64_t until_wall_s; /* 0: ends */
+};
+
+/* When `by` is committed, the partial chunk `key` goes. */
+struct store_supersede {
+    const struct extent *by; /* PENDING */
+    struct sha256 key;
+};
+
 struct store {
     struct io *io; /* NULL: DRAM */
     char *dirs[STORE_MAX_DEVICES];
@@ -49,7 +64,8 @@ struct store {
     struct index *index; /* NULL: DRAM */
     char *index_path;
     uint8_t uuid[STORE_UUID_BYTES];
-    uint64_t cap_bytes;
+    uint32_t sb_version;
+    uint64_t cap_bytes, quota_bytes;
     bool read_only;
 
     pthread_mutex_t commit_lock, index_lock, lock;
@@ -59,15 +75,25 @@ struct store {
     struct alloc alloc[STORE_MAX_DEVICES];
     struct extent *pending; /* written, oldest first: what the next commit publishes */
     struct extent **pending_end;
+    struct store_supersede *supersedes;
+    uint32_t n_supersedes;
     struct extent *freeing; /* off their nodes, still in the index */
     uint64_t freeing_bytes;
-    uint64_t used_bytes; /* all extents, reserved ones included; never above cap_bytes */
+    struct extent
+        *wiping; /* out of the index; their bytes must go before their space is free */
+    uint64_t wiping_bytes;
+    uint64_t pending_bytes; /* of extents in `pending` */
+    uint64_t used_bytes;    /* all extents, reserved ones included; never above cap_bytes */
     uint64_t next_id, id_limit; /* next_id <= id_limit */
     /* Nothing was committed since open.  What a killed process left in the index may be visible and
      * yet not durable, so the first commit is never skipped. */
     bool is_fresh;
     struct store_touch *touched;
     uint32_t n_touched;
+    struct store_pin_change
+        *pin_changes; /* for the index to learn of with the next commit */
+    uint32_t n_pin_changes;
+    int64_t next_expiry_wall_s; /* no lasting pin runs out before */
 
     struct err saving_err;  /* code != 0: saving is off, and why */
     struct sha256 expected; /* the caller's fingerprint, see store_expect */
@@ -75,7 +101,11 @@ struct store {
     struct store_reason reasons[STORE_MAX_REASONS];
     uint32_t n_reasons; /* ever; the ring's next slot is n_reasons % STORE_MAX_REASONS */
 
-    uint64_t appended_bytes, read_bytes, n_hits, n_misses, n_evicted, n_corrupt;
+    uint64_t evicted[STORE_EVICTED_SLOTS]; /* 0: none */
+
+    uint64_t appended_bytes, read_bytes, n_hits, n_corrupt;
+    uint64_t misses[STORE_MISSES], evictions[STORE_EVICTS], n_evicted_pinned;
+    _Atomic uint64_t n_checksum_failures, n_read_failures; /* counted without a lock */
 };
 
 /* Functions marked [lock] are called with s->lock held. */
@@ -96,10 +126,32 @@ void store_unpin(struct store *s, struct chunk_node *n);
 void store_condemn_node(struct store *s, struct chunk_node *n, const char *reason);
 
 /* [lock] Takes all extents off a node that nothing uses; the node is gone or a mere name. */
-void store_evict_node(struct store *s, struct chunk_node *n);
+void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why);
+/* [lock] Removes a partial chunk that nothing uses, because the full one is committed. */
+void store_drop_superseded(struct store *s, const struct sha256 *key);
+/* [lock] Whether the chunk was evicted, as far as that is remembered. */
+bool store_was_evicted(const struct store *s, const struct sha256 *key);
 
 /* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting. */
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err);
+/* [lock] Makes n_bytes fit into an owner's quota, likewise; evicts that owner's chunks only. */
+int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
+                          struct err *err);
+
+/* [lock] Ends the lasting pins whose time has come. */
+void store_expire_pins(struct store *s);
+/* [lock] Notes a change of a lasting pin for the next commit. */
+void store_note_pin(struct store *s, const struct sha256 *key, int64_t until_wall_s);
+/* Enters what the index says of pins, and of places to be wiped, at open. */
+int store_load_pins(struct store *s, struct err *err);
+int store_load_wipes(struct store *s, struct err *err);
+
+/* [lock] A doomed node that nothing uses anymore is taken apart, and what it alone kept doomed. */
+void store_settle_doomed(struct store *s, struct chunk_node *n);
+/* Wipes what is to be wiped, and gives its space back. An error leaves it for the next time. */
+int store_wipe(struct store *s, struct err *err);
+/* [lock] Frees a list of extents that are nowhere else, without giving their space back. */
+void store_free_list(struct extent *list);
 
 /* Commits what was evicted and, as `what` says, what was appended.  Uses and ids ride along, or are
  * reason enough by themselves. */
@@ -107,6 +159,7 @@ enum {
     STORE_COMMIT_PENDING = 1 << 0,
     STORE_COMMIT_TOUCHED = 1 << 1,
     STORE_COMMIT_IDS = 1 << 2,
+    STORE_COMMIT_PINS = 1 << 3,
 };
 int store_commit_run(struct store *s, unsigned what, struct err *err);
 

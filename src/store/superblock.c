@@ -16,7 +16,6 @@ enum {
     S_DEVICES_N = 44,
     S_SEGMENT = 48
 };
-#define FORMAT_VERSION    1
 #define MAX_SEGMENT_BYTES (1ull << 32)
 
 static uint64_t superblock_checksum(const uint8_t *in)
@@ -33,7 +32,7 @@ void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_
     CHECK(sb->segment_bytes % STORE_ALIGN == 0 && sb->segment_bytes <= MAX_SEGMENT_BYTES);
     memset(out, 0, SUPERBLOCK_FILE_BYTES);
     memcpy(out, magic, sizeof magic);
-    put_u32(out + S_VERSION, FORMAT_VERSION);
+    put_u32(out + S_VERSION, sb->version != 0 ? sb->version : SUPERBLOCK_VERSION);
     memcpy(out + S_UUID, sb->uuid, sizeof sb->uuid);
     put_u32(out + S_DEVICE, sb->device);
     put_u32(out + S_DEVICES_N, sb->n_devices);
@@ -47,10 +46,11 @@ static int copy_decode(const uint8_t *in, struct superblock *out, struct err *er
     if (memcmp(in, magic, sizeof magic) != 0 ||
         get_u64(in + S_CHECKSUM) != superblock_checksum(in))
         return err_set(err, ERR_CORRUPT, "the superblock is damaged");
-    if (get_u32(in + S_VERSION) != FORMAT_VERSION)
+    out->version = get_u32(in + S_VERSION);
+    if (out->version < 1 || out->version > SUPERBLOCK_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
-                       "the store has format version %u; this build knows version %d",
-                       get_u32(in + S_VERSION), FORMAT_VERSION);
+                       "the store has format version %u; this build knows 1 to %d",
+                       out->version, SUPERBLOCK_VERSION);
     memcpy(out->uuid, in + S_UUID, sizeof out->uuid);
     out->device = get_u32(in + S_DEVICE);
     out->n_devices = get_u32(in + S_DEVICES_N);

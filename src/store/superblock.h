@@ -1,7 +1,8 @@
 /* superblock.h - what a store directory says about itself: pure functions over bytes.
  *
- * The file holds the same 4096 bytes twice, is written once when the store is created and never
- * changed, so one damaged copy does no harm. */
+ * The file holds the same 4096 bytes twice, so one damaged copy does no harm.  It is written when the
+ * store is created, and once more, one copy after the other, when a later build first opens it for
+ * writing: from then on older builds refuse the store. */
 #ifndef STORE_SUPERBLOCK_H
 #define STORE_SUPERBLOCK_H
 
@@ -10,6 +11,7 @@
 #include "base/err.h"
 #include "store/chunk.h"
 
+#define SUPERBLOCK_VERSION    2
 #define SUPERBLOCK_BYTES      4096
 #define SUPERBLOCK_FILE_BYTES (2 * SUPERBLOCK_BYTES)
 
@@ -18,6 +20,7 @@ struct superblock {
     uint32_t device; /* position of this directory, 0 <= device < n_devices */
     uint32_t n_devices;
     uint64_t segment_bytes;
+    uint32_t version; /* of the format; encoding takes 0 as the current one */
 };
 
 void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_BYTES]);

@@ -34,7 +34,7 @@ void st_tokens(const struct st_ctx *c, int chunk, int32_t out[STORE_CHUNK_TOKENS
 void st_keys(const struct st_ctx *c, int n, struct sha256 *keys)
 {
     struct sha256 fingerprint = st_fingerprint(c->model);
-    struct sha256 parent = store_root_key(&fingerprint, NULL);
+    struct sha256 parent = store_root_key(&fingerprint, c->salt);
     for (int i = 0; i < n; i++) {
         int32_t tokens[STORE_CHUNK_TOKENS];
         st_tokens(c, i, tokens);
@@ -59,12 +59,13 @@ int st_append_layers(struct store *s, const struct st_shape *shape, const struct
     struct sha256 keys[ST_MAX_CHUNKS];
     struct store_record records[STORE_KINDS * STORE_MAX_LAYERS];
     struct store_chunk sc = {.fingerprint = st_fingerprint(c->model),
+                             .owner = store_owner(c->salt),
                              .chunk_idx = (uint32_t)chunk,
                              .records = records};
     CHECK(chunk < ST_MAX_CHUNKS);
     st_keys(c, chunk + 1, keys);
     sc.key = keys[chunk];
-    sc.parent = chunk > 0 ? keys[chunk - 1] : store_root_key(&sc.fingerprint, NULL);
+    sc.parent = chunk > 0 ? keys[chunk - 1] : store_root_key(&sc.fingerprint, c->salt);
     st_tokens(c, chunk, sc.tokens);
     for (int l = from; l < to; l++) {
         for (int k = 0; k < STORE_KINDS; k++) {

@@ -12,7 +12,8 @@
 struct st_ctx {
     uint64_t base, own;
     int branch;
-    uint64_t model; /* gives the fingerprint */
+    uint64_t model;   /* gives the fingerprint */
+    const char *salt; /* gives root and owner */
 };
 
 struct st_shape {

@@ -25,7 +25,7 @@ enum store_bug store_test_bug(void)
 }
 
 enum { N_CHUNKS = 4 };
-static const struct st_ctx ctx = {1, 2, 2, 0}, sibling = {1, 3, 2, 0};
+static const struct st_ctx ctx = {1, 2, 2, 0, NULL}, sibling = {1, 3, 2, 0, NULL};
 
 static uint64_t n_flips(void)
 {
@@ -140,7 +140,7 @@ static void wal_flips(void **state)
     p.opts.cap_bytes = 80 * 4096;
     struct store *s = st_open(&p);
     for (int i = 0; i < 6; i++) { /* old rows name space that newer extents now have */
-        struct st_ctx other = {50, (uint64_t)i, 0, 0};
+        struct st_ctx other = {50, (uint64_t)i, 0, 0, NULL};
         assert_int_equal(st_save(s, &st_small, &other, 1, ST_BOTH, &err), 0);
     }
     assert_int_equal(st_save(s, &st_small, &ctx, N_CHUNKS, ST_BOTH, &err), 0);

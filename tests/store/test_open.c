@@ -20,7 +20,7 @@
 #include "storetest.h"
 #include "store/store_impl.h"
 
-static const struct st_ctx ctx = {1, 2, 2, 0};
+static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
 
 /* Opens what must not open; the message must contain `text`. */
 static void refused(const struct store_opts *opts, int code, const char *text)
@@ -267,7 +267,7 @@ static void rebuild_over_stale_headers(void **state)
     p.opts.cap_bytes = 2 << 20;
     struct store *s = st_open(&p);
     for (int i = 0; i < 60; i++) {
-        struct st_ctx c = {100, (uint64_t)i, 0, 0};
+        struct st_ctx c = {100, (uint64_t)i, 0, 0, NULL};
         const struct st_shape *shape = i % 3 == 0 ? &small : &big;
         if (st_save(s, shape, &c, 1 + i % 2, ST_BOTH, &err) != 0)
             fail_msg("%s", err.msg);
@@ -284,7 +284,7 @@ static void rebuild_over_stale_headers(void **state)
                 before.n_chunks); /* all that was there, and some revenants */
     assert_true(store_audit(s));
     for (int i = 0; i < 60; i++) {
-        struct st_ctx c = {100, (uint64_t)i, 0, 0};
+        struct st_ctx c = {100, (uint64_t)i, 0, 0, NULL};
         struct st_result r;
         assert_int_equal(st_read(s, i % 3 == 0 ? &small : &big, &c, 2, &r, &err), 0);
         assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);

@@ -62,9 +62,11 @@ static void header_make(struct chunk_header *h, uint64_t seed, int n_records)
     h->n_records = (uint16_t)n_records;
     put_u64(h->parent.b, rng_u64(&r));
     put_u64(h->fingerprint.b, rng_u64(&r));
-    for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
+    h->owner = rng_u64(&r);
+    h->n_tokens = seed % 2 == 0 ? STORE_CHUNK_TOKENS : 1 + (int)rng_below(&r, 64);
+    for (int i = 0; i < h->n_tokens; i++)
         h->tokens[i] = (int32_t)rng_u64(&r);
-    h->key = store_chunk_key(&h->parent, h->tokens);
+    h->key = store_partial_key(&h->parent, h->tokens, h->n_tokens);
     for (int i = 0; i < n_records; i++)
         h->records[i] = (struct chunk_record){.layer = (uint8_t)(i % 128),
                                               .kind = (uint8_t)(i / 128),
@@ -86,6 +88,8 @@ static void header_round_trip(void **state)
         chunk_header_encode(back, again);
         assert_memory_equal(bytes, again, sizeof bytes);
         assert_int_equal(back->records[n - 1].offset, h->records[n - 1].offset);
+        assert_int_equal(back->n_tokens, h->n_tokens);
+        assert_true(back->owner == h->owner);
     }
     free(h);
     free(back);
@@ -146,7 +150,10 @@ static int bad_fields(void)
         {56, 8, 1},
         {72, 2, 16},
         {68, 4, CHUNK_MAX_IDX},
-        {12, 4, 63},
+        {12, 4, 63}, /* tokens: the key is that of another number of them */
+        {12, 4, 0},
+        {12, 4, 65},
+        {12, 4, UINT32_MAX},
     };
     struct chunk_header *h = xmalloc(sizeof *h);
     int n_through = 0;
@@ -163,12 +170,26 @@ static void header_bounds(void **state)
     struct chunk_header *h = xmalloc(sizeof *h);
     header_make(h, 3, 12);
     assert_int_equal(bad_fields(), 0);
-    assert_int_equal(decode_with(h, 8, 4, 2), ERR_UNSUPPORTED);
+    assert_int_equal(decode_with(h, 8, 4, 3), ERR_UNSUPPORTED);
+    assert_int_equal(decode_with(h, 8, 4, 0), ERR_UNSUPPORTED);
     bug = STORE_BUG_NO_BOUND;
     int n_caught = bad_fields();
     bug = STORE_BUG_NONE;
     print_message("a length not bounded: caught, %d bad headers pass\n", n_caught);
     assert_true(n_caught > 0);
+    free(h);
+}
+
+/* Version 1 had neither partial chunks nor owners: its reserved bytes are not read as one. */
+static void header_version_1(void **state)
+{
+    (void)state;
+    struct chunk_header *h = xmalloc(sizeof *h);
+    header_make(h, 2, 5);
+    assert_int_equal(decode_with(h, 8, 4, 1), 0);
+    header_make(h, 3, 5);
+    assert_true(h->n_tokens < STORE_CHUNK_TOKENS);
+    assert_int_equal(decode_with(h, 8, 4, 1), ERR_CORRUPT);
     free(h);
 }
 
@@ -299,7 +320,8 @@ static void catalog_victims(void **state)
     for (uint64_t i = 0; i < N; i++) {
         uint64_t parent = i == 0 || rng_below(&r, 5) == 0 ? 1000 + i : rng_below(&r, i);
         struct sha256 k = key_of(i), p = key_of(parent);
-        assert_int_equal(catalog_add(&c, &k, &p, &fingerprint, (uint32_t)i, &nodes[i]), 0);
+        struct chunk_id id = {&k, &p, &fingerprint, 0, (uint32_t)i, STORE_CHUNK_TOKENS};
+        assert_int_equal(catalog_add(&c, &id, &nodes[i]), 0);
         struct extent *x = xcalloc(1, sizeof *x);
         x->state = EXTENT_LIVE;
         x->n_blocks = 2;
@@ -339,6 +361,7 @@ int main(void)
         cmocka_unit_test(header_round_trip),
         cmocka_unit_test(header_flips),
         cmocka_unit_test(header_bounds),
+        cmocka_unit_test(header_version_1),
         cmocka_unit_test(superblock_flips),
         cmocka_unit_test(alloc_random),
         cmocka_unit_test(alloc_refuses),

@@ -33,7 +33,7 @@ static void check(struct store *s, const struct st_ctx *c, int n, int n_want, in
 static void round_trip(struct st_place *p)
 {
     struct store *s = st_open(p);
-    struct st_ctx c = {1, 2, 3, 0};
+    struct st_ctx c = {1, 2, 3, 0, NULL};
     struct st_result r;
     for (int i = 0; i < 5; i++)
         OK(st_append(s, &st_small, &c, i, ST_BOTH, err));
@@ -52,7 +52,7 @@ static void round_trip(struct st_place *p)
 static void prefix_sharing(struct st_place *p)
 {
     struct store *s = st_open(p);
-    struct st_ctx a = {1, 2, 3, 0}, b = {1, 5, 3, 0};
+    struct st_ctx a = {1, 2, 3, 0, NULL}, b = {1, 5, 3, 0, NULL};
     struct store_stats one, two;
     OK(st_save(s, &st_small, &a, 5, ST_BOTH, err));
     store_stats(s, &one);
@@ -70,7 +70,7 @@ static void prefix_sharing(struct st_place *p)
 static void backfill(struct st_place *p)
 {
     struct store *s = st_open(p);
-    struct st_ctx c = {1, 2, 3, 0};
+    struct st_ctx c = {1, 2, 3, 0, NULL};
     struct store_stats before, after;
     OK(st_save(s, &st_small, &c, 4, ST_H, err));
     check(s, &c, 4, 4, 3);
@@ -101,7 +101,7 @@ static void eviction(struct st_place *p)
 {
     p->opts.cap_bytes = 6 * chunk_bytes(3);
     struct store *s = st_open(p);
-    struct st_ctx a = {1, 1, 0, 0}, b = {2, 2, 0, 0}, big = {3, 3, 0, 0};
+    struct st_ctx a = {1, 1, 0, 0, NULL}, b = {2, 2, 0, 0, NULL}, big = {3, 3, 0, 0, NULL};
     struct store_hit hits[3];
     struct sha256 keys[3];
     struct store_stats st;
@@ -120,7 +120,7 @@ static void eviction(struct st_place *p)
     struct err e = {0};
     int n_saved = 0;
     for (; n_saved < 20; n_saved++) {
-        struct st_ctx c = {100, (uint64_t)n_saved, 0, 0};
+        struct st_ctx c = {100, (uint64_t)n_saved, 0, 0, NULL};
         assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &e), 0);
         store_stats(s, &st);
         assert_true(st.used_bytes <= p->opts.cap_bytes);
@@ -143,7 +143,7 @@ static void eviction(struct st_place *p)
 static void condemned(struct st_place *p)
 {
     struct store *s = st_open(p);
-    struct st_ctx c = {1, 2, 3, 0};
+    struct st_ctx c = {1, 2, 3, 0, NULL};
     struct store_hit hits[4];
     struct sha256 keys[4];
     struct store_stats st;
@@ -174,7 +174,7 @@ static void condemned(struct st_place *p)
 static void reasons(struct st_place *p)
 {
     struct store *s = st_open(p);
-    struct st_ctx mine = {1, 2, 3, 7}, theirs = {1, 2, 3, 8};
+    struct st_ctx mine = {1, 2, 3, 7, NULL}, theirs = {1, 2, 3, 8, NULL};
     struct sha256 f = st_fingerprint(7);
     struct st_result r;
     store_expect(s, &f);
@@ -184,7 +184,7 @@ static void reasons(struct st_place *p)
     OK(st_read(s, &st_small, &mine, 2, &r, err));
     assert_non_null(strstr(r.why, "another model or build (fingerprint "));
     OK(st_save(s, &st_small, &mine, 1, ST_H, err));
-    struct st_ctx other = {9, 9, 0, 7};
+    struct st_ctx other = {9, 9, 0, 7, NULL};
     OK(st_read(s, &st_small, &other, 2, &r, err));
     assert_string_equal(r.why, "not stored");
     OK(st_read(s, &st_small, &mine, 1, &r, err));
@@ -195,7 +195,7 @@ static void reasons(struct st_place *p)
 static void wrong_use(struct st_place *p)
 {
     struct store *s = st_open(p);
-    struct st_ctx c = {1, 2, 3, 0};
+    struct st_ctx c = {1, 2, 3, 0, NULL};
     struct st_shape huge = {.n_layers = 1, .n_bytes = {2 << 20, 1}};
     struct err e = {0};
     int32_t tokens[STORE_CHUNK_TOKENS] = {0};
@@ -226,7 +226,7 @@ static void listing(struct st_place *p)
     struct store_verify v;
     uint64_t freed;
     for (uint64_t i = 0; i < 6; i++) {
-        struct st_ctx c = {i, i, 0, i % 2};
+        struct st_ctx c = {i, i, 0, i % 2, NULL};
         OK(st_save(s, &st_small, &c, 3, ST_KV, err));
     }
     OK(store_each(s, count, &last, err));
@@ -236,7 +236,7 @@ static void listing(struct st_place *p)
     assert_int_equal(v.n_bad, 0);
     OK(store_gc(s, &freed, err));
     for (uint64_t i = 0; i < 6; i++) {
-        struct st_ctx c = {i, i, 0, i % 2};
+        struct st_ctx c = {i, i, 0, i % 2, NULL};
         check(s, &c, 3, 3, 3);
     }
     assert_true(store_audit(s));
@@ -248,7 +248,7 @@ static void reopen(struct st_place *p)
     if (p->io == NULL)
         return;
     struct store *s = st_open(p);
-    struct st_ctx a = {1, 2, 3, 0}, b = {2, 2, 3, 0}, c = {3, 3, 0, 0};
+    struct st_ctx a = {1, 2, 3, 0, NULL}, b = {2, 2, 3, 0, NULL}, c = {3, 3, 0, 0, NULL};
     OK(st_save(s, &st_small, &a, 5, ST_BOTH, err));
     OK(st_append(s, &st_small, &b, 0, ST_BOTH, err)); /* never committed */
     store_close(s);
@@ -278,7 +278,8 @@ static void recency_survives(struct st_place *p)
     if (p->io == NULL)
         return;
     struct store *s = st_open(p);
-    struct st_ctx c[4] = {{1, 1, 0, 0}, {2, 2, 0, 0}, {3, 3, 0, 0}, {4, 4, 0, 0}};
+    struct st_ctx c[4] = {
+        {1, 1, 0, 0, NULL}, {2, 2, 0, 0, NULL}, {3, 3, 0, 0, NULL}, {4, 4, 0, 0, NULL}};
     for (int i = 0; i < 3; i++)
         OK(st_save(s, &st_small, &c[i], 1, ST_BOTH, err));
     check(s, &c[0], 1, 1, 6); /* the oldest becomes the most recently used */

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/rng.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -131,6 +132,8 @@ static void together(const char *kind, uint64_t cap_bytes)
         assert_int_equal(pthread_create(&threads[i].id, NULL, body, &threads[i]), 0);
     }
     for (int i = 0; i < N; i++) {
+        for (int ms = 0; i == N_SAVERS && sh.n_read == 0 && ms < 20000; ms++)
+            clock_sleep_ns(1000000); /* the savers may be done before a reader has begun */
         if (i == N_SAVERS)
             sh.stop = true;
         pthread_join(threads[i].id, NULL);

@@ -1,0 +1,218 @@
+/* erase.c - forgetting for good: chunks that must leave no readable remains.
+ *
+ *   1. what is pending is committed, so that every extent of the chunks has a row
+ *   2. lock: the chunks are taken off the catalog; their extents are marked to be wiped
+ *   3. one index transaction: rows dropped, their places entered into `wipe`
+ *   4. the places are wiped, and synced
+ *   5. one index transaction: the places leave `wipe`; their space may be used again
+ *
+ * A crash before 3 leaves the chunks as they were; a crash after 3 leaves them absent, and the next
+ * open goes on with 4.  A chunk in use is doomed: it is missing for lookups, and 2 happens when its
+ * last user leaves. */
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+void store_free_list(struct extent *list)
+{
+    for (struct extent *x = list, *next; x != NULL; x = next) {
+        next = x->next;
+        free(x->records);
+        free(x);
+    }
+}
+
+/* --- taking chunks away ------------------------------------------------------------------------ */
+
+static bool in_use(const struct chunk_node *n)
+{
+    return n->n_pins > 0 || n->n_pending > 0 || n->has_writer;
+}
+
+/* [lock] The node may be gone afterwards. */
+static void pin_end(struct store *s, struct chunk_node *n)
+{
+    if (n->pin_at == 0)
+        return;
+    store_note_pin(s, &n->key, 0);
+    catalog_unpin(&s->catalog, n);
+}
+
+/* [lock] Takes the extents of a node that nothing uses; the node may be gone afterwards. */
+static void node_erase(struct store *s, struct chunk_node *n)
+{
+    for (struct extent *x = n->extents; x != NULL; x = x->next)
+        x->wipe = 1;
+    n->doomed = false;
+    pin_end(s, n);
+    store_evict_node(s, n, STORE_EVICT_ERASED);
+}
+
+void store_settle_doomed(struct store *s, struct chunk_node *n)
+{
+    while (n != NULL && n->doomed && !in_use(n) && n->n_children == 0) {
+        struct chunk_node *parent = n->parent;
+        node_erase(s, n);
+        n = parent; /* which lives for as long as it is doomed: it has extents */
+    }
+}
+
+/* [lock] The chain from its end: erased, doomed, or, from the first one that something else
+ * continues, left alone. */
+static void chain_erase(struct store *s, const struct sha256 *keys, int n,
+                        struct store_erased *out)
+{
+    const struct chunk_node *child = NULL; /* in keys[], still there because it is in use */
+    for (int i = n; i-- > 0;) {
+        struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
+        if (node == NULL || node->extents == NULL) {
+            if (node != NULL)
+                pin_end(s, node);
+            child = NULL;
+            continue;
+        }
+        bool continued = child != NULL && child->parent == node;
+        if (node->n_children > (continued ? 1 : 0)) {
+            out->n_shared += (uint64_t)i + 1;
+            return;
+        }
+        if (continued || in_use(node)) {
+            node->doomed = true;
+            out->n_busy++;
+            child = node;
+            continue;
+        }
+        for (const struct extent *x = node->extents; x != NULL; x = x->next)
+            out->n_bytes += extent_bytes(x);
+        out->n_chunks++;
+        node_erase(s, node);
+        child = NULL;
+    }
+}
+
+int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
+                struct err *err)
+{
+    *out = (struct store_erased){0};
+    int rc = store_commit_run(s, STORE_COMMIT_PENDING, err);
+    if (rc != 0)
+        return rc;
+    pthread_mutex_lock(&s->lock);
+    rc = store_can_save(s, err);
+    if (rc == 0)
+        chain_erase(s, keys, n, out);
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        rc = store_commit_run(s, STORE_COMMIT_PINS, err);
+    return rc == 0 ? store_wipe(s, err) : rc;
+}
+
+/* --- wiping ------------------------------------------------------------------------------------ */
+
+/* [commit_lock] Wipes the bytes of all places and syncs. */
+static int places_wipe(struct store *s, const struct extent *list, struct err *err)
+{
+    struct media *m = s->media;
+    struct err why = {0};
+    int rc = 0;
+    for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
+        rc = m->ops->wipe(m, x->device, x->segment, x->offset, x->offset + extent_bytes(x),
+                          err);
+    if (rc != 0)
+        return rc;
+    rc = m->ops->sync(m, &why);
+    if (rc != 0) { /* what was appended may be among what was lost */
+        pthread_mutex_lock(&s->lock);
+        store_end_saving(s, rc, &why);
+        pthread_mutex_unlock(&s->lock);
+        err_set(err, rc, "%s", why.msg);
+    }
+    return rc;
+}
+
+/* [commit_lock] The places leave the index. */
+static int places_forget(struct store *s, const struct extent *list, uint64_t id_limit,
+                         struct err *err)
+{
+    if (s->index == NULL)
+        return 0;
+    pthread_mutex_lock(&s->index_lock);
+    int rc = index_begin(s->index, err);
+    for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
+        rc = index_wiped(s->index, x->id, err);
+    if (rc == 0)
+        rc = index_commit(s->index, id_limit, err);
+    pthread_mutex_unlock(&s->index_lock);
+    return rc;
+}
+
+/* [lock] Where it failed, the places wait for the next time. */
+static void places_settle(struct store *s, struct extent *list, bool done)
+{
+    for (struct extent *x = list, *next; x != NULL; x = next) {
+        next = x->next;
+        x->next = NULL;
+        if (done) {
+            s->wiping_bytes -= extent_bytes(x);
+            store_give_extent(s, x);
+        } else {
+            x->next = s->wiping;
+            s->wiping = x;
+        }
+    }
+}
+
+int store_wipe(struct store *s, struct err *err)
+{
+    int rc = 0;
+    pthread_mutex_lock(&s->commit_lock);
+    pthread_mutex_lock(&s->lock);
+    struct extent *list = s->wiping;
+    if (list != NULL)
+        rc = store_can_save(s, err);
+    if (rc == 0)
+        s->wiping = NULL;
+    uint64_t id_limit = s->id_limit;
+    pthread_mutex_unlock(&s->lock);
+    if (list != NULL && rc == 0) {
+        rc = places_wipe(s, list, err);
+        if (rc == 0)
+            rc = places_forget(s, list, id_limit, err);
+        pthread_mutex_lock(&s->lock);
+        places_settle(s, list, rc == 0);
+        pthread_mutex_unlock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->commit_lock);
+    return rc;
+}
+
+/* --- at open ----------------------------------------------------------------------------------- */
+
+/* A place that overlaps something stored cannot be true. */
+static int place_enter(void *arg, const struct index_place *place)
+{
+    struct store *s = arg;
+    uint64_t n_bytes = (uint64_t)place->n_blocks * STORE_ALIGN;
+    int rc = alloc_claim(&s->alloc[place->device], place->segment, place->offset, n_bytes);
+    if (rc != 0)
+        return rc;
+    struct extent *x = xcalloc(1, sizeof *x);
+    *x = (struct extent){.next = s->wiping,
+                         .id = place->id,
+                         .offset = place->offset,
+                         .segment = place->segment,
+                         .n_blocks = place->n_blocks,
+                         .device = (uint8_t)place->device,
+                         .state = EXTENT_FREEING,
+                         .wipe = 1};
+    s->wiping = x;
+    s->wiping_bytes += n_bytes;
+    s->used_bytes += n_bytes;
+    return 0;
+}
+
+int store_load_wipes(struct store *s, struct err *err)
+{
+    return index_load_wipes(s->index, place_enter, s, err);
+}

@@ -1,0 +1,115 @@
+/* gc.c - garbage collection: chunks that cannot be reached go, what was erased is wiped, files are cut
+ * behind what is used and wiped where they are free, and the index folds its log.
+ *
+ * After it no byte of what was evicted or erased is left in a file of the store. */
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+static int by_chunk_idx(const void *a, const void *b)
+{
+    const struct chunk_node *x = *(struct chunk_node *const *)a,
+                            *y = *(struct chunk_node *const *)b;
+    return x->chunk_idx < y->chunk_idx ? -1 : x->chunk_idx > y->chunk_idx;
+}
+
+/* [lock] Frees chunks that no lookup can reach because one before them is gone. */
+static void orphans_free(struct store *s)
+{
+    struct catalog *c = &s->catalog;
+    struct chunk_node **nodes = xmalloc((c->n_chunks + 1) * sizeof nodes[0]);
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        for (struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next) {
+            node->reachable = false;
+            if (node->n_live > 0)
+                nodes[n++] = node;
+        }
+    qsort(nodes, n, sizeof nodes[0], by_chunk_idx); /* parents first */
+    for (uint64_t i = 0; i < n; i++)
+        nodes[i]->reachable = nodes[i]->chunk_idx == 0 ||
+                              (nodes[i]->parent != NULL && nodes[i]->parent->reachable);
+    for (uint64_t i = n; i-- > 0;) { /* children first */
+        struct chunk_node *node = nodes[i];
+        if (!node->reachable && node->n_pins == 0 && node->n_pending == 0 &&
+            !node->has_writer && node->n_children == 0)
+            store_evict_node(s, node, STORE_EVICT_ORPHAN);
+    }
+    free(nodes);
+}
+
+/* [lock] Cuts every segment behind its last used byte and wipes the free ranges before it. */
+static int segments_trim(struct store *s, struct err *err)
+{
+    struct media *m = s->media;
+    int rc = 0;
+    for (int d = 0; d < m->n_devices; d++) {
+        const struct alloc *a = &s->alloc[d];
+        for (uint32_t i = 0; rc == 0 && i < m->ops->n_segments(m, d); i++) {
+            uint64_t end = alloc_end(a, i);
+            rc = m->ops->cut(m, d, i, end, err);
+            for (uint32_t j = 0; rc == 0 && i < a->n_segments && j < a->segments[i].n_free;
+                 j++)
+                if (a->segments[i].free[j].end <= end)
+                    rc = m->ops->wipe(m, d, i, a->segments[i].free[j].begin,
+                                      a->segments[i].free[j].end, err);
+        }
+    }
+    return rc;
+}
+
+/* The files, once nothing is on its way out of the index. */
+static int files_trim(struct store *s, struct err *err)
+{
+    struct err why = {0};
+    pthread_mutex_lock(&s->commit_lock);
+    pthread_mutex_lock(&s->lock);
+    int rc = segments_trim(s, err);
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        rc = s->media->ops->sync(s->media, &why);
+    if (rc != 0 && why.msg[0] != 0) { /* what was appended may be among what was lost */
+        pthread_mutex_lock(&s->lock);
+        store_end_saving(s, rc, &why);
+        pthread_mutex_unlock(&s->lock);
+        err_set(err, rc, "%s", why.msg);
+    }
+    pthread_mutex_unlock(&s->commit_lock);
+    return rc;
+}
+
+static int index_trim(struct store *s, struct err *err)
+{
+    int rc = 0;
+    if (s->index == NULL)
+        return 0;
+    pthread_mutex_lock(&s->index_lock);
+    rc = index_compact(s->index, err);
+    pthread_mutex_unlock(&s->index_lock);
+    return rc;
+}
+
+int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
+{
+    struct store_stats before, after;
+    store_stats(s, &before);
+    pthread_mutex_lock(&s->lock);
+    int rc = store_can_save(s, err);
+    if (rc == 0)
+        orphans_free(s);
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        rc = store_commit_run(s, 0, err);
+    if (rc == 0)
+        rc = store_wipe(s, err);
+    if (rc == 0)
+        rc = files_trim(s, err);
+    if (rc == 0)
+        rc = index_trim(s, err);
+    store_stats(s, &after);
+    *freed_bytes = before.file_bytes > after.file_bytes
+                       ? before.file_bytes - after.file_bytes
+                       : 0;
+    return rc;
+}

@@ -1,0 +1,114 @@
+/* pins.c - pins that last: which keys eviction leaves for the end, and until when.
+ *
+ * The catalog holds them by node, a node standing for a key whether it is stored or not.  Changes
+ * are queued for the index and written by the next commit, or at once where the caller asked. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+void store_note_pin(struct store *s, const struct sha256 *key, int64_t until_wall_s)
+{
+    if (s->index == NULL || s->read_only)
+        return;
+    if ((s->n_pin_changes & (s->n_pin_changes - 1)) == 0) /* grows at powers of two */
+        s->pin_changes = xrealloc(s->pin_changes,
+                                  (s->n_pin_changes == 0 ? 1 : 2 * s->n_pin_changes) *
+                                      sizeof s->pin_changes[0]);
+    s->pin_changes[s->n_pin_changes++] = (struct store_pin_change){*key, until_wall_s};
+}
+
+/* [lock] */
+static void pin_end(struct store *s, struct chunk_node *n)
+{
+    store_note_pin(s, &n->key, 0);
+    catalog_unpin(&s->catalog, n);
+}
+
+void store_expire_pins(struct store *s)
+{
+    struct catalog *c = &s->catalog;
+    int64_t now_s = clock_wall_s();
+    if (c->n_pins == 0 || now_s < s->next_expiry_wall_s)
+        return;
+    s->next_expiry_wall_s = INT64_MAX;
+    for (uint32_t i = c->n_pins;
+         i-- > 0;) { /* the last one takes the place of one that ends */
+        if (c->pins[i].until_wall_s <= now_s)
+            pin_end(s, c->pins[i].node);
+        else if (c->pins[i].until_wall_s < s->next_expiry_wall_s)
+            s->next_expiry_wall_s = c->pins[i].until_wall_s;
+    }
+}
+
+/* [lock] */
+static void pin_set(struct store *s, const struct sha256 *key, int64_t until_wall_s)
+{
+    if (s->catalog.n_pins == 0 || until_wall_s < s->next_expiry_wall_s)
+        s->next_expiry_wall_s = until_wall_s;
+    catalog_pin(&s->catalog, key, until_wall_s);
+}
+
+int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
+                    struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    int rc = store_can_save(s, err);
+    store_expire_pins(s);
+    if (rc == 0 && (uint32_t)n > STORE_MAX_PINS - s->catalog.n_pins)
+        rc = err_set(err, ERR_LIMIT, "more than %d pins", STORE_MAX_PINS);
+    for (int i = 0; rc == 0 && i < n && until_wall_s > clock_wall_s(); i++) {
+        store_note_pin(s, &keys[i], until_wall_s);
+        pin_set(s, &keys[i], until_wall_s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc == 0 ? store_commit_run(s, STORE_COMMIT_PINS, err) : rc;
+}
+
+int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    int rc = store_can_save(s, err);
+    for (int i = 0; rc == 0 && i < n; i++) {
+        struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
+        if (node != NULL && node->pin_at != 0)
+            pin_end(s, node);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc == 0 ? store_commit_run(s, STORE_COMMIT_PINS, err) : rc;
+}
+
+int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
+                   void *arg)
+{
+    pthread_mutex_lock(&s->lock);
+    if (!s->read_only)
+        store_expire_pins(s);
+    uint32_t n = s->catalog.n_pins;
+    struct store_pinned *all = xmalloc((n + 1) * sizeof all[0]);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct catalog_pin *p = &s->catalog.pins[i];
+        all[i] = (struct store_pinned){p->node->key, p->until_wall_s, p->node->n_live > 0};
+    }
+    pthread_mutex_unlock(&s->lock);
+    int rc = 0;
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        if (all[i].until_wall_s > clock_wall_s())
+            rc = fn(arg, &all[i]);
+    free(all);
+    return rc;
+}
+
+static int pin_enter(void *arg, const struct sha256 *key, int64_t until_wall_s)
+{
+    struct store *s = arg;
+    if (s->catalog.n_pins < STORE_MAX_PINS)
+        pin_set(s, key, until_wall_s);
+    return 0;
+}
+
+int store_load_pins(struct store *s, struct err *err)
+{
+    return index_load_pins(s->index, pin_enter, s, err);
+}

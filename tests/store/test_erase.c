@@ -1,0 +1,340 @@
+/* Erasing: what is erased is absent, leaves no readable byte in any file of the store, and takes
+ * nothing else with it, whenever power fails. */
+#include <errno.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 6 };
+
+static const struct st_ctx ours = {.base = 1, .own = 1, .branch = 2};
+static const struct st_ctx theirs = {
+    .base = 1, .own = 2, .branch = 2}; /* shares two chunks */
+
+/* --- what a reader of the files could find ----------------------------------------------------- */
+
+struct bytes {
+    uint8_t *p;
+    size_t n;
+};
+
+static struct bytes file_bytes(struct io *io, const char *dir, const char *name)
+{
+    struct err err = {0};
+    struct bytes b = {0};
+    struct io_file *f;
+    char path[600];
+    uint64_t size;
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, &err), 0);
+    assert_int_equal(io_file_size(f, &size, &err), 0);
+    b.p = xmalloc(size + 1);
+    assert_int_equal(io_file_pread_some(f, b.p, size, 0, &b.n, &err), 0);
+    io_file_close(f);
+    return b;
+}
+
+/* How many files of the place hold these bytes. */
+static int files_with(const struct st_place *p, const void *what, size_t n)
+{
+    int n_with = 0;
+    for (int d = 0; d < p->opts.n_dirs; d++) {
+        struct io_names names;
+        assert_int_equal(io_list(p->io, p->dirs[d], &names, NULL), 0);
+        for (size_t i = 0; i < names.n; i++) {
+            struct bytes b = file_bytes(p->io, p->dirs[d], names.name[i]);
+            n_with += memmem(b.p, b.n, what, n) != NULL;
+            free(b.p);
+        }
+        io_names_free(&names);
+    }
+    return n_with;
+}
+
+/* Files with tokens or state of a chunk; with its key, where `keys_too`. */
+static int remains(const struct st_place *p, const struct st_ctx *c, int chunk,
+                   bool keys_too)
+{
+    struct sha256 keys[N];
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    uint8_t code[4 * STORE_CHUNK_TOKENS], state[64];
+    int n = 0;
+    st_keys(c, N, keys);
+    st_tokens(c, chunk, tokens);
+    for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
+        put_u32(code + 4 * i, (uint32_t)tokens[i]);
+    n += files_with(p, code, 16);
+    for (int l = 0; l < st_small.n_layers; l++)
+        for (int k = 0; k < STORE_KINDS; k++) {
+            st_fill(&keys[chunk], l, (enum store_kind)k, state, sizeof state);
+            n += files_with(p, state, sizeof state);
+        }
+    return keys_too ? n + files_with(p, keys[chunk].b, 16) : n;
+}
+
+/* --- one process -------------------------------------------------------------------------------- */
+
+static void erase_all(struct store *s, const struct st_ctx *c, struct store_erased *e)
+{
+    struct sha256 keys[N];
+    struct err err = {0};
+    st_keys(c, N, keys);
+    if (store_erase(s, keys, N, e, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+static void save_both(struct store *s)
+{
+    struct err err = {0};
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
+}
+
+static int n_found(struct store *s, const struct st_ctx *c)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    return r.n_found;
+}
+
+static void nothing_remains(const char *kind, int n_dirs)
+{
+    struct st_place p;
+    struct store_erased e;
+    struct err err = {0};
+    uint64_t freed;
+    if (!st_place_open(&p, kind, n_dirs))
+        return;
+    struct store *s = st_open(&p);
+    save_both(s);
+    if (p.io != NULL)
+        assert_true(remains(&p, &ours, 2, true) > 0); /* the search can find it */
+    erase_all(s, &ours, &e);
+    assert_int_equal(e.n_chunks, N - 2);
+    assert_int_equal(e.n_shared, 2);
+    assert_int_equal(e.n_busy, 0);
+    assert_int_equal(n_found(s, &ours), 2);
+    assert_int_equal(n_found(s, &theirs), N);
+    assert_true(store_audit(s));
+    for (int i = 2; p.io != NULL && i < N; i++)
+        assert_int_equal(remains(&p, &ours, i, false), 0);
+    assert_int_equal(store_gc(s, &freed, &err), 0);
+    for (int i = 2; p.io != NULL && i < N; i++)
+        assert_int_equal(remains(&p, &ours, i, true), 0);
+    erase_all(s, &theirs, &e);
+    assert_int_equal(e.n_chunks, N);
+    struct store_stats st;
+    store_stats(s, &st);
+    assert_true(st.n_chunks == 0 && st.used_bytes == 0 && st.freeing_bytes == 0);
+    assert_true(st.evictions[STORE_EVICT_ERASED] == N - 2 + N && st.n_evicted == 0);
+    store_close(s);
+    if (p.io != NULL) { /* and a lost index cannot bring it back */
+        char path[600];
+        snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
+        assert_int_equal(io_unlink(p.io, path, NULL), 0);
+        s = st_open(&p);
+        assert_int_equal(n_found(s, &ours) + n_found(s, &theirs), 0);
+        store_close(s);
+    }
+    st_place_close(&p);
+}
+
+static void erased_in_dram(void **state)
+{
+    (void)state;
+    nothing_remains("dram", 1);
+}
+
+static void erased_in_files(void **state)
+{
+    (void)state;
+    nothing_remains("pread", 1);
+    nothing_remains("pread", 3);
+    nothing_remains("sim", 2);
+}
+
+/* gc also removes what is left of copies that were evicted before anybody asked. */
+static void older_copies(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e;
+    uint64_t freed;
+    assert_true(st_place_open(&p, "pread", 1));
+    p.opts.cap_bytes = 400 << 10;
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    for (uint64_t i = 10; i < 14; i++) { /* others push ours out */
+        struct st_ctx c = {.base = i, .own = i};
+        assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
+    }
+    assert_true(n_found(s, &ours) < N);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    erase_all(s, &ours, &e);
+    assert_int_equal(store_gc(s, &freed, &err), 0);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(remains(&p, &ours, i, true), 0);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* A chunk that is being read stays readable for its reader, is missing for everybody else, and goes
+ * when it is let go. */
+static void in_use(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e;
+    struct sha256 keys[N];
+    struct store_hit hits[N];
+    int n_hits;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    st_keys(&ours, N, keys);
+    assert_int_equal(store_lookup(s, keys, 4, hits, &n_hits, NULL, 0, &err), 0);
+    assert_int_equal(n_hits, 4);
+    erase_all(s, &ours, &e);
+    assert_int_equal(e.n_chunks, 2);
+    assert_int_equal(e.n_busy, 4);
+    assert_int_equal(n_found(s, &ours), 0);
+    assert_true(store_audit(s));
+    store_release(s, hits, 4);
+    erase_all(s, &ours, &e); /* the commit and the wipe */
+    assert_int_equal(e.n_busy, 0);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(remains(&p, &ours, i, false), 0);
+    assert_true(store_audit(s));
+    /* Saved again, it is there again. */
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    assert_int_equal(n_found(s, &ours), N);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void pending_too(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(st_append(s, &st_small, &ours, i, ST_BOTH, &err), 0);
+    erase_all(s, &ours, &e);
+    assert_int_equal(e.n_chunks, N);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(remains(&p, &ours, i, false), 0);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* --- power ---------------------------------------------------------------------------------------- */
+
+/* Erases with power failing at the n-th operation; false where it did not come to that. */
+static bool cut_off_at(uint64_t n, uint64_t seed)
+{
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e = {0};
+    struct sha256 keys[N];
+    assert_true(st_place_open(&p, "sim", 2));
+    io_close(p.io);
+    assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &p.io, &err), 0);
+    p.opts.io = p.io;
+    struct store *s = st_open(&p);
+    save_both(s);
+    st_keys(&ours, N, keys);
+    io_sim_crash_at(p.io, IO_SIM_AT_OP, n);
+    int rc = store_erase(s, keys, N, &e, &err);
+    bool crashed = io_sim_crashed(p.io);
+    if (!crashed)
+        io_sim_crash(p.io);
+    store_close(s);
+    io_sim_restart(p.io);
+    s = st_open(&p);
+    int found = n_found(s, &ours);
+    if (found != 2 && found != N)
+        fail_msg("operation %llu: %d chunks are left", (unsigned long long)n, found);
+    if (rc == 0)
+        assert_int_equal(found, 2);
+    if (found == 2)
+        for (int i = 2; i < N; i++)
+            if (remains(&p, &ours, i, false) != 0)
+                fail_msg("operation %llu: chunk %d is readable after recovery",
+                         (unsigned long long)n, i);
+    assert_int_equal(n_found(s, &theirs), N);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+    return crashed;
+}
+
+static void power_fails(void **state)
+{
+    (void)state;
+    uint64_t n = 1, n_images = 0;
+    while (cut_off_at(n, n))
+        n++;
+    n_images = n;
+    for (uint64_t seed = 1000; seed < 1100; seed++, n_images++)
+        cut_off_at(1 + seed % n, seed);
+    print_message("erasing: %llu operations, %llu images\n", (unsigned long long)n - 1,
+                  (unsigned long long)n_images);
+    assert_true(n > 10);
+}
+
+/* A device that cannot wipe: an error now, absent nevertheless, wiped by the next open. */
+static void wipe_fails(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e;
+    struct sha256 keys[N];
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    save_both(s);
+    st_keys(&ours, N, keys);
+    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-"};
+    io_sim_fault_add(p.io, &bad);
+    assert_int_equal(store_erase(s, keys, N, &e, &err), -EIO);
+    assert_int_equal(n_found(s, &ours), 2);
+    assert_true(store_audit(s));
+    store_close(s);
+    io_sim_fault_clear(p.io);
+    s = st_open(&p);
+    for (int i = 2; i < N; i++)
+        assert_int_equal(remains(&p, &ours, i, false), 0);
+    struct store_stats st;
+    store_stats(s, &st);
+    assert_true(st.freeing_bytes == 0);
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(erased_in_dram), cmocka_unit_test(erased_in_files),
+        cmocka_unit_test(older_copies),   cmocka_unit_test(in_use),
+        cmocka_unit_test(pending_too),    cmocka_unit_test(power_fails),
+        cmocka_unit_test(wipe_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,465 @@
+/* What eviction must respect: lasting pins, quotas, partial chunks; and how it all is counted. */
+#include <errno.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 4 };
+
+static void save(struct store *s, const struct st_ctx *c)
+{
+    struct err err = {0};
+    if (st_save(s, &st_small, c, N, ST_BOTH, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+static int n_found(struct store *s, const struct st_ctx *c)
+{
+    struct sha256 keys[N];
+    struct store_hit hits[N];
+    int n = 0;
+    st_keys(c, N, keys);
+    assert_int_equal(store_lookup(s, keys, N, hits, &n, NULL, 0, NULL), 0);
+    store_release(s, hits, n);
+    return n;
+}
+
+/* The bytes that one context takes. */
+static uint64_t context_bytes(void)
+{
+    struct st_place p;
+    struct store_stats st;
+    assert_true(st_place_open(&p, "dram", 1));
+    struct store *s = st_open(&p);
+    save(s, &(struct st_ctx){.base = 1, .own = 1});
+    store_stats(s, &st);
+    store_close(s);
+    st_place_close(&p);
+    return st.used_bytes;
+}
+
+/* --- lasting pins ------------------------------------------------------------------------------- */
+
+static int pin_count(void *arg, const struct store_pinned *p)
+{
+    int *n = arg;
+    *n += p->is_stored ? 1 : 100;
+    return 0;
+}
+
+static void pins_last(const char *kind)
+{
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[N];
+    struct st_ctx kept = {.base = 1, .own = 1};
+    int n_pins = 0;
+    if (!st_place_open(&p, kind, 1))
+        return;
+    bool lasts = p.io != NULL;
+    p.opts.cap_bytes = 3 * context_bytes();
+    struct store *s = st_open(&p);
+    st_keys(&kept, N, keys);
+    int64_t until = clock_wall_s() + 3600;
+    assert_int_equal(store_pin_until(s, keys, N, until, &err), 0); /* before it is stored */
+    assert_int_equal(store_each_pin(s, pin_count, &n_pins), 0);
+    assert_int_equal(n_pins, 400);
+    save(s, &kept);
+    if (lasts) {
+        store_close(s);
+        s = st_open(&p);
+    }
+    n_pins = 0;
+    store_each_pin(s, pin_count, &n_pins);
+    assert_int_equal(n_pins, N);
+    for (uint64_t i = 10; i < 20; i++)
+        save(s, &(struct st_ctx){.base = i, .own = i});
+    assert_int_equal(n_found(s, &kept), N);
+    /* The cap is the bound: when all is pinned, pinned chunks go, oldest first, and are counted. */
+    struct store_stats st;
+    store_stats(s, &st);
+    assert_true(st.n_evicted_pinned == 0 && st.evictions[STORE_EVICT_CAP] > 0);
+    for (uint64_t i = 30; i < 34; i++) {
+        struct st_ctx c = {.base = i, .own = i};
+        st_keys(&c, N, keys);
+        assert_int_equal(store_pin_until(s, keys, N, until, &err), 0);
+        save(s, &c);
+    }
+    store_stats(s, &st);
+    assert_true(st.n_evicted_pinned > 0 && st.used_bytes <= st.cap_bytes);
+    assert_true(n_found(s, &kept) < N &&
+                n_found(s, &(struct st_ctx){.base = 33, .own = 33}) == N);
+    assert_true(store_audit(s));
+    /* Ended by hand. */
+    st_keys(&(struct st_ctx){.base = 33, .own = 33}, N, keys);
+    assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
+    struct store_stats after;
+    store_stats(s, &after);
+    assert_int_equal(st.n_pins - after.n_pins, N);
+    if (lasts) {
+        store_close(s);
+        s = st_open(&p);
+        store_stats(s, &after);
+        assert_int_equal(st.n_pins - after.n_pins, N);
+    }
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void pins_last_everywhere(void **state)
+{
+    (void)state;
+    pins_last("dram");
+    pins_last("pread");
+    pins_last("sim");
+}
+
+static void pins_run_out(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[N];
+    struct st_ctx kept = {.base = 1, .own = 1};
+    struct store_stats st;
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.cap_bytes = 3 * context_bytes();
+    struct store *s = st_open(&p);
+    save(s, &kept);
+    st_keys(&kept, N, keys);
+    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() - 1, &err), 0);
+    store_stats(s, &st);
+    assert_int_equal(st.n_pins, 0);
+    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 1, &err), 0);
+    store_stats(s, &st);
+    assert_int_equal(st.n_pins, N);
+    clock_sleep_ns((int64_t)1100 * 1000 * 1000);
+    for (uint64_t i = 10; i < 14; i++)
+        save(s, &(struct st_ctx){.base = i, .own = i});
+    assert_true(n_found(s, &kept) < N);
+    store_stats(s, &st);
+    assert_true(st.n_pins == 0 && st.n_evicted_pinned == 0);
+    store_close(s);
+    s = st_open(&p);
+    store_stats(s, &st);
+    assert_int_equal(st.n_pins, 0);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* A pin that was acknowledged is there after any crash. */
+static void pins_survive_power(void **state)
+{
+    (void)state;
+    for (uint64_t at = 1;; at++) {
+        struct st_place p;
+        struct err err = {0};
+        struct sha256 keys[N];
+        struct st_ctx kept = {.base = 1, .own = 1};
+        struct store_stats st;
+        assert_true(st_place_open(&p, "sim", 1));
+        struct store *s = st_open(&p);
+        save(s, &kept);
+        st_keys(&kept, N, keys);
+        io_sim_crash_at(p.io, IO_SIM_AT_OP, at);
+        int rc = store_pin_until(s, keys, N, clock_wall_s() + 3600, &err);
+        bool crashed = io_sim_crashed(p.io);
+        if (!crashed)
+            io_sim_crash(p.io);
+        store_close(s);
+        io_sim_restart(p.io);
+        s = st_open(&p);
+        store_stats(s, &st);
+        assert_true(st.n_pins == N || (rc != 0 && st.n_pins == 0));
+        assert_int_equal(n_found(s, &kept), N);
+        store_close(s);
+        st_place_close(&p);
+        if (!crashed)
+            return;
+    }
+}
+
+/* --- quotas ------------------------------------------------------------------------------------- */
+
+struct uses {
+    uint64_t owner, used_bytes, n_chunks;
+};
+
+static int use_take(void *arg, const struct store_owner_use *u)
+{
+    struct uses *want = arg;
+    if (u->owner == want->owner) {
+        want->used_bytes = u->used_bytes;
+        want->n_chunks = u->n_chunks;
+        assert_true(u->quota_bytes == 0 || u->used_bytes <= u->quota_bytes);
+    }
+    return 0;
+}
+
+static struct uses use_of(struct store *s, const char *salt)
+{
+    struct uses u = {.owner = store_owner(salt)};
+    store_each_owner(s, use_take, &u);
+    return u;
+}
+
+static void quotas_bound(const char *kind)
+{
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    uint64_t each = context_bytes();
+    if (!st_place_open(&p, kind, 1))
+        return;
+    p.opts.quota_bytes = 2 * each;
+    struct store *s = st_open(&p);
+    struct st_ctx quiet = {.base = 1, .own = 1, .salt = "quiet"};
+    save(s, &quiet);
+    store_set_quota(s, store_owner("vip"), 5 * each);
+    for (uint64_t i = 10; i < 20; i++) {
+        save(s, &(struct st_ctx){.base = i, .own = i, .salt = "noisy"});
+        save(s, &(struct st_ctx){.base = i, .own = i, .salt = "vip"});
+        save(s,
+             &(struct st_ctx){.base = i, .own = i}); /* the empty salt is an owner, too */
+    }
+    assert_true(use_of(s, "noisy").used_bytes == 2 * each);
+    assert_true(use_of(s, "vip").used_bytes == 5 * each);
+    assert_true(use_of(s, NULL).used_bytes == 2 * each);
+    assert_int_equal(n_found(s, &quiet),
+                     N); /* nobody's appetite costs another one's chunks */
+    assert_int_equal(n_found(s, &(struct st_ctx){.base = 19, .own = 19, .salt = "noisy"}),
+                     N);
+    store_stats(s, &st);
+    assert_true(st.evictions[STORE_EVICT_QUOTA] > 0 && st.evictions[STORE_EVICT_CAP] == 0);
+    assert_true(store_audit(s));
+    if (p.io != NULL) { /* owners are stored with the chunks */
+        store_close(s);
+        s = st_open(&p);
+        store_set_quota(s, store_owner("vip"), 5 * each);
+        assert_true(use_of(s, "vip").used_bytes == 5 * each);
+        store_close(s);
+        char path[600];
+        snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
+        assert_int_equal(io_unlink(p.io, path, NULL), 0);
+        p.opts.quota_bytes = 0; /* revenants must not be evicted before they are counted */
+        s = st_open(&p);
+        assert_true(use_of(s, "quiet").used_bytes == each);
+        assert_true(use_of(s, "vip").used_bytes >= 5 * each);
+    }
+    /* What cannot fit is refused, and nothing is evicted for it. */
+    store_set_quota(s, store_owner("tiny"), 4096);
+    struct st_ctx tiny = {.base = 50, .own = 50, .salt = "tiny"};
+    assert_int_equal(st_append(s, &st_small, &tiny, 0, ST_BOTH, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "quota"));
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void quotas_bound_everywhere(void **state)
+{
+    (void)state;
+    quotas_bound("dram");
+    quotas_bound("sim");
+}
+
+/* --- partial chunks ----------------------------------------------------------------------------- */
+
+static int append_partial(struct store *s, const struct st_ctx *c, int chunk, int n_tokens,
+                          const struct sha256 *supersedes, struct sha256 *key)
+{
+    struct sha256 keys[N];
+    struct err err = {0};
+    uint8_t bytes[700];
+    struct store_record record = {0, STORE_KV, bytes, sizeof bytes};
+    struct store_chunk sc = {.fingerprint = st_fingerprint(c->model),
+                             .chunk_idx = (uint32_t)chunk,
+                             .n_tokens = n_tokens,
+                             .records = &record,
+                             .n_records = 1,
+                             .supersedes = supersedes};
+    st_keys(c, N, keys);
+    sc.parent = keys[chunk - 1];
+    st_tokens(c, chunk, sc.tokens);
+    *key = sc.key = store_partial_key(&sc.parent, sc.tokens, n_tokens);
+    st_fill(key, 0, STORE_KV, bytes, sizeof bytes);
+    return store_append(s, &sc, &err);
+}
+
+static void partial_chunks(const char *kind)
+{
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct sha256 keys[N], tail[2], found;
+    struct store_hit hits[3];
+    struct store_stats st;
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    int n_tokens, n_hits;
+    if (!st_place_open(&p, kind, 1))
+        return;
+    struct store *s = st_open(&p);
+    st_keys(&c, N, keys);
+    st_tokens(&c, 2, tokens);
+    assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
+    assert_int_equal(st_save(s, &st_small, &c, 2, ST_BOTH, &err), 0);
+    assert_int_equal(append_partial(s, &c, 2, 17, NULL, &tail[0]), 0);
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_true(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
+    assert_int_equal(n_tokens, 17);
+    assert_memory_equal(found.b, tail[0].b, sizeof found.b);
+    assert_false(store_find_partial(s, &keys[1], tokens, 16, &found, &n_tokens));
+    tokens[3] ^= 1; /* other tokens: another chunk */
+    assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
+    tokens[3] ^= 1;
+    /* A longer one makes it needless, and the full one makes that needless, across restarts. */
+    assert_int_equal(append_partial(s, &c, 2, 40, &tail[0], &tail[1]), 0);
+    assert_true(store_find_partial(s, &keys[1], tokens, 39, &found, &n_tokens));
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_true(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
+    assert_int_equal(n_tokens, 40);
+    assert_false(store_find_partial(s, &keys[1], tokens, 39, &found, &n_tokens));
+    assert_int_equal(store_commit(s, &err), 0);
+    if (p.io != NULL) {
+        store_close(s);
+        char path[600];
+        snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
+        assert_int_equal(io_unlink(p.io, path, NULL), 0);
+        s = st_open(&p);
+    }
+    struct sha256 chain[3] = {keys[0], keys[1], tail[1]};
+    assert_int_equal(store_lookup(s, chain, 3, hits, &n_hits, NULL, 0, &err), 0);
+    assert_int_equal(n_hits, 3);
+    assert_int_equal(hits[1].n_tokens, 64);
+    assert_int_equal(hits[2].n_tokens, 40);
+    store_release(s, hits, 3);
+    store_stats(s, &st);
+    assert_true(st.n_partial >= 1);
+    int rc = append_partial(s, &c, 2, 64, &tail[1], &found);
+    assert_int_equal(rc, 0);
+    assert_memory_equal(found.b, keys[2].b,
+                        sizeof found.b); /* the same name as a full one's */
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) &&
+                 n_tokens == 40);
+    store_stats(s, &st);
+    assert_true(st.evictions[STORE_EVICT_SUPERSEDED] >= 1);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void partial_chunks_everywhere(void **state)
+{
+    (void)state;
+    partial_chunks("dram");
+    partial_chunks("pread");
+    partial_chunks("sim");
+}
+
+/* --- counting ----------------------------------------------------------------------------------- */
+
+static void misses_have_reasons(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[N];
+    struct store_hit hit;
+    struct store_stats st;
+    char why[128];
+    int n;
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.cap_bytes = 3 * context_bytes();
+    struct store *s = st_open(&p);
+    struct st_ctx a = {.base = 1, .own = 1}, pending = {.base = 2, .own = 2};
+    save(s, &a);
+    assert_int_equal(n_found(s, &(struct st_ctx){.base = 9, .own = 9}), 0);
+    assert_int_equal(st_append(s, &st_small, &pending, 0, ST_BOTH, &err), 0);
+    assert_int_equal(n_found(s, &pending), 0);
+    st_keys(&a, N, keys);
+    assert_true(store_pin(s, &keys[3], &hit));
+    store_condemn(s, &hit, "for the test");
+    store_release(s, &hit, 1);
+    assert_int_equal(n_found(s, &a), 3);
+    for (uint64_t i = 10; i < 15; i++)
+        save(s, &(struct st_ctx){.base = i, .own = i});
+    assert_int_equal(store_lookup(s, keys, 3, &hit, &n, why, sizeof why, &err), 0);
+    assert_int_equal(n, 0);
+    assert_string_equal(why, "evicted");
+    struct sha256 other = st_fingerprint(77);
+    store_expect(s, &other);
+    assert_int_equal(n_found(s, &(struct st_ctx){.base = 8, .own = 8, .model = 77}), 0);
+    store_stats(s, &st);
+    assert_int_equal(st.misses[STORE_MISS_ABSENT], N);
+    assert_int_equal(st.misses[STORE_MISS_UNCOMMITTED], N);
+    assert_int_equal(st.misses[STORE_MISS_DAMAGED], 1);
+    assert_int_equal(st.misses[STORE_MISS_EVICTED], 3);
+    assert_int_equal(st.misses[STORE_MISS_OTHER_STATE], N);
+    uint64_t sum = 0;
+    for (int i = 0; i < STORE_MISSES; i++)
+        sum += st.misses[i];
+    assert_true(sum == st.n_misses);
+    assert_true(st.n_corrupt == 1 && st.evictions[STORE_EVICT_DAMAGED] == 1);
+    assert_string_equal(st.tier, "disk");
+    assert_true(st.device_bytes[0] == st.used_bytes);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void failures_are_counted(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    struct st_result r;
+    struct st_ctx c = {.base = 1, .own = 1};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    save(s, &c);
+    struct io_sim_fault flip = {.kind = IO_SIM_READ_FLIP, .path = "seg-", .count = 1};
+    io_sim_fault_add(p.io, &flip);
+    for (int i = 0; i < 20 && st_read(s, &st_small, &c, N, &r, &err) == 0; i++) {
+        store_stats(s, &st);
+        if (st.n_checksum_failures > 0)
+            break;
+        io_sim_fault_add(p.io, &flip); /* it hit the padding */
+    }
+    assert_int_equal(st.n_checksum_failures, 1);
+    struct io_sim_fault bad = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 1};
+    io_sim_fault_clear(p.io);
+    c.own = c.base = 2;
+    save(s, &c);
+    io_sim_fault_add(p.io, &bad);
+    assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
+    store_stats(s, &st);
+    assert_int_equal(st.n_read_failures, 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pins_last_everywhere),
+        cmocka_unit_test(pins_run_out),
+        cmocka_unit_test(pins_survive_power),
+        cmocka_unit_test(quotas_bound_everywhere),
+        cmocka_unit_test(partial_chunks_everywhere),
+        cmocka_unit_test(misses_have_reasons),
+        cmocka_unit_test(failures_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
