@@ -49,7 +49,6 @@ static int reserve_batch(struct engine *e, struct err *err)
 static int reserve_restore(struct engine *e, struct err *err)
 {
     size_t chunks = (size_t)max_chunks_of(e), layers = (size_t)e->o.model->cfg.n_layers;
-    e->hits = xcalloc(chunks, sizeof *e->hits);
     e->ranges = xcalloc(chunks, sizeof *e->ranges);
     e->masks = xcalloc(chunks, layers);
     e->plan_layer = xcalloc(layers, sizeof *e->plan_layer);
@@ -126,7 +125,6 @@ void engine_destroy(struct engine *e)
     free(e->batch);
     free(e->parts);
     free(e->sample_scratch);
-    free(e->hits);
     free(e->ranges);
     free(e->masks);
     free(e->plan_layer);
@@ -155,6 +153,7 @@ const struct kv_pool *engine_pool(const struct engine *e)
 
 static void seq_free(struct engine *e, struct seq *s)
 {
+    restoring_abandon(e, s);
     save_close(s->save);
     if (s->pin.impl != NULL)
         store_release(e->o.store, &s->pin, 1);
@@ -389,24 +388,24 @@ static int run_batch(struct engine *e, struct err *err)
 
 /* --- the step --------------------------------------------------------------------------------- */
 
-static void start_waiting(struct engine *e)
+static int count_decodes(const struct engine *e)
 {
-    for (int i = 0; i < e->o.max_seqs; i++) {
-        struct seq *s = e->seqs[i];
-        if (s == NULL || s->phase != PHASE_RESTORE)
-            continue;
-        seq_restore(e, s);
-        if (s->phase == PHASE_PREFILL)
-            s->save = save_open(e->o.saver,
-                                chain_parent(&s->chain, s->n_done / STORE_CHUNK_TOKENS),
-                                &s->req.save, s->n_done);
-    }
+    int n = 0;
+    for (int i = 0; i < e->n_batch; i++)
+        n += e->batch[i]->phase == PHASE_DECODE;
+    return n;
 }
 
+/* New sequences begin to restore; the batch goes forward; restores take what is left of the step. */
 int engine_step(struct engine *e, int *n_active, struct err *err)
 {
-    start_waiting(e);
+    for (int i = 0; i < e->o.max_seqs; i++) {
+        if (e->seqs[i] != NULL && e->seqs[i]->phase == PHASE_NEW)
+            restoring_begin(e, e->seqs[i]);
+    }
     batch_make(e);
+    int64_t t0 = clock_now_ns();
+    int n_decodes = count_decodes(e);
     if (e->n_batch > 0) {
         int rc = run_batch(e, err);
         if (rc != 0)
@@ -414,6 +413,7 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
         for (int i = 0; i < e->n_batch; i++)
             seq_advance(e, e->batch[i]);
     }
+    restoring_step(e, n_decodes, clock_now_ns() - t0);
     *n_active = 0;
     for (int i = 0; i < e->o.max_seqs; i++)
         *n_active += e->seqs[i] != NULL && e->seqs[i]->phase != PHASE_DONE;

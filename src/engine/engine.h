@@ -92,7 +92,9 @@ enum save_end seq_save_end(const struct seq *s);
 /* Ends a sequence in any state and frees its blocks. */
 void engine_remove(struct engine *e, struct seq *s);
 
-/* One restore per waiting sequence, then one forward pass. *n_active: sequences not yet finished.
+/* One forward pass over the batch, then restores: beside decodes in a small share of the pass's time,
+ * else for as long as a step may take (20 ms; a restore that waits for I/O makes the step wait only
+ * where there is nothing else to do). *n_active: sequences not yet finished.
  * An error of one sequence is its outcome; the return value is for faults that concern all. */
 int engine_step(struct engine *e, int *n_active, struct err *err);
 

@@ -1,8 +1,14 @@
 /* restoring.c - the restoration phase of a sequence: look up, plan, restore.
  *
+ *   NEW --restoring_begin--> RESTORE: looked up, planned, restored by restoring_step --> PREFILL
+ *
  * What it leaves behind is always right: n_done tokens whose K and V are in the cache, from which
  * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error; only a plan that was
- * forced and cannot be carried out is one. */
+ * forced and cannot be carried out is one.
+ *
+ * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets SHARE of the
+ * time that their forward passes take, kept as a credit.  An item that took longer than there was
+ * credit is paid for by the steps that follow. */
 #include "engine/seq.h"
 
 #include <stdio.h>
@@ -12,22 +18,30 @@
 #include "base/clock.h"
 #include "state/profile.h"
 
-/* The store's measured speed, once per engine, on the first hits: there is something to restore, so
- * there is something to measure. */
-static int measure_io(struct engine *e, const struct store_hit *hits, int n,
-                      struct err *err)
+/* The paper's 4 % less what reading costs the decodes (docs/PERF.md). */
+static const double SHARE = 0.03;
+/* How long a step without decodes may restore or wait: as long as a new request may be kept waiting. */
+enum { ALONE_NS = 20 * 1000 * 1000 };
+
+/* --- planning --------------------------------------------------------------------------------- */
+
+/* The store's speed: measured once per engine, on the first hits, for there is something to restore
+ * and so something to measure; a throttle is the speed, no need to wait for it. */
+static bool must_measure(const struct engine *e)
+{
+    return e->o.platform->n_tiers == 0 && e->o.throttle_bytes_per_s == 0;
+}
+
+static void take_measure(struct engine *e, const struct restore_found *f)
 {
     struct platform *p = e->o.platform;
-    if (p->n_tiers == 0 && e->o.throttle_bytes_per_s > 0) {
-        p->n_tiers = 1; /* the throttle is the store's speed: no need to wait for it */
+    if (p->n_tiers > 0)
+        return;
+    p->n_tiers = 1;
+    p->tier[0] = f->tier;
+    if (!f->measured)
         p->tier[0] = (struct platform_tier){
             .name = "throttled", .bytes_per_s = (double)e->o.throttle_bytes_per_s};
-    } else if (p->n_tiers == 0) {
-        int rc = profile_io(p, e->o.model, e->o.store, hits, n, err);
-        if (rc != 0)
-            return rc;
-    }
-    return 0;
 }
 
 /* Merges neighbouring chunks with equal records into ranges. */
@@ -50,7 +64,8 @@ static int make_ranges(struct engine *e, const struct store_hit *hits, int n_hit
     return n;
 }
 
-static int make_plan(struct engine *e, struct seq *s, int n_hits, int *n_chunks)
+static int make_plan(struct engine *e, struct seq *s, const struct restore_found *f,
+                     int *n_chunks)
 {
     struct platform bounded = *e->o.platform;
     double limit = (double)e->o.throttle_bytes_per_s;
@@ -60,8 +75,8 @@ static int make_plan(struct engine *e, struct seq *s, int n_hits, int *n_chunks)
     int n_used = 0, rc = 0;
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
-    int n_ranges = make_ranges(e, e->hits, n_hits);
-    int64_t n_new = s->n_tokens - (int64_t)n_hits * STORE_CHUNK_TOKENS;
+    int n_ranges = make_ranges(e, f->hits, f->n_hits);
+    int64_t n_new = s->n_tokens - (int64_t)f->n_hits * STORE_CHUNK_TOKENS;
     if (rc == 0)
         rc = plan_best_prefix(&bounded, e->ranges, n_ranges, n_new, true, e->plan_layer,
                               e->prefill_s, &req, &s->out.plan, &n_used, &s->out.err);
@@ -72,6 +87,8 @@ static int make_plan(struct engine *e, struct seq *s, int n_hits, int *n_chunks)
     return rc;
 }
 
+/* --- one sequence's way through the phase ----------------------------------------------------- */
+
 static void fail(struct seq *s, int rc)
 {
     s->out.err.code = rc;
@@ -79,56 +96,26 @@ static void fail(struct seq *s, int rc)
     s->phase = PHASE_DONE;
 }
 
-/* Returns how many of the n_hits chunks the store still has. */
-static int run_restore(struct engine *e, struct seq *s, int n_hits, int n_chunks)
+/* On to prefill, behind what came back; what is computed from here on is saved. */
+static void leave(struct engine *e, struct seq *s)
 {
-    struct restore_job job = {.hits = e->hits,
-                              .n_chunks = n_chunks,
-                              .tokens = s->tokens,
-                              .table = &s->table,
-                              .plan = &s->out.plan};
-    int rc = restore_run(e->restorer, &job, &s->out.restore, &s->out.err);
-    if (rc != 0) {
-        fail(s, rc);
-        return 0;
-    }
-    int n_good = s->out.restore.n_chunks;
-    s->n_done = n_good * STORE_CHUNK_TOKENS;
-    if (n_good < n_chunks)
-        snprintf(s->out.miss, sizeof s->out.miss, "%s", s->out.restore.fault);
-    else if (n_chunks < n_hits)
-        snprintf(
-            s->out.miss, sizeof s->out.miss,
-            "the plan restores %d of %d stored chunks: the others lack its records, or "
-            "recomputing them is faster",
-            n_chunks, n_hits);
-    if (n_good == 0)
-        s->out.plan.n_layers = 0;
-    return n_good < n_chunks ? n_good : n_hits;
+    s->phase = PHASE_PREFILL;
+    s->save = save_open(e->o.saver, chain_parent(&s->chain, s->n_done / STORE_CHUNK_TOKENS),
+                        &s->req.save, s->n_done);
 }
 
-static int restore_from_hits(struct engine *e, struct seq *s, int n_hits)
+/* The restore is over, or was none: n_stored chunks are known to be in the store.  While the sequence
+ * lives, what its state continues is not evicted: the last of them pins all. */
+static void end(struct engine *e, struct seq *s, int n_stored)
 {
-    int n_chunks = 0, rc = 0;
-    int64_t t0 = clock_now_ns();
-    struct err err = {0};
-    rc = measure_io(e, e->hits, n_hits, &err);
-    if (rc != 0) { /* nothing could be read: recompute */
-        snprintf(s->out.miss, sizeof s->out.miss, "%.190s", err.msg);
-        return 0;
-    }
-    rc = make_plan(e, s, n_hits, &n_chunks);
-    s->out.plan_ns = clock_now_ns() - t0;
-    if (rc != 0) {
-        fail(s, rc);
-        return n_hits;
-    }
-    if (n_chunks > 0)
-        return run_restore(e, s, n_hits, n_chunks);
-    snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
-             s->out.plan.reason);
-    s->out.plan.n_layers = 0;
-    return n_hits;
+    s->out.n_stored = n_stored * STORE_CHUNK_TOKENS;
+    if (n_stored > 0 && !store_pin(e->o.store, &s->chain.keys[n_stored - 1], &s->pin))
+        s->pin.impl = NULL;
+    restoring_abandon(e, s);
+    s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
+    s->out.n_cached = s->n_done;
+    if (s->phase == PHASE_RESTORE)
+        leave(e, s);
 }
 
 /* Why nothing is looked up, or NULL. */
@@ -143,34 +130,146 @@ static const char *why_not(const struct engine *e, const struct seq *s)
     return NULL;
 }
 
-void seq_restore(struct engine *e, struct seq *s)
+void restoring_begin(struct engine *e, struct seq *s)
 {
-    s->phase = PHASE_PREFILL;
     const char *why = why_not(e, s);
     if (why != NULL) {
         snprintf(s->out.miss, sizeof s->out.miss, "%s", why);
+        leave(e, s);
         return;
     }
     /* The last prompt token must be computed in any case: its logits are wanted. */
-    int n_want = (s->req.n_prompt - 1) / STORE_CHUNK_TOKENS, n_hits = 0;
+    int n_want = (s->req.n_prompt - 1) / STORE_CHUNK_TOKENS;
+    s->phase = PHASE_RESTORE;
+    s->restore = restore_find(e->restorer, s->chain.keys, n_want, must_measure(e));
+}
+
+/* What was looked up is known: plans, and starts the reads. */
+static void start(struct engine *e, struct seq *s, const struct restore_found *f)
+{
     int64_t t0 = clock_now_ns();
-    struct err err = {0};
-    int rc = store_lookup(e->o.store, s->chain.keys, n_want, e->hits, &n_hits, s->out.miss,
-                          sizeof s->out.miss, &err);
-    s->out.lookup_ns = clock_now_ns() - t0;
-    if (rc != 0) {
-        snprintf(s->out.miss, sizeof s->out.miss, "%.190s", err.msg);
+    s->out.lookup_ns = t0 - s->t_start;
+    snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
+             f->err.code != 0 ? f->err.msg : f->why);
+    if (f->n_hits == 0) {
+        end(e, s, 0);
         return;
     }
-    t0 = clock_now_ns();
-    int n_stored = n_hits > 0 ? restore_from_hits(e, s, n_hits) : 0;
-    s->out.n_stored = n_stored * STORE_CHUNK_TOKENS;
-    /* While the sequence lives, what its state continues is not evicted: the last chunk pins all. */
-    if (n_stored > 0) {
-        s->pin = e->hits[n_stored - 1];
-        e->hits[n_stored - 1].impl = NULL;
+    take_measure(e, f);
+    int rc = make_plan(e, s, f, &s->n_planned);
+    s->out.plan_ns = clock_now_ns() - t0;
+    if (rc != 0) {
+        fail(s, rc);
+        end(e, s, f->n_hits);
+    } else if (s->n_planned == 0) {
+        snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
+                 s->out.plan.reason);
+        s->out.plan.n_layers = 0;
+        end(e, s, f->n_hits);
+    } else {
+        struct restore_job job = {.n_chunks = s->n_planned,
+                                  .tokens = s->tokens,
+                                  .table = &s->table,
+                                  .plan = &s->out.plan};
+        restore_start(s->restore, &job);
     }
-    store_release(e->o.store, e->hits, n_hits);
-    s->out.restore_ns = clock_now_ns() - t0;
-    s->out.n_cached = s->n_done;
+}
+
+/* Everything has come back that will. */
+static void finish(struct engine *e, struct seq *s)
+{
+    int n_hits = restore_found(s->restore)->n_hits;
+    struct restore_result *r = &s->out.restore;
+    int rc = restore_result_of(s->restore, r, &s->out.err);
+    if (rc != 0) {
+        fail(s, rc);
+        end(e, s, 0);
+        return;
+    }
+    s->n_done = r->n_chunks * STORE_CHUNK_TOKENS;
+    if (r->n_chunks < s->n_planned)
+        snprintf(s->out.miss, sizeof s->out.miss, "%s", r->fault);
+    else if (s->n_planned < n_hits)
+        snprintf(
+            s->out.miss, sizeof s->out.miss,
+            "the plan restores %d of %d stored chunks: the others lack its records, or "
+            "recomputing them is faster",
+            s->n_planned, n_hits);
+    if (r->n_chunks == 0)
+        s->out.plan.n_layers = 0;
+    end(e, s, r->n_chunks < s->n_planned ? r->n_chunks : n_hits);
+}
+
+void restoring_abandon(struct engine *e, struct seq *s)
+{
+    (void)e;
+    if (s->restore != NULL)
+        restore_end(s->restore);
+    s->restore = NULL;
+}
+
+/* --- the phase within a step ------------------------------------------------------------------ */
+
+/* Moves on whoever can; returns how many are still restoring. */
+static int poll(struct engine *e, bool *left)
+{
+    int n = 0;
+    for (int i = 0; i < e->o.max_seqs; i++) {
+        struct seq *s = e->seqs[i];
+        const struct restore_found *f;
+        if (s == NULL || s->phase != PHASE_RESTORE)
+            continue;
+        if (s->n_planned == 0 && (f = restore_found(s->restore)) != NULL)
+            start(e, s, f);
+        if (s->phase == PHASE_RESTORE && s->n_planned > 0 && restore_is_done(s->restore))
+            finish(e, s);
+        n += s->phase == PHASE_RESTORE;
+        *left |= s->phase != PHASE_RESTORE;
+    }
+    return n;
+}
+
+/* Beside decodes: as much as the credit allows, waiting for nothing. */
+static void work_beside(struct engine *e, int64_t batch_ns)
+{
+    int64_t earned = (int64_t)(SHARE * (double)batch_ns);
+    e->restore_credit_ns += earned;
+    if (e->restore_credit_ns > earned)
+        e->restore_credit_ns = earned; /* what was not used is lost: no bursts */
+    while (e->restore_credit_ns > 0) {
+        int64_t t0 = clock_now_ns();
+        bool worked = restorer_work(e->restorer, e->restore_credit_ns);
+        e->restore_credit_ns -= clock_now_ns() - t0;
+        if (!worked)
+            return;
+    }
+}
+
+/* Nothing decodes: restores until somebody can prefill, or for as long as a step may take. */
+static void work_alone(struct engine *e, bool may_wait)
+{
+    int64_t end = clock_now_ns() + ALONE_NS, now = end - ALONE_NS;
+    bool left = false;
+    while (now < end && poll(e, &left) > 0 && !left) {
+        bool worked = restorer_work(e->restorer, RESTORE_NO_LIMIT);
+        now = clock_now_ns();
+        if (!worked && (!may_wait || !restorer_wait(e->restorer, end - now)))
+            break;
+    }
+    poll(e, &left);
+}
+
+void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns)
+{
+    bool left = false;
+    if (poll(e, &left) == 0) {
+        e->restore_credit_ns = 0;
+        return;
+    }
+    if (n_decodes == 0) {
+        work_alone(e, e->n_batch == 0 && !left);
+        return;
+    }
+    work_beside(e, batch_ns);
+    poll(e, &left);
 }

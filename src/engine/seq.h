@@ -6,6 +6,7 @@
 #include "state/chain.h"
 
 enum phase {
+    PHASE_NEW,
     PHASE_RESTORE,
     PHASE_PREFILL,
     PHASE_DECODE,
@@ -22,6 +23,8 @@ struct seq {
     int row, n_rows;    /* of the present batch */
     struct chain chain; /* of the prompt */
     struct kv_table table;
+    struct restore *restore; /* under way: between restore_find and restore_end */
+    int n_planned;           /* chunks that it restores; 0: not planned yet */
     struct save_seq *save;
     struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */
     struct outcome out;
@@ -36,7 +39,9 @@ struct engine {
     struct kv_pool *pool;
     struct kv_layer *kv; /* [n_layers] */
     struct restorer *restorer;
-    struct seq **seqs; /* [max_seqs], NULL: free */
+    int64_t
+        restore_credit_ns; /* what restores may take of the decodes' time; see restoring.c */
+    struct seq **seqs;     /* [max_seqs], NULL: free */
 
     /* the present batch; all reserved at creation */
     int32_t *ids, *pos, *seq_row;
@@ -48,14 +53,21 @@ struct engine {
     struct mat head_in; /* [max_seqs][d] T: last rows of sequences that need logits */
     struct mat logits;  /* [max_seqs][vocab] f32 */
     void *sample_scratch;
-    struct store_hit *hits; /* [max_chunks] */
     struct plan_layer *plan_layer;
     double *prefill_s;
     struct plan_range *ranges;
     uint8_t *masks; /* [max_chunks][n_layers], of ranges */
 };
 
-/* Phase one: looks up, plans, restores. Sets n_done, and phase PREFILL (or DONE with an error). */
-void seq_restore(struct engine *e, struct seq *s);
+/* --- restoring.c: phase one ------------------------------------------------------------------- */
+
+/* Begins looking up what the store has of s: phase RESTORE, or PREFILL where nothing is. */
+void restoring_begin(struct engine *e, struct seq *s);
+/* What to do behind a forward pass of batch_ns with n_decodes decodes: restores what fits beside
+ * decodes; without any, and nothing else to compute, as much as fits a step, waiting for I/O.
+ * Sequences whose state has come back go to PREFILL (or DONE with an error). */
+void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns);
+/* Ends the restoration of s, which is about to go, in any state. Does not wait for I/O. */
+void restoring_abandon(struct engine *e, struct seq *s);
 
 #endif

@@ -1,19 +1,35 @@
-/* restore.h - bringing a context back: reads and compute that hide each other (HCache §3, §4.1).
+/* restore.h - bringing contexts back: reads and compute that hide each other (HCache §3, §4.1).
  *
- *   I/O thread   [K8 ][K9 ][H4 ][H5 ]..          store -> staging slots, in the plan's order
- *   compute      [R0 ][R1 ][k8][k9][r2][H4]..    staging -> KV blocks; recomputation fills gaps
+ *   I/O thread   [find][K8 ][K9 ][H4 ][H5 ]..      store -> staging slots, in the plan's order
+ *   compute lane [R0 r1][k8][k9][H4]..             staging -> KV blocks; recomputation fills gaps
  *
- * The unit of work is a *group*: a run of up to RESTORE_GROUP_CHUNKS consecutive chunks of one layer
+ * A restorer owns the staging memory and one I/O thread, for as long as it lives.  A *restore* is one
+ * context on its way back.  Several may be under way: their reads are issued in the order in which
+ * they were started, one restore after the other, so that the first is not delayed by the others.
+ *
+ *   restore_find --> restore_found --> restore_start --> restorer_work ... restore_is_done --> restore_end
+ *   (I/O thread      (the caller        (reads begin)     (the compute lane,
+ *    looks up)        plans)                               a piece at a time)
+ *
+ * The compute lane is the caller's thread, and works only inside restorer_work: one work item that
+ * fits the caller's budget, never waiting for I/O.  So a restore runs beside decodes, which never wait
+ * for it; whoever has nothing else to do calls restorer_wait.  restore_end may be called at any
+ * moment, also while reads are stuck: it does not wait for them.
+ *
+ * The unit of I/O is a *group*: a run of up to RESTORE_GROUP_CHUNKS consecutive chunks of one layer
  * whose records are of one kind.  A slot of staging memory holds one group; the number of slots
- * bounds what is in flight.  Groups may be computed in any order: each writes its own positions of
- * its own layer, so the result has the same bits as a forward pass (ops.h).
+ * bounds what is in flight.  Work items may come in any order and any size: each writes its own
+ * positions of its own layer, so the result has the same bits as a forward pass (ops.h).
  *
  * Every record is checked before it is used.  A bad or unreadable one does not fail the restore: the
  * context comes back up to that chunk, the chunk is condemned in the store, and the caller prefills
- * the rest. */
+ * the rest.
+ *
+ * Threads: everything belongs to one thread, the compute lane's; the I/O thread is the restorer's. */
 #ifndef STATE_RESTORE_H
 #define STATE_RESTORE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kvcache/kvcache.h"
@@ -23,47 +39,95 @@
 
 enum { RESTORE_GROUP_CHUNKS = 8 };
 
+#define RESTORE_NO_LIMIT INT64_MAX /* as a budget */
+
 struct restorer;
+struct restore;
 
 struct restorer_opts {
     const struct model *model;
     struct store *store;
     const struct kv_pool *pool;
-    /* at least RESTORE_GROUP_CHUNKS * 64 rows; used during runs only */
+    /* at least RESTORE_GROUP_CHUNKS * 64 rows; used inside restorer_work only */
     struct model_work *work;
     struct stream *stream; /* likewise */
     size_t staging_bytes;  /* bound on slots; raised to three of them */
     int max_tokens;        /* of one context */
 };
 
-/* Reserves staging (registered with the store's I/O once) and scratch. Everything in the options
- * must outlive it. */
+/* Reserves staging (registered with the store's I/O once) and scratch, and starts the I/O thread.
+ * Everything in the options must outlive it. */
 int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err);
+/* Every restore was ended. Waits for reads that are still in flight. NULL is allowed. */
 void restorer_destroy(struct restorer *r);
 size_t restorer_bytes(const struct restorer *r); /* for the table printed at start */
 
+/* --- one restore ------------------------------------------------------------------------------ */
+
+/* What the store has of keys[0..n) (copied).  The chunks stay pinned until the restore ends. */
+struct restore_found {
+    const struct store_hit *hits; /* [n_hits], the restore's */
+    int n_hits;
+    char why[200];             /* why the chain is not longer */
+    bool measured;             /* `tier` was measured, as asked for, on these hits; */
+    struct platform_tier tier; /* only where there are any */
+    struct err err;            /* code != 0: nothing can be read, n_hits is 0 */
+};
+
+/* Begins a restore: the I/O thread looks the keys up, and measures the store's read speed on what it
+ * finds if `measure_io`. */
+struct restore *restore_find(struct restorer *rr, const struct sha256 *keys, int n,
+                             bool measure_io);
+/* NULL while it is being looked up; then valid until restore_end. */
+const struct restore_found *restore_found(const struct restore *r);
+
 struct restore_job {
-    const struct store_hit *hits; /* [n_chunks], pinned by the caller */
-    int n_chunks;
+    const struct store_hit *hits; /* restore_run only: [n_chunks], pinned by the caller */
+    int n_chunks;                 /* > 0, at most as many as were found */
     const int32_t *tokens;        /* [n_chunks * 64] */
     const struct kv_table *table; /* has the blocks [0, n_chunks) */
     const struct plan *plan;      /* a letter per layer, and the order of reads */
 };
 
+/* Starts the reads of a restore that has found its chunks. The job is copied, what it points to must
+ * stay until restore_end. */
+void restore_start(struct restore *r, const struct restore_job *job);
+/* Every layer of the chunks that could be used is in the cache, or the restore has failed. */
+bool restore_is_done(struct restore *r);
+/* Layers [0, n) are in the cache for every chunk of the job: new tokens may pass through them.  0
+ * once a chunk was lost. */
+int restore_layers_ready(const struct restore *r);
+
 struct restore_result {
     int n_chunks; /* restored: [0, n_chunks) of every layer */
     uint64_t read_bytes;
-    int64_t total_ns;
-    int64_t compute_ns; /* compute lane busy */
-    int64_t io_ns;      /* I/O lane busy: at least one read in flight */
-    int64_t wait_ns;    /* compute lane idle, waiting for reads */
+    int64_t total_ns;   /* since restore_start */
+    int64_t compute_ns; /* compute lane busy with it */
+    int64_t io_ns;      /* I/O lane busy: at least one of its reads in flight */
+    int64_t wait_ns;    /* in restorer_wait meanwhile */
     int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */
     char fault[160];    /* why fewer chunks than asked for; empty else */
 };
 
-/* Runs the whole restore on the calling thread (compute) and one I/O thread of its own.  Returns 0
- * also when fewer chunks came back; an error means that the device or memory failed. */
-int restore_run(struct restorer *r, const struct restore_job *job,
+/* What has become of it so far; final when it is done.  Returns 0 also when fewer chunks came back; an
+ * error means that the device or memory failed. */
+int restore_result_of(struct restore *r, struct restore_result *out, struct err *err);
+
+/* Ends a restore in any state and frees it.  Reads that are still in flight are waited for, and their
+ * pins released, by the I/O thread. */
+void restore_end(struct restore *r);
+
+/* --- the compute lane ------------------------------------------------------------------------- */
+
+/* Does one work item of any restore, cut so that it is expected to take no longer than budget_ns (but
+ * at least the smallest there is); false where nothing can be done now.  What has arrived goes first,
+ * so that its slot is free again, then recomputation. */
+bool restorer_work(struct restorer *rr, int64_t budget_ns);
+/* Sleeps until there may be work, a restore has found its chunks or is done; false after timeout_ns. */
+bool restorer_wait(struct restorer *rr, int64_t timeout_ns);
+
+/* A whole restore of chunks that the caller has pinned, waiting as needed. */
+int restore_run(struct restorer *rr, const struct restore_job *job,
                 struct restore_result *out, struct err *err);
 
 #endif

@@ -1,0 +1,373 @@
+/* restore_compute.c - the compute lane of a restorer: from staging into the KV cache, and
+ * recomputation.
+ *
+ * A work item is a part of the groups that have arrived, or one layer of one piece of the recomputed
+ * prefix.  Recomputation goes depth first: a piece of at most GROUP_ROWS rows passes all R layers
+ * before the next piece begins, so that its hidden states need no more memory than one piece; how the
+ * rows are cut never changes their bits. */
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/pool.h"
+#include "state/restore_impl.h"
+
+enum { BY_R, BY_H, BY_K };
+
+/* The smallest piece of work: below 16 rows a GEMM takes hardly less time. */
+enum { MIN_ROWS = 16 };
+
+/* --- how much fits a budget ------------------------------------------------------------------- */
+
+static int rows_for(const struct restorer *rr, int method, int64_t budget_ns, int unit,
+                    int max)
+{
+    if (budget_ns == RESTORE_NO_LIMIT)
+        return max;
+    double per_row = rr->row_ns[method];
+    double n = per_row > 0 && budget_ns > 0 ? (double)budget_ns / per_row : 0;
+    int rows = n < max ? (int)n / unit * unit : max;
+    return rows > max ? max : rows;
+}
+
+/* Rates drift with the machine's load: an average over some tens of items. */
+static void learn(struct restorer *rr, int method, int64_t ns, int rows)
+{
+    double per_row = rows > 0 ? (double)ns / rows : 0;
+    if (rr->row_ns[method] <= 0)
+        rr->row_ns[method] = per_row;
+    else if (rows > 0)
+        rr->row_ns[method] += (per_row - rr->row_ns[method]) / 16;
+}
+
+/* --- rows of the one sequence that is being restored ------------------------------------------ */
+
+struct one_seq {
+    struct ragged r;
+    int32_t seq_row[2];
+    const int32_t *tables[1];
+};
+
+static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, int row,
+                                    int n)
+{
+    q->seq_row[0] = 0;
+    q->seq_row[1] = n;
+    q->tables[0] = r->job.table->blocks;
+    q->r = (struct ragged){.n_rows = n,
+                           .n_seqs = 1,
+                           .pos = r->rr->pos + row,
+                           .seq_row = q->seq_row,
+                           .tables = q->tables};
+    return &q->r;
+}
+
+static int project_and_fill(struct restore *r, int layer, int row, struct mat hidden)
+{
+    struct one_seq q;
+    struct restorer *rr = r->rr;
+    struct stream *s = rr->o.stream;
+    struct kv_layer kv = kv_pool_layer(rr->o.pool, layer);
+    struct mat kv_rows = mat_rows(rr->kv_rows, 0, hidden.rows);
+    int rc = model_kv_project(rr->o.model, rr->o.work, s, layer, hidden, kv_rows);
+    if (rc == 0)
+        rc = model_kv_fill(rr->o.model, s, &kv, kv_rows,
+                           rows_of(r, &q, row, (int)hidden.rows));
+    return rc;
+}
+
+/* A fault of the device, not of the data. */
+static void fail(struct restore *r, int rc)
+{
+    r->rc = rc;
+    restore_give_up(r, "compute failed");
+}
+
+/* --- what has arrived ------------------------------------------------------------------------- */
+
+/* The part of a group that one work item does: chunks [first, first + n) are checked and, where they
+ * are K and V, loaded; rows up to project_to are projected. */
+struct part {
+    struct group *g;
+    int first, n;
+    int project_to;
+};
+
+struct item {
+    struct restore *r;
+    struct part parts[MAX_MINE];
+    int n_parts, n_chunks, n_rows;
+    atomic_int rc;
+};
+
+static int group_rows(const struct group *g)
+{
+    return g->n_chunks * STORE_CHUNK_TOKENS;
+}
+
+static bool group_is_done(const struct group *g)
+{
+    return g->n_taken == g->n_chunks &&
+           (g->kind == STORE_KV || g->n_projected == group_rows(g));
+}
+
+/* As much of a group as the budget allows, in whole chunks (K and V) or rows (hidden states). */
+static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
+{
+    const struct restorer *rr = a->r->rr;
+    bool hidden = g->kind == STORE_HIDDEN;
+    int method = hidden ? BY_H : BY_K, unit = hidden ? MIN_ROWS : STORE_CHUNK_TOKENS;
+    int begin = hidden ? g->n_projected : g->n_taken * STORE_CHUNK_TOKENS;
+    int n = rows_for(rr, method, *budget_ns, unit, group_rows(g) - begin);
+    if (n == 0 && a->n_parts > 0)
+        return false;
+    n = n > 0 ? n : unit;
+    int n_taken = (begin + n + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS;
+    struct part *p = &a->parts[a->n_parts++];
+    *p = (struct part){.g = g, .first = g->n_taken, .n = n_taken - g->n_taken};
+    p->project_to = hidden ? begin + n : 0;
+    a->n_chunks += p->n;
+    a->n_rows += n;
+    if (*budget_ns != RESTORE_NO_LIMIT)
+        *budget_ns -= (int64_t)(n * rr->row_ns[method]);
+    return true;
+}
+
+/* Checks one record; a bad one is a miss from its chunk on. */
+static bool check_record(struct restore *r, const struct group *g, int i)
+{
+    const struct store_read *read = &g->reads[i];
+    struct err e = {0};
+    int rc = read->status;
+    if (rc == 0)
+        rc = store_read_check(read, &e);
+    if (rc == 0 && read->n_bytes != r->rr->record_bytes[g->kind])
+        rc = err_set(&e, ERR_CORRUPT, "record of %u bytes where %zu belong", read->n_bytes,
+                     r->rr->record_bytes[g->kind]);
+    if (rc != 0)
+        restore_lose_chunk(r, g->first_chunk + i, rc, e.msg[0] != 0 ? e.msg : err_name(rc));
+    return rc == 0;
+}
+
+/* Checked and, where it is KV, put into the cache while it is still in this core's cache. */
+static void take_chunk(struct item *a, const struct group *g, int i, struct stream *s)
+{
+    struct restore *r = a->r;
+    int chunk = g->first_chunk + i;
+    if (chunk >= atomic_load(&r->n_good) || !check_record(r, g, i) || g->kind != STORE_KV)
+        return;
+    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
+    int rc = model_kv_load(r->rr->o.model, s, &kv, r->job.table->blocks[chunk],
+                           g->reads[i].bytes, chunk * STORE_CHUNK_TOKENS);
+    if (rc != 0)
+        atomic_store(&a->rc, rc);
+}
+
+static void item_share(void *arg, int thread_idx, int n_threads)
+{
+    struct item *a = arg;
+    struct stream *s = a->r->rr->inline_streams[thread_idx];
+    long begin, end, first = 0;
+    pool_share(a->n_chunks, 1, thread_idx, n_threads, &begin, &end);
+    for (int p = 0; p < a->n_parts; first += a->parts[p++].n) {
+        const struct part *part = &a->parts[p];
+        long from = begin > first ? begin - first : 0;
+        for (long i = from; i < part->n && first + i < end; i++)
+            take_chunk(a, part->g, part->first + (int)i, s);
+    }
+}
+
+/* Hidden states [row, row + n) of a group, where they lie. (The view is read only: the cast away of
+ * const is contained.) */
+static struct mat hidden_rows(const struct restorer *rr, const struct group *g, int row,
+                              int n)
+{
+    const struct model *m = rr->o.model;
+    const uint8_t *bytes = g->reads[row / STORE_CHUNK_TOKENS].bytes +
+                           (size_t)(row % STORE_CHUNK_TOKENS) * model_hidden_bytes(m);
+    return mat_of((void *)(uintptr_t)bytes, m->dtype, n, m->cfg.n_embd);
+}
+
+/* Rows [row, n] that end before `end` and lie behind one another: records may have gaps between. */
+static int adjacent_rows(const struct restorer *rr, const struct group *g, int row, int end)
+{
+    int i = row / STORE_CHUNK_TOKENS;
+    int to = (i + 1) * STORE_CHUNK_TOKENS;
+    for (; to < end; i++, to += STORE_CHUNK_TOKENS) {
+        if (g->reads[i + 1].bytes != g->reads[i].bytes + rr->record_bytes[STORE_HIDDEN])
+            break;
+    }
+    return (to < end ? to : end) - row;
+}
+
+/* Records that lie behind one another are projected as one matrix (a GEMM of 512 rows), else one by
+ * one: the bits are the same.  What lies behind a chunk that was lost is left out. */
+static int project_part(struct restore *r, const struct part *p)
+{
+    const struct group *g = p->g;
+    int rc = 0, end = (atomic_load(&r->n_good) - g->first_chunk) * STORE_CHUNK_TOKENS;
+    end = end < p->project_to ? end : p->project_to;
+    for (int row = g->n_projected, n; rc == 0 && row < end; row += n) {
+        n = adjacent_rows(r->rr, g, row, end);
+        rc = project_and_fill(r, g->layer, g->first_chunk * STORE_CHUNK_TOKENS + row,
+                              hidden_rows(r->rr, g, row, n));
+    }
+    return rc;
+}
+
+/* Those of mine[] that are done go back, and count for their layers. */
+static void give_back(struct restorer *rr)
+{
+    int n = 0;
+    pthread_mutex_lock(&rr->lock);
+    for (int i = 0; i < rr->n_mine; i++) {
+        struct group *g = rr->mine[i];
+        if (!group_is_done(g)) {
+            rr->mine[n++] = g;
+            continue;
+        }
+        g->run->layer_left[g->layer] -= g->n_chunks;
+        restore_group_done(rr, g);
+    }
+    pthread_mutex_unlock(&rr->lock);
+    rr->n_mine = n;
+}
+
+/* The first of mine[], and those behind it that are of its restore and kind, in one go. */
+static void work_arrived(struct restorer *rr, int64_t budget_ns)
+{
+    const struct group *first = rr->mine[0];
+    struct restore *r = first->run;
+    struct item a = {.r = r};
+    int64_t t0 = clock_now_ns();
+    int method = first->kind == STORE_HIDDEN ? BY_H : BY_K;
+    for (int i = 0; i < rr->n_mine; i++) {
+        struct group *g = rr->mine[i];
+        if (g->run != r || g->kind != first->kind || !add_part(&a, g, &budget_ns))
+            break;
+    }
+    if (a.n_chunks > 1)
+        pool_run(rr->o.model->dev->pool, item_share, &a);
+    else
+        item_share(&a, 0, 1);
+    int rc = atomic_load(&a.rc);
+    for (int i = 0; i < a.n_parts; i++) {
+        struct part *p = &a.parts[i];
+        p->g->n_taken += p->n;
+        if (rc == 0 && p->g->kind == STORE_HIDDEN)
+            rc = project_part(r, p);
+        p->g->n_projected = p->project_to;
+    }
+    if (rc != 0)
+        fail(r, rc);
+    int64_t ns = clock_now_ns() - t0;
+    learn(rr, method, ns, a.n_rows);
+    r->rows_by_method[method] += a.n_rows;
+    r->out.compute_ns += ns;
+    give_back(rr);
+}
+
+/* --- recomputation ---------------------------------------------------------------------------- */
+
+static int good_tokens(const struct restore *r)
+{
+    return atomic_load(&r->n_good) * STORE_CHUNK_TOKENS;
+}
+
+bool restore_recompute_remains(const struct restore *r)
+{
+    return r->state == RESTORE_RUNNING && r->n_recompute > 0 && r->re.row < good_tokens(r);
+}
+
+/* One layer of the present piece. The last R layer needs its K and V only. */
+static int recompute_layer(struct restore *r)
+{
+    struct restorer *rr = r->rr;
+    const struct model *m = rr->o.model;
+    struct stream *s = rr->o.stream;
+    struct one_seq q;
+    int l = r->re.layer, n = r->re.n, rc = 0;
+    const struct ragged *rows = rows_of(r, &q, r->re.row, n);
+    struct mat x = mat_rows(rr->x, 0, n);
+    struct kv_layer kv = kv_pool_layer(rr->o.pool, l);
+    if (l == 0)
+        rc = model_embed(m, rr->o.work, s, x, r->job.tokens + r->re.row, rows);
+    if (rc != 0)
+        return rc;
+    if (l < r->n_recompute - 1)
+        return model_layer(m, rr->o.work, s, l, x, x, &kv, rows, NULL);
+    return project_and_fill(r, l, r->re.row, x);
+}
+
+static void work_recompute(struct restorer *rr, struct restore *r, int64_t budget_ns)
+{
+    int64_t t0 = clock_now_ns();
+    if (rr->recomputing == NULL) { /* a new piece */
+        int left = good_tokens(r) - r->re.row;
+        int n = rows_for(rr, BY_R, budget_ns, MIN_ROWS,
+                         left < GROUP_ROWS ? left : GROUP_ROWS);
+        r->re.n = n > 0 ? n : left < MIN_ROWS ? left : MIN_ROWS;
+        r->re.layer = 0;
+        rr->recomputing = r;
+    }
+    int n = r->re.n;
+    int rc = recompute_layer(r);
+    if (rc == 0)
+        rc = stream_sync(rr->o.stream);
+    if (++r->re.layer == r->n_recompute) {
+        rr->recomputing = NULL;
+        r->re.row += n;
+    }
+    if (rc != 0) {
+        rr->recomputing = NULL;
+        fail(r, rc);
+    }
+    int64_t ns = clock_now_ns() - t0;
+    learn(rr, BY_R, ns, n);
+    r->rows_by_method[BY_R] += n;
+    r->out.compute_ns += ns;
+}
+
+/* Whose piece is under way, else the oldest with something left. */
+static struct restore *next_recompute(struct restorer *rr)
+{
+    if (rr->recomputing != NULL)
+        return rr->recomputing;
+    struct restore *r = rr->runs;
+    while (r != NULL && !restore_recompute_remains(r))
+        r = r->next;
+    return r;
+}
+
+/* --- the lane --------------------------------------------------------------------------------- */
+
+bool restorer_work(struct restorer *rr, int64_t budget_ns)
+{
+    pthread_mutex_lock(&rr->lock);
+    rr->n_seen = rr->n_news;
+    while (rr->n_mine < MAX_MINE && rr->ready.first != NULL)
+        rr->mine[rr->n_mine++] = group_get(&rr->ready);
+    struct restore *r = rr->n_mine == 0 ? next_recompute(rr) : NULL;
+    pthread_mutex_unlock(&rr->lock);
+    if (rr->n_mine > 0)
+        work_arrived(rr, budget_ns);
+    else if (r != NULL)
+        work_recompute(rr, r, budget_ns);
+    else
+        return false;
+    return true;
+}
+
+void restore_drop_work(struct restorer *rr, struct restore *r)
+{
+    int n = 0;
+    pthread_mutex_lock(&rr->lock);
+    for (int i = 0; i < rr->n_mine; i++) {
+        if (rr->mine[i]->run == r)
+            restore_group_done(rr, rr->mine[i]);
+        else
+            rr->mine[n++] = rr->mine[i];
+    }
+    pthread_mutex_unlock(&rr->lock);
+    rr->n_mine = n;
+    if (rr->recomputing == r)
+        rr->recomputing = NULL;
+}

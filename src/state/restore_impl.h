@@ -1,0 +1,156 @@
+/* restore_impl.h - what the files of the restorer share; private to src/state.
+ *
+ *   restore.c          life cycle of the restorer and of a restore
+ *   restore_io.c       the I/O thread: looks up, reads, hands groups on
+ *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
+ *
+ * A group goes round:   free -> (I/O thread) -> ready -> (compute lane: mine) -> free
+ *
+ * Invariants:
+ *  1. A group and its slot are owned by the I/O thread from when it takes them until the last read
+ *     is done, then by the compute lane until the group is in the KV cache.
+ *  2. Recomputation never reads what the I/O lane brings: R layers are a prefix, each needs only the
+ *     KV of its own layer, which it writes itself in ascending order of rows.
+ *  3. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete in
+ *     every layer when the restore is done. */
+#ifndef STATE_RESTORE_IMPL_H
+#define STATE_RESTORE_IMPL_H
+
+#include "state/restore.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    GROUP = RESTORE_GROUP_CHUNKS,
+    GROUP_ROWS = GROUP * STORE_CHUNK_TOKENS,
+    MAX_SLOTS = 1024 / GROUP, /* the I/O layer's bound on queue depth */
+    /* Groups that have arrived by the same moment: their chunks are shared out together, since
+     * waking the workers for eight chunks of 256 KiB costs a fifth of the work. */
+    MAX_MINE = 4,
+};
+
+/* A run of chunks of one layer that is read as one, and the memory that it is read to. */
+struct group {
+    struct group *next; /* in a list */
+    struct restore *run;
+    uint8_t *slot;
+    int layer, first_chunk, n_chunks;
+    enum store_kind kind;
+    struct store_read reads[GROUP];
+    int n_left;      /* reads not yet complete */
+    int n_taken;     /* chunks [0, n_taken) are checked and, where K and V, in the cache */
+    int n_projected; /* rows [0, n_projected) of hidden states are in the cache */
+};
+
+struct group_list {
+    struct group *first, *last;
+};
+void group_put(struct group_list *l, struct group *g);
+struct group *group_get(struct group_list *l); /* NULL where empty */
+
+enum restore_state {
+    RESTORE_FINDING, /* the I/O thread looks up */
+    RESTORE_FOUND,   /* the caller plans */
+    RESTORE_RUNNING,
+    RESTORE_ABANDONED, /* ended while reads were in flight; the I/O thread frees it */
+};
+
+struct restore {
+    struct restorer *rr;
+    struct restore *next;
+
+    /* rr->lock */
+    enum restore_state state;
+    int n_out;                  /* groups that are not free */
+    int n_in_flight;            /* of which the I/O thread has */
+    int next_layer, next_chunk; /* what is read next: an index into order, a chunk */
+    int64_t io_ns, io_since;
+    uint64_t read_bytes;
+
+    /* fixed once FOUND */
+    struct sha256 *keys;
+    int n_keys;
+    bool measure_io;
+    struct store_hit *hits; /* [n_keys] */
+    bool owns_hits;
+    struct restore_found found;
+
+    /* fixed while RUNNING */
+    struct restore_job job;
+    int64_t t_start;
+    int16_t order[STORE_MAX_LAYERS]; /* layers in the order of their reads */
+    int n_order;
+    int n_recompute; /* R layers */
+
+    atomic_int n_good;          /* chunks believed good so far */
+    pthread_mutex_t fault_lock; /* out.fault, and who lowers n_good */
+
+    /* the compute lane's */
+    int rc; /* what it failed with */
+    struct {
+        int row, n; /* the present piece: rows [row, row + n); n 0: none */
+        int layer;  /* which it passes next */
+    } re;
+    int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
+    int64_t rows_by_method[3];
+    struct restore_result out;
+};
+
+struct restorer {
+    struct restorer_opts o;
+    size_t record_bytes[STORE_KINDS]; /* as stored, not padded */
+    size_t record_room[STORE_KINDS];
+    struct buf staging;
+    size_t slot_bytes;
+    int n_slots;
+    struct group *groups; /* [n_slots] */
+
+    pthread_t io;
+    bool has_thread;
+    pthread_mutex_t lock;  /* the lists, n_news, quit, and of each restore what says so */
+    pthread_cond_t for_io; /* work for the I/O thread: a restore, a free slot, the end */
+    pthread_cond_t for_compute; /* n_news has grown */
+    struct group_list free, ready;
+    struct restore *runs; /* not ended, in the order of their beginning */
+    int n_in_flight;      /* groups */
+    uint64_t n_news;      /* things that the compute lane may want to look at */
+    bool quit;
+
+    struct store_reader
+        *reader; /* the I/O thread's; NULL after a fault, until it opens one */
+
+    /* the compute lane's */
+    uint64_t n_seen; /* of n_news */
+    struct group *mine[MAX_MINE];
+    int n_mine;
+    struct restore *recomputing;    /* whose piece is in x */
+    double row_ns[3];               /* what a row of R, H, K took lately; 0: not known */
+    struct stream **inline_streams; /* one per compute thread */
+    struct buf scratch;
+    struct mat kv_rows; /* [GROUP_ROWS][2 * kv_dim] T: projected rows */
+    struct mat x; /* [GROUP_ROWS][d] T: hidden states of the piece that is recomputed */
+    int32_t *pos; /* [max_tokens]: 0, 1, 2, ... */
+};
+
+/* 'H' or 'K': what is read of a chunk, which may lack the kind that the plan prefers; else 0. */
+char restore_method_of(const struct restore *r, int layer, int chunk);
+/* A chunk cannot be used: restore what precedes it. Any thread. */
+void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why);
+/* Nothing comes back, and no chunk is to blame. Any thread. */
+void restore_give_up(struct restore *r, const char *why);
+/* Frees a restore that has nothing in flight and is in no list. */
+void restore_free(struct restore *r);
+/* [lock] Whether the I/O thread has something left to read. */
+bool restore_reads_remain(const struct restore *r);
+/* Whether the compute lane has something left to recompute. */
+bool restore_recompute_remains(const struct restore *r);
+
+int restore_open_reader(struct restorer *rr, struct err *err);
+void *restore_io_main(void *restorer);
+/* Forgets what the compute lane holds of a restore. */
+void restore_drop_work(struct restorer *rr, struct restore *r);
+/* [lock] Gives a group back. */
+void restore_group_done(struct restorer *rr, struct group *g);
+
+#endif

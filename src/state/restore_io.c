@@ -1,0 +1,219 @@
+/* restore_io.c - the I/O thread of a restorer: looks up, reads in the plan's order, hands groups on.
+ *
+ * It serves the restores in the order of their beginning: look-ups first, then the reads of the
+ * oldest that has any left, as far as slots are free.  It sleeps on the reader while something is in
+ * flight, else on for_io.  Nothing here is ever waited for by the compute lane. */
+#include <stdio.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "state/profile.h"
+#include "state/restore_impl.h"
+
+/* [lock] */
+static void tell_compute(struct restorer *rr)
+{
+    rr->n_news++;
+    pthread_cond_signal(&rr->for_compute);
+}
+
+/* --- looking up ------------------------------------------------------------------------------- */
+
+static void find(struct restore *r)
+{
+    struct restorer *rr = r->rr;
+    struct restore_found *f = &r->found;
+    struct platform p;
+    f->err.code = store_lookup(rr->o.store, r->keys, r->n_keys, r->hits, &f->n_hits, f->why,
+                               sizeof f->why, &f->err);
+    if (f->err.code == 0 && f->n_hits > 0 && r->measure_io) {
+        platform_init(&p);
+        f->err.code = profile_io(&p, rr->o.model, rr->o.store, r->hits, f->n_hits, &f->err);
+        f->measured = f->err.code == 0;
+        f->tier = p.tier[0];
+    }
+    if (f->err.code != 0) { /* nothing can be read */
+        store_release(rr->o.store, r->hits, f->n_hits);
+        f->n_hits = 0;
+    }
+    f->hits = r->hits;
+}
+
+/* --- what is read next ------------------------------------------------------------------------ */
+
+bool restore_reads_remain(const struct restore *r)
+{
+    int n_good = atomic_load(&r->n_good);
+    if (r->state != RESTORE_RUNNING || n_good == 0)
+        return false;
+    return r->next_layer + (r->next_chunk < n_good ? 0 : 1) < r->n_order;
+}
+
+/* [lock] The next run of good chunks of one layer and kind, into g. */
+static void next_group(struct restore *r, struct group *g)
+{
+    int n_good = atomic_load(&r->n_good), c = r->next_chunk;
+    if (c >= n_good) { /* on to the next layer */
+        r->next_layer++;
+        c = 0;
+    }
+    g->run = r;
+    g->layer = r->order[r->next_layer];
+    g->first_chunk = c;
+    char how = restore_method_of(r, g->layer, c);
+    while (c < n_good && c - g->first_chunk < GROUP &&
+           restore_method_of(r, g->layer, c) == how)
+        c++;
+    g->n_chunks = g->n_left = c - g->first_chunk;
+    g->n_taken = g->n_projected = 0;
+    g->kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
+    r->next_chunk = c;
+}
+
+/* [lock] A group to be read, where there is a slot and a restore that wants it. */
+static struct group *take_group(struct restorer *rr)
+{
+    struct restore *r = rr->runs;
+    while (r != NULL && !restore_reads_remain(r))
+        r = r->next;
+    struct group *g = r != NULL ? group_get(&rr->free) : NULL;
+    if (g == NULL)
+        return NULL;
+    next_group(r, g);
+    r->n_out++;
+    rr->n_in_flight++;
+    if (r->n_in_flight++ == 0)
+        r->io_since = clock_now_ns();
+    return g;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+static int submit(struct restorer *rr, struct group *g, struct err *err)
+{
+    struct store_read *reads[GROUP];
+    for (int i = 0; i < g->n_chunks; i++) {
+        g->reads[i] = (struct store_read){.hit = &g->run->job.hits[g->first_chunk + i],
+                                          .layer = g->layer,
+                                          .kind = g->kind,
+                                          .dst = g->slot +
+                                                 (size_t)i * rr->record_room[g->kind],
+                                          .dst_bytes = rr->record_room[g->kind],
+                                          .user = g};
+        reads[i] = &g->reads[i];
+    }
+    if (rr->reader == NULL) {
+        int rc = restore_open_reader(rr, err);
+        if (rc != 0)
+            return rc;
+    }
+    return store_reader_submit(rr->reader, reads, g->n_chunks, err);
+}
+
+/* [lock] The I/O thread is done with a group. Returns its restore if that is now to be freed. */
+static struct restore *group_arrived(struct restorer *rr, struct group *g)
+{
+    struct restore *r = g->run;
+    rr->n_in_flight--;
+    if (--r->n_in_flight == 0)
+        r->io_ns += clock_now_ns() - r->io_since;
+    for (int i = 0; i < g->n_chunks; i++)
+        r->read_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
+    if (r->state != RESTORE_ABANDONED) {
+        group_put(&rr->ready, g);
+        tell_compute(rr);
+        return NULL;
+    }
+    restore_group_done(rr, g);
+    return r->n_in_flight == 0 ? r : NULL;
+}
+
+/* Collects completions; a group whose reads are all done goes to the compute lane. */
+static int collect(struct restorer *rr, struct err *err)
+{
+    struct store_read *done[2 * GROUP];
+    int n = 0;
+    int rc = store_reader_wait(rr->reader, done, 2 * GROUP, &n, err);
+    for (int i = 0; i < n; i++) {
+        struct group *g = done[i]->user;
+        if (--g->n_left > 0)
+            continue;
+        pthread_mutex_lock(&rr->lock);
+        struct restore *finished = group_arrived(rr, g);
+        pthread_mutex_unlock(&rr->lock);
+        if (finished != NULL)
+            restore_free(finished);
+    }
+    return rc;
+}
+
+/* A fault that concerns the whole reader: no single chunk is to blame, but nothing that is in flight
+ * is known to be complete, and so nothing of those restores is used.  What is in flight is waited for;
+ * the next read opens a fresh reader. */
+static void fail_all(struct restorer *rr, const struct err *why)
+{
+    store_reader_close(rr->reader);
+    rr->reader = NULL;
+    char text[160];
+    snprintf(text, sizeof text, "reading: %.130s", why->msg);
+    pthread_mutex_lock(&rr->lock);
+    for (int i = 0; i < rr->n_slots; i++) {
+        struct group *g = &rr->groups[i];
+        if (g->run == NULL || g->n_left == 0)
+            continue;
+        for (int j = 0; j < g->n_chunks; j++) /* none of it was checked */
+            g->reads[j].status = ERR_CRASHED;
+        g->n_left = 0;
+        restore_give_up(g->run, text);
+        struct restore *finished = group_arrived(rr, g);
+        if (finished != NULL)
+            restore_free(finished);
+    }
+    pthread_mutex_unlock(&rr->lock);
+}
+
+/* --- the thread ------------------------------------------------------------------------------- */
+
+/* [lock, released meanwhile] */
+static bool find_next(struct restorer *rr)
+{
+    struct restore *r = rr->runs;
+    while (r != NULL && r->state != RESTORE_FINDING)
+        r = r->next;
+    if (r == NULL)
+        return false;
+    r->n_in_flight++; /* it stays while it is looked up */
+    pthread_mutex_unlock(&rr->lock);
+    find(r);
+    pthread_mutex_lock(&rr->lock);
+    r->n_in_flight--;
+    if (r->state == RESTORE_ABANDONED) {
+        restore_free(r);
+    } else {
+        r->state = RESTORE_FOUND;
+        tell_compute(rr);
+    }
+    return true;
+}
+
+void *restore_io_main(void *restorer)
+{
+    struct restorer *rr = restorer;
+    pthread_mutex_lock(&rr->lock);
+    while (!rr->quit || rr->n_in_flight > 0) {
+        struct err err = {0};
+        if (find_next(rr))
+            continue;
+        struct group *g = take_group(rr);
+        if (g == NULL && rr->n_in_flight == 0) {
+            pthread_cond_wait(&rr->for_io, &rr->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&rr->lock);
+        if ((g != NULL ? submit(rr, g, &err) : collect(rr, &err)) != 0)
+            fail_all(rr, &err);
+        pthread_mutex_lock(&rr->lock);
+    }
+    pthread_mutex_unlock(&rr->lock);
+    return NULL;
+}

@@ -1,0 +1,248 @@
+/* test_restoring.c - restores beside decodes, beside each other, and ended in their middle: nobody
+ * waits for a disk, and every sequence gives the bits that it gives alone. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "tests/engine/enginetest.h"
+
+enum {
+    N_SEQS = 4,
+    N_PROMPT = 9 * 64 + 13, /* more than a group of eight chunks */
+    N_GENERATE = 8,
+    N_DECODE = 60, /* of the sequences that only decode */
+    N_SHORT = 20,
+};
+
+static const char *const plans[] = {"kv",       "hidden", "r1,h1,k2", "r2,h2,k0",
+                                    "r2,h0,k2", "RKHK",   "auto"};
+enum { N_PLANS = sizeof plans / sizeof plans[0] };
+
+/* A simulated disk with the contexts of N_SEQS sequences, and what each gives alone. */
+struct place {
+    struct io *io;
+    struct stack k;
+    int32_t prompt[N_SEQS][N_PROMPT];
+    int32_t decoding[N_SEQS][N_SHORT];
+    struct et_run ref[N_SEQS], decode_ref[N_SEQS];
+};
+
+static struct et_ask ask(const int32_t *prompt, int n, int max_tokens, const char *save,
+                         const char *plan)
+{
+    return (struct et_ask){.prompt = prompt,
+                           .n_prompt = n,
+                           .max_tokens = max_tokens,
+                           .save = save,
+                           .plan = plan};
+}
+
+static void place_open(struct place *p, uint64_t seed, const char *model)
+{
+    struct stack_opts o = {
+        .model = model, .dirs = et_dirs, .n_dirs = 2, .threads = 2, .max_sequences = 8};
+    p->io = et_disk(seed, 0);
+    o.io = p->io;
+    et_open(&p->k, &o);
+    for (int i = 0; i < N_SEQS; i++) {
+        et_prompt(p->prompt[i], N_PROMPT, 100 + (uint64_t)i);
+        et_prompt(p->decoding[i], N_SHORT, 200 + (uint64_t)i);
+        struct et_ask a = ask(p->prompt[i], N_PROMPT, N_GENERATE, "both", "recompute");
+        assert_int_equal(et_run(&p->k, &a, &p->ref[i]), 0);
+        assert_int_equal(p->ref[i].committed, 9 * 64);
+        a = ask(p->decoding[i], N_SHORT, N_DECODE, "none", "recompute");
+        assert_int_equal(et_run(&p->k, &a, &p->decode_ref[i]), 0);
+    }
+}
+
+static void place_close(struct place *p)
+{
+    stack_close(&p->k);
+    io_close(p->io);
+}
+
+static void slow_reads(struct place *p, int64_t ns)
+{
+    struct io_sim_fault f = {
+        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_READ, .path = "seg-", .slow_ns = ns};
+    assert_int_equal(io_sim_fault_add(p->io, &f), 0);
+}
+
+static struct seq *add(struct place *p, struct et_ask a)
+{
+    struct err err = {0};
+    struct seq *s;
+    struct request q = et_request(&p->k, &a);
+    if (engine_add(p->k.engine, &q, &s, &err) != 0)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static struct seq *add_decode(struct place *p, int i)
+{
+    return add(p, ask(p->decoding[i], N_SHORT, N_DECODE, "none", "recompute"));
+}
+
+static struct seq *add_restore(struct place *p, int i, const char *plan)
+{
+    return add(p, ask(p->prompt[i], N_PROMPT, N_GENERATE, "none", plan));
+}
+
+static int step(struct place *p)
+{
+    struct err err = {0};
+    int n_active;
+    if (engine_step(p->k.engine, &n_active, &err) != 0)
+        fail_msg("%s", err.msg);
+    return n_active;
+}
+
+static void run_all(struct place *p)
+{
+    while (step(p) > 0)
+        ;
+}
+
+static void take(struct place *p, struct seq *s, const struct et_run *ref, const char *what)
+{
+    struct et_run r;
+    et_take(&p->k, s, &r);
+    et_same(&r, ref, what);
+}
+
+/* --- nobody waits ----------------------------------------------------------------------------- */
+
+/* The disk takes seconds for a read: a sequence decodes all its tokens meanwhile, and a restore that
+ * is stuck is ended at once. */
+static void decodes_go_on_while_a_read_is_stuck(void **state)
+{
+    (void)state;
+    enum { STUCK_NS = 1500000000 };
+    struct place p;
+    place_open(&p, 1, NULL);
+    slow_reads(&p, STUCK_NS);
+    int64_t t0 = clock_now_ns();
+    struct seq *d = add_decode(&p, 0), *stuck = add_restore(&p, 0, "kv");
+    struct seq *gone = add_restore(&p, 1, "hidden");
+    while (seq_outcome(d)->finish == FINISH_NONE)
+        step(&p);
+    assert_int_equal(seq_outcome(d)->n_generated, N_DECODE);
+    assert_int_equal(seq_outcome(stuck)->n_cached, 0);
+    engine_remove(p.k.engine, gone);
+    if (clock_now_ns() - t0 > STUCK_NS)
+        fail_msg("%d tokens and the end of a restore took %.1f s: they waited for the disk",
+                 N_DECODE, (double)(clock_now_ns() - t0) * 1e-9);
+    io_sim_fault_clear(p.io);
+    take(&p, d, &p.decode_ref[0], "decode");
+    run_all(&p);
+    assert_int_equal(seq_outcome(stuck)->n_cached, 9 * 64);
+    take(&p, stuck, &p.ref[0], "restore");
+    place_close(&p);
+}
+
+/* With nothing else to do, a step waits for the disk instead of spinning, but not for long. */
+static void a_step_without_work_waits(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 2, NULL);
+    slow_reads(&p, 300000000);
+    struct seq *s = add_restore(&p, 0, "kv");
+    int64_t t0 = clock_now_ns();
+    int n_steps = 0;
+    for (; clock_now_ns() - t0 < 250000000; n_steps++)
+        step(&p);
+    if (n_steps > 100)
+        fail_msg("%d steps in a quarter of a second of waiting", n_steps);
+    assert_true(n_steps > 2);
+    io_sim_fault_clear(p.io);
+    run_all(&p);
+    take(&p, s, &p.ref[0], "restore");
+    place_close(&p);
+}
+
+/* --- equal bits ------------------------------------------------------------------------------- */
+
+/* Restores of every plan, several at once, beside sequences that decode all the while. */
+static void beside_decodes(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"synth:tiny-mha", "synth:tiny-gqa"};
+    for (int m = 0; m < 2; m++) {
+        struct place p;
+        place_open(&p, 3, models[m]);
+        for (int i = 0; i < N_PLANS; i++) {
+            if (i % 2 == 1)
+                slow_reads(&p, 200000);
+            struct seq *d[2] = {add_decode(&p, 0), add_decode(&p, 1)}, *r[N_SEQS];
+            for (int j = 0; j < 3; j++)
+                step(&p);
+            for (int j = 0; j < N_SEQS; j++)
+                r[j] = add_restore(&p, j, plans[(i + j) % N_PLANS]);
+            run_all(&p);
+            for (int j = 0; j < N_SEQS; j++) {
+                assert_int_equal(seq_outcome(r[j])->n_cached, 9 * 64);
+                take(&p, r[j], &p.ref[j], plans[(i + j) % N_PLANS]);
+            }
+            take(&p, d[0], &p.decode_ref[0], "decode");
+            take(&p, d[1], &p.decode_ref[1], "decode");
+            io_sim_fault_clear(p.io);
+        }
+        place_close(&p);
+    }
+}
+
+/* Restores ended at every moment, their places taken by others at once; and reads that fail. */
+static void cancelled_and_failing(void **state)
+{
+    (void)state;
+    struct place p;
+    struct rng g = {.s = 5};
+    place_open(&p, 4, NULL);
+    for (int i = 0; i < 60; i++) {
+        struct io_sim_fault f = {.kind = IO_SIM_FAIL,
+                                 .on = IO_SIM_ON_READ,
+                                 .path = "seg-",
+                                 .skip = rng_below(&g, 60),
+                                 .count = 1,
+                                 .code = -ENOMEM};
+        if (i % 3 == 1)
+            slow_reads(&p, 100000);
+        if (i % 3 == 2)
+            assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+        struct seq *d = i % 2 ? add_decode(&p, 0) : NULL, *r[N_SEQS];
+        for (int j = 0; j < N_SEQS; j++)
+            r[j] = add_restore(&p, j, plans[rng_below(&g, N_PLANS)]);
+        for (uint64_t n = rng_below(&g, 12); n > 0; n--)
+            step(&p);
+        int gone = (int)rng_below(&g, N_SEQS);
+        engine_remove(p.k.engine, r[gone]);
+        r[gone] = add_restore(&p, gone, "auto");
+        run_all(&p);
+        for (int j = 0; j < N_SEQS; j++)
+            take(&p, r[j], &p.ref[j], "restore");
+        if (d != NULL)
+            take(&p, d, &p.decode_ref[0], "decode");
+        io_sim_fault_clear(p.io);
+    }
+    place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decodes_go_on_while_a_read_is_stuck),
+        cmocka_unit_test(a_step_without_work_waits),
+        cmocka_unit_test(beside_decodes),
+        cmocka_unit_test(cancelled_and_failing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
