@@ -126,6 +126,10 @@ cov:
 	@$(MAKE) --no-print-directory VARIANT=cov test
 	@tools/cov.sh
 
+# A hundred times kill -9 in the middle of a turn (the test suite does it a dozen times).
+kill-turns: all
+	@KILL_CYCLES=100 KILL_SEED=$$(date +%s) HCACHE_BUILD=$(B) python3 tests/e2e/test_stateful.py kill
+
 tidy:
 	@tools/tidy.sh
 
@@ -146,6 +150,7 @@ help:
 	@echo 'make check      tidy, and every test under the address and undefined sanitizers'
 	@echo 'make tsan       every test under the thread sanitizer'
 	@echo 'make cov        every test, then line coverage of src/store and src/io'
+	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
@@ -154,7 +159,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all tests setup demo test check tsan cov tidy format options clean help FORCE
+.PHONY: all tests setup demo test check tsan cov kill-turns tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d)

@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/opt.h"
 #include "hcache.h"
+#include "server/conversations.h"
 #include "server/server.h"
 
 struct serve_args {
@@ -30,6 +31,9 @@ struct serve_args {
     int port, max_sequences, max_queue, max_connections, http_threads, threads, max_context;
     int read_timeout, write_timeout, idle_timeout, drain;
     uint64_t max_body, max_bodies, store_cap, throttle, save_buffer;
+    const char *conversations;
+    int64_t max_turns, conversation_ttl;
+    uint64_t conversation_bytes;
     bool plain_chat, verbose;
 };
 
@@ -52,6 +56,18 @@ static const struct opt options[] = {
          "where state is kept and found, one directory per device; \"memory\" for DRAM"},
     {"store-cap", OPT(struct serve_args, store_cap), .arg = "BYTES", .def = "0",
      .help = "bound on saved state; 0 is none"},
+    {"conversations", OPT(struct serve_args, conversations), .arg = "FILE",
+     .help =
+         "where responses and conversations are kept; conversations.db beside the store "
+         "by default, in memory without one; \"none\" keeps none"},
+    {"max-turns", OPT(struct serve_args, max_turns), .arg = "N", .def = "1000000", .min = 0,
+     .max = INT64_MAX,
+     .help = "responses that are kept, others are refused; 0 is no bound"},
+    {"conversation-bytes", OPT(struct serve_args, conversation_bytes), .arg = "BYTES",
+     .def = "16G", .help = "of all that is kept, likewise; 0 is no bound"},
+    {"conversation-ttl", OPT(struct serve_args, conversation_ttl), .arg = "S",
+     .def = "2592000", .min = 0, .max = INT64_MAX / 2,
+     .help = "seconds after their last use until they are erased; 0 is never"},
     {"api-key", OPT(struct serve_args, api_key), .arg = "KEY[,KEY...]",
      .help = "required of clients; other users see it in the list of processes: prefer the "
              "file "
@@ -290,6 +306,26 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
 }
 
+/* *out NULL: none are kept. */
+static int open_conversations(const struct serve_args *a, struct conversations **out,
+                              struct err *err)
+{
+    bool memory = a->store.n == 0 || strcmp(a->store.items[0], "memory") == 0;
+    char path[4096];
+    struct conversations_opts o = {.path = a->conversations,
+                                   .max_turns = a->max_turns,
+                                   .max_bytes = a->conversation_bytes,
+                                   .ttl_s = a->conversation_ttl};
+    *out = NULL;
+    if (o.path != NULL && strcmp(o.path, "none") == 0)
+        return 0;
+    if (o.path == NULL && !memory) {
+        snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->store.items[0]);
+        o.path = path;
+    }
+    return conversations_open(&o, out, err);
+}
+
 static int fail(int code, const char *message)
 {
     fprintf(stderr, "hcache serve: %s\n", message);
@@ -300,6 +336,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
 {
     struct server *s = NULL;
     struct hcache *h = NULL;
+    struct conversations *conversations = NULL;
     struct err err = {0};
     struct hcache_err herr = {0};
     char *name = a->name != NULL ? strdup(a->name) : name_of(a->model);
@@ -321,9 +358,12 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
         code = fail(rc, err.msg);
     if (rc == 0 && (rc = load(a, &h, &herr)) != 0)
         code = fail(rc, herr.msg);
+    if (rc == 0 && (rc = open_conversations(a, &conversations, &err)) != 0)
+        code = fail(rc, err.msg);
     if (rc == 0) {
         print_limits(a, keys->n);
         atomic_store(&st->loaded, true);
+        server_keep(s, conversations);
         server_ready(s, h);
         bool is_v6 = strchr(a->host, ':') != NULL;
         fprintf(stderr, "hcache serve: %s is ready at http://%s%s%s:%d\n", name,
@@ -332,6 +372,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
         drain(s, h, a->drain);
     }
     server_stop(s);
+    conversations_close(conversations);
     hcache_close(h); /* state that was being saved is flushed */
     free(name);
     return code;

@@ -165,6 +165,19 @@ struct hcache_timings {
     double restore_io_ms, restore_compute_ms, restore_wait_ms;
 };
 
+/* One piece of work of a restore, on one of its two lanes. */
+struct hcache_span {
+    float start_ms, end_ms; /* since the restore began */
+    int16_t layer;
+    char method; /* R recomputed, H hidden states, K keys and values */
+    bool is_io;  /* the I/O lane; else compute */
+};
+struct hcache_lanes {
+    struct hcache_span *span; /* by start; NULL: not known */
+    int n;
+    double total_ms; /* until the last layer was back */
+};
+
 struct hcache_result {
     int32_t *token_ids; /* generated */
     int n_tokens;
@@ -179,12 +192,22 @@ struct hcache_result {
     const char *save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
     struct hcache_plan plan;
     struct hcache_timings timings;
+    const char
+        *tier; /* what was restored came from here: "dram", "disk"; NULL: nothing was */
+    struct hcache_lanes predicted, measured;
 };
 
 /* Runs one request to its end, and waits until what it saved is durable. */
 int hcache_generate(struct hcache *h, const struct hcache_request *r,
                     struct hcache_result *out, struct hcache_err *err);
 void hcache_result_free(struct hcache_result *r);
+
+/* --- saved state by its names ------------------------------------------------------------------- */
+
+/* State is stored in chunks of 64 tokens, each named by everything before it: the keys of the full
+ * chunks of these tokens under a salt (NULL: none). keys [n / 64]. */
+void hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
+                       uint8_t (*keys)[32]);
 
 /* --- serving: many requests at once -------------------------------------------------------------
  *

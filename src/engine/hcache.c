@@ -14,6 +14,7 @@
 #include "engine/stack.h"
 #include "engine/dialog.h"
 #include "model/tokenizer.h"
+#include "state/chain.h"
 #include "state/save_policy.h"
 
 _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of errors");
@@ -220,6 +221,18 @@ void hcache_free(void *p)
     free(p);
 }
 
+/* --- saved state ------------------------------------------------------------------------------ */
+
+void hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
+                       uint8_t (*keys)[32])
+{
+    struct chain c;
+    chain_init(&c, &h->k.fingerprint, salt);
+    chain_extend(&c, ids, n);
+    memcpy(keys, c.keys, (size_t)c.n_chunks * sizeof *keys);
+    chain_deinit(&c);
+}
+
 /* --- generation ------------------------------------------------------------------------------- */
 
 static int check_text(const struct hcache *h, const struct hcache_request *r,
@@ -377,6 +390,8 @@ void hcache_result_free(struct hcache_result *r)
 {
     free(r->token_ids);
     free(r->text);
+    free(r->predicted.span);
+    free(r->measured.span);
     *r = (struct hcache_result){0};
 }
 

@@ -8,6 +8,15 @@
 const struct route routes[] = {
     {"/v1/chat/completions", "POST", api_chat, .needs_model = true},
     {"/v1/completions", "POST", api_completions, .needs_model = true},
+    {"/v1/responses", "POST", api_responses, .needs_model = true},
+    {"/v1/responses/", "GET", api_response, .needs_model = true},
+    {"/v1/responses/", "POST", api_response, .needs_model = true},
+    {"/v1/responses/", "DELETE", api_response, .needs_model = true},
+    {"/v1/conversations", "GET", api_conversations, .needs_model = true},
+    {"/v1/conversations", "POST", api_conversations, .needs_model = true},
+    {"/v1/conversations/", "GET", api_conversation, .needs_model = true},
+    {"/v1/conversations/", "POST", api_conversation, .needs_model = true},
+    {"/v1/conversations/", "DELETE", api_conversation, .needs_model = true},
     {"/v1/models", "GET", api_models, .needs_model = true},
     {"/v1/models/", "GET", api_model, .needs_model = true},
     {"/tokenize", "POST", api_tokenize, .needs_model = true},
@@ -199,6 +208,7 @@ static struct json *body_schema(const struct route *r)
 {
     unsigned kind = r->answer == api_chat          ? REQUEST_CHAT
                     : r->answer == api_completions ? REQUEST_COMPLETION
+                    : r->answer == api_responses   ? REQUEST_RESPONSE
                                                    : 0;
     struct json *schema = json_new_object();
     json_put_string(schema, "type", "object");
@@ -241,6 +251,27 @@ static struct json *parameter_id(void)
     return list;
 }
 
+static const char *verb_of(const struct route *r)
+{
+    return strcmp(r->method, "GET") == 0 ? "get" : r->method[0] == 'D' ? "delete" : "post";
+}
+
+/* All methods of a path stand in a row among the routes. */
+static void put_path(struct json *paths, const struct route *r)
+{
+    struct json *item = json_new_object();
+    bool has_id = r->path[strlen(r->path) - 1] == '/' && r->path[1] != 0;
+    char *path = xasprintf("%s%s", r->path, has_id ? "{id}" : "");
+    for (const struct route *m = r; m->path != NULL && strcmp(m->path, r->path) == 0; m++) {
+        struct json *op = operation(m);
+        if (has_id)
+            json_put(op, "parameters", parameter_id());
+        json_put(item, verb_of(m), op);
+    }
+    json_put(paths, path, item);
+    free(path);
+}
+
 void api_openapi(struct call *c)
 {
     struct json *o = json_new_object(), *info = json_new_object(),
@@ -250,12 +281,8 @@ void api_openapi(struct call *c)
     json_put_string(info, "version", HCACHE_VERSION);
     json_put(o, "info", info);
     for (const struct route *r = routes; r->path != NULL; r++) {
-        struct json *item = json_new_object(), *op = operation(r);
-        bool has_id = strcmp(r->path, "/v1/models/") == 0;
-        if (has_id)
-            json_put(op, "parameters", parameter_id());
-        json_put(item, strcmp(r->method, "POST") == 0 ? "post" : "get", op);
-        json_put(paths, has_id ? "/v1/models/{id}" : r->path, item);
+        if (r == routes || strcmp(r->path, r[-1].path) != 0)
+            put_path(paths, r);
     }
     json_put(o, "paths", paths);
     call_json(c, 200, o);

@@ -95,6 +95,10 @@ void api_chat(struct call *c);
 void api_completions(struct call *c);
 void api_models(struct call *c);
 void api_model(struct call *c);
+void api_responses(struct call *c);     /* POST */
+void api_response(struct call *c);      /* /v1/responses/ID.. */
+void api_conversations(struct call *c); /* GET, POST */
+void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
 void api_tokenize(struct call *c);
 void api_detokenize(struct call *c);
 void api_health(struct call *c);

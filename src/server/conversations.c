@@ -425,29 +425,6 @@ int conversation_set(struct conversations *c, int64_t row, const char *title,
     return db_end(c, st == NULL ? err->code : rc, err);
 }
 
-int conversation_move(struct conversations *c, int64_t row, int64_t from, int64_t to,
-                      struct err *err)
-{
-    struct err local = {0};
-    struct erased gone = {0};
-    err = err != NULL ? err : &local;
-    int rc = db_lock(c, err);
-    if (rc != 0)
-        return rc;
-    rc = db_run(c,
-                "UPDATE conversation SET head = nullif(?3, 0), n_turns ="
-                " coalesce((SELECT depth + 1 FROM turn WHERE id = ?3), 0)"
-                " WHERE id = ?1 AND coalesce(head, 0) = ?2",
-                row, from, to, err);
-    if (rc == 0 && sqlite3_changes(c->db) == 0)
-        rc = err_set(err, ERR_MISMATCH, "the conversation has changed in the meantime");
-    if (rc == 0 && to != 0)
-        rc = db_run(c, "UPDATE turn SET n_refs = n_refs + 1 WHERE id = ?1", to, 0, 0, err);
-    if (rc == 0 && from != 0)
-        rc = db_release(c, from, &gone, err);
-    return db_end(c, rc, err);
-}
-
 /* (updated_s, id) of the conversation `after`. */
 static int position_of(struct conversations *c, const char *tenant, const char *after,
                        int64_t *updated_s, int64_t *row, struct err *err)

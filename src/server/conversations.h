@@ -34,6 +34,8 @@
 #include "base/err.h"
 #include "base/hash.h"
 
+#define CONVERSATIONS_FILE "conversations.db" /* in the store's first directory */
+
 struct conversations;
 
 struct conversations_opts {
@@ -123,9 +125,6 @@ int conversation_find(struct conversations *c, const char *tenant, const char *n
 /* NULL leaves title or metadata as they are. */
 int conversation_set(struct conversations *c, int64_t row, const char *title,
                      const char *metadata, struct err *err);
-/* The head jumps from `from` to another turn; ERR_MISMATCH where it is no longer at `from`. */
-int conversation_move(struct conversations *c, int64_t row, int64_t from, int64_t to,
-                      struct err *err);
 /* By last use, newest first (or oldest), behind the conversation `after` (NULL: from the beginning). At
  * most `limit` are filled; *more: there are others. */
 int conversation_list(struct conversations *c, const char *tenant, const char *after,
@@ -145,6 +144,10 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
 /* With the turns that were made in it. */
 int conversation_delete(struct conversations *c, const char *tenant, const char *name,
                         struct erased *out, struct err *err);
+/* In place of all that was said, which ends at `head`, there is now the turn t, which has no parent; what
+ * was made in the conversation is erased as above. */
+int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
+                         struct turn *t, struct erased *out, struct err *err);
 /* What is older than the TTL, at most `most` turns and conversations a call. */
 int conversations_expire(struct conversations *c, int64_t now_s, int most,
                          struct erased *out, struct err *err);

@@ -52,4 +52,10 @@ void db_name(sqlite3_stmt *st, int column, char out[NAME_BYTES]);
 /* One less refers to the turn: erased, and its parents, where nothing refers to them any more. */
 int db_release(struct conversations *c, int64_t row, struct erased *out, struct err *err);
 
+/* Every turn that was made in the conversation loses its name. */
+int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
+                struct err *err);
+/* db_end, and then what was erased is overwritten in the log, too. */
+int db_end_and_overwrite(struct conversations *c, int rc, struct err *err);
+
 #endif

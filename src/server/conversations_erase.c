@@ -131,8 +131,8 @@ static int hide(struct conversations *c, int64_t row, struct erased *out, struct
     return rc;
 }
 
-/* What was erased is still in the write-ahead log until that is overwritten: now. */
-static int end_and_overwrite(struct conversations *c, int rc, struct err *err)
+/* It would stay in the write-ahead log until that is overwritten some day. */
+int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
 {
     rc = db_end(c, rc, err);
     if (rc == 0) {
@@ -157,14 +157,14 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
                 "response", tenant, name, &row, err);
     if (rc == 0)
         rc = hide(c, row, out, err);
-    return end_and_overwrite(c, rc, err);
+    return db_end_and_overwrite(c, rc, err);
 }
 
 /* --- a conversation ---------------------------------------------------------------------------- */
 
-/* The turns of a conversation from the last to the first, so that each is free when its turn comes. */
-static int hide_all(struct conversations *c, int64_t conversation, struct erased *out,
-                    struct err *err)
+/* From the last to the first, so that each is free when its turn comes. */
+int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
+                struct err *err)
 {
     int64_t row;
     int rc = 0;
@@ -191,7 +191,7 @@ static int drop_conversation(struct conversations *c, int64_t row, struct erased
         rc = db_run(c, "DELETE FROM conversation WHERE id = ?1", row, 0, 0, err);
     if (rc == 0 && head != 0)
         rc = db_release(c, head, out, err);
-    return rc != 0 ? rc : hide_all(c, row, out, err);
+    return rc != 0 ? rc : db_hide_all(c, row, out, err);
 }
 
 int conversation_delete(struct conversations *c, const char *tenant, const char *name,
@@ -208,7 +208,7 @@ int conversation_delete(struct conversations *c, const char *tenant, const char 
                 "conversation", tenant, name, &row, err);
     if (rc == 0)
         rc = drop_conversation(c, row, out, err);
-    return end_and_overwrite(c, rc, err);
+    return db_end_and_overwrite(c, rc, err);
 }
 
 int conversations_expire(struct conversations *c, int64_t now_s, int most,
@@ -240,7 +240,7 @@ int conversations_expire(struct conversations *c, int64_t now_s, int most,
         if (rc == 0 && row != 0)
             rc = hide(c, row, out, err);
     }
-    return out->n_turns > 0 ? end_and_overwrite(c, rc, err) : db_end(c, rc, err);
+    return out->n_turns > 0 ? db_end_and_overwrite(c, rc, err) : db_end(c, rc, err);
 }
 
 /* --- doomed chunks ----------------------------------------------------------------------------- */

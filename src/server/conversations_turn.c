@@ -287,6 +287,35 @@ int turn_add(struct conversations *c, const char *tenant, struct turn *t, const 
     return db_end(c, rc, err);
 }
 
+int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
+                         struct turn *t, struct erased *out, struct err *err)
+{
+    struct err local = {0};
+    bool has_branched = false;
+    int64_t row = t->conversation;
+    *out = (struct erased){0};
+    err = err != NULL ? err : &local;
+    CHECK(t->parent == 0 && row != 0);
+    t->created_s = clock_wall_s();
+    t->parent = head; /* for the check of the head only */
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    rc = check_head(c, t, &has_branched, err);
+    if (rc == 0 && has_branched)
+        rc = err_set(err, ERR_MISMATCH, "the conversation has changed in the meantime");
+    t->parent = 0;
+    if (rc == 0 && head != 0)
+        rc = db_release(c, head, out, err);
+    if (rc == 0)
+        rc = db_hide_all(c, row, out, err);
+    if (rc == 0)
+        rc = insert(c, tenant, t, err);
+    if (rc == 0)
+        rc = move_head(c, t, NULL, err);
+    return db_end_and_overwrite(c, rc, err);
+}
+
 /* --- reading ---------------------------------------------------------------------------------- */
 
 #define COLUMNS                                                                            \

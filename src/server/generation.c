@@ -255,9 +255,6 @@ static void stream_choice(struct generation *g, struct choice *ch, struct textbu
     read_choice(ch, &d);
     if (g->params.tools != NULL)
         hold_back(ch, &d);
-    if (!g->has_begun && g->dialect->begin != NULL && (d.n_text > 0 || d.ended))
-        g->dialect->begin(g, out);
-    g->has_begun = g->has_begun || d.n_text > 0 || d.ended;
     if (d.n_text > 0)
         g->dialect->piece(g, ch, d.text, d.n_text, out);
     if (!d.ended)
@@ -272,6 +269,9 @@ void generation_stream(struct generation *g, struct textbuf *out)
 {
     struct fault f;
     bool all = true;
+    if (!g->has_begun && g->dialect->begin != NULL)
+        g->dialect->begin(g, out);
+    g->has_begun = true;
     for (int i = 0; i < g->n && !g->is_over; i++) {
         if (!g->choice[i].finished)
             stream_choice(g, &g->choice[i], out);

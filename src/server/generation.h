@@ -17,7 +17,7 @@ struct generation;
  * functions that are NULL say nothing. */
 struct dialect {
     struct json *(*answer)(struct generation *g); /* every choice has its result */
-    void (*begin)(struct generation *g, struct textbuf *out); /* something is to be told */
+    void (*begin)(struct generation *g, struct textbuf *out); /* at once */
     void (*piece)(struct generation *g, struct choice *ch, const char *text, size_t n,
                   struct textbuf *out);
     void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);

@@ -1,0 +1,520 @@
+/* api_conversations.c - /v1/conversations: names for what was said, with its items.
+ *
+ *     GET, POST          /v1/conversations            list (ours), make
+ *     GET, POST, DELETE  /v1/conversations/ID         look at, change metadata and title, erase
+ *     GET, POST          /v1/conversations/ID/items   list, put in by hand
+ *     GET, DELETE        /v1/conversations/ID/items/ITEM
+ *     POST               /v1/conversations/ID/branch  another one with the same beginning (ours)
+ *
+ * The items of a conversation are those of the turns up to its head.  Taking one out makes all that
+ * was said after it another text: what stays becomes one turn without tokens, and the responses that
+ * were made there are erased. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "server/draft.h"
+#include "server/keep.h"
+
+enum { MAX_NEW_ITEMS = 20 }; /* as the original API has it */
+
+/* --- shapes ------------------------------------------------------------------------------------ */
+
+static struct json *shape(const struct conversation *v)
+{
+    struct json *o = json_new_object(), *metadata = NULL;
+    if (v->metadata == NULL ||
+        json_parse(&metadata, v->metadata, strlen(v->metadata), v->name, NULL) != 0)
+        metadata = json_new_object();
+    json_put_string(o, "id", v->name);
+    json_put_string(o, "object", "conversation");
+    json_put_int(o, "created_at", v->created_s);
+    json_put(o, "metadata", metadata);
+    json_put_string(o, "title", v->title);
+    json_put_int(o, "updated_at", v->updated_s);
+    json_put_int(o, "turns", v->n_turns);
+    return o;
+}
+
+static void fail(struct call *c, const struct err *err)
+{
+    struct fault f;
+    keep_fault(err, &f);
+    call_fault(c, &f);
+}
+
+/* It has changed: what it is now is the answer. */
+static void answer_anew(struct call *c, struct conversation *v)
+{
+    struct err err = {0};
+    char *name = xstrdup(v->name);
+    conversation_deinit(v);
+    int rc = conversation_find(c->s->conversations, call_tenant(c), name, v, &err);
+    if (rc == 0)
+        call_json(c, 200, shape(v));
+    else
+        fail(c, &err);
+    free(name);
+}
+
+/* --- all of them ------------------------------------------------------------------------------- */
+
+static void list(struct call *c)
+{
+    struct conversation *page;
+    struct items_page p;
+    struct fault f;
+    struct err err = {0};
+    int n = 0;
+    bool more = false;
+    if (keep_page(c, 20, &p, &f) != 0) {
+        call_fault(c, &f);
+        return;
+    }
+    page = xcalloc((size_t)p.limit, sizeof *page);
+    int rc = conversation_list(c->s->conversations, call_tenant(c), p.after, p.oldest_first,
+                               p.limit, page, &n, &more, &err);
+    struct json *o = json_new_object(), *data = json_new_array();
+    for (int i = 0; i < n; i++)
+        json_push(data, shape(&page[i]));
+    json_put_string(o, "object", "list");
+    json_put_string(o, "first_id", n > 0 ? page[0].name : NULL);
+    json_put_string(o, "last_id", n > 0 ? page[n - 1].name : NULL);
+    json_put_bool(o, "has_more", more);
+    json_put(o, "data", data);
+    for (int i = 0; i < n; i++)
+        conversation_deinit(&page[i]);
+    free(page);
+    if (rc == 0) {
+        call_json(c, 200, o);
+    } else {
+        json_free(o);
+        fail(c, &err);
+    }
+}
+
+struct change {
+    const struct json *metadata, *items; /* NULL: not given */
+    const char *title, *at;
+};
+
+/* names: what this request may have. */
+static int read_change(struct call *c, const char *const *names, struct change *out,
+                       struct fault *f)
+{
+    const struct json *body = c->body.n > 0 ? call_body(c) : NULL;
+    struct json_iter it = json_begin(body);
+    struct err err = {0};
+    *out = (struct change){0};
+    if (body != NULL && json_kind(body) != JSON_KIND_OBJECT)
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object");
+    while (json_next(&it)) {
+        int i = 0;
+        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
+            i++;
+        if (names[i] == NULL)
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+    }
+    if (json_opt_string(body, "title", &out->title, &err) != 0 ||
+        json_opt_string(body, "at", &out->at, &err) != 0)
+        return fault_set(f, 400, NULL, NULL, "%s", err.msg);
+    if (out->title != NULL && strlen(out->title) > 256)
+        return fault_set(f, 400, NULL, "title", "'title' has more than 256 bytes");
+    const struct json *items = json_member(body, "items");
+    out->items = json_kind(items) != JSON_KIND_NULL ? items : NULL;
+    if (out->items != NULL && (json_kind(out->items) != JSON_KIND_ARRAY ||
+                               json_count(out->items) > MAX_NEW_ITEMS))
+        return fault_set(f, 400, NULL, "items",
+                         "'items' must be a list of at most %d items", MAX_NEW_ITEMS);
+    return request_metadata(json_member(body, "metadata"), &out->metadata, f);
+}
+
+/* Items become a turn that no answer belongs to. */
+static int add_items(struct call *c, const struct conversation *v, const struct json *items,
+                     struct fault *f)
+{
+    struct err err = {0};
+    bool has_branched;
+    struct turn *t = xcalloc(1, sizeof *t);
+    char *title = items_title(items, KEEP_TITLE_BYTES);
+    conversations_name("turn", t->name);
+    t->parent = v->head;
+    t->conversation = v->row;
+    t->input = json_text(items, 0);
+    t->output = xstrdup("[]");
+    int rc = turn_add(c->s->conversations, call_tenant(c), t, title, &has_branched, &err);
+    turn_free(t);
+    free(title);
+    return rc == 0 ? 0 : keep_fault(&err, f);
+}
+
+static void make(struct call *c)
+{
+    static const char *const names[] = {"items", "metadata", "title", NULL};
+    struct change change;
+    struct conversation v = {0};
+    struct json *items = NULL;
+    struct fault f;
+    struct err err = {0};
+    char name[NAME_BYTES];
+    int rc = read_change(c, names, &change, &f);
+    if (c->answered)
+        return; /* no JSON */
+    if (rc == 0 && change.items != NULL)
+        rc = items_read(change.items, "items", &items, &f);
+    char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
+                                                        : NULL;
+    conversations_name("conv", name);
+    if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name, change.title,
+                                    metadata, 0, &v, &err) != 0)
+        rc = keep_fault(&err, &f);
+    if (rc == 0 && json_count(items) > 0)
+        rc = add_items(c, &v, items, &f);
+    if (rc == 0)
+        answer_anew(c, &v);
+    else
+        call_fault(c, &f);
+    conversation_deinit(&v);
+    json_free(items);
+    free(metadata);
+}
+
+void api_conversations(struct call *c)
+{
+    struct fault f;
+    if (c->s->conversations == NULL) {
+        keep_none(&f);
+        call_fault(c, &f);
+    } else if (strcmp(c->route->method, "GET") == 0) {
+        list(c);
+    } else {
+        make(c);
+    }
+}
+
+/* --- one of them ------------------------------------------------------------------------------- */
+
+static void change(struct call *c, struct conversation *v)
+{
+    static const char *const names[] = {"metadata", "title", NULL};
+    struct change change;
+    struct fault f;
+    struct err err = {0};
+    int rc = read_change(c, names, &change, &f);
+    if (c->answered)
+        return;
+    char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
+                                                        : NULL;
+    if (rc == 0 &&
+        conversation_set(c->s->conversations, v->row, change.title, metadata, &err) != 0)
+        rc = keep_fault(&err, &f);
+    if (rc == 0)
+        answer_anew(c, v);
+    else
+        call_fault(c, &f);
+    free(metadata);
+}
+
+static void erase(struct call *c, const struct conversation *v)
+{
+    struct err err = {0};
+    struct erased gone;
+    if (conversation_delete(c->s->conversations, call_tenant(c), v->name, &gone, &err) != 0)
+        fail(c, &err);
+    else
+        call_json(c, 200, keep_deleted(c, v->name, "conversation.deleted", &gone));
+}
+
+/* --- items ------------------------------------------------------------------------------------- */
+
+static void put_origin(struct json *list, const char *items, const struct turn *t)
+{
+    struct json *parsed = NULL;
+    if (json_parse(&parsed, items, strlen(items), t->name, NULL) != 0)
+        return;
+    for (size_t i = 0; i < json_count(parsed); i++) {
+        struct json *o = json_new_object();
+        struct json_iter it = json_begin(json_at(parsed, i));
+        while (json_next(&it))
+            json_put(o, it.key, json_share(it.value));
+        json_put_string(o, "response_id", t->is_visible ? t->name : NULL);
+        json_push(list, o);
+    }
+    json_free(parsed);
+}
+
+/* Every item with the response that it went into or came out of. */
+static int read_items(struct call *c, const struct conversation *v, struct json **out,
+                      struct fault *f)
+{
+    struct err err = {0};
+    struct turn **path = NULL;
+    int n = 0;
+    if (v->head != 0 && turn_path(c->s->conversations, v->head, &path, &n, &err) != 0)
+        return keep_fault(&err, f);
+    *out = json_new_array();
+    for (int i = 0; i < n; i++) {
+        put_origin(*out, path[i]->input, path[i]);
+        put_origin(*out, path[i]->output, path[i]);
+    }
+    turn_path_free(path, n);
+    return 0;
+}
+
+static void list_items(struct call *c, const struct conversation *v)
+{
+    struct json *items = NULL, *o = NULL;
+    struct items_page page;
+    struct fault f;
+    int rc = keep_page(c, 20, &page, &f);
+    if (rc == 0)
+        rc = read_items(c, v, &items, &f);
+    if (rc == 0)
+        rc = items_list(items, &page, &o, &f);
+    if (rc == 0)
+        call_json(c, 200, o);
+    else
+        call_fault(c, &f);
+    json_free(items);
+}
+
+static void post_items(struct call *c, const struct conversation *v)
+{
+    static const char *const names[] = {"items", NULL};
+    struct change change;
+    struct json *items = NULL, *o = NULL;
+    struct items_page page = {.limit = MAX_NEW_ITEMS, .oldest_first = true};
+    struct fault f;
+    int rc = read_change(c, names, &change, &f);
+    if (c->answered)
+        return;
+    if (rc == 0 && change.items == NULL)
+        rc = fault_set(&f, 400, NULL, "items", "'items' is missing");
+    if (rc == 0)
+        rc = items_read(change.items, "items", &items, &f);
+    if (rc == 0 && json_count(items) > 0)
+        rc = add_items(c, v, items, &f);
+    if (rc == 0)
+        rc = items_list(items, &page, &o, &f);
+    if (rc == 0)
+        call_json(c, 200, o);
+    else
+        call_fault(c, &f);
+    json_free(items);
+}
+
+static const char *id_of(const struct json *item)
+{
+    return json_string_of(json_member(item, "id"), NULL);
+}
+
+/* The place of an item; -1 with *f. */
+static int find_item(const struct json *items, const char *id, size_t *at, struct fault *f)
+{
+    for (*at = 0; *at < json_count(items); ++*at) {
+        if (strcmp(id_of(json_at(items, *at)), id) == 0)
+            return 0;
+    }
+    return fault_set(f, 404, "not_found", NULL, "there is no item '%.80s'", id);
+}
+
+static void get_item(struct call *c, const struct conversation *v, const char *id)
+{
+    struct json *items = NULL;
+    struct fault f;
+    size_t at;
+    int rc = read_items(c, v, &items, &f);
+    if (rc == 0)
+        rc = find_item(items, id, &at, &f);
+    if (rc == 0)
+        call_json(c, 200, json_share(json_at(items, at)));
+    else
+        call_fault(c, &f);
+    json_free(items);
+}
+
+/* All items but one, as one turn. */
+static int rewrite(struct call *c, const struct conversation *v, size_t without,
+                   struct fault *f)
+{
+    struct err err = {0};
+    struct turn **path = NULL;
+    struct erased gone;
+    int n = 0;
+    if (turn_path(c->s->conversations, v->head, &path, &n, &err) != 0)
+        return keep_fault(&err, f);
+    struct json *all = draft_items(path, n), *left = json_new_array();
+    for (size_t i = 0; i < json_count(all); i++) {
+        if (i != without)
+            json_push(left, json_share(json_at(all, i)));
+    }
+    struct turn *t = xcalloc(1, sizeof *t);
+    conversations_name("turn", t->name);
+    t->conversation = v->row;
+    t->input = json_text(left, 0);
+    t->output = xstrdup("[]");
+    int rc = conversation_rewrite(c->s->conversations, call_tenant(c), v->head, t, &gone,
+                                  &err);
+    if (rc == 0)
+        json_free(keep_deleted(c, v->name, "", &gone));
+    turn_free(t);
+    turn_path_free(path, n);
+    json_free(all);
+    json_free(left);
+    return rc == 0 ? 0 : keep_fault(&err, f);
+}
+
+static void delete_item(struct call *c, struct conversation *v, const char *id)
+{
+    struct json *items = NULL;
+    struct fault f;
+    size_t at;
+    int rc = read_items(c, v, &items, &f);
+    if (rc == 0)
+        rc = find_item(items, id, &at, &f);
+    if (rc == 0)
+        rc = rewrite(c, v, at, &f);
+    if (rc == 0)
+        answer_anew(c, v);
+    else
+        call_fault(c, &f);
+    json_free(items);
+}
+
+/* --- branches ---------------------------------------------------------------------------------- */
+
+static bool has_item(const char *items, const char *id)
+{
+    struct json *parsed = NULL;
+    bool found = false;
+    if (json_parse(&parsed, items, strlen(items), "items", NULL) != 0)
+        return false;
+    for (size_t i = 0; i < json_count(parsed) && !found; i++)
+        found = strcmp(id_of(json_at(parsed, i)), id) == 0;
+    json_free(parsed);
+    return found;
+}
+
+/* The turn of that name, or with that item; NULL: the last. */
+static int find_turn(struct call *c, const struct conversation *v, const char *at,
+                     int64_t *row, struct fault *f)
+{
+    struct err err = {0};
+    struct turn **path = NULL;
+    int n = 0, i;
+    *row = v->head;
+    if (at == NULL || v->head == 0)
+        return at == NULL ? 0
+                          : fault_set(f, 404, "not_found", "at",
+                                      "the conversation has no '%.80s'", at);
+    if (turn_path(c->s->conversations, v->head, &path, &n, &err) != 0)
+        return keep_fault(&err, f);
+    for (i = n - 1; i >= 0; i--) {
+        const struct turn *t = path[i];
+        if ((t->is_visible && strcmp(t->name, at) == 0) || has_item(t->input, at) ||
+            has_item(t->output, at))
+            break;
+    }
+    *row = i >= 0 ? path[i]->row : 0;
+    turn_path_free(path, n);
+    return i >= 0 ? 0
+                  : fault_set(f, 404, "not_found", "at", "the conversation has no '%.80s'",
+                              at);
+}
+
+static void branch(struct call *c, const struct conversation *v)
+{
+    static const char *const names[] = {"at", "title", "metadata", NULL};
+    struct change change;
+    struct conversation made = {0};
+    struct fault f;
+    struct err err = {0};
+    char name[NAME_BYTES];
+    int64_t row = 0;
+    int rc = read_change(c, names, &change, &f);
+    if (c->answered)
+        return;
+    if (rc == 0)
+        rc = find_turn(c, v, change.at, &row, &f);
+    char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
+                                                        : NULL;
+    conversations_name("conv", name);
+    if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name,
+                                    change.title != NULL ? change.title : v->title,
+                                    metadata, row, &made, &err) != 0)
+        rc = keep_fault(&err, &f);
+    if (rc == 0)
+        call_json(c, 200, shape(&made));
+    else
+        call_fault(c, &f);
+    conversation_deinit(&made);
+    free(metadata);
+}
+
+/* --- the routes -------------------------------------------------------------------------------- */
+
+static void no_path(struct call *c)
+{
+    struct fault f;
+    fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
+    call_fault(c, &f);
+}
+
+static void on_conversation(struct call *c, struct conversation *v)
+{
+    if (strcmp(c->route->method, "GET") == 0)
+        call_json(c, 200, shape(v));
+    else if (strcmp(c->route->method, "DELETE") == 0)
+        erase(c, v);
+    else
+        change(c, v);
+}
+
+static void on_items(struct call *c, struct conversation *v)
+{
+    if (strcmp(c->route->method, "GET") == 0)
+        list_items(c, v);
+    else if (strcmp(c->route->method, "POST") == 0)
+        post_items(c, v);
+    else
+        no_path(c);
+}
+
+static void on_item(struct call *c, struct conversation *v, const char *id)
+{
+    if (strcmp(c->route->method, "GET") == 0)
+        get_item(c, v, id);
+    else if (strcmp(c->route->method, "DELETE") == 0)
+        delete_item(c, v, id);
+    else
+        no_path(c);
+}
+
+void api_conversation(struct call *c)
+{
+    struct conversation v = {0};
+    struct err err = {0};
+    struct fault f;
+    const char *rest = keep_split(c->tail);
+    if (c->s->conversations == NULL) {
+        keep_none(&f);
+        call_fault(c, &f);
+        return;
+    }
+    if (conversation_find(c->s->conversations, call_tenant(c), c->tail, &v, &err) != 0) {
+        fail(c, &err);
+        return;
+    }
+    if (rest[0] == 0)
+        on_conversation(c, &v);
+    else if (strcmp(rest, "items") == 0)
+        on_items(c, &v);
+    else if (strncmp(rest, "items/", 6) == 0 && rest[6] != 0)
+        on_item(c, &v, rest + 6);
+    else if (strcmp(rest, "branch") == 0 && strcmp(c->route->method, "POST") == 0)
+        branch(c, &v);
+    else
+        no_path(c);
+    conversation_deinit(&v);
+}

@@ -1,0 +1,594 @@
+/* api_responses.c - /v1/responses: answers that are kept, and can be continued by their name.
+ *
+ * A response is a turn (conversations.h).  It goes on from a response or a conversation with the exact
+ * tokens of what was said (draft.h).  It is told as completed only when it is durable: who has seen
+ * the end of a stream finds the response after any crash, and who has not finds none of it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/call.h"
+#include "server/draft.h"
+#include "server/items.h"
+#include "server/keep.h"
+#include "server/restoration.h"
+#include "server/shape.h"
+
+struct response {
+    struct draft draft;
+    char id[NAME_BYTES], message_id[NAME_BYTES];
+    char conversation[NAME_BYTES]; /* "": none */
+    char *title;
+    bool has_branched; /* the conversation had gone on meanwhile */
+    int64_t sequence;  /* of events */
+    bool is_open;      /* the message's events have begun */
+    int n_open;        /* items whose events have begun */
+};
+
+static void drop(void *own)
+{
+    struct response *r = own;
+    draft_deinit(&r->draft);
+    free(r->title);
+    free(r);
+}
+
+/* --- the response object ----------------------------------------------------------------------- */
+
+static const char *status_of(const struct choice *ch)
+{
+    bool is_cut = ch->calls == NULL && strcmp(ch->result.finish, "length") == 0;
+    return is_cut ? "incomplete" : "completed";
+}
+
+static struct json *usage(const struct generation *g)
+{
+    const struct hcache_result *r = &g->choice[0].result;
+    struct json *o = json_new_object(), *in = json_new_object(), *out = json_new_object();
+    json_put_int(in, "cached_tokens", r->cached_tokens);
+    json_put_int(out, "reasoning_tokens", 0);
+    json_put_int(o, "input_tokens", r->prompt_tokens);
+    json_put(o, "input_tokens_details", in);
+    json_put_int(o, "output_tokens", r->n_tokens);
+    json_put(o, "output_tokens_details", out);
+    json_put_int(o, "total_tokens", r->prompt_tokens + r->n_tokens);
+    return o;
+}
+
+/* The items of the answer. */
+static struct json *output(const struct generation *g)
+{
+    const struct choice *ch = &g->choice[0];
+    const struct response *r = g->own;
+    const struct json *calls = json_member(ch->calls, "tool_calls");
+    struct json *list = json_new_array();
+    size_t n = ch->result.n_text;
+    const char *text = ch->result.text;
+    if (ch->calls != NULL)
+        text = json_string_of(json_member(ch->calls, "content"), &n);
+    if (ch->calls == NULL || n > 0)
+        json_push(list, item_message(r->message_id, status_of(ch), text, n));
+    for (size_t i = 0; i < json_count(calls); i++) {
+        char call_id[80];
+        const struct json *call = json_at(calls, i);
+        shape_id(ch, (int)i, call_id);
+        json_push(list, item_call(NULL, "completed", call_id,
+                                  json_string_of(json_member(call, "name"), NULL),
+                                  json_string_of(json_member(call, "arguments"), NULL)));
+    }
+    return list;
+}
+
+static void put_conversation(struct json *o, const struct response *r)
+{
+    struct json *c = json_new_object();
+    json_put_string(c, "id", r->conversation);
+    if (r->conversation[0] == 0 || r->has_branched) {
+        json_put_null(o, "conversation");
+        json_free(c);
+    } else {
+        json_put(o, "conversation", c);
+    }
+}
+
+static void put_text_format(struct json *o)
+{
+    struct json *text = json_new_object(), *format = json_new_object();
+    json_put_string(format, "type", "text");
+    json_put(text, "format", format);
+    json_put(o, "text", text);
+}
+
+/* What was asked for, with the defaults. */
+static void put_request(struct json *o, const struct generation *g)
+{
+    const struct gen_params *p = &g->params;
+    json_put_string(o, "instructions", p->instructions);
+    if (p->max_tokens >= 0)
+        json_put_int(o, "max_output_tokens", p->max_tokens);
+    else
+        json_put_null(o, "max_output_tokens");
+    json_put_bool(o, "parallel_tool_calls", true);
+    json_put_string(o, "previous_response_id", p->previous);
+    put_conversation(o, g->own);
+    json_put_bool(o, "store", p->store);
+    json_put_real(o, "temperature", p->temperature);
+    json_put_real(o, "top_p", p->top_p);
+    json_put_string(o, "tool_choice", p->no_tools ? "none" : "auto");
+    json_put(o, "tools", p->tools != NULL ? json_share(p->tools) : json_new_array());
+    json_put(o, "metadata",
+             p->metadata != NULL ? json_share(p->metadata) : json_new_object());
+    json_put_string(o, "truncation", "disabled");
+    json_put_bool(o, "background", false);
+    put_text_format(o);
+}
+
+/* Without its output. is_done: every choice has its result. */
+static struct json *head(const struct generation *g, bool is_done)
+{
+    const struct response *r = g->own;
+    const struct choice *ch = &g->choice[0];
+    struct json *o = json_new_object(), *why = json_new_object();
+    const char *status = is_done ? status_of(ch) : "in_progress";
+    json_put_string(o, "id", r->id);
+    json_put_string(o, "object", "response");
+    json_put_int(o, "created_at", g->created_s);
+    json_put_string(o, "status", status);
+    json_put_string(o, "model", g->call->s->model_name);
+    json_put_null(o, "error");
+    if (strcmp(status, "incomplete") == 0) {
+        json_put_string(why, "reason", "max_output_tokens");
+        json_put(o, "incomplete_details", why);
+    } else {
+        json_put_null(o, "incomplete_details");
+        json_free(why);
+    }
+    put_request(o, g);
+    if (is_done)
+        json_put(o, "usage", usage(g));
+    else
+        json_put_null(o, "usage");
+    if (r->has_branched)
+        json_put_string(o, "branched_from", r->conversation);
+    if (is_done)
+        json_put(o, "timings", shape_timings(g, ch));
+    return o;
+}
+
+static struct json *whole(struct generation *g, bool is_done)
+{
+    struct json *o = head(g, is_done);
+    json_put(o, "output", is_done ? output(g) : json_new_array());
+    return o;
+}
+
+static struct json *answer(struct generation *g)
+{
+    return whole(g, true);
+}
+
+/* --- keeping it -------------------------------------------------------------------------------- */
+
+static int keep(struct generation *g, struct fault *f)
+{
+    struct response *r = g->own;
+    const struct hcache_result *result = &g->choice[0].result;
+    struct err err = {0};
+    if (!g->params.store)
+        return 0;
+    struct turn *t = xcalloc(1, sizeof *t);
+    struct json *items = output(g), *told = restoration_json(result, g->miss);
+    draft_finish(&r->draft, call_model(g->call), result, g->salt, t);
+    snprintf(t->name, sizeof t->name, "%s", r->id);
+    t->created_s = clock_wall_s();
+    t->is_visible = true;
+    t->output = json_text(items, 0);
+    t->restoration = json_text(told, 0);
+    struct json *o = head(g, true);
+    t->answer = json_text(o, 0);
+    int rc = turn_add(g->call->s->conversations, call_tenant(g->call), t, r->title,
+                      &r->has_branched, &err);
+    turn_free(t);
+    json_free(o);
+    json_free(items);
+    json_free(told);
+    return rc == 0 ? 0 : keep_fault(&err, f);
+}
+
+/* --- events ------------------------------------------------------------------------------------ */
+
+/* "event: TYPE" and the object, which is taken. */
+static void event(struct response *r, const char *type, struct json *o, struct textbuf *out)
+{
+    json_put_string(o, "type", type);
+    json_put_int(o, "sequence_number", r->sequence++);
+    textbuf_addf(out, "event: %s\n", type);
+    sse_json(out, o);
+}
+
+static void event_response(struct generation *g, const char *type, struct json *response,
+                           struct textbuf *out)
+{
+    struct json *o = json_new_object();
+    json_put(o, "response", response);
+    event(g->own, type, o, out);
+}
+
+static void begin(struct generation *g, struct textbuf *out)
+{
+    event_response(g, "response.created", whole(g, false), out);
+    event_response(g, "response.in_progress", whole(g, false), out);
+}
+
+static struct json *of_item(const char *item_id, int index)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "item_id", item_id);
+    json_put_int(o, "output_index", index);
+    return o;
+}
+
+static struct json *of_part(struct response *r)
+{
+    struct json *o = of_item(r->message_id, 0);
+    json_put_int(o, "content_index", 0);
+    return o;
+}
+
+static void event_item(struct response *r, const char *type, int index, struct json *item,
+                       struct textbuf *out)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "output_index", index);
+    json_put(o, "item", item);
+    event(r, type, o, out);
+}
+
+static void open_message(struct response *r, struct textbuf *out)
+{
+    struct json *o = of_part(r);
+    r->is_open = true;
+    event_item(r, "response.output_item.added", r->n_open++,
+               item_message(r->message_id, "in_progress", NULL, 0), out);
+    json_put(o, "part", item_text_part("", 0));
+    event(r, "response.content_part.added", o, out);
+}
+
+static void piece(struct generation *g, struct choice *ch, const char *text, size_t n,
+                  struct textbuf *out)
+{
+    struct response *r = g->own;
+    struct json *o = of_part(r);
+    (void)ch;
+    if (!r->is_open)
+        open_message(r, out);
+    json_put_bytes(o, "delta", text, n);
+    json_put(o, "logprobs", json_new_array());
+    event(r, "response.output_text.delta", o, out);
+}
+
+static void close_message(struct response *r, const struct json *item, struct textbuf *out)
+{
+    const struct json *part = json_at(json_member(item, "content"), 0);
+    struct json *o = of_part(r);
+    json_put(o, "text", json_share(json_member(part, "text")));
+    json_put(o, "logprobs", json_new_array());
+    event(r, "response.output_text.done", o, out);
+    o = of_part(r);
+    json_put(o, "part", json_share(part));
+    event(r, "response.content_part.done", o, out);
+    event_item(r, "response.output_item.done", 0, json_share(item), out);
+}
+
+/* A call comes whole: begun, all of its arguments, ended. */
+static void tell_call(struct response *r, const struct json *item, struct textbuf *out)
+{
+    int index = r->n_open++;
+    const char *id = json_string_of(json_member(item, "id"), NULL);
+    struct json *o = of_item(id, index);
+    event_item(r, "response.output_item.added", index,
+               item_call(id, "in_progress",
+                         json_string_of(json_member(item, "call_id"), NULL),
+                         json_string_of(json_member(item, "name"), NULL), ""),
+               out);
+    json_put(o, "delta", json_share(json_member(item, "arguments")));
+    event(r, "response.function_call_arguments.delta", o, out);
+    o = of_item(id, index);
+    json_put(o, "name", json_share(json_member(item, "name")));
+    json_put(o, "arguments", json_share(json_member(item, "arguments")));
+    event(r, "response.function_call_arguments.done", o, out);
+    event_item(r, "response.output_item.done", index, json_share(item), out);
+}
+
+static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct response *r = g->own;
+    struct json *items = output(g);
+    (void)ch;
+    for (size_t i = 0; i < json_count(items); i++) {
+        const struct json *item = json_at(items, i);
+        if (json_member(item, "role") == NULL) {
+            tell_call(r, item, out);
+            continue;
+        }
+        if (!r->is_open)
+            open_message(r, out);
+        close_message(r, item, out);
+    }
+    json_free(items);
+}
+
+static void close_stream(struct generation *g, struct textbuf *out)
+{
+    bool is_cut = strcmp(status_of(&g->choice[0]), "incomplete") == 0;
+    event_response(g, is_cut ? "response.incomplete" : "response.completed", whole(g, true),
+                   out);
+}
+
+static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
+{
+    struct json *o = json_new_object(), *e = json_new_object(), *response = head(g, false);
+    json_put_string(e, "code", f->code != NULL ? f->code : f->type);
+    json_put_string(e, "message", f->message);
+    json_put_string(response, "status", "failed");
+    json_put(response, "error", e);
+    json_put(response, "output", json_new_array());
+    json_put(o, "response", response);
+    event(g->own, "response.failed", o, out);
+}
+
+static const struct dialect responses = {.answer = answer,
+                                         .begin = begin,
+                                         .piece = piece,
+                                         .end = end,
+                                         .close = close_stream,
+                                         .fault = tell_fault,
+                                         .keep = keep,
+                                         .drop = drop};
+
+/* --- a new one --------------------------------------------------------------------------------- */
+
+static int check(struct call *c, const struct gen_params *p, struct fault *f)
+{
+    struct err err = {0};
+    if (p->previous != NULL && p->conversation != NULL)
+        return fault_set(f, 400, NULL, "conversation",
+                         "'conversation' and 'previous_response_id' exclude each other");
+    if (p->conversation != NULL && !p->store)
+        return fault_set(f, 400, NULL, "store",
+                         "'store' is false, but a conversation keeps what is said in it");
+    if (c->s->conversations == NULL &&
+        (p->previous != NULL || p->conversation != NULL || p->store))
+        return keep_none(f);
+    if (p->store && turn_has_room(c->s->conversations, &err) != 0)
+        return keep_fault(&err, f);
+    return 0;
+}
+
+/* Where it goes on from. */
+static int find_parent(struct call *c, const struct gen_params *p, struct response *r,
+                       int64_t *parent, struct fault *f)
+{
+    struct err err = {0};
+    struct conversation v;
+    struct turn *t = NULL;
+    *parent = 0;
+    if (p->previous != NULL) {
+        if (turn_find(c->s->conversations, call_tenant(c), p->previous, &t, &err) != 0)
+            return keep_fault(&err, f);
+        *parent = t->row;
+        turn_free(t);
+    }
+    if (p->conversation == NULL)
+        return 0;
+    const struct json *id = json_kind(p->conversation) == JSON_KIND_OBJECT
+                                ? json_member(p->conversation, "id")
+                                : p->conversation;
+    const char *name = json_string_of(id, NULL);
+    if (name == NULL)
+        return fault_set(f, 400, NULL, "conversation",
+                         "'conversation' must be an id, or an object with an id");
+    if (conversation_find(c->s->conversations, call_tenant(c), name, &v, &err) != 0)
+        return keep_fault(&err, f);
+    *parent = v.head;
+    r->draft.conversation = v.row;
+    snprintf(r->conversation, sizeof r->conversation, "%s", v.name);
+    conversation_deinit(&v);
+    return 0;
+}
+
+/* Tools as chats have them: {"type", "function": {...}}. */
+static int read_tools(const struct json *tools, struct json **out, struct fault *f)
+{
+    *out = NULL;
+    if (tools == NULL)
+        return 0;
+    *out = json_new_array();
+    for (size_t i = 0; i < json_count(tools); i++) {
+        const struct json *tool = json_at(tools, i);
+        const char *type = json_string_of(json_member(tool, "type"), NULL);
+        struct json *o = json_new_object(), *function = json_new_object();
+        struct json_iter it = json_begin(tool);
+        if (type == NULL || strcmp(type, "function") != 0 ||
+            json_string_of(json_member(tool, "name"), NULL) == NULL) {
+            json_free(o);
+            json_free(function);
+            return fault_set(f, 400, "unsupported_value", "tools",
+                             "'tools' element %zu is not {\"type\": \"function\", "
+                             "\"name\": ...}: only functions are supported",
+                             i);
+        }
+        while (json_next(&it)) {
+            if (strcmp(it.key, "type") != 0 && json_kind(it.value) != JSON_KIND_NULL)
+                json_put(function, it.key, json_share(it.value));
+        }
+        json_put_string(o, "type", "function");
+        json_put(o, "function", function);
+        json_push(*out, o);
+    }
+    return 0;
+}
+
+static int make_draft(struct call *c, const struct gen_params *p, struct response *r,
+                      struct fault *f)
+{
+    struct err err = {0};
+    int64_t parent = 0;
+    struct json *tools = NULL;
+    int rc = check(c, p, f);
+    if (rc == 0)
+        rc = find_parent(c, p, r, &parent, f);
+    if (rc == 0 && draft_continue(&r->draft, c->s->conversations, parent, &err) != 0)
+        rc = keep_fault(&err, f);
+    if (rc == 0)
+        rc = items_read(p->prompt, "input", &r->draft.input, f);
+    if (rc == 0)
+        rc = read_tools(p->tools, &tools, f);
+    struct draft_opts o = {.instructions = p->instructions,
+                           .tools = tools,
+                           .kwargs = p->kwargs,
+                           .plain = c->s->o.plain_chat,
+                           .param = "input"};
+    if (rc == 0)
+        rc = draft_render(&r->draft, call_model(c), &o, f);
+    json_free(tools);
+    return rc;
+}
+
+void api_responses(struct call *c)
+{
+    struct gen_params p;
+    struct fault f;
+    const struct json *body = call_body(c);
+    if (body == NULL)
+        return;
+    struct response *r = xcalloc(1, sizeof *r);
+    int rc = request_parse(body, REQUEST_RESPONSE, &p, &f);
+    if (rc == 0)
+        rc = call_check_name(c, p.model, &f);
+    if (rc == 0)
+        rc = make_draft(c, &p, r, &f);
+    if (rc != 0) {
+        drop(r);
+        call_fault(c, &f);
+        return;
+    }
+    conversations_name("resp", r->id);
+    conversations_name("msg", r->message_id);
+    r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);
+    struct prompt_ids prompt = {.n = r->draft.n_ids};
+    prompt.ids = xmalloc((size_t)prompt.n * sizeof *prompt.ids + 1);
+    memcpy(prompt.ids, r->draft.ids, (size_t)prompt.n * sizeof *prompt.ids);
+    generation_start(c, &responses, r, &p, &prompt, 1, xstrdup(r->draft.text),
+                     r->draft.what);
+}
+
+/* --- one that is there ------------------------------------------------------------------------- */
+
+static void put_parsed(struct json *o, const char *key, const char *text)
+{
+    struct json *v = NULL;
+    if (text != NULL)
+        (void)json_parse(&v, text, strlen(text), key, NULL);
+    if (v != NULL)
+        json_put(o, key, v);
+    else
+        json_put_null(o, key);
+}
+
+static void get(struct call *c, const struct turn *t)
+{
+    struct json *o = NULL;
+    struct err err = {0};
+    struct fault f;
+    const char *stream = call_query(c, "stream");
+    if (stream != NULL && strcmp(stream, "true") == 0) {
+        fault_set(
+            &f, 400, "unsupported_parameter", "stream",
+            "a stored response cannot be streamed again: ask for it without 'stream'");
+        call_fault(c, &f);
+    } else if (json_parse(&o, t->answer, strlen(t->answer), t->name, &err) != 0) {
+        fault_set(&f, 500, NULL, NULL, "%s", err.msg);
+        call_fault(c, &f);
+    } else {
+        put_parsed(o, "output", t->output);
+        call_json(c, 200, o);
+    }
+}
+
+static void get_input_items(struct call *c, const struct turn *t)
+{
+    struct json *items = NULL, *o = NULL;
+    struct fault f;
+    struct items_page page;
+    int rc = keep_page(c, 20, &page, &f);
+    if (rc == 0 && json_parse(&items, t->input, strlen(t->input), t->name, NULL) != 0)
+        rc = fault_set(&f, 500, NULL, NULL, "the input of %s cannot be read", t->name);
+    if (rc == 0)
+        rc = items_list(items, &page, &o, &f);
+    if (rc == 0)
+        call_json(c, 200, o);
+    else
+        call_fault(c, &f);
+    json_free(items);
+}
+
+static void get_restoration(struct call *c, const struct turn *t)
+{
+    struct json *o = NULL;
+    if (t->restoration == NULL ||
+        json_parse(&o, t->restoration, strlen(t->restoration), t->name, NULL) != 0)
+        o = json_new_object();
+    json_put_string(o, "id", t->name);
+    json_put_string(o, "object", "response.restoration");
+    call_json(c, 200, o);
+}
+
+static void delete (struct call *c, const char *id)
+{
+    struct err err = {0};
+    struct fault f;
+    struct erased gone;
+    if (turn_delete(c->s->conversations, call_tenant(c), id, &gone, &err) != 0) {
+        keep_fault(&err, &f);
+        call_fault(c, &f);
+        return;
+    }
+    call_json(c, 200, keep_deleted(c, id, "response", &gone));
+}
+
+void api_response(struct call *c)
+{
+    struct err err = {0};
+    struct fault f;
+    struct turn *t = NULL;
+    const char *rest = keep_split(c->tail);
+    int rc = 0;
+    if (c->s->conversations == NULL)
+        rc = keep_none(&f);
+    else if (turn_find(c->s->conversations, call_tenant(c), c->tail, &t, &err) != 0)
+        rc = keep_fault(&err, &f);
+    bool is_get = strcmp(c->route->method, "GET") == 0;
+    if (rc != 0)
+        call_fault(c, &f);
+    else if (is_get && rest[0] == 0)
+        get(c, t);
+    else if (is_get && strcmp(rest, "input_items") == 0)
+        get_input_items(c, t);
+    else if (is_get && strcmp(rest, "restoration") == 0)
+        get_restoration(c, t);
+    else if (strcmp(c->route->method, "DELETE") == 0 && rest[0] == 0)
+        delete (c, c->tail);
+    else if (strcmp(c->route->method, "POST") == 0 && strcmp(rest, "cancel") == 0) {
+        fault_set(&f, 400, "unsupported_value", NULL,
+                  "only a response that is made in the background can be cancelled: close "
+                  "the connection instead");
+        call_fault(c, &f);
+    } else {
+        fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
+        call_fault(c, &f);
+    }
+    turn_free(t);
+}

@@ -1,0 +1,11 @@
+/* restoration.h - how the state of an answer came to be, as JSON: docs/STATEFUL.md.  Pure. */
+#ifndef SERVER_RESTORATION_H
+#define SERVER_RESTORATION_H
+
+#include "format/json.h"
+#include "hcache.h"
+
+/* what: a miss reason that the tokens themselves gave, "" for none. */
+struct json *restoration_json(const struct hcache_result *r, const char *what);
+
+#endif
