@@ -188,8 +188,9 @@ struct hcache_result {
     int64_t committed_tokens; /* durable in the store at the end */
     uint64_t logits_digest;   /* over the f32 logits of every generated position */
     uint64_t restored_bytes;
-    char miss[200];           /* why not more was restored */
-    const char *save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
+    char miss[200]; /* why not more was restored */
+    const char *
+        save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
     struct hcache_plan plan;
     struct hcache_timings timings;
     const char
@@ -282,8 +283,10 @@ struct hcache_stats {
     /* sequences whose saving ended early: the writer fell behind; no memory for their tails; the
      * store's cap; what they continue was evicted; the store failed */
     uint64_t shed_behind, shed_memory, shed_cap, shed_parent, shed_fault;
-    uint64_t saved_chunks, shared_chunks; /* committed; of which the store had these already */
-    uint64_t save_buffer_bytes, save_buffer_used_bytes; /* chunks in memory: the bound, and now */
+    uint64_t saved_chunks,
+        shared_chunks; /* committed; of which the store had these already */
+    uint64_t save_buffer_bytes,
+        save_buffer_used_bytes; /* chunks in memory: the bound, and now */
     struct hcache_hist queue, ttft, tbt;
 };
 void hcache_stats(struct hcache *h, struct hcache_stats *out);
