@@ -254,8 +254,8 @@ static void print_head(const struct plan_args *a, const struct platform *p)
     printf("\nper layer: read H %.3f ms, KV %.3f ms; compute H %.3f ms, KV %.3f ms, whole "
            "layer "
            "%.3f ms; H balances at %.3g GB/s\n\n",
-           1e3 * platform_io_s(p, a->tier, (double)a->history * p->h_bytes),
-           1e3 * platform_io_s(p, a->tier, (double)a->history * p->kv_bytes),
+           1e3 * platform_io_s(p, a->tier, a->history, p->h_bytes),
+           1e3 * platform_io_s(p, a->tier, a->history, p->kv_bytes),
            1e3 * platform_h_s(p, a->history), 1e3 * platform_kv_s(p, a->history),
            1e3 * platform_tok_s(p, a->history),
            platform_balance_bytes_per_s(p, a->history) / 1e9);

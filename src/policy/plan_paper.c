@@ -132,11 +132,11 @@ int plan_tokenwise_jobs(const struct plan_request *q, const struct plan *plan,
             .layer = (int16_t)i,
             .method = 'H',
             .io_s = q->layer[i].h_free ? 0
-                                       : platform_io_s(p, q->tier, (double)nh * p->h_bytes),
+                                       : platform_io_s(p, q->tier, nh, p->h_bytes),
             .comp_s = platform_h_s(p, nh)};
         struct pipe_job o = {.layer = (int16_t)i, .method = plan->other};
         if (plan->other == 'K') {
-            o.io_s = platform_io_s(p, q->tier, (double)no * p->kv_bytes);
+            o.io_s = platform_io_s(p, q->tier, no, p->kv_bytes);
             o.comp_s = platform_kv_s(p, no);
         } else {
             o.comp_s = last ? platform_h_s(p, no) : platform_tok_s(p, no);

@@ -16,8 +16,8 @@
 static struct plan_layer uniform_layer(const struct platform *p, int tier, int64_t n)
 {
     return (struct plan_layer){
-        .io_h_s = platform_io_s(p, tier, (double)n * p->h_bytes),
-        .io_kv_s = platform_io_s(p, tier, (double)n * p->kv_bytes),
+        .io_h_s = platform_io_s(p, tier, n, p->h_bytes),
+        .io_kv_s = platform_io_s(p, tier, n, p->kv_bytes),
         .comp_h_s = platform_h_s(p, n),
         .comp_kv_s = platform_kv_s(p, n),
         .comp_tok_s = platform_tok_s(p, n),
@@ -50,9 +50,9 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
     if (n_new > 0) {
         for (int i = 0; i < p->n_layers; i++)
             prefill_s[i] = platform_prefill_s(p, n_past, n_new);
-        prefill_s[0] += p->embed_s * (double)n_new;
+        prefill_s[0] += platform_ends_s(p, n_new) - platform_ends_s(p, 0);
         req->prefill_s = prefill_s;
-        req->head_s = p->head_s;
+        req->head_s = platform_ends_s(p, 0);
     }
     req->io_latency_s = p->tier[tier].latency_s;
     req->io_overlap = p->io_overlap;
@@ -102,11 +102,11 @@ static struct share share_of(const struct platform *p, const struct plan_range *
         switch (plan_range_method(method, range[g].mask[i], false)) {
         case 'H':
             s.h_tokens += n;
-            s.io_s += platform_io_s(p, range[g].tier, (double)n * p->h_bytes);
+            s.io_s += platform_io_s(p, range[g].tier, n, p->h_bytes);
             break;
         case 'K':
             s.kv_tokens += n;
-            s.io_s += platform_io_s(p, range[g].tier, (double)n * p->kv_bytes);
+            s.io_s += platform_io_s(p, range[g].tier, n, p->kv_bytes);
             break;
         default:
             s.possible = false;
@@ -158,8 +158,7 @@ static double prefill_all_s(const struct platform *p, int64_t n_past, int64_t n_
 {
     if (n_new <= 0)
         return 0;
-    return p->n_layers * platform_prefill_s(p, n_past, n_new) + p->embed_s * (double)n_new +
-           p->head_s;
+    return p->n_layers * platform_prefill_s(p, n_past, n_new) + platform_ends_s(p, n_new);
 }
 
 struct chain {

@@ -10,11 +10,14 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "policy/correction.h"
 
 enum key_type { KEY_TEXT, KEY_INT, KEY_NUMBER };
 
-/* Least admissible value; POSITIVE excludes 0 itself. */
+/* Least admissible value; POSITIVE excludes 0 itself, and a SIGNED number lies within
+ * +-CORRECTION_LOG2_MAX. */
 #define POSITIVE (-1.0)
+#define SIGNED   (-2.0)
 
 struct key {
     const char *name;
@@ -42,6 +45,20 @@ static const struct key keys[] = {
     {"c_kv_a_s", KEY_NUMBER, AT(c_kv.a_s), 0},
     {"c_kv_b_s", KEY_NUMBER, AT(c_kv.b_s), 0},
     {"c_kv_c_s", KEY_NUMBER, AT(c_kv.c_s), 0},
+    {"c_tok_r2", KEY_NUMBER, AT(c_tok_r2), 0},
+    {"c_h_r2", KEY_NUMBER, AT(c_h_r2), 0},
+    {"c_kv_r2", KEY_NUMBER, AT(c_kv_r2), 0},
+    {"piece_tokens", KEY_INT, AT(piece_tokens), 0},
+    {"gemm_1_flops", KEY_NUMBER, AT(gemm_flops[0]), 0},
+    {"gemm_16_flops", KEY_NUMBER, AT(gemm_flops[1]), 0},
+    {"gemm_64_flops", KEY_NUMBER, AT(gemm_flops[2]), 0},
+    {"gemm_128_flops", KEY_NUMBER, AT(gemm_flops[3]), 0},
+    {"gemm_256_flops", KEY_NUMBER, AT(gemm_flops[4]), 0},
+    {"gemm_512_flops", KEY_NUMBER, AT(gemm_flops[5]), 0},
+    {"gemm_correction_log2", KEY_NUMBER, AT(gemm_correction.log2), SIGNED},
+    {"gemm_n_observed", KEY_INT, AT(gemm_correction.n_observed), 0},
+    {"kv_correction_log2", KEY_NUMBER, AT(kv_correction.log2), SIGNED},
+    {"kv_n_observed", KEY_INT, AT(kv_correction.n_observed), 0},
     {"embed_s", KEY_NUMBER, AT(embed_s), 0},
     {"head_s", KEY_NUMBER, AT(head_s), 0},
     {"tile_tokens", KEY_INT, AT(tile_tokens), 1},
@@ -50,14 +67,36 @@ static const struct key keys[] = {
     {"n_tiers", KEY_INT, AT(n_tiers), 1},
 };
 
-enum { N_KEYS = sizeof keys / sizeof *keys, N_TIER_KEYS = 3 };
-
 /* Of tier i; "tier0_name" and so on. */
-static const struct key tier_keys[N_TIER_KEYS] = {
+static const struct key tier_keys[] = {
     {"name", KEY_TEXT, AT(tier[0].name), 0},
     {"latency_s", KEY_NUMBER, AT(tier[0].latency_s), 0},
     {"bytes_per_s", KEY_NUMBER, AT(tier[0].bytes_per_s), POSITIVE},
+    {"request_s", KEY_NUMBER, AT(tier[0].request_s), 0},
+    {"r2", KEY_NUMBER, AT(tier[0].r2), 0},
+    {"depth1_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[0]), 0},
+    {"depth2_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[1]), 0},
+    {"depth4_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[2]), 0},
+    {"depth8_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[3]), 0},
+    {"depth16_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[4]), 0},
+    {"depth32_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[5]), 0},
+    {"depth64_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[6]), 0},
+    {"correction_log2", KEY_NUMBER, AT(tier[0].correction.log2), SIGNED},
+    {"n_observed", KEY_INT, AT(tier[0].correction.n_observed), 0},
 };
+
+enum {
+    N_KEYS = sizeof keys / sizeof *keys,
+    N_TIER_KEYS = sizeof tier_keys / sizeof *tier_keys
+};
+
+static const int gemm_rows[PLATFORM_GEMM_SIZES] = {1, 16, 64, 128, 256, 512};
+
+int platform_gemm_rows(int i)
+{
+    CHECK(i >= 0 && i < PLATFORM_GEMM_SIZES);
+    return gemm_rows[i];
+}
 
 /* The key of index i over all keys, tiers included: its full name and its place. */
 static bool key_at(int i, struct key *out, char *name, size_t cap)
@@ -111,6 +150,12 @@ static int check_number(const char *name, double x, double least, struct err *e)
         return err_set(e, ERR_FORMAT, "platform: %s is infinite", name);
     if (least == POSITIVE && x == 0)
         return err_set(e, ERR_FORMAT, "platform: %s is zero", name);
+    if (least == SIGNED) {
+        if (fabs(x) <= CORRECTION_LOG2_MAX)
+            return 0;
+        return err_set(e, ERR_FORMAT, "platform: %s is %g; it must lie within +-%g", name, x,
+                       CORRECTION_LOG2_MAX);
+    }
     if (x < 0)
         return err_set(e, ERR_FORMAT, "platform: %s is negative (%g)", name, x);
     if (least > 0 && x < least)
@@ -317,44 +362,92 @@ double cost_curve_at(const struct cost_curve *c, double n)
     return n > 0 ? c->a_s + n * (c->b_s + n * c->c_s) : 0;
 }
 
-/* The linear part is GEMM and runs in whole tiles; attention, the quadratic part, does not.
- */
+double platform_correction_factor(const struct platform_correction *c)
+{
+    return exp2(c->log2);
+}
+
+/* The linear part is GEMM and runs in whole tiles; attention, the quadratic part, does not. */
 static double curve_tiled(const struct platform *p, const struct cost_curve *c, int64_t n)
 {
     if (n <= 0)
         return 0;
     int64_t tile = p->tile_tokens > 1 ? p->tile_tokens : 1;
+    int64_t n_pieces = p->piece_tokens > 0 ? (n + p->piece_tokens - 1) / p->piece_tokens : 1;
     double m = (double)((n + tile - 1) / tile * tile);
-    return c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
+    return (double)n_pieces * c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
+}
+
+static double gemm_factor(const struct platform *p)
+{
+    return platform_correction_factor(&p->gemm_correction);
 }
 
 double platform_tok_s(const struct platform *p, int64_t n)
 {
-    return curve_tiled(p, &p->c_tok, n);
+    return curve_tiled(p, &p->c_tok, n) * gemm_factor(p);
 }
 
 double platform_h_s(const struct platform *p, int64_t n)
 {
-    return curve_tiled(p, &p->c_h, n);
+    return curve_tiled(p, &p->c_h, n) * gemm_factor(p);
 }
 
 double platform_kv_s(const struct platform *p, int64_t n)
 {
-    return cost_curve_at(&p->c_kv, (double)n);
+    return cost_curve_at(&p->c_kv, (double)n) * platform_correction_factor(&p->kv_correction);
 }
 
 double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new)
 {
-    /* n_new queries, each over the past and half of the new: c * ((past + new)^2 - past^2).
-     */
+    /* n_new queries, each over the past and half of the new: c * ((past + new)^2 - past^2). */
     double past = (double)n_past, fresh = (double)n_new;
-    return curve_tiled(p, &p->c_tok, n_new) + 2 * p->c_tok.c_s * past * fresh;
+    return (curve_tiled(p, &p->c_tok, n_new) + 2 * p->c_tok.c_s * past * fresh) *
+           gemm_factor(p);
 }
 
-double platform_io_s(const struct platform *p, int tier, double n_bytes)
+double platform_ends_s(const struct platform *p, int64_t n_embedded)
+{
+    return (p->embed_s * (double)n_embedded + p->head_s) * gemm_factor(p);
+}
+
+double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
+                     double bytes_per_token)
 {
     CHECK(tier >= 0 && tier < p->n_tiers);
-    return n_bytes / p->tier[tier].bytes_per_s;
+    const struct platform_tier *t = &p->tier[tier];
+    double n_records = (double)n_tokens / PLATFORM_CHUNK_TOKENS;
+    return (n_records * t->request_s + (double)n_tokens * bytes_per_token / t->bytes_per_s) *
+           platform_correction_factor(&t->correction);
+}
+
+static void slow_curve(struct cost_curve *c, double factor)
+{
+    c->a_s *= factor;
+    c->b_s *= factor;
+    c->c_s *= factor;
+}
+
+struct platform platform_shared(const struct platform *p, double io_share,
+                                double compute_share)
+{
+    CHECK(io_share > 0 && io_share <= 1 && compute_share > 0 && compute_share <= 1);
+    struct platform q = *p;
+    slow_curve(&q.c_tok, 1 / compute_share);
+    slow_curve(&q.c_h, 1 / compute_share);
+    slow_curve(&q.c_kv, 1 / compute_share);
+    q.embed_s /= compute_share;
+    q.head_s /= compute_share;
+    for (int i = 0; i < q.n_tiers; i++) {
+        q.tier[i].bytes_per_s *= io_share;
+        q.tier[i].request_s /= io_share;
+    }
+    return q;
+}
+
+double platform_compute_to_io(const struct platform *p, int tier, int64_t n)
+{
+    return platform_h_s(p, n) / platform_io_s(p, tier, n, p->h_bytes);
 }
 
 double platform_balance_bytes_per_s(const struct platform *p, int64_t n)

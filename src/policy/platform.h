@@ -1,17 +1,21 @@
 /* platform.h - what one machine costs for one model: the numbers that plans are made from.
  *
- * A platform is either measured (`hcache profile`, or a quick sample inside `hcache run`)
- * or built in (the paper's Table 2, by name).  Everything is per transformer layer:
+ * A platform is either measured (`hcache profile`, or a quick sample inside `hcache run`) or built in
+ * (the paper's Table 2, by name).  Everything is per transformer layer:
  *
- *   C_tok(n)  seconds to run a whole layer over n tokens that start at position 0
- *   C_H(n)    seconds from n hidden states to n rows of KV cache: norm, [W_k;W_v], RoPE,
- * scatter C_KV(n)   seconds of compute to put n loaded rows of K,V into the cache: verify,
- * RoPE, scatter IO(bytes) latency once, then bytes / bandwidth, per storage tier
+ *   C_tok(n)   seconds to run a whole layer over n tokens that start at position 0
+ *   C_H(n)     seconds from n hidden states to n rows of KV cache: norm, [W_k;W_v], RoPE, scatter
+ *   C_KV(n)    seconds of compute to put n loaded rows of K,V into the cache: verify, RoPE, scatter
+ *   IO(n, B)   seconds to read n tokens' records of B bytes a token: a latency once, then a time per
+ *              record and bytes / bandwidth, per storage tier
  *
- * Each C is a regression a + b*n + c*n*n, so a profile is three numbers per curve.  I/O and
- * compute that run at the same time slow each other down by the two overlap factors (1
- * where they are independent, as on a GPU with direct I/O; more on a CPU, where copies,
- * checksums and GEMM share cores and DRAM).
+ * Each C is a regression a + b*n + c*n*n, so a profile is three numbers per curve, and R² says how
+ * well they fit what was measured.  I/O and compute that run at the same time slow each other down by
+ * the two overlap factors (1 where they are independent, as on a GPU with direct I/O; more on a CPU,
+ * where copies, checksums and GEMM share cores and DRAM).
+ *
+ * What restores later turn out to take is learned as a *correction* of the measured costs
+ * (correction.h): one factor each for GEMM, for loading KV, and for every tier.
  *
  * Pure: no I/O, no clock, no allocation.  Any thread may call; a const platform may be
  * shared. */
@@ -27,12 +31,23 @@
 enum {
     PLATFORM_TEXT_MAX = 96, /* bytes of a name with its final zero: a SHA-256 in hex fits */
     PLATFORM_TIERS_MAX = 8,
-    PLATFORM_FORMAT_MAX = 8192, /* room that platform_format never exceeds */
+    PLATFORM_FORMAT_MAX = 16384, /* room that platform_format never exceeds */
+    PLATFORM_CHUNK_TOKENS = 64,  /* of one record */
+    PLATFORM_DEPTHS = 7,         /* reads in flight: 1, 2, 4, ... 64 */
+    PLATFORM_GEMM_SIZES = 6,     /* rows: see platform_gemm_rows */
 };
 
 /* seconds = a_s + b_s * n + c_s * n * n for n > 0 tokens; nothing costs nothing. */
 struct cost_curve {
     double a_s, b_s, c_s;
+};
+
+/* What observed restores say about a cost that was measured: it takes 2^log2 times as long.  Zeros are
+ * "nothing is known"; see correction.h. */
+struct platform_correction {
+    double log2;    /* -3..3 */
+    int n_observed; /* observations behind it */
+    int run;        /* of surprises in one direction; not kept in the text */
 };
 
 /* One place that chunks can be read from, as the restore path sees it (all its devices at
@@ -42,6 +57,11 @@ struct platform_tier {
     double latency_s;   /* from a request to its first byte; paid once, requests are queued
                            deep */
     double bytes_per_s; /* sustained read bandwidth, alone */
+    double request_s;   /* per record beyond its bytes, with the queue full */
+    double r2;          /* of the fit over both kinds and many lengths; 0: not known */
+    /* with 2^i records in flight; 0: not measured.  For people: a restore's queue is deeper. */
+    double depth_bytes_per_s[PLATFORM_DEPTHS];
+    struct platform_correction correction;
 };
 
 struct platform {
@@ -54,6 +74,12 @@ struct platform {
     double h_bytes;  /* one token's hidden state of one layer, in state dtype */
     double kv_bytes; /* one token's K and V of one layer */
     struct cost_curve c_tok, c_h, c_kv;
+    double c_tok_r2, c_h_r2, c_kv_r2; /* 0: not known */
+    /* Rows that one call computes: a longer run is cut, and each piece pays a_s.  0: one piece. */
+    int piece_tokens;
+    double gemm_flops[PLATFORM_GEMM_SIZES]; /* of the K/V projection, by rows; 0: not measured */
+    struct platform_correction gemm_correction; /* of C_tok, C_H, embedding and head */
+    struct platform_correction kv_correction;   /* of C_KV */
     double embed_s;      /* embedding rows, per token */
     double head_s;       /* final norm, head and sampling for one position */
     int tile_tokens;     /* GEMM runs as if n were rounded up to this; 1 where it does not
@@ -111,8 +137,25 @@ double platform_h_s(const struct platform *p, int64_t n_tokens);
 double platform_kv_s(const struct platform *p, int64_t n_tokens);
 /* Prefilling n_new tokens of one layer behind n_past tokens that are in the cache. */
 double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new);
-/* Reading n_bytes, without the latency. */
-double platform_io_s(const struct platform *p, int tier, double n_bytes);
+/* What a pass over new tokens costs beside its layers: their embedding, and the last one's head. */
+double platform_ends_s(const struct platform *p, int64_t n_embedded);
+/* Reading the records of n_tokens, of bytes_per_token each, without the latency. */
+double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
+                     double bytes_per_token);
+/* Everything that a correction multiplies: 1 where nothing was learned. */
+double platform_correction_factor(const struct platform_correction *c);
+
+/* The same machine while others use it: I/O has `io_share` and compute `compute_share` (both in
+ * (0, 1]) of what was measured.  Two restores at once have half of the device each. */
+struct platform platform_shared(const struct platform *p, double io_share,
+                                double compute_share);
+
+/* The token count of gemm_flops[i]. */
+int platform_gemm_rows(int i);
+
+/* C_H(n) / IO_H(n): above 1 projecting is slower than reading, below 1 the store is the bottleneck.
+ * Two machines of equal ratios have equal plans (the paper's "balanced", "I/O-rich", ...). */
+double platform_compute_to_io(const struct platform *p, int tier, int64_t n_tokens);
 
 /* The bandwidth at which reading a hidden state takes as long as projecting it
  * (paper 6.1.3). */

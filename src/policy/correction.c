@@ -1,0 +1,110 @@
+/* correction.c - see correction.h. */
+#include "policy/correction.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "policy/pipeline.h"
+
+/* What a surprise may be at first, and at most, in log2: a fifth, then any. */
+#define FIRST_STEP 0.26
+enum { RUN_MAX = 4 };
+
+/* Below this there is more clock and wake-up than cost in a measurement. */
+#define LEAST_S 0.5e-3
+
+/* Of a lane, so that it can be told what it did. */
+#define MOST 0.8
+/* Of the whole, that compute must wait for the I/O lane to be the bottleneck. */
+#define IO_BOUND 0.2
+
+static double clamp(double x, double limit)
+{
+    return fmin(limit, fmax(-limit, x));
+}
+
+void correction_observe(struct platform_correction *c, double expected_s, double observed_s)
+{
+    double ratio = observed_s / expected_s;
+    if (!(expected_s > 0) || !(ratio > 0) || !isfinite(ratio))
+        return;
+    double surprise = clamp(log2(ratio), CORRECTION_LOG2_MAX) - c->log2;
+    int direction = surprise > 0 ? 1 : -1;
+    if (fabs(surprise) <= FIRST_STEP) /* noise */
+        c->run = 0;
+    else if (c->run * direction <= 0)
+        c->run = direction;
+    else if (c->run * direction < RUN_MAX)
+        c->run += direction;
+    /* 0.26, 0.52, 1.04, 2.08: from the fourth in a row on, anything is believed. */
+    double step = c->run == 0 ? FIRST_STEP : FIRST_STEP * exp2(abs(c->run) - 1);
+    double gain = fmax(CORRECTION_GAIN_MIN, 1.0 / (c->n_observed + 2));
+    c->log2 = clamp(c->log2 + gain * clamp(surprise, step), CORRECTION_LOG2_MAX);
+    if (c->n_observed < 1000000000)
+        c->n_observed++;
+}
+
+/* Compute of the plan's layers by kind, as the descriptors say (corrections included). */
+static void sum_kinds(const struct plan_request *req, const struct plan *plan, double *gemm_s,
+                      double *kv_s)
+{
+    for (int i = 0; i < plan->n_layers; i++) {
+        const struct plan_layer *l = &req->layer[i];
+        switch (plan->method[i]) {
+        case 'K':
+            *kv_s += l->comp_kv_s;
+            break;
+        case 'H':
+            *gemm_s += l->comp_h_s;
+            break;
+        default:
+            *gemm_s += i == plan->n_r - 1 ? l->comp_tok_last_s : l->comp_tok_s;
+        }
+    }
+}
+
+struct correction_expected correction_expect(const struct platform *p, int tier,
+                                             const struct plan_request *req,
+                                             const struct plan *plan)
+{
+    struct correction_expected e = {.tier = tier};
+    struct plan_request alone = *req;
+    struct pipeline lanes;
+    alone.prefill_s = NULL;
+    alone.head_s = 0;
+    pipeline_simulate(&alone, plan, &lanes);
+    sum_kinds(req, plan, &e.gemm_s, &e.kv_s);
+    double sum = e.gemm_s + e.kv_s, slowed = sum > 0 ? lanes.comp_busy_s / sum : 1;
+    e.gemm_s *= slowed / platform_correction_factor(&p->gemm_correction);
+    e.kv_s *= slowed / platform_correction_factor(&p->kv_correction);
+    e.io_s = (plan->n_io > 0 ? lanes.io_busy_s + req->io_latency_s : 0) /
+             platform_correction_factor(&p->tier[tier].correction);
+    return e;
+}
+
+void correction_learn(struct platform *p, const struct correction_expected *e,
+                      const struct correction_observed *o)
+{
+    double compute = e->gemm_s + e->kv_s;
+    struct platform_correction *io = &p->tier[e->tier].correction;
+    double believed_io_s = e->io_s * platform_correction_factor(io);
+    bool io_bound = o->wait_s > IO_BOUND * o->total_s;
+    if (e->io_s > LEAST_S && (io_bound || o->io_s < believed_io_s))
+        correction_observe(io, e->io_s, o->io_s);
+    if (!(compute > LEAST_S))
+        return;
+    if (e->gemm_s >= MOST * compute)
+        correction_observe(&p->gemm_correction, compute, o->compute_s);
+    else if (e->kv_s >= MOST * compute)
+        correction_observe(&p->kv_correction, compute, o->compute_s);
+}
+
+void correction_learn_prefill(struct platform *p, int64_t n_past, int64_t n_new,
+                              double observed_s)
+{
+    double expected = (p->n_layers * platform_prefill_s(p, n_past, n_new) +
+                       platform_ends_s(p, n_new)) /
+                      platform_correction_factor(&p->gemm_correction);
+    if (expected > LEAST_S)
+        correction_observe(&p->gemm_correction, expected, observed_s);
+}

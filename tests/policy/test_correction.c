@@ -1,0 +1,189 @@
+/* test_correction.c - a correction converges, is bounded, and does not believe a single outlier. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "base/rng.h"
+#include "policy/correction.h"
+
+static double uniform(struct rng *r, double lo, double hi)
+{
+    return lo + (hi - lo) * (double)rng_below(r, 1 << 30) / (1 << 30);
+}
+
+static double factor(const struct platform_correction *c)
+{
+    return platform_correction_factor(c);
+}
+
+static void converges(void **state)
+{
+    (void)state;
+    struct rng r = {.s = 1};
+    for (int t = 0; t < 1000; t++) {
+        double truth = exp2(uniform(&r, -2.9, 2.9));
+        struct platform_correction c = {0};
+        for (int i = 0; i < 25; i++)
+            correction_observe(&c, 0.1, 0.1 * truth);
+        assert_true(fabs(factor(&c) / truth - 1) < 0.05);
+        /* The machine changes: it follows, however much it had seen. */
+        for (int i = 0; i < 1000; i++)
+            correction_observe(&c, 0.1, 0.1 * truth);
+        truth = exp2(uniform(&r, -2.9, 2.9));
+        for (int i = 0; i < 40; i++)
+            correction_observe(&c, 0.1, 0.1 * truth);
+        assert_true(fabs(factor(&c) / truth - 1) < 0.05);
+    }
+}
+
+static void is_bounded(void **state)
+{
+    (void)state;
+    struct rng r = {.s = 2};
+    struct platform_correction c = {0};
+    for (int i = 0; i < 100000; i++) {
+        correction_observe(&c, exp2(uniform(&r, -40, 40)), exp2(uniform(&r, -40, 40)));
+        assert_true(fabs(c.log2) <= CORRECTION_LOG2_MAX);
+    }
+    for (int i = 0; i < 100; i++)
+        correction_observe(&c, 1e-3, 1e9);
+    assert_true(c.log2 > CORRECTION_LOG2_MAX - 0.01 && c.log2 <= CORRECTION_LOG2_MAX);
+}
+
+/* Noise of 10 %, every tenth restore takes a hundred times or a hundredth as long. */
+static void outliers_do_not_count(void **state)
+{
+    (void)state;
+    struct rng r = {.s = 3};
+    int n_off = 0;
+    enum { N = 100000 };
+    struct platform_correction c = {0};
+    for (int i = 0; i < N; i++) {
+        double ratio = uniform(&r, 0.9, 1.1);
+        if (rng_below(&r, 10) == 0)
+            ratio *= rng_below(&r, 2) == 0 ? 100 : 0.01;
+        correction_observe(&c, 0.1, 0.1 * ratio);
+        n_off += fabs(c.log2) > log2(1.15);
+    }
+    assert_true(n_off < N / 100);
+    /* One after a long calm moves it by less than 4 %. */
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < 50; i++)
+        correction_observe(&c, 0.1, 0.1);
+    correction_observe(&c, 0.1, 100);
+    assert_true(factor(&c) < 1.04);
+}
+
+static void nonsense_is_ignored(void **state)
+{
+    (void)state;
+    static const double bad[] = {0, -1, NAN, INFINITY, -INFINITY};
+    struct platform_correction c = {.log2 = 0.5, .n_observed = 7}, before = c;
+    for (int i = 0; i < 5; i++) {
+        correction_observe(&c, bad[i], 1);
+        correction_observe(&c, 1, bad[i]);
+    }
+    assert_memory_equal(&c, &before, sizeof c);
+}
+
+/* ---- whole restores ---- */
+
+static void begin(struct platform *p, struct plan_layer *layer, struct plan_request *req,
+                  int64_t n_tokens)
+{
+    if (p->n_layers == 0) {
+        platform_init(p);
+        p->n_layers = 12;
+        p->h_bytes = 2048;
+        p->kv_bytes = 4096;
+        p->c_tok.b_s = 1e-4;
+        p->c_h.b_s = 1.5e-5;
+        p->c_kv.b_s = 5e-7;
+        p->io_overlap = 1.2;
+        p->comp_overlap = 1.1;
+        p->n_tiers = 1;
+        p->tier[0].bytes_per_s = 2e8;
+    }
+    plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, req);
+}
+
+/* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores by
+ * auto's own plans the platform predicts what is measured, and it plans what the truth would. */
+static void learns_the_machine(void **state)
+{
+    (void)state;
+    struct rng r = {.s = 4};
+    for (int t = 0; t < 300; t++) {
+        struct platform believed = {0}, real = {0};
+        struct plan_layer layer[12], real_layer[12];
+        struct plan_request req, real_req;
+        struct plan plan, carried, best;
+        struct err e;
+        begin(&believed, layer, &req, 64);
+        begin(&real, real_layer, &real_req, 64);
+        double io = exp2(uniform(&r, -2, 2)), gemm = exp2(uniform(&r, -2, 2));
+        real.tier[0].bytes_per_s /= io;
+        real.c_h.b_s *= gemm;
+        real.c_tok.b_s *= gemm;
+        double regret = 0;
+        for (int i = 0; i < 60; i++) {
+            int64_t n = 64 * (1 + (int64_t)rng_below(&r, 64));
+            begin(&believed, layer, &req, n);
+            begin(&real, real_layer, &real_req, n);
+            assert_int_equal(plan_make(&req, &plan, &e), 0);
+            real_req.mode = PLAN_FORCED_LAYERS;
+            real_req.forced_layers = plan.method;
+            assert_int_equal(plan_make(&real_req, &carried, &e), 0);
+            real_req.mode = PLAN_AUTO;
+            assert_int_equal(plan_make(&real_req, &best, &e), 0);
+            if (i >= 40)
+                regret = fmax(regret, carried.predicted_s / best.predicted_s);
+            struct correction_expected x = correction_expect(&believed, 0, &req, &plan);
+            correction_learn(&believed, &x,
+                             &(struct correction_observed){
+                                 .io_s = carried.io_busy_s,
+                                 .compute_s = carried.comp_busy_s,
+                                 .wait_s = carried.predicted_s - carried.comp_busy_s,
+                                 .total_s = carried.predicted_s});
+            correction_learn_prefill(&believed, n, 64,
+                                     12 * platform_prefill_s(&real, n, 64));
+        }
+        if (regret > 1.1)
+            fail_msg("I/O %.2f, GEMM %.2f: still %.3f times the best plan's time", io, gemm,
+                     regret);
+    }
+}
+
+/* The text keeps what was learned. */
+static void is_kept(void **state)
+{
+    (void)state;
+    struct platform p = {0}, q;
+    struct plan_layer layer[12];
+    struct plan_request req;
+    char text[PLATFORM_FORMAT_MAX];
+    begin(&p, layer, &req, 64);
+    correction_observe(&p.tier[0].correction, 1, 1.7);
+    correction_observe(&p.gemm_correction, 1, 0.8);
+    int n = platform_format(&p, text, sizeof text);
+    assert_int_equal(platform_parse(text, (size_t)n, &q, NULL), 0);
+    assert_true(q.tier[0].correction.log2 == p.tier[0].correction.log2);
+    assert_true(q.gemm_correction.log2 == p.gemm_correction.log2);
+    assert_int_equal(q.tier[0].correction.n_observed, 1);
+    assert_true(platform_h_s(&q, 640) == platform_h_s(&p, 640));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(converges),           cmocka_unit_test(is_bounded),
+        cmocka_unit_test(outliers_do_not_count), cmocka_unit_test(nonsense_is_ignored),
+        cmocka_unit_test(learns_the_machine),  cmocka_unit_test(is_kept),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
