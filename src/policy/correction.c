@@ -39,14 +39,15 @@ void correction_observe(struct platform_correction *c, double expected_s, double
     /* 0.26, 0.52, 1.04, 2.08: from the fourth in a row on, anything is believed. */
     double step = c->run == 0 ? FIRST_STEP : FIRST_STEP * exp2(abs(c->run) - 1);
     double gain = fmax(CORRECTION_GAIN_MIN, 1.0 / (c->n_observed + 2));
+    c->spread_log2 += gain * (fmin(fabs(surprise), CORRECTION_SPREAD_MAX) - c->spread_log2);
     c->log2 = clamp(c->log2 + gain * clamp(surprise, step), CORRECTION_LOG2_MAX);
     if (c->n_observed < 1000000000)
         c->n_observed++;
 }
 
 /* Compute of the plan's layers by kind, as the descriptors say (corrections included). */
-static void sum_kinds(const struct plan_request *req, const struct plan *plan, double *gemm_s,
-                      double *kv_s)
+static void sum_kinds(const struct plan_request *req, const struct plan *plan,
+                      double *gemm_s, double *kv_s)
 {
     for (int i = 0; i < plan->n_layers; i++) {
         const struct plan_layer *l = &req->layer[i];

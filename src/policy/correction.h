@@ -13,6 +13,9 @@
  *    the step double, so a change of the machine is followed, and a single outlier is not.
  * 3. It converges: the weight of an observation falls to CORRECTION_GAIN_MIN, never to zero.
  *
+ * How large surprises are on average is the factor's *spread*: plans are hedged against it
+ * (plan_request.io_spread).
+ *
  * Pure. */
 #ifndef POLICY_CORRECTION_H
 #define POLICY_CORRECTION_H
@@ -24,9 +27,12 @@
 
 #define CORRECTION_LOG2_MAX 3.0
 #define CORRECTION_GAIN_MIN 0.2
+/* Of a surprise, in what it says about the spread: an outlier is not a habit. */
+#define CORRECTION_SPREAD_MAX 0.5
 
 /* Takes one observation into a factor. Times that are not positive and finite are ignored. */
-void correction_observe(struct platform_correction *c, double expected_s, double observed_s);
+void correction_observe(struct platform_correction *c, double expected_s,
+                        double observed_s);
 
 /* What a plan's lanes are expected to take by the profile alone. */
 struct correction_expected {

@@ -107,7 +107,8 @@ static int choose_method(const struct plan_request *req, struct plan *out, struc
     size_t n = (size_t)req->n_layers;
     switch (req->mode) {
     case PLAN_AUTO:
-        return plan_search(req, false, out, e);
+        return plan_wants_hedge(req) ? plan_hedge(req, out, e)
+                                     : plan_search(req, false, out, e);
     case PLAN_KV_RECOMPUTE:
         return plan_search(req, true, out, e);
     case PLAN_HIDDEN:

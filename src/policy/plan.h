@@ -76,6 +76,9 @@ struct plan_request {
                             once */
     double io_overlap;   /* >= 1: I/O slows by this while compute runs; 0 counts as 1 */
     double comp_overlap; /* >= 1: the reverse; 0 counts as 1 */
+    /* auto: reads may take this many times as long, or as short, as the layers say; it then takes
+     * the plan whose worst regret is least (plan_hedge.c). 0 and 1: they are what they are. */
+    double io_spread;
     double budget_bytes_per_token; /* auto stores at most this many bytes; 0: no limit */
 
     enum plan_mode mode;
@@ -103,7 +106,9 @@ struct plan {
     double io_busy_s, comp_busy_s; /* time each lane works, slow-down included */
     double bubble; /* idle share of the busier lane over predicted_s, 0..1 */
     double stored_bytes_per_token;
-    bool exact; /* auto: the search was complete (optimal where overlap factors are 1) */
+    double hedged_s; /* what auto pays, by its own prediction, for being safe (io_spread) */
+    bool exact; /* auto: the search was complete (optimal where overlap factors are 1, up to
+                   hedged_s) */
     int64_t tokens_h, tokens_other; /* token-wise modes */
     char other;       /* 'R' or 'K': how tokens_other come back; paper mode too */
     char reason[192]; /* one line for people and for `run --json` */

@@ -131,8 +131,7 @@ int plan_tokenwise_jobs(const struct plan_request *q, const struct plan *plan,
         struct pipe_job h = {
             .layer = (int16_t)i,
             .method = 'H',
-            .io_s = q->layer[i].h_free ? 0
-                                       : platform_io_s(p, q->tier, nh, p->h_bytes),
+            .io_s = q->layer[i].h_free ? 0 : platform_io_s(p, q->tier, nh, p->h_bytes),
             .comp_s = platform_h_s(p, nh)};
         struct pipe_job o = {.layer = (int16_t)i, .method = plan->other};
         if (plan->other == 'K') {

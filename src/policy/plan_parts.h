@@ -33,6 +33,12 @@ void plan_load(const struct plan_request *req, const struct plan *plan,
 int plan_search(const struct plan_request *req, bool without_h, struct plan *out,
                 struct err *e);
 
+/* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
+
+bool plan_wants_hedge(const struct plan_request *req);
+/* As plan_search, with the least worst regret over req->io_spread. Fills hedged_s too. */
+int plan_hedge(const struct plan_request *req, struct plan *out, struct err *e);
+
 /* A search in progress: the best so far, and what all candidates share. */
 struct search {
     const struct plan_request *req;

@@ -55,6 +55,7 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
         req->head_s = platform_ends_s(p, 0);
     }
     req->io_latency_s = p->tier[tier].latency_s;
+    req->io_spread = exp2(p->tier[tier].correction.spread_log2);
     req->io_overlap = p->io_overlap;
     req->comp_overlap = p->comp_overlap;
     req->platform = p;

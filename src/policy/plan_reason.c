@@ -128,6 +128,9 @@ void plan_explain(const struct plan_request *q, struct plan *out)
         say(out, "; I/O %.0f %%, compute %.0f %% busy",
             100 * out->io_busy_s / out->predicted_s,
             100 * out->comp_busy_s / out->predicted_s);
+    if (out->hedged_s > 0)
+        say(out, "; %.2g ms for being safe if the disk is %.2g times as fast or slow",
+            out->hedged_s * 1e3, q->io_spread);
     if (q->mode == PLAN_AUTO && !out->exact)
         say(out, " (search cut short)");
 }

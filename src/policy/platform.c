@@ -83,6 +83,7 @@ static const struct key tier_keys[] = {
     {"depth64_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[6]), 0},
     {"correction_log2", KEY_NUMBER, AT(tier[0].correction.log2), SIGNED},
     {"n_observed", KEY_INT, AT(tier[0].correction.n_observed), 0},
+    {"spread_log2", KEY_NUMBER, AT(tier[0].correction.spread_log2), 0},
 };
 
 enum {
@@ -153,8 +154,8 @@ static int check_number(const char *name, double x, double least, struct err *e)
     if (least == SIGNED) {
         if (fabs(x) <= CORRECTION_LOG2_MAX)
             return 0;
-        return err_set(e, ERR_FORMAT, "platform: %s is %g; it must lie within +-%g", name, x,
-                       CORRECTION_LOG2_MAX);
+        return err_set(e, ERR_FORMAT, "platform: %s is %g; it must lie within +-%g", name,
+                       x, CORRECTION_LOG2_MAX);
     }
     if (x < 0)
         return err_set(e, ERR_FORMAT, "platform: %s is negative (%g)", name, x);
@@ -373,7 +374,8 @@ static double curve_tiled(const struct platform *p, const struct cost_curve *c, 
     if (n <= 0)
         return 0;
     int64_t tile = p->tile_tokens > 1 ? p->tile_tokens : 1;
-    int64_t n_pieces = p->piece_tokens > 0 ? (n + p->piece_tokens - 1) / p->piece_tokens : 1;
+    int64_t n_pieces = p->piece_tokens > 0 ? (n + p->piece_tokens - 1) / p->piece_tokens
+                                           : 1;
     double m = (double)((n + tile - 1) / tile * tile);
     return (double)n_pieces * c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
 }
@@ -395,7 +397,8 @@ double platform_h_s(const struct platform *p, int64_t n)
 
 double platform_kv_s(const struct platform *p, int64_t n)
 {
-    return cost_curve_at(&p->c_kv, (double)n) * platform_correction_factor(&p->kv_correction);
+    return cost_curve_at(&p->c_kv, (double)n) *
+           platform_correction_factor(&p->kv_correction);
 }
 
 double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new)
@@ -417,7 +420,8 @@ double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
     CHECK(tier >= 0 && tier < p->n_tiers);
     const struct platform_tier *t = &p->tier[tier];
     double n_records = (double)n_tokens / PLATFORM_CHUNK_TOKENS;
-    return (n_records * t->request_s + (double)n_tokens * bytes_per_token / t->bytes_per_s) *
+    return (n_records * t->request_s +
+            (double)n_tokens * bytes_per_token / t->bytes_per_s) *
            platform_correction_factor(&t->correction);
 }
 

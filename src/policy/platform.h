@@ -45,9 +45,10 @@ struct cost_curve {
 /* What observed restores say about a cost that was measured: it takes 2^log2 times as long.  Zeros are
  * "nothing is known"; see correction.h. */
 struct platform_correction {
-    double log2;    /* -3..3 */
-    int n_observed; /* observations behind it */
-    int run;        /* of surprises in one direction; not kept in the text */
+    double log2;        /* -3..3 */
+    int n_observed;     /* observations behind it */
+    double spread_log2; /* mean |surprise|: how far one observation may be off */
+    int run;            /* of surprises in one direction; not kept in the text */
 };
 
 /* One place that chunks can be read from, as the restore path sees it (all its devices at
@@ -77,10 +78,11 @@ struct platform {
     double c_tok_r2, c_h_r2, c_kv_r2; /* 0: not known */
     /* Rows that one call computes: a longer run is cut, and each piece pays a_s.  0: one piece. */
     int piece_tokens;
-    double gemm_flops[PLATFORM_GEMM_SIZES]; /* of the K/V projection, by rows; 0: not measured */
+    double gemm_flops
+        [PLATFORM_GEMM_SIZES]; /* of the K/V projection, by rows; 0: not measured */
     struct platform_correction gemm_correction; /* of C_tok, C_H, embedding and head */
     struct platform_correction kv_correction;   /* of C_KV */
-    double embed_s;      /* embedding rows, per token */
+    double embed_s;                             /* embedding rows, per token */
     double head_s;       /* final norm, head and sampling for one position */
     int tile_tokens;     /* GEMM runs as if n were rounded up to this; 1 where it does not
                             matter */

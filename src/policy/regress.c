@@ -112,6 +112,7 @@ static void judge(const struct regress_sample *s, int n, int n_terms,
         total += (s[i].y - mean) * (s[i].y - mean);
         out->worst = fmax(out->worst, fabs(e / s[i].y));
     }
+    out->rms = sqrt(relative_error2(s, n, n_terms, out->coef) / n);
     out->r2 = n > n_terms && total > 0 ? fmax(0, 1 - residual / total) : 0;
 }
 

@@ -17,7 +17,8 @@ struct regress_sample {
 struct regress_fit {
     double coef[REGRESS_TERMS_MAX]; /* >= 0 */
     double r2;                      /* 0..1; 0 where there are no more samples than terms */
-    double worst;                   /* largest |fitted / measured - 1| */
+    double rms;                     /* of fitted / measured - 1, */
+    double worst;                   /* and its largest absolute value */
 };
 
 /* Minimises the sum of squared *relative* errors, since a cost must fit short and long contexts

@@ -145,11 +145,11 @@ static void learns_the_machine(void **state)
                 regret = fmax(regret, carried.predicted_s / best.predicted_s);
             struct correction_expected x = correction_expect(&believed, 0, &req, &plan);
             correction_learn(&believed, &x,
-                             &(struct correction_observed){
-                                 .io_s = carried.io_busy_s,
-                                 .compute_s = carried.comp_busy_s,
-                                 .wait_s = carried.predicted_s - carried.comp_busy_s,
-                                 .total_s = carried.predicted_s});
+                             &(struct correction_observed){.io_s = carried.io_busy_s,
+                                                           .compute_s = carried.comp_busy_s,
+                                                           .wait_s = carried.predicted_s -
+                                                                     carried.comp_busy_s,
+                                                           .total_s = carried.predicted_s});
             correction_learn_prefill(&believed, n, 64,
                                      12 * platform_prefill_s(&real, n, 64));
         }
@@ -181,9 +181,12 @@ static void is_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(converges),           cmocka_unit_test(is_bounded),
-        cmocka_unit_test(outliers_do_not_count), cmocka_unit_test(nonsense_is_ignored),
-        cmocka_unit_test(learns_the_machine),  cmocka_unit_test(is_kept),
+        cmocka_unit_test(converges),
+        cmocka_unit_test(is_bounded),
+        cmocka_unit_test(outliers_do_not_count),
+        cmocka_unit_test(nonsense_is_ignored),
+        cmocka_unit_test(learns_the_machine),
+        cmocka_unit_test(is_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

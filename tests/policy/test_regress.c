@@ -113,12 +113,10 @@ static void nonsense_has_no_fit(void **state)
 {
     (void)state;
     struct regress_fit f;
-    const struct regress_sample good = {{1, 2}, 1.0}, bad[] = {{{1, 2}, 0},
-                                                               {{1, 2}, -1},
-                                                               {{1, 2}, NAN},
-                                                               {{1, 2}, INFINITY},
-                                                               {{1, NAN}, 1},
-                                                               {{INFINITY, 1}, 1}};
+    const struct regress_sample good = {{1, 2}, 1.0},
+                                bad[] = {{{1, 2}, 0},   {{1, 2}, -1},
+                                         {{1, 2}, NAN}, {{1, 2}, INFINITY},
+                                         {{1, NAN}, 1}, {{INFINITY, 1}, 1}};
     assert_false(regress(&good, 0, 2, &f));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct regress_sample s[2] = {good, bad[i]};

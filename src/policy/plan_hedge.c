@@ -1,0 +1,126 @@
+/* plan_hedge.c - a plan that is still good when the disk is faster or slower than was measured.
+ *
+ * A mixture balances two lanes, so it is sensitive to their ratio: one recomputed layer in front of KV
+ * pays while the disk is slow, and costs its whole projection once the disk is fast again (a plan of
+ * R + 11 K on a disk whose speed drifted lost 10.7 % to plain KV).  Where reading is known only within
+ * a factor f, auto takes the plan whose worst regret is least: its time over the best plan's, with
+ * reads at 1/f, 1 and f times what was measured.  Candidates are the best plan of each case and every
+ * single method. */
+#include <math.h>
+#include <string.h>
+
+#include "policy/plan_parts.h"
+
+enum { CASES = 3, CANDIDATES = CASES + 3 };
+
+struct candidate {
+    char method[PLAN_MAX_LAYERS + 1];
+    bool exact;
+    double time_s[CASES];
+};
+
+/* Below this much the factor is noise, and so is what hedging could win. */
+static const double LEAST_SPREAD = 1.02;
+
+bool plan_wants_hedge(const struct plan_request *req)
+{
+    return req->mode == PLAN_AUTO && req->io_spread > LEAST_SPREAD;
+}
+
+static void scale_io(const struct plan_request *req, double factor,
+                     struct plan_layer *layer)
+{
+    memcpy(layer, req->layer, (size_t)req->n_layers * sizeof *layer);
+    for (int i = 0; i < req->n_layers; i++) {
+        layer[i].io_h_s *= factor;
+        layer[i].io_kv_s *= factor;
+    }
+}
+
+/* The time of these letters, their reads ordered for what was measured, if reads take factor times as
+ * long. */
+static double time_of(const struct plan_request *req, const char *method, double factor)
+{
+    struct pipe_job job[PLAN_MAX_LAYERS];
+    struct pipe_load load = plan_load_empty(req);
+    load.job = job;
+    load.n_jobs = plan_jobs_ordered(req, method, job);
+    for (int i = 0; i < load.n_jobs; i++)
+        job[i].io_s *= factor;
+    return pipe_run(&load, NULL);
+}
+
+static double stored_bytes(const struct plan_request *req, const char *method)
+{
+    double sum = 0;
+    for (int i = 0; i < req->n_layers; i++) {
+        const struct plan_layer *l = &req->layer[i];
+        sum += method[i] == 'K'                 ? l->kv_bytes
+               : method[i] == 'H' && !l->h_free ? l->h_bytes
+                                                : 0;
+    }
+    return sum;
+}
+
+static bool is_possible(const struct plan_request *req, const char *method)
+{
+    double budget = req->budget_bytes_per_token;
+    return plan_check_method(req, method, NULL) == 0 &&
+           (budget <= 0 || stored_bytes(req, method) <= budget);
+}
+
+static int collect(const struct plan_request *req, const double *factor,
+                   struct candidate *c, struct err *e)
+{
+    struct plan_layer layer[PLAN_MAX_LAYERS];
+    struct plan_request scaled = *req;
+    struct plan plan;
+    int n = 0;
+    scaled.layer = layer;
+    for (int i = 0; i < CASES; i++) {
+        memset(&plan, 0, sizeof plan);
+        scale_io(req, factor[i], layer);
+        int rc = plan_search(&scaled, false, &plan, e);
+        if (rc != 0)
+            return rc;
+        memcpy(c[n].method, plan.method, sizeof plan.method);
+        c[n++].exact = plan.exact;
+    }
+    for (const char *single = "KHR"; *single != 0; single++) {
+        memset(c[n].method, 0, sizeof c[n].method);
+        memset(c[n].method, *single, (size_t)req->n_layers);
+        c[n].exact = c[0].exact;
+        n += is_possible(req, c[n].method);
+    }
+    return n;
+}
+
+static double worst_regret(const struct candidate *c, const double *best)
+{
+    double worst = 1;
+    for (int i = 0; i < CASES; i++)
+        worst = fmax(worst, best[i] > 0 ? c->time_s[i] / best[i] : 1);
+    return worst;
+}
+
+int plan_hedge(const struct plan_request *req, struct plan *out, struct err *e)
+{
+    const double factor[CASES] = {1, req->io_spread, 1 / req->io_spread};
+    double best[CASES] = {INFINITY, INFINITY, INFINITY};
+    struct candidate c[CANDIDATES];
+    int n = collect(req, factor, c, e), chosen = 0;
+    if (n < 0)
+        return n;
+    for (int k = 0; k < n; k++)
+        for (int i = 0; i < CASES; i++) {
+            c[k].time_s[i] = time_of(req, c[k].method, factor[i]);
+            best[i] = fmin(best[i], c[k].time_s[i]);
+        }
+    for (int k = 1; k < n; k++) /* the first, the plan for what was measured, wins a tie */
+        if (worst_regret(&c[k], best) < worst_regret(&c[chosen], best) * (1 - 1e-9))
+            chosen = k;
+    memcpy(out->method, c[chosen].method, sizeof out->method);
+    out->exact = c[chosen].exact;
+    out->hedged_s = c[chosen].time_s[0] - best[0];
+    return 0;
+}
