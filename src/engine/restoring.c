@@ -35,13 +35,15 @@ static bool must_measure(const struct engine *e)
 static void take_measure(struct engine *e, const struct restore_found *f)
 {
     struct platform *p = e->o.platform;
-    if (p->n_tiers > 0)
-        return;
-    p->n_tiers = 1;
-    p->tier[0] = f->tier;
-    if (!f->measured)
-        p->tier[0] = (struct platform_tier){
-            .name = "throttled", .bytes_per_s = (double)e->o.throttle_bytes_per_s};
+    double limit = (double)e->o.throttle_bytes_per_s;
+    if (p->n_tiers == 0 && f->measured) {
+        p->n_tiers = 1;
+        p->tier[0] = f->tier;
+    }
+    if (limit > 0 && (p->n_tiers == 0 || p->tier[0].bytes_per_s > limit)) {
+        p->n_tiers = 1;
+        p->tier[0] = (struct platform_tier){.name = "throttled", .bytes_per_s = limit};
+    }
 }
 
 /* Merges neighbouring chunks with equal records into ranges. */
@@ -67,10 +69,6 @@ static int make_ranges(struct engine *e, const struct store_hit *hits, int n_hit
 static int make_plan(struct engine *e, struct seq *s, const struct restore_found *f,
                      int *n_chunks)
 {
-    struct platform bounded = *e->o.platform;
-    double limit = (double)e->o.throttle_bytes_per_s;
-    if (limit > 0 && bounded.tier[0].bytes_per_s > limit)
-        bounded.tier[0].bytes_per_s = limit;
     struct plan_request req = {.n_layers = e->o.model->cfg.n_layers};
     int n_used = 0, rc = 0;
     if (s->plan != NULL)
@@ -78,12 +76,15 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
     int n_ranges = make_ranges(e, f->hits, f->n_hits);
     int64_t n_new = s->n_tokens - (int64_t)f->n_hits * STORE_CHUNK_TOKENS;
     if (rc == 0)
-        rc = plan_best_prefix(&bounded, e->ranges, n_ranges, n_new, true, e->plan_layer,
-                              e->prefill_s, &req, &s->out.plan, &n_used, &s->out.err);
+        rc = plan_best_prefix(e->o.platform, e->ranges, n_ranges, n_new, true,
+                              e->plan_layer, e->prefill_s, &req, &s->out.plan, &n_used,
+                              &s->out.err);
     int64_t tokens = 0;
     for (int i = 0; rc == 0 && i < n_used; i++)
         tokens += e->ranges[i].n_tokens;
     *n_chunks = (int)(tokens / STORE_CHUNK_TOKENS);
+    if (n_used > 0)
+        seq_expect(e, s, &req);
     return rc;
 }
 
@@ -186,6 +187,7 @@ static void finish(struct engine *e, struct seq *s)
         end(e, s, 0);
         return;
     }
+    seq_learn(e, s);
     s->n_done = r->n_chunks * STORE_CHUNK_TOKENS;
     if (r->n_chunks < s->n_planned)
         snprintf(s->out.miss, sizeof s->out.miss, "%s", r->fault);

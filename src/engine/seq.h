@@ -3,6 +3,7 @@
 #define ENGINE_SEQ_H
 
 #include "engine/engine.h"
+#include "policy/correction.h"
 #include "state/chain.h"
 
 enum phase {
@@ -28,7 +29,8 @@ struct seq {
     struct save_seq *save;
     struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */
     struct outcome out;
-    float *logits; /* [vocab], a row of the engine's */
+    struct correction_expected expected; /* of its restore, by the profile alone */
+    float *logits;                       /* [vocab], a row of the engine's */
     int64_t t_start, t_first;
 };
 
@@ -69,5 +71,12 @@ void restoring_begin(struct engine *e, struct seq *s);
 void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns);
 /* Ends the restoration of s, which is about to go, in any state. Does not wait for I/O. */
 void restoring_abandon(struct engine *e, struct seq *s);
+
+/* --- learning.c ------------------------------------------------------------------------------- */
+
+/* Around a restore, for the platform to learn from it (learning.c): `req` is what the plan was made
+ * from. */
+void seq_expect(struct engine *e, struct seq *s, const struct plan_request *req);
+void seq_learn(struct engine *e, const struct seq *s);
 
 #endif

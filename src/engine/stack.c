@@ -79,22 +79,30 @@ static int open_store(struct stack *k, struct err *err)
     return rc;
 }
 
+/* What restores have taught a platform so far (policy/correction.h). */
+static int64_t count_observed(const struct platform *p)
+{
+    int64_t n = (int64_t)p->gemm_correction.n_observed + p->kv_correction.n_observed;
+    for (int i = 0; i < p->n_tiers; i++)
+        n += p->tier[i].correction.n_observed;
+    return n;
+}
+
 /* The cached profile, or a new one. The cache lies beside the state that it describes. */
 static int open_profile(struct stack *k, struct model_work *work, struct stream *s,
                         struct err *err)
 {
     struct platform expected;
     struct err why = {0};
-    char hex[65];
     profile_begin(&expected, k->model, &k->fingerprint);
     k->platform = expected;
     if (k->o.no_profile)
         return 0;
-    sha256_hex(&k->fingerprint, hex);
     if (k->o.n_dirs > 0 && k->owns_io)
-        k->profile_path = xasprintf("%s/profile-%.16s.txt", k->o.dirs[0], hex);
+        k->profile_path = profile_path(k->o.dirs[0], &k->fingerprint);
     if (k->profile_path != NULL) {
         int rc = profile_load(&k->platform, k->profile_path, &expected, &why);
+        k->n_observed = count_observed(&k->platform);
         if (rc == 0)
             return 0;
         if (rc != -ENOENT)
@@ -102,7 +110,7 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
     }
     k->platform = expected;
     k->profile_changed = true;
-    return profile_compute(&k->platform, k->model, work, s, err);
+    return profile_compute(&k->platform, k->model, work, s, PROFILE_QUICK, err);
 }
 
 static int open_saver(struct stack *k, struct err *err)
@@ -164,11 +172,13 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
     return rc == 0 ? open_engine(out, err) : rc;
 }
 
-/* A profile that a throttle distorted is not kept. */
+/* A new profile is kept, and what restores have corrected in it; one that a throttle distorted is
+ * not. */
 static void keep_profile(struct stack *k)
 {
     struct err err = {0};
-    if (k->profile_path == NULL || !k->profile_changed || k->o.throttle_bytes_per_s > 0 ||
+    bool changed = k->profile_changed || count_observed(&k->platform) != k->n_observed;
+    if (k->profile_path == NULL || !changed || k->o.throttle_bytes_per_s > 0 ||
         k->platform.n_tiers == 0)
         return;
     if (profile_store(&k->platform, k->profile_path, &err) != 0)

@@ -168,7 +168,9 @@ static void compute_costs_are_sane(void **state)
         assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &s, &err), 0);
         assert_int_equal(model_work_create(k.model, 512, &w, &err), 0);
         begin(&k, &p);
-        assert_int_equal(profile_compute(&p, k.model, w, s, &err), 0);
+        assert_int_equal(
+            profile_compute(&p, k.model, w, s, i % 2 ? PROFILE_FULL : PROFILE_QUICK, &err),
+            0);
         assert_true(p.c_tok.b_s > 0 && p.c_tok.c_s >= 0 && p.c_h.b_s > 0 && p.c_kv.b_s > 0);
         assert_true(p.head_s > 0 && p.embed_s > 0);
         /* With any tier it is a profile that may be kept. */
@@ -229,6 +231,68 @@ static void io_is_measured_on_what_exists(void **state)
     }
 }
 
+/* A device without any state is measured on made-up records, and nothing of them is left. */
+static void an_empty_device_is_measured(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct stack k;
+        struct platform p;
+        struct model_work *w;
+        struct stream *s;
+        struct profile_scratch *scratch;
+        struct err err = {0};
+        struct io *io = i > 0 ? et_disk((uint64_t)i, 0) : NULL;
+        et_open(&k, &(struct stack_opts){.in_memory = true});
+        assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &s, &err), 0);
+        assert_int_equal(model_work_create(k.model, 512, &w, &err), 0);
+        if (profile_scratch_open(k.model, io, et_dirs, i, &scratch, &err) != 0)
+            fail_msg("%s", err.msg);
+        struct profile_source from = profile_scratch_source(scratch);
+        begin(&k, &p);
+        if (profile_tier(&p.tier[0], k.model, &from, PROFILE_FULL, &err) != 0)
+            fail_msg("%s", err.msg);
+        assert_true(p.tier[0].bytes_per_s > 0 && isfinite(p.tier[0].bytes_per_s));
+        assert_true(p.tier[0].latency_s >= 0 && p.tier[0].request_s >= 0);
+        for (int d = 0; d < PLATFORM_DEPTHS; d++)
+            assert_true(p.tier[0].depth_bytes_per_s[d] > 0);
+        if (profile_overlap(&p, k.model, w, s, &from, &err) != 0)
+            fail_msg("%s", err.msg);
+        assert_true(p.io_overlap >= 1 && p.comp_overlap >= 1);
+        p.n_tiers = 1;
+        p.c_tok.b_s = p.c_h.b_s = 1e-6;
+        if (platform_validate(&p, &err) != 0)
+            fail_msg("%s", err.msg);
+        profile_scratch_close(scratch);
+        for (int d = 0; d < i; d++) {
+            struct io_names names;
+            assert_int_equal(io_list(io, et_dirs[d], &names, &err), 0);
+            assert_int_equal(names.n, 0);
+            io_names_free(&names);
+        }
+        model_work_destroy(w);
+        stream_destroy(s);
+        stack_close(&k);
+        io_close(io);
+    }
+}
+
+/* A full device is an error that says where, and what was begun is removed. */
+static void a_full_device_cannot_be_measured(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct profile_scratch *scratch;
+    struct err err = {0};
+    struct io *io = et_disk(1, 1 << 20);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    assert_int_not_equal(profile_scratch_open(k.model, io, et_dirs, 1, &scratch, &err), 0);
+    assert_non_null(strstr(err.msg, "/store/a"));
+    assert_false(io_exists(io, "/store/a/profile-scratch"));
+    stack_close(&k);
+    io_close(io);
+}
+
 /* The whole way: no profile, a first restore measures the store, and it restores. */
 static void a_restore_measures_first(void **state)
 {
@@ -248,6 +312,37 @@ static void a_restore_measures_first(void **state)
     stack_close(&k);
 }
 
+/* A store that is thought to be 1000 times too fast, and GEMM too: restores learn better. */
+static void a_restore_corrects_the_profile(void **state)
+{
+    (void)state;
+    int32_t prompt[1001];
+    struct stack k;
+    struct et_run r;
+    struct err err = {0};
+    struct io *io = NULL;
+    char store[] = "/tmp/hcache-learn-XXXXXX";
+    const char *const dirs[] = {store};
+    assert_non_null(mkdtemp(store));
+    assert_int_equal(io_pread_open(&io, &err), 0);
+    io_throttle(io, 2000000, 0);
+    et_prompt(prompt, 1001, 1);
+    et_open(&k, &(struct stack_opts){.io = io, .dirs = dirs, .n_dirs = 1});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 1001, .save = "kv", .plan = "kv"};
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    k.platform.tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = 8e6};
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(et_run(&k, &a, &r), 0);
+    const struct platform_correction *c = &k.platform.tier[0].correction;
+    if (!(c->n_observed == 4 && c->log2 > 0.4 && c->log2 < 2.2))
+        fail_msg("%d observed, corrected by 2^%.2f", c->n_observed, c->log2);
+    stack_close(&k);
+    io_close(io);
+    char cmd[100];
+    snprintf(cmd, sizeof cmd, "rm -r %s", store);
+    assert_int_equal(system(cmd), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -257,7 +352,10 @@ int main(void)
         cmocka_unit_test(torn_files_are_refused),
         cmocka_unit_test(compute_costs_are_sane),
         cmocka_unit_test(io_is_measured_on_what_exists),
+        cmocka_unit_test(an_empty_device_is_measured),
+        cmocka_unit_test(a_full_device_cannot_be_measured),
         cmocka_unit_test(a_restore_measures_first),
+        cmocka_unit_test(a_restore_corrects_the_profile),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

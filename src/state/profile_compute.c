@@ -1,0 +1,356 @@
+/* profile_compute.c - what compute costs: samples of single layers, and curves fitted to them.
+ *
+ * Every sample is the fastest of several runs: other work on the machine only ever adds. */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "policy/regress.h"
+#include "state/profile.h"
+#include "state/restore.h"
+
+enum {
+    NEAR_ROWS = RESTORE_GROUP_CHUNKS *
+                STORE_CHUNK_TOKENS, /* of one call, as restores make them */
+    FEW_ROWS = 64,
+    FAR_PAST = 2048,  /* attention over this many keys is seen well above the noise */
+    FULL_PAST = 8192, /* and this far a full profile goes, where the model can */
+    LOAD_BYTES =
+        64 << 20, /* of records for the sample of loading: more than the caches hold */
+    LOAD_CHUNKS = 4 * RESTORE_GROUP_CHUNKS, /* shared out at once, as restores do */
+};
+
+/* A sample is repeated until it has taken this long; a slow layer's is run twice. */
+#define SAMPLE_NS 50000000
+
+struct load;
+
+struct bench {
+    const struct model *m;
+    struct model_work *w;
+    struct stream *s;
+    struct buf mem;
+    struct kv_layer kv;
+    struct mat x, kv_rows, logits;
+    int32_t *pos, *blocks, *ids;
+    int32_t seq_row[2];
+    const int32_t *tables[1];
+    int n_ctx; /* positions that there is room for */
+    int past;  /* keys before the sampled rows */
+    struct load *load;
+};
+
+static int bench_init(struct bench *b, const struct model *m, struct model_work *w,
+                      struct stream *s, int max_past, struct err *err)
+{
+    int n_ctx = m->max_ctx < max_past + NEAR_ROWS ? m->max_ctx : max_past + NEAR_ROWS;
+    int n_blocks = (n_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    int rows = model_work_rows(w);
+    size_t block = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
+    size_t kv_bytes = (size_t)n_blocks * block;
+    size_t x_bytes = (size_t)rows * model_hidden_bytes(m);
+    size_t row_bytes = (size_t)rows * model_kv_bytes(m);
+    size_t logit_bytes = (size_t)m->cfg.vocab_size * sizeof(float);
+    *b = (struct bench){.m = m, .w = w, .s = s, .n_ctx = n_ctx};
+    int rc = buf_alloc(m->dev, MEM_DEVICE,
+                       kv_bytes + x_bytes + row_bytes + logit_bytes + 256, &b->mem, err);
+    if (rc != 0)
+        return err_wrap(err, "profile");
+    uint8_t *p = b->mem.ptr;
+    b->kv = (struct kv_layer){.blocks = p,
+                              .block_stride = block,
+                              .dtype = m->dtype,
+                              .n_kv = m->cfg.n_kv_heads,
+                              .d_head = m->cfg.d_head};
+    b->x = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
+    b->kv_rows = mat_of(p + kv_bytes + x_bytes, m->dtype, rows, 2 * model_kv_dim(m));
+    size_t logits_at = round_up(kv_bytes + x_bytes + row_bytes, 64);
+    b->logits = mat_of(p + logits_at, DTYPE_F32, 1, m->cfg.vocab_size);
+    b->pos = xcalloc((size_t)n_ctx, sizeof *b->pos);
+    b->blocks = xcalloc((size_t)n_blocks, sizeof *b->blocks);
+    b->ids = xcalloc((size_t)rows, sizeof *b->ids);
+    for (int i = 0; i < rows; i++)
+        b->ids[i] = i * 7919 % m->cfg.vocab_size;
+    for (int i = 0; i < n_ctx; i++)
+        b->pos[i] = i;
+    for (int i = 0; i < n_blocks; i++)
+        b->blocks[i] = i;
+    b->tables[0] = b->blocks;
+    return 0;
+}
+
+static void bench_deinit(struct bench *b)
+{
+    buf_free(b->m->dev, &b->mem);
+    free(b->pos);
+    free(b->blocks);
+    free(b->ids);
+}
+
+static struct ragged bench_rows(struct bench *b, int n)
+{
+    b->seq_row[1] = n;
+    return (struct ragged){.n_rows = n,
+                           .n_seqs = 1,
+                           .pos = b->pos + b->past,
+                           .seq_row = b->seq_row,
+                           .tables = b->tables};
+}
+
+static int run_layer(struct bench *b, int n)
+{
+    struct ragged r = bench_rows(b, n);
+    struct mat x = mat_rows(b->x, 0, n);
+    return model_layer(b->m, b->w, b->s, 0, x, x, &b->kv, &r, NULL);
+}
+
+static int run_project(struct bench *b, int n)
+{
+    struct ragged r = bench_rows(b, n);
+    struct mat rows = mat_rows(b->kv_rows, 0, n);
+    int rc = model_kv_project(b->m, b->w, b->s, 0, mat_rows(b->x, 0, n), rows);
+    return rc == 0 ? model_kv_fill(b->m, b->s, &b->kv, rows, &r) : rc;
+}
+
+static int run_embed(struct bench *b, int n)
+{
+    struct ragged r = bench_rows(b, n);
+    return model_embed(b->m, b->w, b->s, mat_rows(b->x, 0, n), b->ids, &r);
+}
+
+/* The fastest of several runs, in seconds. */
+static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double *seconds)
+{
+    int64_t best = INT64_MAX, spent = 0;
+    for (int i = 0; i < 2 || (spent < SAMPLE_NS && i < 50); i++) {
+        int64_t t0 = clock_now_ns();
+        int rc = fn(b, n);
+        if (rc == 0)
+            rc = stream_sync(b->s);
+        if (rc != 0)
+            return rc;
+        int64_t t = clock_now_ns() - t0;
+        spent += t;
+        best = t < best ? t : best;
+    }
+    *seconds = (double)best * 1e-9;
+    return 0;
+}
+
+/* --- loading: as restore.c does it, chunk by chunk on every core, over more than the caches hold */
+
+struct load {
+    struct bench *b;
+    long first, n; /* chunks of this share-out */
+    struct buf mem;
+    uint8_t *records;
+    struct kv_layer kv;
+    struct stream **streams; /* one per thread */
+    int n_chunks;
+    atomic_int rc;
+    atomic_ullong sum; /* keeps the checksums from being optimised away */
+};
+
+static void load_share(void *arg, int thread_idx, int n_threads)
+{
+    struct load *ld = arg;
+    const struct model *m = ld->b->m;
+    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    long begin, end;
+    pool_share(ld->n, 1, thread_idx, n_threads, &begin, &end);
+    for (long c = ld->first + begin; c < ld->first + end; c++) {
+        const uint8_t *record = ld->records + (size_t)c * bytes;
+        atomic_fetch_add(&ld->sum, checksum64(record, bytes));
+        int rc = model_kv_load(m, ld->streams[thread_idx], &ld->kv, (int32_t)c, record, 0);
+        if (rc != 0)
+            atomic_store(&ld->rc, rc);
+    }
+}
+
+static int run_load(struct bench *b, int n)
+{
+    struct load *ld = b->load;
+    for (ld->first = 0; ld->first < n; ld->first += LOAD_CHUNKS) {
+        ld->n = n - ld->first < LOAD_CHUNKS ? n - ld->first : LOAD_CHUNKS;
+        pool_run(b->m->dev->pool, load_share, ld);
+    }
+    return atomic_load(&ld->rc);
+}
+
+static int load_begin(struct bench *b, struct load *ld)
+{
+    const struct model *m = b->m;
+    int n_threads = pool_threads(m->dev->pool), rc;
+    size_t record = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    size_t n = LOAD_BYTES / record;
+    n = n < 8 ? 8 : n > 256 ? 256 : n;
+    *ld = (struct load){.b = b, .n_chunks = (int)n, .kv = b->kv};
+    rc = buf_alloc(m->dev, MEM_HOST, n * (record + b->kv.block_stride), &ld->mem, NULL);
+    if (rc != 0)
+        return rc;
+    memset(ld->mem.ptr, 0, ld->mem.bytes);
+    ld->records = ld->mem.ptr;
+    ld->kv.blocks = ld->records + n * record;
+    ld->streams = xcalloc((size_t)n_threads, sizeof(struct stream *));
+    for (int i = 0; rc == 0 && i < n_threads; i++)
+        rc = stream_create(m->dev, STREAM_INLINE, &ld->streams[i], NULL);
+    b->load = ld;
+    return rc;
+}
+
+static void load_end(struct bench *b, struct load *ld)
+{
+    for (int i = 0; ld->streams != NULL && i < pool_threads(b->m->dev->pool); i++)
+        stream_destroy(ld->streams[i]);
+    free(ld->streams);
+    buf_free(b->m->dev, &ld->mem);
+    b->load = NULL;
+}
+
+static int run_head(struct bench *b, int n)
+{
+    (void)n;
+    return model_head(b->m, b->w, b->s, mat_rows(b->x, 0, 1), b->logits);
+}
+
+/* --- samples and fits ------------------------------------------------------------------------- */
+
+enum { MAX_SAMPLES = 64 };
+
+struct samples {
+    struct regress_sample s[MAX_SAMPLES];
+    int n;
+};
+
+static int add_sample(struct samples *v, struct bench *b, int (*fn)(struct bench *, int),
+                      int n, struct regress_sample terms)
+{
+    CHECK(v->n < MAX_SAMPLES);
+    int rc = sample(b, fn, n, &terms.y);
+    v->s[v->n++] = terms;
+    return rc;
+}
+
+/* The first term is the cost per token, which must be there: a fit that gave all to the others, as a
+ * few noisy samples may, is made again with it alone. */
+static struct regress_fit fit(const struct samples *v, int n_terms)
+{
+    struct regress_fit f = {0};
+    if (!regress(v->s, v->n, n_terms, &f) || !(f.coef[0] > 0))
+        (void)regress(v->s, v->n, 1, &f);
+    return f;
+}
+
+/* A layer's rows [past, past + n): n rows of GEMM, one call, and the pairs that attention sees. */
+static int add_layer(struct samples *v, struct bench *b, int past, int n)
+{
+    double p = past, m = n;
+    b->past = past;
+    int rc = add_sample(v, b, run_layer, n,
+                        (struct regress_sample){.x = {m, 1, (p + m) * (p + m) - p * p}});
+    b->past = 0;
+    return rc;
+}
+
+static int fit_layer(struct platform *p, struct bench *b, int rows, bool full)
+{
+    struct samples v = {.n = 0};
+    int max_past = b->n_ctx - rows, rc = 0;
+    for (int n = full ? FEW_ROWS : rows; rc == 0 && n <= rows; n *= 2)
+        rc = add_layer(&v, b, 0, n);
+    if (rc == 0 && !full && rows > FEW_ROWS)
+        rc = add_layer(&v, b, 0, FEW_ROWS);
+    /* Far from position 0 a few rows show attention as well as many. */
+    for (int past = full ? NEAR_ROWS : FAR_PAST; rc == 0 && past <= max_past; past *= 2) {
+        rc = add_layer(&v, b, past, FEW_ROWS);
+        if (rc == 0 && full)
+            rc = add_layer(&v, b, past, rows);
+    }
+    if (rc == 0 && v.n == 0)
+        rc = add_layer(&v, b, 0, rows);
+    struct regress_fit f = fit(&v, v.n < 3 ? 1 : 3);
+    p->c_tok = (struct cost_curve){.a_s = f.coef[1], .b_s = f.coef[0], .c_s = f.coef[2]};
+    p->c_tok_r2 = f.r2;
+    return rc;
+}
+
+static double projection_flop(const struct model *m, int n)
+{
+    return 2.0 * n * m->cfg.n_embd * 2 * model_kv_dim(m);
+}
+
+static int fit_projection(struct platform *p, struct bench *b, int rows, bool full)
+{
+    struct samples v = {.n = 0};
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < PLATFORM_GEMM_SIZES; i++) {
+        int n = platform_gemm_rows(i);
+        if (n > rows || (!full && n != FEW_ROWS && n != rows))
+            continue;
+        struct samples few = {.n = 0}, *into = n < FEW_ROWS ? &few : &v;
+        rc = add_sample(into, b, run_project, n, (struct regress_sample){.x = {n, 1}});
+        p->gemm_flops[i] = projection_flop(b->m, n) / into->s[into->n - 1].y;
+    }
+    if (rc == 0 && v.n == 0)
+        rc = add_sample(&v, b, run_project, rows, (struct regress_sample){.x = {rows, 1}});
+    struct regress_fit f = fit(&v, v.n < 2 ? 1 : 2);
+    p->c_h = (struct cost_curve){.a_s = f.coef[1], .b_s = f.coef[0]};
+    p->c_h_r2 = f.r2;
+    return rc;
+}
+
+static int fit_load(struct platform *p, struct bench *b, bool full)
+{
+    struct samples v = {.n = 0};
+    struct load ld;
+    int rc = load_begin(b, &ld);
+    for (int n = full ? ld.n_chunks / 8 : ld.n_chunks; rc == 0 && n <= ld.n_chunks;
+         n *= 2) {
+        double tokens = (double)n * STORE_CHUNK_TOKENS;
+        rc = add_sample(&v, b, run_load, n, (struct regress_sample){.x = {tokens, 1}});
+    }
+    load_end(b, &ld);
+    struct regress_fit f = fit(&v, full ? 2 : 1);
+    p->c_kv = (struct cost_curve){.a_s = f.coef[1], .b_s = f.coef[0]};
+    p->c_kv_r2 = f.r2;
+    return rc;
+}
+
+static int measure(struct platform *p, struct bench *b, bool full)
+{
+    int rows = model_work_rows(b->w) < NEAR_ROWS ? model_work_rows(b->w) : NEAR_ROWS;
+    rows = rows < b->m->max_ctx ? rows : b->m->max_ctx;
+    double embed_s = 0, head_s = 0;
+    int rc = fit_layer(p, b, rows, full);
+    if (rc == 0)
+        rc = fit_projection(p, b, rows, full);
+    if (rc == 0)
+        rc = fit_load(p, b, full);
+    if (rc == 0)
+        rc = sample(b, run_head, 1, &head_s);
+    if (rc == 0)
+        rc = sample(b, run_embed, rows, &embed_s);
+    p->piece_tokens = rows;
+    p->embed_s = embed_s / rows;
+    p->head_s = head_s;
+    return rc;
+}
+
+int profile_compute(struct platform *p, const struct model *m, struct model_work *w,
+                    struct stream *s, enum profile_effort effort, struct err *err)
+{
+    struct bench b;
+    bool full = effort == PROFILE_FULL;
+    int rc = bench_init(&b, m, w, s, full ? FULL_PAST : FAR_PAST, err);
+    if (rc != 0)
+        return rc;
+    rc = measure(p, &b, full);
+    bench_deinit(&b);
+    return rc == 0 ? 0 : err_set(err, rc, "profile: %s", err_name(rc));
+}

@@ -1,0 +1,374 @@
+/* profile_io.c - what reading stored records costs, alone and beside compute.
+ *
+ * Records are read as restores read them: layer by layer over all chunks, a bounded number in flight,
+ * a new read for every one that is done. */
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "policy/regress.h"
+#include "state/profile.h"
+#include "state/restore.h"
+
+_Static_assert(PLATFORM_CHUNK_TOKENS == STORE_CHUNK_TOKENS, "a record's tokens");
+
+enum {
+    MAX_DEPTH = 64,
+    STAGING_BYTES = 64 << 20, /* as an engine's, so that depth is bounded as there */
+    FULL_ROUNDS = 3,
+};
+
+/* A sample of reading ends with its records, or after this. */
+#define SAMPLE_NS 100000000
+
+/* --- a queue that is kept full ---------------------------------------------------------------- */
+
+struct reads {
+    const struct model *m;
+    const struct profile_source *from;
+    struct store_reader *reader;
+    struct buf staging;
+    size_t room;      /* of a record */
+    int depth;        /* that there is memory for */
+    int layer, chunk; /* of the next record */
+    struct store_read slot[MAX_DEPTH];
+    bool in_place; /* the store hands out its own memory */
+};
+
+static int reads_open(struct reads *r, const struct model *m,
+                      const struct profile_source *from, struct err *err)
+{
+    CHECK(from->n_hits > 0);
+    size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
+    *r = (struct reads){.m = m, .from = from};
+    r->room = round_up(STORE_CHUNK_TOKENS * (hidden > kv ? hidden : kv), STORE_ALIGN);
+    size_t depth = STAGING_BYTES / r->room;
+    r->depth = depth < 4 ? 4 : depth > MAX_DEPTH ? MAX_DEPTH : (int)depth;
+    int rc = buf_alloc(m->dev, MEM_PINNED, (size_t)r->depth * r->room, &r->staging, err);
+    if (rc != 0)
+        return err_wrap(err, "profile");
+    memset(r->staging.ptr, 0, r->staging.bytes); /* page faults now */
+    return store_reader_open(from->store, r->depth, r->staging.ptr, r->staging.bytes,
+                             &r->reader, err);
+}
+
+static void reads_close(struct reads *r)
+{
+    store_reader_close(r->reader);
+    buf_free(r->m->dev, &r->staging);
+}
+
+/* The next record of this kind, round and round; false where there is none. */
+static bool next_record(struct reads *r, enum store_kind kind, struct store_read *read)
+{
+    int n_layers = r->m->cfg.n_layers;
+    for (long tried = 0; tried <= (long)n_layers * r->from->n_hits; tried++) {
+        if (r->chunk == r->from->n_hits) {
+            r->chunk = 0;
+            r->layer = (r->layer + 1) % n_layers;
+        }
+        const struct store_hit *h = &r->from->hits[r->chunk++];
+        if (store_mask_has(&h->mask, r->layer, kind)) {
+            read->hit = h;
+            read->layer = r->layer;
+            read->kind = kind;
+            return true;
+        }
+    }
+    return false;
+}
+
+static int submit(struct reads *r, enum store_kind kind, struct store_read *read, void *dst,
+                  struct err *err)
+{
+    *read = (struct store_read){.dst = dst, .dst_bytes = r->room};
+    if (!next_record(r, kind, read))
+        return err_set(err, ERR_NOT_FOUND, "profile: no record of this kind");
+    return store_reader_submit(r->reader, &read, 1, err);
+}
+
+/* What a run of reads came to. */
+struct tally {
+    int n; /* that succeeded */
+    uint64_t bytes;
+    int64_t ns;
+};
+
+/* Reads n records with `depth` in flight, or as many as there is time for (*stop, or SAMPLE_NS where
+ * stop is NULL). */
+static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
+                        const atomic_bool *stop, struct tally *out, struct err *err)
+{
+    struct store_read *done[MAX_DEPTH];
+    int started = 0, ended = 0, rc = 0;
+    int64_t t0 = clock_now_ns();
+    *out = (struct tally){0};
+    depth = depth < r->depth ? depth : r->depth;
+    for (; rc == 0 && started < n && started < depth; started++)
+        rc = submit(r, kind, &r->slot[started],
+                    (uint8_t *)r->staging.ptr + (size_t)started * r->room, err);
+    while (rc == 0 && ended < started) {
+        int got = 0;
+        rc = store_reader_wait(r->reader, done, MAX_DEPTH, &got, err);
+        bool more = stop != NULL ? !atomic_load(stop) : clock_now_ns() - t0 < SAMPLE_NS;
+        for (int i = 0; rc == 0 && i < got; i++, ended++) {
+            if (done[i]->status == 0) {
+                out->n++;
+                out->bytes += done[i]->n_bytes;
+                r->in_place = done[i]->bytes != done[i]->dst;
+            }
+            if (more && started < n && ++started > 0)
+                rc = submit(r, kind, done[i], done[i]->dst, err);
+        }
+    }
+    out->ns = clock_now_ns() - t0;
+    return rc;
+}
+
+static bool has_kind(struct reads *r, enum store_kind kind)
+{
+    struct store_read any;
+    return next_record(r, kind, &any);
+}
+
+/* --- one tier --------------------------------------------------------------------------------- */
+
+struct io_samples {
+    struct regress_sample s[64];
+    int n;
+    uint64_t bytes;
+    int64_t ns;
+};
+
+/* time = bytes / bandwidth + latency + records * time per record */
+static int add_sample(struct reads *r, enum store_kind kind, int n, struct io_samples *v,
+                      struct err *err)
+{
+    struct tally t;
+    int rc = read_records(r, kind, n, MAX_DEPTH, NULL, &t, err);
+    if (rc != 0 || t.n == 0)
+        return rc;
+    double seconds = (double)(t.ns > 100 ? t.ns : 100) * 1e-9;
+    v->s[v->n++] = (struct regress_sample){.x = {(double)t.bytes, 1, t.n}, .y = seconds};
+    v->bytes += t.bytes;
+    v->ns += t.ns;
+    return 0;
+}
+
+static void fit_tier(const struct io_samples *v, struct platform_tier *t)
+{
+    struct regress_fit f;
+    bool good = regress(v->s, v->n, 3, &f) && f.coef[0] > 0;
+    if (!good) /* the time per record has taken all */
+        good = regress(v->s, v->n, 2, &f) && f.coef[0] > 0;
+    if (!good)
+        f = (struct regress_fit){.coef = {(double)v->ns * 1e-9 / (double)v->bytes}};
+    t->bytes_per_s = 1 / f.coef[0];
+    t->latency_s = f.coef[1];
+    t->request_s = f.coef[2];
+    t->r2 = f.r2;
+    t->correction.spread_log2 = log2(1 + fmin(f.rms, 0.4));
+}
+
+/* Bandwidth by the number of reads in flight, of the larger records. */
+static int measure_depths(struct reads *r, enum store_kind kind, struct platform_tier *t,
+                          struct err *err)
+{
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < PLATFORM_DEPTHS && 1 << i <= r->depth; i++) {
+        struct tally y;
+        rc = read_records(r, kind, 256, 1 << i, NULL, &y, err);
+        t->depth_bytes_per_s[i] = (double)y.bytes / ((double)(y.ns > 0 ? y.ns : 1) * 1e-9);
+    }
+    return rc;
+}
+
+static int measure_tier(struct reads *r, bool full, struct platform_tier *t,
+                        struct err *err)
+{
+    static const int counts[] = {1, 8, 64, 256};
+    struct io_samples v = {.n = 0};
+    enum store_kind largest = STORE_HIDDEN;
+    int rc = 0;
+    for (int kind = 0; kind < STORE_KINDS; kind++) {
+        if (!has_kind(r, kind))
+            continue;
+        largest = kind;
+        for (int i = 0; i < 4; i++)
+            for (int k = 0; rc == 0 && k < (full ? FULL_ROUNDS : 1); k++)
+                rc = add_sample(r, kind, counts[i], &v, err);
+    }
+    if (rc != 0)
+        return rc;
+    if (v.bytes == 0)
+        return err_set(err, -EIO, "profile: no stored record could be read");
+    fit_tier(&v, t);
+    return full ? measure_depths(r, largest, t, err) : 0;
+}
+
+int profile_tier(struct platform_tier *t, const struct model *m,
+                 const struct profile_source *from, enum profile_effort effort,
+                 struct err *err)
+{
+    struct reads r;
+    int rc = reads_open(&r, m, from, err);
+    if (rc == 0)
+        rc = measure_tier(&r, effort == PROFILE_FULL, t, err);
+    reads_close(&r);
+    return rc;
+}
+
+int profile_io(struct platform *p, const struct model *m, struct store *store,
+               const struct store_hit *hits, int n_hits, struct err *err)
+{
+    const struct profile_source from = {.store = store, .hits = hits, .n_hits = n_hits};
+    struct platform_tier t = {.name = "store"};
+    int rc = profile_tier(&t, m, &from, PROFILE_QUICK, err);
+    if (rc == 0) {
+        p->tier[0] = t;
+        p->n_tiers = 1;
+    }
+    return rc;
+}
+
+/* --- both lanes at once ----------------------------------------------------------------------- */
+
+/* Each of the three phases of a round takes this long. */
+#define PHASE_NS 60000000
+
+enum { OVERLAP_ROUNDS = 3 };
+
+struct beside {
+    struct reads *r;
+    enum store_kind kind;
+    atomic_bool stop;
+    struct tally tally;
+    int rc;
+};
+
+static void *read_beside(void *arg)
+{
+    struct beside *b = arg;
+    b->rc = read_records(b->r, b->kind, INT32_MAX, MAX_DEPTH, &b->stop, &b->tally, NULL);
+    return NULL;
+}
+
+struct projecting {
+    const struct model *m;
+    struct model_work *w;
+    struct stream *s;
+    struct buf mem;
+    struct mat hidden, kv_rows;
+};
+
+/* Projections per second over about PHASE_NS. */
+static int project_for_a_while(struct projecting *p, double *per_s)
+{
+    int64_t t0 = clock_now_ns(), now = t0;
+    int n = 0, rc = 0;
+    for (; rc == 0 && now - t0 < PHASE_NS; n++) {
+        rc = model_kv_project(p->m, p->w, p->s, n % p->m->cfg.n_layers, p->hidden,
+                              p->kv_rows);
+        if (rc == 0)
+            rc = stream_sync(p->s);
+        now = clock_now_ns();
+    }
+    *per_s = n / ((double)(now - t0) * 1e-9);
+    return rc;
+}
+
+static int read_for_a_while(struct beside *b, struct projecting *p, double *per_s,
+                            double *bytes_per_s, struct err *err)
+{
+    pthread_t thread;
+    atomic_store(&b->stop, false);
+    int rc = pthread_create(&thread, NULL, read_beside, b);
+    if (rc != 0)
+        return err_set(err, -rc, "profile: no thread for reading: %s", strerror(rc));
+    if (p != NULL) {
+        rc = project_for_a_while(p, per_s);
+    } else {
+        struct timespec t = {.tv_nsec = PHASE_NS};
+        nanosleep(&t, NULL);
+    }
+    atomic_store(&b->stop, true);
+    pthread_join(thread, NULL);
+    *bytes_per_s = (double)b->tally.bytes / ((double)b->tally.ns * 1e-9);
+    return rc != 0 ? rc : b->rc;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_at_least_1(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[n / 2] > 1 ? v[n / 2] : 1;
+}
+
+/* Alone and together in turn, so that what changes on the machine meanwhile touches both alike. */
+static int measure_overlap(struct platform *p, struct beside *b, struct projecting *c,
+                           struct err *err)
+{
+    double io[OVERLAP_ROUNDS], comp[OVERLAP_ROUNDS];
+    for (int i = 0; i < OVERLAP_ROUNDS; i++) {
+        double alone = 0, beside = 0, read_alone = 0, read_beside_it = 0;
+        int rc = project_for_a_while(c, &alone);
+        if (rc == 0)
+            rc = read_for_a_while(b, NULL, NULL, &read_alone, err);
+        if (rc == 0)
+            rc = read_for_a_while(b, c, &beside, &read_beside_it, err);
+        if (rc != 0)
+            return rc;
+        io[i] = read_beside_it > 0 ? read_alone / read_beside_it : 1;
+        comp[i] = beside > 0 ? alone / beside : 1;
+    }
+    p->io_overlap = median_at_least_1(io, OVERLAP_ROUNDS);
+    p->comp_overlap = median_at_least_1(comp, OVERLAP_ROUNDS);
+    return 0;
+}
+
+int profile_overlap(struct platform *p, const struct model *m, struct model_work *w,
+                    struct stream *s, const struct profile_source *from, struct err *err)
+{
+    int rows = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS;
+    rows = model_work_rows(w) < rows ? model_work_rows(w) : rows;
+    struct projecting c = {.m = m, .w = w, .s = s};
+    size_t hidden = (size_t)rows * model_hidden_bytes(m);
+    struct reads r;
+    int rc = reads_open(&r, m, from, err);
+    if (rc == 0)
+        rc = buf_alloc(m->dev, MEM_DEVICE, hidden + (size_t)rows * model_kv_bytes(m),
+                       &c.mem, err);
+    if (rc == 0) {
+        struct beside b = {.r = &r,
+                           .kind = has_kind(&r, STORE_HIDDEN) ? STORE_HIDDEN : STORE_KV};
+        struct tally warm;
+        memset(c.mem.ptr, 0, c.mem.bytes);
+        c.hidden = mat_of(c.mem.ptr, m->dtype, rows, m->cfg.n_embd);
+        c.kv_rows = mat_of((uint8_t *)c.mem.ptr + hidden, m->dtype, rows,
+                           2 * model_kv_dim(m));
+        rc = read_records(&r, b.kind, 1, 1, NULL, &warm, err);
+        if (rc == 0 && r.in_place) /* nothing is moved, so nothing is slowed */
+            p->io_overlap = p->comp_overlap = 1;
+        else if (rc == 0)
+            rc = measure_overlap(p, &b, &c, err);
+    }
+    buf_free(m->dev, &c.mem);
+    reads_close(&r);
+    return rc == 0 || err == NULL || err->code != 0
+               ? rc
+               : err_set(err, rc, "profile: %s", err_name(rc));
+}
