@@ -74,7 +74,7 @@ $(B)/files.stamp: FORCE
 	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
 $(B)/gen/build_id.h: FORCE
 	@$(call stamp,$@,#define BUILD_ID "$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
-$(B)/apps/main.o: $(B)/gen/build_id.h
+$(B)/apps/main.o $(B)/apps/cmd_profile.o: $(B)/gen/build_id.h
 
 # --- rules --------------------------------------------------------------------------------------
 

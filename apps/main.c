@@ -18,6 +18,8 @@ static const struct cmd cmds[] = {
     {"run", cmd_run, "generates text, restoring what is stored of the prompt"},
     {"serve", cmd_serve, "serves a model over HTTP, as OpenAI's API does"},
     {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
+    {"profile", cmd_profile,
+     "measures what restoring costs on this machine, for the planner"},
     {"bench", cmd_bench, "measures this machine and what hcache makes of it"},
     {"tokenize", cmd_tokenize, "text to token ids, and back"},
     {"store", cmd_store, "what is stored, whether it is sound, and giving space back"},

@@ -1,0 +1,261 @@
+/* cmd_profile.c - hcache profile: measures this machine with this model, for the planner.
+ *
+ * Writes the platform file that run, serve and ingest read from beside the store; prints what it
+ * measured, each curve with its R². */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "apps/cmds.h"
+#include "base/opt.h"
+#include "build_id.h"
+#include "engine/stack.h"
+#include "state/profile.h"
+
+struct profile_args {
+    const char *model, *dtype, *out;
+    struct opt_list store;
+    int threads;
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+
+static const struct opt positionals[] = {
+    {"MODEL_DIR", OPT(struct profile_args, model), .required = true,
+     .help = "a Hugging Face folder, or synth:SHAPE"},
+    {0},
+};
+
+static const struct opt options[] = {
+    {"store", OPT(struct profile_args, store), .arg = "DIR[,DIR...]",
+     .help = "the store whose devices are measured; the profile is written beside it, "
+             "where run "
+             "and serve find it. Without it, only DRAM is measured"},
+    {"out", OPT(struct profile_args, out), .arg = "FILE",
+     .help = "write the profile here too, for hcache plan --platform FILE"},
+    {"dtype", OPT(struct profile_args, dtype), .choices = dtypes,
+     .help = "state dtype; default: the checkpoint's"},
+    {"threads", OPT(struct profile_args, threads), .def = "0", .min = 0, .max = 1024,
+     .help = "compute threads; 0 is one per core"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "profile",
+    .summary =
+        "Measures what restoring costs on this machine: a layer by history length, the "
+        "projection of hidden states, loading KV, every store device and DRAM, and how "
+        "much "
+        "reading and computing slow each other.",
+    .positionals = positionals,
+    .options = options,
+    .examples =
+        "  hcache profile MODEL_DIR --store /var/lib/hcache\n"
+        "  hcache profile synth:bench-220m --store /mnt/a,/mnt/b --out my.platform\n"
+        "  hcache plan MODEL_DIR --platform my.platform --history 8192\n",
+    .values_bytes = sizeof(struct profile_args),
+};
+
+/* --- measuring -------------------------------------------------------------------------------- */
+
+/* All of `dirs` together, as restores use them; or DRAM (no dirs). */
+static int measure_tier(struct stack *k, struct platform *p, const char *name,
+                        const char *const *dirs, int n_dirs, struct err *err)
+{
+    struct profile_scratch *scratch;
+    struct platform_tier *t = &p->tier[p->n_tiers];
+    int rc = profile_scratch_open(k->model, n_dirs > 0 ? k->io : NULL, dirs, n_dirs,
+                                  &scratch, err);
+    if (rc != 0)
+        return rc;
+    struct profile_source from = profile_scratch_source(scratch);
+    snprintf(t->name, sizeof t->name, "%s", name);
+    rc = profile_tier(t, k->model, &from, PROFILE_FULL, err);
+    p->n_tiers += rc == 0;
+    profile_scratch_close(scratch);
+    return rc;
+}
+
+/* Tier 0 is what the store of these directories is; then DRAM; then each device alone. */
+static int measure_tiers(struct stack *k, struct platform *p, const struct profile_args *a,
+                         struct err *err)
+{
+    int rc = 0, n = a->store.n;
+    if (n > 0)
+        rc = measure_tier(k, p, "store", a->store.items, n, err);
+    if (rc == 0)
+        rc = measure_tier(k, p, "dram", NULL, 0, err);
+    for (int i = 0; rc == 0 && n > 1 && i < n && p->n_tiers < PLATFORM_TIERS_MAX; i++) {
+        char name[24];
+        snprintf(name, sizeof name, "device %d", i);
+        rc = measure_tier(k, p, name, &a->store.items[i], 1, err);
+    }
+    return rc;
+}
+
+static int measure_overlap(struct stack *k, struct platform *p, struct model_work *w,
+                           struct stream *s, const struct profile_args *a, struct err *err)
+{
+    struct profile_scratch *scratch;
+    int rc = profile_scratch_open(k->model, k->io, a->store.items, a->store.n, &scratch,
+                                  err);
+    if (rc != 0)
+        return rc;
+    struct profile_source from = profile_scratch_source(scratch);
+    rc = profile_overlap(p, k->model, w, s, &from, err);
+    profile_scratch_close(scratch);
+    return rc;
+}
+
+static int measure(struct stack *k, struct platform *p, const struct profile_args *a,
+                   struct err *err)
+{
+    struct model_work *w = NULL;
+    struct stream *s = NULL;
+    int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
+    if (rc == 0)
+        rc = model_work_create(k->model, RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS, &w,
+                               err);
+    if (rc == 0)
+        rc = profile_compute(p, k->model, w, s, PROFILE_FULL, err);
+    if (rc == 0)
+        rc = measure_tiers(k, p, a, err);
+    if (rc == 0 && a->store.n > 0)
+        rc = measure_overlap(k, p, w, s, a, err);
+    if (rc == 0)
+        rc = platform_validate(p, err);
+    model_work_destroy(w);
+    stream_destroy(s);
+    return rc;
+}
+
+/* --- printing --------------------------------------------------------------------------------- */
+
+static void print_curve(const char *name, const struct cost_curve *c, double r2)
+{
+    printf("  %-28s %9.3f ms a call + %9.3f per 1000 tokens + %8.4f per (1000 tokens)^2",
+           name, c->a_s * 1e3, c->b_s * 1e6, c->c_s * 1e9);
+    if (r2 > 0)
+        printf("   R2 %.4f", r2);
+    printf("\n");
+}
+
+static void print_compute(const struct platform *p)
+{
+    printf("compute, per layer\n");
+    print_curve("C_tok, the whole layer", &p->c_tok, p->c_tok_r2);
+    print_curve("C_H, projecting hidden states", &p->c_h, p->c_h_r2);
+    print_curve("C_KV, checking and placing", &p->c_kv, p->c_kv_r2);
+    printf("  prefill of 512 new tokens behind 0, 2048, 8192: %.2f, %.2f, %.2f ms\n",
+           platform_prefill_s(p, 0, 512) * 1e3, platform_prefill_s(p, 2048, 512) * 1e3,
+           platform_prefill_s(p, 8192, 512) * 1e3);
+    printf("  GEMM of the projection by rows, GFLOP/s:");
+    for (int i = 0; i < PLATFORM_GEMM_SIZES; i++)
+        if (p->gemm_flops[i] > 0)
+            printf(" %d: %.1f", platform_gemm_rows(i), p->gemm_flops[i] * 1e-9);
+    printf("\n  embedding %.3f us a token, head %.3f ms\n\n", p->embed_s * 1e6,
+           p->head_s * 1e3);
+}
+
+static void print_tier(const struct platform *p, int i)
+{
+    const struct platform_tier *t = &p->tier[i];
+    printf("  %-10s latency %8.1f us, %7.2f us a record, then %8.2f GB/s", t->name,
+           t->latency_s * 1e6, t->request_s * 1e6, t->bytes_per_s * 1e-9);
+    if (t->r2 > 0)
+        printf("   R2 %.4f", t->r2);
+    printf("\n  %-10s 1000 tokens of a layer: IO_H %.3f ms, IO_KV %.3f ms\n", "",
+           platform_io_s(p, i, 1000, p->h_bytes) * 1e3,
+           platform_io_s(p, i, 1000, p->kv_bytes) * 1e3);
+    printf("  %-10s GB/s by reads in flight:", "");
+    for (int d = 0; d < PLATFORM_DEPTHS; d++)
+        if (t->depth_bytes_per_s[d] > 0)
+            printf(" %d: %.2f", 1 << d, t->depth_bytes_per_s[d] * 1e-9);
+    printf("\n");
+}
+
+static void print_platform(const struct platform *p, const struct profile_args *a)
+{
+    printf("%s on %s\nmodel %.16s, commit %s, %s\n\n", a->model, p->machine, p->model,
+           p->commit, p->date);
+    print_compute(p);
+    printf("reading (DRAM is read in place: what touches it is C_KV)\n");
+    for (int i = 0; i < p->n_tiers; i++)
+        print_tier(p, i);
+    if (a->store.n > 0)
+        printf("\ntogether: reading takes %.2f times as long beside projection, projection "
+               "%.2f "
+               "times as long beside reading\n",
+               p->io_overlap, p->comp_overlap);
+    printf("hidden states read and projected are balanced at %.3g GB/s\n",
+           platform_balance_bytes_per_s(p, 1024) * 1e-9);
+}
+
+/* --- the command ------------------------------------------------------------------------------ */
+
+/* Says why the profile that is there is of no use, where it is not: it is replaced either way. */
+static void judge_old(const char *path, const struct platform *expected)
+{
+    struct platform old;
+    struct err why = {0};
+    int rc = profile_load(&old, path, expected, &why);
+    if (rc != 0 && rc != -ENOENT)
+        fprintf(stderr, "hcache profile: %s; measuring again\n", why.msg);
+}
+
+static int run_measured(struct stack *k, const struct profile_args *a, struct err *err)
+{
+    struct platform p;
+    profile_begin(&p, k->model, &k->fingerprint);
+    snprintf(p.commit, sizeof p.commit, "%s", BUILD_ID);
+    char *path = a->store.n > 0 ? profile_path(a->store.items[0], &k->fingerprint) : NULL;
+    if (path != NULL)
+        judge_old(path, &p);
+    int rc = measure(k, &p, a, err);
+    if (rc == 0 && path != NULL)
+        rc = profile_store(&p, path, err);
+    if (rc == 0 && a->out != NULL)
+        rc = profile_store(&p, a->out, err);
+    if (rc == 0)
+        print_platform(&p, a);
+    if (rc == 0 && path != NULL)
+        printf("written to %s\n", path);
+    if (rc == 0 && a->out != NULL)
+        printf("written to %s\n", a->out);
+    free(path);
+    return rc;
+}
+
+static int run(const struct profile_args *a, struct err *err)
+{
+    enum { CONTEXT = 8192 + 512 }; /* as far as samples of attention go */
+    struct stack k;
+    struct stack_opts o = {.model = a->model,
+                           .dtype = a->dtype,
+                           .threads = a->threads,
+                           .max_context = CONTEXT,
+                           .dirs = a->store.items,
+                           .n_dirs = a->store.n,
+                           .in_memory = a->store.n == 0,
+                           .no_profile = true};
+    int rc = stack_open(&o, &k, err);
+    if (rc == 0)
+        rc = run_measured(&k, a, err);
+    stack_close(&k);
+    return rc;
+}
+
+int cmd_profile(int argc, char **argv)
+{
+    struct profile_args a;
+    struct opt_parsed *parsed;
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    int rc = run(&a, &err);
+    if (rc != 0)
+        fprintf(stderr, "hcache profile: %s\n", err.msg);
+    opt_end(parsed);
+    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+}
