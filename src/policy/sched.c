@@ -1,0 +1,198 @@
+/* sched.c - see sched.h.
+ *
+ * Invariants, which tests/policy/test_sched.c checks over simulated loads:
+ *  1. The rows of a step are at most step_rows, the requests with a place at most max_running.
+ *  2. Blocks handed out are at most those free and those that preempted requests give back.
+ *  3. Nobody is preempted for a request with a worse rank. */
+#include "policy/sched.h"
+
+struct decision {
+    const struct sched_limits *l;
+    const struct sched_req *req;
+    struct sched_choice *choice;
+    const int *order;
+    int n;
+    int free_blocks, free_places, rows_left;
+};
+
+int64_t sched_rank(const struct sched_req *r, int64_t age_ns)
+{
+    return r->arrival_ns + r->priority * age_ns;
+}
+
+static bool is_before(const struct sched_limits *l, const struct sched_req *req, int a,
+                      int b)
+{
+    int64_t x = sched_rank(&req[a], l->age_ns), y = sched_rank(&req[b], l->age_ns);
+    return x != y ? x < y : a < b;
+}
+
+/* Insertion: the engine's list is nearly sorted by arrival already. */
+static void sort(const struct sched_limits *l, const struct sched_req *req, int n,
+                 int *order)
+{
+    for (int i = 0; i < n; i++) {
+        int at = i;
+        for (; at > 0 && is_before(l, req, i, order[at - 1]); at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+}
+
+/* With its place and blocks, it gives back what this step had given it already. */
+static void give_up(struct decision *d, int i, enum sched_verdict why)
+{
+    if (d->choice[i].what == SCHED_RUN) {
+        d->rows_left += d->choice[i].rows;
+        d->free_blocks += d->req[i].blocks_needed;
+    }
+    d->choice[i] = (struct sched_choice){.what = why};
+    if (d->req[i].phase == SCHED_WAITING)
+        return;
+    d->free_places++;
+    d->free_blocks += d->req[i].blocks_freed;
+}
+
+static void time_out(struct decision *d)
+{
+    for (int i = 0; i < d->n; i++) {
+        if (d->req[i].deadline_ns != 0 && d->l->now_ns >= d->req[i].deadline_ns)
+            give_up(d, i, SCHED_TIME_OUT);
+    }
+}
+
+static bool has_place(const struct decision *d, int i)
+{
+    return d->req[i].phase != SCHED_WAITING && d->choice[i].what != SCHED_PREEMPT &&
+           d->choice[i].what != SCHED_TIME_OUT;
+}
+
+/* The last in rank behind order[at] that has a place and may lose it; a waiting request takes it from
+ * a worse priority only, or equals would take each other's places.  -1: nobody. */
+static int victim_of(const struct decision *d, int at)
+{
+    const struct sched_req *asks = &d->req[d->order[at]];
+    for (int k = d->n - 1; k > at; k--) {
+        int i = d->order[k];
+        if (has_place(d, i) && !d->req[i].is_pinned &&
+            (asks->phase != SCHED_WAITING || asks->priority < d->req[i].priority))
+            return i;
+    }
+    return -1;
+}
+
+/* Preempts until there are that many blocks; false where nobody is left to be preempted. */
+static bool make_room(struct decision *d, int at, int n_blocks)
+{
+    while (d->free_blocks < n_blocks) {
+        int i = victim_of(d, at);
+        if (i < 0)
+            return false;
+        give_up(d, i, SCHED_PREEMPT);
+    }
+    return true;
+}
+
+static void run_decodes(struct decision *d)
+{
+    for (int k = 0; k < d->n && d->rows_left > 0; k++) {
+        int i = d->order[k];
+        const struct sched_req *r = &d->req[i];
+        if (r->phase != SCHED_DECODE || !has_place(d, i) ||
+            !make_room(d, k, r->blocks_needed))
+            continue;
+        d->free_blocks -= r->blocks_needed;
+        d->rows_left--;
+        d->choice[i] = (struct sched_choice){.what = SCHED_RUN, .rows = 1};
+    }
+}
+
+/* The request whose beginning this one shares is at work on it, or will be from this step on. */
+static bool is_ahead(const struct decision *d, int i)
+{
+    return i >= 0 && (d->choice[i].what == SCHED_ADMIT ||
+                      (has_place(d, i) && d->req[i].phase != SCHED_DECODE));
+}
+
+/* What a newcomer needs: with a free block for each that decodes, or it would be preempted at once. */
+static int wanted_blocks(const struct decision *d, int i)
+{
+    int n = d->req[i].blocks_needed;
+    for (int k = 0; k < d->n; k++)
+        n += has_place(d, k) && d->req[k].phase == SCHED_DECODE;
+    return n;
+}
+
+/* Whether a place and enough blocks can be had, so that nobody is preempted in vain. */
+static bool can_fit(const struct decision *d, int at)
+{
+    int i = d->order[at], blocks = d->free_blocks, places = d->free_places;
+    for (int k = d->n - 1; k > at; k--) {
+        const struct sched_req *r = &d->req[d->order[k]];
+        if (!has_place(d, d->order[k]) || r->is_pinned || d->req[i].priority >= r->priority)
+            continue;
+        blocks += r->blocks_freed;
+        places++;
+    }
+    return places > 0 && blocks >= wanted_blocks(d, i);
+}
+
+/* In rank order; the first that does not fit ends it, or small requests would starve large ones. */
+static void admit(struct decision *d)
+{
+    for (int k = 0; k < d->n; k++) {
+        int i = d->order[k], victim = 0;
+        const struct sched_req *r = &d->req[i];
+        if (r->phase != SCHED_WAITING || d->choice[i].what != SCHED_NOTHING || r->is_held ||
+            is_ahead(d, r->after))
+            continue;
+        if (!can_fit(d, k))
+            return;
+        while (d->free_places == 0 && (victim = victim_of(d, k)) >= 0)
+            give_up(d, victim, SCHED_PREEMPT);
+        if (d->free_places == 0 || !make_room(d, k, wanted_blocks(d, i)))
+            return;
+        d->free_places--;
+        d->free_blocks -= r->blocks_needed;
+        d->choice[i].what = SCHED_ADMIT;
+    }
+}
+
+static void share_rows(struct decision *d)
+{
+    for (int k = 0; k < d->n && d->rows_left > 0; k++) {
+        int i = d->order[k];
+        const struct sched_req *r = &d->req[i];
+        bool runs = (r->phase == SCHED_RESTORE || r->phase == SCHED_PREFILL) &&
+                    has_place(d, i);
+        if (!runs && d->choice[i].what != SCHED_ADMIT)
+            continue;
+        int rows = r->rows < d->rows_left ? r->rows : d->rows_left;
+        d->rows_left -= rows;
+        d->choice[i].rows = rows;
+        if (runs)
+            d->choice[i].what = SCHED_RUN;
+    }
+}
+
+void sched_decide(const struct sched_limits *l, const struct sched_req *req, int n,
+                  int *order, struct sched_choice *choice)
+{
+    struct decision d = {.l = l,
+                         .req = req,
+                         .choice = choice,
+                         .order = order,
+                         .n = n,
+                         .free_blocks = l->free_blocks,
+                         .free_places = l->max_running,
+                         .rows_left = l->step_rows};
+    for (int i = 0; i < n; i++) {
+        choice[i] = (struct sched_choice){.what = SCHED_NOTHING};
+        d.free_places -= req[i].phase != SCHED_WAITING;
+    }
+    sort(l, req, n, order);
+    time_out(&d);
+    run_decodes(&d);
+    admit(&d);
+    share_rows(&d);
+}

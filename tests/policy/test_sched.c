@@ -1,0 +1,421 @@
+/* test_sched.c - the scheduler under simulated loads: seeded arrivals, a fake model, a simulated clock.
+ *
+ * A fake engine carries out what sched_decide says and checks every decision: rows, places and blocks
+ * within their limits, ranks respected, deadlines kept, no token lost by a preemption.  At the end
+ * every request has ended and every block is back.  The last test shows that starvation would be
+ * seen. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "policy/sched.h"
+
+enum {
+    N_SEEDS = 10000,
+    MAX_REQS = 24,
+    BLOCK = 64,
+    MAX_TOKENS = 12 * BLOCK,
+    MAX_STEPS = 20000,
+};
+
+#define MS ((int64_t)1000000)
+
+/* --- the fake engine -------------------------------------------------------------------------- */
+
+struct fake {
+    struct sched_req r;
+    int n_prompt, n_total, n_known, n_done, n_shown;
+    int n_blocks;
+    int leader;     /* whose prompt begins with the same tokens; -1 */
+    int hold_steps; /* after a preemption, until its save has settled */
+    bool here, ended, timed_out;
+};
+
+struct world {
+    struct rng rng;
+    struct sched_limits l;
+    struct fake f[MAX_REQS];
+    int n, n_blocks, n_preempted, n_timed_out;
+    int64_t longest_wait_ns;
+};
+
+static int blocks_for(int n_tokens)
+{
+    return (n_tokens + BLOCK - 1) / BLOCK;
+}
+
+static int below(struct world *w, int n)
+{
+    return (int)rng_below(&w->rng, (uint64_t)n);
+}
+
+static void world_make(struct world *w, uint64_t seed)
+{
+    *w = (struct world){.rng = {.s = seed}};
+    w->n = 2 + below(w, MAX_REQS - 2);
+    w->l.age_ns = (1 + below(w, 50)) * MS;
+    w->l.max_running = 1 + below(w, 8);
+    w->l.step_rows = w->l.max_running + below(w, 512);
+    w->n_blocks = blocks_for(MAX_TOKENS) + below(w, 30);
+    w->l.free_blocks = w->n_blocks;
+    int64_t at = 0;
+    for (int i = 0; i < w->n; i++) {
+        struct fake *f = &w->f[i];
+        at += below(w, 3) == 0 ? below(w, 100) * MS : 0;
+        f->n_prompt = 1 + below(w, MAX_TOKENS / 2);
+        f->n_total = f->n_prompt + 1 + below(w, MAX_TOKENS / 2 - 1);
+        f->n_known = f->n_prompt;
+        f->r.arrival_ns = at;
+        f->r.priority = below(w, 4) == 0 ? below(w, 7) - 3 : 0;
+        f->r.deadline_ns = below(w, 6) == 0 ? at + (1 + below(w, 400)) * MS : 0;
+        f->leader = i > 0 && below(w, 3) == 0 ? below(w, i) : -1;
+    }
+}
+
+static void drop(struct world *w, struct fake *f)
+{
+    w->l.free_blocks += f->n_blocks;
+    f->n_blocks = 0;
+    f->n_done = 0;
+    f->r.phase = SCHED_WAITING;
+}
+
+static void end(struct world *w, struct fake *f)
+{
+    drop(w, f);
+    f->ended = true;
+}
+
+/* --- checks of one decision ------------------------------------------------------------------- */
+
+struct step {
+    struct sched_req req[MAX_REQS];
+    struct sched_choice choice[MAX_REQS];
+    int order[MAX_REQS], idx[MAX_REQS],
+        at[MAX_REQS]; /* idx: request of a place; at: back */
+    int n;
+};
+
+static void describe(struct world *w, struct step *s)
+{
+    s->n = 0;
+    for (int i = 0; i < w->n; i++) {
+        struct fake *f = &w->f[i];
+        s->at[i] = -1;
+        f->here = f->r.arrival_ns <= w->l.now_ns && !f->ended;
+        if (!f->here)
+            continue;
+        f->r.rows = f->n_known - f->n_done;
+        f->r.blocks_freed = f->n_blocks;
+        f->r.blocks_needed = f->r.phase == SCHED_WAITING ? blocks_for(f->n_known + 1)
+                                                         : f->n_done == f->n_blocks * BLOCK;
+        f->r.is_held = f->hold_steps > 0;
+        f->hold_steps -= f->hold_steps > 0;
+        s->at[i] = s->n;
+        s->idx[s->n++] = i;
+    }
+    for (int k = 0; k < s->n; k++) {
+        struct fake *f = &w->f[s->idx[k]];
+        f->r.after = f->leader >= 0 ? s->at[f->leader] : -1;
+        s->req[k] = f->r;
+    }
+}
+
+static void check_limits(const struct world *w, const struct step *s)
+{
+    int rows = 0, running = 0, blocks = w->l.free_blocks, n_idle = 0, n_pieces = 0;
+    for (int k = 0; k < s->n; k++) {
+        const struct sched_req *r = &s->req[k];
+        enum sched_verdict what = s->choice[k].what;
+        bool had = r->phase != SCHED_WAITING;
+        bool has = had ? what == SCHED_RUN || what == SCHED_NOTHING : what == SCHED_ADMIT;
+        rows += s->choice[k].rows;
+        running += has;
+        if (had && !has)
+            blocks += r->blocks_freed;
+        if (what == SCHED_ADMIT || (what == SCHED_RUN && r->phase == SCHED_DECODE))
+            blocks -= r->blocks_needed;
+        assert_true(s->choice[k].rows >= 0 && s->choice[k].rows <= r->rows);
+        assert_true(what == SCHED_RUN || what == SCHED_ADMIT || s->choice[k].rows == 0);
+        n_idle += r->phase == SCHED_DECODE && what == SCHED_NOTHING &&
+                  r->blocks_needed == 0;
+        n_pieces += r->phase != SCHED_DECODE && s->choice[k].rows > 0;
+        if (r->deadline_ns != 0 && w->l.now_ns >= r->deadline_ns)
+            assert_int_equal(what, SCHED_TIME_OUT);
+        else
+            assert_int_not_equal(what, SCHED_TIME_OUT);
+    }
+    assert_true(rows <= w->l.step_rows);
+    assert_true(running <= w->l.max_running);
+    assert_true(blocks >= 0);
+    assert_true(n_idle == 0 || n_pieces == 0); /* decodes come first */
+}
+
+/* Ranks: who is preempted stands behind somebody who got blocks or a place; who is admitted does not
+ * overtake anybody who could have been admitted. */
+static void check_ranks(const struct world *w, const struct step *s)
+{
+    bool overtaken = false, gained = false;
+    for (int o = 0; o < s->n; o++) {
+        int k = s->order[o];
+        const struct sched_req *r = &s->req[k];
+        enum sched_verdict what = s->choice[k].what;
+        if (o > 0)
+            assert_true(sched_rank(&s->req[s->order[o - 1]], w->l.age_ns) <=
+                        sched_rank(r, w->l.age_ns));
+        if (what == SCHED_PREEMPT)
+            assert_true(gained);
+        gained = gained || what == SCHED_ADMIT ||
+                 (r->phase == SCHED_DECODE && r->blocks_needed > 0);
+        if (what == SCHED_ADMIT) {
+            assert_false(overtaken);
+            assert_false(r->is_held);
+        }
+        overtaken = overtaken || (r->phase == SCHED_WAITING && what == SCHED_NOTHING &&
+                                  !r->is_held && r->after < 0);
+    }
+}
+
+/* --- carrying out ----------------------------------------------------------------------------- */
+
+static void preempt(struct world *w, struct fake *f)
+{
+    drop(w, f);
+    f->hold_steps = below(w, 3);
+    w->n_preempted++;
+}
+
+static void give(struct world *w, struct fake *f, int n_blocks)
+{
+    f->n_blocks += n_blocks;
+    w->l.free_blocks -= n_blocks;
+}
+
+/* Part of what was computed before comes back by restoration, in chunks. */
+static void start(struct world *w, struct fake *f)
+{
+    if (w->l.now_ns - f->r.arrival_ns > w->longest_wait_ns)
+        w->longest_wait_ns = w->l.now_ns - f->r.arrival_ns;
+    give(w, f, f->r.blocks_needed);
+    f->n_done = f->n_shown > 0 || below(w, 2) ? (f->n_known - 1) / BLOCK * BLOCK : 0;
+    f->r.phase = below(w, 2) ? SCHED_RESTORE : SCHED_PREFILL;
+}
+
+static void run(struct world *w, struct fake *f, int rows)
+{
+    if (f->r.phase == SCHED_RESTORE) { /* takes a step or more, whatever rows it has */
+        f->r.phase = below(w, 2) ? SCHED_RESTORE : SCHED_PREFILL;
+        return;
+    }
+    int left = f->n_known - f->n_done;
+    f->n_done += rows < left ? rows : left;
+    if (f->n_done < f->n_known)
+        return;
+    f->r.phase = SCHED_DECODE;
+    assert_int_equal(f->n_known - f->n_prompt, f->n_shown); /* nothing shown was lost */
+    f->n_shown++;
+    if (++f->n_known == f->n_total)
+        end(w, f);
+}
+
+static void carry_out(struct world *w, const struct step *s)
+{
+    for (int k = 0; k < s->n; k++) {
+        struct fake *f = &w->f[s->idx[k]];
+        if (s->choice[k].what == SCHED_PREEMPT)
+            preempt(w, f);
+        if (s->choice[k].what == SCHED_TIME_OUT) {
+            end(w, f);
+            f->timed_out = true;
+            w->n_timed_out++;
+        }
+    }
+    for (int k = 0; k < s->n; k++) {
+        struct fake *f = &w->f[s->idx[k]];
+        if (s->choice[k].what == SCHED_ADMIT)
+            start(w, f);
+        else if (s->choice[k].what == SCHED_RUN && f->r.phase == SCHED_DECODE)
+            give(w, f, f->r.blocks_needed);
+        if (s->choice[k].rows > 0)
+            run(w, f, s->choice[k].rows);
+    }
+    assert_true(w->l.free_blocks >= 0);
+}
+
+static int n_left(const struct world *w)
+{
+    int n = 0;
+    for (int i = 0; i < w->n; i++)
+        n += !w->f[i].ended;
+    return n;
+}
+
+static int simulate(struct world *w)
+{
+    int n_steps = 0;
+    while (n_left(w) > 0 && n_steps++ < MAX_STEPS) {
+        struct step s;
+        describe(w, &s);
+        sched_decide(&w->l, s.req, s.n, s.order, s.choice);
+        check_limits(w, &s);
+        check_ranks(w, &s);
+        carry_out(w, &s);
+        w->l.now_ns += MS;
+    }
+    return n_steps;
+}
+
+/* --- tests ------------------------------------------------------------------------------------ */
+
+static void all_end_and_nothing_leaks(void **state)
+{
+    (void)state;
+    int64_t n_preempted = 0, n_timed_out = 0, n_requests = 0, n_steps = 0;
+    for (uint64_t seed = 0; seed < N_SEEDS; seed++) {
+        struct world w;
+        world_make(&w, seed);
+        n_steps += simulate(&w);
+        if (n_left(&w) != 0 || w.l.free_blocks != w.n_blocks)
+            fail_msg("seed %d: %d requests have not ended, %d of %d blocks are free",
+                     (int)seed, n_left(&w), w.l.free_blocks, w.n_blocks);
+        for (int i = 0; i < w.n; i++)
+            assert_true(w.f[i].timed_out || w.f[i].n_known == w.f[i].n_total);
+        n_preempted += w.n_preempted;
+        n_timed_out += w.n_timed_out;
+        n_requests += w.n;
+    }
+    print_message(
+        "# %d seeds: %lld requests, %lld steps, %lld preemptions, %lld deadlines\n",
+        N_SEEDS, (long long)n_requests, (long long)n_steps, (long long)n_preempted,
+        (long long)n_timed_out);
+    assert_true(n_preempted > N_SEEDS && n_timed_out > N_SEEDS / 10);
+}
+
+static void one(struct sched_choice *c, const struct sched_limits *l,
+                const struct sched_req *r, int n)
+{
+    int order[8];
+    sched_decide(l, r, n, order, c);
+}
+
+static void decodes_come_first(void **state)
+{
+    (void)state;
+    struct sched_limits l = {.age_ns = MS, .step_rows = 10, .max_running = 4};
+    struct sched_req r[] = {
+        {.phase = SCHED_PREFILL, .arrival_ns = 1, .rows = 100, .after = -1},
+        {.phase = SCHED_DECODE, .arrival_ns = 2, .rows = 1, .after = -1},
+        {.phase = SCHED_DECODE, .arrival_ns = 3, .rows = 1, .after = -1},
+        {.phase = SCHED_PREFILL, .arrival_ns = 0, .rows = 3, .after = -1}};
+    struct sched_choice c[4];
+    one(c, &l, r, 4);
+    assert_true(c[1].rows == 1 && c[2].rows == 1);
+    assert_int_equal(c[3].rows, 3); /* the first prefill gets all it can use */
+    assert_int_equal(c[0].rows, 5);
+}
+
+static void priorities(void **state)
+{
+    (void)state;
+    struct sched_limits l = {
+        .age_ns = 10, .step_rows = 64, .max_running = 1, .free_blocks = 9};
+    struct sched_req r[] = {
+        {.phase = SCHED_DECODE, .arrival_ns = 0, .rows = 1, .blocks_freed = 1, .after = -1},
+        {.arrival_ns = 5, .rows = 9, .blocks_needed = 1, .after = -1},
+        {.arrival_ns = 6, .priority = -2, .rows = 9, .blocks_needed = 1, .after = -1}};
+    struct sched_choice c[3];
+    one(c, &l, r, 3); /* -2 ranks before 0: it takes the place */
+    assert_int_equal(c[0].what, SCHED_PREEMPT);
+    assert_int_equal(c[2].what, SCHED_ADMIT);
+    r[2].priority = 0; /* equals wait */
+    one(c, &l, r, 3);
+    assert_int_equal(c[0].what, SCHED_RUN);
+    assert_int_equal(c[2].what, SCHED_NOTHING);
+    r[2].priority = -2;
+    r[0].is_pinned = true;
+    one(c, &l, r, 3);
+    assert_int_equal(c[0].what, SCHED_RUN);
+    r[0].is_pinned = false;
+    r[2].blocks_needed = 11; /* not to be had even so: nobody is preempted in vain */
+    one(c, &l, r, 3);
+    assert_int_equal(c[0].what, SCHED_RUN);
+    assert_int_equal(c[2].what, SCHED_NOTHING);
+}
+
+static void equal_prompts_follow_one(void **state)
+{
+    (void)state;
+    struct sched_limits l = {
+        .age_ns = 10, .step_rows = 64, .max_running = 4, .free_blocks = 9};
+    struct sched_req r[] = {{.rows = 9, .blocks_needed = 1, .after = -1},
+                            {.rows = 9, .blocks_needed = 1, .after = 0},
+                            {.rows = 9, .blocks_needed = 1, .after = -1}};
+    struct sched_choice c[3];
+    one(c, &l, r, 3);
+    assert_int_equal(c[0].what, SCHED_ADMIT);
+    assert_int_equal(c[1].what, SCHED_NOTHING);
+    assert_int_equal(c[2].what, SCHED_ADMIT);
+    r[0].phase = SCHED_DECODE;
+    one(c, &l, r, 3);
+    assert_int_equal(c[1].what, SCHED_ADMIT);
+    r[0] = (struct sched_req){.is_held = true,
+                              .after = -1}; /* it waits: so need not they */
+    one(c, &l, r, 3);
+    assert_int_equal(c[0].what, SCHED_NOTHING);
+    assert_int_equal(c[1].what, SCHED_ADMIT);
+}
+
+/* A stream of important requests, one a step, each of two steps: with ages the least important one
+ * waits for its priority's worth of time and no longer; were an age endless it would wait for ever. */
+static int64_t wait_under_load(int64_t age_ns)
+{
+    static struct world w;
+    w = (struct world){.n = MAX_REQS, .n_blocks = 64};
+    w.l = (struct sched_limits){
+        .age_ns = age_ns, .step_rows = 64, .max_running = 1, .free_blocks = 64};
+    for (int i = 0; i < w.n; i++)
+        w.f[i] = (struct fake){.n_prompt = 10,
+                               .n_known = 10,
+                               .n_total = 12,
+                               .leader = -1,
+                               .r = {.arrival_ns = i * MS, .priority = i == 1 ? 5 : 0}};
+    while (!w.f[1].ended && w.l.now_ns < 200 * MS) {
+        struct step s;
+        describe(&w, &s);
+        sched_decide(&w.l, s.req, s.n, s.order, s.choice);
+        carry_out(&w, &s);
+        for (int i = 0; i < w.n; i++) { /* who has ended comes again */
+            if (i != 1 && w.f[i].ended)
+                w.f[i] = (struct fake){.n_prompt = 10,
+                                       .n_known = 10,
+                                       .n_total = 12,
+                                       .leader = -1,
+                                       .r = {.arrival_ns = w.l.now_ns}};
+        }
+        w.l.now_ns += MS;
+    }
+    return w.l.now_ns;
+}
+
+static void nobody_starves(void **state)
+{
+    (void)state;
+    assert_true(wait_under_load(2 * MS) < 100 * MS);
+    assert_true(wait_under_load(1000 * MS) >= 200 * MS); /* so this can fail */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decodes_come_first),        cmocka_unit_test(priorities),
+        cmocka_unit_test(equal_prompts_follow_one),  cmocka_unit_test(nobody_starves),
+        cmocka_unit_test(all_end_and_nothing_leaks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
