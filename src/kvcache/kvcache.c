@@ -4,8 +4,10 @@
  * that an evicted block frees one stretch.  Free blocks form a stack: the block freed last, whose
  * lines are most likely still in a cache, is used first.
  *
- * Invariants: 1. refs[b] is the number of tables that name b; 2. refs[b] == 0 exactly where b is on
- * the free stack. */
+ * Invariants:
+ *  1. refs[b] is the number of tables that name b; where it is 0, b is on the free stack or, if it is
+ *     known, among the unused of the prefix tree, never both.
+ *  2. The known blocks of a table are a path of the tree from its root, one after another. */
 #include "kvcache/kvcache.h"
 
 #include <stdlib.h>
@@ -13,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "kvcache/prefix.h"
 
 struct kv_pool {
     struct device *device;
@@ -22,6 +25,7 @@ struct kv_pool {
     int32_t *free_blocks; /* [n_free], the next to be used last */
     int32_t *refs;        /* [n_blocks] */
     int n_free;
+    struct prefix *prefix; /* NULL: nothing is kept */
 };
 
 static size_t layer_bytes(const struct kv_pool_opts *o)
@@ -53,6 +57,8 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
     p->n_free = o->n_blocks;
     for (int i = 0; i < o->n_blocks; i++)
         p->free_blocks[i] = o->n_blocks - 1 - i;
+    if (o->keep)
+        p->prefix = prefix_create(o->n_blocks);
     *out = p;
     return 0;
 }
@@ -64,12 +70,28 @@ void kv_pool_destroy(struct kv_pool *p)
     buf_free(p->device, &p->mem);
     free(p->refs);
     free(p->free_blocks);
+    prefix_destroy(p->prefix);
     free(p);
+}
+
+int kv_pool_n_blocks(const struct kv_pool *p)
+{
+    return p->opts.n_blocks;
+}
+
+int kv_pool_kept_blocks(const struct kv_pool *p)
+{
+    return p->prefix != NULL ? p->prefix->n_unused : 0;
 }
 
 int kv_pool_free_blocks(const struct kv_pool *p)
 {
-    return p->n_free;
+    return p->n_free + kv_pool_kept_blocks(p);
+}
+
+uint64_t kv_pool_n_evicted(const struct kv_pool *p)
+{
+    return p->prefix != NULL ? p->prefix->n_evicted : 0;
 }
 
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer)
@@ -84,23 +106,41 @@ struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer)
     };
 }
 
+/* --- blocks ----------------------------------------------------------------------------------- */
+
 static int32_t block_take(struct kv_pool *p)
 {
-    CHECK(p->n_free > 0);
-    int32_t b = p->free_blocks[--p->n_free];
+    int32_t b = p->n_free > 0 ? p->free_blocks[--p->n_free] : prefix_evict(p->prefix);
     CHECK(p->refs[b] == 0);
     p->refs[b] = 1;
     return b;
 }
 
+static bool is_known(const struct kv_pool *p, int32_t b)
+{
+    return p->prefix != NULL && prefix_has(p->prefix, b);
+}
+
+static void block_share(struct kv_pool *p, int32_t b)
+{
+    if (p->refs[b]++ == 0)
+        prefix_claim(p->prefix, b);
+}
+
 static void block_drop(struct kv_pool *p, int32_t b)
 {
     CHECK(b >= 0 && b < p->opts.n_blocks && p->refs[b] > 0);
-    if (--p->refs[b] == 0)
+    if (--p->refs[b] > 0)
+        return;
+    if (is_known(p, b))
+        prefix_leave(p->prefix, b);
+    else
         p->free_blocks[p->n_free++] = b;
 }
 
-static void table_grow(struct kv_table *t, int n_blocks)
+/* --- tables ----------------------------------------------------------------------------------- */
+
+void kv_table_prepare(struct kv_table *t, int n_blocks)
 {
     if (n_blocks <= t->cap_blocks)
         return;
@@ -114,12 +154,12 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
 {
     CHECK(n_tokens >= 0);
     int64_t want = (n_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    if (want - t->n_blocks > p->n_free)
+    if (want - t->n_blocks > kv_pool_free_blocks(p))
         return err_set(err, ERR_LIMIT,
                        "KV cache: %lld tokens need %lld more blocks, %d of %d are free",
-                       (long long)n_tokens, (long long)(want - t->n_blocks), p->n_free,
-                       p->opts.n_blocks);
-    table_grow(t, (int)want);
+                       (long long)n_tokens, (long long)(want - t->n_blocks),
+                       kv_pool_free_blocks(p), p->opts.n_blocks);
+    kv_table_prepare(t, (int)want);
     while (t->n_blocks < want)
         t->blocks[t->n_blocks++] = block_take(p);
     return 0;
@@ -129,19 +169,22 @@ void kv_table_share(struct kv_pool *p, struct kv_table *t, const struct kv_table
                     int n_blocks)
 {
     CHECK(t->n_blocks == 0 && n_blocks >= 0 && n_blocks <= from->n_blocks);
-    table_grow(t, n_blocks);
+    kv_table_prepare(t, n_blocks);
     for (int i = 0; i < n_blocks; i++) {
         t->blocks[i] = from->blocks[i];
-        p->refs[t->blocks[i]]++;
+        block_share(p, t->blocks[i]);
     }
     t->n_blocks = n_blocks;
+    t->n_known = from->n_known < n_blocks ? from->n_known : n_blocks;
 }
 
+/* From its end: a block is left before its parent (prefix.h). */
 void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
 {
     CHECK(n_blocks >= 0);
     while (t->n_blocks > n_blocks)
         block_drop(p, t->blocks[--t->n_blocks]);
+    t->n_known = t->n_known < t->n_blocks ? t->n_known : t->n_blocks;
 }
 
 void kv_table_free(struct kv_pool *p, struct kv_table *t)
@@ -149,4 +192,116 @@ void kv_table_free(struct kv_pool *p, struct kv_table *t)
     kv_table_cut(p, t, 0);
     free(t->blocks);
     *t = (struct kv_table){0};
+}
+
+int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t)
+{
+    int n = 0;
+    for (int i = 0; i < t->n_blocks; i++)
+        n += p->refs[t->blocks[i]] == 1;
+    return n;
+}
+
+/* --- reuse ------------------------------------------------------------------------------------ */
+
+int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
+                 int64_t n_tokens, int *n_unused)
+{
+    int n = 0;
+    int32_t b = PREFIX_NONE;
+    *n_unused = 0;
+    for (; p->prefix != NULL && n < n_tokens / KV_BLOCK_TOKENS; n++) {
+        b = prefix_find(p->prefix, root, b, tokens + (int64_t)n * KV_BLOCK_TOKENS);
+        if (b == PREFIX_NONE)
+            break;
+        *n_unused += p->refs[b] == 0;
+    }
+    return n;
+}
+
+static int32_t last_known(const struct kv_table *t)
+{
+    return t->n_known > 0 ? t->blocks[t->n_known - 1] : PREFIX_NONE;
+}
+
+int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
+                  const int32_t *tokens, int64_t n_tokens, int max_blocks)
+{
+    CHECK(t->n_blocks == 0);
+    int n = (int)(n_tokens / KV_BLOCK_TOKENS);
+    n = p->prefix == NULL ? 0 : n < max_blocks ? n : max_blocks;
+    kv_table_prepare(t, n);
+    while (t->n_known < n) {
+        int32_t b = prefix_find(p->prefix, root, last_known(t),
+                                tokens + (int64_t)t->n_known * KV_BLOCK_TOKENS);
+        if (b == PREFIX_NONE)
+            break;
+        block_share(p, b);
+        t->blocks[t->n_known++] = b;
+        t->n_blocks = t->n_known;
+    }
+    return t->n_known;
+}
+
+static void *block_bytes_of(const struct kv_pool *p, int32_t b)
+{
+    return (uint8_t *)p->mem.ptr + (size_t)b * p->block_bytes;
+}
+
+int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
+                       const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
+                       int *n_copied, struct err *err)
+{
+    int64_t from = (int64_t)t->n_blocks * KV_BLOCK_TOKENS, left = n_tokens - from;
+    CHECK(t->n_known == t->n_blocks && left >= 0);
+    *n_copied = 0;
+    if (p->prefix == NULL)
+        return 0;
+    int n = left < KV_BLOCK_TOKENS ? (int)left : KV_BLOCK_TOKENS, n_same = 0;
+    int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
+    if (b == PREFIX_NONE)
+        return 0;
+    block_share(p, b); /* or it could be the one that is evicted for its copy */
+    int rc = kv_table_reserve(p, t, from + 1, err);
+    if (rc == 0)
+        rc = stream_copy(s, block_bytes_of(p, t->blocks[t->n_blocks - 1]),
+                         block_bytes_of(p, b), p->block_bytes);
+    block_drop(p, b);
+    *n_copied = rc == 0 ? n_same : 0;
+    return rc;
+}
+
+/* The block of one entry becomes known, or gives way to one that is. */
+static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
+                      const int32_t *tokens)
+{
+    int32_t own = t->blocks[t->n_known];
+    int32_t known = prefix_find(p->prefix, root, last_known(t), tokens);
+    if (known == PREFIX_NONE) {
+        prefix_put(p->prefix, own, root, last_known(t), tokens, KV_BLOCK_TOKENS);
+    } else if (known != own) {
+        block_share(p, known);
+        if (is_known(p, own)) /* for the tokens that it had before it was full */
+            prefix_forget(p->prefix, own);
+        block_drop(p, own);
+        t->blocks[t->n_known] = known;
+    }
+    t->n_known++;
+}
+
+void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
+                   const int32_t *tokens, int64_t n_done)
+{
+    if (p->prefix == NULL)
+        return;
+    CHECK(n_done <= (int64_t)t->n_blocks * KV_BLOCK_TOKENS);
+    while ((int64_t)(t->n_known + 1) * KV_BLOCK_TOKENS <= n_done)
+        keep_full(p, t, root, tokens + (int64_t)t->n_known * KV_BLOCK_TOKENS);
+    int64_t from = (int64_t)t->n_known * KV_BLOCK_TOKENS;
+    if (n_done == from)
+        return;
+    int32_t own = t->blocks[t->n_known];
+    if (p->prefix->node[own].n_tokens < (int)(n_done - from))
+        prefix_put(p->prefix, own, root, last_known(t), tokens + from,
+                   (int)(n_done - from));
 }

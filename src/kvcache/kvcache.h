@@ -1,14 +1,26 @@
-/* kvcache.h - the paged KV cache: a pool of blocks of 64 tokens, and block tables.
+/* kvcache.h - the paged KV cache: a pool of blocks of 64 tokens, block tables, and reuse of prefixes.
  *
  * A block holds K and V of 64 consecutive positions for every layer; sequences name their blocks in
  * a block table, position p in entry p / 64.  Blocks are reference-counted, so that sequences with
- * equal prefixes can share them; a shared block is never written (full blocks only are shared).
+ * equal prefixes share them; a shared block is never written: full blocks only are shared, and a
+ * sequence that diverges inside a block gets a copy of it (kv_table_copy_tail).
+ *
+ *        take                      drop, nobody else has it
+ *   FREE ----> USED (refs >= 1) ---------------------------> FREE
+ *     ^         |    ^                                          known (kv_table_keep):
+ *     |         v    | take, by its tokens                      |
+ *     +------- KEPT (refs == 0) <-------------------------------+
+ *      evicted: the longest unused first
+ *
+ * What a sequence has computed is *known* by the tokens before and in it.  Known blocks stay when
+ * their last sequence ends, until a block is wanted and none is free.
  *
  * The pool's memory is reserved at creation and never grows.  Not thread-safe: it belongs to the
  * engine's thread; the blocks' contents may be filled by others. */
 #ifndef KVCACHE_KVCACHE_H
 #define KVCACHE_KVCACHE_H
 
+#include "base/hash.h"
 #include "tensor/ops.h"
 #include "tensor/tensor.h"
 
@@ -18,13 +30,19 @@ struct kv_pool_opts {
     int n_layers, n_kv, d_head;
     enum dtype dtype;
     int n_blocks;
+    bool
+        keep; /* blocks are known by their tokens; else every block is free when it is dropped */
 };
 
 int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_pool **out,
                    struct err *err);
 void kv_pool_destroy(struct kv_pool *p);
 size_t kv_pool_bytes(const struct kv_pool_opts *o);
+/* Blocks that can be had: free, or kept for nobody. */
 int kv_pool_free_blocks(const struct kv_pool *p);
+int kv_pool_n_blocks(const struct kv_pool *p);
+int kv_pool_kept_blocks(const struct kv_pool *p); /* kept for nobody */
+uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 
 /* The view of one layer that operations take. Valid as long as the pool. */
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
@@ -33,17 +51,45 @@ struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 struct kv_table {
     int32_t *blocks; /* owned; grows with kv_table_reserve */
     int n_blocks, cap_blocks;
+    int n_known; /* of them: full, and known by their tokens */
 };
 
-/* Makes room for positions [0, n_tokens): allocates blocks as needed; ERR_LIMIT, and the table
+/* Room for that many blocks without asking for memory later. */
+void kv_table_prepare(struct kv_table *t, int n_blocks);
+/* Makes room for positions [0, n_tokens): takes blocks as needed; ERR_LIMIT, and the table
  * unchanged, where the pool has too few. */
 int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
                      struct err *err);
 /* t (empty) shares the first n_blocks blocks of `from`. */
 void kv_table_share(struct kv_pool *p, struct kv_table *t, const struct kv_table *from,
                     int n_blocks);
-/* Drops every block from entry n_blocks on, returning those that nobody else shares. */
+/* Drops every block from entry n_blocks on. */
 void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks);
 void kv_table_free(struct kv_pool *p, struct kv_table *t);
+/* Blocks that nobody else shares: what dropping the table would make available. */
+int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t);
+
+/* --- reuse ----------------------------------------------------------------------------------
+ *
+ * root: what a sequence's state depends on besides its tokens (model, salt): equal tokens under
+ * another root are another state.  All this does nothing in a pool that does not keep. */
+
+/* How many full blocks of tokens[0..n_tokens) are known; of those, *n_unused belong to nobody. */
+int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
+                 int64_t n_tokens, int *n_unused);
+/* t (empty) takes those blocks, at most max_blocks of them; returns how many. */
+int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
+                  const int32_t *tokens, int64_t n_tokens, int max_blocks);
+/* t's blocks are all known and are tokens' beginning.  Adds a copy of the known block that agrees with
+ * the tokens after them the longest, *n_copied of them (0: there is none); ERR_LIMIT where no block can
+ * be had.  The rest of the copy is to be overwritten. */
+int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
+                       const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
+                       int *n_copied, struct err *err);
+/* Positions [0, n_done) of t are computed, from these tokens: makes its blocks known, the last one for
+ * as many tokens as it has.  Where a block with the same state is known already, t shares that one
+ * from now on and drops its own. */
+void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
+                   const int32_t *tokens, int64_t n_done);
 
 #endif

@@ -110,6 +110,151 @@ static void test_random_walk(void **state)
     assert_int_equal(kv_pool_free_blocks(pool), 16);
 }
 
+/* --- reuse ------------------------------------------------------------------------------------ */
+
+enum { N_SEQS = 6, MAX_SEQ = 5 * 64 };
+
+/* A sequence as the engine has it; "computing" a position writes what depends on all tokens so far. */
+struct fake_seq {
+    struct kv_table t;
+    int root, n_tokens, n_done;
+    int32_t tokens[MAX_SEQ];
+};
+
+static struct sha256 roots[2];
+static struct stream *stream;
+static struct kv_pool *keeping;
+
+static uint64_t *cell(const struct fake_seq *s, int pos)
+{
+    struct kv_layer l = kv_pool_layer(keeping, 1);
+    return (uint64_t *)(void *)(l.blocks + (size_t)s->t.blocks[pos / 64] * l.block_stride) +
+           pos % 64;
+}
+
+static uint64_t value(const struct fake_seq *s, int pos)
+{
+    return checksum64(s->tokens, (size_t)(pos + 1) * sizeof s->tokens[0]) +
+           (uint64_t)s->root;
+}
+
+static void check_content(const struct fake_seq *s)
+{
+    for (int pos = 0; pos < s->n_done; pos++) {
+        if (*cell(s, pos) != value(s, pos))
+            fail_msg("position %d of %d has another state", pos, s->n_done);
+    }
+}
+
+/* Few tokens and few roots, so that prefixes meet; takes and copies what is known. */
+static int begin(struct fake_seq *s, struct rng *rng, int *n_copies)
+{
+    int n_unused, n_copied = 0;
+    const struct sha256 *root = &roots[s->root = (int)rng_below(rng, 2)];
+    s->n_tokens = 1 + (int)rng_below(rng, MAX_SEQ - 64);
+    uint64_t kind = rng_below(rng, 3), other = rng_below(rng, MAX_SEQ);
+    for (int i = 0; i < MAX_SEQ; i++)
+        s->tokens[i] = kind == 0 ? 7 : (int32_t)(kind + ((uint64_t)i > other));
+    int n_found = kv_pool_find(keeping, root, s->tokens, s->n_tokens, &n_unused);
+    int n_taken = kv_table_take(keeping, &s->t, root, s->tokens, s->n_tokens, 1 << 20);
+    assert_int_equal(n_taken, n_found);
+    assert_true(n_unused <= n_found);
+    s->n_done = n_taken * 64;
+    if (s->n_done < s->n_tokens &&
+        kv_table_copy_tail(keeping, &s->t, stream, root, s->tokens, s->n_tokens, &n_copied,
+                           NULL) == 0)
+        s->n_done += n_copied;
+    *n_copies += n_copied > 0;
+    check_content(s);
+    return n_taken;
+}
+
+static void compute(struct fake_seq *s, int n)
+{
+    n = n < s->n_tokens - s->n_done ? n : s->n_tokens - s->n_done;
+    if (kv_table_reserve(keeping, &s->t, s->n_done + n, NULL) != 0)
+        return;
+    for (; n > 0; n--, s->n_done++)
+        *cell(s, s->n_done) = value(s, s->n_done);
+    kv_table_keep(keeping, &s->t, &roots[s->root], s->tokens, s->n_done);
+    check_content(s);
+}
+
+/* Sequences begin, compute and end at random in a pool that is too small for all: what is taken is
+ * what would have been computed, and no block is in two places. */
+static void test_reuse(void **state)
+{
+    (void)state;
+    static struct fake_seq s[N_SEQS];
+    struct rng rng = {11};
+    struct kv_pool_opts o = opts;
+    int64_t n_taken = 0;
+    int n_copies = 0;
+    o.keep = true;
+    roots[1].b[0] = 1;
+    memset(s, 0, sizeof s);
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    assert_int_equal(stream_create(device, STREAM_INLINE, &stream, NULL), 0);
+    for (int step = 0; step < 20000; step++) {
+        struct fake_seq *x = &s[rng_below(&rng, N_SEQS)];
+        if (x->n_tokens == 0) {
+            n_taken += begin(x, &rng, &n_copies);
+        } else if (x->n_done == x->n_tokens || rng_below(&rng, 20) == 0) {
+            kv_table_free(keeping, &x->t);
+            x->n_tokens = x->n_done = 0;
+        } else {
+            compute(x, 1 + (int)rng_below(&rng, 100));
+        }
+        bool used[16] = {false};
+        int n_used = 0;
+        for (int i = 0; i < N_SEQS; i++)
+            for (int b = 0; b < s[i].t.n_blocks; b++)
+                used[s[i].t.blocks[b]] = true;
+        for (int b = 0; b < 16; b++)
+            n_used += used[b];
+        assert_int_equal(kv_pool_free_blocks(keeping), 16 - n_used);
+    }
+    assert_true(n_taken > 1000 && n_copies > 100 && kv_pool_n_evicted(keeping) > 1000);
+    for (int i = 0; i < N_SEQS; i++)
+        kv_table_free(keeping, &s[i].t);
+    assert_int_equal(kv_pool_free_blocks(keeping), 16);
+    assert_true(kv_pool_kept_blocks(keeping) > 0);
+    stream_destroy(stream);
+    kv_pool_destroy(keeping);
+}
+
+/* The longest unused goes first, and a prefix not before what continues it. */
+static void test_eviction_order(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    int32_t tokens[2][4 * 64];
+    struct kv_table t = {0};
+    int n_unused;
+    o.keep = true;
+    o.n_blocks = 8;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < 4 * 64; i++)
+            tokens[k][i] = k;
+        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
+        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
+        kv_table_free(keeping, &t);
+    }
+    assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[0], 256, 99), 4);
+    kv_table_free(keeping, &t); /* now the second is the longest unused */
+    for (int want = 4; want >= 0; want--) {
+        assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[1], 256, &n_unused), want);
+        assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[0], 256, &n_unused), 4);
+        assert_int_equal(kv_pool_find(keeping, &roots[1], tokens[0], 256, &n_unused), 0);
+        if (want > 0)
+            assert_int_equal(kv_table_reserve(keeping, &t, (5 - want) * 64, NULL), 0);
+    }
+    assert_int_equal(kv_pool_n_evicted(keeping), 4);
+    kv_table_free(keeping, &t);
+    kv_pool_destroy(keeping);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -117,6 +262,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_reserve_and_cut, setup, teardown),
         cmocka_unit_test_setup_teardown(test_share, setup, teardown),
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,64 @@
+/* prefix.h - which block holds which tokens: a tree of blocks; private to src/kvcache.
+ *
+ * A node is a block; its number is the block's.  Its parent holds the 64 tokens before; nodes without
+ * a parent carry their root.  Full nodes are found by a hash of parent and tokens, which is then
+ * compared; those that are not full, by their parent's list of children.
+ *
+ *     root --> [64 tokens] --> [64 tokens] --> [17 tokens]
+ *                        \---> [64 tokens]
+ *
+ * A node whose block nobody uses is in a list, in the order in which they were left.  Whoever uses a
+ * block uses its parent, too, and leaves the block before its parent: so the first of the list is
+ * always a leaf.  No memory is asked for after creation. */
+#ifndef KVCACHE_PREFIX_H
+#define KVCACHE_PREFIX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/hash.h"
+#include "tensor/ops.h"
+
+enum { PREFIX_NONE = -1 };
+
+struct prefix_node {
+    struct sha256 root;
+    int32_t parent, first_child, next_sibling, prev_sibling;
+    int32_t newer, older; /* in the list of unused ones */
+    int32_t next_in_bucket;
+    int n_tokens; /* 0: no node */
+    bool unused;
+    int32_t tokens[KV_BLOCK_TOKENS];
+};
+
+struct prefix {
+    int n_nodes, n_unused;
+    int32_t top; /* the first of all nodes without a parent */
+    int32_t oldest, newest;
+    int32_t *buckets;
+    uint64_t n_buckets, n_evicted; /* a power of two */
+    struct prefix_node *node;      /* [n_nodes] */
+};
+
+struct prefix *prefix_create(int n_blocks);
+void prefix_destroy(struct prefix *x); /* NULL is allowed */
+
+bool prefix_has(const struct prefix *x, int32_t block);
+/* The full node of tokens[64] under parent. PREFIX_NONE: there is none. */
+int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t parent,
+                    const int32_t *tokens);
+/* The child of parent that agrees with the first n tokens the longest: *n_same > 0 of them. */
+int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int32_t parent,
+                         const int32_t *tokens, int n, int *n_same);
+/* Makes block a node, or says that it has more tokens now. */
+void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int32_t parent,
+                const int32_t *tokens, int n);
+/* The last user has left the block; somebody uses it again. */
+void prefix_leave(struct prefix *x, int32_t block);
+void prefix_claim(struct prefix *x, int32_t block);
+/* Forgets the node that was left first; its block is the caller's. There must be one. */
+int32_t prefix_evict(struct prefix *x);
+/* Forgets a leaf that is in use. */
+void prefix_forget(struct prefix *x, int32_t block);
+
+#endif
