@@ -185,6 +185,7 @@ void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
     while (t->n_blocks > n_blocks)
         block_drop(p, t->blocks[--t->n_blocks]);
     t->n_known = t->n_known < t->n_blocks ? t->n_known : t->n_blocks;
+    t->n_saved = t->n_saved < t->n_blocks ? t->n_saved : t->n_blocks;
 }
 
 void kv_table_free(struct kv_pool *p, struct kv_table *t)
@@ -204,14 +205,23 @@ int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t)
 
 /* --- reuse ------------------------------------------------------------------------------------ */
 
+/* The known block that continues b; PREFIX_NONE: there is none, or not such a one. */
+static int32_t next_known(const struct kv_pool *p, const struct sha256 *root, int32_t b,
+                          const int32_t *tokens, bool saved_only)
+{
+    int32_t next = prefix_find(p->prefix, root, b, tokens);
+    return next == PREFIX_NONE || (saved_only && !p->prefix->node[next].saved) ? PREFIX_NONE
+                                                                               : next;
+}
+
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
-                 int64_t n_tokens, int *n_unused)
+                 int64_t n_tokens, bool saved_only, int *n_unused)
 {
     int n = 0;
     int32_t b = PREFIX_NONE;
     *n_unused = 0;
     for (; p->prefix != NULL && n < n_tokens / KV_BLOCK_TOKENS; n++) {
-        b = prefix_find(p->prefix, root, b, tokens + (int64_t)n * KV_BLOCK_TOKENS);
+        b = next_known(p, root, b, tokens + (int64_t)n * KV_BLOCK_TOKENS, saved_only);
         if (b == PREFIX_NONE)
             break;
         *n_unused += p->refs[b] == 0;
@@ -225,15 +235,14 @@ static int32_t last_known(const struct kv_table *t)
 }
 
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
-                  const int32_t *tokens, int64_t n_tokens, int max_blocks)
+                  const int32_t *tokens, int64_t n_tokens, bool saved_only)
 {
     CHECK(t->n_blocks == 0);
-    int n = (int)(n_tokens / KV_BLOCK_TOKENS);
-    n = p->prefix == NULL ? 0 : n < max_blocks ? n : max_blocks;
+    int n = p->prefix != NULL ? (int)(n_tokens / KV_BLOCK_TOKENS) : 0;
     kv_table_prepare(t, n);
     while (t->n_known < n) {
-        int32_t b = prefix_find(p->prefix, root, last_known(t),
-                                tokens + (int64_t)t->n_known * KV_BLOCK_TOKENS);
+        int32_t b = next_known(p, root, last_known(t),
+                               tokens + (int64_t)t->n_known * KV_BLOCK_TOKENS, saved_only);
         if (b == PREFIX_NONE)
             break;
         block_share(p, b);
@@ -304,4 +313,11 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
     if (p->prefix->node[own].n_tokens < (int)(n_done - from))
         prefix_put(p->prefix, own, root, last_known(t), tokens + from,
                    (int)(n_done - from));
+}
+
+void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks)
+{
+    n_blocks = n_blocks < t->n_known ? n_blocks : t->n_known;
+    for (; t->n_saved < n_blocks; t->n_saved++)
+        p->prefix->node[t->blocks[t->n_saved]].saved = true;
 }

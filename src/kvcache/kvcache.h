@@ -52,6 +52,7 @@ struct kv_table {
     int32_t *blocks; /* owned; grows with kv_table_reserve */
     int n_blocks, cap_blocks;
     int n_known; /* of them: full, and known by their tokens */
+    int n_saved; /* of those: said to be saved */
 };
 
 /* Room for that many blocks without asking for memory later. */
@@ -72,14 +73,15 @@ int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t);
 /* --- reuse ----------------------------------------------------------------------------------
  *
  * root: what a sequence's state depends on besides its tokens (model, salt): equal tokens under
- * another root are another state.  All this does nothing in a pool that does not keep. */
+ * another root are another state.  Whoever is to be saved continues saved blocks only (saved_only), or
+ * what is before would be missing for ever.  All this does nothing in a pool that does not keep. */
 
 /* How many full blocks of tokens[0..n_tokens) are known; of those, *n_unused belong to nobody. */
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
-                 int64_t n_tokens, int *n_unused);
-/* t (empty) takes those blocks, at most max_blocks of them; returns how many. */
+                 int64_t n_tokens, bool saved_only, int *n_unused);
+/* t (empty) takes those blocks; returns how many. */
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
-                  const int32_t *tokens, int64_t n_tokens, int max_blocks);
+                  const int32_t *tokens, int64_t n_tokens, bool saved_only);
 /* t's blocks are all known and are tokens' beginning.  Adds a copy of the known block that agrees with
  * the tokens after them the longest, *n_copied of them (0: there is none); ERR_LIMIT where no block can
  * be had.  The rest of the copy is to be overwritten. */
@@ -91,5 +93,7 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
  * from now on and drops its own. */
 void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                    const int32_t *tokens, int64_t n_done);
+/* The first n_blocks of t are saved, or on their way: those that are known are marked as such. */
+void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks);
 
 #endif

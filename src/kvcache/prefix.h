@@ -27,7 +27,7 @@ struct prefix_node {
     int32_t newer, older; /* in the list of unused ones */
     int32_t next_in_bucket;
     int n_tokens; /* 0: no node */
-    bool unused;
+    bool unused, saved;
     int32_t tokens[KV_BLOCK_TOKENS];
 };
 

@@ -155,10 +155,14 @@ static int begin(struct fake_seq *s, struct rng *rng, int *n_copies)
     uint64_t kind = rng_below(rng, 3), other = rng_below(rng, MAX_SEQ);
     for (int i = 0; i < MAX_SEQ; i++)
         s->tokens[i] = kind == 0 ? 7 : (int32_t)(kind + ((uint64_t)i > other));
-    int n_found = kv_pool_find(keeping, root, s->tokens, s->n_tokens, &n_unused);
-    int n_taken = kv_table_take(keeping, &s->t, root, s->tokens, s->n_tokens, 1 << 20);
+    bool saved_only = rng_below(rng, 2);
+    int n_found = kv_pool_find(keeping, root, s->tokens, s->n_tokens, saved_only,
+                               &n_unused);
+    int n_all = kv_pool_find(keeping, root, s->tokens, s->n_tokens, false, &n_unused);
+    int n_taken = kv_table_take(keeping, &s->t, root, s->tokens, s->n_tokens, saved_only);
     assert_int_equal(n_taken, n_found);
-    assert_true(n_unused <= n_found);
+    assert_true(n_found <= n_all);
+    assert_true(n_unused <= n_all);
     s->n_done = n_taken * 64;
     if (s->n_done < s->n_tokens &&
         kv_table_copy_tail(keeping, &s->t, stream, root, s->tokens, s->n_tokens, &n_copied,
@@ -177,6 +181,8 @@ static void compute(struct fake_seq *s, int n)
     for (; n > 0; n--, s->n_done++)
         *cell(s, s->n_done) = value(s, s->n_done);
     kv_table_keep(keeping, &s->t, &roots[s->root], s->tokens, s->n_done);
+    if (s->n_tokens % 4 != 0)
+        kv_table_mark_saved(keeping, &s->t, s->n_done / 64);
     check_content(s);
 }
 
@@ -241,16 +247,24 @@ static void test_eviction_order(void **state)
         kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
         kv_table_free(keeping, &t);
     }
-    assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[0], 256, 99), 4);
+    assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[0], 256, false), 4);
     kv_table_free(keeping, &t); /* now the second is the longest unused */
     for (int want = 4; want >= 0; want--) {
-        assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[1], 256, &n_unused), want);
-        assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[0], 256, &n_unused), 4);
-        assert_int_equal(kv_pool_find(keeping, &roots[1], tokens[0], 256, &n_unused), 0);
+        assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused),
+                         want);
+        assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused),
+                         4);
+        assert_int_equal(kv_pool_find(keeping, &roots[1], tokens[0], 256, false, &n_unused),
+                         0);
         if (want > 0)
             assert_int_equal(kv_table_reserve(keeping, &t, (5 - want) * 64, NULL), 0);
     }
     assert_int_equal(kv_pool_n_evicted(keeping), 4);
+    kv_table_free(keeping, &t);
+    assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[0], 256, true, &n_unused), 0);
+    assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[0], 256, false), 4);
+    kv_table_mark_saved(keeping, &t, 3);
+    assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[0], 256, true, &n_unused), 3);
     kv_table_free(keeping, &t);
     kv_pool_destroy(keeping);
 }
