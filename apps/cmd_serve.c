@@ -30,11 +30,11 @@ struct serve_args {
     struct opt_list store, api_key;
     int port, max_sequences, max_queue, max_connections, http_threads, threads, max_context;
     int read_timeout, write_timeout, idle_timeout, drain;
-    uint64_t max_body, max_bodies, store_cap, throttle, save_buffer;
+    uint64_t max_body, max_bodies, store_cap, throttle, save_buffer, kv_tokens;
     const char *conversations;
     int64_t max_turns, conversation_ttl;
     uint64_t conversation_bytes;
-    bool plain_chat, verbose;
+    bool plain_chat, no_reuse, verbose;
 };
 
 static const struct opt positionals[] = {
@@ -82,6 +82,12 @@ static const struct opt options[] = {
      .max = 1 << 16, .help = "requests that may wait; others get 429"},
     {"max-context", OPT(struct serve_args, max_context), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
+    {"kv-tokens", OPT(struct serve_args, kv_tokens), .arg = "N", .def = "0",
+     .help = "tokens that the KV cache holds for all sequences together; 0: a context for "
+             "each, "
+             "in a quarter of this machine's memory at most"},
+    {"no-reuse", OPT(struct serve_args, no_reuse),
+     .help = "use only saved state again, not what is left in the KV cache"},
     {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
      .min = 1, .max = 1 << 16, .help = "that may be open"},
     {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
@@ -295,6 +301,8 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
                             .threads = a->threads,
                             .max_context = a->max_context,
                             .max_sequences = a->max_sequences,
+                            .kv_tokens = (int64_t)a->kv_tokens,
+                            .no_reuse = a->no_reuse,
                             .store = memory ? NULL : a->store.items,
                             .n_store = memory ? 0 : a->store.n,
                             .store_in_memory = memory,

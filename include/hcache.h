@@ -52,6 +52,8 @@ struct hcache_opts {
     int threads;        /* 0: one per core */
     int max_context;    /* tokens; 0: the model's own */
     int max_sequences;  /* at once; 0: 1 */
+    int64_t kv_tokens;  /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
+    bool no_reuse;      /* what is left in the KV cache is not used again */
 
     const char *const *store; /* directories, one per device; n_store 0: no store */
     int n_store;

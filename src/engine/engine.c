@@ -3,8 +3,8 @@
  * Invariants:
  *  1. A sequence's KV cache holds positions [0, n_done); tokens [0, n_tokens) are known; a decoding
  *     sequence has n_done == n_tokens - 1.
- *  2. Blocks for prompt and max_tokens are reserved at admission: a running sequence never lacks one.
- *  3. No memory is allocated in a step. */
+ *  2. A running sequence has blocks for the rows that it gets: schedule.c takes them.
+ *  3. No memory is allocated in a step, but for what a sequence wants when it begins. */
 #include "engine/engine.h"
 
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static int reserve_batch(struct engine *e, struct err *err)
     e->tables = xcalloc(seqs, sizeof *e->tables);
     e->batch = xcalloc(seqs, sizeof *e->batch);
     e->parts = xcalloc(seqs, sizeof *e->parts);
-    e->seqs = xcalloc(seqs, sizeof *e->seqs);
+    e->again = xcalloc(seqs, sizeof *e->again);
     e->sample_scratch = xcalloc((size_t)m->cfg.vocab_size, 2 * sizeof(uint32_t));
     int rc = buf_alloc(m->dev, MEM_DEVICE, head_bytes + logit_bytes, &e->head_mem, err);
     if (rc != 0)
@@ -71,6 +71,7 @@ static int reserve_pool(struct engine *e, struct err *err)
         .n_kv = m->cfg.n_kv_heads,
         .d_head = m->cfg.d_head,
         .dtype = m->dtype,
+        .keep = e->o.reuse,
         .n_blocks = (int)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64)};
     int rc = kv_pool_create(m->dev, &o, &e->pool, err);
     if (rc != 0)
@@ -88,6 +89,7 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
     CHECK(o->max_seqs > 0 && o->max_seqs <= o->max_batch_rows);
     struct engine *e = xcalloc(1, sizeof *e);
     e->o = *o;
+    e->o.age_ns = o->age_ns > 0 ? o->age_ns : 1000000000;
     int rc = stream_create(o->model->dev, STREAM_COMPUTE, &e->stream, err);
     if (rc == 0)
         rc = model_work_create(o->model, o->max_batch_rows, &e->work, err);
@@ -109,8 +111,7 @@ void engine_destroy(struct engine *e)
 {
     if (e == NULL)
         return;
-    for (int i = 0; e->seqs != NULL && i < e->o.max_seqs; i++)
-        CHECK(e->seqs[i] == NULL);
+    CHECK(e->n_seqs == 0);
     restorer_destroy(e->restorer);
     kv_pool_destroy(e->pool);
     model_work_destroy(e->work);
@@ -124,6 +125,10 @@ void engine_destroy(struct engine *e)
     free(e->tables);
     free(e->batch);
     free(e->parts);
+    free(e->again);
+    free(e->sched);
+    free(e->choice);
+    free(e->order);
     free(e->sample_scratch);
     free(e->ranges);
     free(e->masks);
@@ -149,6 +154,15 @@ const struct kv_pool *engine_pool(const struct engine *e)
     return e->pool;
 }
 
+void engine_stats(const struct engine *e, struct engine_stats *out)
+{
+    *out = e->stats;
+    out->blocks = kv_pool_n_blocks(e->pool);
+    out->blocks_free = kv_pool_free_blocks(e->pool);
+    out->blocks_kept = kv_pool_kept_blocks(e->pool);
+    out->n_evicted = kv_pool_n_evicted(e->pool);
+}
+
 /* --- sequences -------------------------------------------------------------------------------- */
 
 static void seq_free(struct engine *e, struct seq *s)
@@ -157,6 +171,7 @@ static void seq_free(struct engine *e, struct seq *s)
     save_close(s->save);
     if (s->pin.impl != NULL)
         store_release(e->o.store, &s->pin, 1);
+    schedule_drop_blocks(e, s);
     kv_table_free(e->pool, &s->table);
     chain_deinit(&s->chain);
     free(s->tokens);
@@ -165,35 +180,48 @@ static void seq_free(struct engine *e, struct seq *s)
     free(s);
 }
 
-static int free_place(const struct engine *e)
+static void list_add(struct engine *e, struct seq *s)
 {
-    int i = 0;
-    while (i < e->o.max_seqs && e->seqs[i] != NULL)
-        i++;
-    return i;
+    if (e->n_seqs == e->cap_seqs) {
+        e->cap_seqs = 2 * e->cap_seqs + 8;
+        size_t n = (size_t)e->cap_seqs;
+        e->seqs = xrealloc(e->seqs, n * sizeof *e->seqs);
+        e->sched = xrealloc(e->sched, n * sizeof *e->sched);
+        e->choice = xrealloc(e->choice, n * sizeof *e->choice);
+        e->order = xrealloc(e->order, n * sizeof *e->order);
+    }
+    e->seqs[e->n_seqs++] = s;
 }
 
-int engine_add(struct engine *e, const struct request *r, struct seq **out, struct err *err)
+static int check_fit(const struct engine *e, const struct request *r, struct err *err)
 {
     int64_t n_max = (int64_t)r->n_prompt + r->max_tokens;
-    CHECK(r->n_prompt > 0 && r->max_tokens >= 0);
+    int64_t pool = (int64_t)kv_pool_n_blocks(e->pool) * KV_BLOCK_TOKENS;
     if (n_max > e->o.model->max_ctx)
         return err_set(
             err, ERR_LIMIT,
             "the prompt has %d tokens and %d are to be generated, but the context holds "
             "%d; shorten the prompt or lower --max-tokens",
             r->n_prompt, r->max_tokens, e->o.model->max_ctx);
-    int place = free_place(e);
-    if (place == e->o.max_seqs)
-        return err_set(err, ERR_LIMIT, "%d sequences are running already", place);
-    struct seq *s = xcalloc(1, sizeof *s);
-    int rc = kv_table_reserve(e->pool, &s->table, n_max, err);
-    if (rc != 0) {
-        free(s);
+    if (n_max > pool)
+        return err_set(err, ERR_LIMIT,
+                       "the prompt has %d tokens and %d are to be generated, but the KV "
+                       "cache holds %lld; make it larger (--kv-tokens)",
+                       r->n_prompt, r->max_tokens, (long long)pool);
+    return 0;
+}
+
+int engine_add(struct engine *e, const struct request *r, struct seq **out, struct err *err)
+{
+    CHECK(r->n_prompt > 0 && r->max_tokens >= 0);
+    int rc = check_fit(e, r, err);
+    if (rc != 0)
         return rc;
-    }
+    int n_max = r->n_prompt + r->max_tokens;
+    struct seq *s = xcalloc(1, sizeof *s);
+    s->engine = e;
     s->req = *r;
-    s->t_start = clock_now_ns();
+    s->t_arrival = clock_now_ns();
     s->salt = r->salt != NULL ? xstrdup(r->salt) : NULL;
     s->plan = r->plan != NULL ? xstrdup(r->plan) : NULL;
     s->tokens = xcalloc((size_t)n_max, sizeof *s->tokens);
@@ -201,19 +229,21 @@ int engine_add(struct engine *e, const struct request *r, struct seq **out, stru
     s->n_tokens = r->n_prompt;
     s->out.tokens = s->tokens;
     s->out.n_prompt = r->n_prompt;
+    kv_table_prepare(&s->table, n_max / KV_BLOCK_TOKENS + 1);
     chain_init(&s->chain, &e->o.fingerprint, s->salt);
     chain_extend(&s->chain, s->tokens, s->n_tokens);
-    e->seqs[place] = s;
+    list_add(e, s);
     *out = s;
     return 0;
 }
 
 void engine_remove(struct engine *e, struct seq *s)
 {
-    for (int i = 0; i < e->o.max_seqs; i++) {
-        if (e->seqs[i] == s)
-            e->seqs[i] = NULL;
-    }
+    int i = 0;
+    while (i < e->n_seqs && e->seqs[i] != s)
+        i++;
+    CHECK(i < e->n_seqs);
+    memmove(&e->seqs[i], &e->seqs[i + 1], (size_t)(--e->n_seqs - i) * sizeof(struct seq *));
     seq_free(e, s);
 }
 
@@ -222,10 +252,22 @@ const struct outcome *seq_outcome(const struct seq *s)
     return &s->out;
 }
 
+/* What a sequence saves continues what it took over, which may still be on its way to the store: until
+ * one of its own chunks is durable that has to be looked up. */
 int64_t seq_committed_tokens(const struct seq *s)
 {
-    int64_t saved = save_committed_tokens(s->save);
-    return saved > s->out.n_stored ? saved : s->out.n_stored;
+    int64_t saved = save_committed_tokens(s->save), known = s->out.n_stored;
+    if (saved > s->n_before_save)
+        return saved;
+    int n_taken = s->out.n_device / STORE_CHUNK_TOKENS;
+    struct store_hit hit;
+    struct store *store = s->engine->o.store;
+    if (n_taken * STORE_CHUNK_TOKENS > known && store != NULL &&
+        store_pin(store, &s->chain.keys[n_taken - 1], &hit)) {
+        store_release(store, &hit, 1);
+        known = (int64_t)n_taken * STORE_CHUNK_TOKENS;
+    }
+    return known;
 }
 
 enum save_end seq_save_end(const struct seq *s)
@@ -243,7 +285,7 @@ const struct kv_table *seq_table(const struct seq *s)
     return &s->table;
 }
 
-static void seq_finish(struct seq *s, enum finish why)
+void seq_finish(struct seq *s, enum finish why)
 {
     s->out.finish = why;
     s->phase = PHASE_DONE;
@@ -269,25 +311,26 @@ static void batch_add(struct engine *e, struct seq *s, int n_rows)
     e->seq_row[e->n_batch] = e->n_rows;
 }
 
-/* Decodes first, so that they never stall behind a long prompt; then prefill pieces.  Decodes never
- * wait for the saver either: where its buffers are all on their way to the store, a decode is saved no
- * further, and a prefill waits, for a later step if there is other work in this one. */
+/* Decodes first, so that they never stall behind a long prompt; then prefill pieces, the first in rank
+ * first.  Decodes never wait for the saver either: where its buffers are all on their way to the store,
+ * a decode is saved no further, and a prefill waits, for a later step if there is other work in this
+ * one. */
 static void batch_make(struct engine *e)
 {
     e->n_batch = e->n_rows = 0;
-    for (int i = 0; i < e->o.max_seqs; i++) {
+    for (int i = 0; i < e->n_seqs; i++) {
         struct seq *s = e->seqs[i];
-        if (s == NULL || s->phase != PHASE_DECODE)
+        if (s->phase != PHASE_DECODE || s->rows == 0)
             continue;
         save_reserve(s->save, s->n_done, 1, SAVE_SHED);
         batch_add(e, s, 1);
     }
-    for (int i = 0; i < e->o.max_seqs && e->n_rows < e->o.step_rows; i++) {
-        struct seq *s = e->seqs[i];
-        if (s == NULL || s->phase != PHASE_PREFILL)
+    for (int i = 0; i < e->n_live; i++) {
+        struct seq *s = e->seqs[e->order[i]];
+        if (s->phase != PHASE_PREFILL || s->rows == 0)
             continue;
-        int room = e->o.step_rows - e->n_rows, left = s->n_tokens - s->n_done;
-        int n = left < room ? left : room;
+        int left = s->n_tokens - s->n_done;
+        int n = left < s->rows ? left : s->rows;
         if (save_reserve(s->save, s->n_done, n, e->n_batch > 0 ? SAVE_TRY : SAVE_WAIT))
             batch_add(e, s, n);
     }
@@ -329,11 +372,11 @@ static void seq_sample(struct engine *e, struct seq *s)
     s->out.logits_digest = checksum64(link, sizeof link);
     int32_t id = sample_token(s->logits, vocab, &s->req.sample, s->n_tokens,
                               e->sample_scratch);
-    if (s->phase == PHASE_PREFILL) {
+    if (s->t_first == 0) {
         s->t_first = clock_now_ns();
-        s->out.ttft_ns = s->t_first - s->t_start;
-        s->phase = PHASE_DECODE;
+        s->out.ttft_ns = s->t_first - s->t_admit;
     }
+    s->phase = PHASE_DECODE;
     /* A model that emits BOS begins another text: that ends this one as EOS does. */
     const struct model_config *c = &e->o.model->cfg;
     if (!s->req.ignore_eos && (config_is_eos(c, id) || id == c->bos_id)) {
@@ -352,9 +395,10 @@ static void seq_advance(struct engine *e, struct seq *s)
 {
     s->n_done += s->n_rows;
     save_advance(s->save, s->tokens, s->n_done);
+    schedule_keep(e, s);
     if (s->n_done < s->n_tokens)
         return; /* prefill goes on */
-    if (s->phase == PHASE_PREFILL)
+    if (s->phase == PHASE_PREFILL && !s->was_preempted)
         s->out.prefill_ns = clock_now_ns() - s->t_start - s->out.lookup_ns -
                             s->out.restore_ns;
     if (s->req.max_tokens == 0)
@@ -363,7 +407,7 @@ static void seq_advance(struct engine *e, struct seq *s)
         seq_sample(e, s);
 }
 
-static int run_batch(struct engine *e, struct err *err)
+static int forward(struct engine *e)
 {
     struct ragged r = {.n_rows = e->n_rows,
                        .n_seqs = e->n_batch,
@@ -374,16 +418,48 @@ static int run_batch(struct engine *e, struct err *err)
     struct mat x;
     int rc = model_forward(e->o.model, e->work, e->stream, e->ids, e->kv, &r,
                            e->o.saver != NULL ? &tap : NULL, &x);
-    if (rc == 0)
-        rc = run_head(e, x);
+    return rc == 0 ? run_head(e, x) : rc;
+}
+
+static void seq_fail(struct seq *s, int rc, const char *message)
+{
+    err_set(&s->out.err, rc, "%s", message);
+    seq_finish(s, FINISH_ERROR);
+}
+
+/* A value out of range is the fault of one sequence, and the batch does not say whose: all its rows are
+ * computed again, one sequence after another.  They have the same bits as before (ops.h), so what the
+ * others have written and saved stays right. */
+static int run_one_by_one(struct engine *e)
+{
+    int n = e->n_batch, rc = 0;
+    memcpy(e->again, e->batch, (size_t)n * sizeof(struct seq *));
+    for (int i = 0; rc == 0 && i < n; i++) {
+        struct seq *s = e->again[i];
+        e->n_batch = e->n_rows = 0;
+        batch_add(e, s, s->n_rows);
+        rc = forward(e);
+        if (rc == 0)
+            seq_advance(e, s);
+        if (rc == MODEL_E_OVERFLOW) {
+            seq_fail(s, ERR_UNSUPPORTED,
+                     "the residual stream left the range of f16 (65504): run this model "
+                     "with --dtype bf16");
+            rc = 0;
+        }
+    }
+    e->n_batch = n;
+    return rc;
+}
+
+static int run_batch(struct engine *e, struct err *err)
+{
+    int rc = forward(e);
+    for (int i = 0; rc == 0 && i < e->n_batch; i++)
+        seq_advance(e, e->batch[i]);
     if (rc == MODEL_E_OVERFLOW)
-        return err_set(
-            err, ERR_UNSUPPORTED,
-            "the residual stream left the range of f16 (65504): run this model with "
-            "--dtype bf16");
-    if (rc != 0)
-        return err_set(err, rc, "forward pass: %s", err_name(rc));
-    return 0;
+        rc = run_one_by_one(e);
+    return rc == 0 ? 0 : err_set(err, rc, "forward pass: %s", err_name(rc));
 }
 
 /* --- the step --------------------------------------------------------------------------------- */
@@ -396,27 +472,36 @@ static int count_decodes(const struct engine *e)
     return n;
 }
 
+static bool is_restoring(const struct engine *e)
+{
+    for (int i = 0; i < e->n_live; i++) {
+        if (e->seqs[i]->phase == PHASE_RESTORE)
+            return true;
+    }
+    return false;
+}
+
+/* Nobody may begin before the saver has done something: how soon that is looked at. */
+enum { IDLE_NS = 200000 };
+
 /* New sequences begin to restore; the batch goes forward; restores take what is left of the step. */
 int engine_step(struct engine *e, int *n_active, struct err *err)
 {
-    for (int i = 0; i < e->o.max_seqs; i++) {
-        if (e->seqs[i] != NULL && e->seqs[i]->phase == PHASE_NEW)
-            restoring_begin(e, e->seqs[i]);
-    }
+    schedule(e);
     batch_make(e);
     int64_t t0 = clock_now_ns();
     int n_decodes = count_decodes(e);
-    if (e->n_batch > 0) {
-        int rc = run_batch(e, err);
-        if (rc != 0)
-            return rc;
-        for (int i = 0; i < e->n_batch; i++)
-            seq_advance(e, e->batch[i]);
-    }
-    restoring_step(e, n_decodes, clock_now_ns() - t0);
+    int rc = e->n_batch > 0 ? run_batch(e, err) : 0;
+    if (rc != 0)
+        return rc;
+    bool restores = is_restoring(e);
+    if (e->restorer != NULL)
+        restoring_step(e, n_decodes, clock_now_ns() - t0);
     *n_active = 0;
-    for (int i = 0; i < e->o.max_seqs; i++)
-        *n_active += e->seqs[i] != NULL && e->seqs[i]->phase != PHASE_DONE;
+    for (int i = 0; i < e->n_seqs; i++)
+        *n_active += e->seqs[i]->phase != PHASE_DONE;
+    if (e->n_batch == 0 && !restores && *n_active > 0)
+        clock_sleep_ns(IDLE_NS);
     return 0;
 }
 

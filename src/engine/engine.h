@@ -1,10 +1,15 @@
 /* engine.h - continuous batching over sequences whose state is durable.
  *
- * A sequence goes through three phases: *restore* (what the store has of its prompt comes back),
- * *prefill* (the rest of the prompt, in pieces that fit the step's budget) and *decode*.  Each
- * engine_step runs one forward pass over a ragged batch of all running sequences: decodes first,
- * then prefill pieces, at most max_batch_rows rows.  A sequence's tokens depend on its own prompt,
- * parameters and seed only, never on the batch (bit-exact; ops.h).
+ * A sequence waits until the scheduler (policy/sched.h) admits it, and then goes through three phases:
+ * *restore* (what the device and the store have of its prompt comes back), *prefill* (the rest of the
+ * prompt, in pieces that fit the step's budget) and *decode*.  Each engine_step carries out one
+ * decision of the scheduler and runs one forward pass over a ragged batch of all running sequences:
+ * decodes first, then prefill pieces, at most step_rows rows.  A sequence's tokens depend on its own
+ * prompt, parameters and seed only, never on the batch (bit-exact; ops.h).
+ *
+ * Blocks of the KV cache are taken as a sequence grows.  Where none is left, one is preempted: it
+ * waits, and goes on later from what the device still has, what was saved, and its tokens, which are
+ * always kept.  Nobody can tell from the tokens that it was.
  *
  * Everything belongs to the thread that calls engine_step. */
 #ifndef ENGINE_ENGINE_H
@@ -34,11 +39,13 @@ struct engine_opts {
     struct platform *platform;
     /* of the store; 0: none. Bounds the platform's bandwidth */
     uint64_t throttle_bytes_per_s;
-    int max_seqs;
+    int max_seqs;          /* that run at once; any number may wait */
     int max_batch_rows;    /* at least 512 (a restore group) */
     int step_rows;         /* token budget of a step: 1..max_batch_rows */
     int64_t max_kv_tokens; /* size of the KV pool */
     size_t staging_bytes;  /* of restores */
+    bool reuse;            /* what is in the KV cache is used again by equal prefixes */
+    int64_t age_ns; /* of waiting, that is worth one step of priority; 0: one second */
 };
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err);
@@ -49,7 +56,8 @@ enum finish {
     FINISH_EOS,
     FINISH_LENGTH,
     FINISH_CANCELLED,
-    FINISH_ERROR, /* see outcome.err */
+    FINISH_TIMEOUT, /* its deadline has passed */
+    FINISH_ERROR,   /* see outcome.err */
 };
 
 struct request {
@@ -61,6 +69,10 @@ struct request {
     const char *salt; /* NULL: none */
     const char *plan; /* as --plan; NULL: auto. Outlives the sequence */
     struct save_policy save;
+    int priority;        /* lower is earlier */
+    int64_t deadline_ns; /* of clock_now_ns; 0: none */
+    /* The first time that the sequence gets a place; NULL: nobody wants to know. */
+    void (*on_admit)(void *arg);
     /* Called for every generated token; non-zero cancels. */
     int (*on_token)(void *arg, int32_t id);
     void *arg;
@@ -72,8 +84,11 @@ struct outcome {
     struct err err;
     const int32_t *tokens; /* prompt, then generated; the sequence's memory */
     int n_prompt, n_generated;
-    int n_stored;           /* prompt tokens that the store has, as far as was looked; */
-    int n_cached;           /* of which this many were restored */
+    int n_stored;    /* prompt tokens that the store has, as far as was looked */
+    int n_cached;    /* prompt tokens that were not computed: */
+    int n_device;    /* taken over from the KV cache; the others were restored */
+    int n_preempted; /* times that it lost its place */
+    int n_recovered; /* tokens that it had when it did, and that were not computed again */
     uint64_t logits_digest; /* over the f32 logits of every generated position */
     struct plan plan;       /* n_layers 0 where nothing was restored */
     char miss[200];         /* why not more was restored */
@@ -81,7 +96,7 @@ struct outcome {
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 
-/* Admits a sequence: ERR_LIMIT where it can never fit, or there is no place now. */
+/* Puts a sequence among those that wait: ERR_LIMIT where it can never fit. */
 int engine_add(struct engine *e, const struct request *r, struct seq **out,
                struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
@@ -92,10 +107,11 @@ enum save_end seq_save_end(const struct seq *s);
 /* Ends a sequence in any state and frees its blocks. */
 void engine_remove(struct engine *e, struct seq *s);
 
-/* One forward pass over the batch, then restores: beside decodes in a small share of the pass's time,
- * else for as long as a step may take (20 ms; a restore that waits for I/O makes the step wait only
- * where there is nothing else to do). *n_active: sequences not yet finished.
- * An error of one sequence is its outcome; the return value is for faults that concern all. */
+/* One decision of the scheduler and one forward pass over the batch, then restores: beside decodes in a
+ * small share of the pass's time, else for as long as a step may take (20 ms; a restore that waits for
+ * I/O makes the step wait only where there is nothing else to do).  *n_active: sequences not yet
+ * finished.  An error of one sequence is its outcome; the return value is for faults that concern all.
+ */
 int engine_step(struct engine *e, int *n_active, struct err *err);
 
 /* Steps until every sequence has finished. */
@@ -106,6 +122,15 @@ const float *seq_logits(const struct seq *s);
 /* The blocks of a sequence, for tests. */
 const struct kv_table *seq_table(const struct seq *s);
 const struct kv_pool *engine_pool(const struct engine *e);
+
+struct engine_stats {
+    int blocks, blocks_free,
+        blocks_kept;    /* of the KV cache; kept: for nobody, until wanted */
+    uint64_t n_evicted; /* blocks */
+    uint64_t n_preempted, n_timed_out;
+    uint64_t recovered_tokens, recomputed_tokens; /* of preempted sequences that went on */
+};
+void engine_stats(const struct engine *e, struct engine_stats *out);
 size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
                     size_t *restore);
 

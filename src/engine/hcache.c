@@ -74,6 +74,9 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     if (o->max_context < 0)
         return err_set(err, ERR_USAGE, "max_context is %d; it must not be negative",
                        o->max_context);
+    if (o->kv_tokens < 0)
+        return err_set(err, ERR_USAGE, "kv_tokens is %lld; it must not be negative",
+                       (long long)o->kv_tokens);
     if (o->n_store < 0 || (o->n_store > 0 && o->store == NULL) ||
         (o->n_store > 0 && o->store_in_memory))
         return err_set(err, ERR_USAGE, "a store is in directories or in memory, not both");
@@ -94,6 +97,8 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                             .threads = o->threads,
                             .max_context = o->max_context,
                             .max_sequences = o->max_sequences,
+                            .kv_tokens = o->kv_tokens,
+                            .reuse = !o->no_reuse,
                             .dirs = o->store,
                             .n_dirs = o->n_store,
                             .in_memory = o->store_in_memory,

@@ -1,6 +1,6 @@
 /* restoring.c - the restoration phase of a sequence: look up, plan, restore.
  *
- *   NEW --restoring_begin--> RESTORE: looked up, planned, restored by restoring_step --> PREFILL
+ *   WAIT --restoring_begin--> RESTORE: looked up, planned, restored by restoring_step --> PREFILL
  *
  * What it leaves behind is always right: n_done tokens whose K and V are in the cache, from which
  * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error; only a plan that was
@@ -97,14 +97,6 @@ static void fail(struct seq *s, int rc)
     s->phase = PHASE_DONE;
 }
 
-/* On to prefill, behind what came back; what is computed from here on is saved. */
-static void leave(struct engine *e, struct seq *s)
-{
-    s->phase = PHASE_PREFILL;
-    s->save = save_open(e->o.saver, chain_parent(&s->chain, s->n_done / STORE_CHUNK_TOKENS),
-                        &s->req.save, s->n_done);
-}
-
 /* The restore is over, or was none: n_stored chunks are known to be in the store.  While the sequence
  * lives, what its state continues is not evicted: the last of them pins all. */
 static void end(struct engine *e, struct seq *s, int n_stored)
@@ -116,7 +108,7 @@ static void end(struct engine *e, struct seq *s, int n_stored)
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
     s->out.n_cached = s->n_done;
     if (s->phase == PHASE_RESTORE)
-        leave(e, s);
+        schedule_prefill(e, s);
 }
 
 /* Why nothing is looked up, or NULL. */
@@ -126,7 +118,7 @@ static const char *why_not(const struct engine *e, const struct seq *s)
         return "no store";
     if (s->plan != NULL && strcmp(s->plan, "recompute") == 0)
         return "recomputation was asked for";
-    if (s->req.n_prompt <= STORE_CHUNK_TOKENS)
+    if (s->n_tokens <= STORE_CHUNK_TOKENS)
         return "no full chunk of 64 tokens comes before the prompt's last token";
     return NULL;
 }
@@ -136,12 +128,13 @@ void restoring_begin(struct engine *e, struct seq *s)
     const char *why = why_not(e, s);
     if (why != NULL) {
         snprintf(s->out.miss, sizeof s->out.miss, "%s", why);
-        leave(e, s);
+        schedule_prefill(e, s);
         return;
     }
     /* The last prompt token must be computed in any case: its logits are wanted. */
-    int n_want = (s->req.n_prompt - 1) / STORE_CHUNK_TOKENS;
+    int n_want = (s->n_tokens - 1) / STORE_CHUNK_TOKENS;
     s->phase = PHASE_RESTORE;
+    s->n_planned = 0;
     s->restore = restore_find(e->restorer, s->chain.keys, n_want, must_measure(e));
 }
 
@@ -216,10 +209,10 @@ void restoring_abandon(struct engine *e, struct seq *s)
 static int poll(struct engine *e, bool *left)
 {
     int n = 0;
-    for (int i = 0; i < e->o.max_seqs; i++) {
+    for (int i = 0; i < e->n_seqs; i++) {
         struct seq *s = e->seqs[i];
         const struct restore_found *f;
-        if (s == NULL || s->phase != PHASE_RESTORE)
+        if (s->phase != PHASE_RESTORE)
             continue;
         if (s->n_planned == 0 && (f = restore_found(s->restore)) != NULL)
             start(e, s, f);

@@ -4,10 +4,11 @@
 
 #include "engine/engine.h"
 #include "policy/correction.h"
+#include "policy/sched.h"
 #include "state/chain.h"
 
 enum phase {
-    PHASE_NEW,
+    PHASE_WAIT, /* holds no place and no blocks */
     PHASE_RESTORE,
     PHASE_PREFILL,
     PHASE_DECODE,
@@ -15,23 +16,31 @@ enum phase {
 };
 
 struct seq {
+    struct engine *engine;
     struct request req;
     char *salt, *plan;
     enum phase phase;
     int32_t *tokens;    /* prompt and generated [n_prompt + max_tokens] */
     int n_tokens;       /* known */
     int n_done;         /* whose K and V are in the cache: n_tokens - 1 while decoding */
+    int rows;           /* that this step gives it at most */
     int row, n_rows;    /* of the present batch */
-    struct chain chain; /* of the prompt */
+    struct chain chain; /* of the prompt; of all known tokens, when it was preempted */
     struct kv_table table;
     struct restore *restore; /* under way: between restore_find and restore_end */
     int n_planned;           /* chunks that it restores; 0: not planned yet */
-    struct save_seq *save;
-    struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */
+    struct save_seq *save;   /* while it waits: of before it was preempted */
+    int n_before_save;       /* tokens before those that `save` saves */
+    struct store_hit pin;    /* of the last stored chunk of its prompt; impl NULL: none */
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
     float *logits;                       /* [vocab], a row of the engine's */
     int64_t t_start, t_first;
+    float *logits;                       /* [vocab], a row of the engine's */
+    int64_t t_arrival, t_admit, t_first; /* t_admit: the first time; */
+    int64_t t_start;                     /* the last time */
+    bool was_preempted;
+    struct outcome first; /* what was told before it was preempted */
 };
 
 struct engine {
@@ -42,14 +51,23 @@ struct engine {
     struct kv_layer *kv; /* [n_layers] */
     struct restorer *restorer;
     int64_t
-        restore_credit_ns; /* what restores may take of the decodes' time; see restoring.c */
-    struct seq **seqs;     /* [max_seqs], NULL: free */
+        restore_credit_ns; /* what restores may take of the decodes' time: restoring.c */
+    struct seq **seqs;     /* in the order in which they came */
+    int n_seqs, cap_seqs;
+    int n_live; /* the first of them: those that had not ended when the step began */
+
+    /* the scheduler's view, filled anew in every step [cap_seqs] */
+    struct sched_req *sched;
+    struct sched_choice *choice;
+    int *order;
+    struct engine_stats stats;
 
     /* the present batch; all reserved at creation */
     int32_t *ids, *pos, *seq_row;
     const int32_t **tables;
     struct seq **batch;
     struct save_part *parts; /* the batch, as the saver sees it */
+    struct seq **again;      /* of a batch that has to be computed one by one */
     int n_batch, n_rows;
     struct buf head_mem;
     struct mat head_in; /* [max_seqs][d] T: last rows of sequences that need logits */
@@ -78,5 +96,16 @@ void restoring_abandon(struct engine *e, struct seq *s);
  * from. */
 void seq_expect(struct engine *e, struct seq *s, const struct plan_request *req);
 void seq_learn(struct engine *e, const struct seq *s);
+/* --- schedule.c ------------------------------------------------------------------------------- */
+
+/* Ends, preempts and admits sequences, and sets how many rows each may have now. */
+void schedule(struct engine *e);
+/* New full blocks, or a prompt's last one, become known in the KV cache. */
+void schedule_keep(struct engine *e, struct seq *s);
+/* Of a sequence that ends: its blocks go, and stay known. */
+void schedule_drop_blocks(struct engine *e, struct seq *s);
+/* s has back what it gets back, and goes on to PREFILL: saving begins behind it. */
+void schedule_prefill(struct engine *e, struct seq *s);
+void seq_finish(struct seq *s, enum finish why);
 
 #endif

@@ -1,8 +1,8 @@
 /* service.c - see service.h.
  *
  * Invariants:
- *  1. A ticket is in exactly one place: the queue (WAITING), the running list (RUNNING), or nowhere
- *     (ENDED).
+ *  1. A ticket is in exactly one place: the queue (submitted, not seen by the engine yet), the live
+ *     list (its sequence waits or runs in the engine), or nowhere (ENDED).
  *  2. The engine, the saver and every sequence are touched by the stepping thread only.
  *  3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
 #include "engine/service.h"
@@ -29,7 +29,7 @@ struct service {
     pthread_cond_t progress; /* for those who wait for a ticket */
     bool has_thread, stopping;
     struct hcache_ticket *queue, **queue_end;
-    struct hcache_ticket *running;
+    struct hcache_ticket *live;
     struct hcache_stats stats;
 };
 
@@ -155,9 +155,9 @@ static void finish_text(struct hcache_ticket *t)
 /* The stepping thread; the ticket is in no list. */
 static void ticket_end(struct service *s, struct hcache_ticket *t)
 {
-    if (t->seq == NULL)
+    if (t->state == TICKET_WAITING)
         t->t_admit = clock_now_ns();
-    else if (seq_outcome(t->seq)->finish == FINISH_ERROR && t->err.code == 0)
+    if (t->seq != NULL && seq_outcome(t->seq)->finish == FINISH_ERROR && t->err.code == 0)
         t->err = seq_outcome(t->seq)->err;
     finish_text(t);
     if (t->wants_durable && s->o.saver != NULL && t->err.code == 0)
@@ -168,6 +168,8 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
         engine_remove(s->o.engine, t->seq);
     t->seq = NULL;
     pthread_mutex_lock(&s->lock);
+    s->stats.n_waiting -= t->state == TICKET_WAITING;
+    s->stats.n_running -= t->state == TICKET_RUNNING;
     t->state = TICKET_ENDED;
     count_end(&s->stats, t);
     bool given_up = t->given_up;
@@ -180,36 +182,31 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
 
 static bool has_finished(const struct hcache_ticket *t)
 {
-    return t->cancel || t->err.code != 0 || seq_outcome(t->seq)->finish != FINISH_NONE;
+    return t->cancel || t->err.code != 0 ||
+           (t->seq != NULL && seq_outcome(t->seq)->finish != FINISH_NONE);
 }
 
-/* Takes out of the lists what has finished or was cancelled, and ends it. */
+/* [lock] Moves what has finished or was cancelled from *list to *done. */
+static void take_finished(struct hcache_ticket **list, struct hcache_ticket **done)
+{
+    while (*list != NULL) {
+        struct hcache_ticket *t = *list;
+        if (!has_finished(t)) {
+            list = &t->next;
+            continue;
+        }
+        *list = t->next;
+        t->next = *done;
+        *done = t;
+    }
+}
+
 static void end_finished(struct service *s)
 {
     struct hcache_ticket *done = NULL;
     pthread_mutex_lock(&s->lock);
-    for (struct hcache_ticket **p = &s->running; *p != NULL;) {
-        struct hcache_ticket *t = *p;
-        if (!has_finished(t)) {
-            p = &t->next;
-            continue;
-        }
-        *p = t->next;
-        t->next = done;
-        done = t;
-        s->stats.n_running--;
-    }
-    for (struct hcache_ticket **p = &s->queue; *p != NULL;) {
-        struct hcache_ticket *t = *p;
-        if (!t->cancel) {
-            p = &t->next;
-            continue;
-        }
-        *p = t->next;
-        t->next = done;
-        done = t;
-        s->stats.n_waiting--;
-    }
+    take_finished(&s->live, &done);
+    take_finished(&s->queue, &done);
     s->queue_end = &s->queue;
     while (*s->queue_end != NULL)
         s->queue_end = &(*s->queue_end)->next;
@@ -221,47 +218,50 @@ static void end_finished(struct service *s)
     }
 }
 
+/* In the middle of a step: the sequence has a place. */
+static void on_admit(void *arg)
+{
+    struct hcache_ticket *t = arg;
+    struct service *s = t->service;
+    t->t_admit = clock_now_ns();
+    pthread_mutex_lock(&s->lock);
+    t->state = TICKET_RUNNING;
+    s->stats.n_waiting--;
+    s->stats.n_running++;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static struct hcache_ticket *queue_take(struct service *s)
 {
-    struct hcache_ticket *t = NULL;
     pthread_mutex_lock(&s->lock);
-    if (s->queue != NULL && s->stats.n_running < s->o.max_sequences) {
-        t = s->queue;
+    struct hcache_ticket *t = s->queue;
+    if (t != NULL) {
         s->queue = t->next;
         if (s->queue == NULL)
             s->queue_end = &s->queue;
-        s->stats.n_waiting--;
-        s->stats.n_running++;
-        t->state = TICKET_RUNNING;
+        t->next = s->live;
+        s->live = t;
     }
     pthread_mutex_unlock(&s->lock);
     return t;
 }
 
-static void admit(struct service *s)
+/* To the engine, which decides who is first.  What can never fit ends with its error. */
+static void pass_to_engine(struct service *s)
 {
     struct hcache_ticket *t;
     while ((t = queue_take(s)) != NULL) {
-        int rc = engine_add(s->o.engine, &t->req, &t->seq, &t->err);
-        t->t_admit = clock_now_ns();
-        pthread_mutex_lock(&s->lock);
-        if (rc == 0) {
-            t->next = s->running;
-            s->running = t;
-        } else {
-            s->stats.n_running--;
-        }
-        pthread_mutex_unlock(&s->lock);
-        if (rc != 0)
-            ticket_end(s, t);
+        if (engine_add(s->o.engine, &t->req, &t->seq, &t->err) != 0)
+            t->seq = NULL;
     }
+    end_finished(s);
 }
 
 /* A fault that concerns all sequences ends them all: their state is not known any more. */
 static void fail_all(struct service *s, const struct err *err)
 {
     pthread_mutex_lock(&s->lock);
-    for (struct hcache_ticket *t = s->running; t != NULL; t = t->next)
+    for (struct hcache_ticket *t = s->live; t != NULL; t = t->next)
         t->err = *err;
     pthread_mutex_unlock(&s->lock);
 }
@@ -271,8 +271,8 @@ static void service_step(struct service *s)
     struct err err = {0};
     int n_active = 0;
     end_finished(s); /* what was cancelled while nothing was stepped */
-    admit(s);
-    if (s->running == NULL)
+    pass_to_engine(s);
+    if (s->live == NULL)
         return;
     if (engine_step(s->o.engine, &n_active, &err) != 0)
         fail_all(s, &err);
@@ -284,9 +284,9 @@ static void *service_main(void *arg)
     struct service *s = arg;
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        while (s->queue == NULL && s->running == NULL && !s->stopping)
+        while (s->queue == NULL && s->live == NULL && !s->stopping)
             pthread_cond_wait(&s->work, &s->lock);
-        if (s->queue == NULL && s->running == NULL)
+        if (s->queue == NULL && s->live == NULL)
             break;
         pthread_mutex_unlock(&s->lock);
         service_step(s);
@@ -317,7 +317,7 @@ static void cancel_all(struct service *s)
 {
     for (struct hcache_ticket *t = s->queue; t != NULL; t = t->next)
         t->cancel = true;
-    for (struct hcache_ticket *t = s->running; t != NULL; t = t->next)
+    for (struct hcache_ticket *t = s->live; t != NULL; t = t->next)
         t->cancel = true;
 }
 
@@ -327,7 +327,7 @@ void service_destroy(struct service *s)
         return;
     service_stop(s);
     cancel_all(s); /* what was submitted and given up, with no thread to end it */
-    while (s->queue != NULL || s->running != NULL)
+    while (s->queue != NULL || s->live != NULL)
         service_step(s);
     pthread_cond_destroy(&s->progress);
     pthread_cond_destroy(&s->work);
@@ -395,6 +395,7 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
     t->req.salt = t->salt = q->salt != NULL ? xstrdup(q->salt) : NULL;
     t->req.plan = t->plan = q->plan != NULL ? xstrdup(q->plan) : NULL;
     t->req.on_token = on_token;
+    t->req.on_admit = on_admit;
     t->req.arg = t;
     for (; t->n_stop < r->n_stop; t->n_stop++) {
         t->stop[t->n_stop] = xstrdup(r->stop[t->n_stop]);

@@ -144,22 +144,35 @@ static int open_state(struct stack *k, struct err *err)
     return rc == 0 ? open_saver(k, err) : rc;
 }
 
+/* A context for every sequence, as far as a quarter of the machine's memory goes, but one in any case:
+ * what sequences leave behind stays there until the blocks are wanted, so all of them come into use. */
+static int64_t default_kv_tokens(const struct stack *k, int max_seqs)
+{
+    int64_t context = (int64_t)round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
+    int64_t token_bytes = (int64_t)model_kv_bytes(k->model) * k->model->cfg.n_layers;
+    int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    int64_t fits = memory / 4 / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    int64_t want = max_seqs * context;
+    return want < fits ? want : fits > context ? fits : context;
+}
+
 static int open_engine(struct stack *k, struct err *err)
 {
     int max_seqs = k->o.max_sequences > 0 ? k->o.max_sequences : 1;
-    uint64_t per_seq = round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
-    struct engine_opts eo = {.model = k->model,
-                             .store = k->store,
-                             .saver = k->saver,
-                             .fingerprint = k->fingerprint,
-                             .platform = &k->platform,
-                             .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
-                             .max_seqs = max_seqs,
-                             .max_batch_rows = BATCH_ROWS,
-                             .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
-                             .max_kv_tokens = max_seqs * (int64_t)per_seq,
-                             .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes
-                                                                     : (size_t)64 << 20};
+    struct engine_opts eo = {
+        .model = k->model,
+        .store = k->store,
+        .saver = k->saver,
+        .fingerprint = k->fingerprint,
+        .platform = &k->platform,
+        .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
+        .max_seqs = max_seqs,
+        .max_batch_rows = BATCH_ROWS,
+        .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
+        .max_kv_tokens = k->o.kv_tokens > 0 ? k->o.kv_tokens
+                                            : default_kv_tokens(k, max_seqs),
+        .reuse = k->o.reuse,
+        .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes : (size_t)64 << 20};
     return engine_create(&eo, &k->engine, err);
 }
 

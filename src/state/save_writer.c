@@ -123,28 +123,6 @@ static enum save_end end_of(int rc)
                                  : SAVE_END_FAULT;
 }
 
-static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
-{
-    struct err err = {0};
-    struct save_seq *q = c->seq;
-    bool goes_on = save_ended(q) == SAVE_GOES_ON && s->fault == 0;
-    int rc = goes_on ? append(s, c, &err) : ERR_CANCELLED;
-    if (goes_on && rc != 0 && end_of(rc) == SAVE_END_FAULT)
-        set_fault(s, rc, &err);
-    pthread_mutex_lock(&s->lock);
-    if (rc == 0) {
-        b->seq[b->n] = q;
-        b->n_tokens[b->n++] = (int64_t)(c->chunk_idx + 1) * STORE_CHUNK_TOKENS;
-    } else {
-        save_end_seq(q, goes_on ? end_of(rc) : SAVE_END_FAULT);
-        save_drop_ref_locked(q);
-        s->n_in_flight--;
-    }
-    save_memory_give(&s->memory, (const uint8_t *)c);
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-}
-
 /* --- the barrier ------------------------------------------------------------------------------ */
 
 /* What was reported committed must not be evicted under a sequence that goes on: its next chunk could
@@ -168,6 +146,51 @@ static void commit(struct saver *s, struct batch *b)
     atomic_fetch_add(&s->n_chunks, rc == 0 ? (unsigned long long)b->n : 0);
     s->n_in_flight -= (size_t)b->n;
     b->n = 0;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- the queue -------------------------------------------------------------------------------- */
+
+static bool is_stored(struct saver *s, const struct sha256 *key)
+{
+    struct store_hit hit;
+    bool found = store_pin(s->o.store, key, &hit);
+    if (found)
+        store_release(s->o.store, &hit, 1);
+    return found;
+}
+
+/* Whether a sequence's first chunk continues one that is stored.  One that another sequence handed over
+ * was in the queue before it, and may want to be committed first. */
+static bool has_parent(struct saver *s, struct save_seq *q, struct batch *b)
+{
+    if (!q->parent_seen && !is_stored(s, &q->parent) && b->n > 0)
+        commit(s, b);
+    q->parent_seen = q->parent_seen || is_stored(s, &q->parent);
+    return q->parent_seen;
+}
+
+static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
+{
+    struct err err = {0};
+    struct save_seq *q = c->seq;
+    bool goes_on = save_ended(q) == SAVE_GOES_ON && s->fault == 0;
+    int rc = !goes_on ? ERR_CANCELLED : has_parent(s, q, b) ? 0 : ERR_NOT_FOUND;
+    if (rc == 0)
+        rc = append(s, c, &err);
+    if (goes_on && rc != 0 && end_of(rc) == SAVE_END_FAULT)
+        set_fault(s, rc, &err);
+    pthread_mutex_lock(&s->lock);
+    if (rc == 0) {
+        b->seq[b->n] = q;
+        b->n_tokens[b->n++] = (int64_t)(c->chunk_idx + 1) * STORE_CHUNK_TOKENS;
+    } else {
+        save_end_seq(q, goes_on ? end_of(rc) : SAVE_END_FAULT);
+        save_drop_ref_locked(q);
+        s->n_in_flight--;
+    }
+    save_memory_give(&s->memory, (const uint8_t *)c);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }

@@ -194,6 +194,7 @@ struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
     q->max_open = s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2;
     q->open = xcalloc((size_t)q->max_open, sizeof *q->open);
     q->n_refs = 1;
+    q->parent_seen = first_token == 0;
     atomic_init(&q->committed, (long long)first_token);
     return q;
 }
@@ -232,6 +233,18 @@ void save_close(struct save_seq *q)
     drop_open_locked(q);
     save_drop_ref_locked(q);
     pthread_mutex_unlock(&s->lock);
+}
+
+void save_stop(struct save_seq *q)
+{
+    if (q != NULL)
+        drop_open(q);
+}
+
+bool save_is_settled(const struct save_seq *q)
+{
+    return q == NULL || save_ended(q) != SAVE_GOES_ON ||
+           atomic_load(&q->committed) >= (long long)q->first_open * STORE_CHUNK_TOKENS;
 }
 
 int64_t save_committed_tokens(const struct save_seq *q)

@@ -76,13 +76,18 @@ void saver_stats(struct saver *s, struct saver_stats *out); /* any thread */
 /* --- one sequence --------------------------------------------------------------------------- */
 
 /* Begins saving a sequence from first_token (a multiple of 64) on.  What is before is in the store
- * already (committed tokens count from there); `parent` is the key of its last chunk, or the root.
+ * already, or was handed over before by another sequence (committed tokens count from there); `parent`
+ * is the key of its last chunk, or the root.  Where that did not arrive the sequence is shed.
  * NULL where there is nothing to be saved: every function below takes that for a sequence that is
  * not saved. */
 struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
                            const struct save_policy *policy, int64_t first_token);
 /* What has not become a full chunk is dropped. Chunks in the queue are still written. */
 void save_close(struct save_seq *q);
+/* Nothing more comes: gives back the chunks that are not full. What was handed over is still written. */
+void save_stop(struct save_seq *q);
+/* All that was handed over is durable, or was given up: nothing is on its way. */
+bool save_is_settled(const struct save_seq *q);
 
 /* What to do where there is no memory: */
 enum save_wait {

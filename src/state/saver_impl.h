@@ -42,6 +42,7 @@ struct save_seq {
     /* The writer's: */
     struct sha256 parent; /* of the next chunk to be written */
     struct store_hit pin; /* the last committed chunk. It stays while it may be continued */
+    bool parent_seen;     /* what the first chunk continues is in the store */
 };
 
 struct saver {

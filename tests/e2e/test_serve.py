@@ -370,7 +370,7 @@ def test_ends():
     store = os.path.join(tmp, "store")
     s = Server(MODEL, "--store", store)
     first = s.complete(LONG, max_tokens=60, ignore_eos=True)
-    committed = until(lambda: cached(s.complete(LONG, max_tokens=1)) >= 64, 15)
+    committed = until(lambda: s.complete(LONG, max_tokens=1)["timings"]["committed_tokens"] >= 64, 15)
     s.kill()
     check("state is committed soon", committed)
     s = Server(MODEL, "--store", store)
@@ -420,7 +420,7 @@ started = time.time()
 try:
     run(test_small_routes, test_completions, test_streams, test_faults, test_concurrency, test_chat_history, test_vanished_clients,
         test_slow_reader, test_many_connections, test_lengths,
-        server=Server(MODEL, "--store", os.path.join(tmp, "main"), "--plain-chat", "--max-connections", "1000"))
+        server=Server(MODEL, "--store", os.path.join(tmp, "main"), "--no-reuse", "--plain-chat", "--max-connections", "1000"))
     run(test_keys, test_queue, test_limits,
         server=Server(MODEL, "--max-sequences", "1", "--max-queue", "2", "--max-body", "10000", "--read-timeout", "2",
                       "--idle-timeout", "3", env={"HCACHE_API_KEY": "sesame"}))

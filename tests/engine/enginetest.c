@@ -88,6 +88,7 @@ void et_take(struct stack *k, struct seq *s, struct et_run *out)
                            .digest = o->logits_digest,
                            .n_tokens = o->n_generated,
                            .n_cached = o->n_cached,
+                           .n_device = o->n_device,
                            .committed = seq_committed_tokens(s),
                            .save_end = seq_save_end(s),
                            .restore = o->restore,

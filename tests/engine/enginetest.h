@@ -38,7 +38,7 @@ struct et_run {
     enum finish finish;
     uint64_t digest; /* of the logits */
     int32_t tokens[ET_MAX_GENERATED];
-    int n_tokens, n_cached;
+    int n_tokens, n_cached, n_device;
     int64_t committed;
     enum save_end save_end;
     struct restore_result restore;

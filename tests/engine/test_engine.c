@@ -56,6 +56,7 @@ static void context_limit(void **state)
     stack_close(&k);
 }
 
+/* More sequences than places wait; in a pool smaller than their contexts, too. */
 static void places_and_blocks(void **state)
 {
     (void)state;
@@ -63,44 +64,43 @@ static void places_and_blocks(void **state)
     struct stack k;
     struct seq *s[3];
     struct err err = {0};
+    int n_active;
     et_prompt(prompt, N_MAX, 1);
     et_open(&k, &(struct stack_opts){.max_context = 256, .max_sequences = 2});
     struct et_ask a = {.prompt = prompt, .n_prompt = 10, .max_tokens = 5};
-    assert_int_equal(add(&k, &a, &s[0], &err), 0);
-    assert_int_equal(add(&k, &a, &s[1], &err), 0);
-    assert_int_equal(add(&k, &a, &s[2], &err), ERR_LIMIT);
-    engine_remove(k.engine, s[0]); /* before its first step */
-    assert_int_equal(add(&k, &a, &s[0], &err), 0);
-    assert_int_equal(engine_run(k.engine, &err), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(add(&k, &a, &s[i], &err), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+    assert_int_equal(n_active, 3);
+    assert_int_equal(seq_outcome(s[1])->n_generated, 2);
+    assert_int_equal(seq_outcome(s[2])->n_generated, 0);
     engine_remove(k.engine, s[0]);
+    assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+    assert_int_equal(seq_outcome(s[2])->n_generated, 1);
+    assert_int_equal(engine_run(k.engine, &err), 0);
     engine_remove(k.engine, s[1]);
+    assert_int_equal(seq_outcome(s[2])->n_generated, 5);
+    engine_remove(k.engine, s[2]);
     stack_close(&k);
 
-    /* A pool smaller than the sequences' contexts: refused while it is full, not lost. */
-    et_open(&k, &(struct stack_opts){.max_context = 256});
-    struct engine_opts eo = {.model = k.model,
-                             .platform = &k.platform,
-                             .max_seqs = 3,
-                             .max_batch_rows = 512,
-                             .step_rows = 512,
-                             .max_kv_tokens = 192};
-    struct engine *e;
-    assert_int_equal(engine_create(&eo, &e, &err), 0);
+    et_open(&k, &(struct stack_opts){
+                    .max_context = 256, .max_sequences = 3, .kv_tokens = 192});
+    a = (struct et_ask){.prompt = prompt, .n_prompt = 180, .max_tokens = 13};
+    assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT); /* never */
+    assert_non_null(strstr(err.msg, "192"));
     a = (struct et_ask){.prompt = prompt, .n_prompt = 100, .max_tokens = 20};
-    struct request q = et_request(&k, &a);
-    assert_int_equal(engine_add(e, &q, &s[0], &err), 0); /* two blocks of three */
-    assert_int_equal(engine_add(e, &q, &s[1], &err), ERR_LIMIT);
-    assert_non_null(strstr(err.msg, "KV cache"));
-    q.n_prompt = 40;
-    assert_int_equal(engine_add(e, &q, &s[1], &err), 0);
-    assert_int_equal(kv_pool_free_blocks(engine_pool(e)), 0);
-    assert_int_equal(engine_run(e, &err), 0);
-    assert_int_equal(seq_outcome(s[0])->n_generated, 20);
-    assert_int_equal(seq_outcome(s[1])->n_generated, 20);
-    engine_remove(e, s[0]);
-    engine_remove(e, s[1]);
-    assert_int_equal(kv_pool_free_blocks(engine_pool(e)), 3);
-    engine_destroy(e);
+    for (int i = 0; i < 2; i++) /* two blocks of three, each */
+        assert_int_equal(add(&k, &a, &s[i], &err), 0);
+    a.n_prompt = 40;
+    assert_int_equal(add(&k, &a, &s[2], &err), 0);
+    assert_int_equal(engine_run(k.engine, &err), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(seq_outcome(s[i])->finish, FINISH_LENGTH);
+        assert_int_equal(seq_outcome(s[i])->n_generated, 20);
+        engine_remove(k.engine, s[i]);
+    }
+    assert_int_equal(kv_pool_free_blocks(engine_pool(k.engine)), 3);
     stack_close(&k);
 }
 

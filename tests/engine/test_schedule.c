@@ -1,0 +1,406 @@
+/* test_schedule.c - sequences that wait, share, lose their places and come back: nobody can tell.
+ *
+ * Every output is compared with that of the same request alone in an engine with room for all, by its
+ * tokens and by the digest of its logits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "tests/engine/enginetest.h"
+
+enum { N = 12, N_PROMPT = 330, MODEL_CONTEXT = 512 };
+
+static int32_t prompt[N][N_PROMPT];
+static struct et_ask ask[N];
+static struct et_run alone[N];
+
+/* Half of the prompts begin alike; lengths, parameters and seeds differ. */
+static int run_alone(void **state)
+{
+    (void)state;
+    struct stack k;
+    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT});
+    for (int i = 0; i < N; i++) {
+        et_prompt(prompt[i], N_PROMPT, i % 2 ? 7 : 100 + (uint64_t)i);
+        for (int j = 20 * i; i % 2 && j < N_PROMPT; j++)
+            prompt[i][j] = 3 + (prompt[i][j] + i) % 400;
+        ask[i] = (struct et_ask){.prompt = prompt[i],
+                                 .n_prompt = 40 + 25 * i,
+                                 .max_tokens = 60 + 37 * i % 130,
+                                 .temperature = i % 3 ? 1.0f : 0.0f,
+                                 .seed = (uint64_t)i,
+                                 .save = i % 4 == 3 ? "none" : "both"};
+        if (et_run(&k, &ask[i], &alone[i]) != 0)
+            fail_msg("%s", alone[i].err.msg);
+    }
+    stack_close(&k);
+    return 0;
+}
+
+static struct seq *add(struct stack *k, int i, int priority, int64_t deadline_ns)
+{
+    struct err err = {0};
+    struct seq *s = NULL;
+    struct request q = et_request(k, &ask[i]);
+    q.priority = priority;
+    q.deadline_ns = deadline_ns;
+    if (engine_add(k->engine, &q, &s, &err) != 0)
+        fail_msg("request %d: %s", i, err.msg);
+    return s;
+}
+
+static void step(struct stack *k, int n)
+{
+    struct err err = {0};
+    int n_active;
+    for (int i = 0; i < n; i++) {
+        if (engine_step(k->engine, &n_active, &err) != 0)
+            fail_msg("%s", err.msg);
+    }
+}
+
+static void run_to_end(struct stack *k)
+{
+    struct err err = {0};
+    if (engine_run(k->engine, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+/* --- preemption ------------------------------------------------------------------------------- */
+
+/* All of them in a pool for one context, arriving over time; with the store given. */
+static struct engine_stats in_a_tiny_pool(struct stack *k, const char *what)
+{
+    struct engine_stats st;
+    struct seq *s[N];
+    struct et_run r;
+    for (int i = 0; i < N; i++) {
+        s[i] = add(k, i, i % 5 == 4 ? -2 : 0, 0);
+        step(k, i % 3);
+    }
+    run_to_end(k);
+    engine_stats(k->engine, &st);
+    for (int i = 0; i < N; i++) {
+        et_take(k, s[i], &r);
+        et_same(&r, &alone[i], what);
+    }
+    engine_stats(k->engine, &st);
+    assert_int_equal(st.blocks_free, st.blocks); /* none leaked */
+    return st;
+}
+
+static void preempted_without_a_store(void **state)
+{
+    (void)state;
+    for (int reuse = 0; reuse < 2; reuse++) {
+        struct stack k;
+        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
+                                         .max_sequences = 5,
+                                         .kv_tokens = 8 * 64,
+                                         .step_rows = 100,
+                                         .reuse = reuse});
+        struct engine_stats st = in_a_tiny_pool(&k, "without a store");
+        print_message("# reuse %d: %d preemptions, %d tokens recovered, %d recomputed\n",
+                      reuse, (int)st.n_preempted, (int)st.recovered_tokens,
+                      (int)st.recomputed_tokens);
+        assert_true(st.n_preempted > 3);
+        assert_true(reuse || st.recovered_tokens == 0);
+        stack_close(&k);
+    }
+}
+
+/* The store is quick, slow, or broken from some point on: it only matters to what is recomputed. */
+static void preempted_with_a_store(void **state)
+{
+    (void)state;
+    static const struct io_sim_fault faults[] = {
+        {.kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .slow_ns = 300000},
+        {.kind = IO_SIM_FAIL,
+         .on = IO_SIM_ON_WRITE,
+         .path = "seg-",
+         .skip = 12,
+         .code = -28},
+    };
+    for (int i = 0; i < 6; i++) {
+        struct stack k;
+        struct io *io = et_disk(40 + (uint64_t)i, 0);
+        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
+                                         .max_sequences = 5,
+                                         .kv_tokens = 8 * 64,
+                                         .step_rows = 100,
+                                         .reuse = i % 2,
+                                         .io = io,
+                                         .dirs = et_dirs,
+                                         .n_dirs = 2});
+        if (i / 2 > 0)
+            assert_int_equal(io_sim_fault_add(io, &faults[i / 2 - 1]), 0);
+        struct engine_stats st = in_a_tiny_pool(&k, "with a store");
+        print_message("# store %d: %d preemptions, %d tokens recovered, %d recomputed\n", i,
+                      (int)st.n_preempted, (int)st.recovered_tokens,
+                      (int)st.recomputed_tokens);
+        assert_true(st.n_preempted > 0);
+        if (i / 2 ==
+            0) /* more comes back than is computed again: tails, and what is not saved */
+            assert_true(st.recovered_tokens > st.recomputed_tokens);
+        io_sim_fault_clear(io);
+        stack_close(&k);
+        io_close(io);
+    }
+}
+
+/* --- sharing ---------------------------------------------------------------------------------- */
+
+/* n answers to one prompt, asked at once: it is computed once, but for its last block. */
+static void answers_share_their_prompt(void **state)
+{
+    (void)state;
+    struct et_run ref[4], r;
+    struct stack k;
+    struct et_ask a = {.prompt = prompt[1],
+                       .n_prompt = 300,
+                       .max_tokens = 30,
+                       .temperature = 1,
+                       .save = "both"};
+    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT});
+    for (int i = 0; i < 4; i++) {
+        a.seed = (uint64_t)i;
+        assert_int_equal(et_run(&k, &a, &ref[i]), 0);
+    }
+    stack_close(&k);
+    for (int saved = 0; saved < 2; saved++) {
+        struct seq *s[4];
+        struct err err = {0};
+        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
+                                         .max_sequences = 4,
+                                         .step_rows = 128,
+                                         .reuse = true,
+                                         .in_memory = true});
+        a.save = saved ? "both" : "none";
+        for (int i = 0; i < 4; i++) {
+            a.seed = (uint64_t)i;
+            struct request q = et_request(&k, &a);
+            assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        }
+        run_to_end(&k);
+        for (int i = 0; i < 4; i++) {
+            /* Full blocks are shared; the last one is copied where it need not be saved. */
+            assert_int_equal(seq_outcome(s[i])->n_device, i == 0 ? 0 : saved ? 256 : 299);
+            et_take(&k, s[i], &r);
+            et_same(&r, &ref[i], "one of four answers");
+            assert_int_equal(r.committed, saved ? (300 + r.n_tokens - 1) / 64 * 64 : 0);
+        }
+        stack_close(&k);
+    }
+}
+
+/* Turns of a conversation, with other requests between them, over a pool that holds little: bits are
+ * the same whether a prefix comes from the device, from the store, or is computed. */
+static void turns_come_from_anywhere(void **state)
+{
+    (void)state;
+    struct stack plain, k;
+    struct rng rng = {5};
+    int n_device = 0, n_restored = 0;
+    et_open(&plain, &(struct stack_opts){.max_context = MODEL_CONTEXT});
+    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
+                                     .kv_tokens = 8 * 64,
+                                     .reuse = true,
+                                     .in_memory = true});
+    for (int i = 0; i < 60; i++) {
+        struct et_run ref, r;
+        struct et_ask a = ask[rng_below(&rng, N)];
+        a.n_prompt = 1 + (int)rng_below(&rng, N_PROMPT);
+        a.max_tokens = 1 + (int)rng_below(&rng, 40);
+        a.salt = rng_below(&rng, 4) == 0 ? "other" : NULL;
+        assert_int_equal(et_run(&plain, &a, &ref), 0);
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &ref, "from anywhere");
+        n_device += r.n_device;
+        n_restored += r.n_cached - r.n_device;
+    }
+    print_message("# %d tokens from the device, %d from the store\n", n_device, n_restored);
+    assert_true(n_device > 1000 && n_restored > 500);
+    stack_close(&plain);
+    stack_close(&k);
+}
+
+/* A salt keeps tenants apart on the device, too. */
+static void salts_do_not_share(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run r;
+    struct et_ask a = {.prompt = prompt[0], .n_prompt = 200, .salt = "alice"};
+    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT, .reuse = true});
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    a.salt = "bob";
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.n_device, 0);
+    a.salt = "alice";
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.n_device, 199);
+    a.plan = "recompute"; /* what was asked for is done */
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.n_device, 0);
+    stack_close(&k);
+}
+
+/* --- ends ------------------------------------------------------------------------------------- */
+
+static void deadlines(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run r;
+    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT, .max_sequences = 1});
+    struct seq *late = add(&k, 11, 0, clock_now_ns() - 1);
+    int64_t soon = clock_now_ns() + 50000000;
+    struct seq *cut = add(&k, 10, 0, soon);
+    struct seq *free_of_it = add(&k, 9, 0, 0);
+    step(&k, 2);
+    int n = seq_outcome(cut)->n_generated;
+    while (clock_now_ns() < soon)
+        clock_sleep_ns(1000000);
+    run_to_end(&k);
+    et_take(&k, late, &r);
+    assert_int_equal(r.finish, FINISH_TIMEOUT);
+    assert_int_equal(r.n_tokens, 0);
+    et_take(&k, cut, &r); /* what it had shown stays */
+    assert_int_equal(r.finish, FINISH_TIMEOUT);
+    assert_true(r.n_tokens == n && n > 0);
+    assert_memory_equal(r.tokens, alone[10].tokens, (size_t)n * sizeof r.tokens[0]);
+    et_take(&k, free_of_it, &r);
+    et_same(&r, &alone[9], "behind a deadline");
+    stack_close(&k);
+}
+
+static void priorities(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run r;
+    struct seq *s[3];
+    et_open(&k, &(struct stack_opts){
+                    .max_context = MODEL_CONTEXT, .max_sequences = 1, .in_memory = true});
+    s[0] = add(&k, 4, 0, 0);
+    step(&k, 4);
+    s[1] = add(&k, 6, 0, 0);
+    s[2] = add(&k, 8, -100, 0);
+    while (seq_outcome(s[2])->finish == FINISH_NONE)
+        step(&k, 1);
+    assert_int_equal(seq_outcome(s[0])->n_preempted, 1);
+    assert_int_equal(seq_outcome(s[1])->n_generated, 0);
+    run_to_end(&k);
+    static const int which[] = {4, 6, 8};
+    for (int i = 0; i < 3; i++) {
+        et_take(&k, s[i], &r);
+        et_same(&r, &alone[which[i]], "with priorities");
+    }
+    stack_close(&k);
+}
+
+/* One sequence's values leave the range of f16; those beside it do not notice. */
+static void an_overflow_is_its_own(void **state)
+{
+    (void)state;
+    enum { BAD = 500 };
+    struct stack k;
+    struct et_run ref[2], r;
+    struct seq *s[3];
+    struct err err = {0};
+    struct et_ask a[3];
+    int32_t bad[100];
+    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
+                                     .max_sequences = 3,
+                                     .dtype = "f16",
+                                     .in_memory = true});
+    assert_non_null(k.model->w.embed.data);
+    uint16_t *row = (uint16_t *)k.model->w.embed.data + BAD * k.model->w.embed.ld;
+    for (int i = 0; i < k.model->cfg.n_embd; i++)
+        row[i] = 0x7c00; /* infinity */
+    for (int i = 0; i < 3; i++) {
+        a[i] = (struct et_ask){
+            .prompt = prompt[i], .n_prompt = 100, .max_tokens = 80, .save = "both"};
+        if (i < 2)
+            assert_int_equal(et_run(&k, &a[i], &ref[i]), 0);
+    }
+    memcpy(bad, prompt[2], sizeof bad);
+    bad[70] = BAD;
+    a[2].prompt = bad;
+    a[0].plan = a[1].plan = "recompute";
+    for (int order = 0; order < 2; order++) {
+        for (int i = 0; i < 3; i++) {
+            struct request q = et_request(&k, &a[(i + 2 * order) % 3]);
+            assert_int_equal(engine_add(k.engine, &q, &s[(i + 2 * order) % 3], &err), 0);
+        }
+        run_to_end(&k);
+        et_take(&k, s[2], &r);
+        assert_int_equal(r.finish, FINISH_ERROR);
+        assert_non_null(strstr(r.err.msg, "bf16"));
+        for (int i = 0; i < 2; i++) {
+            et_take(&k, s[i], &r);
+            et_same(&r, &ref[i], "beside an overflow");
+        }
+    }
+    stack_close(&k);
+}
+
+/* A request's output depends on its own prompt, parameters and seed: in whatever company, order and
+ * pieces it is computed. */
+static void company_changes_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        struct rng rng = {seed};
+        struct stack k;
+        struct seq *s[N];
+        struct et_run r;
+        int order[N];
+        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
+                                         .max_sequences = 1 + (int)rng_below(&rng, N),
+                                         .threads = 1 + (int)rng_below(&rng, 2),
+                                         .step_rows = 16 + (int)rng_below(&rng, 300),
+                                         .kv_tokens = 64 * (8 + (int)rng_below(&rng, 40)),
+                                         .reuse = rng_below(&rng, 2),
+                                         .in_memory = rng_below(&rng, 2)});
+        for (int i = 0; i < N; i++) {
+            int j = (int)rng_below(&rng, (uint64_t)i + 1);
+            order[i] = order[j];
+            order[j] = i;
+        }
+        for (int i = 0; i < N; i++) {
+            s[i] = add(&k, order[i], (int)rng_below(&rng, 5) - 2, 0);
+            step(&k, (int)rng_below(&rng, 4));
+        }
+        run_to_end(&k);
+        for (int i = 0; i < N; i++) {
+            et_take(&k, s[i], &r);
+            et_same(&r, &alone[order[i]], "in company");
+        }
+        stack_close(&k);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(preempted_without_a_store),
+        cmocka_unit_test(preempted_with_a_store),
+        cmocka_unit_test(answers_share_their_prompt),
+        cmocka_unit_test(turns_come_from_anywhere),
+        cmocka_unit_test(salts_do_not_share),
+        cmocka_unit_test(deadlines),
+        cmocka_unit_test(priorities),
+        cmocka_unit_test(an_overflow_is_its_own),
+        cmocka_unit_test(company_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, run_alone, NULL);
+}
