@@ -84,8 +84,8 @@ static void places_and_blocks(void **state)
     engine_remove(k.engine, s[2]);
     stack_close(&k);
 
-    et_open(&k, &(struct stack_opts){
-                    .max_context = 256, .max_sequences = 3, .kv_tokens = 192});
+    et_open(&k,
+            &(struct stack_opts){.max_context = 256, .max_sequences = 3, .kv_tokens = 192});
     a = (struct et_ask){.prompt = prompt, .n_prompt = 180, .max_tokens = 13};
     assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT); /* never */
     assert_non_null(strstr(err.msg, "192"));
