@@ -35,8 +35,6 @@ struct seq {
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
     float *logits;                       /* [vocab], a row of the engine's */
-    int64_t t_start, t_first;
-    float *logits;                       /* [vocab], a row of the engine's */
     int64_t t_arrival, t_admit, t_first; /* t_admit: the first time; */
     int64_t t_start;                     /* the last time */
     bool was_preempted;
