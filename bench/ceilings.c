@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <immintrin.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,26 +110,44 @@ struct mem_job {
     char *dst;
     const char *src;
     size_t bytes;
+    int pattern; /* of reading */
 };
 
-/* Eight streams, as a kernel over several panels reads: one stream alone is slower. */
-__attribute__((target("avx2"))) static void read_range(const char *p, size_t bytes)
+/* Whether one, four or eight streams at once are read fastest differs between machines. */
+#define N_READ_PATTERNS 3
+#define FETCH_AHEAD     2048
+
+__attribute__((target("avx2"), always_inline)) static inline void
+read_streams(const char *p, size_t bytes, int n_streams)
 {
-    enum { STREAMS = 8 };
-    size_t part = bytes / STREAMS / 64 * 64;
-    __m256i s[STREAMS];
-    for (int j = 0; j < STREAMS; j++)
+    size_t part = bytes / (size_t)n_streams / 64 * 64;
+    __m256i s[8];
+#pragma GCC unroll 8
+    for (int j = 0; j < n_streams; j++)
         s[j] = _mm256_setzero_si256();
     for (size_t i = 0; i < part; i += 64) {
 #pragma GCC unroll 8
-        for (int j = 0; j < STREAMS; j++) {
+        for (int j = 0; j < n_streams; j++) {
             const __m256i *v = (const __m256i *)(p + (size_t)j * part + i);
+            __builtin_prefetch((const char *)v + FETCH_AHEAD);
             s[j] = _mm256_xor_si256(s[j], _mm256_xor_si256(v[0], v[1]));
         }
     }
-    for (int j = 1; j < STREAMS; j++)
+#pragma GCC unroll 8
+    for (int j = 1; j < n_streams; j++)
         s[0] = _mm256_xor_si256(s[0], s[j]);
     __asm__ volatile("" : : "x"(s[0]));
+}
+
+__attribute__((target("avx2"))) static void read_range(const char *p, size_t bytes,
+                                                       int pattern)
+{
+    if (pattern == 0)
+        read_streams(p, bytes, 1);
+    else if (pattern == 1)
+        read_streams(p, bytes, 4);
+    else
+        read_streams(p, bytes, 8);
 }
 
 static void mem_share(void *arg, int thread_idx, int n_threads)
@@ -137,7 +156,7 @@ static void mem_share(void *arg, int thread_idx, int n_threads)
     long begin, end;
     pool_share((long)job->bytes, 4096, thread_idx, n_threads, &begin, &end);
     if (job->dst == NULL)
-        read_range(job->src + begin, (size_t)(end - begin));
+        read_range(job->src + begin, (size_t)(end - begin), job->pattern);
     else
         memcpy(job->dst + begin, job->src + begin, (size_t)(end - begin));
 }
@@ -149,14 +168,20 @@ static void mem_once(void *arg)
 
 double ceiling_read(struct pool *pool, const void *buffer, size_t bytes, double seconds)
 {
-    struct mem_job job = {pool, NULL, buffer, bytes};
-    return (double)bytes / time_spread(mem_once, &job, seconds).min;
+    struct mem_job job = {.pool = pool, .src = buffer, .bytes = bytes};
+    double best = 0;
+    for (job.pattern = 0; job.pattern < N_READ_PATTERNS; job.pattern++) {
+        double rate = (double)bytes / time_spread(mem_once, &job, seconds).min;
+        if (getenv("DBG")) printf("pattern %d: %.1f\n", job.pattern, rate * 1e-9);
+        best = rate > best ? rate : best;
+    }
+    return best;
 }
 
 double ceiling_copy(struct pool *pool, void *dst, const void *src, size_t bytes,
                     double seconds)
 {
-    struct mem_job job = {pool, dst, src, bytes};
+    struct mem_job job = {.pool = pool, .dst = dst, .src = src, .bytes = bytes};
     return (double)bytes / time_spread(mem_once, &job, seconds).min;
 }
 
