@@ -1,33 +1,49 @@
 /* kern_attention.h - one tile of attention: up to TILE_QUERIES query vectors of one kv head, over all
  * key blocks that any of them sees.
  *
- * K and V of a block are converted to f32 once per tile, then used by strips of MM_ROWS queries with
- * the micro-kernel of the matrix product: scores over d_head, then P.V over the visible keys.  With
- * one or few queries (decode) they are converted in registers on the way instead.
+ * Strips of up to MM_ROWS queries use the inner loop of the matrix product: scores over d_head, then
+ * P.V over the visible keys.  For many queries K and V of a block are converted to f32 once per tile;
+ * for few (decode) they are read from the cache and converted in registers.
  *
  * A key that a query does not see never enters its arithmetic, not even times zero: its slot may
  * hold anything, and 0 * v would turn -0 into +0.  Inside a strip whose queries see different keys of
- * a block, those that all see go through the micro-kernel, the others row by row, in order. */
+ * a block, those that all see are taken together, the others row by row, in order. */
 #ifndef TENSOR_KERN_ATTENTION_H
 #define TENSOR_KERN_ATTENTION_H
 
 #define KEYS     KV_BLOCK_TOKENS
 #define KEY_VECS (KEYS / 16)
 
+/* Vectors of keys, or of d_head, that a strip takes at once: enough sums to keep both multipliers busy,
+ * no more than there are registers. */
+#define ATTN_PANELS(rows)                                                                  \
+    ((rows)*4 <= MM_ROWS * MM_PANELS ? 4 : (rows)*2 <= MM_ROWS * MM_PANELS ? 2 : 1)
+
 struct attn_state {
     const struct attn_tile *t;
-    int d_head, d_pad;              /* d_pad: d_head rounded up to whole vectors */
-    float *q;                       /* strips of MM_ROWS: [n_strips][d_head][MM_ROWS] */
-    float *o;                       /* [n][d_pad] */
-    float *p;                       /* [MM_ROWS][64]: scores, then weights */
-    float *k, *v;                   /* the block in f32: [d_head][64], [64][d_pad] */
-    float *m, *l;                   /* [n] running maximum and sum */
-    const uint8_t *next_k, *next_v; /* of the block behind this one, to be fetched ahead */
+    int d_head, d_pad; /* d_pad: d_head rounded up to whole vectors */
+    int n_strips;
+    float *q;      /* strip by strip, [d_head][MM_ROWS] each */
+    float *o;      /* [n][d_pad] */
+    float *p;      /* [MM_ROWS][64]: scores, then weights */
+    float *k, *v;  /* the block in f32: [d_head][64], [64][d_pad] */
+    float *m, *l;  /* [n] running maximum and sum */
+    bool converts; /* into k and v; otherwise blocks are read where they lie */
+};
+
+/* K [d_head][64] and V [64][v_step] of one head in one block, converted or not. */
+struct kv_block {
+    const uint8_t *k, *v;
+    enum dtype type;
+    int v_step;
+    /* The next block in the cache, and how much of each of its two parts a strip asks for. */
+    const uint8_t *next_k, *next_v;
+    size_t fetch_bytes;
 };
 
 /* Visible keys of the block of one strip: row r sees [lo[r], hi[r]). */
 struct strip {
-    int first, n; /* queries [first, first + n) */
+    int idx, first, n; /* queries [first, first + n) */
     int lo[MM_ROWS], hi[MM_ROWS];
     int all_lo, all_hi; /* seen by every row */
     bool any;
@@ -39,22 +55,40 @@ static int round16(int n)
     return (n + 15) / 16 * 16;
 }
 
+/* First query of strip i: strips are of nearly equal height. */
+static int strip_first(const struct attn_state *s, int i)
+{
+    return s->t->n * i / s->n_strips;
+}
+
+static void strip_pack_q(const struct attn_state *s, int idx)
+{
+    float *strip = s->q + idx * MM_ROWS * s->d_head;
+    int first = strip_first(s, idx), n = strip_first(s, idx + 1) - first;
+    for (int r = 0; r < n; r++)
+        for (int d = 0; d < s->d_head; d++)
+            strip[d * MM_ROWS + r] = s->t->q[first + r][d];
+}
+
 static struct attn_state attn_begin(const struct attn_tile *t)
 {
-    struct attn_state s = {
-        .t = t, .d_head = t->kv->d_head, .d_pad = round16(t->kv->d_head)};
+    int d_head = t->kv->d_head;
+    struct attn_state s = {.t = t,
+                           .d_head = d_head,
+                           .d_pad = round16(d_head),
+                           .n_strips = (t->n + MM_ROWS - 1) / MM_ROWS,
+                           .converts = t->n > ATTN_CONVERT_QUERIES || d_head % 16 != 0};
     float *at = t->scratch;
     s.k = at, at += KEYS * MAX_D_HEAD;
     s.v = at, at += KEYS * MAX_D_HEAD;
-    s.q = at, at += TILE_QUERIES * MAX_D_HEAD;
+    s.q = at, at += s.n_strips * MM_ROWS * d_head;
     s.o = at, at += t->n * s.d_pad;
     s.p = at, at += MM_ROWS * KEYS;
     s.m = at, at += t->n;
     s.l = at;
+    for (int i = 0; i < s.n_strips; i++)
+        strip_pack_q(&s, i);
     for (int i = 0; i < t->n; i++) {
-        float *strip = s.q + (i / MM_ROWS) * MM_ROWS * s.d_head;
-        for (int d = 0; d < s.d_head; d++)
-            strip[d * MM_ROWS + i % MM_ROWS] = t->q[i][d];
         s.m[i] = -INFINITY;
         s.l[i] = 0;
     }
@@ -95,13 +129,10 @@ static float softmax_block(float *p, int lo, int hi, float scale, float *m, floa
         v_store(p + 16 * j, s[j]);
         sum = v_add(sum, s[j]);
     }
-    float lanes[16], shrink = 1.0f; /* exp(0), which v_exp gives exactly: the usual case */
-    if (m_new > *m) {
-        v_store(lanes, v_exp(v_set1(*m - m_new)));
-        shrink = lanes[0];
-    }
-    v_store(lanes, v_fma(v_set1(*l), v_set1(shrink), v_set1(v_sum(sum))));
-    *l = lanes[0];
+    float shrink = 1.0f; /* exp(0), which v_exp gives exactly: the usual case */
+    if (m_new > *m)
+        shrink = v_lane0(v_exp(v_set1(*m - m_new)));
+    *l = v_lane0(v_fma(v_set1(*l), v_set1(shrink), v_set1(v_sum(sum))));
     *m = m_new;
     return shrink;
 }
@@ -131,12 +162,13 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
 
 /* --- strips --------------------------------------------------------------------------------- */
 
-static struct strip strip_of(const struct attn_tile *t, int first, int32_t block_pos)
+static struct strip strip_of(const struct attn_state *s, int idx, int32_t block_pos)
 {
-    struct strip st = {.first = first, .all_hi = KEYS};
-    st.n = t->n - first < MM_ROWS ? t->n - first : MM_ROWS;
+    struct strip st = {.idx = idx, .first = strip_first(s, idx), .all_hi = KEYS};
+    st.n = strip_first(s, idx + 1) - st.first;
     for (int r = 0; r < st.n; r++) {
-        int32_t lo = t->begin[first + r] - block_pos, hi = t->end[first + r] - block_pos;
+        int32_t lo = s->t->begin[st.first + r] - block_pos;
+        int32_t hi = s->t->end[st.first + r] - block_pos;
         st.lo[r] = lo > 0 ? lo : 0;
         st.hi[r] = hi < KEYS ? hi : KEYS;
         if (st.lo[r] >= st.hi[r])
@@ -151,51 +183,112 @@ static struct strip strip_of(const struct attn_tile *t, int first, int32_t block
     return st;
 }
 
-/* p[r][0..64) = q[r] . k for a whole strip (absent rows are computed from stale q, and unused). */
-static void strip_scores(const struct attn_state *s, const struct strip *st)
+/* p[r][0..64) = q[r] . k. */
+INLINE void scores(const struct attn_state *s, const struct strip *st,
+                   const struct kv_block *b, enum dtype t, int n_rows)
 {
-    const int n_rows = MM_ROWS, n_panels = MM_PANELS;
-    const float *q = s->q + (int64_t)st->first * s->d_head;
-    for (int j0 = 0; j0 < KEYS; j0 += GROUP_COLS) {
-        v16 sum[MM_ROWS][MM_PANELS];
+    const int n_panels = ATTN_PANELS(n_rows);
+    size_t pass_bytes = b->fetch_bytes * (size_t)n_panels / KEY_VECS;
+    size_t steps = (size_t)s->d_head / FETCH_STEPS;
+    for (int j0 = 0; j0 < KEY_VECS; j0 += n_panels) {
+        v16 sum[MM_ROWS][WIDE_MAX];
+        const struct operands x = {
+            .a = s->q + st->idx * MM_ROWS * s->d_head,
+            .a_row = 1,
+            .a_step = MM_ROWS,
+            .b = b->k + (size_t)(j0 * 16) * dtype_bytes(t),
+            .b_step = KEYS,
+            .b_panel = 16,
+            .fetch = b->next_k + b->fetch_bytes * (size_t)st->idx +
+                     pass_bytes / (size_t)n_panels * (size_t)j0,
+            .fetch_panel = pass_bytes / steps / (size_t)n_panels,
+            .fetch_step = pass_bytes / steps,
+        };
         EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-        tile_fma(sum, n_rows, n_panels, q, 1, MM_ROWS, s->k + j0, KEYS, s->d_head);
-        EACH_ROW EACH_PANEL v_store(s->p + r * KEYS + j0 + j * PANEL, sum[r][j]);
+        tile_fma(sum, &x, t, s->d_head, n_rows, n_panels);
+        EACH_ROW EACH_PANEL v_store(s->p + r * KEYS + (j0 + j) * 16,
+                                    v_reorder(sum[r][j], t));
     }
 }
 
-/* o[r] = o[r] * shrink[r] + p[r][lo..hi) . v, for n_rows rows and n_panels vectors of d_head. */
-INLINE void weigh_panels(float *o, int d_pad, const float *p, const float *v,
-                         const float *shrink, int lo, int hi, int n_rows, int n_panels)
+/* Some neighbouring rows of a strip, the keys that they all see. */
+struct weighing {
+    int strip_idx, row; /* row: the first, of the tile */
+    const float *p;     /* its weights, [64] per row */
+    const float *shrink;
+    int lo, hi;
+};
+
+/* o[r][d..) = o[r][d..) * shrink[r] + p[r][lo..hi) . v[..][d..), n_panels vectors of d_head. */
+INLINE void weigh_panels(const struct attn_state *s, const struct weighing *w,
+                         const struct kv_block *b, enum dtype t, int d, int n_rows,
+                         int n_panels)
 {
-    v16 sum[MM_ROWS][MM_PANELS];
-    EACH_ROW EACH_PANEL sum[r][j] = v_mul(v_load(o + r * d_pad + j * PANEL),
-                                          v_set1(shrink[r]));
-    tile_fma(sum, n_rows, n_panels, p + lo, KEYS, 1, v + lo * d_pad, d_pad, hi - lo);
-    EACH_ROW EACH_PANEL v_store(o + r * d_pad + j * PANEL, sum[r][j]);
+    v16 sum[MM_ROWS][WIDE_MAX];
+    float *o = s->o + w->row * s->d_pad + d;
+    size_t vec_bytes = b->fetch_bytes * 16 / (size_t)s->d_pad;
+    const struct operands x = {
+        .a = w->p + w->lo,
+        .a_row = KEYS,
+        .a_step = 1,
+        .b = b->v + (size_t)(w->lo * b->v_step + d) * dtype_bytes(t),
+        .b_step = b->v_step,
+        .b_panel = 16,
+        .fetch = b->next_v + b->fetch_bytes * (size_t)w->strip_idx +
+                 vec_bytes / 16 * (size_t)d,
+        .fetch_panel = vec_bytes * FETCH_STEPS / KEYS,
+        .fetch_step = vec_bytes * FETCH_STEPS / KEYS * (size_t)n_panels,
+    };
+    EACH_ROW EACH_PANEL sum[r][j] = v_reorder(
+        v_mul(v_load(o + r * s->d_pad + j * 16), v_set1(w->shrink[r])), t);
+    tile_fma(sum, &x, t, w->hi - w->lo, n_rows, n_panels);
+    EACH_ROW EACH_PANEL v_store(o + r * s->d_pad + j * 16, v_reorder(sum[r][j], t));
 }
 
-INLINE void weigh_rows(const struct attn_state *s, int row0, const float *p,
-                       const float *shrink, int lo, int hi, int n_rows)
+INLINE void weigh(const struct attn_state *s, const struct weighing *w,
+                  const struct kv_block *b, enum dtype t, int n_rows)
 {
-    float *o = s->o + row0 * s->d_pad;
+    const int n_panels = ATTN_PANELS(n_rows);
     int d = 0;
-    for (; d + GROUP_COLS <= s->d_pad; d += GROUP_COLS)
-        weigh_panels(o + d, s->d_pad, p, s->v + d, shrink, lo, hi, n_rows, MM_PANELS);
-    for (; d < s->d_pad; d += PANEL)
-        weigh_panels(o + d, s->d_pad, p, s->v + d, shrink, lo, hi, n_rows, 1);
+    for (; d + 16 * n_panels <= s->d_pad; d += 16 * n_panels)
+        weigh_panels(s, w, b, t, d, n_rows, n_panels);
+    for (; d < s->d_pad; d += 16)
+        weigh_panels(s, w, b, t, d, n_rows, 1);
 }
 
-static void weigh_one(const struct attn_state *s, int row, const float *p, float shrink,
-                      int lo, int hi)
+/* A pair of functions per number of rows: inlining them all into one confuses the register
+ * allocator. */
+#define ATTN(R)                                                                            \
+    static void scores_##R(const struct attn_state *s, const struct strip *st,             \
+                           const struct kv_block *b)                                       \
+    {                                                                                      \
+        FOR_DTYPE(b->type, t, scores(s, st, b, (enum dtype)t, R));                         \
+    }                                                                                      \
+    static void weigh_##R(const struct attn_state *s, const struct weighing *w,            \
+                          const struct kv_block *b)                                        \
+    {                                                                                      \
+        FOR_DTYPE(b->type, t, weigh(s, w, b, (enum dtype)t, R));                           \
+    }
+EACH_STRIP_HEIGHT(ATTN)
+#undef ATTN
+
+#define ATTN(R) {scores_##R, weigh_##R},
+static const struct {
+    void (*scores)(const struct attn_state *s, const struct strip *st,
+                   const struct kv_block *b);
+    void (*weigh)(const struct attn_state *s, const struct weighing *w,
+                  const struct kv_block *b);
+} attn_by_rows[] = {{NULL, NULL}, EACH_STRIP_HEIGHT(ATTN)};
+#undef ATTN
+
+/* n rows of the strip from `row` on, keys [lo, hi). */
+static void weigh_rows(const struct attn_state *s, const struct strip *st,
+                       const struct kv_block *b, int row, int n, const float *shrink,
+                       int lo, int hi)
 {
+    struct weighing w = {st->idx, st->first + row, s->p + row * KEYS, shrink, lo, hi};
     if (lo < hi)
-        weigh_rows(s, row, p, &shrink, lo, hi, 1);
-}
-
-static void weigh_all(const struct attn_state *s, const struct strip *st)
-{
-    weigh_rows(s, st->first, s->p, st->shrink, st->all_lo, st->all_hi, MM_ROWS);
+        attn_by_rows[n].weigh(s, &w, b);
 }
 
 static int clamp(int x, int lo, int hi)
@@ -203,27 +296,27 @@ static int clamp(int x, int lo, int hi)
     return x < lo ? lo : x > hi ? hi : x;
 }
 
-/* Rows of a strip that is not full, or that sees the block unevenly: before, common part, after. */
-static void weigh_uneven(const struct attn_state *s, const struct strip *st)
+/* Rows that see the block unevenly: before, common part, after. */
+static void weigh_uneven(const struct attn_state *s, const struct strip *st,
+                         const struct kv_block *b)
 {
-    bool common = st->n == MM_ROWS && st->all_lo < st->all_hi;
     float shrink[MM_ROWS];
     for (int r = 0; r < st->n; r++) {
-        int end = common ? clamp(st->all_lo, st->lo[r], st->hi[r]) : st->hi[r];
-        weigh_one(s, st->first + r, s->p + r * KEYS, st->shrink[r], st->lo[r], end);
+        int end = clamp(st->all_lo, st->lo[r], st->hi[r]);
+        weigh_rows(s, st, b, r, 1, &st->shrink[r], st->lo[r], end);
         shrink[r] = end > st->lo[r] ? 1.0f : st->shrink[r];
     }
-    if (!common)
-        return;
-    weigh_rows(s, st->first, s->p, shrink, st->all_lo, st->all_hi, MM_ROWS);
+    weigh_rows(s, st, b, 0, st->n, shrink, st->all_lo, st->all_hi);
     for (int r = 0; r < st->n; r++)
-        weigh_one(s, st->first + r, s->p + r * KEYS, 1.0f, st->all_hi, st->hi[r]);
+        weigh_rows(s, st, b, r, 1, &(float){1.0f}, clamp(st->all_hi, st->lo[r], st->hi[r]),
+                   st->hi[r]);
 }
 
-static void strip_attend(const struct attn_state *s, struct strip *st)
+static void strip_attend(const struct attn_state *s, struct strip *st,
+                         const struct kv_block *b)
 {
-    strip_scores(s, st);
-    bool even = st->n == MM_ROWS;
+    bool even = true;
+    attn_by_rows[st->n].scores(s, st, b);
     for (int r = 0; r < st->n; r++) {
         int i = st->first + r;
         st->shrink[r] = 1.0f;
@@ -233,106 +326,12 @@ static void strip_attend(const struct attn_state *s, struct strip *st)
         even = even && st->lo[r] == st->all_lo && st->hi[r] == st->all_hi;
     }
     if (even)
-        weigh_all(s, st);
+        weigh_rows(s, st, b, 0, st->n, st->shrink, st->all_lo, st->all_hi);
     else
-        weigh_uneven(s, st);
+        weigh_uneven(s, st, b);
 }
-
-/* --- few queries: straight from the cache --------------------------------------------------- */
-
-/* A head's K or V in a block is a stretch of 8 to 16 KiB: too short for the hardware to see it coming
- * (9 of 16 GB/s without this). */
-INLINE void fetch_ahead(const uint8_t *p, size_t at, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(p + at + i);
-}
-
-INLINE void direct_scores(const struct attn_state *s, const uint8_t *k, enum dtype t,
-                          int n_rows)
-{
-    v16 sum[ATTN_DIRECT_ROWS][KEY_VECS];
-    const int n_panels = KEY_VECS;
-    EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-    for (int d = 0; d < s->d_head; d++) {
-        v16 kv[KEY_VECS];
-        fetch_ahead(s->next_k, (size_t)d * KEYS * dtype_bytes(t), KEYS * dtype_bytes(t));
-        EACH_PANEL kv[j] = v_load_t(k, t, d * KEYS + 16 * j);
-        EACH_ROW
-        {
-            v16 q = v_set1(s->q[d * MM_ROWS + r]);
-            EACH_PANEL sum[r][j] = v_fma(q, kv[j], sum[r][j]);
-        }
-    }
-    EACH_ROW EACH_PANEL v_store(s->p + r * KEYS + 16 * j, sum[r][j]);
-}
-
-INLINE void direct_weigh(const struct attn_state *s, const uint8_t *v, enum dtype t,
-                         const float *shrink, int d, int lo, int hi, int n_rows,
-                         int n_panels)
-{
-    v16 sum[ATTN_DIRECT_ROWS][KEY_VECS];
-    EACH_ROW EACH_PANEL sum[r][j] = v_mul(v_load(s->o + r * s->d_pad + d + 16 * j),
-                                          v_set1(shrink[r]));
-    for (int i = lo; i < hi; i++) {
-        v16 vv[KEY_VECS];
-        fetch_ahead(s->next_v, (size_t)(i * s->d_head + d) * dtype_bytes(t),
-                    (size_t)n_panels * 16 * dtype_bytes(t));
-        EACH_PANEL vv[j] = v_load_t(v, t, i * s->d_head + d + 16 * j);
-        EACH_ROW
-        {
-            v16 p = v_set1(s->p[r * KEYS + i]);
-            EACH_PANEL sum[r][j] = v_fma(p, vv[j], sum[r][j]);
-        }
-    }
-    EACH_ROW EACH_PANEL v_store(s->o + r * s->d_pad + d + 16 * j, sum[r][j]);
-}
-
-/* All rows see the same keys: they are heads of one token. */
-INLINE void direct_block(const struct attn_state *s, const uint8_t *k, const uint8_t *v,
-                         enum dtype t, int lo, int hi, int n_rows)
-{
-    float shrink[ATTN_DIRECT_ROWS];
-    direct_scores(s, k, t, n_rows);
-    for (int r = 0; r < n_rows; r++)
-        shrink[r] = softmax_block(s->p + r * KEYS, lo, hi, s->t->scale, &s->m[r], &s->l[r]);
-    int d = 0;
-    for (; d + KEYS <= s->d_head; d += KEYS)
-        direct_weigh(s, v, t, shrink, d, lo, hi, n_rows, KEY_VECS);
-    for (; d < s->d_head; d += 16)
-        direct_weigh(s, v, t, shrink, d, lo, hi, n_rows, 1);
-}
-
-#define ATTN_DIRECT(R)                                                                     \
-    static void direct_block_##R(const struct attn_state *s, const uint8_t *k,             \
-                                 const uint8_t *v, int lo, int hi)                         \
-    {                                                                                      \
-        FOR_DTYPE(s->t->kv->dtype, t, direct_block(s, k, v, (enum dtype)t, lo, hi, R));    \
-    }
-ATTN_DIRECT(1)
-#if ATTN_DIRECT_ROWS >= 4
-ATTN_DIRECT(2)
-ATTN_DIRECT(3)
-ATTN_DIRECT(4)
-#endif
-
-static void (*const direct_block_by_rows[])(const struct attn_state *s, const uint8_t *k,
-                                            const uint8_t *v, int lo, int hi) = {
-    NULL,           direct_block_1,
-#if ATTN_DIRECT_ROWS >= 4
-    direct_block_2, direct_block_3, direct_block_4,
-#endif
-};
 
 /* --- the tile ------------------------------------------------------------------------------- */
-
-static bool tile_is_direct(const struct attn_tile *t)
-{
-    bool same_keys = true;
-    for (int i = 1; i < t->n; i++)
-        same_keys = same_keys && t->begin[i] == t->begin[0] && t->end[i] == t->end[0];
-    return same_keys && t->n <= ATTN_DIRECT_ROWS && t->kv->d_head % 16 == 0;
-}
 
 static const uint8_t *block_k(const struct attn_tile *t, int32_t block)
 {
@@ -342,24 +341,28 @@ static const uint8_t *block_k(const struct attn_tile *t, int32_t block)
            (size_t)t->kv_head * head_bytes;
 }
 
-static void tile_block(struct attn_state *s, int32_t block, int32_t last, bool direct)
+/* Block `block`; `next` is the one to be fetched meanwhile. */
+static struct kv_block block_open(const struct attn_state *s, int32_t block, int32_t next)
 {
     const struct kv_layer *kv = s->t->kv;
-    size_t k_bytes = (size_t)kv->n_kv * (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
-    const uint8_t *k = block_k(s->t, block), *v = k + k_bytes;
-    if (direct) {
-        s->next_k = block < last ? block_k(s->t, block + 1) : k;
-        s->next_v = s->next_k + k_bytes;
-        struct strip st = strip_of(s->t, 0, block * KEYS);
-        direct_block_by_rows[s->t->n](s, k, v, st.lo[0], st.hi[0]);
-        return;
+    size_t head_bytes = (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
+    size_t k_bytes = (size_t)kv->n_kv * head_bytes;
+    const uint8_t *k = block_k(s->t, block), *next_k = block_k(s->t, next);
+    struct kv_block b = {.k = k,
+                         .v = k + k_bytes,
+                         .type = kv->dtype,
+                         .v_step = s->d_head,
+                         .next_k = next_k,
+                         .next_v = next_k + k_bytes,
+                         .fetch_bytes = head_bytes / (size_t)s->n_strips};
+    if (s->converts) {
+        block_convert(s, b.k, b.v);
+        b.k = (const uint8_t *)s->k;
+        b.v = (const uint8_t *)s->v;
+        b.type = DTYPE_F32;
+        b.v_step = s->d_pad;
     }
-    block_convert(s, k, v);
-    for (int i = 0; i < s->t->n; i += MM_ROWS) {
-        struct strip st = strip_of(s->t, i, block * KEYS);
-        if (st.any)
-            strip_attend(s, &st);
-    }
+    return b;
 }
 
 static void attention(const struct attn_tile *t)
@@ -370,10 +373,15 @@ static void attention(const struct attn_tile *t)
         begin = t->begin[i] < begin ? t->begin[i] : begin;
         end = t->end[i] > end ? t->end[i] : end;
     }
-    bool direct = tile_is_direct(t);
     int32_t last = (end - 1) / KEYS;
-    for (int32_t b = begin / KEYS; b <= last; b++)
-        tile_block(&s, b, last, direct);
+    for (int32_t i = begin / KEYS; i <= last; i++) {
+        struct kv_block b = block_open(&s, i, i < last ? i + 1 : i);
+        for (int idx = 0; idx < s.n_strips; idx++) {
+            struct strip st = strip_of(&s, idx, i * KEYS);
+            if (st.any)
+                strip_attend(&s, &st, &b);
+        }
+    }
     attn_end(&s);
 }
 

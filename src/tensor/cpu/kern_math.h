@@ -15,15 +15,16 @@ INLINE v16 v_load_t(const void *p, enum dtype t, int64_t i)
     return v_load_bf16((const uint16_t *)p + i);
 }
 
-/* The 16 elements in the order of lanes that is cheapest to make; v_merge puts sums of them right. */
+/* The 16 elements in the order of lanes that is cheapest to make; v_reorder leads from
+ * that order to the natural one, and back. */
 INLINE v16 v_load_split(const void *p, enum dtype t, int64_t i)
 {
     return t == DTYPE_BF16 ? v_load_bf16_split((const uint16_t *)p + i) : v_load_t(p, t, i);
 }
 
-INLINE v16 v_merge(v16 a, enum dtype t)
+INLINE v16 v_reorder(v16 a, enum dtype t)
 {
-    return t == DTYPE_BF16 ? v_merge_bf16(a) : a;
+    return t == DTYPE_BF16 ? v_reorder_bf16(a) : a;
 }
 
 INLINE void v_store_t(void *p, enum dtype t, int64_t i, v16 a)
@@ -81,7 +82,7 @@ INLINE v16 v_exp(v16 x)
     p = v_fma(p, r, v_set1(1.6666665459e-1f));
     p = v_fma(p, r, v_set1(5.0000001201e-1f));
     p = v_fma(p, v_mul(r, r), v_add(r, v_set1(1.0f)));
-    return v_select_less(low, v_set1(-87.0f), v_zero(), v_scale2(p, n));
+    return v_zero_below(low, v_set1(-87.0f), v_scale2(p, n));
 }
 
 /* x / (1 + exp(-x)) */

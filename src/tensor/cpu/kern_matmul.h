@@ -14,19 +14,58 @@
 #define EACH_ROW   _Pragma("GCC unroll 16") for (int r = 0; r < n_rows; r++)
 #define EACH_PANEL _Pragma("GCC unroll 8") for (int j = 0; j < n_panels; j++)
 
-/* sum[r][j] = fma(a[r * row_stride + i * step], b[i][j], sum[r][j]) for ascending i < n. */
-INLINE void tile_fma(v16 (*sum)[MM_PANELS], int n_rows, int n_panels, const float *a,
-                     int row_stride, int step, const float *b, int b_stride, int n)
+/* Panels walked at once, at most. */
+#define WIDE_MAX 4
+
+/* F(1) F(2) .. F(MM_ROWS) */
+#if MM_ROWS == 4
+#define EACH_STRIP_HEIGHT(F) F(1) F(2) F(3) F(4)
+#elif MM_ROWS == 6
+#define EACH_STRIP_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#elif MM_ROWS == 12
+#define EACH_STRIP_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12)
+#endif
+
+/* What a tile multiplies: rows of floats by vectors of 16 elements. */
+struct operands {
+    const float *a;
+    int a_row, a_step; /* floats from row to row, from step to step */
+    const uint8_t *b;
+    int64_t b_step, b_panel; /* elements from step to step, from vector to vector */
+    /* What will be read soon: every FETCH_STEPS steps a line is asked for per vector, this many bytes
+     * from vector to vector and from time to time. */
+    const uint8_t *fetch;
+    size_t fetch_panel, fetch_step;
+};
+#define FETCH_STEPS 2
+
+INLINE void tile_step(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype t, int i,
+                      int n_rows, int n_panels)
 {
-    for (int i = 0; i < n; i++) {
-        v16 bv[MM_PANELS];
-        EACH_PANEL bv[j] = v_load(b + i * b_stride + j * PANEL);
-        EACH_ROW
-        {
-            v16 av = v_set1(a[r * row_stride + i * step]);
-            EACH_PANEL sum[r][j] = v_fma(av, bv[j], sum[r][j]);
-        }
+    v16 b[WIDE_MAX];
+    EACH_PANEL b[j] = v_load_split(x->b, t, i * x->b_step + j * x->b_panel);
+    EACH_ROW
+    {
+        v16 a = v_set1(x->a[r * x->a_row + i * x->a_step]);
+        EACH_PANEL sum[r][j] = v_fma(a, b[j], sum[r][j]);
     }
+}
+
+/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n. The sums' lanes are in the order
+ * of v_load_split. */
+INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype t, int n,
+                     int n_rows, int n_panels)
+{
+    const uint8_t *fetch = x->fetch;
+    int i = 0;
+    for (; i + FETCH_STEPS <= n; i += FETCH_STEPS) {
+        EACH_PANEL __builtin_prefetch(fetch + (size_t)j * x->fetch_panel);
+        fetch += x->fetch_step;
+        for (int step = 0; step < FETCH_STEPS; step++)
+            tile_step(sum, x, t, i + step, n_rows, n_panels);
+    }
+    for (; i < n; i++)
+        tile_step(sum, x, t, i, n_rows, n_panels);
 }
 
 /* --- several strips of rows ------------------------------------------------------------------ */
@@ -34,50 +73,36 @@ INLINE void tile_fma(v16 (*sum)[MM_PANELS], int n_rows, int n_panels, const floa
 /* A strip of rows by a group of panels over one k-block. */
 struct micro {
     const float *a;   /* [n_rows][256] */
-    const uint8_t *b; /* panel j at b + j * panel_bytes: [kb][16] of b_type */
+    const uint8_t *b; /* panels [kb][16] of b_type, panel_elements apart */
     enum dtype b_type;
-    size_t panel_bytes;
+    int64_t panel_elements;
     int kb;
     float *c;
     int64_t ldc;
-    bool first;        /* C is not read */
-    const float *bias; /* added where not NULL: the last k-block */
-    /* What the next group will read: every FETCH_STEPS steps of k a line is asked for,
-     * fetch_stride bytes behind the one before. */
-    const uint8_t *fetch;
-    size_t fetch_stride;
+    bool first;           /* C is not read */
+    const float *bias;    /* added where not NULL: the last k-block */
+    const uint8_t *fetch; /* of the next group, see struct operands */
+    size_t fetch_panel, fetch_step;
 };
-#define FETCH_STEPS 2
-
-INLINE void micro_step(v16 (*sum)[MM_PANELS], const struct micro *m, enum dtype t, int i,
-                       int n_rows)
-{
-    const int n_panels = MM_PANELS;
-    v16 b[MM_PANELS];
-    EACH_PANEL b[j] = v_load_split(m->b + (size_t)j * m->panel_bytes, t, i * PANEL);
-    EACH_ROW
-    {
-        v16 a = v_set1(m->a[r * KB + i]);
-        EACH_PANEL sum[r][j] = v_fma(a, b[j], sum[r][j]);
-    }
-}
 
 INLINE void micro_rows(const struct micro *m, enum dtype t, int n_rows)
 {
     const int n_panels = MM_PANELS;
-    v16 sum[MM_ROWS][MM_PANELS];
-    const uint8_t *fetch = m->fetch;
-    int i = 0;
+    const struct operands x = {
+        .a = m->a,
+        .a_row = KB,
+        .a_step = 1,
+        .b = m->b,
+        .b_step = PANEL,
+        .b_panel = m->panel_elements,
+        .fetch = m->fetch,
+        .fetch_panel = m->fetch_panel,
+        .fetch_step = m->fetch_step,
+    };
+    v16 sum[MM_ROWS][WIDE_MAX];
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-    for (; i + FETCH_STEPS <= m->kb; i += FETCH_STEPS) {
-        __builtin_prefetch(fetch);
-        fetch += m->fetch_stride;
-        for (int step = 0; step < FETCH_STEPS; step++)
-            micro_step(sum, m, t, i + step, n_rows);
-    }
-    for (; i < m->kb; i++)
-        micro_step(sum, m, t, i, n_rows);
-    EACH_ROW EACH_PANEL sum[r][j] = v_merge(sum[r][j], t);
+    tile_fma(sum, &x, t, m->kb, n_rows, n_panels);
+    EACH_ROW EACH_PANEL sum[r][j] = v_reorder(sum[r][j], t);
     if (!m->first)
         EACH_ROW EACH_PANEL sum[r][j] = v_add(v_load(m->c + r * m->ldc + j * PANEL),
                                               sum[r][j]);
@@ -86,52 +111,33 @@ INLINE void micro_rows(const struct micro *m, enum dtype t, int n_rows)
     EACH_ROW EACH_PANEL v_store(m->c + r * m->ldc + j * PANEL, sum[r][j]);
 }
 
+/* A function per number of rows: inlining them all into one confuses the register allocator. */
 #define MICRO(R)                                                                           \
     static void micro_##R(const struct micro *m)                                           \
     {                                                                                      \
         FOR_DTYPE(m->b_type, t, micro_rows(m, (enum dtype)t, R));                          \
     }
-MICRO(1)
-MICRO(2)
-MICRO(3)
-MICRO(4)
-#if MM_ROWS >= 6
-MICRO(5)
-MICRO(6)
-#endif
-#if MM_ROWS >= 12
-MICRO(7)
-MICRO(8)
-MICRO(9)
-MICRO(10)
-MICRO(11)
-MICRO(12)
-#endif
+EACH_STRIP_HEIGHT(MICRO)
 #undef MICRO
 
-static void (*const micro_by_rows[])(const struct micro *m) = {
-    NULL,    micro_1, micro_2, micro_3,  micro_4,
-#if MM_ROWS >= 6
-    micro_5, micro_6,
-#endif
-#if MM_ROWS >= 12
-    micro_7, micro_8, micro_9, micro_10, micro_11, micro_12,
-#endif
-};
+#define MICRO(R) micro_##R,
+static void (*const micro_by_rows[])(const struct micro *m) = {NULL,
+                                                               EACH_STRIP_HEIGHT(MICRO)};
+#undef MICRO
 
 /* Panel by panel into f32. */
-INLINE void convert_group_t(float *b, const uint8_t *w, enum dtype t, size_t panel_bytes,
-                            int kb)
+INLINE void convert_group_t(float *b, const uint8_t *w, enum dtype t,
+                            int64_t panel_elements, int kb)
 {
     for (int j = 0; j < MM_PANELS; j++)
         for (int i = 0; i < kb * PANEL; i += PANEL)
-            v_store(b + j * KB * PANEL + i, v_load_t(w + (size_t)j * panel_bytes, t, i));
+            v_store(b + j * KB * PANEL + i, v_load_t(w, t, j * panel_elements + i));
 }
 
-static void convert_group(float *b, const uint8_t *w, enum dtype type, size_t panel_bytes,
-                          int kb)
+static void convert_group(float *b, const uint8_t *w, enum dtype type,
+                          int64_t panel_elements, int kb)
 {
-    FOR_DTYPE(type, t, convert_group_t(b, w, (enum dtype)t, panel_bytes, kb));
+    FOR_DTYPE(type, t, convert_group_t(b, w, (enum dtype)t, panel_elements, kb));
 }
 
 /* One group of panels, one k-block, all rows. */
@@ -141,7 +147,8 @@ static void group_rows(const struct mm_tile *t, struct micro m, const uint8_t *n
     const float *a = m.a;
     float *c = m.c;
     size_t next_bytes = (size_t)KB * PANEL * dtype_bytes(t->dtype);
-    m.fetch_stride = next_bytes * FETCH_STEPS / KB / (size_t)n_strips;
+    m.fetch_panel = (size_t)t->k * PANEL * dtype_bytes(t->dtype);
+    m.fetch_step = next_bytes * FETCH_STEPS / KB / (size_t)n_strips;
     for (int i = 0; i < n_strips; i++) { /* of nearly equal height: 13 rows are 7 + 6 */
         int r0 = t->m * i / n_strips, r1 = t->m * (i + 1) / n_strips;
         m.a = a + (int64_t)r0 * KB;
@@ -195,9 +202,7 @@ static void mm_blocked(const struct mm_tile *t)
                 .b = panel_at(t, panel, k),
                 .b_type = t->dtype,
                 /* a panel that is missing at the edge is the last one again, and dropped */
-                .panel_bytes = left < MM_PANELS
-                                   ? 0
-                                   : (size_t)t->k * PANEL * dtype_bytes(t->dtype),
+                .panel_elements = left < MM_PANELS ? 0 : t->k * PANEL,
                 .kb = kb,
                 .c = at_edge ? e.c : t->c + col,
                 .ldc = at_edge ? GROUP_COLS : t->ldc,
@@ -205,10 +210,10 @@ static void mm_blocked(const struct mm_tile *t)
                 .bias = k + kb == t->k ? bias : NULL,
             };
             if (convert) {
-                convert_group(t->scratch, m.b, t->dtype, m.panel_bytes, kb);
+                convert_group(t->scratch, m.b, t->dtype, m.panel_elements, kb);
                 m.b = (const uint8_t *)t->scratch;
                 m.b_type = DTYPE_F32;
-                m.panel_bytes = KB * PANEL * sizeof(float);
+                m.panel_elements = KB * PANEL;
             }
             group_rows(t, m, next);
         }
@@ -220,7 +225,6 @@ static void mm_blocked(const struct mm_tile *t)
 
 /* --- few rows ------------------------------------------------------------------------------- */
 
-#define WIDE_MAX 4
 /* How far ahead memory is asked for: see docs/PERF.md (17.6 -> 20.0 GB/s with one row and four panels,
  * 7.9 -> 15.8 with four rows and one panel). */
 #define FETCH_BYTES 2048
@@ -275,7 +279,8 @@ INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int p, int n_r
         EACH_ROW EACH_PANEL acc[r][j] = v_add(acc[r][j], sum[r][j]);
     }
     float sums[MM_ROWS * WIDE_MAX * PANEL];
-    EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL, v_merge(acc[r][j], dt));
+    EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL,
+                                v_reorder(acc[r][j], dt));
     direct_store(t, p, sums, n_panels);
 }
 
@@ -285,51 +290,26 @@ INLINE void direct_rows(const struct mm_tile *t, enum dtype dt, int n_rows, int 
         direct_panels(t, dt, p, n_rows, wide);
 }
 
-/* A function per number of rows: inlining them all into one confuses the register allocator. */
-#define DIRECT(R, WIDE)                                                                    \
+#define MM_WIDE(rows)                                                                      \
+    ((rows) == 1   ? MM_WIDE_1                                                             \
+     : (rows) == 2 ? MM_WIDE_2                                                             \
+     : (rows) <= 4 ? MM_WIDE_4                                                             \
+                   : MM_PANELS)
+
+#define DIRECT(R)                                                                          \
     static void direct_##R(const struct mm_tile *t)                                        \
     {                                                                                      \
-        FOR_DTYPE(t->dtype, dt, direct_rows(t, (enum dtype)dt, R, WIDE));                  \
+        FOR_DTYPE(t->dtype, dt, direct_rows(t, (enum dtype)dt, R, MM_WIDE(R)));            \
     }
-DIRECT(1, MM_WIDE_1)
-DIRECT(2, MM_WIDE_2)
-DIRECT(3, MM_WIDE_4)
-DIRECT(4, MM_WIDE_4)
-#if MM_ROWS >= 6
-DIRECT(5, MM_PANELS)
-DIRECT(6, MM_PANELS)
-#endif
-#if MM_ROWS >= 12
-DIRECT(7, MM_PANELS)
-DIRECT(8, MM_PANELS)
-DIRECT(9, MM_PANELS)
-DIRECT(10, MM_PANELS)
-DIRECT(11, MM_PANELS)
-DIRECT(12, MM_PANELS)
-#endif
+EACH_STRIP_HEIGHT(DIRECT)
 #undef DIRECT
 
 static void mm_direct(const struct mm_tile *t)
 {
-    static void (*const by_rows[])(const struct mm_tile *t) = {
-        NULL,
-        direct_1,
-        direct_2,
-        direct_3,
-        direct_4,
-#if MM_ROWS >= 6
-        direct_5,
-        direct_6,
-#endif
-#if MM_ROWS >= 12
-        direct_7,
-        direct_8,
-        direct_9,
-        direct_10,
-        direct_11,
-        direct_12,
-#endif
-    };
+#define DIRECT(R) direct_##R,
+    static void (*const by_rows[])(const struct mm_tile *t) = {NULL,
+                                                               EACH_STRIP_HEIGHT(DIRECT)};
+#undef DIRECT
     by_rows[t->m](t);
 }
 

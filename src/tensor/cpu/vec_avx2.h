@@ -12,13 +12,13 @@
 #define VEC_ISA   "avx2"
 #define VEC_TABLE cpu_kernels_avx2
 /* 6 rows x 1 panel: 12 of the 16 registers are sums. */
-#define MM_ROWS          6
-#define MM_PANELS        1
-#define MM_WIDE_1        4
-#define MM_WIDE_2        2
-#define MM_WIDE_4        1
-#define MM_CONVERT_ROWS  32
-#define ATTN_DIRECT_ROWS 1
+#define MM_ROWS              6
+#define MM_PANELS            1
+#define MM_WIDE_1            4
+#define MM_WIDE_2            2
+#define MM_WIDE_4            1
+#define MM_CONVERT_ROWS      32
+#define ATTN_CONVERT_QUERIES 32 /* from more on K and V are converted beforehand */
 
 typedef struct {
     __m256 lo, hi;
@@ -86,6 +86,16 @@ static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
     return v_pair(_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ)),
                   _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ)));
 }
+/* x < limit ? 0 : a; a where x is NaN. */
+static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
+{
+    return v_pair(_mm256_andnot_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ), a.lo),
+                  _mm256_andnot_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ), a.hi));
+}
+static inline float v_lane0(v16 a)
+{
+    return _mm256_cvtss_f32(a.lo);
+}
 static inline __m256 scale2_half(__m256 a, __m256 n)
 {
     __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
@@ -138,7 +148,7 @@ static inline v16 v_load_bf16_split(const uint16_t *p)
     return v_pair(_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, x)),
                   _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, x)));
 }
-static inline v16 v_merge_bf16(v16 a)
+static inline v16 v_reorder_bf16(v16 a)
 {
     return v_pair(_mm256_permute2f128_ps(a.lo, a.hi, 0x20),
                   _mm256_permute2f128_ps(a.lo, a.hi, 0x31));

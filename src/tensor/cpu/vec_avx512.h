@@ -12,13 +12,13 @@
 #define VEC_ISA   "avx512"
 #define VEC_TABLE cpu_kernels_avx512
 /* 12 rows x 2 panels: 24 of the 32 registers are sums. */
-#define MM_ROWS          12
-#define MM_PANELS        2
-#define MM_WIDE_1        4
-#define MM_WIDE_2        4
-#define MM_WIDE_4        4
-#define MM_CONVERT_ROWS  24
-#define ATTN_DIRECT_ROWS 4
+#define MM_ROWS              12
+#define MM_PANELS            2
+#define MM_WIDE_1            4
+#define MM_WIDE_2            4
+#define MM_WIDE_4            4
+#define MM_CONVERT_ROWS      24
+#define ATTN_CONVERT_QUERIES 24 /* from more on K and V are converted beforehand */
 
 typedef __m512 v16;
 
@@ -77,6 +77,15 @@ static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), b, a);
 }
+/* x < limit ? 0 : a; a where x is NaN. */
+static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
+{
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), a);
+}
+static inline float v_lane0(v16 a)
+{
+    return _mm512_cvtss_f32(a);
+}
 /* a * 2^n for integral n, where the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
@@ -115,7 +124,7 @@ static inline v16 v_load_bf16_split(const uint16_t *p)
 {
     return v_load_bf16(p);
 }
-static inline v16 v_merge_bf16(v16 a)
+static inline v16 v_reorder_bf16(v16 a)
 {
     return a;
 }

@@ -9,15 +9,15 @@
 
 #include "tensor/tensor.h"
 
-#define VEC_ISA          "portable"
-#define VEC_TABLE        cpu_kernels_portable
-#define MM_ROWS          4 /* rows x panels of the micro-kernel */
-#define MM_PANELS        1
-#define MM_WIDE_1        1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
-#define MM_WIDE_2        1
-#define MM_WIDE_4        1
-#define MM_CONVERT_ROWS  0
-#define ATTN_DIRECT_ROWS 1 /* up to here K and V are converted in registers */
+#define VEC_ISA              "portable"
+#define VEC_TABLE            cpu_kernels_portable
+#define MM_ROWS              4 /* rows x panels of the micro-kernel */
+#define MM_PANELS            1
+#define MM_WIDE_1            1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
+#define MM_WIDE_2            1
+#define MM_WIDE_4            1
+#define MM_CONVERT_ROWS      0
+#define ATTN_CONVERT_QUERIES 0 /* from more on K and V are converted beforehand */
 
 typedef struct {
     float f[16];
@@ -93,6 +93,16 @@ static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
     V_EACH(i) b.f[i] = x.f[i] < limit.f[i] ? a.f[i] : b.f[i];
     return b;
 }
+/* x < limit ? 0 : a; a where x is NaN. */
+static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
+{
+    V_EACH(i) a.f[i] = x.f[i] < limit.f[i] ? 0 : a.f[i];
+    return a;
+}
+static inline float v_lane0(v16 a)
+{
+    return a.f[0];
+}
 /* a * 2^n for integral n, where the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
@@ -138,7 +148,7 @@ static inline v16 v_load_bf16_split(const uint16_t *p)
 {
     return v_load_bf16(p);
 }
-static inline v16 v_merge_bf16(v16 a)
+static inline v16 v_reorder_bf16(v16 a)
 {
     return a;
 }
