@@ -213,6 +213,12 @@ void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n
 int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeout_ns,
                   struct io_req *done[], unsigned *n_done, struct err *err);
 
+/* Asks for an early end of all that is outstanding, because a device does not answer: requests not yet
+ * begun, and those that the kernel gives back, come back from io_queue_wait with -ECANCELED (a write may
+ * have happened in part).  What a device already has cannot be taken from it: such a request, and its
+ * buffer, stay in flight until the kernel's own timeout (30 s for most block devices) fails it. */
+void io_queue_cancel(struct io_queue *q);
+
 /* Requests submitted and not yet returned by io_queue_wait. */
 unsigned io_queue_outstanding(const struct io_queue *q);
 

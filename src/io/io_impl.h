@@ -70,6 +70,8 @@ struct io_queue_ops {
      * and returns a list of those that did (NULL: none in time). Called only while one is
      * started. */
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
+    /* Asks for an early end of all that is started; NULL: nothing ever waits on its own. */
+    void (*cancel)(struct io_queue *q);
 };
 
 struct io {

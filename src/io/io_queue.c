@@ -243,6 +243,20 @@ void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n
         q->ops->flush(q);
 }
 
+void io_queue_cancel(struct io_queue *q)
+{
+    while (q->waiting != NULL) {
+        struct io_req *req = take_first(&q->waiting, &q->waiting_tail);
+        req->issued_bytes = req->length;
+        if (req->result == 0)
+            req->result = -ECANCELED;
+        if (req->n_pieces == 0)
+            finish_req(q, req);
+    }
+    if (q->n_started > 0 && q->ops->cancel != NULL)
+        q->ops->cancel(q);
+}
+
 /* Waits until a started piece ends, or until until_ns (negative: for ever). */
 static int reap(struct io_queue *q, int64_t until_ns)
 {

@@ -27,6 +27,7 @@ struct sim {
     struct sim_faults faults;
     struct rng rng; /* faults, random bytes */
     uint64_t epoch; /* number of crashes */
+    uint64_t n_unsticks;
     uint64_t n_seeds;
     bool crashed;
     bool crash_due;       /* the operation under way is the one to crash in */
@@ -597,6 +598,42 @@ void io_sim_fault_clear(struct io *io)
     pthread_mutex_lock(&s->lock);
     sim_faults_clear(&s->faults);
     pthread_mutex_unlock(&s->lock);
+}
+
+void io_sim_unstick(struct io *io)
+{
+    struct sim *s = sim_of(io);
+    pthread_mutex_lock(&s->lock);
+    s->n_unsticks++;
+    pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t io_sim_unsticks(struct io *io)
+{
+    struct sim *s = sim_of(io);
+    pthread_mutex_lock(&s->lock);
+    uint64_t n = s->n_unsticks + s->epoch;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+bool io_sim_gets_stuck(const struct io_piece *p)
+{
+    struct sim *s = sim_of(p->file->io);
+    unsigned on = p->op == IO_READ ? IO_SIM_ON_READ : IO_SIM_ON_WRITE;
+    pthread_mutex_lock(&s->lock);
+    bool stuck = !s->crashed && sim_faults_stuck(&s->faults, on, p->file->path, &s->rng);
+    pthread_mutex_unlock(&s->lock);
+    return stuck;
+}
+
+uint64_t io_sim_fault_count(struct io *io, enum io_sim_fault_kind kind, int code)
+{
+    struct sim *s = sim_of(io);
+    pthread_mutex_lock(&s->lock);
+    uint64_t n = sim_faults_count(&s->faults, kind, code);
+    pthread_mutex_unlock(&s->lock);
+    return n;
 }
 
 uint64_t io_sim_fault_hits(struct io *io)

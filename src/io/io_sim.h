@@ -67,6 +67,7 @@ enum io_sim_fault_kind {
     IO_SIM_MISDIRECTED, /* a write lands some sectors away in the same file */
     IO_SIM_READ_FLIP,   /* a read returns one wrong bit, once; the content is sound */
     IO_SIM_SLOW,        /* takes `slow_ns` longer */
+    IO_SIM_STUCK,     /* a queued transfer does not end until io_queue_cancel or _unstick */
     IO_SIM_SYNC_LIES, /* a sync fails with -EIO and drops what was unsynced; later ones say
                          0 */
 };
@@ -81,6 +82,8 @@ enum { /* which operations a fault hits, or-ed */
        IO_SIM_ON_SPACE = 1 << 6, /* truncate, allocate, punch */
        IO_SIM_ON_ALL = 0x7f,
 };
+
+#define IO_SIM_MAX_CODES 8 /* different codes that are counted apart */
 
 struct io_sim_fault {
     enum io_sim_fault_kind kind;
@@ -100,6 +103,11 @@ int io_sim_fault_add(struct io *io, const struct io_sim_fault *fault);
 void io_sim_fault_clear(struct io *io);
 uint64_t
 io_sim_fault_hits(struct io *io); /* how often any fault has hit since io_sim_open */
+#define IO_SIM_FAULT_KINDS (IO_SIM_SYNC_LIES + 1)
+/* How often one kind has; of IO_SIM_FAIL those with this code. */
+uint64_t io_sim_fault_count(struct io *io, enum io_sim_fault_kind kind, int code);
+/* Lets every stuck transfer go on. */
+void io_sim_unstick(struct io *io);
 
 /* Flips one bit (0 to 7) of a byte on the medium; -ENOENT, -EINVAL past the end. */
 int io_sim_flip(struct io *io, const char *path, uint64_t offset, unsigned bit);

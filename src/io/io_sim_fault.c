@@ -11,6 +11,7 @@ static unsigned default_on(enum io_sim_fault_kind kind)
 {
     switch (kind) {
     case IO_SIM_SHORT:
+    case IO_SIM_STUCK:
         return IO_SIM_ON_READ | IO_SIM_ON_WRITE;
     case IO_SIM_LOST:
     case IO_SIM_MISDIRECTED:
@@ -63,14 +64,48 @@ static bool hits(struct io_sim_fault *r, unsigned on, const char *path, struct r
     return true;
 }
 
+static void count_hit(struct sim_faults *fs, const struct io_sim_fault *r)
+{
+    fs->n_hits++;
+    fs->n_kind[r->kind]++;
+    for (int i = 0; r->kind == IO_SIM_FAIL && i < IO_SIM_MAX_CODES; i++) {
+        if (fs->fail[i].code != r->code && fs->fail[i].code != 0)
+            continue;
+        fs->fail[i].code = r->code;
+        fs->fail[i].n++;
+        return;
+    }
+}
+
 const struct io_sim_fault *sim_faults_match(struct sim_faults *fs, unsigned on,
                                             const char *path, struct rng *rng)
 {
     for (unsigned i = 0; i < fs->n; i++) {
-        if (!hits(&fs->rule[i], on, path, rng))
+        if (fs->rule[i].kind == IO_SIM_STUCK || !hits(&fs->rule[i], on, path, rng))
             continue;
-        fs->n_hits++;
+        count_hit(fs, &fs->rule[i]);
         return &fs->rule[i];
     }
     return NULL;
+}
+
+bool sim_faults_stuck(struct sim_faults *fs, unsigned on, const char *path, struct rng *rng)
+{
+    for (unsigned i = 0; i < fs->n; i++)
+        if (fs->rule[i].kind == IO_SIM_STUCK && hits(&fs->rule[i], on, path, rng)) {
+            count_hit(fs, &fs->rule[i]);
+            return true;
+        }
+    return false;
+}
+
+uint64_t sim_faults_count(const struct sim_faults *fs, enum io_sim_fault_kind kind,
+                          int code)
+{
+    if (kind != IO_SIM_FAIL)
+        return fs->n_kind[kind];
+    for (int i = 0; i < IO_SIM_MAX_CODES; i++)
+        if (fs->fail[i].code == code)
+            return fs->fail[i].n;
+    return 0;
 }

@@ -12,6 +12,11 @@ struct sim_faults {
     struct io_sim_fault rule[SIM_MAX_FAULTS]; /* paths are owned */
     unsigned n;
     uint64_t n_hits;
+    uint64_t n_kind[IO_SIM_FAULT_KINDS];
+    struct {
+        int code;
+        uint64_t n;
+    } fail[IO_SIM_MAX_CODES]; /* of IO_SIM_FAIL, by code */
 };
 
 int sim_faults_add(struct sim_faults *fs, const struct io_sim_fault *fault);
@@ -20,5 +25,10 @@ void sim_faults_clear(struct sim_faults *fs);
 /* The rule that hits this operation (one of IO_SIM_ON_), or NULL; counts it. */
 const struct io_sim_fault *sim_faults_match(struct sim_faults *fs, unsigned on,
                                             const char *path, struct rng *rng);
+/* Whether a queued transfer gets stuck: rules of that kind hit nothing else. */
+bool sim_faults_stuck(struct sim_faults *fs, unsigned on, const char *path,
+                      struct rng *rng);
+uint64_t sim_faults_count(const struct sim_faults *fs, enum io_sim_fault_kind kind,
+                          int code);
 
 #endif

@@ -65,6 +65,10 @@ static struct io_piece *collect(struct io_uring *ring)
     struct io_uring_cqe *cqe;
     while (io_uring_peek_cqe(ring, &cqe) == 0) {
         struct io_piece *p = io_uring_cqe_get_data(cqe);
+        if (p == NULL) {
+            io_uring_cqe_seen(ring, cqe);
+            continue;
+        }
         p->result = cqe->res;
         p->next = NULL;
         *tail = p;
@@ -105,6 +109,17 @@ static int ring_reap(struct io_queue *q, int64_t timeout_ns, struct io_piece **d
     return *done != NULL || is_benign(rc) ? 0 : rc;
 }
 
+/* The answer to the request itself carries no piece; collect passes it over. */
+static void ring_cancel(struct io_queue *q)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(q->backend);
+    if (sqe == NULL)
+        return;
+    io_uring_prep_cancel64(sqe, 0, IORING_ASYNC_CANCEL_ANY | IORING_ASYNC_CANCEL_ALL);
+    io_uring_sqe_set_data(sqe, NULL);
+    io_uring_submit(q->backend);
+}
+
 static const struct io_queue_ops ring_ops = {
     .open = ring_open,
     .close = ring_close,
@@ -112,6 +127,7 @@ static const struct io_queue_ops ring_ops = {
     .start = ring_start,
     .flush = ring_flush,
     .reap = ring_reap,
+    .cancel = ring_cancel,
 };
 
 int io_uring_open(struct io **out, struct err *err)

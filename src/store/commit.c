@@ -260,15 +260,26 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
             batch_returns(s, &b);
         if (rc != 0 && rc != -ENOSPC)
             store_end_saving(s, rc, &local);
+        bool damaged = rc == ERR_CORRUPT;
         pthread_mutex_unlock(&s->lock);
         free(b.rows);
         free(b.touched);
         free(b.pin_changes);
+        if (damaged) /* in a part that opening does not read: it would be found again and again */
+            store_want_rebuild(s);
     }
     pthread_mutex_unlock(&s->commit_lock);
     if (rc != 0)
         err_set(err, rc, "%s", local.msg);
     return rc;
+}
+
+int store_commit_fresh(struct store *s, struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    bool is_fresh = s->is_fresh;
+    pthread_mutex_unlock(&s->lock);
+    return store_commit_run(s, is_fresh ? STORE_COMMIT_IDS : 0, err);
 }
 
 int store_commit(struct store *s, struct err *err)

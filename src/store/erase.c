@@ -165,7 +165,14 @@ static void places_settle(struct store *s, struct extent *list, bool done)
 
 int store_wipe(struct store *s, struct err *err)
 {
-    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    bool wanted = s->wiping != NULL;
+    pthread_mutex_unlock(&s->lock);
+    /* What the index said at open may be gone after the next crash: the end of a log that was cut off
+     * is not durable, only readable. */
+    int rc = wanted ? store_commit_fresh(s, err) : 0;
+    if (rc != 0 || !wanted)
+        return rc;
     pthread_mutex_lock(&s->commit_lock);
     pthread_mutex_lock(&s->lock);
     struct extent *list = s->wiping;

@@ -52,6 +52,7 @@ struct files {
     struct io *io;
     unsigned open_flags;
     uint64_t max_step_bytes;
+    int64_t stuck_ns;
     /* grow_lock, taken first, is held while files are made, grow or are cut.  lock protects
      * everything below and is never held during I/O: readers need it. */
     pthread_mutex_t grow_lock, lock;
@@ -234,6 +235,7 @@ struct stream {
     unsigned piece;    /* being filled */
     size_t fill_bytes; /* of it */
     int status;        /* the first error */
+    int64_t stuck_ns;
     struct err *err;
 };
 
@@ -249,7 +251,15 @@ static void stream_reap(struct stream *st, bool all)
         struct io_req *done[WRITER_PIECES];
         unsigned n = 0;
         struct err queue_err = {0};
-        int rc = io_queue_wait(st->w->queue, 1, WRITER_PIECES, -1, done, &n, &queue_err);
+        int rc = io_queue_wait(st->w->queue, 1, WRITER_PIECES, st->stuck_ns, done, &n,
+                               &queue_err);
+        if (rc == 0 &&
+            n == 0) { /* what the device lets go of comes back with the next wait */
+            if (st->status == 0)
+                st->status = err_set(st->err, -ETIMEDOUT, "%s does not answer",
+                                     io_file_path(st->file));
+            io_queue_cancel(st->w->queue);
+        }
         for (unsigned i = 0; i < n; i++) {
             st->w->busy[done[i] - st->w->reqs] = false;
             if (done[i]->result != 0 && st->status == 0)
@@ -357,7 +367,11 @@ static int files_write(struct media *m, struct chunk_header *h, const void *cons
         rc = writer_get(f, &w, err);
     if (rc != 0)
         return rc;
-    struct stream st = {.w = w, .file = seg->file, .offset = h->offset, .err = err};
+    struct stream st = {.w = w,
+                        .file = seg->file,
+                        .offset = h->offset,
+                        .stuck_ns = f->stuck_ns,
+                        .err = err};
     rc = extent_write(&st, h, bytes);
     if (io_queue_outstanding(w->queue) == 0) {
         memset(w->busy, 0, sizeof w->busy);
@@ -584,6 +598,7 @@ int files_open(const struct files_opts *opts, struct media **out, struct err *er
     f->open_flags = (opts->read_only ? IO_READ_ONLY : 0u) |
                     (opts->no_direct ? 0u : IO_DIRECT);
     f->max_step_bytes = opts->max_step_bytes;
+    f->stuck_ns = opts->stuck_ns;
     pthread_mutex_init(&f->grow_lock, NULL);
     pthread_mutex_init(&f->lock, NULL);
     for (int i = 0; i < opts->n_dirs; i++)

@@ -100,7 +100,7 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
         orphans_free(s);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
-        rc = store_commit_run(s, 0, err);
+        rc = store_commit_fresh(s, err);
     if (rc == 0)
         rc = store_wipe(s, err);
     if (rc == 0)

@@ -1,7 +1,10 @@
 /* index.c - see index.h. The only file of the store, besides the VFS, that knows SQLite.
  *
  * Invariants: 1. meta's n_rows and sum describe exactly the extent rows of the same transaction.
- * 2. Nothing that SQLite returns is used before its length and checksum have been checked. */
+ * 2. Nothing that SQLite returns is used before its length and checksum have been checked.  3. No frame
+ * is appended to a log that was there at open: its end may be torn in the middle of a sector, and a
+ * power failure while that sector is written again would take the last commit before it along.  So the
+ * first transaction folds the log into the database and begins a new one. */
 #include "store/index.h"
 
 #include <errno.h>
@@ -98,6 +101,7 @@ struct index {
     char *vfs_name, *path;
     sqlite3_stmt *st[N_STATEMENTS];
     struct index_meta meta;
+    bool is_folded;               /* the log holds nothing from before open */
     uint64_t n_rows, sum;         /* as committed */
     uint64_t new_n_rows, new_sum; /* as the open transaction leaves them */
 };
@@ -362,6 +366,7 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
         return rc;
     ix->meta = *meta;
     ix->meta.version = FORMAT_VERSION;
+    ix->is_folded = true;
     rc = db_open(ix, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
     if (rc == 0)
         rc = exec(
@@ -519,9 +524,11 @@ int index_load_wipes(struct index *ix,
 
 int index_compact(struct index *ix, struct err *err)
 {
-    int rc = sqlite3_wal_checkpoint_v2(ix->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL,
-                                       NULL);
-    return rc == SQLITE_OK ? 0 : db_err(ix, "checkpoint", err);
+    if (sqlite3_wal_checkpoint_v2(ix->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL) !=
+        SQLITE_OK)
+        return db_err(ix, "checkpoint", err);
+    ix->is_folded = true;
+    return 0;
 }
 
 /* --- writing ---------------------------------------------------------------------------------- */
@@ -537,7 +544,9 @@ static int rollback(struct index *ix, int rc)
 
 int index_begin(struct index *ix, struct err *err)
 {
-    int rc = exec(ix, "BEGIN IMMEDIATE", err);
+    int rc = ix->is_folded ? 0 : index_compact(ix, err);
+    if (rc == 0)
+        rc = exec(ix, "BEGIN IMMEDIATE", err);
     if (rc == 0 && ix->meta.version < FORMAT_VERSION)
         rc = exec(ix, VERSION_2_SQL, err);
     if (rc == 0)

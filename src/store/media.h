@@ -59,6 +59,7 @@ struct files_opts {
     uint64_t segment_bytes;
     uint64_t max_step_bytes; /* files are preallocated by at most this much at a time */
     bool read_only, no_direct;
+    int64_t stuck_ns; /* see store_opts */
 };
 /* The segment files of existing store directories, all of them opened. */
 int files_open(const struct files_opts *opts, struct media **out, struct err *err);

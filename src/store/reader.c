@@ -4,6 +4,7 @@
  * request of whole blocks.  Requests live in slots, of which a reader has as many as were ever in
  * flight together.  The hit pins the record's extent, so it stays where it is until the caller
  * releases the hit, which must not happen before the read has come back. */
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -61,6 +62,8 @@ void store_reader_close(struct store_reader *r)
         return;
     struct io_req *done[16];
     unsigned n = 1;
+    if (r->queue != NULL)
+        io_queue_cancel(r->queue); /* nobody wants it anymore */
     while (r->queue != NULL && n > 0 && io_queue_outstanding(r->queue) > 0) {
         if (io_queue_wait(r->queue, 1, 16, -1, done, &n, NULL) != 0)
             break;
@@ -195,6 +198,19 @@ static int done_take(struct store_reader *r, struct store_read **done, int max)
     return n;
 }
 
+/* A device that does not answer is not waited for: what it lets go of has failed. */
+static int reqs_wait(struct store_reader *r, unsigned min, unsigned max,
+                     struct io_req **reqs, unsigned *n, struct err *err)
+{
+    int rc;
+    do {
+        rc = io_queue_wait(r->queue, min, max, r->store->stuck_ns, reqs, n, err);
+        if (rc == 0 && *n < min)
+            io_queue_cancel(r->queue);
+    } while (rc == 0 && *n < min);
+    return rc;
+}
+
 int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err)
 {
@@ -206,10 +222,10 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
     if (n == max || r->queue == NULL || io_queue_outstanding(r->queue) == 0)
         return 0;
     unsigned room = (unsigned)(max - n) < AT_ONCE ? (unsigned)(max - n) : AT_ONCE;
-    int rc = io_queue_wait(r->queue, n > 0 ? 0 : 1, room, -1, reqs, &n_reqs, err);
+    int rc = reqs_wait(r, n > 0 ? 0 : 1, room, reqs, &n_reqs, err);
     for (unsigned i = 0; i < n_reqs; i++) {
         struct slot *slot = reqs[i]->user;
-        slot->read->status = reqs[i]->result;
+        slot->read->status = reqs[i]->result == -ECANCELED ? -ETIMEDOUT : reqs[i]->result;
         if (reqs[i]->result != 0)
             atomic_fetch_add_explicit(&r->store->n_read_failures, 1, memory_order_relaxed);
         done[n++] = slot->read;

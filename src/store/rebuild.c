@@ -185,15 +185,33 @@ static int unlink_if_there(struct io *io, const char *path, struct err *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* Step 1 and 2. */
-static int old_index_remove(struct store *s, const char *dir, const char *marker,
-                            struct err *err)
+static int marker_set(struct store *s, const char *dir, const char *marker, struct err *err)
 {
     struct io_file *file = NULL;
     int rc = io_file_open(s->io, marker, IO_CREATE, &file, err);
     io_file_close(file);
-    if (rc == 0)
-        rc = io_dir_sync(s->io, dir, err);
+    return rc == 0 ? io_dir_sync(s->io, dir, err) : rc;
+}
+
+void store_want_rebuild(struct store *s)
+{
+    char *marker = xasprintf("%s/index.rebuild", s->dirs[0]);
+    struct err why = {0};
+    if (marker_set(s, s->dirs[0], marker, &why) == 0)
+        log_warn(
+            "the index in %s is damaged; it will be rebuilt when the store is opened next",
+            s->dirs[0]);
+    else
+        log_warn("the index in %s is damaged; remove index.db* to have it rebuilt (%s)",
+                 s->dirs[0], why.msg);
+    free(marker);
+}
+
+/* Step 1 and 2. */
+static int old_index_remove(struct store *s, const char *dir, const char *marker,
+                            struct err *err)
+{
+    int rc = marker_set(s, dir, marker, err);
     static const char *const suffixes[] = {"-journal", "-wal", ""};
     for (int i = 0; i < 3 && rc == 0; i++) {
         char *path = xasprintf("%s%s", s->index_path, suffixes[i]);

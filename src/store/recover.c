@@ -463,6 +463,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         .max_step_bytes = max_step_of(opts->cap_bytes),
         .read_only = opts->read_only,
         .no_direct = opts->no_direct,
+        .stuck_ns = s->stuck_ns,
     };
     rc = files_open(&fo, &s->media, err);
     if (rc != 0)

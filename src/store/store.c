@@ -20,6 +20,7 @@ static struct store *store_new(const struct store_opts *opts)
     s->io = opts->io;
     s->cap_bytes = opts->cap_bytes;
     s->quota_bytes = opts->quota_bytes;
+    s->stuck_ns = opts->stuck_ns > 0 ? opts->stuck_ns : STORE_STUCK_NS;
     s->read_only = opts->read_only;
     s->is_fresh = opts->io != NULL;
     s->next_id = 1;
@@ -75,7 +76,7 @@ static void store_wipe_rest(struct store *s)
 {
     struct err why = {0};
     if (!s->read_only && store_wipe(s, &why) != 0)
-        log_warn("erased chunks could not be wiped yet: %s", why.msg);
+        log_info("erased chunks could not be wiped yet: %s", why.msg);
 }
 
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)

@@ -95,6 +95,9 @@ struct store_opts {
     uint64_t segment_bytes;
     /* bound on the extents of each owner that store_set_quota has given none; 0: no bound */
     uint64_t quota_bytes;
+    /* A transfer of state that takes longer is cancelled and fails with -ETIMEDOUT; 0: 30 s. What a device
+     * does not let go of ends with the kernel's own timeout for that device. */
+    int64_t stuck_ns;
 };
 
 /* Opens or creates a store, recovers it, and takes its lock.  Directories that belong to different

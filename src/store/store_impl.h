@@ -23,6 +23,8 @@
 #include "store/media.h"
 #include "store/store.h"
 
+#define STORE_STUCK_NS ((int64_t)30 * 1000 * 1000 * 1000)
+
 /* Uses not yet written to the index. Beyond this many the newest are not recorded: harmless. */
 #define STORE_MAX_TOUCHED 65536
 /* Ids are handed out up to a limit that the index knows durably, so that no two extents ever written,
@@ -66,6 +68,7 @@ struct store {
     uint8_t uuid[STORE_UUID_BYTES];
     uint32_t sb_version;
     uint64_t cap_bytes, quota_bytes;
+    int64_t stuck_ns;
     bool read_only;
 
     pthread_mutex_t commit_lock, index_lock, lock;
@@ -162,6 +165,10 @@ enum {
     STORE_COMMIT_PINS = 1 << 3,
 };
 int store_commit_run(struct store *s, unsigned what, struct err *err);
+/* Commits what was evicted; and something in any case where nothing has been committed since open, so
+ * that what the index says is durable when it returns 0.  Before bytes are destroyed that an older
+ * index may name. */
+int store_commit_fresh(struct store *s, struct err *err);
 
 /* [lock] A device has failed for good: drops what was not committed and refuses to save from now on. The
  * caller holds commit_lock too. */
@@ -191,6 +198,9 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
 /* Makes a new index from the extents' headers: s->index is open and empty of transactions after. */
 int store_rebuild(struct store *s, const char *dir, const struct index_meta *meta,
                   struct err *err);
+
+/* Has the index rebuilt by the next open, as far as the device lets it. */
+void store_want_rebuild(struct store *s);
 
 /* Recounts catalog, allocators and bytes; false where they do not add up. Takes lock. */
 bool store_audit(struct store *s);

@@ -282,6 +282,74 @@ static void test_throttle_queue(void **state)
     free(b);
 }
 
+/* What is cancelled comes back, all of it, in full or with -ECANCELED; the queue goes on. */
+static void test_cancel(void **state)
+{
+    enum { N = 40 };
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "c", IO_DIRECT);
+    struct io_queue *q = open_queue(t, 3);
+    uint8_t *b = iotest_buffer(MIB);
+    struct io_req reqs[N], *done[N];
+    unsigned n = 0, n_all = 0, n_cancelled = 0;
+    iotest_fill(b, MIB, 3);
+    assert_int_equal(io_file_pwrite(f, b, MIB, 0, NULL), 0);
+    for (int i = 0; i < N; i++) {
+        reqs[i] = (struct io_req){.file = f, .op = IO_WRITE, .buf = b, .length = MIB};
+        submit(q, &reqs[i]);
+    }
+    io_queue_cancel(q);
+    while (io_queue_outstanding(q) > 0) {
+        assert_int_equal(io_queue_wait(q, 1, N, -1, done, &n, NULL), 0);
+        for (unsigned i = 0; i < n; i++) {
+            assert_true(done[i]->result == 0 || done[i]->result == -ECANCELED);
+            n_cancelled += done[i]->result != 0;
+        }
+        n_all += n;
+    }
+    assert_int_equal(n_all, N);
+    assert_true(n_cancelled >= N - 3); /* all that had not been begun */
+    io_queue_cancel(q);                /* nothing to cancel */
+    reqs[0] = (struct io_req){.file = f, .op = IO_READ, .buf = b, .length = MIB};
+    submit(q, &reqs[0]);
+    assert_int_equal(wait_one(q)->result, 0);
+    io_queue_close(q);
+    io_file_close(f);
+    free(b);
+}
+
+/* A device that does not answer: waiting ends in time, cancelling gets the request back. */
+static void test_stuck(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "s", 0);
+    struct io_queue *q = open_queue(t, 4);
+    uint8_t *b = iotest_buffer(IO_ALIGN);
+    struct io_req r[2], *done[2];
+    unsigned n = 9;
+    struct io_sim_fault stuck = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_WRITE, .count = 1};
+    assert_int_equal(io_sim_fault_add(t->io, &stuck), 0);
+    for (int i = 0; i < 2; i++) {
+        r[i] = (struct io_req){.file = f, .op = IO_WRITE, .buf = b, .length = IO_ALIGN};
+        submit(q, &r[i]);
+    }
+    assert_int_equal(io_queue_wait(q, 2, 2, 2000000, done, &n, NULL), 0);
+    assert_int_equal(n, 1);
+    assert_ptr_equal(done[0], &r[1]);
+    assert_int_equal(io_queue_wait(q, 1, 2, 1000000, done, &n, NULL), 0);
+    assert_int_equal(n, 0);
+    io_queue_cancel(q);
+    assert_int_equal(wait_one(q)->result, -ECANCELED);
+    assert_int_equal(io_sim_fault_count(t->io, IO_SIM_STUCK, 0), 1);
+    assert_int_equal(io_sim_fault_add(t->io, &stuck), 0);
+    submit(q, &r[0]);
+    io_sim_unstick(t->io); /* it answers after all */
+    assert_int_equal(wait_one(q)->result, 0);
+    io_queue_close(q);
+    io_file_close(f);
+    free(b);
+}
+
 #define ON(kind, test)                                                                     \
     {                                                                                      \
 #test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
@@ -296,6 +364,8 @@ int main(void)
         ALL(test_poll_and_close),
         ON("sim", test_short_transfers),
         ON("sim", test_failure_in_one_piece),
+        ALL(test_cancel),
+        ON("sim", test_stuck),
         ALL(test_throttle_sync),
         ALL(test_throttle_queue),
     };

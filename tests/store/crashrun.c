@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "io/io_sim.h"
@@ -23,6 +24,8 @@ struct slot {
     unsigned committed; /* acknowledged */
     unsigned pending;   /* appended since */
     unsigned maybe;     /* pending when the commit that was cut off began */
+    bool may_go;        /* the erase that was cut off may have taken it */
+    bool is_pinned;     /* acknowledged */
 };
 
 struct life {
@@ -40,6 +43,8 @@ struct life {
     bool had_faults;
     /* the index was rebuilt: what was evicted or not committed may be back */
     bool may_revive;
+    bool may_lose_pins; /* a fault may have cost the index */
+    bool lost_segments;
     struct crash_result *out;
 };
 
@@ -63,6 +68,14 @@ violation(struct life *l, const char *fmt, ...)
 static bool may_fail(const struct life *l)
 {
     return l->has_faults || io_sim_crashed(l->io);
+}
+
+/* Whether the disk has lost, misplaced or misread something and not said so. */
+static bool has_lied(const struct life *l)
+{
+    return io_sim_fault_count(l->io, IO_SIM_LOST, 0) > 0 ||
+           io_sim_fault_count(l->io, IO_SIM_MISDIRECTED, 0) > 0 ||
+           io_sim_fault_count(l->io, IO_SIM_READ_FLIP, 0) > 0;
 }
 
 static struct slot *slot_of(struct life *l, const struct sha256 *key)
@@ -121,7 +134,8 @@ static void read_all(struct life *l)
             violation(l, "reading fails: %s", err.msg);
         if (r.n_wrong > 0)
             violation(l, "%d wrong records were served", r.n_wrong);
-        if (r.n_corrupt > 0 || (r.n_unread > 0 && !l->has_faults))
+        l->out->n_wrong += (uint64_t)r.n_wrong;
+        if (!has_lied(l) && (r.n_corrupt > 0 || (r.n_unread > 0 && !l->has_faults)))
             violation(l, "%d records that the index names are damaged",
                       r.n_corrupt + r.n_unread);
     }
@@ -137,7 +151,7 @@ static void note_evictions(struct life *l)
     for (int i = 0; i < l->n_slots; i++) {
         if ((l->slots[i].committed & ~seen[i]) == 0)
             continue;
-        if (seen[i] != 0)
+        if (seen[i] != 0 && !has_lied(l))
             violation(l, "a chunk lost some of its records");
         if (l->has_faults) /* where the index could not let go of it, it comes back */
             l->slots[i].maybe |= l->slots[i].committed;
@@ -228,6 +242,60 @@ static int step_gc(struct life *l)
     return rc;
 }
 
+/* Erases a context from some chunk on; what others continue stays. */
+static int step_erase(struct life *l)
+{
+    struct st_ctx *c = &l->ctx[rng_below(&l->rng, N_CTX)];
+    struct sha256 keys[N_CHUNKS];
+    struct store_erased e;
+    struct err err = {0};
+    unsigned seen[N_SLOTS];
+    int from = (int)rng_below(&l->rng, N_CHUNKS);
+    st_keys(c, N_CHUNKS, keys);
+    for (int i = 0; i < l->n_slots; i++) /* it begins with a commit */
+        l->slots[i].maybe |= l->slots[i].pending;
+    for (int i = from; i < N_CHUNKS; i++) {
+        slot_of(l, &keys[i])->may_go = true;
+        slot_of(l, &keys[i])->is_pinned = false;
+    }
+    int rc = store_erase(l->s, &keys[from], N_CHUNKS - from, &e, &err);
+    if (rc != 0 && !may_fail(l))
+        violation(l, "erase fails: %s", err.msg);
+    if (io_sim_crashed(l->io))
+        return rc;
+    list(l, seen);
+    for (int i = 0; i < l->n_slots; i++) {
+        struct slot *slot = &l->slots[i];
+        if (rc == 0) {
+            slot->committed |= slot->pending;
+            slot->maybe &= l->has_faults ? ~slot->pending : 0u;
+            slot->pending = 0;
+        } else { /* its first commit may have happened, and only the rest failed */
+            slot->committed |= slot->pending & seen[i];
+            slot->pending &= rc == -ENOSPC ? ~seen[i] : 0u;
+        }
+        if ((slot->committed & ~seen[i]) != 0 && !slot->may_go && l->opts.cap_bytes == 0 &&
+            !has_lied(l))
+            violation(l, "erase took a chunk that it was not given");
+        if (l->has_faults)
+            slot->maybe |= slot->committed;
+        slot->committed &= seen[i];
+        slot->may_go = slot->may_go && rc != 0;
+    }
+    return rc;
+}
+
+static int step_pin(struct life *l)
+{
+    struct slot *slot = &l->slots[rng_below(&l->rng, (uint64_t)l->n_slots)];
+    struct err err = {0};
+    int rc = store_pin_until(l->s, &slot->key, 1, clock_wall_s() + 100000, &err);
+    if (rc != 0 && !may_fail(l))
+        violation(l, "pin fails: %s", err.msg);
+    slot->is_pinned = slot->is_pinned || rc == 0;
+    return rc;
+}
+
 static int open_store(struct life *l)
 {
     struct err err = {0};
@@ -259,11 +327,13 @@ static void workload(struct life *l)
     if (open_store(l) != 0)
         return;
     for (int i = 0; i < N_STEPS && !violated(l); i++) {
-        uint64_t dice = rng_below(&l->rng, 40);
+        uint64_t dice = rng_below(&l->rng, 44);
         int rc = dice < 24   ? step_append(l)
                  : dice < 34 ? step_commit(l)
                  : dice < 37 ? step_read(l)
                  : dice < 39 ? step_gc(l)
+                 : dice < 41 ? step_erase(l)
+                 : dice < 42 ? step_pin(l)
                              : step_reopen(l);
         if (rc != 0 && (!l->has_faults || io_sim_crashed(l->io) || l->s == NULL))
             return;
@@ -274,22 +344,54 @@ static void workload(struct life *l)
 
 /* --- the judge --------------------------------------------------------------------------------- */
 
+/* Pins that were acknowledged; a rebuilt index has none. */
+static int pin_see(void *arg, const struct store_pinned *p)
+{
+    struct life *l = arg;
+    struct slot *slot = slot_of(l, &p->key);
+    if (slot == NULL)
+        violation(l, "the store lists a pin that nobody set");
+    else
+        slot->is_pinned = false; /* found */
+    return 0;
+}
+
+static void judge_pins(struct life *l)
+{
+    store_each_pin(l->s, pin_see, l);
+    for (int i = 0; i < l->n_slots; i++)
+        if (l->slots[i].is_pinned && !l->may_revive && !l->may_lose_pins)
+            violation(l, "the pin of chunk %d is lost", i);
+}
+
 static void judge(struct life *l)
 {
     unsigned seen[N_SLOTS];
     int n_maybe = 0, n_maybe_seen = 0;
     if (!store_audit(l->s))
         violation(l, "space or catalog do not add up after recovery");
+    if (has_lied(l)) {
+        read_all(l);
+        return;
+    }
+    judge_pins(l);
     list(l, seen);
+    for (int i = 0; i < l->n_slots; i++)
+        l->out->n_contexts += l->slots[i].committed != 0;
     for (int i = 0; i < l->n_slots && !violated(l); i++) {
         struct slot *slot = &l->slots[i];
         if ((seen[i] & ~(slot->committed | slot->maybe)) != 0 && !l->may_revive)
             violation(l, "chunk %d has records that were never committed", i);
         bool gone = slot->committed != 0 && (seen[i] == 0 || l->may_revive);
-        if ((slot->committed & ~seen[i]) != 0 && !(gone && l->may_evict))
+        bool lost = (slot->committed & ~seen[i]) != 0 &&
+                    !(gone && (l->may_evict || slot->may_go));
+        if (l->lost_segments)
+            lost = false;
+        l->out->n_lost += lost;
+        if (lost)
             violation(l, "chunk %d: committed %x, but %x is left", i, slot->committed,
                       seen[i]);
-        if (slot->maybe != 0) {
+        if (slot->maybe != 0 && !slot->may_go) { /* an erase commits, then takes away */
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
             if (!l->had_faults && !l->may_revive && (seen[i] & slot->maybe) != 0 &&
@@ -302,27 +404,45 @@ static void judge(struct life *l)
     for (int i = 0; i < l->n_slots; i++) {
         l->slots[i].committed = seen[i];
         l->slots[i].pending = l->slots[i].maybe = 0;
+        l->slots[i].may_go = false;
     }
     read_all(l);
 }
 
-static int recover(struct life *l, uint64_t recover_at, bool lose_index)
+/* The first segment of the first directory goes. */
+static void segment_lose(struct life *l)
+{
+    if (io_unlink(l->io, "/store0/seg-000000.hc", NULL) != 0)
+        return;
+    io_dir_sync(l->io, "/store0", NULL);
+    l->lost_segments = true;
+}
+
+static int recover(struct life *l, const struct crash_opts *opts)
 {
     io_sim_restart(l->io);
-    if (lose_index && io_unlink(l->io, "/store0/index.db", NULL) == 0) {
+    if (opts->lose_segments)
+        segment_lose(l);
+    if (opts->lose_index && io_unlink(l->io, "/store0/index.db", NULL) == 0) {
         l->may_revive = true;
         l->may_evict = l->may_evict ||
                        l->opts.cap_bytes != 0; /* revenants take room, too */
         io_dir_sync(l->io, "/store0", NULL);
     }
     uint64_t n_before = io_sim_count(l->io, IO_SIM_AT_OP);
-    io_sim_crash_at(l->io, IO_SIM_AT_OP, recover_at);
+    io_sim_crash_at(l->io, IO_SIM_AT_OP, opts->recover_at);
     int rc = open_store(l);
     l->out->n_recover_ops = io_sim_count(l->io, IO_SIM_AT_OP) - n_before;
-    if (rc != 0 && io_sim_crashed(l->io)) {
+    for (int i = 1; io_sim_crashed(l->io);
+         i++) { /* also while it wiped, which is no error */
         store_close(l->s);
         l->s = NULL;
+        l->out->n_recover_crashes++;
         io_sim_restart(l->io);
+        if (i < opts->n_recover)
+            io_sim_crash_at(l->io, IO_SIM_AT_OP,
+                            1 + (opts->recover_at + (uint64_t)i * 7) %
+                                    (opts->recover_at + 1));
         rc = open_store(l);
     }
     io_sim_crash_at(l->io, IO_SIM_AT_OP, 0);
@@ -348,6 +468,7 @@ static void life_init(struct life *l, const struct crash_opts *opts,
                                   .dirs = l->dirs,
                                   .n_dirs = n_dirs,
                                   .segment_bytes = 1 << 16,
+                                  .stuck_ns = 100000,
                                   .cap_bytes = rng_below(&l->rng, 2) != 0 ? 0 : 40 * 4096};
     for (int c = 0; c < N_CTX; c++) {
         struct sha256 keys[N_CHUNKS];
@@ -361,18 +482,63 @@ static void life_init(struct life *l, const struct crash_opts *opts,
     }
 }
 
-static void faults_add(struct life *l, double chance)
+static const struct {
+    const char *name;
+    struct io_sim_fault
+        fault; /* its chance is multiplied by crash_opts.fault_chance; 0: 1 x */
+} kinds[CRASH_FAULTS] = {
+    [CRASH_EIO] = {"EIO", {.kind = IO_SIM_FAIL, .code = -EIO}},
+    [CRASH_ENOSPC] = {"ENOSPC",
+                      {.kind = IO_SIM_FAIL,
+                       .on = IO_SIM_ON_WRITE | IO_SIM_ON_SPACE | IO_SIM_ON_NAME,
+                       .code = -ENOSPC}},
+    [CRASH_EROFS] = {"EROFS",
+                     {.kind = IO_SIM_FAIL,
+                      .on = IO_SIM_ON_WRITE | IO_SIM_ON_SPACE | IO_SIM_ON_NAME |
+                            IO_SIM_ON_SYNC,
+                      .code = -EROFS}},
+    [CRASH_EMFILE] = {"EMFILE",
+                      {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_OPEN, .code = -EMFILE}},
+    [CRASH_SHORT] = {"short transfer", {.kind = IO_SIM_SHORT, .chance = 10}},
+    [CRASH_SLOW] = {"slow", {.kind = IO_SIM_SLOW, .slow_ns = 1000}},
+    [CRASH_STUCK] = {"stuck", {.kind = IO_SIM_STUCK}},
+    [CRASH_SYNC_LIES] = {"sync fails, then lies", {.kind = IO_SIM_SYNC_LIES, .count = 1}},
+    [CRASH_LOST] = {"lost write", {.kind = IO_SIM_LOST}},
+    [CRASH_MISDIRECTED] = {"misdirected write", {.kind = IO_SIM_MISDIRECTED}},
+    [CRASH_READ_FLIP] = {"bit flipped by a read", {.kind = IO_SIM_READ_FLIP}},
+};
+
+const char *crash_fault_name(enum crash_fault f)
 {
-    struct io_sim_fault eio = {.kind = IO_SIM_FAIL, .chance = chance, .code = -EIO};
-    struct io_sim_fault full = {.kind = IO_SIM_FAIL,
-                                .on = IO_SIM_ON_WRITE | IO_SIM_ON_SPACE | IO_SIM_ON_NAME,
-                                .chance = chance,
-                                .code = -ENOSPC};
-    struct io_sim_fault shorter = {.kind = IO_SIM_SHORT, .chance = 0.1};
-    l->has_faults = l->had_faults = true;
-    io_sim_fault_add(l->io, &eio);
-    io_sim_fault_add(l->io, &full);
-    io_sim_fault_add(l->io, &shorter);
+    return kinds[f].name;
+}
+
+static void faults_add(struct life *l, const struct crash_opts *opts)
+{
+    unsigned which = opts->faults != 0
+                         ? opts->faults
+                         : 1u << CRASH_EIO | 1u << CRASH_ENOSPC | 1u << CRASH_SHORT;
+    l->has_faults = l->had_faults = l->may_lose_pins = true;
+    for (int k = 0; k < CRASH_FAULTS; k++) {
+        if ((which >> k & 1) == 0)
+            continue;
+        struct io_sim_fault f = kinds[k].fault;
+        double chance = opts->fault_chance * (f.chance > 0 ? f.chance : 1);
+        f.chance = chance < 0.5 ? chance : 0.5;
+        if (k == CRASH_EROFS) { /* from some moment on, everything */
+            f.chance = 0;
+            f.skip = 20 + rng_below(&l->rng, 400);
+        }
+        io_sim_fault_add(l->io, &f);
+    }
+}
+
+static void faults_count(struct life *l)
+{
+    l->out->n_faults = io_sim_fault_hits(l->io);
+    for (int k = 0; k < CRASH_FAULTS; k++)
+        l->out->n_fault[k] = io_sim_fault_count(l->io, kinds[k].fault.kind,
+                                                kinds[k].fault.code);
 }
 
 void crash_run(const struct crash_opts *opts, struct crash_result *out)
@@ -380,26 +546,31 @@ void crash_run(const struct crash_opts *opts, struct crash_result *out)
     struct life l;
     life_init(&l, opts, out);
     if (opts->fault_chance > 0)
-        faults_add(&l, opts->fault_chance);
-    io_sim_crash_at(l.io, IO_SIM_AT_OP, opts->crash_at);
+        faults_add(&l, opts);
+    io_sim_crash_at(l.io, opts->at_barrier ? IO_SIM_AT_BARRIER : IO_SIM_AT_OP,
+                    opts->crash_at);
     workload(&l);
     out->n_ops = io_sim_count(l.io, IO_SIM_AT_OP);
+    out->n_barriers = io_sim_count(l.io, IO_SIM_AT_BARRIER);
     out->crashed = io_sim_crashed(l.io);
     if (!out->crashed && !violated(&l)) { /* power fails right after the last step */
         io_sim_crash_at(l.io, IO_SIM_AT_OP, 0);
+        io_sim_crash_at(l.io, IO_SIM_AT_BARRIER, 0);
         io_sim_crash(l.io);
     }
     store_close(l.s);
     l.s = NULL;
-    out->n_faults = io_sim_fault_hits(l.io);
+    faults_count(&l);
     io_sim_fault_clear(l.io);
-    l.has_faults = false;
-    if (!violated(&l) && recover(&l, opts->recover_at, opts->lose_index) == 0) {
+    l.has_faults = has_lied(
+        &l); /* a store that was lied to may be refused, never misread */
+    if (!violated(&l) && recover(&l, opts) == 0) {
         judge(&l);
+        l.has_faults = has_lied(&l); /* its damage may still show */
         /* What was recovered must be a store like any other. */
         l.may_evict = false;
         for (int i = 0; i < 4 && !violated(&l); i++)
-            if (step_append(&l) != 0)
+            if (step_append(&l) != 0 && !l.has_faults)
                 violation(&l, "append after recovery fails");
         if (!violated(&l) && step_commit(&l) == 0)
             read_all(&l);

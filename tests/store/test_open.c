@@ -484,6 +484,37 @@ static void failed_reads_are_misses(void **state)
     st_place_close(&p);
 }
 
+/* A device that stops answering: reads fail as misses in time, an append fails in time, and both work
+ * again when it answers. */
+static void stuck_device(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_result r;
+    struct err err = {0};
+    struct store_stats st;
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.stuck_ns = 2000000;
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ctx, 4, ST_BOTH, &err), 0);
+    struct io_sim_fault stuck = {.kind = IO_SIM_STUCK, .path = "seg-"};
+    assert_int_equal(io_sim_fault_add(p.io, &stuck), 0);
+    assert_int_equal(st_read(s, &st_small, &ctx, 4, &r, &err), 0);
+    assert_int_equal(r.n_unread, 4 * 6);
+    store_stats(s, &st);
+    assert_int_equal(st.n_read_failures, 4 * 6);
+    struct st_ctx other = {77, 77, 0, 0, NULL};
+    assert_int_equal(st_append(s, &st_small, &other, 0, ST_BOTH, &err), -ETIMEDOUT);
+    assert_non_null(strstr(err.msg, "does not answer"));
+    assert_true(store_audit(s));
+    io_sim_fault_clear(p.io);
+    assert_int_equal(st_read(s, &st_small, &ctx, 4, &r, &err), 0);
+    assert_int_equal(r.n_records, 4 * 6);
+    assert_int_equal(st_save(s, &st_small, &other, 4, ST_BOTH, &err), 0);
+    store_close(s);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -491,6 +522,7 @@ int main(void)
         cmocka_unit_test(modes_are_private),
         cmocka_unit_test(directories_must_match),
         cmocka_unit_test(unwritable),
+        cmocka_unit_test(stuck_device),
         cmocka_unit_test(future_version),
         cmocka_unit_test(index_is_rebuilt),
         cmocka_unit_test(rebuild_over_stale_headers),
