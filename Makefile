@@ -41,13 +41,34 @@ ARCH_O      := $(if $(filter release,$(VARIANT)),-O3)
 ARCH_avx2   := -mavx2 -mfma -mf16c $(ARCH_O)
 ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 
-SRC   := $(sort $(wildcard src/*/*.c src/*/*/*.c))
+# The CUDA backend is built where nvcc is (CUDA=0: not), into the release program.
+NVCC        := $(shell command -v nvcc 2>/dev/null)
+CUDA        ?= $(if $(and $(NVCC),$(filter release,$(VARIANT))),1,0)
+CUDA_SRC    := $(sort $(wildcard src/tensor/cuda/*.c))
+CUDA_KERNEL := $(sort $(wildcard src/tensor/cuda/*.cu))
+CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+NVCC_FLAGS  := -std=c++17 -O3 -Isrc -MD -MP --fmad=true \
+               -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=sm_89 \
+               -gencode arch=compute_90,code=sm_90
+CUDA_LIBS   := $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt)
+LDLIBS      += $(CUDA_LIBS)
+
+# The same backend on an emulated GPU, for tests (tests/cuda_emu); sanitizers do not follow its coroutines.
+EMULATED    := $(if $(filter x86_64,$(shell uname -m)),$(if $(filter release debug,$(VARIANT)),1))
+EMU_SRC     := $(filter-out src/tensor/cuda/cuda_blas.c,$(CUDA_SRC))
+EMU_OBJ     := $(EMU_SRC:%.c=$(B)/emu/%.o) $(CUDA_KERNEL:%.cu=$(B)/emu/%.o) \
+               $(patsubst %.cc,$(B)/emu/%.o,$(wildcard tests/cuda_emu/*.cc))
+EMU_FLAGS   := -DHCACHE_CUDA_EMULATED -Itests/cuda_emu
+
+SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
+SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
-TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
-TESTLIB_SRC := $(sort $(filter-out $(TEST_SRC),$(wildcard tests/*/*.c)))
+ALL_TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
+TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
+TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard tests/*/*.c)))
 
-OBJ      := $(SRC:%.c=$(B)/%.o)
+OBJ      := $(SRC:%.c=$(B)/%.o) $(if $(filter 1,$(CUDA)),$(CUDA_KERNEL:%.cu=$(B)/%.o))
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
@@ -69,7 +90,7 @@ endef
 
 # Other flags rebuild everything; another set of files relinks (a deleted one must leave the library).
 $(B)/flags.stamp: FORCE
-	@$(call stamp,$@,$(CC) $(ALL_CFLAGS) $(ARCH_avx2) $(ARCH_avx512) $(LDFLAGS) $(LDLIBS))
+	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(ARCH_avx2) $(ARCH_avx512) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
 	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
 $(B)/gen/build_id.h: FORCE
@@ -93,6 +114,28 @@ $(B)/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@echo "  CC   $<"
 	@$(CC) $(ALL_CFLAGS) $(ARCH_FLAGS) -c -o $@ $<
+
+$(CUDA_SRC:%.c=$(B)/%.o): ARCH_FLAGS := -isystem $(CUDA_HOME)/include
+$(B)/%.o: %.cu $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@echo "  NVCC $<"
+	@$(NVCC) $(NVCC_FLAGS) -MF $(@:.o=.d) -c -o $@ $<
+
+$(B)/emu/%.o: %.c $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@echo "  EMU  $<"
+	@$(CC) $(ALL_CFLAGS) $(EMU_FLAGS) -c -o $@ $<
+$(B)/emu/%.o: %.cu $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@echo "  EMU  $<"
+	@$(CXX) -std=c++17 -g -O2 -ffp-contract=off -Isrc -MMD -MP $(EMU_FLAGS) -x c++ -c -o $@ $<
+$(B)/emu/%.o: %.cc $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(CXX) -std=c++17 -g -O2 -Isrc -MMD -MP $(EMU_FLAGS) -c -o $@ $<
+
+$(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB_OBJ) $(B)/libhcache.a
+	@echo "  LINK $@"
+	@$(CXX) $(LDFLAGS) -o $@ $< $(EMU_OBJ) $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
 $(B)/tests/%: $(B)/tests/%.o $(TESTLIB_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
@@ -156,10 +199,11 @@ help:
 	@echo 'make options    every option of every command, as Markdown'
 	@echo 'make setup      install missing distribution packages (tools/setup.sh --dev: more)'
 	@echo 'make clean      remove build/'
+	@echo 'CUDA=0          leave the CUDA backend out although nvcc is there'
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
 .PHONY: all tests setup demo test check tsan cov kill-turns tidy format options clean help FORCE
 .SECONDARY:
 
--include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d)
+-include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -248,7 +248,11 @@ static struct ragged one_sequence(struct positions *p, int start, int rows)
         p->table[i] = i;
     p->seq_row[1] = rows;
     p->tables[0] = p->table;
-    return (struct ragged){rows, 1, p->pos, p->seq_row, p->tables};
+    return (struct ragged){.n_rows = rows,
+                           .n_seqs = 1,
+                           .pos = p->pos,
+                           .seq_row = p->seq_row,
+                           .tables = p->tables};
 }
 
 static void positions_free(struct positions *p)

@@ -6,7 +6,7 @@
 #                           the official client that tests/e2e/test_serve_openai.py drives
 set -euo pipefail
 
-packages=(gcc make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev
+packages=(gcc g++ make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev
           libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev python3)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace python3-venv)
 

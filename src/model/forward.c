@@ -67,6 +67,8 @@ static int project_kv(const struct model *m, struct model_work *w, struct stream
     const struct ops *op = m->dev->ops;
     const struct layer_weights *lw = &m->w.layers[l];
     struct mat kv = first_rows(w->kv, normed.rows);
+    if (lw->k_norm == NULL && kv.dtype == kv_rows.dtype)
+        return op->matmul(s, kv_rows, normed, &lw->wkv, lw->bkv); /* nothing to round */
     TRY(op->matmul(s, kv, normed, &lw->wkv, lw->bkv));
     if (lw->k_norm != NULL)
         TRY(op->head_norm(s, mat_cols(kv, 0, model_kv_dim(m)), m->cfg.d_head, lw->k_norm,
@@ -92,23 +94,7 @@ int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer
 
 int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows)
 {
-    int32_t pos[KV_BLOCK_TOKENS], block = 0, seq_row[2] = {0, KV_BLOCK_TOKENS};
-    const int32_t *table = &block;
-    struct rope none = {.max_pos = KV_BLOCK_TOKENS};
-    for (int i = 0; i < KV_BLOCK_TOKENS; i++)
-        pos[i] = i;
-    struct kv_layer kv = {
-        .blocks = chunk,
-        .block_stride = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype),
-        .dtype = m->dtype,
-        .n_kv = m->cfg.n_kv_heads,
-        .d_head = m->cfg.d_head};
-    struct ragged r = {.n_rows = KV_BLOCK_TOKENS,
-                       .n_seqs = 1,
-                       .pos = pos,
-                       .seq_row = seq_row,
-                       .tables = &table};
-    return m->dev->ops->kv_fill(s, &kv, kv_rows, &none, &r);
+    return m->dev->ops->kv_pack(s, chunk, kv_rows, m->cfg.n_kv_heads, m->cfg.d_head);
 }
 
 int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,

@@ -31,22 +31,12 @@ static double scale_frequency(const struct rope_scaling *sc, double freq)
     return (1 - keep) * freq / sc->factor + keep * freq;
 }
 
-static int make_rope(struct model *m, struct err *err)
+/* cos and sin by position, then by blocks of positions (ops.h), all in one piece of host memory. */
+static void fill_rope(const struct model_config *c, int n_pos, float *all)
 {
-    const struct model_config *c = &m->cfg;
-    int n_pos = (int)round_up((uint64_t)m->max_ctx,
-                              KV_BLOCK_TOKENS); /* whole blocks: kv_load */
-    m->rope.max_pos = n_pos;
-    if (c->position != POSITION_ROPE)
-        return 0;
     int half = c->d_rope / 2;
     size_t n = (size_t)n_pos * (size_t)half;
-    int rc = buf_alloc(m->dev, MEM_DEVICE,
-                       2 * (n + rope_block_floats(n_pos, c->d_rope)) * sizeof(float),
-                       &m->rope_mem, err);
-    if (rc != 0)
-        return err_wrap(err, "rotation tables for %d positions", n_pos);
-    float *cos_t = m->rope_mem.ptr, *sin_t = cos_t + n;
+    float *cos_t = all, *sin_t = all + n;
     for (int i = 0; i < half; i++) {
         double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
         freq = scale_frequency(&c->rope_scaling, freq);
@@ -55,14 +45,37 @@ static int make_rope(struct model *m, struct err *err)
             sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * freq);
         }
     }
-    m->rope.cos = cos_t;
-    m->rope.sin = sin_t;
+    struct rope r = {.cos = cos_t, .sin = sin_t, .max_pos = n_pos, .d_rot = c->d_rope};
+    rope_block_make(&r, sin_t + n, sin_t + n + rope_block_floats(n_pos, c->d_rope));
+}
+
+static int make_rope(struct model *m, struct stream *s, struct err *err)
+{
+    const struct model_config *c = &m->cfg;
+    int n_pos = (int)round_up((uint64_t)m->max_ctx,
+                              KV_BLOCK_TOKENS); /* whole blocks: kv_load */
+    m->rope.max_pos = n_pos;
+    if (c->position != POSITION_ROPE)
+        return 0;
+    size_t n = (size_t)n_pos * (size_t)(c->d_rope / 2);
+    size_t n_block = rope_block_floats(n_pos, c->d_rope),
+           bytes = 2 * (n + n_block) * sizeof(float);
+    int rc = buf_alloc(m->dev, MEM_DEVICE, bytes, &m->rope_mem, err);
+    if (rc != 0)
+        return err_wrap(err, "rotation tables for %d positions", n_pos);
+    float *at = m->rope_mem.ptr, *made = m->dev->unified ? at : xmalloc(bytes);
+    fill_rope(c, n_pos, made);
+    if (made != at) {
+        rc = stream_copy(s, at, made, bytes);
+        rc = rc == 0 ? stream_sync(s) : rc;
+        free(made);
+    }
+    m->rope.cos = at;
+    m->rope.sin = at + n;
+    m->rope.cos_t = at + 2 * n;
+    m->rope.sin_t = at + 2 * n + n_block;
     m->rope.d_rot = c->d_rope;
-    float *cos_b = sin_t + n, *sin_b = cos_b + rope_block_floats(n_pos, c->d_rope);
-    rope_block_make(&m->rope, cos_b, sin_b);
-    m->rope.cos_t = cos_b;
-    m->rope.sin_t = sin_b;
-    return 0;
+    return rc == 0 ? 0 : err_set(err, rc, "rotation tables: %s", err_name(rc));
 }
 
 static enum dtype dtype_of_checkpoint(enum weight_type t)
@@ -117,7 +130,7 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
     if (rc == 0 && o->dtype == NULL && !says_dtype(m->cfg.weight_type))
         m->dtype = m->w.dtype;
     if (rc == 0)
-        rc = make_rope(m, err);
+        rc = make_rope(m, s, err);
     stream_destroy(s);
     if (rc != 0) {
         model_close(m);
@@ -166,14 +179,14 @@ static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, i
 static size_t lay_out(const struct model *m, struct model_work *w, uint8_t *base, int rows)
 {
     struct work_sizes z = sizes_of(&m->cfg);
-    enum dtype act = m->dev->act_dtype;
+    enum dtype act = m->dev->act_is_state ? m->dtype : m->dev->act_dtype;
     size_t used = 0;
     w->x[0] = cut(base, &used, m->dtype, rows, z.d);
     w->x[1] = cut(base, &used, m->dtype, rows, z.d);
     w->kv_rows = cut(base, &used, m->dtype, rows, z.kv);
     w->norm = cut(base, &used, act, rows, z.d);
     w->norm2 = cut(base, &used, act, rows, z.d);
-    w->sum = cut(base, &used, act, rows, z.d);
+    w->sum = cut(base, &used, DTYPE_F32, rows, z.d);
     w->q = cut(base, &used, act, rows, z.q);
     w->att = cut(base, &used, act, rows, z.q);
     w->kv = cut(base, &used, act, rows, z.kv);

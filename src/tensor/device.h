@@ -49,6 +49,12 @@ int host_device_open(const char *name, const struct ops *ops, const char *isa,
                      size_t scratch_bytes, struct pool *pool, struct device **out,
                      struct err *err);
 
+/* "cuda", or why not (cuda_absent.c where it was not built). */
+int cuda_device_open(struct pool *pool, struct device **out, struct err *err);
+
+/* kv_pack of the devices whose kv_fill runs on host memory. */
+int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
+
 /* Makes `code` the stream's sticky error unless it has one already. */
 void stream_fail(struct stream *s, int code);
 

@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "tensor/device.h"
+#include "tensor/ops.h"
 
 #define MAX_COMMANDS 64
 
@@ -290,6 +291,29 @@ int stream_enter(struct stream *s)
 {
     CHECK(s->kind != STREAM_COPY);
     return atomic_load(&s->code);
+}
+
+/* --- packing ---------------------------------------------------------------------------------- */
+
+/* A block of its own, filled without rotation. */
+int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head)
+{
+    int32_t pos[KV_BLOCK_TOKENS], block = 0, seq_row[2] = {0, KV_BLOCK_TOKENS};
+    const int32_t *table = &block;
+    struct rope none = {.max_pos = KV_BLOCK_TOKENS};
+    for (int i = 0; i < KV_BLOCK_TOKENS; i++)
+        pos[i] = i;
+    struct kv_layer kv = {.blocks = chunk,
+                          .block_stride = kv_block_bytes(n_kv, d_head, rows.dtype),
+                          .dtype = rows.dtype,
+                          .n_kv = n_kv,
+                          .d_head = d_head};
+    struct ragged r = {.n_rows = KV_BLOCK_TOKENS,
+                       .n_seqs = 1,
+                       .pos = pos,
+                       .seq_row = seq_row,
+                       .tables = &table};
+    return s->device->ops->kv_fill(s, &kv, rows, &none, &r);
 }
 
 /* --- memory and the device itself ----------------------------------------------------------- */

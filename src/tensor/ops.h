@@ -39,7 +39,8 @@ struct weight {
 
 /* The paged KV cache of one layer.  K and V of a block are opaque, backend-laid-out regions of
  * block_bytes / 2 each: K first.  On the CPU: K as [n_kv][d_head][64] (so that scores and rotations
- * run along tokens), V as [n_kv][64][d_head], elements of dtype T. */
+ * run along tokens), V as [n_kv][64][d_head], elements of dtype T;
+ * on a GPU both as [n_kv][64][d_head]. */
 struct kv_layer {
     uint8_t *blocks; /* block b starts at blocks + b * block_stride */
     size_t block_stride;
@@ -59,7 +60,11 @@ struct ragged {
     const int32_t *seq_row; /* [n_seqs + 1] first row of each sequence */
     /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
     const int32_t *const *tables;
+    /* Names this content (ragged_new_id), so that a device with memory of its own copies it once for
+     * all operations that get it; 0: copied each time. */
+    uint64_t id;
 };
+uint64_t ragged_new_id(void); /* any thread */
 
 /* RoPE: cos and sin [max_pos][d_rot / 2] f32, made by the model; the first d_rot elements of a head
  * are rotated, element i with element i + d_rot / 2. */
@@ -133,6 +138,9 @@ struct ops {
      * no transpose.  Runs on the calling thread: callers split chunks over threads. */
     int (*kv_load)(struct stream *s, const struct kv_layer *kv, int32_t block,
                    const void *chunk, const struct rope *rope, int32_t pos0);
+    /* The chunk that kv_load takes, from rows [64][2 * n_kv * d_head] T; both in *host* memory on every
+     * device: saving packs in the background. */
+    int (*kv_pack)(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
     /* Reads back what kv_fill wrote, for tests and tools: out [n][2 * n_kv * d_head] T, K rotated. */
     int (*kv_read)(struct stream *s, struct mat out, const struct kv_layer *kv,
                    const struct ragged *r);

@@ -4,6 +4,7 @@
 #include "tensor/tensor.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -109,7 +110,7 @@ int device_open(const char *name, struct pool *pool, struct device **out, struct
     if (strcmp(name, "cpu") == 0)
         return cpu_device_open(pool, out, err);
     if (strcmp(name, "cuda") == 0)
-        return err_set(err, ERR_UNSUPPORTED, "device cuda: this build has no CUDA backend");
+        return cuda_device_open(pool, out, err);
     return err_set(err, ERR_USAGE, "unknown device '%s' (known: cpu, ref, cuda)", name);
 }
 
@@ -183,6 +184,12 @@ int event_wait(struct stream *s, struct event *e)
 int event_sync(struct event *e)
 {
     return e->device->v->event_sync(e);
+}
+
+uint64_t ragged_new_id(void)
+{
+    static atomic_uint_fast64_t last;
+    return atomic_fetch_add(&last, 1) + 1;
 }
 
 /* --- rotation tables -------------------------------------------------------------------------- */

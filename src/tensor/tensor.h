@@ -74,6 +74,7 @@ struct device {
     const struct ops *ops;
     struct pool *pool;    /* compute workers of CPU devices; not owned */
     enum dtype act_dtype; /* of activations between operations inside a layer; f32 on CPU */
+    bool act_is_state;    /* instead, they have the model's state dtype (on a GPU) */
     bool unified;         /* device memory is host memory: staging needs no copy */
     const struct device_vtable *v;
     const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */

@@ -82,7 +82,8 @@ int talk_try(struct talk *t, const int32_t *ids, int n, float *logits,
     for (int i = 0; i < n; i++)
         pos[i] = (int32_t)t->n_tokens + i;
     const int32_t *tables[1] = {t->table.blocks};
-    struct ragged r = {n, 1, pos, seq_row, tables};
+    struct ragged r = {
+        .n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
     struct mat x;
     int rc = model_forward(t->m, t->work, t->s, ids, t->layers, &r, tap, &x);
     if (rc == 0 && logits != NULL)

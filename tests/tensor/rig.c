@@ -214,7 +214,11 @@ struct batch batch_make(const struct cache *c, int n_seqs, const int *start,
         b.seq_row[s + 1] = b.seq_row[s] + rows[s];
         b.tables[s] = c->table[s];
     }
-    b.r = (struct ragged){n_rows, n_seqs, b.pos, b.seq_row, b.tables};
+    b.r = (struct ragged){.n_rows = n_rows,
+                          .n_seqs = n_seqs,
+                          .pos = b.pos,
+                          .seq_row = b.seq_row,
+                          .tables = b.tables};
     return b;
 }
 

@@ -24,6 +24,7 @@ static const struct ops cpu_ops = {
     .rope = cpu_rope,
     .kv_fill = cpu_kv_fill,
     .kv_load = cpu_kv_load,
+    .kv_pack = host_kv_pack,
     .kv_read = cpu_kv_read,
     .attention = cpu_attention,
 };

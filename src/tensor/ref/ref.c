@@ -18,6 +18,7 @@ static const struct ops ref_ops = {
     .rope = ref_rope,
     .kv_fill = ref_kv_fill,
     .kv_load = ref_kv_load,
+    .kv_pack = host_kv_pack,
     .kv_read = ref_kv_read,
     .attention = ref_attention,
 };

@@ -1,0 +1,92 @@
+/* cuda.h - the CUDA backend, private to src/tensor/cuda.
+ *
+ * One GPU.  The C files hold what runs on the host (memory, streams, batches on their way up, cuBLAS);
+ * the kernels are in k_*.cu behind launch.h.
+ *
+ * Activations have the state dtype between operations (device.act_is_state), the residual sum inside
+ * a layer and the logits f32; products accumulate in f32.  With cuBLAS, and with attention in tiles
+ * and splits, a row's bits may depend on the batch around it: HCACHE_CUDA_MATH=exact chooses kernels
+ * where they do not (ops.h's arithmetic), at a fraction of the speed. */
+#ifndef TENSOR_CUDA_H
+#define TENSOR_CUDA_H
+
+#include "tensor/cuda/launch.h"
+#include "tensor/device.h"
+#include "tensor/ops.h"
+#include "tensor/shape.h"
+
+struct cuda_blas;
+struct cuda_blas_handle;
+
+struct cuda_device {
+    struct device base;
+    int n_sm;
+    bool exact;
+    struct cuda_blas *blas; /* NULL in exact mode */
+    char about[320];
+};
+
+/* Host data on their way to the device: pinned memory and its image, in two halves; a half is written
+ * again when what was copied from it has arrived. */
+struct upload {
+    uint8_t *host, *dev;
+    size_t half, used;
+    int side;
+    uint64_t n_switches;
+    cudaEvent_t left[2];
+};
+
+struct cuda_stream {
+    struct stream base;
+    cudaStream_t handle;
+    /* compute streams only: */
+    struct cuda_blas_handle *blas;
+    struct upload up;
+    float *scratch; /* of split attention */
+    int64_t scratch_floats;
+    int32_t *flag, *flag_host; /* device, pinned */
+    /* the last batch that was brought up, and where it is */
+    uint64_t batch_id, batch_switches;
+    struct gpu_batch batch;
+};
+
+struct cuda_event {
+    struct event base;
+    cudaEvent_t handle;
+};
+
+static inline struct cuda_stream *cuda_stream(struct stream *s)
+{
+    return (struct cuda_stream *)s;
+}
+
+/* 0, or: says in the log what failed, makes it the stream's sticky error, and returns that. */
+int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what);
+/* First line of an operation: the stream's code; NULL data of an empty batch is fine. */
+int cuda_enter(struct stream *s);
+/* Last line: what the launches before it said. */
+int cuda_leave(struct stream *s, const char *what);
+
+/* --- cuda_upload.c --- */
+int upload_create(struct upload *u, size_t half_bytes);
+void upload_destroy(struct upload *u);
+/* Room for `bytes` in both memories: fill *host, then upload_send. */
+int upload_take(struct cuda_stream *s, size_t bytes, void **host, void **dev);
+int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes);
+int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32_t **dev);
+/* A batch in device memory; the same one (by ragged.id) is brought up once. */
+int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out);
+
+/* --- cuda_blas.c: cuBLAS, loaded when first needed --- */
+int cuda_blas_open(struct cuda_blas **out, struct err *err);
+void cuda_blas_close(struct cuda_blas *b);
+int cuda_blas_handle_create(struct cuda_blas *b, cudaStream_t s,
+                            struct cuda_blas_handle **out, struct err *err);
+void cuda_blas_handle_destroy(struct cuda_blas *b, struct cuda_blas_handle *h);
+/* c [m][n] = a [m][k] . w [n][k]^T; a and w of one type, c of it or f32. 0 or cuBLAS's status. */
+int cuda_blas_matmul(struct cuda_blas *b, struct cuda_blas_handle *h, struct gpu_mat c,
+                     struct gpu_mat a, struct gpu_mat w);
+
+extern const struct ops cuda_ops;
+
+#endif

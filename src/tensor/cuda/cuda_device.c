@@ -1,0 +1,298 @@
+/* cuda_device.c - the GPU: opening it, memory, streams, events. */
+#include "tensor/cuda/cuda.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    UPLOAD_HALF = 4 << 20,
+    SCRATCH_FLOATS = 4 << 20,
+};
+
+/* --- errors ----------------------------------------------------------------------------------- */
+
+int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess)
+        return 0;
+    log_warn("cuda: %s: %s", what, cudaGetErrorString(e));
+    stream_fail(&s->base, e == cudaErrorMemoryAllocation ? -ENOMEM : -EIO);
+    return atomic_load(&s->base.code);
+}
+
+int cuda_enter(struct stream *s)
+{
+    CHECK(s->kind != STREAM_COPY);
+    return atomic_load(&s->code);
+}
+
+int cuda_leave(struct stream *s, const char *what)
+{
+    return cuda_check(cuda_stream(s), cudaGetLastError(), what);
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static int no_memory(struct err *err, size_t bytes)
+{
+    size_t unused = 0, total = 0;
+    cudaMemGetInfo(&unused, &total);
+    return err_set(
+        err, -ENOMEM,
+        "device cuda: %.2f GB are needed at once, %.2f of %.2f GB are free: choose a "
+        "smaller model, --max-kv-tokens or batch, or end what else uses the GPU",
+        (double)bytes / 1e9, (double)unused / 1e9, (double)total / 1e9);
+}
+
+static int cuda_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
+                          struct buf *out, struct err *err)
+{
+    size_t n = bytes != 0 ? bytes : 1;
+    void *p = NULL;
+    (void)d;
+    *out = (struct buf){0};
+    if (kind == MEM_DEVICE) {
+        cudaError_t e = cudaMalloc(&p, n);
+        if (e == cudaSuccess)
+            e = cudaMemset(p, 0, n);
+        if (e == cudaErrorMemoryAllocation)
+            return no_memory(err, bytes);
+        if (e != cudaSuccess)
+            return err_set(err, -EIO, "device cuda: allocating %zu bytes: %s", bytes,
+                           cudaGetErrorString(e));
+    } else if (kind == MEM_PINNED) {
+        if (cudaHostAlloc(&p, n, cudaHostAllocDefault) != cudaSuccess)
+            return err_set(err, -ENOMEM, "device cuda: cannot pin %zu bytes of host memory",
+                           bytes);
+        memset(p, 0, n);
+    } else {
+        p = mem_map(n);
+        if (p == NULL)
+            return err_set(err, -ENOMEM, "cannot allocate %zu bytes", bytes);
+    }
+    *out = (struct buf){p, bytes, kind};
+    return 0;
+}
+
+static void cuda_buf_free(struct device *d, struct buf *b)
+{
+    (void)d;
+    if (b->kind == MEM_DEVICE)
+        cudaFree(b->ptr);
+    else if (b->kind == MEM_PINNED)
+        cudaFreeHost(b->ptr);
+    else
+        mem_unmap(b->ptr, b->bytes != 0 ? b->bytes : 1);
+}
+
+/* --- streams ---------------------------------------------------------------------------------- */
+
+static void cuda_stream_destroy(struct stream *base)
+{
+    struct cuda_stream *s = cuda_stream(base);
+    struct cuda_device *d = (struct cuda_device *)base->device;
+    if (s->handle != NULL)
+        cudaStreamSynchronize(s->handle);
+    if (s->blas != NULL)
+        cuda_blas_handle_destroy(d->blas, s->blas);
+    upload_destroy(&s->up);
+    cudaFree(s->scratch);
+    cudaFree(s->flag);
+    cudaFreeHost(s->flag_host);
+    if (s->handle != NULL)
+        cudaStreamDestroy(s->handle);
+    free(s);
+}
+
+/* What operations need beside their operands. */
+static int compute_create(struct cuda_device *d, struct cuda_stream *s, struct err *err)
+{
+    if (d->blas != NULL) {
+        int rc = cuda_blas_handle_create(d->blas, s->handle, &s->blas, err);
+        if (rc != 0)
+            return rc;
+    }
+    s->scratch_floats = SCRATCH_FLOATS;
+    void *scratch = NULL, *flag = NULL, *flag_host = NULL;
+    if (upload_create(&s->up, UPLOAD_HALF) != 0 ||
+        cudaMalloc(&scratch, SCRATCH_FLOATS * sizeof(float)) != cudaSuccess ||
+        cudaMalloc(&flag, sizeof *s->flag) != cudaSuccess ||
+        cudaHostAlloc(&flag_host, sizeof *s->flag, cudaHostAllocDefault) != cudaSuccess) {
+        cudaFree(scratch);
+        cudaFree(flag);
+        return no_memory(err, SCRATCH_FLOATS * sizeof(float) + 4 * (size_t)UPLOAD_HALF);
+    }
+    s->scratch = scratch;
+    s->flag = flag;
+    s->flag_host = flag_host;
+    return 0;
+}
+
+static int cuda_stream_create(struct device *d, enum stream_kind kind, struct stream **out,
+                              struct err *err)
+{
+    struct cuda_stream *s = xcalloc(1, sizeof *s);
+    s->base.device = d;
+    s->base.kind = kind;
+    int rc = 0;
+    if (cudaStreamCreateWithFlags(&s->handle, cudaStreamNonBlocking) != cudaSuccess)
+        rc = err_set(err, -EIO, "device cuda: no stream: %s",
+                     cudaGetErrorString(cudaGetLastError()));
+    if (rc == 0 && kind != STREAM_COPY)
+        rc = compute_create((struct cuda_device *)d, s, err);
+    if (rc != 0) {
+        cuda_stream_destroy(&s->base);
+        return rc;
+    }
+    *out = &s->base;
+    return 0;
+}
+
+static int cuda_stream_sync(struct stream *base)
+{
+    struct cuda_stream *s = cuda_stream(base);
+    int rc = cuda_check(s, cudaStreamSynchronize(s->handle), "stream");
+    return rc != 0 ? rc : atomic_load(&base->code);
+}
+
+static int cuda_stream_copy(struct stream *base, void *dst, const void *src, size_t bytes)
+{
+    struct cuda_stream *s = cuda_stream(base);
+    int rc = atomic_load(&base->code);
+    if (rc != 0 || bytes == 0)
+        return rc;
+    return cuda_check(s, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, s->handle),
+                      "copy");
+}
+
+/* --- events ----------------------------------------------------------------------------------- */
+
+static int cuda_event_create(struct device *d, struct event **out, struct err *err)
+{
+    struct cuda_event *e = xcalloc(1, sizeof *e);
+    e->base.device = d;
+    if (cudaEventCreateWithFlags(&e->handle, cudaEventDisableTiming) != cudaSuccess) {
+        free(e);
+        return err_set(err, -EIO, "device cuda: no event: %s",
+                       cudaGetErrorString(cudaGetLastError()));
+    }
+    *out = &e->base;
+    return 0;
+}
+
+static void cuda_event_destroy(struct event *base)
+{
+    cudaEventDestroy(((struct cuda_event *)base)->handle);
+    free(base);
+}
+
+static int cuda_event_record(struct stream *s, struct event *e)
+{
+    int rc = cuda_check(
+        cuda_stream(s),
+        cudaEventRecord(((struct cuda_event *)e)->handle, cuda_stream(s)->handle), "event");
+    return rc != 0 ? rc : atomic_load(&s->code);
+}
+
+static int cuda_event_wait(struct stream *s, struct event *e)
+{
+    int rc = cuda_check(
+        cuda_stream(s),
+        cudaStreamWaitEvent(cuda_stream(s)->handle, ((struct cuda_event *)e)->handle, 0),
+        "event");
+    return rc != 0 ? rc : atomic_load(&s->code);
+}
+
+static int cuda_event_sync(struct event *e)
+{
+    cudaError_t rc = cudaEventSynchronize(((struct cuda_event *)e)->handle);
+    if (rc == cudaSuccess)
+        return 0;
+    log_warn("cuda: event: %s", cudaGetErrorString(rc));
+    return -EIO;
+}
+
+/* --- the device ------------------------------------------------------------------------------- */
+
+static void cuda_device_close(struct device *d)
+{
+    cuda_blas_close(((struct cuda_device *)d)->blas);
+    free(d);
+}
+
+static const struct device_vtable cuda_vtable = {
+    .close = cuda_device_close,
+    .buf_alloc = cuda_buf_alloc,
+    .buf_free = cuda_buf_free,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .stream_sync = cuda_stream_sync,
+    .stream_copy = cuda_stream_copy,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_wait = cuda_event_wait,
+    .event_sync = cuda_event_sync,
+};
+
+static int choose_math(bool *exact, struct err *err)
+{
+    const char *math = getenv("HCACHE_CUDA_MATH");
+    if (math == NULL || strcmp(math, "fast") == 0)
+        *exact = false;
+    else if (strcmp(math, "exact") == 0)
+        *exact = true;
+    else
+        return err_set(err, ERR_USAGE, "HCACHE_CUDA_MATH=%s: must be fast or exact", math);
+    return 0;
+}
+
+int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
+{
+    struct cudaDeviceProp prop;
+    bool exact = false;
+    int n = 0, rc = choose_math(&exact, err);
+    if (rc != 0)
+        return rc;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0)
+        return err_set(err, ERR_UNSUPPORTED, "device cuda: no GPU can be used here: %s",
+                       e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
+    e = cudaSetDevice(0);
+    if (e == cudaSuccess)
+        e = cudaGetDeviceProperties(&prop, 0);
+    if (e != cudaSuccess)
+        return err_set(err, ERR_UNSUPPORTED, "device cuda: %s", cudaGetErrorString(e));
+    if (prop.major < 8)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "device cuda: %s has compute capability %d.%d; 8.0 or later is needed",
+            prop.name, prop.major, prop.minor);
+    struct cuda_device *d = xcalloc(1, sizeof *d);
+    if (!exact)
+        rc = cuda_blas_open(&d->blas, err);
+    if (rc != 0) {
+        free(d);
+        return rc;
+    }
+    snprintf(d->about, sizeof d->about, "%s, sm_%d%d, %s math", prop.name, prop.major,
+             prop.minor, exact ? "exact" : "fast");
+    d->n_sm = prop.multiProcessorCount;
+    d->exact = exact;
+    d->base = (struct device){.name = "cuda",
+                              .ops = &cuda_ops,
+                              .pool = pool,
+                              .act_dtype = DTYPE_F32,
+                              .act_is_state = true,
+                              .unified = false,
+                              .v = &cuda_vtable,
+                              .isa = d->about};
+    *out = &d->base;
+    return 0;
+}

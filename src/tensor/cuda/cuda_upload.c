@@ -1,0 +1,170 @@
+/* cuda_upload.c - token ids and batch descriptions on their way to the device. */
+#include "tensor/cuda/cuda.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/log.h"
+
+enum {
+    ALIGN = 256,
+    SOLO_ROWS =
+        8, /* sequences with fewer rows go row by row: a tile would be mostly empty */
+};
+
+int upload_create(struct upload *u, size_t half_bytes)
+{
+    void *host = NULL, *dev = NULL;
+    u->half = half_bytes;
+    if (cudaHostAlloc(&host, 2 * half_bytes, cudaHostAllocDefault) != cudaSuccess)
+        return -ENOMEM;
+    u->host = host;
+    if (cudaMalloc(&dev, 2 * half_bytes) != cudaSuccess)
+        return -ENOMEM;
+    u->dev = dev;
+    for (int i = 0; i < 2; i++)
+        if (cudaEventCreateWithFlags(&u->left[i], cudaEventDisableTiming) != cudaSuccess)
+            return -ENOMEM;
+    return 0;
+}
+
+void upload_destroy(struct upload *u)
+{
+    cudaFreeHost(u->host);
+    cudaFree(u->dev);
+    for (int i = 0; i < 2; i++)
+        if (u->left[i] != NULL)
+            cudaEventDestroy(u->left[i]);
+}
+
+int upload_take(struct cuda_stream *s, size_t bytes, void **host, void **dev)
+{
+    struct upload *u = &s->up;
+    size_t room = round_up(bytes, ALIGN);
+    if (room > u->half) {
+        log_warn("cuda: a batch description of %zu bytes, %zu at most", bytes, u->half);
+        stream_fail(&s->base, ERR_LIMIT);
+        return atomic_load(&s->base.code);
+    }
+    if (u->used + room > u->half) {
+        int rc = cuda_check(s, cudaEventRecord(u->left[u->side], s->handle), "upload");
+        u->side = 1 - u->side;
+        u->used = 0;
+        if (rc == 0 && u->n_switches++ > 0)
+            rc = cuda_check(s, cudaEventSynchronize(u->left[u->side]), "upload");
+        if (rc != 0)
+            return rc;
+    }
+    size_t at = (size_t)u->side * u->half + u->used;
+    u->used += room;
+    *host = u->host + at;
+    *dev = u->dev + at;
+    return 0;
+}
+
+int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes)
+{
+    return cuda_check(
+        s, cudaMemcpyAsync(dev, host, bytes, cudaMemcpyHostToDevice, s->handle), "upload");
+}
+
+int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32_t **dev)
+{
+    void *host, *to;
+    size_t bytes = (size_t)n * sizeof *ids;
+    int rc = upload_take(s, bytes, &host, &to);
+    if (rc != 0)
+        return rc;
+    memcpy(host, ids, bytes);
+    *dev = to;
+    return upload_send(s, to, host, bytes);
+}
+
+/* --- batches ---------------------------------------------------------------------------------- */
+
+/* How long the parts of a batch's image are. */
+struct image_size {
+    int n_rows, n_seqs, table_ld, n_tiles, n_solo;
+};
+
+static int n_rows_of(const struct ragged *r, int seq)
+{
+    return r->seq_row[seq + 1] - r->seq_row[seq];
+}
+
+static struct image_size measure(const struct ragged *r)
+{
+    struct image_size z = {.n_rows = r->n_rows, .n_seqs = r->n_seqs};
+    for (int q = 0; q < r->n_seqs; q++) {
+        int n = n_rows_of(r, q);
+        if (n == 0)
+            continue;
+        int blocks = r->pos[r->seq_row[q + 1] - 1] / KV_BLOCK_TOKENS + 1;
+        z.table_ld = blocks > z.table_ld ? blocks : z.table_ld;
+        if (n < SOLO_ROWS)
+            z.n_solo += n;
+        else
+            z.n_tiles += (n + GPU_TILE_ROWS - 1) / GPU_TILE_ROWS;
+    }
+    return z;
+}
+
+/* Writes the image at `host` and describes where its parts will be in device memory. */
+static struct gpu_batch write_image(const struct ragged *r, struct image_size z,
+                                    int32_t *host, const int32_t *dev)
+{
+    size_t rows = (size_t)z.n_rows, tables = (size_t)z.n_seqs * (size_t)z.table_ld;
+    int32_t *pos = host, *row_seq = pos + rows, *table = row_seq + rows,
+            *solo = table + tables;
+    struct gpu_tile *tile = (struct gpu_tile *)(void *)(solo + z.n_solo);
+    struct gpu_batch b = {.n_rows = z.n_rows,
+                          .n_solo = z.n_solo,
+                          .n_tiles = z.n_tiles,
+                          .table_ld = z.table_ld,
+                          .pos = dev,
+                          .row_seq = dev + (row_seq - host),
+                          .tables = dev + (table - host),
+                          .solo = dev + (solo - host),
+                          .tiles = (const void *)(dev + (solo + z.n_solo - host))};
+    memcpy(pos, r->pos, rows * sizeof *pos);
+    for (int q = 0; q < r->n_seqs; q++) {
+        int first = r->seq_row[q], n = n_rows_of(r, q);
+        if (n == 0)
+            continue;
+        int blocks = r->pos[first + n - 1] / KV_BLOCK_TOKENS + 1;
+        memcpy(table + (size_t)q * (size_t)z.table_ld, r->tables[q],
+               (size_t)blocks * sizeof *table);
+        for (int i = 0; i < n; i++)
+            row_seq[first + i] = q;
+        for (int i = 0; n < SOLO_ROWS && i < n; i++)
+            *solo++ = first + i;
+        for (int i = 0; n >= SOLO_ROWS && i < n; i += GPU_TILE_ROWS)
+            *tile++ = (struct gpu_tile){first + i,
+                                        n - i < GPU_TILE_ROWS ? n - i : GPU_TILE_ROWS, q};
+    }
+    return b;
+}
+
+int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out)
+{
+    /* An image stays until its half is used again: through one switch of halves. */
+    if (r->id != 0 && r->id == s->batch_id && s->up.n_switches - s->batch_switches <= 1) {
+        *out = s->batch;
+        return 0;
+    }
+    struct image_size z = measure(r);
+    size_t n = 2 * (size_t)z.n_rows + (size_t)z.n_seqs * (size_t)z.table_ld +
+               (size_t)z.n_solo;
+    size_t bytes = n * sizeof(int32_t) + (size_t)z.n_tiles * sizeof(struct gpu_tile);
+    void *host, *dev;
+    int rc = upload_take(s, bytes, &host, &dev);
+    if (rc != 0)
+        return rc;
+    *out = write_image(r, z, host, dev);
+    s->batch_id = r->id;
+    s->batch_switches = s->up.n_switches;
+    s->batch = *out;
+    return upload_send(s, dev, host, bytes);
+}

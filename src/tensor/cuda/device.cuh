@@ -1,0 +1,143 @@
+/* device.cuh - what the kernels share: element types, reductions, and the one macro that launches.
+ *
+ * With HCACHE_CUDA_EMULATED the same sources compile for the CPU (tests/cuda_emu), where the tests
+ * run them lane by lane. */
+#ifndef TENSOR_CUDA_DEVICE_CUH
+#define TENSOR_CUDA_DEVICE_CUH
+
+#include <stdint.h>
+
+#ifdef HCACHE_CUDA_EMULATED
+#include "cuda_emu.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define LAUNCH(kernel, grid, block, shared, stream, ...)                                   \
+    kernel<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__)
+#define SHARED_DYNAMIC(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
+enum { WARP = 32 };
+
+struct f16 {
+    uint16_t bits;
+};
+struct bf16 {
+    uint16_t bits;
+};
+
+#ifdef HCACHE_CUDA_EMULATED
+static inline float to_f32(f16 h)
+{
+    return f16_to_f32(h.bits);
+}
+static inline float to_f32(bf16 h)
+{
+    return bf16_to_f32(h.bits);
+}
+static inline void from_f32(f16 &h, float f)
+{
+    h.bits = f32_to_f16(f);
+}
+static inline void from_f32(bf16 &h, float f)
+{
+    h.bits = f32_to_bf16(f);
+}
+#else
+static __device__ __forceinline__ float to_f32(f16 h)
+{
+    return __half2float(__ushort_as_half(h.bits));
+}
+static __device__ __forceinline__ float to_f32(bf16 h)
+{
+    return __uint_as_float((unsigned)h.bits << 16);
+}
+static __device__ __forceinline__ void from_f32(f16 &h, float f)
+{
+    h.bits = __half_as_ushort(__float2half_rn(f));
+}
+static __device__ __forceinline__ void from_f32(bf16 &h, float f)
+{
+    h.bits = __bfloat16_as_ushort(__float2bfloat16_rn(f));
+}
+#endif
+static __device__ __forceinline__ float to_f32(float f)
+{
+    return f;
+}
+static __device__ __forceinline__ void from_f32(float &h, float f)
+{
+    h = f;
+}
+
+/* Eight neighbouring elements, 16-byte aligned. */
+static __device__ __forceinline__ void load8(float *x, const float *p)
+{
+    float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+template <typename T> static __device__ __forceinline__ void load8(float *x, const T *p)
+{
+    uint4 v = *(const uint4 *)p;
+    uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        T lo, hi;
+        lo.bits = (uint16_t)(w[i] & 0xffff);
+        hi.bits = (uint16_t)(w[i] >> 16);
+        x[2 * i] = to_f32(lo);
+        x[2 * i + 1] = to_f32(hi);
+    }
+}
+
+static __device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+    for (int d = WARP / 2; d > 0; d /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+}
+
+/* The sum over a block of N_THREADS; every thread gets it. */
+template <int N_THREADS> static __device__ __forceinline__ float block_sum(float x)
+{
+    __shared__ float part[N_THREADS / WARP];
+    x = warp_sum(x);
+    __syncthreads(); /* the last sum has been read */
+    if (threadIdx.x % WARP == 0)
+        part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = 0;
+#pragma unroll
+    for (int i = 0; i < N_THREADS / WARP; i++)
+        x += part[i];
+    return x;
+}
+
+/* Runs the statements with T the element type numbered `type`. */
+#define WITH_TYPE(type, T, ...)                                                            \
+    switch (type) {                                                                        \
+    case 0: {                                                                              \
+        typedef float T;                                                                   \
+        __VA_ARGS__;                                                                       \
+        break;                                                                             \
+    }                                                                                      \
+    case 1: {                                                                              \
+        typedef f16 T;                                                                     \
+        __VA_ARGS__;                                                                       \
+        break;                                                                             \
+    }                                                                                      \
+    default: {                                                                             \
+        typedef bf16 T;                                                                    \
+        __VA_ARGS__;                                                                       \
+        break;                                                                             \
+    }                                                                                      \
+    }
+
+static inline unsigned blocks_for(int64_t n, int64_t per_block)
+{
+    return (unsigned)((n + per_block - 1) / per_block);
+}
+
+#endif

@@ -1,0 +1,104 @@
+/* launch.h - the kernels as the C side of the backend sees them: plain functions that queue work on
+ * a CUDA stream and return at once; faults show in cudaGetLastError and at the next synchronisation.
+ *
+ * All pointers are device memory.  Matrices are row-major; types are enum dtype's numbers (0 f32,
+ * 1 f16, 2 bf16).  Private to src/tensor/cuda; included by C and by CUDA sources. */
+#ifndef TENSOR_CUDA_LAUNCH_H
+#define TENSOR_CUDA_LAUNCH_H
+
+#include <stdint.h>
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gpu_mat {
+    void *data;
+    int type;
+    int rows, cols;
+    int64_t ld; /* elements */
+};
+
+/* K and V of one layer: block b at blocks + b * stride, K first, both as [n_kv][64][d_head]. */
+struct gpu_kv {
+    uint8_t *blocks;
+    int64_t stride; /* bytes */
+    int type, n_kv, d_head;
+};
+
+struct gpu_angles {
+    const float *cos, *sin; /* [max_pos][d_rot / 2] */
+    int d_rot;
+};
+
+/* Up to GPU_TILE_ROWS neighbouring rows of one sequence: a unit of prefill attention. */
+enum { GPU_TILE_ROWS = 64 };
+struct gpu_tile {
+    int32_t row, n_rows, seq;
+};
+
+/* A ragged batch (ops.h) in device memory. */
+struct gpu_batch {
+    int n_rows, n_solo, n_tiles, table_ld;
+    const int32_t *pos;           /* [n_rows] */
+    const int32_t *row_seq;       /* [n_rows] */
+    const int32_t *tables;        /* [n_seqs][table_ld] */
+    const int32_t *solo;          /* [n_solo] rows of sequences with few rows: decodes */
+    const struct gpu_tile *tiles; /* [n_tiles] the other rows */
+};
+
+/* --- rows (k_rows.cu) --- */
+void gpu_embed(cudaStream_t s, struct gpu_mat out, struct gpu_mat table, const int32_t *ids,
+               float scale);
+void gpu_rmsnorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const float *w,
+                 float eps);
+void gpu_layernorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const float *w,
+                   const float *b, float eps);
+void gpu_head_norm(cudaStream_t s, struct gpu_mat x, int d_head, const float *w, float eps);
+void gpu_convert(cudaStream_t s, struct gpu_mat out, struct gpu_mat x);
+void gpu_add(cudaStream_t s, struct gpu_mat out, struct gpu_mat a, struct gpu_mat b);
+void gpu_add_bias(cudaStream_t s, struct gpu_mat x, const float *bias);
+void gpu_act_mul(cudaStream_t s, struct gpu_mat out, struct gpu_mat gate_up, int act);
+void gpu_act(cudaStream_t s, struct gpu_mat x, int act);
+/* *flag becomes 0 where x holds an infinity or a NaN; the caller has set it to 1. */
+void gpu_all_finite(cudaStream_t s, struct gpu_mat x, int32_t *flag);
+
+/* --- products (k_matmul.cu): c [m][n] = a [m][k] . w[n][k]^T (+ bias) --- */
+/* The arithmetic of ops.h to the bit, for every type and shape: independent of the batch. */
+void gpu_matmul_exact(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
+                      const float *bias);
+enum { GPU_GEMV_ROWS = 8 };
+/* For at most GPU_GEMV_ROWS rows: reads the weights once, at the speed of memory. */
+int gpu_gemv_can(struct gpu_mat c, struct gpu_mat a, struct gpu_mat w);
+void gpu_gemv(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
+              const float *bias);
+
+/* --- positions and the cache (k_kv.cu) --- */
+void gpu_rope(cudaStream_t s, struct gpu_mat q, int d_head, struct gpu_angles rope,
+              struct gpu_batch b);
+void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
+                 struct gpu_angles rope, struct gpu_batch b);
+void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, int32_t block, const void *chunk,
+                 struct gpu_angles rope, int32_t pos0);
+void gpu_kv_read(cudaStream_t s, struct gpu_mat out, struct gpu_kv kv, struct gpu_batch b);
+
+/* --- attention (k_attention.cu) --- */
+struct gpu_attention_job {
+    struct gpu_mat out, q; /* [n_rows][heads * d_head], of one type */
+    struct gpu_kv kv;
+    struct gpu_batch b;
+    float scale;
+    int window;     /* 0: none */
+    int exact;      /* every row alone and unsplit: its bits do not depend on the batch */
+    float *scratch; /* of split rows */
+    int64_t scratch_floats;
+    int n_sm; /* multiprocessors: how far splitting pays */
+};
+void gpu_attention(cudaStream_t s, struct gpu_attention_job a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

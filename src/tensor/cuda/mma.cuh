@@ -1,0 +1,137 @@
+/* mma.cuh - tensor-core steps and asynchronous copies (sm_80 and later) under readable names.
+ *
+ * Fragments of m16n8k16 (row x column): lane 4g + t holds of A the pairs (row g, k 2t), (g + 8, 2t),
+ * (g, 2t + 8), (g + 8, 2t + 8); of B (k 2t, column g), (2t + 8, g); of C (g, columns 2t and 2t + 1),
+ * (g + 8, the same). */
+#ifndef TENSOR_CUDA_MMA_CUH
+#define TENSOR_CUDA_MMA_CUH
+
+#include "tensor/cuda/device.cuh"
+
+/* Two f32 rounded to T, the first in the low half. */
+template <typename T> static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
+{
+    T a, b;
+    from_f32(a, lo);
+    from_f32(b, hi);
+    return (uint32_t)a.bits | (uint32_t)b.bits << 16;
+}
+
+#ifdef HCACHE_CUDA_EMULATED
+
+template <typename T>
+static inline void mma_16816(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    uint32_t in[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const uint32_t(*all)[6] = (const uint32_t(*)[6])emu_warp_gather(in, sizeof in);
+    int lane = (int)(threadIdx.x % WARP), g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) {
+        int row = g + i / 2 * 8, col = 2 * t + i % 2;
+        float sum = c[i];
+        for (int k = 0; k < 16; k++) {
+            T x, y;
+            uint32_t av = all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            uint32_t bv = all[col * 4 + k % 8 / 2][4 + k / 8];
+            x.bits = (uint16_t)(av >> (k % 2 * 16));
+            y.bits = (uint16_t)(bv >> (k % 2 * 16));
+            sum += to_f32(x) * to_f32(y);
+        }
+        c[i] = sum;
+    }
+    emu_warp_release();
+}
+
+/* Lane i gives the address of row i % 8 of 8x8 matrix i / 8. */
+static inline void emu_load_matrix(uint32_t r[4], const void *row, bool trans)
+{
+    const uint16_t *const *all = (const uint16_t *const *)emu_warp_gather(&row, sizeof row);
+    int lane = (int)(threadIdx.x % WARP);
+    for (int i = 0; i < 4; i++) {
+        int x = lane / 4, y = lane % 4 * 2;
+        uint16_t lo = trans ? all[i * 8 + y][x] : all[i * 8 + x][y];
+        uint16_t hi = trans ? all[i * 8 + y + 1][x] : all[i * 8 + x][y + 1];
+        r[i] = (uint32_t)lo | (uint32_t)hi << 16;
+    }
+    emu_warp_release();
+}
+static inline void load_matrix_x4(uint32_t r[4], const void *row)
+{
+    emu_load_matrix(r, row, false);
+}
+static inline void load_matrix_x4_trans(uint32_t r[4], const void *row)
+{
+    emu_load_matrix(r, row, true);
+}
+static inline void copy_async16(void *to, const void *from, bool in)
+{
+    if (in)
+        memcpy(to, from, 16);
+    else
+        memset(to, 0, 16);
+}
+static inline void copy_async_commit(void)
+{
+}
+template <int N> static inline void copy_async_wait(void)
+{
+}
+
+#else
+
+template <typename T>
+static __device__ __forceinline__ void mma_16816(float c[4], const uint32_t a[4],
+                                                 uint32_t b0, uint32_t b1);
+template <>
+__device__ __forceinline__ void mma_16816<f16>(float c[4], const uint32_t a[4], uint32_t b0,
+                                               uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void mma_16816<bf16>(float c[4], const uint32_t a[4],
+                                                uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void load_matrix_x4(uint32_t r[4], const void *row)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+static __device__ __forceinline__ void load_matrix_x4_trans(uint32_t r[4], const void *row)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+/* 16 bytes from global to shared memory, or zeros. */
+static __device__ __forceinline__ void copy_async16(void *to, const void *from, bool in)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+                 "r"(in ? 16 : 0)
+                 : "memory");
+}
+static __device__ __forceinline__ void copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> static __device__ __forceinline__ void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+#endif
+#endif

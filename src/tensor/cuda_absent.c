@@ -1,0 +1,13 @@
+/* cuda_absent.c - device "cuda" in a build without it.  (A build with it links src/tensor/cuda first,
+ * and this object is left in the library.) */
+#include "tensor/device.h"
+
+int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
+{
+    (void)pool;
+    (void)out;
+    return err_set(
+        err, ERR_UNSUPPORTED,
+        "device cuda: this program was built without CUDA: install the CUDA toolkit "
+        "(nvcc) and build again");
+}

@@ -1,0 +1,438 @@
+/* cuda_emu.cc - see cuda_emu.h. */
+#include "cuda_emu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+dim3 emu_thread, emu_block, emu_block_dim, emu_grid_dim;
+unsigned char *emu_dynamic_shared;
+
+[[noreturn]] static void die(const char *what)
+{
+    fprintf(stderr, "cuda emulation: %s\n", what);
+    abort();
+}
+
+/* --- device memory: mapped, and readable only while the device works ---------------------------- */
+
+static const size_t ARENA = (size_t)4
+                            << 30; /* address space; pages come as they are touched */
+
+static struct {
+    std::recursive_mutex lock; /* one device, one user at a time */
+    unsigned char *base;
+    size_t end;
+    std::map<size_t, size_t> used; /* offset -> bytes */
+    int open;
+} mem;
+
+static void arena_make(void)
+{
+    if (mem.base != NULL)
+        return;
+    void *p = mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                   0);
+    if (p == MAP_FAILED)
+        die("no address space");
+    mem.base = (unsigned char *)p;
+}
+
+struct device_access {
+    std::lock_guard<std::recursive_mutex> hold;
+    device_access() : hold(mem.lock)
+    {
+        if (mem.open++ == 0 && mem.end != 0)
+            mprotect(mem.base, mem.end, PROT_READ | PROT_WRITE);
+    }
+    ~device_access()
+    {
+        if (--mem.open == 0 && mem.end != 0)
+            mprotect(mem.base, mem.end, PROT_NONE);
+    }
+};
+
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    device_access access;
+    arena_make();
+    size_t want = (bytes + 8191) & ~(size_t)4095,
+           at = 0; /* a page between: overruns fault */
+    for (auto &u : mem.used) {
+        if (u.first - at >= want)
+            break;
+        at = u.first + u.second;
+    }
+    if (at + want > ARENA) {
+        *p = NULL;
+        return cudaErrorMemoryAllocation;
+    }
+    mem.used[at] = want;
+    if (at + want > mem.end) {
+        mem.end = at + want;
+        mprotect(mem.base, mem.end, PROT_READ | PROT_WRITE);
+    }
+    memset(mem.base + at, 0xff, bytes); /* NaN: what is not written is seen */
+    *p = mem.base + at;
+    return cudaSuccess;
+}
+
+static void drain_all(void);
+
+cudaError_t cudaFree(void *p)
+{
+    if (p == NULL)
+        return cudaSuccess;
+    drain_all();
+    device_access access;
+    if (mem.used.erase((size_t)((unsigned char *)p - mem.base)) != 1)
+        die("cudaFree of what is not allocated");
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    *p = aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+    return *p != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void *p)
+{
+    drain_all();
+    free(p);
+    return cudaSuccess;
+}
+
+/* --- streams: queues of things to do, done when somebody waits ---------------------------------- */
+
+struct emu_stream {
+    std::deque<std::function<void()>> todo;
+    unsigned long queued = 0, done = 0;
+};
+struct emu_event {
+    emu_stream *s = NULL;
+    unsigned long upto = 0;
+};
+static std::vector<emu_stream *> streams;
+static emu_stream null_stream;
+
+static emu_stream *of(cudaStream_t s)
+{
+    return s != NULL ? s : &null_stream;
+}
+
+static void queue(cudaStream_t s, std::function<void()> f)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    of(s)->todo.push_back(f);
+    of(s)->queued++;
+}
+
+static void drain(emu_stream *s, unsigned long upto)
+{
+    device_access access;
+    while (s->done < upto && !s->todo.empty()) {
+        auto f = s->todo.front();
+        s->todo.pop_front();
+        f();
+        s->done++;
+    }
+}
+
+static void drain_all(void)
+{
+    device_access access;
+    drain(&null_stream, null_stream.queued);
+    for (auto s : streams)
+        drain(s, s->queued);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
+{
+    (void)flags;
+    device_access access;
+    *s = new emu_stream;
+    streams.push_back(*s);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    device_access access;
+    drain(s, s->queued);
+    for (size_t i = 0; i < streams.size(); i++)
+        if (streams[i] == s)
+            streams.erase(streams.begin() + (long)i);
+    delete s;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+    device_access access;
+    drain(of(s), of(s)->queued);
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
+{
+    (void)flags;
+    *e = new emu_event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    delete e;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+    device_access access;
+    e->s = of(s);
+    e->upto = of(s)->queued;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
+{
+    (void)flags;
+    emu_event mark = *e;
+    if (mark.s != NULL)
+        queue(s, [=]() { drain(mark.s, mark.upto); });
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t e)
+{
+    if (e->s != NULL)
+        drain(e->s, e->upto);
+    return cudaSuccess;
+}
+
+/* --- copies ------------------------------------------------------------------------------------- */
+
+cudaError_t cudaMemset(void *p, int byte, size_t n)
+{
+    drain_all();
+    device_access access;
+    memset(p, byte, n);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind,
+                            cudaStream_t s)
+{
+    (void)kind;
+    queue(s, [=]() { memmove(to, from, n); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int byte, size_t width, size_t height,
+                              cudaStream_t s)
+{
+    queue(s, [=]() {
+        for (size_t i = 0; i < height; i++)
+            memset((char *)p + i * pitch, byte, width);
+    });
+    return cudaSuccess;
+}
+
+/* --- the device --------------------------------------------------------------------------------- */
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return e == cudaErrorMemoryAllocation ? "out of memory"
+           : e == 0                       ? "no error"
+                                          : "emulated error";
+}
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = getenv("CUDA_EMU_NO_DEVICE") != NULL ? 0 : 1;
+    return *n == 1 ? cudaSuccess : cudaErrorNoDevice;
+}
+cudaError_t cudaSetDevice(int i)
+{
+    return i == 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int i)
+{
+    (void)i;
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "emulated GPU");
+    p->totalGlobalMem = ARENA;
+    p->major = 9;
+    p->multiProcessorCount = 4;
+    return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t *unused, size_t *total)
+{
+    device_access access;
+    size_t n = 0;
+    for (auto &u : mem.used)
+        n += u.second;
+    *unused = ARENA - n;
+    *total = ARENA;
+    return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int value)
+{
+    (void)f, (void)a, (void)value;
+    return cudaSuccess;
+}
+
+/* --- a block: coroutines that meet at barriers -------------------------------------------------- */
+
+static const size_t STACK = 64 * 1024;
+
+/* Saves what a function must preserve on the stack, leaves its pointer at *from, and goes on at `to`.
+ * (swapcontext would do, but for two system calls each time.) */
+extern "C" void emu_switch(void **from, void *to);
+asm(".text\n.globl emu_switch\nemu_switch:\n"
+    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+    "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
+    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+
+enum wait { RUN, BLOCK, WARP_, DONE };
+struct coroutine {
+    void *sp;
+    wait waits;
+    dim3 idx;
+};
+struct warp {
+    unsigned char slots[32 * 64];
+    int n_live, n_waiting;
+};
+static std::vector<coroutine> threads;
+static std::vector<warp> warps;
+static std::vector<unsigned char> stacks;
+static void *scheduler;
+static size_t current;
+static int n_live, n_at_barrier;
+static std::function<void()> *kernel_body;
+
+static void yield_for(wait w)
+{
+    threads[current].waits = w;
+    emu_switch(&threads[current].sp, scheduler);
+}
+
+static void release_block(void)
+{
+    n_at_barrier = 0;
+    for (auto &t : threads)
+        if (t.waits == BLOCK)
+            t.waits = RUN;
+}
+static void release_warp(size_t w)
+{
+    warps[w].n_waiting = 0;
+    for (size_t i = w * 32; i < threads.size() && i < w * 32 + 32; i++)
+        if (threads[i].waits == WARP_)
+            threads[i].waits = RUN;
+}
+
+void __syncthreads(void)
+{
+    if (++n_at_barrier == n_live)
+        release_block();
+    else
+        yield_for(BLOCK);
+}
+void __syncwarp(void)
+{
+    size_t w = current / 32;
+    if (++warps[w].n_waiting == warps[w].n_live)
+        release_warp(w);
+    else
+        yield_for(WARP_);
+}
+const void *emu_warp_gather(const void *mine, size_t bytes)
+{
+    warp &w = warps[current / 32];
+    if (bytes > 64)
+        die("a gather of more than 64 bytes a lane");
+    memcpy(&w.slots[current % 32 * bytes], mine, bytes);
+    __syncwarp();
+    return w.slots;
+}
+void emu_warp_release(void)
+{
+    __syncwarp();
+}
+
+static void coroutine_main(void)
+{
+    (*kernel_body)();
+    size_t w = current / 32;
+    threads[current].waits = DONE;
+    n_live--;
+    warps[w].n_live--;
+    if (n_live > 0 && n_at_barrier == n_live)
+        release_block();
+    if (warps[w].n_live > 0 && warps[w].n_waiting == warps[w].n_live)
+        release_warp(w);
+    void *unused;
+    emu_switch(&unused, scheduler); /* for ever */
+}
+
+static void run_block(dim3 dim)
+{
+    size_t n = (size_t)dim.x * dim.y * dim.z;
+    threads.resize(n);
+    stacks.resize(n * STACK);
+    warps.resize((n + 31) / 32);
+    for (auto &w : warps)
+        w.n_live = w.n_waiting = 0;
+    n_live = (int)n;
+    n_at_barrier = 0;
+    for (size_t i = 0; i < n; i++) {
+        coroutine &t = threads[i];
+        warps[i / 32].n_live++;
+        t.waits = RUN;
+        t.idx = dim3((unsigned)(i % dim.x), (unsigned)(i / dim.x % dim.y),
+                     (unsigned)(i / dim.x / dim.y));
+        uintptr_t top = ((uintptr_t)&stacks[(i + 1) * STACK] & ~(uintptr_t)15) - 16;
+        *(void (**)(void))top = coroutine_main; /* where the first switch returns to */
+        t.sp = (void *)(top - 6 * sizeof(void *));
+    }
+    while (n_live > 0) {
+        bool ran = false;
+        for (size_t i = 0; i < n; i++) {
+            if (threads[i].waits != RUN)
+                continue;
+            ran = true;
+            current = i;
+            emu_thread = threads[i].idx;
+            emu_switch(&scheduler, threads[i].sp);
+        }
+        if (!ran)
+            die("threads wait at a barrier that others never reach");
+    }
+}
+
+void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
+                std::function<void()> body)
+{
+    if (block.x * block.y * block.z > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||
+        shared > 227 * 1024)
+        die("a launch that CUDA would refuse");
+    queue(s, [=]() {
+        std::function<void()> mine = body;
+        std::unique_ptr<unsigned char[]> smem(new unsigned char[shared + 64]);
+        memset(smem.get(), 0xff, shared + 64);
+        emu_dynamic_shared = (unsigned char *)(((uintptr_t)smem.get() + 15) &
+                                               ~(uintptr_t)15);
+        kernel_body = &mine;
+        emu_grid_dim = grid;
+        emu_block_dim = block;
+        for (unsigned z = 0; z < grid.z; z++)
+            for (unsigned y = 0; y < grid.y; y++)
+                for (unsigned x = 0; x < grid.x; x++) {
+                    emu_block = dim3(x, y, z);
+                    run_block(block);
+                }
+    });
+}

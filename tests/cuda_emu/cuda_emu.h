@@ -1,0 +1,92 @@
+/* cuda_emu.h - CUDA kernels on the CPU, for tests: every thread of a block is a coroutine.
+ *
+ * It is made to find mistakes, not to be fast:
+ *  - device memory cannot be touched but from kernels and copies (a host access is a SIGSEGV);
+ *  - streams are as lazy as CUDA allows: nothing runs before somebody waits for it, so a buffer that
+ *    is used again too early, or a wait that is left out, gives wrong results every time;
+ *  - a barrier that not all threads reach ends the program with its name.
+ * What it cannot show: speed, races inside a block, and what the compiler for the GPU makes of it. */
+#ifndef CUDA_EMU_H
+#define CUDA_EMU_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <functional>
+
+#include "cuda_runtime_api.h"
+
+extern "C" {
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f);
+float bf16_to_f32(uint16_t h);
+uint16_t f32_to_bf16(float f);
+}
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__   static /* blocks run one after another */
+#define __align__(n) __attribute__((aligned(n)))
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_)
+    {
+    }
+};
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+struct float4 {
+    float x, y, z, w;
+};
+
+/* Of the coroutine that runs. */
+extern dim3 emu_thread, emu_block, emu_block_dim, emu_grid_dim;
+extern unsigned char *emu_dynamic_shared;
+#define threadIdx            emu_thread
+#define blockIdx             emu_block
+#define blockDim             emu_block_dim
+#define gridDim              emu_grid_dim
+#define SHARED_DYNAMIC(name) unsigned char *name = emu_dynamic_shared
+
+void __syncthreads(void);
+void __syncwarp(void);
+/* What every lane of the warp passed, in the order of lanes, `bytes` each; until the release. */
+const void *emu_warp_gather(const void *mine, size_t bytes);
+void emu_warp_release(void);
+
+static inline float __shfl_xor_sync(unsigned mask, float x, int d)
+{
+    (void)mask;
+    const float *all = (const float *)emu_warp_gather(&x, sizeof x);
+    float y = all[(threadIdx.x % 32) ^ (unsigned)d];
+    emu_warp_release();
+    return y;
+}
+static inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
+static inline float __fsub_rn(float a, float b)
+{
+    return a - b;
+}
+static inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+
+void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
+                std::function<void()> body);
+#define LAUNCH(kernel, grid, block, shared, stream, ...)                                   \
+    do {                                                                                   \
+        auto emu_kernel_ = (kernel);                                                       \
+        emu_launch(dim3(grid), dim3(block), (shared), (stream),                            \
+                   [=]() { emu_kernel_(__VA_ARGS__); });                                   \
+    } while (0)
+
+#endif
