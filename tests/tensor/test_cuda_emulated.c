@@ -157,7 +157,7 @@ static void test_matmul(void **state)
         }
         if (c % 4 == 0) /* a state type that is not the weights' */
             EACH_LANE(l)
-            check_matmul(l, matmul_cases[c], DTYPE_F32, DTYPE_BF16, DTYPE_F32, true);
+        check_matmul(l, matmul_cases[c], DTYPE_F32, DTYPE_BF16, DTYPE_F32, true);
     }
 }
 
