@@ -97,6 +97,9 @@ $(B)/gen/build_id.h: FORCE
 	@$(call stamp,$@,#define BUILD_ID "$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
 $(B)/apps/main.o $(B)/apps/cmd_profile.o: $(B)/gen/build_id.h
 
+# The page is inside the program as it is.
+$(B)/src/server/page.o: $(wildcard src/server/page/*)
+
 # --- rules --------------------------------------------------------------------------------------
 
 $(B)/libhcache.a: $(OBJ) $(B)/files.stamp

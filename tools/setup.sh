@@ -3,12 +3,13 @@
 # where nothing is missing.
 #   tools/setup.sh          what building, testing and the demo need
 #   tools/setup.sh --dev    and what only development needs (clang, coverage, tracing), and .venv/ with
-#                           the official client that tests/e2e/test_serve_openai.py drives
+#                           the official clients and the browser's driver that tests/e2e use
 set -euo pipefail
 
 packages=(gcc g++ make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev
           libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev python3)
-dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace python3-venv)
+dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace python3-venv chromium
+     chromium-driver)
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
@@ -28,9 +29,9 @@ done
 
 make_venv() {
     [ "${1:-}" = --dev ] || return 0
-    .venv/bin/python -c 'import openai' 2>/dev/null && return 0
+    .venv/bin/python -c 'import openai, selenium' 2>/dev/null && return 0
     echo "setup: making .venv"
-    python3 -m venv .venv && .venv/bin/pip install -q "openai>=1.50" || fail "could not make .venv"
+    python3 -m venv .venv && .venv/bin/pip install -q "openai>=1.50" "selenium>=4.20" || fail "could not make .venv"
 }
 cd "$(dirname "$0")/.."
 if [ ${#missing[@]} -eq 0 ]; then
