@@ -133,6 +133,8 @@ struct hcache_request {
     bool logprobs;    /* of every generated token, from the raw logits; see hcache_delta */
     int n_top;        /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
     const char *salt; /* state is shared only among requests with equal salts */
+    int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
+    int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
     /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
     const char *save;
     /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
@@ -151,6 +153,8 @@ enum {
     HCACHE_MAX_STOP = 16,
     HCACHE_MAX_STOP_BYTES = 256, /* of each */
     HCACHE_MAX_TOP = 20,
+    HCACHE_MAX_PRIORITY = 100,
+    HCACHE_MAX_TIMEOUT_MS = 86400000,
 };
 
 struct hcache_plan {
@@ -185,8 +189,11 @@ struct hcache_result {
     int n_tokens;
     char *text; /* NULL where the model has no tokenizer */
     size_t n_text;
-    const char *finish; /* "stop", "length", "cancelled" */
+    /* "stop", "length", "cancelled", "timeout": with nothing generated, that is -ETIMEDOUT instead */
+    const char *finish;
     int prompt_tokens, cached_tokens;
+    int device_tokens;        /* of the cached ones: they were still on the device */
+    int n_preempted;          /* times that it made room for others, and came back */
     int64_t committed_tokens; /* durable in the store at the end */
     uint64_t logits_digest;   /* over the f32 logits of every generated position */
     uint64_t restored_bytes;
@@ -224,7 +231,9 @@ void hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const 
 /* Starts the engine's thread. max_queue: requests that may wait; 0: 64. */
 int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err);
 /* Refuses new requests, cancels those that wait or run, makes what was saved durable, and ends the
- * thread.  Every ticket has ended then.  Does nothing where no thread was started. */
+ * thread.  Every ticket has ended then.  Does nothing where no thread was started.  Afterwards
+ * hcache_generate works as before hcache_serve_start, on the caller's thread; hcache_submit is refused
+ * until hcache_serve_start is called again. */
 void hcache_serve_stop(struct hcache *h);
 
 struct hcache_ticket; /* one request */
@@ -270,11 +279,23 @@ struct hcache_hist {
 };
 double hcache_hist_bound_s(int i);
 
+/* Counts by name; the names are static. */
+enum { HCACHE_MAX_COUNTS = 16 };
+struct hcache_counts {
+    int n;
+    struct hcache_count {
+        const char *name;
+        uint64_t count;
+    } at[HCACHE_MAX_COUNTS];
+};
+
 struct hcache_stats {
     int n_waiting, n_running;
-    uint64_t n_ended, n_cancelled, n_failed, n_refused;
+    uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
+    uint64_t device_tokens;   /* of the prompts: were on the device */
     uint64_t restored_tokens; /* of the prompts: from the store */
+    const char *tier;         /* where that is: "dram", "disk"; NULL: there is no store */
     uint64_t computed_tokens; /* of the prompts */
     uint64_t restored_bytes;
     uint64_t n_restores,
@@ -288,8 +309,19 @@ struct hcache_stats {
     uint64_t saved_chunks,
         shared_chunks; /* committed; of which the store had these already */
     uint64_t save_buffer_bytes,
-        save_buffer_used_bytes; /* chunks in memory: the bound, and now */
+        save_buffer_used_bytes;                   /* chunks in memory: the bound, and now */
+    uint64_t n_preempted;                         /* sequences that made room for others */
+    uint64_t recovered_tokens, recomputed_tokens; /* of those, when they came back */
+    int kv_blocks, kv_blocks_free, kv_blocks_kept; /* of the device; kept: until wanted */
+    uint64_t kv_blocks_evicted;
+    struct hcache_counts
+        plans; /* restores by the methods of their plans: "kv+hidden" ... */
+    struct hcache_counts misses;                   /* of look-ups in the store, by why */
+    struct hcache_counts evictions;                /* chunks, by why */
+    uint64_t n_checksum_failures, n_read_failures; /* records that were not used */
+    uint64_t store_bytes, store_cap_bytes, store_read_bytes, store_written_bytes;
     struct hcache_hist queue, ttft, tbt;
+    struct hcache_hist restore, restore_predicted;
 };
 void hcache_stats(struct hcache *h, struct hcache_stats *out);
 

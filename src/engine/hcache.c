@@ -83,6 +83,13 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     return 0;
 }
 
+/* What one request can have: a KV cache smaller than the model's context bounds it. */
+static int context_of(const struct hcache *h)
+{
+    int64_t pool = (int64_t)kv_pool_n_blocks(engine_pool(h->k.engine)) * KV_BLOCK_TOKENS;
+    return pool < h->k.model->max_ctx ? (int)pool : h->k.model->max_ctx;
+}
+
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
 {
     *out = NULL;
@@ -118,10 +125,11 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err); /* chats will be told */
     struct service_opts vo = {.engine = h->k.engine,
                               .saver = h->k.saver,
+                              .store = h->k.store,
                               .tokenizer = h->tokenizer,
                               .n_vocab = h->k.model->cfg.vocab_size,
                               .max_sequences = o->max_sequences > 0 ? o->max_sequences : 1,
-                              .max_context = h->k.model->max_ctx,
+                              .max_context = context_of(h),
                               .load_ms = (double)(clock_now_ns() - t0) * 1e-6};
     service_create(&vo, &h->service);
     h->platform = h->k.platform;
@@ -150,7 +158,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .dtype = dtype_name(m->dtype),
         .n_layers = m->cfg.n_layers,
         .vocab_size = m->cfg.vocab_size,
-        .max_context = m->max_ctx,
+        .max_context = context_of(h),
         .hidden_bytes = model_hidden_bytes(m),
         .kv_bytes = model_kv_bytes(m),
         .has_tokenizer = h->tokenizer != NULL,
@@ -281,6 +289,12 @@ static int check_request(const struct hcache *h, const struct hcache_request *r,
                            "prompt token %d is %d; the vocabulary has %d entries", i,
                            r->prompt[i], h->k.model->cfg.vocab_size);
     }
+    if (r->priority < -HCACHE_MAX_PRIORITY || r->priority > HCACHE_MAX_PRIORITY)
+        return err_set(err, ERR_USAGE, "priority is %d; it must be %d to %d", r->priority,
+                       -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY);
+    if (r->timeout_ms < 0 || r->timeout_ms > HCACHE_MAX_TIMEOUT_MS)
+        return err_set(err, ERR_USAGE, "timeout_ms is %d; it must be 0 to %d",
+                       r->timeout_ms, HCACHE_MAX_TIMEOUT_MS);
     return check_text(h, r, err);
 }
 
@@ -322,6 +336,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
                                      .top_k = r->top_k,
                                      .seed = r->seed},
                           .salt = r->salt,
+                          .priority = r->priority,
                           .plan = r->plan};
     struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
     if (r->plan != NULL)

@@ -7,6 +7,7 @@
  *  3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
 #include "engine/service.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,8 @@ struct service {
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live;
     struct hcache_stats stats;
+    struct engine_stats engine; /* as of the last step */
+    uint64_t n_plans[8];        /* by the methods in it, as bits */
 };
 
 /* --- counting --------------------------------------------------------------------------------- */
@@ -50,10 +53,20 @@ static void hist_add(struct hcache_hist *h, double seconds)
     h->sum_s += seconds;
 }
 
-static void count_restore(struct hcache_stats *st, const struct hcache_result *r)
+/* By which of its layers were recomputed (1), projected (2), loaded (4). */
+static const char *const plan_names[8] = {
+    "none", "recompute",    "hidden",    "recompute+hidden",
+    "kv",   "recompute+kv", "hidden+kv", "recompute+hidden+kv",
+};
+
+static void count_restore(struct service *s, const struct hcache_result *r)
 {
-    if (r->cached_tokens == 0)
+    struct hcache_stats *st = &s->stats;
+    if (r->plan.layers[0] == 0)
         return;
+    s->n_plans[(r->plan.recompute > 0) + 2 * (r->plan.hidden > 0) + 4 * (r->plan.kv > 0)]++;
+    hist_add(&st->restore, r->timings.restore_ms * 1e-3);
+    hist_add(&st->restore_predicted, r->plan.predicted_ms * 1e-3);
     st->n_restores++;
     st->n_restores_recompute += r->plan.recompute > 0;
     st->layers_recompute += (uint64_t)r->plan.recompute;
@@ -64,43 +77,86 @@ static void count_restore(struct hcache_stats *st, const struct hcache_result *r
     st->restore_wait_s += r->timings.restore_wait_ms * 1e-3;
 }
 
-static void count_end(struct hcache_stats *st, const struct hcache_ticket *t)
+static void count_end(struct service *s, const struct hcache_ticket *t)
 {
     const struct hcache_result *r = &t->result;
+    struct hcache_stats *st = &s->stats;
+    bool timed_out = t->err.code == -ETIMEDOUT || strcmp(r->finish, "timeout") == 0;
     st->n_ended++;
-    st->n_failed += t->err.code != 0;
+    st->n_timed_out += timed_out;
+    st->n_failed += t->err.code != 0 && !timed_out;
     st->n_cancelled += t->err.code == 0 && strcmp(r->finish, "cancelled") == 0;
     hist_add(&st->queue, r->timings.queue_ms * 1e-3);
     if (r->timings.ttft_ms > 0) {
         hist_add(&st->ttft, r->timings.ttft_ms * 1e-3);
         st->prompt_tokens += (uint64_t)r->prompt_tokens;
-        st->restored_tokens += (uint64_t)r->cached_tokens;
+        st->device_tokens += (uint64_t)r->device_tokens;
+        st->restored_tokens += (uint64_t)(r->cached_tokens - r->device_tokens);
         st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
     }
     st->generated_tokens += (uint64_t)r->n_tokens;
     st->restored_bytes += r->restored_bytes;
     st->n_misses += t->err.code == 0 && r->cached_tokens < (r->prompt_tokens - 1) / 64 * 64;
-    count_restore(st, r);
+    count_restore(s, r);
+}
+
+static void count_add(struct hcache_counts *c, const char *name, uint64_t n)
+{
+    CHECK(c->n < HCACHE_MAX_COUNTS);
+    c->at[c->n++] = (struct hcache_count){name, n};
+}
+
+static void saver_counts(struct saver *saver, struct hcache_stats *out)
+{
+    struct saver_stats st;
+    saver_stats(saver, &st);
+    out->shed_behind = st.n_ended[SAVE_END_BEHIND];
+    out->shed_memory = st.n_ended[SAVE_END_MEMORY];
+    out->shed_cap = st.n_ended[SAVE_END_CAP];
+    out->shed_parent = st.n_ended[SAVE_END_PARENT];
+    out->shed_fault = st.n_ended[SAVE_END_FAULT];
+    out->saved_chunks = st.n_chunks;
+    out->shared_chunks = st.n_shared;
+    out->save_buffer_bytes = st.bound_bytes;
+    out->save_buffer_used_bytes = st.used_bytes;
+}
+
+static void store_counts(struct store *store, struct hcache_stats *out)
+{
+    struct store_stats st;
+    store_stats(store, &st);
+    out->tier = st.tier;
+    out->store_bytes = st.used_bytes;
+    out->store_cap_bytes = st.cap_bytes;
+    out->store_read_bytes = st.read_bytes;
+    out->store_written_bytes = st.appended_bytes;
+    out->n_checksum_failures = st.n_checksum_failures;
+    out->n_read_failures = st.n_read_failures;
+    for (int i = 0; i < STORE_MISSES; i++)
+        count_add(&out->misses, store_miss_name((enum store_miss)i), st.misses[i]);
+    for (int i = 0; i < STORE_EVICTS; i++)
+        count_add(&out->evictions, store_evict_name((enum store_evict)i), st.evictions[i]);
 }
 
 void service_stats(struct service *s, struct hcache_stats *out)
 {
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
+    const struct engine_stats *e = &s->engine;
+    out->n_preempted = e->n_preempted;
+    out->recovered_tokens = e->recovered_tokens;
+    out->recomputed_tokens = e->recomputed_tokens;
+    out->kv_blocks = e->blocks;
+    out->kv_blocks_free = e->blocks_free;
+    out->kv_blocks_kept = e->blocks_kept;
+    out->kv_blocks_evicted = e->n_evicted;
+    for (int i = 1; i < 8; i++)
+        count_add(&out->plans, plan_names[i], s->n_plans[i]);
     pthread_mutex_unlock(&s->lock);
-    if (s->o.saver == NULL)
-        return;
-    struct saver_stats saver;
-    saver_stats(s->o.saver, &saver);
-    out->shed_behind = saver.n_ended[SAVE_END_BEHIND];
-    out->shed_memory = saver.n_ended[SAVE_END_MEMORY];
-    out->shed_cap = saver.n_ended[SAVE_END_CAP];
-    out->shed_parent = saver.n_ended[SAVE_END_PARENT];
-    out->shed_fault = saver.n_ended[SAVE_END_FAULT];
-    out->saved_chunks = saver.n_chunks;
-    out->shared_chunks = saver.n_shared;
-    out->save_buffer_bytes = saver.bound_bytes;
-    out->save_buffer_used_bytes = saver.used_bytes;
+    if (s->o.saver != NULL)
+        saver_counts(s->o.saver, out);
+    if (s->o.store != NULL)
+        store_counts(s->o.store, out);
 }
 
 /* --- tokens ----------------------------------------------------------------------------------- */
@@ -157,8 +213,11 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
 {
     if (t->state == TICKET_WAITING)
         t->t_admit = clock_now_ns();
-    if (t->seq != NULL && seq_outcome(t->seq)->finish == FINISH_ERROR && t->err.code == 0)
+    enum finish finish = t->seq != NULL ? seq_outcome(t->seq)->finish : FINISH_NONE;
+    if (finish == FINISH_ERROR && t->err.code == 0)
         t->err = seq_outcome(t->seq)->err;
+    if (finish == FINISH_TIMEOUT && t->n_ids == 0)
+        err_set(&t->err, -ETIMEDOUT, "its time was over before the first token came");
     finish_text(t);
     if (t->wants_durable && s->o.saver != NULL && t->err.code == 0)
         (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
@@ -168,10 +227,11 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
         engine_remove(s->o.engine, t->seq);
     t->seq = NULL;
     pthread_mutex_lock(&s->lock);
+    engine_stats(s->o.engine, &s->engine);
     s->stats.n_waiting -= t->state == TICKET_WAITING;
     s->stats.n_running -= t->state == TICKET_RUNNING;
     t->state = TICKET_ENDED;
-    count_end(&s->stats, t);
+    count_end(s, t);
     bool given_up = t->given_up;
     if (!given_up)
         tell(t, true);
@@ -276,6 +336,11 @@ static void service_step(struct service *s)
         return;
     if (engine_step(s->o.engine, &n_active, &err) != 0)
         fail_all(s, &err);
+    struct engine_stats st;
+    engine_stats(s->o.engine, &st);
+    pthread_mutex_lock(&s->lock);
+    s->engine = st;
+    pthread_mutex_unlock(&s->lock);
     end_finished(s);
 }
 
@@ -305,6 +370,7 @@ void service_create(const struct service_opts *o, struct service **out)
     struct service *s = xcalloc(1, sizeof *s);
     s->o = *o;
     s->max_queue = DEFAULT_QUEUE;
+    engine_stats(o->engine, &s->engine);
     s->queue_end = &s->queue;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
@@ -364,7 +430,9 @@ void service_stop(struct service *s)
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
+    pthread_mutex_lock(&s->lock);
     s->has_thread = false;
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */
@@ -427,9 +495,13 @@ int service_submit(struct service *s, const struct request *q,
     t->notify = r->notify;
     t->notify_arg = r->arg;
     t->t_submit = clock_now_ns();
+    if (r->timeout_ms > 0)
+        t->req.deadline_ns = t->t_submit + r->timeout_ms * (int64_t)1000000;
     pthread_mutex_lock(&s->lock);
-    if (s->stopping) {
-        rc = err_set(err, ERR_LIMIT, "the server is stopping");
+    if (s->stopping && (s->has_thread || !durable)) {
+        rc = err_set(err, ERR_LIMIT,
+                     s->has_thread ? "the server is stopping"
+                                   : "the engine's thread was stopped");
     } else if (s->stats.n_waiting >= s->max_queue) {
         rc = err_set(err, ERR_LIMIT, "%d requests are waiting already", s->stats.n_waiting);
         s->stats.n_refused++;

@@ -16,6 +16,7 @@
 struct service_opts {
     struct engine *engine;
     struct saver *saver;               /* NULL: nothing is saved */
+    struct store *store;               /* NULL: none */
     const struct tokenizer *tokenizer; /* NULL: no text */
     int n_vocab, max_sequences, max_context;
     double load_ms; /* for results */

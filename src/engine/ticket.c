@@ -115,6 +115,8 @@ static const char *finish_name(const struct hcache_ticket *t, enum finish f)
 {
     if (f == FINISH_EOS || t->stopped)
         return "stop";
+    if (f == FINISH_TIMEOUT)
+        return "timeout";
     return f == FINISH_CANCELLED || f == FINISH_NONE ? "cancelled" : "length";
 }
 
@@ -163,6 +165,8 @@ void ticket_describe(struct hcache_ticket *t)
     const struct outcome *o = seq_outcome(t->seq);
     r->finish = finish_name(t, o->finish);
     r->cached_tokens = o->n_cached;
+    r->device_tokens = o->n_device;
+    r->n_preempted = o->n_preempted;
     r->committed_tokens = seq_committed_tokens(t->seq);
     if (seq_save_end(t->seq) != SAVE_GOES_ON)
         r->save_stopped = save_end_text(seq_save_end(t->seq));

@@ -1,6 +1,7 @@
 /* generation.c - see generation.h: submitting, streaming, answering.  The shapes are in shape.c. */
 #include "server/generation.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,8 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
 {
     if (err->code == HCACHE_E_LIMIT && submitting)
         fault_set(f, 429, "queue_full", NULL, "%s; try again later", err->msg);
+    else if (err->code == -ETIMEDOUT)
+        fault_set(f, 504, "timeout", "timeout_ms", "%s", err->msg);
     else if (err->code == HCACHE_E_USAGE || err->code == HCACHE_E_LIMIT)
         fault_set(f, 400, NULL, NULL, "%s", err->msg);
     else
@@ -84,6 +87,8 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .logprobs = p->logprobs,
                                .n_top = (int)p->n_top,
                                .salt = g->salt,
+                               .priority = (int)p->priority,
+                               .timeout_ms = (int)p->timeout_ms,
                                .notify = on_notify,
                                .arg = ch};
     return hcache_submit(call_model(g->call), &r, &ch->ticket, err);

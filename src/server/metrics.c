@@ -1,4 +1,6 @@
 /* metrics.c - GET /metrics: counters in Prometheus' text form. docs/SERVER.md explains the names. */
+#include <string.h>
+
 #include "server/call.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
@@ -20,6 +22,14 @@ static void labelled(struct textbuf *b, const char *name, const char *label,
                  (unsigned long long)v);
 }
 
+static void counts(struct textbuf *b, const char *name, const char *label, const char *help,
+                   const struct hcache_counts *c)
+{
+    head(b, "counter", name, help);
+    for (int i = 0; i < c->n; i++)
+        labelled(b, name, label, c->at[i].name, c->at[i].count);
+}
+
 static void histogram(struct textbuf *b, const char *name, const char *help,
                       const struct hcache_hist *h)
 {
@@ -36,40 +46,94 @@ static void histogram(struct textbuf *b, const char *name, const char *help,
         name, (unsigned long long)n, name, h->sum_s, name, (unsigned long long)n);
 }
 
-static void engine_metrics(struct textbuf *b, const struct hcache_stats *st)
+static void request_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
-    metric(b, "gauge", "requests_waiting", "Requests in the queue.", st->n_waiting);
+    metric(b, "gauge", "requests_waiting", "Requests that have no place yet.",
+           st->n_waiting);
     metric(b, "gauge", "requests_running", "Sequences in the engine.", st->n_running);
     head(b, "counter", "requests_total", "Sequences, by how they ended.");
     labelled(b, "requests_total", "end", "done",
-             st->n_ended - st->n_cancelled - st->n_failed);
+             st->n_ended - st->n_cancelled - st->n_failed - st->n_timed_out);
     labelled(b, "requests_total", "end", "cancelled", st->n_cancelled);
     labelled(b, "requests_total", "end", "failed", st->n_failed);
+    labelled(b, "requests_total", "end", "timeout", st->n_timed_out);
     labelled(b, "requests_total", "end", "refused", st->n_refused);
+    metric(b, "counter", "preemptions_total", "Sequences that made room for others.",
+           (double)st->n_preempted);
+    head(b, "counter", "resumed_tokens_total",
+         "Tokens of preempted sequences that went on, by how they came back.");
+    labelled(b, "resumed_tokens_total", "how", "recovered", st->recovered_tokens);
+    labelled(b, "resumed_tokens_total", "how", "recomputed", st->recomputed_tokens);
+    histogram(b, "queue_seconds", "Wait for a place.", &st->queue);
+    histogram(b, "ttft_seconds", "Time to the first token, queueing included.", &st->ttft);
+    histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);
+}
+
+static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
+{
+    bool dram = st->tier != NULL && strcmp(st->tier, "dram") == 0;
     head(b, "counter", "prompt_tokens_total",
          "Prompt tokens, by where their state came from.");
-    labelled(b, "prompt_tokens_total", "source", "store", st->restored_tokens);
+    labelled(b, "prompt_tokens_total", "source", "device", st->device_tokens);
+    labelled(b, "prompt_tokens_total", "source", "dram", dram ? st->restored_tokens : 0);
+    labelled(b, "prompt_tokens_total", "source", "disk", dram ? 0 : st->restored_tokens);
     labelled(b, "prompt_tokens_total", "source", "computed", st->computed_tokens);
     metric(b, "counter", "generated_tokens_total", "Generated tokens.",
            (double)st->generated_tokens);
+    metric(b, "gauge", "kv_blocks", "Blocks of 64 tokens in the KV cache.", st->kv_blocks);
+    metric(b, "gauge", "kv_blocks_free", "Of those: for the taking.", st->kv_blocks_free);
+    metric(b, "gauge", "kv_blocks_kept", "Of the free ones: still with state.",
+           st->kv_blocks_kept);
+    metric(b, "counter", "kv_blocks_evicted_total", "Kept blocks whose state was dropped.",
+           (double)st->kv_blocks_evicted);
+}
+
+/* Of a restore's time, the share in which compute waited for I/O. */
+static double bubble_share(const struct hcache_stats *st)
+{
+    return st->restore_measured_s > 0 ? st->restore_wait_s / st->restore_measured_s : 0;
+}
+
+static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
+{
     metric(b, "counter", "restores_total", "Requests of which something was restored.",
            (double)st->n_restores);
-    metric(b, "counter", "restores_with_recompute_total",
-           "Those whose plan recomputed layers.", (double)st->n_restores_recompute);
+    counts(b, "restores_by_plan_total", "plan", "Those, by the methods of their plans.",
+           &st->plans);
     head(b, "counter", "restore_layers_total", "Layers of all restores, by method.");
     labelled(b, "restore_layers_total", "method", "recompute", st->layers_recompute);
     labelled(b, "restore_layers_total", "method", "hidden", st->layers_hidden);
     labelled(b, "restore_layers_total", "method", "kv", st->layers_kv);
     metric(b, "counter", "restore_bytes_total", "Bytes read by restores.",
            (double)st->restored_bytes);
-    metric(b, "counter", "restore_predicted_seconds_total", "What the plans predicted.",
-           st->restore_predicted_s);
-    metric(b, "counter", "restore_seconds_total", "What the restores took.",
-           st->restore_measured_s);
+    histogram(b, "restore_seconds", "What restores took.", &st->restore);
+    histogram(b, "restore_predicted_seconds", "What their plans predicted.",
+              &st->restore_predicted);
     metric(b, "counter", "restore_wait_seconds_total",
-           "Of that: compute that waited for I/O (bubbles).", st->restore_wait_s);
-    metric(b, "counter", "misses_total",
+           "Time of restores in which compute waited for I/O (bubbles).",
+           st->restore_wait_s);
+    metric(b, "gauge", "restore_bubble_share", "Of all time of restores, since the start.",
+           bubble_share(st));
+    metric(b, "counter", "requests_missed_total",
            "Requests with less restored than their prompt's chunks.", (double)st->n_misses);
+}
+
+static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
+{
+    counts(b, "misses_total", "reason", "Look-ups that ended early, by why.", &st->misses);
+    counts(b, "evictions_total", "reason", "Chunks that left the store, by why.",
+           &st->evictions);
+    metric(b, "counter", "checksum_failures_total", "Records that were read and wrong.",
+           (double)st->n_checksum_failures);
+    metric(b, "counter", "read_failures_total", "Records that could not be read.",
+           (double)st->n_read_failures);
+    metric(b, "gauge", "store_bytes", "Saved state.", (double)st->store_bytes);
+    metric(b, "gauge", "store_cap_bytes", "Its bound; 0: none.",
+           (double)st->store_cap_bytes);
+    metric(b, "counter", "store_read_bytes_total", "Bytes read from the store.",
+           (double)st->store_read_bytes);
+    metric(b, "counter", "store_written_bytes_total", "Bytes written to the store.",
+           (double)st->store_written_bytes);
     head(b, "counter", "saves_ended_total",
          "Sequences whose saving ended before they did, by why.");
     labelled(b, "saves_ended_total", "reason", "writer_behind", st->shed_behind);
@@ -86,9 +150,6 @@ static void engine_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->save_buffer_bytes);
     metric(b, "gauge", "save_buffer_used_bytes", "Of that: taken now.",
            (double)st->save_buffer_used_bytes);
-    histogram(b, "queue_seconds", "Wait for a place.", &st->queue);
-    histogram(b, "ttft_seconds", "Time to the first token, queueing included.", &st->ttft);
-    histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);
 }
 
 static void http_metrics(struct textbuf *b, struct server *s)
@@ -113,7 +174,10 @@ void api_metrics(struct call *c)
     http_metrics(&b, c->s);
     if (call_model(c) != NULL) {
         hcache_stats(call_model(c), &st);
-        engine_metrics(&b, &st);
+        request_metrics(&b, &st);
+        token_metrics(&b, &st);
+        restore_metrics(&b, &st);
+        store_metrics(&b, &st);
     }
     call_text(c, 200, "text/plain; version=0.0.4; charset=utf-8", b.p);
     textbuf_free(&b);

@@ -68,6 +68,8 @@ static const struct field fields[] = {
     {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH | RESP, "a text or a list of at most 16"},
     {"stop_sequences", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, MSG, "a list of at most 16"},
     {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), GEN, "go on to max_tokens"},
+    {"priority", F_INT, -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY, AT(priority), GEN, "lower runs earlier; default 0"},
+    {"timeout_ms", F_INT, 0, HCACHE_MAX_TIMEOUT_MS, AT(timeout_ms), GEN, "ends it, with what there is; 0: never"},
     {"cache_salt", F_STRING, 0, 256, AT(cache_salt), GEN, "saved state is shared only under one salt"},
     {"stream", F_BOOL, 0, 0, AT(stream), GEN, "server-sent events"},
     {"stream_options", F_OPTIONS, 0, 0, 0, BOTH | RESP, "{\"include_usage\": true}"},

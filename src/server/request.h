@@ -32,7 +32,7 @@ struct gen_params {
     const struct json *kwargs; /* of the chat template */
     bool no_tools;
     int64_t max_tokens; /* -1: not given */
-    int64_t n, top_k, n_top;
+    int64_t n, top_k, n_top, priority, timeout_ms;
     double temperature, top_p, min_p;
     int64_t seed;
     bool has_seed, ignore_eos, stream, include_usage, logprobs;

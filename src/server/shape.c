@@ -183,13 +183,16 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
         json_put(o, "restore_plan", plan(&r->plan));
     else
         json_put_null(o, "restore_plan");
-    json_put_int(o, "restored_tokens", r->cached_tokens);
+    json_put_int(o, "device_tokens", r->device_tokens);
+    json_put_int(o, "restored_tokens", r->cached_tokens - r->device_tokens);
+    json_put_string(o, "restore_source", r->tier);
     json_put_int(o, "prefilled_tokens", ch->n_prompt - r->cached_tokens);
     put_ms(o, "prefill_ms", t->prefill_ms);
     put_ms(o, "ttft_ms", t->ttft_ms);
     put_ms(o, "decode_ms", t->decode_ms);
     put_ms(o, "per_token_ms", r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0);
     put_ms(o, "decode_tokens_per_s", t->decode_tokens_per_s);
+    json_put_int(o, "preemptions", r->n_preempted);
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "save_stopped", r->save_stopped);
     /* Why not more was restored; null where all that could be was. */

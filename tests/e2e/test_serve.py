@@ -335,6 +335,57 @@ Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>.{% endif %}
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 
 
+def test_reuse():
+    """What is still on the device is shared and told; time limits and priorities; a small KV cache."""
+    s = Server(MODEL, "--max-sequences", "4", "--kv-tokens", "512")
+    first = s.complete(LONG, max_tokens=10)
+    again = s.complete(LONG, max_tokens=10)
+    check("the device has the prompt still: told apart from the store",
+          cached(again) == again["usage"]["prompt_tokens"] - 1 and again["timings"]["device_tokens"] == cached(again)
+          and again["timings"]["restored_tokens"] == 0 and again["choices"] == first["choices"], again)
+    equal("and counted", s.metric('hcache_prompt_tokens_total{source="device"}'), cached(again))
+    before = s.metric('hcache_prompt_tokens_total{source="computed"}')
+    s.complete("The cat sat. " + LONG, max_tokens=4, n=4, temperature=1)
+    n = s.post("/tokenize", {"content": "The cat sat. " + LONG})[2]["count"]
+    n -= s.metric('hcache_prompt_tokens_total{source="computed"}') - before
+    check("four answers compute their prompt once, and its last token each", -3 <= n <= 0, n)
+    r = s.post("/v1/completions", {"prompt": LONG, "max_tokens": 400, "ignore_eos": True, "timeout_ms": 1})
+    check("timeout_ms: a clear end", r[0] == 504 and r[2]["error"]["code"] == "timeout" or
+          r[0] == 200 and r[2]["choices"][0]["finish_reason"] == "timeout", r)
+    for field, value in (("priority", 101), ("timeout_ms", -1), ("priority", "high")):
+        status, _, r = s.post("/v1/completions", {"prompt": "x", field: value})
+        check(f"{field} {value}: refused by name", status == 400 and r["error"]["param"] == field, r)
+    alone = [s.complete(LONG[:100 + i], max_tokens=150, ignore_eos=True)["choices"][0]["text"] for i in range(4)]
+    together = [None] * 4
+
+    def ask(i):
+        r = s.complete(LONG[:100 + i], max_tokens=150, ignore_eos=True, priority=i - 2)
+        together[i] = r["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    equal("more than the KV cache holds: all get what each gets alone", together, alone)
+    text = s.request("GET", "/metrics")[2]
+    documented = open("docs/SERVER.md").read()
+    names = {line.split()[2][len("hcache_"):] for line in text.split("\n") if line.startswith("# TYPE")}
+    equal("every metric is in docs/SERVER.md", sorted(n for n in names if f"`{n}" not in documented), [])
+    bounds = documented[documented.index("## Fields and their bounds"):]
+    missing, wrong = [], []
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
+        post = s.request("GET", "/openapi.json")[2]["paths"].get(path, {}).get("post", {})
+        schema = post.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        for field, d in schema.get("properties", {}).items():
+            rows = [x for x in bounds.split("\n") if x.startswith(f"| `{field}` |")]
+            missing += [] if rows else [field]
+            if abs(d.get("maximum", 2**60)) < 2**60:
+                wrong += [] if any(f"{d['minimum']:g} to {d['maximum']:.10g} |" in x for x in rows) else [field]
+    equal("the table of bounds has every field, with its bounds", (missing, wrong), ([], []))
+    equal("status 0", s.stop(), 0)
+
+
 def test_template():
     model = os.path.join(tmp, "chatty")
     shutil.copytree(MODEL, model, copy_function=shutil.copyfile)
@@ -425,6 +476,7 @@ try:
         server=Server(MODEL, "--max-sequences", "1", "--max-queue", "2", "--max-body", "10000", "--read-timeout", "2",
                       "--idle-timeout", "3", env={"HCACHE_API_KEY": "sesame"}))
     test_template()
+    test_reuse()
     test_ends()
 except Exception as e:  # noqa: BLE001
     check(repr(e), False)

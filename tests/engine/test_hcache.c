@@ -494,6 +494,115 @@ static void tickets_are_given_up_anywhere(void **state)
     }
 }
 
+/* Deadlines are told as what they are; a bad one, or a bad priority, is refused. */
+static void time_is_bounded(void **state)
+{
+    (void)state;
+    int32_t prompt[300];
+    make_prompt(prompt, 300);
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache *h = open_or_fail(&o);
+    struct hcache_result r;
+    struct hcache_err err = {0};
+    struct hcache_ticket *t[2];
+    struct hcache_request q = {
+        .prompt = prompt, .n_prompt = 100, .max_tokens = 400, .ignore_eos = true};
+    q.priority = HCACHE_MAX_PRIORITY + 1;
+    assert_int_equal(hcache_generate(h, &q, &r, &err), HCACHE_E_USAGE);
+    assert_non_null(strstr(err.msg, "priority"));
+    q.priority = HCACHE_MAX_PRIORITY;
+    q.timeout_ms = -1;
+    assert_int_equal(hcache_generate(h, &q, &r, &err), HCACHE_E_USAGE);
+    assert_non_null(strstr(err.msg, "timeout_ms"));
+    assert_int_equal(hcache_serve_start(h, 0, NULL), 0);
+    q.timeout_ms = 0;
+    assert_int_equal(hcache_submit(h, &q, &t[0], &err), 0);
+    q.timeout_ms = 1; /* it waits behind the first, or is cut off */
+    assert_int_equal(hcache_submit(h, &q, &t[1], &err), 0);
+    hcache_ticket_wait(t[1]);
+    int rc = hcache_ticket_result(t[1], &r, &err);
+    if (rc == 0)
+        assert_string_equal(r.finish, "timeout");
+    else
+        assert_int_equal(rc, -ETIMEDOUT);
+    hcache_result_free(&r);
+    hcache_ticket_wait(t[0]);
+    assert_int_equal(hcache_ticket_result(t[0], &r, &err), 0);
+    assert_int_equal(r.n_tokens, 400);
+    hcache_result_free(&r);
+    hcache_ticket_free(t[0]);
+    hcache_ticket_free(t[1]);
+    struct hcache_stats st;
+    hcache_stats(h, &st);
+    assert_int_equal(st.n_timed_out, 1);
+    assert_int_equal(st.n_ended, 2);
+    assert_int_equal(st.n_failed, 0);
+    hcache_close(h);
+}
+
+/* Without a thread, with one, and without one again. */
+static void threads_come_and_go(void **state)
+{
+    (void)state;
+    int32_t prompt[100];
+    make_prompt(prompt, 100);
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache *h = open_or_fail(&o);
+    struct hcache_request q = {
+        .prompt = prompt, .n_prompt = 100, .max_tokens = 4, .ignore_eos = true};
+    for (int i = 0; i < 4; i++) {
+        struct hcache_result r;
+        struct hcache_ticket *t;
+        struct hcache_err err = {0};
+        if (i % 2 == 1)
+            assert_int_equal(hcache_serve_start(h, 0, &err), 0);
+        assert_int_equal(hcache_generate(h, &q, &r, &err), 0);
+        assert_int_equal(r.n_tokens, 4);
+        hcache_result_free(&r);
+        if (i % 2 == 1) {
+            assert_int_equal(hcache_submit(h, &q, &t, &err), 0);
+            hcache_ticket_free(t);
+            hcache_serve_stop(h);
+            assert_int_equal(hcache_submit(h, &q, &t, &err), HCACHE_E_LIMIT);
+            assert_non_null(strstr(err.msg, "stopped"));
+        }
+    }
+    hcache_close(h);
+}
+
+/* What is left on the device is used again, and told; --no-reuse does not. */
+static void the_device_is_used_again(void **state)
+{
+    (void)state;
+    int32_t prompt[300];
+    make_prompt(prompt, 300);
+    for (int reuse = 0; reuse < 2; reuse++) {
+        struct hcache_opts o = options("synth:tiny-mha");
+        struct hcache_stats st;
+        o.no_reuse = !reuse;
+        o.kv_tokens = 384;
+        struct hcache *h = open_or_fail(&o);
+        struct hcache_model_info info;
+        hcache_model_info(h, &info);
+        assert_int_equal(info.max_context, 384); /* a request fits the KV cache */
+        struct hcache_request q = {.prompt = prompt, .n_prompt = 300, .max_tokens = 2};
+        for (int i = 0; i < 2; i++) {
+            struct hcache_result r;
+            assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+            assert_int_equal(r.device_tokens, i == 1 && reuse ? 299 : 0);
+            assert_int_equal(r.cached_tokens, r.device_tokens);
+            hcache_result_free(&r);
+        }
+        hcache_stats(h, &st);
+        assert_int_equal(st.device_tokens, reuse ? 299 : 0);
+        assert_int_equal(st.computed_tokens, 600 - st.device_tokens);
+        assert_int_equal(st.kv_blocks, 6);
+        assert_int_equal(st.kv_blocks_free, 6);
+        assert_true(reuse ? st.kv_blocks_kept >= 5 : st.kv_blocks_kept == 0);
+        hcache_close(h);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -506,6 +615,9 @@ int main(void)
         cmocka_unit_test(a_store_outlives_its_process),
         cmocka_unit_test(turns_of_a_conversation),
         cmocka_unit_test(tickets_are_given_up_anywhere),
+        cmocka_unit_test(time_is_bounded),
+        cmocka_unit_test(threads_come_and_go),
+        cmocka_unit_test(the_device_is_used_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
