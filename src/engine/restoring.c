@@ -66,14 +66,16 @@ static int make_ranges(struct engine *e, const struct store_hit *hits, int n_hit
     return n;
 }
 
+/* Of what was found, the chunks behind those that are on the device. *n_chunks: with those. */
 static int make_plan(struct engine *e, struct seq *s, const struct restore_found *f,
                      int *n_chunks)
 {
+    int first = s->n_done / STORE_CHUNK_TOKENS;
     struct plan_request req = {.n_layers = e->o.model->cfg.n_layers};
     int n_used = 0, rc = 0;
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
-    int n_ranges = make_ranges(e, f->hits, f->n_hits);
+    int n_ranges = make_ranges(e, f->hits + first, f->n_hits - first);
     int64_t n_new = s->n_tokens - (int64_t)f->n_hits * STORE_CHUNK_TOKENS;
     if (rc == 0)
         rc = plan_best_prefix(e->o.platform, e->ranges, n_ranges, n_new, true,
@@ -82,7 +84,7 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
     int64_t tokens = 0;
     for (int i = 0; rc == 0 && i < n_used; i++)
         tokens += e->ranges[i].n_tokens;
-    *n_chunks = (int)(tokens / STORE_CHUNK_TOKENS);
+    *n_chunks = n_used > 0 ? first + (int)(tokens / STORE_CHUNK_TOKENS) : 0;
     if (n_used > 0)
         seq_expect(e, s, &req);
     return rc;
@@ -145,8 +147,8 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
     s->out.lookup_ns = t0 - s->t_start;
     snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
              f->err.code != 0 ? f->err.msg : f->why);
-    if (f->n_hits == 0) {
-        end(e, s, 0);
+    if (f->n_hits * STORE_CHUNK_TOKENS <= s->n_done) {
+        end(e, s, f->n_hits);
         return;
     }
     take_measure(e, f);
@@ -162,6 +164,7 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
         end(e, s, f->n_hits);
     } else {
         struct restore_job job = {.n_chunks = s->n_planned,
+                                  .first_chunk = s->n_done / STORE_CHUNK_TOKENS,
                                   .tokens = s->tokens,
                                   .table = &s->table,
                                   .plan = &s->out.plan};
@@ -181,6 +184,7 @@ static void finish(struct engine *e, struct seq *s)
         return;
     }
     seq_learn(e, s);
+    bool none = r->n_chunks * STORE_CHUNK_TOKENS <= s->n_done;
     s->n_done = r->n_chunks * STORE_CHUNK_TOKENS;
     if (r->n_chunks < s->n_planned)
         snprintf(s->out.miss, sizeof s->out.miss, "%s", r->fault);
@@ -190,7 +194,7 @@ static void finish(struct engine *e, struct seq *s)
             "the plan restores %d of %d stored chunks: the others lack its records, or "
             "recomputing them is faster",
             s->n_planned, n_hits);
-    if (r->n_chunks == 0)
+    if (none)
         s->out.plan.n_layers = 0;
     end(e, s, r->n_chunks < s->n_planned ? r->n_chunks : n_hits);
 }

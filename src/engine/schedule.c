@@ -211,19 +211,6 @@ static bool store_has_more(struct engine *e, struct seq *s)
     return found;
 }
 
-/* From the store instead of the device, where there are blocks for all of it. */
-static bool give_back_known(struct engine *e, struct seq *s)
-{
-    int n_freed = kv_table_own_blocks(e->pool, &s->table);
-    if (kv_pool_free_blocks(e->pool) + n_freed < s->table.n_blocks)
-        return false;
-    int64_t n_tokens = (int64_t)s->table.n_blocks * KV_BLOCK_TOKENS;
-    kv_table_cut(e->pool, &s->table, 0);
-    CHECK(kv_table_reserve(e->pool, &s->table, n_tokens, NULL) == 0);
-    s->n_done = s->out.n_device = 0;
-    return true;
-}
-
 /* What is told of a sequence that was preempted is what its prompt met the first time. */
 static void tell_first(struct engine *e, struct seq *s)
 {
@@ -246,6 +233,8 @@ void schedule_prefill(struct engine *e, struct seq *s)
     s->phase = PHASE_PREFILL;
     if (s->was_preempted)
         tell_first(e, s);
+    else if (s->out.n_device > s->n_done) /* a chunk over a copied tail was lost */
+        s->out.n_device = s->n_done;
     if (n > s->table.n_known)
         kv_table_keep(e->pool, &s->table, &s->chain.root, s->tokens, s->n_done);
     if (is_stored)
@@ -256,10 +245,10 @@ void schedule_prefill(struct engine *e, struct seq *s)
                             s->n_done);
 }
 
-/* From the device, or from the store where that reaches further. */
+/* From the device, and from the store where that reaches further. */
 static void begin(struct engine *e, struct seq *s)
 {
-    if (s->n_done == 0 || (store_has_more(e, s) && give_back_known(e, s))) {
+    if (s->n_done == 0 || store_has_more(e, s)) {
         restoring_begin(e, s);
         return;
     }

@@ -216,7 +216,7 @@ void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why)
 void restore_give_up(struct restore *r, const char *why)
 {
     pthread_mutex_lock(&r->fault_lock);
-    atomic_store(&r->n_good, 0);
+    atomic_store(&r->n_good, r->job.first_chunk);
     snprintf(r->out.fault, sizeof r->out.fault, "%s", why);
     pthread_mutex_unlock(&r->fault_lock);
 }
@@ -255,7 +255,7 @@ static void make_order(struct restore *r)
         if (done[layer])
             continue;
         done[layer] = true;
-        r->layer_left[layer] = r->job.n_chunks;
+        r->layer_left[layer] = r->job.n_chunks - r->job.first_chunk;
         r->order[r->n_order++] = (int16_t)layer;
     }
 }
@@ -263,7 +263,7 @@ static void make_order(struct restore *r)
 /* Chunks without a record that the plan can use, and all behind them, are left to prefill. */
 static void check_records(struct restore *r)
 {
-    for (int c = 0; c < r->job.n_chunks; c++) {
+    for (int c = r->job.first_chunk; c < r->job.n_chunks; c++) {
         for (int i = 0; i < r->n_order; i++) {
             if (restore_method_of(r, r->order[i], c) == 0) {
                 restore_lose_chunk(r, c, ERR_NOT_FOUND, "no record that the plan can use");
@@ -320,7 +320,8 @@ const struct restore_found *restore_found(const struct restore *r)
 void restore_start(struct restore *r, const struct restore_job *job)
 {
     struct restorer *rr = r->rr;
-    CHECK(job->n_chunks > 0 && job->n_chunks * STORE_CHUNK_TOKENS <= rr->o.max_tokens);
+    CHECK(job->first_chunk >= 0 && job->n_chunks > job->first_chunk &&
+          job->n_chunks * STORE_CHUNK_TOKENS <= rr->o.max_tokens);
     CHECK(job->plan->n_layers == rr->o.model->cfg.n_layers);
     CHECK(!r->owns_hits || job->n_chunks <= r->found.n_hits);
     r->job = *job;
@@ -328,6 +329,8 @@ void restore_start(struct restore *r, const struct restore_job *job)
         r->job.hits = r->hits;
     r->t_start = clock_now_ns();
     atomic_store(&r->n_good, job->n_chunks);
+    r->next_chunk = job->first_chunk;
+    r->re.row = job->first_chunk * STORE_CHUNK_TOKENS;
     r->n_recompute = count_recomputed(job->plan);
     make_order(r);
     check_records(r);

@@ -83,7 +83,8 @@ const struct restore_found *restore_found(const struct restore *r);
 
 struct restore_job {
     const struct store_hit *hits; /* restore_run only: [n_chunks], pinned by the caller */
-    int n_chunks;                 /* > 0, at most as many as were found */
+    int n_chunks;                 /* > first_chunk, at most as many as were found */
+    int first_chunk;              /* those before it are in the table's blocks already */
     const int32_t *tokens;        /* [n_chunks * 64] */
     const struct kv_table *table; /* has the blocks [0, n_chunks) */
     const struct plan *plan;      /* a letter per layer, and the order of reads */
@@ -99,7 +100,7 @@ bool restore_is_done(struct restore *r);
 int restore_layers_ready(const struct restore *r);
 
 struct restore_result {
-    int n_chunks; /* restored: [0, n_chunks) of every layer */
+    int n_chunks; /* there now: [0, n_chunks) of every layer, at least the job's first_chunk */
     uint64_t read_bytes;
     int64_t total_ns;   /* since restore_start */
     int64_t compute_ns; /* compute lane busy with it */

@@ -44,7 +44,7 @@ static void find(struct restore *r)
 bool restore_reads_remain(const struct restore *r)
 {
     int n_good = atomic_load(&r->n_good);
-    if (r->state != RESTORE_RUNNING || n_good == 0)
+    if (r->state != RESTORE_RUNNING || n_good == r->job.first_chunk)
         return false;
     return r->next_layer + (r->next_chunk < n_good ? 0 : 1) < r->n_order;
 }
@@ -55,7 +55,7 @@ static void next_group(struct restore *r, struct group *g)
     int n_good = atomic_load(&r->n_good), c = r->next_chunk;
     if (c >= n_good) { /* on to the next layer */
         r->next_layer++;
-        c = 0;
+        c = r->job.first_chunk;
     }
     g->run = r;
     g->layer = r->order[r->next_layer];

@@ -232,6 +232,39 @@ static void turns_come_from_anywhere(void **state)
     stack_close(&k);
 }
 
+/* The device has lost the end of a prompt, which goes first; the store brings back what is missing, by
+ * every method. */
+static void the_store_continues_the_device(void **state)
+{
+    (void)state;
+    static const char *const saves[] = {"kv", "hidden", "both"};
+    for (int i = 0; i < 3; i++) {
+        struct stack plain, k;
+        struct et_run ref, r;
+        struct et_ask a = {
+            .prompt = prompt[0], .n_prompt = 330, .max_tokens = 40, .save = saves[i]};
+        struct et_ask other = {.prompt = prompt[2], .n_prompt = 250, .max_tokens = 1};
+        et_open(&plain, &(struct stack_opts){.max_context = MODEL_CONTEXT});
+        assert_int_equal(et_run(&plain, &a, &ref), 0);
+        stack_close(&plain);
+        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
+                                         .kv_tokens = 8 * 64,
+                                         .reuse = true,
+                                         .in_memory = true});
+        if (saves[i][0] == 'h') /* projecting is cheap, computing is not */
+            et_platform(&k.platform, 1e-2, 1e-7, 1e-4, 1e9);
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        assert_int_equal(et_run(&k, &other, &r), 0);
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &ref, "device, then store");
+        assert_true(r.n_device >= 64 && r.n_device < 320);
+        assert_int_equal(r.n_cached, 320);
+        assert_true(r.restore.read_bytes > 0);
+        assert_int_equal(r.restore.n_chunks, 5);
+        stack_close(&k);
+    }
+}
+
 /* A salt keeps tenants apart on the device, too. */
 static void salts_do_not_share(void **state)
 {
@@ -396,6 +429,7 @@ int main(void)
         cmocka_unit_test(preempted_with_a_store),
         cmocka_unit_test(answers_share_their_prompt),
         cmocka_unit_test(turns_come_from_anywhere),
+        cmocka_unit_test(the_store_continues_the_device),
         cmocka_unit_test(salts_do_not_share),
         cmocka_unit_test(deadlines),
         cmocka_unit_test(priorities),
