@@ -7,6 +7,14 @@
  *    partial sums; a partial sum starts at +0 and takes p = fma(a, w, p) in ascending k; then
  *    acc = acc + p (acc starts as the first partial sum).  Weights are converted to f32 exactly.
  *    Bias is added last.
+ *  - matmul by q8 weights: a row of W is cut along k into blocks of Q8_BLOCK = 32, each kept as a
+ *    scale d in f16 (the largest |w| / 127, rounded up) and whole numbers q = w / d, rounded to
+ *    nearest even.  A row of A is cut into k-blocks of 256, each rounded to whole numbers of 16 bits:
+ *    x = a * (32767 / largest |a|), to nearest even, and e = largest |a| / 32767.  Then s = sum of x q
+ *    over a block of 32, which is exact; p = fma(s, d, p) from +0 over the blocks of a k-block in
+ *    ascending k, with s rounded to f32; acc = fma(p, e, acc) from +0 in ascending k; bias last.  A
+ *    k-block of A whose largest |a| is below 2^-100 counts as zero; with an infinity or a NaN in it,
+ *    e is NaN.
  *  - norms: the sum of squares (or the sum) runs over 16 lanes (element i goes to lane i mod 16,
  *    lane = fma(x, x, lane)), which are then added pairwise: 16 -> 8 -> 4 -> 2 -> 1 (lane i + lane
  *    i + half); out = (x * scale) * w, scale = 1 / sqrtf(sum / n + eps).
@@ -29,6 +37,7 @@
 
 #define MATMUL_K_BLOCK  256
 #define KV_BLOCK_TOKENS 64
+#define Q8_BLOCK        32
 
 /* A weight matrix W [n][k] (out x in, as Hugging Face stores it) in the backend's own layout. */
 struct weight {
@@ -90,11 +99,13 @@ enum activation {
 struct ops {
     /* --- weights: done once, at load --- */
     size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
-    /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype. Rows not
-     * packed are zero. Panels are of 16 rows: row may be any number. */
+    /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype; of f32
+     * where that is q8.  Rows not packed are zero. Panels are of 16 rows: row may be any number.
+     * -ERANGE: q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);
-    /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings). Exact. */
+    /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings). Exact; of q8, q * d
+     * rounded to T. */
     int (*weight_rows)(struct stream *s, struct mat out, const struct weight *w,
                        const int32_t *ids);
 

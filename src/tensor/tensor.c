@@ -13,8 +13,8 @@
 
 const char *dtype_name(enum dtype t)
 {
-    static const char *const names[] = {"f32", "f16", "bf16"};
-    return (unsigned)t <= DTYPE_BF16 ? names[t] : "?";
+    static const char *const names[] = {"f32", "f16", "bf16", "q8"};
+    return (unsigned)t <= DTYPE_Q8 ? names[t] : "?";
 }
 
 int dtype_parse(const char *name, enum dtype *out)

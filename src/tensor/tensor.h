@@ -20,14 +20,17 @@ enum dtype {
     DTYPE_F32 = 0,
     DTYPE_F16 = 1,
     DTYPE_BF16 = 2,
+    DTYPE_Q8 =
+        3, /* of packed weights alone: 8-bit numbers with a scale per block, see ops.h */
 };
 
+/* Of an element: not for DTYPE_Q8. */
 static inline size_t dtype_bytes(enum dtype t)
 {
     return t == DTYPE_F32 ? 4 : 2;
 }
-const char *dtype_name(enum dtype t);               /* "f32", "f16", "bf16" */
-int dtype_parse(const char *name, enum dtype *out); /* 0 or ERR_USAGE */
+const char *dtype_name(enum dtype t);               /* "f32", "f16", "bf16", "q8" */
+int dtype_parse(const char *name, enum dtype *out); /* 0 or ERR_USAGE; "q8" is none */
 
 /* Single conversions, round to nearest even; NaN stays NaN. Used by ref and by tests. */
 float f16_to_f32(uint16_t h);

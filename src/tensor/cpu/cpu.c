@@ -1,5 +1,6 @@
 /* cpu.c - the CPU device: which kernels, how much scratch, and how rows are cut over threads. */
 #include "tensor/cpu/cpu.h"
+#include "tensor/cpu/q8.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -98,7 +99,10 @@ const struct cpu_kernels *cpu_kernels_of(const struct stream *s)
 
 #define PACKED_FLOATS ((size_t)PACK_ROWS * MATMUL_MAX_K)
 #define LARGER(a, b)  ((a) > (b) ? (a) : (b))
-#define THREAD_FLOATS ((size_t)LARGER(MM_SCRATCH, LARGER(ATTN_SCRATCH, KV_SCRATCH)) + 1024)
+#define THREAD_FLOATS                                                                      \
+    ((size_t)LARGER(LARGER(MM_SCRATCH, Q8_SCRATCH / 4),                                    \
+                    LARGER(ATTN_SCRATCH, KV_SCRATCH)) +                                    \
+     1024)
 
 float *scratch_packed(const struct stream *s)
 {

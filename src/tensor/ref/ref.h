@@ -64,6 +64,15 @@ int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
 int ref_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                const float *bias);
 
+/* Of w->dtype q8: what the four above are then. */
+size_t ref_q8_bytes(int64_t n, int64_t k);
+int ref_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
+                int64_t n_rows);
+int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
+                const int32_t *ids);
+int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+                  const float *bias);
+
 int ref_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
               float scale);
 int ref_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w, float eps);

@@ -1,0 +1,223 @@
+/* 8-bit weights: what packing keeps, the product against `ref` by every kernel that this CPU runs,
+ * the ends of the range of activations, and the error against f64. */
+#include "rig.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases.h"
+#include "tensor/cpu/q8.h"
+
+static struct lane ref, cpu;
+
+static int setup(void **state)
+{
+    (void)state;
+    ref = lane_ref();
+    cpu = lane_cpu("portable", 2); /* each test names its kernels */
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lane_close(&ref);
+    lane_close(&cpu);
+    return 0;
+}
+
+#define EACH_KERNELS(i)                                                                    \
+    for (int i = 0; q8_all_kernels[i] != NULL; i++)                                        \
+        if (q8_all_kernels[i]->runs_here())
+
+/* --- the product ------------------------------------------------------------------------------ */
+
+static void check_product(struct mat a, int64_t n, const float *rows, const float *bias)
+{
+    struct weight w = weight_make(&cpu, DTYPE_Q8, n, a.cols, rows);
+    struct weight rw = weight_make(&ref, DTYPE_Q8, n, a.cols, rows);
+    struct mat want = mat_alloc(DTYPE_F32, a.rows, n);
+    assert_int_equal(ref.ops->matmul(ref.stream, want, a, &rw, bias), 0);
+    EACH_KERNELS(i)
+    {
+        struct mat got = mat_random(DTYPE_F32, a.rows, n, 99);
+        assert_int_equal(q8_matmul_by(q8_all_kernels[i], cpu.stream, got, a, &w, bias), 0);
+        assert_same_bits(got, want);
+        mat_free(&got);
+    }
+    mat_free(&want);
+    weight_free(&cpu, &w);
+    weight_free(&ref, &rw);
+}
+
+static void test_every_kernel(void **state)
+{
+    (void)state;
+    EACH_KERNELS(i) print_message("%s\n", q8_all_kernels[i]->name);
+    for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
+        const struct matmul_case *mc = &matmul_cases[c];
+        if (mc->bench)
+            continue;
+        struct mat a = mat_random(DTYPE_F32, mc->m, mc->k, 1);
+        float *rows = random_elems(DTYPE_F32, mc->n * mc->k, 2);
+        float *bias = random_elems(DTYPE_F32, mc->n, 3);
+        check_product(a, mc->n, rows, c % 2 == 0 ? bias : NULL);
+        free(rows);
+        free(bias);
+        mat_free(&a);
+    }
+}
+
+/* The largest sum of integers, blocks of zeros, tiny and huge numbers, infinities and NaN. */
+static void test_extremes(void **state)
+{
+    (void)state;
+    enum { M = 14, N = 20, K = 600 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 1);
+    float *x = a.data, *rows = random_elems(DTYPE_F32, N * K, 2);
+    for (int k = 0; k < K; k++) {
+        x[0 * K + k] = 1;       /* with the first row of W the largest sum there is */
+        x[1 * K + k] = 0;       /* nothing */
+        x[2 * K + k] *= 1e-38f; /* counts as nothing */
+        x[3 * K + k] *= 1e-29f; /* above the limit */
+        x[4 * K + k] *= 1e38f;
+        x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
+        rows[0 * K + k] = 1;
+        rows[1 * K + k] = 0;
+        rows[2 * K + k] *= 1e-6f; /* scales are subnormal in f16 */
+        rows[3 * K + k] *= 8e6f;
+        rows[4 * K + k] = k < 32 ? 0 : rows[4 * K + k];
+    }
+    x[5 * K + 300] = INFINITY;
+    x[6 * K + 599] = NAN;
+    x[8 * K + 10] = 1e6f; /* an outlier */
+    check_product(a, N, rows, NULL);
+    struct weight w = weight_make(&cpu, DTYPE_Q8, N, K, rows);
+    struct mat c = mat_alloc(DTYPE_F32, M, N);
+    assert_int_equal(cpu.ops->matmul(cpu.stream, c, a, &w, NULL), 0);
+    const float *y = c.data;
+    assert_true(fabs((double)y[0] - K) < K / 1000.0); /* the scale is rounded up */
+    assert_true(y[1 * N + 5] == 0 && y[2 * N + 5] == 0 && y[3 * N + 5] != 0);
+    assert_true(isnan(y[5 * N + 9]) && isnan(y[6 * N + 1]) && !isnan(y[7 * N]));
+    weight_free(&cpu, &w);
+    mat_free(&c);
+    mat_free(&a);
+    free(rows);
+}
+
+/* Rounding to 8 bits keeps a number to half a step of 1/127 of its block's largest, and a scale in
+ * f16 is at most 2^-10 larger; activations at 16 bits add little. */
+static void test_error(void **state)
+{
+    (void)state;
+    enum { M = 2, N = 20, K = 2048 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 5), c = mat_alloc(DTYPE_F32, M, N),
+               kept = mat_alloc(DTYPE_F32, N, K);
+    float *rows = random_elems(DTYPE_F32, N * K, 6);
+    struct weight w = weight_make(&cpu, DTYPE_Q8, N, K, rows);
+    int32_t ids[N];
+    for (int i = 0; i < N; i++)
+        ids[i] = i;
+    assert_int_equal(cpu.ops->weight_rows(cpu.stream, kept, &w, ids), 0);
+    for (int64_t i = 0; i < (int64_t)N * K; i += Q8_BLOCK) {
+        const float *q = (const float *)kept.data + i;
+        float largest = 0;
+        for (int k = 0; k < Q8_BLOCK; k++)
+            largest = fmaxf(largest, fabsf(rows[i + k]));
+        for (int k = 0; k < Q8_BLOCK; k++)
+            assert_true(fabsf(q[k] - rows[i + k]) <= 0.5005f * largest / 127);
+    }
+    assert_int_equal(cpu.ops->matmul(cpu.stream, c, a, &w, NULL), 0);
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            double want = 0, size = 0;
+            for (int k = 0; k < K; k++) {
+                double t = (double)((float *)a.data)[i * K + k] *
+                           (double)((float *)kept.data)[j * K + k];
+                want += t;
+                size += t * t;
+            }
+            /* 2048 errors of up to 1/65534, beside terms of size 1/3: 5 deviations */
+            assert_true(fabs(((float *)c.data)[i * N + j] - want) < 1e-4 * sqrt(size));
+        }
+    free(rows);
+    weight_free(&cpu, &w);
+    mat_free(&kept);
+    mat_free(&a);
+    mat_free(&c);
+}
+
+/* --- packing ---------------------------------------------------------------------------------- */
+
+/* Piece by piece at any row as at once; every kernel packs the same bytes; rows as in `ref`. */
+static void test_pack(void **state)
+{
+    (void)state;
+    enum { N = 45, K = 300 };
+    const int32_t ids[] = {0, 44, 16, 15, 16};
+    float *rows = random_elems(DTYPE_F32, N * K, 4);
+    struct weight whole = weight_make(&cpu, DTYPE_Q8, N, K, rows), parts = whole;
+    size_t bytes = whole.mem.bytes;
+    assert_int_equal(buf_alloc(cpu.device, MEM_DEVICE, bytes, &parts.mem, NULL), 0);
+    for (int64_t r = 0, n = 1; r < N; r += n, n = r + 7 < N ? 7 : N - r)
+        cpu.ops->weight_pack(cpu.stream, &parts, r, rows + r * K, n);
+    assert_memory_equal(whole.mem.ptr, parts.mem.ptr, bytes);
+    EACH_KERNELS(i)
+    {
+        memset(parts.mem.ptr, 0, bytes);
+        for (int64_t r = 0; r < N; r++)
+            assert_true(q8_all_kernels[i]->pack_row(
+                (uint8_t *)parts.mem.ptr + (size_t)(r / PANEL) * q8_panel_bytes(K),
+                (int)(r % PANEL), rows + r * K, K));
+        assert_memory_equal(whole.mem.ptr, parts.mem.ptr, bytes);
+    }
+    struct weight rw = weight_make(&ref, DTYPE_Q8, N, K, rows);
+    for (enum dtype t = DTYPE_F32; t <= DTYPE_BF16; t++) {
+        struct mat got = mat_alloc(t, 5, K), want = mat_alloc(t, 5, K);
+        assert_int_equal(cpu.ops->weight_rows(cpu.stream, got, &whole, ids), 0);
+        assert_int_equal(ref.ops->weight_rows(ref.stream, want, &rw, ids), 0);
+        assert_same_bits(got, want);
+        mat_free(&got);
+        mat_free(&want);
+    }
+    weight_free(&ref, &rw);
+    weight_free(&cpu, &whole);
+    weight_free(&cpu, &parts);
+    free(rows);
+}
+
+/* What 8 bits and an f16 scale cannot hold is refused, never approximated. */
+static void test_refused(void **state)
+{
+    (void)state;
+    const float bad[] = {INFINITY, -INFINITY, NAN, 1e7f, -1e30f};
+    enum { N = 3, K = 70 };
+    float *rows = random_elems(DTYPE_F32, N * K, 4);
+    const struct lane *lanes[] = {&ref, &cpu};
+    for (int l = 0; l < 2; l++) {
+        struct weight w = weight_make(lanes[l], DTYPE_Q8, N, K, rows);
+        for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+            float keep = rows[2 * K + 69];
+            rows[2 * K + 69] = bad[i];
+            assert_int_equal(lanes[l]->ops->weight_pack(lanes[l]->stream, &w, 0, rows, N),
+                             -ERANGE);
+            rows[2 * K + 69] = keep;
+        }
+        rows[0] = 8.3e6f;
+        assert_int_equal(lanes[l]->ops->weight_pack(lanes[l]->stream, &w, 0, rows, N), 0);
+        weight_free(lanes[l], &w);
+    }
+    free(rows);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_kernel), cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_error),        cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
