@@ -16,7 +16,7 @@
 #include "hcache.h"
 
 struct ingest_args {
-    const char *model, *dtype, *device, *save, *salt;
+    const char *model, *dtype, *weights, *device, *save, *salt;
     struct opt_list store, files;
     int threads;
     uint64_t store_cap;
@@ -32,6 +32,7 @@ static const struct opt positionals[] = {
 };
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 
 static const struct opt options[] = {
@@ -45,6 +46,9 @@ static const struct opt options[] = {
      .help = "share saved state only with runs of the same salt"},
     {"dtype", OPT(struct ingest_args, dtype), .choices = dtypes,
      .help = "state dtype; the checkpoint's by default"},
+    {"weights", OPT(struct ingest_args, weights), .choices = weight_kinds,
+     .def = "checkpoint",
+     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"threads", OPT(struct ingest_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
     {"device", OPT(struct ingest_args, device), .choices = devices, .def = "cpu",
@@ -118,6 +122,7 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
     struct hcache_opts o = {.model = a->model,
                             .device = a->device,
                             .dtype = a->dtype,
+                            .weights = a->weights,
                             .threads = a->threads,
                             .store = a->store.items,
                             .n_store = a->store.n,

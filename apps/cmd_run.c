@@ -12,8 +12,8 @@
 #include "hcache.h"
 
 struct run_args {
-    const char *model, *prompt, *prompt_file, *token_ids, *dtype, *device, *save, *plan,
-        *salt;
+    const char *model, *prompt, *prompt_file, *token_ids, *dtype, *weights, *device, *save,
+        *plan, *salt;
     struct opt_list store;
     bool interactive, ignore_eos, json, verbose, no_special;
     int max_tokens, top_k, threads, max_context;
@@ -29,6 +29,7 @@ static const struct opt positionals[] = {
 };
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 
 static const struct opt options[] = {
@@ -58,6 +59,8 @@ static const struct opt options[] = {
      .help = "take the prompt as it is: no BOS is added"},
     {"dtype", OPT(struct run_args, dtype), .choices = dtypes,
      .help = "state dtype; the checkpoint's by default"},
+    {"weights", OPT(struct run_args, weights), .choices = weight_kinds, .def = "checkpoint",
+     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"threads", OPT(struct run_args, threads), .arg = "N", .def = "0", .min = 0,
      .max = 1024, .help = "compute threads; 0 is one per core"},
     {"device", OPT(struct run_args, device), .choices = devices, .def = "cpu",
@@ -366,6 +369,7 @@ int cmd_run(int argc, char **argv)
     struct hcache_opts o = {.model = a.model,
                             .device = a.device,
                             .dtype = a.dtype,
+                            .weights = a.weights,
                             .threads = a.threads,
                             .max_context = a.max_context,
                             .store = memory ? NULL : a.store.items,

@@ -26,7 +26,7 @@
 #include "server/server.h"
 
 struct serve_args {
-    const char *model, *host, *name, *api_key_file, *dtype, *device;
+    const char *model, *host, *name, *api_key_file, *dtype, *weights, *device;
     struct opt_list store, api_key;
     int port, max_sequences, max_queue, max_connections, http_threads, threads, max_context;
     int read_timeout, write_timeout, idle_timeout, drain;
@@ -44,6 +44,7 @@ static const struct opt positionals[] = {
 };
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 
 static const struct opt options[] = {
@@ -114,6 +115,9 @@ static const struct opt options[] = {
      .help = "where to compute"},
     {"dtype", OPT(struct serve_args, dtype), .choices = dtypes,
      .help = "state dtype; the checkpoint's by default"},
+    {"weights", OPT(struct serve_args, weights), .choices = weight_kinds,
+     .def = "checkpoint",
+     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"save-buffer", OPT(struct serve_args, save_buffer), .arg = "BYTES", .def = "0",
      .help = "memory for state on its way to the store; 0 is 256M"},
     {"throttle", OPT(struct serve_args, throttle), .arg = "BYTES_PER_S", .def = "0",
@@ -298,6 +302,7 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
     struct hcache_opts o = {.model = a->model,
                             .device = a->device,
                             .dtype = a->dtype,
+                            .weights = a->weights,
                             .threads = a->threads,
                             .max_context = a->max_context,
                             .max_sequences = a->max_sequences,

@@ -27,7 +27,7 @@
 #include "state/profile.h"
 
 struct restore_args {
-    const char *model, *dtype, *csv;
+    const char *model, *dtype, *weights, *csv;
     struct opt_list store, lengths, methods;
     int threads, rounds;
     uint64_t throttle, staging;
@@ -35,6 +35,7 @@ struct restore_args {
 };
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 
 static const struct opt positionals[] = {
     {"MODEL", OPT(struct restore_args, model), .def = "synth:bench-220m",
@@ -55,6 +56,9 @@ static const struct opt options[] = {
      .max = 1000,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
     {"dtype", OPT(struct restore_args, dtype), .choices = dtypes, .help = "state dtype"},
+    {"weights", OPT(struct restore_args, weights), .choices = weight_kinds,
+     .def = "checkpoint",
+     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"threads", OPT(struct restore_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
     {"throttle", OPT(struct restore_args, throttle), .arg = "BYTES_PER_S", .def = "0",
@@ -464,7 +468,8 @@ static int open_lab(struct lab *b, const char *temp, struct err *err)
     struct restore_args *a = b->a;
     bool memory = a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0;
     struct stack_opts so = {.model = a->model,
-                            .dtype = a->dtype != NULL ? a->dtype : NULL,
+                            .dtype = a->dtype,
+                            .weights = a->weights,
                             .threads = a->threads,
                             .dirs = memory           ? NULL
                                     : a->store.n > 0 ? a->store.items

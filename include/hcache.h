@@ -49,11 +49,14 @@ struct hcache_opts {
     const char *model;  /* a Hugging Face folder, or "synth:SHAPE" */
     const char *device; /* "cpu" (default), "ref", "cuda" */
     const char *dtype;  /* state dtype: "f32", "bf16", "f16"; NULL: the checkpoint's */
-    int threads;        /* 0: one per core */
-    int max_context;    /* tokens; 0: the model's own */
-    int max_sequences;  /* at once; 0: 1 */
-    int64_t kv_tokens;  /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
-    bool no_reuse;      /* what is left in the KV cache is not used again */
+    /* how matrices are held: "q8" is 8 bits with a scale per 32; "checkpoint" or NULL: its type.
+     * State of one kind is never used by the other. */
+    const char *weights;
+    int threads;       /* 0: one per core */
+    int max_context;   /* tokens; 0: the model's own */
+    int max_sequences; /* at once; 0: 1 */
+    int64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
+    bool no_reuse;     /* what is left in the KV cache is not used again */
 
     const char *const *store; /* directories, one per device; n_store 0: no store */
     int n_store;

@@ -101,6 +101,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     struct stack_opts so = {.model = o->model,
                             .device = o->device,
                             .dtype = o->dtype,
+                            .weights = o->weights,
                             .threads = o->threads,
                             .max_context = o->max_context,
                             .max_sequences = o->max_sequences,

@@ -40,7 +40,8 @@ static int open_model(struct stack *k, struct err *err)
     int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     k->pool = pool_create(threads > 0 ? threads : 1);
     int rc = device_open(o->device != NULL ? o->device : "cpu", k->pool, &k->dev, err);
-    struct model_opts mo = {.dev = k->dev, .dtype = o->dtype, .max_ctx = o->max_context};
+    struct model_opts mo = {
+        .dev = k->dev, .dtype = o->dtype, .weights = o->weights, .max_ctx = o->max_context};
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
 }
 
@@ -223,8 +224,8 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     snprintf(
         out, n,
         "memory reserved, MiB: weights %.1f, KV pool %.1f, activations %.1f, saving %.1f, "
-        "restoring %.1f; %d threads, device %s (%s), state %s",
+        "restoring %.1f; %d threads, device %s (%s), weights %s, state %s",
         (double)k->model->w.bytes * mib, (double)kv * mib, (double)activations * mib,
         (double)save * mib, (double)restore * mib, pool_threads(k->pool), k->dev->name,
-        k->dev->isa, dtype_name(k->model->dtype));
+        k->dev->isa, dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
 }

@@ -115,6 +115,14 @@ static bool says_dtype(enum weight_type t)
     return t != WEIGHT_UNSPECIFIED;
 }
 
+static int weight_kind(const char *name, bool *q8, struct err *err)
+{
+    *q8 = name != NULL && strcmp(name, "q8") == 0;
+    if (*q8 || name == NULL || strcmp(name, "checkpoint") == 0)
+        return 0;
+    return err_set(err, ERR_USAGE, "weights '%s': must be checkpoint or q8", name);
+}
+
 int model_open(const char *source, const struct model_opts *o, struct model **out,
                struct err *err)
 {
@@ -125,10 +133,13 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
     int rc = load_config(m, o, err);
     if (rc == 0)
         rc = stream_create(m->dev, STREAM_COMPUTE, &s, err);
+    struct weights_opts wo = {.dev = m->dev, .s = s, .synth_dtype = m->dtype};
     if (rc == 0)
-        rc = weights_load(&m->w, source, &m->cfg, m->dev, s, m->dtype, err);
+        rc = weight_kind(o->weights, &wo.q8, err);
+    if (rc == 0)
+        rc = weights_load(&m->w, source, &m->cfg, &wo, err);
     if (rc == 0 && o->dtype == NULL && !says_dtype(m->cfg.weight_type))
-        m->dtype = m->w.dtype;
+        m->dtype = m->w.file_dtype;
     if (rc == 0)
         rc = make_rope(m, s, err);
     stream_destroy(s);

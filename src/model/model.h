@@ -37,7 +37,9 @@ struct model {
 struct model_opts {
     struct device *dev;
     const char *dtype; /* state dtype by name; NULL: the checkpoint's */
-    int max_ctx;       /* 0: the model's own */
+    const char
+        *weights; /* how matrices are held: "q8"; "checkpoint" or NULL: in its own type */
+    int max_ctx;  /* 0: the model's own */
 };
 
 /* `source`: a Hugging Face folder, or "synth:SHAPE". */

@@ -34,6 +34,7 @@ struct loader {
     const struct model_config *c;
     struct device *dev;
     struct stream *s;
+    bool q8;
     struct err *err;
     struct tensor_set set;
     uint8_t *raw; /* a batch made by the generator, or copied for its alignment */
@@ -186,8 +187,9 @@ static int allocate_vectors(struct loader *ld)
 
 static int allocate(struct loader *ld)
 {
-    ld->w->dtype = ld->set.dtype;
-    if (ld->set.mixed)
+    ld->w->file_dtype = ld->set.dtype;
+    ld->w->dtype = ld->q8 ? DTYPE_Q8 : ld->set.dtype;
+    if (ld->set.mixed && !ld->q8)
         log_warn("the checkpoint's matrices have several types; all are held as %s",
                  dtype_name(ld->w->dtype));
     for (size_t i = 0; i < ld->set.list.n; i++) {
@@ -279,14 +281,37 @@ static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s
         dst[i] += 1.0f;
 }
 
+/* What a packed matrix is made from. */
+static enum dtype packed_from(enum dtype matrix)
+{
+    return matrix == DTYPE_Q8 ? DTYPE_F32 : matrix;
+}
+
+struct widen_job {
+    float *dst;
+    const uint8_t *src;
+    enum dtype dtype;
+    long n;
+};
+
+static void widen_share(void *arg, int thread_idx, int n_threads)
+{
+    const struct widen_job *j = arg;
+    long begin, end;
+    pool_share(j->n, 1, thread_idx, n_threads, &begin, &end);
+    widen(j->dst + begin, j->src + (size_t)begin * dtype_bytes(j->dtype), j->dtype,
+          (size_t)(end - begin));
+}
+
 static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s,
                           const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     struct weight *m = matrix_of(ld->w, b->t->layer, s);
     const void *src = rows;
-    if (b->src->dtype != m->dtype) {
-        CHECK(m->dtype == DTYPE_F32);
-        widen(ld->wide, rows, b->src->dtype, (size_t)n * (size_t)b->t->cols);
+    if (b->src->dtype != packed_from(m->dtype)) {
+        CHECK(packed_from(m->dtype) == DTYPE_F32);
+        struct widen_job job = {ld->wide, rows, b->src->dtype, n * b->t->cols};
+        pool_run(ld->dev->pool, widen_share, &job);
         src = ld->wide;
     }
     return ld->dev->ops->weight_pack(ld->s, m, dst_row, src, n);
@@ -397,9 +422,14 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
     hash_tensor(hash, b.t, b.src->dtype, b.sums, b.cut.n_blocks);
     *digest = sha256_end(hash);
     free(b.sums);
-    if (rc != 0)
+    if (rc == -ERANGE)
+        err_set(ld->err, ERR_UNSUPPORTED,
+                "weights: tensor '%s': q8 cannot hold an infinity, a NaN or a number above "
+                "8.3e6; use the checkpoint's own type",
+                b.t->name);
+    else if (rc != 0)
         err_set(ld->err, rc, "weights: tensor '%s': %s", b.t->name, err_name(rc));
-    return rc;
+    return rc == -ERANGE ? ERR_UNSUPPORTED : rc;
 }
 
 /* --- all of them ------------------------------------------------------------------------------ */
@@ -415,6 +445,15 @@ static int by_name(const void *a, const void *b)
                   ((const struct named_digest *)b)->name);
 }
 
+static struct sha256 hash_of_all(struct named_digest *all, size_t n)
+{
+    qsort(all, n, sizeof *all, by_name);
+    struct sha256_ctx *hash = sha256_begin();
+    for (size_t i = 0; i < n; i++)
+        sha256_field(hash, "tensor", all[i].digest.b, sizeof all[i].digest.b);
+    return sha256_end(hash);
+}
+
 static int load_all(struct loader *ld)
 {
     struct named_digest *all = xcalloc(ld->set.list.n, sizeof *all);
@@ -424,13 +463,10 @@ static int load_all(struct loader *ld)
         all[i].name = ld->set.list.items[i].name;
         rc = load_tensor(ld, i, &all[i].digest);
     }
-    qsort(all, ld->set.list.n, sizeof *all, by_name);
-    struct sha256_ctx *hash = sha256_begin();
-    for (size_t i = 0; i < ld->set.list.n; i++)
-        sha256_field(hash, "tensor", all[i].digest.b, sizeof all[i].digest.b);
-    ld->w->hash = sha256_end(hash);
-    free(all);
     progress_end(&ld->progress);
+    if (rc == 0)
+        ld->w->hash = hash_of_all(all, ld->set.list.n);
+    free(all);
     struct holdings *h = ld->w->impl;
     if (rc == 0)
         rc = stream_copy(ld->s, h->vectors.ptr, ld->vectors, h->vectors.bytes);
@@ -448,7 +484,7 @@ static int make_scratch(struct loader *ld)
                                                              : t->rows;
         size_t bytes = (size_t)rows * c.row_bytes;
         bool convert = slot_is_matrix(t->parts[0].slot) &&
-                       ld->set.src[i].dtype != ld->w->dtype;
+                       ld->set.src[i].dtype != packed_from(ld->w->dtype);
         raw = bytes > raw ? bytes : raw;
         if (convert && (size_t)rows * (size_t)t->cols > wide)
             wide = (size_t)rows * (size_t)t->cols;
@@ -478,17 +514,20 @@ static void release_files(struct loader *ld)
 }
 
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
-                 struct device *dev, struct stream *s, enum dtype synth_dtype,
-                 struct err *err)
+                 const struct weights_opts *o, struct err *err)
 {
     *out = (struct weights){.impl = xcalloc(1, sizeof(struct holdings)),
                             .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
     struct err local;
-    struct loader ld = {
-        .w = out, .c = cfg, .dev = dev, .s = s, .err = err != NULL ? err : &local};
+    struct loader ld = {.w = out,
+                        .c = cfg,
+                        .dev = o->dev,
+                        .s = o->s,
+                        .q8 = o->q8,
+                        .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;
-    int rc = tensor_set_open(&ld.set, source, cfg, synth_dtype, ld.err);
+    int rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
     if (rc == 0)
         rc = allocate(&ld);
     if (rc == 0)
@@ -502,7 +541,7 @@ int weights_load(struct weights *out, const char *source, const struct model_con
     free(ld.vectors);
     tensor_set_close(&ld.set);
     if (rc != 0)
-        weights_unload(out, dev);
+        weights_unload(out, o->dev);
     return rc;
 }
 

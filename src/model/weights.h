@@ -39,17 +39,24 @@ struct weights {
     const float *final_norm_w, *final_norm_b;
     struct layer_weights *layers; /* [n_layers] */
     enum dtype dtype;             /* of the packed matrices */
+    enum dtype file_dtype;        /* what it is without weights_opts.q8 */
     uint64_t bytes;               /* device memory held, for the table printed at start */
     struct sha256 hash;           /* of every tensor's name, type, shape and bytes */
     void *impl;                   /* owns the memory and the mappings */
 };
 
-/* Loads and packs everything.  `source` is a folder, or "synth:SHAPE" (dtype of synthetic weights:
- * `synth_dtype`).  Errors name file and tensor: missing or unexpected tensors, wrong shapes, unknown
- * dtypes, families without a forward pass.  Progress is shown on a terminal. */
+struct weights_opts {
+    struct device *dev;
+    struct stream *s;
+    enum dtype synth_dtype; /* of synthetic weights */
+    bool q8; /* every matrix, the head with them, as DTYPE_Q8; tables stay as they are */
+};
+
+/* Loads and packs everything.  `source` is a folder, or "synth:SHAPE".  Errors name file and tensor:
+ * missing or unexpected tensors, wrong shapes, unknown dtypes, families without a forward pass,
+ * numbers that q8 cannot hold.  Progress is shown on a terminal. */
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
-                 struct device *dev, struct stream *s, enum dtype synth_dtype,
-                 struct err *err);
+                 const struct weights_opts *o, struct err *err);
 void weights_unload(struct weights *w, struct device *dev);
 
 /* What a source holds, without loading it: the same checks, the same errors. */

@@ -40,12 +40,13 @@ struct run {
     int n_cached;
 };
 
-static void open_stack(struct stack *k, const char *model, const char *dtype, int threads,
-                       int step_rows)
+static void open_stack_as(struct stack *k, const char *model, const char *dtype,
+                          const char *weights, int threads, int step_rows)
 {
     struct err err = {0};
     struct stack_opts o = {.model = model,
                            .dtype = dtype,
+                           .weights = weights,
                            .threads = threads,
                            .step_rows = step_rows,
                            .max_context = 256,
@@ -55,13 +56,19 @@ static void open_stack(struct stack *k, const char *model, const char *dtype, in
                            .no_profile = true};
     int rc = stack_open(&o, k, &err);
     if (rc != 0)
-        fail_msg("%s %s: %s", model, dtype, err.msg);
+        fail_msg("%s %s, weights %s: %s", model, dtype, weights, err.msg);
     /* Plans are forced here; the planner wants some platform all the same. */
     k->platform.c_tok.b_s = 1e-5;
     k->platform.c_h.b_s = 2e-6;
     k->platform.c_kv.b_s = 1e-7;
     k->platform.n_tiers = 1;
     k->platform.tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = 1e9};
+}
+
+static void open_stack(struct stack *k, const char *model, const char *dtype, int threads,
+                       int step_rows)
+{
+    open_stack_as(k, model, dtype, "checkpoint", threads, step_rows);
 }
 
 static void make_prompt(const struct model *m, int32_t prompt[N_PROMPT])
@@ -222,9 +229,9 @@ static void every_family(void **state)
         if (access(path, R_OK) != 0)
             continue;
         snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-        for (int t = 0; t < 2; t++) { /* f32 and bf16 */
+        for (int t = 0; t < 3; t++) { /* f32 and bf16, and bf16 with 8-bit weights */
             struct stack k;
-            open_stack(&k, path, dtypes[t], 2, 512);
+            open_stack_as(&k, path, dtypes[t > 0], t < 2 ? "checkpoint" : "q8", 2, 512);
             int n_layers = k.model->cfg.n_layers;
             struct run ref = run_once(&k, "both", "recompute");
             for (int r = 0; r <= n_layers; r++) {
@@ -327,6 +334,31 @@ static void chunkings(void **state)
             char plan[32];
             snprintf(plan, sizeof plan, "r1,h2,k%d", k.model->cfg.n_layers - 3);
             check_plan(&k, &ref, plan, "chunkings");
+            if (c > 0)
+                run_free(&r);
+            stack_close(&k);
+        }
+        run_free(&ref);
+    }
+}
+
+/* The same with 8-bit weights: activations are rounded row by row, so that nothing depends on who
+ * else is in the batch. */
+static void chunkings_q8(void **state)
+{
+    (void)state;
+    static const int rows[] = {1, 2, 7, 64, 200, 512};
+    for (int d = 0; d < 3; d++) {
+        struct run ref = {0};
+        for (int c = 0; c < 6; c++) {
+            struct stack k;
+            open_stack_as(&k, "synth:tiny-gqa", dtypes[d], "q8", 1 + c % 2, rows[c]);
+            struct run r = run_once(&k, "both", "recompute");
+            if (c == 0)
+                ref = r;
+            else if (!same_bits(&r, &ref))
+                fail_msg("q8 %s: prefill in steps of %d differs", dtypes[d], rows[c]);
+            check_plan(&k, &ref, "r1,h2,k1", "chunkings, q8");
             if (c > 0)
                 run_free(&r);
             stack_close(&k);
@@ -469,13 +501,10 @@ static void one_wrong_element_is_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan),
-        cmocka_unit_test(every_family),
-        cmocka_unit_test(mixed_policies),
-        cmocka_unit_test(mixed_chunks),
-        cmocka_unit_test(chunkings),
-        cmocka_unit_test(batch_composition),
-        cmocka_unit_test(one_wrong_element_is_seen),
+        cmocka_unit_test(every_plan),        cmocka_unit_test(every_family),
+        cmocka_unit_test(mixed_policies),    cmocka_unit_test(mixed_chunks),
+        cmocka_unit_test(chunkings),         cmocka_unit_test(chunkings_q8),
+        cmocka_unit_test(batch_composition), cmocka_unit_test(one_wrong_element_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -185,7 +185,16 @@ static int load(struct weights *w, const char *source, const struct model_config
                 enum dtype t, struct err *e)
 {
     memset(e, 0, sizeof *e);
-    return weights_load(w, source, c, dev, stream, t, e);
+    struct weights_opts o = {.dev = dev, .s = stream, .synth_dtype = t};
+    return weights_load(w, source, c, &o, e);
+}
+
+static int load_q8(struct weights *w, const char *source, const struct model_config *c,
+                   struct err *e)
+{
+    memset(e, 0, sizeof *e);
+    struct weights_opts o = {.dev = dev, .s = stream, .q8 = true};
+    return weights_load(w, source, c, &o, e);
 }
 
 static void load_ok(struct weights *w, const char *source, const struct model_config *c,
@@ -362,6 +371,82 @@ static void test_sharded_and_misaligned(void **state)
     same_tensors(&a, &b, &c);
     weights_unload(&a, dev);
     weights_unload(&b, dev);
+    image_free(&im);
+}
+
+/* Rows of the packed weight as f32. The caller frees. */
+static float *rows_of(const struct weight *w)
+{
+    int32_t *ids = xcalloc((size_t)w->n, sizeof *ids);
+    float *out = xcalloc((size_t)(w->n * w->k), sizeof *out);
+    for (int32_t i = 0; i < w->n; i++)
+        ids[i] = i;
+    struct mat rows = mat_of(out, DTYPE_F32, w->n, w->k);
+    assert_int_equal(dev->ops->weight_rows(stream, rows, w, ids), 0);
+    free(ids);
+    return out;
+}
+
+/* Within half a step of a block of 32. */
+static void near_q8(const struct weight *exact, const struct weight *q8)
+{
+    assert_int_equal(q8->dtype, DTYPE_Q8);
+    float *a = rows_of(exact), *b = rows_of(q8);
+    for (int64_t row = 0; row < exact->n; row++) {
+        for (int64_t k = 0; k < exact->k; k++) {
+            const float *block = a + row * exact->k + k / Q8_BLOCK * Q8_BLOCK;
+            float largest = 0, off = a[row * exact->k + k] - b[row * exact->k + k];
+            for (int64_t j = 0; j < Q8_BLOCK && k / Q8_BLOCK * Q8_BLOCK + j < exact->k; j++)
+                largest = fmaxf(largest, fabsf(block[j]));
+            assert_true(fabsf(off) <= 0.5005f * largest / 127);
+        }
+    }
+    free(a);
+    free(b);
+}
+
+/* 8 bits from every type of checkpoint: matrices are near, all else is the same, the hash too. */
+static void test_q8(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-gqa");
+    for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
+        struct weights a, b;
+        struct err e;
+        write_synth("tiny-gqa", (enum dtype)t);
+        load_ok(&a, dir, &c, DTYPE_F32);
+        if (load_q8(&b, dir, &c, &e) != 0)
+            fail_msg("%s", e.msg);
+        assert_int_equal(b.file_dtype, t);
+        assert_true(same_hash(&a, &b));
+        assert_true(b.bytes < a.bytes);
+        near_q8(&a.head, &b.head);
+        near_q8(&a.layers[1].wkv, &b.layers[1].wkv);
+        near_q8(&a.layers[0].w_up, &b.layers[0].w_up);
+        near_q8(&a.layers[0].w_down, &b.layers[0].w_down);
+        same_table(a.embed, b.embed);
+        same_vector(a.layers[0].norm1_w, b.layers[0].norm1_w, c.n_embd);
+        weights_unload(&a, dev);
+        weights_unload(&b, dev);
+        unlink(at("config.json"));
+    }
+}
+
+static void test_q8_refuses(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-mha");
+    struct weights w;
+    struct image im;
+    struct err e;
+    write_synth("tiny-mha", DTYPE_BF16);
+    image_read(&im, at("model.safetensors"));
+    size_t i = image_find(&im, "model.layers.1.mlp.down_proj.weight");
+    put_u16(im.data[i] + 100, 0x7f80); /* infinity */
+    image_write(&im, 0, im.n, at("model.safetensors"), 0);
+    assert_int_equal(load_q8(&w, dir, &c, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.msg, "model.layers.1.mlp.down_proj.weight"));
+    assert_non_null(strstr(e.msg, "q8 cannot hold"));
     image_free(&im);
 }
 
@@ -728,6 +813,8 @@ int main(void)
         T(test_writing_refuses),
         T(test_synth_values),
         T(test_sharded_and_misaligned),
+        T(test_q8),
+        T(test_q8_refuses),
         T(test_mixed_types),
         T(test_lists_count_parameters),
         T(test_grouped_qkv),

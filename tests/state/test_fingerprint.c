@@ -20,13 +20,18 @@ struct place {
     struct stream *s;
 };
 
+/* dtype: of the state; "q8" is bf16 with 8-bit weights. */
 static void place_open(struct place *p, const char *device, const char *model,
                        const char *dtype, int threads)
 {
+    bool q8 = strcmp(dtype, "q8") == 0;
     struct err err = {0};
     p->pool = pool_create(threads);
     assert_int_equal(device_open(device, p->pool, &p->dev, &err), 0);
-    struct model_opts o = {.dev = p->dev, .dtype = dtype, .max_ctx = 256};
+    struct model_opts o = {.dev = p->dev,
+                           .dtype = q8 ? "bf16" : dtype,
+                           .weights = q8 ? "q8" : NULL,
+                           .max_ctx = 256};
     assert_int_equal(model_open(model, &o, &p->m, &err), 0);
     assert_int_equal(model_work_create(p->m, 128, &p->w, &err), 0);
     assert_int_equal(stream_create(p->dev, STREAM_COMPUTE, &p->s, &err), 0);
@@ -70,9 +75,10 @@ static void models_and_dtypes_differ(void **state)
     struct sha256 f[] = {
         make("cpu", "synth:tiny-mha", "f32", 1),  make("cpu", "synth:tiny-mha", "bf16", 1),
         make("cpu", "synth:tiny-mha", "f16", 1),  make("cpu", "synth:tiny-gqa", "f32", 1),
-        make("cpu", "synth:tiny-gqa", "bf16", 1),
+        make("cpu", "synth:tiny-gqa", "bf16", 1), make("cpu", "synth:tiny-mha", "q8", 1),
+        make("cpu", "synth:tiny-gqa", "q8", 1),
     };
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 7; i++)
         for (int j = 0; j < i; j++)
             assert_false(same(f[i], f[j]));
 }
@@ -100,6 +106,18 @@ static void kernels_are_judged_by_their_bits(void **state)
                   same(best, portable) ? "the same" : "another");
     assert_true(same(make("ref", "synth:tiny-mha", "f32", 1),
                      make("ref", "synth:tiny-mha", "f32", 2)));
+}
+
+/* What a probe alone would not tell: weights that 8 bits hold exactly. */
+static void the_kind_of_weights_counts(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, "cpu", "synth:tiny-mha", "q8", 1);
+    struct sha256 f = fingerprint_of(&p);
+    p.m->w.dtype = DTYPE_BF16;
+    assert_false(same(f, fingerprint_of(&p)));
+    place_close(&p);
 }
 
 /* Each field by itself: the hash of the weights, the config, and what the kernels compute. */
@@ -143,6 +161,7 @@ int main(void)
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(kernels_are_judged_by_their_bits),
         cmocka_unit_test(each_field_counts),
+        cmocka_unit_test(the_kind_of_weights_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

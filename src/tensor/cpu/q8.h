@@ -2,7 +2,7 @@
  *
  *   cpu_q8.c     the operations: checks, rounding of activations, how work is cut over threads
  *   kern_q8.h    the loops, written once over v16 and i16x2
- *   int_*.h      i16x2: 16 lanes of two 16-bit numbers each, and their exact products
+ *   vec_int_*.h  i16x2: 16 lanes of two 16-bit numbers each, and their exact products
  *   q8_*.c       compiles kern_q8.h for one instruction set into one `struct q8_kernels`
  *
  * Sums of integers are exact in any order, so that all instruction sets give the same bits whatever

@@ -16,7 +16,7 @@ static inline __m512i i_dot_512(__m512i sum, __m512i a, __m512i b)
     return _mm512_dpwssd_epi32(sum, a, b);
 }
 
-#include "tensor/cpu/int_avx512.h"
+#include "tensor/cpu/vec_int_avx512.h"
 
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q8.h"

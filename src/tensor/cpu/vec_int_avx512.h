@@ -1,10 +1,12 @@
-/* int_avx512.h - 16 lanes of two 16-bit numbers in one AVX-512 register.  Who includes it defines
+/* vec_int_avx512.h - 16 lanes of two 16-bit numbers in one AVX-512 register.  Who includes it defines
  * i_dot_512, the one step for which some CPUs have an instruction of their own. */
 #ifndef TENSOR_INT_H
 #define TENSOR_INT_H
 
 #include <immintrin.h>
 #include <string.h>
+
+#include "tensor/cpu/vec_avx512.h"
 
 /* 6 rows x 2 panels: 12 sums of integers and 12 of floats. */
 #define Q8_ROWS   6

@@ -1,9 +1,11 @@
-/* int_portable.h - 16 lanes of two 16-bit numbers, in plain C. */
+/* vec_int_portable.h - 16 lanes of two 16-bit numbers, in plain C. */
 #ifndef TENSOR_INT_H
 #define TENSOR_INT_H
 
 #include <stdint.h>
 #include <string.h>
+
+#include "tensor/cpu/vec_portable.h"
 
 #define Q8_NAME   "portable"
 #define Q8_TABLE  q8_kernels_portable

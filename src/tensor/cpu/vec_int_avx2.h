@@ -1,10 +1,12 @@
-/* int_avx2.h - 16 lanes of two 16-bit numbers in two AVX2 registers.  (pmaddubsw would take 8-bit
+/* vec_int_avx2.h - 16 lanes of two 16-bit numbers in two AVX2 registers.  (pmaddubsw would take 8-bit
  * numbers as they are, but its sums saturate.) */
 #ifndef TENSOR_INT_H
 #define TENSOR_INT_H
 
 #include <immintrin.h>
 #include <string.h>
+
+#include "tensor/cpu/vec_avx2.h"
 
 #define Q8_NAME   "avx2"
 #define Q8_TABLE  q8_kernels_avx2
