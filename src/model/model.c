@@ -115,9 +115,13 @@ static bool says_dtype(enum weight_type t)
     return t != WEIGHT_UNSPECIFIED;
 }
 
-static int weight_kind(const char *name, bool *q8, struct err *err)
+static int weight_kind(const struct device *dev, const char *name, bool *q8,
+                       struct err *err)
 {
     *q8 = name != NULL && strcmp(name, "q8") == 0;
+    if (*q8 && !dev->q8)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "weights q8: device %s has no kernels for them", dev->name);
     if (*q8 || name == NULL || strcmp(name, "checkpoint") == 0)
         return 0;
     return err_set(err, ERR_USAGE, "weights '%s': must be checkpoint or q8", name);
@@ -135,7 +139,7 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
         rc = stream_create(m->dev, STREAM_COMPUTE, &s, err);
     struct weights_opts wo = {.dev = m->dev, .s = s, .synth_dtype = m->dtype};
     if (rc == 0)
-        rc = weight_kind(o->weights, &wo.q8, err);
+        rc = weight_kind(m->dev, o->weights, &wo.q8, err);
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
     if (rc == 0 && o->dtype == NULL && !says_dtype(m->cfg.weight_type))

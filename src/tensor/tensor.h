@@ -79,6 +79,7 @@ struct device {
     enum dtype act_dtype; /* of activations between operations inside a layer; f32 on CPU */
     bool act_is_state;    /* instead, they have the model's state dtype (on a GPU) */
     bool unified;         /* device memory is host memory: staging needs no copy */
+    bool q8;              /* its operations take weights of DTYPE_Q8 */
     const struct device_vtable *v;
     const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */
 };
