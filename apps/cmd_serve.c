@@ -353,6 +353,9 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
     struct err err = {0};
     struct hcache_err herr = {0};
     char *name = a->name != NULL ? strdup(a->name) : name_of(a->model);
+    char answers[4096];
+    bool on_disk = a->store.n > 0 && strcmp(a->store.items[0], "memory") != 0;
+    snprintf(answers, sizeof answers, "%s/answers", on_disk ? a->store.items[0] : "");
     struct server_opts so = {.host = a->host,
                              .port = a->port,
                              .model_name = name,
@@ -365,7 +368,8 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .idle_timeout_s = a->idle_timeout,
                              .max_body_bytes = a->max_body,
                              .max_bodies_bytes = a->max_bodies,
-                             .plain_chat = a->plain_chat};
+                             .plain_chat = a->plain_chat,
+                             .answers = on_disk ? answers : NULL};
     int code = 0, rc = server_start(&so, &s, &err);
     if (rc != 0)
         code = fail(rc, err.msg);
@@ -374,10 +378,13 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
     if (rc == 0 && (rc = open_conversations(a, &conversations, &err)) != 0)
         code = fail(rc, err.msg);
     if (rc == 0) {
+        server_keep(s, conversations);
+        if ((rc = server_ready(s, h, &err)) != 0)
+            code = fail(rc, err.msg);
+    }
+    if (rc == 0) {
         print_limits(a, keys->n);
         atomic_store(&st->loaded, true);
-        server_keep(s, conversations);
-        server_ready(s, h);
         bool is_v6 = strchr(a->host, ':') != NULL;
         fprintf(stderr, "hcache serve: %s is ready at http://%s%s%s:%d\n", name,
                 is_v6 ? "[" : "", a->host, is_v6 ? "]" : "", server_port(s));

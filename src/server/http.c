@@ -545,7 +545,6 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     s->listen_socket = -1;
     s->created_s = clock_wall_s();
     auth_create(o->api_keys, o->n_api_keys, &s->auth);
-    memory_create(MEMORY_ENTRIES, MEMORY_BYTES, &s->memory);
     int rc = watcher_create(o->max_connections + BACKLOG, &s->watcher, err);
     if (rc == 0)
         rc = listen_on(s, err);
@@ -569,9 +568,30 @@ void server_keep(struct server *s, struct conversations *c)
     s->conversations = c;
 }
 
-void server_ready(struct server *s, struct hcache *h)
+/* What the ids in a file of answers mean. */
+static struct sha256 vocabulary_of(const struct hcache *h)
 {
-    atomic_store(&s->h, h);
+    struct hcache_model_info info;
+    struct sha256_ctx *c = sha256_begin();
+    hcache_model_info(h, &info);
+    for (int32_t id = 0; info.has_tokenizer && id < info.vocab_size; id++) {
+        size_t n;
+        const char *bytes = hcache_token_bytes(h, id, &n);
+        sha256_field(c, "token", bytes, bytes != NULL ? n : 0);
+    }
+    return sha256_end(c);
+}
+
+int server_ready(struct server *s, struct hcache *h, struct err *err)
+{
+    struct memory_opts o = {.max_entries = MEMORY_ENTRIES,
+                            .max_bytes = MEMORY_BYTES,
+                            .path = s->o.answers,
+                            .vocabulary = vocabulary_of(h)};
+    int rc = memory_open(&o, &s->memory, err);
+    if (rc == 0)
+        atomic_store(&s->h, h);
+    return rc;
 }
 
 void server_drain(struct server *s)
@@ -597,7 +617,7 @@ void server_stop(struct server *s)
     if (s->listen_socket >= 0)
         close(s->listen_socket);
     watcher_destroy(s->watcher);
-    memory_destroy(s->memory);
+    memory_close(s->memory);
     auth_destroy(s->auth);
     free(s->model_name);
     free(s);

@@ -5,8 +5,12 @@
  * there on.  So every answer is remembered: (the conversation's text up to its end) -> its tokens.
  * When a conversation begins with a text that is remembered, its tokens are taken from here.
  *
- * Texts are compared whole: a hash only finds the candidates.  Conversations of different salts never
- * meet.  Bounded in entries and bytes, the least recently used go first.  Any thread. */
+ * It outlives the process where it has a file.  A record there is a name and sealed tokens: both are
+ * made from the whole text (and salt), so whoever has the text finds and reads it, and nobody else
+ * learns more than lengths.  A record that was cut off or damaged is a text that is not remembered.
+ *
+ * Conversations of different salts never meet.  Bounded in entries and bytes, the least recently used go
+ * first.  Any thread. */
 #ifndef SERVER_MEMORY_H
 #define SERVER_MEMORY_H
 
@@ -14,10 +18,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/err.h"
+#include "base/hash.h"
+
 struct memory;
 
-void memory_create(int max_entries, size_t max_bytes, struct memory **out);
-void memory_destroy(struct memory *m); /* NULL is allowed */
+struct memory_opts {
+    int max_entries;
+    size_t max_bytes;
+    const char *path; /* of its file, 0600; NULL: it ends with the process */
+    struct sha256
+        vocabulary; /* what token ids mean; a file for another one is begun anew */
+};
+
+/* A file that cannot be read or written is an error; one that is no such file is replaced. */
+int memory_open(const struct memory_opts *o, struct memory **out, struct err *err);
+/* What was put is in the file, and durable. NULL is allowed. */
+void memory_close(struct memory *m);
 
 /* Copies all of it.  A text that is there already gets the new tokens. salt NULL: none. */
 void memory_put(struct memory *m, const char *salt, const char *text, size_t n_text,
@@ -27,5 +44,14 @@ void memory_put(struct memory *m, const char *salt, const char *text, size_t n_t
  * False where there is none. */
 bool memory_find(struct memory *m, const char *salt, const char *text, size_t n_text,
                  size_t *n_found, int32_t **ids, int *n_ids);
+
+/* What became of a text that begins with a remembered one: its tokens were used, or could not be. */
+void memory_count(struct memory *m, bool used);
+
+struct memory_stats {
+    int n_entries;
+    uint64_t n_used, n_unusable;
+};
+void memory_stats(struct memory *m, struct memory_stats *out);
 
 #endif

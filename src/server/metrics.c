@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "server/call.h"
+#include "server/memory.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
                    double v)
@@ -152,6 +153,20 @@ static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->save_buffer_used_bytes);
 }
 
+static void answer_metrics(struct textbuf *b, struct memory *m)
+{
+    struct memory_stats st;
+    memory_stats(m, &st);
+    metric(b, "gauge", "answers_kept", "Answers whose tokens are remembered.",
+           st.n_entries);
+    metric(b, "counter", "answers_recognised_total",
+           "Chats with an answer of ours, as the tokens that were generated.",
+           (double)st.n_used);
+    metric(b, "counter", "retokenised_total",
+           "Chats with an answer of ours whose tokens could not be used.",
+           (double)st.n_unusable);
+}
+
 static void http_metrics(struct textbuf *b, struct server *s)
 {
     static const char *const classes[] = {"", "1xx", "2xx", "3xx", "4xx", "5xx"};
@@ -178,6 +193,7 @@ void api_metrics(struct call *c)
         token_metrics(&b, &st);
         restore_metrics(&b, &st);
         store_metrics(&b, &st);
+        answer_metrics(&b, c->s->memory);
     }
     call_text(c, 200, "text/plain; version=0.0.4; charset=utf-8", b.p);
     textbuf_free(&b);

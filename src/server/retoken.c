@@ -63,6 +63,7 @@ int retoken_encode(const struct hcache *h, struct memory *m, const char *salt,
     int from = boundary(h, out, text, n, n_found), same = 0;
     while (same < n_ids && same < out->n && ids[same] == out->ids[same])
         same++;
+    memory_count(m, from >= 0 || same == n_ids);
     if (from >= 0)
         use_remembered(out, ids, n_ids, from);
     else if (same < n_ids)

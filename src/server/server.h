@@ -38,13 +38,15 @@ struct server_opts {
     uint64_t max_body_bytes;
     uint64_t max_bodies_bytes; /* of all requests together */
     bool plain_chat;           /* chat without a chat template: see docs/SERVER.md */
+    const char *answers; /* the file that remembers our answers' tokens; NULL: no file */
 };
 
 int server_start(const struct server_opts *o, struct server **out, struct err *err);
 int server_port(const struct server *s);
 /* Where conversations are kept, before it is ready; borrowed. Without it none are. */
 void server_keep(struct server *s, struct conversations *c);
-void server_ready(struct server *s, struct hcache *h);
+/* Begins to answer. -errno where the file of answers cannot be used. */
+int server_ready(struct server *s, struct hcache *h, struct err *err);
 void server_drain(struct server *s);
 int server_n_active(const struct server *s); /* requests that are not answered yet */
 void server_stop(struct server *s);          /* NULL is allowed */

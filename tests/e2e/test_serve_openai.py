@@ -46,6 +46,56 @@ def raises(kind, call):
     return None
 
 
+def cached(r):
+    return r.usage.prompt_tokens_details.cached_tokens
+
+
+def full_chunks(n):
+    return n // 64 * 64
+
+
+def hit_rate(c, model, messages, n_turns, seed):
+    """Sampled turns of a chat. (tokens that were found, tokens that could be found, prompt tokens that were computed
+    though their state was there, total tokens of the last turn)"""
+    found = could = before = 0
+    for turn in range(n_turns):
+        messages.append({"role": "user", "content": f"And on day {turn}, Lily?"})
+        r = c.chat.completions.create(model=model, messages=messages, max_tokens=16, temperature=2, seed=seed + turn)
+        found += min(cached(r), full_chunks(before))
+        could += full_chunks(before)
+        before = r.usage.total_tokens - 1  # the last token of an answer has no state
+        messages.append({"role": "assistant", "content": r.choices[0].message.content})
+    return found, could, before
+
+
+def ten_turns(c, model):
+    """Answers are sampled so hot that their text hardly ever gives their tokens back; they are found all the same."""
+    for chat in range(2):
+        found, could, _ = hit_rate(c, model, [{"role": "system", "content": f"Tell stories, number {chat}."}], 10,
+                                   100 * chat)
+        print(f"# chat {chat}: {found} of {could} tokens in full chunks of the turns before were found")
+        check("10 sampled turns: every full chunk of the turn before is found", could > 400 and found == could,
+              (found, could))
+
+
+def restarted(first, second):
+    """A chat that goes on in another process, which knows the answers' tokens from the file."""
+    c = openai.OpenAI(base_url=f"http://127.0.0.1:{first.port}/v1", api_key="sesame", max_retries=0, timeout=60)
+    model = c.models.list().data[0].id
+    messages = [{"role": "system", "content": "Tell long stories."}]
+    _, _, before = hit_rate(c, model, messages, 10, 7)
+    first.stop()
+    server = second()
+    c = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sesame", max_retries=0, timeout=60)
+    messages.append({"role": "user", "content": "And then?"})
+    r = c.chat.completions.create(model=model, messages=messages, max_tokens=2)
+    check("after a restart every full chunk is found, tokens as they were generated",
+          cached(r) >= full_chunks(before) and r.timings["restored_tokens"] >= full_chunks(before), (before, r))
+    with open(os.path.join(store, "s", "answers"), "rb") as f:
+        check("the file of answers shows no text", b"Lily" not in f.read())
+    return server
+
+
 def run(server):
     c = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sesame", max_retries=0, timeout=60)
     model = c.models.list().data[0].id
@@ -88,6 +138,8 @@ def run(server):
         r = c.chat.completions.create(model=model, messages=messages, max_tokens=1)
     check("a stateless chat finds its history", r.usage.prompt_tokens_details.cached_tokens >= 64, r)
 
+    ten_turns(c, model)
+
     e = raises(openai.BadRequestError, lambda: c.chat.completions.create(
         model=model, messages=messages, response_format={"type": "json_object"}))
     check("BadRequestError names the field", e is not None and e.param == "response_format", e)
@@ -98,9 +150,19 @@ def run(server):
 
 
 store = tempfile.mkdtemp(prefix="hcache-openai.")
-server = Server(MODEL, "--store", os.path.join(store, "s"), "--plain-chat", "--api-key", "sesame")
+
+
+def start():
+    return Server(MODEL, "--store", os.path.join(store, "s"), "--plain-chat", "--api-key", "sesame")
+
+
+server = start()
 try:
     run(server)
+except Exception as e:  # noqa: BLE001
+    check(repr(e), False, "".join(server.log))
+try:
+    server = restarted(server, start)
 except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log))
 check("the server stops with status 0", server.stop() == 0)

@@ -30,12 +30,22 @@ static int32_t find(struct memory *m, const char *salt, const char *text, size_t
     return first;
 }
 
+static struct memory *make(int max_entries, size_t max_bytes)
+{
+    struct memory *m = NULL;
+    struct err err = {0};
+    struct memory_opts o = {.max_entries = max_entries, .max_bytes = max_bytes};
+    if (memory_open(&o, &m, &err) != 0)
+        fail_msg("%s", err.msg);
+    return m;
+}
+
 static void the_longest_beginning_is_found(void **state)
 {
     (void)state;
     struct memory *m;
     size_t n;
-    memory_create(8, 1 << 20, &m);
+    m = make(8, 1 << 20);
     assert_int_equal(find(m, NULL, "anything", &n), 0);
     put(m, NULL, "one", 10);
     put(m, NULL, "one two", 20);
@@ -47,7 +57,7 @@ static void the_longest_beginning_is_found(void **state)
     assert_int_equal(find(m, NULL, "on", &n), 0);
     put(m, NULL, "one two", 40); /* the newer one counts */
     assert_int_equal(find(m, NULL, "one two three", &n), 40);
-    memory_destroy(m);
+    memory_close(m);
 }
 
 static void salts_do_not_meet(void **state)
@@ -55,14 +65,14 @@ static void salts_do_not_meet(void **state)
     (void)state;
     struct memory *m;
     size_t n;
-    memory_create(8, 1 << 20, &m);
+    m = make(8, 1 << 20);
     put(m, "a", "text", 1);
     put(m, NULL, "text", 5);
     assert_int_equal(find(m, "a", "text!", &n), 1);
     assert_int_equal(n, 4);
     assert_int_equal(find(m, "b", "text!", &n), 0);
     assert_int_equal(find(m, NULL, "text!", &n), 5);
-    memory_destroy(m);
+    memory_close(m);
 }
 
 static void the_least_used_goes_first(void **state)
@@ -71,7 +81,7 @@ static void the_least_used_goes_first(void **state)
     struct memory *m;
     size_t n;
     char text[16];
-    memory_create(4, 1 << 20, &m);
+    m = make(4, 1 << 20);
     for (int i = 0; i < 4; i++) {
         snprintf(text, sizeof text, "%d", i);
         put(m, NULL, text, 10 + i);
@@ -81,7 +91,7 @@ static void the_least_used_goes_first(void **state)
     assert_int_equal(find(m, NULL, "1", &n), 0);
     assert_int_equal(find(m, NULL, "0", &n), 10);
     assert_int_equal(find(m, NULL, "new", &n), 50);
-    memory_destroy(m);
+    memory_close(m);
 }
 
 static void bytes_are_bounded(void **state)
@@ -89,15 +99,138 @@ static void bytes_are_bounded(void **state)
     (void)state;
     struct memory *m;
     size_t n;
-    memory_create(100, 40, &m); /* an entry here takes 1 + 10 + 8 bytes */
+    m = make(100, 150); /* an entry here takes 64 bytes */
     put(m, NULL, "aaaaaaaaaa", 1);
     put(m, NULL, "bbbbbbbbbb", 2);
     put(m, NULL, "cccccccccc", 3);
     assert_int_equal(find(m, NULL, "aaaaaaaaaa", &n), 0);
     assert_int_equal(find(m, NULL, "cccccccccc", &n), 3);
-    put(m, NULL, "far too long to be remembered by so small a memory", 4);
+    int32_t many[40] = {0};
+    memory_put(m, NULL, "far too much", 12, many, 40);
     assert_int_equal(find(m, NULL, "cccccccccc", &n), 3);
-    memory_destroy(m);
+    memory_close(m);
+}
+
+/* --- the file --------------------------------------------------------------------------------- */
+
+static char path[] = "/tmp/hcache-answers.XXXXXX/answers";
+
+static struct memory *open_file(uint8_t vocabulary)
+{
+    struct memory *m = NULL;
+    struct err err = {0};
+    struct memory_opts o = {.max_entries = 64, .max_bytes = 1 << 20, .path = path};
+    o.vocabulary.b[0] = vocabulary;
+    if (memory_open(&o, &m, &err) != 0)
+        fail_msg("%s", err.msg);
+    return m;
+}
+
+static void bytes_of(char *out, size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    *n = fread(out, 1, 1 << 16, f);
+    fclose(f);
+}
+
+static void write_bytes(const char *bytes, size_t n)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    fclose(f);
+}
+
+static int count(struct memory *m)
+{
+    struct memory_stats st;
+    memory_stats(m, &st);
+    return st.n_entries;
+}
+
+/* The file outlives the process, also one that is killed (nothing is closed here); it shows neither text
+ * nor tokens; for another vocabulary it is begun anew. */
+static void a_file_outlives_the_process(void **state)
+{
+    (void)state;
+    static char bytes[1 << 16];
+    size_t n, size;
+    struct memory *killed = open_file(1);
+    put(killed, "salt", "a secret conversation", 0x41424344);
+    put(killed, NULL, "another", 7);
+    put(killed, NULL, "another", 9);
+    bytes_of(bytes, &size);
+    assert_null(memmem(bytes, size, "secret", 6));
+    assert_null(memmem(bytes, size, "DCBA", 4));
+    for (int i = 0; i < 2; i++) {
+        struct memory *m = open_file(1);
+        assert_int_equal(count(m), 2);
+        assert_int_equal(find(m, "salt", "a secret conversation goes on", &n), 0x41424344);
+        assert_int_equal(n, 21);
+        assert_int_equal(find(m, NULL, "a secret conversation goes on", &n), 0);
+        assert_int_equal(find(m, NULL, "another", &n), 9);
+        memory_close(m);
+    }
+    struct memory *m = open_file(2);
+    assert_int_equal(count(m), 0);
+    memory_close(m);
+    memory_close(killed);
+}
+
+/* Cut off anywhere, or with any byte changed, it gives what is whole before that, and goes on. */
+static void a_damaged_file_is_survived(void **state)
+{
+    (void)state;
+    static char good[1 << 16], bad[1 << 16];
+    size_t n_good, n;
+    struct memory *m = open_file(3);
+    put(m, NULL, "one", 1);
+    put(m, NULL, "two", 2);
+    memory_close(m);
+    bytes_of(good, &n_good);
+    for (size_t i = 0; i < 2 * n_good; i++) {
+        memcpy(bad, good, n_good);
+        bad[i % n_good] ^= 0x20;
+        write_bytes(bad, i < n_good ? n_good : i % n_good);
+        if (i >= n_good)
+            write_bytes(good, i % n_good);
+        m = open_file(3);
+        int32_t one = find(m, NULL, "one", &n), two = find(m, NULL, "two", &n);
+        assert_true(one == 1 || one == 0);
+        assert_true(two == 2 || two == 0);
+        assert_true(one == 1 || two == 0);
+        put(m, NULL, "three", 3);
+        memory_close(m);
+        m = open_file(3);
+        assert_int_equal(find(m, NULL, "three", &n), 3);
+        memory_close(m);
+    }
+}
+
+/* What is put again and again does not make the file grow for ever. */
+static void the_file_is_bounded(void **state)
+{
+    (void)state;
+    static int32_t ids[4000];
+    struct memory *m = open_file(4);
+    for (int i = 0; i < 400; i++)
+        memory_put(m, NULL, "again", 5, ids, 4000);
+    FILE *f = fopen(path, "rb");
+    fseek(f, 0, SEEK_END);
+    assert_true(ftell(f) < (2 << 20));
+    fclose(f);
+    memory_close(m);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    char *end = strrchr(path, '/');
+    *end = 0;
+    char *made = mkdtemp(path);
+    *end = '/';
+    return made == NULL;
 }
 
 int main(void)
@@ -107,6 +240,9 @@ int main(void)
         cmocka_unit_test(salts_do_not_meet),
         cmocka_unit_test(the_least_used_goes_first),
         cmocka_unit_test(bytes_are_bounded),
+        cmocka_unit_test(a_file_outlives_the_process),
+        cmocka_unit_test(a_damaged_file_is_survived),
+        cmocka_unit_test(the_file_is_bounded),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_folder, NULL);
 }
