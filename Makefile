@@ -178,6 +178,14 @@ cov:
 kill-turns: all
 	@KILL_CYCLES=100 KILL_SEED=$$(date +%s) HCACHE_BUILD=$(B) python3 tests/e2e/test_stateful.py kill
 
+CRASH_TESTS := $(addprefix $(B)/tests/store/test_,campaign crash damage parts)
+
+crash: $(B)/hcache $(CRASH_TESTS)
+	@tools/crash.sh $(B) short
+
+crash-long: $(B)/hcache $(CRASH_TESTS)
+	@tools/crash.sh $(B) long
+
 tidy:
 	@tools/tidy.sh
 
@@ -199,6 +207,8 @@ help:
 	@echo 'make tsan       every test under the thread sanitizer'
 	@echo 'make cov        every test, then line coverage of src/store and src/io'
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
+	@echo 'make crash      what crashes, faults and damage do to the store: one table, 3 minutes'
+	@echo 'make crash-long the same for hours'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
@@ -208,7 +218,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all tests setup demo test check tsan cov kill-turns tidy format options clean help FORCE
+.PHONY: all tests setup demo test check tsan cov kill-turns crash crash-long tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -7,8 +7,8 @@
 set -euo pipefail
 
 packages=(gcc g++ make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev
-          libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev python3)
-dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr strace python3-venv chromium
+          libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev strace python3)
+dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr python3-venv chromium
      chromium-driver)
 
 fail() { echo "setup: $*" >&2; exit 1; }

@@ -272,7 +272,9 @@ static int step_erase(struct life *l)
             slot->pending = 0;
         } else { /* its first commit may have happened, and only the rest failed */
             slot->committed |= slot->pending & seen[i];
-            slot->pending &= rc == -ENOSPC ? ~seen[i] : 0u;
+            slot->maybe |=
+                slot->pending; /* committed and erased, or still to be committed */
+            slot->pending &= rc == -ENOSPC && !slot->may_go ? ~seen[i] : 0u;
         }
         if ((slot->committed & ~seen[i]) != 0 && !slot->may_go && l->opts.cap_bytes == 0 &&
             !has_lied(l))
@@ -368,6 +370,7 @@ static void judge(struct life *l)
 {
     unsigned seen[N_SLOTS];
     int n_maybe = 0, n_maybe_seen = 0;
+    bool all_or_none = !l->had_faults && !l->may_revive && !l->lost_segments;
     if (!store_audit(l->s))
         violation(l, "space or catalog do not add up after recovery");
     if (has_lied(l)) {
@@ -394,12 +397,12 @@ static void judge(struct life *l)
         if (slot->maybe != 0 && !slot->may_go) { /* an erase commits, then takes away */
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
-            if (!l->had_faults && !l->may_revive && (seen[i] & slot->maybe) != 0 &&
+            if (all_or_none && (seen[i] & slot->maybe) != 0 &&
                 (seen[i] & slot->maybe) != slot->maybe)
                 violation(l, "chunk %d: half of a commit", i);
         }
     }
-    if (!l->had_faults && !l->may_revive && n_maybe_seen != 0 && n_maybe_seen != n_maybe)
+    if (all_or_none && n_maybe_seen != 0 && n_maybe_seen != n_maybe)
         violation(l, "%d of %d chunks of one commit survived", n_maybe_seen, n_maybe);
     for (int i = 0; i < l->n_slots; i++) {
         l->slots[i].committed = seen[i];

@@ -1,7 +1,9 @@
 /* Damage at rest: bit flips, truncations, swapped records, lost and misdirected writes.  What is
  * damaged is a miss with a reason; wrong bytes are never served; damage to metadata loses nothing.
  *
- * HCACHE_FLIPS=N tries N flips per kind of file instead of a few hundred. */
+ * HCACHE_FLIPS=N tries N flips per kind of file instead of a few hundred, and 2 N in the data;
+ * HCACHE_CAMPAIGN_OUT=FILE receives the counts. */
+#include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -10,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "base/bytes.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "io/io_sim.h"
@@ -23,6 +27,8 @@ enum store_bug store_test_bug(void)
 {
     return bug;
 }
+
+static uint64_t n_meta_bits, n_data_bits, n_cuts, n_swaps, n_served_wrong;
 
 enum { N_CHUNKS = 4 };
 static const struct st_ctx ctx = {1, 2, 2, 0, NULL}, sibling = {1, 3, 2, 0, NULL};
@@ -84,6 +90,7 @@ static struct seen look(const struct st_place *p, struct io *io)
         seen.n_found = a.n_found + b.n_found;
         seen.n_records = a.n_records + b.n_records;
     }
+    n_served_wrong += (uint64_t)seen.n_wrong * (bug == STORE_BUG_NONE);
     assert_int_equal(store_commit(s, &seen.err), 0);
     store_close(s);
     return seen;
@@ -96,25 +103,31 @@ static uint64_t size_of(struct io *io, const char *path)
     return st.size_bytes;
 }
 
-/* Flips one bit of `path`, each in a copy. */
+/* Flips one bit of metadata in a copy: nothing may be lost by it. */
+static void flip_harmless(const struct st_place *p, const char *path, uint64_t at,
+                          unsigned bit)
+{
+    struct io *io = copy_of(p, at);
+    assert_int_equal(io_sim_flip(io, path, at, bit), 0);
+    n_meta_bits++;
+    struct seen seen = look(p, io);
+    assert_int_equal(seen.n_wrong + seen.n_unread + seen.n_corrupt, 0);
+    if (!seen.opened)
+        fail_msg("%s, byte %llu bit %u: %s", path, (unsigned long long)at, bit,
+                 seen.err.msg);
+    if (seen.n_records != 2 * N_CHUNKS * 6)
+        fail_msg("%s, byte %llu bit %u: %d records left", path, (unsigned long long)at, bit,
+                 seen.n_records);
+    io_close(io);
+}
+
 static void flip_metadata(const struct st_place *p, const char *path)
 {
     struct rng r = {77};
     uint64_t size = size_of(p->io, path), n = n_flips();
     for (uint64_t i = 0; i < n; i++) {
-        struct io *io = copy_of(p, i);
         uint64_t at = rng_below(&r, size);
-        unsigned bit = (unsigned)rng_below(&r, 8);
-        assert_int_equal(io_sim_flip(io, path, at, bit), 0);
-        struct seen seen = look(p, io);
-        assert_int_equal(seen.n_wrong + seen.n_unread + seen.n_corrupt, 0);
-        if (!seen.opened)
-            fail_msg("%s, byte %llu bit %u: %s", path, (unsigned long long)at, bit,
-                     seen.err.msg);
-        if (seen.n_records != 2 * N_CHUNKS * 6)
-            fail_msg("%s, byte %llu bit %u: %d records left", path, (unsigned long long)at,
-                     bit, seen.n_records);
-        io_close(io);
+        flip_harmless(p, path, at, (unsigned)rng_below(&r, 8));
     }
     print_message("%s: %llu flips, nothing lost\n", path, (unsigned long long)n);
 }
@@ -126,6 +139,99 @@ static void metadata_flips(void **state)
     place_fill(&p);
     flip_metadata(&p, "/st/d0/superblock");
     flip_metadata(&p, "/st/d0/index.db");
+    st_place_close(&p);
+}
+
+/* Where these bytes are in a file of the place. */
+static uint64_t place_of(const struct st_place *p, const char *path, const void *what,
+                         size_t n)
+{
+    struct io_file *f;
+    uint64_t size = size_of(p->io, path);
+    uint8_t *all = xmalloc(size);
+    assert_int_equal(io_file_open(p->io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, all, size, 0, NULL), 0);
+    io_file_close(f);
+    const uint8_t *at = memmem(all, size, what, n);
+    assert_non_null(at);
+    uint64_t offset = (uint64_t)(at - all);
+    free(all);
+    return offset;
+}
+
+/* Every bit of one of each structure of the index: meta.row, extent.row, record.tab; and of what a header
+ * says. (Every bit of a header and a superblock as such: test_parts.) */
+static void every_bit_of_the_structures(void **state)
+{
+    (void)state;
+    static const char index[] = "/st/d0/index.db", segment[] = "/st/d0/seg-000000.hc";
+    struct st_place p;
+    struct sha256 keys[N_CHUNKS];
+    uint8_t uuid[16], header[4096];
+    struct io_file *f;
+    place_fill(&p);
+    st_keys(&ctx, N_CHUNKS, keys);
+    assert_int_equal(io_file_open(p.io, "/st/d0/superblock", IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, uuid, sizeof uuid, 24, NULL), 0);
+    io_file_close(f);
+    assert_int_equal(io_file_open(p.io, segment, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, header, sizeof header, 0, NULL), 0);
+    io_file_close(f);
+    size_t table_bytes = (size_t)(header[74] + 256 * header[75]) * 14;
+    const struct {
+        const char *path;
+        uint64_t at, n;
+    } parts[] = {
+        {index, place_of(&p, index, uuid, sizeof uuid) - 16, 64},
+        {index, place_of(&p, index, keys[1].b, sizeof keys[1].b) - 40, 184},
+        {index, place_of(&p, index, header + 512, table_bytes), table_bytes + 8},
+        {segment, 0, 512 + table_bytes},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        for (uint64_t bit = 0; bit < 8 * parts[i].n; bit++)
+            flip_harmless(&p, parts[i].path, parts[i].at + bit / 8, (unsigned)(bit % 8));
+    st_place_close(&p);
+}
+
+/* A wipe.row in the index: 40 bytes that begin with the checksum of the rest. */
+static uint64_t wipe_row(const struct st_place *p)
+{
+    static const char path[] = "/st/d0/index.db";
+    struct io_file *f;
+    uint64_t size = size_of(p->io, path), at = 0;
+    uint8_t *all = xmalloc(size);
+    assert_int_equal(io_file_open(p->io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, all, size, 0, NULL), 0);
+    io_file_close(f);
+    while (at + 40 <= size && get_u64(all + at) != checksum64(all + at + 8, 32))
+        at++;
+    free(all);
+    assert_true(at + 40 <= size);
+    return at;
+}
+
+/* Every bit of a place that is still to be wiped: nothing but what was erased may be hurt, and that may come
+ * back, but not wrong. */
+static void every_bit_of_a_wipe(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct sha256 key;
+    struct store_erased e;
+    struct err err = {0};
+    struct st_ctx victim = {9, 9, 0, 0, NULL};
+    place_fill(&p);
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &victim, 1, ST_BOTH, &err), 0);
+    st_keys(&victim, 1, &key);
+    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-"};
+    io_sim_fault_add(p.io, &bad);
+    assert_int_equal(store_erase(s, &key, 1, &e, &err), -EIO);
+    io_sim_fault_clear(p.io);
+    store_close(s);
+    uint64_t at = wipe_row(&p);
+    for (unsigned bit = 0; bit < 8 * 40; bit++)
+        flip_harmless(&p, "/st/d0/index.db", at + bit / 8, bit % 8);
     st_place_close(&p);
 }
 
@@ -149,6 +255,7 @@ static void wal_flips(void **state)
         struct io *io = copy_of(&p, i);
         uint64_t at = rng_below(&r, size_of(io, "/st/d0/index.db-wal"));
         assert_int_equal(io_sim_flip(io, "/st/d0/index.db-wal", at, (unsigned)(i % 8)), 0);
+        n_meta_bits++;
         struct seen seen = look(&p, io);
         assert_int_equal(seen.n_wrong, 0);
         n_less += seen.n_found < N_CHUNKS + 2;
@@ -172,6 +279,7 @@ static uint64_t flip_data(const struct st_place *p, uint64_t n, uint64_t *n_refu
                  (unsigned long long)rng_below(&r, 2));
         uint64_t at = rng_below(&r, size_of(io, path));
         assert_int_equal(io_sim_flip(io, path, at, (unsigned)(i % 8)), 0);
+        n_data_bits += bug == STORE_BUG_NONE;
         struct seen seen = look(p, io);
         assert_true(seen.opened);
         n_wrong += (uint64_t)seen.n_wrong;
@@ -273,6 +381,7 @@ static void truncations(void **state)
                 fail_msg("%s cut at %llu: %s", paths[i], (unsigned long long)end,
                          seen.err.msg);
             assert_int_equal(seen.n_wrong, 0);
+            n_cuts++;
             if (i == 0)
                 assert_int_equal(seen.n_records, 2 * N_CHUNKS * 6); /* rebuilt */
             io_close(io);
@@ -281,26 +390,38 @@ static void truncations(void **state)
     st_place_close(&p);
 }
 
-/* Two records of equal length change places. */
+/* Two stretches of equal length in one file change places. */
+static struct seen swapped(const struct st_place *p, uint64_t a_at, uint64_t b_at, size_t n)
+{
+    uint8_t *a = mem_map(n), *b = mem_map(n);
+    struct io *io = copy_of(p, a_at ^ b_at);
+    struct io_file *f = file_of(io, "/st/d0/seg-000000.hc");
+    assert_int_equal(io_file_pread(f, a, n, a_at, NULL), 0);
+    assert_int_equal(io_file_pread(f, b, n, b_at, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, b, n, a_at, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, a, n, b_at, NULL), 0);
+    io_file_close(f);
+    struct seen seen = look(p, io);
+    assert_true(seen.opened);
+    assert_int_equal(seen.n_wrong, 0);
+    n_swaps++;
+    io_close(io);
+    mem_unmap(a, n);
+    mem_unmap(b, n);
+    return seen;
+}
+
+/* Records within an extent, and every two blocks of the file: misplaced, whatever they are. */
 static void swaps(void **state)
 {
     (void)state;
     struct st_place p;
-    uint8_t *a = mem_map(8192), *b = mem_map(8192);
     place_fill(&p);
-    struct io *io = copy_of(&p, 1);
-    struct io_file *f = file_of(io, "/st/d0/seg-000000.hc");
-    assert_int_equal(io_file_pread(f, a, 8192, 4096, NULL), 0);
-    assert_int_equal(io_file_pread(f, b, 8192, 4096 + 8192, NULL), 0);
-    assert_int_equal(io_file_pwrite(f, b, 8192, 4096, NULL), 0);
-    assert_int_equal(io_file_pwrite(f, a, 8192, 4096 + 8192, NULL), 0);
-    io_file_close(f);
-    struct seen seen = look(&p, io);
-    assert_true(seen.opened && seen.n_corrupt >= 2);
-    assert_int_equal(seen.n_wrong, 0);
-    io_close(io);
-    mem_unmap(a, 8192);
-    mem_unmap(b, 8192);
+    assert_true(swapped(&p, 4096, 4096 + 8192, 8192).n_corrupt >= 2);
+    uint64_t n_blocks = size_of(p.io, "/st/d0/seg-000000.hc") / 4096;
+    for (uint64_t i = 0; i < n_blocks; i++)
+        for (uint64_t j = i + 1; j < n_blocks && j < i + 12; j++)
+            swapped(&p, 4096 * i, 4096 * j, 4096);
     st_place_close(&p);
 }
 
@@ -364,13 +485,36 @@ static void read_flips(void **state)
     st_place_close(&p);
 }
 
+static void counts_write(void)
+{
+    const char *path = getenv("HCACHE_CAMPAIGN_OUT");
+    FILE *f = path != NULL && *path != 0 ? fopen(path, "w") : stdout;
+    if (f == NULL)
+        return;
+    fprintf(f, "bits flipped in metadata: %llu\nbits flipped in data: %llu\n",
+            (unsigned long long)n_meta_bits, (unsigned long long)n_data_bits);
+    fprintf(f, "files cut short: %llu\nblocks or records swapped: %llu\n",
+            (unsigned long long)n_cuts, (unsigned long long)n_swaps);
+    fprintf(f, "wrong bytes served: %llu\n", (unsigned long long)n_served_wrong);
+    if (f != stdout)
+        fclose(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(metadata_flips), cmocka_unit_test(wal_flips),
-        cmocka_unit_test(data_flips),     cmocka_unit_test(verify_finds_flips),
-        cmocka_unit_test(truncations),    cmocka_unit_test(swaps),
-        cmocka_unit_test(read_flips),     cmocka_unit_test(lost_and_misdirected_writes),
+        cmocka_unit_test(metadata_flips),
+        cmocka_unit_test(wal_flips),
+        cmocka_unit_test(data_flips),
+        cmocka_unit_test(verify_finds_flips),
+        cmocka_unit_test(truncations),
+        cmocka_unit_test(swaps),
+        cmocka_unit_test(read_flips),
+        cmocka_unit_test(lost_and_misdirected_writes),
+        cmocka_unit_test(every_bit_of_the_structures),
+        cmocka_unit_test(every_bit_of_a_wipe),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int n_bad = cmocka_run_group_tests(tests, NULL, NULL);
+    counts_write();
+    return n_bad;
 }

@@ -1,0 +1,136 @@
+"""kill -9 at a random moment of a saving server, many times, each with a verifying restart (issue 8).
+
+One store through all cycles.  A cycle is: clients send prompts, new ones and ones that continue earlier
+ones; at a random moment the server is killed; `store verify` finds nothing bad; the server starts again
+on the same store; what any answer had reported as committed is found, and what is generated from it has
+the log probabilities of a server that has no store, digit by digit.
+
+KILL_CYCLES (20), KILL_SECONDS (60, at least 10 cycles are run) and KILL_SEED bound the work;
+HCACHE_CAMPAIGN_OUT=FILE receives the counts."""
+import http.client
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import HC, Server  # noqa: E402
+
+CYCLES = int(os.environ.get("KILL_CYCLES", "20"))
+SECONDS = float(os.environ.get("KILL_SECONDS", "60"))
+SEED = int(os.environ.get("KILL_SEED", "1"))
+MODEL = "synth:tiny-gqa"  # has no tokenizer: token ids in, log probabilities out
+CONTEXT, VOCABULARY = 1000, 500
+
+tmp = tempfile.mkdtemp(prefix="hcache-kill-server.")
+store = ",".join(os.path.join(tmp, d) for d in ("a", "b"))
+rng = random.Random(SEED)
+failures = []
+counts = {"cycles": 0, "killed while requests ran": 0, "contexts checked": 0, "lost": 0, "wrong": 0}
+
+
+def fail(what):
+    failures.append(what)
+    print(f"# cycle {counts['cycles']}: {what}")
+
+
+def answer(server, prompt, n):
+    """(log probabilities of the n generated tokens, timings, cached tokens)"""
+    for _ in range(5):  # a machine that is busy with something else is no failure; one that hangs is
+        try:
+            r = server.complete(prompt, max_tokens=n, logprobs=1, ignore_eos=True)
+            break
+        except TimeoutError:
+            print(f"# cycle {counts['cycles']}: no answer in a minute; asking again")
+    else:
+        raise RuntimeError("the server does not answer")
+    return (r["choices"][0]["logprobs"]["token_logprobs"], r["timings"],
+            r["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def client(server, prompts, acked):
+    for prompt in prompts:
+        try:
+            _, timings, _ = answer(server, prompt, 30)
+        except (OSError, http.client.HTTPException):  # the server was killed: this is what is tested
+            return
+        acked[tuple(prompt)] = timings["committed_tokens"]
+
+
+def prompts_new(known):
+    out = []
+    for _ in range(4):
+        head = list(rng.choice(known)) if known and rng.random() < 0.5 else []
+        tail = [rng.randrange(3, VOCABULARY) for _ in range(rng.randrange(70, 400))]
+        out.append((head + tail)[:CONTEXT])
+    return out
+
+
+def check(server, reference, prompt, committed):
+    """What was committed is found, and gives what a computation gives."""
+    want, _, _ = answer(reference, list(prompt), 4)
+    got, _, cached = answer(server, list(prompt), 4)
+    counts["contexts checked"] += 1
+    if got != want:
+        counts["wrong"] += 1
+        fail(f"other log probabilities than without a store: {got} instead of {want}")
+    floor = min(committed, len(prompt) - 1) // 64 * 64
+    if cached < floor:
+        counts["lost"] += 1
+        fail(f"{committed} tokens were reported committed, {cached} were found")
+
+
+def cycle(server, reference, known):
+    acked = {}
+    threads = [threading.Thread(target=client, args=(server, prompts_new(list(known)), acked)) for _ in range(3)]
+    for t in threads:
+        t.start()
+    time.sleep(rng.uniform(0.02, 0.6))
+    counts["killed while requests ran"] += any(t.is_alive() for t in threads)
+    server.kill()
+    for t in threads:
+        t.join()
+    p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=120)
+    if p.returncode != 0:
+        fail(f"store verify: {p.stdout[-300:]} {p.stderr[-300:]}")
+    server = Server(MODEL, "--store", store, "--store-cap", "256M", "--no-reuse")
+    known.update(acked)
+    for prompt in sorted(acked)[:4] + rng.sample(sorted(known), min(2, len(known))):
+        check(server, reference, prompt, known[prompt])
+    while len(known) > 40:  # bounds what the store must hold: the cap must not be what loses them
+        known.pop(rng.choice(sorted(known)))
+    return server
+
+
+begin = time.time()
+server = reference = None
+try:
+    reference = Server(MODEL)
+    server = Server(MODEL, "--store", store, "--store-cap", "256M", "--no-reuse")
+    known = {}
+    while counts["cycles"] < CYCLES and (time.time() - begin < SECONDS or counts["cycles"] < 10) and not failures:
+        server = cycle(server, reference, known)
+        counts["cycles"] += 1
+    if counts["killed while requests ran"] < counts["cycles"] // 2:
+        fail("too few kills came while requests ran: the test is too slow to mean anything")
+    if counts["contexts checked"] < counts["cycles"]:
+        fail("too few contexts were committed before a kill to mean anything")
+except (RuntimeError, KeyError, ValueError, OSError, subprocess.TimeoutExpired) as e:
+    fail(repr(e))
+for s in (server, reference):
+    if s is not None:
+        s.kill()
+shutil.rmtree(tmp, ignore_errors=True)
+if os.environ.get("HCACHE_CAMPAIGN_OUT"):
+    with open(os.environ["HCACHE_CAMPAIGN_OUT"], "w") as f:
+        f.write(f"kill -9 cycles of a saving server: {counts['cycles']}\n"
+                f"  while requests ran: {counts['killed while requests ran']}\n"
+                f"contexts checked after a kill: {counts['contexts checked']}\n"
+                f"contexts lost: {counts['lost']}\nwrong bytes served: {counts['wrong']}\n")
+print(f"{'not ok' if failures else 'ok'} 1 - {counts} (seed {SEED}), {time.time() - begin:.0f} s")
+print("1..1")
+sys.exit(bool(failures))

@@ -1,0 +1,177 @@
+"""Real system calls that fail under a running `hcache run --store`, and real file systems that do not take
+it: strace injects errors into calls on the store's files; a small tmpfs is full; another is read-only.
+
+Whatever fails: the run ends with the tokens and the logits digest of a run without a store, or with status 1
+and a message that names the store; what an earlier run had reported as committed is found by the next run
+without faults; and `store verify` finds nothing bad.
+
+SYSCALL_CASES=N (5) runs the first N cases of each kind; HCACHE_CAMPAIGN_OUT=FILE receives the counts."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+N_CASES = int(os.environ.get("SYSCALL_CASES", "5"))
+tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-syscalls."))
+n_results = n_failed = n_injected = 0
+
+# system call, error, which of its calls on the store's files ("2": the second, "2+": from it on)
+PATH_CASES = [
+    ("pwrite64", "EIO", "1"), ("fdatasync", "EIO", "1"), ("pread64", "EIO", "1"), ("openat", "EMFILE", "2+"),
+    ("fallocate", "ENOSPC", "1+"), ("pwrite64", "ENOSPC", "2+"), ("fdatasync", "EIO", "2"), ("pwrite64", "EROFS", "3+"),
+    ("fcntl", "ENOLCK", "1+"), ("fallocate", "EOPNOTSUPP", "1+"), ("openat", "EACCES", "1+"), ("pread64", "EIO", "4+"),
+    ("unlink", "EROFS", "1+"), ("ftruncate", "EIO", "1+"), ("pwrite64", "EINTR", "2"), ("fdatasync", "EIO", "4+"),
+]
+# calls that have no path: only the store uses them
+RING_CASES = [("io_uring_enter", "EIO", "2+"), ("io_uring_setup", "ENOSYS", "1+"), ("io_uring_enter", "EINTR", "1"),
+              ("io_uring_setup", "EMFILE", "2+")]
+
+
+def check(name, ok, why=""):
+    global n_results, n_failed
+    n_results += 1
+    n_failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
+    if not ok:
+        print("# " + str(why).replace("\n", "\n# ")[:1500])
+
+
+def skip(name, why):
+    global n_results
+    n_results += 1
+    print(f"ok {n_results} - {name} # SKIP {why}")
+
+
+def command(ids, store=None):
+    path = os.path.join(tmp, "ids")
+    with open(path, "w") as f:
+        f.write(" ".join(map(str, ids)))
+    cmd = [HC, "run", "synth:tiny-gqa", "--token-ids", path, "--max-tokens", "12", "--temperature", "0", "--ignore-eos",
+           "--json"]
+    return cmd + (["--store", store, "--save", "both"] if store else [])
+
+
+def run(cmd):
+    p = subprocess.run(cmd, capture_output=True, text=True, timeout=120)
+    return p, json.loads(p.stdout) if p.returncode == 0 else None
+
+
+def same(a, b):
+    return a["token_ids"] == b["token_ids"] and a["logits_digest"] == b["logits_digest"]
+
+
+def prompt(n, seed):
+    return [3 + (i * i * 7 + seed * 31) % 490 for i in range(n)]
+
+
+OLD, NEW = prompt(200, 1), prompt(330, 2)
+want_old, want_new = run(command(OLD))[1], run(command(NEW))[1]
+
+
+def strace(store, syscall, error, when, log):
+    cmd = ["strace", "-f", "-qq", "-o", log, "-e", f"trace={syscall}", "-e", f"inject={syscall}:error={error}:when={when}"]
+    if not syscall.startswith("io_uring"):
+        for name in ("index.db", "index.db-wal", "seg-000000.hc", "lock", "superblock", "index.rebuild"):
+            cmd += ["-P", os.path.join(store, name)]
+    return cmd
+
+
+def injected(case):
+    """A store with something committed; a run that saves more, with faults; a run without."""
+    global n_injected
+    name = "{} {} at {}".format(*case)
+    store, log = os.path.join(tmp, "store"), os.path.join(tmp, "trace")
+    shutil.rmtree(store, ignore_errors=True)
+    first = run(command(OLD, store))[1]
+    p, r = run(strace(store, *case, log) + command(NEW, store))
+    with open(log) as f:
+        hits = f.read().count("(INJECTED)")
+    n_injected += hits
+    said = (p.stdout + p.stderr)[-600:]
+    if r is not None:
+        check(f"{name}: the same output", same(r, want_new), said)
+    else:
+        check(f"{name}: an error that names the store, or the queue that cannot be had",
+              p.returncode == 1 and (store in p.stderr or "uring queue" in p.stderr), said)
+    check(f"{name}: it was injected", hits > 0, said)
+    again = run(command(OLD, store))[1]
+    check(f"{name}: what was committed before is found and right",
+          again is not None and same(again, want_old) and again["cached_tokens"] >= min(first["committed_tokens"], len(OLD) - 1) // 64 * 64, again)
+    if r is not None and r["committed_tokens"] > 0:
+        again = run(command(NEW, store))[1]
+        check(f"{name}: what was reported committed under faults, too",
+              again is not None and same(again, want_new) and
+              again["cached_tokens"] >= min(r["committed_tokens"], len(NEW) - 1) // 64 * 64, again)
+    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+    check(f"{name}: verify", v.returncode == 0, v.stdout + v.stderr)
+
+
+def can(cmd):
+    try:
+        return subprocess.run(cmd, capture_output=True, timeout=30).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def mounted(options, body, name):
+    at = os.path.join(tmp, "mnt")
+    os.makedirs(at, exist_ok=True)
+    if os.geteuid() != 0 or not can(["mount", "-t", "tmpfs", "-o", options, "none", at]):
+        skip(name, "cannot mount a tmpfs here")
+        return
+    try:
+        body(at)
+    finally:
+        subprocess.run(["umount", "-l", at], check=False)
+
+
+def full(at):
+    store = os.path.join(at, "s")
+    p, r = run(command(NEW, store))
+    check("a full disk: the same output", r is not None and same(r, want_new), p.stderr)
+    check("a full disk: says so once", p.stderr.count("No space left") == 1 or "space" in p.stderr.lower(), p.stderr)
+    committed = r["committed_tokens"] if r else 0
+    subprocess.run(["mount", "-o", "remount,size=64m", at], check=True)
+    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+    check("a full disk: verify", v.returncode == 0, v.stdout + v.stderr)
+    r = run(command(NEW, store))[1]
+    check("a full disk: what had been committed is there", r is not None and same(r, want_new) and
+          r["cached_tokens"] >= min(committed, len(NEW) - 1) // 64 * 64, r)
+    r = run(command(NEW, store))[1]
+    check("with room again it saves", r is not None and r["cached_tokens"] >= 256, r)
+
+
+def read_only(at):
+    store = os.path.join(at, "s")
+    run(command(OLD, store))
+    subprocess.run(["mount", "-o", "remount,ro", at], check=True)
+    p, r = run(command(OLD, store))
+    check("a read-only file system: a clear error or the same output",
+          (r is not None and same(r, want_old)) or (p.returncode == 1 and "ead-only" in p.stderr and store in p.stderr),
+          p.stderr)
+    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+    check("a read-only file system: verify reads it, or says why not",
+          v.returncode == 0 or ("ead-only" in v.stderr and store in v.stderr), v.stdout + v.stderr)
+    subprocess.run(["mount", "-o", "remount,rw", at], check=True)
+    r = run(command(OLD, store))[1]
+    check("writable again: all is there", r is not None and same(r, want_old) and r["cached_tokens"] >= 128, r)
+
+
+try:
+    if can(["strace", "-o", "/dev/null", "true"]):
+        for c in PATH_CASES[:N_CASES] + RING_CASES[:N_CASES]:
+            injected(c)
+    else:
+        skip("failing system calls", "strace cannot trace here")
+    mounted("size=800k", full, "a full disk")
+    mounted("size=64m", read_only, "a read-only file system")
+finally:
+    shutil.rmtree(tmp, ignore_errors=True)
+if os.environ.get("HCACHE_CAMPAIGN_OUT"):
+    with open(os.environ["HCACHE_CAMPAIGN_OUT"], "w") as f:
+        f.write(f"system calls made to fail: {n_injected}\n")
+print(f"1..{n_results}")
+sys.exit(bool(n_failed))

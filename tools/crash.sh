@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The crash campaign, and one table of what it tried (docs/TESTING.md).
+#   tools/crash.sh BUILD [short|long]     short: under 3 minutes; long: hours
+# Parts write their counts, a "name: number" per line, into BUILD/crash/; equal names are added up.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build=${1:?build folder}
+size=${2:-short}
+out=$build/crash
+mkdir -p "$out"
+rm -f "$out"/*.counts "$out"/*.log
+export HCACHE_BUILD=$build
+
+if [ "$size" = long ]; then
+    images=50000 flips=20000 cycles=1000 seconds=36000 cases=1000
+else
+    images=5000 flips=5000 cycles=20 seconds=45 cases=3
+fi
+
+failed=0
+part() { # part NAME COMMAND...
+    local name=$1 start=$SECONDS
+    shift
+    printf 'crash: %-12s ' "$name" >&2
+    if HCACHE_CAMPAIGN_OUT=$out/$name.counts env "$@" >"$out/$name.log" 2>&1; then
+        printf 'ok    (%d s)\n' $((SECONDS - start)) >&2
+    else
+        printf 'FAIL  (%d s), see %s\n' $((SECONDS - start)) "$out/$name.log" >&2
+        grep -E '^(ERROR|not ok|#)' "$out/$name.log" | head -10 | sed 's/^/    /' >&2
+        failed=1
+    fi
+}
+
+# The real processes wait more than they compute, so they run beside the simulation.
+{
+    part syscalls SYSCALL_CASES=$cases python3 tests/e2e/test_store_syscalls.py
+    part kill KILL_CYCLES=$cycles KILL_SECONDS=$seconds python3 tests/e2e/test_kill_server.py
+    exit $failed
+} &
+part images HCACHE_CAMPAIGN=$images "$build/tests/store/test_campaign"
+part damage HCACHE_FLIPS=$flips "$build/tests/store/test_damage"
+part bugs HCACHE_CRASH_IMAGES=200 "$build/tests/store/test_crash" # the seeded bugs must be caught
+part bounds "$build/tests/store/test_parts"
+wait $! || failed=1
+
+echo
+echo "crash campaign, $size, $(date -u +%F), $(git describe --always --dirty 2>/dev/null || echo 'no git')"
+awk -F': ' '{ if (!($1 in n)) order[++k] = $1; n[$1] += $2 }
+    END { for (i = 1; i <= k; i++) if (order[i] !~ /^(contexts lost|wrong bytes)/)
+              printf "  %-48s %12d\n", order[i], n[order[i]]
+          printf "  %-48s %12d\n", "contexts lost", n["contexts lost"]
+          printf "  %-48s %12d\n", "wrong bytes served", n["wrong bytes served"] }' "$out"/*.counts
+caught=$(cat "$out"/*.log | grep ': caught' | grep -vc 'NOT CAUGHT')
+printf '  %-48s %10d/5\n' "seeded bugs caught" "$caught"
+[ "$caught" -eq 5 ] || failed=1
+exit $failed
