@@ -33,7 +33,7 @@ struct serve_args {
     uint64_t max_body, max_bodies, store_cap, throttle, save_buffer, kv_tokens;
     const char *conversations;
     int64_t max_turns, conversation_ttl;
-    uint64_t conversation_bytes;
+    uint64_t conversation_bytes, salt_quota;
     bool plain_chat, no_reuse, verbose;
 };
 
@@ -57,6 +57,8 @@ static const struct opt options[] = {
          "where state is kept and found, one directory per device; \"memory\" for DRAM"},
     {"store-cap", OPT(struct serve_args, store_cap), .arg = "BYTES", .def = "0",
      .help = "bound on saved state; 0 is none"},
+    {"salt-quota", OPT(struct serve_args, salt_quota), .arg = "BYTES", .def = "0",
+     .help = "bound on saved state of each API key and cache_salt; 0 is none"},
     {"conversations", OPT(struct serve_args, conversations), .arg = "FILE",
      .help =
          "where responses and conversations are kept; conversations.db beside the store "
@@ -312,6 +314,7 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
                             .n_store = memory ? 0 : a->store.n,
                             .store_in_memory = memory,
                             .store_cap_bytes = a->store_cap,
+                            .salt_quota_bytes = a->salt_quota,
                             .throttle_bytes_per_s = a->throttle,
                             .save_buffer_bytes = a->save_buffer,
                             .verbose = true};
@@ -369,7 +372,8 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .max_body_bytes = a->max_body,
                              .max_bodies_bytes = a->max_bodies,
                              .plain_chat = a->plain_chat,
-                             .answers = on_disk ? answers : NULL};
+                             .answers = on_disk ? answers : NULL,
+                             .salt_quota_bytes = a->salt_quota};
     int code = 0, rc = server_start(&so, &s, &err);
     if (rc != 0)
         code = fail(rc, err.msg);

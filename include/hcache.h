@@ -62,6 +62,8 @@ struct hcache_opts {
     int n_store;
     bool store_in_memory;     /* a store in DRAM instead; it ends with the process */
     uint64_t store_cap_bytes; /* bound on saved state; 0: none */
+    uint64_t
+        salt_quota_bytes; /* on that of each salt, where hcache_cache_quota says no other; 0: none */
     /* slows the store's reads down, for experiments; 0: no */
     uint64_t throttle_bytes_per_s;
     uint64_t save_buffer_bytes; /* memory for state on its way to the store; 0: 256 MiB */
@@ -138,6 +140,7 @@ struct hcache_request {
     const char *salt; /* state is shared only among requests with equal salts */
     int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
     int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
+    bool durable; /* the end waits until what was saved is durable; hcache_generate always does */
     /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
     const char *save;
     /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
@@ -215,12 +218,70 @@ int hcache_generate(struct hcache *h, const struct hcache_request *r,
                     struct hcache_result *out, struct hcache_err *err);
 void hcache_result_free(struct hcache_result *r);
 
-/* --- saved state by its names ------------------------------------------------------------------- */
+/* --- control of saved state ---------------------------------------------------------------------
+ *
+ * State is stored in chunks of 64 tokens, each named by everything before it.  Without a store these
+ * functions find nothing, and those that can fail are HCACHE_E_UNSUPPORTED.  They wait for the disk. */
 
-/* State is stored in chunks of 64 tokens, each named by everything before it: the keys of the full
- * chunks of these tokens under a salt (NULL: none). keys [n / 64]. */
+/* The keys of the full chunks of these tokens under a salt (NULL: none). keys [n / 64]. */
 void hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
                        uint8_t (*keys)[32]);
+
+struct hcache_found {
+    int wanted_tokens; /* in full chunks that a restore could use: the last token is not among them */
+    int stored_tokens; /* of these, from the beginning on without a gap */
+    char layers[260];  /* what all of these have of each layer: H, K, B (both), - */
+    const char *tier;  /* where: "dram", "disk"; NULL: there is no store */
+    char why[200];     /* why not more */
+};
+int hcache_cache_lookup(struct hcache *h, const int32_t *ids, int n, const char *salt,
+                        struct hcache_found *out, struct hcache_err *err);
+
+/* Keeps chunks from being evicted until then (seconds since 1970; the past ends a pin), whether they are
+ * stored yet or not; across restarts.  A pin is a preference, the caps are bounds. */
+int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
+                     struct hcache_err *err);
+
+struct hcache_erased {
+    int64_t n_chunks, n_bytes; /* gone, and overwritten */
+    int64_t n_shared;          /* stay: others continue them */
+    int64_t n_busy;            /* in use: found no more, and gone when they are not */
+};
+/* Erases the chunks keys[0..n), one chain in its order, as far as nothing else continues them. */
+int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
+                       struct hcache_erased *out, struct hcache_err *err);
+/* Erases everything that is stored under a salt. */
+int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
+                       struct hcache_err *err);
+/* Returns when all that was computed before is durable, or has failed. */
+void hcache_cache_flush(struct hcache *h);
+
+/* Bounds what is stored under a salt, until the end of the process; 0: no bound. */
+void hcache_cache_quota(struct hcache *h, const char *salt, uint64_t bytes);
+
+/* Counts by name; the names are static. */
+enum { HCACHE_MAX_COUNTS = 16 };
+struct hcache_counts {
+    int n;
+    struct hcache_count {
+        const char *name;
+        uint64_t count;
+    } at[HCACHE_MAX_COUNTS];
+};
+
+struct hcache_cache_stats {
+    const char *tier; /* NULL: there is no store, and all else is 0 */
+    uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
+    /* since it was opened */
+    uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
+    struct hcache_count misses[HCACHE_MAX_COUNTS],
+        evictions[HCACHE_MAX_COUNTS]; /* by reason */
+    int n_miss_reasons, n_evict_reasons;
+    int saving_fault; /* 0, or the error after which nothing is saved any more */
+    /* of the salt */
+    uint64_t salt_chunks, salt_bytes, salt_quota_bytes;
+};
+void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out);
 
 /* --- serving: many requests at once -------------------------------------------------------------
  *
@@ -281,16 +342,6 @@ struct hcache_hist {
     double sum_s;
 };
 double hcache_hist_bound_s(int i);
-
-/* Counts by name; the names are static. */
-enum { HCACHE_MAX_COUNTS = 16 };
-struct hcache_counts {
-    int n;
-    struct hcache_count {
-        const char *name;
-        uint64_t count;
-    } at[HCACHE_MAX_COUNTS];
-};
 
 struct hcache_stats {
     int n_waiting, n_running;

@@ -10,29 +10,8 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/service.h"
-#include "engine/stack.h"
-#include "engine/dialog.h"
-#include "model/tokenizer.h"
-#include "state/chain.h"
+#include "engine/hcache_impl.h"
 #include "state/save_policy.h"
-
-_Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of errors");
-
-struct hcache {
-    struct stack k;
-    struct tokenizer *tokenizer; /* NULL for synthetic models */
-    struct dialog *dialog; /* NULL: no chat template, or one that is not understood: */
-    struct err dialog_err; /* why */
-    struct service *service;
-    /* What saving is decided from.  The engine's thread measures into k.platform while it runs. */
-    struct platform platform;
-};
-
-static struct err *inner(struct hcache_err *e)
-{
-    return (struct err *)(void *)e;
-}
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
@@ -93,7 +72,7 @@ static int context_of(const struct hcache *h)
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
 {
     *out = NULL;
-    int rc = check_opts(o, inner(err));
+    int rc = check_opts(o, hcache_inner(err));
     if (rc != 0)
         return rc;
     struct hcache *h = xcalloc(1, sizeof *h);
@@ -111,14 +90,15 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                             .n_dirs = o->n_store,
                             .in_memory = o->store_in_memory,
                             .cap_bytes = o->store_cap_bytes,
+                            .quota_bytes = o->salt_quota_bytes,
                             .throttle_bytes_per_s = o->throttle_bytes_per_s,
                             .save_buffer_bytes = o->save_buffer_bytes,
                             .staging_bytes = o->staging_bytes,
                             .warn = o->warn,
                             .warn_arg = o->warn_arg};
-    rc = stack_open(&so, &h->k, inner(err));
+    rc = stack_open(&so, &h->k, hcache_inner(err));
     if (rc == 0)
-        rc = open_tokenizer(h, o->model, inner(err));
+        rc = open_tokenizer(h, o->model, hcache_inner(err));
     if (rc != 0) {
         hcache_close(h);
         return rc;
@@ -187,9 +167,9 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
     size_t count = 0;
     unsigned f = (flags & HCACHE_ADD_SPECIAL ? (unsigned)TOKENIZER_ADD_SPECIAL : 0) |
                  (flags & HCACHE_PARSE_SPECIAL ? (unsigned)TOKENIZER_PARSE_SPECIAL : 0);
-    int rc = need_tokenizer(h, inner(err));
+    int rc = need_tokenizer(h, hcache_inner(err));
     if (rc == 0)
-        rc = tokenizer_encode(h->tokenizer, text, n, f, ids, &count, inner(err));
+        rc = tokenizer_encode(h->tokenizer, text, n, f, ids, &count, hcache_inner(err));
     *n_ids = (int)count;
     return rc;
 }
@@ -197,21 +177,21 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err)
 {
-    int rc = need_tokenizer(h, inner(err));
+    int rc = need_tokenizer(h, hcache_inner(err));
     return rc != 0 ? rc
                    : tokenizer_decode(h->tokenizer, ids, (size_t)n, true, text, n_text,
-                                      inner(err));
+                                      hcache_inner(err));
 }
 
 int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
                        size_t *n_text, struct hcache_err *err)
 {
     if (h->dialog_err.code != 0)
-        return err_set(inner(err), h->dialog_err.code, "%s", h->dialog_err.msg);
+        return err_set(hcache_inner(err), h->dialog_err.code, "%s", h->dialog_err.msg);
     if (h->dialog == NULL)
-        return err_set(inner(err), ERR_UNSUPPORTED, "%s has no chat template",
+        return err_set(hcache_inner(err), ERR_UNSUPPORTED, "%s has no chat template",
                        h->k.model->source);
-    return dialog_render(h->dialog, request, n, text, n_text, inner(err));
+    return dialog_render(h->dialog, request, n, text, n_text, hcache_inner(err));
 }
 
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json)
@@ -233,18 +213,6 @@ const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n)
 void hcache_free(void *p)
 {
     free(p);
-}
-
-/* --- saved state ------------------------------------------------------------------------------ */
-
-void hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
-                       uint8_t (*keys)[32])
-{
-    struct chain c;
-    chain_init(&c, &h->k.fingerprint, salt);
-    chain_extend(&c, ids, n);
-    memcpy(keys, c.keys, (size_t)c.n_chunks * sizeof *keys);
-    chain_deinit(&c);
 }
 
 /* --- generation ------------------------------------------------------------------------------- */
@@ -385,9 +353,9 @@ int hcache_generate(struct hcache *h, const struct hcache_request *r,
     quiet.notify = NULL;
     if (!service_is_started(h->service))
         h->platform = h->k.platform;
-    int rc = make_request(h, r, &q, inner(err));
+    int rc = make_request(h, r, &q, hcache_inner(err));
     if (rc == 0)
-        rc = service_submit(h->service, &q, &quiet, true, &t, inner(err));
+        rc = service_submit(h->service, &q, &quiet, true, &t, hcache_inner(err));
     if (rc != 0)
         return rc;
     struct hcache_delta d;
@@ -420,7 +388,7 @@ void hcache_result_free(struct hcache_result *r)
 
 int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err)
 {
-    return service_start(h->service, max_queue, inner(err));
+    return service_start(h->service, max_queue, hcache_inner(err));
 }
 
 void hcache_serve_stop(struct hcache *h)
@@ -432,8 +400,9 @@ int hcache_submit(struct hcache *h, const struct hcache_request *r,
                   struct hcache_ticket **out, struct hcache_err *err)
 {
     struct request q;
-    int rc = make_request(h, r, &q, inner(err));
-    return rc != 0 ? rc : service_submit(h->service, &q, r, false, out, inner(err));
+    int rc = make_request(h, r, &q, hcache_inner(err));
+    return rc != 0 ? rc
+                   : service_submit(h->service, &q, r, r->durable, out, hcache_inner(err));
 }
 
 void hcache_stats(struct hcache *h, struct hcache_stats *out)

@@ -243,6 +243,7 @@ void schedule_prefill(struct engine *e, struct seq *s)
     if (is_saved(e, s))
         s->save = save_open(e->o.saver, chain_parent(&s->chain, n), &s->req.save,
                             s->n_done);
+    save_set_owner(s->save, store_owner(s->salt));
 }
 
 /* From the device, and from the store where that reaches further. */

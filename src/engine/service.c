@@ -22,6 +22,7 @@ enum { DEFAULT_QUEUE = 64 };
 struct service {
     struct service_opts o;
     pthread_t thread;
+    bool must_join;
     int max_queue;
 
     /* Protects everything below and the shared fields of every ticket. */
@@ -29,6 +30,7 @@ struct service {
     pthread_cond_t work;     /* for the loop: a submission, a cancellation, the end */
     pthread_cond_t progress; /* for those who wait for a ticket */
     bool has_thread, stopping;
+    uint64_t flush_asked, flush_done; /* barriers, by number */
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live;
     struct hcache_stats stats;
@@ -344,22 +346,53 @@ static void service_step(struct service *s)
     end_finished(s);
 }
 
+/* [lock] The saver belongs to the stepping thread: it does what others ask for. */
+static void flush(struct service *s)
+{
+    uint64_t asked = s->flush_asked;
+    pthread_mutex_unlock(&s->lock);
+    if (s->o.saver != NULL)
+        (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
+    pthread_mutex_lock(&s->lock);
+    s->flush_done = asked;
+    pthread_cond_broadcast(&s->progress);
+}
+
+void service_flush(struct service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t mine = ++s->flush_asked;
+    pthread_cond_signal(&s->work);
+    while (s->has_thread && s->flush_done < mine)
+        pthread_cond_wait(&s->progress, &s->lock);
+    if (s->flush_done < mine)
+        flush(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void *service_main(void *arg)
 {
     struct service *s = arg;
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        while (s->queue == NULL && s->live == NULL && !s->stopping)
+        while (s->queue == NULL && s->live == NULL && !s->stopping &&
+               s->flush_asked == s->flush_done)
             pthread_cond_wait(&s->work, &s->lock);
-        if (s->queue == NULL && s->live == NULL)
-            break;
+        if (s->flush_asked != s->flush_done)
+            flush(s);
+        if (s->queue == NULL && s->live == NULL) {
+            if (s->stopping)
+                break;
+            continue;
+        }
         pthread_mutex_unlock(&s->lock);
         service_step(s);
         pthread_mutex_lock(&s->lock);
     }
+    flush(s);
+    s->has_thread = false; /* who asks from here on flushes himself */
+    pthread_cond_broadcast(&s->progress);
     pthread_mutex_unlock(&s->lock);
-    if (s->o.saver != NULL)
-        (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
     return NULL;
 }
 
@@ -411,7 +444,7 @@ int service_start(struct service *s, int max_queue, struct err *err)
     if (rc != 0)
         return err_set(err, -rc, "the engine's thread cannot be started: %s",
                        err_name(-rc));
-    s->has_thread = true;
+    s->has_thread = s->must_join = true;
     return 0;
 }
 
@@ -422,7 +455,7 @@ bool service_is_started(const struct service *s)
 
 void service_stop(struct service *s)
 {
-    if (!s->has_thread)
+    if (!s->must_join)
         return;
     pthread_mutex_lock(&s->lock);
     s->stopping = true;
@@ -430,9 +463,7 @@ void service_stop(struct service *s)
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
-    pthread_mutex_lock(&s->lock);
-    s->has_thread = false;
-    pthread_mutex_unlock(&s->lock);
+    s->must_join = false;
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */

@@ -26,7 +26,7 @@ struct stack_opts {
     int n_dirs;
     bool in_memory;
     struct io *io; /* NULL: the machine's best; else borrowed (a simulated disk) */
-    uint64_t cap_bytes, throttle_bytes_per_s, save_buffer_bytes, staging_bytes;
+    uint64_t cap_bytes, quota_bytes, throttle_bytes_per_s, save_buffer_bytes, staging_bytes;
     bool no_profile; /* tests: the caller fills platform itself */
 
     void (*warn)(void *arg, const char *text);

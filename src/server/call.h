@@ -1,8 +1,9 @@
 /* call.h - one HTTP request on its way through the server; private to src/server.
  *
- * http.c makes it, reads the body, and calls the route's function once, on an HTTP thread.  The
- * function answers at once (call_json, call_text, call_fault) or starts a generation (generation.h),
- * and then the connection sleeps until the engine has something for it. */
+ * http.c makes it, reads the body, and calls the route's function once, on an HTTP thread (or, where it
+ * waits for the disk, on the worker's).  The function answers at once (call_json, call_text, call_fault)
+ * or starts a generation (generation.h), and then the connection sleeps until the engine has something
+ * for it. */
 #ifndef SERVER_CALL_H
 #define SERVER_CALL_H
 
@@ -24,6 +25,7 @@ struct route {
     void (*answer)(struct call *c);
     bool is_public;                               /* needs no key */
     bool needs_model;                             /* 503 while it is loading or draining */
+    bool waits;                                   /* for the disk: the worker answers */
     struct json *(*fault)(const struct fault *f); /* NULL: as OpenAI's API tells it */
 };
 
@@ -32,8 +34,9 @@ struct server {
     char *model_name;
     struct auth *auth;
     struct watcher *watcher;
-    struct memory *memory;               /* of our answers */
-    struct conversations *conversations; /* NULL: none are kept. Borrowed */
+    struct worker *worker;
+    struct memory *memory;                         /* of our answers */
+    _Atomic(struct conversations *) conversations; /* NULL: none are kept. Borrowed */
     struct MHD_Daemon *daemon;
     int port, listen_socket;
     int64_t created_s;
@@ -53,7 +56,7 @@ struct call {
     char tail[256]; /* of the path, behind a route that ends with "/" */
     size_t uri_bytes;
     const char *salt; /* of the key that was shown */
-    bool begun, answered, too_big, is_counted;
+    bool begun, answered, too_big, is_counted, is_watched;
 
     struct textbuf body;
     struct json *json; /* the body, parsed */
@@ -65,6 +68,7 @@ struct call {
     bool close;        /* the connection afterwards */
 
     struct generation *gen; /* NULL: answered at once */
+    atomic_bool is_pending; /* the worker has it */
 
     pthread_mutex_t lock; /* protects: */
     bool asleep, news, gone;
@@ -89,6 +93,8 @@ int call_check_name(struct call *c, const char *name, struct fault *f);
 
 /* Something happened that this call may wait for. Any thread. */
 void call_wake(struct call *c);
+/* The worker has answered it: is_pending ends.  The last touch: the HTTP thread may end the call. */
+void call_done(struct call *c);
 
 /* routes */
 void api_chat(struct call *c);
@@ -99,6 +105,14 @@ void api_responses(struct call *c);     /* POST */
 void api_response(struct call *c);      /* /v1/responses/ID.. */
 void api_conversations(struct call *c); /* GET, POST */
 void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
+void api_cache_stats(struct call *c);
+void api_cache_lookup(struct call *c);
+void api_cache_prefetch(struct call *c);
+void api_cache_pin(struct call *c);
+void api_cache_evict(struct call *c);
+void api_cache_clear(struct call *c);
+void api_cache_flush(struct call *c);
+void api_cache_quota(struct call *c);
 void api_tokenize(struct call *c);
 void api_detokenize(struct call *c);
 void api_health(struct call *c);

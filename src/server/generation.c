@@ -89,6 +89,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .salt = g->salt,
                                .priority = (int)p->priority,
                                .timeout_ms = (int)p->timeout_ms,
+                               .durable = p->durable,
                                .notify = on_notify,
                                .arg = ch};
     return hcache_submit(call_model(g->call), &r, &ch->ticket, err);

@@ -22,13 +22,17 @@
 #include "server/auth.h"
 #include "server/call.h"
 #include "server/generation.h"
+#include "server/keep.h"
 #include "server/memory.h"
+#include "server/worker.h"
 
 enum {
     /* The library's buffer of a connection: bounds the request line and all headers together. */
     CONNECTION_BYTES = 32 << 10,
     MAX_URI_BYTES = 4 << 10,
     BACKLOG = 128,
+    TIDY_PERIOD_S = 5,       /* how late what has expired is erased */
+    MAX_WAITING_CALLS = 256, /* for the disk; others get 503 */
     /* Of remembered answers: turns of a few thousand conversations. */
     MEMORY_ENTRIES = 4096,
     MEMORY_BYTES = 64 << 20,
@@ -99,14 +103,27 @@ struct hcache *call_model(struct call *c)
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-void call_wake(struct call *c)
+static void wake_locked(struct call *c)
 {
-    pthread_mutex_lock(&c->lock);
     c->news = true;
     if (c->asleep) {
         c->asleep = false;
         MHD_resume_connection(c->connection);
     }
+}
+
+void call_wake(struct call *c)
+{
+    pthread_mutex_lock(&c->lock);
+    wake_locked(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void call_done(struct call *c)
+{
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->is_pending, false);
+    wake_locked(c);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -388,8 +405,13 @@ static void dispatch(struct call *c)
         atomic_fetch_add(&c->s->n_active, 1);
         c->is_counted = true;
         watch_deadline(c->watch, 0);
-        c->route->answer(c);
-        return;
+        if (!c->route->waits) {
+            c->route->answer(c);
+            return;
+        }
+        if (worker_take(c->s->worker, c))
+            return;
+        fault_set(&f, 503, "busy", NULL, "too many requests wait for the disk");
     }
     call_fault(c, &f);
 }
@@ -409,10 +431,15 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *m, const cha
         *n_bytes = 0;
         return add_body(c, bytes, n);
     }
-    if (!c->begun) {
+    if (!c->begun)
         dispatch(c);
-        if (c->gen != NULL)
-            watch_on_gone(c->watch, peer_gone, c);
+    while (atomic_load(&c->is_pending)) {
+        if (call_sleep(c))
+            return MHD_YES; /* the library calls again when woken */
+    }
+    if (c->gen != NULL && !c->is_watched) {
+        c->is_watched = true;
+        watch_on_gone(c->watch, peer_gone, c);
     }
     if (c->gen == NULL)
         return send_answer(c);
@@ -439,6 +466,8 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     textbuf_free(&c->body);
     textbuf_free(&c->out);
     json_free(c->json);
+    pthread_mutex_lock(&c->lock); /* call_done may still be on its way out */
+    pthread_mutex_unlock(&c->lock);
     pthread_mutex_destroy(&c->lock);
     free(c);
 }
@@ -547,6 +576,8 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     auth_create(o->api_keys, o->n_api_keys, &s->auth);
     int rc = watcher_create(o->max_connections + BACKLOG, &s->watcher, err);
     if (rc == 0)
+        rc = worker_create(MAX_WAITING_CALLS, TIDY_PERIOD_S, keep_tidy, s, &s->worker, err);
+    if (rc == 0)
         rc = listen_on(s, err);
     if (rc == 0)
         rc = start_daemon(s, err);
@@ -565,7 +596,7 @@ int server_port(const struct server *s)
 
 void server_keep(struct server *s, struct conversations *c)
 {
-    s->conversations = c;
+    atomic_store(&s->conversations, c);
 }
 
 /* What the ids in a file of answers mean. */
@@ -612,8 +643,10 @@ void server_stop(struct server *s)
 {
     if (s == NULL)
         return;
+    worker_stop(s->worker); /* it wakes the calls that it has */
     if (s->daemon != NULL)
         MHD_stop_daemon(s->daemon);
+    worker_destroy(s->worker);
     if (s->listen_socket >= 0)
         close(s->listen_socket);
     watcher_destroy(s->watcher);

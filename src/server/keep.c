@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
 int keep_fault(const struct err *err, struct fault *f)
 {
     switch (err->code) {
@@ -49,15 +53,120 @@ const char *keep_split(char *tail)
     return slash + 1;
 }
 
+/* --- saved state ------------------------------------------------------------------------------- */
+
+/* A chunk is evicted after all that continue it: to pin the last is to pin all. */
+int keep_pin(struct call *c, const struct prompt_ids *prompt, const char *salt,
+             int64_t until_wall_s, int *n_chunks, struct fault *f)
+{
+    struct hcache_err err = {0};
+    int n = prompt->n / 64, rc = 0;
+    uint8_t(*keys)[32] = xmalloc(((size_t)n + 1) * sizeof *keys);
+    hcache_chunk_keys(call_model(c), prompt->ids, prompt->n, salt, keys);
+    if (n > 0)
+        rc = hcache_cache_pin(call_model(c), keys + n - 1, 1, until_wall_s, &err);
+    free(keys);
+    *n_chunks = n;
+    if (rc == 0)
+        return 0;
+    bool is_ours = rc == HCACHE_E_UNSUPPORTED || rc == HCACHE_E_LIMIT;
+    return fault_set(f, is_ours ? 400 : 500, is_ours ? "unsupported_value" : NULL, NULL,
+                     "%s", err.msg);
+}
+
+enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
+
+/* Doomed chunks stand with children before their parents: the last ones of a list are tried first
+ * when it is turned around.  Where one is shared, those before it in its chain are, too; others are not. */
+static int erase_run(struct hcache *h, struct sha256 *keys, int n,
+                     struct hcache_erased *sum, struct hcache_err *err)
+{
+    struct hcache_erased gone;
+    int rc = 0;
+    for (int i = 0; i < n / 2; i++) {
+        struct sha256 k = keys[i];
+        keys[i] = keys[n - 1 - i];
+        keys[n - 1 - i] = k;
+    }
+    while (rc == 0 && n > 0) {
+        rc = hcache_cache_erase(h, (void *)keys, n, &gone, err);
+        sum->n_chunks += gone.n_chunks;
+        sum->n_bytes += gone.n_bytes;
+        sum->n_busy += gone.n_busy;
+        if (gone.n_shared == 0)
+            break;
+        sum->n_shared++;
+        n = (int)gone.n_shared - 1; /* keys[n] is continued by something else */
+    }
+    return rc;
+}
+
+/* One batch of the doomed; *n of them were there. 0, or a code that was told. */
+static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, int *n,
+                     struct hcache_erased *sum)
+{
+    struct err err = {0};
+    struct hcache_err herr = {0};
+    int rc = conversations_doomed(s->conversations, keys, BURY_AT_ONCE, n, &err);
+    if (rc != 0 || *n == 0)
+        return rc;
+    struct sha256 *copy = xmalloc((size_t)*n * sizeof *copy);
+    memcpy(copy, keys, (size_t)*n * sizeof *keys);
+    rc = erase_run(h, copy, *n, sum, &herr);
+    if (rc == HCACHE_E_UNSUPPORTED)
+        rc = 0;                      /* there is no store */
+    if (rc == 0 && sum->n_busy == 0) /* else they are tried again */
+        rc = conversations_buried(s->conversations, keys, *n, &err);
+    if (rc != 0)
+        log_warn("saved state of erased conversations: %s; it is tried again",
+                 err.code != 0 ? err.msg : herr.msg);
+    free(copy);
+    return rc;
+}
+
+struct hcache_erased keep_bury(struct server *s)
+{
+    struct hcache_erased sum = {0};
+    struct hcache *h = atomic_load(&s->h);
+    struct sha256 *keys = xmalloc(BURY_AT_ONCE * sizeof *keys);
+    int n = 0, rc = conversations_doomed(s->conversations, keys, 1, &n, NULL);
+    if (rc == 0 && n > 0) {
+        hcache_cache_flush(h); /* what is on its way is erased, too */
+        n = BURY_AT_ONCE;
+    }
+    while (rc == 0 && n == BURY_AT_ONCE && sum.n_busy == 0)
+        rc = bury_some(s, h, keys, &n, &sum);
+    free(keys);
+    return sum;
+}
+
+void keep_tidy(void *arg)
+{
+    struct server *s = arg;
+    struct err err = {0};
+    struct erased gone;
+    if (atomic_load(&s->h) == NULL || s->conversations == NULL)
+        return;
+    int rc = conversations_expire(s->conversations, clock_wall_s(), EXPIRE_AT_ONCE, &gone,
+                                  &err);
+    if (rc != 0)
+        log_warn("%s", err.msg);
+    else
+        (void)keep_bury(s);
+}
+
 struct json *keep_deleted(struct call *c, const char *id, const char *object,
                           const struct erased *gone)
 {
     struct json *o = json_new_object();
-    (void)c;
+    struct hcache_erased state = keep_bury(c->s);
     json_put_string(o, "id", id);
     json_put_string(o, "object", object);
     json_put_bool(o, "deleted", true);
     json_put_int(o, "erased_turns", gone->n_turns);
     json_put_int(o, "shared_turns", gone->n_shared);
+    json_put_int(o, "erased_chunks", state.n_chunks);
+    json_put_int(o, "shared_chunks", state.n_shared);
+    json_put_int(o, "busy_chunks", state.n_busy);
     return o;
 }

@@ -3,6 +3,7 @@
 #define SERVER_KEEP_H
 
 #include "server/call.h"
+#include "server/generation.h"
 #include "server/items.h"
 
 enum { KEEP_TITLE_BYTES = 80 };
@@ -18,7 +19,16 @@ int keep_page(struct call *c, int default_limit, struct items_page *out, struct 
 /* Cuts "ID/REST" in two; returns REST, "" where there is none. */
 const char *keep_split(char *tail);
 
-/* {"id", "object", "deleted", ...}: and what else is gone. */
+/* Keeps the state of a prompt until then (0: ends that); *n_chunks of it are full chunks. 0, or -1. */
+int keep_pin(struct call *c, const struct prompt_ids *prompt, const char *salt,
+             int64_t until_wall_s, int *n_chunks, struct fault *f);
+
+/* Takes the chunks out of the store that belonged to what was erased, now and before. */
+struct hcache_erased keep_bury(struct server *s);
+/* Erases what is older than the TTL, and buries. arg: a struct server. On the worker's thread. */
+void keep_tidy(void *arg);
+
+/* Buries, and is the answer: {"id", "object", "deleted", ...}. */
 struct json *keep_deleted(struct call *c, const char *id, const char *object,
                           const struct erased *gone);
 

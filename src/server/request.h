@@ -39,6 +39,7 @@ struct gen_params {
     const char *stop[HCACHE_MAX_STOP];
     int n_stop;
     const char *cache_salt; /* NULL: none */
+    bool durable;           /* it ends when its state is on disk */
 
     /* of a response: */
     const char *instructions, *previous;

@@ -39,6 +39,8 @@ struct server_opts {
     uint64_t max_bodies_bytes; /* of all requests together */
     bool plain_chat;           /* chat without a chat template: see docs/SERVER.md */
     const char *answers; /* the file that remembers our answers' tokens; NULL: no file */
+    /* as hcache was opened with: no request may set more; 0: no bound */
+    uint64_t salt_quota_bytes;
 };
 
 int server_start(const struct server_opts *o, struct server **out, struct err *err);

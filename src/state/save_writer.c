@@ -92,6 +92,7 @@ static int append(struct saver *s, const struct save_chunk *c, struct err *err)
     struct store_chunk chunk = {.key = store_chunk_key(&q->parent, c->tokens),
                                 .parent = q->parent,
                                 .fingerprint = s->o.fingerprint,
+                                .owner = q->owner,
                                 .chunk_idx = (uint32_t)c->chunk_idx,
                                 .records = records};
     struct store_hit stored = {0};

@@ -199,6 +199,12 @@ struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
     return q;
 }
 
+void save_set_owner(struct save_seq *q, uint64_t owner)
+{
+    if (q != NULL)
+        q->owner = owner;
+}
+
 void save_drop_ref_locked(struct save_seq *q)
 {
     if (--q->n_refs > 0)

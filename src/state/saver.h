@@ -82,6 +82,8 @@ void saver_stats(struct saver *s, struct saver_stats *out); /* any thread */
  * not saved. */
 struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
                            const struct save_policy *policy, int64_t first_token);
+/* Whose its chunks are (store_owner), before the first rows; else nobody's. */
+void save_set_owner(struct save_seq *q, uint64_t owner);
 /* What has not become a full chunk is dropped. Chunks in the queue are still written. */
 void save_close(struct save_seq *q);
 /* Nothing more comes: gives back the chunks that are not full. What was handed over is still written. */

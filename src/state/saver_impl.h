@@ -29,6 +29,7 @@ struct save_layout {
 };
 
 struct save_seq {
+    uint64_t owner; /* fixed */
     struct saver *saver;
     struct save_policy policy;
     struct save_layout layout;

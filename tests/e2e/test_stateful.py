@@ -68,7 +68,7 @@ def test_continue(tmp):
     check("a response is an object of the API", first["object"] == "response" and first["id"].startswith("resp_") and
           first["status"] in ("completed", "incomplete") and first["usage"]["input_tokens"] > 64, first)
     check("it can be looked at", server.request("GET", "/v1/responses/" + first["id"])[2] == first)
-    time.sleep(0.3)  # its state is committed in the background
+    server.post("/v1/cache/flush", {})
     second = respond(server, "And then?", previous_response_id=first["id"])
     check("a continued response restores its state", second["usage"]["input_tokens_details"]["cached_tokens"] >= 64 and
           second["timings"]["miss"] is None, second)
@@ -251,6 +251,110 @@ def test_bad_input(tmp):
     server.stop()
 
 
+def test_erased_state(tmp):
+    """Chunks go with the last turn that has them, pinned or not, and stay while another has them."""
+    server = Server(MODEL, "--store", os.path.join(tmp, "s"))
+
+    def stored(name):
+        return server.post("/v1/cache/lookup", {"response_id": name})[2]["stored_tokens"]
+    a = respond(server, LONG)
+    b = respond(server, LONG, previous_response_id=a["id"])
+    c = respond(server, LONG + "Or not?", previous_response_id=a["id"])
+    server.post("/v1/cache/flush", {})
+    whole = {r["id"]: stored(r["id"]) for r in (a, b, c)}
+    check("state of all branches is stored", 64 <= whole[a["id"]] < whole[b["id"]], whole)
+    gone = server.request("DELETE", "/v1/responses/" + b["id"])[2]
+    check("a branch takes its own chunks with it", gone["erased_turns"] == 1 and gone["erased_chunks"] >= 1, gone)
+    check("and leaves what others have", stored(a["id"]) == whole[a["id"]] and stored(c["id"]) == whole[c["id"]])
+    again = respond(server, LONG, store=False)
+    check("a prompt that nobody keeps shares them", again["usage"]["input_tokens_details"]["cached_tokens"] >= 64, again)
+    server.post("/v1/cache/pin", {"response_id": c["id"], "ttl": 1000})
+    server.request("DELETE", "/v1/responses/" + a["id"])
+    gone = server.request("DELETE", "/v1/responses/" + c["id"])[2]
+    stats = server.request("GET", "/v1/cache/stats")[2]
+    check("the last one takes all", gone["erased_turns"] == 2 and stats["tiers"][0]["chunks"] == 0 and
+          stats["tiers"][0]["pins"] == 0 and stats["conversations"]["chunks_to_erase"] == 0, (gone, stats))
+    tokens = [int(x) for x in server.post("/tokenize", {"content": LONG})[2]["tokens"]][:64]
+    needle = b"".join(t.to_bytes(4, "little") for t in tokens[8:40])
+    server.stop()
+    left = [f for f in os.listdir(os.path.join(tmp, "s")) if needle in open(os.path.join(tmp, "s", f), "rb").read()]
+    check("no file has its tokens any more", not left, left)
+    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--conversation-ttl", "1")
+    a = respond(server, LONG)
+    v = server.post("/v1/conversations", {"items": [{"role": "user", "content": "x"}]})[2]
+    for _ in range(100):
+        if code(server, "GET", "/v1/responses/" + a["id"]) == 404:
+            break
+        time.sleep(0.1)
+    stats = server.request("GET", "/v1/cache/stats")[2]
+    check("what is too old is erased with its state", code(server, "GET", "/v1/conversations/" + v["id"]) == 404 and
+          stats["tiers"][0]["chunks"] == 0 and stats["conversations"]["turns"] == 0, stats)
+    server.stop()
+
+
+def test_cache(tmp):
+    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--salt-quota", "4M")
+    alice, bob = ({"Authorization": "Bearer " + k} for k in ("alice", "bob"))
+
+    def ask(what, headers=alice, **body):
+        status, _, r = server.post("/v1/cache/" + what, body, headers)
+        return r if status == 200 else (status, r["error"])
+    r = ask("lookup", prompt=LONG)
+    check("lookup: nothing yet, and why", r["stored_tokens"] == 0 and r["restorable_tokens"] >= 64 and r["why"], r)
+    p = ask("prefetch", prompt=LONG)
+    check("prefetch computes and keeps", p["computed_tokens"] == p["prompt_tokens"] and
+          p["committed_tokens"] == p["prompt_tokens"] // 64 * 64, p)
+    r = ask("lookup", prompt=LONG)
+    check("lookup: all of it, where, and which kinds", r["stored_tokens"] == r["restorable_tokens"] and
+          r["tier"] == "disk" and len(r["layers"]) == 4 and r["why"] is None, r)
+    ids = server.post("/tokenize", {"content": LONG}, alice)[2]["tokens"]
+    check("lookup of token ids", ask("lookup", prompt=ids)["stored_tokens"] == r["stored_tokens"])
+    more = ask("lookup", prompt=LONG + LONG)
+    check("lookup of a longer prompt says why not more", more["stored_tokens"] >= 64 and more["why"], more)
+    check("another salt has nothing", ask("lookup", prompt=LONG, cache_salt="x")["stored_tokens"] == 0)
+    check("another key has nothing", ask("lookup", bob, prompt=LONG)["stored_tokens"] == 0)
+    done = server.post("/v1/completions", {"prompt": LONG, "max_tokens": 2, "cache_salt": "x"}, alice)[2]
+    check("a request's cache_salt divides the state", done["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, done)
+    done = server.post("/v1/completions", {"prompt": LONG, "max_tokens": 2}, alice)[2]
+    check("without it, it is found", done["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64, done)
+    messages = [{"role": "user", "content": LONG}]
+    m = ask("prefetch", messages=messages)
+    chat = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 2}, alice)[2]
+    check("prefetch of messages is what a chat restores", m["prompt_tokens"] == chat["usage"]["prompt_tokens"] and
+          chat["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64, (m, chat))
+    pin = ask("pin", prompt=LONG, ttl=60)
+    check("pin", pin["pinned_tokens"] >= 64 and pin["until"] > time.time() + 50, pin)
+    check("unpin", ask("pin", prompt=LONG, ttl=0)["pinned_tokens"] == 0)
+    q = ask("quota", bytes=500000, cache_salt="small")
+    check("quota", q["quota_bytes"] == 500000, q)
+    for i in range(6):
+        ask("prefetch", prompt=f"{i} is a number. " + LONG, cache_salt="small")
+    use = server.request("GET", "/v1/cache/stats?cache_salt=small", None, alice)[2]["salt"]
+    check("a quota holds", 0 < use["used_bytes"] <= 500000, use)
+    check("the server's quota is not lifted", ask("quota", bytes=0)[0] == 400 and ask("quota", bytes=1 << 30)[0] == 400)
+    gone = ask("evict", prompt=LONG)
+    check("evict", gone["erased_chunks"] >= 1 and ask("lookup", prompt=LONG)["stored_tokens"] == 0, gone)
+    ask("prefetch", bob, prompt=LONG)
+    gone = ask("clear", cache_salt="small")
+    check("clear takes one salt", gone["erased_chunks"] >= 1 and ask("lookup", bob, prompt=LONG)["stored_tokens"] >= 64 and
+          server.request("GET", "/v1/cache/stats?cache_salt=small", None, alice)[2]["salt"]["chunks"] == 0, gone)
+    check("flush", ask("flush") == {"object": "cache.flush", "pending_bytes": 0, "saves": True})
+    rows = [("lookup", {}), ("lookup", {"prompt": "x", "messages": messages}), ("lookup", {"prompt": 5}),
+            ("lookup", {"prompt": [1, -1]}), ("lookup", {"prompt": ""}), ("lookup", {"prompt": "x", "promt": 1}),
+            ("pin", {"prompt": "x"}), ("pin", {"prompt": "x", "ttl": -1}), ("quota", {}), ("quota", {"bytes": "x"}),
+            ("clear", {"prompt": "x"})]
+    for what, body in rows:
+        got = ask(what, **body)
+        check(f"refused: {what} {json.dumps(body)[:60]}", isinstance(got, tuple) and got[0] == 400 and got[1]["message"], got)
+    got = ask("lookup", bob, response_id=respond(server, "x", alice)["id"])
+    check("a foreign response is not found", isinstance(got, tuple) and got[0] == 404, got)
+    server.stop()
+    server = Server(MODEL)
+    check("without a store it says so", server.post("/v1/cache/lookup", {"prompt": LONG})[0] == 400 and
+          server.request("GET", "/v1/cache/stats")[2]["tiers"] == [])
+    server.stop()
+
+
 def test_kill(tmp):
     """kill -9 in the middle of a turn: the conversation is at the turn before, or at the new one."""
     rng = random.Random(SEED)
@@ -294,7 +398,8 @@ def test_kill(tmp):
     check("the server stops with status 0", server.stop() == 0)
 
 
-tests = [test_continue, test_stream, test_conversations, test_bad_input, test_kill]
+tests = [test_continue, test_stream, test_conversations, test_bad_input, test_erased_state,
+         test_cache, test_kill]
 for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
     folder = tempfile.mkdtemp(prefix="hcache-stateful.")
     try:

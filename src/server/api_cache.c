@@ -1,0 +1,450 @@
+/* api_cache.c - /v1/cache: what of a prompt is stored, and what is to become of it.
+ *
+ * A prompt is given as `prompt` (a text or token ids, as /v1/completions has it), as `messages` (with
+ * tools and chat_template_kwargs, as chats have them), or as `response_id`: all that was said up to a
+ * kept response.  Everything is about the state of the key that is shown, under `cache_salt`. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/draft.h"
+#include "server/keep.h"
+#include "server/retoken.h"
+#include "server/shape.h"
+
+enum { MAX_TTL_S = 10 * 366 * 86400 };
+
+struct subject {
+    struct prompt_ids prompt;
+    char *salt; /* NULL: none */
+    const char *cache_salt;
+    int64_t ttl_s, bytes; /* -1: not given */
+};
+
+static void subject_deinit(struct subject *s)
+{
+    hcache_free(s->prompt.ids);
+    free(s->salt);
+}
+
+/* --- reading a request ------------------------------------------------------------------------- */
+
+static int read_known(const struct json *body, const char *const *names, struct fault *f)
+{
+    struct json_iter it = json_begin(body);
+    if (json_kind(body) != JSON_KIND_OBJECT)
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
+                         json_kind_name(body));
+    while (json_next(&it)) {
+        int i = 0;
+        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
+            i++;
+        if (names[i] == NULL)
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+    }
+    return 0;
+}
+
+static int take_ids(const struct json *list, struct prompt_ids *out, struct fault *f)
+{
+    out->ids = xmalloc((json_count(list) + 1) * sizeof *out->ids);
+    for (; out->n < (int)json_count(list); out->n++) {
+        int64_t id;
+        if (!json_int_of(json_at(list, (size_t)out->n), &id) || id < 0 || id > INT32_MAX)
+            return fault_set(f, 400, NULL, "prompt", "'prompt' element %d is no token id",
+                             out->n);
+        out->ids[out->n] = (int32_t)id;
+    }
+    return 0;
+}
+
+static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *out,
+                       struct fault *f)
+{
+    struct hcache_err err = {0};
+    size_t n;
+    const char *text = json_string_of(v, &n);
+    if (json_kind(v) == JSON_KIND_ARRAY)
+        return take_ids(v, out, f);
+    if (text == NULL)
+        return fault_set(f, 400, NULL, "prompt", "'prompt' must be a text or token ids");
+    return hcache_encode(call_model(c), text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL,
+                         &out->ids, &out->n, &err) == 0
+               ? 0
+               : fault_set(f, 400, NULL, "prompt", "'prompt': %s", err.msg);
+}
+
+static int from_messages(struct call *c, const struct json *body, struct prompt_ids *out,
+                         struct fault *f)
+{
+    struct hcache_err err = {0};
+    char *text = NULL, what[200];
+    unsigned flags;
+    const struct json *tools = json_member(body, "tools"),
+                      *kwargs = json_member(body, "chat_template_kwargs");
+    struct chat_source source = {.messages = json_member(body, "messages"),
+                                 .tools = json_count(tools) > 0 ? tools : NULL,
+                                 .kwargs = json_count(kwargs) > 0 ? kwargs : NULL,
+                                 .plain = c->s->o.plain_chat};
+    if (prompt_render(call_model(c), &source, &text, &flags, f) != 0)
+        return -1;
+    int rc = retoken_encode(call_model(c), c->s->memory, c->salt, text, strlen(text), flags,
+                            out, what, &err);
+    free(text);
+    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+}
+
+static int from_response(struct call *c, const char *name, struct prompt_ids *out,
+                         struct fault *f)
+{
+    struct err err = {0};
+    struct turn *t = NULL, **path = NULL;
+    int n = 0;
+    if (c->s->conversations == NULL)
+        return keep_none(f);
+    int rc = turn_find(c->s->conversations, call_tenant(c), name, &t, &err);
+    if (rc == 0)
+        rc = turn_path(c->s->conversations, t->row, &path, &n, &err);
+    if (rc == 0) {
+        out->ids = turn_path_tokens(path, n);
+        out->n = path[n - 1]->n_tokens;
+    }
+    turn_path_free(path, n);
+    turn_free(t);
+    return rc == 0 ? 0 : keep_fault(&err, f);
+}
+
+static int read_numbers(const struct json *body, struct subject *s, struct fault *f)
+{
+    struct err err = {0};
+    s->ttl_s = s->bytes = -1;
+    if (json_opt_string(body, "cache_salt", &s->cache_salt, &err) == 0 &&
+        json_opt_int(body, "ttl", 0, MAX_TTL_S, &s->ttl_s, &err) == 0 &&
+        json_opt_int(body, "bytes", 0, INT64_MAX, &s->bytes, &err) == 0)
+        return 0;
+    return fault_set(f, 400, NULL, NULL, "%s", err.msg);
+}
+
+/* Every member of `names` may be there. needs_prompt: one of those that tell a prompt must. */
+static int read_subject(struct call *c, const char *const *names, bool needs_prompt,
+                        struct subject *s, struct fault *f)
+{
+    *s = (struct subject){0};
+    const struct json *body = call_body(c);
+    if (body == NULL || read_known(body, names, f) != 0 || read_numbers(body, s, f) != 0)
+        return -1;
+    s->salt = call_state_salt(c, s->cache_salt);
+    const struct json *prompt = json_member(body, "prompt");
+    const char *response = json_string_of(json_member(body, "response_id"), NULL);
+    int n = (prompt != NULL) + (response != NULL) + (json_member(body, "messages") != NULL);
+    if (!needs_prompt)
+        return 0;
+    if (n != 1)
+        return fault_set(f, 400, NULL, "prompt",
+                         "give one of 'prompt', 'messages' and 'response_id'");
+    int rc = prompt != NULL     ? from_prompt(c, prompt, &s->prompt, f)
+             : response != NULL ? from_response(c, response, &s->prompt, f)
+                                : from_messages(c, body, &s->prompt, f);
+    if (rc == 0 && s->prompt.n == 0)
+        rc = fault_set(f, 400, NULL, "prompt", "the prompt has no tokens");
+    return rc;
+}
+
+#define PROMPT_NAMES                                                                       \
+    "prompt", "messages", "tools", "chat_template_kwargs", "response_id", "cache_salt",    \
+        "model"
+
+static void fail(struct call *c, struct subject *s, const struct fault *f)
+{
+    subject_deinit(s);
+    if (!c->answered) /* the body was no JSON */
+        call_fault(c, f);
+}
+
+static int fault_of(const struct hcache_err *err, struct fault *f)
+{
+    int status = err->code == HCACHE_E_UNSUPPORTED || err->code == HCACHE_E_LIMIT ? 400
+                                                                                  : 500;
+    return fault_set(f, status, status == 400 ? "unsupported_value" : NULL, NULL, "%s",
+                     err->msg);
+}
+
+static struct json *object(const char *name)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "object", name);
+    return o;
+}
+
+/* --- looking ----------------------------------------------------------------------------------- */
+
+void api_cache_lookup(struct call *c)
+{
+    static const char *const names[] = {PROMPT_NAMES, NULL};
+    struct subject s;
+    struct fault f;
+    struct hcache_err err = {0};
+    struct hcache_found found;
+    int rc = read_subject(c, names, true, &s, &f);
+    if (rc == 0 && hcache_cache_lookup(call_model(c), s.prompt.ids, s.prompt.n, s.salt,
+                                       &found, &err) != 0)
+        rc = fault_of(&err, &f);
+    if (rc != 0) {
+        fail(c, &s, &f);
+        return;
+    }
+    struct json *o = object("cache.lookup");
+    json_put_int(o, "prompt_tokens", s.prompt.n);
+    json_put_int(o, "restorable_tokens", found.wanted_tokens);
+    json_put_int(o, "stored_tokens", found.stored_tokens);
+    json_put_string(o, "tier", found.stored_tokens > 0 ? found.tier : NULL);
+    json_put_string(o, "layers", found.stored_tokens > 0 ? found.layers : NULL);
+    json_put_string(o, "why", found.stored_tokens < found.wanted_tokens ? found.why : NULL);
+    call_json(c, 200, o);
+    subject_deinit(&s);
+}
+
+static struct json *counts(const struct hcache_counts *c)
+{
+    struct json *o = json_new_object();
+    for (int i = 0; i < c->n; i++)
+        json_put_int(o, c->at[i].name, (int64_t)c->at[i].count);
+    return o;
+}
+
+static struct json *rates(const struct hcache_stats *st)
+{
+    struct json *o = json_new_object();
+    double all = (double)(st->restored_tokens + st->computed_tokens);
+    json_put_int(o, "restored_tokens", (int64_t)st->restored_tokens);
+    json_put_int(o, "computed_tokens", (int64_t)st->computed_tokens);
+    json_put_real(o, "hit_rate", all > 0 ? (double)st->restored_tokens / all : 0);
+    json_put_int(o, "requests", (int64_t)st->n_ended);
+    json_put_int(o, "restores", (int64_t)st->n_restores);
+    json_put_int(o, "requests_with_a_miss", (int64_t)st->n_misses);
+    json_put_int(o, "running", st->n_running);
+    json_put_int(o, "waiting", st->n_waiting);
+    return o;
+}
+
+static struct json *tier(const struct hcache_cache_stats *k)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "name", k->tier);
+    json_put_int(o, "chunks", (int64_t)k->n_chunks);
+    json_put_int(o, "used_bytes", (int64_t)k->used_bytes);
+    json_put_int(o, "cap_bytes", (int64_t)k->cap_bytes);
+    json_put_int(o, "file_bytes", (int64_t)k->file_bytes);
+    json_put_int(o, "pending_bytes", (int64_t)k->pending_bytes);
+    json_put_int(o, "pins", (int64_t)k->n_pins);
+    json_put_int(o, "chunk_hits", (int64_t)k->n_hits);
+    json_put_int(o, "chunk_misses", (int64_t)k->n_misses);
+    json_put_int(o, "evicted", (int64_t)k->n_evicted);
+    json_put_int(o, "corrupt", (int64_t)k->n_corrupt);
+    json_put_int(o, "written_bytes", (int64_t)k->appended_bytes);
+    json_put_int(o, "read_bytes", (int64_t)k->read_bytes);
+    json_put(o, "misses_by_reason", counts(&k->misses));
+    json_put(o, "evictions_by_reason", counts(&k->evictions));
+    json_put_bool(o, "saves", k->saving_fault == 0);
+    return o;
+}
+
+static struct json *salt_use(const struct hcache_cache_stats *k)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "chunks", (int64_t)k->salt_chunks);
+    json_put_int(o, "used_bytes", (int64_t)k->salt_bytes);
+    json_put_int(o, "quota_bytes", (int64_t)k->salt_quota_bytes);
+    return o;
+}
+
+static void put_conversations(struct json *o, struct call *c)
+{
+    struct conversations_stats st;
+    struct err err = {0};
+    if (c->s->conversations == NULL ||
+        conversations_stats(c->s->conversations, &st, &err) != 0) {
+        json_put_null(o, "conversations");
+        return;
+    }
+    struct json *v = json_new_object();
+    json_put_int(v, "conversations", st.n_conversations);
+    json_put_int(v, "turns", st.n_turns);
+    json_put_int(v, "used_bytes", (int64_t)st.used_bytes);
+    json_put_int(v, "chunks_to_erase", st.n_doomed);
+    json_put(o, "conversations", v);
+}
+
+void api_cache_stats(struct call *c)
+{
+    struct hcache_cache_stats k;
+    struct hcache_stats st;
+    struct json *o = object("cache.stats"), *tiers = json_new_array();
+    char *salt = call_state_salt(c, call_query(c, "cache_salt"));
+    hcache_cache_stats(call_model(c), salt, &k);
+    hcache_stats(call_model(c), &st);
+    if (k.tier != NULL)
+        json_push(tiers, tier(&k));
+    json_put(o, "tiers", tiers);
+    json_put(o, "prompts", rates(&st));
+    json_put(o, "salt", salt_use(&k));
+    put_conversations(o, c);
+    call_json(c, 200, o);
+    free(salt);
+}
+
+/* --- computing ahead --------------------------------------------------------------------------- */
+
+static struct json *prefetched(struct generation *g)
+{
+    const struct hcache_result *r = &g->choice[0].result;
+    struct json *o = object("cache.prefetch");
+    json_put_int(o, "prompt_tokens", r->prompt_tokens);
+    json_put_int(o, "cached_tokens", r->cached_tokens);
+    json_put_int(o, "computed_tokens", r->prompt_tokens - r->cached_tokens);
+    json_put_int(o, "committed_tokens", r->committed_tokens);
+    json_put(o, "timings", shape_timings(g, &g->choice[0]));
+    return o;
+}
+
+static const struct dialect prefetch = {.answer = prefetched};
+
+void api_cache_prefetch(struct call *c)
+{
+    static const char *const names[] = {PROMPT_NAMES, NULL};
+    struct gen_params p = {.kind = REQUEST_COMPLETION, .n = 1, .durable = true};
+    struct subject s;
+    struct fault f;
+    if (read_subject(c, names, true, &s, &f) != 0) {
+        fail(c, &s, &f);
+        return;
+    }
+    p.cache_salt = s.cache_salt;
+    free(s.salt);
+    generation_start(c, &prefetch, NULL, &p, &s.prompt, 1, NULL, "");
+}
+
+/* --- keeping and erasing ------------------------------------------------------------------------ */
+
+void api_cache_pin(struct call *c)
+{
+    static const char *const names[] = {PROMPT_NAMES, "ttl", NULL};
+    struct subject s;
+    struct fault f;
+    int chunks = 0;
+    int64_t until = 0;
+    int rc = read_subject(c, names, true, &s, &f);
+    if (rc == 0 && s.ttl_s < 0)
+        rc = fault_set(&f, 400, NULL, "ttl", "'ttl' is missing: seconds; 0 ends a pin");
+    if (rc == 0) {
+        until = s.ttl_s > 0 ? clock_wall_s() + s.ttl_s : 0;
+        rc = keep_pin(c, &s.prompt, s.salt, until, &chunks, &f);
+    }
+    if (rc != 0) {
+        fail(c, &s, &f);
+        return;
+    }
+    struct json *o = object("cache.pin");
+    json_put_int(o, "prompt_tokens", s.prompt.n);
+    json_put_int(o, "pinned_tokens", until > 0 ? 64 * (int64_t)chunks : 0);
+    json_put_int(o, "until", until);
+    call_json(c, 200, o);
+    subject_deinit(&s);
+}
+
+static void answer_erased(struct call *c, const char *name,
+                          const struct hcache_erased *gone)
+{
+    struct json *o = object(name);
+    json_put_int(o, "erased_chunks", gone->n_chunks);
+    json_put_int(o, "erased_bytes", gone->n_bytes);
+    json_put_int(o, "shared_chunks", gone->n_shared);
+    json_put_int(o, "busy_chunks", gone->n_busy);
+    call_json(c, 200, o);
+}
+
+void api_cache_evict(struct call *c)
+{
+    static const char *const names[] = {PROMPT_NAMES, NULL};
+    struct subject s;
+    struct fault f;
+    struct hcache_err err = {0};
+    struct hcache_erased gone = {0};
+    int rc = read_subject(c, names, true, &s, &f);
+    if (rc == 0) {
+        int n = s.prompt.n / 64;
+        uint8_t(*keys)[32] = xmalloc(((size_t)n + 1) * sizeof *keys);
+        hcache_chunk_keys(call_model(c), s.prompt.ids, s.prompt.n, s.salt, keys);
+        hcache_cache_flush(call_model(c)); /* what is on its way is erased, too */
+        if (hcache_cache_erase(call_model(c), keys, n, &gone, &err) != 0)
+            rc = fault_of(&err, &f);
+        free(keys);
+    }
+    if (rc != 0) {
+        fail(c, &s, &f);
+        return;
+    }
+    answer_erased(c, "cache.evict", &gone);
+    subject_deinit(&s);
+}
+
+void api_cache_clear(struct call *c)
+{
+    static const char *const names[] = {"cache_salt", NULL};
+    struct subject s;
+    struct fault f;
+    struct hcache_err err = {0};
+    struct hcache_erased gone = {0};
+    int rc = read_subject(c, names, false, &s, &f);
+    if (rc == 0) {
+        hcache_cache_flush(call_model(c));
+        if (hcache_cache_clear(call_model(c), s.salt, &gone, &err) != 0)
+            rc = fault_of(&err, &f);
+    }
+    if (rc != 0) {
+        fail(c, &s, &f);
+        return;
+    }
+    answer_erased(c, "cache.clear", &gone);
+    subject_deinit(&s);
+}
+
+void api_cache_flush(struct call *c)
+{
+    struct hcache_cache_stats k;
+    struct json *o = object("cache.flush");
+    hcache_cache_flush(call_model(c));
+    hcache_cache_stats(call_model(c), NULL, &k);
+    json_put_int(o, "pending_bytes", (int64_t)k.pending_bytes);
+    json_put_bool(o, "saves", k.tier != NULL && k.saving_fault == 0);
+    call_json(c, 200, o);
+}
+
+/* A client may bound itself, but not lift the bound that the server was started with. */
+void api_cache_quota(struct call *c)
+{
+    static const char *const names[] = {"cache_salt", "bytes", NULL};
+    struct subject s;
+    struct fault f;
+    uint64_t most = c->s->o.salt_quota_bytes;
+    int rc = read_subject(c, names, false, &s, &f);
+    if (rc == 0 && s.bytes < 0)
+        rc = fault_set(&f, 400, NULL, "bytes", "'bytes' is missing; 0 is no bound");
+    if (rc == 0 && most > 0 && (s.bytes == 0 || (uint64_t)s.bytes > most))
+        rc = fault_set(&f, 400, NULL, "bytes",
+                       "'bytes' must be 1 to %llu, the bound of this server (--salt-quota)",
+                       (unsigned long long)most);
+    if (rc != 0) {
+        fail(c, &s, &f);
+        return;
+    }
+    struct hcache_cache_stats k;
+    hcache_cache_quota(call_model(c), s.salt, (uint64_t)s.bytes);
+    hcache_cache_stats(call_model(c), s.salt, &k);
+    struct json *o = salt_use(&k);
+    json_put_string(o, "object", "cache.quota");
+    call_json(c, 200, o);
+    subject_deinit(&s);
+}
