@@ -319,7 +319,8 @@ struct hcache_delta {
     const struct hcache_logprob *logprobs;
     const char *text; /* whole characters, no part of a stop string */
     size_t n_text;
-    bool ended; /* nothing will follow */
+    bool ended;        /* nothing will follow */
+    int cached_tokens; /* of the prompt; 0 before the first token */
 };
 /* Never waits.  *out points to the ticket's memory, until the next read.  One reader per ticket. */
 void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out);

@@ -112,6 +112,11 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                               .max_sequences = o->max_sequences > 0 ? o->max_sequences : 1,
                               .max_context = context_of(h),
                               .load_ms = (double)(clock_now_ns() - t0) * 1e-6};
+    struct store_stats st;
+    if (h->k.store != NULL) {
+        store_stats(h->k.store, &st);
+        vo.tier = st.tier;
+    }
     service_create(&vo, &h->service);
     h->platform = h->k.platform;
     if (o->verbose)

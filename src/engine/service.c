@@ -186,6 +186,7 @@ static int on_token(void *arg, int32_t id)
     pthread_mutex_lock(&t->service->lock);
     CHECK(t->n_ids < t->req.max_tokens);
     t->ids[t->n_ids++] = id;
+    t->n_cached = seq_outcome(t->seq)->n_cached;
     ticket_append(t, text, n);
     if (t->t_last != 0)
         hist_add(&t->service->stats.tbt, (double)(now - t->t_last) * 1e-9);
@@ -225,6 +226,8 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
         (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
     ticket_describe(t);
     t->result.timings.load_ms = s->o.load_ms;
+    if (t->result.cached_tokens > t->result.device_tokens)
+        t->result.tier = s->o.tier;
     if (t->seq != NULL)
         engine_remove(s->o.engine, t->seq);
     t->seq = NULL;
@@ -585,7 +588,8 @@ void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
                                  .n_ids = t->n_ids - t->n_ids_read,
                                  .text = t->piece,
                                  .n_text = n,
-                                 .ended = t->state == TICKET_ENDED};
+                                 .ended = t->state == TICKET_ENDED,
+                                 .cached_tokens = t->n_cached};
     if (t->wants_logprobs)
         out->logprobs = t->logprobs + (size_t)t->n_ids_read * width;
     t->n_ids_read = t->n_ids;

@@ -19,7 +19,8 @@ struct service_opts {
     struct store *store;               /* NULL: none */
     const struct tokenizer *tokenizer; /* NULL: no text */
     int n_vocab, max_sequences, max_context;
-    double load_ms; /* for results */
+    double load_ms;   /* for results, */
+    const char *tier; /* as is where restores come from; NULL: no store */
 };
 
 void service_create(const struct service_opts *o, struct service **out);

@@ -55,7 +55,7 @@ struct hcache_ticket {
     enum ticket_state state;
     bool cancel, stopped, given_up;
     int32_t *ids; /* [max_tokens] */
-    int n_ids;
+    int n_ids, n_cached;
     struct hcache_logprob *logprobs; /* [max_tokens][1 + n_top] */
     char *text;
     size_t n_text, text_cap;

@@ -25,6 +25,10 @@ const struct route routes[] = {
     {"/v1/cache/clear", "POST", api_cache_clear, .needs_model = true, .waits = true},
     {"/v1/cache/flush", "POST", api_cache_flush, .needs_model = true, .waits = true},
     {"/v1/cache/quota", "POST", api_cache_quota, .needs_model = true, .waits = true},
+    {"/v1/messages", "POST", api_messages, .needs_model = true,
+     .fault = api_messages_fault},
+    {"/v1/messages/count_tokens", "POST", api_count_tokens, .needs_model = true,
+     .fault = api_messages_fault},
     {"/v1/models", "GET", api_models, .needs_model = true},
     {"/v1/models/", "GET", api_model, .needs_model = true},
     {"/tokenize", "POST", api_tokenize, .needs_model = true},
@@ -218,10 +222,12 @@ void api_health(struct call *c)
 
 static struct json *body_schema(const struct route *r)
 {
-    unsigned kind = r->answer == api_chat          ? REQUEST_CHAT
-                    : r->answer == api_completions ? REQUEST_COMPLETION
-                    : r->answer == api_responses   ? REQUEST_RESPONSE
-                                                   : 0;
+    unsigned kind = r->answer == api_chat           ? REQUEST_CHAT
+                    : r->answer == api_completions  ? REQUEST_COMPLETION
+                    : r->answer == api_responses    ? REQUEST_RESPONSE
+                    : r->answer == api_messages     ? REQUEST_MESSAGE
+                    : r->answer == api_count_tokens ? REQUEST_COUNT
+                                                    : 0;
     struct json *schema = json_new_object();
     json_put_string(schema, "type", "object");
     if (kind != 0) {

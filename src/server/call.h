@@ -105,6 +105,9 @@ void api_responses(struct call *c);     /* POST */
 void api_response(struct call *c);      /* /v1/responses/ID.. */
 void api_conversations(struct call *c); /* GET, POST */
 void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
+void api_messages(struct call *c);
+void api_count_tokens(struct call *c);
+struct json *api_messages_fault(const struct fault *f);
 void api_cache_stats(struct call *c);
 void api_cache_lookup(struct call *c);
 void api_cache_prefetch(struct call *c);

@@ -204,6 +204,7 @@ static int take_result(struct choice *ch, struct fault *f)
 static void read_choice(struct choice *ch, struct hcache_delta *d)
 {
     hcache_ticket_read(ch->ticket, d);
+    ch->n_cached = d->cached_tokens;
     if (d->logprobs != NULL)
         textbuf_add(&ch->logprobs, d->logprobs,
                     (size_t)d->n_ids * (size_t)(1 + ch->gen->params.n_top) *

@@ -80,7 +80,8 @@ static void put_lanes(struct json *o, const char *key, const struct hcache_lanes
 struct json *restoration_json(const struct hcache_result *r, const char *what)
 {
     struct json *o = json_new_object(), *parts = json_new_array();
-    push_part(parts, 0, r->cached_tokens, r->tier != NULL ? r->tier : "store");
+    push_part(parts, 0, r->device_tokens, "device");
+    push_part(parts, r->device_tokens, r->cached_tokens, r->tier);
     push_part(parts, r->cached_tokens, r->prompt_tokens, "computed");
     json_put_int(o, "prompt_tokens", r->prompt_tokens);
     json_put_int(o, "cached_tokens", r->cached_tokens);

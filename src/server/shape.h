@@ -10,6 +10,7 @@ struct choice {
     struct generation *gen;
     struct hcache_ticket *ticket;
     int index, n_prompt;
+    int n_cached; /* of the prompt, once a token was read */
     bool started; /* its first chunk was sent */
     bool finished;
     struct hcache_result result;

@@ -63,7 +63,7 @@ def tokens_in(db, name):
 
 def test_continue(tmp):
     store = os.path.join(tmp, "s")
-    server = Server(MODEL, "--store", store)
+    server = Server(MODEL, "--store", store, "--no-reuse")
     first = respond(server, LONG)
     check("a response is an object of the API", first["object"] == "response" and first["id"].startswith("resp_") and
           first["status"] in ("completed", "incomplete") and first["usage"]["input_tokens"] > 64, first)

@@ -1,0 +1,631 @@
+/* api_messages.c - /v1/messages: Anthropic's shape of a chat, and how many tokens one has.
+ *
+ * Stateless, as in the original: the whole conversation comes with every request.  cache_control marks a
+ * beginning of the prompt whose state is to be kept: it is pinned for its TTL when the answer ends.  What
+ * is not marked is saved and restored all the same; it is only evicted earlier. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/keep.h"
+#include "server/prompt.h"
+#include "server/retoken.h"
+#include "server/shape.h"
+
+enum { MAX_BREAKPOINTS = 4 }; /* as in the original API */
+
+struct breakpoint {
+    size_t n_messages; /* chat messages that it comes after */
+    int ttl_s;
+    int n_tokens; /* of the prompt's beginning */
+};
+
+struct dialog_text {
+    struct json *messages, *tools; /* as chats have them; tools NULL: none */
+    struct breakpoint at[MAX_BREAKPOINTS];
+    int n;
+};
+
+struct message {
+    char id[NAME_BYTES];
+    struct breakpoint at[MAX_BREAKPOINTS];
+    int n;
+    bool has_begun, is_open; /* message_start; a block of text */
+    int n_blocks;
+};
+
+static void drop(void *own)
+{
+    free(own);
+}
+
+/* --- reading ----------------------------------------------------------------------------------- */
+
+static int bad(struct fault *f, const char *param, const char *what)
+{
+    return fault_set(f, 400, NULL, param, "'%s': %s", param, what);
+}
+
+/* {"type": "ephemeral", "ttl": "5m"}; n_messages: how many it comes after. */
+static int read_mark(const struct json *v, size_t n_messages, struct dialog_text *d,
+                     struct fault *f)
+{
+    const char *type = json_string_of(json_member(v, "type"), NULL);
+    const char *ttl = json_string_of(json_member(v, "ttl"), NULL);
+    bool is_hour = ttl != NULL && strcmp(ttl, "1h") == 0;
+    if (json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    if (type == NULL || strcmp(type, "ephemeral") != 0 ||
+        (json_member(v, "ttl") != NULL && !is_hour &&
+         (ttl == NULL || strcmp(ttl, "5m") != 0)))
+        return bad(f, "cache_control",
+                   "it must be {\"type\": \"ephemeral\"}, with a ttl of 5m or 1h if any");
+    if (d->n == MAX_BREAKPOINTS)
+        return bad(f, "cache_control", "at most 4 are allowed");
+    d->at[d->n++] = (struct breakpoint){n_messages, is_hour ? 3600 : 300, 0};
+    return 0;
+}
+
+static const char *type_of(const struct json *block)
+{
+    const char *type = json_string_of(json_member(block, "type"), NULL);
+    return type != NULL ? type : "";
+}
+
+/* A text, or blocks that are text, one behind the other. */
+static int read_texts(const struct json *v, const char *param, size_t n_messages,
+                      struct textbuf *out, struct dialog_text *d, struct fault *f)
+{
+    size_t n;
+    const char *text = json_string_of(v, &n);
+    if (text != NULL)
+        textbuf_add(out, text, n);
+    if (text != NULL || json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return bad(f, param, "it must be a text or a list of text blocks");
+    for (size_t i = 0; i < json_count(v); i++) {
+        const struct json *block = json_at(v, i);
+        text = json_string_of(json_member(block, "text"), &n);
+        if (strcmp(type_of(block), "text") != 0 || text == NULL)
+            return fault_set(f, 400, "unsupported_value", param,
+                             "'%s': a block of type '%.40s' is not supported here", param,
+                             type_of(block));
+        textbuf_add(out, text, n);
+        if (read_mark(json_member(block, "cache_control"), n_messages, d, f) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void push_message(struct dialog_text *d, const char *role,
+                         const struct textbuf *text, struct json *calls)
+{
+    struct json *m = json_new_object();
+    json_put_string(m, "role", role);
+    json_put_bytes(m, "content", text->p != NULL ? text->p : "", text->n);
+    if (calls != NULL)
+        json_put(m, "tool_calls", calls);
+    json_push(d->messages, m);
+}
+
+/* What a tool gave: a message of its own. */
+static int read_tool_result(const struct json *block, struct dialog_text *d,
+                            struct fault *f)
+{
+    const char *id = json_string_of(json_member(block, "tool_use_id"), NULL);
+    struct textbuf text = {0};
+    size_t next = json_count(d->messages) + 1;
+    if (id == NULL)
+        return bad(f, "messages", "a tool_result needs a 'tool_use_id'");
+    int rc = read_texts(json_member(block, "content"), "messages", next, &text, d, f);
+    if (rc == 0) {
+        struct json *m = json_new_object();
+        json_put_string(m, "role", "tool");
+        json_put_string(m, "tool_call_id", id);
+        json_put_bytes(m, "content", text.p != NULL ? text.p : "", text.n);
+        json_push(d->messages, m);
+        rc = read_mark(json_member(block, "cache_control"), next, d, f);
+    }
+    textbuf_free(&text);
+    return rc;
+}
+
+static int read_tool_use(const struct json *block, struct json *calls, struct fault *f)
+{
+    const char *id = json_string_of(json_member(block, "id"), NULL);
+    const char *name = json_string_of(json_member(block, "name"), NULL);
+    const struct json *input = json_member(block, "input");
+    if (id == NULL || name == NULL || json_kind(input) != JSON_KIND_OBJECT)
+        return bad(f, "messages", "a tool_use needs 'id', 'name' and an object 'input'");
+    struct json *call = json_new_object(), *function = json_new_object();
+    char *arguments = json_text(input, 0);
+    json_put_string(call, "id", id);
+    json_put_string(call, "type", "function");
+    json_put_string(function, "name", name);
+    json_put_string(function, "arguments", arguments);
+    json_put(call, "function", function);
+    json_push(calls, call);
+    free(arguments);
+    return 0;
+}
+
+static int read_block(const struct json *block, const char *role, struct textbuf *text,
+                      struct json *calls, struct dialog_text *d, struct fault *f)
+{
+    size_t n, next = json_count(d->messages) + 1;
+    const char *type = type_of(block), *t = json_string_of(json_member(block, "text"), &n);
+    bool is_user = strcmp(role, "user") == 0;
+    if (strcmp(type, "tool_result") == 0 && is_user)
+        return read_tool_result(block, d, f);
+    if (strcmp(type, "text") == 0 && t != NULL)
+        textbuf_add(text, t, n);
+    else if (strcmp(type, "tool_use") != 0 || is_user)
+        return fault_set(
+            f, 400, "unsupported_value", "messages",
+            "'messages': a block of type '%.40s' is not supported in a message "
+            "of the %s",
+            type, role);
+    else if (read_tool_use(block, calls, f) != 0)
+        return -1;
+    return read_mark(json_member(block, "cache_control"), next, d, f);
+}
+
+static int read_message(const struct json *m, struct dialog_text *d, struct fault *f)
+{
+    const char *role = json_string_of(json_member(m, "role"), NULL);
+    const struct json *content = json_member(m, "content");
+    struct textbuf text = {0};
+    struct json *calls = json_new_array();
+    size_t n;
+    int rc = 0;
+    const char *whole = json_string_of(content, &n);
+    if (role == NULL || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
+        rc = bad(f, "messages", "every message needs a role, user or assistant");
+    else if (whole == NULL && json_kind(content) != JSON_KIND_ARRAY)
+        rc = bad(f, "messages", "'content' must be a text or a list of blocks");
+    if (rc == 0 && whole != NULL)
+        textbuf_add(&text, whole, n);
+    for (size_t i = 0; rc == 0 && whole == NULL && i < json_count(content); i++)
+        rc = read_block(json_at(content, i), role, &text, calls, d, f);
+    bool has_calls = json_count(calls) > 0;
+    bool only_results = whole == NULL && text.n == 0 && !has_calls &&
+                        json_count(content) > 0;
+    if (rc == 0 && !only_results)
+        push_message(d, role, &text, has_calls ? json_share(calls) : NULL);
+    json_free(calls);
+    textbuf_free(&text);
+    return rc;
+}
+
+/* {"name", "description", "input_schema"} as chats have it. */
+static int read_tool(const struct json *tool, struct dialog_text *d, struct fault *f)
+{
+    const char *type = json_string_of(json_member(tool, "type"), NULL);
+    const struct json *schema = json_member(tool, "input_schema");
+    if ((type != NULL && strcmp(type, "custom") != 0) ||
+        json_string_of(json_member(tool, "name"), NULL) == NULL)
+        return fault_set(
+            f, 400, "unsupported_value", "tools",
+            "'tools': only tools with a name and an input_schema are supported");
+    struct json *o = json_new_object(), *function = json_new_object();
+    json_put_string(o, "type", "function");
+    json_put(function, "name", json_share(json_member(tool, "name")));
+    if (json_member(tool, "description") != NULL)
+        json_put(function, "description", json_share(json_member(tool, "description")));
+    json_put(function, "parameters",
+             schema != NULL ? json_share(schema) : json_new_object());
+    json_put(o, "function", function);
+    json_push(d->tools, o);
+    return read_mark(json_member(tool, "cache_control"), 0, d, f);
+}
+
+static void dialog_deinit(struct dialog_text *d)
+{
+    json_free(d->messages);
+    json_free(d->tools);
+}
+
+static int read_dialog(const struct gen_params *p, struct dialog_text *d, struct fault *f)
+{
+    struct textbuf system = {0};
+    *d = (struct dialog_text){.messages = json_new_array()};
+    d->tools = p->tools != NULL ? json_new_array() : NULL;
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < json_count(p->tools); i++)
+        rc = read_tool(json_at(p->tools, i), d, f);
+    if (rc == 0 && p->system != NULL)
+        rc = read_texts(p->system, "system", 1, &system, d, f);
+    if (rc == 0 && system.n > 0)
+        push_message(d, "system", &system, NULL);
+    textbuf_free(&system);
+    if (rc == 0 &&
+        (json_kind(p->messages) != JSON_KIND_ARRAY || json_count(p->messages) == 0))
+        rc = bad(f, "messages", "it must be a list of messages");
+    for (size_t i = 0; rc == 0 && i < json_count(p->messages); i++)
+        rc = read_message(json_at(p->messages, i), d, f);
+    if (rc == 0 && p->cache_control != NULL)
+        rc = read_mark(p->cache_control, json_count(d->messages), d, f);
+    const struct json *last = json_at(p->messages, json_count(p->messages) - 1);
+    const char *role = json_string_of(json_member(last, "role"), NULL);
+    if (rc == 0 && strcmp(role, "user") != 0)
+        rc = fault_set(
+            f, 400, "unsupported_value", "messages",
+            "'messages': the last one must be the user's; an answer that is begun "
+            "by the client is not supported");
+    return rc;
+}
+
+/* --- the prompt -------------------------------------------------------------------------------- */
+
+static int render(struct call *c, const struct json *messages, const struct dialog_text *d,
+                  const struct json *kwargs, char **text, unsigned *flags, struct fault *f)
+{
+    struct chat_source source = {.messages = messages,
+                                 .tools = d->tools,
+                                 .kwargs = kwargs,
+                                 .plain = c->s->o.plain_chat};
+    return prompt_render(call_model(c), &source, text, flags, f);
+}
+
+/* How many of the prompt's tokens come before a breakpoint: as far as the prompt of the messages before
+ * it reads alike.  Where those alone are no conversation that the template takes, all of them do. */
+static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_messages,
+                         const struct json *kwargs, const struct prompt_ids *prompt)
+{
+    struct json *list = json_new_array(), *ask = json_new_object();
+    struct prompt_ids part = {0};
+    struct hcache_err err = {0};
+    struct fault f;
+    char *text = NULL, what[200];
+    unsigned flags;
+    int same = 0;
+    for (size_t i = 0; i < n_messages && i < json_count(d->messages); i++)
+        json_push(list, json_share(json_at(d->messages, i)));
+    const char *role = json_string_of(
+        json_member(json_at(list, json_count(list) - 1), "role"), NULL);
+    json_put_string(ask, "role", "user");
+    json_put_string(ask, "content", "?");
+    if (role == NULL || strcmp(role, "user") != 0)
+        json_push(list, json_share(ask));
+    json_free(ask);
+    int rc = render(c, list, d, kwargs, &text, &flags, &f);
+    if (rc == 0)
+        rc = retoken_encode(call_model(c), c->s->memory, c->salt, text, strlen(text), flags,
+                            &part, what, &err);
+    while (rc == 0 && same < part.n && same < prompt->n &&
+           part.ids[same] == prompt->ids[same])
+        same++;
+    hcache_free(part.ids);
+    free(text);
+    json_free(list);
+    return rc == 0 ? same : prompt->n;
+}
+
+static int make_prompt(struct call *c, const struct gen_params *p, struct dialog_text *d,
+                       struct prompt_ids *prompt, char **text, char *what, struct fault *f)
+{
+    struct hcache_err err = {0};
+    unsigned flags = 0;
+    int rc = read_dialog(p, d, f);
+    if (rc == 0)
+        rc = render(c, d->messages, d, p->kwargs, text, &flags, f);
+    if (rc == 0 && retoken_encode(call_model(c), c->s->memory, c->salt, *text,
+                                  strlen(*text), flags, prompt, what, &err) != 0)
+        rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+    for (int i = 0; rc == 0 && i < d->n; i++)
+        d->at[i].n_tokens = tokens_before(c, d, d->at[i].n_messages, p->kwargs, prompt);
+    return rc;
+}
+
+/* --- the answer -------------------------------------------------------------------------------- */
+
+/* The stop string that ended the text; NULL: none did. */
+static const char *stop_of(const struct generation *g, const struct choice *ch)
+{
+    struct textbuf all = {0};
+    const struct hcache_result *r = &ch->result;
+    const char *found = NULL;
+    for (int i = 0; i < r->n_tokens; i++) {
+        size_t n;
+        const char *bytes = hcache_token_bytes(call_model(g->call), r->token_ids[i], &n);
+        textbuf_add(&all, bytes, bytes != NULL ? n : 0);
+    }
+    for (int i = 0; i < g->params.n_stop && found == NULL; i++) {
+        size_t n = strlen(g->params.stop[i]);
+        if (all.n >= r->n_text + n && memcmp(all.p + r->n_text, g->params.stop[i], n) == 0)
+            found = g->params.stop[i];
+    }
+    textbuf_free(&all);
+    return found;
+}
+
+static void put_stop(struct json *o, const struct generation *g, const struct choice *ch)
+{
+    const char *stop = stop_of(g, ch);
+    json_put_string(o, "stop_reason",
+                    ch->calls != NULL                          ? "tool_use"
+                    : strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
+                    : stop != NULL                             ? "stop_sequence"
+                                                               : "end_turn");
+    json_put_string(o, "stop_sequence", ch->calls == NULL ? stop : NULL);
+}
+
+/* Every token of the prompt counts once: read from the cache, put into it by cache_control, or else. */
+static struct json *usage(const struct generation *g, int n_cached, int n_output)
+{
+    const struct message *m = g->own;
+    struct json *o = json_new_object(), *made = json_new_object();
+    int prompt = g->choice[0].n_prompt, before = 0, by_ttl[2] = {0, 0};
+    for (int i = 0; i < m->n; i++) {
+        int end = m->at[i].n_tokens / 64 * 64;
+        int from = n_cached > before ? n_cached : before;
+        by_ttl[m->at[i].ttl_s > 300] += end > from ? end - from : 0;
+        before = end > before ? end : before;
+    }
+    json_put_int(o, "input_tokens", prompt - n_cached - by_ttl[0] - by_ttl[1]);
+    json_put_int(o, "cache_creation_input_tokens", by_ttl[0] + by_ttl[1]);
+    json_put_int(o, "cache_read_input_tokens", n_cached);
+    json_put_int(made, "ephemeral_5m_input_tokens", by_ttl[0]);
+    json_put_int(made, "ephemeral_1h_input_tokens", by_ttl[1]);
+    json_put(o, "cache_creation", made);
+    json_put_int(o, "output_tokens", n_output);
+    json_put_string(o, "service_tier", "standard");
+    return o;
+}
+
+static struct json *text_block(const char *text, size_t n)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "type", "text");
+    json_put_bytes(o, "text", text, n);
+    return o;
+}
+
+/* with_input: else it follows as a delta. */
+static struct json *tool_block(const struct choice *ch, int i, bool with_input)
+{
+    const struct json *call = json_at(json_member(ch->calls, "tool_calls"), (size_t)i);
+    struct json *o = json_new_object(), *input = NULL;
+    size_t n;
+    const char *arguments = json_string_of(json_member(call, "arguments"), &n);
+    char id[80];
+    shape_id(ch, i, id);
+    if (!with_input || arguments == NULL ||
+        json_parse(&input, arguments, n, "arguments", NULL) != 0)
+        input = json_new_object();
+    json_put_string(o, "type", "tool_use");
+    json_put_string(o, "id", id);
+    json_put(o, "name", json_share(json_member(call, "name")));
+    json_put(o, "input", input);
+    return o;
+}
+
+static struct json *envelope(const struct generation *g)
+{
+    const struct message *m = g->own;
+    struct json *o = json_new_object();
+    json_put_string(o, "id", m->id);
+    json_put_string(o, "type", "message");
+    json_put_string(o, "role", "assistant");
+    json_put_string(o, "model", g->call->s->model_name);
+    return o;
+}
+
+static struct json *answer(struct generation *g)
+{
+    const struct choice *ch = &g->choice[0];
+    struct json *o = envelope(g), *content = json_new_array();
+    size_t n = ch->result.n_text;
+    const char *text = ch->result.text;
+    if (ch->calls != NULL)
+        text = json_string_of(json_member(ch->calls, "content"), &n);
+    if (n > 0 || ch->calls == NULL)
+        json_push(content, text_block(text, n));
+    for (size_t i = 0; i < json_count(json_member(ch->calls, "tool_calls")); i++)
+        json_push(content, tool_block(ch, (int)i, true));
+    json_put(o, "content", content);
+    put_stop(o, g, ch);
+    json_put(o, "usage", usage(g, ch->result.cached_tokens, ch->result.n_tokens));
+    json_put(o, "timings", shape_timings(g, ch));
+    return o;
+}
+
+/* --- the stream -------------------------------------------------------------------------------- */
+
+static void event(const char *type, struct json *o, struct textbuf *out)
+{
+    json_put_string(o, "type", type);
+    textbuf_addf(out, "event: %s\n", type);
+    sse_json(out, o);
+}
+
+/* With the first token, since only then it is known what came from the cache. */
+static void start(struct generation *g, struct textbuf *out)
+{
+    struct message *m = g->own;
+    struct json *o = json_new_object(), *message = envelope(g);
+    if (m->has_begun)
+        return;
+    m->has_begun = true;
+    json_put(message, "content", json_new_array());
+    json_put_null(message, "stop_reason");
+    json_put_null(message, "stop_sequence");
+    json_put(message, "usage", usage(g, g->choice[0].n_cached, 1));
+    json_put(o, "message", message);
+    event("message_start", o, out);
+}
+
+static void open_block(struct message *m, struct json *block, struct textbuf *out)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "index", m->n_blocks);
+    json_put(o, "content_block", block);
+    event("content_block_start", o, out);
+}
+
+static void delta(struct message *m, const char *type, const char *key, const char *text,
+                  size_t n, struct textbuf *out)
+{
+    struct json *o = json_new_object(), *d = json_new_object();
+    json_put_int(o, "index", m->n_blocks);
+    json_put_string(d, "type", type);
+    json_put_bytes(d, key, text, n);
+    json_put(o, "delta", d);
+    event("content_block_delta", o, out);
+}
+
+static void close_block(struct message *m, struct textbuf *out)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "index", m->n_blocks++);
+    event("content_block_stop", o, out);
+    m->is_open = false;
+}
+
+static void piece(struct generation *g, struct choice *ch, const char *text, size_t n,
+                  struct textbuf *out)
+{
+    struct message *m = g->own;
+    (void)ch;
+    start(g, out);
+    if (!m->is_open)
+        open_block(m, text_block("", 0), out);
+    m->is_open = true;
+    delta(m, "text_delta", "text", text, n, out);
+}
+
+static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct message *m = g->own;
+    const struct json *calls = json_member(ch->calls, "tool_calls");
+    start(g, out);
+    if (m->is_open)
+        close_block(m, out);
+    for (size_t i = 0; i < json_count(calls); i++) {
+        size_t n;
+        const char *arguments = json_string_of(json_member(json_at(calls, i), "arguments"),
+                                               &n);
+        open_block(m, tool_block(ch, (int)i, false), out);
+        delta(m, "input_json_delta", "partial_json", arguments, n, out);
+        close_block(m, out);
+    }
+}
+
+static void close_stream(struct generation *g, struct textbuf *out)
+{
+    const struct choice *ch = &g->choice[0];
+    struct json *o = json_new_object(), *d = json_new_object();
+    put_stop(d, g, ch);
+    json_put(o, "delta", d);
+    json_put(o, "usage", usage(g, ch->result.cached_tokens, ch->result.n_tokens));
+    json_put(o, "timings", shape_timings(g, ch));
+    event("message_delta", o, out);
+    event("message_stop", json_new_object(), out);
+}
+
+/* --- faults and pins --------------------------------------------------------------------------- */
+
+struct json *api_messages_fault(const struct fault *f)
+{
+    struct json *o = json_new_object(), *e = json_new_object();
+    json_put_string(o, "type", "error");
+    json_put_string(e, "type",
+                    f->status == 503   ? "overloaded_error"
+                    : f->status >= 500 ? "api_error"
+                    : f->status == 413 ? "request_too_large"
+                                       : f->type);
+    json_put_string(e, "message", f->message);
+    json_put(o, "error", e);
+    return o;
+}
+
+static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
+{
+    (void)g;
+    event("error", api_messages_fault(f), out);
+}
+
+/* A pin that cannot be set harms no answer: without it state is evicted earlier. */
+static int keep(struct generation *g, struct fault *f)
+{
+    const struct message *m = g->own;
+    int64_t now = clock_wall_s();
+    for (int i = 0; i < m->n; i++) {
+        struct prompt_ids part = {g->prompt.ids, m->at[i].n_tokens};
+        int n_chunks;
+        if (keep_pin(g->call, &part, g->salt, now + m->at[i].ttl_s, &n_chunks, f) != 0 &&
+            f->status != 400)
+            log_warn("cache_control: %s", f->message);
+    }
+    return 0;
+}
+
+static const struct dialect messages = {.answer = answer,
+                                        .piece = piece,
+                                        .end = end,
+                                        .close = close_stream,
+                                        .fault = tell_fault,
+                                        .keep = keep,
+                                        .drop = drop};
+
+/* --- the routes -------------------------------------------------------------------------------- */
+
+void api_messages(struct call *c)
+{
+    struct gen_params p;
+    struct dialog_text d = {0};
+    struct prompt_ids prompt = {0};
+    struct fault f;
+    char *text = NULL, what[200] = "";
+    const struct json *body = call_body(c);
+    if (body == NULL)
+        return;
+    int rc = request_parse(body, REQUEST_MESSAGE, &p, &f);
+    if (rc == 0)
+        rc = call_check_name(c, p.model, &f);
+    if (rc == 0)
+        rc = make_prompt(c, &p, &d, &prompt, &text, what, &f);
+    if (rc == 0) {
+        struct message *m = xcalloc(1, sizeof *m);
+        conversations_name("msg", m->id);
+        memcpy(m->at, d.at, sizeof m->at);
+        m->n = d.n;
+        generation_start(c, &messages, m, &p, &prompt, 1, text, what);
+    } else {
+        hcache_free(prompt.ids);
+        free(text);
+        call_fault(c, &f);
+    }
+    dialog_deinit(&d);
+}
+
+void api_count_tokens(struct call *c)
+{
+    struct gen_params p;
+    struct dialog_text d = {0};
+    struct prompt_ids prompt = {0};
+    struct fault f;
+    char *text = NULL, what[200] = "";
+    const struct json *body = call_body(c);
+    if (body == NULL)
+        return;
+    int rc = request_parse(body, REQUEST_COUNT, &p, &f);
+    if (rc == 0)
+        rc = call_check_name(c, p.model, &f);
+    if (rc == 0)
+        rc = make_prompt(c, &p, &d, &prompt, &text, what, &f);
+    if (rc == 0) {
+        struct json *o = json_new_object();
+        json_put_int(o, "input_tokens", prompt.n);
+        call_json(c, 200, o);
+    } else {
+        call_fault(c, &f);
+    }
+    hcache_free(prompt.ids);
+    free(text);
+    dialog_deinit(&d);
+}
