@@ -208,8 +208,8 @@ struct hcache_result {
         save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
     struct hcache_plan plan;
     struct hcache_timings timings;
-    const char
-        *tier; /* what was restored came from here: "dram", "disk"; NULL: nothing was */
+    int device_tokens; /* of cached_tokens: they were still in the KV cache; */
+    const char *tier;  /* the others came from here: "dram", "disk"; NULL: there are none */
     struct hcache_lanes predicted, measured;
 };
 
