@@ -93,6 +93,8 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
     int rc = need_store(h, hcache_inner(err));
     if (rc == 0 && n > 0)
         rc = store_erase(h->k.store, (const void *)keys, n, &gone, hcache_inner(err));
+    if (gone.n_chunks > 0)
+        service_flush(h->service, true);
     *out = (struct hcache_erased){.n_chunks = (int64_t)gone.n_chunks,
                                   .n_bytes = (int64_t)gone.n_bytes,
                                   .n_shared = (int64_t)gone.n_shared,
@@ -137,7 +139,7 @@ int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased 
 
 void hcache_cache_flush(struct hcache *h)
 {
-    service_flush(h->service);
+    service_flush(h->service, false);
 }
 
 /* --- quotas and counts ------------------------------------------------------------------------- */

@@ -237,6 +237,11 @@ int engine_add(struct engine *e, const struct request *r, struct seq **out, stru
     return 0;
 }
 
+void engine_forget_saved(struct engine *e)
+{
+    kv_pool_unmark_saved(e->pool);
+}
+
 void engine_remove(struct engine *e, struct seq *s)
 {
     int i = 0;

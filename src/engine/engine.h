@@ -104,6 +104,8 @@ const struct outcome *seq_outcome(const struct seq *s);
 int64_t seq_committed_tokens(const struct seq *s);
 /* Why it is saved no further. */
 enum save_end seq_save_end(const struct seq *s);
+/* Saved state was erased: what the KV cache holds of it is to be saved anew before it is continued. */
+void engine_forget_saved(struct engine *e);
 /* Ends a sequence in any state and frees its blocks. */
 void engine_remove(struct engine *e, struct seq *s);
 

@@ -31,6 +31,7 @@ struct service {
     pthread_cond_t progress; /* for those who wait for a ticket */
     bool has_thread, stopping;
     uint64_t flush_asked, flush_done; /* barriers, by number */
+    bool was_erased;                  /* the engine is to know */
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live;
     struct hcache_stats stats;
@@ -353,7 +354,11 @@ static void service_step(struct service *s)
 static void flush(struct service *s)
 {
     uint64_t asked = s->flush_asked;
+    bool was_erased = s->was_erased;
+    s->was_erased = false;
     pthread_mutex_unlock(&s->lock);
+    if (was_erased)
+        engine_forget_saved(s->o.engine);
     if (s->o.saver != NULL)
         (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
     pthread_mutex_lock(&s->lock);
@@ -361,9 +366,10 @@ static void flush(struct service *s)
     pthread_cond_broadcast(&s->progress);
 }
 
-void service_flush(struct service *s)
+void service_flush(struct service *s, bool was_erased)
 {
     pthread_mutex_lock(&s->lock);
+    s->was_erased = s->was_erased || was_erased;
     uint64_t mine = ++s->flush_asked;
     pthread_cond_signal(&s->work);
     while (s->has_thread && s->flush_done < mine)

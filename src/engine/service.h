@@ -41,8 +41,9 @@ int service_submit(struct service *s, const struct request *q,
 /* Until the ticket has something to read or has ended: steps the engine where there is no thread. */
 void service_run(struct service *s, struct hcache_ticket *t);
 
-/* Returns when all that was computed before is durable, or has failed. Any thread. */
-void service_flush(struct service *s);
+/* Returns when all that was computed before is durable, or has failed.  was_erased: and the engine knows
+ * that saved state is gone. Any thread. */
+void service_flush(struct service *s, bool was_erased);
 
 void service_stats(struct service *s, struct hcache_stats *out);
 

@@ -321,3 +321,9 @@ void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks)
     for (; t->n_saved < n_blocks; t->n_saved++)
         p->prefix->node[t->blocks[t->n_saved]].saved = true;
 }
+
+void kv_pool_unmark_saved(struct kv_pool *p)
+{
+    for (int32_t b = 0; p->prefix != NULL && b < p->opts.n_blocks; b++)
+        p->prefix->node[b].saved = false;
+}

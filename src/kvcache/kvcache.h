@@ -95,5 +95,7 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
                    const int32_t *tokens, int64_t n_done);
 /* The first n_blocks of t are saved, or on their way: those that are known are marked as such. */
 void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks);
+/* Saved state was erased: no known block counts as saved any more. */
+void kv_pool_unmark_saved(struct kv_pool *p);
 
 #endif

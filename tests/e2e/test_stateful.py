@@ -334,6 +334,9 @@ def test_cache(tmp):
     check("the server's quota is not lifted", ask("quota", bytes=0)[0] == 400 and ask("quota", bytes=1 << 30)[0] == 400)
     gone = ask("evict", prompt=LONG)
     check("evict", gone["erased_chunks"] >= 1 and ask("lookup", prompt=LONG)["stored_tokens"] == 0, gone)
+    p = ask("prefetch", prompt=LONG)
+    check("what was evicted is saved again", p["committed_tokens"] >= 64 and
+          ask("lookup", prompt=LONG)["stored_tokens"] == p["committed_tokens"], p)
     ask("prefetch", bob, prompt=LONG)
     gone = ask("clear", cache_salt="small")
     check("clear takes one salt", gone["erased_chunks"] >= 1 and ask("lookup", bob, prompt=LONG)["stored_tokens"] >= 64 and
