@@ -140,7 +140,8 @@ struct hcache_request {
     const char *salt; /* state is shared only among requests with equal salts */
     int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
     int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
-    bool durable; /* the end waits until what was saved is durable; hcache_generate always does */
+    bool
+        durable; /* the end waits until what was saved is durable; hcache_generate always does */
     /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
     const char *save;
     /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
@@ -208,8 +209,9 @@ struct hcache_result {
         save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
     struct hcache_plan plan;
     struct hcache_timings timings;
-    int device_tokens; /* of cached_tokens: they were still in the KV cache; */
-    const char *tier;  /* the others came from here: "dram", "disk"; NULL: there are none */
+    const char
+        *tier; /* cached tokens came from here, where not from the device: "dram", "disk";
+                         NULL: there are none */
     struct hcache_lanes predicted, measured;
 };
 
@@ -274,9 +276,7 @@ struct hcache_cache_stats {
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
     /* since it was opened */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
-    struct hcache_count misses[HCACHE_MAX_COUNTS],
-        evictions[HCACHE_MAX_COUNTS]; /* by reason */
-    int n_miss_reasons, n_evict_reasons;
+    struct hcache_counts misses, evictions; /* by reason */
     int saving_fault; /* 0, or the error after which nothing is saved any more */
     /* of the salt */
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes;

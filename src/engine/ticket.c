@@ -173,7 +173,6 @@ void ticket_describe(struct hcache_ticket *t)
     r->logits_digest = o->logits_digest;
     r->restored_bytes = o->restore.read_bytes;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
-    r->device_tokens = o->n_device;
     describe_plan(&o->plan, &r->plan);
     describe_timings(o, t->t_admit - t->t_submit, &r->timings);
 }

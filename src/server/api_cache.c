@@ -217,10 +217,12 @@ static struct json *counts(const struct hcache_counts *c)
 static struct json *rates(const struct hcache_stats *st)
 {
     struct json *o = json_new_object();
-    double all = (double)(st->restored_tokens + st->computed_tokens);
+    double cached = (double)(st->device_tokens + st->restored_tokens);
+    double all = cached + (double)st->computed_tokens;
+    json_put_int(o, "device_tokens", (int64_t)st->device_tokens);
     json_put_int(o, "restored_tokens", (int64_t)st->restored_tokens);
     json_put_int(o, "computed_tokens", (int64_t)st->computed_tokens);
-    json_put_real(o, "hit_rate", all > 0 ? (double)st->restored_tokens / all : 0);
+    json_put_real(o, "hit_rate", all > 0 ? cached / all : 0);
     json_put_int(o, "requests", (int64_t)st->n_ended);
     json_put_int(o, "restores", (int64_t)st->n_restores);
     json_put_int(o, "requests_with_a_miss", (int64_t)st->n_misses);
