@@ -2,6 +2,7 @@
 # Installs the distribution packages that are missing (Debian 12; root, or sudo).  Silent and quick
 # where nothing is missing.
 #   tools/setup.sh          what building, testing and the demo need
+#   tools/setup.sh --clients   and .venv/ with the official clients that tests/e2e use, no more
 #   tools/setup.sh --dev    and what only development needs (clang, coverage, tracing), and .venv/ with
 #                           the official clients and the browser's driver that tests/e2e use
 set -euo pipefail
@@ -17,7 +18,8 @@ want=("${packages[@]}")
 case ${1:-} in
 '') ;;
 --dev) want+=("${dev[@]}") ;;
-*) fail "unknown argument \"$1\" (allowed: --dev)" ;;
+--clients) want+=(python3-venv) ;;
+*) fail "unknown argument \"$1\" (allowed: --dev, --clients)" ;;
 esac
 
 command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand what Debian 12 calls: ${want[*]}"
@@ -28,10 +30,12 @@ for p in "${want[@]}"; do
 done
 
 make_venv() {
-    [ "${1:-}" = --dev ] || return 0
-    .venv/bin/python -c 'import openai, selenium' 2>/dev/null && return 0
+    local want=("openai>=2.0" "anthropic>=0.70") modules='openai, anthropic'
+    [ -n "${1:-}" ] || return 0
+    [ "$1" = --clients ] || { want+=("selenium>=4.20") modules+=', selenium'; }
+    .venv/bin/python -c "import $modules" 2>/dev/null && return 0
     echo "setup: making .venv"
-    python3 -m venv .venv && .venv/bin/pip install -q "openai>=1.50" "selenium>=4.20" || fail "could not make .venv"
+    python3 -m venv .venv && .venv/bin/pip install -q "${want[@]}" || fail "could not make .venv"
 }
 cd "$(dirname "$0")/.."
 if [ ${#missing[@]} -eq 0 ]; then
