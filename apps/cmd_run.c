@@ -10,8 +10,11 @@
 #include "base/opt.h"
 #include "format/json.h"
 #include "hcache.h"
+#include "server/talk.h"
 
 struct run_args {
+    const char *conversation;
+    bool plain_chat;
     const char *model, *prompt, *prompt_file, *token_ids, *dtype, *weights, *device, *save,
         *plan, *salt;
     struct opt_list store;
@@ -41,6 +44,13 @@ static const struct opt options[] = {
      .help = "a file with the prompt's token ids, separated by space or comma"},
     {"interactive", OPT(struct run_args, interactive), .letter = 'i',
      .help = "go on with a line from the terminal after every answer"},
+    {"conversation", OPT(struct run_args, conversation), .arg = "NAME",
+     .help =
+         "with -i: go on with the kept conversation of that title or id, or begin one; the "
+         "server's are the same"},
+    {"plain-chat", OPT(struct run_args, plain_chat),
+     .help =
+         "with --conversation, where the model has no chat template: lines \"role: text\""},
     {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N",
      .def = "128", .min = 0, .max = 1 << 20, .help = "generate at most N tokens"},
     {"temperature", OPT(struct run_args, temperature), .arg = "T", .def = "0", .hi = 100,
@@ -96,6 +106,7 @@ static const struct opt_cmd cmd = {
     .positionals = positionals,
     .options = options,
     .examples = "  hcache run models/demo -p 'Hello' --store /var/tmp/state\n"
+                "  hcache run models/demo -i --conversation birds --store /var/tmp/state\n"
                 "  hcache run synth:bench-220m --token-ids ids.txt --json\n",
     .values_bytes = sizeof(struct run_args),
 };
@@ -280,24 +291,29 @@ static void print_summary(const struct hcache_result *r)
         fprintf(stderr, "saving ended early: %s\n", r->save_stopped);
 }
 
+static struct hcache_request request_of(struct run_args *a)
+{
+    return (struct hcache_request){.max_tokens = a->max_tokens,
+                                   .ignore_eos = a->ignore_eos,
+                                   .temperature = (float)a->temperature,
+                                   .top_p = (float)a->top_p,
+                                   .min_p = (float)a->min_p,
+                                   .top_k = a->top_k,
+                                   .seed = (uint64_t)a->seed,
+                                   .salt = a->salt,
+                                   .save = a->save,
+                                   .plan = a->plan,
+                                   .on_token = print_token,
+                                   .arg = a};
+}
+
 static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
                   struct hcache_err *err)
 {
-    struct hcache_request q = {.prompt = p->ids,
-                               .n_prompt = p->n,
-                               .max_tokens = a->max_tokens,
-                               .ignore_eos = a->ignore_eos,
-                               .temperature = (float)a->temperature,
-                               .top_p = (float)a->top_p,
-                               .min_p = (float)a->min_p,
-                               .top_k = a->top_k,
-                               .seed = (uint64_t)a->seed,
-                               .salt = a->salt,
-                               .save = a->save,
-                               .plan = a->plan,
-                               .on_token = print_token,
-                               .arg = a};
+    struct hcache_request q = request_of(a);
     struct hcache_result r;
+    q.prompt = p->ids;
+    q.n_prompt = p->n;
     int rc = hcache_generate(h, &q, &r, err);
     if (rc != 0)
         return rc;
@@ -338,8 +354,83 @@ static int run(struct hcache *h, struct run_args *a, struct hcache_err *err)
     return rc;
 }
 
+/* --- a kept conversation ------------------------------------------------------------------------ */
+
+static int say(struct talk *t, struct run_args *a, const char *line, struct err *err)
+{
+    struct hcache_request q = request_of(a);
+    struct hcache_result r;
+    int rc = talk_say(t, line, &q, &r, err);
+    if (rc != 0)
+        return rc;
+    putchar('\n');
+    if (a->verbose)
+        print_summary(&r);
+    hcache_result_free(&r);
+    return 0;
+}
+
+static void greet(const struct talk *t, const char *name)
+{
+    char *last = talk_last_answer(t);
+    if (talk_n_turns(t) == 0)
+        fprintf(stderr, "'%s' begins.\n", name);
+    else
+        fprintf(stderr, "'%s' goes on after %d turns. The last answer was:\n%s\n", name,
+                talk_n_turns(t), last != NULL ? last : "(none)");
+    free(last);
+}
+
+/* A line, a turn; empty lines say nothing. */
+static int talk_on(struct talk *t, struct run_args *a, struct err *err)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    int rc = a->prompt != NULL ? say(t, a, a->prompt, err) : 0;
+    while (rc == 0 && (fputs("> ", stderr), getline(&line, &cap, stdin) > 0)) {
+        line[strcspn(line, "\r\n")] = 0;
+        if (line[0] != 0)
+            rc = say(t, a, line, err);
+    }
+    free(line);
+    return rc;
+}
+
+static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_err *out)
+{
+    char path[4096];
+    struct talk *t = NULL;
+    struct err err = {0};
+    struct conversations *c = NULL;
+    struct conversations_opts o = {.path = path};
+    snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->store.items[0]);
+    int rc = conversations_open(&o, &c, &err);
+    struct talk_opts to = {.h = h,
+                           .conversations = c,
+                           .model_name = a->model,
+                           .salt = a->salt,
+                           .plain = a->plain_chat};
+    if (rc == 0)
+        rc = talk_open(&to, a->conversation, &t, &err);
+    if (rc == 0) {
+        greet(t, a->conversation);
+        rc = talk_on(t, a, &err);
+    }
+    talk_close(t);
+    conversations_close(c);
+    out->code = rc;
+    snprintf(out->msg, sizeof out->msg, "%s", err.msg);
+    return rc;
+}
+
 static int check_args(const struct run_args *a)
 {
+    bool in_memory = a->store.n == 0 || strcmp(a->store.items[0], "memory") == 0;
+    if (a->conversation != NULL && (!a->interactive || in_memory))
+        return opt_usage(&cmd, "--conversation needs -i and --store DIR");
+    if (a->conversation != NULL && (a->prompt_file != NULL || a->token_ids != NULL))
+        return opt_usage(&cmd, "--conversation takes its prompts from the terminal, and a "
+                               "first one from --prompt");
     int n = (a->prompt != NULL) + (a->prompt_file != NULL) + (a->token_ids != NULL);
     if (n > 1)
         return opt_usage(&cmd, "give one of --prompt, --prompt-file and --token-ids");
@@ -379,7 +470,9 @@ int cmd_run(int argc, char **argv)
                             .throttle_bytes_per_s = a.throttle,
                             .verbose = a.verbose};
     int rc = hcache_open(&o, &h, &err);
-    if (rc == 0)
+    if (rc == 0 && a.conversation != NULL)
+        rc = run_conversation(h, &a, &err);
+    else if (rc == 0)
         rc = run(h, &a, &err);
     if (rc != 0)
         code = fail(&err);

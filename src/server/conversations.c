@@ -24,7 +24,6 @@
 
 /* EXCLUSIVE is the two-process lock, too.  secure_delete overwrites what is erased. */
 static const char schema[] =
-    "PRAGMA locking_mode = EXCLUSIVE;"
     "PRAGMA journal_mode = WAL;"
     "PRAGMA synchronous = FULL;"
     "PRAGMA secure_delete = ON;"
@@ -241,6 +240,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     int rc = o->path != NULL ? make_private(path, err) : 0;
     if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK)
         rc = db_err(c, "open", err);
+    if (rc == 0) /* before the first read: then there is no file for shared memory */
+        rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
     if (rc == 0)
         rc = check_version(c, err);
     if (rc == 0)
@@ -328,11 +329,10 @@ static int no_conversation(const char *name, struct err *err)
     return err_set(err, ERR_NOT_FOUND, "there is no conversation '%.80s'", name);
 }
 
-static int find(struct conversations *c, const char *tenant, const char *name,
-                struct conversation *out, struct err *err)
+static int find_by(struct conversations *c, const char *sql, const char *tenant,
+                   const char *name, struct conversation *out, struct err *err)
 {
-    sqlite3_stmt *st = db_begin(
-        c, "SELECT " COLUMNS " FROM conversation WHERE name = ?1 AND tenant = ?2", err);
+    sqlite3_stmt *st = db_begin(c, sql, err);
     if (st == NULL)
         return err->code;
     db_bind_text(st, 1, name);
@@ -344,12 +344,33 @@ static int find(struct conversations *c, const char *tenant, const char *name,
     return rc > 0 ? 0 : rc < 0 ? rc : no_conversation(name, err);
 }
 
+static int find(struct conversations *c, const char *tenant, const char *name,
+                struct conversation *out, struct err *err)
+{
+    static const char sql[] = "SELECT " COLUMNS
+                              " FROM conversation WHERE name = ?1 AND tenant = ?2";
+    return find_by(c, sql, tenant, name, out, err);
+}
+
 int conversation_find(struct conversations *c, const char *tenant, const char *name,
                       struct conversation *out, struct err *err)
 {
     struct err local = {0};
     pthread_mutex_lock(&c->lock);
     int rc = find(c, tenant, name, out, err != NULL ? err : &local);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+int conversation_find_title(struct conversations *c, const char *tenant, const char *title,
+                            struct conversation *out, struct err *err)
+{
+    static const char sql[] = "SELECT " COLUMNS
+                              " FROM conversation WHERE title = ?1 AND tenant = ?2"
+                              " ORDER BY updated_s DESC, id DESC LIMIT 1";
+    struct err local = {0};
+    pthread_mutex_lock(&c->lock);
+    int rc = find_by(c, sql, tenant, title, out, err != NULL ? err : &local);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }

@@ -122,6 +122,9 @@ int conversation_add(struct conversations *c, const char *tenant, const char *na
                      struct conversation *out, struct err *err);
 int conversation_find(struct conversations *c, const char *tenant, const char *name,
                       struct conversation *out, struct err *err);
+/* The last used one of that title. */
+int conversation_find_title(struct conversations *c, const char *tenant, const char *title,
+                            struct conversation *out, struct err *err);
 /* NULL leaves title or metadata as they are. */
 int conversation_set(struct conversations *c, int64_t row, const char *title,
                      const char *metadata, struct err *err);

@@ -8,13 +8,14 @@ import random
 import shutil
 import sqlite3
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, Stream  # noqa: E402
+from serve_client import HC, Server, Stream  # noqa: E402
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "12"))
@@ -358,6 +359,49 @@ def test_cache(tmp):
     server.stop()
 
 
+def test_run(tmp):
+    """`hcache run -i --conversation`: the same conversations, in the terminal."""
+    store = os.path.join(tmp, "s")
+
+    def talk(lines, *options, kill_after=None):
+        p = subprocess.Popen([HC, "run", MODEL, "-i", "--conversation", "birds", "--store", store, "-v", *options],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if kill_after is None:
+            out, err = p.communicate("".join(line + "\n" for line in lines).encode(), timeout=60)
+            return p.returncode, out.decode(), err.decode()
+        p.stdin.write("".join(line + "\n" for line in lines).encode())
+        p.stdin.flush()
+        p.stdout.read(kill_after)
+        p.kill()
+        p.communicate()
+        return p.returncode, "", ""
+    code1, out1, err1 = talk([LONG, "", "My name is Bob."])
+    check("two turns", code1 == 0 and "begins" in err1 and out1.count("\n") == 2, (code1, out1, err1))
+    code2, out2, err2 = talk(["What is my name?"])
+    check("quit, go on: the state is restored", code2 == 0 and "after 2 turns" in err2 and
+          out1.strip().split("\n")[-1] in err2 and " 0 restored" not in err2.split("prompt tokens,")[1], (out2, err2))
+    talk(["Go on.", LONG + LONG], "--ignore-eos", "--max-tokens", "60", kill_after=70)
+    server = Server(MODEL, "--store", store)
+    listed = server.request("GET", "/v1/conversations")[2]["data"]
+    check("the server has it, killed or not at a turn's end", len(listed) == 1 and listed[0]["title"] == "birds" and
+          listed[0]["turns"] in (3, 4, 5), listed)
+    items = server.request("GET", f"/v1/conversations/{listed[0]['id']}/items?order=asc&limit=100")[2]["data"]
+    check("with what was said", [i["content"][0]["text"] for i in items[:5:2]] == [LONG, "My name is Bob.", "What is my name?"] and
+          items[5]["content"][0]["text"] == out2.rstrip("\n"), items)
+    got = server.request("GET", "/v1/responses/" + items[0]["response_id"])[2]
+    check("and its responses", got["object"] == "response" and got["status"] == "completed", got)
+    r = respond(server, "Are you still there?", conversation=listed[0]["id"])
+    status = subprocess.run([HC, "run", MODEL, "-i", "--conversation", "birds", "--store", store], input=b"", capture_output=True)
+    check("not while another process has it", status.returncode == 1 and b"in use" in status.stderr, status)
+    server.stop()
+    code3, out3, err3 = talk([])
+    check("and the terminal what the server answered", text_of(r) in err3, err3)
+    for options in (["--conversation", "x"], ["-i", "--conversation", "x"],
+                    ["-i", "--conversation", "x", "--store", "memory"]):
+        p = subprocess.run([HC, "run", MODEL, *options], input=b"", capture_output=True)
+        check(f"refused: {' '.join(options)}", p.returncode == 2 and b"--store" in p.stderr + p.stdout, p)
+
+
 def test_kill(tmp):
     """kill -9 in the middle of a turn: the conversation is at the turn before, or at the new one."""
     rng = random.Random(SEED)
@@ -402,7 +446,7 @@ def test_kill(tmp):
 
 
 tests = [test_continue, test_stream, test_conversations, test_bad_input, test_erased_state,
-         test_cache, test_kill]
+         test_cache, test_run, test_kill]
 for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
     folder = tempfile.mkdtemp(prefix="hcache-stateful.")
     try:
