@@ -2,12 +2,16 @@
  *
  * The text is cut into windows of --context tokens; every window is computed on its own and its
  * second half is scored, so that each scored token has at least half a window of context. (The usual
- * way for models of a fixed context; figures are comparable at equal windows only.) */
+ * way for models of a fixed context; figures are comparable at equal windows only.)
+ *
+ * The logits of the scored positions can be kept, and others compared with them by their divergence:
+ * what 8-bit weights change is seen by that long before perplexity tells. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "apps/cmds.h"
+#include "apps/ppl_reference.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/opt.h"
@@ -17,7 +21,7 @@
 #include "model/tokenizer.h"
 
 struct ppl_args {
-    const char *model, *file, *dtype, *device;
+    const char *model, *file, *dtype, *weights, *device, *logits_out, *kl_against;
     int threads, context, max_windows;
     bool json;
 };
@@ -30,6 +34,7 @@ static const struct opt positionals[] = {
 };
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 
 static const struct opt options[] = {
@@ -38,6 +43,12 @@ static const struct opt options[] = {
     {"max-windows", OPT(struct ppl_args, max_windows), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 30, .help = "stop after N windows; 0 is the whole text"},
     {"dtype", OPT(struct ppl_args, dtype), .choices = dtypes, .help = "state dtype"},
+    {"weights", OPT(struct ppl_args, weights), .choices = weight_kinds, .def = "checkpoint",
+     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
+    {"logits-out", OPT(struct ppl_args, logits_out), .arg = "FILE",
+     .help = "keep the logits of all scored positions (4 bytes times the vocabulary each)"},
+    {"kl-against", OPT(struct ppl_args, kl_against), .arg = "FILE",
+     .help = "logits that --logits-out kept: print the mean divergence KL(kept || these)"},
     {"threads", OPT(struct ppl_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
     {"device", OPT(struct ppl_args, device), .choices = devices, .def = "cpu",
@@ -53,7 +64,9 @@ static const struct opt_cmd cmd = {
                "half is scored.",
     .positionals = positionals,
     .options = options,
-    .examples = "  hcache ppl models/demo text.txt --context 512\n",
+    .examples = "  hcache ppl models/demo text.txt --context 512\n"
+                "  hcache ppl models/demo text.txt --logits-out /tmp/bf16\n"
+                "  hcache ppl models/demo text.txt --weights q8 --kl-against /tmp/bf16\n",
     .values_bytes = sizeof(struct ppl_args),
 };
 
@@ -70,6 +83,8 @@ struct scorer {
     int32_t *pos;
     double nll, nll_sq;
     int64_t n_scored;
+    struct ppl_reference kept, against; /* file NULL: not asked for */
+    struct err *err;
 };
 
 static int scorer_init(struct scorer *c, int context, struct err *err)
@@ -124,6 +139,19 @@ static double nll_of(const float *logits, int n, int32_t id)
     return log(sum) + max - logits[id];
 }
 
+/* One position: its logits, and the token that came next. */
+static int score_row(struct scorer *c, const float *logits, int32_t next)
+{
+    double nll = nll_of(logits, c->k.model->cfg.vocab_size, next);
+    c->nll += nll;
+    c->nll_sq += nll * nll;
+    c->n_scored++;
+    int rc = c->kept.file != NULL ? ppl_reference_put(&c->kept, logits, c->err) : 0;
+    if (rc == 0 && c->against.file != NULL)
+        rc = ppl_reference_compare(&c->against, logits, c->err);
+    return rc;
+}
+
 /* Scores rows [first, first + n) of x, which predict ids[first + 1 ..]. */
 static int score_rows(struct scorer *c, struct mat x, const int32_t *next, int n)
 {
@@ -135,13 +163,10 @@ static int score_rows(struct scorer *c, struct mat x, const int32_t *next, int n
         rc = model_head(m, c->work, c->s, mat_rows(x, done, rows), logits);
         if (rc == 0)
             rc = stream_sync(c->s);
-        for (int i = 0; rc == 0 && i < rows; i++) {
-            double nll = nll_of(c->logits + (size_t)i * (size_t)vocab, vocab,
-                                next[done + i]);
-            c->nll += nll;
-            c->nll_sq += nll * nll;
-            c->n_scored++;
-        }
+        if (rc != 0)
+            return err_set(c->err, rc, "forward pass: %s", err_name(rc));
+        for (int i = 0; rc == 0 && i < rows; i++)
+            rc = score_row(c, c->logits + (size_t)i * (size_t)vocab, next[done + i]);
     }
     return rc;
 }
@@ -161,9 +186,11 @@ static int score_window(struct scorer *c, const int32_t *ids, int n)
                            .tables = tables};
         struct mat x;
         rc = model_forward(c->k.model, c->work, c->s, ids + row, c->kv, &r, NULL, &x);
+        if (rc != 0)
+            return err_set(c->err, rc, "forward pass: %s", err_name(rc));
         int first = n / 2 > row ? n / 2 - row : 0;   /* within this piece */
         int last = row + rows < n ? rows : rows - 1; /* the last id predicts nothing here */
-        if (rc == 0 && first < last)
+        if (first < last)
             rc = score_rows(c, mat_rows(x, first, last - first), ids + row + first + 1,
                             last - first);
     }
@@ -187,6 +214,19 @@ static int read_ids(const struct ppl_args *a, int32_t **ids, size_t *n, struct e
     return rc;
 }
 
+static int open_references(struct scorer *c, const struct ppl_args *a, const int32_t *ids,
+                           int n_windows)
+{
+    int vocab = c->k.model->cfg.vocab_size, rc = 0;
+    if (a->logits_out != NULL)
+        rc = ppl_reference_create(&c->kept, a->logits_out, vocab, a->context, n_windows,
+                                  ids, c->err);
+    if (rc == 0 && a->kl_against != NULL)
+        rc = ppl_reference_open(&c->against, a->kl_against, vocab, a->context, n_windows,
+                                ids, c->err);
+    return rc;
+}
+
 static int score_text(struct scorer *c, const struct ppl_args *a, const int32_t *ids,
                       size_t n, struct err *err)
 {
@@ -197,24 +237,41 @@ static int score_text(struct scorer *c, const struct ppl_args *a, const int32_t 
     if (a->max_windows > 0 && n_windows > (size_t)a->max_windows)
         n_windows = (size_t)a->max_windows;
     struct progress p;
+    int rc = open_references(c, a, ids, (int)n_windows);
     progress_begin(&p, "perplexity", PROGRESS_ITEMS, n_windows);
-    int rc = 0;
     for (size_t i = 0; rc == 0 && i < n_windows; i++) {
         rc = score_window(c, ids + i * window, (int)window);
         progress_at(&p, i + 1);
     }
     progress_end(&p);
-    return rc == 0 ? 0 : err_set(err, rc, "forward pass: %s", err_name(rc));
+    return rc;
+}
+
+struct divergence {
+    double mean, error, same_top;
+};
+
+static struct divergence divergence_of(const struct ppl_reference *r)
+{
+    double n = (double)r->n, mean = r->kl / n, var = r->kl_sq / n - mean * mean;
+    return (struct divergence){mean, sqrt(var > 0 ? var / n : 0),
+                               (double)r->n_same_top / n};
 }
 
 static void report(const struct scorer *c, const struct ppl_args *a)
 {
     double n = (double)c->n_scored, mean = c->nll / n;
     double error = sqrt((c->nll_sq / n - mean * mean) / n);
+    struct divergence kl = divergence_of(&c->against);
     if (!a->json) {
-        printf("perplexity %.4f +- %.4f (%lld tokens scored, windows of %d, state %s)\n",
+        printf("perplexity %.4f +- %.4f (%lld tokens scored, windows of %d, weights %s, "
+               "state %s)\n",
                exp(mean), exp(mean) * error, (long long)c->n_scored, a->context,
-               dtype_name(c->k.model->dtype));
+               dtype_name(c->k.model->w.dtype), dtype_name(c->k.model->dtype));
+        if (a->kl_against != NULL)
+            printf(
+                "KL divergence %.3g +- %.2g nats a token, the same best token at %.2f %%\n",
+                kl.mean, kl.error, kl.same_top * 100);
         return;
     }
     struct json *o = json_new_object();
@@ -223,6 +280,11 @@ static void report(const struct scorer *c, const struct ppl_args *a)
     json_put_real(o, "mean_nll", mean);
     json_put_int(o, "tokens_scored", c->n_scored);
     json_put_int(o, "context", a->context);
+    if (a->kl_against != NULL) {
+        json_put_real(o, "kl_divergence", kl.mean);
+        json_put_real(o, "kl_standard_error", kl.error);
+        json_put_real(o, "same_top", kl.same_top);
+    }
     char *text = json_text(o, 2);
     puts(text);
     free(text);
@@ -231,11 +293,14 @@ static void report(const struct scorer *c, const struct ppl_args *a)
 
 static int run(struct ppl_args *a, struct err *err)
 {
-    struct scorer c = {0};
+    struct scorer c = {.err = err};
     int32_t *ids = NULL;
     size_t n = 0;
-    struct stack_opts so = {
-        .model = a->model, .device = a->device, .dtype = a->dtype, .threads = a->threads};
+    struct stack_opts so = {.model = a->model,
+                            .device = a->device,
+                            .dtype = a->dtype,
+                            .weights = a->weights,
+                            .threads = a->threads};
     int rc = stack_open(&so, &c.k, err);
     if (rc == 0 && a->context > c.k.model->max_ctx)
         rc = err_set(err, ERR_USAGE, "--context %d: the model's context is %d", a->context,
@@ -252,9 +317,12 @@ static int run(struct ppl_args *a, struct err *err)
         rc = scorer_init(&c, a->context, err);
     if (rc == 0)
         rc = score_text(&c, a, ids, n, err);
+    int wrote = ppl_reference_close(&c.kept, rc == 0 ? err : NULL);
+    rc = rc == 0 ? wrote : rc;
     if (rc == 0)
         report(&c, a);
     free(ids);
+    ppl_reference_close(&c.against, NULL);
     scorer_deinit(&c);
     return rc;
 }

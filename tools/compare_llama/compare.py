@@ -1,0 +1,118 @@
+"""hcache beside llama.cpp: speed and the error of 8-bit weights, same machine, same run.
+
+    compare.py speed [--rounds 3] [--threads 2] [--llama DIR]      bench-220m, random weights
+    compare.py kl MODEL_DIR TEXT [--context 512] [--windows 20]    a llama checkpoint with a tokenizer
+
+Build llama.cpp with build.sh first (DIR: .venv/llama).  `speed` takes turns, a round after another, and
+prints medians: prefill of 512 tokens and decoding of 64, bf16 and q8.  llama-bench starts from an empty
+context for both; hcache decodes behind its prompt of 512 tokens, which is the harder case."""
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(HERE, "..", "..")
+
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("--llama", default=os.path.join(ROOT, ".venv", "llama"))
+parser.add_argument("--hcache", default=os.path.join(ROOT, "build", "hcache"))
+parser.add_argument("--threads", type=int, default=2)
+commands = parser.add_subparsers(dest="command", required=True)
+speed_args = commands.add_parser("speed")
+speed_args.add_argument("--rounds", type=int, default=3)
+speed_args.add_argument("--bench", help="the llama-bench to run, instead of DIR's")
+speed_args.add_argument("--no-repack", action="store_true", help="llama.cpp without AMX and repacked weights")
+kl_args = commands.add_parser("kl")
+kl_args.add_argument("model")
+kl_args.add_argument("text")
+kl_args.add_argument("--context", type=int, default=512)
+kl_args.add_argument("--windows", type=int, default=20)
+args = parser.parse_args()
+python = os.path.join(args.llama, "venv", "bin", "python")
+
+
+def run(*words):
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{words[0]}: status {done.returncode}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def gguf(model, name, dtype):
+    """The checkpoint as GGUF; q8_0 is made from bf16 by llama.cpp itself."""
+    path = os.path.join(args.llama, f"{name}-{dtype}.gguf")
+    if dtype == "q8_0":
+        run(os.path.join(args.llama, "build/bin/llama-quantize"), gguf(model, name, "bf16"), path, "q8_0")
+    else:
+        run(python, os.path.join(HERE, "to_gguf.py"), model, path, "--dtype", dtype)
+    return path
+
+
+def llama_speed(path):
+    bench = args.bench or os.path.join(args.llama, "build/bin/llama-bench")
+    extra = ["--repack", 0] if args.no_repack else []
+    out = json.loads(run(bench, "-m", path, "-t", args.threads, "-p", 512, "-n", 64, "-r", 1, "-o", "json", *extra))
+    return tuple(next(t["avg_ts"] for t in out if t["n_prompt" if prompt else "n_gen"] > 0) for prompt in (1, 0))
+
+
+def hcache_speed(model, ids, weights):
+    out = run(args.hcache, "run", model, "--token-ids", ids, "--max-tokens", 64, "--ignore-eos", "--threads",
+              args.threads, "--weights", weights, "--json")
+    t = json.loads(out)["timings"]
+    return 512e3 / t["prefill_ms"], t["decode_tokens_per_s"]
+
+
+def speed():
+    model = os.path.join(args.llama, "bench-220m")
+    if not os.path.exists(model):
+        run(args.hcache, "model", "synth", "--shape", "bench-220m", "--dtype", "bf16", "--out", model)
+    files = {d: os.path.join(args.llama, f"bench-220m-{d}.gguf") for d in ("bf16", "q8_0")}
+    for dtype, path in files.items():
+        if not os.path.exists(path):
+            gguf(model, "bench-220m", dtype)
+    with tempfile.NamedTemporaryFile("w", suffix=".ids") as ids:
+        rng = random.Random(1)
+        ids.write(" ".join(str(rng.randrange(3, 32000)) for _ in range(512)))
+        ids.flush()
+        seen = {}
+        for _ in range(args.rounds):
+            for dtype, weights in (("bf16", "checkpoint"), ("q8_0", "q8")):
+                seen.setdefault((dtype, "llama.cpp"), []).append(llama_speed(files[dtype]))
+                seen.setdefault((dtype, "hcache"), []).append(hcache_speed(model, ids.name, weights))
+    print(f"{'':6} {'tokens/s':9} {'llama.cpp':>10} {'hcache':>10} {'ratio':>6}")
+    for dtype in ("bf16", "q8_0"):
+        for i, what in enumerate(("prefill", "decode")):
+            a, b = (statistics.median(r[i] for r in seen[dtype, who]) for who in ("llama.cpp", "hcache"))
+            print(f"{dtype:6} {what:9} {a:10.1f} {b:10.1f} {b / a:6.2f}")
+
+
+def kl():
+    name = re.sub(r"\W", "-", os.path.basename(os.path.normpath(args.model)))
+    with tempfile.TemporaryDirectory() as tmp:
+        kept = {}
+        for state in ("f32", "bf16"):
+            for weights in ("checkpoint", "q8"):
+                kept["hcache", state, weights] = out = os.path.join(tmp, f"hcache-{state}-{weights}")
+                run(args.hcache, "ppl", args.model, args.text, "--context", args.context, "--max-windows", args.windows,
+                    "--dtype", state, "--weights", weights, "--logits-out", out)
+        for dtype in ("f32", "bf16", "q8_0"):
+            kept["llama.cpp", dtype] = out = os.path.join(tmp, f"llama-{dtype}")
+            run(os.path.join(args.llama, "logits"), gguf(args.model, name, dtype),
+                kept["hcache", "f32", "checkpoint"], out, args.threads)
+        for a, b in ((("hcache", "f32", "checkpoint"), ("llama.cpp", "f32")),
+                     (("hcache", "f32", "checkpoint"), ("hcache", "f32", "q8")),
+                     (("hcache", "f32", "checkpoint"), ("hcache", "bf16", "q8")),
+                     (("hcache", "bf16", "checkpoint"), ("hcache", "bf16", "q8")),
+                     (("llama.cpp", "f32"), ("llama.cpp", "q8_0")),
+                     (("llama.cpp", "bf16"), ("llama.cpp", "q8_0"))):
+            result = run(python, os.path.join(HERE, "kl.py"), kept[a], kept[b]).strip()
+            print(f"KL({' '.join(a):24} || {' '.join(b):18}) {result}", flush=True)
+
+
+{"speed": speed, "kl": kl}[args.command]()
