@@ -78,7 +78,11 @@ struct catalog_pin {
     int64_t until_wall_s;
 };
 
+struct node_block;
+
 struct catalog {
+    struct node_block *blocks;     /* all memory of nodes */
+    struct chunk_node *free_nodes; /* of it, linked by next */
     struct chunk_node **buckets;
     uint64_t n_buckets, n_nodes;
     uint64_t n_chunks;  /* nodes with live extents */
@@ -104,6 +108,8 @@ struct chunk_id {
 };
 
 void catalog_init(struct catalog *c);
+/* Makes room for this many nodes at once: growing step by step visits them all each time. */
+void catalog_reserve(struct catalog *c, uint64_t n_nodes);
 void catalog_deinit(
     struct catalog *c); /* frees all nodes and extents, whatever their state */
 

@@ -389,6 +389,11 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
+uint64_t index_n_rows(const struct index *ix)
+{
+    return ix->n_rows;
+}
+
 int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *row),
                void *arg, struct err *err)
 {

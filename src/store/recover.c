@@ -26,6 +26,7 @@
 #define MIN_SEGMENT_BYTES (1ull << 16)
 #define MAX_SEGMENT_BYTES (1ull << 32)
 #define MAX_STEP_BYTES    (64ull << 20)
+#define MAX_RESERVE       (1ull << 24)
 
 /* --- superblocks ------------------------------------------------------------------------------ */
 
@@ -364,6 +365,9 @@ static void load_undo(struct store *s)
 static int index_enter(struct store *s, struct err *err)
 {
     struct err why = {0};
+    uint64_t n_rows = index_n_rows(
+        s->index); /* a hint, so a wrong one may cost no more than memory */
+    catalog_reserve(&s->catalog, n_rows < MAX_RESERVE ? n_rows : MAX_RESERVE);
     int rc = index_load(s->index, row_enter, s, &why);
     if (rc == 0)
         rc = store_load_wipes(s, &why);
