@@ -1,0 +1,193 @@
+/* A store of format version 1 (tests/store/golden) in the hands of this build: read as it is, raised when
+ * it is opened for writing, whole at every moment of that. */
+#include <errno.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 3 };
+static const struct st_shape shape = {.n_layers = 2, .n_bytes = {600, 1000}};
+static const struct st_ctx old = {.base = 1, .own = 2, .branch = 2};
+static const struct st_ctx new = {.base = 7, .own = 7, .salt = "tenant"};
+
+static void file_put(struct io *io, const char *from, const char *to)
+{
+    uint8_t *bytes = xmalloc(1 << 20);
+    FILE *f = fopen(from, "rb");
+    struct io_file *out;
+    assert_non_null(f);
+    size_t n = fread(bytes, 1, 1 << 20, f);
+    fclose(f);
+    assert_int_equal(io_file_open(io, to, IO_CREATE, &out, NULL), 0);
+    assert_int_equal(io_file_pwrite(out, bytes, n, 0, NULL), 0);
+    assert_int_equal(io_file_sync(out, NULL), 0);
+    io_file_close(out);
+    free(bytes);
+}
+
+/* The golden store on a simulated disk, durable. */
+static void place_make(struct st_place *p, uint64_t seed)
+{
+    static const char *const files[][2] = {
+        {"a/superblock", "/st/d0/superblock"}, {"a/index.db", "/st/d0/index.db"},
+        {"a/seg-000000.hc", "/st/d0/seg-000000.hc"}, {"b/superblock", "/st/d1/superblock"},
+        {"b/seg-000000.hc", "/st/d1/seg-000000.hc"}};
+    assert_true(st_place_open(p, "sim", 2));
+    io_close(p->io);
+    assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &p->io, NULL), 0);
+    p->opts.io = p->io;
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(io_mkdirs(p->io, p->dirs[i], NULL), 0);
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char from[200];
+        snprintf(from, sizeof from, "tests/store/golden/store-v1/%s", files[i][0]);
+        file_put(p->io, from, files[i][1]);
+    }
+    struct io_file *lock;
+    assert_int_equal(io_file_open(p->io, "/st/d0/lock", IO_CREATE, &lock, NULL), 0);
+    io_file_close(lock);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(io_dir_sync(p->io, p->dirs[i], NULL), 0);
+}
+
+static void reads(struct store *s, const struct st_ctx *c)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &shape, c, N, &r, &err), 0);
+    assert_int_equal(r.n_found, N);
+    assert_int_equal(r.n_records, N * 4);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+}
+
+static uint32_t version_in(struct io *io, const char *path)
+{
+    uint8_t b[12];
+    struct io_file *f;
+    assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, b, sizeof b, 0, NULL), 0);
+    io_file_close(f);
+    return get_u32(b + 8);
+}
+
+static void read_as_it_is(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_verify v;
+    struct err err = {0};
+    place_make(&p, 1);
+    p.opts.read_only = true;
+    struct store *s = st_open(&p);
+    reads(s, &old);
+    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+    assert_int_equal(v.n_bad, 0);
+    assert_int_equal(v.n_chunks, N);
+    store_close(s);
+    assert_int_equal(version_in(p.io, "/st/d0/superblock"), 1);
+    assert_int_equal(version_in(p.io, "/st/d1/superblock"), 1);
+    st_place_close(&p);
+}
+
+/* Everything that version 2 has, in a store that was of version 1. */
+static void use(struct store *s)
+{
+    struct err err = {0};
+    struct sha256 keys[N];
+    reads(s, &old);
+    assert_int_equal(st_save(s, &shape, &new, N, ST_BOTH, &err), 0);
+    st_keys(&old, N, keys);
+    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 3600, &err), 0);
+    reads(s, &old);
+    reads(s, &new);
+}
+
+static void raised(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_stats st;
+    struct store_verify v;
+    struct err err = {0};
+    place_make(&p, 2);
+    struct store *s = st_open(&p);
+    assert_int_equal(version_in(p.io, "/st/d0/superblock"), 2);
+    assert_int_equal(version_in(p.io, "/st/d1/superblock"), 2);
+    use(s);
+    store_close(s);
+    for (int lose_index = 0; lose_index < 2; lose_index++) {
+        if (lose_index)
+            assert_int_equal(io_unlink(p.io, "/st/d0/index.db", NULL), 0);
+        s = st_open(&p);
+        reads(s, &old);
+        reads(s, &new);
+        store_stats(s, &st);
+        assert_int_equal(st.n_pins, lose_index ? 0 : N);
+        assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+        assert_int_equal(v.n_bad, 0);
+        store_close(s);
+    }
+    struct sha256 keys[N];
+    struct store_erased e;
+    s = st_open(&p); /* chunks of version 1 can be erased, too */
+    st_keys(&old, N, keys);
+    assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
+    assert_int_equal(e.n_chunks, N);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void power_fails_while_raising(void **state)
+{
+    (void)state;
+    uint64_t n = 0;
+    for (bool crashed = true; crashed;) {
+        struct st_place p;
+        struct store *s = NULL;
+        struct err err = {0};
+        place_make(&p, ++n);
+        io_sim_crash_at(p.io, IO_SIM_AT_OP, n);
+        int rc = store_open(&p.opts, &s, &err);
+        if (rc == 0)
+            rc = st_save(s, &shape, &new, N, ST_BOTH, &err);
+        store_close(rc == 0 || s != NULL ? s : NULL);
+        crashed = io_sim_crashed(p.io);
+        if (!crashed) {
+            io_sim_crash_at(p.io, IO_SIM_AT_OP, 0);
+            io_sim_crash(p.io);
+        }
+        io_sim_restart(p.io);
+        s = st_open(&p);
+        reads(s, &old);
+        if (rc == 0)
+            reads(s, &new);
+        use(s);
+        store_close(s);
+        st_place_close(&p);
+    }
+    print_message("raising a store: power failed at each of %llu operations\n",
+                  (unsigned long long)n - 1);
+    assert_true(n > 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(read_as_it_is),
+        cmocka_unit_test(raised),
+        cmocka_unit_test(power_fails_while_raising),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
