@@ -73,7 +73,8 @@ static int open_store(struct stack *k, struct err *err)
                             .dirs = k->o.dirs,
                             .n_dirs = k->o.n_dirs,
                             .cap_bytes = k->o.cap_bytes,
-                            .quota_bytes = k->o.quota_bytes};
+                            .quota_bytes = k->o.quota_bytes,
+                            .stuck_ns = k->o.stuck_ns};
     if (rc == 0 && (rc = store_open(&so, &k->store, err)) != 0)
         err_wrap(err, "store %s", k->o.n_dirs > 0 ? k->o.dirs[0] : "in memory");
     if (rc == 0) /* so that a miss can say "state of another model" */

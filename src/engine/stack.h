@@ -27,7 +27,8 @@ struct stack_opts {
     bool in_memory;
     struct io *io; /* NULL: the machine's best; else borrowed (a simulated disk) */
     uint64_t cap_bytes, quota_bytes, throttle_bytes_per_s, save_buffer_bytes, staging_bytes;
-    bool no_profile; /* tests: the caller fills platform itself */
+    int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
+    bool no_profile;  /* tests: the caller fills platform itself */
 
     void (*warn)(void *arg, const char *text);
     void *warn_arg;

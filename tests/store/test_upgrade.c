@@ -39,10 +39,11 @@ static void file_put(struct io *io, const char *from, const char *to)
 /* The golden store on a simulated disk, durable. */
 static void place_make(struct st_place *p, uint64_t seed)
 {
-    static const char *const files[][2] = {
-        {"a/superblock", "/st/d0/superblock"}, {"a/index.db", "/st/d0/index.db"},
-        {"a/seg-000000.hc", "/st/d0/seg-000000.hc"}, {"b/superblock", "/st/d1/superblock"},
-        {"b/seg-000000.hc", "/st/d1/seg-000000.hc"}};
+    static const char *const files[][2] = {{"a/superblock", "/st/d0/superblock"},
+                                           {"a/index.db", "/st/d0/index.db"},
+                                           {"a/seg-000000.hc", "/st/d0/seg-000000.hc"},
+                                           {"b/superblock", "/st/d1/superblock"},
+                                           {"b/seg-000000.hc", "/st/d1/seg-000000.hc"}};
     assert_true(st_place_open(p, "sim", 2));
     io_close(p->io);
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &p->io, NULL), 0);
