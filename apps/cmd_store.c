@@ -16,6 +16,7 @@
 struct store_args {
     struct opt_list dirs;
     bool chunks;
+    bool why;
     bool json;
 };
 
@@ -105,7 +106,7 @@ static void print_json(struct json *j)
 
 struct list {
     struct store_entry *e;
-    uint64_t n;
+    uint64_t n, n_tokens;
     int n_layers; /* the highest layer that any chunk has a record of, plus one */
 };
 
@@ -115,6 +116,7 @@ static int list_add(void *arg, const struct store_entry *e)
     if ((l->n & (l->n - 1)) == 0)
         l->e = xrealloc(l->e, (l->n == 0 ? 1 : 2 * l->n) * sizeof l->e[0]);
     l->e[l->n++] = *e;
+    l->n_tokens += (uint64_t)e->n_tokens;
     for (int i = l->n_layers; i < STORE_MAX_LAYERS; i++)
         if (store_mask_has(&e->mask, i, STORE_HIDDEN) ||
             store_mask_has(&e->mask, i, STORE_KV))
@@ -138,6 +140,97 @@ static void time_text(int64_t wall_s, char out[32])
     struct tm tm;
     localtime_r(&t, &tm);
     strftime(out, 32, "%Y-%m-%d %H:%M", &tm);
+}
+
+/* --- why a chunk is still there, or of no use ---------------------------------------------------- */
+
+struct why {
+    bool reachable;    /* all chunks before it are stored */
+    bool is_leaf;      /* nothing stored continues it */
+    uint64_t evict_at; /* of the leaves: 1 is evicted first */
+};
+
+/* Indices of entries in order of their keys. */
+static const struct store_entry *sorted_entries;
+
+static int by_key(const void *a, const void *b)
+{
+    const struct store_entry *x = &sorted_entries[*(const uint64_t *)a],
+                             *y = &sorted_entries[*(const uint64_t *)b];
+    return memcmp(x->key.b, y->key.b, sizeof x->key.b);
+}
+
+/* Who is evicted first: without a pin before with one, then the least recently used. */
+static int by_eviction(const void *a, const void *b)
+{
+    const struct store_entry *x = &sorted_entries[*(const uint64_t *)a],
+                             *y = &sorted_entries[*(const uint64_t *)b];
+    bool x_pinned = x->pinned_until_wall_s != 0, y_pinned = y->pinned_until_wall_s != 0;
+    if (x_pinned != y_pinned)
+        return x_pinned ? 1 : -1;
+    return x->tick < y->tick ? -1 : x->tick > y->tick;
+}
+
+/* The entry of a key, or l->n. */
+static uint64_t entry_find(const struct list *l, const uint64_t *order,
+                           const struct sha256 *key)
+{
+    uint64_t lo = 0, hi = l->n;
+    while (lo < hi) {
+        uint64_t mid = lo + (hi - lo) / 2;
+        int c = memcmp(l->e[order[mid]].key.b, key->b, sizeof key->b);
+        if (c == 0)
+            return order[mid];
+        if (c < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return l->n;
+}
+
+/* One answer per entry; the caller's to free. Parents come before children in the list. */
+static struct why *why_of(const struct list *l)
+{
+    struct why *w = xcalloc(l->n + 1, sizeof w[0]);
+    uint64_t *order = xmalloc((l->n + 1) * sizeof order[0]), n_leaves = 0;
+    for (uint64_t i = 0; i < l->n; i++) {
+        order[i] = i;
+        w[i].is_leaf = true;
+    }
+    sorted_entries = l->e;
+    qsort(order, l->n, sizeof order[0], by_key);
+    for (uint64_t i = 0; i < l->n; i++) {
+        uint64_t parent = entry_find(l, order, &l->e[i].parent);
+        w[i].reachable = l->e[i].chunk_idx == 0 || (parent < l->n && w[parent].reachable);
+        if (parent < l->n)
+            w[parent].is_leaf = false;
+    }
+    for (uint64_t i = 0; i < l->n; i++)
+        if (w[i].is_leaf)
+            order[n_leaves++] = i;
+    qsort(order, n_leaves, sizeof order[0], by_eviction);
+    for (uint64_t i = 0; i < n_leaves; i++)
+        w[order[i]].evict_at = i + 1;
+    free(order);
+    return w;
+}
+
+static void why_text(const struct store_entry *e, const struct why *w, char *out, size_t n)
+{
+    char until[32], place[64];
+    if (w->is_leaf)
+        snprintf(place, sizeof place, "evicted as number %" PRIu64, w->evict_at);
+    else
+        snprintf(place, sizeof place, "kept by what continues it");
+    if (!w->reachable) {
+        snprintf(out, n, "cannot be found: a chunk before it is missing; gc removes it");
+    } else if (e->pinned_until_wall_s != 0) {
+        time_text(e->pinned_until_wall_s, until);
+        snprintf(out, n, "pinned until %s, %s", until, place);
+    } else {
+        snprintf(out, n, "%s", place);
+    }
 }
 
 /* --- stat -------------------------------------------------------------------------------------- */
@@ -181,13 +274,14 @@ static int shares_of(const struct list *l, struct model_share **out)
     return n;
 }
 
-static void stat_json(const struct store_stats *st, const struct model_share *shares, int n)
+static void stat_json(const struct store_stats *st, uint64_t n_tokens,
+                      const struct model_share *shares, int n)
 {
     char hex[65];
     struct json *j = json_new_object(), *models = json_new_array();
     json_put_int(j, "devices", st->n_devices);
     json_put_int(j, "chunks", (int64_t)st->n_chunks);
-    json_put_int(j, "tokens", (int64_t)st->n_chunks * STORE_CHUNK_TOKENS);
+    json_put_int(j, "tokens", (int64_t)n_tokens);
     json_put_int(j, "extents", (int64_t)st->n_extents);
     json_put_int(j, "used_bytes", (int64_t)st->used_bytes);
     json_put_int(j, "file_bytes", (int64_t)st->file_bytes);
@@ -204,14 +298,15 @@ static void stat_json(const struct store_stats *st, const struct model_share *sh
     print_json(j);
 }
 
-static void stat_text(const struct store_stats *st, const struct model_share *shares, int n)
+static void stat_text(const struct store_stats *st, uint64_t n_tokens,
+                      const struct model_share *shares, int n)
 {
     char used[32], files[32], hex[65];
     bytes_text(st->used_bytes, used);
     bytes_text(st->file_bytes, files);
     printf("%" PRIu64 " chunks (%" PRIu64 " tokens) in %" PRIu64
            " extents on %d director%s\n",
-           st->n_chunks, st->n_chunks * STORE_CHUNK_TOKENS, st->n_extents, st->n_devices,
+           st->n_chunks, n_tokens, st->n_extents, st->n_devices,
            st->n_devices == 1 ? "y" : "ies");
     printf("%s of state, in files of %s\n", used, files);
     for (int i = 0; i < n; i++) {
@@ -234,7 +329,7 @@ static int run_stat(const struct store_args *a, struct err *err)
         struct model_share *shares;
         int n = shares_of(&l, &shares);
         store_stats(s.store, &st);
-        (a->json ? stat_json : stat_text)(&st, shares, n);
+        (a->json ? stat_json : stat_text)(&st, l.n_tokens, shares, n);
         free(shares);
     }
     free(l.e);
@@ -247,6 +342,9 @@ static int run_stat(const struct store_args *a, struct err *err)
 static const struct opt ls_options[] = {
     {"chunks", OPT(struct store_args, chunks),
      .help = "a line for every chunk, with its key"},
+    {"why", OPT(struct store_args, why),
+     .help = "also say why a chunk is still there (pinned, continued, or when it would be "
+             "evicted), or why it cannot be found"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -260,7 +358,7 @@ static const struct opt_cmd ls_cmd = {
     .values_bytes = sizeof(struct store_args),
 };
 
-static void ls_json(const struct list *l)
+static void ls_json(const struct list *l, const struct why *why)
 {
     char hex[65], mask[STORE_MAX_LAYERS + 1];
     struct json *j = json_new_object(), *chunks = json_new_array();
@@ -277,7 +375,16 @@ static void ls_json(const struct list *l)
         mask_text(&e->mask, l->n_layers, mask);
         json_put_string(c, "layers", mask);
         json_put_int(c, "bytes", (int64_t)e->bytes);
+        json_put_int(c, "tokens", e->n_tokens);
         json_put_int(c, "used_wall_s", e->used_wall_s);
+        json_put_int(c, "pinned_until_wall_s", e->pinned_until_wall_s);
+        snprintf(hex, sizeof hex, "%016" PRIx64, e->owner);
+        json_put_string(c, "owner", hex);
+        if (why != NULL) {
+            char text[128];
+            why_text(e, &why[i], text, sizeof text);
+            json_put_string(c, "why", text);
+        }
         json_push(chunks, c);
     }
     json_put(j, "chunks", chunks);
@@ -289,11 +396,12 @@ static bool joins(const struct store_entry *a, const struct store_entry *b)
 {
     return memcmp(&b->parent, &a->key, sizeof a->key) == 0 &&
            memcmp(&a->mask, &b->mask, sizeof a->mask) == 0 &&
+           a->pinned_until_wall_s == b->pinned_until_wall_s &&
            b->chunk_idx == a->chunk_idx + 1;
 }
 
 /* One line for chunks [from, to) of the list, which is a run of equal ones. */
-static void ls_line(const struct list *l, uint64_t from, uint64_t to)
+static void ls_line(const struct list *l, const struct why *why, uint64_t from, uint64_t to)
 {
     const struct store_entry *first = &l->e[from], *last = &l->e[to - 1];
     char key[65], fingerprint[65], used[32], size[32], mask[STORE_MAX_LAYERS + 1],
@@ -311,17 +419,23 @@ static void ls_line(const struct list *l, uint64_t from, uint64_t to)
     bytes_text(n_bytes, size);
     time_text(used_wall_s, used);
     snprintf(range, sizeof range, "%u..%u", first->chunk_idx * STORE_CHUNK_TOKENS,
-             (last->chunk_idx + 1) * STORE_CHUNK_TOKENS - 1);
-    printf("%-14s %.12s  model %.8s  %10s  used %s  %s\n", range, key, fingerprint, size,
+             last->chunk_idx * STORE_CHUNK_TOKENS + (uint32_t)last->n_tokens - 1);
+    printf("%-14s %.12s  model %.8s  %10s  used %s  %s", range, key, fingerprint, size,
            used, mask);
+    if (why != NULL) {
+        char text[128];
+        why_text(last, &why[to - 1], text, sizeof text);
+        printf("  %s", text);
+    }
+    printf("\n");
 }
 
-static void ls_text(const struct list *l, bool every_chunk)
+static void ls_text(const struct list *l, const struct why *why, bool every_chunk)
 {
     for (uint64_t i = 0, from = 0; i < l->n; i++) {
         if (i + 1 < l->n && !every_chunk && joins(&l->e[i], &l->e[i + 1]))
             continue;
-        ls_line(l, from, i + 1);
+        ls_line(l, why, from, i + 1);
         from = i + 1;
     }
 }
@@ -333,10 +447,12 @@ static int run_ls(const struct store_args *a, struct err *err)
     int rc = session_open(&s, a, true, err);
     if (rc == 0)
         rc = store_each(s.store, list_add, &l, err);
+    struct why *why = rc == 0 && a->why ? why_of(&l) : NULL;
     if (rc == 0 && a->json)
-        ls_json(&l);
+        ls_json(&l, why);
     else if (rc == 0)
-        ls_text(&l, a->chunks);
+        ls_text(&l, why, a->chunks);
+    free(why);
     free(l.e);
     session_close(&s);
     return rc;

@@ -342,7 +342,8 @@ struct store_entry {
     int n_tokens;
     struct store_mask mask;
     uint64_t bytes;
-    int64_t used_wall_s;         /* last use */
+    int64_t used_wall_s; /* last use */
+    uint64_t tick;       /* orders uses: of two leaves the lower one is evicted first */
     int64_t pinned_until_wall_s; /* 0: not pinned */
 };
 /* Calls fn for every chunk, parents before children within a chain; stops where fn returns

@@ -28,6 +28,9 @@ run_hc store ls "$dirs"
 check "as text a chain is one line" grep -qE '^0\.\.191 .* B+$' "$tmp/out"
 run_hc store ls "$dirs" --chunks
 check "or a line per chunk" test "$(wc -l <"$tmp/out")" -eq 3
+run_hc store ls "$dirs" --why --json
+check "ls --why: a leaf is evicted first, what it continues is kept" json_is \
+    '[c["why"] for c in j["chunks"]][-2:]' "kept by what continues it evicted as number 1"
 run_hc store ls "$tmp/b,$tmp/a"
 expect "directories in the wrong order" 1 'the order matters'
 run_hc store ls "$tmp/a"
