@@ -495,10 +495,12 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
     schedule(e);
     batch_make(e);
     int64_t t0 = clock_now_ns();
-    int n_decodes = count_decodes(e);
+    int n_decodes = count_decodes(e), n_rows = e->n_rows;
     int rc = e->n_batch > 0 ? run_batch(e, err) : 0;
     if (rc != 0)
         return rc;
+    if (n_rows > 0)
+        schedule_learn(e, n_decodes, n_rows, clock_now_ns() - t0);
     bool restores = is_restoring(e);
     if (e->restorer != NULL)
         restoring_step(e, n_decodes, clock_now_ns() - t0);

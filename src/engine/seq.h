@@ -58,6 +58,8 @@ struct engine {
     struct sched_req *sched;
     struct sched_choice *choice;
     int *order;
+    double decode_ns,
+        row_ns; /* a step of decodes; a row of prefill. Averages; 0: not known */
     struct engine_stats stats;
 
     /* the present batch; all reserved at creation */
@@ -98,6 +100,8 @@ void seq_learn(struct engine *e, const struct seq *s);
 
 /* Ends, preempts and admits sequences, and sets how many rows each may have now. */
 void schedule(struct engine *e);
+/* How long a batch of n_rows took, n_decodes of them decodes. */
+void schedule_learn(struct engine *e, int n_decodes, int n_rows, int64_t ns);
 /* New full blocks, or a prompt's last one, become known in the KV cache. */
 void schedule_keep(struct engine *e, struct seq *s);
 /* Of a sequence that ends: its blocks go, and stay known. */

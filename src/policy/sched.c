@@ -158,8 +158,17 @@ static void admit(struct decision *d)
     }
 }
 
+int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least)
+{
+    double rows = decode_ns > 0 && row_ns > 0 ? (stretch - 1) * decode_ns / row_ns : 0;
+    return rows > 1e6 ? 1000000 : rows > least ? (int)rows : least;
+}
+
 static void share_rows(struct decision *d)
 {
+    bool beside = d->l->rows_beside > 0 && d->rows_left < d->l->step_rows;
+    if (beside && d->rows_left > d->l->rows_beside)
+        d->rows_left = d->l->rows_beside;
     for (int k = 0; k < d->n && d->rows_left > 0; k++) {
         int i = d->order[k];
         const struct sched_req *r = &d->req[i];

@@ -6,7 +6,8 @@
  *      +----------------+------- preempt -----------+--------------------------+
  *
  * A step computes at most step_rows rows: decodes first (one each), so that they never stall behind a
- * long prompt, then restorations and prefills, in rank order.
+ * long prompt, then prefills, in rank order.  Beside decodes prefills get rows_beside at most: what a
+ * prompt adds to a step is added to the time between the tokens of all who decode.
  *
  * Rank.  A request's rank is arrival + priority * age: one of priority p counts as if it had arrived
  * p ages later (earlier, where p is negative).  It never changes, so any two requests agree for ever
@@ -51,6 +52,7 @@ struct sched_limits {
     int64_t now_ns;
     int64_t age_ns; /* what one step of priority is worth */
     int step_rows;
+    int rows_beside; /* of prefills in a step with decodes; 0: no bound but step_rows */
     int max_running; /* places */
     int free_blocks;
 };
@@ -71,6 +73,11 @@ struct sched_choice {
 /* choice [n] is filled; order [n] is scratch, and afterwards the requests in rank order. */
 void sched_decide(const struct sched_limits *l, const struct sched_req *req, int n,
                   int *order, struct sched_choice *choice);
+
+/* How many rows of prefill a step with decodes can have, so that it takes stretch times what the decodes
+ * take alone; at least least.  decode_ns, row_ns: a step of decodes, and each row beside them; 0: not
+ * known yet. */
+int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least);
 
 /* The rank: lower is earlier. */
 int64_t sched_rank(const struct sched_req *r, int64_t age_ns);

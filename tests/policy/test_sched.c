@@ -62,6 +62,7 @@ static void world_make(struct world *w, uint64_t seed)
     w->l.age_ns = (1 + below(w, 50)) * MS;
     w->l.max_running = 1 + below(w, 8);
     w->l.step_rows = w->l.max_running + below(w, 512);
+    w->l.rows_beside = below(w, 3) == 0 ? 0 : 1 + below(w, 100);
     w->n_blocks = blocks_for(MAX_TOKENS) + below(w, 30);
     w->l.free_blocks = w->n_blocks;
     int64_t at = 0;
@@ -129,13 +130,16 @@ static void describe(struct world *w, struct step *s)
 
 static void check_limits(const struct world *w, const struct step *s)
 {
-    int rows = 0, running = 0, blocks = w->l.free_blocks, n_idle = 0, n_pieces = 0;
+    int rows = 0, n_beside = 0, n_decodes = 0, running = 0, blocks = w->l.free_blocks,
+        n_idle = 0, n_pieces = 0;
     for (int k = 0; k < s->n; k++) {
         const struct sched_req *r = &s->req[k];
         enum sched_verdict what = s->choice[k].what;
         bool had = r->phase != SCHED_WAITING;
         bool has = had ? what == SCHED_RUN || what == SCHED_NOTHING : what == SCHED_ADMIT;
         rows += s->choice[k].rows;
+        n_decodes += r->phase == SCHED_DECODE && what == SCHED_RUN;
+        n_beside += r->phase != SCHED_DECODE ? s->choice[k].rows : 0;
         running += has;
         if (had && !has)
             blocks += r->blocks_freed;
@@ -152,6 +156,7 @@ static void check_limits(const struct world *w, const struct step *s)
             assert_int_not_equal(what, SCHED_TIME_OUT);
     }
     assert_true(rows <= w->l.step_rows);
+    assert_true(n_decodes == 0 || w->l.rows_beside == 0 || n_beside <= w->l.rows_beside);
     assert_true(running <= w->l.max_running);
     assert_true(blocks >= 0);
     assert_true(n_idle == 0 || n_pieces == 0); /* decodes come first */
@@ -320,6 +325,15 @@ static void decodes_come_first(void **state)
     assert_int_equal(c[0].rows, 5);
 }
 
+static void prompts_stretch_a_step_so_far(void **state)
+{
+    (void)state;
+    assert_int_equal(sched_rows_beside(60e6, 2.5e6, 2.5, 16), 36);
+    assert_int_equal(sched_rows_beside(60e6, 20e6, 2.5, 16), 16);
+    assert_int_equal(sched_rows_beside(0, 2.5e6, 2.5, 16), 16); /* not known */
+    assert_int_equal(sched_rows_beside(60e6, 1e-9, 2.5, 16), 1000000);
+}
+
 static void priorities(void **state)
 {
     (void)state;
@@ -413,8 +427,11 @@ static void nobody_starves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decodes_come_first),        cmocka_unit_test(priorities),
-        cmocka_unit_test(equal_prompts_follow_one),  cmocka_unit_test(nobody_starves),
+        cmocka_unit_test(decodes_come_first),
+        cmocka_unit_test(prompts_stretch_a_step_so_far),
+        cmocka_unit_test(priorities),
+        cmocka_unit_test(equal_prompts_follow_one),
+        cmocka_unit_test(nobody_starves),
         cmocka_unit_test(all_end_and_nothing_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,128 @@
+"""`hcache serve` under many connections: 1,000 idle ones and 200 live streams, and what a token costs beside computing it.
+
+The cost is the processor time of the HTTP threads, divided by the tokens that were streamed; and, as an upper bound of
+what the engine's thread does for a token, the time of a whole step of the smallest model, its forward pass included."""
+import asyncio
+import json
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import MODEL, Server, Stream  # noqa: E402
+
+if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
+    print("1..0 # SKIP ../shared/models/stories260K is not there")
+    sys.exit(0)
+
+N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 150
+LIMIT_US = 50
+n_results = n_failed = 0
+
+
+def check(name, ok, why=""):
+    global n_results, n_failed
+    n_results += 1
+    n_failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
+    if not ok:
+        print("# " + str(why).replace("\n", "\n# ")[:1500])
+
+
+def cpu_ns(server):
+    """Processor time of the threads by their names; those of the HTTP library are called MHD-..."""
+    times = {}
+    base = f"/proc/{server.p.pid}/task"
+    for task in os.listdir(base):
+        with open(f"{base}/{task}/comm") as f:
+            name = f.read().strip()
+        with open(f"{base}/{task}/schedstat") as f:
+            times[name] = times.get(name, 0) + int(f.read().split()[0])
+    return times
+
+
+def http_ns(server):
+    return sum(t for name, t in cpu_ns(server).items() if name.startswith("MHD"))
+
+
+def body(seed, n_tokens):
+    return json.dumps({"prompt": "Once upon a time", "max_tokens": n_tokens, "ignore_eos": True, "temperature": 1,
+                       "seed": seed, "stream": True}).encode()
+
+
+async def stream(port, seed, n_tokens, started):
+    """(text, whether it ended well)"""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = body(seed, n_tokens)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+    text, done = "", False
+    while not done:
+        line = await reader.readline()
+        if not line:
+            break
+        if line.startswith(b"data: "):
+            started.add(seed)
+            done = line.strip() == b"data: [DONE]"
+            if not done:
+                text += json.loads(line[6:])["choices"][0]["text"]
+    writer.close()
+    return text, done
+
+
+async def still_there(reader, writer):
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    return (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200")
+
+
+async def load(server):
+    idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_IDLE)]
+    started = set()
+    tasks = [asyncio.create_task(stream(server.port, i, N_TOKENS, started)) for i in range(N_STREAMS)]
+    before, t0 = http_ns(server), time.time()
+    while len(started) < N_STREAMS and not all(t.done() for t in tasks):
+        await asyncio.sleep(0.01)
+    all_at_once = sum(not t.done() for t in tasks)
+    results = await asyncio.gather(*tasks)
+    seconds, http = time.time() - t0, http_ns(server) - before
+    check(f"{N_STREAMS} streams end as they should, beside {N_IDLE} idle connections",
+          all(done for _, done in results), [done for _, done in results].count(True))
+    check("all of them were live at once", all_at_once == N_STREAMS, all_at_once)
+    alive = await asyncio.gather(*(still_there(r, w) for r, w in idle))
+    check(f"all {N_IDLE} idle connections are served", all(alive), alive.count(True))
+    for _, w in idle:
+        w.close()
+    us = http / 1e3 / (N_STREAMS * N_TOKENS)
+    print(f"# {N_STREAMS} streams: {N_STREAMS * N_TOKENS / seconds:.0f} tokens/s, {us:.1f} us of HTTP threads a token")
+    check(f"a token costs the HTTP threads less than {LIMIT_US} us", us < LIMIT_US, us)
+    return [text for text, _ in results]
+
+
+def one_stream(server):
+    """Every token is an event of its own, or nearly: the most that one can cost."""
+    best = None
+    for _ in range(3):
+        before = http_ns(server)
+        s = Stream(server, "/v1/completions", {"prompt": "Once", "max_tokens": 400, "ignore_eos": True})
+        n_events = len(list(s.events)) - 2
+        s.close()
+        us = (http_ns(server) - before) / 1e3 / 400
+        best = min(us, best or us)
+    print(f"# one stream: 400 tokens in {n_events} events, {best:.1f} us of HTTP threads a token")
+    check(f"one stream: less than {LIMIT_US} us a token", best < LIMIT_US, best)
+
+
+server = Server(MODEL, "--max-sequences", str(N_STREAMS), "--max-queue", "256")
+try:
+    texts = asyncio.run(load(server))
+    one_stream(server)
+    steps = [server.complete("Once", max_tokens=400, ignore_eos=True)["timings"]["per_token_ms"] * 1e3 for _ in range(3)]
+    print(f"# a whole step of stories260K: {min(steps):.1f} us")
+    alone = server.complete("Once upon a time", max_tokens=N_TOKENS, ignore_eos=True, temperature=1, seed=117)
+    check("one among 200 has the text that it has alone", texts[117] == alone["choices"][0]["text"],
+          (texts[117], alone))
+except Exception as e:  # noqa: BLE001
+    check(repr(e), False, "".join(server.log)[-800:])
+print("# " + ", ".join(f"{k} {v / 1e9:.2f} s" for k, v in sorted(cpu_ns(server).items())))
+check("status 0", server.stop() == 0)
+print(f"1..{n_results}")
+sys.exit(bool(n_failed))
