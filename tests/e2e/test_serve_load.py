@@ -15,7 +15,7 @@ if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
 
-N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 150
+N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 300
 LIMIT_US = 50
 n_results = n_failed = 0
 
@@ -50,11 +50,8 @@ def body(seed, n_tokens):
                        "seed": seed, "stream": True}).encode()
 
 
-async def stream(port, seed, n_tokens, started):
+async def stream(reader, writer, seed, started):
     """(text, whether it ended well)"""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    data = body(seed, n_tokens)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
     text, done = "", False
     while not done:
         line = await reader.readline()
@@ -77,8 +74,12 @@ async def still_there(reader, writer):
 async def load(server):
     idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_IDLE)]
     started = set()
-    tasks = [asyncio.create_task(stream(server.port, i, N_TOKENS, started)) for i in range(N_STREAMS)]
+    opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_STREAMS)]
     before, t0 = http_ns(server), time.time()
+    for i, (_, w) in enumerate(opened):
+        data = body(i, N_TOKENS)
+        w.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+    tasks = [asyncio.create_task(stream(r, w, i, started)) for i, (r, w) in enumerate(opened)]
     while len(started) < N_STREAMS and not all(t.done() for t in tasks):
         await asyncio.sleep(0.01)
     all_at_once = sum(not t.done() for t in tasks)
