@@ -166,6 +166,11 @@ check:
 	@tools/tidy.sh
 	@$(MAKE) --no-print-directory VARIANT=asan test
 
+# What tools/gpu_check.sh needs on a machine that has a GPU and little else.
+gpu-bundle:
+	@$(MAKE) --no-print-directory $(JOBS) CUDA=1 build/release/hcache build/release/tests/tensor/test_cuda
+	@tools/gpu_bundle.sh build/gpu build/release/hcache build/release/tests/tensor/test_cuda
+
 tsan:
 	@$(MAKE) --no-print-directory VARIANT=tsan test
 
@@ -209,6 +214,7 @@ help:
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
 	@echo 'make crash      what crashes, faults and damage do to the store: one table, 3 minutes'
 	@echo 'make crash-long the same for hours'
+	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
@@ -218,7 +224,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all tests setup demo test check tsan cov kill-turns crash crash-long tidy format options clean help FORCE
+.PHONY: all tests setup demo test check gpu-bundle tsan cov kill-turns crash crash-long tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -10,6 +10,8 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } benches[] = {
+    {"device", bench_device,
+     "a device's copies, products, attention: the same on CPU and GPU"},
     {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
     {"restore", bench_restore, "bringing a context back, by every method"},
 };

@@ -3,6 +3,7 @@
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
 
+int bench_device(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
 int bench_restore(int argc, char **argv);
 

@@ -1,0 +1,640 @@
+/* cuda_cases.c - see cuda_cases.h. */
+#include "cuda_cases.h"
+
+#include "rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cases.h"
+#include "tensor/device.h"
+
+static struct lane ref, exact, fast;
+
+static struct lane open_cuda(const char *math)
+{
+    struct lane l = {0};
+    struct err err = {0};
+    setenv("HCACHE_CUDA_MATH", math, 1);
+    if (device_open("cuda", NULL, &l.device, &err) != 0)
+        fail_msg("%s", err.msg);
+    unsetenv("HCACHE_CUDA_MATH");
+    l.ops = l.device->ops;
+    assert_int_equal(stream_create(l.device, STREAM_COMPUTE, &l.stream, NULL), 0);
+    return l;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    ref = lane_ref();
+    exact = open_cuda("exact");
+    fast = open_cuda("fast");
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lane_close(&ref);
+    lane_close(&exact);
+    lane_close(&fast);
+    return 0;
+}
+
+#define EACH_TYPE(t) for (enum dtype t = DTYPE_F32; t <= DTYPE_BF16; t++)
+#define EACH_LANE(l)                                                                       \
+    for (const struct lane *l = &exact; l != NULL; l = l == &exact ? &fast : NULL)
+
+/* --- device copies ---------------------------------------------------------------------------- */
+
+/* A device copy of `bytes` at src. */
+static struct buf up(const struct lane *l, const void *src, size_t bytes)
+{
+    struct buf b;
+    assert_int_equal(buf_alloc(l->device, MEM_DEVICE, bytes, &b, NULL), 0);
+    assert_int_equal(stream_copy(l->stream, b.ptr, src, bytes), 0);
+    assert_int_equal(stream_sync(l->stream), 0);
+    return b;
+}
+
+static void down(const struct lane *l, void *dst, const void *src, size_t bytes)
+{
+    assert_int_equal(stream_copy(l->stream, dst, src, bytes), 0);
+    assert_int_equal(stream_sync(l->stream), 0);
+}
+
+struct gmat {
+    struct mat m;
+    struct buf mem;
+};
+
+static size_t mat_bytes(struct mat m)
+{
+    return (size_t)(m.rows * m.ld) * dtype_bytes(m.dtype);
+}
+
+static struct gmat up_mat(const struct lane *l, struct mat host)
+{
+    struct gmat g = {host, up(l, host.data, mat_bytes(host))};
+    g.m.data = g.mem.ptr;
+    return g;
+}
+
+/* Brings the result to the host and frees the device's. */
+static struct mat take(const struct lane *l, struct gmat *g)
+{
+    struct mat host = mat_alloc(g->m.dtype, g->m.rows, g->m.ld);
+    down(l, host.data, g->m.data, mat_bytes(g->m));
+    host.cols = g->m.cols;
+    buf_free(l->device, &g->mem);
+    return host;
+}
+
+static struct mat as_type(struct mat x, enum dtype t)
+{
+    struct mat out = mat_alloc(t, x.rows, x.cols);
+    assert_int_equal(ref.ops->convert(ref.stream, out, x), 0);
+    return out;
+}
+
+/* What one operation may lose by rounding its result to t, and then some for sums. */
+static double rounding(enum dtype t)
+{
+    return t == DTYPE_F32 ? 2e-5 : t == DTYPE_F16 ? 2e-3 : 1.2e-2;
+}
+
+/* --- products --------------------------------------------------------------------------------- */
+
+static void check_matmul(const struct lane *l, struct matmul_case mc, enum dtype ta,
+                         enum dtype tw, enum dtype tc, bool with_bias)
+{
+    struct mat a = mat_random(ta, mc.m, mc.k, 1), a32 = as_type(a, DTYPE_F32);
+    void *rows = random_elems(tw, mc.n * mc.k, 2);
+    float *bias = random_elems(DTYPE_F32, mc.n, 3);
+    struct weight rw = weight_make(&ref, tw, mc.n, mc.k, rows);
+    struct weight w = weight_make(l, tw, mc.n, mc.k, rows);
+    struct mat want32 = mat_alloc(DTYPE_F32, mc.m, mc.n),
+               blank = mat_random(tc, mc.m, mc.n, 99);
+    ref.ops->matmul(ref.stream, want32, a32, &rw, with_bias ? bias : NULL);
+    struct mat want = as_type(want32, tc);
+    struct gmat ga = up_mat(l, a), gc = up_mat(l, blank);
+    struct buf gb = up(l, bias, (size_t)mc.n * sizeof *bias);
+    assert_int_equal(l->ops->matmul(l->stream, gc.m, ga.m, &w, with_bias ? gb.ptr : NULL),
+                     0);
+    struct mat got = take(l, &gc);
+    if (l == &exact)
+        assert_same_bits(got, want);
+    else
+        assert_near(got, want, rounding(tc) * 2);
+    buf_free(l->device, &ga.mem);
+    buf_free(l->device, &gb);
+    weight_free(l, &w);
+    weight_free(&ref, &rw);
+    free(rows);
+    free(bias);
+    mat_free(&a);
+    mat_free(&a32);
+    mat_free(&want32);
+    mat_free(&want);
+    mat_free(&blank);
+    mat_free(&got);
+}
+
+static void test_matmul(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
+        if (matmul_cases[c].bench)
+            continue;
+        EACH_TYPE(t) EACH_LANE(l)
+        {
+            check_matmul(l, matmul_cases[c], t, t, t, c % 2 == 0);
+            if (t != DTYPE_F32 && c % 3 == 0)
+                check_matmul(l, matmul_cases[c], t, t, DTYPE_F32, true);
+        }
+        if (c % 4 == 0) /* a state type that is not the weights' */
+            EACH_LANE(l)
+        check_matmul(l, matmul_cases[c], DTYPE_F32, DTYPE_BF16, DTYPE_F32, true);
+    }
+}
+
+/* Few rows: every width of the kernel that streams the weights. */
+static void test_gemv(void **state)
+{
+    (void)state;
+    for (int m = 1; m <= 8; m++)
+        EACH_TYPE(t)
+        {
+            check_matmul(&fast, (struct matmul_case){m, 37, 520, false}, t, t, t,
+                         m % 2 == 0);
+            check_matmul(&fast, (struct matmul_case){m, 16, 8, false}, t, t, DTYPE_F32,
+                         true);
+        }
+}
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+static void check_norms(const struct lane *l, struct rows_case rc, enum dtype tx,
+                        enum dtype to)
+{
+    struct mat x = mat_random(tx, rc.rows, rc.cols, 5),
+               blank = mat_random(to, rc.rows, rc.cols, 6);
+    float *w = random_elems(DTYPE_F32, rc.cols, 6),
+          *b = random_elems(DTYPE_F32, rc.cols, 7);
+    struct gmat gx = up_mat(l, x);
+    struct buf gw = up(l, w, (size_t)rc.cols * 4), gb = up(l, b, (size_t)rc.cols * 4);
+    for (int layer = 0; layer < 2; layer++) {
+        struct mat want = mat_alloc(to, rc.rows, rc.cols);
+        struct gmat go = up_mat(l, blank);
+        if (layer) {
+            ref.ops->layernorm(ref.stream, want, x, w, b, 1e-5f);
+            l->ops->layernorm(l->stream, go.m, gx.m, gw.ptr, gb.ptr, 1e-5f);
+        } else {
+            ref.ops->rmsnorm(ref.stream, want, x, w, 1e-5f);
+            l->ops->rmsnorm(l->stream, go.m, gx.m, gw.ptr, 1e-5f);
+        }
+        struct mat got = take(l, &go);
+        assert_near(got, want, rounding(to));
+        mat_free(&got);
+        mat_free(&want);
+    }
+    buf_free(l->device, &gx.mem);
+    buf_free(l->device, &gw);
+    buf_free(l->device, &gb);
+    free(w);
+    free(b);
+    mat_free(&x);
+    mat_free(&blank);
+}
+
+static void check_elements(const struct lane *l, struct rows_case rc, enum dtype from,
+                           enum dtype to)
+{
+    struct mat x = mat_random(from, rc.rows, rc.cols, 8),
+               y = mat_random(DTYPE_F32, rc.rows, rc.cols, 9);
+    struct mat want = mat_alloc(to, rc.rows, rc.cols),
+               blank = mat_random(to, rc.rows, rc.cols, 6);
+    struct gmat gx = up_mat(l, x), gy = up_mat(l, y), go = up_mat(l, blank);
+    l->ops->convert(l->stream, go.m, gx.m);
+    ref.ops->convert(ref.stream, want, x);
+    struct mat got = take(l, &go);
+    assert_same_bits(got, want);
+    mat_free(&got);
+    go = up_mat(l, blank);
+    l->ops->add(l->stream, go.m, gx.m, gy.m);
+    ref.ops->add(ref.stream, want, x, y);
+    got = take(l, &go);
+    assert_same_bits(got, want);
+    mat_free(&got);
+    buf_free(l->device, &gx.mem);
+    buf_free(l->device, &gy.mem);
+    mat_free(&x);
+    mat_free(&y);
+    mat_free(&want);
+    mat_free(&blank);
+}
+
+static void check_activations(const struct lane *l, struct rows_case rc, enum dtype t)
+{
+    struct mat gu = mat_random(t, rc.rows, 2 * rc.cols, 13), gu32 = as_type(gu, DTYPE_F32);
+    struct mat blank = mat_random(t, rc.rows, rc.cols, 6);
+    for (int act = ACTIVATION_SILU; act <= ACTIVATION_GELU_TANH; act++) {
+        struct mat want32 = mat_alloc(DTYPE_F32, rc.rows, rc.cols);
+        struct gmat gx = up_mat(l, gu), go = up_mat(l, blank);
+        ref.ops->act_mul(ref.stream, want32, gu32, (enum activation)act);
+        l->ops->act_mul(l->stream, go.m, gx.m, (enum activation)act);
+        struct mat want = as_type(want32, t), got = take(l, &go);
+        assert_near(got, want, rounding(t));
+        mat_free(&got);
+        l->ops->act(l->stream, gx.m, (enum activation)act);
+        got = take(l, &gx);
+        struct mat all32 = as_type(gu, DTYPE_F32);
+        ref.ops->act(ref.stream, all32, (enum activation)act);
+        assert_near(got, all32, rounding(t));
+        mat_free(&all32);
+        mat_free(&got);
+        mat_free(&want);
+        mat_free(&want32);
+    }
+    mat_free(&gu);
+    mat_free(&gu32);
+    mat_free(&blank);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    EACH_LANE(l) for (size_t c = 0; c < N_CASES(rows_cases); c++) EACH_TYPE(t)
+    {
+        check_norms(l, rows_cases[c], t, t);
+        check_norms(l, rows_cases[c], DTYPE_F32, t);
+        EACH_TYPE(to) check_elements(l, rows_cases[c], t, to);
+        check_activations(l, rows_cases[c], t);
+    }
+}
+
+static void test_embed(void **state)
+{
+    (void)state;
+    const int32_t ids[] = {3, 0, 9, 9};
+    EACH_LANE(l) EACH_TYPE(from) EACH_TYPE(to)
+    {
+        struct mat table = mat_random(from, 10, 37, 10), want = mat_alloc(to, 4, 37);
+        struct gmat gt = up_mat(l, table), go = up_mat(l, want);
+        struct weight w = weight_make(l, from, 10, 37, table.data);
+        ref.ops->embed(ref.stream, want, table, ids, 6.0827f);
+        l->ops->embed(l->stream, go.m, gt.m, ids, 6.0827f);
+        struct mat got = take(l, &go);
+        assert_same_bits(got, want);
+        mat_free(&got);
+        if (from == to) {
+            ref.ops->embed(ref.stream, want, table, ids, 1.0f);
+            go = up_mat(l, want);
+            l->ops->weight_rows(l->stream, go.m, &w, ids);
+            got = take(l, &go);
+            assert_same_bits(got, want);
+            mat_free(&got);
+        }
+        weight_free(l, &w);
+        buf_free(l->device, &gt.mem);
+        mat_free(&table);
+        mat_free(&want);
+    }
+}
+
+static void test_head_norm(void **state)
+{
+    (void)state;
+    const int d_heads[] = {8, 20, 64, 128};
+    EACH_LANE(l) for (size_t c = 0; c < N_CASES(d_heads); c++) EACH_TYPE(t)
+    {
+        int d = d_heads[c];
+        float *w = random_elems(DTYPE_F32, d, 12);
+        struct mat x = mat_random(t, 5, 3 * d, 11), want = as_type(x, DTYPE_F32);
+        struct gmat gx = up_mat(l, x);
+        struct buf gw = up(l, w, (size_t)d * 4);
+        ref.ops->head_norm(ref.stream, want, d, w, 1e-6f);
+        l->ops->head_norm(l->stream, gx.m, d, gw.ptr, 1e-6f);
+        struct mat got = take(l, &gx);
+        assert_near(got, want, rounding(t));
+        buf_free(l->device, &gw);
+        free(w);
+        mat_free(&x);
+        mat_free(&want);
+        mat_free(&got);
+    }
+}
+
+static void test_all_finite(void **state)
+{
+    (void)state;
+    const float bad[] = {1.0f / 0.0f, -1.0f / 0.0f, 0.0f / 0.0f};
+    EACH_LANE(l) EACH_TYPE(t) for (int which = -1; which < 3; which++)
+    {
+        struct mat x32 = mat_random(DTYPE_F32, 3, 2000, 14);
+        if (which >= 0)
+            ((float *)x32.data)[4321] = bad[which];
+        struct mat x = as_type(x32, t);
+        struct gmat gx = up_mat(l, x);
+        bool finite = which >= 0;
+        assert_int_equal(l->ops->all_finite(l->stream, gx.m, &finite), 0);
+        assert_int_equal(finite, which < 0);
+        buf_free(l->device, &gx.mem);
+        mat_free(&x);
+        mat_free(&x32);
+    }
+}
+
+/* --- positions and the cache ------------------------------------------------------------------ */
+
+static struct rope up_rope(const struct lane *l, const struct rope *r, struct buf *mem)
+{
+    size_t n = (size_t)r->max_pos * (size_t)(r->d_rot / 2);
+    struct rope g = *r;
+    float *both = xcalloc(2 * n + 1, sizeof *both);
+    memcpy(both, r->cos, n * sizeof *both);
+    memcpy(both + n, r->sin, n * sizeof *both);
+    *mem = up(l, both, (2 * n + 1) * sizeof *both);
+    free(both);
+    g.cos = mem->ptr;
+    g.sin = g.cos + n;
+    return g;
+}
+
+/* cache_make for device memory: slots hold NaN. */
+static struct cache cache_on(const struct lane *l, enum dtype t, int n_kv, int d_head,
+                             int n_seqs, int max_tokens)
+{
+    struct cache host = cache_make(&ref, t, n_kv, d_head, n_seqs, max_tokens);
+    struct buf dev = up(l, host.mem.ptr, host.mem.bytes);
+    buf_free(ref.device, &host.mem);
+    host.mem = dev;
+    host.kv.blocks = dev.ptr;
+    return host;
+}
+
+static void check_rope_op(const struct lane *l, int d_head, int d_rot, enum dtype t)
+{
+    struct rope rope = rope_make(300, d_rot);
+    struct buf rope_mem;
+    struct rope grope = up_rope(l, &rope, &rope_mem);
+    struct cache c = cache_make(&ref, DTYPE_F32, 1, 8, 2, 300);
+    struct batch b = batch_make(&c, 2, (int[]){0, 250}, (int[]){5, 40});
+    struct mat x = mat_random(t, 45, 3 * d_head, 15), want32 = as_type(x, DTYPE_F32);
+    struct gmat gx = up_mat(l, x);
+    ref.ops->rope(ref.stream, want32, d_head, &rope, &b.r);
+    l->ops->rope(l->stream, gx.m, d_head, &grope, &b.r);
+    struct mat got = take(l, &gx), want = as_type(want32, t);
+    assert_same_bits(got, want);
+    mat_free(&got);
+    mat_free(&want);
+    mat_free(&want32);
+    mat_free(&x);
+    batch_free(&b);
+    cache_free(&ref, &c);
+    buf_free(l->device, &rope_mem);
+    rope_free(&rope);
+}
+
+static void test_rope(void **state)
+{
+    (void)state;
+    EACH_LANE(l) EACH_TYPE(t)
+    {
+        check_rope_op(l, 64, 64, t);
+        check_rope_op(l, 80, 32, t);
+        check_rope_op(l, 20, 6, t);
+        check_rope_op(l, 16, 0, t);
+    }
+}
+
+/* K and V come back as ref has them: written row by row in pieces, or as packed chunks. */
+static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, int d_rot,
+                     int piece)
+{
+    enum { TOKENS = 192 };
+    struct rope rope = rope_make(TOKENS, d_rot);
+    struct buf rope_mem;
+    struct rope grope = up_rope(l, &rope, &rope_mem);
+    int width = 2 * n_kv * d_head;
+    struct mat rows = mat_random(t, TOKENS, width, 16), want = mat_alloc(t, TOKENS, width);
+    struct cache host = cache_make(&ref, t, n_kv, d_head, 1, TOKENS);
+    struct batch all = batch_make(&host, 1, (int[]){0}, (int[]){TOKENS});
+    ref.ops->kv_fill(ref.stream, &host.kv, rows, &rope, &all.r);
+    ref.ops->kv_read(ref.stream, want, &host.kv, &all.r);
+
+    struct gmat grows = up_mat(l, rows);
+    for (int packed = 0; packed < 2; packed++) {
+        struct cache c = cache_on(l, t, n_kv, d_head, 1, TOKENS);
+        for (int p = 0; !packed && p < TOKENS; p += piece) {
+            int n = TOKENS - p < piece ? TOKENS - p : piece;
+            struct batch b = batch_make(&c, 1, &p, &n);
+            b.r.id = ragged_new_id();
+            assert_int_equal(
+                l->ops->kv_fill(l->stream, &c.kv, mat_rows(grows.m, p, n), &grope, &b.r),
+                0);
+            batch_free(&b);
+        }
+        size_t chunk_bytes = kv_block_bytes(n_kv, d_head, t);
+        uint8_t *chunks = xmalloc(3 * chunk_bytes);
+        for (int k = 0; k < 3; k++)
+            l->ops->kv_pack(l->stream, chunks + (size_t)k * chunk_bytes,
+                            mat_rows(rows, k * 64, 64), n_kv, d_head);
+        struct buf staged = up(l, chunks, 3 * chunk_bytes);
+        for (int k = 0; packed && k < 3; k++)
+            l->ops->kv_load(l->stream, &c.kv, c.table[0][k],
+                            (uint8_t *)staged.ptr + (size_t)k * chunk_bytes, &grope,
+                            k * 64);
+        struct batch back = batch_make(&c, 1, (int[]){0}, (int[]){TOKENS});
+        struct gmat out = up_mat(l, want);
+        assert_int_equal(l->ops->kv_read(l->stream, out.m, &c.kv, &back.r), 0);
+        struct mat got = take(l, &out);
+        assert_same_bits(got, want);
+        mat_free(&got);
+        buf_free(l->device, &staged);
+        free(chunks);
+        batch_free(&back);
+        cache_free(l, &c);
+    }
+    buf_free(l->device, &grows.mem);
+    buf_free(l->device, &rope_mem);
+    batch_free(&all);
+    cache_free(&ref, &host);
+    mat_free(&rows);
+    mat_free(&want);
+    rope_free(&rope);
+}
+
+static void test_kv(void **state)
+{
+    (void)state;
+    EACH_TYPE(t)
+    {
+        check_kv(&fast, t, 2, 64, 64, 64);
+        check_kv(&fast, t, 1, 128, 128, 192);
+        check_kv(&exact, t, 3, 80, 32, 7);
+        check_kv(&exact, t, 5, 20, 6, 100);
+        check_kv(&fast, t, 2, 32, 0, 50);
+    }
+}
+
+/* --- attention -------------------------------------------------------------------------------- */
+
+/* On ref with q of type t's values, or on a lane of the GPU. */
+static struct mat attention_on(const struct lane *l, const struct attention_case *ac,
+                               enum dtype t)
+{
+    static const struct rope none = {0};
+    int start[3], rows[3], zero[3] = {0}, ends[3], max_end = 0, n_rows = 0;
+    for (int s = 0; s < ac->n_seqs; s++) {
+        start[s] = ac->seq[s].start;
+        rows[s] = ac->seq[s].rows;
+        ends[s] = start[s] + rows[s];
+        max_end = ends[s] > max_end ? ends[s] : max_end;
+        n_rows += rows[s];
+    }
+    struct cache c = l == &ref
+                         ? cache_make(&ref, t, ac->n_kv, ac->d_head, ac->n_seqs, max_end)
+                         : cache_on(l, t, ac->n_kv, ac->d_head, ac->n_seqs, max_end);
+    struct batch fill = batch_make(&c, ac->n_seqs, zero, ends);
+    struct batch b = batch_make(&c, ac->n_seqs, start, rows);
+    struct mat kv = mat_random(t, fill.r.n_rows, 2 * ac->n_kv * ac->d_head, 17);
+    struct mat q = mat_random(t, n_rows, ac->heads * ac->d_head, 18), out;
+    if (l == &ref) {
+        struct mat q32 = as_type(q, DTYPE_F32);
+        out = mat_alloc(DTYPE_F32, n_rows, ac->heads * ac->d_head);
+        ref.ops->kv_fill(ref.stream, &c.kv, kv, &none, &fill.r);
+        ref.ops->attention(ref.stream, out, q32, &c.kv, &b.r, 1.2f, ac->window);
+        mat_free(&q32);
+    } else {
+        struct gmat gkv = up_mat(l, kv), gq = up_mat(l, q), go = up_mat(l, q);
+        assert_int_equal(l->ops->kv_fill(l->stream, &c.kv, gkv.m, &none, &fill.r), 0);
+        assert_int_equal(
+            l->ops->attention(l->stream, go.m, gq.m, &c.kv, &b.r, 1.2f, ac->window), 0);
+        out = take(l, &go);
+        buf_free(l->device, &gkv.mem);
+        buf_free(l->device, &gq.mem);
+    }
+    mat_free(&q);
+    mat_free(&kv);
+    batch_free(&b);
+    batch_free(&fill);
+    cache_free(l, &c);
+    return out;
+}
+
+/* Beyond the shared cases: whole and cut tiles at every head size that has a kernel for them, and a
+ * context long enough to be split. */
+static const struct attention_case more_cases[] = {
+    {2, 1, 64, 0, 2, {{0, 130}, {70, 20}}, false}, {2, 2, 96, 0, 1, {{100, 64}}, false},
+    {2, 1, 128, 40, 1, {{90, 100}}, false},        {1, 1, 256, 0, 1, {{0, 70}}, false},
+    {4, 2, 80, 0, 2, {{0, 9}, {130, 65}}, false},  {2, 1, 64, 0, 1, {{2500, 1}}, false},
+    {10, 1, 64, 0, 2, {{1300, 2}, {3, 1}}, false},
+};
+
+static void check_attention(const struct attention_case *ac)
+{
+    EACH_TYPE(t)
+    {
+        struct mat want = attention_on(&ref, ac, t);
+        EACH_LANE(l)
+        {
+            struct mat got = attention_on(l, ac, t);
+            assert_near(got, want, rounding(t));
+            mat_free(&got);
+        }
+        mat_free(&want);
+    }
+}
+
+static void test_attention(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < N_CASES(attention_cases); c++)
+        if (!attention_cases[c].bench)
+            check_attention(&attention_cases[c]);
+    for (size_t c = 0; c < N_CASES(more_cases); c++)
+        check_attention(&more_cases[c]);
+}
+
+/* Exact math: a row alone and the same row among others have the same bits. */
+static void test_exact_is_batch_invariant(void **state)
+{
+    (void)state;
+    const struct attention_case whole = {4, 2, 64, 0, 1, {{0, 150}}, false};
+    const struct attention_case last = {4, 2, 64, 0, 1, {{149, 1}}, false};
+    struct mat a = mat_random(DTYPE_BF16, 150, 264, 1);
+    void *rows = random_elems(DTYPE_BF16, 33 * 264, 2);
+    struct weight w = weight_make(&exact, DTYPE_BF16, 33, 264, rows);
+    struct mat blank = mat_alloc(DTYPE_BF16, 150, 33);
+    struct gmat ga = up_mat(&exact, a), all = up_mat(&exact, blank),
+                one = up_mat(&exact, blank);
+    exact.ops->matmul(exact.stream, all.m, ga.m, &w, NULL);
+    for (int i = 0; i < 150; i++)
+        exact.ops->matmul(exact.stream, mat_rows(one.m, i, 1), mat_rows(ga.m, i, 1), &w,
+                          NULL);
+    struct mat x = take(&exact, &all), y = take(&exact, &one);
+    assert_same_bits(x, y);
+    mat_free(&x);
+    mat_free(&y);
+    /* The queries differ between the two calls but in their first row: compare the first rows. */
+    const struct attention_case first = {4, 2, 64, 0, 1, {{149, 1}}, false};
+    x = attention_on(&exact, &last, DTYPE_BF16);
+    y = attention_on(&exact, &first, DTYPE_BF16);
+    assert_same_bits(x, y);
+    (void)whole;
+    mat_free(&x);
+    mat_free(&y);
+    buf_free(exact.device, &ga.mem);
+    weight_free(&exact, &w);
+    free(rows);
+    mat_free(&a);
+    mat_free(&blank);
+}
+
+/* --- streams ---------------------------------------------------------------------------------- */
+
+/* Copies and kernels on two streams, ordered by an event: the emulation runs nothing before it is
+ * waited for, so an order that is not asked for is not kept. */
+static void test_streams(void **state)
+{
+    (void)state;
+    struct stream *copy;
+    struct event *arrived;
+    enum { N = 1000 };
+    assert_int_equal(stream_create(fast.device, STREAM_COPY, &copy, NULL), 0);
+    assert_int_equal(event_create(fast.device, &arrived, NULL), 0);
+    struct mat x = mat_random(DTYPE_F32, 1, N, 1), zero = mat_alloc(DTYPE_F32, 1, N);
+    struct mat want = as_type(x, DTYPE_BF16), blank = mat_alloc(DTYPE_BF16, 1, N);
+    struct gmat gx = up_mat(&fast, zero), go = up_mat(&fast, blank);
+    assert_int_equal(stream_copy(copy, gx.m.data, x.data, N * sizeof(float)), 0);
+    assert_int_equal(event_record(copy, arrived), 0);
+    assert_int_equal(event_wait(fast.stream, arrived), 0);
+    assert_int_equal(fast.ops->convert(fast.stream, go.m, gx.m), 0);
+    struct mat got = take(&fast, &go);
+    assert_same_bits(got, want);
+    assert_int_equal(event_sync(arrived), 0);
+    buf_free(fast.device, &gx.mem);
+    event_destroy(arrived);
+    stream_destroy(copy);
+    mat_free(&x);
+    mat_free(&zero);
+    mat_free(&want);
+    mat_free(&blank);
+    mat_free(&got);
+}
+
+int cuda_cases_run(const char *name)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_matmul),    cmocka_unit_test(test_gemv),
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_head_norm), cmocka_unit_test(test_all_finite),
+        cmocka_unit_test(test_rope),      cmocka_unit_test(test_kv),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_exact_is_batch_invariant),
+        cmocka_unit_test(test_streams),
+    };
+    return cmocka_run_group_tests_name(name, tests, setup, teardown);
+}

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Programs with the shared libraries that a bare machine may lack (all but the C library's own).
+#   tools/gpu_bundle.sh FOLDER PROGRAM...
+set -euo pipefail
+to=$1
+shift
+rm -rf "$to"
+mkdir -p "$to/lib"
+for program; do
+    cp -L "$program" "$to/"
+    ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' |
+        grep -vE '/(libc|libm|libpthread|libdl|librt|ld-linux[^/]*|libgcc_s)\.so' | xargs -r cp -L -t "$to/lib"
+done
+git describe --always --dirty >"$to/commit"
+strip --strip-debug "$to"/* 2>/dev/null || true
+du -sh "$to"
