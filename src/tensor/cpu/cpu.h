@@ -79,15 +79,17 @@ struct kv_chunk {
 #define KV_ITEM_ELEMENTS 1024
 #define KV_SCRATCH       (KV_GROUP * (KV_ITEM_ELEMENTS + MAX_D_HEAD))
 
-/* Attention of up to TILE_QUERIES query vectors of one sequence that share a kv head. */
+/* Attention of up to TILE_QUERIES query vectors of one sequence: n for each of n_kv_heads neighbouring
+ * kv heads, all those of a head together. */
 struct attn_tile {
     const struct kv_layer *kv;
     const int32_t *table;
-    int kv_head;
-    int n; /* query vectors */
+    int kv_head, n_kv_heads;
+    int n;
     const float *q[TILE_QUERIES];
     float *out[TILE_QUERIES];
-    int32_t begin[TILE_QUERIES], end[TILE_QUERIES]; /* visible keys */
+    int32_t begin[TILE_QUERIES],
+        end[TILE_QUERIES]; /* visible keys, the same for every head */
     float scale;
     float *scratch; /* ATTN_SCRATCH floats, of this thread */
 };

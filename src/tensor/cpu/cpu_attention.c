@@ -1,8 +1,10 @@
 /* cpu_attention.c - how attention is cut into tiles.
  *
  * A tile is a run of rows of one sequence with all query heads that share one kv head, so that a
- * block of K and V is read (and converted) once for all of them.  Threads take tiles one after
- * another, the last rows first: those see the most keys. */
+ * block of K and V is read (and converted) once for all of them.  Where every sequence has one row
+ * (decode) a tile takes several kv heads: those lie one behind the other in a block, and memory is
+ * read fastest in long stretches.  Threads take tiles one after another, the last rows first: those
+ * see the most keys. */
 #include "tensor/cpu/cpu.h"
 
 struct attn_job {
@@ -12,8 +14,10 @@ struct attn_job {
     const struct kv_layer *kv;
     const struct ragged *r;
     float scale;
-    int window, group, tile_rows;
-    struct items items; /* all row tiles of the batch, last first, times kv heads */
+    int window, group;
+    int tile_rows, tile_heads; /* rows and kv heads of a tile, at most */
+    struct items
+        items; /* all row tiles of the batch, last first, times groups of kv heads */
 };
 
 static int seq_tiles(const struct attn_job *j, int seq)
@@ -22,7 +26,7 @@ static int seq_tiles(const struct attn_job *j, int seq)
     return (rows + j->tile_rows - 1) / j->tile_rows;
 }
 
-/* Rows [row0, row1) of sequence seq for one kv head. */
+/* Rows [row0, row1) of sequence seq for tile_heads kv heads. */
 static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int kv_head,
                      int thread_idx)
 {
@@ -30,18 +34,21 @@ static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int 
     t.kv = j->kv;
     t.table = j->r->tables[seq];
     t.kv_head = kv_head;
+    t.n_kv_heads = j->tile_heads;
     t.scale = j->scale;
     t.scratch = scratch_thread(j->s, thread_idx);
-    t.n = 0;
-    for (int row = row0; row < row1; row++) {
-        int32_t end = j->r->pos[row] + 1;
-        for (int h = kv_head * j->group; h < (kv_head + 1) * j->group; h++) {
-            t.q[t.n] = (const float *)row_ptr(j->q, row) + h * j->kv->d_head;
-            t.out[t.n] = (float *)row_ptr(j->out, row) + h * j->kv->d_head;
-            t.begin[t.n] = j->window > 0 && end > j->window ? end - j->window : 0;
-            t.end[t.n++] = end;
+    t.n = (row1 - row0) * j->group;
+    int i = 0;
+    for (int g = kv_head; g < kv_head + j->tile_heads; g++)
+        for (int row = row0; row < row1; row++) {
+            int32_t end = j->r->pos[row] + 1;
+            for (int h = g * j->group; h < (g + 1) * j->group; h++) {
+                t.q[i] = (const float *)row_ptr(j->q, row) + h * j->kv->d_head;
+                t.out[i] = (float *)row_ptr(j->out, row) + h * j->kv->d_head;
+                t.begin[i] = j->window > 0 && end > j->window ? end - j->window : 0;
+                t.end[i++] = end;
+            }
         }
-    }
     j->k->attention(&t);
 }
 
@@ -49,9 +56,10 @@ static void run_items(void *arg, int thread_idx, int n_threads)
 {
     struct attn_job *j = arg;
     (void)n_threads;
+    int n_groups = j->kv->n_kv / j->tile_heads;
     int seq = j->r->n_seqs, tiles_before = 0, tiles = 0; /* of the sequences behind seq */
     for (long item; item_take(&j->items, &item);) {
-        int tile = (int)(item / j->kv->n_kv);
+        int tile = (int)(item / n_groups);
         while (tile >= tiles_before + tiles) {
             tiles_before += tiles;
             tiles = seq_tiles(j, --seq);
@@ -59,8 +67,21 @@ static void run_items(void *arg, int thread_idx, int n_threads)
         int first = j->r->seq_row[seq], rows = j->r->seq_row[seq + 1] - first;
         int i = tiles - 1 - (tile - tiles_before);
         run_tile(j, seq, first + rows * i / tiles, first + rows * (i + 1) / tiles,
-                 (int)(item % j->kv->n_kv), thread_idx);
+                 (int)(item % n_groups) * j->tile_heads, thread_idx);
     }
+}
+
+/* As many kv heads as a tile holds, as long as every thread has two tiles. */
+static int tile_heads_of(const struct attn_job *j)
+{
+    int min_items = 2 * pool_threads(j->s->pool), n_kv = j->kv->n_kv;
+    if (j->r->n_rows > j->r->n_seqs)
+        return 1;
+    int heads = n_kv;
+    while (heads > 1 && (n_kv % heads != 0 || heads * j->group > TILE_QUERIES ||
+                         j->r->n_seqs * (n_kv / heads) < min_items))
+        heads--;
+    return heads;
 }
 
 int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
@@ -81,12 +102,13 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
                            .window = window,
                            .group = n_heads / kv->n_kv};
     job.tile_rows = TILE_QUERIES / job.group;
+    job.tile_heads = tile_heads_of(&job);
     int64_t n_tiles = 0, n_keys = 0;
     for (int seq = 0; seq < r->n_seqs; seq++)
         n_tiles += seq_tiles(&job, seq);
     for (int i = 0; i < r->n_rows; i++)
         n_keys += r->pos[i] + 1;
-    job.items.n = n_tiles * kv->n_kv;
+    job.items.n = n_tiles * (kv->n_kv / job.tile_heads);
     if (n_keys * q.cols < 65536) /* a fork and join would cost more */
         run_items(&job, 0, 1);
     else

@@ -1,5 +1,5 @@
-/* kern_attention.h - one tile of attention: up to TILE_QUERIES query vectors of one kv head, over all
- * key blocks that any of them sees.
+/* kern_attention.h - one tile of attention: up to TILE_QUERIES query vectors, over all key blocks that
+ * any of them sees, block by block and in a block head by head.
  *
  * Strips of up to MM_ROWS queries use the inner loop of the matrix product: scores over d_head, then
  * P.V over the visible keys.  For many queries K and V of a block are converted to f32 once per tile;
@@ -22,13 +22,14 @@
 struct attn_state {
     const struct attn_tile *t;
     int d_head, d_pad; /* d_pad: d_head rounded up to whole vectors */
-    int n_strips;
-    float *q;      /* strip by strip, [d_head][MM_ROWS] each */
-    float *o;      /* [n][d_pad] */
-    float *p;      /* [MM_ROWS][64]: scores, then weights */
-    float *k, *v;  /* the block in f32: [d_head][64], [64][d_pad] */
-    float *m, *l;  /* [n] running maximum and sum */
-    bool converts; /* into k and v; otherwise blocks are read where they lie */
+    int n_all;         /* query vectors of all heads */
+    int n_strips;      /* of one head's */
+    float *q;          /* [n_all][d_head] */
+    float *o;          /* [n_all][d_pad] */
+    float *p;          /* [MM_ROWS][64]: scores, then weights */
+    float *k, *v;      /* the block in f32: [d_head][64], [64][d_pad] */
+    float *m, *l;      /* [n_all] running maximum and sum */
+    bool converts;     /* into k and v; otherwise blocks are read where they lie */
 };
 
 /* K [d_head][64] and V [64][v_step] of one head in one block, converted or not. */
@@ -55,50 +56,35 @@ static int round16(int n)
     return (n + 15) / 16 * 16;
 }
 
-/* First query of strip i: strips are of nearly equal height. */
-static int strip_first(const struct attn_state *s, int i)
-{
-    return s->t->n * i / s->n_strips;
-}
-
-static void strip_pack_q(const struct attn_state *s, int idx)
-{
-    float *strip = s->q + idx * MM_ROWS * s->d_head;
-    int first = strip_first(s, idx), n = strip_first(s, idx + 1) - first;
-    for (int r = 0; r < n; r++)
-        for (int d = 0; d < s->d_head; d++)
-            strip[d * MM_ROWS + r] = s->t->q[first + r][d];
-}
-
 static struct attn_state attn_begin(const struct attn_tile *t)
 {
     int d_head = t->kv->d_head;
     struct attn_state s = {.t = t,
                            .d_head = d_head,
                            .d_pad = round16(d_head),
+                           .n_all = t->n * t->n_kv_heads,
                            .n_strips = (t->n + MM_ROWS - 1) / MM_ROWS,
                            .converts = t->n > ATTN_CONVERT_QUERIES || d_head % 16 != 0};
     float *at = t->scratch;
     s.k = at, at += KEYS * MAX_D_HEAD;
     s.v = at, at += KEYS * MAX_D_HEAD;
-    s.q = at, at += s.n_strips * MM_ROWS * d_head;
-    s.o = at, at += t->n * s.d_pad;
+    s.q = at, at += s.n_all * d_head;
+    s.o = at, at += s.n_all * s.d_pad;
     s.p = at, at += MM_ROWS * KEYS;
-    s.m = at, at += t->n;
+    s.m = at, at += s.n_all;
     s.l = at;
-    for (int i = 0; i < s.n_strips; i++)
-        strip_pack_q(&s, i);
-    for (int i = 0; i < t->n; i++) {
+    for (int i = 0; i < s.n_all; i++) {
+        memcpy(s.q + i * d_head, t->q[i], (size_t)d_head * sizeof(float));
         s.m[i] = -INFINITY;
         s.l[i] = 0;
     }
-    memset(s.o, 0, (size_t)(t->n * s.d_pad) * sizeof(float));
+    memset(s.o, 0, (size_t)(s.n_all * s.d_pad) * sizeof(float));
     return s;
 }
 
 static void attn_end(const struct attn_state *s)
 {
-    for (int i = 0; i < s->t->n; i++) {
+    for (int i = 0; i < s->n_all; i++) {
         v16 inverse = v_set1(1.0f / s->l[i]);
         for (int d = 0; d < s->d_head; d += 16)
             v_store_upto(s->t->out[i], DTYPE_F32, d, s->d_head - d,
@@ -162,10 +148,15 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
 
 /* --- strips --------------------------------------------------------------------------------- */
 
-static struct strip strip_of(const struct attn_state *s, int idx, int32_t block_pos)
+/* Strip idx of a head; strips are of nearly equal height. */
+static struct strip strip_of(const struct attn_state *s, int head, int idx,
+                             int32_t block_pos)
 {
-    struct strip st = {.idx = idx, .first = strip_first(s, idx), .all_hi = KEYS};
-    st.n = strip_first(s, idx + 1) - st.first;
+    int n = s->t->n, first = n * idx / s->n_strips;
+    struct strip st = {.idx = idx,
+                       .first = head * n + first,
+                       .n = n * (idx + 1) / s->n_strips - first,
+                       .all_hi = KEYS};
     for (int r = 0; r < st.n; r++) {
         int32_t lo = s->t->begin[st.first + r] - block_pos;
         int32_t hi = s->t->end[st.first + r] - block_pos;
@@ -193,9 +184,9 @@ INLINE void scores(const struct attn_state *s, const struct strip *st,
     for (int j0 = 0; j0 < KEY_VECS; j0 += n_panels) {
         v16 sum[MM_ROWS][WIDE_MAX];
         const struct operands x = {
-            .a = s->q + st->idx * MM_ROWS * s->d_head,
-            .a_row = 1,
-            .a_step = MM_ROWS,
+            .a = s->q + st->first * s->d_head,
+            .a_row = s->d_head,
+            .a_step = 1,
             .b = b->k + (size_t)(j0 * 16) * dtype_bytes(t),
             .b_step = KEYS,
             .b_panel = 16,
@@ -333,21 +324,23 @@ static void strip_attend(const struct attn_state *s, struct strip *st,
 
 /* --- the tile ------------------------------------------------------------------------------- */
 
-static const uint8_t *block_k(const struct attn_tile *t, int32_t block)
+/* Where K of the tile's head `head` begins in a block. */
+static const uint8_t *block_k(const struct attn_tile *t, int32_t block, int head)
 {
     const struct kv_layer *kv = t->kv;
     size_t head_bytes = (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
     return kv->blocks + (size_t)t->table[block] * kv->block_stride +
-           (size_t)t->kv_head * head_bytes;
+           (size_t)(t->kv_head + head) * head_bytes;
 }
 
-/* Block `block`; `next` is the one to be fetched meanwhile. */
-static struct kv_block block_open(const struct attn_state *s, int32_t block, int32_t next)
+/* One head of block `block`; next_k is K of what will be opened next. */
+static struct kv_block block_open(const struct attn_state *s, int32_t block, int head,
+                                  const uint8_t *next_k)
 {
     const struct kv_layer *kv = s->t->kv;
     size_t head_bytes = (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
     size_t k_bytes = (size_t)kv->n_kv * head_bytes;
-    const uint8_t *k = block_k(s->t, block), *next_k = block_k(s->t, next);
+    const uint8_t *k = block_k(s->t, block, head);
     struct kv_block b = {.k = k,
                          .v = k + k_bytes,
                          .type = kv->dtype,
@@ -365,6 +358,16 @@ static struct kv_block block_open(const struct attn_state *s, int32_t block, int
     return b;
 }
 
+static void block_attend(const struct attn_state *s, int32_t block, int head,
+                         const struct kv_block *b)
+{
+    for (int i = 0; i < s->n_strips; i++) {
+        struct strip st = strip_of(s, head, i, block * KEYS);
+        if (st.any)
+            strip_attend(s, &st, b);
+    }
+}
+
 static void attention(const struct attn_tile *t)
 {
     struct attn_state s = attn_begin(t);
@@ -374,14 +377,14 @@ static void attention(const struct attn_tile *t)
         end = t->end[i] > end ? t->end[i] : end;
     }
     int32_t last = (end - 1) / KEYS;
-    for (int32_t i = begin / KEYS; i <= last; i++) {
-        struct kv_block b = block_open(&s, i, i < last ? i + 1 : i);
-        for (int idx = 0; idx < s.n_strips; idx++) {
-            struct strip st = strip_of(&s, idx, i * KEYS);
-            if (st.any)
-                strip_attend(&s, &st, &b);
+    for (int32_t i = begin / KEYS; i <= last; i++)
+        for (int head = 0; head < t->n_kv_heads; head++) {
+            bool more = head + 1 < t->n_kv_heads;
+            const uint8_t *next_k = more ? block_k(t, i, head + 1)
+                                         : block_k(t, i < last ? i + 1 : i, 0);
+            struct kv_block b = block_open(&s, i, head, next_k);
+            block_attend(&s, i, head, &b);
         }
-    }
     attn_end(&s);
 }
 

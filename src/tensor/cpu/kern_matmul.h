@@ -59,7 +59,7 @@ INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype 
     const uint8_t *fetch = x->fetch;
     int i = 0;
     for (; i + FETCH_STEPS <= n; i += FETCH_STEPS) {
-        EACH_PANEL __builtin_prefetch(fetch + (size_t)j * x->fetch_panel);
+        EACH_PANEL __builtin_prefetch(fetch + (size_t)j * x->fetch_panel, 0, 2);
         fetch += x->fetch_step;
         for (int step = 0; step < FETCH_STEPS; step++)
             tile_step(sum, x, t, i + step, n_rows, n_panels);
