@@ -3,7 +3,6 @@
  * Prints a row per method, then the chosen one with its letters, its reason and its two lanes.
  * Computes only; nothing is read but the model's config.json and a platform file. */
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +18,13 @@
 #include "policy/pipeline.h"
 #include "policy/plan.h"
 #include "policy/timeline.h"
+#include "state/profile.h"
 
 struct plan_args {
     const char *model_dir, *shape, *platform, *method, *svg;
     int64_t history, n_new;
     uint64_t throttle, budget;
-    int dtype, tier, width;
+    int dtype, tier, width, concurrent;
     bool fused, json;
 };
 
@@ -58,6 +58,8 @@ static const struct opt plan_options[] = {
      .help = "which of the platform's tiers the records lie in"},
     {"throttle", OPT(struct plan_args, throttle), .arg = "BYTES_PER_S",
      .help = "reads no faster than this"},
+    {"concurrent", OPT(struct plan_args, concurrent), .arg = "N", .def = "1", .min = 1,
+     .max = 1000, .help = "restores at once on this device, which share its lanes"},
     {"budget", OPT(struct plan_args, budget), .arg = "BYTES",
      .help = "auto: store at most this many bytes per token"},
     {"width", OPT(struct plan_args, width), .arg = "COLUMNS", .min = 0, .max = 400,
@@ -107,16 +109,8 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     int rc = load_config(a, &c, e);
     if (rc != 0)
         return rc;
-    const struct platform_shape s = {.name = a->shape != NULL ? a->shape : a->model_dir,
-                                     .n_layers = c.n_layers,
-                                     .d_model = c.n_embd,
-                                     .n_heads = c.n_heads,
-                                     .n_kv_heads = c.n_kv_heads,
-                                     .d_head = c.d_head,
-                                     .d_ffn = c.n_ffn,
-                                     .n_vocab = c.vocab_size,
-                                     .gated_ffn = c.mlp_gated,
-                                     .elem_bytes = elem_bytes(a, &c)};
+    const struct platform_shape s = profile_shape(
+        a->shape != NULL ? a->shape : a->model_dir, &c, elem_bytes(a, &c));
     return platform_builtin(a->platform, &s, p, e);
 }
 
@@ -167,9 +161,10 @@ static int open_platform(const struct plan_args *a, struct platform *p, struct e
                        PLAN_MAX_LAYERS);
     if (a->tier >= p->n_tiers)
         return err_set(e, ERR_USAGE, "--tier %d: the platform has %d", a->tier, p->n_tiers);
-    double *bw = &p->tier[a->tier].bytes_per_s;
     if (a->throttle > 0)
-        *bw = fmin(*bw, (double)a->throttle);
+        platform_throttle(p, a->tier, (double)a->throttle);
+    if (a->concurrent > 1)
+        *p = platform_shared(p, 1.0 / a->concurrent, 1.0 / a->concurrent);
     return 0;
 }
 

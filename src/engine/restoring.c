@@ -40,9 +40,11 @@ static void take_measure(struct engine *e, const struct restore_found *f)
         p->n_tiers = 1;
         p->tier[0] = f->tier;
     }
-    if (limit > 0 && (p->n_tiers == 0 || p->tier[0].bytes_per_s > limit)) {
+    if (limit > 0 && p->n_tiers == 0) {
         p->n_tiers = 1;
         p->tier[0] = (struct platform_tier){.name = "throttled", .bytes_per_s = limit};
+    } else if (limit > 0) {
+        platform_throttle(p, 0, limit);
     }
 }
 

@@ -449,6 +449,18 @@ struct platform platform_shared(const struct platform *p, double io_share,
     return q;
 }
 
+void platform_throttle(struct platform *p, int tier, double bytes_per_s)
+{
+    CHECK(tier >= 0 && tier < p->n_tiers && bytes_per_s > 0);
+    struct platform_tier *t = &p->tier[tier];
+    if (t->bytes_per_s <= bytes_per_s)
+        return;
+    double share = bytes_per_s / t->bytes_per_s;
+    p->io_overlap = 1 + (p->io_overlap - 1) * share;
+    p->comp_overlap = 1 + (p->comp_overlap - 1) * share;
+    *t = (struct platform_tier){.name = "throttled", .bytes_per_s = bytes_per_s};
+}
+
 double platform_compute_to_io(const struct platform *p, int tier, int64_t n)
 {
     return platform_h_s(p, n) / platform_io_s(p, tier, n, p->h_bytes);

@@ -152,6 +152,11 @@ double platform_correction_factor(const struct platform_correction *c);
 struct platform platform_shared(const struct platform *p, double io_share,
                                 double compute_share);
 
+/* The same machine with tier `tier` reading no faster than this, as under io_throttle: one record after
+ * another, without latency.  What reading costs beside compute falls with its rate.  Nothing changes
+ * where the tier is slower. */
+void platform_throttle(struct platform *p, int tier, double bytes_per_s);
+
 /* The token count of gemm_flops[i]. */
 int platform_gemm_rows(int i);
 

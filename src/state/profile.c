@@ -55,6 +55,21 @@ void profile_begin(struct platform *p, const struct model *m,
     p->kv_bytes = (double)model_kv_bytes(m);
 }
 
+struct platform_shape profile_shape(const char *name, const struct model_config *c,
+                                    double elem_bytes)
+{
+    return (struct platform_shape){.name = name,
+                                   .n_layers = c->n_layers,
+                                   .d_model = c->n_embd,
+                                   .n_heads = c->n_heads,
+                                   .n_kv_heads = c->n_kv_heads,
+                                   .d_head = c->d_head,
+                                   .d_ffn = c->n_ffn,
+                                   .n_vocab = c->vocab_size,
+                                   .gated_ffn = c->mlp_gated,
+                                   .elem_bytes = elem_bytes};
+}
+
 char *profile_path(const char *dir, const struct sha256 *fingerprint)
 {
     char hex[65];

@@ -36,6 +36,11 @@ int profile_load(struct platform *p, const char *path, const struct platform *ex
 /* Written under another name, then renamed. Losing a profile costs a measurement, no more. */
 int profile_store(const struct platform *p, const char *path, struct err *err);
 
+/* What a built-in platform needs to know of a model; elem_bytes as in struct platform_shape. `name`
+ * stays the caller's. */
+struct platform_shape profile_shape(const char *name, const struct model_config *c,
+                                    double elem_bytes);
+
 /* --- compute --- */
 
 /* Fills C_tok, C_H, C_KV, embedding and head costs. `w` and `s` as for a forward pass. */

@@ -236,6 +236,33 @@ static void test_balance_points(void **state)
     assert_true(fabs(drop - 0.28) < 0.005);
 }
 
+/* Two restores at once take twice as long by every method; a throttle bounds reading only. */
+static void test_shared_and_throttled(void **state)
+{
+    (void)state;
+    struct platform p = sample(), half = platform_shared(&p, 0.5, 0.5), slow = p;
+    assert_true(fabs(platform_h_s(&half, 640) / platform_h_s(&p, 640) - 2) < 1e-9);
+    assert_true(fabs(platform_tok_s(&half, 640) / platform_tok_s(&p, 640) - 2) < 1e-9);
+    assert_true(fabs(platform_kv_s(&half, 640) / platform_kv_s(&p, 640) - 2) < 1e-9);
+    assert_true(fabs(platform_prefill_s(&half, 64, 64) / platform_prefill_s(&p, 64, 64) -
+                     2) < 1e-9);
+    for (int t = 0; t < 2; t++)
+        assert_true(
+            fabs(platform_io_s(&half, t, 640, 100) / platform_io_s(&p, t, 640, 100) - 2) <
+            1e-9);
+    slow.io_overlap = 1.4;
+    slow.comp_overlap = 1.2;
+    platform_throttle(&slow, 0, p.tier[0].bytes_per_s * 2);
+    assert_string_equal(slow.tier[0].name, p.tier[0].name);
+    platform_throttle(&slow, 0, p.tier[0].bytes_per_s / 10);
+    assert_string_equal(slow.tier[0].name, "throttled");
+    assert_true(slow.tier[0].bytes_per_s == p.tier[0].bytes_per_s / 10);
+    assert_true(fabs(slow.io_overlap - 1.04) < 1e-9 &&
+                fabs(slow.comp_overlap - 1.02) < 1e-9);
+    assert_true(slow.tier[1].bytes_per_s == p.tier[1].bytes_per_s);
+    assert_true(platform_h_s(&slow, 640) == platform_h_s(&p, 640));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -249,6 +276,7 @@ int main(void)
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_balance_points),
+        cmocka_unit_test(test_shared_and_throttled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
