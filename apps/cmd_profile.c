@@ -218,6 +218,12 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
         rc = profile_store(&p, a->out, err);
     if (rc == 0)
         print_platform(&p, a);
+    if (rc == 0 && profile_is_disturbed(&p))
+        fprintf(stderr,
+                "hcache profile: other work had %.0f %% of the processors meanwhile; run "
+                "it again "
+                "on an idle machine\n",
+                100 * (1 - p.cpu_share));
     if (rc == 0 && path != NULL)
         printf("written to %s\n", path);
     if (rc == 0 && a->out != NULL)

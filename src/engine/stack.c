@@ -197,6 +197,13 @@ static void keep_profile(struct stack *k)
     if (k->profile_path == NULL || !changed || k->o.throttle_bytes_per_s > 0 ||
         k->platform.n_tiers == 0)
         return;
+    if (profile_is_disturbed(&k->platform)) {
+        log_info("the profile was measured while other work had %.0f %% of the processors: "
+                 "it is "
+                 "not kept",
+                 100 * (1 - k->platform.cpu_share));
+        return;
+    }
     if (profile_store(&k->platform, k->profile_path, &err) != 0)
         log_info("%s", err.msg);
 }

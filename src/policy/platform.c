@@ -59,6 +59,7 @@ static const struct key keys[] = {
     {"gemm_n_observed", KEY_INT, AT(gemm_correction.n_observed), 0},
     {"kv_correction_log2", KEY_NUMBER, AT(kv_correction.log2), SIGNED},
     {"kv_n_observed", KEY_INT, AT(kv_correction.n_observed), 0},
+    {"cpu_share", KEY_NUMBER, AT(cpu_share), 0},
     {"embed_s", KEY_NUMBER, AT(embed_s), 0},
     {"head_s", KEY_NUMBER, AT(head_s), 0},
     {"tile_tokens", KEY_INT, AT(tile_tokens), 1},

@@ -82,7 +82,9 @@ struct platform {
         [PLATFORM_GEMM_SIZES]; /* of the K/V projection, by rows; 0: not measured */
     struct platform_correction gemm_correction; /* of C_tok, C_H, embedding and head */
     struct platform_correction kv_correction;   /* of C_KV */
-    double embed_s;                             /* embedding rows, per token */
+    double
+        cpu_share; /* of the processors that the measuring had, at its worst; 0: not known */
+    double embed_s;      /* embedding rows, per token */
     double head_s;       /* final norm, head and sampling for one position */
     int tile_tokens;     /* GEMM runs as if n were rounded up to this; 1 where it does not
                             matter */

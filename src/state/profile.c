@@ -70,6 +70,11 @@ struct platform_shape profile_shape(const char *name, const struct model_config 
                                    .elem_bytes = elem_bytes};
 }
 
+bool profile_is_disturbed(const struct platform *p)
+{
+    return p->cpu_share > 0 && p->cpu_share < 0.75;
+}
+
 char *profile_path(const char *dir, const struct sha256 *fingerprint)
 {
     char hex[65];

@@ -28,6 +28,9 @@ enum profile_effort {
 /* Names this machine and model in *p (platform_check compares them); everything else is zero. */
 void profile_begin(struct platform *p, const struct model *m,
                    const struct sha256 *fingerprint);
+/* Whether other work took the processors away while it was measured: such a profile is used, for there
+ * is no better one, but not kept. */
+bool profile_is_disturbed(const struct platform *p);
 /* Where the profile of a store in `dir` lies. The caller's to free. */
 char *profile_path(const char *dir, const struct sha256 *fingerprint);
 /* Reads a profile: 0; -ENOENT where there is none; else why it cannot be used. */
