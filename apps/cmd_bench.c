@@ -14,6 +14,7 @@ static const struct {
      "a device's copies, products, attention: the same on CPU and GPU"},
     {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
     {"restore", bench_restore, "bringing a context back, by every method"},
+    {"ablation", bench_ablation, "the figures of the HCache paper at this machine's scale"},
 };
 
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };

@@ -1,0 +1,42 @@
+/* report.h - a plain HTML page with tables and SVG plots, for the results of benchmarks.
+ *
+ * One file, no script, nothing loaded from elsewhere.  Text is escaped here. */
+#ifndef BENCH_REPORT_H
+#define BENCH_REPORT_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "base/err.h"
+
+struct report {
+    FILE *f;
+    const char *path;
+};
+
+int report_open(struct report *r, const char *path, const char *title, struct err *err);
+/* Says whether everything has reached the file. */
+int report_close(struct report *r, struct err *err);
+
+void report_heading(struct report *r, const char *text);
+__attribute__((format(printf, 2, 3))) void report_text(struct report *r, const char *fmt,
+                                                       ...);
+
+/* Cells are separated by '\t' in one line; the first line of a table is its head. */
+void report_table_begin(struct report *r, const char *head);
+__attribute__((format(printf, 2, 3))) void report_row(struct report *r, const char *fmt,
+                                                      ...);
+void report_table_end(struct report *r);
+
+enum { REPORT_MAX_SERIES = 8, REPORT_MAX_GROUPS = 16 };
+
+/* Bars in groups: values[group][series], NAN where there is none. */
+struct report_bars {
+    const char *title, *unit;
+    int n_groups, n_series;
+    const char *group[REPORT_MAX_GROUPS], *series[REPORT_MAX_SERIES];
+    double value[REPORT_MAX_GROUPS][REPORT_MAX_SERIES];
+};
+void report_bars(struct report *r, const struct report_bars *b);
+
+#endif

@@ -1,0 +1,365 @@
+/* restore_lab.c - see restore_lab.h. */
+#include "bench/restore_lab.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "base/rng.h"
+#include "policy/correction.h"
+#include "state/profile.h"
+
+enum { GROUP = RESTORE_GROUP_CHUNKS, READ_DEPTH = 128 };
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static int make_context(struct lab *b, struct err *err)
+{
+    const struct model *m = b->k.model;
+    int n = b->max_chunks * STORE_CHUNK_TOKENS + 1;
+    if (n > m->max_ctx)
+        return err_set(err, ERR_USAGE, "%d tokens do not fit the context of %d", n,
+                       m->max_ctx);
+    struct rng rng = {.s = 7};
+    b->tokens = xcalloc((size_t)n, sizeof *b->tokens);
+    for (int i = 0; i < n; i++)
+        b->tokens[i] = (int32_t)rng_below(&rng, (uint64_t)m->cfg.vocab_size);
+    b->hits = xcalloc((size_t)b->max_chunks, sizeof *b->hits);
+    chain_init(&b->chain, &b->k.fingerprint, NULL);
+    chain_extend(&b->chain, b->tokens, n);
+    return 0;
+}
+
+/* One real prefill of the whole context, everything saved. */
+static int fill_store(struct lab *b, struct err *err)
+{
+    struct request q = {.prompt = b->tokens,
+                        .n_prompt = b->max_chunks * STORE_CHUNK_TOKENS + 1,
+                        .max_tokens = 0,
+                        .plan = "recompute"};
+    struct seq *s = NULL;
+    for (int l = 0; l < b->k.model->cfg.n_layers; l++)
+        q.save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
+    int64_t t0 = clock_now_ns();
+    int rc = engine_add(b->k.engine, &q, &s, err);
+    if (rc == 0)
+        rc = engine_run(b->k.engine, err);
+    double seconds = (double)(clock_now_ns() - t0) * 1e-9;
+    if (rc == 0)
+        rc = saver_flush(b->k.saver, err);
+    if (rc == 0)
+        fprintf(stderr,
+                "prefilled %d tokens in %.2f s (%.0f tokens/s, saving both kinds)\n",
+                q.n_prompt, seconds, q.n_prompt / seconds);
+    if (s != NULL)
+        engine_remove(b->k.engine, s);
+    return rc;
+}
+
+static int look_up(struct lab *b, char *why, size_t n_why, struct err *err)
+{
+    return store_lookup(b->k.store, b->chain.keys, b->max_chunks, b->hits, &b->n_hits, why,
+                        n_why, err);
+}
+
+static int find_context(struct lab *b, struct err *err)
+{
+    char why[200];
+    int rc = look_up(b, why, sizeof why, err);
+    if (rc == 0 && b->n_hits < b->max_chunks) {
+        store_release(b->k.store, b->hits, b->n_hits);
+        b->n_hits = 0;
+        rc = fill_store(b, err);
+        if (rc == 0)
+            rc = look_up(b, why, sizeof why, err);
+    }
+    if (rc == 0 && b->n_hits < b->max_chunks)
+        rc = err_set(err, ERR_NOT_FOUND, "only %d of %d chunks could be stored: %s",
+                     b->n_hits, b->max_chunks, why);
+    return rc;
+}
+
+static int make_restorer(struct lab *b, uint64_t staging_bytes, struct err *err)
+{
+    const struct model *m = b->k.model;
+    struct kv_pool_opts po = {.n_layers = m->cfg.n_layers,
+                              .n_kv = m->cfg.n_kv_heads,
+                              .d_head = m->cfg.d_head,
+                              .dtype = m->dtype,
+                              .n_blocks = b->max_chunks};
+    int rc = kv_pool_create(b->k.dev, &po, &b->pool, err);
+    if (rc == 0)
+        rc = kv_table_reserve(b->pool, &b->table,
+                              (int64_t)b->max_chunks * STORE_CHUNK_TOKENS, err);
+    if (rc == 0)
+        rc = stream_create(b->k.dev, STREAM_COMPUTE, &b->stream, err);
+    if (rc == 0)
+        rc = model_work_create(m, GROUP * STORE_CHUNK_TOKENS, &b->work, err);
+    struct restorer_opts ro = {.model = m,
+                               .store = b->k.store,
+                               .pool = b->pool,
+                               .work = b->work,
+                               .stream = b->stream,
+                               .staging_bytes = staging_bytes,
+                               .max_tokens = b->max_chunks * STORE_CHUNK_TOKENS + 1};
+    return rc == 0 ? restorer_create(&ro, &b->restorer, err) : rc;
+}
+
+static int make_reader(struct lab *b, uint64_t staging_bytes, struct err *err)
+{
+    size_t least = (size_t)32 << 20;
+    b->copy_bytes = staging_bytes > least ? staging_bytes : least;
+    b->copy = mem_map(b->copy_bytes);
+    if (b->copy == NULL)
+        return err_set(err, -ENOMEM, "no memory for the read ceiling");
+    memset(b->copy, 0, b->copy_bytes);
+    return store_reader_open(b->k.store, READ_DEPTH, b->copy, b->copy_bytes, &b->reader,
+                             err);
+}
+
+/* Anew, whatever the store's own profile says: what is measured next is compared with it. */
+static int measure_platform(struct lab *b, enum profile_effort effort, struct err *err)
+{
+    const struct profile_source from = {
+        .store = b->k.store, .hits = b->hits, .n_hits = b->n_hits};
+    profile_begin(&b->platform, b->k.model, &b->k.fingerprint);
+    snprintf(b->platform.tier[0].name, sizeof b->platform.tier[0].name, "store");
+    int rc = profile_compute(&b->platform, b->k.model, b->work, b->stream, effort, err);
+    if (rc == 0)
+        rc = profile_tier(&b->platform.tier[0], b->k.model, &from, effort, err);
+    if (rc == 0)
+        rc = profile_overlap(&b->platform, b->k.model, b->work, b->stream, &from, err);
+    b->platform.n_tiers = rc == 0;
+    b->tier = b->platform.tier[0];
+    b->io_overlap = b->platform.io_overlap;
+    b->comp_overlap = b->platform.comp_overlap;
+    return rc;
+}
+
+int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
+{
+    struct stack_opts so = {.model = o->model,
+                            .dtype = o->dtype,
+                            .weights = o->weights,
+                            .threads = o->threads,
+                            .dirs = o->dirs,
+                            .n_dirs = o->n_dirs,
+                            .in_memory = o->dirs == NULL};
+    *b = (struct lab){.max_chunks = o->max_chunks};
+    int rc = stack_open(&so, &b->k, err);
+    if (rc == 0)
+        rc = make_context(b, err);
+    if (rc == 0)
+        rc = make_restorer(b, o->staging_bytes, err);
+    if (rc == 0)
+        rc = find_context(b, err);
+    if (rc == 0)
+        rc = make_reader(b, o->staging_bytes, err);
+    return rc == 0 ? measure_platform(b, o->effort, err) : rc;
+}
+
+void lab_close(struct lab *b)
+{
+    store_reader_close(b->reader);
+    if (b->n_hits > 0)
+        store_release(b->k.store, b->hits, b->n_hits);
+    restorer_destroy(b->restorer);
+    model_work_destroy(b->work);
+    stream_destroy(b->stream);
+    if (b->pool != NULL)
+        kv_table_free(b->pool, &b->table);
+    kv_pool_destroy(b->pool);
+    if (b->copy != NULL)
+        mem_unmap(b->copy, b->copy_bytes);
+    free(b->tokens);
+    chain_deinit(&b->chain);
+    free(b->hits);
+    stack_close(&b->k);
+}
+
+/* --- throttles -------------------------------------------------------------------------------- */
+
+void lab_throttle(struct lab *b, double bytes_per_s)
+{
+    if (b->throttle_bytes_per_s == 0)
+        b->tier = b->platform.tier[0]; /* with what was learned about it */
+    b->throttle_bytes_per_s = bytes_per_s;
+    b->platform.tier[0] = b->tier;
+    b->platform.io_overlap = b->io_overlap;
+    b->platform.comp_overlap = b->comp_overlap;
+    if (bytes_per_s > 0)
+        platform_throttle(&b->platform, 0, bytes_per_s);
+    if (b->k.io != NULL)
+        io_throttle(b->k.io, (uint64_t)bytes_per_s, 0);
+}
+
+int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
+              struct err *err)
+{
+    enum { TOKENS = 1024 }; /* the paper's length for this ratio; it hardly depends on it */
+    struct model_config c;
+    struct platform p;
+    const char *colon = strchr(as, ':'), *shape = colon != NULL ? colon + 1 : "llama-2-7b";
+    char name[64];
+    snprintf(name, sizeof name, "%.*s",
+             (int)(colon != NULL ? colon - as : (long)strlen(as)), as);
+    int rc = config_shape(&c, shape, err);
+    if (rc != 0)
+        return rc;
+    struct platform_shape s = profile_shape(shape, &c, 2);
+    rc = platform_builtin(name, &s, &p, err);
+    if (rc != 0)
+        return rc;
+    *ratio = platform_compute_to_io(&p, 0, TOKENS);
+    *bytes_per_s = *ratio * platform_balance_bytes_per_s(&b->platform, TOKENS);
+    return 0;
+}
+
+/* --- plans and restores ----------------------------------------------------------------------- */
+
+int lab_plan(struct lab *b, const char *method, int n_chunks, struct plan_request *req,
+             struct plan *plan, struct err *err)
+{
+    plan_request_from_platform(&b->platform, 0, (int64_t)n_chunks * STORE_CHUNK_TOKENS, 0,
+                               b->layer, NULL, req);
+    int rc = plan_mode_parse(method, req, err);
+    return rc == 0 ? plan_make(req, plan, err) : rc;
+}
+
+int lab_restore(struct lab *b, int n_chunks, const struct plan *plan,
+                struct restore_result *out, struct err *err)
+{
+    struct restore_job job = {.hits = b->hits,
+                              .n_chunks = n_chunks,
+                              .tokens = b->tokens,
+                              .table = &b->table,
+                              .plan = plan};
+    int rc = restore_run(b->restorer, &job, out, err);
+    if (rc == 0 && out->n_chunks < n_chunks)
+        rc = err_set(err, ERR_CORRUPT, "restore fell short: %s", out->fault);
+    return rc;
+}
+
+void lab_learn(struct lab *b, const struct plan_request *req, const struct plan *plan,
+               const struct restore_result *r)
+{
+    struct correction_expected e = correction_expect(&b->platform, 0, req, plan);
+    const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
+                                          .compute_s = (double)r->compute_ns * 1e-9,
+                                          .wait_s = (double)r->wait_ns * 1e-9,
+                                          .total_s = (double)r->total_ns * 1e-9};
+    correction_learn(&b->platform, &e, &o);
+}
+
+/* --- the ceiling of the I/O lane -------------------------------------------------------------- */
+
+struct copy_job {
+    struct store_read *reads;
+    int n;
+    uint8_t *to;
+    size_t room;
+};
+
+static void copy_share(void *arg, int thread_idx, int n_threads)
+{
+    struct copy_job *c = arg;
+    long begin, end;
+    pool_share(c->n, 1, thread_idx, n_threads, &begin, &end);
+    for (long i = begin; i < end; i++)
+        memcpy(c->to + (size_t)i * c->room, c->reads[i].bytes, c->reads[i].n_bytes);
+}
+
+/* Groups of reads on their way, each in a slot of the buffer. */
+struct reading {
+    struct lab *b;
+    size_t room; /* of a record */
+    int n_slots, slot, in_flight;
+    int *left;                /* [n_slots] reads of the slot that are not done */
+    struct store_read *reads; /* [n_slots * GROUP] */
+};
+
+static int wait_some(struct reading *r, struct err *err)
+{
+    struct store_read *done[GROUP];
+    int got = 0;
+    int rc = store_reader_wait(r->b->reader, done, GROUP, &got, err);
+    r->in_flight -= got;
+    for (int i = 0; i < got; i++)
+        --*(int *)done[i]->user;
+    return rc != 0 || got > 0 ? rc : err_set(err, -EIO, "the reader has lost its reads");
+}
+
+static int read_group(struct reading *r, int layer, enum store_kind kind, int first, int n,
+                      struct err *err)
+{
+    struct store_read *ptr[GROUP], *reads = r->reads + r->slot * GROUP;
+    uint8_t *to = r->b->copy + (size_t)r->slot * GROUP * r->room;
+    int rc = 0;
+    while (rc == 0 && r->left[r->slot] > 0)
+        rc = wait_some(r, err);
+    for (int j = 0; j < n; j++) {
+        reads[j] = (struct store_read){.hit = &r->b->hits[first + j],
+                                       .layer = layer,
+                                       .kind = kind,
+                                       .dst = to + (size_t)j * r->room,
+                                       .user = &r->left[r->slot]};
+        ptr[j] = &reads[j];
+    }
+    if (rc != 0 || (rc = store_reader_submit(r->b->reader, ptr, n, err)) != 0)
+        return rc;
+    r->in_flight += n;
+    r->left[r->slot] = n;
+    r->slot = (r->slot + 1) % r->n_slots;
+    if (r->b->k.io != NULL)
+        return 0;
+    while (rc == 0 && r->in_flight > 0) /* DRAM: at once, and then it is copied */
+        rc = wait_some(r, err);
+    struct copy_job job = {reads, n, to, r->room};
+    pool_run(r->b->k.pool, copy_share, &job);
+    return rc;
+}
+
+int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
+             struct err *err)
+{
+    const struct model *m = b->k.model;
+    size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
+    struct reading r = {
+        .b = b,
+        .room = round_up(STORE_CHUNK_TOKENS * (hidden > kv ? hidden : kv), STORE_ALIGN)};
+    r.n_slots = (int)(b->copy_bytes / (GROUP * r.room));
+    r.left = xcalloc((size_t)r.n_slots, sizeof *r.left);
+    r.reads = xcalloc((size_t)r.n_slots * GROUP, sizeof *r.reads);
+    int rc = 0;
+    int64_t t0 = clock_now_ns();
+    for (int i = 0; rc == 0 && i < plan->n_io; i++) {
+        int layer = plan->io_order[i];
+        enum store_kind kind = plan->method[layer] == 'H' ? STORE_HIDDEN : STORE_KV;
+        for (int c = 0; rc == 0 && c < n_chunks; c += GROUP)
+            rc = read_group(&r, layer, kind, c, n_chunks - c < GROUP ? n_chunks - c : GROUP,
+                            err);
+    }
+    while (rc == 0 && r.in_flight > 0)
+        rc = wait_some(&r, err);
+    *ns = clock_now_ns() - t0;
+    free(r.reads);
+    free(r.left);
+    return rc;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double lab_median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return n % 2 != 0 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}

@@ -1,0 +1,82 @@
+/* restore_lab.h - one context in a store, to be restored again and again: what the benchmarks of
+ * restores stand on.
+ *
+ * A lab is a running engine (stack.h) whose store holds one long context, saved by a real prefill with
+ * both kinds of records, and a restorer of its own, so that any prefix of it can be restored by any
+ * plan while nothing else runs. */
+#ifndef BENCH_RESTORE_LAB_H
+#define BENCH_RESTORE_LAB_H
+
+#include "engine/stack.h"
+#include "policy/plan.h"
+#include "state/chain.h"
+#include "state/profile.h"
+#include "state/restore.h"
+
+struct lab_opts {
+    const char *model, *dtype, *weights; /* as in stack.h */
+    int threads;
+    const char *const *dirs; /* NULL: in memory */
+    int n_dirs;
+    uint64_t staging_bytes;
+    enum profile_effort effort; /* of measuring the platform that plans are made from */
+    int max_chunks;             /* of the context */
+};
+
+struct lab {
+    struct stack k;
+    struct platform
+        platform; /* plans are made from it: the stack's, throttled, corrected */
+    double throttle_bytes_per_s; /* 0: none */
+    struct plan_layer layer[STORE_MAX_LAYERS];
+
+    /* private */
+    struct platform_tier tier; /* the store's own, while it is throttled */
+    double io_overlap, comp_overlap;
+    struct stream *stream;
+    struct model_work *work;
+    struct restorer *restorer;
+    struct kv_pool *pool;
+    struct kv_table table;
+    int32_t *tokens;
+    int max_chunks, n_hits;
+    struct chain chain;
+    struct store_hit *hits;
+    uint8_t *copy; /* where the read ceiling reads (files) or copies (DRAM) to */
+    size_t copy_bytes;
+    struct store_reader *reader;
+};
+
+/* Opens everything, prefills the context unless the store has it, and measures the store.  *b must
+ * stay where it is; lab_close also after a failure. */
+int lab_open(struct lab *b, const struct lab_opts *o, struct err *err);
+void lab_close(struct lab *b);
+
+/* Slows the store's reads to this, and the platform's tier 0 with it; 0: as fast as it is. */
+void lab_throttle(struct lab *b, double bytes_per_s);
+
+/* The throttle under which C_H / IO_H of this machine is that of a built-in platform with a model:
+ * the same plans are best, and speed-ups over other methods carry over.  `as` is NAME or NAME:SHAPE
+ * ("a100-1ssd:llama-2-13b"; llama-2-7b without one). *ratio is C_H / IO_H. */
+int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
+              struct err *err);
+
+/* A plan by any method of `hcache plan` for the first n_chunks; *req is what it was made from. */
+int lab_plan(struct lab *b, const char *method, int n_chunks, struct plan_request *req,
+             struct plan *plan, struct err *err);
+/* One restore; ERR_CORRUPT where it fell short. */
+int lab_restore(struct lab *b, int n_chunks, const struct plan *plan,
+                struct restore_result *out, struct err *err);
+/* Corrects the platform from it, as the engine does. */
+void lab_learn(struct lab *b, const struct plan_request *req, const struct plan *plan,
+               const struct restore_result *r);
+
+/* The ceiling of the I/O lane: reads the plan's records through the store, nothing else being done.
+ * For DRAM, whose reads are pointers, they are copied once by all threads. */
+int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
+             struct err *err);
+
+/* Sorts v. */
+double lab_median(double *v, int n);
+
+#endif

@@ -1,0 +1,231 @@
+/* restore_sweep.c - see restore_sweep.h.
+ *
+ * A case takes its methods in turn for some rounds: auto, every single method, auto again.  The two
+ * medians of auto are an A/A measurement; what they differ by is the noise.  A single method that is
+ * predicted to take more than SLOWER times as long as the fastest single one is not run: it could only
+ * be the best if the prediction were off by that factor, and the sweep reports how far off it is.
+ *
+ * The platform is corrected after every restore, as the engine does. */
+#include "bench/restore_sweep.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rng.h"
+
+#define SLOWER 1.6
+/* Beyond the noise, auto may lose this much to the best single method (DESIGN, P2). */
+#define TOLERANCE 0.05
+/* Throttles are drawn between these, in bytes per second; one file case in five has none. */
+#define SLOWEST 50e6
+#define FASTEST 2e9
+/* A short case has more rounds, until it has taken this long. */
+#define CASE_S 0.4
+
+enum { MAX_ROUNDS = 32, N_SINGLES = 3, MAX_CASES = 1000 };
+
+static const char *const singles[N_SINGLES] = {"kv", "hidden", "recompute"};
+
+struct sweep_case {
+    int n_chunks;
+    double throttle; /* 0: none */
+    struct lab *lab;
+};
+
+struct timing {
+    double ms[MAX_ROUNDS], median_ms;
+    int n;
+};
+
+struct outcome_of {
+    struct plan plan;
+    double predicted_ms, auto_ms, noise;
+    struct timing first, second, single[N_SINGLES];
+    int best; /* of the singles */
+};
+
+static struct sweep_case draw(uint64_t seed, int i, struct lab *file, struct lab *dram)
+{
+    struct rng r = {.s = seed * 1000003u + (uint64_t)i};
+    (void)rng_u64(&r);
+    double most = log2(file->max_chunks);
+    struct sweep_case c = {.n_chunks = (int)exp2(most * rng_unit(&r) + 1e-9)};
+    bool in_dram = rng_below(&r, 4) == 0, unthrottled = rng_below(&r, 5) == 0;
+    double throttle = SLOWEST * pow(FASTEST / SLOWEST, rng_unit(&r));
+    c.lab = in_dram ? dram : file;
+    c.throttle = in_dram || unthrottled ? 0 : throttle;
+    return c;
+}
+
+static int run_once(const struct sweep_case *c, const char *method, struct timing *t,
+                    struct plan *plan, struct err *err)
+{
+    struct plan_request req;
+    struct restore_result r;
+    int rc = lab_plan(c->lab, method, c->n_chunks, &req, plan, err);
+    if (rc == 0)
+        rc = lab_restore(c->lab, c->n_chunks, plan, &r, err);
+    if (rc != 0)
+        return rc;
+    lab_learn(c->lab, &req, plan, &r);
+    t->ms[t->n++] = (double)r.total_ns * 1e-6;
+    return 0;
+}
+
+/* Which single methods could be the fastest, and how long a round of them and auto takes. */
+static int choose_singles(const struct sweep_case *c, bool *run, double *round_s,
+                          struct err *err)
+{
+    struct plan_request req;
+    struct plan p;
+    double s[N_SINGLES], least = INFINITY;
+    for (int k = 0; k < N_SINGLES; k++) {
+        int rc = lab_plan(c->lab, singles[k], c->n_chunks, &req, &p, err);
+        if (rc != 0)
+            return rc;
+        s[k] = p.restore_s;
+        least = fmin(least, s[k]);
+    }
+    *round_s = 2 * least;
+    for (int k = 0; k < N_SINGLES; k++) {
+        run[k] = s[k] <= SLOWER * least;
+        *round_s += run[k] ? s[k] : 0;
+    }
+    return 0;
+}
+
+static int run_rounds(const struct sweep_opts *o, const struct sweep_case *c,
+                      struct outcome_of *out, struct err *err)
+{
+    bool run[N_SINGLES];
+    double round_s = 0;
+    struct plan ignored;
+    struct timing warm = {.n = 0};
+    int rc = choose_singles(c, run, &round_s, err);
+    int rounds = (int)fmin(MAX_ROUNDS / 2, fmax(o->rounds, CASE_S / round_s));
+    if (rc == 0) /* the first restore after a change of throttle or tier is not counted */
+        rc = run_once(c, "auto", &warm, &ignored, err);
+    double predicted[MAX_ROUNDS];
+    for (int i = 0; rc == 0 && i < rounds; i++) {
+        rc = run_once(c, "auto", &out->first, &out->plan, err);
+        predicted[i] = out->plan.restore_s * 1e3;
+        for (int k = 0; rc == 0 && k < N_SINGLES; k++)
+            if (run[k])
+                rc = run_once(c, singles[k], &out->single[k], &ignored, err);
+        if (rc == 0)
+            rc = run_once(c, "auto", &out->second, &ignored, err);
+    }
+    if (rc == 0)
+        out->predicted_ms = lab_median(predicted, rounds);
+    return rc;
+}
+
+static void judge(struct outcome_of *x)
+{
+    struct timing all = x->first;
+    for (int i = 0; i < x->second.n && all.n < MAX_ROUNDS; i++)
+        all.ms[all.n++] = x->second.ms[i];
+    x->auto_ms = lab_median(all.ms, all.n);
+    x->first.median_ms = lab_median(x->first.ms, x->first.n);
+    x->second.median_ms = lab_median(x->second.ms, x->second.n);
+    x->noise = fabs(x->first.median_ms - x->second.median_ms) /
+               fmin(x->first.median_ms, x->second.median_ms);
+    x->best = -1;
+    for (int k = 0; k < N_SINGLES; k++) {
+        struct timing *t = &x->single[k];
+        t->median_ms = t->n > 0 ? lab_median(t->ms, t->n) : INFINITY;
+        if (t->n > 0 && (x->best < 0 || t->median_ms < x->single[x->best].median_ms))
+            x->best = k;
+    }
+}
+
+static bool is_broken(const struct outcome_of *x)
+{
+    double best = x->single[x->best].median_ms;
+    return x->auto_ms > best * (1 + TOLERANCE + x->noise);
+}
+
+static void print_case(FILE *csv, int i, const struct sweep_case *c,
+                       const struct outcome_of *x)
+{
+    const char *store = c->lab->k.io == NULL ? "dram" : "file";
+    double best = x->single[x->best].median_ms;
+    printf("%4d  %-4s %6d %9.1f  %-14.14s %9.2f %9.2f %6.2f %6.1f %%  %-9s %9.2f %6.3f%s\n",
+           i, store, c->n_chunks * STORE_CHUNK_TOKENS, c->throttle * 1e-6, x->plan.method,
+           x->predicted_ms, x->auto_ms, x->predicted_ms / x->auto_ms, x->noise * 100,
+           singles[x->best], best, x->auto_ms / best, is_broken(x) ? "  SLOWER" : "");
+    fflush(stdout);
+    if (csv == NULL)
+        return;
+    fprintf(csv, "%d,%s,%d,%.1f,%s,%.3f,%.3f,%.4f", i, store,
+            c->n_chunks * STORE_CHUNK_TOKENS, c->throttle * 1e-6, x->plan.method,
+            x->predicted_ms, x->auto_ms, x->noise);
+    for (int k = 0; k < N_SINGLES; k++)
+        if (x->single[k].n > 0)
+            fprintf(csv, ",%.3f", x->single[k].median_ms);
+        else
+            fprintf(csv, ",");
+    fprintf(csv, ",%s,%.4f,%d\n", singles[x->best], x->auto_ms / best, is_broken(x));
+    fflush(csv);
+}
+
+static void print_head(const struct sweep_opts *o)
+{
+    printf("%4s  %-4s %6s %9s  %-14s %9s %9s %6s %8s  %-9s %9s %6s\n", "case", "", "tokens",
+           "MB/s", "auto", "predicted", "measured", "ratio", "A/A", "best", "ms", "auto/");
+    if (o->csv != NULL)
+        fprintf(o->csv,
+                "case,store,tokens,throttle_MBps,plan,predicted_ms,auto_ms,aa_noise,"
+                "kv_ms,hidden_ms,recompute_ms,best_single,auto_over_best,broken\n");
+}
+
+/* What all cases together say. */
+struct totals {
+    double error[MAX_CASES], ratio[MAX_CASES];
+    int n, n_broken;
+    double worst;
+};
+
+static void print_totals(struct totals *t)
+{
+    double worst = t->worst;
+    printf("\n%d cases: %d broke P2 (slower than the best single method by more than 5 %% "
+           "beyond "
+           "the A/A noise)\n",
+           t->n, t->n_broken);
+    printf("auto over the best single method: median %.3f, worst %.3f\n",
+           lab_median(t->ratio, t->n), worst);
+    printf("|predicted / measured - 1|: median %.1f %%", 100 * lab_median(t->error, t->n));
+    printf(", 90th percentile %.1f %%\n", 100 * t->error[t->n * 9 / 10]);
+}
+
+int sweep_run(const struct sweep_opts *o, struct lab *file, struct lab *dram, int *n_broken,
+              struct err *err)
+{
+    static struct totals t;
+    int rc = 0;
+    t = (struct totals){.n = 0};
+    if (o->n_cases > MAX_CASES || o->rounds > MAX_ROUNDS / 2)
+        return err_set(err, ERR_USAGE, "--sweep: at most %d cases of %d rounds", MAX_CASES,
+                       MAX_ROUNDS / 2);
+    print_head(o);
+    for (int i = o->skip; rc == 0 && i < o->skip + o->n_cases; i++) {
+        struct sweep_case c = draw(o->seed, i, file, dram);
+        struct outcome_of x = {.best = -1};
+        lab_throttle(c.lab, c.throttle);
+        rc = run_rounds(o, &c, &x, err);
+        if (rc != 0)
+            break;
+        judge(&x);
+        print_case(o->csv, i, &c, &x);
+        t.ratio[t.n] = x.auto_ms / x.single[x.best].median_ms;
+        t.error[t.n] = fabs(x.predicted_ms / x.auto_ms - 1);
+        t.worst = fmax(t.worst, t.ratio[t.n]);
+        t.n_broken += is_broken(&x);
+        t.n++;
+    }
+    if (t.n > 0)
+        print_totals(&t);
+    *n_broken = t.n_broken;
+    return rc;
+}
