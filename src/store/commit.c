@@ -284,5 +284,8 @@ int store_commit_fresh(struct store *s, struct err *err)
 
 int store_commit(struct store *s, struct err *err)
 {
-    return store_commit_run(s, STORE_COMMIT_PENDING, err);
+    int rc = store_commit_run(s, STORE_COMMIT_PENDING, err);
+    if (rc == 0)
+        store_wipe_rest(s);
+    return rc;
 }

@@ -11,6 +11,7 @@
  * last user leaves. */
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "store/store_impl.h"
 
@@ -192,6 +193,13 @@ int store_wipe(struct store *s, struct err *err)
     }
     pthread_mutex_unlock(&s->commit_lock);
     return rc;
+}
+
+void store_wipe_rest(struct store *s)
+{
+    struct err why = {0};
+    if (!s->read_only && store_wipe(s, &why) != 0)
+        log_info("erased chunks could not be wiped yet: %s", why.msg);
 }
 
 /* --- at open ----------------------------------------------------------------------------------- */

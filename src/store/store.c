@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -68,15 +67,6 @@ static int store_shrink(struct store *s, struct err *err)
     int rc = store_make_room(s, 0, err);
     pthread_mutex_unlock(&s->lock);
     return rc;
-}
-
-/* What an erase before a crash had not wiped yet. That it fails now is no reason not to open: the next
- * erase, gc or open tries again. */
-static void store_wipe_rest(struct store *s)
-{
-    struct err why = {0};
-    if (!s->read_only && store_wipe(s, &why) != 0)
-        log_info("erased chunks could not be wiped yet: %s", why.msg);
 }
 
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)

@@ -153,6 +153,9 @@ int store_load_wipes(struct store *s, struct err *err);
 void store_settle_doomed(struct store *s, struct chunk_node *n);
 /* Wipes what is to be wiped, and gives its space back. An error leaves it for the next time. */
 int store_wipe(struct store *s, struct err *err);
+/* The same where it is not what was asked for: what an erase before a crash, or of chunks in use, has left.
+ * A failure is no reason not to open or commit: the next erase, commit, gc or open tries again. */
+void store_wipe_rest(struct store *s);
 /* [lock] Frees a list of extents that are nowhere else, without giving their space back. */
 void store_free_list(struct extent *list);
 

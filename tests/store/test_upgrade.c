@@ -183,12 +183,50 @@ static void power_fails_while_raising(void **state)
     assert_true(n > 10);
 }
 
+/* An index of a later version, or of none that ever was: refused with its number, not changed. */
+static void other_index_versions(void **state)
+{
+    (void)state;
+    for (uint32_t version = 0; version < 10; version += 3) { /* 0, 3, 6, 9 */
+        struct st_place p;
+        struct store *s = NULL;
+        struct err err = {0};
+        uint8_t uuid[16], all[16384];
+        char text[64];
+        struct io_file *f;
+        place_make(&p, version + 1);
+        assert_int_equal(io_file_open(p.io, "/st/d0/superblock", 0, &f, NULL), 0);
+        assert_int_equal(io_file_pread(f, uuid, sizeof uuid, 24, NULL), 0);
+        io_file_close(f);
+        assert_int_equal(io_file_open(p.io, "/st/d0/index.db", 0, &f, NULL), 0);
+        assert_int_equal(io_file_pread(f, all, sizeof all, 0, NULL), 0);
+        uint8_t *meta = memmem(all, sizeof all, uuid, sizeof uuid);
+        assert_non_null(meta);
+        meta -= 16;
+        put_u32(meta + 8, version);
+        put_u64(meta, checksum64(meta + 8, 56));
+        assert_int_equal(io_file_pwrite(f, all, sizeof all, 0, NULL), 0);
+        assert_int_equal(io_file_sync(f, NULL), 0);
+        io_file_close(f);
+        assert_int_equal(store_open(&p.opts, &s, &err), ERR_UNSUPPORTED);
+        snprintf(text, sizeof text, "version %u", version);
+        assert_non_null(strstr(err.msg, text));
+        uint8_t after[sizeof all];
+        assert_int_equal(io_file_open(p.io, "/st/d0/index.db", 0, &f, NULL), 0);
+        assert_int_equal(io_file_pread(f, after, sizeof after, 0, NULL), 0);
+        assert_memory_equal(after, all, sizeof all);
+        io_file_close(f);
+        st_place_close(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(read_as_it_is),
         cmocka_unit_test(raised),
         cmocka_unit_test(power_fails_while_raising),
+        cmocka_unit_test(other_index_versions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
