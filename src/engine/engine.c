@@ -174,6 +174,8 @@ static void seq_free(struct engine *e, struct seq *s)
     schedule_drop_blocks(e, s);
     kv_table_free(e->pool, &s->table);
     chain_deinit(&s->chain);
+    free(s->predicted.span);
+    free(s->measured.span);
     free(s->tokens);
     free(s->salt);
     free(s->plan);
@@ -235,6 +237,14 @@ int engine_add(struct engine *e, const struct request *r, struct seq **out, stru
     list_add(e, s);
     *out = s;
     return 0;
+}
+
+void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,
+                    struct hcache_lanes *measured)
+{
+    *predicted = s->predicted;
+    *measured = s->measured;
+    s->predicted = s->measured = (struct hcache_lanes){0};
 }
 
 void engine_forget_saved(struct engine *e)

@@ -100,6 +100,10 @@ struct outcome {
 int engine_add(struct engine *e, const struct request *r, struct seq **out,
                struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
+/* Moves out how its first restore was planned and went: the caller frees both spans. */
+struct hcache_lanes;
+void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,
+                    struct hcache_lanes *measured);
 /* Tokens of this sequence that are durable in the store. */
 int64_t seq_committed_tokens(const struct seq *s);
 /* Why it is saved no further. */

@@ -87,8 +87,11 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
     for (int i = 0; rc == 0 && i < n_used; i++)
         tokens += e->ranges[i].n_tokens;
     *n_chunks = n_used > 0 ? first + (int)(tokens / STORE_CHUNK_TOKENS) : 0;
-    if (n_used > 0)
+    if (n_used > 0) {
         seq_expect(e, s, &req);
+        if (!s->was_preempted)
+            lanes_predict(&s->predicted, &req, &s->out.plan);
+    }
     return rc;
 }
 
@@ -179,6 +182,8 @@ static void finish(struct engine *e, struct seq *s)
 {
     int n_hits = restore_found(s->restore)->n_hits;
     struct restore_result *r = &s->out.restore;
+    if (!s->was_preempted && s->n_planned > 0)
+        lanes_measure(&s->measured, s->restore);
     int rc = restore_result_of(s->restore, r, &s->out.err);
     if (rc != 0) {
         fail(s, rc);

@@ -3,6 +3,7 @@
 #define ENGINE_SEQ_H
 
 #include "engine/engine.h"
+#include "engine/lanes.h"
 #include "policy/correction.h"
 #include "policy/sched.h"
 #include "state/chain.h"
@@ -32,6 +33,7 @@ struct seq {
     struct save_seq *save;   /* while it waits: of before it was preempted */
     int n_before_save;       /* tokens before those that `save` saves */
     struct store_hit pin;    /* of the last stored chunk of its prompt; impl NULL: none */
+    struct hcache_lanes predicted, measured; /* of its first restore */
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
     float *logits;                       /* [vocab], a row of the engine's */

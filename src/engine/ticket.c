@@ -174,6 +174,8 @@ void ticket_describe(struct hcache_ticket *t)
     r->restored_bytes = o->restore.read_bytes;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
     describe_plan(&o->plan, &r->plan);
+    if (r->plan.layers[0] != 0)
+        seq_take_lanes(t->seq, &r->predicted, &r->measured);
     describe_timings(o, t->t_admit - t->t_submit, &r->timings);
 }
 

@@ -387,6 +387,16 @@ static void unlink_restore(struct restorer *rr, struct restore *r)
     }
 }
 
+void restore_trace_of(struct restore *r, struct restore_trace *io,
+                      struct restore_trace *compute, int64_t *t_start)
+{
+    pthread_mutex_lock(&r->rr->lock);
+    *io = r->io_trace;
+    pthread_mutex_unlock(&r->rr->lock);
+    *compute = r->compute_trace;
+    *t_start = r->t_start;
+}
+
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err)
 {
     pthread_mutex_lock(&r->rr->lock);

@@ -110,6 +110,10 @@ struct restore_result {
     char fault[160];    /* why fewer chunks than asked for; empty else */
 };
 
+/* What its lanes did so far: copies [RESTORE_MAX_SPANS] each, and when it was started. */
+struct restore_trace;
+void restore_trace_of(struct restore *r, struct restore_trace *io,
+                      struct restore_trace *compute, int64_t *t_start);
 /* What has become of it so far; final when it is done.  Returns 0 also when fewer chunks came back; an
  * error means that the device or memory failed. */
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err);

@@ -231,6 +231,19 @@ static void give_back(struct restorer *rr)
     rr->n_mine = n;
 }
 
+/* An item's time is its groups', by their chunks. */
+static void trace_item(struct item *a, int64_t t0, int64_t ns)
+{
+    int done = 0;
+    for (int i = 0; i < a->n_parts && a->n_chunks > 0; i++) {
+        const struct part *p = &a->parts[i];
+        int64_t from = t0 + ns * done / a->n_chunks;
+        done += p->n;
+        restore_trace_add(&a->r->compute_trace, from, t0 + ns * done / a->n_chunks,
+                          p->g->layer, p->g->kind == STORE_HIDDEN ? 'H' : 'K');
+    }
+}
+
 /* The first of mine[], and those behind it that are of its restore and kind, in one go. */
 static void work_arrived(struct restorer *rr, int64_t budget_ns)
 {
@@ -259,6 +272,7 @@ static void work_arrived(struct restorer *rr, int64_t budget_ns)
     if (rc != 0)
         fail(r, rc);
     int64_t ns = clock_now_ns() - t0;
+    trace_item(&a, t0, ns);
     learn(rr, method, ns, a.n_rows);
     r->rows_by_method[method] += a.n_rows;
     r->out.compute_ns += ns;
@@ -308,7 +322,7 @@ static void work_recompute(struct restorer *rr, struct restore *r, int64_t budge
         r->re.layer = 0;
         rr->recomputing = r;
     }
-    int n = r->re.n;
+    int n = r->re.n, layer = r->re.layer;
     int rc = recompute_layer(r);
     if (rc == 0)
         rc = stream_sync(rr->o.stream);
@@ -321,6 +335,7 @@ static void work_recompute(struct restorer *rr, struct restore *r, int64_t budge
         fail(r, rc);
     }
     int64_t ns = clock_now_ns() - t0;
+    restore_trace_add(&r->compute_trace, t0, t0 + ns, layer, 'R');
     learn(rr, BY_R, ns, n);
     r->rows_by_method[BY_R] += n;
     r->out.compute_ns += ns;

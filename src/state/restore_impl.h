@@ -17,6 +17,7 @@
 #define STATE_RESTORE_IMPL_H
 
 #include "state/restore.h"
+#include "state/restore_trace.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -38,7 +39,8 @@ struct group {
     int layer, first_chunk, n_chunks;
     enum store_kind kind;
     struct store_read reads[GROUP];
-    int n_left;      /* reads not yet complete */
+    int n_left; /* reads not yet complete */
+    int64_t t_issued;
     int n_taken;     /* chunks [0, n_taken) are checked and, where K and V, in the cache */
     int n_projected; /* rows [0, n_projected) of hidden states are in the cache */
 };
@@ -67,6 +69,7 @@ struct restore {
     int next_layer, next_chunk; /* what is read next: an index into order, a chunk */
     int64_t io_ns, io_since;
     uint64_t read_bytes;
+    struct restore_trace io_trace;
 
     /* fixed once FOUND */
     struct sha256 *keys;
@@ -94,6 +97,7 @@ struct restore {
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
     int64_t rows_by_method[3];
+    struct restore_trace compute_trace;
     struct restore_result out;
 };
 

@@ -82,8 +82,9 @@ static struct group *take_group(struct restorer *rr)
     next_group(r, g);
     r->n_out++;
     rr->n_in_flight++;
+    g->t_issued = clock_now_ns();
     if (r->n_in_flight++ == 0)
-        r->io_since = clock_now_ns();
+        r->io_since = g->t_issued;
     return g;
 }
 
@@ -115,8 +116,11 @@ static struct restore *group_arrived(struct restorer *rr, struct group *g)
 {
     struct restore *r = g->run;
     rr->n_in_flight--;
+    int64_t now = clock_now_ns();
     if (--r->n_in_flight == 0)
-        r->io_ns += clock_now_ns() - r->io_since;
+        r->io_ns += now - r->io_since;
+    restore_trace_add(&r->io_trace, g->t_issued, now, g->layer,
+                      g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
         r->read_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
     if (r->state != RESTORE_ABANDONED) {

@@ -78,6 +78,12 @@ def test_continue(tmp):
     check("and says how", tell["cached_tokens"] >= 64 and parts[0]["from"] == 0 and
           parts[-1]["to"] == tell["prompt_tokens"] and
           all(a["to"] == b["from"] for a, b in zip(parts, parts[1:])) and tell["plan"]["layers"], tell)
+    for lanes in (tell["predicted"], tell["measured"]):
+        spans = lanes["spans"]
+        by_lane = {n: [x for x in spans if x["lane"] == n] for n in ("io", "compute")}
+        check("with both lanes, span by span", {x["layer"] for x in by_lane["compute"]} == set(range(4)) and
+              all(x["end_ms"] <= y["start_ms"] + 1e-3 for l in by_lane.values() for x, y in zip(l, l[1:])) and
+              max(x["end_ms"] for x in spans) <= lanes["ms"] + 0.01, lanes)
     twin = respond(server, "And then?", previous_response_id=first["id"])
     check("a retry makes a branch with the same answer", twin["id"] != second["id"] and text_of(twin) == text_of(second))
     branches, threads = [], []

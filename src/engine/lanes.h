@@ -1,0 +1,14 @@
+/* lanes.h - the two lanes of a sequence's restore as pictures show them; private to src/engine. */
+#ifndef ENGINE_LANES_H
+#define ENGINE_LANES_H
+
+#include "hcache.h"
+#include "policy/plan.h"
+#include "state/restore.h"
+
+/* out->span: from malloc; earlier ones are freed. */
+void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
+                   const struct plan *plan);
+void lanes_measure(struct hcache_lanes *out, struct restore *r);
+
+#endif

@@ -1,0 +1,55 @@
+/* test_restore_trace.c - spans: joined where they follow, never overlapping, bounded. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "state/restore_trace.h"
+
+static struct restore_trace t;
+
+static void what_follows_is_joined(void **state)
+{
+    (void)state;
+    t.n = 0;
+    restore_trace_add(&t, 0, 100000, 1, 'K');
+    restore_trace_add(&t, 105000, 200000, 1, 'K'); /* 5 us later */
+    restore_trace_add(&t, 200000, 300000, 2, 'K'); /* another layer */
+    restore_trace_add(&t, 300000, 400000, 2, 'H'); /* another method */
+    restore_trace_add(&t, 500000, 600000, 2, 'H'); /* a bubble before it */
+    assert_int_equal(t.n, 4);
+    assert_int_equal(t.span[0].end_ns, 200000);
+    assert_int_equal(t.span[3].start_ns, 500000);
+}
+
+static void what_overlaps_is_cut(void **state)
+{
+    (void)state;
+    t.n = 0;
+    restore_trace_add(&t, 0, 100000, 1, 'K');
+    restore_trace_add(&t, 10000, 150000, 2, 'K'); /* was in flight meanwhile */
+    restore_trace_add(&t, 20000, 140000, 3, 'K'); /* nothing is left of it */
+    assert_int_equal(t.n, 2);
+    assert_int_equal(t.span[1].start_ns, 100000);
+    assert_int_equal(t.span[1].end_ns, 150000);
+}
+
+static void memory_is_bounded(void **state)
+{
+    (void)state;
+    t.n = 0;
+    for (int i = 0; i < 2 * RESTORE_MAX_SPANS; i++)
+        restore_trace_add(&t, i * (int64_t)100000, i * (int64_t)100000 + 10, i % 100, 'R');
+    assert_int_equal(t.n, RESTORE_MAX_SPANS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_follows_is_joined),
+        cmocka_unit_test(what_overlaps_is_cut),
+        cmocka_unit_test(memory_is_bounded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
