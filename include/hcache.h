@@ -225,9 +225,11 @@ void hcache_result_free(struct hcache_result *r);
  * State is stored in chunks of 64 tokens, each named by everything before it.  Without a store these
  * functions find nothing, and those that can fail are HCACHE_E_UNSUPPORTED.  They wait for the disk. */
 
-/* The keys of the full chunks of these tokens under a salt (NULL: none). keys [n / 64]. */
-void hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
-                       uint8_t (*keys)[32]);
+/* The keys of what may be stored of these tokens under a salt (NULL: none): of the n / 64 full chunks in
+ * their order, then of a last unfinished one, with the last token and without it.  keys
+ * [n / 64 + 2]; returns how many. */
+int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
+                      uint8_t (*keys)[32]);
 
 struct hcache_found {
     int wanted_tokens; /* in full chunks that a restore could use: the last token is not among them */

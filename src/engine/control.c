@@ -19,15 +19,25 @@ static int need_store(const struct hcache *h, struct err *err)
                : err_set(err, ERR_UNSUPPORTED, "no state is stored (--store)");
 }
 
-void hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
-                       uint8_t (*keys)[32])
+/* What a sequence generated last has no state yet when it ends: its tail may lack one token. */
+int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
+                      uint8_t (*keys)[32])
 {
     struct chain c;
+    struct sha256 *out = (void *)keys;
+    int n_keys = 0;
     chain_init(&c, &h->k.fingerprint, salt);
     chain_extend(&c, ids, n);
-    if (c.n_chunks > 0)
-        memcpy(keys, c.keys, (size_t)c.n_chunks * sizeof *keys);
+    for (; n_keys < c.n_chunks; n_keys++)
+        out[n_keys] = c.keys[n_keys];
+    for (int end = n; end > 0 && end > n - 2; end--) {
+        int full = end / STORE_CHUNK_TOKENS, tail = end % STORE_CHUNK_TOKENS;
+        if (tail > 0)
+            out[n_keys++] = store_partial_key(chain_parent(&c, full),
+                                              ids + (size_t)full * STORE_CHUNK_TOKENS, tail);
+    }
     chain_deinit(&c);
+    return n_keys;
 }
 
 /* --- looking up -------------------------------------------------------------------------------- */
@@ -53,9 +63,9 @@ int hcache_cache_lookup(struct hcache *h, const int32_t *ids, int n, const char 
     int rc = need_store(h, hcache_inner(err));
     if (rc != 0)
         return rc;
-    struct sha256 *keys = xmalloc(((size_t)n / STORE_CHUNK_TOKENS + 1) * sizeof *keys);
+    struct sha256 *keys = xmalloc(((size_t)n / STORE_CHUNK_TOKENS + 2) * sizeof *keys);
     struct store_hit *hits = xcalloc((size_t)want + 1, sizeof *hits);
-    hcache_chunk_keys(h, ids, n, salt, (void *)keys);
+    (void)hcache_chunk_keys(h, ids, n, salt, (void *)keys);
     rc = store_lookup(h->k.store, keys, want, hits, &n_hits, out->why, sizeof out->why,
                       hcache_inner(err));
     if (rc == 0) {

@@ -376,9 +376,8 @@ void api_cache_evict(struct call *c)
     struct hcache_erased gone = {0};
     int rc = read_subject(c, names, true, &s, &f);
     if (rc == 0) {
-        int n = s.prompt.n / 64;
-        uint8_t(*keys)[32] = xmalloc(((size_t)n + 1) * sizeof *keys);
-        hcache_chunk_keys(call_model(c), s.prompt.ids, s.prompt.n, s.salt, keys);
+        uint8_t(*keys)[32] = xmalloc(((size_t)s.prompt.n / 64 + 2) * sizeof *keys);
+        int n = hcache_chunk_keys(call_model(c), s.prompt.ids, s.prompt.n, s.salt, keys);
         hcache_cache_flush(call_model(c)); /* what is on its way is erased, too */
         if (hcache_cache_erase(call_model(c), keys, n, &gone, &err) != 0)
             rc = fault_of(&err, &f);

@@ -61,8 +61,8 @@ int keep_pin(struct call *c, const struct prompt_ids *prompt, const char *salt,
 {
     struct hcache_err err = {0};
     int n = prompt->n / 64, rc = 0;
-    uint8_t(*keys)[32] = xmalloc(((size_t)n + 1) * sizeof *keys);
-    hcache_chunk_keys(call_model(c), prompt->ids, prompt->n, salt, keys);
+    uint8_t(*keys)[32] = xmalloc(((size_t)n + 2) * sizeof *keys);
+    (void)hcache_chunk_keys(call_model(c), prompt->ids, prompt->n, salt, keys);
     if (n > 0)
         rc = hcache_cache_pin(call_model(c), keys + n - 1, 1, until_wall_s, &err);
     free(keys);
