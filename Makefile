@@ -41,6 +41,7 @@ ARCH_O      := $(if $(filter release,$(VARIANT)),-O3)
 ARCH_avx2   := -mavx2 -mfma -mf16c $(ARCH_O)
 ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 ARCH_vnni   := $(ARCH_avx512) -mavx512vnni
+ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8
 
 # The CUDA backend is built where nvcc is (CUDA=0: not), into the release program.
 NVCC        := $(shell command -v nvcc 2>/dev/null)
@@ -91,7 +92,7 @@ endef
 
 # Other flags rebuild everything; another set of files relinks (a deleted one must leave the library).
 $(B)/flags.stamp: FORCE
-	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(ARCH_avx2) $(ARCH_vnni) $(LDFLAGS) $(LDLIBS))
+	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
 	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
 $(B)/gen/build_id.h: FORCE
@@ -114,6 +115,7 @@ $(B)/hcache: $(APP_OBJ) $(B)/libhcache.a
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
+$(B)/%_amx.o: ARCH_FLAGS := $(ARCH_amx)
 
 $(B)/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)

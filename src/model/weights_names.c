@@ -18,16 +18,22 @@ enum qkv_layout {
                     one KV head (7b), with groups (40b), and with as many as query heads (rw) */
 };
 
-/* Names inside a layer, without ".weight" and ".bias"; NULL where the family has no such tensor. */
+/* Without ".weight" and ".bias"; NULL where the family has no such tensor. */
 struct names {
-    const char *prefix, *embed, *positions, *final_norm, *layer;
-    const char *norm1, *norm2;
+    const char *prefix, *embed, *positions, *final_norm;
+    /* inside a layer: "LAYER.0.NORM1" */
+    const char *layer, *norm1, *norm2;
     enum qkv_layout layout;
-    const char *qkv[3];
+    const char *qkv[3]; /* QKV_SEPARATE: three, else the first */
     const char *out;
-    const char *gate, *up,
-        *down; /* gate NULL: `up` holds both where the MLP is gated (phi3) */
+    const char *gate; /* NULL: `up` holds both where the MLP is gated (phi3) */
+    const char *up, *down;
 };
+
+/* What every family that has one calls it. */
+#define HEAD_NAME   "lm_head"
+#define Q_NORM_NAME "self_attn.q_norm"
+#define K_NORM_NAME "self_attn.k_norm"
 
 static const struct names llama_names = {
     .prefix = "model.",
@@ -303,7 +309,10 @@ static void add_fused(struct builder *b, enum qkv_layout layout, const char *ste
 {
     struct tensor_spec *t = add_spec(b, stem, bias ? ".bias" : ".weight");
     enum slot q = bias ? SLOT_BQ : SLOT_WQ, kv = bias ? SLOT_BKV : SLOT_WKV;
-    (layout == QKV_STACKED ? split_stacked : split_grouped)(b->c, t, q, kv);
+    if (layout == QKV_STACKED)
+        split_stacked(b->c, t, q, kv);
+    else
+        split_grouped(b->c, t, q, kv);
     finish(b, t, bias ? TENSOR_BIAS : TENSOR_MATRIX);
 }
 
@@ -320,8 +329,8 @@ static void add_qkv(struct builder *b, const struct names *n)
             add_fused(b, n->layout, n->qkv[0], true);
     }
     if (c->qk_norm) {
-        add_norm(b, "self_attn.q_norm", SLOT_Q_NORM, N_SLOTS);
-        add_norm(b, "self_attn.k_norm", SLOT_K_NORM, N_SLOTS);
+        add_norm(b, Q_NORM_NAME, SLOT_Q_NORM, N_SLOTS);
+        add_norm(b, K_NORM_NAME, SLOT_K_NORM, N_SLOTS);
     }
 }
 
@@ -363,9 +372,9 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
     b.layer = 0;
     add_norm(&b, n.final_norm, SLOT_FINAL_NORM_W, SLOT_FINAL_NORM_B);
     if (!c->tie_word_embeddings)
-        add_linear(&b, "lm_head", SLOT_HEAD, SLOT_HEAD_BIAS, 0, c->vocab_size);
+        add_linear(&b, HEAD_NAME, SLOT_HEAD, SLOT_HEAD_BIAS, 0, c->vocab_size);
     else if (c->head_bias)
-        add_bias(&b, "lm_head", SLOT_HEAD_BIAS, 0, c->vocab_size);
+        add_bias(&b, HEAD_NAME, SLOT_HEAD_BIAS, 0, c->vocab_size);
 }
 
 void tensor_list_free(struct tensor_list *l)
@@ -376,7 +385,7 @@ void tensor_list_free(struct tensor_list *l)
 
 const char *tensor_head_name(void)
 {
-    return "lm_head.weight";
+    return HEAD_NAME ".weight";
 }
 
 static bool ends_with(const char *s, const char *end)

@@ -12,8 +12,8 @@
 
 const struct q8_kernels *const q8_all_kernels[] = {
 #if defined(__x86_64__)
-    &q8_kernels_vnni,     &q8_kernels_avx512,
-    &q8_kernels_avx2,
+    &q8_kernels_amx,      &q8_kernels_vnni,
+    &q8_kernels_avx512,   &q8_kernels_avx2,
 #endif
     &q8_kernels_portable, NULL,
 };
@@ -24,7 +24,9 @@ static const struct q8_kernels *q8_kernels_of(const struct stream *s)
 #if defined(__x86_64__)
     const char *isa = s->device->isa;
     if (strcmp(isa, "avx512") == 0)
-        return q8_kernels_vnni.runs_here() ? &q8_kernels_vnni : &q8_kernels_avx512;
+        return q8_kernels_amx.runs_here()    ? &q8_kernels_amx
+               : q8_kernels_vnni.runs_here() ? &q8_kernels_vnni
+                                             : &q8_kernels_avx512;
     if (strcmp(isa, "avx2") == 0)
         return &q8_kernels_avx2;
 #endif
@@ -124,6 +126,7 @@ struct q8_job {
     int64_t row0; /* rows [row0, row0 + m) are rounded */
     int m;
     int n_row_tiles;
+    bool direct;
     int16_t *x; /* [k-blocks][m][256] */
     float *e;   /* [k-blocks][m] */
     struct items items;
@@ -132,10 +135,15 @@ struct q8_job {
 static void round_rows(void *arg, int64_t begin, int64_t end)
 {
     struct q8_job *job = arg;
-    for (int64_t i = begin; i < end; i++)
-        job->kernels->round_row((const float *)job->a.data + (job->row0 + i) * job->a.ld,
-                                job->a.cols, job->x + i * MATMUL_K_BLOCK,
-                                (int64_t)job->m * MATMUL_K_BLOCK, job->e + i, job->m);
+    for (int64_t i = begin; i < end; i++) {
+        const float *a = (const float *)job->a.data + (job->row0 + i) * job->a.ld;
+        int16_t *x = job->x + i * MATMUL_K_BLOCK;
+        int64_t x_step = (int64_t)job->m * MATMUL_K_BLOCK;
+        if (job->direct)
+            job->kernels->round_direct(a, job->a.cols, x, x_step, job->e + i, job->m);
+        else
+            job->kernels->round_blocked(a, job->a.cols, x, x_step, job->e + i, job->m);
+    }
 }
 
 static struct q8_tile tile_at(const struct q8_job *job, long item, int thread_idx)
@@ -170,7 +178,7 @@ static void run_tiles(void *arg, int thread_idx, int n_threads)
     (void)n_threads;
     for (long item; item_take(&job->items, &item);) {
         struct q8_tile t = tile_at(job, item, thread_idx);
-        if (t.m <= job->kernels->direct_rows)
+        if (job->direct)
             job->kernels->direct(&t);
         else
             job->kernels->blocked(&t);
@@ -183,6 +191,7 @@ static void multiply_rows(struct q8_job *job)
     int64_t k_blocks = (job->w->k + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
     job->x = (int16_t *)scratch_packed(job->s);
     job->e = (float *)(job->x + k_blocks * job->m * MATMUL_K_BLOCK);
+    job->direct = job->m <= job->kernels->direct_rows;
     job->n_row_tiles = (job->m + TILE_ROWS - 1) / TILE_ROWS;
     rows_run(job->s, job->m, job->m * job->a.cols, round_rows, job);
     job->items.n = (panels_of(job->w->n) + TILE_N_PANELS - 1) / TILE_N_PANELS *

@@ -1,7 +1,7 @@
 /* q8.h - products with 8-bit weights; private to src/tensor/cpu.
  *
  *   cpu_q8.c     the operations: checks, rounding of activations, how work is cut over threads
- *   kern_q8.h    the loops, written once over v16 and i16x2
+ *   kern_q8*.h   the loops, written once over v16 and i16x2
  *   vec_int_*.h  i16x2: 16 lanes of two 16-bit numbers each, and their exact products
  *   q8_*.c       compiles kern_q8.h for one instruction set into one `struct q8_kernels`
  *
@@ -57,9 +57,12 @@ struct q8_kernels {
 
     void (*direct)(const struct q8_tile *t);
     void (*blocked)(const struct q8_tile *t);
-    /* x and e of one row of k numbers; k-blocks are x_step and e_step elements apart. */
-    void (*round_row)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
-                      int64_t e_step);
+    /* x and e of one row of k numbers, in the form that each of the two reads; k-blocks are x_step and
+     * e_step elements apart. */
+    void (*round_direct)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
+                         int64_t e_step);
+    void (*round_blocked)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
+                          int64_t e_step);
     /* One row of W into its lane of a panel, from row-major f32. False: it cannot be held. */
     bool (*pack_row)(uint8_t *panel, int column, const float *w, int64_t k);
 };
@@ -69,6 +72,7 @@ extern const struct q8_kernels q8_kernels_portable;
 extern const struct q8_kernels q8_kernels_avx2;
 extern const struct q8_kernels q8_kernels_avx512;
 extern const struct q8_kernels q8_kernels_vnni;
+extern const struct q8_kernels q8_kernels_amx;
 #endif
 /* Every table, best first, ended by NULL. */
 extern const struct q8_kernels *const q8_all_kernels[];

@@ -5,3 +5,5 @@
 
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q8.h"
+#include "tensor/cpu/kern_q8_blocked.h"
+#include "tensor/cpu/kern_q8_table.h"

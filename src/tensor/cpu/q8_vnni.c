@@ -20,3 +20,5 @@ static inline __m512i i_dot_512(__m512i sum, __m512i a, __m512i b)
 
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q8.h"
+#include "tensor/cpu/kern_q8_blocked.h"
+#include "tensor/cpu/kern_q8_table.h"

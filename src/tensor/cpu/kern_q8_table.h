@@ -1,0 +1,16 @@
+/* kern_q8_table.h - the table of one instruction set's kernels of 8-bit weights. */
+static bool runs_here(void)
+{
+    return Q8_RUNS;
+}
+
+const struct q8_kernels Q8_TABLE = {
+    .name = Q8_NAME,
+    .runs_here = runs_here,
+    .direct_rows = Q8_DIRECT,
+    .direct = direct,
+    .blocked = Q8_BLOCKED,
+    .round_direct = round_row,
+    .round_blocked = Q8_ROUND_BLOCKED,
+    .pack_row = pack_row,
+};

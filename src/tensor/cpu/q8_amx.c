@@ -1,0 +1,156 @@
+/* q8_amx.c - the kernels of 8-bit weights with AMX for many rows; few rows are those of VNNI.
+ *
+ * A tile multiplies 16 rows by 16 columns over a block of 32, in numbers of 8 bits.  Activations have
+ * 16: they are kept as two bytes, x = 256 h + l with l unsigned, and multiplied twice.  The sums are
+ * the same integers that the other kernels find. */
+#include "tensor/cpu/q8.h"
+
+#include <cpuid.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tensor/cpu/vec_avx512.h"
+
+#define Q8_NAME  "amx"
+#define Q8_TABLE q8_kernels_amx
+#define Q8_RUNS  (q8_kernels_vnni.runs_here() && has_amx())
+
+/* The CPU has it and the kernel lets this process use it: the answer, once asked for, is kept. */
+static bool has_amx(void)
+{
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILE_DATA = 18, AMX_TILE_AND_INT8 = 3 << 24 };
+    static atomic_int known; /* 0: not yet; 1: no; 2: yes */
+    unsigned a, b, c, d;
+    int yes = atomic_load(&known);
+    if (yes == 0) {
+        bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+                     (d & AMX_TILE_AND_INT8) == AMX_TILE_AND_INT8;
+        yes = there && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILE_DATA) == 0 ? 2
+                                                                                     : 1;
+        atomic_store(&known, yes);
+    }
+    return yes == 2;
+}
+
+static inline __m512i i_dot_512(__m512i sum, __m512i a, __m512i b)
+{
+    return _mm512_dpwssd_epi32(sum, a, b);
+}
+
+#include "tensor/cpu/vec_int_avx512.h"
+
+#include "tensor/cpu/kern_math.h"
+
+#include "tensor/cpu/kern_q8.h"
+
+enum { STRIP = 16 };
+
+/* A row of a k-block as 256 bytes h, then 256 bytes l, in order of k. */
+static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
+                            int64_t e_step)
+{
+    round_row(a, k, x, x_step, e, e_step);
+    for (int64_t i = 0; i < k; i += KB, x += x_step) {
+        static const uint8_t order[4] = {0, 2, 1, 3};
+        uint8_t bytes[2 * KB];
+        for (int j = 0; j < KB; j++) {
+            int16_t v = x[j / 4 * 4 + order[j % 4]];
+            bytes[j] = (uint8_t)(v >> 8);
+            bytes[KB + j] = (uint8_t)v;
+        }
+        memcpy(x, bytes, sizeof bytes);
+    }
+}
+
+/* Tiles 0 and 1: sums; 2 and 3: h and l of 16 rows; 4: a block of weights, 4 numbers to a lane. */
+static void tiles_configure(void)
+{
+    struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } c = {.palette = 1,
+           .bytes = {64, 64, Q8_BLOCK, Q8_BLOCK, 64},
+           .rows = {STRIP, STRIP, STRIP, STRIP, Q8_GROUPS}};
+    _Static_assert(sizeof c == 64, "what ldtilecfg reads");
+    /* gcc 12 takes the intrinsic to read 8 of the 64 bytes, and would drop the other stores. */
+    __asm__ volatile("" : : "r"(&c) : "memory");
+    _tile_loadconfig(&c);
+}
+
+/* sums [2][16][16] = those of h and of l, over one block of 32. */
+static inline void tiles_multiply(int32_t *sums, const uint8_t *x, const uint8_t *w)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(2, x, 2 * KB);
+    _tile_loadd(3, x + KB, 2 * KB);
+    _tile_loadd(4, w, PANEL * 4);
+    _tile_dpbssd(0, 2, 4);
+    _tile_dpbusd(1, 3, 4);
+    _tile_stored(0, sums, PANEL * 4);
+    _tile_stored(1, sums + STRIP * PANEL, PANEL * 4);
+}
+
+/* p [16] = the k-block's sums of one strip of rows by one panel. */
+INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const uint8_t *w,
+                       int n_blocks)
+{
+    const uint8_t *scales = w + n_blocks * Q8_BLOCK_BYTES;
+    for (int r = 0; r < STRIP; r++)
+        p[r] = v_zero();
+    for (int b = 0; b < n_blocks; b++) {
+        int32_t *sums = scratch + b % 2 * 2 * STRIP * PANEL;
+        tiles_multiply(sums, x + b * Q8_BLOCK, w + b * Q8_BLOCK_BYTES);
+        v16 d = v_load_f16((const uint16_t *)(scales + b * Q8_SCALE_BYTES));
+        _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
+        {
+            i32 h = i_load(sums + r * PANEL), l = i_load(sums + (STRIP + r) * PANEL);
+            p[r] = v_fma(i_float(_mm512_add_epi32(_mm512_slli_epi32(h, 8), l)), d, p[r]);
+        }
+    }
+}
+
+/* Adds p to C: rows [r0, r0 + n), the columns of one panel that exist. */
+static void strip_store(const struct q8_tile *t, const v16 *p, int64_t k, int panel, int r0,
+                        int n)
+{
+    int64_t col = (int64_t)panel * PANEL, cols = t->n_cols - col;
+    const float *e = t->e + k / KB * t->x_rows + r0;
+    for (int r = 0; r < n; r++) {
+        float *c = t->c + (r0 + r) * t->ldc;
+        v16 y = k == 0 ? v_zero() : v_load_upto(c, DTYPE_F32, col, cols);
+        y = v_fma(p[r], v_set1(e[r]), y);
+        if (t->bias != NULL && k + KB >= t->k)
+            y = v_add(y, v_load_upto(t->bias, DTYPE_F32, col, cols));
+        v_store_upto(c, DTYPE_F32, col, cols, y);
+    }
+}
+
+/* The last strip may be narrower: the tile reads on, in the stream's scratch, and the rows behind its
+ * end are dropped. */
+static void blocked_amx(const struct q8_tile *t)
+{
+    int32_t *scratch = t->scratch;
+    _Static_assert(4 * STRIP * PANEL * sizeof *scratch <= Q8_SCRATCH,
+                   "scratch of a thread");
+    tiles_configure();
+    for (int64_t k = 0; k < t->k; k += KB) {
+        int n_blocks = q8_blocks_at(k, t->k);
+        const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows);
+        for (int panel = 0; panel < t->n_panels; panel++) {
+            const uint8_t *w = t->w + (size_t)panel * t->panel_bytes + q8_offset(k);
+            for (int r0 = 0; r0 < t->m; r0 += STRIP) {
+                v16 p[STRIP];
+                strip_sums(p, scratch, x + r0 * 2 * KB, w, n_blocks);
+                strip_store(t, p, k, panel, r0, t->m - r0 < STRIP ? t->m - r0 : STRIP);
+            }
+        }
+    }
+    _tile_release();
+}
+
+#define Q8_BLOCKED       blocked_amx
+#define Q8_ROUND_BLOCKED round_row_split
+#include "tensor/cpu/kern_q8_table.h"
