@@ -6,7 +6,7 @@
 VARIANT ?= release
 B       := build/$(VARIANT)
 CC      ?= cc
-PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libcrypto
+PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libcrypto libcurl
 
 WARN     := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wvla -Werror=implicit -Werror=int-conversion

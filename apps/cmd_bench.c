@@ -15,6 +15,7 @@ static const struct {
     {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
     {"restore", bench_restore, "bringing a context back, by every method"},
     {"ablation", bench_ablation, "the figures of the HCache paper at this machine's scale"},
+    {"serve", bench_serve, "a server under chats, documents or a trace: TTFT, TBT, hit rates"},
 };
 
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };

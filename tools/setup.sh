@@ -7,7 +7,7 @@
 #                           the official clients and the browser's driver that tests/e2e use
 set -euo pipefail
 
-packages=(gcc g++ make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev
+packages=(gcc g++ make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev libcurl4-openssl-dev
           libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev strace python3)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr python3-venv chromium
      chromium-driver)

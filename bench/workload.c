@@ -1,0 +1,239 @@
+/* workload.c - see workload.h. */
+#include "bench/workload.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "format/json.h"
+
+/* --- random sizes ----------------------------------------------------------------------------- */
+
+static double exponential(struct rng *r, double mean)
+{
+    return -mean * log(1 - rng_unit(r));
+}
+
+/* Log-normal with this mean; sigma is that of the logarithm. */
+static double lognormal(struct rng *r, double mean, double sigma)
+{
+    double u = 1 - rng_unit(r), v = rng_unit(r);
+    double z = sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+    return mean * exp(sigma * z - sigma * sigma / 2);
+}
+
+static int tokens_of(double n, double scale)
+{
+    int t = (int)(n * scale + 0.5);
+    return t > 0 ? t : 1;
+}
+
+/* --- lists ------------------------------------------------------------------------------------ */
+
+static struct session *add_session(struct workload *w, double start_s)
+{
+    w->sessions = xrealloc(w->sessions, (size_t)(w->n_sessions + 1) * sizeof *w->sessions);
+    struct session *s = &w->sessions[w->n_sessions++];
+    *s = (struct session){.start_s = start_s};
+    return s;
+}
+
+static struct turn *add_turn(struct session *s, double think_s, int max_tokens)
+{
+    s->turns = xrealloc(s->turns, (size_t)(s->n_turns + 1) * sizeof *s->turns);
+    struct turn *t = &s->turns[s->n_turns++];
+    *t = (struct turn){.think_s = think_s, .max_tokens = max_tokens};
+    return t;
+}
+
+static void add_segment(struct turn *t, uint64_t seed, int n_tokens)
+{
+    t->segments = xrealloc(t->segments, (size_t)(t->n_segments + 1) * sizeof *t->segments);
+    t->segments[t->n_segments++] = (struct segment){seed, n_tokens};
+}
+
+void workload_free(struct workload *w)
+{
+    for (int i = 0; i < w->n_sessions; i++) {
+        for (int k = 0; k < w->sessions[i].n_turns; k++)
+            free(w->sessions[i].turns[k].segments);
+        free(w->sessions[i].turns);
+    }
+    free(w->sessions);
+    *w = (struct workload){0};
+}
+
+/* --- chats ------------------------------------------------------------------------------------ */
+
+enum { MEAN_ROUNDS = 12 }; /* with 425 tokens a round, half of the histories pass 2.5K */
+
+void workload_chats(struct workload *w, const struct workload_opts *o)
+{
+    struct rng r = {rng_mix(o->seed)};
+    *w = (struct workload){.name = "chats", .seconds = o->seconds};
+    for (double at = 0;;) {
+        at += exponential(&r, 60 / o->per_minute);
+        if (at >= o->seconds)
+            break;
+        struct session *s = add_session(w, at);
+        int n_turns = 1 + (int)exponential(&r, MEAN_ROUNDS - 1);
+        for (int i = 0, history = 0; i < n_turns && history < o->max_prompt; i++) {
+            double think = i == 0 ? 0 : exponential(&r, 30) * o->time_scale;
+            int n_new = tokens_of(lognormal(&r, 66.8, 1.0), o->token_scale);
+            int n_out = tokens_of(lognormal(&r, 358.8, 0.7), o->token_scale);
+            history += n_new + n_out;
+            if (history > o->max_prompt && i > 0)
+                break;
+            struct turn *t = add_turn(s, think, n_out);
+            add_segment(t, rng_u64(&r), n_new < o->max_prompt ? n_new : o->max_prompt);
+        }
+    }
+}
+
+/* --- documents -------------------------------------------------------------------------------- */
+
+/* A rank from 0, with weights 1 / (rank + 1)^skew. */
+static int zipf_rank(struct rng *r, const double *cumulated, int n)
+{
+    double u = rng_unit(r) * cumulated[n - 1];
+    int i = 0;
+    while (i < n - 1 && cumulated[i] < u)
+        i++;
+    return i;
+}
+
+void workload_documents(struct workload *w, const struct workload_opts *o)
+{
+    struct rng r = {rng_mix(o->seed + 1)};
+    int n = o->n_documents;
+    double *cumulated = xcalloc((size_t)n, sizeof *cumulated), sum = 0;
+    *w = (struct workload){.name = "documents", .seconds = o->seconds};
+    for (int i = 0; i < n; i++)
+        cumulated[i] = sum += pow(i + 1, -o->zipf);
+    for (double at = 0;;) {
+        at += exponential(&r, 60 / o->per_minute);
+        if (at >= o->seconds)
+            break;
+        int doc = zipf_rank(&r, cumulated, n);
+        struct rng of_doc = {rng_mix(o->seed + 77 + (uint64_t)doc)};
+        int n_doc = tokens_of(5000 + 11000 * rng_unit(&of_doc), o->token_scale);
+        struct turn *t = add_turn(add_session(w, at), 0,
+                                  tokens_of(exponential(&r, 50), o->token_scale));
+        add_segment(t, rng_u64(&of_doc), n_doc < o->max_prompt ? n_doc : o->max_prompt);
+        add_segment(t, rng_u64(&r), tokens_of(60, 1));
+    }
+    free(cumulated);
+}
+
+/* --- traces ----------------------------------------------------------------------------------- */
+
+enum { BLOCK = 512 }; /* tokens behind one hash id of Mooncake's */
+
+/* {"timestamp": ms, "input_length", "output_length", "hash_ids"} */
+static int mooncake_line(struct workload *w, const struct workload_opts *o,
+                         const struct json *v, double *at_s)
+{
+    int64_t ms = -1, n_in = -1, n_out = -1, id;
+    const struct json *ids = json_member(v, "hash_ids");
+    json_int_of(json_member(v, "timestamp"), &ms);
+    json_int_of(json_member(v, "input_length"), &n_in);
+    json_int_of(json_member(v, "output_length"), &n_out);
+    if (ms < 0 || n_in < 1 || n_out < 0 || n_in > 1 << 24 || n_out > 1 << 24)
+        return ERR_FORMAT;
+    *at_s = (double)ms / 1e3;
+    struct turn *t = add_turn(add_session(w, *at_s), 0,
+                              tokens_of((double)n_out, o->token_scale));
+    int64_t left = n_in;
+    for (size_t i = 0; i < json_count(ids) && left > 0; i++, left -= BLOCK) {
+        int64_t n = left < BLOCK ? left : BLOCK;
+        if (!json_int_of(json_at(ids, i), &id))
+            return ERR_FORMAT;
+        add_segment(t, rng_mix((uint64_t)id + 1), tokens_of((double)n, o->token_scale));
+    }
+    if (t->n_segments == 0)
+        add_segment(t, (uint64_t)w->n_sessions, tokens_of((double)n_in, o->token_scale));
+    return 0;
+}
+
+/* 2023-11-16 18:15:46.6805900,374,44 */
+static int azure_line(struct workload *w, const struct workload_opts *o, const char *line,
+                      double *at_s)
+{
+    struct tm tm = {0};
+    double seconds = 0, n_in, n_out;
+    char *end = strptime(line, "%Y-%m-%d %H:%M:", &tm);
+    if (end == NULL)
+        return ERR_FORMAT;
+    seconds = strtod(end, &end);
+    n_in = *end == ',' ? strtod(end + 1, &end) : 0;
+    n_out = *end == ',' ? strtod(end + 1, &end) : -1;
+    if (!(n_in >= 1 && n_in < 1e7 && n_out >= 0 && n_out < 1e7))
+        return ERR_FORMAT;
+    *at_s = (double)timegm(&tm) + seconds;
+    struct turn *t = add_turn(add_session(w, *at_s), 0, tokens_of(n_out, o->token_scale));
+    add_segment(t, rng_mix(o->seed + (uint64_t)w->n_sessions),
+                tokens_of(n_in, o->token_scale));
+    return 0;
+}
+
+/* Drops what is too long, moves the first to 0, and stretches or thins the times. */
+static void fit_trace(struct workload *w, const struct workload_opts *o)
+{
+    struct rng r = {rng_mix(o->seed + 5)};
+    double first = w->n_sessions > 0 ? w->sessions[0].start_s : 0, at = 0;
+    int kept = 0;
+    for (int i = 0; i < w->n_sessions; i++) {
+        struct session s = w->sessions[i];
+        int n = 0;
+        for (int k = 0; k < s.turns[0].n_segments; k++)
+            n += s.turns[0].segments[k].n_tokens;
+        at = o->per_minute > 0 ? at + exponential(&r, 60 / o->per_minute)
+                               : (s.start_s - first) * o->time_scale;
+        s.start_s = at;
+        if (at < o->seconds && n + s.turns[0].max_tokens <= o->max_prompt) {
+            w->sessions[kept++] = s;
+            continue;
+        }
+        free(s.turns[0].segments);
+        free(s.turns);
+    }
+    w->n_sessions = kept;
+}
+
+int workload_trace(struct workload *w, const struct workload_opts *o, const char *path,
+                   struct err *err)
+{
+    char *text = NULL, *line, *save = NULL;
+    size_t n = 0;
+    int rc = file_read(path, (size_t)1 << 30, &text, &n, err), n_line = 0;
+    *w = (struct workload){.name = "trace", .seconds = o->seconds};
+    if (rc != 0)
+        return rc;
+    for (line = strtok_r(text, "\n", &save); line != NULL && rc == 0;
+         line = strtok_r(NULL, "\n", &save)) {
+        struct json *v = NULL;
+        double at_s = 0;
+        n_line++;
+        if (line[0] == '{')
+            rc = json_parse(&v, line, strlen(line), path, err) != 0
+                     ? ERR_FORMAT
+                     : mooncake_line(w, o, v, &at_s);
+        else if (n_line > 1 || strncmp(line, "TIMESTAMP", 9) != 0)
+            rc = azure_line(w, o, line, &at_s);
+        json_free(v);
+        if (rc != 0)
+            err_set(err, rc,
+                    "%s:%d: neither a line of a Mooncake trace nor of an Azure trace", path,
+                    n_line);
+    }
+    free(text);
+    if (rc == 0)
+        fit_trace(w, o);
+    else
+        workload_free(w);
+    return rc;
+}
