@@ -16,6 +16,7 @@ static const struct {
     {"restore", bench_restore, "bringing a context back, by every method"},
     {"ablation", bench_ablation, "the figures of the HCache paper at this machine's scale"},
     {"serve", bench_serve, "a server under chats, documents or a trace: TTFT, TBT, hit rates"},
+    {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
 };
 
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
