@@ -25,7 +25,10 @@ OPT_asan    := -O1 -DHC_DEBUG -fsanitize=address,undefined -fno-sanitize-recover
                -fno-omit-frame-pointer -fno-var-tracking
 OPT_tsan    := -O1 -DHC_DEBUG -fsanitize=thread -fno-omit-frame-pointer -fno-var-tracking
 OPT_cov     := -O0 -DHC_DEBUG --coverage
-VARIANTS    := release debug asan tsan cov
+# For clang: build/fuzz/fuzz looks for inputs that break a parser (tests/fuzz, make fuzz).
+OPT_fuzz    := -O1 -DHC_DEBUG -fsanitize=fuzzer-no-link,address,undefined \
+               -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+VARIANTS    := release debug asan tsan cov fuzz
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)
 $(error VARIANT=$(VARIANT) is none of: $(VARIANTS))
 endif
@@ -64,6 +67,8 @@ EMU_FLAGS   := -DHCACHE_CUDA_EMULATED -Itests/cuda_emu
 
 SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
 SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
+# Parsers need no kernels, whose compilation under the sanitizers takes minutes.
+SRC   := $(if $(filter fuzz,$(VARIANT)),$(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% io/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
 ALL_TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
@@ -173,6 +178,16 @@ gpu-bundle:
 	@$(MAKE) --no-print-directory $(JOBS) CUDA=1 build/release/hcache build/release/tests/tensor/test_cuda
 	@tools/gpu_bundle.sh build/gpu build/release/hcache build/release/tests/tensor/test_cuda
 
+$(B)/fuzz: tests/fuzz/libfuzzer/main.c $(B)/tests/fuzz/targets.o $(B)/libhcache.a
+	@echo "  LINK $@"
+	@$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+
+# FUZZ_SECONDS for each target (FUZZ: a pattern of their names).
+FUZZ_SECONDS ?= 20
+fuzz:
+	@$(MAKE) --no-print-directory $(JOBS) VARIANT=fuzz CC=clang build/fuzz/fuzz
+	@tools/fuzz.sh $(FUZZ_SECONDS) '$(FUZZ)'
+
 tsan:
 	@$(MAKE) --no-print-directory VARIANT=tsan test
 
@@ -217,6 +232,7 @@ help:
 	@echo 'make crash      what crashes, faults and damage do to the store: one table, 3 minutes'
 	@echo 'make crash-long the same for hours'
 	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
+	@echo 'make fuzz       every parser against new inputs, FUZZ_SECONDS each (FUZZ=PATTERN: some)'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
@@ -226,7 +242,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all tests setup demo test check gpu-bundle tsan cov kill-turns crash crash-long tidy format options clean help FORCE
+.PHONY: all tests setup demo test check fuzz gpu-bundle tsan cov kill-turns crash crash-long tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

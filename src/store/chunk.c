@@ -172,6 +172,9 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     out->n_tokens = (int)n_tokens;
     for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
         out->tokens[i] = (int32_t)get_u32(in + H_TOKENS + 4 * i);
+    for (int i = out->n_tokens; i < STORE_CHUNK_TOKENS; i++)
+        if (out->tokens[i] != 0)
+            return err_set(err, ERR_CORRUPT, "an extent header has tokens behind its last");
     out->owner = version == 1 ? 0 : get_u64(in + H_OWNER);
     if (chunk_table_decode(in + H_TABLE, out->n_records, out->n_bytes, out->records) != 0 &&
         !store_has_bug(STORE_BUG_NO_BOUND))

@@ -1,0 +1,382 @@
+/* targets.c - see targets.h.  MUST is assert that no build leaves out: a finding is an abort. */
+#include "targets.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "format/jinja.h"
+#include "format/json.h"
+#include "format/safetensors.h"
+#include "format/tokenizer_json.h"
+#include "model/chat.h"
+#include "model/config.h"
+#include "model/tool_calls.h"
+#include "policy/platform.h"
+#include "server/items.h"
+#include "server/request.h"
+#include "server/sse.h"
+#include "store/chunk.h"
+#include "store/superblock.h"
+
+#define MUST(x)                                                                            \
+    do {                                                                                   \
+        if (!(x)) {                                                                        \
+            fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #x);         \
+            abort();                                                                       \
+        }                                                                                  \
+    } while (0)
+
+/* A refusal says something. */
+#define MUST_SAY(rc, err) MUST((rc) == 0 || (err).msg[0] != 0)
+
+/* --- models ----------------------------------------------------------------------------------- */
+
+static void fuzz_safetensors(const uint8_t *bytes, size_t n)
+{
+    struct safetensors s = {0};
+    struct err err = {0};
+    uint64_t end = 0, file_bytes = (uint64_t)n + (n > 0 ? bytes[0] : 0); /* data behind */
+    int rc = safetensors_header_end(bytes, n, file_bytes, "f", &end, &err);
+    MUST_SAY(rc, err);
+    MUST(rc != 0 || end <= file_bytes);
+    rc = safetensors_parse(&s, bytes, n, file_bytes, "f", &err);
+    MUST_SAY(rc, err);
+    for (size_t i = 0; rc == 0 && i < s.n_tensors; i++) {
+        const struct safetensors_tensor *t = &s.tensors[i];
+        MUST(s.data_begin <= t->begin && t->begin <= t->end && t->end <= file_bytes);
+        MUST(safetensors_find(&s, t->name) == t);
+    }
+    safetensors_deinit(&s);
+}
+
+static void fuzz_safetensors_index(const uint8_t *bytes, size_t n)
+{
+    struct safetensors_index x = {0};
+    struct err err = {0};
+    int rc = safetensors_index_parse(&x, bytes, n, "f", &err);
+    MUST_SAY(rc, err);
+    for (size_t i = 0; rc == 0 && i < x.n_files; i++)
+        MUST(strchr(x.files[i], '/') == NULL && strcmp(x.files[i], "..") != 0);
+    for (size_t i = 0; rc == 0 && i < x.n_entries; i++)
+        MUST(x.entries[i].file_idx < x.n_files);
+    safetensors_index_deinit(&x);
+}
+
+static void fuzz_config(const uint8_t *bytes, size_t n)
+{
+    struct model_config c, again;
+    struct err err = {0};
+    memset(&c, 0, sizeof c);
+    memset(&again, 0, sizeof again);
+    int rc = config_parse(&c, bytes, n, "config.json", &err);
+    MUST_SAY(rc, err);
+    if (rc != 0)
+        return;
+    MUST(c.n_layers > 0 && c.n_heads > 0 && c.n_kv_heads > 0 &&
+         c.n_heads % c.n_kv_heads == 0);
+    MUST(c.vocab_size > 0 && c.d_head > 0 && c.max_ctx > 0 && config_params(&c) > 0);
+    char *text = config_write(&c), *text2;
+    rc = config_parse(&again, text, strlen(text), "written", &err);
+    if (rc != 0)
+        fprintf(stderr, "%s\n%s\n", err.msg, text);
+    MUST(rc == 0);
+    text2 = config_write(&again);
+    MUST(strcmp(text, text2) == 0);
+    free(text);
+    free(text2);
+}
+
+static void fuzz_generation_config(const uint8_t *bytes, size_t n)
+{
+    struct model_config c;
+    struct err err = {0};
+    MUST(config_shape(&c, "tiny-mha", &err) == 0);
+    int rc = config_parse_generation(&c, bytes, n, "generation_config.json", &err);
+    MUST_SAY(rc, err);
+    MUST(rc != 0 || (c.n_eos >= 0 && c.n_eos <= CONFIG_MAX_EOS));
+}
+
+static void fuzz_tokenizer_config(const uint8_t *bytes, size_t n)
+{
+    struct tokenizer_config c = {0};
+    struct err err = {0};
+    int rc = tokenizer_config_parse(&c, bytes, n, "tokenizer_config.json", &err);
+    MUST_SAY(rc, err);
+    tokenizer_config_deinit(&c);
+}
+
+static void fuzz_tokenizer(const uint8_t *bytes, size_t n)
+{
+    struct tokenizer_json t = {0};
+    struct err err = {0};
+    int rc = tokenizer_json_parse(&t, bytes, n, "tokenizer.json", &err);
+    MUST_SAY(rc, err);
+    if (rc == 0)
+        (void)tokenizer_json_find(&t, "the", 3);
+    tokenizer_json_deinit(&t);
+}
+
+/* --- templates and what models write ---------------------------------------------------------- */
+
+static const char conversation[] =
+    "[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"Hi "
+    "<b> \\u00e9\"},"
+    "{\"role\":\"assistant\",\"content\":\"Hello\",\"tool_calls\":[{\"type\":\"function\","
+    "\"function\":"
+    "{\"name\":\"f\",\"arguments\":{\"a\":[1,2.5,null,true]}}}]},{\"role\":\"tool\","
+    "\"content\":\"3\"},"
+    "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"more\"}]}]";
+
+static void fuzz_template(const uint8_t *bytes, size_t n)
+{
+    struct jinja_limits limits = {.max_steps = 20000,
+                                  .max_depth = 60,
+                                  .max_source_bytes = 1 << 16,
+                                  .max_output_bytes = 1 << 16,
+                                  .max_memory_bytes = 16 << 20};
+    struct jinja_template *t = NULL;
+    struct err err = {0};
+    int rc = jinja_compile(&t, (const char *)bytes, n, "t", &limits, &err);
+    MUST_SAY(rc, err);
+    if (rc != 0)
+        return;
+    struct json *messages = NULL;
+    MUST(json_parse(&messages, conversation, sizeof conversation - 1, "messages", &err) ==
+         0);
+    struct jinja_var vars[] = {{"messages", messages}};
+    struct jinja_input in = {.extra = vars, .n_extra = 1};
+    char *text = NULL;
+    size_t n_text = 0;
+    rc = jinja_render(t, &in, &text, &n_text, &err);
+    MUST_SAY(rc, err);
+    MUST(rc != 0 || (n_text <= limits.max_output_bytes && text[n_text] == 0));
+    if (rc == 0)
+        free(text);
+    json_free(messages);
+    jinja_destroy(t);
+}
+
+static void fuzz_tool_calls(const uint8_t *bytes, size_t n)
+{
+    for (int f = TOOL_FORMAT_NONE; f <= TOOL_FORMAT_LLAMA3; f++) {
+        struct tool_calls c = {0};
+        char *text = xmalloc(n + 1);
+        memcpy(text, bytes, n);
+        text[n] = 0;
+        tool_calls_parse((enum tool_format)f, text, n, &c);
+        size_t sure = tool_calls_text_bytes((enum tool_format)f, text, n);
+        MUST(sure <= n);
+        /* What was shown while streaming is the beginning of the content. */
+        if (memchr(text, 0, n) == NULL)
+            MUST(strlen(c.content) >= sure && memcmp(c.content, text, sure) == 0);
+        for (size_t i = 0; i < c.n; i++)
+            MUST(c.at[i].name[0] != 0 && c.at[i].arguments[0] == '{');
+        tool_calls_deinit(&c);
+        free(text);
+    }
+}
+
+/* --- requests --------------------------------------------------------------------------------- */
+
+static void must_be_fault(const struct fault *f)
+{
+    MUST(f->status >= 400 && f->status < 600 && f->message[0] != 0);
+    MUST(memchr(f->message, 0, sizeof f->message) != NULL);
+    json_free(fault_json(f));
+}
+
+static void fuzz_request(const uint8_t *bytes, size_t n)
+{
+    struct json *body = NULL;
+    struct err err = {0};
+    int rc = json_parse(&body, bytes, n, "body", &err);
+    MUST_SAY(rc, err);
+    for (unsigned kind = 1; rc == 0 && kind <= REQUEST_COUNT; kind *= 2) {
+        struct gen_params p;
+        struct fault f = {0};
+        if (request_parse(body, kind, &p, &f) != 0) {
+            must_be_fault(&f);
+            continue;
+        }
+        MUST(p.n >= 1 && p.n <= REQUEST_MAX_N && p.n_stop <= HCACHE_MAX_STOP);
+        MUST(p.temperature >= 0 && p.top_p >= 0 && p.top_p <= 1 && p.max_tokens >= -1);
+    }
+    json_free(body);
+}
+
+static void fuzz_items(const uint8_t *bytes, size_t n)
+{
+    struct json *sent = NULL, *items = NULL, *again = NULL;
+    struct err err = {0};
+    struct fault f = {0};
+    if (json_parse(&sent, bytes, n, "input", &err) != 0)
+        return;
+    if (items_read(sent, "input", &items, &f) != 0) {
+        must_be_fault(&f);
+    } else { /* what was accepted is accepted again, and can be shown */
+        struct json *messages = json_new_array();
+        MUST(items_read(items, "input", &again, &f) == 0);
+        MUST(json_count(items) == json_count(again) && json_count(items) <= ITEMS_MAX);
+        items_to_messages(items, messages);
+        free(items_title(items, 40));
+        json_free(messages);
+        json_free(again);
+        json_free(items);
+    }
+    json_free(sent);
+}
+
+/* What a client takes out of the frames is what was put in, whatever line breaks it has. */
+static void fuzz_sse(const uint8_t *bytes, size_t n)
+{
+    struct textbuf out = {0};
+    char *text = xmalloc(n + 1), *back = xmalloc(n + 1);
+    size_t n_text = 0, n_back = 0;
+    for (size_t i = 0; i < n; i++)
+        if (bytes[i] != 0 && bytes[i] != '\r')
+            text[n_text++] = (char)bytes[i];
+    text[n_text] = 0;
+    sse_event(&out, text);
+    MUST(out.n >= 2 && memcmp(out.p + out.n - 2, "\n\n", 2) == 0);
+    for (size_t i = 0, end; i + 1 < out.n; i = end + 1) {
+        for (end = i; out.p[end] != '\n'; end++)
+            MUST(end < out.n);
+        MUST(end - i >= 6 && memcmp(out.p + i, "data: ", 6) == 0);
+        if (n_back > 0 || i > 0)
+            back[n_back++] = '\n';
+        memcpy(back + n_back, out.p + i + 6, end - i - 6);
+        n_back += end - i - 6;
+    }
+    MUST(n_back == n_text && memcmp(back, text, n_text) == 0);
+    textbuf_free(&out);
+    free(text);
+    free(back);
+}
+
+/* --- the store -------------------------------------------------------------------------------- */
+
+enum { CHECKSUM_AT = 16 }; /* in headers and superblocks: docs/STORE_FORMAT.md */
+
+/* The first bytes, zeros behind them, in `size` bytes. */
+static uint8_t *padded(const uint8_t *bytes, size_t n, size_t size)
+{
+    uint8_t *p = xcalloc(size, 1);
+    if (n > 0)
+        memcpy(p, bytes, n < size ? n : size);
+    return p;
+}
+
+/* Random bytes never have the right checksum: give it to them, so that the checks behind it are tried. */
+static void set_checksum(uint8_t *block, size_t size)
+{
+    put_u64(block + CHECKSUM_AT, 0);
+    put_u64(block + CHECKSUM_AT, checksum64(block, size));
+}
+
+static void fuzz_chunk_header(const uint8_t *bytes, size_t n)
+{
+    uint8_t *in = padded(bytes, n, CHUNK_HEADER_BYTES), out[CHUNK_HEADER_BYTES];
+    struct chunk_header *h = xcalloc(1, sizeof *h), *h2 = xcalloc(1, sizeof *h2);
+    struct err err = {0};
+    MUST_SAY(chunk_header_decode(in, h, &err), err);
+    set_checksum(in, CHUNK_HEADER_BYTES);
+    int rc = chunk_header_decode(in, h, &err);
+    MUST_SAY(rc, err);
+    if (rc == 0) {
+        MUST(h->n_tokens >= 1 && h->n_tokens <= STORE_CHUNK_TOKENS);
+        MUST(h->n_records <= CHUNK_MAX_RECORDS && h->n_bytes % STORE_ALIGN == 0);
+        for (int i = 0; i < h->n_records; i++)
+            MUST((uint64_t)h->records[i].offset + h->records[i].n_bytes <= h->n_bytes);
+        chunk_header_encode(h, out);
+        MUST(chunk_header_decode(out, h2, &err) == 0);
+        MUST(memcmp(&h->key, &h2->key, sizeof h->key) == 0 && h->id == h2->id &&
+             memcmp(h->tokens, h2->tokens, sizeof h->tokens) == 0);
+    }
+    free(in);
+    free(h);
+    free(h2);
+}
+
+static void fuzz_chunk_table(const uint8_t *bytes, size_t n)
+{
+    int n_records = (int)(n / CHUNK_RECORD_CODE);
+    if (n_records == 0 || n_records > CHUNK_MAX_RECORDS)
+        return;
+    struct chunk_record *r = xcalloc((size_t)n_records, sizeof *r);
+    uint8_t *again = xcalloc((size_t)n_records, CHUNK_RECORD_CODE);
+    /* The length that would fit, from the table itself. */
+    uint64_t extent = 4096;
+    for (int i = 0; i < n_records; i++)
+        extent += round_up(get_u32(bytes + i * CHUNK_RECORD_CODE + 2), 4096);
+    if (chunk_table_decode(bytes, n_records, extent, r) == 0) {
+        chunk_table_encode(r, n_records, again);
+        MUST(memcmp(again, bytes, (size_t)n_records * CHUNK_RECORD_CODE) == 0);
+    }
+    free(r);
+    free(again);
+}
+
+static void fuzz_superblock(const uint8_t *bytes, size_t n)
+{
+    uint8_t *in = padded(bytes, n, SUPERBLOCK_FILE_BYTES), out[SUPERBLOCK_FILE_BYTES];
+    struct superblock sb, sb2;
+    struct err err = {0};
+    MUST_SAY(superblock_decode(in, &sb, &err), err);
+    set_checksum(in, SUPERBLOCK_FILE_BYTES / 2);
+    int rc = superblock_decode(in, &sb, &err);
+    MUST_SAY(rc, err);
+    if (rc == 0) {
+        MUST(sb.device < sb.n_devices && sb.segment_bytes > 0);
+        superblock_encode(&sb, out);
+        MUST(superblock_decode(out, &sb2, &err) == 0);
+        MUST(memcmp(sb.uuid, sb2.uuid, sizeof sb.uuid) == 0 && sb.device == sb2.device);
+    }
+    free(in);
+}
+
+static void fuzz_platform(const uint8_t *bytes, size_t n)
+{
+    static struct platform p, again;
+    struct err err = {0};
+    int rc = platform_parse((const char *)bytes, n, &p, &err);
+    MUST_SAY(rc, err);
+    if (rc != 0)
+        return;
+    int need = platform_format(&p, NULL, 0);
+    char *text = xmalloc((size_t)need + 1);
+    platform_format(&p, text, (size_t)need + 1);
+    MUST(platform_parse(text, (size_t)need, &again, &err) == 0);
+    free(text);
+}
+
+const struct fuzz_target fuzz_targets[] = {
+    {"safetensors", fuzz_safetensors},
+    {"safetensors-index", fuzz_safetensors_index},
+    {"config", fuzz_config},
+    {"generation-config", fuzz_generation_config},
+    {"tokenizer-config", fuzz_tokenizer_config},
+    {"tokenizer", fuzz_tokenizer},
+    {"template", fuzz_template},
+    {"tool-calls", fuzz_tool_calls},
+    {"request", fuzz_request},
+    {"items", fuzz_items},
+    {"sse", fuzz_sse},
+    {"chunk-header", fuzz_chunk_header},
+    {"chunk-table", fuzz_chunk_table},
+    {"superblock", fuzz_superblock},
+    {"platform", fuzz_platform},
+    {0},
+};
+
+const struct fuzz_target *fuzz_target_of(const char *name)
+{
+    const struct fuzz_target *t = fuzz_targets;
+    while (t->name != NULL && strcmp(t->name, name) != 0)
+        t++;
+    return t->name != NULL ? t : NULL;
+}

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Looks for inputs that break a parser: each target of tests/fuzz for so many seconds, from the corpus
+# and from what earlier runs found (build/fuzz/found).  Ends with a table; an input that breaks something
+# is left in build/fuzz/broken and makes the run fail.
+#   tools/fuzz.sh SECONDS [PATTERN]
+#   MERGE=1 tools/fuzz.sh ...   afterwards adds small inputs that reach new code to the corpus, up to 30 in all
+set -uo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:?usage: fuzz.sh SECONDS [PATTERN]} pattern=${2:-.}
+program=build/fuzz/fuzz found=build/fuzz/found broken=build/fuzz/broken
+mkdir -p "$found" "$broken"
+table="target executions features inputs"
+failed=0
+
+count() { find "$@" -type f | wc -l; }
+
+for corpus in tests/fuzz/corpus/*/; do
+    name=$(basename "$corpus")
+    [[ $name =~ $pattern ]] || continue
+    mkdir -p "$found/$name"
+    log=$found/$name.log
+    if ! HCACHE_FUZZ=$name "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=8192 \
+        -artifact_prefix="$broken/$name-" -print_final_stats=1 "$found/$name" "$corpus" >"$log" 2>&1; then
+        failed=1
+        echo "$name is broken:"
+        grep -aE 'ERROR|SUMMARY|does not hold|Test unit written|runtime error' "$log" | head -5
+    fi
+    n=$(grep -a 'stat::number_of_executed_units' "$log" | grep -oE '[0-9]+$')
+    features=$(grep -aoE 'ft: [0-9]+' "$log" | tail -1 | cut -c5-)
+    table+=$'\n'"$name ${n:-?} ${features:-?} $(count "$found/$name" "$corpus")"
+    [ -n "${MERGE:-}" ] || continue
+    room=$((30 - $(count "$corpus")))
+    new=$(mktemp -d)
+    find "$found/$name" -type f -size -3k -exec cp -t "$new" {} +
+    HCACHE_FUZZ=$name "$program" -merge=1 -max_len=3000 "$corpus" "$new" >/dev/null 2>&1
+    rm -r "$new"
+    find "$corpus" -type f -newer "$log" | tail -n "+$((room > 0 ? room + 1 : 1))" | xargs -r rm
+done
+column -t <<<"$table"
+exit $failed
