@@ -13,12 +13,13 @@
 #include "state/profile.h"
 
 struct profile_args {
-    const char *model, *dtype, *out;
+    const char *model, *dtype, *weights, *out;
     struct opt_list store;
     int threads;
 };
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 
 static const struct opt positionals[] = {
     {"MODEL_DIR", OPT(struct profile_args, model), .required = true,
@@ -35,6 +36,11 @@ static const struct opt options[] = {
      .help = "write the profile here too, for hcache plan --platform FILE"},
     {"dtype", OPT(struct profile_args, dtype), .choices = dtypes,
      .help = "state dtype; default: the checkpoint's"},
+    {"weights", OPT(struct profile_args, weights), .choices = weight_kinds,
+     .def = "checkpoint",
+     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8); each "
+             "kind has "
+             "its own profile"},
     {"threads", OPT(struct profile_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
     {0},
@@ -238,6 +244,7 @@ static int run(const struct profile_args *a, struct err *err)
     struct stack k;
     struct stack_opts o = {.model = a->model,
                            .dtype = a->dtype,
+                           .weights = a->weights,
                            .threads = a->threads,
                            .max_context = CONTEXT,
                            .dirs = a->store.items,

@@ -99,13 +99,3 @@ void correction_learn(struct platform *p, const struct correction_expected *e,
     else if (e->kv_s >= MOST * compute)
         correction_observe(&p->kv_correction, compute, o->compute_s);
 }
-
-void correction_learn_prefill(struct platform *p, int64_t n_past, int64_t n_new,
-                              double observed_s)
-{
-    double expected = (p->n_layers * platform_prefill_s(p, n_past, n_new) +
-                       platform_ends_s(p, n_new)) /
-                      platform_correction_factor(&p->gemm_correction);
-    if (expected > LEAST_S)
-        correction_observe(&p->gemm_correction, expected, observed_s);
-}

@@ -13,6 +13,8 @@
  *    the step double, so a change of the machine is followed, and a single outlier is not.
  * 3. It converges: the weight of an observation falls to CORRECTION_GAIN_MIN, never to zero.
  *
+ * Only what restores do can be learned: a kind of work that no plan uses keeps its measured cost.
+ *
  * How large surprises are on average is the factor's *spread*: plans are hedged against it
  * (plan_request.io_spread).
  *
@@ -60,10 +62,5 @@ struct correction_observed {
  * teaches the kind that was most of its work. */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
-
-/* A prefill of n_new tokens behind n_past teaches GEMM too: without it, a machine that is believed to
- * compute slowly would restore KV only, and never learn better. */
-void correction_learn_prefill(struct platform *p, int64_t n_past, int64_t n_new,
-                              double observed_s);
 
 #endif
