@@ -118,14 +118,6 @@ def test_talk(b, url):
     check("later answers say what was restored", any("restored from" in t for t in feet), feet)
     entries = texts(b, "#list .open")
     check("the conversation is in the list, by its first words", len(entries) == 1 and "My name is Anna" in entries[0], entries)
-    last = [li for li in all_of(b, "#talk .assistant") if "restored from" in li.text][-1]
-    opener = [x for x in last.find_elements(By.CSS_SELECTOR, ".foot button") if x.text == "Restoration"][0]
-    opener.send_keys(Keys.ENTER)
-    figure = until(lambda: last.find_element(By.CSS_SELECTOR, ".restoration"), "the picture")
-    spans = figure.find_elements(By.CSS_SELECTOR, "rect.R, rect.H, rect.K")
-    check("its restoration is drawn: lanes, layers, plan", len(spans) > 0 and "Plan" in figure.text, figure.text)
-    b.execute_script("arguments[0].scrollIntoView({block: 'end'})", figure)
-    shot(b, "restoration-light")
     check("no script error, nothing refused by the policy", not complaints(b), complaints(b))
 
 
@@ -148,6 +140,13 @@ def test_reload_and_restart(b, server, options):
           "an answer after the restart")
     foot = until(lambda: texts(b, "#talk .foot > span")[-1], "what was restored")
     check("kill -9, restart, go on: its state comes back", "restored from disk" in foot, foot)
+    last = all_of(b, "#talk .assistant")[-1]
+    opener = [x for x in last.find_elements(By.CSS_SELECTOR, ".foot button") if x.text == "Restoration"][0]
+    opener.send_keys(Keys.ENTER)
+    figure = until(lambda: last.find_element(By.CSS_SELECTOR, ".restoration"), "the picture")
+    spans = figure.find_elements(By.CSS_SELECTOR, "rect.R, rect.H, rect.K")
+    check("its restoration is drawn: lanes, layers, plan", len(spans) > 0 and "Plan" in figure.text, figure.text)
+    shot(b, "restoration-light")
     check("what was said before is still there", texts(b, "#talk .said")[:len(before)] == before)
     return server
 

@@ -149,7 +149,7 @@ function foot(li, response) {
     figure = Lanes.figure(r, li.clientWidth);
   }, (e) => { // only the last answers are remembered
     details.hidden = true;
-    line.textContent = e.status === 404 ? "" : e.message;
+    line.textContent = e.status === 404 || e.status === 0 ? "" : e.message;
   });
   function toggle() {
     if (!figure) return;
@@ -309,11 +309,11 @@ async function stats() {
   if (document.hidden) return;
   try {
     const s = await get("/v1/cache/stats"), p = s.prompts;
-    const tokens = p.restored_tokens + p.computed_tokens;
+    const share = (n) => `${n} (${Math.round(100 * n / Math.max(1, p.device_tokens + p.restored_tokens + p.computed_tokens))} %)`;
     $("alive").textContent = p.running ? `${p.running} running` : "ready";
-    $("stats").replaceChildren(...s.tiers.flatMap(tier), make("h2", "", "Prompts since the start"),
-      pairs([["restored tokens", tokens ? `${p.restored_tokens} (${Math.round(100 * p.hit_rate)} %)` : "none yet"],
-             ["computed tokens", String(p.computed_tokens)], ["restores", String(p.restores)]]));
+    $("stats").replaceChildren(...s.tiers.flatMap(tier), make("h2", "", "Tokens of prompts since the start"),
+      pairs([["still on the device", share(p.device_tokens)], ["restored", share(p.restored_tokens)],
+             ["computed", share(p.computed_tokens)], ["restores", String(p.restores)]]));
   } catch (e) {
     $("alive").textContent = e.status ? "" : "no answer";
   }
