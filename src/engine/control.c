@@ -33,8 +33,8 @@ int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const c
     for (int end = n; end > 0 && end > n - 2; end--) {
         int full = end / STORE_CHUNK_TOKENS, tail = end % STORE_CHUNK_TOKENS;
         if (tail > 0)
-            out[n_keys++] = store_partial_key(chain_parent(&c, full),
-                                              ids + (size_t)full * STORE_CHUNK_TOKENS, tail);
+            out[n_keys++] = store_partial_key(
+                chain_parent(&c, full), ids + (size_t)full * STORE_CHUNK_TOKENS, tail);
     }
     chain_deinit(&c);
     return n_keys;

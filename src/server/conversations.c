@@ -157,6 +157,17 @@ int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
     return rc < 0 ? rc : 0;
 }
 
+int db_count_turns(struct conversations *c, int64_t *out, struct err *err)
+{
+    int rc = c->n_turns >= 0
+                 ? 0
+                 : db_int(c, "SELECT count(*) FROM turn", 0, &c->n_turns, err);
+    *out = c->n_turns;
+    if (rc != 0)
+        c->n_turns = -1;
+    return rc;
+}
+
 int db_lock(struct conversations *c, struct err *err)
 {
     pthread_mutex_lock(&c->lock);
@@ -170,8 +181,10 @@ int db_end(struct conversations *c, int rc, struct err *err)
 {
     if (rc == 0)
         rc = db_exec(c, "COMMIT", err);
-    if (rc != 0)
+    if (rc != 0) {
         (void)sqlite3_exec(c->db, "ROLLBACK", NULL, NULL, NULL);
+        c->n_turns = -1;
+    }
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -234,6 +247,7 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     struct conversations *c = xcalloc(1, sizeof *c);
     const char *path = o->path != NULL ? o->path : ":memory:";
     c->o = *o;
+    c->n_turns = -1;
     c->path = xstrdup(path);
     pthread_mutex_init(&c->lock, NULL);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
@@ -286,7 +300,7 @@ int conversations_stats(struct conversations *c, struct conversations_stats *out
     pthread_mutex_lock(&c->lock);
     int rc = db_int(c, "SELECT count(*) FROM conversation", 0, &out->n_conversations, err);
     if (rc == 0)
-        rc = db_int(c, "SELECT count(*) FROM turn", 0, &out->n_turns, err);
+        rc = db_count_turns(c, &out->n_turns, err);
     if (rc == 0)
         rc = db_int(c, "SELECT count(*) FROM doomed", 0, &out->n_doomed, err);
     if (rc == 0)

@@ -79,7 +79,8 @@ struct turn {
     int32_t *tokens;      /* [n_tokens - n_kept] */
     struct turn_mark mark[TURN_MAX_MARKS];
     int n_marks;
-    struct sha256 *keys; /* [n_keys]: its chunks from n_kept / 64 on, and of its unfinished end */
+    struct sha256
+        *keys; /* [n_keys]: its chunks from n_kept / 64 on, and of its unfinished end */
     int n_keys;
 };
 

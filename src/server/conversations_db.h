@@ -18,6 +18,7 @@ struct conversations {
     /* Protects everything below; held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;
+    int64_t n_turns; /* -1: to be counted. Counting 300000 rows for every turn would cost more than it */
     struct {
         const char *sql;
         sqlite3_stmt *st;
@@ -39,6 +40,9 @@ int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64
 /* The first column of the first row; 0 where there is none. */
 int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
            struct err *err);
+
+/* How many turns there are. */
+int db_count_turns(struct conversations *c, int64_t *out, struct err *err);
 
 /* A transaction, with the lock: db_end commits where rc is 0, and returns what came of it. */
 int db_lock(struct conversations *c, struct err *err);

@@ -92,6 +92,7 @@ static int collect(struct conversations *c, int64_t row, struct erased *out,
             rc = db_run(c, "UPDATE turn SET n_refs = n_refs - 1 WHERE id = ?1", g.parent, 0,
                         0, err);
         out->n_turns++;
+        c->n_turns -= c->n_turns > 0;
         row = g.parent;
     }
     return rc;

@@ -99,7 +99,7 @@ static int check_room(struct conversations *c, uint64_t more_bytes, struct err *
     uint64_t used = 0;
     int rc = 0;
     if (c->o.max_turns > 0)
-        rc = db_int(c, "SELECT count(*) FROM turn", 0, &n_turns, err);
+        rc = db_count_turns(c, &n_turns, err);
     if (rc == 0 && c->o.max_turns > 0 && n_turns >= c->o.max_turns)
         return err_set(err, ERR_LIMIT,
                        "%lld turns are stored, which is the most that this server keeps: "
@@ -173,6 +173,7 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
     db_done(st);
     free(tokens);
     t->row = sqlite3_last_insert_rowid(c->db);
+    c->n_turns += c->n_turns >= 0; /* a rollback counts anew */
     return rc;
 }
 
