@@ -34,8 +34,11 @@ struct serve_args {
     const char *conversations;
     int64_t max_turns, conversation_ttl;
     uint64_t conversation_bytes, salt_quota;
+    const char *plan;
     bool plain_chat, no_reuse, verbose;
 };
+
+static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
 
 static const struct opt positionals[] = {
     {"MODEL_DIR", OPT(struct serve_args, model), .required = true,
@@ -91,6 +94,9 @@ static const struct opt options[] = {
              "in a quarter of this machine's memory at most"},
     {"no-reuse", OPT(struct serve_args, no_reuse),
      .help = "use only saved state again, not what is left in the KV cache"},
+    {"plan", OPT(struct serve_args, plan), .def = "auto", .choices = serve_plans,
+     .help =
+         "how state comes back, and so what is saved; all but auto are for comparisons"},
     {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
      .min = 1, .max = 1 << 16, .help = "that may be open"},
     {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
@@ -371,6 +377,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .idle_timeout_s = a->idle_timeout,
                              .max_body_bytes = a->max_body,
                              .max_bodies_bytes = a->max_bodies,
+                             .plan = a->plan,
                              .plain_chat = a->plain_chat,
                              .answers = on_disk ? answers : NULL,
                              .salt_quota_bytes = a->salt_quota};

@@ -65,6 +65,12 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
         fault_set(f, 500, NULL, NULL, "%s", err->msg);
 }
 
+/* A plan that the server is bound to is for comparisons: what it cannot use is not saved. */
+static const char *saved_for(const char *plan)
+{
+    return plan == NULL || strcmp(plan, "recompute") != 0 ? plan : "none";
+}
+
 static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
                   int max_context, uint64_t seed, struct hcache_err *err)
 {
@@ -87,6 +93,8 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .logprobs = p->logprobs,
                                .n_top = (int)p->n_top,
                                .salt = g->salt,
+                               .plan = g->call->s->o.plan,
+                               .save = saved_for(g->call->s->o.plan),
                                .priority = (int)p->priority,
                                .timeout_ms = (int)p->timeout_ms,
                                .durable = p->durable,

@@ -37,6 +37,7 @@ struct server_opts {
     int idle_timeout_s;  /* a connection between requests */
     uint64_t max_body_bytes;
     uint64_t max_bodies_bytes; /* of all requests together */
+    const char *plan;          /* of every restore: auto (NULL), hidden, kv, recompute */
     bool plain_chat;           /* chat without a chat template: see docs/SERVER.md */
     const char *answers; /* the file that remembers our answers' tokens; NULL: no file */
     /* as hcache was opened with: no request may set more; 0: no bound */
