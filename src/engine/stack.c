@@ -40,6 +40,12 @@ static int open_model(struct stack *k, struct err *err)
     int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     k->pool = pool_create(threads > 0 ? threads : 1);
     int rc = device_open(o->device != NULL ? o->device : "cpu", k->pool, &k->dev, err);
+    if (rc == 0 && !k->dev->unified)
+        rc = err_set(
+            err, ERR_UNSUPPORTED,
+            "device %s (%s) works, but running models on it is not there yet: saving "
+            "and restoring cannot reach memory of its own; use --device cpu",
+            k->dev->name, k->dev->isa);
     struct model_opts mo = {
         .dev = k->dev, .dtype = o->dtype, .weights = o->weights, .max_ctx = o->max_context};
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
