@@ -494,8 +494,37 @@ static void check_sizes(struct fields *f, const struct model_config *c)
             c->d_rope);
 }
 
+/* Fields of near relatives (Granite, Cohere, Gemma 2, Mixtral and the like) that change results and
+ * that no family here has: absent, null, or at the value that changes nothing. */
+static void refuse_foreign(struct fields *f)
+{
+    static const struct {
+        const char *key;
+        double neutral;
+    } foreign[] = {
+        {"attention_multiplier", 1},
+        {"embedding_multiplier", 1},
+        {"residual_multiplier", 1},
+        {"logits_scaling", 1},
+        {"logit_scale", 1},
+        {"query_pre_attn_scalar", 0},
+        {"num_local_experts", 0},
+        {"num_experts", 0},
+        {"n_routed_experts", 0},
+        {"attn_logit_softcapping", 0},
+        {"final_logit_softcapping", 0},
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
+        if (!is_null(f, foreign[i].key) &&
+            opt_real(f, foreign[i].key, foreign[i].neutral) != foreign[i].neutral)
+            refuse(f, foreign[i].key, "no family that is supported has it");
+    if (!is_null(f, "use_bidirectional_attention"))
+        must_be(f, "use_bidirectional_attention", false, false);
+}
+
 static void read_common(struct fields *f, struct model_config *c)
 {
+    refuse_foreign(f);
     check_sizes(f, c);
     read_weight_type(f, c);
     c->bos_id = opt_int(f, "bos_token_id", -1, MAX_VOCAB, c->bos_id);

@@ -202,6 +202,14 @@ static void test_refusals(void **state)
            "'mlp_bias': true is not supported");
     refuse(LLAMA(", \"torch_dtype\": \"float8\""), ERR_UNSUPPORTED,
            "'torch_dtype': 'float8' is not supported");
+    refuse(LLAMA(", \"num_local_experts\": 8"), ERR_UNSUPPORTED,
+           "'num_local_experts': no family that is supported has it");
+    refuse(LLAMA(", \"final_logit_softcapping\": 30.0"), ERR_UNSUPPORTED,
+           "'final_logit_softcapping'");
+    refuse(LLAMA(", \"attention_multiplier\": 0.5"), ERR_UNSUPPORTED,
+           "'attention_multiplier'");
+    refuse(LLAMA(", \"use_bidirectional_attention\": true"), ERR_UNSUPPORTED,
+           "'use_bidirectional_attention': true is not supported");
     refuse(LLAMA(", \"quantization_config\": {}"), ERR_UNSUPPORTED,
            "'quantization_config'");
     refuse(LLAMA(", \"bos_token_id\": 512"), ERR_FORMAT,
