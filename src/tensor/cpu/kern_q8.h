@@ -50,9 +50,9 @@ static int32_t whole(float f)
     return i - ROUNDER_BITS;
 }
 
-static float round_block(const float *a, int n, int16_t *x)
+/* x [256] in order of k, zero behind n; returns e. */
+static float round_numbers(const float *a, int n, int16_t *x)
 {
-    int16_t straight[KB] = {0};
     uint32_t top = largest_bits(a, n);
     float largest = float_of_bits(top), scale = 32767.0f / largest;
     memset(x, 0, KB * sizeof *x);
@@ -61,14 +61,21 @@ static float round_block(const float *a, int n, int16_t *x)
     if (largest < 0x1p-100f)
         return 0;
     for (int i = 0; i < n; i++)
-        straight[i] = (int16_t)whole(a[i] * scale);
+        x[i] = (int16_t)whole(a[i] * scale);
+    return largest / 32767.0f;
+}
+
+static float round_block(const float *a, int n, int16_t *x)
+{
+    int16_t straight[KB];
+    float e = round_numbers(a, n, straight);
     for (int i = 0; i < KB; i += 4) { /* 0 2 1 3: see q8.h */
         x[i] = straight[i];
         x[i + 1] = straight[i + 2];
         x[i + 2] = straight[i + 1];
         x[i + 3] = straight[i + 3];
     }
-    return largest / 32767.0f;
+    return e;
 }
 
 static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,

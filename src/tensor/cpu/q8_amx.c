@@ -50,16 +50,16 @@ enum { STRIP = 16 };
 static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                             int64_t e_step)
 {
-    round_row(a, k, x, x_step, e, e_step);
-    for (int64_t i = 0; i < k; i += KB, x += x_step) {
-        static const uint8_t order[4] = {0, 2, 1, 3};
-        uint8_t bytes[2 * KB];
+    for (int64_t i = 0; i < k; i += KB) {
+        int16_t both[KB];
+        uint8_t *h = (uint8_t *)x, *l = h + KB;
+        *e = round_numbers(a + i, (int)(k - i < KB ? k - i : KB), both);
         for (int j = 0; j < KB; j++) {
-            int16_t v = x[j / 4 * 4 + order[j % 4]];
-            bytes[j] = (uint8_t)(v >> 8);
-            bytes[KB + j] = (uint8_t)v;
+            h[j] = (uint8_t)(both[j] >> 8);
+            l[j] = (uint8_t)both[j];
         }
-        memcpy(x, bytes, sizeof bytes);
+        x += x_step;
+        e += e_step;
     }
 }
 
