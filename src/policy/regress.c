@@ -46,13 +46,12 @@ static bool solve(double a[T][T], double b[T], int n, double *x)
 
 /* The unconstrained fit of the terms in `set`, in relative errors: rows are x / y against 1, and
  * columns are scaled to a largest value of 1, since terms differ by many powers of ten. */
-static bool fit_set(const struct regress_sample *s, int n, int n_terms, unsigned set,
-                    double *coef)
+static bool fit_set(const struct regress_sample *s, int n, unsigned set, double *coef)
 {
     double a[T][T] = {{0}}, b[T] = {0}, x[T], scale[T];
     int term[T], k = 0;
-    for (int j = 0; j < n_terms; j++) {
-        coef[j] = 0;
+    for (int j = 0; j < T; j++) {
+        coef[j] = 0; /* also of terms that are not asked for */
         if (set >> j & 1)
             term[k++] = j;
     }
@@ -129,7 +128,7 @@ bool regress(const struct regress_sample *s, int n, int n_terms, struct regress_
                 return false;
     }
     for (unsigned set = 1; set < 1u << n_terms; set++) {
-        if (!fit_set(s, n, n_terms, set, coef))
+        if (!fit_set(s, n, set, coef))
             continue;
         double e = relative_error2(s, n, n_terms, coef);
         if (e < best) {
