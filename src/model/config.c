@@ -204,7 +204,7 @@ static void read_norm_eps(struct fields *f, struct model_config *c, const char *
                           double dflt)
 {
     double eps = opt_real(f, key, dflt);
-    if (f->rc == 0 && !(eps > 0 && eps < 1))
+    if (f->rc == 0 && !((float)eps > 0 && eps < 1))
         f->rc = err_set(f->err, ERR_FORMAT, "'%s' must lie between 0 and 1", key);
     c->norm_eps = (float)eps;
 }
