@@ -17,6 +17,7 @@ static const struct {
     {"ablation", bench_ablation, "the figures of the HCache paper at this machine's scale"},
     {"serve", bench_serve, "a server under chats, documents or a trace: TTFT, TBT, hit rates"},
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
+    {"save", bench_save, "the time between tokens with saving off, on, and direct"},
 };
 
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };

@@ -9,6 +9,7 @@ int bench_restore(int argc, char **argv);
 int bench_ablation(int argc, char **argv);
 int bench_serve(int argc, char **argv);
 int bench_beside(int argc, char **argv);
+int bench_save(int argc, char **argv);
 
 /* Removes a folder of ours with what is in it: plain files, no folders below. */
 void bench_remove_dir(const char *path);

@@ -1,0 +1,569 @@
+/* bench_save.c - `hcache bench save`: what saving costs a decode (HCache 6.3.3, figure 14).
+ *
+ * Batches of sequences decode by the engine's own steps (forward pass, head, sampling).  Windows of
+ * steps take turns, in another order each round, all at the same positions, and differ only in what
+ * becomes of the state:
+ *
+ *   off, off2   nothing; the second is the A/A run that says what a difference is worth
+ *   save        two-stage saving, as the engine does it: snapshot, background writer, durable commits
+ *   direct      the paper's DirectIO: each layer's rows are written where they arise, and waited for
+ *
+ * Sequences are staggered over a chunk, as in a service: some chunk becomes full every few steps.
+ * The time between tokens (TBT) is that of one whole step.  Overheads are against `off`: of the median
+ * and p99 of all steps, and (paired) the median over rounds of the windows' medians, which a machine
+ * that drifts disturbs least. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/opt.h"
+#include "base/rng.h"
+#include "bench/bench.h"
+#include "engine/stack.h"
+#include "io/io.h"
+#include "model/sample.h"
+#include "state/save_policy.h"
+
+struct save_args {
+    const char *model, *dtype, *csv, *save;
+    struct opt_list store, batches, arms;
+    int threads, rounds, steps, context;
+    uint64_t store_cap, save_buffer;
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+
+static const struct opt positionals[] = {
+    {"MODEL", OPT(struct save_args, model), .def = "synth:bench-220m",
+     .help = "a model folder or synth:SHAPE"},
+    {0},
+};
+
+static const struct opt options[] = {
+    {"store", OPT(struct save_args, store), .arg = "DIR[,DIR...]",
+     .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"},
+    {"store-cap", OPT(struct save_args, store_cap), .arg = "BYTES", .def = "2G",
+     .help = "bound on the store"},
+    {"save-buffer", OPT(struct save_args, save_buffer), .arg = "BYTES", .def = "0",
+     .help = "memory for chunks on their way to the store; 0 is 256 MiB"},
+    {"batches", OPT(struct save_args, batches), .arg = "N[,N...]", .def = "1,2,4,8,16,32",
+     .help = "sequences that decode at once"},
+    {"arms", OPT(struct save_args, arms), .arg = "ARM[,ARM...]",
+     .def = "off,save,off2,direct", .help = "off, off2, save, direct; off is always there"},
+    {"save", OPT(struct save_args, save), .arg = "KINDS", .def = "both",
+     .help = "what is saved: hidden, kv, both, or a letter per layer (H, K, B, -)"},
+    {"context", OPT(struct save_args, context), .arg = "N", .def = "256", .min = 64,
+     .max = 1 << 20, .help = "tokens of history where a window begins"},
+    {"steps", OPT(struct save_args, steps), .arg = "N", .def = "128", .min = 8, .max = 4096,
+     .help = "steps of a window"},
+    {"rounds", OPT(struct save_args, rounds), .arg = "N", .def = "5", .min = 1, .max = 200,
+     .help = "rounds, in which the arms take turns"},
+    {"dtype", OPT(struct save_args, dtype), .choices = dtypes, .help = "state dtype"},
+    {"threads", OPT(struct save_args, threads), .def = "0", .min = 0, .max = 1024,
+     .help = "compute threads; 0 is one per core"},
+    {"csv", OPT(struct save_args, csv), .arg = "FILE",
+     .help = "write the table as CSV too"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "bench save",
+    .summary =
+        "Measures the time between tokens with saving off, on, and with direct writes, "
+        "beside an A/A run.",
+    .positionals = positionals,
+    .options = options,
+    .examples = "  hcache bench save\n"
+                "  hcache bench save --batches 32 --rounds 9 --arms off,save,off2\n"
+                "  hcache bench save --store memory --csv save.csv\n",
+    .values_bytes = sizeof(struct save_args),
+};
+
+enum { MAX_BATCH = 64, MAX_ARMS = 4, MAX_ROUNDS = 200, MAX_STEPS = 4096 };
+
+enum arm_kind { ARM_OFF, ARM_SAVE, ARM_DIRECT };
+
+struct arm {
+    const char *name;
+    enum arm_kind kind;
+    double *step_ms; /* [rounds * steps] */
+    int n;
+    double window_ms[MAX_ROUNDS]; /* the median of each window */
+    uint64_t n_bytes;             /* saved */
+    int n_shed;                   /* sequences that were not saved to the window's end */
+};
+
+/* Where direct writes go: a ring of a file, one 4 KiB-aligned slot per row and layer. */
+struct direct {
+    struct io_file *file;
+    struct io_queue *queue;
+    struct io_req req[MAX_BATCH];
+    uint8_t *slots; /* [MAX_BATCH][slot_bytes] */
+    size_t slot_bytes;
+    uint64_t at, ring_bytes;
+    uint64_t n_written;
+};
+
+struct lab {
+    struct save_args *a;
+    struct stack k;
+    struct stream *stream;
+    struct model_work *work;
+    struct kv_pool *pool;
+    struct kv_layer *kv;
+    struct buf logits_mem;
+    struct mat logits;
+    void *sample_scratch;
+    struct save_policy policy;
+    struct direct direct;
+    FILE *csv;
+
+    /* the batch */
+    int n_seqs, n_windows;
+    struct kv_table table[MAX_BATCH];
+    struct save_part part[MAX_BATCH];
+    int32_t *tokens[MAX_BATCH];
+    int32_t ids[MAX_BATCH], pos[MAX_BATCH], seq_row[MAX_BATCH + 1];
+    const int32_t *blocks[MAX_BATCH];
+};
+
+/* --- one step --------------------------------------------------------------------------------- */
+
+static int tap_save(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct lab *b = arg;
+    save_layer(b->part, b->n_seqs, l, hidden, kv_rows);
+    return 0;
+}
+
+/* Every row of the layer is written, and waited for, before the next layer begins. */
+static int tap_direct(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct lab *b = arg;
+    struct direct *d = &b->direct;
+    struct io_req *reqs[MAX_BATCH], *done[MAX_BATCH];
+    size_t h = model_hidden_bytes(b->k.model), kv = model_kv_bytes(b->k.model);
+    unsigned kinds = b->policy.kinds[l], n_done = 0;
+    size_t n_bytes = (kinds & SAVE_HIDDEN ? h : 0) + (kinds & SAVE_KV ? kv : 0);
+    if (kinds == 0)
+        return 0;
+    for (int i = 0; i < b->n_seqs; i++) {
+        uint8_t *slot = d->slots + (size_t)i * d->slot_bytes, *p = slot;
+        if (kinds & SAVE_HIDDEN)
+            p = (uint8_t *)memcpy(p, mat_rows(hidden, i, 1).data, h) + h;
+        if (kinds & SAVE_KV)
+            memcpy(p, mat_rows(kv_rows, i, 1).data, kv);
+        if (d->at + d->slot_bytes > d->ring_bytes)
+            d->at = 0;
+        d->req[i] = (struct io_req){.file = d->file,
+                                    .op = IO_WRITE,
+                                    .buf = slot,
+                                    .length = round_up(n_bytes, STORE_ALIGN),
+                                    .offset = d->at};
+        d->at += d->slot_bytes;
+        d->n_written += n_bytes;
+        reqs[i] = &d->req[i];
+    }
+    io_queue_submit(d->queue, reqs, (unsigned)b->n_seqs);
+    int rc = io_queue_wait(d->queue, (unsigned)b->n_seqs, (unsigned)b->n_seqs, -1, done,
+                           &n_done, NULL);
+    for (int i = 0; rc == 0 && i < b->n_seqs; i++)
+        rc = d->req[i].result;
+    return rc;
+}
+
+/* As engine_step does for a batch of decodes. */
+static int step(struct lab *b, enum arm_kind kind, struct err *err)
+{
+    const struct model *m = b->k.model;
+    struct ragged r = {.n_rows = b->n_seqs,
+                       .n_seqs = b->n_seqs,
+                       .pos = b->pos,
+                       .seq_row = b->seq_row,
+                       .tables = b->blocks};
+    struct model_tap tap = {.layer = kind == ARM_DIRECT ? tap_direct : tap_save, .arg = b};
+    struct mat x, logits = mat_rows(b->logits, 0, b->n_seqs);
+    for (int i = 0; i < b->n_seqs; i++) {
+        save_reserve(b->part[i].seq, b->pos[i], 1, SAVE_SHED);
+        b->part[i].pos = b->pos[i];
+        b->ids[i] = b->tokens[i][b->pos[i]];
+    }
+    int rc = model_forward(m, b->work, b->stream, b->ids, b->kv, &r,
+                           kind == ARM_OFF ? NULL : &tap, &x);
+    if (rc == 0)
+        rc = model_head(m, b->work, b->stream, x, logits);
+    if (rc == 0)
+        rc = stream_sync(b->stream);
+    if (rc != 0)
+        return err_set(err, rc, "a step with %d sequences: %s", b->n_seqs, err_name(rc));
+    struct sample_opts greedy = {.top_p = 1};
+    for (int i = 0; i < b->n_seqs; i++) {
+        int next = ++b->pos[i];
+        b->tokens[i][next] = sample_token(mat_rows(logits, i, 1).data, m->cfg.vocab_size,
+                                          &greedy, next, b->sample_scratch);
+        save_advance(b->part[i].seq, b->tokens[i], next);
+    }
+    return 0;
+}
+
+/* --- one window ------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The q-quantile of v[0..n), which is sorted in place. */
+static double quantile(double *v, int n, double q)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    int i = (int)(q * (n - 1) + 0.5);
+    return v[i];
+}
+
+/* Every window begins at the same positions, and saves under names of its own: what lies before in the
+ * first chunk was never computed, so nobody else may find it. */
+static void window_begin(struct lab *b, enum arm_kind kind)
+{
+    char salt[64];
+    b->n_windows++;
+    for (int i = 0; i < b->n_seqs; i++) {
+        b->pos[i] = b->a->context + i * STORE_CHUNK_TOKENS / b->n_seqs;
+        snprintf(salt, sizeof salt, "bench save %d %d", b->n_windows, i);
+        struct sha256 root = store_root_key(&b->k.fingerprint, salt);
+        int64_t first = b->pos[i] / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS;
+        b->part[i] = (struct save_part){.row = i, .n_rows = 1};
+        if (kind == ARM_SAVE)
+            b->part[i].seq = save_open(b->k.saver, &root, &b->policy, first);
+    }
+}
+
+static void window_end(struct lab *b, struct arm *arm)
+{
+    for (int i = 0; i < b->n_seqs; i++) {
+        arm->n_shed += save_ended(b->part[i].seq) != SAVE_GOES_ON;
+        save_close(b->part[i].seq);
+        b->part[i].seq = NULL;
+    }
+}
+
+static int run_window(struct lab *b, struct arm *arm, int round, struct err *err)
+{
+    struct store_stats before, after;
+    int n = b->a->steps, rc = 0;
+    double sorted[MAX_STEPS];
+    store_stats(b->k.store, &before);
+    uint64_t direct_before = b->direct.n_written;
+    window_begin(b, arm->kind);
+    for (int i = 0; rc == 0 && i < n; i++) {
+        int64_t t0 = clock_now_ns();
+        rc = step(b, arm->kind, err);
+        sorted[i] = (double)(clock_now_ns() - t0) * 1e-6;
+        arm->step_ms[arm->n++] = sorted[i];
+    }
+    window_end(b, arm);
+    if (rc == 0)
+        rc = saver_flush(b->k.saver, err);
+    store_stats(b->k.store, &after);
+    arm->n_bytes += arm->kind == ARM_DIRECT ? b->direct.n_written - direct_before
+                                            : after.appended_bytes - before.appended_bytes;
+    if (rc == 0)
+        arm->window_ms[round] = quantile(sorted, n, 0.5);
+    return rc;
+}
+
+/* --- one batch size --------------------------------------------------------------------------- */
+
+static double paired(const struct arm *arm, const struct arm *off, int rounds)
+{
+    double ratio[MAX_ROUNDS];
+    for (int i = 0; i < rounds; i++)
+        ratio[i] = arm->window_ms[i] / off->window_ms[i];
+    return (quantile(ratio, rounds, 0.5) - 1) * 100;
+}
+
+static void print_arms(struct lab *b, struct arm *arms, int n_arms)
+{
+    double off_median = quantile(arms[0].step_ms, arms[0].n, 0.5);
+    double off_p99 = quantile(arms[0].step_ms, arms[0].n, 0.99);
+    for (int i = 0; i < n_arms; i++) {
+        struct arm *a = &arms[i];
+        double median = quantile(a->step_ms, a->n, 0.5), sum = 0;
+        double p99 = quantile(a->step_ms, a->n, 0.99);
+        for (int j = 0; j < a->n; j++)
+            sum += a->step_ms[j];
+        double dm = (median / off_median - 1) * 100, dp = (p99 / off_p99 - 1) * 100;
+        double pair = paired(a, &arms[0], b->a->rounds);
+        double rate = (double)a->n_bytes * 1e-3 / sum;
+        printf("%5d  %-7s %6d %9.3f %9.3f %9.3f %+9.2f %+9.2f %+9.2f %9.1f %5d\n",
+               b->n_seqs, a->name, a->n, median, p99, sum / a->n, dm, pair, dp, rate,
+               a->n_shed);
+        if (b->csv != NULL)
+            fprintf(b->csv, "%d,%s,%d,%d,%.4f,%.4f,%.4f,%.3f,%.3f,%.3f,%.1f,%d\n",
+                    b->n_seqs, a->name, b->a->rounds, a->n, median, p99, sum / a->n, dm,
+                    pair, dp, rate, a->n_shed);
+    }
+    fflush(stdout);
+}
+
+static int reserve_batch(struct lab *b, struct err *err)
+{
+    int64_t n_tokens = (int64_t)b->a->context + STORE_CHUNK_TOKENS + b->a->steps + 1;
+    struct rng rng = {.s = 5};
+    int rc = 0;
+    for (int i = 0; i < b->n_seqs; i++) {
+        if (rc == 0)
+            rc = kv_table_reserve(b->pool, &b->table[i], n_tokens, err);
+        b->blocks[i] = b->table[i].blocks;
+        b->seq_row[i + 1] = i + 1;
+        b->tokens[i] = xcalloc((size_t)n_tokens, sizeof *b->tokens[i]);
+        for (int64_t j = 0; j < n_tokens; j++)
+            b->tokens[i][j] = (int32_t)rng_below(&rng,
+                                                 (uint64_t)b->k.model->cfg.vocab_size);
+    }
+    return rc;
+}
+
+static void drop_batch(struct lab *b)
+{
+    for (int i = 0; i < b->n_seqs; i++) {
+        kv_table_free(b->pool, &b->table[i]);
+        free(b->tokens[i]);
+    }
+}
+
+static int run_batch(struct lab *b, struct arm *arms, int n_arms, struct err *err)
+{
+    struct arm warm_up = {.name = "warm-up"};
+    int rc = reserve_batch(b, err);
+    size_t n = (size_t)b->a->rounds * (size_t)b->a->steps;
+    warm_up.step_ms = xcalloc((size_t)b->a->steps, sizeof *warm_up.step_ms);
+    for (int i = 0; i < n_arms; i++) {
+        arms[i].step_ms = xcalloc(n, sizeof *arms[i].step_ms);
+        arms[i].n = arms[i].n_shed = 0;
+        arms[i].n_bytes = 0;
+    }
+    if (rc == 0)
+        rc = run_window(b, &warm_up, 0, err);
+    for (int round = 0; rc == 0 && round < b->a->rounds; round++)
+        for (int i = 0; rc == 0 && i < n_arms; i++)
+            rc = run_window(b, &arms[(i + round) % n_arms], round, err);
+    if (rc == 0)
+        print_arms(b, arms, n_arms);
+    for (int i = 0; i < n_arms; i++)
+        free(arms[i].step_ms);
+    free(warm_up.step_ms);
+    drop_batch(b);
+    return rc;
+}
+
+/* --- the whole -------------------------------------------------------------------------------- */
+
+static int parse_arms(struct lab *b, struct arm *arms, int *n_arms, struct err *err)
+{
+    static const struct arm known[] = {{.name = "off", .kind = ARM_OFF},
+                                       {.name = "off2", .kind = ARM_OFF},
+                                       {.name = "save", .kind = ARM_SAVE},
+                                       {.name = "direct", .kind = ARM_DIRECT}};
+    arms[0] = known[0];
+    *n_arms = 1;
+    for (int i = 0; i < b->a->arms.n; i++) {
+        const char *name = b->a->arms.items[i];
+        int at = 0;
+        while (at < 4 && strcmp(known[at].name, name) != 0)
+            at++;
+        if (at == 4)
+            return err_set(err, ERR_USAGE,
+                           "--arms: '%s' is none of off, off2, save, direct", name);
+        if (known[at].kind == ARM_DIRECT && b->k.io == NULL)
+            continue; /* a store in memory has no device to write to */
+        bool have = false;
+        for (int j = 0; j < *n_arms; j++)
+            have |= strcmp(arms[j].name, name) == 0;
+        if (!have)
+            arms[(*n_arms)++] = known[at];
+    }
+    return 0;
+}
+
+static int parse_batches(struct lab *b, int *batches, int *largest, struct err *err)
+{
+    *largest = 0;
+    for (int i = 0; i < b->a->batches.n; i++) {
+        batches[i] = atoi(b->a->batches.items[i]);
+        if (batches[i] < 1 || batches[i] > MAX_BATCH)
+            return err_set(err, ERR_USAGE, "--batches: '%s' is not in 1..%d",
+                           b->a->batches.items[i], MAX_BATCH);
+        *largest = batches[i] > *largest ? batches[i] : *largest;
+    }
+    return 0;
+}
+
+static int open_direct(struct lab *b, const char *dir, struct err *err)
+{
+    struct direct *d = &b->direct;
+    size_t row = model_hidden_bytes(b->k.model) + model_kv_bytes(b->k.model);
+    if (b->k.io == NULL)
+        return 0;
+    d->slot_bytes = round_up(row, STORE_ALIGN);
+    d->ring_bytes = (uint64_t)256 << 20;
+    d->slots = mem_map(MAX_BATCH * d->slot_bytes);
+    char *path = xasprintf("%s/direct.bin", dir);
+    int rc = io_file_open(b->k.io, path, IO_CREATE | IO_DIRECT, &d->file, err);
+    free(path);
+    /* Written once before: extents that exist, as a device is written to that is in use. */
+    uint8_t *zeros = mem_map(1 << 20);
+    for (uint64_t at = 0; rc == 0 && at < d->ring_bytes; at += 1 << 20)
+        rc = io_file_pwrite(d->file, zeros, 1 << 20, at, err);
+    mem_unmap(zeros, 1 << 20);
+    if (rc == 0)
+        rc = io_queue_open(b->k.io, MAX_BATCH, &d->queue, err);
+    return rc;
+}
+
+static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
+{
+    const struct model *m = b->k.model;
+    int64_t n_tokens = (int64_t)b->a->context + STORE_CHUNK_TOKENS + b->a->steps + 1;
+    size_t vocab = (size_t)m->cfg.vocab_size;
+    if (n_tokens > m->max_ctx)
+        return err_set(err, ERR_USAGE,
+                       "--context and --steps: %lld tokens do not fit the context of %d",
+                       (long long)n_tokens, m->max_ctx);
+    struct kv_pool_opts po = {
+        .n_layers = m->cfg.n_layers,
+        .n_kv = m->cfg.n_kv_heads,
+        .d_head = m->cfg.d_head,
+        .dtype = m->dtype,
+        .n_blocks = largest *
+                    (int)(round_up((uint64_t)n_tokens, KV_BLOCK_TOKENS) / KV_BLOCK_TOKENS)};
+    int rc = save_policy_make(&b->policy, b->a->save, m, NULL, m->max_ctx, err);
+    if (rc == 0)
+        rc = kv_pool_create(b->k.dev, &po, &b->pool, err);
+    if (rc == 0)
+        rc = stream_create(b->k.dev, STREAM_COMPUTE, &b->stream, err);
+    if (rc == 0)
+        rc = model_work_create(m, MAX_BATCH, &b->work, err);
+    if (rc == 0)
+        rc = buf_alloc(b->k.dev, MEM_DEVICE, (size_t)largest * vocab * sizeof(float),
+                       &b->logits_mem, err);
+    if (rc == 0)
+        rc = open_direct(b, dir, err);
+    if (rc != 0)
+        return rc;
+    b->logits = mat_of(b->logits_mem.ptr, DTYPE_F32, largest, m->cfg.vocab_size);
+    b->sample_scratch = xcalloc(vocab, 2 * sizeof(uint32_t));
+    b->kv = xcalloc((size_t)m->cfg.n_layers, sizeof *b->kv);
+    for (int l = 0; l < m->cfg.n_layers; l++)
+        b->kv[l] = kv_pool_layer(b->pool, l);
+    return 0;
+}
+
+static int run(struct lab *b, const char *dir, struct err *err)
+{
+    struct arm arms[MAX_ARMS];
+    int batches[64], n_arms = 0, largest = 0;
+    if (b->a->batches.n > 64)
+        return err_set(err, ERR_USAGE, "--batches: at most 64");
+    int rc = parse_batches(b, batches, &largest, err);
+    if (rc == 0)
+        rc = parse_arms(b, arms, &n_arms, err);
+    if (rc == 0)
+        rc = prepare(b, dir, largest, err);
+    if (rc != 0)
+        return rc;
+    char line[400];
+    stack_describe(&b->k, line, sizeof line);
+    printf("%s, %s\n%s\nsaving %s, context %d, windows of %d steps, %d rounds\n\n",
+           b->a->model, b->k.platform.machine, line, b->a->save, b->a->context, b->a->steps,
+           b->a->rounds);
+    printf("%5s  %-7s %6s %9s %9s %9s %9s %9s %9s %9s %5s\n", "batch", "arm", "steps",
+           "TBT ms", "p99 ms", "mean ms", "median %", "paired %", "p99 %", "MB/s", "shed");
+    if (b->csv != NULL)
+        fprintf(b->csv,
+                "batch,arm,rounds,steps,median_ms,p99_ms,mean_ms,median_overhead_pct,"
+                "paired_overhead_pct,p99_overhead_pct,mb_per_s,shed\n");
+    for (int i = 0; rc == 0 && i < b->a->batches.n; i++) {
+        b->n_seqs = batches[i];
+        rc = run_batch(b, arms, n_arms, err);
+    }
+    return rc;
+}
+
+static void cleanup(struct lab *b)
+{
+    struct direct *d = &b->direct;
+    io_queue_close(d->queue);
+    io_file_close(d->file);
+    if (d->slots != NULL)
+        mem_unmap(d->slots, MAX_BATCH * d->slot_bytes);
+    if (b->logits_mem.ptr != NULL)
+        buf_free(b->k.dev, &b->logits_mem);
+    model_work_destroy(b->work);
+    stream_destroy(b->stream);
+    kv_pool_destroy(b->pool);
+    free(b->kv);
+    free(b->sample_scratch);
+    if (b->csv != NULL)
+        fclose(b->csv);
+    stack_close(&b->k);
+}
+
+static int open_lab(struct lab *b, bool memory, const char *const *dirs, int n_dirs,
+                    struct err *err)
+{
+    struct save_args *a = b->a;
+    struct stack_opts so = {.model = a->model,
+                            .dtype = a->dtype,
+                            .threads = a->threads,
+                            .max_context = 0,
+                            .dirs = memory ? NULL : dirs,
+                            .n_dirs = memory ? 0 : n_dirs,
+                            .in_memory = memory,
+                            .cap_bytes = a->store_cap,
+                            .save_buffer_bytes = a->save_buffer,
+                            .no_profile = true};
+    if (a->csv != NULL) {
+        b->csv = fopen(a->csv, "w");
+        if (b->csv == NULL)
+            return err_set(err, -errno, "%s: %s", a->csv, strerror(errno));
+    }
+    return stack_open(&so, &b->k, err);
+}
+
+int bench_save(int argc, char **argv)
+{
+    struct save_args a;
+    struct opt_parsed *parsed;
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    char temp[] = "/var/tmp/hcache-bench-XXXXXX";
+    const char *temp_dir = temp;
+    bool use_temp = a.store.n == 0;
+    bool memory = a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0;
+    if (use_temp && mkdtemp(temp) == NULL) {
+        fprintf(stderr, "hcache bench save: %s: %s\n", temp, strerror(errno));
+        return 1;
+    }
+    struct lab *b = xcalloc(1, sizeof *b);
+    b->a = &a;
+    int rc = open_lab(b, memory, use_temp ? &temp_dir : a.store.items,
+                      use_temp ? 1 : a.store.n, &err);
+    if (rc == 0)
+        rc = run(b, use_temp ? temp : a.store.items[0], &err);
+    cleanup(b);
+    free(b);
+    if (use_temp)
+        bench_remove_dir(temp);
+    if (rc != 0)
+        fprintf(stderr, "hcache bench save: %s\n", err.msg);
+    opt_end(parsed);
+    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+}
