@@ -282,6 +282,7 @@ static void stat_json(const struct store_stats *st, uint64_t n_tokens,
     json_put_int(j, "devices", st->n_devices);
     json_put_int(j, "chunks", (int64_t)st->n_chunks);
     json_put_int(j, "tokens", (int64_t)n_tokens);
+    json_put_int(j, "partial_chunks", (int64_t)st->n_partial);
     json_put_int(j, "extents", (int64_t)st->n_extents);
     json_put_int(j, "used_bytes", (int64_t)st->used_bytes);
     json_put_int(j, "file_bytes", (int64_t)st->file_bytes);
@@ -372,10 +373,10 @@ static void ls_json(const struct list *l, const struct why *why)
         sha256_hex(&e->fingerprint, hex);
         json_put_string(c, "fingerprint", hex);
         json_put_int(c, "index", e->chunk_idx);
+        json_put_int(c, "tokens", e->n_tokens);
         mask_text(&e->mask, l->n_layers, mask);
         json_put_string(c, "layers", mask);
         json_put_int(c, "bytes", (int64_t)e->bytes);
-        json_put_int(c, "tokens", e->n_tokens);
         json_put_int(c, "used_wall_s", e->used_wall_s);
         json_put_int(c, "pinned_until_wall_s", e->pinned_until_wall_s);
         snprintf(hex, sizeof hex, "%016" PRIx64, e->owner);

@@ -236,10 +236,14 @@ static void window_begin(struct lab *b, enum arm_kind kind)
         b->pos[i] = b->a->context + i * STORE_CHUNK_TOKENS / b->n_seqs;
         snprintf(salt, sizeof salt, "bench save %d %d", b->n_windows, i);
         struct sha256 root = store_root_key(&b->k.fingerprint, salt);
-        int64_t first = b->pos[i] / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS;
+        struct save_begin begin = {
+            .first_token = b->pos[i] / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS,
+            .parent = &root,
+            .policy = &b->policy,
+        };
         b->part[i] = (struct save_part){.row = i, .n_rows = 1};
         if (kind == ARM_SAVE)
-            b->part[i].seq = save_open(b->k.saver, &root, &b->policy, first);
+            b->part[i].seq = save_open(b->k.saver, &begin);
     }
 }
 
@@ -339,7 +343,7 @@ static void drop_batch(struct lab *b)
 
 static int run_batch(struct lab *b, struct arm *arms, int n_arms, struct err *err)
 {
-    struct arm warm_up = {.name = "warm-up"};
+    struct arm warm_up = {.name = "warm-up", .kind = ARM_SAVE};
     int rc = reserve_batch(b, err);
     size_t n = (size_t)b->a->rounds * (size_t)b->a->steps;
     warm_up.step_ms = xcalloc((size_t)b->a->steps, sizeof *warm_up.step_ms);

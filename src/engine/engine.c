@@ -259,6 +259,8 @@ void engine_remove(struct engine *e, struct seq *s)
         i++;
     CHECK(i < e->n_seqs);
     memmove(&e->seqs[i], &e->seqs[i + 1], (size_t)(--e->n_seqs - i) * sizeof(struct seq *));
+    if (s->phase != PHASE_DONE)
+        save_idle(s->save, s->tokens, s->n_done);
     seq_free(e, s);
 }
 
@@ -300,8 +302,10 @@ const struct kv_table *seq_table(const struct seq *s)
     return &s->table;
 }
 
+/* The session goes idle: the end of its state is saved, too. */
 void seq_finish(struct seq *s, enum finish why)
 {
+    save_idle(s->save, s->tokens, s->n_done);
     s->out.finish = why;
     s->phase = PHASE_DONE;
     if (s->t_first != 0)

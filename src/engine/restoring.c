@@ -48,6 +48,25 @@ static void take_measure(struct engine *e, const struct restore_found *f)
     }
 }
 
+/* Tokens of the first n chunks; the last one that was found may be partial. */
+static int stored_tokens(const struct restore_found *f, int n)
+{
+    return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + f->hits[n - 1].n_tokens;
+}
+
+/* The chunks that may be used of those that were found: a partial one that lacks records which are to be
+ * saved is computed again, so that the chunk that it becomes has them all. */
+static int usable_hits(const struct engine *e, const struct seq *s,
+                       const struct restore_found *f)
+{
+    int n = f->n_hits;
+    if (n == 0 || f->hits[n - 1].n_tokens == STORE_CHUNK_TOKENS || e->o.saver == NULL)
+        return n;
+    return save_can_continue(&s->req.save, e->o.model->cfg.n_layers, &f->hits[n - 1].mask)
+               ? n
+               : n - 1;
+}
+
 /* Merges neighbouring chunks with equal records into ranges. */
 static int make_ranges(struct engine *e, const struct store_hit *hits, int n_hits)
 {
@@ -60,10 +79,10 @@ static int make_ranges(struct engine *e, const struct store_hit *hits, int n_hit
                                 (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV
                                                                             : 0));
         if (n > 0 && memcmp(mask, e->ranges[n - 1].mask, (size_t)n_layers) == 0) {
-            e->ranges[n - 1].n_tokens += STORE_CHUNK_TOKENS;
+            e->ranges[n - 1].n_tokens += hits[c].n_tokens;
             continue;
         }
-        e->ranges[n++] = (struct plan_range){.n_tokens = STORE_CHUNK_TOKENS, .mask = mask};
+        e->ranges[n++] = (struct plan_range){.n_tokens = hits[c].n_tokens, .mask = mask};
     }
     return n;
 }
@@ -77,8 +96,9 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
     int n_used = 0, rc = 0;
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
-    int n_ranges = make_ranges(e, f->hits + first, f->n_hits - first);
-    int64_t n_new = s->n_tokens - (int64_t)f->n_hits * STORE_CHUNK_TOKENS;
+    int n_hits = usable_hits(e, s, f);
+    int n_ranges = make_ranges(e, f->hits + first, n_hits - first);
+    int64_t n_new = s->n_tokens - stored_tokens(f, n_hits);
     if (rc == 0)
         rc = plan_best_prefix(e->o.platform, e->ranges, n_ranges, n_new, true,
                               e->plan_layer, e->prefill_s, &req, &s->out.plan, &n_used,
@@ -86,7 +106,8 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
     int64_t tokens = 0;
     for (int i = 0; rc == 0 && i < n_used; i++)
         tokens += e->ranges[i].n_tokens;
-    *n_chunks = n_used > 0 ? first + (int)(tokens / STORE_CHUNK_TOKENS) : 0;
+    int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
+    *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
     if (n_used > 0) {
         seq_expect(e, s, &req);
         if (!s->was_preempted)
@@ -108,9 +129,12 @@ static void fail(struct seq *s, int rc)
  * lives, what its state continues is not evicted: the last of them pins all. */
 static void end(struct engine *e, struct seq *s, int n_stored)
 {
-    s->out.n_stored = n_stored * STORE_CHUNK_TOKENS;
-    if (n_stored > 0 && !store_pin(e->o.store, &s->chain.keys[n_stored - 1], &s->pin))
-        s->pin.impl = NULL;
+    if (n_stored > 0) {
+        const struct restore_found *f = restore_found(s->restore);
+        s->out.n_stored = stored_tokens(f, n_stored);
+        if (!store_pin(e->o.store, &f->hits[n_stored - 1].key, &s->pin))
+            s->pin.impl = NULL;
+    }
     restoring_abandon(e, s);
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
     s->out.n_cached = s->n_done;
@@ -125,8 +149,8 @@ static const char *why_not(const struct engine *e, const struct seq *s)
         return "no store";
     if (s->plan != NULL && strcmp(s->plan, "recompute") == 0)
         return "recomputation was asked for";
-    if (s->n_tokens <= STORE_CHUNK_TOKENS)
-        return "no full chunk of 64 tokens comes before the prompt's last token";
+    if (s->n_tokens == 1)
+        return "nothing comes before the prompt's last token";
     return NULL;
 }
 
@@ -139,10 +163,14 @@ void restoring_begin(struct engine *e, struct seq *s)
         return;
     }
     /* The last prompt token must be computed in any case: its logits are wanted. */
-    int n_want = (s->n_tokens - 1) / STORE_CHUNK_TOKENS;
+    struct restore_want want = {.root = &s->chain.root,
+                                .keys = s->chain.keys,
+                                .tokens = s->tokens,
+                                .n_tokens = s->n_tokens - 1,
+                                .measure_io = must_measure(e)};
     s->phase = PHASE_RESTORE;
     s->n_planned = 0;
-    s->restore = restore_find(e->restorer, s->chain.keys, n_want, must_measure(e));
+    s->restore = restore_find(e->restorer, &want);
 }
 
 /* What was looked up is known: plans, and starts the reads. */
@@ -152,8 +180,9 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
     s->out.lookup_ns = t0 - s->t_start;
     snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
              f->err.code != 0 ? f->err.msg : f->why);
-    if (f->n_hits * STORE_CHUNK_TOKENS <= s->n_done) {
-        end(e, s, f->n_hits);
+    int n_hits = usable_hits(e, s, f);
+    if (stored_tokens(f, n_hits) <= s->n_done) {
+        end(e, s, n_hits);
         return;
     }
     take_measure(e, f);
@@ -161,12 +190,12 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
     s->out.plan_ns = clock_now_ns() - t0;
     if (rc != 0) {
         fail(s, rc);
-        end(e, s, f->n_hits);
+        end(e, s, n_hits);
     } else if (s->n_planned == 0) {
         snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
                  s->out.plan.reason);
         s->out.plan.n_layers = 0;
-        end(e, s, f->n_hits);
+        end(e, s, n_hits);
     } else {
         struct restore_job job = {.n_chunks = s->n_planned,
                                   .first_chunk = s->n_done / STORE_CHUNK_TOKENS,
@@ -180,7 +209,7 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
 /* Everything has come back that will. */
 static void finish(struct engine *e, struct seq *s)
 {
-    int n_hits = restore_found(s->restore)->n_hits;
+    int n_hits = usable_hits(e, s, restore_found(s->restore));
     struct restore_result *r = &s->out.restore;
     if (!s->was_preempted && s->n_planned > 0)
         lanes_measure(&s->measured, s->restore);
@@ -191,8 +220,8 @@ static void finish(struct engine *e, struct seq *s)
         return;
     }
     seq_learn(e, s);
-    bool none = r->n_chunks * STORE_CHUNK_TOKENS <= s->n_done;
-    s->n_done = r->n_chunks * STORE_CHUNK_TOKENS;
+    bool none = r->n_tokens <= s->n_done;
+    s->n_done = r->n_tokens;
     if (r->n_chunks < s->n_planned)
         snprintf(s->out.miss, sizeof s->out.miss, "%s", r->fault);
     else if (s->n_planned < n_hits)

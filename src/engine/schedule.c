@@ -170,6 +170,7 @@ static void time_out(struct engine *e, struct seq *s)
 static void preempt(struct engine *e, struct seq *s)
 {
     restoring_abandon(e, s);
+    save_idle(s->save, s->tokens, s->n_done);
     if (s->phase != PHASE_RESTORE || !s->was_preempted)
         s->first = s->out;
     schedule_drop_blocks(e, s);
@@ -245,10 +246,15 @@ void schedule_prefill(struct engine *e, struct seq *s)
     if (is_stored)
         kv_table_mark_saved(e->pool, &s->table, n);
     s->n_before_save = s->n_done;
-    if (is_saved(e, s))
-        s->save = save_open(e->o.saver, chain_parent(&s->chain, n), &s->req.save,
-                            s->n_done);
-    save_set_owner(s->save, store_owner(s->salt));
+    if (!is_saved(e, s))
+        return;
+    struct save_begin b = {.first_token = s->n_done,
+                           .parent = chain_parent(&s->chain, n),
+                           .tail = &s->pin.key,
+                           .policy = &s->req.save,
+                           .owner = store_owner(s->salt),
+                           .is_document = s->req.max_tokens == 0};
+    s->save = save_open(e->o.saver, &b);
 }
 
 /* From the device, and from the store where that reaches further. */

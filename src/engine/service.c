@@ -117,8 +117,10 @@ static void saver_counts(struct saver *saver, struct hcache_stats *out)
     out->shed_memory = st.n_ended[SAVE_END_MEMORY];
     out->shed_cap = st.n_ended[SAVE_END_CAP];
     out->shed_parent = st.n_ended[SAVE_END_PARENT];
+    out->shed_tail = st.n_ended[SAVE_END_TAIL];
     out->shed_fault = st.n_ended[SAVE_END_FAULT];
     out->saved_chunks = st.n_chunks;
+    out->saved_tails = st.n_tails;
     out->shared_chunks = st.n_shared;
     out->save_buffer_bytes = st.bound_bytes;
     out->save_buffer_used_bytes = st.used_bytes;

@@ -141,12 +141,15 @@ static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
     labelled(b, "saves_ended_total", "reason", "no_memory", st->shed_memory);
     labelled(b, "saves_ended_total", "reason", "store_cap", st->shed_cap);
     labelled(b, "saves_ended_total", "reason", "parent_gone", st->shed_parent);
+    labelled(b, "saves_ended_total", "reason", "tail_unreadable", st->shed_tail);
     labelled(b, "saves_ended_total", "reason", "store_fault", st->shed_fault);
     head(b, "counter", "saved_chunks_total",
          "Chunks made durable, by whether the store had them already.");
     labelled(b, "saved_chunks_total", "how", "written",
              st->saved_chunks - st->shared_chunks);
     labelled(b, "saved_chunks_total", "how", "shared", st->shared_chunks);
+    metric(b, "counter", "saved_tails_total",
+           "Of these, partial ones, at the ends of sessions.", (double)st->saved_tails);
     metric(b, "gauge", "save_buffer_bytes", "Memory for chunks on their way to the store.",
            (double)st->save_buffer_bytes);
     metric(b, "gauge", "save_buffer_used_bytes", "Of that: taken now.",

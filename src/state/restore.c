@@ -276,21 +276,24 @@ static void check_records(struct restore *r)
 /* --- one restore ------------------------------------------------------------------------------ */
 
 /* A new restore at the end of the list. */
-static struct restore *begin(struct restorer *rr, const struct sha256 *keys, int n,
-                             enum restore_state state, bool measure_io)
+static struct restore *begin(struct restorer *rr, const struct restore_want *want,
+                             enum restore_state state)
 {
     struct restore *r = xcalloc(1, sizeof *r);
     r->rr = rr;
     r->state = state;
-    r->measure_io = measure_io;
-    r->n_keys = n;
-    r->owns_hits = keys != NULL;
+    r->owns_hits = want != NULL;
     pthread_mutex_init(&r->fault_lock, NULL);
     atomic_init(&r->n_good, 0);
-    if (r->owns_hits) {
-        r->keys = xmalloc((size_t)n * sizeof *r->keys);
-        memcpy(r->keys, keys, (size_t)n * sizeof *r->keys);
-        r->hits = xcalloc((size_t)n, sizeof *r->hits);
+    if (want != NULL) {
+        size_t n = (size_t)want->n_tokens / STORE_CHUNK_TOKENS;
+        r->want = *want;
+        r->n_keys = (int)n;
+        r->keys = xmalloc((n + 1) * sizeof *r->keys);
+        r->keys[0] = *want->root;
+        if (n > 0)
+            memcpy(r->keys + 1, want->keys, n * sizeof *r->keys);
+        r->hits = xcalloc(n + 1, sizeof *r->hits);
     }
     pthread_mutex_lock(&rr->lock);
     struct restore **last = &rr->runs;
@@ -302,11 +305,10 @@ static struct restore *begin(struct restorer *rr, const struct sha256 *keys, int
     return r;
 }
 
-struct restore *restore_find(struct restorer *rr, const struct sha256 *keys, int n,
-                             bool measure_io)
+struct restore *restore_find(struct restorer *rr, const struct restore_want *want)
 {
-    CHECK(n > 0);
-    return begin(rr, keys, n, RESTORE_FINDING, measure_io);
+    CHECK(want->n_tokens > 0);
+    return begin(rr, want, RESTORE_FINDING);
 }
 
 const struct restore_found *restore_found(const struct restore *r)
@@ -405,6 +407,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->io_ns = r->io_ns;
     pthread_mutex_unlock(&r->rr->lock);
     out->n_chunks = atomic_load(&r->n_good);
+    out->n_tokens = restore_tokens(r, out->n_chunks);
     out->total_ns = r->t_start != 0 ? clock_now_ns() - r->t_start : 0;
     for (int i = 0; i < 3; i++)
         out->n_by_method[i] = (int)(r->rows_by_method[i] / STORE_CHUNK_TOKENS);
@@ -431,7 +434,7 @@ void restore_end(struct restore *r)
 int restore_run(struct restorer *rr, const struct restore_job *job,
                 struct restore_result *out, struct err *err)
 {
-    struct restore *r = begin(rr, NULL, 0, RESTORE_FOUND, false);
+    struct restore *r = begin(rr, NULL, RESTORE_FOUND);
     restore_start(r, job);
     while (!restore_is_done(r)) {
         if (!restorer_work(rr, RESTORE_NO_LIMIT))

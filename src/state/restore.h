@@ -64,9 +64,19 @@ size_t restorer_bytes(const struct restorer *r); /* for the table printed at sta
 
 /* --- one restore ------------------------------------------------------------------------------ */
 
-/* What the store has of keys[0..n) (copied).  The chunks stay pinned until the restore ends. */
+/* A context that is wanted back: what is needed to name its chunks. */
+struct restore_want {
+    const struct sha256 *root, *keys; /* keys [n_tokens / 64]; copied */
+    const int32_t *tokens;            /* [n_tokens]; must stay until the restore ends */
+    int n_tokens;                     /* > 0 */
+    bool measure_io;
+};
+
+/* What the store has of it: the longest chain of full chunks, and the longest partial chunk behind
+ * that, if any.  The chunks stay pinned until the restore ends. */
 struct restore_found {
-    const struct store_hit *hits; /* [n_hits], the restore's */
+    const struct store_hit
+        *hits; /* [n_hits], the restore's; only the last may be partial */
     int n_hits;
     char why[200];             /* why the chain is not longer */
     bool measured;             /* `tier` was measured, as asked for, on these hits; */
@@ -74,10 +84,9 @@ struct restore_found {
     struct err err;            /* code != 0: nothing can be read, n_hits is 0 */
 };
 
-/* Begins a restore: the I/O thread looks the keys up, and measures the store's read speed on what it
- * finds if `measure_io`. */
-struct restore *restore_find(struct restorer *rr, const struct sha256 *keys, int n,
-                             bool measure_io);
+/* Begins a restore: the I/O thread looks up, and measures the store's read speed on the full chunks
+ * that it finds if `measure_io`. */
+struct restore *restore_find(struct restorer *rr, const struct restore_want *want);
 /* NULL while it is being looked up; then valid until restore_end. */
 const struct restore_found *restore_found(const struct restore *r);
 
@@ -85,7 +94,7 @@ struct restore_job {
     const struct store_hit *hits; /* restore_run only: [n_chunks], pinned by the caller */
     int n_chunks;                 /* > first_chunk, at most as many as were found */
     int first_chunk;              /* those before it are in the table's blocks already */
-    const int32_t *tokens;        /* [n_chunks * 64] */
+    const int32_t *tokens;        /* of these chunks */
     const struct kv_table *table; /* has the blocks [0, n_chunks) */
     const struct plan *plan;      /* a letter per layer, and the order of reads */
 };
@@ -101,6 +110,7 @@ int restore_layers_ready(const struct restore *r);
 
 struct restore_result {
     int n_chunks; /* there now: [0, n_chunks) of every layer, at least the job's first_chunk */
+    int n_tokens; /* in these chunks */
     uint64_t read_bytes;
     int64_t total_ns;   /* since restore_start */
     int64_t compute_ns; /* compute lane busy with it */

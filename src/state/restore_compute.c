@@ -100,7 +100,8 @@ struct item {
 
 static int group_rows(const struct group *g)
 {
-    return g->n_chunks * STORE_CHUNK_TOKENS;
+    return restore_tokens(g->run, g->first_chunk + g->n_chunks) -
+           g->first_chunk * STORE_CHUNK_TOKENS;
 }
 
 static bool group_is_done(const struct group *g)
@@ -120,6 +121,7 @@ static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
     if (n == 0 && a->n_parts > 0)
         return false;
     n = n > 0 ? n : unit;
+    n = n < group_rows(g) - begin ? n : group_rows(g) - begin;
     int n_taken = (begin + n + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS;
     struct part *p = &a->parts[a->n_parts++];
     *p = (struct part){.g = g, .first = g->n_taken, .n = n_taken - g->n_taken};
@@ -139,12 +141,29 @@ static bool check_record(struct restore *r, const struct group *g, int i)
     int rc = read->status;
     if (rc == 0)
         rc = store_read_check(read, &e);
-    if (rc == 0 && read->n_bytes != r->rr->record_bytes[g->kind])
+    size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
+                     (size_t)read->hit->n_tokens;
+    if (rc == 0 && read->n_bytes != n_bytes)
         rc = err_set(&e, ERR_CORRUPT, "record of %u bytes where %zu belong", read->n_bytes,
-                     r->rr->record_bytes[g->kind]);
+                     n_bytes);
     if (rc != 0)
         restore_lose_chunk(r, g->first_chunk + i, rc, e.msg[0] != 0 ? e.msg : err_name(rc));
     return rc == 0;
+}
+
+/* K and V of a partial chunk are rows as they were computed, not laid out as a block. (The view is
+ * read only: the cast away of const is contained.) */
+static int fill_partial(struct restore *r, const struct group *g, int i, struct stream *s)
+{
+    struct one_seq q;
+    const struct model *m = r->rr->o.model;
+    const struct store_read *read = &g->reads[i];
+    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
+    int n = read->hit->n_tokens;
+    struct mat rows = mat_of((void *)(uintptr_t)read->bytes, m->dtype, n,
+                             2 * model_kv_dim(m));
+    return model_kv_fill(m, s, &kv, rows,
+                         rows_of(r, &q, (g->first_chunk + i) * STORE_CHUNK_TOKENS, n));
 }
 
 /* Checked and, where it is KV, put into the cache while it is still in this core's cache. */
@@ -155,8 +174,10 @@ static void take_chunk(struct item *a, const struct group *g, int i, struct stre
     if (chunk >= atomic_load(&r->n_good) || !check_record(r, g, i) || g->kind != STORE_KV)
         return;
     struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
-    int rc = model_kv_load(r->rr->o.model, s, &kv, r->job.table->blocks[chunk],
-                           g->reads[i].bytes, chunk * STORE_CHUNK_TOKENS);
+    int rc = g->reads[i].hit->n_tokens < STORE_CHUNK_TOKENS
+                 ? fill_partial(r, g, i, s)
+                 : model_kv_load(r->rr->o.model, s, &kv, r->job.table->blocks[chunk],
+                                 g->reads[i].bytes, chunk * STORE_CHUNK_TOKENS);
     if (rc != 0)
         atomic_store(&a->rc, rc);
 }
@@ -283,7 +304,7 @@ static void work_arrived(struct restorer *rr, int64_t budget_ns)
 
 static int good_tokens(const struct restore *r)
 {
-    return atomic_load(&r->n_good) * STORE_CHUNK_TOKENS;
+    return restore_tokens(r, atomic_load(&r->n_good));
 }
 
 bool restore_recompute_remains(const struct restore *r)

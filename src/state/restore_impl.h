@@ -72,10 +72,10 @@ struct restore {
     struct restore_trace io_trace;
 
     /* fixed once FOUND */
-    struct sha256 *keys;
-    int n_keys;
-    bool measure_io;
-    struct store_hit *hits; /* [n_keys] */
+    struct sha256 *keys; /* the root, then a key per full chunk */
+    int n_keys;          /* without the root */
+    struct restore_want want;
+    struct store_hit *hits; /* [n_keys + 1] */
     bool owns_hits;
     struct restore_found found;
 
@@ -137,6 +137,11 @@ struct restorer {
     int32_t *pos; /* [max_tokens]: 0, 1, 2, ... */
 };
 
+/* Tokens in the first n chunks of the job. */
+static inline int restore_tokens(const struct restore *r, int n)
+{
+    return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + r->job.hits[n - 1].n_tokens;
+}
 /* 'H' or 'K': what is read of a chunk, which may lack the kind that the plan prefers; else 0. */
 char restore_method_of(const struct restore *r, int layer, int chunk);
 /* A chunk cannot be used: restore what precedes it. Any thread. */

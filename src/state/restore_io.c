@@ -19,16 +19,35 @@ static void tell_compute(struct restorer *rr)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
+/* The partial chunk behind the full ones that were found. */
+static void find_tail(struct restore *r)
+{
+    struct store *store = r->rr->o.store;
+    struct restore_found *f = &r->found;
+    int first = f->n_hits * STORE_CHUNK_TOKENS, n = r->want.n_tokens - first, n_found = 0;
+    struct sha256 key;
+    n = n < STORE_CHUNK_TOKENS ? n : STORE_CHUNK_TOKENS - 1;
+    if (n > 0 &&
+        store_find_partial(store, &r->keys[f->n_hits], r->want.tokens + first, n, &key,
+                           &n_found) &&
+        store_lookup(store, &key, 1, &r->hits[f->n_hits], &n_found, NULL, 0, NULL) == 0)
+        f->n_hits += n_found;
+}
+
 static void find(struct restore *r)
 {
     struct restorer *rr = r->rr;
     struct restore_found *f = &r->found;
     struct platform p;
-    f->err.code = store_lookup(rr->o.store, r->keys, r->n_keys, r->hits, &f->n_hits, f->why,
-                               sizeof f->why, &f->err);
-    if (f->err.code == 0 && f->n_hits > 0 && r->measure_io) {
+    f->err.code = store_lookup(rr->o.store, r->keys + 1, r->n_keys, r->hits, &f->n_hits,
+                               f->why, sizeof f->why, &f->err);
+    int n_full = f->n_hits;
+    /* Where nothing is known of the store's speed, a tail alone is no measure of it. */
+    if (f->err.code == 0 && (n_full > 0 || !r->want.measure_io))
+        find_tail(r);
+    if (f->err.code == 0 && n_full > 0 && r->want.measure_io) {
         platform_init(&p);
-        f->err.code = profile_io(&p, rr->o.model, rr->o.store, r->hits, f->n_hits, &f->err);
+        f->err.code = profile_io(&p, rr->o.model, rr->o.store, r->hits, n_full, &f->err);
         f->measured = f->err.code == 0;
         f->tier = p.tier[0];
     }

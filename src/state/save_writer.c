@@ -4,6 +4,8 @@
  * prefix of it. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "state/saver_impl.h"
 
@@ -11,11 +13,17 @@ enum {
     MAX_UNCOMMITTED = 64, /* chunks appended before a commit is due in any case */
 };
 
-/* What was appended since the last commit. */
+/* A chunk that was appended since the last commit. */
+struct written {
+    struct save_seq *seq;
+    struct sha256 key;
+    int64_t n_tokens; /* of the sequence, durable with the commit */
+    bool is_tail;
+};
+
 struct batch {
     int n;
-    struct save_seq *seq[MAX_UNCOMMITTED];
-    int64_t n_tokens[MAX_UNCOMMITTED]; /* of the sequence, durable with the commit */
+    struct written chunk[MAX_UNCOMMITTED];
 };
 
 static void set_fault(struct saver *s, int rc, const struct err *e)
@@ -34,6 +42,71 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
     }
 }
 
+/* --- what a tail continues -------------------------------------------------------------------- */
+
+static bool continues_tail(const struct save_chunk *c)
+{
+    return c->seq->tail.impl != NULL && c->chunk_idx == c->seq->tail_idx;
+}
+
+/* Reads one record of a stored tail into the first rows of the chunk's. */
+static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
+                            enum store_kind kind, struct err *err)
+{
+    const struct store_hit *hit = &c->seq->tail;
+    struct store_read read = {.hit = hit,
+                              .layer = l,
+                              .kind = kind,
+                              .dst = s->tail_record.ptr,
+                              .dst_bytes = s->tail_record.bytes};
+    struct store_read *one = &read, *done[1];
+    int n_done = 0;
+    size_t n_bytes = (size_t)hit->n_tokens * s->record_bytes[kind] / STORE_CHUNK_TOKENS;
+    int rc = store_reader_submit(s->reader, &one, 1, err);
+    if (rc == 0)
+        rc = store_reader_wait(s->reader, done, 1, &n_done, err);
+    if (rc == 0 && read.status != 0)
+        rc = err_set(err, read.status, "reading: %s", err_name(read.status));
+    if (rc == 0)
+        rc = store_read_check(&read, err);
+    if (rc == 0 && read.n_bytes != n_bytes)
+        rc = err_set(err, ERR_CORRUPT, "record of %u bytes where %zu belong", read.n_bytes,
+                     n_bytes);
+    if (rc == 0)
+        memcpy(save_record(c, l, kind), read.bytes, n_bytes);
+    return rc;
+}
+
+/* The rows that were saved before, into the chunk that continues them. */
+static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct err *err)
+{
+    struct save_seq *q = c->seq;
+    int rc = 0;
+    if (s->reader == NULL)
+        rc = store_reader_open(s->o.store, 1, s->tail_record.ptr, s->tail_record.bytes,
+                               &s->reader, err);
+    for (int l = 0; rc == 0 && l < s->o.model->cfg.n_layers; l++) {
+        for (int k = 0; rc == 0 && k < STORE_KINDS; k++) {
+            enum store_kind kind = (enum store_kind)k;
+            if (q->policy.kinds[l] & 1u << k)
+                rc = read_tail_record(s, c, l, kind, err);
+        }
+    }
+    if (rc == ERR_CORRUPT)
+        store_condemn(s->o.store, &q->tail, err->msg);
+    return rc;
+}
+
+static bool is_own_tail(const struct saver *s, const struct sha256 *key)
+{
+    unsigned n = s->n_own_tails < SAVE_OWN_TAILS ? s->n_own_tails : SAVE_OWN_TAILS;
+    for (unsigned i = 0; i < n; i++) {
+        if (memcmp(&s->own_tails[i], key, sizeof *key) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* --- one chunk -------------------------------------------------------------------------------- */
 
 /* Lays one layer's K and V out as a KV block, so that a restore need not transpose. */
@@ -47,87 +120,118 @@ static int pack(struct saver *s, const struct save_chunk *c, int l, const void *
     return model_kv_pack(m, s->pack_stream, to, rows);
 }
 
-/* The records that the policy asks for and `have` does not name. */
+static bool wants(const struct save_chunk *c, int l, int kind,
+                  const struct store_mask *without)
+{
+    return (c->seq->policy.kinds[l] & 1u << kind) &&
+           !store_mask_has(without, l, (enum store_kind)kind);
+}
+
+static bool wants_any(const struct saver *s, const struct save_chunk *c,
+                      const struct store_mask *without)
+{
+    for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
+        if (wants(c, l, STORE_HIDDEN, without) || wants(c, l, STORE_KV, without))
+            return true;
+    }
+    return false;
+}
+
+/* The records that the policy asks for and `without` does not name. */
 static int make_records(struct saver *s, const struct save_chunk *c,
-                        const struct store_mask *have, struct store_record *records,
+                        const struct store_mask *without, struct store_record *records,
                         int *n_records, struct err *err)
 {
+    bool is_full = c->n_tokens == STORE_CHUNK_TOKENS;
     int n = 0;
     for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
         for (int k = 0; k < STORE_KINDS; k++) {
             enum store_kind kind = (enum store_kind)k;
-            if (!(c->seq->policy.kinds[l] & 1u << k) || store_mask_has(have, l, kind))
+            if (!wants(c, l, k, without))
                 continue;
             const void *bytes = save_record(c, l, kind);
-            int rc = kind == STORE_KV ? pack(s, c, l, &bytes) : 0;
+            int rc = kind == STORE_KV && is_full ? pack(s, c, l, &bytes) : 0;
             if (rc != 0)
                 return err_set(err, rc, "packing a chunk: %s", err_name(rc));
+            size_t row = s->record_bytes[kind] / STORE_CHUNK_TOKENS;
             records[n++] = (struct store_record){
                 .layer = l,
                 .kind = kind,
                 .bytes = bytes,
-                .n_bytes = (uint32_t)s->record_bytes[kind]};
+                .n_bytes = (uint32_t)((size_t)c->n_tokens * row)};
         }
     }
     *n_records = n;
     return 0;
 }
 
-/* The key is the sequence's new end. It is pinned where it is stored already. */
-static void move_pin(struct saver *s, struct save_seq *q, const struct sha256 *key)
+static void hold_pin(struct saver *s, struct save_seq *q, const struct store_hit *hit)
 {
-    struct store_hit hit = {0};
-    (void)store_pin(s->o.store, key, &hit);
     if (q->pin.impl != NULL)
         store_release(s->o.store, &q->pin, 1);
-    q->pin = hit;
+    q->pin = *hit;
 }
 
 /* What another sequence has stored under the same key is neither packed nor written again: equal
  * prefixes are stored once, and records of a kind that was not saved then are added. */
-static int append(struct saver *s, const struct save_chunk *c, struct err *err)
+static int append(struct saver *s, const struct save_chunk *c, struct sha256 *key,
+                  enum save_end *end, struct err *err)
 {
     struct store_record records[STORE_MAX_LAYERS * STORE_KINDS];
     struct save_seq *q = c->seq;
-    struct store_chunk chunk = {.key = store_chunk_key(&q->parent, c->tokens),
+    struct store_hit stored = {0};
+    *key = store_partial_key(&q->parent, c->tokens, c->n_tokens);
+    struct store_chunk chunk = {.key = *key,
                                 .parent = q->parent,
                                 .fingerprint = s->o.fingerprint,
                                 .owner = q->owner,
                                 .chunk_idx = (uint32_t)c->chunk_idx,
+                                .n_tokens = c->n_tokens,
                                 .records = records};
-    struct store_hit stored = {0};
-    (void)store_pin(s->o.store, &chunk.key, &stored);
-    int rc = make_records(s, c, &stored.mask, records, &chunk.n_records, err);
     memcpy(chunk.tokens, c->tokens, sizeof chunk.tokens);
-    if (rc == 0) /* also with no records: it counts as a use */
+    if (continues_tail(c) && is_own_tail(s, &q->tail.key))
+        chunk.supersedes = &q->tail.key;
+    (void)store_pin(s->o.store, key, &stored);
+    struct store_mask without = stored.mask;
+    int rc = 0;
+    *end = SAVE_END_FAULT;
+    if (continues_tail(c) && wants_any(s, c, &without)) {
+        rc = fill_from_tail(s, c, err);
+        *end = rc != 0 ? SAVE_END_TAIL : SAVE_END_FAULT;
+    }
+    if (rc == 0)
+        rc = make_records(s, c, &without, records, &chunk.n_records, err);
+    if (rc == 0) { /* also with no records: it counts as a use */
         rc = store_append(s->o.store, &chunk, err);
-    if (rc == 0) {
-        q->parent = chunk.key;
+        *end = rc == ERR_LIMIT       ? SAVE_END_CAP
+               : rc == ERR_NOT_FOUND ? SAVE_END_PARENT
+                                     : SAVE_END_FAULT;
+    }
+    if (rc == 0)
         atomic_fetch_add(&s->n_shared, chunk.n_records == 0);
-    }
-    if (stored.impl != NULL && rc == 0) { /* it must not be evicted before the commit */
-        if (q->pin.impl != NULL)
-            store_release(s->o.store, &q->pin, 1);
-        q->pin = stored;
-    } else if (stored.impl != NULL) {
+    if (rc == 0 && stored.impl != NULL) /* it must not be evicted before the commit */
+        hold_pin(s, q, &stored);
+    else if (stored.impl != NULL)
         store_release(s->o.store, &stored, 1);
-    }
     return rc;
-}
-
-/* A chunk that does not fit under the store's cap, or whose parent was evicted meanwhile, ends the
- * saving of its sequence; any other failure is the store's and ends saving. */
-static enum save_end end_of(int rc)
-{
-    return rc == ERR_LIMIT       ? SAVE_END_CAP
-           : rc == ERR_NOT_FOUND ? SAVE_END_PARENT
-                                 : SAVE_END_FAULT;
 }
 
 /* --- the barrier ------------------------------------------------------------------------------ */
 
 /* What was reported committed must not be evicted under a sequence that goes on: its next chunk could
  * never be found.  So the last chunk is pinned, and with it all before it. */
+static void committed(struct saver *s, const struct written *w)
+{
+    struct store_hit hit = {0};
+    if (w->is_tail && !w->seq->is_document)
+        s->own_tails[s->n_own_tails++ % SAVE_OWN_TAILS] = w->key;
+    (void)store_pin(s->o.store, &w->key, &hit);
+    hold_pin(s, w->seq, &hit);
+    atomic_fetch_add(&s->n_chunks, 1);
+    atomic_fetch_add(&s->n_tails, w->is_tail);
+    atomic_store(&w->seq->committed, (long long)w->n_tokens);
+}
+
 static void commit(struct saver *s, struct batch *b)
 {
     struct err err = {0};
@@ -135,16 +239,13 @@ static void commit(struct saver *s, struct batch *b)
     if (rc != 0)
         set_fault(s, rc, &err);
     for (int i = 0; rc == 0 && i < b->n; i++)
-        move_pin(s, b->seq[i], &b->seq[i]->parent);
+        committed(s, &b->chunk[i]);
     pthread_mutex_lock(&s->lock);
     for (int i = 0; i < b->n; i++) {
-        if (rc == 0)
-            atomic_store(&b->seq[i]->committed, (long long)b->n_tokens[i]);
-        else
-            save_end_seq(b->seq[i], SAVE_END_FAULT);
-        save_drop_ref_locked(b->seq[i]);
+        if (rc != 0)
+            save_end_seq(b->chunk[i].seq, SAVE_END_FAULT);
+        save_drop_ref_locked(b->chunk[i].seq);
     }
-    atomic_fetch_add(&s->n_chunks, rc == 0 ? (unsigned long long)b->n : 0);
     s->n_in_flight -= (size_t)b->n;
     b->n = 0;
     pthread_cond_broadcast(&s->changed);
@@ -172,22 +273,33 @@ static bool has_parent(struct saver *s, struct save_seq *q, struct batch *b)
     return q->parent_seen;
 }
 
+/* What is wrong with one chunk (no room under the cap, a parent or a tail that is gone) ends the
+ * saving of its sequence; a fault of the store ends saving. */
 static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
 {
     struct err err = {0};
     struct save_seq *q = c->seq;
-    bool goes_on = save_ended(q) == SAVE_GOES_ON && s->fault == 0;
-    int rc = !goes_on ? ERR_CANCELLED : has_parent(s, q, b) ? 0 : ERR_NOT_FOUND;
-    if (rc == 0)
-        rc = append(s, c, &err);
-    if (goes_on && rc != 0 && end_of(rc) == SAVE_END_FAULT)
+    struct sha256 key;
+    enum save_end end = SAVE_END_FAULT;
+    int rc = ERR_CANCELLED;
+    if (save_ended(q) == SAVE_GOES_ON && s->fault == 0 && !has_parent(s, q, b))
+        end = SAVE_END_PARENT;
+    else if (save_ended(q) == SAVE_GOES_ON && s->fault == 0)
+        rc = append(s, c, &key, &end, &err);
+    if (rc != 0 && rc != ERR_CANCELLED && end == SAVE_END_FAULT)
         set_fault(s, rc, &err);
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {
-        b->seq[b->n] = q;
-        b->n_tokens[b->n++] = (int64_t)(c->chunk_idx + 1) * STORE_CHUNK_TOKENS;
+        bool is_tail = c->n_tokens < STORE_CHUNK_TOKENS;
+        b->chunk[b->n++] = (struct written){
+            .seq = q,
+            .key = key,
+            .n_tokens = (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS + c->n_tokens,
+            .is_tail = is_tail};
+        if (!is_tail)
+            q->parent = key;
     } else {
-        save_end_seq(q, goes_on ? end_of(rc) : SAVE_END_FAULT);
+        save_end_seq(q, end);
         save_drop_ref_locked(q);
         s->n_in_flight--;
     }
@@ -211,10 +323,20 @@ static struct save_chunk *next_chunk(struct saver *s, bool wait)
     return c;
 }
 
+/* Where every core computes, the writer takes what they leave: at the same priority it cost each step
+ * that it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/PERF.md).  Idle priority
+ * (SCHED_IDLE) was no better and could starve it for good beside other programs. */
+static void step_back(void)
+{
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(),
+                      19); /* of this thread alone, on Linux */
+}
+
 void *save_writer_main(void *arg)
 {
     struct saver *s = arg;
     struct batch b = {0};
+    step_back();
     for (;;) {
         struct save_chunk *c = next_chunk(s, b.n == 0);
         if (c == NULL && b.n == 0)

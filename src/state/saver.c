@@ -30,6 +30,8 @@ const char *save_end_text(enum save_end e)
         return "the store is full: its cap is reached, and nothing may be evicted";
     case SAVE_END_PARENT:
         return "the chunk that it continues was evicted from the store";
+    case SAVE_END_TAIL:
+        return "the stored end of the context could not be read";
     case SAVE_END_FAULT:
         return "the store failed; nothing is saved any more";
     case SAVE_GOES_ON:
@@ -69,7 +71,7 @@ static void lay_out(const struct saver *s, const struct save_policy *p,
 
 size_t saver_bytes(const struct saver *s)
 {
-    return s->memory.n_bytes + s->packed.bytes;
+    return s->memory.n_bytes + s->packed.bytes + s->tail_record.bytes;
 }
 
 static void release(struct saver *s)
@@ -77,7 +79,9 @@ static void release(struct saver *s)
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     save_memory_deinit(&s->memory);
+    store_reader_close(s->reader);
     buf_free(s->o.model->dev, &s->packed);
+    buf_free(s->o.model->dev, &s->tail_record);
     stream_destroy(s->pack_stream);
     free(s);
 }
@@ -100,6 +104,12 @@ static int reserve_memory(struct saver *s, struct err *err)
         return err_set(err, rc, "memory for chunks to be saved: %zu bytes", bytes);
     rc = buf_alloc(m->dev, MEM_HOST, (size_t)m->cfg.n_layers * s->record_bytes[STORE_KV],
                    &s->packed, err);
+    size_t record = s->record_bytes[STORE_KV] > s->record_bytes[STORE_HIDDEN]
+                        ? s->record_bytes[STORE_KV]
+                        : s->record_bytes[STORE_HIDDEN];
+    if (rc == 0)
+        rc = buf_alloc(m->dev, MEM_PINNED, round_up(record, STORE_ALIGN), &s->tail_record,
+                       err);
     return rc == 0 ? 0 : err_wrap(err, "memory for one chunk as it is stored");
 }
 
@@ -158,6 +168,7 @@ int saver_flush(struct saver *s, struct err *err)
 void saver_stats(struct saver *s, struct saver_stats *out)
 {
     *out = (struct saver_stats){.n_chunks = atomic_load(&s->n_chunks),
+                                .n_tails = atomic_load(&s->n_tails),
                                 .n_shared = atomic_load(&s->n_shared),
                                 .bound_bytes = s->memory.n_bytes};
     for (int e = 0; e < SAVE_ENDS; e++)
@@ -179,30 +190,44 @@ static bool saves_nothing(const struct save_policy *p, int n_layers)
     return true;
 }
 
-struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
-                           const struct save_policy *policy, int64_t first_token)
+bool save_can_continue(const struct save_policy *p, int n_layers,
+                       const struct store_mask *mask)
 {
-    CHECK(first_token % STORE_CHUNK_TOKENS == 0);
-    if (s == NULL || saves_nothing(policy, s->o.model->cfg.n_layers))
+    for (int l = 0; l < n_layers; l++) {
+        if (((p->kinds[l] & SAVE_HIDDEN) && !store_mask_has(mask, l, STORE_HIDDEN)) ||
+            ((p->kinds[l] & SAVE_KV) && !store_mask_has(mask, l, STORE_KV)))
+            return false;
+    }
+    return true;
+}
+
+struct save_seq *save_open(struct saver *s, const struct save_begin *b)
+{
+    if (s == NULL || saves_nothing(b->policy, s->o.model->cfg.n_layers))
         return NULL;
     struct save_seq *q = xcalloc(1, sizeof *q);
     q->saver = s;
-    q->parent = *parent;
-    q->policy = *policy;
-    lay_out(s, policy, &q->layout);
-    q->first_open = (int)(first_token / STORE_CHUNK_TOKENS);
+    q->parent = *b->parent;
+    q->policy = *b->policy;
+    q->owner = b->owner;
+    q->is_document = b->is_document;
+    lay_out(s, b->policy, &q->layout);
+    q->first_open = q->tail_idx = (int)(b->first_token / STORE_CHUNK_TOKENS);
     q->max_open = s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2;
     q->open = xcalloc((size_t)q->max_open, sizeof *q->open);
     q->n_refs = 1;
-    q->parent_seen = first_token == 0;
-    atomic_init(&q->committed, (long long)first_token);
+    q->parent_seen = b->first_token < STORE_CHUNK_TOKENS; /* the root */
+    atomic_init(&q->committed, (long long)b->first_token);
+    q->n_handed_over = b->first_token;
+    if (b->first_token % STORE_CHUNK_TOKENS == 0)
+        return q;
+    int n_hits = 0; /* held as it is, whatever becomes of it: the writer will read it */
+    (void)store_lookup(s->o.store, b->tail, 1, &q->tail, &n_hits, NULL, 0, NULL);
+    if (n_hits == 0)
+        save_end_seq(q, SAVE_END_PARENT);
+    else
+        CHECK(save_can_continue(b->policy, s->o.model->cfg.n_layers, &q->tail.mask));
     return q;
-}
-
-void save_set_owner(struct save_seq *q, uint64_t owner)
-{
-    if (q != NULL)
-        q->owner = owner;
 }
 
 void save_drop_ref_locked(struct save_seq *q)
@@ -211,6 +236,8 @@ void save_drop_ref_locked(struct save_seq *q)
         return;
     if (q->pin.impl != NULL)
         store_release(q->saver->o.store, &q->pin, 1);
+    if (q->tail.impl != NULL)
+        store_release(q->saver->o.store, &q->tail, 1);
     free(q->open);
     free(q);
 }
@@ -250,7 +277,7 @@ void save_stop(struct save_seq *q)
 bool save_is_settled(const struct save_seq *q)
 {
     return q == NULL || save_ended(q) != SAVE_GOES_ON ||
-           atomic_load(&q->committed) >= (long long)q->first_open * STORE_CHUNK_TOKENS;
+           atomic_load(&q->committed) >= q->n_handed_over;
 }
 
 int64_t save_committed_tokens(const struct save_seq *q)
@@ -345,14 +372,16 @@ void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hi
     }
 }
 
-/* The first open chunk is full. */
-static void enqueue(struct save_seq *q, const int32_t *tokens)
+/* The first open chunk goes to the writer, with n_tokens rows. */
+static void enqueue(struct save_seq *q, const int32_t *tokens, int n_tokens)
 {
     struct saver *s = q->saver;
     struct save_chunk *c = q->open[0];
     c->next = NULL;
+    c->n_tokens = n_tokens;
+    memset(c->tokens, 0, sizeof c->tokens);
     memcpy(c->tokens, tokens + (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS,
-           sizeof c->tokens);
+           (size_t)n_tokens * sizeof *tokens);
     pthread_mutex_lock(&s->lock);
     *s->queue_end = c;
     s->queue_end = &c->next;
@@ -360,6 +389,7 @@ static void enqueue(struct save_seq *q, const int32_t *tokens)
     q->n_refs++;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+    q->n_handed_over = (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS + n_tokens;
     q->first_open++;
     q->n_open--;
     memmove(q->open, q->open + 1, (size_t)q->n_open * sizeof *q->open);
@@ -374,5 +404,17 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
         return;
     }
     while ((int64_t)(q->first_open + 1) * STORE_CHUNK_TOKENS <= n_tokens && q->n_open > 0)
-        enqueue(q, tokens);
+        enqueue(q, tokens, STORE_CHUNK_TOKENS);
+}
+
+void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
+{
+    if (q == NULL || save_ended(q) != SAVE_GOES_ON || q->n_open == 0)
+        return;
+    int64_t n = n_tokens - (int64_t)q->first_open * STORE_CHUNK_TOKENS;
+    bool is_news = q->tail.impl == NULL || q->first_open != q->tail_idx ||
+                   n > q->tail.n_tokens;
+    CHECK(n < STORE_CHUNK_TOKENS);
+    if (n > 0 && is_news)
+        enqueue(q, tokens, (int)n);
 }

@@ -12,6 +12,11 @@
  * living sequences) and chunks on their way to the store share buffer_bytes.  Where none is left the
  * saver waits or sheds, as the caller says: prefill may wait for the writer, decode must not.
  *
+ * When a session goes idle its tail is written as a *partial chunk* (save_idle): rows as they are, K
+ * and V not laid out as a block, under a key of its own.  A request that continues the context restores
+ * it and goes on from there, within the chunk: when that becomes full, or the session goes idle again,
+ * the writer adds the new rows to the stored ones, and the partial chunk is superseded.
+ *
  * Saving ends sequence by sequence, with a reason (enum save_end), since a chain may have no holes;
  * what was committed stays, and a later request that continues the context prefills what is missing
  * and saves it.  The first fault of the store is reported once, by `warn`, and ends saving for all.
@@ -60,6 +65,7 @@ enum save_end {
     SAVE_END_MEMORY, /* the tails of the living sequences fill the memory for chunks */
     SAVE_END_CAP,    /* the store is full: its cap, and nothing that may be evicted */
     SAVE_END_PARENT, /* the chunk that it continues was evicted */
+    SAVE_END_TAIL,   /* the partial chunk that it continues could not be read */
     SAVE_END_FAULT,  /* the store failed, which ends saving for all */
     SAVE_ENDS
 };
@@ -68,23 +74,38 @@ const char *save_end_text(enum save_end e); /* says what to do about it */
 struct saver_stats {
     uint64_t n_ended[SAVE_ENDS]; /* sequences, by why their saving ended early */
     uint64_t n_chunks;           /* committed, of which */
-    uint64_t n_shared; /* this many were in the store already, and were not written */
+    uint64_t n_tails;            /* partial ones, and */
+    uint64_t n_shared; /* those that were in the store already, and were not written */
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and at most */
 };
 void saver_stats(struct saver *s, struct saver_stats *out); /* any thread */
 
 /* --- one sequence --------------------------------------------------------------------------- */
 
-/* Begins saving a sequence from first_token (a multiple of 64) on.  What is before is in the store
- * already, or was handed over before by another sequence (committed tokens count from there); `parent`
- * is the key of its last chunk, or the root.  Where that did not arrive the sequence is shed.
- * NULL where there is nothing to be saved: every function below takes that for a sequence that is
- * not saved. */
-struct save_seq *save_open(struct saver *s, const struct sha256 *parent,
-                           const struct save_policy *policy, int64_t first_token);
-/* Whose its chunks are (store_owner), before the first rows; else nobody's. */
-void save_set_owner(struct save_seq *q, uint64_t owner);
-/* What has not become a full chunk is dropped. Chunks in the queue are still written. */
+struct save_begin {
+    /* Saved from here on.  What is before is in the store already, or was handed over before by another
+     * sequence (where that did not arrive, this one is shed).  Committed tokens count from here. */
+    int64_t first_token;
+    const struct sha256 *parent; /* the key of the last full chunk before, or the root */
+    /* Where first_token is no multiple of 64: the key of the partial chunk that ends there, which is in
+     * the store and can be continued.  It stays until it is not needed any more. */
+    const struct sha256 *tail;
+    const struct save_policy *policy;
+    uint64_t owner; /* store_owner */
+    /* Its tail is for many to continue: it is not superseded by the first that does. */
+    bool is_document;
+};
+/* Whether a partial chunk with these records can be continued under a policy: it has all that the policy
+ * asks for.  (Else the chunk that it becomes could not have them.) */
+bool save_can_continue(const struct save_policy *p, int n_layers,
+                       const struct store_mask *mask);
+/* Begins saving a sequence.  NULL where there is nothing to be saved: every function below takes that
+ * for a sequence that is not saved. */
+struct save_seq *save_open(struct saver *s, const struct save_begin *b);
+/* Nothing will be added for now: writes the unfinished chunk, positions up to n_tokens, as a partial
+ * one.  Only save_stop and save_close may follow. */
+void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens);
+/* What is not in the queue is dropped. Chunks in the queue are still written. */
 void save_close(struct save_seq *q);
 /* Nothing more comes: gives back the chunks that are not full. What was handed over is still written. */
 void save_stop(struct save_seq *q);

@@ -19,6 +19,7 @@ struct save_chunk {
     struct save_chunk *next; /* in the queue */
     struct save_seq *seq;
     int chunk_idx;
+    int n_tokens; /* 64, or fewer in a tail */
     int32_t tokens[STORE_CHUNK_TOKENS];
 };
 
@@ -35,16 +36,23 @@ struct save_seq {
     struct save_layout layout;
     int first_open; /* chunk index of open[0] */
     int n_open, max_open;
+    int64_t n_handed_over;    /* tokens, up to the last chunk that went to the writer */
     struct save_chunk **open; /* chunks that are being filled, in order */
-    atomic_llong committed;   /* tokens */
-    atomic_int end;           /* enum save_end */
+    bool is_document;
+    atomic_llong committed; /* tokens */
+    atomic_int end;         /* enum save_end */
     int n_refs; /* the owner, and every chunk in flight; under the saver's lock */
 
     /* The writer's: */
     struct sha256 parent; /* of the next chunk to be written */
     struct store_hit pin; /* the last committed chunk. It stays while it may be continued */
     bool parent_seen;     /* what the first chunk continues is in the store */
+    /* The partial chunk that the first chunk continues, pinned; impl NULL: none. */
+    struct store_hit tail;
+    int tail_idx;
 };
+
+enum { SAVE_OWN_TAILS = 1024 };
 
 struct saver {
     struct saver_opts o;
@@ -54,6 +62,12 @@ struct saver {
     pthread_t writer;
     struct stream *pack_stream;
     struct buf packed; /* K and V of one chunk in a block's layout [n_layers][kv record] */
+    struct store_reader *reader; /* of tails; NULL until the first one */
+    struct buf tail_record;      /* what it reads to: one record */
+    /* Tails that this process wrote for sessions, the latest: a ring.  They are removed when they are
+     * continued; of others it is not known who else would continue them, and eviction takes them. */
+    struct sha256 own_tails[SAVE_OWN_TAILS];
+    unsigned n_own_tails; /* ever */
 
     pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
     pthread_cond_t changed;
@@ -66,7 +80,8 @@ struct saver {
     int fault; /* the first code that the store returned; saving is over */
     struct err fault_err;
 
-    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_shared; /* see struct saver_stats */
+    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails,
+        n_shared; /* see struct saver_stats */
 };
 
 static inline uint8_t *save_record(const struct save_chunk *c, int l, enum store_kind kind)

@@ -56,11 +56,18 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
 void store_drop_superseded(struct store *s, const struct sha256 *key)
 {
     struct chunk_node *n = catalog_find(&s->catalog, key);
-    if (n != NULL && n->n_live > 0 && n->n_tokens < STORE_CHUNK_TOKENS &&
-        n->n_children == 0 && n->n_pins == 0 && n->n_pending == 0 && !n->has_writer) {
-        catalog_unpin(&s->catalog, n);
+    if (n == NULL || n->n_live == 0 || n->n_tokens == STORE_CHUNK_TOKENS ||
+        n->n_children > 0 || n->n_pending > 0 || n->has_writer)
+        return;
+    catalog_unpin(&s->catalog, n);
+    if (n->n_pins == 0) {
         store_evict_node(s, n, STORE_EVICT_SUPERSEDED);
+        return;
     }
+    /* A miss from now on; whoever holds it, as whoever continues it does, can still read it, and its
+     * space is given back when the last lets go. */
+    s->evictions[STORE_EVICT_SUPERSEDED]++;
+    catalog_kill(&s->catalog, n);
 }
 
 /* [lock] Evicts a leaf; a parent that was only waiting for it to be erased goes, too. */

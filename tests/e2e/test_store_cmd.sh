@@ -18,16 +18,16 @@ run_hc run "$model" --token-ids "$tmp/ids" --max-tokens 8 --ignore-eos --store "
 check "a run saves" test "$rc" -eq 0
 
 run_hc store stat "$dirs" --json
-check "stat counts 3 chunks on 2 devices" json_is '[j["chunks"], j["tokens"], j["devices"]]' "3 192 2"
+check "stat counts 3 chunks and a partial one on 2 devices" json_is '[j["chunks"], j["partial_chunks"], j["tokens"], j["devices"]]' "4 1 207 2"
 check "of one model" json_is 'len(j["models"])' 1
 run_hc store ls "$dirs" --json
-check "ls lists them parents first" json_is '[c["index"] for c in j["chunks"]]' "0 1 2"
+check "ls lists them parents first" json_is '[c["index"] for c in j["chunks"]]' "0 1 2 3"
 check "each has its parent's key" json_is 'all(b["parent"] == a["key"] for a, b in zip(j["chunks"], j["chunks"][1:]))' True
 check "and both kinds of every layer" json_is 'set("".join(c["layers"] for c in j["chunks"])) == {"B"}' True
 run_hc store ls "$dirs"
-check "as text a chain is one line" grep -qE '^0\.\.191 .* B+$' "$tmp/out"
+check "as text a chain is one line" grep -qE '^0\.\.206 .* B+$' "$tmp/out"
 run_hc store ls "$dirs" --chunks
-check "or a line per chunk" test "$(wc -l <"$tmp/out")" -eq 3
+check "or a line per chunk" test "$(wc -l <"$tmp/out")" -eq 4
 run_hc store ls "$dirs" --why --json
 check "ls --why: a leaf is evicted first, what it continues is kept" json_is \
     '[c["why"] for c in j["chunks"]][-2:]' "kept by what continues it evicted as number 1"
@@ -37,7 +37,7 @@ run_hc store ls "$tmp/a"
 expect "a directory too few" 1 'one of 2 directories'
 
 run_hc store verify "$dirs" --json
-check "verify finds it sound" json_is '[j["chunks"], j["bad"]]' "3 0"
+check "verify finds it sound" json_is '[j["chunks"], j["bad"]]' "4 0"
 run_hc store gc "$dirs" --json
 check "gc leaves what is used" test "$rc" -eq 0 -a "$(json 'j["file_bytes"] > 0')" = True
 run_hc store verify "$dirs"

@@ -141,18 +141,24 @@ static bool same_bits(const struct run *a, const struct run *b)
            memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
 }
 
-/* Restores by `plan` in k, whose store holds the context, and compares. */
-static void check_plan(struct stack *k, const struct run *ref, const char *plan,
-                       const char *what)
+/* Restores n_cached tokens by `plan` in k, whose store holds them, and compares. */
+static void check_restore(struct stack *k, const struct run *ref, const char *save,
+                          const char *plan, int n_cached, const char *what)
 {
-    struct run r = run_once(k, "none", plan);
-    if (r.n_cached != N_CHUNKS * STORE_CHUNK_TOKENS)
+    struct run r = run_once(k, save, plan);
+    if (r.n_cached != n_cached)
         fail_msg("%s, plan %s: %d tokens were restored, not %d", what, plan, r.n_cached,
-                 N_CHUNKS * STORE_CHUNK_TOKENS);
+                 n_cached);
     if (!same_bits(&r, ref))
         fail_msg("%s, plan %s: restored state differs from the never-evicted one", what,
                  plan);
     run_free(&r);
+}
+
+static void check_plan(struct stack *k, const struct run *ref, const char *plan,
+                       const char *what)
+{
+    check_restore(k, ref, "none", plan, N_CHUNKS * STORE_CHUNK_TOKENS, what);
 }
 
 /* --- models ----------------------------------------------------------------------------------- */
@@ -273,15 +279,14 @@ static void mixed_policies(void **state)
     }
 }
 
-/* The first chunk has hidden states, the second KV, the third both: one restore uses all. */
-static void save_prefix(struct stack *k, const char *save, int n_chunks)
+static void save_prefix(struct stack *k, const char *save, int n_tokens)
 {
     struct err err = {0};
     struct seq *s;
     int32_t prompt[N_PROMPT];
     make_prompt(k->model, prompt);
     struct request q = {.prompt = prompt,
-                        .n_prompt = n_chunks * STORE_CHUNK_TOKENS + 1,
+                        .n_prompt = n_tokens,
                         .ignore_eos = true,
                         .max_tokens = 0,
                         .plan = "auto"};
@@ -292,6 +297,7 @@ static void save_prefix(struct stack *k, const char *save, int n_chunks)
     engine_remove(k->engine, s);
 }
 
+/* The first chunk has hidden states, the second KV, the third both: one restore uses all. */
 static void mixed_chunks(void **state)
 {
     (void)state;
@@ -303,13 +309,71 @@ static void mixed_chunks(void **state)
         struct stack k;
         open_stack(&k, "synth:tiny-gqa", dtypes[d], 2, 512);
         k.platform.c_tok.b_s = 1e-3; /* so that auto prefers what is stored */
-        save_prefix(&k, "hidden", 1);
-        save_prefix(&k, "kv", 2);
-        save_prefix(&k, "HKBK", 3);
+        save_prefix(&k, "hidden", 64);
+        save_prefix(&k, "kv", 128);
+        save_prefix(&k, "HKBK", 192);
         check_plan(&k, &ref, "auto", "mixed chunks");
         run_free(&ref);
         stack_close(&k);
     }
+}
+
+/* A context whose end is a partial chunk, restored by every (r,h,k); then continued from there: the
+ * chunk that it becomes, of stored rows and new ones, is restored by every (r,h,k) too. */
+static void tails(void **state)
+{
+    (void)state;
+    static const int lengths[] = {1, 40, 63, 65, 100, 191, 200};
+    const char *model[4];
+    int n_models = models(model), n_plans = 0;
+    for (int i = 0; i < n_models * 3; i++) {
+        struct stack plain;
+        open_stack(&plain, model[i / 3], dtypes[i % 3], 2, 512);
+        struct run ref = run_once(&plain, "none", "recompute");
+        stack_close(&plain);
+        for (int j = 0; j < 7; j++) {
+            struct stack k;
+            open_stack(&k, model[i / 3], dtypes[i % 3], 2, 512);
+            int n_layers = k.model->cfg.n_layers, n = lengths[j];
+            save_prefix(&k, "both", n);
+            for (int grown = 0; grown < 2; grown++) {
+                for (int r = 0; r <= n_layers; r++) {
+                    for (int h = 0; r + h <= n_layers; h++, n_plans++) {
+                        char plan[64];
+                        snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                        check_restore(&k, &ref, "none", plan, n, "a tail");
+                    }
+                }
+                check_restore(&k, &ref, "both", "kv", n, "going on from a tail");
+                n = n < 192 ? 192 : n; /* a document's tail is not superseded */
+            }
+            stack_close(&k);
+        }
+        run_free(&ref);
+    }
+    print_message("%d restores of tails, bit for bit\n", n_plans);
+}
+
+/* A tail without the records that are to be saved now is computed again, so that the chunk that it
+ * becomes has them; one without those that the plan asks for is not used. */
+static void tails_that_lack_records(void **state)
+{
+    (void)state;
+    struct stack k;
+    open_stack(&k, "synth:tiny-gqa", "bf16", 2, 512);
+    k.platform.c_tok.b_s = 1e-3;
+    struct run ref = run_once(&k, "none", "recompute");
+    save_prefix(&k, "kv", 100);
+    check_restore(&k, &ref, "kv", "auto", 100, "the same records");
+    stack_close(&k);
+    open_stack(&k, "synth:tiny-gqa", "bf16", 2, 512);
+    k.platform.c_tok.b_s = 1e-3;
+    save_prefix(&k, "kv", 100);
+    check_restore(&k, &ref, "none", "auto", 100, "nothing to be saved");
+    check_restore(&k, &ref, "both", "auto", 64, "more records");
+    check_restore(&k, &ref, "none", "auto", 192, "the chunk of a tail");
+    run_free(&ref);
+    stack_close(&k);
 }
 
 /* Prefill in pieces of 1, 7, 64, 200 and all tokens, with 1 or 2 threads: saved by one, restored by
@@ -501,10 +565,16 @@ static void one_wrong_element_is_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan),        cmocka_unit_test(every_family),
-        cmocka_unit_test(mixed_policies),    cmocka_unit_test(mixed_chunks),
-        cmocka_unit_test(chunkings),         cmocka_unit_test(chunkings_q8),
-        cmocka_unit_test(batch_composition), cmocka_unit_test(one_wrong_element_is_seen),
+        cmocka_unit_test(every_plan),
+        cmocka_unit_test(every_family),
+        cmocka_unit_test(mixed_policies),
+        cmocka_unit_test(mixed_chunks),
+        cmocka_unit_test(tails),
+        cmocka_unit_test(tails_that_lack_records),
+        cmocka_unit_test(chunkings),
+        cmocka_unit_test(chunkings_q8),
+        cmocka_unit_test(batch_composition),
+        cmocka_unit_test(one_wrong_element_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,7 +67,7 @@ static void place_open(struct place *p, uint64_t seed, const char *save)
     struct et_ask a = ask(save, "recompute");
     assert_int_equal(et_run(&p->k, &a, &r), 0);
     et_same(&r, &p->ref, "the run that saves");
-    assert_int_equal(r.committed, N_CHUNKS * 64);
+    assert_int_equal(r.committed, N_PROMPT + N_GENERATE - 1);
 }
 
 static void place_close(struct place *p)
@@ -159,7 +159,7 @@ static void one_fault(enum io_sim_fault_kind kind, int code, uint64_t seed)
     assert_non_null(strstr(r.miss, "damaged"));
     r = restore(&p, "both", plan);
     assert_int_equal(r.n_cached, bad * 64);
-    assert_int_equal(r.committed, N_CHUNKS * 64);
+    assert_int_equal(r.committed, N_PROMPT + N_GENERATE - 1);
     r = restore(&p, "none", plan);
     assert_int_equal(r.n_cached, N_CHUNKS * 64);
     place_close(&p);
@@ -193,7 +193,7 @@ static void a_storm(void **state)
         assert_int_equal(io_sim_fault_add(p.io, &f), 0);
         struct et_run r = restore(&p, "both", plans[i % 5]);
         io_sim_fault_clear(p.io);
-        assert_int_equal(r.committed, N_CHUNKS * 64);
+        assert_int_equal(r.committed, N_PROMPT + N_GENERATE - 1);
     }
     assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
     struct io_sim_fault f = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -250,7 +250,7 @@ static void damaged_medium(void **state)
         for (int j = 0; j < 2 * N_CHUNKS; j++)
             (void)restore(&p, "both", j % 2 == 0 ? "hidden" : "kv");
         struct et_run r = restore(&p, "both", "kv");
-        assert_int_equal(r.committed, N_CHUNKS * 64);
+        assert_int_equal(r.committed, N_PROMPT + N_GENERATE - 1);
         assert_int_equal(restore(&p, "none", "hidden").n_cached, N_CHUNKS * 64);
         place_close(&p);
     }

@@ -116,6 +116,7 @@ struct line {
     uint64_t seed;
     int32_t tokens[MAX_TOKENS];
     struct chain chain;
+    struct sha256 tail;
     struct save_seq *q;
     int64_t n;
 };
@@ -130,7 +131,13 @@ static void line_open(struct line *x, struct rig *r, uint64_t seed, const char *
     chain_init(&x->chain, &r->fingerprint, NULL);
     chain_extend(&x->chain, x->tokens, MAX_TOKENS);
     assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, &err), 0);
-    x->q = save_open(r->saver, chain_parent(&x->chain, (int)(from / 64)), &policy, from);
+    struct save_begin b = {.first_token = from,
+                           .parent = chain_parent(&x->chain, (int)(from / 64)),
+                           .tail = &x->tail,
+                           .policy = &policy};
+    if (from % 64 != 0)
+        x->tail = store_partial_key(b.parent, x->tokens + from / 64 * 64, (int)(from % 64));
+    x->q = save_open(r->saver, &b);
 }
 
 static void line_close(struct line *x)
@@ -169,21 +176,13 @@ static void line_run(struct line *x, int64_t until, int step)
         line_step(x, (int)(until - x->n < step ? until - x->n : step), SAVE_WAIT);
 }
 
-/* Every record that the policy `save` wants of the first n_chunks is there and right. */
-static void check_stored(struct rig *r, uint64_t seed, int n_chunks, const char *save)
+/* Every record that the policy wants of these chunks, and no other, is there and right. */
+static void check_records(struct rig *r, uint64_t seed, const struct store_hit *hits,
+                          int n_hits, const struct save_policy *policy)
 {
-    struct line x;
     struct err err = {0};
-    struct store_hit hits[MAX_TOKENS / 64];
     struct store_reader *reader;
-    struct save_policy policy;
-    int n_hits, got;
-    line_open(&x, r, seed, "none", 0);
-    assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, &err), 0);
-    assert_int_equal(
-        store_lookup(r->store, x.chain.keys, MAX_TOKENS / 64, hits, &n_hits, NULL, 0, &err),
-        0);
-    assert_int_equal(n_hits, n_chunks);
+    int got;
     size_t room = round_up(64 * row_bytes(r, STORE_HIDDEN), STORE_ALIGN);
     size_t kv_room = round_up(64 * row_bytes(r, STORE_KV), STORE_ALIGN);
     room = room > kv_room ? room : kv_room;
@@ -194,7 +193,8 @@ static void check_stored(struct rig *r, uint64_t seed, int n_chunks, const char 
     for (int c = 0; c < n_hits; c++) {
         for (int i = 0; i < r->m->cfg.n_layers * STORE_KINDS; i++) {
             enum store_kind kind = (enum store_kind)(i % 2);
-            bool wanted = policy.kinds[i / 2] >> kind & 1;
+            int n = hits[c].n_tokens;
+            bool wanted = policy->kinds[i / 2] >> kind & 1;
             assert_int_equal(store_mask_has(&hits[c].mask, i / 2, kind), wanted);
             if (!wanted)
                 continue;
@@ -205,30 +205,73 @@ static void check_stored(struct rig *r, uint64_t seed, int n_chunks, const char 
             assert_int_equal(store_reader_wait(reader, done, 1, &got, &err), 0);
             assert_int_equal(store_read_check(&rd, &err), 0);
             size_t bytes = row_bytes(r, kind);
-            assert_int_equal(rd.n_bytes, 64 * bytes);
-            for (int p = 0; p < 64; p++)
-                fill_row(r, seed, i / 2, kind, c * 64 + p, rows + (size_t)p * bytes);
+            assert_int_equal(rd.n_bytes, (size_t)n * bytes);
+            for (int p = 0; p < n; p++)
+                fill_row(r, seed, i / 2, kind, hits[c].chunk_idx * 64 + p,
+                         rows + (size_t)p * bytes);
             const uint8_t *want = rows;
-            if (kind == STORE_KV) { /* stored as a KV block lies */
+            if (kind == STORE_KV && n == 64) { /* stored as a KV block lies */
                 struct mat m = mat_of(rows, r->m->dtype, 64, 2 * model_kv_dim(r->m));
                 assert_int_equal(model_kv_pack(r->m, pack, packed, m), 0);
                 want = packed;
             }
-            assert_memory_equal(want, rd.bytes, 64 * bytes);
+            assert_memory_equal(want, rd.bytes, (size_t)n * bytes);
         }
     }
     store_reader_close(reader);
-    store_release(r->store, hits, n_hits);
     mem_unmap(staging, room);
     mem_unmap(rows, room);
     mem_unmap(packed, room);
     stream_destroy(pack);
+}
+
+static void check_stored(struct rig *r, uint64_t seed, int n_chunks, const char *save)
+{
+    struct line x;
+    struct err err = {0};
+    struct store_hit hits[MAX_TOKENS / 64];
+    struct save_policy policy;
+    int n_hits;
+    line_open(&x, r, seed, "none", 0);
+    assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, &err), 0);
+    assert_int_equal(
+        store_lookup(r->store, x.chain.keys, MAX_TOKENS / 64, hits, &n_hits, NULL, 0, &err),
+        0);
+    assert_int_equal(n_hits, n_chunks);
+    check_records(r, seed, hits, n_hits, &policy);
+    store_release(r->store, hits, n_hits);
+    line_close(&x);
+}
+
+/* The context is stored up to n_tokens: full chunks, and the partial one behind them. */
+static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *save)
+{
+    struct line x;
+    struct err err = {0};
+    struct store_hit hit;
+    struct save_policy policy;
+    struct sha256 key;
+    int n_full = n_tokens / 64, n = 0, n_hits = 0;
+    check_stored(r, seed, n_full, save);
+    line_open(&x, r, seed, "none", 0);
+    assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, &err), 0);
+    bool found = store_find_partial(r->store, chain_parent(&x.chain, n_full),
+                                    x.tokens + n_full * 64, 63, &key, &n);
+    assert_int_equal(found, n_tokens % 64 != 0);
+    if (found) {
+        assert_int_equal(n, n_tokens % 64);
+        assert_int_equal(store_lookup(r->store, &key, 1, &hit, &n_hits, NULL, 0, &err), 0);
+        assert_int_equal(n_hits, 1);
+        assert_int_equal(hit.chunk_idx, n_full);
+        check_records(r, seed, &hit, 1, &policy);
+        store_release(r->store, &hit, 1);
+    }
     line_close(&x);
 }
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-/* Whatever the steps, full chunks arrive whole; the tail does not. */
+/* Whatever the steps, full chunks arrive whole; the tail does not, unless the session goes idle. */
 static void steps_and_policies(void **state)
 {
     (void)state;
@@ -312,6 +355,112 @@ static void continues_a_stored_prefix(void **state)
     assert_int_equal(save_committed_tokens(x.q), 256);
     line_close(&x);
     check_stored(&r, 5, 4, "both");
+    rig_close(&r);
+}
+
+/* Goes idle again and again within one chunk, under one saver and under another: each partial chunk has
+ * the rows of all before, one takes the other's place, and the full one theirs. */
+static void tails_grow(void **state)
+{
+    (void)state;
+    static const int idle_at[] = {3, 40, 64 + 1, 64 + 5, 64 + 6, 64 + 63, 200, 256, 300};
+    static const char *const saves[] = {"both", "kv", "HKB-"};
+    for (int i = 0; i < 6; i++) {
+        struct rig r;
+        struct line x;
+        struct saver_stats st;
+        struct store_stats stats;
+        bool reopens = i % 2 == 1;
+        const char *save = saves[i / 2];
+        int64_t from = 0;
+        rig_open(&r, 0);
+        for (int j = 0; j < 9; j++) {
+            line_open(&x, &r, 5, save, from);
+            line_run(&x, idle_at[j], 33);
+            save_idle(x.q, x.tokens, x.n);
+            assert_int_equal(saver_flush(r.saver, NULL), 0);
+            assert_int_equal(save_ended(x.q), SAVE_GOES_ON);
+            assert_int_equal(save_committed_tokens(x.q), idle_at[j]);
+            line_close(&x);
+            check_tail(&r, 5, idle_at[j], save);
+            store_stats(r.store, &stats);
+            /* Those that this saver wrote are superseded; of others it cannot know. */
+            assert_int_equal(stats.n_partial, reopens ? j + 1 - (j >= 7) : j != 7);
+            saver_stats(r.saver, &st);
+            assert_int_equal(st.used_bytes, 0);
+            from = idle_at[j];
+            if (reopens) {
+                close_saver(&r);
+                open_saver(&r, 0);
+            }
+        }
+        rig_close(&r);
+    }
+}
+
+/* Two sequences continue one tail in different ways: the first to fill its chunk supersedes it, the
+ * second can still read it. */
+static void two_continue_one_tail(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x, y;
+    struct store_stats stats;
+    rig_open(&r, 0);
+    line_open(&x, &r, 5, "both", 0);
+    line_run(&x, 70, 70);
+    save_idle(x.q, x.tokens, x.n);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    line_close(&x);
+    line_open(&x, &r, 5, "both", 70);
+    line_open(&y, &r, 5, "both", 70);
+    y.tokens[90]++;
+    line_run(&x, 128, 30);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    line_close(&x);
+    line_run(&y, 128, 30);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_ended(y.q), SAVE_GOES_ON);
+    assert_int_equal(save_committed_tokens(y.q), 128);
+    store_stats(r.store, &stats);
+    assert_int_equal(stats.n_partial, 0);
+    assert_int_equal(stats.n_chunks, 3); /* the first is theirs together */
+    line_close(&y);
+    check_stored(&r, 5, 2, "both");
+    rig_close(&r);
+}
+
+/* A tail that cannot be read ends the saving of its sequence alone, and is a miss from then on. */
+static void damaged_tail(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x, y;
+    rig_open(&r, 0);
+    line_open(&x, &r, 5, "both", 0);
+    line_run(&x, 70, 70);
+    save_idle(x.q, x.tokens, x.n);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    line_close(&x);
+    line_open(&x, &r, 5, "both", 70);
+    line_open(&y, &r, 6, "both", 0);
+    struct io_sim_fault flip = {
+        .kind = IO_SIM_READ_FLIP, .on = IO_SIM_ON_READ, .path = "seg-"};
+    assert_int_equal(io_sim_fault_add(r.io, &flip), 0);
+    line_run(&x, 130, 30);
+    line_run(&y, 130, 30);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    io_sim_fault_clear(r.io);
+    assert_int_equal(save_ended(x.q), SAVE_END_TAIL);
+    assert_int_equal(save_committed_tokens(x.q), 70);
+    assert_int_equal(save_ended(y.q), SAVE_GOES_ON);
+    assert_int_equal(save_committed_tokens(y.q), 128);
+    line_close(&x);
+    line_close(&y);
+    check_stored(&r, 5, 1, "both");
+    line_open(&x, &r, 5, "both", 70); /* whoever still believes in it is told */
+    assert_int_equal(save_ended(x.q), SAVE_END_PARENT);
+    line_close(&x);
     rig_close(&r);
 }
 
@@ -608,6 +757,9 @@ int main(void)
         cmocka_unit_test(nothing_to_save),
         cmocka_unit_test(flush_is_a_barrier),
         cmocka_unit_test(continues_a_stored_prefix),
+        cmocka_unit_test(tails_grow),
+        cmocka_unit_test(two_continue_one_tail),
+        cmocka_unit_test(damaged_tail),
         cmocka_unit_test(interleaved_sequences),
         cmocka_unit_test(close_while_in_flight),
         cmocka_unit_test(tails_stay_within_the_bound),
