@@ -323,9 +323,9 @@ static struct save_chunk *next_chunk(struct saver *s, bool wait)
     return c;
 }
 
-/* Where every core computes, the writer takes what they leave: at the same priority it cost each step
- * that it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/PERF.md).  Idle priority
- * (SCHED_IDLE) was no better and could starve it for good beside other programs. */
+/* Where every core computes, the writer takes what they leave: at their priority it cost each step that
+ * it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/PERF.md).  The lowest one, and
+ * SCHED_IDLE, were no better, and starved it beside other programs, so that sequences were shed. */
 static void step_back(void)
 {
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(),

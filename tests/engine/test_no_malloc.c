@@ -71,8 +71,10 @@ static void decode_allocates_nothing(void **state)
             struct request q = et_request(&k, &a);
             assert_int_equal(engine_add(k.engine, &q, &s[j], &err), 0);
         }
-        for (int step = 0; step < 3; step++)
-            assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        for (int j = 0; j < 3; j++) { /* until all decode: they are looked up before */
+            while (seq_outcome(s[j])->n_generated < 2)
+                assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        }
         n_calls = 0;
         counting = true;
         void *p = xmalloc(10); /* it can count */
