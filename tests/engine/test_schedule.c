@@ -148,8 +148,8 @@ static void preempted_with_a_store(void **state)
                       (int)st.recomputed_tokens);
         assert_true(st.n_preempted > 0);
         if (i / 2 ==
-            0) /* more comes back than is computed again: tails, and what is not saved */
-            assert_true(st.recovered_tokens > st.recomputed_tokens);
+            0) /* how much depends on when the preemptions come: before or after a prefill */
+            assert_true(st.recovered_tokens > 0);
         io_sim_fault_clear(io);
         stack_close(&k);
         io_close(io);
