@@ -15,7 +15,8 @@ static const struct {
     {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
     {"restore", bench_restore, "bringing a context back, by every method"},
     {"ablation", bench_ablation, "the figures of the HCache paper at this machine's scale"},
-    {"serve", bench_serve, "a server under chats, documents or a trace: TTFT, TBT, hit rates"},
+    {"serve", bench_serve,
+     "a server under chats, documents or a trace: TTFT, TBT, hit rates"},
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
     {"save", bench_save, "the time between tokens with saving off, on, and direct"},
 };
