@@ -177,6 +177,18 @@ void catalog_reserve(struct catalog *c, uint64_t n_nodes)
         buckets_grow(c, n_buckets);
 }
 
+void catalog_prefetch_chain(const struct catalog *c, const struct sha256 *key)
+{
+    __builtin_prefetch(bucket_of(c, key), 1);
+}
+
+void catalog_prefetch_node(const struct catalog *c, const struct sha256 *key)
+{
+    const struct chunk_node *n = *bucket_of(c, key);
+    if (n != NULL)
+        __builtin_prefetch(n);
+}
+
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key)
 {
     struct chunk_node *n = *bucket_of(c, key);

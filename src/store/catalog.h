@@ -118,6 +118,9 @@ static inline uint64_t extent_bytes(const struct extent *x)
     return (uint64_t)x->n_blocks * STORE_ALIGN;
 }
 
+/* Two hints that a key will be looked for soon: first where its chain is, somewhat later, its nodes. */
+void catalog_prefetch_chain(const struct catalog *c, const struct sha256 *key);
+void catalog_prefetch_node(const struct catalog *c, const struct sha256 *key);
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);
 /* Finds or adds the node of a key, and links it to its parent's node, which is added too where it
  * is missing. ERR_LIMIT after 65,535 different fingerprints, or as many owners. */
