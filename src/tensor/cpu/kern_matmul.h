@@ -36,6 +36,7 @@ struct operands {
      * from vector to vector and from time to time. */
     const uint8_t *fetch;
     size_t fetch_panel, fetch_step;
+    bool fetch_l1; /* not into L2 only */
 };
 #define FETCH_STEPS 2
 
@@ -59,7 +60,13 @@ INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype 
     const uint8_t *fetch = x->fetch;
     int i = 0;
     for (; i + FETCH_STEPS <= n; i += FETCH_STEPS) {
-        EACH_PANEL __builtin_prefetch(fetch + (size_t)j * x->fetch_panel, 0, 2);
+        EACH_PANEL
+        {
+            if (x->fetch_l1)
+                __builtin_prefetch(fetch + (size_t)j * x->fetch_panel, 0, 3);
+            else
+                __builtin_prefetch(fetch + (size_t)j * x->fetch_panel, 0, 2);
+        }
         fetch += x->fetch_step;
         for (int step = 0; step < FETCH_STEPS; step++)
             tile_step(sum, x, t, i + step, n_rows, n_panels);
@@ -98,6 +105,7 @@ INLINE void micro_rows(const struct micro *m, enum dtype t, int n_rows)
         .fetch = m->fetch,
         .fetch_panel = m->fetch_panel,
         .fetch_step = m->fetch_step,
+        .fetch_l1 = true,
     };
     v16 sum[MM_ROWS][WIDE_MAX];
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
@@ -143,7 +151,8 @@ static void convert_group(float *b, const uint8_t *w, enum dtype type,
 /* One group of panels, one k-block, all rows. */
 static void group_rows(const struct mm_tile *t, struct micro m, const uint8_t *next)
 {
-    int n_strips = (t->m + MM_ROWS - 1) / MM_ROWS;
+    int height = t->m > MM_CONVERT_ROWS ? MM_ROWS : MM_DIRECT_ROWS;
+    int n_strips = (t->m + height - 1) / height;
     const float *a = m.a;
     float *c = m.c;
     size_t next_bytes = (size_t)KB * PANEL * dtype_bytes(t->dtype);
@@ -185,38 +194,57 @@ static const uint8_t *panel_at(const struct mm_tile *t, int panel, int64_t k)
            ((size_t)panel * (size_t)t->k + (size_t)k) * PANEL * dtype_bytes(t->dtype);
 }
 
+/* The k-block at k of the group at col; `next` is the weights of the one behind it. */
+static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k,
+                        int64_t col, bool convert, const uint8_t *next)
+{
+    bool at_edge = col == e->first_col;
+    int panel = (int)(col / PANEL), left = t->n_panels - panel;
+    int kb = (int)(t->k - k < KB ? t->k - k : KB);
+    const float *bias = at_edge ? e->bias : t->bias != NULL ? t->bias + col : NULL;
+    struct micro m = {
+        .a = t->a + k * t->a_rows,
+        .b = panel_at(t, panel, k),
+        .b_type = t->dtype,
+        /* a panel that is missing at the edge is the last one again, and dropped */
+        .panel_elements = left < MM_PANELS ? 0 : t->k * PANEL,
+        .kb = kb,
+        .c = at_edge ? e->c : t->c + col,
+        .ldc = at_edge ? GROUP_COLS : t->ldc,
+        .first = k == 0,
+        .bias = k + kb == t->k ? bias : NULL,
+    };
+    if (convert) {
+        convert_group(t->scratch, m.b, t->dtype, m.panel_elements, kb);
+        m.b = (const uint8_t *)t->scratch;
+        m.b_type = DTYPE_F32;
+        m.panel_elements = KB * PANEL;
+    }
+    group_rows(t, m, next);
+}
+
+/* Many rows go over all columns of a k-block, whose activations stay in the cache.  Fewer go along a
+ * panel, so that the weights come as one long stream of memory: two strips of rows wait for it. */
 static void mm_blocked(const struct mm_tile *t)
 {
     struct edge e = edge_of(t);
-    bool convert = t->m > MM_CONVERT_ROWS;
-    for (int64_t k = 0; k < t->k; k += KB) {
-        int kb = (int)(t->k - k < KB ? t->k - k : KB);
-        for (int64_t col = 0; col < t->n_cols; col += GROUP_COLS) {
-            bool at_edge = col == e.first_col;
-            int panel = (int)(col / PANEL), left = t->n_panels - panel;
-            const float *bias = at_edge ? e.bias : t->bias != NULL ? t->bias + col : NULL;
-            const uint8_t *next = left > MM_PANELS ? panel_at(t, panel + MM_PANELS, k)
-                                                   : panel_at(t, 0, k + kb);
-            struct micro m = {
-                .a = t->a + k * t->a_rows,
-                .b = panel_at(t, panel, k),
-                .b_type = t->dtype,
-                /* a panel that is missing at the edge is the last one again, and dropped */
-                .panel_elements = left < MM_PANELS ? 0 : t->k * PANEL,
-                .kb = kb,
-                .c = at_edge ? e.c : t->c + col,
-                .ldc = at_edge ? GROUP_COLS : t->ldc,
-                .first = k == 0,
-                .bias = k + kb == t->k ? bias : NULL,
-            };
-            if (convert) {
-                convert_group(t->scratch, m.b, t->dtype, m.panel_elements, kb);
-                m.b = (const uint8_t *)t->scratch;
-                m.b_type = DTYPE_F32;
-                m.panel_elements = KB * PANEL;
+    int64_t n = t->n_cols;
+    if (t->m > MM_CONVERT_ROWS) {
+        for (int64_t k = 0; k < t->k; k += KB)
+            for (int64_t col = 0; col < n; col += GROUP_COLS) {
+                bool more = col + GROUP_COLS < n;
+                group_block(t, &e, k, col, true,
+                            more ? panel_at(t, (int)(col / PANEL) + MM_PANELS, k)
+                                 : panel_at(t, 0, k + KB));
             }
-            group_rows(t, m, next);
-        }
+    } else {
+        for (int64_t col = 0; col < n; col += GROUP_COLS)
+            for (int64_t k = 0; k < t->k; k += KB) {
+                int panel = (int)(col / PANEL);
+                group_block(t, &e, k, col, false,
+                            k + KB < t->k ? panel_at(t, panel, k + KB)
+                                          : panel_at(t, panel + MM_PANELS, 0));
+            }
     }
     for (int r = 0; e.n_cols > 0 && r < t->m; r++)
         memcpy(t->c + r * t->ldc + e.first_col, e.c + r * GROUP_COLS,

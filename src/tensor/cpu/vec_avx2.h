@@ -12,12 +12,14 @@
 #define VEC_ISA   "avx2"
 #define VEC_TABLE cpu_kernels_avx2
 /* 6 rows x 1 panel: 12 of the 16 registers are sums. */
-#define MM_ROWS              6
-#define MM_PANELS            1
-#define MM_WIDE_1            4
-#define MM_WIDE_2            2
-#define MM_WIDE_4            1
-#define MM_CONVERT_ROWS      32
+#define MM_ROWS   6
+#define MM_PANELS 1
+#define MM_WIDE_1 4
+#define MM_WIDE_2 2
+#define MM_WIDE_4 1
+#define MM_DIRECT_ROWS                                                                     \
+    5 /* rows of a strip whose weights are converted on the way: 6 need 17 registers */
+#define MM_CONVERT_ROWS      20 /* more are multiplied by weights converted beforehand */
 #define ATTN_CONVERT_QUERIES 32 /* from more on K and V are converted beforehand */
 
 typedef struct {

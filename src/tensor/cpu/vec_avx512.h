@@ -17,6 +17,7 @@
 #define MM_WIDE_1            4
 #define MM_WIDE_2            4
 #define MM_WIDE_4            4
+#define MM_DIRECT_ROWS       12
 #define MM_CONVERT_ROWS      24
 #define ATTN_CONVERT_QUERIES 24 /* from more on K and V are converted beforehand */
 
