@@ -418,6 +418,96 @@ static void small_caps(void **state)
     }
 }
 
+static uint64_t appended_bytes(struct stack *k)
+{
+    struct store_stats st;
+    store_stats(k->store, &st);
+    return st.appended_bytes;
+}
+
+/* Equal prefixes are stored once, byte for byte: by sequences in one batch, by one after the other, and
+ * up to where two diverge. */
+static void prefixes_are_stored_once(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    int32_t prompt[N][320];
+    struct stack k;
+    struct seq *s[N];
+    struct et_run r;
+    struct store_stats st;
+    struct err err = {0};
+    et_open(&k, &(struct stack_opts){.in_memory = true, .max_sequences = N});
+    struct et_ask a = {.n_prompt = 320, .max_tokens = 0, .save = "both"};
+    for (int i = 0; i < N; i++) {
+        et_prompt(prompt[i], 320, 5);
+        prompt[i][200] += i == N - 1; /* the last one diverges in its fourth chunk */
+        a.prompt = prompt[i];
+        struct request q = et_request(&k, &a);
+        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+    }
+    assert_int_equal(engine_run(k.engine, &err), 0);
+    for (int i = 0; i < N; i++) {
+        et_take(&k, s[i], &r);
+        assert_int_equal(r.committed, 320);
+    }
+    store_stats(k.store, &st);
+    uint64_t n_bytes = appended_bytes(&k), per_chunk = n_bytes / 7;
+    assert_int_equal(st.n_chunks, 5 + 2); /* five, and two behind the divergence */
+    assert_int_equal(st.n_extents, 7);
+    assert_int_equal(n_bytes % 7, 0);
+    a.plan = "recompute"; /* computes all of it again, and finds all of it stored */
+    a.prompt = prompt[0];
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.committed, 320);
+    assert_int_equal(appended_bytes(&k), n_bytes);
+    et_prompt(prompt[1], 320, 6);
+    a.prompt = prompt[1];
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(appended_bytes(&k), n_bytes + 5 * per_chunk);
+    stack_close(&k);
+}
+
+/* Records that the best plan lacks are added when the prefix is computed again, and nothing else: the
+ * chunk then has what was there before and what was added. */
+static void records_are_added(void **state)
+{
+    (void)state;
+    int32_t prompt[320];
+    struct stack k;
+    struct et_run ref, r;
+    et_prompt(prompt, 320, 5);
+    struct et_ask a = {
+        .prompt = prompt, .n_prompt = 320, .max_tokens = 0, .save = "hidden"};
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    uint64_t hidden_bytes = appended_bytes(&k);
+    stack_close(&k);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    a.max_tokens = 4;
+    a.save = NULL;
+    assert_int_equal(et_run(&k, &a, &ref), 0);
+    a.max_tokens = 0;
+    a.save = "kv";
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    uint64_t kv_bytes = appended_bytes(&k);
+    a.save = "both";
+    a.plan = "recompute";
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.committed, 320);
+    assert_int_equal(appended_bytes(&k), kv_bytes + hidden_bytes);
+    static const char *const plans[] = {"hidden", "kv", "r1,h1,k2"};
+    for (int i = 0; i < 3; i++) {
+        a.save = NULL;
+        a.plan = plans[i];
+        a.max_tokens = 4;
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        assert_int_equal(r.n_cached, 256);
+        et_same(&r, &ref, plans[i]);
+    }
+    stack_close(&k);
+}
+
 /* More sequences than the save buffer has room for: each is as if it were alone, some are saved no
  * further and say why, and when they are asked again they are saved. */
 static void small_save_buffer(void **state)
@@ -507,6 +597,8 @@ int main(void)
         cmocka_unit_test(phases_beside_each_other),
         cmocka_unit_test(saver_changes_nothing),
         cmocka_unit_test(small_caps),
+        cmocka_unit_test(prefixes_are_stored_once),
+        cmocka_unit_test(records_are_added),
         cmocka_unit_test(small_save_buffer),
         cmocka_unit_test(other_models_are_a_miss_with_a_reason),
     };
