@@ -1,0 +1,54 @@
+# test_ingest.sh - hcache ingest: documents computed ahead of their prompts, an ingestion that is killed
+# and goes on, and a prompt that begins with a document.
+. tests/e2e/lib.sh
+
+has_command ingest || skip_all "there is no hcache ingest yet"
+model=models/demo
+store=$tmp/store
+# doc SEED WORDS: text of so many words
+doc() { awk -v s="$1" -v n="$2" 'BEGIN { split("river stone lamp the of tree cold open seven road light under paper green", w, " ");
+    for (i = 0; i < n; i++) { s = (s * 1103515245 + 12345) % 2147483648; printf "%s%s", w[1 + int(s / 65536) % 14], i % 9 == 8 ? ". " : " " } }'; }
+for i in 1 2 3 4 5 6; do doc "$i" 220 >"$tmp/doc$i.txt"; done
+docs=("$tmp"/doc[1-6].txt)
+
+run_hc ingest "$model" --store "$store" "$tmp/doc1.txt" --save both --json
+check "a document is computed and durable" test "$rc" -eq 0 -a "$(json 'j["committed_tokens"] == j["tokens"] > 100')" = True
+n=$(json 'j["tokens"]')
+bytes_of() { run_hc store stat "$store" --json && json 'j["used_bytes"]'; }
+before=$(bytes_of)
+run_hc ingest "$model" --store "$store" "$tmp/doc1.txt" --save both --json
+check "a second time it is found" test "$rc" -eq 0 -a "$(json 'j["cached_tokens"] >= (j["tokens"] - 1) // 64 * 64')" = True
+check "and nothing is stored twice" test "$(bytes_of)" -eq "$before"
+
+{ cat "$tmp/doc1.txt"; printf 'Question: which road?'; } >"$tmp/prompt.txt"
+run_hc run "$model" --prompt-file "$tmp/prompt.txt" --max-tokens 8 --ignore-eos --json
+digest=$(json 'j["logits_digest"]')
+for turn in first second; do
+    run_hc run "$model" --prompt-file "$tmp/prompt.txt" --max-tokens 8 --ignore-eos --store "$store" --save both --plan kv --json
+    check "the $turn prompt that begins with it restores it" test "$rc" -eq 0 -a "$(json "j['cached_tokens'] >= $n // 64 * 64")" = True
+    check "bit for bit" json_is 'j["logits_digest"]' "$digest"
+done
+
+# Killed at some moment, again and again: each time it goes on from what is durable.
+done_tokens=0
+for ms in 300 600 1200; do
+    "$hc" ingest "$model" --store "$store" "${docs[@]}" --save both >"$tmp/out" 2>"$tmp/err" </dev/null &
+    pid=$!
+    sleep "$(awk -v m="$ms" 'BEGIN { print m / 1000 }')"
+    kill -9 "$pid" 2>/dev/null
+    wait "$pid" 2>/dev/null
+    run_hc store stat "$store" --json
+    check "killed after $ms ms: the store is sound, and no smaller" test "$rc" -eq 0 -a "$(json "j['tokens'] >= $done_tokens")" = True
+    done_tokens=$(json 'j["tokens"]')
+done
+run_hc ingest "$model" --store "$store" "${docs[@]}" --save both --json
+check "it goes on to the end" test "$rc" -eq 0 -a "$(json 'j["committed_tokens"] == j["tokens"]')" = True
+check "from what was there" json_is 'j["files"][0]["cached_tokens"] > 0' True
+run_hc ingest "$model" --store "$store" "${docs[@]}" --save both --json
+check "then all is there" json_is 'all(f["cached_tokens"] >= (f["tokens"] - 1) // 64 * 64 for f in j["files"])' True
+run_hc store verify "$store"
+check "and sound" test "$rc" -eq 0
+
+run_hc ingest "$model" --store "$store" "$tmp/none.txt"
+expect "a file that is not there is named" 1 'none\.txt'
+plan_end
