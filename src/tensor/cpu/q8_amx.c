@@ -63,7 +63,8 @@ static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_ste
     }
 }
 
-/* Tiles 0 and 1: sums; 2 and 3: h and l of 16 rows; 4: a block of weights, 4 numbers to a lane. */
+/* Tiles 0 and 1, and 5 and 6 by turns: sums; 2 and 3: h and l of 16 rows; 4: a block of weights, 4
+ * numbers to a lane. */
 static void tiles_configure(void)
 {
     struct {
@@ -71,8 +72,8 @@ static void tiles_configure(void)
         uint16_t bytes[16];
         uint8_t rows[16];
     } c = {.palette = 1,
-           .bytes = {64, 64, Q8_BLOCK, Q8_BLOCK, 64},
-           .rows = {STRIP, STRIP, STRIP, STRIP, Q8_GROUPS}};
+           .bytes = {64, 64, Q8_BLOCK, Q8_BLOCK, 64, 64, 64},
+           .rows = {STRIP, STRIP, STRIP, STRIP, Q8_GROUPS, STRIP, STRIP}};
     _Static_assert(sizeof c == 64, "what ldtilecfg reads");
     /* gcc 12 takes the intrinsic to read 8 of the 64 bytes, and would drop the other stores. */
     __asm__ volatile("" : : "r"(&c) : "memory");
@@ -80,36 +81,54 @@ static void tiles_configure(void)
 }
 
 /* sums [2][16][16] = those of h and of l, over one block of 32. */
-static inline void tiles_multiply(int32_t *sums, const uint8_t *x, const uint8_t *w)
+#define TILES_MULTIPLY(H, L)                                                               \
+    static inline void tiles_multiply_##H(int32_t *sums, const uint8_t *x,                 \
+                                          const uint8_t *w)                                \
+    {                                                                                      \
+        _tile_zero(H);                                                                     \
+        _tile_zero(L);                                                                     \
+        _tile_loadd(2, x, 2 * KB);                                                         \
+        _tile_loadd(3, x + KB, 2 * KB);                                                    \
+        _tile_loadd(4, w, PANEL * 4);                                                      \
+        _tile_dpbssd(H, 2, 4);                                                             \
+        _tile_dpbusd(L, 3, 4);                                                             \
+        _tile_stored(H, sums, PANEL * 4);                                                  \
+        _tile_stored(L, sums + STRIP * PANEL, PANEL * 4);                                  \
+    }
+TILES_MULTIPLY(0, 1)
+TILES_MULTIPLY(5, 6)
+#undef TILES_MULTIPLY
+
+/* p += the block's sums times its scales. */
+INLINE void strip_add(v16 p[STRIP], const int32_t *sums, const uint8_t *scales)
 {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_loadd(2, x, 2 * KB);
-    _tile_loadd(3, x + KB, 2 * KB);
-    _tile_loadd(4, w, PANEL * 4);
-    _tile_dpbssd(0, 2, 4);
-    _tile_dpbusd(1, 3, 4);
-    _tile_stored(0, sums, PANEL * 4);
-    _tile_stored(1, sums + STRIP * PANEL, PANEL * 4);
+    v16 d = v_load_f16((const uint16_t *)scales);
+    _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
+    {
+        i32 h = i_load(sums + r * PANEL), l = i_load(sums + (STRIP + r) * PANEL);
+        p[r] = v_fma(i_float(_mm512_add_epi32(_mm512_slli_epi32(h, 8), l)), d, p[r]);
+    }
 }
 
-/* p [16] = the k-block's sums of one strip of rows by one panel. */
+/* p [16] = the k-block's sums of one strip of rows by one panel.  The sums of a block are added while
+ * the next one is multiplied: a tile takes some 50 cycles to come back. */
 INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const uint8_t *w,
                        int n_blocks)
 {
     const uint8_t *scales = w + n_blocks * Q8_BLOCK_BYTES;
+    int32_t *even = scratch, *odd = scratch + 2 * STRIP * PANEL;
     for (int r = 0; r < STRIP; r++)
         p[r] = v_zero();
-    for (int b = 0; b < n_blocks; b++) {
-        int32_t *sums = scratch + b % 2 * 2 * STRIP * PANEL;
-        tiles_multiply(sums, x + b * Q8_BLOCK, w + b * Q8_BLOCK_BYTES);
-        v16 d = v_load_f16((const uint16_t *)(scales + b * Q8_SCALE_BYTES));
-        _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
-        {
-            i32 h = i_load(sums + r * PANEL), l = i_load(sums + (STRIP + r) * PANEL);
-            p[r] = v_fma(i_float(_mm512_add_epi32(_mm512_slli_epi32(h, 8), l)), d, p[r]);
-        }
+    tiles_multiply_0(even, x, w);
+    for (int b = 1; b < n_blocks; b += 2) {
+        tiles_multiply_5(odd, x + b * Q8_BLOCK, w + b * Q8_BLOCK_BYTES);
+        strip_add(p, even, scales + (b - 1) * Q8_SCALE_BYTES);
+        if (b + 1 < n_blocks)
+            tiles_multiply_0(even, x + (b + 1) * Q8_BLOCK, w + (b + 1) * Q8_BLOCK_BYTES);
+        strip_add(p, odd, scales + b * Q8_SCALE_BYTES);
     }
+    if (n_blocks % 2 == 1)
+        strip_add(p, even, scales + (n_blocks - 1) * Q8_SCALE_BYTES);
 }
 
 /* Adds p to C: rows [r0, r0 + n), the columns of one panel that exist. */
