@@ -1,9 +1,10 @@
 /* kern_matmul.h - the inner loops of the matrix product.
  *
- * mm_direct: few rows.  Reads panels once, converting in registers, several panels at a time: one
- *   panel is one stream of memory, and one stream alone reaches 15 of 25 GB/s.
- * mm_blocked: many rows.  For every k-block, a group of panels is converted to f32 once (it stays in
- *   L1) and used by all rows of the tile.  The sums of the k-blocks are kept in C itself.
+ * mm_direct: one strip of rows.  Reads panels once, converting in registers, several panels at a time
+ *   where there are registers for it.
+ * mm_blocked: several strips.  Up to MM_CONVERT_ROWS every strip converts in registers; above, a group
+ *   of panels is converted to f32 once per k-block (it stays in L1).  While a strip is multiplied it
+ *   asks for its share of the next group.  The sums of the k-blocks are kept in C itself.
  *
  * Both compute a partial sum per k-block of 256 in ascending k, then add it: the contract's order. */
 #ifndef TENSOR_KERN_MATMUL_H
@@ -224,7 +225,7 @@ static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k
 }
 
 /* Many rows go over all columns of a k-block, whose activations stay in the cache.  Fewer go along a
- * panel, so that the weights come as one long stream of memory: two strips of rows wait for it. */
+ * panel: the weights are one long stream of memory (no slower, no faster: docs/PERF.md). */
 static void mm_blocked(const struct mm_tile *t)
 {
     struct edge e = edge_of(t);

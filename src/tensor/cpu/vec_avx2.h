@@ -17,10 +17,12 @@
 #define MM_WIDE_1 4
 #define MM_WIDE_2 2
 #define MM_WIDE_4 1
-#define MM_DIRECT_ROWS                                                                     \
-    5 /* rows of a strip whose weights are converted on the way: 6 need 17 registers */
-#define MM_CONVERT_ROWS      20 /* more are multiplied by weights converted beforehand */
-#define ATTN_CONVERT_QUERIES 32 /* from more on K and V are converted beforehand */
+/* Rows of a strip whose weights are converted on the way (with 6 the compiler spills sums), and of a
+ * product that does so: more rows are multiplied by weights converted beforehand. */
+#define MM_DIRECT_ROWS  5
+#define MM_CONVERT_ROWS 20
+/* From more on K and V are converted beforehand. */
+#define ATTN_CONVERT_QUERIES 32
 
 typedef struct {
     __m256 lo, hi;
