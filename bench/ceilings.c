@@ -172,7 +172,6 @@ double ceiling_read(struct pool *pool, const void *buffer, size_t bytes, double 
     double best = 0;
     for (job.pattern = 0; job.pattern < N_READ_PATTERNS; job.pattern++) {
         double rate = (double)bytes / time_spread(mem_once, &job, seconds).min;
-        if (getenv("DBG")) printf("pattern %d: %.1f\n", job.pattern, rate * 1e-9);
         best = rate > best ? rate : best;
     }
     return best;

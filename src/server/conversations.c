@@ -159,9 +159,8 @@ int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
 
 int db_count_turns(struct conversations *c, int64_t *out, struct err *err)
 {
-    int rc = c->n_turns >= 0
-                 ? 0
-                 : db_int(c, "SELECT count(*) FROM turn", 0, &c->n_turns, err);
+    int rc = c->n_turns >= 0 ? 0
+                             : db_int(c, "SELECT count(*) FROM turn", 0, &c->n_turns, err);
     *out = c->n_turns;
     if (rc != 0)
         c->n_turns = -1;

@@ -18,7 +18,8 @@ struct conversations {
     /* Protects everything below; held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;
-    int64_t n_turns; /* -1: to be counted. Counting 300000 rows for every turn would cost more than it */
+    int64_t
+        n_turns; /* -1: to be counted. Counting 300000 rows for every turn would cost more than it */
     struct {
         const char *sql;
         sqlite3_stmt *st;
