@@ -127,6 +127,7 @@ struct lab {
     struct kv_table table[MAX_BATCH];
     struct save_part part[MAX_BATCH];
     int32_t *tokens[MAX_BATCH];
+    int base[MAX_BATCH]; /* where what is saved begins: a context of its own */
     int32_t ids[MAX_BATCH], pos[MAX_BATCH], seq_row[MAX_BATCH + 1];
     const int32_t *blocks[MAX_BATCH];
 };
@@ -188,8 +189,8 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
     struct model_tap tap = {.layer = kind == ARM_DIRECT ? tap_direct : tap_save, .arg = b};
     struct mat x, logits = mat_rows(b->logits, 0, b->n_seqs);
     for (int i = 0; i < b->n_seqs; i++) {
-        save_reserve(b->part[i].seq, b->pos[i], 1, SAVE_SHED);
-        b->part[i].pos = b->pos[i];
+        b->part[i].pos = b->pos[i] - b->base[i];
+        save_reserve(b->part[i].seq, b->part[i].pos, 1, SAVE_SHED);
         b->ids[i] = b->tokens[i][b->pos[i]];
     }
     int rc = model_forward(m, b->work, b->stream, b->ids, b->kv, &r,
@@ -205,7 +206,7 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
         int next = ++b->pos[i];
         b->tokens[i][next] = sample_token(mat_rows(logits, i, 1).data, m->cfg.vocab_size,
                                           &greedy, next, b->sample_scratch);
-        save_advance(b->part[i].seq, b->tokens[i], next);
+        save_advance(b->part[i].seq, b->tokens[i] + b->base[i], next - b->base[i]);
     }
     return 0;
 }
@@ -236,8 +237,8 @@ static void window_begin(struct lab *b, enum arm_kind kind)
         b->pos[i] = b->a->context + i * STORE_CHUNK_TOKENS / b->n_seqs;
         snprintf(salt, sizeof salt, "bench save %d %d", b->n_windows, i);
         struct sha256 root = store_root_key(&b->k.fingerprint, salt);
+        b->base[i] = b->pos[i] / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS;
         struct save_begin begin = {
-            .first_token = b->pos[i] / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS,
             .parent = &root,
             .policy = &b->policy,
         };
