@@ -229,6 +229,8 @@ static void put_timings(struct json *o, const struct hcache_timings *t)
     json_put_real(o, "restore_io_ms", t->restore_io_ms);
     json_put_real(o, "restore_compute_ms", t->restore_compute_ms);
     json_put_real(o, "restore_wait_ms", t->restore_wait_ms);
+    json_put_real(o, "fused_ms", t->fused_ms);
+    json_put_real(o, "bubble", t->bubble);
     json_put_real(o, "prefill_ms", t->prefill_ms);
     json_put_real(o, "ttft_ms", t->ttft_ms);
     json_put_real(o, "decode_ms", t->decode_ms);

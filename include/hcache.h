@@ -176,6 +176,10 @@ struct hcache_timings {
     double ttft_ms; /* queueing, restoration, prefill: all of it */
     double decode_tokens_per_s;
     double restore_io_ms, restore_compute_ms, restore_wait_ms;
+    double
+        fused_ms; /* compute of new tokens inside the restore: part of restore_ms and prefill_ms */
+    double
+        bubble; /* idle share of the busier lane, 0..1, over the restore and what was fused in it */
 };
 
 /* One piece of work of a restore, on one of its two lanes. */

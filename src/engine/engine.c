@@ -60,7 +60,8 @@ static int reserve_restore(struct engine *e, struct err *err)
                               .stream = e->stream,
                               .staging_bytes = e->o.staging_bytes,
                               .max_tokens = e->o.model->max_ctx};
-    return restorer_create(&o, &e->restorer, err);
+    int rc = restorer_create(&o, &e->restorer, err);
+    return rc == 0 ? fused_reserve(e, err) : rc;
 }
 
 static int reserve_pool(struct engine *e, struct err *err)
@@ -113,6 +114,7 @@ void engine_destroy(struct engine *e)
         return;
     CHECK(e->n_seqs == 0);
     restorer_destroy(e->restorer);
+    fused_release(e);
     kv_pool_destroy(e->pool);
     model_work_destroy(e->work);
     buf_free(e->o.model->dev, &e->head_mem);
@@ -145,7 +147,7 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
           (size_t)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64) *
           (size_t)m->cfg.n_layers;
     *activations = model_work_bytes(m, e->o.max_batch_rows) + e->head_mem.bytes;
-    *restore = e->restorer != NULL ? restorer_bytes(e->restorer) : 0;
+    *restore = e->restorer != NULL ? restorer_bytes(e->restorer) + e->fused.mem.bytes : 0;
     return *kv + *activations + *restore;
 }
 
@@ -410,7 +412,7 @@ static void seq_sample(struct engine *e, struct seq *s)
         seq_finish(s, FINISH_LENGTH);
 }
 
-static void seq_advance(struct engine *e, struct seq *s)
+void seq_advance(struct engine *e, struct seq *s)
 {
     s->n_done += s->n_rows;
     save_advance(s->save, s->tokens, s->n_done);
@@ -440,10 +442,17 @@ static int forward(struct engine *e)
     return rc == 0 ? run_head(e, x) : rc;
 }
 
-static void seq_fail(struct seq *s, int rc, const char *message)
+void seq_fail(struct seq *s, int rc, const char *message)
 {
     err_set(&s->out.err, rc, "%s", message);
     seq_finish(s, FINISH_ERROR);
+}
+
+void seq_fail_overflow(struct seq *s)
+{
+    seq_fail(s, ERR_UNSUPPORTED,
+             "the residual stream left the range of f16 (65504): run this model with "
+             "--dtype bf16");
 }
 
 /* A value out of range is the fault of one sequence, and the batch does not say whose: all its rows are
@@ -461,9 +470,7 @@ static int run_one_by_one(struct engine *e)
         if (rc == 0)
             seq_advance(e, s);
         if (rc == MODEL_E_OVERFLOW) {
-            seq_fail(s, ERR_UNSUPPORTED,
-                     "the residual stream left the range of f16 (65504): run this model "
-                     "with --dtype bf16");
+            seq_fail_overflow(s);
             rc = 0;
         }
     }

@@ -69,6 +69,8 @@ struct request {
     const char *salt; /* NULL: none */
     const char *plan; /* as --plan; NULL: auto. Outlives the sequence */
     struct save_policy save;
+    /* Prefill when all is restored (the paper's way), not layer by layer meanwhile: to compare. */
+    bool restore_first;
     int priority;        /* lower is earlier */
     int64_t deadline_ns; /* of clock_now_ns; 0: none */
     /* The first time that the sequence gets a place; NULL: nobody wants to know. */

@@ -15,12 +15,13 @@ static const double ALONE = 0.8;
 void seq_learn(struct engine *e, const struct seq *s)
 {
     const struct restore_result *r = &s->out.restore;
-    bool alone = (double)(r->compute_ns + r->wait_ns) >= ALONE * (double)r->total_ns;
+    int64_t waited_ns = r->wait_ns + r->prefill_ns; /* prefill is what fills the waiting */
+    bool alone = (double)(r->compute_ns + waited_ns) >= ALONE * (double)r->total_ns;
     if (!alone || r->fault[0] != 0) /* after a fault less was done than was expected */
         return;
     const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
                                           .compute_s = (double)r->compute_ns * 1e-9,
-                                          .wait_s = (double)r->wait_ns * 1e-9,
+                                          .wait_s = (double)waited_ns * 1e-9,
                                           .total_s = (double)r->total_ns * 1e-9};
     correction_learn(e->o.platform, &s->expected, &o);
 }

@@ -11,6 +11,7 @@
  * credit is paid for by the steps that follow. */
 #include "engine/seq.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -92,7 +93,9 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
                      int *n_chunks)
 {
     int first = s->n_done / STORE_CHUNK_TOKENS;
-    struct plan_request req = {.n_layers = e->o.model->cfg.n_layers};
+    struct plan_request req = {.n_layers = e->o.model->cfg.n_layers,
+                               .fused = !s->req.restore_first,
+                               .fused_tokens = e->o.max_batch_rows};
     int n_used = 0, rc = 0;
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
@@ -135,10 +138,14 @@ static void end(struct engine *e, struct seq *s, int n_stored)
         if (!store_pin(e->o.store, &f->hits[n_stored - 1].key, &s->pin))
             s->pin.impl = NULL;
     }
-    restoring_abandon(e, s);
+    if (s->restore != NULL)
+        restore_end(s->restore);
+    s->restore = NULL;
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
     s->out.n_cached = s->n_done;
-    if (s->phase == PHASE_RESTORE)
+    if (s->n_done != e->fused.first) /* a chunk was lost: the new tokens begin elsewhere */
+        fused_cancel(e, s);
+    if (s->phase == PHASE_RESTORE && e->fused.seq != s)
         schedule_prefill(e, s);
 }
 
@@ -203,6 +210,7 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
                                   .table = &s->table,
                                   .plan = &s->out.plan};
         restore_start(s->restore, &job);
+        fused_begin(e, s, stored_tokens(f, s->n_planned), &f->hits[s->n_planned - 1].key);
     }
 }
 
@@ -219,6 +227,8 @@ static void finish(struct engine *e, struct seq *s)
         end(e, s, 0);
         return;
     }
+    if (e->fused.seq == s)
+        r->prefill_ns = e->fused.busy_ns;
     seq_learn(e, s);
     bool none = r->n_tokens <= s->n_done;
     s->n_done = r->n_tokens;
@@ -237,7 +247,7 @@ static void finish(struct engine *e, struct seq *s)
 
 void restoring_abandon(struct engine *e, struct seq *s)
 {
-    (void)e;
+    fused_cancel(e, s);
     if (s->restore != NULL)
         restore_end(s->restore);
     s->restore = NULL;
@@ -245,66 +255,79 @@ void restoring_abandon(struct engine *e, struct seq *s)
 
 /* --- the phase within a step ------------------------------------------------------------------ */
 
-/* Moves on whoever can; returns how many are still restoring. */
-static int poll(struct engine *e, bool *left)
+static int count_restoring(const struct engine *e)
 {
     int n = 0;
-    for (int i = 0; i < e->n_seqs; i++) {
-        struct seq *s = e->seqs[i];
-        const struct restore_found *f;
-        if (s->phase != PHASE_RESTORE)
-            continue;
-        if (s->n_planned == 0 && (f = restore_found(s->restore)) != NULL)
-            start(e, s, f);
-        if (s->phase == PHASE_RESTORE && s->n_planned > 0 && restore_is_done(s->restore))
-            finish(e, s);
-        n += s->phase == PHASE_RESTORE;
-        *left |= s->phase != PHASE_RESTORE;
-    }
+    for (int i = 0; i < e->n_seqs; i++)
+        n += e->seqs[i]->phase == PHASE_RESTORE;
     return n;
 }
 
-/* Beside decodes: as much as the credit allows, waiting for nothing. */
+static void move_on(struct engine *e, struct seq *s)
+{
+    const struct restore_found *f;
+    if (s->restore == NULL) { /* its new tokens are on their way */
+        fused_finish(e);
+        return;
+    }
+    if (s->n_planned == 0 && (f = restore_found(s->restore)) != NULL)
+        start(e, s, f);
+    if (s->phase == PHASE_RESTORE && s->n_planned > 0 && s->restore != NULL &&
+        restore_is_done(s->restore))
+        finish(e, s);
+}
+
+/* Moves on whoever can; returns how many are still restoring. */
+static int poll(struct engine *e)
+{
+    for (int i = 0; i < e->n_seqs; i++) {
+        if (e->seqs[i]->phase == PHASE_RESTORE)
+            move_on(e, e->seqs[i]);
+    }
+    return count_restoring(e);
+}
+
+/* Beside decodes: as much as the credit allows, waiting for nothing; of the new tokens as much as the
+ * batch has left of its rows. */
 static void work_beside(struct engine *e, int64_t batch_ns)
 {
     int64_t earned = (int64_t)(SHARE * (double)batch_ns);
     e->restore_credit_ns += earned;
     if (e->restore_credit_ns > earned)
         e->restore_credit_ns = earned; /* what was not used is lost: no bursts */
-    while (e->restore_credit_ns > 0) {
+    bool worked = true;
+    while (worked && e->restore_credit_ns > 0) {
         int64_t t0 = clock_now_ns();
-        bool worked = restorer_work(e->restorer, e->restore_credit_ns);
+        worked = restorer_work(e->restorer, e->restore_credit_ns);
         e->restore_credit_ns -= clock_now_ns() - t0;
-        if (!worked)
-            return;
     }
+    int left = (e->o.step_rows - e->n_rows) * e->o.model->cfg.n_layers;
+    for (int n = 1; left > 0 && n > 0; left -= n)
+        n = fused_work(e, left);
 }
 
-/* Nothing decodes: restores until somebody can prefill, or for as long as a step may take. */
-static void work_alone(struct engine *e, bool may_wait)
+/* Nothing decodes: restores until somebody can go on, or for as long as a step may take. */
+static void work_alone(struct engine *e, int n_restoring, bool may_wait)
 {
     int64_t end = clock_now_ns() + ALONE_NS, now = end - ALONE_NS;
-    bool left = false;
-    while (now < end && poll(e, &left) > 0 && !left) {
-        bool worked = restorer_work(e->restorer, RESTORE_NO_LIMIT);
+    while (now < end && poll(e) == n_restoring) {
+        bool worked = restorer_work(e->restorer, RESTORE_NO_LIMIT) ||
+                      fused_work(e, INT_MAX) > 0;
         now = clock_now_ns();
         if (!worked && (!may_wait || !restorer_wait(e->restorer, end - now)))
             break;
     }
-    poll(e, &left);
 }
 
 void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns)
 {
-    bool left = false;
-    if (poll(e, &left) == 0) {
+    int n_before = count_restoring(e), n = n_before > 0 ? poll(e) : 0;
+    if (n == 0)
         e->restore_credit_ns = 0;
-        return;
-    }
-    if (n_decodes == 0) {
-        work_alone(e, e->n_batch == 0 && !left);
-        return;
-    }
-    work_beside(e, batch_ns);
-    poll(e, &left);
+    else if (n_decodes > 0)
+        work_beside(e, batch_ns);
+    else
+        work_alone(e, n, e->n_batch == 0 && n == n_before);
+    if (n > 0)
+        poll(e);
 }

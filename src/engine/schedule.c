@@ -230,6 +230,21 @@ static void tell_first(struct engine *e, struct seq *s)
     e->stats.recomputed_tokens += (uint64_t)(s->n_tokens - s->n_done);
 }
 
+void seq_open_save(struct engine *e, struct seq *s, int first_token,
+                   const struct sha256 *tail)
+{
+    if (s->save != NULL || !is_saved(e, s))
+        return;
+    struct save_begin b = {
+        .first_token = first_token,
+        .parent = chain_parent(&s->chain, first_token / STORE_CHUNK_TOKENS),
+        .tail = tail,
+        .policy = &s->req.save,
+        .owner = store_owner(s->salt),
+        .is_document = s->req.max_tokens == 0};
+    s->save = save_open(e->o.saver, &b);
+}
+
 /* The state that a sequence takes over may still be on its way to the store; its own chunks follow it
  * there in order. */
 void schedule_prefill(struct engine *e, struct seq *s)
@@ -246,15 +261,7 @@ void schedule_prefill(struct engine *e, struct seq *s)
     if (is_stored)
         kv_table_mark_saved(e->pool, &s->table, n);
     s->n_before_save = s->n_done;
-    if (!is_saved(e, s))
-        return;
-    struct save_begin b = {.first_token = s->n_done,
-                           .parent = chain_parent(&s->chain, n),
-                           .tail = &s->pin.key,
-                           .policy = &s->req.save,
-                           .owner = store_owner(s->salt),
-                           .is_document = s->req.max_tokens == 0};
-    s->save = save_open(e->o.saver, &b);
+    seq_open_save(e, s, s->n_done, &s->pin.key);
 }
 
 /* From the device, and from the store where that reaches further. */

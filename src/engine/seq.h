@@ -43,6 +43,18 @@ struct seq {
     struct outcome first; /* what was told before it was preempted */
 };
 
+/* The one sequence whose new tokens pass through the layers while these come back: fused.c. */
+struct fused {
+    struct seq *seq; /* NULL: none */
+    int first, n;    /* its positions [first, first + n) */
+    int layer, row;  /* what is computed next: layer 0..n_layers, a row of x */
+    int64_t t_begin, busy_ns;
+    struct buf mem;
+    struct mat
+        x[2]; /* [max_batch_rows][d] T: layer l reads x[l % 2] and writes the other */
+    struct mat logits; /* [1][vocab] f32 */
+};
+
 struct engine {
     struct engine_opts o;
     struct stream *stream;
@@ -50,6 +62,7 @@ struct engine {
     struct kv_pool *pool;
     struct kv_layer *kv; /* [n_layers] */
     struct restorer *restorer;
+    struct fused fused;
     int64_t
         restore_credit_ns; /* what restores may take of the decodes' time: restoring.c */
     struct seq **seqs;     /* in the order in which they came */
@@ -92,6 +105,27 @@ void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns);
 /* Ends the restoration of s, which is about to go, in any state. Does not wait for I/O. */
 void restoring_abandon(struct engine *e, struct seq *s);
 
+/* --- fused.c ---------------------------------------------------------------------------------- */
+
+int fused_reserve(struct engine *e, struct err *err);
+void fused_release(struct engine *e);
+/* The restore of s begins: its new tokens, from `first` on, follow it (tail: as seq_open_save), where the place is free and its save has room. */
+void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256 *tail);
+/* What has been computed of s is thrown away. Nothing where s is not the one. */
+void fused_cancel(struct engine *e, struct seq *s);
+/* One work item: at most max_rows rows of one layer.  Returns how many; 0 where no layer is ready. */
+int fused_work(struct engine *e, int max_rows);
+/* The sequence goes on to prefill or decode, where its restore was ended and all layers are done. */
+bool fused_finish(struct engine *e);
+
+/* --- engine.c --------------------------------------------------------------------------------- */
+
+/* The n_rows rows of s are in the cache, and its logits there where they were its last. */
+void seq_advance(struct engine *e, struct seq *s);
+void seq_finish(struct seq *s, enum finish why);
+void seq_fail(struct seq *s, int rc, const char *message);
+void seq_fail_overflow(struct seq *s);
+
 /* --- learning.c ------------------------------------------------------------------------------- */
 
 /* Around a restore, for the platform to learn from it (learning.c): `req` is what the plan was made
@@ -110,6 +144,9 @@ void schedule_keep(struct engine *e, struct seq *s);
 void schedule_drop_blocks(struct engine *e, struct seq *s);
 /* s has back what it gets back, and goes on to PREFILL: saving begins behind it. */
 void schedule_prefill(struct engine *e, struct seq *s);
-void seq_finish(struct seq *s, enum finish why);
+/* Saving begins at first_token, behind the partial chunk `tail` where that is no multiple of 64, if s
+ * is saved and it has not begun. */
+void seq_open_save(struct engine *e, struct seq *s, int first_token,
+                   const struct sha256 *tail);
 
 #endif

@@ -132,7 +132,9 @@ static void describe_timings(const struct outcome *o, int64_t queue_ns,
                                  .decode_ms = ms(o->decode_ns),
                                  .restore_io_ms = ms(o->restore.io_ns),
                                  .restore_compute_ms = ms(o->restore.compute_ns),
-                                 .restore_wait_ms = ms(o->restore.wait_ns)};
+                                 .restore_wait_ms = ms(o->restore.wait_ns),
+                                 .fused_ms = ms(o->restore.prefill_ns),
+                                 .bubble = o->restore.bubble};
     if (o->ttft_ns > 0)
         t->ttft_ms += t->queue_ms;
     if (o->n_generated > 1 && o->decode_ns > 0)

@@ -196,7 +196,7 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
 }
 
 /* f16 ends at 65504; some models' residuals do not. */
-static int check_overflow(const struct model *m, struct stream *s, struct mat x)
+int model_check_overflow(const struct model *m, struct stream *s, struct mat x)
 {
     bool finite = true;
     if (m->dtype != DTYPE_F16)
@@ -214,7 +214,7 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
     TRY(model_embed(m, w, s, in, ids, r));
     for (int l = 0; l < m->cfg.n_layers; l++) {
         TRY(model_layer(m, w, s, l, in, out, &kv_layers[l], r, &rows));
-        TRY(check_overflow(m, s, out));
+        TRY(model_check_overflow(m, s, out));
         if (tap != NULL)
             TRY(tap->layer(tap->arg, l, in, rows));
         struct mat t = in;

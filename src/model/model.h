@@ -101,6 +101,9 @@ int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                struct mat logits);
 
+/* MODEL_E_OVERFLOW where a layer's output x left the range of the state dtype. */
+int model_check_overflow(const struct model *m, struct stream *s, struct mat x);
+
 /* What a forward pass shows to whoever saves it; called per layer, after the layer, on the calling
  * thread.  The views are valid during the call only. */
 struct model_tap {

@@ -71,6 +71,8 @@ struct plan_request {
     const double *prefill_s; /* [n_layers] */
     bool fused;    /* overlap that prefill with the restore; else it starts when all is
                       restored */
+    int64_t fused_tokens; /* plan_best_prefix: no more of the new tokens are fused, the others
+                             are prefilled behind it; 0: all are */
     double head_s; /* added after the last prefill (final norm, head) */
     double io_latency_s; /* from issuing a read to its first byte; requests overlap, so paid
                             once */

@@ -47,13 +47,18 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
     req->layer = layer;
     req->prefill_s = NULL;
     req->head_s = 0;
+    int64_t n_fused = req->fused_tokens > 0 && n_new > req->fused_tokens ? req->fused_tokens
+                                                                         : n_new;
     if (n_new > 0) {
         for (int i = 0; i < p->n_layers; i++)
-            prefill_s[i] = platform_prefill_s(p, n_past, n_new);
+            prefill_s[i] = platform_prefill_s(p, n_past, n_fused);
         prefill_s[0] += platform_ends_s(p, n_new) - platform_ends_s(p, 0);
         req->prefill_s = prefill_s;
         req->head_s = platform_ends_s(p, 0);
     }
+    if (n_fused < n_new) /* in batches of their own, behind the others */
+        req->head_s += p->n_layers *
+                       platform_prefill_s(p, n_past + n_fused, n_new - n_fused);
     req->io_latency_s = p->tier[tier].latency_s;
     req->io_spread = exp2(p->tier[tier].correction.spread_log2);
     req->io_overlap = p->io_overlap;

@@ -178,6 +178,8 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     put_ms(o, "restore_ms", t->restore_ms);
     put_ms(o, "restore_io_ms", t->restore_io_ms);
     put_ms(o, "restore_wait_ms", t->restore_wait_ms);
+    put_ms(o, "restore_fused_ms", t->fused_ms);
+    json_put_real(o, "restore_bubble", t->bubble);
     json_put_int(o, "restore_bytes", (int64_t)r->restored_bytes);
     if (r->plan.layers[0] != 0)
         json_put(o, "restore_plan", plan(&r->plan));

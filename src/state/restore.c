@@ -399,6 +399,13 @@ void restore_trace_of(struct restore *r, struct restore_trace *io,
     *t_start = r->t_start;
 }
 
+double restore_bubble(const struct restore_result *r, int64_t makespan_ns)
+{
+    int64_t compute_ns = r->compute_ns + r->prefill_ns;
+    int64_t busier_ns = r->io_ns > compute_ns ? r->io_ns : compute_ns;
+    return busier_ns < makespan_ns ? 1 - (double)busier_ns / (double)makespan_ns : 0;
+}
+
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err)
 {
     pthread_mutex_lock(&r->rr->lock);
@@ -409,6 +416,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->n_chunks = atomic_load(&r->n_good);
     out->n_tokens = restore_tokens(r, out->n_chunks);
     out->total_ns = r->t_start != 0 ? clock_now_ns() - r->t_start : 0;
+    out->bubble = restore_bubble(out, out->total_ns);
     for (int i = 0; i < 3; i++)
         out->n_by_method[i] = (int)(r->rows_by_method[i] / STORE_CHUNK_TOKENS);
     if (r->rc != 0)

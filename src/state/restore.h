@@ -116,6 +116,9 @@ struct restore_result {
     int64_t compute_ns; /* compute lane busy with it */
     int64_t io_ns;      /* I/O lane busy: at least one of its reads in flight */
     int64_t wait_ns;    /* in restorer_wait meanwhile */
+    int64_t prefill_ns; /* compute lane busy with new tokens meanwhile: the caller's */
+    /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside it. */
+    double bubble;
     int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */
     char fault[160];    /* why fewer chunks than asked for; empty else */
 };
@@ -127,6 +130,9 @@ void restore_trace_of(struct restore *r, struct restore_trace *io,
 /* What has become of it so far; final when it is done.  Returns 0 also when fewer chunks came back; an
  * error means that the device or memory failed. */
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err);
+
+/* The bubble over makespan_ns, 0..1. Pure. */
+double restore_bubble(const struct restore_result *r, int64_t makespan_ns);
 
 /* Ends a restore in any state and frees it.  Reads that are still in flight are waited for, and their
  * pins released, by the I/O thread. */

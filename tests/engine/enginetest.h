@@ -32,6 +32,7 @@ struct et_ask {
     const char *save, *plan, *salt;
     float temperature;
     uint64_t seed;
+    bool restore_first;
 };
 
 struct et_run {

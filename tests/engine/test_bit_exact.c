@@ -102,7 +102,8 @@ static void read_kv(struct stack *k, struct seq *s, struct run *out)
     stream_destroy(stream);
 }
 
-static struct run run_once(struct stack *k, const char *save, const char *plan)
+static struct run run_either(struct stack *k, const char *save, const char *plan,
+                             bool restore_first)
 {
     struct run out = {0};
     struct err err = {0};
@@ -113,6 +114,7 @@ static struct run run_once(struct stack *k, const char *save, const char *plan)
                         .n_prompt = N_PROMPT,
                         .max_tokens = N_GENERATE,
                         .ignore_eos = true,
+                        .restore_first = restore_first,
                         .plan = plan};
     assert_int_equal(save_policy_make(&q.save, save, k->model, NULL, 256, &err), 0);
     assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
@@ -129,6 +131,11 @@ static struct run run_once(struct stack *k, const char *save, const char *plan)
     return out;
 }
 
+static struct run run_once(struct stack *k, const char *save, const char *plan)
+{
+    return run_either(k, save, plan, false);
+}
+
 static void run_free(struct run *r)
 {
     free(r->kv);
@@ -141,24 +148,32 @@ static bool same_bits(const struct run *a, const struct run *b)
            memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
 }
 
-/* Restores n_cached tokens by `plan` in k, whose store holds them, and compares. */
-static void check_restore(struct stack *k, const struct run *ref, const char *save,
-                          const char *plan, int n_cached, const char *what)
+/* Restores n_cached tokens by `plan` in k, whose store holds them, with the new tokens prefilled behind
+ * it or inside it, and compares. */
+static void check_one(struct stack *k, const struct run *ref, const char *save,
+                      const char *plan, bool restore_first, int n_cached, const char *what)
 {
-    struct run r = run_once(k, save, plan);
+    struct run r = run_either(k, save, plan, restore_first);
     if (r.n_cached != n_cached)
         fail_msg("%s, plan %s: %d tokens were restored, not %d", what, plan, r.n_cached,
                  n_cached);
     if (!same_bits(&r, ref))
-        fail_msg("%s, plan %s: restored state differs from the never-evicted one", what,
-                 plan);
+        fail_msg("%s, plan %s, fused %d: restored state differs from the never-evicted one",
+                 what, plan, !restore_first);
     run_free(&r);
+}
+
+static void check_restore(struct stack *k, const struct run *ref, const char *save,
+                          const char *plan, int n_cached, const char *what)
+{
+    check_one(k, ref, save, plan, false, n_cached, what);
 }
 
 static void check_plan(struct stack *k, const struct run *ref, const char *plan,
                        const char *what)
 {
-    check_restore(k, ref, "none", plan, N_CHUNKS * STORE_CHUNK_TOKENS, what);
+    for (int fused = 0; fused < 2; fused++)
+        check_one(k, ref, "none", plan, !fused, N_CHUNKS * STORE_CHUNK_TOKENS, what);
 }
 
 /* --- models ----------------------------------------------------------------------------------- */

@@ -93,7 +93,9 @@ static struct seq *add_decode(struct place *p, int i)
 
 static struct seq *add_restore(struct place *p, int i, const char *plan)
 {
-    return add(p, ask(p->prompt[i], N_PROMPT, N_GENERATE, "none", plan));
+    struct et_ask a = ask(p->prompt[i], N_PROMPT, N_GENERATE, "none", plan);
+    a.restore_first = i == 3; /* the others take turns in being fused */
+    return add(p, a);
 }
 
 static int step(struct place *p)
@@ -236,6 +238,54 @@ static void cancelled_and_failing(void **state)
     place_close(&p);
 }
 
+/* --- new tokens inside the restore ------------------------------------------------------------ */
+
+/* A long tail of new tokens, more than a batch, behind a stored beginning: fused and not, saved as it
+ * goes, and with a chunk that turns out to be damaged when layers have been prefilled already. */
+static void new_tokens_follow_the_layers(void **state)
+{
+    (void)state;
+    enum { N_STORED = 4 * 64, N_LONG = N_STORED + 600 };
+    static const char *const salts[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
+    static int32_t prompt[N_LONG];
+    struct place p;
+    struct et_run ref, r;
+    place_open(&p, 6, NULL);
+    et_prompt(prompt, N_LONG, 9);
+    struct et_ask a = ask(prompt, N_LONG, N_GENERATE, "none", "recompute");
+    assert_int_equal(et_run(&p.k, &a, &ref), 0);
+    for (int i = 0; i < 8; i++) {
+        bool damaged = i >= 4;
+        a = ask(prompt, N_STORED + 1, 1, "both", "recompute");
+        a.salt = salts[i];
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        struct io_sim_fault flip = {.kind = IO_SIM_READ_FLIP,
+                                    .on = IO_SIM_ON_READ,
+                                    .path = "seg-",
+                                    .skip = 14, /* the last layer's last records */
+                                    .count = 1};
+        if (damaged)
+            assert_int_equal(io_sim_fault_add(p.io, &flip), 0);
+        slow_reads(&p, 1000000); /* so that layers are prefilled while reads go on */
+        a = ask(prompt, N_LONG, N_GENERATE, "both", "kv");
+        a.salt = salts[i];
+        a.restore_first = i % 2;
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        et_same(&r, &ref, a.restore_first ? "restored first" : "fused");
+        assert_true(damaged ? r.n_cached < N_STORED : r.n_cached == N_STORED);
+        assert_int_equal(r.committed, (N_LONG + N_GENERATE - 1) / 64 * 64);
+        if (!damaged)
+            assert_true((r.restore.prefill_ns > 0) == !a.restore_first);
+        assert_true(r.restore.bubble >= 0 && r.restore.bubble <= 1);
+        io_sim_fault_clear(p.io);
+        a.save = "none"; /* what was saved by fused prefill is right */
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        et_same(&r, &ref, "restored again");
+        assert_int_equal(r.n_cached, (N_LONG - 1) / 64 * 64);
+    }
+    place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -243,6 +293,7 @@ int main(void)
         cmocka_unit_test(a_step_without_work_waits),
         cmocka_unit_test(beside_decodes),
         cmocka_unit_test(cancelled_and_failing),
+        cmocka_unit_test(new_tokens_follow_the_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,168 @@
+/* fused.c - new tokens pass through the layers while these come back (DESIGN §10).
+ *
+ *   I/O      [K2 ][K3 ][K4 ][K5 ]
+ *   compute  [R0 ][P0 ][k2][P1.][P2 ][k3][P3 ][k4][P4 ][k5][P5 ][head]
+ *
+ * Layer i of the new tokens needs only layer i of the context, so it is prefilled as soon as that is
+ * in the cache, and the time to the first token is that of one pipeline.  One sequence at a time has
+ * its first batch of new tokens here, at most max_batch_rows; what is behind them, and the new tokens
+ * of others, are prefilled when all is restored.  The rows have the bits that they get in any batch.
+ *
+ * Prefill is the filler: a work item runs when the restores have none, on a layer that is in the cache
+ * already, so it never waits.  It is accounted in rows times layers, as a batch is.
+ *
+ * Nothing is told to anybody before the last layer: a chunk that turns out to be damaged throws the
+ * work away, and the sequence goes the ordinary way. */
+#include "engine/seq.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+
+int fused_reserve(struct engine *e, struct err *err)
+{
+    const struct model *m = e->o.model;
+    struct fused *f = &e->fused;
+    int64_t rows = e->o.max_batch_rows;
+    size_t x = (size_t)rows * model_hidden_bytes(m);
+    size_t logits = (size_t)m->cfg.vocab_size * sizeof(float);
+    int rc = buf_alloc(m->dev, MEM_DEVICE, logits + 2 * x, &f->mem, err);
+    if (rc != 0)
+        return err_wrap(err, "fused prefill");
+    uint8_t *p = f->mem.ptr;
+    f->logits = mat_of(p, DTYPE_F32, 1, m->cfg.vocab_size);
+    f->x[0] = mat_of(p + logits, m->dtype, rows, m->cfg.n_embd);
+    f->x[1] = mat_of(p + logits + x, m->dtype, rows, m->cfg.n_embd);
+    return 0;
+}
+
+void fused_release(struct engine *e)
+{
+    buf_free(e->o.model->dev, &e->fused.mem);
+}
+
+void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256 *tail)
+{
+    struct fused *f = &e->fused;
+    int n = s->n_tokens - first;
+    if (f->seq != NULL || s->req.restore_first)
+        return;
+    n = n < e->o.max_batch_rows ? n : e->o.max_batch_rows;
+    seq_open_save(e, s, first, tail);
+    if (!save_reserve(s->save, first, n, SAVE_TRY)) {
+        save_close(s->save);
+        s->save = NULL;
+        return;
+    }
+    f->seq = s;
+    f->first = first;
+    f->n = n;
+    f->layer = f->row = 0;
+    f->t_begin = clock_now_ns();
+    f->busy_ns = 0;
+}
+
+void fused_cancel(struct engine *e, struct seq *s)
+{
+    if (e->fused.seq != s)
+        return;
+    e->fused.seq = NULL;
+    save_close(s->save);
+    s->save = NULL;
+}
+
+/* Layer f->layer of n rows from f->row on, and their snapshot. */
+static int run_layer(struct engine *e, int n)
+{
+    struct fused *f = &e->fused;
+    const struct model *m = e->o.model;
+    int pos0 = f->first + f->row, l = f->layer, rc = 0;
+    int32_t seq_row[2] = {0, n};
+    const int32_t *tables[1] = {f->seq->table.blocks};
+    for (int i = 0; i < n; i++)
+        e->pos[i] = pos0 + i;
+    struct ragged r = {
+        .n_rows = n, .n_seqs = 1, .pos = e->pos, .seq_row = seq_row, .tables = tables};
+    struct save_part part = {.seq = f->seq->save, .pos = pos0, .n_rows = n};
+    struct mat in = mat_rows(f->x[l % 2], f->row, n), kv_rows;
+    struct mat out = mat_rows(f->x[(l + 1) % 2], f->row, n);
+    if (l == 0)
+        rc = model_embed(m, e->work, e->stream, in, f->seq->tokens + pos0, &r);
+    if (rc == 0)
+        rc = model_layer(m, e->work, e->stream, l, in, out, &e->kv[l], &r, &kv_rows);
+    if (rc == 0)
+        rc = model_check_overflow(m, e->stream, out);
+    if (rc == 0)
+        save_layer(&part, 1, l, in, kv_rows);
+    return rc == 0 ? stream_sync(e->stream) : rc;
+}
+
+static void fail(struct engine *e, struct seq *s, int rc)
+{
+    if (rc == MODEL_E_OVERFLOW)
+        seq_fail_overflow(s);
+    else
+        seq_fail(s, rc, err_name(rc));
+    restoring_abandon(e, s);
+}
+
+/* The last layer is behind them: the sequence is where a batch would have brought it. */
+static void leave(struct engine *e)
+{
+    struct fused *f = &e->fused;
+    struct seq *s = f->seq;
+    const struct model *m = e->o.model;
+    struct mat last = mat_rows(f->x[m->cfg.n_layers % 2], f->n - 1, 1);
+    int rc = 0;
+    if (f->first + f->n == s->n_tokens) {
+        rc = model_head(m, e->work, e->stream, last, f->logits);
+        s->logits = f->logits.data;
+    }
+    if (rc == 0)
+        rc = stream_sync(e->stream);
+    f->seq = NULL;
+    if (rc != 0) {
+        fail(e, s, rc);
+        return;
+    }
+    struct restore_result *r = &s->out.restore;
+    r->prefill_ns = f->busy_ns;
+    r->bubble = restore_bubble(r, clock_now_ns() - f->t_begin);
+    schedule_prefill(e, s);
+    s->n_rows = f->n;
+    seq_advance(e, s);
+}
+
+int fused_work(struct engine *e, int max_rows)
+{
+    struct fused *f = &e->fused;
+    struct seq *s = f->seq;
+    int n_layers = e->o.model->cfg.n_layers;
+    if (s == NULL || max_rows <= 0 || f->layer == n_layers ||
+        (s->restore != NULL && f->layer >= restore_layers_ready(s->restore)))
+        return 0;
+    int64_t t0 = clock_now_ns();
+    int n = f->n - f->row < max_rows ? f->n - f->row : max_rows;
+    int rc = run_layer(e, n);
+    f->busy_ns += clock_now_ns() - t0;
+    if (rc != 0) {
+        fail(e, s, rc);
+        return n;
+    }
+    f->row += n;
+    if (f->row == f->n) {
+        f->row = 0;
+        f->layer++;
+    }
+    fused_finish(e);
+    return n;
+}
+
+bool fused_finish(struct engine *e)
+{
+    struct fused *f = &e->fused;
+    bool is_over = f->seq != NULL && f->layer == e->o.model->cfg.n_layers &&
+                   f->seq->restore == NULL;
+    if (is_over)
+        leave(e);
+    return is_over;
+}
