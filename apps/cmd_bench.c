@@ -14,6 +14,8 @@ static const struct {
      "a device's copies, products, attention: the same on CPU and GPU"},
     {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
     {"restore", bench_restore, "bringing a context back, by every method"},
+    {"resume", bench_resume,
+     "coming back to a context: fused or not, alone and beside decodes"},
     {"ablation", bench_ablation, "the figures of the HCache paper at this machine's scale"},
     {"serve", bench_serve,
      "a server under chats, documents or a trace: TTFT, TBT, hit rates"},

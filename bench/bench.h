@@ -6,6 +6,7 @@
 int bench_device(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
 int bench_restore(int argc, char **argv);
+int bench_resume(int argc, char **argv);
 int bench_ablation(int argc, char **argv);
 int bench_serve(int argc, char **argv);
 int bench_beside(int argc, char **argv);

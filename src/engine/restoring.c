@@ -23,6 +23,9 @@
 static const double SHARE = 0.03;
 /* How long a step without decodes may restore or wait: as long as a new request may be kept waiting. */
 enum { ALONE_NS = 20 * 1000 * 1000 };
+/* Fewer new tokens than these wait for the batch: by themselves they would read the layers' weights for
+ * hardly any work, which takes as long as a step of decodes. */
+enum { FUSED_ROWS_BESIDE = 64 };
 
 /* --- planning --------------------------------------------------------------------------------- */
 
@@ -143,7 +146,9 @@ static void end(struct engine *e, struct seq *s, int n_stored)
     s->restore = NULL;
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
     s->out.n_cached = s->n_done;
-    if (s->n_done != e->fused.first) /* a chunk was lost: the new tokens begin elsewhere */
+    /* A chunk was lost, and the new tokens begin elsewhere; or they have not begun: then they go with
+     * the batch. */
+    if (s->n_done != e->fused.first || (e->fused.layer == 0 && e->fused.row == 0))
         fused_cancel(e, s);
     if (s->phase == PHASE_RESTORE && e->fused.seq != s)
         schedule_prefill(e, s);
@@ -289,7 +294,7 @@ static int poll(struct engine *e)
 
 /* Beside decodes: as much as the credit allows, waiting for nothing; of the new tokens as much as the
  * batch has left of its rows. */
-static void work_beside(struct engine *e, int64_t batch_ns)
+static void work_beside(struct engine *e, int n_decodes, int64_t batch_ns)
 {
     int64_t earned = (int64_t)(SHARE * (double)batch_ns);
     e->restore_credit_ns += earned;
@@ -301,7 +306,11 @@ static void work_beside(struct engine *e, int64_t batch_ns)
         worked = restorer_work(e->restorer, e->restore_credit_ns);
         e->restore_credit_ns -= clock_now_ns() - t0;
     }
-    int left = (e->o.step_rows - e->n_rows) * e->o.model->cfg.n_layers;
+    int rows = e->o.step_rows - e->n_rows;
+    int beside = e->rows_beside - (e->n_rows - n_decodes);
+    int left = (rows < beside ? rows : beside) * e->o.model->cfg.n_layers;
+    if (e->fused.n < FUSED_ROWS_BESIDE)
+        return;
     for (int n = 1; left > 0 && n > 0; left -= n)
         n = fused_work(e, left);
 }
@@ -325,7 +334,7 @@ void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns)
     if (n == 0)
         e->restore_credit_ns = 0;
     else if (n_decodes > 0)
-        work_beside(e, batch_ns);
+        work_beside(e, n_decodes, batch_ns);
     else
         work_alone(e, n, e->n_batch == 0 && n == n_before);
     if (n > 0)

@@ -356,6 +356,7 @@ void schedule(struct engine *e)
         .step_rows = e->o.step_rows,
         .rows_beside = sched_rows_beside(e->decode_ns, e->row_ns, STRETCH, LEAST_ROWS),
         .max_running = e->o.max_seqs};
+    e->rows_beside = l.rows_beside;
     bool is_full = count_running(e) >= e->o.max_seqs;
     int n = e->n_live = list_live(e);
     l.free_blocks = kv_pool_free_blocks(e->pool);

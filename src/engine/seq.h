@@ -75,6 +75,7 @@ struct engine {
     int *order;
     double decode_ns,
         row_ns; /* a step of decodes; a row of prefill. Averages; 0: not known */
+    int rows_beside; /* of prefill that a step with decodes may have */
     struct engine_stats stats;
 
     /* the present batch; all reserved at creation */

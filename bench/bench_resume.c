@@ -1,0 +1,349 @@
+/* bench_resume.c - `hcache bench resume`: coming back to a stored context, as the engine does it.
+ *
+ * Alone: the time to the first token of --new tokens behind a restored history, where prefill waits for
+ * the whole restore (the paper's way) and where it goes layer by layer inside it (fused), by turns.
+ * Beside decodes: how long a step of --decodes sequences takes while a restore goes on beside them,
+ * and in as many steps before it in which nothing had to be restored. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/opt.h"
+#include "base/rng.h"
+#include "bench/bench.h"
+#include "engine/stack.h"
+
+struct resume_args {
+    const char *model, *dtype, *plan;
+    struct opt_list store;
+    int history, n_new, decodes, rounds, threads;
+    uint64_t throttle;
+};
+
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+
+static const struct opt positionals[] = {
+    {"MODEL", OPT(struct resume_args, model), .def = "synth:bench-220m",
+     .help = "a model folder or synth:SHAPE"},
+    {0},
+};
+
+static const struct opt options[] = {
+    {"store", OPT(struct resume_args, store), .arg = "DIR[,DIR...]",
+     .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"},
+    {"history", OPT(struct resume_args, history), .arg = "N", .def = "4096", .min = 64,
+     .max = 1 << 20, .help = "tokens to restore (rounded down to chunks)"},
+    {"new", OPT(struct resume_args, n_new), .arg = "N", .def = "256", .min = 1,
+     .max = 1 << 20, .help = "new tokens behind them, where nothing decodes"},
+    {"decodes", OPT(struct resume_args, decodes), .arg = "N", .def = "4", .min = 0,
+     .max = 64, .help = "sequences that decode beside a restore; 0: only the first table"},
+    {"plan", OPT(struct resume_args, plan), .def = "auto",
+     .help = "how the history is restored, as in hcache run"},
+    {"rounds", OPT(struct resume_args, rounds), .arg = "N", .def = "5", .min = 1,
+     .max = 1000, .help = "turns of each"},
+    {"dtype", OPT(struct resume_args, dtype), .choices = dtypes, .help = "state dtype"},
+    {"threads", OPT(struct resume_args, threads), .def = "0", .min = 0, .max = 1024,
+     .help = "compute threads; 0 is one per core"},
+    {"throttle", OPT(struct resume_args, throttle), .arg = "BYTES_PER_S", .def = "0",
+     .help = "slow the store's reads down"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "bench resume",
+    .summary =
+        "Measures the first token behind a restored history, prefill behind the restore "
+        "and inside it, and what a restore costs those who decode beside it.",
+    .positionals = positionals,
+    .options = options,
+    .examples = "  hcache bench resume --throttle 100MB --new 512\n"
+                "  hcache bench resume --store memory --decodes 4\n",
+    .values_bytes = sizeof(struct resume_args),
+};
+
+struct lab {
+    struct resume_args *a;
+    struct stack k;
+    struct rng rng;
+    int32_t *tokens; /* the history, and room for what is new */
+    int n_history;
+};
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of sorted values. */
+static double quantile(const double *v, int n, double q)
+{
+    int i = (int)(q * n);
+    return n > 0 ? v[i < n ? i : n - 1] : 0;
+}
+
+/* The history and n_new tokens that nobody has seen. */
+static int add(struct lab *b, int n_new, struct request q, struct seq **out,
+               struct err *err)
+{
+    uint64_t vocab = (uint64_t)b->k.model->cfg.vocab_size;
+    for (int i = 0; i < n_new; i++)
+        b->tokens[b->n_history + i] = (int32_t)rng_below(&b->rng, vocab);
+    q.prompt = b->tokens;
+    q.n_prompt = b->n_history + n_new;
+    q.ignore_eos = true;
+    return engine_add(b->k.engine, &q, out, err);
+}
+
+static int fill_store(struct lab *b, struct err *err)
+{
+    struct request q = {.max_tokens = 0, .plan = "recompute"};
+    struct seq *s = NULL;
+    for (int l = 0; l < b->k.model->cfg.n_layers; l++)
+        q.save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
+    int rc = add(b, 1, q, &s, err);
+    if (rc == 0)
+        rc = engine_run(b->k.engine, err);
+    if (rc == 0)
+        rc = saver_flush(b->k.saver, err);
+    if (s != NULL)
+        engine_remove(b->k.engine, s);
+    return rc;
+}
+
+/* --- alone ------------------------------------------------------------------------------------ */
+
+struct way {
+    const char *name;
+    int n;
+    double *ttft_ms, *restore_ms, *predicted_ms, *bubble;
+    char layers[PLAN_MAX_LAYERS + 1];
+};
+
+static int resume_once(struct lab *b, bool restore_first, struct way *w, struct err *err)
+{
+    struct request q = {
+        .max_tokens = 1, .plan = b->a->plan, .restore_first = restore_first};
+    struct seq *s;
+    int rc = add(b, b->a->n_new, q, &s, err);
+    if (rc != 0)
+        return rc;
+    rc = engine_run(b->k.engine, err);
+    const struct outcome *o = seq_outcome(s);
+    if (rc == 0 && o->finish == FINISH_ERROR)
+        rc = err_set(err, o->err.code, "%s", o->err.msg);
+    if (rc == 0 && w != NULL) {
+        w->ttft_ms[w->n] = (double)o->ttft_ns * 1e-6;
+        w->restore_ms[w->n] = (double)o->restore_ns * 1e-6;
+        w->predicted_ms[w->n] = o->plan.predicted_s * 1e3;
+        w->bubble[w->n++] = o->restore.bubble;
+        snprintf(w->layers, sizeof w->layers, "%s",
+                 o->n_cached > 0 ? o->plan.method : "recomputed");
+    }
+    engine_remove(b->k.engine, s);
+    return rc;
+}
+
+static void print_way(const struct lab *b, struct way *w)
+{
+    double *all[] = {w->ttft_ms, w->restore_ms, w->predicted_ms, w->bubble};
+    for (int i = 0; i < 4; i++)
+        qsort(all[i], (size_t)w->n, sizeof(double), by_value);
+    printf("%7d %6d  %-14s %-26.26s %10.1f %10.1f %10.1f %10.1f %8.3f\n", b->n_history,
+           b->a->n_new, w->name, w->layers, quantile(w->predicted_ms, w->n, 0.5),
+           quantile(w->ttft_ms, w->n, 0.5), w->ttft_ms[0],
+           quantile(w->restore_ms, w->n, 0.5), quantile(w->bubble, w->n, 0.5));
+}
+
+static int run_alone(struct lab *b, struct err *err)
+{
+    int n = b->a->rounds;
+    struct way ways[2] = {{.name = "restore first"}, {.name = "fused"}};
+    double *mem = xcalloc((size_t)n * 8, sizeof *mem);
+    for (int i = 0; i < 2; i++) {
+        double *at = mem + (size_t)i * 4 * (size_t)n;
+        ways[i].ttft_ms = at;
+        ways[i].restore_ms = at + n;
+        ways[i].predicted_ms = at + 2 * n;
+        ways[i].bubble = at + 3 * n;
+    }
+    int rc = resume_once(b, true, NULL, err); /* measures the store, warms up */
+    for (int i = 0; rc == 0 && i < 2 * n; i++) {
+        int w = (i / 2 + i) % 2; /* A B B A .. */
+        rc = resume_once(b, w == 0, &ways[w], err);
+    }
+    if (rc == 0) {
+        printf("%7s %6s  %-14s %-26s %10s %10s %10s %10s %8s\n", "history", "new",
+               "prefill", "plan", "pred. ms", "TTFT ms", "best", "restore ms", "bubble");
+        print_way(b, &ways[0]);
+        print_way(b, &ways[1]);
+        fflush(stdout);
+    }
+    free(mem);
+    return rc;
+}
+
+/* --- beside decodes --------------------------------------------------------------------------- */
+
+enum { MAX_STEPS = 100000, N_QUIET = 100 };
+
+struct steps {
+    double *ms; /* [MAX_STEPS] */
+    int n;
+};
+
+static int timed_step(struct lab *b, struct steps *to, struct err *err)
+{
+    int n_active;
+    int64_t t0 = clock_now_ns();
+    int rc = engine_step(b->k.engine, &n_active, err);
+    if (to->n < MAX_STEPS)
+        to->ms[to->n++] = (double)(clock_now_ns() - t0) * 1e-6;
+    return rc;
+}
+
+/* One restore beside the decodes, then as many steps without. */
+static int turn(struct lab *b, struct steps *beside, struct steps *quiet,
+                double *restore_ms, struct err *err)
+{
+    struct request q = {.max_tokens = 1, .plan = b->a->plan};
+    struct seq *s;
+    int before = beside->n, rc = add(b, 1, q, &s, err);
+    while (rc == 0 && seq_outcome(s)->finish == FINISH_NONE)
+        rc = timed_step(b, beside, err);
+    if (rc == 0 && seq_outcome(s)->finish == FINISH_ERROR)
+        rc = err_set(err, seq_outcome(s)->err.code, "%s", seq_outcome(s)->err.msg);
+    *restore_ms = (double)seq_outcome(s)->restore_ns * 1e-6;
+    engine_remove(b->k.engine, s);
+    for (int n = beside->n - before + N_QUIET; rc == 0 && n > 0; n--)
+        rc = timed_step(b, quiet, err);
+    return rc;
+}
+
+static void print_steps(const char *name, struct steps *s)
+{
+    qsort(s->ms, (size_t)s->n, sizeof *s->ms, by_value);
+    printf("%-22s %8d %10.2f %10.2f %10.2f %10.2f\n", name, s->n,
+           quantile(s->ms, s->n, 0.5), quantile(s->ms, s->n, 0.9),
+           quantile(s->ms, s->n, 0.99), quantile(s->ms, s->n, 1));
+}
+
+static void print_beside(struct steps *beside, struct steps *quiet,
+                         const double *restore_ms, int rounds)
+{
+    printf("\n%-22s %8s %10s %10s %10s %10s\n", "time between tokens", "steps", "p50 ms",
+           "p90", "p99", "max");
+    print_steps("nothing to restore", quiet);
+    print_steps("beside a restore", beside);
+    printf("ratio %41.3f %10.3f %10.3f\n",
+           quantile(beside->ms, beside->n, 0.5) / quantile(quiet->ms, quiet->n, 0.5),
+           quantile(beside->ms, beside->n, 0.9) / quantile(quiet->ms, quiet->n, 0.9),
+           quantile(beside->ms, beside->n, 0.99) / quantile(quiet->ms, quiet->n, 0.99));
+    printf("a restore took %.1f ms (median of %d)\n", quantile(restore_ms, rounds, 0.5),
+           rounds);
+}
+
+static int run_beside(struct lab *b, struct err *err)
+{
+    struct seq *decodes[64] = {NULL};
+    int n = b->a->decodes, rc = 0, rounds = b->a->rounds;
+    struct steps quiet = {.ms = xcalloc(MAX_STEPS, sizeof(double))},
+                 beside = {.ms = xcalloc(MAX_STEPS, sizeof(double))};
+    double *restore_ms = xcalloc((size_t)rounds, sizeof *restore_ms);
+    for (int i = 0; rc == 0 && i < n; i++) {
+        struct request q = {.prompt = b->tokens + 100 * i % b->n_history,
+                            .n_prompt = 32,
+                            .max_tokens = b->k.model->max_ctx - 32,
+                            .ignore_eos = true,
+                            .plan = "recompute"};
+        rc = engine_add(b->k.engine, &q, &decodes[i], err);
+    }
+    struct steps warm_up = {.ms = xcalloc(MAX_STEPS, sizeof(double))};
+    for (int i = 0; rc == 0 && i < N_QUIET; i++)
+        rc = timed_step(b, &warm_up, err);
+    for (int i = 0; rc == 0 && i < rounds; i++)
+        rc = turn(b, &beside, &quiet, &restore_ms[i], err);
+    for (int i = 0; i < n; i++) {
+        if (rc == 0 && seq_outcome(decodes[i])->finish != FINISH_NONE)
+            rc = err_set(err, ERR_LIMIT, "the context is too short: fewer --rounds");
+        if (decodes[i] != NULL)
+            engine_remove(b->k.engine, decodes[i]);
+    }
+    if (rc == 0) {
+        qsort(restore_ms, (size_t)rounds, sizeof *restore_ms, by_value);
+        print_beside(&beside, &quiet, restore_ms, rounds);
+    }
+    free(warm_up.ms);
+    free(quiet.ms);
+    free(beside.ms);
+    free(restore_ms);
+    return rc;
+}
+
+/* --- the whole -------------------------------------------------------------------------------- */
+
+static int open_lab(struct lab *b, const char *temp, struct err *err)
+{
+    struct resume_args *a = b->a;
+    const char *dirs[1] = {temp};
+    b->n_history = a->history / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS;
+    int n = b->n_history + a->n_new + 2;
+    struct stack_opts o = {.model = a->model,
+                           .dtype = a->dtype,
+                           .threads = a->threads,
+                           .max_context = n < 8192 ? 8192 : n,
+                           .kv_tokens = n + (int64_t)a->decodes * 8192,
+                           .max_sequences = a->decodes + 1,
+                           .throttle_bytes_per_s = a->throttle,
+                           .dirs = dirs,
+                           .n_dirs = 1};
+    if (a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0) {
+        o.in_memory = true;
+        o.n_dirs = 0;
+    } else if (a->store.n > 0) {
+        o.dirs = a->store.items;
+        o.n_dirs = a->store.n;
+    }
+    int rc = stack_open(&o, &b->k, err);
+    if (rc != 0)
+        return rc;
+    b->rng = (struct rng){.s = 7};
+    b->tokens = xcalloc((size_t)n, sizeof *b->tokens);
+    for (int i = 0; i < b->n_history; i++)
+        b->tokens[i] = (int32_t)rng_below(&b->rng, (uint64_t)b->k.model->cfg.vocab_size);
+    return fill_store(b, err);
+}
+
+int bench_resume(int argc, char **argv)
+{
+    struct resume_args a;
+    struct opt_parsed *parsed;
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    char temp[] = "/var/tmp/hcache-bench-XXXXXX";
+    bool use_temp = a.store.n == 0;
+    if (use_temp && mkdtemp(temp) == NULL) {
+        fprintf(stderr, "hcache bench resume: %s: %s\n", temp, strerror(errno));
+        return 1;
+    }
+    struct lab b = {.a = &a};
+    int rc = open_lab(&b, temp, &err);
+    if (rc == 0)
+        rc = run_alone(&b, &err);
+    if (rc == 0 && a.decodes > 0)
+        rc = run_beside(&b, &err);
+    stack_close(&b.k);
+    free(b.tokens);
+    if (use_temp)
+        bench_remove_dir(temp);
+    if (rc != 0)
+        fprintf(stderr, "hcache bench resume: %s\n", err.msg);
+    opt_end(parsed);
+    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+}
