@@ -98,7 +98,9 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
     int first = s->n_done / STORE_CHUNK_TOKENS;
     struct plan_request req = {.n_layers = e->o.model->cfg.n_layers,
                                .fused = !s->req.restore_first,
-                               .fused_tokens = e->o.max_batch_rows};
+                               .fused_tokens = e->o.max_batch_rows,
+                               .window = {.layer = e->o.model->cfg.window_layer,
+                                          .tokens = e->o.model->cfg.sliding_window}};
     int n_used = 0, rc = 0;
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
@@ -235,6 +237,7 @@ static void finish(struct engine *e, struct seq *s)
     if (e->fused.seq == s)
         r->prefill_ns = e->fused.busy_ns;
     seq_learn(e, s);
+    s->has_gap |= r->first_token > 0;
     bool none = r->n_tokens <= s->n_done;
     s->n_done = r->n_tokens;
     if (r->n_chunks < s->n_planned)

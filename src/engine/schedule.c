@@ -71,11 +71,17 @@ static int take_known(struct engine *e, struct seq *s, struct err *err)
     return rc;
 }
 
+static void keep(struct engine *e, struct seq *s)
+{
+    if (!s->has_gap)
+        kv_table_keep(e->pool, &s->table, &s->chain.root, s->tokens, s->n_done);
+}
+
 void schedule_keep(struct engine *e, struct seq *s)
 {
     bool prompt_ends = s->phase == PHASE_PREFILL && s->n_done == s->n_tokens;
     if (s->n_done / KV_BLOCK_TOKENS > s->table.n_known || prompt_ends)
-        kv_table_keep(e->pool, &s->table, &s->chain.root, s->tokens, s->n_done);
+        keep(e, s);
     if (s->save != NULL && save_ended(s->save) == SAVE_GOES_ON)
         kv_table_mark_saved(e->pool, &s->table, s->n_done / KV_BLOCK_TOKENS);
 }
@@ -83,8 +89,9 @@ void schedule_keep(struct engine *e, struct seq *s)
 void schedule_drop_blocks(struct engine *e, struct seq *s)
 {
     if (s->n_done > 0 && s->table.n_blocks > 0)
-        kv_table_keep(e->pool, &s->table, &s->chain.root, s->tokens, s->n_done);
+        keep(e, s);
     kv_table_cut(e->pool, &s->table, 0);
+    s->has_gap = false;
 }
 
 /* --- the scheduler's view --------------------------------------------------------------------- */
@@ -257,7 +264,7 @@ void schedule_prefill(struct engine *e, struct seq *s)
     else if (s->out.n_device > s->n_done) /* a chunk over a copied tail was lost */
         s->out.n_device = s->n_done;
     if (n > s->table.n_known)
-        kv_table_keep(e->pool, &s->table, &s->chain.root, s->tokens, s->n_done);
+        keep(e, s);
     if (is_stored)
         kv_table_mark_saved(e->pool, &s->table, n);
     s->n_before_save = s->n_done;

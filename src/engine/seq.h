@@ -32,7 +32,8 @@ struct seq {
     int n_planned;           /* chunks that it restores; 0: not planned yet */
     struct save_seq *save;   /* while it waits: of before it was preempted */
     int n_before_save;       /* tokens before those that `save` saves */
-    struct store_hit pin;    /* of the last stored chunk of its prompt; impl NULL: none */
+    bool has_gap; /* blocks before a window were not restored: nobody may share them */
+    struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */
     struct hcache_lanes predicted, measured; /* of its first restore */
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
@@ -74,7 +75,7 @@ struct engine {
     struct sched_choice *choice;
     int *order;
     double decode_ns,
-        row_ns; /* a step of decodes; a row of prefill. Averages; 0: not known */
+        row_ns;      /* a step of decodes; a row of prefill. Averages; 0: not known */
     int rows_beside; /* of prefill that a step with decodes may have */
     struct engine_stats stats;
 

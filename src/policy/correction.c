@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "policy/pipeline.h"
+#include "policy/plan_parts.h"
 
 /* What a surprise may be at first, and at most, in log2: a fifth, then any. */
 #define FIRST_STEP 0.26
@@ -59,7 +60,7 @@ static void sum_kinds(const struct plan_request *req, const struct plan *plan,
             *gemm_s += l->comp_h_s;
             break;
         default:
-            *gemm_s += i == plan->n_r - 1 ? l->comp_tok_last_s : l->comp_tok_s;
+            *gemm_s += plan_recompute_s(req, i, plan->n_r);
         }
     }
 }

@@ -64,16 +64,26 @@ enum plan_mode {
     PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer */
 };
 
+/* Sliding-window attention: layers from `layer` on see the last `tokens` positions only.  Of those a
+ * restore brings back what the window behind the history needs, and recomputing the layer that lies d
+ * layers below the last recomputed one takes d windows of tokens.  tokens 0: no window. */
+struct plan_window {
+    int layer;
+    int64_t tokens;
+};
+
 struct plan_request {
     int n_layers;                   /* 1..PLAN_MAX_LAYERS */
     const struct plan_layer *layer; /* [n_layers] */
     /* Prefill of the new tokens, seconds of compute per layer; NULL: none. */
     const double *prefill_s; /* [n_layers] */
-    bool fused;    /* overlap that prefill with the restore; else it starts when all is
+    bool fused; /* overlap that prefill with the restore; else it starts when all is
                       restored */
-    int64_t fused_tokens; /* plan_best_prefix: no more of the new tokens are fused, the others
+    int64_t
+        fused_tokens; /* plan_best_prefix: no more of the new tokens are fused, the others
                              are prefilled behind it; 0: all are */
-    double head_s; /* added after the last prefill (final norm, head) */
+    struct plan_window window; /* needs n_tokens and `platform` */
+    double head_s;             /* added after the last prefill (final norm, head) */
     double io_latency_s; /* from issuing a read to its first byte; requests overlap, so paid
                             once */
     double io_overlap;   /* >= 1: I/O slows by this while compute runs; 0 counts as 1 */
@@ -168,7 +178,7 @@ void plan_layers_from_ranges(const struct platform *p, const struct plan_range *
  * 0 then).  With any other mode: the longest prefix that the mode can restore, however slow;
  * ERR_NOT_FOUND where that is none.  req carries mode, fused and budget; its layers are made
  * here in the caller's scratch arrays [p->n_layers], which it then points to.  Ranges should
- * be maximal: the time is that of a plan per range. */
+ * be maximal: the time is that of a plan per range.  req carries the window, too. */
 int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
                      int64_t n_new, bool can_recompute, struct plan_layer *layer,
                      double *prefill_s, struct plan_request *req, struct plan *out,

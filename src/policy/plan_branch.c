@@ -205,7 +205,7 @@ static double recompute_s(const struct branch *b, int r)
 {
     double sum = 0;
     for (int i = 0; i < r; i++)
-        sum += i == r - 1 ? b->q->layer[i].comp_tok_last_s : b->q->layer[i].comp_tok_s;
+        sum += plan_recompute_s(b->q, i, r);
     return sum;
 }
 

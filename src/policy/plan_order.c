@@ -48,13 +48,32 @@ int plan_prefix_r(const char *method)
     return r;
 }
 
+double plan_recompute_s(const struct plan_request *req, int layer, int r)
+{
+    const struct plan_layer *l = &req->layer[layer];
+    const struct plan_window *w = &req->window;
+    if (layer == r - 1)
+        return l->comp_tok_last_s;
+    if (w->tokens <= 0 || layer + 1 < w->layer)
+        return l->comp_tok_s;
+    int64_t n = (r - 1 - layer) * w->tokens; /* the windows of the layers above it */
+    if (n >= req->n_tokens)
+        return l->comp_tok_s;
+    int64_t kv_only = req->n_tokens - n;
+    if (layer >= w->layer && kv_only > w->tokens)
+        kv_only = w->tokens;
+    double share = platform_tok_s(req->platform, n) /
+                   platform_tok_s(req->platform, req->n_tokens);
+    return share * l->comp_tok_s + platform_h_s(req->platform, kv_only);
+}
+
 struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r)
 {
     const struct plan_layer *l = &req->layer[layer];
     struct pipe_job j = {.layer = (int16_t)layer, .method = method};
     switch (method) {
     case 'R':
-        j.comp_s = layer == r - 1 ? l->comp_tok_last_s : l->comp_tok_s;
+        j.comp_s = plan_recompute_s(req, layer, r);
         break;
     case 'H':
         j.io_s = l->h_free ? 0 : l->io_h_s;

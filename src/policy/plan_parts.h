@@ -9,6 +9,8 @@
 
 /* One layer's restoration by `method`; r layers are recomputed. */
 struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r);
+/* Compute of layer `layer` of a recomputed prefix of r. */
+double plan_recompute_s(const struct plan_request *req, int layer, int r);
 /* The request's lanes without jobs. */
 struct pipe_load plan_load_empty(const struct plan_request *req);
 /* Jobs of method[n_layers] in the best read order; returns their number (one a layer). */

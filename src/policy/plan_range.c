@@ -92,19 +92,25 @@ char plan_range_method(char method, uint8_t mask, bool h_free)
     }
 }
 
+enum { TOKENS = 64 }; /* of a chunk: a restore begins at one */
+
 struct share {
     int64_t h_tokens, kv_tokens;
     double io_s;
     bool possible;
 };
 
-/* What layer i costs under a letter. */
+/* What layer i costs under a letter, its first `skip` tokens left out. */
 static struct share share_of(const struct platform *p, const struct plan_range *range,
-                             int n_ranges, int i, char method)
+                             int n_ranges, int i, char method, int64_t skip)
 {
     struct share s = {.possible = true};
     for (int g = 0; g < n_ranges; g++) {
-        int64_t n = range[g].n_tokens;
+        int64_t n = range[g].n_tokens -
+                    (skip < range[g].n_tokens ? skip : range[g].n_tokens);
+        skip -= range[g].n_tokens - n;
+        if (n == 0)
+            continue;
         switch (plan_range_method(method, range[g].mask[i], false)) {
         case 'H':
             s.h_tokens += n;
@@ -132,9 +138,9 @@ static double share_bytes(const struct platform *p, struct share s)
     return ((double)s.h_tokens * p->h_bytes + (double)s.kv_tokens * p->kv_bytes) / n;
 }
 
-void plan_layers_from_ranges(const struct platform *p, const struct plan_range *range,
+static void layers_in_window(const struct platform *p, const struct plan_range *range,
                              int n_ranges, int n_layers, bool can_recompute,
-                             struct plan_layer *layer)
+                             struct plan_window w, struct plan_layer *layer)
 {
     CHECK(n_ranges >= 1 && n_layers >= 1 && n_layers <= PLAN_MAX_LAYERS);
     int64_t n = 0;
@@ -142,9 +148,12 @@ void plan_layers_from_ranges(const struct platform *p, const struct plan_range *
         n += range[g].n_tokens;
     for (int i = 0; i < n_layers; i++) {
         struct plan_layer *l = &layer[i];
-        struct share h = share_of(p, range, n_ranges, i, 'H');
-        struct share k = share_of(p, range, n_ranges, i, 'K');
+        bool windowed = w.tokens > 0 && i >= w.layer && n >= w.tokens;
+        int64_t skip = windowed ? (n + 1 - w.tokens) / TOKENS * TOKENS : 0;
+        struct share h = share_of(p, range, n_ranges, i, 'H', skip);
+        struct share k = share_of(p, range, n_ranges, i, 'K', skip);
         *l = uniform_layer(p, range[0].tier, n);
+        l->comp_tok_last_s = platform_h_s(p, n - skip);
         l->can_recompute = can_recompute;
         l->h_free = i == 0;
         /* Where no range has the preferred kind, the letter is the other one's. */
@@ -157,6 +166,14 @@ void plan_layers_from_ranges(const struct platform *p, const struct plan_range *
         l->h_bytes = h.possible ? share_bytes(p, h) : 0;
         l->kv_bytes = k.possible ? share_bytes(p, k) : 0;
     }
+}
+
+void plan_layers_from_ranges(const struct platform *p, const struct plan_range *range,
+                             int n_ranges, int n_layers, bool can_recompute,
+                             struct plan_layer *layer)
+{
+    layers_in_window(p, range, n_ranges, n_layers, can_recompute, (struct plan_window){0},
+                     layer);
 }
 
 /* Prefill of the tokens that are not restored: all layers, one after another. */
@@ -183,8 +200,8 @@ static int plan_prefix(const struct chain *c, int n_used, struct plan_request *r
     int64_t used = 0;
     for (int g = 0; g < n_used; g++)
         used += c->range[g].n_tokens;
-    plan_layers_from_ranges(c->platform, c->range, n_used, c->platform->n_layers,
-                            c->can_recompute, c->layer);
+    layers_in_window(c->platform, c->range, n_used, c->platform->n_layers, c->can_recompute,
+                     req->window, c->layer);
     fill_lanes(c->platform, c->range[0].tier, used, c->n_tokens - used + c->n_new, c->layer,
                c->prefill_s, req);
     return plan_make(req, out, e);

@@ -72,6 +72,9 @@ static bool alike(const struct plan_layer *x, const struct plan_layer *y)
 static bool is_uniform(const struct plan_request *req)
 {
     const struct plan_layer *l = req->layer;
+    if (req->window.tokens >
+        0) /* a recomputed layer's cost depends on how many are above it */
+        return false;
     for (int i = 1; i < req->n_layers; i++) {
         if (!alike(&l[0], &l[i]) || l[i].h_free)
             return false;

@@ -243,6 +243,53 @@ static int count_recomputed(const struct plan *p)
     return n == 0 && p->method[0] == 'H' ? 1 : n;
 }
 
+/* Whether layer l sees the last positions only. */
+static int window_of(const struct restore *r, int l)
+{
+    const struct model_config *c = &r->rr->o.model->cfg;
+    return l < c->window_layer ? 0 : c->sliding_window;
+}
+
+/* The chunk with the first position that layer l sees from position pos on. */
+static int first_seen(const struct restore *r, int l, int pos)
+{
+    int w = window_of(r, l),
+        c = w > 0 && pos + 1 > w ? (pos + 1 - w) / STORE_CHUNK_TOKENS : 0;
+    return c > r->job.first_chunk ? c : r->job.first_chunk;
+}
+
+/* What the tokens behind the job's last chunk see, and what of a recomputed layer the one above it
+ * wants: its input from where that begins, and so one window more of this one's K and V. */
+static void find_starts(struct restore *r)
+{
+    int n_layers = r->job.plan->n_layers, n_tokens = restore_tokens(r, r->job.n_chunks);
+    for (int l = n_layers - 1; l >= 0; l--) {
+        r->start[l] = first_seen(r, l, n_tokens);
+        if (l >= r->n_recompute - 1)
+            continue;
+        int wanted = first_seen(r, l, r->start[l + 1] * STORE_CHUNK_TOKENS);
+        r->start[l] = wanted < r->start[l] ? wanted : r->start[l];
+    }
+}
+
+bool restore_must_rewind(const struct restore *r)
+{
+    const struct model_config *c = &r->rr->o.model->cfg;
+    int n_good = atomic_load(&r->n_good);
+    return c->sliding_window > 0 && n_good > r->job.first_chunk && n_good < r->job.n_chunks;
+}
+
+/* From the beginning of what is now wanted. */
+static void set_cursors(struct restore *r)
+{
+    find_starts(r);
+    for (int i = 0; i < r->n_order; i++)
+        r->layer_left[r->order[i]] = r->job.n_chunks - r->start[r->order[i]];
+    r->next_layer = 0;
+    r->next_chunk = r->n_order > 0 ? r->start[r->order[0]] : 0;
+    r->re.row = r->n_recompute > 0 ? r->start[0] * STORE_CHUNK_TOKENS : 0;
+}
+
 /* The plan's order of reads; layers that it does not name come last. */
 static void make_order(struct restore *r)
 {
@@ -255,7 +302,6 @@ static void make_order(struct restore *r)
         if (done[layer])
             continue;
         done[layer] = true;
-        r->layer_left[layer] = r->job.n_chunks - r->job.first_chunk;
         r->order[r->n_order++] = (int16_t)layer;
     }
 }
@@ -265,7 +311,7 @@ static void check_records(struct restore *r)
 {
     for (int c = r->job.first_chunk; c < r->job.n_chunks; c++) {
         for (int i = 0; i < r->n_order; i++) {
-            if (restore_method_of(r, r->order[i], c) == 0) {
+            if (c >= r->start[r->order[i]] && restore_method_of(r, r->order[i], c) == 0) {
                 restore_lose_chunk(r, c, ERR_NOT_FOUND, "no record that the plan can use");
                 return;
             }
@@ -331,14 +377,27 @@ void restore_start(struct restore *r, const struct restore_job *job)
         r->job.hits = r->hits;
     r->t_start = clock_now_ns();
     atomic_store(&r->n_good, job->n_chunks);
-    r->next_chunk = job->first_chunk;
-    r->re.row = job->first_chunk * STORE_CHUNK_TOKENS;
     r->n_recompute = count_recomputed(job->plan);
+    r->n_asked = job->n_chunks;
     make_order(r);
+    set_cursors(r);
     check_records(r);
     pthread_mutex_lock(&rr->lock);
     CHECK(r->state == RESTORE_FOUND);
     r->state = RESTORE_RUNNING;
+    pthread_cond_signal(&rr->for_io);
+    pthread_mutex_unlock(&rr->lock);
+}
+
+/* Nothing of it is under way: what precedes the lost chunk is brought back with its own windows. */
+static void rewind_to(struct restore *r, int n_chunks)
+{
+    struct restorer *rr = r->rr;
+    if (rr->recomputing == r)
+        rr->recomputing = NULL;
+    pthread_mutex_lock(&rr->lock);
+    r->job.n_chunks = n_chunks;
+    set_cursors(r);
     pthread_cond_signal(&rr->for_io);
     pthread_mutex_unlock(&rr->lock);
 }
@@ -348,13 +407,18 @@ bool restore_is_done(struct restore *r)
     pthread_mutex_lock(&r->rr->lock);
     bool done = r->state == RESTORE_RUNNING && r->n_out == 0 && !restore_reads_remain(r);
     pthread_mutex_unlock(&r->rr->lock);
-    return done && !restore_recompute_remains(r);
+    if (!done || restore_recompute_remains(r))
+        return false;
+    if (!restore_must_rewind(r))
+        return true;
+    rewind_to(r, atomic_load(&r->n_good));
+    return false;
 }
 
 int restore_layers_ready(const struct restore *r)
 {
     int n = 0;
-    if (r->state != RESTORE_RUNNING || atomic_load(&r->n_good) < r->job.n_chunks ||
+    if (r->state != RESTORE_RUNNING || atomic_load(&r->n_good) < r->n_asked ||
         restore_recompute_remains(r))
         return 0;
     while (n < r->job.plan->n_layers && r->layer_left[n] == 0)
@@ -416,6 +480,11 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->n_chunks = atomic_load(&r->n_good);
     out->n_tokens = restore_tokens(r, out->n_chunks);
     out->total_ns = r->t_start != 0 ? clock_now_ns() - r->t_start : 0;
+    out->first_token = 0;
+    for (int l = 0; r->t_start != 0 && l < r->job.plan->n_layers; l++) {
+        int first = r->start[l] > r->job.first_chunk ? r->start[l] * STORE_CHUNK_TOKENS : 0;
+        out->first_token = first > out->first_token ? first : out->first_token;
+    }
     out->bubble = restore_bubble(out, out->total_ns);
     for (int i = 0; i < 3; i++)
         out->n_by_method[i] = (int)(r->rows_by_method[i] / STORE_CHUNK_TOKENS);

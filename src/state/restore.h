@@ -21,6 +21,9 @@
  * bounds what is in flight.  Work items may come in any order and any size: each writes its own
  * positions of its own layer, so the result has the same bits as a forward pass (ops.h).
  *
+ * Layers whose attention has a sliding window get back only what that needs behind the context, and
+ * a recomputed layer what those above it need: a window more for each.
+ *
  * Every record is checked before it is used.  A bad or unreadable one does not fail the restore: the
  * context comes back up to that chunk, the chunk is condemned in the store, and the caller prefills
  * the rest.
@@ -111,6 +114,9 @@ int restore_layers_ready(const struct restore *r);
 struct restore_result {
     int n_chunks; /* there now: [0, n_chunks) of every layer, at least the job's first_chunk */
     int n_tokens; /* in these chunks */
+    /* Where attention has a window, layers may have only the positions that it needs: all have those
+     * from here on. */
+    int first_token;
     uint64_t read_bytes;
     int64_t total_ns;   /* since restore_start */
     int64_t compute_ns; /* compute lane busy with it */

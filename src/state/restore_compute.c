@@ -309,10 +309,25 @@ static int good_tokens(const struct restore *r)
 
 bool restore_recompute_remains(const struct restore *r)
 {
-    return r->state == RESTORE_RUNNING && r->n_recompute > 0 && r->re.row < good_tokens(r);
+    return r->state == RESTORE_RUNNING && r->n_recompute > 0 &&
+           r->re.row < good_tokens(r) && !restore_must_rewind(r);
 }
 
-/* One layer of the present piece. The last R layer needs its K and V only. */
+/* A piece ends where a layer above begins, so that all its rows pass the same layers: up to the first
+ * whose successor begins behind them. */
+static int piece_rows(struct restore *r)
+{
+    int end = r->re.row + GROUP_ROWS, l = 0;
+    end = end < good_tokens(r) ? end : good_tokens(r);
+    while (l < r->n_recompute - 1 && r->start[l + 1] * STORE_CHUNK_TOKENS <= r->re.row)
+        l++;
+    r->re.last = l;
+    if (l < r->n_recompute - 1 && r->start[l + 1] * STORE_CHUNK_TOKENS < end)
+        end = r->start[l + 1] * STORE_CHUNK_TOKENS;
+    return end - r->re.row;
+}
+
+/* One layer of the present piece. The last needs its K and V only. */
 static int recompute_layer(struct restore *r)
 {
     struct restorer *rr = r->rr;
@@ -327,7 +342,7 @@ static int recompute_layer(struct restore *r)
         rc = model_embed(m, rr->o.work, s, x, r->job.tokens + r->re.row, rows);
     if (rc != 0)
         return rc;
-    if (l < r->n_recompute - 1)
+    if (l < r->re.last)
         return model_layer(m, rr->o.work, s, l, x, x, &kv, rows, NULL);
     return project_and_fill(r, l, r->re.row, x);
 }
@@ -336,9 +351,8 @@ static void work_recompute(struct restorer *rr, struct restore *r, int64_t budge
 {
     int64_t t0 = clock_now_ns();
     if (rr->recomputing == NULL) { /* a new piece */
-        int left = good_tokens(r) - r->re.row;
-        int n = rows_for(rr, BY_R, budget_ns, MIN_ROWS,
-                         left < GROUP_ROWS ? left : GROUP_ROWS);
+        int left = piece_rows(r);
+        int n = rows_for(rr, BY_R, budget_ns, MIN_ROWS, left);
         r->re.n = n > 0 ? n : left < MIN_ROWS ? left : MIN_ROWS;
         r->re.layer = 0;
         rr->recomputing = r;
@@ -347,7 +361,7 @@ static void work_recompute(struct restorer *rr, struct restore *r, int64_t budge
     int rc = recompute_layer(r);
     if (rc == 0)
         rc = stream_sync(rr->o.stream);
-    if (++r->re.layer == r->n_recompute) {
+    if (++r->re.layer > r->re.last) {
         rr->recomputing = NULL;
         r->re.row += n;
     }

@@ -85,6 +85,10 @@ struct restore {
     int16_t order[STORE_MAX_LAYERS]; /* layers in the order of their reads */
     int n_order;
     int n_recompute; /* R layers */
+    int n_asked;     /* chunks, at first; job.n_chunks falls where a window is begun anew */
+    /* The first chunk of each layer that is wanted: the job's, or later where attention has a window.
+     * Of a recomputed layer: the first whose K, V and input are computed. */
+    int start[STORE_MAX_LAYERS];
 
     atomic_int n_good;          /* chunks believed good so far */
     pthread_mutex_t fault_lock; /* out.fault, and who lowers n_good */
@@ -93,7 +97,8 @@ struct restore {
     int rc; /* what it failed with */
     struct {
         int row, n; /* the present piece: rows [row, row + n); n 0: none */
-        int layer;  /* which it passes next */
+        int layer;  /* which it passes next, */
+        int last;   /* up to this one, of which K and V only are wanted */
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
     int64_t rows_by_method[3];
@@ -152,6 +157,8 @@ void restore_give_up(struct restore *r, const char *why);
 void restore_free(struct restore *r);
 /* [lock] Whether the I/O thread has something left to read. */
 bool restore_reads_remain(const struct restore *r);
+/* Whether a chunk was lost of a restore with windows: those of the chunks before it begin earlier. */
+bool restore_must_rewind(const struct restore *r);
 /* Whether the compute lane has something left to recompute. */
 bool restore_recompute_remains(const struct restore *r);
 

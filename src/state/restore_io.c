@@ -63,7 +63,8 @@ static void find(struct restore *r)
 bool restore_reads_remain(const struct restore *r)
 {
     int n_good = atomic_load(&r->n_good);
-    if (r->state != RESTORE_RUNNING || n_good == r->job.first_chunk)
+    if (r->state != RESTORE_RUNNING || n_good == r->job.first_chunk ||
+        restore_must_rewind(r))
         return false;
     return r->next_layer + (r->next_chunk < n_good ? 0 : 1) < r->n_order;
 }
@@ -74,7 +75,7 @@ static void next_group(struct restore *r, struct group *g)
     int n_good = atomic_load(&r->n_good), c = r->next_chunk;
     if (c >= n_good) { /* on to the next layer */
         r->next_layer++;
-        c = r->job.first_chunk;
+        c = r->start[r->order[r->next_layer]];
     }
     g->run = r;
     g->layer = r->order[r->next_layer];

@@ -38,6 +38,8 @@ struct run {
     size_t kv_bytes;
     int32_t tokens[N_GENERATE];
     int n_cached;
+    int first_token; /* positions before it are not there in every layer: no window needs them */
+    int n_layers;
 };
 
 static void open_stack_as(struct stack *k, const char *model, const char *dtype,
@@ -91,6 +93,7 @@ static void read_kv(struct stack *k, struct seq *s, struct run *out)
     size_t layer_bytes = (size_t)N_PROMPT * (size_t)width * dtype_bytes(m->dtype);
     struct stream *stream;
     assert_int_equal(stream_create(k->dev, STREAM_COMPUTE, &stream, NULL), 0);
+    out->n_layers = m->cfg.n_layers;
     out->kv_bytes = layer_bytes * (size_t)m->cfg.n_layers;
     out->kv = xmalloc(out->kv_bytes);
     for (int l = 0; l < m->cfg.n_layers; l++) {
@@ -125,6 +128,7 @@ static struct run run_either(struct stack *k, const char *save, const char *plan
     assert_int_equal(saver_flush(k->saver, &err), 0);
     out.digest = o->logits_digest;
     out.n_cached = o->n_cached;
+    out.first_token = o->restore.first_token;
     memcpy(out.tokens, o->tokens + N_PROMPT, sizeof out.tokens);
     read_kv(k, s, &out);
     engine_remove(k->engine, s);
@@ -141,10 +145,25 @@ static void run_free(struct run *r)
     free(r->kv);
 }
 
+/* K and V of every layer, from the first position on that both have. */
+static bool same_kv(const struct run *a, const struct run *b)
+{
+    int first = a->first_token > b->first_token ? a->first_token : b->first_token;
+    if (a->kv_bytes != b->kv_bytes)
+        return false;
+    size_t layer = a->kv_bytes / (size_t)a->n_layers;
+    size_t skip = layer / N_PROMPT * (size_t)first;
+    for (int l = 0; l < a->n_layers; l++) {
+        size_t at = (size_t)l * layer + skip;
+        if (memcmp(a->kv + at, b->kv + at, layer - skip) != 0)
+            return false;
+    }
+    return true;
+}
+
 static bool same_bits(const struct run *a, const struct run *b)
 {
-    return a->digest == b->digest && a->kv_bytes == b->kv_bytes &&
-           memcmp(a->kv, b->kv, a->kv_bytes) == 0 &&
+    return a->digest == b->digest && same_kv(a, b) &&
            memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
 }
 
@@ -157,6 +176,14 @@ static void check_one(struct stack *k, const struct run *ref, const char *save,
     if (r.n_cached != n_cached)
         fail_msg("%s, plan %s: %d tokens were restored, not %d", what, plan, r.n_cached,
                  n_cached);
+    const struct model_config *c = &k->model->cfg;
+    int in_window = n_cached + 1 - c->sliding_window;
+    if (c->sliding_window == 0 && r.first_token != 0)
+        fail_msg("%s, plan %s: positions before %d are missing", what, plan, r.first_token);
+    if (c->sliding_window > 0 &&
+        r.first_token != in_window / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS)
+        fail_msg("%s, plan %s: restored from %d on, the window begins at %d", what, plan,
+                 r.first_token, in_window);
     if (!same_bits(&r, ref))
         fail_msg("%s, plan %s, fused %d: restored state differs from the never-evicted one",
                  what, plan, !restore_first);
