@@ -11,6 +11,9 @@
  * Prefill is the filler: a work item runs when the restores have none, on a layer that is in the cache
  * already, so it never waits.  It is accounted in rows times layers, as a batch is.
  *
+ * Behind an unfinished chunk that the saver has yet to read, the new tokens go the ordinary way: saving
+ * could not begin with them.
+ *
  * Nothing is told to anybody before the last layer: a chunk that turns out to be damaged throws the
  * work away, and the sequence goes the ordinary way. */
 #include "engine/seq.h"

@@ -47,8 +47,12 @@ static struct et_ask ask(const int32_t *prompt, int n, int max_tokens, const cha
 
 static void place_open(struct place *p, uint64_t seed, const char *model)
 {
-    struct stack_opts o = {
-        .model = model, .dirs = et_dirs, .n_dirs = 2, .threads = 2, .max_sequences = 8};
+    struct stack_opts o = {.model = model,
+                           .dirs = et_dirs,
+                           .n_dirs = 2,
+                           .threads = 2,
+                           .max_sequences = 8,
+                           .save_buffer_bytes = 64 << 20};
     p->io = et_disk(seed, 0);
     o.io = p->io;
     et_open(&p->k, &o);
@@ -256,7 +260,8 @@ static void new_tokens_follow_the_layers(void **state)
     assert_int_equal(et_run(&p.k, &a, &ref), 0);
     for (int i = 0; i < 8; i++) {
         bool damaged = i >= 4;
-        a = ask(prompt, N_STORED + 1, 1, "both", "recompute");
+        /* N_STORED tokens are computed, and no unfinished chunk is left behind them. */
+        a = ask(prompt, N_STORED, 1, "both", "recompute");
         a.salt = salts[i];
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         struct io_sim_fault flip = {.kind = IO_SIM_READ_FLIP,
@@ -273,7 +278,7 @@ static void new_tokens_follow_the_layers(void **state)
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &ref, a.restore_first ? "restored first" : "fused");
         assert_true(damaged ? r.n_cached < N_STORED : r.n_cached == N_STORED);
-        assert_int_equal(r.committed, (N_LONG + N_GENERATE - 1) / 64 * 64);
+        assert_int_equal(r.committed, N_LONG + N_GENERATE - 1);
         if (!damaged)
             assert_true((r.restore.prefill_ns > 0) == !a.restore_first);
         assert_true(r.restore.bubble >= 0 && r.restore.bubble <= 1);
@@ -281,7 +286,7 @@ static void new_tokens_follow_the_layers(void **state)
         a.save = "none"; /* what was saved by fused prefill is right */
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &ref, "restored again");
-        assert_int_equal(r.n_cached, (N_LONG - 1) / 64 * 64);
+        assert_true(r.n_cached >= (N_LONG - 1) / 64 * 64);
     }
     place_close(&p);
 }
