@@ -30,6 +30,7 @@ tmp = tempfile.mkdtemp(prefix="hcache-kill-server.")
 store = ",".join(os.path.join(tmp, d) for d in ("a", "b"))
 rng = random.Random(SEED)
 failures = []
+latest = [0.6]  # seconds until a kill, at most
 counts = {"cycles": 0, "killed while requests ran": 0, "contexts checked": 0, "lost": 0, "wrong": 0}
 
 
@@ -101,8 +102,10 @@ def cycle(server, reference, known):
     threads = [threading.Thread(target=client, args=(server, prompts_new(list(known)), acked)) for _ in range(3)]
     for t in threads:
         t.start()
-    time.sleep(rng.uniform(0.02, 0.6))
-    counts["killed while requests ran"] += any(t.is_alive() for t in threads)
+    time.sleep(rng.uniform(0.1, 1) * latest[0])
+    running = any(t.is_alive() for t in threads)
+    counts["killed while requests ran"] += running
+    latest[0] *= 1.2 if running else 0.5  # the machine may be a quick one, or busy
     server.kill()
     for t in threads:
         t.join()
