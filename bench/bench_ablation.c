@@ -112,7 +112,7 @@ static int measure_point(struct ablation *b, int tokens, struct point *p, struct
     for (int round = 0; rc == 0 && round < b->a->rounds; round++)
         for (int m = 0; rc == 0 && m < N_METHODS; m++) {
             struct plan_request req;
-            struct restore_result r;
+            struct restore_result r = {0};
             if (m == RECOMPUTE && round > 0)
                 continue;
             rc = lab_plan(&b->lab, methods[m].mode, n_chunks, &req, &p->plan[m], err);
