@@ -2,10 +2,22 @@
 #include "bench/bench.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-void bench_remove_dir(const char *path)
+const char *const bench_dtypes[] = {"f32", "bf16", "f16", NULL};
+
+const struct opt bench_positionals[] = {
+    {"MODEL", OPT(struct bench_common, model), .def = "synth:bench-220m",
+     .help = "a model folder or synth:SHAPE"},
+    {0},
+};
+
+/* Of plain files, no folders below. */
+static void remove_dir(const char *path)
 {
     DIR *d = opendir(path);
     if (d == NULL)
@@ -17,4 +29,52 @@ void bench_remove_dir(const char *path)
     }
     closedir(d);
     rmdir(path);
+}
+
+int bench_place_open(struct bench_place *p, const struct bench_common *a, struct err *err)
+{
+    *p = (struct bench_place){.dirs = a->store.items, .n_dirs = a->store.n};
+    if (a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0)
+        *p = (struct bench_place){0};
+    if (a->store.n > 0)
+        return 0;
+    char path[] = "/var/tmp/hcache-bench-XXXXXX"; /* /tmp may be memory */
+    if (mkdtemp(path) == NULL)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    memcpy(p->temp, path, sizeof path);
+    p->temp_dir = p->temp;
+    p->dirs = &p->temp_dir;
+    p->n_dirs = 1;
+    return 0;
+}
+
+void bench_place_close(struct bench_place *p)
+{
+    if (p->temp[0] != 0)
+        remove_dir(p->temp);
+}
+
+int bench_end(const char *name, int rc, const struct err *err)
+{
+    if (rc != 0)
+        fprintf(stderr, "hcache bench %s: %s\n", name, err->msg);
+    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_quantile(double *v, int n, double q)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[(int)(q * (n - 1) + 0.5)];
+}
+
+double bench_median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return n % 2 != 0 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }

@@ -1,7 +1,12 @@
-/* bench.h - the benchmarks behind `hcache bench NAME`; each parses its own options (argv[0] is its
- * name) and returns the exit code. */
+/* bench.h - the benchmarks behind `hcache bench NAME`, and what several of them share.
+ *
+ * Each parses its own options (argv[0] is its name) and returns the exit code. */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
+
+#include <stdbool.h>
+
+#include "base/opt.h"
 
 int bench_device(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
@@ -12,7 +17,53 @@ int bench_serve(int argc, char **argv);
 int bench_beside(int argc, char **argv);
 int bench_save(int argc, char **argv);
 
-/* Removes a folder of ours with what is in it: plain files, no folders below. */
-void bench_remove_dir(const char *path);
+/* --- what a benchmark of a running engine is told ------------------------------------------------ */
+
+/* The first member of such a benchmark's own arguments. */
+struct bench_common {
+    const char *model, *dtype;
+    struct opt_list store;
+    int threads;
+};
+
+extern const struct opt bench_positionals[]; /* MODEL */
+extern const char *const bench_dtypes[];
+
+/* Rows of its option table. */
+/* clang-format off */
+#define BENCH_OPT_STORE                                                                    \
+    {"store", OPT(struct bench_common, store), .arg = "DIR[,DIR...]",                      \
+     .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"}
+#define BENCH_OPT_DTYPE                                                                    \
+    {"dtype", OPT(struct bench_common, dtype), .choices = bench_dtypes,                    \
+     .help = "state dtype"}
+#define BENCH_OPT_THREADS                                                                  \
+    {"threads", OPT(struct bench_common, threads), .def = "0", .min = 0, .max = 1024,      \
+     .help = "compute threads; 0 is one per core"}
+/* clang-format on */
+
+/* --- where it keeps its state ------------------------------------------------------------------- */
+
+/* The folders of --store, none for "memory", or a temporary one, which bench_place_close removes with
+ * what is in it. */
+struct bench_place {
+    const char *const *dirs; /* NULL: in memory */
+    int n_dirs;
+    char temp[64]; /* "": the folders are the user's */
+    const char *temp_dir;
+};
+
+/* *p must stay where it is. The options of `a` must outlive it. */
+int bench_place_open(struct bench_place *p, const struct bench_common *a, struct err *err);
+void bench_place_close(struct bench_place *p);
+
+/* --- ends and figures --------------------------------------------------------------------------- */
+
+/* The exit code of a benchmark that ended with rc, having said why on stderr. */
+int bench_end(const char *name, int rc, const struct err *err);
+
+/* The q-quantile of v[0..n), n > 0, which is sorted in place. */
+double bench_quantile(double *v, int n, double q);
+double bench_median(double *v, int n); /* of an even number, the mean of the middle two */
 
 #endif

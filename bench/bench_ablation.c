@@ -19,22 +19,14 @@
 #include "state/profile.h"
 
 struct ablation_args {
-    const char *model, *dtype, *csv, *html, *save_csv;
-    struct opt_list store, lengths;
-    int threads, rounds, tokens;
-};
-
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-
-static const struct opt positionals[] = {
-    {"MODEL", OPT(struct ablation_args, model), .def = "synth:bench-220m",
-     .help = "a model folder or synth:SHAPE"},
-    {0},
+    struct bench_common common; /* the first */
+    const char *csv, *html, *save_csv;
+    struct opt_list lengths;
+    int rounds, tokens;
 };
 
 static const struct opt options[] = {
-    {"store", OPT(struct ablation_args, store), .arg = "DIR[,DIR...]",
-     .help = "where to keep the state; a temporary folder by default"},
+    BENCH_OPT_STORE,
     {"tokens", OPT(struct ablation_args, tokens), .arg = "N", .def = "1024", .min = 64,
      .max = 1000000, .help = "history of all but the figure over lengths"},
     {"lengths", OPT(struct ablation_args, lengths), .arg = "N[,N...]",
@@ -42,9 +34,8 @@ static const struct opt options[] = {
     {"rounds", OPT(struct ablation_args, rounds), .arg = "N", .def = "3", .min = 1,
      .max = 50,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
-    {"dtype", OPT(struct ablation_args, dtype), .choices = dtypes, .help = "state dtype"},
-    {"threads", OPT(struct ablation_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
+    BENCH_OPT_DTYPE,
+    BENCH_OPT_THREADS,
     {"save-csv", OPT(struct ablation_args, save_csv), .arg = "FILE",
      .help = "what hcache bench save --csv has written, for figure 14"},
     {"csv", OPT(struct ablation_args, csv), .arg = "FILE", .def = "ablation.csv",
@@ -59,7 +50,7 @@ static const struct opt_cmd cmd = {
     .summary = "Repeats the figures 11 to 14 of the HCache paper at this machine's scale: "
                "CSV and an "
                "HTML report, the paper's numbers beside ours.",
-    .positionals = positionals,
+    .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench ablation --html report.html --csv report.csv\n",
     .values_bytes = sizeof(struct ablation_args),
@@ -121,7 +112,7 @@ static int measure_point(struct ablation *b, int tokens, struct point *p, struct
             ms[m][n[m]++] = (double)r.total_ns * 1e-6;
         }
     for (int m = 0; rc == 0 && m < N_METHODS; m++)
-        p->ms[m] = lab_median(ms[m], n[m]);
+        p->ms[m] = bench_median(ms[m], n[m]);
     return rc;
 }
 
@@ -266,7 +257,7 @@ static int figure_11_bandwidth(struct ablation *b, struct err *err)
         "over "
         "KV offload with one SSD per GPU, 1.33 to 1.81x with more; 2.3 to 6.1x over "
         "recompute.",
-        b->a->tokens, b->a->model);
+        b->a->tokens, b->a->common.model);
     for (int s = 0; s < 2; s++) {
         int rc = 0;
         for (int g = 0; rc == 0 && g < 4; g++) {
@@ -340,7 +331,7 @@ static int balance(struct ablation *b, struct err *err)
         fprintf(b->csv, "6.1.3,modelled,%s:%s,1024,balance,%.1f,,,,,\n", rows[i].platform,
                 rows[i].shape, gb * 1e3);
     }
-    report_row(&b->r, "%s here (measured)\t%.3f\t", b->a->model,
+    report_row(&b->r, "%s here (measured)\t%.3f\t", b->a->common.model,
                platform_balance_bytes_per_s(&b->lab.platform, 1024) * 1e-9);
     report_table_end(&b->r);
     report_text(
@@ -479,14 +470,14 @@ static int run_figures(struct ablation *b, struct err *err)
     int rc = 0;
     char line[400];
     stack_describe(&b->lab.k, line, sizeof line);
-    printf("%s, %s\n%s\n", b->a->model, b->lab.platform.machine, line);
+    printf("%s, %s\n%s\n", b->a->common.model, b->lab.platform.machine, line);
     report_text(
         &b->r,
         "%s on %s, %s. %s. Medians of %d rounds in which the methods take turns; "
         "recomputation once. While the profile was measured, %.0f %% of the processors "
         "were ours.",
-        b->a->model, b->lab.platform.machine, b->lab.platform.date, line, b->a->rounds,
-        b->lab.platform.cpu_share * 100);
+        b->a->common.model, b->lab.platform.machine, b->lab.platform.date, line,
+        b->a->rounds, b->lab.platform.cpu_share * 100);
     fprintf(b->csv,
             "figure,kind,setting,tokens,method,throttle_MBps,predicted_ms,ms,tokens_per_s,"
             "plan,stored_bytes_per_token\n");
@@ -505,17 +496,22 @@ static int longest(const struct ablation_args *a)
     return most;
 }
 
-static int run(const struct ablation_args *a, const char *temp, struct err *err)
+static int run(const struct ablation_args *a, const struct bench_place *place,
+               struct err *err)
 {
     struct ablation b = {.a = a};
-    struct lab_opts o = {.model = a->model,
-                         .dtype = a->dtype,
-                         .threads = a->threads,
-                         .dirs = a->store.n > 0 ? a->store.items : &temp,
-                         .n_dirs = a->store.n > 0 ? a->store.n : 1,
+    struct lab_opts o = {.model = a->common.model,
+                         .dtype = a->common.dtype,
+                         .threads = a->common.threads,
+                         .dirs = place->dirs,
+                         .n_dirs = place->n_dirs,
                          .staging_bytes = (uint64_t)64 << 20,
                          .effort = PROFILE_FULL,
                          .max_chunks = longest(a) / STORE_CHUNK_TOKENS};
+    if (place->dirs == NULL)
+        return err_set(err, ERR_USAGE,
+                       "the store is throttled, and one in memory cannot be: give a "
+                       "--store in a folder");
     for (int i = 0; i < a->lengths.n; i++)
         if (atoi(a->lengths.items[i]) < STORE_CHUNK_TOKENS)
             return err_set(err, ERR_USAGE,
@@ -551,18 +547,11 @@ int bench_ablation(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    char temp[] = "/var/tmp/hcache-bench-XXXXXX";
-    bool use_temp = a.store.n == 0;
-    if (use_temp && mkdtemp(temp) == NULL) {
-        fprintf(stderr, "hcache bench ablation: %s: %s\n", temp, strerror(errno));
-        opt_end(parsed);
-        return 1;
-    }
-    int rc = run(&a, temp, &err);
-    if (use_temp)
-        bench_remove_dir(temp);
-    if (rc != 0)
-        fprintf(stderr, "hcache bench ablation: %s\n", err.msg);
+    struct bench_place place;
+    int rc = bench_place_open(&place, &a.common, &err);
+    if (rc == 0)
+        rc = run(&a, &place, &err);
+    bench_place_close(&place);
     opt_end(parsed);
-    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+    return bench_end("ablation", rc, &err);
 }

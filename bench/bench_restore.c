@@ -23,24 +23,17 @@
 #include "bench/restore_sweep.h"
 
 struct restore_args {
-    const char *model, *dtype, *weights, *csv, *as;
-    struct opt_list store, lengths, methods;
-    int threads, rounds, sweep, skip;
+    struct bench_common common; /* the first */
+    const char *weights, *csv, *as;
+    struct opt_list lengths, methods;
+    int rounds, sweep, skip;
     uint64_t throttle, staging, seed;
 };
 
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 
-static const struct opt positionals[] = {
-    {"MODEL", OPT(struct restore_args, model), .def = "synth:bench-220m",
-     .help = "a model folder or synth:SHAPE"},
-    {0},
-};
-
 static const struct opt options[] = {
-    {"store", OPT(struct restore_args, store), .arg = "DIR[,DIR...]",
-     .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"},
+    BENCH_OPT_STORE,
     {"lengths", OPT(struct restore_args, lengths), .arg = "N[,N...]",
      .def = "512,1024,2048,4096",
      .help =
@@ -52,12 +45,11 @@ static const struct opt options[] = {
     {"rounds", OPT(struct restore_args, rounds), .arg = "N", .def = "5", .min = 1,
      .max = 1000,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
-    {"dtype", OPT(struct restore_args, dtype), .choices = dtypes, .help = "state dtype"},
+    BENCH_OPT_DTYPE,
     {"weights", OPT(struct restore_args, weights), .choices = weight_kinds,
      .def = "checkpoint",
      .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
-    {"threads", OPT(struct restore_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
+    BENCH_OPT_THREADS,
     {"throttle", OPT(struct restore_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down"},
     {"as", OPT(struct restore_args, as), .arg = "NAME[:SHAPE]",
@@ -84,7 +76,7 @@ static const struct opt_cmd cmd = {
     .summary =
         "Measures restores of one context by every method, beside what was predicted and "
         "what the machine can do.",
-    .positionals = positionals,
+    .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench restore\n"
                 "  hcache bench restore --store memory --lengths 4096\n"
@@ -133,8 +125,8 @@ static int measure(struct bench *b, int n_chunks, struct row *row, struct err *e
 
 static void print_row(struct bench *b, int n_tokens, struct row *r)
 {
-    double total = r->median_ms = lab_median(r->total_ms, r->n);
-    double read = lab_median(r->read_ms, r->n), compute = r->plan.comp_busy_s * 1e3;
+    double total = r->median_ms = bench_median(r->total_ms, r->n);
+    double read = bench_median(r->read_ms, r->n), compute = r->plan.comp_busy_s * 1e3;
     double ceiling = read > compute ? read : compute;
     printf("%7d  %-13s %-26.26s %10.1f %10.1f %6.2f %9.1f %8.2f %10.1f %10.1f %7.2f\n",
            n_tokens, r->method, r->plan.method, r->plan.restore_s * 1e3, total,
@@ -146,7 +138,7 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
                 "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f\n",
                 n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
                 r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
-                compute, lab_median(r->wait_ms, r->n), ceiling / total,
+                compute, bench_median(r->wait_ms, r->n), ceiling / total,
                 b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token);
 }
 
@@ -229,6 +221,9 @@ static int set_speed(struct bench *b, struct err *err)
     }
     if (bytes_per_s > 0)
         printf("storage throttled to %.1f MB/s\n", bytes_per_s * 1e-6);
+    if (bytes_per_s > 0 && b->lab->k.io == NULL)
+        return err_set(err, ERR_USAGE,
+                       "a store in memory cannot be throttled: give a --store in a folder");
     if (bytes_per_s > b->lab->platform.tier[0].bytes_per_s)
         return err_set(err, ERR_UNSUPPORTED,
                        "this store reads %.1f MB/s: too slow to be throttled to %.1f MB/s",
@@ -273,7 +268,7 @@ static void describe(const struct restore_args *a, const struct lab *lab)
 {
     char line[400];
     stack_describe(&lab->k, line, sizeof line);
-    printf("%s, %s\n%s\n", a->model, lab->platform.machine, line);
+    printf("%s, %s\n%s\n", a->common.model, lab->platform.machine, line);
 }
 
 static int run_sweep(struct bench *b, const struct lab_opts *o, struct err *err)
@@ -302,21 +297,17 @@ static int run_sweep(struct bench *b, const struct lab_opts *o, struct err *err)
     return rc;
 }
 
-static int run(const struct restore_args *a, const char *temp, struct err *err)
+static int run(const struct restore_args *a, const struct bench_place *place,
+               struct err *err)
 {
-    bool memory = a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0;
     struct lab lab;
     struct bench b = {.a = a, .lab = &lab};
-    struct lab_opts o = {.model = a->model,
-                         .dtype = a->dtype,
+    struct lab_opts o = {.model = a->common.model,
+                         .dtype = a->common.dtype,
                          .weights = a->weights,
-                         .threads = a->threads,
-                         .dirs = memory           ? NULL
-                                 : a->store.n > 0 ? a->store.items
-                                                  : &temp,
-                         .n_dirs = memory           ? 0
-                                   : a->store.n > 0 ? a->store.n
-                                                    : 1,
+                         .threads = a->common.threads,
+                         .dirs = place->dirs,
+                         .n_dirs = place->n_dirs,
                          .staging_bytes = a->staging};
     int chunks[MAX_LENGTHS];
     int rc = parse_lengths(a, chunks, &o.max_chunks, err);
@@ -343,18 +334,11 @@ int bench_restore(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    char temp[] = "/var/tmp/hcache-bench-XXXXXX";
-    bool use_temp = a.store.n == 0;
-    if (use_temp && mkdtemp(temp) == NULL) {
-        fprintf(stderr, "hcache bench restore: %s: %s\n", temp, strerror(errno));
-        opt_end(parsed);
-        return 1;
-    }
-    int rc = run(&a, temp, &err);
-    if (use_temp)
-        bench_remove_dir(temp);
-    if (rc != 0)
-        fprintf(stderr, "hcache bench restore: %s\n", err.msg);
+    struct bench_place place;
+    int rc = bench_place_open(&place, &a.common, &err);
+    if (rc == 0)
+        rc = run(&a, &place, &err);
+    bench_place_close(&place);
     opt_end(parsed);
-    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+    return bench_end("restore", rc, &err);
 }

@@ -18,23 +18,14 @@
 #include "engine/stack.h"
 
 struct resume_args {
-    const char *model, *dtype, *plan;
-    struct opt_list store;
-    int history, n_new, decodes, rounds, threads;
+    struct bench_common common; /* the first */
+    const char *plan;
+    int history, n_new, decodes, rounds;
     uint64_t throttle;
 };
 
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-
-static const struct opt positionals[] = {
-    {"MODEL", OPT(struct resume_args, model), .def = "synth:bench-220m",
-     .help = "a model folder or synth:SHAPE"},
-    {0},
-};
-
 static const struct opt options[] = {
-    {"store", OPT(struct resume_args, store), .arg = "DIR[,DIR...]",
-     .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"},
+    BENCH_OPT_STORE,
     {"history", OPT(struct resume_args, history), .arg = "N", .def = "4096", .min = 64,
      .max = 1 << 20, .help = "tokens to restore (rounded down to chunks)"},
     {"new", OPT(struct resume_args, n_new), .arg = "N", .def = "256", .min = 1,
@@ -45,9 +36,8 @@ static const struct opt options[] = {
      .help = "how the history is restored, as in hcache run"},
     {"rounds", OPT(struct resume_args, rounds), .arg = "N", .def = "5", .min = 1,
      .max = 1000, .help = "turns of each"},
-    {"dtype", OPT(struct resume_args, dtype), .choices = dtypes, .help = "state dtype"},
-    {"threads", OPT(struct resume_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
+    BENCH_OPT_DTYPE,
+    BENCH_OPT_THREADS,
     {"throttle", OPT(struct resume_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down"},
     {0},
@@ -58,7 +48,7 @@ static const struct opt_cmd cmd = {
     .summary =
         "Measures the first token behind a restored history, prefill behind the restore "
         "and inside it, and what a restore costs those who decode beside it.",
-    .positionals = positionals,
+    .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench resume --throttle 100MB --new 512\n"
                 "  hcache bench resume --store memory --decodes 4\n",
@@ -72,19 +62,6 @@ struct lab {
     int32_t *tokens; /* the history, and room for what is new */
     int n_history;
 };
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Of sorted values. */
-static double quantile(const double *v, int n, double q)
-{
-    int i = (int)(q * n);
-    return n > 0 ? v[i < n ? i : n - 1] : 0;
-}
 
 /* The history and n_new tokens that nobody has seen. */
 static int add(struct lab *b, int n_new, struct request q, struct seq **out,
@@ -150,13 +127,10 @@ static int resume_once(struct lab *b, bool restore_first, struct way *w, struct 
 
 static void print_way(const struct lab *b, struct way *w)
 {
-    double *all[] = {w->ttft_ms, w->restore_ms, w->predicted_ms, w->bubble};
-    for (int i = 0; i < 4; i++)
-        qsort(all[i], (size_t)w->n, sizeof(double), by_value);
     printf("%7d %6d  %-14s %-26.26s %10.1f %10.1f %10.1f %10.1f %8.3f\n", b->n_history,
-           b->a->n_new, w->name, w->layers, quantile(w->predicted_ms, w->n, 0.5),
-           quantile(w->ttft_ms, w->n, 0.5), w->ttft_ms[0],
-           quantile(w->restore_ms, w->n, 0.5), quantile(w->bubble, w->n, 0.5));
+           b->a->n_new, w->name, w->layers, bench_median(w->predicted_ms, w->n),
+           bench_median(w->ttft_ms, w->n), bench_quantile(w->ttft_ms, w->n, 0),
+           bench_median(w->restore_ms, w->n), bench_median(w->bubble, w->n));
 }
 
 static int run_alone(struct lab *b, struct err *err)
@@ -226,24 +200,26 @@ static int turn(struct lab *b, struct steps *beside, struct steps *quiet,
 
 static void print_steps(const char *name, struct steps *s)
 {
-    qsort(s->ms, (size_t)s->n, sizeof *s->ms, by_value);
     printf("%-22s %8d %10.2f %10.2f %10.2f %10.2f\n", name, s->n,
-           quantile(s->ms, s->n, 0.5), quantile(s->ms, s->n, 0.9),
-           quantile(s->ms, s->n, 0.99), quantile(s->ms, s->n, 1));
+           bench_quantile(s->ms, s->n, 0.5), bench_quantile(s->ms, s->n, 0.9),
+           bench_quantile(s->ms, s->n, 0.99), bench_quantile(s->ms, s->n, 1));
 }
 
-static void print_beside(struct steps *beside, struct steps *quiet,
-                         const double *restore_ms, int rounds)
+static void print_beside(struct steps *beside, struct steps *quiet, double *restore_ms,
+                         int rounds)
 {
     printf("\n%-22s %8s %10s %10s %10s %10s\n", "time between tokens", "steps", "p50 ms",
            "p90", "p99", "max");
     print_steps("nothing to restore", quiet);
     print_steps("beside a restore", beside);
     printf("ratio %41.3f %10.3f %10.3f\n",
-           quantile(beside->ms, beside->n, 0.5) / quantile(quiet->ms, quiet->n, 0.5),
-           quantile(beside->ms, beside->n, 0.9) / quantile(quiet->ms, quiet->n, 0.9),
-           quantile(beside->ms, beside->n, 0.99) / quantile(quiet->ms, quiet->n, 0.99));
-    printf("a restore took %.1f ms (median of %d)\n", quantile(restore_ms, rounds, 0.5),
+           bench_quantile(beside->ms, beside->n, 0.5) /
+               bench_quantile(quiet->ms, quiet->n, 0.5),
+           bench_quantile(beside->ms, beside->n, 0.9) /
+               bench_quantile(quiet->ms, quiet->n, 0.9),
+           bench_quantile(beside->ms, beside->n, 0.99) /
+               bench_quantile(quiet->ms, quiet->n, 0.99));
+    printf("a restore took %.1f ms (median of %d)\n", bench_median(restore_ms, rounds),
            rounds);
 }
 
@@ -274,7 +250,6 @@ static int run_beside(struct lab *b, struct err *err)
             engine_remove(b->k.engine, decodes[i]);
     }
     if (rc == 0) {
-        qsort(restore_ms, (size_t)rounds, sizeof *restore_ms, by_value);
         print_beside(&beside, &quiet, restore_ms, rounds);
     }
     free(warm_up.ms);
@@ -286,28 +261,24 @@ static int run_beside(struct lab *b, struct err *err)
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
-static int open_lab(struct lab *b, const char *temp, struct err *err)
+static int open_lab(struct lab *b, const struct bench_place *place, struct err *err)
 {
     struct resume_args *a = b->a;
-    const char *dirs[1] = {temp};
     b->n_history = a->history / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS;
     int n = b->n_history + a->n_new + 2;
-    struct stack_opts o = {.model = a->model,
-                           .dtype = a->dtype,
-                           .threads = a->threads,
+    struct stack_opts o = {.model = a->common.model,
+                           .dtype = a->common.dtype,
+                           .threads = a->common.threads,
                            .max_context = n < 8192 ? 8192 : n,
                            .kv_tokens = n + (int64_t)a->decodes * 8192,
                            .max_sequences = a->decodes + 1,
                            .throttle_bytes_per_s = a->throttle,
-                           .dirs = dirs,
-                           .n_dirs = 1};
-    if (a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0) {
-        o.in_memory = true;
-        o.n_dirs = 0;
-    } else if (a->store.n > 0) {
-        o.dirs = a->store.items;
-        o.n_dirs = a->store.n;
-    }
+                           .dirs = place->dirs,
+                           .n_dirs = place->n_dirs,
+                           .in_memory = place->dirs == NULL};
+    if (o.in_memory && a->throttle > 0)
+        return err_set(err, ERR_USAGE,
+                       "a store in memory cannot be throttled: give a --store in a folder");
     int rc = stack_open(&o, &b->k, err);
     if (rc != 0)
         return rc;
@@ -326,24 +297,18 @@ int bench_resume(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    char temp[] = "/var/tmp/hcache-bench-XXXXXX";
-    bool use_temp = a.store.n == 0;
-    if (use_temp && mkdtemp(temp) == NULL) {
-        fprintf(stderr, "hcache bench resume: %s: %s\n", temp, strerror(errno));
-        return 1;
-    }
+    struct bench_place place;
     struct lab b = {.a = &a};
-    int rc = open_lab(&b, temp, &err);
+    int rc = bench_place_open(&place, &a.common, &err);
+    if (rc == 0)
+        rc = open_lab(&b, &place, &err);
     if (rc == 0)
         rc = run_alone(&b, &err);
     if (rc == 0 && a.decodes > 0)
         rc = run_beside(&b, &err);
     stack_close(&b.k);
     free(b.tokens);
-    if (use_temp)
-        bench_remove_dir(temp);
-    if (rc != 0)
-        fprintf(stderr, "hcache bench resume: %s\n", err.msg);
+    bench_place_close(&place);
     opt_end(parsed);
-    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+    return bench_end("resume", rc, &err);
 }

@@ -29,23 +29,15 @@
 #include "state/save_policy.h"
 
 struct save_args {
-    const char *model, *dtype, *csv, *save;
-    struct opt_list store, batches, arms;
-    int threads, rounds, steps, context;
+    struct bench_common common; /* the first */
+    const char *csv, *save;
+    struct opt_list batches, arms;
+    int rounds, steps, context;
     uint64_t store_cap, save_buffer;
 };
 
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-
-static const struct opt positionals[] = {
-    {"MODEL", OPT(struct save_args, model), .def = "synth:bench-220m",
-     .help = "a model folder or synth:SHAPE"},
-    {0},
-};
-
 static const struct opt options[] = {
-    {"store", OPT(struct save_args, store), .arg = "DIR[,DIR...]",
-     .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"},
+    BENCH_OPT_STORE,
     {"store-cap", OPT(struct save_args, store_cap), .arg = "BYTES", .def = "2G",
      .help = "bound on the store"},
     {"save-buffer", OPT(struct save_args, save_buffer), .arg = "BYTES", .def = "0",
@@ -62,9 +54,8 @@ static const struct opt options[] = {
      .help = "steps of a window"},
     {"rounds", OPT(struct save_args, rounds), .arg = "N", .def = "5", .min = 1, .max = 200,
      .help = "rounds, in which the arms take turns"},
-    {"dtype", OPT(struct save_args, dtype), .choices = dtypes, .help = "state dtype"},
-    {"threads", OPT(struct save_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
+    BENCH_OPT_DTYPE,
+    BENCH_OPT_THREADS,
     {"csv", OPT(struct save_args, csv), .arg = "FILE",
      .help = "write the table as CSV too"},
     {0},
@@ -75,7 +66,7 @@ static const struct opt_cmd cmd = {
     .summary =
         "Measures the time between tokens with saving off, on, and with direct writes, "
         "beside an A/A run.",
-    .positionals = positionals,
+    .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench save\n"
                 "  hcache bench save --batches 32 --rounds 9 --arms off,save,off2\n"
@@ -213,20 +204,6 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
 
 /* --- one window ------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The q-quantile of v[0..n), which is sorted in place. */
-static double quantile(double *v, int n, double q)
-{
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    int i = (int)(q * (n - 1) + 0.5);
-    return v[i];
-}
-
 /* Every window begins at the same positions, and saves under names of its own: what lies before in the
  * first chunk was never computed, so nobody else may find it. */
 static void window_begin(struct lab *b, enum arm_kind kind)
@@ -278,7 +255,7 @@ static int run_window(struct lab *b, struct arm *arm, int round, struct err *err
     arm->n_bytes += arm->kind == ARM_DIRECT ? b->direct.n_written - direct_before
                                             : after.appended_bytes - before.appended_bytes;
     if (rc == 0)
-        arm->window_ms[round] = quantile(sorted, n, 0.5);
+        arm->window_ms[round] = bench_quantile(sorted, n, 0.5);
     return rc;
 }
 
@@ -289,17 +266,17 @@ static double paired(const struct arm *arm, const struct arm *off, int rounds)
     double ratio[MAX_ROUNDS];
     for (int i = 0; i < rounds; i++)
         ratio[i] = arm->window_ms[i] / off->window_ms[i];
-    return (quantile(ratio, rounds, 0.5) - 1) * 100;
+    return (bench_quantile(ratio, rounds, 0.5) - 1) * 100;
 }
 
 static void print_arms(struct lab *b, struct arm *arms, int n_arms)
 {
-    double off_median = quantile(arms[0].step_ms, arms[0].n, 0.5);
-    double off_p99 = quantile(arms[0].step_ms, arms[0].n, 0.99);
+    double off_median = bench_quantile(arms[0].step_ms, arms[0].n, 0.5);
+    double off_p99 = bench_quantile(arms[0].step_ms, arms[0].n, 0.99);
     for (int i = 0; i < n_arms; i++) {
         struct arm *a = &arms[i];
-        double median = quantile(a->step_ms, a->n, 0.5), sum = 0;
-        double p99 = quantile(a->step_ms, a->n, 0.99);
+        double median = bench_quantile(a->step_ms, a->n, 0.5), sum = 0;
+        double p99 = bench_quantile(a->step_ms, a->n, 0.99);
         for (int j = 0; j < a->n; j++)
             sum += a->step_ms[j];
         double dm = (median / off_median - 1) * 100, dp = (p99 / off_p99 - 1) * 100;
@@ -485,8 +462,8 @@ static int run(struct lab *b, const char *dir, struct err *err)
     char line[400];
     stack_describe(&b->k, line, sizeof line);
     printf("%s, %s\n%s\nsaving %s, context %d, windows of %d steps, %d rounds\n\n",
-           b->a->model, b->k.platform.machine, line, b->a->save, b->a->context, b->a->steps,
-           b->a->rounds);
+           b->a->common.model, b->k.platform.machine, line, b->a->save, b->a->context,
+           b->a->steps, b->a->rounds);
     printf("%5s  %-7s %6s %9s %9s %9s %9s %9s %9s %9s %5s\n", "batch", "arm", "steps",
            "TBT ms", "p99 ms", "mean ms", "median %", "paired %", "p99 %", "MB/s", "shed");
     if (b->csv != NULL)
@@ -519,17 +496,15 @@ static void cleanup(struct lab *b)
     stack_close(&b->k);
 }
 
-static int open_lab(struct lab *b, bool memory, const char *const *dirs, int n_dirs,
-                    struct err *err)
+static int open_lab(struct lab *b, const struct bench_place *place, struct err *err)
 {
     struct save_args *a = b->a;
-    struct stack_opts so = {.model = a->model,
-                            .dtype = a->dtype,
-                            .threads = a->threads,
-                            .max_context = 0,
-                            .dirs = memory ? NULL : dirs,
-                            .n_dirs = memory ? 0 : n_dirs,
-                            .in_memory = memory,
+    struct stack_opts so = {.model = a->common.model,
+                            .dtype = a->common.dtype,
+                            .threads = a->common.threads,
+                            .dirs = place->dirs,
+                            .n_dirs = place->n_dirs,
+                            .in_memory = place->dirs == NULL,
                             .cap_bytes = a->store_cap,
                             .save_buffer_bytes = a->save_buffer,
                             .no_profile = true};
@@ -549,26 +524,17 @@ int bench_save(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    char temp[] = "/var/tmp/hcache-bench-XXXXXX";
-    const char *temp_dir = temp;
-    bool use_temp = a.store.n == 0;
-    bool memory = a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0;
-    if (use_temp && mkdtemp(temp) == NULL) {
-        fprintf(stderr, "hcache bench save: %s: %s\n", temp, strerror(errno));
-        return 1;
-    }
+    struct bench_place place;
     struct lab *b = xcalloc(1, sizeof *b);
     b->a = &a;
-    int rc = open_lab(b, memory, use_temp ? &temp_dir : a.store.items,
-                      use_temp ? 1 : a.store.n, &err);
+    int rc = bench_place_open(&place, &a.common, &err);
     if (rc == 0)
-        rc = run(b, use_temp ? temp : a.store.items[0], &err);
+        rc = open_lab(b, &place, &err);
+    if (rc == 0)
+        rc = run(b, place.dirs != NULL ? place.dirs[0] : NULL, &err);
     cleanup(b);
     free(b);
-    if (use_temp)
-        bench_remove_dir(temp);
-    if (rc != 0)
-        fprintf(stderr, "hcache bench save: %s\n", err.msg);
+    bench_place_close(&place);
     opt_end(parsed);
-    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+    return bench_end("save", rc, &err);
 }

@@ -351,15 +351,3 @@ int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
     free(r.left);
     return rc;
 }
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double lab_median(double *v, int n)
-{
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return n % 2 != 0 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}

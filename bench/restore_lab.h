@@ -76,7 +76,4 @@ void lab_learn(struct lab *b, const struct plan_request *req, const struct plan 
 int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
              struct err *err);
 
-/* Sorts v. */
-double lab_median(double *v, int n);
-
 #endif

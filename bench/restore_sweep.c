@@ -1,7 +1,9 @@
 /* restore_sweep.c - see restore_sweep.h.
  *
- * A case takes its methods in turn for some rounds: auto, every single method, auto again.  The two
- * medians of auto are an A/A measurement; what they differ by is the noise.  A single method that is
+ * A case takes its methods in turn for some rounds, beginning with another one each time: auto, every
+ * single method, auto again.  The two medians of auto are an A/A measurement; what they differ by is
+ * the noise.  Where auto's plan is that of a single method (all layers K), so are these two: they did
+ * the same.  A single method that is
  * predicted to take more than SLOWER times as long as the fastest single one is not run: it could only
  * be the best if the prediction were off by that factor, and the sweep reports how far off it is.
  *
@@ -12,6 +14,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "bench/bench.h"
 
 #define SLOWER 1.6
 /* Beyond the noise, auto may lose this much to the best single method (DESIGN, P2). */
@@ -22,9 +25,9 @@
 /* A short case has more rounds, until it has taken this long. */
 #define CASE_S 0.4
 
-enum { MAX_ROUNDS = 32, N_SINGLES = 3, MAX_CASES = 1000 };
+enum { MAX_ROUNDS = 256, N_SINGLES = 3, MAX_CASES = 1000 };
 
-static const char *const singles[N_SINGLES] = {"kv", "hidden", "recompute"};
+static const char *const singles[N_SINGLES] = {"kv", "hidden", "recompute"}; /* K, H, R */
 
 struct sweep_case {
     int n_chunks;
@@ -39,9 +42,11 @@ struct timing {
 
 struct outcome_of {
     struct plan plan;
-    double predicted_ms, auto_ms, noise;
+    double predicted[MAX_ROUNDS], predicted_ms, auto_ms, noise;
     struct timing first, second, single[N_SINGLES];
-    int best; /* of the singles */
+    int best;    /* of the singles */
+    bool is_one; /* auto's plans were all those of the best single method */
+    int n_same[N_SINGLES];
 };
 
 static struct sweep_case draw(uint64_t seed, int i, struct lab *file, struct lab *dram)
@@ -57,12 +62,19 @@ static struct sweep_case draw(uint64_t seed, int i, struct lab *file, struct lab
     return c;
 }
 
+/* Every restore comes right after the search for auto's plan, also where another is carried out: the
+ * threads have been idle for as long. */
 static int run_once(const struct sweep_case *c, const char *method, struct timing *t,
                     struct plan *plan, struct err *err)
 {
     struct plan_request req;
     struct restore_result r;
     int rc = lab_plan(c->lab, method, c->n_chunks, &req, plan, err);
+    if (rc == 0 && strcmp(method, "auto") != 0) {
+        struct plan_request unused;
+        struct plan ignored;
+        rc = lab_plan(c->lab, "auto", c->n_chunks, &unused, &ignored, err);
+    }
     if (rc == 0)
         rc = lab_restore(c->lab, c->n_chunks, plan, &r, err);
     if (rc != 0)
@@ -94,6 +106,35 @@ static int choose_singles(const struct sweep_case *c, bool *run, double *round_s
     return 0;
 }
 
+static int run_auto(const struct sweep_case *c, struct outcome_of *out, struct timing *t,
+                    struct err *err)
+{
+    int rc = run_once(c, "auto", t, &out->plan, err);
+    for (int k = 0; rc == 0 && k < N_SINGLES; k++)
+        out->n_same[k] += strspn(out->plan.method, (char[]){"KHR"[k], 0}) ==
+                          (size_t)out->plan.n_layers;
+    if (rc == 0 && t == &out->first)
+        out->predicted[t->n - 1] = out->plan.restore_s * 1e3;
+    return rc;
+}
+
+/* One round: the singles are 0 .. N_SINGLES - 1, auto is before and behind them. */
+static int run_round(const struct sweep_case *c, const bool *run, int round,
+                     struct outcome_of *out, struct err *err)
+{
+    enum { TURNS = N_SINGLES + 2 };
+    struct plan ignored;
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < TURNS; i++) {
+        int k = (i + round) % TURNS - 1;
+        if (k < 0 || k == N_SINGLES)
+            rc = run_auto(c, out, k < 0 ? &out->first : &out->second, err);
+        else if (run[k])
+            rc = run_once(c, singles[k], &out->single[k], &ignored, err);
+    }
+    return rc;
+}
+
 static int run_rounds(const struct sweep_opts *o, const struct sweep_case *c,
                       struct outcome_of *out, struct err *err)
 {
@@ -105,18 +146,10 @@ static int run_rounds(const struct sweep_opts *o, const struct sweep_case *c,
     int rounds = (int)fmin(MAX_ROUNDS / 2, fmax(o->rounds, CASE_S / round_s));
     if (rc == 0) /* the first restore after a change of throttle or tier is not counted */
         rc = run_once(c, "auto", &warm, &ignored, err);
-    double predicted[MAX_ROUNDS];
-    for (int i = 0; rc == 0 && i < rounds; i++) {
-        rc = run_once(c, "auto", &out->first, &out->plan, err);
-        predicted[i] = out->plan.restore_s * 1e3;
-        for (int k = 0; rc == 0 && k < N_SINGLES; k++)
-            if (run[k])
-                rc = run_once(c, singles[k], &out->single[k], &ignored, err);
-        if (rc == 0)
-            rc = run_once(c, "auto", &out->second, &ignored, err);
-    }
+    for (int i = 0; rc == 0 && i < rounds; i++)
+        rc = run_round(c, run, i, out, err);
     if (rc == 0)
-        out->predicted_ms = lab_median(predicted, rounds);
+        out->predicted_ms = bench_median(out->predicted, rounds);
     return rc;
 }
 
@@ -125,18 +158,21 @@ static void judge(struct outcome_of *x)
     struct timing all = x->first;
     for (int i = 0; i < x->second.n && all.n < MAX_ROUNDS; i++)
         all.ms[all.n++] = x->second.ms[i];
-    x->auto_ms = lab_median(all.ms, all.n);
-    x->first.median_ms = lab_median(x->first.ms, x->first.n);
-    x->second.median_ms = lab_median(x->second.ms, x->second.n);
+    x->auto_ms = bench_median(all.ms, all.n);
+    x->first.median_ms = bench_median(x->first.ms, x->first.n);
+    x->second.median_ms = bench_median(x->second.ms, x->second.n);
     x->noise = fabs(x->first.median_ms - x->second.median_ms) /
                fmin(x->first.median_ms, x->second.median_ms);
     x->best = -1;
     for (int k = 0; k < N_SINGLES; k++) {
         struct timing *t = &x->single[k];
-        t->median_ms = t->n > 0 ? lab_median(t->ms, t->n) : INFINITY;
+        t->median_ms = t->n > 0 ? bench_median(t->ms, t->n) : INFINITY;
         if (t->n > 0 && (x->best < 0 || t->median_ms < x->single[x->best].median_ms))
             x->best = k;
     }
+    x->is_one = x->n_same[x->best] == all.n;
+    if (x->is_one)
+        x->noise = fmax(x->noise, fabs(x->auto_ms / x->single[x->best].median_ms - 1));
 }
 
 static bool is_broken(const struct outcome_of *x)
@@ -165,7 +201,8 @@ static void print_case(FILE *csv, int i, const struct sweep_case *c,
             fprintf(csv, ",%.3f", x->single[k].median_ms);
         else
             fprintf(csv, ",");
-    fprintf(csv, ",%s,%.4f,%d\n", singles[x->best], x->auto_ms / best, is_broken(x));
+    fprintf(csv, ",%s,%.4f,%d,%d\n", singles[x->best], x->auto_ms / best, x->is_one,
+            is_broken(x));
     fflush(csv);
 }
 
@@ -174,9 +211,10 @@ static void print_head(const struct sweep_opts *o)
     printf("%4s  %-4s %6s %9s  %-14s %9s %9s %6s %8s  %-9s %9s %6s\n", "case", "", "tokens",
            "MB/s", "auto", "predicted", "measured", "ratio", "A/A", "best", "ms", "auto/");
     if (o->csv != NULL)
-        fprintf(o->csv,
-                "case,store,tokens,throttle_MBps,plan,predicted_ms,auto_ms,aa_noise,"
-                "kv_ms,hidden_ms,recompute_ms,best_single,auto_over_best,broken\n");
+        fprintf(
+            o->csv,
+            "case,store,tokens,throttle_MBps,plan,predicted_ms,auto_ms,aa_noise,"
+            "kv_ms,hidden_ms,recompute_ms,best_single,auto_over_best,same_plan,broken\n");
 }
 
 /* What all cases together say. */
@@ -194,8 +232,9 @@ static void print_totals(struct totals *t)
            "the A/A noise)\n",
            t->n, t->n_broken);
     printf("auto over the best single method: median %.3f, worst %.3f\n",
-           lab_median(t->ratio, t->n), worst);
-    printf("|predicted / measured - 1|: median %.1f %%", 100 * lab_median(t->error, t->n));
+           bench_median(t->ratio, t->n), worst);
+    printf("|predicted / measured - 1|: median %.1f %%",
+           100 * bench_median(t->error, t->n));
     printf(", 90th percentile %.1f %%\n", 100 * t->error[t->n * 9 / 10]);
 }
 

@@ -18,6 +18,8 @@ run_hc "${restore[@]}" --as a100-1ssd:llama-9
 expect "as no model" 1 'llama-9'
 run_hc bench restore "$model" --store memory --lengths 64 --sweep 1
 expect "a sweep adds DRAM itself" 2 'adds DRAM itself'
+run_hc bench restore "$model" --store memory --lengths 64 --throttle 1MB
+expect "what cannot be throttled" 2 "cannot be throttled"
 
 run_hc "${restore[@]}" --sweep 4 --seed 3 --csv "$tmp/s.csv"
 check "sweep: a row per case, or it says which promise was broken" \
