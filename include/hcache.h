@@ -352,6 +352,9 @@ double hcache_hist_bound_s(int i);
 
 struct hcache_stats {
     int n_waiting, n_running;
+    /* About how long a request submitted now would wait for a place: those before it, times the time
+     * that requests lately held theirs. 0: hardly, or nothing is known yet. */
+    double wait_s;
     uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
     uint64_t device_tokens;   /* of the prompts: were on the device */

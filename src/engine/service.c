@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "policy/sched.h"
 
 enum { DEFAULT_QUEUE = 64 };
 
@@ -37,6 +38,7 @@ struct service {
     struct hcache_stats stats;
     struct engine_stats engine; /* as of the last step */
     uint64_t n_plans[8];        /* by the methods in it, as bits */
+    double held_s;              /* that requests lately held a place; 0: none has ended */
 };
 
 /* --- counting --------------------------------------------------------------------------------- */
@@ -103,6 +105,27 @@ static void count_end(struct service *s, const struct hcache_ticket *t)
     count_restore(s, r);
 }
 
+/* [lock] An average over some tens of requests. */
+static void learn_held(struct service *s, double seconds)
+{
+    s->held_s += (seconds - s->held_s) * (s->held_s == 0 ? 1 : 1.0 / 16);
+}
+
+/* [lock] Before any request has ended: they last at least as long as the first of them has until now. */
+static double expected_wait_s(const struct service *s)
+{
+    double held_s = s->held_s;
+    int64_t now = clock_now_ns();
+    if (s->stats.n_waiting == 0 && s->stats.n_running < s->o.max_sequences)
+        return 0;
+    for (const struct hcache_ticket *t = s->live; t != NULL && s->held_s == 0;
+         t = t->next) {
+        double seconds = t->state == TICKET_RUNNING ? (double)(now - t->t_admit) * 1e-9 : 0;
+        held_s = seconds > held_s ? seconds : held_s;
+    }
+    return sched_wait_s(s->stats.n_waiting, s->stats.n_running, held_s);
+}
+
 static void count_add(struct hcache_counts *c, const char *name, uint64_t n)
 {
     CHECK(c->n < HCACHE_MAX_COUNTS);
@@ -147,6 +170,7 @@ void service_stats(struct service *s, struct hcache_stats *out)
 {
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
+    out->wait_s = expected_wait_s(s);
     const struct engine_stats *e = &s->engine;
     out->n_preempted = e->n_preempted;
     out->recovered_tokens = e->recovered_tokens;
@@ -238,6 +262,8 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     engine_stats(s->o.engine, &s->engine);
     s->stats.n_waiting -= t->state == TICKET_WAITING;
     s->stats.n_running -= t->state == TICKET_RUNNING;
+    if (t->state == TICKET_RUNNING)
+        learn_held(s, (double)(clock_now_ns() - t->t_admit) * 1e-9);
     t->state = TICKET_ENDED;
     count_end(s, t);
     bool given_up = t->given_up;

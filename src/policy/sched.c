@@ -164,6 +164,11 @@ int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least
     return rows > 1e6 ? 1000000 : rows > least ? (int)rows : least;
 }
 
+double sched_wait_s(int n_waiting, int n_running, double held_s)
+{
+    return (n_waiting + 1) * held_s / (n_running > 1 ? n_running : 1);
+}
+
 static void share_rows(struct decision *d)
 {
     bool beside = d->l->rows_beside > 0 && d->rows_left < d->l->step_rows;

@@ -79,6 +79,10 @@ void sched_decide(const struct sched_limits *l, const struct sched_req *req, int
  * known yet. */
 int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least);
 
+/* How long a newcomer waits for a place, about, behind n_waiting others: n_running requests hold theirs
+ * for held_s each. */
+double sched_wait_s(int n_waiting, int n_running, double held_s);
+
 /* The rank: lower is earlier. */
 int64_t sched_rank(const struct sched_req *r, int64_t age_ns);
 

@@ -8,11 +8,11 @@
  *  4. No path, header or body reaches the log at the default level. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <math.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,6 +22,7 @@
 #include "server/auth.h"
 #include "server/call.h"
 #include "server/generation.h"
+#include "server/head.h"
 #include "server/keep.h"
 #include "server/memory.h"
 #include "server/worker.h"
@@ -29,8 +30,8 @@
 enum {
     /* The library's buffer of a connection: bounds the request line and all headers together. */
     CONNECTION_BYTES = 32 << 10,
-    MAX_URI_BYTES = 4 << 10,
     BACKLOG = 128,
+    MAX_RETRY_S = 3600,
     TIDY_PERIOD_S = 5,       /* how late what has expired is erased */
     MAX_WAITING_CALLS = 256, /* for the disk; others get 503 */
     /* Of remembered answers: turns of a few thousand conversations. */
@@ -57,9 +58,20 @@ void call_json(struct call *c, int status, struct json *v)
     json_free(v);
 }
 
+/* In whole seconds, as Retry-After has it. */
+static int expected_wait_s(struct hcache *h)
+{
+    struct hcache_stats st;
+    hcache_stats(h, &st);
+    return st.wait_s < MAX_RETRY_S ? (int)ceil(st.wait_s > 1 ? st.wait_s : 1) : MAX_RETRY_S;
+}
+
 void call_fault(struct call *c, const struct fault *f)
 {
-    if (f->status == 429 || f->status == 503)
+    if (f->status == 429)
+        c->retry_after_s = expected_wait_s(call_model(c));
+    else if (f->status ==
+             503) /* it loads, stops or is short of memory: nobody knows how long */
         c->retry_after_s = 1;
     bool own = c->route != NULL && c->route->fault != NULL;
     call_json(c, f->status, own ? c->route->fault(f) : fault_json(f));
@@ -225,56 +237,12 @@ static enum MHD_Result send_when_done(struct call *c)
 
 /* --- the head of a request -------------------------------------------------------------------- */
 
-struct head {
-    int n_length, n_encoding;
-    bool bad_length, bad_encoding;
-    unsigned long long length;
-};
-
-static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const char *key,
+static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const char *name,
                                    const char *value)
 {
-    struct head *h = arg;
     (void)kind;
-    if (strcasecmp(key, "Content-Length") == 0) {
-        h->n_length++;
-        h->bad_length = value == NULL || value[0] == 0 || strlen(value) > 18 ||
-                        strspn(value, "0123456789") != strlen(value);
-        h->length = h->bad_length ? 0 : strtoull(value, NULL, 10);
-    } else if (strcasecmp(key, "Transfer-Encoding") == 0) {
-        h->n_encoding++;
-        h->bad_encoding = value == NULL || strcasecmp(value, "chunked") != 0;
-    }
+    head_add(arg, name, value);
     return MHD_YES;
-}
-
-static int check_length(struct call *c, struct fault *f)
-{
-    struct head h = {0};
-    (void)MHD_get_connection_values(c->connection, MHD_HEADER_KIND, read_header, &h);
-    if (h.n_length > 1)
-        return fault_set(f, 400, NULL, NULL, "there is more than one Content-Length");
-    if (h.n_length > 0 && h.n_encoding > 0)
-        return fault_set(f, 400, NULL, NULL,
-                         "there is both a Content-Length and a Transfer-Encoding");
-    if (h.bad_length)
-        return fault_set(f, 400, NULL, NULL, "the Content-Length is not a number of bytes");
-    if (h.n_encoding > 1 || h.bad_encoding)
-        return fault_set(f, 501, NULL, NULL, "the only Transfer-Encoding known is chunked");
-    if (h.length > c->s->o.max_body_bytes)
-        return fault_set(f, 413, NULL, NULL,
-                         "the body has %llu bytes; at most %llu are allowed", h.length,
-                         (unsigned long long)c->s->o.max_body_bytes);
-    return 0;
-}
-
-/* "/v1/models/" matches what follows it, too. */
-static bool path_is(const char *path, const char *url)
-{
-    size_t n = strlen(path);
-    if (path[n - 1] == '/' && n > 1)
-        return strncmp(path, url, n) == 0 && url[n] != 0;
-    return strcmp(path, url) == 0;
 }
 
 static int find_route(struct call *c, const char *url, const char *method, struct fault *f)
@@ -283,7 +251,7 @@ static int find_route(struct call *c, const char *url, const char *method, struc
     if (strcmp(method, "HEAD") == 0)
         method = "GET";
     for (const struct route *r = routes; r->path != NULL; r++) {
-        if (!path_is(r->path, url))
+        if (!head_path_is(r->path, url))
             continue;
         known = true;
         if (strcmp(r->method, method) == 0) {
@@ -320,11 +288,10 @@ static int check_head(struct call *c, const char *url, const char *method, struc
         allowed = auth_check(c->s->auth, bearer, &c->salt);
         free(bearer);
     }
-    if (check_length(c, f) != 0)
+    struct head head = {.uri_bytes = c->uri_bytes};
+    (void)MHD_get_connection_values(c->connection, MHD_HEADER_KIND, read_header, &head);
+    if (head_check(&head, c->s->o.max_body_bytes, f) != 0)
         return -1;
-    if (c->uri_bytes > MAX_URI_BYTES)
-        return fault_set(f, 414, NULL, NULL, "the URI has more than %d bytes",
-                         MAX_URI_BYTES);
     int rc = find_route(c, url, method, f);
     if (!allowed && (rc != 0 || !c->route->is_public))
         return fault_set(f, 401, "invalid_api_key", NULL,

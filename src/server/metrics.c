@@ -51,6 +51,8 @@ static void request_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
     metric(b, "gauge", "requests_waiting", "Requests that have no place yet.",
            st->n_waiting);
+    metric(b, "gauge", "queue_wait_expected_seconds",
+           "How long a request that comes now would wait for a place, about.", st->wait_s);
     metric(b, "gauge", "requests_running", "Sequences in the engine.", st->n_running);
     head(b, "counter", "requests_total", "Sequences, by how they ended.");
     labelled(b, "requests_total", "end", "done",

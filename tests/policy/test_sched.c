@@ -334,6 +334,16 @@ static void prompts_stretch_a_step_so_far(void **state)
     assert_int_equal(sched_rows_beside(60e6, 1e-9, 2.5, 16), 1000000);
 }
 
+static void waits_follow_the_queue(void **state)
+{
+    (void)state;
+    assert_true(sched_wait_s(0, 1, 0.5) == 0.5);
+    assert_true(sched_wait_s(9, 2, 0.5) == 2.5);
+    assert_true(sched_wait_s(64, 8, 4) == 32.5);
+    assert_true(sched_wait_s(3, 0, 2) == 8); /* nobody runs yet */
+    assert_true(sched_wait_s(3, 4, 0) == 0); /* nothing is known */
+}
+
 static void priorities(void **state)
 {
     (void)state;
@@ -429,6 +439,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_come_first),
         cmocka_unit_test(prompts_stretch_a_step_so_far),
+        cmocka_unit_test(waits_follow_the_queue),
         cmocka_unit_test(priorities),
         cmocka_unit_test(equal_prompts_follow_one),
         cmocka_unit_test(nobody_starves),

@@ -1,0 +1,57 @@
+/* head.c - see head.h. */
+#include "server/head.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* More digits than any length has, and no overflow. */
+enum { MAX_DIGITS = 18 };
+
+static void add_length(struct head *h, const char *value)
+{
+    size_t n = value != NULL ? strlen(value) : 0;
+    bool bad = n == 0 || n > MAX_DIGITS || strspn(value, "0123456789") != n;
+    h->n_length++;
+    h->bad_length |= bad;
+    h->length = bad ? 0 : strtoull(value, NULL, 10);
+}
+
+void head_add(struct head *h, const char *name, const char *value)
+{
+    if (strcasecmp(name, "Content-Length") == 0) {
+        add_length(h, value);
+    } else if (strcasecmp(name, "Transfer-Encoding") == 0) {
+        h->n_encoding++;
+        h->bad_encoding |= value == NULL || strcasecmp(value, "chunked") != 0;
+    }
+}
+
+int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f)
+{
+    if (h->n_length > 1)
+        return fault_set(f, 400, NULL, NULL, "there is more than one Content-Length");
+    if (h->n_length > 0 && h->n_encoding > 0)
+        return fault_set(f, 400, NULL, NULL,
+                         "there is both a Content-Length and a Transfer-Encoding");
+    if (h->bad_length)
+        return fault_set(f, 400, NULL, NULL, "the Content-Length is not a number of bytes");
+    if (h->n_encoding > 1 || h->bad_encoding)
+        return fault_set(f, 501, NULL, NULL, "the only Transfer-Encoding known is chunked");
+    if (h->length > max_body_bytes)
+        return fault_set(f, 413, NULL, NULL,
+                         "the body has %llu bytes; at most %llu are allowed",
+                         (unsigned long long)h->length, (unsigned long long)max_body_bytes);
+    if (h->uri_bytes > HEAD_MAX_URI_BYTES)
+        return fault_set(f, 414, NULL, NULL, "the URI has more than %d bytes",
+                         HEAD_MAX_URI_BYTES);
+    return 0;
+}
+
+bool head_path_is(const char *route, const char *path)
+{
+    size_t n = strlen(route);
+    if (n > 1 && route[n - 1] == '/')
+        return strncmp(route, path, n) == 0 && path[n] != 0;
+    return strcmp(route, path) == 0;
+}

@@ -1,0 +1,30 @@
+/* head.h - what is ours to judge of the head of an HTTP request: its lengths and its path. Pure.
+ *
+ * The library splits the head into lines; what they mean together is decided here, since it would answer
+ * requests whose length is told in two ways, and a proxy in front may have read them otherwise. */
+#ifndef SERVER_HEAD_H
+#define SERVER_HEAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "server/request.h"
+
+enum { HEAD_MAX_URI_BYTES = 4 << 10 };
+
+struct head {
+    size_t uri_bytes;
+    int n_length, n_encoding; /* headers of that name */
+    bool bad_length, bad_encoding;
+    uint64_t length;
+};
+
+/* One header; value NULL: it has none. */
+void head_add(struct head *h, const char *name, const char *value);
+/* 0, or -1 and why the request is refused and its connection closed. */
+int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f);
+/* Whether a route's path is that of a URL; "/v1/models/" matches what follows it, too. */
+bool head_path_is(const char *route, const char *path);
+
+#endif

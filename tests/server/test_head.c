@@ -1,0 +1,96 @@
+/* test_head.c - what of a request's head is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "server/head.h"
+
+#define LENGTH   "Content-Length"
+#define ENCODING "Transfer-Encoding"
+
+struct header {
+    const char *name, *value;
+};
+
+/* 0: accepted. */
+static int status_of(const struct header *h, int n)
+{
+    struct head head = {.uri_bytes = 10};
+    struct fault f = {0};
+    for (int i = 0; i < n; i++)
+        head_add(&head, h[i].name, h[i].value);
+    if (head_check(&head, 1000, &f) == 0)
+        return 0;
+    assert_true(strlen(f.message) > 10);
+    return f.status;
+}
+
+static void lengths(void **state)
+{
+    static const struct {
+        int status, n;
+        struct header h[3];
+    } cases[] = {
+        {0, 0, {{0}}},
+        {0, 1, {{LENGTH, "0"}}},
+        {0, 2, {{LENGTH, "1000"}, {"Host", "x"}}},
+        {0, 1, {{"content-length", "0000000000000007"}}},
+        {0, 1, {{ENCODING, "Chunked"}}},
+        {413, 1, {{LENGTH, "1001"}}},
+        {413, 1, {{LENGTH, "999999999999999999"}}},
+        {400, 1, {{LENGTH, "9999999999999999999"}}},
+        {400, 1, {{LENGTH, ""}}},
+        {400, 1, {{LENGTH, NULL}}},
+        {400, 1, {{LENGTH, "+5"}}},
+        {400, 1, {{LENGTH, " 5"}}},
+        {400, 1, {{LENGTH, "0x5"}}},
+        {400, 1, {{LENGTH, "5, 5"}}},
+        {400, 2, {{LENGTH, "5"}, {"CONTENT-LENGTH", "5"}}},
+        {400, 2, {{LENGTH, "5"}, {ENCODING, "chunked"}}},
+        {400, 2, {{ENCODING, "chunked"}, {LENGTH, "5"}}},
+        {501, 1, {{ENCODING, "gzip, chunked"}}},
+        {501, 1, {{ENCODING, NULL}}},
+        {501, 2, {{ENCODING, "chunked"}, {ENCODING, "chunked"}}},
+        {501, 2, {{ENCODING, "gzip"}, {ENCODING, "chunked"}}},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(status_of(cases[i].h, cases[i].n), cases[i].status);
+}
+
+static void long_uri(void **state)
+{
+    struct fault f;
+    struct head h = {.uri_bytes = HEAD_MAX_URI_BYTES};
+    (void)state;
+    assert_int_equal(head_check(&h, 1000, &f), 0);
+    h.uri_bytes++;
+    assert_int_equal(head_check(&h, 1000, &f), -1);
+    assert_int_equal(f.status, 414);
+}
+
+static void paths(void **state)
+{
+    (void)state;
+    assert_true(head_path_is("/", "/"));
+    assert_false(head_path_is("/", "/x"));
+    assert_true(head_path_is("/v1/models", "/v1/models"));
+    assert_false(head_path_is("/v1/models", "/v1/models/"));
+    assert_true(head_path_is("/v1/models/", "/v1/models/x/y"));
+    assert_false(head_path_is("/v1/models/", "/v1/models/"));
+    assert_false(head_path_is("/v1/models/", ""));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lengths),
+        cmocka_unit_test(long_uri),
+        cmocka_unit_test(paths),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
