@@ -149,11 +149,16 @@ $(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB_OBJ) $(B)/li
 	@echo "  LINK $@"
 	@$(CXX) $(LDFLAGS) -o $@ $< $(EMU_OBJ) $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
+# The whole program on the emulated GPU: for the tests of its commands.
+$(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libhcache.a
+	@echo "  LINK $@"
+	@$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 $(B)/tests/%: $(B)/tests/%.o $(TESTLIB_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CC) $(LDFLAGS) -o $@ $< $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
-tests: $(TEST_BIN)
+tests: $(TEST_BIN) $(if $(EMULATED),$(B)/hcache_emulated)
 
 # --- the two commands of the README: each sets the machine up by itself -------------------------
 

@@ -38,6 +38,8 @@ static int reserve_batch(struct engine *e, struct err *err)
     e->again = xcalloc(seqs, sizeof *e->again);
     e->sample_scratch = xcalloc((size_t)m->cfg.vocab_size, 2 * sizeof(uint32_t));
     int rc = buf_alloc(m->dev, MEM_DEVICE, head_bytes + logit_bytes, &e->head_mem, err);
+    if (rc == 0)
+        rc = readback_init(m->dev, logit_bytes, &e->logits_back, err);
     if (rc != 0)
         return err_wrap(err, "logits");
     e->head_in = mat_of(e->head_mem.ptr, m->dtype, e->o.max_seqs, m->cfg.n_embd);
@@ -118,6 +120,7 @@ void engine_destroy(struct engine *e)
     kv_pool_destroy(e->pool);
     model_work_destroy(e->work);
     buf_free(e->o.model->dev, &e->head_mem);
+    readback_deinit(&e->logits_back);
     stream_destroy(e->stream);
     free(e->kv);
     free(e->seqs);
@@ -369,18 +372,28 @@ static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 static int run_head(struct engine *e, struct mat x)
 {
     size_t row_bytes = model_hidden_bytes(e->o.model);
+    size_t vocab = (size_t)e->o.model->cfg.vocab_size;
+    const void *logits = NULL;
     int n = 0, rc = 0;
     for (int i = 0; rc == 0 && i < e->n_batch; i++) {
         struct seq *s = e->batch[i];
         if (s->n_done + s->n_rows < s->n_tokens)
             continue; /* prefill goes on */
-        s->logits = mat_rows(e->logits, n, 1).data;
         rc = stream_copy(e->stream, mat_rows(e->head_in, n++, 1).data,
                          mat_rows(x, s->row + s->n_rows - 1, 1).data, row_bytes);
     }
     if (rc == 0 && n > 0)
         rc = model_head(e->o.model, e->work, e->stream, mat_rows(e->head_in, 0, n),
                         mat_rows(e->logits, 0, n));
+    if (rc == 0 && n > 0)
+        rc = readback_start(&e->logits_back, e->stream, e->logits.data,
+                            (size_t)n * vocab * sizeof(float), &logits);
+    n = 0;
+    for (int i = 0; rc == 0 && i < e->n_batch; i++) {
+        struct seq *s = e->batch[i];
+        if (s->n_done + s->n_rows == s->n_tokens)
+            s->logits = (const float *)logits + (size_t)n++ * vocab;
+    }
     return rc == 0 ? stream_sync(e->stream) : rc;
 }
 
@@ -434,7 +447,8 @@ static int forward(struct engine *e)
                        .n_seqs = e->n_batch,
                        .pos = e->pos,
                        .seq_row = e->seq_row,
-                       .tables = e->tables};
+                       .tables = e->tables,
+                       .id = ragged_new_id()};
     struct model_tap tap = {.layer = snapshot, .arg = e};
     struct mat x;
     int rc = model_forward(e->o.model, e->work, e->stream, e->ids, e->kv, &r,

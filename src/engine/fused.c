@@ -29,6 +29,8 @@ int fused_reserve(struct engine *e, struct err *err)
     size_t x = (size_t)rows * model_hidden_bytes(m);
     size_t logits = (size_t)m->cfg.vocab_size * sizeof(float);
     int rc = buf_alloc(m->dev, MEM_DEVICE, logits + 2 * x, &f->mem, err);
+    if (rc == 0)
+        rc = readback_init(m->dev, logits, &f->logits_back, err);
     if (rc != 0)
         return err_wrap(err, "fused prefill");
     uint8_t *p = f->mem.ptr;
@@ -41,6 +43,7 @@ int fused_reserve(struct engine *e, struct err *err)
 void fused_release(struct engine *e)
 {
     buf_free(e->o.model->dev, &e->fused.mem);
+    readback_deinit(&e->fused.logits_back);
 }
 
 void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256 *tail)
@@ -83,8 +86,12 @@ static int run_layer(struct engine *e, int n)
     const int32_t *tables[1] = {f->seq->table.blocks};
     for (int i = 0; i < n; i++)
         e->pos[i] = pos0 + i;
-    struct ragged r = {
-        .n_rows = n, .n_seqs = 1, .pos = e->pos, .seq_row = seq_row, .tables = tables};
+    struct ragged r = {.n_rows = n,
+                       .n_seqs = 1,
+                       .pos = e->pos,
+                       .seq_row = seq_row,
+                       .tables = tables,
+                       .id = ragged_new_id()};
     struct save_part part = {.seq = f->seq->save, .pos = pos0, .n_rows = n};
     struct mat in = mat_rows(f->x[l % 2], f->row, n), kv_rows;
     struct mat out = mat_rows(f->x[(l + 1) % 2], f->row, n);
@@ -117,8 +124,12 @@ static void leave(struct engine *e)
     struct mat last = mat_rows(f->x[m->cfg.n_layers % 2], f->n - 1, 1);
     int rc = 0;
     if (f->first + f->n == s->n_tokens) {
+        const void *logits = NULL;
         rc = model_head(m, e->work, e->stream, last, f->logits);
-        s->logits = f->logits.data;
+        if (rc == 0)
+            rc = readback_start(&f->logits_back, e->stream, f->logits.data,
+                                (size_t)m->cfg.vocab_size * sizeof(float), &logits);
+        s->logits = logits;
     }
     if (rc == 0)
         rc = stream_sync(e->stream);

@@ -7,6 +7,7 @@
 #include "policy/correction.h"
 #include "policy/sched.h"
 #include "state/chain.h"
+#include "tensor/readback.h"
 
 enum phase {
     PHASE_WAIT, /* holds no place and no blocks */
@@ -37,7 +38,7 @@ struct seq {
     struct hcache_lanes predicted, measured; /* of its first restore */
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
-    float *logits;                       /* [vocab], a row of the engine's */
+    const float *logits;                 /* [vocab] in host memory, a row of the engine's */
     int64_t t_arrival, t_admit, t_first; /* t_admit: the first time; */
     int64_t t_start;                     /* the last time */
     bool was_preempted;
@@ -54,6 +55,7 @@ struct fused {
     struct mat
         x[2]; /* [max_batch_rows][d] T: layer l reads x[l % 2] and writes the other */
     struct mat logits; /* [1][vocab] f32 */
+    struct readback logits_back;
 };
 
 struct engine {
@@ -89,6 +91,7 @@ struct engine {
     struct buf head_mem;
     struct mat head_in; /* [max_seqs][d] T: last rows of sequences that need logits */
     struct mat logits;  /* [max_seqs][vocab] f32 */
+    struct readback logits_back;
     void *sample_scratch;
     struct plan_layer *plan_layer;
     double *prefill_s;

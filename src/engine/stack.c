@@ -16,6 +16,10 @@
 #include "state/fingerprint.h"
 #include "state/profile.h"
 
+/* For restores; and what a device's libraries and streams take of its memory, at most. */
+#define STAGING_BYTES ((size_t)64 << 20)
+#define LIBRARY_BYTES ((size_t)256 << 20)
+
 /* Rows of one forward pass at most: what the engine, and before it the fingerprint, computes in. */
 enum { BATCH_ROWS = 512 };
 _Static_assert((int)STACK_MAX_SEQUENCES <= (int)BATCH_ROWS,
@@ -40,12 +44,6 @@ static int open_model(struct stack *k, struct err *err)
     int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     k->pool = pool_create(threads > 0 ? threads : 1);
     int rc = device_open(o->device != NULL ? o->device : "cpu", k->pool, &k->dev, err);
-    if (rc == 0 && !k->dev->unified)
-        rc = err_set(
-            err, ERR_UNSUPPORTED,
-            "device %s (%s) works, but running models on it is not there yet: saving "
-            "and restoring cannot reach memory of its own; use --device cpu",
-            k->dev->name, k->dev->isa);
     struct model_opts mo = {
         .dev = k->dev, .dtype = o->dtype, .weights = o->weights, .max_ctx = o->max_context};
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
@@ -139,6 +137,12 @@ static int open_state(struct stack *k, struct err *err)
 {
     struct model_work *work = NULL;
     struct stream *s = NULL;
+    if (!k->dev->unified)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "device %s (%s): saving and restoring cannot reach memory of its own "
+            "yet: leave out the store, or use --device cpu",
+            k->dev->name, k->dev->isa);
     int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
     if (rc == 0)
         rc = model_work_create(k->model, BATCH_ROWS, &work, err);
@@ -153,14 +157,29 @@ static int open_state(struct stack *k, struct err *err)
     return rc == 0 ? open_saver(k, err) : rc;
 }
 
-/* A context for every sequence, as far as a quarter of the machine's memory goes, but one in any case:
- * what sequences leave behind stays there until the blocks are wanted, so all of them come into use. */
+/* What the KV cache may have unless it is told: a quarter of the machine's memory; of a device's own
+ * what the weights have left, but for a share that activations, staging and libraries take. */
+static int64_t kv_budget_bytes(const struct stack *k, int max_seqs)
+{
+    const struct model *m = k->model;
+    size_t unused, total;
+    device_memory(k->dev, &unused, &total);
+    if (k->dev->unified)
+        return (int64_t)(total / 4);
+    size_t head = model_hidden_bytes(m) + (size_t)m->cfg.vocab_size * sizeof(float);
+    size_t rest = model_work_bytes(m, BATCH_ROWS) + (size_t)max_seqs * head +
+                  2 * STAGING_BYTES + LIBRARY_BYTES;
+    return unused > rest ? (int64_t)((unused - rest) / 10 * 9) : 0;
+}
+
+/* A context for every sequence, as far as the budget goes, but one in any case: what sequences leave
+ * behind stays there until the blocks are wanted, so all of them come into use. */
 static int64_t default_kv_tokens(const struct stack *k, int max_seqs)
 {
     int64_t context = (int64_t)round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
     int64_t token_bytes = (int64_t)model_kv_bytes(k->model) * k->model->cfg.n_layers;
-    int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    int64_t fits = memory / 4 / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    int64_t memory = kv_budget_bytes(k, max_seqs);
+    int64_t fits = memory / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     int64_t want = max_seqs * context;
     return want < fits ? want : fits > context ? fits : context;
 }
@@ -181,7 +200,7 @@ static int open_engine(struct stack *k, struct err *err)
         .max_kv_tokens = k->o.kv_tokens > 0 ? k->o.kv_tokens
                                             : default_kv_tokens(k, max_seqs),
         .reuse = k->o.reuse,
-        .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes : (size_t)64 << 20};
+        .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes : STAGING_BYTES};
     return engine_create(&eo, &k->engine, err);
 }
 

@@ -37,9 +37,10 @@ struct loader {
     bool q8;
     struct err *err;
     struct tensor_set set;
-    uint8_t *raw; /* a batch made by the generator, or copied for its alignment */
-    float *wide;  /* a batch converted to f32 */
-    size_t raw_bytes, wide_bytes;
+    struct buf raw_mem; /* pinned: a device copies from it */
+    uint8_t *raw;       /* a batch made by the generator, or copied for its alignment */
+    float *wide;        /* a batch converted to f32 */
+    size_t wide_bytes;
     float *vectors; /* host copy of all vectors, in slot order */
     size_t n_vector_floats;
     uint64_t bytes_done, bytes_all;
@@ -125,15 +126,55 @@ static size_t vector_floats(const struct loader *ld, enum slot s)
     return (size_t)round_up((uint64_t)slot_rows(ld->c, s), 16);
 }
 
+static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
+{
+    return ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
+}
+
+/* Whether the mapping can serve as it is. */
+static bool is_in_place(const struct loader *ld, const struct tensor_src *src)
+{
+    return src->mapped != NULL && ld->dev->unified &&
+           (uintptr_t)src->mapped % dtype_bytes(src->dtype) == 0;
+}
+
+/* Shapes what a part of a tensor goes to, and counts its bytes. */
+static void measure_part(struct loader *ld, const struct tensor_spec *t,
+                         const struct tensor_src *src, enum slot s)
+{
+    if (slot_is_vector(s)) { /* an upper bound: K and V biases share a slot */
+        ld->n_vector_floats += vector_floats(ld, s);
+    } else if (slot_is_matrix(s)) {
+        struct weight *m = matrix_of(ld->w, t->layer, s);
+        if (m->n != 0)
+            return;
+        *m = (struct weight){
+            .dtype = ld->w->dtype, .n = slot_rows(ld->c, s), .k = slot_cols(ld->c, s)};
+        ld->w->bytes += matrix_bytes(ld, m);
+    } else if (!is_in_place(ld, src)) {
+        ld->w->bytes += (size_t)t->rows * (size_t)t->cols * dtype_bytes(src->dtype);
+    }
+}
+
+static int check_room(const struct loader *ld)
+{
+    size_t unused, total;
+    device_memory(ld->dev, &unused, &total);
+    if (ld->dev->unified || ld->w->bytes <= unused)
+        return 0;
+    return err_set(ld->err, -ENOMEM,
+                   "weights: %.2f GB are needed on device %s, %.2f of %.2f GB are free: "
+                   "choose a smaller model, or end what else uses the device",
+                   (double)ld->w->bytes / 1e9, ld->dev->name, (double)unused / 1e9,
+                   (double)total / 1e9);
+}
+
 static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum slot s)
 {
     struct weight *m = matrix_of(ld->w, t->layer, s);
     if (m->mem.ptr != NULL)
         return 0;
-    *m = (struct weight){
-        .dtype = ld->w->dtype, .n = slot_rows(ld->c, s), .k = slot_cols(ld->c, s)};
-    size_t bytes = ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
-    ld->w->bytes += bytes;
+    size_t bytes = matrix_bytes(ld, m);
     if (buf_alloc(ld->dev, MEM_DEVICE, bytes, &m->mem, ld->err) != 0)
         return err_wrap(ld->err, "weights: tensor '%s'", t->name);
     return 0;
@@ -147,15 +188,13 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
     struct mat *m = table_of(ld->w, s);
     size_t bytes = (size_t)t->rows * (size_t)t->cols * dtype_bytes(src->dtype);
     *m = mat_of(NULL, src->dtype, t->rows, t->cols);
-    if (src->mapped != NULL && ld->dev->unified &&
-        (uintptr_t)src->mapped % dtype_bytes(src->dtype) == 0) {
+    if (is_in_place(ld, src)) {
         m->data = (void *)src->mapped; /* only ever read */
         return 0;
     }
     struct buf *b = &h->tables[s == SLOT_EMBED ? 0 : 1];
     if (buf_alloc(ld->dev, MEM_DEVICE, bytes, b, ld->err) != 0)
         return err_wrap(ld->err, "weights: tensor '%s'", t->name);
-    ld->w->bytes += bytes;
     m->data = b->ptr;
     return 0;
 }
@@ -168,7 +207,6 @@ static int allocate_vectors(struct loader *ld)
     if (buf_alloc(ld->dev, MEM_DEVICE, bytes, &h->vectors, ld->err) != 0)
         return err_wrap(ld->err, "weights: norms and biases");
     ld->vectors = xcalloc(ld->n_vector_floats, sizeof *ld->vectors);
-    ld->w->bytes += bytes;
     size_t at = 0;
     for (size_t i = 0; i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
@@ -194,20 +232,22 @@ static int allocate(struct loader *ld)
                  dtype_name(ld->w->dtype));
     for (size_t i = 0; i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
-        for (int k = 0; k < t->n_parts; k++) {
+        for (int k = 0; k < t->n_parts; k++)
+            measure_part(ld, t, &ld->set.src[i], t->parts[k].slot);
+    }
+    ld->w->bytes += ld->n_vector_floats * sizeof(float);
+    int rc = check_room(ld);
+    for (size_t i = 0; rc == 0 && i < ld->set.list.n; i++) {
+        const struct tensor_spec *t = &ld->set.list.items[i];
+        for (int k = 0; rc == 0 && k < t->n_parts; k++) {
             enum slot s = t->parts[k].slot;
-            int rc = 0;
-            if (slot_is_vector(s)) /* an upper bound: K and V biases share a slot */
-                ld->n_vector_floats += vector_floats(ld, s);
-            else if (slot_is_matrix(s))
+            if (slot_is_matrix(s))
                 rc = allocate_matrix(ld, t, s);
-            else
+            else if (slot_is_table(s))
                 rc = allocate_table(ld, t, &ld->set.src[i], s);
-            if (rc != 0)
-                return rc;
         }
     }
-    return allocate_vectors(ld);
+    return rc == 0 ? allocate_vectors(ld) : rc;
 }
 
 /* --- one batch of rows ------------------------------------------------------------------------ */
@@ -490,14 +530,14 @@ static int make_scratch(struct loader *ld)
             wide = (size_t)rows * (size_t)t->cols;
         ld->bytes_all += (uint64_t)t->rows * c.row_bytes;
     }
-    ld->raw_bytes = raw;
     ld->wide_bytes = wide * sizeof(float) + 1;
-    ld->raw = mem_map(ld->raw_bytes);
     ld->wide = mem_map(ld->wide_bytes);
-    if (ld->raw == NULL || ld->wide == NULL)
-        return err_set(ld->err, -ENOMEM,
-                       "weights: no memory for %zu + %zu bytes of scratch", ld->raw_bytes,
+    if (ld->wide == NULL)
+        return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
                        ld->wide_bytes);
+    if (buf_alloc(ld->dev, MEM_PINNED, raw, &ld->raw_mem, ld->err) != 0)
+        return err_wrap(ld->err, "weights: scratch");
+    ld->raw = ld->raw_mem.ptr;
     return 0;
 }
 
@@ -536,7 +576,7 @@ int weights_load(struct weights *out, const char *source, const struct model_con
         rc = load_all(&ld);
     if (rc == 0)
         release_files(&ld);
-    mem_unmap(ld.raw, ld.raw_bytes);
+    buf_free(o->dev, &ld.raw_mem);
     mem_unmap(ld.wide, ld.wide_bytes);
     free(ld.vectors);
     tensor_set_close(&ld.set);

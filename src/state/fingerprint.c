@@ -6,19 +6,29 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "tensor/readback.h"
 
 enum { N_PROBE = FINGERPRINT_PROBE_TOKENS, N_BLOCKS = 2 };
 
-static void add_mat(struct sha256_ctx *h, const char *tag, struct mat a)
+/* Waits for what the stream computes into a. */
+static int add_mat(struct sha256_ctx *h, const char *tag, struct mat a, struct stream *s,
+                   struct readback *rb)
 {
     CHECK(a.ld == a.cols);
-    sha256_field(h, tag, a.data, (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
+    const void *bytes;
+    size_t n = (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype);
+    int rc = readback_start(rb, s, a.data, n, &bytes);
+    if (rc == 0)
+        rc = stream_sync(s);
+    if (rc == 0)
+        sha256_field(h, tag, bytes, n);
+    return rc;
 }
 
 /* Layer 0 whole (every kernel of the forward pass), then the projection of its output by layer 1
  * (the kernel of the restoration). */
 static int probe(const struct model *m, struct model_work *w, struct stream *s,
-                 struct buf *mem, struct sha256_ctx *h)
+                 struct buf *mem, struct readback *rb, struct sha256_ctx *h)
 {
     int n = m->max_ctx < N_PROBE ? m->max_ctx : N_PROBE;
     int32_t ids[N_PROBE], pos[N_PROBE], blocks[N_BLOCKS] = {0, 1}, seq_row[2] = {0, n};
@@ -44,30 +54,30 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s,
     if (rc == 0)
         rc = model_layer(m, w, s, 0, x, x, &kv, &r, &rows);
     if (rc == 0)
-        rc = stream_sync(s);
-    if (rc != 0)
-        return rc;
-    add_mat(h, "probe.kv", rows);
-    add_mat(h, "probe.hidden", x);
-    rc = model_kv_project(m, w, s, m->cfg.n_layers > 1 ? 1 : 0, x, projected);
+        rc = add_mat(h, "probe.kv", rows, s, rb);
     if (rc == 0)
-        rc = stream_sync(s);
+        rc = add_mat(h, "probe.hidden", x, s, rb);
     if (rc == 0)
-        add_mat(h, "probe.projected", projected);
-    return rc;
+        rc = model_kv_project(m, w, s, m->cfg.n_layers > 1 ? 1 : 0, x, projected);
+    return rc == 0 ? add_mat(h, "probe.projected", projected, s, rb) : rc;
 }
 
 int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
                      struct sha256 *out, struct err *err)
 {
     CHECK(model_work_rows(w) >= N_PROBE);
-    CHECK(m->dev->unified); /* the probe's results are read in place */
-    struct buf mem;
+    struct buf mem = {0};
+    struct readback rb = {0};
     size_t bytes = N_BLOCKS * kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype) +
                    N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m));
     int rc = buf_alloc(m->dev, MEM_DEVICE, bytes, &mem, err);
-    if (rc != 0)
-        return rc;
+    if (rc == 0)
+        rc = readback_init(m->dev, N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m)),
+                           &rb, err);
+    if (rc != 0) {
+        buf_free(m->dev, &mem);
+        return err_wrap(err, "numerics probe");
+    }
     struct sha256_ctx *h = sha256_begin();
     char *config = config_write(&m->cfg);
     uint8_t version[4];
@@ -77,9 +87,14 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
     sha256_field(h, "config", config, strlen(config));
     sha256_field(h, "weight dtype", dtype_name(m->w.dtype), strlen(dtype_name(m->w.dtype)));
     sha256_field(h, "state dtype", dtype_name(m->dtype), strlen(dtype_name(m->dtype)));
-    rc = probe(m, w, s, &mem, h);
+    if (m->dev->k_by_token) /* the CPU's stores have never had this field */
+        sha256_field(h, "k layout", "by token", 8);
+    rc = probe(m, w, s, &mem, &rb, h);
     *out = sha256_end(h);
     free(config);
+    readback_deinit(&rb);
     buf_free(m->dev, &mem);
-    return rc == 0 ? 0 : err_set(err, rc, "numerics probe: %s", err_name(rc));
+    return rc == 0
+               ? 0
+               : err_set(err, rc, "numerics probe: %s %s", err_name(rc), stream_fault(s));
 }

@@ -114,7 +114,7 @@ static void init_locks(struct restorer *r)
 
 int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err)
 {
-    CHECK(model_work_rows(o->work) >= GROUP_ROWS && o->model->dev->unified);
+    CHECK(model_work_rows(o->work) >= GROUP_ROWS);
     CHECK(o->model->cfg.n_layers <= STORE_MAX_LAYERS);
     struct restorer *r = xcalloc(1, sizeof *r);
     r->o = *o;

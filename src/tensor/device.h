@@ -14,10 +14,12 @@ struct device_vtable {
     int (*buf_alloc)(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
                      struct err *err);
     void (*buf_free)(struct device *d, struct buf *b);
+    void (*memory)(struct device *d, size_t *unused_bytes, size_t *total_bytes);
     int (*stream_create)(struct device *d, enum stream_kind kind, struct stream **out,
                          struct err *err);
     void (*stream_destroy)(struct stream *s);
     int (*stream_sync)(struct stream *s);
+    int (*stream_recover)(struct stream *s);
     int (*stream_copy)(struct stream *s, void *dst, const void *src, size_t bytes);
     int (*event_create)(struct device *d, struct event **out, struct err *err);
     void (*event_destroy)(struct event *e);
@@ -32,6 +34,7 @@ struct stream {
     enum stream_kind kind;
     struct pool *pool; /* what operations split their work over; NULL: the caller alone */
     atomic_int code;   /* sticky error, 0 while all is well */
+    char fault[160];   /* what it was; written by whoever set the code */
     void *scratch;     /* compute streams: the backend's working memory */
     size_t scratch_bytes;
 };
@@ -55,8 +58,8 @@ int cuda_device_open(struct pool *pool, struct device **out, struct err *err);
 /* kv_pack of the devices whose kv_fill runs on host memory. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
 
-/* Makes `code` the stream's sticky error unless it has one already. */
-void stream_fail(struct stream *s, int code);
+/* Makes `code` the stream's sticky error, and `why` its text, unless it has one already. */
+void stream_fail(struct stream *s, int code, const char *why);
 
 /* First line of every CPU operation: operations run inline, on compute streams only. */
 int stream_enter(struct stream *s);

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/mem.h"
@@ -245,6 +246,14 @@ static int host_stream_sync(struct stream *base)
     return atomic_load(&base->code);
 }
 
+static int host_stream_recover(struct stream *s)
+{
+    (void)host_stream_sync(s);
+    s->fault[0] = 0;
+    atomic_store(&s->code, 0);
+    return 0;
+}
+
 static int host_stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)
 {
     int rc = atomic_load(&s->code);
@@ -279,12 +288,6 @@ static int host_event_wait(struct stream *s, struct event *base)
         command_queue(s,
                       (struct command){.kind = COMMAND_WAIT, .event = e, .count = count});
     return atomic_load(&s->code);
-}
-
-void stream_fail(struct stream *s, int code)
-{
-    int none = 0;
-    atomic_compare_exchange_strong(&s->code, &none, code);
 }
 
 int stream_enter(struct stream *s)
@@ -336,6 +339,13 @@ static void host_buf_free(struct device *d, struct buf *b)
     mem_unmap(b->ptr, b->bytes != 0 ? b->bytes : 1);
 }
 
+static void host_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
+{
+    (void)d;
+    *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    *unused_bytes = *total_bytes;
+}
+
 static void host_device_close(struct device *d)
 {
     free(d);
@@ -345,9 +355,11 @@ static const struct device_vtable host_vtable = {
     .close = host_device_close,
     .buf_alloc = host_buf_alloc,
     .buf_free = host_buf_free,
+    .memory = host_memory,
     .stream_create = host_stream_create,
     .stream_destroy = host_stream_destroy,
     .stream_sync = host_stream_sync,
+    .stream_recover = host_stream_recover,
     .stream_copy = host_stream_copy,
     .event_create = host_event_create,
     .event_destroy = host_event_destroy,

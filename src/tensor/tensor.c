@@ -1,10 +1,11 @@
 /* tensor.c - element types, views, and the dispatch of tensor.h to a device's functions.
  *
- * Owns nothing: devices live in host.c (CPU memory) and, one day, cuda/. */
+ * Owns nothing: devices live in host.c (CPU memory) and cuda/. */
 #include "tensor/tensor.h"
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -133,6 +134,11 @@ void buf_free(struct device *d, struct buf *b)
     *b = (struct buf){0};
 }
 
+void device_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
+{
+    d->v->memory(d, unused_bytes, total_bytes);
+}
+
 int stream_create(struct device *d, enum stream_kind kind, struct stream **out,
                   struct err *err)
 {
@@ -153,6 +159,23 @@ struct device *stream_device(struct stream *s)
 int stream_sync(struct stream *s)
 {
     return s->device->v->stream_sync(s);
+}
+
+const char *stream_fault(const struct stream *s)
+{
+    return s->fault;
+}
+
+int stream_recover(struct stream *s)
+{
+    return s->device->v->stream_recover(s);
+}
+
+void stream_fail(struct stream *s, int code, const char *why)
+{
+    int none = 0;
+    if (atomic_compare_exchange_strong(&s->code, &none, code))
+        snprintf(s->fault, sizeof s->fault, "%s", why);
 }
 
 int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)

@@ -79,6 +79,7 @@ struct device {
     enum dtype act_dtype; /* of activations between operations inside a layer; f32 on CPU */
     bool act_is_state;    /* instead, they have the model's state dtype (on a GPU) */
     bool unified;         /* device memory is host memory: staging needs no copy */
+    bool k_by_token;      /* K of a block lies as V does, [n_kv][64][d_head]: see ops.h */
     bool q8;              /* its operations take weights of DTYPE_Q8 */
     const struct device_vtable *v;
     const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */
@@ -93,6 +94,8 @@ void device_close(struct device *d);
 int buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
               struct err *err);
 void buf_free(struct device *d, struct buf *b);
+/* The device's memory, and how much of it nobody has (of unified memory that is not asked: all of it). */
+void device_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes);
 
 /* --- streams and events --------------------------------------------------------------------- */
 
@@ -107,6 +110,11 @@ void stream_destroy(struct stream *s);
 struct device *stream_device(struct stream *s);
 /* Waits until all that was queued is done; returns the stream's sticky code. */
 int stream_sync(struct stream *s);
+/* What failed first on this stream, for people: "matmul: out of memory".  "" while all is well. */
+const char *stream_fault(const struct stream *s);
+/* Waits for what is queued, and forgets the sticky error, so that later work is tried again: what was
+ * queued before has no result to rely on.  The code again where the device did not survive. */
+int stream_recover(struct stream *s);
 /* dst[0..bytes) = src, in stream order; both must live until it has run. */
 int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
 

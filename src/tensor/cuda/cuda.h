@@ -62,6 +62,8 @@ static inline struct cuda_stream *cuda_stream(struct stream *s)
 
 /* 0, or: says in the log what failed, makes it the stream's sticky error, and returns that. */
 int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what);
+/* The same with a text of one's own. Returns the stream's code. */
+int cuda_fail(struct cuda_stream *s, int code, const char *why);
 /* First line of an operation: the stream's code; NULL data of an empty batch is fine. */
 int cuda_enter(struct stream *s);
 /* Last line: what the launches before it said. */

@@ -21,14 +21,21 @@ int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess)
         return 0;
-    log_warn("cuda: %s: %s", what, cudaGetErrorString(e));
-    stream_fail(&s->base, e == cudaErrorMemoryAllocation ? -ENOMEM : -EIO);
+    char why[160];
+    snprintf(why, sizeof why, "device cuda: %s: %s", what, cudaGetErrorString(e));
+    return cuda_fail(s, e == cudaErrorMemoryAllocation ? -ENOMEM : -EIO, why);
+}
+
+int cuda_fail(struct cuda_stream *s, int code, const char *why)
+{
+    log_warn("%s", why);
+    stream_fail(&s->base, code, why);
     return atomic_load(&s->base.code);
 }
 
 int cuda_enter(struct stream *s)
 {
-    CHECK(s->kind != STREAM_COPY);
+    CHECK(s->kind == STREAM_COMPUTE);
     return atomic_load(&s->code);
 }
 
@@ -46,7 +53,7 @@ static int no_memory(struct err *err, size_t bytes)
     return err_set(
         err, -ENOMEM,
         "device cuda: %.2f GB are needed at once, %.2f of %.2f GB are free: choose a "
-        "smaller model, --max-kv-tokens or batch, or end what else uses the GPU",
+        "smaller model, fewer --kv-tokens, or end what else uses the GPU",
         (double)bytes / 1e9, (double)unused / 1e9, (double)total / 1e9);
 }
 
@@ -89,6 +96,13 @@ static void cuda_buf_free(struct device *d, struct buf *b)
         cudaFreeHost(b->ptr);
     else
         mem_unmap(b->ptr, b->bytes != 0 ? b->bytes : 1);
+}
+
+static void cuda_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
+{
+    (void)d;
+    *unused_bytes = *total_bytes = 0;
+    (void)cudaMemGetInfo(unused_bytes, total_bytes);
 }
 
 /* --- streams ---------------------------------------------------------------------------------- */
@@ -144,7 +158,7 @@ static int cuda_stream_create(struct device *d, enum stream_kind kind, struct st
     if (cudaStreamCreateWithFlags(&s->handle, cudaStreamNonBlocking) != cudaSuccess)
         rc = err_set(err, -EIO, "device cuda: no stream: %s",
                      cudaGetErrorString(cudaGetLastError()));
-    if (rc == 0 && kind != STREAM_COPY)
+    if (rc == 0 && kind == STREAM_COMPUTE) /* inline ones pack host memory only */
         rc = compute_create((struct cuda_device *)d, s, err);
     if (rc != 0) {
         cuda_stream_destroy(&s->base);
@@ -159,6 +173,22 @@ static int cuda_stream_sync(struct stream *base)
     struct cuda_stream *s = cuda_stream(base);
     int rc = cuda_check(s, cudaStreamSynchronize(s->handle), "stream");
     return rc != 0 ? rc : atomic_load(&base->code);
+}
+
+/* A launch that was refused leaves the device as it was; after a fault inside a kernel every later call
+ * fails as well, and nothing helps but another process. */
+static int cuda_stream_recover(struct stream *base)
+{
+    struct cuda_stream *s = cuda_stream(base);
+    (void)cudaStreamSynchronize(s->handle);
+    (void)cudaGetLastError();
+    cudaError_t e = cudaStreamSynchronize(s->handle);
+    if (e != cudaSuccess)
+        return cuda_check(s, e, "the device is lost");
+    s->batch_id = 0; /* it may not have arrived */
+    base->fault[0] = 0;
+    atomic_store(&base->code, 0);
+    return 0;
 }
 
 static int cuda_stream_copy(struct stream *base, void *dst, const void *src, size_t bytes)
@@ -230,9 +260,11 @@ static const struct device_vtable cuda_vtable = {
     .close = cuda_device_close,
     .buf_alloc = cuda_buf_alloc,
     .buf_free = cuda_buf_free,
+    .memory = cuda_memory,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_sync = cuda_stream_sync,
+    .stream_recover = cuda_stream_recover,
     .stream_copy = cuda_stream_copy,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
@@ -291,6 +323,7 @@ int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
                               .act_dtype = DTYPE_F32,
                               .act_is_state = true,
                               .unified = false,
+                              .k_by_token = true,
                               .v = &cuda_vtable,
                               .isa = d->about};
     *out = &d->base;

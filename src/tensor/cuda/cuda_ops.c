@@ -2,10 +2,10 @@
 #include "tensor/cuda/cuda.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
-#include "base/log.h"
 
 static struct gpu_mat gpu(struct mat a)
 {
@@ -187,10 +187,11 @@ static int cuda_matmul(struct stream *s, struct mat c, struct mat a, const struc
     }
     int status = cuda_blas_matmul(d->blas, cs->blas, gc, ga, gw);
     if (status != 0) {
-        log_warn("cuda: a product of %dx%d with %dx%d: cuBLAS status %d", ga.rows, ga.cols,
-                 gw.rows, gw.cols, status);
-        stream_fail(s, -EIO);
-        return atomic_load(&s->code);
+        char why[160];
+        snprintf(why, sizeof why,
+                 "device cuda: a product of %dx%d with %dx%d: cuBLAS status %d", ga.rows,
+                 ga.cols, gw.rows, gw.cols, status);
+        return cuda_fail(cs, -EIO, why);
     }
     if (bias != NULL)
         gpu_add_bias(cs->handle, gc, bias);
@@ -298,9 +299,10 @@ static int cuda_attention(struct stream *s, struct mat out, struct mat q,
     if (rc != 0 || q.rows == 0)
         return rc;
     if (kv->d_head > MAX_D_HEAD) {
-        log_warn("cuda: heads of %d elements; %d at most", kv->d_head, MAX_D_HEAD);
-        stream_fail(s, ERR_UNSUPPORTED);
-        return atomic_load(&s->code);
+        char why[160];
+        snprintf(why, sizeof why, "device cuda: heads of %d elements; %d at most",
+                 kv->d_head, MAX_D_HEAD);
+        return cuda_fail(c, ERR_UNSUPPORTED, why);
     }
     struct gpu_attention_job job = {.out = gpu(out),
                                     .q = gpu(q),

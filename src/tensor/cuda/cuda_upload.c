@@ -2,11 +2,11 @@
 #include "tensor/cuda/cuda.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "base/log.h"
 
 enum {
     ALIGN = 256,
@@ -44,9 +44,11 @@ int upload_take(struct cuda_stream *s, size_t bytes, void **host, void **dev)
     struct upload *u = &s->up;
     size_t room = round_up(bytes, ALIGN);
     if (room > u->half) {
-        log_warn("cuda: a batch description of %zu bytes, %zu at most", bytes, u->half);
-        stream_fail(&s->base, ERR_LIMIT);
-        return atomic_load(&s->base.code);
+        char why[160];
+        snprintf(why, sizeof why,
+                 "device cuda: a batch description of %zu bytes, %zu at most", bytes,
+                 u->half);
+        return cuda_fail(s, ERR_LIMIT, why);
     }
     if (u->used + room > u->half) {
         int rc = cuda_check(s, cudaEventRecord(u->left[u->side], s->handle), "upload");
