@@ -104,7 +104,7 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
     if (rc == 0 && n > 0)
         rc = store_erase(h->k.store, (const void *)keys, n, &gone, hcache_inner(err));
     if (gone.n_chunks > 0)
-        service_flush(h->service, true);
+        service_forget_erased(h->service);
     *out = (struct hcache_erased){.n_chunks = (int64_t)gone.n_chunks,
                                   .n_bytes = (int64_t)gone.n_bytes,
                                   .n_shared = (int64_t)gone.n_shared,
@@ -149,7 +149,7 @@ int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased 
 
 void hcache_cache_flush(struct hcache *h)
 {
-    service_flush(h->service, false);
+    service_flush(h->service);
 }
 
 /* --- quotas and counts ------------------------------------------------------------------------- */

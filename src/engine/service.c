@@ -2,8 +2,10 @@
  *
  * Invariants:
  *  1. A ticket is in exactly one place: the queue (submitted, not seen by the engine yet), the live
- *     list (its sequence waits or runs in the engine), or nowhere (ENDED).
- *  2. The engine, the saver and every sequence are touched by the stepping thread only.
+ *     list (its sequence waits or runs in the engine), among the settling (its sequence has finished, and
+ *     what it saved is to be durable before anybody is told), or nowhere (ENDED).
+ *  2. The engine and every sequence are touched by the stepping thread only.  It never waits for the
+ *     store while there is something to step.
  *  3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
 #include "engine/service.h"
 
@@ -31,10 +33,10 @@ struct service {
     pthread_cond_t work;     /* for the loop: a submission, a cancellation, the end */
     pthread_cond_t progress; /* for those who wait for a ticket */
     bool has_thread, stopping;
-    uint64_t flush_asked, flush_done; /* barriers, by number */
-    bool was_erased;                  /* the engine is to know */
+    uint64_t forget_asked, forget_done; /* that state was erased: the engine is to know */
     struct hcache_ticket *queue, **queue_end;
-    struct hcache_ticket *live;
+    struct hcache_ticket *live, *settling;
+    bool may_settle; /* the settling are worth a look */
     struct hcache_stats stats;
     struct engine_stats engine; /* as of the last step */
     uint64_t n_plans[8];        /* by the methods in it, as bits */
@@ -249,8 +251,6 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     if (finish == FINISH_TIMEOUT && t->n_ids == 0)
         err_set(&t->err, -ETIMEDOUT, "its time was over before the first token came");
     finish_text(t);
-    if (t->wants_durable && s->o.saver != NULL && t->err.code == 0)
-        (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
     ticket_describe(t);
     t->result.timings.load_ms = s->o.load_ms;
     if (t->result.cached_tokens > t->result.device_tokens)
@@ -295,20 +295,63 @@ static void take_finished(struct hcache_ticket **list, struct hcache_ticket **do
     }
 }
 
+/* Whether nobody has to wait for the disk any more. A fault of it was reported when it happened. */
+static bool is_settled(const struct hcache_ticket *t)
+{
+    return t->cancel || saver_reached(t->service->o.saver, t->mark);
+}
+
+/* [lock] Moves what is settled to *done. */
+static void take_settled(struct hcache_ticket **list, struct hcache_ticket **done)
+{
+    while (*list != NULL) {
+        struct hcache_ticket *t = *list;
+        if (!is_settled(t)) {
+            list = &t->next;
+            continue;
+        }
+        *list = t->next;
+        t->next = *done;
+        *done = t;
+    }
+}
+
+/* What it saved has been handed over.  Whether its end has to wait for that to be durable. */
+static bool settles(struct service *s, struct hcache_ticket *t)
+{
+    if (!t->wants_durable || s->o.saver == NULL || t->err.code != 0)
+        return false;
+    t->mark = saver_mark(s->o.saver);
+    pthread_mutex_lock(&s->lock);
+    t->next = s->settling;
+    s->settling = t;
+    s->may_settle = true;
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
 static void end_finished(struct service *s)
 {
-    struct hcache_ticket *done = NULL;
+    struct hcache_ticket *done = NULL, *settled = NULL;
     pthread_mutex_lock(&s->lock);
+    s->may_settle = false;
+    take_settled(&s->settling, &settled);
     take_finished(&s->live, &done);
     take_finished(&s->queue, &done);
     s->queue_end = &s->queue;
     while (*s->queue_end != NULL)
         s->queue_end = &(*s->queue_end)->next;
     pthread_mutex_unlock(&s->lock);
+    while (settled != NULL) {
+        struct hcache_ticket *t = settled;
+        settled = t->next;
+        ticket_end(s, t);
+    }
     while (done != NULL) {
         struct hcache_ticket *t = done;
         done = t->next;
-        ticket_end(s, t);
+        if (!settles(s, t))
+            ticket_end(s, t);
     }
 }
 
@@ -378,33 +421,57 @@ static void service_step(struct service *s)
     end_finished(s);
 }
 
-/* [lock] The saver belongs to the stepping thread: it does what others ask for. */
-static void flush(struct service *s)
+/* The saver's writer, with its lock held. */
+static void on_commit(void *arg)
 {
-    uint64_t asked = s->flush_asked;
-    bool was_erased = s->was_erased;
-    s->was_erased = false;
+    struct service *s = arg;
+    pthread_mutex_lock(&s->lock);
+    s->may_settle = true;
+    pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
-    if (was_erased)
-        engine_forget_saved(s->o.engine);
+}
+
+void service_flush(struct service *s)
+{
     if (s->o.saver != NULL)
         (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
+}
+
+/* [lock] The engine belongs to the stepping thread. */
+static void forget_erased(struct service *s)
+{
+    uint64_t asked = s->forget_asked;
+    pthread_mutex_unlock(&s->lock);
+    engine_forget_saved(s->o.engine);
     pthread_mutex_lock(&s->lock);
-    s->flush_done = asked;
+    s->forget_done = asked;
     pthread_cond_broadcast(&s->progress);
 }
 
-void service_flush(struct service *s, bool was_erased)
+void service_forget_erased(struct service *s)
 {
     pthread_mutex_lock(&s->lock);
-    s->was_erased = s->was_erased || was_erased;
-    uint64_t mine = ++s->flush_asked;
+    uint64_t mine = ++s->forget_asked;
     pthread_cond_signal(&s->work);
-    while (s->has_thread && s->flush_done < mine)
+    while (s->has_thread && s->forget_done < mine)
         pthread_cond_wait(&s->progress, &s->lock);
-    if (s->flush_done < mine)
-        flush(s);
+    if (s->forget_done < mine)
+        forget_erased(s);
     pthread_mutex_unlock(&s->lock);
+}
+
+/* [lock] Something can be stepped, or ended. */
+static bool has_work(const struct service *s)
+{
+    return s->queue != NULL || s->live != NULL || (s->settling != NULL && s->may_settle);
+}
+
+/* [lock] Until there is something to do: for the caller, or, once all is done, to stop. */
+static void wait_for_work(struct service *s)
+{
+    while (!has_work(s) && s->forget_asked == s->forget_done &&
+           (s->settling != NULL || !s->stopping))
+        pthread_cond_wait(&s->work, &s->lock);
 }
 
 static void *service_main(void *arg)
@@ -412,13 +479,11 @@ static void *service_main(void *arg)
     struct service *s = arg;
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        while (s->queue == NULL && s->live == NULL && !s->stopping &&
-               s->flush_asked == s->flush_done)
-            pthread_cond_wait(&s->work, &s->lock);
-        if (s->flush_asked != s->flush_done)
-            flush(s);
-        if (s->queue == NULL && s->live == NULL) {
-            if (s->stopping)
+        wait_for_work(s);
+        if (s->forget_asked != s->forget_done)
+            forget_erased(s);
+        if (!has_work(s)) {
+            if (s->stopping && s->settling == NULL)
                 break;
             continue;
         }
@@ -426,7 +491,11 @@ static void *service_main(void *arg)
         service_step(s);
         pthread_mutex_lock(&s->lock);
     }
-    flush(s);
+    pthread_mutex_unlock(&s->lock);
+    service_flush(s);
+    pthread_mutex_lock(&s->lock);
+    if (s->forget_asked != s->forget_done)
+        forget_erased(s);
     s->has_thread = false; /* who asks from here on flushes himself */
     pthread_cond_broadcast(&s->progress);
     pthread_mutex_unlock(&s->lock);
@@ -445,6 +514,8 @@ void service_create(const struct service_opts *o, struct service **out)
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
     pthread_cond_init(&s->progress, NULL);
+    if (o->saver != NULL)
+        saver_on_commit(o->saver, on_commit, s);
     *out = s;
 }
 
@@ -463,8 +534,14 @@ void service_destroy(struct service *s)
         return;
     service_stop(s);
     cancel_all(s); /* what was submitted and given up, with no thread to end it */
-    while (s->queue != NULL || s->live != NULL)
+    while (s->queue != NULL || s->live != NULL || s->settling != NULL) {
+        pthread_mutex_lock(&s->lock);
+        wait_for_work(s);
+        pthread_mutex_unlock(&s->lock);
         service_step(s);
+    }
+    if (s->o.saver != NULL)
+        saver_on_commit(s->o.saver, NULL, NULL);
     pthread_cond_destroy(&s->progress);
     pthread_cond_destroy(&s->work);
     pthread_mutex_destroy(&s->lock);
@@ -601,6 +678,7 @@ void service_run(struct service *s, struct hcache_ticket *t)
             pthread_cond_wait(&s->progress, &s->lock);
             continue;
         }
+        wait_for_work(s);
         pthread_mutex_unlock(&s->lock);
         service_step(s);
         pthread_mutex_lock(&s->lock);
@@ -642,7 +720,7 @@ void hcache_ticket_wait(struct hcache_ticket *t)
 void hcache_ticket_cancel(struct hcache_ticket *t)
 {
     pthread_mutex_lock(&t->service->lock);
-    t->cancel = true;
+    t->cancel = t->service->may_settle = true;
     pthread_cond_signal(&t->service->work);
     pthread_mutex_unlock(&t->service->lock);
 }
@@ -666,7 +744,7 @@ void hcache_ticket_free(struct hcache_ticket *t)
     pthread_mutex_lock(&t->service->lock);
     bool ended = t->state == TICKET_ENDED;
     t->notify = NULL;
-    t->given_up = t->cancel = true;
+    t->given_up = t->cancel = t->service->may_settle = true;
     pthread_cond_signal(&t->service->work);
     pthread_mutex_unlock(&t->service->lock);
     if (ended)

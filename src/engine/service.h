@@ -41,9 +41,10 @@ int service_submit(struct service *s, const struct request *q,
 /* Until the ticket has something to read or has ended: steps the engine where there is no thread. */
 void service_run(struct service *s, struct hcache_ticket *t);
 
-/* Returns when all that was computed before is durable, or has failed.  was_erased: and the engine knows
- * that saved state is gone. Any thread. */
-void service_flush(struct service *s, bool was_erased);
+/* Returns when all that was computed before is durable, or has failed. Any thread. */
+void service_flush(struct service *s);
+/* Returns when the engine knows that saved state is gone. Any thread. */
+void service_forget_erased(struct service *s);
 
 void service_stats(struct service *s, struct hcache_stats *out);
 

@@ -38,7 +38,7 @@ struct hcache_ticket {
     size_t stop_bytes[HCACHE_MAX_STOP];
     int n_stop;
     bool wants_logprobs;
-    bool wants_durable; /* the end waits until what was saved is durable */
+    bool wants_durable; /* the end waits until what was saved is durable: */
     int n_top;
     void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
     void *notify_arg;
@@ -50,6 +50,7 @@ struct hcache_ticket {
     struct seq *seq;
     int n_vocab;
     int64_t t_admit, t_last;
+    uint64_t mark; /* for this one of the saver, once the sequence has finished */
 
     /* shared */
     enum ticket_state state;

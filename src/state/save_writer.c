@@ -23,6 +23,7 @@ struct written {
 
 struct batch {
     int n;
+    int n_given_up; /* that came after the first of them */
     struct written chunk[MAX_UNCOMMITTED];
 };
 
@@ -232,6 +233,14 @@ static void committed(struct saver *s, const struct written *w)
     atomic_store(&w->seq->committed, (long long)w->n_tokens);
 }
 
+static void settle_locked(struct saver *s, uint64_t n_chunks)
+{
+    s->n_settled += n_chunks;
+    pthread_cond_broadcast(&s->changed);
+    if (s->on_commit != NULL)
+        s->on_commit(s->on_commit_arg);
+}
+
 static void commit(struct saver *s, struct batch *b)
 {
     struct err err = {0};
@@ -246,9 +255,8 @@ static void commit(struct saver *s, struct batch *b)
             save_end_seq(b->chunk[i].seq, SAVE_END_FAULT);
         save_drop_ref_locked(b->chunk[i].seq);
     }
-    s->n_in_flight -= (size_t)b->n;
-    b->n = 0;
-    pthread_cond_broadcast(&s->changed);
+    settle_locked(s, (uint64_t)(b->n + b->n_given_up));
+    b->n = b->n_given_up = 0;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -301,7 +309,9 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
     } else {
         save_end_seq(q, end);
         save_drop_ref_locked(q);
-        s->n_in_flight--;
+        b->n_given_up += b->n > 0; /* settled in their order, so that marks hold */
+        if (b->n == 0)
+            settle_locked(s, 1);
     }
     save_memory_give(&s->memory, (const uint8_t *)c);
     pthread_cond_broadcast(&s->changed);
@@ -325,11 +335,13 @@ static struct save_chunk *next_chunk(struct saver *s, bool wait)
 
 /* Where every core computes, the writer takes what they leave: at their priority it cost each step that
  * it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/PERF.md).  The lowest one, and
- * SCHED_IDLE, were no better, and starved it beside other programs, so that sequences were shed. */
+ * SCHED_IDLE, were no better, and starved it beside other programs: a commit of a second's work took
+ * half a minute, and sequences were shed. */
 static void step_back(void)
 {
+    enum { NICE = 10 };
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(),
-                      19); /* of this thread alone, on Linux */
+                      NICE); /* this thread's alone, on Linux */
 }
 
 void *save_writer_main(void *arg)

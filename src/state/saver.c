@@ -3,7 +3,7 @@
  * Invariants:
  *  1. A chunk is in exactly one place: a sequence's open chunks, the queue, or with the writer.
  *  2. Chunks of one sequence enter the queue in order, and the writer takes them in order.
- *  3. Whoever waits for memory waits for n_in_flight to fall: tails of sequences that go on never
+ *  3. Whoever waits for memory waits for saver_is_busy to end: tails of sequences that go on never
  *     return what they hold until they are full, so nobody waits for those. */
 #include "state/saver.h"
 
@@ -153,10 +153,32 @@ void saver_destroy(struct saver *s)
     release(s);
 }
 
-int saver_flush(struct saver *s, struct err *err)
+void saver_on_commit(struct saver *s, void (*fn)(void *arg), void *arg)
 {
     pthread_mutex_lock(&s->lock);
-    while (s->n_in_flight > 0)
+    s->on_commit = fn;
+    s->on_commit_arg = arg;
+    pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t saver_mark(struct saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t mark = s->n_queued;
+    pthread_mutex_unlock(&s->lock);
+    return mark;
+}
+
+bool saver_reached(const struct saver *s, uint64_t mark)
+{
+    return atomic_load(&s->n_settled) >= mark;
+}
+
+int saver_flush(struct saver *s, struct err *err)
+{
+    uint64_t mark = saver_mark(s);
+    pthread_mutex_lock(&s->lock);
+    while (s->n_settled < mark)
         pthread_cond_wait(&s->changed, &s->lock);
     int rc = s->fault;
     if (rc != 0 && err != NULL)
@@ -297,13 +319,13 @@ static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
     pthread_mutex_lock(&s->lock);
     for (;;) {
         c = (struct save_chunk *)(void *)save_memory_take(&s->memory, q->layout.n_bytes);
-        if (c != NULL || how != SAVE_WAIT || s->n_in_flight == 0)
+        if (c != NULL || how != SAVE_WAIT || !saver_is_busy(s))
             break;
         pthread_cond_wait(&s->changed, &s->lock);
     }
-    *end = s->n_in_flight == 0 ? SAVE_END_MEMORY
-           : how == SAVE_TRY   ? SAVE_GOES_ON
-                               : SAVE_END_BEHIND;
+    *end = !saver_is_busy(s) ? SAVE_END_MEMORY
+           : how == SAVE_TRY ? SAVE_GOES_ON
+                             : SAVE_END_BEHIND;
     pthread_mutex_unlock(&s->lock);
     return c;
 }
@@ -385,7 +407,7 @@ static void enqueue(struct save_seq *q, const int32_t *tokens, int n_tokens)
     pthread_mutex_lock(&s->lock);
     *s->queue_end = c;
     s->queue_end = &c->next;
-    s->n_in_flight++;
+    s->n_queued++;
     q->n_refs++;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);

@@ -21,7 +21,8 @@
  * what was committed stays, and a later request that continues the context prefills what is missing
  * and saves it.  The first fault of the store is reported once, by `warn`, and ends saving for all.
  *
- * Threads: saver_* and save_* belong to the compute thread; the writer is the saver's own. */
+ * Threads: saver_* and save_* belong to the compute thread, where nothing else is said; the writer is
+ * the saver's own. */
 #ifndef STATE_SAVER_H
 #define STATE_SAVER_H
 
@@ -142,7 +143,14 @@ int64_t save_committed_tokens(const struct save_seq *q);
 /* Any thread. */
 enum save_end save_ended(const struct save_seq *q);
 
-/* The flush barrier: returns when all that was handed over is durable, or failed (its code). */
+/* A barrier, from any thread.  The mark stands behind all that was handed over until now; it is reached
+ * when that is durable, or was given up, whatever is handed over later. */
+uint64_t saver_mark(struct saver *s);
+bool saver_reached(const struct saver *s, uint64_t mark);
+/* `fn` is called when a mark may have been reached: on the writer's thread, with the saver's lock held, so
+ * it may only take note of it. NULL: no more calls once this returns. */
+void saver_on_commit(struct saver *s, void (*fn)(void *arg), void *arg);
+/* Returns when what was handed over until now is durable, or failed (its code). Any thread. */
 int saver_flush(struct saver *s, struct err *err);
 
 #endif

@@ -73,9 +73,12 @@ struct saver {
     pthread_cond_t changed;
     struct save_memory memory;
     struct save_chunk *queue, **queue_end;
-    /* Queued, being written, or written and not committed. Who waits for memory or for a flush waits
-     * for this to fall. */
-    size_t n_in_flight;
+    /* Chunks ever queued, and those of them that are committed or given up, which is in their order.
+     * Who waits for memory or for a flush waits for them to meet. */
+    uint64_t n_queued;
+    atomic_ullong n_settled;      /* read without the lock, too */
+    void (*on_commit)(void *arg); /* NULL: nobody wants to know */
+    void *on_commit_arg;
     bool quit;
     int fault; /* the first code that the store returned; saving is over */
     struct err fault_err;
@@ -83,6 +86,12 @@ struct saver {
     atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails,
         n_shared; /* see struct saver_stats */
 };
+
+/* [lock] Something is queued, being written, or written and not committed. */
+static inline bool saver_is_busy(const struct saver *s)
+{
+    return s->n_settled != s->n_queued;
+}
 
 static inline uint8_t *save_record(const struct save_chunk *c, int l, enum store_kind kind)
 {
