@@ -72,6 +72,32 @@ struct totals {
     int64_t tokens, cached, committed;
 };
 
+static void on_prompt(void *progress, int n_done)
+{
+    progress_at(progress, (uint64_t)n_done);
+}
+
+/* Computes and saves what is not stored, showing how far it is. */
+static int compute(struct hcache *h, const struct ingest_args *a, const char *path,
+                   const int32_t *ids, int n, struct hcache_result *out,
+                   struct hcache_err *err)
+{
+    char label[300];
+    struct progress p;
+    struct hcache_request q = {.prompt = ids,
+                               .n_prompt = n,
+                               .max_tokens = 0,
+                               .salt = a->salt,
+                               .save = a->save,
+                               .on_prompt = on_prompt,
+                               .arg = &p};
+    snprintf(label, sizeof label, "ingesting %.250s, tokens", path);
+    progress_begin(&p, label, PROGRESS_ITEMS, (uint64_t)n);
+    int rc = hcache_generate(h, &q, out, err);
+    progress_end(&p);
+    return rc;
+}
+
 static int ingest_file(struct hcache *h, const struct ingest_args *a, const char *path,
                        struct json *list, struct totals *sum, struct hcache_err *err)
 {
@@ -86,11 +112,9 @@ static int ingest_file(struct hcache *h, const struct ingest_args *a, const char
         return rc;
     }
     rc = hcache_encode(h, text, n_text, HCACHE_ADD_SPECIAL, &ids, &n, err);
-    struct hcache_request q = {
-        .prompt = ids, .n_prompt = n, .max_tokens = 0, .salt = a->salt, .save = a->save};
     struct hcache_result r = {0};
     if (rc == 0)
-        rc = hcache_generate(h, &q, &r, err);
+        rc = compute(h, a, path, ids, n, &r, err);
     if (rc != 0) {
         char old[400];
         snprintf(old, sizeof old, "%.399s", err->msg);
@@ -132,13 +156,8 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
         return rc;
     struct json *out = json_new_object(), *list = json_new_array();
     struct totals sum = {0};
-    struct progress p;
-    progress_begin(&p, "ingesting", PROGRESS_ITEMS, (uint64_t)a->files.n);
-    for (int i = 0; rc == 0 && i < a->files.n; i++) {
+    for (int i = 0; rc == 0 && i < a->files.n; i++)
         rc = ingest_file(h, a, a->files.items[i], list, &sum, err);
-        progress_at(&p, (uint64_t)i + 1);
-    }
-    progress_end(&p);
     json_put(out, "files", list);
     json_put_int(out, "tokens", sum.tokens);
     json_put_int(out, "cached_tokens", sum.cached);

@@ -150,6 +150,9 @@ struct hcache_request {
      * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was held back
      * of an unfinished character or a possible stop string, if anything. */
     int (*on_token)(void *arg, int32_t id, const char *text, size_t n_text);
+    /* hcache_generate only.  Called when more of the prompt's tokens have their state, restored or
+     * computed: n_done of them by now. */
+    void (*on_prompt)(void *arg, int n_done);
     /* hcache_submit only.  There is something to read, or (ended) it was the last.  Called on the
      * engine's thread with its lock held: it must not wait, nor call back into this interface. */
     void (*notify)(void *arg, bool ended);
@@ -327,6 +330,7 @@ struct hcache_delta {
     size_t n_text;
     bool ended;        /* nothing will follow */
     int cached_tokens; /* of the prompt; 0 before the first token */
+    int prompt_done;   /* tokens of the prompt that have their state; 0 without on_prompt */
 };
 /* Never waits.  *out points to the ticket's memory, until the next read.  One reader per ticket. */
 void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out);

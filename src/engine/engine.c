@@ -274,6 +274,11 @@ const struct outcome *seq_outcome(const struct seq *s)
     return &s->out;
 }
 
+int seq_tokens_done(const struct seq *s)
+{
+    return s->n_done;
+}
+
 /* What a sequence saves continues what it took over, which may still be on its way to the store: until
  * one of its own chunks is durable that has to be looked up. */
 int64_t seq_committed_tokens(const struct seq *s)

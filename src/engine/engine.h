@@ -102,6 +102,8 @@ struct outcome {
 int engine_add(struct engine *e, const struct request *r, struct seq **out,
                struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
+/* Tokens whose state is in the cache, restored or computed. */
+int seq_tokens_done(const struct seq *s);
 /* Moves out how its first restore was planned and went: the caller frees both spans. */
 struct hcache_lanes;
 void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,

@@ -365,9 +365,12 @@ int hcache_generate(struct hcache *h, const struct hcache_request *r,
         return rc;
     struct hcache_delta d;
     bool cancelled = false;
+    int n_prompt = 0;
     do {
         service_run(h->service, t);
         hcache_ticket_read(t, &d);
+        if (d.prompt_done > n_prompt)
+            r->on_prompt(r->arg, n_prompt = d.prompt_done);
         if (!cancelled && pass_on(r, &d)) {
             cancelled = true;
             hcache_ticket_cancel(t);

@@ -403,6 +403,18 @@ static void fail_all(struct service *s, const struct err *err)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* [lock] How far the prompts are of those who asked. */
+static void tell_progress(struct service *s)
+{
+    for (struct hcache_ticket *t = s->live; t != NULL; t = t->next) {
+        if (!t->wants_progress || t->seq == NULL)
+            continue;
+        int n = seq_tokens_done(t->seq);
+        t->n_prompt_done = n < t->req.n_prompt ? n : t->req.n_prompt;
+        pthread_cond_broadcast(&s->progress);
+    }
+}
+
 static void service_step(struct service *s)
 {
     struct err err = {0};
@@ -417,6 +429,7 @@ static void service_step(struct service *s)
     engine_stats(s->o.engine, &st);
     pthread_mutex_lock(&s->lock);
     s->engine = st;
+    tell_progress(s);
     pthread_mutex_unlock(&s->lock);
     end_finished(s);
 }
@@ -615,6 +628,7 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
         t->stop_bytes[t->n_stop] = strlen(r->stop[t->n_stop]);
     }
     t->wants_logprobs = r->logprobs;
+    t->wants_progress = r->on_prompt != NULL;
     t->n_top = r->logprobs ? r->n_top : 0;
     t->n_vocab = s->o.n_vocab;
     t->ids = xcalloc(max + 1, sizeof *t->ids);
@@ -667,7 +681,7 @@ int service_submit(struct service *s, const struct request *q,
 static bool has_news(const struct hcache_ticket *t)
 {
     return t->state == TICKET_ENDED || t->n_ids > t->n_ids_read ||
-           t->n_visible > t->n_text_read;
+           t->n_visible > t->n_text_read || t->n_prompt_done > t->n_prompt_read;
 }
 
 void service_run(struct service *s, struct hcache_ticket *t)
@@ -701,11 +715,13 @@ void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
                                  .text = t->piece,
                                  .n_text = n,
                                  .ended = t->state == TICKET_ENDED,
-                                 .cached_tokens = t->n_cached};
+                                 .cached_tokens = t->n_cached,
+                                 .prompt_done = t->n_prompt_done};
     if (t->wants_logprobs)
         out->logprobs = t->logprobs + (size_t)t->n_ids_read * width;
     t->n_ids_read = t->n_ids;
     t->n_text_read = t->n_visible;
+    t->n_prompt_read = t->n_prompt_done;
     pthread_mutex_unlock(&t->service->lock);
 }
 

@@ -38,7 +38,8 @@ struct hcache_ticket {
     size_t stop_bytes[HCACHE_MAX_STOP];
     int n_stop;
     bool wants_logprobs;
-    bool wants_durable; /* the end waits until what was saved is durable: */
+    bool wants_progress; /* of its prompt */
+    bool wants_durable;  /* the end waits until what was saved is durable: */
     int n_top;
     void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
     void *notify_arg;
@@ -57,6 +58,7 @@ struct hcache_ticket {
     bool cancel, stopped, given_up;
     int32_t *ids; /* [max_tokens] */
     int n_ids, n_cached;
+    int n_prompt_done;
     struct hcache_logprob *logprobs; /* [max_tokens][1 + n_top] */
     char *text;
     size_t n_text, text_cap;
@@ -65,7 +67,7 @@ struct hcache_ticket {
     struct err err;
 
     /* reader */
-    int n_ids_read;
+    int n_ids_read, n_prompt_read;
     size_t n_text_read;
     char *piece;
     size_t piece_cap;

@@ -278,6 +278,52 @@ static void text_comes_in_whole_characters(void **state)
     hcache_close(h);
 }
 
+struct prompt_progress {
+    int n_calls, last;
+};
+
+static void note_progress(void *arg, int n_done)
+{
+    struct prompt_progress *p = arg;
+    assert_true(n_done > p->last);
+    p->last = n_done;
+    p->n_calls++;
+}
+
+/* A prompt of three batches (512 rows each): its progress only grows, and ends with all of it.  What is
+ * restored counts as well as what is computed. */
+static void a_prompt_tells_how_far_it_is(void **state)
+{
+    (void)state;
+    enum { N = 1300 };
+    static int32_t prompt[N];
+    struct hcache_opts o = {.model = "synth:tiny-mha",
+                            .threads = 1,
+                            .max_context = 2048,
+                            .store_in_memory = true,
+                            .no_reuse = true,
+                            .warn = warn};
+    struct hcache *h = open_or_fail(&o);
+    make_prompt(prompt, N);
+    for (int turn = 0; turn < 2; turn++) {
+        struct prompt_progress p = {0};
+        struct hcache_result r;
+        struct hcache_request q = {.prompt = prompt,
+                                   .n_prompt = N,
+                                   .max_tokens = 0,
+                                   .save = "both",
+                                   .plan = turn > 0 ? "kv" : NULL,
+                                   .on_prompt = note_progress,
+                                   .arg = &p};
+        assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+        assert_int_equal(p.last, N);
+        assert_true(p.n_calls >= (turn == 0 ? 3 : 1));
+        assert_true(turn == 0 ? r.cached_tokens == 0 : r.cached_tokens >= N / 64 * 64);
+        hcache_result_free(&r);
+    }
+    hcache_close(h);
+}
+
 static void cancelling_is_final(void **state)
 {
     (void)state;
@@ -612,6 +658,7 @@ int main(void)
         cmocka_unit_test(requests_that_cannot_be_used),
         cmocka_unit_test(text_without_a_tokenizer),
         cmocka_unit_test(text_comes_in_whole_characters),
+        cmocka_unit_test(a_prompt_tells_how_far_it_is),
         cmocka_unit_test(cancelling_is_final),
         cmocka_unit_test(encode_and_decode),
         cmocka_unit_test(a_store_outlives_its_process),
