@@ -195,9 +195,10 @@ static void print_head(struct bench *b)
         "profile per layer and 1000 tokens: recompute %.2f ms (+ %.3f per 1000^2), project "
         "%.2f ms, load %.3f ms; store %.2f GB/s; together reading x%.2f, compute x%.2f; "
         "%.0f %% "
-        "of the processors were ours\n\n",
+        "of the processors were ours; restores made products x%.2f\n\n",
         p->c_tok.b_s * 1e6, p->c_tok.c_s * 1e9, p->c_h.b_s * 1e6, p->c_kv.b_s * 1e6,
-        p->tier[0].bytes_per_s * 1e-9, p->io_overlap, p->comp_overlap, p->cpu_share * 100);
+        p->tier[0].bytes_per_s * 1e-9, p->io_overlap, p->comp_overlap, p->cpu_share * 100,
+        platform_correction_factor(&p->gemm_correction));
     printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s\n", "tokens", "method",
            "plan", "predicted", "measured", "ratio", "MB", "GB/s", "read only", "compute",
            "share");
@@ -212,8 +213,11 @@ static int set_speed(struct bench *b, struct err *err)
 {
     const struct restore_args *a = b->a;
     double ratio, bytes_per_s = (double)a->throttle;
+    if (b->lab->k.io == NULL && (a->as != NULL || a->throttle > 0))
+        return err_set(err, ERR_USAGE,
+                       "a store in memory cannot be throttled: give a --store in a folder");
     if (a->as != NULL) {
-        int rc = lab_scale(b->lab, a->as, &bytes_per_s, &ratio, err);
+        int rc = lab_settle_as(b->lab, a->as, &bytes_per_s, &ratio, err);
         if (rc != 0)
             return rc;
         printf("as %s: projecting a hidden state takes %.2f times as long as reading it\n",
@@ -221,13 +225,10 @@ static int set_speed(struct bench *b, struct err *err)
     }
     if (bytes_per_s > 0)
         printf("storage throttled to %.1f MB/s\n", bytes_per_s * 1e-6);
-    if (bytes_per_s > 0 && b->lab->k.io == NULL)
-        return err_set(err, ERR_USAGE,
-                       "a store in memory cannot be throttled: give a --store in a folder");
-    if (bytes_per_s > b->lab->platform.tier[0].bytes_per_s)
+    if (bytes_per_s > b->lab->tier.bytes_per_s)
         return err_set(err, ERR_UNSUPPORTED,
                        "this store reads %.1f MB/s: too slow to be throttled to %.1f MB/s",
-                       b->lab->platform.tier[0].bytes_per_s * 1e-6, bytes_per_s * 1e-6);
+                       b->lab->tier.bytes_per_s * 1e-6, bytes_per_s * 1e-6);
     if (bytes_per_s > 0)
         lab_throttle(b->lab, bytes_per_s);
     return 0;

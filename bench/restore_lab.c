@@ -256,6 +256,42 @@ void lab_learn(struct lab *b, const struct plan_request *req, const struct plan 
     correction_learn(&b->platform, &e, &o);
 }
 
+/* Learns what restores from hidden states take now. */
+static int settle(struct lab *b, struct err *err)
+{
+    enum { LEAST = 4, MOST = 64, LONGEST = 16 };
+    const int64_t end_ns = clock_now_ns() + 1500000000;
+    int n_chunks = b->max_chunks < LONGEST ? b->max_chunks : LONGEST, rc = 0;
+    for (int i = 0; rc == 0 && i < MOST && (i < LEAST || clock_now_ns() < end_ns); i++) {
+        struct plan_request req;
+        struct plan plan;
+        struct restore_result r;
+        rc = lab_plan(b, "hidden", n_chunks, &req, &plan, err);
+        if (rc == 0)
+            rc = lab_restore(b, n_chunks, &plan, &r, err);
+        if (rc == 0)
+            lab_learn(b, &req, &plan, &r);
+    }
+    return rc;
+}
+
+int lab_settle_as(struct lab *b, const char *as, double *bytes_per_s, double *ratio,
+                  struct err *err)
+{
+    int rc = lab_scale(b, as, bytes_per_s, ratio, err);
+    for (int i = 0; rc == 0 && i < 2; i++) {
+        if (*bytes_per_s > b->tier.bytes_per_s)
+            return 0;
+        lab_throttle(b, *bytes_per_s);
+        rc = settle(b, err);
+        if (rc == 0)
+            rc = lab_scale(b, as, bytes_per_s, ratio, err);
+    }
+    if (rc == 0)
+        lab_throttle(b, *bytes_per_s);
+    return rc;
+}
+
 /* --- the ceiling of the I/O lane -------------------------------------------------------------- */
 
 struct copy_job {

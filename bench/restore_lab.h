@@ -31,7 +31,7 @@ struct lab {
     struct plan_layer layer[STORE_MAX_LAYERS];
 
     /* private */
-    struct platform_tier tier; /* the store's own, while it is throttled */
+    struct platform_tier tier; /* the store's own, whatever it is throttled to */
     double io_overlap, comp_overlap;
     struct stream *stream;
     struct model_work *work;
@@ -60,6 +60,12 @@ void lab_throttle(struct lab *b, double bytes_per_s);
  * ("a100-1ssd:llama-2-13b"; llama-2-7b without one). *ratio is C_H / IO_H. */
 int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
               struct err *err);
+/* Restores from hidden states for a while, throttled so, and learns from it, twice: what plans are made
+ * from is then what long runs beside such reads hold, as in an engine that has restored before.  (The
+ * profile's samples are short and alone: sustained products beside reads were a fifth to a third slower.)
+ * Leaves the store throttled; nothing where this store is too slow for it. */
+int lab_settle_as(struct lab *b, const char *as, double *bytes_per_s, double *ratio,
+                  struct err *err);
 
 /* A plan by any method of `hcache plan` for the first n_chunks; *req is what it was made from. */
 int lab_plan(struct lab *b, const char *method, int n_chunks, struct plan_request *req,

@@ -63,6 +63,8 @@ static int reserve_restore(struct engine *e, struct err *err)
                               .staging_bytes = e->o.staging_bytes,
                               .max_tokens = e->o.model->max_ctx};
     int rc = restorer_create(&o, &e->restorer, err);
+    if (rc == 0 && e->o.measure_ahead && restoring_must_measure(e))
+        restorer_measure(e->restorer, &e->o.fingerprint);
     return rc == 0 ? fused_reserve(e, err) : rc;
 }
 

@@ -35,8 +35,10 @@ struct engine_opts {
     struct store *store; /* NULL: nothing is restored or saved */
     struct saver *saver; /* NULL: nothing is saved */
     struct sha256 fingerprint;
-    /* what plans are made from; I/O is measured into it when first needed */
+    /* what plans are made from; where it has no tier, that is measured: in the background from now on if
+     * measure_ahead and there are stored chunks, else on the first hits */
     struct platform *platform;
+    bool measure_ahead;
     /* of the store; 0: none. Bounds the platform's bandwidth */
     uint64_t throttle_bytes_per_s;
     int max_seqs;          /* that run at once; any number may wait */

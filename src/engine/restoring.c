@@ -29,9 +29,9 @@ enum { FUSED_ROWS_BESIDE = 64 };
 
 /* --- planning --------------------------------------------------------------------------------- */
 
-/* The store's speed: measured once per engine, on the first hits, for there is something to restore
- * and so something to measure; a throttle is the speed, no need to wait for it. */
-static bool must_measure(const struct engine *e)
+/* The store's speed: measured once per engine, ahead, else on the first hits, for there is something to
+ * restore and so something to measure; a throttle is the speed, no need to wait for it. */
+bool restoring_must_measure(const struct engine *e)
 {
     return e->o.platform->n_tiers == 0 && e->o.throttle_bytes_per_s == 0;
 }
@@ -181,7 +181,7 @@ void restoring_begin(struct engine *e, struct seq *s)
                                 .keys = s->chain.keys,
                                 .tokens = s->tokens,
                                 .n_tokens = s->n_tokens - 1,
-                                .measure_io = must_measure(e)};
+                                .measure_io = restoring_must_measure(e)};
     s->phase = PHASE_RESTORE;
     s->n_planned = 0;
     s->restore = restore_find(e->restorer, &want);

@@ -101,6 +101,8 @@ struct engine {
 
 /* --- restoring.c: phase one ------------------------------------------------------------------- */
 
+/* Whether plans lack the speed of the store. */
+bool restoring_must_measure(const struct engine *e);
 /* Begins looking up what the store has of s: phase RESTORE, or PREFILL where nothing is. */
 void restoring_begin(struct engine *e, struct seq *s);
 /* What to do behind a forward pass of batch_ns with n_decodes decodes: restores what fits beside

@@ -193,6 +193,7 @@ static int open_engine(struct stack *k, struct err *err)
         .saver = k->saver,
         .fingerprint = k->fingerprint,
         .platform = &k->platform,
+        .measure_ahead = k->owns_io && !k->o.no_profile,
         .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
         .max_seqs = max_seqs,
         .max_batch_rows = BATCH_ROWS,

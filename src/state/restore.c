@@ -170,6 +170,15 @@ void restorer_destroy(struct restorer *r)
     free(r);
 }
 
+void restorer_measure(struct restorer *r, const struct sha256 *fingerprint)
+{
+    pthread_mutex_lock(&r->lock);
+    r->wants_measure = true;
+    r->fingerprint = *fingerprint;
+    pthread_cond_signal(&r->for_io);
+    pthread_mutex_unlock(&r->lock);
+}
+
 size_t restorer_bytes(const struct restorer *r)
 {
     return r->staging.bytes + r->scratch.bytes;

@@ -65,6 +65,10 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
 void restorer_destroy(struct restorer *r);
 size_t restorer_bytes(const struct restorer *r); /* for the table printed at start */
 
+/* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of a model
+ * that it holds; what is found (restore_found) then says that speed. */
+void restorer_measure(struct restorer *r, const struct sha256 *fingerprint);
+
 /* --- one restore ------------------------------------------------------------------------------ */
 
 /* A context that is wanted back: what is needed to name its chunks. */
@@ -81,14 +85,14 @@ struct restore_found {
     const struct store_hit
         *hits; /* [n_hits], the restore's; only the last may be partial */
     int n_hits;
-    char why[200];             /* why the chain is not longer */
-    bool measured;             /* `tier` was measured, as asked for, on these hits; */
+    char why[200]; /* why the chain is not longer */
+    bool measured; /* `tier` was measured, as asked for: ahead, else on these hits; */
     struct platform_tier tier; /* only where there are any */
     struct err err;            /* code != 0: nothing can be read, n_hits is 0 */
 };
 
-/* Begins a restore: the I/O thread looks up, and measures the store's read speed on the full chunks
- * that it finds if `measure_io`. */
+/* Begins a restore: the I/O thread looks up, and, if `measure_io` and it has not done so before, measures
+ * the store's read speed on the full chunks that it finds. */
 struct restore *restore_find(struct restorer *rr, const struct restore_want *want);
 /* NULL while it is being looked up; then valid until restore_end. */
 const struct restore_found *restore_found(const struct restore *r);

@@ -125,9 +125,13 @@ struct restorer {
     int n_in_flight;      /* groups */
     uint64_t n_news;      /* things that the compute lane may want to look at */
     bool quit;
+    bool wants_measure; /* of the store's speed, on chunks of this model: */
+    struct sha256 fingerprint;
 
-    struct store_reader
-        *reader; /* the I/O thread's; NULL after a fault, until it opens one */
+    /* the I/O thread's */
+    struct store_reader *reader; /* NULL after a fault, until it opens one */
+    bool has_tier;               /* the store's speed is known: */
+    struct platform_tier tier;
 
     /* the compute lane's */
     uint64_t n_seen; /* of n_news */

@@ -10,6 +10,9 @@
 #include "state/profile.h"
 #include "state/restore_impl.h"
 
+/* Chunks that are read to measure the store before anything is restored. */
+enum { SAMPLE_CHUNKS = 32 };
+
 /* [lock] */
 static void tell_compute(struct restorer *rr)
 {
@@ -34,23 +37,52 @@ static void find_tail(struct restore *r)
         f->n_hits += n_found;
 }
 
+/* What these chunks say of the store's speed. */
+static int measure(struct restorer *rr, const struct store_hit *hits, int n,
+                   struct err *err)
+{
+    struct platform p;
+    platform_init(&p);
+    int rc = profile_io(&p, rr->o.model, rr->o.store, hits, n, err);
+    if (rc == 0)
+        rr->tier = p.tier[0];
+    rr->has_tier = rc == 0;
+    return rc;
+}
+
+/* [lock, released meanwhile] Ahead of the first restore.  Where nothing is stored yet, or it cannot be
+ * read, the first hits are measured. */
+static bool measure_ahead(struct restorer *rr)
+{
+    struct store_hit hits[SAMPLE_CHUNKS];
+    if (!rr->wants_measure)
+        return false;
+    rr->wants_measure = false;
+    struct sha256 fingerprint = rr->fingerprint;
+    pthread_mutex_unlock(&rr->lock);
+    struct err unused;
+    int n = store_sample(rr->o.store, &fingerprint, SAMPLE_CHUNKS, hits);
+    if (n > 0 && !rr->has_tier)
+        (void)measure(rr, hits, n, &unused);
+    store_release(rr->o.store, hits, n);
+    pthread_mutex_lock(&rr->lock);
+    return true;
+}
+
 static void find(struct restore *r)
 {
     struct restorer *rr = r->rr;
     struct restore_found *f = &r->found;
-    struct platform p;
     f->err.code = store_lookup(rr->o.store, r->keys + 1, r->n_keys, r->hits, &f->n_hits,
                                f->why, sizeof f->why, &f->err);
     int n_full = f->n_hits;
     /* Where nothing is known of the store's speed, a tail alone is no measure of it. */
-    if (f->err.code == 0 && (n_full > 0 || !r->want.measure_io))
+    if (f->err.code == 0 && (n_full > 0 || rr->has_tier || !r->want.measure_io))
         find_tail(r);
-    if (f->err.code == 0 && n_full > 0 && r->want.measure_io) {
-        platform_init(&p);
-        f->err.code = profile_io(&p, rr->o.model, rr->o.store, r->hits, n_full, &f->err);
-        f->measured = f->err.code == 0;
-        f->tier = p.tier[0];
-    }
+    if (f->err.code == 0 && n_full > 0 && r->want.measure_io && !rr->has_tier)
+        f->err.code = measure(rr, r->hits, n_full, &f->err);
+    f->measured = r->want.measure_io && rr->has_tier;
+    f->tier = rr->tier;
     if (f->err.code != 0) { /* nothing can be read */
         store_release(rr->o.store, r->hits, f->n_hits);
         f->n_hits = 0;
@@ -226,7 +258,7 @@ void *restore_io_main(void *restorer)
     pthread_mutex_lock(&rr->lock);
     while (!rr->quit || rr->n_in_flight > 0) {
         struct err err = {0};
-        if (find_next(rr))
+        if (find_next(rr) || measure_ahead(rr))
             continue;
         struct group *g = take_group(rr);
         if (g == NULL && rr->n_in_flight == 0) {

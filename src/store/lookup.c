@@ -315,6 +315,35 @@ bool store_find_partial(struct store *s, const struct sha256 *parent, const int3
     return found;
 }
 
+static bool is_sample(const struct store *s, const struct chunk_node *n,
+                      const struct sha256 *fingerprint)
+{
+    const struct sha256 *of = &s->catalog.fingerprints[n->fingerprint_idx].value;
+    return n->n_live > 0 && !n->doomed && n->n_tokens == STORE_CHUNK_TOKENS &&
+           memcmp(of->b, fingerprint->b, sizeof of->b) == 0;
+}
+
+int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
+                 struct store_hit *hits)
+{
+    const struct catalog *c = &s->catalog;
+    int n_pinned = 0, n_good = 0;
+    pthread_mutex_lock(&s->lock);
+    for (uint64_t i = 0; i < c->n_buckets && n_pinned < n; i++)
+        for (struct chunk_node *x = c->buckets[i]; x != NULL && n_pinned < n; x = x->next)
+            if (is_sample(s, x, fingerprint))
+                hits[n_pinned++] = node_pin(s, x);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < n_pinned; i++) {
+        struct err unused;
+        if (store_load_node(s, hits[i].impl, &unused) == 0)
+            hits[n_good++] = hits[i];
+        else
+            store_release(s, &hits[i], 1);
+    }
+    return n_good;
+}
+
 void store_expect(struct store *s, const struct sha256 *fingerprint)
 {
     pthread_mutex_lock(&s->lock);

@@ -302,6 +302,35 @@ static void recency_survives(struct st_place *p)
     store_close(s);
 }
 
+/* Full chunks of one model, pinned, and nothing is counted or reordered. */
+static void samples(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx a = {1, 2, 3, 0, NULL}, other = {1, 5, 3, 7, NULL};
+    struct sha256 model = st_fingerprint(0), nobody = st_fingerprint(9);
+    struct store_hit hits[8];
+    struct store_stats before, after;
+    OK(st_save(s, &st_small, &a, 5, ST_BOTH, err));
+    OK(st_save(s, &st_small, &other, 4, ST_BOTH, err));
+    store_stats(s, &before);
+    assert_int_equal(store_sample(s, &nobody, 8, hits), 0);
+    assert_int_equal(store_sample(s, &model, 3, hits), 3);
+    store_release(s, hits, 3);
+    assert_int_equal(store_sample(s, &model, 8, hits), 5);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(hits[i].n_tokens, STORE_CHUNK_TOKENS);
+        assert_true(store_mask_has(&hits[i].mask, 0, STORE_KV));
+        for (int j = 0; j < i; j++)
+            assert_memory_not_equal(&hits[i].key, &hits[j].key, sizeof hits[i].key);
+    }
+    store_release(s, hits, 5);
+    store_stats(s, &after);
+    assert_int_equal(after.n_hits, before.n_hits);
+    assert_int_equal(after.n_misses, before.n_misses);
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
 /* --- every body on every place ----------------------------------------------------------------- */
 
 struct body {
@@ -327,11 +356,17 @@ int main(void)
         const char *name;
         bool one_device;
     } bodies[] = {
-        {round_trip, "round trip", false}, {prefix_sharing, "prefix sharing", false},
-        {backfill, "backfill", false},     {eviction, "eviction", true},
-        {condemned, "condemned", false},   {reasons, "reasons", false},
-        {wrong_use, "wrong use", false},   {listing, "listing, verify, gc", false},
-        {reopen, "reopen", false},         {recency_survives, "recency survives", false},
+        {round_trip, "round trip", false},
+        {prefix_sharing, "prefix sharing", false},
+        {samples, "samples", false},
+        {backfill, "backfill", false},
+        {eviction, "eviction", true},
+        {condemned, "condemned", false},
+        {reasons, "reasons", false},
+        {wrong_use, "wrong use", false},
+        {listing, "listing, verify, gc", false},
+        {reopen, "reopen", false},
+        {recency_survives, "recency survives", false},
     };
     static const struct {
         const char *kind;
