@@ -30,36 +30,6 @@ static void subject_deinit(struct subject *s)
 
 /* --- reading a request ------------------------------------------------------------------------- */
 
-static int read_known(const struct json *body, const char *const *names, struct fault *f)
-{
-    struct json_iter it = json_begin(body);
-    if (json_kind(body) != JSON_KIND_OBJECT)
-        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
-                         json_kind_name(body));
-    while (json_next(&it)) {
-        int i = 0;
-        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
-            i++;
-        if (names[i] == NULL)
-            return fault_set(f, 400, "unknown_parameter", it.key,
-                             "unknown parameter '%.100s'", it.key);
-    }
-    return 0;
-}
-
-static int take_ids(const struct json *list, struct prompt_ids *out, struct fault *f)
-{
-    out->ids = xmalloc((json_count(list) + 1) * sizeof *out->ids);
-    for (; out->n < (int)json_count(list); out->n++) {
-        int64_t id;
-        if (!json_int_of(json_at(list, (size_t)out->n), &id) || id < 0 || id > INT32_MAX)
-            return fault_set(f, 400, NULL, "prompt", "'prompt' element %d is no token id",
-                             out->n);
-        out->ids[out->n] = (int32_t)id;
-    }
-    return 0;
-}
-
 static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *out,
                        struct fault *f)
 {
@@ -67,7 +37,7 @@ static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *
     size_t n;
     const char *text = json_string_of(v, &n);
     if (json_kind(v) == JSON_KIND_ARRAY)
-        return take_ids(v, out, f);
+        return request_ids(v, "prompt", &out->ids, &out->n, f);
     if (text == NULL)
         return fault_set(f, 400, NULL, "prompt", "'prompt' must be a text or token ids");
     return hcache_encode(call_model(c), text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL,
@@ -133,7 +103,7 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
 {
     *s = (struct subject){0};
     const struct json *body = call_body(c);
-    if (body == NULL || read_known(body, names, f) != 0 || read_numbers(body, s, f) != 0)
+    if (body == NULL || request_known(body, names, f) != 0 || read_numbers(body, s, f) != 0)
         return -1;
     s->salt = call_state_salt(c, s->cache_salt);
     const struct json *prompt = json_member(body, "prompt");

@@ -43,19 +43,8 @@ static int add_text(struct hcache *h, struct prompts *ps, const struct json *v,
 
 static int add_ids(struct prompts *ps, const struct json *v, struct fault *f)
 {
-    struct prompt_ids *p = &ps->p[ps->n];
-    size_t n = json_count(v);
-    p->ids = xmalloc((n + 1) * sizeof *p->ids);
-    p->n = (int)n;
-    ps->n++;
-    for (size_t i = 0; i < n; i++) {
-        int64_t id;
-        if (!json_int_of(json_at(v, i), &id) || id < 0 || id > INT32_MAX)
-            return fault_set(f, 400, NULL, "prompt", "'prompt' element %zu is no token id",
-                             i);
-        p->ids[i] = (int32_t)id;
-    }
-    return 0;
+    struct prompt_ids *p = &ps->p[ps->n++];
+    return request_ids(v, "prompt", &p->ids, &p->n, f);
 }
 
 static int add_all(struct hcache *h, struct prompts *ps, const struct json *v,

@@ -103,19 +103,10 @@ static int read_change(struct call *c, const char *const *names, struct change *
                        struct fault *f)
 {
     const struct json *body = c->body.n > 0 ? call_body(c) : NULL;
-    struct json_iter it = json_begin(body);
     struct err err = {0};
     *out = (struct change){0};
-    if (body != NULL && json_kind(body) != JSON_KIND_OBJECT)
-        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object");
-    while (json_next(&it)) {
-        int i = 0;
-        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
-            i++;
-        if (names[i] == NULL)
-            return fault_set(f, 400, "unknown_parameter", it.key,
-                             "unknown parameter '%.100s'", it.key);
-    }
+    if (body != NULL && request_known(body, names, f) != 0)
+        return -1;
     if (json_opt_string(body, "title", &out->title, &err) != 0 ||
         json_opt_string(body, "at", &out->at, &err) != 0)
         return fault_set(f, 400, NULL, NULL, "%s", err.msg);

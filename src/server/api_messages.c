@@ -574,31 +574,40 @@ static const struct dialect messages = {.answer = answer,
 
 /* --- the routes -------------------------------------------------------------------------------- */
 
+/* What is asked, and its prompt; false where that was refused, and answered. */
+static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
+                        struct dialog_text *d, struct prompt_ids *prompt, char **text,
+                        char *what)
+{
+    struct fault f;
+    const struct json *body = call_body(c);
+    if (body == NULL)
+        return false;
+    int rc = request_parse(body, kind, p, &f);
+    if (rc == 0)
+        rc = call_check_name(c, p->model, &f);
+    if (rc == 0)
+        rc = make_prompt(c, p, d, prompt, text, what, &f);
+    if (rc != 0) {
+        hcache_free(prompt->ids);
+        free(*text);
+        call_fault(c, &f);
+    }
+    return rc == 0;
+}
+
 void api_messages(struct call *c)
 {
     struct gen_params p;
     struct dialog_text d = {0};
     struct prompt_ids prompt = {0};
-    struct fault f;
     char *text = NULL, what[200] = "";
-    const struct json *body = call_body(c);
-    if (body == NULL)
-        return;
-    int rc = request_parse(body, REQUEST_MESSAGE, &p, &f);
-    if (rc == 0)
-        rc = call_check_name(c, p.model, &f);
-    if (rc == 0)
-        rc = make_prompt(c, &p, &d, &prompt, &text, what, &f);
-    if (rc == 0) {
+    if (read_prompt(c, REQUEST_MESSAGE, &p, &d, &prompt, &text, what)) {
         struct message *m = xcalloc(1, sizeof *m);
         conversations_name("msg", m->id);
         memcpy(m->at, d.at, sizeof m->at);
         m->n = d.n;
         generation_start(c, &messages, m, &p, &prompt, 1, text, what);
-    } else {
-        hcache_free(prompt.ids);
-        free(text);
-        call_fault(c, &f);
     }
     dialog_deinit(&d);
 }
@@ -608,24 +617,13 @@ void api_count_tokens(struct call *c)
     struct gen_params p;
     struct dialog_text d = {0};
     struct prompt_ids prompt = {0};
-    struct fault f;
     char *text = NULL, what[200] = "";
-    const struct json *body = call_body(c);
-    if (body == NULL)
-        return;
-    int rc = request_parse(body, REQUEST_COUNT, &p, &f);
-    if (rc == 0)
-        rc = call_check_name(c, p.model, &f);
-    if (rc == 0)
-        rc = make_prompt(c, &p, &d, &prompt, &text, what, &f);
-    if (rc == 0) {
+    if (read_prompt(c, REQUEST_COUNT, &p, &d, &prompt, &text, what)) {
         struct json *o = json_new_object();
         json_put_int(o, "input_tokens", prompt.n);
         call_json(c, 200, o);
-    } else {
-        call_fault(c, &f);
+        hcache_free(prompt.ids);
+        free(text);
     }
-    hcache_free(prompt.ids);
-    free(text);
     dialog_deinit(&d);
 }

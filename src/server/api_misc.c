@@ -86,23 +86,6 @@ void api_model(struct call *c)
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
-static int known_only(const struct json *body, const char *const *names, struct fault *f)
-{
-    struct json_iter it = json_begin(body);
-    if (json_kind(body) != JSON_KIND_OBJECT)
-        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
-                         json_kind_name(body));
-    while (json_next(&it)) {
-        int i = 0;
-        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
-            i++;
-        if (names[i] == NULL)
-            return fault_set(f, 400, "unknown_parameter", it.key,
-                             "unknown parameter '%.100s'", it.key);
-    }
-    return 0;
-}
-
 static int read_flag(const struct json *body, const char *name, bool *io, struct fault *f)
 {
     struct err err = {0};
@@ -139,7 +122,7 @@ void api_tokenize(struct call *c)
     size_t n = 0;
     if (body == NULL)
         return;
-    int rc = known_only(body, names, &f);
+    int rc = request_known(body, names, &f);
     if (rc == 0)
         rc = read_flag(body, "add_special", &add, &f);
     if (rc == 0)
@@ -161,37 +144,25 @@ void api_tokenize(struct call *c)
     hcache_free(ids);
 }
 
-static int read_ids(const struct json *list, int32_t *ids, struct fault *f)
-{
-    for (size_t i = 0; i < json_count(list); i++) {
-        int64_t id;
-        if (!json_int_of(json_at(list, i), &id) || id < 0 || id > INT32_MAX)
-            return fault_set(f, 400, NULL, "tokens", "'tokens' element %zu is no token id",
-                             i);
-        ids[i] = (int32_t)id;
-    }
-    return 0;
-}
-
 void api_detokenize(struct call *c)
 {
     static const char *const names[] = {"tokens", "model", NULL};
     const struct json *body = call_body(c), *list;
     struct hcache_err err = {0};
     struct fault f;
+    int32_t *ids = NULL;
     char *text = NULL;
     size_t n = 0;
+    int n_ids = 0;
     if (body == NULL)
         return;
-    int rc = known_only(body, names, &f);
+    int rc = request_known(body, names, &f);
     list = json_member(body, "tokens");
     if (rc == 0 && json_kind(list) != JSON_KIND_ARRAY)
         rc = fault_set(&f, 400, NULL, "tokens", "'tokens' must be a list of token ids");
-    int32_t *ids = xmalloc((json_count(list) + 1) * sizeof *ids);
     if (rc == 0)
-        rc = read_ids(list, ids, &f);
-    if (rc == 0 &&
-        hcache_decode(call_model(c), ids, (int)json_count(list), &text, &n, &err) != 0)
+        rc = request_ids(list, "tokens", &ids, &n_ids, &f);
+    if (rc == 0 && hcache_decode(call_model(c), ids, n_ids, &text, &n, &err) != 0)
         rc = fault_set(&f, 400, NULL, "tokens", "%s", err.msg);
     if (rc == 0) {
         struct json *o = json_new_object();

@@ -144,8 +144,12 @@ int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
     return rc;
 }
 
-int turn_delete(struct conversations *c, const char *tenant, const char *name,
-                struct erased *out, struct err *err)
+/* Finds the row of a name with `find`, and erases it in one transaction. */
+static int erase_named(struct conversations *c, const char *find, const char *what,
+                       const char *tenant, const char *name,
+                       int (*erase)(struct conversations *c, int64_t row,
+                                    struct erased *out, struct err *err),
+                       struct erased *out, struct err *err)
 {
     struct err local = {0};
     int64_t row = 0;
@@ -154,11 +158,17 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
-    rc = row_of(c, "SELECT id FROM turn WHERE name = ?1 AND tenant = ?2 AND visible",
-                "response", tenant, name, &row, err);
+    rc = row_of(c, find, what, tenant, name, &row, err);
     if (rc == 0)
-        rc = hide(c, row, out, err);
+        rc = erase(c, row, out, err);
     return db_end_and_overwrite(c, rc, err);
+}
+
+int turn_delete(struct conversations *c, const char *tenant, const char *name,
+                struct erased *out, struct err *err)
+{
+    return erase_named(c, "SELECT id FROM turn WHERE name = ?1 AND tenant = ?2 AND visible",
+                       "response", tenant, name, hide, out, err);
 }
 
 /* --- a conversation ---------------------------------------------------------------------------- */
@@ -198,18 +208,8 @@ static int drop_conversation(struct conversations *c, int64_t row, struct erased
 int conversation_delete(struct conversations *c, const char *tenant, const char *name,
                         struct erased *out, struct err *err)
 {
-    struct err local = {0};
-    int64_t row = 0;
-    *out = (struct erased){0};
-    err = err != NULL ? err : &local;
-    int rc = db_lock(c, err);
-    if (rc != 0)
-        return rc;
-    rc = row_of(c, "SELECT id FROM conversation WHERE name = ?1 AND tenant = ?2",
-                "conversation", tenant, name, &row, err);
-    if (rc == 0)
-        rc = drop_conversation(c, row, out, err);
-    return db_end_and_overwrite(c, rc, err);
+    return erase_named(c, "SELECT id FROM conversation WHERE name = ?1 AND tenant = ?2",
+                       "conversation", tenant, name, drop_conversation, out, err);
 }
 
 int conversations_expire(struct conversations *c, int64_t now_s, int most,

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
+
 enum field_kind {
     F_INT,
     F_REAL,
@@ -336,6 +338,37 @@ static int read_pairs(const struct field *d, const struct json *v, const struct 
             return -1;
     }
     *out = v;
+    return 0;
+}
+
+int request_known(const struct json *body, const char *const *names, struct fault *f)
+{
+    struct json_iter it = json_begin(body);
+    if (json_kind(body) != JSON_KIND_OBJECT)
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
+                         json_kind_name(body));
+    while (json_next(&it)) {
+        int i = 0;
+        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
+            i++;
+        if (names[i] == NULL)
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+    }
+    return 0;
+}
+
+int request_ids(const struct json *list, const char *name, int32_t **out, int *n,
+                struct fault *f)
+{
+    *n = (int)json_count(list);
+    *out = xmalloc(((size_t)*n + 1) * sizeof **out);
+    for (int i = 0; i < *n; i++) {
+        int64_t id;
+        if (!json_int_of(json_at(list, (size_t)i), &id) || id < 0 || id > INT32_MAX)
+            return fault_set(f, 400, NULL, name, "'%s' element %d is no token id", name, i);
+        (*out)[i] = (int32_t)id;
+    }
     return 0;
 }
 

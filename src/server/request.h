@@ -66,6 +66,15 @@ struct json *fault_json(const struct fault *f); /* {"error": {...}} */
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
 
+/* For small bodies, without that table: an object whose members are all among `names`, which NULL ends.
+ * 0, or -1 with *f. */
+int request_known(const struct json *body, const char *const *names, struct fault *f);
+
+/* A list of token ids, which stands in the field `name`: *out is malloc'd, also where it fails.
+ * 0, or -1 with *f. */
+int request_ids(const struct json *list, const char *name, int32_t **out, int *n,
+                struct fault *f);
+
 /* Metadata that stands alone: *out is v, or NULL for null. 0, or -1 with *f. */
 int request_metadata(const struct json *v, const struct json **out, struct fault *f);
 
