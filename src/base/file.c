@@ -15,7 +15,9 @@
 static int read_all(int fd, size_t hint, size_t max_bytes, char **out, size_t *n)
 {
     size_t cap = hint < max_bytes ? hint + 1 : max_bytes + 1, len = 0;
-    char *buf = xmalloc(cap + 1);
+    char *buf = mem_try(cap + 1);
+    if (buf == NULL)
+        return -ENOMEM;
     for (;;) {
         ssize_t got = read(fd, buf + len, cap - len);
         if (got < 0 && errno == EINTR)
@@ -34,7 +36,13 @@ static int read_all(int fd, size_t hint, size_t max_bytes, char **out, size_t *n
         }
         if (len == cap) {
             cap = cap * 2 + 4096 < max_bytes + 1 ? cap * 2 + 4096 : max_bytes + 1;
-            buf = xrealloc(buf, cap + 1);
+            char *grown = mem_try(cap + 1);
+            if (grown != NULL)
+                memcpy(grown, buf, len);
+            free(buf);
+            if (grown == NULL)
+                return -ENOMEM;
+            buf = grown;
         }
     }
     buf[len] = '\0';

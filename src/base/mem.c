@@ -1,11 +1,18 @@
 /* mem.c - see mem.h. */
 #include "base/mem.h"
 
+#include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
 
 static _Noreturn void out_of_memory(size_t n)
 {
@@ -13,27 +20,131 @@ static _Noreturn void out_of_memory(size_t n)
     exit(1);
 }
 
-void *xmalloc(size_t n)
+/* --- asking the system ------------------------------------------------------------------------ */
+
+static bool is_denied(size_t n, enum mem_ask ask)
 {
-    void *p = malloc(n != 0 ? n : 1);
+    if (mem_test_denies == NULL || !mem_test_denies(n, ask))
+        return false;
+    errno = ENOMEM;
+    return true;
+}
+
+/* realloc, malloc where old is NULL. */
+static void *resize(void *old, size_t n, enum mem_ask ask)
+{
+    return is_denied(n, ask) ? NULL : realloc(old, n != 0 ? n : 1);
+}
+
+static void *zeroed(size_t n, size_t size, enum mem_ask ask)
+{
+    uint64_t bytes;
+    if (!mul_fits(n, size, &bytes)) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    return is_denied(bytes, ask) ? NULL : calloc(n != 0 ? n : 1, size != 0 ? size : 1);
+}
+
+void *mem_try(size_t n)
+{
+    return resize(NULL, n, MEM_MAY_FAIL);
+}
+
+void *mem_try_calloc(size_t n, size_t size)
+{
+    return zeroed(n, size, MEM_MAY_FAIL);
+}
+
+/* --- the reserve ------------------------------------------------------------------------------ */
+
+/* lock protects block and n_bytes. */
+static struct {
+    pthread_mutex_t lock;
+    void *block; /* NULL: spent, or never set aside */
+    size_t n_bytes;
+    atomic_bool is_spent;
+} reserve = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* [lock] Written to, or the system might have promised more than it has. */
+static bool reserve_fill(size_t n)
+{
+    reserve.block = mem_try(n);
+    if (reserve.block == NULL)
+        return false;
+    memset(reserve.block, 0xa5, n);
+    return true;
+}
+
+int mem_reserve(size_t n, struct err *err)
+{
+    pthread_mutex_lock(&reserve.lock);
+    bool had = reserve.n_bytes != 0;
+    bool has = had || reserve_fill(n);
+    if (!had && has)
+        reserve.n_bytes = n;
+    pthread_mutex_unlock(&reserve.lock);
+    return has ? 0 : err_set(err, -ENOMEM, "no memory for a reserve of %zu bytes", n);
+}
+
+static void reserve_spend(void)
+{
+    pthread_mutex_lock(&reserve.lock);
+    bool first = reserve.block != NULL;
+    free(reserve.block);
+    reserve.block = NULL;
+    if (first)
+        atomic_store(&reserve.is_spent, true);
+    pthread_mutex_unlock(&reserve.lock);
+    if (first)
+        log_warn("memory is short: what runs goes on with what was set aside; "
+                 "new requests and saves are refused until there is some");
+}
+
+bool mem_is_short(void)
+{
+    return atomic_load(&reserve.is_spent);
+}
+
+int mem_check(struct err *err)
+{
+    if (!mem_is_short())
+        return 0;
+    pthread_mutex_lock(&reserve.lock);
+    bool again = reserve.block != NULL || reserve_fill(reserve.n_bytes);
+    atomic_store(&reserve.is_spent, !again);
+    pthread_mutex_unlock(&reserve.lock);
+    return again ? 0 : err_set(err, -ENOMEM, "memory is short; try again later");
+}
+
+/* --- allocations that do not fail ------------------------------------------------------------- */
+
+void *xrealloc(void *old, size_t n)
+{
+    void *p = resize(old, n, MEM_HAS_RESERVE);
+    if (p == NULL) {
+        reserve_spend();
+        p = resize(old, n, MEM_FROM_RESERVE);
+    }
     if (p == NULL)
         out_of_memory(n);
     return p;
+}
+
+void *xmalloc(size_t n)
+{
+    return xrealloc(NULL, n);
 }
 
 void *xcalloc(size_t n, size_t size)
 {
-    void *p = calloc(n != 0 ? n : 1, size != 0 ? size : 1);
+    void *p = zeroed(n, size, MEM_HAS_RESERVE);
+    if (p == NULL) {
+        reserve_spend();
+        p = zeroed(n, size, MEM_FROM_RESERVE);
+    }
     if (p == NULL)
         out_of_memory(n * size);
-    return p;
-}
-
-void *xrealloc(void *old, size_t n)
-{
-    void *p = realloc(old, n != 0 ? n : 1);
-    if (p == NULL)
-        out_of_memory(n);
     return p;
 }
 
@@ -45,17 +156,25 @@ char *xstrdup(const char *s)
 
 char *xasprintf(const char *fmt, ...)
 {
-    va_list ap;
+    va_list ap, again;
     va_start(ap, fmt);
-    char *s = NULL;
-    if (vasprintf(&s, fmt, ap) < 0)
-        out_of_memory(0);
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
+    char *s = xmalloc(n < 0 ? 1 : (size_t)n + 1);
+    s[0] = 0;
+    if (n > 0)
+        vsnprintf(s, (size_t)n + 1, fmt, again);
+    va_end(again);
     return s;
 }
 
+/* --- pages ------------------------------------------------------------------------------------ */
+
 void *mem_map(size_t n)
 {
+    if (is_denied(n, MEM_MAY_FAIL))
+        return NULL;
     void *p = mmap(NULL, n, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)

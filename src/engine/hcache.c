@@ -69,10 +69,16 @@ static int context_of(const struct hcache *h)
     return pool < h->k.model->max_ctx ? (int)pool : h->k.model->max_ctx;
 }
 
+/* What requests that run, and the writer of the store, may still need when memory has run out: a few KiB
+ * for each of some dozens, and room for the index's transaction. */
+enum { RESERVE_BYTES = 8 << 20 };
+
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
 {
     *out = NULL;
     int rc = check_opts(o, hcache_inner(err));
+    if (rc == 0)
+        rc = mem_reserve(RESERVE_BYTES, hcache_inner(err));
     if (rc != 0)
         return rc;
     struct hcache *h = xcalloc(1, sizeof *h);

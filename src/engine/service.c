@@ -648,8 +648,10 @@ int service_submit(struct service *s, const struct request *q,
                    const struct hcache_request *r, bool durable, struct hcache_ticket **out,
                    struct err *err)
 {
+    int rc = mem_check(err);
+    if (rc != 0)
+        return rc;
     struct hcache_ticket *t = ticket_create(s, q, r);
-    int rc = 0;
     t->wants_durable = durable;
     t->notify = r->notify;
     t->notify_arg = r->arg;

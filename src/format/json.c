@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -23,6 +24,27 @@ static struct json *wrap(json_t *j)
 {
     CHECK(j != NULL); /* jansson returns NULL for want of memory, or for misuse */
     return (struct json *)j;
+}
+
+/* --- memory ------------------------------------------------------------------------- */
+
+/* A parse may fail for want of memory, for its size comes from outside.  What this program
+ * builds itself may not (base/mem.h): its callers have no way back. */
+static _Thread_local enum { BUILDING, PARSING, PARSE_FAILED } memory_mode;
+
+static void *json_memory(size_t n)
+{
+    if (memory_mode == BUILDING)
+        return xmalloc(n);
+    void *p = mem_try(n);
+    if (p == NULL)
+        memory_mode = PARSE_FAILED;
+    return p;
+}
+
+__attribute__((constructor)) static void json_memory_choose(void)
+{
+    json_set_alloc_funcs(json_memory, free);
 }
 
 /* --- parsing ------------------------------------------------------------------------ */
@@ -56,12 +78,19 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
                        JSON_MAX_DEPTH);
     const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
     json_error_t e;
+    memory_mode = PARSING;
     json_t *j = json_loadb(bytes, n, flags, &e);
     /* Integers beyond 64 bits are legal JSON and common in tokenizer_config.json, whose
      * model_max_length says "none" with 10^30.  Then every number is read as a real, and
      * json_int_of takes only those that a double holds exactly. */
     if (j == NULL && json_error_code(&e) == json_error_numeric_overflow)
         j = json_loadb(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
+    bool is_short = memory_mode == PARSE_FAILED;
+    memory_mode = BUILDING;
+    if (is_short) { /* jansson does not notice all of it, and loses characters of strings */
+        json_decref(j);
+        return err_set(err, -ENOMEM, "%s: no memory to read its %zu bytes", file, n);
+    }
     if (j == NULL)
         return err_set(err, ERR_FORMAT, "%s:%d:%d: %s", file, e.line, e.column, e.text);
     *out = wrap(j);

@@ -57,6 +57,8 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
 {
     if (err->code == HCACHE_E_LIMIT && submitting)
         fault_set(f, 429, "queue_full", NULL, "%s; try again later", err->msg);
+    else if (err->code == -ENOMEM)
+        fault_set(f, 503, "out_of_memory", NULL, "%s", err->msg);
     else if (err->code == -ETIMEDOUT)
         fault_set(f, 504, "timeout", "timeout_ms", "%s", err->msg);
     else if (err->code == HCACHE_E_USAGE || err->code == HCACHE_E_LIMIT)

@@ -101,7 +101,7 @@ const struct json *call_body(struct call *c)
     struct fault f;
     if (c->json == NULL && json_parse(&c->json, c->body.p != NULL ? c->body.p : "",
                                       c->body.n, "the request's body", &err) != 0) {
-        fault_set(&f, 400, NULL, NULL, "%s", err.msg);
+        fault_set(&f, err.code == -ENOMEM ? 503 : 400, NULL, NULL, "%s", err.msg);
         call_fault(c, &f);
         return NULL;
     }
@@ -274,6 +274,9 @@ static int check_state(struct call *c, struct fault *f)
         return fault_set(f, 503, "loading", NULL, "the model is still loading");
     if (atomic_load(&c->s->draining))
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
+    struct err err;
+    if (mem_check(&err) != 0)
+        return fault_set(f, 503, "out_of_memory", NULL, "%s", err.msg);
     return 0;
 }
 

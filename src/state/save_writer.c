@@ -2,6 +2,7 @@
  *
  * Chunks of one sequence are taken in their order, so what is committed of a sequence is always a
  * prefix of it. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -205,6 +206,7 @@ static int append(struct saver *s, const struct save_chunk *c, struct sha256 *ke
     if (rc == 0) { /* also with no records: it counts as a use */
         rc = store_append(s->o.store, &chunk, err);
         *end = rc == ERR_LIMIT       ? SAVE_END_CAP
+               : rc == -ENOMEM       ? SAVE_END_MEMORY
                : rc == ERR_NOT_FOUND ? SAVE_END_PARENT
                                      : SAVE_END_FAULT;
     }
@@ -245,14 +247,15 @@ static void commit(struct saver *s, struct batch *b)
 {
     struct err err = {0};
     int rc = store_commit(s->o.store, &err);
-    if (rc != 0)
+    bool is_short = rc == -ENOMEM; /* the store has kept what was appended, and goes on */
+    if (rc != 0 && !is_short)
         set_fault(s, rc, &err);
     for (int i = 0; rc == 0 && i < b->n; i++)
         committed(s, &b->chunk[i]);
     pthread_mutex_lock(&s->lock);
     for (int i = 0; i < b->n; i++) {
         if (rc != 0)
-            save_end_seq(b->chunk[i].seq, SAVE_END_FAULT);
+            save_end_seq(b->chunk[i].seq, is_short ? SAVE_END_MEMORY : SAVE_END_FAULT);
         save_drop_ref_locked(b->chunk[i].seq);
     }
     settle_locked(s, (uint64_t)(b->n + b->n_given_up));

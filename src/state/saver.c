@@ -23,9 +23,9 @@ const char *save_end_text(enum save_end e)
     case SAVE_END_BEHIND:
         return "the store's writer fell behind; a larger save buffer bridges it";
     case SAVE_END_MEMORY:
-        return "the unfinished chunks of the running sequences fill the save buffer; make "
-               "it "
-               "larger, or run fewer sequences at once";
+        return "there is no memory for it: the unfinished chunks of the running sequences "
+               "fill the save buffer (make it larger, or run fewer sequences at once), or "
+               "the machine's memory is used up";
     case SAVE_END_CAP:
         return "the store is full: its cap is reached, and nothing may be evicted";
     case SAVE_END_PARENT:

@@ -63,7 +63,7 @@ size_t saver_bytes(const struct saver *s); /* reserved, for the table printed at
 enum save_end {
     SAVE_GOES_ON,
     SAVE_END_BEHIND, /* the writer fell behind: all memory for chunks waits for the store */
-    SAVE_END_MEMORY, /* the tails of the living sequences fill the memory for chunks */
+    SAVE_END_MEMORY, /* the tails of the living sequences fill the memory for chunks, or memory is short */
     SAVE_END_CAP,    /* the store is full: its cap, and nothing that may be evicted */
     SAVE_END_PARENT, /* the chunk that it continues was evicted */
     SAVE_END_TAIL,   /* the partial chunk that it continues could not be read */

@@ -268,6 +268,8 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     struct draft *drafts[STORE_MAX_DEVICES] = {0};
     struct chunk_node *n;
     int rc = chunk_check(chunk, err);
+    if (rc == 0)
+        rc = mem_check(err);
     if (rc != 0)
         return rc;
 

@@ -152,11 +152,15 @@ static struct chunk_node **bucket_of(const struct catalog *c, const struct sha25
     return &c->buckets[get_u64(key->b) & (c->n_buckets - 1)]; /* keys are uniform already */
 }
 
+/* Without memory for it the chains get longer, and that is all. */
 static void buckets_grow(struct catalog *c, uint64_t n_buckets)
 {
     struct catalog old = *c;
+    struct chunk_node **grown = mem_try_calloc(n_buckets, sizeof grown[0]);
+    if (grown == NULL)
+        return;
     c->n_buckets = n_buckets;
-    c->buckets = xcalloc(c->n_buckets, sizeof c->buckets[0]);
+    c->buckets = grown;
     for (uint64_t i = 0; i < old.n_buckets; i++) {
         for (struct chunk_node *n = old.buckets[i], *next; n != NULL; n = next) {
             next = n->next;

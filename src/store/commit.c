@@ -10,8 +10,8 @@
  *
  * A failed sync is final: Linux reports a lost write once and then forgets it, so trying again would
  * look like success.  Everything not committed is dropped and saving is off until the store is
- * opened anew.  Reading goes on.  A full disk under the index is the one exception: nothing has
- * happened, everything stays appended, and the next commit tries again. */
+ * opened anew.  Reading goes on.  A full disk under the index, or no memory for it, is the exception:
+ * nothing has happened, everything stays appended, and the next commit tries again. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -114,6 +114,12 @@ static int batch_index(struct store *s, const struct batch *b, struct err *err)
     return rc == 0 ? index_commit(s->index, b->id_limit, err) : rc;
 }
 
+/* Whether a commit that failed so can be tried again. */
+static bool is_passing(int rc)
+{
+    return rc == -ENOSPC || rc == -ENOMEM;
+}
+
 static int batch_write(struct store *s, const struct batch *b, struct err *err)
 {
     int rc = 0;
@@ -122,8 +128,8 @@ static int batch_write(struct store *s, const struct batch *b, struct err *err)
     if (sync && !index_first)
         rc = s->media->ops->sync(s->media, err);
     if (rc != 0)
-        return rc == -ENOSPC ? -EIO
-                             : rc; /* a sync that failed is final, whatever its code */
+        return is_passing(rc) ? -EIO
+                              : rc; /* a sync that failed is final, whatever its code */
     if (s->index != NULL) {
         pthread_mutex_lock(&s->index_lock);
         rc = batch_index(s, b, err);
@@ -258,7 +264,7 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
             batch_succeeds(s, &b);
         else
             batch_returns(s, &b);
-        if (rc != 0 && rc != -ENOSPC)
+        if (rc != 0 && !is_passing(rc))
             store_end_saving(s, rc, &local);
         bool damaged = rc == ERR_CORRUPT;
         pthread_mutex_unlock(&s->lock);

@@ -2,6 +2,7 @@
  * behind what is used and wiped where they are free, and the index folds its log.
  *
  * After it no byte of what was evicted or erased is left in a file of the store. */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -15,11 +16,14 @@ static int by_chunk_idx(const void *a, const void *b)
 }
 
 /* [lock] Frees chunks that no lookup can reach because one before them is gone. */
-static void orphans_free(struct store *s)
+static int orphans_free(struct store *s, struct err *err)
 {
     struct catalog *c = &s->catalog;
-    struct chunk_node **nodes = xmalloc((c->n_chunks + 1) * sizeof nodes[0]);
+    struct chunk_node **nodes = mem_try((c->n_chunks + 1) * sizeof nodes[0]);
     uint64_t n = 0;
+    if (nodes == NULL)
+        return err_set(err, -ENOMEM, "no memory to go through %llu chunks",
+                       (unsigned long long)c->n_chunks);
     for (uint64_t i = 0; i < c->n_buckets; i++)
         for (struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next) {
             node->reachable = false;
@@ -37,6 +41,7 @@ static void orphans_free(struct store *s)
             store_evict_node(s, node, STORE_EVICT_ORPHAN);
     }
     free(nodes);
+    return 0;
 }
 
 /* [lock] Cuts every segment behind its last used byte and wipes the free ranges before it. */
@@ -97,7 +102,7 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
     pthread_mutex_lock(&s->lock);
     int rc = store_can_save(s, err);
     if (rc == 0)
-        orphans_free(s);
+        rc = orphans_free(s, err);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
         rc = store_commit_fresh(s, err);

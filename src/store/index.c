@@ -116,6 +116,8 @@ static int code_of(int sqlite_code)
         return ERR_BUSY;
     case SQLITE_FULL:
         return -ENOSPC;
+    case SQLITE_NOMEM:
+        return -ENOMEM;
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
     case SQLITE_ERROR: /* "no such table": half-made, or a damaged schema */
@@ -527,17 +529,6 @@ int index_load_wipes(struct index *ix,
     return rc;
 }
 
-int index_compact(struct index *ix, struct err *err)
-{
-    if (sqlite3_wal_checkpoint_v2(ix->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL) !=
-        SQLITE_OK)
-        return db_err(ix, "checkpoint", err);
-    ix->is_folded = true;
-    return 0;
-}
-
-/* --- writing ---------------------------------------------------------------------------------- */
-
 static int rollback(struct index *ix, int rc)
 {
     if (!sqlite3_get_autocommit(ix->db))
@@ -547,9 +538,32 @@ static int rollback(struct index *ix, int rc)
     return rc;
 }
 
+/* Rolling back needs memory, too: where there was none, it is done before anything else. */
+static int rollback_rest(struct index *ix, struct err *err)
+{
+    rollback(ix, 0);
+    return sqlite3_get_autocommit(ix->db) ? 0 : db_err(ix, "ROLLBACK", err);
+}
+
+int index_compact(struct index *ix, struct err *err)
+{
+    int rc = rollback_rest(ix, err);
+    if (rc != 0)
+        return rc;
+    if (sqlite3_wal_checkpoint_v2(ix->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL) !=
+        SQLITE_OK)
+        return db_err(ix, "checkpoint", err);
+    ix->is_folded = true;
+    return 0;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
 int index_begin(struct index *ix, struct err *err)
 {
-    int rc = ix->is_folded ? 0 : index_compact(ix, err);
+    int rc = rollback_rest(ix, err);
+    if (rc == 0 && !ix->is_folded)
+        rc = index_compact(ix, err);
     if (rc == 0)
         rc = exec(ix, "BEGIN IMMEDIATE", err);
     if (rc == 0 && ix->meta.version < FORMAT_VERSION)

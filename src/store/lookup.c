@@ -4,6 +4,7 @@
  * records are loaded while a chunk is pinned and dropped after (they are most of a chunk's
  * metadata).  Deeper chunks are marked as used before their parents, so that among chunks of one
  * context the deepest is always the least recently used. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,7 +128,7 @@ int store_load_records(struct store *s, const struct extent *x, struct chunk_rec
         return 0;
     struct chunk_header *h = xmalloc(sizeof *h);
     void *block = mem_map(CHUNK_HEADER_BYTES);
-    rc = block == NULL ? err_set(err, ERR_LIMIT, "out of memory")
+    rc = block == NULL ? err_set(err, -ENOMEM, "no memory for a header")
                        : store_read_header(s, x, block, h, err);
     if (rc == 0)
         memcpy(out, h->records, h->n_records * sizeof out[0]);

@@ -3,6 +3,7 @@
  * The rest of the store is in the files that store_impl.h lists. */
 #include "store/store.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -219,12 +220,15 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
     return e;
 }
 
-/* [lock] All live chunks, sorted by parent. */
+/* [lock] All live chunks, sorted by parent; NULL where there is no memory. */
 static struct leaf *leaves_take(struct store *s, uint64_t *n_out)
 {
     const struct catalog *c = &s->catalog;
-    struct leaf *leaves = xmalloc((c->n_chunks + 1) * sizeof leaves[0]);
+    struct leaf *leaves = mem_try((c->n_chunks + 1) * sizeof leaves[0]);
     uint64_t n = 0;
+    *n_out = 0;
+    if (leaves == NULL)
+        return NULL;
     for (uint64_t i = 0; i < c->n_buckets; i++)
         for (struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next)
             if (node->n_live > 0 && !node->doomed)
@@ -250,11 +254,11 @@ static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
     return lo;
 }
 
-/* The order in which to list: depth first, so that a chain stands together. */
-static uint64_t *leaves_order(const struct leaf *leaves, uint64_t n, uint64_t *n_out)
+/* The order in which to list: depth first, so that a chain stands together. It has room for n numbers,
+ * behind it there is room for n more: the stack. */
+static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, uint64_t *order)
 {
-    uint64_t *order = xmalloc((n + 1) * sizeof order[0]);
-    uint64_t *stack = xmalloc((n + 1) * sizeof stack[0]);
+    uint64_t *stack = order + n;
     uint64_t n_order = 0, n_stack = 0;
     for (uint64_t i = n; i-- > 0;)
         if (leaves[i].node->parent == NULL || leaves[i].node->parent->n_live == 0)
@@ -267,21 +271,23 @@ static uint64_t *leaves_order(const struct leaf *leaves, uint64_t n, uint64_t *n
              j < n && leaves[j].node->parent == node; j++)
             stack[n_stack++] = j;
     }
-    free(stack);
-    *n_out = n_order;
-    return order;
+    return n_order;
 }
 
 int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
                void *arg, struct err *err)
 {
-    (void)err;
-    uint64_t n, n_order;
+    uint64_t n, n_order = 0;
     pthread_mutex_lock(&s->lock);
     struct leaf *leaves = leaves_take(s, &n);
-    uint64_t *order = leaves_order(leaves, n, &n_order);
-    pthread_mutex_unlock(&s->lock);
+    uint64_t *order = mem_try((2 * n + 1) * sizeof order[0]);
     int rc = 0;
+    if (leaves == NULL || order == NULL)
+        rc = err_set(err, -ENOMEM, "no memory to list %llu chunks",
+                     (unsigned long long)s->catalog.n_chunks);
+    else
+        n_order = leaves_order(leaves, n, order);
+    pthread_mutex_unlock(&s->lock);
     for (uint64_t i = 0; i < n_order && rc == 0; i++)
         rc = fn(arg, &leaves[order[i]].entry);
     free(order);

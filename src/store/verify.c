@@ -158,8 +158,15 @@ struct keys {
 static int key_add(void *arg, const struct store_entry *e)
 {
     struct keys *k = arg;
-    if ((k->n & (k->n - 1)) == 0)
-        k->key = xrealloc(k->key, (k->n == 0 ? 1 : 2 * k->n) * sizeof k->key[0]);
+    if ((k->n & (k->n - 1)) == 0) {
+        struct sha256 *grown = mem_try((k->n == 0 ? 1 : 2 * k->n) * sizeof k->key[0]);
+        if (grown == NULL)
+            return -ENOMEM;
+        if (k->n > 0)
+            memcpy(grown, k->key, k->n * sizeof k->key[0]);
+        free(k->key);
+        k->key = grown;
+    }
     k->key[k->n++] = e->key;
     k->all_bytes += e->bytes;
     return 0;
@@ -206,6 +213,8 @@ int store_verify(struct store *s, struct store_verify *out,
                                      &out->n_bad, err);
     if (rc == 0)
         rc = store_each(s, key_add, &keys, err);
+    if (rc == -ENOMEM)
+        err_set(err, rc, "no memory for the names of all chunks");
     for (uint64_t i = 0; rc == 0 && i < keys.n; i++) {
         rc = chunk_verify(v, &keys.key[i], err);
         if (progress != NULL)

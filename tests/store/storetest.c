@@ -1,6 +1,7 @@
 #include "storetest.h"
 
 #include <stdarg.h>
+#include <errno.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,6 +164,8 @@ int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *
     size_t n_bytes = room * STORE_KINDS * (size_t)shape->n_layers;
     uint8_t *memory = mem_map(n_bytes);
     *out = (struct st_result){0};
+    if (memory == NULL)
+        return err_set(err, -ENOMEM, "the test has no memory");
     st_keys(c, n, keys);
     int rc = store_lookup(s, keys, n, hits, &out->n_found, out->why, sizeof out->why, err);
     if (rc == 0)

@@ -1,0 +1,108 @@
+/* test_mem.c - the reserve: when it is spent, what is refused then, and when it is filled again. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "tests/base/memtest.h"
+
+static void an_allocation_is_served_from_the_reserve(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    memtest_start(MEMTEST_RESERVED, 1, true);
+    char *p = xmalloc(100), *q = xcalloc(3, 7), *t = xasprintf("%d-%s", 5, "x");
+    p = xrealloc(p, 200);
+    assert_non_null(p);
+    for (int i = 0; i < 21; i++)
+        assert_int_equal(q[i], 0);
+    assert_string_equal(t, "5-x");
+    assert_true(mem_is_short());
+    assert_int_equal(mem_check(&err), -ENOMEM); /* it cannot be filled either */
+    assert_non_null(strstr(err.msg, "memory is short"));
+    assert_null(mem_try(10));
+    assert_null(mem_try_calloc(10, 1));
+    assert_null(mem_map(4096));
+    memtest_stop();
+    assert_false(mem_is_short()); /* filled again */
+    assert_int_equal(mem_check(&err), 0);
+    free(p);
+    free(q);
+    free(t);
+}
+
+static void a_second_reserve_changes_nothing(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    assert_int_equal(mem_reserve(SIZE_MAX / 2, &err), 0);
+}
+
+static void sizes_that_do_not_fit(void **state)
+{
+    (void)state;
+    assert_null(mem_try_calloc(SIZE_MAX / 2, 4));
+    assert_int_equal(errno, ENOMEM);
+}
+
+/* Runs fn in a child whose memory is as a fresh process has it; returns its exit status. */
+static int in_child(void (*fn)(void), char *said, size_t room)
+{
+    int to[2], status = 0;
+    assert_int_equal(pipe(to), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        dup2(to[1], STDERR_FILENO);
+        close(to[0]);
+        fn();
+        _exit(42);
+    }
+    close(to[1]);
+    size_t n = 0;
+    for (ssize_t got; (got = read(to[0], said + n, room - 1 - n)) > 0;)
+        n += (size_t)got;
+    said[n] = 0;
+    close(to[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* More is asked for than was set aside. */
+static void use_up(void)
+{
+    log_set_level(LOG_WARN);
+    memtest_start(MEMTEST_RESERVED, 1, true);
+    for (int i = 0; i < 100; i++)
+        memset(xmalloc(1 << 20), 1, 1 << 20);
+}
+
+static void where_the_reserve_ends_the_program_ends(void **state)
+{
+    (void)state;
+    char said[2000];
+    assert_int_equal(in_child(use_up, said, sizeof said), 1);
+    assert_non_null(strstr(said, "memory is short"));
+    assert_non_null(strstr(said, "out of memory (1048576 bytes asked for)"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_allocation_is_served_from_the_reserve),
+        cmocka_unit_test(a_second_reserve_changes_nothing),
+        cmocka_unit_test(sizes_that_do_not_fit),
+        cmocka_unit_test(where_the_reserve_ends_the_program_ends),
+    };
+    memtest_init();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,134 @@
+/* test_memory.c - memory runs out at each allocation while a model's files are read, a chat is written, a
+ * text is encoded: an error that says so and no leak (under the address sanitizer), and with memory again
+ * the same result. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/pool.h"
+#include "format/json.h"
+#include "model/chat.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "model/weights.h"
+#include "tests/base/memtest.h"
+
+#define DEMO "models/demo"
+
+static void read_config(void *arg)
+{
+    struct model_config c;
+    struct weights_info info = {0};
+    struct err err = {0};
+    (void)arg;
+    if (memtest_ok(config_load(&c, DEMO, &err), &err, "config") &&
+        memtest_ok(weights_describe(&info, DEMO, &c, DTYPE_F32, &err), &err, "weights"))
+        assert_int_equal(c.vocab_size, 3072);
+    weights_info_deinit(&info);
+}
+
+static void read_tokenizer(void *arg)
+{
+    static const char text[] = "My name is Ada, and I live in Lisbon.";
+    struct tokenizer *t = NULL;
+    struct err err = {0};
+    int32_t *ids = NULL;
+    char *back = NULL;
+    size_t n_ids, n_back;
+    (void)arg;
+    if (memtest_ok(tokenizer_open(&t, DEMO, &err), &err, "tokenizer") &&
+        memtest_ok(tokenizer_encode(t, text, sizeof text - 1, 0, &ids, &n_ids, &err), &err,
+                   "encode") &&
+        memtest_ok(tokenizer_decode(t, ids, n_ids, false, &back, &n_back, &err), &err,
+                   "decode"))
+        assert_string_equal(back, text);
+    free(ids);
+    free(back);
+    tokenizer_close(t);
+}
+
+static const char chat_source[] =
+    "{% macro line(m) %}<{{ m.role | upper }}>{{ m.content | trim }}{% endmacro %}"
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{{ line(m) }}"
+    "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{% if tools %}{{ tools | tojson }}{% "
+    "endif %}";
+
+static void write_chat(void *arg)
+{
+    static const char json[] = "[{\"role\":\"user\",\"content\":\" Hi \"},"
+                               "{\"role\":\"assistant\",\"content\":\"Hello\"}]";
+    struct chat_template *t = NULL;
+    struct json *messages = NULL;
+    struct err err = {0};
+    char *text = NULL;
+    size_t n;
+    (void)arg;
+    if (memtest_ok(chat_open(&t, chat_source, &err), &err, "template") &&
+        memtest_ok(json_parse(&messages, json, sizeof json - 1, "messages", &err), &err,
+                   "parse")) {
+        struct chat_request r = {.messages = messages};
+        if (memtest_ok(chat_render(t, &r, &text, &n, &err), &err, "render"))
+            assert_string_equal(text, "<USER>Hi<ASSISTANT>Hello2");
+    }
+    free(text);
+    json_free(messages);
+    chat_close(t);
+}
+
+/* Reading may fail; what is built does not. */
+static void build_json(void *arg)
+{
+    (void)arg;
+    struct json *v = json_new_object(), *a = json_new_array();
+    for (int i = 0; i < 20; i++)
+        json_push_int(a, i);
+    json_put(v, "numbers", a);
+    json_put_string(v, "text", "no UTF-8: \xff");
+    char *text = json_text(v, 0);
+    assert_non_null(strstr(text, "[0, 1, 2"));
+    free(text);
+    json_free(v);
+}
+
+static void load_model(void *arg)
+{
+    struct pool *pool = pool_create(1);
+    struct model_opts o = {.dtype = "f32"};
+    struct model *m = NULL;
+    struct err err = {0};
+    (void)arg;
+    if (memtest_ok(device_open("cpu", pool, &o.dev, &err), &err, "device"))
+        (void)memtest_ok(model_open("synth:tiny-mha", &o, &m, &err), &err, "model");
+    model_close(m);
+    device_close(o.dev);
+    pool_destroy(pool);
+}
+
+#define WALK(fn, most)                                                                     \
+    static void test_##fn(void **state)                                                    \
+    {                                                                                      \
+        (void)state;                                                                       \
+        memtest_walk(#fn, fn, NULL, most);                                                 \
+    }
+WALK(read_config, 200)
+WALK(read_tokenizer, 60)
+WALK(write_chat, 200)
+WALK(build_json, 100)
+WALK(load_model, 60)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_read_config), cmocka_unit_test(test_read_tokenizer),
+        cmocka_unit_test(test_write_chat),  cmocka_unit_test(test_build_json),
+        cmocka_unit_test(test_load_model),
+    };
+    memtest_init();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
