@@ -5,6 +5,10 @@ ones; at a random moment the server is killed; `store verify` finds nothing bad;
 on the same store; what any answer had reported as committed is found, and what is generated from it has
 the log probabilities of a server that has no store, digit by digit.
 
+A minute without an answer is a failure, told with what the server's threads were doing, but for one case:
+where this whole test was not run for that time (a machine that stops its guests, SIGSTOP to a group), which
+a thread of it notices.  Then the question is asked again.
+
 KILL_CYCLES (20), KILL_SECONDS (60, at least 10 cycles are run) and KILL_SEED bound the work;
 HCACHE_CAMPAIGN_OUT=FILE receives the counts."""
 import http.client
@@ -39,16 +43,55 @@ def fail(what):
     print(f"# cycle {counts['cycles']}: {what}")
 
 
+class Pulse(threading.Thread):
+    """Notices when this program is not run: its sleeps of 0.1 s then last much longer."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.stopped_s = 0.0
+        self.start()
+
+    def run(self):
+        before = time.monotonic()
+        while True:
+            time.sleep(0.1)
+            now = time.monotonic()
+            if now - before > 2:
+                self.stopped_s += now - before
+                print(f"# cycle {counts['cycles']}: this test was not run for {now - before:.0f} s", flush=True)
+            before = now
+
+    def was_stopped_since(self, stopped_s):
+        time.sleep(0.5)  # the pulse itself has to wake up first
+        return self.stopped_s - stopped_s > 5
+
+
+def threads_of(p):
+    """What each thread of a process waits for."""
+    out = []
+    for tid in sorted(os.listdir(f"/proc/{p.pid}/task")):
+        words = []
+        for name in ("comm", "wchan", "syscall"):
+            try:
+                with open(f"/proc/{p.pid}/task/{tid}/{name}") as f:
+                    words.append(f.read().strip())
+            except OSError as e:
+                words.append(e.strerror)
+        out.append(f"# thread {tid}: " + " | ".join(words))
+    return "\n".join(out)
+
+
 def answer(server, prompt, n):
     """(log probabilities of the n generated tokens, timings, cached tokens)"""
-    for _ in range(5):  # a machine that is busy with something else is no failure; one that hangs is
+    while True:
+        stopped_s = pulse.stopped_s
         try:
             r = server.complete(prompt, max_tokens=n, logprobs=1, ignore_eos=True)
             break
         except TimeoutError:
-            print(f"# cycle {counts['cycles']}: no answer in a minute; asking again")
-    else:
-        raise RuntimeError("the server does not answer")
+            if not pulse.was_stopped_since(stopped_s):
+                print(threads_of(server.p) + "\n# " + "# ".join(server.log[-20:]), flush=True)
+                raise RuntimeError("no answer in a minute") from None
     return (r["choices"][0]["logprobs"]["token_logprobs"], r["timings"],
             r["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -59,19 +102,21 @@ def client(server, prompts, acked):
             _, timings, _ = answer(server, prompt, 30)
         except (OSError, http.client.HTTPException):  # the server was killed: this is what is tested
             return
+        except RuntimeError as e:  # it was silent
+            fail(str(e))
+            return
         acked[tuple(prompt)] = timings["committed_tokens"]
 
 
 def start():
-    """A server on the store. One that says nothing for a minute was never run by a busy machine: again."""
-    for _ in range(3):
+    """A server on the store."""
+    while True:
+        stopped_s = pulse.stopped_s
         try:
             return Server(MODEL, "--store", store, "--store-cap", "256M", "--no-reuse")
-        except RuntimeError as e:
-            if not str(e).endswith("did not start: "):
+        except RuntimeError:
+            if not pulse.was_stopped_since(stopped_s):
                 raise
-            print(f"# cycle {counts['cycles']}: the server said nothing in a minute; starting it again")
-    raise RuntimeError("the server does not start")
 
 
 def prompts_new(known):
@@ -109,7 +154,7 @@ def cycle(server, reference, known):
     server.kill()
     for t in threads:
         t.join()
-    p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=120)
+    p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=300)
     if p.returncode != 0:
         fail(f"store verify: {p.stdout[-300:]} {p.stderr[-300:]}")
     server = start()
@@ -121,6 +166,7 @@ def cycle(server, reference, known):
     return server
 
 
+pulse = Pulse()
 begin = time.time()
 server = reference = None
 try:
@@ -130,6 +176,8 @@ try:
     while counts["cycles"] < CYCLES and (time.time() - begin < SECONDS or counts["cycles"] < 10) and not failures:
         server = cycle(server, reference, known)
         counts["cycles"] += 1
+        if counts["cycles"] % 50 == 0:
+            print(f"# {counts}, {time.time() - begin:.0f} s", flush=True)
     if counts["killed while requests ran"] < counts["cycles"] // 2:
         fail("too few kills came while requests ran: the test is too slow to mean anything")
     if counts["contexts checked"] < counts["cycles"]:
