@@ -2,13 +2,14 @@
  *
  * One table names the families; config_family_init sets what a family is by nature; one short
  * function per family reads what its config.json may vary, and refuses the variants that the
- * description cannot express.  Keys that change no result (use_cache, transformers_version, ...) are
- * not looked at.
+ * description cannot express.  A field that nobody reads is refused, too, unless config_fields.c lists
+ * it as one that changes no result (use_cache, transformers_version, ...).
  *
  * Defaults for absent keys are the reference library's, and only where real checkpoints rely on
  * them; sizes have none. */
 #include "model/config.h"
 
+#include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/json.h"
@@ -35,10 +36,22 @@ struct fields {
     const struct json *o;
     struct err *err;
     int rc;
+    struct fields_read read;
 };
+
+/* `key` is understood, whatever its value. */
+static void saw(struct fields *f, const char *key)
+{
+    for (int i = 0; i < f->read.n; i++)
+        if (strcmp(f->read.keys[i], key) == 0)
+            return;
+    CHECK(f->read.n < CONFIG_MAX_READ);
+    f->read.keys[f->read.n++] = key;
+}
 
 static int32_t need_int(struct fields *f, const char *key, int32_t min, int32_t max)
 {
+    saw(f, key);
     int64_t v = min;
     if (f->rc == 0)
         f->rc = json_get_int(f->o, key, min, max, &v, f->err);
@@ -48,14 +61,25 @@ static int32_t need_int(struct fields *f, const char *key, int32_t min, int32_t 
 static int32_t opt_int(struct fields *f, const char *key, int32_t min, int32_t max,
                        int32_t dflt)
 {
+    saw(f, key);
     int64_t v = dflt;
     if (f->rc == 0)
         f->rc = json_opt_int(f->o, key, min, max, &v, f->err);
     return (int32_t)v;
 }
 
+static double need_real(struct fields *f, const char *key)
+{
+    double v = 0;
+    saw(f, key);
+    if (f->rc == 0)
+        f->rc = json_get_real(f->o, key, &v, f->err);
+    return v;
+}
+
 static double opt_real(struct fields *f, const char *key, double dflt)
 {
+    saw(f, key);
     if (f->rc == 0)
         f->rc = json_opt_real(f->o, key, &dflt, f->err);
     return dflt;
@@ -63,6 +87,7 @@ static double opt_real(struct fields *f, const char *key, double dflt)
 
 static bool opt_bool(struct fields *f, const char *key, bool dflt)
 {
+    saw(f, key);
     if (f->rc == 0)
         f->rc = json_opt_bool(f->o, key, &dflt, f->err);
     return dflt;
@@ -70,13 +95,15 @@ static bool opt_bool(struct fields *f, const char *key, bool dflt)
 
 static const char *opt_string(struct fields *f, const char *key, const char *dflt)
 {
+    saw(f, key);
     if (f->rc == 0)
         f->rc = json_opt_string(f->o, key, &dflt, f->err);
     return dflt;
 }
 
-static bool is_null(const struct fields *f, const char *key)
+static bool is_null(struct fields *f, const char *key)
 {
+    saw(f, key);
     return json_kind(json_member(f->o, key)) == JSON_KIND_NULL;
 }
 
@@ -91,6 +118,12 @@ static void must_be(struct fields *f, const char *key, bool dflt, bool wanted)
 {
     if (opt_bool(f, key, dflt) != wanted)
         refuse(f, key, wanted ? "false is not supported" : "true is not supported");
+}
+
+static void must_be_int(struct fields *f, const char *key, int32_t wanted)
+{
+    if (opt_int(f, key, INT32_MIN, INT32_MAX, wanted) != wanted && f->rc == 0)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': only %d is supported", key, wanted);
 }
 
 /* --- parts that families share ------------------------------------------------------------ */
@@ -149,22 +182,22 @@ static void read_llama3_scaling(struct fields *f, struct rope_scaling *s)
 {
     s->kind = ROPE_SCALING_LLAMA3;
     s->original_max_ctx = need_int(f, "original_max_position_embeddings", 1, MAX_CTX);
-    if (f->rc == 0)
-        f->rc = json_get_real(f->o, "factor", &s->factor, f->err);
-    if (f->rc == 0)
-        f->rc = json_get_real(f->o, "low_freq_factor", &s->low_freq_factor, f->err);
-    if (f->rc == 0)
-        f->rc = json_get_real(f->o, "high_freq_factor", &s->high_freq_factor, f->err);
+    s->factor = need_real(f, "factor");
+    s->low_freq_factor = need_real(f, "low_freq_factor");
+    s->high_freq_factor = need_real(f, "high_freq_factor");
     if (f->rc == 0 && !(s->factor >= 1 && s->low_freq_factor > 0 &&
                         s->high_freq_factor > s->low_freq_factor))
         f->rc = err_set(f->err, ERR_FORMAT,
                         "wants factor >= 1 and 0 < low_freq_factor < high_freq_factor");
 }
 
-/* `key` is "rope_scaling", or "rope_parameters" as newer files write it, with rope_theta inside. */
-static void read_rope_object(struct fields *f, struct model_config *c, const char *key)
+/* `key` is "rope_scaling", or "rope_parameters" as newer files write it, with rope_theta and
+ * partial_rotary_factor inside. */
+static void read_rope_object(struct fields *f, struct model_config *c, const char *key,
+                             double *fraction)
 {
     const struct json *o = NULL;
+    saw(f, key);
     if (f->rc == 0)
         f->rc = json_opt_object(f->o, key, &o, f->err);
     if (f->rc != 0 || o == NULL)
@@ -172,11 +205,15 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     struct fields in = {.o = o, .err = f->err};
     const char *type = opt_string(&in, "rope_type", opt_string(&in, "type", "default"));
     c->rope_theta = opt_real(&in, "rope_theta", c->rope_theta);
+    *fraction = opt_real(&in, "partial_rotary_factor", *fraction);
+    saw(&in, "original_max_position_embeddings"); /* unread without scaling */
     if (in.rc == 0 && strcmp(type, "llama3") == 0)
         read_llama3_scaling(&in, &c->rope_scaling);
     else if (in.rc == 0 && strcmp(type, "default") != 0)
         in.rc = err_set(in.err, ERR_UNSUPPORTED,
                         "RoPE scaling of type '%s' is not supported", type);
+    if (in.rc == 0)
+        in.rc = config_fields_check(o, &in.read, c->family, in.err);
     if (in.rc != 0) {
         f->rc = in.rc;
         err_wrap(f->err, "'%s'", key);
@@ -187,9 +224,9 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
 static void read_rope(struct fields *f, struct model_config *c, double rope_fraction)
 {
     c->rope_theta = opt_real(f, "rope_theta", 10000);
-    read_rope_object(f, c, "rope_scaling");
-    read_rope_object(f, c, "rope_parameters");
     double fraction = opt_real(f, "partial_rotary_factor", rope_fraction);
+    read_rope_object(f, c, "rope_scaling", &fraction);
+    read_rope_object(f, c, "rope_parameters", &fraction);
     if (f->rc != 0)
         return;
     if (!(isfinite(c->rope_theta) && c->rope_theta > 0))
@@ -226,6 +263,7 @@ static void read_llama_like(struct fields *f, struct model_config *c)
 static void read_layer_types(struct fields *f, struct model_config *c)
 {
     const struct json *list = NULL;
+    saw(f, "layer_types");
     if (f->rc == 0)
         f->rc = json_opt_array(f->o, "layer_types", &list, f->err);
     if (f->rc != 0 || list == NULL)
@@ -259,6 +297,7 @@ static void read_layer_types(struct fields *f, struct model_config *c)
 static void read_llama(struct fields *f, struct model_config *c)
 {
     read_llama_like(f, c);
+    must_be(f, "rope_interleaved", false, false);
     check_act(f, c, "hidden_act", "silu");
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
 }
@@ -278,6 +317,7 @@ static void read_qwen(struct fields *f, struct model_config *c)
     read_llama(f, c);
     if (f->rc == 0 && is_null(f, "num_key_value_heads"))
         refuse(f, "num_key_value_heads", "is missing");
+    must_be(f, "use_mrope", false, false);
     if (opt_bool(f, "use_sliding_window", false)) {
         c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
         c->window_layer = opt_int(f, "max_window_layers", 0, MAX_LAYERS, 28);
@@ -290,6 +330,9 @@ static void read_qwen(struct fields *f, struct model_config *c)
 static void read_phi3(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
+    must_be(f, "lm_head_bias", false, false);
+    must_be_int(f, "full_attn_mod", 1);
+    must_be_int(f, "interpolate_factor", 1);
     c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
 }
 
@@ -361,6 +404,9 @@ static void read_falcon(struct fields *f, struct model_config *c)
     read_rope(f, c, 1.0);
     check_act(f, c, "activation", "gelu");
     must_be(f, "alibi", false, false);
+    must_be(f, "apply_residual_connection_post_layernorm", false, false);
+    if (f->rc == 0)
+        must_be_int(f, "ff_factor", c->n_ffn / c->n_embd);
     must_be(f, "bias", false, false);
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
 }
@@ -522,9 +568,22 @@ static void refuse_foreign(struct fields *f)
         must_be(f, "use_bidirectional_attention", false, false);
 }
 
+/* What any model of the reference library may be said to be. */
+static void refuse_other_kinds(struct fields *f)
+{
+    must_be(f, "is_encoder_decoder", false, false);
+    must_be(f, "add_cross_attention", false, false);
+    saw(f, "is_decoder"); /* all of these are, whatever it says */
+    saw(f, "tie_encoder_decoder");
+    saw(f, "pruned_heads");
+    if (json_count(json_member(f->o, "pruned_heads")) > 0)
+        refuse(f, "pruned_heads", "pruned models are not supported");
+}
+
 static void read_common(struct fields *f, struct model_config *c)
 {
     refuse_foreign(f);
+    refuse_other_kinds(f);
     check_sizes(f, c);
     read_weight_type(f, c);
     c->bos_id = opt_int(f, "bos_token_id", -1, MAX_VOCAB, c->bos_id);
@@ -536,6 +595,8 @@ static void read_common(struct fields *f, struct model_config *c)
         f->rc = read_eos(c, f->o, f->err);
     if (!is_null(f, "quantization_config"))
         refuse(f, "quantization_config", "quantized checkpoints are not supported");
+    if (f->rc == 0)
+        f->rc = config_fields_check(f->o, &f->read, c->family, f->err);
 }
 
 /* --- entry points ------------------------------------------------------------------------- */

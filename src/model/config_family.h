@@ -1,4 +1,4 @@
-/* config_family.h - what config.c and config_shape.c share; nobody else includes it. */
+/* config_family.h - what the config_*.c files share; nobody else includes it. */
 #ifndef MODEL_CONFIG_FAMILY_H
 #define MODEL_CONFIG_FAMILY_H
 
@@ -8,5 +8,18 @@
 void config_family_init(struct model_config *c, enum model_family family);
 
 const char *family_architecture(enum model_family f); /* "LlamaForCausalLM" */
+
+/* The keys of an object that somebody has asked for; each is a literal. */
+#define CONFIG_MAX_READ 96
+struct fields_read {
+    const char *keys[CONFIG_MAX_READ];
+    int n;
+};
+
+struct json;
+
+/* ERR_UNSUPPORTED, naming it, for the first field that nobody has read and that may matter. */
+int config_fields_check(const struct json *o, const struct fields_read *read,
+                        enum model_family family, struct err *err);
 
 #endif

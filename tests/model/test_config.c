@@ -155,6 +155,9 @@ static void test_other_families(void **state)
     c = parse("{\"model_type\": \"phi\", " LLAMA_SIZES ", \"partial_rotary_factor\": 0.5}");
     assert_int_equal(c.d_rope, 4);
     assert_int_equal(c.block, BLOCK_PARALLEL);
+    c = parse("{\"model_type\": \"phi\", " LLAMA_SIZES ", \"rope_parameters\": {"
+              "\"rope_type\": \"default\", \"partial_rotary_factor\": 0.75}}");
+    assert_int_equal(c.d_rope, 6);
     assert_true(c.head_bias);
 
     c = parse("{\"model_type\": \"gemma\", " LLAMA_SIZES ", \"num_key_value_heads\": 1,"
@@ -220,6 +223,88 @@ static void test_refusals(void **state)
     refuse(LLAMA(", \"rms_norm_eps\": -1"), ERR_FORMAT,
            "'rms_norm_eps' must lie between 0 and 1");
     refuse(LLAMA(", \"rope_theta\": 0"), ERR_FORMAT, "'rope_theta' must be positive");
+}
+
+#define OPT_SIZES                                                                          \
+    "\"hidden_size\": 64, \"ffn_dim\": 128, \"num_hidden_layers\": 2,"                     \
+    "\"num_attention_heads\": 4, \"vocab_size\": 512, \"max_position_embeddings\": 128"
+#define FALCON_SIZES                                                                       \
+    "\"hidden_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 8,"           \
+    "\"vocab_size\": 512"
+
+/* Sizes of every family, and what its published files carry besides. */
+static const struct {
+    const char *type, *sizes, *published;
+} as_published[] = {
+    {"llama", LLAMA_SIZES,
+     "\"attention_bias\": false, \"attention_dropout\": 0.0, \"is_llama_config\": true,"
+     "\"mlp_bias\": false, \"pretraining_tp\": 1, \"rope_interleaved\": false,"
+     "\"pad_token_id\": 0, \"unsloth_version\": \"2025.1.1\", \"rope_scaling\": null"},
+    {"mistral", LLAMA_SIZES ", \"num_key_value_heads\": 2",
+     "\"sliding_window\": 64, \"attention_dropout\": 0.0, \"initializer_range\": 0.02"},
+    {"qwen2", LLAMA_SIZES ", \"num_key_value_heads\": 2",
+     "\"max_window_layers\": 3, \"sliding_window\": 64, \"use_sliding_window\": false,"
+     "\"use_mrope\": false, \"attention_dropout\": 0.0"},
+    {"qwen3", LLAMA_SIZES ", \"num_key_value_heads\": 2",
+     "\"attention_bias\": false, \"head_dim\": 16, \"max_window_layers\": 3,"
+     "\"sliding_window\": null, \"use_sliding_window\": false"},
+    {"opt", OPT_SIZES,
+     "\"_remove_final_layer_norm\": false, \"activation_dropout\": 0.0, \"dropout\": 0.1,"
+     "\"init_std\": 0.02, \"layerdrop\": 0.0, \"prefix\": \"</s>\","
+     "\"word_embed_proj_dim\": 64, \"do_layer_norm_before\": true"},
+    {"phi", LLAMA_SIZES,
+     "\"embd_pdrop\": 0.0, \"resid_pdrop\": 0.1, \"qk_layernorm\": false,"
+     "\"partial_rotary_factor\": 0.5, \"layer_norm_eps\": 1e-05"},
+    {"phi3", LLAMA_SIZES,
+     "\"auto_map\": {\"AutoConfig\": \"configuration_phi3.Phi3Config\"},"
+     "\"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0, \"original_max_position_embeddings\": "
+     "4096,"
+     "\"full_attn_mod\": 1, \"interpolate_factor\": 1, \"lm_head_bias\": false"},
+    {"gemma", LLAMA_SIZES ", \"head_dim\": 32",
+     "\"hidden_act\": \"gelu\", \"hidden_activation\": \"gelu_pytorch_tanh\","
+     "\"use_bidirectional_attention\": null, \"attention_bias\": false"},
+    {"falcon", FALCON_SIZES,
+     "\"alibi\": false, \"apply_residual_connection_post_layernorm\": false,"
+     "\"hidden_dropout\": 0.0, \"num_kv_heads\": 8, \"ff_factor\": 4, \"multi_query\": "
+     "true"},
+};
+
+#define EVERYWHERE                                                                         \
+    "\"_name_or_path\": \"x\", \"transformers_version\": \"4.40.2\", \"use_cache\": true," \
+    "\"is_encoder_decoder\": false, \"pruned_heads\": {}, \"temperature\": 1.0,"           \
+    "\"id2label\": {\"0\": \"LABEL_0\"}, \"new_and_unset\": null"
+
+/* Fields that change no result pass; any other is named, at the top and inside the RoPE object. */
+static void test_unknown_fields(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof as_published / sizeof as_published[0]; i++) {
+        char start[1024], text[2048];
+        snprintf(start, sizeof start, "{\"model_type\": \"%s\", %s, %s, " EVERYWHERE,
+                 as_published[i].type, as_published[i].sizes, as_published[i].published);
+        snprintf(text, sizeof text, "%s}", start);
+        parse(text);
+        snprintf(text, sizeof text, "%s, \"residual_gain\": 1}", start);
+        refuse(text, ERR_UNSUPPORTED, "'residual_gain': this field is not known in");
+        snprintf(text, sizeof text, "%s, \"is_encoder_decoder\": true}", start);
+        refuse(text, ERR_FORMAT, "is_encoder_decoder"); /* twice: no valid file */
+        snprintf(text, sizeof text, "%s, \"tie_word_embedding\": false}", start);
+        refuse(text, ERR_UNSUPPORTED, "'tie_word_embedding'");
+        if (strcmp(as_published[i].type, "opt") == 0)
+            continue;
+        snprintf(text, sizeof text,
+                 "%s, \"rope_parameters\": {\"rope_type\": \"default\", \"scale\": 2}}",
+                 start);
+        refuse(text, ERR_UNSUPPORTED,
+               "'rope_parameters': 'scale': this field is not known");
+    }
+    refuse(LLAMA(", \"is_encoder_decoder\": true"), ERR_UNSUPPORTED,
+           "'is_encoder_decoder': true is not supported");
+    refuse(LLAMA(", \"pruned_heads\": {\"0\": [1]}"), ERR_UNSUPPORTED, "'pruned_heads'");
+    refuse(LLAMA(", \"rope_interleaved\": true"), ERR_UNSUPPORTED, "'rope_interleaved'");
+    refuse(LLAMA(", \"sliding_window\": 64"), ERR_UNSUPPORTED, "'sliding_window'");
+    refuse("{\"model_type\": \"falcon\", " FALCON_SIZES ", \"ff_factor\": 3}",
+           ERR_UNSUPPORTED, "'ff_factor': only 4 is supported");
 }
 
 /* Truncations and random edits of a good file give an error or a config that keeps its promises. */
@@ -458,6 +543,7 @@ int main(void)
         cmocka_unit_test(test_mistral_and_qwen),
         cmocka_unit_test(test_other_families),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_unknown_fields),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_shapes_round_trip),
         cmocka_unit_test(test_families_round_trip),

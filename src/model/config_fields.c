@@ -1,0 +1,139 @@
+/* config_fields.c - which fields of a config.json may be passed over.
+ *
+ * A field that nobody reads is refused unless it is listed here as one that changes no result: new
+ * variants of a family announce themselves by new fields, and running one as if it were the old one
+ * would be wrong output without a word.  The lists are what the reference library writes, of every
+ * version, and what published checkpoints of these families carry besides.  A field that is null
+ * says nothing, and passes. */
+#include "model/config_family.h"
+
+#include "format/json.h"
+
+#include <string.h>
+
+/* About training, generation, the library itself, and texts. */
+static const char *const harmless[] = {
+    /* read where the file is parsed, not field by field */
+    "architectures",
+    "model_type",
+    "eos_token_id",
+    /* the library */
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "attn_implementation",
+    "auto_map",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+    /* training */
+    "activation_dropout",
+    "attention_dropout",
+    "chunk_size_feed_forward",
+    "dropout",
+    "embd_pdrop",
+    "gradient_checkpointing",
+    "hidden_dropout",
+    "init_std",
+    "initializer_range",
+    "layerdrop",
+    "pretraining_tp",
+    "resid_pdrop",
+    "tf_legacy_loss",
+    /* texts, and heads that are no language model's */
+    "decoder_start_token_id",
+    "finetuning_task",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "pad_token_id",
+    "prefix",
+    "problem_type",
+    "sep_token_id",
+    "task_specific_params",
+    "tokenizer_class",
+    /* defaults of generation, which the request states here */
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+};
+
+/* Without effect where the family's own reader has not asked for them. */
+static const struct {
+    enum model_family family;
+    const char *key;
+} unread[] = {
+    {FAMILY_LLAMA, "is_llama_config"},
+    {FAMILY_QWEN2, "max_window_layers"},
+    {FAMILY_QWEN2, "sliding_window"}, /* use_sliding_window is false */
+    {FAMILY_QWEN3, "max_window_layers"},
+    {FAMILY_QWEN3, "sliding_window"},
+    {FAMILY_PHI3, "original_max_position_embeddings"}, /* of long-RoPE */
+    {FAMILY_GEMMA, "hidden_act"},                      /* hidden_activation is there */
+    {FAMILY_FALCON, "num_kv_heads"}, /* new_decoder_architecture is false */
+};
+
+static bool may_pass(enum model_family family, const char *key)
+{
+    for (size_t i = 0; i < sizeof harmless / sizeof harmless[0]; i++)
+        if (strcmp(harmless[i], key) == 0)
+            return true;
+    for (size_t i = 0; i < sizeof unread / sizeof unread[0]; i++)
+        if (unread[i].family == family && strcmp(unread[i].key, key) == 0)
+            return true;
+    return false;
+}
+
+static bool was_read(const struct fields_read *read, const char *key)
+{
+    for (int i = 0; i < read->n; i++)
+        if (strcmp(read->keys[i], key) == 0)
+            return true;
+    return false;
+}
+
+int config_fields_check(const struct json *o, const struct fields_read *read,
+                        enum model_family family, struct err *err)
+{
+    struct json_iter it = json_begin(o);
+    while (json_next(&it)) {
+        if (json_kind(it.value) == JSON_KIND_NULL || was_read(read, it.key) ||
+            may_pass(family, it.key))
+            continue;
+        return err_set(err, ERR_UNSUPPORTED,
+                       "'%.80s': this field is not known in %s models, and might change "
+                       "results; if it does not, take it out of the file",
+                       it.key, family_name(family));
+    }
+    return 0;
+}
