@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Builds llama.cpp from the source distribution of llama-cpp-python, for compare.py; development only.
-#   tools/compare_llama/build.sh [DIR]      DIR: .venv/llama
+#   tools/compare_llama/build.sh [DIR] [CMAKE_OPTION...]      DIR: .venv/llama
+#   tools/compare_llama/build.sh .venv/llama-avx2 -DGGML_NATIVE=OFF      for AVX2, FMA and F16C only
 # Leaves DIR/venv (numpy, gguf), DIR/build/bin/{llama-bench,llama-quantize,llama-server} and DIR/logits.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:-$here/../../.venv/llama}
+[ $# -eq 0 ] || shift
 mkdir -p "$dir"
 cd "$dir"
 for tool in cmake ninja g++ python3; do
@@ -25,7 +27,7 @@ grep -q '"memory"); _tile_loadconfig' "$mmq" ||
     sed -i 's/_tile_loadconfig(&\([a-z_]*\));/__asm__ volatile("" : : "r"(\&\1) : "memory"); _tile_loadconfig(\&\1);/' "$mmq"
 
 cmake -G Ninja -S "$src" -B build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF \
-    -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >cmake.log
+    -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF "$@" >cmake.log
 ninja -C build llama-bench llama-quantize llama-server >build.log || { tail -20 build.log >&2; exit 1; }
 g++ -O2 -std=c++17 -I "$src/include" -I "$src/ggml/include" "$here/logits.cpp" build/src/libllama.a \
     build/ggml/src/libggml.a build/ggml/src/libggml-cpu.a build/ggml/src/libggml-base.a -fopenmp -ldl -lpthread -o logits
