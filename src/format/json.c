@@ -459,7 +459,7 @@ void json_push_string(struct json *array, const char *s)
 
 char *json_text(const struct json *v, int indent)
 {
-    char *s = json_dumps(node(v), JSON_INDENT((size_t)indent));
+    char *s = json_dumps(node(v), JSON_INDENT((size_t)indent) | JSON_REAL_PRECISION(15));
     CHECK(s != NULL);
     return s;
 }

@@ -71,10 +71,11 @@ static struct json *output(const struct generation *g)
     if (ch->calls == NULL || n > 0)
         json_push(list, item_message(r->message_id, status_of(ch), text, n));
     for (size_t i = 0; i < json_count(calls); i++) {
-        char call_id[80];
+        char call_id[80], id[NAME_BYTES + 16]; /* the same whenever it is told */
         const struct json *call = json_at(calls, i);
         shape_id(ch, (int)i, call_id);
-        json_push(list, item_call(NULL, "completed", call_id,
+        snprintf(id, sizeof id, "fc_%s_%zu", strchr(r->message_id, '_') + 1, i);
+        json_push(list, item_call(id, "completed", call_id,
                                   json_string_of(json_member(call, "name"), NULL),
                                   json_string_of(json_member(call, "arguments"), NULL)));
     }

@@ -15,6 +15,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
+import scripted_model  # noqa: E402
 from serve_client import HC, Server, Stream  # noqa: E402
 
 MODEL = "models/demo"
@@ -289,11 +290,12 @@ def test_erased_state(tmp):
     server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--conversation-ttl", "1")
     a = respond(server, LONG)
     v = server.post("/v1/conversations", {"items": [{"role": "user", "content": "x"}]})[2]
-    for _ in range(100):
-        if code(server, "GET", "/v1/responses/" + a["id"]) == 404:
+    for _ in range(300):  # the conversation is younger
+        stats = server.request("GET", "/v1/cache/stats")[2]
+        if code(server, "GET", "/v1/responses/" + a["id"]) == code(server, "GET", "/v1/conversations/" + v["id"]) == 404 \
+                and stats["tiers"][0]["chunks"] == stats["conversations"]["turns"] == 0:
             break
         time.sleep(0.1)
-    stats = server.request("GET", "/v1/cache/stats")[2]
     check("what is too old is erased with its state", code(server, "GET", "/v1/conversations/" + v["id"]) == 404 and
           stats["tiers"][0]["chunks"] == 0 and stats["conversations"]["turns"] == 0, stats)
     server.stop()
@@ -367,6 +369,63 @@ def test_cache(tmp):
     server = Server(MODEL)
     check("without a store it says so", server.post("/v1/cache/lookup", {"prompt": LONG})[0] == 400 and
           server.request("GET", "/v1/cache/stats")[2]["tiers"] == [])
+    server.stop()
+
+
+def test_tools(tmp):
+    """A tool is called, its result comes back, the answer follows: on responses, messages and chats, streamed too."""
+    server = Server(scripted_model.make(os.path.join(tmp, "m")), "--store", os.path.join(tmp, "s"))
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    city = {"city": "Oslo"}
+
+    def streamed(path, body):
+        s = Stream(server, path, body)
+        got = list(s.events)
+        s.close()
+        return got
+
+    def called(r):
+        item = r["output"][0]
+        return item if len(r["output"]) == 1 and item["type"] == "function_call" and item["name"] == "get_weather" and \
+            json.loads(item["arguments"]) == city else None
+    tools = [{"type": "function", "name": "get_weather", "parameters": schema}]
+    a = respond(server, "How is the weather?", tools=tools)
+    call = called(a)
+    check("responses: the call is an item", call is not None and a["status"] == "completed", a)
+    b = respond(server, [{"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}],
+                previous_response_id=a["id"], tools=tools)
+    check("its result continues the response", text_of(b) == scripted_model.ANSWER, b)
+    check("and nothing is computed again", b["usage"]["input_tokens_details"]["cached_tokens"] >= a["usage"]["input_tokens"] // 64 * 64, b)
+    check("kept as it was told", server.request("GET", "/v1/responses/" + a["id"])[2]["output"] == a["output"])
+    got = streamed("/v1/responses", {"input": "How is the weather?", "tools": tools})
+    done = got[-1]["response"]
+    check("streamed: the same call", got[-1]["type"] == "response.completed" and called(done) is not None, got)
+    ids = {e["item_id"] for e in got if "item_id" in e} | {e["item"]["id"] for e in got if "item" in e}
+    check("all its events name the item of the response", ids == {done["output"][0]["id"]}, (ids, done))
+    check("without tools it says so", text_of(respond(server, "How is the weather?")) == scripted_model.HELLO)
+
+    tools = [{"name": "get_weather", "input_schema": schema}]
+    ask = [{"role": "user", "content": "How is the weather?"}]
+    status, _, m = server.post("/v1/messages", {"max_tokens": 50, "messages": ask, "tools": tools})
+    check("messages: the call is a block", status == 200 and m["stop_reason"] == "tool_use" and
+          [(x["type"], x["name"], x["input"]) for x in m["content"]] == [("tool_use", "get_weather", city)], m)
+    result = {"type": "tool_result", "tool_use_id": m["content"][0]["id"], "content": "sunny"}
+    ask += [{"role": "assistant", "content": m["content"]}, {"role": "user", "content": [result]}]
+    status, _, m = server.post("/v1/messages", {"max_tokens": 50, "messages": ask, "tools": tools})
+    check("its result is answered", status == 200 and m["stop_reason"] == "end_turn" and
+          [x.get("text") for x in m["content"]] == [scripted_model.ANSWER], m)
+    got = streamed("/v1/messages", {"max_tokens": 50, "messages": ask[:1], "tools": tools})
+    check("streamed: the same call", "".join(e["delta"].get("partial_json", "") for e in got if e["type"] == "content_block_delta") ==
+          json.dumps(city) and [e["delta"]["stop_reason"] for e in got if e["type"] == "message_delta"] == ["tool_use"], got)
+
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]
+    chat = {"messages": ask[:1], "tools": tools}
+    r = server.post("/v1/chat/completions", chat)[2]["choices"][0]
+    call = r["message"]["tool_calls"][0]
+    check("chats: the call", r["finish_reason"] == "tool_calls" and json.loads(call["function"]["arguments"]) == city, r)
+    chat["messages"] = ask[:1] + [r["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
+    r = server.post("/v1/chat/completions", chat)[2]["choices"][0]
+    check("its result is answered", r["finish_reason"] == "stop" and r["message"]["content"] == scripted_model.ANSWER, r)
     server.stop()
 
 
@@ -459,7 +518,7 @@ def test_kill(tmp):
 
 
 tests = [test_continue, test_stream, test_conversations, test_bad_input, test_erased_state,
-         test_cache, test_run, test_kill]
+         test_cache, test_tools, test_run, test_kill]
 for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
     folder = tempfile.mkdtemp(prefix="hcache-stateful.")
     try:

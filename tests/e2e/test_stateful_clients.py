@@ -14,6 +14,7 @@ if "HCACHE_IN_VENV" not in os.environ:
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
 sys.path.insert(0, os.path.dirname(__file__))
+import scripted_model  # noqa: E402
 from serve_client import Server  # noqa: E402
 
 try:
@@ -146,16 +147,61 @@ def run_anthropic(c, model):
         model=model, max_tokens=8, messages=ask)) is not None)
 
 
-store = tempfile.mkdtemp(prefix="hcache-clients.")
-server = Server(MODEL, "--store", os.path.join(store, "s"), "--api-key", "sesame,other")
-url = f"http://127.0.0.1:{server.port}"
-for run, client in ((run_openai, openai.OpenAI(base_url=url + "/v1", api_key="sesame", max_retries=0, timeout=60)),
-                    (run_anthropic, anthropic.Anthropic(base_url=url, api_key="sesame", max_retries=0, timeout=60))):
-    try:
-        run(client, "demo")
-    except Exception as e:  # noqa: BLE001
-        check(f"{run.__name__} ended with {e!r}", False, "".join(server.log))
-check("the server stops with status 0", server.stop() == 0)
-shutil.rmtree(store, ignore_errors=True)
+def run_tools(o, a, model):
+    """The clients' own loops: ask, be called, answer the call, read on."""
+    function = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+    said = "How is the weather?"
+    r = o.responses.create(model=model, input=said, tools=[function])
+    call = r.output[0]
+    check("responses: a function call", call.type == "function_call" and call.arguments == '{"city": "Oslo"}', r)
+    back = [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    r = o.responses.create(model=model, input=back, previous_response_id=r.id, tools=[function])
+    check("and its answer", r.output_text == scripted_model.ANSWER, r)
+    with o.responses.stream(model=model, input=said, tools=[function]) as s:
+        kinds = [e.type for e in s]
+        final = s.get_final_response()
+    check("responses.stream of a call", final.output[0].name == "get_weather" and
+          "response.function_call_arguments.delta" in kinds, (kinds, final))
+
+    function = {"name": "get_weather", "input_schema": {"type": "object"}}
+    talk = [{"role": "user", "content": said}]
+    m = a.messages.create(model=model, max_tokens=50, messages=talk, tools=[function])
+    use = m.content[0]
+    check("messages: a tool_use", m.stop_reason == "tool_use" and use.type == "tool_use" and use.input == {"city": "Oslo"}, m)
+    with a.messages.stream(model=model, max_tokens=50, messages=talk, tools=[function]) as s:
+        final = s.get_final_message()
+    check("messages.stream of one", final.content[0].input == use.input and final.stop_reason == "tool_use", final)
+    talk += [{"role": "assistant", "content": m.content},
+             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}]
+    m = a.messages.create(model=model, max_tokens=50, messages=talk, tools=[function])
+    check("and its answer", m.content[0].text == scripted_model.ANSWER and m.stop_reason == "end_turn", m)
+
+    function = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+    r = o.chat.completions.create(model=model, messages=talk[:1], tools=[function])
+    call = r.choices[0].message.tool_calls[0]
+    check("chat: a tool call", r.choices[0].finish_reason == "tool_calls" and call.function.arguments == '{"city": "Oslo"}', r)
+    back = [r.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    r = o.chat.completions.create(model=model, messages=talk[:1] + back, tools=[function])
+    check("and its answer", r.choices[0].message.content == scripted_model.ANSWER, r)
+
+
+def serve_and_run(store, model, name, *runs):
+    """Each run is a function and which of the two clients it gets."""
+    server = Server(model, "--store", store, "--api-key", "sesame,other")
+    url = f"http://127.0.0.1:{server.port}"
+    clients = (openai.OpenAI(base_url=url + "/v1", api_key="sesame", max_retries=0, timeout=60),
+               anthropic.Anthropic(base_url=url, api_key="sesame", max_retries=0, timeout=60))
+    for run, *which in runs:
+        try:
+            run(*[clients[i] for i in which], name)
+        except Exception as e:  # noqa: BLE001
+            check(f"{run.__name__} ended with {e!r}", False, "".join(server.log))
+    check("the server stops with status 0", server.stop() == 0)
+
+
+tmp = tempfile.mkdtemp(prefix="hcache-clients.")
+serve_and_run(os.path.join(tmp, "s"), MODEL, "demo", (run_openai, 0), (run_anthropic, 1))
+serve_and_run(os.path.join(tmp, "t"), scripted_model.make(os.path.join(tmp, "scripted")), "scripted", (run_tools, 0, 1))
+shutil.rmtree(tmp, ignore_errors=True)
 print(f"1..{n_results}")
 sys.exit(bool(n_failed))

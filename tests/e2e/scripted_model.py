@@ -1,0 +1,96 @@
+"""A checkpoint that says what a test wants said: a llama whose layers add nothing to the residual.
+
+What comes next depends on the last token alone: the embedding of a token is a direction of the hidden state,
+lm_head turns each direction into one next token.  The pieces of the script are tokens of their own, so three
+of them make a tool call; every other token is followed by the end.
+
+    <|ask|>    CALL_HEAD CALL_TAIL <|end|>     the generation prompt where tools were offered
+    <|told|>   ANSWER <|end|>                  after a tool's result
+    <|plain|>  HELLO <|end|>                   else
+"""
+import json
+import os
+import struct
+
+CALL_HEAD = '<tool_call>\n{"name": "get_weather", '
+CALL_TAIL = '"arguments": {"city": "Oslo"}}\n</tool_call>'
+ANSWER = "It is sunny in Oslo."
+HELLO = "Hello, I have no tools."
+
+N_BYTES, D, N_LAYERS = 256, 16, 2
+PIECES = ["<|end|>", "<|ask|>", "<|told|>", "<|plain|>", CALL_HEAD, CALL_TAIL, ANSWER, HELLO]
+SPECIAL = 4  # the first of them are never shown
+END, ASK, TOLD, PLAIN, HEAD, TAIL, SAYS, GREETS = range(N_BYTES, N_BYTES + len(PIECES))
+NEXT = {ASK: HEAD, HEAD: TAIL, TOLD: SAYS, PLAIN: GREETS}
+
+TEMPLATE = """{% if tools %}Call with <tool_call>: {{ tools | tojson }}
+{% endif %}{% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>
+{% else %}{{ m.role }}: {{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments }}}
+</tool_call>{% endfor %}
+{% endif %}{% endfor %}{% if add_generation_prompt %}{% if messages[-1].role == 'tool' %}<|told|>{% elif tools %}<|ask|>{% else %}<|plain|>{% endif %}{% endif %}"""
+
+
+def byte_names():
+    """The letters by which byte-level BPE writes the 256 bytes."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(N_BYTES) if b not in shown]
+    return {b: chr(b) for b in shown} | {b: chr(N_BYTES + i) for i, b in enumerate(hidden)}
+
+
+def tokenizer():
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    added = [{"id": N_BYTES + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+              "normalized": False, "special": i < SPECIAL} for i, text in enumerate(PIECES)]
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+            "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                      "vocab": {name: b for b, name in byte_names().items()}, "merges": []}}
+
+
+def tensors():
+    """name -> (shape, values)"""
+    n_vocab = N_BYTES + len(PIECES)
+    way = {t: 1 + i for i, t in enumerate(NEXT)}  # the direction of a token; 0 leads to the end
+    embed, head = [0.0] * (n_vocab * D), [0.0] * (n_vocab * D)
+    for t in range(n_vocab):
+        embed[t * D + way.get(t, 0)] = 1.0
+    head[END * D] = 20.0
+    for t, after in NEXT.items():
+        head[after * D + way[t]] = 20.0
+    out = {"model.embed_tokens.weight": ((n_vocab, D), embed), "lm_head.weight": ((n_vocab, D), head),
+           "model.norm.weight": ((D,), [1.0] * D)}
+    for layer in range(N_LAYERS):
+        at = f"model.layers.{layer}."
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+            out[at + name + ".weight"] = ((D, D), [0.0] * (D * D))
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            out[at + name + ".weight"] = ((D,), [1.0] * D)
+    return out
+
+
+def write_safetensors(path, named):
+    head, data = {}, b""
+    for name, (shape, values) in named.items():
+        raw = struct.pack(f"<{len(values)}f", *values)
+        head[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(head).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def make(folder):
+    os.makedirs(folder)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": D, "intermediate_size": D,
+              "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
+              "vocab_size": N_BYTES + len(PIECES), "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+              "rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": END, "torch_dtype": "float32"}
+    for name, content in (("config.json", config), ("tokenizer.json", tokenizer()),
+                          ("tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": PIECES[0]})):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            json.dump(content, f)
+    write_safetensors(os.path.join(folder, "model.safetensors"), tensors())
+    return folder
