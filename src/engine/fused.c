@@ -11,8 +11,8 @@
  * Prefill is the filler: a work item runs when the restores have none, on a layer that is in the cache
  * already, so it never waits.  It is accounted in rows times layers, as a batch is.
  *
- * Behind an unfinished chunk that the saver has yet to read, the new tokens go the ordinary way: saving
- * could not begin with them.
+ * Where its save has no room yet (the writer is behind), or another sequence is here, it is tried again
+ * while its layers come back.
  *
  * Nothing is told to anybody before the last layer: a chunk that turns out to be damaged throws the
  * work away, and the sequence goes the ordinary way. */
@@ -63,7 +63,7 @@ void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256
     f->first = first;
     f->n = n;
     f->layer = f->row = 0;
-    f->t_begin = clock_now_ns();
+    f->t_begin = s->t_start + s->out.lookup_ns; /* when its restore began */
     f->busy_ns = 0;
 }
 

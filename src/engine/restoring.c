@@ -217,6 +217,18 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
                                   .table = &s->table,
                                   .plan = &s->out.plan};
         restore_start(s->restore, &job);
+    }
+}
+
+/* Whoever is the first whose layers come back has its new tokens follow them: at once, or as soon as the
+ * place is free and its save has room. */
+static void fuse_next(struct engine *e)
+{
+    for (int i = 0; i < e->n_seqs && e->fused.seq == NULL; i++) {
+        struct seq *s = e->seqs[i];
+        if (s->phase != PHASE_RESTORE || s->restore == NULL || s->n_planned == 0)
+            continue;
+        const struct restore_found *f = restore_found(s->restore);
         fused_begin(e, s, stored_tokens(f, s->n_planned), &f->hits[s->n_planned - 1].key);
     }
 }
@@ -292,6 +304,7 @@ static int poll(struct engine *e)
         if (e->seqs[i]->phase == PHASE_RESTORE)
             move_on(e, e->seqs[i]);
     }
+    fuse_next(e);
     return count_restoring(e);
 }
 

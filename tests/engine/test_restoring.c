@@ -291,6 +291,45 @@ static void new_tokens_follow_the_layers(void **state)
     place_close(&p);
 }
 
+/* The same behind an unfinished chunk, which the new tokens continue. */
+static void new_tokens_follow_an_unfinished_chunk(void **state)
+{
+    (void)state;
+    enum { N_STORED = 4 * 64 + 20, N_LONG = N_STORED + 100 };
+    static const char *const salts[] = {"a", "b", "c", "d", "e", "f"};
+    static int32_t prompt[N_LONG];
+    struct place p;
+    struct et_run ref, r;
+    int n_fused = 0;
+    place_open(&p, 7, NULL);
+    et_prompt(prompt, N_LONG, 10);
+    struct et_ask a = ask(prompt, N_LONG, N_GENERATE, "none", "recompute");
+    assert_int_equal(et_run(&p.k, &a, &ref), 0);
+    for (int i = 0; i < 6; i++) {
+        a = ask(prompt, N_STORED, 1, "both", "recompute");
+        a.salt = salts[i];
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        assert_int_equal(r.committed, N_STORED);
+        slow_reads(&p, 1000000);
+        a = ask(prompt, N_LONG, N_GENERATE, "both", "kv");
+        a.salt = salts[i];
+        a.restore_first = i % 3 == 2;
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        et_same(&r, &ref, a.restore_first ? "restored first" : "fused");
+        assert_int_equal(r.n_cached, N_STORED);
+        assert_true(r.restore.prefill_ns == 0 || !a.restore_first);
+        n_fused += r.restore.prefill_ns > 0;
+        assert_int_equal(r.committed, N_LONG + N_GENERATE - 1);
+        io_sim_fault_clear(p.io);
+        a.save = "none";
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        et_same(&r, &ref, "restored again");
+    }
+    assert_true(n_fused >
+                0); /* all four, but where this thread had no processor for long */
+    place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -299,6 +338,7 @@ int main(void)
         cmocka_unit_test(beside_decodes),
         cmocka_unit_test(cancelled_and_failing),
         cmocka_unit_test(new_tokens_follow_the_layers),
+        cmocka_unit_test(new_tokens_follow_an_unfinished_chunk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
