@@ -21,7 +21,7 @@
 struct ablation_args {
     struct bench_common common; /* the first */
     const char *csv, *html, *save_csv;
-    struct opt_list lengths;
+    struct opt_list lengths, figures;
     int rounds, tokens;
 };
 
@@ -36,6 +36,9 @@ static const struct opt options[] = {
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
+    {"figures", OPT(struct ablation_args, figures), .arg = "F[,F...]",
+     .def = "11ac,11df,11gi,6.1.3,12,13,14",
+     .help = "which to make: a run can be made in pieces"},
     {"save-csv", OPT(struct ablation_args, save_csv), .arg = "FILE",
      .help = "what hcache bench save --csv has written, for figure 14"},
     {"csv", OPT(struct ablation_args, csv), .arg = "FILE", .def = "ablation.csv",
@@ -462,11 +465,39 @@ static int figure_14(struct ablation *b, struct err *err)
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
+static const struct {
+    const char *name;
+    int (*make)(struct ablation *, struct err *);
+} figures[] = {{"11ac", figure_11_gpus},   {"11df", figure_11_bandwidth},
+               {"11gi", figure_11_length}, {"6.1.3", balance},
+               {"12", figure_12},          {"13", figure_13},
+               {"14", figure_14}};
+enum { N_FIGURES = sizeof figures / sizeof *figures };
+
+static bool is_wanted(const struct ablation_args *a, const char *figure)
+{
+    for (int i = 0; i < a->figures.n; i++)
+        if (strcmp(a->figures.items[i], figure) == 0)
+            return true;
+    return false;
+}
+
+static int check_figures(const struct ablation_args *a, struct err *err)
+{
+    for (int i = 0; i < a->figures.n; i++) {
+        size_t k = 0;
+        while (k < N_FIGURES && strcmp(figures[k].name, a->figures.items[i]) != 0)
+            k++;
+        if (k == N_FIGURES)
+            return err_set(err, ERR_USAGE,
+                           "--figures: '%s' is none of 11ac, 11df, 11gi, 6.1.3, 12, 13, 14",
+                           a->figures.items[i]);
+    }
+    return 0;
+}
+
 static int run_figures(struct ablation *b, struct err *err)
 {
-    static int (*const figures[])(struct ablation *, struct err *) = {
-        figure_11_gpus, figure_11_bandwidth, figure_11_length, balance,
-        figure_12,      figure_13,           figure_14};
     int rc = 0;
     char line[400];
     stack_describe(&b->lab.k, line, sizeof line);
@@ -481,8 +512,9 @@ static int run_figures(struct ablation *b, struct err *err)
     fprintf(b->csv,
             "figure,kind,setting,tokens,method,throttle_MBps,predicted_ms,ms,tokens_per_s,"
             "plan,stored_bytes_per_token\n");
-    for (size_t i = 0; rc == 0 && i < sizeof figures / sizeof *figures; i++)
-        rc = figures[i](b, err);
+    for (size_t i = 0; rc == 0 && i < N_FIGURES; i++)
+        if (is_wanted(b->a, figures[i].name))
+            rc = figures[i].make(b, err);
     return rc;
 }
 
@@ -515,6 +547,8 @@ static int run(const struct ablation_args *a, const struct bench_place *place,
                          .staging_bytes = (uint64_t)64 << 20,
                          .effort = PROFILE_FULL,
                          .max_chunks = longest(a) / STORE_CHUNK_TOKENS};
+    if (check_figures(a, err) != 0)
+        return err->code;
     if (place->dirs == NULL)
         return err_set(err, ERR_USAGE,
                        "the store is throttled, and one in memory cannot be: give a "

@@ -8,7 +8,8 @@
  *           pointers)
  *   gemm    what the plan's projections and recomputed layers take by the rates of the profile
  *
- * The ceiling of a restore is the longer of the two lanes; 1.00 means that all else is hidden.
+ * The ceiling of a restore is the longer of the two lanes; 1.00 means that all else is hidden.  The bubble
+ * is the idle share of the busier lane, as it was measured (docs/RESTORATION.md).
  *
  * --as throttles the store so that this machine has the ratio of compute to I/O of another one;
  * --sweep runs random cases instead (restore_sweep.h). */
@@ -100,7 +101,8 @@ struct row {
     struct plan plan;
     uint64_t bytes;
     int n;
-    double total_ms[MAX_ROUNDS], read_ms[MAX_ROUNDS], wait_ms[MAX_ROUNDS];
+    double total_ms[MAX_ROUNDS], read_ms[MAX_ROUNDS], wait_ms[MAX_ROUNDS],
+        bubble[MAX_ROUNDS];
     double median_ms;
 };
 
@@ -119,6 +121,7 @@ static int measure(struct bench *b, int n_chunks, struct row *row, struct err *e
     row->total_ms[row->n] = (double)r.total_ns * 1e-6;
     row->read_ms[row->n] = (double)read_ns * 1e-6;
     row->wait_ms[row->n] = (double)r.wait_ns * 1e-6;
+    row->bubble[row->n] = r.bubble;
     row->n++;
     return 0;
 }
@@ -128,18 +131,21 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
     double total = r->median_ms = bench_median(r->total_ms, r->n);
     double read = bench_median(r->read_ms, r->n), compute = r->plan.comp_busy_s * 1e3;
     double ceiling = read > compute ? read : compute;
-    printf("%7d  %-13s %-26.26s %10.1f %10.1f %6.2f %9.1f %8.2f %10.1f %10.1f %7.2f\n",
-           n_tokens, r->method, r->plan.method, r->plan.restore_s * 1e3, total,
-           r->plan.restore_s * 1e3 / total, (double)r->bytes * 1e-6,
-           (double)r->bytes * 1e-6 / total, read, compute, ceiling / total);
+    printf(
+        "%7d  %-13s %-26.26s %10.1f %10.1f %6.2f %9.1f %8.2f %10.1f %10.1f %7.2f %7.3f\n",
+        n_tokens, r->method, r->plan.method, r->plan.restore_s * 1e3, total,
+        r->plan.restore_s * 1e3 / total, (double)r->bytes * 1e-6,
+        (double)r->bytes * 1e-6 / total, read, compute, ceiling / total,
+        bench_median(r->bubble, r->n));
     fflush(stdout);
     if (b->csv != NULL)
         fprintf(b->csv,
-                "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f\n",
+                "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f,%.4f\n",
                 n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
                 r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
                 compute, bench_median(r->wait_ms, r->n), ceiling / total,
-                b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token);
+                b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token,
+                bench_median(r->bubble, r->n));
 }
 
 /* How much faster auto is than each other method, and how much less it stores than KV. */
@@ -199,14 +205,14 @@ static void print_head(struct bench *b)
         p->c_tok.b_s * 1e6, p->c_tok.c_s * 1e9, p->c_h.b_s * 1e6, p->c_kv.b_s * 1e6,
         p->tier[0].bytes_per_s * 1e-9, p->io_overlap, p->comp_overlap, p->cpu_share * 100,
         platform_correction_factor(&p->gemm_correction));
-    printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s\n", "tokens", "method",
+    printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s %7s\n", "tokens", "method",
            "plan", "predicted", "measured", "ratio", "MB", "GB/s", "read only", "compute",
-           "share");
+           "share", "bubble");
     if (b->csv != NULL)
         fprintf(b->csv,
                 "tokens,method,plan,rounds,predicted_ms,median_ms,min_ms,max_ms,bytes,"
                 "read_only_ms,compute_ms,wait_ms,share_of_ceiling,throttle_MBps,"
-                "stored_bytes_per_token\n");
+                "stored_bytes_per_token,bubble\n");
 }
 
 static int set_speed(struct bench *b, struct err *err)

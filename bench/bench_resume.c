@@ -19,7 +19,7 @@
 
 struct resume_args {
     struct bench_common common; /* the first */
-    const char *plan;
+    const char *plan, *csv;
     int history, n_new, decodes, rounds;
     uint64_t throttle;
 };
@@ -40,6 +40,8 @@ static const struct opt options[] = {
     BENCH_OPT_THREADS,
     {"throttle", OPT(struct resume_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down"},
+    {"csv", OPT(struct resume_args, csv), .arg = "FILE",
+     .help = "write both tables as CSV too"},
     {0},
 };
 
@@ -60,6 +62,7 @@ struct lab {
     struct stack k;
     struct rng rng;
     int32_t *tokens; /* the history, and room for what is new */
+    FILE *csv;
     int n_history;
 };
 
@@ -127,6 +130,11 @@ static int resume_once(struct lab *b, bool restore_first, struct way *w, struct 
 
 static void print_way(const struct lab *b, struct way *w)
 {
+    if (b->csv != NULL)
+        fprintf(b->csv, "%d,%d,%.1f,%s,%s,%d,%.3f,%.3f,%.3f,%.4f,,,\n", b->n_history,
+                b->a->n_new, (double)b->a->throttle * 1e-6, w->name, w->layers, w->n,
+                bench_median(w->predicted_ms, w->n), bench_median(w->ttft_ms, w->n),
+                bench_median(w->restore_ms, w->n), bench_median(w->bubble, w->n));
     printf("%7d %6d  %-14s %-26.26s %10.1f %10.1f %10.1f %10.1f %8.3f\n", b->n_history,
            b->a->n_new, w->name, w->layers, bench_median(w->predicted_ms, w->n),
            bench_median(w->ttft_ms, w->n), bench_quantile(w->ttft_ms, w->n, 0),
@@ -198,20 +206,24 @@ static int turn(struct lab *b, struct steps *beside, struct steps *quiet,
     return rc;
 }
 
-static void print_steps(const char *name, struct steps *s)
+static void print_steps(struct lab *b, const char *name, struct steps *s)
 {
+    if (b->csv != NULL)
+        fprintf(b->csv, "%d,,%.1f,%s,,%d,,,,,%.3f,%.3f,%.3f\n", b->n_history,
+                (double)b->a->throttle * 1e-6, name, s->n, bench_quantile(s->ms, s->n, 0.5),
+                bench_quantile(s->ms, s->n, 0.9), bench_quantile(s->ms, s->n, 0.99));
     printf("%-22s %8d %10.2f %10.2f %10.2f %10.2f\n", name, s->n,
            bench_quantile(s->ms, s->n, 0.5), bench_quantile(s->ms, s->n, 0.9),
            bench_quantile(s->ms, s->n, 0.99), bench_quantile(s->ms, s->n, 1));
 }
 
-static void print_beside(struct steps *beside, struct steps *quiet, double *restore_ms,
-                         int rounds)
+static void print_beside(struct lab *b, struct steps *beside, struct steps *quiet,
+                         double *restore_ms, int rounds)
 {
     printf("\n%-22s %8s %10s %10s %10s %10s\n", "time between tokens", "steps", "p50 ms",
            "p90", "p99", "max");
-    print_steps("nothing to restore", quiet);
-    print_steps("beside a restore", beside);
+    print_steps(b, "nothing to restore", quiet);
+    print_steps(b, "beside a restore", beside);
     printf("ratio %41.3f %10.3f %10.3f\n",
            bench_quantile(beside->ms, beside->n, 0.5) /
                bench_quantile(quiet->ms, quiet->n, 0.5),
@@ -250,7 +262,7 @@ static int run_beside(struct lab *b, struct err *err)
             engine_remove(b->k.engine, decodes[i]);
     }
     if (rc == 0) {
-        print_beside(&beside, &quiet, restore_ms, rounds);
+        print_beside(b, &beside, &quiet, restore_ms, rounds);
     }
     free(warm_up.ms);
     free(quiet.ms);
@@ -289,6 +301,16 @@ static int open_lab(struct lab *b, const struct bench_place *place, struct err *
     return fill_store(b, err);
 }
 
+static int open_csv(struct lab *b, struct err *err)
+{
+    b->csv = fopen(b->a->csv, "w");
+    if (b->csv == NULL)
+        return err_set(err, -errno, "%s: %s", b->a->csv, strerror(errno));
+    fprintf(b->csv, "history,new,throttle_MBps,way,plan,n,predicted_ms,ttft_ms,restore_ms,"
+                    "bubble,tbt_p50_ms,tbt_p90_ms,tbt_p99_ms\n");
+    return 0;
+}
+
 int bench_resume(int argc, char **argv)
 {
     struct resume_args a;
@@ -300,6 +322,8 @@ int bench_resume(int argc, char **argv)
     struct bench_place place;
     struct lab b = {.a = &a};
     int rc = bench_place_open(&place, &a.common, &err);
+    if (rc == 0 && a.csv != NULL)
+        rc = open_csv(&b, &err);
     if (rc == 0)
         rc = open_lab(&b, &place, &err);
     if (rc == 0)
@@ -308,6 +332,8 @@ int bench_resume(int argc, char **argv)
         rc = run_beside(&b, &err);
     stack_close(&b.k);
     free(b.tokens);
+    if (b.csv != NULL && fclose(b.csv) != 0 && rc == 0)
+        rc = err_set(&err, -errno, "%s: %s", a.csv, strerror(errno));
     bench_place_close(&place);
     opt_end(parsed);
     return bench_end("resume", rc, &err);
