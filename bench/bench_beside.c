@@ -1,8 +1,12 @@
 /* bench_beside.c - what a long prompt, or its restoration, costs those who decode beside it.
  *
- * A few sequences decode all the time.  Rounds of four windows: nothing else; a new prompt arrives and is
- * prefilled (and saved); nothing else; the same prompt arrives again and is restored.  Of each kind of
- * window the time between the tokens of a sequence (TBT) is told, and as a multiple of that alone. */
+ * A few sequences decode all the time.  Windows take turns: nothing else; a new prompt arrives and is
+ * prefilled (and saved); the same prompt arrives again and is restored.  Of each kind of window the time
+ * between the tokens of a sequence (TBT) is told, and as a multiple of that alone.
+ *
+ * Every second window of nothing is counted apart: how far the two are from each other is the noise that
+ * the rest has to be seen in.  The prompt's last tokens, which no restoration brings back and which a
+ * run without any would have to compute, too, are counted apart from the restoration. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,30 +22,27 @@
 #include "state/save_policy.h"
 
 struct beside_args {
-    const char *model, *dtype, *csv;
-    int decodes, prompt, rounds, alone, threads;
-};
-
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-
-static const struct opt positionals[] = {
-    {"MODEL", OPT(struct beside_args, model), .def = "synth:bench-220m",
-     .help = "a model folder or synth:SHAPE"},
-    {0},
+    struct bench_common common; /* the first */
+    const char *csv, *plan;
+    int decodes, prompt, prefills, restores, alone;
 };
 
 static const struct opt options[] = {
+    BENCH_OPT_STORE,
     {"decodes", OPT(struct beside_args, decodes), .arg = "N", .def = "4", .min = 1,
      .max = 64, .help = "sequences that decode"},
     {"prompt", OPT(struct beside_args, prompt), .arg = "N", .def = "4096", .min = 128,
      .max = 1 << 20, .help = "tokens of the prompt that arrives"},
-    {"rounds", OPT(struct beside_args, rounds), .arg = "N", .def = "2", .min = 1,
-     .max = 100, .help = "each with a new prompt"},
-    {"alone", OPT(struct beside_args, alone), .arg = "N", .def = "100", .min = 10,
+    {"prefills", OPT(struct beside_args, prefills), .arg = "N", .def = "1", .min = 0,
+     .max = 100, .help = "prompts that are prefilled beside decodes; 0: one, before them"},
+    {"restores", OPT(struct beside_args, restores), .arg = "N", .def = "8", .min = 0,
+     .max = 1000, .help = "restorations of the last prompt"},
+    {"plan", OPT(struct beside_args, plan), .def = "auto", .arg = "PLAN",
+     .help = "of the restorations, as for hcache run"},
+    {"alone", OPT(struct beside_args, alone), .arg = "N", .def = "50", .min = 10,
      .max = 100000, .help = "steps of a window with nothing else"},
-    {"dtype", OPT(struct beside_args, dtype), .choices = dtypes, .help = "state dtype"},
-    {"threads", OPT(struct beside_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
+    BENCH_OPT_DTYPE,
+    BENCH_OPT_THREADS,
     {"csv", OPT(struct beside_args, csv), .arg = "FILE",
      .help = "write the table as CSV too"},
     {0},
@@ -50,30 +51,37 @@ static const struct opt options[] = {
 static const struct opt_cmd cmd = {
     .name = "bench beside",
     .summary = "Measures what a long prompt, or its restoration, adds to the time between "
-               "the tokens of those who decode beside it.  State is kept in memory.",
-    .positionals = positionals,
+               "the tokens of those who decode beside it.",
+    .positionals = bench_positionals,
     .options = options,
-    .examples = "  hcache bench beside\n"
-                "  hcache bench beside --decodes 8 --prompt 2048 --csv beside.csv\n",
+    .examples = "  hcache bench beside --store memory\n"
+                "  hcache bench beside --prefills 0 --restores 20 --csv beside.csv\n",
     .values_bytes = sizeof(struct beside_args),
 };
 
-enum window { ALONE, PREFILL, RESTORE, N_WINDOWS };
-static const char *const names[] = {"alone", "prefill", "restore"};
-enum { MAX_GAPS = 1 << 20 };
+/* In which a token comes.  NEW: the last tokens of a prompt are computed behind its restoration. */
+enum window { ALONE, AGAIN, PREFILL, RESTORE, NEW, N_WINDOWS };
+static const char *const names[] = {"alone", "alone2", "prefill", "restore", "new"};
+enum { MAX_GAPS = 1 << 18 };
 
 struct lab {
     const struct beside_args *a;
+    struct bench_place place;
     struct stack k;
     enum window now;
     double *gap_ms[N_WINDOWS]; /* [MAX_GAPS] */
     int n_gaps[N_WINDOWS];
-    double arrival_s[N_WINDOWS]; /* of all rounds: until the first token of who arrived */
+    int n_arrivals[N_WINDOWS];
+    double
+        arrival_s[N_WINDOWS]; /* the sum of these: until the first token of who arrived */
+    double plan_ms, lookup_ms, restore_ms; /* sums over the restorations */
+    int64_t n_cached;
+    char layers[PLAN_MAX_LAYERS + 1];
     int32_t *tokens;
     struct decoder {
         struct lab *lab;
         struct seq *seq;
-        int64_t last_ns; /* of this window; 0: none yet */
+        int64_t last_ns; /* 0: the next gap is not counted */
     } * decoder;
 };
 
@@ -89,47 +97,89 @@ static int on_token(void *arg, int32_t id)
     return 0;
 }
 
-static void begin_window(struct lab *b, enum window w)
+/* Something else happened since the last token. */
+static void forget_last(struct lab *b)
 {
-    b->now = w;
     for (int i = 0; i < b->a->decodes; i++)
         b->decoder[i].last_ns = 0;
 }
 
-static int step_alone(struct lab *b, struct err *err)
+static int step_alone(struct lab *b, enum window w, struct err *err)
 {
     int n_active, rc = 0;
-    begin_window(b, ALONE);
+    b->now = w;
     for (int i = 0; rc == 0 && i < b->a->alone; i++)
         rc = engine_step(b->k.engine, &n_active, err);
     return rc;
 }
 
-/* A prompt arrives; until its first token. */
-static int step_beside(struct lab *b, enum window w, int round, struct err *err)
+static int arrive(struct lab *b, enum window w, int prompt, struct seq **s, struct err *err)
 {
-    struct request q = {.prompt = b->tokens + round,
+    struct request q = {.prompt = b->tokens + prompt,
                         .n_prompt = b->a->prompt,
                         .max_tokens = 1,
                         .ignore_eos = true,
-                        .plan = w == PREFILL ? "recompute" : NULL};
-    struct seq *s = NULL;
-    int n_active;
-    int64_t t0 = clock_now_ns();
+                        .plan = w == PREFILL ? "recompute" : b->a->plan};
     int rc = save_policy_make(&q.save, "both", b->k.model, NULL, b->a->prompt, err);
-    if (rc == 0)
-        rc = engine_add(b->k.engine, &q, &s, err);
-    begin_window(b, w);
-    while (rc == 0 && seq_outcome(s)->finish == FINISH_NONE)
+    return rc == 0 ? engine_add(b->k.engine, &q, s, err) : rc;
+}
+
+/* A gap ends with a step's forward pass, and begins with what the step before it did behind its own: new
+ * tokens are in it where they were in either. */
+static int step_until_done(struct lab *b, enum window w, const struct seq *s,
+                           struct err *err)
+{
+    int n_active, rc = 0;
+    struct engine_stats st;
+    bool was_new = false;
+    engine_stats(b->k.engine, &st);
+    uint64_t n_fused = st.fused_rows;
+    while (rc == 0 && seq_outcome(s)->finish == FINISH_NONE) {
+        bool is_new = w == RESTORE && (was_new || seq_outcome(s)->n_cached > 0);
+        b->now = is_new ? NEW : w;
         rc = engine_step(b->k.engine, &n_active, err);
+        engine_stats(b->k.engine, &st);
+        was_new = st.fused_rows > n_fused;
+        n_fused = st.fused_rows;
+    }
+    return rc;
+}
+
+static int note_arrival(struct lab *b, enum window w, const struct outcome *o, int64_t t0,
+                        struct err *err)
+{
+    if (o->finish == FINISH_ERROR)
+        return err_set(err, o->err.code, "%s", o->err.msg);
+    if (w == RESTORE && o->n_cached == 0)
+        return err_set(err, ERR_NOT_FOUND, "nothing was restored: %s", o->miss);
+    b->n_arrivals[w]++;
     b->arrival_s[w] += (double)(clock_now_ns() - t0) * 1e-9;
-    if (rc == 0 && seq_outcome(s)->finish == FINISH_ERROR)
-        rc = err_set(err, seq_outcome(s)->err.code, "%s", seq_outcome(s)->err.msg);
-    if (rc == 0 && w == RESTORE && seq_outcome(s)->n_cached == 0)
-        rc = err_set(err, ERR_NOT_FOUND, "nothing was restored: %s", seq_outcome(s)->miss);
+    if (w != RESTORE)
+        return 0;
+    b->plan_ms += (double)o->plan_ns * 1e-6;
+    b->lookup_ms += (double)o->lookup_ns * 1e-6;
+    b->restore_ms += (double)o->restore_ns * 1e-6;
+    b->n_cached += o->n_cached;
+    snprintf(b->layers, sizeof b->layers, "%s", o->plan.method);
+    return 0;
+}
+
+/* A prompt arrives; until its first token. */
+static int step_beside(struct lab *b, enum window w, int prompt, struct err *err)
+{
+    struct seq *s = NULL;
+    int64_t t0 = clock_now_ns();
+    int rc = arrive(b, w, prompt, &s, err);
+    if (rc == 0)
+        rc = step_until_done(b, w, s, err);
+    if (rc == 0)
+        rc = note_arrival(b, w, seq_outcome(s), t0, err);
     if (s != NULL)
         engine_remove(b->k.engine, s);
-    return rc == 0 ? saver_flush(b->k.saver, err) : rc;
+    if (rc == 0)
+        rc = saver_flush(b->k.saver, err);
+    forget_last(b);
+    return rc;
 }
 
 static int start_decoders(struct lab *b, struct err *err)
@@ -146,70 +196,92 @@ static int start_decoders(struct lab *b, struct err *err)
         d->lab = b;
         rc = engine_add(b->k.engine, &q, &d->seq, err);
     }
-    return rc != 0 ? rc : step_alone(b, err);
+    if (rc == 0)
+        rc = step_alone(b, ALONE, err);
+    b->n_gaps[ALONE] = 0; /* warm now */
+    return rc;
 }
 
 static int run(struct lab *b, struct err *err)
 {
-    int n = b->a->prompt + b->a->rounds + b->a->decodes + 64;
+    const struct beside_args *a = b->a;
+    int n = a->prompt + a->prefills + a->decodes + 64, rc = 0;
+    int last = a->prefills > 0 ? a->prefills - 1 : 0;
     struct rng rng = {1};
     b->tokens = xcalloc((size_t)n, sizeof *b->tokens);
     for (int i = 0; i < n; i++)
         b->tokens[i] = (int32_t)rng_below(&rng, (uint64_t)b->k.model->cfg.vocab_size);
-    int rc = start_decoders(b, err);
-    b->n_gaps[ALONE] = 0; /* warm now */
-    for (int round = 0; rc == 0 && round < b->a->rounds; round++) {
-        rc = step_alone(b, err);
+    if (a->prefills == 0)
+        rc = step_beside(b, PREFILL, 0, err);
+    b->n_arrivals[PREFILL] = 0;
+    if (rc == 0)
+        rc = start_decoders(b, err);
+    for (int i = 0; rc == 0 && i < a->prefills; i++) {
+        rc = step_alone(b, i % 2 == 0 ? ALONE : AGAIN, err);
         if (rc == 0)
-            rc = step_beside(b, PREFILL, round, err);
+            rc = step_beside(b, PREFILL, i, err);
+    }
+    for (int i = 0; rc == 0 && i < a->restores; i++) {
+        rc = step_alone(b, i % 2 == 0 ? ALONE : AGAIN, err);
         if (rc == 0)
-            rc = step_alone(b, err);
-        if (rc == 0)
-            rc = step_beside(b, RESTORE, round, err);
+            rc = step_beside(b, RESTORE, last, err);
     }
     return rc;
 }
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
+struct row {
+    double ms[4], x[4]; /* mean, p50, p95, p99; and as multiples of those alone */
+};
+
+static void summarize(const struct lab *b, enum window w, struct row *r)
 {
-    const double *x = a, *y = b;
-    return *x < *y ? -1 : *x > *y;
+    static const double q[] = {0, 0.5, 0.95, 0.99};
+    int n = b->n_gaps[w];
+    *r = (struct row){0};
+    for (int i = 0; i < n; i++)
+        r->ms[0] += b->gap_ms[w][i] / n;
+    for (int i = 1; i < 4 && n > 0; i++)
+        r->ms[i] = bench_quantile(b->gap_ms[w], n, q[i]);
 }
 
-static double percentile(const struct lab *b, enum window w, int p)
+static void print_row(const struct lab *b, enum window w, const struct row *r, FILE *csv)
 {
-    int n = b->n_gaps[w];
-    return n > 0 ? b->gap_ms[w][n * p / 100 < n ? n * p / 100 : n - 1] : 0;
+    double s = b->n_arrivals[w] > 0 ? b->arrival_s[w] / b->n_arrivals[w] : 0;
+    printf("%-8s %7d %8.2f %8.2f %8.2f %8.2f   %5.3f %5.3f %5.3f %5.3f  %10.2f\n", names[w],
+           b->n_gaps[w], r->ms[0], r->ms[1], r->ms[2], r->ms[3], r->x[0], r->x[1], r->x[2],
+           r->x[3], s);
+    if (csv != NULL)
+        fprintf(csv, "%s,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.4f,%.4f,%.4f,%.4f,%.3f\n", names[w],
+                b->a->decodes, b->a->prompt, b->n_gaps[w], r->ms[0], r->ms[1], r->ms[2],
+                r->ms[3], r->x[0], r->x[1], r->x[2], r->x[3], s);
 }
 
 static int report(struct lab *b, struct err *err)
 {
-    static const int ps[] = {50, 95, 99};
     FILE *csv = b->a->csv != NULL ? fopen(b->a->csv, "w") : NULL;
+    struct row row[N_WINDOWS];
     if (b->a->csv != NULL && csv == NULL)
         return err_set(err, -errno, "%s: %s", b->a->csv, strerror(errno));
     if (csv != NULL)
-        fprintf(csv, "window,decodes,prompt,gaps,p50_ms,p95_ms,p99_ms,p50_x,p95_x,p99_x,"
-                     "arrival_s\n");
-    printf("%-8s %7s %9s %9s %9s   times alone: p50   p95   p99  %12s\n", "beside", "gaps",
-           "p50 ms", "p95 ms", "p99 ms", "first token s");
-    for (int w = 0; w < N_WINDOWS; w++)
-        qsort(b->gap_ms[w], (size_t)b->n_gaps[w], sizeof(double), by_value);
+        fprintf(csv, "window,decodes,prompt,gaps,mean_ms,p50_ms,p95_ms,p99_ms,mean_x,p50_x,"
+                     "p95_x,p99_x,arrival_s\n");
+    printf("%-8s %7s %8s %8s %8s %8s   times alone: mean, p50, p95, p99  first token s\n",
+           "beside", "gaps", "mean ms", "p50", "p95", "p99");
     for (int w = 0; w < N_WINDOWS; w++) {
-        double ms[3], x[3], s = b->arrival_s[w] / b->a->rounds;
-        for (int i = 0; i < 3; i++) {
-            ms[i] = percentile(b, (enum window)w, ps[i]);
-            x[i] = ms[i] / percentile(b, ALONE, ps[i]);
-        }
-        printf("%-8s %7d %9.2f %9.2f %9.2f %20.2f %5.2f %5.2f  %12.2f\n", names[w],
-               b->n_gaps[w], ms[0], ms[1], ms[2], x[0], x[1], x[2], s);
-        if (csv != NULL)
-            fprintf(csv, "%s,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.3f,%.3f,%.3f\n", names[w],
-                    b->a->decodes, b->a->prompt, b->n_gaps[w], ms[0], ms[1], ms[2], x[0],
-                    x[1], x[2], s);
+        summarize(b, (enum window)w, &row[w]);
+        for (int i = 0; i < 4; i++)
+            row[w].x[i] = row[w].ms[i] / row[ALONE].ms[i];
+        if (b->n_gaps[w] > 0)
+            print_row(b, (enum window)w, &row[w], csv);
     }
+    int n = b->n_arrivals[RESTORE];
+    if (n > 0)
+        printf("restorations, means of %d: %lld tokens of %d by %s; look-up %.2f ms, plan "
+               "%.2f ms, restoring %.1f ms\n",
+               n, (long long)(b->n_cached / n), b->a->prompt, b->layers, b->lookup_ms / n,
+               b->plan_ms / n, b->restore_ms / n);
     if (csv != NULL)
         fclose(csv);
     return 0;
@@ -219,19 +291,24 @@ static int open_lab(struct lab *b, struct err *err)
 {
     const struct beside_args *a = b->a;
     int context = (a->prompt + 64) / 64 * 64 + 64;
-    int steps = 64 + a->alone * (2 * a->rounds + 1) + 2 * a->rounds * a->prompt / 16;
-    struct stack_opts o = {.model = a->model,
-                           .dtype = a->dtype,
-                           .threads = a->threads,
+    int windows = a->prefills + a->restores + 1;
+    int steps = 64 + a->alone * windows + 2 * windows * a->prompt / 16;
+    struct stack_opts o = {.model = a->common.model,
+                           .dtype = a->common.dtype,
+                           .threads = a->common.threads,
                            .max_context = context > steps ? context : steps,
                            .max_sequences = a->decodes + 1,
                            .kv_tokens = context + (int64_t)a->decodes * (steps + 64),
                            .save_buffer_bytes = (size_t)1 << 30,
-                           .in_memory = true};
+                           .cap_bytes = (uint64_t)8 << 30};
     for (int w = 0; w < N_WINDOWS; w++)
         b->gap_ms[w] = xcalloc(MAX_GAPS, sizeof(double));
     b->decoder = xcalloc((size_t)a->decodes, sizeof *b->decoder);
-    return stack_open(&o, &b->k, err);
+    int rc = bench_place_open(&b->place, &a->common, err);
+    o.dirs = b->place.dirs;
+    o.n_dirs = b->place.n_dirs;
+    o.in_memory = o.dirs == NULL;
+    return rc == 0 ? stack_open(&o, &b->k, err) : rc;
 }
 
 static void cleanup(struct lab *b)
@@ -241,6 +318,7 @@ static void cleanup(struct lab *b)
             engine_remove(b->k.engine, b->decoder[i].seq);
     }
     stack_close(&b->k);
+    bench_place_close(&b->place);
     for (int w = 0; w < N_WINDOWS; w++)
         free(b->gap_ms[w]);
     free(b->decoder);
@@ -261,9 +339,7 @@ int bench_beside(int argc, char **argv)
         rc = run(&b, &err);
     if (rc == 0)
         rc = report(&b, &err);
-    if (rc != 0)
-        fprintf(stderr, "hcache bench beside: %s\n", err.msg);
     cleanup(&b);
     opt_end(parsed);
-    return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
+    return bench_end("beside", rc, &err);
 }

@@ -140,6 +140,7 @@ struct engine_stats {
         blocks_kept;    /* of the KV cache; kept: for nobody, until wanted */
     uint64_t n_evicted; /* blocks */
     uint64_t n_preempted, n_timed_out;
+    uint64_t fused_rows; /* of new tokens inside restores, times layers */
     uint64_t recovered_tokens, recomputed_tokens; /* of preempted sequences that went on */
 };
 void engine_stats(const struct engine *e, struct engine_stats *out);

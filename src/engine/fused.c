@@ -158,6 +158,7 @@ int fused_work(struct engine *e, int max_rows)
     int n = f->n - f->row < max_rows ? f->n - f->row : max_rows;
     int rc = run_layer(e, n);
     f->busy_ns += clock_now_ns() - t0;
+    e->stats.fused_rows += (uint64_t)n;
     if (rc != 0) {
         fail(e, s, rc);
         return n;
