@@ -4,8 +4,9 @@
  * prefilled (and saved); the same prompt arrives again and is restored.  Of each kind of window the time
  * between the tokens of a sequence (TBT) is told, and as a multiple of that alone.
  *
- * Every second window of nothing is counted apart: how far the two are from each other is the noise that
- * the rest has to be seen in.  The prompt's last tokens, which no restoration brings back and which a
+ * Each window begins with fresh decodes, for their steps take longer as they go on.  Every second window of
+ * nothing is counted apart: how far the two are from each other is the noise that the rest has to be seen
+ * in.  The prompt's last tokens, which no restoration brings back and which a
  * run without any would have to compute, too, are counted apart from the restoration. */
 #include <errno.h>
 #include <stdint.h>
@@ -39,7 +40,7 @@ static const struct opt options[] = {
      .max = 1000, .help = "restorations of the last prompt"},
     {"plan", OPT(struct beside_args, plan), .def = "auto", .arg = "PLAN",
      .help = "of the restorations, as for hcache run"},
-    {"alone", OPT(struct beside_args, alone), .arg = "N", .def = "50", .min = 10,
+    {"alone", OPT(struct beside_args, alone), .arg = "N", .def = "100", .min = 10,
      .max = 100000, .help = "steps of a window with nothing else"},
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
@@ -62,7 +63,7 @@ static const struct opt_cmd cmd = {
 /* In which a token comes.  NEW: the last tokens of a prompt are computed behind its restoration. */
 enum window { ALONE, AGAIN, PREFILL, RESTORE, NEW, N_WINDOWS };
 static const char *const names[] = {"alone", "alone2", "prefill", "restore", "new"};
-enum { MAX_GAPS = 1 << 18 };
+enum { MAX_GAPS = 1 << 18, DECODER_PROMPT = 64, WARM_STEPS = 8 };
 
 struct lab {
     const struct beside_args *a;
@@ -74,7 +75,7 @@ struct lab {
     int n_arrivals[N_WINDOWS];
     double
         arrival_s[N_WINDOWS]; /* the sum of these: until the first token of who arrived */
-    double plan_ms, lookup_ms, restore_ms; /* sums over the restorations */
+    double plan_ms, lookup_ms, restore_ms, compute_ms; /* sums over the restorations */
     int64_t n_cached;
     char layers[PLAN_MAX_LAYERS + 1];
     int32_t *tokens;
@@ -91,7 +92,7 @@ static int on_token(void *arg, int32_t id)
     struct lab *b = d->lab;
     int64_t now = clock_now_ns();
     (void)id;
-    if (d->last_ns != 0 && b->n_gaps[b->now] < MAX_GAPS)
+    if (d->last_ns != 0 && b->now < N_WINDOWS && b->n_gaps[b->now] < MAX_GAPS)
         b->gap_ms[b->now][b->n_gaps[b->now]++] = (double)(now - d->last_ns) * 1e-6;
     d->last_ns = now;
     return 0;
@@ -159,6 +160,7 @@ static int note_arrival(struct lab *b, enum window w, const struct outcome *o, i
     b->plan_ms += (double)o->plan_ns * 1e-6;
     b->lookup_ms += (double)o->lookup_ns * 1e-6;
     b->restore_ms += (double)o->restore_ns * 1e-6;
+    b->compute_ms += (double)o->restore.compute_ns * 1e-6;
     b->n_cached += o->n_cached;
     snprintf(b->layers, sizeof b->layers, "%s", o->plan.method);
     return 0;
@@ -182,30 +184,52 @@ static int step_beside(struct lab *b, enum window w, int prompt, struct err *err
     return rc;
 }
 
+static void stop_decoders(struct lab *b)
+{
+    for (int i = 0; i < b->a->decodes; i++) {
+        if (b->decoder[i].seq != NULL)
+            engine_remove(b->k.engine, b->decoder[i].seq);
+        b->decoder[i].seq = NULL;
+    }
+}
+
+/* Fresh ones, and some steps until all is warm. */
 static int start_decoders(struct lab *b, struct err *err)
 {
-    int rc = 0;
+    int rc = 0, n_active;
+    stop_decoders(b);
     for (int i = 0; rc == 0 && i < b->a->decodes; i++) {
         struct decoder *d = &b->decoder[i];
         struct request q = {.prompt = b->tokens + i,
-                            .n_prompt = 64,
-                            .max_tokens = b->k.model->max_ctx - 64,
+                            .n_prompt = DECODER_PROMPT,
+                            .max_tokens = b->k.model->max_ctx - DECODER_PROMPT,
                             .ignore_eos = true,
                             .on_token = on_token,
                             .arg = d};
         d->lab = b;
         rc = engine_add(b->k.engine, &q, &d->seq, err);
     }
-    if (rc == 0)
-        rc = step_alone(b, ALONE, err);
-    b->n_gaps[ALONE] = 0; /* warm now */
+    b->now = N_WINDOWS; /* not counted */
+    for (int i = 0; rc == 0 && i < WARM_STEPS; i++)
+        rc = engine_step(b->k.engine, &n_active, err);
     return rc;
+}
+
+/* One window of nothing, and one in which a prompt arrives. */
+static int run_pair(struct lab *b, enum window w, int i, int prompt, struct err *err)
+{
+    int rc = start_decoders(b, err);
+    if (rc == 0)
+        rc = step_alone(b, i % 2 == 0 ? ALONE : AGAIN, err);
+    if (rc == 0)
+        rc = start_decoders(b, err);
+    return rc == 0 ? step_beside(b, w, prompt, err) : rc;
 }
 
 static int run(struct lab *b, struct err *err)
 {
     const struct beside_args *a = b->a;
-    int n = a->prompt + a->prefills + a->decodes + 64, rc = 0;
+    int n = a->prompt + a->prefills + a->decodes + DECODER_PROMPT, rc = 0;
     int last = a->prefills > 0 ? a->prefills - 1 : 0;
     struct rng rng = {1};
     b->tokens = xcalloc((size_t)n, sizeof *b->tokens);
@@ -214,18 +238,10 @@ static int run(struct lab *b, struct err *err)
     if (a->prefills == 0)
         rc = step_beside(b, PREFILL, 0, err);
     b->n_arrivals[PREFILL] = 0;
-    if (rc == 0)
-        rc = start_decoders(b, err);
-    for (int i = 0; rc == 0 && i < a->prefills; i++) {
-        rc = step_alone(b, i % 2 == 0 ? ALONE : AGAIN, err);
-        if (rc == 0)
-            rc = step_beside(b, PREFILL, i, err);
-    }
-    for (int i = 0; rc == 0 && i < a->restores; i++) {
-        rc = step_alone(b, i % 2 == 0 ? ALONE : AGAIN, err);
-        if (rc == 0)
-            rc = step_beside(b, RESTORE, last, err);
-    }
+    for (int i = 0; rc == 0 && i < a->prefills; i++)
+        rc = run_pair(b, PREFILL, i, i, err);
+    for (int i = 0; rc == 0 && i < a->restores; i++)
+        rc = run_pair(b, RESTORE, i, last, err);
     return rc;
 }
 
@@ -279,9 +295,9 @@ static int report(struct lab *b, struct err *err)
     int n = b->n_arrivals[RESTORE];
     if (n > 0)
         printf("restorations, means of %d: %lld tokens of %d by %s; look-up %.2f ms, plan "
-               "%.2f ms, restoring %.1f ms\n",
+               "%.2f ms, restoring %.1f ms, of which compute %.1f\n",
                n, (long long)(b->n_cached / n), b->a->prompt, b->layers, b->lookup_ms / n,
-               b->plan_ms / n, b->restore_ms / n);
+               b->plan_ms / n, b->restore_ms / n, b->compute_ms / n);
     if (csv != NULL)
         fclose(csv);
     return 0;
@@ -291,8 +307,7 @@ static int open_lab(struct lab *b, struct err *err)
 {
     const struct beside_args *a = b->a;
     int context = (a->prompt + 64) / 64 * 64 + 64;
-    int windows = a->prefills + a->restores + 1;
-    int steps = 64 + a->alone * windows + 2 * windows * a->prompt / 16;
+    int steps = DECODER_PROMPT + WARM_STEPS + a->alone + a->prompt;
     struct stack_opts o = {.model = a->common.model,
                            .dtype = a->common.dtype,
                            .threads = a->common.threads,
@@ -313,10 +328,7 @@ static int open_lab(struct lab *b, struct err *err)
 
 static void cleanup(struct lab *b)
 {
-    for (int i = 0; i < b->a->decodes; i++) {
-        if (b->decoder[i].seq != NULL)
-            engine_remove(b->k.engine, b->decoder[i].seq);
-    }
+    stop_decoders(b);
     stack_close(&b->k);
     bench_place_close(&b->place);
     for (int w = 0; w < N_WINDOWS; w++)
