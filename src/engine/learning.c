@@ -5,7 +5,10 @@
 
 void seq_expect(struct engine *e, struct seq *s, const struct plan_request *req)
 {
-    s->expected = correction_expect(e->o.platform, 0, req, &s->out.plan);
+    /* What decodes slow down says nothing of the machine. */
+    s->expected = req->comp_slow > 1
+                      ? (struct correction_expected){0}
+                      : correction_expect(e->o.platform, 0, req, &s->out.plan);
 }
 
 /* Of a restore's time, that it had the compute lane or waited: else it ran beside decodes or another

@@ -21,11 +21,20 @@
 
 /* The paper's 4 % less what reading costs the decodes (docs/PERF.md). */
 static const double SHARE = 0.03;
-/* How long a step without decodes may restore or wait: as long as a new request may be kept waiting. */
+/* How long a step without decodes may restore or wait: as long as a new request may be kept waiting, or
+ * as long as the prompts in it take, so that both get half of the machine. */
 enum { ALONE_NS = 20 * 1000 * 1000 };
 /* Fewer new tokens than these wait for the batch: by themselves they would read the layers' weights for
  * hardly any work, which takes as long as a step of decodes. */
 enum { FUSED_ROWS_BESIDE = 64 };
+
+static int count_phase(const struct engine *e, enum phase phase)
+{
+    int n = 0;
+    for (int i = 0; i < e->n_seqs; i++)
+        n += e->seqs[i]->phase == phase;
+    return n;
+}
 
 /* --- planning --------------------------------------------------------------------------------- */
 
@@ -102,6 +111,10 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
                                .window = {.layer = e->o.model->cfg.window_layer,
                                           .tokens = e->o.model->cfg.sliding_window}};
     int n_used = 0, rc = 0;
+    if (count_phase(e, PHASE_DECODE) > 0) {
+        req.comp_slow = 1 / SHARE;
+        req.prefill_slow = SCHEDULE_STRETCH / (SCHEDULE_STRETCH - 1);
+    }
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
     int n_hits = usable_hits(e, s, f);
@@ -275,14 +288,6 @@ void restoring_abandon(struct engine *e, struct seq *s)
 
 /* --- the phase within a step ------------------------------------------------------------------ */
 
-static int count_restoring(const struct engine *e)
-{
-    int n = 0;
-    for (int i = 0; i < e->n_seqs; i++)
-        n += e->seqs[i]->phase == PHASE_RESTORE;
-    return n;
-}
-
 static void move_on(struct engine *e, struct seq *s)
 {
     const struct restore_found *f;
@@ -305,7 +310,7 @@ static int poll(struct engine *e)
             move_on(e, e->seqs[i]);
     }
     fuse_next(e);
-    return count_restoring(e);
+    return count_phase(e, PHASE_RESTORE);
 }
 
 /* Beside decodes: as much as the credit allows, waiting for nothing; of the new tokens as much as the
@@ -318,9 +323,8 @@ static void work_beside(struct engine *e, int n_decodes, int64_t batch_ns)
         e->restore_credit_ns = earned; /* what was not used is lost: no bursts */
     bool worked = true;
     while (worked && e->restore_credit_ns > 0) {
-        int64_t t0 = clock_now_ns();
         worked = restorer_work(e->restorer, e->restore_credit_ns);
-        e->restore_credit_ns -= clock_now_ns() - t0;
+        e->restore_credit_ns -= worked ? restorer_cost_ns(e->restorer) : 0;
     }
     int rows = e->o.step_rows - e->n_rows;
     int beside = e->rows_beside - (e->n_rows - n_decodes);
@@ -332,9 +336,9 @@ static void work_beside(struct engine *e, int n_decodes, int64_t batch_ns)
 }
 
 /* Nothing decodes: restores until somebody can go on, or for as long as a step may take. */
-static void work_alone(struct engine *e, int n_restoring, bool may_wait)
+static void work_alone(struct engine *e, int n_restoring, bool may_wait, int64_t batch_ns)
 {
-    int64_t end = clock_now_ns() + ALONE_NS, now = end - ALONE_NS;
+    int64_t now = clock_now_ns(), end = now + (batch_ns > ALONE_NS ? batch_ns : ALONE_NS);
     while (now < end && poll(e) == n_restoring) {
         bool worked = restorer_work(e->restorer, RESTORE_NO_LIMIT) ||
                       fused_work(e, INT_MAX) > 0;
@@ -346,13 +350,13 @@ static void work_alone(struct engine *e, int n_restoring, bool may_wait)
 
 void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns)
 {
-    int n_before = count_restoring(e), n = n_before > 0 ? poll(e) : 0;
+    int n_before = count_phase(e, PHASE_RESTORE), n = n_before > 0 ? poll(e) : 0;
     if (n == 0)
         e->restore_credit_ns = 0;
     else if (n_decodes > 0)
         work_beside(e, n_decodes, batch_ns);
     else
-        work_alone(e, n, e->n_batch == 0 && n == n_before);
+        work_alone(e, n, e->n_batch == 0 && n == n_before, batch_ns);
     if (n > 0)
         poll(e);
 }

@@ -12,9 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-/* A prompt beside decodes may make a step take this many times what they take alone: the promise is 3 at
- * the 99th percentile, and steps vary.  Below 16 rows a GEMM takes hardly less time. */
-static const double STRETCH = 2.5;
+/* Of a prompt beside decodes: below 16 rows a GEMM takes hardly less time. */
 enum { LEAST_ROWS = 16 };
 
 static int blocks_for(int64_t n_tokens)
@@ -357,12 +355,12 @@ void schedule_learn(struct engine *e, int n_decodes, int n_rows, int64_t ns)
 
 void schedule(struct engine *e)
 {
-    struct sched_limits l = {
-        .now_ns = clock_now_ns(),
-        .age_ns = e->o.age_ns,
-        .step_rows = e->o.step_rows,
-        .rows_beside = sched_rows_beside(e->decode_ns, e->row_ns, STRETCH, LEAST_ROWS),
-        .max_running = e->o.max_seqs};
+    struct sched_limits l = {.now_ns = clock_now_ns(),
+                             .age_ns = e->o.age_ns,
+                             .step_rows = e->o.step_rows,
+                             .rows_beside = sched_rows_beside(e->decode_ns, e->row_ns,
+                                                              SCHEDULE_STRETCH, LEAST_ROWS),
+                             .max_running = e->o.max_seqs};
     e->rows_beside = l.rows_beside;
     bool is_full = count_running(e) >= e->o.max_seqs;
     int n = e->n_live = list_live(e);

@@ -141,6 +141,9 @@ void seq_expect(struct engine *e, struct seq *s, const struct plan_request *req)
 void seq_learn(struct engine *e, const struct seq *s);
 /* --- schedule.c ------------------------------------------------------------------------------- */
 
+/* A prompt beside decodes may make a step take this many times what they take alone: the promise is 3 at
+ * the 99th percentile, and steps vary. */
+#define SCHEDULE_STRETCH 2.5
 /* Ends, preempts and admits sequences, and sets how many rows each may have now. */
 void schedule(struct engine *e);
 /* How long a batch of n_rows took, n_decodes of them decodes. */

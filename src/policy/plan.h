@@ -84,6 +84,9 @@ struct plan_request {
                              are prefilled behind it; 0: all are */
     struct plan_window window; /* needs n_tokens and `platform` */
     double head_s;             /* added after the last prefill (final norm, head) */
+    /* plan_best_prefix: restores' compute, and prefill, take this many times as long, since decodes
+     * beside them have the rest of the machine; 0 counts as 1. */
+    double comp_slow, prefill_slow;
     double io_latency_s; /* from issuing a read to its first byte; requests overlap, so paid
                             once */
     double io_overlap;   /* >= 1: I/O slows by this while compute runs; 0 counts as 1 */

@@ -184,6 +184,26 @@ static double prefill_all_s(const struct platform *p, int64_t n_past, int64_t n_
     return p->n_layers * platform_prefill_s(p, n_past, n_new) + platform_ends_s(p, n_new);
 }
 
+static double slow(double factor)
+{
+    return factor > 1 ? factor : 1;
+}
+
+/* Decodes beside the restore leave its compute, and the prefill, a share of the machine. */
+static void slow_down(struct plan_request *req, struct plan_layer *layer, double *prefill_s)
+{
+    double comp = slow(req->comp_slow), prefill = slow(req->prefill_slow);
+    for (int i = 0; i < req->n_layers; i++) {
+        layer[i].comp_h_s *= comp;
+        layer[i].comp_kv_s *= comp;
+        layer[i].comp_tok_s *= comp;
+        layer[i].comp_tok_last_s *= comp;
+        if (req->prefill_s != NULL)
+            prefill_s[i] *= prefill;
+    }
+    req->head_s *= prefill;
+}
+
 struct chain {
     const struct platform *platform;
     const struct plan_range *range;
@@ -204,6 +224,7 @@ static int plan_prefix(const struct chain *c, int n_used, struct plan_request *r
                      req->window, c->layer);
     fill_lanes(c->platform, c->range[0].tier, used, c->n_tokens - used + c->n_new, c->layer,
                c->prefill_s, req);
+    slow_down(req, c->layer, c->prefill_s);
     return plan_make(req, out, e);
 }
 
@@ -216,7 +237,7 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
     for (int g = 0; g < n_ranges; g++)
         c.n_tokens += range[g].n_tokens;
     bool forced = req->mode != PLAN_AUTO;
-    double nothing_s = prefill_all_s(p, 0, c.n_tokens + n_new);
+    double nothing_s = prefill_all_s(p, 0, c.n_tokens + n_new) * slow(req->prefill_slow);
     double best = can_recompute && !forced ? nothing_s : INFINITY, restoring = INFINITY;
     int rc = 0;
     *n_used = 0;

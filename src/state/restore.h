@@ -154,6 +154,9 @@ void restore_end(struct restore *r);
  * at least the smallest there is); false where nothing can be done now.  What has arrived goes first,
  * so that its slot is free again, then recomputation. */
 bool restorer_work(struct restorer *rr, int64_t budget_ns);
+/* What the last work item cost: its time, but no more than twice what such work lately took.  A stall of the
+ * machine would have hit whatever ran: it is not the restore's. */
+int64_t restorer_cost_ns(const struct restorer *rr);
 /* Sleeps until there may be work, a restore has found its chunks or is done; false after timeout_ns. */
 bool restorer_wait(struct restorer *rr, int64_t timeout_ns);
 

@@ -28,14 +28,25 @@ static int rows_for(const struct restorer *rr, int method, int64_t budget_ns, in
     return rows > max ? max : rows;
 }
 
-/* Rates drift with the machine's load: an average over some tens of items. */
+/* Rates drift with the machine's load: an average over some tens of items.  More than twice the rate is a
+ * stall (this thread or a worker lost its core): it counts as twice, so that a lasting change is
+ * followed and one stall of milliseconds does not shrink, and charge, all that follows. */
 static void learn(struct restorer *rr, int method, int64_t ns, int rows)
 {
-    double per_row = rows > 0 ? (double)ns / rows : 0;
-    if (rr->row_ns[method] <= 0)
-        rr->row_ns[method] = per_row;
-    else if (rows > 0)
-        rr->row_ns[method] += (per_row - rr->row_ns[method]) / 16;
+    double *rate = &rr->row_ns[method], per_row = rows > 0 ? (double)ns / rows : 0;
+    rr->cost_ns = ns;
+    if (rows == 0)
+        return;
+    if (*rate > 0 && per_row > 2 * *rate) {
+        per_row = 2 * *rate;
+        rr->cost_ns = (int64_t)(per_row * rows);
+    }
+    *rate += (per_row - *rate) / (*rate > 0 ? 16 : 1);
+}
+
+int64_t restorer_cost_ns(const struct restorer *rr)
+{
+    return rr->cost_ns;
 }
 
 /* --- rows of the one sequence that is being restored ------------------------------------------ */

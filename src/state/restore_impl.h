@@ -138,6 +138,7 @@ struct restorer {
     struct group *mine[MAX_MINE];
     int n_mine;
     struct restore *recomputing;    /* whose piece is in x */
+    int64_t cost_ns;                /* of the last item, stalls left out */
     double row_ns[3];               /* what a row of R, H, K took lately; 0: not known */
     struct stream **inline_streams; /* one per compute thread */
     struct buf scratch;

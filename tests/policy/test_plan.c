@@ -379,6 +379,44 @@ static void test_ranges_forced(void **state)
     assert_int_equal(plan.n_k, 32);
 }
 
+/* Beside decodes a restore has a few percent of the compute: what reads most computes least. */
+static void test_beside_decodes(void **state)
+{
+    (void)state;
+    request("a100-4ssd", LLAMA_7B, 1024, 0);
+    uint8_t both[32];
+    memset(both, PLAN_HAS_H | PLAN_HAS_KV, sizeof both);
+    struct plan_range range = {.n_tokens = 1024, .mask = both};
+    struct plan_request q = {.n_layers = 32}, slowed = {.n_layers = 32, .comp_slow = 33};
+    double alone_s[2];
+    int used;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(plan_best_prefix(&platform, &range, 1, 64, true, layer, prefill_s,
+                                          i == 0 ? &q : &slowed, &plan, &used, &e),
+                         0);
+        assert_int_equal(used, 1);
+        alone_s[i] = plan.predicted_s;
+        assert_int_equal(plan.n_h > 0, i == 0);
+    }
+    assert_true(plan.n_k >= 31); /* layer 0 needs no record */
+    assert_true(alone_s[1] > alone_s[0]);
+    /* Prefill that is slower, too, makes restoring pay the more. */
+    platform.tier[0].bytes_per_s = platform.kv_bytes * 32 * 1024 / 1.0;
+    struct plan_request kv = {.n_layers = 32, .mode = PLAN_KV};
+    assert_int_equal(plan_best_prefix(&platform, &range, 1, 64, true, layer, prefill_s, &kv,
+                                      &plan, &used, &e),
+                     0);
+    double kv_s = plan.predicted_s;
+    for (int factor = 1; factor <= 1000; factor *= 1000) {
+        struct plan_request r = {.n_layers = 32, .comp_slow = 33, .prefill_slow = factor};
+        assert_int_equal(plan_best_prefix(&platform, &range, 1, 64, true, layer, prefill_s,
+                                          &r, &plan, &used, &e),
+                         0);
+        assert_int_equal(used, factor > 1); /* one second of reading, or prefill */
+        assert_true(used == 0 || plan.predicted_s >= kv_s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -397,6 +435,7 @@ int main(void)
         cmocka_unit_test(test_range_methods),
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_ranges_forced),
+        cmocka_unit_test(test_beside_decodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
