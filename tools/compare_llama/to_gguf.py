@@ -1,8 +1,10 @@
 """Writes a checkpoint of the llama family (config.json, model.safetensors) as GGUF, as llama.cpp reads it.
 
-    to_gguf.py MODEL_DIR OUT.gguf [--dtype bf16|f32]
+    to_gguf.py MODEL_DIR OUT.gguf [--dtype bf16|f32] [--vocabulary]
 
-There is no vocabulary in it: what is compared is fed as token ids."""
+With --vocabulary the byte-level BPE of tokenizer.json is written, too, as llama-server needs it, cut with
+Llama 3's pattern, and a chat template that writes what `hcache serve --plain-chat` does.  Without, what is
+compared is fed as token ids."""
 import argparse
 import json
 import struct
@@ -14,6 +16,7 @@ parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("model")
 parser.add_argument("out")
 parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="of matrices")
+parser.add_argument("--vocabulary", action="store_true", help="write the tokenizer, too")
 args = parser.parse_args()
 
 config = json.load(open(f"{args.model}/config.json", encoding="utf-8"))
@@ -43,6 +46,32 @@ def interleave(w, heads):
     return w.reshape(heads, 2, rows // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
+PLAIN_CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def add_vocabulary(w, folder, size):
+    t = json.load(open(f"{folder}/tokenizer.json", encoding="utf-8"))
+    if t["model"]["type"] != "BPE":
+        raise SystemExit(f"{folder}: the tokenizer is {t['model']['type']}; only BPE is converted here")
+    tokens = [f"[unused {i}]" for i in range(size)]
+    types = [gguf.TokenType.UNUSED] * size
+    for text, i in t["model"]["vocab"].items():
+        tokens[i], types[i] = text, gguf.TokenType.NORMAL
+    ids = {}
+    for a in t["added_tokens"]:
+        tokens[a["id"]], types[a["id"]] = a["content"], gguf.TokenType.CONTROL
+        ids[a["content"]] = a["id"]
+    names = json.load(open(f"{folder}/tokenizer_config.json", encoding="utf-8"))
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("llama-bpe")
+    w.add_token_list(tokens)
+    w.add_token_types(types)
+    w.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in t["model"]["merges"]])
+    w.add_bos_token_id(ids[names["bos_token"]])
+    w.add_eos_token_id(ids[names["eos_token"]])
+    w.add_chat_template(PLAIN_CHAT)
+
+
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -67,7 +96,10 @@ w.add_value_length(d_head)
 w.add_rope_freq_base(config.get("rope_theta", 10000.0))
 w.add_layer_norm_rms_eps(config["rms_norm_eps"])
 w.add_vocab_size(config["vocab_size"])
-w.add_tokenizer_model("no_vocab")
+if args.vocabulary:
+    add_vocabulary(w, args.model, config["vocab_size"])
+else:
+    w.add_tokenizer_model("no_vocab")
 w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if args.dtype == "bf16" else gguf.LlamaFileType.ALL_F32)
 
 for name, values in tensors(f"{args.model}/model.safetensors"):
