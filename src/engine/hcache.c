@@ -300,6 +300,19 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
                    q->n_layers);
 }
 
+/* Where others may decode beside it, a restore will have a share of the compute only: what the planner
+ * wants of a context then is kept, too. Changes *p. */
+static int add_beside(const struct hcache *h, const char *save, struct platform *p,
+                      struct save_policy *policy, struct err *err)
+{
+    struct save_policy beside;
+    platform_slow_compute(p, 1 / ENGINE_RESTORE_SHARE);
+    int rc = save_policy_make(&beside, save, h->k.model, p, h->k.model->max_ctx, err);
+    for (int l = 0; rc == 0 && l < h->k.model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
+        policy->kinds[l] |= beside.kinds[l];
+    return rc;
+}
+
 static int make_request(struct hcache *h, const struct hcache_request *r, struct request *q,
                         struct err *err)
 {
@@ -335,7 +348,9 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
     if (rc == 0)
         rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
                               err);
-    return rc;
+    return rc == 0 && h->k.o.max_sequences > 1
+               ? add_beside(h, save, &bounded, &q->save, err)
+               : rc;
 }
 
 /* Passes on what has arrived, token by token; the text of several belongs to the last. */

@@ -6,7 +6,7 @@
  * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error; only a plan that was
  * forced and cannot be carried out is one.
  *
- * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets SHARE of the
+ * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets ENGINE_RESTORE_SHARE of the
  * time that their forward passes take, kept as a credit.  An item that took longer than there was
  * credit is paid for by the steps that follow. */
 #include "engine/seq.h"
@@ -19,8 +19,6 @@
 #include "base/clock.h"
 #include "state/profile.h"
 
-/* The paper's 4 % less what reading costs the decodes (docs/PERF.md). */
-static const double SHARE = 0.03;
 /* How long a step without decodes may restore or wait: as long as a new request may be kept waiting, or
  * as long as the prompts in it take, so that both get half of the machine. */
 enum { ALONE_NS = 20 * 1000 * 1000 };
@@ -112,7 +110,7 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
                                           .tokens = e->o.model->cfg.sliding_window}};
     int n_used = 0, rc = 0;
     if (count_phase(e, PHASE_DECODE) > 0) {
-        req.comp_slow = 1 / SHARE;
+        req.comp_slow = 1 / ENGINE_RESTORE_SHARE;
         req.prefill_slow = SCHEDULE_STRETCH / (SCHEDULE_STRETCH - 1);
     }
     if (s->plan != NULL)
@@ -317,7 +315,7 @@ static int poll(struct engine *e)
  * batch has left of its rows. */
 static void work_beside(struct engine *e, int n_decodes, int64_t batch_ns)
 {
-    int64_t earned = (int64_t)(SHARE * (double)batch_ns);
+    int64_t earned = (int64_t)(ENGINE_RESTORE_SHARE * (double)batch_ns);
     e->restore_credit_ns += earned;
     if (e->restore_credit_ns > earned)
         e->restore_credit_ns = earned; /* what was not used is lost: no bursts */

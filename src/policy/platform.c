@@ -369,6 +369,12 @@ double platform_correction_factor(const struct platform_correction *c)
     return exp2(c->log2);
 }
 
+void platform_slow_compute(struct platform *p, double times)
+{
+    p->gemm_correction.log2 += log2(times);
+    p->kv_correction.log2 += log2(times);
+}
+
 /* The linear part is GEMM and runs in whole tiles; attention, the quadratic part, does not. */
 static double curve_tiled(const struct platform *p, const struct cost_curve *c, int64_t n)
 {

@@ -148,6 +148,8 @@ double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
                      double bytes_per_token);
 /* Everything that a correction multiplies: 1 where nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);
+/* The machine as a restore finds it where others have most of its compute: that takes `times` as long. */
+void platform_slow_compute(struct platform *p, double times);
 
 /* The same machine while others use it: I/O has `io_share` and compute `compute_share` (both in
  * (0, 1]) of what was measured.  Two restores at once have half of the device each. */

@@ -115,6 +115,26 @@ static void automatic_by_plan(void **state)
     (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 1);
 }
 
+/* Where decodes leave restores a share of the compute, a projection is no bargain any more. */
+static void automatic_beside_decodes(void **state)
+{
+    (void)state;
+    struct model m = shaped(1024, 16, 64);
+    struct platform f = platform_of(&m);
+    struct save_policy p;
+    et_platform(&f, 1e-3, 2e-6, 1e-9, 1e9);
+    assert_int_equal(save_policy_make(&p, "auto", &m, &f, 4096, NULL), 0);
+    int n_hidden = 0, n_kv = 0;
+    for (int l = 0; l < 8; l++)
+        n_hidden += (p.kinds[l] & SAVE_HIDDEN) != 0;
+    assert_true(n_hidden > 0);
+    platform_slow_compute(&f, 33);
+    assert_int_equal(save_policy_make(&p, "auto", &m, &f, 4096, NULL), 0);
+    for (int l = 1; l < 8; l++)
+        n_kv += p.kinds[l] == SAVE_KV;
+    assert_int_equal(n_kv, 7);
+}
+
 /* More layers than the store knows: nothing is saved, and no array is overrun. */
 static void too_many_layers(void **state)
 {
@@ -133,9 +153,8 @@ static void too_many_layers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_letters),
-        cmocka_unit_test(automatic_without_a_profile),
-        cmocka_unit_test(automatic_by_plan),
+        cmocka_unit_test(names_and_letters), cmocka_unit_test(automatic_without_a_profile),
+        cmocka_unit_test(automatic_by_plan), cmocka_unit_test(automatic_beside_decodes),
         cmocka_unit_test(too_many_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
