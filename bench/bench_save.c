@@ -128,7 +128,7 @@ struct lab {
 static int tap_save(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct lab *b = arg;
-    save_layer(b->part, b->n_seqs, l, hidden, kv_rows);
+    save_layer(b->part, b->n_seqs, l, hidden, kv_rows, b->stream);
     return 0;
 }
 

@@ -7,6 +7,7 @@
  *  3. No memory is allocated in a step, but for what a sequence wants when it begins. */
 #include "engine/engine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -371,7 +372,7 @@ static void batch_make(struct engine *e)
 static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct engine *e = arg;
-    save_layer(e->parts, e->n_batch, l, hidden, kv_rows);
+    save_layer(e->parts, e->n_batch, l, hidden, kv_rows, e->stream);
     return 0;
 }
 
@@ -460,6 +461,8 @@ static int forward(struct engine *e)
     struct mat x;
     int rc = model_forward(e->o.model, e->work, e->stream, e->ids, e->kv, &r,
                            e->o.saver != NULL ? &tap : NULL, &x);
+    if (e->o.saver != NULL)
+        save_layers_end(e->o.saver, e->stream);
     return rc == 0 ? run_head(e, x) : rc;
 }
 
@@ -499,14 +502,40 @@ static int run_one_by_one(struct engine *e)
     return rc;
 }
 
+int engine_recover(struct engine *e, struct err *err)
+{
+    if (stream_fault(e->stream)[0] == 0)
+        return 0;
+    int rc = stream_recover(e->stream);
+    return rc == 0 ? 0 : err_set(err, rc, "%s", stream_fault(e->stream));
+}
+
+const char *engine_fault(const struct engine *e, int rc)
+{
+    const char *why = stream_fault(e->stream);
+    return why[0] != 0 ? why : err_name(rc);
+}
+
+/* The device failed under this batch: its sequences fail, and the others go on if it survives that. */
+static int fail_batch(struct engine *e, int rc, struct err *err)
+{
+    char why[256];
+    snprintf(why, sizeof why, "forward pass: %s", engine_fault(e, rc));
+    for (int i = 0; i < e->n_batch; i++) {
+        if (e->batch[i]->phase != PHASE_DONE)
+            seq_fail(e->batch[i], rc, why);
+    }
+    return engine_recover(e, err);
+}
+
 static int run_batch(struct engine *e, struct err *err)
 {
-    int rc = forward(e);
-    for (int i = 0; rc == 0 && i < e->n_batch; i++)
+    int n = e->n_batch, rc = forward(e);
+    for (int i = 0; rc == 0 && i < n; i++)
         seq_advance(e, e->batch[i]);
     if (rc == MODEL_E_OVERFLOW)
         rc = run_one_by_one(e);
-    return rc == 0 ? 0 : err_set(err, rc, "forward pass: %s", err_name(rc));
+    return rc == 0 ? 0 : fail_batch(e, rc, err);
 }
 
 /* --- the step --------------------------------------------------------------------------------- */
@@ -546,6 +575,9 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
     bool restores = is_restoring(e);
     if (e->restorer != NULL)
         restoring_step(e, n_decodes, clock_now_ns() - t0);
+    rc = engine_recover(e, err);
+    if (rc != 0)
+        return rc;
     *n_active = 0;
     for (int i = 0; i < e->n_seqs; i++)
         *n_active += e->seqs[i]->phase != PHASE_DONE;

@@ -102,7 +102,9 @@ static int run_layer(struct engine *e, int n)
     if (rc == 0)
         rc = model_check_overflow(m, e->stream, out);
     if (rc == 0)
-        save_layer(&part, 1, l, in, kv_rows);
+        save_layer(&part, 1, l, in, kv_rows, e->stream);
+    if (e->o.saver != NULL)
+        save_layers_end(e->o.saver, e->stream);
     return rc == 0 ? stream_sync(e->stream) : rc;
 }
 
@@ -111,7 +113,7 @@ static void fail(struct engine *e, struct seq *s, int rc)
     if (rc == MODEL_E_OVERFLOW)
         seq_fail_overflow(s);
     else
-        seq_fail(s, rc, err_name(rc));
+        seq_fail(s, rc, engine_fault(e, rc));
     restoring_abandon(e, s);
 }
 

@@ -132,6 +132,10 @@ void seq_advance(struct engine *e, struct seq *s);
 void seq_finish(struct seq *s, enum finish why);
 void seq_fail(struct seq *s, int rc, const char *message);
 void seq_fail_overflow(struct seq *s);
+/* What the device says of its fault, else the code's name. Valid until it is recovered. */
+const char *engine_fault(const struct engine *e, int rc);
+/* After a fault that sequences have failed with: the device goes on, or its error comes back. */
+int engine_recover(struct engine *e, struct err *err);
 
 /* --- learning.c ------------------------------------------------------------------------------- */
 

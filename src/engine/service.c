@@ -143,7 +143,7 @@ static void saver_counts(struct saver *saver, struct hcache_stats *out)
     out->shed_cap = st.n_ended[SAVE_END_CAP];
     out->shed_parent = st.n_ended[SAVE_END_PARENT];
     out->shed_tail = st.n_ended[SAVE_END_TAIL];
-    out->shed_fault = st.n_ended[SAVE_END_FAULT];
+    out->shed_fault = st.n_ended[SAVE_END_FAULT] + st.n_ended[SAVE_END_DEVICE];
     out->saved_chunks = st.n_chunks;
     out->saved_tails = st.n_tails;
     out->shared_chunks = st.n_shared;

@@ -137,12 +137,6 @@ static int open_state(struct stack *k, struct err *err)
 {
     struct model_work *work = NULL;
     struct stream *s = NULL;
-    if (!k->dev->unified)
-        return err_set(
-            err, ERR_UNSUPPORTED,
-            "device %s (%s): saving and restoring cannot reach memory of its own "
-            "yet: leave out the store, or use --device cpu",
-            k->dev->name, k->dev->isa);
     int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
     if (rc == 0)
         rc = model_work_create(k->model, BATCH_ROWS, &work, err);

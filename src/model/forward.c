@@ -169,7 +169,7 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
     struct mat normed = first_rows(w->norm, n);
     struct mat normed2 = first_rows(w->norm2, n);
     struct mat sum = first_rows(w->sum, n);
-    struct mat rows = first_rows(w->kv_rows, n);
+    struct mat rows = first_rows(w->kv_rows[l % w->n_kv_rows], n);
 
     TRY(norm(m, s, normed, x, lw->norm1_w, lw->norm1_b));
     TRY(attend(m, w, s, l, normed, rows, kv, r));
@@ -209,17 +209,15 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
                   const int32_t *ids, const struct kv_layer *kv_layers,
                   const struct ragged *r, const struct model_tap *tap, struct mat *x)
 {
-    struct mat in = first_rows(w->x[0], r->n_rows), out = first_rows(w->x[1], r->n_rows),
-               rows;
+    struct mat in = first_rows(w->x[0], r->n_rows), rows;
     TRY(model_embed(m, w, s, in, ids, r));
     for (int l = 0; l < m->cfg.n_layers; l++) {
+        struct mat out = first_rows(w->x[(l + 1) % w->n_x], r->n_rows);
         TRY(model_layer(m, w, s, l, in, out, &kv_layers[l], r, &rows));
         TRY(model_check_overflow(m, s, out));
         if (tap != NULL)
             TRY(tap->layer(tap->arg, l, in, rows));
-        struct mat t = in;
         in = out;
-        out = t;
     }
     *x = in;
     return 0;

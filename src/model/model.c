@@ -196,9 +196,12 @@ static size_t lay_out(const struct model *m, struct model_work *w, uint8_t *base
     struct work_sizes z = sizes_of(&m->cfg);
     enum dtype act = m->dev->act_is_state ? m->dtype : m->dev->act_dtype;
     size_t used = 0;
-    w->x[0] = cut(base, &used, m->dtype, rows, z.d);
-    w->x[1] = cut(base, &used, m->dtype, rows, z.d);
-    w->kv_rows = cut(base, &used, m->dtype, rows, z.kv);
+    w->n_x = m->dev->unified ? 2 : 3;
+    w->n_kv_rows = m->dev->unified ? 1 : 2;
+    for (int i = 0; i < w->n_x; i++)
+        w->x[i] = cut(base, &used, m->dtype, rows, z.d);
+    for (int i = 0; i < w->n_kv_rows; i++)
+        w->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
     w->norm = cut(base, &used, act, rows, z.d);
     w->norm2 = cut(base, &used, act, rows, z.d);
     w->sum = cut(base, &used, DTYPE_F32, rows, z.d);

@@ -104,8 +104,9 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
 /* MODEL_E_OVERFLOW where a layer's output x left the range of the state dtype. */
 int model_check_overflow(const struct model *m, struct stream *s, struct mat x);
 
-/* What a forward pass shows to whoever saves it; called per layer, after the layer, on the calling
- * thread.  The views are valid during the call only. */
+/* What a forward pass shows to whoever saves it; called per layer, after the layer was given to the
+ * stream, on the calling thread.  The stream overwrites the views no sooner than in the next layer; where
+ * the device has memory of its own, in the one after that. */
 struct model_tap {
     int (*layer)(void *arg, int l, struct mat hidden, struct mat kv_rows);
     void *arg;

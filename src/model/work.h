@@ -10,11 +10,14 @@ struct model_work {
     struct buf mem;
     int32_t *ids; /* row indices into the table of learned positions */
 
-    struct mat x[2];    /* T: the residual stream, in and out of a layer by turns */
-    struct mat kv_rows; /* T: K before RoPE, and V */
-    struct mat norm;    /* input of the projections */
-    struct mat norm2;   /* input of the MLP */
-    struct mat sum;     /* the residual stream inside a layer, not rounded */
+    /* What a tap is shown is overwritten a layer later where memory is unified; else by the layer after
+     * that, so that it can be copied from beside the next one (model_tap). */
+    int n_x, n_kv_rows;
+    struct mat x[3];       /* T: the residual stream, in and out of a layer by turns */
+    struct mat kv_rows[2]; /* T: K before RoPE, and V, by layers */
+    struct mat norm;       /* input of the projections */
+    struct mat norm2;      /* input of the MLP */
+    struct mat sum;        /* the residual stream inside a layer, not rounded */
     struct mat q, att;
     struct mat kv;      /* kv_rows before rounding */
     struct mat up, ffn; /* gate and up; their product */

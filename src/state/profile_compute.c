@@ -174,9 +174,10 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
 
 struct load {
     struct bench *b;
-    long first, n; /* chunks of this share-out */
-    struct buf mem;
-    uint8_t *records;
+    long first, n;            /* chunks of this share-out */
+    struct buf mem;           /* records, and blocks where memory is unified */
+    struct buf dev;           /* else the records' twins and the blocks */
+    uint8_t *records, *twins; /* twins NULL: operations take the records themselves */
     struct kv_layer kv;
     struct stream **streams; /* one per thread */
     int n_chunks;
@@ -194,10 +195,25 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     for (long c = ld->first + begin; c < ld->first + end; c++) {
         const uint8_t *record = ld->records + (size_t)c * bytes;
         atomic_fetch_add(&ld->sum, checksum64(record, bytes));
+        if (ld->twins != NULL)
+            continue;
         int rc = model_kv_load(m, ld->streams[thread_idx], &ld->kv, (int32_t)c, record, 0);
         if (rc != 0)
             atomic_store(&ld->rc, rc);
     }
+}
+
+/* On a device with memory of its own the checked records have gone up (which is I/O: profile_copy.c), and
+ * are loaded from there in the order of the stream. */
+static void load_twins(struct load *ld)
+{
+    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(ld->b->m);
+    int rc = 0;
+    for (long c = ld->first; ld->twins != NULL && rc == 0 && c < ld->first + ld->n; c++)
+        rc = model_kv_load(ld->b->m, ld->b->s, &ld->kv, (int32_t)c,
+                           ld->twins + (size_t)c * bytes, 0);
+    if (rc != 0)
+        atomic_store(&ld->rc, rc);
 }
 
 static int run_load(struct bench *b, int n)
@@ -206,6 +222,7 @@ static int run_load(struct bench *b, int n)
     for (ld->first = 0; ld->first < n; ld->first += LOAD_CHUNKS) {
         ld->n = n - ld->first < LOAD_CHUNKS ? n - ld->first : LOAD_CHUNKS;
         pool_run(b->m->dev->pool, load_share, ld);
+        load_twins(ld);
     }
     return atomic_load(&ld->rc);
 }
@@ -218,16 +235,21 @@ static int load_begin(struct bench *b, struct load *ld)
     size_t n = LOAD_BYTES / record;
     n = n < 8 ? 8 : n > 256 ? 256 : n;
     *ld = (struct load){.b = b, .n_chunks = (int)n, .kv = b->kv};
-    rc = buf_alloc(m->dev, MEM_HOST, n * (record + b->kv.block_stride), &ld->mem, NULL);
+    size_t blocks = n * b->kv.block_stride;
+    rc = buf_alloc(m->dev, MEM_HOST, n * record + (m->dev->unified ? blocks : 0), &ld->mem,
+                   NULL);
+    if (rc == 0 && !m->dev->unified)
+        rc = buf_alloc(m->dev, MEM_DEVICE, n * record + blocks, &ld->dev, NULL);
+    b->load = ld;
     if (rc != 0)
         return rc;
     memset(ld->mem.ptr, 0, ld->mem.bytes);
     ld->records = ld->mem.ptr;
-    ld->kv.blocks = ld->records + n * record;
+    ld->twins = ld->dev.ptr;
+    ld->kv.blocks = (ld->twins != NULL ? ld->twins : ld->records) + n * record;
     ld->streams = xcalloc((size_t)n_threads, sizeof(struct stream *));
     for (int i = 0; rc == 0 && i < n_threads; i++)
         rc = stream_create(m->dev, STREAM_INLINE, &ld->streams[i], NULL);
-    b->load = ld;
     return rc;
 }
 
@@ -237,6 +259,7 @@ static void load_end(struct bench *b, struct load *ld)
         stream_destroy(ld->streams[i]);
     free(ld->streams);
     buf_free(b->m->dev, &ld->mem);
+    buf_free(b->m->dev, &ld->dev);
     b->load = NULL;
 }
 

@@ -41,7 +41,8 @@ struct reads {
     int depth;        /* that there is memory for */
     int layer, chunk; /* of the next record */
     struct store_read slot[MAX_DEPTH];
-    bool in_place; /* the store hands out its own memory */
+    bool in_place;                 /* the store hands out its own memory */
+    const struct store_read *last; /* that succeeded */
 };
 
 static int reads_open(struct reads *r, const struct model *m,
@@ -125,6 +126,7 @@ static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
                 out->n++;
                 out->bytes += done[i]->n_bytes;
                 r->in_place = done[i]->bytes != done[i]->dst;
+                r->last = done[i];
             }
             if (more && started < n && ++started > 0)
                 rc = submit(r, kind, done[i], done[i]->dst, err);
@@ -192,6 +194,18 @@ static int measure_depths(struct reads *r, enum store_kind kind, struct platform
     return rc;
 }
 
+/* What is read goes on to the device: from staging, or from where a store in memory has it. */
+static int bound_by_copies(struct reads *r, struct platform_tier *t, struct err *err)
+{
+    double up;
+    const void *from = r->in_place ? r->last->bytes : r->staging.ptr;
+    size_t bytes = r->in_place ? r->last->n_bytes : r->staging.bytes;
+    int rc = profile_copy_up(r->m->dev, from, bytes, &up, err);
+    if (rc == 0 && t->bytes_per_s > up)
+        t->bytes_per_s = up;
+    return rc;
+}
+
 static int measure_tier(struct reads *r, bool full, struct platform_tier *t,
                         struct err *err)
 {
@@ -212,6 +226,9 @@ static int measure_tier(struct reads *r, bool full, struct platform_tier *t,
     if (v.bytes == 0)
         return err_set(err, -EIO, "profile: no stored record could be read");
     fit_tier(&v, t);
+    rc = bound_by_copies(r, t, err);
+    if (rc != 0)
+        return rc;
     return full ? measure_depths(r, largest, t, err) : 0;
 }
 
@@ -356,7 +373,8 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
         struct beside b = {.r = &r,
                            .kind = has_kind(&r, STORE_HIDDEN) ? STORE_HIDDEN : STORE_KV};
         struct tally warm;
-        memset(c.mem.ptr, 0, c.mem.bytes);
+        if (m->dev->unified) /* page faults now */
+            memset(c.mem.ptr, 0, c.mem.bytes);
         c.hidden = mat_of(c.mem.ptr, m->dtype, rows, m->cfg.n_embd);
         c.kv_rows = mat_of((uint8_t *)c.mem.ptr + hidden, m->dtype, rows,
                            2 * model_kv_dim(m));

@@ -125,6 +125,8 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
         r->record_room[k] = round_up(r->record_bytes[k], STORE_ALIGN);
     int rc = reserve_staging(r, err);
     if (rc == 0)
+        rc = restore_up_create(r, err);
+    if (rc == 0)
         rc = reserve_scratch(r, err);
     if (rc == 0)
         rc = reserve_streams(r, err);
@@ -156,6 +158,7 @@ void restorer_destroy(struct restorer *r)
     CHECK(r->runs == NULL);
     stop_thread(r);
     store_reader_close(r->reader);
+    restore_up_destroy(r);
     free(r->groups);
     for (int i = 0; r->inline_streams != NULL && i < pool_threads(r->o.model->dev->pool);
          i++)
@@ -181,7 +184,7 @@ void restorer_measure(struct restorer *r, const struct sha256 *fingerprint)
 
 size_t restorer_bytes(const struct restorer *r)
 {
-    return r->staging.bytes + r->scratch.bytes;
+    return r->staging.bytes + r->twins.bytes + r->scratch.bytes;
 }
 
 bool restorer_wait(struct restorer *rr, int64_t timeout_ns)
@@ -498,7 +501,8 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     for (int i = 0; i < 3; i++)
         out->n_by_method[i] = (int)(r->rows_by_method[i] / STORE_CHUNK_TOKENS);
     if (r->rc != 0)
-        return err_set(err, r->rc, "restoring: compute failed: %s", err_name(r->rc));
+        return err_set(err, r->rc, "restoring: compute failed: %s %s", err_name(r->rc),
+                       r->why);
     return 0;
 }
 

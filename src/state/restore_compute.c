@@ -5,6 +5,8 @@
  * prefix.  Recomputation goes depth first: a piece of at most GROUP_ROWS rows passes all R layers
  * before the next piece begins, so that its hidden states need no more memory than one piece; how the
  * rows are cut never changes their bits. */
+#include <stdio.h>
+
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/pool.h"
@@ -67,7 +69,8 @@ static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, 
                            .n_seqs = 1,
                            .pos = r->rr->pos + row,
                            .seq_row = q->seq_row,
-                           .tables = q->tables};
+                           .tables = q->tables,
+                           .id = ragged_new_id()};
     return &q->r;
 }
 
@@ -85,11 +88,23 @@ static int project_and_fill(struct restore *r, int layer, int row, struct mat hi
     return rc;
 }
 
-/* A fault of the device, not of the data. */
-static void fail(struct restore *r, int rc)
+void restore_fail(struct restore *r, int rc, const char *why)
 {
+    if (r->rc == 0)
+        snprintf(r->why, sizeof r->why, "%s", why);
     r->rc = rc;
     restore_give_up(r, "compute failed");
+}
+
+static void fail(struct restore *r, int rc)
+{
+    struct restorer *rr = r->rr;
+    bool on_way_up = rr->up != NULL && stream_fault(rr->up)[0] != 0;
+    restore_fail(r, rc, stream_fault(on_way_up ? rr->up : rr->o.stream));
+    if (on_way_up) {
+        restore_settle(rr, 0);
+        (void)stream_recover(rr->up); /* if the device is lost the compute stream says so */
+    }
 }
 
 /* --- what has arrived ------------------------------------------------------------------------- */
@@ -168,27 +183,33 @@ static int fill_partial(struct restore *r, const struct group *g, int i, struct 
 {
     struct one_seq q;
     const struct model *m = r->rr->o.model;
-    const struct store_read *read = &g->reads[i];
+    const uint8_t *record = restore_record(r->rr, g, i);
     struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
-    int n = read->hit->n_tokens;
-    struct mat rows = mat_of((void *)(uintptr_t)read->bytes, m->dtype, n,
-                             2 * model_kv_dim(m));
+    int n = g->reads[i].hit->n_tokens;
+    struct mat rows = mat_of((void *)(uintptr_t)record, m->dtype, n, 2 * model_kv_dim(m));
     return model_kv_fill(m, s, &kv, rows,
                          rows_of(r, &q, (g->first_chunk + i) * STORE_CHUNK_TOKENS, n));
 }
 
-/* Checked and, where it is KV, put into the cache while it is still in this core's cache. */
+static int load_chunk(struct restore *r, const struct group *g, int i, struct stream *s)
+{
+    int chunk = g->first_chunk + i;
+    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
+    if (g->reads[i].hit->n_tokens < STORE_CHUNK_TOKENS)
+        return fill_partial(r, g, i, s);
+    return model_kv_load(r->rr->o.model, s, &kv, r->job.table->blocks[chunk],
+                         restore_record(r->rr, g, i), chunk * STORE_CHUNK_TOKENS);
+}
+
+/* Checked and, where it is KV that is used in place, put into the cache while it is still in this
+ * core's cache. */
 static void take_chunk(struct item *a, const struct group *g, int i, struct stream *s)
 {
     struct restore *r = a->r;
-    int chunk = g->first_chunk + i;
-    if (chunk >= atomic_load(&r->n_good) || !check_record(r, g, i) || g->kind != STORE_KV)
+    if (g->first_chunk + i >= atomic_load(&r->n_good) || !check_record(r, g, i) ||
+        g->kind != STORE_KV || g->twin != NULL)
         return;
-    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
-    int rc = g->reads[i].hit->n_tokens < STORE_CHUNK_TOKENS
-                 ? fill_partial(r, g, i, s)
-                 : model_kv_load(r->rr->o.model, s, &kv, r->job.table->blocks[chunk],
-                                 g->reads[i].bytes, chunk * STORE_CHUNK_TOKENS);
+    int rc = load_chunk(r, g, i, s);
     if (rc != 0)
         atomic_store(&a->rc, rc);
 }
@@ -213,7 +234,7 @@ static struct mat hidden_rows(const struct restorer *rr, const struct group *g, 
                               int n)
 {
     const struct model *m = rr->o.model;
-    const uint8_t *bytes = g->reads[row / STORE_CHUNK_TOKENS].bytes +
+    const uint8_t *bytes = restore_record(rr, g, row / STORE_CHUNK_TOKENS) +
                            (size_t)(row % STORE_CHUNK_TOKENS) * model_hidden_bytes(m);
     return mat_of((void *)(uintptr_t)bytes, m->dtype, n, m->cfg.n_embd);
 }
@@ -224,7 +245,8 @@ static int adjacent_rows(const struct restorer *rr, const struct group *g, int r
     int i = row / STORE_CHUNK_TOKENS;
     int to = (i + 1) * STORE_CHUNK_TOKENS;
     for (; to < end; i++, to += STORE_CHUNK_TOKENS) {
-        if (g->reads[i + 1].bytes != g->reads[i].bytes + rr->record_bytes[STORE_HIDDEN])
+        if (restore_record(rr, g, i + 1) !=
+            restore_record(rr, g, i) + rr->record_bytes[STORE_HIDDEN])
             break;
     }
     return (to < end ? to : end) - row;
@@ -245,6 +267,18 @@ static int project_part(struct restore *r, const struct part *p)
     return rc;
 }
 
+/* On a device with memory of its own: what is good of a part goes up, and K and V from there into the
+ * cache. */
+static int bring_up(struct restore *r, const struct part *p)
+{
+    int end = atomic_load(&r->n_good) - p->g->first_chunk;
+    end = end < p->first + p->n ? end : p->first + p->n;
+    int rc = restore_up(r->rr, p->g, p->first, end);
+    for (int i = p->first; p->g->kind == STORE_KV && rc == 0 && i < end; i++)
+        rc = load_chunk(r, p->g, i, r->rr->o.stream);
+    return rc;
+}
+
 /* Those of mine[] that are done go back, and count for their layers. */
 static void give_back(struct restorer *rr)
 {
@@ -257,7 +291,10 @@ static void give_back(struct restorer *rr)
             continue;
         }
         g->run->layer_left[g->layer] -= g->n_chunks;
-        restore_group_done(rr, g);
+        if (g->twin != NULL)
+            restore_leave(rr, g);
+        else
+            restore_group_done(rr, g);
     }
     pthread_mutex_unlock(&rr->lock);
     rr->n_mine = n;
@@ -297,18 +334,27 @@ static void work_arrived(struct restorer *rr, int64_t budget_ns)
     for (int i = 0; i < a.n_parts; i++) {
         struct part *p = &a.parts[i];
         p->g->n_taken += p->n;
+        if (rc == 0 && p->g->twin != NULL)
+            rc = bring_up(r, p);
         if (rc == 0 && p->g->kind == STORE_HIDDEN)
             rc = project_part(r, p);
         p->g->n_projected = p->project_to;
     }
     if (rc != 0)
         fail(r, rc);
-    int64_t ns = clock_now_ns() - t0;
-    trace_item(&a, t0, ns);
-    learn(rr, method, ns, a.n_rows);
     r->rows_by_method[method] += a.n_rows;
-    r->out.compute_ns += ns;
     give_back(rr);
+    if (rr->up == NULL) {
+        int64_t ns = clock_now_ns() - t0;
+        trace_item(&a, t0, ns);
+        r->out.compute_ns += ns;
+    } else {
+        /* Within a budget its time is the device's, too; else it is only queued, as far ahead as slots
+         * can be spared. */
+        restore_settle(rr, budget_ns == RESTORE_NO_LIMIT ? rr->n_slots / 2 : 0);
+    }
+    if (rr->up == NULL || budget_ns != RESTORE_NO_LIMIT)
+        learn(rr, method, clock_now_ns() - t0, a.n_rows);
 }
 
 /* --- recomputation ---------------------------------------------------------------------------- */
@@ -412,6 +458,8 @@ bool restorer_work(struct restorer *rr, int64_t budget_ns)
         work_arrived(rr, budget_ns);
     else if (r != NULL)
         work_recompute(rr, r, budget_ns);
+    else if (rr->n_leaving > 0)
+        restore_settle(rr, rr->n_leaving - 1);
     else
         return false;
     return true;
@@ -420,6 +468,7 @@ bool restorer_work(struct restorer *rr, int64_t budget_ns)
 void restore_drop_work(struct restorer *rr, struct restore *r)
 {
     int n = 0;
+    restore_settle(rr, 0); /* the device reads what is to be given back */
     pthread_mutex_lock(&rr->lock);
     for (int i = 0; i < rr->n_mine; i++) {
         if (rr->mine[i]->run == r)

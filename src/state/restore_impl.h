@@ -3,8 +3,10 @@
  *   restore.c          life cycle of the restorer and of a restore
  *   restore_io.c       the I/O thread: looks up, reads, hands groups on
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
+ *   restore_up.c       between the two, where the device has memory of its own: copies up
  *
  * A group goes round:   free -> (I/O thread) -> ready -> (compute lane: mine) -> free
+ * With memory of its own:                                                mine -> leaving -> free
  *
  * Invariants:
  *  1. A group and its slot are owned by the I/O thread from when it takes them until the last read
@@ -43,6 +45,12 @@ struct group {
     int64_t t_issued;
     int n_taken;     /* chunks [0, n_taken) are checked and, where K and V, in the cache */
     int n_projected; /* rows [0, n_projected) of hidden states are in the cache */
+
+    /* restore_up.c's; all zero where memory is unified */
+    uint8_t *twin; /* the slot in device memory */
+    struct event *is_up, *is_done;
+    int end_rc;     /* of marking is_done */
+    int64_t t_left; /* when its work was queued */
 };
 
 struct group_list {
@@ -94,7 +102,8 @@ struct restore {
     pthread_mutex_t fault_lock; /* out.fault, and who lowers n_good */
 
     /* the compute lane's */
-    int rc; /* what it failed with */
+    int rc;        /* what it failed with, */
+    char why[160]; /* and the device's words for it */
     struct {
         int row, n; /* the present piece: rows [row, row + n); n 0: none */
         int layer;  /* which it passes next, */
@@ -137,6 +146,11 @@ struct restorer {
     uint64_t n_seen; /* of n_news */
     struct group *mine[MAX_MINE];
     int n_mine;
+    struct stream *up; /* copies to the device; NULL where memory is unified */
+    struct buf twins;
+    struct group_list leaving; /* queued on the device, in order */
+    int n_leaving;
+    int64_t t_last_done;
     struct restore *recomputing;    /* whose piece is in x */
     int64_t cost_ns;                /* of the last item, stalls left out */
     double row_ns[3];               /* what a row of R, H, K took lately; 0: not known */
@@ -158,6 +172,8 @@ char restore_method_of(const struct restore *r, int layer, int chunk);
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why);
 /* Nothing comes back, and no chunk is to blame. Any thread. */
 void restore_give_up(struct restore *r, const char *why);
+/* A fault of the device, not of the data: the restore fails. `why` may be empty. */
+void restore_fail(struct restore *r, int rc, const char *why);
 /* Frees a restore that has nothing in flight and is in no list. */
 void restore_free(struct restore *r);
 /* [lock] Whether the I/O thread has something left to read. */
@@ -171,6 +187,18 @@ int restore_open_reader(struct restorer *rr, struct err *err);
 void *restore_io_main(void *restorer);
 /* Forgets what the compute lane holds of a restore. */
 void restore_drop_work(struct restorer *rr, struct restore *r);
+/* --- restore_up.c: the compute lane's --- */
+int restore_up_create(struct restorer *rr, struct err *err);
+void restore_up_destroy(struct restorer *rr);
+/* Brings the records of chunks [first, end) of g up; what the compute stream gets from now on finds them. */
+int restore_up(struct restorer *rr, struct group *g, int first, int end);
+/* Where operations find record i of g. */
+const uint8_t *restore_record(const struct restorer *rr, const struct group *g, int i);
+/* All of g is queued: it goes back when the device is done with it. */
+void restore_leave(struct restorer *rr, struct group *g);
+/* Waits until no more than so many groups are leaving. */
+void restore_settle(struct restorer *rr, int max_leaving);
+
 /* [lock] Gives a group back. */
 void restore_group_done(struct restorer *rr, struct group *g);
 

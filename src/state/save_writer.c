@@ -293,6 +293,10 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
     struct sha256 key;
     enum save_end end = SAVE_END_FAULT;
     int rc = ERR_CANCELLED;
+    if (s->down != NULL)
+        save_down_await(s->down, c->after);
+    if (atomic_load(&c->lost))
+        save_end_seq(q, SAVE_END_DEVICE);
     if (save_ended(q) == SAVE_GOES_ON && s->fault == 0 && !has_parent(s, q, b))
         end = SAVE_END_PARENT;
     else if (save_ended(q) == SAVE_GOES_ON && s->fault == 0)

@@ -15,6 +15,9 @@
 #include "base/mem.h"
 #include "state/saver_impl.h"
 
+/* Of pinned memory, for layers on their way down. */
+#define DOWN_BYTES ((size_t)64 << 20)
+
 /* --- why saving ends -------------------------------------------------------------------------- */
 
 const char *save_end_text(enum save_end e)
@@ -32,6 +35,8 @@ const char *save_end_text(enum save_end e)
         return "the chunk that it continues was evicted from the store";
     case SAVE_END_TAIL:
         return "the stored end of the context could not be read";
+    case SAVE_END_DEVICE:
+        return "the device failed to copy what it had computed";
     case SAVE_END_FAULT:
         return "the store failed; nothing is saved any more";
     case SAVE_GOES_ON:
@@ -71,13 +76,15 @@ static void lay_out(const struct saver *s, const struct save_policy *p,
 
 size_t saver_bytes(const struct saver *s)
 {
-    return s->memory.n_bytes + s->packed.bytes + s->tail_record.bytes;
+    size_t down = s->down != NULL ? save_down_bytes(s->down) : 0;
+    return s->memory.n_bytes + s->packed.bytes + s->tail_record.bytes + down;
 }
 
 static void release(struct saver *s)
 {
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
+    save_down_destroy(s->down);
     save_memory_deinit(&s->memory);
     store_reader_close(s->reader);
     buf_free(s->o.model->dev, &s->packed);
@@ -113,6 +120,24 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for one chunk as it is stored");
 }
 
+/* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep the device and
+ * the sorter busy. */
+static int make_down(struct saver *s, struct err *err)
+{
+    const struct model *m = s->o.model;
+    size_t row = model_hidden_bytes(m) + model_kv_bytes(m);
+    size_t layer = (size_t)s->o.max_batch_rows * row + 1024, ring = DOWN_BYTES;
+    if (ring > (size_t)m->cfg.n_layers * layer)
+        ring = (size_t)m->cfg.n_layers * layer;
+    if (ring < 3 * layer)
+        ring = 3 * layer;
+    struct save_down_opts o = {.dev = m->dev,
+                               .ring_bytes = ring,
+                               /* a row of every decode, or of prefill a piece per chunk */
+                               .max_moves = STORE_KINDS * 2 * s->o.max_batch_rows};
+    return m->dev->unified ? 0 : save_down_create(&o, &s->down, err);
+}
+
 int saver_create(const struct saver_opts *o, struct saver **out, struct err *err)
 {
     const struct model *m = o->model;
@@ -128,6 +153,8 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     int rc = reserve_memory(s, err);
+    if (rc == 0)
+        rc = make_down(s, err);
     if (rc == 0)
         rc = stream_create(m->dev, STREAM_INLINE, &s->pack_stream, err);
     if (rc == 0 && (rc = pthread_create(&s->writer, NULL, save_writer_main, s)) != 0)
@@ -264,6 +291,13 @@ void save_drop_ref_locked(struct save_seq *q)
     free(q);
 }
 
+/* Rows on their way to chunks that are given back must have arrived first. */
+static void await_rows(const struct save_seq *q)
+{
+    if (q->saver->down != NULL && q->n_open > 0)
+        save_down_await(q->saver->down, save_down_queued(q->saver->down));
+}
+
 static void drop_open_locked(struct save_seq *q)
 {
     for (int i = 0; i < q->n_open; i++)
@@ -274,6 +308,7 @@ static void drop_open_locked(struct save_seq *q)
 
 static void drop_open(struct save_seq *q)
 {
+    await_rows(q);
     pthread_mutex_lock(&q->saver->lock);
     drop_open_locked(q);
     pthread_mutex_unlock(&q->saver->lock);
@@ -284,6 +319,7 @@ void save_close(struct save_seq *q)
     if (q == NULL)
         return;
     struct saver *s = q->saver;
+    await_rows(q);
     pthread_mutex_lock(&s->lock);
     drop_open_locked(q);
     save_drop_ref_locked(q);
@@ -347,6 +383,7 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
         }
         c->seq = q;
         c->chunk_idx = q->first_open + q->n_open;
+        atomic_init(&c->lost, false);
         q->open[q->n_open++] = c;
     }
     if (save_ended(q) != SAVE_GOES_ON)
@@ -354,18 +391,29 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
     return true;
 }
 
-/* Rows [first, first + n) of src become rows [row, row + n) of a record. */
-static void copy_rows(uint8_t *record, int64_t row, struct mat src, int64_t first,
-                      int64_t n)
+/* The rows of a batch, a kind at a time: where the host finds them, now or when they have come down. */
+struct rows {
+    const uint8_t
+        *at[STORE_KINDS]; /* row `first` of the batch; NULL: not saved in this layer */
+    size_t row_bytes[STORE_KINDS];
+    int64_t first;
+};
+
+/* Rows [from, from + n) of the batch become rows [row, row + n) of a chunk's record. */
+static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t row,
+                      const struct rows *src, int64_t from, int64_t n)
 {
-    size_t row_bytes = (size_t)src.cols * dtype_bytes(src.dtype);
-    const uint8_t *from = (const uint8_t *)src.data;
-    memcpy(record + (size_t)row * row_bytes, from + (size_t)first * row_bytes,
-           (size_t)n * row_bytes);
+    struct save_down *down = c->seq->saver->down;
+    size_t bytes = src->row_bytes[kind];
+    uint8_t *to = save_record(c, l, kind) + (size_t)row * bytes;
+    const uint8_t *at = src->at[kind] + (size_t)(from - src->first) * bytes;
+    if (down != NULL)
+        save_down_move(down, to, at, (size_t)n * bytes, &c->lost);
+    else
+        memcpy(to, at, (size_t)n * bytes);
 }
 
-static void save_rows(const struct save_part *p, int l, struct mat hidden,
-                      struct mat kv_rows)
+static void save_rows(const struct save_part *p, int l, const struct rows *src)
 {
     struct save_seq *q = p->seq;
     unsigned kinds = q->policy.kinds[l];
@@ -377,21 +425,81 @@ static void save_rows(const struct save_part *p, int l, struct mat hidden,
         if (i >= q->n_open)
             return; /* nothing was reserved: saving had ended */
         if (kinds & SAVE_HIDDEN)
-            copy_rows(save_record(q->open[i], l, STORE_HIDDEN), row, hidden, p->row + done,
-                      n);
+            copy_rows(q->open[i], l, STORE_HIDDEN, row, src, p->row + done, n);
         if (kinds & SAVE_KV)
-            copy_rows(save_record(q->open[i], l, STORE_KV), row, kv_rows, p->row + done, n);
+            copy_rows(q->open[i], l, STORE_KV, row, src, p->row + done, n);
     }
 }
 
+static bool is_saved(const struct save_part *p)
+{
+    return p->seq != NULL && p->n_rows > 0 && save_ended(p->seq) == SAVE_GOES_ON;
+}
+
+/* A device with memory of its own brings down the rows from the first that is saved to the last. */
+static void bring_down(struct save_down *d, const struct save_part *parts, int n_parts,
+                       int l, struct rows *src, const struct mat m[STORE_KINDS])
+{
+    unsigned kinds = 0;
+    int64_t end = 0;
+    src->first = m[STORE_HIDDEN].rows;
+    for (int i = 0; i < n_parts; i++) {
+        if (!is_saved(&parts[i]))
+            continue;
+        kinds |= parts[i].seq->policy.kinds[l];
+        src->first = parts[i].row < src->first ? parts[i].row : src->first;
+        end = parts[i].row + parts[i].n_rows > end ? parts[i].row + parts[i].n_rows : end;
+    }
+    for (int k = 0; k < STORE_KINDS; k++)
+        src->at[k] = kinds & 1u << k ? save_down_rows(d, m[k], src->first, end - src->first)
+                                     : NULL;
+}
+
+/* What the device could not copy is missing in the chunks: they are not saved, nor what is behind. */
+static void end_all(const struct save_part *parts, int n_parts)
+{
+    for (int i = 0; i < n_parts; i++) {
+        if (is_saved(&parts[i]))
+            save_end_seq(parts[i].seq, SAVE_END_DEVICE);
+    }
+}
+
+static struct save_down *down_of(const struct save_part *parts, int n_parts)
+{
+    for (int i = 0; i < n_parts; i++) {
+        if (is_saved(&parts[i]))
+            return parts[i].seq->saver->down;
+    }
+    return NULL;
+}
+
 void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hidden,
-                struct mat kv_rows)
+                struct mat kv_rows, struct stream *s)
 {
     CHECK(hidden.ld == hidden.cols && kv_rows.ld == kv_rows.cols);
-    for (int i = 0; i < n_parts; i++) {
-        if (parts[i].seq != NULL && save_ended(parts[i].seq) == SAVE_GOES_ON)
-            save_rows(&parts[i], l, hidden, kv_rows);
+    const struct mat m[STORE_KINDS] = {[STORE_HIDDEN] = hidden, [STORE_KV] = kv_rows};
+    struct save_down *down = down_of(parts, n_parts);
+    struct rows src = {.first = 0};
+    for (int k = 0; k < STORE_KINDS; k++) {
+        src.at[k] = m[k].data;
+        src.row_bytes[k] = (size_t)m[k].cols * dtype_bytes(m[k].dtype);
     }
+    if (down != NULL) {
+        save_down_begin(down);
+        bring_down(down, parts, n_parts, l, &src, m);
+    }
+    for (int i = 0; i < n_parts; i++) {
+        if (is_saved(&parts[i]))
+            save_rows(&parts[i], l, &src);
+    }
+    if (down != NULL && save_down_end(down, s) != 0)
+        end_all(parts, n_parts);
+}
+
+void save_layers_end(struct saver *saver, struct stream *s)
+{
+    if (saver->down != NULL)
+        (void)save_down_join(saver->down, s); /* s keeps what it fails with */
 }
 
 /* The first open chunk goes to the writer, with n_tokens rows. */
@@ -401,6 +509,7 @@ static void enqueue(struct save_seq *q, const int32_t *tokens, int n_tokens)
     struct save_chunk *c = q->open[0];
     c->next = NULL;
     c->n_tokens = n_tokens;
+    c->after = s->down != NULL ? save_down_queued(s->down) : 0;
     memset(c->tokens, 0, sizeof c->tokens);
     memcpy(c->tokens, tokens + (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS,
            (size_t)n_tokens * sizeof *tokens);

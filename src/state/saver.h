@@ -67,6 +67,7 @@ enum save_end {
     SAVE_END_CAP,    /* the store is full: its cap, and nothing that may be evicted */
     SAVE_END_PARENT, /* the chunk that it continues was evicted */
     SAVE_END_TAIL,   /* the partial chunk that it continues could not be read */
+    SAVE_END_DEVICE, /* the device failed to copy what it computed */
     SAVE_END_FAULT,  /* the store failed, which ends saving for all */
     SAVE_ENDS
 };
@@ -130,11 +131,14 @@ struct save_part {
     int row, n_rows;
 };
 /* The snapshot of layer l: its input `hidden` [n][d] T and its K (before RoPE) and V, kv_rows
- * [n][2 * kv_dim] T, for the whole batch at once.  Both may be used again when it returns.  Where
- * device memory is host memory each row is copied once, to where the writer reads it; a device with
- * memory of its own would copy each matrix once, and leave sorting the rows to the writer. */
+ * [n][2 * kv_dim] T, for the whole batch at once, as `s` computes them.  Where device memory is host
+ * memory each row is copied once, to where the writer reads it, and both may be used again when it
+ * returns.  Of a device with memory of its own each matrix comes down as one, on another stream
+ * (save_down.h): s may overwrite it behind the *next* save_layer, or save_layers_end. */
 void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hidden,
-                struct mat kv_rows);
+                struct mat kv_rows, struct stream *s);
+/* The batch is through: what s gets from now on may overwrite all that was snapshot. */
+void save_layers_end(struct saver *saver, struct stream *s);
 /* All layers have positions up to n_tokens; tokens[0..n_tokens) is the sequence so far. */
 void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens);
 

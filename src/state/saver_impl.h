@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "state/save_down.h"
 #include "state/save_memory.h"
 #include "state/saver.h"
 
@@ -19,7 +20,9 @@ struct save_chunk {
     struct save_chunk *next; /* in the queue */
     struct save_seq *seq;
     int chunk_idx;
-    int n_tokens; /* 64, or fewer in a tail */
+    int n_tokens;     /* 64, or fewer in a tail */
+    uint64_t after;   /* layers that must have come down before its rows are all there */
+    atomic_bool lost; /* one of them did not */
     int32_t tokens[STORE_CHUNK_TOKENS];
 };
 
@@ -57,6 +60,7 @@ enum { SAVE_OWN_TAILS = 1024 };
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
+    struct save_down *down; /* NULL where memory is unified */
 
     /* The writer's: */
     pthread_t writer;

@@ -1,5 +1,6 @@
 /* cuda_emu.cc - see cuda_emu.h. */
 #include "cuda_emu.h"
+#include "cuda_fault.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,44 @@ static struct {
     std::map<size_t, size_t> used; /* offset -> bytes */
     int open;
 } mem;
+
+/* --- faults ------------------------------------------------------------------------------------- */
+
+static struct {
+    int what, left; /* left < 0: none */
+    int n_failed;
+    bool lost;
+    cudaError_t last; /* what cudaGetLastError says */
+} fault = {0, -1, 0, false, cudaSuccess};
+
+void cuda_emu_fail(enum cuda_emu_fault what, int after)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    fault = {(int)what, after, 0, false, cudaSuccess};
+}
+int cuda_emu_failed(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return fault.n_failed;
+}
+/* Whether this call is the one that fails. */
+static bool fails(int what)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    if (fault.left < 0 || fault.what != what || fault.left-- > 0)
+        return false;
+    fault.n_failed++;
+    return true;
+}
+static cudaError_t status(void)
+{
+    return fault.lost ? cudaErrorIllegalAddress : cudaSuccess;
+}
+static size_t memory_bytes(void)
+{
+    const char *mib = getenv("CUDA_EMU_MIB");
+    return mib != NULL ? (size_t)atol(mib) << 20 : ARENA;
+}
 
 static void arena_make(void)
 {
@@ -69,7 +108,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
             break;
         at = u.first + u.second;
     }
-    if (at + want > ARENA) {
+    if (at + want > memory_bytes() || fault.lost) {
         *p = NULL;
         return cudaErrorMemoryAllocation;
     }
@@ -175,7 +214,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     device_access access;
     drain(of(s), of(s)->queued);
-    return cudaSuccess;
+    return status();
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
@@ -193,7 +232,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     device_access access;
     e->s = of(s);
     e->upto = of(s)->queued;
-    return cudaSuccess;
+    return status();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
@@ -201,13 +240,19 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
     emu_event mark = *e;
     if (mark.s != NULL)
         queue(s, [=]() { drain(mark.s, mark.upto); });
-    return cudaSuccess;
+    return status();
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     if (e->s != NULL)
         drain(e->s, e->upto);
-    return cudaSuccess;
+    return status();
+}
+
+static bool is_device(const void *p)
+{
+    const unsigned char *at = (const unsigned char *)p;
+    return at >= mem.base && at < mem.base + ARENA;
 }
 
 /* --- copies ------------------------------------------------------------------------------------- */
@@ -223,8 +268,13 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
                             cudaStream_t s)
 {
     (void)kind;
-    queue(s, [=]() { memmove(to, from, n); });
-    return cudaSuccess;
+    if (fails(is_device(to) ? CUDA_EMU_UP : CUDA_EMU_DOWN))
+        return cudaErrorInvalidValue;
+    queue(s, [=]() {
+        if (!fault.lost)
+            memmove(to, from, n);
+    });
+    return status();
 }
 cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int byte, size_t width, size_t height,
                               cudaStream_t s)
@@ -246,7 +296,10 @@ const char *cudaGetErrorString(cudaError_t e)
 }
 cudaError_t cudaGetLastError(void)
 {
-    return cudaSuccess;
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    cudaError_t e = fault.last;
+    fault.last = cudaSuccess;
+    return fault.lost ? cudaErrorIllegalAddress : e;
 }
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -262,7 +315,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int i)
     (void)i;
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "emulated GPU");
-    p->totalGlobalMem = ARENA;
+    p->totalGlobalMem = memory_bytes();
     p->major = 9;
     p->multiProcessorCount = 4;
     return cudaSuccess;
@@ -273,8 +326,8 @@ cudaError_t cudaMemGetInfo(size_t *unused, size_t *total)
     size_t n = 0;
     for (auto &u : mem.used)
         n += u.second;
-    *unused = ARENA - n;
-    *total = ARENA;
+    *unused = memory_bytes() - n;
+    *total = memory_bytes();
     return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int value)
@@ -300,9 +353,10 @@ struct coroutine {
     void *sp;
     wait waits;
     dim3 idx;
+    unsigned n_gathers;
 };
 struct warp {
-    unsigned char slots[32 * 64];
+    unsigned char slots[2][32 * 64];
     int n_live, n_waiting;
 };
 static std::vector<coroutine> threads;
@@ -351,16 +405,14 @@ void __syncwarp(void)
 }
 const void *emu_warp_gather(const void *mine, size_t bytes)
 {
-    warp &w = warps[current / 32];
+    /* By turns in two places: whoever is at the next gather but one has seen all lanes at the next, and so
+     * behind their reading of this one. */
+    unsigned char *slots = warps[current / 32].slots[threads[current].n_gathers++ % 2];
     if (bytes > 64)
         die("a gather of more than 64 bytes a lane");
-    memcpy(&w.slots[current % 32 * bytes], mine, bytes);
+    memcpy(&slots[current % 32 * bytes], mine, bytes);
     __syncwarp();
-    return w.slots;
-}
-void emu_warp_release(void)
-{
-    __syncwarp();
+    return slots;
 }
 
 static void coroutine_main(void)
@@ -392,6 +444,7 @@ static void run_block(dim3 dim)
         coroutine &t = threads[i];
         warps[i / 32].n_live++;
         t.waits = RUN;
+        t.n_gathers = 0;
         t.idx = dim3((unsigned)(i % dim.x), (unsigned)(i / dim.x % dim.y),
                      (unsigned)(i / dim.x / dim.y));
         uintptr_t top = ((uintptr_t)&stacks[(i + 1) * STACK] & ~(uintptr_t)15) - 16;
@@ -419,7 +472,15 @@ void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
     if (block.x * block.y * block.z > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||
         shared > 227 * 1024)
         die("a launch that CUDA would refuse");
+    if (fails(CUDA_EMU_LAUNCH)) {
+        fault.last = cudaErrorInvalidValue;
+        return;
+    }
+    if (fails(CUDA_EMU_LOST))
+        fault.lost = true;
     queue(s, [=]() {
+        if (fault.lost)
+            return;
         std::function<void()> mine = body;
         std::unique_ptr<unsigned char[]> smem(new unsigned char[shared + 64]);
         memset(smem.get(), 0xff, shared + 64);

@@ -55,16 +55,14 @@ extern unsigned char *emu_dynamic_shared;
 
 void __syncthreads(void);
 void __syncwarp(void);
-/* What every lane of the warp passed, in the order of lanes, `bytes` each; until the release. */
+/* What every lane of the warp passed, in the order of lanes, `bytes` each; until the next but one. */
 const void *emu_warp_gather(const void *mine, size_t bytes);
-void emu_warp_release(void);
 
 static inline float __shfl_xor_sync(unsigned mask, float x, int d)
 {
     (void)mask;
     const float *all = (const float *)emu_warp_gather(&x, sizeof x);
     float y = all[(threadIdx.x % 32) ^ (unsigned)d];
-    emu_warp_release();
     return y;
 }
 static inline float __fadd_rn(float a, float b)

@@ -164,7 +164,7 @@ static bool line_step(struct line *x, int n, enum save_wait how)
     struct save_part part = {x->q, x->n, 0, n};
     for (int l = 0; l < x->r->m->cfg.n_layers; l++)
         save_layer(&part, 1, l, made_up_rows(x, l, STORE_HIDDEN, n),
-                   made_up_rows(x, l, STORE_KV, n));
+                   made_up_rows(x, l, STORE_KV, n), NULL);
     x->n += n;
     save_advance(x->q, x->tokens, x->n);
     return true;

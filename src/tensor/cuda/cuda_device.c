@@ -183,12 +183,10 @@ static int cuda_stream_recover(struct stream *base)
     (void)cudaStreamSynchronize(s->handle);
     (void)cudaGetLastError();
     cudaError_t e = cudaStreamSynchronize(s->handle);
-    if (e != cudaSuccess)
-        return cuda_check(s, e, "the device is lost");
     s->batch_id = 0; /* it may not have arrived */
     base->fault[0] = 0;
     atomic_store(&base->code, 0);
-    return 0;
+    return cuda_check(s, e, "the device is lost");
 }
 
 static int cuda_stream_copy(struct stream *base, void *dst, const void *src, size_t bytes)

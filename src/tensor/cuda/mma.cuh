@@ -38,7 +38,6 @@ static inline void mma_16816(float c[4], const uint32_t a[4], uint32_t b0, uint3
         }
         c[i] = sum;
     }
-    emu_warp_release();
 }
 
 /* Lane i gives the address of row i % 8 of 8x8 matrix i / 8. */
@@ -52,7 +51,6 @@ static inline void emu_load_matrix(uint32_t r[4], const void *row, bool trans)
         uint16_t hi = trans ? all[i * 8 + y + 1][x] : all[i * 8 + x][y + 1];
         r[i] = (uint32_t)lo | (uint32_t)hi << 16;
     }
-    emu_warp_release();
 }
 static inline void load_matrix_x4(uint32_t r[4], const void *row)
 {

@@ -1,0 +1,26 @@
+/* cuda_fault.h - faults of the emulated GPU, for tests.
+ *
+ * The environment gives some to whole programs: CUDA_EMU_NO_DEVICE (no GPU is there) and CUDA_EMU_MIB=N
+ * (its memory). */
+#ifndef TESTS_CUDA_FAULT_H
+#define TESTS_CUDA_FAULT_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum cuda_emu_fault {
+    CUDA_EMU_LAUNCH, /* a launch is refused; the device goes on */
+    CUDA_EMU_UP,     /* a copy from host memory to the device is, */
+    CUDA_EMU_DOWN,   /* or the other way */
+    CUDA_EMU_LOST,   /* the device is lost at a launch: every later call fails */
+};
+/* The `after`-th such call from now on (0: the next) fails, once.  A new device is as good as new. */
+void cuda_emu_fail(enum cuda_emu_fault what, int after);
+/* How many have failed since the last cuda_emu_fail. */
+int cuda_emu_failed(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,346 @@
+/* The engine on a device with memory of its own: an emulated GPU, whose memory faults when the host touches
+ * it and whose streams run nothing before somebody waits (tests/cuda_emu).
+ *
+ * Restored state is bit-equal to the state of a sequence that was never evicted on the same device, in the
+ * kernels' exact mode; in fast mode, where a row's bits may depend on its batch, the greedy tokens are. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "enginetest.h"
+#include "tests/cuda_emu/cuda_fault.h"
+
+enum { N_PROMPT = 133, N_RESTORED = 128, N_NEW = 3 };
+
+static int32_t prompt[N_PROMPT];
+
+static void open_cuda(struct stack *k, const char *model, const char *dtype)
+{
+    et_open(k, &(struct stack_opts){.device = "cuda",
+                                    .model = model,
+                                    .dtype = dtype,
+                                    .max_context = 192,
+                                    .in_memory = true,
+                                    .save_buffer_bytes = 4 << 20});
+}
+
+/* K and V of every layer of the prompt; [n_layers][N_PROMPT][2 * kv_dim]. */
+static uint8_t *read_kv(struct stack *k, const struct seq *s, size_t *bytes)
+{
+    const struct model *m = k->model;
+    int32_t pos[N_PROMPT], seq_row[2] = {0, N_PROMPT};
+    const int32_t *tables[1] = {seq_table(s)->blocks};
+    for (int i = 0; i < N_PROMPT; i++)
+        pos[i] = i;
+    struct ragged r = {
+        .n_rows = N_PROMPT, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
+    size_t layer = N_PROMPT * model_kv_bytes(m);
+    struct stream *st;
+    struct buf dev;
+    *bytes = layer * (size_t)m->cfg.n_layers;
+    uint8_t *out = xmalloc(*bytes);
+    assert_int_equal(stream_create(k->dev, STREAM_COMPUTE, &st, NULL), 0);
+    assert_int_equal(buf_alloc(k->dev, MEM_DEVICE, layer, &dev, NULL), 0);
+    for (int l = 0; l < m->cfg.n_layers; l++) {
+        struct kv_layer kv = kv_pool_layer(engine_pool(k->engine), l);
+        struct mat rows = mat_of(dev.ptr, m->dtype, N_PROMPT, 2 * model_kv_dim(m));
+        assert_int_equal(k->dev->ops->kv_read(st, rows, &kv, &r), 0);
+        assert_int_equal(stream_copy(st, out + (size_t)l * layer, dev.ptr, layer), 0);
+        assert_int_equal(stream_sync(st), 0);
+    }
+    buf_free(k->dev, &dev);
+    stream_destroy(st);
+    return out;
+}
+
+struct run {
+    struct et_run r;
+    uint8_t *kv;
+    size_t kv_bytes;
+};
+
+static struct run run(struct stack *k, const char *save, const char *plan, bool fused)
+{
+    struct run out = {0};
+    struct err err = {0};
+    struct seq *s;
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = N_NEW,
+                       .save = save,
+                       .plan = plan,
+                       .restore_first = !fused};
+    struct request q = et_request(k, &a);
+    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    if (engine_run(k->engine, &err) != 0)
+        fail_msg("save %s, plan %s: %s", save, plan, err.msg);
+    if (seq_outcome(s)->finish == FINISH_ERROR)
+        fail_msg("save %s, plan %s: %s", save, plan, seq_outcome(s)->err.msg);
+    out.kv = read_kv(k, s, &out.kv_bytes);
+    et_take(k, s, &out.r);
+    return out;
+}
+
+static void check_plan(struct stack *k, const struct run *ref, const char *plan, bool fused,
+                       const char *what)
+{
+    struct run r = run(k, "none", plan, fused);
+    if (r.r.n_cached != N_RESTORED)
+        fail_msg("%s, plan %s: %d tokens were restored: %s", what, plan, r.r.n_cached,
+                 r.r.miss);
+    et_same(&r.r, &ref->r, plan);
+    if (memcmp(r.kv, ref->kv, ref->kv_bytes) != 0)
+        fail_msg("%s, plan %s, fused %d: K or V differ", what, plan, fused);
+    free(r.kv);
+}
+
+/* Every (r, h, k) of the model's layers, the new tokens behind the restore or inside it. */
+static int check_plans(const char *model, const char *dtype)
+{
+    struct stack k;
+    int n = 0;
+    open_cuda(&k, model, dtype);
+    int layers = k.model->cfg.n_layers;
+    struct run ref = run(&k, "both", "recompute", false);
+    assert_true(ref.r.committed >= N_RESTORED);
+    for (int r = 0; r <= layers; r++) {
+        for (int h = 0; r + h <= layers; h++, n++) {
+            char plan[32];
+            snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, layers - r - h);
+            check_plan(&k, &ref, plan, n % 2 == 0, model);
+        }
+    }
+    free(ref.kv);
+    stack_close(&k);
+    return n;
+}
+
+static void restored_state_is_bit_equal(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *dtype;
+    } cases[] = {
+        {"tests/model/golden/families/llama", "bf16"},
+        {"tests/model/golden/families/opt", "f32"},
+        {"tests/model/golden/families/qwen3", "bf16"},
+        {"tests/model/golden/families/phi", "f16"},
+    };
+    int n = 0;
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        n += check_plans(cases[i].model, cases[i].dtype);
+    unsetenv("HCACHE_CUDA_MATH");
+    print_message("%d plans restored bit for bit\n", n);
+}
+
+/* Three sequences at once: what they compute beside one another, with equal beginnings taken over from the
+ * KV cache, and the third without room beside the others, so that it takes turns with them. */
+static void batches_reuse_and_preemption(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    struct et_run alone[3], r;
+    int32_t ids[3][N_PROMPT];
+    struct stack k;
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    for (int i = 0; i < 3; i++) {
+        memcpy(ids[i], prompt, sizeof prompt);
+        ids[i][70 + 30 * i] ^= 1;
+    }
+    for (int tight = 0; tight < 2; tight++) {
+        struct seq *s[3];
+        et_open(&k, &(struct stack_opts){.device = "cuda",
+                                         .model = "tests/model/golden/families/llama",
+                                         .dtype = "bf16",
+                                         .max_context = 192,
+                                         .max_sequences = 3,
+                                         .kv_tokens = tight ? 4 * 64 : 12 * 64,
+                                         .step_rows = 96,
+                                         .reuse = true,
+                                         .in_memory = true});
+        for (int i = 0; i < 3; i++) {
+            struct et_ask a = {.prompt = ids[i],
+                               .n_prompt = N_PROMPT,
+                               .max_tokens = N_NEW,
+                               .save = "both"};
+            struct request q = et_request(&k, &a);
+            assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        }
+        if (engine_run(k.engine, &err) != 0)
+            fail_msg("%s", err.msg);
+        for (int i = 0; i < 3; i++) {
+            et_take(&k, s[i], &r);
+            if (tight)
+                et_same(&r, &alone[i], "in little memory");
+            alone[i] = r;
+        }
+        stack_close(&k);
+    }
+    for (int i = 0; i < 3; i++) {
+        et_open(&k, &(struct stack_opts){.device = "cuda",
+                                         .model = "tests/model/golden/families/llama",
+                                         .dtype = "bf16",
+                                         .max_context = 192});
+        struct et_ask a = {.prompt = ids[i], .n_prompt = N_PROMPT, .max_tokens = N_NEW};
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&alone[i], &r, "in a batch");
+        stack_close(&k);
+    }
+    unsetenv("HCACHE_CUDA_MATH");
+}
+
+/* Products by cuBLAS, tensor-core attention: greedy tokens stay. */
+static void fast_math_keeps_greedy_tokens(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {"hidden", "kv", "r1,h1,k0"};
+    struct stack k;
+    struct run ref, r;
+    open_cuda(&k, "tests/model/golden/families/llama", "bf16");
+    ref = run(&k, "both", "recompute", false);
+    for (int i = 0; i < 3; i++) {
+        r = run(&k, "none", plans[i], true);
+        assert_int_equal(r.r.n_cached, N_RESTORED);
+        assert_memory_equal(r.r.tokens, ref.r.tokens, N_NEW * sizeof(int32_t));
+        free(r.kv);
+    }
+    free(ref.kv);
+    stack_close(&k);
+}
+
+/* --- faults ------------------------------------------------------------------------------------- */
+
+/* Each fault at moments all over a request: the request fails with the device's words, or (a copy of saved
+ * state that failed) is saved no further; the next one is served as if nothing had been. */
+static void a_fault_fails_the_request(void **state)
+{
+    (void)state;
+    static const struct {
+        enum cuda_emu_fault what;
+        const char *name, *plan;
+        int first, step;
+    } cases[] = {
+        {CUDA_EMU_LAUNCH, "a launch, computing", "recompute", 0, 37},
+        {CUDA_EMU_LAUNCH, "a launch, restoring KV", "kv", 0, 5},
+        {CUDA_EMU_LAUNCH, "a launch, restoring hidden", "hidden", 0, 5},
+        {CUDA_EMU_UP, "a copy up, restoring KV", "kv", 0, 2},
+        {CUDA_EMU_UP, "a copy up, restoring hidden", "hidden", 0, 2},
+        {CUDA_EMU_DOWN, "a copy down, saving", "recompute", 0, 3},
+    };
+    struct stack k;
+    struct et_run r, good;
+    struct et_ask first = {
+        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    open_cuda(&k, "tests/model/golden/families/llama", "bf16");
+    assert_int_equal(et_run(&k, &first, &good), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int n_failed = 0, n_shed = 0;
+        for (int j = 0; j < 3; j++) {
+            struct et_ask a = first;
+            a.plan = cases[i].plan;
+            a.salt = cases[i].what == CUDA_EMU_DOWN ? "other" : NULL; /* is saved anew */
+            cuda_emu_fail(cases[i].what, cases[i].first + j * cases[i].step);
+            if (et_run(&k, &a, &r) != 0)
+                fail_msg("%s: the engine failed: %s", cases[i].name, r.err.msg);
+            if (cuda_emu_failed() == 0)
+                break; /* it was over before */
+            if (r.finish == FINISH_ERROR) {
+                n_failed++;
+                assert_non_null(strstr(r.err.msg, "device cuda"));
+            } else {
+                n_shed += r.save_end == SAVE_END_DEVICE;
+                et_same(&r, &good, cases[i].name);
+            }
+            a.plan = "kv"; /* what the first run saved: quicker than computing it again */
+            a.salt = NULL;
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            et_same(&r, &good, "after a fault");
+        }
+        print_message("%s: %d requests failed, %d were saved no further\n", cases[i].name,
+                      n_failed, n_shed);
+        assert_true(n_failed + n_shed > 0);
+    }
+    stack_close(&k);
+    unsetenv("HCACHE_CUDA_MATH");
+}
+
+/* The context of a real GPU is gone after a fault inside a kernel: requests fail, the process does not. */
+static void a_lost_device_is_told(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run r;
+    struct et_ask a = {
+        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
+    open_cuda(&k, "tests/model/golden/families/llama", "bf16");
+    for (int i = 0; i < 2; i++) {
+        if (i == 0)
+            cuda_emu_fail(CUDA_EMU_LOST, 20);
+        assert_int_not_equal(et_run(&k, &a, &r), 0);
+        assert_non_null(strstr(r.err.msg, "device cuda"));
+        assert_non_null(strstr(r.err.msg, "lost"));
+    }
+    stack_close(&k);
+    cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
+}
+
+static void what_cannot_run_is_said(void **state)
+{
+    (void)state;
+    static const struct {
+        struct stack_opts o;
+        const char *mib, *says;
+    } cases[] = {
+        {{.model = "synth:bench-220m", .dtype = "bf16"},
+         "100",
+         "are needed on device cuda"},
+        {{.model = "synth:tiny-mha", .dtype = "bf16", .kv_tokens = 4000000},
+         "200",
+         "fewer --kv-tokens"},
+        {{.model = "synth:tiny-mha", .dtype = "bf16", .weights = "q8"},
+         "200",
+         "device cuda has no kernels"},
+        {{.model = "synth:tiny-mha", .dtype = "q8"}, "200", "must be f32, f16 or bf16"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct stack k;
+        struct err err = {0};
+        struct stack_opts o = cases[i].o;
+        o.device = "cuda";
+        setenv("CUDA_EMU_MIB", cases[i].mib, 1);
+        assert_int_not_equal(et_try_open(&k, &o, &err), 0);
+        unsetenv("CUDA_EMU_MIB");
+        if (strstr(err.msg, cases[i].says) == NULL)
+            fail_msg("'%s' does not say '%s'", err.msg, cases[i].says);
+        stack_close(&k);
+    }
+}
+
+/* An argument names the tests to run, as a pattern. */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(restored_state_is_bit_equal),
+        cmocka_unit_test(batches_reuse_and_preemption),
+        cmocka_unit_test(fast_math_keeps_greedy_tokens),
+        cmocka_unit_test(a_fault_fails_the_request),
+        cmocka_unit_test(a_lost_device_is_told),
+        cmocka_unit_test(what_cannot_run_is_said),
+    };
+    struct rng r = {.s = 7};
+    for (int i = 0; i < N_PROMPT; i++)
+        prompt[i] = 3 + (int32_t)rng_below(&r, 120);
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
