@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # What a machine with a GPU is to show, in one command without downloads or installations: parity of
-# every operation, the memory checker on the small ones, then the device's rates.
+# every operation, the memory checker on the small ones, the device's rates, and greedy tokens after
+# restores: 20 prompts of the demo model, 200 tokens each, by three plans.
 #   make gpu-bundle                     on the build machine: build/gpu, with the libraries it needs
 #   tools/gpu_check.sh [FOLDER]         on the other; CSV files go to FOLDER (bench/results/GPU)
 #
-# Not here yet: whole models, restores and saving on the GPU (README.md says what is unverified).
+# Not here yet: restores and decoding of large models with their times, and PyTorch beside them
+# (README.md says what is unverified).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bundle=build/gpu
@@ -32,7 +34,7 @@ step() { # step NAME SECONDS COMMAND...
 }
 step parity 120 $bundle/test_cuda
 if command -v compute-sanitizer >/dev/null; then
-    step memcheck 240 compute-sanitizer --error-exitcode 9 $bundle/test_cuda
+    step memcheck 150 compute-sanitizer --error-exitcode 9 $bundle/test_cuda
 else
     echo "skip   memcheck: no compute-sanitizer"
 fi
@@ -40,4 +42,10 @@ for dtype in bf16 f16; do
     step "device-$dtype" 60 $bundle/hcache bench device --device cuda --dtype $dtype --csv "$out/device-$dtype.csv"
     cat "$out/device-$dtype.log"
 done
+if command -v python3 >/dev/null; then
+    step greedy 200 python3 tools/gpu_greedy.py $bundle/hcache models/demo models/demo/dialogues.json cuda 20 200 "$out/greedy.csv"
+    tail -1 "$out/greedy.log"
+else
+    echo "skip   greedy: no python3"
+fi
 exit $failed
