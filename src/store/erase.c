@@ -46,16 +46,27 @@ static void node_erase(struct store *s, struct chunk_node *n)
     for (struct extent *x = n->extents; x != NULL; x = x->next)
         x->wipe = 1;
     n->doomed = false;
+    n->n_pins++; /* one that was damaged has no extents to keep it while its lasting pin ends */
     pin_end(s, n);
+    n->n_pins--;
     store_evict_node(s, n, STORE_EVICT_ERASED);
+}
+
+/* One between that was damaged has no extents left, and goes with n. */
+struct chunk_node *store_doomed_above(const struct chunk_node *n)
+{
+    struct chunk_node *up = n->parent;
+    while (up != NULL && up->doomed && up->extents == NULL && !in_use(up))
+        up = up->parent;
+    return up != NULL && up->doomed ? up : NULL;
 }
 
 void store_settle_doomed(struct store *s, struct chunk_node *n)
 {
     while (n != NULL && n->doomed && !in_use(n) && n->n_children == 0) {
-        struct chunk_node *parent = n->parent;
+        struct chunk_node *up = store_doomed_above(n);
         node_erase(s, n);
-        n = parent; /* which lives for as long as it is doomed: it has extents */
+        n = up;
     }
 }
 
@@ -80,6 +91,8 @@ static void chain_erase(struct store *s, const struct sha256 *keys, int n,
         }
         if (continued || in_use(node)) {
             node->doomed = true;
+            pin_end(s,
+                    node); /* now: damaged, it may go by itself, and would leave its pin */
             out->n_busy++;
             child = node;
             continue;

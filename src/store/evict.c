@@ -73,11 +73,9 @@ void store_drop_superseded(struct store *s, const struct sha256 *key)
 /* [lock] Evicts a leaf; a parent that was only waiting for it to be erased goes, too. */
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {
-    struct chunk_node *parent = n->parent;
-    bool waits = parent != NULL && parent->doomed; /* so it has extents, and stays */
+    struct chunk_node *waits = store_doomed_above(n);
     store_evict_node(s, n, why);
-    if (waits)
-        store_settle_doomed(s, parent);
+    store_settle_doomed(s, waits);
 }
 
 /* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted. */

@@ -55,10 +55,13 @@ void store_unpin(struct store *s, struct chunk_node *n)
     }
     n->n_pins--;
     store_unload_node(s, n);
-    if (n->doomed)
+    if (n->doomed) {
         store_settle_doomed(s, n);
-    else
-        catalog_settle(&s->catalog, n);
+    } else {
+        struct chunk_node *waits = store_doomed_above(n);
+        catalog_settle(&s->catalog, n); /* n may have been damaged, and be gone now */
+        store_settle_doomed(s, waits);
+    }
 }
 
 void store_release(struct store *s, struct store_hit *hits, int n)

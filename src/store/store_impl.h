@@ -149,6 +149,9 @@ void store_note_pin(struct store *s, const struct sha256 *key, int64_t until_wal
 int store_load_pins(struct store *s, struct err *err);
 int store_load_wipes(struct store *s, struct err *err);
 
+/* [lock] What n alone may keep doomed, and what lives on without it: the nearest doomed node above that has
+ * extents, or is in use. To be asked before n goes; NULL: none. */
+struct chunk_node *store_doomed_above(const struct chunk_node *n);
 /* [lock] A doomed node that nothing uses anymore is taken apart, and what it alone kept doomed. */
 void store_settle_doomed(struct store *s, struct chunk_node *n);
 /* Wipes what is to be wiped, and gives its space back. An error leaves it for the next time. */

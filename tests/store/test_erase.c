@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "io/io_sim.h"
 #include "storetest.h"
@@ -226,6 +227,46 @@ static void in_use(void **state)
     st_place_close(&p);
 }
 
+/* A chunk in the middle is found damaged while all are being erased and in use: it has nothing left when
+ * those behind it go, and those before it are still to be erased. */
+static void damaged_while_doomed(void **state)
+{
+    (void)state;
+    enum { N_KEYS = 4 };
+    static const int order[][N_KEYS] = {
+        {0, 1, 2, 3}, {1, 0, 2, 3}, {3, 2, 1, 0}, {1, 2, 0, 3}, {2, 1, 0, 3}};
+    for (size_t o = 0; o < sizeof order / sizeof order[0]; o++)
+        for (int bad = 0; bad < N_KEYS; bad++) {
+            struct st_place p;
+            struct err err = {0};
+            struct sha256 keys[N_KEYS];
+            struct store_hit hits[N_KEYS];
+            struct store_erased e;
+            struct store_stats st;
+            int n_hits;
+            assert_true(st_place_open(&p, "sim", 1));
+            struct store *s = st_open(&p);
+            assert_int_equal(st_save(s, &st_small, &ours, N_KEYS, ST_BOTH, &err), 0);
+            st_keys(&ours, N_KEYS, keys);
+            assert_int_equal(store_pin_until(s, keys, N_KEYS, clock_wall_s() + 1000, &err),
+                             0);
+            assert_int_equal(store_lookup(s, keys, N_KEYS, hits, &n_hits, NULL, 0, &err),
+                             0);
+            assert_int_equal(n_hits, N_KEYS);
+            assert_int_equal(store_erase(s, keys, N_KEYS, &e, &err), 0);
+            assert_int_equal(e.n_busy, N_KEYS);
+            store_condemn(s, &hits[bad], "a test");
+            for (int i = 0; i < N_KEYS; i++)
+                store_release(s, &hits[order[o][i]], 1);
+            assert_int_equal(store_commit(s, &err), 0);
+            store_stats(s, &st);
+            assert_int_equal(st.n_chunks + st.used_bytes + st.n_extents + st.n_pins, 0);
+            assert_true(store_audit(s));
+            store_close(s);
+            st_place_close(&p);
+        }
+}
+
 static void pending_too(void **state)
 {
     (void)state;
@@ -334,7 +375,7 @@ int main(void)
         cmocka_unit_test(erased_in_dram), cmocka_unit_test(erased_in_files),
         cmocka_unit_test(older_copies),   cmocka_unit_test(in_use),
         cmocka_unit_test(pending_too),    cmocka_unit_test(power_fails),
-        cmocka_unit_test(wipe_fails),
+        cmocka_unit_test(wipe_fails),     cmocka_unit_test(damaged_while_doomed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
