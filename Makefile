@@ -71,11 +71,15 @@ SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
 SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
 SRC   := $(if $(filter fuzz,$(VARIANT)),$(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% io/%),$(SRC)),$(SRC))
+# Coverage is that of three folders by their own tests.
+COVERED := $(if $(filter cov,$(VARIANT)),base io store)
+SRC   := $(if $(COVERED),$(filter $(COVERED:%=src/%/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
-ALL_TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
+TEST_DIRS := $(if $(COVERED),$(COVERED:%=tests/%),tests/*)
+ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
-TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard tests/*/*.c)))
+TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))))
 
 OBJ      := $(SRC:%.c=$(B)/%.o) $(if $(filter 1,$(CUDA)),$(CUDA_KERNEL:%.cu=$(B)/%.o))
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
@@ -198,10 +202,11 @@ fuzz:
 tsan:
 	@$(MAKE) --no-print-directory VARIANT=tsan test
 
-cov:
+coverage:
 	@find build/cov -name '*.gcda' -delete 2>/dev/null || true
-	@$(MAKE) --no-print-directory VARIANT=cov test
-	@tools/cov.sh
+	@$(MAKE) --no-print-directory $(JOBS) VARIANT=cov tests
+	@TESTS='^(base|io|store)/' TEST_TIMEOUT=1200 tools/run_tests.sh build/cov
+	@python3 tools/coverage.py build/cov
 
 # A hundred times kill -9 in the middle of a turn (the test suite does it a dozen times).
 kill-turns: all
@@ -234,7 +239,7 @@ help:
 	@echo 'make tests      build the tests without running them'
 	@echo 'make check      tidy, and every test under the address and undefined sanitizers'
 	@echo 'make tsan       every test under the thread sanitizer'
-	@echo 'make cov        every test, then line coverage of src/store and src/io'
+	@echo 'make coverage   branch coverage of src/store and src/io: a table, under 90 % is a failure'
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
 	@echo 'make crash      what crashes, faults and damage do to the store: one table, 3 minutes'
 	@echo 'make crash-long the same for hours'
@@ -249,7 +254,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all tests setup demo test check fuzz gpu-bundle tsan cov kill-turns crash crash-long tidy format options clean help FORCE
+.PHONY: all tests setup demo test check fuzz gpu-bundle tsan coverage kill-turns crash crash-long tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

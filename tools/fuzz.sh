@@ -3,6 +3,7 @@
 # and from what earlier runs found (build/fuzz/found).  Ends with a table; an input that breaks something
 # is left in build/fuzz/broken and makes the run fail.
 #   tools/fuzz.sh SECONDS [PATTERN]
+#   LOG=1 tools/fuzz.sh ...     adds what was done to tests/fuzz/executions.csv, and prints the sums over all sessions
 #   MERGE=1 tools/fuzz.sh ...   afterwards adds small inputs that reach new code to the corpus, up to 30 in all
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +19,7 @@ for corpus in tests/fuzz/corpus/*/; do
     name=$(basename "$corpus")
     [[ $name =~ $pattern ]] || continue
     mkdir -p "$found/$name"
-    log=$found/$name.log
+    log=$found/$name.log start=$SECONDS
     if ! HCACHE_FUZZ=$name "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=8192 \
         -artifact_prefix="$broken/$name-" -print_final_stats=1 "$found/$name" "$corpus" >"$log" 2>&1; then
         failed=1
@@ -26,6 +27,8 @@ for corpus in tests/fuzz/corpus/*/; do
         grep -aE 'ERROR|SUMMARY|does not hold|Test unit written|runtime error' "$log" | head -5
     fi
     n=$(grep -a 'stat::number_of_executed_units' "$log" | grep -oE '[0-9]+$')
+    [ -n "${LOG:-}" ] && [ -n "$n" ] &&
+        echo "$(date -u +%F),$(git rev-parse --short HEAD),$name,$n,$((SECONDS - start))" >>tests/fuzz/executions.csv
     features=$(grep -aoE 'ft: [0-9]+' "$log" | tail -1 | cut -c5-)
     table+=$'\n'"$name ${n:-?} ${features:-?} $(count "$found/$name" "$corpus")"
     [ -n "${MERGE:-}" ] || continue
@@ -37,4 +40,5 @@ for corpus in tests/fuzz/corpus/*/; do
     find "$corpus" -type f -newer "$log" | tail -n "+$((room > 0 ? room + 1 : 1))" | xargs -r rm
 done
 column -t <<<"$table"
+[ -n "${LOG:-}" ] && awk -F, 'NR > 1 { n[$3] += $4 } END { for (t in n) print "all sessions:", t, n[t] }' tests/fuzz/executions.csv | sort
 exit $failed

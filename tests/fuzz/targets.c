@@ -17,6 +17,7 @@
 #include "model/config.h"
 #include "model/tool_calls.h"
 #include "policy/platform.h"
+#include "server/head.h"
 #include "server/items.h"
 #include "server/request.h"
 #include "server/sse.h"
@@ -231,6 +232,36 @@ static void fuzz_items(const uint8_t *bytes, size_t n)
     json_free(sent);
 }
 
+/* A head as it comes: a line per header, "name: value" (no colon: it has no value); the first line is the
+ * path.  The order of headers does not matter to what is decided. */
+static void fuzz_http_head(const uint8_t *bytes, size_t n)
+{
+    struct head h = {.uri_bytes = n};
+    struct fault f = {0};
+    char *text = xmalloc(n + 1), *at = text, *line;
+    memcpy(text, bytes, n);
+    text[n] = 0;
+    char *path = strsep(&at, "\n");
+    for (const char *const *r = (const char *const[]){"/", "/v1/models/", "/v1/chat", NULL};
+         *r != NULL; r++)
+        if (head_path_is(*r, path))
+            MUST(strncmp(path, *r, strlen(*r)) == 0);
+    while ((line = strsep(&at, "\n")) != NULL) {
+        char *value = strchr(line, ':');
+        if (value != NULL)
+            *value++ = 0;
+        head_add(&h, line, value);
+    }
+    uint64_t max_body_bytes = 1 << 20;
+    if (head_check(&h, max_body_bytes, &f) != 0) {
+        must_be_fault(&f);
+    } else { /* one way to tell the length at most, and within bounds */
+        MUST(h.n_length + h.n_encoding <= 1 && !h.bad_length && !h.bad_encoding);
+        MUST(h.length <= max_body_bytes && h.uri_bytes <= HEAD_MAX_URI_BYTES);
+    }
+    free(text);
+}
+
 /* What a client takes out of the frames is what was put in, whatever line breaks it has. */
 static void fuzz_sse(const uint8_t *bytes, size_t n)
 {
@@ -365,6 +396,7 @@ const struct fuzz_target fuzz_targets[] = {
     {"tool-calls", fuzz_tool_calls},
     {"request", fuzz_request},
     {"items", fuzz_items},
+    {"http-head", fuzz_http_head},
     {"sse", fuzz_sse},
     {"chunk-header", fuzz_chunk_header},
     {"chunk-table", fuzz_chunk_table},
