@@ -13,6 +13,12 @@ HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 MODEL = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "models/stories260K")
 
 
+# For tests that look for state in the store: `auto` saves and restores nothing where it measures that computing again
+# is faster, and with models this small that depends on what else the machine does.  A forced plan does without what
+# the device still has, so these tests wait for what they look for to be committed (/v1/cache/flush).
+SAVING = ("--plan", "kv")
+
+
 class Server:
     """hcache serve on a free port; stderr is collected in .log"""
 

@@ -105,7 +105,7 @@ store=$tmp/store
 run_hc run "$good" "${gen[@]}" --store "$store" --save both
 check "saving changes nothing" same_output
 check "two chunks are committed" json_is 'j["committed_tokens"] >= 128' True
-run_hc run "$good" "${gen[@]}" --store "$store"
+run_hc run "$good" "${gen[@]}" --store "$store" --plan kv
 check "restoring changes nothing" same_output
 check "the stored prefix was used" json_is 'j["cached_tokens"]' 128
 
@@ -136,7 +136,7 @@ check "a store of another model: its own output" \
 check "a store of another model: a miss" json_is 'j["cached_tokens"]' 0
 run_hc run "$good" "${gen[@]}" --store "$store" --dtype bf16
 check "another state dtype: a miss" json_is 'j["cached_tokens"]' 0
-run_hc run "$good" "${gen[@]}" --store "$store"
+run_hc run "$good" "${gen[@]}" --store "$store" --plan kv
 check "and the first model still finds its state" json_is 'j["cached_tokens"]' 128
 check "with its own output" same_output
 

@@ -44,7 +44,7 @@ head -c -1 "$file" >"$tmp/cut" && cat "$tmp/cut" >"$file"
 refused "cut off" "it is cut off" ""
 
 sed -i 's/^machine = .*/machine = elsewhere/' "$file"
-run_hc "${run[@]}"
+run_hc "${run[@]}" --plan kv
 check "run goes on with another machine's profile" json_is 'j["cached_tokens"]' 192
 
 run_hc profile "$model"

@@ -16,7 +16,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 import scripted_model  # noqa: E402
-from serve_client import HC, Server, Stream  # noqa: E402
+from serve_client import HC, SAVING, Server, Stream  # noqa: E402
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "12"))
@@ -65,7 +65,7 @@ def tokens_in(db, name):
 
 def test_continue(tmp):
     store = os.path.join(tmp, "s")
-    server = Server(MODEL, "--store", store, "--no-reuse")
+    server = Server(MODEL, *SAVING, "--store", store, "--no-reuse")
     first = respond(server, LONG)
     check("a response is an object of the API", first["object"] == "response" and first["id"].startswith("resp_") and
           first["status"] in ("completed", "incomplete") and first["usage"]["input_tokens"] > 64, first)
@@ -108,7 +108,7 @@ def test_continue(tmp):
     before_kept, before = tokens_in(db, first["id"])
     check("a turn keeps all tokens of the turn before it", kept == before_kept + len(before) and
           before_kept == 0 and len(rest) > 0, (kept, len(before)))
-    server = Server(MODEL, "--store", store)
+    server = Server(MODEL, *SAVING, "--store", store)
     check("after kill -9 the response is as it was", server.request("GET", "/v1/responses/" + second["id"])[2] == second)
     third = respond(server, "And then?", previous_response_id=second["id"])
     check("and its state is restored", third["usage"]["input_tokens_details"]["cached_tokens"] >= 64 and
@@ -117,7 +117,7 @@ def test_continue(tmp):
     check("other instructions are another text, and it says so",
           "retokenised" in (other["timings"]["miss"] or ""), other["timings"])
     check("a server that stops says so", server.stop() == 0)
-    server = Server(MODEL, "--store", store, "--dtype", "f32")
+    server = Server(MODEL, *SAVING, "--store", store, "--dtype", "f32")
     moved = respond(server, "And then?", previous_response_id=second["id"])
     check("for another model the text stays, and the reason is said",
           "another model or build" in (moved["timings"]["miss"] or "") and
@@ -261,7 +261,7 @@ def test_bad_input(tmp):
 
 def test_erased_state(tmp):
     """Chunks go with the last turn that has them, pinned or not, and stay while another has them."""
-    server = Server(MODEL, "--store", os.path.join(tmp, "s"))
+    server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "s"))
 
     def stored(name):
         return server.post("/v1/cache/lookup", {"response_id": name})[2]["stored_tokens"]
@@ -287,7 +287,7 @@ def test_erased_state(tmp):
     server.stop()
     left = [f for f in os.listdir(os.path.join(tmp, "s")) if needle in open(os.path.join(tmp, "s", f), "rb").read()]
     check("no file has its tokens any more", not left, left)
-    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--conversation-ttl", "1")
+    server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "s"), "--conversation-ttl", "1")
     a = respond(server, LONG)
     v = server.post("/v1/conversations", {"items": [{"role": "user", "content": "x"}]})[2]
     for _ in range(300):  # the conversation is younger
@@ -302,7 +302,7 @@ def test_erased_state(tmp):
 
 
 def test_cache(tmp):
-    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--salt-quota", "4M")
+    server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--salt-quota", "4M")
     alice, bob = ({"Authorization": "Bearer " + k} for k in ("alice", "bob"))
 
     def ask(what, headers=alice, **body):
@@ -434,7 +434,7 @@ def test_run(tmp):
     store = os.path.join(tmp, "s")
 
     def talk(lines, *options, kill_after=None):
-        p = subprocess.Popen([HC, "run", MODEL, "-i", "--conversation", "birds", "--store", store, "-v", *options],
+        p = subprocess.Popen([HC, "run", MODEL, "-i", "--conversation", "birds", "--store", store, "-v", *SAVING, *options],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if kill_after is None:
             out, err = p.communicate("".join(line + "\n" for line in lines).encode(), timeout=60)
@@ -451,7 +451,7 @@ def test_run(tmp):
     check("quit, go on: the state is restored", code2 == 0 and "after 2 turns" in err2 and
           out1.strip().split("\n")[-1] in err2 and " 0 restored" not in err2.split("prompt tokens,")[1], (out2, err2))
     talk(["Go on.", LONG + LONG], "--ignore-eos", "--max-tokens", "60", kill_after=70)
-    server = Server(MODEL, "--store", store)
+    server = Server(MODEL, *SAVING, "--store", store)
     listed = server.request("GET", "/v1/conversations")[2]["data"]
     check("the server has it, killed or not at a turn's end", len(listed) == 1 and listed[0]["title"] == "birds" and
           listed[0]["turns"] in (3, 4, 5), listed)
