@@ -19,6 +19,13 @@ MODEL = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "models/stori
 SAVING = ("--plan", "kv")
 
 
+def until(condition, seconds=60):
+    end = time.time() + seconds
+    while not condition() and time.time() < end:
+        time.sleep(0.02)
+    return condition()
+
+
 class Server:
     """hcache serve on a free port; stderr is collected in .log"""
 

@@ -18,6 +18,7 @@ if "HCACHE_IN_VENV" not in os.environ:
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import Server  # noqa: E402
+from tap import check, end  # noqa: E402
 
 try:
     from selenium import webdriver
@@ -34,17 +35,7 @@ if not BROWSER or not DRIVER:
 MODEL = "models/demo"
 SHOTS = os.environ.get("HCACHE_SHOTS")
 WAIT = 60
-n_results = n_failed = 0
 tmp = tempfile.mkdtemp(prefix="hcache-page.")
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}", flush=True)
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
 
 
 def until(condition, what):
@@ -243,5 +234,4 @@ finally:
     b.quit()
     server.stop()
     shutil.rmtree(tmp, ignore_errors=True)
-print(f"1..{n_results}")
-sys.exit(n_failed != 0)
+end()

@@ -11,38 +11,16 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import MODEL, SAVING, Server, Stream, post_bytes  # noqa: E402
+from serve_client import MODEL, SAVING, Server, Stream, post_bytes, until  # noqa: E402
+from tap import check, end, equal  # noqa: E402
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
 
 tmp = tempfile.mkdtemp(prefix="hcache-serve.")
-n_results = n_failed = 0
 LONG = ("Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her friends "
         "and her dog. One day she found a big red ball and she wanted to play with it all day long until it got dark. ")
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
-
-
-def equal(name, got, want):
-    check(name, got == want, f"got  {got!r}\nwant {want!r}")
-
-
-def until(condition, seconds=10):
-    end = time.time() + seconds
-    while time.time() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def cached(answer):
@@ -482,5 +460,4 @@ except Exception as e:  # noqa: BLE001
     check(repr(e), False)
 shutil.rmtree(tmp, ignore_errors=True)
 print(f"# {time.time() - started:.1f} s")
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

@@ -10,6 +10,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import MODEL, Server, Stream  # noqa: E402
+from tap import check, end  # noqa: E402
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
@@ -17,16 +18,6 @@ if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
 
 N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 300
 LIMIT_US = 50
-n_results = n_failed = 0
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
 
 
 def cpu_ns(server):
@@ -125,5 +116,4 @@ except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log)[-800:])
 print("# " + ", ".join(f"{k} {v / 1e9:.2f} s" for k, v in sorted(cpu_ns(server).items())))
 check("status 0", server.stop() == 0)
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

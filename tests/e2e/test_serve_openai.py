@@ -16,6 +16,7 @@ if "HCACHE_IN_VENV" not in os.environ:
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import MODEL, Server  # noqa: E402
+from tap import check, end, raises  # noqa: E402
 
 try:
     import openai
@@ -25,25 +26,6 @@ except ImportError:
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
-
-n_results = n_failed = 0
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
-
-
-def raises(kind, call):
-    try:
-        call()
-    except kind as e:
-        return e
-    return None
 
 
 def cached(r):
@@ -167,5 +149,4 @@ except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log))
 check("the server stops with status 0", server.stop() == 0)
 shutil.rmtree(store, ignore_errors=True)
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

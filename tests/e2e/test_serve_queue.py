@@ -5,27 +5,11 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, Stream  # noqa: E402
+from serve_client import Server, Stream, until  # noqa: E402
+from tap import check, end  # noqa: E402
 
 DEMO = "models/demo"
 QUEUE = 8
-n_results = n_failed = 0
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
-
-
-def until(condition, seconds=60):
-    end = time.time() + seconds
-    while not condition() and time.time() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def ask(n_tokens, **fields):
@@ -62,5 +46,4 @@ try:
 except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log)[-800:])
 check("status 0", server.stop() == 0)
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

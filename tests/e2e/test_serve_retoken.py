@@ -5,21 +5,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import MODEL, Server  # noqa: E402
+from tap import check, end  # noqa: E402
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
-
-n_results = n_failed = 0
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
 
 
 def chat(s, messages, **fields):
@@ -62,5 +52,4 @@ try:
 except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log)[-800:])
 check("status 0", server.stop() == 0)
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

@@ -17,21 +17,12 @@ import time
 sys.path.insert(0, os.path.dirname(__file__))
 import scripted_model  # noqa: E402
 from serve_client import HC, SAVING, Server, Stream  # noqa: E402
+from tap import check, end  # noqa: E402
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "12"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
-n_results = n_failed = 0
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 4
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}", flush=True)
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
 
 
 def respond(server, text, headers=None, **fields):
@@ -526,5 +517,4 @@ for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[
     except Exception as e:  # noqa: BLE001
         check(f"{test.__name__} ended with {e!r}", False)
     shutil.rmtree(folder, ignore_errors=True)
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

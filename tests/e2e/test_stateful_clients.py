@@ -16,6 +16,7 @@ if "HCACHE_IN_VENV" not in os.environ:
 sys.path.insert(0, os.path.dirname(__file__))
 import scripted_model  # noqa: E402
 from serve_client import Server  # noqa: E402
+from tap import check, end, raises  # noqa: E402
 
 try:
     import anthropic
@@ -26,24 +27,6 @@ except ImportError as e:
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 4
-n_results = n_failed = 0
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
-
-
-def raises(kind, call):
-    try:
-        call()
-    except kind as e:
-        return e
-    return None
 
 
 def run_openai(c, model):
@@ -203,5 +186,4 @@ tmp = tempfile.mkdtemp(prefix="hcache-clients.")
 serve_and_run(os.path.join(tmp, "s"), MODEL, "demo", (run_openai, 0), (run_anthropic, 1))
 serve_and_run(os.path.join(tmp, "t"), scripted_model.make(os.path.join(tmp, "scripted")), "scripted", (run_tools, 0, 1))
 shutil.rmtree(tmp, ignore_errors=True)
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

@@ -13,10 +13,13 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.dirname(__file__))
+from tap import check, end, skip  # noqa: E402
+
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 N_CASES = int(os.environ.get("SYSCALL_CASES", "5"))
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-syscalls."))
-n_results = n_failed = n_injected = 0
+n_injected = 0
 
 # system call, error, which of its calls on the store's files ("2": the second, "2+": from it on)
 PATH_CASES = [
@@ -28,21 +31,6 @@ PATH_CASES = [
 # calls that have no path: only the store uses them
 RING_CASES = [("io_uring_enter", "EIO", "2+"), ("io_uring_setup", "ENOSYS", "1+"), ("io_uring_enter", "EINTR", "1"),
               ("io_uring_setup", "EMFILE", "2+")]
-
-
-def check(name, ok, why=""):
-    global n_results, n_failed
-    n_results += 1
-    n_failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}")
-    if not ok:
-        print("# " + str(why).replace("\n", "\n# ")[:1500])
-
-
-def skip(name, why):
-    global n_results
-    n_results += 1
-    print(f"ok {n_results} - {name} # SKIP {why}")
 
 
 def command(ids, store=None):
@@ -173,5 +161,4 @@ finally:
 if os.environ.get("HCACHE_CAMPAIGN_OUT"):
     with open(os.environ["HCACHE_CAMPAIGN_OUT"], "w") as f:
         f.write(f"system calls made to fail: {n_injected}\n")
-print(f"1..{n_results}")
-sys.exit(bool(n_failed))
+end()

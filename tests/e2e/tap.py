@@ -1,0 +1,37 @@
+"""Results in the form that tools/run_tests.sh reads: "ok 1 - name", "not ok 2 - name", "1..2"."""
+import sys
+
+n_results = n_failed = 0
+
+
+def check(name, ok, why=""):
+    global n_results, n_failed
+    n_results += 1
+    n_failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {n_results} - {name}", flush=True)
+    if not ok:
+        print("# " + str(why).replace("\n", "\n# ")[:1500], flush=True)
+
+
+def equal(name, got, want):
+    check(name, got == want, f"got  {got!r}\nwant {want!r}")
+
+
+def skip(name, why):
+    global n_results
+    n_results += 1
+    print(f"ok {n_results} - {name} # SKIP {why}", flush=True)
+
+
+def raises(kind, call):
+    """The exception; None where none came."""
+    try:
+        call()
+    except kind as e:
+        return e
+    return None
+
+
+def end():
+    print(f"1..{n_results}")
+    sys.exit(bool(n_failed))
