@@ -107,9 +107,12 @@ static void count_end(struct service *s, const struct hcache_ticket *t)
     count_restore(s, r);
 }
 
-/* [lock] An average over some tens of requests. */
-static void learn_held(struct service *s, double seconds)
+/* [lock] Of a ticket whose sequence has finished. An average over some tens of requests. */
+static void learn_held(struct service *s, const struct hcache_ticket *t)
 {
+    if (t->state != TICKET_RUNNING)
+        return;
+    double seconds = (double)(clock_now_ns() - t->t_admit) * 1e-9;
     s->held_s += (seconds - s->held_s) * (s->held_s == 0 ? 1 : 1.0 / 16);
 }
 
@@ -262,8 +265,6 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     engine_stats(s->o.engine, &s->engine);
     s->stats.n_waiting -= t->state == TICKET_WAITING;
     s->stats.n_running -= t->state == TICKET_RUNNING;
-    if (t->state == TICKET_RUNNING)
-        learn_held(s, (double)(clock_now_ns() - t->t_admit) * 1e-9);
     t->state = TICKET_ENDED;
     count_end(s, t);
     bool given_up = t->given_up;
@@ -280,33 +281,19 @@ static bool has_finished(const struct hcache_ticket *t)
            (t->seq != NULL && seq_outcome(t->seq)->finish != FINISH_NONE);
 }
 
-/* [lock] Moves what has finished or was cancelled from *list to *done. */
-static void take_finished(struct hcache_ticket **list, struct hcache_ticket **done)
-{
-    while (*list != NULL) {
-        struct hcache_ticket *t = *list;
-        if (!has_finished(t)) {
-            list = &t->next;
-            continue;
-        }
-        *list = t->next;
-        t->next = *done;
-        *done = t;
-    }
-}
-
 /* Whether nobody has to wait for the disk any more. A fault of it was reported when it happened. */
 static bool is_settled(const struct hcache_ticket *t)
 {
     return t->cancel || saver_reached(t->service->o.saver, t->mark);
 }
 
-/* [lock] Moves what is settled to *done. */
-static void take_settled(struct hcache_ticket **list, struct hcache_ticket **done)
+/* [lock] Moves those that are so from *list to *done. */
+static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_ticket *),
+                 struct hcache_ticket **done)
 {
     while (*list != NULL) {
         struct hcache_ticket *t = *list;
-        if (!is_settled(t)) {
+        if (!is_so(t)) {
             list = &t->next;
             continue;
         }
@@ -335,12 +322,14 @@ static void end_finished(struct service *s)
     struct hcache_ticket *done = NULL, *settled = NULL;
     pthread_mutex_lock(&s->lock);
     s->may_settle = false;
-    take_settled(&s->settling, &settled);
-    take_finished(&s->live, &done);
-    take_finished(&s->queue, &done);
+    take(&s->settling, is_settled, &settled);
+    take(&s->live, has_finished, &done);
+    take(&s->queue, has_finished, &done);
     s->queue_end = &s->queue;
     while (*s->queue_end != NULL)
         s->queue_end = &(*s->queue_end)->next;
+    for (struct hcache_ticket *t = done; t != NULL; t = t->next)
+        learn_held(s, t); /* settling takes no place */
     pthread_mutex_unlock(&s->lock);
     while (settled != NULL) {
         struct hcache_ticket *t = settled;

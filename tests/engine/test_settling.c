@@ -47,11 +47,11 @@ static void only_the_durable_wait_for_the_disk(void **state)
     struct service *s;
     struct io *disk = et_disk(1, 1 << 26);
     et_open(&k, &(struct stack_opts){
-                    .io = disk, .dirs = et_dirs, .n_dirs = 2, .max_sequences = 2});
+                    .io = disk, .dirs = et_dirs, .n_dirs = 2, .max_sequences = 1});
     service_create(&(struct service_opts){.engine = k.engine,
                                           .saver = k.saver,
                                           .store = k.store,
-                                          .max_sequences = 2,
+                                          .max_sequences = 1,
                                           .max_context = 1024},
                    &s);
     assert_int_equal(service_start(s, 0, &err), 0);
