@@ -26,7 +26,7 @@ OPT_asan    := -O1 -DHC_DEBUG -fsanitize=address,undefined -fno-sanitize-recover
 OPT_tsan    := -O1 -DHC_DEBUG -fsanitize=thread -fno-omit-frame-pointer -fno-var-tracking
 OPT_cov     := -O0 -DHC_DEBUG --coverage
 # For clang: build/fuzz/fuzz looks for inputs that break a parser (tests/fuzz, make fuzz).
-OPT_fuzz    := -O1 -DHC_DEBUG -fsanitize=fuzzer-no-link,address,undefined \
+OPT_fuzz    := -O2 -DHC_DEBUG -fsanitize=fuzzer-no-link,address,undefined \
                -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 VARIANTS    := release debug asan tsan cov fuzz
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)

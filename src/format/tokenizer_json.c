@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK_BYTES (1u << 20)
+/* Blocks double from the first to the second size: a small file is not to cost what a large one does. */
+#define FIRST_BLOCK_BYTES (1u << 12)
+#define BLOCK_BYTES       (1u << 20)
 
 /* --- strings ------------------------------------------------------------------------------ */
 
@@ -18,7 +20,9 @@
 static char *take(struct tokenizer_json *t, size_t n)
 {
     if (t->n_blocks == 0 || t->block_cap - t->block_used < n + 1) {
-        t->block_cap = n + 1 > BLOCK_BYTES ? n + 1 : BLOCK_BYTES;
+        size_t cap = t->n_blocks == 0 ? FIRST_BLOCK_BYTES : t->block_cap * 2;
+        cap = cap < BLOCK_BYTES ? cap : BLOCK_BYTES;
+        t->block_cap = n + 1 > cap ? n + 1 : cap;
         t->block_used = 0;
         t->blocks = xrealloc(t->blocks, (t->n_blocks + 1) * sizeof *t->blocks);
         t->blocks[t->n_blocks++] = xmalloc(t->block_cap);
