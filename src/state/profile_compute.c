@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -129,25 +128,21 @@ static int run_embed(struct bench *b, int n)
     return model_embed(b->m, b->w, b->s, mat_rows(b->x, 0, n), b->ids, &r);
 }
 
-/* Processor time that all threads of this process have had. */
-static int64_t cpu_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* One run: its time, and which share of the processors we had meanwhile. */
+/* One run: its time, and which share of the processor time that its threads were ready to use they had.
+ * (Not of all processors: a small product is one thread's work.) */
 static int run_once(struct bench *b, int (*fn)(struct bench *, int), int n, int64_t *ns,
                     double *share)
 {
-    int64_t cpu = cpu_now_ns(), t0 = clock_now_ns();
+    struct clock_cpu before = clock_cpu_now();
+    int64_t t0 = clock_now_ns();
     int rc = fn(b, n);
     if (rc == 0)
         rc = stream_sync(b->s);
     *ns = clock_now_ns() - t0;
-    *share = (double)(cpu_now_ns() - cpu) /
-             ((double)*ns * pool_threads(b->m->dev->pool) + 1);
+    struct clock_cpu after = clock_cpu_now();
+    double ran = (double)(after.ran_ns - before.ran_ns);
+    double waited = (double)(after.waited_ns - before.waited_ns);
+    *share = ran > 0 && waited > 0 ? ran / (ran + waited) : 1;
     return rc;
 }
 
@@ -310,8 +305,7 @@ static int add_layer(struct samples *v, struct bench *b, int past, int n)
 
 static void note_share(struct platform *p, const struct bench *b)
 {
-    double share = b->share < 1 ? b->share : 1;
-    p->cpu_share = p->cpu_share > 0 && p->cpu_share < share ? p->cpu_share : share;
+    p->cpu_share = p->cpu_share > 0 && p->cpu_share < b->share ? p->cpu_share : b->share;
 }
 
 static int fit_layer(struct platform *p, struct bench *b, int rows, bool full)
