@@ -111,15 +111,17 @@ static bool is_own_tail(const struct saver *s, const struct sha256 *key)
 
 /* --- one chunk -------------------------------------------------------------------------------- */
 
-/* Lays one layer's K and V out as a KV block, so that a restore need not transpose. */
-static int pack(struct saver *s, const struct save_chunk *c, int l, const void **bytes)
+/* Lays one layer's K and V out as a KV block, so that a restore need not transpose: when the store
+ * asks for the record, which writes it while it is in the cache. */
+static const void *pack(void *arg, const struct store_record *r)
 {
+    const struct save_chunk *c = arg;
+    struct saver *s = c->seq->saver;
     const struct model *m = s->o.model;
-    uint8_t *to = (uint8_t *)s->packed.ptr + (size_t)l * s->record_bytes[STORE_KV];
-    struct mat rows = mat_of(save_record(c, l, STORE_KV), m->dtype, STORE_CHUNK_TOKENS,
-                             2 * model_kv_dim(m));
-    *bytes = to;
-    return model_kv_pack(m, s->pack_stream, to, rows);
+    struct mat rows = mat_of(save_record(c, r->layer, STORE_KV), m->dtype,
+                             STORE_CHUNK_TOKENS, 2 * model_kv_dim(m));
+    int rc = model_kv_pack(m, s->pack_stream, s->packed.ptr, rows);
+    return rc == 0 ? s->packed.ptr : NULL;
 }
 
 static bool wants(const struct save_chunk *c, int l, int kind,
@@ -139,10 +141,9 @@ static bool wants_any(const struct saver *s, const struct save_chunk *c,
     return false;
 }
 
-/* The records that the policy asks for and `without` does not name. */
-static int make_records(struct saver *s, const struct save_chunk *c,
-                        const struct store_mask *without, struct store_record *records,
-                        int *n_records, struct err *err)
+/* The records that the policy asks for and `without` does not name; returns how many. */
+static int make_records(struct saver *s, struct save_chunk *c,
+                        const struct store_mask *without, struct store_record *records)
 {
     bool is_full = c->n_tokens == STORE_CHUNK_TOKENS;
     int n = 0;
@@ -151,20 +152,19 @@ static int make_records(struct saver *s, const struct save_chunk *c,
             enum store_kind kind = (enum store_kind)k;
             if (!wants(c, l, k, without))
                 continue;
-            const void *bytes = save_record(c, l, kind);
-            int rc = kind == STORE_KV && is_full ? pack(s, c, l, &bytes) : 0;
-            if (rc != 0)
-                return err_set(err, rc, "packing a chunk: %s", err_name(rc));
-            size_t row = s->record_bytes[kind] / STORE_CHUNK_TOKENS;
-            records[n++] = (struct store_record){
-                .layer = l,
-                .kind = kind,
-                .bytes = bytes,
-                .n_bytes = (uint32_t)((size_t)c->n_tokens * row)};
+            struct store_record r = {.layer = l, .kind = kind};
+            r.n_bytes = (uint32_t)((size_t)c->n_tokens * s->record_bytes[kind] /
+                                   STORE_CHUNK_TOKENS);
+            if (kind == STORE_KV && is_full) {
+                r.make = pack;
+                r.make_arg = c;
+            } else {
+                r.bytes = save_record(c, l, kind);
+            }
+            records[n++] = r;
         }
     }
-    *n_records = n;
-    return 0;
+    return n;
 }
 
 static void hold_pin(struct saver *s, struct save_seq *q, const struct store_hit *hit)
@@ -176,7 +176,7 @@ static void hold_pin(struct saver *s, struct save_seq *q, const struct store_hit
 
 /* What another sequence has stored under the same key is neither packed nor written again: equal
  * prefixes are stored once, and records of a kind that was not saved then are added. */
-static int append(struct saver *s, const struct save_chunk *c, struct sha256 *key,
+static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
                   enum save_end *end, struct err *err)
 {
     struct store_record records[STORE_MAX_LAYERS * STORE_KINDS];
@@ -201,9 +201,8 @@ static int append(struct saver *s, const struct save_chunk *c, struct sha256 *ke
         rc = fill_from_tail(s, c, err);
         *end = rc != 0 ? SAVE_END_TAIL : SAVE_END_FAULT;
     }
-    if (rc == 0)
-        rc = make_records(s, c, &without, records, &chunk.n_records, err);
     if (rc == 0) { /* also with no records: it counts as a use */
+        chunk.n_records = make_records(s, c, &without, records);
         rc = store_append(s->o.store, &chunk, err);
         *end = rc == ERR_LIMIT       ? SAVE_END_CAP
                : rc == -ENOMEM       ? SAVE_END_MEMORY

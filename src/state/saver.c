@@ -109,15 +109,14 @@ static int reserve_memory(struct saver *s, struct err *err)
     int rc = save_memory_init(&s->memory, bytes, smallest);
     if (rc != 0)
         return err_set(err, rc, "memory for chunks to be saved: %zu bytes", bytes);
-    rc = buf_alloc(m->dev, MEM_HOST, (size_t)m->cfg.n_layers * s->record_bytes[STORE_KV],
-                   &s->packed, err);
+    rc = buf_alloc(m->dev, MEM_HOST, s->record_bytes[STORE_KV], &s->packed, err);
     size_t record = s->record_bytes[STORE_KV] > s->record_bytes[STORE_HIDDEN]
                         ? s->record_bytes[STORE_KV]
                         : s->record_bytes[STORE_HIDDEN];
     if (rc == 0)
         rc = buf_alloc(m->dev, MEM_PINNED, round_up(record, STORE_ALIGN), &s->tail_record,
                        err);
-    return rc == 0 ? 0 : err_wrap(err, "memory for one chunk as it is stored");
+    return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
 /* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep the device and

@@ -65,7 +65,7 @@ struct saver {
     /* The writer's: */
     pthread_t writer;
     struct stream *pack_stream;
-    struct buf packed; /* K and V of one chunk in a block's layout [n_layers][kv record] */
+    struct buf packed;           /* one layer's K and V of a chunk, in a block's layout */
     struct store_reader *reader; /* of tails; NULL until the first one */
     struct buf tail_record;      /* what it reads to: one record */
     /* Tails that this process wrote for sessions, the latest: a ring.  They are removed when they are

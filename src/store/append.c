@@ -13,7 +13,7 @@
 /* The extent to be written on one device. */
 struct draft {
     struct chunk_header h;
-    const void *bytes[CHUNK_MAX_RECORDS];
+    const struct store_record *from[CHUNK_MAX_RECORDS];
     struct extent *x;
 };
 
@@ -68,11 +68,11 @@ static void draft_insert(struct draft *d, const struct store_record *r)
         if (before->kind * STORE_MAX_LAYERS + before->layer < order)
             break;
         d->h.records[at] = d->h.records[at - 1];
-        d->bytes[at] = d->bytes[at - 1];
+        d->from[at] = d->from[at - 1];
     }
     d->h.records[at] = (struct chunk_record){
         .n_bytes = r->n_bytes, .layer = (uint8_t)r->layer, .kind = (uint8_t)r->kind};
-    d->bytes[at] = r->bytes;
+    d->from[at] = r;
 }
 
 static struct draft *draft_new(const struct store *s, const struct store_chunk *c,
@@ -173,7 +173,7 @@ static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
     for (int i = 0; i < s->media->n_devices; i++) {
         if (drafts[i] == NULL)
             continue;
-        int rc = s->media->ops->write(s->media, &drafts[i]->h, drafts[i]->bytes, err);
+        int rc = s->media->ops->write(s->media, &drafts[i]->h, drafts[i]->from, err);
         if (rc != 0)
             return rc;
     }

@@ -49,8 +49,8 @@ static void dram_close(struct media *m)
     free(d);
 }
 
-static int dram_write(struct media *m, struct chunk_header *h, const void *const *bytes,
-                      struct err *err)
+static int dram_write(struct media *m, struct chunk_header *h,
+                      const struct store_record *const *from, struct err *err)
 {
     CHECK(h->device == 0 && h->offset + h->n_bytes <= m->segment_bytes);
     uint8_t *segment = segment_get(dram_of(m), h->segment, true);
@@ -60,7 +60,10 @@ static int dram_write(struct media *m, struct chunk_header *h, const void *const
     uint8_t *extent = segment + h->offset;
     for (int i = 0; i < h->n_records; i++) {
         struct chunk_record *r = &h->records[i];
-        memcpy(extent + r->offset, bytes[i], r->n_bytes);
+        const void *bytes = media_record_bytes(from[i], err);
+        if (bytes == NULL)
+            return -EIO;
+        memcpy(extent + r->offset, bytes, r->n_bytes);
         r->checksum = checksum64(extent + r->offset, r->n_bytes);
     }
     chunk_header_encode(h, extent);

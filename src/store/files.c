@@ -329,19 +329,26 @@ static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
     }
 }
 
-/* Checksum, copy, pad: one record while it is in the cache. */
-static void stream_record(struct stream *st, struct chunk_record *r, const void *bytes)
+/* Make, checksum, copy, pad: one record while it is in the cache. */
+static void stream_record(struct stream *st, struct chunk_record *r,
+                          const struct store_record *from)
 {
+    const void *bytes = media_record_bytes(from, st->err);
+    if (bytes == NULL) {
+        st->status = -EIO;
+        return;
+    }
     r->checksum = checksum64(bytes, r->n_bytes);
     stream_put(st, bytes, r->n_bytes);
     stream_put(st, NULL, round_up(r->n_bytes, STORE_ALIGN) - r->n_bytes);
 }
 
-static int extent_write(struct stream *st, struct chunk_header *h, const void *const *bytes)
+static int extent_write(struct stream *st, struct chunk_header *h,
+                        const struct store_record *const *from)
 {
     stream_put(st, NULL, CHUNK_HEADER_BYTES);
-    for (int i = 0; i < h->n_records; i++)
-        stream_record(st, &h->records[i], bytes[i]);
+    for (int i = 0; i < h->n_records && st->status == 0; i++)
+        stream_record(st, &h->records[i], from[i]);
     if (st->status == 0) {
         size_t first_bytes = h->n_bytes < IO_PIECE_BYTES ? h->n_bytes : IO_PIECE_BYTES;
         chunk_header_encode(h, piece_buf(st, 0));
@@ -355,8 +362,8 @@ static int extent_write(struct stream *st, struct chunk_header *h, const void *c
     return st->status;
 }
 
-static int files_write(struct media *m, struct chunk_header *h, const void *const *bytes,
-                       struct err *err)
+static int files_write(struct media *m, struct chunk_header *h,
+                       const struct store_record *const *from, struct err *err)
 {
     struct files *f = files_of(m);
     struct segment *seg;
@@ -372,7 +379,7 @@ static int files_write(struct media *m, struct chunk_header *h, const void *cons
                         .offset = h->offset,
                         .stuck_ns = f->stuck_ns,
                         .err = err};
-    rc = extent_write(&st, h, bytes);
+    rc = extent_write(&st, h, from);
     if (io_queue_outstanding(w->queue) == 0) {
         memset(w->busy, 0, sizeof w->busy);
         writer_put(f, w);

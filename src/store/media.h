@@ -6,6 +6,9 @@
 #ifndef STORE_MEDIA_H
 #define STORE_MEDIA_H
 
+#include <errno.h>
+
+#include "base/err.h"
 #include "store/chunk.h"
 
 struct io;
@@ -15,10 +18,10 @@ struct media;
 struct media_ops {
     void (*close)(struct media *m);
 
-    /* Writes the extent that h describes (place, key, tokens, records with layout), computing each
-     * record's checksum from bytes[i] into h.  Not durable.  On an error nothing is in flight. */
-    int (*write)(struct media *m, struct chunk_header *h, const void *const *bytes,
-                 struct err *err);
+    /* Writes the extent that h describes (place, key, tokens, records with layout) with the bytes of
+     * from[i], computing each record's checksum into h.  Not durable.  On an error nothing is in flight. */
+    int (*write)(struct media *m, struct chunk_header *h,
+                 const struct store_record *const *from, struct err *err);
 
     /* Makes every write that returned before the call durable.  An error is final: what those
      * writes left on the device is unknown and stays unknown. */
@@ -48,6 +51,16 @@ struct media {
     int n_devices;
     uint64_t segment_bytes;
 };
+
+/* What a record is made of, as it is to be written; NULL with an error where it cannot be had. */
+static inline const void *media_record_bytes(const struct store_record *r, struct err *err)
+{
+    const void *bytes = r->bytes != NULL ? r->bytes : r->make(r->make_arg, r);
+    if (bytes == NULL)
+        err_set(err, -EIO, "the %s of layer %d could not be made",
+                r->kind == STORE_KV ? "KV" : "hidden states", r->layer);
+    return bytes;
+}
 
 /* Memory, one device. Segments are mapped as they are needed. */
 struct media *dram_open(uint64_t segment_bytes);

@@ -117,6 +117,11 @@ struct store_record {
     enum store_kind kind;
     const void *bytes;
     uint32_t n_bytes;
+    /* Where bytes is NULL: makes them when it is their turn to be written, which is once at most, so that
+     * a chunk's need not be there all at once.  They are good until the next call; NULL: they could
+     * not be made, and the append fails. */
+    const void *(*make)(void *arg, const struct store_record *r);
+    void *make_arg;
 };
 
 struct store_chunk {

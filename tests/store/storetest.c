@@ -74,8 +74,10 @@ int st_append_layers(struct store *s, const struct st_shape *shape, const struct
                 continue;
             uint8_t *bytes = xmalloc(shape->n_bytes[k]);
             st_fill(&sc.key, l, (enum store_kind)k, bytes, shape->n_bytes[k]);
-            records[sc.n_records++] = (struct store_record){l, (enum store_kind)k, bytes,
-                                                            shape->n_bytes[k]};
+            records[sc.n_records++] = (struct store_record){.layer = l,
+                                                            .kind = (enum store_kind)k,
+                                                            .bytes = bytes,
+                                                            .n_bytes = shape->n_bytes[k]};
         }
     }
     int rc = store_append(s, &sc, err);

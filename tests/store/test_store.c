@@ -49,6 +49,64 @@ static void round_trip(struct st_place *p)
     store_close(s);
 }
 
+/* Records that are made when it is their turn, all in the same memory; the n-th cannot be made. */
+struct maker {
+    struct sha256 key;
+    uint8_t bytes[16384];
+    int n_made, fail_at;
+};
+
+static const void *make(void *arg, const struct store_record *r)
+{
+    struct maker *m = arg;
+    assert_true(r->n_bytes <= sizeof m->bytes);
+    if (m->n_made++ == m->fail_at)
+        return NULL;
+    st_fill(&m->key, r->layer, r->kind, m->bytes, r->n_bytes);
+    return m->bytes;
+}
+
+static void made_late(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx c = {1, 2, 3, 0, NULL};
+    struct maker m = {.fail_at = 3};
+    struct store_record records[STORE_KINDS * 3];
+    struct store_chunk chunk = {.fingerprint = st_fingerprint(c.model),
+                                .owner = store_owner(c.salt),
+                                .records = records};
+    struct store_stats st;
+    struct err why = {0};
+    for (int i = 0; i < STORE_KINDS * 3; i++) {
+        enum store_kind kind = (enum store_kind)(i % STORE_KINDS);
+        records[chunk.n_records++] = (struct store_record){
+            .layer = i / STORE_KINDS,
+            .kind = kind,
+            .n_bytes = st_small.n_bytes[kind],
+            .make = make,
+            .make_arg = &m};
+    }
+    st_keys(&c, 1, &m.key);
+    chunk.key = m.key;
+    chunk.parent = store_root_key(&chunk.fingerprint, c.salt);
+    st_tokens(&c, 0, chunk.tokens);
+    assert_int_equal(store_append(s, &chunk, &why), -EIO);
+    assert_non_null(strstr(why.msg, "could not be made"));
+    OK(store_commit(s, err));
+    store_stats(s, &st);
+    assert_int_equal(st.used_bytes, 0);
+    assert_true(store_audit(s));
+    m.fail_at = -1;
+    OK(store_append(s, &chunk, err));
+    OK(store_commit(s, err));
+    check(s, &c, 1, 1, 6);
+    m.n_made = 0;
+    OK(store_append(s, &chunk, err)); /* all is there: nothing is made */
+    assert_int_equal(m.n_made, 0);
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
 static void prefix_sharing(struct st_place *p)
 {
     struct store *s = st_open(p);
@@ -357,6 +415,7 @@ int main(void)
         bool one_device;
     } bodies[] = {
         {round_trip, "round trip", false},
+        {made_late, "records made late", false},
         {prefix_sharing, "prefix sharing", false},
         {samples, "samples", false},
         {backfill, "backfill", false},
