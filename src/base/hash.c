@@ -12,9 +12,24 @@
 #include "base/bytes.h"
 #include "base/check.h"
 
+#if defined(__x86_64__)
+__attribute__((target("avx"))) static void clear_upper_halves(void)
+{
+    __asm__ volatile("vzeroupper" : : : "memory");
+}
+#endif
+
+/* Debian's libxxhash 0.8.1 returns from its vector code without vzeroupper.  The thread then pays for
+ * every change between SSE code (most of this program) and VEX code (libm) until somebody else clears
+ * the upper halves: fmaf took 130 ns instead of 1 (docs/PERF.md, 2026-11-21). */
 uint64_t checksum64(const void *bytes, size_t n)
 {
-    return XXH3_64bits(bytes, n);
+    uint64_t sum = XXH3_64bits(bytes, n);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx"))
+        clear_upper_halves();
+#endif
+    return sum;
 }
 
 struct sha256_ctx *sha256_begin(void)

@@ -107,6 +107,37 @@ static void rng_stays_in_range_and_is_even(void **state)
         assert_int_equal(rng_below(&r, 1), 0);
 }
 
+/* What SSE code that runs next would pay for: see checksum64. */
+static void checksum_leaves_no_vector_state(void **state)
+{
+    (void)state;
+#if defined(__x86_64__)
+    if (!__builtin_cpu_supports("avx")) {
+        print_message("skipped: this CPU has no AVX\n");
+        skip();
+    }
+    static uint8_t bytes[65536];
+    float upper[8][4];
+    struct rng r = {4};
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)rng_u64(&r);
+    uint64_t sum = checksum64(bytes, sizeof bytes);
+    __asm__ volatile("vextractf128 $1, %%ymm0, %0\n\tvextractf128 $1, %%ymm1, %1\n\t"
+                     "vextractf128 $1, %%ymm2, %2\n\tvextractf128 $1, %%ymm3, %3\n\t"
+                     "vextractf128 $1, %%ymm4, %4\n\tvextractf128 $1, %%ymm5, %5\n\t"
+                     "vextractf128 $1, %%ymm6, %6\n\tvextractf128 $1, %%ymm7, %7"
+                     : "=m"(upper[0]), "=m"(upper[1]), "=m"(upper[2]), "=m"(upper[3]),
+                       "=m"(upper[4]), "=m"(upper[5]), "=m"(upper[6]), "=m"(upper[7])
+                     : "r"(sum));
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 4; k++)
+            assert_true(upper[i][k] == 0);
+#else
+    print_message("skipped: not x86-64\n");
+    skip();
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -115,6 +146,7 @@ int main(void)
         cmocka_unit_test(fields_do_not_run_together),
         cmocka_unit_test(checksum_vectors),
         cmocka_unit_test(checksum_sees_every_bit),
+        cmocka_unit_test(checksum_leaves_no_vector_state),
         cmocka_unit_test(rng_vectors),
         cmocka_unit_test(rng_stays_in_range_and_is_even),
     };
