@@ -203,16 +203,14 @@ tsan:
 	@$(MAKE) --no-print-directory VARIANT=tsan test
 
 coverage:
-	@find build/cov -name '*.gcda' -delete 2>/dev/null || true
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=cov tests
-	@TESTS='^(base|io|store)/' TEST_TIMEOUT=1200 tools/run_tests.sh build/cov
-	@python3 tools/coverage.py build/cov
+	@tools/coverage.sh build/cov
 
 # A hundred times kill -9 in the middle of a turn (the test suite does it a dozen times).
 kill-turns: all
 	@KILL_CYCLES=100 KILL_SEED=$$(date +%s) HCACHE_BUILD=$(B) python3 tests/e2e/test_stateful.py kill
 
-CRASH_TESTS := $(addprefix $(B)/tests/store/test_,campaign crash damage parts)
+CRASH_TESTS := $(addprefix $(B)/tests/store/test_,campaign crash damage bits parts)
 
 crash: $(B)/hcache $(CRASH_TESTS)
 	@tools/crash.sh $(B) short

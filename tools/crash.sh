@@ -39,6 +39,7 @@ part() { # part NAME COMMAND...
 } &
 part images HCACHE_CAMPAIGN=$images "$build/tests/store/test_campaign"
 part damage HCACHE_FLIPS=$flips "$build/tests/store/test_damage"
+part bits "$build/tests/store/test_bits"
 part bugs HCACHE_CRASH_IMAGES=200 "$build/tests/store/test_crash" # the seeded bugs must be caught
 part bounds "$build/tests/store/test_parts"
 wait $! || failed=1

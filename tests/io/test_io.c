@@ -247,6 +247,58 @@ static void test_space_and_random(void **state)
     assert_memory_not_equal(a, b, sizeof a);
 }
 
+/* What no file can hold is refused before any system call, and changes nothing. */
+static void test_bounds(void **state)
+{
+    struct iotest *t = begin(state);
+    struct err err = {0};
+    struct io_file *f = open_new(t, "f", 0);
+    uint8_t b[8];
+    uint64_t size;
+    static const uint64_t beyond[] = {UINT64_MAX, UINT64_MAX - 7, INT64_MAX, INT64_MAX - 7};
+    assert_int_equal(io_file_pwrite(f, "bounded", 7, 0, NULL), 0);
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(io_file_pread(f, b, sizeof b, beyond[i], &err), -EINVAL);
+        assert_non_null(strstr(err.msg, "read 8 bytes at "));
+        assert_int_equal(io_file_pwrite(f, b, sizeof b, beyond[i], &err), -EINVAL);
+        assert_int_equal(io_file_pread_some(f, b, sizeof b, beyond[i], &(size_t){0}, &err),
+                         -EINVAL);
+        assert_int_equal(io_file_allocate(f, beyond[i], 8, &err), -EINVAL);
+    }
+    assert_int_equal(io_file_pread(f, b, sizeof b, INT64_MAX - 8, NULL), -ENODATA);
+    assert_int_equal(io_file_truncate(f, (uint64_t)INT64_MAX + 1, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "truncate "));
+    assert_int_equal(io_file_allocate(f, 0, 0, &err), -EINVAL);
+    assert_int_equal(io_file_punch(f, 0, 0, &err), -EINVAL);
+    assert_int_equal(io_file_punch(f, 1, IO_ALIGN, &err), -EINVAL);
+    assert_int_equal(io_file_punch(f, 0, 1, &err), -EINVAL);
+    assert_int_equal(io_file_punch(f, UINT64_MAX - IO_ALIGN + 1, 2 * IO_ALIGN, &err),
+                     -EINVAL);
+    assert_int_equal(io_file_punch(f, (uint64_t)INT64_MAX + 1, IO_ALIGN, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "punch "));
+    assert_int_equal(io_file_size(f, &size, NULL), 0);
+    assert_int_equal(size, 7);
+    assert_int_equal(io_file_pread(f, b, 7, 0, NULL), 0);
+    assert_memory_equal(b, "bounded", 7);
+    io_file_close(f);
+    io_file_close(NULL);
+    io_close(NULL);
+}
+
+/* A name without a folder lies in the current one. */
+static void test_parents(void **state)
+{
+    struct iotest *t = begin(state);
+    char *slashes = strdup(iotest_path(t, "x///"));
+    assert_int_equal(io_mkdir(t->io, iotest_path(t, "x"), NULL), 0);
+    assert_int_equal(io_parent_sync(t->io, slashes, NULL), 0);
+    assert_int_equal(io_parent_sync(t->io, "/x", NULL), 0);
+    assert_int_equal(io_parent_sync(t->io, "x", NULL), 0);
+    assert_int_equal(io_parent_sync(t->io, "", NULL), -ENOENT);
+    assert_int_equal(io_mkdirs(t->io, "", NULL), 0); /* nothing is asked for */
+    free(slashes);
+}
+
 #define ON(kind, test)                                                                     \
     {                                                                                      \
 #test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
@@ -267,6 +319,9 @@ int main(void)
         ALL(test_names),
         ALL(test_rename),
         ALL(test_space_and_random),
+        ALL(test_bounds),
+        ON("uring", test_parents),
+        ON("pread", test_parents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,94 @@
+/* damage.c - see damage.h. */
+#include "damage.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+#include "io/io_sim.h"
+#include "store/bugs.h"
+
+const struct st_ctx damage_ctx = {1, 2, 2, 0, NULL}, damage_sibling = {1, 3, 2, 0, NULL};
+struct damage_counts damage_counts;
+
+static bool store_is_broken(void)
+{
+    return store_test_bug != NULL && store_test_bug() != STORE_BUG_NONE;
+}
+
+/* A store with two contexts, closed and at rest on two directories. */
+void damage_place(struct st_place *p)
+{
+    struct err err = {0};
+    assert_true(st_place_open(p, "sim", 2));
+    struct store *s = st_open(p);
+    uint64_t freed;
+    assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &damage_sibling, DAMAGE_CHUNKS, ST_BOTH, &err),
+                     0);
+    assert_int_equal(store_gc(s, &freed, &err), 0);
+    store_close(s);
+}
+
+/* Another disk with the same content. */
+struct io *damage_copy(const struct st_place *p, uint64_t seed)
+{
+    struct io *io = NULL;
+    struct err err = {0};
+    if (io_sim_fork(p->io, seed, &io, &err) != 0)
+        fail_msg("%s", err.msg);
+    return io;
+}
+
+/* Opens the store on `io` and reads both contexts, twice: what is damaged must stay away. */
+struct damage_seen damage_look(const struct st_place *p, struct io *io)
+{
+    struct damage_seen seen = {0};
+    struct store_opts opts = p->opts;
+    struct store *s = NULL;
+    opts.io = io;
+    if (store_open(&opts, &s, &seen.err) != 0)
+        return seen;
+    seen.opened = true;
+    for (int i = 0; i < 2; i++) {
+        struct st_result a, b;
+        struct err err = {0};
+        if (st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &a, &err) != 0 ||
+            st_read(s, &st_small, &damage_sibling, DAMAGE_CHUNKS, &b, &err) != 0)
+            fail_msg("%s", err.msg);
+        seen.n_wrong += a.n_wrong + b.n_wrong;
+        seen.n_corrupt += a.n_corrupt + b.n_corrupt;
+        seen.n_unread += a.n_unread + b.n_unread;
+        seen.n_found = a.n_found + b.n_found;
+        seen.n_records = a.n_records + b.n_records;
+    }
+    damage_counts.n_wrong += (uint64_t)seen.n_wrong * !store_is_broken();
+    assert_int_equal(store_commit(s, &seen.err), 0);
+    store_close(s);
+    return seen;
+}
+
+uint64_t damage_size(struct io *io, const char *path)
+{
+    struct io_stat st;
+    assert_int_equal(io_stat(io, path, &st, NULL), 0);
+    return st.size_bytes;
+}
+
+/* Flips one bit of metadata in a copy: nothing may be lost by it. */
+void damage_flip(const struct st_place *p, const char *path, uint64_t at, unsigned bit)
+{
+    struct io *io = damage_copy(p, at);
+    assert_int_equal(io_sim_flip(io, path, at, bit), 0);
+    damage_counts.n_meta_bits++;
+    struct damage_seen seen = damage_look(p, io);
+    assert_int_equal(seen.n_wrong + seen.n_unread + seen.n_corrupt, 0);
+    if (!seen.opened)
+        fail_msg("%s, byte %llu bit %u: %s", path, (unsigned long long)at, bit,
+                 seen.err.msg);
+    if (seen.n_records != 2 * DAMAGE_CHUNKS * 6)
+        fail_msg("%s, byte %llu bit %u: %d records left", path, (unsigned long long)at, bit,
+                 seen.n_records);
+    io_close(io);
+}

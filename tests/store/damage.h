@@ -1,0 +1,35 @@
+/* damage.h - a small store at rest on a simulated disk, copies of it to be damaged, and what is seen of them
+ * afterwards. */
+#ifndef TESTS_STORE_DAMAGE_H
+#define TESTS_STORE_DAMAGE_H
+
+#include "storetest.h"
+
+enum { DAMAGE_CHUNKS = 4 };
+/* What is stored: two contexts of DAMAGE_CHUNKS chunks, two of them shared, on two directories. */
+extern const struct st_ctx damage_ctx, damage_sibling;
+
+struct damage_counts {
+    uint64_t n_meta_bits; /* flipped by damage_flip */
+    uint64_t n_wrong;     /* records served with wrong bytes, but for seeded bugs */
+};
+extern struct damage_counts damage_counts;
+
+/* The store, closed and at rest. */
+void damage_place(struct st_place *p);
+/* Another disk with the same content; io_close it. */
+struct io *damage_copy(const struct st_place *p, uint64_t seed);
+uint64_t damage_size(struct io *io, const char *path);
+
+struct damage_seen {
+    bool opened;
+    int n_found, n_records, n_wrong, n_corrupt, n_unread;
+    struct err err;
+};
+
+/* Opens the store on `io` and reads both contexts, twice: what is damaged must stay away. */
+struct damage_seen damage_look(const struct st_place *p, struct io *io);
+/* Flips one bit of metadata in a copy: nothing may be lost by it. */
+void damage_flip(const struct st_place *p, const char *path, uint64_t at, unsigned bit);
+
+#endif

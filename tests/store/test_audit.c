@@ -1,0 +1,169 @@
+/* test_audit.c - the store's recount of itself (store_audit), on which other tests rely, sees every kind of
+ * disagreement: one number in memory is changed at a time, the audit must say so, and be content again when the
+ * number is put back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "store/store_impl.h"
+#include "storetest.h"
+
+enum { CHUNKS = 4 };
+static const struct st_ctx one = {.base = 1, .own = 11, .branch = 0, .salt = "one"},
+                           two = {.base = 2, .own = 12, .branch = 0, .salt = "two"};
+
+/* A store with two owners, two contexts each, a lasting pin, a hit, one chunk not committed, one erased. */
+static struct store *store_make(struct st_place *p, struct store_hit *hit)
+{
+    struct err err = {0};
+    struct sha256 keys[CHUNKS];
+    assert_true(st_place_open(p, "sim", 1));
+    p->opts.cap_bytes = 64 << 20;
+    struct store *s = st_open(p);
+    for (uint64_t i = 0; i < 3; i++) {
+        struct st_ctx a = one, b = two;
+        a.own += i;
+        b.own += i;
+        assert_int_equal(st_save(s, &st_small, &a, 2, ST_BOTH, &err), 0);
+        assert_int_equal(st_save(s, &st_small, &b, 2, ST_BOTH, &err), 0);
+    }
+    st_keys(&one, CHUNKS, keys);
+    assert_int_equal(store_pin_until(s, keys, 2, INT64_MAX, &err), 0);
+    st_keys(&two, CHUNKS, keys);
+    assert_true(store_pin(s, &keys[1], hit));
+    assert_int_equal(st_append(s, &st_small, &one, 2, ST_KV, &err), 0);
+    assert_true(store_audit(s));
+    return s;
+}
+
+static void must_see(struct store *s, const char *what)
+{
+    if (store_audit(s))
+        fail_msg("not seen: %s", what);
+}
+
+/* Not for bit fields: those are changed by hand. */
+#define BREAK(s, place, value)                                                             \
+    do {                                                                                   \
+        __typeof__(place) before = (place);                                                \
+        (place) = (value);                                                                 \
+        must_see(s, #place " = " #value);                                                  \
+        (place) = before;                                                                  \
+        assert_true(store_audit(s));                                                       \
+    } while (0)
+
+static struct chunk_node *node_of(struct store *s, const struct st_ctx *c, int chunk)
+{
+    struct sha256 keys[CHUNKS];
+    st_keys(c, chunk + 1, keys);
+    struct chunk_node *n = catalog_find(&s->catalog, &keys[chunk]);
+    assert_non_null(n);
+    return n;
+}
+
+static void nodes(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_hit hit;
+    struct store *s = store_make(&p, &hit);
+    struct chunk_node *leaf = node_of(s, &two, 1), *free_leaf,
+                      *parent = node_of(s, &two, 0);
+    struct chunk_node *pending = node_of(s, &one, 2), *pinned = node_of(s, &one, 1);
+    struct st_ctx other = two;
+    other.own++;
+    free_leaf = node_of(s, &other, 1);
+
+    BREAK(s, leaf->extents->node, parent);
+    leaf->extents->state = EXTENT_FREEING;
+    must_see(s, "a freed extent on its node");
+    leaf->extents->state = EXTENT_LIVE;
+    BREAK(s, leaf->n_live, leaf->n_live + 1);
+    BREAK(s, pending->n_pending, 0);
+    BREAK(s, pending->n_pending, 2);
+    BREAK(s, free_leaf->heap_at, 0);
+    BREAK(s, free_leaf->heap_at, 1000);
+    BREAK(s, free_leaf->heap_at, free_leaf->heap_at == 1 ? 2 : 1);
+    BREAK(s, free_leaf->n_pins, 1); /* in the heap, and not to be evicted */
+    BREAK(s, leaf->n_pins, 0);      /* to be evicted, and not in the heap */
+    BREAK(s, pinned->pin_at, 1000);
+    BREAK(s, pinned->pin_at, pinned->pin_at == 1 ? 2 : 1);
+    BREAK(s, leaf->pin_at, 1);
+    BREAK(s, parent->n_children, 5);
+    BREAK(s, parent->parent->n_children, 0); /* a name that nothing needs */
+    BREAK(s, leaf->n_tokens, 7);             /* a partial chunk that was not counted */
+
+    store_release(s, &hit, 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void sums(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_hit hit;
+    struct store *s = store_make(&p, &hit);
+    struct catalog *c = &s->catalog;
+    struct catalog_owner *o = &c->owners[node_of(s, &two, 0)->owner_idx];
+    assert_true(o->n_heap >= 2);
+    BREAK(s, c->n_nodes, c->n_nodes + 1);
+    BREAK(s, c->n_chunks, c->n_chunks - 1);
+    BREAK(s, c->n_partial, 1);
+    BREAK(s, c->n_pins, c->n_pins + 1);
+    BREAK(s, o->used_bytes, o->used_bytes + 4096);
+    BREAK(s, o->n_chunks, o->n_chunks + 1);
+    BREAK(s, o->heap[0]->tick, UINT64_MAX); /* would go last, and stands first */
+    BREAK(s, s->used_bytes, s->used_bytes - 4096);
+    BREAK(s, s->freeing_bytes, 4096);
+    BREAK(s, s->wiping_bytes, 4096);
+    BREAK(s, s->cap_bytes, 4096); /* more is used than that */
+    store_release(s, &hit, 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void space(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_hit hit;
+    struct store *s = store_make(&p, &hit);
+    struct err err = {0};
+    struct sha256 keys[CHUNKS];
+    struct store_erased erased;
+    struct st_ctx hole = one;
+    hole.own++;
+    st_keys(&hole, 2, keys);
+    assert_int_equal(store_erase(s, keys, 2, &erased, &err), 0);
+    assert_int_equal(erased.n_chunks, 2);
+    assert_true(store_audit(s));
+
+    struct alloc *a = &s->alloc[0];
+    struct alloc_segment *first = &a->segments[0];
+    assert_true(first->n_free >= 2);
+    struct alloc_range *r = first->free;
+    BREAK(s, a->used_bytes, a->used_bytes + 4096);
+    BREAK(s, r[0].begin, r[0].end);
+    BREAK(s, r[first->n_free - 1].end, a->segment_bytes + 4096);
+    BREAK(s, r[1].begin, r[0].end); /* touch: they should be one */
+    BREAK(s, first->largest, 0);
+    store_release(s, &hit, 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nodes),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(space),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
