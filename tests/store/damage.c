@@ -3,9 +3,12 @@
 
 #include <stdarg.h>
 #include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "io/io_sim.h"
 #include "store/bugs.h"
 
@@ -91,4 +94,19 @@ void damage_flip(const struct st_place *p, const char *path, uint64_t at, unsign
         fail_msg("%s, byte %llu bit %u: %d records left", path, (unsigned long long)at, bit,
                  seen.n_records);
     io_close(io);
+}
+
+uint64_t damage_find(struct io *io, const char *path, const void *what, size_t n)
+{
+    struct io_file *f;
+    uint64_t size = damage_size(io, path);
+    uint8_t *all = xmalloc(size);
+    assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, all, size, 0, NULL), 0);
+    io_file_close(f);
+    const uint8_t *at = memmem(all, size, what, n);
+    assert_non_null(at);
+    uint64_t offset = (uint64_t)(at - all);
+    free(all);
+    return offset;
 }

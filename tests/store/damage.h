@@ -20,6 +20,8 @@ void damage_place(struct st_place *p);
 /* Another disk with the same content; io_close it. */
 struct io *damage_copy(const struct st_place *p, uint64_t seed);
 uint64_t damage_size(struct io *io, const char *path);
+/* Where these bytes are in a file; they must be there. A key of a leaf (the last chunk's) stands in its rows only. */
+uint64_t damage_find(struct io *io, const char *path, const void *what, size_t n);
 
 struct damage_seen {
     bool opened;

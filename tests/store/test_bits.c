@@ -17,23 +17,6 @@
 #include "damage.h"
 #include "io/io_sim.h"
 
-/* Where these bytes are in a file of the place. */
-static uint64_t place_of(const struct st_place *p, const char *path, const void *what,
-                         size_t n)
-{
-    struct io_file *f;
-    uint64_t size = damage_size(p->io, path);
-    uint8_t *all = xmalloc(size);
-    assert_int_equal(io_file_open(p->io, path, IO_READ_ONLY, &f, NULL), 0);
-    assert_int_equal(io_file_pread(f, all, size, 0, NULL), 0);
-    io_file_close(f);
-    const uint8_t *at = memmem(all, size, what, n);
-    assert_non_null(at);
-    uint64_t offset = (uint64_t)(at - all);
-    free(all);
-    return offset;
-}
-
 /* Every bit of one of each structure of the index: meta.row, extent.row, record.tab; and of what a header
  * says. (Every bit of a header and a superblock as such: test_parts.) */
 static void every_bit_of_the_structures(void **state)
@@ -57,9 +40,9 @@ static void every_bit_of_the_structures(void **state)
         const char *path;
         uint64_t at, n;
     } parts[] = {
-        {index, place_of(&p, index, uuid, sizeof uuid) - 16, 64},
-        {index, place_of(&p, index, keys[1].b, sizeof keys[1].b) - 40, 184},
-        {index, place_of(&p, index, header + 512, table_bytes), table_bytes + 8},
+        {index, damage_find(p.io, index, uuid, sizeof uuid) - 16, 64},
+        {index, damage_find(p.io, index, keys[DAMAGE_CHUNKS - 1].b, 32) - 40, 184},
+        {index, damage_find(p.io, index, header + 512, table_bytes), table_bytes + 8},
         {segment, 0, 512 + table_bytes},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)

@@ -1,0 +1,205 @@
+/* test_reader.c - readers: many records at once, few taken at a time, records larger than any buffer of the
+ * store's own, reads that cannot be, and readers that are closed while the device works. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+
+static const struct st_ctx ctx = {.base = 1, .own = 11, .branch = 1};
+
+static const char *const kinds[] = {"sim", "pread", "uring", "dram"};
+
+/* Records of megabytes: the writer's pieces, the scan of a rebuild and verify's window are all smaller. */
+static const struct st_shape large = {.n_layers = 2,
+                                      .n_bytes = {5u << 20, (9u << 20) + 77}};
+
+static void large_records(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct st_place p;
+        struct st_result r;
+        struct err err = {0};
+        struct store_verify v;
+        bool on_disk = strcmp(kinds[i], "dram") != 0;
+        if (!st_place_open(&p, kinds[i], on_disk ? 2 : 1))
+            continue;
+        p.opts.segment_bytes = 64 << 20;
+        struct store *s = st_open(&p);
+        if (st_save(s, &large, &ctx, 2, ST_BOTH, &err) != 0)
+            fail_msg("%s: %s", kinds[i], err.msg);
+        for (int round = 0; round < (on_disk ? 3 : 1); round++) {
+            assert_int_equal(st_read(s, &large, &ctx, 2, &r, &err), 0);
+            assert_int_equal(r.n_records, 8);
+            assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+            assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+            assert_int_equal(v.n_bad, 0);
+            assert_int_equal(v.n_records, 8);
+            if (!on_disk)
+                continue;
+            store_close(
+                s); /* then with the index as it is; then with one that has to be made */
+            if (round == 1) {
+                char path[400];
+                snprintf(path, sizeof path, "%s/index.db", p.dir[0]);
+                assert_int_equal(io_unlink(p.io, path, &err), 0);
+            }
+            s = st_open(&p);
+        }
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+enum { LAYERS = 90, ROOM = STORE_ALIGN };
+static const struct st_shape wide = {.n_layers = LAYERS, .n_bytes = {100, 200}};
+
+struct reading {
+    struct st_place p;
+    struct store *s;
+    struct store_hit hit;
+    struct store_reader *r;
+    uint8_t *memory;
+    struct store_read reads[2 * LAYERS], *batch[2 * LAYERS];
+};
+
+/* One chunk of 180 records, looked up, a read of each prepared. */
+static void reading_make(struct reading *g, const char *kind)
+{
+    struct err err = {0};
+    struct sha256 key;
+    int n_found;
+    assert_true(st_place_open(&g->p, kind, 1));
+    g->s = st_open(&g->p);
+    assert_int_equal(st_save(g->s, &wide, &ctx, 1, ST_BOTH, &err), 0);
+    st_keys(&ctx, 1, &key);
+    assert_int_equal(store_lookup(g->s, &key, 1, &g->hit, &n_found, NULL, 0, &err), 0);
+    assert_int_equal(n_found, 1);
+    g->memory = mem_map(2 * LAYERS * ROOM);
+    assert_non_null(g->memory);
+    assert_int_equal(store_reader_open(g->s, 4, NULL, 0, &g->r, &err), 0);
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        g->reads[i] = (struct store_read){.hit = &g->hit,
+                                          .layer = i / 2,
+                                          .kind = (enum store_kind)(i % 2),
+                                          .dst = g->memory + i * ROOM,
+                                          .dst_bytes = ROOM};
+        g->batch[i] = &g->reads[i];
+    }
+}
+
+static void reading_end(struct reading *g)
+{
+    store_reader_close(g->r);
+    store_release(g->s, &g->hit, 1);
+    store_release(g->s, &g->hit, 1); /* released already: nothing happens */
+    mem_unmap(g->memory, 2 * LAYERS * ROOM);
+    store_close(g->s);
+    st_place_close(&g->p);
+}
+
+static void few_at_a_time(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct reading g;
+        struct err err = {0};
+        struct store_read *done[7];
+        if (strcmp(kinds[i], "uring") == 0)
+            continue; /* as pread, where it is there */
+        reading_make(&g, kinds[i]);
+        assert_int_equal(store_reader_submit(g.r, g.batch, 2 * LAYERS, &err), 0);
+        int n_all = 0, n;
+        while (n_all < 2 * LAYERS) {
+            int max = 1 + n_all % 7;
+            assert_int_equal(store_reader_wait(g.r, done, max, &n, &err), 0);
+            assert_true(n >= 1 && n <= max);
+            for (int j = 0; j < n; j++) {
+                uint8_t want[200];
+                st_fill(&g.hit.key, done[j]->layer, done[j]->kind, want, done[j]->n_bytes);
+                assert_int_equal(store_read_check(done[j], &err), 0);
+                assert_memory_equal(done[j]->bytes, want, done[j]->n_bytes);
+            }
+            n_all += n;
+        }
+        assert_int_equal(store_reader_wait(g.r, done, 7, &n, &err),
+                         0); /* nothing is left */
+        assert_int_equal(n, 0);
+        reading_end(&g);
+    }
+}
+
+static void reads_that_cannot_be(void **state)
+{
+    (void)state;
+    struct reading g;
+    struct err err = {0};
+    struct store_read *done[3];
+    int n = 0;
+    reading_make(&g, "sim");
+    g.reads[0].layer = LAYERS; /* not saved */
+    g.reads[1].dst_bytes = ROOM - 1;
+    g.reads[2].dst_bytes = 0; /* the caller knows that it fits */
+    assert_int_equal(store_reader_submit(g.r, g.batch, 3, &err), 0);
+    for (int n_all = 0; n_all < 3; n_all += n)
+        assert_int_equal(store_reader_wait(g.r, done, 3, &n, &err), 0);
+    assert_int_equal(g.reads[0].status, ERR_NOT_FOUND);
+    assert_int_equal(g.reads[1].status, ERR_MISMATCH);
+    assert_int_equal(g.reads[2].status, 0);
+    assert_int_equal(store_read_check(&g.reads[1], &err), ERR_MISMATCH);
+    assert_non_null(strstr(err.msg, "could not be read"));
+    assert_int_equal(store_read_check(&g.reads[2], &err), 0);
+    reading_end(&g);
+}
+
+static void closed_while_reading(void **state)
+{
+    (void)state;
+    static const char *const on[] = {"sim", "pread", "dram"};
+    for (size_t i = 0; i < 3; i++) {
+        struct reading g;
+        struct err err = {0};
+        reading_make(&g, on[i]);
+        assert_int_equal(store_reader_submit(g.r, g.batch, 2 * LAYERS, &err), 0);
+        reading_end(&g); /* what was not taken is forgotten; the sanitizer sees the rest */
+    }
+}
+
+static void no_queue(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_reader *r = NULL;
+    assert_true(st_place_open(&p, "pread", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(store_reader_open(s, 0, NULL, 0, &r, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "queue depth 0"));
+    assert_null(r);
+    store_reader_close(NULL);
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(large_records),
+        cmocka_unit_test(few_at_a_time),
+        cmocka_unit_test(reads_that_cannot_be),
+        cmocka_unit_test(closed_while_reading),
+        cmocka_unit_test(no_queue),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
