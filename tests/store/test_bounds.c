@@ -395,7 +395,7 @@ static void chunks_out_of_range(void **state)
     uint8_t byte = 7;
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
-    struct store_record record = {0, STORE_KV, &byte, 1};
+    struct store_record record = {.kind = STORE_KV, .bytes = &byte};
     struct store_chunk c = {
         .fingerprint = st_fingerprint(1), .records = &record, .n_records = 1};
     c.parent = store_root_key(&c.fingerprint, NULL);
