@@ -8,16 +8,18 @@
 
 #include "apps/cmds.h"
 #include "base/opt.h"
+#include "bench/device_rig.h"
 #include "build_id.h"
 #include "engine/stack.h"
 #include "state/profile.h"
 
 struct profile_args {
-    const char *model, *dtype, *weights, *out;
+    const char *model, *device, *dtype, *weights, *out;
     struct opt_list store;
     int threads;
 };
 
+static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
 
@@ -34,6 +36,8 @@ static const struct opt options[] = {
              "and serve find it. Without it, only DRAM is measured"},
     {"out", OPT(struct profile_args, out), .arg = "FILE",
      .help = "write the profile here too, for hcache plan --platform FILE"},
+    {"device", OPT(struct profile_args, device), .choices = devices, .def = "cpu",
+     .help = "what computes: cpu, ref (slow, for checking), cuda"},
     {"dtype", OPT(struct profile_args, dtype), .choices = dtypes,
      .help = "state dtype; default: the checkpoint's"},
     {"weights", OPT(struct profile_args, weights), .choices = weight_kinds,
@@ -197,6 +201,32 @@ static void print_platform(const struct platform *p, const struct profile_args *
            platform_balance_bytes_per_s(p, 1024) * 1e-9);
 }
 
+/* Of what a device with memory of its own can do at most. */
+static int print_shares(struct stack *k, const struct platform *p, struct err *err)
+{
+    struct device_ceilings most = {0};
+    struct rig r;
+    int rc = rig_open(k->dev, k->model->dtype, &r, err);
+    if (rc == 0)
+        rc = device_ceilings_measure(&r, &most, err);
+    if (rc == 0) {
+        double best = 0;
+        for (int i = 0; i < PLATFORM_GEMM_SIZES; i++)
+            best = p->gemm_flops[i] > best ? p->gemm_flops[i] : best;
+        device_ceilings_print(&most, &r);
+        printf("  projection: %.2f of the GEMM rate;", best / most.gemm_flops);
+        for (int i = 0; i < p->n_tiers; i++)
+            printf(" %s: %.2f of pinned copies up;", p->tier[i].name,
+                   p->tier[i].bytes_per_s / most.up_bytes_per_s);
+        printf(" head: %.2f of the memory's bandwidth\n",
+               (double)k->model->cfg.vocab_size * k->model->cfg.n_embd *
+                   (double)dtype_bytes(k->model->w.dtype) / p->head_s /
+                   most.memory_bytes_per_s);
+    }
+    rig_close(&r);
+    return rc;
+}
+
 /* --- the command ------------------------------------------------------------------------------ */
 
 /* Says why the profile that is there is of no use, where it is not: it is replaced either way. */
@@ -224,6 +254,8 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
         rc = profile_store(&p, a->out, err);
     if (rc == 0)
         print_platform(&p, a);
+    if (rc == 0 && !k->dev->unified)
+        rc = print_shares(k, &p, err);
     if (rc == 0 && profile_is_disturbed(&p))
         fprintf(stderr,
                 "hcache profile: other work had %.0f %% of the processors meanwhile; run "
@@ -243,6 +275,7 @@ static int run(const struct profile_args *a, struct err *err)
     enum { CONTEXT = 8192 + 512 }; /* as far as samples of attention go */
     struct stack k;
     struct stack_opts o = {.model = a->model,
+                           .device = a->device,
                            .dtype = a->dtype,
                            .weights = a->weights,
                            .threads = a->threads,

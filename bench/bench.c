@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 const char *const bench_dtypes[] = {"f32", "bf16", "f16", NULL};
+const char *const bench_devices[] = {"cpu", "ref", "cuda", NULL};
 
 const struct opt bench_positionals[] = {
     {"MODEL", OPT(struct bench_common, model), .def = "synth:bench-220m",

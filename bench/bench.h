@@ -21,19 +21,22 @@ int bench_save(int argc, char **argv);
 
 /* The first member of such a benchmark's own arguments. */
 struct bench_common {
-    const char *model, *dtype;
+    const char *model, *device, *dtype;
     struct opt_list store;
     int threads;
 };
 
 extern const struct opt bench_positionals[]; /* MODEL */
-extern const char *const bench_dtypes[];
+extern const char *const bench_dtypes[], *const bench_devices[];
 
 /* Rows of its option table. */
 /* clang-format off */
 #define BENCH_OPT_STORE                                                                    \
     {"store", OPT(struct bench_common, store), .arg = "DIR[,DIR...]",                      \
      .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"}
+#define BENCH_OPT_DEVICE                                                                   \
+    {"device", OPT(struct bench_common, device), .choices = bench_devices, .def = "cpu",   \
+     .help = "what computes"}
 #define BENCH_OPT_DTYPE                                                                    \
     {"dtype", OPT(struct bench_common, dtype), .choices = bench_dtypes,                    \
      .help = "state dtype"}
@@ -41,6 +44,16 @@ extern const char *const bench_dtypes[];
     {"threads", OPT(struct bench_common, threads), .def = "0", .min = 0, .max = 1024,      \
      .help = "compute threads; 0 is one per core"}
 /* clang-format on */
+
+/* --- the table of a device: bench device, bench kernels ------------------------------------------- */
+
+struct device_table {
+    const char *device, *dtype, *csv;
+    const char *only; /* rows whose kind and shape contain it; NULL: all */
+    int threads, runs, tokens, width;
+};
+/* Measures what the device can do at most, prints that, and then each operation as a share of it. */
+int device_table_run(const struct device_table *o, struct err *err);
 
 /* --- where it keeps its state ------------------------------------------------------------------- */
 

@@ -34,6 +34,7 @@ static const struct opt options[] = {
     {"rounds", OPT(struct ablation_args, rounds), .arg = "N", .def = "3", .min = 1,
      .max = 50,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
+    BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
     {"figures", OPT(struct ablation_args, figures), .arg = "F[,F...]",
@@ -540,6 +541,7 @@ static int run(const struct ablation_args *a, const struct bench_place *place,
 {
     struct ablation b = {.a = a};
     struct lab_opts o = {.model = a->common.model,
+                         .device = a->common.device,
                          .dtype = a->common.dtype,
                          .threads = a->common.threads,
                          .dirs = place->dirs,

@@ -42,6 +42,7 @@ static const struct opt options[] = {
      .help = "of the restorations, as for hcache run"},
     {"alone", OPT(struct beside_args, alone), .arg = "N", .def = "100", .min = 10,
      .max = 100000, .help = "steps of a window with nothing else"},
+    BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
     {"csv", OPT(struct beside_args, csv), .arg = "FILE",
@@ -309,6 +310,7 @@ static int open_lab(struct lab *b, struct err *err)
     int context = (a->prompt + 64) / 64 * 64 + 64;
     int steps = DECODER_PROMPT + WARM_STEPS + a->alone + a->prompt;
     struct stack_opts o = {.model = a->common.model,
+                           .device = a->common.device,
                            .dtype = a->common.dtype,
                            .threads = a->common.threads,
                            .max_context = context > steps ? context : steps,

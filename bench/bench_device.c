@@ -1,185 +1,102 @@
-/* bench_device.c - `hcache bench device`: what a device can do, through the operations that the engine
- * uses: copies up and down from pinned memory, products, prefill and decode attention, KV loading.
+/* bench_device.c - `hcache bench device`, and `bench kernels --device` of what is no CPU: products,
+ * prefill and decode attention, KV loading, through the operations that the engine uses.
  *
  * It knows nothing of the device but its table of operations, so it is the same on a CPU and on a GPU,
- * and a first thing to run on a new machine.  Every result is the median of several runs, with the
- * rate that it makes; what is read is walked over in turn where a cache could hold it. */
+ * and a first thing to run on a new machine.  Every result is the median of several runs with its rate,
+ * and the share that this is of a ceiling measured first (device_rig.h); what is read is walked over in
+ * turn where a cache could hold it. */
 #include "bench/bench.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/pool.h"
 #include "base/rng.h"
-#include "tensor/ops.h"
-
-struct device_args {
-    const char *device, *dtype, *csv;
-    int threads, runs, tokens;
-    uint64_t copy_bytes;
-};
+#include "bench/device_rig.h"
 
 static const struct opt device_options[] = {
-    {"device", OPT(struct device_args, device), .arg = "NAME", .def = "cpu",
-     .help = "cpu, cuda or ref"},
-    {"dtype", OPT(struct device_args, dtype), .arg = "T", .def = "bf16",
-     .help = "f32, bf16 or f16: of weights and state"},
-    {"csv", OPT(struct device_args, csv), .arg = "FILE",
+    {"device", OPT(struct device_table, device), .choices = bench_devices, .def = "cpu",
+     .help = "what computes"},
+    {"dtype", OPT(struct device_table, dtype), .choices = bench_dtypes, .def = "bf16",
+     .help = "of weights and state"},
+    {"only", OPT(struct device_table, only), .arg = "TEXT",
+     .help = "only rows whose kind and shape, as printed, contain TEXT"},
+    {"csv", OPT(struct device_table, csv), .arg = "FILE",
      .help = "also write the results there"},
-    {"threads", OPT(struct device_args, threads), .arg = "N", .def = "2", .min = 1,
+    {"threads", OPT(struct device_table, threads), .arg = "N", .def = "2", .min = 1,
      .max = 256, .help = "of a CPU"},
-    {"runs", OPT(struct device_args, runs), .arg = "N", .def = "9", .min = 1, .max = 999,
+    {"runs", OPT(struct device_table, runs), .arg = "N", .def = "9", .min = 1, .max = 999,
      .help = "of which the median is told"},
-    {"tokens", OPT(struct device_args, tokens), .arg = "N", .def = "4096", .min = 64,
+    {"tokens", OPT(struct device_table, tokens), .arg = "N", .def = "4096", .min = 64,
      .max = 65536, .help = "history of the attention and restoration rows"},
-    {"copy-bytes", OPT(struct device_args, copy_bytes), .arg = "BYTES", .def = "256M",
-     .help = "of one copy"},
+    {"width", OPT(struct device_table, width), .arg = "N", .def = "4096", .min = 256,
+     .max = 16384, .help = "of the model's state, a multiple of 128: heads have 128"},
     {0},
 };
 
 static const struct opt_cmd device_cmd = {
     .name = "bench device",
-    .summary = "Measures a device's copies, products, attention and KV loading.",
+    .summary = "Measures a device's products, attention and KV loading as shares of what "
+               "it can do at most.",
     .options = device_options,
-    .values_bytes = sizeof(struct device_args),
+    .values_bytes = sizeof(struct device_table),
 };
-
-enum { MAX_RUNS = 999 };
 
 struct bench {
-    struct device_args args;
-    enum dtype dtype;
+    const struct device_table *o;
+    struct rig rig;
+    struct device_ceilings most;
     FILE *csv;
-    struct pool *pool;
-    struct device *dev;
-    struct stream *s;
-    const struct ops *op;
-    int rc;
 };
 
-/* --- measuring -------------------------------------------------------------------------------- */
+enum { D_HEAD = 128 };
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
+/* --- rows ------------------------------------------------------------------------------------- */
 
-/* One thing to measure; i counts the runs, so that it can walk over its data. */
+/* One thing to measure; its run gets a count, so that it can walk over its data. */
 struct job {
-    const char *kind, *shape;
-    double work; /* flop, or bytes */
+    const char *kind;
+    char shape[60];
+    double work; /* flop, or bytes of device memory */
     bool is_flop;
     int inner; /* times per measurement, so that one is long beside the clock */
-    int (*run)(struct bench *b, void *arg, int i);
+    int (*run)(struct rig *r, void *arg, int i);
     void *arg;
 };
 
-static void measure(struct bench *b, const struct job *j)
+static int measure(struct bench *b, const struct job *j, struct err *err)
 {
-    static double t[MAX_RUNS];
-    int n = 0, count = 0;
-    for (int r = -1; r < b->args.runs && b->rc == 0; r++) { /* the first warms up */
-        int64_t t0 = clock_now_ns();
-        for (int i = 0; i < j->inner && b->rc == 0; i++)
-            b->rc = j->run(b, j->arg, count++);
-        if (b->rc == 0)
-            b->rc = stream_sync(b->s);
-        if (r >= 0)
-            t[n++] = (double)(clock_now_ns() - t0) / j->inner * 1e-9;
-    }
-    if (b->rc != 0) {
-        printf("%-12s %-28s failed: %s\n", j->kind, j->shape, err_name(b->rc));
-        return;
-    }
-    qsort(t, (size_t)n, sizeof t[0], by_value);
-    double mid = t[n / 2], rate = j->work / mid / (j->is_flop ? 1e12 : 1e9);
-    printf("%-12s %-28s %10.3f ms  %9.2f %s  (%.3f to %.3f ms)\n", j->kind, j->shape,
-           mid * 1e3, rate, j->is_flop ? "TFLOP/s" : "GB/s", t[0] * 1e3, t[n - 1] * 1e3);
+    struct spread t;
+    char text[128];
+    snprintf(text, sizeof text, "%s %s", j->kind, j->shape);
+    if (b->o->only != NULL && strstr(text, b->o->only) == NULL)
+        return 0;
+    int rc = rig_time(&b->rig, j->run, j->arg, j->inner, b->o->runs, &t, err);
+    if (rc != 0)
+        return err_wrap(err, "%s", text);
+    double ceiling = j->is_flop ? b->most.gemm_flops : b->most.memory_bytes_per_s;
+    double rate = j->work / t.median, unit = j->is_flop ? 1e12 : 1e9;
+    double share = ceiling > 0 ? rate / ceiling : 0;
+    const char *of = j->is_flop ? "GEMM" : "memory",
+               *name = j->is_flop ? "TFLOP/s" : "GB/s";
+    printf("%-12s %-28s %10.3f ms  %9.2f %-7s %5.2f of %-6s  (%.3f to %.3f ms)\n", j->kind,
+           j->shape, t.median * 1e3, rate / unit, name, share, of, t.min * 1e3,
+           t.max * 1e3);
     fflush(stdout);
     if (b->csv != NULL)
-        fprintf(b->csv, "%s,%s,%s,%s,%.6f,%.6f,%.6f,%.3f,%s\n", b->dev->name,
-                dtype_name(b->dtype), j->kind, j->shape, mid * 1e3, t[0] * 1e3,
-                t[n - 1] * 1e3, rate, j->is_flop ? "TFLOP/s" : "GB/s");
-}
-
-/* Random small numbers of the type, on the device: a pattern of 1 MiB, copied. */
-static struct buf random_buf(struct bench *b, size_t bytes)
-{
-    enum { PATTERN = 1 << 20 };
-    struct buf out = {0}, host = {0};
-    struct err err;
-    struct rng rng = {7};
-    b->rc = buf_alloc(b->dev, MEM_DEVICE, bytes, &out, &err);
-    if (b->rc == 0)
-        b->rc = buf_alloc(b->dev, MEM_PINNED, PATTERN, &host, &err);
-    if (b->rc != 0) {
-        fprintf(stderr, "hcache bench device: %s\n", err.msg);
-        return out;
-    }
-    for (size_t i = 0; i < PATTERN / dtype_bytes(b->dtype); i++) {
-        float f = (float)(rng_unit(&rng) - 0.5);
-        if (b->dtype == DTYPE_F32)
-            ((float *)host.ptr)[i] = f;
-        else
-            ((uint16_t *)host.ptr)[i] = b->dtype == DTYPE_F16 ? f32_to_f16(f)
-                                                              : f32_to_bf16(f);
-    }
-    for (size_t at = 0; at < bytes && b->rc == 0; at += PATTERN)
-        b->rc = stream_copy(b->s, (uint8_t *)out.ptr + at, host.ptr,
-                            bytes - at < PATTERN ? bytes - at : PATTERN);
-    if (b->rc == 0)
-        b->rc = stream_sync(b->s);
-    buf_free(b->dev, &host);
-    return out;
-}
-
-/* --- copies ----------------------------------------------------------------------------------- */
-
-struct copy_arg {
-    void *to;
-    const void *from;
-    size_t bytes;
-};
-
-static int run_copy(struct bench *b, void *arg, int i)
-{
-    const struct copy_arg *c = arg;
-    (void)i;
-    return stream_copy(b->s, c->to, c->from, c->bytes);
-}
-
-static void bench_copies(struct bench *b)
-{
-    struct buf pinned = {0}, other;
-    struct err err;
-    size_t n = (size_t)b->args.copy_bytes;
-    struct buf device = random_buf(b, n);
-    other = random_buf(b, n);
-    if (b->rc == 0 && (b->rc = buf_alloc(b->dev, MEM_PINNED, n, &pinned, &err)) != 0)
-        fprintf(stderr, "hcache bench device: %s\n", err.msg);
-    struct copy_arg up = {device.ptr, pinned.ptr, n}, down = {pinned.ptr, device.ptr, n},
-                    inside = {other.ptr, device.ptr, n};
-    char shape[40];
-    snprintf(shape, sizeof shape, "%zu MiB", n >> 20);
-    if (b->rc == 0) {
-        measure(b, &(struct job){"copy up", shape, (double)n, false, 4, run_copy, &up});
-        measure(b, &(struct job){"copy down", shape, (double)n, false, 4, run_copy, &down});
-        measure(b, &(struct job){"copy inside", shape, 2.0 * (double)n, false, 4, run_copy,
-                                 &inside});
-    }
-    buf_free(b->dev, &pinned);
-    buf_free(b->dev, &device);
-    buf_free(b->dev, &other);
+        fprintf(b->csv, "%s,%s,%s,\"%s\",%.6f,%.6f,%.6f,%.3f,%s,%.4f,%s\n",
+                b->rig.dev->name, dtype_name(b->rig.dtype), j->kind, j->shape,
+                t.median * 1e3, t.min * 1e3, t.max * 1e3, rate / unit, name, share, of);
+    return 0;
 }
 
 /* --- products --------------------------------------------------------------------------------- */
 
-enum { MAX_WEIGHTS = 16 };
+enum { MAX_WEIGHTS = 16, FEW_ROWS = 32 };
 
 struct matmul_arg {
     struct mat c, a;
@@ -187,57 +104,47 @@ struct matmul_arg {
     int n_weights;
 };
 
-static int run_matmul(struct bench *b, void *arg, int i)
+static int run_matmul(struct rig *r, void *arg, int i)
 {
     struct matmul_arg *m = arg;
-    return b->op->matmul(b->s, m->c, m->a, &m->w[i % m->n_weights], NULL);
+    return r->op->matmul(r->s, m->c, m->a, &m->w[i % m->n_weights], NULL);
 }
 
-static enum dtype act_of(const struct bench *b)
+/* Of few rows the time is that of reading the weights. */
+static int bench_matmul(struct bench *b, int m, int n, int k, struct err *err)
 {
-    return b->dev->act_is_state ? b->dtype : b->dev->act_dtype;
-}
-
-static void bench_matmul(struct bench *b, int m, int n, int k)
-{
-    enum dtype act = act_of(b);
-    struct matmul_arg arg = {.n_weights = m <= 32 ? MAX_WEIGHTS : 1};
-    char shape[40];
-    snprintf(shape, sizeof shape, "m %d, n %d, k %d", m, n, k);
-    /* The activations' pattern serves for every type: its bits are small numbers as bf16 pairs, too. */
-    struct buf a = random_buf(b, (size_t)m * (size_t)k * dtype_bytes(act)),
-               c = random_buf(b, (size_t)m * (size_t)n * dtype_bytes(act)), src = {0};
-    struct err err;
-    size_t rows_bytes = (size_t)n * (size_t)k * dtype_bytes(b->dtype);
-    if (b->rc == 0)
-        b->rc = buf_alloc(b->dev, MEM_HOST, rows_bytes, &src, &err);
-    struct rng rng = {3};
-    for (size_t i = 0; b->rc == 0 && i < rows_bytes / 2; i++) /* near 1/64 in every type */
-        ((uint16_t *)src.ptr)[i] = (uint16_t)(0x2400 | (rng_u64(&rng) & 0x80ff));
-    for (int i = 0; b->rc == 0 && i < arg.n_weights; i++) {
-        arg.w[i] = (struct weight){.dtype = b->dtype, .n = n, .k = k};
-        b->rc = buf_alloc(b->dev, MEM_DEVICE, b->op->weight_bytes(b->dtype, n, k),
-                          &arg.w[i].mem, &err);
-        if (b->rc == 0)
-            b->rc = b->op->weight_pack(b->s, &arg.w[i], 0, src.ptr, n);
+    struct rig *r = &b->rig;
+    enum dtype act = rig_act_dtype(r);
+    bool few = m <= FEW_ROWS;
+    struct matmul_arg arg = {.n_weights = few ? MAX_WEIGHTS : 1};
+    size_t weight_bytes = (size_t)n * (size_t)k * dtype_bytes(r->dtype);
+    struct job j = {.kind = few ? "few rows" : "product",
+                    .work = few ? (double)weight_bytes : 2.0 * m * n * k,
+                    .is_flop = !few,
+                    .inner = few ? MAX_WEIGHTS : 4,
+                    .run = run_matmul,
+                    .arg = &arg};
+    struct buf a = {0}, c = {0};
+    int rc = rig_random(r, (size_t)m * (size_t)k * dtype_bytes(act), &a, err);
+    if (rc == 0)
+        rc = rig_random(r, (size_t)m * (size_t)n * dtype_bytes(act), &c, err);
+    for (int i = 0; rc == 0 && i < arg.n_weights; i++) {
+        arg.w[i] = (struct weight){.dtype = r->dtype, .n = n, .k = k};
+        rc = rig_random(r, r->op->weight_bytes(r->dtype, n, k), &arg.w[i].mem, err);
     }
     arg.a = mat_of(a.ptr, act, m, k);
     arg.c = mat_of(c.ptr, act, m, n);
-    bool few = m <= 32;
-    double work = few ? (double)rows_bytes : 2.0 * m * n * k;
-    if (b->rc == 0)
-        measure(b, &(struct job){few ? "product, few" : "product", shape, work, !few,
-                                 few ? MAX_WEIGHTS : 4, run_matmul, &arg});
+    snprintf(j.shape, sizeof j.shape, "m %d, n %d, k %d", m, n, k);
+    if (rc == 0)
+        rc = measure(b, &j, err);
     for (int i = 0; i < arg.n_weights; i++)
-        buf_free(b->dev, &arg.w[i].mem);
-    buf_free(b->dev, &src);
-    buf_free(b->dev, &a);
-    buf_free(b->dev, &c);
+        buf_free(r->dev, &arg.w[i].mem);
+    buf_free(r->dev, &a);
+    buf_free(r->dev, &c);
+    return rc;
 }
 
-/* --- attention and restoration over a cache of Llama-2-7B's shape ------------------------------- */
-
-enum { HEADS = 32, D_HEAD = 128 };
+/* --- attention and loading, over one layer's cache --------------------------------------------- */
 
 struct cache_arg {
     struct kv_layer kv;
@@ -245,142 +152,185 @@ struct cache_arg {
     struct ragged r;
     int32_t *pos, *table, seq_row[2];
     const int32_t *tables[1];
-    uint8_t *chunks;
+    struct buf kv_mem, q_mem, out_mem, chunks;
     struct rope rope;
     int n_blocks;
 };
 
-static int run_attention(struct bench *b, void *arg, int i)
+static int run_attention(struct rig *r, void *arg, int i)
 {
     struct cache_arg *c = arg;
     (void)i;
-    return b->op->attention(b->s, c->out, c->q, &c->kv, &c->r, 0.0883883f, 0);
+    return r->op->attention(r->s, c->out, c->q, &c->kv, &c->r, 0.0883883f, 0);
 }
 
 /* All chunks of a layer from staging into the cache. */
-static int run_load(struct bench *b, void *arg, int i)
+static int run_load(struct rig *r, void *arg, int i)
 {
     struct cache_arg *c = arg;
     int rc = 0;
     (void)i;
     for (int k = 0; k < c->n_blocks && rc == 0; k++)
-        rc = b->op->kv_load(b->s, &c->kv, k, c->chunks + (size_t)k * c->kv.block_stride,
+        rc = r->op->kv_load(r->s, &c->kv, k,
+                            (uint8_t *)c->chunks.ptr + (size_t)k * c->kv.block_stride,
                             &c->rope, k * KV_BLOCK_TOKENS);
     return rc;
 }
 
-static void bench_attention(struct bench *b, int n_kv, int n_rows)
+static int cache_make(struct rig *r, int n_heads, int n_kv, int n_tokens, int n_rows,
+                      struct cache_arg *c, struct err *err)
 {
-    enum dtype act = act_of(b);
-    int n_tokens = b->args.tokens, n_blocks = (n_tokens + 63) / 64,
-        start = n_tokens - n_rows;
-    size_t block = kv_block_bytes(n_kv, D_HEAD, b->dtype);
-    size_t q_bytes = (size_t)n_rows * HEADS * D_HEAD * dtype_bytes(act);
-    struct buf kv = random_buf(b, block * (size_t)n_blocks), q = random_buf(b, q_bytes),
-               out = random_buf(b, q_bytes), chunks = {0};
-    struct cache_arg c = {.kv = {kv.ptr, block, b->dtype, n_kv, D_HEAD},
-                          .q = mat_of(q.ptr, act, n_rows, HEADS * D_HEAD),
-                          .out = mat_of(out.ptr, act, n_rows, HEADS * D_HEAD),
-                          .seq_row = {0, n_rows},
-                          .rope = {.max_pos = (int64_t)n_blocks * 64},
-                          .n_blocks = n_blocks};
-    c.pos = xcalloc((size_t)n_rows, sizeof *c.pos);
-    c.table = xcalloc((size_t)n_blocks, sizeof *c.table);
+    enum dtype act = rig_act_dtype(r);
+    size_t block = kv_block_bytes(n_kv, D_HEAD, r->dtype);
+    size_t q_bytes = (size_t)n_rows * (size_t)(n_heads * D_HEAD) * dtype_bytes(act);
+    int n = (n_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    *c = (struct cache_arg){.rope = {.max_pos = (int64_t)n * KV_BLOCK_TOKENS},
+                            .seq_row = {0, n_rows},
+                            .n_blocks = n};
+    c->pos = xcalloc((size_t)n_rows, sizeof *c->pos);
+    c->table = xcalloc((size_t)n, sizeof *c->table);
+    int rc = rig_random(r, block * (size_t)n, &c->kv_mem, err);
+    if (rc == 0)
+        rc = rig_random(r, block * (size_t)n, &c->chunks, err);
+    if (rc == 0)
+        rc = rig_random(r, q_bytes, &c->q_mem, err);
+    if (rc == 0)
+        rc = rig_random(r, q_bytes, &c->out_mem, err);
     for (int i = 0; i < n_rows; i++)
-        c.pos[i] = start + i;
-    for (int i = 0; i < n_blocks; i++)
-        c.table[i] = i;
-    c.tables[0] = c.table;
-    c.r = (struct ragged){.n_rows = n_rows,
-                          .n_seqs = 1,
-                          .pos = c.pos,
-                          .seq_row = c.seq_row,
-                          .tables = c.tables,
-                          .id = ragged_new_id()};
-    char shape[60];
-    snprintf(shape, sizeof shape, "%d rows at %d, %d kv", n_rows, start, n_kv);
-    double pairs = (double)n_rows * (start + (n_rows + 1) / 2.0);
-    bool decode = n_rows == 1;
-    double work = decode ? (double)block / 64 * n_tokens : 4.0 * HEADS * D_HEAD * pairs;
-    if (b->rc == 0)
-        measure(b, &(struct job){decode ? "decode" : "prefill", shape, work, !decode,
-                                 decode ? 8 : 2, run_attention, &c});
-    if (b->rc == 0 && decode) {
-        chunks = random_buf(b, block * (size_t)n_blocks);
-        c.chunks = chunks.ptr;
-        snprintf(shape, sizeof shape, "%d tokens, %d kv", n_tokens, n_kv);
-        if (b->rc == 0)
-            measure(b, &(struct job){"kv_load", shape, 2.0 * (double)block * n_blocks,
-                                     false, 2, run_load, &c});
-    }
-    buf_free(b->dev, &kv);
-    buf_free(b->dev, &q);
-    buf_free(b->dev, &out);
-    buf_free(b->dev, &chunks);
-    free(c.pos);
-    free(c.table);
+        c->pos[i] = n_tokens - n_rows + i;
+    for (int i = 0; i < n; i++)
+        c->table[i] = i;
+    c->tables[0] = c->table;
+    c->kv = (struct kv_layer){c->kv_mem.ptr, block, r->dtype, n_kv, D_HEAD};
+    c->q = mat_of(c->q_mem.ptr, act, n_rows, n_heads * D_HEAD);
+    c->out = mat_of(c->out_mem.ptr, act, n_rows, n_heads * D_HEAD);
+    c->r = (struct ragged){.n_rows = n_rows,
+                           .n_seqs = 1,
+                           .pos = c->pos,
+                           .seq_row = c->seq_row,
+                           .tables = c->tables,
+                           .id = ragged_new_id()};
+    return rc;
+}
+
+static void cache_drop(struct rig *r, struct cache_arg *c)
+{
+    buf_free(r->dev, &c->kv_mem);
+    buf_free(r->dev, &c->chunks);
+    buf_free(r->dev, &c->q_mem);
+    buf_free(r->dev, &c->out_mem);
+    free(c->pos);
+    free(c->table);
+}
+
+static int bench_decode(struct bench *b, int n_heads, int n_kv, struct err *err)
+{
+    struct cache_arg c;
+    int n_tokens = b->o->tokens;
+    struct job j = {
+        .kind = "decode", .is_flop = false, .inner = 8, .run = run_attention, .arg = &c};
+    int rc = cache_make(&b->rig, n_heads, n_kv, n_tokens, 1, &c, err);
+    j.work = (double)c.kv.block_stride / KV_BLOCK_TOKENS * n_tokens;
+    snprintf(j.shape, sizeof j.shape, "1 row at %d, %d kv", n_tokens - 1, n_kv);
+    if (rc == 0)
+        rc = measure(b, &j, err);
+    j.kind = "kv_load";
+    j.work = 2.0 * (double)c.kv.block_stride * c.n_blocks;
+    j.inner = 2;
+    j.run = run_load;
+    snprintf(j.shape, sizeof j.shape, "%d tokens, %d kv", n_tokens, n_kv);
+    if (rc == 0)
+        rc = measure(b, &j, err);
+    cache_drop(&b->rig, &c);
+    return rc;
+}
+
+static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err)
+{
+    struct cache_arg c;
+    int n_tokens = b->o->tokens, n_rows = n_tokens < 512 ? n_tokens : 512;
+    int start = n_tokens - n_rows;
+    struct job j = {
+        .kind = "prefill", .is_flop = true, .inner = 2, .run = run_attention, .arg = &c};
+    j.work = 4.0 * n_heads * D_HEAD * n_rows * (start + (n_rows + 1) / 2.0);
+    snprintf(j.shape, sizeof j.shape, "%d rows at %d, %d kv", n_rows, start, n_kv);
+    int rc = cache_make(&b->rig, n_heads, n_kv, n_tokens, n_rows, &c, err);
+    if (rc == 0)
+        rc = measure(b, &j, err);
+    cache_drop(&b->rig, &c);
+    return rc;
 }
 
 /* --- all of it -------------------------------------------------------------------------------- */
 
-static int open_all(struct bench *b, struct err *err)
+/* The products of a layer of Llama-2-7B, where the width is its 4096, for a decode and for prefill. */
+static int run_all(struct bench *b, struct err *err)
 {
-    int rc = dtype_parse(b->args.dtype, &b->dtype);
-    if (rc != 0)
-        return err_set(err, ERR_USAGE, "--dtype %s: must be f32, f16 or bf16",
-                       b->args.dtype);
-    b->pool = pool_create(b->args.threads);
-    rc = device_open(b->args.device, b->pool, &b->dev, err);
-    if (rc == 0)
-        rc = stream_create(b->dev, STREAM_COMPUTE, &b->s, err);
-    if (rc != 0)
-        return rc;
-    b->op = b->dev->ops;
-    if (b->args.csv != NULL && (b->csv = fopen(b->args.csv, "w")) == NULL)
-        return err_set(err, ERR_USAGE, "cannot write %s", b->args.csv);
-    if (b->csv != NULL)
-        fprintf(b->csv, "device,dtype,kind,shape,median_ms,min_ms,max_ms,rate,unit\n");
-    return 0;
+    int d = b->o->width, ffn = (int)(d * 2.6875), heads = d / D_HEAD, rc = 0;
+    const int sizes[][3] = {{1, d, d},         {1, ffn, d},     {8, d, d},
+                            {32, d, d},        {512, d, d},     {512, 2 * d, d},
+                            {512, 2 * ffn, d}, {2048, 2 * d, d}};
+    /* A CPU would take minutes over the largest. */
+    bool slow = b->most.gemm_flops < 1e13 && d > 1024;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && rc == 0; i++)
+        if (!slow || sizes[i][0] < 512 || sizes[i][1] == d)
+            rc = bench_matmul(b, sizes[i][0], sizes[i][1], sizes[i][2], err);
+    for (int group = 1; group <= 4 && group <= heads && rc == 0; group *= 4) {
+        rc = bench_decode(b, heads, heads / group, err);
+        if (rc == 0)
+            rc = bench_prefill(b, heads, heads / group, err);
+    }
+    return rc;
 }
 
-static void run_all(struct bench *b)
+static int run_on(struct bench *b, struct device *d, struct err *err)
 {
-    static const int sizes[][3] = {{1, 4096, 4096},    {1, 11008, 4096},  {8, 4096, 4096},
-                                   {32, 4096, 4096},   {512, 4096, 4096}, {512, 8192, 4096},
-                                   {512, 22016, 4096}, {2048, 8192, 4096}};
-    bool slow = strcmp(b->dev->name, "cuda") !=
-                0; /* a CPU would take minutes over the largest */
-    bench_copies(b);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && b->rc == 0; i++)
-        if (!slow || sizes[i][0] < 512 || sizes[i][1] == 4096)
-            bench_matmul(b, sizes[i][0], sizes[i][1], sizes[i][2]);
-    for (int n_kv = HEADS; n_kv >= 8 && b->rc == 0; n_kv /= 4) {
-        bench_attention(b, n_kv, 1);
-        bench_attention(b, n_kv, b->args.tokens < 512 ? b->args.tokens : 512);
+    enum dtype t = DTYPE_BF16;
+    int rc = dtype_parse(b->o->dtype, &t);
+    if (rc == 0)
+        rc = rig_open(d, t, &b->rig, err);
+    if (rc == 0)
+        rc = device_ceilings_measure(&b->rig, &b->most, err);
+    if (rc == 0) {
+        device_ceilings_print(&b->most, &b->rig);
+        rc = run_all(b, err);
     }
+    rig_close(&b->rig);
+    return rc;
+}
+
+int device_table_run(const struct device_table *o, struct err *err)
+{
+    struct bench b = {.o = o};
+    struct device *d = NULL;
+    if (o->width % (4 * D_HEAD) != 0 && o->width != 2 * D_HEAD)
+        return err_set(err, ERR_USAGE, "--width %d: must be 256 or a multiple of 512",
+                       o->width);
+    if (o->csv != NULL && (b.csv = fopen(o->csv, "w")) == NULL)
+        return err_set(err, -errno, "%s: %s", o->csv, strerror(errno));
+    if (b.csv != NULL)
+        fprintf(b.csv, "device,dtype,kind,shape,median_ms,min_ms,max_ms,rate,unit,share,"
+                       "ceiling\n");
+    struct pool *pool = pool_create(o->threads);
+    int rc = device_open(o->device, pool, &d, err);
+    if (rc == 0)
+        rc = run_on(&b, d, err);
+    device_close(d);
+    pool_destroy(pool);
+    if (b.csv != NULL && fclose(b.csv) != 0 && rc == 0)
+        rc = err_set(err, -errno, "%s: %s", o->csv, strerror(errno));
+    return rc;
 }
 
 int bench_device(int argc, char **argv)
 {
-    struct bench b = {0};
+    struct device_table a;
     struct err err = {0};
     struct opt_parsed *parsed;
     int code;
-    if (!opt_begin(&device_cmd, argc, argv, &b.args, &parsed, &code))
+    if (!opt_begin(&device_cmd, argc, argv, &a, &parsed, &code))
         return code;
-    if (open_all(&b, &err) != 0) {
-        fprintf(stderr, "hcache bench device: %s\n", err.msg);
-        b.rc = err.code;
-    } else {
-        printf("device %s: %s\n", b.dev->name, b.dev->isa);
-        run_all(&b);
-    }
-    if (b.csv != NULL)
-        fclose(b.csv);
-    stream_destroy(b.s);
-    if (b.dev != NULL)
-        device_close(b.dev);
-    pool_destroy(b.pool);
+    int rc = device_table_run(&a, &err);
     opt_end(parsed);
-    return b.rc == 0 ? 0 : b.rc == ERR_USAGE ? 2 : 1;
+    return bench_end("device", rc, &err);
 }

@@ -1,4 +1,5 @@
 /* bench_kernels.c - `hcache bench kernels`: every kernel as a share of what the machine can do.
+ * (Of the cpu device; another one's are bench_device.c's.)
  *
  * Ceilings first, in the same run (ceilings.h): FMA rate for products and prefill attention, memory
  * read for decode, memory copy for kv_fill.  Shapes are the `bench` rows of tests/tensor/cases.h.
@@ -24,11 +25,14 @@
 struct bench_args {
     const char *csv;
     const char *only;
-    int threads;
+    const char *device, *dtype;
+    int threads, tokens, width;
     double seconds;
 };
 
 static const struct opt bench_options[] = {
+    {"device", OPT(struct bench_args, device), .choices = bench_devices, .def = "cpu",
+     .help = "whose kernels"},
     {"csv", OPT(struct bench_args, csv), .arg = "FILE",
      .help = "also write the results there"},
     {"only", OPT(struct bench_args, only), .arg = "TEXT",
@@ -37,13 +41,18 @@ static const struct opt bench_options[] = {
      .max = 256, .help = "measure 1 and N threads"},
     {"seconds", OPT(struct bench_args, seconds), .arg = "S", .def = "0.3", .lo = 0.01,
      .hi = 60, .help = "time of each measurement"},
+    {"dtype", OPT(struct bench_args, dtype), .choices = bench_dtypes, .def = "bf16",
+     .help = "of weights and state; of the cpu device all are measured"},
+    {"tokens", OPT(struct bench_args, tokens), .arg = "N", .def = "4096", .min = 64,
+     .max = 65536, .help = "history of attention; of the cpu device it is fixed"},
+    {"width", OPT(struct bench_args, width), .arg = "N", .def = "4096", .min = 256,
+     .max = 16384, .help = "of products; of the cpu device it is fixed"},
     {0},
 };
 
 static const struct opt_cmd bench_cmd = {
     .name = "bench kernels",
-    .summary =
-        "Measures every kernel of the cpu device as a share of this machine's limits.",
+    .summary = "Measures every kernel of a device as a share of what it can do at most.",
     .options = bench_options,
     .values_bytes = sizeof(struct bench_args),
 };
@@ -458,6 +467,19 @@ static int bench_all(struct bench *b, struct err *err)
     return rc;
 }
 
+static int bench_other(const struct bench_args *a, struct err *err)
+{
+    const struct device_table o = {.device = a->device,
+                                   .dtype = a->dtype,
+                                   .csv = a->csv,
+                                   .only = a->only,
+                                   .threads = a->threads,
+                                   .runs = 9,
+                                   .tokens = a->tokens,
+                                   .width = a->width};
+    return device_table_run(&o, err);
+}
+
 int bench_kernels(int argc, char **argv)
 {
     struct bench b = {0};
@@ -466,7 +488,8 @@ int bench_kernels(int argc, char **argv)
     int code;
     if (!opt_begin(&bench_cmd, argc, argv, &b.args, &parsed, &code))
         return code;
-    int rc = bench_all(&b, &err);
+    int rc = strcmp(b.args.device, "cpu") == 0 ? bench_all(&b, &err)
+                                               : bench_other(&b.args, &err);
     if (rc != 0)
         fprintf(stderr, "hcache bench kernels: %s\n", err.msg);
     opt_end(parsed);

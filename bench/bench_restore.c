@@ -8,7 +8,9 @@
  *           pointers)
  *   gemm    what the plan's projections and recomputed layers take by the rates of the profile
  *
- * The ceiling of a restore is the longer of the two lanes; 1.00 means that all else is hidden.  The bubble
+ * The ceiling of a restore is the longer of the two lanes; 1.00 means that all else is hidden.  On a device
+ * with memory of its own there is also a floor: the plan's bytes at the rate of pinned copies, or its
+ * products at that of a large one (device_rig.h), whichever is longer, and its share of the time.  The bubble
  * is the idle share of the busier lane, as it was measured (docs/RESTORATION.md).
  *
  * --as throttles the store so that this machine has the ratio of compute to I/O of another one;
@@ -46,6 +48,7 @@ static const struct opt options[] = {
     {"rounds", OPT(struct restore_args, rounds), .arg = "N", .def = "5", .min = 1,
      .max = 1000,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
+    BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     {"weights", OPT(struct restore_args, weights), .choices = weight_kinds,
      .def = "checkpoint",
@@ -129,23 +132,27 @@ static int measure(struct bench *b, int n_chunks, struct row *row, struct err *e
 static void print_row(struct bench *b, int n_tokens, struct row *r)
 {
     double total = r->median_ms = bench_median(r->total_ms, r->n);
+    double floor_ms = 1e3 * lab_floor_s(b->lab, n_tokens / STORE_CHUNK_TOKENS, &r->plan);
     double read = bench_median(r->read_ms, r->n), compute = r->plan.comp_busy_s * 1e3;
     double ceiling = read > compute ? read : compute;
-    printf(
-        "%7d  %-13s %-26.26s %10.1f %10.1f %6.2f %9.1f %8.2f %10.1f %10.1f %7.2f %7.3f\n",
-        n_tokens, r->method, r->plan.method, r->plan.restore_s * 1e3, total,
-        r->plan.restore_s * 1e3 / total, (double)r->bytes * 1e-6,
-        (double)r->bytes * 1e-6 / total, read, compute, ceiling / total,
-        bench_median(r->bubble, r->n));
+    printf("%7d  %-13s %-26.26s %10.1f %10.1f %6.2f %9.1f %8.2f %10.1f %10.1f %7.2f %7.3f",
+           n_tokens, r->method, r->plan.method, r->plan.restore_s * 1e3, total,
+           r->plan.restore_s * 1e3 / total, (double)r->bytes * 1e-6,
+           (double)r->bytes * 1e-6 / total, read, compute, ceiling / total,
+           bench_median(r->bubble, r->n));
+    if (floor_ms > 0)
+        printf(" %9.1f %6.2f", floor_ms, floor_ms / total);
+    printf("\n");
     fflush(stdout);
     if (b->csv != NULL)
         fprintf(b->csv,
-                "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f,%.4f\n",
+                "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f,%.4f,%."
+                "3f,%.4f\n",
                 n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
                 r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
                 compute, bench_median(r->wait_ms, r->n), ceiling / total,
                 b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token,
-                bench_median(r->bubble, r->n));
+                bench_median(r->bubble, r->n), floor_ms, floor_ms / total);
 }
 
 /* How much faster auto is than each other method, and how much less it stores than KV. */
@@ -205,14 +212,14 @@ static void print_head(struct bench *b)
         p->c_tok.b_s * 1e6, p->c_tok.c_s * 1e9, p->c_h.b_s * 1e6, p->c_kv.b_s * 1e6,
         p->tier[0].bytes_per_s * 1e-9, p->io_overlap, p->comp_overlap, p->cpu_share * 100,
         platform_correction_factor(&p->gemm_correction));
-    printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s %7s\n", "tokens", "method",
-           "plan", "predicted", "measured", "ratio", "MB", "GB/s", "read only", "compute",
-           "share", "bubble");
+    printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s %7s%s\n", "tokens",
+           "method", "plan", "predicted", "measured", "ratio", "MB", "GB/s", "read only",
+           "compute", "share", "bubble", b->lab->k.dev->unified ? "" : "     floor  share");
     if (b->csv != NULL)
         fprintf(b->csv,
                 "tokens,method,plan,rounds,predicted_ms,median_ms,min_ms,max_ms,bytes,"
                 "read_only_ms,compute_ms,wait_ms,share_of_ceiling,throttle_MBps,"
-                "stored_bytes_per_token,bubble\n");
+                "stored_bytes_per_token,bubble,floor_ms,share_of_floor\n");
 }
 
 static int set_speed(struct bench *b, struct err *err)
@@ -310,6 +317,7 @@ static int run(const struct restore_args *a, const struct bench_place *place,
     struct lab lab;
     struct bench b = {.a = a, .lab = &lab};
     struct lab_opts o = {.model = a->common.model,
+                         .device = a->common.device,
                          .dtype = a->common.dtype,
                          .weights = a->weights,
                          .threads = a->common.threads,

@@ -36,6 +36,7 @@ static const struct opt options[] = {
      .help = "how the history is restored, as in hcache run"},
     {"rounds", OPT(struct resume_args, rounds), .arg = "N", .def = "5", .min = 1,
      .max = 1000, .help = "turns of each"},
+    BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
     {"throttle", OPT(struct resume_args, throttle), .arg = "BYTES_PER_S", .def = "0",
@@ -279,6 +280,7 @@ static int open_lab(struct lab *b, const struct bench_place *place, struct err *
     b->n_history = a->history / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS;
     int n = b->n_history + a->n_new + 2;
     struct stack_opts o = {.model = a->common.model,
+                           .device = a->common.device,
                            .dtype = a->common.dtype,
                            .threads = a->common.threads,
                            .max_context = n < 8192 ? 8192 : n,

@@ -27,6 +27,7 @@
 #include "io/io.h"
 #include "model/sample.h"
 #include "state/save_policy.h"
+#include "tensor/readback.h"
 
 struct save_args {
     struct bench_common common; /* the first */
@@ -45,7 +46,9 @@ static const struct opt options[] = {
     {"batches", OPT(struct save_args, batches), .arg = "N[,N...]", .def = "1,2,4,8,16,32",
      .help = "sequences that decode at once"},
     {"arms", OPT(struct save_args, arms), .arg = "ARM[,ARM...]",
-     .def = "off,save,off2,direct", .help = "off, off2, save, direct; off is always there"},
+     .def = "off,save,off2,direct",
+     .help = "off, off2, save, direct; off is always there; direct only where a CPU "
+             "computes and the store is in folders"},
     {"save", OPT(struct save_args, save), .arg = "KINDS", .def = "both",
      .help = "what is saved: hidden, kv, both, or a letter per layer (H, K, B, -)"},
     {"context", OPT(struct save_args, context), .arg = "N", .def = "256", .min = 64,
@@ -54,6 +57,7 @@ static const struct opt options[] = {
      .help = "steps of a window"},
     {"rounds", OPT(struct save_args, rounds), .arg = "N", .def = "5", .min = 1, .max = 200,
      .help = "rounds, in which the arms take turns"},
+    BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
     {"csv", OPT(struct save_args, csv), .arg = "FILE",
@@ -108,6 +112,7 @@ struct lab {
     struct kv_layer *kv;
     struct buf logits_mem;
     struct mat logits;
+    struct readback logits_back;
     void *sample_scratch;
     struct save_policy policy;
     struct direct direct;
@@ -176,7 +181,8 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
                        .n_seqs = b->n_seqs,
                        .pos = b->pos,
                        .seq_row = b->seq_row,
-                       .tables = b->blocks};
+                       .tables = b->blocks,
+                       .id = ragged_new_id()};
     struct model_tap tap = {.layer = kind == ARM_DIRECT ? tap_direct : tap_save, .arg = b};
     struct mat x, logits = mat_rows(b->logits, 0, b->n_seqs);
     for (int i = 0; i < b->n_seqs; i++) {
@@ -184,10 +190,17 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
         save_reserve(b->part[i].seq, b->part[i].pos, 1, SAVE_SHED);
         b->ids[i] = b->tokens[i][b->pos[i]];
     }
+    const void *back = NULL;
+    size_t vocab = (size_t)m->cfg.vocab_size;
     int rc = model_forward(m, b->work, b->stream, b->ids, b->kv, &r,
                            kind == ARM_OFF ? NULL : &tap, &x);
+    if (kind == ARM_SAVE)
+        save_layers_end(b->k.saver, b->stream);
     if (rc == 0)
         rc = model_head(m, b->work, b->stream, x, logits);
+    if (rc == 0)
+        rc = readback_start(&b->logits_back, b->stream, logits.data,
+                            (size_t)b->n_seqs * vocab * sizeof(float), &back);
     if (rc == 0)
         rc = stream_sync(b->stream);
     if (rc != 0)
@@ -195,8 +208,9 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
     struct sample_opts greedy = {.top_p = 1};
     for (int i = 0; i < b->n_seqs; i++) {
         int next = ++b->pos[i];
-        b->tokens[i][next] = sample_token(mat_rows(logits, i, 1).data, m->cfg.vocab_size,
-                                          &greedy, next, b->sample_scratch);
+        b->tokens[i][next] = sample_token((const float *)back + (size_t)i * vocab,
+                                          m->cfg.vocab_size, &greedy, next,
+                                          b->sample_scratch);
         save_advance(b->part[i].seq, b->tokens[i] + b->base[i], next - b->base[i]);
     }
     return 0;
@@ -362,8 +376,8 @@ static int parse_arms(struct lab *b, struct arm *arms, int *n_arms, struct err *
         if (at == 4)
             return err_set(err, ERR_USAGE,
                            "--arms: '%s' is none of off, off2, save, direct", name);
-        if (known[at].kind == ARM_DIRECT && b->k.io == NULL)
-            continue; /* a store in memory has no device to write to */
+        if (known[at].kind == ARM_DIRECT && (b->k.io == NULL || !b->k.dev->unified))
+            continue; /* no disk to write to, or rows that are not where it could read them */
         bool have = false;
         for (int j = 0; j < *n_arms; j++)
             have |= strcmp(arms[j].name, name) == 0;
@@ -435,6 +449,9 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
         rc = buf_alloc(b->k.dev, MEM_DEVICE, (size_t)largest * vocab * sizeof(float),
                        &b->logits_mem, err);
     if (rc == 0)
+        rc = readback_init(b->k.dev, (size_t)largest * vocab * sizeof(float),
+                           &b->logits_back, err);
+    if (rc == 0)
         rc = open_direct(b, dir, err);
     if (rc != 0)
         return rc;
@@ -486,6 +503,7 @@ static void cleanup(struct lab *b)
         mem_unmap(d->slots, MAX_BATCH * d->slot_bytes);
     if (b->logits_mem.ptr != NULL)
         buf_free(b->k.dev, &b->logits_mem);
+    readback_deinit(&b->logits_back);
     model_work_destroy(b->work);
     stream_destroy(b->stream);
     kv_pool_destroy(b->pool);
@@ -500,6 +518,7 @@ static int open_lab(struct lab *b, const struct bench_place *place, struct err *
 {
     struct save_args *a = b->a;
     struct stack_opts so = {.model = a->common.model,
+                            .device = a->common.device,
                             .dtype = a->common.dtype,
                             .threads = a->common.threads,
                             .dirs = place->dirs,

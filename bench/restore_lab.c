@@ -110,6 +110,20 @@ static int make_restorer(struct lab *b, uint64_t staging_bytes, struct err *err)
     return rc == 0 ? restorer_create(&ro, &b->restorer, err) : rc;
 }
 
+static int measure_ceilings(struct lab *b, struct err *err)
+{
+    struct rig r = {0};
+    if (b->k.dev->unified)
+        return 0;
+    int rc = rig_open(b->k.dev, b->k.model->dtype, &r, err);
+    if (rc == 0)
+        rc = device_ceilings_measure(&r, &b->most, err);
+    if (rc == 0)
+        device_ceilings_print(&b->most, &r);
+    rig_close(&r);
+    return rc;
+}
+
 static int make_reader(struct lab *b, uint64_t staging_bytes, struct err *err)
 {
     size_t least = (size_t)32 << 20;
@@ -141,17 +155,30 @@ static int measure_platform(struct lab *b, enum profile_effort effort, struct er
     return rc;
 }
 
+/* 0, the model's own, unless that is a made-up one's and too short. */
+static int context_for(const struct lab_opts *o)
+{
+    struct model_config c;
+    int n = o->max_chunks * STORE_CHUNK_TOKENS + 1;
+    bool synth = strncmp(o->model, "synth:", 6) == 0;
+    return synth && config_shape(&c, o->model + 6, NULL) == 0 && c.max_ctx < n ? n : 0;
+}
+
 int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
 {
     struct stack_opts so = {.model = o->model,
+                            .device = o->device,
                             .dtype = o->dtype,
                             .weights = o->weights,
                             .threads = o->threads,
+                            .max_context = context_for(o),
                             .dirs = o->dirs,
                             .n_dirs = o->n_dirs,
                             .in_memory = o->dirs == NULL};
     *b = (struct lab){.max_chunks = o->max_chunks};
     int rc = stack_open(&so, &b->k, err);
+    if (rc == 0)
+        rc = measure_ceilings(b, err);
     if (rc == 0)
         rc = make_context(b, err);
     if (rc == 0)
@@ -360,8 +387,53 @@ static int read_group(struct reading *r, int layer, enum store_kind kind, int fi
     return rc;
 }
 
-int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
-             struct err *err)
+static double io_bytes(const struct lab *b, int n_chunks, const struct plan *plan)
+{
+    const struct model *m = b->k.model;
+    double n = 0;
+    for (int i = 0; i < plan->n_io; i++)
+        n += (double)(plan->method[plan->io_order[i]] == 'H' ? model_hidden_bytes(m)
+                                                             : model_kv_bytes(m));
+    return n * n_chunks * STORE_CHUNK_TOKENS;
+}
+
+/* Products of a layer, and attention of every token to those before it. */
+static double layer_flop(const struct model_config *c, double n)
+{
+    double d = c->n_embd, q = (double)c->n_heads * c->d_head,
+           kv = (double)c->n_kv_heads * c->d_head;
+    double rows = 2 * d * (q + 2 * kv) + 2 * q * d +
+                  2 * d * c->n_ffn * (c->mlp_gated ? 3 : 2);
+    return n * rows + 4 * q * n * n / 2;
+}
+
+/* The last recomputed layer needs its K and V only. */
+static double plan_flop(const struct lab *b, double n, const struct plan *plan)
+{
+    const struct model_config *c = &b->k.model->cfg;
+    double project = n * 2.0 * c->n_embd * 2 * c->n_kv_heads * c->d_head, flop = 0;
+    for (int l = 0; l < plan->n_layers; l++) {
+        bool last = l + 1 == plan->n_layers || plan->method[l + 1] != 'R';
+        if (plan->method[l] == 'H' || (plan->method[l] == 'R' && last))
+            flop += project;
+        else if (plan->method[l] == 'R')
+            flop += layer_flop(c, n);
+    }
+    return flop;
+}
+
+double lab_floor_s(const struct lab *b, int n_chunks, const struct plan *plan)
+{
+    if (b->k.dev->unified)
+        return 0;
+    double io_s = io_bytes(b, n_chunks, plan) / b->most.up_bytes_per_s;
+    double compute_s = plan_flop(b, (double)n_chunks * STORE_CHUNK_TOKENS, plan) /
+                       b->most.gemm_flops;
+    return io_s > compute_s ? io_s : compute_s;
+}
+
+static int read_all(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
+                    struct err *err)
 {
     const struct model *m = b->k.model;
     size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
@@ -386,4 +458,18 @@ int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
     free(r.reads);
     free(r.left);
     return rc;
+}
+
+int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
+             struct err *err)
+{
+    int rc = 0;
+    *ns = 0;
+    if (b->k.dev->unified || b->k.io != NULL)
+        rc = read_all(b, n_chunks, plan, ns, err);
+    if (rc != 0 || b->k.dev->unified)
+        return rc;
+    int64_t up_ns = (int64_t)(io_bytes(b, n_chunks, plan) / b->most.up_bytes_per_s * 1e9);
+    *ns = up_ns > *ns ? up_ns : *ns;
+    return 0;
 }

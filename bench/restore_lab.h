@@ -7,6 +7,7 @@
 #ifndef BENCH_RESTORE_LAB_H
 #define BENCH_RESTORE_LAB_H
 
+#include "bench/device_rig.h"
 #include "engine/stack.h"
 #include "policy/plan.h"
 #include "state/chain.h"
@@ -14,7 +15,7 @@
 #include "state/restore.h"
 
 struct lab_opts {
-    const char *model, *dtype, *weights; /* as in stack.h */
+    const char *model, *device, *dtype, *weights; /* as in stack.h */
     int threads;
     const char *const *dirs; /* NULL: in memory */
     int n_dirs;
@@ -29,6 +30,7 @@ struct lab {
         platform; /* plans are made from it: the stack's, throttled, corrected */
     double throttle_bytes_per_s; /* 0: none */
     struct plan_layer layer[STORE_MAX_LAYERS];
+    struct device_ceilings most; /* of a device with memory of its own; else zero */
 
     /* private */
     struct platform_tier tier; /* the store's own, whatever it is throttled to */
@@ -78,8 +80,13 @@ void lab_learn(struct lab *b, const struct plan_request *req, const struct plan 
                const struct restore_result *r);
 
 /* The ceiling of the I/O lane: reads the plan's records through the store, nothing else being done.
- * For DRAM, whose reads are pointers, they are copied once by all threads. */
+ * For DRAM, whose reads are pointers, they are copied once by all threads.  To a device with memory of
+ * its own they go up meanwhile, at the rate of pinned copies at best: of DRAM that is all. */
 int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
              struct err *err);
+
+/* What no restore by this plan can be faster than, on a device with memory of its own: its bytes at the
+ * rate of pinned copies, or its products at that of a large one, whichever is longer. 0 elsewhere. */
+double lab_floor_s(const struct lab *b, int n_chunks, const struct plan *plan);
 
 #endif

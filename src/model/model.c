@@ -95,6 +95,13 @@ static bool is_synth(const char *source)
     return strncmp(source, "synth:", 6) == 0;
 }
 
+/* Made-up weights have not been trained for a length, and rotations go on for ever: benchmarks of long
+ * contexts take them further than the shape's own. */
+static bool has_any_context(const struct model *m)
+{
+    return is_synth(m->source) && m->cfg.position == POSITION_ROPE;
+}
+
 static int load_config(struct model *m, const struct model_opts *o, struct err *err)
 {
     int rc = is_synth(m->source) ? config_shape(&m->cfg, m->source + 6, err)
@@ -105,8 +112,9 @@ static int load_config(struct model *m, const struct model_opts *o, struct err *
     if (o->dtype != NULL && dtype_parse(o->dtype, &m->dtype) != 0)
         return err_set(err, ERR_USAGE, "state dtype '%s': must be f32, f16 or bf16",
                        o->dtype);
-    m->max_ctx = o->max_ctx > 0 && o->max_ctx < m->cfg.max_ctx ? o->max_ctx
-                                                               : m->cfg.max_ctx;
+    m->max_ctx = m->cfg.max_ctx;
+    if (o->max_ctx > 0 && (o->max_ctx < m->max_ctx || has_any_context(m)))
+        m->max_ctx = o->max_ctx;
     return 0;
 }
 

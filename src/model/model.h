@@ -39,7 +39,7 @@ struct model_opts {
     const char *dtype; /* state dtype by name; NULL: the checkpoint's */
     const char
         *weights; /* how matrices are held: "q8"; "checkpoint" or NULL: in its own type */
-    int max_ctx;  /* 0: the model's own */
+    int max_ctx; /* 0: the model's own, beyond which only synth:SHAPE with rotary positions goes */
 };
 
 /* `source`: a Hugging Face folder, or "synth:SHAPE". */
