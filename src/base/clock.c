@@ -7,16 +7,34 @@
 #include <stdio.h>
 #include <time.h>
 
-int64_t clock_now_ns(void)
+static int64_t clock_ns(clockid_t id)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(id, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int64_t clock_now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+/* When the system was started, by what its clock said when this process was. */
+static int64_t started_ns;
+
+__attribute__((constructor)) static void clock_start(void)
+{
+    started_ns = clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_BOOTTIME);
 }
 
 int64_t clock_wall_s(void)
 {
-    return (int64_t)time(NULL);
+    return (started_ns + clock_ns(CLOCK_BOOTTIME)) / 1000000000;
+}
+
+int64_t clock_set_by_s(void)
+{
+    return (clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_BOOTTIME) - started_ns) / 1000000000;
 }
 
 void clock_sleep_ns(int64_t ns)
@@ -46,14 +64,12 @@ static int64_t waited_ns(const char *task)
 struct clock_cpu clock_cpu_now(void)
 {
     struct clock_cpu sum = {0};
-    struct timespec t;
     DIR *tasks = opendir("/proc/self/task");
     for (struct dirent *e; tasks != NULL && (e = readdir(tasks)) != NULL;)
         if (e->d_name[0] != '.')
             sum.waited_ns += waited_ns(e->d_name);
     if (tasks != NULL)
         closedir(tasks);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t); /* schedstat's lags by a tick */
-    sum.ran_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    sum.ran_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID); /* schedstat's lags by a tick */
     return sum;
 }

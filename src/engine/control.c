@@ -179,11 +179,14 @@ static int look_at_owner(void *arg, const struct store_owner_use *u)
 void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out)
 {
     struct store_stats st;
+    struct saver_stats saver = {0};
     struct owner_look look = {.owner = store_owner(salt), .out = out};
     *out = (struct hcache_cache_stats){0};
     if (h->k.store == NULL)
         return;
     store_stats(h->k.store, &st);
+    if (h->k.saver != NULL)
+        saver_stats(h->k.saver, &saver);
     out->tier = st.tier;
     out->n_chunks = st.n_chunks;
     out->used_bytes = st.used_bytes;
@@ -197,7 +200,7 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     out->n_corrupt = st.n_corrupt;
     out->appended_bytes = st.appended_bytes;
     out->read_bytes = st.read_bytes;
-    out->saving_fault = st.saving_fault;
+    out->saving_fault = st.saving_fault != 0 ? st.saving_fault : saver.fault;
     out->misses.n = STORE_MISSES;
     out->evictions.n = STORE_EVICTS;
     for (int i = 0; i < STORE_MISSES; i++)

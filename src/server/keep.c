@@ -140,11 +140,26 @@ struct hcache_erased keep_bury(struct server *s)
     return sum;
 }
 
+/* Ages go on as if nothing had happened (clock_wall_s); whoever set the clock is to know. */
+static void note_clock(struct server *s)
+{
+    enum { WORTH_SAYING_S = 60 };
+    int64_t by_s = clock_set_by_s(), moved_s = by_s - s->clock_set_by_s;
+    if (moved_s > -WORTH_SAYING_S && moved_s < WORTH_SAYING_S)
+        return;
+    s->clock_set_by_s = by_s;
+    log_warn("the system's clock was set by %+lld s since this server started: ages, pins "
+             "and recorded times "
+             "go on without that; restart the server for it to follow",
+             (long long)by_s);
+}
+
 void keep_tidy(void *arg)
 {
     struct server *s = arg;
     struct err err = {0};
     struct erased gone;
+    note_clock(s);
     if (atomic_load(&s->h) == NULL || s->conversations == NULL)
         return;
     int rc = conversations_expire(s->conversations, clock_wall_s(), EXPIRE_AT_ONCE, &gone,

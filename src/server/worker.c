@@ -39,10 +39,11 @@ static struct call *next_call(struct worker *w, const struct timespec *until, bo
     return c;
 }
 
+/* By the clock that nobody can set. */
 static bool is_past(const struct timespec *t)
 {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec >= t->tv_sec;
 }
 
@@ -59,7 +60,7 @@ static void *worker_main(void *arg)
         }
         if (!end && is_past(&until)) {
             w->tidy(w->arg);
-            clock_gettime(CLOCK_REALTIME, &until);
+            clock_gettime(CLOCK_MONOTONIC, &until);
             until.tv_sec += w->period_s;
         }
     }
@@ -76,7 +77,11 @@ int worker_create(int max_calls, int period_s, void (*tidy)(void *arg), void *ar
     w->arg = arg;
     w->calls = xcalloc((size_t)max_calls, sizeof(struct call *));
     pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->change, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->change, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     int rc = pthread_create(&w->thread, NULL, worker_main, w);
     if (rc != 0) {
         worker_destroy(w);

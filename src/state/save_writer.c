@@ -39,7 +39,8 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
     pthread_mutex_unlock(&s->lock);
     if (first && s->o.warn != NULL) {
         char text[640];
-        snprintf(text, sizeof text, "saving stopped, generation goes on: %s", e->msg);
+        snprintf(text, sizeof text,
+                 "saving stopped until a restart, generation goes on: %s", e->msg);
         s->o.warn(s->o.warn_arg, text);
     }
 }

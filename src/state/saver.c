@@ -222,6 +222,7 @@ void saver_stats(struct saver *s, struct saver_stats *out)
     for (int e = 0; e < SAVE_ENDS; e++)
         out->n_ended[e] = atomic_load(&s->n_ended[e]);
     pthread_mutex_lock(&s->lock);
+    out->fault = s->fault;
     for (int i = 0; i < s->memory.n_runs; i++)
         out->used_bytes += s->memory.runs[i].n_bytes;
     pthread_mutex_unlock(&s->lock);

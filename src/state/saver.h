@@ -79,6 +79,7 @@ struct saver_stats {
     uint64_t n_tails;            /* partial ones, and */
     uint64_t n_shared; /* those that were in the store already, and were not written */
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and at most */
+    int fault; /* 0, or the fault of the store that ended saving for all */
 };
 void saver_stats(struct saver *s, struct saver_stats *out); /* any thread */
 

@@ -1,0 +1,206 @@
+"""A server whose file system becomes read-only under it, and one whose system's clock is set.
+
+Read-only: an ext4 in a file is mounted, a server saves to it, and the file system is aborted, which is what an error of
+the device does to it: from then on everything that writes fails (a file system with files open for writing
+cannot be remounted read-only otherwise).  Answers go on unchanged, one warning and the metrics say that nothing is
+saved; only unmounting makes such a file system writable again, so the server has to be restarted, and then finds
+what was committed and saves again.  Skipped without root, loop devices or mkfs.ext4.
+
+Clock: a library put before the C library (built here) moves the system's clock by what a file says.  Conversations
+with a time to live, pins and recorded times stay as they are when it is set by years; a server that is started with
+its clock behind keeps everything."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import HC, MODEL, SAVING, Server, until  # noqa: E402
+from tap import check, end, equal, skip  # noqa: E402
+
+tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-store-server."))
+SYNTH = "synth:tiny-gqa"
+
+
+def can(cmd):
+    try:
+        return subprocess.run(cmd, capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def prompt(n, seed):
+    return [3 + (i * i * 7 + seed * 31) % 490 for i in range(n)]
+
+
+def answer(server, ids):
+    """(log probabilities of the 4 generated tokens, cached tokens)"""
+    r = server.complete(ids, max_tokens=4, logprobs=1, ignore_eos=True)
+    return r["choices"][0]["logprobs"]["token_logprobs"], r["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def ended(server):
+    """Sequences that were not saved because of the store."""
+    return server.metric('hcache_saves_ended_total{reason="store_fault"}')
+
+
+# --- read-only -----------------------------------------------------------------------------------
+
+A, B, C = prompt(300, 1), prompt(300, 2), prompt(300, 3)
+
+
+def serve(store):
+    return Server(SYNTH, "--store", store, "--no-reuse", *SAVING)
+
+
+def read_only(image, at):
+    reference = Server(SYNTH)
+    want = [answer(reference, p)[0] for p in (A, B, C)]
+    reference.kill()
+    server = serve(os.path.join(at, "s"))
+    equal("before: the answer", answer(server, A)[0], want[0])
+    status = server.post("/v1/cache/flush", {})[0]
+    equal("before: flushed", status, 200)
+    equal("the file system is aborted", can(["mount", "-o", "remount,abort", at]), True)
+    equal("read-only: an answer to what is new", answer(server, B)[0], want[1])
+    check("read-only: a metric counts sequences that are not saved", until(lambda: ended(server) >= 1), server.log)
+    check("read-only: a warning names the store and the reason",
+          until(lambda: any("ead-only" in line and at in line for line in server.log)), server.log)
+    got, cached = answer(server, A)
+    equal("read-only: what is stored is read", (got, cached >= 256), (want[0], True))
+    equal("read-only: another answer", answer(server, C)[0], want[2])
+    n = sum("ead-only" in line for line in server.log)
+    check("read-only: it is not said for each request", n <= 2, server.log)
+    check("read-only: ... and it says that a restart is needed", any("until a restart" in line for line in server.log),
+          server.log)
+    equal("read-only: /v1/cache/stats, too", server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["saves"], False)
+    equal("read-only: the process lives", server.p.poll(), None)
+    equal("read-only: it stops in order", server.stop(), 0)
+
+    check("unmounted", can(["umount", at]), "umount")
+    subprocess.run(["e2fsck", "-p", image], capture_output=True, timeout=60)
+    check("mounted again", can(["mount", "-o", "loop", image, at]), "mount")
+    v = subprocess.run([HC, "store", "verify", os.path.join(at, "s")], capture_output=True, text=True, timeout=60)
+    equal("writable again: verify", v.returncode, 0)
+    server = serve(os.path.join(at, "s"))
+    got, cached = answer(server, A)
+    equal("writable again: what was committed is found", (got, cached >= 256), (want[0], True))
+    answer(server, B)
+    server.post("/v1/cache/flush", {})
+    got, cached = answer(server, B)
+    equal("writable again: it saves", (got, cached >= 256), (want[1], True))
+    server.kill()
+
+
+# --- the clock -----------------------------------------------------------------------------------
+
+YEAR = 31557600
+SHIFT = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    char text[32] = "";
+    int rc = (int)syscall(SYS_clock_gettime, id, t);
+    if (id != CLOCK_REALTIME)
+        return rc;
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, getenv("CLOCK_SHIFT"), O_RDONLY);
+    if (fd >= 0 && read(fd, text, sizeof text - 1) > 0)
+        t->tv_sec += atol(text);
+    close(fd);
+    return rc;
+}
+time_t time(time_t *out)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return out != NULL ? (*out = t.tv_sec) : t.tv_sec;
+}
+"""
+
+
+class ShiftedServer(Server):
+    """One whose system's clock is ahead by .shift_s seconds, at any time."""
+
+    def __init__(self, store, shift_s, *options):
+        self.at = os.path.join(tmp, "shift")
+        self.set_clock(shift_s)
+        super().__init__(MODEL, "--store", store, "--no-reuse", *SAVING, *options,
+                         env={"LD_PRELOAD": os.path.join(tmp, "shift.so"), "CLOCK_SHIFT": self.at})
+
+    def set_clock(self, shift_s):
+        with open(self.at + ".new", "w") as f:
+            f.write(str(shift_s))
+        os.rename(self.at + ".new", self.at)
+
+    def says_clock_was_set(self, n):
+        return until(lambda: sum("clock was set" in line for line in self.log) >= n)
+
+    def kept(self, name):
+        return self.request("GET", f"/v1/conversations/{name}")[0] == 200
+
+
+def clock_is_set():
+    store = os.path.join(tmp, "clock-store")
+    server = ShiftedServer(store, 0, "--conversation-ttl", "3600")
+    status, _, conversation = server.post("/v1/conversations", {})
+    equal("clock: a conversation is made", status, 200)
+    name = conversation["id"]
+    text = "Once upon a time there was a little girl who had a dog. " * 12
+    status, _, pin = server.post("/v1/cache/pin", {"prompt": text, "ttl": 3600})
+    equal("clock: a pin is set", (status, pin.get("pinned_tokens", 0) > 0), (200, True))
+    for n, (words, shift_s) in enumerate((("back by a year", -YEAR), ("forward by ten", 10 * YEAR)), 1):
+        server.set_clock(shift_s)
+        check(f"clock {words}: the log says so", server.says_clock_was_set(n), server.log)
+        check(f"clock {words}: the conversation is kept", server.kept(name), server.log)
+        stats = server.request("GET", "/v1/cache/stats")[2]
+        check(f"clock {words}: pins hold", stats["tiers"][0]["pins"] > 0, stats)
+        equal(f"clock {words}: it answers", len(server.complete(text[:80], max_tokens=2)["choices"]), 1)
+        date = server.post("/v1/conversations", {})[2]["created_at"]
+        check(f"clock {words}: dates go on", 0 <= date - conversation["created_at"] < 86400, date)
+    server.kill()
+    server = ShiftedServer(store, -YEAR, "--conversation-ttl", "3600")
+    check("started a year behind: the conversation is kept", server.kept(name), server.log)
+    server.kill()
+
+
+def shifted_clock():
+    source, library = os.path.join(tmp, "shift.c"), os.path.join(tmp, "shift.so")
+    with open(source, "w") as f:
+        f.write(SHIFT)
+    if os.path.basename(os.path.dirname(HC)) not in ("release", "debug"):
+        skip("a clock that is set", "a sanitizer's library must come first")
+    elif not os.path.isdir(MODEL):
+        skip("a clock that is set", f"no {MODEL}")
+    elif not can(["cc", "-shared", "-fPIC", "-o", library, source]):
+        skip("a clock that is set", "cc cannot build a shared library")
+    else:
+        clock_is_set()
+
+
+def aborted_file_system():
+    image, at = os.path.join(tmp, "image"), os.path.join(tmp, "mnt")
+    os.makedirs(at)
+    with open(image, "wb") as f:
+        f.truncate(64 << 20)
+    if os.geteuid() != 0 or not can(["mkfs.ext4", "-q", image]) or not can(["mount", "-o", "loop", image, at]):
+        skip("a file system that becomes read-only", "needs root, loop devices and mkfs.ext4")
+        return
+    try:
+        read_only(image, at)
+    finally:
+        subprocess.run(["umount", "-l", at], check=False, capture_output=True)
+
+
+try:
+    aborted_file_system()
+    shifted_clock()
+finally:
+    shutil.rmtree(tmp, ignore_errors=True)
+end()

@@ -1,0 +1,164 @@
+/* test_clock.c - the system's clock is set back by a year and forward by ten while a store is open: which chunk
+ * is evicted, which pins hold, and what is recorded stay as if nobody had touched it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "store/store_impl.h"
+#include "storetest.h"
+
+#define YEAR_S ((int64_t)31557600)
+
+/* --- the system's clock, as the whole program sees it ------------------------------------------ */
+
+static int64_t set_by_s;
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    int rc = (int)syscall(SYS_clock_gettime, id, t);
+    if (id == CLOCK_REALTIME)
+        t->tv_sec += set_by_s;
+    return rc;
+}
+
+time_t time(time_t *out)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (out != NULL)
+        *out = t.tv_sec;
+    return t.tv_sec;
+}
+
+static const int64_t jumps[] = {-YEAR_S, 10 * YEAR_S, 0, -50 * YEAR_S};
+enum { JUMPS = sizeof jumps / sizeof jumps[0] };
+
+static void the_clock_itself(void **state)
+{
+    (void)state;
+    int64_t before_s = clock_wall_s(), before_ns = clock_now_ns();
+    for (int i = 0; i < JUMPS; i++) {
+        set_by_s = jumps[i];
+        int64_t now_s = clock_wall_s(), by_s = clock_set_by_s();
+        assert_true(now_s >= before_s && now_s < before_s + YEAR_S / 365);
+        assert_true(by_s >= jumps[i] - 1 && by_s <= jumps[i] + 1);
+        assert_true(clock_now_ns() >= before_ns);
+    }
+    set_by_s = 0;
+}
+
+static struct st_ctx context(uint64_t i)
+{
+    return (struct st_ctx){.base = 100 + i, .own = i};
+}
+
+static int found(struct store *s, const struct st_ctx *c)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &st_small, c, 1, &r, &err), 0);
+    assert_int_equal(r.n_wrong, 0);
+    return r.n_found;
+}
+
+/* Contexts are saved and used with the clock set before each; the least recently used one goes, not the one with
+ * the oldest date. */
+static void eviction_follows_use(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    for (uint64_t i = 0; i < JUMPS; i++) {
+        struct st_ctx c = context(i);
+        set_by_s = jumps[i];
+        assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &err), 0);
+    }
+    struct store_stats full;
+    store_stats(s, &full);
+    set_by_s = -YEAR_S;
+    struct st_ctx kept = context(0);
+    assert_int_equal(found(s, &kept), 1); /* used last, in the past */
+    assert_int_equal(store_commit(s, &err), 0);
+    store_close(s);
+
+    set_by_s = 10 * YEAR_S;
+    p.opts.cap_bytes = full.used_bytes;
+    s = st_open(&p);
+    for (uint64_t i = 0; i < 2; i++) { /* takes the place of contexts 1 and 2 */
+        struct st_ctx c = context(10 + i);
+        set_by_s = jumps[i];
+        assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &err), 0);
+    }
+    static const int want[] = {1, 0, 0, 1};
+    for (uint64_t i = 0; i < JUMPS; i++) {
+        struct st_ctx c = context(i);
+        assert_int_equal(found(s, &c), want[i]);
+    }
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+    set_by_s = 0;
+}
+
+static int count_pin(void *arg, const struct store_pinned *p)
+{
+    (void)p;
+    ++*(int *)arg;
+    return 0;
+}
+
+static int check_date(void *arg, const struct store_entry *e)
+{
+    int64_t begin_s = *(int64_t *)arg;
+    assert_true(e->used_wall_s >= begin_s && e->used_wall_s <= clock_wall_s());
+    return 0;
+}
+
+static void pins_and_dates_stay(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 key;
+    int64_t begin_s = clock_wall_s();
+    struct st_ctx c = context(0);
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    st_keys(&c, 1, &key);
+    assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &err), 0);
+    assert_int_equal(store_pin_until(s, &key, 1, clock_wall_s() + 3600, &err), 0);
+    for (int i = 0; i < JUMPS; i++) {
+        int n_pins = 0;
+        set_by_s = jumps[i];
+        assert_int_equal(found(s, &c), 1);
+        assert_int_equal(store_commit(s, &err), 0);
+        assert_int_equal(store_each_pin(s, count_pin, &n_pins), 0);
+        assert_int_equal(n_pins, 1);
+        assert_int_equal(store_each(s, check_date, &begin_s, &err), 0);
+        store_close(s);
+        s = st_open(&p);
+    }
+    store_close(s);
+    st_place_close(&p);
+    set_by_s = 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_clock_itself),
+        cmocka_unit_test(eviction_follows_use),
+        cmocka_unit_test(pins_and_dates_stay),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
