@@ -1,4 +1,5 @@
-/* dram.c - media in memory (media.h): segments are anonymous maps, reads need no copy.
+/* dram.c - media in memory (media.h): segments are anonymous maps, or what store_opts.memory gives;
+ * reads need no copy.
  *
  * A segment's address never changes while the store is open, so a pointer into an extent is good
  * for as long as the extent is (the store's pins see to that). */
@@ -13,6 +14,7 @@
 
 struct dram {
     struct media base;
+    struct store_memory memory;
     pthread_mutex_t lock; /* protects the two below; not the bytes */
     uint8_t **segments;
     uint32_t n_segments;
@@ -21,6 +23,18 @@ struct dram {
 static struct dram *dram_of(struct media *m)
 {
     return (struct dram *)m;
+}
+
+static void *map(void *arg, size_t bytes)
+{
+    (void)arg;
+    return mem_map(bytes);
+}
+
+static void unmap(void *arg, void *p, size_t bytes)
+{
+    (void)arg;
+    mem_unmap(p, bytes);
 }
 
 static uint8_t *segment_get(struct dram *d, uint32_t segment, bool create)
@@ -32,7 +46,7 @@ static uint8_t *segment_get(struct dram *d, uint32_t segment, bool create)
             d->segments[d->n_segments++] = NULL;
     }
     if (create && d->segments[segment] == NULL)
-        d->segments[segment] = mem_map(d->base.segment_bytes);
+        d->segments[segment] = d->memory.get(d->memory.arg, d->base.segment_bytes);
     uint8_t *p = segment < d->n_segments ? d->segments[segment] : NULL;
     pthread_mutex_unlock(&d->lock);
     return p;
@@ -43,7 +57,7 @@ static void dram_close(struct media *m)
     struct dram *d = dram_of(m);
     for (uint32_t i = 0; i < d->n_segments; i++)
         if (d->segments[i] != NULL)
-            mem_unmap(d->segments[i], d->base.segment_bytes);
+            d->memory.put(d->memory.arg, d->segments[i], d->base.segment_bytes);
     free(d->segments);
     pthread_mutex_destroy(&d->lock);
     free(d);
@@ -121,7 +135,7 @@ static int dram_cut(struct media *m, int device, uint32_t segment, uint64_t end_
     struct dram *d = dram_of(m);
     pthread_mutex_lock(&d->lock);
     if (end_bytes == 0 && segment < d->n_segments && d->segments[segment] != NULL) {
-        mem_unmap(d->segments[segment], m->segment_bytes);
+        d->memory.put(d->memory.arg, d->segments[segment], m->segment_bytes);
         d->segments[segment] = NULL;
     }
     pthread_mutex_unlock(&d->lock);
@@ -151,9 +165,10 @@ static const struct media_ops dram_ops = {
     .wipe = dram_wipe,
 };
 
-struct media *dram_open(uint64_t segment_bytes)
+struct media *dram_open(uint64_t segment_bytes, struct store_memory memory)
 {
     struct dram *d = xcalloc(1, sizeof *d);
+    d->memory = memory.get != NULL ? memory : (struct store_memory){map, unmap, NULL};
     d->base = (struct media){&dram_ops, 1, segment_bytes};
     pthread_mutex_init(&d->lock, NULL);
     return &d->base;

@@ -63,7 +63,7 @@ static inline const void *media_record_bytes(const struct store_record *r, struc
 }
 
 /* Memory, one device. Segments are mapped as they are needed. */
-struct media *dram_open(uint64_t segment_bytes);
+struct media *dram_open(uint64_t segment_bytes, struct store_memory memory);
 
 struct files_opts {
     struct io *io;

@@ -80,8 +80,8 @@ int store_open(const struct store_opts *opts, struct store **out, struct err *er
     else if (s->io != NULL)
         rc = store_recover(s, opts, err);
     else {
-        s->media = dram_open(opts->segment_bytes != 0 ? opts->segment_bytes
-                                                      : SEGMENT_BYTES);
+        s->media = dram_open(opts->segment_bytes != 0 ? opts->segment_bytes : SEGMENT_BYTES,
+                             opts->memory);
         alloc_init(&s->alloc[0], s->media->segment_bytes);
     }
     if (rc == 0)

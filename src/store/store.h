@@ -83,9 +83,18 @@ uint64_t store_owner(const char *salt);
 
 /* --- life cycle ----------------------------------------------------------------------------- */
 
+/* Where the DRAM backend has its segments from: memory that a device copies from at full speed, say.  get
+ * gives zeroed, page-aligned memory, or NULL; any thread may call both. */
+struct store_memory {
+    void *(*get)(void *arg, size_t bytes);
+    void (*put)(void *arg, void *p, size_t bytes);
+    void *arg;
+};
+
 struct store_opts {
     struct io *io; /* the file system; NULL selects the DRAM backend, which ignores dirs */
-    const char *const *dirs; /* one per device, in order; created where missing */
+    struct store_memory memory; /* of the DRAM backend; get NULL: ordinary memory */
+    const char *const *dirs;    /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
     bool read_only; /* for stat, ls and verify: changes nothing, but takes the lock too */

@@ -3,6 +3,7 @@
  *
  * Restored state is bit-equal to the state of a sequence that was never evicted on the same device, in the
  * kernels' exact mode; in fast mode, where a row's bits may depend on its batch, the greedy tokens are. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -274,6 +275,66 @@ static void a_fault_fails_the_request(void **state)
     unsetenv("HCACHE_CUDA_MATH");
 }
 
+/* A value that f16 cannot hold, in the first layer's input, is found behind the last layer, where that is
+ * asked; the sequence beside it is served, and what was saved of it restores. */
+static void an_overflow_is_found_at_the_end(void **state)
+{
+    (void)state;
+    enum { BAD = 77 };
+    struct stack k;
+    struct et_run good, r;
+    struct seq *s[2];
+    struct err err = {0};
+    int32_t bad[N_PROMPT];
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_open(&k, &(struct stack_opts){.device = "cuda",
+                                     .model = "tests/model/golden/families/llama",
+                                     .dtype = "f16",
+                                     .max_context = 192,
+                                     .max_sequences = 2,
+                                     .in_memory = true});
+    uint8_t infinite[4 * 64];
+    struct mat table = k.model->w.embed;
+    struct stream *st;
+    assert_true(table.cols <= 64);
+    for (int i = 0; i < 64; i++) {
+        const uint16_t half = table.dtype == DTYPE_F16 ? 0x7c00 : 0x7f80;
+        memcpy(infinite + 2 * i, &half, sizeof half);
+        if (table.dtype == DTYPE_F32)
+            memcpy(infinite + 4 * i, &(float){INFINITY}, sizeof(float));
+    }
+    assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &st, NULL), 0);
+    assert_int_equal(stream_copy(st, mat_rows(table, BAD, 1).data, infinite,
+                                 (size_t)table.cols * dtype_bytes(table.dtype)),
+                     0);
+    assert_int_equal(stream_sync(st), 0);
+    stream_destroy(st);
+    for (int i = 0; i < N_PROMPT; i++)
+        prompt[i] += prompt[i] == BAD;
+    memcpy(bad, prompt, sizeof prompt);
+    bad[90] = BAD;
+    struct et_ask a[2] = {
+        {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"},
+        {.prompt = bad, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"}};
+    for (int i = 0; i < 2; i++) {
+        struct request q = et_request(&k, &a[i]);
+        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+    }
+    if (engine_run(k.engine, &err) != 0)
+        fail_msg("%s", err.msg);
+    et_take(&k, s[0], &good);
+    et_take(&k, s[1], &r);
+    assert_int_equal(r.finish, FINISH_ERROR);
+    assert_non_null(strstr(r.err.msg, "bf16"));
+    a[0].plan = "hidden";
+    a[0].save = "none";
+    assert_int_equal(et_run(&k, &a[0], &r), 0);
+    assert_int_equal(r.n_cached, N_RESTORED);
+    et_same(&r, &good, "restored");
+    stack_close(&k);
+    unsetenv("HCACHE_CUDA_MATH");
+}
+
 /* The context of a real GPU is gone after a fault inside a kernel: requests fail, the process does not. */
 static void a_lost_device_is_told(void **state)
 {
@@ -334,6 +395,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_reuse_and_preemption),
         cmocka_unit_test(fast_math_keeps_greedy_tokens),
         cmocka_unit_test(a_fault_fails_the_request),
+        cmocka_unit_test(an_overflow_is_found_at_the_end),
         cmocka_unit_test(a_lost_device_is_told),
         cmocka_unit_test(what_cannot_run_is_said),
     };

@@ -519,6 +519,53 @@ static void stuck_device(void **state)
     st_place_close(&p);
 }
 
+/* --- memory of the caller's ------------------------------------------------------------------- */
+
+struct lender {
+    int n_lent, n_at_most;
+};
+
+static void *lend(void *arg, size_t bytes)
+{
+    struct lender *l = arg;
+    return l->n_lent < l->n_at_most ? l->n_lent++, aligned_alloc(4096, bytes) : NULL;
+}
+
+static void take_back(void *arg, void *p, size_t bytes)
+{
+    (void)bytes;
+    ((struct lender *)arg)->n_lent--;
+    free(p);
+}
+
+static void segments_are_lent(void **state)
+{
+    (void)state;
+    enum { N = 6, SEGMENT = 128 << 10 };
+    struct lender l = {.n_at_most = 100};
+    const struct st_ctx c = {.base = 1, .own = 2, .model = 3};
+    struct store_opts o = {.segment_bytes = SEGMENT, .memory = {lend, take_back, &l}};
+    struct store *s;
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(store_open(&o, &s, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(r.n_found, N);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    assert_true(l.n_lent > 1);
+    l.n_at_most = l.n_lent; /* no more is to be had */
+    int rc = 0;
+    for (uint64_t i = 10; rc == 0 && i < 100; i++) {
+        const struct st_ctx more = {.base = i, .own = i, .model = 3};
+        rc = st_save(s, &st_small, &more, N, ST_BOTH, &err);
+    }
+    assert_int_equal(rc, -ENOMEM);
+    assert_non_null(strstr(err.msg, "no memory for another"));
+    store_close(s);
+    assert_int_equal(l.n_lent, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -536,6 +583,7 @@ int main(void)
         cmocka_unit_test(full_disk_under_index),
         cmocka_unit_test(failed_sync_is_final),
         cmocka_unit_test(failed_reads_are_misses),
+        cmocka_unit_test(segments_are_lent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
