@@ -16,6 +16,7 @@
 #include "bench/bench.h"
 #include "bench/report.h"
 #include "bench/restore_lab.h"
+#include "bench/save_figure.h"
 #include "state/profile.h"
 
 struct ablation_args {
@@ -205,9 +206,8 @@ static void plot(struct ablation *b, const char *title, const char *const *names
 static void tabulate(struct ablation *b, const char *const *names, const struct point *p,
                      int n)
 {
-    report_table_begin(
-        &b->r, "HCache (auto) is faster than\tKV offload\trecompute\tHCache-O\tnaive "
-               "hybrid\tits plan\tstored less than KV");
+    report_table_begin(&b->r, "auto is faster than\tKV offload\trecompute\tHCache-O\tnaive "
+                              "hybrid\tits plan\tstored less than KV");
     for (int g = 0; g < n; g++) {
         if (!isfinite(p[g].ms[HCACHE]))
             continue;
@@ -431,36 +431,19 @@ static int figure_13(struct ablation *b, struct err *err)
 
 /* --- figure 14 -------------------------------------------------------------------------------- */
 
-/* Copies the table of `hcache bench save --csv`: its own benchmark toggles saving within one run. */
+/* From `hcache bench save`: it toggles saving within one run. */
 static int figure_14(struct ablation *b, struct err *err)
 {
-    char line[1024];
     report_heading(&b->r, "Figure 14: two-stage saving or direct writing");
     report_text(
         &b->r,
         "Paper: two-stage saving costs nothing; direct writing makes a token take up to "
         "34 %% longer (7B, batch 16) and 13 %% (13B, batch 32).");
-    if (b->a->save_csv == NULL) {
-        report_text(
-            &b->r,
-            "Not measured in this run: hcache bench save --csv FILE, then hcache bench "
-            "ablation --save-csv FILE.");
-        return 0;
-    }
-    FILE *f = fopen(b->a->save_csv, "r");
-    if (f == NULL)
-        return err_set(err, -errno, "%s: %s", b->a->save_csv, strerror(errno));
-    for (int n = 0; fgets(line, sizeof line, f) != NULL; n++) {
-        line[strcspn(line, "\r\n")] = 0;
-        for (char *c = line; *c != 0; c++)
-            *c = *c == ',' ? '\t' : *c;
-        if (n == 0)
-            report_table_begin(&b->r, line);
-        else
-            report_row(&b->r, "%s", line);
-    }
-    report_table_end(&b->r);
-    fclose(f);
+    if (b->a->save_csv != NULL)
+        return save_figure(&b->r, b->a->save_csv, err);
+    report_text(&b->r,
+                "Not measured in this run: hcache bench save --csv FILE, then hcache "
+                "bench ablation --save-csv FILE.");
     return 0;
 }
 

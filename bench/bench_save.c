@@ -23,6 +23,7 @@
 #include "base/opt.h"
 #include "base/rng.h"
 #include "bench/bench.h"
+#include "bench/save_figure.h"
 #include "engine/stack.h"
 #include "io/io.h"
 #include "model/sample.h"
@@ -484,9 +485,7 @@ static int run(struct lab *b, const char *dir, struct err *err)
     printf("%5s  %-7s %6s %9s %9s %9s %9s %9s %9s %9s %5s\n", "batch", "arm", "steps",
            "TBT ms", "p99 ms", "mean ms", "median %", "paired %", "p99 %", "MB/s", "shed");
     if (b->csv != NULL)
-        fprintf(b->csv,
-                "batch,arm,rounds,steps,median_ms,p99_ms,mean_ms,median_overhead_pct,"
-                "paired_overhead_pct,p99_overhead_pct,mb_per_s,shed\n");
+        fputs(SAVE_CSV_HEAD, b->csv);
     for (int i = 0; rc == 0 && i < b->a->batches.n; i++) {
         b->n_seqs = batches[i];
         rc = run_batch(b, arms, n_arms, err);

@@ -43,7 +43,8 @@ int report_open(struct report *r, const char *path, const char *title, struct er
     fputs("</title>\n<style>body{font:15px/1.4 sans-serif;max-width:60em;margin:2em auto}"
           "table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em "
           ".7em;border-bottom:1px "
-          "solid #ccc;text-align:right}td:first-child,th:first-child{text-align:left}"
+          "solid #ccc;text-align:right;overflow-wrap:anywhere}"
+          "td:first-child,th:first-child{text-align:left;white-space:nowrap}"
           "svg{display:block;margin:1em 0}</style>\n<h1>",
           r->f);
     put_text(r->f, title);
