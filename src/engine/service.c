@@ -306,10 +306,13 @@ static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_
 /* What it saved has been handed over.  Whether its end has to wait for that to be durable. */
 static bool settles(struct service *s, struct hcache_ticket *t)
 {
-    if (!t->wants_durable || s->o.saver == NULL || t->err.code != 0)
+    if (!t->wants_durable || s->o.saver == NULL || t->err.code != 0 ||
+        t->state != TICKET_RUNNING)
         return false;
     t->mark = saver_mark(s->o.saver);
     pthread_mutex_lock(&s->lock);
+    t->state = TICKET_SETTLING;
+    s->stats.n_running--;
     t->next = s->settling;
     s->settling = t;
     s->may_settle = true;
@@ -329,7 +332,7 @@ static void end_finished(struct service *s)
     while (*s->queue_end != NULL)
         s->queue_end = &(*s->queue_end)->next;
     for (struct hcache_ticket *t = done; t != NULL; t = t->next)
-        learn_held(s, t); /* settling takes no place */
+        learn_held(s, t);
     pthread_mutex_unlock(&s->lock);
     while (settled != NULL) {
         struct hcache_ticket *t = settled;

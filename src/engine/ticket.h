@@ -23,6 +23,7 @@ struct service;
 enum ticket_state {
     TICKET_WAITING,
     TICKET_RUNNING,
+    TICKET_SETTLING, /* has finished, and waits for the disk: it takes no place */
     TICKET_ENDED,
 };
 

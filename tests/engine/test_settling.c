@@ -66,7 +66,8 @@ static void only_the_durable_wait_for_the_disk(void **state)
     }
     struct hcache_stats st;
     service_stats(s, &st);
-    assert_int_equal(st.n_ended, 3); /* the durable one has not */
+    assert_int_equal(st.n_ended, 3);   /* the durable one has not, */
+    assert_int_equal(st.n_running, 0); /* and takes no place */
     struct hcache_ticket *given_up = submit(&k, s, 5, true);
     hcache_ticket_free(given_up);
     io_sim_fault_clear(disk);
