@@ -248,6 +248,8 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
     memcpy(ix->meta.uuid, in + M_UUID, STORE_UUID_BYTES);
     ix->meta.segment_bytes = get_u64(in + M_SEGMENT);
     ix->meta.next_id = get_u64(in + M_NEXT_ID);
+    if (ix->meta.next_id >= INDEX_MAX_ID) /* counting on from there would wrap */
+        return err_set(err, ERR_CORRUPT, "index %s: its next id is out of range", ix->path);
     ix->n_rows = ix->new_n_rows = get_u64(in + M_ROWS_N);
     ix->sum = ix->new_sum = get_u64(in + M_SUM);
     return 0;

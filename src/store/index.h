@@ -20,6 +20,10 @@
 struct io;
 struct index;
 
+/* No extent has this id or a higher one: counting never comes so far, SQLite's integers are signed, and one that
+ * is read must not make the next one wrap. */
+#define INDEX_MAX_ID (UINT64_MAX / 2)
+
 struct index_meta {
     uint8_t uuid[STORE_UUID_BYTES];
     uint32_t n_devices;

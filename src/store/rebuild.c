@@ -43,8 +43,7 @@ static bool header_fits(const struct store *s, const struct chunk_header *h, int
                         uint32_t segment, uint64_t offset)
 {
     if (memcmp(h->uuid, s->uuid, sizeof s->uuid) != 0 || h->device != device ||
-        h->segment != segment || h->offset != offset || h->id == 0 ||
-        h->id >= UINT64_MAX / 2)
+        h->segment != segment || h->offset != offset || h->id == 0 || h->id >= INDEX_MAX_ID)
         return false;
     for (int i = 0; i < h->n_records; i++)
         if (!chunk_on_device(h->chunk_idx, h->records[i].layer, device,

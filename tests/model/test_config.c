@@ -194,6 +194,14 @@ static void test_refusals(void **state)
            "'hidden_size' must be an integer, it is a string");
     refuse("{\"model_type\": \"llama\", \"hidden_size\": 0}", ERR_FORMAT,
            "'hidden_size' is 0, it must lie in 1..1048576");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 1048577}", ERR_FORMAT,
+           "'hidden_size' is 1048577, it must lie in 1..1048576");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 4294967360}", ERR_FORMAT,
+           "'hidden_size' is 4294967360, it must lie in");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 9223372036854775807}", ERR_FORMAT,
+           "'hidden_size' is 9223372036854775807, it must lie in");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 1e30}", ERR_FORMAT,
+           "'hidden_size' must be an integer");
     refuse("{\"model_type\": \"llama\", \"hidden_size\": 64}", ERR_FORMAT,
            "'num_hidden_layers' is missing");
     refuse(LLAMA(", \"num_key_value_heads\": 3"), ERR_FORMAT, "no multiple of 3 KV heads");

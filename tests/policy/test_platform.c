@@ -122,6 +122,11 @@ static void test_bad_text(void **state)
     expect_parse_error("n_layers = 32", "n_layers = many", "line 5: n_layers = 'many'");
     expect_parse_error("n_layers = 32", "n_layers = 2.5", "is not a count");
     expect_parse_error("n_layers = 32", "n_layers = 99999999999", "is not a count");
+    expect_parse_error("n_layers = 32", "n_layers = 1000000001", "is not a count");
+    expect_parse_error("n_layers = 32", "n_layers = 9223372036854775808", "is not a count");
+    expect_parse_error("n_layers = 32", "n_layers = 1e308", "is not a count");
+    expect_parse_error("n_layers = 32", "n_layers = inf", "n_layers");
+    expect_parse_error("n_layers = 32", "n_layers = nan", "n_layers");
     expect_parse_error("n_layers = 32", "n_layers =", "n_layers needs a number");
     expect_parse_error("n_layers = 32\n", "", "n_layers is missing");
     expect_parse_error("n_layers = 32", "n_layers = 32\nn_layers = 32", "a second time");

@@ -1,6 +1,7 @@
 /* damage.c - see damage.h. */
 #include "damage.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stdlib.h>
@@ -8,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "base/bytes.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "io/io_sim.h"
 #include "store/bugs.h"
@@ -109,4 +112,33 @@ uint64_t damage_find(struct io *io, const char *path, const void *what, size_t n
     uint64_t offset = (uint64_t)(at - all);
     free(all);
     return offset;
+}
+
+uint64_t damage_wipe_row(struct st_place *p)
+{
+    static const char path[] = "/st/d0/index.db";
+    struct st_ctx victim = {9, 9, 0, 0, NULL};
+    struct sha256 key;
+    struct store_erased e;
+    struct err err = {0};
+    struct io_file *f;
+    struct store *s = st_open(p);
+    assert_int_equal(st_save(s, &st_small, &victim, 1, ST_BOTH, &err), 0);
+    st_keys(&victim, 1, &key);
+    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-"};
+    io_sim_fault_add(p->io, &bad);
+    assert_int_equal(store_erase(s, &key, 1, &e, &err), -EIO);
+    io_sim_fault_clear(p->io);
+    store_close(s);
+
+    uint64_t size = damage_size(p->io, path), at = 0;
+    uint8_t *all = xmalloc(size);
+    assert_int_equal(io_file_open(p->io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, all, size, 0, NULL), 0);
+    io_file_close(f);
+    while (at + 40 <= size && get_u64(all + at) != checksum64(all + at + 8, 32))
+        at++;
+    free(all);
+    assert_true(at + 40 <= size);
+    return at;
 }

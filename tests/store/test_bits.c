@@ -51,43 +51,14 @@ static void every_bit_of_the_structures(void **state)
     st_place_close(&p);
 }
 
-/* A wipe.row in the index: 40 bytes that begin with the checksum of the rest. */
-static uint64_t wipe_row(const struct st_place *p)
-{
-    static const char path[] = "/st/d0/index.db";
-    struct io_file *f;
-    uint64_t size = damage_size(p->io, path), at = 0;
-    uint8_t *all = xmalloc(size);
-    assert_int_equal(io_file_open(p->io, path, IO_READ_ONLY, &f, NULL), 0);
-    assert_int_equal(io_file_pread(f, all, size, 0, NULL), 0);
-    io_file_close(f);
-    while (at + 40 <= size && get_u64(all + at) != checksum64(all + at + 8, 32))
-        at++;
-    free(all);
-    assert_true(at + 40 <= size);
-    return at;
-}
-
 /* Every bit of a place that is still to be wiped: nothing but what was erased may be hurt, and that may come
  * back, but not wrong. */
 static void every_bit_of_a_wipe(void **state)
 {
     (void)state;
     struct st_place p;
-    struct sha256 key;
-    struct store_erased e;
-    struct err err = {0};
-    struct st_ctx victim = {9, 9, 0, 0, NULL};
     damage_place(&p);
-    struct store *s = st_open(&p);
-    assert_int_equal(st_save(s, &st_small, &victim, 1, ST_BOTH, &err), 0);
-    st_keys(&victim, 1, &key);
-    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-"};
-    io_sim_fault_add(p.io, &bad);
-    assert_int_equal(store_erase(s, &key, 1, &e, &err), -EIO);
-    io_sim_fault_clear(p.io);
-    store_close(s);
-    uint64_t at = wipe_row(&p);
+    uint64_t at = damage_wipe_row(&p);
     for (unsigned bit = 0; bit < 8 * 40; bit++)
         damage_flip(&p, "/st/d0/index.db", at + bit / 8, bit % 8);
     st_place_close(&p);

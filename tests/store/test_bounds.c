@@ -98,7 +98,7 @@ static void header_change(struct chunk_header *h, enum header_change what)
 static struct io *with_header(const struct st_place *p, enum header_change what,
                               struct chunk_header *h)
 {
-    struct io *io = damage_copy(p, 0); /* a seed with which no log is left behind */
+    struct io *io = damage_copy(p, 0);
     uint8_t block[CHUNK_HEADER_BYTES];
     get(io, segment, 0, block, sizeof block);
     assert_int_equal(chunk_header_decode(block, h, NULL), 0);
@@ -236,7 +236,7 @@ static void rows_out_of_range(void **state)
     st_keys(&damage_ctx, DAMAGE_CHUNKS, keys);
     uint64_t at = row_of(p.io, &keys[DAMAGE_CHUNKS - 1]);
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        struct io *io = damage_copy(&p, i);
+        struct io *io = damage_copy(&p, 0);
         field_put(io, at, 184, &fields[i]);
         struct damage_seen seen = damage_look(&p, io);
         if (!seen.opened || seen.n_records != ALL_RECORDS ||
@@ -247,6 +247,26 @@ static void rows_out_of_range(void **state)
         io_close(io);
     }
     st_place_close(&p);
+}
+
+/* The store on `io` takes another context, and has it after a restart. */
+static void saves_more(const struct st_place *p, struct io *io)
+{
+    static const struct st_ctx more = {.base = 70, .own = 71};
+    struct store_opts opts = p->opts;
+    struct store *s;
+    struct st_result r;
+    struct err err = {0};
+    opts.io = io;
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(store_open(&opts, &s, &err), 0);
+        if (round == 0)
+            assert_int_equal(st_save(s, &st_small, &more, 3, ST_BOTH, &err), 0);
+        assert_int_equal(st_read(s, &st_small, &more, 3, &r, &err), 0);
+        assert_int_equal(r.n_records, 3 * 6);
+        assert_true(store_audit(s));
+        store_close(s);
+    }
 }
 
 /* What the index says of itself: another store's is refused, what does not add up is rebuilt. */
@@ -264,6 +284,9 @@ static void description_out_of_range(void **state)
         {{16, 8, 1}, ERR_MISMATCH},
         {{32, 8, 0}, ERR_MISMATCH},
         {{32, 8, UINT64_MAX}, ERR_MISMATCH},
+        {{40, 8, UINT64_MAX}, 0},
+        {{40, 8, UINT64_MAX - 65536}, 0},
+        {{40, 8, UINT64_MAX / 2}, 0},
         {{40, 8, 0}, 0},
         {{48, 8, 0}, 0},
         {{48, 8, UINT64_MAX}, 0},
@@ -275,7 +298,7 @@ static void description_out_of_range(void **state)
     get(p.io, "/st/d0/superblock", 24, uuid, sizeof uuid);
     uint64_t at = damage_find(p.io, index_path, uuid, sizeof uuid) - 16;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct io *io = damage_copy(&p, i);
+        struct io *io = damage_copy(&p, 0);
         field_put(io, at, 64, &cases[i].field);
         struct damage_seen seen = damage_look(&p, io);
         assert_int_equal(seen.opened ? 0 : seen.err.code, cases[i].code);
@@ -283,6 +306,34 @@ static void description_out_of_range(void **state)
         if (cases[i].code == 0 && seen.n_records != ALL_RECORDS)
             fail_msg("description, byte %u = %llx: %d records", cases[i].field.at,
                      (unsigned long long)cases[i].field.value, seen.n_records);
+        if (cases[i].code == 0)
+            saves_more(&p, io);
+        io_close(io);
+    }
+    st_place_close(&p);
+}
+
+/* A place to be wiped that cannot be: the index is rebuilt, nothing that is stored is wiped. */
+static void wipes_out_of_range(void **state)
+{
+    (void)state;
+    static const struct field fields[] = {
+        {16, 8, 0},          {16, 8, 1},          {16, 8, UINT64_MAX - 4095}, /* offset */
+        {24, 4, UINT32_MAX}, {28, 4, UINT32_MAX}, {28, 4, 0}, /* segment, blocks */
+        {32, 2, 2},          {32, 2, 0xffff},                 /* device */
+    };
+    struct st_place p;
+    damage_place(&p);
+    uint64_t at = damage_wipe_row(&p);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        struct io *io = damage_copy(&p, 0);
+        field_put(io, at, 40, &fields[i]);
+        struct damage_seen seen = damage_look(&p, io);
+        if (!seen.opened || seen.n_records != ALL_RECORDS ||
+            seen.n_wrong + seen.n_corrupt + seen.n_unread != 0)
+            fail_msg("place, byte %u = %llx: %d records, %d wrong, %s", fields[i].at,
+                     (unsigned long long)fields[i].value, seen.n_records, seen.n_wrong,
+                     seen.err.msg);
         io_close(io);
     }
     st_place_close(&p);
@@ -432,6 +483,7 @@ int main(void)
         cmocka_unit_test(one_id_twice),
         cmocka_unit_test(rows_out_of_range),
         cmocka_unit_test(description_out_of_range),
+        cmocka_unit_test(wipes_out_of_range),
         cmocka_unit_test(superblock_out_of_range),
         cmocka_unit_test(superblocks_disagree),
         cmocka_unit_test(options_out_of_range),
