@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The crash campaign, and one table of what it tried (docs/TESTING.md).
 #   tools/crash.sh BUILD [short|long]     short: under 3 minutes; long: hours
+# Fuzzing runs apart (LOG=1 make fuzz): the table has what its log adds up to, over all sessions.
 # Parts write their counts, a "name: number" per line, into BUILD/crash/; equal names are added up.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -21,11 +22,10 @@ failed=0
 part() { # part NAME COMMAND...
     local name=$1 start=$SECONDS
     shift
-    printf 'crash: %-12s ' "$name" >&2
     if HCACHE_CAMPAIGN_OUT=$out/$name.counts env "$@" >"$out/$name.log" 2>&1; then
-        printf 'ok    (%d s)\n' $((SECONDS - start)) >&2
+        printf 'crash: %-12s ok    (%d s)\n' "$name" $((SECONDS - start)) >&2
     else
-        printf 'FAIL  (%d s), see %s\n' $((SECONDS - start)) "$out/$name.log" >&2
+        printf 'crash: %-12s FAIL  (%d s), see %s\n' "$name" $((SECONDS - start)) "$out/$name.log" >&2
         grep -E '^(ERROR|not ok|#)' "$out/$name.log" | head -10 | sed 's/^/    /' >&2
         failed=1
     fi
@@ -46,12 +46,22 @@ wait $! || failed=1
 
 echo
 echo "crash campaign, $size, $(date -u +%F), $(git describe --always --dirty 2>/dev/null || echo 'no git')"
-awk -F': ' '{ if (!($1 in n)) order[++k] = $1; n[$1] += $2 }
-    END { for (i = 1; i <= k; i++) if (order[i] !~ /^(contexts lost|wrong bytes)/)
-              printf "  %-48s %12d\n", order[i], n[order[i]]
-          printf "  %-48s %12d\n", "contexts lost", n["contexts lost"]
-          printf "  %-48s %12d\n", "wrong bytes served", n["wrong bytes served"] }' "$out"/*.counts
+counts=()
+for name in images damage bits kill syscalls; do
+    [ -s "$out/$name.counts" ] && counts+=("$out/$name.counts")
+done
+row='  %-48s %12s\n'
+awk -F': ' -v row="$row" '$1 !~ /^(contexts lost|wrong bytes)/ { if (!($1 in n)) order[++k] = $1; n[$1] += $2 }
+    END { for (i = 1; i <= k; i++) printf row, order[i], n[order[i]] }' "${counts[@]}"
+for target in tests/fuzz/corpus/*/; do
+    name=$(basename "$target")
+    printf "$row" "fuzz executions, $name" \
+        "$(awk -F, -v t="$name" '$3 == t { n += $4 } END { printf "%d", n }' tests/fuzz/executions.csv)"
+done
+for what in "contexts lost" "wrong bytes served"; do
+    printf "$row" "$what" "$(awk -F': ' -v w="$what" '$1 == w { n += $2 } END { printf "%d", n }' "${counts[@]}")"
+done
 caught=$(cat "$out"/*.log | grep ': caught' | grep -vc 'NOT CAUGHT')
-printf '  %-48s %10d/5\n' "seeded bugs caught" "$caught"
+printf "$row" "seeded bugs caught" "$caught/5"
 [ "$caught" -eq 5 ] || failed=1
 exit $failed
