@@ -658,7 +658,8 @@ static void full_disk(void **state)
         assert_int_equal(saver_flush(r.saver, &err), code[i]);
         assert_true(err.msg[0] != 0);
         assert_int_equal(atomic_load(&r.n_warnings), 1);
-        assert_non_null(strstr(r.warning, "saving stopped until a restart, generation goes on"));
+        assert_non_null(
+            strstr(r.warning, "saving stopped until a restart, generation goes on"));
         assert_true(save_ended(a.q) == SAVE_END_FAULT && save_ended(b.q) == SAVE_END_FAULT);
         assert_int_equal(save_committed_tokens(a.q), 128);
         assert_int_equal(save_committed_tokens(b.q), 0);
