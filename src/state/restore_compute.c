@@ -343,12 +343,13 @@ static void work_arrived(struct restorer *rr, int64_t budget_ns)
     if (rc != 0)
         fail(r, rc);
     r->rows_by_method[method] += a.n_rows;
-    give_back(rr);
     if (rr->up == NULL) {
         int64_t ns = clock_now_ns() - t0;
         trace_item(&a, t0, ns);
         r->out.compute_ns += ns;
-    } else {
+    }
+    give_back(rr); /* the groups are the I/O thread's again */
+    if (rr->up != NULL) {
         /* Within a budget its time is the device's, too; else it is only queued, as far ahead as slots
          * can be spared. */
         restore_settle(rr, budget_ns == RESTORE_NO_LIMIT ? rr->n_slots / 2 : 0);
