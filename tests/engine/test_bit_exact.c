@@ -558,7 +558,10 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer,
                 if (i == 1 && l == bad_layer && kd == (int)kind)
                     copy[rd.n_bytes / 2 + 1] ^=
                         0x40; /* the top exponent bit of one element */
-                rec[n++] = (struct store_record){l, (enum store_kind)kd, copy, rd.n_bytes};
+                rec[n++] = (struct store_record){.layer = l,
+                                                 .kind = (enum store_kind)kd,
+                                                 .bytes = copy,
+                                                 .n_bytes = rd.n_bytes};
             }
         }
         struct store_chunk chunk = {.key = c.keys[i],

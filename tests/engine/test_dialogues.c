@@ -142,7 +142,8 @@ static void copy_zeroed(struct stack *from, struct stack *to, const struct talk 
             memmove(at, rd.bytes, bytes);
             if (l == zeroed)
                 memset(at, 0, bytes);
-            rec[l] = (struct store_record){l, STORE_KV, at, (uint32_t)bytes};
+            rec[l] = (struct store_record){
+                .layer = l, .kind = STORE_KV, .bytes = at, .n_bytes = (uint32_t)bytes};
         }
         struct store_chunk chunk = {.key = c.keys[i],
                                     .parent = *chain_parent(&c, i),

@@ -377,7 +377,8 @@ static void records_of_another_size(void **state)
         chain_extend(&c, prompt, N_PROMPT);
         struct store_record rec[4];
         for (int l = 0; l < 4; l++)
-            rec[l] = (struct store_record){l, STORE_KV, bytes, sizes[i]};
+            rec[l] = (struct store_record){
+                .layer = l, .kind = STORE_KV, .bytes = bytes, .n_bytes = sizes[i]};
         struct store_chunk chunk = {.key = c.keys[0],
                                     .parent = c.root,
                                     .fingerprint = p.k.fingerprint,

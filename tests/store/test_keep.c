@@ -281,7 +281,8 @@ static int append_partial(struct store *s, const struct st_ctx *c, int chunk, in
     struct sha256 keys[N];
     struct err err = {0};
     uint8_t bytes[700];
-    struct store_record record = {0, STORE_KV, bytes, sizeof bytes};
+    struct store_record record = {
+        .kind = STORE_KV, .bytes = bytes, .n_bytes = sizeof bytes};
     struct store_chunk sc = {.fingerprint = st_fingerprint(c->model),
                              .chunk_idx = (uint32_t)chunk,
                              .n_tokens = n_tokens,
@@ -365,6 +366,101 @@ static void partial_chunks_everywhere(void **state)
     partial_chunks("dram");
     partial_chunks("pread");
     partial_chunks("sim");
+}
+
+/* Several in one commit: each goes with the one that makes it needless; what is held can be read until it is let
+ * go, and a name that is no partial chunk's changes nothing. */
+static void superseded_together(void **state)
+{
+    (void)state;
+    enum { TAILS = 4 };
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[TAILS][N], tail[TAILS], longer[TAILS], never = {{1}}, unused;
+    struct store_hit held, hit;
+    assert_true(st_place_open(&p, "sim", 2));
+    struct store *s = st_open(&p);
+    struct st_ctx c[TAILS];
+    for (uint64_t i = 0; i < TAILS; i++) {
+        c[i] = (struct st_ctx){.base = 50 + i, .own = i};
+        st_keys(&c[i], N, keys[i]);
+        assert_int_equal(st_save(s, &st_small, &c[i], 2, ST_BOTH, &err), 0);
+        assert_int_equal(append_partial(s, &c[i], 2, 17, NULL, &tail[i]), 0);
+        assert_false(store_pin(s, &tail[i], &hit)); /* not committed */
+    }
+    assert_false(store_pin(s, &never, &hit));
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_true(store_pin(s, &tail[3], &held));
+    for (int i = 0; i < TAILS; i++)
+        assert_int_equal(append_partial(s, &c[i], 2, 40, &tail[i], &longer[i]), 0);
+    assert_int_equal(append_partial(s, &c[0], 2, 41, &never, &unused), 0);
+    assert_int_equal(append_partial(s, &c[0], 2, 42, &keys[0][1], &unused), 0);
+    assert_int_equal(store_commit(s, &err), 0);
+    for (int i = 0; i < TAILS; i++) {
+        assert_false(store_pin(s, &tail[i], &hit));
+        assert_true(store_pin(s, &longer[i], &hit));
+        store_release(s, &hit, 1);
+        assert_true(store_pin(s, &keys[i][1], &hit)); /* full ones stay */
+        store_release(s, &hit, 1);
+    }
+    assert_true(store_audit(s));
+    store_release(s, &held, 1);
+    /* What makes it needless is there already: at once. */
+    assert_int_equal(append_partial(s, &c[0], 2, 41, &longer[0], &unused), 0);
+    assert_false(store_pin(s, &longer[0], &hit));
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_true(store_audit(s));
+    store_close(s);
+    s = st_open(&p); /* and it is so after a restart */
+    for (int i = 0; i < TAILS; i++)
+        assert_false(store_pin(s, &tail[i], &hit));
+    assert_true(store_pin(s, &longer[1], &hit));
+    store_release(s, &hit, 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static int count_owner(void *arg, const struct store_owner_use *u)
+{
+    (void)u;
+    return ++*(int *)arg == 2 ? 7 : 0;
+}
+
+/* A quota under one chunk refuses it and evicts nothing; owners are listed until the caller has enough. */
+static void quota_under_one_chunk(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats before, after;
+    int n = 0;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    struct st_ctx mine = {.base = 1, .own = 1, .salt = "mine"},
+                  more = {.base = 2, .own = 2, .salt = "mine"};
+    save(s, &mine);
+    store_stats(s, &before);
+    store_set_quota(s, store_owner("mine"), 4096);
+    assert_int_equal(st_append(s, &st_small, &more, 0, ST_BOTH, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "owner's quota of 4096"));
+    store_stats(s, &after);
+    assert_int_equal(after.n_chunks, before.n_chunks);
+    assert_int_equal(n_found(s, &mine), N);
+    store_set_quota(s, store_owner("mine"), 0);
+    assert_int_equal(st_append(s, &st_small, &more, 0, ST_BOTH, &err), 0);
+
+    store_set_quota(s, store_owner("nobody yet"), 0); /* neither chunks nor a bound */
+    assert_int_equal(store_each_owner(s, count_owner, &n), 0);
+    assert_int_equal(n, 1);
+    store_set_quota(s, store_owner("somebody"), 1 << 20);
+    store_set_quota(s, store_owner("somebody else"), 1 << 20);
+    n = 0;
+    assert_int_equal(store_each_owner(s, count_owner, &n), 7);
+    assert_int_equal(n, 2);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
 }
 
 /* --- counting ----------------------------------------------------------------------------------- */
@@ -458,6 +554,8 @@ int main(void)
         cmocka_unit_test(pins_survive_power),
         cmocka_unit_test(quotas_bound_everywhere),
         cmocka_unit_test(partial_chunks_everywhere),
+        cmocka_unit_test(superseded_together),
+        cmocka_unit_test(quota_under_one_chunk),
         cmocka_unit_test(misses_have_reasons),
         cmocka_unit_test(failures_are_counted),
     };
