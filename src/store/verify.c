@@ -150,25 +150,29 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
 
 /* --- all chunks ------------------------------------------------------------------------------- */
 
-struct keys {
-    struct sha256 *key;
+struct todo {
+    struct {
+        struct sha256 key;
+        uint64_t n_bytes; /* of its extents */
+    } * at;
     uint64_t n, all_bytes;
 };
 
-static int key_add(void *arg, const struct store_entry *e)
+static int todo_add(void *arg, const struct store_entry *e)
 {
-    struct keys *k = arg;
-    if ((k->n & (k->n - 1)) == 0) {
-        struct sha256 *grown = mem_try((k->n == 0 ? 1 : 2 * k->n) * sizeof k->key[0]);
+    struct todo *t = arg;
+    if ((t->n & (t->n - 1)) == 0) {
+        void *grown = mem_try((t->n == 0 ? 1 : 2 * t->n) * sizeof t->at[0]);
         if (grown == NULL)
             return -ENOMEM;
-        if (k->n > 0)
-            memcpy(grown, k->key, k->n * sizeof k->key[0]);
-        free(k->key);
-        k->key = grown;
+        if (t->n > 0)
+            memcpy(grown, t->at, t->n * sizeof t->at[0]);
+        free(t->at);
+        t->at = grown;
     }
-    k->key[k->n++] = e->key;
-    k->all_bytes += e->bytes;
+    t->at[t->n].key = e->key;
+    t->at[t->n++].n_bytes = e->bytes;
+    t->all_bytes += e->bytes;
     return 0;
 }
 
@@ -204,7 +208,8 @@ int store_verify(struct store *s, struct store_verify *out,
                  void *arg, struct err *err)
 {
     struct verify *v = xcalloc(1, sizeof *v);
-    struct keys keys = {0};
+    struct todo todo = {0};
+    uint64_t done_bytes = 0;
     *v = (struct verify){.s = s, .out = out, .report = report, .arg = arg};
     *out = (struct store_verify){0};
     int rc = verify_open(v, err);
@@ -212,15 +217,16 @@ int store_verify(struct store *s, struct store_verify *out,
         rc = store_check_superblocks(s, report != NULL ? report : report_none, arg,
                                      &out->n_bad, err);
     if (rc == 0)
-        rc = store_each(s, key_add, &keys, err);
+        rc = store_each(s, todo_add, &todo, err);
     if (rc == -ENOMEM)
         err_set(err, rc, "no memory for the names of all chunks");
-    for (uint64_t i = 0; rc == 0 && i < keys.n; i++) {
-        rc = chunk_verify(v, &keys.key[i], err);
+    for (uint64_t i = 0; rc == 0 && i < todo.n; i++) {
+        rc = chunk_verify(v, &todo.at[i].key, err);
+        done_bytes += todo.at[i].n_bytes;
         if (progress != NULL)
-            progress(arg, out->n_bytes, keys.all_bytes);
+            progress(arg, done_bytes, todo.all_bytes);
     }
-    free(keys.key);
+    free(todo.at);
     verify_close(v);
     return rc;
 }

@@ -110,6 +110,53 @@ static void modes_are_private(void **state)
     st_place_close(&p);
 }
 
+/* Whether the bytes stand anywhere in a file. */
+static bool stands_in(struct io *io, const char *path, const void *what, size_t n)
+{
+    struct io_file *f;
+    uint64_t size;
+    assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_size(f, &size, NULL), 0);
+    uint8_t *all = xmalloc(size + 1);
+    assert_int_equal(io_file_pread(f, all, size, 0, NULL), 0);
+    io_file_close(f);
+    bool found = memmem(all, size, what, n) != NULL;
+    free(all);
+    return found;
+}
+
+/* What was asked is known to the headers of the extents, as token ids, and to nothing else. */
+static void index_tells_no_prompt(void **state)
+{
+    (void)state;
+    struct st_place p;
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    uint8_t bytes[4 * 4];
+    assert_true(st_place_open(&p, "pread", 1));
+    struct store *s = st_open(&p);
+    saved(s, 3);
+    for (int chunk = 0; chunk < 3; chunk++) {
+        struct io_names names;
+        int n_files = 0;
+        st_tokens(&ctx, chunk, tokens);
+        for (int i = 0; i < 4; i++) /* four in a row are no coincidence */
+            put_u32(bytes + 4 * i, (uint32_t)tokens[20 + i]);
+        assert_int_equal(io_list(p.io, p.dir[0], &names, NULL), 0);
+        for (size_t j = 0; j < names.n; j++) {
+            char path[600];
+            snprintf(path, sizeof path, "%s/%s", p.dir[0], names.name[j]);
+            bool is_segment = strncmp(names.name[j], "seg-", 4) == 0;
+            n_files += !is_segment;
+            if (stands_in(p.io, path, bytes, sizeof bytes) != is_segment)
+                fail_msg("%s: tokens of chunk %d", path, chunk);
+        }
+        assert_true(n_files >= 3); /* superblock, index, its log or the lock */
+        io_names_free(&names);
+    }
+    store_close(s);
+    st_place_close(&p);
+}
+
 /* --- directories ------------------------------------------------------------------------------- */
 
 static void directories_must_match(void **state)
@@ -571,6 +618,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_at_a_time),
         cmocka_unit_test(modes_are_private),
+        cmocka_unit_test(index_tells_no_prompt),
         cmocka_unit_test(directories_must_match),
         cmocka_unit_test(unwritable),
         cmocka_unit_test(stuck_device),

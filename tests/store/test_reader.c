@@ -24,6 +24,20 @@ static const char *const kinds[] = {"sim", "pread", "uring", "dram"};
 static const struct st_shape large = {.n_layers = 2,
                                       .n_bytes = {5u << 20, (9u << 20) + 77}};
 
+/* Goes up, and ends with everything. */
+struct progress {
+    uint64_t done_bytes, all_bytes;
+    int n_calls;
+};
+
+static void on_progress(void *arg, uint64_t done_bytes, uint64_t all_bytes)
+{
+    struct progress *g = arg;
+    assert_true(done_bytes >= g->done_bytes && done_bytes <= all_bytes);
+    assert_true(g->n_calls == 0 || all_bytes == g->all_bytes);
+    *g = (struct progress){done_bytes, all_bytes, g->n_calls + 1};
+}
+
 static void large_records(void **state)
 {
     (void)state;
@@ -43,7 +57,10 @@ static void large_records(void **state)
             assert_int_equal(st_read(s, &large, &ctx, 2, &r, &err), 0);
             assert_int_equal(r.n_records, 8);
             assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
-            assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+            struct progress g = {0};
+            assert_int_equal(store_verify(s, &v, NULL, on_progress, &g, &err), 0);
+            assert_true(g.n_calls >= 2 && g.done_bytes == g.all_bytes &&
+                        g.all_bytes >= v.n_bytes);
             assert_int_equal(v.n_bad, 0);
             assert_int_equal(v.n_records, 8);
             if (!on_disk)
