@@ -8,7 +8,7 @@ import sys
 PLACES = [
     (r"cuda.*|cublas.*|nccl.*|curand.*", r"src/tensor/cuda/.*", None),
     (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"tests/cuda_emu/.*", None),
-    (r"liburing\.h", r"src/io/[^/]*\.c", 1),
+    (r"liburing\.h", r"(src|tests)/io/[^/]*\.c", 2),
     (r"sqlite3(ext)?\.h", r"src/store/(index|vfs|sqlite)[^/]*|src/store/[^/]*(index|vfs)[^/]*|src/server/conversation[^/]*", None),
     (r"jansson\.h", r"src/format/.*", None),
     (r"microhttpd\.h", r"src/server/.*", None),
