@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/counts.h"
 #include "policy/sched.h"
 
 enum { DEFAULT_QUEUE = 64 };
@@ -37,75 +38,12 @@ struct service {
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;
     bool may_settle; /* the settling are worth a look */
-    struct hcache_stats stats;
+    struct counts counts;
     struct engine_stats engine; /* as of the last step */
-    uint64_t n_plans[8];        /* by the methods in it, as bits */
     double held_s;              /* that requests lately held a place; 0: none has ended */
 };
 
-/* --- counting --------------------------------------------------------------------------------- */
-
-/* 0.1 ms to 839 s, doubling. */
-double hcache_hist_bound_s(int i)
-{
-    return 1e-4 * (double)(1u << i);
-}
-
-static void hist_add(struct hcache_hist *h, double seconds)
-{
-    int i = 0;
-    while (i < HCACHE_HIST_BUCKETS && seconds > hcache_hist_bound_s(i))
-        i++;
-    h->count[i]++;
-    h->sum_s += seconds;
-}
-
-/* By which of its layers were recomputed (1), projected (2), loaded (4). */
-static const char *const plan_names[8] = {
-    "none", "recompute",    "hidden",    "recompute+hidden",
-    "kv",   "recompute+kv", "hidden+kv", "recompute+hidden+kv",
-};
-
-static void count_restore(struct service *s, const struct hcache_result *r)
-{
-    struct hcache_stats *st = &s->stats;
-    if (r->plan.layers[0] == 0)
-        return;
-    s->n_plans[(r->plan.recompute > 0) + 2 * (r->plan.hidden > 0) + 4 * (r->plan.kv > 0)]++;
-    hist_add(&st->restore, r->timings.restore_ms * 1e-3);
-    hist_add(&st->restore_predicted, r->plan.predicted_ms * 1e-3);
-    st->n_restores++;
-    st->n_restores_recompute += r->plan.recompute > 0;
-    st->layers_recompute += (uint64_t)r->plan.recompute;
-    st->layers_hidden += (uint64_t)r->plan.hidden;
-    st->layers_kv += (uint64_t)r->plan.kv;
-    st->restore_predicted_s += r->plan.predicted_ms * 1e-3;
-    st->restore_measured_s += r->timings.restore_ms * 1e-3;
-    st->restore_wait_s += r->timings.restore_wait_ms * 1e-3;
-}
-
-static void count_end(struct service *s, const struct hcache_ticket *t)
-{
-    const struct hcache_result *r = &t->result;
-    struct hcache_stats *st = &s->stats;
-    bool timed_out = t->err.code == -ETIMEDOUT || strcmp(r->finish, "timeout") == 0;
-    st->n_ended++;
-    st->n_timed_out += timed_out;
-    st->n_failed += t->err.code != 0 && !timed_out;
-    st->n_cancelled += t->err.code == 0 && strcmp(r->finish, "cancelled") == 0;
-    hist_add(&st->queue, r->timings.queue_ms * 1e-3);
-    if (r->timings.ttft_ms > 0) {
-        hist_add(&st->ttft, r->timings.ttft_ms * 1e-3);
-        st->prompt_tokens += (uint64_t)r->prompt_tokens;
-        st->device_tokens += (uint64_t)r->device_tokens;
-        st->restored_tokens += (uint64_t)(r->cached_tokens - r->device_tokens);
-        st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
-    }
-    st->generated_tokens += (uint64_t)r->n_tokens;
-    st->restored_bytes += r->restored_bytes;
-    st->n_misses += t->err.code == 0 && r->cached_tokens < (r->prompt_tokens - 1) / 64 * 64;
-    count_restore(s, r);
-}
+/* --- how long requests wait ------------------------------------------------------------------- */
 
 /* [lock] Of a ticket whose sequence has finished. An average over some tens of requests. */
 static void learn_held(struct service *s, const struct hcache_ticket *t)
@@ -121,76 +59,26 @@ static double expected_wait_s(const struct service *s)
 {
     double held_s = s->held_s;
     int64_t now = clock_now_ns();
-    if (s->stats.n_waiting == 0 && s->stats.n_running < s->o.max_sequences)
+    if (s->counts.now.n_waiting == 0 && s->counts.now.n_running < s->o.max_sequences)
         return 0;
     for (const struct hcache_ticket *t = s->live; t != NULL && s->held_s == 0;
          t = t->next) {
         double seconds = t->state == TICKET_RUNNING ? (double)(now - t->t_admit) * 1e-9 : 0;
         held_s = seconds > held_s ? seconds : held_s;
     }
-    return sched_wait_s(s->stats.n_waiting, s->stats.n_running, held_s);
-}
-
-static void count_add(struct hcache_counts *c, const char *name, uint64_t n)
-{
-    CHECK(c->n < HCACHE_MAX_COUNTS);
-    c->at[c->n++] = (struct hcache_count){name, n};
-}
-
-static void saver_counts(struct saver *saver, struct hcache_stats *out)
-{
-    struct saver_stats st;
-    saver_stats(saver, &st);
-    out->shed_behind = st.n_ended[SAVE_END_BEHIND];
-    out->shed_memory = st.n_ended[SAVE_END_MEMORY];
-    out->shed_cap = st.n_ended[SAVE_END_CAP];
-    out->shed_parent = st.n_ended[SAVE_END_PARENT];
-    out->shed_tail = st.n_ended[SAVE_END_TAIL];
-    out->shed_fault = st.n_ended[SAVE_END_FAULT] + st.n_ended[SAVE_END_DEVICE];
-    out->saved_chunks = st.n_chunks;
-    out->saved_tails = st.n_tails;
-    out->shared_chunks = st.n_shared;
-    out->save_buffer_bytes = st.bound_bytes;
-    out->save_buffer_used_bytes = st.used_bytes;
-}
-
-static void store_counts(struct store *store, struct hcache_stats *out)
-{
-    struct store_stats st;
-    store_stats(store, &st);
-    out->tier = st.tier;
-    out->store_bytes = st.used_bytes;
-    out->store_cap_bytes = st.cap_bytes;
-    out->store_read_bytes = st.read_bytes;
-    out->store_written_bytes = st.appended_bytes;
-    out->n_checksum_failures = st.n_checksum_failures;
-    out->n_read_failures = st.n_read_failures;
-    for (int i = 0; i < STORE_MISSES; i++)
-        count_add(&out->misses, store_miss_name((enum store_miss)i), st.misses[i]);
-    for (int i = 0; i < STORE_EVICTS; i++)
-        count_add(&out->evictions, store_evict_name((enum store_evict)i), st.evictions[i]);
+    return sched_wait_s(s->counts.now.n_waiting, s->counts.now.n_running, held_s);
 }
 
 void service_stats(struct service *s, struct hcache_stats *out)
 {
     pthread_mutex_lock(&s->lock);
-    *out = s->stats;
+    counts_read(&s->counts, &s->engine, out);
     out->wait_s = expected_wait_s(s);
-    const struct engine_stats *e = &s->engine;
-    out->n_preempted = e->n_preempted;
-    out->recovered_tokens = e->recovered_tokens;
-    out->recomputed_tokens = e->recomputed_tokens;
-    out->kv_blocks = e->blocks;
-    out->kv_blocks_free = e->blocks_free;
-    out->kv_blocks_kept = e->blocks_kept;
-    out->kv_blocks_evicted = e->n_evicted;
-    for (int i = 1; i < 8; i++)
-        count_add(&out->plans, plan_names[i], s->n_plans[i]);
     pthread_mutex_unlock(&s->lock);
     if (s->o.saver != NULL)
-        saver_counts(s->o.saver, out);
+        counts_read_saver(s->o.saver, out);
     if (s->o.store != NULL)
-        store_counts(s->o.store, out);
+        counts_read_store(s->o.store, out);
 }
 
 /* --- tokens ----------------------------------------------------------------------------------- */
@@ -221,7 +109,7 @@ static int on_token(void *arg, int32_t id)
     t->n_cached = seq_outcome(t->seq)->n_cached;
     ticket_append(t, text, n);
     if (t->t_last != 0)
-        hist_add(&t->service->stats.tbt, (double)(now - t->t_last) * 1e-9);
+        counts_gap(&t->service->counts, (double)(now - t->t_last) * 1e-9);
     t->t_last = now;
     bool end = t->stopped || t->cancel;
     tell(t, false);
@@ -263,10 +151,10 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     t->seq = NULL;
     pthread_mutex_lock(&s->lock);
     engine_stats(s->o.engine, &s->engine);
-    s->stats.n_waiting -= t->state == TICKET_WAITING;
-    s->stats.n_running -= t->state == TICKET_RUNNING;
+    s->counts.now.n_waiting -= t->state == TICKET_WAITING;
+    s->counts.now.n_running -= t->state == TICKET_RUNNING;
     t->state = TICKET_ENDED;
-    count_end(s, t);
+    counts_end(&s->counts, t);
     bool given_up = t->given_up;
     if (!given_up)
         tell(t, true);
@@ -312,7 +200,7 @@ static bool settles(struct service *s, struct hcache_ticket *t)
     t->mark = saver_mark(s->o.saver);
     pthread_mutex_lock(&s->lock);
     t->state = TICKET_SETTLING;
-    s->stats.n_running--;
+    s->counts.now.n_running--;
     t->next = s->settling;
     s->settling = t;
     s->may_settle = true;
@@ -355,8 +243,8 @@ static void on_admit(void *arg)
     t->t_admit = clock_now_ns();
     pthread_mutex_lock(&s->lock);
     t->state = TICKET_RUNNING;
-    s->stats.n_waiting--;
-    s->stats.n_running++;
+    s->counts.now.n_waiting--;
+    s->counts.now.n_running++;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -655,13 +543,14 @@ int service_submit(struct service *s, const struct request *q,
         rc = err_set(err, ERR_LIMIT,
                      s->has_thread ? "the server is stopping"
                                    : "the engine's thread was stopped");
-    } else if (s->stats.n_waiting >= s->max_queue) {
-        rc = err_set(err, ERR_LIMIT, "%d requests are waiting already", s->stats.n_waiting);
-        s->stats.n_refused++;
+    } else if (s->counts.now.n_waiting >= s->max_queue) {
+        rc = err_set(err, ERR_LIMIT, "%d requests are waiting already",
+                     s->counts.now.n_waiting);
+        s->counts.now.n_refused++;
     } else {
         *s->queue_end = t;
         s->queue_end = &t->next;
-        s->stats.n_waiting++;
+        s->counts.now.n_waiting++;
         pthread_cond_signal(&s->work);
     }
     pthread_mutex_unlock(&s->lock);

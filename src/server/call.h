@@ -40,7 +40,7 @@ struct server {
     struct MHD_Daemon *daemon;
     int port, listen_socket;
     int64_t created_s;
-    int64_t clock_set_by_s; /* as was said last; of the thread that tidies up */
+    int64_t clock_set_by_s;     /* as was said last; of the thread that tidies up */
     _Atomic(struct hcache *) h; /* NULL: loading */
     atomic_bool draining;
     atomic_int n_active, n_connections;
