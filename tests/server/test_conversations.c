@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <signal.h>
+#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -378,6 +379,68 @@ static void damage_is_told(void **state)
     x->c = NULL;
 }
 
+/* Numbers of a row that do not fit what stands beside them: told, or bounded; never believed. */
+static void rows_out_of_range(void **state)
+{
+    static const struct {
+        const char *sql;
+        int code; /* of the path that ends in resp_b */
+    } cases[] = {
+        {"n_tokens = 2147483647", ERR_CORRUPT},
+        {"n_tokens = -1", ERR_CORRUPT},
+        {"n_tokens = 9223372036854775807", ERR_CORRUPT},
+        {"n_kept = -1", ERR_CORRUPT},
+        {"n_kept = 6, tokens = zeroblob(4)", ERR_CORRUPT}, /* resp_a has 5 */
+        {"n_kept = 2147483647, n_tokens = 2147483647, tokens = x''", ERR_CORRUPT},
+        {"tokens = zeroblob(15)", ERR_CORRUPT},
+        {"tokens = NULL", -1}, /* the file itself refuses it */
+        {"parent = id", ERR_CORRUPT},
+        {"marks = zeroblob(1000003)", 0},
+        {"keys = zeroblob(31)", 0},
+    };
+    struct fixture *x = *state;
+    int64_t a = add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
+    int64_t b = add(x->c, make_turn("resp_b", a, 0, 3, 4, 200, 1, 1));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char sql[300];
+        sqlite3 *db = NULL;
+        struct turn **path = NULL;
+        struct err err = {0};
+        int n = 0;
+        conversations_close(x->c);
+        assert_int_equal(sqlite3_open(x->path, &db), SQLITE_OK);
+        snprintf(sql, sizeof sql,
+                 "CREATE TABLE kept AS SELECT * FROM turn;"
+                 "UPDATE turn SET %s WHERE name = 'resp_b'",
+                 cases[i].sql);
+        int rc = sqlite3_exec(db, sql, NULL, NULL, NULL);
+        assert_int_equal(rc, cases[i].code == -1 ? SQLITE_CONSTRAINT : SQLITE_OK);
+        sqlite3_close(db);
+        x->c = open_file(x, 0, 0, 0);
+        rc = turn_path(x->c, b, &path, &n, &err);
+        if (cases[i].code != -1 && (rc != cases[i].code || (rc != 0 && err.msg[0] == 0)))
+            fail_msg("%s: %d, %s", cases[i].sql, rc, err.msg);
+        if (rc == 0) {
+            assert_true(path[1]->n_marks <= TURN_MAX_MARKS && path[1]->n_keys >= 0);
+            free(turn_path_tokens(path, n));
+        }
+        turn_path_free(path, n);
+        conversations_close(x->c);
+        assert_int_equal(sqlite3_open(x->path, &db), SQLITE_OK);
+        assert_int_equal(
+            sqlite3_exec(db,
+                         "DELETE FROM turn; INSERT INTO turn SELECT * FROM kept;"
+                         "DROP TABLE kept",
+                         NULL, NULL, NULL),
+            SQLITE_OK);
+        sqlite3_close(db);
+        x->c = open_file(x, 0, 0, 0);
+        assert_int_equal(turn_path(x->c, b, &path, &n, &err), 0); /* as it was */
+        assert_int_equal(n, 2);
+        turn_path_free(path, n);
+    }
+}
+
 /* A process adds turns until it is killed: those that it was told of are there, whole. */
 static void a_killed_process_loses_nothing_told(void **state)
 {
@@ -476,6 +539,7 @@ int main(void)
         T(age_ends_them),
         T(the_file_is_private_and_locked),
         T(damage_is_told),
+        T(rows_out_of_range),
         T(a_killed_process_loses_nothing_told),
         T(pages_of_a_list),
     };

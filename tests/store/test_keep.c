@@ -463,6 +463,78 @@ static void quota_under_one_chunk(void **state)
     st_place_close(&p);
 }
 
+/* --- room --------------------------------------------------------------------------------------- */
+
+/* The cap is the high watermark, a 64th below it the low one: one append in several makes room, for those that
+ * follow, and at no moment is more used than the cap. */
+static void watermarks(void **state)
+{
+    (void)state;
+    enum { FITS = 300 }; /* chunks of one small record on one device: two blocks each */
+    static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    uint64_t n_evicted = 0, most = 0, n_rounds = 0;
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.cap_bytes = FITS * 8192;
+    struct store *s = st_open(&p);
+    for (uint64_t i = 0; i < FITS + 40; i++) {
+        struct st_ctx c = {.base = 1000 + i, .own = i};
+        assert_int_equal(st_save(s, &one, &c, 1, ST_KV, &err), 0);
+        store_stats(s, &st);
+        assert_true(st.used_bytes <= st.cap_bytes);
+        uint64_t now = st.evictions[STORE_EVICT_CAP] - n_evicted;
+        n_evicted += now;
+        n_rounds += now > 0;
+        most = now > most ? now : most;
+        if (i < FITS)
+            assert_int_equal(n_evicted, 0); /* not before it is full */
+    }
+    assert_true(most >= FITS / 64 && most <= FITS / 64 + 2);
+    assert_true(n_evicted >= 40 && n_rounds <= 40 / (FITS / 64) + 1);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* What continues a chunk that has gone can be found by nobody: gc sweeps it, and what is shared stays. */
+static void orphans_are_swept(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    struct sha256 keys[N];
+    struct store_hit hit;
+    uint64_t freed;
+    struct st_ctx c = {.base = 1, .own = 1, .branch = 1},
+                  sibling = {.base = 1, .own = 2, .branch = 1};
+    assert_true(st_place_open(&p, "sim", 2));
+    struct store *s = st_open(&p);
+    save(s, &c);
+    save(s, &sibling);
+    st_keys(&c, N, keys);
+    assert_true(store_pin(s, &keys[1], &hit));
+    store_condemn(s, &hit, "for the test");
+    store_release(s, &hit, 1);
+    assert_int_equal(n_found(s, &c), 1);
+    assert_int_equal(store_gc(s, &freed, &err), 0);
+    store_stats(s, &st);
+    assert_int_equal(st.evictions[STORE_EVICT_ORPHAN], N - 2);
+    assert_int_equal(st.n_chunks, N); /* the shared one, and the sibling's */
+    assert_true(store_audit(s));
+    assert_int_equal(n_found(s, &c), 1);
+    assert_int_equal(n_found(s, &sibling), N);
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &sibling), N);
+    save(s, &c);
+    assert_int_equal(n_found(s, &c), N);
+    store_close(s);
+    st_place_close(&p);
+}
+
 /* --- counting ----------------------------------------------------------------------------------- */
 
 static void misses_have_reasons(void **state)
@@ -556,6 +628,8 @@ int main(void)
         cmocka_unit_test(partial_chunks_everywhere),
         cmocka_unit_test(superseded_together),
         cmocka_unit_test(quota_under_one_chunk),
+        cmocka_unit_test(watermarks),
+        cmocka_unit_test(orphans_are_swept),
         cmocka_unit_test(misses_have_reasons),
         cmocka_unit_test(failures_are_counted),
     };
