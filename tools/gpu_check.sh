@@ -1,51 +1,137 @@
 #!/usr/bin/env bash
-# What a machine with a GPU is to show, in one command without downloads or installations: parity of
-# every operation, the memory checker on the small ones, the device's rates, and greedy tokens after
-# restores: 20 prompts of the demo model, 200 tokens each, by three plans.
-#   make gpu-bundle                     on the build machine: build/gpu, with the libraries it needs
-#   tools/gpu_check.sh [FOLDER]         on the other; CSV files go to FOLDER (bench/results/GPU)
+# What a machine with a GPU is to show, in one command of less than nine minutes, without downloads or
+# installations: parity of every operation, the memory checker, greedy tokens after restores, and how long
+# restores, prefill and decoding of 7B, 8B and 13B models take beside the machine's ceilings and PyTorch.
 #
-# Not here yet: restores and decoding of large models with their times, and PyTorch beside them
-# (README.md says what is unverified).
+#   make gpu-bundle                   on the build machine: build/gpu, with the libraries it needs
+#   tools/gpu_check.sh [FOLDER]       on the other one; FOLDER is bench/results/GPU unless it is given
+#   tools/gpu_check.sh --dry FOLDER   here: the same parts, tiny, on the emulated GPU (the script's own test)
+#
+# Every part has a time limit of its own, and a part that fails or is late loses only itself; the parts
+# that tell most come first, and what no time is left for is named.  FOLDER gets table.md, a CSV file per
+# kind of part, and logs.tar.gz.  GPU_CHECK_SECONDS bounds the whole (520).  Exit status 1: a part failed.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-bundle=build/gpu
-[ -x $bundle/hcache ] || { echo "gpu_check: no $bundle: run make gpu-bundle first" >&2; exit 1; }
-command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: is there a GPU?" >&2; exit 1; }
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
+cd "$(dirname "$0")/.." || exit 1
+
+dry=
+[ "${1:-}" = --dry ] && dry=1 && shift
+deadline=${GPU_CHECK_SECONDS:-520}
+failed=0
+parts=$(mktemp -d)
+trap 'rm -rf "$parts"' EXIT
+python=$(command -v python3 || true)
+
+find_cublas() { # our own libraries last: the machine's cuBLAS fits its driver
+    local f
+    for f in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu; do
+        ls "$f"/libcublas.so.1[23] >/dev/null 2>&1 && echo "$f" && return
+    done
+    f=$(timeout 20 find /opt /usr /home /root -name 'libcublas.so.1[23]' 2>/dev/null | head -1)
+    [ -n "$f" ] && dirname "$f"
+}
+
+if [ -n "$dry" ]; then
+    : "${1:?usage: gpu_check.sh --dry FOLDER}"
+    deadline=${GPU_CHECK_SECONDS:-1500}
+    hcache=build/release/hcache_emulated test_cuda=build/release/tests/tensor/test_cuda_emulated
+    gpu="emulated GPU (dry run: no figure means anything)"
+    models="synth:tiny-mha:f16 synth:tiny-gqa:bf16" disk_models=synth:tiny-mha:f16
+    lengths=64,128 disk_lengths=64 rounds=1 device_args="--tokens 64 --width 256 --runs 1"
+    save_args="--batches 1,2 --steps 8 --rounds 1 --context 64 --save-buffer 8M" resume_args="--history 64 --new 16 --rounds 1"
+    torch_args="tiny-mha:64,4,4,4,176,512 float16 64,128" torch_device=cpu greedy_args="1 2 260" exact_args="1 2 260"
+else
+    bundle=build/gpu
+    hcache=$bundle/hcache test_cuda=$bundle/test_cuda
+    [ -x $hcache ] || { echo "gpu_check: no $bundle: run make gpu-bundle first" >&2; exit 1; }
+    command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: is there a GPU?" >&2; exit 1; }
+    gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
+    models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16 synth:llama-2-13b:f16" disk_models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16"
+    lengths=1024,2048,4096,8192,16384 disk_lengths=1024,4096 rounds=5 device_args=
+    save_args="--batches 1,32 --steps 64 --rounds 5 --context 512 --store-cap 24G --save-buffer 4G" resume_args="--history 4096 --new 256 --rounds 5"
+    torch_args="llama-2-7b:4096,32,32,32,11008,32000 float16 $lengths" torch_device=cuda greedy_args="20 200 1500" exact_args="4 50 1500"
+    cublas=$(find_cublas)
+    export LD_LIBRARY_PATH=${cublas:+$cublas:}${LD_LIBRARY_PATH:-}:$PWD/$bundle/lib
+fi
 name=$(tr '[:upper:] ' '[:lower:]-' <<<"${gpu#NVIDIA }")
 out=${1:-bench/results/$name}
 mkdir -p "$out"
-# Our own libraries last: the machine's cuBLAS fits its driver.
-cublas=$(find / -name 'libcublas.so.*' -not -path '/proc/*' 2>/dev/null | head -1)
-export LD_LIBRARY_PATH=${cublas:+$(dirname "$cublas"):}${LD_LIBRARY_PATH:-}:$PWD/$bundle/lib
-echo "GPU: $gpu; cuBLAS: ${cublas:-none}; commit: $(cat $bundle/commit)"
-failed=0
-step() { # step NAME SECONDS COMMAND...
-    local what=$1 limit=$2 start=$SECONDS
+
+# part NAME SECONDS COMMAND...: what it prints goes to NAME.log.
+part() {
+    local what=$1 limit=$2 start=$SECONDS rc
     shift 2
-    if timeout "$limit" "$@" >"$out/$what.log" 2>&1; then
-        echo "ok     $what ($((SECONDS - start)) s)"
+    [ -n "$dry" ] && limit=$((limit * 10))
+    [ $((deadline - SECONDS)) -lt "$limit" ] && limit=$((deadline - SECONDS))
+    if [ "$limit" -lt 5 ]; then
+        echo "skipped  $what: no time is left" | tee -a "$parts/parts.txt"
+        return
+    fi
+    timeout -k 5 "$limit" "$@" >"$parts/$what.log" 2>&1
+    rc=$?
+    if [ $rc -eq 0 ]; then
+        echo "ok       $what ($((SECONDS - start)) s)" | tee -a "$parts/parts.txt"
     else
         failed=1
-        echo "FAILED $what ($((SECONDS - start)) s): $out/$what.log"
-        grep -aE 'not ok|ERROR|error|failed' "$out/$what.log" | head -8
+        [ $rc -eq 124 ] && rc="124, after its $limit s"
+        echo "FAILED   $what ($((SECONDS - start)) s, status $rc)" | tee -a "$parts/parts.txt"
+        grep -aE 'not ok|ERROR|rror:|failed|hcache' "$parts/$what.log" | head -6 | tee -a "$parts/parts.txt"
     fi
 }
-step parity 120 $bundle/test_cuda
-if command -v compute-sanitizer >/dev/null; then
-    step memcheck 150 compute-sanitizer --error-exitcode 9 $bundle/test_cuda
-else
-    echo "skip   memcheck: no compute-sanitizer"
-fi
-for dtype in bf16 f16; do
-    step "device-$dtype" 60 $bundle/hcache bench device --device cuda --dtype $dtype --csv "$out/device-$dtype.csv"
-    cat "$out/device-$dtype.log"
-done
-if command -v python3 >/dev/null; then
-    step greedy 200 python3 tools/gpu_greedy.py $bundle/hcache models/demo models/demo/dialogues.json cuda 20 200 "$out/greedy.csv"
-    tail -1 "$out/greedy.log"
-else
-    echo "skip   greedy: no python3"
-fi
+missing() { echo "skipped  $1: no $2" | tee -a "$parts/parts.txt"; }
+
+restore() { # restore PLACE SECONDS MODEL:DTYPE
+    local model=${3%:*} dtype=${3##*:} place=$1 store=(--store memory) n=$lengths
+    [ "$place" = disk ] && store=() n=$disk_lengths
+    part "restore-${model#synth:}-$place" "$2" $hcache bench restore "$model" --device cuda --dtype "$dtype" "${store[@]}" \
+        --lengths "$n" --rounds $rounds --staging 512M --methods recompute,kv,hidden,kv+recompute,auto \
+        --csv "$parts/restore-${model#synth:}-$place.csv"
+}
+first=${models%% *}
+
+part parity 60 $test_cuda
+# shellcheck disable=SC2086 # lists of words
+{
+    part device-bf16 25 $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-bf16.csv"
+    restore dram 75 "$first"
+    part save 60 $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,save,off2 --csv "$parts/save.csv"
+    if [ -n "$python" ]; then
+        part torch 50 "$python" tools/gpu_torch.py $torch_args "$parts/torch.csv" --device $torch_device
+        part greedy 80 "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $greedy_args "$parts/greedy.csv"
+    else
+        missing torch,greedy python3
+    fi
+    for m in $models; do
+        [ "$m" = "$first" ] || restore dram 75 "$m"
+    done
+    restore disk 50 "${disk_models%% *}"
+    part resume 45 $hcache bench resume "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $resume_args --decodes 0 --csv "$parts/resume.csv"
+    if command -v compute-sanitizer >/dev/null; then
+        part memcheck 75 compute-sanitizer --error-exitcode 9 $test_cuda
+    else
+        missing memcheck compute-sanitizer
+    fi
+    [ -n "$python" ] && part exact 40 env HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/exact.csv"
+    part device-exact 25 env HCACHE_CUDA_MATH=exact $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-exact.csv"
+    part device-f16 20 $hcache bench device --device cuda --dtype f16 $device_args --csv "$parts/device-f16.csv"
+    for m in $disk_models; do
+        [ "$m" = "${disk_models%% *}" ] || restore disk 45 "$m"
+    done
+}
+
+{
+    echo "# $gpu"
+    echo
+    echo "$(date -u +%F), commit $(cat build/gpu/commit 2>/dev/null || git describe --always --dirty), ${SECONDS} s in all"
+    [ -z "$dry" ] && nvidia-smi --query-gpu=driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm --format=csv
+    [ -z "$dry" ] && echo "cuBLAS: ${cublas:-none}; $(nproc) processors: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-)"
+    echo
+    cat "$parts/parts.txt"
+    if [ -n "$python" ]; then
+        "$python" tools/gpu_table.py "$parts" "$out"
+    else
+        cp "$parts"/*.csv "$out/" 2>/dev/null
+    fi
+} >"$out/table.md" 2>&1
+tar -C "$parts" -czf "$out/logs.tar.gz" .
+cat "$out/table.md"
 exit $failed
