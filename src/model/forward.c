@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "model/work.h"
 
 #define TRY(call)                                                                          \
@@ -158,6 +159,11 @@ static int mlp(const struct model *m, struct model_work *w, struct stream *s, in
     return op->matmul(s, out, ffn, &lw->w_down, lw->b_down);
 }
 
+static struct mat layer_kv_rows(struct model_work *w, int l, int64_t n)
+{
+    return first_rows(w->kv_rows[l % w->n_kv_rows], n);
+}
+
 int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
                 struct mat x, struct mat out, const struct kv_layer *kv,
                 const struct ragged *r, struct mat *kv_rows)
@@ -169,7 +175,7 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
     struct mat normed = first_rows(w->norm, n);
     struct mat normed2 = first_rows(w->norm2, n);
     struct mat sum = first_rows(w->sum, n);
-    struct mat rows = first_rows(w->kv_rows[l % w->n_kv_rows], n);
+    struct mat rows = layer_kv_rows(w, l, n);
 
     TRY(norm(m, s, normed, x, lw->norm1_w, lw->norm1_b));
     TRY(attend(m, w, s, l, normed, rows, kv, r));
@@ -205,6 +211,33 @@ int model_check_overflow(const struct model *m, struct stream *s, struct mat x)
     return finite ? 0 : MODEL_E_OVERFLOW;
 }
 
+/* A layer of a pass, for ops.record. */
+struct layer_call {
+    const struct model *m;
+    struct model_work *w;
+    struct stream *s;
+    int l;
+    struct mat x, out;
+    const struct kv_layer *kv;
+    const struct ragged *r;
+};
+
+static int queue_layer(void *arg)
+{
+    const struct layer_call *c = arg;
+    return model_layer(c->m, c->w, c->s, c->l, c->x, c->out, c->kv, c->r, NULL);
+}
+
+static int run_layer(struct layer_call *c)
+{
+    const struct ops *op = c->m->dev->ops;
+    if (op->record == NULL)
+        return queue_layer(c);
+    const void *const operands[] = {c->m,      &c->m->w.layers[c->l], c->w,
+                                    c->x.data, c->out.data,           c->kv->blocks};
+    return op->record(c->s, c->r, checksum64(operands, sizeof operands), queue_layer, c);
+}
+
 int model_forward(const struct model *m, struct model_work *w, struct stream *s,
                   const int32_t *ids, const struct kv_layer *kv_layers,
                   const struct ragged *r, const struct model_tap *tap, struct mat *x)
@@ -213,7 +246,9 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
     TRY(model_embed(m, w, s, in, ids, r));
     for (int l = 0; l < m->cfg.n_layers; l++) {
         struct mat out = first_rows(w->x[(l + 1) % w->n_x], r->n_rows);
-        TRY(model_layer(m, w, s, l, in, out, &kv_layers[l], r, &rows));
+        struct layer_call c = {m, w, s, l, in, out, &kv_layers[l], r};
+        TRY(run_layer(&c));
+        rows = layer_kv_rows(w, l, r->n_rows);
         /* What left f16's range never comes back, so the last layer tells of all of them: where the
          * host would wait for the device each time, only that is asked. */
         if (m->dev->unified || l + 1 == m->cfg.n_layers)

@@ -160,6 +160,13 @@ struct ops {
     int (*attention)(struct stream *s, struct mat out, struct mat q,
                      const struct kv_layer *kv, const struct ragged *r, float scale,
                      int window);
+
+    /* --- what comes again --- */
+    /* Calls queue(arg), or does what it would do.  It gives s the same operations on the same operands each
+     * time that it is called with this key, r and what r and the operands hold apart: a device may record
+     * them and replay that.  NULL: operations cost nothing beside their work. */
+    int (*record)(struct stream *s, const struct ragged *r, uint64_t key,
+                  int (*queue)(void *arg), void *arg);
 };
 
 #endif

@@ -38,20 +38,25 @@ static struct {
 
 static struct {
     int what, left; /* left < 0: none */
-    int n_failed;
+    int n_failed, n_replayed;
     bool lost;
     cudaError_t last; /* what cudaGetLastError says */
-} fault = {0, -1, 0, false, cudaSuccess};
+} fault = {0, -1, 0, 0, false, cudaSuccess};
 
 void cuda_emu_fail(enum cuda_emu_fault what, int after)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
-    fault = {(int)what, after, 0, false, cudaSuccess};
+    fault = {(int)what, after, 0, 0, false, cudaSuccess};
 }
 int cuda_emu_failed(void)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
     return fault.n_failed;
+}
+int cuda_emu_replayed(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return fault.n_replayed;
 }
 /* Whether this call is the one that fails. */
 static bool fails(int what)
@@ -150,8 +155,12 @@ cudaError_t cudaFreeHost(void *p)
 
 /* --- streams: queues of things to do, done when somebody waits ---------------------------------- */
 
+struct emu_graph {
+    std::vector<std::function<void()>> nodes;
+};
 struct emu_stream {
     std::deque<std::function<void()>> todo;
+    emu_graph *recording = NULL;
     unsigned long queued = 0, done = 0;
 };
 struct emu_event {
@@ -169,6 +178,10 @@ static emu_stream *of(cudaStream_t s)
 static void queue(cudaStream_t s, std::function<void()> f)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    if (of(s)->recording != NULL) {
+        of(s)->recording->nodes.push_back(f);
+        return;
+    }
     of(s)->todo.push_back(f);
     of(s)->queued++;
 }
@@ -213,6 +226,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     device_access access;
+    if (of(s)->recording != NULL)
+        die("waiting for a stream that records");
     drain(of(s), of(s)->queued);
     return status();
 }
@@ -230,6 +245,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     device_access access;
+    if (of(s)->recording != NULL)
+        die("an event in a recording: other streams would wait for each replay");
     e->s = of(s);
     e->upto = of(s)->queued;
     return status();
@@ -246,6 +263,51 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     if (e->s != NULL)
         drain(e->s, e->upto);
+    return status();
+}
+
+/* --- graphs: what was queued, to be queued again ------------------------------------------------ */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode)
+{
+    device_access access;
+    if (fails(CUDA_EMU_RECORD))
+        return cudaErrorInvalidValue;
+    if (of(s)->recording != NULL)
+        die("recording within a recording");
+    of(s)->recording = new emu_graph;
+    return status();
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
+{
+    device_access access;
+    *g = of(s)->recording;
+    of(s)->recording = NULL;
+    return status();
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long)
+{
+    *exec = new emu_graph(*g);
+    return status();
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t g)
+{
+    delete g;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    delete exec;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
+{
+    device_access access;
+    if (fails(CUDA_EMU_LAUNCH))
+        return cudaErrorInvalidValue;
+    for (auto &f : exec->nodes)
+        queue(s, f);
+    fault.n_replayed++;
     return status();
 }
 

@@ -13,12 +13,15 @@ enum cuda_emu_fault {
     CUDA_EMU_LAUNCH, /* a launch is refused; the device goes on */
     CUDA_EMU_UP,     /* a copy from host memory to the device is, */
     CUDA_EMU_DOWN,   /* or the other way */
+    CUDA_EMU_RECORD, /* beginning to record a graph is refused */
     CUDA_EMU_LOST,   /* the device is lost at a launch: every later call fails */
 };
 /* The `after`-th such call from now on (0: the next) fails, once.  A new device is as good as new. */
 void cuda_emu_fail(enum cuda_emu_fault what, int after);
 /* How many have failed since the last cuda_emu_fail. */
 int cuda_emu_failed(void);
+/* How many recorded graphs have been replayed since then. */
+int cuda_emu_replayed(void);
 
 #ifdef __cplusplus
 }

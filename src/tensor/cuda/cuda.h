@@ -16,12 +16,14 @@
 #include "tensor/shape.h"
 
 struct cuda_blas;
+struct recorder;
 struct cuda_blas_handle;
 
 struct cuda_device {
     struct device base;
     int n_sm;
     bool exact;
+    bool no_graphs;         /* HCACHE_CUDA_GRAPHS=off */
     struct cuda_blas *blas; /* NULL in exact mode */
     char about[320];
 };
@@ -47,7 +49,9 @@ struct cuda_stream {
     int32_t *flag, *flag_host; /* device, pinned */
     /* the last batch that was brought up, and where it is */
     uint64_t batch_id, batch_switches;
+    bool batch_stays; /* in the recorder's image, which nobody writes over meanwhile */
     struct gpu_batch batch;
+    struct recorder *recorder;
 };
 
 struct cuda_event {
@@ -78,6 +82,16 @@ int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes
 int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32_t **dev);
 /* A batch in device memory; the same one (by ragged.id) is brought up once. */
 int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out);
+/* A batch of decodes, one row each, to `image`, with room for tables of the next power of two; where that is
+ * too small, to where upload_batch brings it. */
+int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
+                  size_t image_bytes);
+
+/* --- cuda_record.c: a stream's recorded graphs --- */
+int recorder_create(bool off, struct recorder **out);
+void recorder_destroy(struct recorder *r);
+int cuda_record(struct stream *s, const struct ragged *r, uint64_t key,
+                int (*queue)(void *arg), void *arg); /* ops.record */
 
 /* --- cuda_blas.c: cuBLAS, loaded when first needed --- */
 int cuda_blas_open(struct cuda_blas **out, struct err *err);

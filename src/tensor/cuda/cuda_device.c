@@ -115,6 +115,7 @@ static void cuda_stream_destroy(struct stream *base)
         cudaStreamSynchronize(s->handle);
     if (s->blas != NULL)
         cuda_blas_handle_destroy(d->blas, s->blas);
+    recorder_destroy(s->recorder);
     upload_destroy(&s->up);
     cudaFree(s->scratch);
     cudaFree(s->flag);
@@ -135,6 +136,7 @@ static int compute_create(struct cuda_device *d, struct cuda_stream *s, struct e
     s->scratch_floats = SCRATCH_FLOATS;
     void *scratch = NULL, *flag = NULL, *flag_host = NULL;
     if (upload_create(&s->up, UPLOAD_HALF) != 0 ||
+        recorder_create(d->no_graphs, &s->recorder) != 0 ||
         cudaMalloc(&scratch, SCRATCH_FLOATS * sizeof(float)) != cudaSuccess ||
         cudaMalloc(&flag, sizeof *s->flag) != cudaSuccess ||
         cudaHostAlloc(&flag_host, sizeof *s->flag, cudaHostAllocDefault) != cudaSuccess) {
@@ -271,6 +273,15 @@ static const struct device_vtable cuda_vtable = {
     .event_sync = cuda_event_sync,
 };
 
+static int choose_graphs(bool *off, struct err *err)
+{
+    const char *graphs = getenv("HCACHE_CUDA_GRAPHS");
+    *off = graphs != NULL && strcmp(graphs, "off") == 0;
+    if (graphs != NULL && !*off && strcmp(graphs, "on") != 0)
+        return err_set(err, ERR_USAGE, "HCACHE_CUDA_GRAPHS=%s: must be on or off", graphs);
+    return 0;
+}
+
 static int choose_math(bool *exact, struct err *err)
 {
     const char *math = getenv("HCACHE_CUDA_MATH");
@@ -286,8 +297,10 @@ static int choose_math(bool *exact, struct err *err)
 int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
 {
     struct cudaDeviceProp prop;
-    bool exact = false;
+    bool exact = false, no_graphs = false;
     int n = 0, rc = choose_math(&exact, err);
+    if (rc == 0)
+        rc = choose_graphs(&no_graphs, err);
     if (rc != 0)
         return rc;
     cudaError_t e = cudaGetDeviceCount(&n);
@@ -315,6 +328,7 @@ int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
              prop.minor, exact ? "exact" : "fast");
     d->n_sm = prop.multiProcessorCount;
     d->exact = exact;
+    d->no_graphs = no_graphs;
     d->base = (struct device){.name = "cuda",
                               .ops = &cuda_ops,
                               .pool = pool,

@@ -340,4 +340,5 @@ const struct ops cuda_ops = {
     .kv_pack = cuda_kv_pack,
     .kv_read = cuda_kv_read,
     .attention = cuda_attention,
+    .record = cuda_record,
 };

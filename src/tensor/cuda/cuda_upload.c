@@ -149,24 +149,58 @@ static struct gpu_batch write_image(const struct ragged *r, struct image_size z,
     return b;
 }
 
-int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out)
+static size_t image_size_bytes(struct image_size z)
 {
-    /* An image stays until its half is used again: through one switch of halves. */
-    if (r->id != 0 && r->id == s->batch_id && s->up.n_switches - s->batch_switches <= 1) {
-        *out = s->batch;
-        return 0;
-    }
-    struct image_size z = measure(r);
     size_t n = 2 * (size_t)z.n_rows + (size_t)z.n_seqs * (size_t)z.table_ld +
                (size_t)z.n_solo;
-    size_t bytes = n * sizeof(int32_t) + (size_t)z.n_tiles * sizeof(struct gpu_tile);
+    return n * sizeof(int32_t) + (size_t)z.n_tiles * sizeof(struct gpu_tile);
+}
+
+/* An image stays until its half is used again: through one switch of halves. */
+static bool is_there(const struct cuda_stream *s, const struct ragged *r)
+{
+    return r->id != 0 && r->id == s->batch_id &&
+           (s->batch_stays || s->up.n_switches - s->batch_switches <= 1);
+}
+
+/* To `to` in device memory; NULL: next in turn. */
+static int send_image(struct cuda_stream *s, const struct ragged *r, struct image_size z,
+                      void *to)
+{
+    size_t bytes = image_size_bytes(z);
     void *host, *dev;
     int rc = upload_take(s, bytes, &host, &dev);
     if (rc != 0)
         return rc;
-    *out = write_image(r, z, host, dev);
+    s->batch_stays = to != NULL;
+    to = to != NULL ? to : dev;
+    s->batch = write_image(r, z, host, to);
     s->batch_id = r->id;
     s->batch_switches = s->up.n_switches;
-    s->batch = *out;
-    return upload_send(s, dev, host, bytes);
+    return upload_send(s, to, host, bytes);
+}
+
+int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out)
+{
+    if (is_there(s, r)) {
+        *out = s->batch;
+        return 0;
+    }
+    struct image_size z = measure(r);
+    int rc = send_image(s, r, z, NULL);
+    *out = s->batch;
+    return rc;
+}
+
+int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
+                  size_t image_bytes)
+{
+    if (is_there(s, r))
+        return 0;
+    struct image_size z = measure(r), room = z;
+    for (room.table_ld = 1; room.table_ld < z.table_ld;)
+        room.table_ld *= 2;
+    if (image_size_bytes(room) > image_bytes)
+        return send_image(s, r, z, NULL);
+    return send_image(s, r, room, image);
 }

@@ -1,0 +1,147 @@
+/* cuda_record.c - CUDA graphs: what is queued again and again, a layer of a decode, is recorded once and then
+ * replayed with one call.
+ *
+ * A graph holds addresses and grid sizes, so what differs between two decodes of as many rows must not show
+ * in them: the batch's image goes to a fixed place in device memory before each replay, with room for tables
+ * of the next power of two, which also says how attention is split.  Recorded or not, a decode queues the
+ * same kernels with the same arguments: its bits are the same.
+ *
+ * The first time something comes it is queued as it is (libraries load their kernels then, which a
+ * recording does not allow); the second time it is recorded.  Where that fails, a warning says so, once, and
+ * all goes on without. */
+#include "tensor/cuda/cuda.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    MAX_ROWS = 64,
+    IMAGE_BYTES = 1 << 20, /* 64 rows with tables of 128 K tokens take half of it */
+    SLOTS = 8192,          /* a power of two; all are forgotten where half are taken */
+};
+
+struct recording {
+    uint64_t key;         /* 0: none */
+    cudaGraphExec_t exec; /* NULL: it came once */
+};
+
+struct recorder {
+    struct recording slots[SLOTS];
+    int n;
+    bool off;
+    void *image;
+};
+
+int recorder_create(bool off, struct recorder **out)
+{
+    struct recorder *r = xcalloc(1, sizeof *r);
+    r->off = off;
+    if (cudaMalloc(&r->image, IMAGE_BYTES) != cudaSuccess) {
+        free(r);
+        return -ENOMEM;
+    }
+    *out = r;
+    return 0;
+}
+
+static void forget_all(struct recorder *r)
+{
+    for (int i = 0; i < SLOTS; i++) {
+        if (r->slots[i].exec != NULL)
+            cudaGraphExecDestroy(r->slots[i].exec);
+        r->slots[i] = (struct recording){0};
+    }
+    r->n = 0;
+}
+
+void recorder_destroy(struct recorder *r)
+{
+    if (r == NULL)
+        return;
+    forget_all(r);
+    cudaFree(r->image);
+    free(r);
+}
+
+/* The slot of a key, or the free one where it belongs. */
+static struct recording *find(struct recorder *r, uint64_t key)
+{
+    size_t i = (size_t)key % SLOTS;
+    while (r->slots[i].key != 0 && r->slots[i].key != key)
+        i = (i + 1) % SLOTS;
+    return &r->slots[i];
+}
+
+static bool is_decode(const struct ragged *r)
+{
+    bool one_each = r->id != 0 && r->n_rows <= MAX_ROWS && r->n_seqs == r->n_rows;
+    for (int i = 0; one_each && i < r->n_seqs; i++)
+        one_each = r->seq_row[i + 1] - r->seq_row[i] == 1;
+    return one_each;
+}
+
+/* Not the operations' fault: they are queued as they are from now on. */
+static void give_up(struct recorder *r, cudaError_t e, const char *what)
+{
+    (void)cudaGetLastError();
+    r->off = true;
+    forget_all(r);
+    log_warn("device cuda: %s: %s; decoding goes on without recorded graphs", what,
+             cudaGetErrorString(e));
+}
+
+/* *exec stays NULL where there is nothing to replay: queue(arg) has then to be called again. */
+static int record(struct cuda_stream *s, int (*queue)(void *arg), void *arg,
+                  cudaGraphExec_t *exec)
+{
+    cudaGraph_t graph = NULL;
+    cudaError_t e = cudaStreamBeginCapture(s->handle, cudaStreamCaptureModeRelaxed);
+    if (e != cudaSuccess) {
+        give_up(s->recorder, e, "beginning to record");
+        return 0;
+    }
+    int rc = queue(arg);
+    e = cudaStreamEndCapture(s->handle, &graph);
+    if (rc == 0 && e == cudaSuccess)
+        e = cudaGraphInstantiate(exec, graph, 0);
+    if (graph != NULL)
+        cudaGraphDestroy(graph);
+    if (rc == 0 && e != cudaSuccess) {
+        *exec = NULL;
+        give_up(s->recorder, e, "recording");
+    }
+    return rc;
+}
+
+int cuda_record(struct stream *base, const struct ragged *r, uint64_t key,
+                int (*queue)(void *arg), void *arg)
+{
+    struct cuda_stream *s = cuda_stream(base);
+    struct recorder *rec = s->recorder;
+    int rc = cuda_enter(base);
+    if (rc != 0 || !is_decode(r))
+        return rc != 0 ? rc : queue(arg);
+    rc = upload_decode(s, r, rec->image, IMAGE_BYTES);
+    if (rc != 0 || s->batch.pos != rec->image || rec->off)
+        return rc != 0 ? rc : queue(arg);
+    const uint64_t parts[3] = {key, (uint64_t)r->n_rows, (uint64_t)s->batch.table_ld};
+    key = checksum64(parts, sizeof parts) | 1;
+    if (rec->n >= SLOTS / 2)
+        forget_all(rec);
+    struct recording *it = find(rec, key);
+    if (it->key == 0) {
+        it->key = key;
+        rec->n++;
+        return queue(arg);
+    }
+    if (it->exec == NULL)
+        rc = record(s, queue, arg, &it->exec);
+    if (rc != 0 || it->exec == NULL)
+        return rc != 0 ? rc : queue(arg);
+    return cuda_check(s, cudaGraphLaunch(it->exec, s->handle), "replaying a layer");
+}
