@@ -254,29 +254,42 @@ static void mm_blocked(const struct mm_tile *t)
 
 /* --- few rows ------------------------------------------------------------------------------- */
 
-/* How far ahead memory is asked for: see docs/PERF.md (17.6 -> 20.0 GB/s with one row and four panels,
- * 7.9 -> 15.8 with four rows and one panel). */
-#define FETCH_BYTES 2048
+/* How far ahead memory is asked for, in steps, by rows: see docs/PERF.md. */
+#define FETCH_AHEAD(n_rows) ((n_rows) > 4 ? 128 : 64)
 
-/* sum[r][j] = the partial sums of the k-block at k, of n_panels panels. */
-INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
-                              const uint8_t *const *panel, int64_t k, int n_rows,
-                              int n_panels)
+/* sum[r][j] over steps [begin, end); `fetch` is what panel j will want when it has come to the next step. */
+INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
+                         const uint8_t *const *panel, const uint8_t *const *fetch,
+                         int64_t begin, int64_t end, int n_rows, int n_panels)
 {
-    int kb = (int)(t->k - k < KB ? t->k - k : KB);
-    const float *a = t->a + k * t->a_rows;
-    EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-    for (int i = 0; i < kb; i++) {
+    const float *a = t->a + begin / KB * KB * t->a_rows + begin % KB;
+    for (int64_t i = 0; i < end - begin; i++) {
         v16 b[WIDE_MAX];
-        EACH_PANEL __builtin_prefetch(panel[j] + (size_t)(k + i) * PANEL * dtype_bytes(dt) +
-                                      FETCH_BYTES);
-        EACH_PANEL b[j] = v_load_split(panel[j], dt, (k + i) * PANEL);
+        EACH_PANEL __builtin_prefetch(fetch[j] + (size_t)i * PANEL * dtype_bytes(dt));
+        EACH_PANEL b[j] = v_load_split(panel[j], dt, (begin + i) * PANEL);
         EACH_ROW
         {
             v16 av = v_set1(a[r * KB + i]);
             EACH_PANEL sum[r][j] = v_fma(av, b[j], sum[r][j]);
         }
     }
+}
+
+/* sum[r][j] = the partial sums of the k-block at k, of n_panels panels; `next` is where the panels
+ * behind these begin. */
+INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
+                              const uint8_t *const *panel, const uint8_t *const *next,
+                              int64_t k, int n_rows, int n_panels)
+{
+    const int64_t ahead = FETCH_AHEAD(n_rows);
+    int64_t end = t->k - k < KB ? t->k : k + KB;
+    int64_t own_end = t->k - ahead < k ? k : t->k - ahead < end ? t->k - ahead : end;
+    const uint8_t *fetch[WIDE_MAX];
+    EACH_ROW EACH_PANEL sum[r][j] = v_zero();
+    EACH_PANEL fetch[j] = panel[j] + (size_t)(k + ahead) * PANEL * dtype_bytes(dt);
+    direct_steps(sum, t, dt, panel, fetch, k, own_end, n_rows, n_panels);
+    if (own_end < end)
+        direct_steps(sum, t, dt, panel, next, own_end, end, n_rows, n_panels);
 }
 
 /* C at panel p = the sums (+ bias); columns that do not exist are dropped. */
@@ -298,13 +311,14 @@ INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int p, int n_r
                           int n_panels)
 {
     size_t panel_bytes = (size_t)t->k * PANEL * dtype_bytes(dt);
-    const uint8_t *panel[WIDE_MAX];
+    const uint8_t *panel[WIDE_MAX], *next[WIDE_MAX];
     EACH_PANEL panel[j] = t->w + (size_t)(p + j < t->n_panels ? p + j : t->n_panels - 1) *
                                      panel_bytes;
+    EACH_PANEL next[j] = t->w + (size_t)(p + n_panels + j) * panel_bytes;
     v16 acc[MM_ROWS][WIDE_MAX], sum[MM_ROWS][WIDE_MAX];
-    direct_block_sums(acc, t, dt, panel, 0, n_rows, n_panels);
+    direct_block_sums(acc, t, dt, panel, next, 0, n_rows, n_panels);
     for (int64_t k = KB; k < t->k; k += KB) {
-        direct_block_sums(sum, t, dt, panel, k, n_rows, n_panels);
+        direct_block_sums(sum, t, dt, panel, next, k, n_rows, n_panels);
         EACH_ROW EACH_PANEL acc[r][j] = v_add(acc[r][j], sum[r][j]);
     }
     float sums[MM_ROWS * WIDE_MAX * PANEL];

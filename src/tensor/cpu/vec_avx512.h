@@ -121,13 +121,19 @@ static inline v16 v_load_bf16(const uint16_t *p)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+/* One shuffle instead of a shuffle and a shift, for lanes in another order: 0-3, 8-11, 4-7, 12-15.
+ * Loading the same 32 bytes into both halves costs nothing, and a shuffle stays inside 16 bytes. */
 static inline v16 v_load_bf16_split(const uint16_t *p)
 {
-    return v_load_bf16(p);
+    const __m512i upper_halves = _mm512_set_epi64(
+        0x0f0e80800d0c8080, 0x0b0a808009088080, 0x0f0e80800d0c8080, 0x0b0a808009088080,
+        0x0706808005048080, 0x0302808001008080, 0x0706808005048080, 0x0302808001008080);
+    __m512i twice = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_shuffle_epi8(twice, upper_halves));
 }
 static inline v16 v_reorder_bf16(v16 a)
 {
-    return a;
+    return _mm512_shuffle_f32x4(a, a, _MM_SHUFFLE(3, 1, 2, 0));
 }
 static inline v16 v_load_f16(const uint16_t *p)
 {
