@@ -26,29 +26,39 @@ struct attn_state {
     int n_strips;      /* of one head's */
     float *q;          /* [n_all][d_head] */
     float *o;          /* [n_all][d_pad] */
-    float *p;          /* [MM_ROWS][64]: scores, then weights */
-    float *k, *v;      /* the block in f32: [d_head][64], [64][d_pad] */
-    float *m, *l;      /* [n_all] running maximum and sum */
-    bool converts;     /* into k and v; otherwise blocks are read where they lie */
+    float *p;      /* scores, then weights: [n_all][64]; strips of a head share theirs */
+    float *k, *v;  /* one head of the block in f32: [d_head][64], [64][d_pad] */
+    float *m, *l;  /* [n_all] running maximum and sum */
+    float *shrink; /* [n_all] what the block makes of the output so far */
+    bool converts; /* into k and v; otherwise blocks are read where they lie */
 };
 
-/* K [d_head][64] and V [64][v_step] of one head in one block, converted or not. */
-struct kv_block {
-    const uint8_t *k, *v;
+/* K [d_head][64] or V [64][step] of one head in one block, converted or not. */
+struct kv_part {
+    const uint8_t *at;
     enum dtype type;
-    int v_step;
-    /* The next block in the cache, and how much of each of its two parts a strip asks for. */
-    const uint8_t *next_k, *next_v;
-    size_t fetch_bytes;
+    int step;
+    struct ahead {
+        const uint8_t
+            *at; /* parts of n_heads neighbouring heads, which will be read soon */
+        int n_heads, share; /* this part asks for the share-th of n_heads equal shares */
+        size_t head_bytes;
+    } ahead;
+};
+
+/* What one pass of a strip asks for: `at`, and from vector to vector and step to step. */
+struct fetch {
+    const uint8_t *at;
+    size_t panel, step;
 };
 
 /* Visible keys of the block of one strip: row r sees [lo[r], hi[r]). */
 struct strip {
     int idx, first, n; /* queries [first, first + n) */
+    float *p;          /* [n][64] */
     int lo[MM_ROWS], hi[MM_ROWS];
     int all_lo, all_hi; /* seen by every row */
     bool any;
-    float shrink[MM_ROWS];
 };
 
 static int round16(int n)
@@ -70,9 +80,10 @@ static struct attn_state attn_begin(const struct attn_tile *t)
     s.v = at, at += KEYS * MAX_D_HEAD;
     s.q = at, at += s.n_all * d_head;
     s.o = at, at += s.n_all * s.d_pad;
-    s.p = at, at += MM_ROWS * KEYS;
+    s.p = at, at += s.n_all * KEYS;
     s.m = at, at += s.n_all;
-    s.l = at;
+    s.l = at, at += s.n_all;
+    s.shrink = at;
     for (int i = 0; i < s.n_all; i++) {
         memcpy(s.q + i * d_head, t->q[i], (size_t)d_head * sizeof(float));
         s.m[i] = -INFINITY;
@@ -146,6 +157,22 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
     FOR_DTYPE(s->t->kv->dtype, t, block_convert_t(s, k, v, (enum dtype)t));
 }
 
+/* --- asking ahead ---------------------------------------------------------------------------- */
+
+/* Bytes [begin, begin + bytes) of a share, in n_steps steps of n_panels lines.  One head is asked for
+ * line by line; of several each vector asks for a stretch of its own, since more pages at once are
+ * read faster (docs/PERF.md). */
+static struct fetch fetch_of(const struct ahead *a, size_t begin, size_t bytes,
+                             size_t n_steps, int n_panels)
+{
+    size_t n = (size_t)n_panels, each = bytes / n_steps / n;
+    if (a->n_heads == 1)
+        return (struct fetch){a->at + begin, each, each * n};
+    size_t share = a->head_bytes * (size_t)a->share;
+    return (struct fetch){a->at + (share + begin) / n,
+                          a->head_bytes * (size_t)a->n_heads / n, each};
+}
+
 /* --- strips --------------------------------------------------------------------------------- */
 
 /* Strip idx of a head; strips are of nearly equal height. */
@@ -157,6 +184,7 @@ static struct strip strip_of(const struct attn_state *s, int head, int idx,
                        .first = head * n + first,
                        .n = n * (idx + 1) / s->n_strips - first,
                        .all_hi = KEYS};
+    st.p = s->p + (s->n_strips == 1 ? st.first * KEYS : 0);
     for (int r = 0; r < st.n; r++) {
         int32_t lo = s->t->begin[st.first + r] - block_pos;
         int32_t hi = s->t->end[st.first + r] - block_pos;
@@ -176,28 +204,30 @@ static struct strip strip_of(const struct attn_state *s, int head, int idx,
 
 /* p[r][0..64) = q[r] . k. */
 INLINE void scores(const struct attn_state *s, const struct strip *st,
-                   const struct kv_block *b, enum dtype t, int n_rows)
+                   const struct kv_part *b, enum dtype t, int n_rows)
 {
     const int n_panels = ATTN_PANELS(n_rows);
-    size_t pass_bytes = b->fetch_bytes * (size_t)n_panels / KEY_VECS;
-    size_t steps = (size_t)s->d_head / FETCH_STEPS;
+    size_t strip_bytes = b->ahead.head_bytes / (size_t)s->n_strips;
     for (int j0 = 0; j0 < KEY_VECS; j0 += n_panels) {
         v16 sum[MM_ROWS][WIDE_MAX];
+        struct fetch f = fetch_of(
+            &b->ahead, strip_bytes * (size_t)(st->idx * KEY_VECS + j0) / KEY_VECS,
+            strip_bytes * (size_t)n_panels / KEY_VECS, (size_t)s->d_head / FETCH_STEPS,
+            n_panels);
         const struct operands x = {
             .a = s->q + st->first * s->d_head,
             .a_row = s->d_head,
             .a_step = 1,
-            .b = b->k + (size_t)(j0 * 16) * dtype_bytes(t),
+            .b = b->at + (size_t)(j0 * 16) * dtype_bytes(t),
             .b_step = KEYS,
             .b_panel = 16,
-            .fetch = b->next_k + b->fetch_bytes * (size_t)st->idx +
-                     pass_bytes / (size_t)n_panels * (size_t)j0,
-            .fetch_panel = pass_bytes / steps / (size_t)n_panels,
-            .fetch_step = pass_bytes / steps,
+            .fetch = f.at,
+            .fetch_panel = f.panel,
+            .fetch_step = f.step,
         };
         EACH_ROW EACH_PANEL sum[r][j] = v_zero();
         tile_fma(sum, &x, t, s->d_head, n_rows, n_panels);
-        EACH_ROW EACH_PANEL v_store(s->p + r * KEYS + (j0 + j) * 16,
+        EACH_ROW EACH_PANEL v_store(st->p + r * KEYS + (j0 + j) * 16,
                                     v_reorder(sum[r][j], t));
     }
 }
@@ -212,23 +242,26 @@ struct weighing {
 
 /* o[r][d..) = o[r][d..) * shrink[r] + p[r][lo..hi) . v[..][d..), n_panels vectors of d_head. */
 INLINE void weigh_panels(const struct attn_state *s, const struct weighing *w,
-                         const struct kv_block *b, enum dtype t, int d, int n_rows,
+                         const struct kv_part *b, enum dtype t, int d, int n_rows,
                          int n_panels)
 {
     v16 sum[MM_ROWS][WIDE_MAX];
     float *o = s->o + w->row * s->d_pad + d;
-    size_t vec_bytes = b->fetch_bytes * 16 / (size_t)s->d_pad;
+    size_t strip_bytes = b->ahead.head_bytes / (size_t)s->n_strips;
+    size_t vec_bytes = strip_bytes * 16 / (size_t)s->d_pad;
+    struct fetch f = fetch_of(
+        &b->ahead, strip_bytes * (size_t)w->strip_idx + vec_bytes / 16 * (size_t)d,
+        vec_bytes * (size_t)n_panels, KEYS / FETCH_STEPS, n_panels);
     const struct operands x = {
         .a = w->p + w->lo,
         .a_row = KEYS,
         .a_step = 1,
-        .b = b->v + (size_t)(w->lo * b->v_step + d) * dtype_bytes(t),
-        .b_step = b->v_step,
+        .b = b->at + (size_t)(w->lo * b->step + d) * dtype_bytes(t),
+        .b_step = b->step,
         .b_panel = 16,
-        .fetch = b->next_v + b->fetch_bytes * (size_t)w->strip_idx +
-                 vec_bytes / 16 * (size_t)d,
-        .fetch_panel = vec_bytes * FETCH_STEPS / KEYS,
-        .fetch_step = vec_bytes * FETCH_STEPS / KEYS * (size_t)n_panels,
+        .fetch = f.at,
+        .fetch_panel = f.panel,
+        .fetch_step = f.step,
     };
     EACH_ROW EACH_PANEL sum[r][j] = v_reorder(
         v_mul(v_load(o + r * s->d_pad + j * 16), v_set1(w->shrink[r])), t);
@@ -237,7 +270,7 @@ INLINE void weigh_panels(const struct attn_state *s, const struct weighing *w,
 }
 
 INLINE void weigh(const struct attn_state *s, const struct weighing *w,
-                  const struct kv_block *b, enum dtype t, int n_rows)
+                  const struct kv_part *b, enum dtype t, int n_rows)
 {
     const int n_panels = ATTN_PANELS(n_rows);
     int d = 0;
@@ -251,12 +284,12 @@ INLINE void weigh(const struct attn_state *s, const struct weighing *w,
  * allocator. */
 #define ATTN(R)                                                                            \
     static void scores_##R(const struct attn_state *s, const struct strip *st,             \
-                           const struct kv_block *b)                                       \
+                           const struct kv_part *b)                                        \
     {                                                                                      \
         FOR_DTYPE(b->type, t, scores(s, st, b, (enum dtype)t, R));                         \
     }                                                                                      \
     static void weigh_##R(const struct attn_state *s, const struct weighing *w,            \
-                          const struct kv_block *b)                                        \
+                          const struct kv_part *b)                                         \
     {                                                                                      \
         FOR_DTYPE(b->type, t, weigh(s, w, b, (enum dtype)t, R));                           \
     }
@@ -266,18 +299,18 @@ EACH_STRIP_HEIGHT(ATTN)
 #define ATTN(R) {scores_##R, weigh_##R},
 static const struct {
     void (*scores)(const struct attn_state *s, const struct strip *st,
-                   const struct kv_block *b);
+                   const struct kv_part *b);
     void (*weigh)(const struct attn_state *s, const struct weighing *w,
-                  const struct kv_block *b);
+                  const struct kv_part *b);
 } attn_by_rows[] = {{NULL, NULL}, EACH_STRIP_HEIGHT(ATTN)};
 #undef ATTN
 
 /* n rows of the strip from `row` on, keys [lo, hi). */
 static void weigh_rows(const struct attn_state *s, const struct strip *st,
-                       const struct kv_block *b, int row, int n, const float *shrink,
-                       int lo, int hi)
+                       const struct kv_part *b, int row, int n, const float *shrink, int lo,
+                       int hi)
 {
-    struct weighing w = {st->idx, st->first + row, s->p + row * KEYS, shrink, lo, hi};
+    struct weighing w = {st->idx, st->first + row, st->p + row * KEYS, shrink, lo, hi};
     if (lo < hi)
         attn_by_rows[n].weigh(s, &w, b);
 }
@@ -289,13 +322,14 @@ static int clamp(int x, int lo, int hi)
 
 /* Rows that see the block unevenly: before, common part, after. */
 static void weigh_uneven(const struct attn_state *s, const struct strip *st,
-                         const struct kv_block *b)
+                         const struct kv_part *b)
 {
     float shrink[MM_ROWS];
     for (int r = 0; r < st->n; r++) {
         int end = clamp(st->all_lo, st->lo[r], st->hi[r]);
-        weigh_rows(s, st, b, r, 1, &st->shrink[r], st->lo[r], end);
-        shrink[r] = end > st->lo[r] ? 1.0f : st->shrink[r];
+        float before = s->shrink[st->first + r];
+        weigh_rows(s, st, b, r, 1, &before, st->lo[r], end);
+        shrink[r] = end > st->lo[r] ? 1.0f : before;
     }
     weigh_rows(s, st, b, 0, st->n, shrink, st->all_lo, st->all_hi);
     for (int r = 0; r < st->n; r++)
@@ -303,68 +337,133 @@ static void weigh_uneven(const struct attn_state *s, const struct strip *st,
                    st->hi[r]);
 }
 
-static void strip_attend(const struct attn_state *s, struct strip *st,
-                         const struct kv_block *b)
+static void strip_softmax(const struct attn_state *s, const struct strip *st)
 {
-    bool even = true;
-    attn_by_rows[st->n].scores(s, st, b);
     for (int r = 0; r < st->n; r++) {
         int i = st->first + r;
-        st->shrink[r] = 1.0f;
         if (st->lo[r] < st->hi[r])
-            st->shrink[r] = softmax_block(s->p + r * KEYS, st->lo[r], st->hi[r],
-                                          s->t->scale, &s->m[i], &s->l[i]);
-        even = even && st->lo[r] == st->all_lo && st->hi[r] == st->all_hi;
+            s->shrink[i] = softmax_block(st->p + r * KEYS, st->lo[r], st->hi[r],
+                                         s->t->scale, &s->m[i], &s->l[i]);
+        else
+            s->shrink[i] = 1.0f;
     }
+}
+
+static void strip_weigh(const struct attn_state *s, const struct strip *st,
+                        const struct kv_part *b)
+{
+    bool even = true;
+    for (int r = 0; r < st->n; r++)
+        even = even && st->lo[r] == st->all_lo && st->hi[r] == st->all_hi;
     if (even)
-        weigh_rows(s, st, b, 0, st->n, st->shrink, st->all_lo, st->all_hi);
+        weigh_rows(s, st, b, 0, st->n, s->shrink + st->first, st->all_lo, st->all_hi);
     else
         weigh_uneven(s, st, b);
 }
 
 /* --- the tile ------------------------------------------------------------------------------- */
 
+static size_t head_bytes_of(const struct kv_layer *kv)
+{
+    return (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
+}
+
 /* Where K of the tile's head `head` begins in a block. */
 static const uint8_t *block_k(const struct attn_tile *t, int32_t block, int head)
 {
     const struct kv_layer *kv = t->kv;
-    size_t head_bytes = (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
     return kv->blocks + (size_t)t->table[block] * kv->block_stride +
-           (size_t)(t->kv_head + head) * head_bytes;
+           (size_t)(t->kv_head + head) * head_bytes_of(kv);
 }
 
-/* One head of block `block`; next_k is K of what will be opened next. */
-static struct kv_block block_open(const struct attn_state *s, int32_t block, int head,
-                                  const uint8_t *next_k)
+/* Where V of the tile's head `head` begins in a block. */
+static const uint8_t *block_v(const struct attn_tile *t, int32_t block, int head)
 {
-    const struct kv_layer *kv = s->t->kv;
-    size_t head_bytes = (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
-    size_t k_bytes = (size_t)kv->n_kv * head_bytes;
-    const uint8_t *k = block_k(s->t, block, head);
-    struct kv_block b = {.k = k,
-                         .v = k + k_bytes,
-                         .type = kv->dtype,
-                         .v_step = s->d_head,
-                         .next_k = next_k,
-                         .next_v = next_k + k_bytes,
-                         .fetch_bytes = head_bytes / (size_t)s->n_strips};
-    if (s->converts) {
-        block_convert(s, b.k, b.v);
-        b.k = (const uint8_t *)s->k;
-        b.v = (const uint8_t *)s->v;
-        b.type = DTYPE_F32;
-        b.v_step = s->d_pad;
-    }
-    return b;
+    return block_k(t, block, head) + (size_t)t->kv->n_kv * head_bytes_of(t->kv);
 }
 
-static void block_attend(const struct attn_state *s, int32_t block, int head,
-                         const struct kv_block *b)
+/* --- heads one after another ----------------------------------------------------------------- */
+
+/* A head's part of a block, and the same part of what comes next; `converted` is where its f32 lies. */
+static struct kv_part part_of(const struct attn_state *s, const uint8_t *at,
+                              const uint8_t *next, const float *converted)
 {
+    struct ahead ahead = {next, 1, 0, head_bytes_of(s->t->kv)};
+    if (s->converts)
+        return (struct kv_part){(const uint8_t *)converted, DTYPE_F32, s->d_pad, ahead};
+    return (struct kv_part){at, s->t->kv->dtype, s->d_head, ahead};
+}
+
+static void head_attend(const struct attn_state *s, int32_t block, int head,
+                        int32_t next_block)
+{
+    const struct attn_tile *t = s->t;
+    int next = head + 1 < t->n_kv_heads ? head + 1 : 0;
+    int32_t then = next > 0 ? block : next_block;
+    const uint8_t *k_at = block_k(t, block, head), *v_at = block_v(t, block, head);
+    struct kv_part k = part_of(s, k_at, block_k(t, then, next), s->k);
+    struct kv_part v = part_of(s, v_at, block_v(t, then, next), s->v);
+    if (s->converts)
+        block_convert(s, k_at, v_at);
     for (int i = 0; i < s->n_strips; i++) {
         struct strip st = strip_of(s, head, i, block * KEYS);
-        if (st.any)
-            strip_attend(s, &st, b);
+        if (!st.any)
+            continue;
+        attn_by_rows[st.n].scores(s, &st, &k);
+        strip_softmax(s, &st);
+        strip_weigh(s, &st, &v);
+    }
+}
+
+/* --- pairs of heads, for a row or a few (decode) ---------------------------------------------- */
+
+static bool takes_pairs(const struct attn_state *s)
+{
+    return s->t->n_kv_heads % 2 == 0 && s->t->n <= MM_ROWS && ATTN_PANELS(s->t->n) == 4 &&
+           !s->converts;
+}
+
+/* K of a head asks for a half of the next pair's, after the last pair for V of the first. */
+static struct kv_part k_of_pair(const struct attn_state *s, int32_t block, int head)
+{
+    const struct attn_tile *t = s->t;
+    int next = head / 2 * 2 + 2;
+    struct ahead ahead = {next < t->n_kv_heads ? block_k(t, block, next)
+                                               : block_v(t, block, 0),
+                          2, head % 2, head_bytes_of(t->kv)};
+    return (struct kv_part){block_k(t, block, head), t->kv->dtype, s->d_head, ahead};
+}
+
+/* Likewise V, after the last pair for K of the next block. */
+static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int head,
+                                int32_t next_block)
+{
+    const struct attn_tile *t = s->t;
+    int next = head / 2 * 2 + 2;
+    struct ahead ahead = {next < t->n_kv_heads ? block_v(t, block, next)
+                                               : block_k(t, next_block, 0),
+                          2, head % 2, head_bytes_of(t->kv)};
+    return (struct kv_part){block_v(t, block, head), t->kv->dtype, s->d_head, ahead};
+}
+
+/* Scores of all heads, then weights of all, then outputs of all: K of the tile's heads is one stretch
+ * of memory and V another, and the chains of latencies of the softmaxes overlap. */
+static void pairs_attend(const struct attn_state *s, int32_t block, int32_t next_block)
+{
+    int n_heads = s->t->n_kv_heads;
+    for (int head = 0; head < n_heads; head++) {
+        struct strip st = strip_of(s, head, 0, block * KEYS);
+        struct kv_part k = k_of_pair(s, block, head);
+        attn_by_rows[st.n].scores(s, &st, &k);
+    }
+    for (int head = 0; head < n_heads; head++) {
+        struct strip st = strip_of(s, head, 0, block * KEYS);
+        strip_softmax(s, &st);
+    }
+    for (int head = 0; head < n_heads; head++) {
+        struct strip st = strip_of(s, head, 0, block * KEYS);
+        struct kv_part v = v_of_pair(s, block, head, next_block);
+        strip_weigh(s, &st, &v);
     }
 }
 
@@ -377,14 +476,14 @@ static void attention(const struct attn_tile *t)
         end = t->end[i] > end ? t->end[i] : end;
     }
     int32_t last = (end - 1) / KEYS;
-    for (int32_t i = begin / KEYS; i <= last; i++)
-        for (int head = 0; head < t->n_kv_heads; head++) {
-            bool more = head + 1 < t->n_kv_heads;
-            const uint8_t *next_k = more ? block_k(t, i, head + 1)
-                                         : block_k(t, i < last ? i + 1 : i, 0);
-            struct kv_block b = block_open(&s, i, head, next_k);
-            block_attend(&s, i, head, &b);
-        }
+    for (int32_t i = begin / KEYS; i <= last; i++) {
+        int32_t next = i < last ? i + 1 : i;
+        if (takes_pairs(&s))
+            pairs_attend(&s, i, next);
+        else
+            for (int head = 0; head < t->n_kv_heads; head++)
+                head_attend(&s, i, head, next);
+    }
     attn_end(&s);
 }
 
