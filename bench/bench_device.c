@@ -87,10 +87,12 @@ static int measure(struct bench *b, const struct job *j, struct err *err)
            j->shape, t.median * 1e3, rate / unit, name, share, of, t.min * 1e3,
            t.max * 1e3);
     fflush(stdout);
-    if (b->csv != NULL)
-        fprintf(b->csv, "%s,%s,%s,\"%s\",%.6f,%.6f,%.6f,%.3f,%s,%.4f,%s\n",
-                b->rig.dev->name, dtype_name(b->rig.dtype), j->kind, j->shape,
-                t.median * 1e3, t.min * 1e3, t.max * 1e3, rate / unit, name, share, of);
+    if (b->csv == NULL)
+        return 0;
+    fprintf(b->csv, "%s,%s,%s,\"%s\",%.6f,%.6f,%.6f,%.3f,%s,%.4f,%s\n", b->rig.dev->name,
+            dtype_name(b->rig.dtype), j->kind, j->shape, t.median * 1e3, t.min * 1e3,
+            t.max * 1e3, rate / unit, name, share, of);
+    fflush(b->csv); /* a run that is cut short keeps what it has */
     return 0;
 }
 

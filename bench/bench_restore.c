@@ -144,15 +144,17 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
         printf(" %9.1f %6.2f", floor_ms, floor_ms / total);
     printf("\n");
     fflush(stdout);
-    if (b->csv != NULL)
-        fprintf(b->csv,
-                "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f,%.4f,%."
-                "3f,%.4f\n",
-                n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
-                r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
-                compute, bench_median(r->wait_ms, r->n), ceiling / total,
-                b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token,
-                bench_median(r->bubble, r->n), floor_ms, floor_ms / total);
+    if (b->csv == NULL)
+        return;
+    fprintf(b->csv,
+            "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f,%.4f,%."
+            "3f,%.4f\n",
+            n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
+            r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
+            compute, bench_median(r->wait_ms, r->n), ceiling / total,
+            b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token,
+            bench_median(r->bubble, r->n), floor_ms, floor_ms / total);
+    fflush(b->csv); /* a run that is cut short keeps what it has */
 }
 
 /* How much faster auto is than each other method, and how much less it stores than KV. */

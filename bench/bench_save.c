@@ -305,7 +305,7 @@ static void print_arms(struct lab *b, struct arm *arms, int n_arms)
                     b->n_seqs, a->name, b->a->rounds, a->n, median, p99, sum / a->n, dm,
                     pair, dp, rate, a->n_shed);
     }
-    fflush(stdout);
+    fflush(NULL); /* a run that is cut short keeps what it has */
 }
 
 static int reserve_batch(struct lab *b, struct err *err)
