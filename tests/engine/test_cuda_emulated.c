@@ -218,80 +218,6 @@ static void fast_math_keeps_greedy_tokens(void **state)
     stack_close(&k);
 }
 
-/* --- recorded graphs -------------------------------------------------------------------------- */
-
-enum { N_DECODED = 8, N_COMPANY = 3 };
-
-/* Three sequences that decode side by side, and end one after another; all of it is saved. */
-static void decode_together(bool graphs, struct et_run r[N_COMPANY])
-{
-    struct stack k;
-    struct seq *s[N_COMPANY];
-    struct err err = {0};
-    setenv("HCACHE_CUDA_GRAPHS", graphs ? "on" : "off", 1);
-    et_open(&k, &(struct stack_opts){.device = "cuda",
-                                     .model = "tests/model/golden/families/llama",
-                                     .dtype = "bf16",
-                                     .max_context = 192,
-                                     .max_sequences = N_COMPANY,
-                                     .in_memory = true});
-    unsetenv("HCACHE_CUDA_GRAPHS");
-    for (int i = 0; i < N_COMPANY; i++) {
-        struct et_ask a = {.prompt = prompt,
-                           .n_prompt = 60 + i, /* blocks end while they decode */
-                           .max_tokens = N_DECODED + 2 * i,
-                           .save = "both"};
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
-    }
-    if (engine_run(k.engine, &err) != 0)
-        fail_msg("%s", err.msg);
-    for (int i = 0; i < N_COMPANY; i++)
-        et_take(&k, s[i], &r[i]);
-    /* What was saved meanwhile is what was computed. */
-    struct et_run again;
-    struct et_ask a = {
-        .prompt = prompt, .n_prompt = 60 + 2, .max_tokens = N_DECODED + 4, .plan = "kv"};
-    assert_int_equal(et_run(&k, &a, &again), 0);
-    assert_memory_equal(again.tokens, r[2].tokens, (N_DECODED + 4) * sizeof(int32_t));
-    stack_close(&k);
-}
-
-static void recorded_graphs_change_no_bit(void **state)
-{
-    (void)state;
-    static const char *const maths[] = {"fast", "exact"};
-    for (int m = 0; m < 2; m++) {
-        struct et_run plain[N_COMPANY], graphs[N_COMPANY];
-        setenv("HCACHE_CUDA_MATH", maths[m], 1);
-        cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
-        decode_together(false, plain);
-        assert_int_equal(cuda_emu_replayed(), 0);
-        decode_together(true, graphs);
-        print_message("%s math: %d layers were replayed\n", maths[m], cuda_emu_replayed());
-        assert_true(cuda_emu_replayed() > 10);
-        for (int i = 0; i < N_COMPANY; i++)
-            et_same(&graphs[i], &plain[i], maths[m]);
-    }
-    unsetenv("HCACHE_CUDA_MATH");
-}
-
-/* A driver that does not record: the same answers, without. */
-static void no_recording_is_no_fault(void **state)
-{
-    (void)state;
-    struct et_run plain[N_COMPANY], r[N_COMPANY];
-    decode_together(false, plain);
-    for (int after = 0; after < 6; after += 5) {
-        cuda_emu_fail(CUDA_EMU_RECORD, after);
-        decode_together(true, r);
-        assert_int_equal(cuda_emu_failed(), 1);
-        for (int i = 0; i < N_COMPANY; i++)
-            et_same(&r[i], &plain[i], "where recording fails");
-    }
-    cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
-}
-
 /* --- faults ------------------------------------------------------------------------------------- */
 
 /* Each fault at moments all over a request: the request fails with the device's words, or (a copy of saved
@@ -468,8 +394,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(restored_state_is_bit_equal),
         cmocka_unit_test(batches_reuse_and_preemption),
         cmocka_unit_test(fast_math_keeps_greedy_tokens),
-        cmocka_unit_test(recorded_graphs_change_no_bit),
-        cmocka_unit_test(no_recording_is_no_fault),
         cmocka_unit_test(a_fault_fails_the_request),
         cmocka_unit_test(an_overflow_is_found_at_the_end),
         cmocka_unit_test(a_lost_device_is_told),
