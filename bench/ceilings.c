@@ -217,3 +217,21 @@ void blas_sgemm(int n_threads, int m, int n, int k, const float *a, const float 
     blas.set_threads(n_threads);
     blas.sgemm(ROW_MAJOR, NO_TRANS, TRANS, m, n, k, 1, a, k, b, k, 0, c, n);
 }
+
+static int64_t wanted_cpu_ns(void)
+{
+    struct clock_cpu c = clock_cpu_now();
+    return c.ran_ns + c.waited_ns;
+}
+
+bool threads_rest(void)
+{
+    enum { LOOK_NS = 20000000, MAX_LOOKS = 100 };
+    for (int i = 0; i < MAX_LOOKS; i++) {
+        int64_t before = wanted_cpu_ns();
+        clock_sleep_ns(LOOK_NS);
+        if (wanted_cpu_ns() - before < LOOK_NS / 10)
+            return true;
+    }
+    return false;
+}
