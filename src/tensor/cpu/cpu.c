@@ -2,33 +2,15 @@
 #include "tensor/cpu/cpu.h"
 #include "tensor/cpu/q8.h"
 
+#include "base/pool.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 #include <stdlib.h>
 #include <string.h>
 
-static const struct ops cpu_ops = {
-    .weight_bytes = cpu_weight_bytes,
-    .weight_pack = cpu_weight_pack,
-    .weight_rows = cpu_weight_rows,
-    .embed = cpu_embed,
-    .rmsnorm = cpu_rmsnorm,
-    .layernorm = cpu_layernorm,
-    .head_norm = cpu_head_norm,
-    .matmul = cpu_matmul,
-    .convert = cpu_convert,
-    .add = cpu_add,
-    .act_mul = cpu_act_mul,
-    .act = cpu_act,
-    .all_finite = cpu_all_finite,
-    .rope = cpu_rope,
-    .kv_fill = cpu_kv_fill,
-    .kv_load = cpu_kv_load,
-    .kv_pack = host_kv_pack,
-    .kv_read = cpu_kv_read,
-    .attention = cpu_attention,
-};
+static const struct ops cpu_ops = OPERATIONS_TABLE(cpu);
 
 /* --- instruction sets ----------------------------------------------------------------------- */
 

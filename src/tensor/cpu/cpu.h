@@ -16,9 +16,8 @@
 
 #include <stdatomic.h>
 
-#include "base/pool.h"
 #include "tensor/device.h"
-#include "tensor/ops.h"
+#include "tensor/operations.h"
 #include "tensor/shape.h"
 
 #define PANEL        16
@@ -158,35 +157,8 @@ static inline void *row_ptr(struct mat a, int64_t row)
     return (char *)a.data + (size_t)(row * a.ld) * dtype_bytes(a.dtype);
 }
 
-/* --- the operations, see ops.h -------------------------------------------------------------- */
+/* --- the operations, see ops.h and operations.h ---------------------------------------------- */
 
-size_t cpu_weight_bytes(enum dtype t, int64_t n, int64_t k);
-int cpu_weight_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
-                    int64_t n_rows);
-int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
-                    const int32_t *ids);
-int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
-               const float *bias);
-int cpu_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
-              float scale);
-int cpu_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w, float eps);
-int cpu_layernorm(struct stream *s, struct mat out, struct mat x, const float *w,
-                  const float *b, float eps);
-int cpu_head_norm(struct stream *s, struct mat x, int d_head, const float *w, float eps);
-int cpu_convert(struct stream *s, struct mat out, struct mat x);
-int cpu_add(struct stream *s, struct mat out, struct mat a, struct mat b);
-int cpu_act_mul(struct stream *s, struct mat out, struct mat gate_up, enum activation act);
-int cpu_act(struct stream *s, struct mat x, enum activation act);
-int cpu_all_finite(struct stream *s, struct mat x, bool *finite);
-int cpu_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope,
-             const struct ragged *r);
-int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
-                const struct rope *rope, const struct ragged *r);
-int cpu_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
-                const void *chunk, const struct rope *rope, int32_t pos0);
-int cpu_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
-                const struct ragged *r);
-int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
-                  const struct ragged *r, float scale, int window);
+OPERATIONS_DECLARE(cpu)
 
 #endif

@@ -7,6 +7,8 @@
  * see the most keys. */
 #include "tensor/cpu/cpu.h"
 
+#include "base/pool.h"
+
 struct attn_job {
     struct stream *s;
     const struct cpu_kernels *k;

@@ -5,6 +5,8 @@
  * head. */
 #include "tensor/cpu/cpu.h"
 
+#include "base/pool.h"
+
 #include <string.h>
 
 /* --- rope ----------------------------------------------------------------------------------- */

@@ -6,6 +6,8 @@
 #include "tensor/cpu/cpu.h"
 #include "tensor/cpu/q8.h"
 
+#include "base/pool.h"
+
 #include <string.h>
 
 static int64_t panels_of(int64_t n)

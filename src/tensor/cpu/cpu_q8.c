@@ -4,6 +4,8 @@
  * their scales behind; tiles are then taken by threads one after another, as in cpu_matmul.c. */
 #include "tensor/cpu/q8.h"
 
+#include "base/pool.h"
+
 #include <errno.h>
 #include <string.h>
 

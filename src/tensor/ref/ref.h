@@ -6,7 +6,7 @@
 #define TENSOR_REF_H
 
 #include "tensor/device.h"
-#include "tensor/ops.h"
+#include "tensor/operations.h"
 #include "tensor/shape.h"
 
 static inline float elem_load(const void *p, enum dtype t, int64_t i)
@@ -56,15 +56,9 @@ static inline int64_t v_index(const struct kv_layer *kv, int head, int dim, int3
            ((int64_t)head * KV_BLOCK_TOKENS + pos % KV_BLOCK_TOKENS) * kv->d_head + dim;
 }
 
-size_t ref_weight_bytes(enum dtype t, int64_t n, int64_t k);
-int ref_weight_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
-                    int64_t n_rows);
-int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
-                    const int32_t *ids);
-int ref_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
-               const float *bias);
+OPERATIONS_DECLARE(ref)
 
-/* Of w->dtype q8: what the four above are then. */
+/* Of w->dtype q8: what weight_bytes, weight_pack, weight_rows and matmul are then. */
 size_t ref_q8_bytes(int64_t n, int64_t k);
 int ref_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
                 int64_t n_rows);
@@ -72,28 +66,5 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
                 const int32_t *ids);
 int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
-
-int ref_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
-              float scale);
-int ref_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w, float eps);
-int ref_layernorm(struct stream *s, struct mat out, struct mat x, const float *w,
-                  const float *b, float eps);
-int ref_head_norm(struct stream *s, struct mat x, int d_head, const float *w, float eps);
-int ref_convert(struct stream *s, struct mat out, struct mat x);
-int ref_add(struct stream *s, struct mat out, struct mat a, struct mat b);
-int ref_act_mul(struct stream *s, struct mat out, struct mat gate_up, enum activation act);
-int ref_act(struct stream *s, struct mat x, enum activation act);
-int ref_all_finite(struct stream *s, struct mat x, bool *finite);
-
-int ref_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope,
-             const struct ragged *r);
-int ref_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
-                const void *chunk, const struct rope *rope, int32_t pos0);
-int ref_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
-                const struct rope *rope, const struct ragged *r);
-int ref_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
-                const struct ragged *r);
-int ref_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
-                  const struct ragged *r, float scale, int window);
 
 #endif
