@@ -98,6 +98,10 @@ static void test_rope_scaling(void **state)
                      ROPE_SCALING_NONE);
     refuse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}"),
            ERR_UNSUPPORTED, "'rope_scaling': RoPE scaling of type 'yarn' is not supported");
+    refuse("{\"model_type\": \"phi3\", " LLAMA_SIZES
+           ", \"rope_scaling\": {\"type\": \"longrope\","
+           "\"short_factor\": [1.0], \"long_factor\": [2.0]}}",
+           ERR_UNSUPPORTED, "RoPE scaling of type 'longrope' is not supported");
     refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}"),
            ERR_FORMAT, "'rope_scaling': 'original_max_position_embeddings' is missing");
     refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8,"
