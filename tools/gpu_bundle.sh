@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Programs with the shared libraries that a bare machine may lack (all but the C library's own).
+# Programs with the shared libraries that a bare machine may lack (all but the C library's own), and all of
+# it in FOLDER.tar.gz, half as large: what has to travel with the tree.
 #   tools/gpu_bundle.sh FOLDER PROGRAM...
 set -euo pipefail
 to=$1
@@ -13,4 +14,5 @@ for program; do
 done
 git describe --always --dirty >"$to/commit"
 strip --strip-debug "$to"/* 2>/dev/null || true
-du -sh "$to"
+tar -C "$(dirname "$to")" -czf "$to.tar.gz" "$(basename "$to")"
+du -sh "$to" "$to.tar.gz"

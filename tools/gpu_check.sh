@@ -3,7 +3,8 @@
 # installations: parity of every operation, the memory checker, greedy tokens after restores, and how long
 # restores, prefill and decoding of 7B, 8B and 13B models take beside the machine's ceilings and PyTorch.
 #
-#   make gpu-bundle                   on the build machine: build/gpu, with the libraries it needs
+#   make gpu-bundle                   on the build machine: build/gpu, with the libraries it needs, and the
+#                                     same in build/gpu.tar.gz, either of which goes with the tree
 #   tools/gpu_check.sh [FOLDER]       on the other one; FOLDER is bench/results/GPU unless it is given
 #   tools/gpu_check.sh --dry FOLDER   here: the same parts, tiny, on the emulated GPU (the script's own test)
 #
@@ -42,6 +43,7 @@ if [ -n "$dry" ]; then
 else
     bundle=build/gpu
     hcache=$bundle/hcache test_cuda=$bundle/test_cuda
+    [ -x $hcache ] || [ ! -f $bundle.tar.gz ] || tar -C build -xzf $bundle.tar.gz
     [ -x $hcache ] || { echo "gpu_check: no $bundle: run make gpu-bundle first" >&2; exit 1; }
     command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: is there a GPU?" >&2; exit 1; }
     gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
