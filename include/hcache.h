@@ -372,8 +372,9 @@ struct hcache_stats {
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests of which not everything wanted was restored */
     /* sequences whose saving ended early: the writer fell behind; no memory for their tails; the
-     * store's cap; what they continue was evicted, or could not be read; the store failed */
-    uint64_t shed_behind, shed_memory, shed_cap, shed_parent, shed_tail, shed_fault;
+     * store's cap; the disk is full; what they continue was evicted, or could not be read; the store failed */
+    uint64_t shed_behind, shed_memory, shed_cap, shed_space, shed_parent, shed_tail,
+        shed_fault;
     /* committed; of which partial ones; of which the store had these already */
     uint64_t saved_chunks, saved_tails, shared_chunks;
     uint64_t save_buffer_bytes,

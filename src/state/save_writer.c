@@ -45,6 +45,18 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
     }
 }
 
+/* Not a fault: the store goes on once there is room. */
+static void note_full_disk(struct saver *s, const struct err *e)
+{
+    if (!s->disk_is_full && s->o.warn != NULL) {
+        char text[640];
+        snprintf(text, sizeof text,
+                 "nothing is saved while the disk is full, generation goes on: %s", e->msg);
+        s->o.warn(s->o.warn_arg, text);
+    }
+    s->disk_is_full = true;
+}
+
 /* --- what a tail continues -------------------------------------------------------------------- */
 
 static bool continues_tail(const struct save_chunk *c)
@@ -207,6 +219,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         rc = store_append(s->o.store, &chunk, err);
         *end = rc == ERR_LIMIT       ? SAVE_END_CAP
                : rc == -ENOMEM       ? SAVE_END_MEMORY
+               : rc == -ENOSPC       ? SAVE_END_SPACE
                : rc == ERR_NOT_FOUND ? SAVE_END_PARENT
                                      : SAVE_END_FAULT;
     }
@@ -247,15 +260,21 @@ static void commit(struct saver *s, struct batch *b)
 {
     struct err err = {0};
     int rc = store_commit(s->o.store, &err);
-    bool is_short = rc == -ENOMEM; /* the store has kept what was appended, and goes on */
-    if (rc != 0 && !is_short)
+    /* The store has kept what was appended, and goes on. */
+    enum save_end end = rc == -ENOMEM   ? SAVE_END_MEMORY
+                        : rc == -ENOSPC ? SAVE_END_SPACE
+                                        : SAVE_END_FAULT;
+    if (rc != 0 && end == SAVE_END_FAULT)
         set_fault(s, rc, &err);
+    if (end == SAVE_END_SPACE)
+        note_full_disk(s, &err);
+    s->disk_is_full = s->disk_is_full && rc != 0;
     for (int i = 0; rc == 0 && i < b->n; i++)
         committed(s, &b->chunk[i]);
     pthread_mutex_lock(&s->lock);
     for (int i = 0; i < b->n; i++) {
         if (rc != 0)
-            save_end_seq(b->chunk[i].seq, is_short ? SAVE_END_MEMORY : SAVE_END_FAULT);
+            save_end_seq(b->chunk[i].seq, end);
         save_drop_ref_locked(b->chunk[i].seq);
     }
     settle_locked(s, (uint64_t)(b->n + b->n_given_up));
@@ -303,6 +322,8 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
         rc = append(s, c, &key, &end, &err);
     if (rc != 0 && rc != ERR_CANCELLED && end == SAVE_END_FAULT)
         set_fault(s, rc, &err);
+    if (end == SAVE_END_SPACE)
+        note_full_disk(s, &err);
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {
         bool is_tail = c->n_tokens < STORE_CHUNK_TOKENS;

@@ -20,6 +20,7 @@
  * Saving ends sequence by sequence, with a reason (enum save_end), since a chain may have no holes;
  * what was committed stays, and a later request that continues the context prefills what is missing
  * and saves it.  The first fault of the store is reported once, by `warn`, and ends saving for all.
+ * A full disk is none: it is reported once each time that it becomes full, and ends the sequences that find no room.
  *
  * Threads: saver_* and save_* belong to the compute thread, where nothing else is said; the writer is
  * the saver's own. */
@@ -49,8 +50,10 @@ struct saver_opts {
     struct sha256 fingerprint;
     /* The bound on chunks in memory; raised to what one sequence's batch needs, saving everything. */
     size_t buffer_bytes;
-    int max_batch_rows;                        /* rows of one forward pass at most */
-    void (*warn)(void *arg, const char *text); /* called once, on the writer's thread */
+    int max_batch_rows; /* rows of one forward pass at most */
+    void (*warn)(
+        void *arg,
+        const char *text); /* of a fault, once, and of a full disk; the writer's thread */
     void *warn_arg;
 };
 
@@ -65,6 +68,7 @@ enum save_end {
     SAVE_END_BEHIND, /* the writer fell behind: all memory for chunks waits for the store */
     SAVE_END_MEMORY, /* the tails of the living sequences fill the memory for chunks, or memory is short */
     SAVE_END_CAP,    /* the store is full: its cap, and nothing that may be evicted */
+    SAVE_END_SPACE,  /* the disk is full; who comes later is saved if there is room then */
     SAVE_END_PARENT, /* the chunk that it continues was evicted */
     SAVE_END_TAIL,   /* the partial chunk that it continues could not be read */
     SAVE_END_DEVICE, /* the device failed to copy what it computed */

@@ -72,6 +72,7 @@ struct saver {
      * continued; of others it is not known who else would continue them, and eviction takes them. */
     struct sha256 own_tails[SAVE_OWN_TAILS];
     unsigned n_own_tails; /* ever */
+    bool disk_is_full;    /* since the last commit */
 
     pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
     pthread_cond_t changed;

@@ -636,12 +636,50 @@ static void shed_when_the_writer_falls_behind(void **state)
     rig_close(&r);
 }
 
-/* A full disk: one warning, saving is over for all, what was committed stays. */
+/* A full disk, under the chunks and under the index: whom it concerns is saved no further, one warning, what was
+ * committed stays; with room again, others are saved. */
 static void full_disk(void **state)
 {
     (void)state;
+    static const char *const path[] = {"seg-", "index.db-wal"};
+    for (int i = 0; i < 2; i++) {
+        struct rig r;
+        struct line a, b, c;
+        rig_open(&r, 0);
+        line_open(&a, &r, 80, "both", 0);
+        line_open(&b, &r, 81, "both", 0);
+        line_run(&a, 128, 64);
+        assert_int_equal(saver_flush(r.saver, NULL), 0);
+        struct io_sim_fault f = {
+            .kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .path = path[i], .code = -ENOSPC};
+        for (int times = 1; times <= 2; times++) {
+            assert_int_equal(io_sim_fault_add(r.io, &f), 0);
+            line_run(times == 1 ? &a : &b, 64 * 6, 64);
+            assert_int_equal(saver_flush(r.saver, NULL), 0);
+            assert_int_equal(atomic_load(&r.n_warnings), times);
+            assert_non_null(strstr(r.warning, "nothing is saved while the disk is full"));
+            assert_int_equal(save_ended(times == 1 ? a.q : b.q), SAVE_END_SPACE);
+            io_sim_fault_clear(r.io);
+            line_open(&c, &r, 90 + (uint64_t)times, "both", 0);
+            line_run(&c, 128, 64);
+            assert_int_equal(saver_flush(r.saver, NULL), 0);
+            assert_int_equal(save_committed_tokens(c.q), 128);
+            line_close(&c);
+            check_stored(&r, 90 + (uint64_t)times, 2, "both");
+        }
+        assert_int_equal(save_committed_tokens(a.q), 128);
+        assert_int_equal(save_committed_tokens(b.q), 0);
+        line_close(&a);
+        line_close(&b);
+        rig_close(&r);
+    }
+}
+
+/* A fault of the disk: one warning, saving is over for all, what was committed stays. */
+static void disk_fault(void **state)
+{
+    (void)state;
     static const unsigned on[] = {IO_SIM_ON_WRITE, IO_SIM_ON_SYNC};
-    static const int code[] = {-ENOSPC, -EIO};
     for (int i = 0; i < 2; i++) {
         struct rig r;
         struct line a, b;
@@ -651,11 +689,11 @@ static void full_disk(void **state)
         line_open(&b, &r, 81, "both", 0);
         line_run(&a, 128, 64);
         assert_int_equal(saver_flush(r.saver, NULL), 0);
-        struct io_sim_fault f = {.kind = IO_SIM_FAIL, .on = on[i], .code = code[i]};
+        struct io_sim_fault f = {.kind = IO_SIM_FAIL, .on = on[i], .code = -EIO};
         assert_int_equal(io_sim_fault_add(r.io, &f), 0);
         line_run(&a, 64 * 6, 64);
         line_run(&b, 64 * 6, 64);
-        assert_int_equal(saver_flush(r.saver, &err), code[i]);
+        assert_int_equal(saver_flush(r.saver, &err), -EIO);
         assert_true(err.msg[0] != 0);
         assert_int_equal(atomic_load(&r.n_warnings), 1);
         assert_non_null(
@@ -767,6 +805,7 @@ int main(void)
         cmocka_unit_test(memory_follows_the_policy),
         cmocka_unit_test(shed_when_the_writer_falls_behind),
         cmocka_unit_test(full_disk),
+        cmocka_unit_test(disk_fault),
         cmocka_unit_test(store_cap),
         cmocka_unit_test(living_sequences_keep_what_they_were_told),
     };
