@@ -5,6 +5,7 @@
 #   tools/fuzz.sh SECONDS [PATTERN]
 #   LOG=1 tools/fuzz.sh ...     adds what was done to tests/fuzz/executions.csv, and prints the sums over all sessions
 #   MERGE=1 tools/fuzz.sh ...   afterwards adds small inputs that reach new code to the corpus, up to 30 in all
+# An input is slow where it takes 200 s: by less, every input is on a machine that stands still for a minute.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:?usage: fuzz.sh SECONDS [PATTERN]} pattern=${2:-.}
@@ -23,7 +24,7 @@ for corpus in tests/fuzz/corpus/*/; do
     [[ $name =~ $pattern ]] || continue
     mkdir -p "$found/$name"
     log=$found/$name.log start=$SECONDS
-    if ! HCACHE_FUZZ=$name "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=8192 \
+    if ! HCACHE_FUZZ=$name "$program" -max_total_time="$seconds" -timeout=200 -rss_limit_mb=2048 -max_len=8192 \
         -artifact_prefix="$broken/$name-" -print_final_stats=1 "$found/$name" "$corpus" >"$log" 2>&1; then
         failed=1
         echo "$name is broken:"
