@@ -4,8 +4,9 @@
     compare.py kl MODEL_DIR TEXT [--context 512] [--windows 20]    a llama checkpoint with a tokenizer
 
 Build llama.cpp with build.sh first (DIR: .venv/llama).  `speed` takes turns, a round after another, and
-prints medians: prefill of 512 tokens and decoding of 64, bf16 and q8.  llama-bench starts from an empty
-context for both; hcache decodes behind its prompt of 512 tokens, which is the harder case."""
+prints medians: prefill of 512 tokens and decoding of 64, bf16 and q8, each behind a run that is not counted.
+llama-bench starts from an empty context for both; hcache decodes behind its prompt of 512 tokens, which is the
+harder case."""
 import argparse
 import json
 import os
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
@@ -61,11 +63,21 @@ def llama_speed(path):
     return tuple(next(t["avg_ts"] for t in out if t["n_prompt" if prompt else "n_gen"] > 0) for prompt in (1, 0))
 
 
-def hcache_speed(model, ids, weights):
-    out = run(args.hcache, "run", model, "--token-ids", ids, "--max-tokens", 64, "--ignore-eos", "--threads",
-              args.threads, "--weights", weights, "--json")
-    t = json.loads(out)["timings"]
-    return 512e3 / t["prefill_ms"], t["decode_tokens_per_s"]
+def hcache_speed(model, prompts, weights):
+    """Of the last prompt: as llama-bench's, which runs once before it measures."""
+    server = subprocess.Popen([args.hcache, "serve", model, "--port", "0", "--no-reuse", "--max-sequences", "1", "--threads",
+                               str(args.threads), "--weights", weights], stderr=subprocess.PIPE, text=True)
+    try:
+        url = next(m[1] for m in (re.search(r"ready at (http://\S+)", line) for line in server.stderr) if m)
+        for ids in prompts:
+            body = {"prompt": ids, "max_tokens": 64, "ignore_eos": True, "temperature": 0}
+            ask = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+            t = json.load(urllib.request.urlopen(ask))["timings"]
+    finally:
+        server.terminate()
+        server.wait()
+    return t["prefilled_tokens"] * 1e3 / t["prefill_ms"], t["decode_tokens_per_s"]
 
 
 def speed():
@@ -76,15 +88,13 @@ def speed():
     for dtype, path in files.items():
         if not os.path.exists(path):
             gguf(model, "bench-220m", dtype)
-    with tempfile.NamedTemporaryFile("w", suffix=".ids") as ids:
-        rng = random.Random(1)
-        ids.write(" ".join(str(rng.randrange(3, 32000)) for _ in range(512)))
-        ids.flush()
-        seen = {}
-        for _ in range(args.rounds):
-            for dtype, weights in (("bf16", "checkpoint"), ("q8_0", "q8")):
-                seen.setdefault((dtype, "llama.cpp"), []).append(llama_speed(files[dtype]))
-                seen.setdefault((dtype, "hcache"), []).append(hcache_speed(model, ids.name, weights))
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, 32000) for _ in range(512)] for _ in range(2)]
+    seen = {}
+    for _ in range(args.rounds):
+        for dtype, weights in (("bf16", "checkpoint"), ("q8_0", "q8")):
+            seen.setdefault((dtype, "llama.cpp"), []).append(llama_speed(files[dtype]))
+            seen.setdefault((dtype, "hcache"), []).append(hcache_speed(model, prompts, weights))
     print(f"{'':6} {'tokens/s':9} {'llama.cpp':>10} {'hcache':>10} {'ratio':>6}")
     for dtype in ("bf16", "q8_0"):
         for i, what in enumerate(("prefill", "decode")):
