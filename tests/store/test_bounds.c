@@ -210,6 +210,20 @@ static void field_put(struct io *io, uint64_t at, size_t n, const struct field *
     put(io, index_path, at, row, n);
 }
 
+/* A copy with this field in the row of n bytes at `at` opens, and everything is read back. */
+static void field_loses_nothing(const struct st_place *p, uint64_t at, size_t n,
+                                const struct field *f, const char *what)
+{
+    struct io *io = damage_copy(p, 0);
+    field_put(io, at, n, f);
+    struct damage_seen seen = damage_look(p, io);
+    if (!seen.opened || seen.n_records != ALL_RECORDS ||
+        seen.n_wrong + seen.n_corrupt + seen.n_unread != 0)
+        fail_msg("%s, byte %u = %llx: %d records, %d wrong, %s", what, f->at,
+                 (unsigned long long)f->value, seen.n_records, seen.n_wrong, seen.err.msg);
+    io_close(io);
+}
+
 /* The row of a leaf's extent: its key stands in no other row. */
 static uint64_t row_of(struct io *io, const struct sha256 *key)
 {
@@ -235,17 +249,8 @@ static void rows_out_of_range(void **state)
     damage_place(&p);
     st_keys(&damage_ctx, DAMAGE_CHUNKS, keys);
     uint64_t at = row_of(p.io, &keys[DAMAGE_CHUNKS - 1]);
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        struct io *io = damage_copy(&p, 0);
-        field_put(io, at, 184, &fields[i]);
-        struct damage_seen seen = damage_look(&p, io);
-        if (!seen.opened || seen.n_records != ALL_RECORDS ||
-            seen.n_wrong + seen.n_corrupt + seen.n_unread != 0)
-            fail_msg("row, byte %u = %llx: %d records, %d wrong, %s", fields[i].at,
-                     (unsigned long long)fields[i].value, seen.n_records, seen.n_wrong,
-                     seen.err.msg);
-        io_close(io);
-    }
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        field_loses_nothing(&p, at, 184, &fields[i], "row");
     st_place_close(&p);
 }
 
@@ -325,17 +330,8 @@ static void wipes_out_of_range(void **state)
     struct st_place p;
     damage_place(&p);
     uint64_t at = damage_wipe_row(&p);
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        struct io *io = damage_copy(&p, 0);
-        field_put(io, at, 40, &fields[i]);
-        struct damage_seen seen = damage_look(&p, io);
-        if (!seen.opened || seen.n_records != ALL_RECORDS ||
-            seen.n_wrong + seen.n_corrupt + seen.n_unread != 0)
-            fail_msg("place, byte %u = %llx: %d records, %d wrong, %s", fields[i].at,
-                     (unsigned long long)fields[i].value, seen.n_records, seen.n_wrong,
-                     seen.err.msg);
-        io_close(io);
-    }
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        field_loses_nothing(&p, at, 40, &fields[i], "place");
     st_place_close(&p);
 }
 
