@@ -25,8 +25,12 @@ OPT_asan    := -O1 -DHC_DEBUG -fsanitize=address,undefined -fno-sanitize-recover
                -fno-omit-frame-pointer -fno-var-tracking
 OPT_tsan    := -O1 -DHC_DEBUG -fsanitize=thread -fno-omit-frame-pointer -fno-var-tracking
 OPT_cov     := -O0 -DHC_DEBUG --coverage
-# For clang: build/fuzz/fuzz looks for inputs that break a parser (tests/fuzz, make fuzz).
-OPT_fuzz    := -O2 -DHC_DEBUG -fsanitize=fuzzer-no-link,address,undefined \
+# For clang: build/fuzz/fuzz looks for inputs that break a parser (tests/fuzz, make fuzz).  FUZZ_TRACE=0 does not
+# trace comparisons: an input teaches less, and there are about twice as many in the same time.
+FUZZ_TRACE  ?= 1
+FUZZ_COVER  := $(if $(filter 0,$(FUZZ_TRACE)),-fsanitize-coverage=inline-8bit-counters \
+               -fsanitize-coverage=pc-table,-fsanitize=fuzzer-no-link)
+OPT_fuzz    := -O2 -DHC_DEBUG $(FUZZ_COVER) -fsanitize=address,undefined \
                -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 VARIANTS    := release debug asan tsan cov fuzz
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)

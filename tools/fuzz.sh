@@ -4,6 +4,8 @@
 # is left in build/fuzz/broken and makes the run fail.
 #   tools/fuzz.sh SECONDS [PATTERN]
 #   LOG=1 tools/fuzz.sh ...     adds what was done to tests/fuzz/executions.csv, and prints the sums over all sessions
+#   UNTIL=N tools/fuzz.sh ...   each target only so far that the sum of its executions is N
+#   BYTES=N tools/fuzz.sh ...   inputs of up to N bytes (8192)
 #   MERGE=1 tools/fuzz.sh ...   afterwards adds small inputs that reach new code to the corpus, up to 30 in all
 # An input is slow where it takes 200 s: by less, every input is on a machine that stands still for a minute.
 set -uo pipefail
@@ -14,17 +16,24 @@ mkdir -p "$found" "$broken"
 table="target executions features inputs"
 failed=0
 
-# Freed memory comes back into use after 8 MiB instead of 256: fresh pages cost more than the parsers do.
-export ASAN_OPTIONS=quarantine_size_mb=8:malloc_context_size=3${ASAN_OPTIONS:+:$ASAN_OPTIONS}
+# Freed memory comes back into use after 1 MiB instead of 256, and no allocation's stack is kept: both cost more than the
+# parsers do.  What is found is run again without these options.
+export ASAN_OPTIONS=quarantine_size_mb=1:malloc_context_size=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
 
 count() { find "$@" -type f | wc -l; }
+executed() { awk -F, -v target="$1" '$3 == target { n += $4 } END { print n + 0 }' tests/fuzz/executions.csv; }
 
 for corpus in tests/fuzz/corpus/*/; do
     name=$(basename "$corpus")
     [[ $name =~ $pattern ]] || continue
+    runs=-1
+    if [ -n "${UNTIL:-}" ]; then
+        runs=$((UNTIL - $(executed "$name")))
+        [ "$runs" -gt 0 ] || continue
+    fi
     mkdir -p "$found/$name"
     log=$found/$name.log start=$SECONDS
-    if ! HCACHE_FUZZ=$name "$program" -max_total_time="$seconds" -timeout=200 -rss_limit_mb=2048 -max_len=8192 \
+    if ! HCACHE_FUZZ=$name "$program" -max_total_time="$seconds" -runs="$runs" -timeout=200 -rss_limit_mb=2048 -max_len="${BYTES:-8192}" \
         -artifact_prefix="$broken/$name-" -print_final_stats=1 "$found/$name" "$corpus" >"$log" 2>&1; then
         failed=1
         echo "$name is broken:"
