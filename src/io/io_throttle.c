@@ -30,12 +30,14 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
 {
     if (t->bytes_per_s == 0)
         return 0;
-    int64_t took_ns = (int64_t)((unsigned __int128)n_bytes * 1000000000u / t->bytes_per_s);
+    unsigned __int128 exact_ns = (unsigned __int128)n_bytes * 1000000000u / t->bytes_per_s;
+    int64_t took_ns = exact_ns < INT64_MAX ? (int64_t)exact_ns : INT64_MAX;
     int64_t earliest_ns = clock_now_ns() - CREDIT_NS;
     pthread_mutex_lock(&t->lock);
     if (t->next_ns < earliest_ns)
         t->next_ns = earliest_ns;
-    t->next_ns += took_ns;
+    if (__builtin_add_overflow(t->next_ns, took_ns, &t->next_ns))
+        t->next_ns = INT64_MAX; /* a byte a second: in 292 years */
     int64_t end_ns = t->next_ns;
     pthread_mutex_unlock(&t->lock);
     return end_ns;

@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "io/io.h"
 #include "io/io_sim.h"
+#include "io/io_throttle.h"
 #include "iotest.h"
 
 #define MIB (1u << 20)
@@ -256,6 +257,25 @@ static void test_throttle_sync(void **state)
     free(b);
 }
 
+/* A byte a second: what would end beyond the clock's range ends at its end, not in the past. */
+static void test_throttle_overflow(void **state)
+{
+    (void)state;
+    struct io_throttle t;
+    io_throttle_init(&t);
+    io_throttle_set(&t, 1);
+    int64_t end_ns = 0, before_ns = 0;
+    for (int i = 0; i < 200;
+         i++) { /* 64 MiB take 2 years, and 137 of them all the clock has */
+        before_ns = end_ns;
+        end_ns = io_throttle_reserve(&t, 64u << 20);
+        assert_true(end_ns > 0 && end_ns >= before_ns);
+    }
+    assert_true(end_ns == INT64_MAX);
+    assert_true(io_throttle_reserve(&t, UINT64_MAX) == INT64_MAX);
+    io_throttle_deinit(&t);
+}
+
 static void test_throttle_queue(void **state)
 {
     struct iotest *t = begin(state);
@@ -367,6 +387,7 @@ int main(void)
         ALL(test_cancel),
         ON("sim", test_stuck),
         ALL(test_throttle_sync),
+        cmocka_unit_test(test_throttle_overflow),
         ALL(test_throttle_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
