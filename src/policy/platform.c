@@ -14,10 +14,11 @@
 
 enum key_type { KEY_TEXT, KEY_INT, KEY_NUMBER };
 
-/* Least admissible value; POSITIVE excludes 0 itself, and a SIGNED number lies within
- * +-CORRECTION_LOG2_MAX. */
+/* Least admissible value; POSITIVE excludes 0 itself, a SIGNED number lies within
+ * +-CORRECTION_LOG2_MAX, and a FRACTION within 0 and 1. */
 #define POSITIVE (-1.0)
 #define SIGNED   (-2.0)
+#define FRACTION (-3.0)
 
 struct key {
     const char *name;
@@ -45,9 +46,9 @@ static const struct key keys[] = {
     {"c_kv_a_s", KEY_NUMBER, AT(c_kv.a_s), 0},
     {"c_kv_b_s", KEY_NUMBER, AT(c_kv.b_s), 0},
     {"c_kv_c_s", KEY_NUMBER, AT(c_kv.c_s), 0},
-    {"c_tok_r2", KEY_NUMBER, AT(c_tok_r2), 0},
-    {"c_h_r2", KEY_NUMBER, AT(c_h_r2), 0},
-    {"c_kv_r2", KEY_NUMBER, AT(c_kv_r2), 0},
+    {"c_tok_r2", KEY_NUMBER, AT(c_tok_r2), FRACTION},
+    {"c_h_r2", KEY_NUMBER, AT(c_h_r2), FRACTION},
+    {"c_kv_r2", KEY_NUMBER, AT(c_kv_r2), FRACTION},
     {"piece_tokens", KEY_INT, AT(piece_tokens), 0},
     {"gemm_1_flops", KEY_NUMBER, AT(gemm_flops[0]), 0},
     {"gemm_16_flops", KEY_NUMBER, AT(gemm_flops[1]), 0},
@@ -59,7 +60,7 @@ static const struct key keys[] = {
     {"gemm_n_observed", KEY_INT, AT(gemm_correction.n_observed), 0},
     {"kv_correction_log2", KEY_NUMBER, AT(kv_correction.log2), SIGNED},
     {"kv_n_observed", KEY_INT, AT(kv_correction.n_observed), 0},
-    {"cpu_share", KEY_NUMBER, AT(cpu_share), 0},
+    {"cpu_share", KEY_NUMBER, AT(cpu_share), FRACTION},
     {"embed_s", KEY_NUMBER, AT(embed_s), 0},
     {"head_s", KEY_NUMBER, AT(head_s), 0},
     {"tile_tokens", KEY_INT, AT(tile_tokens), 1},
@@ -74,7 +75,7 @@ static const struct key tier_keys[] = {
     {"latency_s", KEY_NUMBER, AT(tier[0].latency_s), 0},
     {"bytes_per_s", KEY_NUMBER, AT(tier[0].bytes_per_s), POSITIVE},
     {"request_s", KEY_NUMBER, AT(tier[0].request_s), 0},
-    {"r2", KEY_NUMBER, AT(tier[0].r2), 0},
+    {"r2", KEY_NUMBER, AT(tier[0].r2), FRACTION},
     {"depth1_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[0]), 0},
     {"depth2_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[1]), 0},
     {"depth4_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[2]), 0},
@@ -160,6 +161,9 @@ static int check_number(const char *name, double x, double least, struct err *e)
     }
     if (x < 0)
         return err_set(e, ERR_FORMAT, "platform: %s is negative (%g)", name, x);
+    if (least == FRACTION && x > 1)
+        return err_set(e, ERR_FORMAT, "platform: %s is %g; it must lie within 0 and 1",
+                       name, x);
     if (least > 0 && x < least)
         return err_set(e, ERR_FORMAT, "platform: %s is %g, at least %g is needed", name, x,
                        least);
