@@ -41,6 +41,9 @@ static void say_memory(const struct hcache_opts *o, const struct stack *k)
         fprintf(stderr, "%s\n", text);
 }
 
+/* Below, it would seem to hang: an empty store has 40 KB to read. */
+enum { MIN_THROTTLE = 65536 };
+
 static int check_opts(const struct hcache_opts *o, struct err *err)
 {
     if (o->model == NULL)
@@ -59,6 +62,15 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     if (o->n_store < 0 || (o->n_store > 0 && o->store == NULL) ||
         (o->n_store > 0 && o->store_in_memory))
         return err_set(err, ERR_USAGE, "a store is in directories or in memory, not both");
+    if (o->throttle_bytes_per_s > 0 && o->store_in_memory)
+        return err_set(err, ERR_USAGE,
+                       "throttle: a store in memory cannot be slowed; give it a folder");
+    if (o->throttle_bytes_per_s > 0 && o->throttle_bytes_per_s < MIN_THROTTLE)
+        return err_set(
+            err, ERR_USAGE,
+            "throttle is %llu bytes a second; it must be 0 (none) or at least %d: "
+            "opening a store and looking chunks up read pages of its index",
+            (unsigned long long)o->throttle_bytes_per_s, MIN_THROTTLE);
     return 0;
 }
 

@@ -94,6 +94,8 @@ bad_option 'threads' --threads -2
 bad_option 'save.*everything' --save everything
 bad_option 'plan.*sideways' --plan sideways
 bad_option 'throttle' --throttle fast
+bad_option 'at least 65536' --throttle 1
+bad_option 'memory cannot be slowed' --throttle 1MB --store memory
 run_hc run
 expect "no model: 2" 2 'MODEL_DIR'
 run_hc run "$good" "${gen[@]}" --plan r1,h1,k77
