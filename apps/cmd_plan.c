@@ -56,14 +56,14 @@ static const struct opt plan_options[] = {
      .help = "state dtype (built-in platforms)"},
     {"tier", OPT(struct plan_args, tier), .arg = "I", .def = "0", .min = 0, .max = 7,
      .help = "which of the platform's tiers the records lie in"},
-    {"throttle", OPT(struct plan_args, throttle), .arg = "BYTES_PER_S",
-     .help = "reads no faster than this"},
+    {"throttle", OPT(struct plan_args, throttle), .arg = "BYTES_PER_S", .def = "0",
+     .help = "reads no faster than this; 0 is no limit"},
     {"concurrent", OPT(struct plan_args, concurrent), .arg = "N", .def = "1", .min = 1,
      .max = 1000, .help = "restores at once on this device, which share its lanes"},
-    {"budget", OPT(struct plan_args, budget), .arg = "BYTES",
-     .help = "auto: store at most this many bytes per token"},
-    {"width", OPT(struct plan_args, width), .arg = "COLUMNS", .min = 0, .max = 400,
-     .help = "of the timeline; 0: the terminal's"},
+    {"budget", OPT(struct plan_args, budget), .arg = "BYTES", .def = "0",
+     .help = "auto: store at most this many bytes per token; 0 is no bound"},
+    {"width", OPT(struct plan_args, width), .arg = "COLUMNS", .def = "0", .min = 0,
+     .max = 400, .help = "of the timeline; 0 is the terminal's"},
     {"svg", OPT(struct plan_args, svg), .arg = "FILE", .help = "write the timeline as SVG"},
     {"json", OPT(struct plan_args, json), .help = "print one JSON object"},
     {0},
@@ -114,6 +114,19 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     return platform_builtin(a->platform, &s, p, e);
 }
 
+/* A measured platform names its model by a fingerprint, which says nothing to a reader. */
+static void name_model(const struct plan_args *a, struct platform *p)
+{
+    char fingerprint[sizeof p->model];
+    if (a->shape != NULL || a->model_dir != NULL) {
+        snprintf(p->model, sizeof p->model, "%s",
+                 a->shape != NULL ? a->shape : a->model_dir);
+        return;
+    }
+    snprintf(fingerprint, sizeof fingerprint, "%s", p->model);
+    snprintf(p->model, sizeof p->model, "model %.16s", fingerprint);
+}
+
 /* A measured platform was measured with its model; another model's sizes would make nonsense. */
 static int check_sizes(const struct plan_args *a, const struct platform *p, struct err *e)
 {
@@ -148,11 +161,15 @@ static int load_platform(const struct plan_args *a, struct platform *p, struct e
         err_wrap(e, "%s", a->platform);
         return rc;
     }
-    return check_sizes(a, p, e);
+    rc = check_sizes(a, p, e);
+    name_model(a, p);
+    return rc;
 }
 
 static int open_platform(const struct plan_args *a, struct platform *p, struct err *e)
 {
+    if (a->shape != NULL && a->model_dir != NULL)
+        return err_set(e, ERR_USAGE, "give MODEL_DIR or --shape, not both");
     int rc = load_platform(a, p, e);
     if (rc != 0)
         return rc;
@@ -205,7 +222,7 @@ static int plan_rows(const struct plan_args *a, struct plan_request *req, struct
 static void print_bytes(double bytes)
 {
     if (bytes >= 1024)
-        printf(" %9.0f KiB", bytes / 1024);
+        printf(" %9.*f KiB", bytes < 100 * 1024 ? 1 : 0, bytes / 1024);
     else
         printf(" %9.0f B  ", bytes);
 }
@@ -239,21 +256,30 @@ static int terminal_width(const struct plan_args *a)
     return 80;
 }
 
+/* "26 GB/s", "2.5 MB/s". */
+static void rate_text(double bytes_per_s, char *out, size_t n)
+{
+    bool is_fast = bytes_per_s >= 1e9;
+    snprintf(out, n, "%.3g %s", bytes_per_s / (is_fast ? 1e9 : 1e6),
+             is_fast ? "GB/s" : "MB/s");
+}
+
 static void print_head(const struct plan_args *a, const struct platform *p)
 {
     const struct platform_tier *t = &p->tier[a->tier];
-    printf("%s on %s: %lld tokens from %s at %.3g GB/s", p->model, p->machine,
-           (long long)a->history, t->name, t->bytes_per_s / 1e9);
+    char reads[24], balance[24];
+    rate_text(t->bytes_per_s, reads, sizeof reads);
+    rate_text(platform_balance_bytes_per_s(p, a->history), balance, sizeof balance);
+    printf("%s on %s: %lld tokens from %s at %s", p->model, p->machine,
+           (long long)a->history, t->name, reads);
     if (a->n_new > 0)
         printf(", then %lld new ones%s", (long long)a->n_new, a->fused ? ", fused" : "");
     printf("\nper layer: read H %.3f ms, KV %.3f ms; compute H %.3f ms, KV %.3f ms, whole "
-           "layer "
-           "%.3f ms; H balances at %.3g GB/s\n\n",
+           "layer %.3f ms; H balances at %s\n\n",
            1e3 * platform_io_s(p, a->tier, a->history, p->h_bytes),
            1e3 * platform_io_s(p, a->tier, a->history, p->kv_bytes),
            1e3 * platform_h_s(p, a->history), 1e3 * platform_kv_s(p, a->history),
-           1e3 * platform_tok_s(p, a->history),
-           platform_balance_bytes_per_s(p, a->history) / 1e9);
+           1e3 * platform_tok_s(p, a->history), balance);
 }
 
 static void print_human(const struct plan_args *a, const struct platform *p,

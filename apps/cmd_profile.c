@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "apps/cmds.h"
 #include "base/opt.h"
@@ -33,7 +35,7 @@ static const struct opt options[] = {
     {"store", OPT(struct profile_args, store), .arg = "DIR[,DIR...]",
      .help = "the store whose devices are measured; the profile is written beside it, "
              "where run "
-             "and serve find it. Without it, only DRAM is measured"},
+             "and serve find it. Without it, or \"memory\": only DRAM is measured"},
     {"out", OPT(struct profile_args, out), .arg = "FILE",
      .help = "write the profile here too, for hcache plan --platform FILE"},
     {"device", OPT(struct profile_args, device), .choices = devices, .def = "cpu",
@@ -270,6 +272,18 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
     return rc;
 }
 
+/* What cannot be written is known before minutes of measuring, not after them. */
+static int check_out(const char *path, struct err *err)
+{
+    const char *slash = path != NULL ? strrchr(path, '/') : NULL;
+    int n = slash == path ? 1 : slash != NULL ? (int)(slash - path) : 0;
+    char dir[4096];
+    snprintf(dir, sizeof dir, "%.*s", n > 0 ? n : 1, n > 0 ? path : ".");
+    if (path != NULL && access(dir, W_OK | X_OK) != 0)
+        return err_set(err, -errno, "--out %s: folder %s: %s", path, dir, strerror(errno));
+    return 0;
+}
+
 static int run(const struct profile_args *a, struct err *err)
 {
     enum { CONTEXT = 8192 + 512 }; /* as far as samples of attention go */
@@ -284,7 +298,10 @@ static int run(const struct profile_args *a, struct err *err)
                            .n_dirs = a->store.n,
                            .in_memory = a->store.n == 0,
                            .no_profile = true};
-    int rc = stack_open(&o, &k, err);
+    int rc = check_out(a->out, err);
+    if (rc != 0)
+        return rc;
+    rc = stack_open(&o, &k, err);
     if (rc == 0)
         rc = run_measured(&k, a, err);
     stack_close(&k);
@@ -299,6 +316,8 @@ int cmd_profile(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
+    if (a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0)
+        a.store.n = 0; /* as everywhere: no folder of that name */
     int rc = run(&a, &err);
     if (rc != 0)
         fprintf(stderr, "hcache profile: %s\n", err.msg);

@@ -7,6 +7,7 @@
 
 #include "apps/cmds.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/opt.h"
 #include "format/json.h"
 #include "hcache.h"
@@ -458,6 +459,8 @@ int cmd_run(int argc, char **argv)
         opt_end(parsed);
         return code;
     }
+    if (a.verbose)
+        log_set_level(LOG_INFO);
     bool memory = a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0;
     struct hcache_opts o = {.model = a.model,
                             .device = a.device,

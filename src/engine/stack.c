@@ -132,7 +132,7 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
         if (rc == 0)
             return 0;
         if (rc != -ENOENT)
-            log_info("%s; measuring again", why.msg);
+            log_warn("%s; measuring again", why.msg);
     }
     k->platform = expected;
     k->profile_changed = true;

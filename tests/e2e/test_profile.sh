@@ -21,7 +21,9 @@ check "the store, DRAM and each device" \
     test "$(grep -E '^tier[0-9]_name' "$file" | sed 's/.*= //' | paste -sd,)" = "store,dram,device 0,device 1"
 check "nothing else is left in the folder" test ! -e "$tmp/a/profile-scratch"
 run_hc plan "$model" --platform "$tmp/my.platform" --history 4096
-check "plan reads it" grep -q '4096 tokens from store' "$tmp/out"
+check "plan reads it, and calls the model as it is told" grep -q "^$model on .*: 4096 tokens from store" "$tmp/out"
+run_hc plan --platform "$tmp/my.platform"
+check "else by its fingerprint" grep -q '^model [0-9a-f]\{16\} on ' "$tmp/out"
 
 commit=$(grep '^commit' "$file")
 run_hc "${run[@]}"
@@ -46,9 +48,14 @@ refused "cut off" "it is cut off" ""
 sed -i 's/^machine = .*/machine = elsewhere/' "$file"
 run_hc "${run[@]}" --plan kv
 check "run goes on with another machine's profile" json_is 'j["cached_tokens"]' 192
+check "and says that it measures again" matches 0 "another machine: 'elsewhere.*measuring again"
 
 run_hc profile "$model"
 check "without a store: compute and DRAM" grep -q '^  dram' "$tmp/out"
+(cd "$tmp" && "$hc" profile "$model" --store memory >"$tmp/out" 2>&1)
+check "\"memory\" is no folder" test "$(grep -c '^  dram' "$tmp/out")" -gt 0 -a ! -e "$tmp/memory"
+run_hc profile "$model" --out "$tmp/none/my.platform"
+check "what cannot be written is known before it measures" matches 1 "none: No such file"
 run_hc profile "$tmp/nothing" --store "$dirs"
 check "no model: exit code 1" test "$rc" -eq 1
 run_hc profile

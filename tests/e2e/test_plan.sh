@@ -1,0 +1,38 @@
+# test_plan.sh - hcache plan: what it prints of the paper's platforms, what it writes, what it refuses.
+. tests/e2e/lib.sh
+
+plan=(plan --shape llama-2-13b --platform a100-1ssd --history 1024)
+run_hc "${plan[@]}"
+check "the paper's 31 H + 9 RE" grep -qE '^paper +9 R \+ 31 H \+ 0 K ' "$tmp/out"
+check "its 794 and 230 tokens" grep -qE '^tokenwise +794 H \+ 230 RE tokens ' "$tmp/out"
+check "both lanes" test "$(grep -cE '^(I/O|compute) +[RHKrhk.]+ +[0-9]+ % busy$' "$tmp/out")" -eq 2
+check "what is stored in KiB" grep -qE '^kv .* 800 KiB$' "$tmp/out"
+run_hc "${plan[@]}" --svg "$tmp/plan.svg" --json
+check "JSON on stdout, alone" json_is 'j["plan"]["recompute"] + j["plan"]["hidden"] + j["plan"]["kv"]' 40
+check "and the SVG in its file" python3 -c 'import sys, xml.dom.minidom as m; assert m.parse(sys.argv[1]).getElementsByTagName("rect")' "$tmp/plan.svg"
+run_hc "${plan[@]}" --throttle 2500000
+check "a slow store in MB/s" grep -qE '1024 tokens from throttled at 2.5 MB/s$' "$tmp/out"
+run_hc "${plan[@]}" --budget 1K --json
+check "a budget bounds what is stored" json_is 'j["plan"]["stored_bytes_per_token"] <= 1024' True
+run_hc "${plan[@]}" --method r12,h28,k0 --width 70
+check "a forced plan has a row" grep -qE '^r12,h28,k0 +12 R \+ 28 H \+ 0 K ' "$tmp/out"
+
+refused() { # refused NAME RC PATTERN ARGS...
+    local name=$1 code=$2 pattern=$3
+    shift 3
+    run_hc plan "$@"
+    expect "$name" "$code" "$pattern"
+}
+refused "no model" 2 'needs MODEL_DIR or --shape'
+refused "two models" 2 'MODEL_DIR or --shape, not both' synth:tiny-gqa --shape llama-2-7b
+refused "no such shape" 1 "unknown shape 'nope'; known are:" --shape nope
+refused "no such platform" 1 "no platform 'nope'; built in are" --shape llama-2-7b --platform nope
+refused "history below 1" 2 'history.*out of bounds' --shape llama-2-7b --history 0
+refused "a bandwidth that is no number" 2 'throttle.*not a size' --shape llama-2-7b --throttle nan
+refused "a tier too many" 2 'the platform has 1' --shape llama-2-7b --tier 1
+refused "a plan of other layers" 2 'the model has 32' --shape llama-2-7b --method r5,h3
+refused "recomputed layers that are no prefix" 2 'plan' --shape tiny-mha --method HR
+refused "an SVG that cannot be written" 1 'none/plan.svg: No such file' --shape llama-2-7b --svg "$tmp/none/plan.svg"
+printf 'machine = m\nnonsense\n' >"$tmp/bad.platform"
+refused "no platform file" 1 'bad.platform: platform: line 2 is not' --platform "$tmp/bad.platform"
+plan_end
