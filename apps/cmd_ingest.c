@@ -98,6 +98,38 @@ static int compute(struct hcache *h, const struct ingest_args *a, const char *pa
     return rc;
 }
 
+/* Why a document is not all there now. */
+static const char *why_unsaved(const struct hcache_result *r)
+{
+    return r->save_stopped != NULL ? r->save_stopped
+                                   : "computing it again is faster than reading it, so "
+                                     "--save auto stores no more of it";
+}
+
+static void print_file(const char *path, int n, const struct hcache_result *r)
+{
+    printf("%s: %d tokens, %d restored, %d computed, ", path, n, r->cached_tokens,
+           n - r->cached_tokens);
+    if (r->committed_tokens >= n)
+        printf("all durable\n");
+    else
+        printf("%lld durable: %s\n", (long long)r->committed_tokens, why_unsaved(r));
+}
+
+static void add_file(struct json *list, const char *path, int n,
+                     const struct hcache_result *r)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "file", path);
+    json_put_int(o, "tokens", n);
+    json_put_int(o, "cached_tokens", r->cached_tokens);
+    json_put_int(o, "committed_tokens", r->committed_tokens);
+    if (r->committed_tokens < n)
+        json_put_string(o, "unsaved", why_unsaved(r));
+    json_put_real(o, "ms", r->timings.restore_ms + r->timings.prefill_ms);
+    json_push(list, o);
+}
+
 static int ingest_file(struct hcache *h, const struct ingest_args *a, const char *path,
                        struct json *list, struct totals *sum, struct hcache_err *err)
 {
@@ -120,19 +152,17 @@ static int ingest_file(struct hcache *h, const struct ingest_args *a, const char
         snprintf(old, sizeof old, "%.399s", err->msg);
         snprintf(err->msg, sizeof err->msg, "%.100s: %s", path, old);
     } else {
-        struct json *o = json_new_object();
-        json_put_string(o, "file", path);
-        json_put_int(o, "tokens", n);
-        json_put_int(o, "cached_tokens", r.cached_tokens);
-        json_put_int(o, "committed_tokens", r.committed_tokens);
-        json_put_real(o, "ms", r.timings.restore_ms + r.timings.prefill_ms);
-        json_push(list, o);
+        add_file(list, path, n, &r);
         sum->tokens += n;
         sum->cached += r.cached_tokens;
         sum->committed += r.committed_tokens;
         if (!a->json)
-            printf("%s: %d tokens, %d were stored, %lld are durable now\n", path, n,
-                   r.cached_tokens, (long long)r.committed_tokens);
+            print_file(path, n, &r);
+        if (r.save_stopped != NULL) {
+            rc = err->code = HCACHE_E_LIMIT;
+            snprintf(err->msg, sizeof err->msg, "%.100s: not all of it is stored: %s", path,
+                     r.save_stopped);
+        }
     }
     hcache_result_free(&r);
     hcache_free(ids);
@@ -156,19 +186,30 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
         return rc;
     struct json *out = json_new_object(), *list = json_new_array();
     struct totals sum = {0};
-    for (int i = 0; rc == 0 && i < a->files.n; i++)
-        rc = ingest_file(h, a, a->files.items[i], list, &sum, err);
+    int n_failed = 0;
+    for (int i = 0; i < a->files.n; i++) {
+        struct hcache_err why = {0};
+        if (ingest_file(h, a, a->files.items[i], list, &sum, &why) == 0)
+            continue;
+        fprintf(stderr, "hcache ingest: %s\n", why.msg); /* the others go on */
+        n_failed++;
+    }
     json_put(out, "files", list);
     json_put_int(out, "tokens", sum.tokens);
     json_put_int(out, "cached_tokens", sum.cached);
     json_put_int(out, "committed_tokens", sum.committed);
-    if (rc == 0 && a->json) {
+    if (a->json) {
         char *text = json_text(out, 2);
         puts(text);
         free(text);
     }
     json_free(out);
     hcache_close(h);
+    if (n_failed > 0) {
+        rc = err->code = HCACHE_E_LIMIT;
+        snprintf(err->msg, sizeof err->msg, "%d of %d files are not stored as a whole",
+                 n_failed, a->files.n);
+    }
     return rc;
 }
 
@@ -180,6 +221,11 @@ int cmd_ingest(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
+    if (a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0) {
+        code = opt_usage(&cmd, "--store memory would be gone at the end: give a folder");
+        opt_end(parsed);
+        return code;
+    }
     int rc = run(&a, &err);
     if (rc != 0)
         fprintf(stderr, "hcache ingest: %s\n", err.msg);

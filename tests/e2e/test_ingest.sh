@@ -51,4 +51,13 @@ check "and sound" test "$rc" -eq 0
 
 run_hc ingest "$model" --store "$store" "$tmp/none.txt"
 expect "a file that is not there is named" 1 'none\.txt'
+printf 'river \377' >"$tmp/latin.txt"
+run_hc ingest "$model" --store "$store" "$tmp/none.txt" "$tmp/latin.txt" "$tmp/doc1.txt" --save both
+expect "and one that is no text" 1 'latin\.txt.*UTF-8'
+check "the others go on" grep -qE 'doc1\.txt: [0-9]+ tokens, [0-9]+ restored, [0-9]+ computed, all durable$' "$tmp/out"
+check "and how many failed is said" grep -q '2 of 3 files are not stored as a whole' "$tmp/err"
+run_hc ingest "$model" --store "$tmp/small" --store-cap 300K "$tmp/doc1.txt" --save both
+expect "what does not fit under the cap is named with its reason" 1 'doc1\.txt: not all of it is stored: the store is full'
+run_hc ingest "$model" --store memory "$tmp/doc1.txt"
+expect "a store in memory is no place for it" 2 'give a folder'
 plan_end
