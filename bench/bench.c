@@ -55,6 +55,19 @@ void bench_place_close(struct bench_place *p)
         remove_dir(p->temp);
 }
 
+int bench_number(const char *option, const char *text, int least, int most, int *out,
+                 struct err *err)
+{
+    char *end;
+    errno = 0;
+    long v = strtol(text, &end, 10);
+    if (errno != 0 || end == text || *end != 0 || v < least || v > most)
+        return err_set(err, ERR_USAGE, "--%s: '%s' is no whole number from %d to %d",
+                       option, text, least, most);
+    *out = (int)v;
+    return 0;
+}
+
 int bench_end(const char *name, int rc, const struct err *err)
 {
     if (rc != 0)

@@ -45,6 +45,9 @@ extern const char *const bench_dtypes[], *const bench_devices[];
      .help = "compute threads; 0 is one per core"}
 /* clang-format on */
 
+/* Of a history, in any benchmark. */
+enum { BENCH_MAX_TOKENS = 1 << 20 };
+
 /* --- the table of a device: bench device, bench kernels ------------------------------------------- */
 
 struct device_table {
@@ -70,7 +73,11 @@ struct bench_place {
 int bench_place_open(struct bench_place *p, const struct bench_common *a, struct err *err);
 void bench_place_close(struct bench_place *p);
 
-/* --- ends and figures --------------------------------------------------------------------------- */
+/* --- numbers, ends and figures --------------------------------------------------------------------------- */
+
+/* An item of a list option, which must be a number from least to most: else ERR_USAGE, naming both. */
+int bench_number(const char *option, const char *text, int least, int most, int *out,
+                 struct err *err);
 
 /* The exit code of a benchmark that ended with rc, having said why on stderr. */
 int bench_end(const char *name, int rc, const struct err *err);

@@ -61,11 +61,15 @@ static const struct opt_cmd cmd = {
     .values_bytes = sizeof(struct ablation_args),
 };
 
+enum { MAX_POINTS = 16 }; /* of a figure */
+
 struct ablation {
     const struct ablation_args *a;
     struct lab lab;
     struct report r;
     FILE *csv;
+    struct save_figure saving; /* of --save-csv */
+    int lengths[MAX_POINTS], longest;
 };
 
 /* --- the methods of the paper ----------------------------------------------------------------- */
@@ -223,8 +227,6 @@ static void tabulate(struct ablation *b, const char *const *names, const struct 
 
 /* --- figure 11 -------------------------------------------------------------------------------- */
 
-enum { MAX_POINTS = 16 };
-
 static int figure_11_gpus(struct ablation *b, struct err *err)
 {
     static const char *const gpus[] = {"a30-dram", "4090-dram", "l20-dram", "a100-dram",
@@ -294,8 +296,8 @@ static int figure_11_length(struct ablation *b, struct err *err)
     for (int m = 0; m < N_METHODS; m++)
         bars.series[m] = methods[m].name;
     int rc = 0;
-    for (int g = 0; rc == 0 && g < lengths->n && g < MAX_POINTS; g++) {
-        int tokens = atoi(lengths->items[g]);
+    for (int g = 0; rc == 0 && g < lengths->n; g++) {
+        int tokens = b->lengths[g];
         rc = measure_as(b, "11gi", "a100-4ssd:llama-2-7b", tokens, &p[g], err);
         bars.group[bars.n_groups++] = lengths->items[g];
         for (int m = 0; rc == 0 && m < N_METHODS; m++)
@@ -431,7 +433,7 @@ static int figure_13(struct ablation *b, struct err *err)
 
 /* --- figure 14 -------------------------------------------------------------------------------- */
 
-/* From `hcache bench save`: it toggles saving within one run. */
+/* From `hcache bench save`: it toggles saving within one run.  Nothing is measured for it here. */
 static int figure_14(struct ablation *b, struct err *err)
 {
     report_heading(&b->r, "Figure 14: two-stage saving or direct writing");
@@ -439,11 +441,13 @@ static int figure_14(struct ablation *b, struct err *err)
         &b->r,
         "Paper: two-stage saving costs nothing; direct writing makes a token take up to "
         "34 %% longer (7B, batch 16) and 13 %% (13B, batch 32).");
-    if (b->a->save_csv != NULL)
-        return save_figure(&b->r, b->a->save_csv, err);
-    report_text(&b->r,
-                "Not measured in this run: hcache bench save --csv FILE, then hcache "
-                "bench ablation --save-csv FILE.");
+    (void)err;
+    if (b->saving.n > 0)
+        save_figure_add(&b->saving, &b->r);
+    else
+        report_text(&b->r,
+                    "Not measured in this run: hcache bench save --csv FILE, then hcache "
+                    "bench ablation --save-csv FILE.");
     return 0;
 }
 
@@ -452,10 +456,11 @@ static int figure_14(struct ablation *b, struct err *err)
 static const struct {
     const char *name;
     int (*make)(struct ablation *, struct err *);
-} figures[] = {{"11ac", figure_11_gpus},   {"11df", figure_11_bandwidth},
-               {"11gi", figure_11_length}, {"6.1.3", balance},
-               {"12", figure_12},          {"13", figure_13},
-               {"14", figure_14}};
+    bool needs_lab; /* without it, it is a table of results that are there */
+} figures[] = {{"11ac", figure_11_gpus, true},   {"11df", figure_11_bandwidth, true},
+               {"11gi", figure_11_length, true}, {"6.1.3", balance, true},
+               {"12", figure_12, true},          {"13", figure_13, true},
+               {"14", figure_14, false}};
 enum { N_FIGURES = sizeof figures / sizeof *figures };
 
 static bool is_wanted(const struct ablation_args *a, const char *figure)
@@ -480,9 +485,17 @@ static int check_figures(const struct ablation_args *a, struct err *err)
     return 0;
 }
 
-static int run_figures(struct ablation *b, struct err *err)
+static bool needs_lab(const struct ablation_args *a)
 {
-    int rc = 0;
+    for (int i = 0; i < N_FIGURES; i++)
+        if (figures[i].needs_lab && is_wanted(a, figures[i].name))
+            return true;
+    return false;
+}
+
+/* What the numbers were measured with. */
+static void describe(struct ablation *b)
+{
     char line[400];
     stack_describe(&b->lab.k, line, sizeof line);
     printf("%s, %s\n%s\n", b->a->common.model, b->lab.platform.machine, line);
@@ -493,10 +506,15 @@ static int run_figures(struct ablation *b, struct err *err)
         "were ours.",
         b->a->common.model, b->lab.platform.machine, b->lab.platform.date, line,
         b->a->rounds, b->lab.platform.cpu_share * 100);
+}
+
+static int run_figures(struct ablation *b, struct err *err)
+{
+    int rc = 0;
     fprintf(b->csv,
             "figure,kind,setting,tokens,method,throttle_MBps,predicted_ms,ms,tokens_per_s,"
             "plan,stored_bytes_per_token\n");
-    for (size_t i = 0; rc == 0 && i < N_FIGURES; i++)
+    for (int i = 0; rc == 0 && i < N_FIGURES; i++)
         if (is_wanted(b->a, figures[i].name))
             rc = figures[i].make(b, err);
     return rc;
@@ -509,20 +527,44 @@ static int settle(struct ablation *b, struct err *err)
     return lab_settle_as(&b->lab, "a100-4ssd", &bytes_per_s, &ratio, err);
 }
 
-static int longest(const struct ablation_args *a)
+/* Those of the figure over lengths, and the longest of all that is restored. */
+static int parse_lengths(struct ablation *b, struct err *err)
 {
-    int most = a->tokens;
-    for (int i = 0; i < a->lengths.n; i++) {
-        int n = atoi(a->lengths.items[i]);
-        most = n > most ? n : most;
+    const struct opt_list *list = &b->a->lengths;
+    if (list->n > MAX_POINTS)
+        return err_set(err, ERR_USAGE, "--lengths: %d of them, at most %d fit the figure",
+                       list->n, MAX_POINTS);
+    b->longest = b->a->tokens;
+    for (int i = 0; i < list->n; i++) {
+        int rc = bench_number("lengths", list->items[i], STORE_CHUNK_TOKENS,
+                              BENCH_MAX_TOKENS, &b->lengths[i], err);
+        if (rc != 0)
+            return rc;
+        b->longest = b->lengths[i] > b->longest ? b->lengths[i] : b->longest;
     }
-    return most;
+    return 0;
 }
 
-static int run(const struct ablation_args *a, const struct bench_place *place,
-               struct err *err)
+/* All that can be known to be wrong before anything is measured; reads --save-csv. */
+static int check_args(struct ablation *b, const struct bench_place *place, struct err *err)
 {
-    struct ablation b = {.a = a};
+    const struct ablation_args *a = b->a;
+    int rc = check_figures(a, err);
+    if (rc == 0)
+        rc = parse_lengths(b, err);
+    if (rc == 0 && a->save_csv != NULL)
+        rc = save_figure_read(&b->saving, a->save_csv, err);
+    if (rc == 0 && needs_lab(a) && place->dirs == NULL)
+        rc = err_set(
+            err, ERR_USAGE,
+            "the store is throttled, and one in memory cannot be: give a --store in "
+            "a folder");
+    return rc;
+}
+
+static int measure(struct ablation *b, const struct bench_place *place, struct err *err)
+{
+    const struct ablation_args *a = b->a;
     struct lab_opts o = {.model = a->common.model,
                          .device = a->common.device,
                          .dtype = a->common.dtype,
@@ -531,32 +573,34 @@ static int run(const struct ablation_args *a, const struct bench_place *place,
                          .n_dirs = place->n_dirs,
                          .staging_bytes = (uint64_t)64 << 20,
                          .effort = PROFILE_FULL,
-                         .max_chunks = longest(a) / STORE_CHUNK_TOKENS};
-    if (check_figures(a, err) != 0)
-        return err->code;
-    if (place->dirs == NULL)
-        return err_set(err, ERR_USAGE,
-                       "the store is throttled, and one in memory cannot be: give a "
-                       "--store in a folder");
-    for (int i = 0; i < a->lengths.n; i++)
-        if (atoi(a->lengths.items[i]) < STORE_CHUNK_TOKENS)
-            return err_set(err, ERR_USAGE,
-                           "--lengths: '%s' is less than a chunk of 64 tokens",
-                           a->lengths.items[i]);
-    if (a->save_csv != NULL && access(a->save_csv, R_OK) != 0)
-        return err_set(err, -errno, "%s: %s", a->save_csv, strerror(errno));
+                         .max_chunks = b->longest / STORE_CHUNK_TOKENS};
+    if (!needs_lab(a))
+        return run_figures(b, err);
+    int rc = lab_open(&b->lab, &o, err);
+    if (rc == 0)
+        rc = settle(b, err);
+    if (rc == 0) {
+        describe(b);
+        rc = run_figures(b, err);
+    }
+    lab_close(&b->lab);
+    return rc;
+}
+
+static int run(const struct ablation_args *a, const struct bench_place *place,
+               struct err *err)
+{
+    struct ablation b = {.a = a};
+    int rc = check_args(&b, place, err);
+    if (rc != 0)
+        return rc;
     b.csv = fopen(a->csv, "w");
     if (b.csv == NULL)
         return err_set(err, -errno, "%s: %s", a->csv, strerror(errno));
-    int rc = report_open(&b.r, a->html,
-                         "hcache: the HCache paper's figures at this machine's scale", err);
+    rc = report_open(&b.r, a->html,
+                     "hcache: the HCache paper's figures at this machine's scale", err);
     if (rc == 0) {
-        rc = lab_open(&b.lab, &o, err);
-        if (rc == 0)
-            rc = settle(&b, err);
-        if (rc == 0)
-            rc = run_figures(&b, err);
-        lab_close(&b.lab);
+        rc = measure(&b, place, err);
         int rc2 = report_close(&b.r, rc == 0 ? err : NULL);
         rc = rc != 0 ? rc : rc2;
     }

@@ -270,11 +270,11 @@ static int parse_lengths(const struct restore_args *a, int *chunks, int *longest
                        MAX_METHODS);
     *longest = 0;
     for (int i = 0; i < a->lengths.n; i++) {
-        chunks[i] = atoi(a->lengths.items[i]) / STORE_CHUNK_TOKENS;
-        if (chunks[i] < 1)
-            return err_set(err, ERR_USAGE,
-                           "--lengths: '%s' is less than a chunk of 64 tokens",
-                           a->lengths.items[i]);
+        int tokens, rc = bench_number("lengths", a->lengths.items[i], STORE_CHUNK_TOKENS,
+                                      BENCH_MAX_TOKENS, &tokens, err);
+        if (rc != 0)
+            return rc;
+        chunks[i] = tokens / STORE_CHUNK_TOKENS;
         *longest = chunks[i] > *longest ? chunks[i] : *longest;
     }
     return 0;

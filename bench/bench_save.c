@@ -392,10 +392,10 @@ static int parse_batches(struct lab *b, int *batches, int *largest, struct err *
 {
     *largest = 0;
     for (int i = 0; i < b->a->batches.n; i++) {
-        batches[i] = atoi(b->a->batches.items[i]);
-        if (batches[i] < 1 || batches[i] > MAX_BATCH)
-            return err_set(err, ERR_USAGE, "--batches: '%s' is not in 1..%d",
-                           b->a->batches.items[i], MAX_BATCH);
+        int rc = bench_number("batches", b->a->batches.items[i], 1, MAX_BATCH, &batches[i],
+                              err);
+        if (rc != 0)
+            return rc;
         *largest = batches[i] > *largest ? batches[i] : *largest;
     }
     return 0;

@@ -5,34 +5,40 @@
 #include <math.h>
 #include <string.h>
 
-enum { MAX_ROWS = 64, NAME_BYTES = 16 };
-
-struct row {
-    char batch[NAME_BYTES], arm[NAME_BYTES];
-    double median_ms, p99_ms, median_pct, paired_pct, p99_pct;
-};
-
-static bool row_parse(const char *line, struct row *r)
+static bool row_parse(const char *line, struct save_figure_row *r)
 {
     return sscanf(line, "%15[0-9],%15[a-z0-9],%*d,%*d,%lf,%lf,%*f,%lf,%lf,%lf", r->batch,
                   r->arm, &r->median_ms, &r->p99_ms, &r->median_pct, &r->paired_pct,
                   &r->p99_pct) == 7;
 }
 
-static int rows_read(FILE *f, const char *path, struct row rows[MAX_ROWS], int *n,
-                     struct err *err)
+static int rows_read(struct save_figure *out, FILE *f, const char *path, struct err *err)
 {
     char line[512];
-    *n = 0;
+    out->n = 0;
     if (fgets(line, sizeof line, f) == NULL || strcmp(line, SAVE_CSV_HEAD) != 0)
         return err_set(err, ERR_FORMAT, "%s: no table of hcache bench save --csv", path);
-    while (*n < MAX_ROWS && fgets(line, sizeof line, f) != NULL) {
-        if (!row_parse(line, &rows[*n]))
+    while (fgets(line, sizeof line, f) != NULL) {
+        if (out->n == SAVE_FIGURE_ROWS)
+            return err_set(err, ERR_LIMIT, "%s: more than %d rows", path, SAVE_FIGURE_ROWS);
+        if (!row_parse(line, &out->rows[out->n]))
             return err_set(err, ERR_FORMAT, "%s: line %d is no row of hcache bench save",
-                           path, *n + 2);
-        ++*n;
+                           path, out->n + 2);
+        out->n++;
     }
-    return 0;
+    return out->n > 0 ? 0 : err_set(err, ERR_FORMAT, "%s: the table has no rows", path);
+}
+
+int save_figure_read(struct save_figure *out, const char *csv_path, struct err *err)
+{
+    FILE *f = fopen(csv_path, "re");
+    if (f == NULL)
+        return err_set(err, -errno, "%s: %s", csv_path, strerror(errno));
+    int rc = rows_read(out, f, csv_path, err);
+    if (rc == 0 && ferror(f) != 0)
+        rc = err_set(err, -EIO, "%s: cannot be read", csv_path);
+    (void)fclose(f);
+    return rc;
 }
 
 /* Where a name is in a list, which it joins if it is new; -1: there is no room. */
@@ -48,7 +54,7 @@ static int place(const char **names, int *n, int max, const char *name)
     return i;
 }
 
-static void plot(struct report *r, const struct row *rows, int n)
+static void plot(struct report *r, const struct save_figure_row *rows, int n)
 {
     struct report_bars bars = {.title = "time between tokens by sequences that decode",
                                .unit = "median, ms"};
@@ -64,7 +70,7 @@ static void plot(struct report *r, const struct row *rows, int n)
     report_bars(r, &bars);
 }
 
-static void table(struct report *r, const struct row *rows, int n)
+static void table(struct report *r, const struct save_figure_row *rows, int n)
 {
     report_table_begin(r, "sequences\tsaving\tp50 ms\tp99 ms\tp50 over off\tpaired\tp99 "
                           "over off");
@@ -78,18 +84,8 @@ static void table(struct report *r, const struct row *rows, int n)
                    "windows.");
 }
 
-int save_figure(struct report *r, const char *csv_path, struct err *err)
+void save_figure_add(const struct save_figure *f, struct report *r)
 {
-    struct row rows[MAX_ROWS];
-    int n;
-    FILE *f = fopen(csv_path, "re");
-    if (f == NULL)
-        return err_set(err, -errno, "%s: %s", csv_path, strerror(errno));
-    int rc = rows_read(f, csv_path, rows, &n, err);
-    (void)fclose(f);
-    if (rc != 0)
-        return rc;
-    plot(r, rows, n);
-    table(r, rows, n);
-    return 0;
+    plot(r, f->rows, f->n);
+    table(r, f->rows, f->n);
 }

@@ -9,7 +9,20 @@
     "batch,arm,rounds,steps,median_ms,p99_ms,mean_ms,median_overhead_pct,"                 \
     "paired_overhead_pct,p99_overhead_pct,mb_per_s,shed\n"
 
-/* Adds both to the page. An error names the file, and the line that is not such a table's. */
-int save_figure(struct report *r, const char *csv_path, struct err *err);
+enum { SAVE_FIGURE_ROWS = 64 };
+
+struct save_figure {
+    int n;
+    struct save_figure_row {
+        char batch[16], arm[16];
+        double median_ms, p99_ms, median_pct, paired_pct, p99_pct;
+    } rows[SAVE_FIGURE_ROWS];
+};
+
+/* Reads such a table. An error names the file, and the line that is none of it. */
+int save_figure_read(struct save_figure *f, const char *csv_path, struct err *err);
+
+/* Adds both to the page. */
+void save_figure_add(const struct save_figure *f, struct report *r);
 
 #endif

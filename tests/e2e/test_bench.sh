@@ -16,6 +16,10 @@ run_hc "${restore[@]}" --as a100-9ssd
 expect "as no platform" 1 'a100-9ssd'
 run_hc "${restore[@]}" --as a100-1ssd:llama-9
 expect "as no model" 1 'llama-9'
+run_hc "${restore[@]}" --lengths 63
+expect "less than a chunk" 2 "lengths: '63' is no whole number from 64 to"
+run_hc bench save "$model" --batches 1,2b
+expect "a batch that is none" 2 "batches: '2b' is no whole number from 1 to"
 run_hc bench restore "$model" --store memory --lengths 64 --sweep 1
 expect "a sweep adds DRAM itself" 2 'adds DRAM itself'
 run_hc bench restore "$model" --store memory --lengths 64 --throttle 1MB
@@ -52,4 +56,35 @@ assert p.n_svg >= 6, p.n_svg
 EOF
 run_hc bench ablation "$model" --save-csv "$tmp/none.csv" --tokens 64 --lengths 64 --rounds 1 --csv "$tmp/a.csv" --html "$tmp/a.html"
 expect "no such table for figure 14" 1 'none.csv'
+check "is known before anything is measured" test ! -s "$tmp/out"
+
+# Figure 14 alone is a plot of what bench save has written: nothing is measured.
+head='batch,arm,rounds,steps,median_ms,p99_ms,mean_ms,median_overhead_pct,paired_overhead_pct,p99_overhead_pct,mb_per_s,shed'
+row() { echo "$1,$2,5,128,$3,$4,$3,0.9,1.1,2.2,10.0,0"; }
+{ echo "$head"; row 8 off 10.5 11; row 8 save 10.625 11.5; row 32 off 20 21; row 32 save 20.25 22; } >"$tmp/save.csv"
+fig14=(bench ablation "$model" --figures 14 --csv "$tmp/f.csv" --html "$tmp/f.html" --save-csv)
+run_hc "${fig14[@]}" "$tmp/save.csv"
+check "figure 14 from a table" test "$rc" -eq 0 -a "$(grep -c 'store reads\|memory reserved' "$tmp/f.html")" -eq 0
+check "a group per batch, a series per arm, each value where it belongs" python3 - "$tmp/f.html" <<'EOF'
+import re, sys
+page = open(sys.argv[1]).read()
+svg = re.search(r"<svg.*?</svg>", page, re.S).group(0)
+for name in ("8", "32", "off", "save"):
+    assert f">{name}<" in svg, name
+rows = [re.findall(r"<td[^>]*>(.*?)</td>", r) for r in re.findall(r"<tr>(.*?)</tr>", page, re.S)]
+assert ["32", "save", "20.2", "22.0", "+0.9 %", "+1.1 %", "+2.2 %"] in rows, rows
+assert len([r for r in rows if len(r) == 7 and r[0] in ("8", "32")]) == 4, rows
+EOF
+table() { # table NAME PATTERN: what is in $tmp/bad.csv is refused
+    run_hc "${fig14[@]}" "$tmp/bad.csv"
+    expect "figure 14: $1" 1 "bad.csv.*$2"
+}
+echo 'a,b,c' >"$tmp/bad.csv" && table "another table" 'no table of hcache bench save'
+echo "$head" >"$tmp/bad.csv" && table "no rows" 'has no rows'
+{ cat "$tmp/save.csv"; echo '8,save,nonsense'; } >"$tmp/bad.csv" && table "a bad row" 'line 6 is no row'
+{ echo "$head"; for i in $(seq 65); do row "$i" off 1 1; done; } >"$tmp/bad.csv" && table "too many rows" 'more than 64 rows'
+run_hc bench ablation "$model" --lengths 64,12x
+expect "a length that is none" 2 "lengths: '12x' is no whole number from 64 to"
+run_hc bench ablation "$model" --figures 15
+expect "a figure that is none" 2 "'15' is none of"
 plan_end
