@@ -112,16 +112,6 @@ static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct er
     return rc;
 }
 
-static bool is_own_tail(const struct saver *s, const struct sha256 *key)
-{
-    unsigned n = s->n_own_tails < SAVE_OWN_TAILS ? s->n_own_tails : SAVE_OWN_TAILS;
-    for (unsigned i = 0; i < n; i++) {
-        if (memcmp(&s->own_tails[i], key, sizeof *key) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* --- one chunk -------------------------------------------------------------------------------- */
 
 /* Lays one layer's K and V out as a KV block, so that a restore need not transpose: when the store
@@ -202,9 +192,11 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
                                 .owner = q->owner,
                                 .chunk_idx = (uint32_t)c->chunk_idx,
                                 .n_tokens = c->n_tokens,
+                                .yields = c->n_tokens < STORE_CHUNK_TOKENS &&
+                                          !q->is_document,
                                 .records = records};
     memcpy(chunk.tokens, c->tokens, sizeof chunk.tokens);
-    if (continues_tail(c) && is_own_tail(s, &q->tail.key))
+    if (continues_tail(c))
         chunk.supersedes = &q->tail.key;
     (void)store_pin(s->o.store, key, &stored);
     struct store_mask without = stored.mask;
@@ -239,8 +231,6 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
 static void committed(struct saver *s, const struct written *w)
 {
     struct store_hit hit = {0};
-    if (w->is_tail && !w->seq->is_document)
-        s->own_tails[s->n_own_tails++ % SAVE_OWN_TAILS] = w->key;
     (void)store_pin(s->o.store, &w->key, &hit);
     hold_pin(s, w->seq, &hit);
     atomic_fetch_add(&s->n_chunks, 1);

@@ -55,8 +55,6 @@ struct save_seq {
     int tail_idx;
 };
 
-enum { SAVE_OWN_TAILS = 1024 };
-
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
@@ -68,11 +66,7 @@ struct saver {
     struct buf packed;           /* one layer's K and V of a chunk, in a block's layout */
     struct store_reader *reader; /* of tails; NULL until the first one */
     struct buf tail_record;      /* what it reads to: one record */
-    /* Tails that this process wrote for sessions, the latest: a ring.  They are removed when they are
-     * continued; of others it is not known who else would continue them, and eviction takes them. */
-    struct sha256 own_tails[SAVE_OWN_TAILS];
-    unsigned n_own_tails; /* ever */
-    bool disk_is_full;    /* since the last commit */
+    bool disk_is_full;           /* since the last commit */
 
     pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
     pthread_cond_t changed;

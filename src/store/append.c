@@ -26,6 +26,7 @@ static int chunk_check(const struct store_chunk *c, struct err *err)
 {
     CHECK(c->n_records >= 0 && c->n_records <= CHUNK_MAX_RECORDS);
     CHECK(c->n_tokens >= 0 && c->n_tokens <= STORE_CHUNK_TOKENS);
+    CHECK(!c->yields || n_tokens_of(c) < STORE_CHUNK_TOKENS);
     struct store_mask seen = {0};
     for (int i = 0; i < c->n_records; i++) {
         const struct store_record *r = &c->records[i];
@@ -87,6 +88,7 @@ static struct draft *draft_new(const struct store *s, const struct store_chunk *
     d->h.fingerprint = c->fingerprint;
     d->h.owner = c->owner;
     d->h.n_tokens = n_tokens_of(c);
+    d->h.yields = c->yields;
     memcpy(d->h.tokens, c->tokens, (size_t)d->h.n_tokens * sizeof d->h.tokens[0]);
     return d;
 }
@@ -221,8 +223,8 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
         pthread_cond_wait(&s->writer_left, &s->lock);
     int rc = store_can_save(s, err);
     if (rc == 0) {
-        struct chunk_id id = {&c->key,  &c->parent,   &c->fingerprint,
-                              c->owner, c->chunk_idx, n_tokens_of(c)};
+        struct chunk_id id = {&c->key,      &c->parent,     &c->fingerprint, c->owner,
+                              c->chunk_idx, n_tokens_of(c), c->yields};
         rc = catalog_add(&s->catalog, &id, &n);
         if (rc != 0)
             err_set(err, rc, "the store holds too many different fingerprints or owners");

@@ -338,9 +338,11 @@ int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node 
     if (n->extents == NULL) { /* was only a name: what it is comes from its first extent */
         n->chunk_idx = id->chunk_idx;
         n->n_tokens = (uint8_t)id->n_tokens;
+        n->yields = id->yields;
         n->fingerprint_idx = fingerprint_idx;
         n->owner_idx = owner_idx;
     }
+    n->yields = n->yields && id->yields; /* who wants it to stay is not overruled */
     *out = n;
     return 0;
 }

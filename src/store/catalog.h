@@ -56,6 +56,7 @@ struct chunk_node {
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */
     bool reachable : 1;  /* gc's mark */
+    bool yields : 1;     /* a partial chunk that goes when its context goes on */
     bool doomed : 1;     /* erased while in use: missing, and wiped when it is free */
 };
 
@@ -105,6 +106,7 @@ struct chunk_id {
     uint64_t owner;
     uint32_t chunk_idx;
     int n_tokens;
+    bool yields;
 };
 
 void catalog_init(struct catalog *c);

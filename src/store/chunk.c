@@ -24,6 +24,7 @@ enum { /* byte offsets; docs/STORE_FORMAT.md has the same table */
        H_CHUNK_IDX = 68,
        H_DEVICE = 72,
        H_RECORDS_N = 74,
+       H_FLAGS = 76,
        H_KEY = 80,
        H_PARENT = 112,
        H_FINGERPRINT = 144,
@@ -121,6 +122,7 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
     put_u32(out + H_CHUNK_IDX, h->chunk_idx);
     put_u16(out + H_DEVICE, h->device);
     put_u16(out + H_RECORDS_N, h->n_records);
+    put_u32(out + H_FLAGS, h->yields ? STORE_FLAG_YIELDS : 0);
     memcpy(out + H_KEY, h->key.b, sizeof h->key.b);
     memcpy(out + H_PARENT, h->parent.b, sizeof h->parent.b);
     memcpy(out + H_FINGERPRINT, h->fingerprint.b, sizeof h->fingerprint.b);
@@ -176,6 +178,8 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
         if (out->tokens[i] != 0)
             return err_set(err, ERR_CORRUPT, "an extent header has tokens behind its last");
     out->owner = version == 1 ? 0 : get_u64(in + H_OWNER);
+    out->yields = n_tokens < STORE_CHUNK_TOKENS &&
+                  (get_u32(in + H_FLAGS) & STORE_FLAG_YIELDS) != 0;
     if (chunk_table_decode(in + H_TABLE, out->n_records, out->n_bytes, out->records) != 0 &&
         !store_has_bug(STORE_BUG_NO_BOUND))
         return err_set(err, ERR_CORRUPT,

@@ -23,6 +23,10 @@
 #define CHUNK_MAX_IDX          (1u << 26) /* 2^32 tokens */
 #define STORE_UUID_BYTES       16
 
+/* Of a partial chunk, in its header and in its row.  Other bits are written as 0 and not looked at, as this
+ * one is by builds that do not know it: they leave such a chunk to eviction. */
+#define STORE_FLAG_YIELDS 1u
+
 struct chunk_record {
     uint64_t checksum;
     uint32_t n_bytes;
@@ -43,6 +47,7 @@ struct chunk_header {
     struct sha256 key, parent, fingerprint;
     uint64_t owner;
     int n_tokens;                       /* 1 to STORE_CHUNK_TOKENS */
+    bool yields;                        /* of a partial chunk: see store.h */
     int32_t tokens[STORE_CHUNK_TOKENS]; /* those behind n_tokens are 0 */
     struct chunk_record records[CHUNK_MAX_RECORDS];
 };

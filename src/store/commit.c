@@ -58,6 +58,7 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
         .mask = chunk_mask(x->records, x->n_records),
         .owner = s->catalog.owners[n->owner_idx].tag,
         .n_tokens = n->n_tokens,
+        .yields = n->yields,
         .tick = n->tick,
         .used_wall_s = n->used_wall_s,
     };

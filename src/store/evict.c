@@ -56,8 +56,8 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
 void store_drop_superseded(struct store *s, const struct sha256 *key)
 {
     struct chunk_node *n = catalog_find(&s->catalog, key);
-    if (n == NULL || n->n_live == 0 || n->n_tokens == STORE_CHUNK_TOKENS ||
-        n->n_children > 0 || n->n_pending > 0 || n->has_writer)
+    if (n == NULL || n->n_live == 0 || !n->yields || n->n_children > 0 ||
+        n->n_pending > 0 || n->has_writer)
         return;
     catalog_unpin(&s->catalog, n);
     if (n->n_pins == 0) {

@@ -48,6 +48,7 @@ enum {
     ROW_BYTES_1 = 168, /* version 1: 64 tokens, no owner */
     R_OWNER = 168,
     R_TOKENS_N = 176,
+    R_FLAGS = 180,
     ROW_BYTES = 184
 };
 enum {
@@ -178,7 +179,8 @@ static void row_encode(const struct index_row *r, uint8_t out[ROW_BYTES])
         for (int w = 0; w < 2; w++)
             put_u64(out + R_MASK + 16 * k + 8 * w, r->mask.has[k][w]);
     put_u64(out + R_OWNER, r->owner);
-    put_u64(out + R_TOKENS_N, r->n_tokens);
+    put_u32(out + R_TOKENS_N, r->n_tokens);
+    put_u32(out + R_FLAGS, r->yields ? STORE_FLAG_YIELDS : 0);
     put_u64(out + R_CHECKSUM, checksum64(out + R_ID, ROW_BYTES - R_ID));
 }
 _Static_assert(STORE_MAX_LAYERS == 128 && STORE_KINDS == 2, "the row's mask has 4 words");
@@ -208,6 +210,8 @@ static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
         .owner = n_bytes == ROW_BYTES ? get_u64(in + R_OWNER) : 0,
         .n_tokens = n_bytes == ROW_BYTES ? get_u32(in + R_TOKENS_N) : STORE_CHUNK_TOKENS,
     };
+    r->yields = r->n_tokens < STORE_CHUNK_TOKENS &&
+                (get_u32(in + R_FLAGS) & STORE_FLAG_YIELDS) != 0;
     memcpy(r->key.b, in + R_KEY, sizeof r->key.b);
     memcpy(r->parent.b, in + R_PARENT, sizeof r->parent.b);
     memcpy(r->fingerprint.b, in + R_FINGERPRINT, sizeof r->fingerprint.b);

@@ -41,6 +41,7 @@ struct index_row {
     struct store_mask mask;
     uint64_t owner;
     uint32_t n_tokens;
+    bool yields;
     uint64_t tick; /* order of last use; not checksummed, for a wrong one is harmless */
     uint32_t used_wall_s; /* likewise */
 };

@@ -128,6 +128,7 @@ static int row_write(struct scan *sc, struct err *err)
         .mask = chunk_mask(h->records, h->n_records),
         .owner = h->owner,
         .n_tokens = (uint32_t)h->n_tokens,
+        .yields = h->yields,
         .tick = h->id, /* the order of use is lost; that of writing comes closest */
         .used_wall_s = (uint32_t)clock_wall_s(),
     };

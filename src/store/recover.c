@@ -325,8 +325,8 @@ static int row_enter(void *arg, const struct index_row *row)
     int rc = alloc_claim(&s->alloc[row->device], row->segment, row->offset, n_bytes);
     if (rc != 0)
         return rc;
-    struct chunk_id id = {&row->key,  &row->parent,   &row->fingerprint,
-                          row->owner, row->chunk_idx, (int)row->n_tokens};
+    struct chunk_id id = {&row->key,      &row->parent,       &row->fingerprint, row->owner,
+                          row->chunk_idx, (int)row->n_tokens, row->yields};
     rc = catalog_add(&s->catalog, &id, &n);
     if (rc != 0)
         return ERR_CORRUPT;

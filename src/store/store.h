@@ -144,8 +144,12 @@ struct store_chunk {
     int32_t tokens[STORE_CHUNK_TOKENS];
     const struct store_record *records;
     int n_records;
-    /* May be NULL.  A partial chunk that this one makes needless: it is removed once this one has been
-     * committed (with the commit after, so a crash can leave both, never neither). */
+    /* Of a partial chunk: it is the end of one context, and needless once that goes on.  Stored with it.
+     * Others are for many to continue, a document's say, and so is one that both have asked for (until the
+     * store is opened again, where it was stored as one that yields). */
+    bool yields;
+    /* May be NULL.  The partial chunk that this one continues: where it yields it is removed once this one
+     * has been committed (with the commit after, so a crash can leave both, never neither). */
     const struct sha256 *supersedes;
 };
 

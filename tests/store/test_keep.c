@@ -275,8 +275,8 @@ static void quotas_bound_everywhere(void **state)
 
 /* --- partial chunks ----------------------------------------------------------------------------- */
 
-static int append_partial(struct store *s, const struct st_ctx *c, int chunk, int n_tokens,
-                          const struct sha256 *supersedes, struct sha256 *key)
+static int append_part(struct store *s, const struct st_ctx *c, int chunk, int n_tokens,
+                       bool yields, const struct sha256 *supersedes, struct sha256 *key)
 {
     struct sha256 keys[N];
     struct err err = {0};
@@ -288,6 +288,7 @@ static int append_partial(struct store *s, const struct st_ctx *c, int chunk, in
                              .n_tokens = n_tokens,
                              .records = &record,
                              .n_records = 1,
+                             .yields = yields,
                              .supersedes = supersedes};
     st_keys(c, N, keys);
     sc.parent = keys[chunk - 1];
@@ -297,7 +298,28 @@ static int append_partial(struct store *s, const struct st_ctx *c, int chunk, in
     return store_append(s, &sc, &err);
 }
 
-static void partial_chunks(const char *kind)
+static int append_partial(struct store *s, const struct st_ctx *c, int chunk, int n_tokens,
+                          const struct sha256 *supersedes, struct sha256 *key)
+{
+    return append_part(s, c, chunk, n_tokens, n_tokens < STORE_CHUNK_TOKENS, supersedes,
+                       key);
+}
+
+enum reopen { GOES_ON, REOPENED, REBUILT };
+
+static struct store *opened_again(struct st_place *p, struct store *s, enum reopen how)
+{
+    char path[600];
+    if (p->io == NULL || how == GOES_ON)
+        return s;
+    store_close(s);
+    snprintf(path, sizeof path, "%s/index.db", p->dirs[0]);
+    if (how == REBUILT)
+        assert_int_equal(io_unlink(p->io, path, NULL), 0);
+    return st_open(p);
+}
+
+static void partial_chunks(const char *kind, enum reopen how)
 {
     struct st_place p;
     struct err err = {0};
@@ -331,13 +353,7 @@ static void partial_chunks(const char *kind)
     assert_int_equal(n_tokens, 40);
     assert_false(store_find_partial(s, &keys[1], tokens, 39, &found, &n_tokens));
     assert_int_equal(store_commit(s, &err), 0);
-    if (p.io != NULL) {
-        store_close(s);
-        char path[600];
-        snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
-        assert_int_equal(io_unlink(p.io, path, NULL), 0);
-        s = st_open(&p);
-    }
+    s = opened_again(&p, s, how);
     struct sha256 chain[3] = {keys[0], keys[1], tail[1]};
     assert_int_equal(store_lookup(s, chain, 3, hits, &n_hits, NULL, 0, &err), 0);
     assert_int_equal(n_hits, 3);
@@ -363,9 +379,52 @@ static void partial_chunks(const char *kind)
 static void partial_chunks_everywhere(void **state)
 {
     (void)state;
-    partial_chunks("dram");
-    partial_chunks("pread");
-    partial_chunks("sim");
+    partial_chunks("dram", GOES_ON);
+    for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
+        partial_chunks("pread", how);
+        partial_chunks("sim", how);
+    }
+}
+
+static int find_tail(struct store *s, const struct st_ctx *c)
+{
+    struct sha256 keys[N], found;
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    int n_tokens = 0;
+    st_keys(c, N, keys);
+    st_tokens(c, 2, tokens);
+    return store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) ? n_tokens : 0;
+}
+
+/* What is for many to continue stays when one does, in whatever order they came; what is one context's goes,
+ * whoever wrote it. */
+static void who_yields(void **state)
+{
+    (void)state;
+    struct st_ctx c = {.base = 1, .own = 1};
+    for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
+        for (int who = 0; who < 4;
+             who++) { /* bit 0, 1: the first, the second asks for one that yields */
+            struct st_place p;
+            struct err err = {0};
+            struct sha256 tail, unused;
+            assert_true(st_place_open(&p, "sim", 1));
+            struct store *s = st_open(&p);
+            assert_int_equal(st_save(s, &st_small, &c, 2, ST_BOTH, &err), 0);
+            assert_int_equal(append_part(s, &c, 2, 17, (who & 1) != 0, NULL, &tail), 0);
+            assert_int_equal(store_commit(s, &err), 0);
+            s = opened_again(&p, s, how);
+            assert_int_equal(append_part(s, &c, 2, 17, (who & 2) != 0, NULL, &tail), 0);
+            assert_int_equal(store_commit(s, &err), 0);
+            assert_int_equal(find_tail(s, &c), 17);
+            assert_int_equal(append_partial(s, &c, 2, 64, &tail, &unused), 0);
+            assert_int_equal(store_commit(s, &err), 0);
+            assert_int_equal(find_tail(s, &c), who == 3 ? 0 : 17);
+            assert_true(store_audit(s));
+            store_close(s);
+            st_place_close(&p);
+        }
+    }
 }
 
 /* Several in one commit: each goes with the one that makes it needless; what is held can be read until it is let
@@ -626,6 +685,7 @@ int main(void)
         cmocka_unit_test(pins_survive_power),
         cmocka_unit_test(quotas_bound_everywhere),
         cmocka_unit_test(partial_chunks_everywhere),
+        cmocka_unit_test(who_yields),
         cmocka_unit_test(superseded_together),
         cmocka_unit_test(quota_under_one_chunk),
         cmocka_unit_test(watermarks),

@@ -320,7 +320,8 @@ static void catalog_victims(void **state)
     for (uint64_t i = 0; i < N; i++) {
         uint64_t parent = i == 0 || rng_below(&r, 5) == 0 ? 1000 + i : rng_below(&r, i);
         struct sha256 k = key_of(i), p = key_of(parent);
-        struct chunk_id id = {&k, &p, &fingerprint, 0, (uint32_t)i, STORE_CHUNK_TOKENS};
+        struct chunk_id id = {&k,   &p, &fingerprint, 0, (uint32_t)i, STORE_CHUNK_TOKENS,
+                              false};
         assert_int_equal(catalog_add(&c, &id, &nodes[i]), 0);
         struct extent *x = xcalloc(1, sizeof *x);
         x->state = EXTENT_LIVE;
