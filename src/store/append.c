@@ -3,6 +3,7 @@
  * One append of a key runs at a time (has_writer), so two threads that save the same chunk store it
  * once: the second waits and then finds nothing missing.  Space is reserved before the lock is
  * dropped for the write, so the cap holds at every moment. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,6 +183,42 @@ static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
     return 0;
 }
 
+/* [lock] Gives back what was reserved and is not attached. */
+static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **drafts)
+{
+    for (int i = 0; i < s->media->n_devices; i++) {
+        struct draft *d = drafts[i];
+        if (d == NULL || d->x == NULL)
+            continue;
+        s->catalog.owners[owner_idx].used_bytes -= d->h.n_bytes;
+        store_give_extent(s, d->x);
+        d->x = NULL;
+    }
+}
+
+/* How often a full disk is answered by evicting, each time twice as much: holes may be too small. */
+enum { SPACE_ROUNDS = 4 };
+
+/* [lock, dropped meanwhile] Finds room for the drafts and writes them. */
+static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **drafts,
+                        uint64_t n_bytes, struct err *err)
+{
+    for (int round = 0;; round++) {
+        int rc = prepare(s, owner_idx, n_bytes, err);
+        if (rc == 0)
+            rc = drafts_reserve(s, owner_idx, drafts, err);
+        pthread_mutex_unlock(&s->lock);
+        if (rc == 0)
+            rc = drafts_write(s, drafts, err);
+        pthread_mutex_lock(&s->lock);
+        if (rc != -ENOSPC)
+            return rc;
+        drafts_return(s, owner_idx, drafts);
+        if (round == SPACE_ROUNDS || !store_make_space(s, n_bytes << round))
+            return rc;
+    }
+}
+
 /* [lock] Hands the written extents to the next commit. */
 static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **drafts)
 {
@@ -202,16 +239,12 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
     }
 }
 
-/* [lock] Frees the drafts and gives back what they had reserved and not attached. */
+/* [lock] */
 static void drafts_free(struct store *s, uint16_t owner_idx, struct draft **drafts)
 {
-    for (int i = 0; i < s->media->n_devices; i++) {
-        if (drafts[i] != NULL && drafts[i]->x != NULL) {
-            s->catalog.owners[owner_idx].used_bytes -= drafts[i]->h.n_bytes;
-            store_give_extent(s, drafts[i]->x);
-        }
+    drafts_return(s, owner_idx, drafts);
+    for (int i = 0; i < s->media->n_devices; i++)
         free(drafts[i]);
-    }
 }
 
 /* [lock] Waits until nobody else writes this key, then becomes its writer. */
@@ -284,13 +317,7 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     struct store_mask have = mask_of(n);
     uint64_t n_bytes = drafts_plan(s, chunk, &have, drafts);
     if (n_bytes > 0) {
-        rc = prepare(s, n->owner_idx, n_bytes, err);
-        if (rc == 0)
-            rc = drafts_reserve(s, n->owner_idx, drafts, err);
-        pthread_mutex_unlock(&s->lock);
-        if (rc == 0)
-            rc = drafts_write(s, drafts, err);
-        pthread_mutex_lock(&s->lock);
+        rc = drafts_place(s, n->owner_idx, drafts, n_bytes, err);
         if (rc == 0)
             rc = store_can_save(s, err); /* a commit may have failed for good meanwhile */
         if (rc == 0)

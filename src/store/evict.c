@@ -1,4 +1,5 @@
-/* evict.c - room under the cap and in an owner's quota: the least recently used leaf goes first.
+/* evict.c - room under the cap, on a full disk, and in an owner's quota: the least recently used leaf
+ * goes first.
  *
  * A leaf is a chunk that nothing stored continues; chunks that are pinned, being written, or not
  * yet committed are never evicted.  An evicted chunk is a miss at once; its space is free only when
@@ -41,7 +42,8 @@ bool store_was_evicted(const struct store *s, const struct sha256 *key)
 
 void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why)
 {
-    bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_QUOTA;
+    bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_SPACE ||
+                why == STORE_EVICT_QUOTA;
     if (kept)
         *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1; /* never 0 */
     s->evictions[why]++;
@@ -79,13 +81,13 @@ static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict
 }
 
 /* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted. */
-static void evict(struct store *s, uint64_t want_bytes)
+static void evict(struct store *s, uint64_t want_bytes, enum store_evict why)
 {
     struct chunk_node *n;
     store_expire_pins(s);
     while (s->freeing_bytes + s->wiping_bytes < want_bytes &&
            (n = catalog_victim(&s->catalog)) != NULL)
-        victim_evict(s, n, STORE_EVICT_CAP);
+        victim_evict(s, n, why);
 }
 
 static uint64_t quota_of(const struct store *s, const struct catalog_owner *o)
@@ -169,9 +171,9 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
         /* Each round costs an fsync of the index, so a large store makes room for several. */
         uint64_t slack = s->cap_bytes / 64;
         if (over > 0)
-            evict(s, over);
+            evict(s, over, STORE_EVICT_CAP);
         if (over > 0 && n_bytes > 0 && slack >= 4 * n_bytes)
-            evict(s, over + slack);
+            evict(s, over + slack, STORE_EVICT_CAP);
         if (s->freeing == NULL && s->wiping == NULL)
             return err_set(
                 err, ERR_LIMIT,
@@ -192,4 +194,23 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
             return rc;
     }
     return 0;
+}
+
+/* What frees the space is the index letting go of it, which costs an fsync and, on a disk that has not a
+ * block left, may fail itself: then the next append or commit tries again. */
+bool store_make_space(struct store *s, uint64_t n_bytes)
+{
+    struct err err;
+    if (s->cap_bytes == 0)
+        return false;
+    uint64_t slack = s->used_bytes / 64;
+    evict(s, n_bytes > slack ? n_bytes : slack, STORE_EVICT_SPACE);
+    if (s->freeing == NULL && s->wiping == NULL)
+        return false;
+    pthread_mutex_unlock(&s->lock);
+    int rc = store_commit_run(s, 0, &err);
+    if (rc == 0)
+        rc = store_wipe(s, &err);
+    pthread_mutex_lock(&s->lock);
+    return rc == 0;
 }

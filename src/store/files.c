@@ -139,16 +139,42 @@ static uint64_t step_of(const struct files *f, uint64_t end_bytes)
     return step < f->max_step_bytes ? step : f->max_step_bytes;
 }
 
+/* What data leaves free on the device of the index: its log grows to 4 MiB before it begins again, and a disk
+ * without room for that could not even let go of what is evicted. */
+#define INDEX_RESERVE_BYTES ((uint64_t)8 << 20)
+
+static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct err *err)
+{
+    uint64_t free_bytes, total_bytes;
+    if (device != 0 ||
+        io_space(f->io, f->devices[0].dir, &free_bytes, &total_bytes, NULL) != 0)
+        return 0; /* the write itself will tell */
+    uint64_t reserve = total_bytes / 16 < INDEX_RESERVE_BYTES ? total_bytes / 16
+                                                              : INDEX_RESERVE_BYTES;
+    if (free_bytes >= reserve && free_bytes - reserve >= n_bytes)
+        return 0;
+    return err_set(err, -ENOSPC,
+                   "%s: No space left on device: %llu KiB are free, and %llu are kept for "
+                   "the index",
+                   f->devices[0].dir, (unsigned long long)free_bytes >> 10,
+                   (unsigned long long)reserve >> 10);
+}
+
 /* [grow_lock] Makes the file reach end_bytes, and a step more if there is room. */
-static int segment_grow(struct files *f, struct segment *seg, uint64_t end_bytes,
-                        struct err *err)
+static int segment_grow(struct files *f, int device, struct segment *seg,
+                        uint64_t end_bytes, struct err *err)
 {
     if (seg->size_bytes >= end_bytes)
         return 0;
     uint64_t want = end_bytes + step_of(f, end_bytes);
     if (want > f->base.segment_bytes)
         want = f->base.segment_bytes;
-    int rc = io_file_allocate(seg->file, seg->size_bytes, want - seg->size_bytes, err);
+    if (reserve_check(f, device, want - seg->size_bytes, NULL) != 0)
+        want = end_bytes;
+    int rc = reserve_check(f, device, want - seg->size_bytes, err);
+    if (rc != 0)
+        return rc;
+    rc = io_file_allocate(seg->file, seg->size_bytes, want - seg->size_bytes, err);
     if (rc == -ENOSPC && want > end_bytes) {
         want = end_bytes;
         rc = io_file_allocate(seg->file, seg->size_bytes, want - seg->size_bytes, err);
@@ -173,7 +199,7 @@ static int segment_for_write(struct files *f, int device, uint32_t segment,
         *out = segment_get(f, device, segment);
     }
     if (rc == 0)
-        rc = segment_grow(f, *out, end_bytes, err);
+        rc = segment_grow(f, device, *out, end_bytes, err);
     pthread_mutex_unlock(&f->grow_lock);
     return rc;
 }

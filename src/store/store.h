@@ -126,8 +126,8 @@ struct store_record {
     enum store_kind kind;
     const void *bytes;
     uint32_t n_bytes;
-    /* Where bytes is NULL: makes them when it is their turn to be written, which is once at most, so that
-     * a chunk's need not be there all at once.  They are good until the next call; NULL: they could
+    /* Where bytes is NULL: makes them when it is their turn to be written, so that a chunk's need not
+     * be there all at once: once at most, or once more where the disk was full.  They are good until the next call; NULL: they could
      * not be made, and the append fails. */
     const void *(*make)(void *arg, const struct store_record *r);
     void *make_arg;
@@ -157,8 +157,9 @@ struct store_chunk {
  * device) and evicts least-recently-used leaves where the cap demands it.  The records' bytes are
  * not needed after it returns.  A chunk may be appended before its parent; it can be found only
  * once the parent can.  ERR_LIMIT: does not fit under the cap, or not into the owner's quota (whose
- * own least recently used leaves go first); nothing was written.  -ENOSPC and
- * other I/O errors: nothing of this call will become visible, and it may be tried again. */
+ * own least recently used leaves go first); nothing was written.  A full disk is a lower cap where there is one,
+ * and space is made likewise; -ENOSPC where there is none (nothing is evicted then), or it did not help.
+ * -ENOSPC and other I/O errors: nothing of this call will become visible, and it may be tried again. */
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
 
 /* The barrier: makes all that was appended before the call durable and visible.  On an error
@@ -326,7 +327,8 @@ const char *store_miss_name(enum store_miss why);
 
 /* Why a stored chunk went. */
 enum store_evict {
-    STORE_EVICT_CAP,        /* room for others under the cap */
+    STORE_EVICT_CAP, /* room for others under the cap */
+    STORE_EVICT_SPACE, /* room for others on a disk that was full before the cap was reached */
     STORE_EVICT_QUOTA,      /* room for others of its owner */
     STORE_EVICT_ORPHAN,     /* gc: a chunk before it is gone, so it could not be found */
     STORE_EVICT_SUPERSEDED, /* a partial chunk whose full one has come */

@@ -137,6 +137,9 @@ bool store_was_evicted(const struct store *s, const struct sha256 *key);
 
 /* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting. */
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err);
+/* [lock, dropped while the index commits] The disk has no room for n_bytes: frees as much of the store's own
+ * by evicting.  False where that may not be (there is no cap) or cannot be. */
+bool store_make_space(struct store *s, uint64_t n_bytes);
 /* [lock] Makes n_bytes fit into an owner's quota, likewise; evicts that owner's chunks only. */
 int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                           struct err *err);

@@ -443,6 +443,57 @@ static void full_disk(void **state)
     st_place_close(&p);
 }
 
+/* A disk that is full under the cap is a lower cap: what was used least goes, and the new is stored.  Chunks of
+ * two sizes, so that not every hole fits. */
+static void full_disk_evicts(void **state)
+{
+    (void)state;
+    enum { CONTEXTS = 90 };
+    static const struct st_shape shapes[] = {{.n_layers = 2, .n_bytes = {300000, 700000}},
+                                             {.n_layers = 2, .n_bytes = {500000, 1100000}}};
+    for (int n_devices = 1; n_devices <= 2; n_devices++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_stats st;
+        assert_true(st_place_open(&p, "sim", n_devices));
+        io_close(p.io);
+        struct io_sim_opts o = {.seed = 5, .capacity_bytes = 64 << 20};
+        assert_int_equal(io_sim_open(&o, &p.io, &err), 0);
+        p.opts.io = p.io;
+        p.opts.segment_bytes = 16 << 20;
+        p.opts.cap_bytes = 1u << 30;
+        struct store *s = st_open(&p);
+        for (uint64_t i = 0; i < CONTEXTS; i++) {
+            struct st_ctx c = {.base = 100 + i, .own = i};
+            struct st_result r;
+            const struct st_shape *shape = &shapes[i % 3 == 0];
+            assert_int_equal(st_append(s, shape, &c, 0, ST_BOTH, &err), 0);
+            assert_int_equal(store_commit(s, &err), 0);
+            assert_int_equal(st_read(s, shape, &c, 1, &r, &err), 0);
+            assert_true(r.n_found == 1 && r.n_wrong + r.n_corrupt + r.n_unread == 0);
+        }
+        assert_true(store_audit(s));
+        store_stats(s, &st);
+        assert_true(st.evictions[STORE_EVICT_SPACE] > 50 && st.n_chunks >= 10);
+        assert_true(st.n_chunks + st.evictions[STORE_EVICT_SPACE] == CONTEXTS);
+        store_close(s);
+        p.opts.cap_bytes = 0; /* as much as there is, and nothing goes */
+        s = st_open(&p);
+        struct st_ctx c = {.base = 1, .own = 1};
+        int rc = 0;
+        for (int n = 0; n < 20 && rc == 0; n++)
+            rc = st_append(s, &shapes[1], &c, n, ST_BOTH, &err);
+        assert_int_equal(rc, -ENOSPC);
+        assert_non_null(strstr(err.msg, "No space left on device"));
+        assert_int_equal(store_commit(s, &err), 0);
+        uint64_t n_chunks = st.n_chunks;
+        store_stats(s, &st);
+        assert_true(st.n_evicted == 0 && st.n_chunks >= n_chunks && store_audit(s));
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
 /* A full disk under the index: the commit may be tried again. */
 static void full_disk_under_index(void **state)
 {
@@ -628,6 +679,7 @@ int main(void)
         cmocka_unit_test(read_only_after_crash),
         cmocka_unit_test(many_segments),
         cmocka_unit_test(full_disk),
+        cmocka_unit_test(full_disk_evicts),
         cmocka_unit_test(full_disk_under_index),
         cmocka_unit_test(failed_sync_is_final),
         cmocka_unit_test(failed_reads_are_misses),
