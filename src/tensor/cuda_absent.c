@@ -1,13 +1,21 @@
 /* cuda_absent.c - device "cuda" in a build without it.  (A build with it links src/tensor/cuda first,
  * and this object is left in the library.) */
-#include "tensor/device.h"
+#include "tensor/group_impl.h"
 
-int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
+int cuda_device_open(int index, struct pool *pool, struct device **out, struct err *err)
 {
+    (void)index;
     (void)pool;
     (void)out;
     return err_set(
         err, ERR_UNSUPPORTED,
         "device cuda: this program was built without CUDA: install the CUDA toolkit "
         "(nvcc) and build again");
+}
+
+int cuda_collective_open(int n_ranks, struct collective **out, struct err *err)
+{
+    (void)n_ranks;
+    (void)out;
+    return err_set(err, ERR_UNSUPPORTED, "this program was built without CUDA");
 }

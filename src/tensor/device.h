@@ -11,6 +11,7 @@
 
 struct device_vtable {
     void (*close)(struct device *d);
+    void (*enter)(struct device *d); /* becomes the calling thread's; NULL: nothing to do */
     int (*buf_alloc)(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
                      struct err *err);
     void (*buf_free)(struct device *d, struct buf *b);
@@ -52,8 +53,12 @@ int host_device_open(const char *name, const struct ops *ops, const char *isa,
                      size_t scratch_bytes, struct pool *pool, struct device **out,
                      struct err *err);
 
-/* "cuda", or why not (cuda_absent.c where it was not built). */
-int cuda_device_open(struct pool *pool, struct device **out, struct err *err);
+/* "cuda", the GPU of that index, or why not (cuda_absent.c where it was not built). */
+int cuda_device_open(int index, struct pool *pool, struct device **out, struct err *err);
+
+/* The device for rank `index` of a group: a GPU each; of CPU backends one more of the same. */
+int rank_open(const char *name, int index, struct pool *pool, struct device **out,
+              struct err *err);
 
 /* kv_pack of the devices whose kv_fill runs on host memory. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);

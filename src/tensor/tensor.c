@@ -104,15 +104,21 @@ struct mat mat_cols(struct mat a, int64_t begin, int64_t n)
 
 /* --- dispatch ------------------------------------------------------------------------------- */
 
-int device_open(const char *name, struct pool *pool, struct device **out, struct err *err)
+int rank_open(const char *name, int index, struct pool *pool, struct device **out,
+              struct err *err)
 {
     if (strcmp(name, "ref") == 0)
         return ref_device_open(pool, out, err);
     if (strcmp(name, "cpu") == 0)
         return cpu_device_open(pool, out, err);
     if (strcmp(name, "cuda") == 0)
-        return cuda_device_open(pool, out, err);
+        return cuda_device_open(index, pool, out, err);
     return err_set(err, ERR_USAGE, "unknown device '%s' (known: cpu, ref, cuda)", name);
+}
+
+int device_open(const char *name, struct pool *pool, struct device **out, struct err *err)
+{
+    return rank_open(name, 0, pool, out, err);
 }
 
 void device_close(struct device *d)

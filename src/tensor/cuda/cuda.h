@@ -1,6 +1,6 @@
 /* cuda.h - the CUDA backend, private to src/tensor/cuda.
  *
- * One GPU.  The C files hold what runs on the host (memory, streams, batches on their way up, cuBLAS);
+ * A device is one GPU; several work as a group (tensor/group.h).  The C files hold what runs on the host (memory, streams, batches on their way up, cuBLAS);
  * the kernels are in k_*.cu behind launch.h.
  *
  * Activations have the state dtype between operations (device.act_is_state), the residual sum inside
@@ -21,6 +21,7 @@ struct cuda_blas_handle;
 
 struct cuda_device {
     struct device base;
+    int index; /* among the GPUs that the process sees */
     int n_sm;
     bool exact;
     bool no_graphs;         /* HCACHE_CUDA_GRAPHS=off */
@@ -72,6 +73,10 @@ int cuda_fail(struct cuda_stream *s, int code, const char *why);
 int cuda_enter(struct stream *s);
 /* Last line: what the launches before it said. */
 int cuda_leave(struct stream *s, const char *what);
+
+/* HCACHE_CUDA_RANKS=shared: all ranks of a group are on the first GPU, which NCCL refuses; they exchange
+ * through its memory.  For tests. */
+bool cuda_ranks_share_gpu(void);
 
 /* --- cuda_upload.c --- */
 int upload_create(struct upload *u, size_t half_bytes);

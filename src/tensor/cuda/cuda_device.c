@@ -248,7 +248,19 @@ static int cuda_event_sync(struct event *e)
     return -EIO;
 }
 
+bool cuda_ranks_share_gpu(void)
+{
+    const char *how = getenv("HCACHE_CUDA_RANKS");
+    return how != NULL && strcmp(how, "shared") == 0;
+}
+
 /* --- the device ------------------------------------------------------------------------------- */
+
+/* What goes wrong here is said by the call that comes after it. */
+static void cuda_device_enter(struct device *d)
+{
+    (void)cudaSetDevice(((struct cuda_device *)d)->index);
+}
 
 static void cuda_device_close(struct device *d)
 {
@@ -258,6 +270,7 @@ static void cuda_device_close(struct device *d)
 
 static const struct device_vtable cuda_vtable = {
     .close = cuda_device_close,
+    .enter = cuda_device_enter,
     .buf_alloc = cuda_buf_alloc,
     .buf_free = cuda_buf_free,
     .memory = cuda_memory,
@@ -294,22 +307,39 @@ static int choose_math(bool *exact, struct err *err)
     return 0;
 }
 
-int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
+static int check_ranks(struct err *err)
+{
+    const char *how = getenv("HCACHE_CUDA_RANKS");
+    if (how == NULL || cuda_ranks_share_gpu())
+        return 0;
+    return err_set(err, ERR_USAGE,
+                   "HCACHE_CUDA_RANKS=%s: must be shared, or not set: a GPU each", how);
+}
+
+int cuda_device_open(int index, struct pool *pool, struct device **out, struct err *err)
 {
     struct cudaDeviceProp prop;
     bool exact = false, no_graphs = false;
     int n = 0, rc = choose_math(&exact, err);
     if (rc == 0)
         rc = choose_graphs(&no_graphs, err);
+    if (rc == 0)
+        rc = check_ranks(err);
     if (rc != 0)
         return rc;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n == 0)
         return err_set(err, ERR_UNSUPPORTED, "device cuda: no GPU can be used here: %s",
                        e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
-    e = cudaSetDevice(0);
+    index = cuda_ranks_share_gpu() ? 0 : index;
+    if (index >= n)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "device cuda: GPU %d is wanted, and there are %d: choose fewer ranks", index,
+            n);
+    e = cudaSetDevice(index);
     if (e == cudaSuccess)
-        e = cudaGetDeviceProperties(&prop, 0);
+        e = cudaGetDeviceProperties(&prop, index);
     if (e != cudaSuccess)
         return err_set(err, ERR_UNSUPPORTED, "device cuda: %s", cudaGetErrorString(e));
     if (prop.major < 8)
@@ -326,6 +356,7 @@ int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
     }
     snprintf(d->about, sizeof d->about, "%s, sm_%d%d, %s math", prop.name, prop.major,
              prop.minor, exact ? "exact" : "fast");
+    d->index = index;
     d->n_sm = prop.multiProcessorCount;
     d->exact = exact;
     d->no_graphs = no_graphs;
@@ -336,6 +367,7 @@ int cuda_device_open(struct pool *pool, struct device **out, struct err *err)
                               .act_is_state = true,
                               .unified = false,
                               .k_by_token = true,
+                              .n_ranks = 1,
                               .v = &cuda_vtable,
                               .isa = d->about};
     *out = &d->base;

@@ -1,0 +1,276 @@
+/* group_ops.c - the operations of a device group: those of its ranks, each on its own memory.
+ *
+ * Every operand that is device memory is taken as the rank's (group_address); what is host memory is the
+ * same for all.  The first rank that fails fails the group's stream. */
+#include "base/check.h"
+#include "tensor/group_impl.h"
+
+/* A rank's turn. */
+struct turn {
+    struct group *g;
+    struct stream *s;
+    const struct ops *op;
+    int r;
+};
+
+static struct turn turn_of(struct stream *s, int r)
+{
+    struct stream *of = rank_stream(s, r);
+    return (struct turn){group_of(s->device), of, of->device->ops, r};
+}
+
+/* Gives each rank its turn: `call` uses t. */
+#define EACH(stream, call)                                                                 \
+    do {                                                                                   \
+        int rc_ = group_code(stream);                                                      \
+        for (int r_ = 0; rc_ == 0 && r_ < (stream)->device->n_ranks; r_++) {               \
+            struct turn t = turn_of(stream, r_);                                           \
+            rc_ = (call);                                                                  \
+        }                                                                                  \
+        return rc_ == 0 ? 0 : group_code(stream);                                          \
+    } while (0)
+
+static struct mat mat_at(struct turn t, struct mat a)
+{
+    a.data = group_address(t.g, a.data, t.r);
+    return a;
+}
+
+static const float *floats_at(struct turn t, const float *p)
+{
+    return group_address(t.g, p, t.r);
+}
+
+static struct weight weight_at(struct turn t, const struct weight *w)
+{
+    struct weight of = *w;
+    of.mem.ptr = group_address(t.g, w->mem.ptr, t.r);
+    return of;
+}
+
+static struct rope rope_at(struct turn t, const struct rope *r)
+{
+    struct rope of = *r;
+    of.cos = floats_at(t, r->cos);
+    of.sin = floats_at(t, r->sin);
+    of.cos_t = floats_at(t, r->cos_t);
+    of.sin_t = floats_at(t, r->sin_t);
+    return of;
+}
+
+static struct kv_layer kv_at(struct turn t, const struct kv_layer *kv)
+{
+    struct kv_layer of = *kv;
+    of.blocks = group_address(t.g, kv->blocks, t.r);
+    return of;
+}
+
+/* --- weights ---------------------------------------------------------------------------------- */
+
+static int pack_at(struct turn t, struct weight w, int64_t row, const void *src, int64_t n)
+{
+    return t.op->weight_pack(t.s, &w, row, src, n);
+}
+
+static int group_weight_pack(struct stream *s, struct weight *w, int64_t row,
+                             const void *src, int64_t n_rows)
+{
+    EACH(s, pack_at(t, weight_at(t, w), row, src, n_rows));
+}
+
+static int rows_at(struct turn t, struct mat out, struct weight w, const int32_t *ids)
+{
+    return t.op->weight_rows(t.s, out, &w, ids);
+}
+
+static int group_weight_rows(struct stream *s, struct mat out, const struct weight *w,
+                             const int32_t *ids)
+{
+    EACH(s, rows_at(t, mat_at(t, out), weight_at(t, w), ids));
+}
+
+static int matmul_at(struct turn t, struct mat c, struct mat a, struct weight w,
+                     const float *bias)
+{
+    return t.op->matmul(t.s, c, a, &w, bias);
+}
+
+static int group_matmul(struct stream *s, struct mat c, struct mat a,
+                        const struct weight *w, const float *bias)
+{
+    EACH(s, matmul_at(t, mat_at(t, c), mat_at(t, a), weight_at(t, w), floats_at(t, bias)));
+}
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+static int group_embed(struct stream *s, struct mat out, struct mat table,
+                       const int32_t *ids, float scale)
+{
+    EACH(s, t.op->embed(t.s, mat_at(t, out), mat_at(t, table), ids, scale));
+}
+
+static int group_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w,
+                         float eps)
+{
+    EACH(s, t.op->rmsnorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w), eps));
+}
+
+static int group_layernorm(struct stream *s, struct mat out, struct mat x, const float *w,
+                           const float *b, float eps)
+{
+    EACH(s, t.op->layernorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w),
+                            floats_at(t, b), eps));
+}
+
+static int group_head_norm(struct stream *s, struct mat x, int d_head, const float *w,
+                           float eps)
+{
+    EACH(s, t.op->head_norm(t.s, mat_at(t, x), d_head, floats_at(t, w), eps));
+}
+
+static int group_convert(struct stream *s, struct mat out, struct mat x)
+{
+    EACH(s, t.op->convert(t.s, mat_at(t, out), mat_at(t, x)));
+}
+
+static int group_add(struct stream *s, struct mat out, struct mat a, struct mat b)
+{
+    EACH(s, t.op->add(t.s, mat_at(t, out), mat_at(t, a), mat_at(t, b)));
+}
+
+static int group_act_mul(struct stream *s, struct mat out, struct mat gate_up,
+                         enum activation act)
+{
+    EACH(s, t.op->act_mul(t.s, mat_at(t, out), mat_at(t, gate_up), act));
+}
+
+static int group_act(struct stream *s, struct mat x, enum activation act)
+{
+    EACH(s, t.op->act(t.s, mat_at(t, x), act));
+}
+
+/* What is asked is the same on every rank. */
+static int group_all_finite(struct stream *s, struct mat x, bool *finite)
+{
+    struct turn t = turn_of(s, 0);
+    int rc = group_code(s);
+    if (rc == 0)
+        (void)t.op->all_finite(t.s, x, finite);
+    return group_code(s);
+}
+
+/* --- attention -------------------------------------------------------------------------------- */
+
+static int rotate_at(struct turn t, struct mat q, int d_head, struct rope rope,
+                     const struct ragged *r)
+{
+    return t.op->rope(t.s, q, d_head, &rope, r);
+}
+
+static int group_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope,
+                      const struct ragged *r)
+{
+    EACH(s, rotate_at(t, mat_at(t, q), d_head, rope_at(t, rope), r));
+}
+
+/* A rank's columns of rows that hold all ranks' [K, V]; of a rank's own rows all. */
+static struct mat own_columns(struct turn t, struct mat rows, int n_kv, int d_head)
+{
+    int64_t width = (int64_t)2 * n_kv * d_head;
+    return rows.cols == width ? mat_at(t, rows)
+                              : mat_cols(mat_at(t, rows), t.r * width, width);
+}
+
+static int fill_at(struct turn t, struct kv_layer kv, struct mat rows, struct rope rope,
+                   const struct ragged *r)
+{
+    return t.op->kv_fill(t.s, &kv, rows, &rope, r);
+}
+
+static int group_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
+                         const struct rope *rope, const struct ragged *r)
+{
+    EACH(s, fill_at(t, kv_at(t, kv), own_columns(t, rows, kv->n_kv, kv->d_head),
+                    rope_at(t, rope), r));
+}
+
+/* A chunk is the ranks' chunks, one behind the other. */
+static uint8_t *own_chunk(struct turn t, const void *chunk, int n_kv, int d_head,
+                          enum dtype dtype)
+{
+    uint8_t *at = group_address(t.g, chunk, t.r);
+    return at + (size_t)t.r * kv_block_bytes(n_kv, d_head, dtype);
+}
+
+static int load_at(struct turn t, struct kv_layer kv, int32_t block, const void *chunk,
+                   struct rope rope, int32_t pos0)
+{
+    return t.op->kv_load(t.s, &kv, block, chunk, &rope, pos0);
+}
+
+static int group_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
+                         const void *chunk, const struct rope *rope, int32_t pos0)
+{
+    EACH(s, load_at(t, kv_at(t, kv), block,
+                    own_chunk(t, chunk, kv->n_kv, kv->d_head, kv->dtype), rope_at(t, rope),
+                    pos0));
+}
+
+static int group_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv,
+                         int d_head)
+{
+    int n = n_kv / s->device->n_ranks;
+    CHECK(n * s->device->n_ranks == n_kv);
+    EACH(s, t.op->kv_pack(t.s, own_chunk(t, chunk, n, d_head, rows.dtype),
+                          own_columns(t, rows, n, d_head), n, d_head));
+}
+
+static int read_at(struct turn t, struct mat out, struct kv_layer kv,
+                   const struct ragged *r)
+{
+    return t.op->kv_read(t.s, out, &kv, r);
+}
+
+static int group_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
+                         const struct ragged *r)
+{
+    EACH(s, read_at(t, own_columns(t, out, kv->n_kv, kv->d_head), kv_at(t, kv), r));
+}
+
+static int attend_at(struct turn t, struct mat out, struct mat q, struct kv_layer kv,
+                     const struct ragged *r, float scale, int window)
+{
+    return t.op->attention(t.s, out, q, &kv, r, scale, window);
+}
+
+static int group_attention(struct stream *s, struct mat out, struct mat q,
+                           const struct kv_layer *kv, const struct ragged *r, float scale,
+                           int window)
+{
+    EACH(s, attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, scale, window));
+}
+
+struct ops group_ops(const struct device *rank)
+{
+    return (struct ops){
+        .weight_bytes = rank->ops->weight_bytes,
+        .weight_pack = group_weight_pack,
+        .weight_rows = group_weight_rows,
+        .embed = group_embed,
+        .rmsnorm = group_rmsnorm,
+        .layernorm = group_layernorm,
+        .head_norm = group_head_norm,
+        .matmul = group_matmul,
+        .convert = group_convert,
+        .add = group_add,
+        .act_mul = group_act_mul,
+        .act = group_act,
+        .all_finite = group_all_finite,
+        .rope = group_rope,
+        .kv_fill = group_kv_fill,
+        .kv_load = group_kv_load,
+        .kv_pack = group_kv_pack,
+        .kv_read = group_kv_read,
+        .attention = group_attention,
+    };
+}

@@ -1,0 +1,219 @@
+/* A device group on the CPU: memory that every rank has, exchanges, copies, faults. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "tensor/collective.h"
+#include "tensor/device.h"
+#include "tensor/group.h"
+#include "tensor/ops.h"
+
+static const int counts[] = {1, 2, 3, 4, MAX_RANKS};
+enum { N_COUNTS = sizeof counts / sizeof counts[0] };
+
+static struct device *open_group(const char *name, int n)
+{
+    struct device *d;
+    struct err err = {0};
+    if (group_open(name, n, NULL, &d, &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_int_equal(d->n_ranks, n);
+    return d;
+}
+
+static float *alloc_floats(struct device *d, size_t n, struct buf *b)
+{
+    assert_int_equal(buf_alloc(d, MEM_DEVICE, n * sizeof(float), b, NULL), 0);
+    return b->ptr;
+}
+
+static float value(int rank, int64_t i)
+{
+    return (float)(rank + 1) * 1.1f + (float)i * 0.37f;
+}
+
+static void fill(const struct device *d, float *x, int64_t n)
+{
+    for (int r = 0; r < d->n_ranks; r++) {
+        float *own = rank_address(d, x, r);
+        for (int64_t i = 0; i < n; i++)
+            own[i] = value(r, i);
+    }
+}
+
+/* The sum runs over the ranks in ascending order, and all have it. */
+static void sums_in_order_of_ranks(void **state)
+{
+    (void)state;
+    enum { N = 37 };
+    for (int c = 0; c < N_COUNTS; c++) {
+        for (int k = 0; k < 2; k++) {
+            struct device *d = open_group(k == 0 ? "ref" : "cpu", counts[c]);
+            struct stream *s;
+            struct buf b;
+            float *x = alloc_floats(d, N, &b);
+            assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+            fill(d, x, N);
+            assert_int_equal(all_reduce(s, mat_of(x, DTYPE_F32, 1, N)), 0);
+            for (int64_t i = 0; i < N; i++) {
+                float want = value(0, i);
+                for (int r = 1; r < counts[c]; r++)
+                    want += value(r, i);
+                for (int r = 0; r < counts[c]; r++)
+                    assert_memory_equal((float *)rank_address(d, x, r) + i, &want,
+                                        sizeof want);
+            }
+            buf_free(d, &b);
+            stream_destroy(s);
+            device_close(d);
+        }
+    }
+}
+
+static void gathers_rank_by_rank(void **state)
+{
+    (void)state;
+    enum { ROWS = 3, COLS = 5, N = ROWS * COLS };
+    struct device *d = open_group("cpu", 4);
+    struct stream *s;
+    struct buf from, to;
+    float *x = alloc_floats(d, N, &from), *all = alloc_floats(d, 4 * N, &to);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    fill(d, x, N);
+    assert_int_equal(all_gather(s, mat_of(all, DTYPE_F32, 4 * ROWS, COLS),
+                                mat_of(x, DTYPE_F32, ROWS, COLS)),
+                     0);
+    for (int r = 0; r < 4; r++)
+        for (int i = 0; i < 4 * N; i++)
+            assert_true(((float *)rank_address(d, all, r))[i] == value(i / N, i % N));
+    buf_free(d, &from);
+    buf_free(d, &to);
+    stream_destroy(s);
+    device_close(d);
+}
+
+/* Memory is found by any address inside of it, whatever was freed in between; host memory is everybody's. */
+static void addresses_of_ranks(void **state)
+{
+    (void)state;
+    enum { N = 200 };
+    struct device *d = open_group("cpu", 3);
+    struct buf b[N] = {{0}}, host;
+    struct rng rng = {.s = 3};
+    assert_int_equal(buf_alloc(d, MEM_HOST, 64, &host, NULL), 0);
+    for (int step = 0; step < 2000; step++) {
+        int i = (int)rng_below(&rng, N);
+        size_t bytes = 1 + (size_t)rng_below(&rng, 9000);
+        if (b[i].ptr != NULL)
+            buf_free(d, &b[i]);
+        else
+            assert_int_equal(buf_alloc(d, MEM_DEVICE, bytes, &b[i], NULL), 0);
+        int k = (int)rng_below(&rng, N);
+        if (b[k].ptr == NULL)
+            continue;
+        size_t at = (size_t)rng_below(&rng, b[k].bytes);
+        uint8_t *p = (uint8_t *)b[k].ptr + at;
+        uint8_t *one = rank_address(d, p, 1), *two = rank_address(d, p, 2);
+        assert_ptr_equal(rank_address(d, p, 0), p);
+        assert_true(one != p && two != p && one != two);
+        assert_ptr_equal(rank_address(d, b[k].ptr, 1), one - at);
+        one[0] = 1;
+        two[0] = 2;
+        assert_true(one[0] == 1 && two[0] == 2);
+    }
+    assert_ptr_equal(rank_address(d, host.ptr, 2), host.ptr);
+    for (int i = 0; i < N; i++)
+        buf_free(d, &b[i]);
+    buf_free(d, &host);
+    device_close(d);
+}
+
+/* Up to every rank, down from the first, and from device to device in each rank's own. */
+static void copies(void **state)
+{
+    (void)state;
+    static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
+    enum { N = 1001 };
+    for (int k = 0; k < 2; k++) {
+        struct device *d = open_group("cpu", 2);
+        struct stream *s;
+        struct event *e;
+        struct buf a, b;
+        float host[N], back[N] = {0};
+        float *x = alloc_floats(d, N, &a), *y = alloc_floats(d, N, &b);
+        for (int i = 0; i < N; i++)
+            host[i] = (float)i;
+        assert_int_equal(stream_create(d, kinds[k], &s, NULL), 0);
+        assert_int_equal(event_create(d, &e, NULL), 0);
+        assert_int_equal(stream_copy(s, x, host, sizeof host), 0);
+        assert_int_equal(event_record(s, e), 0);
+        assert_int_equal(event_sync(e), 0);
+        ((float *)rank_address(d, x, 1))[7] = -1;
+        assert_int_equal(stream_copy(s, y, x, sizeof host), 0);
+        assert_int_equal(stream_copy(s, back, y, sizeof host), 0);
+        assert_int_equal(stream_sync(s), 0);
+        assert_memory_equal(back, host, sizeof host);
+        assert_true(((float *)rank_address(d, y, 1))[7] == -1);
+        event_destroy(e);
+        stream_destroy(s);
+        buf_free(d, &a);
+        buf_free(d, &b);
+        device_close(d);
+    }
+}
+
+/* A rank's fault is the group's, with its words, until it recovers. */
+static void a_rank_fails(void **state)
+{
+    (void)state;
+    struct device *d = open_group("cpu", 3);
+    struct stream *s;
+    struct buf b;
+    float *x = alloc_floats(d, 8, &b);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    stream_fail(rank_stream(s, 2), -EIO, "rank two is gone");
+    struct mat m = mat_of(x, DTYPE_F32, 1, 8);
+    assert_int_equal(d->ops->act(s, m, ACTIVATION_RELU), -EIO);
+    assert_string_equal(stream_fault(s), "rank two is gone");
+    assert_int_equal(all_reduce(s, m), -EIO);
+    assert_int_equal(all_gather(s, mat_of(x, DTYPE_F32, 3, 2), mat_of(x, DTYPE_F32, 1, 2)),
+                     -EIO);
+    assert_int_equal(stream_copy(s, x, x, 4), -EIO);
+    assert_int_equal(stream_sync(s), -EIO);
+    assert_int_equal(stream_recover(s), 0);
+    assert_int_equal(d->ops->act(s, m, ACTIVATION_RELU), 0);
+    assert_string_equal(stream_fault(s), "");
+    buf_free(d, &b);
+    stream_destroy(s);
+    device_close(d);
+}
+
+static void refuses(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct err err = {0};
+    assert_int_equal(group_open("cpu", 0, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", MAX_RANKS + 1, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "1 to 16"));
+    assert_int_equal(group_open("abacus", 2, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "abacus"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_in_order_of_ranks), cmocka_unit_test(gathers_rank_by_rank),
+        cmocka_unit_test(addresses_of_ranks),     cmocka_unit_test(copies),
+        cmocka_unit_test(a_rank_fails),           cmocka_unit_test(refuses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
