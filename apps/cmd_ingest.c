@@ -18,7 +18,7 @@
 struct ingest_args {
     const char *model, *dtype, *weights, *device, *save, *salt;
     struct opt_list store, files;
-    int threads;
+    int threads, tensor_parallel;
     uint64_t store_cap;
     bool json;
 };
@@ -51,6 +51,8 @@ static const struct opt options[] = {
      .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"threads", OPT(struct ingest_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
+    {"tensor-parallel", OPT(struct ingest_args, tensor_parallel), .arg = "N", .def = "1",
+     .min = 1, .max = 16, .help = "ranks that share the model, as those that will use it"},
     {"device", OPT(struct ingest_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"json", OPT(struct ingest_args, json), .help = "print one JSON object"},
@@ -178,6 +180,7 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
                             .dtype = a->dtype,
                             .weights = a->weights,
                             .threads = a->threads,
+                            .tensor_parallel = a->tensor_parallel,
                             .store = a->store.items,
                             .n_store = a->store.n,
                             .store_cap_bytes = a->store_cap};

@@ -20,7 +20,7 @@ struct run_args {
         *plan, *salt;
     struct opt_list store;
     bool interactive, ignore_eos, json, verbose, no_special;
-    int max_tokens, top_k, threads, max_context;
+    int max_tokens, top_k, threads, tensor_parallel, max_context;
     double temperature, top_p, min_p;
     int64_t seed;
     uint64_t throttle, store_cap;
@@ -74,6 +74,9 @@ static const struct opt options[] = {
      .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"threads", OPT(struct run_args, threads), .arg = "N", .def = "0", .min = 0,
      .max = 1024, .help = "compute threads; 0 is one per core"},
+    {"tensor-parallel", OPT(struct run_args, tensor_parallel), .arg = "N", .def = "1",
+     .min = 1, .max = 16,
+     .help = "ranks that share the model: GPUs; of the CPU, for tests"},
     {"device", OPT(struct run_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,
@@ -467,6 +470,7 @@ int cmd_run(int argc, char **argv)
                             .dtype = a.dtype,
                             .weights = a.weights,
                             .threads = a.threads,
+                            .tensor_parallel = a.tensor_parallel,
                             .max_context = a.max_context,
                             .store = memory ? NULL : a.store.items,
                             .n_store = memory ? 0 : a.store.n,

@@ -28,7 +28,8 @@
 struct serve_args {
     const char *model, *host, *name, *api_key_file, *dtype, *weights, *device;
     struct opt_list store, api_key;
-    int port, max_sequences, max_queue, max_connections, http_threads, threads, max_context;
+    int port, max_sequences, max_queue, max_connections, http_threads, threads,
+        tensor_parallel, max_context;
     int read_timeout, write_timeout, idle_timeout, drain;
     uint64_t max_body, max_bodies, store_cap, throttle, save_buffer, kv_tokens;
     const char *conversations;
@@ -119,6 +120,9 @@ static const struct opt options[] = {
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
     {"threads", OPT(struct serve_args, threads), .arg = "N", .def = "0", .min = 0,
      .max = 1024, .help = "compute threads; 0 is one per core"},
+    {"tensor-parallel", OPT(struct serve_args, tensor_parallel), .arg = "N", .def = "1",
+     .min = 1, .max = 16,
+     .help = "ranks that share the model: GPUs; of the CPU, for tests"},
     {"device", OPT(struct serve_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"dtype", OPT(struct serve_args, dtype), .choices = dtypes,
@@ -312,6 +316,7 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
                             .dtype = a->dtype,
                             .weights = a->weights,
                             .threads = a->threads,
+                            .tensor_parallel = a->tensor_parallel,
                             .max_context = a->max_context,
                             .max_sequences = a->max_sequences,
                             .kv_tokens = (int64_t)a->kv_tokens,

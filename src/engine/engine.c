@@ -74,7 +74,7 @@ static int reserve_pool(struct engine *e, struct err *err)
     const struct model *m = e->o.model;
     struct kv_pool_opts o = {
         .n_layers = m->cfg.n_layers,
-        .n_kv = m->cfg.n_kv_heads,
+        .n_kv = model_rank_kv_heads(m),
         .d_head = m->cfg.d_head,
         .dtype = m->dtype,
         .keep = e->o.reuse,
@@ -149,7 +149,7 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
                     size_t *restore)
 {
     const struct model *m = e->o.model;
-    *kv = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype) *
+    *kv = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype) *
           (size_t)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64) *
           (size_t)m->cfg.n_layers;
     *activations = model_work_bytes(m, e->o.max_batch_rows) + e->head_mem.bytes;

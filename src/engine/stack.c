@@ -15,6 +15,7 @@
 #include "base/pool.h"
 #include "state/fingerprint.h"
 #include "state/profile.h"
+#include "tensor/group.h"
 
 /* For restores; and what a device's libraries and streams take of its memory, at most. */
 #define STAGING_BYTES ((size_t)64 << 20)
@@ -43,7 +44,9 @@ static int open_model(struct stack *k, struct err *err)
     const struct stack_opts *o = &k->o;
     int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     k->pool = pool_create(threads > 0 ? threads : 1);
-    int rc = device_open(o->device != NULL ? o->device : "cpu", k->pool, &k->dev, err);
+    int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
+    int rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, k->pool, &k->dev,
+                        err);
     struct model_opts mo = {
         .dev = k->dev, .dtype = o->dtype, .weights = o->weights, .max_ctx = o->max_context};
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
@@ -190,7 +193,8 @@ static int64_t kv_budget_bytes(const struct stack *k, int max_seqs)
 static int64_t default_kv_tokens(const struct stack *k, int max_seqs)
 {
     int64_t context = (int64_t)round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
-    int64_t token_bytes = (int64_t)model_kv_bytes(k->model) * k->model->cfg.n_layers;
+    int64_t token_bytes = (int64_t)model_kv_bytes(k->model) / k->dev->n_ranks *
+                          k->model->cfg.n_layers;
     int64_t memory = kv_budget_bytes(k, max_seqs);
     int64_t fits = memory / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     int64_t want = max_seqs * context;
@@ -269,11 +273,15 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     engine_bytes(k->engine, &kv, &activations, &restore);
     size_t save = k->saver != NULL ? saver_bytes(k->saver) : 0;
     double mib = 1.0 / (1 << 20);
-    snprintf(
-        out, n,
-        "memory reserved, MiB: weights %.1f, KV pool %.1f, activations %.1f, saving %.1f, "
-        "restoring %.1f; %d threads, device %s (%s), weights %s, state %s",
-        (double)k->model->w.bytes * mib, (double)kv * mib, (double)activations * mib,
-        (double)save * mib, (double)restore * mib, pool_threads(k->pool), k->dev->name,
-        k->dev->isa, dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
+    char ranks[48] = "";
+    if (k->dev->n_ranks > 1) /* memory is what each of them has */
+        snprintf(ranks, sizeof ranks, "on each of %d ranks, ", k->dev->n_ranks);
+    snprintf(out, n,
+             "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
+             "%.1f, "
+             "restoring %.1f; %d threads, device %s (%s), weights %s, state %s",
+             ranks, (double)k->model->w.bytes * mib, (double)kv * mib,
+             (double)activations * mib, (double)save * mib, (double)restore * mib,
+             pool_threads(k->pool), k->dev->name, k->dev->isa,
+             dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
 }

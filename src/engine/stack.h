@@ -17,9 +17,10 @@ enum {
 struct stack_opts {
     const char *model, *device, *dtype, *weights; /* as in hcache.h; device NULL: "cpu" */
     int threads;                                  /* 0: one per core */
-    int max_context, max_sequences;               /* 0: the model's own; 1 */
-    int step_rows;                                /* token budget of a step; 0: 512 */
-    int64_t kv_tokens; /* that the KV cache holds; 0: max_sequences contexts */
+    int tensor_parallel;            /* ranks of that device; 0: 1 (tensor/group.h) */
+    int max_context, max_sequences; /* 0: the model's own; 1 */
+    int step_rows;                  /* token budget of a step; 0: 512 */
+    int64_t kv_tokens;              /* that the KV cache holds; 0: max_sequences contexts */
     bool reuse; /* the KV cache keeps what sequences leave in it, for equal prefixes */
 
     const char *const *dirs; /* n_dirs 0 and not in_memory: no store */

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "model/work.h"
+#include "tensor/collective.h"
 
 #define TRY(call)                                                                          \
     do {                                                                                   \
@@ -72,8 +73,8 @@ static int project_kv(const struct model *m, struct model_work *w, struct stream
         return op->matmul(s, kv_rows, normed, &lw->wkv, lw->bkv); /* nothing to round */
     TRY(op->matmul(s, kv, normed, &lw->wkv, lw->bkv));
     if (lw->k_norm != NULL)
-        TRY(op->head_norm(s, mat_cols(kv, 0, model_kv_dim(m)), m->cfg.d_head, lw->k_norm,
-                          m->cfg.norm_eps));
+        TRY(op->head_norm(s, mat_cols(kv, 0, model_rank_kv_dim(m)), m->cfg.d_head,
+                          lw->k_norm, m->cfg.norm_eps));
     return op->convert(s, kv_rows, kv);
 }
 
@@ -140,7 +141,7 @@ static enum activation activation_of(enum act_kind a)
     return ACTIVATION_RELU;
 }
 
-/* out [n][d] = down(act(up(normed))), f32. */
+/* out [n][d] = down(act(up(normed))), f32. The ranks' products are summands. */
 static int mlp(const struct model *m, struct model_work *w, struct stream *s, int l,
                struct mat normed, struct mat out)
 {
@@ -156,12 +157,31 @@ static int mlp(const struct model *m, struct model_work *w, struct stream *s, in
     } else {
         TRY(op->act(s, up, act));
     }
-    return op->matmul(s, out, ffn, &lw->w_down, lw->b_down);
+    TRY(op->matmul(s, out, ffn, &lw->w_down, lw->b_down));
+    return all_reduce(s, out);
 }
 
 static struct mat layer_kv_rows(struct model_work *w, int l, int64_t n)
 {
     return first_rows(w->kv_rows[l % w->n_kv_rows], n);
+}
+
+/* A layer's K and V as they are saved: of all ranks, one beside the other. */
+static int saved_kv_rows(const struct model *m, struct model_work *w, struct stream *s,
+                         int l, int64_t n, struct mat *out)
+{
+    struct mat own = layer_kv_rows(w, l, n);
+    int n_ranks = m->dev->n_ranks;
+    *out = own;
+    if (n_ranks == 1)
+        return 0;
+    *out = first_rows(w->kv_saved[l % w->n_kv_rows], n);
+    struct mat all = first_rows(w->gathered, n * n_ranks);
+    TRY(all_gather(s, all, own));
+    for (int r = 0; r < n_ranks; r++)
+        TRY(m->dev->ops->convert(s, mat_cols(*out, r * own.cols, own.cols),
+                                 mat_rows(all, r * n, n)));
+    return 0;
 }
 
 int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
@@ -180,6 +200,7 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
     TRY(norm(m, s, normed, x, lw->norm1_w, lw->norm1_b));
     TRY(attend(m, w, s, l, normed, rows, kv, r));
     TRY(op->matmul(s, normed2, first_rows(w->att, n), &lw->wo, lw->bo));
+    TRY(all_reduce(s, normed2));
     TRY(op->add(s, sum, x, normed2)); /* x + attention, in f32 */
 
     if (m->cfg.block == BLOCK_SEQUENTIAL)
@@ -188,9 +209,7 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
         TRY(norm(m, s, normed, x, lw->norm2_w, lw->norm2_b));
     TRY(mlp(m, w, s, l, normed, normed2));
     TRY(op->add(s, out, sum, normed2));
-    if (kv_rows != NULL)
-        *kv_rows = rows;
-    return 0;
+    return kv_rows != NULL ? saved_kv_rows(m, w, s, l, n, kv_rows) : 0;
 }
 
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
@@ -248,13 +267,14 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
         struct mat out = first_rows(w->x[(l + 1) % w->n_x], r->n_rows);
         struct layer_call c = {m, w, s, l, in, out, &kv_layers[l], r};
         TRY(run_layer(&c));
-        rows = layer_kv_rows(w, l, r->n_rows);
         /* What left f16's range never comes back, so the last layer tells of all of them: where the
          * host would wait for the device each time, only that is asked. */
         if (m->dev->unified || l + 1 == m->cfg.n_layers)
             TRY(model_check_overflow(m, s, out));
-        if (tap != NULL)
+        if (tap != NULL) {
+            TRY(saved_kv_rows(m, w, s, l, r->n_rows, &rows));
             TRY(tap->layer(tap->arg, l, in, rows));
+        }
         in = out;
     }
     *x = in;

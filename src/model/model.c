@@ -63,7 +63,8 @@ static int make_rope(struct model *m, struct stream *s, struct err *err)
     int rc = buf_alloc(m->dev, MEM_DEVICE, bytes, &m->rope_mem, err);
     if (rc != 0)
         return err_wrap(err, "rotation tables for %d positions", n_pos);
-    float *at = m->rope_mem.ptr, *made = m->dev->unified ? at : xmalloc(bytes);
+    bool in_place = m->dev->unified && m->dev->n_ranks == 1;
+    float *at = m->rope_mem.ptr, *made = in_place ? at : xmalloc(bytes);
     fill_rope(c, n_pos, made);
     if (made != at) {
         rc = stream_copy(s, at, made, bytes);
@@ -180,14 +181,15 @@ struct work_sizes {
     int64_t d, q, kv, up, ffn;
 };
 
-static struct work_sizes sizes_of(const struct model_config *c)
+/* Of one rank. */
+static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
 {
     return (struct work_sizes){
         .d = c->n_embd,
-        .q = (int64_t)c->n_heads * c->d_head,
-        .kv = (int64_t)2 * c->n_kv_heads * c->d_head,
-        .up = (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1),
-        .ffn = c->n_ffn,
+        .q = (int64_t)c->n_heads * c->d_head / n_ranks,
+        .kv = (int64_t)2 * c->n_kv_heads * c->d_head / n_ranks,
+        .up = (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
+        .ffn = c->n_ffn / n_ranks,
     };
 }
 
@@ -201,7 +203,8 @@ static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, i
 
 static size_t lay_out(const struct model *m, struct model_work *w, uint8_t *base, int rows)
 {
-    struct work_sizes z = sizes_of(&m->cfg);
+    int n_ranks = m->dev->n_ranks;
+    struct work_sizes z = sizes_of(&m->cfg, n_ranks);
     enum dtype act = m->dev->act_is_state ? m->dtype : m->dev->act_dtype;
     size_t used = 0;
     w->n_x = m->dev->unified ? 2 : 3;
@@ -210,6 +213,10 @@ static size_t lay_out(const struct model *m, struct model_work *w, uint8_t *base
         w->x[i] = cut(base, &used, m->dtype, rows, z.d);
     for (int i = 0; i < w->n_kv_rows; i++)
         w->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
+    for (int i = 0; n_ranks > 1 && i < w->n_kv_rows; i++)
+        w->kv_saved[i] = cut(base, &used, m->dtype, rows, z.kv * n_ranks);
+    if (n_ranks > 1)
+        w->gathered = cut(base, &used, m->dtype, (int64_t)rows * n_ranks, z.kv);
     w->norm = cut(base, &used, act, rows, z.d);
     w->norm2 = cut(base, &used, act, rows, z.d);
     w->sum = cut(base, &used, DTYPE_F32, rows, z.d);

@@ -51,6 +51,16 @@ static inline int model_kv_dim(const struct model *m)
 {
     return m->cfg.n_kv_heads * m->cfg.d_head;
 }
+/* What one rank holds of them (tensor/group.h): the widths of a layer's K and V as it is computed. As it is
+ * saved, a row has the [K, V] of the ranks one beside the other. */
+static inline int model_rank_kv_heads(const struct model *m)
+{
+    return m->cfg.n_kv_heads / m->dev->n_ranks;
+}
+static inline int model_rank_kv_dim(const struct model *m)
+{
+    return model_kv_dim(m) / m->dev->n_ranks;
+}
 /* Bytes per token and layer of a hidden state, and of K and V (cost model, DESIGN §4). */
 static inline size_t model_hidden_bytes(const struct model *m)
 {
@@ -80,7 +90,7 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
                 struct mat x, struct mat out, const struct kv_layer *kv,
                 const struct ragged *r, struct mat *kv_rows);
 
-/* The projection that restores from hidden states: kv_rows [n][2 * kv_dim] T from the layer's input
+/* The projection that restores from hidden states: kv_rows [n][2 * rank_kv_dim] T from the layer's input
  * h [n][d] T; exactly what model_layer computes from the same rows. */
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);
@@ -93,7 +103,8 @@ int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct m
 int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   int32_t block, const void *chunk, int32_t pos0);
 
-/* Writes kv_rows (T) at r's positions into kv, rotated. With model_kv_load the only way into a block. */
+/* Writes kv_rows (T), projected or as they are saved, at r's positions into kv, rotated. With model_kv_load
+ * the only way into a block. */
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r);
 

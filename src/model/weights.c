@@ -21,8 +21,10 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/progress.h"
+#include "model/share.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"
+#include "tensor/group.h"
 
 /* Bytes of a block: large enough for a checksum at full speed, small enough for a core's cache. */
 #define BLOCK_BYTES ((uint64_t)1 << 20)
@@ -34,6 +36,7 @@ struct loader {
     const struct model_config *c;
     struct device *dev;
     struct stream *s;
+    int n_ranks;
     bool q8;
     struct err *err;
     struct tensor_set set;
@@ -41,7 +44,9 @@ struct loader {
     uint8_t *raw;       /* a batch made by the generator, or copied for its alignment */
     float *wide;        /* a batch converted to f32 */
     size_t wide_bytes;
-    float *vectors; /* host copy of all vectors, in slot order */
+    uint8_t *cut; /* the columns of a batch, rank by rank; NULL where there is one */
+    size_t cut_bytes;
+    float *vectors; /* host copies of all vectors, in slot order, a copy for each rank */
     size_t n_vector_floats;
     uint64_t bytes_done, bytes_all;
     struct progress progress;
@@ -123,7 +128,7 @@ static struct mat *table_of(struct weights *w, enum slot s)
 /* Every vector begins at a cache line. */
 static size_t vector_floats(const struct loader *ld, enum slot s)
 {
-    return (size_t)round_up((uint64_t)slot_rows(ld->c, s), 16);
+    return (size_t)round_up((uint64_t)share_rows(ld->c, s, ld->n_ranks), 16);
 }
 
 static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
@@ -148,8 +153,9 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
         struct weight *m = matrix_of(ld->w, t->layer, s);
         if (m->n != 0)
             return;
-        *m = (struct weight){
-            .dtype = ld->w->dtype, .n = slot_rows(ld->c, s), .k = slot_cols(ld->c, s)};
+        *m = (struct weight){.dtype = ld->w->dtype,
+                             .n = share_rows(ld->c, s, ld->n_ranks),
+                             .k = share_cols(ld->c, s, ld->n_ranks)};
         ld->w->bytes += matrix_bytes(ld, m);
     } else if (!is_in_place(ld, src)) {
         ld->w->bytes += (size_t)t->rows * (size_t)t->cols * dtype_bytes(src->dtype);
@@ -206,7 +212,7 @@ static int allocate_vectors(struct loader *ld)
     size_t bytes = ld->n_vector_floats * sizeof(float);
     if (buf_alloc(ld->dev, MEM_DEVICE, bytes, &h->vectors, ld->err) != 0)
         return err_wrap(ld->err, "weights: norms and biases");
-    ld->vectors = xcalloc(ld->n_vector_floats, sizeof *ld->vectors);
+    ld->vectors = xcalloc(ld->n_vector_floats * (size_t)ld->n_ranks, sizeof *ld->vectors);
     size_t at = 0;
     for (size_t i = 0; i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
@@ -310,12 +316,15 @@ static void widen(float *dst, const void *src, enum dtype t, size_t n)
         memcpy(dst, src, n * sizeof *dst);
 }
 
-static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s,
+static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s, int rank,
                            const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     const struct holdings *h = ld->w->impl;
     const float *base = h->vectors.ptr;
-    float *dst = ld->vectors + (*vector_of(ld->w, b->t->layer, s) - base) + dst_row;
+    float *dst = ld->vectors + (size_t)rank * ld->n_vector_floats +
+                 (*vector_of(ld->w, b->t->layer, s) - base) + dst_row;
+    if (share_is_empty(s, rank, ld->n_ranks))
+        return;
     widen(dst, rows, b->src->dtype, (size_t)n);
     for (int64_t i = 0; b->norm_plus_one && b->t->kind == TENSOR_NORM && i < n; i++)
         dst[i] += 1.0f;
@@ -343,18 +352,36 @@ static void widen_share(void *arg, int thread_idx, int n_threads)
           (size_t)(end - begin));
 }
 
-static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s,
+/* A rank's columns of n rows, behind those of the ranks before it; all of them where they are not cut. */
+static const uint8_t *cut_columns(struct loader *ld, const uint8_t *rows, enum dtype t,
+                                  int64_t cols, int64_t own, int rank, int64_t n)
+{
+    size_t e = dtype_bytes(t), bytes = (size_t)own * e;
+    if (own == cols)
+        return rows;
+    uint8_t *to = ld->cut + (size_t)rank * (size_t)n * bytes;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(to + (size_t)i * bytes, rows + (size_t)(i * cols + rank * own) * e, bytes);
+    return to;
+}
+
+static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s, int rank,
                           const uint8_t *rows, int64_t dst_row, int64_t n)
 {
-    struct weight *m = matrix_of(ld->w, b->t->layer, s);
-    const void *src = rows;
-    if (b->src->dtype != packed_from(m->dtype)) {
-        CHECK(packed_from(m->dtype) == DTYPE_F32);
+    const struct weight *m = matrix_of(ld->w, b->t->layer, s);
+    enum dtype t = packed_from(m->dtype);
+    const uint8_t *src = rows;
+    if (b->src->dtype != t) {
+        CHECK(t == DTYPE_F32);
         struct widen_job job = {ld->wide, rows, b->src->dtype, n * b->t->cols};
         pool_run(ld->dev->pool, widen_share, &job);
-        src = ld->wide;
+        src = (const uint8_t *)ld->wide;
     }
-    return ld->dev->ops->weight_pack(ld->s, m, dst_row, src, n);
+    struct weight own = *m;
+    struct stream *to = rank_stream(ld->s, rank);
+    own.mem.ptr = rank_address(ld->dev, m->mem.ptr, rank);
+    return stream_device(to)->ops->weight_pack(
+        to, &own, dst_row, cut_columns(ld, src, t, b->t->cols, m->k, rank, n), n);
 }
 
 static int deliver_table(struct loader *ld, const struct batch *b, enum slot s,
@@ -367,15 +394,26 @@ static int deliver_table(struct loader *ld, const struct batch *b, enum slot s,
                        (size_t)n * b->cut.row_bytes);
 }
 
+/* Rows [dst_row, dst_row + n) of a slot, to the ranks that hold them. */
 static int deliver(struct loader *ld, const struct batch *b, enum slot s,
                    const uint8_t *rows, int64_t dst_row, int64_t n)
 {
-    if (slot_is_matrix(s))
-        return deliver_matrix(ld, b, s, rows, dst_row, n);
+    int rc = 0;
     if (slot_is_table(s))
         return deliver_table(ld, b, s, rows, dst_row, n);
-    deliver_vector(ld, b, s, rows, dst_row, n);
-    return 0;
+    for (int rank = 0; rank < ld->n_ranks; rank++) {
+        int64_t row = dst_row, end = dst_row + n, own_row, n_own;
+        for (; rc == 0 &&
+               share_next(ld->c, s, rank, ld->n_ranks, &row, end, &own_row, &n_own);
+             row += n_own) {
+            const uint8_t *from = rows + (size_t)(row - dst_row) * b->cut.row_bytes;
+            if (slot_is_matrix(s))
+                rc = deliver_matrix(ld, b, s, rank, from, own_row, n_own);
+            else
+                deliver_vector(ld, b, s, rank, from, own_row, n_own);
+        }
+    }
+    return rc;
 }
 
 /* The rows that a part and a batch have in common, group by group. */
@@ -494,6 +532,18 @@ static struct sha256 hash_of_all(struct named_digest *all, size_t n)
     return sha256_end(hash);
 }
 
+/* Each rank has its own. */
+static int load_vectors(struct loader *ld)
+{
+    const struct holdings *h = ld->w->impl;
+    int rc = 0;
+    for (int rank = 0; rank < ld->n_ranks && rc == 0; rank++)
+        rc = stream_copy(
+            rank_stream(ld->s, rank), rank_address(ld->dev, h->vectors.ptr, rank),
+            ld->vectors + (size_t)rank * ld->n_vector_floats, h->vectors.bytes);
+    return rc != 0 ? rc : stream_sync(ld->s);
+}
+
 static int load_all(struct loader *ld)
 {
     struct named_digest *all = xcalloc(ld->set.list.n, sizeof *all);
@@ -507,10 +557,7 @@ static int load_all(struct loader *ld)
     if (rc == 0)
         ld->w->hash = hash_of_all(all, ld->set.list.n);
     free(all);
-    struct holdings *h = ld->w->impl;
-    if (rc == 0)
-        rc = stream_copy(ld->s, h->vectors.ptr, ld->vectors, h->vectors.bytes);
-    return rc != 0 ? rc : stream_sync(ld->s);
+    return rc == 0 ? load_vectors(ld) : rc;
 }
 
 /* Scratch for the largest batch, and for its widened form. */
@@ -535,6 +582,10 @@ static int make_scratch(struct loader *ld)
     if (ld->wide == NULL)
         return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
                        ld->wide_bytes);
+    ld->cut_bytes = ld->wide_bytes > raw ? ld->wide_bytes : raw;
+    if (ld->n_ranks > 1 && (ld->cut = mem_map(ld->cut_bytes)) == NULL)
+        return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
+                       ld->cut_bytes);
     if (buf_alloc(ld->dev, MEM_PINNED, raw, &ld->raw_mem, ld->err) != 0)
         return err_wrap(ld->err, "weights: scratch");
     ld->raw = ld->raw_mem.ptr;
@@ -563,11 +614,14 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                         .c = cfg,
                         .dev = o->dev,
                         .s = o->s,
+                        .n_ranks = o->dev->n_ranks,
                         .q8 = o->q8,
                         .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;
-    int rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
+    int rc = share_check(cfg, ld.n_ranks, ld.q8, ld.err);
+    if (rc == 0)
+        rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
     if (rc == 0)
         rc = allocate(&ld);
     if (rc == 0)
@@ -578,6 +632,7 @@ int weights_load(struct weights *out, const char *source, const struct model_con
         release_files(&ld);
     buf_free(o->dev, &ld.raw_mem);
     mem_unmap(ld.wide, ld.wide_bytes);
+    mem_unmap(ld.cut, ld.cut_bytes);
     free(ld.vectors);
     tensor_set_close(&ld.set);
     if (rc != 0)

@@ -14,10 +14,12 @@ struct model_work {
      * that, so that it can be copied from beside the next one (model_tap). */
     int n_x, n_kv_rows;
     struct mat x[3];       /* T: the residual stream, in and out of a layer by turns */
-    struct mat kv_rows[2]; /* T: K before RoPE, and V, by layers */
-    struct mat norm;       /* input of the projections */
-    struct mat norm2;      /* input of the MLP */
-    struct mat sum;        /* the residual stream inside a layer, not rounded */
+    struct mat kv_rows[2]; /* T: K before RoPE, and V, by layers; a rank's own */
+    /* Where there are several ranks: those of all, a rank behind the other and as they are saved. */
+    struct mat gathered, kv_saved[2];
+    struct mat norm;  /* input of the projections */
+    struct mat norm2; /* input of the MLP */
+    struct mat sum;   /* the residual stream inside a layer, not rounded */
     struct mat q, att;
     struct mat kv;      /* kv_rows before rounding */
     struct mat up, ffn; /* gate and up; their product */

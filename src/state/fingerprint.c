@@ -39,16 +39,16 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s,
     }
     struct ragged r = {
         .n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
-    size_t block = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
+    size_t block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype);
     struct kv_layer kv = {.blocks = mem->ptr,
                           .block_stride = block,
                           .dtype = m->dtype,
-                          .n_kv = m->cfg.n_kv_heads,
+                          .n_kv = model_rank_kv_heads(m),
                           .d_head = m->cfg.d_head};
     uint8_t *rest = (uint8_t *)mem->ptr + N_BLOCKS * block;
     struct mat x = mat_of(rest, m->dtype, n, m->cfg.n_embd), rows;
     struct mat projected = mat_of(rest + (size_t)n * model_hidden_bytes(m), m->dtype, n,
-                                  2 * model_kv_dim(m));
+                                  2 * model_rank_kv_dim(m));
 
     int rc = model_embed(m, w, s, x, ids, &r);
     if (rc == 0)
@@ -89,6 +89,9 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
     sha256_field(h, "state dtype", dtype_name(m->dtype), strlen(dtype_name(m->dtype)));
     if (m->dev->k_by_token) /* the CPU's stores have never had this field */
         sha256_field(h, "k layout", "by token", 8);
+    put_u32(version, (uint32_t)m->dev->n_ranks);
+    if (m->dev->n_ranks > 1) /* nor those of one rank this */
+        sha256_field(h, "ranks", version, sizeof version);
     rc = probe(m, w, s, &mem, &rb, h);
     *out = sha256_end(h);
     free(config);

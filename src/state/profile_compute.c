@@ -56,7 +56,7 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
     int n_ctx = m->max_ctx < max_past + NEAR_ROWS ? m->max_ctx : max_past + NEAR_ROWS;
     int n_blocks = (n_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     int rows = model_work_rows(w);
-    size_t block = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
+    size_t block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype);
     size_t kv_bytes = (size_t)n_blocks * block;
     size_t x_bytes = (size_t)rows * model_hidden_bytes(m);
     size_t row_bytes = (size_t)rows * model_kv_bytes(m);
@@ -70,10 +70,10 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
     b->kv = (struct kv_layer){.blocks = p,
                               .block_stride = block,
                               .dtype = m->dtype,
-                              .n_kv = m->cfg.n_kv_heads,
+                              .n_kv = model_rank_kv_heads(m),
                               .d_head = m->cfg.d_head};
     b->x = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
-    b->kv_rows = mat_of(p + kv_bytes + x_bytes, m->dtype, rows, 2 * model_kv_dim(m));
+    b->kv_rows = mat_of(p + kv_bytes + x_bytes, m->dtype, rows, 2 * model_rank_kv_dim(m));
     size_t logits_at = round_up(kv_bytes + x_bytes + row_bytes, 64);
     b->logits = mat_of(p + logits_at, DTYPE_F32, 1, m->cfg.vocab_size);
     b->pos = xcalloc((size_t)n_ctx, sizeof *b->pos);

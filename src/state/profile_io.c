@@ -377,7 +377,7 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
             memset(c.mem.ptr, 0, c.mem.bytes);
         c.hidden = mat_of(c.mem.ptr, m->dtype, rows, m->cfg.n_embd);
         c.kv_rows = mat_of((uint8_t *)c.mem.ptr + hidden, m->dtype, rows,
-                           2 * model_kv_dim(m));
+                           2 * model_rank_kv_dim(m));
         rc = read_records(&r, b.kind, 1, 1, NULL, &warm, err);
         if (rc == 0 && r.in_place) /* nothing is moved, so nothing is slowed */
             p->io_overlap = p->comp_overlap = 1;

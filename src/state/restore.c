@@ -76,7 +76,7 @@ static int reserve_scratch(struct restorer *r, struct err *err)
     if (rc != 0)
         return err_wrap(err, "scratch for restores");
     uint8_t *p = r->scratch.ptr;
-    r->kv_rows = mat_of(p, m->dtype, GROUP_ROWS, 2 * model_kv_dim(m));
+    r->kv_rows = mat_of(p, m->dtype, GROUP_ROWS, 2 * model_rank_kv_dim(m));
     r->x = mat_of(p + kv, m->dtype, GROUP_ROWS, m->cfg.n_embd);
     r->pos = xmalloc((size_t)r->o.max_tokens * sizeof *r->pos);
     for (int i = 0; i < r->o.max_tokens; i++)

@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "enginetest.h"
+#include "tensor/group.h"
 #include "tests/cuda_emu/cuda_fault.h"
 
 enum { N_PROMPT = 133, N_RESTORED = 128, N_NEW = 3 };
@@ -141,6 +142,99 @@ static void restored_state_is_bit_equal(void **state)
         n += check_plans(cases[i].model, cases[i].dtype);
     unsetenv("HCACHE_CUDA_MATH");
     print_message("%d plans restored bit for bit\n", n);
+}
+
+/* Two ranks on the one GPU: what they exchange is ordered by events between streams that run nothing
+ * before somebody waits, and restored state is bit-equal. */
+static void ranks_restore_bit_equal(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
+                                        "r1,h0,k1"};
+    static const char *const models[] = {"tests/model/golden/families/llama",
+                                         "tests/model/golden/families/falcon-40b"};
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    for (int i = 0; i < 2; i++) {
+        struct stack k;
+        struct et_run ref, r;
+        et_open(&k, &(struct stack_opts){.device = "cuda",
+                                         .model = models[i],
+                                         .dtype = "bf16",
+                                         .tensor_parallel = 2,
+                                         .max_context = 192,
+                                         .in_memory = true,
+                                         .save_buffer_bytes = 4 << 20});
+        struct et_ask a = {.prompt = prompt,
+                           .n_prompt = N_PROMPT,
+                           .max_tokens = N_NEW,
+                           .save = "both",
+                           .plan = "recompute"};
+        assert_int_equal(et_run(&k, &a, &ref), 0);
+        a.save = "none";
+        for (int p = 1; p < 10; p++) {
+            a.plan = plans[p / 2];
+            a.restore_first = p % 2 == 0;
+            if (et_run(&k, &a, &r) != 0 || r.finish == FINISH_ERROR)
+                fail_msg("%s, plan %s: %s", models[i], a.plan, r.err.msg);
+            if (p > 1)
+                assert_true(r.n_cached >= N_RESTORED);
+            et_same(&r, &ref, a.plan);
+        }
+        stack_close(&k);
+    }
+    unsetenv("HCACHE_CUDA_MATH");
+    unsetenv("HCACHE_CUDA_RANKS");
+}
+
+/* A large copy goes up in shares, a share a rank, and every rank has all of it; what cannot be divided
+ * equally, too. */
+static void copies_go_up_in_shares(void **state)
+{
+    (void)state;
+    enum { BYTES = (400 << 10) + 7 };
+    struct device *d;
+    struct stream *s;
+    struct buf dev, host, back;
+    struct err err = {0};
+    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    if (group_open("cuda", 3, NULL, &d, &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
+    assert_int_equal(buf_alloc(d, MEM_DEVICE, BYTES, &dev, NULL), 0);
+    assert_int_equal(buf_alloc(d, MEM_PINNED, BYTES, &host, NULL), 0);
+    assert_int_equal(buf_alloc(d, MEM_PINNED, BYTES, &back, NULL), 0);
+    for (int i = 0; i < BYTES; i++)
+        ((uint8_t *)host.ptr)[i] = (uint8_t)(i * 31 + i / 977);
+    assert_int_equal(stream_copy(s, dev.ptr, host.ptr, BYTES), 0);
+    assert_int_equal(stream_sync(s), 0);
+    for (int r = 0; r < 3; r++) {
+        struct stream *of = rank_stream(s, r);
+        memset(back.ptr, 0, BYTES);
+        assert_int_equal(stream_copy(of, back.ptr, rank_address(d, dev.ptr, r), BYTES), 0);
+        assert_int_equal(stream_sync(of), 0);
+        assert_memory_equal(back.ptr, host.ptr, BYTES);
+    }
+    buf_free(d, &dev);
+    buf_free(d, &host);
+    buf_free(d, &back);
+    stream_destroy(s);
+    device_close(d);
+    unsetenv("HCACHE_CUDA_RANKS");
+}
+
+/* More ranks than GPUs. */
+static void too_few_gpus(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct err err = {0};
+    assert_int_equal(group_open("cuda", 2, NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "GPU 1 is wanted"));
+    setenv("HCACHE_CUDA_RANKS", "share", 1);
+    assert_int_equal(group_open("cuda", 2, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "HCACHE_CUDA_RANKS=share: must be shared"));
+    unsetenv("HCACHE_CUDA_RANKS");
 }
 
 /* Three sequences at once: what they compute beside one another, with equal beginnings taken over from the
@@ -392,6 +486,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_state_is_bit_equal),
+        cmocka_unit_test(ranks_restore_bit_equal),
+        cmocka_unit_test(copies_go_up_in_shares),
+        cmocka_unit_test(too_few_gpus),
         cmocka_unit_test(batches_reuse_and_preemption),
         cmocka_unit_test(fast_math_keeps_greedy_tokens),
         cmocka_unit_test(a_fault_fails_the_request),

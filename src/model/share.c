@@ -1,0 +1,103 @@
+/* share.c - see share.h. */
+#include "model/share.h"
+
+#include "tensor/ops.h"
+
+/* Runs of rows that are cut each by itself; 0: the rows are not cut. */
+static int n_sections(const struct model_config *c, enum slot s)
+{
+    switch (s) {
+    case SLOT_WQ:
+    case SLOT_BQ:
+        return 1;
+    case SLOT_WKV:
+    case SLOT_BKV:
+        return 2;
+    case SLOT_UP:
+    case SLOT_B_UP:
+        return c->mlp_gated ? 2 : 1;
+    default:
+        return 0;
+    }
+}
+
+static bool has_columns_cut(enum slot s)
+{
+    return s == SLOT_WO || s == SLOT_DOWN;
+}
+
+static int check_division(const char *what, int64_t n, int n_ranks, struct err *err)
+{
+    if (n % n_ranks == 0)
+        return 0;
+    return err_set(
+        err, ERR_UNSUPPORTED,
+        "tensor parallelism over %d ranks: the model has %lld %s, which cannot be "
+        "divided by %d: choose a divisor",
+        n_ranks, (long long)n, what, n_ranks);
+}
+
+/* A row of q8 weights is kept in blocks, each with a scale of its own. */
+static int check_blocks(const char *what, int64_t n, int n_ranks, struct err *err)
+{
+    if (n / n_ranks % Q8_BLOCK == 0)
+        return 0;
+    return err_set(
+        err, ERR_UNSUPPORTED,
+        "tensor parallelism over %d ranks: a rank would have %lld %s, and q8 weights "
+        "are cut at multiples of %d: choose fewer ranks, or the checkpoint's weights",
+        n_ranks, (long long)(n / n_ranks), what, Q8_BLOCK);
+}
+
+int share_check(const struct model_config *c, int n_ranks, bool q8, struct err *err)
+{
+    int rc = check_division("attention heads", c->n_heads, n_ranks, err);
+    if (rc == 0)
+        rc = check_division("key/value heads", c->n_kv_heads, n_ranks, err);
+    if (rc == 0)
+        rc = check_division("columns in its MLP", c->n_ffn, n_ranks, err);
+    if (rc == 0 && q8 && n_ranks > 1)
+        rc = check_blocks("columns of heads", (int64_t)c->n_heads * c->d_head, n_ranks,
+                          err);
+    if (rc == 0 && q8 && n_ranks > 1)
+        rc = check_blocks("columns of its MLP", c->n_ffn, n_ranks, err);
+    return rc;
+}
+
+int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks)
+{
+    return n_sections(c, s) > 0 ? slot_rows(c, s) / n_ranks : slot_rows(c, s);
+}
+
+int64_t share_cols(const struct model_config *c, enum slot s, int n_ranks)
+{
+    return has_columns_cut(s) ? slot_cols(c, s) / n_ranks : slot_cols(c, s);
+}
+
+bool share_is_empty(enum slot s, int rank, int n_ranks)
+{
+    return n_ranks > 1 && rank > 0 && (s == SLOT_BO || s == SLOT_B_DOWN);
+}
+
+bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,
+                int64_t *row, int64_t end, int64_t *own_row, int64_t *n)
+{
+    int sections = n_sections(c, s);
+    if (sections == 0 || n_ranks == 1) {
+        *own_row = *row;
+        *n = end - *row;
+        return *n > 0;
+    }
+    int64_t section = slot_rows(c, s) / sections, share = section / n_ranks;
+    for (int i = 0; i < sections; i++) {
+        int64_t from = i * section + rank * share, to = from + share;
+        int64_t lo = from > *row ? from : *row, hi = to < end ? to : end;
+        if (lo >= hi)
+            continue;
+        *row = lo;
+        *own_row = i * share + (lo - from);
+        *n = hi - lo;
+        return true;
+    }
+    return false;
+}

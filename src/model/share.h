@@ -1,0 +1,31 @@
+/* share.h - what a rank of a device group holds of a model: tensor parallelism over heads and the MLP's
+ * width, as Megatron cuts it.  Private to src/model.
+ *
+ *   wq, wkv, w_up and their biases   rows: a run of heads, of K heads, of V heads, of gate, of up
+ *   wo, w_down                       columns, in the same runs: each rank's product is a summand
+ *   bo, b_down                       rank 0 alone: they are added once
+ *   all others                       whole on every rank: norms, tables, the output head
+ *
+ * Pure. */
+#ifndef MODEL_SHARE_H
+#define MODEL_SHARE_H
+
+#include "model/config.h"
+#include "model/weights_names.h"
+
+/* ERR_UNSUPPORTED, saying what cannot be cut, where the ranks' shares would not be equal. */
+int share_check(const struct model_config *c, int n_ranks, bool q8, struct err *err);
+
+/* Rows and columns of a slot on one rank. */
+int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks);
+int64_t share_cols(const struct model_config *c, enum slot s, int n_ranks);
+
+/* Whether a rank has none of a slot: zeros stand there. */
+bool share_is_empty(enum slot s, int rank, int n_ranks);
+
+/* The next run of a slot's rows [*row, end) that a rank holds: from *row on, *n of them, which are its own
+ * rows from *own_row on.  False: there is none. */
+bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,
+                int64_t *row, int64_t end, int64_t *own_row, int64_t *n);
+
+#endif

@@ -1,0 +1,29 @@
+# test_ranks.sh - a model shared over ranks: the same text, state that is its own, clear refusals.
+. tests/e2e/lib.sh
+
+ids 200 3 >"$tmp/ids"
+run_ranks() { # run_ranks N ARGS...
+    local n=$1
+    shift
+    run_hc run synth:tiny-mha --dtype f32 --tensor-parallel "$n" --token-ids "$tmp/ids" --max-tokens 20 --ignore-eos --json "$@"
+}
+
+run_ranks 1
+one=$(json 'j["token_ids"]')
+for n in 2 4; do
+    run_ranks "$n" --store "$tmp/store" --save both --plan recompute
+    check "$n ranks: the greedy tokens of one" json_is 'j["token_ids"]' "$one"
+    first=$(json 'j["logits_digest"]')
+    for plan in hidden kv r1,h1,k2; do
+        run_ranks "$n" --store "$tmp/store" --save none --plan "$plan"
+        check "$n ranks, another process, plan $plan: restored" json_is 'j["cached_tokens"] >= 192' True
+        check "$n ranks, plan $plan: the same logits, bit for bit" json_is 'j["logits_digest"]' "$first"
+    done
+done
+run_ranks 1 --store "$tmp/store" --save none --plan kv
+check "one rank does not take what several have saved" json_is 'j["cached_tokens"]' 0
+run_ranks 3
+expect "3 ranks: refused, with the number that cannot be divided" 1 'heads, which cannot be divided by 3'
+run_ranks 17
+expect "17 ranks: refused" 2 'tensor-parallel.*16'
+plan_end
