@@ -205,9 +205,8 @@ static int read_ids(const struct ppl_args *a, int32_t **ids, size_t *n, struct e
     int rc = tokenizer_open(&t, a->model, err);
     if (rc == 0)
         rc = file_read(a->file, (size_t)1 << 32, &text, &n_text, err);
-    if (rc == 0)
-        rc = tokenizer_encode(t, text, n_text, TOKENIZER_ADD_SPECIAL, ids, n, err);
-    if (rc != 0)
+    if (rc == 0 &&
+        (rc = tokenizer_encode(t, text, n_text, TOKENIZER_ADD_SPECIAL, ids, n, err)) != 0)
         err_wrap(err, "%s", a->file);
     free(text);
     tokenizer_close(t);

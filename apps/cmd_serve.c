@@ -41,6 +41,8 @@ struct serve_args {
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
 
+#define TTL_MAX_S INT64_C(3153600000) /* a century */
+
 static const struct opt positionals[] = {
     {"MODEL_DIR", OPT(struct serve_args, model), .required = true,
      .help = "a Hugging Face folder, or synth:SHAPE for random weights"},
@@ -73,7 +75,7 @@ static const struct opt options[] = {
     {"conversation-bytes", OPT(struct serve_args, conversation_bytes), .arg = "BYTES",
      .def = "16G", .help = "of all that is kept, likewise; 0 is no bound"},
     {"conversation-ttl", OPT(struct serve_args, conversation_ttl), .arg = "S",
-     .def = "2592000", .min = 0, .max = INT64_MAX / 2,
+     .def = "2592000", .min = 0, .max = TTL_MAX_S,
      .help = "seconds after their last use until they are erased; 0 is never"},
     {"api-key", OPT(struct serve_args, api_key), .arg = "KEY[,KEY...]",
      .help = "required of clients; other users see it in the list of processes: prefer the "

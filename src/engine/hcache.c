@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "engine/hcache_impl.h"
 #include "state/save_policy.h"
@@ -39,6 +40,21 @@ static void say_memory(const struct hcache_opts *o, const struct stack *k)
         o->warn(o->warn_arg, text);
     else
         fprintf(stderr, "%s\n", text);
+}
+
+/* A longer context than the model's own is not made room for. */
+static void warn_context(const struct hcache_opts *o, const struct stack *k)
+{
+    char text[160];
+    if (o->max_context <= k->model->max_ctx)
+        return;
+    snprintf(text, sizeof text,
+             "a context of %d tokens was asked for; the model's own, %d, is the most",
+             o->max_context, k->model->max_ctx);
+    if (o->warn != NULL)
+        o->warn(o->warn_arg, text);
+    else
+        log_warn("%s", text);
 }
 
 /* Below, it would seem to hang: an empty store has 40 KB to read. */
@@ -141,6 +157,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     }
     service_create(&vo, &h->service);
     h->platform = h->k.platform;
+    warn_context(o, &h->k);
     if (o->verbose)
         say_memory(o, &h->k);
     *out = h;

@@ -276,7 +276,7 @@ static int dirs_make(const struct store_opts *opts, struct err *err)
         struct io_stat st;
         int rc = opts->read_only ? io_stat(opts->io, opts->dirs[i], &st, err)
                                  : io_mkdirs(opts->io, opts->dirs[i], err);
-        if (rc == -ENOENT)
+        if (rc == -ENOENT && opts->read_only)
             return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[i]);
         if (rc != 0)
             return rc;

@@ -94,6 +94,8 @@ bad_option 'threads' --threads -2
 bad_option 'save.*everything' --save everything
 bad_option 'plan.*sideways' --plan sideways
 bad_option 'throttle' --throttle fast
+run_hc run "$good" "${gen[@]}" --max-context 1000000
+expect "more context than the model has: said, not silently cut" 0 "1000000 tokens was asked for; the model's own"
 bad_option 'at least 65536' --throttle 1
 bad_option 'memory cannot be slowed' --throttle 1MB --store memory
 run_hc run

@@ -29,4 +29,6 @@ if [ -e /dev/full ]; then
 fi
 run_hc run "$model" --prompt hello --max-tokens 4 --weights q4
 expect "an unknown kind of weights: 2" 2 'checkpoint|q8'
+run_hc ppl "$model" "$tmp/none"
+check "no text: named once" test "$rc" -eq 1 -a "$(grep -o "$tmp/none" "$tmp/err" | wc -l)" -eq 1
 plan_end

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -141,4 +142,16 @@ uint64_t damage_wipe_row(struct st_place *p)
     free(all);
     assert_true(at + 40 <= size);
     return at;
+}
+
+void damage_report(const struct damage_line *lines, int n)
+{
+    const char *path = getenv("HCACHE_CAMPAIGN_OUT");
+    FILE *f = path != NULL && *path != 0 ? fopen(path, "w") : stdout;
+    for (int i = 0; i < n && f != NULL; i++)
+        fprintf(f, "%s: %llu\n", lines[i].what, (unsigned long long)lines[i].n);
+    if (f == NULL || (f != stdout && fclose(f) != 0)) {
+        perror(path);
+        exit(1);
+    }
 }

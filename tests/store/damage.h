@@ -15,6 +15,13 @@ struct damage_counts {
 };
 extern struct damage_counts damage_counts;
 
+/* Lines "what: n" for the table of `make crash`: to $HCACHE_CAMPAIGN_OUT, else to stdout. */
+struct damage_line {
+    const char *what;
+    uint64_t n;
+};
+void damage_report(const struct damage_line *lines, int n);
+
 /* The store, closed and at rest. */
 void damage_place(struct st_place *p);
 /* Another disk with the same content, as after a loss of power: with some seeds (not with 0) the log that the last

@@ -64,19 +64,6 @@ static void every_bit_of_a_wipe(void **state)
     st_place_close(&p);
 }
 
-static void counts_write(void)
-{
-    const char *path = getenv("HCACHE_CAMPAIGN_OUT");
-    FILE *f = path != NULL && *path != 0 ? fopen(path, "w") : stdout;
-    if (f == NULL)
-        return;
-    fprintf(f, "bits flipped in metadata: %llu\nwrong bytes served: %llu\n",
-            (unsigned long long)damage_counts.n_meta_bits,
-            (unsigned long long)damage_counts.n_wrong);
-    if (f != stdout)
-        fclose(f);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -84,6 +71,9 @@ int main(void)
         cmocka_unit_test(every_bit_of_a_wipe),
     };
     int n_bad = cmocka_run_group_tests(tests, NULL, NULL);
-    counts_write();
+    const struct damage_line lines[] = {
+        {"bits flipped in metadata", damage_counts.n_meta_bits},
+        {"wrong bytes served", damage_counts.n_wrong}};
+    damage_report(lines, 2);
     return n_bad;
 }

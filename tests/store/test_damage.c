@@ -308,21 +308,6 @@ static void read_flips(void **state)
     st_place_close(&p);
 }
 
-static void counts_write(void)
-{
-    const char *path = getenv("HCACHE_CAMPAIGN_OUT");
-    FILE *f = path != NULL && *path != 0 ? fopen(path, "w") : stdout;
-    if (f == NULL)
-        return;
-    fprintf(f, "bits flipped in metadata: %llu\nbits flipped in data: %llu\n",
-            (unsigned long long)damage_counts.n_meta_bits, (unsigned long long)n_data_bits);
-    fprintf(f, "files cut short: %llu\nblocks or records swapped: %llu\n",
-            (unsigned long long)n_cuts, (unsigned long long)n_swaps);
-    fprintf(f, "wrong bytes served: %llu\n", (unsigned long long)damage_counts.n_wrong);
-    if (f != stdout)
-        fclose(f);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +317,12 @@ int main(void)
         cmocka_unit_test(read_flips),     cmocka_unit_test(lost_and_misdirected_writes),
     };
     int n_bad = cmocka_run_group_tests(tests, NULL, NULL);
-    counts_write();
+    const struct damage_line lines[] = {
+        {"bits flipped in metadata", damage_counts.n_meta_bits},
+        {"bits flipped in data", n_data_bits},
+        {"files cut short", n_cuts},
+        {"blocks or records swapped", n_swaps},
+        {"wrong bytes served", damage_counts.n_wrong}};
+    damage_report(lines, 5);
     return n_bad;
 }
