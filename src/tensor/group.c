@@ -228,6 +228,14 @@ struct stream *rank_stream(struct stream *s, int rank)
     return group_stream(s)->of.s[rank];
 }
 
+/* What an exchange has said becomes the stream's, unless a rank has said it better. */
+static int exchanged(struct stream *s, int rc, const char *what)
+{
+    if (rc != 0 && group_code(s) == 0)
+        stream_fail(s, rc, what);
+    return group_code(s);
+}
+
 /* --- copies ----------------------------------------------------------------------------------- */
 
 /* A share smaller than this costs more in its exchange than its way up. */
@@ -264,7 +272,7 @@ static int copy_shares(struct stream *s, uint8_t *dst, const uint8_t *src, size_
     if (rc == 0)
         rc = g->collective->all_gather(g->collective, of, out, in);
     pthread_mutex_unlock(&g->exchange);
-    return rc;
+    return exchanged(s, rc, "a copy up, in shares");
 }
 
 static int group_stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)
@@ -307,9 +315,7 @@ int all_reduce(struct stream *s, struct mat x)
     pthread_mutex_lock(&g->exchange);
     rc = g->collective->all_reduce(g->collective, &group_stream(s)->of, of_rank);
     pthread_mutex_unlock(&g->exchange);
-    if (rc != 0)
-        stream_fail(s, rc, "all-reduce");
-    return group_code(s);
+    return exchanged(s, rc, "all-reduce");
 }
 
 int all_gather(struct stream *s, struct mat out, struct mat in)
@@ -330,9 +336,7 @@ int all_gather(struct stream *s, struct mat out, struct mat in)
     pthread_mutex_lock(&g->exchange);
     rc = g->collective->all_gather(g->collective, &group_stream(s)->of, to, from);
     pthread_mutex_unlock(&g->exchange);
-    if (rc != 0)
-        stream_fail(s, rc, "all-gather");
-    return group_code(s);
+    return exchanged(s, rc, "all-gather");
 }
 
 /* --- events ----------------------------------------------------------------------------------- */

@@ -172,7 +172,7 @@ static void ranks_restore_bit_equal(void **state)
                            .plan = "recompute"};
         assert_int_equal(et_run(&k, &a, &ref), 0);
         a.save = "none";
-        for (int p = 1; p < 10; p++) {
+        for (int p = 1; p < 10; p += i == 0 ? 1 : 4) {
             a.plan = plans[p / 2];
             a.restore_first = p % 2 == 0;
             if (et_run(&k, &a, &r) != 0 || r.finish == FINISH_ERROR)
@@ -180,6 +180,15 @@ static void ranks_restore_bit_equal(void **state)
             if (p > 1)
                 assert_true(r.n_cached >= N_RESTORED);
             et_same(&r, &ref, a.plan);
+        }
+        a.plan = "recompute";
+        for (int j = 0; j < 4 - 3 * i; j++) { /* on one rank: in an operation, or in an exchange */
+            cuda_emu_fail(CUDA_EMU_LAUNCH, 11 + 17 * j);
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            assert_int_equal(r.finish, FINISH_ERROR);
+            assert_non_null(strstr(r.err.msg, "device cuda"));
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            et_same(&r, &ref, "after a rank's fault");
         }
         stack_close(&k);
     }
