@@ -103,35 +103,70 @@ static void attn_end(const struct attn_state *s)
     }
 }
 
-/* --- softmax of one row over one block ------------------------------------------------------ */
+/* --- softmax of rows over one block ---------------------------------------------------------- */
 
-/* p[lo..hi) holds products q.k on entry, weights on return, the others 0. Returns what the old
- * output shrinks by. */
-static float softmax_block(float *p, int lo, int hi, float scale, float *m, float *l)
+/* Rows at once: each is a chain of latencies, most of which is spent side by side (docs/PERF.md). */
+#define SOFTMAX_ROWS 4
+
+/* p[lo..hi) times scale, the others -inf. Returns per lane the largest, m included. */
+INLINE v16 softmax_scale(float *p, int lo, int hi, float scale, float m)
 {
-    v16 s[KEY_VECS], factor = v_set1(scale), minus = v_set1(-INFINITY);
-    v16 top = v_set1(*m);
+    v16 factor = v_set1(scale), minus = v_set1(-INFINITY), top = v_set1(m);
     for (int j = 0; j < KEY_VECS; j++) {
-        s[j] = v_mul(v_load(p + 16 * j), factor);
+        v16 x = v_mul(v_load(p + 16 * j), factor);
         if (lo > 0 || hi < KEYS) {
-            s[j] = v_first(hi - 16 * j, s[j], minus);
-            s[j] = v_first(lo - 16 * j, minus, s[j]);
+            x = v_first(hi - 16 * j, x, minus);
+            x = v_first(lo - 16 * j, minus, x);
         }
-        top = v_max(top, s[j]);
+        v_store(p + 16 * j, x);
+        top = v_max(top, x);
     }
-    float m_new = v_max_lane(top);
-    v16 sum = v_zero();
-    for (int j = 0; j < KEY_VECS; j++) {
-        s[j] = v_exp(v_sub(s[j], v_set1(m_new)));
-        v_store(p + 16 * j, s[j]);
-        sum = v_add(sum, s[j]);
+    return top;
+}
+
+/* Rows of a tile, and the keys of the block that they see. */
+struct softmax {
+    float *
+        p; /* [n_rows][64]: products q.k on entry, weights on return, 0 outside of [lo, hi) */
+    const int *lo, *hi;
+    float scale;
+    float *m, *l, *shrink; /* as in attn_state */
+};
+
+INLINE void softmax_rows(const struct softmax *x, int n_rows)
+{
+    v16 top[SOFTMAX_ROWS], sum[SOFTMAX_ROWS];
+    float m[SOFTMAX_ROWS];
+    EACH_ROW top[r] = softmax_scale(x->p + r * KEYS, x->lo[r], x->hi[r], x->scale, x->m[r]);
+    EACH_ROW m[r] = v_max_lane(top[r]);
+    EACH_ROW sum[r] = v_zero();
+    for (int j = 0; j < KEY_VECS; j++)
+        EACH_ROW
+        {
+            float *p = x->p + r * KEYS + 16 * j;
+            v16 e = v_exp(v_sub(v_load(p), v_set1(m[r])));
+            v_store(p, e);
+            sum[r] = v_add(sum[r], e);
+        }
+    EACH_ROW
+    {
+        float shrink = 1.0f; /* exp(0), which v_exp gives exactly: the usual case */
+        if (m[r] > x->m[r])
+            shrink = v_lane0(v_exp(v_set1(x->m[r] - m[r])));
+        x->l[r] = v_lane0(v_fma(v_set1(x->l[r]), v_set1(shrink), v_set1(v_sum(sum[r]))));
+        x->m[r] = m[r];
+        x->shrink[r] = shrink;
     }
-    float shrink = 1.0f; /* exp(0), which v_exp gives exactly: the usual case */
-    if (m_new > *m)
-        shrink = v_lane0(v_exp(v_set1(*m - m_new)));
-    *l = v_lane0(v_fma(v_set1(*l), v_set1(shrink), v_set1(v_sum(sum))));
-    *m = m_new;
-    return shrink;
+}
+
+static void softmax_one(const struct softmax *x)
+{
+    softmax_rows(x, 1);
+}
+
+static void softmax_some(const struct softmax *x)
+{
+    softmax_rows(x, SOFTMAX_ROWS);
 }
 
 /* --- the block in f32 ----------------------------------------------------------------------- */
@@ -337,15 +372,43 @@ static void weigh_uneven(const struct attn_state *s, const struct strip *st,
                    st->hi[r]);
 }
 
+/* Rows [row, row + SOFTMAX_ROWS) of the strip all see some of the block. */
+static bool some_see(const struct strip *st, int row)
+{
+    bool all = row + SOFTMAX_ROWS <= st->n;
+    for (int r = row; all && r < row + SOFTMAX_ROWS; r++)
+        all = st->lo[r] < st->hi[r];
+    return all;
+}
+
+/* Of rows from `row` on of a strip. */
+static struct softmax softmax_of(const struct attn_state *s, const struct strip *st,
+                                 int row)
+{
+    int i = st->first + row;
+    return (struct softmax){.p = st->p + row * KEYS,
+                            .lo = st->lo + row,
+                            .hi = st->hi + row,
+                            .scale = s->t->scale,
+                            .m = s->m + i,
+                            .l = s->l + i,
+                            .shrink = s->shrink + i};
+}
+
 static void strip_softmax(const struct attn_state *s, const struct strip *st)
 {
-    for (int r = 0; r < st->n; r++) {
-        int i = st->first + r;
-        if (st->lo[r] < st->hi[r])
-            s->shrink[i] = softmax_block(st->p + r * KEYS, st->lo[r], st->hi[r],
-                                         s->t->scale, &s->m[i], &s->l[i]);
-        else
-            s->shrink[i] = 1.0f;
+    for (int r = 0; r < st->n;) {
+        struct softmax x = softmax_of(s, st, r);
+        if (some_see(st, r)) {
+            softmax_some(&x);
+            r += SOFTMAX_ROWS;
+        } else {
+            if (*x.lo < *x.hi)
+                softmax_one(&x);
+            else
+                *x.shrink = 1.0f;
+            r++;
+        }
     }
 }
 
@@ -446,6 +509,31 @@ static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_v(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
+/* Of all the tile's rows, which see the same keys: each sequence has one row. */
+static void heads_softmax(const struct attn_state *s, int32_t block)
+{
+    struct strip st = strip_of(s, 0, 0, block * KEYS);
+    int lo[SOFTMAX_ROWS], hi[SOFTMAX_ROWS];
+    for (int r = 0; r < SOFTMAX_ROWS; r++) {
+        lo[r] = st.lo[0];
+        hi[r] = st.hi[0];
+    }
+    struct softmax x = softmax_of(s, &st, 0);
+    x.lo = lo;
+    x.hi = hi;
+    for (int left = s->n_all, n; left > 0; left -= n) {
+        n = left < SOFTMAX_ROWS ? 1 : SOFTMAX_ROWS;
+        if (n > 1)
+            softmax_some(&x);
+        else
+            softmax_one(&x);
+        x.p += n * KEYS;
+        x.m += n;
+        x.l += n;
+        x.shrink += n;
+    }
+}
+
 /* Scores of all heads, then weights of all, then outputs of all: K of the tile's heads is one stretch
  * of memory and V another, and the chains of latencies of the softmaxes overlap. */
 static void pairs_attend(const struct attn_state *s, int32_t block, int32_t next_block)
@@ -456,10 +544,7 @@ static void pairs_attend(const struct attn_state *s, int32_t block, int32_t next
         struct kv_part k = k_of_pair(s, block, head);
         attn_by_rows[st.n].scores(s, &st, &k);
     }
-    for (int head = 0; head < n_heads; head++) {
-        struct strip st = strip_of(s, head, 0, block * KEYS);
-        strip_softmax(s, &st);
-    }
+    heads_softmax(s, block);
     for (int head = 0; head < n_heads; head++) {
         struct strip st = strip_of(s, head, 0, block * KEYS);
         struct kv_part v = v_of_pair(s, block, head, next_block);
