@@ -137,7 +137,8 @@ def full(at):
 def full_under_cap(at):
     """A cap that the disk cannot hold: what was used least goes, and everything new is saved, with no warning."""
     store = os.path.join(at, "s")
-    capped = lambda seed: run(command(prompt(330, seed), store) + ["--store-cap", "1G"])
+    # With a throttle the store's speed is not measured ahead: that holds up to 32 chunks for a moment, here most of them.
+    capped = lambda seed: run(command(prompt(330, seed), store) + ["--store-cap", "1G", "--throttle", "10G"])
     runs = [capped(seed) for seed in range(12)]
     check("full under the cap: all is saved", all(r is not None and r["committed_tokens"] >= 330 for _, r in runs),
           [(p.stderr, r and r["committed_tokens"]) for p, r in runs])
