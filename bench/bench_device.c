@@ -203,7 +203,11 @@ static int cache_make(struct rig *r, int n_heads, int n_kv, int n_tokens, int n_
     for (int i = 0; i < n; i++)
         c->table[i] = i;
     c->tables[0] = c->table;
-    c->kv = (struct kv_layer){c->kv_mem.ptr, block, r->dtype, n_kv, D_HEAD};
+    c->kv = (struct kv_layer){.blocks = c->kv_mem.ptr,
+                              .block_stride = block,
+                              .dtype = r->dtype,
+                              .n_kv = n_kv,
+                              .d_head = D_HEAD};
     c->q = mat_of(c->q_mem.ptr, act, n_rows, n_heads * D_HEAD);
     c->out = mat_of(c->out_mem.ptr, act, n_rows, n_heads * D_HEAD);
     c->r = (struct ragged){.n_rows = n_rows,

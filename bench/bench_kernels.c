@@ -284,7 +284,11 @@ static struct cache_run cache_run_make(struct bench *b, int n_kv, int d_head, in
     struct cache_run c = {.b = b};
     size_t block = kv_block_bytes(n_kv, d_head, DTYPE_BF16);
     c.layer_bytes = block * (size_t)((tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
-    c.kv = (struct kv_layer){b->cold, block, DTYPE_BF16, n_kv, d_head};
+    c.kv = (struct kv_layer){.blocks = b->cold,
+                             .block_stride = block,
+                             .dtype = DTYPE_BF16,
+                             .n_kv = n_kv,
+                             .d_head = d_head};
     c.n_layers = (int)(COLD_BYTES / c.layer_bytes);
     return c;
 }

@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "store/alloc.h"
@@ -309,6 +310,7 @@ static void stream_submit(struct stream *st, unsigned piece, uint64_t offset,
                            .length = n_bytes,
                            .offset = offset};
     st->w->busy[piece] = true;
+    copy_past_caches_end();
     io_queue_submit(st->w->queue, &req, 1);
 }
 
@@ -345,7 +347,7 @@ static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
             part = n;
         uint8_t *to = piece_buf(st, st->piece) + st->fill_bytes;
         if (bytes != NULL) {
-            memcpy(to, bytes, part);
+            copy_past_caches(to, bytes, part); /* the device reads it next */
             bytes += part;
         } else {
             memset(to, 0, part);

@@ -22,6 +22,8 @@ struct device_vtable {
     int (*stream_sync)(struct stream *s);
     int (*stream_recover)(struct stream *s);
     int (*stream_copy)(struct stream *s, void *dst, const void *src, size_t bytes);
+    /* NULL: one after the other. */
+    int (*stream_copy_all)(struct stream *s, const struct copy_part *copies, int n);
     int (*event_create)(struct device *d, struct event **out, struct err *err);
     void (*event_destroy)(struct event *e);
     int (*event_record)(struct stream *s, struct event *e);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "tensor/device.h"
@@ -266,6 +267,46 @@ static int host_stream_copy(struct stream *s, void *dst, const void *src, size_t
     return 0;
 }
 
+/* --- many copies at once ---------------------------------------------------------------------- */
+
+/* Below this, waking a thread takes longer than copying. */
+#define COPY_ALONE_BYTES 16384
+
+struct copy_job {
+    const struct copy_part *copies;
+    int n;
+    size_t bytes; /* of all */
+};
+
+/* A share is a range of the bytes of all of them, one behind the other. */
+static void copy_share(void *arg, int thread_idx, int n_threads)
+{
+    const struct copy_job *j = arg;
+    long begin, end;
+    pool_share((long)j->bytes, 64, thread_idx, n_threads, &begin, &end);
+    size_t at = 0;
+    for (int i = 0; i < j->n && at < (size_t)end; at += j->copies[i++].bytes) {
+        const struct copy_part *c = &j->copies[i];
+        size_t from = at < (size_t)begin ? (size_t)begin - at : 0;
+        size_t to = (size_t)end - at < c->bytes ? (size_t)end - at : c->bytes;
+        if (from < to)
+            copy_past_caches((uint8_t *)c->dst + from, (const uint8_t *)c->src + from,
+                             to - from);
+    }
+    copy_past_caches_end();
+}
+
+static int host_stream_copy_all(struct stream *s, const struct copy_part *copies, int n)
+{
+    struct copy_job job = {.copies = copies, .n = n};
+    int rc = stream_enter(s);
+    for (int i = 0; i < n; i++)
+        job.bytes += copies[i].bytes;
+    if (rc == 0)
+        pool_run(job.bytes < COPY_ALONE_BYTES ? NULL : s->pool, copy_share, &job);
+    return rc;
+}
+
 static int host_event_record(struct stream *s, struct event *base)
 {
     struct host_event *e = host_event(base);
@@ -310,7 +351,8 @@ int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d
                           .block_stride = kv_block_bytes(n_kv, d_head, rows.dtype),
                           .dtype = rows.dtype,
                           .n_kv = n_kv,
-                          .d_head = d_head};
+                          .d_head = d_head,
+                          .is_scratch = true};
     struct ragged r = {.n_rows = KV_BLOCK_TOKENS,
                        .n_seqs = 1,
                        .pos = pos,
@@ -361,6 +403,7 @@ static const struct device_vtable host_vtable = {
     .stream_sync = host_stream_sync,
     .stream_recover = host_stream_recover,
     .stream_copy = host_stream_copy,
+    .stream_copy_all = host_stream_copy_all,
     .event_create = host_event_create,
     .event_destroy = host_event_destroy,
     .event_record = host_event_record,

@@ -189,6 +189,16 @@ int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)
     return s->device->v->stream_copy(s, dst, src, bytes);
 }
 
+int stream_copy_all(struct stream *s, const struct copy_part *copies, int n)
+{
+    if (s->device->v->stream_copy_all != NULL && s->kind != STREAM_COPY)
+        return s->device->v->stream_copy_all(s, copies, n);
+    int rc = 0;
+    for (int i = 0; i < n && rc == 0; i++)
+        rc = stream_copy(s, copies[i].dst, copies[i].src, copies[i].bytes);
+    return rc;
+}
+
 int event_create(struct device *d, struct event **out, struct err *err)
 {
     return d->v->event_create(d, out, err);

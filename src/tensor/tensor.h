@@ -118,6 +118,13 @@ const char *stream_fault(const struct stream *s);
 int stream_recover(struct stream *s);
 /* dst[0..bytes) = src, in stream order; both must live until it has run. */
 int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
+/* n copies that do not overlap, of what is not read again soon: host devices split them over the pool. */
+struct copy_part {
+    void *dst;
+    const void *src;
+    size_t bytes;
+};
+int stream_copy_all(struct stream *s, const struct copy_part *copies, int n);
 
 int event_create(struct device *d, struct event **out, struct err *err);
 void event_destroy(struct event *e);

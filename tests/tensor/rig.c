@@ -182,7 +182,11 @@ struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head
     assert_int_equal(
         buf_alloc(l->device, MEM_DEVICE, block * (size_t)c.n_blocks, &c.mem, NULL), 0);
     memset(c.mem.ptr, 0xff, c.mem.bytes); /* NaN in every type */
-    c.kv = (struct kv_layer){c.mem.ptr, block, t, n_kv, d_head};
+    c.kv = (struct kv_layer){.blocks = c.mem.ptr,
+                             .block_stride = block,
+                             .dtype = t,
+                             .n_kv = n_kv,
+                             .d_head = d_head};
     for (int s = 0; s < n_seqs; s++) {
         c.table[s] = xcalloc((size_t)per_seq, sizeof(int32_t));
         for (int i = 0; i < per_seq; i++) /* interleaved and backwards */

@@ -8,6 +8,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/pool.h"
+#include "base/rng.h"
 #include "tensor/tensor.h"
 
 /* Every pair of neighbouring halves: what lies below the middle goes down, above it up, and the
@@ -163,6 +165,44 @@ static void test_event_across_streams(void **state)
     device_close(d);
 }
 
+/* Every piece arrives, at any alignment and length, and nothing beside it, however many threads share them. */
+static void test_copy_all(void **state)
+{
+    (void)state;
+    enum { N = 40, ROOM = 1 << 20 };
+    static uint8_t src[ROOM], dst[ROOM], want[ROOM];
+    struct rng rng = {.s = 11};
+    for (int threads = 1; threads <= 5; threads++) {
+        struct pool *pool = pool_create(threads);
+        struct device *d;
+        struct stream *s;
+        assert_int_equal(device_open("cpu", pool, &d, NULL), 0);
+        assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+        for (int round = 0; round < 50; round++) {
+            struct copy_part parts[N];
+            size_t at = 0, most = rng_below(&rng, 3) == 0 ? 100 : ROOM / N - 64;
+            int n = (int)rng_below(&rng, N + 1);
+            for (size_t i = 0; i < ROOM; i++)
+                src[i] = (uint8_t)rng_u64(&rng);
+            memset(dst, round, ROOM);
+            memset(want, round, ROOM);
+            for (int i = 0; i < n; i++) {
+                size_t bytes = rng_below(&rng, most), from = rng_below(&rng, ROOM - most);
+                at += rng_below(&rng, 64);
+                parts[i] = (struct copy_part){dst + at, src + from, bytes};
+                memcpy(want + at, src + from, bytes);
+                at += bytes;
+            }
+            assert_int_equal(stream_copy_all(s, parts, n), 0);
+            assert_int_equal(stream_sync(s), 0);
+            assert_memory_equal(dst, want, ROOM);
+        }
+        stream_destroy(s);
+        device_close(d);
+        pool_destroy(pool);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -173,6 +213,7 @@ int main(void)
         cmocka_unit_test(test_devices),
         cmocka_unit_test(test_stream_order),
         cmocka_unit_test(test_event_across_streams),
+        cmocka_unit_test(test_copy_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

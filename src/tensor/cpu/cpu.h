@@ -61,6 +61,7 @@ struct kv_run {
     int half;                       /* d_rot / 2 */
     uint8_t *k, *v; /* the first head in the block: [d_head][64], [64][d_head] */
     void *scratch;  /* KV_SCRATCH floats, of this thread */
+    bool is_cached; /* what is written is read at once */
 };
 /* A whole chunk in a block's layout, K before RoPE. */
 struct kv_chunk {

@@ -106,6 +106,7 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, in
         .sin = half > 0 ? j->rope->sin + (int64_t)pos * half : NULL,
         .half = half,
         .k = block + (size_t)head * head_bytes * KV_BLOCK_TOKENS,
+        .is_cached = kv->is_scratch,
         .v = block + k_bytes + (size_t)head * head_bytes * KV_BLOCK_TOKENS,
     };
 }

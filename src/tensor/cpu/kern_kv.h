@@ -34,10 +34,18 @@ INLINE void scatter_row(uint8_t *k_block, const void *row, enum dtype t, int d_h
     }
 }
 
+INLINE void put_lines(void *dst, const void *src, size_t n, bool is_cached)
+{
+    if (is_cached)
+        memcpy(dst, src, n);
+    else
+        stream_lines(dst, src, n);
+}
+
 /* KV_GROUP tokens from `rows` [KV_GROUP][d_head] to tokens [token, token + KV_GROUP) of the block:
- * 16 dimensions at a time through a buffer, so that whole cache lines are written past the caches. */
+ * 16 dimensions at a time through a buffer, so that whole cache lines can be written past the caches. */
 INLINE void transpose_group(uint8_t *k_block, const void *rows, enum dtype t, int d_head,
-                            int token)
+                            int token, bool is_cached)
 {
     _Alignas(64) uint16_t lines[16 * KV_GROUP];
     int d = 0;
@@ -47,8 +55,8 @@ INLINE void transpose_group(uint8_t *k_block, const void *rows, enum dtype t, in
                 transpose16_u16(lines + i, KV_GROUP,
                                 (const uint16_t *)rows + i * d_head + d, d_head);
             for (int j = 0; j < 16; j++)
-                stream_lines((uint16_t *)k_block + (d + j) * KV_BLOCK_TOKENS + token,
-                             lines + j * KV_GROUP, KV_GROUP * sizeof lines[0]);
+                put_lines((uint16_t *)k_block + (d + j) * KV_BLOCK_TOKENS + token,
+                          lines + j * KV_GROUP, KV_GROUP * sizeof lines[0], is_cached);
         }
     for (int i = 0; i < KV_GROUP; i++)
         for (int e = d; e < d_head; e++) {
@@ -78,8 +86,8 @@ INLINE void token_rows(const struct kv_run *run, enum dtype t, int i, char *rota
                    run->k_rows + row + h * head_bytes, t, cos, sin, run->half, run->d_head);
     }
     for (size_t h = 0; h < (size_t)run->n_heads; h++)
-        stream_lines(run->v + (h * KV_BLOCK_TOKENS + (size_t)(run->t0 + i)) * head_bytes,
-                     run->v_rows + row + h * head_bytes, head_bytes);
+        put_lines(run->v + (h * KV_BLOCK_TOKENS + (size_t)(run->t0 + i)) * head_bytes,
+                  run->v_rows + row + h * head_bytes, head_bytes, run->is_cached);
 }
 
 INLINE void kv_fill_t(const struct kv_run *run, enum dtype t)
@@ -95,7 +103,7 @@ INLINE void kv_fill_t(const struct kv_run *run, enum dtype t)
             uint8_t *k = run->k + (size_t)h * head_bytes * KV_BLOCK_TOKENS;
             const char *rows = rotated + (size_t)(h * n) * head_bytes;
             if (n == KV_GROUP)
-                transpose_group(k, rows, t, run->d_head, token);
+                transpose_group(k, rows, t, run->d_head, token, run->is_cached);
             else
                 scatter_row(k, rows, t, run->d_head, token);
         }
