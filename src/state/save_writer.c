@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "state/saver_impl.h"
 
 enum {
@@ -24,6 +25,7 @@ struct written {
 
 struct batch {
     int n;
+    int64_t due_ns; /* when it is to be committed at the latest, where n > 0 */
     int n_given_up; /* that came after the first of them */
     struct written chunk[MAX_UNCOMMITTED];
 };
@@ -317,6 +319,8 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {
         bool is_tail = c->n_tokens < STORE_CHUNK_TOKENS;
+        if (b->n == 0)
+            b->due_ns = clock_now_ns() + SAVE_COMMIT_NS;
         b->chunk[b->n++] = (struct written){
             .seq = q,
             .key = key,
@@ -336,15 +340,31 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The next chunk; NULL where there is none (and, with `wait`, none will come). */
-static struct save_chunk *next_chunk(struct saver *s, bool wait)
+/* [lock] Waits until there is a chunk, or what there is is to be committed, or nothing will come. */
+static void await_chunk(struct saver *s, const struct batch *b)
+{
+    struct timespec due = {.tv_sec = b->due_ns / 1000000000,
+                           .tv_nsec = b->due_ns % 1000000000};
+    int rc = 0;
+    while (s->queue == NULL && !s->quit &&
+           (b->n == 0 || (!s->is_awaited && rc != ETIMEDOUT))) {
+        if (b->n == 0)
+            pthread_cond_wait(&s->changed, &s->lock);
+        else
+            rc = pthread_cond_timedwait(&s->changed, &s->lock, &due);
+    }
+}
+
+/* The next chunk; NULL: commit what there is, or end where that is nothing. */
+static struct save_chunk *next_chunk(struct saver *s, const struct batch *b)
 {
     pthread_mutex_lock(&s->lock);
-    while (wait && s->queue == NULL && !s->quit)
-        pthread_cond_wait(&s->changed, &s->lock);
+    await_chunk(s, b);
     struct save_chunk *c = s->queue;
     if (c != NULL)
         s->queue = c->next;
+    else
+        s->is_awaited = false; /* all that was asked for is in the batch */
     if (s->queue == NULL)
         s->queue_end = &s->queue;
     pthread_mutex_unlock(&s->lock);
@@ -368,12 +388,12 @@ void *save_writer_main(void *arg)
     struct batch b = {0};
     step_back();
     for (;;) {
-        struct save_chunk *c = next_chunk(s, b.n == 0);
+        struct save_chunk *c = next_chunk(s, &b);
         if (c == NULL && b.n == 0)
             return NULL; /* quit, and nothing left */
         if (c != NULL)
             write_chunk(s, c, &b);
-        if (b.n > 0 && (c == NULL || b.n == MAX_UNCOMMITTED)) /* caught up, or enough */
+        if (b.n > 0 && (c == NULL || b.n == MAX_UNCOMMITTED))
             commit(s, &b);
     }
 }

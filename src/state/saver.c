@@ -91,6 +91,7 @@ static void release(struct saver *s)
     store_reader_close(s->reader);
     buf_free(s->o.model->dev, &s->packed);
     buf_free(s->o.model->dev, &s->tail_record);
+    free(s->copies);
     stream_destroy(s->pack_stream);
     free(s);
 }
@@ -121,6 +122,12 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
+/* Of a layer: a row of every decode, or of prefill a piece per chunk. */
+static int max_copies(const struct saver *s)
+{
+    return STORE_KINDS * 2 * s->o.max_batch_rows;
+}
+
 /* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep the device and
  * the sorter busy. */
 static int make_down(struct saver *s, struct err *err)
@@ -132,11 +139,12 @@ static int make_down(struct saver *s, struct err *err)
         ring = (size_t)m->cfg.n_layers * layer;
     if (ring < 3 * layer)
         ring = 3 * layer;
-    struct save_down_opts o = {.dev = m->dev,
-                               .ring_bytes = ring,
-                               /* a row of every decode, or of prefill a piece per chunk */
-                               .max_moves = STORE_KINDS * 2 * s->o.max_batch_rows};
-    return m->dev->unified ? 0 : save_down_create(&o, &s->down, err);
+    struct save_down_opts o = {
+        .dev = m->dev, .ring_bytes = ring, .max_moves = max_copies(s)};
+    if (!m->dev->unified)
+        return save_down_create(&o, &s->down, err);
+    s->copies = xcalloc((size_t)max_copies(s), sizeof *s->copies);
+    return 0;
 }
 
 int saver_create(const struct saver_opts *o, struct saver **out, struct err *err)
@@ -151,8 +159,12 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     s->queue_end = &s->queue;
     s->record_bytes[STORE_HIDDEN] = STORE_CHUNK_TOKENS * model_hidden_bytes(m);
     s->record_bytes[STORE_KV] = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, NULL);
+    pthread_cond_init(&s->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     int rc = reserve_memory(s, err);
     if (rc == 0)
         rc = make_down(s, err);
@@ -189,10 +201,18 @@ void saver_on_commit(struct saver *s, void (*fn)(void *arg), void *arg)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* [lock] */
+static void hurry(struct saver *s)
+{
+    s->is_awaited = saver_is_busy(s);
+    pthread_cond_broadcast(&s->changed);
+}
+
 uint64_t saver_mark(struct saver *s)
 {
     pthread_mutex_lock(&s->lock);
     uint64_t mark = s->n_queued;
+    hurry(s);
     pthread_mutex_unlock(&s->lock);
     return mark;
 }
@@ -359,6 +379,7 @@ static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
         c = (struct save_chunk *)(void *)save_memory_take(&s->memory, q->layout.n_bytes);
         if (c != NULL || how != SAVE_WAIT || !saver_is_busy(s))
             break;
+        hurry(s);
         pthread_cond_wait(&s->changed, &s->lock);
     }
     *end = !saver_is_busy(s) ? SAVE_END_MEMORY
@@ -405,14 +426,16 @@ struct rows {
 static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t row,
                       const struct rows *src, int64_t from, int64_t n)
 {
-    struct save_down *down = c->seq->saver->down;
+    struct saver *s = c->seq->saver;
     size_t bytes = src->row_bytes[kind];
     uint8_t *to = save_record(c, l, kind) + (size_t)row * bytes;
     const uint8_t *at = src->at[kind] + (size_t)(from - src->first) * bytes;
-    if (down != NULL)
-        save_down_move(down, to, at, (size_t)n * bytes, &c->lost);
-    else
-        memcpy(to, at, (size_t)n * bytes);
+    if (s->down != NULL) {
+        save_down_move(s->down, to, at, (size_t)n * bytes, &c->lost);
+        return;
+    }
+    CHECK(s->n_copies < max_copies(s));
+    s->copies[s->n_copies++] = (struct copy_part){to, at, (size_t)n * bytes};
 }
 
 static void save_rows(const struct save_part *p, int l, const struct rows *src)
@@ -466,11 +489,11 @@ static void end_all(const struct save_part *parts, int n_parts)
     }
 }
 
-static struct save_down *down_of(const struct save_part *parts, int n_parts)
+static struct saver *saver_of(const struct save_part *parts, int n_parts)
 {
     for (int i = 0; i < n_parts; i++) {
         if (is_saved(&parts[i]))
-            return parts[i].seq->saver->down;
+            return parts[i].seq->saver;
     }
     return NULL;
 }
@@ -480,21 +503,26 @@ void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hi
 {
     CHECK(hidden.ld == hidden.cols && kv_rows.ld == kv_rows.cols);
     const struct mat m[STORE_KINDS] = {[STORE_HIDDEN] = hidden, [STORE_KV] = kv_rows};
-    struct save_down *down = down_of(parts, n_parts);
+    struct saver *saver = saver_of(parts, n_parts);
     struct rows src = {.first = 0};
+    if (saver == NULL)
+        return;
     for (int k = 0; k < STORE_KINDS; k++) {
         src.at[k] = m[k].data;
         src.row_bytes[k] = (size_t)m[k].cols * dtype_bytes(m[k].dtype);
     }
-    if (down != NULL) {
-        save_down_begin(down);
-        bring_down(down, parts, n_parts, l, &src, m);
+    saver->n_copies = 0;
+    if (saver->down != NULL) {
+        save_down_begin(saver->down);
+        bring_down(saver->down, parts, n_parts, l, &src, m);
     }
     for (int i = 0; i < n_parts; i++) {
         if (is_saved(&parts[i]))
             save_rows(&parts[i], l, &src);
     }
-    if (down != NULL && save_down_end(down, s) != 0)
+    int rc = saver->down != NULL ? save_down_end(saver->down, s)
+                                 : stream_copy_all(s, saver->copies, saver->n_copies);
+    if (rc != 0)
         end_all(parts, n_parts);
 }
 
@@ -540,14 +568,23 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
         enqueue(q, tokens, STORE_CHUNK_TOKENS);
 }
 
-void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
+static void enqueue_tail(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
 {
-    if (q == NULL || save_ended(q) != SAVE_GOES_ON || q->n_open == 0)
-        return;
     int64_t n = n_tokens - (int64_t)q->first_open * STORE_CHUNK_TOKENS;
     bool is_news = q->tail.impl == NULL || q->first_open != q->tail_idx ||
                    n > q->tail.n_tokens;
     CHECK(n < STORE_CHUNK_TOKENS);
     if (n > 0 && is_news)
         enqueue(q, tokens, (int)n);
+}
+
+void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
+{
+    if (q == NULL)
+        return;
+    if (save_ended(q) == SAVE_GOES_ON && q->n_open > 0)
+        enqueue_tail(q, tokens, n_tokens);
+    pthread_mutex_lock(&q->saver->lock);
+    hurry(q->saver);
+    pthread_mutex_unlock(&q->saver->lock);
 }

@@ -3,7 +3,9 @@
  * Stage one runs on the compute thread: what a layer just produced for the whole batch is copied into
  * the chunks of its sequences (save_layer), nothing else.  When 64 tokens have passed through every
  * layer a chunk is full and goes to the writer thread (save_advance), stage two: it appends full
- * chunks from all sequences to the store and commits when it has caught up or enough has gathered.
+ * chunks from all sequences to the store, and commits them together: when somebody waits for it (a
+ * session goes idle, a mark is set, memory is waited for), when enough has gathered, or SAVE_COMMIT_NS after the
+ * first.
  *
  *   model_layer --tap--> save_layer   (memcpy)         compute thread
  *   last layer  -------> save_advance -> [queue] --> store_append --> store_commit   writer
@@ -37,6 +39,10 @@
 struct save_policy {
     uint8_t kinds[STORE_MAX_LAYERS];
 };
+
+/* A commit costs the writer a third of a chunk, so while sequences go on there are few: what a crash costs besides the
+ * unfinished chunks. */
+#define SAVE_COMMIT_NS ((int64_t)250 * 1000 * 1000)
 
 #define SAVE_HIDDEN (1u << STORE_HIDDEN)
 #define SAVE_KV     (1u << STORE_KV)

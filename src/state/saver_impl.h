@@ -58,7 +58,9 @@ struct save_seq {
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
-    struct save_down *down; /* NULL where memory is unified */
+    struct save_down *down;   /* NULL where memory is unified: there, */
+    struct copy_part *copies; /* what a layer's snapshot copies, the compute thread's */
+    int n_copies;
 
     /* The writer's: */
     pthread_t writer;
@@ -78,6 +80,7 @@ struct saver {
     atomic_ullong n_settled;      /* read without the lock, too */
     void (*on_commit)(void *arg); /* NULL: nobody wants to know */
     void *on_commit_arg;
+    bool is_awaited; /* somebody wants what is queued to be committed soon */
     bool quit;
     int fault; /* the first code that the store returned; saving is over */
     struct err fault_err;

@@ -27,6 +27,7 @@ enum { MAX_TOKENS = 1200, MAX_ROWS = 128, MAX_SEQS = 3 };
 struct rig {
     struct device *dev;
     struct model *m;
+    struct stream *stream;
     struct io *io;
     struct store *store;
     struct saver *saver;
@@ -75,6 +76,7 @@ static void rig_open_small(struct rig *r, size_t buffer_bytes, uint64_t cap_byte
     assert_int_equal(device_open("cpu", NULL, &r->dev, &err), 0);
     struct model_opts mo = {.dev = r->dev, .dtype = "f32", .max_ctx = MAX_TOKENS};
     assert_int_equal(model_open("synth:tiny-gqa", &mo, &r->m, &err), 0);
+    assert_int_equal(stream_create(r->dev, STREAM_COMPUTE, &r->stream, &err), 0);
     r->rows = xmalloc(MAX_ROWS * model_hidden_bytes(r->m) +
                       MAX_ROWS * model_kv_bytes(r->m));
     r->io = et_disk(3, 0);
@@ -91,6 +93,7 @@ static void rig_close(struct rig *r)
     close_saver(r);
     io_close(r->io);
     free(r->rows);
+    stream_destroy(r->stream);
     model_close(r->m);
     device_close(r->dev);
 }
@@ -164,7 +167,7 @@ static bool line_step(struct line *x, int n, enum save_wait how)
     struct save_part part = {x->q, x->n, 0, n};
     for (int l = 0; l < x->r->m->cfg.n_layers; l++)
         save_layer(&part, 1, l, made_up_rows(x, l, STORE_HIDDEN, n),
-                   made_up_rows(x, l, STORE_KV, n), NULL);
+                   made_up_rows(x, l, STORE_KV, n), x->r->stream);
     x->n += n;
     save_advance(x->q, x->tokens, x->n);
     return true;
@@ -334,6 +337,70 @@ static void flush_is_a_barrier(void **state)
     io_sim_restart(r.io);
     open_saver(&r, 0);
     check_stored(&r, 5, 2, "both");
+    rig_close(&r);
+}
+
+static void count_commit(void *arg)
+{
+    atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+/* While a sequence goes on and nobody asks, chunks are committed together; and they are, before long. */
+static void commits_are_few_and_come_unasked(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x;
+    struct saver_stats stats;
+    atomic_int n_commits = 0;
+    rig_open(&r, 0);
+    saver_on_commit(r.saver, count_commit, &n_commits);
+    line_open(&x, &r, 5, "both", 0);
+    int64_t t0 = clock_now_ns();
+    for (int i = 1; i <= 18; i++) {
+        line_run(&x, 64 * i, 64);
+        do /* until the writer has it: nothing keeps it from committing */
+            saver_stats(r.saver, &stats);
+        while (stats.used_bytes > 0);
+    }
+    while (save_committed_tokens(x.q) < 64 * 18)
+        clock_sleep_ns(1000000);
+    int64_t at_most = (clock_now_ns() - t0) / SAVE_COMMIT_NS + 1;
+    assert_in_range(atomic_load(&n_commits), 1, at_most);
+    saver_on_commit(r.saver, NULL, NULL);
+    line_close(&x);
+    check_stored(&r, 5, 18, "both");
+    rig_close(&r);
+}
+
+/* Who asks does not wait for the time at which it would have come anyway. */
+static void commits_come_when_asked_for(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 9 };
+    struct rig r;
+    struct line x;
+    rig_open(&r, 0);
+    line_open(&x, &r, 5, "both", 0);
+    int64_t t0 = clock_now_ns();
+    for (int i = 1; i <= ROUNDS; i++) {
+        line_run(&x, 128 * i, 64);
+        if (i % 3 == 0) {
+            while (!saver_reached(r.saver, saver_mark(r.saver)))
+                clock_sleep_ns(1000000);
+        } else if (i % 3 == 1) {
+            assert_int_equal(saver_flush(r.saver, NULL), 0);
+        } else { /* at a chunk's end, where there is no tail to be written */
+            save_idle(x.q, x.tokens, x.n);
+            while (!save_is_settled(x.q))
+                clock_sleep_ns(1000000);
+            line_close(&x);
+            line_open(&x, &r, 5, "both", 128 * i);
+        }
+    }
+    assert_true(clock_now_ns() - t0 < ROUNDS * SAVE_COMMIT_NS / 2);
+    line_close(&x);
+    check_stored(&r, 5, ROUNDS * 2, "both");
     rig_close(&r);
 }
 
@@ -795,6 +862,8 @@ int main(void)
         cmocka_unit_test(steps_and_policies),
         cmocka_unit_test(nothing_to_save),
         cmocka_unit_test(flush_is_a_barrier),
+        cmocka_unit_test(commits_are_few_and_come_unasked),
+        cmocka_unit_test(commits_come_when_asked_for),
         cmocka_unit_test(continues_a_stored_prefix),
         cmocka_unit_test(tails_grow),
         cmocka_unit_test(two_continue_one_tail),
