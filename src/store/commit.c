@@ -250,7 +250,7 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
     pthread_mutex_lock(&s->lock);
     int rc = store_can_save(s, &local);
     bool wanted = s->freeing != NULL ||
-                  ((what & STORE_COMMIT_PENDING) && s->pending != NULL) ||
+                  ((what & STORE_COMMIT_PENDING) && (s->pending != NULL || s->is_fresh)) ||
                   ((what & STORE_COMMIT_TOUCHED) && s->n_touched > 0) ||
                   ((what & STORE_COMMIT_PINS) && s->n_pin_changes > 0) ||
                   ((what & STORE_COMMIT_IDS) && s->index != NULL);

@@ -565,6 +565,44 @@ static void failed_sync_is_final(void **state)
     }
 }
 
+/* What is found at open may be there in the caches alone: a commit that failed, or was killed half-way.  A commit
+ * of nothing new says that it is durable, so it must have made it so. */
+static void what_is_found_is_made_durable(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct io_sim_fault fault = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .path = "index.db-wal", .code = -EIO};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    saved(s, 2);
+    assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_not_equal(store_commit(s, &err), 0);
+    store_close(s);
+    s = st_open(&p);
+    readable(s, 3, 3); /* visible */
+    assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
+    assert_int_not_equal(store_commit(s, &err), 0); /* and still not durable */
+    store_close(s);
+    io_sim_fault_clear(p.io);
+    s = st_open(&p);
+    readable(s, 3, 3);
+    assert_int_equal(store_commit(s, &err), 0);
+    store_close(s);
+    struct io *disk = p.io;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        assert_int_equal(io_sim_fork(disk, seed, &p.opts.io, &err), 0);
+        s = st_open(&p);
+        readable(s, 3, 3);
+        store_close(s);
+        io_close(p.opts.io);
+    }
+    p.opts.io = disk;
+    st_place_close(&p);
+}
+
 static void failed_reads_are_misses(void **state)
 {
     (void)state;
@@ -682,6 +720,7 @@ int main(void)
         cmocka_unit_test(full_disk_evicts),
         cmocka_unit_test(full_disk_under_index),
         cmocka_unit_test(failed_sync_is_final),
+        cmocka_unit_test(what_is_found_is_made_durable),
         cmocka_unit_test(failed_reads_are_misses),
         cmocka_unit_test(segments_are_lent),
     };
