@@ -103,7 +103,8 @@ static int open_store(struct stack *k, struct err *err)
     }
     if (rc == 0 && (rc = store_open(&so, &k->store, err)) != 0)
         err_wrap(err, "store %s", k->o.n_dirs > 0 ? k->o.dirs[0] : "in memory");
-    if (rc == 0) /* what is found is told to be durable; of a disk that fails the saver tells */
+    if (rc ==
+        0) /* what is found is told to be durable; of a disk that fails the saver tells */
         (void)store_commit(k->store, NULL);
     if (rc == 0) /* so that a miss can say "state of another model" */
         store_expect(k->store, &k->fingerprint);

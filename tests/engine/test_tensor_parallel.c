@@ -179,8 +179,11 @@ static float *logits_of(const char *model, int ranks, int *n)
     size_t all = layer * (size_t)m->cfg.n_layers, bytes = (size_t)*n * sizeof(float);
     assert_int_equal(buf_alloc(m->dev, MEM_DEVICE, all + bytes, &mem, NULL), 0);
     for (int l = 0; l < m->cfg.n_layers; l++)
-        kv[l] = (struct kv_layer){(uint8_t *)mem.ptr + (size_t)l * layer, block, m->dtype,
-                                  heads, m->cfg.d_head};
+        kv[l] = (struct kv_layer){.blocks = (uint8_t *)mem.ptr + (size_t)l * layer,
+                                  .block_stride = block,
+                                  .dtype = m->dtype,
+                                  .n_kv = heads,
+                                  .d_head = m->cfg.d_head};
     struct mat x, logits = mat_of((uint8_t *)mem.ptr + all, DTYPE_F32, 1, *n);
     assert_int_equal(model_forward(m, w, s, ids, kv, &r, NULL, &x), 0);
     assert_int_equal(model_head(m, w, s, mat_rows(x, N_PROMPT - 1, 1), logits), 0);
