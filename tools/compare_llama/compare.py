@@ -4,9 +4,8 @@
     compare.py kl MODEL_DIR TEXT [--context 512] [--windows 20]    a llama checkpoint with a tokenizer
 
 Build llama.cpp with build.sh first (DIR: .venv/llama).  `speed` takes turns, a round after another, and
-prints medians: prefill of 512 tokens and decoding of 64, bf16 and q8, each behind a run that is not counted.
-llama-bench starts from an empty context for both; hcache decodes behind its prompt of 512 tokens, which is the
-harder case."""
+prints medians: prefill of 512 tokens and decoding of 64, from an empty context (hcache: of one token) and behind
+512 tokens, bf16 and q8, each behind a run that is not counted."""
 import argparse
 import json
 import os
@@ -59,12 +58,15 @@ def gguf(model, name, dtype):
 def llama_speed(path):
     bench = args.bench or os.path.join(args.llama, "build/bin/llama-bench")
     extra = ["--repack", 0] if args.no_repack else []
-    out = json.loads(run(bench, "-m", path, "-t", args.threads, "-p", 512, "-n", 64, "-r", 1, "-o", "json", *extra))
-    return tuple(next(t["avg_ts"] for t in out if t["n_prompt" if prompt else "n_gen"] > 0) for prompt in (1, 0))
+    out = json.loads(run(bench, "-m", path, "-t", args.threads, "-p", 512, "-n", 64, "-d", "0,512", "-r", 1, "-o", "json",
+                         *extra))
+    return tuple(next(t["avg_ts"] for t in out if t[work] > 0 and t["n_depth"] == depth)
+                 for work, depth in (("n_prompt", 0), ("n_gen", 0), ("n_gen", 512)))
 
 
 def hcache_speed(model, prompts, weights):
-    """Of the last prompt: as llama-bench's, which runs once before it measures."""
+    """Of the last two prompts, a long and a short one: the first warms up, as llama-bench does."""
+    timings = []
     server = subprocess.Popen([args.hcache, "serve", model, "--port", "0", "--no-reuse", "--max-sequences", "1", "--threads",
                                str(args.threads), "--weights", weights], stderr=subprocess.PIPE, text=True)
     try:
@@ -73,11 +75,13 @@ def hcache_speed(model, prompts, weights):
             body = {"prompt": ids, "max_tokens": 64, "ignore_eos": True, "temperature": 0}
             ask = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
-            t = json.load(urllib.request.urlopen(ask))["timings"]
+            timings.append(json.load(urllib.request.urlopen(ask))["timings"])
     finally:
         server.terminate()
         server.wait()
-    return t["prefilled_tokens"] * 1e3 / t["prefill_ms"], t["decode_tokens_per_s"]
+    long, short = timings[-2:]
+    return (long["prefilled_tokens"] * 1e3 / long["prefill_ms"], short["decode_tokens_per_s"],
+            long["decode_tokens_per_s"])
 
 
 def speed():
@@ -89,17 +93,17 @@ def speed():
         if not os.path.exists(path):
             gguf(model, "bench-220m", dtype)
     rng = random.Random(1)
-    prompts = [[rng.randrange(3, 32000) for _ in range(512)] for _ in range(2)]
+    prompts = [[rng.randrange(3, 32000) for _ in range(n)] for n in (512, 512, 1)]
     seen = {}
     for _ in range(args.rounds):
         for dtype, weights in (("bf16", "checkpoint"), ("q8_0", "q8")):
             seen.setdefault((dtype, "llama.cpp"), []).append(llama_speed(files[dtype]))
             seen.setdefault((dtype, "hcache"), []).append(hcache_speed(model, prompts, weights))
-    print(f"{'':6} {'tokens/s':9} {'llama.cpp':>10} {'hcache':>10} {'ratio':>6}")
+    print(f"{'':6} {'tokens/s':18} {'llama.cpp':>10} {'hcache':>10} {'ratio':>6}")
     for dtype in ("bf16", "q8_0"):
-        for i, what in enumerate(("prefill", "decode")):
+        for i, what in enumerate(("prefill", "decode, empty", "decode behind 512")):
             a, b = (statistics.median(r[i] for r in seen[dtype, who]) for who in ("llama.cpp", "hcache"))
-            print(f"{dtype:6} {what:9} {a:10.1f} {b:10.1f} {b / a:6.2f}")
+            print(f"{dtype:6} {what:18} {a:10.1f} {b:10.1f} {b / a:6.2f}")
 
 
 def kl():
