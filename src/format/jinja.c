@@ -45,7 +45,13 @@ void jinja_fail(struct jinja *j, int code, const char *fmt, ...)
 
 void jinja_raise(struct jinja *j, const char *s, size_t n)
 {
-    j->code = err_set(j->err, ERR_USAGE, "%.*s", (int)(n < 500 ? n : 500), s);
+    char text[500];
+    n = n < sizeof text ? n : sizeof text;
+    for (size_t i = 0; i < n; i++)
+        text[i] = s[i] != 0 ? s[i] : ' ';
+    j->code = n > 0 ? err_set(j->err, ERR_USAGE, "%.*s", (int)n, text)
+                    : err_set(j->err, ERR_USAGE, "%s:%d: an exception without a message",
+                              j->name, j->line);
     longjmp(j->escape, 1);
 }
 

@@ -211,6 +211,9 @@ static struct jval m_endswith(struct jinja *j, struct jstr s, const struct jcall
 static bool find_last(struct jinja *j, struct jstr s, struct jstr what, size_t *at)
 {
     jinja_charge(j, s.n * (what.n / 8 + 1));
+    *at = s.n;
+    if (what.n == 0)
+        return true;
     for (size_t i = s.n >= what.n ? s.n - what.n + 1 : 0; i-- > 0;)
         if (has_prefix((struct jstr){s.s + i, s.n - i}, what)) {
             *at = i;

@@ -212,6 +212,8 @@ static void test_messages(void **state)
                  "'strftime_now' is undefined");
     expect_error("\xff", NULL, ERR_FORMAT, "byte 0 is not valid UTF-8");
     expect_error("{{ raise_exception('no') }}", NULL, ERR_USAGE, "no");
+    expect_error("{{ raise_exception('\\x00no') }}", NULL, ERR_USAGE, " no");
+    expect_error("{{ raise_exception('') }}", NULL, ERR_USAGE, "without a message");
 }
 
 /* A string of n times `unit`, freed by the caller. */
