@@ -459,6 +459,7 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
                        "the index in %s must be rebuilt, which needs the store to be "
                        "opened for writing (%s)",
                        dir, why.msg);
+    s->was_rebuilt = rc == ERR_CORRUPT;
     meta = (struct index_meta){.n_devices = (uint32_t)s->media->n_devices,
                                .segment_bytes = s->media->segment_bytes,
                                .next_id = 1};

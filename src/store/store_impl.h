@@ -91,6 +91,7 @@ struct store {
     /* Nothing was committed since open.  What a killed process left in the index may be visible and
      * yet not durable, so the first commit is never skipped. */
     bool is_fresh;
+    bool was_rebuilt; /* the index was damaged at open, and was made anew */
     struct store_touch *touched;
     uint32_t n_touched;
     struct store_pin_change

@@ -421,6 +421,18 @@ static void segment_lose(struct life *l)
     l->lost_segments = true;
 }
 
+/* What was in doubt was found out, and made anew from the extents, with those that were evicted or not committed.
+ * Nothing but a disk that failed may be the cause. */
+static void note_rebuild(struct life *l, const struct crash_opts *opts)
+{
+    for (int i = 0; i < l->n_slots; i++)
+        if (l->slots[i].committed != 0 && !l->had_faults && !opts->lose_index &&
+            !opts->lose_segments)
+            violation(l, "power alone has damaged the index");
+    l->may_revive = true;
+    l->may_evict = l->may_evict || l->opts.cap_bytes != 0;
+}
+
 static int recover(struct life *l, const struct crash_opts *opts)
 {
     io_sim_restart(l->io);
@@ -449,6 +461,8 @@ static int recover(struct life *l, const struct crash_opts *opts)
         rc = open_store(l);
     }
     io_sim_crash_at(l->io, IO_SIM_AT_OP, 0);
+    if (rc == 0 && l->s->was_rebuilt)
+        note_rebuild(l, opts);
     return rc;
 }
 
