@@ -88,6 +88,18 @@ static void pinned_put(void *dev, void *p, size_t bytes)
     buf_free(dev, &(struct buf){p, bytes, MEM_PINNED});
 }
 
+/* What is found is told to be durable, so it is made so; of a disk that fails, the saver tells.  An index that
+ * shows only then that it is damaged is made anew by opening it once more. */
+static int open_durable(const struct store_opts *o, struct store **out, struct err *err)
+{
+    int rc = store_open(o, out, err);
+    if (rc != 0 || store_commit(*out, NULL) != ERR_CORRUPT)
+        return rc;
+    store_close(*out);
+    *out = NULL;
+    return store_open(o, out, err);
+}
+
 static int open_store(struct stack *k, struct err *err)
 {
     int rc = open_io(k, err);
@@ -101,11 +113,8 @@ static int open_store(struct stack *k, struct err *err)
         so.memory = (struct store_memory){pinned_get, pinned_put, k->dev};
         so.segment_bytes = k->o.in_memory ? PINNED_SEGMENT_BYTES : 0;
     }
-    if (rc == 0 && (rc = store_open(&so, &k->store, err)) != 0)
+    if (rc == 0 && (rc = open_durable(&so, &k->store, err)) != 0)
         err_wrap(err, "store %s", k->o.n_dirs > 0 ? k->o.dirs[0] : "in memory");
-    if (rc ==
-        0) /* what is found is told to be durable; of a disk that fails the saver tells */
-        (void)store_commit(k->store, NULL);
     if (rc == 0) /* so that a miss can say "state of another model" */
         store_expect(k->store, &k->fingerprint);
     return rc;
