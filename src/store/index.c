@@ -102,6 +102,7 @@ struct index {
     char *vfs_name, *path;
     sqlite3_stmt *st[N_STATEMENTS];
     struct index_meta meta;
+    bool read_only;
     bool is_folded;               /* the log holds nothing from before open */
     uint64_t n_rows, sum;         /* as committed */
     uint64_t new_n_rows, new_sum; /* as the open transaction leaves them */
@@ -139,6 +140,9 @@ static int code_of(int sqlite_code)
 static int db_err(struct index *ix, const char *what, struct err *err)
 {
     int rc = code_of(sqlite3_extended_errcode(ix->db));
+    /* A file that was opened for writing, and whose header says that it is not to be written, is damaged. */
+    if (rc == -EROFS && !ix->read_only)
+        rc = ERR_CORRUPT;
     if (rc == ERR_BUSY)
         return err_set(err, rc, "the store is in use by another process (%s is locked)",
                        ix->path);
@@ -344,6 +348,7 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
     int rc = index_new(io, path, &ix, err);
     if (rc != 0)
         return rc;
+    ix->read_only = read_only;
     rc = db_open(ix, SQLITE_OPEN_READWRITE, err);
     if (rc == 0 &&
         read_only) { /* recovery of the WAL happens in memory, and nothing is folded back */

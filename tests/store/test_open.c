@@ -603,6 +603,31 @@ static void what_is_found_is_made_durable(void **state)
     st_place_close(&p);
 }
 
+/* A header that says that the index is not to be written: opening sees nothing wrong, the first commit does, and the next
+ * opening makes the index anew. */
+static void unwritable_index_is_damage(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    enum { WRITE_VERSION = 18 }; /* in SQLite's header: above 2, read only */
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    saved(s, 2);
+    store_close(s);
+    assert_int_equal(io_sim_flip(p.io, "/st/d0/index.db", WRITE_VERSION, 6), 0);
+    s = st_open(&p);
+    readable(s, 2, 2);
+    assert_int_equal(store_commit(s, &err), ERR_CORRUPT);
+    store_close(s);
+    s = st_open(&p);
+    readable(s, 2, 2);
+    saved(s, 3);
+    readable(s, 3, 3);
+    store_close(s);
+    st_place_close(&p);
+}
+
 static void failed_reads_are_misses(void **state)
 {
     (void)state;
@@ -721,6 +746,7 @@ int main(void)
         cmocka_unit_test(full_disk_under_index),
         cmocka_unit_test(failed_sync_is_final),
         cmocka_unit_test(what_is_found_is_made_durable),
+        cmocka_unit_test(unwritable_index_is_damage),
         cmocka_unit_test(failed_reads_are_misses),
         cmocka_unit_test(segments_are_lent),
     };
