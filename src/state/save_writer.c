@@ -25,8 +25,8 @@ struct written {
 
 struct batch {
     int n;
-    int64_t due_ns; /* when it is to be committed at the latest, where n > 0 */
     int n_given_up; /* that came after the first of them */
+    int64_t due_ns; /* when it is to be committed at the latest, where n > 0 */
     struct written chunk[MAX_UNCOMMITTED];
 };
 

@@ -161,6 +161,17 @@ static void reuse_early(struct store *s)
     }
 }
 
+/* [lock, dropped meanwhile] Makes the space of what was evicted free: the index lets go of it, its bytes go. */
+static int evicted_free(struct store *s, struct err *err)
+{
+    pthread_mutex_unlock(&s->lock);
+    int rc = store_commit_run(s, 0, err);
+    if (rc == 0)
+        rc = store_wipe(s, err);
+    pthread_mutex_lock(&s->lock);
+    return rc;
+}
+
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
 {
     if (s->cap_bytes == 0)
@@ -185,11 +196,7 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
             reuse_early(s);
             continue;
         }
-        pthread_mutex_unlock(&s->lock);
-        int rc = store_commit_run(s, 0, err);
-        if (rc == 0)
-            rc = store_wipe(s, err);
-        pthread_mutex_lock(&s->lock);
+        int rc = evicted_free(s, err);
         if (rc != 0)
             return rc;
     }
@@ -207,10 +214,5 @@ bool store_make_space(struct store *s, uint64_t n_bytes)
     evict(s, n_bytes > slack ? n_bytes : slack, STORE_EVICT_SPACE);
     if (s->freeing == NULL && s->wiping == NULL)
         return false;
-    pthread_mutex_unlock(&s->lock);
-    int rc = store_commit_run(s, 0, &err);
-    if (rc == 0)
-        rc = store_wipe(s, &err);
-    pthread_mutex_lock(&s->lock);
-    return rc == 0;
+    return evicted_free(s, &err) == 0;
 }

@@ -520,6 +520,19 @@ static void full_disk_under_index(void **state)
     st_place_close(&p);
 }
 
+/* A new store with two chunks, and the commit of a third that failed. */
+static struct store *open_and_fail(struct st_place *p, const struct io_sim_fault *fault)
+{
+    struct err err = {0};
+    assert_true(st_place_open(p, "sim", 1));
+    struct store *s = st_open(p);
+    saved(s, 2);
+    assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
+    assert_int_equal(io_sim_fault_add(p->io, fault), 0);
+    assert_int_not_equal(store_commit(s, &err), 0);
+    return s;
+}
+
 static void failed_sync_is_final(void **state)
 {
     (void)state;
@@ -536,12 +549,7 @@ static void failed_sync_is_final(void **state)
         struct store_stats st;
         struct io_sim_fault fault = {
             .kind = cases[i].kind, .on = IO_SIM_ON_SYNC, .path = cases[i].path, .count = 1};
-        assert_true(st_place_open(&p, "sim", 1));
-        struct store *s = st_open(&p);
-        saved(s, 2);
-        assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
-        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
-        assert_int_not_equal(store_commit(s, &err), 0);
+        struct store *s = open_and_fail(&p, &fault);
         readable(s, 3, 2);
         /* The device is well again, but what it has lost it will not say. */
         assert_int_not_equal(store_commit(s, &err), 0);
@@ -574,12 +582,7 @@ static void what_is_found_is_made_durable(void **state)
     struct err err = {0};
     struct io_sim_fault fault = {
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .path = "index.db-wal", .code = -EIO};
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
-    saved(s, 2);
-    assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
-    assert_int_not_equal(store_commit(s, &err), 0);
+    struct store *s = open_and_fail(&p, &fault);
     store_close(s);
     s = st_open(&p);
     readable(s, 3, 3); /* visible */
