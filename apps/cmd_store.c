@@ -49,6 +49,9 @@ static int dirs_split(struct session *s, const struct opt_list *args, struct err
             if (s->n_dirs == STORE_MAX_DEVICES)
                 return err_set(err, ERR_USAGE, "a store has at most %d directories",
                                STORE_MAX_DEVICES);
+            if (n == 0)
+                return err_set(err, ERR_USAGE, "a directory's name is empty in \"%s\"",
+                               args->items[i]);
             s->dirs[s->n_dirs++] = xasprintf("%.*s", (int)n, p);
             p += n;
             if (*p == 0)
@@ -92,6 +95,12 @@ static void bytes_text(uint64_t n, char out[32])
     for (; v >= 1024 && u < 4; u++)
         v /= 1024;
     snprintf(out, 32, u == 0 ? "%.0f %s" : "%.1f %s", v, unit[u]);
+}
+
+/* "1 chunk", "2 chunks". */
+static const char *plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
 }
 
 static void print_json(struct json *j)
@@ -286,6 +295,7 @@ static void stat_json(const struct store_stats *st, uint64_t n_tokens,
     json_put_int(j, "extents", (int64_t)st->n_extents);
     json_put_int(j, "used_bytes", (int64_t)st->used_bytes);
     json_put_int(j, "file_bytes", (int64_t)st->file_bytes);
+    json_put_int(j, "damaged", (int64_t)st->n_corrupt);
     for (int i = 0; i < n; i++) {
         struct json *m = json_new_object();
         sha256_hex(&shares[i].fingerprint, hex);
@@ -305,16 +315,19 @@ static void stat_text(const struct store_stats *st, uint64_t n_tokens,
     char used[32], files[32], hex[65];
     bytes_text(st->used_bytes, used);
     bytes_text(st->file_bytes, files);
-    printf("%" PRIu64 " chunks (%" PRIu64 " tokens) in %" PRIu64
-           " extents on %d director%s\n",
-           st->n_chunks, n_tokens, st->n_extents, st->n_devices,
-           st->n_devices == 1 ? "y" : "ies");
+    printf("%" PRIu64 " chunk%s (%" PRIu64 " token%s) in %" PRIu64
+           " extent%s on %d director%s\n",
+           st->n_chunks, plural(st->n_chunks), n_tokens, plural(n_tokens), st->n_extents,
+           plural(st->n_extents), st->n_devices, st->n_devices == 1 ? "y" : "ies");
     printf("%s of state, in files of %s\n", used, files);
+    if (st->n_corrupt > 0)
+        printf("%" PRIu64 " chunk%s damaged, in part at least: store verify says why\n",
+               st->n_corrupt, plural(st->n_corrupt));
     for (int i = 0; i < n; i++) {
         bytes_text(shares[i].n_bytes, used);
         sha256_hex(&shares[i].fingerprint, hex);
-        printf("  model %.8s..  %" PRIu64 " chunks, %" PRIu64 " of them first, %s\n", hex,
-               shares[i].n_chunks, shares[i].n_contexts, used);
+        printf("  model %.8s..  %" PRIu64 " chunk%s, %" PRIu64 " of them first, %s\n", hex,
+               shares[i].n_chunks, plural(shares[i].n_chunks), shares[i].n_contexts, used);
     }
 }
 
@@ -524,12 +537,13 @@ static int run_verify(const struct store_args *a, struct err *err)
     if (a->json)
         verify_json(&r, v.bad);
     else
-        printf("%" PRIu64 " chunks, %" PRIu64 " records, %s read: %" PRIu64 " damaged\n",
-               r.n_chunks, r.n_records, size, r.n_bad);
+        printf("%" PRIu64 " chunk%s, %" PRIu64 " record%s, %s read: %" PRIu64 " damaged\n",
+               r.n_chunks, plural(r.n_chunks), r.n_records, plural(r.n_records), size,
+               r.n_bad);
     return r.n_bad == 0 ? 0
                         : err_set(err, ERR_CORRUPT,
-                                  "%" PRIu64 " damaged: they will be recomputed "
-                                  "when they are needed",
+                                  "%" PRIu64 " damaged: none of it is used, state is "
+                                  "recomputed when it is needed",
                                   r.n_bad);
 }
 
@@ -537,9 +551,9 @@ static int run_verify(const struct store_args *a, struct err *err)
 
 static const struct opt_cmd gc_cmd = {
     .name = "store gc",
-    .summary = "Removes what cannot be reached, cuts the files behind what is used, and "
-               "wipes what "
-               "is free in them.",
+    .summary =
+        "Removes what cannot be reached, cuts the files behind what is used, and "
+        "wipes what is free in them. Rebuilds the index where it is lost or damaged.",
     .positionals = dir_positionals,
     .options = stat_options,
     .values_bytes = sizeof(struct store_args),
@@ -551,7 +565,7 @@ static int run_gc(const struct store_args *a, struct err *err)
     struct store_stats st;
     uint64_t freed_bytes = 0;
     int rc = session_open(&s, a, true, err); /* opening for writing would make a store */
-    if (rc == 0) {
+    if (rc == 0 || rc == ERR_CORRUPT) {      /* and it rebuilds a damaged index */
         session_close(&s);
         rc = session_open(&s, a, false, err);
     }

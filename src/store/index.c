@@ -149,10 +149,10 @@ static int db_err(struct index *ix, const char *what, struct err *err)
     return err_set(err, rc, "index %s: %s: %s", ix->path, what, sqlite3_errmsg(ix->db));
 }
 
-static int exec(struct index *ix, const char *sql, struct err *err)
+static int exec(struct index *ix, const char *what, const char *sql, struct err *err)
 {
     return sqlite3_exec(ix->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0
-                                                                    : db_err(ix, sql, err);
+                                                                    : db_err(ix, what, err);
 }
 
 /* Runs a bound statement that gives no rows. */
@@ -271,7 +271,7 @@ static int db_open(struct index *ix, int flags, struct err *err)
         SQLITE_OK)
         return db_err(ix, "open", err);
     sqlite3_extended_result_codes(ix->db, 1);
-    return exec(ix,
+    return exec(ix, "open",
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
                 "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
                 "PRAGMA secure_delete = ON;" /* no remains of dropped rows in the pages */
@@ -353,10 +353,10 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
     if (rc == 0 &&
         read_only) { /* recovery of the WAL happens in memory, and nothing is folded back */
         sqlite3_db_config(ix->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
-        rc = exec(ix, "PRAGMA wal_autocheckpoint = 0; PRAGMA query_only = ON", err);
+        rc = exec(ix, "open", "PRAGMA wal_autocheckpoint = 0; PRAGMA query_only = ON", err);
     }
     if (rc == 0 && !read_only)
-        rc = exec(ix, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL", err);
+        rc = exec(ix, "open", "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL", err);
     if (rc == 0)
         rc = meta_load(ix, err);
     if (rc == 0)
@@ -383,7 +383,7 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
     rc = db_open(ix, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
     if (rc == 0)
         rc = exec(
-            ix,
+            ix, "create",
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE;"
             "CREATE TABLE meta(id INTEGER PRIMARY KEY, row BLOB NOT NULL);"
             "CREATE TABLE extent(id INTEGER PRIMARY KEY, tick INTEGER NOT NULL,"
@@ -576,9 +576,9 @@ int index_begin(struct index *ix, struct err *err)
     if (rc == 0 && !ix->is_folded)
         rc = index_compact(ix, err);
     if (rc == 0)
-        rc = exec(ix, "BEGIN IMMEDIATE", err);
+        rc = exec(ix, "begin", "BEGIN IMMEDIATE", err);
     if (rc == 0 && ix->meta.version < FORMAT_VERSION)
-        rc = exec(ix, VERSION_2_SQL, err);
+        rc = exec(ix, "upgrade", VERSION_2_SQL, err);
     if (rc == 0)
         rc = db_prepare(ix, err); /* what needed the new tables */
     return rc == 0 ? 0 : rollback(ix, rc);
@@ -687,7 +687,7 @@ int index_commit(struct index *ix, uint64_t next_id, struct err *err)
     sqlite3_bind_blob(ix->st[SET_META], 1, blob, META_BYTES, SQLITE_STATIC);
     int rc = run(ix, SET_META, err);
     if (rc == 0)
-        rc = exec(ix, "COMMIT", err);
+        rc = exec(ix, "commit", "COMMIT", err);
     if (rc != 0)
         return rollback(ix, rc);
     ix->meta.next_id = next_id;

@@ -34,6 +34,7 @@ enum sb_state { SB_GOOD, SB_MISSING, SB_DAMAGED };
 
 struct sb_found {
     enum sb_state state;
+    int bad_copy; /* -1: both hold, or neither */
     struct superblock sb;
     struct err err;
 };
@@ -51,13 +52,14 @@ static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
     char *path = path_in(dir, "superblock");
     struct io_file *file = NULL;
     size_t got = 0;
-    *out = (struct sb_found){.state = SB_MISSING};
+    *out = (struct sb_found){.state = SB_MISSING, .bad_copy = -1};
     int rc = io_file_open(io, path, IO_READ_ONLY, &file, err);
     if (rc == 0) {
         rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
         if (rc == 0 && got > 0) {
             int code = superblock_decode(bytes, &out->sb, &out->err);
             out->state = code == 0 ? SB_GOOD : SB_DAMAGED;
+            out->bad_copy = superblock_bad_copy(bytes);
             if (code == ERR_UNSUPPORTED)
                 rc = err_set(err, code, "%s: %s", dir, out->err.msg);
         }
@@ -182,32 +184,49 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
         if (got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
             continue;
         char what[256];
-        snprintf(what, sizeof what, "%s/superblock is damaged", s->dirs[i]);
+        snprintf(what, sizeof what, "%s/superblock: a copy is not what it must be",
+                 s->dirs[i]);
         report(arg, what);
         (*n_bad)++;
     }
     return 0;
 }
 
-/* Raises one directory's superblock to the current version, the second copy before the first: at any
- * moment one of them is whole. */
-static int superblock_raise(struct io *io, const char *dir, const struct superblock *sb,
-                            struct err *err)
+/* Writes one copy, durably. The other one is left alone, so that at any moment one of them is whole. */
+static int superblock_copy_write(struct io *io, const char *dir,
+                                 const struct superblock *sb, int copy, struct err *err)
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     char *path = path_in(dir, "superblock");
     struct io_file *file = NULL;
     superblock_encode(sb, bytes);
     int rc = io_file_open(io, path, 0, &file, err);
-    for (int copy = 1; copy >= 0 && rc == 0; copy--) {
+    if (rc == 0)
         rc = io_file_pwrite(file, bytes, SUPERBLOCK_BYTES,
                             (uint64_t)copy * SUPERBLOCK_BYTES, err);
-        if (rc == 0)
-            rc = io_file_sync(file, err);
-    }
+    if (rc == 0)
+        rc = io_file_sync(file, err);
     io_file_close(file);
     free(path);
     return rc;
+}
+
+/* A copy that has been damaged is written again from the other one, before that goes, too: without either
+ * the store is lost.  Where it cannot be, the store does without. */
+static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
+{
+    for (int i = 0; i < opts->n_dirs; i++) {
+        struct err why = {0};
+        if (found[i].bad_copy < 0)
+            continue;
+        if (superblock_copy_write(opts->io, opts->dirs[i], &found[i].sb, found[i].bad_copy,
+                                  &why) == 0)
+            log_info("%s: a damaged copy of the superblock has been written again",
+                     opts->dirs[i]);
+        else
+            log_warn("%s: one copy of the superblock is damaged, and stays so (%s)",
+                     opts->dirs[i], why.msg);
+    }
 }
 
 /* The format is raised when a newer build first opens a store for writing: superblocks first, so that
@@ -223,7 +242,8 @@ static int superblocks_upgrade(const struct store_opts *opts, struct superblock 
     sb->version = SUPERBLOCK_VERSION;
     for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
         sb->device = (uint32_t)i;
-        rc = superblock_raise(opts->io, opts->dirs[i], sb, err);
+        for (int copy = 1; copy >= 0 && rc == 0; copy--)
+            rc = superblock_copy_write(opts->io, opts->dirs[i], sb, copy, err);
     }
     return rc;
 }
@@ -247,8 +267,11 @@ static int superblocks_open(const struct store_opts *opts, struct superblock *ou
     if (rc != 0)
         return rc;
     if (bad >= 0 && has_data && found[bad].state == SB_DAMAGED)
-        return err_set(err, ERR_CORRUPT, "%s: both copies of the superblock are damaged",
-                       opts->dirs[bad]);
+        return err_set(
+            err, ERR_CORRUPT,
+            "%s: both copies of the superblock are damaged, so that the state there "
+            "cannot be used; empty the directory to begin anew",
+            opts->dirs[bad]);
     if (bad >= 0 && has_data)
         return err_set(err, ERR_MISMATCH,
                        "%s has no superblock, but there is saved state: a "
@@ -262,7 +285,10 @@ static int superblocks_open(const struct store_opts *opts, struct superblock *ou
     for (int i = 0; i < opts->n_dirs; i++)
         if (found[i].sb.version < out->version) /* an upgrade was cut off */
             out->version = found[i].sb.version;
-    return opts->read_only ? 0 : superblocks_upgrade(opts, out, err);
+    if (opts->read_only)
+        return 0;
+    superblocks_mend(opts, found);
+    return superblocks_upgrade(opts, out, err);
 }
 
 /* --- lock ------------------------------------------------------------------------------------- */
@@ -315,6 +341,12 @@ static struct extent *extent_of(const struct index_row *row)
     return x;
 }
 
+bool store_row_is_in_file(const struct store *s, const struct index_row *row)
+{
+    uint64_t end = row->offset + (uint64_t)row->n_blocks * STORE_ALIGN;
+    return s->media->ops->segment_size(s->media, row->device, row->segment) >= end;
+}
+
 /* Enters one row. Whatever it says, the store stays consistent: a row that cannot be true ends the
  * load with ERR_CORRUPT. */
 static int row_enter(void *arg, const struct index_row *row)
@@ -334,9 +366,8 @@ static int row_enter(void *arg, const struct index_row *row)
     if (row->tick < UINT64_MAX / 2) /* not checksummed: the counter must never wrap */
         catalog_used_at(&s->catalog, n, row->tick, row->used_wall_s);
     catalog_attach(&s->catalog, n, extent_of(row), &row->mask);
-    uint64_t end = row->offset + n_bytes;
-    if (s->media->ops->segment_size(s->media, row->device, row->segment) < end)
-        store_condemn_node(s, n, "its segment file is missing or too short");
+    if (!store_row_is_in_file(s, row))
+        store_condemn_node(s, n, STORE_NOT_IN_FILE);
     return 0;
 }
 
@@ -455,10 +486,10 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
     }
     load_undo(s);
     if (s->read_only)
-        return err_set(err, rc,
-                       "the index in %s must be rebuilt, which needs the store to be "
-                       "opened for writing (%s)",
-                       dir, why.msg);
+        return err_set(
+            err, ERR_CORRUPT,
+            "the index in %s must be rebuilt, which run, serve and store gc do (%s)", dir,
+            rebuilding ? "a rebuild was begun" : why.msg);
     s->was_rebuilt = rc == ERR_CORRUPT;
     meta = (struct index_meta){.n_devices = (uint32_t)s->media->n_devices,
                                .segment_bytes = s->media->segment_bytes,

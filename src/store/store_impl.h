@@ -201,6 +201,11 @@ int store_read_header(struct store *s, const struct extent *x, void *block,
  * allocators. */
 int store_recover(struct store *s, const struct store_opts *opts, struct err *err);
 
+/* Whether the segment file of a row that has been entered reaches to the end of its extent; what is said of a
+ * chunk where it does not. */
+bool store_row_is_in_file(const struct store *s, const struct index_row *row);
+#define STORE_NOT_IN_FILE "its segment file is missing or too short"
+
 /* Compares the superblocks with what they must be; reports each that differs. */
 int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
                             void *arg, uint64_t *n_bad, struct err *err);

@@ -1,6 +1,7 @@
 /* superblock.c - see superblock.h; the byte table is in docs/STORE_FORMAT.md. */
 #include "store/superblock.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -69,4 +70,12 @@ int superblock_decode(const uint8_t in[SUPERBLOCK_FILE_BYTES], struct superblock
     if (rc == ERR_CORRUPT)
         rc = copy_decode(in + SUPERBLOCK_BYTES, out, err);
     return rc;
+}
+
+int superblock_bad_copy(const uint8_t in[SUPERBLOCK_FILE_BYTES])
+{
+    struct superblock unused;
+    bool first = copy_decode(in, &unused, NULL) != ERR_CORRUPT;
+    bool second = copy_decode(in + SUPERBLOCK_BYTES, &unused, NULL) != ERR_CORRUPT;
+    return first == second ? -1 : first ? 1 : 0;
 }

@@ -28,5 +28,7 @@ void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_
 /* ERR_CORRUPT where neither copy holds, ERR_UNSUPPORTED for a later format version. */
 int superblock_decode(const uint8_t in[SUPERBLOCK_FILE_BYTES], struct superblock *out,
                       struct err *err);
+/* The copy, 0 or 1, that does not hold where the other one does; else -1. */
+int superblock_bad_copy(const uint8_t in[SUPERBLOCK_FILE_BYTES]);
 
 #endif

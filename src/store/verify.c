@@ -1,6 +1,6 @@
-/* verify.c - scrub: it reads everything that the store would hand out and checks it: superblocks, the books in
- * memory, each extent's header against its index row and table of records, each record.  What is
- * bad is reported and, in a store opened for writing, condemned. */
+/* verify.c - scrub: it reads everything that the index names and checks it: superblocks, that each row's
+ * extent lies in a file, each extent's header against its row and table of records, each record.  What
+ * is bad is reported and, in a store opened for writing, condemned. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,14 +28,20 @@ struct verify {
     bool is_bad; /* the chunk under way */
 };
 
-static void report_bad(struct verify *v, const char *what)
+static void report_chunk(struct verify *v, const struct sha256 *key, uint32_t chunk_idx,
+                         const char *what)
 {
     char hex[65], line[400];
-    sha256_hex(&v->hit.key, hex);
-    snprintf(line, sizeof line, "chunk %u (%.16s..): %s", v->hit.chunk_idx, hex, what);
+    sha256_hex(key, hex);
+    snprintf(line, sizeof line, "chunk %u (%.16s..): %s", chunk_idx, hex, what);
     if (v->report != NULL)
         v->report(v->arg, line);
     v->out->n_bad++;
+}
+
+static void report_bad(struct verify *v, const char *what)
+{
+    report_chunk(v, &v->hit.key, v->hit.chunk_idx, what);
     v->is_bad = true;
 }
 
@@ -148,6 +154,37 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
     return rc;
 }
 
+/* --- what lies behind the end of its file ------------------------------------------------------- */
+
+static int row_verify(void *arg, const struct index_row *row)
+{
+    struct verify *v = arg;
+    if (!store_row_is_in_file(v->s, row))
+        report_chunk(v, &row->key, row->chunk_idx, STORE_NOT_IN_FILE);
+    return 0;
+}
+
+/* Opening has given such chunks up, so that they are not among those that are stored: the index's rows
+ * still tell of them, until the next commit. */
+static int rows_verify(struct verify *v, struct err *err)
+{
+    struct store *s = v->s;
+    if (s->index == NULL)
+        return 0;
+    struct err why = {0};
+    pthread_mutex_lock(&s->index_lock);
+    int rc = index_load(s->index, row_verify, v, &why);
+    pthread_mutex_unlock(&s->index_lock);
+    if (rc == 0)
+        return 0;
+    if (rc != ERR_CORRUPT)
+        return err_set(err, rc, "%s", why.msg);
+    if (v->report != NULL)
+        v->report(v->arg, why.msg);
+    v->out->n_bad++;
+    return 0;
+}
+
 /* --- all chunks ------------------------------------------------------------------------------- */
 
 struct todo {
@@ -216,6 +253,8 @@ int store_verify(struct store *s, struct store_verify *out,
     if (rc == 0)
         rc = store_check_superblocks(s, report != NULL ? report : report_none, arg,
                                      &out->n_bad, err);
+    if (rc == 0)
+        rc = rows_verify(v, err);
     if (rc == 0)
         rc = store_each(s, todo_add, &todo, err);
     if (rc == -ENOMEM)

@@ -57,6 +57,31 @@ check "a run recomputes and saves it anew" test "$rc" -eq 0
 run_hc store verify "$dirs"
 check "then it is sound again" test "$rc" -eq 0
 
+# What can be mended is, by opening for writing; what cannot is said.
+run_hc store stat "$tmp/a,"
+expect "an empty directory name" 2 'name is empty'
+printf 'damage' | dd of="$tmp/b/superblock" bs=1 seek=100 conv=notrunc 2>/dev/null
+run_hc store verify "$dirs"
+expect "one copy of a superblock is damaged" 1 '1 damaged'
+check "which" grep -q '^damaged: .*b/superblock' "$tmp/out"
+run_hc store gc "$dirs"
+check "gc writes it again" test "$rc" -eq 0
+run_hc store verify "$dirs"
+check "sound again" test "$rc" -eq 0
+head -c 20000 /dev/urandom >"$tmp/a/index.db"
+run_hc store verify "$dirs"
+expect "the index is lost: what to do" 1 'must be rebuilt, which run, serve and store gc do'
+run_hc store gc "$dirs"
+check "gc rebuilds it" test "$rc" -eq 0
+run_hc store verify "$dirs" --json
+check "and all is there" json_is '[j["chunks"], j["bad"]]' "4 0"
+truncate -s 8192 "$tmp/a/seg-000000.hc"
+run_hc store verify "$dirs"
+expect "a segment is cut: damaged" 1 'damaged'
+check "and why" grep -q 'segment file is missing or too short' "$tmp/out"
+run_hc store stat "$dirs"
+check "stat says it, too" grep -q 'store verify says why' "$tmp/out"
+
 run_hc store
 check "no command: usage, exit code 2" test "$rc" -eq 2
 run_hc store frobnicate "$dirs"

@@ -287,7 +287,7 @@ static void index_is_rebuilt(void **state)
 
         assert_int_equal(io_unlink(p.io, path, NULL), 0);
         p.opts.read_only = true;
-        refused(&p.opts, ERR_NOT_FOUND, "must be rebuilt");
+        refused(&p.opts, ERR_CORRUPT, "must be rebuilt");
         p.opts.read_only = false;
         s = st_open(&p);
         readable(s, 4, 4);
@@ -305,6 +305,61 @@ static void index_is_rebuilt(void **state)
         store_close(s);
         st_place_close(&p);
     }
+}
+
+struct said {
+    int n;
+    char last[400];
+};
+
+static void said_add(void *arg, const char *what)
+{
+    struct said *said = arg;
+    said->n++;
+    snprintf(said->last, sizeof said->last, "%s", what);
+}
+
+/* What opening gives up, because its file is cut or gone, is not stored any more, and verify says so. */
+static void verify_sees_cut_files(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    assert_true(st_place_open(&p, "sim", 2));
+    struct store *s = st_open(&p);
+    saved(s, 4);
+    store_close(s);
+    p.opts.read_only = true;
+    for (int gone = 0; gone < 2; gone++) {
+        struct io_file *f;
+        struct said said = {0};
+        struct store_verify v;
+        struct store_stats st;
+        if (gone)
+            assert_int_equal(io_unlink(p.io, "/st/d1/seg-000000.hc", NULL), 0);
+        assert_int_equal(io_file_open(p.io, "/st/d0/seg-000000.hc", 0, &f, NULL), 0);
+        if (!gone) /* one block of one chunk is behind the end */
+            assert_int_equal(io_file_truncate(f, 3 * 4096, NULL), 0);
+        io_file_close(f);
+        s = st_open(&p);
+        store_stats(s, &st);
+        assert_int_equal(store_verify(s, &v, said_add, NULL, &said, &err), 0);
+        assert_true(v.n_bad >= st.n_corrupt && v.n_bad == (uint64_t)said.n);
+        assert_int_equal(st.n_corrupt, gone ? 8 : 4); /* by extent: each chunk has two */
+        assert_int_equal(v.n_chunks,
+                         gone ? 0 : 4); /* with what the other device has of them */
+        assert_non_null(strstr(said.last, "missing or too short"));
+        store_close(s);
+    }
+    p.opts.read_only = false;
+    s = st_open(&p); /* and is stored anew */
+    saved(s, 4);
+    readable(s, 4, 4);
+    struct store_verify v;
+    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+    assert_int_equal(v.n_bad, 0);
+    store_close(s);
+    st_place_close(&p);
 }
 
 /* Headers of evicted chunks, whose space is partly in use again, do no harm to a rebuild. */
@@ -742,6 +797,7 @@ int main(void)
         cmocka_unit_test(future_version),
         cmocka_unit_test(index_is_rebuilt),
         cmocka_unit_test(rebuild_over_stale_headers),
+        cmocka_unit_test(verify_sees_cut_files),
         cmocka_unit_test(read_only_after_crash),
         cmocka_unit_test(many_segments),
         cmocka_unit_test(full_disk),

@@ -15,6 +15,7 @@
 #include "io/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
+#include "store/superblock.h"
 
 enum { N = 3 };
 static const struct st_shape shape = {.n_layers = 2, .n_bytes = {600, 1000}};
@@ -80,6 +81,18 @@ static uint32_t version_in(struct io *io, const char *path)
     assert_int_equal(io_file_pread(f, b, sizeof b, 0, NULL), 0);
     io_file_close(f);
     return get_u32(b + 8);
+}
+
+static void both_copies_hold(struct io *io, const char *path)
+{
+    uint8_t b[SUPERBLOCK_FILE_BYTES];
+    struct superblock sb;
+    struct io_file *f;
+    assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, b, sizeof b, 0, NULL), 0);
+    io_file_close(f);
+    assert_int_equal(superblock_decode(b, &sb, NULL), 0);
+    assert_memory_equal(b, b + SUPERBLOCK_BYTES, SUPERBLOCK_BYTES);
 }
 
 static void read_as_it_is(void **state)
@@ -171,6 +184,8 @@ static void power_fails_while_raising(void **state)
         }
         io_sim_restart(p.io);
         s = st_open(&p);
+        both_copies_hold(p.io, "/st/d0/superblock");
+        both_copies_hold(p.io, "/st/d1/superblock");
         reads(s, &old);
         if (rc == 0)
             reads(s, &new);
@@ -181,6 +196,82 @@ static void power_fails_while_raising(void **state)
     print_message("raising a store: power failed at each of %llu operations\n",
                   (unsigned long long)n - 1);
     assert_true(n > 10);
+}
+
+/* A damaged copy is written again, at the first chance and whatever happens meanwhile: the next damage may
+ * hit the other one. */
+static void a_damaged_copy_is_mended(void **state)
+{
+    (void)state;
+    uint64_t n_crashes = 0;
+    for (int copy = 0; copy < 2; copy++) {
+        bool crashed = true;
+        for (uint64_t n = 1; crashed; n++) {
+            struct st_place p;
+            struct store *s = NULL;
+            struct err err = {0};
+            place_make(&p, 1000 + n);
+            store_close(st_open(&p)); /* of version 2 now */
+            assert_int_equal(io_sim_flip(p.io, "/st/d1/superblock",
+                                         (uint64_t)copy * SUPERBLOCK_BYTES + 100, 3),
+                             0);
+            io_sim_crash_at(p.io, IO_SIM_AT_OP, n);
+            if (store_open(&p.opts, &s, &err) == 0)
+                store_close(s);
+            crashed = io_sim_crashed(p.io);
+            n_crashes += crashed;
+            if (!crashed) {
+                io_sim_crash_at(p.io, IO_SIM_AT_OP, 0);
+                both_copies_hold(p.io, "/st/d1/superblock");
+                io_sim_crash(p.io); /* what was written again is durable */
+            }
+            io_sim_restart(p.io);
+            if (!crashed)
+                both_copies_hold(p.io, "/st/d1/superblock");
+            s = st_open(&p);
+            both_copies_hold(p.io, "/st/d1/superblock");
+            reads(s, &old);
+            store_close(s);
+            st_place_close(&p);
+        }
+    }
+    print_message("mending a superblock: power failed at each of %llu operations\n",
+                  (unsigned long long)n_crashes);
+    assert_true(n_crashes >=
+                4); /* each copy: its writing and its sync, before and behind */
+}
+
+/* Where it cannot be written, the store does without, and only reading leaves it as it is. */
+static void a_copy_that_cannot_be_mended(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_verify v;
+    struct err err = {0};
+    struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
+                                 .on = IO_SIM_ON_WRITE,
+                                 .path = "superblock",
+                                 .code = -EIO,
+                                 .count = 1};
+    place_make(&p, 3);
+    store_close(st_open(&p));
+    assert_int_equal(io_sim_flip(p.io, "/st/d0/superblock", 50, 1), 0);
+    p.opts.read_only = true;
+    struct store *s = st_open(&p);
+    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+    assert_int_equal(v.n_bad, 1);
+    store_close(s);
+    p.opts.read_only = false;
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    for (int n_bad = 1; n_bad >= 0; n_bad--) {
+        s = st_open(&p);
+        reads(s, &old);
+        assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+        assert_int_equal(v.n_bad, n_bad);
+        store_close(s);
+        io_sim_fault_clear(p.io);
+    }
+    st_place_close(&p);
 }
 
 /* An index of a later version, or of none that ever was: refused with its number, not changed. */
@@ -226,6 +317,8 @@ int main(void)
         cmocka_unit_test(read_as_it_is),
         cmocka_unit_test(raised),
         cmocka_unit_test(power_fails_while_raising),
+        cmocka_unit_test(a_damaged_copy_is_mended),
+        cmocka_unit_test(a_copy_that_cannot_be_mended),
         cmocka_unit_test(other_index_versions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
