@@ -291,13 +291,15 @@ static int db_prepare(struct index *ix, struct err *err)
     return 0;
 }
 
-static int index_new(struct io *io, const char *path, struct index **out, struct err *err)
+static int index_new(struct io *io, const char *path, bool read_only, struct index **out,
+                     struct err *err)
 {
     static atomic_uint counter;
     struct index *ix = xcalloc(1, sizeof *ix);
     ix->path = xstrdup(path);
+    ix->read_only = read_only;
     ix->vfs_name = xasprintf("hcache-index-%u", atomic_fetch_add(&counter, 1));
-    int rc = vfs_register(io, ix->vfs_name, err);
+    int rc = vfs_register(io, ix->vfs_name, read_only, err);
     if (rc != 0) {
         free(ix->vfs_name);
         ix->vfs_name = NULL;
@@ -345,11 +347,10 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
     struct index *ix;
     if (!io_exists(io, path))
         return err_set(err, ERR_NOT_FOUND, "no index at %s", path);
-    int rc = index_new(io, path, &ix, err);
+    int rc = index_new(io, path, read_only, &ix, err);
     if (rc != 0)
         return rc;
-    ix->read_only = read_only;
-    rc = db_open(ix, SQLITE_OPEN_READWRITE, err);
+    rc = db_open(ix, read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE, err);
     if (rc == 0 &&
         read_only) { /* recovery of the WAL happens in memory, and nothing is folded back */
         sqlite3_db_config(ix->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
@@ -374,7 +375,7 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
                  struct index **out, struct err *err)
 {
     struct index *ix;
-    int rc = index_new(io, path, &ix, err);
+    int rc = index_new(io, path, false, &ix, err);
     if (rc != 0)
         return rc;
     ix->meta = *meta;

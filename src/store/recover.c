@@ -310,11 +310,12 @@ static int dirs_make(const struct store_opts *opts, struct err *err)
     return 0;
 }
 
-/* The lock is on a file of its own name, since it must be held before there is anything else. */
+/* The lock is on a file of its own name, since it must be held before there is anything else.  Those that
+ * only read share it, on a medium that cannot be written too. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
 {
     char *path = path_in(opts->dirs[0], "lock");
-    unsigned flags = opts->read_only ? 0 : IO_CREATE;
+    unsigned flags = opts->read_only ? IO_READ_ONLY : IO_CREATE;
     int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
     if (rc == 0)
         rc = io_file_lock(s->lock_file, err);

@@ -97,7 +97,8 @@ struct store_opts {
     const char *const *dirs;    /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
-    bool read_only; /* for stat, ls and verify: changes nothing, but takes the lock too */
+    bool
+        read_only; /* for stat, ls and verify: changes nothing; shares the lock with others that do */
     bool no_direct; /* do not bypass the page cache (warm reads, tests) */
     /* Of a new store: the size of its segment files, and a bound on one chunk's bytes per device; in
      * multiples of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */

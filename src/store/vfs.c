@@ -6,7 +6,9 @@
  * crash can take.
  *   2. The lock on the database is taken whole at the first SHARED and given up at NONE;
  * there are no levels in between, since nobody else can be inside.
- *   3. Reads past the end are zero-filled, as SQLite requires. */
+ *   3. Reads past the end are zero-filled, as SQLite requires.
+ *   4. A VFS for reading only changes nothing: SQLite makes a log for each database in WAL mode, and
+ * here one that is not there is a file without io_file, empty. */
 #include "store/vfs.h"
 
 #include <errno.h>
@@ -24,13 +26,14 @@ struct vfs {
     sqlite3_vfs base;
     struct io *io;
     char *name;
+    bool read_only;
 };
 
 struct vfs_file { /* in SQLite's memory */
     sqlite3_file base;
     struct vfs *vfs;
-    struct io_file *file;
-    bool name_unsynced; /* its folder has not been synced since it was opened */
+    struct io_file *file; /* NULL: a log that is not there, and only read */
+    bool name_unsynced;   /* its folder has not been synced since it was opened */
     bool locked;
 };
 
@@ -42,6 +45,11 @@ static struct vfs *vfs_of(sqlite3_vfs *v)
 static struct vfs_file *file_of(sqlite3_file *f)
 {
     return (struct vfs_file *)f;
+}
+
+static bool vfs_is_read_only(sqlite3_file *f)
+{
+    return file_of(f)->vfs->read_only;
 }
 
 /* What went wrong stays visible in SQLite's log and in sqlite3_system_errno. */
@@ -65,10 +73,11 @@ static int file_close(sqlite3_file *base)
 
 static int file_read(sqlite3_file *base, void *buf, int n, sqlite3_int64 offset)
 {
+    struct io_file *file = file_of(base)->file;
     struct err err;
-    size_t got;
-    if (io_file_pread_some(file_of(base)->file, buf, (size_t)n, (uint64_t)offset, &got,
-                           &err) != 0)
+    size_t got = 0;
+    if (file != NULL &&
+        io_file_pread_some(file, buf, (size_t)n, (uint64_t)offset, &got, &err) != 0)
         return failed(SQLITE_IOERR_READ, &err);
     if (got == (size_t)n)
         return SQLITE_OK;
@@ -79,6 +88,8 @@ static int file_read(sqlite3_file *base, void *buf, int n, sqlite3_int64 offset)
 static int file_write(sqlite3_file *base, const void *buf, int n, sqlite3_int64 offset)
 {
     struct err err;
+    if (vfs_is_read_only(base))
+        return SQLITE_READONLY;
     int rc = io_file_pwrite(file_of(base)->file, buf, (size_t)n, (uint64_t)offset, &err);
     if (rc == 0)
         return SQLITE_OK;
@@ -88,6 +99,8 @@ static int file_write(sqlite3_file *base, const void *buf, int n, sqlite3_int64 
 static int file_truncate(sqlite3_file *base, sqlite3_int64 size)
 {
     struct err err;
+    if (vfs_is_read_only(base))
+        return SQLITE_READONLY;
     int rc = io_file_truncate(file_of(base)->file, (uint64_t)size, &err);
     return rc == 0 ? SQLITE_OK : failed(SQLITE_IOERR_TRUNCATE, &err);
 }
@@ -97,6 +110,8 @@ static int file_sync(sqlite3_file *base, int flags)
     (void)flags; /* data or full: io_file_sync covers the length in either case */
     struct vfs_file *f = file_of(base);
     struct err err;
+    if (vfs_is_read_only(base))
+        return SQLITE_OK; /* nothing was written */
     if (io_file_sync(f->file, &err) != 0)
         return failed(SQLITE_IOERR_FSYNC, &err);
     if (f->name_unsynced && io_parent_sync(f->vfs->io, io_file_path(f->file), &err) != 0)
@@ -107,9 +122,10 @@ static int file_sync(sqlite3_file *base, int flags)
 
 static int file_size(sqlite3_file *base, sqlite3_int64 *size)
 {
+    struct io_file *file = file_of(base)->file;
     struct err err;
-    uint64_t size_bytes;
-    if (io_file_size(file_of(base)->file, &size_bytes, &err) != 0)
+    uint64_t size_bytes = 0;
+    if (file != NULL && io_file_size(file, &size_bytes, &err) != 0)
         return failed(SQLITE_IOERR_FSTAT, &err);
     *size = (sqlite3_int64)size_bytes;
     return SQLITE_OK;
@@ -189,9 +205,9 @@ static const sqlite3_io_methods file_methods = {
 /* ---- The file system
  * --------------------------------------------------------------------- */
 
-static unsigned open_flags(int flags)
+static unsigned open_flags(const struct vfs *v, int flags)
 {
-    if ((flags & SQLITE_OPEN_READONLY) != 0)
+    if (v->read_only || (flags & SQLITE_OPEN_READONLY) != 0)
         return IO_READ_ONLY;
     unsigned f = (flags & SQLITE_OPEN_CREATE) != 0 ? IO_CREATE : 0;
     return f | ((flags & SQLITE_OPEN_EXCLUSIVE) != 0 ? IO_EXCL : 0);
@@ -209,7 +225,8 @@ static int vfs_open(sqlite3_vfs *base, const char *path, sqlite3_file *out, int 
                 "temporary files are not supported: set temp_store = MEMORY");
         return failed(SQLITE_CANTOPEN, &err);
     }
-    if (io_file_open(v->io, path, open_flags(flags), &f->file, &err) != 0)
+    int rc = io_file_open(v->io, path, open_flags(v, flags), &f->file, &err);
+    if (rc != 0 && !(rc == -ENOENT && v->read_only && (flags & SQLITE_OPEN_WAL) != 0))
         return failed(SQLITE_CANTOPEN, &err);
     f->name_unsynced = true;
     f->base.pMethods = &file_methods;
@@ -222,6 +239,8 @@ static int vfs_delete(sqlite3_vfs *base, const char *path, int sync_folder)
 {
     struct io *io = vfs_of(base)->io;
     struct err err;
+    if (vfs_of(base)->read_only)
+        return SQLITE_READONLY;
     int rc = io_unlink(io, path, &err);
     if (rc == -ENOENT)
         return SQLITE_IOERR_DELETE_NOENT;
@@ -296,13 +315,14 @@ static int vfs_last_error(sqlite3_vfs *base, int n, char *out)
 /* ---- Registration
  * ------------------------------------------------------------------------ */
 
-int vfs_register(struct io *io, const char *name, struct err *err)
+int vfs_register(struct io *io, const char *name, bool read_only, struct err *err)
 {
     if (sqlite3_vfs_find(name) != NULL)
         return err_set(err, ERR_BUSY, "SQLite already has a VFS named %s", name);
     struct vfs *v = xcalloc(1, sizeof *v);
     v->io = io;
     v->name = xstrdup(name);
+    v->read_only = read_only;
     v->base = (sqlite3_vfs){
         .iVersion = 2,
         .szOsFile = sizeof(struct vfs_file),

@@ -117,7 +117,7 @@ static struct io *sim_with_folder(uint64_t seed)
     struct io *io;
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &io, NULL), 0);
     assert_int_equal(io_mkdirs(io, "/db", NULL), 0);
-    assert_int_equal(vfs_register(io, VFS, NULL), 0);
+    assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
     /* SQLite's own generator (WAL salts) is global: the same for every run. */
     sqlite3_test_control(SQLITE_TESTCTRL_PRNG_SEED, 42, NULL);
     return io;
@@ -276,7 +276,7 @@ static void test_full_disk(void **state)
         io_sim_open(&(struct io_sim_opts){.seed = 1, .capacity_bytes = 100000}, &io, NULL),
         0);
     assert_int_equal(io_mkdirs(io, "/db", NULL), 0);
-    assert_int_equal(vfs_register(io, VFS, NULL), 0);
+    assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
     sqlite3 *db;
     assert_int_equal(open_db(DB_PATH, WAL, &db), SQLITE_OK);
     int n = 0, rc;
@@ -301,7 +301,7 @@ static void test_one_opener(void **state)
     assert_int_equal(open_db(DB_PATH, WAL, &b), SQLITE_OK);
     sqlite3_close(b);
     struct err err = {0};
-    assert_int_equal(vfs_register(io, VFS, &err), ERR_BUSY);
+    assert_int_equal(vfs_register(io, VFS, false, &err), ERR_BUSY);
     vfs_unregister("no such name");
     sim_end(io);
 }
@@ -328,7 +328,7 @@ static void on_real_files(struct io *io)
     snprintf(dir, sizeof dir, "%s/vfstest-XXXXXX", base != NULL ? base : "build");
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/index.sqlite", dir);
-    assert_int_equal(vfs_register(io, VFS, NULL), 0);
+    assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
     assert_int_equal(run_workload(path, WAL), N_TXNS);
     sqlite3 *db, *other;
     assert_int_equal(open_db(path, WAL, &db), SQLITE_OK);

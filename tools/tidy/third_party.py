@@ -23,7 +23,7 @@ PLACES = [
 ]
 SYSTEM = set("""
 assert.h complex.h ctype.h dirent.h dlfcn.h endian.h errno.h fcntl.h fenv.h float.h getopt.h glob.h
-immintrin.h inttypes.h cpuid.h libgen.h limits.h locale.h malloc.h math.h netdb.h poll.h pthread.h pwd.h sched.h
+emmintrin.h immintrin.h inttypes.h cpuid.h libgen.h limits.h locale.h malloc.h math.h netdb.h poll.h pthread.h pwd.h sched.h
 semaphore.h setjmp.h signal.h spawn.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h
 stdio.h stdlib.h stdnoreturn.h string.h strings.h termios.h time.h unistd.h x86intrin.h
 linux/fs.h linux/falloc.h linux/futex.h linux/magic.h
