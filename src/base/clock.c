@@ -73,3 +73,12 @@ struct clock_cpu clock_cpu_now(void)
     sum.ran_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID); /* schedstat's lags by a tick */
     return sum;
 }
+
+void clock_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}

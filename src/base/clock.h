@@ -3,6 +3,7 @@
 #ifndef BASE_CLOCK_H
 #define BASE_CLOCK_H
 
+#include <pthread.h>
 #include <stdint.h>
 
 int64_t clock_now_ns(void); /* monotonic, for durations */
@@ -16,6 +17,9 @@ int64_t clock_wall_s(void);
 int64_t clock_set_by_s(void);
 
 void clock_sleep_ns(int64_t ns);
+
+/* Makes a condition whose timed waits end by the monotonic clock, whatever the system's is set to. */
+void clock_cond_init(pthread_cond_t *c);
 
 /* What this process's threads have had of the processors, together. */
 struct clock_cpu {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "server/call.h"
 
@@ -77,11 +78,7 @@ int worker_create(int max_calls, int period_s, void (*tidy)(void *arg), void *ar
     w->arg = arg;
     w->calls = xcalloc((size_t)max_calls, sizeof(struct call *));
     pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->change, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&w->change);
     int rc = pthread_create(&w->thread, NULL, worker_main, w);
     if (rc != 0) {
         worker_destroy(w);

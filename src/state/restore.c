@@ -103,13 +103,9 @@ static int start_thread(struct restorer *r, struct err *err)
 
 static void init_locks(struct restorer *r)
 {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->for_io, NULL);
-    pthread_cond_init(&r->for_compute, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&r->for_compute);
 }
 
 int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err)

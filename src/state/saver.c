@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "state/saver_impl.h"
 
@@ -159,12 +160,8 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     s->queue_end = &s->queue;
     s->record_bytes[STORE_HIDDEN] = STORE_CHUNK_TOKENS * model_hidden_bytes(m);
     s->record_bytes[STORE_KV] = STORE_CHUNK_TOKENS * model_kv_bytes(m);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&s->changed);
     int rc = reserve_memory(s, err);
     if (rc == 0)
         rc = make_down(s, err);
