@@ -250,7 +250,8 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
     pthread_mutex_lock(&s->lock);
     int rc = store_can_save(s, &local);
     bool wanted = s->freeing != NULL ||
-                  ((what & STORE_COMMIT_PENDING) && (s->pending != NULL || s->is_fresh)) ||
+                  ((what & STORE_COMMIT_PENDING) && s->pending != NULL) ||
+                  ((what & STORE_COMMIT_FRESH) && s->is_fresh) ||
                   ((what & STORE_COMMIT_TOUCHED) && s->n_touched > 0) ||
                   ((what & STORE_COMMIT_PINS) && s->n_pin_changes > 0) ||
                   ((what & STORE_COMMIT_IDS) && s->index != NULL);
@@ -281,17 +282,9 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
     return rc;
 }
 
-int store_commit_fresh(struct store *s, struct err *err)
-{
-    pthread_mutex_lock(&s->lock);
-    bool is_fresh = s->is_fresh;
-    pthread_mutex_unlock(&s->lock);
-    return store_commit_run(s, is_fresh ? STORE_COMMIT_IDS : 0, err);
-}
-
 int store_commit(struct store *s, struct err *err)
 {
-    int rc = store_commit_run(s, STORE_COMMIT_PENDING, err);
+    int rc = store_commit_run(s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH, err);
     if (rc == 0)
         store_wipe_rest(s);
     return rc;

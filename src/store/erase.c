@@ -109,7 +109,7 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
                 struct err *err)
 {
     *out = (struct store_erased){0};
-    int rc = store_commit_run(s, STORE_COMMIT_PENDING, err);
+    int rc = store_commit_run(s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH, err);
     if (rc != 0)
         return rc;
     pthread_mutex_lock(&s->lock);
@@ -184,7 +184,7 @@ int store_wipe(struct store *s, struct err *err)
     pthread_mutex_unlock(&s->lock);
     /* What the index said at open may be gone after the next crash: the end of a log that was cut off
      * is not durable, only readable. */
-    int rc = wanted ? store_commit_fresh(s, err) : 0;
+    int rc = wanted ? store_commit_run(s, STORE_COMMIT_FRESH, err) : 0;
     if (rc != 0 || !wanted)
         return rc;
     pthread_mutex_lock(&s->commit_lock);

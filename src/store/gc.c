@@ -105,7 +105,7 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
         rc = orphans_free(s, err);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
-        rc = store_commit_fresh(s, err);
+        rc = store_commit_run(s, STORE_COMMIT_FRESH, err);
     if (rc == 0)
         rc = store_wipe(s, err);
     if (rc == 0)

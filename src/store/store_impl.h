@@ -173,12 +173,11 @@ enum {
     STORE_COMMIT_TOUCHED = 1 << 1,
     STORE_COMMIT_IDS = 1 << 2,
     STORE_COMMIT_PINS = 1 << 3,
+    /* Where nothing has been committed since open, something is in any case, so that what the index says
+     * is durable: before it is promised, and before bytes are destroyed that an older index may name. */
+    STORE_COMMIT_FRESH = 1 << 4,
 };
 int store_commit_run(struct store *s, unsigned what, struct err *err);
-/* Commits what was evicted; and something in any case where nothing has been committed since open, so
- * that what the index says is durable when it returns 0.  Before bytes are destroyed that an older
- * index may name. */
-int store_commit_fresh(struct store *s, struct err *err);
 
 /* [lock] A device has failed for good: drops what was not committed and refuses to save from now on. The
  * caller holds commit_lock too. */
