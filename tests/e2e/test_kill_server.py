@@ -154,7 +154,7 @@ def cycle(server, reference, known):
     server.kill()
     for t in threads:
         t.join()
-    p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=300)
+    p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=1800)
     if p.returncode != 0:
         fail(f"store verify: {p.stdout[-300:]} {p.stderr[-300:]}")
     server = start()

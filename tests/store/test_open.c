@@ -824,6 +824,46 @@ static void segments_are_lent(void **state)
     assert_int_equal(l.n_lent, 0);
 }
 
+/* A quota of the file system that is used up: under a cap the oldest goes, else the append fails; either way
+ * the store goes on. */
+static void a_used_up_quota_is_a_full_disk(void **state)
+{
+    (void)state;
+    static const unsigned on[] = {IO_SIM_ON_SPACE, IO_SIM_ON_WRITE, IO_SIM_ON_NAME};
+    for (int i = 0; i < 6; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_stats st;
+        struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
+                                     .on = on[i / 2],
+                                     .path = "seg-",
+                                     .count = 2,
+                                     .code = -EDQUOT};
+        assert_true(st_place_open(&p, "sim", 1));
+        bool capped = i % 2 == 0;
+        p.opts.cap_bytes = capped ? 1 << 20 : 0;
+        p.opts.segment_bytes = 1 << 16; /* a new file every few chunks */
+        struct store *s = st_open(&p);
+        saved(s, 4);
+        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        struct st_ctx other = {70, 71, 0, 0, NULL};
+        int rc = 0;
+        for (int n = 0; n < 4 && rc == 0; n++)
+            rc = st_append(s, &st_small, &other, n, ST_BOTH, &err);
+        assert_int_equal(rc, capped ? 0 : -ENOSPC);
+        if (!capped)
+            assert_non_null(strstr(err.msg, "quota"));
+        io_sim_fault_clear(p.io);
+        assert_int_equal(st_save(s, &st_small, &other, 4, ST_BOTH, &err), 0);
+        store_stats(s, &st);
+        assert_int_equal(st.saving_fault, 0);
+        assert_true((st.evictions[STORE_EVICT_SPACE] > 0) == capped);
+        assert_true(store_audit(s));
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -841,6 +881,7 @@ int main(void)
         cmocka_unit_test(many_segments),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(full_disk_evicts),
+        cmocka_unit_test(a_used_up_quota_is_a_full_disk),
         cmocka_unit_test(full_disk_under_index),
         cmocka_unit_test(failed_sync_is_final),
         cmocka_unit_test(what_is_found_is_made_durable),
