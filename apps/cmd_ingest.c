@@ -11,6 +11,7 @@
 #include "apps/cmds.h"
 #include "base/file.h"
 #include "base/opt.h"
+#include "base/plural.h"
 #include "base/progress.h"
 #include "format/json.h"
 #include "hcache.h"
@@ -110,8 +111,8 @@ static const char *why_unsaved(const struct hcache_result *r)
 
 static void print_file(const char *path, int n, const struct hcache_result *r)
 {
-    printf("%s: %d tokens, %d restored, %d computed, ", path, n, r->cached_tokens,
-           n - r->cached_tokens);
+    printf("%s: %d token%s, %d restored, %d computed, ", path, n, plural((uint64_t)n),
+           r->cached_tokens, n - r->cached_tokens);
     if (r->committed_tokens >= n)
         printf("all durable\n");
     else
@@ -210,8 +211,9 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
     hcache_close(h);
     if (n_failed > 0) {
         rc = err->code = HCACHE_E_LIMIT;
-        snprintf(err->msg, sizeof err->msg, "%d of %d files are not stored as a whole",
-                 n_failed, a->files.n);
+        snprintf(err->msg, sizeof err->msg, "%d of %d file%s %s not stored as a whole",
+                 n_failed, a->files.n, plural((uint64_t)a->files.n),
+                 n_failed == 1 ? "is" : "are");
     }
     return rc;
 }

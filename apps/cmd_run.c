@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/opt.h"
+#include "base/plural.h"
 #include "format/json.h"
 #include "hcache.h"
 #include "server/talk.h"
@@ -284,15 +285,17 @@ static void print_json(const struct hcache_result *r)
 
 static void print_summary(const struct hcache_result *r)
 {
-    fprintf(stderr, "\n%d prompt tokens, %d restored", r->prompt_tokens, r->cached_tokens);
+    fprintf(stderr, "\n%d prompt token%s, %d restored", r->prompt_tokens,
+            plural((uint64_t)r->prompt_tokens), r->cached_tokens);
     if (r->plan.layers[0] != 0)
         fprintf(stderr, " by %s (%s) in %.1f ms, predicted %.1f ms, %.1f MB read",
                 r->plan.layers, r->plan.reason, r->timings.restore_ms, r->plan.predicted_ms,
                 (double)r->restored_bytes * 1e-6);
     else
         fprintf(stderr, " (%s)", r->miss);
-    fprintf(stderr, "; %d generated at %.1f tokens/s; %lld tokens durable\n", r->n_tokens,
-            r->timings.decode_tokens_per_s, (long long)r->committed_tokens);
+    fprintf(stderr, "; %d generated at %.1f tokens/s; %lld token%s durable\n", r->n_tokens,
+            r->timings.decode_tokens_per_s, (long long)r->committed_tokens,
+            plural((uint64_t)r->committed_tokens));
     if (r->save_stopped != NULL)
         fprintf(stderr, "saving ended early: %s\n", r->save_stopped);
 }
@@ -382,8 +385,9 @@ static void greet(const struct talk *t, const char *name)
     if (talk_n_turns(t) == 0)
         fprintf(stderr, "'%s' begins.\n", name);
     else
-        fprintf(stderr, "'%s' goes on after %d turns. The last answer was:\n%s\n", name,
-                talk_n_turns(t), last != NULL ? last : "(none)");
+        fprintf(stderr, "'%s' goes on after %d turn%s. The last answer was:\n%s\n", name,
+                talk_n_turns(t), plural((uint64_t)talk_n_turns(t)),
+                last != NULL ? last : "(none)");
     free(last);
 }
 

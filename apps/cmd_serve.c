@@ -21,6 +21,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/opt.h"
+#include "base/plural.h"
 #include "hcache.h"
 #include "server/conversations.h"
 #include "server/server.h"
@@ -283,11 +284,13 @@ static void print_limits(const struct serve_args *a, int n_keys)
     opt_size_text(a->max_bodies, bodies, sizeof bodies);
     fprintf(
         stderr,
-        "limits: %d sequences at once, %d waiting, %d connections, bodies %s each and %s "
-        "together; timeouts (s): read %d, write %d, idle %d, drain %d; %d HTTP threads; "
+        "limits: %d sequence%s at once, %d waiting, %d connection%s, bodies %s each and %s "
+        "together; timeouts (s): read %d, write %d, idle %d, drain %d; %d HTTP thread%s; "
         "%s\n",
-        a->max_sequences, a->max_queue, a->max_connections, body, bodies, a->read_timeout,
-        a->write_timeout, a->idle_timeout, a->drain, a->http_threads,
+        a->max_sequences, plural((uint64_t)a->max_sequences), a->max_queue,
+        a->max_connections, plural((uint64_t)a->max_connections), body, bodies,
+        a->read_timeout, a->write_timeout, a->idle_timeout, a->drain, a->http_threads,
+        plural((uint64_t)a->http_threads),
         n_keys > 0 ? "an API key is required" : "no API key is required");
     bool is_local = strncmp(a->host, "127.", 4) == 0 || strcmp(a->host, "::1") == 0;
     if (n_keys == 0 && !is_local)
@@ -300,8 +303,9 @@ static void drain(struct server *s, struct hcache *h, int seconds)
 {
     int64_t end = clock_now_ns() + seconds * (int64_t)1000000000;
     server_drain(s);
-    fprintf(stderr, "hcache serve: stopping; %d requests are running\n",
-            server_n_active(s));
+    int n_active = server_n_active(s);
+    fprintf(stderr, "hcache serve: stopping; %d request%s running\n", n_active,
+            n_active == 1 ? " is" : "s are");
     while (server_n_active(s) > 0 && clock_now_ns() < end)
         clock_sleep_ns(20000000);
     hcache_serve_stop(h);

@@ -8,6 +8,7 @@
 #include "apps/cmds.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/plural.h"
 #include "base/progress.h"
 #include "format/json.h"
 #include "io/io.h"
@@ -95,12 +96,6 @@ static void bytes_text(uint64_t n, char out[32])
     for (; v >= 1024 && u < 4; u++)
         v /= 1024;
     snprintf(out, 32, u == 0 ? "%.0f %s" : "%.1f %s", v, unit[u]);
-}
-
-/* "1 chunk", "2 chunks". */
-static const char *plural(uint64_t n)
-{
-    return n == 1 ? "" : "s";
 }
 
 static void print_json(struct json *j)

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/plural.h"
 #include "io/io.h"
 #include "store/store_impl.h"
 
@@ -239,8 +240,8 @@ static int new_index_fill(struct store *s, const struct index_meta *meta, struct
         s->id_limit = sc.next_id + STORE_ID_RESERVE;
     }
     if (sc.n_found > 0)
-        log_info("index rebuilt: %llu extents, %llu damaged or overwritten ones left out",
-                 (unsigned long long)sc.n_rows,
+        log_info("index rebuilt: %llu extent%s, %llu damaged or overwritten ones left out",
+                 (unsigned long long)sc.n_rows, plural(sc.n_rows),
                  (unsigned long long)(sc.n_found - sc.n_rows));
     if (sc.buffer != NULL)
         mem_unmap(sc.buffer, SCAN_BYTES);

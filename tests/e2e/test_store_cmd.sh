@@ -82,6 +82,12 @@ check "and why" grep -q 'segment file is missing or too short' "$tmp/out"
 run_hc store stat "$dirs"
 check "stat says it, too" grep -q 'store verify says why' "$tmp/out"
 
+ids 64 7 >"$tmp/ids64"
+run_hc run "$model" --token-ids "$tmp/ids64" --max-tokens 1 --ignore-eos --store "$tmp/one" --save kv
+check "one chunk is saved" test "$rc" -eq 0
+run_hc store stat "$tmp/one"
+check "one of each is singular" grep -q '^1 chunk (64 tokens) in 1 extent on 1 directory$' "$tmp/out"
+
 run_hc store
 check "no command: usage, exit code 2" test "$rc" -eq 2
 run_hc store frobnicate "$dirs"
