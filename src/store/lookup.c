@@ -319,24 +319,35 @@ bool store_find_partial(struct store *s, const struct sha256 *parent, const int3
     return found;
 }
 
+/* A chunk that is continued cannot be evicted anyway: pinned, it keeps fewer others. */
 static bool is_sample(const struct store *s, const struct chunk_node *n,
-                      const struct sha256 *fingerprint)
+                      const struct sha256 *fingerprint, bool continued)
 {
     const struct sha256 *of = &s->catalog.fingerprints[n->fingerprint_idx].value;
     return n->n_live > 0 && !n->doomed && n->n_tokens == STORE_CHUNK_TOKENS &&
+           (n->n_children > 0) == continued &&
            memcmp(of->b, fingerprint->b, sizeof of->b) == 0;
+}
+
+/* [lock] Adds to hits[0..n_pinned), up to n; returns how many there are then. */
+static int sample_pin(struct store *s, const struct sha256 *fingerprint, bool continued,
+                      struct store_hit *hits, int n_pinned, int n)
+{
+    const struct catalog *c = &s->catalog;
+    for (uint64_t i = 0; i < c->n_buckets && n_pinned < n; i++)
+        for (struct chunk_node *x = c->buckets[i]; x != NULL && n_pinned < n; x = x->next)
+            if (is_sample(s, x, fingerprint, continued))
+                hits[n_pinned++] = node_pin(s, x);
+    return n_pinned;
 }
 
 int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
                  struct store_hit *hits)
 {
-    const struct catalog *c = &s->catalog;
-    int n_pinned = 0, n_good = 0;
+    int n_good = 0;
     pthread_mutex_lock(&s->lock);
-    for (uint64_t i = 0; i < c->n_buckets && n_pinned < n; i++)
-        for (struct chunk_node *x = c->buckets[i]; x != NULL && n_pinned < n; x = x->next)
-            if (is_sample(s, x, fingerprint))
-                hits[n_pinned++] = node_pin(s, x);
+    int n_pinned = sample_pin(s, fingerprint, true, hits, 0, n);
+    n_pinned = sample_pin(s, fingerprint, false, hits, n_pinned, n);
     pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < n_pinned; i++) {
         struct err unused;

@@ -196,8 +196,9 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
 bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                         int n_tokens, struct sha256 *key, int *n_found);
 
-/* Up to n full chunks of a model's state, any of them, pinned as by a lookup, but neither marked as used
- * nor counted: what a measurement may read.  Returns how many. */
+/* Up to n full chunks of a model's state, pinned as by a lookup, but neither marked as used nor counted: what
+ * a measurement may read.  Those that others continue first, or the pins would keep whole contexts from
+ * being evicted meanwhile.  Returns how many. */
 int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
                  struct store_hit *hits);
 

@@ -124,6 +124,29 @@ static void pins_last_everywhere(void **state)
     pins_last("sim");
 }
 
+/* What is measured stays where it is meanwhile, and a save finds room all the same: in the ends of contexts. */
+static void a_sample_leaves_room(void **state)
+{
+    (void)state;
+    enum { CONTEXTS = 8, SAMPLE = CONTEXTS * (N - 1) };
+    struct st_place p;
+    struct store_hit hits[SAMPLE];
+    struct sha256 model = st_fingerprint(0);
+    struct st_ctx last = {.base = 20, .own = 20};
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.cap_bytes = CONTEXTS * context_bytes();
+    struct store *s = st_open(&p);
+    for (uint64_t i = 1; i <= CONTEXTS; i++)
+        save(s, &(struct st_ctx){.base = i, .own = i});
+    assert_int_equal(store_sample(s, &model, SAMPLE, hits), SAMPLE);
+    save(s, &last);
+    assert_int_equal(n_found(s, &last), N);
+    store_release(s, hits, SAMPLE);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
 static void pins_run_out(void **state)
 {
     (void)state;
@@ -681,6 +704,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pins_last_everywhere),
+        cmocka_unit_test(a_sample_leaves_room),
         cmocka_unit_test(pins_run_out),
         cmocka_unit_test(pins_survive_power),
         cmocka_unit_test(quotas_bound_everywhere),
