@@ -141,6 +141,8 @@ struct io_names { /* of a folder: without "." and "..", sorted */
 
 int io_mkdir(struct io *io, const char *path,
              struct err *err); /* 0700; -EEXIST where there */
+/* Takes a folder that is there from all but its owner: 0700, as if io_mkdir had made it. */
+int io_make_private(struct io *io, const char *path, struct err *err);
 /* Creates what is missing of the path, and syncs the folders in which it created something.
  */
 int io_mkdirs(struct io *io, const char *path, struct err *err);

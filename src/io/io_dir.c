@@ -32,6 +32,11 @@ int io_mkdir(struct io *io, const char *path, struct err *err)
     return path_err("mkdir", path, io->ops->mkdir(io, path), err);
 }
 
+int io_make_private(struct io *io, const char *path, struct err *err)
+{
+    return path_err("chmod", path, io->ops->make_private(io, path), err);
+}
+
 /* Creates `path`, whose parent exists; an existing folder is fine. */
 static int mkdir_one(struct io *io, const char *path, struct err *err)
 {

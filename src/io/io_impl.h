@@ -34,6 +34,7 @@ struct io_ops {
     int (*file_unlock)(struct io_file *f);
 
     int (*mkdir)(struct io *io, const char *path);
+    int (*make_private)(struct io *io, const char *path);
     int (*list)(struct io *io, const char *path, struct io_names *out); /* in any order */
     int (*stat)(struct io *io, const char *path, struct io_stat *out);
     int (*unlink)(struct io *io, const char *path);

@@ -212,6 +212,12 @@ static int posix_mkdir(struct io *io, const char *path)
     return code(mkdir(path, 0700));
 }
 
+static int posix_make_private(struct io *io, const char *path)
+{
+    (void)io;
+    return code(chmod(path, 0700));
+}
+
 static int posix_list(struct io *io, const char *path, struct io_names *out)
 {
     (void)io;
@@ -300,6 +306,7 @@ const struct io_ops io_posix_ops = {
     .file_lock = posix_file_lock,
     .file_unlock = posix_file_unlock,
     .mkdir = posix_mkdir,
+    .make_private = posix_make_private,
     .list = posix_list,
     .stat = posix_stat,
     .unlink = posix_unlink,

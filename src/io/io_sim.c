@@ -451,6 +451,13 @@ static int enter_path(struct sim *s, unsigned on, const char *path, char **norma
     return rc;
 }
 
+/* There are no modes here. */
+static int sim_make_private(struct io *io, const char *path)
+{
+    struct io_stat unused;
+    return io->ops->stat(io, path, &unused);
+}
+
 static int sim_mkdir(struct io *io, const char *path)
 {
     struct sim *s = sim_of(io);
@@ -683,6 +690,7 @@ static const struct io_ops sim_ops = {
     .file_lock = sim_file_lock,
     .file_unlock = sim_file_unlock,
     .mkdir = sim_mkdir,
+    .make_private = sim_make_private,
     .list = sim_list,
     .stat = sim_stat,
     .unlink = sim_unlink,

@@ -137,6 +137,25 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
     return 0;
 }
 
+/* An empty folder that was given becomes what one that is made here is.  One with other files is somebody's
+ * (/tmp, a home), and stays as it is; the store's files are private by themselves. */
+static void dir_make_private(struct io *io, const char *dir)
+{
+    struct io_names names;
+    struct err why = {0};
+    bool ours = true;
+    int rc = io_list(io, dir, &names, &why);
+    for (size_t i = 0; rc == 0 && i < names.n; i++)
+        ours = ours && (strcmp(names.name[i], "lock") == 0 ||
+                        strcmp(names.name[i], "superblock") == 0);
+    if (rc == 0)
+        io_names_free(&names);
+    if (rc == 0 && ours)
+        rc = io_make_private(io, dir, &why);
+    if (rc != 0)
+        log_warn("%s may be open to others: %s", dir, why.msg);
+}
+
 /* Writes all superblocks of a store that is being made: also those that are there, since whoever
  * wrote them may have been killed before the sync. */
 static int superblocks_write(const struct store_opts *opts, const struct superblock *like,
@@ -155,6 +174,7 @@ static int superblocks_write(const struct store_opts *opts, const struct superbl
     }
     for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
         out->device = (uint32_t)i;
+        dir_make_private(opts->io, opts->dirs[i]);
         rc = superblock_write(opts->io, opts->dirs[i], out, err);
     }
     return rc;

@@ -131,6 +131,7 @@ PASS(int, fsync, (int fd), (fd))
 PASS(int, ftruncate, (int fd, off_t n), (fd, n))
 PASS(int, fallocate, (int fd, int mode, off_t at, off_t n), (fd, mode, at, n))
 PASS(int, mkdir, (const char *path, mode_t mode), (path, mode))
+PASS(int, chmod, (const char *path, mode_t mode), (path, mode))
 PASS(int, unlink, (const char *path), (path))
 PASS(int, rmdir, (const char *path), (path))
 PASS(int, rename, (const char *from, const char *to), (from, to))
@@ -290,6 +291,11 @@ static int do_random(struct place *p, struct err *err)
     return io_random(p->t->io, b, sizeof b, err);
 }
 
+static int do_make_private(struct place *p, struct err *err)
+{
+    return io_make_private(p->t->io, p->folder, err);
+}
+
 static int do_mkdirs(struct place *p, struct err *err)
 {
     return io_mkdirs(p->t->io, p->fresh, err);
@@ -319,6 +325,7 @@ static const struct op {
     {do_lock, "fcntl", EACCES, ERR_BUSY, "held by another process"},
     {do_unlock, "fcntl", EIO, -EIO, "unlock "},
     {do_mkdir, "mkdir", ENOSPC, -ENOSPC, "mkdir "},
+    {do_make_private, "chmod", EPERM, -EPERM, "chmod "},
     {do_mkdirs, "mkdir", EROFS, -EROFS, "mkdir "},
     {do_mkdirs, "stat", EACCES, -EACCES, "mkdir "},
     {do_mkdirs, "open", EMFILE, -EMFILE, "sync folder "},

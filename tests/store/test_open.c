@@ -89,13 +89,21 @@ static void modes_are_private(void **state)
     (void)state;
     struct st_place p;
     struct stat st;
-    assert_true(st_place_open(&p, "pread", 2));
+    assert_true(st_place_open(&p, "pread", 3));
+    char other[400];
+    struct io_file *f;
+    assert_int_equal(mkdir(p.dir[1], 0755) | chmod(p.dir[1], 0755),
+                     0); /* was there, empty */
+    assert_int_equal(mkdir(p.dir[2], 0755) | chmod(p.dir[2], 0755), 0); /* somebody's */
+    snprintf(other, sizeof other, "%s/other", p.dir[2]);
+    assert_int_equal(io_file_open(p.io, other, IO_CREATE, &f, NULL), 0);
+    io_file_close(f);
     struct store *s = st_open(&p);
     saved(s, 3);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         struct io_names names;
         assert_int_equal(stat(p.dir[i], &st), 0);
-        assert_int_equal(st.st_mode & 0777, 0700);
+        assert_int_equal(st.st_mode & 0777, i < 2 ? 0700 : 0755);
         assert_int_equal(io_list(p.io, p.dir[i], &names, NULL), 0);
         assert_true(names.n >= 2);
         for (size_t j = 0; j < names.n; j++) {
