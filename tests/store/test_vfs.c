@@ -367,6 +367,45 @@ static void test_uring(void **state)
     on_real_files(io);
 }
 
+/* A VFS for reading only reads what is there, with a log and without, and neither writes nor makes nor removes. */
+static void test_only_reading(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(9);
+    assert_int_equal(run_workload(DB_PATH, WAL), N_TXNS);
+    assert_int_equal(vfs_register(io, "only-read", true, NULL), 0);
+    for (int with_log = 0; with_log < 2; with_log++) {
+        sqlite3 *writer = NULL, *db;
+        struct io *copy = io;
+        if (with_log) { /* as a crash leaves it: the log is there */
+            assert_int_equal(open_db(DB_PATH, WAL, &writer), SQLITE_OK);
+            assert_int_equal(insert_txn(writer, N_TXNS), SQLITE_OK);
+            assert_int_equal(io_sim_fork(io, 1, &copy, NULL), 0);
+            vfs_unregister("only-read");
+            assert_int_equal(vfs_register(copy, "only-read", true, NULL), 0);
+        }
+        assert_int_equal(io_exists(copy, DB_PATH "-wal"), with_log);
+        uint64_t before = io_sim_digest(copy);
+        assert_int_equal(sqlite3_open_v2(DB_PATH, &db, SQLITE_OPEN_READWRITE, "only-read"),
+                         SQLITE_OK);
+        sqlite3_exec(db, WAL, NULL, NULL, NULL);
+        assert_int_equal(count_txns(db), N_TXNS + with_log);
+        assert_int_not_equal(insert_txn(db, N_TXNS + with_log), SQLITE_OK);
+        assert_int_not_equal(
+            sqlite3_exec(db, "PRAGMA wal_checkpoint(TRUNCATE)", NULL, NULL, NULL) |
+                sqlite3_exec(db, "DELETE FROM t", NULL, NULL, NULL),
+            SQLITE_OK);
+        sqlite3_close(db);
+        assert_true(io_sim_digest(copy) == before);
+        if (with_log) {
+            vfs_unregister("only-read");
+            io_close(copy);
+            sqlite3_close(writer);
+        }
+    }
+    sim_end(io);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -379,6 +418,7 @@ int main(void)
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_lost_syncs_are_noticed),
+        cmocka_unit_test(test_only_reading),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
