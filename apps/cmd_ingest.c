@@ -19,7 +19,7 @@
 struct ingest_args {
     const char *model, *dtype, *weights, *device, *save, *salt;
     struct opt_list store, files;
-    int threads, tensor_parallel;
+    int threads, tensor_parallel, pipeline_parallel;
     uint64_t store_cap;
     bool json;
 };
@@ -53,7 +53,10 @@ static const struct opt options[] = {
     {"threads", OPT(struct ingest_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
     {"tensor-parallel", OPT(struct ingest_args, tensor_parallel), .arg = "N", .def = "1",
-     .min = 1, .max = 16, .help = "ranks that share the model, as those that will use it"},
+     .min = 1, .max = 16, .help = "ranks that share each layer, as those that will use it"},
+    {"pipeline-parallel", OPT(struct ingest_args, pipeline_parallel), .arg = "N",
+     .def = "1", .min = 1, .max = 16,
+     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"},
     {"device", OPT(struct ingest_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"json", OPT(struct ingest_args, json), .help = "print one JSON object"},
@@ -182,6 +185,7 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
                             .weights = a->weights,
                             .threads = a->threads,
                             .tensor_parallel = a->tensor_parallel,
+                            .pipeline_parallel = a->pipeline_parallel,
                             .store = a->store.items,
                             .n_store = a->store.n,
                             .store_cap_bytes = a->store_cap};

@@ -21,7 +21,7 @@ struct run_args {
         *plan, *salt;
     struct opt_list store;
     bool interactive, ignore_eos, json, verbose, no_special;
-    int max_tokens, top_k, threads, tensor_parallel, max_context;
+    int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, max_context;
     double temperature, top_p, min_p;
     int64_t seed;
     uint64_t throttle, store_cap;
@@ -77,7 +77,10 @@ static const struct opt options[] = {
      .max = 1024, .help = "compute threads; 0 is one per core"},
     {"tensor-parallel", OPT(struct run_args, tensor_parallel), .arg = "N", .def = "1",
      .min = 1, .max = 16,
-     .help = "ranks that share the model: GPUs; of the CPU, for tests"},
+     .help = "ranks that share each layer: GPUs; of the CPU, for tests"},
+    {"pipeline-parallel", OPT(struct run_args, pipeline_parallel), .arg = "N", .def = "1",
+     .min = 1, .max = 16,
+     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"},
     {"device", OPT(struct run_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,
@@ -475,6 +478,7 @@ int cmd_run(int argc, char **argv)
                             .weights = a.weights,
                             .threads = a.threads,
                             .tensor_parallel = a.tensor_parallel,
+                            .pipeline_parallel = a.pipeline_parallel,
                             .max_context = a.max_context,
                             .store = memory ? NULL : a.store.items,
                             .n_store = memory ? 0 : a.store.n,

@@ -30,7 +30,7 @@ struct serve_args {
     const char *model, *host, *name, *api_key_file, *dtype, *weights, *device;
     struct opt_list store, api_key;
     int port, max_sequences, max_queue, max_connections, http_threads, threads,
-        tensor_parallel, max_context;
+        tensor_parallel, pipeline_parallel, max_context;
     int read_timeout, write_timeout, idle_timeout, drain;
     uint64_t max_body, max_bodies, store_cap, throttle, save_buffer, kv_tokens;
     const char *conversations;
@@ -125,7 +125,10 @@ static const struct opt options[] = {
      .max = 1024, .help = "compute threads; 0 is one per core"},
     {"tensor-parallel", OPT(struct serve_args, tensor_parallel), .arg = "N", .def = "1",
      .min = 1, .max = 16,
-     .help = "ranks that share the model: GPUs; of the CPU, for tests"},
+     .help = "ranks that share each layer: GPUs; of the CPU, for tests"},
+    {"pipeline-parallel", OPT(struct serve_args, pipeline_parallel), .arg = "N", .def = "1",
+     .min = 1, .max = 16,
+     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"},
     {"device", OPT(struct serve_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"dtype", OPT(struct serve_args, dtype), .choices = dtypes,
@@ -323,6 +326,7 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
                             .weights = a->weights,
                             .threads = a->threads,
                             .tensor_parallel = a->tensor_parallel,
+                            .pipeline_parallel = a->pipeline_parallel,
                             .max_context = a->max_context,
                             .max_sequences = a->max_sequences,
                             .kv_tokens = (int64_t)a->kv_tokens,

@@ -52,10 +52,11 @@ struct hcache_opts {
     /* how matrices are held: "q8" is 8 bits with a scale per 32; "checkpoint" or NULL: its type.
      * State of one kind is never used by the other. */
     const char *weights;
-    int threads;         /* 0: one per core */
-    int tensor_parallel; /* ranks that share the model: 1 to 16; 0: 1 */
-    int max_context;     /* tokens; 0: the model's own */
-    int max_sequences;   /* at once; 0: 1 */
+    int threads;           /* 0: one per core */
+    int tensor_parallel;   /* ranks that share each layer: 1 to 16; 0: 1 */
+    int pipeline_parallel; /* stages that have a run of the layers each: 1 to 16; 0: 1 */
+    int max_context;       /* tokens; 0: the model's own */
+    int max_sequences;     /* at once; 0: 1 */
     int64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
     bool no_reuse;     /* what is left in the KV cache is not used again */
 

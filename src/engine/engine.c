@@ -38,7 +38,8 @@ static int reserve_batch(struct engine *e, struct err *err)
     e->parts = xcalloc(seqs, sizeof *e->parts);
     e->again = xcalloc(seqs, sizeof *e->again);
     e->sample_scratch = xcalloc((size_t)m->cfg.vocab_size, 2 * sizeof(uint32_t));
-    int rc = buf_alloc(m->dev, MEM_DEVICE, head_bytes + logit_bytes, &e->head_mem, err);
+    int rc = stage_alloc(m->dev, model_last_stage(m), head_bytes + logit_bytes,
+                         &e->head_mem, err);
     if (rc == 0)
         rc = readback_init(m->dev, logit_bytes, &e->logits_back, err);
     if (rc != 0)
@@ -152,8 +153,12 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
     *kv = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype) *
           (size_t)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64) *
           (size_t)m->cfg.n_layers;
-    *activations = model_work_bytes(m, e->o.max_batch_rows) + e->head_mem.bytes;
-    *restore = e->restorer != NULL ? restorer_bytes(e->restorer) + e->fused.mem.bytes : 0;
+    size_t n_stages = (size_t)m->dev->n_stages;
+    *activations = n_stages * model_work_bytes(m, e->o.max_batch_rows) + e->head_mem.bytes;
+    *restore = e->restorer == NULL
+                   ? 0
+                   : restorer_bytes(e->restorer) + n_stages * e->fused.mem[0].bytes +
+                         e->fused.logits_mem.bytes;
     return *kv + *activations + *restore;
 }
 

@@ -28,21 +28,25 @@ int fused_reserve(struct engine *e, struct err *err)
     int64_t rows = e->o.max_batch_rows;
     size_t x = (size_t)rows * model_hidden_bytes(m);
     size_t logits = (size_t)m->cfg.vocab_size * sizeof(float);
-    int rc = buf_alloc(m->dev, MEM_DEVICE, logits + 2 * x, &f->mem, err);
+    int rc = stages_alloc(m->dev, 2 * x, f->mem, err);
+    if (rc == 0)
+        rc = stage_alloc(m->dev, model_last_stage(m), logits, &f->logits_mem, err);
     if (rc == 0)
         rc = readback_init(m->dev, logits, &f->logits_back, err);
     if (rc != 0)
         return err_wrap(err, "fused prefill");
-    uint8_t *p = f->mem.ptr;
-    f->logits = mat_of(p, DTYPE_F32, 1, m->cfg.vocab_size);
-    f->x[0] = mat_of(p + logits, m->dtype, rows, m->cfg.n_embd);
-    f->x[1] = mat_of(p + logits + x, m->dtype, rows, m->cfg.n_embd);
+    f->logits = mat_of(f->logits_mem.ptr, DTYPE_F32, 1, m->cfg.vocab_size);
+    for (int k = 0; k < m->dev->n_stages; k++)
+        for (int i = 0; i < 2; i++)
+            f->x[k][i] = mat_of((uint8_t *)f->mem[k].ptr + (size_t)i * x, m->dtype, rows,
+                                m->cfg.n_embd);
     return 0;
 }
 
 void fused_release(struct engine *e)
 {
-    buf_free(e->o.model->dev, &e->fused.mem);
+    stages_free(e->o.model->dev, e->fused.mem);
+    buf_free(e->o.model->dev, &e->fused.logits_mem);
     readback_deinit(&e->fused.logits_back);
 }
 
@@ -93,10 +97,14 @@ static int run_layer(struct engine *e, int n)
                        .tables = tables,
                        .id = ragged_new_id()};
     struct save_part part = {.seq = f->seq->save, .pos = pos0, .n_rows = n};
-    struct mat in = mat_rows(f->x[l % 2], f->row, n), kv_rows;
-    struct mat out = mat_rows(f->x[(l + 1) % 2], f->row, n);
+    struct mat *x = f->x[model_stage(m, l)], kv_rows;
+    struct mat in = mat_rows(x[l % 2], f->row, n);
+    struct mat out = mat_rows(x[(l + 1) % 2], f->row, n);
     if (l == 0)
         rc = model_embed(m, e->work, e->stream, in, f->seq->tokens + pos0, &r);
+    else
+        rc = model_cross(m, e->stream, l,
+                         mat_rows(f->x[model_stage(m, l - 1)][l % 2], f->row, n), in);
     if (rc == 0)
         rc = model_layer(m, e->work, e->stream, l, in, out, &e->kv[l], &r, &kv_rows);
     if (rc == 0)
@@ -123,7 +131,7 @@ static void leave(struct engine *e)
     struct fused *f = &e->fused;
     struct seq *s = f->seq;
     const struct model *m = e->o.model;
-    struct mat last = mat_rows(f->x[m->cfg.n_layers % 2], f->n - 1, 1);
+    struct mat last = mat_rows(f->x[model_last_stage(m)][m->cfg.n_layers % 2], f->n - 1, 1);
     int rc = 0;
     if (f->first + f->n == s->n_tokens) {
         const void *logits = NULL;

@@ -69,6 +69,9 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     if (o->tensor_parallel < 0 || o->tensor_parallel > 16)
         return err_set(err, ERR_USAGE, "tensor_parallel is %d; it must be 0 to 16",
                        o->tensor_parallel);
+    if (o->pipeline_parallel < 0 || o->pipeline_parallel > 16)
+        return err_set(err, ERR_USAGE, "pipeline_parallel is %d; it must be 0 to 16",
+                       o->pipeline_parallel);
     if (o->max_sequences < 0 || o->max_sequences > STACK_MAX_SEQUENCES)
         return err_set(err, ERR_USAGE, "max_sequences is %d; it must be 0 to %d",
                        o->max_sequences, STACK_MAX_SEQUENCES);
@@ -120,6 +123,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                             .weights = o->weights,
                             .threads = o->threads,
                             .tensor_parallel = o->tensor_parallel,
+                            .pipeline_parallel = o->pipeline_parallel,
                             .max_context = o->max_context,
                             .max_sequences = o->max_sequences,
                             .kv_tokens = o->kv_tokens,

@@ -51,9 +51,9 @@ struct fused {
     int first, n;    /* its positions [first, first + n) */
     int layer, row;  /* what is computed next: layer 0..n_layers, a row of x */
     int64_t t_begin, busy_ns;
-    struct buf mem;
-    struct mat
-        x[2]; /* [max_batch_rows][d] T: layer l reads x[l % 2] and writes the other */
+    struct buf mem[MAX_STAGES], logits_mem;
+    /* On each stage, [max_batch_rows][d] T: layer l reads x[l % 2] and writes the other. */
+    struct mat x[MAX_STAGES][2];
     struct mat logits; /* [1][vocab] f32 */
     struct readback logits_back;
 };

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -45,8 +46,9 @@ static int open_model(struct stack *k, struct err *err)
     int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     k->pool = pool_create(threads > 0 ? threads : 1);
     int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
-    int rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, k->pool, &k->dev,
-                        err);
+    int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
+    int rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
+                        &k->dev, err);
     struct model_opts mo = {
         .dev = k->dev, .dtype = o->dtype, .weights = o->weights, .max_ctx = o->max_context};
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
@@ -205,8 +207,9 @@ static int64_t kv_budget_bytes(const struct stack *k, int max_seqs)
 static int64_t default_kv_tokens(const struct stack *k, int max_seqs)
 {
     int64_t context = (int64_t)round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
-    int64_t token_bytes = (int64_t)model_kv_bytes(k->model) / k->dev->n_ranks *
-                          k->model->cfg.n_layers;
+    int64_t n_stages = k->dev->n_stages;
+    int64_t most_layers = (k->model->cfg.n_layers + n_stages - 1) / n_stages;
+    int64_t token_bytes = (int64_t)model_kv_bytes(k->model) / k->dev->n_ranks * most_layers;
     int64_t memory = kv_budget_bytes(k, max_seqs);
     int64_t fits = memory / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     int64_t want = max_seqs * context;
@@ -285,9 +288,12 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     engine_bytes(k->engine, &kv, &activations, &restore);
     size_t save = k->saver != NULL ? saver_bytes(k->saver) : 0;
     double mib = 1.0 / (1 << 20);
-    char ranks[48] = "";
-    if (k->dev->n_ranks > 1) /* memory is what each of them has */
-        snprintf(ranks, sizeof ranks, "on each of %d ranks, ", k->dev->n_ranks);
+    char ranks[64] = "";
+    if (k->dev->n_stages > 1) /* memory is what all of them have; */
+        snprintf(ranks, sizeof ranks, "over %d stages, ", k->dev->n_stages);
+    if (k->dev->n_ranks > 1) /* what each of them has */
+        snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks),
+                 "on each of %d ranks, ", k->dev->n_ranks);
     snprintf(out, n,
              "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
              "%.1f, "

@@ -17,7 +17,8 @@ enum {
 struct stack_opts {
     const char *model, *device, *dtype, *weights; /* as in hcache.h; device NULL: "cpu" */
     int threads;                                  /* 0: one per core */
-    int tensor_parallel;            /* ranks of that device; 0: 1 (tensor/group.h) */
+    int tensor_parallel,
+        pipeline_parallel;          /* ranks of a stage, stages; 0: 1 (tensor/group.h) */
     int max_context, max_sequences; /* 0: the model's own; 1 */
     int step_rows;                  /* token budget of a step; 0: 512 */
     int64_t kv_tokens;              /* that the KV cache holds; 0: max_sequences contexts */

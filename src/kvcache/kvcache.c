@@ -1,7 +1,7 @@
 /* kvcache.c - see kvcache.h.
  *
  * A block's memory holds all layers, one after the other: [n_blocks][n_layers][block_bytes], so
- * that an evicted block frees one stretch.  Free blocks form a stack: the block freed last, whose
+ * that an evicted block frees one stretch; on each stage of a device group those that are its.  Free blocks form a stack: the block freed last, whose
  * lines are most likely still in a cache, is used first.
  *
  * Invariants:
@@ -16,12 +16,17 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "kvcache/prefix.h"
+#include "tensor/group.h"
 
 struct kv_pool {
     struct device *device;
     struct kv_pool_opts opts;
-    size_t layer_bytes, block_bytes;
-    struct buf mem;
+    size_t layer_bytes;
+    struct stage_blocks {
+        int first, n_layers;
+        size_t block_bytes;
+        struct buf mem;
+    } stage[MAX_STAGES];
     int32_t *free_blocks; /* [n_free], the next to be used last */
     int32_t *refs;        /* [n_blocks] */
     int n_free;
@@ -38,6 +43,28 @@ size_t kv_pool_bytes(const struct kv_pool_opts *o)
     return layer_bytes(o) * (size_t)o->n_layers * (size_t)o->n_blocks;
 }
 
+static int reserve_blocks(struct kv_pool *p, struct err *err)
+{
+    int n_stages = p->device->n_stages, rc = 0;
+    for (int l = 0; l < p->opts.n_layers; l++) {
+        struct stage_blocks *b = &p->stage[stage_of(l, p->opts.n_layers, n_stages)];
+        b->first = b->n_layers++ == 0 ? l : b->first;
+    }
+    for (int k = 0; k < n_stages && rc == 0; k++) {
+        struct stage_blocks *b = &p->stage[k];
+        b->block_bytes = p->layer_bytes * (size_t)b->n_layers;
+        rc = stage_alloc(p->device, k, b->block_bytes * (size_t)p->opts.n_blocks, &b->mem,
+                         err);
+    }
+    return rc;
+}
+
+static void free_blocks(struct kv_pool *p)
+{
+    for (int k = 0; k < p->device->n_stages; k++)
+        buf_free(p->device, &p->stage[k].mem);
+}
+
 int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_pool **out,
                    struct err *err)
 {
@@ -46,9 +73,9 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
     p->device = d;
     p->opts = *o;
     p->layer_bytes = layer_bytes(o);
-    p->block_bytes = p->layer_bytes * (size_t)o->n_layers;
-    int rc = buf_alloc(d, MEM_DEVICE, kv_pool_bytes(o), &p->mem, err);
+    int rc = reserve_blocks(p, err);
     if (rc != 0) {
+        free_blocks(p);
         free(p);
         return err_wrap(err, "KV pool of %d blocks", o->n_blocks);
     }
@@ -67,7 +94,7 @@ void kv_pool_destroy(struct kv_pool *p)
 {
     if (p == NULL)
         return;
-    buf_free(p->device, &p->mem);
+    free_blocks(p);
     free(p->refs);
     free(p->free_blocks);
     prefix_destroy(p->prefix);
@@ -97,9 +124,12 @@ uint64_t kv_pool_n_evicted(const struct kv_pool *p)
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer)
 {
     CHECK(layer >= 0 && layer < p->opts.n_layers);
+    int stage = stage_of(layer, p->opts.n_layers, p->device->n_stages);
+    const struct stage_blocks *b = &p->stage[stage];
     return (struct kv_layer){
-        .blocks = (uint8_t *)p->mem.ptr + (size_t)layer * p->layer_bytes,
-        .block_stride = p->block_bytes,
+        .blocks = (uint8_t *)b->mem.ptr + (size_t)(layer - b->first) * p->layer_bytes,
+        .block_stride = b->block_bytes,
+        .stage = stage,
         .dtype = p->opts.dtype,
         .n_kv = p->opts.n_kv,
         .d_head = p->opts.d_head,
@@ -252,9 +282,16 @@ int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *ro
     return t->n_known;
 }
 
-static void *block_bytes_of(const struct kv_pool *p, int32_t b)
+static int copy_block(const struct kv_pool *p, struct stream *s, int32_t to, int32_t from)
 {
-    return (uint8_t *)p->mem.ptr + (size_t)b * p->block_bytes;
+    int rc = 0;
+    for (int k = 0; k < p->device->n_stages && rc == 0; k++) {
+        const struct stage_blocks *b = &p->stage[k];
+        uint8_t *base = b->mem.ptr;
+        rc = stream_copy(s, base + (size_t)to * b->block_bytes,
+                         base + (size_t)from * b->block_bytes, b->block_bytes);
+    }
+    return rc;
 }
 
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
@@ -273,8 +310,7 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     block_share(p, b); /* or it could be the one that is evicted for its copy */
     int rc = kv_table_reserve(p, t, from + 1, err);
     if (rc == 0)
-        rc = stream_copy(s, block_bytes_of(p, t->blocks[t->n_blocks - 1]),
-                         block_bytes_of(p, b), p->block_bytes);
+        rc = copy_block(p, s, t->blocks[t->n_blocks - 1], b);
     block_drop(p, b);
     *n_copied = rc == 0 ? n_same : 0;
     return rc;

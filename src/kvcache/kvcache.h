@@ -44,7 +44,7 @@ int kv_pool_n_blocks(const struct kv_pool *p);
 int kv_pool_kept_blocks(const struct kv_pool *p); /* kept for nobody */
 uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 
-/* The view of one layer that operations take. Valid as long as the pool. */
+/* The view of one layer that operations take, on the stage that has it. Valid as long as the pool. */
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 
 /* A sequence's blocks. */

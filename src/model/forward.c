@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "model/share.h"
 #include "model/work.h"
 #include "tensor/collective.h"
 
@@ -26,31 +27,62 @@ static struct mat first_rows(struct mat a, int64_t n)
     return mat_rows(a, 0, n);
 }
 
-int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
-                const int32_t *ids, const struct ragged *r)
+/* To x, on the stage that has the table. */
+static int embed(const struct model *m, struct model_work *w, struct stream *s,
+                 struct activations *a, struct mat x, const int32_t *ids,
+                 const struct ragged *r)
 {
     const struct ops *op = m->dev->ops;
     const struct model_config *c = &m->cfg;
     bool plain = c->position == POSITION_ROPE && c->embed_scale == 1.0f;
     if (m->w.embed.data == NULL) {
-        struct mat rows = plain ? x : first_rows(w->x[1], x.rows);
+        struct mat rows = plain ? x : first_rows(a->x[1], x.rows);
         TRY(op->weight_rows(s, rows, &m->w.head, ids));
         if (plain)
             return 0;
         for (int i = 0; i < r->n_rows; i++)
             w->ids[i] = i; /* the gathered rows are now a table of their own */
-        TRY(op->embed(s, first_rows(w->norm, x.rows), rows, w->ids, c->embed_scale));
+        TRY(op->embed(s, first_rows(a->norm, x.rows), rows, w->ids, c->embed_scale));
     } else if (plain) {
         return op->embed(s, x, m->w.embed, ids, 1.0f);
     } else {
-        TRY(op->embed(s, first_rows(w->norm, x.rows), m->w.embed, ids, c->embed_scale));
+        TRY(op->embed(s, first_rows(a->norm, x.rows), m->w.embed, ids, c->embed_scale));
     }
     if (c->position != POSITION_LEARNED)
-        return op->convert(s, x, first_rows(w->norm, x.rows));
+        return op->convert(s, x, first_rows(a->norm, x.rows));
     for (int i = 0; i < r->n_rows; i++)
         w->ids[i] = r->pos[i] + c->position_offset;
-    TRY(op->embed(s, first_rows(w->norm2, x.rows), m->w.pos_embed, w->ids, 1.0f));
-    return op->add(s, x, first_rows(w->norm, x.rows), first_rows(w->norm2, x.rows));
+    TRY(op->embed(s, first_rows(a->norm2, x.rows), m->w.pos_embed, w->ids, 1.0f));
+    return op->add(s, x, first_rows(a->norm, x.rows), first_rows(a->norm2, x.rows));
+}
+
+static int copy_rows(struct stream *s, struct mat to, struct mat from)
+{
+    CHECK(to.ld == to.cols && from.ld == from.cols && to.rows == from.rows);
+    return stream_copy(s, to.data, from.data,
+                       (size_t)(to.rows * to.cols) * dtype_bytes(to.dtype));
+}
+
+int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+                const int32_t *ids, const struct ragged *r)
+{
+    int stage = share_stage(&m->cfg, SLOT_EMBED, 0, m->dev->n_stages);
+    struct activations *a = &w->at[stage];
+    if (stage == 0)
+        return embed(m, w, s, a, x, ids, r);
+    struct mat there = first_rows(a->x[0], x.rows);
+    TRY(embed(m, w, s, a, there, ids, r));
+    return copy_rows(s, x, there);
+}
+
+int model_cross(const struct model *m, struct stream *s, int l, struct mat before_x,
+                struct mat x)
+{
+    if (l == 0 || model_stage(m, l) == model_stage(m, l - 1)) {
+        CHECK(x.data == before_x.data);
+        return 0;
+    }
+    return copy_rows(s, x, before_x);
 }
 
 static int norm(const struct model *m, struct stream *s, struct mat out, struct mat x,
@@ -63,12 +95,12 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
 }
 
 /* K (before RoPE) and V of normalised inputs, rounded to the state dtype. */
-static int project_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
+static int project_kv(const struct model *m, struct activations *a, struct stream *s, int l,
                       struct mat normed, struct mat kv_rows)
 {
     const struct ops *op = m->dev->ops;
     const struct layer_weights *lw = &m->w.layers[l];
-    struct mat kv = first_rows(w->kv, normed.rows);
+    struct mat kv = first_rows(a->kv, normed.rows);
     if (lw->k_norm == NULL && kv.dtype == kv_rows.dtype)
         return op->matmul(s, kv_rows, normed, &lw->wkv, lw->bkv); /* nothing to round */
     TRY(op->matmul(s, kv, normed, &lw->wkv, lw->bkv));
@@ -82,16 +114,17 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
                      struct mat h, struct mat kv_rows)
 {
     const struct layer_weights *lw = &m->w.layers[l];
+    struct activations *a = &w->at[model_stage(m, l)];
     CHECK(h.rows <= w->max_rows && kv_rows.rows == h.rows);
-    struct mat normed = first_rows(w->norm, h.rows);
+    struct mat normed = first_rows(a->norm, h.rows);
     TRY(norm(m, s, normed, h, lw->norm1_w, lw->norm1_b));
-    return project_kv(m, w, s, l, normed, kv_rows);
+    return project_kv(m, a, s, l, normed, kv_rows);
 }
 
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r)
 {
-    return m->dev->ops->kv_fill(s, kv, kv_rows, &m->rope, r);
+    return m->dev->ops->kv_fill(s, kv, kv_rows, &m->rope[kv->stage], r);
 }
 
 int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows)
@@ -102,28 +135,28 @@ int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct m
 int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   int32_t block, const void *chunk, int32_t pos0)
 {
-    return m->dev->ops->kv_load(s, kv, block, chunk, &m->rope, pos0);
+    return m->dev->ops->kv_load(s, kv, block, chunk, &m->rope[kv->stage], pos0);
 }
 
 /* att = attention of the normalised rows over the cache, kv_fill included. */
-static int attend(const struct model *m, struct model_work *w, struct stream *s, int l,
+static int attend(const struct model *m, struct activations *a, struct stream *s, int l,
                   struct mat normed, struct mat kv_rows, const struct kv_layer *kv,
                   const struct ragged *r)
 {
     const struct ops *op = m->dev->ops;
     const struct model_config *c = &m->cfg;
     const struct layer_weights *lw = &m->w.layers[l];
-    struct mat q = first_rows(w->q, normed.rows);
-    TRY(project_kv(m, w, s, l, normed, kv_rows));
+    struct mat q = first_rows(a->q, normed.rows);
+    TRY(project_kv(m, a, s, l, normed, kv_rows));
     TRY(op->matmul(s, q, normed, &lw->wq, lw->bq));
     if (lw->q_norm != NULL)
         TRY(op->head_norm(s, q, c->d_head, lw->q_norm, c->norm_eps));
-    if (m->rope.d_rot > 0)
-        TRY(op->rope(s, q, c->d_head, &m->rope, r));
+    if (m->rope[kv->stage].d_rot > 0)
+        TRY(op->rope(s, q, c->d_head, &m->rope[kv->stage], r));
     TRY(model_kv_fill(m, s, kv, kv_rows, r));
     int window = l < c->window_layer ? 0 : c->sliding_window;
     float scale = (float)(1.0 / sqrt((double)c->d_head));
-    return op->attention(s, first_rows(w->att, q.rows), q, kv, r, scale, window);
+    return op->attention(s, first_rows(a->att, q.rows), q, kv, r, scale, window);
 }
 
 static enum activation activation_of(enum act_kind a)
@@ -142,17 +175,17 @@ static enum activation activation_of(enum act_kind a)
 }
 
 /* out [n][d] = down(act(up(normed))), f32. The ranks' products are summands. */
-static int mlp(const struct model *m, struct model_work *w, struct stream *s, int l,
+static int mlp(const struct model *m, struct activations *a, struct stream *s, int l,
                struct mat normed, struct mat out)
 {
     const struct ops *op = m->dev->ops;
     const struct layer_weights *lw = &m->w.layers[l];
     enum activation act = activation_of(m->cfg.act);
-    struct mat up = first_rows(w->up, normed.rows);
+    struct mat up = first_rows(a->up, normed.rows);
     struct mat ffn = up;
     TRY(op->matmul(s, up, normed, &lw->w_up, lw->b_up));
     if (m->cfg.mlp_gated) {
-        ffn = first_rows(w->ffn, normed.rows);
+        ffn = first_rows(a->ffn, normed.rows);
         TRY(op->act_mul(s, ffn, up, act));
     } else {
         TRY(op->act(s, up, act));
@@ -161,22 +194,22 @@ static int mlp(const struct model *m, struct model_work *w, struct stream *s, in
     return all_reduce(s, out);
 }
 
-static struct mat layer_kv_rows(struct model_work *w, int l, int64_t n)
+static struct mat layer_kv_rows(struct activations *a, int l, int64_t n)
 {
-    return first_rows(w->kv_rows[l % w->n_kv_rows], n);
+    return first_rows(a->kv_rows[l % a->n_kv_rows], n);
 }
 
 /* A layer's K and V as they are saved: of all ranks, one beside the other. */
-static int saved_kv_rows(const struct model *m, struct model_work *w, struct stream *s,
+static int saved_kv_rows(const struct model *m, struct activations *a, struct stream *s,
                          int l, int64_t n, struct mat *out)
 {
-    struct mat own = layer_kv_rows(w, l, n);
+    struct mat own = layer_kv_rows(a, l, n);
     int n_ranks = m->dev->n_ranks;
     *out = own;
     if (n_ranks == 1)
         return 0;
-    *out = first_rows(w->kv_saved[l % w->n_kv_rows], n);
-    struct mat all = first_rows(w->gathered, n * n_ranks);
+    *out = first_rows(a->kv_saved[l % a->n_kv_rows], n);
+    struct mat all = first_rows(a->gathered, n * n_ranks);
     TRY(all_gather(s, all, own));
     for (int r = 0; r < n_ranks; r++)
         TRY(m->dev->ops->convert(s, mat_cols(*out, r * own.cols, own.cols),
@@ -191,15 +224,16 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
     const struct ops *op = m->dev->ops;
     const struct layer_weights *lw = &m->w.layers[l];
     int64_t n = r->n_rows;
+    struct activations *a = &w->at[model_stage(m, l)];
     CHECK(n <= w->max_rows && x.rows == n && out.rows == n);
-    struct mat normed = first_rows(w->norm, n);
-    struct mat normed2 = first_rows(w->norm2, n);
-    struct mat sum = first_rows(w->sum, n);
-    struct mat rows = layer_kv_rows(w, l, n);
+    struct mat normed = first_rows(a->norm, n);
+    struct mat normed2 = first_rows(a->norm2, n);
+    struct mat sum = first_rows(a->sum, n);
+    struct mat rows = layer_kv_rows(a, l, n);
 
     TRY(norm(m, s, normed, x, lw->norm1_w, lw->norm1_b));
-    TRY(attend(m, w, s, l, normed, rows, kv, r));
-    TRY(op->matmul(s, normed2, first_rows(w->att, n), &lw->wo, lw->bo));
+    TRY(attend(m, a, s, l, normed, rows, kv, r));
+    TRY(op->matmul(s, normed2, first_rows(a->att, n), &lw->wo, lw->bo));
     TRY(all_reduce(s, normed2));
     TRY(op->add(s, sum, x, normed2)); /* x + attention, in f32 */
 
@@ -207,15 +241,16 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
         TRY(norm(m, s, normed, sum, lw->norm2_w, lw->norm2_b));
     else if (m->cfg.block == BLOCK_PARALLEL_NORM2)
         TRY(norm(m, s, normed, x, lw->norm2_w, lw->norm2_b));
-    TRY(mlp(m, w, s, l, normed, normed2));
+    TRY(mlp(m, a, s, l, normed, normed2));
     TRY(op->add(s, out, sum, normed2));
-    return kv_rows != NULL ? saved_kv_rows(m, w, s, l, n, kv_rows) : 0;
+    return kv_rows != NULL ? saved_kv_rows(m, a, s, l, n, kv_rows) : 0;
 }
 
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                struct mat logits)
 {
-    struct mat normed = first_rows(w->norm, x.rows);
+    struct activations *a = &w->at[model_last_stage(m)];
+    struct mat normed = first_rows(a->norm, x.rows);
     TRY(norm(m, s, normed, x, m->w.final_norm_w, m->w.final_norm_b));
     return m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias);
 }
@@ -261,19 +296,22 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
                   const int32_t *ids, const struct kv_layer *kv_layers,
                   const struct ragged *r, const struct model_tap *tap, struct mat *x)
 {
-    struct mat in = first_rows(w->x[0], r->n_rows), rows;
+    struct mat in = first_rows(w->at[0].x[0], r->n_rows), rows;
     TRY(model_embed(m, w, s, in, ids, r));
     for (int l = 0; l < m->cfg.n_layers; l++) {
-        struct mat out = first_rows(w->x[(l + 1) % w->n_x], r->n_rows);
-        struct layer_call c = {m, w, s, l, in, out, &kv_layers[l], r};
+        struct activations *a = &w->at[model_stage(m, l)];
+        struct mat here = first_rows(a->x[l % a->n_x], r->n_rows);
+        struct mat out = first_rows(a->x[(l + 1) % a->n_x], r->n_rows);
+        TRY(model_cross(m, s, l, in, here));
+        struct layer_call c = {m, w, s, l, here, out, &kv_layers[l], r};
         TRY(run_layer(&c));
         /* What left f16's range never comes back, so the last layer tells of all of them: where the
          * host would wait for the device each time, only that is asked. */
         if (m->dev->unified || l + 1 == m->cfg.n_layers)
             TRY(model_check_overflow(m, s, out));
         if (tap != NULL) {
-            TRY(saved_kv_rows(m, w, s, l, r->n_rows, &rows));
-            TRY(tap->layer(tap->arg, l, in, rows));
+            TRY(saved_kv_rows(m, a, s, l, r->n_rows, &rows));
+            TRY(tap->layer(tap->arg, l, here, rows));
         }
         in = out;
     }

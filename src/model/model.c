@@ -54,28 +54,36 @@ static int make_rope(struct model *m, struct stream *s, struct err *err)
     const struct model_config *c = &m->cfg;
     int n_pos = (int)round_up((uint64_t)m->max_ctx,
                               KV_BLOCK_TOKENS); /* whole blocks: kv_load */
-    m->rope.max_pos = n_pos;
+    for (int k = 0; k < m->dev->n_stages; k++)
+        m->rope[k].max_pos = n_pos;
     if (c->position != POSITION_ROPE)
         return 0;
     size_t n = (size_t)n_pos * (size_t)(c->d_rope / 2);
     size_t n_block = rope_block_floats(n_pos, c->d_rope),
            bytes = 2 * (n + n_block) * sizeof(float);
-    int rc = buf_alloc(m->dev, MEM_DEVICE, bytes, &m->rope_mem, err);
+    int rc = stages_alloc(m->dev, bytes, m->rope_mem, err);
     if (rc != 0)
         return err_wrap(err, "rotation tables for %d positions", n_pos);
-    bool in_place = m->dev->unified && m->dev->n_ranks == 1;
-    float *at = m->rope_mem.ptr, *made = in_place ? at : xmalloc(bytes);
+    bool in_place = m->dev->unified && m->dev->n_ranks * m->dev->n_stages == 1;
+    float *made = in_place ? m->rope_mem[0].ptr : xmalloc(bytes);
     fill_rope(c, n_pos, made);
-    if (made != at) {
-        rc = stream_copy(s, at, made, bytes);
-        rc = rc == 0 ? stream_sync(s) : rc;
+    for (int k = 0; k < m->dev->n_stages; k++) {
+        float *at = m->rope_mem[k].ptr;
+        struct rope *r = &m->rope[k];
+        if (rc == 0 && made != at)
+            rc = stream_copy(s, at, made, bytes);
+        *r = (struct rope){.cos = at,
+                           .sin = at + n,
+                           .cos_t = at + 2 * n,
+                           .sin_t = at + 2 * n + n_block,
+                           .max_pos = n_pos,
+                           .d_rot = c->d_rope};
+    }
+    if (!in_place) {
+        int code = stream_sync(s);
+        rc = rc == 0 ? code : rc;
         free(made);
     }
-    m->rope.cos = at;
-    m->rope.sin = at + n;
-    m->rope.cos_t = at + 2 * n;
-    m->rope.sin_t = at + 2 * n + n_block;
-    m->rope.d_rot = c->d_rope;
     return rc == 0 ? 0 : err_set(err, rc, "rotation tables: %s", err_name(rc));
 }
 
@@ -169,14 +177,14 @@ void model_close(struct model *m)
     if (m == NULL)
         return;
     weights_unload(&m->w, m->dev);
-    buf_free(m->dev, &m->rope_mem);
+    stages_free(m->dev, m->rope_mem);
     free(m->source);
     free(m);
 }
 
 /* --- activations ------------------------------------------------------------------------------ */
 
-/* Widths of the activation matrices, in the order of struct model_work. */
+/* Widths of the activation matrices, in the order of struct activations. */
 struct work_sizes {
     int64_t d, q, kv, up, ffn;
 };
@@ -201,37 +209,37 @@ static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, i
     return a;
 }
 
-static size_t lay_out(const struct model *m, struct model_work *w, uint8_t *base, int rows)
+static size_t lay_out(const struct model *m, struct activations *a, uint8_t *base, int rows)
 {
     int n_ranks = m->dev->n_ranks;
     struct work_sizes z = sizes_of(&m->cfg, n_ranks);
     enum dtype act = m->dev->act_is_state ? m->dtype : m->dev->act_dtype;
     size_t used = 0;
-    w->n_x = m->dev->unified ? 2 : 3;
-    w->n_kv_rows = m->dev->unified ? 1 : 2;
-    for (int i = 0; i < w->n_x; i++)
-        w->x[i] = cut(base, &used, m->dtype, rows, z.d);
-    for (int i = 0; i < w->n_kv_rows; i++)
-        w->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
-    for (int i = 0; n_ranks > 1 && i < w->n_kv_rows; i++)
-        w->kv_saved[i] = cut(base, &used, m->dtype, rows, z.kv * n_ranks);
+    a->n_x = m->dev->unified ? 2 : 3;
+    a->n_kv_rows = m->dev->unified ? 1 : 2;
+    for (int i = 0; i < a->n_x; i++)
+        a->x[i] = cut(base, &used, m->dtype, rows, z.d);
+    for (int i = 0; i < a->n_kv_rows; i++)
+        a->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
+    for (int i = 0; n_ranks > 1 && i < a->n_kv_rows; i++)
+        a->kv_saved[i] = cut(base, &used, m->dtype, rows, z.kv * n_ranks);
     if (n_ranks > 1)
-        w->gathered = cut(base, &used, m->dtype, (int64_t)rows * n_ranks, z.kv);
-    w->norm = cut(base, &used, act, rows, z.d);
-    w->norm2 = cut(base, &used, act, rows, z.d);
-    w->sum = cut(base, &used, DTYPE_F32, rows, z.d);
-    w->q = cut(base, &used, act, rows, z.q);
-    w->att = cut(base, &used, act, rows, z.q);
-    w->kv = cut(base, &used, act, rows, z.kv);
-    w->up = cut(base, &used, act, rows, z.up);
-    w->ffn = cut(base, &used, act, rows, z.ffn);
+        a->gathered = cut(base, &used, m->dtype, (int64_t)rows * n_ranks, z.kv);
+    a->norm = cut(base, &used, act, rows, z.d);
+    a->norm2 = cut(base, &used, act, rows, z.d);
+    a->sum = cut(base, &used, DTYPE_F32, rows, z.d);
+    a->q = cut(base, &used, act, rows, z.q);
+    a->att = cut(base, &used, act, rows, z.q);
+    a->kv = cut(base, &used, act, rows, z.kv);
+    a->up = cut(base, &used, act, rows, z.up);
+    a->ffn = cut(base, &used, act, rows, z.ffn);
     return used;
 }
 
 size_t model_work_bytes(const struct model *m, int max_rows)
 {
-    struct model_work w;
-    return lay_out(m, &w, NULL, max_rows);
+    struct activations a;
+    return lay_out(m, &a, NULL, max_rows);
 }
 
 int model_work_create(const struct model *m, int max_rows, struct model_work **out,
@@ -239,7 +247,7 @@ int model_work_create(const struct model *m, int max_rows, struct model_work **o
 {
     CHECK(max_rows > 0);
     struct model_work *w = xcalloc(1, sizeof *w);
-    int rc = buf_alloc(m->dev, MEM_DEVICE, model_work_bytes(m, max_rows), &w->mem, err);
+    int rc = stages_alloc(m->dev, model_work_bytes(m, max_rows), w->mem, err);
     if (rc != 0) {
         free(w);
         return err_wrap(err, "activations of %d rows", max_rows);
@@ -247,7 +255,8 @@ int model_work_create(const struct model *m, int max_rows, struct model_work **o
     w->dev = m->dev;
     w->max_rows = max_rows;
     w->ids = xcalloc((size_t)max_rows, sizeof *w->ids);
-    lay_out(m, w, w->mem.ptr, max_rows);
+    for (int k = 0; k < m->dev->n_stages; k++)
+        lay_out(m, &w->at[k], w->mem[k].ptr, max_rows);
     *out = w;
     return 0;
 }
@@ -256,7 +265,7 @@ void model_work_destroy(struct model_work *w)
 {
     if (w == NULL)
         return;
-    buf_free(w->dev, &w->mem);
+    stages_free(w->dev, w->mem);
     free(w->ids);
     free(w);
 }

@@ -18,6 +18,7 @@
 #include "base/hash.h"
 #include "model/config.h"
 #include "model/weights.h"
+#include "tensor/group.h"
 #include "tensor/ops.h"
 
 /* model_forward's code for an f16 residual stream that left f16's range: run in bf16 instead. */
@@ -28,10 +29,10 @@ struct model {
     struct device *dev;
     enum dtype dtype; /* state dtype */
     struct weights w;
-    struct rope rope;
+    struct rope rope[MAX_STAGES]; /* the same tables on each stage */
     int max_ctx; /* positions that rope tables (and the caller's memory) are made for */
     char *source;
-    struct buf rope_mem;
+    struct buf rope_mem[MAX_STAGES];
 };
 
 struct model_opts {
@@ -61,6 +62,16 @@ static inline int model_rank_kv_dim(const struct model *m)
 {
     return model_kv_dim(m) / m->dev->n_ranks;
 }
+/* The stage that has layer l (tensor/group.h): its weights, its K and V, what it reads and writes. The head is
+ * on the last one. */
+static inline int model_stage(const struct model *m, int l)
+{
+    return stage_of(l, m->cfg.n_layers, m->dev->n_stages);
+}
+static inline int model_last_stage(const struct model *m)
+{
+    return m->dev->n_stages - 1;
+}
 /* Bytes per token and layer of a hidden state, and of K and V (cost model, DESIGN §4). */
 static inline size_t model_hidden_bytes(const struct model *m)
 {
@@ -71,7 +82,7 @@ static inline size_t model_kv_bytes(const struct model *m)
     return (size_t)2 * (size_t)model_kv_dim(m) * dtype_bytes(m->dtype);
 }
 
-/* Activations for batches of at most max_rows rows. */
+/* Activations for batches of at most max_rows rows, on each stage; bytes: of one stage. */
 struct model_work;
 size_t model_work_bytes(const struct model *m, int max_rows);
 int model_work_create(const struct model *m, int max_rows, struct model_work **out,
@@ -79,7 +90,7 @@ int model_work_create(const struct model *m, int max_rows, struct model_work **o
 void model_work_destroy(struct model_work *w);
 int model_work_rows(const struct model_work *w);
 
-/* x [n][d] T = the hidden states of layer 0. ids were checked against the vocabulary. */
+/* x [n][d] T = the hidden states of layer 0, on its stage. ids were checked against the vocabulary. */
 int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                 const int32_t *ids, const struct ragged *r);
 
@@ -107,6 +118,11 @@ int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer
  * the only way into a block. */
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r);
+
+/* Layer l's input x (on its stage), from what layer l - 1 has left in before_x, on that one's. Where both are on
+ * one stage there is nothing to do, and x is before_x. */
+int model_cross(const struct model *m, struct stream *s, int l, struct mat before_x,
+                struct mat x);
 
 /* logits [n][vocab] f32 from the last layer's output x [n][d] T. */
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,

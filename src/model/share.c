@@ -1,7 +1,7 @@
 /* share.c - see share.h. */
 #include "model/share.h"
 
-#include "tensor/ops.h"
+#include "tensor/group.h"
 
 /* Runs of rows that are cut each by itself; 0: the rows are not cut. */
 static int n_sections(const struct model_config *c, enum slot s)
@@ -49,8 +49,14 @@ static int check_blocks(const char *what, int64_t n, int n_ranks, struct err *er
         n_ranks, (long long)(n / n_ranks), what, Q8_BLOCK);
 }
 
-int share_check(const struct model_config *c, int n_ranks, bool q8, struct err *err)
+int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8,
+                struct err *err)
 {
+    if (n_stages > c->n_layers)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "pipeline parallelism over %d stages: the model has %d layers, and "
+                       "each stage needs one: choose fewer stages",
+                       n_stages, c->n_layers);
     int rc = check_division("attention heads", c->n_heads, n_ranks, err);
     if (rc == 0)
         rc = check_division("key/value heads", c->n_kv_heads, n_ranks, err);
@@ -62,6 +68,22 @@ int share_check(const struct model_config *c, int n_ranks, bool q8, struct err *
     if (rc == 0 && q8 && n_ranks > 1)
         rc = check_blocks("columns of its MLP", c->n_ffn, n_ranks, err);
     return rc;
+}
+
+int share_stage(const struct model_config *c, enum slot s, int layer, int n_stages)
+{
+    switch (s) {
+    case SLOT_EMBED:
+    case SLOT_POSITIONS:
+        return c->tie_word_embeddings ? n_stages - 1 : 0;
+    case SLOT_HEAD:
+    case SLOT_HEAD_BIAS:
+    case SLOT_FINAL_NORM_W:
+    case SLOT_FINAL_NORM_B:
+        return n_stages - 1;
+    default:
+        return stage_of(layer, c->n_layers, n_stages);
+    }
 }
 
 int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks)

@@ -1,10 +1,14 @@
 /* share.h - what a rank of a device group holds of a model: tensor parallelism over heads and the MLP's
- * width, as Megatron cuts it.  Private to src/model.
+ * width, as Megatron cuts it; and on which stage: pipeline parallelism over layers.  Private to src/model.
  *
  *   wq, wkv, w_up and their biases   rows: a run of heads, of K heads, of V heads, of gate, of up
  *   wo, w_down                       columns, in the same runs: each rank's product is a summand
  *   bo, b_down                       rank 0 alone: they are added once
  *   all others                       whole on every rank: norms, tables, the output head
+ *
+ *   layers                           runs of them, a run a stage
+ *   head and final norm              the last stage
+ *   tables of embeddings             the first; where the head serves as one, the last (model_embed)
  *
  * Pure. */
 #ifndef MODEL_SHARE_H
@@ -13,8 +17,13 @@
 #include "model/config.h"
 #include "model/weights_names.h"
 
-/* ERR_UNSUPPORTED, saying what cannot be cut, where the ranks' shares would not be equal. */
-int share_check(const struct model_config *c, int n_ranks, bool q8, struct err *err);
+/* ERR_UNSUPPORTED, saying what cannot be cut, where the ranks' shares would not be equal, or a stage would have
+ * no layer. */
+int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8,
+                struct err *err);
+
+/* The stage that holds a slot; layer: of those in layers. */
+int share_stage(const struct model_config *c, enum slot s, int layer, int n_stages);
 
 /* Rows and columns of a slot on one rank. */
 int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks);

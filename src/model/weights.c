@@ -36,7 +36,7 @@ struct loader {
     const struct model_config *c;
     struct device *dev;
     struct stream *s;
-    int n_ranks;
+    int n_ranks, n_stages;
     bool q8;
     struct err *err;
     struct tensor_set set;
@@ -46,8 +46,10 @@ struct loader {
     size_t wide_bytes;
     uint8_t *cut; /* the columns of a batch, rank by rank; NULL where there is one */
     size_t cut_bytes;
-    float *vectors; /* host copies of all vectors, in slot order, a copy for each rank */
-    size_t n_vector_floats;
+    /* Host copies of each stage's vectors, in slot order, a copy for each rank behind the other. */
+    float *vectors[MAX_STAGES];
+    size_t n_vector_floats[MAX_STAGES];
+    uint64_t stage_bytes[MAX_STAGES];
     uint64_t bytes_done, bytes_all;
     struct progress progress;
 };
@@ -56,7 +58,7 @@ struct loader {
 struct holdings {
     int n_layers;
     struct checkpoint *cp;
-    struct buf vectors;
+    struct buf vectors[MAX_STAGES];
     struct buf tables[2];
 };
 
@@ -125,6 +127,11 @@ static struct mat *table_of(struct weights *w, enum slot s)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
+static int stage_for(const struct loader *ld, const struct tensor_spec *t, enum slot s)
+{
+    return share_stage(ld->c, s, t->layer, ld->n_stages);
+}
+
 /* Every vector begins at a cache line. */
 static size_t vector_floats(const struct loader *ld, enum slot s)
 {
@@ -147,8 +154,9 @@ static bool is_in_place(const struct loader *ld, const struct tensor_src *src)
 static void measure_part(struct loader *ld, const struct tensor_spec *t,
                          const struct tensor_src *src, enum slot s)
 {
+    int stage = stage_for(ld, t, s);
     if (slot_is_vector(s)) { /* an upper bound: K and V biases share a slot */
-        ld->n_vector_floats += vector_floats(ld, s);
+        ld->n_vector_floats[stage] += vector_floats(ld, s);
     } else if (slot_is_matrix(s)) {
         struct weight *m = matrix_of(ld->w, t->layer, s);
         if (m->n != 0)
@@ -156,22 +164,27 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
         *m = (struct weight){.dtype = ld->w->dtype,
                              .n = share_rows(ld->c, s, ld->n_ranks),
                              .k = share_cols(ld->c, s, ld->n_ranks)};
-        ld->w->bytes += matrix_bytes(ld, m);
+        ld->stage_bytes[stage] += matrix_bytes(ld, m);
     } else if (!is_in_place(ld, src)) {
-        ld->w->bytes += (size_t)t->rows * (size_t)t->cols * dtype_bytes(src->dtype);
+        ld->stage_bytes[stage] += (size_t)t->rows * (size_t)t->cols *
+                                  dtype_bytes(src->dtype);
     }
 }
 
+/* Of the stage that has most. */
 static int check_room(const struct loader *ld)
 {
     size_t unused, total;
+    uint64_t bytes = 0;
     device_memory(ld->dev, &unused, &total);
-    if (ld->dev->unified || ld->w->bytes <= unused)
+    for (int k = 0; k < ld->n_stages; k++)
+        bytes = ld->stage_bytes[k] > bytes ? ld->stage_bytes[k] : bytes;
+    if (ld->dev->unified || bytes <= unused)
         return 0;
     return err_set(ld->err, -ENOMEM,
                    "weights: %.2f GB are needed on device %s, %.2f of %.2f GB are free: "
                    "choose a smaller model, or end what else uses the device",
-                   (double)ld->w->bytes / 1e9, ld->dev->name, (double)unused / 1e9,
+                   (double)bytes / 1e9, ld->dev->name, (double)unused / 1e9,
                    (double)total / 1e9);
 }
 
@@ -181,7 +194,7 @@ static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum 
     if (m->mem.ptr != NULL)
         return 0;
     size_t bytes = matrix_bytes(ld, m);
-    if (buf_alloc(ld->dev, MEM_DEVICE, bytes, &m->mem, ld->err) != 0)
+    if (stage_alloc(ld->dev, stage_for(ld, t, s), bytes, &m->mem, ld->err) != 0)
         return err_wrap(ld->err, "weights: tensor '%s'", t->name);
     return 0;
 }
@@ -199,21 +212,23 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
         return 0;
     }
     struct buf *b = &h->tables[s == SLOT_EMBED ? 0 : 1];
-    if (buf_alloc(ld->dev, MEM_DEVICE, bytes, b, ld->err) != 0)
+    if (stage_alloc(ld->dev, stage_for(ld, t, s), bytes, b, ld->err) != 0)
         return err_wrap(ld->err, "weights: tensor '%s'", t->name);
     m->data = b->ptr;
     return 0;
 }
 
-/* Vectors share one block of device memory; a slot's place is found by walking in list order. */
+/* A stage's vectors share one block of its memory; a slot's place is found by walking in list order. */
 static int allocate_vectors(struct loader *ld)
 {
     struct holdings *h = ld->w->impl;
-    size_t bytes = ld->n_vector_floats * sizeof(float);
-    if (buf_alloc(ld->dev, MEM_DEVICE, bytes, &h->vectors, ld->err) != 0)
-        return err_wrap(ld->err, "weights: norms and biases");
-    ld->vectors = xcalloc(ld->n_vector_floats * (size_t)ld->n_ranks, sizeof *ld->vectors);
-    size_t at = 0;
+    size_t at[MAX_STAGES] = {0};
+    for (int k = 0; k < ld->n_stages; k++) {
+        size_t n = ld->n_vector_floats[k];
+        if (stage_alloc(ld->dev, k, n * sizeof(float), &h->vectors[k], ld->err) != 0)
+            return err_wrap(ld->err, "weights: norms and biases");
+        ld->vectors[k] = xcalloc(n * (size_t)ld->n_ranks, sizeof(float));
+    }
     for (size_t i = 0; i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
         for (int k = 0; k < t->n_parts; k++) {
@@ -221,11 +236,12 @@ static int allocate_vectors(struct loader *ld)
             const float **v = slot_is_vector(s) ? vector_of(ld->w, t->layer, s) : NULL;
             if (v == NULL || *v != NULL)
                 continue;
-            *v = (const float *)h->vectors.ptr + at;
-            at += vector_floats(ld, s);
+            int stage = stage_for(ld, t, s);
+            *v = (const float *)h->vectors[stage].ptr + at[stage];
+            at[stage] += vector_floats(ld, s);
+            CHECK(at[stage] <= ld->n_vector_floats[stage]);
         }
     }
-    CHECK(at <= ld->n_vector_floats);
     return 0;
 }
 
@@ -241,7 +257,10 @@ static int allocate(struct loader *ld)
         for (int k = 0; k < t->n_parts; k++)
             measure_part(ld, t, &ld->set.src[i], t->parts[k].slot);
     }
-    ld->w->bytes += ld->n_vector_floats * sizeof(float);
+    for (int k = 0; k < ld->n_stages; k++) {
+        ld->stage_bytes[k] += ld->n_vector_floats[k] * sizeof(float);
+        ld->w->bytes += ld->stage_bytes[k];
+    }
     int rc = check_room(ld);
     for (size_t i = 0; rc == 0 && i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
@@ -320,8 +339,9 @@ static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s
                            const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     const struct holdings *h = ld->w->impl;
-    const float *base = h->vectors.ptr;
-    float *dst = ld->vectors + (size_t)rank * ld->n_vector_floats +
+    int stage = stage_for(ld, b->t, s);
+    const float *base = h->vectors[stage].ptr;
+    float *dst = ld->vectors[stage] + (size_t)rank * ld->n_vector_floats[stage] +
                  (*vector_of(ld->w, b->t->layer, s) - base) + dst_row;
     if (share_is_empty(s, rank, ld->n_ranks))
         return;
@@ -378,7 +398,7 @@ static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s,
         src = (const uint8_t *)ld->wide;
     }
     struct weight own = *m;
-    struct stream *to = rank_stream(ld->s, rank);
+    struct stream *to = rank_stream(ld->s, stage_for(ld, b->t, s), rank);
     own.mem.ptr = rank_address(ld->dev, m->mem.ptr, rank);
     return stream_device(to)->ops->weight_pack(
         to, &own, dst_row, cut_columns(ld, src, t, b->t->cols, m->k, rank, n), n);
@@ -537,10 +557,12 @@ static int load_vectors(struct loader *ld)
 {
     const struct holdings *h = ld->w->impl;
     int rc = 0;
-    for (int rank = 0; rank < ld->n_ranks && rc == 0; rank++)
-        rc = stream_copy(
-            rank_stream(ld->s, rank), rank_address(ld->dev, h->vectors.ptr, rank),
-            ld->vectors + (size_t)rank * ld->n_vector_floats, h->vectors.bytes);
+    for (int k = 0; k < ld->n_stages; k++)
+        for (int rank = 0; rank < ld->n_ranks && rc == 0; rank++)
+            rc = stream_copy(rank_stream(ld->s, k, rank),
+                             rank_address(ld->dev, h->vectors[k].ptr, rank),
+                             ld->vectors[k] + (size_t)rank * ld->n_vector_floats[k],
+                             h->vectors[k].bytes);
     return rc != 0 ? rc : stream_sync(ld->s);
 }
 
@@ -615,11 +637,12 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                         .dev = o->dev,
                         .s = o->s,
                         .n_ranks = o->dev->n_ranks,
+                        .n_stages = o->dev->n_stages,
                         .q8 = o->q8,
                         .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;
-    int rc = share_check(cfg, ld.n_ranks, ld.q8, ld.err);
+    int rc = share_check(cfg, ld.n_ranks, ld.n_stages, ld.q8, ld.err);
     if (rc == 0)
         rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
     if (rc == 0)
@@ -633,7 +656,8 @@ int weights_load(struct weights *out, const char *source, const struct model_con
     buf_free(o->dev, &ld.raw_mem);
     mem_unmap(ld.wide, ld.wide_bytes);
     mem_unmap(ld.cut, ld.cut_bytes);
-    free(ld.vectors);
+    for (int k = 0; k < ld.n_stages; k++)
+        free(ld.vectors[k]);
     tensor_set_close(&ld.set);
     if (rc != 0)
         weights_unload(out, o->dev);
@@ -654,7 +678,7 @@ void weights_unload(struct weights *w, struct device *dev)
     buf_free(dev, &w->head.mem);
     buf_free(dev, &h->tables[0]);
     buf_free(dev, &h->tables[1]);
-    buf_free(dev, &h->vectors);
+    stages_free(dev, h->vectors);
     checkpoint_close(h->cp);
     free(h);
     free(w->layers);

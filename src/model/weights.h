@@ -40,9 +40,10 @@ struct weights {
     struct layer_weights *layers; /* [n_layers] */
     enum dtype dtype;             /* of the packed matrices */
     enum dtype file_dtype;        /* what it is without weights_opts.q8 */
-    uint64_t bytes;               /* device memory held, for the table printed at start */
-    struct sha256 hash;           /* of every tensor's name, type, shape and bytes */
-    void *impl;                   /* owns the memory and the mappings */
+    uint64_t
+        bytes; /* device memory held by each rank, of all stages, for the table printed at start */
+    struct sha256 hash; /* of every tensor's name, type, shape and bytes */
+    void *impl;         /* owns the memory and the mappings */
 };
 
 struct weights_opts {

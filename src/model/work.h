@@ -2,14 +2,11 @@
 #ifndef MODEL_WORK_H
 #define MODEL_WORK_H
 
+#include "tensor/group.h"
 #include "tensor/tensor.h"
 
-struct model_work {
-    struct device *dev;
-    int max_rows;
-    struct buf mem;
-    int32_t *ids; /* row indices into the table of learned positions */
-
+/* Of the layers of one stage. */
+struct activations {
     /* What a tap is shown is overwritten a layer later where memory is unified; else by the layer after
      * that, so that it can be copied from beside the next one (model_tap). */
     int n_x, n_kv_rows;
@@ -23,6 +20,14 @@ struct model_work {
     struct mat q, att;
     struct mat kv;      /* kv_rows before rounding */
     struct mat up, ffn; /* gate and up; their product */
+};
+
+struct model_work {
+    struct device *dev;
+    int max_rows;
+    int32_t *ids; /* row indices into the table of learned positions */
+    struct buf mem[MAX_STAGES];
+    struct activations at[MAX_STAGES];
 };
 
 #endif

@@ -28,7 +28,8 @@ static int add_mat(struct sha256_ctx *h, const char *tag, struct mat a, struct s
 /* Layer 0 whole (every kernel of the forward pass), then the projection of its output by layer 1
  * (the kernel of the restoration). */
 static int probe(const struct model *m, struct model_work *w, struct stream *s,
-                 struct buf *mem, struct readback *rb, struct sha256_ctx *h)
+                 const struct buf mem[MAX_STAGES], struct readback *rb,
+                 struct sha256_ctx *h)
 {
     int n = m->max_ctx < N_PROBE ? m->max_ctx : N_PROBE;
     int32_t ids[N_PROBE], pos[N_PROBE], blocks[N_BLOCKS] = {0, 1}, seq_row[2] = {0, n};
@@ -40,14 +41,17 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s,
     struct ragged r = {
         .n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
     size_t block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype);
-    struct kv_layer kv = {.blocks = mem->ptr,
+    struct kv_layer kv = {.blocks = mem[0].ptr,
                           .block_stride = block,
                           .dtype = m->dtype,
                           .n_kv = model_rank_kv_heads(m),
                           .d_head = m->cfg.d_head};
-    uint8_t *rest = (uint8_t *)mem->ptr + N_BLOCKS * block;
+    int next = m->cfg.n_layers > 1 ? 1 : 0;
+    uint8_t *rest = (uint8_t *)mem[0].ptr + N_BLOCKS * block;
+    uint8_t *of_next = (uint8_t *)mem[model_stage(m, next)].ptr + N_BLOCKS * block;
     struct mat x = mat_of(rest, m->dtype, n, m->cfg.n_embd), rows;
-    struct mat projected = mat_of(rest + (size_t)n * model_hidden_bytes(m), m->dtype, n,
+    struct mat next_x = mat_of(of_next, m->dtype, n, m->cfg.n_embd);
+    struct mat projected = mat_of(of_next + (size_t)n * model_hidden_bytes(m), m->dtype, n,
                                   2 * model_rank_kv_dim(m));
 
     int rc = model_embed(m, w, s, x, ids, &r);
@@ -58,7 +62,9 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s,
     if (rc == 0)
         rc = add_mat(h, "probe.hidden", x, s, rb);
     if (rc == 0)
-        rc = model_kv_project(m, w, s, m->cfg.n_layers > 1 ? 1 : 0, x, projected);
+        rc = model_cross(m, s, next, x, next_x);
+    if (rc == 0)
+        rc = model_kv_project(m, w, s, next, next_x, projected);
     return rc == 0 ? add_mat(h, "probe.projected", projected, s, rb) : rc;
 }
 
@@ -66,16 +72,16 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
                      struct sha256 *out, struct err *err)
 {
     CHECK(model_work_rows(w) >= N_PROBE);
-    struct buf mem = {0};
+    struct buf mem[MAX_STAGES] = {{0}};
     struct readback rb = {0};
     size_t bytes = N_BLOCKS * kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype) +
                    N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m));
-    int rc = buf_alloc(m->dev, MEM_DEVICE, bytes, &mem, err);
+    int rc = stages_alloc(m->dev, bytes, mem, err);
     if (rc == 0)
         rc = readback_init(m->dev, N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m)),
                            &rb, err);
     if (rc != 0) {
-        buf_free(m->dev, &mem);
+        stages_free(m->dev, mem);
         return err_wrap(err, "numerics probe");
     }
     struct sha256_ctx *h = sha256_begin();
@@ -92,11 +98,11 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
     put_u32(version, (uint32_t)m->dev->n_ranks);
     if (m->dev->n_ranks > 1) /* nor those of one rank this */
         sha256_field(h, "ranks", version, sizeof version);
-    rc = probe(m, w, s, &mem, &rb, h);
+    rc = probe(m, w, s, mem, &rb, h);
     *out = sha256_end(h);
     free(config);
     readback_deinit(&rb);
-    buf_free(m->dev, &mem);
+    stages_free(m->dev, mem);
     return rc == 0
                ? 0
                : err_set(err, rc, "numerics probe: %s %s", err_name(rc), stream_fault(s));

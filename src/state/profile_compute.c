@@ -40,7 +40,9 @@ struct bench {
     struct stream *s;
     struct buf mem;
     struct kv_layer kv;
-    struct mat x, kv_rows, logits;
+    struct mat x, kv_rows;
+    struct buf head_mem; /* on the last stage: */
+    struct mat head_x, logits;
     int32_t *pos, *blocks, *ids;
     int32_t seq_row[2];
     const int32_t *tables[1];
@@ -60,12 +62,16 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
     size_t kv_bytes = (size_t)n_blocks * block;
     size_t x_bytes = (size_t)rows * model_hidden_bytes(m);
     size_t row_bytes = (size_t)rows * model_kv_bytes(m);
-    size_t logit_bytes = (size_t)m->cfg.vocab_size * sizeof(float);
+    size_t logit_bytes = round_up((uint64_t)m->cfg.vocab_size * sizeof(float), 64);
     *b = (struct bench){.m = m, .w = w, .s = s, .n_ctx = n_ctx};
-    int rc = buf_alloc(m->dev, MEM_DEVICE,
-                       kv_bytes + x_bytes + row_bytes + logit_bytes + 256, &b->mem, err);
-    if (rc != 0)
+    int rc = buf_alloc(m->dev, MEM_DEVICE, kv_bytes + x_bytes + row_bytes, &b->mem, err);
+    if (rc == 0)
+        rc = stage_alloc(m->dev, model_last_stage(m), logit_bytes + model_hidden_bytes(m),
+                         &b->head_mem, err);
+    if (rc != 0) {
+        buf_free(m->dev, &b->mem);
         return err_wrap(err, "profile");
+    }
     uint8_t *p = b->mem.ptr;
     b->kv = (struct kv_layer){.blocks = p,
                               .block_stride = block,
@@ -74,8 +80,9 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
                               .d_head = m->cfg.d_head};
     b->x = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
     b->kv_rows = mat_of(p + kv_bytes + x_bytes, m->dtype, rows, 2 * model_rank_kv_dim(m));
-    size_t logits_at = round_up(kv_bytes + x_bytes + row_bytes, 64);
-    b->logits = mat_of(p + logits_at, DTYPE_F32, 1, m->cfg.vocab_size);
+    b->logits = mat_of(b->head_mem.ptr, DTYPE_F32, 1, m->cfg.vocab_size);
+    b->head_x = mat_of((uint8_t *)b->head_mem.ptr + logit_bytes, m->dtype, 1,
+                       m->cfg.n_embd);
     b->pos = xcalloc((size_t)n_ctx, sizeof *b->pos);
     b->blocks = xcalloc((size_t)n_blocks, sizeof *b->blocks);
     b->ids = xcalloc((size_t)rows, sizeof *b->ids);
@@ -92,6 +99,7 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
 static void bench_deinit(struct bench *b)
 {
     buf_free(b->m->dev, &b->mem);
+    buf_free(b->m->dev, &b->head_mem);
     free(b->pos);
     free(b->blocks);
     free(b->ids);
@@ -261,7 +269,7 @@ static void load_end(struct bench *b, struct load *ld)
 static int run_head(struct bench *b, int n)
 {
     (void)n;
-    return model_head(b->m, b->w, b->s, mat_rows(b->x, 0, 1), b->logits);
+    return model_head(b->m, b->w, b->s, b->head_x, b->logits);
 }
 
 /* --- samples and fits ------------------------------------------------------------------------- */

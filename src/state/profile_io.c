@@ -285,6 +285,7 @@ struct projecting {
     struct stream *s;
     struct buf mem;
     struct mat hidden, kv_rows;
+    int n_layers; /* of the first stage, where they lie */
 };
 
 /* Projections per second over about PHASE_NS. */
@@ -293,8 +294,7 @@ static int project_for_a_while(struct projecting *p, double *per_s)
     int64_t t0 = clock_now_ns(), now = t0;
     int n = 0, rc = 0;
     for (; rc == 0 && now - t0 < PHASE_NS; n++) {
-        rc = model_kv_project(p->m, p->w, p->s, n % p->m->cfg.n_layers, p->hidden,
-                              p->kv_rows);
+        rc = model_kv_project(p->m, p->w, p->s, n % p->n_layers, p->hidden, p->kv_rows);
         if (rc == 0)
             rc = stream_sync(p->s);
         now = clock_now_ns();
@@ -363,6 +363,8 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
     int rows = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS;
     rows = model_work_rows(w) < rows ? model_work_rows(w) : rows;
     struct projecting c = {.m = m, .w = w, .s = s};
+    while (c.n_layers < m->cfg.n_layers && model_stage(m, c.n_layers) == 0)
+        c.n_layers++;
     size_t hidden = (size_t)rows * model_hidden_bytes(m);
     struct reads r;
     int rc = reads_open(&r, m, from, err);

@@ -72,12 +72,14 @@ static int reserve_scratch(struct restorer *r, struct err *err)
 {
     const struct model *m = r->o.model;
     size_t kv = GROUP_ROWS * model_kv_bytes(m), x = GROUP_ROWS * model_hidden_bytes(m);
-    int rc = buf_alloc(m->dev, MEM_DEVICE, kv + x, &r->scratch, err);
+    int rc = stages_alloc(m->dev, kv + x, r->scratch, err);
     if (rc != 0)
         return err_wrap(err, "scratch for restores");
-    uint8_t *p = r->scratch.ptr;
-    r->kv_rows = mat_of(p, m->dtype, GROUP_ROWS, 2 * model_rank_kv_dim(m));
-    r->x = mat_of(p + kv, m->dtype, GROUP_ROWS, m->cfg.n_embd);
+    for (int k = 0; k < m->dev->n_stages; k++) {
+        uint8_t *p = r->scratch[k].ptr;
+        r->kv_rows[k] = mat_of(p, m->dtype, GROUP_ROWS, 2 * model_rank_kv_dim(m));
+        r->x[k] = mat_of(p + kv, m->dtype, GROUP_ROWS, m->cfg.n_embd);
+    }
     r->pos = xmalloc((size_t)r->o.max_tokens * sizeof *r->pos);
     for (int i = 0; i < r->o.max_tokens; i++)
         r->pos[i] = i;
@@ -161,7 +163,7 @@ void restorer_destroy(struct restorer *r)
         stream_destroy(r->inline_streams[i]);
     free(r->inline_streams);
     buf_free(r->o.model->dev, &r->staging);
-    buf_free(r->o.model->dev, &r->scratch);
+    stages_free(r->o.model->dev, r->scratch);
     free(r->pos);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->for_io);
@@ -180,7 +182,10 @@ void restorer_measure(struct restorer *r, const struct sha256 *fingerprint)
 
 size_t restorer_bytes(const struct restorer *r)
 {
-    return r->staging.bytes + r->twins.bytes + r->scratch.bytes;
+    size_t bytes = r->staging.bytes;
+    for (int k = 0; k < r->o.model->dev->n_stages; k++)
+        bytes += r->twins[k].bytes + r->scratch[k].bytes;
+    return bytes;
 }
 
 bool restorer_wait(struct restorer *rr, int64_t timeout_ns)

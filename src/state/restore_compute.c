@@ -80,7 +80,7 @@ static int project_and_fill(struct restore *r, int layer, int row, struct mat hi
     struct restorer *rr = r->rr;
     struct stream *s = rr->o.stream;
     struct kv_layer kv = kv_pool_layer(rr->o.pool, layer);
-    struct mat kv_rows = mat_rows(rr->kv_rows, 0, hidden.rows);
+    struct mat kv_rows = mat_rows(rr->kv_rows[kv.stage], 0, hidden.rows);
     int rc = model_kv_project(rr->o.model, rr->o.work, s, layer, hidden, kv_rows);
     if (rc == 0)
         rc = model_kv_fill(rr->o.model, s, &kv, kv_rows,
@@ -394,10 +394,12 @@ static int recompute_layer(struct restore *r)
     struct one_seq q;
     int l = r->re.layer, n = r->re.n, rc = 0;
     const struct ragged *rows = rows_of(r, &q, r->re.row, n);
-    struct mat x = mat_rows(rr->x, 0, n);
     struct kv_layer kv = kv_pool_layer(rr->o.pool, l);
+    struct mat x = mat_rows(rr->x[kv.stage], 0, n);
     if (l == 0)
         rc = model_embed(m, rr->o.work, s, x, r->job.tokens + r->re.row, rows);
+    else
+        rc = model_cross(m, s, l, mat_rows(rr->x[model_stage(m, l - 1)], 0, n), x);
     if (rc != 0)
         return rc;
     if (l < r->re.last)

@@ -146,19 +146,21 @@ struct restorer {
     uint64_t n_seen; /* of n_news */
     struct group *mine[MAX_MINE];
     int n_mine;
-    struct stream *up; /* copies to the device; NULL where memory is unified */
-    struct buf twins;
-    struct group_list leaving; /* queued on the device, in order */
+    struct stream *up;            /* copies to the device; NULL where memory is unified */
+    struct buf twins[MAX_STAGES]; /* of the slots, on the stages */
+    struct group_list leaving;    /* queued on the device, in order */
     int n_leaving;
     int64_t t_last_done;
     struct restore *recomputing;    /* whose piece is in x */
     int64_t cost_ns;                /* of the last item, stalls left out */
     double row_ns[3];               /* what a row of R, H, K took lately; 0: not known */
     struct stream **inline_streams; /* one per compute thread */
-    struct buf scratch;
-    struct mat kv_rows; /* [GROUP_ROWS][2 * kv_dim] T: projected rows */
-    struct mat x; /* [GROUP_ROWS][d] T: hidden states of the piece that is recomputed */
-    int32_t *pos; /* [max_tokens]: 0, 1, 2, ... */
+    struct buf scratch[MAX_STAGES];
+    /* On each stage: */
+    struct mat kv_rows[MAX_STAGES]; /* [GROUP_ROWS][2 * kv_dim] T: projected rows */
+    struct mat x
+        [MAX_STAGES]; /* [GROUP_ROWS][d] T: hidden states of the piece that is recomputed */
+    int32_t *pos;     /* [max_tokens]: 0, 1, 2, ... */
 };
 
 /* Tokens in the first n chunks of the job. */
@@ -191,6 +193,8 @@ void restore_drop_work(struct restorer *rr, struct restore *r);
 int restore_up_create(struct restorer *rr, struct err *err);
 void restore_up_destroy(struct restorer *rr);
 /* Brings the records of chunks [first, end) of g up; what the compute stream gets from now on finds them. */
+/* [lock] g's twin, on the stage of its layer. */
+void restore_up_place(const struct restorer *rr, struct group *g);
 int restore_up(struct restorer *rr, struct group *g, int first, int end);
 /* Where operations find record i of g. */
 const uint8_t *restore_record(const struct restorer *rr, const struct group *g, int i);

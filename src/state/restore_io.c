@@ -119,6 +119,7 @@ static void next_group(struct restore *r, struct group *g)
     g->n_chunks = g->n_left = c - g->first_chunk;
     g->n_taken = g->n_projected = 0;
     g->kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
+    restore_up_place(r->rr, g);
     r->next_chunk = c;
 }
 

@@ -3,7 +3,8 @@
  *   copy stream    [ layer n ][ layer n+1 ][ layer n+2 ] ...
  *   compute stream            [ layer n   ][ layer n+1 ] ...     loaded (K and V) or projected (H)
  *
- * A group's slot has a twin in device memory.  Its records go up on the copy stream, the compute stream
+ * A group's slot has a twin in device memory, on each stage; what goes up lies on the stage that has the layer,
+ * whose own bus brings it there, beside the other stages'.  Its records go up on the copy stream, the compute stream
  * waits for them by an event, and a second event says when the compute is done: only then does the
  * group go back to the I/O thread.  So nobody waits for the device, but for when too many groups are
  * leaving; the host meanwhile checks what has arrived next.
@@ -18,13 +19,11 @@ int restore_up_create(struct restorer *rr, struct err *err)
     struct device *d = rr->o.model->dev;
     if (d->unified)
         return 0;
-    int rc = buf_alloc(d, MEM_DEVICE, (size_t)rr->n_slots * rr->slot_bytes, &rr->twins,
-                       err);
+    int rc = stages_alloc(d, (size_t)rr->n_slots * rr->slot_bytes, rr->twins, err);
     if (rc == 0)
         rc = stream_create(d, STREAM_COPY, &rr->up, err);
     for (int i = 0; rc == 0 && i < rr->n_slots; i++) {
         struct group *g = &rr->groups[i];
-        g->twin = (uint8_t *)rr->twins.ptr + (size_t)i * rr->slot_bytes;
         rc = event_create(d, &g->is_up, err);
         if (rc == 0)
             rc = event_create(d, &g->is_done, err);
@@ -39,7 +38,14 @@ void restore_up_destroy(struct restorer *rr)
         event_destroy(rr->groups[i].is_done);
     }
     stream_destroy(rr->up);
-    buf_free(rr->o.model->dev, &rr->twins);
+    stages_free(rr->o.model->dev, rr->twins);
+}
+
+void restore_up_place(const struct restorer *rr, struct group *g)
+{
+    const struct buf *twins = &rr->twins[model_stage(rr->o.model, g->layer)];
+    if (rr->up != NULL)
+        g->twin = (uint8_t *)twins->ptr + (size_t)(g - rr->groups) * rr->slot_bytes;
 }
 
 const uint8_t *restore_record(const struct restorer *rr, const struct group *g, int i)

@@ -13,8 +13,9 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
         "(nvcc) and build again");
 }
 
-int cuda_collective_open(int n_ranks, struct collective **out, struct err *err)
+int cuda_collective_open(int first, int n_ranks, struct collective **out, struct err *err)
 {
+    (void)first;
     (void)n_ranks;
     (void)out;
     return err_set(err, ERR_UNSUPPORTED, "this program was built without CUDA");

@@ -1,8 +1,9 @@
 /* group.c - see group.h: memory, streams and events of several devices as one.
  *
  * Invariants:
- *  1. Extents do not overlap in rank 0's addresses, so an address names one of them or host memory.
- *  2. All streams of a group stream are of one kind; stream i belongs to rank i. */
+ *  1. Extents do not overlap in the addresses of their stages' rank 0 (devices of one process have one space of
+ *     addresses), so an address names one of them or host memory.
+ *  2. All streams of a group stream are of one kind; stream i belongs to device i. */
 #include "tensor/group_impl.h"
 
 #include <errno.h>
@@ -29,25 +30,39 @@ static int extent_of(const struct group *g, const uint8_t *p)
     return lo > 0 && p < g->extents[lo - 1].at[0] + g->extents[lo - 1].bytes ? lo - 1 : -1;
 }
 
-void *group_address(struct group *g, const void *p, int r)
+/* The stage that p is memory of; -1: it is host memory. */
+static int home_of(struct group *g, const void *p)
+{
+    pthread_rwlock_rdlock(&g->lock);
+    int i = extent_of(g, p), stage = i >= 0 ? g->extents[i].stage : -1;
+    pthread_rwlock_unlock(&g->lock);
+    return stage;
+}
+
+int group_stage(struct group *g, const void *p)
+{
+    int home = g->base.n_stages > 1 ? home_of(g, p) : 0;
+    return home >= 0 ? home : 0;
+}
+
+void *group_address(struct group *g, const void *p, int stage, int r)
 {
     const uint8_t *at = p;
-    if (p == NULL || r == 0)
+    if (p == NULL || (r == 0 && g->base.n_stages == 1))
         return (void *)(uintptr_t)p;
     pthread_rwlock_rdlock(&g->lock);
     int i = extent_of(g, at);
-    if (i >= 0)
+    if (i >= 0) {
+        CHECK(g->extents[i].stage == stage);
         at = g->extents[i].at[r] + (at - g->extents[i].at[0]);
+    }
     pthread_rwlock_unlock(&g->lock);
     return (void *)(uintptr_t)at;
 }
 
-static bool is_on_device(struct group *g, const void *p)
+static bool is_group(const struct device *d)
 {
-    pthread_rwlock_rdlock(&g->lock);
-    bool is = extent_of(g, p) >= 0;
-    pthread_rwlock_unlock(&g->lock);
-    return is;
+    return d->n_ranks * d->n_stages > 1;
 }
 
 static void extent_add(struct group *g, const struct extent *e)
@@ -78,49 +93,88 @@ static struct extent extent_take(struct group *g, const uint8_t *p)
 
 void *rank_address(const struct device *d, const void *p, int rank)
 {
+    struct group *g = group_of(d);
     CHECK(rank < d->n_ranks);
-    return d->n_ranks > 1 ? group_address(group_of(d), p, rank) : (void *)(uintptr_t)p;
+    return is_group(d) ? group_address(g, p, group_stage(g, p), rank)
+                       : (void *)(uintptr_t)p;
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-void group_enter(const struct group *g, int r)
+void group_enter(const struct group *g, int i)
 {
-    if (g->rank[r]->v->enter != NULL)
-        g->rank[r]->v->enter(g->rank[r]);
+    if (g->rank[i]->v->enter != NULL)
+        g->rank[i]->v->enter(g->rank[i]);
+}
+
+/* Device 0 of a stage. */
+static int first_of(const struct group *g, int stage)
+{
+    return stage * g->base.n_ranks;
 }
 
 static void free_on_ranks(struct group *g, const struct extent *e, int n)
 {
     for (int r = 0; r < n; r++) {
         struct buf b = {e->at[r], e->bytes, MEM_DEVICE};
-        group_enter(g, r);
-        buf_free(g->rank[r], &b);
+        int i = first_of(g, e->stage) + r;
+        group_enter(g, i);
+        buf_free(g->rank[i], &b);
     }
 }
 
-static int group_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
-                           struct buf *out, struct err *err)
+static int alloc_on_stage(struct group *g, int stage, size_t bytes, struct buf *out,
+                          struct err *err)
 {
-    struct group *g = group_of(d);
-    struct extent e = {.bytes = bytes != 0 ? bytes : 1};
-    group_enter(g, 0);
-    if (kind != MEM_DEVICE)
-        return buf_alloc(g->rank[0], kind, bytes, out, err);
+    struct extent e = {.bytes = bytes != 0 ? bytes : 1, .stage = stage};
     *out = (struct buf){0};
-    for (int r = 0; r < g->n; r++) {
+    for (int r = 0; r < g->base.n_ranks; r++) {
         struct buf b;
-        group_enter(g, r);
-        int rc = buf_alloc(g->rank[r], MEM_DEVICE, e.bytes, &b, err);
+        int i = first_of(g, stage) + r;
+        group_enter(g, i);
+        int rc = buf_alloc(g->rank[i], MEM_DEVICE, e.bytes, &b, err);
         if (rc != 0) {
             free_on_ranks(g, &e, r);
-            return err_wrap(err, "rank %d of %d", r, g->n);
+            return err_wrap(err, "device %d of %d", i, g->n);
         }
         e.at[r] = b.ptr;
     }
     extent_add(g, &e);
     *out = (struct buf){e.at[0], bytes, MEM_DEVICE};
     return 0;
+}
+
+static int group_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
+                           struct buf *out, struct err *err)
+{
+    struct group *g = group_of(d);
+    group_enter(g, 0);
+    return kind == MEM_DEVICE ? alloc_on_stage(g, 0, bytes, out, err)
+                              : buf_alloc(g->rank[0], kind, bytes, out, err);
+}
+
+int stage_alloc(struct device *d, int stage, size_t bytes, struct buf *out, struct err *err)
+{
+    CHECK(stage >= 0 && stage < d->n_stages);
+    return is_group(d) ? alloc_on_stage(group_of(d), stage, bytes, out, err)
+                       : buf_alloc(d, MEM_DEVICE, bytes, out, err);
+}
+
+int stages_alloc(struct device *d, size_t bytes, struct buf out[MAX_STAGES],
+                 struct err *err)
+{
+    int rc = 0;
+    for (int k = 0; k < d->n_stages && rc == 0; k++)
+        rc = stage_alloc(d, k, bytes, &out[k], err);
+    if (rc != 0)
+        stages_free(d, out);
+    return rc;
+}
+
+void stages_free(struct device *d, struct buf b[MAX_STAGES])
+{
+    for (int k = 0; k < d->n_stages; k++)
+        buf_free(d, &b[k]);
 }
 
 static void group_buf_free(struct device *d, struct buf *b)
@@ -132,10 +186,10 @@ static void group_buf_free(struct device *d, struct buf *b)
         return;
     }
     struct extent e = extent_take(g, b->ptr);
-    free_on_ranks(g, &e, g->n);
+    free_on_ranks(g, &e, d->n_ranks);
 }
 
-/* Of the rank that has the least; memory that is the host's is all ranks' together. */
+/* Of the device that has the least; memory that is the host's is all devices' together. */
 static void group_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
 {
     struct group *g = group_of(d);
@@ -152,13 +206,20 @@ static void group_memory(struct device *d, size_t *unused_bytes, size_t *total_b
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
+static struct ranks ranks_of(struct stream *s, int stage)
+{
+    struct group_stream *gs = group_stream(s);
+    int first = first_of(group_of(s->device), stage);
+    return (struct ranks){s->device->n_ranks, gs->s + first, gs->mark + first};
+}
+
 static void group_stream_destroy(struct stream *s)
 {
     struct group_stream *gs = group_stream(s);
-    for (int r = 0; r < gs->of.n; r++) {
-        group_enter(group_of(s->device), r);
-        event_destroy(gs->of.mark[r]);
-        stream_destroy(gs->of.s[r]);
+    for (int i = 0; i < gs->n; i++) {
+        group_enter(group_of(s->device), i);
+        event_destroy(gs->mark[i]);
+        stream_destroy(gs->s[i]);
     }
     free(gs);
 }
@@ -171,15 +232,15 @@ static int group_stream_create(struct device *d, enum stream_kind kind, struct s
     gs->base.device = d;
     gs->base.kind = kind;
     gs->base.pool = kind == STREAM_COMPUTE ? d->pool : NULL;
-    for (int r = 0; r < g->n; r++) {
-        gs->of.n = r + 1;
-        group_enter(g, r);
-        int rc = stream_create(g->rank[r], kind, &gs->of.s[r], err);
+    for (int i = 0; i < g->n; i++) {
+        gs->n = i + 1;
+        group_enter(g, i);
+        int rc = stream_create(g->rank[i], kind, &gs->s[i], err);
         if (rc == 0)
-            rc = event_create(g->rank[r], &gs->of.mark[r], err);
+            rc = event_create(g->rank[i], &gs->mark[i], err);
         if (rc != 0) {
             group_stream_destroy(&gs->base);
-            return err_wrap(err, "rank %d of %d", r, g->n);
+            return err_wrap(err, "device %d of %d", i, g->n);
         }
     }
     *out = &gs->base;
@@ -188,44 +249,45 @@ static int group_stream_create(struct device *d, enum stream_kind kind, struct s
 
 int group_code(struct stream *s)
 {
-    const struct ranks *of = &group_stream(s)->of;
-    for (int r = 0; r < of->n; r++) {
-        int rc = atomic_load(&of->s[r]->code);
+    const struct group_stream *gs = group_stream(s);
+    for (int i = 0; i < gs->n; i++) {
+        int rc = atomic_load(&gs->s[i]->code);
         if (rc != 0)
-            stream_fail(s, rc, stream_fault(of->s[r]));
+            stream_fail(s, rc, stream_fault(gs->s[i]));
     }
     return atomic_load(&s->code);
 }
 
 static int group_stream_sync(struct stream *s)
 {
-    const struct ranks *of = &group_stream(s)->of;
-    for (int r = 0; r < of->n; r++) {
-        group_enter(group_of(s->device), r);
-        (void)stream_sync(of->s[r]);
+    const struct group_stream *gs = group_stream(s);
+    for (int i = 0; i < gs->n; i++) {
+        group_enter(group_of(s->device), i);
+        (void)stream_sync(gs->s[i]);
     }
     return group_code(s);
 }
 
 static int group_stream_recover(struct stream *s)
 {
-    const struct ranks *of = &group_stream(s)->of;
-    for (int r = 0; r < of->n; r++) {
-        group_enter(group_of(s->device), r);
-        (void)stream_recover(of->s[r]);
+    const struct group_stream *gs = group_stream(s);
+    for (int i = 0; i < gs->n; i++) {
+        group_enter(group_of(s->device), i);
+        (void)stream_recover(gs->s[i]);
     }
     s->fault[0] = 0;
     atomic_store(&s->code, 0);
     return group_code(s);
 }
 
-struct stream *rank_stream(struct stream *s, int rank)
+struct stream *rank_stream(struct stream *s, int stage, int rank)
 {
-    CHECK(rank < s->device->n_ranks);
-    if (s->device->n_ranks == 1)
+    CHECK(stage < s->device->n_stages && rank < s->device->n_ranks);
+    if (!is_group(s->device))
         return s;
-    group_enter(group_of(s->device), rank);
-    return group_stream(s)->of.s[rank];
+    int i = first_of(group_of(s->device), stage) + rank;
+    group_enter(group_of(s->device), i);
+    return group_stream(s)->s[i];
 }
 
 /* What an exchange has said becomes the stream's, unless a rank has said it better. */
@@ -241,36 +303,63 @@ static int exchanged(struct stream *s, int rc, const char *what)
 /* A share smaller than this costs more in its exchange than its way up. */
 #define MIN_SHARE_BYTES ((size_t)64 << 10)
 
-static int copy_to_each(struct group *g, const struct ranks *of, uint8_t *dst,
-                        const uint8_t *src, size_t bytes)
+static int copy_to_each(struct stream *s, int stage, uint8_t *dst, const uint8_t *src,
+                        size_t bytes)
 {
+    struct group *g = group_of(s->device);
     int rc = 0;
-    for (int r = 0; r < g->n && rc == 0; r++) {
-        group_enter(g, r);
-        rc = stream_copy(of->s[r], group_address(g, dst, r), group_address(g, src, r),
-                         bytes);
+    for (int r = 0; r < s->device->n_ranks && rc == 0; r++)
+        rc = stream_copy(rank_stream(s, stage, r), group_address(g, dst, stage, r),
+                         group_address(g, src, stage, r), bytes);
+    return rc;
+}
+
+/* Each rank of stage `to` takes what its counterpart has, after what both have queued; the giver does not write
+ * over what is still being read. */
+static int copy_across(struct stream *s, int to, int from, uint8_t *dst, const uint8_t *src,
+                       size_t bytes)
+{
+    struct group *g = group_of(s->device);
+    struct ranks giver = ranks_of(s, from), taker = ranks_of(s, to);
+    int rc = 0;
+    for (int r = 0; r < taker.n && rc == 0; r++) {
+        group_enter(g, first_of(g, from) + r);
+        rc = event_record(giver.s[r], giver.mark[r]);
+        group_enter(g, first_of(g, to) + r);
+        if (rc == 0)
+            rc = event_wait(taker.s[r], giver.mark[r]);
+        if (rc == 0)
+            rc = stream_copy(taker.s[r], group_address(g, dst, to, r),
+                             group_address(g, src, from, r), bytes);
+        if (rc == 0)
+            rc = event_record(taker.s[r], taker.mark[r]);
+        group_enter(g, first_of(g, from) + r);
+        if (rc == 0)
+            rc = event_wait(giver.s[r], taker.mark[r]);
     }
     return rc;
 }
 
 /* Rank r brings bytes [r * share, (r + 1) * share) up, and the ranks exchange them. */
-static int copy_shares(struct stream *s, uint8_t *dst, const uint8_t *src, size_t share)
+static int copy_shares(struct stream *s, int stage, uint8_t *dst, const uint8_t *src,
+                       size_t share)
 {
     struct group *g = group_of(s->device);
-    const struct ranks *of = &group_stream(s)->of;
+    struct ranks of = ranks_of(s, stage);
+    struct collective *c = g->collective[stage];
     struct mat in[MAX_RANKS], out[MAX_RANKS];
     int64_t n = (int64_t)(share / sizeof(float));
     int rc = 0;
-    for (int r = 0; r < g->n && rc == 0; r++) {
-        uint8_t *all = group_address(g, dst, r);
-        out[r] = mat_of(all, DTYPE_F32, g->n, n);
+    for (int r = 0; r < of.n && rc == 0; r++) {
+        uint8_t *all = group_address(g, dst, stage, r);
+        out[r] = mat_of(all, DTYPE_F32, of.n, n);
         in[r] = mat_rows(out[r], r, 1);
-        group_enter(g, r);
-        rc = stream_copy(of->s[r], in[r].data, src + (size_t)r * share, share);
+        rc = stream_copy(rank_stream(s, stage, r), in[r].data, src + (size_t)r * share,
+                         share);
     }
     pthread_mutex_lock(&g->exchange);
     if (rc == 0)
-        rc = g->collective->all_gather(g->collective, of, out, in);
+        rc = c->all_gather(c, &of, out, in);
     pthread_mutex_unlock(&g->exchange);
     return exchanged(s, rc, "a copy up, in shares");
 }
@@ -278,22 +367,25 @@ static int copy_shares(struct stream *s, uint8_t *dst, const uint8_t *src, size_
 static int group_stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)
 {
     struct group *g = group_of(s->device);
-    const struct ranks *of = &group_stream(s)->of;
-    size_t share = bytes / (size_t)g->n / sizeof(float) * sizeof(float), up = 0;
-    int rc = group_code(s);
+    size_t n = (size_t)s->device->n_ranks;
+    size_t share = bytes / n / sizeof(float) * sizeof(float), up = 0;
+    int to = home_of(g, dst), from = home_of(g, src), rc = group_code(s);
     if (rc != 0)
         return rc;
-    if (!is_on_device(g, dst)) {
-        group_enter(g, 0);
-        (void)stream_copy(of->s[0], dst, src, bytes);
+    if (to < 0) {
+        (void)stream_copy(rank_stream(s, from < 0 ? 0 : from, 0), dst, src, bytes);
         return group_code(s);
     }
-    if (!s->device->unified && !is_on_device(g, src) && share >= MIN_SHARE_BYTES) {
-        rc = copy_shares(s, dst, src, share);
-        up = share * (size_t)g->n;
+    if (from >= 0 && from != to) {
+        (void)copy_across(s, to, from, dst, src, bytes);
+        return group_code(s);
+    }
+    if (!s->device->unified && n > 1 && from < 0 && share >= MIN_SHARE_BYTES) {
+        rc = copy_shares(s, to, dst, src, share);
+        up = share * n;
     }
     if (rc == 0 && up < bytes)
-        (void)copy_to_each(g, of, (uint8_t *)dst + up, (const uint8_t *)src + up,
+        (void)copy_to_each(s, to, (uint8_t *)dst + up, (const uint8_t *)src + up,
                            bytes - up);
     return group_code(s);
 }
@@ -305,15 +397,18 @@ int all_reduce(struct stream *s, struct mat x)
     struct group *g = group_of(s->device);
     struct mat of_rank[MAX_RANKS];
     CHECK(x.ld == x.cols || x.rows <= 1);
-    int rc = s->device->n_ranks > 1 ? group_code(s) : atomic_load(&s->code);
+    int rc = is_group(s->device) ? group_code(s) : atomic_load(&s->code);
     if (rc != 0 || s->device->n_ranks == 1)
         return rc;
-    for (int r = 0; r < g->n; r++) {
+    int stage = group_stage(g, x.data);
+    struct ranks of = ranks_of(s, stage);
+    struct collective *c = g->collective[stage];
+    for (int r = 0; r < of.n; r++) {
         of_rank[r] = x;
-        of_rank[r].data = group_address(g, x.data, r);
+        of_rank[r].data = group_address(g, x.data, stage, r);
     }
     pthread_mutex_lock(&g->exchange);
-    rc = g->collective->all_reduce(g->collective, &group_stream(s)->of, of_rank);
+    rc = c->all_reduce(c, &of, of_rank);
     pthread_mutex_unlock(&g->exchange);
     return exchanged(s, rc, "all-reduce");
 }
@@ -322,19 +417,22 @@ int all_gather(struct stream *s, struct mat out, struct mat in)
 {
     struct group *g = group_of(s->device);
     struct mat from[MAX_RANKS], to[MAX_RANKS];
-    int rc = s->device->n_ranks > 1 ? group_code(s) : atomic_load(&s->code);
+    int rc = is_group(s->device) ? group_code(s) : atomic_load(&s->code);
     if (rc != 0 || s->device->n_ranks == 1)
         return rc;
+    int stage = group_stage(g, out.data);
+    struct ranks of = ranks_of(s, stage);
+    struct collective *c = g->collective[stage];
     CHECK(in.ld == in.cols && out.ld == out.cols && in.dtype == out.dtype);
-    CHECK(in.cols == out.cols && out.rows == in.rows * g->n);
-    for (int r = 0; r < g->n; r++) {
+    CHECK(in.cols == out.cols && out.rows == in.rows * of.n);
+    for (int r = 0; r < of.n; r++) {
         from[r] = in;
-        from[r].data = group_address(g, in.data, r);
+        from[r].data = group_address(g, in.data, stage, r);
         to[r] = out;
-        to[r].data = group_address(g, out.data, r);
+        to[r].data = group_address(g, out.data, stage, r);
     }
     pthread_mutex_lock(&g->exchange);
-    rc = g->collective->all_gather(g->collective, &group_stream(s)->of, to, from);
+    rc = c->all_gather(c, &of, to, from);
     pthread_mutex_unlock(&g->exchange);
     return exchanged(s, rc, "all-gather");
 }
@@ -376,9 +474,9 @@ static int group_event_create(struct device *d, struct event **out, struct err *
 static int on_each_event(struct stream *s, struct event *e,
                          int (*call)(struct stream *s, struct event *e))
 {
-    for (int r = 0; r < group_stream(s)->of.n; r++) {
-        group_enter(group_of(s->device), r);
-        (void)call(group_stream(s)->of.s[r], ((struct group_event *)e)->of[r]);
+    for (int i = 0; i < group_stream(s)->n; i++) {
+        group_enter(group_of(s->device), i);
+        (void)call(group_stream(s)->s[i], ((struct group_event *)e)->of[i]);
     }
     return group_code(s);
 }
@@ -411,8 +509,9 @@ static void group_close(struct device *d)
 {
     struct group *g = group_of(d);
     CHECK(g->n_extents == 0);
-    if (g->collective != NULL)
-        g->collective->close(g->collective);
+    for (int k = 0; k < d->n_stages; k++)
+        if (g->collective[k] != NULL)
+            g->collective[k]->close(g->collective[k]);
     for (int r = 0; r < g->n; r++) {
         group_enter(g, r);
         device_close(g->rank[r]);
@@ -441,41 +540,68 @@ static const struct device_vtable group_vtable = {
 };
 
 /* What rank 0 is, but for what is the group's own. */
-static void describe(struct group *g)
+static void describe(struct group *g, int n_ranks, int n_stages)
 {
     g->base = *g->rank[0];
     g->ops = group_ops(g->rank[0]);
     g->base.ops = &g->ops;
     g->base.v = &group_vtable;
-    g->base.n_ranks = g->n;
+    g->base.n_ranks = n_ranks;
+    g->base.n_stages = n_stages;
 }
 
-int group_open(const char *name, int n_ranks, struct pool *pool, struct device **out,
-               struct err *err)
+/* The ranks of each stage, so that they can meet. */
+static int connect_stages(struct group *g, struct err *err)
+{
+    int n_ranks = g->base.n_ranks, rc = 0;
+    for (int k = 0; k < g->base.n_stages && n_ranks > 1 && rc == 0; k++)
+        rc = g->rank[0]->unified
+                 ? collective_memory_open(&g->collective[k], err)
+                 : cuda_collective_open(first_of(g, k), n_ranks, &g->collective[k], err);
+    return rc;
+}
+
+static int check_counts(int n_ranks, int n_stages, struct err *err)
 {
     if (n_ranks < 1 || n_ranks > MAX_RANKS)
         return err_set(err, ERR_USAGE, "%d ranks: there can be 1 to %d", n_ranks,
                        MAX_RANKS);
-    if (n_ranks == 1)
+    if (n_stages < 1 || n_stages > MAX_STAGES)
+        return err_set(err, ERR_USAGE, "%d stages: there can be 1 to %d", n_stages,
+                       MAX_STAGES);
+    if (n_ranks * n_stages > MAX_RANKS)
+        return err_set(err, ERR_USAGE,
+                       "%d stages of %d ranks are %d devices: there can be at most %d",
+                       n_stages, n_ranks, n_stages * n_ranks, MAX_RANKS);
+    return 0;
+}
+
+int group_open(const char *name, int n_ranks, int n_stages, struct pool *pool,
+               struct device **out, struct err *err)
+{
+    int rc = check_counts(n_ranks, n_stages, err), n = n_ranks * n_stages;
+    if (rc != 0)
+        return rc;
+    if (n == 1)
         return device_open(name, pool, out, err);
     struct group *g = xcalloc(1, sizeof *g);
     g->base.n_ranks = n_ranks;
+    g->base.n_stages = n_stages;
     pthread_mutex_init(&g->exchange, NULL);
     pthread_rwlock_init(&g->lock, NULL);
-    int rc = 0;
-    for (int r = 0; r < n_ranks && rc == 0; r++) {
-        rc = rank_open(name, r, pool, &g->rank[r], err);
+    for (int i = 0; i < n && rc == 0; i++) {
+        rc = rank_open(name, i, pool, &g->rank[i], err);
         if (rc == 0)
-            g->n = r + 1;
+            g->n = i + 1;
     }
     if (rc == 0)
-        rc = g->rank[0]->unified ? collective_memory_open(&g->collective, err)
-                                 : cuda_collective_open(n_ranks, &g->collective, err);
+        rc = connect_stages(g, err);
     if (rc != 0) {
         group_close(&g->base);
-        return err_wrap(err, "%d ranks", n_ranks);
+        return n_stages == 1 ? err_wrap(err, "%d ranks", n_ranks)
+                             : err_wrap(err, "%d stages of %d ranks", n_stages, n_ranks);
     }
-    describe(g);
+    describe(g, n_ranks, n_stages);
     *out = &g->base;
     return 0;
 }

@@ -13,11 +13,11 @@
 #include "tensor/group.h"
 #include "tensor/ops.h"
 
-/* A stream of each rank, and a mark in each. */
+/* A stream of each rank of a stage, and a mark in each: views. */
 struct ranks {
     int n;
-    struct stream *s[MAX_RANKS];
-    struct event *mark[MAX_RANKS];
+    struct stream *const *s;
+    struct event *const *mark;
 };
 
 /* The two exchanges, on the ranks' own addresses. Called by one thread at a time. */
@@ -28,30 +28,34 @@ struct collective {
     void (*close)(struct collective *c);
 };
 int collective_memory_open(struct collective **out, struct err *err);
-/* Between GPUs, each of which is a rank; ERR_UNSUPPORTED, with the reason, where NCCL is not there. */
-int cuda_collective_open(int n_ranks, struct collective **out, struct err *err);
+/* Between n_ranks GPUs from GPU `first` on, each of which is a rank; ERR_UNSUPPORTED, with the reason, where
+ * NCCL is not there. */
+int cuda_collective_open(int first, int n_ranks, struct collective **out, struct err *err);
 
-/* Memory that every rank has: bytes [at[r], at[r] + bytes) of rank r. */
+/* Memory that every rank of a stage has: bytes [at[r], at[r] + bytes) of rank r. */
 struct extent {
     uint8_t *at[MAX_RANKS];
     size_t bytes;
+    int stage;
 };
 
 struct group {
     struct device base;
     struct ops ops;
-    int n;
+    int n; /* devices: stage by stage, the ranks of each */
     struct device *rank[MAX_RANKS];
-    struct collective *collective;
-    pthread_mutex_t exchange; /* one exchange at a time */
-    pthread_rwlock_t lock;    /* the extents */
-    struct extent *extents;   /* in ascending order of at[0] */
+    struct collective *collective[MAX_STAGES]; /* NULL where a stage has one rank */
+    pthread_mutex_t exchange;                  /* one exchange at a time */
+    pthread_rwlock_t lock;                     /* the extents */
+    struct extent *extents;                    /* in ascending order of at[0] */
     int n_extents, cap_extents;
 };
 
 struct group_stream {
     struct stream base;
-    struct ranks of;
+    int n;
+    struct stream *s[MAX_RANKS]; /* of each device */
+    struct event *mark[MAX_RANKS];
 };
 
 static inline struct group *group_of(const struct device *d)
@@ -62,10 +66,12 @@ static inline struct group_stream *group_stream(struct stream *s)
 {
     return (struct group_stream *)s;
 }
-/* rank r's address of p. */
-void *group_address(struct group *g, const void *p, int r);
-/* Before a call to rank r: its device becomes the calling thread's. */
-void group_enter(const struct group *g, int r);
+/* The stage whose memory p is; 0 of host memory. */
+int group_stage(struct group *g, const void *p);
+/* Rank r's address of p, which is of this stage, or host memory. */
+void *group_address(struct group *g, const void *p, int stage, int r);
+/* Before a call to device i: it becomes the calling thread's. */
+void group_enter(const struct group *g, int i);
 /* The stream's code; a rank's fault becomes the group's. */
 int group_code(struct stream *s);
 

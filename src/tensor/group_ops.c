@@ -1,7 +1,7 @@
 /* group_ops.c - the operations of a device group: those of its ranks, each on its own memory.
  *
- * Every operand that is device memory is taken as the rank's (group_address); what is host memory is the
- * same for all.  The first rank that fails fails the group's stream. */
+ * What an operation writes says which stage it is for.  Every operand that is device memory is taken as the
+ * rank's (group_address); what is host memory is the same for all.  The first rank that fails fails the group's stream. */
 #include "base/check.h"
 #include "tensor/group_impl.h"
 
@@ -10,21 +10,22 @@ struct turn {
     struct group *g;
     struct stream *s;
     const struct ops *op;
-    int r;
+    int stage, r;
 };
 
-static struct turn turn_of(struct stream *s, int r)
+static struct turn turn_of(struct stream *s, int stage, int r)
 {
-    struct stream *of = rank_stream(s, r);
-    return (struct turn){group_of(s->device), of, of->device->ops, r};
+    struct stream *of = rank_stream(s, stage, r);
+    return (struct turn){group_of(s->device), of, of->device->ops, stage, r};
 }
 
-/* Gives each rank its turn: `call` uses t. */
-#define EACH(stream, call)                                                                 \
+/* Gives each rank of the stage that has `where` its turn: `call` uses t. */
+#define EACH(stream, where, call)                                                          \
     do {                                                                                   \
         int rc_ = group_code(stream);                                                      \
+        int stage_ = group_stage(group_of((stream)->device), where);                       \
         for (int r_ = 0; rc_ == 0 && r_ < (stream)->device->n_ranks; r_++) {               \
-            struct turn t = turn_of(stream, r_);                                           \
+            struct turn t = turn_of(stream, stage_, r_);                                   \
             rc_ = (call);                                                                  \
         }                                                                                  \
         return rc_ == 0 ? 0 : group_code(stream);                                          \
@@ -32,19 +33,19 @@ static struct turn turn_of(struct stream *s, int r)
 
 static struct mat mat_at(struct turn t, struct mat a)
 {
-    a.data = group_address(t.g, a.data, t.r);
+    a.data = group_address(t.g, a.data, t.stage, t.r);
     return a;
 }
 
 static const float *floats_at(struct turn t, const float *p)
 {
-    return group_address(t.g, p, t.r);
+    return group_address(t.g, p, t.stage, t.r);
 }
 
 static struct weight weight_at(struct turn t, const struct weight *w)
 {
     struct weight of = *w;
-    of.mem.ptr = group_address(t.g, w->mem.ptr, t.r);
+    of.mem.ptr = group_address(t.g, w->mem.ptr, t.stage, t.r);
     return of;
 }
 
@@ -61,7 +62,7 @@ static struct rope rope_at(struct turn t, const struct rope *r)
 static struct kv_layer kv_at(struct turn t, const struct kv_layer *kv)
 {
     struct kv_layer of = *kv;
-    of.blocks = group_address(t.g, kv->blocks, t.r);
+    of.blocks = group_address(t.g, kv->blocks, t.stage, t.r);
     return of;
 }
 
@@ -75,7 +76,7 @@ static int pack_at(struct turn t, struct weight w, int64_t row, const void *src,
 static int group_weight_pack(struct stream *s, struct weight *w, int64_t row,
                              const void *src, int64_t n_rows)
 {
-    EACH(s, pack_at(t, weight_at(t, w), row, src, n_rows));
+    EACH(s, w->mem.ptr, pack_at(t, weight_at(t, w), row, src, n_rows));
 }
 
 static int rows_at(struct turn t, struct mat out, struct weight w, const int32_t *ids)
@@ -86,7 +87,7 @@ static int rows_at(struct turn t, struct mat out, struct weight w, const int32_t
 static int group_weight_rows(struct stream *s, struct mat out, const struct weight *w,
                              const int32_t *ids)
 {
-    EACH(s, rows_at(t, mat_at(t, out), weight_at(t, w), ids));
+    EACH(s, out.data, rows_at(t, mat_at(t, out), weight_at(t, w), ids));
 }
 
 static int matmul_at(struct turn t, struct mat c, struct mat a, struct weight w,
@@ -98,7 +99,8 @@ static int matmul_at(struct turn t, struct mat c, struct mat a, struct weight w,
 static int group_matmul(struct stream *s, struct mat c, struct mat a,
                         const struct weight *w, const float *bias)
 {
-    EACH(s, matmul_at(t, mat_at(t, c), mat_at(t, a), weight_at(t, w), floats_at(t, bias)));
+    EACH(s, c.data,
+         matmul_at(t, mat_at(t, c), mat_at(t, a), weight_at(t, w), floats_at(t, bias)));
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */
@@ -106,53 +108,55 @@ static int group_matmul(struct stream *s, struct mat c, struct mat a,
 static int group_embed(struct stream *s, struct mat out, struct mat table,
                        const int32_t *ids, float scale)
 {
-    EACH(s, t.op->embed(t.s, mat_at(t, out), mat_at(t, table), ids, scale));
+    EACH(s, out.data, t.op->embed(t.s, mat_at(t, out), mat_at(t, table), ids, scale));
 }
 
 static int group_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w,
                          float eps)
 {
-    EACH(s, t.op->rmsnorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w), eps));
+    EACH(s, out.data,
+         t.op->rmsnorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w), eps));
 }
 
 static int group_layernorm(struct stream *s, struct mat out, struct mat x, const float *w,
                            const float *b, float eps)
 {
-    EACH(s, t.op->layernorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w),
-                            floats_at(t, b), eps));
+    EACH(s, out.data,
+         t.op->layernorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w),
+                         floats_at(t, b), eps));
 }
 
 static int group_head_norm(struct stream *s, struct mat x, int d_head, const float *w,
                            float eps)
 {
-    EACH(s, t.op->head_norm(t.s, mat_at(t, x), d_head, floats_at(t, w), eps));
+    EACH(s, x.data, t.op->head_norm(t.s, mat_at(t, x), d_head, floats_at(t, w), eps));
 }
 
 static int group_convert(struct stream *s, struct mat out, struct mat x)
 {
-    EACH(s, t.op->convert(t.s, mat_at(t, out), mat_at(t, x)));
+    EACH(s, out.data, t.op->convert(t.s, mat_at(t, out), mat_at(t, x)));
 }
 
 static int group_add(struct stream *s, struct mat out, struct mat a, struct mat b)
 {
-    EACH(s, t.op->add(t.s, mat_at(t, out), mat_at(t, a), mat_at(t, b)));
+    EACH(s, out.data, t.op->add(t.s, mat_at(t, out), mat_at(t, a), mat_at(t, b)));
 }
 
 static int group_act_mul(struct stream *s, struct mat out, struct mat gate_up,
                          enum activation act)
 {
-    EACH(s, t.op->act_mul(t.s, mat_at(t, out), mat_at(t, gate_up), act));
+    EACH(s, out.data, t.op->act_mul(t.s, mat_at(t, out), mat_at(t, gate_up), act));
 }
 
 static int group_act(struct stream *s, struct mat x, enum activation act)
 {
-    EACH(s, t.op->act(t.s, mat_at(t, x), act));
+    EACH(s, x.data, t.op->act(t.s, mat_at(t, x), act));
 }
 
 /* What is asked is the same on every rank. */
 static int group_all_finite(struct stream *s, struct mat x, bool *finite)
 {
-    struct turn t = turn_of(s, 0);
+    struct turn t = turn_of(s, group_stage(group_of(s->device), x.data), 0);
     int rc = group_code(s);
     if (rc == 0)
         (void)t.op->all_finite(t.s, x, finite);
@@ -170,7 +174,7 @@ static int rotate_at(struct turn t, struct mat q, int d_head, struct rope rope,
 static int group_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope,
                       const struct ragged *r)
 {
-    EACH(s, rotate_at(t, mat_at(t, q), d_head, rope_at(t, rope), r));
+    EACH(s, q.data, rotate_at(t, mat_at(t, q), d_head, rope_at(t, rope), r));
 }
 
 /* A rank's columns of rows that hold all ranks' [K, V]; of a rank's own rows all. */
@@ -190,15 +194,16 @@ static int fill_at(struct turn t, struct kv_layer kv, struct mat rows, struct ro
 static int group_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
                          const struct rope *rope, const struct ragged *r)
 {
-    EACH(s, fill_at(t, kv_at(t, kv), own_columns(t, rows, kv->n_kv, kv->d_head),
-                    rope_at(t, rope), r));
+    EACH(s, kv->blocks,
+         fill_at(t, kv_at(t, kv), own_columns(t, rows, kv->n_kv, kv->d_head),
+                 rope_at(t, rope), r));
 }
 
 /* A chunk is the ranks' chunks, one behind the other. */
 static uint8_t *own_chunk(struct turn t, const void *chunk, int n_kv, int d_head,
                           enum dtype dtype)
 {
-    uint8_t *at = group_address(t.g, chunk, t.r);
+    uint8_t *at = group_address(t.g, chunk, t.stage, t.r);
     return at + (size_t)t.r * kv_block_bytes(n_kv, d_head, dtype);
 }
 
@@ -211,9 +216,10 @@ static int load_at(struct turn t, struct kv_layer kv, int32_t block, const void 
 static int group_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
                          const void *chunk, const struct rope *rope, int32_t pos0)
 {
-    EACH(s, load_at(t, kv_at(t, kv), block,
-                    own_chunk(t, chunk, kv->n_kv, kv->d_head, kv->dtype), rope_at(t, rope),
-                    pos0));
+    EACH(s, kv->blocks,
+         load_at(t, kv_at(t, kv), block,
+                 own_chunk(t, chunk, kv->n_kv, kv->d_head, kv->dtype), rope_at(t, rope),
+                 pos0));
 }
 
 static int group_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv,
@@ -221,8 +227,9 @@ static int group_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_k
 {
     int n = n_kv / s->device->n_ranks;
     CHECK(n * s->device->n_ranks == n_kv);
-    EACH(s, t.op->kv_pack(t.s, own_chunk(t, chunk, n, d_head, rows.dtype),
-                          own_columns(t, rows, n, d_head), n, d_head));
+    EACH(s, chunk,
+         t.op->kv_pack(t.s, own_chunk(t, chunk, n, d_head, rows.dtype),
+                       own_columns(t, rows, n, d_head), n, d_head));
 }
 
 static int read_at(struct turn t, struct mat out, struct kv_layer kv,
@@ -234,7 +241,8 @@ static int read_at(struct turn t, struct mat out, struct kv_layer kv,
 static int group_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
                          const struct ragged *r)
 {
-    EACH(s, read_at(t, own_columns(t, out, kv->n_kv, kv->d_head), kv_at(t, kv), r));
+    EACH(s, kv->blocks,
+         read_at(t, own_columns(t, out, kv->n_kv, kv->d_head), kv_at(t, kv), r));
 }
 
 static int attend_at(struct turn t, struct mat out, struct mat q, struct kv_layer kv,
@@ -247,7 +255,8 @@ static int group_attention(struct stream *s, struct mat out, struct mat q,
                            const struct kv_layer *kv, const struct ragged *r, float scale,
                            int window)
 {
-    EACH(s, attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, scale, window));
+    EACH(s, kv->blocks,
+         attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, scale, window));
 }
 
 struct ops group_ops(const struct device *rank)

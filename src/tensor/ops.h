@@ -56,6 +56,7 @@ struct kv_layer {
     enum dtype dtype;
     int n_kv, d_head;
     bool is_scratch; /* its one block is read at once: it is to stay in the caches */
+    int stage;       /* where the blocks are (group.h) */
 };
 
 static inline size_t kv_block_bytes(int n_kv, int d_head, enum dtype t)

@@ -1,4 +1,4 @@
-# test_ranks.sh - a model shared over ranks: the same text, state that is its own, clear refusals.
+# test_ranks.sh - a model shared over ranks and stages: the same text, whose state is whose, clear refusals.
 . tests/e2e/lib.sh
 
 ids 200 3 >"$tmp/ids"
@@ -22,6 +22,17 @@ for n in 2 4; do
 done
 run_ranks 1 --store "$tmp/store" --save none --plan kv
 check "one rank does not take what several have saved" json_is 'j["cached_tokens"]' 0
+digest=$(json 'j["logits_digest"]')
+run_hc run synth:tiny-mha --dtype f32 --token-ids "$tmp/ids" --max-tokens 20 --ignore-eos --json --store "$tmp/one" --save both
+for n in 2 3 4; do
+    run_ranks 1 --pipeline-parallel "$n" --store "$tmp/one" --save none --plan r1,h1,k2
+    check "$n stages restore what one device has saved" json_is 'j["cached_tokens"] >= 192' True
+    check "$n stages: the same logits, bit for bit" json_is 'j["logits_digest"]' "$digest"
+done
+run_ranks 1 --pipeline-parallel 5
+expect "5 stages for 4 layers: refused" 1 'the model has 4 layers'
+run_ranks 8 --pipeline-parallel 4
+expect "32 devices: refused" 2 'at most 16'
 run_ranks 3
 expect "3 ranks: refused, with the number that cannot be divided" 1 'heads, which cannot be divided by 3'
 run_ranks 17

@@ -197,6 +197,65 @@ static void ranks_restore_bit_equal(void **state)
     unsetenv("HCACHE_CUDA_RANKS");
 }
 
+/* Stages on the one GPU, each with streams of its own that run nothing before somebody waits: what one device
+ * computes, bit for bit, though a device's own order of work is all that holds but for what crosses. */
+static void stages_restore_bit_equal(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
+                                        "r1,h0,k1"};
+    static const struct {
+        const char *model; /* of two layers; the second's head is its embedding table */
+        int ranks;
+    } cases[] = {{"tests/model/golden/families/llama", 1},
+                 {"tests/model/golden/families/qwen3", 1},
+                 {"tests/model/golden/families/llama", 2}};
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    for (int i = 0; i < 3; i++) {
+        struct io *disk = et_disk((uint64_t)i + 1, 0);
+        struct et_run ref = {0}, r;
+        struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
+        for (int stages = 1; stages <= 2; stages++) {
+            struct stack k;
+            et_open(&k, &(struct stack_opts){.device = "cuda",
+                                             .model = cases[i].model,
+                                             .dtype = "bf16",
+                                             .tensor_parallel = cases[i].ranks,
+                                             .pipeline_parallel = stages,
+                                             .max_context = 192,
+                                             .io = disk,
+                                             .dirs = et_dirs,
+                                             .n_dirs = 1,
+                                             .save_buffer_bytes = 4 << 20});
+            a.save = stages == 1 ? "both" : "none";
+            for (int p = 0; p < (stages == 1 ? 1 : 10); p++) {
+                a.plan = plans[p / 2];
+                a.restore_first = p % 2 == 0;
+                if (et_run(&k, &a, &r) != 0 || r.finish == FINISH_ERROR)
+                    fail_msg("%s, plan %s: %s", cases[i].model, a.plan, r.err.msg);
+                if (stages == 1)
+                    ref = r;
+                else if (p > 1)
+                    assert_true(r.n_cached >= N_RESTORED);
+                et_same(&r, &ref, a.plan);
+            }
+            a.plan = "recompute";
+            for (int j = 0; j < 4 * (stages - 1); j++) { /* on either stage, or between */
+                cuda_emu_fail(CUDA_EMU_LAUNCH, 9 + 17 * j);
+                assert_int_equal(et_run(&k, &a, &r), 0);
+                assert_int_equal(r.finish, FINISH_ERROR);
+                assert_int_equal(et_run(&k, &a, &r), 0);
+                et_same(&r, &ref, "after a stage's fault");
+            }
+            stack_close(&k);
+        }
+        io_close(disk);
+    }
+    unsetenv("HCACHE_CUDA_MATH");
+    unsetenv("HCACHE_CUDA_RANKS");
+}
+
 /* A large copy goes up in shares, a share a rank, and every rank has all of it; what cannot be divided
  * equally, too. */
 static void copies_go_up_in_shares(void **state)
@@ -208,7 +267,7 @@ static void copies_go_up_in_shares(void **state)
     struct buf dev, host, back;
     struct err err = {0};
     setenv("HCACHE_CUDA_RANKS", "shared", 1);
-    if (group_open("cuda", 3, NULL, &d, &err) != 0)
+    if (group_open("cuda", 3, 1, NULL, &d, &err) != 0)
         fail_msg("%s", err.msg);
     assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, BYTES, &dev, NULL), 0);
@@ -219,7 +278,7 @@ static void copies_go_up_in_shares(void **state)
     assert_int_equal(stream_copy(s, dev.ptr, host.ptr, BYTES), 0);
     assert_int_equal(stream_sync(s), 0);
     for (int r = 0; r < 3; r++) {
-        struct stream *of = rank_stream(s, r);
+        struct stream *of = rank_stream(s, 0, r);
         memset(back.ptr, 0, BYTES);
         assert_int_equal(stream_copy(of, back.ptr, rank_address(d, dev.ptr, r), BYTES), 0);
         assert_int_equal(stream_sync(of), 0);
@@ -239,10 +298,10 @@ static void too_few_gpus(void **state)
     (void)state;
     struct device *d;
     struct err err = {0};
-    assert_int_equal(group_open("cuda", 2, NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_int_equal(group_open("cuda", 2, 1, NULL, &d, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "GPU 1 is wanted"));
     setenv("HCACHE_CUDA_RANKS", "share", 1);
-    assert_int_equal(group_open("cuda", 2, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cuda", 2, 1, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "HCACHE_CUDA_RANKS=share: must be shared"));
     unsetenv("HCACHE_CUDA_RANKS");
 }
@@ -497,6 +556,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_state_is_bit_equal),
         cmocka_unit_test(ranks_restore_bit_equal),
+        cmocka_unit_test(stages_restore_bit_equal),
         cmocka_unit_test(copies_go_up_in_shares),
         cmocka_unit_test(too_few_gpus),
         cmocka_unit_test(batches_reuse_and_preemption),

@@ -14,6 +14,7 @@
 #include "tensor/collective.h"
 #include "tensor/device.h"
 #include "tensor/group.h"
+#include "tensor/group_impl.h"
 #include "tensor/ops.h"
 
 static const int counts[] = {1, 2, 3, 4, MAX_RANKS};
@@ -23,7 +24,7 @@ static struct device *open_group(const char *name, int n)
 {
     struct device *d;
     struct err err = {0};
-    if (group_open(name, n, NULL, &d, &err) != 0)
+    if (group_open(name, n, 1, NULL, &d, &err) != 0)
         fail_msg("%s", err.msg);
     assert_int_equal(d->n_ranks, n);
     return d;
@@ -179,7 +180,7 @@ static void a_rank_fails(void **state)
     struct buf b;
     float *x = alloc_floats(d, 8, &b);
     assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
-    stream_fail(rank_stream(s, 2), -EIO, "rank two is gone");
+    stream_fail(rank_stream(s, 0, 2), -EIO, "rank two is gone");
     struct mat m = mat_of(x, DTYPE_F32, 1, 8);
     assert_int_equal(d->ops->act(s, m, ACTIVATION_RELU), -EIO);
     assert_string_equal(stream_fault(s), "rank two is gone");
@@ -196,24 +197,87 @@ static void a_rank_fails(void **state)
     device_close(d);
 }
 
+/* Memory lies on one stage, on each of its ranks; what is done with it is done there, and a copy from one stage
+ * to another comes after what the giver has queued. */
+static void stages(void **state)
+{
+    (void)state;
+    static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
+    enum { N = 1001, STAGES = 3 };
+    for (int k = 0; k < 2; k++) {
+        struct device *d;
+        struct stream *s;
+        struct buf b[MAX_STAGES] = {{0}};
+        float host[N], back[N];
+        assert_int_equal(group_open("cpu", 2, STAGES, NULL, &d, NULL), 0);
+        assert_int_equal(d->n_ranks, 2);
+        assert_int_equal(d->n_stages, STAGES);
+        assert_int_equal(stages_alloc(d, sizeof host, b, NULL), 0);
+        assert_int_equal(stream_create(d, kinds[k], &s, NULL), 0);
+        for (int i = 0; i < N; i++)
+            host[i] = (float)i;
+        for (int i = 0; i < STAGES; i++)
+            assert_int_equal(group_stage(group_of(d), (float *)b[i].ptr + 5), i);
+        for (int round = 0; round < 20; round++) {
+            host[0] = (float)round;
+            assert_int_equal(stream_copy(s, b[0].ptr, host, sizeof host), 0);
+            for (int i = 1; i < STAGES; i++)
+                assert_int_equal(stream_copy(s, b[i].ptr, b[i - 1].ptr, sizeof host), 0);
+            memset(back, 0, sizeof back);
+            assert_int_equal(stream_copy(s, back, b[STAGES - 1].ptr, sizeof host), 0);
+            assert_int_equal(stream_sync(s), 0);
+            assert_memory_equal(back, host, sizeof host);
+            assert_memory_equal(rank_address(d, b[STAGES - 1].ptr, 1), host, sizeof host);
+        }
+        stages_free(d, b);
+        stream_destroy(s);
+        device_close(d);
+    }
+}
+
+static void shares_things_out_over_stages(void **state)
+{
+    (void)state;
+    for (int n = 1; n < 40; n++) {
+        for (int stages = 1; stages <= n && stages <= MAX_STAGES; stages++) {
+            int has[MAX_STAGES] = {0}, last = 0;
+            for (int i = 0; i < n; i++) {
+                int k = stage_of(i, n, stages);
+                assert_true(k >= last && k < stages);
+                has[last = k]++;
+            }
+            for (int k = 0; k < stages; k++)
+                assert_true(has[k] == n / stages || has[k] == (n + stages - 1) / stages);
+        }
+    }
+}
+
 static void refuses(void **state)
 {
     (void)state;
     struct device *d;
     struct err err = {0};
-    assert_int_equal(group_open("cpu", 0, NULL, &d, &err), ERR_USAGE);
-    assert_int_equal(group_open("cpu", MAX_RANKS + 1, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", 0, 1, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", MAX_RANKS + 1, 1, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "1 to 16"));
-    assert_int_equal(group_open("abacus", 2, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", 1, 0, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", 3, 6, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "18 devices"));
+    assert_int_equal(group_open("abacus", 2, 1, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "abacus"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_in_order_of_ranks), cmocka_unit_test(gathers_rank_by_rank),
-        cmocka_unit_test(addresses_of_ranks),     cmocka_unit_test(copies),
-        cmocka_unit_test(a_rank_fails),           cmocka_unit_test(refuses),
+        cmocka_unit_test(sums_in_order_of_ranks),
+        cmocka_unit_test(gathers_rank_by_rank),
+        cmocka_unit_test(addresses_of_ranks),
+        cmocka_unit_test(copies),
+        cmocka_unit_test(a_rank_fails),
+        cmocka_unit_test(stages),
+        cmocka_unit_test(shares_things_out_over_stages),
+        cmocka_unit_test(refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

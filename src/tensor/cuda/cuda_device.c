@@ -335,8 +335,8 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
     if (index >= n)
         return err_set(
             err, ERR_UNSUPPORTED,
-            "device cuda: GPU %d is wanted, and there are %d: choose fewer ranks", index,
-            n);
+            "device cuda: GPU %d is wanted, and there are %d: choose fewer ranks or stages",
+            index, n);
     e = cudaSetDevice(index);
     if (e == cudaSuccess)
         e = cudaGetDeviceProperties(&prop, index);
@@ -368,6 +368,7 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
                               .unified = false,
                               .k_by_token = true,
                               .n_ranks = 1,
+                              .n_stages = 1,
                               .v = &cuda_vtable,
                               .isa = d->about};
     *out = &d->base;

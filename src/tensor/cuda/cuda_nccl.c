@@ -128,11 +128,11 @@ static int load(struct nccl *n, struct err *err)
     return 0;
 }
 
-static int connect_ranks(struct nccl *n, int n_ranks, struct err *err)
+static int connect_ranks(struct nccl *n, int first, int n_ranks, struct err *err)
 {
     int devices[MAX_RANKS];
     for (int i = 0; i < n_ranks; i++)
-        devices[i] = i;
+        devices[i] = first + i;
     n->n = n_ranks;
     int code = n->init_all(n->compute, n_ranks, devices);
     if (code == 0)
@@ -142,7 +142,7 @@ static int connect_ranks(struct nccl *n, int n_ranks, struct err *err)
                                n->error_string(code));
 }
 
-int cuda_collective_open(int n_ranks, struct collective **out, struct err *err)
+int cuda_collective_open(int first, int n_ranks, struct collective **out, struct err *err)
 {
     if (cuda_ranks_share_gpu())
         return collective_memory_open(out, err);
@@ -150,7 +150,7 @@ int cuda_collective_open(int n_ranks, struct collective **out, struct err *err)
     n->base = (struct collective){nccl_all_reduce, nccl_all_gather, nccl_close};
     int rc = load(n, err);
     if (rc == 0)
-        rc = connect_ranks(n, n_ranks, err);
+        rc = connect_ranks(n, first, n_ranks, err);
     if (rc != 0) {
         nccl_close(&n->base);
         return rc;

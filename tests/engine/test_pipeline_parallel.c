@@ -1,0 +1,238 @@
+/* Pipeline parallelism: stages compute what one device does, bit for bit, on a CPU.
+ *
+ * So a state is the same state: what one device has saved any number of stages restore, and the other way
+ * round, in any mixture of methods, with chunks, a tail and new tokens prefilled inside the restore.  An
+ * operation on operands of two stages ends the program (tensor/group_ops.c), so these tests also show that
+ * each stage works on what lies there. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "enginetest.h"
+#include "tensor/group.h"
+
+/* Three chunks and a tail; behind the answer, some tokens more. */
+enum { N_PROMPT = 205, N_FULL = 192, N_GENERATE = 8, N_LONGER = N_PROMPT + N_GENERATE + 5 };
+
+struct shape {
+    const char *model, *dtype;
+    int stages, ranks;
+};
+
+static void open_on(struct stack *k, struct io *disk, const struct shape *c, int stages)
+{
+    et_open(k, &(struct stack_opts){.model = c->model,
+                                    .dtype = c->dtype,
+                                    .threads = 2,
+                                    .tensor_parallel = c->ranks,
+                                    .pipeline_parallel = stages,
+                                    .max_context = 256,
+                                    .io = disk,
+                                    .dirs = et_dirs,
+                                    .n_dirs = 2,
+                                    .save_buffer_bytes = 4 << 20});
+    assert_int_equal(k->dev->n_stages, stages);
+}
+
+static struct et_run ask(struct stack *k, const int32_t *ids, int n, const char *save,
+                         const char *plan, bool restore_first)
+{
+    struct et_run run;
+    struct et_ask a = {.prompt = ids,
+                       .n_prompt = n,
+                       .max_tokens = N_GENERATE,
+                       .save = save,
+                       .plan = plan,
+                       .restore_first = restore_first};
+    int rc = et_run(k, &a, &run);
+    if (rc != 0 || run.finish == FINISH_ERROR)
+        fail_msg("save %s, plan %s: %s", save, plan, run.err.msg);
+    return run;
+}
+
+static void make_prompt(const struct stack *k, int32_t *out, int n, uint64_t seed)
+{
+    et_prompt(out, n, seed);
+    for (int i = 0; i < n; i++)
+        out[i] %= k->model->cfg.vocab_size;
+}
+
+/* Every number of recomputed layers, the others hidden or KV as a seed says, fused with the prefill and before
+ * it; returns how many. */
+static int restore_all_ways(struct stack *k, const int32_t *ids, const struct et_run *ref,
+                            const char *what)
+{
+    int n_layers = k->model->cfg.n_layers, n = 0;
+    struct rng rng = {.s = 11};
+    char plan[64];
+    for (int r = 0; r < n_layers; r++) {
+        for (int i = 0; i < 4; i++, n++) {
+            for (int l = 0; l < n_layers; l++)
+                plan[l] = l < r ? 'R' : i < 2 ? "HK"[i] : "HK"[rng_below(&rng, 2)];
+            plan[n_layers] = 0;
+            struct et_run run = ask(k, ids, N_PROMPT, "none", plan, i % 2 == 0);
+            if (run.n_cached != N_FULL)
+                fail_msg("%s, %s: %d tokens were restored: %s", what, plan, run.n_cached,
+                         run.miss);
+            et_same(&run, ref, plan);
+        }
+    }
+    return n;
+}
+
+/* One saves a prompt, and the other restores it. */
+static int hand_over(struct io *disk, const struct shape *c, int from, int to,
+                     uint64_t seed)
+{
+    struct stack k;
+    int32_t ids[N_PROMPT];
+    open_on(&k, disk, c, from);
+    make_prompt(&k, ids, N_PROMPT, seed);
+    struct et_run ref = ask(&k, ids, N_PROMPT, "both", "recompute", false);
+    struct sha256 fingerprint = k.fingerprint;
+    stack_close(&k);
+    open_on(&k, disk, c, to);
+    assert_memory_equal(&k.fingerprint, &fingerprint, sizeof fingerprint);
+    for (int l = 0; l < k.model->cfg.n_layers; l++)
+        assert_int_equal(kv_pool_layer(engine_pool(k.engine), l).stage,
+                         l * to / k.model->cfg.n_layers);
+    int n = restore_all_ways(&k, ids, &ref, c->model);
+    stack_close(&k);
+    return n;
+}
+
+static void stages_and_one_device_restore_each_other(void **state)
+{
+    (void)state;
+    static const struct shape cases[] = {
+        {"synth:tiny-mha", "f32", 2, 1},
+        {"synth:tiny-mha", "bf16", 4, 1},
+        {"synth:tiny-gqa", "bf16", 3, 1},
+        {"synth:tiny-mha", "bf16", 2, 2}, /* as two ranks without stages */
+        {"synth:tiny-gqa", "f32", 4, 2},
+        {"tests/model/golden/families/falcon-7b", "bf16", 2, 1},
+        {"tests/model/golden/families/falcon-rw", "bf16", 2, 1},
+        {"tests/model/golden/families/gemma", "f32", 2, 1},
+        {"tests/model/golden/families/llama3", "bf16", 2, 1},
+        {"tests/model/golden/families/mistral", "f16", 3, 1},
+        {"tests/model/golden/families/opt", "f16", 2, 1},
+        {"tests/model/golden/families/phi", "f32", 2, 1},
+        {"tests/model/golden/families/qwen2-window", "bf16", 3, 1},
+        {"tests/model/golden/families/qwen3", "bf16", 2, 1},
+    };
+    int n = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct io *disk = et_disk(i + 1, 0);
+        n += hand_over(disk, &cases[i], 1, cases[i].stages, 42);
+        n += hand_over(disk, &cases[i], cases[i].stages, 1, 43);
+        io_close(disk);
+    }
+    print_message("%d plans\n", n);
+}
+
+/* The conversation goes on elsewhere: its unfinished chunk was saved as rows. */
+static void a_tail_is_restored(void **state)
+{
+    (void)state;
+    static const struct shape shape = {"synth:tiny-mha", "bf16", 3, 1};
+    static const char *const plans[] = {"hidden", "kv", "r1,h2,k1", "r3,h0,k1"};
+    for (int i = 0; i < 4; i++) {
+        struct io *disk = et_disk(7, 0);
+        struct stack k;
+        int32_t ids[N_LONGER];
+        open_on(&k, disk, &shape, i % 2 == 0 ? 1 : 3);
+        make_prompt(&k, ids, N_LONGER, 42);
+        struct et_run first = ask(&k, ids, N_PROMPT, "both", "recompute", false);
+        memcpy(ids + N_PROMPT, first.tokens, N_GENERATE * sizeof ids[0]);
+        stack_close(&k);
+        open_on(&k, disk, &shape, i % 2 == 0 ? 3 : 1);
+        struct et_run run = ask(&k, ids, N_LONGER, "none", plans[i], i < 2);
+        struct et_run ref = ask(&k, ids, N_LONGER, "none", "recompute", false);
+        assert_true(run.n_cached > N_PROMPT);
+        et_same(&run, &ref, plans[i]);
+        stack_close(&k);
+        io_close(disk);
+    }
+}
+
+/* A block in which another prompt diverges is copied, on every stage. */
+static void a_shared_block_is_copied(void **state)
+{
+    (void)state;
+    struct et_run run[2];
+    for (int stages = 1; stages <= 4; stages += 3) {
+        struct stack k;
+        int32_t ids[N_PROMPT];
+        et_open(&k, &(struct stack_opts){.pipeline_parallel = stages, .reuse = true});
+        make_prompt(&k, ids, N_PROMPT, 42);
+        (void)ask(&k, ids, N_PROMPT, "none", "auto", false);
+        for (int i = 100; i < N_PROMPT; i++)
+            ids[i] ^= 1;
+        run[stages / 4] = ask(&k, ids, N_PROMPT, "none", "auto", false);
+        assert_int_equal(run[stages / 4].n_device, 100);
+        stack_close(&k);
+    }
+    et_same(&run[0], &run[1], "after a copied block");
+}
+
+/* Memory as told at the start: the cache is cut, not repeated. */
+static void memory_is_shared_out(void **state)
+{
+    (void)state;
+    struct stack one, four;
+    size_t kv[2], activations, restore;
+    char text[512];
+    et_open(&one, &(struct stack_opts){.pipeline_parallel = 1});
+    et_open(&four, &(struct stack_opts){.pipeline_parallel = 4});
+    engine_bytes(one.engine, &kv[0], &activations, &restore);
+    engine_bytes(four.engine, &kv[1], &activations, &restore);
+    assert_int_equal(kv[0], kv[1]);
+    assert_int_equal(one.model->w.bytes, four.model->w.bytes);
+    stack_describe(&four, text, sizeof text);
+    assert_non_null(strstr(text, "over 4 stages"));
+    stack_close(&one);
+    stack_close(&four);
+}
+
+static void refuses_what_cannot_be_cut(void **state)
+{
+    (void)state;
+    static const struct {
+        int stages, ranks;
+        const char *why;
+    } cases[] = {
+        {5, 1, "the model has 4 layers"},
+        {17, 1, "1 to 16"},
+        {4, 8, "32 devices"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct stack k;
+        struct err err = {0};
+        struct stack_opts o = {.model = "synth:tiny-mha",
+                               .threads = 1,
+                               .tensor_parallel = cases[i].ranks,
+                               .pipeline_parallel = cases[i].stages};
+        assert_true(stack_open(&o, &k, &err) != 0);
+        if (strstr(err.msg, cases[i].why) == NULL)
+            fail_msg("'%s' does not say '%s'", err.msg, cases[i].why);
+        stack_close(&k);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_and_one_device_restore_each_other),
+        cmocka_unit_test(a_tail_is_restored),
+        cmocka_unit_test(a_shared_block_is_copied),
+        cmocka_unit_test(memory_is_shared_out),
+        cmocka_unit_test(refuses_what_cannot_be_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
