@@ -509,9 +509,22 @@ static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_v(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* Of all the tile's rows, which see the same keys: each sequence has one row. */
-static void heads_softmax(const struct attn_state *s, int32_t block)
+/* Nothing is read while weights are computed: the idx-th rows of them ask for the first lines of what V
+ * of the first pair will ask for, a few in each of its stretches.  (Not inlined, gcc 12 takes it for a
+ * function without effects and drops the call.) */
+#define SOFTMAX_LINES 4
+INLINE void softmax_ask(const struct ahead *v, int idx)
 {
+    size_t stretch = v->head_bytes * (size_t)v->n_heads / 4;
+    const uint8_t *at = v->at + idx * SOFTMAX_LINES * 64;
+    for (size_t i = 0; i < 4 * SOFTMAX_LINES; i++)
+        __builtin_prefetch(at + i % 4 * stretch + i / 4 * 64, 0, 2);
+}
+
+/* Of all the tile's rows, which see the same keys: each sequence has one row. */
+static void heads_softmax(const struct attn_state *s, int32_t block, int32_t next_block)
+{
+    struct kv_part v = v_of_pair(s, block, 0, next_block);
     struct strip st = strip_of(s, 0, 0, block * KEYS);
     int lo[SOFTMAX_ROWS], hi[SOFTMAX_ROWS];
     for (int r = 0; r < SOFTMAX_ROWS; r++) {
@@ -521,7 +534,8 @@ static void heads_softmax(const struct attn_state *s, int32_t block)
     struct softmax x = softmax_of(s, &st, 0);
     x.lo = lo;
     x.hi = hi;
-    for (int left = s->n_all, n; left > 0; left -= n) {
+    for (int left = s->n_all, n, idx = 0; left > 0; left -= n) {
+        softmax_ask(&v.ahead, idx++);
         n = left < SOFTMAX_ROWS ? 1 : SOFTMAX_ROWS;
         if (n > 1)
             softmax_some(&x);
@@ -544,7 +558,7 @@ static void pairs_attend(const struct attn_state *s, int32_t block, int32_t next
         struct kv_part k = k_of_pair(s, block, head);
         attn_by_rows[st.n].scores(s, &st, &k);
     }
-    heads_softmax(s, block);
+    heads_softmax(s, block, next_block);
     for (int head = 0; head < n_heads; head++) {
         struct strip st = strip_of(s, head, 0, block * KEYS);
         struct kv_part v = v_of_pair(s, block, head, next_block);
