@@ -131,6 +131,14 @@ INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const u
         strip_add(p, even, scales + (n_blocks - 1) * Q8_SCALE_BYTES);
 }
 
+/* Asks for the lines that strip_store will write: C of many rows does not stay in the cache, and what lies
+ * ldc apart no prefetcher foresees (docs/PERF.md). */
+INLINE void strip_ask(const struct q8_tile *t, int panel, int r0, int n)
+{
+    for (int r = r0; r < r0 + n; r++)
+        __builtin_prefetch(t->c + r * t->ldc + (int64_t)panel * PANEL, 1);
+}
+
 /* Adds p to C: rows [r0, r0 + n), the columns of one panel that exist. */
 static void strip_store(const struct q8_tile *t, const v16 *p, int64_t k, int panel, int r0,
                         int n)
@@ -147,8 +155,8 @@ static void strip_store(const struct q8_tile *t, const v16 *p, int64_t k, int pa
     }
 }
 
-/* The last strip may be narrower: the tile reads on, in the stream's scratch, and the rows behind its
- * end are dropped. */
+/* A strip of x stays in L1 while it meets all panels.  The last strip may be narrower: the tile reads on, in
+ * the stream's scratch, and the rows behind its end are dropped. */
 static void blocked_amx(const struct q8_tile *t)
 {
     int32_t *scratch = t->scratch;
@@ -158,12 +166,14 @@ static void blocked_amx(const struct q8_tile *t)
     for (int64_t k = 0; k < t->k; k += KB) {
         int n_blocks = q8_blocks_at(k, t->k);
         const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows);
-        for (int panel = 0; panel < t->n_panels; panel++) {
-            const uint8_t *w = t->w + (size_t)panel * t->panel_bytes + q8_offset(k);
-            for (int r0 = 0; r0 < t->m; r0 += STRIP) {
+        for (int r0 = 0; r0 < t->m; r0 += STRIP) {
+            int n = t->m - r0 < STRIP ? t->m - r0 : STRIP;
+            for (int panel = 0; panel < t->n_panels; panel++) {
+                const uint8_t *w = t->w + (size_t)panel * t->panel_bytes + q8_offset(k);
                 v16 p[STRIP];
+                strip_ask(t, panel, r0, n);
                 strip_sums(p, scratch, x + r0 * 2 * KB, w, n_blocks);
-                strip_store(t, p, k, panel, r0, t->m - r0 < STRIP ? t->m - r0 : STRIP);
+                strip_store(t, p, k, panel, r0, n);
             }
         }
     }
