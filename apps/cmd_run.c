@@ -307,6 +307,7 @@ static struct hcache_request request_of(struct run_args *a)
 {
     return (struct hcache_request){.max_tokens = a->max_tokens,
                                    .ignore_eos = a->ignore_eos,
+                                   .digest = a->json,
                                    .temperature = (float)a->temperature,
                                    .top_p = (float)a->top_p,
                                    .min_p = (float)a->min_p,

@@ -139,6 +139,7 @@ struct hcache_request {
     int n_stop;       /* at most HCACHE_MAX_STOP */
     bool logprobs;    /* of every generated token, from the raw logits; see hcache_delta */
     int n_top;        /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
+    bool digest;      /* result.logits_digest is wanted: it reads all logits once more */
     const char *salt; /* state is shared only among requests with equal salts */
     int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
     int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
@@ -211,7 +212,8 @@ struct hcache_result {
     int device_tokens;        /* of the cached ones: they were still on the device */
     int n_preempted;          /* times that it made room for others, and came back */
     int64_t committed_tokens; /* durable in the store at the end */
-    uint64_t logits_digest;   /* over the f32 logits of every generated position */
+    uint64_t
+        logits_digest; /* over the f32 logits of every generated position; 0: not asked for */
     uint64_t restored_bytes;
     char miss[200]; /* why not more was restored */
     const char *

@@ -120,10 +120,12 @@ part parity 60 $test_cuda
         [ "$m" = "${disk_models%% *}" ] || restore disk 45 "$m"
     done
     [ -n "$python" ] && part ranks 40 env HCACHE_TENSOR_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/ranks.csv"
+    [ -n "$python" ] && part stages 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages.csv"
     if [ "$n_gpus" -ge 2 ] && [ -n "$python" ]; then
+        part stages2 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages2.csv"
         part nccl 40 env HCACHE_TENSOR_PARALLEL=2 "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/nccl.csv"
     else
-        missing nccl "second GPU, or no python3"
+        missing stages2,nccl "second GPU, or no python3"
     fi
 }
 

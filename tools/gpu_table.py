@@ -87,7 +87,8 @@ def main():
     save = join(parts, "save", [])
     for name, rows in (("restore", restored), ("torch", torch), ("save", save), ("device", join(parts, "device-*", ["t"])),
                        ("greedy", join(parts, "greedy", [])), ("exact", join(parts, "exact", [])), ("ranks", join(parts, "ranks", [])),
-                       ("nccl", join(parts, "nccl", [])), ("resume", join(parts, "resume", []))):
+                       ("stages", join(parts, "stages", [])), ("stages2", join(parts, "stages2", [])), ("nccl", join(parts, "nccl", [])),
+                       ("resume", join(parts, "resume", []))):
         write(os.path.join(out, name + ".csv"), rows)
     ceilings = sorted({line for name in glob.glob(os.path.join(parts, "*.log"))
                        for line in log_of(parts, os.path.basename(name)[:-4]).splitlines()
@@ -100,8 +101,9 @@ def main():
     show("Operations", log_of(parts, "device-bf16"))
     show("PyTorch, the same shape", log_of(parts, "torch"))
     show("Operations in exact math, whose bits do not depend on the batch", log_of(parts, "device-exact"))
-    ends = [log_of(parts, name).splitlines()[-1:] for name in ("greedy", "exact", "ranks", "nccl")]
-    show("Greedy tokens after restores; in exact math, all logits too; with two ranks on one GPU; on two GPUs", "\n".join(sum(ends, [])))
+    ends = [[f"{name}: {line}"] for name in ("greedy", "exact", "ranks", "stages", "stages2", "nccl")
+            for line in log_of(parts, name).splitlines()[-1:]]
+    show("Greedy tokens after restores; in exact math, all logits too; with two ranks, or stages, on one GPU; on two GPUs", "\n".join(sum(ends, [])))
 
 
 if __name__ == "__main__":

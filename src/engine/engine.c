@@ -410,13 +410,20 @@ static int run_head(struct engine *e, struct mat x)
     return rc == 0 ? stream_sync(e->stream) : rc;
 }
 
+/* Hashes what was hashed before and the logits that are there. */
+static void digest_logits(struct seq *s, int vocab)
+{
+    uint64_t link[2] = {s->out.logits_digest,
+                        checksum64(s->logits, (size_t)vocab * sizeof *s->logits)};
+    s->out.logits_digest = checksum64(link, sizeof link);
+}
+
 /* Takes the next token of a sequence whose logits are there. */
 static void seq_sample(struct engine *e, struct seq *s)
 {
     int vocab = e->o.model->cfg.vocab_size;
-    uint64_t link[2] = {s->out.logits_digest,
-                        checksum64(s->logits, (size_t)vocab * sizeof *s->logits)};
-    s->out.logits_digest = checksum64(link, sizeof link);
+    if (s->req.digest)
+        digest_logits(s, vocab);
     int32_t id = sample_token(s->logits, vocab, &s->req.sample, s->n_tokens,
                               e->sample_scratch);
     if (s->t_first == 0) {

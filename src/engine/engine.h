@@ -71,6 +71,7 @@ struct request {
     int n_prompt;          /* > 0 */
     int max_tokens;
     bool ignore_eos;
+    bool digest; /* outcome.logits_digest is wanted */
     struct sample_opts sample;
     const char *salt; /* NULL: none */
     const char *plan; /* as --plan; NULL: auto. Outlives the sequence */
@@ -97,9 +98,10 @@ struct outcome {
     int n_device;    /* taken over from the KV cache; the others were restored */
     int n_preempted; /* times that it lost its place */
     int n_recovered; /* tokens that it had when it did, and that were not computed again */
-    uint64_t logits_digest; /* over the f32 logits of every generated position */
-    struct plan plan;       /* n_layers 0 where nothing was restored */
-    char miss[200];         /* why not more was restored */
+    uint64_t
+        logits_digest; /* over the f32 logits of every generated position, if it was asked for */
+    struct plan plan; /* n_layers 0 where nothing was restored */
+    char miss[200];   /* why not more was restored */
     struct restore_result restore;
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };

@@ -360,6 +360,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
                           .n_prompt = r->n_prompt,
                           .max_tokens = r->max_tokens,
                           .ignore_eos = r->ignore_eos,
+                          .digest = r->digest,
                           .sample = {.temperature = r->temperature,
                                      .top_p = r->top_p > 0 ? r->top_p : 1,
                                      .min_p = r->min_p,

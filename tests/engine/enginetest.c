@@ -70,6 +70,7 @@ struct request et_request(const struct stack *k, const struct et_ask *a)
         .n_prompt = a->n_prompt,
         .max_tokens = a->max_tokens,
         .ignore_eos = true,
+        .digest = true,
         .salt = a->salt,
         .plan = a->plan,
         .restore_first = a->restore_first,
@@ -127,6 +128,7 @@ void et_same(const struct et_run *a, const struct et_run *b, const char *what)
     if (a->n_tokens != b->n_tokens ||
         memcmp(a->tokens, b->tokens, (size_t)a->n_tokens * sizeof a->tokens[0]) != 0)
         fail_msg("%s: other tokens", what);
+    assert_true(a->n_tokens == 0 || a->digest != 0);
     if (a->digest != b->digest)
         fail_msg("%s: other logits", what);
 }

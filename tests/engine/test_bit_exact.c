@@ -117,6 +117,7 @@ static struct run run_either(struct stack *k, const char *save, const char *plan
                         .n_prompt = N_PROMPT,
                         .max_tokens = N_GENERATE,
                         .ignore_eos = true,
+                        .digest = true,
                         .restore_first = restore_first,
                         .plan = plan};
     assert_int_equal(save_policy_make(&q.save, save, k->model, NULL, 256, &err), 0);
@@ -126,6 +127,7 @@ static struct run run_either(struct stack *k, const char *save, const char *plan
     if (rc != 0 || o->finish == FINISH_ERROR)
         fail_msg("save %s, plan %s: %s", save, plan, rc != 0 ? err.msg : o->err.msg);
     assert_int_equal(saver_flush(k->saver, &err), 0);
+    assert_true(o->logits_digest != 0);
     out.digest = o->logits_digest;
     out.n_cached = o->n_cached;
     out.first_token = o->restore.first_token;
@@ -492,7 +494,8 @@ static void batch_composition(void **state)
     struct seq *s[3];
     assert_int_equal(stack_open(&o, &k, &err), 0);
     make_prompt(k.model, prompt);
-    struct request q = {.max_tokens = N_GENERATE, .ignore_eos = true, .plan = "recompute"};
+    struct request q = {
+        .max_tokens = N_GENERATE, .ignore_eos = true, .digest = true, .plan = "recompute"};
     for (int together = 0; together < 2; together++) {
         for (int i = 0; i < 3; i++) {
             q.prompt = prompt + 10 * i;
@@ -503,6 +506,7 @@ static void batch_composition(void **state)
             if (together == 0) {
                 assert_int_equal(engine_run(k.engine, &err), 0);
                 alone[i] = seq_outcome(s[i])->logits_digest;
+                assert_true(alone[i] != 0);
                 engine_remove(k.engine, s[i]);
             }
         }
