@@ -64,10 +64,10 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
                  struct index **out, struct err *err);
 void index_close(struct index *ix); /* NULL is allowed */
 
+/* As it says itself: not checked before a load. */
+uint64_t index_n_rows(const struct index *ix);
 /* Calls fn for every row, in order of id; a non-zero result of fn ends it and is returned.
  * ERR_CORRUPT where a row does not hold or the rows are not the ones that were committed. */
-uint64_t
-index_n_rows(const struct index *ix); /* as it says itself: not checked before a load */
 int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *row),
                void *arg, struct err *err);
 

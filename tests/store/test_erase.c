@@ -192,6 +192,39 @@ static void older_copies(void **state)
     st_place_close(&p);
 }
 
+/* What was evicted lies between what stays, where no file can be cut: gc wipes it there. */
+static void evicted_in_the_middle(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    struct st_ctx c[3];
+    uint64_t freed;
+    int n_before = 0;
+    assert_true(st_place_open(&p, "pread", 1));
+    struct store *s = st_open(&p);
+    for (uint64_t i = 0; i < 3; i++) {
+        c[i] = (struct st_ctx){.base = 20 + i, .own = 20 + i};
+        assert_int_equal(st_save(s, &st_small, &c[i], N, ST_BOTH, &err), 0);
+    }
+    assert_int_equal(n_found(s, &c[0]) + n_found(s, &c[2]), 2 * N); /* used after c[1] */
+    store_stats(s, &st);
+    store_close(s);
+    p.opts.cap_bytes = st.used_bytes / 3 * 2;
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &c[1]), 0);
+    for (int i = 0; i < N; i++)
+        n_before += remains(&p, &c[1], i, false);
+    assert_true(n_before > 0);
+    assert_int_equal(store_gc(s, &freed, &err), 0);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(remains(&p, &c[1], i, true), 0);
+    assert_int_equal(n_found(s, &c[0]) + n_found(s, &c[2]), 2 * N);
+    store_close(s);
+    st_place_close(&p);
+}
+
 /* A chunk that is being read stays readable for its reader, is missing for everybody else, and goes
  * when it is let go. */
 static void in_use(void **state)
@@ -372,10 +405,15 @@ static void wipe_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(erased_in_dram), cmocka_unit_test(erased_in_files),
-        cmocka_unit_test(older_copies),   cmocka_unit_test(in_use),
-        cmocka_unit_test(pending_too),    cmocka_unit_test(power_fails),
-        cmocka_unit_test(wipe_fails),     cmocka_unit_test(damaged_while_doomed),
+        cmocka_unit_test(erased_in_dram),
+        cmocka_unit_test(erased_in_files),
+        cmocka_unit_test(older_copies),
+        cmocka_unit_test(evicted_in_the_middle),
+        cmocka_unit_test(in_use),
+        cmocka_unit_test(pending_too),
+        cmocka_unit_test(power_fails),
+        cmocka_unit_test(wipe_fails),
+        cmocka_unit_test(damaged_while_doomed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
