@@ -2,8 +2,8 @@
 
     kernel_goals.py FILE.csv ...
 
-Of each goal the worst row is shown, by the best repetition and by the median one; "met" is by the best, as
-ceilings are (OpenBLAS too), and "median" where only the best meets it."""
+Of each goal the worst row is shown, by the best repetitions of both sides (ceilings are best ones too) and by the
+median ones. "Met" is by both; rows are counted by the best."""
 import csv
 import re
 import sys
