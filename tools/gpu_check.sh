@@ -98,7 +98,11 @@ part parity 60 $test_cuda
     restore dram 75 "$first"
     part save 60 $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,save,off2 --csv "$parts/save.csv"
     if [ -n "$python" ]; then
-        part torch 50 "$python" tools/gpu_torch.py $torch_args "$parts/torch.csv" --device $torch_device
+        if "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
+            part torch 50 "$python" tools/gpu_torch.py $torch_args "$parts/torch.csv" --device $torch_device
+        else
+            missing torch PyTorch
+        fi
         part greedy 80 "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $greedy_args "$parts/greedy.csv"
     else
         missing torch,greedy python3
