@@ -7,8 +7,8 @@
 #define WIDE_MAX   4
 #define EACH_ROW   _Pragma("GCC unroll 8") for (int r = 0; r < n_rows; r++)
 #define EACH_PANEL _Pragma("GCC unroll 4") for (int j = 0; j < n_panels; j++)
-/* How far ahead memory is asked for, as in kern_matmul.h. */
-#define FETCH_BYTES 2048
+/* How far ahead memory is asked for, as in kern_matmul.h: the further the less time a line takes. */
+#define FETCH_BYTES(n_rows) ((n_rows) == 1 ? 4096 : 2048)
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
@@ -134,7 +134,7 @@ INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *co
     EACH_ROW EACH_PANEL s[r][j] = i_zero();
     for (int g = 0; g < Q8_GROUPS; g++) {
         i16x2 even[WIDE_MAX], odd[WIDE_MAX];
-        EACH_PANEL __builtin_prefetch(w[j] + g * PANEL * 4 + FETCH_BYTES);
+        EACH_PANEL __builtin_prefetch(w[j] + g * PANEL * 4 + FETCH_BYTES(n_rows));
         EACH_PANEL i_widen(w[j] + g * PANEL * 4, &even[j], &odd[j]);
         EACH_ROW
         {

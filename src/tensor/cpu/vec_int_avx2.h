@@ -12,7 +12,7 @@
 #define Q8_TABLE  q8_kernels_avx2
 #define Q8_ROWS   4
 #define Q8_PANELS 1
-#define Q8_WIDE_1 2
+#define Q8_WIDE_1 4
 #define Q8_WIDE_2 1
 #define Q8_WIDE_4 1
 #define Q8_DIRECT 4
