@@ -39,7 +39,7 @@ for corpus in tests/fuzz/corpus/*/; do
         echo "$name is broken:"
         grep -aE 'ERROR|SUMMARY|does not hold|Test unit written|runtime error' "$log" | head -5
     fi
-    n=$(grep -a 'stat::number_of_executed_units' "$log" | grep -oE '[0-9]+$')
+    n=$(grep -a 'stat::number_of_executed_units' "$log" | grep -oE '[0-9]+$' | tail -1)
     [ -n "${LOG:-}" ] && [ -n "$n" ] &&
         echo "$(date -u +%F),$(git rev-parse --short HEAD),$name,$n,$((SECONDS - start))" >>tests/fuzz/executions.csv
     features=$(grep -aoE 'ft: [0-9]+' "$log" | tail -1 | cut -c5-)

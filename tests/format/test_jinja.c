@@ -217,6 +217,19 @@ static void test_messages(void **state)
     expect_error("{{ raise_exception('') }}", NULL, ERR_USAGE, "without a message");
 }
 
+/* An empty text may have no address, as that of a literal that is only a continued line has. */
+static void test_empty(void **state)
+{
+    (void)state;
+    static const char source[] = "{% set s = '\\\n' %}{{ s.find('') }} {{ s.index('') }} "
+                                 "{{ '' in s }} {{ s.split('n')|length }} "
+                                 "{{ s.count('n') }} {{ s.partition('n')[0] }}|";
+    struct outcome o = render(source, sizeof source - 1, NULL, NULL);
+    assert_int_equal(o.rc, 0);
+    assert_string_equal(o.text, "0 0 True 1 0 |"); /* as Jinja says */
+    free(o.text);
+}
+
 /* A string of n times `unit`, freed by the caller. */
 static char *repeated(const char *before, const char *unit, size_t n, const char *after)
 {
@@ -406,11 +419,9 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_long_is_not_deep),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_units),
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_limits),   cmocka_unit_test(test_long_is_not_deep),
+        cmocka_unit_test(test_damage),   cmocka_unit_test(test_units),
         cmocka_unit_test(test_chats),
     };
     return cmocka_run_group_tests(tests, load_golden, free_golden);
