@@ -349,7 +349,7 @@ static void lex_string(struct lexer *l)
                 at++;
             }
         }
-        t->text = (struct jstr){b.s, b.n};
+        t->text = jval_buf(&b).str; /* an empty one has an address, too */
     }
     advance(l, end + 1);
 }

@@ -51,17 +51,13 @@ static bool ends_line(uint32_t cp)
 
 bool jstr_find(struct jinja *j, struct jstr s, struct jstr what, size_t from, size_t *at)
 {
-    bool found = true;
-    size_t where = from; /* of nothing; an empty text may have no address to add to */
-    if (what.n != 0) {
-        const char *p = s.n > from ? memmem(s.s + from, s.n - from, what.s, what.n) : NULL;
-        found = p != NULL;
-        where = found ? (size_t)(p - s.s) : s.n;
-    }
-    jinja_charge(j, what.n + where - from);
-    if (found)
-        *at = where;
-    return found;
+    const char *p = s.s + from;
+    if (what.n != 0)
+        p = s.n > from ? memmem(s.s + from, s.n - from, what.s, what.n) : NULL;
+    jinja_charge(j, what.n + (p != NULL ? (size_t)(p - s.s) : s.n) - from);
+    if (p != NULL)
+        *at = (size_t)(p - s.s);
+    return p != NULL;
 }
 
 /* --- stripping ---------------------------------------------------------------------- */

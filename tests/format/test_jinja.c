@@ -217,7 +217,7 @@ static void test_messages(void **state)
     expect_error("{{ raise_exception('') }}", NULL, ERR_USAGE, "without a message");
 }
 
-/* An empty text may have no address, as that of a literal that is only a continued line has. */
+/* A literal that is only a continued line is empty, and found like any other. */
 static void test_empty(void **state)
 {
     (void)state;
