@@ -34,6 +34,13 @@ static int64_t floor_div(struct jinja *j, int64_t a, int64_t b)
     return q - (a % b != 0 && (a < 0) != (b < 0));
 }
 
+/* The sign is b's. */
+static int64_t floor_mod(int64_t a, int64_t b)
+{
+    int64_t r = b == -1 ? 0 : a % b; /* the least number by -1 traps */
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+
 static int64_t int_pow(struct jinja *j, int64_t base, int64_t exponent)
 {
     int64_t out = 1;
@@ -69,7 +76,7 @@ static struct jval int_arithmetic(struct jinja *j, enum jop op, int64_t a, int64
         r = floor_div(j, a, b);
         break;
     case OP_MOD:
-        r = b == -1 ? 0 : a - floor_div(j, a, b) * b;
+        r = floor_mod(a, b);
         break;
     default: /* OP_POW */
         if (b < 0)
