@@ -29,6 +29,13 @@
  * longer than those that the dialogue was planned with. */
 enum { MAX_CTX = 2048, MAX_ANSWER = 48, LONGEST_TURN = 200 };
 
+/* Of the twenty; under a sanitizer, where they would take half an hour, the first two. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { N_DIALOGUES = 2 };
+#else
+enum { N_DIALOGUES = 20 };
+#endif
+
 static const char *const plans[] = {"kv",       "hidden",   "r1,h1,k2",
                                     "r2,h2,k0", "r3,h0,k1", "RHKH"};
 enum { N_PLANS = sizeof plans / sizeof plans[0] };
@@ -185,7 +192,7 @@ static void restored_between_turns(void **state)
     int n_turns = 0, n_restored = 0, n_changed = 0;
     assert_int_equal(json_get_array(dialogues, "dialogues", &list, NULL), 0);
     assert_int_equal(count(list), 20);
-    for (int d = 0; d < count(list); d++) {
+    for (int d = 0; d < N_DIALOGUES; d++) {
         struct stack plain, k;
         const struct json *turns = turns_of(d);
         memset(&never, 0, sizeof never);
@@ -211,11 +218,11 @@ static void restored_between_turns(void **state)
         stack_close(&k);
     }
     print_message(
-        "%d turns, %d restored, all answers equal; with a layer zeroed %d of 20 last "
+        "%d turns, %d restored, all answers equal; with a layer zeroed %d of %d last "
         "answers changed\n",
-        n_turns, n_restored, n_changed);
+        n_turns, n_restored, n_changed, N_DIALOGUES);
     assert_true(n_restored > n_turns / 2);
-    assert_true(n_changed >= 12);
+    assert_true(n_changed >= N_DIALOGUES * 3 / 5);
 }
 
 static int open_all(void **state)
