@@ -2,7 +2,8 @@
 # Runs every test under tests/ and closes with one line: N passed, N failed, N skipped.
 #   tools/run_tests.sh BUILD_DIR           runs what is built there
 #   tools/run_tests.sh --build VARIANT     builds that variant first
-# TESTS=REGEX limits which ("store|e2e"); TEST_TIMEOUT=SECONDS bounds each program (default 300).
+# TESTS=REGEX limits which ("store|e2e"); TEST_TIMEOUT=SECONDS bounds each program (default 300, and
+# four times that where a sanitizer or coverage slows every program down).
 #
 # C tests are cmocka programs; tests/e2e/test_*.sh and *.py print TAP themselves.  A program that
 # crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
@@ -11,7 +12,6 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 pattern=${TESTS:-.}
-limit=${TEST_TIMEOUT:-300}
 passed=0 failed=0 skipped=0
 
 finish() { # the closing line, always the last
@@ -34,6 +34,11 @@ if [ "${1:-}" = --build ]; then
 else
     build=${1:?usage: run_tests.sh BUILD_DIR | --build VARIANT}
 fi
+
+case $build in
+*/release | */debug) limit=${TEST_TIMEOUT:-300} ;;
+*) limit=${TEST_TIMEOUT:-1200} ;;
+esac
 
 # A test's result must not depend on what the caller has configured.  HCACHE_SHARED says where the
 # shared models are (default ../shared).
