@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/parallel.h"
 #include "base/file.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -52,11 +53,7 @@ static const struct opt options[] = {
      .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"threads", OPT(struct ingest_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
-    {"tensor-parallel", OPT(struct ingest_args, tensor_parallel), .arg = "N", .def = "1",
-     .min = 1, .max = 16, .help = "ranks that share each layer, as those that will use it"},
-    {"pipeline-parallel", OPT(struct ingest_args, pipeline_parallel), .arg = "N",
-     .def = "1", .min = 1, .max = 16,
-     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"},
+    OPT_PARALLEL(struct ingest_args),
     {"device", OPT(struct ingest_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"json", OPT(struct ingest_args, json), .help = "print one JSON object"},

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "apps/cmds.h"
+#include "apps/parallel.h"
 #include "apps/ppl_reference.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -22,7 +23,7 @@
 
 struct ppl_args {
     const char *model, *file, *dtype, *weights, *device, *logits_out, *kl_against;
-    int threads, context, max_windows;
+    int threads, tensor_parallel, pipeline_parallel, context, max_windows;
     bool json;
 };
 
@@ -51,6 +52,7 @@ static const struct opt options[] = {
      .help = "logits that --logits-out kept: print the mean divergence KL(kept || these)"},
     {"threads", OPT(struct ppl_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
+    OPT_PARALLEL(struct ppl_args),
     {"device", OPT(struct ppl_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"json", OPT(struct ppl_args, json), .help = "print one JSON object"},
@@ -299,7 +301,9 @@ static int run(struct ppl_args *a, struct err *err)
                             .device = a->device,
                             .dtype = a->dtype,
                             .weights = a->weights,
-                            .threads = a->threads};
+                            .threads = a->threads,
+                            .tensor_parallel = a->tensor_parallel,
+                            .pipeline_parallel = a->pipeline_parallel};
     int rc = stack_open(&so, &c.k, err);
     if (rc == 0 && a->context > c.k.model->max_ctx)
         rc = err_set(err, ERR_USAGE, "--context %d: the model's context is %d", a->context,

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/parallel.h"
 #include "base/opt.h"
 #include "bench/device_rig.h"
 #include "build_id.h"
@@ -18,7 +19,7 @@
 struct profile_args {
     const char *model, *device, *dtype, *weights, *out;
     struct opt_list store;
-    int threads;
+    int threads, tensor_parallel, pipeline_parallel;
 };
 
 static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
@@ -49,6 +50,7 @@ static const struct opt options[] = {
              "its own profile"},
     {"threads", OPT(struct profile_args, threads), .def = "0", .min = 0, .max = 1024,
      .help = "compute threads; 0 is one per core"},
+    OPT_PARALLEL(struct profile_args),
     {0},
 };
 
@@ -293,6 +295,8 @@ static int run(const struct profile_args *a, struct err *err)
                            .dtype = a->dtype,
                            .weights = a->weights,
                            .threads = a->threads,
+                           .tensor_parallel = a->tensor_parallel,
+                           .pipeline_parallel = a->pipeline_parallel,
                            .max_context = CONTEXT,
                            .dirs = a->store.items,
                            .n_dirs = a->store.n,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/parallel.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/opt.h"
@@ -75,12 +76,7 @@ static const struct opt options[] = {
      .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"threads", OPT(struct run_args, threads), .arg = "N", .def = "0", .min = 0,
      .max = 1024, .help = "compute threads; 0 is one per core"},
-    {"tensor-parallel", OPT(struct run_args, tensor_parallel), .arg = "N", .def = "1",
-     .min = 1, .max = 16,
-     .help = "ranks that share each layer: GPUs; of the CPU, for tests"},
-    {"pipeline-parallel", OPT(struct run_args, pipeline_parallel), .arg = "N", .def = "1",
-     .min = 1, .max = 16,
-     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"},
+    OPT_PARALLEL(struct run_args),
     {"device", OPT(struct run_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/parallel.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -123,12 +124,7 @@ static const struct opt options[] = {
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
     {"threads", OPT(struct serve_args, threads), .arg = "N", .def = "0", .min = 0,
      .max = 1024, .help = "compute threads; 0 is one per core"},
-    {"tensor-parallel", OPT(struct serve_args, tensor_parallel), .arg = "N", .def = "1",
-     .min = 1, .max = 16,
-     .help = "ranks that share each layer: GPUs; of the CPU, for tests"},
-    {"pipeline-parallel", OPT(struct serve_args, pipeline_parallel), .arg = "N", .def = "1",
-     .min = 1, .max = 16,
-     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"},
+    OPT_PARALLEL(struct serve_args),
     {"device", OPT(struct serve_args, device), .choices = devices, .def = "cpu",
      .help = "where to compute"},
     {"dtype", OPT(struct serve_args, dtype), .choices = dtypes,

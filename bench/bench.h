@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "apps/parallel.h"
 #include "base/opt.h"
 
 int bench_device(int argc, char **argv);
@@ -23,7 +24,7 @@ int bench_save(int argc, char **argv);
 struct bench_common {
     const char *model, *device, *dtype;
     struct opt_list store;
-    int threads;
+    int threads, tensor_parallel, pipeline_parallel;
 };
 
 extern const struct opt bench_positionals[]; /* MODEL */
@@ -43,6 +44,7 @@ extern const char *const bench_dtypes[], *const bench_devices[];
 #define BENCH_OPT_THREADS                                                                  \
     {"threads", OPT(struct bench_common, threads), .def = "0", .min = 0, .max = 1024,      \
      .help = "compute threads; 0 is one per core"}
+#define BENCH_OPT_PARALLEL OPT_PARALLEL(struct bench_common)
 /* clang-format on */
 
 /* Of a history, in any benchmark. */
@@ -53,7 +55,7 @@ enum { BENCH_MAX_TOKENS = 1 << 20 };
 struct device_table {
     const char *device, *dtype, *csv;
     const char *only; /* rows whose kind and shape contain it; NULL: all */
-    int threads, runs, tokens, width;
+    int threads, tensor_parallel, pipeline_parallel, runs, tokens, width;
 };
 /* Measures what the device can do at most, prints that, and then each operation as a share of it. */
 int device_table_run(const struct device_table *o, struct err *err);

@@ -4,7 +4,11 @@
  * It knows nothing of the device but its table of operations, so it is the same on a CPU and on a GPU,
  * and a first thing to run on a new machine.  Every result is the median of several runs with its rate,
  * and the share that this is of a ceiling measured first (device_rig.h); what is read is walked over in
- * turn where a cache could hold it. */
+ * turn where a cache could hold it.
+ *
+ * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation as one of them does; what
+ * is measured of it is what only a group has: exchanges between ranks, copies up that the ranks share, and
+ * what crosses from a stage to the next. */
 #include "bench/bench.h"
 
 #include <errno.h>
@@ -17,6 +21,8 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "bench/device_rig.h"
+#include "tensor/collective.h"
+#include "tensor/group.h"
 
 static const struct opt device_options[] = {
     {"device", OPT(struct device_table, device), .choices = bench_devices, .def = "cpu",
@@ -29,6 +35,7 @@ static const struct opt device_options[] = {
      .help = "also write the results there"},
     {"threads", OPT(struct device_table, threads), .arg = "N", .def = "2", .min = 1,
      .max = 256, .help = "of a CPU"},
+    OPT_PARALLEL(struct device_table),
     {"runs", OPT(struct device_table, runs), .arg = "N", .def = "9", .min = 1, .max = 999,
      .help = "of which the median is told"},
     {"tokens", OPT(struct device_table, tokens), .arg = "N", .def = "4096", .min = 64,
@@ -41,7 +48,7 @@ static const struct opt device_options[] = {
 static const struct opt_cmd device_cmd = {
     .name = "bench device",
     .summary = "Measures a device's products, attention and KV loading as shares of what "
-               "it can do at most.",
+               "it can do at most; of several devices, what they say to each other.",
     .options = device_options,
     .values_bytes = sizeof(struct device_table),
 };
@@ -267,6 +274,112 @@ static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err
     return rc;
 }
 
+/* --- several devices -------------------------------------------------------------------------- */
+
+struct exchange_arg {
+    struct mat whole, own; /* of all ranks, one behind the other; a rank's */
+    void *far;             /* on the last stage */
+    const void *host;
+    size_t bytes;
+};
+
+static int run_reduce(struct rig *r, void *arg, int i)
+{
+    const struct exchange_arg *x = arg;
+    (void)i;
+    return all_reduce(r->s, x->own);
+}
+
+static int run_gather(struct rig *r, void *arg, int i)
+{
+    const struct exchange_arg *x = arg;
+    (void)i;
+    return all_gather(r->s, x->whole, x->own);
+}
+
+static int run_up(struct rig *r, void *arg, int i)
+{
+    const struct exchange_arg *x = arg;
+    (void)i;
+    return stream_copy(r->s, x->whole.data, x->host, x->bytes);
+}
+
+static int run_cross(struct rig *r, void *arg, int i)
+{
+    const struct exchange_arg *x = arg;
+    (void)i;
+    return stream_copy(r->s, x->far, x->own.data, x->bytes);
+}
+
+/* The exchanges of rows of hidden states: of a layer's product (f32), of what a rank brought up (state). */
+static int measure_exchanges(struct bench *b, int rows, struct exchange_arg *x,
+                             struct err *err)
+{
+    int64_t d = b->o->width;
+    const struct device *dev = b->rig.dev;
+    struct mat sums = mat_of(x->own.data, DTYPE_F32, rows, d);
+    struct mat part = mat_of(x->own.data, b->rig.dtype, rows, d);
+    size_t part_bytes = (size_t)(rows * d) * dtype_bytes(b->rig.dtype);
+    struct exchange_arg reduce = {.own = sums}, gather = {.own = part}, cross = gather;
+    gather.whole = mat_of(x->whole.data, b->rig.dtype, (int64_t)rows * dev->n_ranks, d);
+    cross.far = x->far;
+    cross.bytes = part_bytes;
+    struct job jobs[] = {
+        {.kind = "all_reduce", .run = run_reduce, .arg = &reduce, .inner = 8},
+        {.kind = "all_gather", .run = run_gather, .arg = &gather, .inner = 8},
+        {.kind = "cross", .run = run_cross, .arg = &cross, .inner = 8}};
+    jobs[0].work = (double)rows * (double)d * sizeof(float);
+    jobs[1].work = (double)part_bytes * dev->n_ranks;
+    jobs[2].work = (double)part_bytes;
+    int rc = 0;
+    for (size_t i = 0; i < sizeof jobs / sizeof jobs[0] && rc == 0; i++) {
+        snprintf(jobs[i].shape, sizeof jobs[i].shape, "%d rows of %d", rows, (int)d);
+        if (i == 2 ? dev->n_stages > 1 : dev->n_ranks > 1)
+            rc = measure(b, &jobs[i], err);
+    }
+    return rc;
+}
+
+static int measure_up(struct bench *b, struct exchange_arg *x, struct err *err)
+{
+    struct job j = {
+        .kind = "copy up", .work = (double)x->bytes, .inner = 2, .run = run_up, .arg = x};
+    snprintf(j.shape, sizeof j.shape, "%.0f MiB, %d ranks", (double)x->bytes / (1 << 20),
+             b->rig.dev->n_ranks);
+    return b->rig.dev->unified ? 0 : measure(b, &j, err);
+}
+
+static int run_exchanges(struct bench *b, struct err *err)
+{
+    enum { MOST_ROWS = 512 };
+    struct device *d = b->rig.dev;
+    size_t bytes = MOST_ROWS * (size_t)b->o->width * sizeof(float);
+    size_t whole_bytes = bytes * (size_t)d->n_ranks;
+    struct buf own = {0}, whole = {0}, far = {0}, host = {0};
+    int rc = rig_random(&b->rig, bytes, &own, err);
+    if (rc == 0)
+        rc = rig_random(&b->rig, whole_bytes, &whole, err);
+    if (rc == 0)
+        rc = stage_alloc(d, d->n_stages - 1, bytes, &far, err);
+    if (rc == 0)
+        rc = buf_alloc(d, MEM_PINNED, bytes, &host, err);
+    struct exchange_arg x = {.whole = mat_of(whole.ptr, DTYPE_F32, 1, 1),
+                             .own = mat_of(own.ptr, DTYPE_F32, 1, 1),
+                             .far = far.ptr,
+                             .host = host.ptr,
+                             .bytes = bytes};
+    const int rows[] = {1, 32, MOST_ROWS};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && rc == 0; i++)
+        rc = measure_exchanges(b, rows[i], &x, err);
+    if (rc == 0)
+        rc = measure_up(b, &x, err);
+    buf_free(d, &own);
+    buf_free(d, &whole);
+    buf_free(d, &far);
+    buf_free(d, &host);
+    return rc;
+}
+
 /* --- all of it -------------------------------------------------------------------------------- */
 
 /* The products of a layer of Llama-2-7B, where the width is its 4096, for a decode and for prefill. */
@@ -299,7 +412,7 @@ static int run_on(struct bench *b, struct device *d, struct err *err)
         rc = device_ceilings_measure(&b->rig, &b->most, err);
     if (rc == 0) {
         device_ceilings_print(&b->most, &b->rig);
-        rc = run_all(b, err);
+        rc = d->n_ranks * d->n_stages > 1 ? run_exchanges(b, err) : run_all(b, err);
     }
     rig_close(&b->rig);
     return rc;
@@ -318,7 +431,7 @@ int device_table_run(const struct device_table *o, struct err *err)
         fprintf(b.csv, "device,dtype,kind,shape,median_ms,min_ms,max_ms,rate,unit,share,"
                        "ceiling\n");
     struct pool *pool = pool_create(o->threads);
-    int rc = device_open(o->device, pool, &d, err);
+    int rc = group_open(o->device, o->tensor_parallel, o->pipeline_parallel, pool, &d, err);
     if (rc == 0)
         rc = run_on(&b, d, err);
     device_close(d);

@@ -26,7 +26,7 @@ struct bench_args {
     const char *csv;
     const char *only;
     const char *device, *dtype;
-    int threads, tokens, width;
+    int threads, tensor_parallel, pipeline_parallel, tokens, width;
     double seconds;
 };
 
@@ -39,6 +39,7 @@ static const struct opt bench_options[] = {
      .help = "only kernels whose name and shape, as printed, contain TEXT"},
     {"threads", OPT(struct bench_args, threads), .arg = "N", .def = "2", .min = 1,
      .max = 256, .help = "measure 1 and N threads"},
+    OPT_PARALLEL(struct bench_args),
     {"seconds", OPT(struct bench_args, seconds), .arg = "S", .def = "0.3", .lo = 0.01,
      .hi = 60, .help = "time of each measurement"},
     {"dtype", OPT(struct bench_args, dtype), .choices = bench_dtypes, .def = "bf16",
@@ -488,6 +489,8 @@ static int bench_other(const struct bench_args *a, struct err *err)
                                    .csv = a->csv,
                                    .only = a->only,
                                    .threads = a->threads,
+                                   .tensor_parallel = a->tensor_parallel,
+                                   .pipeline_parallel = a->pipeline_parallel,
                                    .runs = 9,
                                    .tokens = a->tokens,
                                    .width = a->width};
@@ -502,8 +505,9 @@ int bench_kernels(int argc, char **argv)
     int code;
     if (!opt_begin(&bench_cmd, argc, argv, &b.args, &parsed, &code))
         return code;
-    int rc = strcmp(b.args.device, "cpu") == 0 ? bench_all(&b, &err)
-                                               : bench_other(&b.args, &err);
+    bool one_cpu = strcmp(b.args.device, "cpu") == 0 &&
+                   b.args.tensor_parallel * b.args.pipeline_parallel == 1;
+    int rc = one_cpu ? bench_all(&b, &err) : bench_other(&b.args, &err);
     if (rc != 0)
         fprintf(stderr, "hcache bench kernels: %s\n", err.msg);
     opt_end(parsed);

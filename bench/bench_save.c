@@ -61,6 +61,7 @@ static const struct opt options[] = {
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
+    BENCH_OPT_PARALLEL,
     {"csv", OPT(struct save_args, csv), .arg = "FILE",
      .help = "write the table as CSV too"},
     {0},
@@ -434,7 +435,7 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
                        (long long)n_tokens, m->max_ctx);
     struct kv_pool_opts po = {
         .n_layers = m->cfg.n_layers,
-        .n_kv = m->cfg.n_kv_heads,
+        .n_kv = model_rank_kv_heads(m),
         .d_head = m->cfg.d_head,
         .dtype = m->dtype,
         .n_blocks = largest *
@@ -447,8 +448,8 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
     if (rc == 0)
         rc = model_work_create(m, MAX_BATCH, &b->work, err);
     if (rc == 0)
-        rc = buf_alloc(b->k.dev, MEM_DEVICE, (size_t)largest * vocab * sizeof(float),
-                       &b->logits_mem, err);
+        rc = stage_alloc(b->k.dev, model_last_stage(m),
+                         (size_t)largest * vocab * sizeof(float), &b->logits_mem, err);
     if (rc == 0)
         rc = readback_init(b->k.dev, (size_t)largest * vocab * sizeof(float),
                            &b->logits_back, err);
@@ -520,6 +521,8 @@ static int open_lab(struct lab *b, const struct bench_place *place, struct err *
                             .device = a->common.device,
                             .dtype = a->common.dtype,
                             .threads = a->common.threads,
+                            .tensor_parallel = a->common.tensor_parallel,
+                            .pipeline_parallel = a->common.pipeline_parallel,
                             .dirs = place->dirs,
                             .n_dirs = place->n_dirs,
                             .in_memory = place->dirs == NULL,

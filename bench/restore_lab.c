@@ -88,7 +88,7 @@ static int make_restorer(struct lab *b, uint64_t staging_bytes, struct err *err)
 {
     const struct model *m = b->k.model;
     struct kv_pool_opts po = {.n_layers = m->cfg.n_layers,
-                              .n_kv = m->cfg.n_kv_heads,
+                              .n_kv = model_rank_kv_heads(m),
                               .d_head = m->cfg.d_head,
                               .dtype = m->dtype,
                               .n_blocks = b->max_chunks};
@@ -171,6 +171,8 @@ int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
                             .dtype = o->dtype,
                             .weights = o->weights,
                             .threads = o->threads,
+                            .tensor_parallel = o->tensor_parallel,
+                            .pipeline_parallel = o->pipeline_parallel,
                             .max_context = context_for(o),
                             .dirs = o->dirs,
                             .n_dirs = o->n_dirs,
@@ -422,13 +424,16 @@ static double plan_flop(const struct lab *b, double n, const struct plan *plan)
     return flop;
 }
 
+/* The ceilings of a group are those of one rank's product, and of a stage's buses together: the stages work
+ * beside each other, and the ranks share each product. */
 double lab_floor_s(const struct lab *b, int n_chunks, const struct plan *plan)
 {
-    if (b->k.dev->unified)
+    const struct device *d = b->k.dev;
+    if (d->unified)
         return 0;
-    double io_s = io_bytes(b, n_chunks, plan) / b->most.up_bytes_per_s;
+    double io_s = io_bytes(b, n_chunks, plan) / (b->most.up_bytes_per_s * d->n_stages);
     double compute_s = plan_flop(b, (double)n_chunks * STORE_CHUNK_TOKENS, plan) /
-                       b->most.gemm_flops;
+                       (b->most.gemm_flops * d->n_ranks * d->n_stages);
     return io_s > compute_s ? io_s : compute_s;
 }
 

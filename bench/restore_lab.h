@@ -16,7 +16,7 @@
 
 struct lab_opts {
     const char *model, *device, *dtype, *weights; /* as in stack.h */
-    int threads;
+    int threads, tensor_parallel, pipeline_parallel;
     const char *const *dirs; /* NULL: in memory */
     int n_dirs;
     uint64_t staging_bytes;

@@ -45,6 +45,9 @@ enum {
     HCACHE_E_BUSY = -4009,        /* the store is in use by another process */
 };
 
+/* Ranks times stages, at most. */
+enum { HCACHE_MAX_DEVICES = 16 };
+
 struct hcache_opts {
     const char *model;  /* a Hugging Face folder, or "synth:SHAPE" */
     const char *device; /* "cpu" (default), "ref", "cuda" */
@@ -53,8 +56,8 @@ struct hcache_opts {
      * State of one kind is never used by the other. */
     const char *weights;
     int threads;           /* 0: one per core */
-    int tensor_parallel;   /* ranks that share each layer: 1 to 16; 0: 1 */
-    int pipeline_parallel; /* stages that have a run of the layers each: 1 to 16; 0: 1 */
+    int tensor_parallel;   /* ranks that share each layer; 0: 1 */
+    int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
     int max_context;       /* tokens; 0: the model's own */
     int max_sequences;     /* at once; 0: 1 */
     int64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */

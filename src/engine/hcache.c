@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "engine/hcache_impl.h"
 #include "state/save_policy.h"
+#include "tensor/group.h"
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
@@ -60,18 +61,22 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
 /* Below, it would seem to hang: an empty store has 40 KB to read. */
 enum { MIN_THROTTLE = 65536 };
 
+_Static_assert((int)HCACHE_MAX_DEVICES == (int)MAX_RANKS &&
+                   (int)MAX_STAGES == (int)MAX_RANKS,
+               "what the public header promises");
+
 static int check_opts(const struct hcache_opts *o, struct err *err)
 {
     if (o->model == NULL)
         return err_set(err, ERR_USAGE, "no model is given");
     if (o->threads < 0 || o->threads > 1024)
         return err_set(err, ERR_USAGE, "threads is %d; it must be 0 to 1024", o->threads);
-    if (o->tensor_parallel < 0 || o->tensor_parallel > 16)
-        return err_set(err, ERR_USAGE, "tensor_parallel is %d; it must be 0 to 16",
-                       o->tensor_parallel);
-    if (o->pipeline_parallel < 0 || o->pipeline_parallel > 16)
-        return err_set(err, ERR_USAGE, "pipeline_parallel is %d; it must be 0 to 16",
-                       o->pipeline_parallel);
+    if (o->tensor_parallel < 0 || o->tensor_parallel > MAX_RANKS)
+        return err_set(err, ERR_USAGE, "tensor_parallel is %d; it must be 0 to %d",
+                       o->tensor_parallel, MAX_RANKS);
+    if (o->pipeline_parallel < 0 || o->pipeline_parallel > MAX_STAGES)
+        return err_set(err, ERR_USAGE, "pipeline_parallel is %d; it must be 0 to %d",
+                       o->pipeline_parallel, MAX_STAGES);
     if (o->max_sequences < 0 || o->max_sequences > STACK_MAX_SEQUENCES)
         return err_set(err, ERR_USAGE, "max_sequences is %d; it must be 0 to %d",
                        o->max_sequences, STACK_MAX_SEQUENCES);

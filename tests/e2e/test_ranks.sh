@@ -37,4 +37,20 @@ run_ranks 3
 expect "3 ranks: refused, with the number that cannot be divided" 1 'heads, which cannot be divided by 3'
 run_ranks 17
 expect "17 ranks: refused" 2 'tensor-parallel.*16'
+
+# What measures, measures groups too.
+group=(--tensor-parallel 2 --pipeline-parallel 2)
+run_hc profile synth:tiny-mha "${group[@]}" --out "$tmp/group.platform"
+check "profile: of two stages of two ranks" test "$rc" -eq 0 -a -s "$tmp/group.platform"
+run_hc bench restore synth:tiny-mha "${group[@]}" --store memory --lengths 128 --rounds 1 --methods kv,hidden,recompute --csv "$tmp/r.csv"
+check "bench restore: a row per method" test "$rc" -eq 0 -a "$(wc -l <"$tmp/r.csv")" -eq 4
+check "and says what it runs on" grep -q 'over 2 stages, on each of 2 ranks' "$tmp/out"
+run_hc bench save synth:tiny-mha "${group[@]}" --store memory --batches 2 --steps 8 --rounds 1 --context 64 --arms off,save --csv "$tmp/s.csv"
+check "bench save: nothing was shed" test "$rc" -eq 0 -a "$(tail -n +2 "$tmp/s.csv" | cut -d, -f12 | sort -u)" = 0
+for bench in device kernels; do
+    run_hc bench "$bench" "${group[@]}" --width 256 --only '32 rows' --csv "$tmp/d.csv"
+    check "bench $bench: what only a group has" test "$(tail -n +2 "$tmp/d.csv" | cut -d, -f3 | paste -sd' ')" = "all_reduce all_gather cross"
+done
+run_hc bench restore synth:tiny-mha --pipeline-parallel 5 --store memory --lengths 64
+expect "more stages than layers: refused there, too" 1 'the model has 4 layers'
 plan_end
