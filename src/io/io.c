@@ -57,9 +57,15 @@ int io_random(struct io *io, void *buf, size_t n, struct err *err)
 /* ---- Files
  * ------------------------------------------------------------------------------- */
 
+int io_code(int rc)
+{
+    return rc == -EDQUOT ? -ENOSPC : rc;
+}
+
 static int file_err(const struct io_file *f, const char *verb, int rc, struct err *err)
 {
-    return rc == 0 ? 0 : err_set(err, rc, "%s %s: %s", verb, f->path, err_name(rc));
+    return rc == 0 ? 0
+                   : err_set(err, io_code(rc), "%s %s: %s", verb, f->path, err_name(rc));
 }
 
 int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file **out,
@@ -71,7 +77,7 @@ int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file
     struct io_file *f = NULL;
     int rc = io->ops->file_open(io, path, flags, &f);
     if (rc != 0)
-        return err_set(err, rc, "open %s: %s", path,
+        return err_set(err, io_code(rc), "open %s: %s", path,
                        rc == ERR_CRASHED ? "the simulated disk has lost power"
                                          : err_name(rc));
     f->io = io;
@@ -142,7 +148,7 @@ int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t o
         why = "the file ends before";
     else if (code == -EINVAL && (f->flags & IO_DIRECT) != 0)
         why = "buffer, offset and length of a direct file must be multiples of 4096";
-    return err_set(err, code, "%s %zu bytes at %llu of %s: %s",
+    return err_set(err, io_code(code), "%s %zu bytes at %llu of %s: %s",
                    op == IO_READ ? "read" : "write", n, (unsigned long long)offset, f->path,
                    why);
 }

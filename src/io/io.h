@@ -18,8 +18,9 @@
  * the old file or the new.
  *
  * Errors.  Every function that can fail returns 0, -errno as the system gave it (a missing
- * file is -ENOENT), or ERR_BUSY, ERR_CRASHED, ERR_UNSUPPORTED, ERR_LIMIT; the message in
- * `err` (NULL is allowed) names the operation and the path.
+ * file is -ENOENT; but a quota that is used up is -ENOSPC), or ERR_BUSY, ERR_CRASHED,
+ * ERR_UNSUPPORTED, ERR_LIMIT; the message in `err` (NULL is allowed) names the operation and
+ * the path.
  *
  * Threads.  A `struct io` and its files may be used from any number of threads at once; a
  * `struct io_queue` belongs to one thread at a time.  Paths are copied. */
@@ -224,7 +225,7 @@ void io_queue_cancel(struct io_queue *q);
 /* Requests submitted and not yet returned by io_queue_wait. */
 unsigned io_queue_outstanding(const struct io_queue *q);
 
-/* Writes the message that belongs to req->result; returns req->result. */
+/* Writes the message that belongs to req->result; returns its code (0: there is none). */
 int io_req_err(const struct io_req *req, struct err *err);
 
 #endif

@@ -9,7 +9,7 @@
 
 static int path_err(const char *verb, const char *path, int rc, struct err *err)
 {
-    return rc == 0 ? 0 : err_set(err, rc, "%s %s: %s", verb, path, err_name(rc));
+    return rc == 0 ? 0 : err_set(err, io_code(rc), "%s %s: %s", verb, path, err_name(rc));
 }
 
 /* The folder that holds the last component of a path; free it. */
@@ -115,7 +115,9 @@ int io_unlink(struct io *io, const char *path, struct err *err)
 int io_rename(struct io *io, const char *from, const char *to, struct err *err)
 {
     int rc = io->ops->rename(io, from, to);
-    return rc == 0 ? 0 : err_set(err, rc, "rename %s to %s: %s", from, to, err_name(rc));
+    return rc == 0
+               ? 0
+               : err_set(err, io_code(rc), "rename %s to %s: %s", from, to, err_name(rc));
 }
 
 int io_dir_sync(struct io *io, const char *path, struct err *err)

@@ -161,12 +161,6 @@ static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct e
                    (unsigned long long)reserve >> 10);
 }
 
-/* A quota of the file system that is used up is a full disk: what goes makes room. */
-static int quota_is_space(int rc)
-{
-    return rc == -EDQUOT ? -ENOSPC : rc;
-}
-
 /* [grow_lock] Makes the file reach end_bytes, and a step more if there is room. */
 static int segment_grow(struct files *f, int device, struct segment *seg,
                         uint64_t end_bytes, struct err *err)
@@ -182,7 +176,7 @@ static int segment_grow(struct files *f, int device, struct segment *seg,
     if (rc != 0)
         return rc;
     rc = io_file_allocate(seg->file, seg->size_bytes, want - seg->size_bytes, err);
-    if (quota_is_space(rc) == -ENOSPC && want > end_bytes) {
+    if (rc == -ENOSPC && want > end_bytes) {
         want = end_bytes;
         rc = io_file_allocate(seg->file, seg->size_bytes, want - seg->size_bytes, err);
     }
@@ -407,7 +401,7 @@ static int files_write(struct media *m, struct chunk_header *h,
     if (rc == 0)
         rc = writer_get(f, &w, err);
     if (rc != 0)
-        return quota_is_space(rc);
+        return rc;
     struct stream st = {.w = w,
                         .file = seg->file,
                         .offset = h->offset,
@@ -421,7 +415,7 @@ static int files_write(struct media *m, struct chunk_header *h,
         writer_free(w); /* waits for what is in flight */
     }
     dirty_set(f, &seg->dirty);
-    return quota_is_space(rc);
+    return rc;
 }
 
 /* --- syncing ---------------------------------------------------------------------------------- */

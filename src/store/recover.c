@@ -22,9 +22,7 @@
 #include "store/store_impl.h"
 #include "store/superblock.h"
 
-#define SEGMENT_BYTES     (1ull << 30)
 #define MIN_SEGMENT_BYTES (1ull << 16)
-#define MAX_SEGMENT_BYTES (1ull << 32)
 #define MAX_STEP_BYTES    (64ull << 20)
 #define MAX_RESERVE       (1ull << 24)
 
@@ -162,10 +160,11 @@ static int superblocks_write(const struct store_opts *opts, const struct superbl
                              struct superblock *out, struct err *err)
 {
     int rc = 0;
-    *out = (struct superblock){
-        .version = SUPERBLOCK_VERSION,
-        .n_devices = (uint32_t)opts->n_dirs,
-        .segment_bytes = opts->segment_bytes != 0 ? opts->segment_bytes : SEGMENT_BYTES};
+    *out = (struct superblock){.version = SUPERBLOCK_VERSION,
+                               .n_devices = (uint32_t)opts->n_dirs,
+                               .segment_bytes = opts->segment_bytes != 0
+                                                    ? opts->segment_bytes
+                                                    : STORE_SEGMENT_BYTES};
     if (like != NULL) {
         *out = *like;
         out->version = SUPERBLOCK_VERSION;
@@ -538,7 +537,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         return err_set(err, ERR_USAGE, "a store has 1 to %d directories, not %d",
                        STORE_MAX_DEVICES, opts->n_dirs);
     if (opts->segment_bytes != 0 && (opts->segment_bytes < MIN_SEGMENT_BYTES ||
-                                     opts->segment_bytes > MAX_SEGMENT_BYTES))
+                                     opts->segment_bytes > SUPERBLOCK_MAX_SEGMENT_BYTES))
         return err_set(err, ERR_USAGE, "segments of %llu bytes cannot be had",
                        (unsigned long long)opts->segment_bytes);
     for (; s->n_dirs < opts->n_dirs; s->n_dirs++)

@@ -12,8 +12,6 @@
 #include "io/io.h"
 #include "store/store_impl.h"
 
-#define SEGMENT_BYTES (1ull << 30)
-
 static struct store *store_new(const struct store_opts *opts)
 {
     struct store *s = xcalloc(1, sizeof *s);
@@ -80,7 +78,8 @@ int store_open(const struct store_opts *opts, struct store **out, struct err *er
     else if (s->io != NULL)
         rc = store_recover(s, opts, err);
     else {
-        s->media = dram_open(opts->segment_bytes != 0 ? opts->segment_bytes : SEGMENT_BYTES,
+        s->media = dram_open(opts->segment_bytes != 0 ? opts->segment_bytes
+                                                      : STORE_SEGMENT_BYTES,
                              opts->memory);
         alloc_init(&s->alloc[0], s->media->segment_bytes);
     }

@@ -23,7 +23,9 @@
 #include "store/media.h"
 #include "store/store.h"
 
-#define STORE_STUCK_NS ((int64_t)30 * 1000 * 1000 * 1000)
+/* Of a segment file, where the options name none. */
+#define STORE_SEGMENT_BYTES (1ull << 30)
+#define STORE_STUCK_NS      ((int64_t)30 * 1000 * 1000 * 1000)
 
 /* Uses not yet written to the index. Beyond this many the newest are not recorded: harmless. */
 #define STORE_MAX_TOUCHED 65536

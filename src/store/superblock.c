@@ -17,7 +17,6 @@ enum {
     S_DEVICES_N = 44,
     S_SEGMENT = 48
 };
-#define MAX_SEGMENT_BYTES (1ull << 32)
 
 static uint64_t superblock_checksum(const uint8_t *in)
 {
@@ -30,7 +29,8 @@ static uint64_t superblock_checksum(const uint8_t *in)
 void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_BYTES])
 {
     CHECK(sb->device < sb->n_devices && sb->n_devices <= STORE_MAX_DEVICES);
-    CHECK(sb->segment_bytes % STORE_ALIGN == 0 && sb->segment_bytes <= MAX_SEGMENT_BYTES);
+    CHECK(sb->segment_bytes % STORE_ALIGN == 0 &&
+          sb->segment_bytes <= SUPERBLOCK_MAX_SEGMENT_BYTES);
     memset(out, 0, SUPERBLOCK_FILE_BYTES);
     memcpy(out, magic, sizeof magic);
     put_u32(out + S_VERSION, sb->version != 0 ? sb->version : SUPERBLOCK_VERSION);
@@ -58,7 +58,8 @@ static int copy_decode(const uint8_t *in, struct superblock *out, struct err *er
     out->segment_bytes = get_u64(in + S_SEGMENT);
     if (out->n_devices < 1 || out->n_devices > STORE_MAX_DEVICES ||
         out->device >= out->n_devices || out->segment_bytes == 0 ||
-        out->segment_bytes > MAX_SEGMENT_BYTES || out->segment_bytes % STORE_ALIGN != 0)
+        out->segment_bytes > SUPERBLOCK_MAX_SEGMENT_BYTES ||
+        out->segment_bytes % STORE_ALIGN != 0)
         return err_set(err, ERR_CORRUPT, "the superblock has a field out of range");
     return 0;
 }

@@ -11,9 +11,10 @@
 #include "base/err.h"
 #include "store/chunk.h"
 
-#define SUPERBLOCK_VERSION    2
-#define SUPERBLOCK_BYTES      4096
-#define SUPERBLOCK_FILE_BYTES (2 * SUPERBLOCK_BYTES)
+#define SUPERBLOCK_VERSION           2
+#define SUPERBLOCK_BYTES             4096
+#define SUPERBLOCK_FILE_BYTES        (2 * SUPERBLOCK_BYTES)
+#define SUPERBLOCK_MAX_SEGMENT_BYTES (1ull << 32)
 
 struct superblock {
     uint8_t uuid[STORE_UUID_BYTES]; /* equal in all directories of a store */

@@ -93,7 +93,7 @@ static int file_write(sqlite3_file *base, const void *buf, int n, sqlite3_int64 
     int rc = io_file_pwrite(file_of(base)->file, buf, (size_t)n, (uint64_t)offset, &err);
     if (rc == 0)
         return SQLITE_OK;
-    return failed(rc == -ENOSPC || rc == -EDQUOT ? SQLITE_FULL : SQLITE_IOERR_WRITE, &err);
+    return failed(rc == -ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE, &err);
 }
 
 static int file_truncate(sqlite3_file *base, sqlite3_int64 size)
