@@ -130,6 +130,8 @@ struct prompt {
 
 static void prompt_add(struct prompt *p, const int32_t *ids, int n)
 {
+    if (n == 0)
+        return;
     if (p->n + n > p->cap) {
         p->cap = 2 * (p->n + n);
         int32_t *grown = realloc(p->ids, (size_t)p->cap * sizeof *grown);

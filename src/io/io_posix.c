@@ -163,7 +163,7 @@ static int posix_file_allocate(struct io_file *f, uint64_t offset, uint64_t leng
 static int write_zeros(struct io_file *f, uint64_t offset, uint64_t length)
 {
     static const _Alignas(IO_ALIGN) uint8_t zeros[16 * IO_ALIGN];
-    uint64_t size;
+    uint64_t size = 0;
     int rc = posix_file_size(f, &size);
     uint64_t end = offset + length < size ? offset + length : size;
     while (rc == 0 && offset < end) {

@@ -77,8 +77,10 @@ if [ -e "$good/tokenizer.json" ]; then
     printf 'Once \xed\xa0\x80' >"$tmp/surrogate"
     run_hc run "$good" --prompt-file "$tmp/surrogate" --max-tokens 1 --json
     expect "a surrogate is invalid UTF-8" 1 'UTF-8|utf8'
+    run_hc run "$good" --no-special --prompt "" --max-tokens 1
+    expect "an empty prompt" 2 'prompt is empty'
 else
-    skip "invalid UTF-8 in the prompt" "the small model has no tokenizer"
+    skip "invalid UTF-8 and an empty prompt" "the small model has no tokenizer"
 fi
 bad_option() { # bad_option TEXT ARGS...
     local text=$1
