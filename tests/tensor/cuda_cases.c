@@ -531,7 +531,8 @@ static const struct attention_case more_cases[] = {
     {2, 1, 64, 0, 2, {{0, 130}, {70, 20}}, false}, {2, 2, 96, 0, 1, {{100, 64}}, false},
     {2, 1, 128, 40, 1, {{90, 100}}, false},        {1, 1, 256, 0, 1, {{0, 70}}, false},
     {4, 2, 80, 0, 2, {{0, 9}, {130, 65}}, false},  {2, 1, 64, 0, 1, {{2500, 1}}, false},
-    {10, 1, 64, 0, 2, {{1300, 2}, {3, 1}}, false},
+    {10, 1, 64, 0, 2, {{1300, 2}, {3, 1}}, false}, {2, 1, 256, 100, 1, {{150, 90}}, false},
+    {1, 1, 256, 0, 1, {{0, 200}}, false},
 };
 
 static void check_attention(const struct attention_case *ac)

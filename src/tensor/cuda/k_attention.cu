@@ -4,7 +4,7 @@
  *   blocks ("splits", joined by join_splits).  The heads that share a KV head go together, so that K
  *   and V are read once.  Any type and head size: the kernel of decoding.
  * - attend_tile: up to 64 rows of one sequence on the tensor cores, one KV block after another, with
- *   the next block on its way (cp.async): the kernel of prefill, for f16 and bf16.
+ *   the next block on its way (cp.async) but for the widest heads: the kernel of prefill, for f16 and bf16.
  *
  * Both keep a running maximum and sum (online softmax), and neither touches a key that no row of the
  * launch sees: unwritten slots may hold anything. */
@@ -285,20 +285,27 @@ static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from
     }
 }
 
+/* How many KV blocks a tile holds: the one at work, and where shared memory has room the next on its way. */
+template <int D> struct tile_stages {
+    enum { N = D <= 128 ? 2 : 1 };
+};
+
 template <typename T, int D> static constexpr size_t tile_shared()
 {
-    return (size_t)5 * TOKENS * (D + PAD) * sizeof(T); /* Q, and K and V twice */
+    return (size_t)(1 + 2 * tile_stages<D>::N) * TOKENS * (D + PAD) *
+           sizeof(T); /* Q, K, V */
 }
 
 template <typename T, int D>
 static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention_job a)
 {
     constexpr int LD = D + PAD, K_STEPS = D / 16, N_KEYS = TOKENS / 8, N_OUT = D / 8;
+    constexpr int STAGES = tile_stages<D>::N;
     SHARED_DYNAMIC(shared);
-    T *sq = (T *)shared, *sk[2], *sv[2];
-    for (int i = 0; i < 2; i++) {
+    T *sq = (T *)shared, *sk[STAGES], *sv[STAGES];
+    for (int i = 0; i < STAGES; i++) {
         sk[i] = sq + (1 + i) * TOKENS * LD;
-        sv[i] = sq + (3 + i) * TOKENS * LD;
+        sv[i] = sq + (1 + STAGES + i) * TOKENS * LD;
     }
     /* Late tiles have the most keys: they start first. */
     const gpu_tile t = a.b.tiles[a.b.n_tiles - 1 - (int)blockIdx.x];
@@ -334,9 +341,9 @@ static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention
     int row_pos[2] = {pos0 + warp * 16 + g, pos0 + warp * 16 + g + 8};
 
     for (int b = b_from; b <= b_to; b++) {
-        int stage = (b - b_from) % 2;
-        if (b < b_to) {
-            FETCH(b + 1, 1 - stage);
+        int stage = (b - b_from) % STAGES;
+        if (STAGES > 1 && b < b_to) {
+            FETCH(b + 1, (b + 1 - b_from) % STAGES);
             copy_async_wait<1>();
         } else {
             copy_async_wait<0>();
@@ -410,6 +417,8 @@ static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention
             }
         }
         __syncthreads(); /* the stage is filled anew */
+        if (STAGES == 1 && b < b_to)
+            FETCH(b + 1, 0);
     }
 #undef FETCH
 #pragma unroll
@@ -434,6 +443,8 @@ static void launch_tiles(cudaStream_t s, const gpu_attention_job &a)
 {
     auto kernel = attend_tile<T, D>;
     constexpr size_t shared = tile_shared<T, D>();
+    static_assert(shared <= 99 * 1024,
+                  "what a block may have on sm_89; sm_80 and 90 have more");
     if (shared > 48 * 1024)
         cudaFuncSetAttribute((const void *)kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
