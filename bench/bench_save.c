@@ -26,7 +26,6 @@
 #include "bench/save_figure.h"
 #include "engine/stack.h"
 #include "io/io.h"
-#include "model/sample.h"
 #include "state/save_policy.h"
 #include "tensor/readback.h"
 
@@ -114,8 +113,8 @@ struct lab {
     struct kv_layer *kv;
     struct buf logits_mem;
     struct mat logits;
-    struct readback logits_back;
-    void *sample_scratch;
+    int32_t *next; /* [largest batch], in device memory behind the logits */
+    struct readback next_back;
     struct save_policy policy;
     struct direct direct;
     FILE *csv;
@@ -178,6 +177,7 @@ static int tap_direct(void *arg, int l, struct mat hidden, struct mat kv_rows)
 /* As engine_step does for a batch of decodes. */
 static int step(struct lab *b, enum arm_kind kind, struct err *err)
 {
+    static const struct sample_row greedy[MAX_BATCH];
     const struct model *m = b->k.model;
     struct ragged r = {.n_rows = b->n_seqs,
                        .n_seqs = b->n_seqs,
@@ -192,8 +192,7 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
         save_reserve(b->part[i].seq, b->part[i].pos, 1, SAVE_SHED);
         b->ids[i] = b->tokens[i][b->pos[i]];
     }
-    const void *back = NULL;
-    size_t vocab = (size_t)m->cfg.vocab_size;
+    const void *next = NULL;
     int rc = model_forward(m, b->work, b->stream, b->ids, b->kv, &r,
                            kind == ARM_OFF ? NULL : &tap, &x);
     if (kind == ARM_SAVE)
@@ -201,19 +200,18 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
     if (rc == 0)
         rc = model_head(m, b->work, b->stream, x, logits);
     if (rc == 0)
-        rc = readback_start(&b->logits_back, b->stream, logits.data,
-                            (size_t)b->n_seqs * vocab * sizeof(float), &back);
+        rc = m->dev->ops->sample(b->stream, b->next, logits, greedy);
+    if (rc == 0)
+        rc = readback_start(&b->next_back, b->stream, b->next,
+                            (size_t)b->n_seqs * sizeof *b->next, &next);
     if (rc == 0)
         rc = stream_sync(b->stream);
     if (rc != 0)
         return err_set(err, rc, "a step with %d sequences: %s", b->n_seqs, err_name(rc));
-    struct sample_opts greedy = {.top_p = 1};
     for (int i = 0; i < b->n_seqs; i++) {
-        int next = ++b->pos[i];
-        b->tokens[i][next] = sample_token((const float *)back + (size_t)i * vocab,
-                                          m->cfg.vocab_size, &greedy, next,
-                                          b->sample_scratch);
-        save_advance(b->part[i].seq, b->tokens[i] + b->base[i], next - b->base[i]);
+        int at = ++b->pos[i];
+        b->tokens[i][at] = ((const int32_t *)next)[i];
+        save_advance(b->part[i].seq, b->tokens[i] + b->base[i], at - b->base[i]);
     }
     return 0;
 }
@@ -428,7 +426,8 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
 {
     const struct model *m = b->k.model;
     int64_t n_tokens = (int64_t)b->a->context + STORE_CHUNK_TOKENS + b->a->steps + 1;
-    size_t vocab = (size_t)m->cfg.vocab_size;
+    size_t logit_bytes = (size_t)largest * (size_t)m->cfg.vocab_size * sizeof(float);
+    size_t id_bytes = (size_t)largest * sizeof *b->next;
     if (n_tokens > m->max_ctx)
         return err_set(err, ERR_USAGE,
                        "--context and --steps: %lld tokens do not fit the context of %d",
@@ -448,17 +447,16 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
     if (rc == 0)
         rc = model_work_create(m, MAX_BATCH, &b->work, err);
     if (rc == 0)
-        rc = stage_alloc(b->k.dev, model_last_stage(m),
-                         (size_t)largest * vocab * sizeof(float), &b->logits_mem, err);
+        rc = stage_alloc(b->k.dev, model_last_stage(m), logit_bytes + id_bytes,
+                         &b->logits_mem, err);
     if (rc == 0)
-        rc = readback_init(b->k.dev, (size_t)largest * vocab * sizeof(float),
-                           &b->logits_back, err);
+        rc = readback_init(b->k.dev, id_bytes, &b->next_back, err);
     if (rc == 0)
         rc = open_direct(b, dir, err);
     if (rc != 0)
         return rc;
     b->logits = mat_of(b->logits_mem.ptr, DTYPE_F32, largest, m->cfg.vocab_size);
-    b->sample_scratch = xcalloc(vocab, 2 * sizeof(uint32_t));
+    b->next = (int32_t *)(void *)((uint8_t *)b->logits_mem.ptr + logit_bytes);
     b->kv = xcalloc((size_t)m->cfg.n_layers, sizeof *b->kv);
     for (int l = 0; l < m->cfg.n_layers; l++)
         b->kv[l] = kv_pool_layer(b->pool, l);
@@ -503,12 +501,11 @@ static void cleanup(struct lab *b)
         mem_unmap(d->slots, MAX_BATCH * d->slot_bytes);
     if (b->logits_mem.ptr != NULL)
         buf_free(b->k.dev, &b->logits_mem);
-    readback_deinit(&b->logits_back);
+    readback_deinit(&b->next_back);
     model_work_destroy(b->work);
     stream_destroy(b->stream);
     kv_pool_destroy(b->pool);
     free(b->kv);
-    free(b->sample_scratch);
     if (b->csv != NULL)
         fclose(b->csv);
     stack_close(&b->k);

@@ -26,10 +26,7 @@ static int max_chunks_of(const struct engine *e)
 
 static int reserve_batch(struct engine *e, struct err *err)
 {
-    const struct model *m = e->o.model;
     size_t rows = (size_t)e->o.max_batch_rows, seqs = (size_t)e->o.max_seqs;
-    size_t head_bytes = round_up(seqs * model_hidden_bytes(m), 64);
-    size_t logit_bytes = seqs * (size_t)m->cfg.vocab_size * sizeof(float);
     e->ids = xcalloc(rows, sizeof *e->ids);
     e->pos = xcalloc(rows, sizeof *e->pos);
     e->seq_row = xcalloc(seqs + 1, sizeof *e->seq_row);
@@ -37,17 +34,7 @@ static int reserve_batch(struct engine *e, struct err *err)
     e->batch = xcalloc(seqs, sizeof *e->batch);
     e->parts = xcalloc(seqs, sizeof *e->parts);
     e->again = xcalloc(seqs, sizeof *e->again);
-    e->sample_scratch = xcalloc((size_t)m->cfg.vocab_size, 2 * sizeof(uint32_t));
-    int rc = stage_alloc(m->dev, model_last_stage(m), head_bytes + logit_bytes,
-                         &e->head_mem, err);
-    if (rc == 0)
-        rc = readback_init(m->dev, logit_bytes, &e->logits_back, err);
-    if (rc != 0)
-        return err_wrap(err, "logits");
-    e->head_in = mat_of(e->head_mem.ptr, m->dtype, e->o.max_seqs, m->cfg.n_embd);
-    e->logits = mat_of((uint8_t *)e->head_mem.ptr + head_bytes, DTYPE_F32, e->o.max_seqs,
-                       m->cfg.vocab_size);
-    return 0;
+    return next_token_init(&e->next, e->o.model, e->o.max_seqs, err);
 }
 
 static int reserve_restore(struct engine *e, struct err *err)
@@ -123,8 +110,7 @@ void engine_destroy(struct engine *e)
     fused_release(e);
     kv_pool_destroy(e->pool);
     model_work_destroy(e->work);
-    buf_free(e->o.model->dev, &e->head_mem);
-    readback_deinit(&e->logits_back);
+    next_token_deinit(&e->next);
     stream_destroy(e->stream);
     free(e->kv);
     free(e->seqs);
@@ -138,7 +124,6 @@ void engine_destroy(struct engine *e)
     free(e->sched);
     free(e->choice);
     free(e->order);
-    free(e->sample_scratch);
     free(e->ranges);
     free(e->masks);
     free(e->plan_layer);
@@ -154,11 +139,10 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
           (size_t)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64) *
           (size_t)m->cfg.n_layers;
     size_t n_stages = (size_t)m->dev->n_stages;
-    *activations = n_stages * model_work_bytes(m, e->o.max_batch_rows) + e->head_mem.bytes;
+    *activations = n_stages * model_work_bytes(m, e->o.max_batch_rows) + e->next.mem.bytes;
     *restore = e->restorer == NULL
                    ? 0
-                   : restorer_bytes(e->restorer) + n_stages * e->fused.mem[0].bytes +
-                         e->fused.logits_mem.bytes;
+                   : restorer_bytes(e->restorer) + n_stages * e->fused.mem[0].bytes;
     return *kv + *activations + *restore;
 }
 
@@ -381,33 +365,20 @@ static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* Logits of the sequences whose last known token has just been computed, in rows of their own. */
+/* The next tokens of the sequences whose last known token has just been computed. */
 static int run_head(struct engine *e, struct mat x)
 {
-    size_t row_bytes = model_hidden_bytes(e->o.model);
-    size_t vocab = (size_t)e->o.model->cfg.vocab_size;
-    const void *logits = NULL;
-    int n = 0, rc = 0;
-    for (int i = 0; rc == 0 && i < e->n_batch; i++) {
-        struct seq *s = e->batch[i];
-        if (s->n_done + s->n_rows < s->n_tokens)
-            continue; /* prefill goes on */
-        rc = stream_copy(e->stream, mat_rows(e->head_in, n++, 1).data,
-                         mat_rows(x, s->row + s->n_rows - 1, 1).data, row_bytes);
-    }
-    if (rc == 0 && n > 0)
-        rc = model_head(e->o.model, e->work, e->stream, mat_rows(e->head_in, 0, n),
-                        mat_rows(e->logits, 0, n));
-    if (rc == 0 && n > 0)
-        rc = readback_start(&e->logits_back, e->stream, e->logits.data,
-                            (size_t)n * vocab * sizeof(float), &logits);
-    n = 0;
-    for (int i = 0; rc == 0 && i < e->n_batch; i++) {
-        struct seq *s = e->batch[i];
-        if (s->n_done + s->n_rows == s->n_tokens)
-            s->logits = (const float *)logits + (size_t)n++ * vocab;
-    }
-    return rc == 0 ? stream_sync(e->stream) : rc;
+    int rc = 0;
+    next_token_begin(&e->next);
+    for (int wants = 1; wants >= 0; wants--)
+        for (int i = 0; rc == 0 && i < e->n_batch; i++) {
+            struct seq *s = e->batch[i];
+            bool prefills = s->n_done + s->n_rows < s->n_tokens;
+            if (!prefills && next_token_shows_logits(s) == (wants != 0))
+                rc = next_token_add(&e->next, e->stream, s,
+                                    mat_rows(x, s->row + s->n_rows - 1, 1));
+        }
+    return rc == 0 ? next_token_run(&e->next, e->stream, e->work) : rc;
 }
 
 /* Hashes what was hashed before and the logits that are there. */
@@ -418,14 +389,12 @@ static void digest_logits(struct seq *s, int vocab)
     s->out.logits_digest = checksum64(link, sizeof link);
 }
 
-/* Takes the next token of a sequence whose logits are there. */
-static void seq_sample(struct engine *e, struct seq *s)
+/* Takes the next token of a sequence. */
+static void seq_take_token(struct engine *e, struct seq *s)
 {
-    int vocab = e->o.model->cfg.vocab_size;
+    int32_t id = s->next;
     if (s->req.digest)
-        digest_logits(s, vocab);
-    int32_t id = sample_token(s->logits, vocab, &s->req.sample, s->n_tokens,
-                              e->sample_scratch);
+        digest_logits(s, e->o.model->cfg.vocab_size);
     if (s->t_first == 0) {
         s->t_first = clock_now_ns();
         s->out.ttft_ns = s->t_first - s->t_admit;
@@ -458,7 +427,7 @@ void seq_advance(struct engine *e, struct seq *s)
     if (s->req.max_tokens == 0)
         seq_finish(s, FINISH_LENGTH);
     else
-        seq_sample(e, s);
+        seq_take_token(e, s);
 }
 
 static int forward(struct engine *e)

@@ -72,6 +72,7 @@ struct request {
     int max_tokens;
     bool ignore_eos;
     bool digest; /* outcome.logits_digest is wanted */
+    bool logits; /* seq_logits is asked in on_token */
     struct sample_opts sample;
     const char *salt; /* NULL: none */
     const char *plan; /* as --plan; NULL: auto. Outlives the sequence */
@@ -135,7 +136,7 @@ int engine_step(struct engine *e, int *n_active, struct err *err);
 /* Steps until every sequence has finished. */
 int engine_run(struct engine *e, struct err *err);
 
-/* The last logits of a sequence [vocab] f32; valid until the next step. For tests. */
+/* The last logits of a sequence [vocab] f32, whose request wants them; valid until the next step. */
 const float *seq_logits(const struct seq *s);
 /* The blocks of a sequence, for tests. */
 const struct kv_table *seq_table(const struct seq *s);

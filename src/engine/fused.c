@@ -27,15 +27,9 @@ int fused_reserve(struct engine *e, struct err *err)
     struct fused *f = &e->fused;
     int64_t rows = e->o.max_batch_rows;
     size_t x = (size_t)rows * model_hidden_bytes(m);
-    size_t logits = (size_t)m->cfg.vocab_size * sizeof(float);
     int rc = stages_alloc(m->dev, 2 * x, f->mem, err);
-    if (rc == 0)
-        rc = stage_alloc(m->dev, model_last_stage(m), logits, &f->logits_mem, err);
-    if (rc == 0)
-        rc = readback_init(m->dev, logits, &f->logits_back, err);
     if (rc != 0)
         return err_wrap(err, "fused prefill");
-    f->logits = mat_of(f->logits_mem.ptr, DTYPE_F32, 1, m->cfg.vocab_size);
     for (int k = 0; k < m->dev->n_stages; k++)
         for (int i = 0; i < 2; i++)
             f->x[k][i] = mat_of((uint8_t *)f->mem[k].ptr + (size_t)i * x, m->dtype, rows,
@@ -46,8 +40,6 @@ int fused_reserve(struct engine *e, struct err *err)
 void fused_release(struct engine *e)
 {
     stages_free(e->o.model->dev, e->fused.mem);
-    buf_free(e->o.model->dev, &e->fused.logits_mem);
-    readback_deinit(&e->fused.logits_back);
 }
 
 void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256 *tail)
@@ -133,16 +125,11 @@ static void leave(struct engine *e)
     const struct model *m = e->o.model;
     struct mat last = mat_rows(f->x[model_last_stage(m)][m->cfg.n_layers % 2], f->n - 1, 1);
     int rc = 0;
-    if (f->first + f->n == s->n_tokens) {
-        const void *logits = NULL;
-        rc = model_head(m, e->work, e->stream, last, f->logits);
-        if (rc == 0)
-            rc = readback_start(&f->logits_back, e->stream, f->logits.data,
-                                (size_t)m->cfg.vocab_size * sizeof(float), &logits);
-        s->logits = logits;
-    }
+    next_token_begin(&e->next);
+    if (f->first + f->n == s->n_tokens)
+        rc = next_token_add(&e->next, e->stream, s, last);
     if (rc == 0)
-        rc = stream_sync(e->stream);
+        rc = next_token_run(&e->next, e->stream, e->work);
     f->seq = NULL;
     if (rc != 0) {
         fail(e, s, rc);

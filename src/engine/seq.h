@@ -3,11 +3,11 @@
 #define ENGINE_SEQ_H
 
 #include "engine/engine.h"
+#include "engine/next_token.h"
 #include "engine/lanes.h"
 #include "policy/correction.h"
 #include "policy/sched.h"
 #include "state/chain.h"
-#include "tensor/readback.h"
 
 enum phase {
     PHASE_WAIT, /* holds no place and no blocks */
@@ -38,7 +38,9 @@ struct seq {
     struct hcache_lanes predicted, measured; /* of its first restore */
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
-    const float *logits;                 /* [vocab] in host memory, a row of the engine's */
+    const float
+        *logits;  /* [vocab] in host memory, a row of the engine's; NULL: not wanted */
+    int32_t next; /* the token that was chosen behind the last one */
     int64_t t_arrival, t_admit, t_first; /* t_admit: the first time; */
     int64_t t_start;                     /* the last time */
     bool was_preempted;
@@ -51,11 +53,9 @@ struct fused {
     int first, n;    /* its positions [first, first + n) */
     int layer, row;  /* what is computed next: layer 0..n_layers, a row of x */
     int64_t t_begin, busy_ns;
-    struct buf mem[MAX_STAGES], logits_mem;
+    struct buf mem[MAX_STAGES];
     /* On each stage, [max_batch_rows][d] T: layer l reads x[l % 2] and writes the other. */
     struct mat x[MAX_STAGES][2];
-    struct mat logits; /* [1][vocab] f32 */
-    struct readback logits_back;
 };
 
 struct engine {
@@ -88,11 +88,7 @@ struct engine {
     struct save_part *parts; /* the batch, as the saver sees it */
     struct seq **again;      /* of a batch that has to be computed one by one */
     int n_batch, n_rows;
-    struct buf head_mem;
-    struct mat head_in; /* [max_seqs][d] T: last rows of sequences that need logits */
-    struct mat logits;  /* [max_seqs][vocab] f32 */
-    struct readback logits_back;
-    void *sample_scratch;
+    struct next_token next;
     struct plan_layer *plan_layer;
     double *prefill_s;
     struct plan_range *ranges;

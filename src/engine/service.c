@@ -507,7 +507,7 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
         t->stop[t->n_stop] = xstrdup(r->stop[t->n_stop]);
         t->stop_bytes[t->n_stop] = strlen(r->stop[t->n_stop]);
     }
-    t->wants_logprobs = r->logprobs;
+    t->wants_logprobs = t->req.logits = r->logprobs;
     t->wants_progress = r->on_prompt != NULL;
     t->n_top = r->logprobs ? r->n_top : 0;
     t->n_vocab = s->o.n_vocab;

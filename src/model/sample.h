@@ -1,8 +1,10 @@
-/* sample.h - choosing a token: a pure function of f32 logits, parameters, seed and position. */
+/* sample.h - how a request's tokens are chosen: the parameters of ops.sample for one position. */
 #ifndef MODEL_SAMPLE_H
 #define MODEL_SAMPLE_H
 
 #include <stdint.h>
+
+#include "tensor/sampling.h"
 
 struct sample_opts {
     float temperature; /* 0: greedy, lowest id among equals */
@@ -13,9 +15,7 @@ struct sample_opts {
 };
 
 /* The random number of a position depends on (seed, position) only, so that a restored or re-batched
- * request goes on with the same tokens.  `scratch` has room for 2 * n_vocab 32-bit words.  NaN logits
- * are never chosen unless all are. */
-int32_t sample_token(const float *logits, int n_vocab, const struct sample_opts *o,
-                     int64_t position, void *scratch);
+ * request goes on with the same tokens. */
+struct sample_row sample_row_of(const struct sample_opts *o, int64_t position);
 
 #endif

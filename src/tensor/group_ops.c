@@ -259,6 +259,17 @@ static int group_attention(struct stream *s, struct mat out, struct mat q,
          attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, scale, window));
 }
 
+/* The logits are the same on every rank. */
+static int group_sample(struct stream *s, int32_t *ids, struct mat logits,
+                        const struct sample_row *rows)
+{
+    struct turn t = turn_of(s, group_stage(group_of(s->device), logits.data), 0);
+    int rc = group_code(s);
+    if (rc == 0)
+        (void)t.op->sample(t.s, ids, logits, rows);
+    return group_code(s);
+}
+
 struct ops group_ops(const struct device *rank)
 {
     return (struct ops){
@@ -281,5 +292,6 @@ struct ops group_ops(const struct device *rank)
         .kv_pack = group_kv_pack,
         .kv_read = group_kv_read,
         .attention = group_attention,
+        .sample = group_sample,
     };
 }

@@ -38,7 +38,9 @@
                        const struct ragged *r);                                                   \
     int name##_attention(struct stream *s, struct mat out, struct mat q,                          \
                          const struct kv_layer *kv, const struct ragged *r, float scale,          \
-                         int window);
+                         int window);                                                             \
+    int name##_sample(struct stream *s, int32_t *ids, struct mat logits,                          \
+                      const struct sample_row *rows);
 
 /* kv_pack works on host memory on every device (host.c). */
 #define OPERATIONS_TABLE(name)               \
@@ -62,6 +64,7 @@
         .kv_pack = host_kv_pack,             \
         .kv_read = name##_kv_read,           \
         .attention = name##_attention,       \
+        .sample = name##_sample,             \
     }
 /* clang-format on */
 

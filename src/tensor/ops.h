@@ -27,12 +27,15 @@
  *  - kv_fill: K is in the state dtype already; it is rotated in f32 (r1 = x1*c - x2*s, r2 = x2*c +
  *    x1*s, two products and one sum, unfused) and rounded again into the block; V is copied.
  *  - exp is the backend's own (deterministic, lane-independent); ref uses expf.
+ *  - sample: whole-number weights (sampling.h), so that all backends choose the same token of the same
+ *    logits, in whatever order they add.
  *
  * All return 0 or the stream's sticky error. Shapes are checked (bugs).  f32 means act_dtype where a
  * backend's act_dtype differs.  "T" is the state dtype: f32, f16 or bf16. */
 #ifndef TENSOR_OPS_H
 #define TENSOR_OPS_H
 
+#include "tensor/sampling.h"
 #include "tensor/tensor.h"
 
 #define MATMUL_K_BLOCK  256
@@ -162,6 +165,18 @@ struct ops {
     int (*attention)(struct stream *s, struct mat out, struct mat q,
                      const struct kv_layer *kv, const struct ragged *r, float scale,
                      int window);
+
+    /* --- sampling --- */
+    /* ids[i], in device memory = the token that rows[i], in host memory, chooses of row i of logits [n][vocab]
+     * f32.  Candidates are all logits but NaNs, the largest first, the lowest id first among equals.
+     *  1. The first one where its temperature is not above 0, or its logit infinite; id 0 of NaNs alone.
+     *  2. A candidate weighs exp((logit - largest) / temperature).
+     *  3. top_k keeps the first top_k candidates; top_p of those the fewest first ones that have at least
+     *     top_p of their weight; min_p of those whoever weighs at least min_p times the first.
+     *  4. Of the survivors, in order where top_k or top_p is on and else by id, the first with which their
+     *     summed weight exceeds `draw` of their total. */
+    int (*sample)(struct stream *s, int32_t *ids, struct mat logits,
+                  const struct sample_row *rows);
 
     /* --- what comes again --- */
     /* Calls queue(arg), or does what it would do.  It gives s the same operations on the same operands each

@@ -86,4 +86,12 @@ static inline int check_attention(struct mat out, struct mat q, const struct kv_
     return (int)(q.cols / kv->d_head);
 }
 
+static inline void check_sample(struct mat logits, const struct sample_row *rows)
+{
+    check_f32(logits);
+    CHECK(logits.rows == 0 || (logits.cols > 0 && logits.cols <= SAMPLE_MAX_COLS));
+    for (int64_t i = 0; i < logits.rows; i++)
+        CHECK(rows[i].draw >= 0 && rows[i].draw < 1);
+}
+
 #endif

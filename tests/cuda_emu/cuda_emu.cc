@@ -39,14 +39,15 @@ static struct {
 static struct {
     int what, left; /* left < 0: none */
     int n_failed, n_replayed;
+    unsigned long long n_down;
     bool lost;
     cudaError_t last; /* what cudaGetLastError says */
-} fault = {0, -1, 0, 0, false, cudaSuccess};
+} fault = {0, -1, 0, 0, 0, false, cudaSuccess};
 
 void cuda_emu_fail(enum cuda_emu_fault what, int after)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
-    fault = {(int)what, after, 0, 0, false, cudaSuccess};
+    fault = {(int)what, after, 0, 0, 0, false, cudaSuccess};
 }
 int cuda_emu_failed(void)
 {
@@ -57,6 +58,11 @@ int cuda_emu_replayed(void)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
     return fault.n_replayed;
+}
+unsigned long long cuda_emu_brought_down(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return fault.n_down;
 }
 /* Whether this call is the one that fails. */
 static bool fails(int what)
@@ -333,6 +339,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
     if (fails(is_device(to) ? CUDA_EMU_UP : CUDA_EMU_DOWN))
         return cudaErrorInvalidValue;
     queue(s, [=]() {
+        if (!fault.lost && is_device(from) && !is_device(to))
+            fault.n_down += n;
         if (!fault.lost)
             memmove(to, from, n);
     });

@@ -65,6 +65,13 @@ static inline float __shfl_xor_sync(unsigned mask, float x, int d)
     float y = all[(threadIdx.x % 32) ^ (unsigned)d];
     return y;
 }
+/* No coroutine gives way inside it. */
+static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x)
+{
+    unsigned long long was = *p;
+    *p += x;
+    return was;
+}
 static inline float __fadd_rn(float a, float b)
 {
     return a + b;
@@ -76,6 +83,11 @@ static inline float __fsub_rn(float a, float b)
 static inline float __fmul_rn(float a, float b)
 {
     return a * b;
+}
+
+static inline float __fdiv_rn(float a, float b)
+{
+    return a / b;
 }
 
 void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,

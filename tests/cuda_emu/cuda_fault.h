@@ -22,6 +22,8 @@ void cuda_emu_fail(enum cuda_emu_fault what, int after);
 int cuda_emu_failed(void);
 /* How many recorded graphs have been replayed since then. */
 int cuda_emu_replayed(void);
+/* Bytes that were copied from the device to host memory since then. */
+unsigned long long cuda_emu_brought_down(void);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,5 @@
-/* test_sample.c - sampling against a naive implementation in double, and its distribution. */
+/* test_sample.c - sampling by ops.sample, with the random numbers of model/sample.h, against a naive
+ * implementation in double, and its distribution. That all backends agree is tests/tensor's to say. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,8 +14,38 @@
 
 #include "base/rng.h"
 #include "model/sample.h"
+#include "tensor/ops.h"
 
 enum { N = 50 };
+
+static struct device *device;
+static struct stream *stream;
+
+static int setup(void **state)
+{
+    (void)state;
+    assert_int_equal(device_open("cpu", NULL, &device, NULL), 0);
+    assert_int_equal(stream_create(device, STREAM_COMPUTE, &stream, NULL), 0);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    stream_destroy(stream);
+    device_close(device);
+    return 0;
+}
+
+static int32_t sample_token(const float *logits, int n, const struct sample_opts *o,
+                            int64_t position)
+{
+    struct sample_row row = sample_row_of(o, position);
+    struct mat m = mat_of((void *)(uintptr_t)logits, DTYPE_F32, 1, n);
+    int32_t id = -1;
+    assert_int_equal(device->ops->sample(stream, &id, m, &row), 0);
+    return id;
+}
 
 static float bell(struct rng *r)
 {
@@ -68,8 +99,6 @@ static void judge(const float *logits, int n, const struct sample_opts *o, doubl
     free(c);
 }
 
-static uint32_t scratch[2 * 4096];
-
 /* Draws `draws` tokens: none outside the judge's set, and frequencies within 5 sigma. */
 static void check_distribution(const float *logits, int n, const struct sample_opts *o,
                                int draws)
@@ -78,7 +107,7 @@ static void check_distribution(const float *logits, int n, const struct sample_o
     int count[4096] = {0};
     judge(logits, n, o, prob);
     for (int i = 0; i < draws; i++) {
-        int32_t id = sample_token(logits, n, o, i, scratch);
+        int32_t id = sample_token(logits, n, o, i);
         assert_in_range(id, 0, n - 1);
         count[id]++;
     }
@@ -95,13 +124,13 @@ static void test_greedy(void **state)
     (void)state;
     struct sample_opts o = {.temperature = 0, .top_p = 1};
     const float a[] = {1, 3, 3, 2};
-    assert_int_equal(sample_token(a, 4, &o, 0, scratch), 1);
+    assert_int_equal(sample_token(a, 4, &o, 0), 1);
     const float b[] = {NAN, -INFINITY, -5, NAN};
-    assert_int_equal(sample_token(b, 4, &o, 0, scratch), 2);
+    assert_int_equal(sample_token(b, 4, &o, 0), 2);
     const float c[] = {NAN, NAN};
-    assert_int_equal(sample_token(c, 2, &o, 0, scratch), 0);
+    assert_int_equal(sample_token(c, 2, &o, 0), 0);
     const float d[] = {NAN, -INFINITY, -INFINITY};
-    assert_int_equal(sample_token(d, 3, &o, 0, scratch), 1);
+    assert_int_equal(sample_token(d, 3, &o, 0), 1);
 }
 
 static void test_hostile_logits(void **state)
@@ -110,17 +139,17 @@ static void test_hostile_logits(void **state)
     struct sample_opts o = {
         .temperature = 1, .top_p = 0.9f, .top_k = 3, .min_p = 0.1f, .seed = 7};
     const float a[] = {0, INFINITY, NAN, INFINITY};
-    assert_int_equal(sample_token(a, 4, &o, 5, scratch), 1);
+    assert_int_equal(sample_token(a, 4, &o, 5), 1);
     const float b[] = {NAN, -INFINITY, 0, NAN};
     const float c[] = {NAN, NAN, NAN, NAN};
     const float d[] = {-INFINITY, -INFINITY, NAN};
     for (int64_t pos = 0; pos < 100; pos++) {
-        assert_int_equal(sample_token(b, 4, &o, pos, scratch), 2);
-        assert_int_equal(sample_token(c, 4, &o, pos, scratch), 0);
-        assert_int_equal(sample_token(d, 3, &o, pos, scratch), 0);
+        assert_int_equal(sample_token(b, 4, &o, pos), 2);
+        assert_int_equal(sample_token(c, 4, &o, pos), 0);
+        assert_int_equal(sample_token(d, 3, &o, pos), 0);
     }
     o = (struct sample_opts){.temperature = NAN, .top_p = 1};
-    assert_int_equal(sample_token(b, 4, &o, 0, scratch), 2);
+    assert_int_equal(sample_token(b, 4, &o, 0), 2);
 }
 
 static void test_distribution(void **state)
@@ -166,7 +195,7 @@ static void test_support(void **state)
             .top_k = rng_below(&r, 2) ? 0 : 1 + (int)rng_below(&r, 20),
             .seed = rng_u64(&r)};
         judge(logits, n, &o, prob);
-        int32_t id = sample_token(logits, n, &o, (int64_t)rng_below(&r, 1000000), scratch);
+        int32_t id = sample_token(logits, n, &o, (int64_t)rng_below(&r, 1000000));
         assert_in_range(id, 0, n - 1);
         assert_true(prob[id] > 0);
     }
@@ -183,11 +212,11 @@ static void test_seed_and_position(void **state)
     for (int64_t pos = 0; pos < 2000; pos++) {
         struct sample_opts a = {.temperature = 1, .top_p = 1, .seed = 11}, b = a;
         b.seed = 12;
-        int32_t t = sample_token(logits, N, &a, pos, scratch);
-        assert_int_equal(t, sample_token(logits, N, &a, pos, scratch));
-        same_seed += t == sample_token(logits, N, &a, pos + 1, scratch);
-        same_position += t == sample_token(logits, N, &b, pos, scratch);
-        shifted += t == sample_token(logits, N, &b, pos + 1, scratch);
+        int32_t t = sample_token(logits, N, &a, pos);
+        assert_int_equal(t, sample_token(logits, N, &a, pos));
+        same_seed += t == sample_token(logits, N, &a, pos + 1);
+        same_position += t == sample_token(logits, N, &b, pos);
+        shifted += t == sample_token(logits, N, &b, pos + 1);
     }
     /* 2000 / 50 = 40 expected, sigma 6.3 */
     assert_in_range(same_seed, 8, 72);
@@ -203,12 +232,10 @@ static void test_pinned(void **state)
     for (int i = 0; i < N; i++)
         logits[i] = (float)i / 16;
     struct sample_opts o = {.temperature = 1, .top_p = 0.9f, .top_k = 40, .seed = 1234};
-    static const int32_t want[] = {0};
-    (void)want;
     char line[256] = "";
     for (int i = 0; i < 8; i++)
         snprintf(line + strlen(line), sizeof line - strlen(line), "%d ",
-                 (int)sample_token(logits, N, &o, i, scratch));
+                 (int)sample_token(logits, N, &o, i));
     assert_string_equal(line, "39 41 41 35 29 39 46 31 ");
 }
 
@@ -222,5 +249,5 @@ int main(void)
         cmocka_unit_test(test_seed_and_position),
         cmocka_unit_test(test_pinned),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "cases.h"
+#include "sample_cases.h"
 #include "tensor/device.h"
 
 static struct lane ref, exact, fast;
@@ -595,6 +596,31 @@ static void test_exact_is_batch_invariant(void **state)
     mat_free(&blank);
 }
 
+/* --- sampling --------------------------------------------------------------------------------- */
+
+/* Whole numbers are added in any order to the same sum: ref's token, whatever the mathematics. */
+static void test_sample(void **state)
+{
+    (void)state;
+    for (int v = 0; v < n_sample_vocabs; v++) {
+        struct sample_case c = sample_case_make(sample_vocabs[v], (uint64_t)v);
+        struct gmat g = up_mat(&fast, c.logits);
+        size_t bytes = (size_t)c.logits.rows * sizeof(int32_t);
+        int32_t ids[64] = {0};
+        struct buf out = up(&fast, ids, bytes);
+        assert_true(bytes <= sizeof ids);
+        assert_int_equal(fast.ops->sample(fast.stream, out.ptr, g.m, c.rows), 0);
+        down(&fast, ids, out.ptr, bytes);
+        for (int i = 0; i < c.logits.rows; i++)
+            if (ids[i] != c.ids[i])
+                fail_msg("row %d of %d logits: %d is not %d", i, sample_vocabs[v], ids[i],
+                         c.ids[i]);
+        buf_free(fast.device, &out);
+        buf_free(fast.device, &g.mem);
+        sample_case_free(&c);
+    }
+}
+
 /* --- streams ---------------------------------------------------------------------------------- */
 
 /* Copies and kernels on two streams, ordered by an event: the emulation runs nothing before it is
@@ -635,7 +661,7 @@ int cuda_cases_run(const char *name)
         cmocka_unit_test(test_head_norm), cmocka_unit_test(test_all_finite),
         cmocka_unit_test(test_rope),      cmocka_unit_test(test_kv),
         cmocka_unit_test(test_attention), cmocka_unit_test(test_exact_is_batch_invariant),
-        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_sample),    cmocka_unit_test(test_streams),
     };
     return cmocka_run_group_tests_name(name, tests, setup, teardown);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cases.h"
+#include "sample_cases.h"
 
 /* ref's expf and ours differ by 2 ulp or less; sums of 300 weights keep that below this. */
 #define EXP_TOLERANCE 2e-6
@@ -539,6 +540,26 @@ static void test_attention(void **state)
     }
 }
 
+/* --- sampling ------------------------------------------------------------------------------- */
+
+static void test_sample(void **state)
+{
+    (void)state;
+    for (int v = 0; v < n_sample_vocabs; v++)
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            struct sample_case c = sample_case_make(sample_vocabs[v], seed);
+            EACH_ISA(i)
+            {
+                int32_t ids[64];
+                assert_true(c.logits.rows <= 64);
+                assert_int_equal(cpu[i].ops->sample(cpu[i].stream, ids, c.logits, c.rows),
+                                 0);
+                assert_memory_equal(ids, c.ids, (size_t)c.logits.rows * sizeof *ids);
+            }
+            sample_case_free(&c);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -555,6 +576,7 @@ int main(void)
         cmocka_unit_test(test_kv_fill),
         cmocka_unit_test(test_kv_load),
         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_sample),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

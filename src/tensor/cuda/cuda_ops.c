@@ -320,6 +320,28 @@ static int cuda_attention(struct stream *s, struct mat out, struct mat q,
     return cuda_leave(s, "attention");
 }
 
+/* --- sampling --------------------------------------------------------------------------------- */
+
+static int cuda_sample(struct stream *s, int32_t *ids, struct mat logits,
+                       const struct sample_row *rows)
+{
+    void *host, *dev;
+    size_t bytes = (size_t)logits.rows * sizeof *rows;
+    check_sample(logits, rows);
+    int rc = cuda_enter(s);
+    if (rc != 0 || logits.rows == 0)
+        return rc;
+    rc = upload_take(cuda_stream(s), bytes, &host, &dev);
+    if (rc != 0)
+        return rc;
+    memcpy(host, rows, bytes);
+    rc = upload_send(cuda_stream(s), dev, host, bytes);
+    if (rc != 0)
+        return rc;
+    gpu_sample(cuda_stream(s)->handle, ids, gpu(logits), dev);
+    return cuda_leave(s, "sample");
+}
+
 const struct ops cuda_ops = {
     .weight_bytes = cuda_weight_bytes,
     .weight_pack = cuda_weight_pack,
@@ -340,5 +362,6 @@ const struct ops cuda_ops = {
     .kv_pack = cuda_kv_pack,
     .kv_read = cuda_kv_read,
     .attention = cuda_attention,
+    .sample = cuda_sample,
     .record = cuda_record,
 };

@@ -98,6 +98,12 @@ struct gpu_attention_job {
 };
 void gpu_attention(cudaStream_t s, struct gpu_attention_job a);
 
+/* --- sampling (k_sample.cu) --- */
+/* ids[i] = what rows[i] chooses of row i of logits, f32. */
+struct sample_row;
+void gpu_sample(cudaStream_t s, int32_t *ids, struct gpu_mat logits,
+                const struct sample_row *rows);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,89 @@
+/* next_token.c - see next_token.h. */
+#include "engine/next_token.h"
+
+#include <stdlib.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/mem.h"
+#include "engine/seq.h"
+
+int next_token_init(struct next_token *h, const struct model *m, int max_rows,
+                    struct err *err)
+{
+    size_t n = (size_t)max_rows, vocab = (size_t)m->cfg.vocab_size;
+    size_t in_bytes = round_up(n * model_hidden_bytes(m), 64);
+    size_t logit_bytes = n * vocab * sizeof(float), id_bytes = n * sizeof *h->ids;
+    h->model = m;
+    h->seqs = xcalloc(n, sizeof(struct seq *));
+    h->rows = xcalloc(n, sizeof *h->rows);
+    int rc = stage_alloc(m->dev, model_last_stage(m), in_bytes + logit_bytes + id_bytes,
+                         &h->mem, err);
+    if (rc == 0)
+        rc = readback_init(m->dev, logit_bytes, &h->logits_back, err);
+    if (rc == 0)
+        rc = readback_init(m->dev, id_bytes, &h->ids_back, err);
+    if (rc != 0)
+        return err_wrap(err, "logits");
+    uint8_t *at = h->mem.ptr;
+    h->in = mat_of(at, m->dtype, max_rows, m->cfg.n_embd);
+    h->logits = mat_of(at + in_bytes, DTYPE_F32, max_rows, m->cfg.vocab_size);
+    h->ids = (int32_t *)(void *)(at + in_bytes + logit_bytes);
+    return 0;
+}
+
+void next_token_deinit(struct next_token *h)
+{
+    if (h->model == NULL)
+        return;
+    buf_free(h->model->dev, &h->mem);
+    readback_deinit(&h->logits_back);
+    readback_deinit(&h->ids_back);
+    free(h->seqs);
+    free(h->rows);
+}
+
+bool next_token_shows_logits(const struct seq *q)
+{
+    return q->req.digest || q->req.logits;
+}
+
+void next_token_begin(struct next_token *h)
+{
+    h->n = h->n_wanted = 0;
+}
+
+int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x)
+{
+    CHECK(h->n < h->in.rows && x.rows == 1);
+    if (next_token_shows_logits(q))
+        CHECK(h->n_wanted++ == h->n);
+    h->seqs[h->n] = q;
+    h->rows[h->n] = sample_row_of(&q->req.sample, q->n_tokens);
+    return stream_copy(s, mat_rows(h->in, h->n++, 1).data, x.data,
+                       model_hidden_bytes(h->model));
+}
+
+int next_token_run(struct next_token *h, struct stream *s, struct model_work *work)
+{
+    struct mat logits = mat_rows(h->logits, 0, h->n);
+    size_t row = (size_t)logits.cols;
+    const void *at = NULL, *ids = NULL;
+    if (h->n == 0)
+        return stream_sync(s);
+    int rc = model_head(h->model, work, s, mat_rows(h->in, 0, h->n), logits);
+    if (rc == 0)
+        rc = h->model->dev->ops->sample(s, h->ids, logits, h->rows);
+    if (rc == 0)
+        rc = readback_start(&h->ids_back, s, h->ids, (size_t)h->n * sizeof *h->ids, &ids);
+    if (rc == 0 && h->n_wanted > 0)
+        rc = readback_start(&h->logits_back, s, logits.data,
+                            (size_t)h->n_wanted * row * sizeof(float), &at);
+    if (rc == 0)
+        rc = stream_sync(s);
+    for (int i = 0; rc == 0 && i < h->n; i++) {
+        h->seqs[i]->next = ((const int32_t *)ids)[i];
+        h->seqs[i]->logits = i < h->n_wanted ? (const float *)at + (size_t)i * row : NULL;
+    }
+    return rc;
+}

@@ -1,0 +1,42 @@
+/* next_token.h - from the last layer's output to the next token, for the sequences of a batch that have come to
+ * their end; private to src/engine.
+ *
+ *   next_token_begin, next_token_add for each sequence, next_token_run: then seq.next is known, and seq.logits where its
+ *   request wants them
+ *
+ * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and the logits
+ * of those who ask for them. */
+#ifndef ENGINE_NEXT_TOKEN_H
+#define ENGINE_NEXT_TOKEN_H
+
+#include "model/model.h"
+#include "tensor/readback.h"
+
+struct seq;
+
+struct next_token {
+    const struct model *model;
+    int n, n_wanted;         /* sequences, and how many of the first want their logits */
+    struct seq **seqs;       /* [max_rows] */
+    struct sample_row *rows; /* [max_rows] */
+    struct buf mem;          /* of the device: */
+    struct mat in;           /* [max_rows][d] T */
+    struct mat logits;       /* [max_rows][vocab] f32 */
+    int32_t *ids;            /* [max_rows] */
+    struct readback logits_back, ids_back;
+};
+
+int next_token_init(struct next_token *h, const struct model *m, int max_rows,
+                    struct err *err);
+void next_token_deinit(struct next_token *h);
+
+void next_token_begin(struct next_token *h);
+/* x: the last layer's output at the last known token of q.  Those who want their logits come first. */
+int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x);
+/* Waits for the stream. What it brings is valid until the next next_token_begin. */
+int next_token_run(struct next_token *h, struct stream *s, struct model_work *work);
+
+/* Whether a sequence's request wants its logits. */
+bool next_token_shows_logits(const struct seq *q);
+
+#endif

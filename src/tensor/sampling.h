@@ -1,0 +1,121 @@
+/* sampling.h - the arithmetic of ops.sample, the same in every backend: C, and CUDA on the device.
+ *
+ * A token's *weight* is its probability as a whole number, in shares of 2^-40 of the likeliest token's.
+ * Sums of weights are exact, so any number of threads may add them in any order, and a GPU and a CPU
+ * choose the same token of the same logits.  A weight is made by single products and sums, none fused:
+ * each is rounded as IEEE 754 says wherever it runs.
+ *
+ * What it costs: a token less likely than 2^-40 of the best is never chosen, and the others' weights are
+ * rounded down by as much: over a vocabulary of 2^18 less than a part in a million of the best's. */
+#ifndef TENSOR_SAMPLING_H
+#define TENSOR_SAMPLING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+/* How the token of one row of logits is chosen. */
+struct sample_row {
+    float temperature; /* not above 0: the best, lowest id among equals */
+    float top_p;       /* (0, 1]; 1: off */
+    float min_p;       /* [0, 1); 0: off */
+    int32_t top_k;     /* 0: off */
+    double draw;       /* [0, 1): which of the survivors */
+};
+
+#define SAMPLE_ONE      ((uint64_t)1 << 40) /* the best token's weight */
+#define SAMPLE_MAX_COLS (1 << 22)           /* sums of weights stay below 2^62 */
+
+#if defined(__CUDACC__) || defined(HCACHE_CUDA_EMULATED) && defined(__cplusplus)
+#define SAMPLE_FN        static __device__ __forceinline__
+#define SAMPLE_ADD(a, b) __fadd_rn(a, b)
+#define SAMPLE_SUB(a, b) __fsub_rn(a, b)
+#define SAMPLE_MUL(a, b) __fmul_rn(a, b)
+#define SAMPLE_DIV(a, b) __fdiv_rn(a, b)
+#else /* -ffp-contract=off */
+#define SAMPLE_FN        static inline
+#define SAMPLE_ADD(a, b) ((a) + (b))
+#define SAMPLE_SUB(a, b) ((a) - (b))
+#define SAMPLE_MUL(a, b) ((a) * (b))
+#define SAMPLE_DIV(a, b) ((a) / (b))
+#endif
+
+/* exp(x), x <= 0, in shares of 2^-40, rounded down; 0 for a NaN.  x = n ln 2 + r, |r| <= ln 2 / 2, ln 2 in two
+ * parts, the first with so few bits that n times it is exact; a polynomial in r (Cephes expf). */
+SAMPLE_FN uint64_t sample_exp(float x)
+{
+    const float to_whole = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    uint32_t bits;
+    float scale;
+    if (!(x > -28.0f))
+        return 0;
+    float n = SAMPLE_SUB(SAMPLE_ADD(SAMPLE_MUL(x, 1.44269504f), to_whole), to_whole);
+    float r = SAMPLE_SUB(x, SAMPLE_MUL(n, 0.693359375f));
+    r = SAMPLE_ADD(r, SAMPLE_MUL(n, 2.12194440e-4f));
+    float p = 1.9875691500e-4f;
+    p = SAMPLE_ADD(SAMPLE_MUL(p, r), 1.3981999507e-3f);
+    p = SAMPLE_ADD(SAMPLE_MUL(p, r), 8.3334519073e-3f);
+    p = SAMPLE_ADD(SAMPLE_MUL(p, r), 4.1665795894e-2f);
+    p = SAMPLE_ADD(SAMPLE_MUL(p, r), 1.6666665459e-1f);
+    p = SAMPLE_ADD(SAMPLE_MUL(p, r), 5.0000001201e-1f);
+    p = SAMPLE_ADD(SAMPLE_MUL(p, SAMPLE_MUL(r, r)), r);
+    p = SAMPLE_ADD(p, 1.0f);
+    bits = (uint32_t)((int32_t)n + 40 + 127) << 23; /* 2^(n + 40) */
+    memcpy(&scale, &bits, sizeof scale);
+    return (uint64_t)(int64_t)SAMPLE_MUL(p, scale);
+}
+
+/* The weight of a logit beside the largest. */
+SAMPLE_FN uint64_t sample_weight(float logit, float best, float temperature)
+{
+    return sample_exp(SAMPLE_DIV(SAMPLE_SUB(logit, best), temperature));
+}
+
+/* Larger is earlier: by logit, descending, then by id, ascending. 0: a NaN, which is no candidate. */
+SAMPLE_FN uint64_t sample_key(float logit, int32_t id)
+{
+    uint32_t bits;
+    float x = SAMPLE_ADD(logit, 0.0f); /* -0 and 0 are equals */
+    if (x != x)
+        return 0;
+    memcpy(&bits, &x, sizeof bits);
+    bits = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+    return (uint64_t)bits << 32 | (uint32_t)~id;
+}
+SAMPLE_FN int32_t sample_key_id(uint64_t key)
+{
+    return key == 0 ? 0 : (int32_t) ~(uint32_t)key;
+}
+SAMPLE_FN float sample_key_logit(uint64_t key)
+{
+    uint32_t bits = (uint32_t)(key >> 32);
+    float x;
+    bits = bits >> 31 != 0 ? bits & 0x7fffffffu : ~bits;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Of candidates in order: the weight that those have to reach that top-p keeps. */
+SAMPLE_FN uint64_t sample_want(float top_p, uint64_t total)
+{
+    double want = (double)top_p * (double)total;
+    uint64_t w = (uint64_t)want;
+    w += (double)w < want;
+    return w < 1 ? 1 : w < total ? w : total;
+}
+
+/* The least weight that min-p keeps. */
+SAMPLE_FN uint64_t sample_least(float min_p)
+{
+    uint64_t w = (uint64_t)SAMPLE_MUL(min_p, 0x1p40f);
+    return w < 1 ? 1 : w;
+}
+
+/* The survivor whose share of the survivors' total holds this weight is chosen. */
+SAMPLE_FN uint64_t sample_target(double draw, uint64_t total)
+{
+    uint64_t w = (uint64_t)(draw * (double)total);
+    return w < total ? w : total - 1;
+}
+
+#endif

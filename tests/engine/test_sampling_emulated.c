@@ -1,0 +1,115 @@
+/* Tokens that the emulated GPU chooses: only their ids come down, and the logits of whoever asks for them,
+ * from which the same tokens follow on the host. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "enginetest.h"
+#include "tests/cuda_emu/cuda_fault.h"
+
+enum { N_PROMPT = 40, N_NEW = 8, N_COMPANY = 4 };
+
+struct watched {
+    struct seq *seq;
+    const struct sample_opts *how;
+    int n_vocab, n_seen;
+    bool shows;
+};
+
+static const struct sample_opts ways[N_COMPANY] = {
+    {.top_p = 1},
+    {.temperature = 0.9f, .top_p = 1, .seed = 3},
+    {.temperature = 1.5f, .top_p = 0.8f, .seed = 4},
+    {.temperature = 1.2f, .top_p = 0.95f, .top_k = 20, .min_p = 0.01f, .seed = 5},
+};
+
+/* The logits are this sequence's own: the reference chooses this token of them. */
+static int check_token(void *arg, int32_t id)
+{
+    struct watched *w = arg;
+    const float *logits = seq_logits(w->seq);
+    struct device *ref;
+    struct stream *s;
+    int32_t want = -1;
+    assert_int_equal(logits != NULL, w->shows);
+    w->n_seen++;
+    if (!w->shows)
+        return 0;
+    struct sample_row row = sample_row_of(w->how, N_PROMPT + w->n_seen - 1);
+    struct mat m = mat_of((void *)(uintptr_t)logits, DTYPE_F32, 1, w->n_vocab);
+    assert_int_equal(device_open("ref", NULL, &ref, NULL), 0);
+    assert_int_equal(stream_create(ref, STREAM_COMPUTE, &s, NULL), 0);
+    assert_int_equal(ref->ops->sample(s, &want, m, &row), 0);
+    stream_destroy(s);
+    device_close(ref);
+    assert_int_equal(id, want);
+    return 0;
+}
+
+/* Sequences beside each other, one in two of which shows its logits, from `first` on; nothing is saved. Fills
+ * tokens; returns the bytes that came down. */
+static uint64_t generate(struct stack *k, int first, int32_t tokens[N_COMPANY][N_NEW])
+{
+    struct watched w[N_COMPANY];
+    struct err err = {0};
+    int32_t prompt[N_PROMPT];
+    cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
+    for (int i = 0; i < N_COMPANY; i++) {
+        et_prompt(prompt, N_PROMPT, (uint64_t)i);
+        for (int j = 0; j < N_PROMPT; j++)
+            prompt[j] %= k->model->cfg.vocab_size;
+        struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
+        struct request q = et_request(k, &a);
+        w[i] = (struct watched){.how = &ways[i],
+                                .n_vocab = k->model->cfg.vocab_size,
+                                .shows = i >= first && i % 2 == 1};
+        q.digest = false;
+        q.logits = w[i].shows;
+        q.sample = ways[i];
+        q.on_token = check_token;
+        q.arg = &w[i];
+        assert_int_equal(engine_add(k->engine, &q, &w[i].seq, &err), 0);
+    }
+    if (engine_run(k->engine, &err) != 0)
+        fail_msg("%s", err.msg);
+    for (int i = 0; i < N_COMPANY; i++) {
+        const struct outcome *o = seq_outcome(w[i].seq);
+        assert_int_equal(o->n_generated, N_NEW);
+        assert_int_equal(w[i].n_seen, N_NEW);
+        memcpy(tokens[i], o->tokens + N_PROMPT, sizeof tokens[i]);
+        engine_remove(k->engine, w[i].seq);
+    }
+    return cuda_emu_brought_down();
+}
+
+static void only_ids_come_down(void **state)
+{
+    (void)state;
+    struct stack k;
+    int32_t shown[N_COMPANY][N_NEW], hidden[N_COMPANY][N_NEW];
+    et_open(&k, &(struct stack_opts){.device = "cuda",
+                                     .dtype = "f32",
+                                     .model = "tests/model/golden/families/llama",
+                                     .max_context = 192,
+                                     .max_sequences = N_COMPANY});
+    uint64_t row = (uint64_t)k.model->cfg.vocab_size * sizeof(float);
+    uint64_t with = generate(&k, 0, shown), without = generate(&k, N_COMPANY, hidden);
+    assert_memory_equal(shown, hidden, sizeof shown);
+    assert_int_equal(with - without, N_COMPANY / 2 * N_NEW * row);
+    /* An id for each token; the rest are flags: whether all is finite. */
+    assert_true(without >= N_COMPANY * N_NEW * sizeof(int32_t));
+    assert_true(without < N_NEW * row);
+    stack_close(&k);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_ids_come_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
