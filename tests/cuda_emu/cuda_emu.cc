@@ -325,11 +325,10 @@ static bool is_device(const void *p)
 
 /* --- copies ------------------------------------------------------------------------------------- */
 
+/* As on a GPU: queued on the default stream, for which other streams do not wait. */
 cudaError_t cudaMemset(void *p, int byte, size_t n)
 {
-    drain_all();
-    device_access access;
-    memset(p, byte, n);
+    queue(NULL, [=]() { memset(p, byte, n); });
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind,

@@ -68,6 +68,9 @@ static int cuda_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
         cudaError_t e = cudaMalloc(&p, n);
         if (e == cudaSuccess)
             e = cudaMemset(p, 0, n);
+        if (e ==
+            cudaSuccess) /* our streams do not wait for the default one, where that is queued */
+            e = cudaStreamSynchronize(NULL);
         if (e == cudaErrorMemoryAllocation)
             return no_memory(err, bytes);
         if (e != cudaSuccess)
