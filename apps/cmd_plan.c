@@ -10,9 +10,11 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/parallel.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/plural.h"
 #include "format/json.h"
 #include "model/config.h"
 #include "policy/pipeline.h"
@@ -24,7 +26,7 @@ struct plan_args {
     const char *model_dir, *shape, *platform, *method, *svg;
     int64_t history, n_new;
     uint64_t throttle, budget;
-    int dtype, tier, width, concurrent;
+    int dtype, tier, width, concurrent, tensor_parallel, pipeline_parallel;
     bool fused, json;
 };
 
@@ -54,6 +56,7 @@ static const struct opt plan_options[] = {
      .help = "prefill layer i of the new tokens as soon as layers 0 to i are restored"},
     {"dtype", OPT(struct plan_args, dtype), .def = "checkpoint", .choices = dtypes,
      .help = "state dtype (built-in platforms)"},
+    OPT_PARALLEL(struct plan_args),
     {"tier", OPT(struct plan_args, tier), .arg = "I", .def = "0", .min = 0, .max = 7,
      .help = "which of the platform's tiers the records lie in"},
     {"throttle", OPT(struct plan_args, throttle), .arg = "BYTES_PER_S", .def = "0",
@@ -109,8 +112,10 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     int rc = load_config(a, &c, e);
     if (rc != 0)
         return rc;
-    const struct platform_shape s = profile_shape(
-        a->shape != NULL ? a->shape : a->model_dir, &c, elem_bytes(a, &c));
+    struct platform_shape s = profile_shape(a->shape != NULL ? a->shape : a->model_dir, &c,
+                                            elem_bytes(a, &c));
+    s.n_ranks = a->tensor_parallel;
+    s.n_stages = a->pipeline_parallel;
     return platform_builtin(a->platform, &s, p, e);
 }
 
@@ -146,6 +151,20 @@ static int check_sizes(const struct plan_args *a, const struct platform *p, stru
         a->platform, p->n_layers, p->kv_bytes / p->h_bytes, c.n_layers, kv / h);
 }
 
+/* Devices of a measured platform are those that were measured. */
+static int check_devices(const struct plan_args *a, const struct platform *p, struct err *e)
+{
+    bool told = a->tensor_parallel > 1 || a->pipeline_parallel > 1;
+    if (!told || (a->tensor_parallel == p->n_ranks && a->pipeline_parallel == p->n_stages))
+        return 0;
+    return err_set(
+        e, ERR_MISMATCH,
+        "%s was measured with %d stage%s of %d rank%s; those of --tensor-parallel and "
+        "--pipeline-parallel are measured by hcache profile, which takes both",
+        a->platform, p->n_stages, plural((uint64_t)p->n_stages), p->n_ranks,
+        plural((uint64_t)p->n_ranks));
+}
+
 static int load_platform(const struct plan_args *a, struct platform *p, struct err *e)
 {
     char *text;
@@ -162,6 +181,8 @@ static int load_platform(const struct plan_args *a, struct platform *p, struct e
         return rc;
     }
     rc = check_sizes(a, p, e);
+    if (rc == 0)
+        rc = check_devices(a, p, e);
     name_model(a, p);
     return rc;
 }
@@ -268,10 +289,14 @@ static void print_head(const struct plan_args *a, const struct platform *p)
 {
     const struct platform_tier *t = &p->tier[a->tier];
     char reads[24], balance[24];
-    rate_text(t->bytes_per_s, reads, sizeof reads);
+    rate_text(p->n_stages > 1 ? t->bytes_per_s : platform_io_bytes_per_s(p, a->tier), reads,
+              sizeof reads);
     rate_text(platform_balance_bytes_per_s(p, a->history), balance, sizeof balance);
     printf("%s on %s: %lld tokens from %s at %s", p->model, p->machine,
            (long long)a->history, t->name, reads);
+    if (p->n_ranks * p->n_stages > 1)
+        printf(", over %d stage%s of %d rank%s", p->n_stages, plural((uint64_t)p->n_stages),
+               p->n_ranks, plural((uint64_t)p->n_ranks));
     if (a->n_new > 0)
         printf(", then %lld new ones%s", (long long)a->n_new, a->fused ? ", fused" : "");
     printf("\nper layer: read H %.3f ms, KV %.3f ms; compute H %.3f ms, KV %.3f ms, whole "
@@ -280,6 +305,11 @@ static void print_head(const struct plan_args *a, const struct platform *p)
            1e3 * platform_io_s(p, a->tier, a->history, p->kv_bytes),
            1e3 * platform_h_s(p, a->history), 1e3 * platform_kv_s(p, a->history),
            1e3 * platform_tok_s(p, a->history), balance);
+    double up_s = platform_up_s(p, a->tier, a->history, p->h_bytes);
+    if (p->n_ranks * p->n_stages > 1 && up_s > 0)
+        printf("to each stage at %.3g GB/s, gathered: H %.3f ms, KV %.3f ms\n\n",
+               (double)a->history * p->h_bytes / up_s * 1e-9, up_s * 1e3,
+               1e3 * platform_up_s(p, a->tier, a->history, p->kv_bytes));
 }
 
 static void print_human(const struct plan_args *a, const struct platform *p,
@@ -339,7 +369,9 @@ static void print_json(const struct plan_args *a, const struct platform *p,
     json_put_int(o, "history", a->history);
     json_put_int(o, "new", a->n_new);
     json_put_bool(o, "fused", a->fused);
-    json_put_real(o, "read_bytes_per_s", p->tier[a->tier].bytes_per_s);
+    json_put_real(o, "read_bytes_per_s", platform_io_bytes_per_s(p, a->tier));
+    json_put_int(o, "ranks", p->n_ranks);
+    json_put_int(o, "stages", p->n_stages);
     json_put_real(o, "balance_bytes_per_s", platform_balance_bytes_per_s(p, a->history));
     json_put(o, "plan", row_json(&row[CHOSEN]));
     for (int i = 0; i < N_COMPARED; i++)

@@ -178,6 +178,12 @@ static void print_tier(const struct platform *p, int i)
            t->latency_s * 1e6, t->request_s * 1e6, t->bytes_per_s * 1e-9);
     if (t->r2 > 0)
         printf("   R2 %.4f", t->r2);
+    if (t->up_bytes_per_s > 0)
+        printf("\n  %-10s to a stage %.2f GB/s over its buses", "",
+               t->up_bytes_per_s * 1e-9);
+    if (t->gather_bytes_per_s > 0)
+        printf(", then gathered by %d ranks at %.2f GB/s", p->n_ranks,
+               t->gather_bytes_per_s * 1e-9);
     printf("\n  %-10s 1000 tokens of a layer: IO_H %.3f ms, IO_KV %.3f ms\n", "",
            platform_io_s(p, i, 1000, p->h_bytes) * 1e3,
            platform_io_s(p, i, 1000, p->kv_bytes) * 1e3);
@@ -221,7 +227,7 @@ static int print_shares(struct stack *k, const struct platform *p, struct err *e
         printf("  projection: %.2f of the GEMM rate;", best / most.gemm_flops);
         for (int i = 0; i < p->n_tiers; i++)
             printf(" %s: %.2f of pinned copies up;", p->tier[i].name,
-                   p->tier[i].bytes_per_s / most.up_bytes_per_s);
+                   platform_io_bytes_per_s(p, i) / most.up_bytes_per_s);
         printf(" head: %.2f of the memory's bandwidth\n",
                (double)k->model->cfg.vocab_size * k->model->cfg.n_embd *
                    (double)dtype_bytes(k->model->w.dtype) / p->head_s /

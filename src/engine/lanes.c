@@ -20,7 +20,8 @@ static void take(struct hcache_lanes *out, struct hcache_span *span, int n, doub
     *out = (struct hcache_lanes){.span = span, .n = n, .total_ms = total_ms};
 }
 
-/* The new tokens' prefill, which the simulation has behind the restore, is left out. */
+/* The new tokens' prefill, which the simulation has behind the restore, is left out; so are copies to stages,
+ * which a measured restore does not tell of. */
 void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
                    const struct plan *plan)
 {
@@ -30,7 +31,7 @@ void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
     struct hcache_span *span = xmalloc(((size_t)p->n_items + 1) * sizeof *span);
     for (int i = 0; i < p->n_items; i++) {
         const struct pipe_item *item = &p->item[i];
-        if (item->lane == PIPE_PREFILL)
+        if (item->lane == PIPE_PREFILL || item->lane == PIPE_UP)
             continue;
         span[n++] = (struct hcache_span){.start_ms = (float)(item->start_s * 1e3),
                                          .end_ms = (float)(item->end_s * 1e3),

@@ -79,8 +79,13 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
     double sum = e.gemm_s + e.kv_s, slowed = sum > 0 ? lanes.comp_busy_s / sum : 1;
     e.gemm_s *= slowed / platform_correction_factor(&p->gemm_correction);
     e.kv_s *= slowed / platform_correction_factor(&p->kv_correction);
-    e.io_s = (plan->n_io > 0 ? lanes.io_busy_s + req->io_latency_s : 0) /
-             platform_correction_factor(&p->tier[tier].correction);
+    /* Where a bus is slower than the store, what reading took says nothing of the store. */
+    const struct platform_tier *t = &p->tier[tier];
+    bool is_store_bound = req->n_stages > 1 ||
+                          platform_io_bytes_per_s(p, tier) >= t->bytes_per_s;
+    if (plan->n_io > 0 && is_store_bound)
+        e.io_s = (lanes.io_busy_s + req->io_latency_s) /
+                 platform_correction_factor(&t->correction);
     return e;
 }
 

@@ -1,9 +1,10 @@
 /* pipeline.c - see pipeline.h.
  *
  * Invariants of the simulation:
- * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0.
- * 2. The compute lane idles only when nothing is ready; so the amount of work done by any
- * moment, and with it the makespan, does not depend on which ready job it takes.
+ * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0; a bus takes what has been
+ * read for its stage, first come first served.
+ * 2. A compute lane idles only when nothing is ready; so the amount of work that one stage has done by any
+ * moment, and with one stage the makespan, does not depend on which ready job it takes.
  * 3. Progress is a pair of remaining times "as if alone"; an overlap factor divides its
  * speed. */
 #include "policy/pipeline.h"
@@ -12,33 +13,76 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/run.h"
 #include "policy/plan_parts.h"
 
 enum { NOTHING = -1 };
+
+/* Jobs that wait for a lane, linked through lanes.next. */
+struct job_queue {
+    int first, last; /* NOTHING: empty */
+};
+
+/* A stage's own. */
+struct stage_lanes {
+    struct job_queue read, ready; /* wait for the bus; for compute */
+    int going_up;                 /* job, or NOTHING */
+    double up_left_s, up_start_s;
+    struct pipe_item busy; /* what computes; layer NOTHING when idle */
+    double comp_left_s;
+    int next_readless; /* the next job without a read */
+};
 
 struct lanes {
     const struct pipe_load *load;
     struct pipeline *out;
     double t;
+    int n_stages;
     /* I/O */
     int reading; /* index of the job being read, NOTHING when all are */
     double read_left_s, read_start_s;
     /* read but, because of the latency, not yet here: a queue in job order */
     int n_read, n_arrived;
+    /* what passes through the stages */
+    int n_recomputed; /* layers 0..n_recomputed-1 are, of the R */
+    int next_prefill;
+    bool is_prefilling, head_done;
+    int n_restored_jobs;
+    int n_prefix; /* layers 0..n_prefix-1 are restored */
+    struct stage_lanes stage[PLAN_MAX_STAGES];
+    uint8_t jobs_left[PLAN_MAX_LAYERS]; /* of each layer, until it is restored */
     int read[PIPE_MAX_JOBS];
     double arrives_s[PIPE_MAX_JOBS];
-    int n_taken; /* of the arrived */
-    /* compute */
-    struct pipe_item busy; /* what runs; layer NOTHING when idle */
-    int busy_job;
-    double comp_left_s;
-    int next_readless; /* the next job without a read */
-    int next_prefill;
-    bool head_done;
-    int n_restored_jobs;
-    uint8_t jobs_left[PLAN_MAX_LAYERS]; /* of each layer, until it is restored */
-    int n_prefix;                       /* layers 0..n_prefix-1 are restored */
+    int16_t next[PIPE_MAX_JOBS];
 };
+
+static int layer_stage(const struct lanes *s, int layer)
+{
+    return s->n_stages > 1 ? run_of(layer, s->load->n_layers, s->n_stages) : 0;
+}
+
+static bool has_read(const struct pipe_job *j)
+{
+    return j->io_s > 0 || j->up_s > 0;
+}
+
+static void queue_put(struct lanes *s, struct job_queue *q, int i)
+{
+    s->next[i] = NOTHING;
+    if (q->first == NOTHING)
+        q->first = i;
+    else
+        s->next[q->last] = (int16_t)i;
+    q->last = i;
+}
+
+static int queue_get(struct lanes *s, struct job_queue *q)
+{
+    int i = q->first;
+    if (i != NOTHING)
+        q->first = s->next[i];
+    return i;
+}
 
 static void record(struct lanes *s, struct pipe_item item)
 {
@@ -48,12 +92,24 @@ static void record(struct lanes *s, struct pipe_item item)
     s->out->item[s->out->n_items++] = item;
 }
 
+/* What job i did from start_s until now. */
+static struct pipe_item item_of(const struct lanes *s, int i, double start_s, uint8_t lane)
+{
+    const struct pipe_job *j = &s->load->job[i];
+    return (struct pipe_item){.start_s = start_s,
+                              .end_s = s->t,
+                              .layer = j->layer,
+                              .method = j->method,
+                              .lane = lane,
+                              .stage = (uint8_t)layer_stage(s, j->layer)};
+}
+
 static void start_next_read(struct lanes *s, int from)
 {
     const struct pipe_load *l = s->load;
     s->reading = NOTHING;
     for (int i = from; i < l->n_jobs; i++)
-        if (l->job[i].io_s > 0) {
+        if (has_read(&l->job[i])) {
             s->reading = i;
             s->read_left_s = l->job[i].io_s;
             s->read_start_s = s->t;
@@ -66,144 +122,246 @@ static void finish_read(struct lanes *s)
     int i = s->reading;
     s->read[s->n_read] = i;
     s->arrives_s[s->n_read++] = s->t + s->load->latency_s;
-    record(s, (struct pipe_item){.start_s = s->read_start_s,
-                                 .end_s = s->t,
-                                 .layer = s->load->job[i].layer,
-                                 .method = s->load->job[i].method,
-                                 .lane = PIPE_IO});
+    record(s, item_of(s, i, s->read_start_s, PIPE_IO));
     start_next_read(s, i + 1);
 }
 
-static void start_job(struct lanes *s, int i)
+static void arrive(struct lanes *s)
 {
-    const struct pipe_job *j = &s->load->job[i];
-    s->busy_job = i;
-    s->comp_left_s = j->comp_s;
-    s->busy = (struct pipe_item){
-        .start_s = s->t, .layer = j->layer, .method = j->method, .lane = PIPE_RESTORE};
+    int i = s->read[s->n_arrived++];
+    struct stage_lanes *k = &s->stage[layer_stage(s, s->load->job[i].layer)];
+    queue_put(s, s->load->job[i].up_s > 0 ? &k->read : &k->ready, i);
 }
 
-static void start_prefill(struct lanes *s, double comp_s, char what)
+static void start_up(struct lanes *s, struct stage_lanes *k)
 {
-    s->comp_left_s = comp_s;
-    s->busy = (struct pipe_item){.start_s = s->t,
+    k->going_up = queue_get(s, &k->read);
+    if (k->going_up != NOTHING) {
+        k->up_left_s = s->load->job[k->going_up].up_s;
+        k->up_start_s = s->t;
+    }
+}
+
+static void finish_up(struct lanes *s, struct stage_lanes *k)
+{
+    record(s, item_of(s, k->going_up, k->up_start_s, PIPE_UP));
+    queue_put(s, &k->ready, k->going_up);
+    start_up(s, k);
+}
+
+static void start_job(struct lanes *s, struct stage_lanes *k, int i)
+{
+    k->comp_left_s = s->load->job[i].comp_s;
+    k->busy = item_of(s, i, s->t, PIPE_RESTORE);
+}
+
+static void start_prefill(struct lanes *s, struct stage_lanes *k, double comp_s, char what)
+{
+    s->is_prefilling = true;
+    k->comp_left_s = comp_s;
+    k->busy = (struct pipe_item){.start_s = s->t,
                                  .layer = (int16_t)s->next_prefill,
                                  .method = what,
-                                 .lane = PIPE_PREFILL};
+                                 .lane = PIPE_PREFILL,
+                                 .stage = (uint8_t)(k - s->stage)};
 }
 
 /* Layers whose new tokens may be prefilled now: 0..n-1. */
 static int prefill_allowed(const struct lanes *s)
 {
     const struct pipe_load *l = s->load;
-    if (l->prefill_s == NULL)
+    if (l->prefill_s == NULL || s->is_prefilling)
         return 0;
     if (l->fused)
         return s->n_prefix;
     return s->n_restored_jobs == l->n_jobs ? l->n_layers : 0;
 }
 
-/* Arrived layers first, then recomputation, then prefill, then the head: see pipeline.h. */
-static void start_compute(struct lanes *s)
+/* The stage's next job without a read that may start: recomputation goes up the layers. */
+static int next_readless(struct lanes *s, struct stage_lanes *k)
 {
     const struct pipe_load *l = s->load;
-    s->busy.layer = NOTHING;
-    if (s->n_taken < s->n_arrived) {
-        start_job(s, s->read[s->n_taken++]);
+    int stage = (int)(k - s->stage);
+    while (k->next_readless < l->n_jobs &&
+           (has_read(&l->job[k->next_readless]) ||
+            layer_stage(s, l->job[k->next_readless].layer) != stage))
+        k->next_readless++;
+    if (k->next_readless == l->n_jobs)
+        return NOTHING;
+    const struct pipe_job *j = &l->job[k->next_readless];
+    return j->method == 'R' && j->layer > s->n_recomputed ? NOTHING : k->next_readless++;
+}
+
+/* Arrived layers first, then recomputation, then prefill, then the head: see pipeline.h. */
+static void start_compute(struct lanes *s, struct stage_lanes *k)
+{
+    const struct pipe_load *l = s->load;
+    int stage = (int)(k - s->stage), i = queue_get(s, &k->ready);
+    k->busy.layer = NOTHING;
+    if (i == NOTHING)
+        i = next_readless(s, k);
+    if (i != NOTHING) {
+        start_job(s, k, i);
         return;
     }
-    while (s->next_readless < l->n_jobs && l->job[s->next_readless].io_s > 0)
-        s->next_readless++;
-    if (s->next_readless < l->n_jobs) {
-        start_job(s, s->next_readless++);
-        return;
-    }
-    if (s->next_prefill < prefill_allowed(s)) {
-        start_prefill(s, l->prefill_s[s->next_prefill], 'P');
+    if (s->next_prefill < prefill_allowed(s) && layer_stage(s, s->next_prefill) == stage) {
+        start_prefill(s, k, l->prefill_s[s->next_prefill], 'P');
         return;
     }
     bool all = s->n_restored_jobs == l->n_jobs &&
                (l->prefill_s == NULL || s->next_prefill == l->n_layers);
-    if (all && !s->head_done && l->head_s > 0) {
+    if (all && !s->is_prefilling && !s->head_done && l->head_s > 0 &&
+        stage == s->n_stages - 1) {
         s->next_prefill = l->n_layers;
-        start_prefill(s, l->head_s, 'L');
+        start_prefill(s, k, l->head_s, 'L');
     }
 }
 
-static void finish_compute(struct lanes *s)
+static void finish_compute(struct lanes *s, struct stage_lanes *k)
 {
-    s->busy.end_s = s->t;
-    record(s, s->busy);
-    if (s->busy.lane == PIPE_RESTORE) {
+    k->busy.end_s = s->t;
+    record(s, k->busy);
+    if (k->busy.lane == PIPE_RESTORE) {
         s->n_restored_jobs++;
-        s->jobs_left[s->busy.layer]--;
+        s->n_recomputed += k->busy.method == 'R';
+        s->jobs_left[k->busy.layer]--;
         while (s->n_prefix < s->load->n_layers && s->jobs_left[s->n_prefix] == 0)
             s->n_prefix++;
         if (s->out != NULL && s->n_restored_jobs == s->load->n_jobs)
             s->out->restore_s = s->t;
-    } else if (s->busy.method == 'L') {
-        s->head_done = true;
     } else {
-        s->next_prefill++;
+        s->is_prefilling = false;
+        s->head_done |= k->busy.method == 'L';
+        s->next_prefill += k->busy.method != 'L';
     }
-    s->busy.layer = NOTHING;
+    k->busy.layer = NOTHING;
 }
 
-/* To the next end of a read, end of a computation, or arrival. */
+static bool is_computing(const struct lanes *s)
+{
+    for (int k = 0; k < s->n_stages; k++)
+        if (s->stage[k].busy.layer != NOTHING)
+            return true;
+    return false;
+}
+
+static bool is_going_up(const struct lanes *s)
+{
+    for (int k = 0; k < s->n_stages; k++)
+        if (s->stage[k].going_up != NOTHING)
+            return true;
+    return false;
+}
+
+static void count_busy(struct lanes *s, double dt, bool comp)
+{
+    if (s->out == NULL)
+        return;
+    s->out->io_busy_s += s->reading != NOTHING ? dt : 0;
+    s->out->comp_busy_s += comp ? dt : 0;
+    for (int k = 0; k < s->n_stages; k++) {
+        s->out->stage_up_s[k] += s->stage[k].going_up != NOTHING ? dt : 0;
+        s->out->stage_comp_s[k] += s->stage[k].busy.layer != NOTHING ? dt : 0;
+    }
+}
+
+/* How long until something ends or arrives. */
+static double time_to_event(const struct lanes *s, double slow_io, double slow_comp)
+{
+    double dt = INFINITY;
+    if (s->reading != NOTHING)
+        dt = s->read_left_s * slow_io;
+    if (s->n_arrived < s->n_read)
+        dt = fmin(dt, fmax(0, s->arrives_s[s->n_arrived] - s->t));
+    for (int i = 0; i < s->n_stages; i++) {
+        const struct stage_lanes *k = &s->stage[i];
+        if (k->going_up != NOTHING)
+            dt = fmin(dt, k->up_left_s);
+        if (k->busy.layer != NOTHING)
+            dt = fmin(dt, k->comp_left_s * slow_comp);
+    }
+    return dt;
+}
+
+/* Of a stage; what ends now ends. */
+static void advance_stage(struct lanes *s, struct stage_lanes *k, double dt,
+                          double slow_comp)
+{
+    bool comp = k->busy.layer != NOTHING, up = k->going_up != NOTHING;
+    bool comp_ends = comp && k->comp_left_s * slow_comp <= dt;
+    bool up_ends = up && k->up_left_s <= dt;
+    k->comp_left_s -= comp ? dt / slow_comp : 0;
+    k->up_left_s -= up ? dt : 0;
+    if (up_ends)
+        finish_up(s, k);
+    if (comp_ends)
+        finish_compute(s, k);
+}
+
 static void advance(struct lanes *s)
 {
     const struct pipe_load *l = s->load;
-    bool io = s->reading != NOTHING, comp = s->busy.layer != NOTHING;
+    bool io = s->reading != NOTHING, comp = is_computing(s);
     double slow_io = comp ? l->io_overlap : 1, slow_comp = io ? l->comp_overlap : 1;
-    double to_read = io ? s->read_left_s * slow_io : INFINITY;
-    double to_comp = comp ? s->comp_left_s * slow_comp : INFINITY;
-    double to_arrival = s->n_arrived < s->n_read
-                            ? fmax(0, s->arrives_s[s->n_arrived] - s->t)
-                            : INFINITY;
-    double dt = fmin(fmin(to_read, to_comp), to_arrival);
+    double dt = time_to_event(s, slow_io, slow_comp);
+    bool arrives = s->n_arrived < s->n_read && s->arrives_s[s->n_arrived] - s->t <= dt;
+    bool read_ends = io && s->read_left_s * slow_io <= dt;
     s->t += dt;
-    if (s->out != NULL) {
-        s->out->io_busy_s += io ? dt : 0;
-        s->out->comp_busy_s += comp ? dt : 0;
-    }
-    if (io)
-        s->read_left_s -= dt / slow_io;
-    if (comp)
-        s->comp_left_s -= dt / slow_comp;
-    if (to_read <= dt)
+    count_busy(s, dt, comp);
+    s->read_left_s -= io ? dt / slow_io : 0;
+    if (read_ends)
         finish_read(s);
-    if (to_arrival <= dt)
-        s->n_arrived++;
-    if (to_comp <= dt)
-        finish_compute(s);
+    if (arrives)
+        arrive(s);
+    for (int k = 0; k < s->n_stages; k++)
+        advance_stage(s, &s->stage[k], dt, slow_comp);
     /* A read without latency is here at once, before compute chooses. */
     while (s->n_arrived < s->n_read && s->arrives_s[s->n_arrived] <= s->t)
-        s->n_arrived++;
+        arrive(s);
+}
+
+static void start_idle(struct lanes *s)
+{
+    for (int k = 0; k < s->n_stages; k++) {
+        if (s->stage[k].going_up == NOTHING)
+            start_up(s, &s->stage[k]);
+        if (s->stage[k].busy.layer == NOTHING)
+            start_compute(s, &s->stage[k]);
+    }
+}
+
+static int count_stages(const struct pipe_load *l)
+{
+    return l->n_stages > 1 ? l->n_stages : 1;
 }
 
 static double run_events(const struct pipe_load *load, struct pipeline *out)
 {
     struct lanes s;
-    memset(&s, 0, offsetof(struct lanes, read));
+    memset(&s, 0, offsetof(struct lanes, stage));
     s.load = load;
     s.out = out;
-    s.n_taken = s.next_readless = s.next_prefill = s.n_restored_jobs = s.n_prefix = 0;
-    s.head_done = false;
+    s.n_stages = count_stages(load);
+    for (int k = 0; k < s.n_stages; k++)
+        s.stage[k] = (struct stage_lanes){.read = {NOTHING, NOTHING},
+                                          .ready = {NOTHING, NOTHING},
+                                          .going_up = NOTHING,
+                                          .busy.layer = NOTHING};
     memset(s.jobs_left, 0, sizeof s.jobs_left);
     for (int i = 0; i < load->n_jobs; i++)
         s.jobs_left[load->job[i].layer]++;
     start_next_read(&s, 0);
-    start_compute(&s);
-    while (s.reading != NOTHING || s.busy.layer != NOTHING || s.n_arrived < s.n_read) {
+    start_idle(&s);
+    while (s.reading != NOTHING || s.n_arrived < s.n_read || is_computing(&s) ||
+           is_going_up(&s)) {
         advance(&s);
-        if (s.busy.layer == NOTHING)
-            start_compute(&s);
+        start_idle(&s);
     }
     CHECK(s.n_restored_jobs == load->n_jobs);
     return s.t;
 }
 
-/* Without mutual slow-down: by invariant 2, an arrival brings its own compute and whatever
+/* One stage, without mutual slow-down: by invariant 2, an arrival brings its own compute and whatever
  * prefill it unlocks, and compute is busy from max(arrival, busy so far). */
 static double run_recurrence(const struct pipe_load *l)
 {
@@ -241,11 +399,13 @@ static double run_recurrence(const struct pipe_load *l)
 double pipe_run(const struct pipe_load *load, struct pipeline *out)
 {
     CHECK(load->n_jobs <= PIPE_MAX_JOBS && load->n_layers <= PLAN_MAX_LAYERS);
-    if (out == NULL && load->io_overlap <= 1 && load->comp_overlap <= 1)
+    CHECK(load->n_stages <= PLAN_MAX_STAGES);
+    if (out == NULL && load->n_stages <= 1 && load->io_overlap <= 1 &&
+        load->comp_overlap <= 1)
         return run_recurrence(load);
     if (out != NULL) {
-        out->n_items = 0;
-        out->restore_s = out->io_busy_s = out->comp_busy_s = 0;
+        memset(out, 0, offsetof(struct pipeline, item));
+        out->n_stages = count_stages(load);
     }
     double makespan = run_events(load, out);
     if (out != NULL)

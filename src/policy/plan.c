@@ -138,7 +138,7 @@ static void order_reads(const struct plan_request *req, struct plan *out)
     struct pipe_job job[PLAN_MAX_LAYERS];
     int n = plan_jobs_ordered(req, out->method, job);
     for (int i = 0; i < n; i++)
-        if (job[i].io_s > 0)
+        if (job[i].io_s > 0 || job[i].up_s > 0)
             out->io_order[out->n_io++] = job[i].layer;
 }
 
@@ -175,8 +175,10 @@ static void measure(const struct plan_request *req, struct plan *out)
     out->restore_s = lanes.restore_s;
     out->io_busy_s = lanes.io_busy_s;
     out->comp_busy_s = lanes.comp_busy_s;
-    double busier = fmax(lanes.io_busy_s, lanes.comp_busy_s);
-    out->bubble = lanes.makespan_s > 0 ? fmax(0, 1 - busier / lanes.makespan_s) : 0;
+    double busiest = lanes.io_busy_s;
+    for (int k = 0; k < lanes.n_stages; k++)
+        busiest = fmax(busiest, fmax(lanes.stage_up_s[k], lanes.stage_comp_s[k]));
+    out->bubble = lanes.makespan_s > 0 ? fmax(0, 1 - busiest / lanes.makespan_s) : 0;
 }
 
 int plan_make(const struct plan_request *req, struct plan *out, struct err *e)

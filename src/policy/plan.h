@@ -19,6 +19,8 @@
  * for the argument.  Layer 0's hidden state is the embedding row (h_free): 'H' there reads
  * nothing and is the same work as r = 1, which is how auto reports it.
  *
+ * Where a device group has several stages, each restores its own layers beside the others: plan_stages.c.
+ *
  * Use: fill a plan_request (by hand from measurements, or plan_layers_uniform from a
  * platform), then plan_make.  The first users are the restore path (auto, forced plans) and
  * `bench restore`.
@@ -34,13 +36,14 @@
 #include "base/err.h"
 #include "policy/platform.h"
 
-enum { PLAN_MAX_LAYERS = 256 };
+enum { PLAN_MAX_LAYERS = 256, PLAN_MAX_STAGES = PLATFORM_MAX_STAGES };
 
 /* What restoring one layer costs by each method, for the tokens of this request.  Seconds
  * on the resource when it runs alone; latency is in the request.  A method that is not
  * possible has its flag cleared and its numbers ignored. */
 struct plan_layer {
     double io_h_s, io_kv_s;     /* reading the hidden states; reading K and V */
+    double up_h_s, up_kv_s;     /* several stages: then over the layer's stage's bus */
     double comp_h_s, comp_kv_s; /* compute after the read */
     double comp_tok_s;          /* the whole layer, as a recomputation */
     double comp_tok_last_s;     /* norm + K,V projection only: the last recomputed layer */
@@ -75,6 +78,7 @@ struct plan_window {
 struct plan_request {
     int n_layers;                   /* 1..PLAN_MAX_LAYERS */
     const struct plan_layer *layer; /* [n_layers] */
+    int n_stages; /* that restore their layers beside each other (pipeline.h); 0: 1 */
     /* Prefill of the new tokens, seconds of compute per layer; NULL: none. */
     const double *prefill_s; /* [n_layers] */
     bool fused; /* overlap that prefill with the restore; else it starts when all is
@@ -119,7 +123,7 @@ struct plan {
                            them */
     double restore_s;   /* when the last layer's K,V are in place */
     double io_busy_s, comp_busy_s; /* time each lane works, slow-down included */
-    double bubble; /* idle share of the busier lane over predicted_s, 0..1 */
+    double bubble; /* idle share of the busiest lane over predicted_s, 0..1 */
     double stored_bytes_per_token;
     double hedged_s; /* what auto pays, by its own prediction, for being safe (io_spread) */
     bool exact; /* auto: the search was complete (optimal where overlap factors are 1, up to

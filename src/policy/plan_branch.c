@@ -295,7 +295,8 @@ static void offer(struct branch *b, const char *method)
         for (int i = 0; i < b->n_by_rank; i++) {
             const struct option *o = &b->by_rank[i];
             if (method[o->layer] == o->method)
-                job[n++] = (struct pipe_job){o->a, o->b, o->layer, o->method};
+                job[n++] = (struct pipe_job){
+                    .io_s = o->a, .comp_s = o->b, .layer = o->layer, .method = o->method};
         }
     }
     CHECK(n == b->n);

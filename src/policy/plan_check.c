@@ -25,8 +25,10 @@ static int check_layer(const struct plan_layer *l, int i, struct err *e)
         bool used;
     } costs[] = {
         {"io_h_s", l->io_h_s, l->has_h && !l->h_free},
+        {"up_h_s", l->up_h_s, l->has_h && !l->h_free},
         {"comp_h_s", l->comp_h_s, l->has_h && !l->h_free},
         {"io_kv_s", l->io_kv_s, l->has_kv},
+        {"up_kv_s", l->up_kv_s, l->has_kv},
         {"comp_kv_s", l->comp_kv_s, l->has_kv},
         {"comp_tok_s", l->comp_tok_s, l->can_recompute},
         {"comp_tok_last_s", l->comp_tok_last_s, l->can_recompute || l->h_free},
@@ -56,6 +58,11 @@ int plan_check_request(const struct plan_request *q, struct err *e)
     if (q->n_layers < 1 || q->n_layers > PLAN_MAX_LAYERS || q->layer == NULL)
         return err_set(e, ERR_USAGE, "plan request: %d layers; 1 to %d can be planned",
                        q->n_layers, PLAN_MAX_LAYERS);
+    if (q->n_stages < 0 || q->n_stages > PLAN_MAX_STAGES || q->n_stages > q->n_layers)
+        return err_set(e, ERR_USAGE,
+                       "plan request: %d stages; 0 to %d can be planned, each with one of "
+                       "%d layers",
+                       q->n_stages, PLAN_MAX_STAGES, q->n_layers);
     const struct {
         const char *name;
         double value;

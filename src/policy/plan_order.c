@@ -18,6 +18,8 @@
  * between the end of a read and its compute shifts all arrivals alike and changes neither
  * argument.
  *
+ * Several stages: plan_stages.c.
+ *
  * Both are compared with every order in tests/policy/test_plan_exact.c.  Where the lanes
  * slow each other, the rule is applied to the slowed times; there it is a heuristic (see
  * RESTORATION.md). */
@@ -77,10 +79,12 @@ struct pipe_job plan_job(const struct plan_request *req, int layer, char method,
         break;
     case 'H':
         j.io_s = l->h_free ? 0 : l->io_h_s;
+        j.up_s = l->h_free ? 0 : l->up_h_s;
         j.comp_s = l->h_free ? l->comp_tok_last_s : l->comp_h_s;
         break;
     case 'K':
         j.io_s = l->io_kv_s;
+        j.up_s = l->up_kv_s;
         j.comp_s = l->comp_kv_s;
         break;
     default:
@@ -97,6 +101,7 @@ static double factor(double overlap)
 struct pipe_load plan_load_empty(const struct plan_request *req)
 {
     return (struct pipe_load){.n_layers = req->n_layers,
+                              .n_stages = req->n_stages,
                               .prefill_s = req->prefill_s,
                               .fused = req->fused,
                               .head_s = req->head_s,
@@ -174,7 +179,9 @@ int plan_jobs_ordered(const struct plan_request *req, const char *method,
     int r = plan_prefix_r(method);
     for (int i = 0; i < req->n_layers; i++)
         job[i] = plan_job(req, i, method[i], r);
-    if (plan_is_fused(req))
+    if (req->n_stages > 1)
+        plan_order_stages(req, job, req->n_layers);
+    else if (plan_is_fused(req))
         order_in_tree(req, job, req->n_layers);
     else
         order_johnson(req, job, req->n_layers);

@@ -27,13 +27,15 @@ struct means {
     double io_h, io_kv, c_h, c_tok;
 };
 
+/* Of several stages each has a share of the store, and a bus. */
 static struct means mean_costs(const struct plan_request *q)
 {
     struct means m = {0};
+    double stages = q->n_stages > 1 ? q->n_stages : 1;
     for (int i = 0; i < q->n_layers; i++) {
         const struct plan_layer *l = &q->layer[i];
-        m.io_h += l->io_h_s / q->n_layers;
-        m.io_kv += l->io_kv_s / q->n_layers;
+        m.io_h += fmax(l->io_h_s * stages, l->up_h_s) / q->n_layers;
+        m.io_kv += fmax(l->io_kv_s * stages, l->up_kv_s) / q->n_layers;
         m.c_h += l->comp_h_s / q->n_layers;
         m.c_tok += l->comp_tok_s / q->n_layers;
     }
@@ -129,13 +131,15 @@ int plan_tokenwise_jobs(const struct plan_request *q, const struct plan *plan,
     for (int i = 0; i < plan->n_layers; i++) {
         bool last = i == plan->n_layers - 1;
         struct pipe_job h = {
-            .layer = (int16_t)i,
-            .method = 'H',
-            .io_s = q->layer[i].h_free ? 0 : platform_io_s(p, q->tier, nh, p->h_bytes),
-            .comp_s = platform_h_s(p, nh)};
+            .layer = (int16_t)i, .method = 'H', .comp_s = platform_h_s(p, nh)};
         struct pipe_job o = {.layer = (int16_t)i, .method = plan->other};
+        if (!q->layer[i].h_free) {
+            h.io_s = plan_io_s(p, q->tier, nh, p->h_bytes);
+            h.up_s = plan_up_s(p, q->tier, nh, p->h_bytes);
+        }
         if (plan->other == 'K') {
-            o.io_s = platform_io_s(p, q->tier, no, p->kv_bytes);
+            o.io_s = plan_io_s(p, q->tier, no, p->kv_bytes);
+            o.up_s = plan_up_s(p, q->tier, no, p->kv_bytes);
             o.comp_s = platform_kv_s(p, no);
         } else {
             o.comp_s = last ? platform_h_s(p, no) : platform_tok_s(p, no);

@@ -28,12 +28,26 @@ int plan_prefix_r(const char *method);
 void plan_load(const struct plan_request *req, const struct plan *plan,
                struct pipe_job *job, struct pipe_load *load);
 
+/* ---- plan_range.c: what records cost on a platform ---- */
+
+/* On the lane that all stages share, which of one stage is all of its I/O; on the bus of its own. */
+double plan_io_s(const struct platform *p, int tier, int64_t n, double bytes_per_token);
+double plan_up_s(const struct platform *p, int tier, int64_t n, double bytes_per_token);
+
 /* ---- plan_search.c: which assignment ---- */
 
 /* The best assignment; without_h: as if no layer had hidden states.  Fills method and
  * exact. */
 int plan_search(const struct plan_request *req, bool without_h, struct plan *out,
                 struct err *e);
+
+struct search;
+
+/* ---- plan_stages.c: stages that restore their layers beside each other ---- */
+
+void plan_search_stages(struct search *s);
+/* Orders the reads of one job a layer. */
+void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int n);
 
 /* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
 
@@ -53,6 +67,8 @@ struct search {
     char best[PLAN_MAX_LAYERS + 1];
 };
 
+/* Finds r_min and r_max; whether there is such a length. */
+bool search_is_possible(struct search *s);
 /* Layer i may be restored with method m ('H' or 'K') behind r recomputed layers. */
 bool search_allows(const struct search *s, int i, char m);
 /* No schedule of total read time io_s and total compute comp_s ends earlier than this. */

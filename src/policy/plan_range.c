@@ -11,13 +11,26 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "policy/plan.h"
+#include "policy/plan_parts.h"
+
+double plan_io_s(const struct platform *p, int tier, int64_t n, double bytes)
+{
+    return p->n_stages > 1 ? platform_read_s(p, tier, n, bytes)
+                           : platform_io_s(p, tier, n, bytes);
+}
+
+double plan_up_s(const struct platform *p, int tier, int64_t n, double bytes)
+{
+    return p->n_stages > 1 ? platform_up_s(p, tier, n, bytes) : 0;
+}
 
 static struct plan_layer uniform_layer(const struct platform *p, int tier, int64_t n)
 {
     return (struct plan_layer){
-        .io_h_s = platform_io_s(p, tier, n, p->h_bytes),
-        .io_kv_s = platform_io_s(p, tier, n, p->kv_bytes),
+        .io_h_s = plan_io_s(p, tier, n, p->h_bytes),
+        .io_kv_s = plan_io_s(p, tier, n, p->kv_bytes),
+        .up_h_s = plan_up_s(p, tier, n, p->h_bytes),
+        .up_kv_s = plan_up_s(p, tier, n, p->kv_bytes),
         .comp_h_s = platform_h_s(p, n),
         .comp_kv_s = platform_kv_s(p, n),
         .comp_tok_s = platform_tok_s(p, n),
@@ -44,6 +57,7 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
                        struct plan_request *req)
 {
     req->n_layers = p->n_layers;
+    req->n_stages = p->n_stages;
     req->layer = layer;
     req->prefill_s = NULL;
     req->head_s = 0;
@@ -96,7 +110,7 @@ enum { TOKENS = 64 }; /* of a chunk: a restore begins at one */
 
 struct share {
     int64_t h_tokens, kv_tokens;
-    double io_s;
+    double io_s, up_s;
     bool possible;
 };
 
@@ -114,11 +128,13 @@ static struct share share_of(const struct platform *p, const struct plan_range *
         switch (plan_range_method(method, range[g].mask[i], false)) {
         case 'H':
             s.h_tokens += n;
-            s.io_s += platform_io_s(p, range[g].tier, n, p->h_bytes);
+            s.io_s += plan_io_s(p, range[g].tier, n, p->h_bytes);
+            s.up_s += plan_up_s(p, range[g].tier, n, p->h_bytes);
             break;
         case 'K':
             s.kv_tokens += n;
-            s.io_s += platform_io_s(p, range[g].tier, n, p->kv_bytes);
+            s.io_s += plan_io_s(p, range[g].tier, n, p->kv_bytes);
+            s.up_s += plan_up_s(p, range[g].tier, n, p->kv_bytes);
             break;
         default:
             s.possible = false;
@@ -161,6 +177,8 @@ static void layers_in_window(const struct platform *p, const struct plan_range *
         l->has_kv = k.possible && k.kv_tokens > 0;
         l->io_h_s = h.io_s;
         l->io_kv_s = k.io_s;
+        l->up_h_s = h.up_s;
+        l->up_kv_s = k.up_s;
         l->comp_h_s = share_comp_s(p, h);
         l->comp_kv_s = share_comp_s(p, k);
         l->h_bytes = h.possible ? share_bytes(p, h) : 0;

@@ -124,6 +124,8 @@ void plan_explain(const struct plan_request *q, struct plan *out)
     default:
         say(out, "%s only", plan_mode_name(q->mode));
     }
+    if (q->n_stages > 1)
+        say(out, "; %d stages beside each other", q->n_stages);
     if (out->predicted_s > 0)
         say(out, "; I/O %.0f %%, compute %.0f %% busy",
             100 * out->io_busy_s / out->predicted_s,
@@ -131,6 +133,6 @@ void plan_explain(const struct plan_request *q, struct plan *out)
     if (out->hedged_s > 0)
         say(out, "; %.2g ms for being safe if the disk is %.2g times as fast or slow",
             out->hedged_s * 1e3, q->io_spread);
-    if (q->mode == PLAN_AUTO && !out->exact)
+    if (q->mode == PLAN_AUTO && !out->exact && q->n_stages <= 1)
         say(out, " (search cut short)");
 }

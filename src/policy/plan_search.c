@@ -7,7 +7,7 @@
  * compute + prefill), laid out upwards. All (r, h) pairs, about L*L/2, are bounded in O(1)
  * by the lanes' total work; the few that could win are run through the pipeline.
  *
- * Layers that differ go to plan_branch.c.
+ * Layers that differ go to plan_branch.c, several stages to plan_stages.c.
  *
  * r = 0 with a free layer 0: reading K there while some other layer is read as H is never
  * better than the reverse, so only all-K is tried (the exchange argument is in
@@ -89,7 +89,7 @@ static bool is_uniform(const struct plan_request *req)
     return req->n_layers == 1 || l[0].has_h == l[1].has_h;
 }
 
-static void find_r_range(struct search *s)
+bool search_is_possible(struct search *s)
 {
     const struct plan_layer *l = s->req->layer;
     s->r_max = 0;
@@ -101,6 +101,7 @@ static void find_r_range(struct search *s)
     for (int i = 0; i < s->n; i++)
         if (!search_allows(s, i, 'H') && !search_allows(s, i, 'K'))
             s->r_min = i + 1;
+    return s->r_min <= s->r_max;
 }
 
 /* ---- layers that are alike ---- */
@@ -216,8 +217,7 @@ static void search_counts(struct search *s)
 static void search_again_without_h(struct search *s)
 {
     s->without_h = true;
-    find_r_range(s);
-    if (s->r_min <= s->r_max)
+    if (search_is_possible(s))
         search_branch(s);
     s->exact = false;
 }
@@ -232,17 +232,18 @@ int plan_search(const struct plan_request *req, bool without_h, struct plan *out
                        .comp_f = fmax(1, req->comp_overlap)};
     for (int i = 0; req->prefill_s != NULL && i < s.n; i++)
         s.prefill_sum_s += req->prefill_s[i];
-    find_r_range(&s);
-    if (s.r_min > s.r_max)
+    if (!search_is_possible(&s))
         return err_set(
             e, ERR_NOT_FOUND,
             "plan: layer %d has no usable record and recomputation does not reach it%s",
             s.r_min - 1, without_h ? " (hidden states left out)" : "");
-    if (is_uniform(req))
+    if (req->n_stages > 1)
+        plan_search_stages(&s);
+    else if (is_uniform(req))
         search_counts(&s);
     else
         search_branch(&s);
-    if (s.found && !s.exact && !without_h)
+    if (s.found && !s.exact && !without_h && req->n_stages <= 1)
         search_again_without_h(&s);
     if (!s.found)
         return err_set(e, ERR_NOT_FOUND, "no plan stores at most %.0f bytes per token",

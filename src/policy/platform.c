@@ -37,6 +37,8 @@ static const struct key keys[] = {
     {"n_layers", KEY_INT, AT(n_layers), 1},
     {"h_bytes", KEY_NUMBER, AT(h_bytes), POSITIVE},
     {"kv_bytes", KEY_NUMBER, AT(kv_bytes), POSITIVE},
+    {"n_ranks", KEY_INT, AT(n_ranks), 1},
+    {"n_stages", KEY_INT, AT(n_stages), 1},
     {"c_tok_a_s", KEY_NUMBER, AT(c_tok.a_s), 0},
     {"c_tok_b_s", KEY_NUMBER, AT(c_tok.b_s), POSITIVE},
     {"c_tok_c_s", KEY_NUMBER, AT(c_tok.c_s), 0},
@@ -74,6 +76,8 @@ static const struct key tier_keys[] = {
     {"name", KEY_TEXT, AT(tier[0].name), 0},
     {"latency_s", KEY_NUMBER, AT(tier[0].latency_s), 0},
     {"bytes_per_s", KEY_NUMBER, AT(tier[0].bytes_per_s), POSITIVE},
+    {"up_bytes_per_s", KEY_NUMBER, AT(tier[0].up_bytes_per_s), 0},
+    {"gather_bytes_per_s", KEY_NUMBER, AT(tier[0].gather_bytes_per_s), 0},
     {"request_s", KEY_NUMBER, AT(tier[0].request_s), 0},
     {"r2", KEY_NUMBER, AT(tier[0].r2), FRACTION},
     {"depth1_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[0]), 0},
@@ -141,6 +145,7 @@ void platform_init(struct platform *p)
     memset(p, 0, sizeof *p);
     p->io_overlap = p->comp_overlap = 1;
     p->tile_tokens = 1;
+    p->n_ranks = p->n_stages = 1;
 }
 
 /* ---- validation ---- */
@@ -190,6 +195,11 @@ int platform_validate(const struct platform *p, struct err *e)
     if (p->n_tiers > PLATFORM_TIERS_MAX)
         return err_set(e, ERR_FORMAT, "platform: n_tiers is %d, at most %d are possible",
                        p->n_tiers, PLATFORM_TIERS_MAX);
+    if (p->n_stages > PLATFORM_MAX_STAGES || (p->n_layers > 0 && p->n_stages > p->n_layers))
+        return err_set(e, ERR_FORMAT,
+                       "platform: n_stages is %d: at most %d, and one for each of the %d "
+                       "layers, are possible",
+                       p->n_stages, PLATFORM_MAX_STAGES, p->n_layers);
     struct key k;
     char name[40];
     for (int i = 0; i < n_keys_of(p) && key_at(i, &k, name, sizeof name); i++) {
@@ -425,8 +435,8 @@ double platform_ends_s(const struct platform *p, int64_t n_embedded)
     return (p->embed_s * (double)n_embedded + p->head_s) * gemm_factor(p);
 }
 
-double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
-                     double bytes_per_token)
+double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
+                       double bytes_per_token)
 {
     CHECK(tier >= 0 && tier < p->n_tiers);
     const struct platform_tier *t = &p->tier[tier];
@@ -434,6 +444,33 @@ double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
     return (n_records * t->request_s +
             (double)n_tokens * bytes_per_token / t->bytes_per_s) *
            platform_correction_factor(&t->correction);
+}
+
+/* Of one byte, gathered; 0 where memory is unified. */
+static double up_byte_s(const struct platform *p, int tier)
+{
+    double up = p->tier[tier].up_bytes_per_s, gather = p->tier[tier].gather_bytes_per_s;
+    return (up > 0 ? 1 / up : 0) + (gather > 0 ? 1 / gather : 0);
+}
+
+double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,
+                     double bytes_per_token)
+{
+    CHECK(tier >= 0 && tier < p->n_tiers);
+    return (double)n_tokens * bytes_per_token * up_byte_s(p, tier);
+}
+
+double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
+                     double bytes_per_token)
+{
+    return fmax(platform_read_s(p, tier, n_tokens, bytes_per_token),
+                platform_up_s(p, tier, n_tokens, bytes_per_token));
+}
+
+double platform_io_bytes_per_s(const struct platform *p, int tier)
+{
+    CHECK(tier >= 0 && tier < p->n_tiers);
+    return 1 / fmax(1 / p->tier[tier].bytes_per_s, up_byte_s(p, tier));
 }
 
 static void slow_curve(struct cost_curve *c, double factor)
@@ -455,6 +492,8 @@ struct platform platform_shared(const struct platform *p, double io_share,
     q.head_s /= compute_share;
     for (int i = 0; i < q.n_tiers; i++) {
         q.tier[i].bytes_per_s *= io_share;
+        q.tier[i].up_bytes_per_s *= io_share;
+        q.tier[i].gather_bytes_per_s *= io_share;
         q.tier[i].request_s /= io_share;
     }
     return q;
@@ -469,7 +508,10 @@ void platform_throttle(struct platform *p, int tier, double bytes_per_s)
     double share = bytes_per_s / t->bytes_per_s;
     p->io_overlap = 1 + (p->io_overlap - 1) * share;
     p->comp_overlap = 1 + (p->comp_overlap - 1) * share;
-    *t = (struct platform_tier){.name = "throttled", .bytes_per_s = bytes_per_s};
+    *t = (struct platform_tier){.name = "throttled",
+                                .bytes_per_s = bytes_per_s,
+                                .up_bytes_per_s = t->up_bytes_per_s,
+                                .gather_bytes_per_s = t->gather_bytes_per_s};
 }
 
 double platform_compute_to_io(const struct platform *p, int tier, int64_t n)

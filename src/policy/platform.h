@@ -14,6 +14,11 @@
  * the two overlap factors (1 where they are independent, as on a GPU with direct I/O; more on a CPU,
  * where copies, checksums and GEMM share cores and DRAM).
  *
+ * A device with memory of its own is fed in two steps: reading, then going up over the device's bus.  Of a
+ * group of devices (docs/ARCHITECTURE.md) the costs are those of one *stage*, which has a run of the layers:
+ * its ranks share each layer's compute, each brings up a share of what is read, and they gather it.  Stages
+ * work beside each other, with one store.
+ *
  * What restores later turn out to take is learned as a *correction* of the measured costs
  * (correction.h): one factor each for GEMM, for loading KV, and for every tier.
  *
@@ -35,6 +40,7 @@ enum {
     PLATFORM_CHUNK_TOKENS = 64,  /* of one record */
     PLATFORM_DEPTHS = 7,         /* reads in flight: 1, 2, 4, ... 64 */
     PLATFORM_GEMM_SIZES = 6,     /* rows: see platform_gemm_rows */
+    PLATFORM_MAX_STAGES = 16,
 };
 
 /* seconds = a_s + b_s * n + c_s * n * n for n > 0 tokens; nothing costs nothing. */
@@ -58,8 +64,11 @@ struct platform_tier {
     double latency_s;   /* from a request to its first byte; paid once, requests are queued
                            deep */
     double bytes_per_s; /* sustained read bandwidth, alone */
-    double request_s;   /* per record beyond its bytes, with the queue full */
-    double r2;          /* of the fit over both kinds and many lengths; 0: not known */
+    /* Then, to a stage over its ranks' buses together, 0: memory is unified; then, among ranks that
+     * have brought up a share each, 0: there is one. */
+    double up_bytes_per_s, gather_bytes_per_s;
+    double request_s; /* per record beyond its bytes, with the queue full */
+    double r2;        /* of the fit over both kinds and many lengths; 0: not known */
     /* with 2^i records in flight; 0: not measured.  For people: a restore's queue is deeper. */
     double depth_bytes_per_s[PLATFORM_DEPTHS];
     struct platform_correction correction;
@@ -71,6 +80,7 @@ struct platform {
                                     */
     char commit[PLATFORM_TEXT_MAX];
     char date[PLATFORM_TEXT_MAX];
+    int n_ranks, n_stages; /* of the devices; stages that share processors count as 1 */
     int n_layers;
     double h_bytes;  /* one token's hidden state of one layer, in state dtype */
     double kv_bytes; /* one token's K and V of one layer */
@@ -99,8 +109,9 @@ struct platform {
 struct platform_shape {
     const char *name;
     int n_layers, d_model, n_heads, n_kv_heads, d_head, d_ffn, n_vocab;
-    bool gated_ffn;    /* three FFN matrices (SwiGLU), not two */
-    double elem_bytes; /* of the state dtype: 2 for f16 and bf16 */
+    bool gated_ffn;        /* three FFN matrices (SwiGLU), not two */
+    double elem_bytes;     /* of the state dtype: 2 for f16 and bf16 */
+    int n_ranks, n_stages; /* devices of this machine that share the model; 0: 1 */
 };
 
 /* A platform with no costs, no tiers, overlap factors 1 and tile 1: fill in what was
@@ -143,9 +154,17 @@ double platform_kv_s(const struct platform *p, int64_t n_tokens);
 double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new);
 /* What a pass over new tokens costs beside its layers: their embedding, and the last one's head. */
 double platform_ends_s(const struct platform *p, int64_t n_embedded);
-/* Reading the records of n_tokens, of bytes_per_token each, without the latency. */
+/* Reading the records of n_tokens, of bytes_per_token each, without the latency; */
+double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
+                       double bytes_per_token);
+/* then bringing them up to their stage, gathered; 0 where memory is unified. */
+double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,
+                     double bytes_per_token);
+/* Both as one lane, of one stage: the longer of the two. */
 double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
                      double bytes_per_token);
+/* Bytes per second of that lane, records' own times left out. */
+double platform_io_bytes_per_s(const struct platform *p, int tier);
 /* Everything that a correction multiplies: 1 where nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);
 /* The machine as a restore finds it where others have most of its compute: that takes `times` as long. */

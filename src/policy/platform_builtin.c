@@ -15,6 +15,11 @@
  * 3's 40 H + 8 RE then needs 15.4 to 16.7 GB/s of effective reads for the four SSDs
  * together, not 26: `a100x4-4ssd` has 16.
  *
+ * - Of several devices (platform_shape) each has such a link.  Ranks share products and buses evenly; what
+ * they exchange goes over NVLink where the machine has it, else over the link, at its nominal rate in one
+ * direction: a ring sends each byte (n - 1) / n times, twice for a sum, of which a layer has two.  Host
+ * memory is read at 200 GB/s (eight channels), which binds only above seven links.
+ *
  * GPU kernels of small sizes are not modelled but for the 128-token tile of their GEMMs. */
 #include <math.h>
 #include <stdio.h>
@@ -25,19 +30,21 @@
 struct machine {
     const char *name;
     double flops, link_bytes_per_s, hbm_bytes_per_s;
-    double gemm_share;      /* of flops; 0: from the model's width */
-    double ssd_bytes_per_s; /* each */
+    double gemm_share;       /* of flops; 0: from the model's width */
+    double ssd_bytes_per_s;  /* each */
+    double peer_bytes_per_s; /* between two devices */
 };
 
 static const double LINK_SHARE = 26.0 / 32.0, ATTENTION_SHARE = 0.78;
+static const double DRAM_BYTES_PER_S = 200e9;
 
 static const struct machine machines[] = {
-    {"a100", 312e12, 32e9, 1555e9, 0, 6.9e9},
-    {"a30", 165e12, 32e9, 933e9, 0, 6.9e9},
-    {"4090", 330e12, 32e9, 1008e9, 0, 6.9e9},
-    {"l20", 120e12, 32e9, 864e9, 0, 6.9e9},
-    {"h800", 990e12, 64e9, 3350e9, 0, 6.9e9},
-    {"a100x4", 4 * 312e12, 4 * 32e9, 4 * 1555e9, 0.425, 4e9},
+    {"a100", 312e12, 32e9, 1555e9, 0, 6.9e9, 300e9},
+    {"a30", 165e12, 32e9, 933e9, 0, 6.9e9, 100e9},
+    {"4090", 330e12, 32e9, 1008e9, 0, 6.9e9, 32e9},
+    {"l20", 120e12, 32e9, 864e9, 0, 6.9e9, 32e9},
+    {"h800", 990e12, 64e9, 3350e9, 0, 6.9e9, 200e9},
+    {"a100x4", 4 * 312e12, 4 * 32e9, 4 * 1555e9, 0.425, 4e9, 300e9},
 };
 
 static const char *const stores[] = {"dram", "1ssd", "2ssd", "3ssd", "4ssd"};
@@ -72,8 +79,12 @@ static double gemm_share(const struct machine *m, int d_model)
 
 static double store_bytes_per_s(const struct machine *m, int n_ssd)
 {
-    double link = m->link_bytes_per_s * LINK_SHARE;
-    return n_ssd == 0 ? link : fmin(link, n_ssd * m->ssd_bytes_per_s);
+    return n_ssd == 0 ? DRAM_BYTES_PER_S : n_ssd * m->ssd_bytes_per_s;
+}
+
+static int at_least_1(int n)
+{
+    return n > 1 ? n : 1;
 }
 
 static void fill_costs(const struct machine *m, const struct platform_shape *s,
@@ -81,15 +92,20 @@ static void fill_costs(const struct machine *m, const struct platform_shape *s,
 {
     double d = s->d_model, q = (double)s->n_heads * s->d_head,
            kv = 2.0 * s->n_kv_heads * s->d_head;
-    double flops = m->flops * gemm_share(m, s->d_model);
+    int n_ranks = at_least_1(s->n_ranks);
+    double flops = n_ranks * m->flops * gemm_share(m, s->d_model);
+    double memory = n_ranks * m->hbm_bytes_per_s;
+    /* What a byte that ranks exchange takes: each sends what the others lack. */
+    double peer_s = (n_ranks - 1.0) / n_ranks / m->peer_bytes_per_s;
     double layer_weights = 2 * d * q + d * kv + (s->gated_ffn ? 3 : 2) * d * s->d_ffn;
     p->h_bytes = d * s->elem_bytes;
     p->kv_bytes = kv * s->elem_bytes;
     p->c_h.b_s = 2 * d * kv / flops;
-    p->c_tok.b_s = 2 * layer_weights / flops;
+    p->c_tok.b_s = 2 * layer_weights / flops + 2 * 2 * p->h_bytes * peer_s;
     p->c_tok.c_s = 2 * q / (flops * ATTENTION_SHARE); /* QK and AV, half of the n*n pairs */
-    p->c_kv.b_s = 2 * p->kv_bytes / m->hbm_bytes_per_s;
-    p->head_s = d * s->n_vocab * s->elem_bytes / m->hbm_bytes_per_s;
+    p->c_kv.b_s = 2 * p->kv_bytes / memory;
+    p->head_s = d * s->n_vocab * s->elem_bytes / memory;
+    p->tier[0].gather_bytes_per_s = n_ranks > 1 ? 1 / peer_s : 0;
     p->tile_tokens = 128;
 }
 
@@ -141,10 +157,13 @@ int platform_builtin(const char *name, const struct platform_shape *shape,
     snprintf(out->commit, sizeof out->commit, "built-in");
     snprintf(out->date, sizeof out->date, "EuroSys 2025");
     out->n_layers = shape->n_layers;
+    out->n_ranks = at_least_1(shape->n_ranks);
+    out->n_stages = at_least_1(shape->n_stages);
     fill_costs(m, shape, out);
     out->n_tiers = 1;
     snprintf(out->tier[0].name, sizeof out->tier[0].name, "%s", stores[n_ssd]);
     out->tier[0].bytes_per_s = store_bytes_per_s(m, n_ssd);
+    out->tier[0].up_bytes_per_s = m->link_bytes_per_s * LINK_SHARE * out->n_ranks;
     out->tier[0].latency_s = n_ssd == 0 ? 10e-6 : 100e-6;
     return platform_validate(out, e);
 }

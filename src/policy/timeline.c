@@ -1,4 +1,4 @@
-/* timeline.c - the two lanes as text; see timeline.h. */
+/* timeline.c - the lanes as text; see timeline.h. */
 #include "policy/timeline.h"
 
 #include <ctype.h>
@@ -8,11 +8,6 @@
 #include "policy/text_out.h"
 
 enum { MIN_WIDTH = 40, MAX_WIDTH = 400, LABEL = 9, SHARE = 13 };
-
-static bool in_lane(const struct pipe_item *x, bool compute)
-{
-    return (x->lane != PIPE_IO) == compute;
-}
 
 static double unit_of(double s, const char **name)
 {
@@ -49,17 +44,18 @@ struct column {
     char letter;
 };
 
-static void fill_lane(const struct pipeline *p, bool compute, struct column *col, int n)
+static void fill_lane(const struct pipeline *p, const struct timeline_lane *lane,
+                      struct column *col, int n)
 {
     double step = p->makespan_s / n;
     int items = 0;
     for (int i = 0; i < p->n_items; i++)
-        items += in_lane(&p->item[i], compute);
+        items += timeline_in_lane(&p->item[i], lane);
     bool alternate = items * 2 <= n;
     int seen = 0;
     for (int i = 0; i < p->n_items; i++) {
         const struct pipe_item *x = &p->item[i];
-        if (!in_lane(x, compute))
+        if (!timeline_in_lane(x, lane))
             continue;
         char letter = x->method;
         if (alternate && seen++ % 2)
@@ -78,15 +74,16 @@ static void fill_lane(const struct pipeline *p, bool compute, struct column *col
     }
 }
 
-static void draw_lane(struct text_out *t, const struct pipeline *p, bool compute, int n)
+static void draw_lane(struct text_out *t, const struct pipeline *p,
+                      const struct timeline_lane *lane, int n)
 {
     struct column col[MAX_WIDTH] = {{0}};
-    double step = p->makespan_s / n, busy = compute ? p->comp_busy_s : p->io_busy_s;
-    fill_lane(p, compute, col, n);
-    text_add(t, "%-*s", LABEL, compute ? "compute" : "I/O");
+    double step = p->makespan_s / n;
+    fill_lane(p, lane, col, n);
+    text_add(t, "%-*s", LABEL, lane->name);
     for (int c = 0; c < n; c++)
         text_add(t, "%c", col[c].busy_s >= step / 2 ? col[c].letter : '.');
-    text_add(t, " %4.0f %% busy\n", 100 * busy / p->makespan_s);
+    text_add(t, " %4.0f %% busy\n", 100 * lane->busy_s / p->makespan_s);
 }
 
 static void draw_legend(struct text_out *t, const struct pipeline *p)
@@ -109,6 +106,33 @@ static void draw_legend(struct text_out *t, const struct pipeline *p)
     text_add(t, ". idle\n");
 }
 
+bool timeline_lane_at(const struct pipeline *p, int i, struct timeline_lane *out)
+{
+    if (i == 0) {
+        *out = (struct timeline_lane){"I/O", PIPE_IO, -1, p->io_busy_s};
+        return true;
+    }
+    if (p->n_stages <= 1) {
+        *out = (struct timeline_lane){"compute", PIPE_RESTORE, -1, p->comp_busy_s};
+        return i == 1;
+    }
+    int k = (i - 1) / 2;
+    bool up = (i - 1) % 2 == 0;
+    if (k >= p->n_stages)
+        return false;
+    *out = (struct timeline_lane){.lane = up ? PIPE_UP : PIPE_RESTORE,
+                                  .stage = k,
+                                  .busy_s = up ? p->stage_up_s[k] : p->stage_comp_s[k]};
+    snprintf(out->name, sizeof out->name, "%s %d", up ? "bus" : "comp", k);
+    return true;
+}
+
+bool timeline_in_lane(const struct pipe_item *x, const struct timeline_lane *lane)
+{
+    int of = x->lane == PIPE_PREFILL ? PIPE_RESTORE : x->lane;
+    return of == lane->lane && (lane->stage < 0 || x->stage == lane->stage);
+}
+
 int timeline_text(const struct pipeline *p, int width, char *out, size_t cap)
 {
     struct text_out t = text_begin(out, cap);
@@ -119,8 +143,9 @@ int timeline_text(const struct pipeline *p, int width, char *out, size_t cap)
         return t.length;
     }
     draw_axis(&t, p, n);
-    draw_lane(&t, p, false, n);
-    draw_lane(&t, p, true, n);
+    struct timeline_lane lane;
+    for (int i = 0; timeline_lane_at(p, i, &lane); i++)
+        draw_lane(&t, p, &lane, n);
     draw_legend(&t, p);
     return t.length;
 }

@@ -1,4 +1,4 @@
-/* timeline_svg.c - the two lanes as one SVG document; see timeline.h.
+/* timeline_svg.c - the lanes as one SVG document; see timeline.h.
  *
  * Colours are from a palette that stays distinct for colour-blind readers (Okabe and Ito); idle time
  * is the grey ground of a lane. No script, no font file: it opens everywhere. */
@@ -13,9 +13,9 @@ enum {
     LEFT = 80,
     PLOT = 890,
     LANE = 44,
-    IO_TOP = 50,
-    COMP_TOP = 104,
-    HEIGHT = 226
+    GAP = 10,
+    TOP = 50,
+    FOOT = 78 /* axis and legend */
 };
 
 static const struct look {
@@ -56,19 +56,18 @@ static double x_of(const struct pipeline *p, double s)
     return LEFT + PLOT * s / p->makespan_s;
 }
 
-static void add_lane(struct text_out *t, const struct pipeline *p, bool compute)
+static void add_lane(struct text_out *t, const struct pipeline *p,
+                     const struct timeline_lane *lane, int top)
 {
-    int top = compute ? COMP_TOP : IO_TOP;
-    double busy = compute ? p->comp_busy_s : p->io_busy_s;
     text_add(t, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n", LEFT - 8,
-             top + 20, compute ? "compute" : "I/O");
+             top + 20, lane->name);
     text_add(t, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" class=\"s\">%.0f %%</text>\n",
-             LEFT - 8, top + 36, 100 * busy / p->makespan_s);
+             LEFT - 8, top + 36, 100 * lane->busy_s / p->makespan_s);
     text_add(t, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#e4e4e4\"/>\n",
              LEFT, top, PLOT, LANE);
     for (int i = 0; i < p->n_items; i++) {
         const struct pipe_item *x = &p->item[i];
-        if ((x->lane != PIPE_IO) != compute || !(x->end_s > x->start_s))
+        if (!timeline_in_lane(x, lane) || !(x->end_s > x->start_s))
             continue;
         const struct look *l = look_of(x->method);
         double from = x_of(p, x->start_s), wide = x_of(p, x->end_s) - from;
@@ -84,9 +83,8 @@ static void add_lane(struct text_out *t, const struct pipeline *p, bool compute)
     }
 }
 
-static void add_axis(struct text_out *t, const struct pipeline *p)
+static void add_axis(struct text_out *t, const struct pipeline *p, int y)
 {
-    int y = COMP_TOP + LANE;
     for (int tick = 0; tick <= 5; tick++) {
         double s = p->makespan_s * tick / 5, x = x_of(p, s);
         text_add(t, "<path d=\"M%.2f %dv6\" stroke=\"#333\"/>", x, y);
@@ -97,9 +95,9 @@ static void add_axis(struct text_out *t, const struct pipeline *p)
     }
 }
 
-static void add_legend(struct text_out *t)
+static void add_legend(struct text_out *t, int y)
 {
-    int x = LEFT, y = COMP_TOP + LANE + 40;
+    int x = LEFT;
     for (int i = 0; i < N_LOOKS; i++) {
         text_add(t, "<rect x=\"%d\" y=\"%d\" width=\"14\" height=\"14\" fill=\"%s\"/>", x,
                  y, looks[i].colour);
@@ -115,19 +113,24 @@ static void add_legend(struct text_out *t)
 int timeline_svg(const struct pipeline *p, const char *title, char *out, size_t cap)
 {
     struct text_out t = text_begin(out, cap);
+    struct timeline_lane lane;
+    int n = 0;
+    while (timeline_lane_at(p, n, &lane))
+        n++;
+    int bottom = TOP + n * (LANE + GAP) - GAP, height = bottom + FOOT;
     text_add(
         &t,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family="
         "\"sans-serif\" font-size=\"15\">\n<style>.s{font-size:12px;fill:#444}</style>\n"
         "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n<text x=\"%d\" y=\"30\">",
-        WIDTH, HEIGHT, WIDTH, HEIGHT, LEFT);
+        WIDTH, height, WIDTH, height, LEFT);
     add_escaped(&t, title);
     text_add(&t, "</text>\n");
     if (p->makespan_s > 0) {
-        add_lane(&t, p, false);
-        add_lane(&t, p, true);
-        add_axis(&t, p);
-        add_legend(&t);
+        for (int i = 0; timeline_lane_at(p, i, &lane); i++)
+            add_lane(&t, p, &lane, TOP + i * (LANE + GAP));
+        add_axis(&t, p, bottom);
+        add_legend(&t, bottom + 40);
     }
     text_add(&t, "</svg>\n");
     return t.length;

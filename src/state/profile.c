@@ -46,6 +46,9 @@ void profile_begin(struct platform *p, const struct model *m,
         strcpy(u.nodename, "unknown");
     snprintf(p->machine, sizeof p->machine, "%.24s, %.40s, %s, %d threads", u.nodename, cpu,
              m->dev->name, pool_threads(m->dev->pool));
+    p->n_ranks = m->dev->n_ranks;
+    if (!m->dev->unified) /* those of a CPU have its cores in turn */
+        p->n_stages = m->dev->n_stages;
     sha256_hex(fingerprint, hex);
     snprintf(p->model, sizeof p->model, "%s", hex);
     snprintf(p->commit, sizeof p->commit, "%s", "-");
@@ -89,6 +92,10 @@ static int check_shape(const struct platform *p, const struct platform *expected
     if (p->n_layers != expected->n_layers)
         return err_set(err, ERR_MISMATCH, "it is for %d layers, the model has %d",
                        p->n_layers, expected->n_layers);
+    if (p->n_ranks != expected->n_ranks || p->n_stages != expected->n_stages)
+        return err_set(err, ERR_MISMATCH,
+                       "it is for stages times ranks %d x %d, these are %d x %d",
+                       p->n_stages, p->n_ranks, expected->n_stages, expected->n_ranks);
     if (p->h_bytes != expected->h_bytes || p->kv_bytes != expected->kv_bytes)
         return err_set(err, ERR_MISMATCH,
                        "it is for states of %g and %g bytes, the model's have %g and %g",

@@ -65,10 +65,11 @@ int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err);
 
-/* How fast host memory goes up to a device that has memory of its own, the fastest of several copies of
- * at most `bytes` at `from`: what reading cannot be faster than.  HUGE_VAL where memory is unified. */
-int profile_copy_up(struct device *d, const void *from, size_t bytes, double *bytes_per_s,
-                    struct err *err);
+/* How fast `bytes` of host memory at `from` go up to a stage of a device that has memory of its own, and
+ * how fast its ranks then gather their shares: t->up_bytes_per_s and gather_bytes_per_s.  0 where memory is
+ * unified, and where there is one rank. */
+int profile_copies(struct device *d, const void *from, size_t bytes,
+                   struct platform_tier *t, struct err *err);
 
 /* How much reading slows projection down, and the reverse: fills the overlap factors.  Takes about a
  * third of a second. */

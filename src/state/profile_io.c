@@ -195,15 +195,11 @@ static int measure_depths(struct reads *r, enum store_kind kind, struct platform
 }
 
 /* What is read goes on to the device: from staging, or from where a store in memory has it. */
-static int bound_by_copies(struct reads *r, struct platform_tier *t, struct err *err)
+static int measure_copies(struct reads *r, struct platform_tier *t, struct err *err)
 {
-    double up;
     const void *from = r->in_place ? r->last->bytes : r->staging.ptr;
     size_t bytes = r->in_place ? r->last->n_bytes : r->staging.bytes;
-    int rc = profile_copy_up(r->m->dev, from, bytes, &up, err);
-    if (rc == 0 && t->bytes_per_s > up)
-        t->bytes_per_s = up;
-    return rc;
+    return profile_copies(r->m->dev, from, bytes, t, err);
 }
 
 static int measure_tier(struct reads *r, bool full, struct platform_tier *t,
@@ -226,7 +222,7 @@ static int measure_tier(struct reads *r, bool full, struct platform_tier *t,
     if (v.bytes == 0)
         return err_set(err, -EIO, "profile: no stored record could be read");
     fit_tier(&v, t);
-    rc = bound_by_copies(r, t, err);
+    rc = measure_copies(r, t, err);
     if (rc != 0)
         return rc;
     return full ? measure_depths(r, largest, t, err) : 0;

@@ -36,6 +36,7 @@
 #ifndef TENSOR_GROUP_H
 #define TENSOR_GROUP_H
 
+#include "base/run.h"
 #include "tensor/ops.h"
 #include "tensor/tensor.h"
 
@@ -52,7 +53,7 @@ int group_open(const char *name, int n_ranks, int n_stages, struct pool *pool,
 /* Which stage has the i-th of n things: runs of equal length, or one more. */
 static inline int stage_of(int i, int n, int n_stages)
 {
-    return (int)((int64_t)i * n_stages / n);
+    return run_of(i, n, n_stages);
 }
 
 /* Device memory on one stage, or as much on each (out[0] to out[n_stages - 1]); buf_alloc's is on stage 0. A

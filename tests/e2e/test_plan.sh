@@ -17,6 +17,16 @@ check "a budget bounds what is stored" json_is 'j["plan"]["stored_bytes_per_toke
 run_hc "${plan[@]}" --method r12,h28,k0 --width 70
 check "a forced plan has a row" grep -qE '^r12,h28,k0 +12 R \+ 28 H \+ 0 K ' "$tmp/out"
 
+run_hc "${plan[@]}" --pipeline-parallel 4 --width 100
+check "four stages: one lane of I/O, a bus and a compute lane each" \
+    test "$(grep -cE '^(I/O|bus [0-3]|comp [0-3]) +[RHKrhk.]+ +[0-9]+ % busy$' "$tmp/out")" -eq 9
+check "which is said" grep -q 'over 4 stages of 1 rank$' "$tmp/out"
+run_hc "${plan[@]}" --pipeline-parallel 4 --svg "$tmp/stages.svg" --json
+check "and drawn" test "$(grep -c '>bus [0-3]</text>' "$tmp/stages.svg")" -eq 4
+check "and in the JSON" json_is 'j["stages"], j["ranks"]' "(4, 1)"
+run_hc plan --shape llama-2-13b --platform a100-dram --history 1024 --tensor-parallel 2 --pipeline-parallel 2
+check "ranks gather what they bring up in shares" grep -qE '^to each stage at 4[0-9.]+ GB/s, gathered: H ' "$tmp/out"
+
 refused() { # refused NAME RC PATTERN ARGS...
     local name=$1 code=$2 pattern=$3
     shift 3
@@ -33,6 +43,9 @@ refused "a tier too many" 2 'the platform has 1' --shape llama-2-7b --tier 1
 refused "a plan of other layers" 2 'the model has 32' --shape llama-2-7b --method r5,h3
 refused "recomputed layers that are no prefix" 2 'plan' --shape tiny-mha --method HR
 refused "an SVG that cannot be written" 1 'none/plan.svg: No such file' --shape llama-2-7b --svg "$tmp/none/plan.svg"
+refused "more stages than layers" 1 'n_stages is 5' --shape tiny-mha --pipeline-parallel 5
+run_hc profile synth:tiny-mha --out "$tmp/one.platform"
+refused "stages that were not measured" 1 'was measured with 1 stage of 1 rank' --platform "$tmp/one.platform" --pipeline-parallel 2
 printf 'machine = m\nnonsense\n' >"$tmp/bad.platform"
 refused "no platform file" 1 'bad.platform: platform: line 2 is not' --platform "$tmp/bad.platform"
 plan_end

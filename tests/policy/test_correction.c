@@ -112,6 +112,29 @@ static void begin(struct platform *p, struct plan_layer *layer, struct plan_requ
     plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, req);
 }
 
+/* Behind a bus that is slower than the store, the time that reads took says nothing of the store: from DRAM they
+ * take none. */
+static void a_bus_teaches_nothing(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    struct plan plan;
+    begin(&p, layer, &req, 4096);
+    p.tier[0].up_bytes_per_s = 1e8;
+    begin(&p, layer, &req, 4096);
+    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    struct correction_expected e = correction_expect(&p, 0, &req, &plan);
+    assert_true(e.io_s == 0);
+    const struct correction_observed o = {.io_s = 1e-4, .compute_s = 0.02, .total_s = 2};
+    correction_learn(&p, &e, &o);
+    assert_int_equal(p.tier[0].correction.n_observed, 0);
+    p.tier[0].up_bytes_per_s = 1e9;
+    assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
+}
+
 /* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores by
  * auto's own plans the platform predicts what is measured, and it plans what the truth would. */
 static void learns_the_machine(void **state)
@@ -183,6 +206,7 @@ int main(void)
         cmocka_unit_test(is_bounded),
         cmocka_unit_test(outliers_do_not_count),
         cmocka_unit_test(nonsense_is_ignored),
+        cmocka_unit_test(a_bus_teaches_nothing),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
     };

@@ -230,10 +230,10 @@ static void test_balance_points(void **state)
     struct platform_shape llama_13b = llama_7b;
     llama_13b.d_model = 5120, llama_13b.n_heads = llama_13b.n_kv_heads = 40;
     platform_builtin("a100-4ssd", &llama_7b, &p, NULL);
-    assert_true(fabs(p.tier[0].bytes_per_s - 26e9) < 1);
+    assert_true(fabs(platform_io_bytes_per_s(&p, 0) - 26e9) < 1);
     assert_true(fabs(platform_balance_bytes_per_s(&p, 1024) - 24e9) < 1e6);
     platform_builtin("a100-1ssd", &llama_13b, &p, NULL);
-    assert_true(fabs(p.tier[0].bytes_per_s - 6.9e9) < 1);
+    assert_true(fabs(platform_io_bytes_per_s(&p, 0) - 6.9e9) < 1);
     assert_true(fabs(platform_balance_bytes_per_s(&p, 1024) - 21e9) < 1e6);
     /* 6.2.3: recomputation of a 7B model slows by 28 % from 1K to 16K tokens. */
     platform_builtin("a100-4ssd", &llama_7b, &p, NULL);

@@ -1,0 +1,410 @@
+/* plan_stages.c - which layers by which method, and the order of the reads, where several stages restore their
+ * layers beside each other (pipeline.h): one store, and a bus and a compute lane a stage.
+ *
+ * **Letters.**  For each length r of the recomputed prefix: the least time T within which all lanes can do
+ * their work.  Each stage chooses by itself, beginning with the letters that compute least, and takes the one
+ * that reads less, most read saved per second of compute first, as long as its compute stays within T; so the
+ * store and the buses have as little to do as T allows.  T is found by bisection.  Where layers are alike that
+ * is the least T there is.  What a lane idles until its first and after its last read is seen by the
+ * simulation only: the plan is then improved by single changes and exchanges between two stages, while they help.
+ *
+ * **Order.**  Within a stage Johnson's rule.  Among stages the read goes first behind which its stage has most
+ * left to compute: with the stages' own orders given, that is the order of due dates, which is optimal for the
+ * longest of them (Jackson 1955).  With fused prefill, which climbs through all stages, reads in rising order of
+ * layers are tried too, and the better of the two is taken.
+ *
+ * Neither is exact: which reads of one stage go first matters to the others, and with dedicated second machines the
+ * flow shop is NP-hard.  tests/policy/test_plan_stages.c compares with all assignments and all orders. */
+#include <math.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/run.h"
+#include "policy/plan_parts.h"
+
+static int stage_of_layer(const struct plan_request *q, int layer)
+{
+    return run_of(layer, q->n_layers, q->n_stages);
+}
+
+/* ---- order ---- */
+
+/* Reads and bus are one lane to Johnson, the bus and compute another: Johnson's rule for three machines. */
+static bool job_before(const struct pipe_job *x, const struct pipe_job *y)
+{
+    return johnson_before(x->io_s + x->up_s, x->up_s + x->comp_s, y->io_s + y->up_s,
+                          y->up_s + y->comp_s);
+}
+
+static void sort_stage(struct pipe_job *job, int n)
+{
+    for (int i = 1; i < n; i++) {
+        struct pipe_job j = job[i];
+        int at = i;
+        for (; at > 0 && job_before(&j, &job[at - 1]); at--)
+            job[at] = job[at - 1];
+        job[at] = j;
+    }
+}
+
+/* What is left to do behind the read of each job when the jobs come in this order. */
+static void find_tails(const struct pipe_job *job, int n, double *tail_s)
+{
+    double comp = 0, tail = 0;
+    for (int i = n - 1; i >= 0; i--) {
+        comp += job[i].comp_s;
+        tail = job[i].up_s + fmax(comp, tail);
+        tail_s[i] = tail;
+    }
+}
+
+/* job[] has the layers in rising order, so a stage's are neighbours. */
+static void order_by_due(const struct plan_request *q, struct pipe_job *job, int n)
+{
+    struct pipe_job sorted[PLAN_MAX_LAYERS];
+    double tail_s[PLAN_MAX_LAYERS];
+    int at[PLAN_MAX_STAGES], end[PLAN_MAX_STAGES];
+    for (int k = 0, i = 0; k < q->n_stages; k++) {
+        int first = i;
+        while (i < n && stage_of_layer(q, job[i].layer) == k)
+            i++;
+        sort_stage(job + first, i - first);
+        find_tails(job + first, i - first, tail_s + first);
+        at[k] = first;
+        end[k] = i;
+    }
+    for (int out = 0; out < n; out++) {
+        int best = -1;
+        for (int k = 0; k < q->n_stages; k++)
+            if (at[k] < end[k] && (best < 0 || tail_s[at[k]] > tail_s[at[best]]))
+                best = k;
+        sorted[out] = job[at[best]++];
+    }
+    memcpy(job, sorted, (size_t)n * sizeof *job);
+}
+
+void plan_order_stages(const struct plan_request *q, struct pipe_job *job, int n)
+{
+    struct pipe_job rising[PLAN_MAX_LAYERS];
+    memcpy(rising, job, (size_t)n * sizeof *job);
+    order_by_due(q, job, n);
+    if (!plan_is_fused(q))
+        return;
+    struct pipe_load by_due = plan_load_empty(q), by_layer = by_due;
+    by_due.job = job;
+    by_layer.job = rising;
+    by_due.n_jobs = by_layer.n_jobs = n;
+    if (pipe_run(&by_layer, NULL) < pipe_run(&by_due, NULL))
+        memcpy(job, rising, (size_t)n * sizeof *job);
+}
+
+/* ---- letters ---- */
+
+/* A layer that has two options, neither better in all. */
+struct choice {
+    double rate; /* read saved per second of compute */
+    int16_t layer;
+    int stage;
+    char lean, quick; /* the option that reads less; the other one, which computes less, */
+    double more_comp_s, less_io_s,
+        less_up_s; /* and what the lean one has of each beside it */
+};
+
+struct staged {
+    struct search *s;
+    const struct plan_request *q;
+    int n, n_choices;
+    struct choice choice[PLAN_MAX_LAYERS]; /* by falling rate */
+    char only[PLAN_MAX_LAYERS];            /* of the other layers; 0: none */
+    int n_offers;
+    char method[PLAN_MAX_LAYERS + 1];
+};
+
+/* What the lanes have to do. */
+struct work {
+    double io_s, up_s[PLAN_MAX_STAGES], comp_s[PLAN_MAX_STAGES];
+};
+
+static void add_job(const struct staged *g, struct work *w, int layer, char method, int r)
+{
+    struct pipe_job j = plan_job(g->q, layer, method, r);
+    int k = stage_of_layer(g->q, layer);
+    w->io_s += j.io_s;
+    w->up_s[k] += j.up_s;
+    w->comp_s[k] += j.comp_s;
+}
+
+static double moved_s(struct pipe_job j)
+{
+    return j.io_s + j.up_s;
+}
+
+static void add_choice(struct staged *g, struct choice c)
+{
+    int at = g->n_choices++;
+    for (; at > 0 && c.rate > g->choice[at - 1].rate; at--)
+        g->choice[at] = g->choice[at - 1];
+    g->choice[at] = c;
+}
+
+static void prepare_layer(struct staged *g, int i)
+{
+    bool can_h = search_allows(g->s, i, 'H'), can_k = search_allows(g->s, i, 'K');
+    g->only[i] = can_h ? 'H' : can_k ? 'K' : 0;
+    if (!can_h || !can_k)
+        return;
+    struct pipe_job h = plan_job(g->q, i, 'H', 0), k = plan_job(g->q, i, 'K', 0);
+    bool h_lean = moved_s(h) < moved_s(k), h_quick = h.comp_s < k.comp_s;
+    bool budget = g->q->budget_bytes_per_token > 0;
+    if (h_lean == h_quick && moved_s(h) != moved_s(k) && h.comp_s != k.comp_s && !budget) {
+        g->only[i] = h_lean ? 'H' : 'K'; /* better in both */
+        return;
+    }
+    struct pipe_job lean = h_lean ? h : k, quick = h_lean ? k : h;
+    struct choice c = {.layer = (int16_t)i,
+                       .stage = stage_of_layer(g->q, i),
+                       .lean = lean.method,
+                       .quick = quick.method,
+                       .more_comp_s = lean.comp_s - quick.comp_s,
+                       .less_io_s = quick.io_s - lean.io_s,
+                       .less_up_s = quick.up_s - lean.up_s};
+    double saved = moved_s(quick) - moved_s(lean), paid = fabs(c.more_comp_s);
+    c.rate = paid > 0 ? saved / paid : INFINITY;
+    g->only[i] = 0;
+    add_choice(g, c);
+}
+
+/* No schedule of this work ends earlier. */
+static double longest_lane(const struct staged *g, const struct work *w)
+{
+    double longest = w->io_s;
+    for (int k = 0; k < g->q->n_stages; k++)
+        longest = fmax(longest, fmax(w->up_s[k], w->comp_s[k]));
+    return longest;
+}
+
+/* Work that no choice changes, and the quick option of the others. */
+static struct work quick_work(struct staged *g, int r)
+{
+    struct work w = {0};
+    memset(g->method, 'R', (size_t)r);
+    g->method[g->n] = 0;
+    for (int i = 0; i < g->n; i++) {
+        if (plan_is_fused(g->q))
+            w.comp_s[stage_of_layer(g->q, i)] += g->q->prefill_s[i];
+        if (i >= r)
+            g->method[i] = g->only[i];
+        if (i < r || g->only[i] != 0)
+            add_job(g, &w, i, g->method[i], r);
+    }
+    for (int c = 0; c < g->n_choices; c++) {
+        const struct choice *o = &g->choice[c];
+        if (o->layer < r)
+            continue;
+        g->method[o->layer] = o->quick;
+        add_job(g, &w, o->layer, o->quick, r);
+    }
+    return w;
+}
+
+/* The letters that read least of those that compute within limit_s, from the quick ones and their work;
+ * whether all lanes keep to it. */
+static bool fit(struct staged *g, int r, double limit_s, struct work w)
+{
+    for (int c = 0; c < g->n_choices; c++) {
+        const struct choice *o = &g->choice[c];
+        if (o->layer < r)
+            continue;
+        bool is_lean = w.comp_s[o->stage] + o->more_comp_s <= limit_s;
+        g->method[o->layer] = is_lean ? o->lean : o->quick;
+        if (!is_lean)
+            continue;
+        w.comp_s[o->stage] += o->more_comp_s;
+        w.up_s[o->stage] -= o->less_up_s;
+        w.io_s -= o->less_io_s;
+    }
+    return longest_lane(g, &w) <= limit_s;
+}
+
+/* Leaves the letters in g->method. */
+static double least_limit(struct staged *g, int r)
+{
+    enum { HALVINGS = 24 }; /* to a 10^7th: below what anybody measures */
+    struct work quick = quick_work(g, r);
+    double lo = 0, hi = longest_lane(g, &quick);
+    for (int i = 0; i < HALVINGS; i++) {
+        double mid = (lo + hi) / 2;
+        if (fit(g, r, mid, quick))
+            hi = mid;
+        else
+            lo = mid;
+    }
+    (void)fit(g, r, hi, quick);
+    return hi;
+}
+
+/* ---- candidates ---- */
+
+/* Simulations of about 10 us each, for 80 layers over four stages. */
+enum { MOST_OFFERS = 200, MOST_ROUNDS = 20 };
+
+static double bytes_of(const struct plan_layer *l, char method)
+{
+    return method == 'K' ? l->kv_bytes : method == 'H' && !l->h_free ? l->h_bytes : 0;
+}
+
+static void offer(struct staged *g, const char *method)
+{
+    const struct plan_request *q = g->q;
+    struct pipe_job job[PLAN_MAX_LAYERS];
+    struct pipe_load load = plan_load_empty(q);
+    double work = 0, bytes = 0;
+    struct work w = {0};
+    for (int i = 0; i < g->n; i++)
+        bytes += bytes_of(&q->layer[i], method[i]);
+    if (q->budget_bytes_per_token > 0 && bytes > q->budget_bytes_per_token)
+        return;
+    for (int i = 0, r = plan_prefix_r(method); i < g->n; i++)
+        add_job(g, &w, i, method[i], r);
+    if (!search_worth(g->s, longest_lane(g, &w)))
+        return;
+    g->n_offers++;
+    load.job = job;
+    load.n_jobs = plan_jobs_ordered(q, method, job);
+    for (int i = 0; i < load.n_jobs; i++)
+        work += job[i].io_s + job[i].up_s + job[i].comp_s;
+    search_offer(g->s, method, pipe_run(&load, NULL), work);
+}
+
+/* Each kind wherever it can be, with as little and as much recomputation as possible: no plan may lose to a single
+ * method; and the fewest bytes, for a budget. */
+static void offer_simple(struct staged *g)
+{
+    static const char kinds[] = {'H', 'K', 'b'};
+    const int lengths[] = {g->s->r_min, g->s->r_max};
+    for (int end = 0; end < 2; end++) {
+        for (int kind = 0; kind < 3; kind++) {
+            (void)quick_work(g, lengths[end]);
+            for (int i = lengths[end]; i < g->n; i++) {
+                const struct plan_layer *l = &g->q->layer[i];
+                char want = kinds[kind];
+                if (want == 'b')
+                    want = bytes_of(l, 'H') <= bytes_of(l, 'K') ? 'H' : 'K';
+                if (search_allows(g->s, i, want))
+                    g->method[i] = want;
+            }
+            offer(g, g->method);
+        }
+    }
+}
+
+static void turn(const struct choice *o, char *method)
+{
+    method[o->layer] = method[o->layer] == o->lean ? o->quick : o->lean;
+}
+
+/* Layers that can be told apart by nothing but their place are turned in the order of their rates: one more or one
+ * less that is lean. */
+static bool is_next_turn(const struct staged *g, int x, const char *method)
+{
+    const struct choice *o = &g->choice[x];
+    bool lean = method[o->layer] == o->lean;
+    int r = plan_prefix_r(method);
+    for (int y = lean ? x + 1 : x - 1; y >= 0 && y < g->n_choices; y += lean ? 1 : -1) {
+        const struct choice *n = &g->choice[y];
+        if (n->rate == o->rate && n->layer >= r && n->stage == o->stage &&
+            method[n->layer] == method[o->layer])
+            return false;
+    }
+    return true;
+}
+
+/* Every single turn of the best, and pairs of turns on two stages, as many as there is time for. */
+static void offer_turns(struct staged *g, const char *best)
+{
+    char one[PLAN_MAX_LAYERS + 1], two[PLAN_MAX_LAYERS + 1];
+    int r = plan_prefix_r(best), may[PLAN_MAX_LAYERS], n = 0;
+    for (int x = 0; x < g->n_choices; x++)
+        if (g->choice[x].layer >= r && is_next_turn(g, x, best))
+            may[n++] = x;
+    for (int i = 0; i < n && g->n_offers < MOST_OFFERS; i++) {
+        memcpy(one, best, sizeof one);
+        turn(&g->choice[may[i]], one);
+        offer(g, one);
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = i + 1; j < n && g->n_offers < MOST_OFFERS; j++) {
+            const struct choice *x = &g->choice[may[i]], *y = &g->choice[may[j]];
+            if (x->stage == y->stage &&
+                (best[x->layer] == x->lean) == (best[y->layer] == y->lean))
+                continue;
+            memcpy(two, best, sizeof two);
+            turn(x, two);
+            turn(y, two);
+            offer(g, two);
+        }
+}
+
+/* A recomputed layer more, or one less. */
+static void offer_lengths(struct staged *g, const char *best)
+{
+    char m[PLAN_MAX_LAYERS + 1];
+    int r = plan_prefix_r(best);
+    memcpy(m, best, sizeof m);
+    if (r < g->s->r_max) {
+        m[r] = 'R';
+        offer(g, m);
+    }
+    for (const char *kind = "HK"; r > g->s->r_min && *kind != 0; kind++) {
+        memcpy(m, best, sizeof m);
+        m[r - 1] = *kind;
+        if (search_allows(g->s, r - 1, *kind))
+            offer(g, m);
+    }
+}
+
+static void improve(struct staged *g)
+{
+    for (int round = 0; round < MOST_ROUNDS && g->n_offers < MOST_OFFERS; round++) {
+        char best[PLAN_MAX_LAYERS + 1];
+        double before = g->s->best_s;
+        memcpy(best, g->s->best, sizeof best);
+        offer_turns(g, best);
+        offer_lengths(g, best);
+        if (g->s->best_s >= before * (1 - 1e-9))
+            return;
+    }
+}
+
+static void search(struct search *s)
+{
+    struct staged g = {.s = s, .q = s->req, .n = s->n};
+    double recomputed_s = 0;
+    for (int i = 0; i < g.n; i++)
+        prepare_layer(&g, i);
+    offer_simple(&g);
+    for (int r = s->r_min; r <= s->r_max; r++) {
+        recomputed_s = 0; /* one layer after another, on whatever stages they are */
+        for (int i = 0; i < r; i++)
+            recomputed_s += plan_recompute_s(s->req, i, r);
+        if (!search_worth(s, recomputed_s))
+            break;
+        if (search_worth(s, least_limit(&g, r)))
+            offer(&g, g.method);
+    }
+    if (s->found)
+        improve(&g);
+}
+
+/* A search that is not complete must still not lose to KV + recompute, the baseline of every claim. */
+void plan_search_stages(struct search *s)
+{
+    bool without_h = s->without_h;
+    s->without_h = true;
+    if (!without_h && search_is_possible(s))
+        search(s);
+    s->without_h = without_h;
+    if (search_is_possible(s))
+        search(s);
+    s->exact = false;
+}
