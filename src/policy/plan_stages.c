@@ -74,11 +74,12 @@ static void order_by_due(const struct plan_request *q, struct pipe_job *job, int
         end[k] = i;
     }
     for (int out = 0; out < n; out++) {
-        int best = -1;
-        for (int k = 0; k < q->n_stages; k++)
-            if (at[k] < end[k] && (best < 0 || tail_s[at[k]] > tail_s[at[best]]))
-                best = k;
-        sorted[out] = job[at[best]++];
+        int next = 0;
+        for (int k = 1; k < q->n_stages; k++)
+            if (at[k] < end[k] &&
+                (at[next] == end[next] || tail_s[at[k]] > tail_s[at[next]]))
+                next = k;
+        sorted[out] = job[at[next]++];
     }
     memcpy(job, sorted, (size_t)n * sizeof *job);
 }
