@@ -418,11 +418,18 @@ asm(".text\n.globl emu_switch\nemu_switch:\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
 
 enum wait { RUN, BLOCK, WARP_, DONE };
+struct async_copy {
+    void *to;
+    const void *from; /* NULL: zeros */
+    unsigned group;
+};
 struct coroutine {
     void *sp;
     wait waits;
     dim3 idx;
     unsigned n_gathers;
+    unsigned n_groups; /* committed */
+    std::deque<async_copy> copies;
 };
 struct warp {
     unsigned char slots[2][32 * 64];
@@ -484,6 +491,28 @@ const void *emu_warp_gather(const void *mine, size_t bytes)
     return slots;
 }
 
+void emu_copy_async16(void *to, const void *from, bool in)
+{
+    coroutine &t = threads[current];
+    t.copies.push_back({to, in ? from : NULL, t.n_groups});
+}
+void emu_copy_async_commit(void)
+{
+    threads[current].n_groups++;
+}
+void emu_copy_async_wait(unsigned n_open)
+{
+    coroutine &t = threads[current];
+    for (; !t.copies.empty() && t.copies.front().group + n_open < t.n_groups;
+         t.copies.pop_front()) {
+        const async_copy &c = t.copies.front();
+        if (c.from != NULL)
+            memcpy(c.to, c.from, 16);
+        else
+            memset(c.to, 0, 16);
+    }
+}
+
 static void coroutine_main(void)
 {
     (*kernel_body)();
@@ -497,6 +526,26 @@ static void coroutine_main(void)
         release_warp(w);
     void *unused;
     emu_switch(&unused, scheduler); /* for ever */
+}
+
+/* Until all its threads wait for other warps, or have ended; false: none could run. */
+static bool run_warp(size_t w, bool backwards)
+{
+    size_t first = w * 32, n = threads.size() - first < 32 ? threads.size() - first : 32;
+    bool ran = false, again = true;
+    while (again) {
+        again = false;
+        for (size_t k = 0; k < n; k++) {
+            size_t i = first + (backwards ? n - 1 - k : k);
+            if (threads[i].waits != RUN)
+                continue;
+            again = ran = true;
+            current = i;
+            emu_thread = threads[i].idx;
+            emu_switch(&scheduler, threads[i].sp);
+        }
+    }
+    return ran;
 }
 
 static void run_block(dim3 dim)
@@ -513,23 +562,19 @@ static void run_block(dim3 dim)
         coroutine &t = threads[i];
         warps[i / 32].n_live++;
         t.waits = RUN;
-        t.n_gathers = 0;
+        t.n_gathers = t.n_groups = 0;
+        t.copies.clear();
         t.idx = dim3((unsigned)(i % dim.x), (unsigned)(i / dim.x % dim.y),
                      (unsigned)(i / dim.x / dim.y));
         uintptr_t top = ((uintptr_t)&stacks[(i + 1) * STACK] & ~(uintptr_t)15) - 16;
         *(void (**)(void))top = coroutine_main; /* where the first switch returns to */
         t.sp = (void *)(top - 6 * sizeof(void *));
     }
+    bool backwards = (emu_block.x + emu_block.y + emu_block.z) % 2 != 0;
     while (n_live > 0) {
         bool ran = false;
-        for (size_t i = 0; i < n; i++) {
-            if (threads[i].waits != RUN)
-                continue;
-            ran = true;
-            current = i;
-            emu_thread = threads[i].idx;
-            emu_switch(&scheduler, threads[i].sp);
-        }
+        for (size_t w = 0; w < warps.size(); w++)
+            ran |= run_warp(backwards ? warps.size() - 1 - w : w, backwards);
         if (!ran)
             die("threads wait at a barrier that others never reach");
     }
@@ -539,7 +584,7 @@ void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
                 std::function<void()> body)
 {
     if (block.x * block.y * block.z > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||
-        shared > 227 * 1024)
+        grid.y > 65535 || grid.z > 65535 || shared > 227 * 1024)
         die("a launch that CUDA would refuse");
     if (fails(CUDA_EMU_LAUNCH)) {
         fault.last = cudaErrorInvalidValue;

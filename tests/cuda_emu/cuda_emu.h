@@ -4,8 +4,11 @@
  *  - device memory cannot be touched but from kernels and copies (a host access is a SIGSEGV);
  *  - streams are as lazy as CUDA allows: nothing runs before somebody waits for it, so a buffer that
  *    is used again too early, or a wait that is left out, gives wrong results every time;
+ *  - asynchronous copies into shared memory arrive when their thread waits for them, not before;
+ *  - a warp runs as far as it can before the next does, in one order of warps and lanes in one block and in
+ *    the other in the next, so that most barriers that are missing give wrong results;
  *  - a barrier that not all threads reach ends the program with its name.
- * What it cannot show: speed, races inside a block, and what the compiler for the GPU makes of it. */
+ * What it cannot show: speed, races of other orders, and what the compiler for the GPU makes of it. */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
 
@@ -57,6 +60,11 @@ void __syncthreads(void);
 void __syncwarp(void);
 /* What every lane of the warp passed, in the order of lanes, `bytes` each; until the next but one. */
 const void *emu_warp_gather(const void *mine, size_t bytes);
+
+/* cp.async: 16 bytes, or zeros; `n_open` committed groups may stay open. */
+void emu_copy_async16(void *to, const void *from, bool in);
+void emu_copy_async_commit(void);
+void emu_copy_async_wait(unsigned n_open);
 
 static inline float __shfl_xor_sync(unsigned mask, float x, int d)
 {

@@ -62,16 +62,15 @@ static inline void load_matrix_x4_trans(uint32_t r[4], const void *row)
 }
 static inline void copy_async16(void *to, const void *from, bool in)
 {
-    if (in)
-        memcpy(to, from, 16);
-    else
-        memset(to, 0, 16);
+    emu_copy_async16(to, from, in);
 }
 static inline void copy_async_commit(void)
 {
+    emu_copy_async_commit();
 }
 template <int N> static inline void copy_async_wait(void)
 {
+    emu_copy_async_wait(N);
 }
 
 #else
