@@ -3,7 +3,7 @@
 #   tools/run_tests.sh BUILD_DIR           runs what is built there
 #   tools/run_tests.sh --build VARIANT     builds that variant first
 # TESTS=REGEX limits which ("store|e2e"); TEST_TIMEOUT=SECONDS bounds each program (default 300, and
-# four times that where a sanitizer or coverage slows every program down).
+# four times that where a sanitizer or coverage slows every program down, twelve times for threads').
 #
 # C tests are cmocka programs; tests/e2e/test_*.sh and *.py print TAP themselves.  A program that
 # crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
@@ -37,6 +37,7 @@ fi
 
 case $build in
 */release | */debug) limit=${TEST_TIMEOUT:-300} ;;
+*/tsan) limit=${TEST_TIMEOUT:-3600} ;;
 *) limit=${TEST_TIMEOUT:-1200} ;;
 esac
 
