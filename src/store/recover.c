@@ -1,22 +1,17 @@
 /* recover.c - from directories to an open store.
  *
- *   1. make the directories, lock the first one's superblock
- *   2. read all superblocks; write the missing ones of a store that was never finished
+ *   1. make the directories, lock the first one
+ *   2. read all superblocks; write the missing ones of a store that was never finished (superblocks.c)
  *   3. open the segment files
  *   4. open the index; where it is missing or in doubt, rebuild it from the extents' headers
  *   5. a node per chunk, a claim per extent; what no row names is free space
  *
- * A store exists once its index does or a segment does; before that, a crash left at most some
- * superblocks, and creation simply goes on.  Nothing that is read here is trusted: two rows that
- * claim the same bytes put the whole index in doubt. */
+ * Nothing that is read here is trusted: two rows that claim the same bytes put the whole index in doubt. */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/check.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -25,290 +20,6 @@
 #define MIN_SEGMENT_BYTES (1ull << 16)
 #define MAX_STEP_BYTES    (64ull << 20)
 #define MAX_RESERVE       (1ull << 24)
-
-/* --- superblocks ------------------------------------------------------------------------------ */
-
-enum sb_state { SB_GOOD, SB_MISSING, SB_DAMAGED };
-
-struct sb_found {
-    enum sb_state state;
-    int bad_copy; /* -1: both hold, or neither */
-    struct superblock sb;
-    struct err err;
-};
-
-static char *path_in(const char *dir, const char *name)
-{
-    return xasprintf("%s/%s", dir, name);
-}
-
-/* Only faults of the device are errors; what the file says is in *out. */
-static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
-                           struct err *err)
-{
-    uint8_t bytes[SUPERBLOCK_FILE_BYTES] = {0};
-    char *path = path_in(dir, "superblock");
-    struct io_file *file = NULL;
-    size_t got = 0;
-    *out = (struct sb_found){.state = SB_MISSING, .bad_copy = -1};
-    int rc = io_file_open(io, path, IO_READ_ONLY, &file, err);
-    if (rc == 0) {
-        rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
-        if (rc == 0 && got > 0) {
-            int code = superblock_decode(bytes, &out->sb, &out->err);
-            out->state = code == 0 ? SB_GOOD : SB_DAMAGED;
-            out->bad_copy = superblock_bad_copy(bytes);
-            if (code == ERR_UNSUPPORTED)
-                rc = err_set(err, code, "%s: %s", dir, out->err.msg);
-        }
-    } else if (rc == -ENOENT) {
-        rc = 0;
-    }
-    io_file_close(file);
-    free(path);
-    return rc;
-}
-
-static int superblock_write(struct io *io, const char *dir, const struct superblock *sb,
-                            struct err *err)
-{
-    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
-    char *path = path_in(dir, "superblock");
-    struct io_file *file = NULL;
-    superblock_encode(sb, bytes);
-    int rc = io_file_open(io, path, IO_CREATE, &file, err);
-    if (rc == 0)
-        rc = io_file_pwrite(file, bytes, sizeof bytes, 0, err);
-    if (rc == 0)
-        rc = io_file_sync(file, err);
-    if (rc == 0)
-        rc = io_dir_sync(io, dir, err);
-    io_file_close(file);
-    free(path);
-    return rc;
-}
-
-/* Whether the directory holds an index or segments. */
-static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *err)
-{
-    struct io_names names;
-    int rc = io_list(io, dir, &names, err);
-    if (rc != 0)
-        return rc;
-    for (size_t i = 0; i < names.n; i++)
-        if (strncmp(names.name[i], "seg-", 4) == 0 ||
-            strcmp(names.name[i], "index.db") == 0)
-            *out = true;
-    io_names_free(&names);
-    return 0;
-}
-
-/* All good superblocks must agree with each other and with where they were found. */
-static int superblocks_agree(const struct store_opts *opts, const struct sb_found *found,
-                             const struct superblock **first, struct err *err)
-{
-    *first = NULL;
-    for (int i = 0; i < opts->n_dirs; i++) {
-        const struct superblock *sb = &found[i].sb;
-        if (found[i].state != SB_GOOD)
-            continue;
-        if (sb->n_devices != (uint32_t)opts->n_dirs)
-            return err_set(err, ERR_MISMATCH,
-                           "%s is one of %u directories of a store, but %d were given",
-                           opts->dirs[i], sb->n_devices, opts->n_dirs);
-        if (*first != NULL && memcmp((*first)->uuid, sb->uuid, sizeof sb->uuid) != 0)
-            return err_set(err, ERR_MISMATCH,
-                           "%s belongs to another store than the directories "
-                           "before it",
-                           opts->dirs[i]);
-        if (sb->device != (uint32_t)i)
-            return err_set(
-                err, ERR_MISMATCH,
-                "%s is directory %u of its store, but was given as directory %d: "
-                "the order matters",
-                opts->dirs[i], sb->device + 1, i + 1);
-        if (*first != NULL && (*first)->segment_bytes != sb->segment_bytes)
-            return err_set(err, ERR_CORRUPT, "%s: its superblock contradicts the others",
-                           opts->dirs[i]);
-        *first = sb;
-    }
-    return 0;
-}
-
-/* An empty folder that was given becomes what one that is made here is.  One with other files is somebody's
- * (/tmp, a home), and stays as it is; the store's files are private by themselves. */
-static void dir_make_private(struct io *io, const char *dir)
-{
-    struct io_names names;
-    struct err why = {0};
-    bool ours = true;
-    int rc = io_list(io, dir, &names, &why);
-    for (size_t i = 0; rc == 0 && i < names.n; i++)
-        ours = ours && (strcmp(names.name[i], "lock") == 0 ||
-                        strcmp(names.name[i], "superblock") == 0);
-    if (rc == 0)
-        io_names_free(&names);
-    if (rc == 0 && ours)
-        rc = io_make_private(io, dir, &why);
-    if (rc != 0)
-        log_warn("%s may be open to others: %s", dir, why.msg);
-}
-
-/* Writes all superblocks of a store that is being made: also those that are there, since whoever
- * wrote them may have been killed before the sync. */
-static int superblocks_write(const struct store_opts *opts, const struct superblock *like,
-                             struct superblock *out, struct err *err)
-{
-    int rc = 0;
-    *out = (struct superblock){.version = SUPERBLOCK_VERSION,
-                               .n_devices = (uint32_t)opts->n_dirs,
-                               .segment_bytes = opts->segment_bytes != 0
-                                                    ? opts->segment_bytes
-                                                    : STORE_SEGMENT_BYTES};
-    if (like != NULL) {
-        *out = *like;
-        out->version = SUPERBLOCK_VERSION;
-    } else {
-        rc = io_random(opts->io, out->uuid, sizeof out->uuid, err);
-    }
-    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
-        out->device = (uint32_t)i;
-        dir_make_private(opts->io, opts->dirs[i]);
-        rc = superblock_write(opts->io, opts->dirs[i], out, err);
-    }
-    return rc;
-}
-
-int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
-                            void *arg, uint64_t *n_bad, struct err *err)
-{
-    for (int i = 0; i < s->n_dirs; i++) {
-        uint8_t bytes[SUPERBLOCK_FILE_BYTES], want[SUPERBLOCK_FILE_BYTES];
-        struct superblock sb = {.version = s->sb_version,
-                                .device = (uint32_t)i,
-                                .n_devices = (uint32_t)s->n_dirs,
-                                .segment_bytes = s->media->segment_bytes};
-        char *path = path_in(s->dirs[i], "superblock");
-        struct io_file *file = NULL;
-        size_t got = 0;
-        memcpy(sb.uuid, s->uuid, sizeof sb.uuid);
-        superblock_encode(&sb, want);
-        int rc = io_file_open(s->io, path, IO_READ_ONLY, &file, err);
-        if (rc == 0)
-            rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
-        io_file_close(file);
-        free(path);
-        if (rc != 0)
-            return rc;
-        if (got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
-            continue;
-        char what[256];
-        snprintf(what, sizeof what, "%s/superblock: a copy is not what it must be",
-                 s->dirs[i]);
-        report(arg, what);
-        (*n_bad)++;
-    }
-    return 0;
-}
-
-/* Writes one copy, durably. The other one is left alone, so that at any moment one of them is whole. */
-static int superblock_copy_write(struct io *io, const char *dir,
-                                 const struct superblock *sb, int copy, struct err *err)
-{
-    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
-    char *path = path_in(dir, "superblock");
-    struct io_file *file = NULL;
-    superblock_encode(sb, bytes);
-    int rc = io_file_open(io, path, 0, &file, err);
-    if (rc == 0)
-        rc = io_file_pwrite(file, bytes, SUPERBLOCK_BYTES,
-                            (uint64_t)copy * SUPERBLOCK_BYTES, err);
-    if (rc == 0)
-        rc = io_file_sync(file, err);
-    io_file_close(file);
-    free(path);
-    return rc;
-}
-
-/* A copy that has been damaged is written again from the other one, before that goes, too: without either
- * the store is lost.  Where it cannot be, the store does without. */
-static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
-{
-    for (int i = 0; i < opts->n_dirs; i++) {
-        struct err why = {0};
-        if (found[i].bad_copy < 0)
-            continue;
-        if (superblock_copy_write(opts->io, opts->dirs[i], &found[i].sb, found[i].bad_copy,
-                                  &why) == 0)
-            log_info("%s: a damaged copy of the superblock has been written again",
-                     opts->dirs[i]);
-        else
-            log_warn("%s: one copy of the superblock is damaged, and stays so (%s)",
-                     opts->dirs[i], why.msg);
-    }
-}
-
-/* The format is raised when a newer build first opens a store for writing: superblocks first, so that
- * older builds keep away, then, with the first commit, the index.  Extents stay as they are. */
-static int superblocks_upgrade(const struct store_opts *opts, struct superblock *sb,
-                               struct err *err)
-{
-    int rc = 0;
-    if (sb->version == SUPERBLOCK_VERSION)
-        return 0;
-    log_info("store in %s: format version %u is raised to %d", opts->dirs[0], sb->version,
-             SUPERBLOCK_VERSION);
-    sb->version = SUPERBLOCK_VERSION;
-    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
-        sb->device = (uint32_t)i;
-        for (int copy = 1; copy >= 0 && rc == 0; copy--)
-            rc = superblock_copy_write(opts->io, opts->dirs[i], sb, copy, err);
-    }
-    return rc;
-}
-
-static int superblocks_open(const struct store_opts *opts, struct superblock *out,
-                            struct err *err)
-{
-    struct sb_found found[STORE_MAX_DEVICES] = {0};
-    const struct superblock *first;
-    bool has_data = false;
-    int rc = 0, bad = -1;
-    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
-        rc = superblock_read(opts->io, opts->dirs[i], &found[i], err);
-        if (rc == 0)
-            rc = dir_has_data(opts->io, opts->dirs[i], &has_data, err);
-        if (rc == 0 && found[i].state != SB_GOOD && bad < 0)
-            bad = i;
-    }
-    if (rc == 0)
-        rc = superblocks_agree(opts, found, &first, err);
-    if (rc != 0)
-        return rc;
-    if (bad >= 0 && has_data && found[bad].state == SB_DAMAGED)
-        return err_set(
-            err, ERR_CORRUPT,
-            "%s: both copies of the superblock are damaged, so that the state there "
-            "cannot be used; empty the directory to begin anew",
-            opts->dirs[bad]);
-    if (bad >= 0 && has_data)
-        return err_set(err, ERR_MISMATCH,
-                       "%s has no superblock, but there is saved state: a "
-                       "directory of the store is missing or another one was given",
-                       opts->dirs[bad]);
-    if (bad >= 0 && opts->read_only)
-        return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[bad]);
-    if (!has_data && !opts->read_only)
-        return superblocks_write(opts, first, out, err);
-    *out = found[0].sb;
-    for (int i = 0; i < opts->n_dirs; i++)
-        if (found[i].sb.version < out->version) /* an upgrade was cut off */
-            out->version = found[i].sb.version;
-    if (opts->read_only)
-        return 0;
-    superblocks_mend(opts, found);
-    return superblocks_upgrade(opts, out, err);
-}
 
 /* --- lock ------------------------------------------------------------------------------------- */
 
@@ -333,7 +44,7 @@ static int dirs_make(const struct store_opts *opts, struct err *err)
  * only read share it, on a medium that cannot be written too. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
 {
-    char *path = path_in(opts->dirs[0], "lock");
+    char *path = store_path(opts->dirs[0], "lock");
     unsigned flags = opts->read_only ? IO_READ_ONLY : IO_CREATE;
     int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
     if (rc == 0)
@@ -486,7 +197,7 @@ static int index_match(const struct store *s, const struct index_meta *meta,
 static int index_recover(struct store *s, const char *dir, struct err *err)
 {
     struct index_meta meta;
-    char *marker = path_in(dir, "index.rebuild");
+    char *marker = store_path(dir, "index.rebuild");
     bool rebuilding = io_exists(s->io, marker);
     free(marker);
     struct err why = {0};
@@ -546,7 +257,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
     if (rc == 0)
         rc = lock_take(s, opts, err);
     if (rc == 0)
-        rc = superblocks_open(opts, &sb, err);
+        rc = store_open_superblocks(opts, &sb, err);
     if (rc != 0)
         return rc;
     memcpy(s->uuid, sb.uuid, sizeof s->uuid);
@@ -566,6 +277,6 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         return rc;
     for (int i = 0; i < opts->n_dirs; i++)
         alloc_init(&s->alloc[i], sb.segment_bytes);
-    s->index_path = path_in(opts->dirs[0], "index.db");
+    s->index_path = store_path(opts->dirs[0], "index.db");
     return index_recover(s, opts->dirs[0], err);
 }

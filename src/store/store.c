@@ -12,6 +12,11 @@
 #include "io/io.h"
 #include "store/store_impl.h"
 
+char *store_path(const char *dir, const char *name)
+{
+    return xasprintf("%s/%s", dir, name);
+}
+
 static struct store *store_new(const struct store_opts *opts)
 {
     struct store *s = xcalloc(1, sizeof *s);

@@ -4,6 +4,7 @@
  *   append.c   records -> extents on the media         reader.c  reads
  *   commit.c   the barrier, and the end of saving      evict.c   room under cap and quotas
  *   recover.c  directories and index at open           rebuild.c the index from headers
+ *   superblocks.c  what each directory says of itself
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     pins that last                          erase.c   forgetting, wiping
  *
@@ -193,6 +194,8 @@ int store_can_save(struct store *s, struct err *err);
 int store_load_records(struct store *s, const struct extent *x, struct chunk_record *out,
                        struct err *err);
 
+char *store_path(const char *dir, const char *name); /* "dir/name"; free it */
+
 /* Reads and checks an extent's header against what the index says of it (key, place, id). `block`
  * is 4096 aligned bytes. */
 int store_read_header(struct store *s, const struct extent *x, void *block,
@@ -207,6 +210,12 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
 bool store_row_is_in_file(const struct store *s, const struct index_row *row);
 #define STORE_NOT_IN_FILE "its segment file is missing or too short"
 
+struct superblock;
+/* What the superblocks of opts->dirs say; those of a new store are written, a damaged one again, and those
+ * of an earlier version raised (unless opts->read_only).  ERR_CORRUPT, ERR_MISMATCH (not the directories of
+ * one store), ERR_UNSUPPORTED, ERR_NOT_FOUND. */
+int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
+                           struct err *err);
 /* Compares the superblocks with what they must be; reports each that differs. */
 int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
                             void *arg, uint64_t *n_bad, struct err *err);

@@ -270,10 +270,85 @@ static void future_version(void **state)
     }
     poke(p.io, path, 0, bytes, sizeof bytes);
     refused(&p.opts, ERR_UNSUPPORTED, "format version 9");
+    st_place_close(&p);
+}
+
+static void superblock_spoil(struct io *io, const char *dir)
+{
+    uint8_t bytes[8192];
+    char path[400];
     memset(bytes, 0x5a, sizeof bytes);
-    poke(p.io, path, 0, bytes, sizeof bytes);
+    snprintf(path, sizeof path, "%s/superblock", dir);
+    poke(io, path, 0, bytes, sizeof bytes);
+}
+
+static void count_report(void *arg, const char *what)
+{
+    *(int *)arg += strstr(what, "superblock") != NULL;
+}
+
+/* Both copies of superblocks damaged: what they said is known from the other directory or from the index, and that
+ * a directory is the right one from its extents. */
+static void superblocks_are_found_again(void **state)
+{
+    (void)state;
+    for (int which = 1; which < 4; which++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_verify v;
+        int n_told = 0;
+        assert_true(st_place_open(&p, which % 2 != 0 ? "sim" : "pread", 2));
+        struct store *s = st_open(&p);
+        saved(s, 4);
+        store_close(s);
+        for (int d = 0; d < 2; d++)
+            if ((which >> d & 1) != 0)
+                superblock_spoil(p.io, p.dir[d]);
+        p.opts.read_only = true;
+        s = st_open(&p);
+        assert_int_equal(store_verify(s, &v, count_report, NULL, &n_told, &err), 0);
+        assert_int_equal(n_told, which == 3 ? 2 : 1);
+        store_close(s);
+        p.opts.read_only = false;
+        for (int again = 0; again < 2; again++) {
+            s = st_open(&p);
+            n_told = 0;
+            assert_int_equal(store_verify(s, &v, count_report, NULL, &n_told, &err), 0);
+            assert_int_equal(n_told, 0);
+            readable(s, 4, 4);
+            assert_true(store_audit(s));
+            store_close(s);
+        }
+        st_place_close(&p);
+    }
+}
+
+/* Where nothing tells, or another store's directory was given, the store is refused. */
+static void superblocks_not_guessed(void **state)
+{
+    (void)state;
+    struct st_place p, q;
+    char path[400];
+    struct st_place *const both[] = {&p, &q};
+    for (int i = 0; i < 2; i++) {
+        assert_true(st_place_open(both[i], "pread", 2));
+        struct store *s = st_open(both[i]);
+        saved(s, 4);
+        store_close(s);
+    }
+    superblock_spoil(q.io, q.dir[1]);
+    const char *const mixed[] = {p.dir[0], q.dir[1]};
+    const char *const *own = p.opts.dirs;
+    p.opts.dirs = mixed;
+    refused(&p.opts, ERR_CORRUPT, "superblock");
+    p.opts.dirs = own;
+    superblock_spoil(p.io, p.dir[0]);
+    superblock_spoil(p.io, p.dir[1]);
+    snprintf(path, sizeof path, "%s/index.db", p.dir[0]);
+    poke(p.io, path, 0, "no database, but text", 21);
     refused(&p.opts, ERR_CORRUPT, "superblock");
     st_place_close(&p);
+    st_place_close(&q);
 }
 
 /* --- the index --------------------------------------------------------------------------------- */
@@ -882,6 +957,8 @@ int main(void)
         cmocka_unit_test(unwritable),
         cmocka_unit_test(stuck_device),
         cmocka_unit_test(future_version),
+        cmocka_unit_test(superblocks_are_found_again),
+        cmocka_unit_test(superblocks_not_guessed),
         cmocka_unit_test(index_is_rebuilt),
         cmocka_unit_test(rebuild_over_stale_headers),
         cmocka_unit_test(verify_sees_cut_files),

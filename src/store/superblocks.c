@@ -1,0 +1,409 @@
+/* superblocks.c - the superblocks of a store's directories: read, compared, mended, raised, first written.
+ *
+ * A store exists once its index does or a segment does; before that, a crash left at most some
+ * superblocks, and creation simply goes on.  Where both copies of one are damaged, what they said is found
+ * elsewhere: in another directory or in the index, and that the directory is the one it was, in an
+ * extent's header. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "io/io.h"
+#include "store/store_impl.h"
+#include "store/superblock.h"
+
+enum sb_state { SB_GOOD, SB_MISSING, SB_DAMAGED };
+
+struct sb_found {
+    enum sb_state state;
+    int bad_copy; /* -1: both hold, or neither */
+    bool found_elsewhere;
+    struct superblock sb;
+    struct err err;
+};
+
+/* Only faults of the device are errors; what the file says is in *out. */
+static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
+                           struct err *err)
+{
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES] = {0};
+    char *path = store_path(dir, "superblock");
+    struct io_file *file = NULL;
+    size_t got = 0;
+    *out = (struct sb_found){.state = SB_MISSING, .bad_copy = -1};
+    int rc = io_file_open(io, path, IO_READ_ONLY, &file, err);
+    if (rc == 0) {
+        rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
+        if (rc == 0 && got > 0) {
+            int code = superblock_decode(bytes, &out->sb, &out->err);
+            out->state = code == 0 ? SB_GOOD : SB_DAMAGED;
+            out->bad_copy = superblock_bad_copy(bytes);
+            if (code == ERR_UNSUPPORTED)
+                rc = err_set(err, code, "%s: %s", dir, out->err.msg);
+        }
+    } else if (rc == -ENOENT) {
+        rc = 0;
+    }
+    io_file_close(file);
+    free(path);
+    return rc;
+}
+
+static int superblock_write(struct io *io, const char *dir, const struct superblock *sb,
+                            struct err *err)
+{
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
+    char *path = store_path(dir, "superblock");
+    struct io_file *file = NULL;
+    superblock_encode(sb, bytes);
+    int rc = io_file_open(io, path, IO_CREATE, &file, err);
+    if (rc == 0)
+        rc = io_file_pwrite(file, bytes, sizeof bytes, 0, err);
+    if (rc == 0)
+        rc = io_file_sync(file, err);
+    if (rc == 0)
+        rc = io_dir_sync(io, dir, err);
+    io_file_close(file);
+    free(path);
+    return rc;
+}
+
+/* --- both copies damaged ---------------------------------------------------------------------- */
+
+/* Whether a segment file holds an extent of this directory of this store. */
+static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
+                         bool *told, struct err *err)
+{
+    enum { STEP = 256 * CHUNK_HEADER_BYTES };
+    struct io_file *file;
+    uint8_t *bytes = xmalloc(STEP);
+    struct chunk_header *h = xmalloc(sizeof *h);
+    size_t got = STEP;
+    int rc = io_file_open(io, path, IO_READ_ONLY, &file, err);
+    for (uint64_t at = 0; rc == 0 && !*told && got == STEP; at += STEP) {
+        rc = io_file_pread_some(file, bytes, STEP, at, &got, err);
+        for (size_t i = 0; rc == 0 && !*told && i + CHUNK_HEADER_BYTES <= got;
+             i += CHUNK_HEADER_BYTES)
+            *told = chunk_header_decode(bytes + i, h, NULL) == 0 && h->offset == at + i &&
+                    h->device == sb->device &&
+                    memcmp(h->uuid, sb->uuid, sizeof h->uuid) == 0;
+    }
+    io_file_close(file);
+    free(h);
+    free(bytes);
+    return rc;
+}
+
+static int segments_tell(struct io *io, const char *dir, const struct superblock *sb,
+                         bool *told, struct err *err)
+{
+    struct io_names names;
+    int rc = io_list(io, dir, &names, err);
+    if (rc != 0)
+        return rc;
+    for (size_t i = 0; rc == 0 && i < names.n && !*told; i++) {
+        if (strncmp(names.name[i], "seg-", 4) != 0)
+            continue;
+        char *path = store_path(dir, names.name[i]);
+        rc = segment_tells(io, path, sb, told, err);
+        free(path);
+    }
+    io_names_free(&names);
+    return rc;
+}
+
+static int index_tells(struct io *io, const char *dir, struct superblock *out, bool *told,
+                       struct err *err)
+{
+    struct index *ix = NULL;
+    struct index_meta meta;
+    struct err why = {0};
+    char *path = store_path(dir, "index.db");
+    int rc = index_open(io, path, true, &ix, &meta, &why);
+    index_close(ix);
+    free(path);
+    *told = rc == 0;
+    if (rc == ERR_NOT_FOUND || rc == ERR_CORRUPT)
+        return 0;
+    if (rc != 0)
+        return err_set(err, rc, "%s", why.msg);
+    *out = (struct superblock){.n_devices = meta.n_devices,
+                               .segment_bytes = meta.segment_bytes,
+                               .version = meta.version};
+    memcpy(out->uuid, meta.uuid, sizeof out->uuid);
+    return 0;
+}
+
+/* What the superblock of directory i said; left as it is where nothing tells.  The index lies in the first
+ * directory, and so speaks for that one. */
+static int superblock_find(const struct store_opts *opts, int i,
+                           const struct superblock *good, struct sb_found *found,
+                           struct err *err)
+{
+    struct superblock sb = {0};
+    bool known = false, belongs = false;
+    int rc = 0;
+    if (i == 0 || good == NULL)
+        rc = index_tells(opts->io, opts->dirs[0], &sb, &known, err);
+    belongs = known && i == 0;
+    if (!known && good != NULL) {
+        sb = *good;
+        known = true;
+    }
+    sb.device = (uint32_t)i;
+    if (rc == 0 && known && !belongs)
+        rc = segments_tell(opts->io, opts->dirs[i], &sb, &belongs, err);
+    if (rc == 0 && belongs) {
+        found->state = SB_GOOD;
+        found->sb = sb;
+        found->found_elsewhere = true;
+    }
+    return rc;
+}
+
+static int superblocks_find(const struct store_opts *opts, struct sb_found *found,
+                            struct err *err)
+{
+    const struct superblock *good = NULL;
+    int rc = 0;
+    for (int i = 0; i < opts->n_dirs && good == NULL; i++)
+        good = found[i].state == SB_GOOD ? &found[i].sb : NULL;
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++)
+        if (found[i].state == SB_DAMAGED)
+            rc = superblock_find(opts, i, good, &found[i], err);
+    return rc;
+}
+
+/* --- a store's directories -------------------------------------------------------------------- */
+
+/* Whether the directory holds an index or segments. */
+static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *err)
+{
+    struct io_names names;
+    int rc = io_list(io, dir, &names, err);
+    if (rc != 0)
+        return rc;
+    for (size_t i = 0; i < names.n; i++)
+        if (strncmp(names.name[i], "seg-", 4) == 0 ||
+            strcmp(names.name[i], "index.db") == 0)
+            *out = true;
+    io_names_free(&names);
+    return 0;
+}
+
+/* All good superblocks must agree with each other and with where they were found. */
+static int superblocks_agree(const struct store_opts *opts, const struct sb_found *found,
+                             const struct superblock **first, struct err *err)
+{
+    *first = NULL;
+    for (int i = 0; i < opts->n_dirs; i++) {
+        const struct superblock *sb = &found[i].sb;
+        if (found[i].state != SB_GOOD)
+            continue;
+        if (sb->n_devices != (uint32_t)opts->n_dirs)
+            return err_set(err, ERR_MISMATCH,
+                           "%s is one of %u directories of a store, but %d were given",
+                           opts->dirs[i], sb->n_devices, opts->n_dirs);
+        if (*first != NULL && memcmp((*first)->uuid, sb->uuid, sizeof sb->uuid) != 0)
+            return err_set(err, ERR_MISMATCH,
+                           "%s belongs to another store than the directories "
+                           "before it",
+                           opts->dirs[i]);
+        if (sb->device != (uint32_t)i)
+            return err_set(
+                err, ERR_MISMATCH,
+                "%s is directory %u of its store, but was given as directory %d: "
+                "the order matters",
+                opts->dirs[i], sb->device + 1, i + 1);
+        if (*first != NULL && (*first)->segment_bytes != sb->segment_bytes)
+            return err_set(err, ERR_CORRUPT, "%s: its superblock contradicts the others",
+                           opts->dirs[i]);
+        *first = sb;
+    }
+    return 0;
+}
+
+/* An empty folder that was given becomes what one that is made here is.  One with other files is somebody's
+ * (/tmp, a home), and stays as it is; the store's files are private by themselves. */
+static void dir_make_private(struct io *io, const char *dir)
+{
+    struct io_names names;
+    struct err why = {0};
+    bool ours = true;
+    int rc = io_list(io, dir, &names, &why);
+    for (size_t i = 0; rc == 0 && i < names.n; i++)
+        ours = ours && (strcmp(names.name[i], "lock") == 0 ||
+                        strcmp(names.name[i], "superblock") == 0);
+    if (rc == 0)
+        io_names_free(&names);
+    if (rc == 0 && ours)
+        rc = io_make_private(io, dir, &why);
+    if (rc != 0)
+        log_warn("%s may be open to others: %s", dir, why.msg);
+}
+
+/* Writes all superblocks of a store that is being made: also those that are there, since whoever
+ * wrote them may have been killed before the sync. */
+static int superblocks_write(const struct store_opts *opts, const struct superblock *like,
+                             struct superblock *out, struct err *err)
+{
+    int rc = 0;
+    *out = (struct superblock){.version = SUPERBLOCK_VERSION,
+                               .n_devices = (uint32_t)opts->n_dirs,
+                               .segment_bytes = opts->segment_bytes != 0
+                                                    ? opts->segment_bytes
+                                                    : STORE_SEGMENT_BYTES};
+    if (like != NULL) {
+        *out = *like;
+        out->version = SUPERBLOCK_VERSION;
+    } else {
+        rc = io_random(opts->io, out->uuid, sizeof out->uuid, err);
+    }
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
+        out->device = (uint32_t)i;
+        dir_make_private(opts->io, opts->dirs[i]);
+        rc = superblock_write(opts->io, opts->dirs[i], out, err);
+    }
+    return rc;
+}
+
+int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
+                            void *arg, uint64_t *n_bad, struct err *err)
+{
+    for (int i = 0; i < s->n_dirs; i++) {
+        uint8_t bytes[SUPERBLOCK_FILE_BYTES], want[SUPERBLOCK_FILE_BYTES];
+        struct superblock sb = {.version = s->sb_version,
+                                .device = (uint32_t)i,
+                                .n_devices = (uint32_t)s->n_dirs,
+                                .segment_bytes = s->media->segment_bytes};
+        char *path = store_path(s->dirs[i], "superblock");
+        struct io_file *file = NULL;
+        size_t got = 0;
+        memcpy(sb.uuid, s->uuid, sizeof sb.uuid);
+        superblock_encode(&sb, want);
+        int rc = io_file_open(s->io, path, IO_READ_ONLY, &file, err);
+        if (rc == 0)
+            rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
+        io_file_close(file);
+        free(path);
+        if (rc != 0)
+            return rc;
+        if (got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
+            continue;
+        char what[256];
+        snprintf(what, sizeof what, "%s/superblock: a copy is not what it must be",
+                 s->dirs[i]);
+        report(arg, what);
+        (*n_bad)++;
+    }
+    return 0;
+}
+
+/* Writes one copy, durably. The other one is left alone, so that at any moment one of them is whole. */
+static int superblock_copy_write(struct io *io, const char *dir,
+                                 const struct superblock *sb, int copy, struct err *err)
+{
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
+    char *path = store_path(dir, "superblock");
+    struct io_file *file = NULL;
+    superblock_encode(sb, bytes);
+    int rc = io_file_open(io, path, 0, &file, err);
+    if (rc == 0)
+        rc = io_file_pwrite(file, bytes, SUPERBLOCK_BYTES,
+                            (uint64_t)copy * SUPERBLOCK_BYTES, err);
+    if (rc == 0)
+        rc = io_file_sync(file, err);
+    io_file_close(file);
+    free(path);
+    return rc;
+}
+
+/* What is damaged is written again, before the rest goes, too: without either copy much may be lost.  Where it
+ * cannot be, the store does without. */
+static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
+{
+    for (int i = 0; i < opts->n_dirs; i++) {
+        const struct sb_found *f = &found[i];
+        const char *dir = opts->dirs[i],
+                   *what = f->found_elsewhere ? "both copies" : "a copy";
+        struct err why = {0};
+        if (!f->found_elsewhere && f->bad_copy < 0)
+            continue;
+        int rc = f->found_elsewhere
+                     ? superblock_write(opts->io, dir, &f->sb, &why)
+                     : superblock_copy_write(opts->io, dir, &f->sb, f->bad_copy, &why);
+        if (rc == 0)
+            log_info("%s: %s of the superblock, damaged, written again", dir, what);
+        else
+            log_warn("%s: %s of the superblock damaged; it stays so (%s)", dir, what,
+                     why.msg);
+    }
+}
+
+/* The format is raised when a newer build first opens a store for writing: superblocks first, so that
+ * older builds keep away, then, with the first commit, the index.  Extents stay as they are. */
+static int superblocks_upgrade(const struct store_opts *opts, struct superblock *sb,
+                               struct err *err)
+{
+    int rc = 0;
+    if (sb->version == SUPERBLOCK_VERSION)
+        return 0;
+    log_info("store in %s: format version %u is raised to %d", opts->dirs[0], sb->version,
+             SUPERBLOCK_VERSION);
+    sb->version = SUPERBLOCK_VERSION;
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
+        sb->device = (uint32_t)i;
+        for (int copy = 1; copy >= 0 && rc == 0; copy--)
+            rc = superblock_copy_write(opts->io, opts->dirs[i], sb, copy, err);
+    }
+    return rc;
+}
+
+int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
+                           struct err *err)
+{
+    struct sb_found found[STORE_MAX_DEVICES] = {0};
+    const struct superblock *first;
+    bool has_data = false;
+    int rc = 0, bad = -1;
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
+        rc = superblock_read(opts->io, opts->dirs[i], &found[i], err);
+        if (rc == 0)
+            rc = dir_has_data(opts->io, opts->dirs[i], &has_data, err);
+    }
+    if (rc == 0)
+        rc = superblocks_find(opts, found, err);
+    for (int i = 0; i < opts->n_dirs && bad < 0; i++)
+        bad = found[i].state != SB_GOOD ? i : -1;
+    if (rc == 0)
+        rc = superblocks_agree(opts, found, &first, err);
+    if (rc != 0)
+        return rc;
+    if (bad >= 0 && has_data && found[bad].state == SB_DAMAGED)
+        return err_set(err, ERR_CORRUPT,
+                       "%s: both copies of the superblock are damaged, and nothing else "
+                       "tells what they "
+                       "said, so that the state there cannot be used; empty the directory "
+                       "to begin anew",
+                       opts->dirs[bad]);
+    if (bad >= 0 && has_data)
+        return err_set(err, ERR_MISMATCH,
+                       "%s has no superblock, but there is saved state: a "
+                       "directory of the store is missing or another one was given",
+                       opts->dirs[bad]);
+    if (bad >= 0 && opts->read_only)
+        return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[bad]);
+    if (!has_data && !opts->read_only)
+        return superblocks_write(opts, first, out, err);
+    *out = found[0].sb;
+    for (int i = 0; i < opts->n_dirs; i++)
+        if (found[i].sb.version < out->version) /* an upgrade was cut off */
+            out->version = found[i].sb.version;
+    if (opts->read_only)
+        return 0;
+    superblocks_mend(opts, found);
+    return superblocks_upgrade(opts, out, err);
+}
