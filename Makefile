@@ -159,6 +159,13 @@ $(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB_OBJ) $(B)/li
 	@echo "  LINK $@"
 	@$(CXX) $(LDFLAGS) -o $@ $< $(EMU_OBJ) $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
+# A libnccl.so.2 that the emulated GPUs exchange by.
+NCCL_FAKE := $(B)/tests/cuda_emu/libnccl.so.2
+$(NCCL_FAKE): tests/cuda_emu/nccl/nccl_fake.c tests/cuda_emu/nccl/nccl_fake.h $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $<
+$(B)/tests/engine/test_nccl_emulated: | $(NCCL_FAKE)
+
 # The whole program on the emulated GPU: for the tests of its commands.
 $(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"

@@ -554,6 +554,8 @@ static void describe(struct group *g, int n_ranks, int n_stages)
 static int connect_stages(struct group *g, struct err *err)
 {
     int n_ranks = g->base.n_ranks, rc = 0;
+    if (!g->rank[0]->unified)
+        cuda_connect(g->n);
     for (int k = 0; k < g->base.n_stages && n_ranks > 1 && rc == 0; k++)
         rc = g->rank[0]->unified
                  ? collective_memory_open(&g->collective[k], err)

@@ -28,9 +28,13 @@ struct collective {
     void (*close)(struct collective *c);
 };
 int collective_memory_open(struct collective **out, struct err *err);
+/* Its all_gather: each rank copies what the others have, by itself. */
+int gather_by_copies(const struct ranks *r, const struct mat *out, const struct mat *in);
 /* Between n_ranks GPUs from GPU `first` on, each of which is a rank; ERR_UNSUPPORTED, with the reason, where
  * NCCL is not there. */
 int cuda_collective_open(int first, int n_ranks, struct collective **out, struct err *err);
+/* GPUs 0 to n - 1 copy from each other directly, where the machine can; else such copies go over the host. */
+void cuda_connect(int n);
 
 /* Memory that every rank of a stage has: bytes [at[r], at[r] + bytes) of rank r. */
 struct extent {

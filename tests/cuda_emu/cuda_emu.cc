@@ -164,12 +164,16 @@ cudaError_t cudaFreeHost(void *p)
 struct emu_graph {
     std::vector<std::function<void()>> nodes;
 };
+static thread_local int current_device;
+
 struct emu_stream {
+    int device = current_device;
     std::deque<std::function<void()>> todo;
     emu_graph *recording = NULL;
     unsigned long queued = 0, done = 0;
 };
 struct emu_event {
+    int device = current_device;
     emu_stream *s = NULL;
     unsigned long upto = 0;
 };
@@ -253,6 +257,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     device_access access;
     if (of(s)->recording != NULL)
         die("an event in a recording: other streams would wait for each replay");
+    if (e->device != of(s)->device)
+        die("an event is recorded in a stream of another device");
     e->s = of(s);
     e->upto = of(s)->queued;
     return status();
@@ -309,6 +315,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
 {
     device_access access;
+    if (of(s)->device != current_device)
+        die("a graph is launched on a stream of another device than the current one");
     if (fails(CUDA_EMU_LAUNCH))
         return cudaErrorInvalidValue;
     for (auto &f : exec->nodes)
@@ -372,12 +380,26 @@ cudaError_t cudaGetLastError(void)
 }
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = getenv("CUDA_EMU_NO_DEVICE") != NULL ? 0 : 1;
-    return *n == 1 ? cudaSuccess : cudaErrorNoDevice;
+    const char *devices = getenv("CUDA_EMU_DEVICES");
+    *n = getenv("CUDA_EMU_NO_DEVICE") != NULL ? 0 : devices != NULL ? atoi(devices) : 1;
+    return *n >= 1 ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaSetDevice(int i)
 {
-    return i == 0 ? cudaSuccess : cudaErrorInvalidValue;
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess || i < 0 || i >= n)
+        return cudaErrorInvalidValue;
+    current_device = i;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    *can = device != peer;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    return peer == current_device || flags != 0 ? cudaErrorInvalidValue : cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int i)
 {
@@ -586,6 +608,8 @@ void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
     if (block.x * block.y * block.z > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||
         grid.y > 65535 || grid.z > 65535 || shared > 227 * 1024)
         die("a launch that CUDA would refuse");
+    if (of(s)->device != current_device)
+        die("a kernel is launched on a stream of another device than the current one");
     if (fails(CUDA_EMU_LAUNCH)) {
         fault.last = cudaErrorInvalidValue;
         return;

@@ -1,7 +1,8 @@
 /* cuda_fault.h - faults of the emulated GPU, for tests.
  *
- * The environment gives some to whole programs: CUDA_EMU_NO_DEVICE (no GPU is there) and CUDA_EMU_MIB=N
- * (its memory). */
+ * The environment gives some to whole programs: CUDA_EMU_NO_DEVICE (no GPU is there), CUDA_EMU_MIB=N
+ * (its memory) and CUDA_EMU_DEVICES=N (so many GPUs, one memory: what belongs to one device and is used by
+ * another as CUDA does not allow ends the program). */
 #ifndef TESTS_CUDA_FAULT_H
 #define TESTS_CUDA_FAULT_H
 

@@ -1,8 +1,16 @@
 /* cuda_nccl.c - exchanges between GPUs: NCCL, opened when a group is.  No machine of ours has had two.
  *
  * One process and one thread have all ranks (ncclCommInitAll), so each exchange is a group call over them,
- * queued on the ranks' own streams.  Copy streams have communicators of their own: an exchange of what
- * comes up (paper section 5) does not stand in the way of a layer's sum.
+ * queued on the ranks' own streams.  NCCL's rules, and what follows here:
+ *
+ *  1. Two communicators on one GPU must not be at work at once: their kernels wait for each other's GPUs.  So a
+ *     stage has one, for its compute streams.  What ranks gather on copy streams, which work beside them (paper
+ *     section 5), they copy from each other (collective_memory.c): that also leaves the multiprocessors alone.
+ *  2. Nobody calls it from two threads at once: group.exchange.
+ *  3. With several GPUs a thread, exchanges do not belong into recorded graphs, whose launches may wait for each
+ *     other: what is recorded ends before one (group_ops.c, group_record).
+ *  4. After an error nothing is known of what was queued: the communicators are aborted, not destroyed, and every
+ *     later exchange of the stage fails.  Errors that show only later are asked for before each exchange.
  *
  * NCCL's header need not be there: the few declarations that are used are its stable interface. */
 #include "tensor/cuda/cuda.h"
@@ -26,9 +34,12 @@ struct nccl {
     struct collective base;
     void *library;
     int n;
-    nccl_comm compute[MAX_RANKS], copy[MAX_RANKS];
+    nccl_comm comm[MAX_RANKS];
+    char broken[160]; /* why nothing can be exchanged any more; empty: it can */
     int (*init_all)(nccl_comm *comms, int n, const int *devices);
     int (*destroy)(nccl_comm c);
+    int (*abandon)(nccl_comm c); /* ncclCommAbort */
+    int (*async_error)(nccl_comm c, int *code);
     int (*group_start)(void);
     int (*group_end)(void);
     int (*all_reduce)(const void *from, void *to, size_t n, int type, int op, nccl_comm c,
@@ -43,29 +54,53 @@ static int nccl_type(enum dtype t)
     return t == DTYPE_F32 ? NCCL_FLOAT32 : t == DTYPE_F16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
 }
 
-static const nccl_comm *comms_of(const struct nccl *n, const struct ranks *r)
+static void drop_comms(struct nccl *n)
 {
-    return r->s[0]->kind == STREAM_COPY ? n->copy : n->compute;
+    for (int i = 0; i < n->n; i++) {
+        if (n->comm[i] != NULL)
+            (void)(n->broken[0] != 0 ? n->abandon(n->comm[i]) : n->destroy(n->comm[i]));
+        n->comm[i] = NULL;
+    }
 }
 
-static int fail(const struct nccl *n, const struct ranks *r, int code, const char *what)
+/* Every stream of the stage fails: what one rank has queued of an exchange waits for the others. */
+static int fail(struct nccl *n, const struct ranks *r, int code, const char *what)
 {
-    char why[160];
-    if (code == 0)
+    if (code != 0 && n->broken[0] == 0) {
+        snprintf(n->broken, sizeof n->broken, "device cuda: %s: NCCL: %s", what,
+                 n->error_string(code));
+        drop_comms(n);
+    }
+    if (n->broken[0] == 0)
         return 0;
-    snprintf(why, sizeof why, "device cuda: %s: NCCL: %s", what, n->error_string(code));
-    return cuda_fail(cuda_stream(r->s[0]), -EIO, why);
+    for (int i = 1; i < r->n; i++)
+        (void)cuda_fail(cuda_stream(r->s[i]), -EIO, n->broken);
+    return cuda_fail(cuda_stream(r->s[0]), -EIO, n->broken);
+}
+
+/* Whether an exchange can begin: nothing has gone wrong, then or since. */
+static int check_comms(struct nccl *n, const struct ranks *r)
+{
+    int code = 0;
+    for (int i = 0; i < r->n && code == 0 && n->broken[0] == 0; i++) {
+        int asked = n->async_error(n->comm[i], &code);
+        code = asked != 0 ? asked : code;
+    }
+    return fail(n, r, code, "an earlier exchange");
 }
 
 /* A group call is ended also where a part of it was refused. */
 static int nccl_all_reduce(struct collective *c, const struct ranks *r, const struct mat *x)
 {
     struct nccl *n = (struct nccl *)c;
-    const nccl_comm *comm = comms_of(n, r);
+    CHECK(r->s[0]->kind != STREAM_COPY);
+    int rc = check_comms(n, r);
+    if (rc != 0)
+        return rc;
     int code = n->group_start();
     for (int i = 0; i < r->n && code == 0; i++)
         code = n->all_reduce(x[i].data, x[i].data, (size_t)(x[i].rows * x[i].cols),
-                             nccl_type(x[i].dtype), NCCL_SUM, comm[i],
+                             nccl_type(x[i].dtype), NCCL_SUM, n->comm[i],
                              cuda_stream(r->s[i])->handle);
     int end = n->group_end();
     return fail(n, r, code != 0 ? code : end, "all-reduce");
@@ -75,11 +110,15 @@ static int nccl_all_gather(struct collective *c, const struct ranks *r,
                            const struct mat *out, const struct mat *in)
 {
     struct nccl *n = (struct nccl *)c;
-    const nccl_comm *comm = comms_of(n, r);
     size_t bytes = (size_t)(in[0].rows * in[0].cols) * dtype_bytes(in[0].dtype);
+    if (r->s[0]->kind == STREAM_COPY)
+        return gather_by_copies(r, out, in);
+    int rc = check_comms(n, r);
+    if (rc != 0)
+        return rc;
     int code = n->group_start();
     for (int i = 0; i < r->n && code == 0; i++)
-        code = n->all_gather(in[i].data, out[i].data, bytes, NCCL_UINT8, comm[i],
+        code = n->all_gather(in[i].data, out[i].data, bytes, NCCL_UINT8, n->comm[i],
                              cuda_stream(r->s[i])->handle);
     int end = n->group_end();
     return fail(n, r, code != 0 ? code : end, "all-gather");
@@ -88,12 +127,7 @@ static int nccl_all_gather(struct collective *c, const struct ranks *r,
 static void nccl_close(struct collective *c)
 {
     struct nccl *n = (struct nccl *)c;
-    for (int i = 0; i < n->n; i++) {
-        if (n->compute[i] != NULL)
-            n->destroy(n->compute[i]);
-        if (n->copy[i] != NULL)
-            n->destroy(n->copy[i]);
-    }
+    drop_comms(n);
     if (n->library != NULL)
         dlclose(n->library);
     free(n);
@@ -107,6 +141,8 @@ static int load(struct nccl *n, struct err *err)
     } symbols[] = {
         {"ncclCommInitAll", (void **)&n->init_all},
         {"ncclCommDestroy", (void **)&n->destroy},
+        {"ncclCommAbort", (void **)&n->abandon},
+        {"ncclCommGetAsyncError", (void **)&n->async_error},
         {"ncclGroupStart", (void **)&n->group_start},
         {"ncclGroupEnd", (void **)&n->group_end},
         {"ncclAllReduce", (void **)&n->all_reduce},
@@ -134,9 +170,7 @@ static int connect_ranks(struct nccl *n, int first, int n_ranks, struct err *err
     for (int i = 0; i < n_ranks; i++)
         devices[i] = first + i;
     n->n = n_ranks;
-    int code = n->init_all(n->compute, n_ranks, devices);
-    if (code == 0)
-        code = n->init_all(n->copy, n_ranks, devices);
+    int code = n->init_all(n->comm, n_ranks, devices);
     return code == 0 ? 0
                      : err_set(err, -EIO, "NCCL cannot connect %d GPUs: %s", n_ranks,
                                n->error_string(code));
@@ -157,4 +191,17 @@ int cuda_collective_open(int first, int n_ranks, struct collective **out, struct
     }
     *out = &n->base;
     return 0;
+}
+
+void cuda_connect(int n)
+{
+    for (int i = 0; i < n && !cuda_ranks_share_gpu(); i++) {
+        (void)cudaSetDevice(i);
+        for (int k = 0; k < n; k++) {
+            int can = 0;
+            if (k != i && cudaDeviceCanAccessPeer(&can, i, k) == cudaSuccess && can != 0)
+                (void)cudaDeviceEnablePeerAccess(k, 0); /* it may be enabled already */
+        }
+        (void)cudaGetLastError(); /* of that, which is no fault */
+    }
 }
