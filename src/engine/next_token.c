@@ -8,27 +8,42 @@
 #include "base/mem.h"
 #include "engine/seq.h"
 
+static size_t hidden_bytes(const struct model *m, int max_rows)
+{
+    return round_up((size_t)max_rows * model_hidden_bytes(m), 64);
+}
+
+static size_t logit_bytes(const struct model *m, int max_rows)
+{
+    return (size_t)max_rows * (size_t)m->cfg.vocab_size * sizeof(float);
+}
+
+size_t next_token_bytes(const struct model *m, int max_rows)
+{
+    return hidden_bytes(m, max_rows) + logit_bytes(m, max_rows) +
+           (size_t)max_rows * sizeof(int32_t);
+}
+
 int next_token_init(struct next_token *h, const struct model *m, int max_rows,
                     struct err *err)
 {
-    size_t n = (size_t)max_rows, vocab = (size_t)m->cfg.vocab_size;
-    size_t in_bytes = round_up(n * model_hidden_bytes(m), 64);
-    size_t logit_bytes = n * vocab * sizeof(float), id_bytes = n * sizeof *h->ids;
+    size_t n = (size_t)max_rows, in = hidden_bytes(m, max_rows);
+    size_t logits = logit_bytes(m, max_rows);
     h->model = m;
     h->seqs = xcalloc(n, sizeof(struct seq *));
     h->rows = xcalloc(n, sizeof *h->rows);
-    int rc = stage_alloc(m->dev, model_last_stage(m), in_bytes + logit_bytes + id_bytes,
+    int rc = stage_alloc(m->dev, model_last_stage(m), next_token_bytes(m, max_rows),
                          &h->mem, err);
     if (rc == 0)
-        rc = readback_init(m->dev, logit_bytes, &h->logits_back, err);
+        rc = readback_init(m->dev, logits, &h->logits_back, err);
     if (rc == 0)
-        rc = readback_init(m->dev, id_bytes, &h->ids_back, err);
+        rc = readback_init(m->dev, n * sizeof *h->ids, &h->ids_back, err);
     if (rc != 0)
         return err_wrap(err, "logits");
     uint8_t *at = h->mem.ptr;
     h->in = mat_of(at, m->dtype, max_rows, m->cfg.n_embd);
-    h->logits = mat_of(at + in_bytes, DTYPE_F32, max_rows, m->cfg.vocab_size);
-    h->ids = (int32_t *)(void *)(at + in_bytes + logit_bytes);
+    h->logits = mat_of(at + in, DTYPE_F32, max_rows, m->cfg.vocab_size);
+    h->ids = (int32_t *)(void *)(at + in + logits);
     return 0;
 }
 

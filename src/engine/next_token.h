@@ -26,6 +26,8 @@ struct next_token {
     struct readback logits_back, ids_back;
 };
 
+/* Device memory of the last stage. */
+size_t next_token_bytes(const struct model *m, int max_rows);
 int next_token_init(struct next_token *h, const struct model *m, int max_rows,
                     struct err *err);
 void next_token_deinit(struct next_token *h);

@@ -10,17 +10,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "engine/memory_plan.h"
 #include "state/fingerprint.h"
 #include "state/profile.h"
 #include "tensor/group.h"
 
-/* For restores; and what a device's libraries and streams take of its memory, at most. */
+/* For restores, unless it is told. */
 #define STAGING_BYTES ((size_t)64 << 20)
-#define LIBRARY_BYTES ((size_t)256 << 20)
 
 /* Rows of one forward pass at most: what the engine, and before it the fingerprint, computes in. */
 enum { BATCH_ROWS = 512 };
@@ -40,6 +39,32 @@ static void warn(void *arg, const char *text)
     say(arg, text);
 }
 
+static int max_sequences(const struct stack *k)
+{
+    return k->o.max_sequences > 0 ? k->o.max_sequences : 1;
+}
+
+static size_t staging_bytes(const struct stack *k)
+{
+    return k->o.staging_bytes > 0 ? k->o.staging_bytes : STAGING_BYTES;
+}
+
+/* Before the model is loaded, which may take minutes: all that the engine will want of the device's memory. */
+static int reserve_memory(void *arg, const struct model *m, const struct model_need *need,
+                          struct err *err)
+{
+    struct stack *k = arg;
+    struct memory_ask a = {.model = m,
+                           .need = need,
+                           .max_seqs = max_sequences(k),
+                           .max_rows = BATCH_ROWS,
+                           .has_store = k->o.n_dirs > 0 || k->o.in_memory,
+                           .staging_bytes = staging_bytes(k)};
+    k->kv_tokens = k->o.kv_tokens > 0 ? k->o.kv_tokens : memory_plan_kv_tokens(&a);
+    a.kv_tokens = k->kv_tokens;
+    return memory_plan_reserve(&a, err);
+}
+
 static int open_model(struct stack *k, struct err *err)
 {
     const struct stack_opts *o = &k->o;
@@ -49,8 +74,12 @@ static int open_model(struct stack *k, struct err *err)
     int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
     int rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
                         &k->dev, err);
-    struct model_opts mo = {
-        .dev = k->dev, .dtype = o->dtype, .weights = o->weights, .max_ctx = o->max_context};
+    struct model_opts mo = {.dev = k->dev,
+                            .reserve = reserve_memory,
+                            .reserve_arg = k,
+                            .dtype = o->dtype,
+                            .weights = o->weights,
+                            .max_ctx = o->max_context};
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
 }
 
@@ -187,53 +216,21 @@ static int open_state(struct stack *k, struct err *err)
     return rc == 0 ? open_saver(k, err) : rc;
 }
 
-/* What the KV cache may have unless it is told: a quarter of the machine's memory; of a device's own
- * what the weights have left, but for a share that activations, staging and libraries take. */
-static int64_t kv_budget_bytes(const struct stack *k, int max_seqs)
-{
-    const struct model *m = k->model;
-    size_t unused, total;
-    device_memory(k->dev, &unused, &total);
-    if (k->dev->unified)
-        return (int64_t)(total / 4);
-    size_t head = model_hidden_bytes(m) + (size_t)m->cfg.vocab_size * sizeof(float);
-    size_t rest = model_work_bytes(m, BATCH_ROWS) + (size_t)max_seqs * head +
-                  2 * STAGING_BYTES + LIBRARY_BYTES;
-    return unused > rest ? (int64_t)((unused - rest) / 10 * 9) : 0;
-}
-
-/* A context for every sequence, as far as the budget goes, but one in any case: what sequences leave
- * behind stays there until the blocks are wanted, so all of them come into use. */
-static int64_t default_kv_tokens(const struct stack *k, int max_seqs)
-{
-    int64_t context = (int64_t)round_up((uint64_t)k->model->max_ctx, KV_BLOCK_TOKENS);
-    int64_t n_stages = k->dev->n_stages;
-    int64_t most_layers = (k->model->cfg.n_layers + n_stages - 1) / n_stages;
-    int64_t token_bytes = (int64_t)model_kv_bytes(k->model) / k->dev->n_ranks * most_layers;
-    int64_t memory = kv_budget_bytes(k, max_seqs);
-    int64_t fits = memory / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
-    int64_t want = max_seqs * context;
-    return want < fits ? want : fits > context ? fits : context;
-}
-
 static int open_engine(struct stack *k, struct err *err)
 {
-    int max_seqs = k->o.max_sequences > 0 ? k->o.max_sequences : 1;
-    struct engine_opts eo = {
-        .model = k->model,
-        .store = k->store,
-        .saver = k->saver,
-        .fingerprint = k->fingerprint,
-        .platform = &k->platform,
-        .measure_ahead = k->owns_io && !k->o.no_profile,
-        .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
-        .max_seqs = max_seqs,
-        .max_batch_rows = BATCH_ROWS,
-        .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
-        .max_kv_tokens = k->o.kv_tokens > 0 ? k->o.kv_tokens
-                                            : default_kv_tokens(k, max_seqs),
-        .reuse = k->o.reuse,
-        .staging_bytes = k->o.staging_bytes > 0 ? k->o.staging_bytes : STAGING_BYTES};
+    struct engine_opts eo = {.model = k->model,
+                             .store = k->store,
+                             .saver = k->saver,
+                             .fingerprint = k->fingerprint,
+                             .platform = &k->platform,
+                             .measure_ahead = k->owns_io && !k->o.no_profile,
+                             .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
+                             .max_seqs = max_sequences(k),
+                             .max_batch_rows = BATCH_ROWS,
+                             .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
+                             .max_kv_tokens = k->kv_tokens,
+                             .reuse = k->o.reuse,
+                             .staging_bytes = staging_bytes(k)};
     return engine_create(&eo, &k->engine, err);
 }
 

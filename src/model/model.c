@@ -49,18 +49,32 @@ static void fill_rope(const struct model_config *c, int n_pos, float *all)
     rope_block_make(&r, sin_t + n, sin_t + n + rope_block_floats(n_pos, c->d_rope));
 }
 
+/* Positions that there are tables for: whole blocks, for kv_load. */
+static int rope_positions(const struct model *m)
+{
+    return (int)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
+}
+
+/* Floats of one stage's tables, by position and by blocks of positions. */
+static size_t rope_floats(const struct model *m)
+{
+    int n_pos = rope_positions(m), half = m->cfg.d_rope / 2;
+    return m->cfg.position != POSITION_ROPE ? 0
+                                            : 2 * ((size_t)n_pos * (size_t)half +
+                                                   rope_block_floats(n_pos, m->cfg.d_rope));
+}
+
 static int make_rope(struct model *m, struct stream *s, struct err *err)
 {
     const struct model_config *c = &m->cfg;
-    int n_pos = (int)round_up((uint64_t)m->max_ctx,
-                              KV_BLOCK_TOKENS); /* whole blocks: kv_load */
+    int n_pos = rope_positions(m);
     for (int k = 0; k < m->dev->n_stages; k++)
         m->rope[k].max_pos = n_pos;
     if (c->position != POSITION_ROPE)
         return 0;
     size_t n = (size_t)n_pos * (size_t)(c->d_rope / 2);
-    size_t n_block = rope_block_floats(n_pos, c->d_rope),
-           bytes = 2 * (n + n_block) * sizeof(float);
+    size_t n_block = rope_block_floats(n_pos, c->d_rope);
+    size_t bytes = rope_floats(m) * sizeof(float);
     int rc = stages_alloc(m->dev, bytes, m->rope_mem, err);
     if (rc != 0)
         return err_wrap(err, "rotation tables for %d positions", n_pos);
@@ -144,6 +158,29 @@ static int weight_kind(const struct device *dev, const char *name, bool *q8,
     return err_set(err, ERR_USAGE, "weights '%s': must be checkpoint or q8", name);
 }
 
+/* A model that is being opened, and who is told what it takes. */
+struct opening {
+    struct model *m;
+    const struct model_opts *o;
+};
+
+static void take_file_dtype(struct opening *p)
+{
+    if (p->o->dtype == NULL && !says_dtype(p->m->cfg.weight_type))
+        p->m->dtype = p->m->w.file_dtype;
+}
+
+static int tell_need(void *arg, const size_t weight_bytes[MAX_STAGES], int n_parts,
+                     struct err *err)
+{
+    struct opening *p = arg;
+    struct model_need need = {.n_parts = n_parts + 1};
+    take_file_dtype(p);
+    for (int k = 0; k < p->m->dev->n_stages; k++)
+        need.bytes[k] = weight_bytes[k] + rope_floats(p->m) * sizeof(float);
+    return p->o->reserve(p->o->reserve_arg, p->m, &need, err);
+}
+
 int model_open(const char *source, const struct model_opts *o, struct model **out,
                struct err *err)
 {
@@ -154,13 +191,17 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
     int rc = load_config(m, o, err);
     if (rc == 0)
         rc = stream_create(m->dev, STREAM_COMPUTE, &s, err);
-    struct weights_opts wo = {.dev = m->dev, .s = s, .synth_dtype = m->dtype};
+    struct opening opening = {m, o};
+    struct weights_opts wo = {.dev = m->dev,
+                              .s = s,
+                              .synth_dtype = m->dtype,
+                              .reserve = o->reserve != NULL ? tell_need : NULL,
+                              .reserve_arg = &opening};
     if (rc == 0)
         rc = weight_kind(m->dev, o->weights, &wo.q8, err);
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
-    if (rc == 0 && o->dtype == NULL && !says_dtype(m->cfg.weight_type))
-        m->dtype = m->w.file_dtype;
+    take_file_dtype(&opening);
     if (rc == 0)
         rc = make_rope(m, s, err);
     stream_destroy(s);

@@ -35,8 +35,19 @@ struct model {
     struct buf rope_mem[MAX_STAGES];
 };
 
+/* What a model takes of the memory of each rank of each stage, in so many parts at most. */
+struct model_need {
+    size_t bytes[MAX_STAGES];
+    int n_parts;
+};
+
 struct model_opts {
     struct device *dev;
+    /* Called when all that the model takes is known, and before it takes it; m has its shape and its types.  NULL:
+     * nobody wants to know.  What it returns other than 0 ends the opening. */
+    int (*reserve)(void *arg, const struct model *m, const struct model_need *need,
+                   struct err *err);
+    void *reserve_arg;
     const char *dtype; /* state dtype by name; NULL: the checkpoint's */
     const char
         *weights; /* how matrices are held: "q8"; "checkpoint" or NULL: in its own type */

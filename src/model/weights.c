@@ -33,6 +33,7 @@ enum { BATCH_BLOCKS = 16 };
 
 struct loader {
     struct weights *w;
+    const struct weights_opts *o;
     const struct model_config *c;
     struct device *dev;
     struct stream *s;
@@ -261,7 +262,10 @@ static int allocate(struct loader *ld)
         ld->stage_bytes[k] += ld->n_vector_floats[k] * sizeof(float);
         ld->w->bytes += ld->stage_bytes[k];
     }
-    int rc = check_room(ld);
+    int n_parts = (int)ld->set.list.n + 1;
+    int rc = ld->o->reserve != NULL
+                 ? ld->o->reserve(ld->o->reserve_arg, ld->stage_bytes, n_parts, ld->err)
+                 : check_room(ld);
     for (size_t i = 0; rc == 0 && i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
         for (int k = 0; rc == 0 && k < t->n_parts; k++) {
@@ -633,6 +637,7 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                             .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
     struct err local;
     struct loader ld = {.w = out,
+                        .o = o,
                         .c = cfg,
                         .dev = o->dev,
                         .s = o->s,

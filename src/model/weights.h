@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "model/config.h"
+#include "tensor/group.h"
 #include "tensor/ops.h"
 
 /* NULL data / zero n where the family has no such tensor. Biases and norm weights are f32. */
@@ -50,6 +51,9 @@ struct weights_opts {
     struct device *dev;
     struct stream *s;
     enum dtype synth_dtype; /* of synthetic weights */
+    /* Called with what each rank of each stage is about to hold, in n_parts at most; NULL: nobody. */
+    int (*reserve)(void *arg, const size_t bytes[MAX_STAGES], int n_parts, struct err *err);
+    void *reserve_arg;
     bool q8; /* every matrix, the head with them, as DTYPE_Q8; tables stay as they are */
 };
 

@@ -68,15 +68,19 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s,
     return rc == 0 ? add_mat(h, "probe.projected", projected, s, rb) : rc;
 }
 
+size_t fingerprint_device_bytes(const struct model *m)
+{
+    return N_BLOCKS * kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype) +
+           N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m));
+}
+
 int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
                      struct sha256 *out, struct err *err)
 {
     CHECK(model_work_rows(w) >= N_PROBE);
     struct buf mem[MAX_STAGES] = {{0}};
     struct readback rb = {0};
-    size_t bytes = N_BLOCKS * kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype) +
-                   N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m));
-    int rc = stages_alloc(m->dev, bytes, mem, err);
+    int rc = stages_alloc(m->dev, fingerprint_device_bytes(m), mem, err);
     if (rc == 0)
         rc = readback_init(m->dev, N_PROBE * (model_hidden_bytes(m) + model_kv_bytes(m)),
                            &rb, err);

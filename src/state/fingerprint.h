@@ -15,6 +15,8 @@
  * `w` needs as many rows. */
 enum { FINGERPRINT_PROBE_TOKENS = 70 };
 
+/* Device memory that its probe takes, of each stage, beside the work. */
+size_t fingerprint_device_bytes(const struct model *m);
 int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
                      struct sha256 *out, struct err *err);
 

@@ -50,6 +50,9 @@ struct platform_shape profile_shape(const char *name, const struct model_config 
 int profile_compute(struct platform *p, const struct model *m, struct model_work *w,
                     struct stream *s, enum profile_effort effort, struct err *err);
 
+/* Device memory that a quick one takes at most, beside `w` and `s`. */
+size_t profile_device_bytes(const struct model *m, int max_rows);
+
 /* --- I/O --- */
 
 /* Where stored records can be read from: all hits have at least one record. */
@@ -65,9 +68,10 @@ int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err);
 
-/* How fast `bytes` of host memory at `from` go up to a stage of a device that has memory of its own, and
+/* How fast host memory at `from`, at most `bytes`, goes up to a stage of a device that has memory of its own, and
  * how fast its ranks then gather their shares: t->up_bytes_per_s and gather_bytes_per_s.  0 where memory is
  * unified, and where there is one rank. */
+#define PROFILE_COPY_BYTES ((size_t)16 << 20) /* of device memory, at most */
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err);
 

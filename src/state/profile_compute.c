@@ -52,21 +52,54 @@ struct bench {
     double share; /* of the processors that the last sample had */
 };
 
+/* Positions that a context has room for, which begins with so many. */
+static int context_of(const struct model *m, int max_past)
+{
+    return m->max_ctx < max_past + NEAR_ROWS ? m->max_ctx : max_past + NEAR_ROWS;
+}
+
+/* What a bench takes: K and V of one layer's context, a batch's rows, logits. */
+struct bench_sizes {
+    int n_blocks;
+    size_t block, x, rows, logits;
+};
+
+static struct bench_sizes sizes_of(const struct model *m, int rows, int n_ctx)
+{
+    return (struct bench_sizes){
+        .n_blocks = (n_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS,
+        .block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype),
+        .x = (size_t)rows * model_hidden_bytes(m),
+        .rows = (size_t)rows * model_kv_bytes(m),
+        .logits = round_up((uint64_t)m->cfg.vocab_size * sizeof(float), 64)};
+}
+
+/* Records in the sample of loading. */
+static size_t n_loaded(const struct model *m)
+{
+    size_t n = LOAD_BYTES / (STORE_CHUNK_TOKENS * model_kv_bytes(m));
+    return n < 8 ? 8 : n > 256 ? 256 : n;
+}
+
+size_t profile_device_bytes(const struct model *m, int max_rows)
+{
+    struct bench_sizes z = sizes_of(m, max_rows, context_of(m, FAR_PAST));
+    size_t record = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    size_t load = n_loaded(m) * (record + z.block);
+    return (size_t)z.n_blocks * z.block + z.x + z.rows + z.logits + model_hidden_bytes(m) +
+           load + PROFILE_COPY_BYTES;
+}
+
 static int bench_init(struct bench *b, const struct model *m, struct model_work *w,
                       struct stream *s, int max_past, struct err *err)
 {
-    int n_ctx = m->max_ctx < max_past + NEAR_ROWS ? m->max_ctx : max_past + NEAR_ROWS;
-    int n_blocks = (n_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    int rows = model_work_rows(w);
-    size_t block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype);
-    size_t kv_bytes = (size_t)n_blocks * block;
-    size_t x_bytes = (size_t)rows * model_hidden_bytes(m);
-    size_t row_bytes = (size_t)rows * model_kv_bytes(m);
-    size_t logit_bytes = round_up((uint64_t)m->cfg.vocab_size * sizeof(float), 64);
+    int n_ctx = context_of(m, max_past), rows = model_work_rows(w);
+    struct bench_sizes z = sizes_of(m, rows, n_ctx);
+    size_t kv_bytes = (size_t)z.n_blocks * z.block;
     *b = (struct bench){.m = m, .w = w, .s = s, .n_ctx = n_ctx};
-    int rc = buf_alloc(m->dev, MEM_DEVICE, kv_bytes + x_bytes + row_bytes, &b->mem, err);
+    int rc = buf_alloc(m->dev, MEM_DEVICE, kv_bytes + z.x + z.rows, &b->mem, err);
     if (rc == 0)
-        rc = stage_alloc(m->dev, model_last_stage(m), logit_bytes + model_hidden_bytes(m),
+        rc = stage_alloc(m->dev, model_last_stage(m), z.logits + model_hidden_bytes(m),
                          &b->head_mem, err);
     if (rc != 0) {
         buf_free(m->dev, &b->mem);
@@ -74,23 +107,22 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
     }
     uint8_t *p = b->mem.ptr;
     b->kv = (struct kv_layer){.blocks = p,
-                              .block_stride = block,
+                              .block_stride = z.block,
                               .dtype = m->dtype,
                               .n_kv = model_rank_kv_heads(m),
                               .d_head = m->cfg.d_head};
     b->x = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
-    b->kv_rows = mat_of(p + kv_bytes + x_bytes, m->dtype, rows, 2 * model_rank_kv_dim(m));
+    b->kv_rows = mat_of(p + kv_bytes + z.x, m->dtype, rows, 2 * model_rank_kv_dim(m));
     b->logits = mat_of(b->head_mem.ptr, DTYPE_F32, 1, m->cfg.vocab_size);
-    b->head_x = mat_of((uint8_t *)b->head_mem.ptr + logit_bytes, m->dtype, 1,
-                       m->cfg.n_embd);
+    b->head_x = mat_of((uint8_t *)b->head_mem.ptr + z.logits, m->dtype, 1, m->cfg.n_embd);
     b->pos = xcalloc((size_t)n_ctx, sizeof *b->pos);
-    b->blocks = xcalloc((size_t)n_blocks, sizeof *b->blocks);
+    b->blocks = xcalloc((size_t)z.n_blocks, sizeof *b->blocks);
     b->ids = xcalloc((size_t)rows, sizeof *b->ids);
     for (int i = 0; i < rows; i++)
         b->ids[i] = i * 7919 % m->cfg.vocab_size;
     for (int i = 0; i < n_ctx; i++)
         b->pos[i] = i;
-    for (int i = 0; i < n_blocks; i++)
+    for (int i = 0; i < z.n_blocks; i++)
         b->blocks[i] = i;
     b->tables[0] = b->blocks;
     return 0;
@@ -235,8 +267,7 @@ static int load_begin(struct bench *b, struct load *ld)
     const struct model *m = b->m;
     int n_threads = pool_threads(m->dev->pool), rc;
     size_t record = STORE_CHUNK_TOKENS * model_kv_bytes(m);
-    size_t n = LOAD_BYTES / record;
-    n = n < 8 ? 8 : n > 256 ? 256 : n;
+    size_t n = n_loaded(m);
     *ld = (struct load){.b = b, .n_chunks = (int)n, .kv = b->kv};
     size_t blocks = n * b->kv.block_stride;
     rc = buf_alloc(m->dev, MEM_HOST, n * record + (m->dev->unified ? blocks : 0), &ld->mem,

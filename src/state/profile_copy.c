@@ -72,6 +72,7 @@ static int measure(struct copying *c, struct platform_tier *t, struct err *err)
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err)
 {
+    bytes = bytes < PROFILE_COPY_BYTES ? bytes : PROFILE_COPY_BYTES;
     struct copying c = {.from = from, .bytes = bytes, .n_ranks = d->n_ranks};
     t->up_bytes_per_s = t->gather_bytes_per_s = 0;
     if (d->unified || bytes == 0)

@@ -48,12 +48,36 @@ int restore_open_reader(struct restorer *rr, struct err *err)
                              rr->staging.bytes, &rr->reader, err);
 }
 
+/* Room for a group of records of either kind. */
+static size_t slot_bytes(const struct model *m)
+{
+    size_t hidden = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN);
+    size_t kv = round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
+    return GROUP * (hidden > kv ? hidden : kv);
+}
+
+static int n_slots(const struct model *m, size_t staging_bytes)
+{
+    size_t n = staging_bytes / slot_bytes(m);
+    return n < 3 ? 3 : n > MAX_SLOTS ? MAX_SLOTS : (int)n;
+}
+
+static size_t scratch_bytes(const struct model *m)
+{
+    return GROUP_ROWS * (model_kv_bytes(m) + model_hidden_bytes(m));
+}
+
+size_t restorer_device_bytes(const struct model *m, size_t staging_bytes)
+{
+    return m->dev->unified
+               ? 0
+               : (size_t)n_slots(m, staging_bytes) * slot_bytes(m) + scratch_bytes(m);
+}
+
 static int reserve_staging(struct restorer *r, struct err *err)
 {
-    size_t hidden = r->record_room[STORE_HIDDEN], kv = r->record_room[STORE_KV];
-    r->slot_bytes = GROUP * (hidden > kv ? hidden : kv);
-    size_t n = r->o.staging_bytes / r->slot_bytes;
-    r->n_slots = n < 3 ? 3 : n > MAX_SLOTS ? MAX_SLOTS : (int)n;
+    r->slot_bytes = slot_bytes(r->o.model);
+    r->n_slots = n_slots(r->o.model, r->o.staging_bytes);
     int rc = buf_alloc(r->o.model->dev, MEM_PINNED, (size_t)r->n_slots * r->slot_bytes,
                        &r->staging, err);
     if (rc != 0)
@@ -71,8 +95,8 @@ static int reserve_staging(struct restorer *r, struct err *err)
 static int reserve_scratch(struct restorer *r, struct err *err)
 {
     const struct model *m = r->o.model;
-    size_t kv = GROUP_ROWS * model_kv_bytes(m), x = GROUP_ROWS * model_hidden_bytes(m);
-    int rc = stages_alloc(m->dev, kv + x, r->scratch, err);
+    size_t kv = GROUP_ROWS * model_kv_bytes(m);
+    int rc = stages_alloc(m->dev, scratch_bytes(m), r->scratch, err);
     if (rc != 0)
         return err_wrap(err, "scratch for restores");
     for (int k = 0; k < m->dev->n_stages; k++) {

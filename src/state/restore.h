@@ -64,6 +64,8 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
 /* Every restore was ended. Waits for reads that are still in flight. NULL is allowed. */
 void restorer_destroy(struct restorer *r);
 size_t restorer_bytes(const struct restorer *r); /* for the table printed at start */
+/* Of each stage's own memory, what a restorer takes; 0 where memory is unified. */
+size_t restorer_device_bytes(const struct model *m, size_t staging_bytes);
 
 /* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of a model
  * that it holds; what is found (restore_found) then says that speed. */

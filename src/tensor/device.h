@@ -12,6 +12,8 @@
 struct device_vtable {
     void (*close)(struct device *d);
     void (*enter)(struct device *d); /* becomes the calling thread's; NULL: nothing to do */
+    /* One allocation that memory of kind MEM_DEVICE is cut from; NULL: each is one of its own. */
+    int (*reserve)(struct device *d, size_t bytes, struct err *err);
     int (*buf_alloc)(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
                      struct err *err);
     void (*buf_free)(struct device *d, struct buf *b);

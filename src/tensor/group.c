@@ -177,6 +177,25 @@ void stages_free(struct device *d, struct buf b[MAX_STAGES])
         buf_free(d, &b[k]);
 }
 
+static int reserve_on(struct device *d, size_t bytes, struct err *err)
+{
+    return d->v->reserve != NULL ? d->v->reserve(d, bytes, err) : 0;
+}
+
+int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err *err)
+{
+    if (!is_group(d))
+        return reserve_on(d, bytes[0], err);
+    struct group *g = group_of(d);
+    for (int i = 0; i < g->n; i++) {
+        group_enter(g, i);
+        int rc = reserve_on(g->rank[i], bytes[i / d->n_ranks], err);
+        if (rc != 0)
+            return err_wrap(err, "device %d of %d", i, g->n);
+    }
+    return 0;
+}
+
 static void group_buf_free(struct device *d, struct buf *b)
 {
     struct group *g = group_of(d);

@@ -63,6 +63,9 @@ int stage_alloc(struct device *d, int stage, size_t bytes, struct buf *out,
 int stages_alloc(struct device *d, size_t bytes, struct buf out[MAX_STAGES],
                  struct err *err);
 void stages_free(struct device *d, struct buf b[MAX_STAGES]);
+/* Takes bytes[k] of the memory of each rank of stage k at once: what is allocated from then on is cut from that.
+ * For devices with memory of their own; nothing where memory is unified. Once. */
+int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err *err);
 
 /* What differs from rank to rank is said to each of them: its stream, whose device has its operations,
  * and its address of device memory that its stage has (host memory: the same).  Rank 0 of a device that is

@@ -26,6 +26,8 @@ unsigned char *emu_dynamic_shared;
 static const size_t ARENA = (size_t)4
                             << 30; /* address space; pages come as they are touched */
 
+static const size_t LARGE_PAGE = (size_t)2 << 20;
+
 static struct {
     std::recursive_mutex lock; /* one device, one user at a time */
     unsigned char *base;
@@ -38,16 +40,16 @@ static struct {
 
 static struct {
     int what, left; /* left < 0: none */
-    int n_failed, n_replayed;
+    int n_failed, n_replayed, n_mallocs;
     unsigned long long n_down;
     bool lost;
     cudaError_t last; /* what cudaGetLastError says */
-} fault = {0, -1, 0, 0, 0, false, cudaSuccess};
+} fault = {0, -1, 0, 0, 0, 0, false, cudaSuccess};
 
 void cuda_emu_fail(enum cuda_emu_fault what, int after)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
-    fault = {(int)what, after, 0, 0, 0, false, cudaSuccess};
+    fault = {(int)what, after, 0, 0, 0, 0, false, cudaSuccess};
 }
 int cuda_emu_failed(void)
 {
@@ -58,6 +60,16 @@ int cuda_emu_replayed(void)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
     return fault.n_replayed;
+}
+int cuda_emu_mallocs(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return fault.n_mallocs;
+}
+int cuda_emu_pieces(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return (int)mem.used.size();
 }
 unsigned long long cuda_emu_brought_down(void)
 {
@@ -87,11 +99,12 @@ static void arena_make(void)
 {
     if (mem.base != NULL)
         return;
-    void *p = mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                   0);
+    void *p = mmap(NULL, ARENA + LARGE_PAGE, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         die("no address space");
-    mem.base = (unsigned char *)p;
+    mem.base = (unsigned char *)(((uintptr_t)p + LARGE_PAGE - 1) & ~(LARGE_PAGE - 1));
+    (void)madvise(mem.base, ARENA, MADV_HUGEPAGE); /* protecting takes time by the page */
 }
 
 struct device_access {
@@ -119,13 +132,14 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
             break;
         at = u.first + u.second;
     }
-    if (at + want > memory_bytes() || fault.lost) {
+    fault.n_mallocs++;
+    if (at + want > memory_bytes() || fault.lost || fails(CUDA_EMU_MALLOC)) {
         *p = NULL;
         return cudaErrorMemoryAllocation;
     }
     mem.used[at] = want;
     if (at + want > mem.end) {
-        mem.end = at + want;
+        mem.end = (at + want + LARGE_PAGE - 1) & ~(LARGE_PAGE - 1);
         mprotect(mem.base, mem.end, PROT_READ | PROT_WRITE);
     }
     memset(mem.base + at, 0xff, bytes); /* NaN: what is not written is seen */
@@ -239,6 +253,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
     if (of(s)->recording != NULL)
         die("waiting for a stream that records");
     drain(of(s), of(s)->queued);
+    return status();
+}
+cudaError_t cudaDeviceSynchronize(void)
+{
+    drain_all();
     return status();
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
@@ -462,13 +481,53 @@ static std::vector<warp> warps;
 static std::vector<unsigned char> stacks;
 static void *scheduler;
 static size_t current;
+static bool backwards; /* the order in which this block's threads run */
 static int n_live, n_at_barrier;
 static std::function<void()> *kernel_body;
+
+static size_t lanes_of(size_t w)
+{
+    return threads.size() - w * 32 < 32 ? threads.size() - w * 32 : 32;
+}
+
+/* The first thread of a warp that can run, from lane `at` on, in the block's direction; false: none. */
+static bool find_in_warp(size_t w, size_t at, size_t *found)
+{
+    size_t first = w * 32, n = lanes_of(w);
+    for (size_t k = 0; k < n; k++) {
+        *found = first + (backwards ? at + n - k : at + k) % n;
+        if (threads[*found].waits == RUN)
+            return true;
+    }
+    return false;
+}
+
+/* A warp goes on until all its threads wait for others, or have ended; then the next one does. */
+static size_t find_next(void)
+{
+    size_t n_warps = warps.size(), w = current / 32, found;
+    if (find_in_warp(w, current % 32 + (backwards ? lanes_of(w) - 1 : 1), &found))
+        return found;
+    for (size_t k = 1; k <= n_warps; k++) {
+        size_t v = (backwards ? w + n_warps - k : w + k) % n_warps;
+        if (find_in_warp(v, backwards ? lanes_of(v) - 1 : 0, &found))
+            return found;
+    }
+    die("threads wait at a barrier that others never reach");
+}
+
+/* Leaves this thread's pointer at *from, and goes on with the next one that can run. */
+static void run_next(void **from)
+{
+    current = find_next();
+    emu_thread = threads[current].idx;
+    emu_switch(from, threads[current].sp);
+}
 
 static void yield_for(wait w)
 {
     threads[current].waits = w;
-    emu_switch(&threads[current].sp, scheduler);
+    run_next(&threads[current].sp);
 }
 
 static void release_block(void)
@@ -547,27 +606,9 @@ static void coroutine_main(void)
     if (warps[w].n_live > 0 && warps[w].n_waiting == warps[w].n_live)
         release_warp(w);
     void *unused;
-    emu_switch(&unused, scheduler); /* for ever */
-}
-
-/* Until all its threads wait for other warps, or have ended; false: none could run. */
-static bool run_warp(size_t w, bool backwards)
-{
-    size_t first = w * 32, n = threads.size() - first < 32 ? threads.size() - first : 32;
-    bool ran = false, again = true;
-    while (again) {
-        again = false;
-        for (size_t k = 0; k < n; k++) {
-            size_t i = first + (backwards ? n - 1 - k : k);
-            if (threads[i].waits != RUN)
-                continue;
-            again = ran = true;
-            current = i;
-            emu_thread = threads[i].idx;
-            emu_switch(&scheduler, threads[i].sp);
-        }
-    }
-    return ran;
+    if (n_live > 0)
+        run_next(&unused); /* for ever */
+    emu_switch(&unused, scheduler);
 }
 
 static void run_block(dim3 dim)
@@ -592,14 +633,10 @@ static void run_block(dim3 dim)
         *(void (**)(void))top = coroutine_main; /* where the first switch returns to */
         t.sp = (void *)(top - 6 * sizeof(void *));
     }
-    bool backwards = (emu_block.x + emu_block.y + emu_block.z) % 2 != 0;
-    while (n_live > 0) {
-        bool ran = false;
-        for (size_t w = 0; w < warps.size(); w++)
-            ran |= run_warp(backwards ? warps.size() - 1 - w : w, backwards);
-        if (!ran)
-            die("threads wait at a barrier that others never reach");
-    }
+    backwards = (emu_block.x + emu_block.y + emu_block.z) % 2 != 0;
+    current = backwards ? n - 1 : 0;
+    emu_thread = threads[current].idx;
+    emu_switch(&scheduler, threads[current].sp); /* until all are done */
 }
 
 void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,

@@ -15,6 +15,7 @@ enum cuda_emu_fault {
     CUDA_EMU_UP,     /* a copy from host memory to the device is, */
     CUDA_EMU_DOWN,   /* or the other way */
     CUDA_EMU_RECORD, /* beginning to record a graph is refused */
+    CUDA_EMU_MALLOC, /* device memory is not given */
     CUDA_EMU_LOST,   /* the device is lost at a launch: every later call fails */
 };
 /* The `after`-th such call from now on (0: the next) fails, once.  A new device is as good as new. */
@@ -23,6 +24,9 @@ void cuda_emu_fail(enum cuda_emu_fault what, int after);
 int cuda_emu_failed(void);
 /* How many recorded graphs have been replayed since then. */
 int cuda_emu_replayed(void);
+/* How often device memory was asked for since then; how many pieces are held now. */
+int cuda_emu_mallocs(void);
+int cuda_emu_pieces(void);
 /* Bytes that were copied from the device to host memory since then. */
 unsigned long long cuda_emu_brought_down(void);
 

@@ -10,6 +10,9 @@
 #ifndef TENSOR_CUDA_H
 #define TENSOR_CUDA_H
 
+#include <pthread.h>
+
+#include "tensor/carve.h"
 #include "tensor/cuda/launch.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"
@@ -19,8 +22,16 @@ struct cuda_blas;
 struct recorder;
 struct cuda_blas_handle;
 
+/* cuda_memory.c */
+struct cuda_memory {
+    pthread_mutex_t lock; /* of what follows */
+    uint8_t *base;        /* what was reserved; NULL: nothing */
+    struct carve carve;
+};
+
 struct cuda_device {
     struct device base;
+    struct cuda_memory memory;
     int index; /* among the GPUs that the process sees */
     int n_sm;
     bool exact;
@@ -78,9 +89,18 @@ int cuda_leave(struct stream *s, const char *what);
  * through its memory.  For tests. */
 bool cuda_ranks_share_gpu(void);
 
+/* --- cuda_memory.c --- */
+void cuda_memory_init(struct cuda_memory *m);
+void cuda_memory_deinit(struct cuda_memory *m);
+cudaError_t cuda_memory_reserve(struct cuda_memory *m, size_t bytes);
+/* bytes > 0; not zeroed. */
+cudaError_t cuda_memory_take(struct cuda_memory *m, size_t bytes, void **out);
+void cuda_memory_give(struct cuda_memory *m, void *p); /* NULL is allowed */
+size_t cuda_memory_unused(struct cuda_memory *m);      /* of what was reserved */
+
 /* --- cuda_upload.c --- */
-int upload_create(struct upload *u, size_t half_bytes);
-void upload_destroy(struct upload *u);
+int upload_create(struct cuda_memory *m, struct upload *u, size_t half_bytes);
+void upload_destroy(struct cuda_memory *m, struct upload *u);
 /* Room for `bytes` in both memories: fill *host, then upload_send. */
 int upload_take(struct cuda_stream *s, size_t bytes, void **host, void **dev);
 int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes);
@@ -93,8 +113,9 @@ int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
                   size_t image_bytes);
 
 /* --- cuda_record.c: a stream's recorded graphs --- */
-int recorder_create(bool off, struct recorder **out);
-void recorder_destroy(struct recorder *r);
+#define RECORDER_BYTES ((size_t)1 << 20) /* of device memory */
+int recorder_create(struct cuda_memory *m, bool off, struct recorder **out);
+void recorder_destroy(struct cuda_memory *m, struct recorder *r);
 int cuda_record(struct stream *s, const struct ragged *r, uint64_t key,
                 int (*queue)(void *arg), void *arg); /* ops.record */
 

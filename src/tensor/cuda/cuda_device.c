@@ -14,6 +14,10 @@ enum {
     UPLOAD_HALF = 4 << 20,
     SCRATCH_FLOATS = 4 << 20,
 };
+/* Device memory of a compute stream: the above, what a recorder has, a flag. */
+#define STREAM_BYTES                                                                       \
+    (SCRATCH_FLOATS * sizeof(float) + 2 * (size_t)UPLOAD_HALF + RECORDER_BYTES +           \
+     CARVE_ALIGN)
 
 /* --- errors ----------------------------------------------------------------------------------- */
 
@@ -57,20 +61,38 @@ static int no_memory(struct err *err, size_t bytes)
         (double)bytes / 1e9, (double)unused / 1e9, (double)total / 1e9);
 }
 
+static struct cuda_memory *memory_of(struct device *d)
+{
+    return &((struct cuda_device *)d)->memory;
+}
+
+static int cuda_reserve(struct device *d, size_t bytes, struct err *err)
+{
+    cudaError_t e = cuda_memory_reserve(memory_of(d), bytes);
+    if (e == cudaErrorMemoryAllocation)
+        return no_memory(err, bytes);
+    return e == cudaSuccess ? 0
+                            : err_set(err, -EIO, "device cuda: allocating %zu bytes: %s",
+                                      bytes, cudaGetErrorString(e));
+}
+
+/* Streams do not wait for what runs without one, so that is waited for here. */
+static cudaError_t take_zeroed(struct cuda_memory *m, size_t bytes, void **out)
+{
+    cudaError_t e = cuda_memory_take(m, bytes, out);
+    if (e == cudaSuccess)
+        e = cudaMemset(*out, 0, bytes);
+    return e == cudaSuccess ? cudaStreamSynchronize(NULL) : e;
+}
+
 static int cuda_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
                           struct buf *out, struct err *err)
 {
     size_t n = bytes != 0 ? bytes : 1;
     void *p = NULL;
-    (void)d;
     *out = (struct buf){0};
     if (kind == MEM_DEVICE) {
-        cudaError_t e = cudaMalloc(&p, n);
-        if (e == cudaSuccess)
-            e = cudaMemset(p, 0, n);
-        if (e ==
-            cudaSuccess) /* our streams do not wait for the default one, where that is queued */
-            e = cudaStreamSynchronize(NULL);
+        cudaError_t e = take_zeroed(memory_of(d), n, &p);
         if (e == cudaErrorMemoryAllocation)
             return no_memory(err, bytes);
         if (e != cudaSuccess)
@@ -92,9 +114,8 @@ static int cuda_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
 
 static void cuda_buf_free(struct device *d, struct buf *b)
 {
-    (void)d;
     if (b->kind == MEM_DEVICE)
-        cudaFree(b->ptr);
+        cuda_memory_give(memory_of(d), b->ptr);
     else if (b->kind == MEM_PINNED)
         cudaFreeHost(b->ptr);
     else
@@ -103,9 +124,9 @@ static void cuda_buf_free(struct device *d, struct buf *b)
 
 static void cuda_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
 {
-    (void)d;
     *unused_bytes = *total_bytes = 0;
     (void)cudaMemGetInfo(unused_bytes, total_bytes);
+    *unused_bytes += cuda_memory_unused(memory_of(d));
 }
 
 /* --- streams ---------------------------------------------------------------------------------- */
@@ -118,10 +139,10 @@ static void cuda_stream_destroy(struct stream *base)
         cudaStreamSynchronize(s->handle);
     if (s->blas != NULL)
         cuda_blas_handle_destroy(d->blas, s->blas);
-    recorder_destroy(s->recorder);
-    upload_destroy(&s->up);
-    cudaFree(s->scratch);
-    cudaFree(s->flag);
+    recorder_destroy(&d->memory, s->recorder);
+    upload_destroy(&d->memory, &s->up);
+    cuda_memory_give(&d->memory, s->scratch);
+    cuda_memory_give(&d->memory, s->flag);
     cudaFreeHost(s->flag_host);
     if (s->handle != NULL)
         cudaStreamDestroy(s->handle);
@@ -137,15 +158,16 @@ static int compute_create(struct cuda_device *d, struct cuda_stream *s, struct e
             return rc;
     }
     s->scratch_floats = SCRATCH_FLOATS;
+    struct cuda_memory *m = &d->memory;
     void *scratch = NULL, *flag = NULL, *flag_host = NULL;
-    if (upload_create(&s->up, UPLOAD_HALF) != 0 ||
-        recorder_create(d->no_graphs, &s->recorder) != 0 ||
-        cudaMalloc(&scratch, SCRATCH_FLOATS * sizeof(float)) != cudaSuccess ||
-        cudaMalloc(&flag, sizeof *s->flag) != cudaSuccess ||
+    if (upload_create(m, &s->up, UPLOAD_HALF) != 0 ||
+        recorder_create(m, d->no_graphs, &s->recorder) != 0 ||
+        cuda_memory_take(m, SCRATCH_FLOATS * sizeof(float), &scratch) != cudaSuccess ||
+        cuda_memory_take(m, sizeof *s->flag, &flag) != cudaSuccess ||
         cudaHostAlloc(&flag_host, sizeof *s->flag, cudaHostAllocDefault) != cudaSuccess) {
-        cudaFree(scratch);
-        cudaFree(flag);
-        return no_memory(err, SCRATCH_FLOATS * sizeof(float) + 4 * (size_t)UPLOAD_HALF);
+        cuda_memory_give(m, scratch);
+        cuda_memory_give(m, flag);
+        return no_memory(err, STREAM_BYTES);
     }
     s->scratch = scratch;
     s->flag = flag;
@@ -268,12 +290,14 @@ static void cuda_device_enter(struct device *d)
 static void cuda_device_close(struct device *d)
 {
     cuda_blas_close(((struct cuda_device *)d)->blas);
+    cuda_memory_deinit(memory_of(d));
     free(d);
 }
 
 static const struct device_vtable cuda_vtable = {
     .close = cuda_device_close,
     .enter = cuda_device_enter,
+    .reserve = cuda_reserve,
     .buf_alloc = cuda_buf_alloc,
     .buf_free = cuda_buf_free,
     .memory = cuda_memory,
@@ -359,6 +383,7 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
     }
     snprintf(d->about, sizeof d->about, "%s, sm_%d%d, %s math", prop.name, prop.major,
              prop.minor, exact ? "exact" : "fast");
+    cuda_memory_init(&d->memory);
     d->index = index;
     d->n_sm = prop.multiProcessorCount;
     d->exact = exact;
@@ -370,6 +395,7 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
                               .act_is_state = true,
                               .unified = false,
                               .k_by_token = true,
+                              .stream_bytes = STREAM_BYTES,
                               .n_ranks = 1,
                               .n_stages = 1,
                               .v = &cuda_vtable,

@@ -20,9 +20,9 @@
 #include "base/mem.h"
 
 enum {
-    MAX_ROWS = 64,
-    IMAGE_BYTES = 1 << 20, /* 64 rows with tables of 128 K tokens take half of it */
-    SLOTS = 8192,          /* a power of two; all are forgotten where half are taken */
+    MAX_ROWS =
+        64,       /* with tables of 128 K tokens their image takes half of RECORDER_BYTES */
+    SLOTS = 8192, /* a power of two; all are forgotten where half are taken */
 };
 
 struct recording {
@@ -37,11 +37,11 @@ struct recorder {
     void *image;
 };
 
-int recorder_create(bool off, struct recorder **out)
+int recorder_create(struct cuda_memory *m, bool off, struct recorder **out)
 {
     struct recorder *r = xcalloc(1, sizeof *r);
     r->off = off;
-    if (cudaMalloc(&r->image, IMAGE_BYTES) != cudaSuccess) {
+    if (cuda_memory_take(m, RECORDER_BYTES, &r->image) != cudaSuccess) {
         free(r);
         return -ENOMEM;
     }
@@ -59,12 +59,12 @@ static void forget_all(struct recorder *r)
     r->n = 0;
 }
 
-void recorder_destroy(struct recorder *r)
+void recorder_destroy(struct cuda_memory *m, struct recorder *r)
 {
     if (r == NULL)
         return;
     forget_all(r);
-    cudaFree(r->image);
+    cuda_memory_give(m, r->image);
     free(r);
 }
 
@@ -126,7 +126,7 @@ int cuda_record(struct stream *base, const struct ragged *r, uint64_t key,
     int rc = cuda_enter(base);
     if (rc != 0 || !is_decode(r))
         return rc != 0 ? rc : queue(arg);
-    rc = upload_decode(s, r, rec->image, IMAGE_BYTES);
+    rc = upload_decode(s, r, rec->image, RECORDER_BYTES);
     if (rc != 0 || s->batch.pos != rec->image || rec->off)
         return rc != 0 ? rc : queue(arg);
     const uint64_t parts[3] = {key, (uint64_t)r->n_rows, (uint64_t)s->batch.table_ld};

@@ -14,14 +14,14 @@ enum {
         8, /* sequences with fewer rows go row by row: a tile would be mostly empty */
 };
 
-int upload_create(struct upload *u, size_t half_bytes)
+int upload_create(struct cuda_memory *m, struct upload *u, size_t half_bytes)
 {
     void *host = NULL, *dev = NULL;
     u->half = half_bytes;
     if (cudaHostAlloc(&host, 2 * half_bytes, cudaHostAllocDefault) != cudaSuccess)
         return -ENOMEM;
     u->host = host;
-    if (cudaMalloc(&dev, 2 * half_bytes) != cudaSuccess)
+    if (cuda_memory_take(m, 2 * half_bytes, &dev) != cudaSuccess)
         return -ENOMEM;
     u->dev = dev;
     for (int i = 0; i < 2; i++)
@@ -30,10 +30,10 @@ int upload_create(struct upload *u, size_t half_bytes)
     return 0;
 }
 
-void upload_destroy(struct upload *u)
+void upload_destroy(struct cuda_memory *m, struct upload *u)
 {
     cudaFreeHost(u->host);
-    cudaFree(u->dev);
+    cuda_memory_give(m, u->dev);
     for (int i = 0; i < 2; i++)
         if (u->left[i] != NULL)
             cudaEventDestroy(u->left[i]);

@@ -1,0 +1,144 @@
+/* A device's own memory: what an engine takes is reckoned before, taken as one piece, and no more is asked for
+ * while it serves. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "enginetest.h"
+#include "tests/cuda_emu/cuda_fault.h"
+
+enum { N_PROMPT = 133, N_NEW = 3 };
+
+static int32_t prompt[N_PROMPT];
+
+static struct stack_opts options(const char *model, const char *dtype)
+{
+    return (struct stack_opts){.device = "cuda",
+                               .model = model,
+                               .dtype = dtype,
+                               .max_context = 192,
+                               .save_buffer_bytes = 4 << 20};
+}
+
+/* One sequence computed and saved, and restored from hidden states and from K and V. */
+static void serve(struct stack *k, bool has_store)
+{
+    static const char *const plans[] = {"recompute", "hidden", "kv"};
+    struct et_run r;
+    struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
+    for (int i = 0; i < (has_store ? 3 : 1); i++) {
+        a.plan = plans[i];
+        a.save = has_store && i == 0 ? "both" : "none";
+        if (et_run(k, &a, &r) != 0 || r.finish == FINISH_ERROR)
+            fail_msg("plan %s: %s", a.plan, r.err.msg);
+        assert_true(i == 0 || r.n_cached >= 128);
+    }
+}
+
+static void one_piece_for_each_device(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *dtype;
+        int ranks, stages, n_seqs;
+        int64_t kv_tokens;
+        size_t staging_bytes;
+    } cases[] = {
+        {"tests/model/golden/families/llama", "bf16", 1, 1, 1, 0, 0},
+        {"tests/model/golden/families/opt", "f32", 1, 1, 7, 0, 1 << 20},
+        {"tests/model/golden/families/qwen3", NULL, 1, 1, 1, 192, 1},
+        {"tests/model/golden/families/gemma", "f16", 1, 1, 2, 4096, 1},
+        {"synth:tiny-gqa", "bf16", 1, 1, 3, 0, 1},
+        {"tests/model/golden/families/llama", "bf16", 2, 1, 2, 0, 1},
+        {"tests/model/golden/families/llama", "bf16", 1, 2, 2, 0, 1},
+        {"tests/model/golden/families/qwen3", "bf16", 2, 2, 1, 0, 1},
+    };
+    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        struct stack_opts o = options(cases[i / 2].model, cases[i / 2].dtype);
+        int n_devices = cases[i / 2].ranks * cases[i / 2].stages;
+        struct stack k;
+        o.tensor_parallel = cases[i / 2].ranks;
+        o.pipeline_parallel = cases[i / 2].stages;
+        o.max_sequences = cases[i / 2].n_seqs;
+        o.kv_tokens = cases[i / 2].kv_tokens;
+        o.staging_bytes = cases[i / 2].staging_bytes;
+        o.in_memory = i % 2 == 1;
+        et_open(&k, &o);
+        if (cuda_emu_pieces() != n_devices)
+            fail_msg("%s: %d pieces of memory for %d devices", o.model, cuda_emu_pieces(),
+                     n_devices);
+        cuda_emu_fail(CUDA_EMU_MALLOC, 0);
+        serve(&k, o.in_memory);
+        assert_int_equal(cuda_emu_mallocs(), 0);
+        cuda_emu_fail(CUDA_EMU_MALLOC, -1);
+        stack_close(&k);
+        assert_int_equal(cuda_emu_pieces(), 0);
+    }
+    unsetenv("HCACHE_CUDA_RANKS");
+}
+
+/* Whichever request for memory fails, opening says so, and nothing is left behind. */
+static void refused_memory_is_said(void **state)
+{
+    (void)state;
+    int n_refused = 0;
+    for (int at = 0;; at++) {
+        struct stack_opts o = options("tests/model/golden/families/llama", "bf16");
+        struct stack k;
+        struct err err = {0};
+        o.in_memory = true;
+        cuda_emu_fail(CUDA_EMU_MALLOC, at);
+        int rc = et_try_open(&k, &o, &err);
+        bool failed = cuda_emu_failed() > 0;
+        cuda_emu_fail(CUDA_EMU_MALLOC, -1);
+        stack_close(&k);
+        assert_int_equal(cuda_emu_pieces(), 0);
+        if (!failed)
+            break;
+        n_refused++;
+        assert_int_not_equal(rc, 0);
+        assert_non_null(strstr(err.msg, "are needed"));
+        assert_non_null(strstr(err.msg, "--kv-tokens"));
+    }
+    assert_true(n_refused >= 2); /* the stream that loads the weights; the plan */
+}
+
+/* What is needed, for what, and what to do, before anything is loaded. */
+static void too_little_memory_names_the_parts(void **state)
+{
+    (void)state;
+    struct stack_opts o = options("synth:tiny-mha", "bf16");
+    struct stack k;
+    struct err err = {0};
+    o.kv_tokens = 4000000;
+    setenv("CUDA_EMU_MIB", "200", 1);
+    cuda_emu_fail(CUDA_EMU_MALLOC, -1);
+    assert_int_not_equal(et_try_open(&k, &o, &err), 0);
+    unsetenv("CUDA_EMU_MIB");
+    stack_close(&k);
+    static const char *const says[] = {"are needed on device cuda", "weights",
+                                       "KV cache of 4000000 tokens", "activations",
+                                       "fewer --kv-tokens"};
+    for (size_t i = 0; i < sizeof says / sizeof says[0]; i++)
+        if (strstr(err.msg, says[i]) == NULL)
+            fail_msg("'%s' does not say '%s'", err.msg, says[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_piece_for_each_device),
+        cmocka_unit_test(refused_memory_is_said),
+        cmocka_unit_test(too_little_memory_names_the_parts),
+    };
+    et_prompt(prompt, N_PROMPT, 3);
+    for (int i = 0; i < N_PROMPT; i++)
+        prompt[i] = 3 + prompt[i] % 120;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

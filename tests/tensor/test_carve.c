@@ -1,0 +1,82 @@
+/* Parts of a large piece of memory, against a map of its pages. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "tensor/carve.h"
+
+enum { PAGES = 64, PARTS = 200 };
+
+static void test_first_fit(void **state)
+{
+    (void)state;
+    struct carve c;
+    size_t a, b, d;
+    carve_init(&c, 3 * CARVE_ALIGN + 17); /* what is no whole page is not used */
+    assert_true(carve_take(&c, 1, &a));
+    assert_true(carve_take(&c, CARVE_ALIGN, &b));
+    assert_true(a == 0 && b == CARVE_ALIGN);
+    assert_false(carve_take(&c, CARVE_ALIGN + 1, &d));
+    assert_false(carve_take(&c, SIZE_MAX, &d));
+    assert_true(carve_give(&c, a));
+    assert_false(carve_give(&c, a));
+    assert_int_equal(carve_unused(&c), 2 * CARVE_ALIGN);
+    assert_true(carve_take(&c, 7, &d));
+    assert_int_equal(d, 0);
+    carve_deinit(&c);
+}
+
+/* Refused only where no gap is as large; never what is taken. */
+static void test_random(void **state)
+{
+    (void)state;
+    struct rng r = {5};
+    struct carve c;
+    bool used[PAGES] = {false};
+    size_t at[PARTS], pages[PARTS] = {0};
+    int n_refused = 0;
+    carve_init(&c, PAGES * CARVE_ALIGN);
+    for (int round = 0; round < 20000; round++) {
+        int i = (int)rng_below(&r, PARTS);
+        if (pages[i] != 0) {
+            assert_true(carve_give(&c, at[i]));
+            memset(used + at[i] / CARVE_ALIGN, 0, pages[i]);
+            pages[i] = 0;
+            continue;
+        }
+        size_t bytes = 1 + rng_below(&r, 5 * CARVE_ALIGN),
+               n = (bytes - 1) / CARVE_ALIGN + 1;
+        size_t gap = 0, largest = 0, unused = 0;
+        for (int p = 0; p < PAGES; p++) {
+            gap = used[p] ? 0 : gap + 1;
+            unused += !used[p];
+            largest = gap > largest ? gap : largest;
+        }
+        assert_int_equal(carve_unused(&c), unused * CARVE_ALIGN);
+        bool taken = carve_take(&c, bytes, &at[i]);
+        assert_int_equal(taken, n <= largest);
+        n_refused += !taken;
+        for (size_t p = 0; taken && p < n; p++) {
+            assert_true(at[i] % CARVE_ALIGN == 0 && at[i] / CARVE_ALIGN + p < PAGES);
+            assert_false(used[at[i] / CARVE_ALIGN + p]);
+            used[at[i] / CARVE_ALIGN + p] = true;
+        }
+        pages[i] = taken ? n : 0;
+    }
+    assert_true(n_refused > 100);
+    carve_deinit(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_first_fit),
+        cmocka_unit_test(test_random),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
