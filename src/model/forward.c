@@ -190,8 +190,7 @@ static int mlp(const struct model *m, struct activations *a, struct stream *s, i
     } else {
         TRY(op->act(s, up, act));
     }
-    TRY(op->matmul(s, out, ffn, &lw->w_down, lw->b_down));
-    return all_reduce(s, out);
+    return op->matmul(s, out, ffn, &lw->w_down, lw->b_down);
 }
 
 static struct mat layer_kv_rows(struct activations *a, int l, int64_t n)
@@ -217,33 +216,97 @@ static int saved_kv_rows(const struct model *m, struct activations *a, struct st
     return 0;
 }
 
+/* A layer over a batch, and how far a pass is in it.  It comes in three parts, between which the ranks meet:
+ *
+ *   attention: norm, wq wkv, rope, kv_fill, attention, wo |+| MLP: + x, norm, w_up, act, w_down |+| end: + */
+struct layer_call {
+    const struct model *m;
+    struct model_work *w;
+    struct stream *s;
+    int l;
+    struct mat x, out;
+    const struct kv_layer *kv;
+    const struct ragged *r;
+};
+
+/* What a layer's parts hand on to each other. */
+struct layer_rows {
+    struct activations *a;
+    const struct layer_weights *lw;
+    struct mat normed, summand, sum;
+};
+
+static struct layer_rows rows_of(const struct layer_call *c)
+{
+    struct activations *a = &c->w->at[model_stage(c->m, c->l)];
+    int64_t n = c->r->n_rows;
+    return (struct layer_rows){a, &c->m->w.layers[c->l], first_rows(a->norm, n),
+                               first_rows(a->norm2, n), first_rows(a->sum, n)};
+}
+
+static int attention_part(void *arg)
+{
+    const struct layer_call *c = arg;
+    struct layer_rows p = rows_of(c);
+    int64_t n = c->r->n_rows;
+    struct mat rows = layer_kv_rows(p.a, c->l, n);
+    TRY(norm(c->m, c->s, p.normed, c->x, p.lw->norm1_w, p.lw->norm1_b));
+    TRY(attend(c->m, p.a, c->s, c->l, p.normed, rows, c->kv, c->r));
+    return c->m->dev->ops->matmul(c->s, p.summand, first_rows(p.a->att, n), &p.lw->wo,
+                                  p.lw->bo);
+}
+
+static int mlp_part(void *arg)
+{
+    const struct layer_call *c = arg;
+    const struct model *m = c->m;
+    struct layer_rows p = rows_of(c);
+    TRY(m->dev->ops->add(c->s, p.sum, c->x, p.summand)); /* x + attention, in f32 */
+    if (m->cfg.block == BLOCK_SEQUENTIAL)
+        TRY(norm(m, c->s, p.normed, p.sum, p.lw->norm2_w, p.lw->norm2_b));
+    else if (m->cfg.block == BLOCK_PARALLEL_NORM2)
+        TRY(norm(m, c->s, p.normed, c->x, p.lw->norm2_w, p.lw->norm2_b));
+    return mlp(m, p.a, c->s, c->l, p.normed, p.summand);
+}
+
+static int end_part(const struct layer_call *c)
+{
+    struct layer_rows p = rows_of(c);
+    return c->m->dev->ops->add(c->s, c->out, p.sum, p.summand);
+}
+
+/* Queues a part, or has it recorded. */
+typedef int (*part_queue)(struct layer_call *c, int (*part)(void *arg), int idx);
+
+static int queue_part(struct layer_call *c, int (*part)(void *arg), int idx)
+{
+    (void)idx;
+    return part(c);
+}
+
+static int layer_in_parts(struct layer_call *c, part_queue queue)
+{
+    struct mat summand = rows_of(c).summand;
+    TRY(queue(c, attention_part, 0));
+    TRY(all_reduce(c->s, summand));
+    TRY(queue(c, mlp_part, 1));
+    TRY(all_reduce(c->s, summand));
+    return end_part(c);
+}
+
+static int queue_layer(void *arg)
+{
+    return layer_in_parts(arg, queue_part);
+}
+
 int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
                 struct mat x, struct mat out, const struct kv_layer *kv,
                 const struct ragged *r, struct mat *kv_rows)
 {
-    const struct ops *op = m->dev->ops;
-    const struct layer_weights *lw = &m->w.layers[l];
-    int64_t n = r->n_rows;
-    struct activations *a = &w->at[model_stage(m, l)];
-    CHECK(n <= w->max_rows && x.rows == n && out.rows == n);
-    struct mat normed = first_rows(a->norm, n);
-    struct mat normed2 = first_rows(a->norm2, n);
-    struct mat sum = first_rows(a->sum, n);
-    struct mat rows = layer_kv_rows(a, l, n);
-
-    TRY(norm(m, s, normed, x, lw->norm1_w, lw->norm1_b));
-    TRY(attend(m, a, s, l, normed, rows, kv, r));
-    TRY(op->matmul(s, normed2, first_rows(a->att, n), &lw->wo, lw->bo));
-    TRY(all_reduce(s, normed2));
-    TRY(op->add(s, sum, x, normed2)); /* x + attention, in f32 */
-
-    if (m->cfg.block == BLOCK_SEQUENTIAL)
-        TRY(norm(m, s, normed, sum, lw->norm2_w, lw->norm2_b));
-    else if (m->cfg.block == BLOCK_PARALLEL_NORM2)
-        TRY(norm(m, s, normed, x, lw->norm2_w, lw->norm2_b));
-    TRY(mlp(m, a, s, l, normed, normed2));
-    TRY(op->add(s, out, sum, normed2));
-    return kv_rows != NULL ? saved_kv_rows(m, a, s, l, n, kv_rows) : 0;
+    struct layer_call c = {m, w, s, l, x, out, kv, r};
+    CHECK(r->n_rows <= w->max_rows && x.rows == r->n_rows && out.rows == r->n_rows);
+    TRY(queue_layer(&c));
+    return kv_rows != NULL ? saved_kv_rows(m, rows_of(&c).a, s, l, r->n_rows, kv_rows) : 0;
 }
 
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
@@ -265,31 +328,24 @@ int model_check_overflow(const struct model *m, struct stream *s, struct mat x)
     return finite ? 0 : MODEL_E_OVERFLOW;
 }
 
-/* A layer of a pass, for ops.record. */
-struct layer_call {
-    const struct model *m;
-    struct model_work *w;
-    struct stream *s;
-    int l;
-    struct mat x, out;
-    const struct kv_layer *kv;
-    const struct ragged *r;
-};
-
-static int queue_layer(void *arg)
-{
-    const struct layer_call *c = arg;
-    return model_layer(c->m, c->w, c->s, c->l, c->x, c->out, c->kv, c->r, NULL);
-}
-
-static int run_layer(struct layer_call *c)
+static int record_part(struct layer_call *c, int (*part)(void *arg), int idx)
 {
     const struct ops *op = c->m->dev->ops;
-    if (op->record == NULL)
+    const void *const operands[] = {
+        c->m,          &c->m->w.layers[c->l], c->w, c->x.data, c->out.data,
+        c->kv->blocks, (void *)(intptr_t)idx};
+    return op->record(c->s, c->r, checksum64(operands, sizeof operands), c->x.data, part,
+                      c);
+}
+
+/* Where nobody meets anybody, a layer is recorded as one. */
+static int run_layer(struct layer_call *c)
+{
+    enum { WHOLE = -1 };
+    if (c->m->dev->ops->record == NULL)
         return queue_layer(c);
-    const void *const operands[] = {c->m,      &c->m->w.layers[c->l], c->w,
-                                    c->x.data, c->out.data,           c->kv->blocks};
-    return op->record(c->s, c->r, checksum64(operands, sizeof operands), queue_layer, c);
+    return c->m->dev->n_ranks == 1 ? record_part(c, queue_layer, WHOLE)
+                                   : layer_in_parts(c, record_part);
 }
 
 int model_forward(const struct model *m, struct model_work *w, struct stream *s,

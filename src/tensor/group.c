@@ -250,6 +250,7 @@ static int group_stream_create(struct device *d, enum stream_kind kind, struct s
     struct group_stream *gs = xcalloc(1, sizeof *gs);
     gs->base.device = d;
     gs->base.kind = kind;
+    gs->only = -1;
     gs->base.pool = kind == STREAM_COMPUTE ? d->pool : NULL;
     for (int i = 0; i < g->n; i++) {
         gs->n = i + 1;
@@ -419,6 +420,7 @@ int all_reduce(struct stream *s, struct mat x)
     int rc = is_group(s->device) ? group_code(s) : atomic_load(&s->code);
     if (rc != 0 || s->device->n_ranks == 1)
         return rc;
+    CHECK(group_stream(s)->only < 0);
     int stage = group_stage(g, x.data);
     struct ranks of = ranks_of(s, stage);
     struct collective *c = g->collective[stage];
@@ -439,6 +441,7 @@ int all_gather(struct stream *s, struct mat out, struct mat in)
     int rc = is_group(s->device) ? group_code(s) : atomic_load(&s->code);
     if (rc != 0 || s->device->n_ranks == 1)
         return rc;
+    CHECK(group_stream(s)->only < 0);
     int stage = group_stage(g, out.data);
     struct ranks of = ranks_of(s, stage);
     struct collective *c = g->collective[stage];

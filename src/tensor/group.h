@@ -29,8 +29,8 @@
  * else they run beside each other.  Events mark and wait for all stages.
  *
  * One thread runs the ranks: on CPUs one after the other, each with all the workers; on GPUs each rank's
- * work is queued, so that they run beside each other.  Nothing is recorded (ops.record): a decode on
- * several GPUs is queued kernel by kernel.
+ * work is queued, so that they run beside each other.  What is recorded (ops.record) each rank records by itself,
+ * between exchanges.
  *
  * A fault of one rank is the group's: its stream fails, and what the others have computed is not used. */
 #ifndef TENSOR_GROUP_H

@@ -58,6 +58,7 @@ struct group {
 struct group_stream {
     struct stream base;
     int n;
+    int only; /* rank that operations are for, while it records; -1: all */
     struct stream *s[MAX_RANKS]; /* of each device */
     struct event *mark[MAX_RANKS];
 };

@@ -19,12 +19,25 @@ static struct turn turn_of(struct stream *s, int stage, int r)
     return (struct turn){group_of(s->device), of, of->device->ops, stage, r};
 }
 
+/* The ranks that have a turn: [first, end). */
+static int first_turn(struct stream *s)
+{
+    int only = group_stream(s)->only;
+    return only >= 0 ? only : 0;
+}
+
+static int end_of_turns(struct stream *s)
+{
+    int only = group_stream(s)->only;
+    return only >= 0 ? only + 1 : s->device->n_ranks;
+}
+
 /* Gives each rank of the stage that has `where` its turn: `call` uses t. */
 #define EACH(stream, where, call)                                                          \
     do {                                                                                   \
         int rc_ = group_code(stream);                                                      \
         int stage_ = group_stage(group_of((stream)->device), where);                       \
-        for (int r_ = 0; rc_ == 0 && r_ < (stream)->device->n_ranks; r_++) {               \
+        for (int r_ = first_turn(stream); rc_ == 0 && r_ < end_of_turns(stream); r_++) {   \
             struct turn t = turn_of(stream, stage_, r_);                                   \
             rc_ = (call);                                                                  \
         }                                                                                  \
@@ -270,6 +283,23 @@ static int group_sample(struct stream *s, int32_t *ids, struct mat logits,
     return group_code(s);
 }
 
+/* Each rank records, or replays, what is its own: replays of several GPUs must not wait for each other, so no
+ * exchange is within. */
+static int group_record(struct stream *s, const struct ragged *r, uint64_t key,
+                        const void *at, int (*queue)(void *arg), void *arg)
+{
+    struct group_stream *gs = group_stream(s);
+    int rc = group_code(s), stage = group_stage(group_of(s->device), at);
+    CHECK(gs->only < 0);
+    for (int i = 0; rc == 0 && i < s->device->n_ranks; i++) {
+        struct turn t = turn_of(s, stage, i);
+        gs->only = i;
+        rc = t.op->record(t.s, r, key, at, queue, arg);
+    }
+    gs->only = -1;
+    return rc == 0 ? 0 : group_code(s);
+}
+
 struct ops group_ops(const struct device *rank)
 {
     return (struct ops){
@@ -293,5 +323,6 @@ struct ops group_ops(const struct device *rank)
         .kv_read = group_kv_read,
         .attention = group_attention,
         .sample = group_sample,
+        .record = rank->ops->record != NULL ? group_record : NULL,
     };
 }

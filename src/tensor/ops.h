@@ -181,8 +181,10 @@ struct ops {
     /* --- what comes again --- */
     /* Calls queue(arg), or does what it would do.  It gives s the same operations on the same operands each
      * time that it is called with this key, r and what r and the operands hold apart: a device may record
-     * them and replay that.  NULL: operations cost nothing beside their work. */
-    int (*record)(struct stream *s, const struct ragged *r, uint64_t key,
+     * them and replay that.  `at` is device memory that they use: of a group they are all of its stage's, no
+     * exchange is among them, and queue is called for each rank by itself.  NULL: operations cost nothing
+     * beside their work. */
+    int (*record)(struct stream *s, const struct ragged *r, uint64_t key, const void *at,
                   int (*queue)(void *arg), void *arg);
 };
 

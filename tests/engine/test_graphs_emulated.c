@@ -17,7 +17,7 @@ enum { N_PROMPT = 62, N_DECODED = 6, N_COMPANY = 3 };
 static int32_t prompt[N_PROMPT];
 
 /* Three sequences that decode side by side, and end one after another; all of it is saved. */
-static void decode_together(bool graphs, struct et_run r[N_COMPANY])
+static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_COMPANY])
 {
     struct stack k;
     struct seq *s[N_COMPANY];
@@ -26,6 +26,8 @@ static void decode_together(bool graphs, struct et_run r[N_COMPANY])
     et_open(&k, &(struct stack_opts){.device = "cuda",
                                      .model = "tests/model/golden/families/llama",
                                      .dtype = "bf16",
+                                     .tensor_parallel = n_ranks,
+                                     .pipeline_parallel = n_stages,
                                      .max_context = 192,
                                      .max_sequences = N_COMPANY,
                                      .in_memory = true});
@@ -51,6 +53,11 @@ static void decode_together(bool graphs, struct et_run r[N_COMPANY])
     stack_close(&k);
 }
 
+static void decode_together(bool graphs, struct et_run r[N_COMPANY])
+{
+    decode_on(1, 1, graphs, r);
+}
+
 static void recorded_graphs_change_no_bit(void **state)
 {
     (void)state;
@@ -68,6 +75,27 @@ static void recorded_graphs_change_no_bit(void **state)
             et_same(&graphs[i], &plain[i], maths[m]);
     }
     unsetenv("HCACHE_CUDA_MATH");
+}
+
+/* Ranks record what lies between their exchanges, stages their own layers. */
+static void groups_record_too(void **state)
+{
+    (void)state;
+    struct et_run plain[N_COMPANY], graphs[N_COMPANY];
+    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
+        decode_on(n_ranks, 2, false, plain);
+        assert_int_equal(cuda_emu_replayed(), 0);
+        decode_on(n_ranks, 2, true, graphs);
+        print_message("two stages of %d ranks: %d parts were replayed\n", n_ranks,
+                      cuda_emu_replayed());
+        /* A layer is one part; on two ranks it is two of each. */
+        assert_true(cuda_emu_replayed() > (n_ranks == 1 ? 10 : 40));
+        for (int i = 0; i < N_COMPANY; i++)
+            et_same(&graphs[i], &plain[i], "a group");
+    }
+    unsetenv("HCACHE_CUDA_RANKS");
 }
 
 /* A driver that does not record: the same answers, without. */
@@ -89,6 +117,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recorded_graphs_change_no_bit),
+        cmocka_unit_test(groups_record_too),
         cmocka_unit_test(no_recording_is_no_fault),
     };
     struct rng r = {.s = 7};

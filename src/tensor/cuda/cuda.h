@@ -116,7 +116,7 @@ int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
 #define RECORDER_BYTES ((size_t)1 << 20) /* of device memory */
 int recorder_create(struct cuda_memory *m, bool off, struct recorder **out);
 void recorder_destroy(struct cuda_memory *m, struct recorder *r);
-int cuda_record(struct stream *s, const struct ragged *r, uint64_t key,
+int cuda_record(struct stream *s, const struct ragged *r, uint64_t key, const void *at,
                 int (*queue)(void *arg), void *arg); /* ops.record */
 
 /* --- cuda_blas.c: cuBLAS, loaded when first needed --- */

@@ -118,9 +118,10 @@ static int record(struct cuda_stream *s, int (*queue)(void *arg), void *arg,
     return rc;
 }
 
-int cuda_record(struct stream *base, const struct ragged *r, uint64_t key,
+int cuda_record(struct stream *base, const struct ragged *r, uint64_t key, const void *at,
                 int (*queue)(void *arg), void *arg)
 {
+    (void)at; /* it has one memory */
     struct cuda_stream *s = cuda_stream(base);
     struct recorder *rec = s->recorder;
     int rc = cuda_enter(base);
