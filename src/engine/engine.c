@@ -33,6 +33,7 @@ static int reserve_batch(struct engine *e, struct err *err)
     e->tables = xcalloc(seqs, sizeof *e->tables);
     e->batch = xcalloc(seqs, sizeof *e->batch);
     e->parts = xcalloc(seqs, sizeof *e->parts);
+    flight_init(&e->flight, (int)seqs);
     e->again = xcalloc(seqs, sizeof *e->again);
     return next_token_init(&e->next, e->o.model, e->o.max_seqs, err);
 }
@@ -120,6 +121,7 @@ void engine_destroy(struct engine *e)
     free(e->tables);
     free(e->batch);
     free(e->parts);
+    flight_deinit(&e->flight);
     free(e->again);
     free(e->sched);
     free(e->choice);
@@ -361,24 +363,35 @@ static void batch_make(struct engine *e)
 static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct engine *e = arg;
-    save_layer(e->parts, e->n_batch, l, hidden, kv_rows, e->stream);
+    save_layer(e->flight.parts, e->flight.n_parts, l, hidden, kv_rows, e->stream);
     return 0;
 }
 
-/* The next tokens of the sequences whose last known token has just been computed. */
-static int run_head(struct engine *e, struct mat x)
+/* Whether this batch brings a sequence to its last known token. */
+static bool comes_to_end(const struct seq *s)
+{
+    return s->n_done + s->n_rows == s->n_tokens;
+}
+
+static int count_wanted(const struct engine *e)
+{
+    int n = 0;
+    for (int i = 0; i < e->n_batch; i++)
+        n += comes_to_end(e->batch[i]) && next_token_shows_logits(e->batch[i]);
+    return n;
+}
+
+/* The sequences whose last known token was in this piece of the batch; x: its rows. */
+static int take_ends(struct engine *e, const struct flight *f, struct mat x)
 {
     int rc = 0;
-    next_token_begin(&e->next);
-    for (int wants = 1; wants >= 0; wants--)
-        for (int i = 0; rc == 0 && i < e->n_batch; i++) {
-            struct seq *s = e->batch[i];
-            bool prefills = s->n_done + s->n_rows < s->n_tokens;
-            if (!prefills && next_token_shows_logits(s) == (wants != 0))
-                rc = next_token_add(&e->next, e->stream, s,
-                                    mat_rows(x, s->row + s->n_rows - 1, 1));
-        }
-    return rc == 0 ? next_token_run(&e->next, e->stream, e->work) : rc;
+    for (int i = 0; rc == 0 && i < e->n_batch; i++) {
+        struct seq *s = e->batch[i];
+        int row = s->row + s->n_rows - 1 - f->first_row;
+        if (comes_to_end(s) && row >= 0 && row < f->r.n_rows)
+            rc = next_token_add(&e->next, e->stream, s, mat_rows(x, row, 1));
+    }
+    return rc;
 }
 
 /* Hashes what was hashed before and the logits that are there. */
@@ -432,19 +445,21 @@ void seq_advance(struct engine *e, struct seq *s)
 
 static int forward(struct engine *e)
 {
-    struct ragged r = {.n_rows = e->n_rows,
-                       .n_seqs = e->n_batch,
-                       .pos = e->pos,
-                       .seq_row = e->seq_row,
-                       .tables = e->tables,
-                       .id = ragged_new_id()};
     struct model_tap tap = {.layer = snapshot, .arg = e};
+    struct flight *f = &e->flight;
     struct mat x;
-    int rc = model_forward(e->o.model, e->work, e->stream, e->ids, e->kv, &r,
-                           e->o.saver != NULL ? &tap : NULL, &x);
-    if (e->o.saver != NULL)
-        save_layers_end(e->o.saver, e->stream);
-    return rc == 0 ? run_head(e, x) : rc;
+    int n = flight_count(e->o.model->dev, e->n_rows), rc = 0;
+    next_token_begin(&e->next, count_wanted(e));
+    for (int i = 0; rc == 0 && i < n; i++) {
+        flight_cut(e, i, n, f);
+        rc = model_forward(e->o.model, e->work, e->stream, e->ids + f->first_row, e->kv,
+                           &f->r, e->o.saver != NULL ? &tap : NULL, &x);
+        if (e->o.saver != NULL)
+            save_layers_end(e->o.saver, e->stream);
+        if (rc == 0)
+            rc = take_ends(e, f, x);
+    }
+    return rc == 0 ? next_token_run(&e->next, e->stream, e->work) : rc;
 }
 
 void seq_fail(struct seq *s, int rc, const char *message)

@@ -125,8 +125,9 @@ static void leave(struct engine *e)
     const struct model *m = e->o.model;
     struct mat last = mat_rows(f->x[model_last_stage(m)][m->cfg.n_layers % 2], f->n - 1, 1);
     int rc = 0;
-    next_token_begin(&e->next);
-    if (f->first + f->n == s->n_tokens)
+    bool ends = f->first + f->n == s->n_tokens;
+    next_token_begin(&e->next, ends && next_token_shows_logits(s));
+    if (ends)
         rc = next_token_add(&e->next, e->stream, s, last);
     if (rc == 0)
         rc = next_token_run(&e->next, e->stream, e->work);

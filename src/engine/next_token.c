@@ -63,19 +63,20 @@ bool next_token_shows_logits(const struct seq *q)
     return q->req.digest || q->req.logits;
 }
 
-void next_token_begin(struct next_token *h)
+void next_token_begin(struct next_token *h, int n_wanted)
 {
-    h->n = h->n_wanted = 0;
+    h->n = h->n_shown = h->n_other = 0;
+    h->n_wanted = n_wanted;
 }
 
 int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x)
 {
-    CHECK(h->n < h->in.rows && x.rows == 1);
-    if (next_token_shows_logits(q))
-        CHECK(h->n_wanted++ == h->n);
-    h->seqs[h->n] = q;
-    h->rows[h->n] = sample_row_of(&q->req.sample, q->n_tokens);
-    return stream_copy(s, mat_rows(h->in, h->n++, 1).data, x.data,
+    int row = next_token_shows_logits(q) ? h->n_shown++ : h->n_wanted + h->n_other++;
+    CHECK(row < h->in.rows && x.rows == 1 && h->n_shown <= h->n_wanted);
+    h->n++;
+    h->seqs[row] = q;
+    h->rows[row] = sample_row_of(&q->req.sample, q->n_tokens);
+    return stream_copy(s, mat_rows(h->in, row, 1).data, x.data,
                        model_hidden_bytes(h->model));
 }
 
@@ -84,6 +85,7 @@ int next_token_run(struct next_token *h, struct stream *s, struct model_work *wo
     struct mat logits = mat_rows(h->logits, 0, h->n);
     size_t row = (size_t)logits.cols;
     const void *at = NULL, *ids = NULL;
+    CHECK(h->n_shown == h->n_wanted);
     if (h->n == 0)
         return stream_sync(s);
     int rc = model_head(h->model, work, s, mat_rows(h->in, 0, h->n), logits);

@@ -1,7 +1,7 @@
 /* next_token.h - from the last layer's output to the next token, for the sequences of a batch that have come to
  * their end; private to src/engine.
  *
- *   next_token_begin, next_token_add for each sequence, next_token_run: then seq.next is known, and seq.logits where its
+ *   next_token_begin, next_token_add for each sequence in any order, next_token_run: then seq.next is known, and seq.logits where its
  *   request wants them
  *
  * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and the logits
@@ -16,7 +16,10 @@ struct seq;
 
 struct next_token {
     const struct model *model;
-    int n, n_wanted;         /* sequences, and how many of the first want their logits */
+    int n,
+        n_wanted; /* sequences, and how many want their logits: these have the first rows */
+    int n_other;  /* of the others, that have been added */
+    int n_shown;  /* and of those who want them */
     struct seq **seqs;       /* [max_rows] */
     struct sample_row *rows; /* [max_rows] */
     struct buf mem;          /* of the device: */
@@ -32,8 +35,9 @@ int next_token_init(struct next_token *h, const struct model *m, int max_rows,
                     struct err *err);
 void next_token_deinit(struct next_token *h);
 
-void next_token_begin(struct next_token *h);
-/* x: the last layer's output at the last known token of q.  Those who want their logits come first. */
+/* n_wanted of the sequences that will be added want their logits. */
+void next_token_begin(struct next_token *h, int n_wanted);
+/* x: the last layer's output at the last known token of q. */
 int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x);
 /* Waits for the stream. What it brings is valid until the next next_token_begin. */
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work);

@@ -3,6 +3,7 @@
 #define ENGINE_SEQ_H
 
 #include "engine/engine.h"
+#include "engine/flight.h"
 #include "engine/next_token.h"
 #include "engine/lanes.h"
 #include "policy/correction.h"
@@ -86,6 +87,7 @@ struct engine {
     const int32_t **tables;
     struct seq **batch;
     struct save_part *parts; /* the batch, as the saver sees it */
+    struct flight flight;    /* the piece of it that is being queued */
     struct seq **again;      /* of a batch that has to be computed one by one */
     int n_batch, n_rows;
     struct next_token next;
