@@ -177,13 +177,12 @@ static int run_attention(struct rig *r, void *arg, int i)
 static int run_load(struct rig *r, void *arg, int i)
 {
     struct cache_arg *c = arg;
-    int rc = 0;
+    struct kv_chunks all = {.first = c->chunks.ptr,
+                            .stride = c->kv.block_stride,
+                            .blocks = c->table,
+                            .n = c->n_blocks};
     (void)i;
-    for (int k = 0; k < c->n_blocks && rc == 0; k++)
-        rc = r->op->kv_load(r->s, &c->kv, k,
-                            (uint8_t *)c->chunks.ptr + (size_t)k * c->kv.block_stride,
-                            &c->rope, k * KV_BLOCK_TOKENS);
-    return rc;
+    return r->op->kv_load(r->s, &c->kv, &all, &c->rope);
 }
 
 static int cache_make(struct rig *r, int n_heads, int n_kv, int n_tokens, int n_rows,

@@ -133,9 +133,9 @@ int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct m
 }
 
 int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
-                  int32_t block, const void *chunk, int32_t pos0)
+                  const struct kv_chunks *chunks)
 {
-    return m->dev->ops->kv_load(s, kv, block, chunk, &m->rope[kv->stage], pos0);
+    return m->dev->ops->kv_load(s, kv, chunks, &m->rope[kv->stage]);
 }
 
 /* att = attention of the normalised rows over the cache, kv_fill included. */

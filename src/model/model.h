@@ -120,10 +120,9 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
 /* A chunk of 64 rows as it is stored: laid out like a KV block, K before RoPE, kv_block_bytes long.
  * Saving pays for the transpose, in the background, so that restoring need not. */
 int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows);
-/* A stored chunk into block `block` of kv at positions [pos0, pos0 + 64): the same bits as
- * model_kv_fill of its rows. On the calling thread. */
+/* Stored chunks into blocks of kv: the same bits as model_kv_fill of their rows. On the calling thread. */
 int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
-                  int32_t block, const void *chunk, int32_t pos0);
+                  const struct kv_chunks *chunks);
 
 /* Writes kv_rows (T), projected or as they are saved, at r's positions into kv, rotated. With model_kv_load
  * the only way into a block. */

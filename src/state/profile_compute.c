@@ -232,7 +232,9 @@ static void load_share(void *arg, int thread_idx, int n_threads)
         atomic_fetch_add(&ld->sum, checksum64(record, bytes));
         if (ld->twins != NULL)
             continue;
-        int rc = model_kv_load(m, ld->streams[thread_idx], &ld->kv, (int32_t)c, record, 0);
+        int32_t block = (int32_t)c;
+        struct kv_chunks one = {.first = record, .blocks = &block, .n = 1};
+        int rc = model_kv_load(m, ld->streams[thread_idx], &ld->kv, &one);
         if (rc != 0)
             atomic_store(&ld->rc, rc);
     }
@@ -242,11 +244,20 @@ static void load_share(void *arg, int thread_idx, int n_threads)
  * are loaded from there in the order of the stream. */
 static void load_twins(struct load *ld)
 {
-    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(ld->b->m);
+    const struct model *m = ld->b->m;
+    int32_t blocks[RESTORE_GROUP_CHUNKS];
+    struct kv_chunks c = {.stride = STORE_CHUNK_TOKENS * model_kv_bytes(m),
+                          .blocks = blocks};
+    long end = ld->first + ld->n, most = m->rope[0].max_pos / STORE_CHUNK_TOKENS;
     int rc = 0;
-    for (long c = ld->first; ld->twins != NULL && rc == 0 && c < ld->first + ld->n; c++)
-        rc = model_kv_load(ld->b->m, ld->b->s, &ld->kv, (int32_t)c,
-                           ld->twins + (size_t)c * bytes, 0);
+    most = most < RESTORE_GROUP_CHUNKS ? most : RESTORE_GROUP_CHUNKS;
+    for (long i = ld->first; ld->twins != NULL && rc == 0 && i < end; i += c.n) {
+        c.first = ld->twins + (size_t)i * c.stride;
+        c.n = (int)(end - i < most ? end - i : most);
+        for (int k = 0; k < c.n; k++)
+            blocks[k] = (int32_t)(i + k);
+        rc = model_kv_load(m, ld->b->s, &ld->kv, &c);
+    }
     if (rc != 0)
         atomic_store(&ld->rc, rc);
 }

@@ -431,7 +431,7 @@ static void rewind_to(struct restore *r, int n_chunks)
 {
     struct restorer *rr = r->rr;
     if (rr->recomputing == r)
-        rr->recomputing = NULL;
+        restore_drop_piece(rr);
     pthread_mutex_lock(&rr->lock);
     r->job.n_chunks = n_chunks;
     set_cursors(r);

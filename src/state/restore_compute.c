@@ -191,14 +191,21 @@ static int fill_partial(struct restore *r, const struct group *g, int i, struct 
                          rows_of(r, &q, (g->first_chunk + i) * STORE_CHUNK_TOKENS, n));
 }
 
-static int load_chunk(struct restore *r, const struct group *g, int i, struct stream *s)
+/* Chunks [first, end) of a group, whose records lie behind one another: as one, but for the partial chunk. */
+static int load_chunks(struct restore *r, const struct group *g, int first, int end,
+                       struct stream *s)
 {
-    int chunk = g->first_chunk + i;
     struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
-    if (g->reads[i].hit->n_tokens < STORE_CHUNK_TOKENS)
-        return fill_partial(r, g, i, s);
-    return model_kv_load(r->rr->o.model, s, &kv, r->job.table->blocks[chunk],
-                         restore_record(r->rr, g, i), chunk * STORE_CHUNK_TOKENS);
+    int last = end - 1, chunk = g->first_chunk + first, rc = 0;
+    bool partial = end > first && g->reads[last].hit->n_tokens < STORE_CHUNK_TOKENS;
+    struct kv_chunks whole = {.first = restore_record(r->rr, g, first),
+                              .stride = r->rr->record_room[g->kind],
+                              .blocks = r->job.table->blocks + chunk,
+                              .n = (partial ? last : end) - first,
+                              .pos0 = chunk * STORE_CHUNK_TOKENS};
+    if (whole.n > 0)
+        rc = model_kv_load(r->rr->o.model, s, &kv, &whole);
+    return rc == 0 && partial ? fill_partial(r, g, last, s) : rc;
 }
 
 /* Checked and, where it is KV that is used in place, put into the cache while it is still in this
@@ -209,7 +216,7 @@ static void take_chunk(struct item *a, const struct group *g, int i, struct stre
     if (g->first_chunk + i >= atomic_load(&r->n_good) || !check_record(r, g, i) ||
         g->kind != STORE_KV || g->twin != NULL)
         return;
-    int rc = load_chunk(r, g, i, s);
+    int rc = load_chunks(r, g, i, i + 1, s);
     if (rc != 0)
         atomic_store(&a->rc, rc);
 }
@@ -274,9 +281,9 @@ static int bring_up(struct restore *r, const struct part *p)
     int end = atomic_load(&r->n_good) - p->g->first_chunk;
     end = end < p->first + p->n ? end : p->first + p->n;
     int rc = restore_up(r->rr, p->g, p->first, end);
-    for (int i = p->first; p->g->kind == STORE_KV && rc == 0 && i < end; i++)
-        rc = load_chunk(r, p->g, i, r->rr->o.stream);
-    return rc;
+    return rc == 0 && p->g->kind == STORE_KV
+               ? load_chunks(r, p->g, p->first, end, r->rr->o.stream)
+               : rc;
 }
 
 /* Those of mine[] that are done go back, and count for their layers. */
@@ -407,6 +414,22 @@ static int recompute_layer(struct restore *r)
     return project_and_fill(r, l, r->re.row, x);
 }
 
+/* The time of the layers up to `layer` that were queued since the device was last waited for, an equal share
+ * each. */
+static void account_recomputed(struct restore *r, int layer, int n_rows)
+{
+    struct restorer *rr = r->rr;
+    int n = rr->re_queued;
+    int64_t t0 = rr->t_re_queued, ns = clock_now_ns() - t0;
+    for (int i = 0; i < n; i++)
+        restore_trace_add(&r->compute_trace, t0 + ns * i / n, t0 + ns * (i + 1) / n,
+                          layer - n + 1 + i, 'R');
+    learn(rr, BY_R, ns / n, n_rows);
+    rr->re_queued = 0;
+}
+
+/* One layer.  Where the device has memory of its own, and no decode waits, the layers of a piece are queued one
+ * behind the other, and waited for at its end. */
 static void work_recompute(struct restorer *rr, struct restore *r, int64_t budget_ns)
 {
     int64_t t0 = clock_now_ns();
@@ -419,9 +442,13 @@ static void work_recompute(struct restorer *rr, struct restore *r, int64_t budge
     }
     int n = r->re.n, layer = r->re.layer;
     int rc = recompute_layer(r);
-    if (rc == 0)
+    bool is_last = ++r->re.layer > r->re.last;
+    bool waits = rr->up == NULL || budget_ns != RESTORE_NO_LIMIT || is_last;
+    if (rr->re_queued++ == 0)
+        rr->t_re_queued = t0;
+    if (rc == 0 && waits)
         rc = stream_sync(rr->o.stream);
-    if (++r->re.layer > r->re.last) {
+    if (is_last) {
         rr->recomputing = NULL;
         r->re.row += n;
     }
@@ -429,11 +456,10 @@ static void work_recompute(struct restorer *rr, struct restore *r, int64_t budge
         rr->recomputing = NULL;
         fail(r, rc);
     }
-    int64_t ns = clock_now_ns() - t0;
-    restore_trace_add(&r->compute_trace, t0, t0 + ns, layer, 'R');
-    learn(rr, BY_R, ns, n);
+    if (waits || rc != 0)
+        account_recomputed(r, layer, n);
     r->rows_by_method[BY_R] += n;
-    r->out.compute_ns += ns;
+    r->out.compute_ns += clock_now_ns() - t0;
 }
 
 /* Whose piece is under way, else the oldest with something left. */
@@ -468,6 +494,12 @@ bool restorer_work(struct restorer *rr, int64_t budget_ns)
     return true;
 }
 
+void restore_drop_piece(struct restorer *rr)
+{
+    rr->recomputing = NULL;
+    rr->re_queued = 0;
+}
+
 void restore_drop_work(struct restorer *rr, struct restore *r)
 {
     int n = 0;
@@ -482,5 +514,5 @@ void restore_drop_work(struct restorer *rr, struct restore *r)
     pthread_mutex_unlock(&rr->lock);
     rr->n_mine = n;
     if (rr->recomputing == r)
-        rr->recomputing = NULL;
+        restore_drop_piece(rr);
 }

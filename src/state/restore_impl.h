@@ -151,9 +151,11 @@ struct restorer {
     struct group_list leaving;    /* queued on the device, in order */
     int n_leaving;
     int64_t t_last_done;
-    struct restore *recomputing;    /* whose piece is in x */
-    int64_t cost_ns;                /* of the last item, stalls left out */
-    double row_ns[3];               /* what a row of R, H, K took lately; 0: not known */
+    struct restore *recomputing; /* whose piece is in x */
+    int re_queued;               /* its layers that were queued and not yet waited for, */
+    int64_t t_re_queued;         /* since then */
+    int64_t cost_ns;             /* of the last item, stalls left out */
+    double row_ns[3];            /* what a row of R, H, K took lately; 0: not known */
     struct stream **inline_streams; /* one per compute thread */
     struct buf scratch[MAX_STAGES];
     /* On each stage: */
@@ -189,6 +191,8 @@ int restore_open_reader(struct restorer *rr, struct err *err);
 void *restore_io_main(void *restorer);
 /* Forgets what the compute lane holds of a restore. */
 void restore_drop_work(struct restorer *rr, struct restore *r);
+/* The piece that is being recomputed is given up; what is queued of it runs. */
+void restore_drop_piece(struct restorer *rr);
 /* --- restore_up.c: the compute lane's --- */
 int restore_up_create(struct restorer *rr, struct err *err);
 void restore_up_destroy(struct restorer *rr);

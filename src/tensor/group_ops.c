@@ -220,19 +220,16 @@ static uint8_t *own_chunk(struct turn t, const void *chunk, int n_kv, int d_head
     return at + (size_t)t.r * kv_block_bytes(n_kv, d_head, dtype);
 }
 
-static int load_at(struct turn t, struct kv_layer kv, int32_t block, const void *chunk,
-                   struct rope rope, int32_t pos0)
+static int load_at(struct turn t, struct kv_layer kv, struct kv_chunks c, struct rope rope)
 {
-    return t.op->kv_load(t.s, &kv, block, chunk, &rope, pos0);
+    c.first = own_chunk(t, c.first, kv.n_kv, kv.d_head, kv.dtype);
+    return t.op->kv_load(t.s, &kv, &c, &rope);
 }
 
-static int group_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
-                         const void *chunk, const struct rope *rope, int32_t pos0)
+static int group_kv_load(struct stream *s, const struct kv_layer *kv,
+                         const struct kv_chunks *c, const struct rope *rope)
 {
-    EACH(s, kv->blocks,
-         load_at(t, kv_at(t, kv), block,
-                 own_chunk(t, chunk, kv->n_kv, kv->d_head, kv->dtype), rope_at(t, rope),
-                 pos0));
+    EACH(s, kv->blocks, load_at(t, kv_at(t, kv), *c, rope_at(t, rope)));
 }
 
 static int group_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv,

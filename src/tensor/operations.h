@@ -32,8 +32,8 @@
                     const struct ragged *r);                                                      \
     int name##_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,              \
                        const struct rope *rope, const struct ragged *r);                          \
-    int name##_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,                \
-                       const void *chunk, const struct rope *rope, int32_t pos0);                 \
+    int name##_kv_load(struct stream *s, const struct kv_layer *kv,                               \
+                       const struct kv_chunks *chunks, const struct rope *rope);                  \
     int name##_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,               \
                        const struct ragged *r);                                                   \
     int name##_attention(struct stream *s, struct mat out, struct mat q,                          \

@@ -94,6 +94,16 @@ struct rope {
 size_t rope_block_floats(int64_t max_pos, int d_rot);
 void rope_block_make(const struct rope *r, float *cos_t, float *sin_t);
 
+/* Whole chunks of one sequence, as kv_load takes them: chunk i lies at first + i * stride, has positions
+ * [pos0 + 64 i, pos0 + 64 (i + 1)) and belongs in block blocks[i]. */
+struct kv_chunks {
+    const void *first;
+    size_t stride;
+    const int32_t *blocks; /* [n], in host memory */
+    int n;
+    int32_t pos0; /* a multiple of 64 */
+};
+
 enum activation {
     ACTIVATION_SILU, /* x / (1 + exp(-x)) */
     ACTIVATION_RELU,
@@ -149,11 +159,11 @@ struct ops {
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
     /* The other way into a block, for whole chunks that lie as a block does but for K being before
-     * RoPE (kv_fill without rotation makes them): `chunk` is kv_block_bytes long, its first token has
-     * position pos0, a multiple of 64.  The same bits as kv_fill of its rows, at the speed of memory:
-     * no transpose.  Runs on the calling thread: callers split chunks over threads. */
-    int (*kv_load)(struct stream *s, const struct kv_layer *kv, int32_t block,
-                   const void *chunk, const struct rope *rope, int32_t pos0);
+     * RoPE (kv_fill without rotation makes them), each kv_block_bytes long.  The same bits as kv_fill of
+     * their rows, at the speed of memory: no transpose.  On a CPU it runs on the calling thread: callers
+     * split chunks over threads; on a GPU it is one launch. */
+    int (*kv_load)(struct stream *s, const struct kv_layer *kv,
+                   const struct kv_chunks *chunks, const struct rope *rope);
     /* The chunk that kv_load takes, from rows [64][2 * n_kv * d_head] T; both in *host* memory on every
      * device: saving packs in the background. */
     int (*kv_pack)(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);

@@ -58,12 +58,12 @@ static inline void check_rope(const struct rope *rope, int d_head, const struct 
         CHECK(r->pos[i] >= 0 && r->pos[i] < rope->max_pos);
 }
 
-static inline void check_kv_load(const struct kv_layer *kv, const struct rope *rope,
-                                 int32_t pos0)
+static inline void check_kv_load(const struct kv_layer *kv, const struct kv_chunks *c,
+                                 const struct rope *rope)
 {
-    CHECK(pos0 >= 0 && pos0 % KV_BLOCK_TOKENS == 0);
-    CHECK(rope->d_rot == 0 ||
-          (rope->d_rot <= kv->d_head && pos0 + KV_BLOCK_TOKENS <= rope->max_pos));
+    CHECK(c->n >= 0 && c->pos0 >= 0 && c->pos0 % KV_BLOCK_TOKENS == 0);
+    CHECK(rope->d_rot == 0 || (rope->d_rot <= kv->d_head &&
+                               c->pos0 + (int64_t)c->n * KV_BLOCK_TOKENS <= rope->max_pos));
 }
 
 static inline void check_kv_rows(const struct kv_layer *kv, struct mat rows,

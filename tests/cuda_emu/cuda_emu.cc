@@ -40,16 +40,16 @@ static struct {
 
 static struct {
     int what, left; /* left < 0: none */
-    int n_failed, n_replayed, n_mallocs;
+    int n_failed, n_replayed, n_mallocs, n_launches, n_waits;
     unsigned long long n_down;
     bool lost;
     cudaError_t last; /* what cudaGetLastError says */
-} fault = {0, -1, 0, 0, 0, 0, false, cudaSuccess};
+} fault = {0, -1, 0, 0, 0, 0, 0, 0, false, cudaSuccess};
 
 void cuda_emu_fail(enum cuda_emu_fault what, int after)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
-    fault = {(int)what, after, 0, 0, 0, 0, false, cudaSuccess};
+    fault = {(int)what, after, 0, 0, 0, 0, 0, 0, false, cudaSuccess};
 }
 int cuda_emu_failed(void)
 {
@@ -65,6 +65,16 @@ int cuda_emu_mallocs(void)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
     return fault.n_mallocs;
+}
+int cuda_emu_launches(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return fault.n_launches;
+}
+int cuda_emu_waits(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return fault.n_waits;
 }
 int cuda_emu_pieces(void)
 {
@@ -250,6 +260,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     device_access access;
+    fault.n_waits++;
     if (of(s)->recording != NULL)
         die("waiting for a stream that records");
     drain(of(s), of(s)->queued);
@@ -292,6 +303,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
+    device_access access;
+    fault.n_waits++;
     if (e->s != NULL)
         drain(e->s, e->upto);
     return status();
@@ -653,6 +666,10 @@ void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
     }
     if (fails(CUDA_EMU_LOST))
         fault.lost = true;
+    {
+        std::lock_guard<std::recursive_mutex> hold(mem.lock);
+        fault.n_launches++;
+    }
     queue(s, [=]() {
         if (fault.lost)
             return;

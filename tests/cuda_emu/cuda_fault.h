@@ -27,6 +27,9 @@ int cuda_emu_replayed(void);
 /* How often device memory was asked for since then; how many pieces are held now. */
 int cuda_emu_mallocs(void);
 int cuda_emu_pieces(void);
+/* How often a kernel was launched since then, and how often somebody waited for a stream or an event. */
+int cuda_emu_launches(void);
+int cuda_emu_waits(void);
 /* Bytes that were copied from the device to host memory since then. */
 unsigned long long cuda_emu_brought_down(void);
 

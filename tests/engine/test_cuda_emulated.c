@@ -17,7 +17,6 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "enginetest.h"
-#include "tensor/group.h"
 #include "tests/cuda_emu/cuda_fault.h"
 
 enum { N_PROMPT = 133, N_RESTORED = 128, N_NEW = 3 };
@@ -142,168 +141,6 @@ static void restored_state_is_bit_equal(void **state)
         n += check_plans(cases[i].model, cases[i].dtype);
     unsetenv("HCACHE_CUDA_MATH");
     print_message("%d plans restored bit for bit\n", n);
-}
-
-/* Two ranks on the one GPU: what they exchange is ordered by events between streams that run nothing
- * before somebody waits, and restored state is bit-equal. */
-static void ranks_restore_bit_equal(void **state)
-{
-    (void)state;
-    static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
-                                        "r1,h0,k1"};
-    static const char *const models[] = {"tests/model/golden/families/llama",
-                                         "tests/model/golden/families/falcon-40b"};
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
-    for (int i = 0; i < 2; i++) {
-        struct stack k;
-        struct et_run ref, r;
-        et_open(&k, &(struct stack_opts){.device = "cuda",
-                                         .model = models[i],
-                                         .dtype = "bf16",
-                                         .tensor_parallel = 2,
-                                         .max_context = 192,
-                                         .in_memory = true,
-                                         .save_buffer_bytes = 4 << 20});
-        struct et_ask a = {.prompt = prompt,
-                           .n_prompt = N_PROMPT,
-                           .max_tokens = N_NEW,
-                           .save = "both",
-                           .plan = "recompute"};
-        assert_int_equal(et_run(&k, &a, &ref), 0);
-        a.save = "none";
-        for (int p = 1; p < 10; p += i == 0 ? 1 : 4) {
-            a.plan = plans[p / 2];
-            a.restore_first = p % 2 == 0;
-            if (et_run(&k, &a, &r) != 0 || r.finish == FINISH_ERROR)
-                fail_msg("%s, plan %s: %s", models[i], a.plan, r.err.msg);
-            if (p > 1)
-                assert_true(r.n_cached >= N_RESTORED);
-            et_same(&r, &ref, a.plan);
-        }
-        a.plan = "recompute";
-        for (int j = 0; j < 4 - 3 * i;
-             j++) { /* on one rank: in an operation, or in an exchange */
-            cuda_emu_fail(CUDA_EMU_LAUNCH, 11 + 17 * j);
-            assert_int_equal(et_run(&k, &a, &r), 0);
-            assert_int_equal(r.finish, FINISH_ERROR);
-            assert_non_null(strstr(r.err.msg, "device cuda"));
-            assert_int_equal(et_run(&k, &a, &r), 0);
-            et_same(&r, &ref, "after a rank's fault");
-        }
-        stack_close(&k);
-    }
-    unsetenv("HCACHE_CUDA_MATH");
-    unsetenv("HCACHE_CUDA_RANKS");
-}
-
-/* Stages on the one GPU, each with streams of its own that run nothing before somebody waits: what one device
- * computes, bit for bit, though a device's own order of work is all that holds but for what crosses. */
-static void stages_restore_bit_equal(void **state)
-{
-    (void)state;
-    static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
-                                        "r1,h0,k1"};
-    static const struct {
-        const char *model; /* of two layers; the second's head is its embedding table */
-        int ranks;
-    } cases[] = {{"tests/model/golden/families/llama", 1},
-                 {"tests/model/golden/families/qwen3", 1},
-                 {"tests/model/golden/families/llama", 2}};
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
-    for (int i = 0; i < 3; i++) {
-        struct io *disk = et_disk((uint64_t)i + 1, 0);
-        struct et_run ref = {0}, r;
-        struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
-        for (int stages = 1; stages <= 2; stages++) {
-            struct stack k;
-            et_open(&k, &(struct stack_opts){.device = "cuda",
-                                             .model = cases[i].model,
-                                             .dtype = "bf16",
-                                             .tensor_parallel = cases[i].ranks,
-                                             .pipeline_parallel = stages,
-                                             .max_context = 192,
-                                             .io = disk,
-                                             .dirs = et_dirs,
-                                             .n_dirs = 1,
-                                             .save_buffer_bytes = 4 << 20});
-            a.save = stages == 1 ? "both" : "none";
-            for (int p = 0; p < (stages == 1 ? 1 : 10); p += i == 0 ? 1 : 3) {
-                a.plan = plans[p / 2];
-                a.restore_first = p % 2 == 0;
-                if (et_run(&k, &a, &r) != 0 || r.finish == FINISH_ERROR)
-                    fail_msg("%s, plan %s: %s", cases[i].model, a.plan, r.err.msg);
-                if (stages == 1)
-                    ref = r;
-                else if (p > 1)
-                    assert_true(r.n_cached >= N_RESTORED);
-                et_same(&r, &ref, a.plan);
-            }
-            a.plan = "recompute";
-            for (int j = 0; j < 2 * (stages - 1); j++) { /* on either stage, or between */
-                cuda_emu_fail(CUDA_EMU_LAUNCH, 9 + 31 * j);
-                assert_int_equal(et_run(&k, &a, &r), 0);
-                assert_int_equal(r.finish, FINISH_ERROR);
-                assert_int_equal(et_run(&k, &a, &r), 0);
-                et_same(&r, &ref, "after a stage's fault");
-            }
-            stack_close(&k);
-        }
-        io_close(disk);
-    }
-    unsetenv("HCACHE_CUDA_MATH");
-    unsetenv("HCACHE_CUDA_RANKS");
-}
-
-/* A large copy goes up in shares, a share a rank, and every rank has all of it; what cannot be divided
- * equally, too. */
-static void copies_go_up_in_shares(void **state)
-{
-    (void)state;
-    enum { BYTES = (400 << 10) + 7 };
-    struct device *d;
-    struct stream *s;
-    struct buf dev, host, back;
-    struct err err = {0};
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
-    if (group_open("cuda", 3, 1, NULL, &d, &err) != 0)
-        fail_msg("%s", err.msg);
-    assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
-    assert_int_equal(buf_alloc(d, MEM_DEVICE, BYTES, &dev, NULL), 0);
-    assert_int_equal(buf_alloc(d, MEM_PINNED, BYTES, &host, NULL), 0);
-    assert_int_equal(buf_alloc(d, MEM_PINNED, BYTES, &back, NULL), 0);
-    for (int i = 0; i < BYTES; i++)
-        ((uint8_t *)host.ptr)[i] = (uint8_t)(i * 31 + i / 977);
-    assert_int_equal(stream_copy(s, dev.ptr, host.ptr, BYTES), 0);
-    assert_int_equal(stream_sync(s), 0);
-    for (int r = 0; r < 3; r++) {
-        struct stream *of = rank_stream(s, 0, r);
-        memset(back.ptr, 0, BYTES);
-        assert_int_equal(stream_copy(of, back.ptr, rank_address(d, dev.ptr, r), BYTES), 0);
-        assert_int_equal(stream_sync(of), 0);
-        assert_memory_equal(back.ptr, host.ptr, BYTES);
-    }
-    buf_free(d, &dev);
-    buf_free(d, &host);
-    buf_free(d, &back);
-    stream_destroy(s);
-    device_close(d);
-    unsetenv("HCACHE_CUDA_RANKS");
-}
-
-/* More ranks than GPUs. */
-static void too_few_gpus(void **state)
-{
-    (void)state;
-    struct device *d;
-    struct err err = {0};
-    assert_int_equal(group_open("cuda", 2, 1, NULL, &d, &err), ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "GPU 1 is wanted"));
-    setenv("HCACHE_CUDA_RANKS", "share", 1);
-    assert_int_equal(group_open("cuda", 2, 1, NULL, &d, &err), ERR_USAGE);
-    assert_non_null(strstr(err.msg, "HCACHE_CUDA_RANKS=share: must be shared"));
-    unsetenv("HCACHE_CUDA_RANKS");
 }
 
 /* Three sequences at once: what they compute beside one another, with equal beginnings taken over from the
@@ -555,10 +392,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_state_is_bit_equal),
-        cmocka_unit_test(ranks_restore_bit_equal),
-        cmocka_unit_test(stages_restore_bit_equal),
-        cmocka_unit_test(copies_go_up_in_shares),
-        cmocka_unit_test(too_few_gpus),
         cmocka_unit_test(batches_reuse_and_preemption),
         cmocka_unit_test(fast_math_keeps_greedy_tokens),
         cmocka_unit_test(a_fault_fails_the_request),

@@ -444,10 +444,10 @@ static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, i
             l->ops->kv_pack(l->stream, chunks + (size_t)k * chunk_bytes,
                             mat_rows(rows, k * 64, 64), n_kv, d_head);
         struct buf staged = up(l, chunks, 3 * chunk_bytes);
-        for (int k = 0; packed && k < 3; k++)
-            l->ops->kv_load(l->stream, &c.kv, c.table[0][k],
-                            (uint8_t *)staged.ptr + (size_t)k * chunk_bytes, &grope,
-                            k * 64);
+        struct kv_chunks all_three = {
+            .first = staged.ptr, .stride = chunk_bytes, .blocks = c.table[0], .n = 3};
+        if (packed)
+            assert_int_equal(l->ops->kv_load(l->stream, &c.kv, &all_three, &grope), 0);
         struct batch back = batch_make(&c, 1, (int[]){0}, (int[]){TOKENS});
         struct gmat out = up_mat(l, want);
         assert_int_equal(l->ops->kv_read(l->stream, out.m, &c.kv, &back.r), 0);

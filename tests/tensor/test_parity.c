@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "cases.h"
 #include "sample_cases.h"
 
@@ -443,9 +444,27 @@ static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
         for (int c = 0; c < TOKENS / KV_BLOCK_TOKENS; c++) {
             const uint8_t *chunk = chunks.kv.blocks +
                                    (size_t)packed.r.tables[0][c] * chunks.kv.block_stride;
-            l->ops->kv_load(l->stream, &got.kv, all.r.tables[0][c], chunk, &rope,
-                            c * KV_BLOCK_TOKENS);
+            struct kv_chunks one = {.first = chunk,
+                                    .blocks = &all.r.tables[0][c],
+                                    .n = 1,
+                                    .pos0 = c * KV_BLOCK_TOKENS};
+            l->ops->kv_load(l->stream, &got.kv, &one, &rope);
         }
+        assert_memory_equal(got.mem.ptr, want.mem.ptr, want.mem.bytes);
+        /* All at once, of chunks that lie backwards where the blocks do: the same. */
+        memset(got.mem.ptr, 0xff, got.mem.bytes);
+        uint8_t *rest = xmalloc(TOKENS / KV_BLOCK_TOKENS * chunks.kv.block_stride);
+        for (int c = 0; c < TOKENS / KV_BLOCK_TOKENS; c++)
+            memcpy(rest + (size_t)c * chunks.kv.block_stride,
+                   chunks.kv.blocks +
+                       (size_t)packed.r.tables[0][c] * chunks.kv.block_stride,
+                   chunks.kv.block_stride);
+        struct kv_chunks several = {.first = rest,
+                                    .stride = chunks.kv.block_stride,
+                                    .blocks = all.r.tables[0],
+                                    .n = TOKENS / KV_BLOCK_TOKENS};
+        l->ops->kv_load(l->stream, &got.kv, &several, &rope);
+        free(rest);
         assert_memory_equal(got.mem.ptr, want.mem.ptr, want.mem.bytes);
         cache_free(l, &got);
     }

@@ -163,22 +163,24 @@ int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     return rc;
 }
 
-int cpu_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
-                const void *chunk, const struct rope *rope, int32_t pos0)
+int cpu_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chunks *c,
+                const struct rope *rope)
 {
     int rc = stream_enter(s), half = rope->d_rot / 2;
-    check_kv_load(kv, rope, pos0);
-    int64_t table = (int64_t)pos0 * half;
-    struct kv_chunk c = {.dtype = kv->dtype,
-                         .d_head = kv->d_head,
-                         .n_kv = kv->n_kv,
-                         .chunk = chunk,
-                         .block = kv->blocks + (size_t)block * kv->block_stride,
-                         .cos = half > 0 ? rope->cos_t + table : NULL,
-                         .sin = half > 0 ? rope->sin_t + table : NULL,
-                         .half = half};
-    if (rc == 0)
-        cpu_kernels_of(s)->kv_load(&c);
+    check_kv_load(kv, c, rope);
+    for (int i = 0; rc == 0 && i < c->n; i++) {
+        int64_t table = ((int64_t)c->pos0 + i * KV_BLOCK_TOKENS) * half;
+        struct kv_chunk one = {.dtype = kv->dtype,
+                               .d_head = kv->d_head,
+                               .n_kv = kv->n_kv,
+                               .chunk = (const uint8_t *)c->first + (size_t)i * c->stride,
+                               .block = kv->blocks +
+                                        (size_t)c->blocks[i] * kv->block_stride,
+                               .cos = half > 0 ? rope->cos_t + table : NULL,
+                               .sin = half > 0 ? rope->sin_t + table : NULL,
+                               .half = half};
+        cpu_kernels_of(s)->kv_load(&one);
+    }
     return rc;
 }
 

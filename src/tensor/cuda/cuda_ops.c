@@ -233,15 +233,23 @@ static int cuda_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat 
     return cuda_leave(s, "kv_fill");
 }
 
-static int cuda_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
-                        const void *chunk, const struct rope *rope, int32_t pos0)
+static int cuda_kv_load(struct stream *s, const struct kv_layer *kv,
+                        const struct kv_chunks *c, const struct rope *rope)
 {
-    check_kv_load(kv, rope, pos0);
+    check_kv_load(kv, c, rope);
     int rc = cuda_enter(s);
-    if (rc != 0)
-        return rc;
-    gpu_kv_load(cuda_stream(s)->handle, gpu_kv(kv), block, chunk, gpu_angles(rope), pos0);
-    return cuda_leave(s, "kv_load");
+    for (int i = 0, n; rc == 0 && i < c->n; i += n) {
+        struct gpu_chunks part = {.first = (const uint8_t *)c->first +
+                                           (size_t)i * c->stride,
+                                  .stride = (int64_t)c->stride,
+                                  .pos0 = c->pos0 + i * KV_BLOCK_TOKENS};
+        n = c->n - i < GPU_LOAD_CHUNKS ? c->n - i : GPU_LOAD_CHUNKS;
+        part.n = n;
+        memcpy(part.block, c->blocks + i, (size_t)n * sizeof *part.block);
+        gpu_kv_load(cuda_stream(s)->handle, gpu_kv(kv), part, gpu_angles(rope));
+        rc = cuda_leave(s, "kv_load");
+    }
+    return rc;
 }
 
 /* Elements are moved, never computed with: by their size alone. */

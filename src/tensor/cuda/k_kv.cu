@@ -81,28 +81,29 @@ void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
     })
 }
 
-/* One block per (token, head). */
+/* One block per (token, head) of a chunk. */
 template <typename T>
-static __global__ void kv_load_chunk(gpu_kv kv, int32_t block, const T *chunk,
-                                     gpu_angles rope, int32_t pos0)
+static __global__ void kv_load_chunks(gpu_kv kv, gpu_chunks c, gpu_angles rope)
 {
-    int slot = (int)blockIdx.x, head = (int)blockIdx.y;
+    int slot = (int)blockIdx.x, head = (int)blockIdx.y, i_chunk = (int)blockIdx.z;
+    const T *chunk = (const T *)(c.first + i_chunk * c.stride);
+    int32_t block = c.block[i_chunk], pos = c.pos0 + i_chunk * TOKENS + slot;
     const T *k = chunk + ((int64_t)head * TOKENS + slot) * kv.d_head;
     const T *v = chunk + ((int64_t)(kv.n_kv + head) * TOKENS + slot) * kv.d_head;
     for (int i = (int)threadIdx.x; i < kv.d_head; i += (int)blockDim.x) {
-        from_f32(k_of<T>(kv, block, head, slot)[i], rotated(k, i, rope, pos0 + slot));
+        from_f32(k_of<T>(kv, block, head, slot)[i], rotated(k, i, rope, pos));
         v_of<T>(kv, block, head, slot)[i] = v[i];
     }
 }
 
-void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, int32_t block, const void *chunk,
-                 struct gpu_angles rope, int32_t pos0)
+void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, struct gpu_chunks chunks,
+                 struct gpu_angles rope)
 {
-    dim3 grid(TOKENS, (unsigned)kv.n_kv);
+    dim3 grid(TOKENS, (unsigned)kv.n_kv, (unsigned)chunks.n);
     unsigned threads = kv.d_head <= 64 ? 64 : 128;
     WITH_TYPE(kv.type, T, {
-        auto kernel = kv_load_chunk<T>;
-        LAUNCH(kernel, grid, threads, 0, s, kv, block, (const T *)chunk, rope, pos0);
+        auto kernel = kv_load_chunks<T>;
+        LAUNCH(kernel, grid, threads, 0, s, kv, chunks, rope);
     })
 }
 

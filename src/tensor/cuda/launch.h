@@ -80,8 +80,16 @@ void gpu_rope(cudaStream_t s, struct gpu_mat q, int d_head, struct gpu_angles ro
               struct gpu_batch b);
 void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
                  struct gpu_angles rope, struct gpu_batch b);
-void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, int32_t block, const void *chunk,
-                 struct gpu_angles rope, int32_t pos0);
+/* Chunks of one sequence, the first at position pos0, `stride` bytes apart. */
+enum { GPU_LOAD_CHUNKS = 128 };
+struct gpu_chunks {
+    const uint8_t *first;
+    int64_t stride;
+    int n, pos0;
+    int32_t block[GPU_LOAD_CHUNKS]; /* [n] where each belongs */
+};
+void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, struct gpu_chunks chunks,
+                 struct gpu_angles rope);
 void gpu_kv_read(cudaStream_t s, struct gpu_mat out, struct gpu_kv kv, struct gpu_batch b);
 
 /* --- attention (k_attention.cu) --- */

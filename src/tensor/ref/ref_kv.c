@@ -58,11 +58,10 @@ int ref_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     return stream_enter(s);
 }
 
-int ref_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
-                const void *chunk, const struct rope *rope, int32_t pos0)
+static void load_chunk(const struct kv_layer *kv, int32_t block, const void *chunk,
+                       const struct rope *rope, int32_t pos0)
 {
     uint8_t *to = kv->blocks + (size_t)block * kv->block_stride;
-    check_kv_load(kv, rope, pos0);
     for (int32_t pos = pos0; pos < pos0 + KV_BLOCK_TOKENS; pos++) {
         for (int h = 0; h < kv->n_kv; h++) {
             float k[MAX_REF_HEAD];
@@ -76,6 +75,15 @@ int ref_kv_load(struct stream *s, const struct kv_layer *kv, int32_t block,
             }
         }
     }
+}
+
+int ref_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chunks *c,
+                const struct rope *rope)
+{
+    check_kv_load(kv, c, rope);
+    for (int i = 0; i < c->n; i++)
+        load_chunk(kv, c->blocks[i], (const uint8_t *)c->first + (size_t)i * c->stride,
+                   rope, c->pos0 + i * KV_BLOCK_TOKENS);
     return stream_enter(s);
 }
 

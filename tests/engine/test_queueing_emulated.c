@@ -1,0 +1,81 @@
+/* How much an engine asks of a device to bring state back: launches, and waits for it. On the emulated GPU, which
+ * counts them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "enginetest.h"
+#include "tests/cuda_emu/cuda_fault.h"
+
+enum { GROUP = RESTORE_GROUP_CHUNKS, N_PROMPT = GROUP * 64 + 5, N_NEW = 2 };
+
+static int32_t prompt[N_PROMPT];
+
+struct cost {
+    int n_launches, n_waits;
+};
+
+/* Of the first n_prompt tokens, whose whole chunks come back as the plan says before the others are computed. */
+static struct cost restore(struct stack *k, int n_prompt, const char *plan,
+                           const struct et_run *want)
+{
+    struct et_run r;
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = n_prompt,
+                       .max_tokens = N_NEW,
+                       .plan = plan,
+                       .restore_first = true};
+    cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
+    if (et_run(k, &a, &r) != 0 || r.finish == FINISH_ERROR)
+        fail_msg("plan %s: %s", plan, r.err.msg);
+    assert_int_equal(r.n_cached, n_prompt / 64 * 64);
+    if (want != NULL)
+        et_same(&r, want, plan);
+    return (struct cost){cuda_emu_launches(), cuda_emu_waits()};
+}
+
+static void work_is_queued_by_the_group(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run all;
+    char kv[32], recomputed[32];
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_open(&k, &(struct stack_opts){.device = "cuda",
+                                     .model = "synth:tiny-mha",
+                                     .dtype = "bf16",
+                                     .max_context = N_PROMPT + 64,
+                                     .in_memory = true,
+                                     .save_buffer_bytes = 16 << 20});
+    int layers = k.model->cfg.n_layers;
+    snprintf(kv, sizeof kv, "r0,h0,k%d", layers);
+    snprintf(recomputed, sizeof recomputed, "r%d,h0,k0", layers);
+    struct et_ask a = {
+        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
+    assert_int_equal(et_run(&k, &a, &all), 0);
+    /* K and V of a layer's group: as many launches for eight chunks as for two. */
+    struct cost two = restore(&k, 2 * 64 + 5, kv, NULL);
+    struct cost eight = restore(&k, N_PROMPT, kv, &all);
+    assert_int_equal(two.n_launches, eight.n_launches);
+    /* The layers of a piece of 512 rows: one wait. Then one for each new token. */
+    struct cost re = restore(&k, N_PROMPT, recomputed, &all);
+    assert_int_equal(re.n_waits, 1 + N_NEW);
+    print_message("%d layers: K and V %d launches, %d waits; recomputed %d, %d\n", layers,
+                  eight.n_launches, eight.n_waits, re.n_launches, re.n_waits);
+    stack_close(&k);
+    unsetenv("HCACHE_CUDA_MATH");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(work_is_queued_by_the_group),
+    };
+    et_prompt(prompt, N_PROMPT, 8);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
