@@ -3,7 +3,8 @@
  * mm_direct: one strip of rows.  Reads panels once, converting in registers, several panels at a time
  *   where there are registers for it.
  * mm_blocked: several strips.  Up to MM_CONVERT_ROWS every strip converts in registers; above, a group
- *   of panels is converted to f32 once per k-block (it stays in L1).  While a strip is multiplied it
+ *   of panels is converted to f32 once per k-block (it stays in L1).  Up to MM_ALONG_ROWS it goes along a
+ *   panel, as memory is read fastest; above, over all columns of a k-block.  While a strip is multiplied it
  *   asks for its share of the next group.  The sums of the k-blocks are kept in C itself.
  *
  * Both compute a partial sum per k-block of 256 in ascending k, then add it: the contract's order. */
@@ -152,7 +153,7 @@ static void convert_group(float *b, const uint8_t *w, enum dtype type,
 /* One group of panels, one k-block, all rows. */
 static void group_rows(const struct mm_tile *t, struct micro m, const uint8_t *next)
 {
-    int height = t->m > MM_CONVERT_ROWS ? MM_ROWS : MM_DIRECT_ROWS;
+    int height = m.b_type == DTYPE_BF16 ? MM_BF16_ROWS : MM_ROWS;
     int n_strips = (t->m + height - 1) / height;
     const float *a = m.a;
     float *c = m.c;
@@ -225,12 +226,13 @@ static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k
 }
 
 /* Many rows go over all columns of a k-block, whose activations stay in the cache.  Fewer go along a
- * panel: the weights are one long stream of memory (no slower, no faster: docs/PERF.md). */
+ * panel: the weights are one long stream of memory.  There f32, which has nothing to convert, is read
+ * where it lies. */
 static void mm_blocked(const struct mm_tile *t)
 {
     struct edge e = edge_of(t);
     int64_t n = t->n_cols;
-    if (t->m > MM_CONVERT_ROWS) {
+    if (t->m > MM_ALONG_ROWS) {
         for (int64_t k = 0; k < t->k; k += KB)
             for (int64_t col = 0; col < n; col += GROUP_COLS) {
                 bool more = col + GROUP_COLS < n;
@@ -239,10 +241,11 @@ static void mm_blocked(const struct mm_tile *t)
                                  : panel_at(t, 0, k + KB));
             }
     } else {
+        bool convert = t->m > MM_CONVERT_ROWS && t->dtype != DTYPE_F32;
         for (int64_t col = 0; col < n; col += GROUP_COLS)
             for (int64_t k = 0; k < t->k; k += KB) {
                 int panel = (int)(col / PANEL);
-                group_block(t, &e, k, col, false,
+                group_block(t, &e, k, col, convert,
                             k + KB < t->k ? panel_at(t, panel, k + KB)
                                           : panel_at(t, panel + MM_PANELS, 0));
             }
@@ -257,22 +260,37 @@ static void mm_blocked(const struct mm_tile *t)
 /* How far ahead memory is asked for, in steps, by rows: see docs/PERF.md. */
 #define FETCH_AHEAD(n_rows) ((n_rows) > 4 ? 128 : 64)
 
-/* sum[r][j] over steps [begin, end); `fetch` is what panel j will want when it has come to the next step. */
+/* Step i of every panel; `a` is the first row's element of it. */
+INLINE void direct_step(v16 (*sum)[WIDE_MAX], const uint8_t *const *panel, enum dtype dt,
+                        int64_t i, const float *a, int n_rows, int n_panels)
+{
+    v16 b[WIDE_MAX];
+    EACH_PANEL b[j] = v_load_split(panel[j], dt, i * PANEL);
+    EACH_ROW
+    {
+        v16 av = v_set1(a[r * KB]);
+        EACH_PANEL sum[r][j] = v_fma(av, b[j], sum[r][j]);
+    }
+}
+
+/* sum[r][j] over steps [begin, end); `fetch` is what panel j will want when it has come to `begin`.  Each
+ * line is asked for once: a second time costs a quarter of a cycle and more, and a step has 13. */
 INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
                          const uint8_t *const *panel, const uint8_t *const *fetch,
                          int64_t begin, int64_t end, int n_rows, int n_panels)
 {
     const float *a = t->a + begin / KB * KB * t->a_rows + begin % KB;
-    for (int64_t i = 0; i < end - begin; i++) {
-        v16 b[WIDE_MAX];
+    /* Steps of a line; one by one where two at once do not fit the registers. */
+    const bool one = dt == DTYPE_F32 || (dt == DTYPE_BF16 && n_rows > MM_BF16_ROWS);
+    const int line_steps = one ? 1 : 2;
+    int64_t i = 0;
+    for (; i + line_steps <= end - begin; i += line_steps) {
         EACH_PANEL __builtin_prefetch(fetch[j] + (size_t)i * PANEL * dtype_bytes(dt));
-        EACH_PANEL b[j] = v_load_split(panel[j], dt, (begin + i) * PANEL);
-        EACH_ROW
-        {
-            v16 av = v_set1(a[r * KB + i]);
-            EACH_PANEL sum[r][j] = v_fma(av, b[j], sum[r][j]);
-        }
+        for (int step = 0; step < line_steps; step++)
+            direct_step(sum, panel, dt, begin + i + step, a + i + step, n_rows, n_panels);
     }
+    for (; i < end - begin; i++)
+        direct_step(sum, panel, dt, begin + i, a + i, n_rows, n_panels);
 }
 
 /* sum[r][j] = the partial sums of the k-block at k, of n_panels panels; `next` is where the panels

@@ -17,10 +17,11 @@
 #define MM_WIDE_1 4
 #define MM_WIDE_2 2
 #define MM_WIDE_4 1
-/* Rows of a strip whose weights are converted on the way (with 6 the compiler spills sums), and of a
- * product that does so: more rows are multiplied by weights converted beforehand. */
-#define MM_DIRECT_ROWS  5
-#define MM_CONVERT_ROWS 20
+/* Rows of a strip of bf16 converted on the way: with 6 the compiler spills sums. */
+#define MM_BF16_ROWS 5
+/* More rows are multiplied by weights converted beforehand; more still not along the panels. */
+#define MM_CONVERT_ROWS 15
+#define MM_ALONG_ROWS   20
 /* From more on K and V are converted beforehand. */
 #define ATTN_CONVERT_QUERIES 32
 

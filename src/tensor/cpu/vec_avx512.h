@@ -12,13 +12,15 @@
 #define VEC_ISA   "avx512"
 #define VEC_TABLE cpu_kernels_avx512
 /* 12 rows x 2 panels: 24 of the 32 registers are sums. */
-#define MM_ROWS              12
-#define MM_PANELS            2
-#define MM_WIDE_1            4
-#define MM_WIDE_2            4
-#define MM_WIDE_4            4
-#define MM_DIRECT_ROWS       12
+#define MM_ROWS   12
+#define MM_PANELS 2
+#define MM_WIDE_1 4
+#define MM_WIDE_2 4
+#define MM_WIDE_4 4
+/* As in vec_avx2.h. */
+#define MM_BF16_ROWS         12
 #define MM_CONVERT_ROWS      24
+#define MM_ALONG_ROWS        24
 #define ATTN_CONVERT_QUERIES 24 /* from more on K and V are converted beforehand */
 
 typedef __m512 v16;

@@ -16,8 +16,9 @@
 #define MM_WIDE_1            1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
 #define MM_WIDE_2            1
 #define MM_WIDE_4            1
-#define MM_DIRECT_ROWS       4
+#define MM_BF16_ROWS         4
 #define MM_CONVERT_ROWS      0
+#define MM_ALONG_ROWS        0
 #define ATTN_CONVERT_QUERIES 0 /* from more on K and V are converted beforehand */
 
 typedef struct {
