@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int heights[] = {1, 2, 5, 6, 7, 12, 13, 64, 200};
+static const int heights[] = {1, 2, 5, 6, 7, 12, 13, 17, 64, 200};
 #define N_HEIGHTS (sizeof heights / sizeof heights[0])
 #define ROWS      200
 
