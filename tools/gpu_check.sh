@@ -125,6 +125,15 @@ part parity 60 $test_cuda
     done
     [ -n "$python" ] && part ranks 40 env HCACHE_TENSOR_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/ranks.csv"
     [ -n "$python" ] && part stages 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages.csv"
+    part exchanges 25 env HCACHE_CUDA_RANKS=shared $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --pipeline-parallel 2 --csv "$parts/exchanges.csv"
+    if [ "$n_gpus" -ge 2 ]; then
+        part exchanges2 25 $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --csv "$parts/exchanges2.csv"
+        for group in tensor pipeline; do
+            part "restore-$group" 75 $hcache bench restore "${first%:*}" --device cuda --dtype "${first##*:}" --store memory --lengths "$lengths" --rounds "$rounds" --"$group"-parallel 2 --csv "$parts/restore-$group.csv"
+        done
+    else
+        missing exchanges2,restore-tensor,restore-pipeline "second GPU"
+    fi
     if [ "$n_gpus" -ge 2 ] && [ -n "$python" ]; then
         part stages2 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages2.csv"
         part nccl 40 env HCACHE_TENSOR_PARALLEL=2 "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/nccl.csv"

@@ -309,12 +309,34 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
     return kv_rows != NULL ? saved_kv_rows(m, rows_of(&c).a, s, l, r->n_rows, kv_rows) : 0;
 }
 
+/* Each rank has computed its run of the vocabulary; all get all. */
+static int head_of_ranks(const struct model *m, struct activations *a, struct stream *s,
+                         struct mat normed, struct mat logits)
+{
+    int n_ranks = m->dev->n_ranks;
+    int64_t run = a->head.cols;
+    for (int64_t row = 0, n; row < normed.rows; row += n) {
+        n = normed.rows - row < a->head.rows ? normed.rows - row : a->head.rows;
+        struct mat own = first_rows(a->head, n), to = mat_rows(logits, row, n);
+        struct mat all = first_rows(a->head_all, n * n_ranks);
+        TRY(m->dev->ops->matmul(s, own, mat_rows(normed, row, n), &m->w.head,
+                                m->w.head_bias));
+        TRY(all_gather(s, all, own));
+        for (int r = 0; r < n_ranks; r++)
+            TRY(m->dev->ops->convert(s, mat_cols(to, r * run, run),
+                                     mat_rows(all, r * n, n)));
+    }
+    return 0;
+}
+
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                struct mat logits)
 {
     struct activations *a = &w->at[model_last_stage(m)];
     struct mat normed = first_rows(a->norm, x.rows);
     TRY(norm(m, s, normed, x, m->w.final_norm_w, m->w.final_norm_b));
+    if (a->head.rows > 0)
+        return head_of_ranks(m, a, s, normed, logits);
     return m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias);
 }
 

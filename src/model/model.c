@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "model/share.h"
 #include "model/work.h"
 
 static const double TWO_PI = 6.283185307179586476925287;
@@ -250,6 +251,9 @@ static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, i
     return a;
 }
 
+/* Logits that ranks gather at a time. */
+enum { MAX_HEAD_ROWS = 32 };
+
 static size_t lay_out(const struct model *m, struct activations *a, uint8_t *base, int rows)
 {
     int n_ranks = m->dev->n_ranks;
@@ -266,6 +270,12 @@ static size_t lay_out(const struct model *m, struct activations *a, uint8_t *bas
         a->kv_saved[i] = cut(base, &used, m->dtype, rows, z.kv * n_ranks);
     if (n_ranks > 1)
         a->gathered = cut(base, &used, m->dtype, (int64_t)rows * n_ranks, z.kv);
+    if (share_cuts_head(&m->cfg, n_ranks)) {
+        int64_t run = m->cfg.vocab_size / n_ranks;
+        int head_rows = rows < MAX_HEAD_ROWS ? rows : MAX_HEAD_ROWS;
+        a->head = cut(base, &used, DTYPE_F32, head_rows, run);
+        a->head_all = cut(base, &used, DTYPE_F32, (int64_t)head_rows * n_ranks, run);
+    }
     a->norm = cut(base, &used, act, rows, z.d);
     a->norm2 = cut(base, &used, act, rows, z.d);
     a->sum = cut(base, &used, DTYPE_F32, rows, z.d);

@@ -3,8 +3,13 @@
 
 #include "tensor/group.h"
 
+bool share_cuts_head(const struct model_config *c, int n_ranks)
+{
+    return n_ranks > 1 && !c->tie_word_embeddings && c->vocab_size % n_ranks == 0;
+}
+
 /* Runs of rows that are cut each by itself; 0: the rows are not cut. */
-static int n_sections(const struct model_config *c, enum slot s)
+static int n_sections(const struct model_config *c, enum slot s, int n_ranks)
 {
     switch (s) {
     case SLOT_WQ:
@@ -16,6 +21,9 @@ static int n_sections(const struct model_config *c, enum slot s)
     case SLOT_UP:
     case SLOT_B_UP:
         return c->mlp_gated ? 2 : 1;
+    case SLOT_HEAD:
+    case SLOT_HEAD_BIAS:
+        return share_cuts_head(c, n_ranks) ? 1 : 0;
     default:
         return 0;
     }
@@ -88,7 +96,7 @@ int share_stage(const struct model_config *c, enum slot s, int layer, int n_stag
 
 int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks)
 {
-    return n_sections(c, s) > 0 ? slot_rows(c, s) / n_ranks : slot_rows(c, s);
+    return n_sections(c, s, n_ranks) > 0 ? slot_rows(c, s) / n_ranks : slot_rows(c, s);
 }
 
 int64_t share_cols(const struct model_config *c, enum slot s, int n_ranks)
@@ -104,7 +112,7 @@ bool share_is_empty(enum slot s, int rank, int n_ranks)
 bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,
                 int64_t *row, int64_t end, int64_t *own_row, int64_t *n)
 {
-    int sections = n_sections(c, s);
+    int sections = n_sections(c, s, n_ranks);
     if (sections == 0 || n_ranks == 1) {
         *own_row = *row;
         *n = end - *row;

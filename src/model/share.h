@@ -2,9 +2,11 @@
  * width, as Megatron cuts it; and on which stage: pipeline parallelism over layers.  Private to src/model.
  *
  *   wq, wkv, w_up and their biases   rows: a run of heads, of K heads, of V heads, of gate, of up
+ *   output head and its bias         rows: a run of the vocabulary, where that can be divided and the head is no
+ *                                    table of embeddings
  *   wo, w_down                       columns, in the same runs: each rank's product is a summand
  *   bo, b_down                       rank 0 alone: they are added once
- *   all others                       whole on every rank: norms, tables, the output head
+ *   all others                       whole on every rank: norms, tables
  *
  *   layers                           runs of them, a run a stage
  *   head and final norm              the last stage
@@ -24,6 +26,9 @@ int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8
 
 /* The stage that holds a slot; layer: of those in layers. */
 int share_stage(const struct model_config *c, enum slot s, int layer, int n_stages);
+
+/* Whether ranks have a run of the vocabulary each. */
+bool share_cuts_head(const struct model_config *c, int n_ranks);
 
 /* Rows and columns of a slot on one rank. */
 int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks);

@@ -14,6 +14,9 @@ struct activations {
     struct mat kv_rows[2]; /* T: K before RoPE, and V, by layers; a rank's own */
     /* Where there are several ranks: those of all, a rank behind the other and as they are saved. */
     struct mat gathered, kv_saved[2];
+    /* f32: logits of a rank's run of the vocabulary, and of all ranks, a rank behind the other; no rows: each
+     * computes all. */
+    struct mat head, head_all;
     struct mat norm;  /* input of the projections */
     struct mat norm2; /* input of the MLP */
     struct mat sum;   /* the residual stream inside a layer, not rounded */

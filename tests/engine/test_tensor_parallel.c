@@ -272,11 +272,71 @@ static void memory_is_shared_out(void **state)
     assert_int_equal(a->wo.k, 4 * b->wo.k);
     assert_int_equal(a->w_up.n, 4 * b->w_up.n);
     assert_int_equal(a->w_down.k, 4 * b->w_down.k);
+    assert_int_equal(one.model->w.head.n, 4 * four.model->w.head.n);
     engine_bytes(one.engine, &kv[0], &activations, &restore);
     engine_bytes(four.engine, &kv[1], &activations, &restore);
     assert_int_equal(kv[0], 4 * kv[1]);
     stack_close(&one);
     stack_close(&four);
+}
+
+enum { HEAD_ROWS = 70 };
+
+/* Logits of the same hidden states, which are whole numbers. */
+static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, float *out)
+{
+    struct stack k;
+    struct stream *s = NULL;
+    struct model_work *w = NULL;
+    struct buf mem = {0};
+    open_ranks(&k, model, "f32", ranks);
+    const struct model *m = k.model;
+    int d = m->cfg.n_embd, vocab = m->cfg.vocab_size;
+    assert_int_equal(m->w.head.n, is_cut ? vocab / ranks : vocab);
+    size_t x_bytes = (size_t)HEAD_ROWS * (size_t)d * sizeof(float);
+    float *x = xcalloc(HEAD_ROWS * (size_t)d, sizeof *x);
+    for (int i = 0; i < HEAD_ROWS * d; i++)
+        x[i] = (float)(i * 7919 % 23 - 11);
+    assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &s, NULL), 0);
+    assert_int_equal(model_work_create(m, HEAD_ROWS, &w, NULL), 0);
+    size_t bytes = (size_t)n_rows * (size_t)vocab * sizeof(float);
+    assert_int_equal(buf_alloc(k.dev, MEM_DEVICE, x_bytes + bytes, &mem, NULL), 0);
+    float *logits = (float *)mem.ptr + HEAD_ROWS * d;
+    assert_int_equal(stream_copy(s, mem.ptr, x, x_bytes), 0);
+    assert_int_equal(model_head(m, w, s, mat_of(mem.ptr, DTYPE_F32, n_rows, d),
+                                mat_of(logits, DTYPE_F32, n_rows, vocab)),
+                     0);
+    assert_int_equal(stream_sync(s), 0);
+    memcpy(out, logits, bytes);
+    buf_free(k.dev, &mem);
+    model_work_destroy(w);
+    stream_destroy(s);
+    free(x);
+    stack_close(&k);
+}
+
+/* Ranks that have a run of the vocabulary each compute the logits of one that has all, bit for bit: one row, and more
+ * than are gathered at a time.  A head that is the table of embeddings is whole everywhere. */
+static void the_head_is_cut_by_vocabulary(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        int ranks;
+        bool is_cut;
+    } cases[] = {{"synth:tiny-mha", 2, true},
+                 {"synth:tiny-mha", 4, true},
+                 {"tests/model/golden/families/qwen3", 2, false}};
+    enum { MOST = HEAD_ROWS * 4096 };
+    float *want = xcalloc(MOST, sizeof *want), *got = xcalloc(MOST, sizeof *got);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int n = 1; n <= HEAD_ROWS; n += HEAD_ROWS - 1) {
+            head_logits(cases[i].model, 1, n, false, want);
+            head_logits(cases[i].model, cases[i].ranks, n, cases[i].is_cut, got);
+            assert_memory_equal(got, want, MOST * sizeof *got);
+        }
+    free(want);
+    free(got);
 }
 
 /* What cannot be cut is refused with a reason and a way out. */
@@ -315,6 +375,7 @@ int main(void)
         cmocka_unit_test(logits_agree_with_one_rank),
         cmocka_unit_test(other_ranks_are_another_state),
         cmocka_unit_test(memory_is_shared_out),
+        cmocka_unit_test(the_head_is_cut_by_vocabulary),
         cmocka_unit_test(refuses_unequal_shares),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
