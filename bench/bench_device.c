@@ -343,7 +343,7 @@ static int measure_up(struct bench *b, struct exchange_arg *x, struct err *err)
 {
     struct job j = {
         .kind = "copy up", .work = (double)x->bytes, .inner = 2, .run = run_up, .arg = x};
-    snprintf(j.shape, sizeof j.shape, "%.0f MiB, %d ranks", (double)x->bytes / (1 << 20),
+    snprintf(j.shape, sizeof j.shape, "%.1f MiB, %d ranks", (double)x->bytes / (1 << 20),
              b->rig.dev->n_ranks);
     return b->rig.dev->unified ? 0 : measure(b, &j, err);
 }
