@@ -273,6 +273,54 @@ static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err
     return rc;
 }
 
+/* --- sampling --------------------------------------------------------------------------------- */
+
+struct sample_arg {
+    struct mat logits;
+    int32_t *ids;
+    struct sample_row rows[FEW_ROWS];
+};
+
+static int run_sample(struct rig *r, void *arg, int i)
+{
+    struct sample_arg *a = arg;
+    (void)i;
+    return r->op->sample(r->s, a->ids, a->logits, a->rows);
+}
+
+/* One row, and some, of a vocabulary eight times the width: the best token, and one of the likeliest. */
+static int bench_sample(struct bench *b, struct err *err)
+{
+    static const struct {
+        const char *name;
+        struct sample_row how;
+    } ways[] = {
+        {"greedy", {.top_p = 1}},
+        {"top-p", {.temperature = 0.05f, .top_p = 0.9f, .draw = 0.5}},
+        {"top-k, top-p", {.temperature = 0.05f, .top_p = 0.9f, .top_k = 50, .draw = 0.5}}};
+    struct rig f32 = b->rig;
+    struct buf mem;
+    int64_t vocab = (int64_t)8 * b->o->width;
+    size_t row_bytes = (size_t)vocab * sizeof(float), bytes = FEW_ROWS * row_bytes;
+    f32.dtype = DTYPE_F32;
+    int rc = rig_random(&f32, bytes + FEW_ROWS * sizeof(int32_t), &mem, err);
+    if (rc != 0)
+        return rc;
+    struct sample_arg a = {.ids = (int32_t *)(void *)((uint8_t *)mem.ptr + bytes)};
+    for (int n = 1; n <= FEW_ROWS; n *= FEW_ROWS)
+        for (size_t w = 0; w < sizeof ways / sizeof ways[0] && rc == 0; w++) {
+            struct job j = {.kind = "sample", .inner = 2, .run = run_sample, .arg = &a};
+            a.logits = mat_of(mem.ptr, DTYPE_F32, n, vocab);
+            for (int i = 0; i < n; i++)
+                a.rows[i] = ways[w].how;
+            j.work = (double)n * (double)row_bytes;
+            snprintf(j.shape, sizeof j.shape, "%d of %d, %s", n, (int)vocab, ways[w].name);
+            rc = measure(b, &j, err);
+        }
+    buf_free(b->rig.dev, &mem);
+    return rc;
+}
+
 /* --- several devices -------------------------------------------------------------------------- */
 
 struct exchange_arg {
@@ -398,7 +446,7 @@ static int run_all(struct bench *b, struct err *err)
         if (rc == 0)
             rc = bench_prefill(b, heads, heads / group, err);
     }
-    return rc;
+    return rc == 0 ? bench_sample(b, err) : rc;
 }
 
 static int run_on(struct bench *b, struct device *d, struct err *err)

@@ -75,6 +75,18 @@ def decodes(rows, log):
               f"{float(head.group(1)) * 1.048576 / ms:.0f} |")
 
 
+def cost_of_exact(rows):
+    """How much longer operations take whose bits do not depend on the batch."""
+    times = {(r["t"], r["kind"], r["shape"]): float(r["median_ms"]) for r in rows}
+    pairs = [(kind, shape, times["bf16", kind, shape], ms) for (t, kind, shape), ms in times.items()
+             if t == "exact" and ("bf16", kind, shape) in times]
+    if pairs:
+        print("\n## What exact math costs (the same bits for every batch)\n\n"
+              "| operation | shape | fast, ms | exact, ms | times |\n|---|---|---|---|---|")
+    for kind, shape, fast, exact in pairs:
+        print(f"| {kind} | {shape} | {fast:.3f} | {exact:.3f} | {exact / fast if fast > 0 else 0:.2f} |")
+
+
 def show(title, text):
     if text.strip():
         print(f"\n## {title}\n\n```\n{text.strip()}\n```")
@@ -101,6 +113,7 @@ def main():
     show("Operations", log_of(parts, "device-bf16"))
     show("PyTorch, the same shape", log_of(parts, "torch"))
     show("Operations in exact math, whose bits do not depend on the batch", log_of(parts, "device-exact"))
+    cost_of_exact(join(parts, "device-*", ["t"]))
     ends = [[f"{name}: {line}"] for name in ("greedy", "exact", "ranks", "stages", "stages2", "nccl")
             for line in log_of(parts, name).splitlines()[-1:]]
     show("Greedy tokens after restores; in exact math, all logits too; with two ranks, or stages, on one GPU; on two GPUs", "\n".join(sum(ends, [])))
