@@ -5,8 +5,9 @@
 
 Build llama.cpp with build.sh first (DIR: .venv/llama).  `speed` takes turns, a round after another, and
 prints medians: prefill of 512 tokens and decoding of 64, from an empty context (hcache: of one token) and behind
-512 tokens, bf16 and q8, each behind a run that is not counted."""
+512 tokens, bf16 and q8, each behind a run that is not counted.  --csv FILE adds every round to FILE, with what ran."""
 import argparse
+import csv
 import json
 import os
 import random
@@ -27,6 +28,7 @@ parser.add_argument("--threads", type=int, default=2)
 commands = parser.add_subparsers(dest="command", required=True)
 speed_args = commands.add_parser("speed")
 speed_args.add_argument("--rounds", type=int, default=3)
+speed_args.add_argument("--csv", help="add a row per round, weights and program to this file")
 speed_args.add_argument("--bench", help="the llama-bench to run, instead of DIR's")
 speed_args.add_argument("--no-repack", action="store_true", help="llama.cpp without AMX and repacked weights")
 kl_args = commands.add_parser("kl")
@@ -56,16 +58,18 @@ def gguf(model, name, dtype):
 
 
 def llama_speed(path):
+    """(prefill, decode, decode behind 512), what ran."""
     bench = args.bench or os.path.join(args.llama, "build/bin/llama-bench")
     extra = ["--repack", 0] if args.no_repack else []
     out = json.loads(run(bench, "-m", path, "-t", args.threads, "-p", 512, "-n", 64, "-d", "0,512", "-r", 1, "-o", "json",
                          *extra))
+    ran = f"{os.path.basename(bench)} {out[0]['build_commit']}" + (" without repacking" if args.no_repack else "")
     return tuple(next(t["avg_ts"] for t in out if t[work] > 0 and t["n_depth"] == depth)
-                 for work, depth in (("n_prompt", 0), ("n_gen", 0), ("n_gen", 512)))
+                 for work, depth in (("n_prompt", 0), ("n_gen", 0), ("n_gen", 512))), ran
 
 
 def hcache_speed(model, prompts, weights):
-    """Of the last two prompts, a long and a short one: the first warms up, as llama-bench does."""
+    """As llama_speed. Of the last two prompts, a long and a short one: the first warms up, as llama-bench does."""
     timings = []
     server = subprocess.Popen([args.hcache, "serve", model, "--port", "0", "--no-reuse", "--max-sequences", "1", "--threads",
                                str(args.threads), "--weights", weights], stderr=subprocess.PIPE, text=True)
@@ -80,11 +84,29 @@ def hcache_speed(model, prompts, weights):
         server.terminate()
         server.wait()
     long, short = timings[-2:]
+    ran = f"{run(args.hcache, '--version').strip()} {os.environ.get('HCACHE_ISA', 'native')}"
     return (long["prefilled_tokens"] * 1e3 / long["prefill_ms"], short["decode_tokens_per_s"],
-            long["decode_tokens_per_s"])
+            long["decode_tokens_per_s"]), ran
+
+
+CSV_HEADER = ["program", "weights", "threads", "round", "prefill_tokens_per_s", "decode_tokens_per_s",
+              "decode_behind_512_tokens_per_s"]
+
+
+def csv_open(path):
+    """The file to add rows to: a new one, or one that this wrote before."""
+    file = open(path, "a+", newline="")
+    file.seek(0)
+    header = file.readline().strip()
+    if header == "":
+        csv.writer(file).writerow(CSV_HEADER)
+    elif header != ",".join(CSV_HEADER):
+        sys.exit(f"{path}: not a file of compare.py speed: it begins with {header!r}; give another --csv")
+    return file
 
 
 def speed():
+    rows = csv_open(args.csv) if args.csv else None
     model = os.path.join(args.llama, "bench-220m")
     if not os.path.exists(model):
         run(args.hcache, "model", "synth", "--shape", "bench-220m", "--dtype", "bf16", "--out", model)
@@ -95,10 +117,15 @@ def speed():
     rng = random.Random(1)
     prompts = [[rng.randrange(3, 32000) for _ in range(n)] for n in (512, 512, 1)]
     seen = {}
-    for _ in range(args.rounds):
+    for i in range(args.rounds):
         for dtype, weights in (("bf16", "checkpoint"), ("q8_0", "q8")):
-            seen.setdefault((dtype, "llama.cpp"), []).append(llama_speed(files[dtype]))
-            seen.setdefault((dtype, "hcache"), []).append(hcache_speed(model, prompts, weights))
+            for who, measured in (("llama.cpp", lambda: llama_speed(files[dtype])),
+                                  ("hcache", lambda: hcache_speed(model, prompts, weights))):
+                speeds, ran = measured()
+                seen.setdefault((dtype, who), []).append(speeds)
+                if rows:
+                    csv.writer(rows).writerow([ran, dtype, args.threads, i + 1, *(f"{x:.1f}" for x in speeds)])
+                    rows.flush()
     print(f"{'':6} {'tokens/s':18} {'llama.cpp':>10} {'hcache':>10} {'ratio':>6}")
     for dtype in ("bf16", "q8_0"):
         for i, what in enumerate(("prefill", "decode, empty", "decode behind 512")):
