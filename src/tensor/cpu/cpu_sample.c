@@ -3,10 +3,14 @@
  * Where top-k or top-p is on, candidates come off a heap in descending order, so that only the few
  * that survive are ever sorted (a whole sort of 128,000 logits would cost a decode step).
  *
- * Scratch, of the stream: uint64_t weight[n_vocab] by id, then int32_t ids[n_vocab], the heap. */
+ * Rows are shared out over threads.  Scratch, of the stream, for each of them: uint64_t weight[n_vocab] by id,
+ * then int32_t ids[n_vocab], the heap. */
 #include "tensor/cpu/cpu.h"
 
 #include <math.h>
+
+#include "base/bytes.h"
+#include "base/pool.h"
 
 struct choice {
     const float *logits;
@@ -145,16 +149,45 @@ static int32_t choose(const float *logits, int n_vocab, const struct sample_row 
     return pick(&c, sorted, sorted ? filter_sorted(&c) : c.n);
 }
 
+struct sample_job {
+    int32_t *ids;
+    struct mat logits;
+    const struct sample_row *rows;
+    uint8_t *scratch;
+    size_t bytes; /* of it, a thread's */
+    int n_threads;
+};
+
+static void choose_rows(void *arg, int thread_idx, int n_threads)
+{
+    struct sample_job *job = arg;
+    long begin, end, n = job->logits.cols;
+    n_threads = n_threads < job->n_threads ? n_threads : job->n_threads;
+    if (thread_idx >= n_threads)
+        return;
+    uint64_t *weight = (void *)(job->scratch + (size_t)thread_idx * job->bytes);
+    pool_share(job->logits.rows, 1, thread_idx, n_threads, &begin, &end);
+    for (long i = begin; i < end; i++)
+        job->ids[i] = choose((const float *)job->logits.data + i * job->logits.ld, (int)n,
+                             &job->rows[i], weight, (int32_t *)(weight + n));
+}
+
 int cpu_sample(struct stream *s, int32_t *ids, struct mat logits,
                const struct sample_row *rows)
 {
-    size_t n = (size_t)logits.cols;
+    size_t room = (size_t)logits.cols * (sizeof(uint64_t) + sizeof(int32_t));
+    struct sample_job job = {ids, logits, rows, s->scratch, round_up(room, 64), 0};
     check_sample(logits, rows);
-    CHECK(n * (sizeof(uint64_t) + sizeof(int32_t)) <= s->scratch_bytes);
+    CHECK(room <= s->scratch_bytes);
     int rc = stream_enter(s);
-    uint64_t *weight = s->scratch;
-    for (int64_t i = 0; rc == 0 && i < logits.rows; i++)
-        ids[i] = choose((const float *)logits.data + i * logits.ld, (int)n, &rows[i],
-                        weight, (int32_t *)(weight + n));
+    if (rc != 0)
+        return rc;
+    job.n_threads = logits.rows > 1 && job.bytes <= s->scratch_bytes / 2
+                        ? (int)(s->scratch_bytes / job.bytes)
+                        : 1;
+    if (job.n_threads == 1)
+        choose_rows(&job, 0, 1);
+    else
+        pool_run(s->pool, choose_rows, &job);
     return rc;
 }
