@@ -10,6 +10,8 @@ import threading
 import time
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+# What a sanitizer makes slow is no measure of the program.
+SANITIZED = os.path.basename(os.environ["HCACHE_BUILD"].rstrip("/")) in ("asan", "tsan")
 MODEL = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "models/stories260K")
 
 

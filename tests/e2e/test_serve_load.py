@@ -9,15 +9,23 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import MODEL, Server, Stream  # noqa: E402
-from tap import check, end  # noqa: E402
+from serve_client import MODEL, SANITIZED, Server, Stream  # noqa: E402
+from tap import check, end, skip  # noqa: E402
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
 
-N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 300
+N_IDLE, N_STREAMS = 1000, 200
+N_TOKENS = 30 if SANITIZED else 300  # so that idle connections are not older than --idle-timeout meanwhile
 LIMIT_US = 50
+
+
+def check_cost(name, us):
+    if SANITIZED:
+        skip(name, "a sanitizer's time is not the program's")
+    else:
+        check(name, us < LIMIT_US, us)
 
 
 def cpu_ns(server):
@@ -85,7 +93,7 @@ async def load(server):
         w.close()
     us = http / 1e3 / (N_STREAMS * N_TOKENS)
     print(f"# {N_STREAMS} streams: {N_STREAMS * N_TOKENS / seconds:.0f} tokens/s, {us:.1f} us of HTTP threads a token")
-    check(f"a token costs the HTTP threads less than {LIMIT_US} us", us < LIMIT_US, us)
+    check_cost(f"a token costs the HTTP threads less than {LIMIT_US} us", us)
     return [text for text, _ in results]
 
 
@@ -100,7 +108,7 @@ def one_stream(server):
         us = (http_ns(server) - before) / 1e3 / 400
         best = min(us, best or us)
     print(f"# one stream: 400 tokens in {n_events} events, {best:.1f} us of HTTP threads a token")
-    check(f"one stream: less than {LIMIT_US} us a token", best < LIMIT_US, best)
+    check_cost(f"one stream: less than {LIMIT_US} us a token", best)
 
 
 server = Server(MODEL, "--max-sequences", str(N_STREAMS), "--max-queue", "256")
