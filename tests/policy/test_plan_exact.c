@@ -16,6 +16,7 @@
 #include "base/rng.h"
 #include "policy/pipeline.h"
 #include "policy/plan.h"
+#include "tests/policy/plantest.h"
 
 static const double EPS = 1e-9;
 
@@ -95,30 +96,6 @@ static bool can(const struct plan_request *q, int i, char m)
 {
     const struct plan_layer *l = &q->layer[i];
     return m == 'K' ? l->has_kv : l->has_h || l->h_free;
-}
-
-/* The best order of reads for one assignment, over all permutations (Heap's algorithm). */
-static double all_orders(const struct plan_request *q, struct plan *p)
-{
-    static struct pipeline lanes;
-    int n = p->n_io, c[16] = {0};
-    pipeline_simulate(q, p, &lanes);
-    double best = lanes.makespan_s;
-    for (int i = 0; i < n;) {
-        if (c[i] < i) {
-            int j = i % 2 ? c[i] : 0;
-            int16_t t = p->io_order[j];
-            p->io_order[j] = p->io_order[i];
-            p->io_order[i] = t;
-            pipeline_simulate(q, p, &lanes);
-            best = fmin(best, lanes.makespan_s);
-            c[i]++;
-            i = 0;
-        } else {
-            c[i++] = 0;
-        }
-    }
-    return best;
 }
 
 static double brute_force(const struct plan_request *q, bool with_orders)

@@ -16,6 +16,7 @@
 #include "policy/pipeline.h"
 #include "policy/plan.h"
 #include "tensor/group.h"
+#include "tests/policy/plantest.h"
 
 struct instance {
     struct plan_request req;
@@ -297,30 +298,6 @@ static void test_layers_lie_where_devices_have_them(void **state)
 }
 
 /* ---- brute force ---- */
-
-/* The best order of reads for one assignment, over all permutations (Heap's algorithm). */
-static double all_orders(const struct plan_request *q, struct plan *p)
-{
-    static struct pipeline lanes;
-    int n = p->n_io, c[8] = {0};
-    pipeline_simulate(q, p, &lanes);
-    double best = lanes.makespan_s;
-    for (int i = 0; i < n;) {
-        if (c[i] < i) {
-            int j = i % 2 ? c[i] : 0;
-            int16_t t = p->io_order[j];
-            p->io_order[j] = p->io_order[i];
-            p->io_order[i] = t;
-            pipeline_simulate(q, p, &lanes);
-            best = fmin(best, lanes.makespan_s);
-            c[i]++;
-            i = 0;
-        } else {
-            c[i++] = 0;
-        }
-    }
-    return best;
-}
 
 static double brute_force(const struct instance *x)
 {
