@@ -65,15 +65,14 @@ bool next_token_shows_logits(const struct seq *q)
 
 void next_token_begin(struct next_token *h, int n_wanted)
 {
-    h->n = h->n_shown = h->n_other = 0;
     h->n_wanted = n_wanted;
+    h->n_shown = h->n_other = 0;
 }
 
 int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x)
 {
     int row = next_token_shows_logits(q) ? h->n_shown++ : h->n_wanted + h->n_other++;
     CHECK(row < h->in.rows && x.rows == 1 && h->n_shown <= h->n_wanted);
-    h->n++;
     h->seqs[row] = q;
     h->rows[row] = sample_row_of(&q->req.sample, q->n_tokens);
     return stream_copy(s, mat_rows(h->in, row, 1).data, x.data,
@@ -82,23 +81,24 @@ int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct
 
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work)
 {
-    struct mat logits = mat_rows(h->logits, 0, h->n);
+    int n = h->n_shown + h->n_other;
+    struct mat logits = mat_rows(h->logits, 0, n);
     size_t row = (size_t)logits.cols;
     const void *at = NULL, *ids = NULL;
     CHECK(h->n_shown == h->n_wanted);
-    if (h->n == 0)
+    if (n == 0)
         return stream_sync(s);
-    int rc = model_head(h->model, work, s, mat_rows(h->in, 0, h->n), logits);
+    int rc = model_head(h->model, work, s, mat_rows(h->in, 0, n), logits);
     if (rc == 0)
         rc = h->model->dev->ops->sample(s, h->ids, logits, h->rows);
     if (rc == 0)
-        rc = readback_start(&h->ids_back, s, h->ids, (size_t)h->n * sizeof *h->ids, &ids);
+        rc = readback_start(&h->ids_back, s, h->ids, (size_t)n * sizeof *h->ids, &ids);
     if (rc == 0 && h->n_wanted > 0)
         rc = readback_start(&h->logits_back, s, logits.data,
                             (size_t)h->n_wanted * row * sizeof(float), &at);
     if (rc == 0)
         rc = stream_sync(s);
-    for (int i = 0; rc == 0 && i < h->n; i++) {
+    for (int i = 0; rc == 0 && i < n; i++) {
         h->seqs[i]->next = ((const int32_t *)ids)[i];
         h->seqs[i]->logits = i < h->n_wanted ? (const float *)at + (size_t)i * row : NULL;
     }

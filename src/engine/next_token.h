@@ -1,11 +1,11 @@
-/* next_token.h - from the last layer's output to the next token, for the sequences of a batch that have come to
- * their end; private to src/engine.
+/* next_token.h - from the last layer's output to the next token, for the sequences of a batch that have
+ * come to their end; private to src/engine.
  *
- *   next_token_begin, next_token_add for each sequence in any order, next_token_run: then seq.next is known, and seq.logits where its
- *   request wants them
+ *   next_token_begin, next_token_add for each sequence in any order, next_token_run:
+ *   then seq.next is known, and seq.logits where its request wants them
  *
- * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and the logits
- * of those who ask for them. */
+ * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and the
+ * logits of those who ask for them. */
 #ifndef ENGINE_NEXT_TOKEN_H
 #define ENGINE_NEXT_TOKEN_H
 
@@ -16,10 +16,8 @@ struct seq;
 
 struct next_token {
     const struct model *model;
-    int n,
-        n_wanted; /* sequences, and how many want their logits: these have the first rows */
-    int n_other;  /* of the others, that have been added */
-    int n_shown;  /* and of those who want them */
+    int n_wanted;            /* sequences that will want their logits: rows [0, n_wanted) */
+    int n_shown, n_other;    /* added so far: of those, and of the others, behind them */
     struct seq **seqs;       /* [max_rows] */
     struct sample_row *rows; /* [max_rows] */
     struct buf mem;          /* of the device: */

@@ -4,8 +4,8 @@
 
 #include "engine/engine.h"
 #include "engine/flight.h"
-#include "engine/next_token.h"
 #include "engine/lanes.h"
+#include "engine/next_token.h"
 #include "policy/correction.h"
 #include "policy/sched.h"
 #include "state/chain.h"
@@ -39,11 +39,10 @@ struct seq {
     struct hcache_lanes predicted, measured; /* of its first restore */
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
-    const float
-        *logits;  /* [vocab] in host memory, a row of the engine's; NULL: not wanted */
-    int32_t next; /* the token that was chosen behind the last one */
-    int64_t t_arrival, t_admit, t_first; /* t_admit: the first time; */
-    int64_t t_start;                     /* the last time */
+    const float *logits; /* [vocab], a row of the engine's host memory; NULL: not wanted */
+    int32_t next;        /* the token that was chosen behind the last one */
+    int64_t t_arrival, t_first;
+    int64_t t_admit, t_start; /* when it was admitted: the first time, the last time */
     bool was_preempted;
     struct outcome first; /* what was told before it was preempted */
 };
@@ -77,9 +76,9 @@ struct engine {
     struct sched_req *sched;
     struct sched_choice *choice;
     int *order;
-    double decode_ns,
-        row_ns;      /* a step of decodes; a row of prefill. Averages; 0: not known */
-    int rows_beside; /* of prefill that a step with decodes may have */
+    double decode_ns; /* a step of decodes, on average; 0: unknown */
+    double row_ns;    /* a row of prefill */
+    int rows_beside;  /* of prefill that a step with decodes may have */
     struct engine_stats stats;
 
     /* the present batch; all reserved at creation */
@@ -114,11 +113,13 @@ void restoring_abandon(struct engine *e, struct seq *s);
 
 int fused_reserve(struct engine *e, struct err *err);
 void fused_release(struct engine *e);
-/* The restore of s begins: its new tokens, from `first` on, follow it (tail: as seq_open_save), where the place is free and its save has room. */
+/* The restore of s begins: its new tokens, from `first` on, follow it (tail: as seq_open_save), where
+ * the place is free and its save has room. */
 void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256 *tail);
 /* What has been computed of s is thrown away. Nothing where s is not the one. */
 void fused_cancel(struct engine *e, struct seq *s);
-/* One work item: at most max_rows rows of one layer.  Returns how many; 0 where no layer is ready. */
+/* One work item: at most max_rows rows of one layer.  Returns how many; 0 where no layer is
+ * ready. */
 int fused_work(struct engine *e, int max_rows);
 /* The sequence goes on to prefill or decode, where its restore was ended and all layers are done. */
 bool fused_finish(struct engine *e);
@@ -141,10 +142,11 @@ int engine_recover(struct engine *e, struct err *err);
  * from. */
 void seq_expect(struct engine *e, struct seq *s, const struct plan_request *req);
 void seq_learn(struct engine *e, const struct seq *s);
+
 /* --- schedule.c ------------------------------------------------------------------------------- */
 
-/* A prompt beside decodes may make a step take this many times what they take alone: the promise is 3 at
- * the 99th percentile, and steps vary. */
+/* A prompt beside decodes may make a step take this many times what they take alone: the promise is 3
+ * at the 99th percentile, and steps vary. */
 #define SCHEDULE_STRETCH 2.5
 /* Ends, preempts and admits sequences, and sets how many rows each may have now. */
 void schedule(struct engine *e);
