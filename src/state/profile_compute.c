@@ -13,6 +13,7 @@
 #include "base/pool.h"
 #include "policy/regress.h"
 #include "state/profile.h"
+#include "state/record.h"
 #include "state/restore.h"
 
 enum {
@@ -77,14 +78,14 @@ static struct bench_sizes sizes_of(const struct model *m, int rows, int n_ctx)
 /* Records in the sample of loading. */
 static size_t n_loaded(const struct model *m)
 {
-    size_t n = LOAD_BYTES / (STORE_CHUNK_TOKENS * model_kv_bytes(m));
+    size_t n = LOAD_BYTES / record_bytes(m, STORE_KV);
     return n < 8 ? 8 : n > 256 ? 256 : n;
 }
 
 size_t profile_device_bytes(const struct model *m, int max_rows)
 {
     struct bench_sizes z = sizes_of(m, max_rows, context_of(m, FAR_PAST));
-    size_t record = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    size_t record = record_bytes(m, STORE_KV);
     size_t load = n_loaded(m) * (record + z.block);
     return (size_t)z.n_blocks * z.block + z.x + z.rows + z.logits + model_hidden_bytes(m) +
            load + PROFILE_COPY_BYTES;
@@ -224,7 +225,7 @@ static void load_share(void *arg, int thread_idx, int n_threads)
 {
     struct load *ld = arg;
     const struct model *m = ld->b->m;
-    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    size_t bytes = record_bytes(m, STORE_KV);
     long begin, end;
     pool_share(ld->n, 1, thread_idx, n_threads, &begin, &end);
     for (long c = ld->first + begin; c < ld->first + end; c++) {
@@ -246,8 +247,7 @@ static void load_twins(struct load *ld)
 {
     const struct model *m = ld->b->m;
     int32_t blocks[RESTORE_GROUP_CHUNKS];
-    struct kv_chunks c = {.stride = STORE_CHUNK_TOKENS * model_kv_bytes(m),
-                          .blocks = blocks};
+    struct kv_chunks c = {.stride = record_bytes(m, STORE_KV), .blocks = blocks};
     long end = ld->first + ld->n, most = m->rope[0].max_pos / STORE_CHUNK_TOKENS;
     int rc = 0;
     most = most < RESTORE_GROUP_CHUNKS ? most : RESTORE_GROUP_CHUNKS;
@@ -277,7 +277,7 @@ static int load_begin(struct bench *b, struct load *ld)
 {
     const struct model *m = b->m;
     int n_threads = pool_threads(m->dev->pool), rc;
-    size_t record = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    size_t record = record_bytes(m, STORE_KV);
     size_t n = n_loaded(m);
     *ld = (struct load){.b = b, .n_chunks = (int)n, .kv = b->kv};
     size_t blocks = n * b->kv.block_stride;

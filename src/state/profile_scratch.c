@@ -14,6 +14,7 @@
 #include "io/io.h"
 #include "state/chain.h"
 #include "state/profile.h"
+#include "state/record.h"
 
 /* Larger than a device's own cache hides, small enough to be written in a second. */
 #define SCRATCH_BYTES ((size_t)256 << 20)
@@ -62,7 +63,7 @@ static int open_store(struct profile_scratch *s, const char *const *dirs, struct
 /* Both kinds of as many layers as fit the size: what is measured is records, not models. */
 static int count_layers(const struct model *m, int n_dirs)
 {
-    size_t layer = STORE_CHUNK_TOKENS * (model_hidden_bytes(m) + model_kv_bytes(m));
+    size_t layer = record_bytes(m, STORE_HIDDEN) + record_bytes(m, STORE_KV);
     size_t n = SCRATCH_BYTES * (size_t)(n_dirs > 0 ? n_dirs : 1) / (MIN_CHUNKS * layer);
     int n_layers = m->cfg.n_layers < STORE_MAX_LAYERS ? m->cfg.n_layers : STORE_MAX_LAYERS;
     return n < 1 ? 1 : n < (size_t)n_layers ? (int)n : n_layers;
@@ -74,16 +75,11 @@ static int append(struct profile_scratch *s, const struct model *m, int n_layers
     struct store_record record[2 * STORE_MAX_LAYERS];
     int n = 0;
     for (int l = 0; l < n_layers; l++) {
-        record[n++] = (struct store_record){
-            .layer = l,
-            .kind = STORE_HIDDEN,
-            .bytes = bytes,
-            .n_bytes = (uint32_t)(STORE_CHUNK_TOKENS * model_hidden_bytes(m))};
-        record[n++] = (struct store_record){
-            .layer = l,
-            .kind = STORE_KV,
-            .bytes = bytes,
-            .n_bytes = (uint32_t)(STORE_CHUNK_TOKENS * model_kv_bytes(m))};
+        for (enum store_kind kind = 0; kind < STORE_KINDS; kind++)
+            record[n++] = (struct store_record){.layer = l,
+                                                .kind = kind,
+                                                .bytes = bytes,
+                                                .n_bytes = (uint32_t)record_bytes(m, kind)};
     }
     struct store_chunk chunk = {.key = s->chain.keys[c],
                                 .parent = *chain_parent(&s->chain, c),
@@ -106,13 +102,13 @@ static uint8_t *make_bytes(size_t n)
 
 static int fill(struct profile_scratch *s, const struct model *m, struct err *err)
 {
-    size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
+    size_t hidden = record_bytes(m, STORE_HIDDEN), kv = record_bytes(m, STORE_KV);
     int n_layers = count_layers(m, s->n_dirs), rc = 0;
-    size_t chunk = STORE_CHUNK_TOKENS * (hidden + kv) * (size_t)n_layers;
+    size_t chunk = (hidden + kv) * (size_t)n_layers;
     size_t n = SCRATCH_BYTES * (size_t)(s->n_dirs > 0 ? s->n_dirs : 1) / chunk;
     int n_chunks = n < MIN_CHUNKS ? MIN_CHUNKS : n > MAX_CHUNKS ? MAX_CHUNKS : (int)n;
     int32_t *tokens = xcalloc((size_t)n_chunks * STORE_CHUNK_TOKENS, sizeof *tokens);
-    uint8_t *bytes = make_bytes(STORE_CHUNK_TOKENS * (hidden > kv ? hidden : kv));
+    uint8_t *bytes = make_bytes(hidden > kv ? hidden : kv);
     chain_extend(&s->chain, tokens, (int64_t)n_chunks * STORE_CHUNK_TOKENS);
     for (int c = 0; rc == 0 && c < n_chunks; c++)
         rc = append(s, m, n_layers, c, tokens + (size_t)c * STORE_CHUNK_TOKENS, bytes, err);

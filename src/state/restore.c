@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "state/record.h"
 #include "state/restore_impl.h"
 
 /* --- lists of groups -------------------------------------------------------------------------- */
@@ -48,11 +49,15 @@ int restore_open_reader(struct restorer *rr, struct err *err)
                              rr->staging.bytes, &rr->reader, err);
 }
 
+static size_t record_room(const struct model *m, enum store_kind kind)
+{
+    return round_up(record_bytes(m, kind), STORE_ALIGN);
+}
+
 /* Room for a group of records of either kind. */
 static size_t slot_bytes(const struct model *m)
 {
-    size_t hidden = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN);
-    size_t kv = round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
+    size_t hidden = record_room(m, STORE_HIDDEN), kv = record_room(m, STORE_KV);
     return GROUP * (hidden > kv ? hidden : kv);
 }
 
@@ -141,10 +146,10 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
     struct restorer *r = xcalloc(1, sizeof *r);
     r->o = *o;
     init_locks(r);
-    r->record_bytes[STORE_HIDDEN] = STORE_CHUNK_TOKENS * model_hidden_bytes(o->model);
-    r->record_bytes[STORE_KV] = STORE_CHUNK_TOKENS * model_kv_bytes(o->model);
-    for (int k = 0; k < STORE_KINDS; k++)
-        r->record_room[k] = round_up(r->record_bytes[k], STORE_ALIGN);
+    for (int k = 0; k < STORE_KINDS; k++) {
+        r->record_bytes[k] = record_bytes(o->model, (enum store_kind)k);
+        r->record_room[k] = record_room(o->model, (enum store_kind)k);
+    }
     int rc = reserve_staging(r, err);
     if (rc == 0)
         rc = restore_up_create(r, err);

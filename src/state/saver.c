@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "state/record.h"
 #include "state/saver_impl.h"
 
 /* Of pinned memory, for layers on their way down. */
@@ -158,8 +159,8 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     struct saver *s = xcalloc(1, sizeof *s);
     s->o = *o;
     s->queue_end = &s->queue;
-    s->record_bytes[STORE_HIDDEN] = STORE_CHUNK_TOKENS * model_hidden_bytes(m);
-    s->record_bytes[STORE_KV] = STORE_CHUNK_TOKENS * model_kv_bytes(m);
+    for (int k = 0; k < STORE_KINDS; k++)
+        s->record_bytes[k] = record_bytes(m, (enum store_kind)k);
     pthread_mutex_init(&s->lock, NULL);
     clock_cond_init(&s->changed);
     int rc = reserve_memory(s, err);
