@@ -65,15 +65,15 @@ static size_t total_of(const struct needs *n)
     return n->model + n->work + (later > n->probes ? later : n->probes);
 }
 
-/* The stage that takes the most. */
-static struct needs largest_of(const struct memory_ask *a, int *stage)
+/* What each stage takes [n_stages], and the parts of the one that takes the most. */
+static struct needs stages_need(const struct memory_ask *a, size_t *bytes)
 {
-    struct needs most = needs_of(a, 0);
-    *stage = 0;
-    for (int k = 1; k < a->model->dev->n_stages; k++) {
+    struct needs most = {0};
+    for (int k = 0; k < a->model->dev->n_stages; k++) {
         struct needs n = needs_of(a, k);
-        if (total_of(&n) > total_of(&most))
-            most = n, *stage = k;
+        bytes[k] = total_of(&n);
+        if (bytes[k] > total_of(&most))
+            most = n;
     }
     return most;
 }
@@ -82,15 +82,14 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
 {
     const struct model *m = a->model;
     struct memory_ask none = *a;
-    size_t unused, total;
-    int stage;
+    size_t bytes[MAX_STAGES], unused, total;
     int64_t context = (int64_t)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
     none.kv_tokens = 0;
     device_memory(m->dev, &unused, &total);
     int64_t budget = (int64_t)(total / 4);
     if (!m->dev->unified) {
-        struct needs n = largest_of(&none, &stage);
-        size_t rest = total_of(&n) + LIBRARY_BYTES;
+        struct needs most = stages_need(&none, bytes);
+        size_t rest = total_of(&most) + LIBRARY_BYTES;
         budget = unused > rest ? (int64_t)((unused - rest) / 10 * 9) : 0;
     }
     int64_t most_layers = (m->cfg.n_layers + m->dev->n_stages - 1) / m->dev->n_stages;
@@ -104,16 +103,11 @@ int memory_plan_reserve(const struct memory_ask *a, struct err *err)
 {
     struct device *d = a->model->dev;
     size_t bytes[MAX_STAGES] = {0}, unused, total;
-    int stage;
     if (d->unified)
         return 0;
-    struct needs most = largest_of(a, &stage);
+    struct needs most = stages_need(a, bytes);
     device_memory(d, &unused, &total);
-    for (int k = 0; k < d->n_stages; k++) {
-        struct needs n = needs_of(a, k);
-        bytes[k] = total_of(&n);
-    }
-    if (bytes[stage] <= unused)
+    if (total_of(&most) <= unused)
         return stages_reserve(d, bytes, err);
     return err_set(
         err, -ENOMEM,
@@ -121,7 +115,7 @@ int memory_plan_reserve(const struct memory_ask *a, struct err *err)
         "KV cache of %lld tokens %.2f, activations %.2f, restoring %.2f: choose a "
         "smaller model, fewer --kv-tokens or a shorter --max-context, or end what "
         "else uses the device",
-        (double)bytes[stage] / 1e9, d->name, (double)unused / 1e9, (double)total / 1e9,
+        (double)total_of(&most) / 1e9, d->name, (double)unused / 1e9, (double)total / 1e9,
         (double)most.model / 1e9, (long long)a->kv_tokens, (double)most.kv / 1e9,
         (double)most.work / 1e9, (double)most.restore / 1e9);
 }
