@@ -301,20 +301,21 @@ static int unknown_option(const struct opt_cmd *cmd, const char *place, const ch
     return err_set(err, ERR_USAGE, "%sunknown option \"%s%s\"", place, dashes, typed);
 }
 
-static int set_defaults(struct opt_parsed *p, void *values)
+static void set_defaults(struct opt_parsed *p, void *values)
 {
     const struct opt_cmd *cmd = p->cmd;
     struct err err = {0};
     memset(values, 0, cmd->values_bytes);
-    for (int i = 0; i < count(cmd->options); i++)
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < count(cmd->options); i++)
         if (cmd->options[i].def != NULL)
-            CHECK(set_option(p, i, values, OPT_FROM_DEFAULT, "default", cmd->options[i].def,
-                             &err) == 0);
-    for (int i = 0; i < count(cmd->positionals); i++)
+            rc = set_option(p, i, values, OPT_FROM_DEFAULT, "default", cmd->options[i].def,
+                            &err);
+    for (int i = 0; rc == 0 && i < count(cmd->positionals); i++)
         if (cmd->positionals[i].def != NULL)
-            CHECK(set_value(p, &cmd->positionals[i], values, "default",
-                            cmd->positionals[i].def, &err) == 0);
-    return 0;
+            rc = set_value(p, &cmd->positionals[i], values, "default",
+                           cmd->positionals[i].def, &err);
+    CHECK(rc == 0); /* a table with a default out of its own bounds */
 }
 
 /* --- the command line --------------------------------------------------------------- */

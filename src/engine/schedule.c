@@ -380,7 +380,9 @@ void schedule(struct engine *e)
         if (c->what == SCHED_ADMIT)
             admit(e, s);
         s->rows = c->rows;
-        if (s->phase == PHASE_DECODE && c->rows > 0)
-            CHECK(kv_table_reserve(e->pool, &s->table, s->n_done + 1, NULL) == 0);
+        if (s->phase == PHASE_DECODE && c->rows > 0) {
+            int rc = kv_table_reserve(e->pool, &s->table, s->n_done + 1, NULL);
+            CHECK(rc == 0); /* sched_decide counts blocks */
+        }
     }
 }

@@ -316,7 +316,8 @@ void index_close(struct index *ix)
         return;
     for (int i = 0; i < N_STATEMENTS; i++)
         sqlite3_finalize(ix->st[i]);
-    CHECK(sqlite3_close(ix->db) == SQLITE_OK); /* nothing of ours is left open */
+    int rc = sqlite3_close(ix->db);
+    CHECK(rc == SQLITE_OK); /* nothing of ours is left open */
     if (ix->vfs_name != NULL)
         vfs_unregister(ix->vfs_name);
     free(ix->vfs_name);

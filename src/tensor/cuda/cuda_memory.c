@@ -66,8 +66,9 @@ void cuda_memory_give(struct cuda_memory *m, void *p)
     }
     (void)cudaDeviceSynchronize();
     pthread_mutex_lock(&m->lock);
-    CHECK(carve_give(&m->carve, (size_t)((uint8_t *)p - m->base)));
+    bool was_taken = carve_give(&m->carve, (size_t)((uint8_t *)p - m->base));
     pthread_mutex_unlock(&m->lock);
+    CHECK(was_taken);
 }
 
 size_t cuda_memory_unused(struct cuda_memory *m)
