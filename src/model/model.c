@@ -202,9 +202,10 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
         rc = weight_kind(m->dev, o->weights, &wo.q8, err);
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
-    take_file_dtype(&opening);
-    if (rc == 0)
+    if (rc == 0) {
+        take_file_dtype(&opening);
         rc = make_rope(m, s, err);
+    }
     stream_destroy(s);
     if (rc != 0) {
         model_close(m);
