@@ -55,11 +55,27 @@ struct io *et_disk(uint64_t seed, uint64_t capacity_bytes)
     return io;
 }
 
-void et_prompt(int32_t *out, int n, uint64_t seed)
+static void fill(int32_t *out, int n, uint64_t seed, int n_ids)
 {
     struct rng r = {.s = seed};
     for (int i = 0; i < n; i++)
-        out[i] = 3 + (int32_t)rng_below(&r, 477);
+        out[i] = 3 + (int32_t)rng_below(&r, (uint64_t)n_ids);
+}
+
+void et_prompt(int32_t *out, int n, uint64_t seed)
+{
+    fill(out, n, seed, 477);
+}
+
+void et_small_prompt(int32_t *out, int n, uint64_t seed)
+{
+    fill(out, n, seed, 120);
+}
+
+void et_only(int argc, char **argv)
+{
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
 }
 
 struct request et_request(const struct stack *k, const struct et_ask *a)

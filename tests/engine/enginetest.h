@@ -24,6 +24,11 @@ extern const char *const et_dirs[2]; /* "/store/a", "/store/b" */
 
 /* n ids below 480, from a seed: the same for every model. */
 void et_prompt(int32_t *out, int n, uint64_t seed);
+/* The same below 123, for the models of tests/model/golden/families. */
+void et_small_prompt(int32_t *out, int n, uint64_t seed);
+
+/* Runs only the tests that the program's argument names, as a pattern; all without one. */
+void et_only(int argc, char **argv);
 
 /* What is asked for; zero: greedy, saved as "none", planned by "auto". */
 struct et_ask {

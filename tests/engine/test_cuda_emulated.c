@@ -15,7 +15,6 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_fault.h"
 
@@ -387,7 +386,6 @@ static void what_cannot_run_is_said(void **state)
     }
 }
 
-/* An argument names the tests to run, as a pattern. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -399,10 +397,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_lost_device_is_told),
         cmocka_unit_test(what_cannot_run_is_said),
     };
-    struct rng r = {.s = 7};
-    for (int i = 0; i < N_PROMPT; i++)
-        prompt[i] = 3 + (int32_t)rng_below(&r, 120);
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    et_small_prompt(prompt, N_PROMPT, 7);
+    et_only(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -138,9 +138,7 @@ int main(void)
         cmocka_unit_test(only_long_batches_are_cut),
         cmocka_unit_test(no_bit_tells),
     };
-    struct rng r = {9};
-    for (int i = 0; i < LONG; i++)
-        prompt[i] = 3 + (int32_t)rng_below(&r, 120);
+    et_small_prompt(prompt, LONG, 9);
     setenv("HCACHE_CUDA_MATH", "exact", 1);
     setenv("HCACHE_CUDA_RANKS", "shared", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);

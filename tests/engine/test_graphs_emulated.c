@@ -8,7 +8,6 @@
 
 #include <cmocka.h>
 
-#include "base/rng.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_fault.h"
 
@@ -120,8 +119,6 @@ int main(void)
         cmocka_unit_test(groups_record_too),
         cmocka_unit_test(no_recording_is_no_fault),
     };
-    struct rng r = {.s = 7};
-    for (int i = 0; i < N_PROMPT; i++)
-        prompt[i] = 3 + (int32_t)rng_below(&r, 120);
+    et_small_prompt(prompt, N_PROMPT, 7);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

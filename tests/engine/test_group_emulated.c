@@ -9,7 +9,6 @@
 
 #include <cmocka.h>
 
-#include "base/rng.h"
 #include "enginetest.h"
 #include "tensor/group.h"
 #include "tests/cuda_emu/cuda_fault.h"
@@ -180,7 +179,6 @@ static void too_few_gpus(void **state)
     unsetenv("HCACHE_CUDA_RANKS");
 }
 
-/* An argument names the tests to run, as a pattern. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -189,10 +187,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(copies_go_up_in_shares),
         cmocka_unit_test(too_few_gpus),
     };
-    struct rng r = {.s = 7};
-    for (int i = 0; i < N_PROMPT; i++)
-        prompt[i] = 3 + (int32_t)rng_below(&r, 120);
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    et_small_prompt(prompt, N_PROMPT, 7);
+    et_only(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -137,8 +137,6 @@ int main(void)
         cmocka_unit_test(refused_memory_is_said),
         cmocka_unit_test(too_little_memory_names_the_parts),
     };
-    et_prompt(prompt, N_PROMPT, 3);
-    for (int i = 0; i < N_PROMPT; i++)
-        prompt[i] = 3 + prompt[i] % 120;
+    et_small_prompt(prompt, N_PROMPT, 3);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

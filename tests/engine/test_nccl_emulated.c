@@ -11,7 +11,6 @@
 #include <cmocka.h>
 #include <dlfcn.h>
 
-#include "base/rng.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_runtime_api.h"
 #include "tests/cuda_emu/nccl/nccl_fake.h"
@@ -169,9 +168,7 @@ int main(void)
     };
     setenv("CUDA_EMU_DEVICES", "4", 1);
     setenv("HCACHE_CUDA_MATH", "exact", 1);
-    struct rng r = {5};
-    for (int i = 0; i < N_PROMPT; i++)
-        prompt[i] = 1 + (int32_t)rng_below(&r, 90);
+    et_small_prompt(prompt, N_PROMPT, 5);
     load_fake();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,9 +59,7 @@ static uint64_t generate(struct stack *k, int first, int32_t tokens[N_COMPANY][N
     int32_t prompt[N_PROMPT];
     cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
     for (int i = 0; i < N_COMPANY; i++) {
-        et_prompt(prompt, N_PROMPT, (uint64_t)i);
-        for (int j = 0; j < N_PROMPT; j++)
-            prompt[j] %= k->model->cfg.vocab_size;
+        et_small_prompt(prompt, N_PROMPT, (uint64_t)i);
         struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
         struct request q = et_request(k, &a);
         w[i] = (struct watched){.how = &ways[i],
