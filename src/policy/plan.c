@@ -152,16 +152,16 @@ static void count_methods(const struct plan_request *req, struct plan *out)
             break;
         case 'H':
             out->n_h++;
-            out->stored_bytes_per_token += l->h_free ? 0 : l->h_bytes;
+            out->stored_bytes_per_token += plan_layer_bytes(l, 'H');
             break;
         case 'K':
             out->n_k++;
-            out->stored_bytes_per_token += l->kv_bytes;
+            out->stored_bytes_per_token += plan_layer_bytes(l, 'K');
             break;
         default: {
             double h = (double)out->tokens_h / (double)(out->tokens_h + out->tokens_other);
-            out->stored_bytes_per_token += (l->h_free ? 0 : h * l->h_bytes) +
-                                           (out->other == 'K' ? (1 - h) * l->kv_bytes : 0);
+            out->stored_bytes_per_token += h * plan_layer_bytes(l, 'H') +
+                                           (1 - h) * plan_layer_bytes(l, out->other);
         }
         }
     }

@@ -69,15 +69,7 @@ static struct option option_of(const struct branch *b, int layer, char method)
 
 static double bytes_of(const struct branch *b, int layer, char method)
 {
-    const struct plan_layer *l = &b->q->layer[layer];
-    if (method == 'K')
-        return l->kv_bytes;
-    return l->h_free ? 0 : l->h_bytes;
-}
-
-static bool within_budget(const struct branch *b, double bytes)
-{
-    return b->q->budget_bytes_per_token <= 0 || bytes <= b->q->budget_bytes_per_token;
+    return plan_layer_bytes(&b->q->layer[layer], method);
 }
 
 /* ---- preparation ---- */
@@ -302,10 +294,10 @@ static void offer(struct branch *b, const char *method)
     CHECK(n == b->n);
     for (int i = 0; i < n; i++) {
         work += job[i].io_s + job[i].comp_s;
-        bytes += job[i].method == 'R' ? 0 : bytes_of(b, job[i].layer, job[i].method);
+        bytes += bytes_of(b, job[i].layer, job[i].method);
     }
     b->steps += leaf_steps(b);
-    if (!within_budget(b, bytes))
+    if (!plan_within_budget(b->q, bytes))
         return;
     load.job = job;
     load.n_jobs = n;
@@ -402,7 +394,7 @@ static bool descend(struct branch *b, int i, double io_s, double comp_s, double 
     if (b->steps++ > STEPS_MAX)
         return false;
     if (!search_worth(b->s, bound_at(b, i, io_s, comp_s)) ||
-        !within_budget(b, bytes + b->rest_bytes[i]))
+        !plan_within_budget(b->q, bytes + b->rest_bytes[i]))
         return true;
     if (i == b->n_seq) {
         offer(b, b->method);

@@ -53,20 +53,15 @@ static double time_of(const struct plan_request *req, const char *method, double
 static double stored_bytes(const struct plan_request *req, const char *method)
 {
     double sum = 0;
-    for (int i = 0; i < req->n_layers; i++) {
-        const struct plan_layer *l = &req->layer[i];
-        sum += method[i] == 'K'                 ? l->kv_bytes
-               : method[i] == 'H' && !l->h_free ? l->h_bytes
-                                                : 0;
-    }
+    for (int i = 0; i < req->n_layers; i++)
+        sum += plan_layer_bytes(&req->layer[i], method[i]);
     return sum;
 }
 
 static bool is_possible(const struct plan_request *req, const char *method)
 {
-    double budget = req->budget_bytes_per_token;
     return plan_check_method(req, method, NULL) == 0 &&
-           (budget <= 0 || stored_bytes(req, method) <= budget);
+           plan_within_budget(req, stored_bytes(req, method));
 }
 
 static int collect(const struct plan_request *req, const double *factor,

@@ -19,6 +19,15 @@ int plan_jobs_ordered(const struct plan_request *req, const char *method,
 /* Johnson's rule: may (a1, b1) not come after (a2, b2)?  Strict: false where they are
  * equal. */
 bool johnson_before(double a1, double b1, double a2, double b2);
+/* Bytes per token that a layer stores to be restored by `method`. */
+static inline double plan_layer_bytes(const struct plan_layer *l, char method)
+{
+    return method == 'K' ? l->kv_bytes : method == 'H' && !l->h_free ? l->h_bytes : 0;
+}
+static inline bool plan_within_budget(const struct plan_request *req, double bytes)
+{
+    return req->budget_bytes_per_token <= 0 || bytes <= req->budget_bytes_per_token;
+}
 /* Whether new tokens are prefilled inside the restore. */
 bool plan_is_fused(const struct plan_request *req);
 /* The number of leading R. */

@@ -121,7 +121,7 @@ static bool counts_allowed(const struct search *s, struct counts c)
     if (c.r == 0 && q->layer[0].h_free && c.h > 0)
         return false; /* r = 1 covers it */
     double bytes = c.h * l->h_bytes + c.k * l->kv_bytes;
-    return q->budget_bytes_per_token <= 0 || bytes <= q->budget_bytes_per_token;
+    return plan_within_budget(q, bytes);
 }
 
 static double counts_io_s(const struct plan_layer *l, struct counts c)

@@ -249,11 +249,6 @@ static double least_limit(struct staged *g, int r)
 /* Simulations of about 10 us each, for 80 layers over four stages. */
 enum { MOST_OFFERS = 200, MOST_ROUNDS = 20 };
 
-static double bytes_of(const struct plan_layer *l, char method)
-{
-    return method == 'K' ? l->kv_bytes : method == 'H' && !l->h_free ? l->h_bytes : 0;
-}
-
 static void offer(struct staged *g, const char *method)
 {
     const struct plan_request *q = g->q;
@@ -262,8 +257,8 @@ static void offer(struct staged *g, const char *method)
     double work = 0, bytes = 0;
     struct work w = {0};
     for (int i = 0; i < g->n; i++)
-        bytes += bytes_of(&q->layer[i], method[i]);
-    if (q->budget_bytes_per_token > 0 && bytes > q->budget_bytes_per_token)
+        bytes += plan_layer_bytes(&q->layer[i], method[i]);
+    if (!plan_within_budget(q, bytes))
         return;
     for (int i = 0, r = plan_prefix_r(method); i < g->n; i++)
         add_job(g, &w, i, method[i], r);
@@ -290,7 +285,7 @@ static void offer_simple(struct staged *g)
                 const struct plan_layer *l = &g->q->layer[i];
                 char want = kinds[kind];
                 if (want == 'b')
-                    want = bytes_of(l, 'H') <= bytes_of(l, 'K') ? 'H' : 'K';
+                    want = plan_layer_bytes(l, 'H') <= plan_layer_bytes(l, 'K') ? 'H' : 'K';
                 if (search_allows(g->s, i, want))
                     g->method[i] = want;
             }
