@@ -37,7 +37,8 @@ struct server {
     struct worker *worker;
     struct memory *memory;                         /* of our answers */
     _Atomic(struct conversations *) conversations; /* NULL: none are kept. Borrowed */
-    struct MHD_Daemon *daemon;
+    struct MHD_Daemon **daemons;                   /* [o.http_threads], one a loop */
+    struct loops *loops;
     int port, listen_socket;
     int64_t created_s;
     int64_t clock_set_by_s;     /* as was said last; of the thread that tidies up */

@@ -1,4 +1,4 @@
-/* http.c - the HTTP side: the daemon, a request's way in, its limits, and its answer's way out.
+/* http.c - the HTTP side: the daemons, a request's way in, its limits, and its answer's way out.
  *
  * Invariants:
  *  1. A request whose length is told in two ways is refused and its connection closed: the library
@@ -24,13 +24,14 @@
 #include "server/generation.h"
 #include "server/head.h"
 #include "server/keep.h"
+#include "server/loops.h"
 #include "server/memory.h"
 #include "server/worker.h"
 
 enum {
     /* The library's buffer of a connection: bounds the request line and all headers together. */
     CONNECTION_BYTES = 32 << 10,
-    BACKLOG = 128,
+    BACKLOG = 1024, /* connections that wait to be accepted */
     MAX_RETRY_S = 3600,
     TIDY_PERIOD_S = 5,       /* how late what has expired is erased */
     MAX_WAITING_CALLS = 256, /* for the disk; others get 503 */
@@ -120,7 +121,7 @@ static void wake_locked(struct call *c)
     c->news = true;
     if (c->asleep) {
         c->asleep = false;
-        MHD_resume_connection(c->connection);
+        loops_resume(c->s->loops, c->connection);
     }
 }
 
@@ -514,26 +515,35 @@ static int listen_on(struct server *s, struct err *err)
     return rc;
 }
 
-static int start_daemon(struct server *s, struct err *err)
+static struct MHD_Daemon *start_daemon(struct server *s)
 {
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME |
-                     MHD_USE_ITC | MHD_USE_ERROR_LOG;
-    int threads = s->o.http_threads > 1 ? s->o.http_threads
-                                        : 0; /* the library's: 0 is one */
-    s->daemon = MHD_start_daemon(
+    unsigned flags = MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME |
+                     MHD_USE_ERROR_LOG;
+    return MHD_start_daemon(
         flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, s->listen_socket, MHD_OPTION_THREAD_POOL_SIZE,
-        (unsigned)threads, MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->o.max_connections,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->o.max_connections,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o.idle_timeout_s,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
         on_connection, s, MHD_OPTION_URI_LOG_CALLBACK, on_uri, s,
         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
-    if (s->daemon == NULL)
-        return err_set(err, errno != 0 ? -errno : ERR_UNSUPPORTED,
-                       "the HTTP library does not start (%s)", strerror(errno));
-    s->listen_socket = -1; /* the library's now */
-    return 0;
+}
+
+static int start_loops(struct server *s, struct err *err)
+{
+    s->daemons = xcalloc((size_t)s->o.http_threads, sizeof(struct MHD_Daemon *));
+    for (int i = 0; i < s->o.http_threads; i++) {
+        s->daemons[i] = start_daemon(s);
+        if (s->daemons[i] == NULL)
+            return err_set(err, errno != 0 ? -errno : ERR_UNSUPPORTED,
+                           "the HTTP library does not start (%s)", strerror(errno));
+    }
+    struct loops_opts o = {.daemons = s->daemons,
+                           .n = s->o.http_threads,
+                           .listen_socket = s->listen_socket,
+                           .max_connections = s->o.max_connections,
+                           .n_connections = &s->n_connections};
+    return loops_start(&o, &s->loops, err);
 }
 
 int server_start(const struct server_opts *o, struct server **out, struct err *err)
@@ -544,13 +554,13 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     s->listen_socket = -1;
     s->created_s = clock_wall_s();
     auth_create(o->api_keys, o->n_api_keys, &s->auth);
-    int rc = watcher_create(o->max_connections + BACKLOG, &s->watcher, err);
+    int rc = watcher_create(o->max_connections, &s->watcher, err);
     if (rc == 0)
         rc = worker_create(MAX_WAITING_CALLS, TIDY_PERIOD_S, keep_tidy, s, &s->worker, err);
     if (rc == 0)
         rc = listen_on(s, err);
     if (rc == 0)
-        rc = start_daemon(s, err);
+        rc = start_loops(s, err);
     if (rc != 0) {
         server_stop(s);
         return rc;
@@ -597,11 +607,8 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
 
 void server_drain(struct server *s)
 {
-    if (atomic_exchange(&s->draining, true))
-        return;
-    int listening = MHD_quiesce_daemon(s->daemon);
-    if (listening >= 0)
-        close(listening);
+    if (!atomic_exchange(&s->draining, true))
+        loops_refuse(s->loops);
 }
 
 int server_n_active(const struct server *s)
@@ -614,8 +621,12 @@ void server_stop(struct server *s)
     if (s == NULL)
         return;
     worker_stop(s->worker); /* it wakes the calls that it has */
-    if (s->daemon != NULL)
-        MHD_stop_daemon(s->daemon);
+    loops_stop(s->loops);
+    for (int i = 0; s->daemons != NULL && i < s->o.http_threads; i++) {
+        if (s->daemons[i] != NULL)
+            MHD_stop_daemon(s->daemons[i]);
+    }
+    free((void *)s->daemons);
     worker_destroy(s->worker);
     if (s->listen_socket >= 0)
         close(s->listen_socket);

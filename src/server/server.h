@@ -8,7 +8,7 @@
  *     hcache_serve_stop(h);              ends what still runs: no connection waits any more
  *     server_stop(s); hcache_close(h);
  *
- * Threads: opts.http_threads that run the library's event loop, and one watcher (watch.h) that
+ * Threads: opts.http_threads that run the library (loops.h), and one watcher (watch.h) that
  * closes what is too slow and notices clients that have gone.  None of them ever waits for the
  * engine, nor the engine for them.  docs/SERVER.md is the users' manual. */
 #ifndef SERVER_SERVER_H

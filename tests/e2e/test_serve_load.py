@@ -30,7 +30,7 @@ def check_cost(name, us):
 
 
 def cpu_ns(server):
-    """Processor time of the threads by their names; those of the HTTP library are called MHD-..."""
+    """Processor time of the threads by their names; the HTTP threads are called http"""
     times = {}
     base = f"/proc/{server.p.pid}/task"
     for task in os.listdir(base):
@@ -42,7 +42,7 @@ def cpu_ns(server):
 
 
 def http_ns(server):
-    return sum(t for name, t in cpu_ns(server).items() if name.startswith("MHD"))
+    return sum(t for name, t in cpu_ns(server).items() if name.startswith("http"))
 
 
 def body(seed, n_tokens):

@@ -1,0 +1,185 @@
+/* loops.c - see loops.h. */
+#include "server/loops.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    MAX_ACCEPTED = 4, /* in one turn: the others are for another loop, or the next turn */
+    ACCEPT_PAUSE_MS = 100 /* where the system has no room for one more */
+};
+
+struct loop {
+    struct loops *owner;
+    pthread_t thread;
+    struct MHD_Daemon *daemon;
+    int epoll; /* the daemon's */
+    int wake;  /* an eventfd */
+    atomic_bool is_woken;
+    int64_t pause_until_ns;
+};
+
+struct loops {
+    struct loops_opts o;
+    atomic_bool refuses, stops, has_warned;
+    pthread_mutex_t accept_lock; /* from the look at n_connections until it has counted */
+    int n;
+    struct loop loop[];
+};
+
+static bool may_accept(struct loop *p)
+{
+    struct loops *l = p->owner;
+    return !atomic_load(&l->refuses) && clock_now_ns() >= p->pause_until_ns &&
+           atomic_load(l->o.n_connections) < l->o.max_connections;
+}
+
+static void accept_failed(struct loop *p, int error)
+{
+    struct loops *l = p->owner;
+    if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
+        return; /* nobody there (any more), or one that has gone again */
+    p->pause_until_ns = clock_now_ns() + ACCEPT_PAUSE_MS * (int64_t)1000000;
+    if (!atomic_exchange(&l->has_warned, true))
+        log_warn(
+            "%d connections are open and the system allows no more (%s): new ones wait "
+            "until some are closed",
+            atomic_load(l->o.n_connections), strerror(error));
+}
+
+/* False where there is no further one now. */
+static bool accept_one(struct loop *p)
+{
+    struct loops *l = p->owner;
+    struct sockaddr_storage from;
+    socklen_t n = sizeof from;
+    bool accepted = false;
+    pthread_mutex_lock(&l->accept_lock);
+    if (may_accept(p)) {
+        int s = accept4(l->o.listen_socket, (struct sockaddr *)&from, &n,
+                        SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (s < 0)
+            accept_failed(p, errno);
+        /* Where the library has no memory for it, it has closed it. */
+        accepted = s >= 0 &&
+                   MHD_add_connection(p->daemon, s, (struct sockaddr *)&from, n) == MHD_YES;
+    }
+    pthread_mutex_unlock(&l->accept_lock);
+    return accepted;
+}
+
+/* Until the daemon, or one who pauses, has something to do; -1: only a socket can tell. */
+static int timeout_ms(const struct loop *p)
+{
+    unsigned long long library = 0;
+    int64_t ms = -1, pause = (p->pause_until_ns - clock_now_ns()) / 1000000;
+    if (MHD_get_timeout(p->daemon, &library) == MHD_YES)
+        ms = library < INT32_MAX ? (int64_t)library : INT32_MAX;
+    if (pause >= 0 && (ms < 0 || pause < ms))
+        ms = pause + 1;
+    return (int)ms;
+}
+
+static void *loop_main(void *arg)
+{
+    struct loop *p = arg;
+    struct loops *l = p->owner;
+    while (!atomic_load(&l->stops)) {
+        uint64_t n;
+        struct pollfd fd[] = {
+            {.fd = p->wake, .events = POLLIN},
+            {.fd = p->epoll, .events = POLLIN},
+            {.fd = may_accept(p) ? l->o.listen_socket : -1, .events = POLLIN}};
+        (void)poll(fd, sizeof fd / sizeof fd[0], timeout_ms(p));
+        if (fd[0].revents != 0)
+            (void)!read(p->wake, &n, sizeof n);
+        atomic_store(&p->is_woken, false); /* whoever comes now is too late for this turn */
+        for (int i = 0; i < MAX_ACCEPTED && fd[2].revents != 0 && accept_one(p); i++) {
+        }
+        (void)MHD_run(p->daemon);
+    }
+    return NULL;
+}
+
+static void wake(struct loop *p)
+{
+    uint64_t one = 1;
+    if (!atomic_exchange(&p->is_woken, true))
+        (void)!write(p->wake, &one, sizeof one);
+}
+
+static int loop_start(struct loop *p, struct loops *l, struct MHD_Daemon *daemon)
+{
+    p->owner = l;
+    p->daemon = daemon;
+    p->epoll = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+    p->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (p->wake < 0)
+        return -errno;
+    int rc = pthread_create(&p->thread, NULL, loop_main, p);
+    if (rc != 0) {
+        close(p->wake);
+        return -rc;
+    }
+    (void)pthread_setname_np(p->thread, "http");
+    return 0;
+}
+
+int loops_start(const struct loops_opts *o, struct loops **out, struct err *err)
+{
+    struct loops *l = xcalloc(1, sizeof *l + (size_t)o->n * sizeof l->loop[0]);
+    l->o = *o;
+    pthread_mutex_init(&l->accept_lock, NULL);
+    *out = l; /* before the first callback, which may need it */
+    for (int rc = 0; l->n < o->n; l->n++) {
+        if ((rc = loop_start(&l->loop[l->n], l, o->daemons[l->n])) != 0) {
+            loops_stop(l);
+            *out = NULL;
+            return err_set(err, rc, "a thread of the server cannot be started: %s",
+                           err_name(rc));
+        }
+    }
+    return 0;
+}
+
+void loops_resume(struct loops *l, struct MHD_Connection *c)
+{
+    const union MHD_ConnectionInfo *of = MHD_get_connection_info(
+        c, MHD_CONNECTION_INFO_DAEMON);
+    struct loop *p = l->loop;
+    while (p->daemon != of->daemon)
+        p++;
+    MHD_resume_connection(c); /* from here on it may end */
+    wake(p);
+}
+
+void loops_refuse(struct loops *l)
+{
+    atomic_store(&l->refuses, true);
+    (void)shutdown(l->o.listen_socket, SHUT_RDWR); /* wakes the loops as well */
+}
+
+void loops_stop(struct loops *l)
+{
+    if (l == NULL)
+        return;
+    atomic_store(&l->stops, true);
+    for (int i = 0; i < l->n; i++) {
+        wake(&l->loop[i]);
+        pthread_join(l->loop[i].thread, NULL);
+        close(l->loop[i].wake);
+    }
+    pthread_mutex_destroy(&l->accept_lock);
+    free(l);
+}

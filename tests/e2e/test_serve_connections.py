@@ -1,0 +1,126 @@
+"""How `hcache serve` takes connections: many that are ready at once, as many as are allowed, more than the system
+allows, and none any more."""
+import http.client
+import os
+import resource
+import signal
+import socket
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import MODEL, Server, Stream, until  # noqa: E402
+from tap import check, end  # noqa: E402
+
+if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
+    print("1..0 # SKIP ../shared/models/stories260K is not there")
+    sys.exit(0)
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def connect(server, n):
+    return [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(n)]
+
+
+def is_served(c, seconds=60):
+    """Whether a whole answer arrives, each piece of it within so many seconds."""
+    c.settimeout(seconds)
+    try:
+        answer = http.client.HTTPResponse(c)
+        answer.begin()
+        answer.read()
+        return answer.status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def ask(c, seconds=60):
+    c.sendall(HEALTH)
+    return is_served(c, seconds)
+
+
+def burst(server, n):
+    """n connections whose requests have all arrived before the server looks at one of them."""
+    connections = connect(server, n)
+    check(f"{n} connections are served", all(ask(c) for c in connections))
+    server.p.send_signal(signal.SIGSTOP)
+    for c in connections:
+        c.sendall(HEALTH)
+    server.p.send_signal(signal.SIGCONT)
+    n_served = sum(is_served(c, 20) for c in connections)
+    check(f"{n} requests at once are answered", n_served == n, n_served)
+    for c in connections:
+        c.close()
+
+
+def with_server(test, *options):
+    server = Server(MODEL, *options)
+    try:
+        test(server)
+    except Exception as e:  # noqa: BLE001
+        check(repr(e), False, "".join(server.log)[-800:])
+    status = server.stop()
+    check("status 0", status == 0, (status, "".join(server.log)[-300:]))
+
+
+def bursts(server):
+    # libmicrohttpd fetches 128 events at a time (src/server/loops.h).
+    for n in (127, 128, 129, 256):
+        burst(server, n)
+
+
+def bound(server):
+    held = connect(server, 8)
+    check("as many connections as are allowed are served", all(ask(c) for c in held))
+    more = connect(server, 3)
+    for c in more:
+        c.sendall(HEALTH)
+    check("one more waits", not is_served(more[0], 0.5))
+    for c in held[:3]:
+        c.close()
+    check("until others are closed", all(is_served(c) for c in more))
+    check("and those that were there go on", all(ask(c) for c in held[3:]))
+
+
+def descriptors(server):
+    first = connect(server, 1)[0]
+    check("a connection is served", ask(first))
+    n_open = len(os.listdir(f"/proc/{server.p.pid}/fd"))
+    _, hard = resource.prlimit(server.p.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.p.pid, resource.RLIMIT_NOFILE, (n_open + 4, hard))
+    more = connect(server, 8)
+    for c in more:
+        c.sendall(HEALTH)
+    check("more than the system allows: the log says so",
+          until(lambda: any("the system allows no more" in line for line in server.log)), server.log)
+    check("the others go on", ask(first))
+    served = 0
+    for c in more:  # each gives its place to one that waits
+        served += is_served(c)
+        c.close()
+    check("and each is served in its turn", served == 8, served)
+
+
+def stopping(server):
+    s = Stream(server, "/v1/completions", {"prompt": "Once", "max_tokens": 400, "ignore_eos": True})
+    next(s.events)
+    server.p.send_signal(signal.SIGTERM)
+
+    def is_refused():
+        try:
+            connect(server, 1)[0].close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    check("once it stops, connections are refused", until(is_refused))
+    check("a stream that ran goes on to its end", list(s.events)[-1:] == [None])
+    s.close()
+    check("and the server ends", server.p.wait(60) == 0)
+
+
+with_server(bursts, "--http-threads", "1")
+with_server(bound, "--max-connections", "8")
+with_server(descriptors)
+with_server(stopping)
+end()
