@@ -42,7 +42,7 @@ void fused_release(struct engine *e)
     stages_free(e->o.model->dev, e->fused.mem);
 }
 
-void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256 *tail)
+void fused_begin(struct engine *e, struct seq *s, int first, const struct store_hit *tail)
 {
     struct fused *f = &e->fused;
     int n = s->n_tokens - first;

@@ -151,8 +151,7 @@ static void end(struct engine *e, struct seq *s, int n_stored)
     if (n_stored > 0) {
         const struct restore_found *f = restore_found(s->restore);
         s->out.n_stored = stored_tokens(f, n_stored);
-        if (!store_pin(e->o.store, &f->hits[n_stored - 1].key, &s->pin))
-            s->pin.impl = NULL;
+        s->pin = store_hold(e->o.store, &f->hits[n_stored - 1]);
     }
     if (s->restore != NULL)
         restore_end(s->restore);
@@ -240,7 +239,7 @@ static void fuse_next(struct engine *e)
         if (s->phase != PHASE_RESTORE || s->restore == NULL || s->n_planned == 0)
             continue;
         const struct restore_found *f = restore_found(s->restore);
-        fused_begin(e, s, stored_tokens(f, s->n_planned), &f->hits[s->n_planned - 1].key);
+        fused_begin(e, s, stored_tokens(f, s->n_planned), &f->hits[s->n_planned - 1]);
     }
 }
 

@@ -236,7 +236,7 @@ static void tell_first(struct engine *e, struct seq *s)
 }
 
 void seq_open_save(struct engine *e, struct seq *s, int first_token,
-                   const struct sha256 *tail)
+                   const struct store_hit *tail)
 {
     if (s->save != NULL || !is_saved(e, s))
         return;
@@ -266,7 +266,7 @@ void schedule_prefill(struct engine *e, struct seq *s)
     if (is_stored)
         kv_table_mark_saved(e->pool, &s->table, n);
     s->n_before_save = s->n_done;
-    seq_open_save(e, s, s->n_done, &s->pin.key);
+    seq_open_save(e, s, s->n_done, &s->pin);
 }
 
 /* From the device, and from the store where that reaches further. */

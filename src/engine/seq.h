@@ -115,7 +115,7 @@ int fused_reserve(struct engine *e, struct err *err);
 void fused_release(struct engine *e);
 /* The restore of s begins: its new tokens, from `first` on, follow it (tail: as seq_open_save), where
  * the place is free and its save has room. */
-void fused_begin(struct engine *e, struct seq *s, int first, const struct sha256 *tail);
+void fused_begin(struct engine *e, struct seq *s, int first, const struct store_hit *tail);
 /* What has been computed of s is thrown away. Nothing where s is not the one. */
 void fused_cancel(struct engine *e, struct seq *s);
 /* One work item: at most max_rows rows of one layer.  Returns how many; 0 where no layer is
@@ -158,9 +158,9 @@ void schedule_keep(struct engine *e, struct seq *s);
 void schedule_drop_blocks(struct engine *e, struct seq *s);
 /* s has back what it gets back, and goes on to PREFILL: saving begins behind it. */
 void schedule_prefill(struct engine *e, struct seq *s);
-/* Saving begins at first_token, behind the partial chunk `tail` where that is no multiple of 64, if s
- * is saved and it has not begun. */
+/* Saving begins at first_token, behind the partial chunk `tail`, which is held, where that is no multiple
+ * of 64, if s is saved and it has not begun. */
 void seq_open_save(struct engine *e, struct seq *s, int first_token,
-                   const struct sha256 *tail);
+                   const struct store_hit *tail);
 
 #endif

@@ -290,12 +290,8 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     q->n_handed_over = b->first_token;
     if (b->first_token % STORE_CHUNK_TOKENS == 0)
         return q;
-    int n_hits = 0; /* held as it is, whatever becomes of it: the writer will read it */
-    (void)store_lookup(s->o.store, b->tail, 1, &q->tail, &n_hits, NULL, 0, NULL);
-    if (n_hits == 0)
-        save_end_seq(q, SAVE_END_PARENT);
-    else
-        CHECK(save_can_continue(b->policy, s->o.model->cfg.n_layers, &q->tail.mask));
+    q->tail = store_hold(s->o.store, b->tail);
+    CHECK(save_can_continue(b->policy, s->o.model->cfg.n_layers, &q->tail.mask));
     return q;
 }
 

@@ -100,9 +100,10 @@ struct save_begin {
      * sequence (where that did not arrive, this one is shed).  Committed tokens count from here. */
     int64_t first_token;
     const struct sha256 *parent; /* the key of the last full chunk before, or the root */
-    /* Where first_token is no multiple of 64: the key of the partial chunk that ends there, which is in
-     * the store and can be continued.  It stays until it is not needed any more. */
-    const struct sha256 *tail;
+    /* Where first_token is no multiple of 64: the partial chunk that ends there, which was found in the
+     * store, is held by the caller, and can be continued.  The sequence holds it, too, until it is not
+     * needed any more: another one that continues it may supersede it at any time. */
+    const struct store_hit *tail;
     const struct save_policy *policy;
     uint64_t owner; /* store_owner */
     /* Its tail is for many to continue: it is not superseded by the first that does. */

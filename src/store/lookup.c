@@ -242,6 +242,15 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
     return found;
 }
 
+struct store_hit store_hold(struct store *s, const struct store_hit *held)
+{
+    CHECK(held->impl != NULL);
+    pthread_mutex_lock(&s->lock);
+    (void)node_pin(s, held->impl);
+    pthread_mutex_unlock(&s->lock);
+    return *held; /* with the records that it was found with */
+}
+
 /* [lock] Pins the longest chain; returns its length. */
 static int chain_pin(struct store *s, const struct sha256 *keys, int n,
                      struct store_hit *hits, enum store_miss *miss, char *why,

@@ -190,6 +190,9 @@ void store_release(struct store *s, struct store_hit *hits, int n);
 /* Pins one chunk by its key, wherever it stands in a chain, and with it all before it, since only
  * leaves are evicted; false where it is not stored.  Not for reading: its records are not looked up. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
+/* Another hold on a chunk that the caller holds, to be released by itself.  Of one that is found no more, for
+ * it was superseded meanwhile, too: whoever holds it can read it. */
+struct store_hit store_hold(struct store *s, const struct store_hit *held);
 
 /* The longest stored partial chunk behind `parent` whose tokens are tokens[0..*n_found), where
  * *n_found <= n_tokens < 64; false where there is none.  Look *key up as the last of a chain. */
