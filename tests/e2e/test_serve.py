@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     sys.exit(0)
 
 tmp = tempfile.mkdtemp(prefix="hcache-serve.")
+DEMO = "models/demo"
 LONG = ("Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her friends "
         "and her dog. One day she found a big red ball and she wanted to play with it all day long until it got dark. ")
 
@@ -163,11 +165,8 @@ def test_chat_history(s):
     for turn in range(7):
         body = {"messages": messages, "max_tokens": 30, "temperature": 2, "seed": turn}
         want = max(0, (before - 1) // 64 * 64)  # the last token of an answer has no state yet
-        for _ in range(100):  # until what the answer before had saved is written and committed
-            r = s.post("/v1/chat/completions", {**body, "max_tokens": 0})[2]
-            if cached(r) >= want:
-                break
-            time.sleep(0.05)
+        s.post("/v1/cache/flush", {})  # what the answer before has saved is written and committed
+        r = s.post("/v1/chat/completions", {**body, "max_tokens": 0})[2]
         found.append(True if cached(r) >= want else (turn, cached(r), want, r["timings"]))
         r = s.post("/v1/chat/completions", body)[2]
         before = r["usage"]["total_tokens"]
@@ -176,8 +175,10 @@ def test_chat_history(s):
     equal("7 turns of a sampled chat: each finds all chunks of the one before", found, [True] * 7)
 
 
-def test_vanished_clients(s):
-    long = {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16, "temperature": 1}
+def test_vanished_clients():
+    """With the model that has the longest answers: they are not to end before their client has gone."""
+    s = Server(DEMO)
+    long = {"prompt": LONG, "max_tokens": 1900, "ignore_eos": True, "n": 16, "temperature": 1}
     for name, stream in (("a stream", True), ("a plain request", False)):
         before = s.metric('hcache_requests_total{end="cancelled"}')
         clients = [s.open() for _ in range(4)]
@@ -186,16 +187,16 @@ def test_vanished_clients(s):
         running = until(lambda: s.metric("hcache_requests_running") > 0)
         for c in clients:
             c.close()
-        idle = until(lambda: s.metric("hcache_requests_running") + s.metric("hcache_requests_waiting") == 0, 5)
+        idle = until(lambda: s.metric("hcache_requests_running") + s.metric("hcache_requests_waiting") == 0)
         n = s.metric('hcache_requests_total{end="cancelled"}') - before
         check(f"{name} whose client has gone is cancelled", running and idle and n >= 8, (running, idle, n))
+    equal("status 0", s.stop(), 0)
 
 
 def test_slow_reader(s):
     lazy = [Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 300, "ignore_eos": True}) for _ in range(3)]
-    start = time.time()
     r = s.complete("The cat", max_tokens=10)
-    check("clients that do not read stall nobody", r["usage"]["completion_tokens"] <= 10 and time.time() - start < 10)
+    check("clients that do not read stall nobody", r["usage"]["completion_tokens"] <= 10, r)
     ends = [list(x.events)[-1] for x in lazy]
     for x in lazy:
         x.close()
@@ -219,9 +220,9 @@ def test_many_connections(s):
 
 def refused(s, name, data, status):
     """Refused with that status, and the connection closed: what follows is not taken for a request."""
-    out, seconds = s.raw(data)
+    out = s.raw(data)
     ok = out.startswith(b"HTTP/1.1 %d" % status) and out.count(b"HTTP/1.1 ") == 1 and b"<timeout>" not in out
-    check(name, ok, (seconds, out[:600]))
+    check(name, ok, out[:600])
 
 
 def test_lengths(s):
@@ -237,15 +238,14 @@ def test_lengths(s):
     refused(s, "an unknown encoding", head + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + after, 501)
     refused(s, "two encodings", head + chunked + chunked + b"\r\n0\r\n\r\n" + after, 501)
     for bad in (b"+5", b"-1", b"0x1d", b"29, 29", b"1e3", b"99999999999999999999999"):
-        out, _ = s.raw(head + b"Content-Length: " + bad + b"\r\n\r\n" + body + after)
+        out = s.raw(head + b"Content-Length: " + bad + b"\r\n\r\n" + body + after)
         check(f"length {bad.decode()}: refused", out.split(b" ")[1:2] in ([b"400"], [b"413"]) and
               b"200 OK" not in out and b"<timeout>" not in out, out[:300])
-    out, _ = s.raw(head + b"Connection: close\r\n" + chunked + b"\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n")
+    out = s.raw(head + b"Connection: close\r\n" + chunked + b"\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n")
     check("a chunked body is fine", out.startswith(b"HTTP/1.1 200"), out[:300])
     for name, data in (("no HTTP at all", b"\x16\x03\x01\x02\x00hello\r\n\r\n"), ("a space before the colon", head + b"Content-Length : 5\r\n\r\nhello" + after)):
-        out, seconds = s.raw(data)
-        check(f"{name}: no answer but an error", b"200 OK" not in out.split(b"\r\n")[0] and b"<timeout>" not in out,
-              (seconds, out[:300]))
+        out = s.raw(data)
+        check(f"{name}: no answer but an error", b"200 OK" not in out.split(b"\r\n")[0] and b"<timeout>" not in out, out[:300])
 
 
 KEY = b"Authorization: Bearer sesame\r\n"
@@ -255,30 +255,42 @@ def test_limits(s):
     refused(s, "a body that says it is too long: 413 at once",
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Content-Length: 100000\r\n\r\n", 413)
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
-    out, _ = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" +
+    out = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" +
                    chunk * 4 + b"0\r\n\r\n")
     check("a chunked one that is too long: 413", out.startswith(b"HTTP/1.1 413"), out[:300])
-    out, _ = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 1000)
+    out = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 1000)
     check("one that never ends: cut off", b"200" not in out[:20] and b"<timeout>" not in out, out[:300])
     refused(s, "a long URI: 414", b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n" + KEY + b"\r\n", 414)
-    out, _ = s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n" + KEY + b"X: " + b"a" * 100000 + b"\r\n\r\n")
+    out = s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n" + KEY + b"X: " + b"a" * 100000 + b"\r\n\r\n")
     check("large headers: refused", b"200 OK" not in out[:20] and b"<timeout>" not in out, out[:300])
-    out, seconds = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Content-Length: 50\r\n\r\n{")
-    check("a body that does not come: closed", seconds < 8 and b"<timeout>" not in out, (seconds, out[:300]))
-    with s.open() as c:
-        start, closed = time.time(), False
-        try:
-            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Content-Length: 5000\r\n\r\n")
-            while time.time() - start < 8 and not closed:
-                c.sendall(b" ")  # a byte now and then
-                time.sleep(0.1)
-        except OSError:
-            closed = True
-        check("a body that drips: closed", closed and time.time() - start < 8, time.time() - start)
-    with s.open() as c:
-        start = time.time()
-        closed = c.recv(1) == b""
-        check("a connection without a request: closed", closed and time.time() - start < 8, time.time() - start)
+
+
+def test_timeouts():
+    """Of a server that waits for a second; one that took no notice of its options would wait for half a minute, and
+    longer.  The waits are counted in pieces, so that a test that is stopped takes nobody for late."""
+    s = Server(MODEL, "--read-timeout", "1", "--idle-timeout", "1")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+    def closed(begin, drip=b""):
+        """Whether the server closes a connection that it has got this of, and a drip now and then."""
+        with s.open() as c:
+            c.settimeout(0.1)
+            try:
+                c.sendall(begin)
+                for _ in range(200):
+                    c.sendall(drip)
+                    try:
+                        if c.recv(65536) == b"":
+                            return True
+                    except socket.timeout:
+                        pass
+            except OSError:
+                return True
+        return False
+    check("a body that does not come: closed", closed(head + b"Content-Length: 50\r\n\r\n{"))
+    check("a body that drips: closed", closed(head + b"Content-Length: 5000\r\n\r\n", b" "))
+    check("a connection without a request: closed", closed(b""))
+    equal("status 0", s.stop(), 0)
 
 
 def test_keys(s):
@@ -398,7 +410,7 @@ def test_ends():
     store = os.path.join(tmp, "store")
     s = Server(MODEL, *SAVING, "--store", store)
     first = s.complete(LONG, max_tokens=60, ignore_eos=True)
-    committed = until(lambda: s.complete(LONG, max_tokens=1)["timings"]["committed_tokens"] >= 64, 15)
+    committed = until(lambda: s.complete(LONG, max_tokens=1)["timings"]["committed_tokens"] >= 64)
     s.kill()
     check("state is committed soon", committed)
     s = Server(MODEL, *SAVING, "--store", store)
@@ -416,22 +428,22 @@ def test_ends():
     check("SIGTERM: a running stream ends as it should", rest[-1:] == [None] and
           rest[-2]["choices"][0]["finish_reason"] == "length", rest[-2:])
     equal("SIGTERM: exit status 0", status, [0])
-    s = Server(MODEL, "--drain", "0")
-    c = Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 8})
-    next(c.events)
+    # What is to be cut off must not end before: 64 answers, as long as they can be, take some seconds of any machine.
+    endless = {"prompt": LONG, "max_tokens": 1900, "ignore_eos": True, "n": 16}
+    s = Server(DEMO, "--drain", "0")
+    streams = [Stream(s, "/v1/completions", endless) for _ in range(4)]
+    next(streams[0].events)
     code = s.stop()
-    rest = list(c.events)
-    check("no time to drain: the stream ends with an error, the status is 0", code == 0 and "error" in rest[-1],
-          (code, rest[-1:]))
-    s = Server(MODEL)
-    clients = [Stream(s, "/v1/completions", {"prompt": LONG, "max_tokens": 380, "ignore_eos": True, "n": 16})
-               for _ in range(4)]
-    next(clients[0].events)
-    start = time.time()
+    ends = [list(x.events)[-1:] for x in streams]
+    check("no time to drain: the streams end with an error, the status is 0",
+          code == 0 and all(e and "error" in (e[0] or {}) for e in ends), (code, ends))
+    s = Server(DEMO, "--drain", "3600")
+    streams = [Stream(s, "/v1/completions", endless) for _ in range(4)]
+    next(streams[0].events)
     s.p.send_signal(signal.SIGTERM)
-    until(lambda: any("stopping" in x for x in s.log), 5)
+    stopping = until(lambda: any("stopping" in x for x in s.log))
     code = s.stop()
-    check("a second SIGTERM: at once", code == 1 and time.time() - start < 3, (code, time.time() - start, s.log))
+    check("a second SIGTERM: at once", stopping and code == 1, (stopping, code, s.log))
 
 
 def run(*tests, server):
@@ -446,12 +458,14 @@ def run(*tests, server):
 
 started = time.time()
 try:
-    run(test_small_routes, test_completions, test_streams, test_faults, test_concurrency, test_chat_history, test_vanished_clients,
-        test_slow_reader, test_many_connections, test_lengths,
+    run(test_small_routes, test_completions, test_streams, test_faults, test_concurrency, test_chat_history, test_slow_reader,
+        test_many_connections, test_lengths,
         server=Server(MODEL, *SAVING, "--store", os.path.join(tmp, "main"), "--no-reuse", "--plain-chat", "--max-connections", "1000"))
     run(test_keys, test_queue, test_limits,
-        server=Server(MODEL, "--max-sequences", "1", "--max-queue", "2", "--max-body", "10000", "--read-timeout", "2",
-                      "--idle-timeout", "3", env={"HCACHE_API_KEY": "sesame"}))
+        server=Server(MODEL, "--max-sequences", "1", "--max-queue", "2", "--max-body", "10000",
+                      env={"HCACHE_API_KEY": "sesame"}))
+    test_vanished_clients()
+    test_timeouts()
     test_template()
     test_reuse()
     test_ends()
