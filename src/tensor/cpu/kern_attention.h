@@ -46,10 +46,10 @@ struct kv_part {
     } ahead;
 };
 
-/* What one pass of a strip asks for: `at`, and from vector to vector and step to step. */
+/* What one pass of a strip asks for, as in struct operands. */
 struct fetch {
     const uint8_t *at;
-    size_t panel, step;
+    size_t line, step;
 };
 
 /* Visible keys of the block of one strip: row r sees [lo[r], hi[r]). */
@@ -194,9 +194,11 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
 
 /* --- asking ahead ---------------------------------------------------------------------------- */
 
-/* Bytes [begin, begin + bytes) of a share, in n_steps steps of n_panels lines.  One head is asked for
- * line by line; of several each vector asks for a stretch of its own, since more pages at once are
- * read faster (docs/PERF.md). */
+/* One head is asked for line by line, of several FETCH_STRETCHES at once, since more pages at once are read
+ * faster (docs/PERF.md). */
+#define FETCH_STRETCHES 4
+
+/* Bytes [begin, begin + bytes) of a share, in n_steps times a line per vector. */
 static struct fetch fetch_of(const struct ahead *a, size_t begin, size_t bytes,
                              size_t n_steps, int n_panels)
 {
@@ -204,8 +206,17 @@ static struct fetch fetch_of(const struct ahead *a, size_t begin, size_t bytes,
     if (a->n_heads == 1)
         return (struct fetch){a->at + begin, each, each * n};
     size_t share = a->head_bytes * (size_t)a->share;
-    return (struct fetch){a->at + (share + begin) / n,
-                          a->head_bytes * (size_t)a->n_heads / n, each};
+    return (struct fetch){a->at + (share + begin) / FETCH_STRETCHES,
+                          a->head_bytes * (size_t)a->n_heads / FETCH_STRETCHES, each};
+}
+
+INLINE void strip_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, const struct ahead *a,
+                      enum dtype t, int n, int n_rows, int n_panels)
+{
+    if (a->n_heads == 1)
+        tile_fma(sum, x, t, n, n_rows, n_panels, n_panels);
+    else
+        tile_fma(sum, x, t, n, n_rows, n_panels, FETCH_STRETCHES);
 }
 
 /* --- strips --------------------------------------------------------------------------------- */
@@ -257,11 +268,11 @@ INLINE void scores(const struct attn_state *s, const struct strip *st,
             .b_step = KEYS,
             .b_panel = 16,
             .fetch = f.at,
-            .fetch_panel = f.panel,
+            .fetch_line = f.line,
             .fetch_step = f.step,
         };
         EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-        tile_fma(sum, &x, t, s->d_head, n_rows, n_panels);
+        strip_fma(sum, &x, &b->ahead, t, s->d_head, n_rows, n_panels);
         EACH_ROW EACH_PANEL v_store(st->p + r * KEYS + (j0 + j) * 16,
                                     v_reorder(sum[r][j], t));
     }
@@ -295,12 +306,12 @@ INLINE void weigh_panels(const struct attn_state *s, const struct weighing *w,
         .b_step = b->step,
         .b_panel = 16,
         .fetch = f.at,
-        .fetch_panel = f.panel,
+        .fetch_line = f.line,
         .fetch_step = f.step,
     };
     EACH_ROW EACH_PANEL sum[r][j] = v_reorder(
         v_mul(v_load(o + r * s->d_pad + j * 16), v_set1(w->shrink[r])), t);
-    tile_fma(sum, &x, t, w->hi - w->lo, n_rows, n_panels);
+    strip_fma(sum, &x, &b->ahead, t, w->hi - w->lo, n_rows, n_panels);
     EACH_ROW EACH_PANEL v_store(o + r * s->d_pad + j * 16, v_reorder(sum[r][j], t));
 }
 
@@ -480,10 +491,12 @@ static void head_attend(const struct attn_state *s, int32_t block, int head,
 
 /* --- pairs of heads, for a row or a few (decode) ---------------------------------------------- */
 
+/* Over whole blocks strips that need several passes over K are faster one by one (docs/PERF.md). */
 static bool takes_pairs(const struct attn_state *s)
 {
-    return s->t->n_kv_heads % 2 == 0 && s->t->n <= MM_ROWS && ATTN_PANELS(s->t->n) == 4 &&
-           !s->converts;
+    const struct attn_tile *t = s->t;
+    return t->n_kv_heads % 2 == 0 && t->n <= MM_ROWS && !s->converts &&
+           (ATTN_PANELS(t->n) == 4 || t->n_kv_heads < t->kv->n_kv);
 }
 
 /* K of a head asks for a half of the next pair's, after the last pair for V of the first. */

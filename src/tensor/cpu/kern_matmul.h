@@ -34,10 +34,10 @@ struct operands {
     int a_row, a_step; /* floats from row to row, from step to step */
     const uint8_t *b;
     int64_t b_step, b_panel; /* elements from step to step, from vector to vector */
-    /* What will be read soon: every FETCH_STEPS steps a line is asked for per vector, this many bytes
-     * from vector to vector and from time to time. */
+    /* What will be read soon: a line per vector every FETCH_STEPS steps, or several lines less often; this
+     * many bytes from one to the next of those asked for at once, and from time to time. */
     const uint8_t *fetch;
-    size_t fetch_panel, fetch_step;
+    size_t fetch_line, fetch_step;
     bool fetch_l1; /* not into L2 only */
 };
 #define FETCH_STEPS 2
@@ -54,23 +54,23 @@ INLINE void tile_step(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype
     }
 }
 
-/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n. The sums' lanes are in the order
- * of v_load_split. */
+/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n, asking for n_lines lines at once. The
+ * sums' lanes are in the order of v_load_split. */
 INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype t, int n,
-                     int n_rows, int n_panels)
+                     int n_rows, int n_panels, int n_lines)
 {
+    const int n_steps = FETCH_STEPS * n_lines / n_panels;
     const uint8_t *fetch = x->fetch;
     int i = 0;
-    for (; i + FETCH_STEPS <= n; i += FETCH_STEPS) {
-        EACH_PANEL
-        {
+    for (; i + n_steps <= n; i += n_steps) {
+        for (size_t line = 0; line < (size_t)n_lines; line++) {
             if (x->fetch_l1)
-                __builtin_prefetch(fetch + (size_t)j * x->fetch_panel, 0, 3);
+                __builtin_prefetch(fetch + line * x->fetch_line, 0, 3);
             else
-                __builtin_prefetch(fetch + (size_t)j * x->fetch_panel, 0, 2);
+                __builtin_prefetch(fetch + line * x->fetch_line, 0, 2);
         }
         fetch += x->fetch_step;
-        for (int step = 0; step < FETCH_STEPS; step++)
+        _Pragma("GCC unroll 8") for (int step = 0; step < n_steps; step++)
             tile_step(sum, x, t, i + step, n_rows, n_panels);
     }
     for (; i < n; i++)
@@ -105,13 +105,13 @@ INLINE void micro_rows(const struct micro *m, enum dtype t, int n_rows)
         .b_step = PANEL,
         .b_panel = m->panel_elements,
         .fetch = m->fetch,
-        .fetch_panel = m->fetch_panel,
+        .fetch_line = m->fetch_panel,
         .fetch_step = m->fetch_step,
         .fetch_l1 = true,
     };
     v16 sum[MM_ROWS][WIDE_MAX];
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-    tile_fma(sum, &x, t, m->kb, n_rows, n_panels);
+    tile_fma(sum, &x, t, m->kb, n_rows, n_panels, n_panels);
     EACH_ROW EACH_PANEL sum[r][j] = v_reorder(sum[r][j], t);
     if (!m->first)
         EACH_ROW EACH_PANEL sum[r][j] = v_add(v_load(m->c + r * m->ldc + j * PANEL),
