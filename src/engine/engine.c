@@ -406,6 +406,12 @@ static void digest_logits(struct seq *s, int vocab)
 static void seq_take_token(struct engine *e, struct seq *s)
 {
     int32_t id = s->next;
+    if (id == SAMPLE_NO_TOKEN) {
+        seq_fail(s, ERR_UNSUPPORTED,
+                 "no token can be chosen: all logits are NaN. The weights hold a NaN or an "
+                 "infinity (download them again), or values overflow");
+        return;
+    }
     if (s->req.digest)
         digest_logits(s, e->o.model->cfg.vocab_size);
     if (s->t_first == 0) {

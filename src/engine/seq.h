@@ -40,7 +40,7 @@ struct seq {
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
     const float *logits; /* [vocab], a row of the engine's host memory; NULL: not wanted */
-    int32_t next;        /* the token that was chosen behind the last one */
+    int32_t next; /* the token that was chosen behind the last one, or SAMPLE_NO_TOKEN */
     int64_t t_arrival, t_first;
     int64_t t_admit, t_start; /* when it was admitted: the first time, the last time */
     bool was_preempted;

@@ -179,7 +179,8 @@ struct ops {
     /* --- sampling --- */
     /* ids[i], in device memory = the token that rows[i], in host memory, chooses of row i of logits [n][vocab]
      * f32.  Candidates are all logits but NaNs, the largest first, the lowest id first among equals.
-     *  1. The first one where its temperature is not above 0, or its logit infinite; id 0 of NaNs alone.
+     *  1. The first one where its temperature is not above 0, or its logit infinite; SAMPLE_NO_TOKEN of NaNs
+     *     alone.
      *  2. A candidate weighs exp((logit - largest) / temperature).
      *  3. top_k keeps the first top_k candidates; top_p of those the fewest first ones that have at least
      *     top_p of their weight; min_p of those whoever weighs at least min_p times the first.

@@ -25,6 +25,7 @@ struct sample_row {
 
 #define SAMPLE_ONE      ((uint64_t)1 << 40) /* the best token's weight */
 #define SAMPLE_MAX_COLS (1 << 22)           /* sums of weights stay below 2^62 */
+#define SAMPLE_NO_TOKEN (-1)                /* of logits that are all NaN */
 
 #if defined(__CUDACC__) || defined(HCACHE_CUDA_EMULATED) && defined(__cplusplus)
 #define SAMPLE_FN        static __device__ __forceinline__
@@ -84,7 +85,7 @@ SAMPLE_FN uint64_t sample_key(float logit, int32_t id)
 }
 SAMPLE_FN int32_t sample_key_id(uint64_t key)
 {
-    return key == 0 ? 0 : (int32_t) ~(uint32_t)key;
+    return key == 0 ? SAMPLE_NO_TOKEN : (int32_t) ~(uint32_t)key;
 }
 SAMPLE_FN float sample_key_logit(uint64_t key)
 {

@@ -340,10 +340,19 @@ static void priorities(void **state)
     stack_close(&k);
 }
 
-/* One sequence's values leave the range of f16; those beside it do not notice. */
-static void an_overflow_is_its_own(void **state)
+/* Sets the embedding of one token, in a state dtype of 16 or 32 bits. */
+static void poison(struct stack *k, int32_t id, uint32_t bits)
 {
-    (void)state;
+    struct mat row = mat_rows(k->model->w.embed, id, 1);
+    assert_non_null(row.data);
+    for (int64_t i = 0; i < row.cols; i++)
+        memcpy((uint8_t *)row.data + (size_t)i * dtype_bytes(row.dtype), &bits,
+               dtype_bytes(row.dtype));
+}
+
+/* One sequence's values leave the range of f16, or are no numbers; those beside it do not notice. */
+static void check_fault_of_values(const char *dtype, uint32_t bits, const char *says)
+{
     enum { BAD = 500 };
     struct stack k;
     struct et_run ref[2], r;
@@ -353,12 +362,9 @@ static void an_overflow_is_its_own(void **state)
     int32_t bad[100];
     et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
                                      .max_sequences = 3,
-                                     .dtype = "f16",
+                                     .dtype = dtype,
                                      .in_memory = true});
-    assert_non_null(k.model->w.embed.data);
-    uint16_t *row = (uint16_t *)k.model->w.embed.data + BAD * k.model->w.embed.ld;
-    for (int i = 0; i < k.model->cfg.n_embd; i++)
-        row[i] = 0x7c00; /* infinity */
+    poison(&k, BAD, bits);
     for (int i = 0; i < 3; i++) {
         a[i] = (struct et_ask){
             .prompt = prompt[i], .n_prompt = 100, .max_tokens = 80, .save = "both"};
@@ -377,13 +383,23 @@ static void an_overflow_is_its_own(void **state)
         run_to_end(&k);
         et_take(&k, s[2], &r);
         assert_int_equal(r.finish, FINISH_ERROR);
-        assert_non_null(strstr(r.err.msg, "bf16"));
+        assert_int_equal(r.n_tokens, 0);
+        if (strstr(r.err.msg, says) == NULL)
+            fail_msg("%s", r.err.msg);
         for (int i = 0; i < 2; i++) {
             et_take(&k, s[i], &r);
-            et_same(&r, &ref[i], "beside an overflow");
+            et_same(&r, &ref[i], "beside a fault");
         }
     }
     stack_close(&k);
+}
+
+static void a_fault_of_values_is_its_own(void **state)
+{
+    (void)state;
+    check_fault_of_values("f16", 0x7c00, "--dtype bf16"); /* infinity */
+    check_fault_of_values("f32", 0x7fc00000, "all logits are NaN");
+    check_fault_of_values("bf16", 0x7fc0, "all logits are NaN");
 }
 
 /* A request's output depends on its own prompt, parameters and seed: in whatever company, order and
@@ -433,7 +449,7 @@ int main(void)
         cmocka_unit_test(salts_do_not_share),
         cmocka_unit_test(deadlines),
         cmocka_unit_test(priorities),
-        cmocka_unit_test(an_overflow_is_its_own),
+        cmocka_unit_test(a_fault_of_values_is_its_own),
         cmocka_unit_test(company_changes_nothing),
     };
     return cmocka_run_group_tests(tests, run_alone, NULL);

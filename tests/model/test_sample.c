@@ -42,7 +42,7 @@ static int32_t sample_token(const float *logits, int n, const struct sample_opts
 {
     struct sample_row row = sample_row_of(o, position);
     struct mat m = mat_of((void *)(uintptr_t)logits, DTYPE_F32, 1, n);
-    int32_t id = -1;
+    int32_t id = INT32_MIN;
     assert_int_equal(device->ops->sample(stream, &id, m, &row), 0);
     return id;
 }
@@ -128,7 +128,7 @@ static void test_greedy(void **state)
     const float b[] = {NAN, -INFINITY, -5, NAN};
     assert_int_equal(sample_token(b, 4, &o, 0), 2);
     const float c[] = {NAN, NAN};
-    assert_int_equal(sample_token(c, 2, &o, 0), 0);
+    assert_int_equal(sample_token(c, 2, &o, 0), SAMPLE_NO_TOKEN);
     const float d[] = {NAN, -INFINITY, -INFINITY};
     assert_int_equal(sample_token(d, 3, &o, 0), 1);
 }
@@ -145,7 +145,7 @@ static void test_hostile_logits(void **state)
     const float d[] = {-INFINITY, -INFINITY, NAN};
     for (int64_t pos = 0; pos < 100; pos++) {
         assert_int_equal(sample_token(b, 4, &o, pos), 2);
-        assert_int_equal(sample_token(c, 4, &o, pos), 0);
+        assert_int_equal(sample_token(c, 4, &o, pos), SAMPLE_NO_TOKEN);
         assert_int_equal(sample_token(d, 3, &o, pos), 0);
     }
     o = (struct sample_opts){.temperature = NAN, .top_p = 1};

@@ -22,11 +22,11 @@ struct choice {
 
 static int32_t greedy(const float *logits, int n)
 {
-    int32_t best = -1;
+    int32_t best = SAMPLE_NO_TOKEN;
     for (int32_t i = 0; i < n; i++)
         if (!isnan(logits[i]) && (best < 0 || logits[i] > logits[best]))
             best = i;
-    return best < 0 ? 0 : best;
+    return best;
 }
 
 /* --- the heap: most probable on top ------------------------------------------------------------ */
@@ -137,7 +137,7 @@ static int32_t choose(const float *logits, int n_vocab, const struct sample_row 
                       uint64_t *weight, int32_t *ids)
 {
     int32_t best = greedy(logits, n_vocab);
-    if (!(o->temperature > 0.0f) || !isfinite(logits[best]))
+    if (best < 0 || !(o->temperature > 0.0f) || !isfinite(logits[best]))
         return best;
     struct choice c = {.logits = logits, .o = o, .weight = weight, .ids = ids};
     for (int32_t i = 0; i < n_vocab; i++) {

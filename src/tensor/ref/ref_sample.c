@@ -85,7 +85,7 @@ int ref_sample(struct stream *s, int32_t *ids, struct mat logits,
             if (!isnan(mat_get(logits, i, j)))
                 c[n++] = (struct candidate){.id = j, .logit = mat_get(logits, i, j)};
         qsort(c, (size_t)n, sizeof *c, by_logit);
-        ids[i] = n > 0 ? choose(c, n, &rows[i]) : 0;
+        ids[i] = n > 0 ? choose(c, n, &rows[i]) : SAMPLE_NO_TOKEN;
     }
     free(c);
     return stream_enter(s);
