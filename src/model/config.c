@@ -19,6 +19,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define CONFIG_MAX_BYTES (16u << 20)
 
@@ -225,6 +226,8 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
 {
     c->rope_theta = opt_real(f, "rope_theta", 10000);
     double fraction = opt_real(f, "partial_rotary_factor", rope_fraction);
+    if (!is_null(f, "rope_scaling") && !is_null(f, "rope_parameters"))
+        refuse(f, "rope_scaling", "stands beside 'rope_parameters': one must go");
     read_rope_object(f, c, "rope_scaling", &fraction);
     read_rope_object(f, c, "rope_parameters", &fraction);
     if (f->rc != 0)
@@ -302,12 +305,17 @@ static void read_llama(struct fields *f, struct model_config *c)
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
 }
 
+/* The reference's default for an absent key; null says none. */
+static int32_t read_window(struct fields *f)
+{
+    return opt_int(f, "sliding_window", 1, MAX_CTX,
+                   json_member(f->o, "sliding_window") == NULL ? 4096 : 0);
+}
+
 static void read_mistral(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
-    /* The reference's default for an absent key; null says none. */
-    c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX,
-                                json_member(f->o, "sliding_window") == NULL ? 4096 : 0);
+    c->sliding_window = read_window(f);
     if (f->rc == 0 && is_null(f, "num_key_value_heads"))
         refuse(f, "num_key_value_heads", "is missing");
 }
@@ -319,7 +327,7 @@ static void read_qwen(struct fields *f, struct model_config *c)
         refuse(f, "num_key_value_heads", "is missing");
     must_be(f, "use_mrope", false, false);
     if (opt_bool(f, "use_sliding_window", false)) {
-        c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
+        c->sliding_window = read_window(f);
         c->window_layer = opt_int(f, "max_window_layers", 0, MAX_LAYERS, 28);
         if (c->sliding_window == 0 || c->window_layer >= c->n_layers)
             c->sliding_window = c->window_layer = 0;
@@ -637,6 +645,17 @@ int config_parse_generation(struct model_config *io, const void *bytes, size_t n
 
 int config_load(struct model_config *out, const char *dir, struct err *err)
 {
+    struct stat st;
+    if (stat(dir, &st) != 0)
+        return err_set(err, -errno,
+                       "%s: %s; a model is a folder, as downloaded from Hugging Face, or "
+                       "synth:SHAPE",
+                       dir[0] != 0 ? dir : "''", strerror(errno));
+    if (!S_ISDIR(st.st_mode))
+        return err_set(err, -ENOTDIR,
+                       "%s: is a file; a model is a folder with config.json and "
+                       "safetensors",
+                       dir);
     char *path = xasprintf("%s/config.json", dir), *bytes = NULL;
     size_t n = 0;
     int rc = file_read(path, CONFIG_MAX_BYTES, &bytes, &n, err);

@@ -65,6 +65,19 @@ static size_t rope_floats(const struct model *m)
                                                    rope_block_floats(n_pos, m->cfg.d_rope));
 }
 
+/* A config.json may claim any context.  (Where memory is the device's own, its plan has refused it.) */
+static int check_rope_room(const struct model *m, size_t bytes, struct err *err)
+{
+    size_t unused, total;
+    device_memory(m->dev, &unused, &total);
+    if (!m->dev->unified || bytes <= total / 4)
+        return 0;
+    return err_set(err, -ENOMEM,
+                   "rotation tables for a context of %d tokens are %.1f GB, which is more "
+                   "than a quarter of this machine's %.1f GB: choose a --max-context",
+                   m->max_ctx, (double)bytes / 1e9, (double)total / 1e9);
+}
+
 static int make_rope(struct model *m, struct stream *s, struct err *err)
 {
     const struct model_config *c = &m->cfg;
@@ -76,7 +89,10 @@ static int make_rope(struct model *m, struct stream *s, struct err *err)
     size_t n = (size_t)n_pos * (size_t)(c->d_rope / 2);
     size_t n_block = rope_block_floats(n_pos, c->d_rope);
     size_t bytes = rope_floats(m) * sizeof(float);
-    int rc = stages_alloc(m->dev, bytes, m->rope_mem, err);
+    int rc = check_rope_room(m, bytes, err);
+    if (rc != 0)
+        return rc;
+    rc = stages_alloc(m->dev, bytes, m->rope_mem, err);
     if (rc != 0)
         return err_wrap(err, "rotation tables for %d positions", n_pos);
     bool in_place = m->dev->unified && m->dev->n_ranks * m->dev->n_stages == 1;

@@ -71,7 +71,7 @@ static int map_file(struct mapped_file *f, const char *dir, const char *name,
                     struct err *err)
 {
     f->path = xasprintf("%s/%s", dir, name);
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no waiting at a pipe */
     if (fd < 0)
         return err_set(err, -errno, "%s: %s", f->path, strerror(errno));
     int rc = map_bytes(f, fd, err);
@@ -117,6 +117,9 @@ static int open_sharded(struct checkpoint *cp, struct err *err)
         while (rc == 0 && cp->n_files < x.n_files) {
             const char *name = x.files[cp->n_files++];
             rc = map_file(&cp->files[cp->n_files - 1], cp->dir, name, err);
+            if (rc == -ENOENT)
+                err_wrap(err, "incomplete download: a file that %s names is missing",
+                         INDEX_FILE);
         }
         if (rc == 0)
             rc = check_index(cp, &x, err);

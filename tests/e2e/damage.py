@@ -91,6 +91,13 @@ elif kind == "config_negative":
     edit_config(num_hidden_layers=-3)
 elif kind == "config_huge":
     edit_config(hidden_size=1 << 30, intermediate_size=1 << 30)
+elif kind == "context_huge":
+    edit_config(max_position_embeddings=1 << 30)
+elif kind == "weights_nan":
+    name = next(n for n in names if n.endswith("norm.weight") and "layers" not in n)
+    begin, end = header[name]["data_offsets"]
+    nan = {"F32": b"\0\0\xc0\x7f", "BF16": b"\xc0\x7f", "F16": b"\0\x7e"}[header[name]["dtype"]]
+    rebuild(header, rest[:begin] + nan * ((end - begin) // len(nan)) + rest[end:])
 elif kind == "heads_do_not_divide":
     edit_config(num_key_value_heads=3)
 elif kind == "tokenizer_too_big":

@@ -18,7 +18,9 @@ check "it gave 8 tokens" test "$(wc -w <<<"$reference")" -eq 8
 # --- models ---------------------------------------------------------------------------------------
 
 run_hc run "$tmp/no-such-folder" "${gen[@]}"
-expect "no such folder" 1 'no-such-folder'
+expect "no such folder" 1 'no-such-folder.*a model is a folder'
+run_hc run "$tmp/ids150" "${gen[@]}"
+expect "a file for a model" 1 'ids150: is a file; a model is a folder'
 run_hc run synth:no-such-shape "${gen[@]}"
 check "no such shape: 1 or 2, and the known ones are listed" test \( "$rc" -eq 1 -o "$rc" -eq 2 \) -a -n "$(grep -E 'tiny-gqa' "$tmp/err")"
 
@@ -49,6 +51,8 @@ bad_model config_no_json 'config\.json'
 bad_model config_negative 'num_hidden_layers'
 bad_model config_huge 'config\.json|hidden_size|memory|embed|shape'
 bad_model heads_do_not_divide 'num_key_value_heads|heads'
+bad_model context_huge 'rotation tables for a context of 1073741824 tokens.*--max-context'
+bad_model weights_nan 'all logits are NaN'
 if [ -e "$good/tokenizer.json" ]; then
     bad_model tokenizer_too_big 'tokenizer|vocab'
     bad_model tokenizer_no_json 'tokenizer\.json'

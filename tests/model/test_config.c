@@ -102,6 +102,9 @@ static void test_rope_scaling(void **state)
            ", \"rope_scaling\": {\"type\": \"longrope\","
            "\"short_factor\": [1.0], \"long_factor\": [2.0]}}",
            ERR_UNSUPPORTED, "RoPE scaling of type 'longrope' is not supported");
+    refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"default\"},"
+                 "\"rope_parameters\": {\"rope_type\": \"default\"}"),
+           ERR_UNSUPPORTED, "'rope_scaling': stands beside 'rope_parameters'");
     refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}"),
            ERR_FORMAT, "'rope_scaling': 'original_max_position_embeddings' is missing");
     refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8,"
@@ -128,6 +131,11 @@ static void test_mistral_and_qwen(void **state)
                         "\"max_window_layers\": 3"));
     assert_int_equal(c.sliding_window, 64);
     assert_int_equal(c.window_layer, 3);
+    c = parse(QWEN("2", ", \"use_sliding_window\": true, \"max_window_layers\": 3"));
+    assert_int_equal(c.sliding_window, 4096);
+    c = parse(QWEN("2", ", \"sliding_window\": null, \"use_sliding_window\": true,"
+                        "\"max_window_layers\": 3"));
+    assert_int_equal(c.sliding_window, 0);
     c = parse(QWEN("3", ", \"head_dim\": 16, \"attention_bias\": false"));
     assert_true(c.qk_norm && !c.qkv_bias);
     assert_int_equal(c.d_head, 16);
@@ -477,6 +485,13 @@ static void test_load(void **state)
     struct err err = {0};
     assert_int_equal(config_load(&c, dir, &err), -ENOENT);
     assert_non_null(strstr(err.msg, "config.json"));
+    assert_int_equal(config_load(&c, "org/no-folder", &err), -ENOENT);
+    assert_non_null(
+        strstr(err.msg, "org/no-folder: No such file or directory; a model is"));
+    assert_int_equal(config_load(&c, "", &err), -ENOENT);
+    assert_non_null(strstr(err.msg, "'': "));
+    assert_int_equal(config_load(&c, "/dev/null", &err), -ENOTDIR);
+    assert_non_null(strstr(err.msg, "/dev/null: is a file; a model is a folder"));
     assert_int_equal(tokenizer_config_load(&t, dir, &err), 0);
     assert_null(t.chat_template);
     assert_int_equal(t.add_bos_token, -1);

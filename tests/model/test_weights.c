@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -565,11 +566,13 @@ static void test_missing_files(void **state)
     FILE *f = fopen(at("model.safetensors.index.json"), "w");
     fputs("{\"weight_map\": {\"x\": \"gone.safetensors\"}}", f);
     fclose(f);
-    refused(&c, -ENOENT, "gone.safetensors", "No such file");
+    refused(&c, -ENOENT, "gone.safetensors: No such file", "incomplete download");
     f = fopen(at("model.safetensors.index.json"), "w");
     fputs("{\"weight_map\": {\"x\": \"../m.safetensors\"}}", f);
     fclose(f);
     refused(&c, ERR_FORMAT, "index.json", "plain file name");
+    assert_int_equal(mkfifo(at("model.safetensors"), 0600), 0);
+    refused(&c, ERR_FORMAT, "model.safetensors", "not a regular file"); /* and no waiting */
 }
 
 static void test_tensors_that_do_not_fit(void **state)
