@@ -283,6 +283,28 @@ static int read_model(struct tokenizer_json *t, const struct json *root, struct 
     return read_model_options(t, m, err);
 }
 
+/* What this format has.  The reference ignores truncation and padding where nobody asks for them. */
+static int check_fields(const struct json *root, struct err *err)
+{
+    static const char *const known[] = {"version",        "truncation", "padding",
+                                        "added_tokens",   "normalizer", "pre_tokenizer",
+                                        "post_processor", "decoder",    "model"};
+    const size_t n_known = sizeof known / sizeof known[0];
+    const char *version = "1.0";
+    int rc = json_opt_string(root, "version", &version, err);
+    if (rc == 0 && strcmp(version, "1.0") != 0)
+        rc = err_set(err, ERR_UNSUPPORTED, "'version' is '%s', only 1.0 is known", version);
+    struct json_iter it = json_begin(root);
+    while (rc == 0 && json_next(&it)) {
+        size_t i = 0;
+        while (i < n_known && strcmp(known[i], it.key) != 0)
+            i++;
+        if (i == n_known)
+            rc = err_set(err, ERR_UNSUPPORTED, "'%.80s': this field is not known", it.key);
+    }
+    return rc;
+}
+
 int tokenizer_json_parse(struct tokenizer_json *out, const void *bytes, size_t n,
                          const char *file, struct err *err)
 {
@@ -292,7 +314,7 @@ int tokenizer_json_parse(struct tokenizer_json *out, const void *bytes, size_t n
     int rc = json_parse(&root, bytes, n, file, err);
     if (rc != 0)
         return rc;
-    if ((rc = read_model(out, root, err)) == 0)
+    if ((rc = check_fields(root, err)) == 0 && (rc = read_model(out, root, err)) == 0)
         rc = tokenizer_json_read_steps(out, root, err);
     if (rc != 0)
         err_wrap(err, "%s", file);

@@ -14,7 +14,8 @@
  *   {n} {n,} {n,m}                 the same; not with ? or + behind it, which mean other things
  *
  * Everything else is refused: . ^ $ anchors, \w \b \h \v and friends, back-references, look-behind,
- * nested classes, && and POSIX classes, {,n}. */
+ * nested classes, && and POSIX classes, {,n}; and what may match the empty text, where the reference
+ * cuts and we would not. */
 #include "model/pretokenize_regex.h"
 
 #include "base/mem.h"
@@ -69,8 +70,11 @@ static bool next_is(const struct translation *t, const char *s)
     return left(t) >= strlen(s) && memcmp(t->p, s, strlen(s)) == 0;
 }
 
+/* Names n bytes of what is left, and the rest of the last character. */
 static int refuse(const struct translation *t, size_t n)
 {
+    while (n < left(t) && ((unsigned char)t->p[n] & 0xC0) == 0x80)
+        n++;
     return err_set(t->err, ERR_UNSUPPORTED, "regular expression: '%.*s' is not supported",
                    (int)(n < left(t) ? n : left(t)), t->p);
 }
@@ -156,7 +160,7 @@ static int translate_braces(struct translation *t)
             i++;
     ok = ok && i < left(t) && t->p[i] == '}';
     if (!ok || (i + 1 < left(t) && (t->p[i + 1] == '?' || t->p[i + 1] == '+')))
-        return refuse(t, i + 2);
+        return refuse(t, ok ? i + 2 : i + 1);
     copy(t, i + 1);
     return 0;
 }
@@ -267,6 +271,16 @@ int regex_compile(struct regex **out, const char *pattern, size_t n, bool litera
         return err_set(err, ERR_FORMAT, "regular expression '%.*s': %s", (int)n, pattern,
                        (const char *)text);
     }
+    uint32_t may_be_empty = 0;
+    (void)pcre2_pattern_info(c, PCRE2_INFO_MATCHEMPTY, &may_be_empty);
+    if (may_be_empty != 0) {
+        pcre2_code_free(c);
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "regular expression '%.*s': one that may match the empty text is not "
+            "supported",
+            (int)n, pattern);
+    }
     /* Without JIT (not compiled in, or no executable memory) pcre2_match interprets. */
     (void)pcre2_jit_compile(c, PCRE2_JIT_COMPLETE);
     *out = xmalloc(sizeof **out);
@@ -322,25 +336,17 @@ int regex_find(const struct regex *r, void **scratch, const char *s, size_t n, s
     struct scratch *w = *scratch;
     if (w->data == NULL)
         return err_set(err, ERR_LIMIT, "out of memory for a regular expression");
-    while (from < n) {
-        int rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, w->data,
-                             w->context);
-        if (rc == PCRE2_ERROR_NOMATCH)
-            return 0;
-        if (rc < 0) {
-            PCRE2_UCHAR text[128];
-            pcre2_get_error_message(rc, text, sizeof text);
-            return err_set(err, ERR_LIMIT, "regular expression: %s", (const char *)text);
-        }
-        const PCRE2_SIZE *extent = pcre2_get_ovector_pointer(w->data);
-        *begin = extent[0];
-        *end = extent[1];
-        if (*begin < *end)
-            return 1;
-        /* An empty match cuts nothing: go on behind the character that it stands before. */
-        from = *end + 1;
-        while (from < n && ((unsigned char)s[from] & 0xC0) == 0x80)
-            from++;
+    int rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, w->data,
+                         w->context);
+    if (rc == PCRE2_ERROR_NOMATCH)
+        return 0;
+    if (rc < 0) {
+        PCRE2_UCHAR text[128];
+        pcre2_get_error_message(rc, text, sizeof text);
+        return err_set(err, ERR_LIMIT, "regular expression: %s", (const char *)text);
     }
-    return 0;
+    const PCRE2_SIZE *extent = pcre2_get_ovector_pointer(w->data);
+    *begin = extent[0];
+    *end = extent[1];
+    return 1;
 }
