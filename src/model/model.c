@@ -14,6 +14,9 @@
 #include "model/share.h"
 #include "model/work.h"
 
+/* Ten million positions of a head of 128, the longest context that is published, take 11 GB. */
+#define ROPE_MAX_BYTES ((size_t)16 << 30)
+
 static const double TWO_PI = 6.283185307179586476925287;
 
 /* Llama 3.1 stretches the long wavelengths by `factor`, keeps the short ones, and blends between
@@ -70,12 +73,13 @@ static int check_rope_room(const struct model *m, size_t bytes, struct err *err)
 {
     size_t unused, total;
     device_memory(m->dev, &unused, &total);
-    if (!m->dev->unified || bytes <= total / 4)
+    size_t most = total / 4 < ROPE_MAX_BYTES ? total / 4 : ROPE_MAX_BYTES;
+    if (!m->dev->unified || bytes <= most)
         return 0;
     return err_set(err, -ENOMEM,
-                   "rotation tables for a context of %d tokens are %.1f GB, which is more "
-                   "than a quarter of this machine's %.1f GB: choose a --max-context",
-                   m->max_ctx, (double)bytes / 1e9, (double)total / 1e9);
+                   "rotation tables for a context of %d tokens take %.1f GB, and may take "
+                   "%.1f GB here: choose a --max-context",
+                   m->max_ctx, (double)bytes / 1e9, (double)most / 1e9);
 }
 
 static int make_rope(struct model *m, struct stream *s, struct err *err)
