@@ -301,15 +301,16 @@ static void print_head(const struct plan_args *a, const struct platform *p)
         printf(", then %lld new ones%s", (long long)a->n_new, a->fused ? ", fused" : "");
     printf("\nper layer: read H %.3f ms, KV %.3f ms; compute H %.3f ms, KV %.3f ms, whole "
            "layer %.3f ms; H balances at %s\n\n",
-           1e3 * platform_io_s(p, a->tier, a->history, p->h_bytes),
-           1e3 * platform_io_s(p, a->tier, a->history, p->kv_bytes),
+           1e3 * platform_io_s(p, a->tier, a->history, RECORD_HIDDEN),
+           1e3 * platform_io_s(p, a->tier, a->history, RECORD_KV),
            1e3 * platform_h_s(p, a->history), 1e3 * platform_kv_s(p, a->history),
            1e3 * platform_tok_s(p, a->history), balance);
-    double up_s = platform_up_s(p, a->tier, a->history, p->h_bytes);
+    double up_s = platform_up_s(p, a->tier, a->history, RECORD_HIDDEN);
     if (p->n_ranks * p->n_stages > 1 && up_s > 0)
-        printf("to each stage at %.3g GB/s, gathered: H %.3f ms, KV %.3f ms\n\n",
-               (double)a->history * p->h_bytes / up_s * 1e-9, up_s * 1e3,
-               1e3 * platform_up_s(p, a->tier, a->history, p->kv_bytes));
+        printf(
+            "to each stage: H %.3f ms (%.3g GB/s, gathered by its ranks), KV %.3f ms\n\n",
+            up_s * 1e3, (double)a->history * p->h_bytes / up_s * 1e-9,
+            1e3 * platform_up_s(p, a->tier, a->history, RECORD_KV));
 }
 
 static void print_human(const struct plan_args *a, const struct platform *p,

@@ -182,11 +182,11 @@ static void print_tier(const struct platform *p, int i)
         printf("\n  %-10s to a stage %.2f GB/s over its buses", "",
                t->up_bytes_per_s * 1e-9);
     if (t->gather_bytes_per_s > 0)
-        printf(", then gathered by %d ranks at %.2f GB/s", p->n_ranks,
+        printf(", then H gathered by %d ranks at %.2f GB/s", p->n_ranks,
                t->gather_bytes_per_s * 1e-9);
     printf("\n  %-10s 1000 tokens of a layer: IO_H %.3f ms, IO_KV %.3f ms\n", "",
-           platform_io_s(p, i, 1000, p->h_bytes) * 1e3,
-           platform_io_s(p, i, 1000, p->kv_bytes) * 1e3);
+           platform_io_s(p, i, 1000, RECORD_HIDDEN) * 1e3,
+           platform_io_s(p, i, 1000, RECORD_KV) * 1e3);
     printf("  %-10s GB/s by reads in flight:", "");
     for (int d = 0; d < PLATFORM_DEPTHS; d++)
         if (t->depth_bytes_per_s[d] > 0)

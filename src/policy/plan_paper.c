@@ -134,12 +134,12 @@ int plan_tokenwise_jobs(const struct plan_request *q, const struct plan *plan,
             .layer = (int16_t)i, .method = 'H', .comp_s = platform_h_s(p, nh)};
         struct pipe_job o = {.layer = (int16_t)i, .method = plan->other};
         if (!q->layer[i].h_free) {
-            h.io_s = plan_io_s(p, q->tier, nh, p->h_bytes);
-            h.up_s = plan_up_s(p, q->tier, nh, p->h_bytes);
+            h.io_s = plan_io_s(p, q->tier, nh, RECORD_HIDDEN);
+            h.up_s = plan_up_s(p, q->tier, nh, RECORD_HIDDEN);
         }
         if (plan->other == 'K') {
-            o.io_s = plan_io_s(p, q->tier, no, p->kv_bytes);
-            o.up_s = plan_up_s(p, q->tier, no, p->kv_bytes);
+            o.io_s = plan_io_s(p, q->tier, no, RECORD_KV);
+            o.up_s = plan_up_s(p, q->tier, no, RECORD_KV);
             o.comp_s = platform_kv_s(p, no);
         } else {
             o.comp_s = last ? platform_h_s(p, no) : platform_tok_s(p, no);

@@ -40,8 +40,8 @@ void plan_load(const struct plan_request *req, const struct plan *plan,
 /* ---- plan_range.c: what records cost on a platform ---- */
 
 /* On the lane that all stages share, which of one stage is all of its I/O; on the bus of its own. */
-double plan_io_s(const struct platform *p, int tier, int64_t n, double bytes_per_token);
-double plan_up_s(const struct platform *p, int tier, int64_t n, double bytes_per_token);
+double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
+double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
 
 /* ---- plan_search.c: which assignment ---- */
 

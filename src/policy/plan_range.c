@@ -13,24 +13,24 @@
 #include "base/check.h"
 #include "policy/plan_parts.h"
 
-double plan_io_s(const struct platform *p, int tier, int64_t n, double bytes)
+double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind)
 {
-    return p->n_stages > 1 ? platform_read_s(p, tier, n, bytes)
-                           : platform_io_s(p, tier, n, bytes);
+    return p->n_stages > 1 ? platform_read_s(p, tier, n, kind)
+                           : platform_io_s(p, tier, n, kind);
 }
 
-double plan_up_s(const struct platform *p, int tier, int64_t n, double bytes)
+double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind)
 {
-    return p->n_stages > 1 ? platform_up_s(p, tier, n, bytes) : 0;
+    return p->n_stages > 1 ? platform_up_s(p, tier, n, kind) : 0;
 }
 
 static struct plan_layer uniform_layer(const struct platform *p, int tier, int64_t n)
 {
     return (struct plan_layer){
-        .io_h_s = plan_io_s(p, tier, n, p->h_bytes),
-        .io_kv_s = plan_io_s(p, tier, n, p->kv_bytes),
-        .up_h_s = plan_up_s(p, tier, n, p->h_bytes),
-        .up_kv_s = plan_up_s(p, tier, n, p->kv_bytes),
+        .io_h_s = plan_io_s(p, tier, n, RECORD_HIDDEN),
+        .io_kv_s = plan_io_s(p, tier, n, RECORD_KV),
+        .up_h_s = plan_up_s(p, tier, n, RECORD_HIDDEN),
+        .up_kv_s = plan_up_s(p, tier, n, RECORD_KV),
         .comp_h_s = platform_h_s(p, n),
         .comp_kv_s = platform_kv_s(p, n),
         .comp_tok_s = platform_tok_s(p, n),
@@ -128,13 +128,13 @@ static struct share share_of(const struct platform *p, const struct plan_range *
         switch (plan_range_method(method, range[g].mask[i], false)) {
         case 'H':
             s.h_tokens += n;
-            s.io_s += plan_io_s(p, range[g].tier, n, p->h_bytes);
-            s.up_s += plan_up_s(p, range[g].tier, n, p->h_bytes);
+            s.io_s += plan_io_s(p, range[g].tier, n, RECORD_HIDDEN);
+            s.up_s += plan_up_s(p, range[g].tier, n, RECORD_HIDDEN);
             break;
         case 'K':
             s.kv_tokens += n;
-            s.io_s += plan_io_s(p, range[g].tier, n, p->kv_bytes);
-            s.up_s += plan_up_s(p, range[g].tier, n, p->kv_bytes);
+            s.io_s += plan_io_s(p, range[g].tier, n, RECORD_KV);
+            s.up_s += plan_up_s(p, range[g].tier, n, RECORD_KV);
             break;
         default:
             s.possible = false;

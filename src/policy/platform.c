@@ -435,42 +435,48 @@ double platform_ends_s(const struct platform *p, int64_t n_embedded)
     return (p->embed_s * (double)n_embedded + p->head_s) * gemm_factor(p);
 }
 
+static double bytes_of(const struct platform *p, enum platform_record kind)
+{
+    return kind == RECORD_HIDDEN ? p->h_bytes : p->kv_bytes;
+}
+
 double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
-                       double bytes_per_token)
+                       enum platform_record kind)
 {
     CHECK(tier >= 0 && tier < p->n_tiers);
     const struct platform_tier *t = &p->tier[tier];
     double n_records = (double)n_tokens / PLATFORM_CHUNK_TOKENS;
     return (n_records * t->request_s +
-            (double)n_tokens * bytes_per_token / t->bytes_per_s) *
+            (double)n_tokens * bytes_of(p, kind) / t->bytes_per_s) *
            platform_correction_factor(&t->correction);
 }
 
-/* Of one byte, gathered; 0 where memory is unified. */
-static double up_byte_s(const struct platform *p, int tier)
+/* Of one byte; 0 where memory is unified.  Of K and V each rank brings up its own heads, of hidden states, which each
+ * needs whole, a share that the ranks then gather. */
+static double up_byte_s(const struct platform *p, int tier, enum platform_record kind)
 {
     double up = p->tier[tier].up_bytes_per_s, gather = p->tier[tier].gather_bytes_per_s;
-    return (up > 0 ? 1 / up : 0) + (gather > 0 ? 1 / gather : 0);
+    return (up > 0 ? 1 / up : 0) + (kind == RECORD_HIDDEN && gather > 0 ? 1 / gather : 0);
 }
 
 double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,
-                     double bytes_per_token)
+                     enum platform_record kind)
 {
     CHECK(tier >= 0 && tier < p->n_tiers);
-    return (double)n_tokens * bytes_per_token * up_byte_s(p, tier);
+    return (double)n_tokens * bytes_of(p, kind) * up_byte_s(p, tier, kind);
 }
 
 double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
-                     double bytes_per_token)
+                     enum platform_record kind)
 {
-    return fmax(platform_read_s(p, tier, n_tokens, bytes_per_token),
-                platform_up_s(p, tier, n_tokens, bytes_per_token));
+    return fmax(platform_read_s(p, tier, n_tokens, kind),
+                platform_up_s(p, tier, n_tokens, kind));
 }
 
 double platform_io_bytes_per_s(const struct platform *p, int tier)
 {
     CHECK(tier >= 0 && tier < p->n_tiers);
-    return 1 / fmax(1 / p->tier[tier].bytes_per_s, up_byte_s(p, tier));
+    return 1 / fmax(1 / p->tier[tier].bytes_per_s, up_byte_s(p, tier, RECORD_HIDDEN));
 }
 
 static void slow_curve(struct cost_curve *c, double factor)
@@ -516,7 +522,7 @@ void platform_throttle(struct platform *p, int tier, double bytes_per_s)
 
 double platform_compute_to_io(const struct platform *p, int tier, int64_t n)
 {
-    return platform_h_s(p, n) / platform_io_s(p, tier, n, p->h_bytes);
+    return platform_h_s(p, n) / platform_io_s(p, tier, n, RECORD_HIDDEN);
 }
 
 double platform_balance_bytes_per_s(const struct platform *p, int64_t n)

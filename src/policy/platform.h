@@ -64,8 +64,8 @@ struct platform_tier {
     double latency_s;   /* from a request to its first byte; paid once, requests are queued
                            deep */
     double bytes_per_s; /* sustained read bandwidth, alone */
-    /* Then, to a stage over its ranks' buses together, 0: memory is unified; then, among ranks that
-     * have brought up a share each, 0: there is one. */
+    /* Then, to a stage over its ranks' buses together, 0: memory is unified; then, of hidden states,
+     * among ranks that have brought up a share each, 0: there is one. */
     double up_bytes_per_s, gather_bytes_per_s;
     double request_s; /* per record beyond its bytes, with the queue full */
     double r2;        /* of the fit over both kinds and many lengths; 0: not known */
@@ -154,16 +154,18 @@ double platform_kv_s(const struct platform *p, int64_t n_tokens);
 double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new);
 /* What a pass over new tokens costs beside its layers: their embedding, and the last one's head. */
 double platform_ends_s(const struct platform *p, int64_t n_embedded);
-/* Reading the records of n_tokens, of bytes_per_token each, without the latency; */
+/* What a layer's records hold of each token. */
+enum platform_record { RECORD_HIDDEN, RECORD_KV };
+/* Reading the records of n_tokens, without the latency; */
 double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
-                       double bytes_per_token);
-/* then bringing them up to their stage, gathered; 0 where memory is unified. */
+                       enum platform_record kind);
+/* then bringing them up to their stage, hidden states gathered; 0 where memory is unified. */
 double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,
-                     double bytes_per_token);
+                     enum platform_record kind);
 /* Both as one lane, of one stage: the longer of the two. */
 double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
-                     double bytes_per_token);
-/* Bytes per second of that lane, records' own times left out. */
+                     enum platform_record kind);
+/* Bytes of hidden states per second of that lane, records' own times left out. */
 double platform_io_bytes_per_s(const struct platform *p, int tier);
 /* Everything that a correction multiplies: 1 where nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);

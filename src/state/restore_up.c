@@ -54,6 +54,22 @@ const uint8_t *restore_record(const struct restorer *rr, const struct group *g, 
                            : g->reads[i].bytes;
 }
 
+/* n records, the last of which may be partial, that lie behind one another.  Every rank of a stage needs hidden states
+ * whole; of K and V, where they are laid out by heads, its own. */
+static int copy_up(struct restorer *rr, struct group *g, int first, int n)
+{
+    size_t room = rr->record_room[g->kind], bytes = rr->record_bytes[g->kind];
+    const struct store_read *read = &g->reads[first], *last = &read[n - 1];
+    uint8_t *to = g->twin + (size_t)first * room;
+    int n_by_heads = g->kind != STORE_KV ? 0 : last->n_bytes == bytes ? n : n - 1, rc = 0;
+    if (n_by_heads > 0)
+        rc = kv_chunks_up(rr->up, to, read->bytes, n_by_heads, room, bytes);
+    if (rc != 0 || n_by_heads == n)
+        return rc;
+    return stream_copy(rr->up, to + (size_t)n_by_heads * room, read[n_by_heads].bytes,
+                       (size_t)(n - n_by_heads - 1) * room + last->n_bytes);
+}
+
 /* Records that were read to their slot lie as in the twin, gaps included, and go up as one; those of a
  * store in memory lie anywhere. */
 int restore_up(struct restorer *rr, struct group *g, int first, int end)
@@ -65,8 +81,7 @@ int restore_up(struct restorer *rr, struct group *g, int first, int end)
         n = 1;
         while (i + n < end && g->reads[i + n].bytes == from + (size_t)n * room)
             n++;
-        rc = stream_copy(rr->up, g->twin + (size_t)i * room, from,
-                         (size_t)(n - 1) * room + g->reads[i + n - 1].n_bytes);
+        rc = copy_up(rr, g, i, n);
     }
     if (g->twin == NULL || first >= end || rc != 0)
         return rc;

@@ -410,6 +410,23 @@ static int group_stream_copy(struct stream *s, void *dst, const void *src, size_
     return group_code(s);
 }
 
+int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
+                 size_t bytes)
+{
+    size_t n_ranks = (size_t)s->device->n_ranks, part = bytes / n_ranks;
+    if (n_ranks == 1)
+        return stream_copy(s, dst, src, (size_t)(n - 1) * stride + bytes);
+    CHECK(part * n_ranks == bytes);
+    struct group *g = group_of(s->device);
+    int stage = group_stage(g, dst), rc = group_code(s);
+    for (size_t r = 0; r < n_ranks && rc == 0; r++)
+        (void)stream_copy_strided(rank_stream(s, stage, (int)r),
+                                  (uint8_t *)group_address(g, dst, stage, (int)r) +
+                                      r * part,
+                                  (const uint8_t *)src + r * part, n, stride, part);
+    return group_code(s);
+}
+
 /* --- exchanges -------------------------------------------------------------------------------- */
 
 int all_reduce(struct stream *s, struct mat x)

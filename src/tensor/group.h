@@ -17,7 +17,7 @@
  *   stream_copy   device <- device: every rank in its own memory;  host <- device: from rank 0
  *                 device <- host: to every rank of the stage; a large copy to devices with memory of their own
  *                 goes up in disjoint shares, a share a rank, which are then gathered (paper section 5), so
- *                 that each rank's bus carries a share
+ *                 that each rank's bus carries a share; K and V by heads, see kv_chunks_up
  *                 stage <- another stage: after what is queued for both, and before what follows
  *   kv_load       the chunk is the ranks' chunks one behind the other: each takes its own heads
  *   kv_pack       makes such a chunk, from rows that hold the ranks' [K, V] one beside the other
@@ -72,5 +72,11 @@ int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err 
  * no group is the device.  Work queued here is ordered with the group's. */
 struct stream *rank_stream(struct stream *s, int stage, int rank);
 void *rank_address(const struct device *d, const void *p, int rank);
+
+/* n chunks of `bytes`, `stride` apart on both sides, from the host to a stage: as kv_load takes them, whole.  Each rank
+ * takes its own heads of each (paper section 5), so each bus carries a share and nothing is gathered: of the others'
+ * heads nothing is written. A device that is no group takes all, with what lies between them. */
+int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
+                 size_t bytes);
 
 #endif

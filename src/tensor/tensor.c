@@ -189,6 +189,18 @@ int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)
     return s->device->v->stream_copy(s, dst, src, bytes);
 }
 
+int stream_copy_strided(struct stream *s, void *dst, const void *src, int n, size_t stride,
+                        size_t bytes)
+{
+    if (s->device->v->stream_copy_strided != NULL && n > 1)
+        return s->device->v->stream_copy_strided(s, dst, src, n, stride, bytes);
+    int rc = 0;
+    for (size_t i = 0; i < (size_t)n && rc == 0; i++)
+        rc = stream_copy(s, (uint8_t *)dst + i * stride, (const uint8_t *)src + i * stride,
+                         bytes);
+    return rc;
+}
+
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n)
 {
     if (s->device->v->stream_copy_all != NULL && s->kind != STREAM_COPY)

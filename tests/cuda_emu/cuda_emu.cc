@@ -385,6 +385,20 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
     });
     return status();
 }
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t s)
+{
+    (void)kind;
+    if (fails(is_device(to) ? CUDA_EMU_UP : CUDA_EMU_DOWN) || width > to_pitch ||
+        width > from_pitch)
+        return cudaErrorInvalidValue;
+    queue(s, [=]() {
+        for (size_t i = 0; i < height && !fault.lost; i++)
+            memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+    });
+    return status();
+}
 cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int byte, size_t width, size_t height,
                               cudaStream_t s)
 {

@@ -25,7 +25,7 @@ run_hc "${plan[@]}" --pipeline-parallel 4 --svg "$tmp/stages.svg" --json
 check "and drawn" test "$(grep -c '>bus [0-3]</text>' "$tmp/stages.svg")" -eq 4
 check "and in the JSON" json_is 'j["stages"], j["ranks"]' "(4, 1)"
 run_hc plan --shape llama-2-13b --platform a100-dram --history 1024 --tensor-parallel 2 --pipeline-parallel 2
-check "ranks gather what they bring up in shares" grep -qE '^to each stage at 4[0-9.]+ GB/s, gathered: H ' "$tmp/out"
+check "ranks gather hidden states that they bring up in shares" grep -qE '^to each stage: H [0-9.]+ ms \(4[0-9.]+ GB/s, gathered by its ranks\), KV ' "$tmp/out"
 
 refused() { # refused NAME RC PATTERN ARGS...
     local name=$1 code=$2 pattern=$3

@@ -458,17 +458,21 @@ static void test_stages_share_the_store_alone(void **state)
     assert_true(p.n_r > 1 && p.n_r <= 10);
 }
 
-/* A byte goes up over one of the ranks' buses, then to the others. */
-static void test_ranks_gather_what_they_share(void **state)
+/* A byte goes up over one of the ranks' buses, then, of hidden states, to the others. */
+static void test_ranks_share_what_goes_up(void **state)
 {
     (void)state;
     struct platform one = machine("a100-dram", 1, 1), four = machine("a100-dram", 4, 1);
-    double up_1 = platform_up_s(&one, 0, 1024, 1), up_4 = platform_up_s(&four, 0, 1024, 1);
-    double gather = 1024 * 3.0 / 4 / 300e9;
-    assert_true(fabs(up_4 - (up_1 / 4 + gather)) < 1e-12);
+    double up_1 = platform_up_s(&one, 0, 1024, RECORD_HIDDEN),
+           up_4 = platform_up_s(&four, 0, 1024, RECORD_HIDDEN);
+    double gather = 1024 * one.h_bytes * 3.0 / 4 / 300e9;
+    assert_true(fabs(up_4 / (up_1 / 4 + gather) - 1) < 1e-9);
+    assert_true(fabs(platform_up_s(&one, 0, 1024, RECORD_KV) / 4 /
+                         platform_up_s(&four, 0, 1024, RECORD_KV) -
+                     1) < 1e-9);
     assert_true(fabs(platform_h_s(&four, 1024) * 4 / platform_h_s(&one, 1024) - 1) < 1e-9);
     assert_true(platform_tok_s(&four, 1024) > platform_tok_s(&one, 1024) / 4);
-    assert_true(platform_io_s(&four, 0, 1024, 1) ==
+    assert_true(platform_io_s(&four, 0, 1024, RECORD_HIDDEN) ==
                 up_4); /* DRAM is faster than the buses */
 }
 
@@ -502,7 +506,7 @@ int main(void)
         cmocka_unit_test(test_never_slower),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_stages_share_the_store_alone),
-        cmocka_unit_test(test_ranks_gather_what_they_share),
+        cmocka_unit_test(test_ranks_share_what_goes_up),
         cmocka_unit_test(test_nonsense_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -252,9 +252,9 @@ static void test_shared_and_throttled(void **state)
     assert_true(fabs(platform_prefill_s(&half, 64, 64) / platform_prefill_s(&p, 64, 64) -
                      2) < 1e-9);
     for (int t = 0; t < 2; t++)
-        assert_true(
-            fabs(platform_io_s(&half, t, 640, 100) / platform_io_s(&p, t, 640, 100) - 2) <
-            1e-9);
+        assert_true(fabs(platform_io_s(&half, t, 640, RECORD_KV) /
+                             platform_io_s(&p, t, 640, RECORD_KV) -
+                         2) < 1e-9);
     slow.io_overlap = 1.4;
     slow.comp_overlap = 1.2;
     platform_throttle(&slow, 0, p.tier[0].bytes_per_s * 2);

@@ -101,6 +101,48 @@ static void gathers_rank_by_rank(void **state)
     device_close(d);
 }
 
+/* Each rank has its own part of each chunk, and nothing else was written. */
+static void chunks_go_up_by_heads(void **state)
+{
+    (void)state;
+    enum {
+        N = 3,
+        RANKS = 4,
+        PART = 6,
+        CHUNK = RANKS * PART,
+        STRIDE = CHUNK + 5,
+        ALL = N * STRIDE
+    };
+    for (int n_ranks = 1; n_ranks <= RANKS; n_ranks += RANKS - 1) {
+        struct device *d = open_group("cpu", n_ranks);
+        struct stream *s;
+        struct buf to;
+        uint8_t from[ALL];
+        int n_own = CHUNK / n_ranks;
+        assert_int_equal(buf_alloc(d, MEM_DEVICE, ALL, &to, NULL), 0);
+        assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
+        for (int i = 0; i < ALL; i++)
+            from[i] = (uint8_t)(i + 1);
+        for (int r = 0; r < n_ranks; r++)
+            memset(rank_address(d, to.ptr, r), 0, ALL);
+        assert_int_equal(kv_chunks_up(s, to.ptr, from, N, STRIDE, CHUNK), 0);
+        assert_int_equal(stream_sync(s), 0);
+        for (int r = 0; r < n_ranks; r++) {
+            const uint8_t *own = rank_address(d, to.ptr, r);
+            for (int i = 0; i < ALL; i++) {
+                int at = i % STRIDE;
+                if (at < CHUNK && at / n_own == r)
+                    assert_int_equal(own[i], from[i]);
+                else if (n_ranks > 1)
+                    assert_int_equal(own[i], 0);
+            }
+        }
+        buf_free(d, &to);
+        stream_destroy(s);
+        device_close(d);
+    }
+}
+
 /* Memory is found by any address inside of it, whatever was freed in between; host memory is everybody's. */
 static void addresses_of_ranks(void **state)
 {
@@ -272,6 +314,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_in_order_of_ranks),
         cmocka_unit_test(gathers_rank_by_rank),
+        cmocka_unit_test(chunks_go_up_by_heads),
         cmocka_unit_test(addresses_of_ranks),
         cmocka_unit_test(copies),
         cmocka_unit_test(a_rank_fails),

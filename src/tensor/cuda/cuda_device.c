@@ -226,6 +226,19 @@ static int cuda_stream_copy(struct stream *base, void *dst, const void *src, siz
                       "copy");
 }
 
+static int cuda_stream_copy_strided(struct stream *base, void *dst, const void *src, int n,
+                                    size_t stride, size_t bytes)
+{
+    struct cuda_stream *s = cuda_stream(base);
+    int rc = atomic_load(&base->code);
+    if (rc != 0 || bytes == 0)
+        return rc;
+    return cuda_check(s,
+                      cudaMemcpy2DAsync(dst, stride, src, stride, bytes, (size_t)n,
+                                        cudaMemcpyDefault, s->handle),
+                      "copy");
+}
+
 /* --- events ----------------------------------------------------------------------------------- */
 
 static int cuda_event_create(struct device *d, struct event **out, struct err *err)
@@ -306,6 +319,7 @@ static const struct device_vtable cuda_vtable = {
     .stream_sync = cuda_stream_sync,
     .stream_recover = cuda_stream_recover,
     .stream_copy = cuda_stream_copy,
+    .stream_copy_strided = cuda_stream_copy_strided,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,
