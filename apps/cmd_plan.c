@@ -17,6 +17,7 @@
 #include "base/plural.h"
 #include "format/json.h"
 #include "model/config.h"
+#include "model/share.h"
 #include "policy/pipeline.h"
 #include "policy/plan.h"
 #include "policy/timeline.h"
@@ -110,6 +111,9 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     if (a->shape == NULL && a->model_dir == NULL)
         return err_set(e, ERR_USAGE, "a built-in platform needs MODEL_DIR or --shape");
     int rc = load_config(a, &c, e);
+    if (rc != 0)
+        return rc;
+    rc = share_check(&c, a->tensor_parallel, a->pipeline_parallel, false, e);
     if (rc != 0)
         return rc;
     struct platform_shape s = profile_shape(a->shape != NULL ? a->shape : a->model_dir, &c,

@@ -1,5 +1,6 @@
 /* share.h - what a rank of a device group holds of a model: tensor parallelism over heads and the MLP's
- * width, as Megatron cuts it; and on which stage: pipeline parallelism over layers.  Private to src/model.
+ * width, as Megatron cuts it; and on which stage: pipeline parallelism over layers.  Private to src/model,
+ * but for share_check.
  *
  *   wq, wkv, w_up and their biases   rows: a run of heads, of K heads, of V heads, of gate, of up
  *   output head and its bias         rows: a run of the vocabulary, where that can be divided and the head is no

@@ -58,6 +58,9 @@ check "the others go on" grep -qE 'doc1\.txt: [0-9]+ tokens, [0-9]+ restored, [0
 check "and how many failed is said" grep -q '2 of 3 files are not stored as a whole' "$tmp/err"
 run_hc ingest "$model" --store "$tmp/small" --store-cap 300K "$tmp/doc1.txt" --save both
 expect "what does not fit under the cap is named with its reason" 1 'doc1\.txt: not all of it is stored: the store is full'
+doc 7 3000 >"$tmp/long.txt"
+run_hc ingest "$model" --store "$store" "$tmp/long.txt"
+expect "a document that is longer than the context" 1 'long.txt: the prompt has [0-9]+ tokens, but the context holds 2048$'
 run_hc ingest "$model" --store memory "$tmp/doc1.txt"
 expect "a store in memory is no place for it" 2 'give a folder'
 plan_end

@@ -43,7 +43,8 @@ refused "a tier too many" 2 'the platform has 1' --shape llama-2-7b --tier 1
 refused "a plan of other layers" 2 'the model has 32' --shape llama-2-7b --method r5,h3
 refused "recomputed layers that are no prefix" 2 'plan' --shape tiny-mha --method HR
 refused "an SVG that cannot be written" 1 'none/plan.svg: No such file' --shape llama-2-7b --svg "$tmp/none/plan.svg"
-refused "more stages than layers" 1 'n_stages is 5' --shape tiny-mha --pipeline-parallel 5
+refused "more stages than layers" 1 'has 4 layers, and each stage needs one' --shape tiny-mha --pipeline-parallel 5
+refused "ranks that cannot share the heads" 1 'has 8 key/value heads, which cannot be divided by 16' --shape llama-3-8b --tensor-parallel 16
 run_hc profile synth:tiny-mha --out "$tmp/one.platform"
 refused "stages that were not measured" 1 'was measured with 1 stage of 1 rank' --platform "$tmp/one.platform" --pipeline-parallel 2
 printf 'machine = m\nnonsense\n' >"$tmp/bad.platform"
