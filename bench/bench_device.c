@@ -477,8 +477,10 @@ int device_table_run(const struct device_table *o, struct err *err)
     if (b.csv != NULL)
         fprintf(b.csv, "device,dtype,kind,shape,median_ms,min_ms,max_ms,rate,unit,share,"
                        "ceiling\n");
-    struct pool *pool = pool_create(o->threads);
-    int rc = group_open(o->device, o->tensor_parallel, o->pipeline_parallel, pool, &d, err);
+    struct pool *pool = NULL;
+    int rc = pool_create(o->threads, &pool, err);
+    if (rc == 0)
+        rc = group_open(o->device, o->tensor_parallel, o->pipeline_parallel, pool, &d, err);
     if (rc == 0)
         rc = run_on(&b, d, err);
     device_close(d);

@@ -442,8 +442,9 @@ static void measure_ceilings(struct bench *b)
 static int bench_on(struct bench *b, int n_threads, struct err *err)
 {
     b->n_threads = n_threads;
-    b->pool = pool_create(n_threads);
-    int rc = device_open("cpu", b->pool, &b->device, err);
+    int rc = pool_create(n_threads, &b->pool, err);
+    if (rc == 0)
+        rc = device_open("cpu", b->pool, &b->device, err);
     if (rc == 0)
         rc = stream_create(b->device, STREAM_COMPUTE, &b->stream, err);
     if (rc == 0) {

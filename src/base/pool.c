@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -23,8 +24,9 @@
 #define SPIN_NS 30000
 
 struct pool {
-    int n_threads;
-    pthread_t *threads;   /* n_threads - 1 of them */
+    int n_threads;        /* shares of a job */
+    pthread_t *threads;   /* [n_workers] */
+    int n_workers;        /* n_threads - 1, once all have been started */
     pthread_mutex_t turn; /* held by the caller of pool_run for the length of the job */
     pthread_mutex_t lock; /* guards sleeping and waking on the conditions below */
     pthread_cond_t start;
@@ -94,9 +96,10 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-struct pool *pool_create(int n_threads)
+int pool_create(int n_threads, struct pool **out, struct err *err)
 {
     CHECK(n_threads >= 1);
+    *out = NULL;
     struct pool *p = xcalloc(1, sizeof *p);
     p->n_threads = n_threads;
     pthread_mutex_init(&p->turn, NULL);
@@ -105,9 +108,21 @@ struct pool *pool_create(int n_threads)
     pthread_cond_init(&p->finish, NULL);
     p->threads = xcalloc((size_t)n_threads, sizeof *p->threads);
     atomic_store(&p->ticket, (uint32_t)n_threads); /* job 0 has no share left */
-    for (int i = 1; i < n_threads; i++)
-        CHECK(pthread_create(&p->threads[i - 1], NULL, worker_main, p) == 0);
-    return p;
+    int rc = 0;
+    while (rc == 0 && p->n_workers < n_threads - 1) {
+        rc = pthread_create(&p->threads[p->n_workers], NULL, worker_main, p);
+        p->n_workers += rc == 0;
+    }
+    if (rc != 0) {
+        err_set(err, -rc,
+                "only %d of %d compute threads could be started (%s): choose fewer "
+                "--threads, or raise the limit of processes",
+                p->n_workers + 1, n_threads, strerror(rc));
+        pool_destroy(p);
+        return -rc;
+    }
+    *out = p;
+    return 0;
 }
 
 static void wake_all(struct pool *p)
@@ -123,8 +138,8 @@ void pool_destroy(struct pool *p)
         return;
     atomic_store(&p->quit, true);
     wake_all(p);
-    for (int i = 1; i < p->n_threads; i++)
-        pthread_join(p->threads[i - 1], NULL);
+    for (int i = 0; i < p->n_workers; i++)
+        pthread_join(p->threads[i], NULL);
     pthread_cond_destroy(&p->finish);
     pthread_cond_destroy(&p->start);
     pthread_mutex_destroy(&p->lock);

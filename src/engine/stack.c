@@ -69,10 +69,11 @@ static int open_model(struct stack *k, struct err *err)
 {
     const struct stack_opts *o = &k->o;
     int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    k->pool = pool_create(threads > 0 ? threads : 1);
     int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
     int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
-    int rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
+    int rc = pool_create(threads > 0 ? threads : 1, &k->pool, err);
+    if (rc == 0)
+        rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
                         &k->dev, err);
     struct model_opts mo = {.dev = k->dev,
                             .reserve = reserve_memory,

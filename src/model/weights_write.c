@@ -304,9 +304,10 @@ int weights_synth_write(const char *dir, const struct model_config *cfg, enum dt
     plan_files(&w);
     for (size_t i = 0; i < w.list.n; i++)
         w.bytes_all += tensor_bytes(&w.list.items[i], dtype);
-    w.pool = pool_create(compute_threads());
     w.batch = xmalloc(BATCH_BYTES);
-    int rc = make_room(&w);
+    int rc = pool_create(compute_threads(), &w.pool, w.err);
+    if (rc == 0)
+        rc = make_room(&w);
     progress_begin(&w.progress, "writing weights", PROGRESS_BYTES, w.bytes_all);
     for (size_t i = 0; i < w.n_files && rc == 0; i++)
         rc = write_shard(&w, &w.files[i]);

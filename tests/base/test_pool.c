@@ -5,14 +5,26 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/pool.h"
 
 enum { MAX_THREADS = 5 };
+
+static struct pool *make(int n_threads)
+{
+    struct pool *p = NULL;
+    assert_int_equal(pool_create(n_threads, &p, NULL), 0);
+    return p;
+}
 
 struct calls {
     atomic_int by_idx[MAX_THREADS];
@@ -49,7 +61,7 @@ static void every_thread_runs_once_per_job(void **state)
 {
     (void)state;
     for (int n = 1; n <= MAX_THREADS; n++) {
-        struct pool *p = pool_create(n);
+        struct pool *p = make(n);
         assert_int_equal(pool_threads(p), n);
         run_many(p, n <= 2 ? 5000 : 300);
         pool_destroy(p);
@@ -67,7 +79,7 @@ static void no_pool_runs_inline(void **state)
 static void sleeping_workers_wake_up(void **state)
 {
     (void)state;
-    struct pool *p = pool_create(3);
+    struct pool *p = make(3);
     for (int i = 0; i < 20; i++) {
         clock_sleep_ns(2000000); /* far beyond the spinning time */
         run_many(p, 1);
@@ -79,7 +91,7 @@ static void create_and_destroy_without_work(void **state)
 {
     (void)state;
     for (int i = 0; i < 100; i++)
-        pool_destroy(pool_create(1 + i % 4));
+        pool_destroy(make(1 + i % 4));
 }
 
 struct caller {
@@ -105,7 +117,7 @@ static void *call_often(void *arg)
 static void two_callers_take_turns(void **state)
 {
     (void)state;
-    struct pool *p = pool_create(2);
+    struct pool *p = make(2);
     struct caller a = {p, 0}, b = {p, 0};
     pthread_t t;
     assert_int_equal(pthread_create(&t, NULL, call_often, &a), 0);
@@ -114,6 +126,31 @@ static void two_callers_take_turns(void **state)
     assert_int_equal(a.total, 500);
     assert_int_equal(b.total, 500);
     pool_destroy(p);
+}
+
+/* In a child, whose limit on processes is its own: root has none. */
+static void refused_threads_are_told(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const struct rlimit one = {1, 1};
+        struct err err = {0};
+        struct pool *p = (struct pool *)&err; /* anything but NULL */
+        bool limited = setrlimit(RLIMIT_NPROC, &one) == 0 &&
+                       (getuid() != 0 || setresuid(65534, 65534, 65534) == 0);
+        int rc = limited ? pool_create(4, &p, &err) : 0;
+        bool told = rc == -EAGAIN && p == NULL &&
+                    strstr(err.msg, "only 1 of 4 compute threads") != NULL;
+        _exit(!limited ? 2 : told ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 2)
+        skip(); /* a sandbox that lets nobody become somebody else */
+    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 static void shares_cover_everything_once(void **state)
@@ -141,6 +178,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_thread_runs_once_per_job),
         cmocka_unit_test(no_pool_runs_inline),
+        cmocka_unit_test(refused_threads_are_told),
         cmocka_unit_test(sleeping_workers_wake_up),
         cmocka_unit_test(create_and_destroy_without_work),
         cmocka_unit_test(two_callers_take_turns),

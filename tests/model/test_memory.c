@@ -98,12 +98,13 @@ static void build_json(void *arg)
 
 static void load_model(void *arg)
 {
-    struct pool *pool = pool_create(1);
+    struct pool *pool = NULL;
     struct model_opts o = {.dtype = "f32"};
     struct model *m = NULL;
     struct err err = {0};
     (void)arg;
-    if (memtest_ok(device_open("cpu", pool, &o.dev, &err), &err, "device"))
+    if (memtest_ok(pool_create(1, &pool, &err), &err, "pool") &&
+        memtest_ok(device_open("cpu", pool, &o.dev, &err), &err, "device"))
         (void)memtest_ok(model_open("synth:tiny-mha", &o, &m, &err), &err, "model");
     model_close(m);
     device_close(o.dev);

@@ -36,8 +36,7 @@ static int group_setup(void **state)
 {
     (void)state;
     struct err e;
-    pool = pool_create(2);
-    return device_open("ref", pool, &dev, &e) ||
+    return pool_create(2, &pool, &e) || device_open("ref", pool, &dev, &e) ||
            stream_create(dev, STREAM_COMPUTE, &stream, &e);
 }
 

@@ -26,7 +26,7 @@ static void place_open(struct place *p, const char *device, const char *model,
 {
     bool q8 = strcmp(dtype, "q8") == 0;
     struct err err = {0};
-    p->pool = pool_create(threads);
+    assert_int_equal(pool_create(threads, &p->pool, &err), 0);
     assert_int_equal(device_open(device, p->pool, &p->dev, &err), 0);
     struct model_opts o = {.dev = p->dev,
                            .dtype = q8 ? "bf16" : dtype,

@@ -29,7 +29,8 @@ struct lane lane_cpu(const char *isa, int n_threads)
 {
     struct device *d = NULL;
     struct err err;
-    struct pool *pool = pool_create(n_threads);
+    struct pool *pool = NULL;
+    assert_int_equal(pool_create(n_threads, &pool, NULL), 0);
     setenv("HCACHE_ISA", isa, 1);
     int rc = device_open("cpu", pool, &d, &err);
     unsetenv("HCACHE_ISA");

@@ -173,7 +173,8 @@ static void test_copy_all(void **state)
     static uint8_t src[ROOM], dst[ROOM], want[ROOM];
     struct rng rng = {.s = 11};
     for (int threads = 1; threads <= 5; threads++) {
-        struct pool *pool = pool_create(threads);
+        struct pool *pool = NULL;
+        assert_int_equal(pool_create(threads, &pool, NULL), 0);
         struct device *d;
         struct stream *s;
         assert_int_equal(device_open("cpu", pool, &d, NULL), 0);
