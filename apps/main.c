@@ -1,4 +1,5 @@
 /* main.c - hcache: finds the subcommand and runs it. Everything else is in cmd_NAME.c. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -77,6 +78,8 @@ static int help_command(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    /* A file that may not grow (ulimit -f) is a full disk to the store, and not the end of everything. */
+    (void)signal(SIGXFSZ, SIG_IGN);
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -59,7 +59,7 @@ int io_random(struct io *io, void *buf, size_t n, struct err *err)
 
 int io_code(int rc)
 {
-    return rc == -EDQUOT ? -ENOSPC : rc;
+    return rc == -EDQUOT || rc == -EFBIG ? -ENOSPC : rc;
 }
 
 static int file_err(const struct io_file *f, const char *verb, int rc, struct err *err)

@@ -18,8 +18,8 @@
  * the old file or the new.
  *
  * Errors.  Every function that can fail returns 0, -errno as the system gave it (a missing
- * file is -ENOENT; but a quota that is used up is -ENOSPC), or ERR_BUSY, ERR_CRASHED,
- * ERR_UNSUPPORTED, ERR_LIMIT; the message in `err` (NULL is allowed) names the operation and
+ * file is -ENOENT; but a quota that is used up and a file that may not grow are -ENOSPC), or
+ * ERR_BUSY, ERR_CRASHED, ERR_UNSUPPORTED, ERR_LIMIT; the message in `err` (NULL is allowed) names the operation and
  * the path.
  *
  * Threads.  A `struct io` and its files may be used from any number of threads at once; a

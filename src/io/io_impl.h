@@ -98,7 +98,8 @@ struct io_file {
  * (n: done), or the code of the failure. */
 int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t r,
                       size_t *step);
-/* What the system's code is to callers: a quota that is used up is a full disk. */
+/* What the system's code is to callers: a quota that is used up is a full disk, and so is
+ * a file that may not grow. */
 int io_code(int rc);
 int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64_t offset);
 int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t offset,

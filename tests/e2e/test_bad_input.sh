@@ -206,6 +206,16 @@ fi
 wait "$first"
 check "the first process was not disturbed" test $? -eq 0
 
+# Files that may not grow: as a full disk.
+ids 200 11 >"$tmp/ids200b"
+large=(--token-ids "$tmp/ids200b" --max-tokens 100 --temperature 0 --ignore-eos --json)
+run_hc run synth:tiny-gqa "${large[@]}"
+reference=$(json 'j["token_ids"]') digest=$(json 'j["logits_digest"]')
+(ulimit -f 100 && timeout 120 "$hc" run synth:tiny-gqa "${large[@]}" --store "$tmp/limited" --save both >"$tmp/out" 2>"$tmp/err")
+rc=$? out=$(cat "$tmp/out")
+check "files that may not grow: generation goes on, with the same tokens" same_output
+check "files that may not grow: one warning" test "$(grep -ciE 'no space|full' "$tmp/err")" -eq 1
+
 # A full disk while saving: generation goes on, saving stops with one warning.
 mkdir -p "$tmp/small"
 if mount -t tmpfs -o size=1m tmpfs "$tmp/small" 2>/dev/null; then
