@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import MODEL, Server, Stream, until  # noqa: E402
-from tap import check, end  # noqa: E402
+from tap import PATIENCE, check, end  # noqa: E402
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
@@ -19,10 +19,10 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def connect(server, n):
-    return [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(n)]
+    return [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(n)]
 
 
-def is_served(c, seconds=60):
+def is_served(c, seconds=PATIENCE):
     """Whether a whole answer arrives, each piece of it within so many seconds."""
     c.settimeout(seconds)
     try:
@@ -34,9 +34,9 @@ def is_served(c, seconds=60):
         return False
 
 
-def ask(c, seconds=60):
+def ask(c):
     c.sendall(HEALTH)
-    return is_served(c, seconds)
+    return is_served(c)
 
 
 def burst(server, n):
@@ -47,7 +47,7 @@ def burst(server, n):
     for c in connections:
         c.sendall(HEALTH)
     server.p.send_signal(signal.SIGCONT)
-    n_served = sum(is_served(c, 20) for c in connections)
+    n_served = sum(is_served(c) for c in connections)
     check(f"{n} requests at once are answered", n_served == n, n_served)
     for c in connections:
         c.close()
@@ -116,7 +116,7 @@ def stopping(server):
     check("once it stops, connections are refused", until(is_refused))
     check("a stream that ran goes on to its end", list(s.events)[-1:] == [None])
     s.close()
-    check("and the server ends", server.p.wait(60) == 0)
+    check("and the server ends", server.p.wait(PATIENCE) == 0)
 
 
 with_server(bursts, "--http-threads", "1")
