@@ -1,48 +1,64 @@
 """`hcache serve` under many connections: 1,000 idle ones and 200 live streams, and what a token costs beside computing it.
 
-The cost is the processor time of the HTTP threads, divided by the tokens that were streamed; and, as an upper bound of
-what the engine's thread does for a token, the time of a whole step of the smallest model, its forward pass included."""
+What the HTTP threads do for a token is judged by what computing it takes, with the smallest model there is: that does not
+depend on the machine.  Its microseconds are printed, and, as an upper bound of what the engine's thread does for a
+token, the time of a whole step of that model, its forward pass included."""
 import asyncio
 import json
 import os
+import resource
 import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import MODEL, SANITIZED, Server, Stream  # noqa: E402
-from tap import check, end, skip  # noqa: E402
+from tap import PATIENCE, check, end, skip  # noqa: E402
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
 
 N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 300
-LIMIT_US = 50
+# A descriptor for each connection, here and in the server, and some for everything else.
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+wanted = N_IDLE + N_STREAMS + 256
+if hard != resource.RLIM_INFINITY and hard < wanted:
+    N_IDLE -= wanted - hard
+    print(f"# {N_IDLE} idle connections: more than {hard} descriptors are not allowed here (ulimit -Hn)")
+if soft != resource.RLIM_INFINITY and soft < wanted:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY and hard < wanted else wanted, hard))
 # Idle connections are there for as long as the streams take.
-OPTIONS = ("--max-sequences", str(N_STREAMS), "--max-queue", "256", "--idle-timeout", "900" if SANITIZED else "120")
+OPTIONS = ("--max-sequences", str(N_STREAMS), "--max-queue", "256", "--idle-timeout", "3600")
 
 
-def check_cost(name, us):
+def check_cost(name, before, after):
+    """Between two times of cpu_ns: a thread that spins beside the engine's would have as much as that."""
     if SANITIZED:
         skip(name, "a sanitizer's time is not the program's")
+    elif not after:
+        skip(name, "this kernel tells no processor time of threads (/proc/PID/task/TID/schedstat)")
     else:
-        check(name, us < LIMIT_US, us)
+        http, all_threads = http_ns(after) - http_ns(before), sum(after.values()) - sum(before.values())
+        check(name, 0 < http < all_threads / 2, (http, all_threads))
 
 
 def cpu_ns(server):
-    """Processor time of the threads by their names; the HTTP threads are called http"""
+    """Processor time of the threads by their names; the HTTP threads are called http. Nothing where it is not told."""
     times = {}
     base = f"/proc/{server.p.pid}/task"
     for task in os.listdir(base):
         with open(f"{base}/{task}/comm") as f:
             name = f.read().strip()
-        with open(f"{base}/{task}/schedstat") as f:
-            times[name] = times.get(name, 0) + int(f.read().split()[0])
+        try:
+            with open(f"{base}/{task}/schedstat") as f:
+                times[name] = times.get(name, 0) + int(f.read().split()[0])
+        except OSError:
+            return {}
     return times
 
 
-def http_ns(server):
-    return sum(t for name, t in cpu_ns(server).items() if name.startswith("http"))
+def http_ns(times):
+    return sum(t for name, t in times.items() if name.startswith("http"))
 
 
 def body(seed, n_tokens):
@@ -68,23 +84,30 @@ async def stream(reader, writer, seed, started):
 
 async def still_there(reader, writer):
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-    return (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200")
+    return (await asyncio.wait_for(reader.readline(), PATIENCE)).startswith(b"HTTP/1.1 200")
 
 
-async def load(server):
-    idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_IDLE)]
+async def streams(server):
+    """(how many were live when the last began, results)"""
     started = set()
     opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_STREAMS)]
-    before, t0 = http_ns(server), time.time()
     for i, (_, w) in enumerate(opened):
         data = body(i, N_TOKENS)
         w.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
     tasks = [asyncio.create_task(stream(r, w, i, started)) for i, (r, w) in enumerate(opened)]
     while len(started) < N_STREAMS and not all(t.done() for t in tasks):
         await asyncio.sleep(0.01)
-    all_at_once = sum(not t.done() for t in tasks)
-    results = await asyncio.gather(*tasks)
-    seconds, http = time.time() - t0, http_ns(server) - before
+    return sum(not t.done() for t in tasks), await asyncio.gather(*tasks)
+
+
+async def load(server):
+    idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_IDLE)]
+    for _ in range(5):  # where this test was not run while they began, some have ended before others
+        before, t0 = cpu_ns(server), time.time()
+        all_at_once, results = await streams(server)
+        seconds, after = time.time() - t0, cpu_ns(server)
+        if all_at_once == N_STREAMS:
+            break
     check(f"{N_STREAMS} streams end as they should, beside {N_IDLE} idle connections",
           all(done for _, done in results), [done for _, done in results].count(True))
     check("all of them were live at once", all_at_once == N_STREAMS, all_at_once)
@@ -92,24 +115,23 @@ async def load(server):
     check(f"all {N_IDLE} idle connections are served", all(alive), alive.count(True))
     for _, w in idle:
         w.close()
-    us = http / 1e3 / (N_STREAMS * N_TOKENS)
+    us = (http_ns(after) - http_ns(before)) / 1e3 / (N_STREAMS * N_TOKENS)
     print(f"# {N_STREAMS} streams: {N_STREAMS * N_TOKENS / seconds:.0f} tokens/s, {us:.1f} us of HTTP threads a token")
-    check_cost(f"a token costs the HTTP threads less than {LIMIT_US} us", us)
+    check_cost("a token costs the HTTP threads less than computing it takes", before, after)
     return [text for text, _ in results]
 
 
 def one_stream(server):
     """Every token is an event of its own, or nearly: the most that one can cost."""
-    best = None
+    before = cpu_ns(server)
     for _ in range(3):
-        before = http_ns(server)
         s = Stream(server, "/v1/completions", {"prompt": "Once", "max_tokens": 400, "ignore_eos": True})
         n_events = len(list(s.events)) - 2
         s.close()
-        us = (http_ns(server) - before) / 1e3 / 400
-        best = min(us, best or us)
-    print(f"# one stream: 400 tokens in {n_events} events, {best:.1f} us of HTTP threads a token")
-    check_cost(f"one stream: less than {LIMIT_US} us a token", best)
+    after = cpu_ns(server)
+    us = (http_ns(after) - http_ns(before)) / 1e3 / 1200
+    print(f"# one stream: 400 tokens in {n_events} events, {us:.1f} us of HTTP threads a token")
+    check_cost("one stream: less than computing it takes, too", before, after)
 
 
 server = Server(MODEL, *OPTIONS)
