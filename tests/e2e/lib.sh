@@ -6,6 +6,8 @@
 #   skip NAME REASON
 #   plan_end                  prints the plan and sets the exit status: last line of every test
 
+# Seconds after which something that should happen is taken for something that does not (see tap.py).
+PATIENCE=300
 hc=$PWD/${HCACHE_BUILD:?is set by tools/run_tests.sh}/hcache
 shared_model=${HCACHE_SHARED:-../shared}/models/stories260K
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/hcache-test.XXXXXX")
@@ -27,6 +29,7 @@ check() {
         n_failed=$((n_failed + 1))
         { echo "condition: $*"; cat "$tmp/check.out"; echo "status ${rc:-}; stderr: ${err:-}"; echo "stdout: ${out:-}"; } |
             head -c 2000 | sed 's/^/# /'
+        echo # the cut may be in the middle of a line
     fi
 }
 skip() { report ok "$1 # SKIP $2"; }
@@ -41,7 +44,7 @@ plan_end() {
 }
 
 run_hc() {
-    timeout "${RUN_TIMEOUT:-60}" "$hc" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    timeout "$PATIENCE" "$hc" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
     rc=$?
     out=$(tr -d '\0' <"$tmp/out") err=$(tr -d '\0' <"$tmp/err")
 }
@@ -50,6 +53,17 @@ expect() { check "$1" matches "$2" "$3"; }
 # json EXPRESSION: evaluates Python over the JSON object `j` that the last run printed.
 json() { python3 -c "import json,sys; j=json.load(open(sys.argv[1])); v=$1; print(v if not isinstance(v, list) else ' '.join(map(str, v)))" "$tmp/out"; }
 json_is() { [ "$(json "$1")" = "$2" ]; }
+
+# port_of PID LOG: the port of a server that was started with --port 0, once it is ready; nothing where it has ended.
+port_of() {
+    local port= i
+    for ((i = 0; i < PATIENCE * 10; i++)); do
+        port=$(grep -oE 'ready at http://[^ ]*:[0-9]+' "$2" | grep -oE '[0-9]+$') && break
+        kill -0 "$1" 2>/dev/null || break
+        sleep 0.1
+    done
+    echo "$port"
+}
 
 has_command() { "$hc" --help 2>/dev/null | grep -qE "^  $1 "; }
 # A writable copy of a small model, with its tokenizer where the shared models are there.

@@ -1,5 +1,6 @@
 # test_bench.sh - hcache bench restore and ablation run to their end on a tiny model and write what
-# they promise. How fast anything is, is not looked at.
+# they promise. How fast anything is, is not looked at: a store that is too slow to stand for another platform's is
+# told, and what would have needed it is left out.
 . tests/e2e/lib.sh
 
 has_command bench || skip_all "there is no hcache bench yet"
@@ -11,7 +12,8 @@ check "restore: a row per length and method" test "$rc" -eq 0 -a "$(wc -l <"$tmp
 check "the same number of fields in each" test "$(awk -F, '{print NF}' "$tmp/t.csv" | sort -u | wc -l)" -eq 1
 check "how much faster auto is" grep -qE '^ +auto: [0-9.]+x kv, .* less stored than kv' "$tmp/out"
 run_hc "${restore[@]}" --methods kv,auto --as a100-1ssd:llama-2-13b
-check "as another platform: says what it throttles to" grep -qE '^storage throttled to [0-9.]+ MB/s' "$tmp/out"
+check "as another platform: says what it throttles to, or that this store is too slow for it" \
+    grep -qE '^storage throttled to [0-9.]+ MB/s|this store reads [0-9.]+ MB/s: too slow to be throttled to' "$tmp/out" "$tmp/err"
 run_hc "${restore[@]}" --as a100-9ssd
 expect "as no platform" 1 'a100-9ssd'
 run_hc "${restore[@]}" --as a100-1ssd:llama-9
@@ -33,9 +35,11 @@ check "in pieces it draws the same cases" cmp -s <(tail -2 "$tmp/s.csv" | cut -d
 
 run_hc bench ablation "$model" --store "$tmp/store" --tokens 128 --lengths 64,128 --rounds 1 --csv "$tmp/a.csv" --html "$tmp/a.html"
 check "ablation" test "$rc" -eq 0
-check "every figure is in the CSV" test "$(tail -n +2 "$tmp/a.csv" | cut -d, -f1 | sort -u | paste -sd' ')" = "11ac 11df 11gi 12 13a 13b 6.1.3"
+left_out=$(sed -n 's/^\([0-9a-z]*\) .* left out: this store is too slow$/\1/p' "$tmp/out")
+figures() { { tail -n +2 "$tmp/a.csv" | cut -d, -f1 && echo "$left_out"; } | sort -u | sed '/^$/d' | paste -sd' '; }
+check "every figure is in the CSV, or said to be left out" test "$(figures)" = "11ac 11df 11gi 12 13a 13b 6.1.3"
 check "eleven fields in each row" test "$(awk -F, '{print NF}' "$tmp/a.csv" | sort -u)" = 11
-check "the report is well-formed" python3 - "$tmp/a.html" <<'EOF'
+check "the report is well-formed" python3 - "$tmp/a.html" "$left_out" <<'EOF'
 import sys
 from html.parser import HTMLParser
 class P(HTMLParser):
@@ -52,7 +56,7 @@ class P(HTMLParser):
 p = P()
 p.feed(open(sys.argv[1]).read())
 assert not p.open_tags, p.open_tags
-assert p.n_svg >= 6, p.n_svg
+assert p.n_svg >= (1 if sys.argv[2] else 6), p.n_svg
 EOF
 run_hc bench ablation "$model" --save-csv "$tmp/none.csv" --tokens 64 --lengths 64 --rounds 1 --csv "$tmp/a.csv" --html "$tmp/a.html"
 expect "no such table for figure 14" 1 'none.csv'

@@ -5,12 +5,8 @@
 "$hc" serve models/demo --port 0 --store "$tmp/store" >"$tmp/serve.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null; cleanup' EXIT
-for _ in $(seq 300); do
-    port=$(grep -oE 'ready at http://[^ ]*:[0-9]+' "$tmp/serve.log" | grep -oE '[0-9]+$')
-    [ -n "$port" ] && break
-    sleep 0.1
-done
-load=(bench serve --url "http://127.0.0.1:$port" --seconds 3 --drain 40)
+port=$(port_of "$server" "$tmp/serve.log")
+load=(bench serve --url "http://127.0.0.1:$port" --seconds 3 --drain 300)
 
 run_hc "${load[@]}" --rate 60 --token-scale 0.05 --time-scale 0.01 --csv "$tmp/chats.csv" --html "$tmp/chats.html"
 check "chats: all are answered" grep -qE '([0-9]+) requests sent, \1 answered, 0 failed, 0 not in time' "$tmp/out"

@@ -4,7 +4,6 @@
 
 hc=$PWD/$HCACHE_BUILD/hcache_emulated
 [ -x "$hc" ] || skip_all "the emulated GPU is not built for this variant or processor"
-export RUN_TIMEOUT=250
 model=tests/model/golden/families/llama
 cuda=(--device cuda --dtype bf16)
 ceilings='^ceilings of device cuda \(emulated GPU.*bf16 GEMM .* TFLOP/s, memory .* GB/s.*pinned copies up .* GB/s, down .* GB/s'
@@ -42,13 +41,8 @@ check "profile: plan knows its stages" grep -q '; 2 stages beside each other;' "
 "$hc" serve models/demo --device cuda --port 0 --store "$tmp/served" --threads 1 >"$tmp/serve.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null; cleanup' EXIT
-for _ in $(seq 1200); do
-    port=$(grep -oE 'ready at http://[^ ]*:[0-9]+' "$tmp/serve.log" | grep -oE '[0-9]+$')
-    [ -n "$port" ] && break
-    kill -0 $server 2>/dev/null || break
-    sleep 0.1
-done
+port=$(port_of "$server" "$tmp/serve.log")
 printf '%s\n' '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [0]}' >"$tmp/one.jsonl"
-run_hc bench serve --url "http://127.0.0.1:$port" --workload trace --trace "$tmp/one.jsonl" --rate 0 --token-scale 1 --seconds 1 --drain 200
+run_hc bench serve --url "http://127.0.0.1:$port" --workload trace --trace "$tmp/one.jsonl" --rate 0 --token-scale 1 --seconds 1 --drain 300
 check "serve: a request is answered" grep -q '1 requests sent, 1 answered, 0 failed' "$tmp/out"
 plan_end

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.dirname(__file__))
+from tap import PATIENCE  # noqa: E402
+
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 SHARED = os.environ.get("HCACHE_SHARED", "../shared")
 MODELS = [os.path.join(SHARED, "models", m) for m in ("stories260K", "stories260K-mha")]
@@ -32,7 +35,7 @@ for model in MODELS:
         name = f"{os.path.basename(model)} {case['prompt'][:30]!r}"
         p = subprocess.run([HC, "run", model, "--dtype", "f32", "--temperature", "0", "--prompt", case["prompt"],
                             "--max-tokens", str(len(want)), "--ignore-eos", "--json"],
-                           capture_output=True, text=True, timeout=120)
+                           capture_output=True, text=True, timeout=PATIENCE)
         if p.returncode != 0:
             check(name, False, p.stderr)
             continue

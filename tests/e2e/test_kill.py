@@ -18,6 +18,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.dirname(__file__))
+from tap import PATIENCE  # noqa: E402
+
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 CYCLES = int(os.environ.get("KILL_CYCLES", "50"))
 SECONDS = float(os.environ.get("KILL_SECONDS", "60"))
@@ -49,7 +52,7 @@ def command(model, prompt, max_tokens, store, save="both"):
 
 
 def run(cmd):
-    p = subprocess.run(cmd, capture_output=True, text=True, timeout=120)
+    p = subprocess.run(cmd, capture_output=True, text=True, timeout=PATIENCE)
     if p.returncode != 0:
         raise RuntimeError(f"status {p.returncode}: {' '.join(cmd)}\n{p.stderr[-500:]}")
     return json.loads(p.stdout)
@@ -93,7 +96,7 @@ def cycle(number):
     if again["cached_tokens"] < floor:
         fail(number, f"{committed} tokens were reported committed, {again['cached_tokens']} were found")
     if has_store_command:
-        p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+        p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
         if p.returncode != 0:
             fail(number, f"store verify: {p.stdout[-300:]} {p.stderr[-300:]}")
     return was_killed

@@ -119,7 +119,8 @@ def stopping(server):
     check("and the server ends", server.p.wait(PATIENCE) == 0)
 
 
-with_server(bursts, "--http-threads", "1")
+# (No time limit of a connection is to wake up a loop that sleeps in spite of requests.)
+with_server(bursts, "--http-threads", "1", "--idle-timeout", "3600", "--read-timeout", "3600")
 with_server(bound, "--max-connections", "8")
 with_server(descriptors)
 with_server(stopping)

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 
 VENV = ".venv/bin/python"
 if "HCACHE_IN_VENV" not in os.environ:
@@ -15,8 +14,8 @@ if "HCACHE_IN_VENV" not in os.environ:
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import MODEL, Server  # noqa: E402
-from tap import check, end, raises  # noqa: E402
+from serve_client import MODEL, SAVING, Server  # noqa: E402
+from tap import PATIENCE, check, end, raises  # noqa: E402
 
 try:
     import openai
@@ -27,6 +26,8 @@ if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
 
+KEY = {"Authorization": "Bearer sesame"}
+
 
 def cached(r):
     return r.usage.prompt_tokens_details.cached_tokens
@@ -36,11 +37,12 @@ def full_chunks(n):
     return n // 64 * 64
 
 
-def hit_rate(c, model, messages, n_turns, seed):
-    """Sampled turns of a chat. (tokens that were found, tokens that could be found, prompt tokens that were computed
-    though their state was there, total tokens of the last turn)"""
+def hit_rate(c, model, messages, n_turns, seed, committed=lambda: None):
+    """Sampled turns of a chat; before each, committed() waits for what the one before has saved. (tokens that were found,
+    tokens that could be found, total tokens of the last turn)"""
     found = could = before = 0
     for turn in range(n_turns):
+        committed()
         messages.append({"role": "user", "content": f"And on day {turn}, Lily?"})
         r = c.chat.completions.create(model=model, messages=messages, max_tokens=16, temperature=2, seed=seed + turn)
         found += min(cached(r), full_chunks(before))
@@ -60,15 +62,16 @@ def ten_turns(c, model):
               (found, could))
 
 
-def restarted(first, second):
+def restarted(start):
     """A chat that goes on in another process, which knows the answers' tokens from the file."""
-    c = openai.OpenAI(base_url=f"http://127.0.0.1:{first.port}/v1", api_key="sesame", max_retries=0, timeout=60)
+    first = start(*SAVING)
+    c = openai.OpenAI(base_url=f"http://127.0.0.1:{first.port}/v1", api_key="sesame", max_retries=0, timeout=PATIENCE)
     model = c.models.list().data[0].id
     messages = [{"role": "system", "content": "Tell long stories."}]
-    _, _, before = hit_rate(c, model, messages, 10, 7)
-    first.stop()
-    server = second()
-    c = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sesame", max_retries=0, timeout=60)
+    _, _, before = hit_rate(c, model, messages, 10, 7, lambda: first.post("/v1/cache/flush", {}, KEY))
+    check("the server stops with status 0, and saves what it has", first.stop() == 0)
+    server = start(*SAVING)
+    c = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sesame", max_retries=0, timeout=PATIENCE)
     messages.append({"role": "user", "content": "And then?"})
     r = c.chat.completions.create(model=model, messages=messages, max_tokens=2)
     check("after a restart every full chunk is found, tokens as they were generated",
@@ -79,7 +82,7 @@ def restarted(first, second):
 
 
 def run(server):
-    c = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sesame", max_retries=0, timeout=60)
+    c = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sesame", max_retries=0, timeout=PATIENCE)
     model = c.models.list().data[0].id
     check("models.list, models.retrieve", c.models.retrieve(model).id == model)
     r = c.completions.create(model=model, prompt="Once upon a time", max_tokens=12, temperature=0)
@@ -113,11 +116,8 @@ def run(server):
         r = c.chat.completions.create(model=model, messages=messages, max_tokens=12, temperature=1, seed=i)
         messages.append({"role": "assistant", "content": r.choices[0].message.content})
     messages.pop()
-    for _ in range(100):  # committing takes a moment
-        if r.usage.prompt_tokens_details.cached_tokens >= 64:
-            break
-        time.sleep(0.05)
-        r = c.chat.completions.create(model=model, messages=messages, max_tokens=1)
+    server.post("/v1/cache/flush", {}, KEY)
+    r = c.chat.completions.create(model=model, messages=messages, max_tokens=1)
     check("a stateless chat finds its history", r.usage.prompt_tokens_details.cached_tokens >= 64, r)
 
     ten_turns(c, model)
@@ -134,8 +134,8 @@ def run(server):
 store = tempfile.mkdtemp(prefix="hcache-openai.")
 
 
-def start():
-    return Server(MODEL, "--store", os.path.join(store, "s"), "--plain-chat", "--api-key", "sesame")
+def start(*options):
+    return Server(MODEL, "--store", os.path.join(store, "s"), "--plain-chat", "--api-key", "sesame", *options)
 
 
 server = start()
@@ -143,8 +143,9 @@ try:
     run(server)
 except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log))
+check("the server stops with status 0", server.stop() == 0)
 try:
-    server = restarted(server, start)
+    server = restarted(start)
 except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log))
 check("the server stops with status 0", server.stop() == 0)

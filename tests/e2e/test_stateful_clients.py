@@ -16,7 +16,7 @@ if "HCACHE_IN_VENV" not in os.environ:
 sys.path.insert(0, os.path.dirname(__file__))
 import scripted_model  # noqa: E402
 from serve_client import Server  # noqa: E402
-from tap import check, end, raises  # noqa: E402
+from tap import PATIENCE, check, end, raises  # noqa: E402
 
 try:
     import anthropic
@@ -172,8 +172,8 @@ def serve_and_run(store, model, name, *runs):
     """Each run is a function and which of the two clients it gets."""
     server = Server(model, "--store", store, "--api-key", "sesame,other")
     url = f"http://127.0.0.1:{server.port}"
-    clients = (openai.OpenAI(base_url=url + "/v1", api_key="sesame", max_retries=0, timeout=60),
-               anthropic.Anthropic(base_url=url, api_key="sesame", max_retries=0, timeout=60))
+    clients = (openai.OpenAI(base_url=url + "/v1", api_key="sesame", max_retries=0, timeout=PATIENCE),
+               anthropic.Anthropic(base_url=url, api_key="sesame", max_retries=0, timeout=PATIENCE))
     for run, *which in runs:
         try:
             run(*[clients[i] for i in which], name)

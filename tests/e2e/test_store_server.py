@@ -17,7 +17,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import HC, MODEL, SAVING, Server, until  # noqa: E402
-from tap import check, end, equal, skip  # noqa: E402
+from tap import PATIENCE, check, end, equal, skip  # noqa: E402
 
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-store-server."))
 SYNTH = "synth:tiny-gqa"
@@ -25,7 +25,7 @@ SYNTH = "synth:tiny-gqa"
 
 def can(cmd):
     try:
-        return subprocess.run(cmd, capture_output=True, timeout=60).returncode == 0
+        return subprocess.run(cmd, capture_output=True, timeout=PATIENCE).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -79,9 +79,9 @@ def read_only(image, at):
     equal("read-only: it stops in order", server.stop(), 0)
 
     check("unmounted", can(["umount", at]), "umount")
-    subprocess.run(["e2fsck", "-p", image], capture_output=True, timeout=60)
+    subprocess.run(["e2fsck", "-p", image], capture_output=True, timeout=PATIENCE)
     check("mounted again", can(["mount", "-o", "loop", image, at]), "mount")
-    v = subprocess.run([HC, "store", "verify", os.path.join(at, "s")], capture_output=True, text=True, timeout=60)
+    v = subprocess.run([HC, "store", "verify", os.path.join(at, "s")], capture_output=True, text=True, timeout=PATIENCE)
     equal("writable again: verify", v.returncode, 0)
     server = serve(os.path.join(at, "s"))
     got, cached = answer(server, A)

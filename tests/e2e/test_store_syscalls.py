@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from tap import check, end, skip  # noqa: E402
+from tap import PATIENCE, check, end, skip  # noqa: E402
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 N_CASES = int(os.environ.get("SYSCALL_CASES", "5"))
@@ -43,7 +43,7 @@ def command(ids, store=None):
 
 
 def run(cmd):
-    p = subprocess.run(cmd, capture_output=True, text=True, timeout=120)
+    p = subprocess.run(cmd, capture_output=True, text=True, timeout=PATIENCE)
     return p, json.loads(p.stdout) if p.returncode == 0 else None
 
 
@@ -95,13 +95,13 @@ def injected(case):
         check(f"{name}: what was reported committed under faults, too",
               again is not None and same(again, want_new) and
               again["cached_tokens"] >= min(r["committed_tokens"], len(NEW) - 1) // 64 * 64, again)
-    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
     check(f"{name}: verify", v.returncode == 0, v.stdout + v.stderr)
 
 
 def can(cmd):
     try:
-        return subprocess.run(cmd, capture_output=True, timeout=30).returncode == 0
+        return subprocess.run(cmd, capture_output=True, timeout=PATIENCE).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -125,7 +125,7 @@ def full(at):
     check("a full disk: says so once", p.stderr.count("No space left") == 1, p.stderr)
     committed = r["committed_tokens"] if r else 0
     subprocess.run(["mount", "-o", "remount,size=64m", at], check=True)
-    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
     check("a full disk: verify", v.returncode == 0, v.stdout + v.stderr)
     r = run(command(NEW, store))[1]
     check("a full disk: what had been committed is there", r is not None and same(r, want_new) and
@@ -142,11 +142,12 @@ def full_under_cap(at):
     runs = [capped(seed) for seed in range(12)]
     check("full under the cap: all is saved", all(r is not None and r["committed_tokens"] >= 330 for _, r in runs),
           [(p.stderr, r and r["committed_tokens"]) for p, r in runs])
-    check("full under the cap: without a warning", all(p.stderr == "" for p, _ in runs), [p.stderr for p, _ in runs])
+    said = [line for p, _ in runs for line in p.stderr.split("\n") if line and "io_uring is not available" not in line]
+    check("full under the cap: without a warning", said == [], said)
     last, first = capped(11)[1], capped(0)[1]
     check("full under the cap: the last is there", last is not None and last["cached_tokens"] >= 320, last)
     check("full under the cap: the first went", first is not None and first["cached_tokens"] < 320, first)
-    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
     check("full under the cap: verify", v.returncode == 0, v.stdout + v.stderr)
 
 
@@ -158,7 +159,7 @@ def read_only(at):
     check("a read-only file system: a clear error or the same output",
           (r is not None and same(r, want_old)) or (p.returncode == 1 and "ead-only" in p.stderr and store in p.stderr),
           p.stderr)
-    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=60)
+    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
     check("a read-only file system: verify reads it", v.returncode == 0 and " 0 damaged" in v.stdout, v.stdout + v.stderr)
     subprocess.run(["mount", "-o", "remount,rw", at], check=True)
     r = run(command(OLD, store))[1]
@@ -166,9 +167,12 @@ def read_only(at):
 
 
 try:
+    has_ring = "io_uring is not available" not in run(command(OLD, os.path.join(tmp, "first")))[0].stderr
     if can(["strace", "-o", "/dev/null", "true"]):
-        for c in PATH_CASES[:N_CASES] + RING_CASES[:N_CASES]:
+        for c in PATH_CASES[:N_CASES] + (RING_CASES[:N_CASES] if has_ring else []):
             injected(c)
+        if not has_ring:
+            skip("failing calls of io_uring", "this machine does not let programs use it")
     else:
         skip("failing system calls", "strace cannot trace here")
     mounted("size=800k", full, "a full disk")
