@@ -10,6 +10,7 @@
 
 #include "apps/cmds.h"
 #include "apps/parallel.h"
+#include "apps/store_option.h"
 #include "base/file.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -227,8 +228,13 @@ int cmd_ingest(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    if (a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0) {
-        code = opt_usage(&cmd, "--store memory would be gone at the end: give a folder");
+    struct err why = {0};
+    if (store_is_memory(&a.store))
+        err_set(&why, ERR_USAGE, "--store memory would be gone at the end: give a folder");
+    else
+        (void)store_check(&a.store, &why);
+    if (why.code != 0) {
+        code = opt_usage(&cmd, "%s", why.msg);
         opt_end(parsed);
         return code;
     }

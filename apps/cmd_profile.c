@@ -10,6 +10,7 @@
 
 #include "apps/cmds.h"
 #include "apps/parallel.h"
+#include "apps/store_option.h"
 #include "base/opt.h"
 #include "bench/device_rig.h"
 #include "build_id.h"
@@ -326,9 +327,11 @@ int cmd_profile(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    if (a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0)
-        a.store.n = 0; /* as everywhere: no folder of that name */
-    int rc = run(&a, &err);
+    int rc = store_check(&a.store, &err);
+    if (store_is_memory(&a.store))
+        a.store.n = 0;
+    if (rc == 0)
+        rc = run(&a, &err);
     if (rc != 0)
         fprintf(stderr, "hcache profile: %s\n", err.msg);
     opt_end(parsed);

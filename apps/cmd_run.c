@@ -7,6 +7,7 @@
 
 #include "apps/cmds.h"
 #include "apps/parallel.h"
+#include "apps/store_option.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/opt.h"
@@ -437,8 +438,10 @@ static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_
 
 static int check_args(const struct run_args *a)
 {
-    bool in_memory = a->store.n == 0 || strcmp(a->store.items[0], "memory") == 0;
-    if (a->conversation != NULL && (!a->interactive || in_memory))
+    struct err err = {0};
+    if (store_check(&a->store, &err) != 0)
+        return opt_usage(&cmd, "%s", err.msg);
+    if (a->conversation != NULL && (!a->interactive || !store_is_on_disk(&a->store)))
         return opt_usage(&cmd, "--conversation needs -i and --store DIR");
     if (a->conversation != NULL && (a->prompt_file != NULL || a->token_ids != NULL))
         return opt_usage(&cmd, "--conversation takes its prompts from the terminal, and a "
@@ -470,7 +473,7 @@ int cmd_run(int argc, char **argv)
     }
     if (a.verbose)
         log_set_level(LOG_INFO);
-    bool memory = a.store.n == 1 && strcmp(a.store.items[0], "memory") == 0;
+    bool memory = store_is_memory(&a.store);
     struct hcache_opts o = {.model = a.model,
                             .device = a.device,
                             .dtype = a.dtype,

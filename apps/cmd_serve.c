@@ -18,6 +18,7 @@
 
 #include "apps/cmds.h"
 #include "apps/parallel.h"
+#include "apps/store_option.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -315,7 +316,7 @@ static void drain(struct server *s, struct hcache *h, int seconds)
 
 static int load(const struct serve_args *a, struct hcache **h, struct hcache_err *err)
 {
-    bool memory = a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0;
+    bool memory = store_is_memory(&a->store);
     struct hcache_opts o = {.model = a->model,
                             .device = a->device,
                             .dtype = a->dtype,
@@ -343,7 +344,6 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
 static int open_conversations(const struct serve_args *a, struct conversations **out,
                               struct err *err)
 {
-    bool memory = a->store.n == 0 || strcmp(a->store.items[0], "memory") == 0;
     char path[4096];
     struct conversations_opts o = {.path = a->conversations,
                                    .max_turns = a->max_turns,
@@ -352,7 +352,7 @@ static int open_conversations(const struct serve_args *a, struct conversations *
     *out = NULL;
     if (o.path != NULL && strcmp(o.path, "none") == 0)
         return 0;
-    if (o.path == NULL && !memory) {
+    if (o.path == NULL && store_is_on_disk(&a->store)) {
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->store.items[0]);
         o.path = path;
     }
@@ -374,7 +374,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
     struct hcache_err herr = {0};
     char *name = a->name != NULL ? strdup(a->name) : name_of(a->model);
     char answers[4096];
-    bool on_disk = a->store.n > 0 && strcmp(a->store.items[0], "memory") != 0;
+    bool on_disk = store_is_on_disk(&a->store);
     snprintf(answers, sizeof answers, "%s/answers", on_disk ? a->store.items[0] : "");
     struct server_opts so = {.host = a->host,
                              .port = a->port,
@@ -432,7 +432,9 @@ int cmd_serve(int argc, char **argv)
         return code;
     if (a.verbose)
         log_set_level(LOG_INFO);
-    int rc = read_keys(&a, &keys, &err);
+    int rc = store_check(&a.store, &err);
+    if (rc == 0)
+        rc = read_keys(&a, &keys, &err);
     if (rc != 0) {
         code = fail(rc, err.msg);
     } else if ((rc = catch_signals(&st)) != 0) {

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "apps/store_option.h"
+
 const char *const bench_dtypes[] = {"f32", "bf16", "f16", NULL};
 const char *const bench_devices[] = {"cpu", "ref", "cuda", NULL};
 
@@ -34,11 +36,11 @@ static void remove_dir(const char *path)
 
 int bench_place_open(struct bench_place *p, const struct bench_common *a, struct err *err)
 {
-    *p = (struct bench_place){.dirs = a->store.items, .n_dirs = a->store.n};
-    if (a->store.n == 1 && strcmp(a->store.items[0], "memory") == 0)
-        *p = (struct bench_place){0};
+    *p = (struct bench_place){0};
+    if (store_is_on_disk(&a->store))
+        *p = (struct bench_place){.dirs = a->store.items, .n_dirs = a->store.n};
     if (a->store.n > 0)
-        return 0;
+        return store_check(&a->store, err);
     char path[] = "/var/tmp/hcache-bench-XXXXXX"; /* /tmp may be memory */
     if (mkdtemp(path) == NULL)
         return err_set(err, -errno, "%s: %s", path, strerror(errno));

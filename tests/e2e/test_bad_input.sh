@@ -104,6 +104,8 @@ run_hc run "$good" "${gen[@]}" --max-context 1000000
 expect "more context than the model has: said, not silently cut" 0 "1000000 tokens was asked for; the model's own"
 bad_option 'at least 65536' --throttle 1
 bad_option 'memory cannot be slowed' --throttle 1MB --store memory
+bad_option 'memory stands alone' --store "$tmp/folder,memory"
+check "option: and no folder is made" test ! -e memory -a ! -e "$tmp/folder"
 run_hc run
 expect "no model: 2" 2 'MODEL_DIR'
 run_hc run "$good" "${gen[@]}" --plan r1,h1,k77
