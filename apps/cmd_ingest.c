@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
-#include "apps/parallel.h"
+#include "apps/compute_options.h"
 #include "apps/store_option.h"
 #include "base/file.h"
 #include "base/opt.h"
@@ -34,10 +34,6 @@ static const struct opt positionals[] = {
     {0},
 };
 
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
-static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
-
 static const struct opt options[] = {
     {"store", OPT(struct ingest_args, store), .arg = "DIR[,DIR...]", .required = true,
      .help = "where state is kept, one directory per device"},
@@ -47,16 +43,7 @@ static const struct opt options[] = {
      .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},
     {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
-    {"dtype", OPT(struct ingest_args, dtype), .choices = dtypes,
-     .help = "state dtype; the checkpoint's by default"},
-    {"weights", OPT(struct ingest_args, weights), .choices = weight_kinds,
-     .def = "checkpoint",
-     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
-    {"threads", OPT(struct ingest_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
-    OPT_PARALLEL(struct ingest_args),
-    {"device", OPT(struct ingest_args, device), .choices = devices, .def = "cpu",
-     .help = "where to compute"},
+    OPT_COMPUTE(struct ingest_args),
     {"json", OPT(struct ingest_args, json), .help = "print one JSON object"},
     {0},
 };

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
-#include "apps/parallel.h"
+#include "apps/compute_options.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/opt.h"

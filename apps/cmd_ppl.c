@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "apps/cmds.h"
-#include "apps/parallel.h"
+#include "apps/compute_options.h"
 #include "apps/ppl_reference.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -34,27 +34,16 @@ static const struct opt positionals[] = {
     {0},
 };
 
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
-static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
-
 static const struct opt options[] = {
     {"context", OPT(struct ppl_args, context), .arg = "N", .def = "512", .min = 2,
      .max = 1 << 20, .help = "tokens of a window; at most the model's context"},
     {"max-windows", OPT(struct ppl_args, max_windows), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 30, .help = "stop after N windows; 0 is the whole text"},
-    {"dtype", OPT(struct ppl_args, dtype), .choices = dtypes, .help = "state dtype"},
-    {"weights", OPT(struct ppl_args, weights), .choices = weight_kinds, .def = "checkpoint",
-     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
     {"logits-out", OPT(struct ppl_args, logits_out), .arg = "FILE",
      .help = "keep the logits of all scored positions (4 bytes times the vocabulary each)"},
     {"kl-against", OPT(struct ppl_args, kl_against), .arg = "FILE",
      .help = "logits that --logits-out kept: print the mean divergence KL(kept || these)"},
-    {"threads", OPT(struct ppl_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
-    OPT_PARALLEL(struct ppl_args),
-    {"device", OPT(struct ppl_args, device), .choices = devices, .def = "cpu",
-     .help = "where to compute"},
+    OPT_COMPUTE(struct ppl_args),
     {"json", OPT(struct ppl_args, json), .help = "print one JSON object"},
     {0},
 };

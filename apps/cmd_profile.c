@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
-#include "apps/parallel.h"
+#include "apps/compute_options.h"
 #include "apps/store_option.h"
 #include "base/opt.h"
 #include "bench/device_rig.h"
@@ -23,10 +23,6 @@ struct profile_args {
     int threads, tensor_parallel, pipeline_parallel;
 };
 
-static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
-
 static const struct opt positionals[] = {
     {"MODEL_DIR", OPT(struct profile_args, model), .required = true,
      .help = "a Hugging Face folder, or synth:SHAPE"},
@@ -35,23 +31,13 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"store", OPT(struct profile_args, store), .arg = "DIR[,DIR...]",
-     .help = "the store whose devices are measured; the profile is written beside it, "
-             "where run "
-             "and serve find it. Without it, or \"memory\": only DRAM is measured"},
+     .help =
+         "the store whose devices are measured; the profile is written beside it, a file "
+         "for each kind of weights, where run and serve find it. Without it, or "
+         "\"memory\": only DRAM is measured"},
     {"out", OPT(struct profile_args, out), .arg = "FILE",
      .help = "write the profile here too, for hcache plan --platform FILE"},
-    {"device", OPT(struct profile_args, device), .choices = devices, .def = "cpu",
-     .help = "what computes: cpu, ref (slow, for checking), cuda"},
-    {"dtype", OPT(struct profile_args, dtype), .choices = dtypes,
-     .help = "state dtype; default: the checkpoint's"},
-    {"weights", OPT(struct profile_args, weights), .choices = weight_kinds,
-     .def = "checkpoint",
-     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8); each "
-             "kind has "
-             "its own profile"},
-    {"threads", OPT(struct profile_args, threads), .def = "0", .min = 0, .max = 1024,
-     .help = "compute threads; 0 is one per core"},
-    OPT_PARALLEL(struct profile_args),
+    OPT_COMPUTE(struct profile_args),
     {0},
 };
 

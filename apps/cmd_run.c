@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
-#include "apps/parallel.h"
+#include "apps/compute_options.h"
 #include "apps/store_option.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -34,10 +34,6 @@ static const struct opt positionals[] = {
      .help = "a Hugging Face folder, or synth:SHAPE for random weights"},
     {0},
 };
-
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
-static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 
 static const struct opt options[] = {
     {"prompt", OPT(struct run_args, prompt), .letter = 'p', .arg = "TEXT",
@@ -71,15 +67,7 @@ static const struct opt options[] = {
      .help = "do not stop at the end of the text"},
     {"no-special", OPT(struct run_args, no_special),
      .help = "take the prompt as it is: no BOS is added"},
-    {"dtype", OPT(struct run_args, dtype), .choices = dtypes,
-     .help = "state dtype; the checkpoint's by default"},
-    {"weights", OPT(struct run_args, weights), .choices = weight_kinds, .def = "checkpoint",
-     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
-    {"threads", OPT(struct run_args, threads), .arg = "N", .def = "0", .min = 0,
-     .max = 1024, .help = "compute threads; 0 is one per core"},
-    OPT_PARALLEL(struct run_args),
-    {"device", OPT(struct run_args, device), .choices = devices, .def = "cpu",
-     .help = "where to compute"},
+    OPT_COMPUTE(struct run_args),
     {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
     {"store", OPT(struct run_args, store), .arg = "DIR[,DIR...]",

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
-#include "apps/parallel.h"
+#include "apps/compute_options.h"
 #include "apps/store_option.h"
 #include "base/clock.h"
 #include "base/file.h"
@@ -51,10 +51,6 @@ static const struct opt positionals[] = {
      .help = "a Hugging Face folder, or synth:SHAPE for random weights"},
     {0},
 };
-
-static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
-static const char *const devices[] = {"cpu", "ref", "cuda", NULL};
 
 static const struct opt options[] = {
     {"host", OPT(struct serve_args, host), .arg = "ADDRESS", .def = "127.0.0.1",
@@ -123,16 +119,7 @@ static const struct opt options[] = {
      .max = 64, .help = "for connections; the engine has its own"},
     {"plain-chat", OPT(struct serve_args, plain_chat),
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
-    {"threads", OPT(struct serve_args, threads), .arg = "N", .def = "0", .min = 0,
-     .max = 1024, .help = "compute threads; 0 is one per core"},
-    OPT_PARALLEL(struct serve_args),
-    {"device", OPT(struct serve_args, device), .choices = devices, .def = "cpu",
-     .help = "where to compute"},
-    {"dtype", OPT(struct serve_args, dtype), .choices = dtypes,
-     .help = "state dtype; the checkpoint's by default"},
-    {"weights", OPT(struct serve_args, weights), .choices = weight_kinds,
-     .def = "checkpoint",
-     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
+    OPT_COMPUTE(struct serve_args),
     {"save-buffer", OPT(struct serve_args, save_buffer), .arg = "BYTES", .def = "0",
      .help = "memory for state on its way to the store; 0 is 256M"},
     {"throttle", OPT(struct serve_args, throttle), .arg = "BYTES_PER_S", .def = "0",

@@ -10,9 +10,6 @@
 
 #include "apps/store_option.h"
 
-const char *const bench_dtypes[] = {"f32", "bf16", "f16", NULL};
-const char *const bench_devices[] = {"cpu", "ref", "cuda", NULL};
-
 const struct opt bench_positionals[] = {
     {"MODEL", OPT(struct bench_common, model), .def = "synth:bench-220m",
      .help = "a model folder or synth:SHAPE"},

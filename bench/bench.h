@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#include "apps/parallel.h"
+#include "apps/compute_options.h"
 #include "base/opt.h"
 
 int bench_device(int argc, char **argv);
@@ -28,22 +28,15 @@ struct bench_common {
 };
 
 extern const struct opt bench_positionals[]; /* MODEL */
-extern const char *const bench_dtypes[], *const bench_devices[];
 
 /* Rows of its option table. */
 /* clang-format off */
 #define BENCH_OPT_STORE                                                                    \
     {"store", OPT(struct bench_common, store), .arg = "DIR[,DIR...]",                      \
      .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"}
-#define BENCH_OPT_DEVICE                                                                   \
-    {"device", OPT(struct bench_common, device), .choices = bench_devices, .def = "cpu",   \
-     .help = "what computes"}
-#define BENCH_OPT_DTYPE                                                                    \
-    {"dtype", OPT(struct bench_common, dtype), .choices = bench_dtypes,                    \
-     .help = "state dtype"}
-#define BENCH_OPT_THREADS                                                                  \
-    {"threads", OPT(struct bench_common, threads), .def = "0", .min = 0, .max = 1024,      \
-     .help = "compute threads; 0 is one per core"}
+#define BENCH_OPT_DEVICE   OPT_DEVICE(struct bench_common)
+#define BENCH_OPT_DTYPE    OPT_DTYPE(struct bench_common)
+#define BENCH_OPT_THREADS  OPT_THREADS(struct bench_common)
 #define BENCH_OPT_PARALLEL OPT_PARALLEL(struct bench_common)
 /* clang-format on */
 

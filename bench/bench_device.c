@@ -25,9 +25,9 @@
 #include "tensor/group.h"
 
 static const struct opt device_options[] = {
-    {"device", OPT(struct device_table, device), .choices = bench_devices, .def = "cpu",
+    {"device", OPT(struct device_table, device), .choices = compute_devices, .def = "cpu",
      .help = "what computes"},
-    {"dtype", OPT(struct device_table, dtype), .choices = bench_dtypes, .def = "bf16",
+    {"dtype", OPT(struct device_table, dtype), .choices = compute_dtypes, .def = "bf16",
      .help = "of weights and state"},
     {"only", OPT(struct device_table, only), .arg = "TEXT",
      .help = "only rows whose kind and shape, as printed, contain TEXT"},

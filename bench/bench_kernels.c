@@ -31,7 +31,7 @@ struct bench_args {
 };
 
 static const struct opt bench_options[] = {
-    {"device", OPT(struct bench_args, device), .choices = bench_devices, .def = "cpu",
+    {"device", OPT(struct bench_args, device), .choices = compute_devices, .def = "cpu",
      .help = "whose kernels"},
     {"csv", OPT(struct bench_args, csv), .arg = "FILE",
      .help = "also write the results there"},
@@ -42,7 +42,7 @@ static const struct opt bench_options[] = {
     OPT_PARALLEL(struct bench_args),
     {"seconds", OPT(struct bench_args, seconds), .arg = "S", .def = "0.3", .lo = 0.01,
      .hi = 60, .help = "time of each measurement"},
-    {"dtype", OPT(struct bench_args, dtype), .choices = bench_dtypes, .def = "bf16",
+    {"dtype", OPT(struct bench_args, dtype), .choices = compute_dtypes, .def = "bf16",
      .help = "of weights and state; of the cpu device all are measured"},
     {"tokens", OPT(struct bench_args, tokens), .arg = "N", .def = "4096", .min = 64,
      .max = 65536, .help = "history of attention; of the cpu device it is fixed"},

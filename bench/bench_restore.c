@@ -33,8 +33,6 @@ struct restore_args {
     uint64_t throttle, staging, seed;
 };
 
-static const char *const weight_kinds[] = {"checkpoint", "q8", NULL};
-
 static const struct opt options[] = {
     BENCH_OPT_STORE,
     {"lengths", OPT(struct restore_args, lengths), .arg = "N[,N...]",
@@ -50,9 +48,7 @@ static const struct opt options[] = {
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
-    {"weights", OPT(struct restore_args, weights), .choices = weight_kinds,
-     .def = "checkpoint",
-     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"},
+    OPT_WEIGHTS(struct restore_args),
     BENCH_OPT_THREADS,
     BENCH_OPT_PARALLEL,
     {"throttle", OPT(struct restore_args, throttle), .arg = "BYTES_PER_S", .def = "0",
