@@ -18,7 +18,7 @@ if "HCACHE_IN_VENV" not in os.environ:
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import Server  # noqa: E402
-from tap import check, end  # noqa: E402
+from tap import PATIENCE, check, end  # noqa: E402
 
 try:
     from selenium import webdriver
@@ -34,12 +34,11 @@ if not BROWSER or not DRIVER:
 
 MODEL = "models/demo"
 SHOTS = os.environ.get("HCACHE_SHOTS")
-WAIT = 60
 tmp = tempfile.mkdtemp(prefix="hcache-page.")
 
 
 def until(condition, what):
-    end = time.time() + WAIT
+    end = time.time() + PATIENCE
     while time.time() < end:
         try:
             value = condition()

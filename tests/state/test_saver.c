@@ -407,35 +407,45 @@ static void commits_are_few_and_come_unasked(void **state)
     rig_close(&r);
 }
 
-/* Who asks does not wait for the time at which it would have come anyway. */
+/* Asks for what is saved of a line, in one of three ways, and waits for it. */
+static void ask_for_commit(struct line *x, int how)
+{
+    struct saver *s = x->r->saver;
+    if (how == 0) {
+        while (!saver_reached(s, saver_mark(s)))
+            clock_sleep_ns(1000000);
+    } else if (how == 1) {
+        assert_int_equal(saver_flush(s, NULL), 0);
+    } else { /* at a chunk's end, where there is no tail to be written */
+        save_idle(x->q, x->tokens, x->n);
+        while (!save_is_settled(x->q))
+            clock_sleep_ns(1000000);
+    }
+}
+
+/* Who asks does not wait for the time at which it would have come anyway.  On a machine that has other things
+ * to do it may take as long all the same, but not each time. */
 static void commits_come_when_asked_for(void **state)
 {
     (void)state;
-    enum { ROUNDS = 9 };
-    struct rig r;
-    struct line x;
-    rig_open(&r, 0);
-    line_open(&x, &r, 5, "both", 0);
-    int64_t t0 = clock_now_ns();
-    for (int i = 1; i <= ROUNDS; i++) {
-        line_run(&x, 128 * i, 64);
-        if (i % 3 == 0) {
-            while (!saver_reached(r.saver, saver_mark(r.saver)))
-                clock_sleep_ns(1000000);
-        } else if (i % 3 == 1) {
-            assert_int_equal(saver_flush(r.saver, NULL), 0);
-        } else { /* at a chunk's end, where there is no tail to be written */
-            save_idle(x.q, x.tokens, x.n);
-            while (!save_is_settled(x.q))
-                clock_sleep_ns(1000000);
+    for (int how = 0; how < 3; how++) {
+        int64_t quickest_ns = INT64_MAX;
+        for (int tries = 0; tries < 100 && quickest_ns > SAVE_COMMIT_NS / 2; tries++) {
+            struct rig r;
+            struct line x;
+            rig_open(&r, 0);
+            line_open(&x, &r, 5, "both", 0);
+            int64_t t0 = clock_now_ns();
+            line_run(&x, 128, 64);
+            ask_for_commit(&x, how);
+            int64_t took_ns = clock_now_ns() - t0;
+            quickest_ns = took_ns < quickest_ns ? took_ns : quickest_ns;
             line_close(&x);
-            line_open(&x, &r, 5, "both", 128 * i);
+            check_stored(&r, 5, 2, "both");
+            rig_close(&r);
         }
+        assert_true(quickest_ns <= SAVE_COMMIT_NS / 2);
     }
-    assert_true(clock_now_ns() - t0 < ROUNDS * SAVE_COMMIT_NS / 2);
-    line_close(&x);
-    check_stored(&r, 5, ROUNDS * 2, "both");
-    rig_close(&r);
 }
 
 /* A sequence that was restored goes on where the store ends. */

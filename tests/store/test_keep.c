@@ -163,10 +163,13 @@ static void pins_run_out(void **state)
     assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() - 1, &err), 0);
     store_stats(s, &st);
     assert_int_equal(st.n_pins, 0);
-    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 1, &err), 0);
+    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 3600, &err), 0);
     store_stats(s, &st);
     assert_int_equal(st.n_pins, N);
-    clock_sleep_ns((int64_t)1100 * 1000 * 1000);
+    int64_t until_wall_s = clock_wall_s() + 1;
+    assert_int_equal(store_pin_until(s, keys, N, until_wall_s, &err), 0);
+    while (clock_wall_s() < until_wall_s)
+        clock_sleep_ns((int64_t)10 * 1000 * 1000);
     for (uint64_t i = 10; i < 14; i++)
         save(s, &(struct st_ctx){.base = i, .own = i});
     assert_true(n_found(s, &kept) < N);
