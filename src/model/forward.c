@@ -198,24 +198,6 @@ static struct mat layer_kv_rows(struct activations *a, int l, int64_t n)
     return first_rows(a->kv_rows[l % a->n_kv_rows], n);
 }
 
-/* A layer's K and V as they are saved: of all ranks, one beside the other. */
-static int saved_kv_rows(const struct model *m, struct activations *a, struct stream *s,
-                         int l, int64_t n, struct mat *out)
-{
-    struct mat own = layer_kv_rows(a, l, n);
-    int n_ranks = m->dev->n_ranks;
-    *out = own;
-    if (n_ranks == 1)
-        return 0;
-    *out = first_rows(a->kv_saved[l % a->n_kv_rows], n);
-    struct mat all = first_rows(a->gathered, n * n_ranks);
-    TRY(all_gather(s, all, own));
-    for (int r = 0; r < n_ranks; r++)
-        TRY(m->dev->ops->convert(s, mat_cols(*out, r * own.cols, own.cols),
-                                 mat_rows(all, r * n, n)));
-    return 0;
-}
-
 /* A layer over a batch, and how far a pass is in it.  It comes in three parts, between which the ranks meet:
  *
  *   attention: norm, wq wkv, rope, kv_fill, attention, wo |+| MLP: + x, norm, w_up, act, w_down |+| end: + */
@@ -305,8 +287,9 @@ int model_layer(const struct model *m, struct model_work *w, struct stream *s, i
 {
     struct layer_call c = {m, w, s, l, x, out, kv, r};
     CHECK(r->n_rows <= w->max_rows && x.rows == r->n_rows && out.rows == r->n_rows);
-    TRY(queue_layer(&c));
-    return kv_rows != NULL ? saved_kv_rows(m, rows_of(&c).a, s, l, r->n_rows, kv_rows) : 0;
+    if (kv_rows != NULL)
+        *kv_rows = layer_kv_rows(rows_of(&c).a, l, r->n_rows);
+    return queue_layer(&c);
 }
 
 /* Each rank has computed its run of the vocabulary; all get all. */
@@ -374,7 +357,7 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
                   const int32_t *ids, const struct kv_layer *kv_layers,
                   const struct ragged *r, const struct model_tap *tap, struct mat *x)
 {
-    struct mat in = first_rows(w->at[0].x[0], r->n_rows), rows;
+    struct mat in = first_rows(w->at[0].x[0], r->n_rows);
     TRY(model_embed(m, w, s, in, ids, r));
     for (int l = 0; l < m->cfg.n_layers; l++) {
         struct activations *a = &w->at[model_stage(m, l)];
@@ -387,10 +370,8 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
          * host would wait for the device each time, only that is asked. */
         if (m->dev->unified || l + 1 == m->cfg.n_layers)
             TRY(model_check_overflow(m, s, out));
-        if (tap != NULL) {
-            TRY(saved_kv_rows(m, a, s, l, r->n_rows, &rows));
-            TRY(tap->layer(tap->arg, l, here, rows));
-        }
+        if (tap != NULL)
+            TRY(tap->layer(tap->arg, l, here, layer_kv_rows(a, l, r->n_rows)));
         in = out;
     }
     *x = in;

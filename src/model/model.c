@@ -287,10 +287,6 @@ static size_t lay_out(const struct model *m, struct activations *a, uint8_t *bas
         a->x[i] = cut(base, &used, m->dtype, rows, z.d);
     for (int i = 0; i < a->n_kv_rows; i++)
         a->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
-    for (int i = 0; n_ranks > 1 && i < a->n_kv_rows; i++)
-        a->kv_saved[i] = cut(base, &used, m->dtype, rows, z.kv * n_ranks);
-    if (n_ranks > 1)
-        a->gathered = cut(base, &used, m->dtype, (int64_t)rows * n_ranks, z.kv);
     if (share_cuts_head(&m->cfg, n_ranks)) {
         int64_t run = m->cfg.vocab_size / n_ranks;
         int head_rows = rows < MAX_HEAD_ROWS ? rows : MAX_HEAD_ROWS;

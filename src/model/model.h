@@ -107,7 +107,7 @@ int model_embed(const struct model *m, struct model_work *w, struct stream *s, s
 
 /* Layer l: reads x [n][d] T, writes its K and V into kv at r's positions, attends over all earlier
  * positions, and writes the next layer's input to out [n][d] T (out may be x).  *kv_rows (may be
- * NULL) is the layer's K (before RoPE) and V as [n][2 * kv_dim] T, valid until the next call. */
+ * NULL) is the layer's K (before RoPE) and V as [n][2 * rank_kv_dim] T, valid until the next call. */
 int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
                 struct mat x, struct mat out, const struct kv_layer *kv,
                 const struct ragged *r, struct mat *kv_rows);

@@ -12,8 +12,6 @@ struct activations {
     int n_x, n_kv_rows;
     struct mat x[3];       /* T: the residual stream, in and out of a layer by turns */
     struct mat kv_rows[2]; /* T: K before RoPE, and V, by layers; a rank's own */
-    /* Where there are several ranks: those of all, a rank behind the other and as they are saved. */
-    struct mat gathered, kv_saved[2];
     /* f32: logits of a rank's run of the vocabulary, and of all ranks, a rank behind the other; no rows: each
      * computes all. */
     struct mat head, head_all;

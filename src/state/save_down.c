@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "tensor/group.h"
 
 enum { N_JOBS = 64, ALIGN = 256 };
 
@@ -45,6 +46,7 @@ struct save_down {
     struct job *now;
     struct {
         struct mat m;
+        bool is_rank_own;
         uint8_t *to;
     } copies[2];
     int n_copies;
@@ -195,18 +197,20 @@ static void await_room(struct save_down *d, uint64_t end)
     pthread_mutex_unlock(&d->lock);
 }
 
-const uint8_t *save_down_rows(struct save_down *d, struct mat m, int64_t row, int64_t n)
+const uint8_t *save_down_rows(struct save_down *d, struct mat m, bool is_rank_own,
+                              int64_t row, int64_t n)
 {
     struct job *j = d->now;
-    struct mat rows = mat_rows(m, row, n);
-    uint64_t bytes = round_up((uint64_t)(n * m.cols) * dtype_bytes(m.dtype), ALIGN);
+    int64_t cols = is_rank_own ? m.cols * d->o.dev->n_ranks : m.cols;
+    uint64_t bytes = round_up((uint64_t)(n * cols) * dtype_bytes(m.dtype), ALIGN);
     uint64_t ring = d->ring.bytes, at = j->end;
     CHECK(m.ld == m.cols && bytes <= ring && d->n_copies < 2);
     if (at % ring + bytes > ring)
         at = (at / ring + 1) * ring; /* not in one piece: from the start */
     await_room(d, at + bytes);
     uint8_t *to = (uint8_t *)d->ring.ptr + at % ring;
-    d->copies[d->n_copies].m = rows;
+    d->copies[d->n_copies].m = mat_rows(m, row, n);
+    d->copies[d->n_copies].is_rank_own = is_rank_own;
     d->copies[d->n_copies++].to = to;
     j->end = at + bytes;
     CHECK(j->end - j->begin <= ring);
@@ -227,8 +231,10 @@ static int queue_copies(struct save_down *d, struct stream *s)
         rc = event_wait(d->copy, d->is_computed);
     for (int i = 0; rc == 0 && i < d->n_copies; i++) {
         struct mat m = d->copies[i].m;
-        rc = stream_copy(d->copy, d->copies[i].to, m.data,
-                         (size_t)(m.rows * m.cols) * dtype_bytes(m.dtype));
+        rc = d->copies[i].is_rank_own
+                 ? kv_rows_down(d->copy, d->copies[i].to, m)
+                 : stream_copy(d->copy, d->copies[i].to, m.data,
+                               (size_t)(m.rows * m.cols) * dtype_bytes(m.dtype));
     }
     return rc == 0 ? event_record(d->copy, d->now->is_down) : rc;
 }

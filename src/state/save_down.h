@@ -34,8 +34,10 @@ size_t save_down_bytes(const struct save_down *d);
 /* One layer: begin, then a copy of each matrix that is wanted and the moves out of it, then end.  A fault of
  * the device on the way is told by end, which then has queued nothing. */
 void save_down_begin(struct save_down *d);
-/* Where rows [row, row + n) of m will be in host memory. */
-const uint8_t *save_down_rows(struct save_down *d, struct mat m, int64_t row, int64_t n);
+/* Where rows [row, row + n) of m will be in host memory: rank 0's or, of each rank's own, all ranks' side by
+ * side. */
+const uint8_t *save_down_rows(struct save_down *d, struct mat m, bool is_rank_own,
+                              int64_t row, int64_t n);
 /* n_bytes from there to `to`.  *lost becomes true where the copy fails. */
 void save_down_move(struct save_down *d, uint8_t *to, const uint8_t *from, size_t n_bytes,
                     atomic_bool *lost);

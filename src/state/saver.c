@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "state/record.h"
 #include "state/saver_impl.h"
+#include "tensor/group.h"
 
 /* Of pinned memory, for layers on their way down. */
 #define DOWN_BYTES ((size_t)64 << 20)
@@ -124,10 +125,10 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
-/* Of a layer: a row of every decode, or of prefill a piece per chunk. */
+/* Of a layer: a row of every decode, or of prefill a piece per chunk; of K and V a row of every rank. */
 static int max_copies(const struct saver *s)
 {
-    return STORE_KINDS * 2 * s->o.max_batch_rows;
+    return (1 + s->o.model->dev->n_ranks) * 2 * s->o.max_batch_rows;
 }
 
 /* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep the device and
@@ -416,6 +417,26 @@ struct rows {
     int64_t first;
 };
 
+static void copy_later(struct saver *s, uint8_t *to, const uint8_t *at, size_t n_bytes)
+{
+    CHECK(s->n_copies < max_copies(s));
+    s->copies[s->n_copies++] = (struct copy_part){to, at, n_bytes};
+}
+
+/* Rows [from, from + n) of each rank's own, side by side. */
+static void copy_rows_of_ranks(struct saver *s, uint8_t *to, const uint8_t *own,
+                               int64_t from, int64_t n, size_t row_bytes)
+{
+    const struct device *d = s->o.model->dev;
+    size_t part = row_bytes / (size_t)d->n_ranks;
+    for (int r = 0; r < d->n_ranks; r++) {
+        const uint8_t *at = rank_address(d, own, r);
+        for (int64_t i = 0; i < n; i++)
+            copy_later(s, to + (size_t)i * row_bytes + (size_t)r * part,
+                       at + (size_t)(from + i) * part, part);
+    }
+}
+
 /* Rows [from, from + n) of the batch become rows [row, row + n) of a chunk's record. */
 static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t row,
                       const struct rows *src, int64_t from, int64_t n)
@@ -424,12 +445,12 @@ static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t
     size_t bytes = src->row_bytes[kind];
     uint8_t *to = save_record(c, l, kind) + (size_t)row * bytes;
     const uint8_t *at = src->at[kind] + (size_t)(from - src->first) * bytes;
-    if (s->down != NULL) {
+    if (s->down != NULL)
         save_down_move(s->down, to, at, (size_t)n * bytes, &c->lost);
-        return;
-    }
-    CHECK(s->n_copies < max_copies(s));
-    s->copies[s->n_copies++] = (struct copy_part){to, at, (size_t)n * bytes};
+    else if (kind == STORE_KV && s->o.model->dev->n_ranks > 1)
+        copy_rows_of_ranks(s, to, src->at[kind], from, n, bytes);
+    else
+        copy_later(s, to, at, (size_t)n * bytes);
 }
 
 static void save_rows(const struct save_part *p, int l, const struct rows *src)
@@ -470,7 +491,8 @@ static void bring_down(struct save_down *d, const struct save_part *parts, int n
         end = parts[i].row + parts[i].n_rows > end ? parts[i].row + parts[i].n_rows : end;
     }
     for (int k = 0; k < STORE_KINDS; k++)
-        src->at[k] = kinds & 1u << k ? save_down_rows(d, m[k], src->first, end - src->first)
+        src->at[k] = kinds & 1u << k ? save_down_rows(d, m[k], k == STORE_KV, src->first,
+                                                      end - src->first)
                                      : NULL;
 }
 
@@ -505,6 +527,7 @@ void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hi
         src.at[k] = m[k].data;
         src.row_bytes[k] = (size_t)m[k].cols * dtype_bytes(m[k].dtype);
     }
+    src.row_bytes[STORE_KV] *= (size_t)saver->o.model->dev->n_ranks;
     saver->n_copies = 0;
     if (saver->down != NULL) {
         save_down_begin(saver->down);

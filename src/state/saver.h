@@ -143,7 +143,7 @@ struct save_part {
     int row, n_rows;
 };
 /* The snapshot of layer l: its input `hidden` [n][d] T and its K (before RoPE) and V, kv_rows
- * [n][2 * kv_dim] T, for the whole batch at once, as `s` computes them.  Where device memory is host
+ * [n][2 * rank_kv_dim] T of each rank, for the whole batch at once, as `s` computes them.  Where device memory is host
  * memory each row is copied once, to where the writer reads it, and both may be used again when it
  * returns.  Of a device with memory of its own each matrix comes down as one, on another stream
  * (save_down.h): s may overwrite it behind the *next* save_layer, or save_layers_end. */

@@ -25,8 +25,8 @@ struct device_vtable {
     int (*stream_recover)(struct stream *s);
     int (*stream_copy)(struct stream *s, void *dst, const void *src, size_t bytes);
     /* NULL: one after the other. */
-    int (*stream_copy_strided)(struct stream *s, void *dst, const void *src, int n,
-                               size_t stride, size_t bytes);
+    int (*stream_copy_strided)(struct stream *s, void *dst, size_t dst_stride,
+                               const void *src, size_t src_stride, int64_t n, size_t bytes);
     int (*stream_copy_all)(struct stream *s, const struct copy_part *copies, int n);
     int (*event_create)(struct device *d, struct event **out, struct err *err);
     void (*event_destroy)(struct event *e);

@@ -423,7 +423,23 @@ int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t str
         (void)stream_copy_strided(rank_stream(s, stage, (int)r),
                                   (uint8_t *)group_address(g, dst, stage, (int)r) +
                                       r * part,
-                                  (const uint8_t *)src + r * part, n, stride, part);
+                                  stride, (const uint8_t *)src + r * part, stride, n, part);
+    return group_code(s);
+}
+
+int kv_rows_down(struct stream *s, void *dst, struct mat own)
+{
+    size_t n_ranks = (size_t)s->device->n_ranks;
+    size_t width = (size_t)own.cols * dtype_bytes(own.dtype);
+    CHECK(own.ld == own.cols);
+    if (n_ranks == 1)
+        return stream_copy(s, dst, own.data, (size_t)own.rows * width);
+    struct group *g = group_of(s->device);
+    int stage = group_stage(g, own.data), rc = group_code(s);
+    for (size_t r = 0; r < n_ranks && rc == 0; r++)
+        (void)stream_copy_strided(
+            rank_stream(s, stage, (int)r), (uint8_t *)dst + r * width, n_ranks * width,
+            group_address(g, own.data, stage, (int)r), width, own.rows, width);
     return group_code(s);
 }
 

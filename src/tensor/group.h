@@ -78,5 +78,7 @@ void *rank_address(const struct device *d, const void *p, int rank);
  * heads nothing is written. A device that is no group takes all, with what lies between them. */
 int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
                  size_t bytes);
+/* The way back: host rows [own.rows][n_ranks * own.cols] of the ranks' own, side by side. */
+int kv_rows_down(struct stream *s, void *dst, struct mat own);
 
 #endif

@@ -189,15 +189,16 @@ int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes)
     return s->device->v->stream_copy(s, dst, src, bytes);
 }
 
-int stream_copy_strided(struct stream *s, void *dst, const void *src, int n, size_t stride,
-                        size_t bytes)
+int stream_copy_strided(struct stream *s, void *dst, size_t dst_stride, const void *src,
+                        size_t src_stride, int64_t n, size_t bytes)
 {
     if (s->device->v->stream_copy_strided != NULL && n > 1)
-        return s->device->v->stream_copy_strided(s, dst, src, n, stride, bytes);
+        return s->device->v->stream_copy_strided(s, dst, dst_stride, src, src_stride, n,
+                                                 bytes);
     int rc = 0;
     for (size_t i = 0; i < (size_t)n && rc == 0; i++)
-        rc = stream_copy(s, (uint8_t *)dst + i * stride, (const uint8_t *)src + i * stride,
-                         bytes);
+        rc = stream_copy(s, (uint8_t *)dst + i * dst_stride,
+                         (const uint8_t *)src + i * src_stride, bytes);
     return rc;
 }
 

@@ -119,9 +119,9 @@ const char *stream_fault(const struct stream *s);
 int stream_recover(struct stream *s);
 /* dst[0..bytes) = src, in stream order; both must live until it has run. */
 int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
-/* n pieces of `bytes`, `stride` apart on both sides. */
-int stream_copy_strided(struct stream *s, void *dst, const void *src, int n, size_t stride,
-                        size_t bytes);
+/* n pieces of `bytes`, that lie so far apart. */
+int stream_copy_strided(struct stream *s, void *dst, size_t dst_stride, const void *src,
+                        size_t src_stride, int64_t n, size_t bytes);
 /* n copies that do not overlap, of what is not read again soon: host devices split them over the pool. */
 struct copy_part {
     void *dst;

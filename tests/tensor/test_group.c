@@ -102,7 +102,7 @@ static void gathers_rank_by_rank(void **state)
 }
 
 /* Each rank has its own part of each chunk, and nothing else was written. */
-static void chunks_go_up_by_heads(void **state)
+static void kv_goes_up_and_down_by_heads(void **state)
 {
     (void)state;
     enum {
@@ -136,6 +136,20 @@ static void chunks_go_up_by_heads(void **state)
                 else if (n_ranks > 1)
                     assert_int_equal(own[i], 0);
             }
+        }
+        /* ... and comes down again: rows of each rank's own, side by side. */
+        uint8_t down[N * CHUNK];
+        for (int r = 0; r < n_ranks; r++) {
+            uint8_t *own = rank_address(d, to.ptr, r);
+            for (int i = 0; i < N * n_own; i++)
+                own[i] = (uint8_t)(100 * r + i);
+        }
+        struct mat rows = mat_of(to.ptr, DTYPE_BF16, N, n_own / 2);
+        assert_int_equal(kv_rows_down(s, down, rows), 0);
+        assert_int_equal(stream_sync(s), 0);
+        for (int i = 0; i < N * CHUNK; i++) {
+            int r = i % CHUNK / n_own;
+            assert_int_equal(down[i], (uint8_t)(100 * r + i / CHUNK * n_own + i % n_own));
         }
         buf_free(d, &to);
         stream_destroy(s);
@@ -314,7 +328,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_in_order_of_ranks),
         cmocka_unit_test(gathers_rank_by_rank),
-        cmocka_unit_test(chunks_go_up_by_heads),
+        cmocka_unit_test(kv_goes_up_and_down_by_heads),
         cmocka_unit_test(addresses_of_ranks),
         cmocka_unit_test(copies),
         cmocka_unit_test(a_rank_fails),

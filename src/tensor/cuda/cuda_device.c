@@ -226,15 +226,16 @@ static int cuda_stream_copy(struct stream *base, void *dst, const void *src, siz
                       "copy");
 }
 
-static int cuda_stream_copy_strided(struct stream *base, void *dst, const void *src, int n,
-                                    size_t stride, size_t bytes)
+static int cuda_stream_copy_strided(struct stream *base, void *dst, size_t dst_stride,
+                                    const void *src, size_t src_stride, int64_t n,
+                                    size_t bytes)
 {
     struct cuda_stream *s = cuda_stream(base);
     int rc = atomic_load(&base->code);
     if (rc != 0 || bytes == 0)
         return rc;
     return cuda_check(s,
-                      cudaMemcpy2DAsync(dst, stride, src, stride, bytes, (size_t)n,
+                      cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, bytes, (size_t)n,
                                         cudaMemcpyDefault, s->handle),
                       "copy");
 }
