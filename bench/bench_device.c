@@ -296,6 +296,8 @@ static int bench_sample(struct bench *b, struct err *err)
         struct sample_row how;
     } ways[] = {
         {"greedy", {.top_p = 1}},
+        {"temperature", {.temperature = 0.05f, .top_p = 1, .draw = 0.5}},
+        {"top-k", {.temperature = 0.05f, .top_p = 1, .top_k = 50, .draw = 0.5}},
         {"top-p", {.temperature = 0.05f, .top_p = 0.9f, .draw = 0.5}},
         {"top-k, top-p", {.temperature = 0.05f, .top_p = 0.9f, .top_k = 50, .draw = 0.5}}};
     struct rig f32 = b->rig;

@@ -112,9 +112,6 @@ int cpu_device_open(struct pool *pool, struct device **out, struct err *err)
 
 /* --- rows over threads ---------------------------------------------------------------------- */
 
-/* Below this many elements a fork and join (2 to 5 us) costs more than the second core gains. */
-#define MIN_PARALLEL_ELEMENTS 16384
-
 struct rows_job {
     rows_fn *fn;
     void *arg;

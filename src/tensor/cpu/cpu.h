@@ -148,6 +148,9 @@ static inline bool item_take(struct items *it, long *item)
     return *item < it->n;
 }
 
+/* Below this many elements a fork and join (2 to 5 us) costs more than the second core gains. */
+#define MIN_PARALLEL_ELEMENTS 16384
+
 /* Calls fn(arg, begin, end) over rows: on all threads where `elements` is worth it. */
 typedef void rows_fn(void *arg, int64_t begin, int64_t end);
 void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn,

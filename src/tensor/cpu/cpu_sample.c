@@ -1,10 +1,11 @@
-/* cpu_sample.c - choosing a token (ops.h).
+/* cpu_sample.c - choosing a token (ops.h, sampling.h).
  *
- * Where top-k or top-p is on, candidates come off a heap in descending order, so that only the few
- * that survive are ever sorted (a whole sort of 128,000 logits would cost a decode step).
+ * Candidates are never sorted.  Their keys say their order, and the one with which a sum over them, in that
+ * order, reaches what is wanted is found digit by digit of the keys, as on a GPU (k_sample.cu): a histogram
+ * of what the candidates weigh by their digit says which digit holds it, and only those that have it are
+ * looked at for the next.  So a row costs a few passes over the vocabulary, whatever survives.
  *
- * Rows are shared out over threads.  Scratch, of the stream, for each of them: uint64_t weight[n_vocab] by id,
- * then int32_t ids[n_vocab], the heap. */
+ * Rows are shared out over threads; in the stream's scratch each has room for the candidates of one. */
 #include "tensor/cpu/cpu.h"
 
 #include <math.h>
@@ -12,142 +13,121 @@
 #include "base/bytes.h"
 #include "base/pool.h"
 
-struct choice {
-    const float *logits;
-    const struct sample_row *o;
-    uint64_t *weight; /* by id */
-    int32_t *ids;     /* [0, n_heap): heap; [n_heap, n): taken, the last taken first */
-    int n, n_heap;
+struct candidate {
+    uint64_t key, weight; /* weight > 0: without any it is never chosen */
 };
 
 static int32_t greedy(const float *logits, int n)
 {
     int32_t best = SAMPLE_NO_TOKEN;
     for (int32_t i = 0; i < n; i++)
-        if (!isnan(logits[i]) && (best < 0 || logits[i] > logits[best]))
+        if (best < 0 ? !isnan(logits[i]) : logits[i] > logits[best])
             best = i;
     return best;
 }
 
-/* --- the heap: most probable on top ------------------------------------------------------------ */
+/* --- the candidate at a sum ------------------------------------------------------------------- */
 
-static bool before(const struct choice *c, int32_t a, int32_t b)
+/* Three digits of the logit, two of the id (of which SAMPLE_MAX_COLS leaves 22 bits). */
+#define BUCKETS 2048
+static const struct digit {
+    int shift;
+    uint32_t mask;
+} digits[] = {{53, 2047}, {42, 2047}, {32, 1023}, {11, 2047}, {0, 2047}};
+
+static uint32_t digit_of(const struct candidate *c, struct digit d)
 {
-    return c->logits[a] > c->logits[b] || (c->logits[a] == c->logits[b] && a < b);
+    return (uint32_t)(c->key >> d.shift) & d.mask;
 }
 
-static void swap(struct choice *c, int a, int b)
+/* Brings those of the n candidates whose digit is `value` to the front: how many.  A swap too many is
+ * cheaper than a branch that nobody can foretell. */
+static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t value)
 {
-    int32_t t = c->ids[a];
-    c->ids[a] = c->ids[b];
-    c->ids[b] = t;
-}
-
-static void sift_down(struct choice *c, int i)
-{
-    for (;;) {
-        int top = i, left = 2 * i + 1, right = left + 1;
-        if (left < c->n_heap && before(c, c->ids[left], c->ids[top]))
-            top = left;
-        if (right < c->n_heap && before(c, c->ids[right], c->ids[top]))
-            top = right;
-        if (top == i)
-            return;
-        swap(c, i, top);
-        i = top;
+    int n_found = 0;
+    for (int i = 0; i < n; i++) {
+        struct candidate x = c[i];
+        c[i] = c[n_found];
+        c[n_found] = x;
+        n_found += digit_of(&x, d) == value;
     }
+    return n_found;
 }
 
-static void heap_make(struct choice *c)
+/* The key of the candidate with which the sum of the weights, largest key first, reaches `want`, or their
+ * number does; that of all does.  Leaves the candidates in another order. */
+static uint64_t key_at(struct candidate *c, int n, uint64_t want, bool counts)
 {
-    c->n_heap = c->n;
-    for (int i = c->n / 2 - 1; i >= 0; i--)
-        sift_down(c, i);
-}
-
-/* The next most probable id; it stays in ids, behind the heap. */
-static int32_t heap_take(struct choice *c)
-{
-    CHECK_HOT(c->n_heap > 0);
-    swap(c, 0, --c->n_heap);
-    sift_down(c, 0);
-    return c->ids[c->n_heap];
+    for (size_t i = 0; n > 1; i++) {
+        CHECK_HOT(i < sizeof digits / sizeof digits[0]); /* no two have one key */
+        uint64_t sum[BUCKETS] = {0};
+        for (int k = 0; k < n; k++)
+            sum[digit_of(&c[k], digits[i])] += counts ? 1 : c[k].weight;
+        uint32_t value = digits[i].mask;
+        for (; sum[value] < want; value--)
+            want -= sum[value];
+        n = bring_forward(c, n, digits[i], value);
+    }
+    return c[0].key;
 }
 
 /* --- filters ---------------------------------------------------------------------------------- */
 
-/* Candidate k: in descending order of those taken off the heap, else by id. */
-static int32_t candidate(const struct choice *c, bool sorted, int k)
+/* Those of at least this key and weight stay, in order: how many. */
+static int keep(struct candidate *c, int n, uint64_t key, uint64_t weight)
 {
-    return sorted ? c->ids[c->n - 1 - k] : c->ids[k];
+    int n_kept = 0;
+    for (int i = 0; i < n; i++) {
+        c[n_kept] = c[i];
+        n_kept += c[i].key >= key && c[i].weight >= weight;
+    }
+    return n_kept;
 }
 
-static uint64_t weight_of(const struct choice *c, bool sorted, int n, uint64_t least)
+static uint64_t total_of(const struct candidate *c, int n)
 {
     uint64_t sum = 0;
-    for (int k = 0; k < n; k++) {
-        uint64_t w = c->weight[candidate(c, sorted, k)];
-        sum += w >= least ? w : 0;
-    }
+    for (int i = 0; i < n; i++)
+        sum += c[i].weight;
     return sum;
 }
 
-/* The smallest number of the most probable candidates that weigh at least `want`; takes them off the
- * heap as far as top-k has not. */
-static int cut_top_p(struct choice *c, int n_taken, uint64_t want)
+/* The first with which the summed weight reaches `want`. */
+static uint64_t key_by_id(const struct candidate *c, uint64_t want)
 {
-    uint64_t sum = 0;
-    int kept = 0;
-    while (sum < want) {
-        int32_t id = kept < n_taken ? candidate(c, true, kept) : heap_take(c);
-        sum += c->weight[id];
-        kept++;
-    }
-    return kept;
-}
-
-/* Leaves the survivors of top-k and top-p, in descending order from the end of ids; how many. */
-static int filter_sorted(struct choice *c)
-{
-    bool top_k = c->o->top_k > 0 && c->o->top_k < c->n;
-    int n_taken = 0;
-    heap_make(c);
-    for (; top_k && n_taken < c->o->top_k; n_taken++)
-        heap_take(c);
-    if (c->o->top_p >= 1.0f)
-        return n_taken;
-    uint64_t total = weight_of(c, top_k, top_k ? n_taken : c->n, 0);
-    return cut_top_p(c, n_taken, sample_want(c->o->top_p, total));
-}
-
-static int32_t pick(const struct choice *c, bool sorted, int n_kept)
-{
-    uint64_t least = sample_least(c->o->min_p), sum = 0;
-    uint64_t target = sample_target(c->o->draw, weight_of(c, sorted, n_kept, least));
-    for (int k = 0;; k++) {
-        CHECK_HOT(k < n_kept);
-        uint64_t w = c->weight[candidate(c, sorted, k)];
-        sum += w >= least ? w : 0;
-        if (sum > target)
-            return candidate(c, sorted, k);
-    }
+    uint64_t sum = c->weight;
+    while (sum < want)
+        sum += (++c)->weight;
+    return c->key;
 }
 
 static int32_t choose(const float *logits, int n_vocab, const struct sample_row *o,
-                      uint64_t *weight, int32_t *ids)
+                      struct candidate *c)
 {
-    int32_t best = greedy(logits, n_vocab);
-    if (best < 0 || !(o->temperature > 0.0f) || !isfinite(logits[best]))
-        return best;
-    struct choice c = {.logits = logits, .o = o, .weight = weight, .ids = ids};
-    for (int32_t i = 0; i < n_vocab; i++) {
-        weight[i] = sample_weight(logits[i], logits[best], o->temperature);
-        ids[c.n] = i;
-        c.n += !isnan(logits[i]);
+    int32_t first = greedy(logits, n_vocab);
+    if (first < 0 || !(o->temperature > 0.0f) || !isfinite(logits[first]))
+        return first;
+    int n = 0, n_numbers = 0;
+    for (int32_t i = 0; i < n_vocab; i++) { /* ascending by id */
+        uint64_t weight = sample_weight(logits[i], logits[first], o->temperature);
+        c[n] = (struct candidate){sample_key(logits[i], i), weight};
+        n += weight > 0;
+        n_numbers += !isnan(logits[i]);
     }
-    bool sorted = (o->top_k > 0 && o->top_k < c.n) || o->top_p < 1.0f;
-    return pick(&c, sorted, sorted ? filter_sorted(&c) : c.n);
+    bool top_k = o->top_k > 0 && o->top_k < n_numbers, top_p = o->top_p < 1.0f;
+    if (top_k && o->top_k < n)
+        n = keep(c, n, key_at(c, n, (uint64_t)o->top_k, true), 0);
+    if (top_p) {
+        uint64_t want = sample_want(o->top_p, total_of(c, n));
+        n = keep(c, n, key_at(c, n, want, false), 0);
+    }
+    if (o->min_p > 0)
+        n = keep(c, n, 0, sample_least(o->min_p));
+    uint64_t want = sample_target(o->draw, total_of(c, n)) + 1;
+    return sample_key_id(top_k || top_p ? key_at(c, n, want, false) : key_by_id(c, want));
 }
+
+/* --- rows over threads ------------------------------------------------------------------------ */
 
 struct sample_job {
     int32_t *ids;
@@ -161,30 +141,34 @@ struct sample_job {
 static void choose_rows(void *arg, int thread_idx, int n_threads)
 {
     struct sample_job *job = arg;
-    long begin, end, n = job->logits.cols;
+    long begin, end;
     n_threads = n_threads < job->n_threads ? n_threads : job->n_threads;
     if (thread_idx >= n_threads)
         return;
-    uint64_t *weight = (void *)(job->scratch + (size_t)thread_idx * job->bytes);
+    struct candidate *room = (void *)(job->scratch + (size_t)thread_idx * job->bytes);
     pool_share(job->logits.rows, 1, thread_idx, n_threads, &begin, &end);
     for (long i = begin; i < end; i++)
-        job->ids[i] = choose((const float *)job->logits.data + i * job->logits.ld, (int)n,
-                             &job->rows[i], weight, (int32_t *)(weight + n));
+        job->ids[i] = choose(row_ptr(job->logits, i), (int)job->logits.cols, &job->rows[i],
+                             room);
 }
 
 int cpu_sample(struct stream *s, int32_t *ids, struct mat logits,
                const struct sample_row *rows)
 {
-    size_t room = (size_t)logits.cols * (sizeof(uint64_t) + sizeof(int32_t));
-    struct sample_job job = {ids, logits, rows, s->scratch, round_up(room, 64), 0};
     check_sample(logits, rows);
-    CHECK(room <= s->scratch_bytes);
+    struct sample_job job = {
+        .ids = ids,
+        .logits = logits,
+        .rows = rows,
+        .scratch = s->scratch,
+        .bytes = round_up((size_t)logits.cols * sizeof(struct candidate), 64),
+    };
+    CHECK(job.bytes <= s->scratch_bytes);
     int rc = stream_enter(s);
     if (rc != 0)
         return rc;
-    job.n_threads = logits.rows > 1 && job.bytes <= s->scratch_bytes / 2
-                        ? (int)(s->scratch_bytes / job.bytes)
-                        : 1;
+    bool alone = logits.rows == 1 || logits.rows * logits.cols < MIN_PARALLEL_ELEMENTS;
+    job.n_threads = alone ? 1 : (int)(s->scratch_bytes / job.bytes);
     if (job.n_threads == 1)
         choose_rows(&job, 0, 1);
     else
