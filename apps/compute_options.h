@@ -23,7 +23,7 @@ static const char *const compute_devices[] = {"cpu", "ref", "cuda", NULL};
      .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"}
 #define OPT_THREADS(s)                                                                     \
     {"threads", OPT(s, threads), .arg = "N", .def = "0", .min = 0, .max = 1024,            \
-     .help = "compute threads; 0 is one per core"}
+     .help = "compute threads; 0 is one per core that it may use"}
 #define OPT_DEVICE(s)                                                                      \
     {"device", OPT(s, device), .choices = compute_devices, .def = "cpu",                   \
      .help = "where to compute; ref is slow, for checking"}

@@ -55,7 +55,7 @@ struct hcache_opts {
     /* how matrices are held: "q8" is 8 bits with a scale per 32; "checkpoint" or NULL: its type.
      * State of one kind is never used by the other. */
     const char *weights;
-    int threads;           /* 0: one per core */
+    int threads;           /* 0: one per core that it may use */
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */
     int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
     int max_context;       /* tokens; 0: the model's own */

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/cpus.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -68,10 +68,10 @@ static int reserve_memory(void *arg, const struct model *m, const struct model_n
 static int open_model(struct stack *k, struct err *err)
 {
     const struct stack_opts *o = &k->o;
-    int threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = o->threads > 0 ? o->threads : cpus_usable();
     int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
     int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
-    int rc = pool_create(threads > 0 ? threads : 1, &k->pool, err);
+    int rc = pool_create(threads, &k->pool, err);
     if (rc == 0)
         rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
                         &k->dev, err);

@@ -16,7 +16,7 @@ enum {
 
 struct stack_opts {
     const char *model, *device, *dtype, *weights; /* as in hcache.h; device NULL: "cpu" */
-    int threads;                                  /* 0: one per core */
+    int threads;                                  /* 0: one per core that it may use */
     int tensor_parallel,
         pipeline_parallel;          /* ranks of a stage, stages; 0: 1 (tensor/group.h) */
     int max_context, max_sequences; /* 0: the model's own; 1 */

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/cpus.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/progress.h"
@@ -275,8 +276,8 @@ static int publish(struct writer *w)
 
 static int compute_threads(void)
 {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > 64 ? 64 : (int)n;
+    int n = cpus_usable();
+    return n > 64 ? 64 : n;
 }
 
 static void writer_deinit(struct writer *w, bool failed)

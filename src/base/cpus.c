@@ -1,0 +1,48 @@
+/* cpus.c - see cpus.h. */
+#include "base/cpus.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <unistd.h>
+
+/* A process sees its own control group at the root of the file system of groups when it is in a namespace of
+ * its own, as containers are; elsewhere the root has no quota, and none is found. */
+static int under_group(int n)
+{
+    long long quota = 0, period = 0;
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re"); /* "max 100000" where there is none */
+    if (f != NULL) {
+        int n_read = fscanf(f, "%lld %lld", &quota, &period);
+        fclose(f);
+        return n_read == 2 ? cpus_under_quota(n, quota, period) : n;
+    }
+    f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
+              "re"); /* version 1: -1 where there is none */
+    FILE *g = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re");
+    if (f != NULL && g != NULL && fscanf(f, "%lld", &quota) == 1 &&
+        fscanf(g, "%lld", &period) == 1)
+        n = cpus_under_quota(n, quota, period);
+    if (f != NULL)
+        fclose(f);
+    if (g != NULL)
+        fclose(g);
+    return n;
+}
+
+int cpus_under_quota(int n, long long quota, long long period)
+{
+    if (quota <= 0 || period <= 0)
+        return n;
+    long long at_most = quota / period + (quota % period != 0);
+    return at_most < n ? (int)at_most : n;
+}
+
+int cpus_usable(void)
+{
+    cpu_set_t set;
+    /* Fails on a machine with more processors than the set has room for. */
+    int n = sched_getaffinity(0, sizeof set, &set) == 0
+                ? CPU_COUNT(&set)
+                : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return under_group(n > 1 ? n : 1);
+}
