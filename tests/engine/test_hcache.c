@@ -78,7 +78,9 @@ static void options_that_cannot_be_used(void **state)
 {
     (void)state;
     static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
-    static const char *const same[] = {"/tmp/hcache-same", "/tmp/hcache-same"};
+    char dir[] = "/tmp/hcache-test-XXXXXX", cmd[128];
+    const char *const same[] = {dir, dir};
+    assert_non_null(mkdtemp(dir));
     struct hcache_opts o = options(NULL);
     refuse_open(&o, "no model");
     o = options("/no/such/folder");
@@ -113,7 +115,8 @@ static void options_that_cannot_be_used(void **state)
     o.store = same;
     o.n_store = 2;
     refuse_open(&o, "store");
-    (void)!system("rm -rf /tmp/hcache-same");
+    snprintf(cmd, sizeof cmd, "rm -r %s", dir);
+    assert_int_equal(system(cmd), 0);
     hcache_close(NULL);
 }
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/memory.h"
 
@@ -233,6 +234,15 @@ static int make_folder(void **state)
     return made == NULL;
 }
 
+static int remove_folder(void **state)
+{
+    (void)state;
+    char *end = strrchr(path, '/');
+    unlink(path);
+    *end = 0;
+    return rmdir(path); /* fails where something was left behind */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -244,5 +254,5 @@ int main(void)
         cmocka_unit_test(a_damaged_file_is_survived),
         cmocka_unit_test(the_file_is_bounded),
     };
-    return cmocka_run_group_tests(tests, make_folder, NULL);
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
