@@ -8,6 +8,7 @@
 #include "apps/cmds.h"
 #include "apps/compute_options.h"
 #include "apps/store_option.h"
+#include "apps/token_ids.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/opt.h"
@@ -146,25 +147,19 @@ static int prompt_add_text(struct prompt *p, const struct hcache *h, const char 
     return rc;
 }
 
-static int prompt_add_ids(struct prompt *p, const char *path, const char *text,
+static int prompt_add_ids(struct prompt *p, const char *path, const char *text, size_t n,
                           struct hcache_err *err)
 {
-    for (const char *at = text; *at != 0;) {
-        char *end;
-        at += strspn(at, " \t\r\n,[]");
-        if (*at == 0)
-            break;
-        long id = strtol(at, &end, 10);
-        if (end == at || id < 0 || id > INT32_MAX) {
-            err->code = HCACHE_E_FORMAT;
-            snprintf(err->msg, sizeof err->msg, "%s: '%.20s' is not a token id", path, at);
-            return err->code;
-        }
-        int32_t value = (int32_t)id;
-        prompt_add(p, &value, 1);
-        at = end;
-    }
-    return 0;
+    struct err e = {0};
+    int32_t *ids = NULL;
+    size_t n_ids = 0;
+    int rc = token_ids_parse(text, n, path, &ids, &n_ids, &e);
+    if (rc == 0)
+        prompt_add(p, ids, (int)n_ids); /* fewer than the file's bytes, 2^30 at most */
+    free(ids);
+    err->code = rc;
+    snprintf(err->msg, sizeof err->msg, "%s", e.msg);
+    return rc;
 }
 
 static int read_whole(const char *path, char **text, size_t *n, struct hcache_err *err)
@@ -190,7 +185,7 @@ static int prompt_make(struct prompt *p, const struct hcache *h, const struct ru
         rc = read_whole(a->token_ids != NULL ? a->token_ids : a->prompt_file, &text, &n,
                         err);
     if (rc == 0 && a->token_ids != NULL)
-        rc = prompt_add_ids(p, a->token_ids, text, err);
+        rc = prompt_add_ids(p, a->token_ids, text, n, err);
     else if (rc == 0 && text != NULL)
         rc = prompt_add_text(p, h, text, n, flags, err);
     else if (rc == 0)

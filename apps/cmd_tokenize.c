@@ -1,13 +1,13 @@
 /* cmd_tokenize.c - hcache tokenize: text to token ids, and back.
  *
  * It opens the tokenizer alone, so it works on a folder without weights and at once. */
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/token_ids.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "model/tokenizer.h"
@@ -94,44 +94,13 @@ static int encode(const struct tokenizer *t, const struct tokenize_args *a,
     return 0;
 }
 
-static bool is_separator(char c)
-{
-    return isspace((unsigned char)c) || c == ',' || c == '[' || c == ']';
-}
-
-/* "1 2 3", "1,2,3" or "[1, 2, 3]"; the caller frees *ids. */
-static int parse_ids(const char *text, size_t n, int32_t **ids, size_t *n_ids,
-                     struct err *err)
-{
-    *ids = xmalloc((n / 2 + 1) * sizeof **ids);
-    *n_ids = 0;
-    for (const char *s = text; s < text + n;) {
-        if (is_separator(*s)) {
-            s++;
-            continue;
-        }
-        char *end;
-        errno = 0;
-        long v = strtol(s, &end, 10);
-        if (end == s || errno != 0 || v < 0 || v > INT32_MAX ||
-            (end < text + n && !is_separator(*end))) {
-            free(*ids);
-            return err_set(err, ERR_FORMAT, "stdin: \"%.*s\" at byte %zu is no token id",
-                           (int)strcspn(s, " \n\t,"), s, (size_t)(s - text));
-        }
-        (*ids)[(*n_ids)++] = (int32_t)v;
-        s = end;
-    }
-    return 0;
-}
-
 static int decode(const struct tokenizer *t, const struct tokenize_args *a,
                   const char *input, size_t n, struct err *err)
 {
     int32_t *ids;
     size_t n_ids, n_text;
     char *text;
-    int rc = parse_ids(input, n, &ids, &n_ids, err);
+    int rc = token_ids_parse(input, n, "stdin", &ids, &n_ids, err);
     if (rc != 0)
         return rc;
     rc = tokenizer_decode(t, ids, n_ids, a->special, &text, &n_text, err);

@@ -72,6 +72,9 @@ check "a token id beyond the vocabulary: 1 or 2, named" bash -c "[ $rc -eq 1 -o 
 echo '1 two 3' >"$tmp/words"
 run_hc run "$good" --token-ids "$tmp/words" --max-tokens 1 --json
 check "token ids that are none: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q two '$tmp/err'"
+printf '1 2\0 3' >"$tmp/nul"
+run_hc run "$good" --token-ids "$tmp/nul" --max-tokens 1 --json
+expect "token ids behind a NUL are not left out" 1 'nul: "2" at byte 2 is no token id'
 run_hc run "$good" --token-ids "$tmp/no-such-file" --max-tokens 1 --json
 check "no such prompt file: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q no-such-file '$tmp/err'"
 if [ -e "$good/tokenizer.json" ]; then
