@@ -116,6 +116,10 @@ struct cpu_kernels {
                     enum activation act); /* up may be NULL */
     bool (*finite_row)(const void *x, enum dtype t, int64_t n);
     void (*rope_head)(float *x, const float *cos, const float *sin, int half);
+    float (*max_row)(const float *x, int64_t n); /* NaNs aside; -inf of none */
+    /* out[i]: to be rounded down to sample_weight(logits[i], best, temperature), which is 0 of a NaN */
+    void (*sample_row_exp)(float *out, const float *logits, int64_t n, float best,
+                           float temperature);
 
     void (*kv_fill)(const struct kv_run *run);
     void (*kv_load)(const struct kv_chunk *c);

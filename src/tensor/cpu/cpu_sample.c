@@ -17,13 +17,14 @@ struct candidate {
     uint64_t key, weight; /* weight > 0: without any it is never chosen */
 };
 
-static int32_t greedy(const float *logits, int n)
+/* The first of the largest logits. */
+static int32_t first_of(const struct cpu_kernels *k, const float *logits, int n)
 {
-    int32_t best = SAMPLE_NO_TOKEN;
+    float best = k->max_row(logits, n);
     for (int32_t i = 0; i < n; i++)
-        if (best < 0 ? !isnan(logits[i]) : logits[i] > logits[best])
-            best = i;
-    return best;
+        if (logits[i] == best)
+            return i;
+    return SAMPLE_NO_TOKEN;
 }
 
 /* --- the candidate at a sum ------------------------------------------------------------------- */
@@ -101,20 +102,45 @@ static uint64_t key_by_id(const struct candidate *c, uint64_t want)
     return c->key;
 }
 
-static int32_t choose(const float *logits, int n_vocab, const struct sample_row *o,
-                      struct candidate *c)
+/* Appends those of n neighbouring logits that weigh something, in order of their ids, of which the first is
+ * `id`: how many. */
+static int append(struct candidate *c, const float *logits, const float *exps, int32_t id,
+                  int n)
 {
-    int32_t first = greedy(logits, n_vocab);
+    int n_new = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t weight = exps[i] >= 1 ? (uint64_t)(int64_t)exps[i] : 0;
+        c[n_new] = (struct candidate){sample_key(logits[i], id + i), weight};
+        n_new += weight > 0;
+    }
+    return n_new;
+}
+
+/* How many are candidates, weight or none. */
+static int numbers_of(const float *logits, int n)
+{
+    int n_numbers = 0;
+    for (int i = 0; i < n; i++)
+        n_numbers += !isnan(logits[i]);
+    return n_numbers;
+}
+
+static int32_t choose(const struct cpu_kernels *k, const float *logits, int n_vocab,
+                      const struct sample_row *o, struct candidate *c)
+{
+    enum { PIECE = 1024 };
+    float exps[PIECE];
+    int32_t first = first_of(k, logits, n_vocab);
     if (first < 0 || !(o->temperature > 0.0f) || !isfinite(logits[first]))
         return first;
-    int n = 0, n_numbers = 0;
-    for (int32_t i = 0; i < n_vocab; i++) { /* ascending by id */
-        uint64_t weight = sample_weight(logits[i], logits[first], o->temperature);
-        c[n] = (struct candidate){sample_key(logits[i], i), weight};
-        n += weight > 0;
-        n_numbers += !isnan(logits[i]);
+    int n = 0;
+    for (int32_t at = 0; at < n_vocab; at += PIECE) {
+        int n_piece = n_vocab - at < PIECE ? n_vocab - at : PIECE;
+        k->sample_row_exp(exps, logits + at, n_piece, logits[first], o->temperature);
+        n += append(c + n, logits + at, exps, at, n_piece);
     }
-    bool top_k = o->top_k > 0 && o->top_k < n_numbers, top_p = o->top_p < 1.0f;
+    bool top_k = o->top_k > 0 && o->top_k < numbers_of(logits, n_vocab);
+    bool top_p = o->top_p < 1.0f;
     if (top_k && o->top_k < n)
         n = keep(c, n, key_at(c, n, (uint64_t)o->top_k, true), 0);
     if (top_p) {
@@ -130,6 +156,7 @@ static int32_t choose(const float *logits, int n_vocab, const struct sample_row 
 /* --- rows over threads ------------------------------------------------------------------------ */
 
 struct sample_job {
+    const struct cpu_kernels *k;
     int32_t *ids;
     struct mat logits;
     const struct sample_row *rows;
@@ -148,8 +175,8 @@ static void choose_rows(void *arg, int thread_idx, int n_threads)
     struct candidate *room = (void *)(job->scratch + (size_t)thread_idx * job->bytes);
     pool_share(job->logits.rows, 1, thread_idx, n_threads, &begin, &end);
     for (long i = begin; i < end; i++)
-        job->ids[i] = choose(row_ptr(job->logits, i), (int)job->logits.cols, &job->rows[i],
-                             room);
+        job->ids[i] = choose(job->k, row_ptr(job->logits, i), (int)job->logits.cols,
+                             &job->rows[i], room);
 }
 
 int cpu_sample(struct stream *s, int32_t *ids, struct mat logits,
@@ -157,6 +184,7 @@ int cpu_sample(struct stream *s, int32_t *ids, struct mat logits,
 {
     check_sample(logits, rows);
     struct sample_job job = {
+        .k = cpu_kernels_of(s),
         .ids = ids,
         .logits = logits,
         .rows = rows,

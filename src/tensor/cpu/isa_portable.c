@@ -5,6 +5,7 @@
 
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_rows.h"
+#include "tensor/cpu/kern_sample.h"
 #include "tensor/cpu/kern_matmul.h"
 #include "tensor/cpu/kern_kv.h"
 #include "tensor/cpu/kern_attention.h"
