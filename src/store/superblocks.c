@@ -1,8 +1,8 @@
 /* superblocks.c - the superblocks of a store's directories: read, compared, mended, raised, first written.
  *
  * A store exists once its index does or a segment does; before that, a crash left at most some
- * superblocks, and creation simply goes on.  Where both copies of one are damaged, what they said is found
- * elsewhere: in another directory or in the index, and that the directory is the one it was, in an
+ * superblocks, and creation simply goes on.  Where one is lost, or both its copies are damaged, what it said
+ * is found elsewhere: in another directory or in the index, and that the directory is the one it was, in an
  * extent's header. */
 #include <errno.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
     return rc;
 }
 
-/* --- both copies damaged ---------------------------------------------------------------------- */
+/* --- lost, or both copies damaged -------------------------------------------------------------- */
 
 /* Whether a segment file holds an extent of this directory of this store. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
@@ -172,7 +172,7 @@ static int superblocks_find(const struct store_opts *opts, struct sb_found *foun
     for (int i = 0; i < opts->n_dirs && good == NULL; i++)
         good = found[i].state == SB_GOOD ? &found[i].sb : NULL;
     for (int i = 0; i < opts->n_dirs && rc == 0; i++)
-        if (found[i].state == SB_DAMAGED)
+        if (found[i].state != SB_GOOD)
             rc = superblock_find(opts, i, good, &found[i], err);
     return rc;
 }
@@ -289,13 +289,13 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
             rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
         io_file_close(file);
         free(path);
-        if (rc != 0)
+        if (rc != 0 && rc != -ENOENT)
             return rc;
         if (got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
             continue;
         char what[256];
-        snprintf(what, sizeof what, "%s/superblock: a copy is not what it must be",
-                 s->dirs[i]);
+        snprintf(what, sizeof what,
+                 "%s/superblock: a copy, or all of it, is not what it must be", s->dirs[i]);
         report(arg, what);
         (*n_bad)++;
     }
@@ -321,14 +321,15 @@ static int superblock_copy_write(struct io *io, const char *dir,
     return rc;
 }
 
-/* What is damaged is written again, before the rest goes, too: without either copy much may be lost.  Where it
+/* What is lost or damaged is written again, before the rest goes, too: without either copy much may be lost.  Where it
  * cannot be, the store does without. */
 static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
 {
     for (int i = 0; i < opts->n_dirs; i++) {
         const struct sb_found *f = &found[i];
-        const char *dir = opts->dirs[i],
-                   *what = f->found_elsewhere ? "both copies" : "a copy";
+        const char *dir = opts->dirs[i];
+        const char *what = f->found_elsewhere ? "the superblock, lost or damaged,"
+                                              : "a copy of the superblock, damaged,";
         struct err why = {0};
         if (!f->found_elsewhere && f->bad_copy < 0)
             continue;
@@ -336,10 +337,9 @@ static void superblocks_mend(const struct store_opts *opts, const struct sb_foun
                      ? superblock_write(opts->io, dir, &f->sb, &why)
                      : superblock_copy_write(opts->io, dir, &f->sb, f->bad_copy, &why);
         if (rc == 0)
-            log_info("%s: %s of the superblock, damaged, written again", dir, what);
+            log_info("%s: %s was written again", dir, what);
         else
-            log_warn("%s: %s of the superblock damaged; it stays so (%s)", dir, what,
-                     why.msg);
+            log_warn("%s: %s stays so (%s)", dir, what, why.msg);
     }
 }
 

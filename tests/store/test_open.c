@@ -282,17 +282,25 @@ static void superblock_spoil(struct io *io, const char *dir)
     poke(io, path, 0, bytes, sizeof bytes);
 }
 
+static void superblock_lose(struct io *io, const char *dir)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/superblock", dir);
+    assert_int_equal(io_unlink(io, path, NULL), 0);
+}
+
 static void count_report(void *arg, const char *what)
 {
     *(int *)arg += strstr(what, "superblock") != NULL;
 }
 
-/* Both copies of superblocks damaged: what they said is known from the other directory or from the index, and that
+/* Superblocks lost, or both copies damaged: what they said is known from the other directory or from the index, and that
  * a directory is the right one from its extents. */
 static void superblocks_are_found_again(void **state)
 {
     (void)state;
-    for (int which = 1; which < 4; which++) {
+    for (int i = 0; i < 6; i++) {
+        int which = 1 + i % 3;
         struct st_place p;
         struct err err = {0};
         struct store_verify v;
@@ -303,7 +311,7 @@ static void superblocks_are_found_again(void **state)
         store_close(s);
         for (int d = 0; d < 2; d++)
             if ((which >> d & 1) != 0)
-                superblock_spoil(p.io, p.dir[d]);
+                (i < 3 ? superblock_spoil : superblock_lose)(p.io, p.dir[d]);
         p.opts.read_only = true;
         s = st_open(&p);
         assert_int_equal(store_verify(s, &v, count_report, NULL, &n_told, &err), 0);
