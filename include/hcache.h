@@ -19,7 +19,10 @@
  *
  * Functions return 0 or a negative code, with a message in *err.  Until hcache_serve_start one thread
  * at a time may use a struct hcache; from then until hcache_serve_stop every function may be called
- * from any thread, but for hcache_close. */
+ * from any thread, but for hcache_close.
+ *
+ * No signal is handled or blocked here.  A process that may run under a limit on file sizes (ulimit -f)
+ * ignores SIGXFSZ: the store then meets a full disk. */
 #ifndef HCACHE_H
 #define HCACHE_H
 
