@@ -2,8 +2,8 @@
 import sys
 
 # Seconds after which something that should happen is taken for something that does not, in every test of this folder:
-# how fast the program is, is measured (bench/), not tested. On machines whose disk or scheduler stood still, starting a
-# server has taken 70 s. What is waited for is the state itself, so on others nothing waits this long.
+# how fast the program is, is measured (bench/), not tested. On a machine whose disk or scheduler may have stood
+# still, starting a server has taken 70 s. What is waited for is the state itself, so on others nothing waits this long.
 PATIENCE = 300
 
 n_results = n_failed = 0
