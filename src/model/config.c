@@ -14,6 +14,8 @@
 #include "base/mem.h"
 #include "format/json.h"
 #include "model/config_family.h"
+#include "tensor/ops.h"
+#include "tensor/sampling.h"
 
 #include <errno.h>
 #include <math.h>
@@ -24,8 +26,8 @@
 #define CONFIG_MAX_BYTES (16u << 20)
 
 enum {
-    MAX_WIDTH = 1 << 20,
-    MAX_VOCAB = 1 << 24,
+    MAX_WIDTH = MATMUL_MAX_K,
+    MAX_VOCAB = SAMPLE_MAX_COLS,
     MAX_LAYERS = 4096,
     MAX_CTX = 1 << 30,
 };

@@ -38,7 +38,9 @@
 #include "tensor/sampling.h"
 #include "tensor/tensor.h"
 
-#define MATMUL_K_BLOCK  256
+#define MATMUL_K_BLOCK 256
+#define MATMUL_MAX_K                                                                       \
+    65536 /* the longest sum of a product; a config that wants more is refused */
 #define KV_BLOCK_TOKENS 64
 #define Q8_BLOCK        32
 

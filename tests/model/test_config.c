@@ -205,9 +205,16 @@ static void test_refusals(void **state)
     refuse("{\"model_type\": \"llama\", \"hidden_size\": \"64\"}", ERR_FORMAT,
            "'hidden_size' must be an integer, it is a string");
     refuse("{\"model_type\": \"llama\", \"hidden_size\": 0}", ERR_FORMAT,
-           "'hidden_size' is 0, it must lie in 1..1048576");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 1048577}", ERR_FORMAT,
-           "'hidden_size' is 1048577, it must lie in 1..1048576");
+           "'hidden_size' is 0, it must lie in 1..65536");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 65537}", ERR_FORMAT,
+           "'hidden_size' is 65537, it must lie in 1..65536");
+    refuse(LLAMA(", \"head_dim\": 16384"), ERR_FORMAT, "65536");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 5,"
+           "\"num_attention_heads\": 8, \"vocab_size\": 512, \"intermediate_size\": 65537}",
+           ERR_FORMAT, "'intermediate_size' is 65537, it must lie in 1..65536");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 5,"
+           "\"num_attention_heads\": 8, \"vocab_size\": 4194305}",
+           ERR_FORMAT, "'vocab_size' is 4194305, it must lie in 1..4194304");
     refuse("{\"model_type\": \"llama\", \"hidden_size\": 4294967360}", ERR_FORMAT,
            "'hidden_size' is 4294967360, it must lie in");
     refuse("{\"model_type\": \"llama\", \"hidden_size\": 9223372036854775807}", ERR_FORMAT,
@@ -218,7 +225,7 @@ static void test_refusals(void **state)
            "'num_hidden_layers' is missing");
     refuse(LLAMA(", \"num_key_value_heads\": 3"), ERR_FORMAT, "no multiple of 3 KV heads");
     refuse(LLAMA(", \"head_dim\": 7"), ERR_FORMAT, "7 dimensions of a head are rotated");
-    refuse(LLAMA(", \"head_dim\": 1048576"), ERR_FORMAT, "8 heads of 1048576 dimensions");
+    refuse(LLAMA(", \"head_dim\": 65536"), ERR_FORMAT, "8 heads of 65536 dimensions");
     refuse(LLAMA(", \"hidden_act\": \"gelu\""), ERR_UNSUPPORTED,
            "'hidden_act': activation 'gelu' is not supported in llama");
     refuse(LLAMA(", \"mlp_bias\": true"), ERR_UNSUPPORTED,

@@ -20,8 +20,7 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
-#define PANEL        16
-#define MATMUL_MAX_K 65536
+#define PANEL 16
 
 /* Rows whose activations are packed at once, and rows of one tile: a k-block of 192 rows is 192 KiB
  * and stays in L2 beside the tile of C. */
