@@ -543,6 +543,14 @@ static void check_sizes(struct fields *f, const struct model_config *c)
     else if ((int64_t)c->n_heads * c->d_head > MAX_WIDTH)
         f->rc = err_set(f->err, ERR_FORMAT, "%d heads of %d dimensions are more than %d",
                         c->n_heads, c->d_head, MAX_WIDTH);
+    else if (c->d_head > ATTENTION_MAX_D_HEAD)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "heads of %d dimensions: at most %d are supported", c->d_head,
+                        ATTENTION_MAX_D_HEAD);
+    else if (c->n_heads / c->n_kv_heads > ATTENTION_MAX_GROUP)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "%d attention heads for each KV head: at most %d are supported",
+                        c->n_heads / c->n_kv_heads, ATTENTION_MAX_GROUP);
     else if (c->position == POSITION_ROPE && (c->d_rope < 2 || c->d_rope % 2 != 0))
         f->rc = err_set(
             f->err, ERR_FORMAT,

@@ -38,11 +38,14 @@
 #include "tensor/sampling.h"
 #include "tensor/tensor.h"
 
-#define MATMUL_K_BLOCK 256
-#define MATMUL_MAX_K                                                                       \
-    65536 /* the longest sum of a product; a config that wants more is refused */
+#define MATMUL_K_BLOCK  256
 #define KV_BLOCK_TOKENS 64
 #define Q8_BLOCK        32
+
+/* What a backend need not compute: models that want more are refused by their config. */
+#define MATMUL_MAX_K         65536 /* the length of a row of a weight */
+#define ATTENTION_MAX_D_HEAD 256
+#define ATTENTION_MAX_GROUP  96 /* heads that share a KV head */
 
 /* A weight matrix W [n][k] (out x in, as Hugging Face stores it) in the backend's own layout. */
 struct weight {

@@ -226,6 +226,14 @@ static void test_refusals(void **state)
     refuse(LLAMA(", \"num_key_value_heads\": 3"), ERR_FORMAT, "no multiple of 3 KV heads");
     refuse(LLAMA(", \"head_dim\": 7"), ERR_FORMAT, "7 dimensions of a head are rotated");
     refuse(LLAMA(", \"head_dim\": 65536"), ERR_FORMAT, "8 heads of 65536 dimensions");
+    refuse(LLAMA(", \"head_dim\": 258"), ERR_UNSUPPORTED,
+           "heads of 258 dimensions: at most 256 are supported");
+    refuse("{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 5,"
+           "\"num_attention_heads\": 97, \"num_key_value_heads\": 1, \"head_dim\": 8,"
+           "\"vocab_size\": 512, \"intermediate_size\": 172,"
+           "\"max_position_embeddings\": 256}",
+           ERR_UNSUPPORTED,
+           "97 attention heads for each KV head: at most 96 are supported");
     refuse(LLAMA(", \"hidden_act\": \"gelu\""), ERR_UNSUPPORTED,
            "'hidden_act': activation 'gelu' is not supported in llama");
     refuse(LLAMA(", \"mlp_bias\": true"), ERR_UNSUPPORTED,

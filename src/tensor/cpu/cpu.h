@@ -28,9 +28,8 @@
 #define TILE_ROWS   192
 #define TILE_PANELS 8
 
-/* Query vectors of one attention tile; head sizes. */
-#define TILE_QUERIES 96
-#define MAX_D_HEAD   256
+/* Query vectors of one attention tile. */
+#define TILE_QUERIES ATTENTION_MAX_GROUP
 
 /* One tile of a matrix product: m rows by n_panels panels. */
 struct mm_tile {
@@ -76,7 +75,7 @@ struct kv_chunk {
  * token that are taken together. */
 #define KV_GROUP         32
 #define KV_ITEM_ELEMENTS 1024
-#define KV_SCRATCH       (KV_GROUP * (KV_ITEM_ELEMENTS + MAX_D_HEAD))
+#define KV_SCRATCH       (KV_GROUP * (KV_ITEM_ELEMENTS + ATTENTION_MAX_D_HEAD))
 
 /* Attention of up to TILE_QUERIES query vectors of one sequence: n for each of n_kv_heads neighbouring
  * kv heads, all those of a head together. */
@@ -93,7 +92,8 @@ struct attn_tile {
     float *scratch; /* ATTN_SCRATCH floats, of this thread */
 };
 #define ATTN_SCRATCH                                                                       \
-    (KV_BLOCK_TOKENS * MAX_D_HEAD * 2 + TILE_QUERIES * (2 * MAX_D_HEAD + 64 + 8))
+    (KV_BLOCK_TOKENS * ATTENTION_MAX_D_HEAD * 2 +                                          \
+     TILE_QUERIES * (2 * ATTENTION_MAX_D_HEAD + 64 + 8))
 
 struct cpu_kernels {
     const char *isa;

@@ -91,7 +91,7 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
                   const struct ragged *r, float scale, int window)
 {
     int n_heads = check_attention(out, q, kv, r);
-    CHECK(kv->d_head <= MAX_D_HEAD && n_heads / kv->n_kv <= TILE_QUERIES);
+    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD && n_heads / kv->n_kv <= TILE_QUERIES);
     int rc = stream_enter(s);
     if (rc != 0)
         return rc;

@@ -145,7 +145,7 @@ int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
 {
     check_kv_rows(kv, rows, r);
     check_rope(rope, kv->d_head, r);
-    CHECK(kv->d_head <= MAX_D_HEAD);
+    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
     int rc = stream_enter(s);
     if (rc != 0 || rows.rows == 0)
         return rc;

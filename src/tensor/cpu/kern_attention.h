@@ -76,8 +76,8 @@ static struct attn_state attn_begin(const struct attn_tile *t)
                            .n_strips = (t->n + MM_ROWS - 1) / MM_ROWS,
                            .converts = t->n > ATTN_CONVERT_QUERIES || d_head % 16 != 0};
     float *at = t->scratch;
-    s.k = at, at += KEYS * MAX_D_HEAD;
-    s.v = at, at += KEYS * MAX_D_HEAD;
+    s.k = at, at += KEYS * ATTENTION_MAX_D_HEAD;
+    s.v = at, at += KEYS * ATTENTION_MAX_D_HEAD;
     s.q = at, at += s.n_all * d_head;
     s.o = at, at += s.n_all * s.d_pad;
     s.p = at, at += s.n_all * KEYS;

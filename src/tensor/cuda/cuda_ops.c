@@ -291,8 +291,6 @@ static int cuda_kv_read(struct stream *s, struct mat out, const struct kv_layer 
     return cuda_leave(s, "kv_read");
 }
 
-enum { MAX_D_HEAD = 256 };
-
 static int cuda_attention(struct stream *s, struct mat out, struct mat q,
                           const struct kv_layer *kv, const struct ragged *r, float scale,
                           int window)
@@ -303,15 +301,10 @@ static int cuda_attention(struct stream *s, struct mat out, struct mat q,
     check_ragged(r, q.rows);
     CHECK(q.dtype == kv->dtype && out.dtype == kv->dtype);
     CHECK(q.cols % kv->d_head == 0 && q.cols / kv->d_head % kv->n_kv == 0);
+    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
     int rc = cuda_enter(s);
     if (rc != 0 || q.rows == 0)
         return rc;
-    if (kv->d_head > MAX_D_HEAD) {
-        char why[160];
-        snprintf(why, sizeof why, "device cuda: heads of %d elements; %d at most",
-                 kv->d_head, MAX_D_HEAD);
-        return cuda_fail(c, ERR_UNSUPPORTED, why);
-    }
     struct gpu_attention_job job = {.out = gpu(out),
                                     .q = gpu(q),
                                     .kv = gpu_kv(kv),

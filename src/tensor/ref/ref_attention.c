@@ -6,11 +6,9 @@
 
 #include <math.h>
 
-enum { MAX_D_HEAD = 1024 };
-
 struct row_state {
     float m, l;
-    float o[MAX_D_HEAD];
+    float o[ATTENTION_MAX_D_HEAD];
 };
 
 /* Keys [begin, end) of the sequence, all inside one block. */
@@ -78,7 +76,7 @@ int ref_attention(struct stream *s, struct mat out, struct mat q, const struct k
                   const struct ragged *r, float scale, int window)
 {
     int n_heads = check_attention(out, q, kv, r), group = n_heads / kv->n_kv;
-    CHECK(kv->d_head <= MAX_D_HEAD);
+    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
     for (int seq = 0; seq < r->n_seqs; seq++) {
         for (int row = r->seq_row[seq]; row < r->seq_row[seq + 1]; row++) {
             int32_t end = r->pos[row] + 1;

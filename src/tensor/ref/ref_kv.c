@@ -26,16 +26,14 @@ int ref_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope
     return stream_enter(s);
 }
 
-enum { MAX_REF_HEAD = 1024 };
-
 static void fill_row(const struct kv_layer *kv, struct mat rows, const struct rope *rope,
                      const struct ragged *r, int seq, int row)
 {
     int32_t pos = r->pos[row];
     uint8_t *block = kv_block(kv, r, seq, pos);
-    CHECK(kv->d_head <= MAX_REF_HEAD);
+    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
     for (int h = 0; h < kv->n_kv; h++) {
-        float k[MAX_REF_HEAD];
+        float k[ATTENTION_MAX_D_HEAD];
         for (int d = 0; d < kv->d_head; d++)
             k[d] = mat_get(rows, row, h * kv->d_head + d);
         rotate_head(k, rope, pos);
@@ -64,7 +62,7 @@ static void load_chunk(const struct kv_layer *kv, int32_t block, const void *chu
     uint8_t *to = kv->blocks + (size_t)block * kv->block_stride;
     for (int32_t pos = pos0; pos < pos0 + KV_BLOCK_TOKENS; pos++) {
         for (int h = 0; h < kv->n_kv; h++) {
-            float k[MAX_REF_HEAD];
+            float k[ATTENTION_MAX_D_HEAD];
             for (int d = 0; d < kv->d_head; d++)
                 k[d] = elem_load(chunk, kv->dtype, k_index(kv, h, d, pos));
             rotate_head(k, rope, pos);
