@@ -136,7 +136,8 @@ def cycle(server, reference, known):
     time.sleep(rng.uniform(0.1, 1) * latest[0])
     running = any(t.is_alive() for t in threads)
     counts["killed while requests ran"] += running
-    latest[0] *= 1.2 if running else 0.5  # the machine may be a quick one, or busy
+    # The machine may be a quick one, or busy: kills are to come while requests run, but behind some that were answered.
+    latest[0] *= 0.5 if not running else 1.2 if acked else 1.5
     server.kill()
     for t in threads:
         t.join()
@@ -164,9 +165,9 @@ try:
         counts["cycles"] += 1
         if counts["cycles"] % 50 == 0:
             print(f"# {counts}, {time.time() - begin:.0f} s", flush=True)
-    if counts["killed while requests ran"] < counts["cycles"] // 2:
+    if counts["killed while requests ran"] < counts["cycles"] // 3:
         fail("too few kills came while requests ran: the test is too slow to mean anything")
-    if counts["contexts checked"] < counts["cycles"]:
+    if counts["contexts checked"] < counts["cycles"] // 2:
         fail("too few contexts were committed before a kill to mean anything")
 except (RuntimeError, KeyError, ValueError, OSError, subprocess.TimeoutExpired) as e:
     fail(repr(e))
