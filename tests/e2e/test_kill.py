@@ -93,7 +93,8 @@ def cycle(number):
         fail(number, "other logits than without a store")
     # The last chunk of a prompt is computed again where it is its end: at least one token must be.
     floor = min(committed, len(longer) - 1) // 64 * 64
-    if again["cached_tokens"] < floor:
+    # (Where computing is quicker than this machine's disk they are found and not used, which is said.)
+    if again["cached_tokens"] < floor and "recomputing" not in again["miss"]:
         fail(number, f"{committed} tokens were reported committed, {again['cached_tokens']} were found")
     if has_store_command:
         p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
