@@ -444,11 +444,13 @@ static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t
     struct saver *s = c->seq->saver;
     size_t bytes = src->row_bytes[kind];
     uint8_t *to = save_record(c, l, kind) + (size_t)row * bytes;
+    if (s->down == NULL && kind == STORE_KV && s->o.model->dev->n_ranks > 1) {
+        copy_rows_of_ranks(s, to, src->at[kind], from, n, bytes);
+        return;
+    }
     const uint8_t *at = src->at[kind] + (size_t)(from - src->first) * bytes;
     if (s->down != NULL)
         save_down_move(s->down, to, at, (size_t)n * bytes, &c->lost);
-    else if (kind == STORE_KV && s->o.model->dev->n_ranks > 1)
-        copy_rows_of_ranks(s, to, src->at[kind], from, n, bytes);
     else
         copy_later(s, to, at, (size_t)n * bytes);
 }
