@@ -70,7 +70,13 @@ static __device__ __forceinline__ void from_f32(float &h, float f)
     h = f;
 }
 
-/* Eight neighbouring elements, 16-byte aligned. */
+/* --- pieces of a row ---
+ * A thread takes PIECE neighbouring elements at a time, by 16-byte loads and stores where addresses allow ("wide"):
+ * narrower ones leave most of the memory's speed unused.  Who takes which element, and so the order of
+ * sums, is the same either way. */
+enum { PIECE = 8 };
+
+/* PIECE elements, 16-byte aligned. */
 static __device__ __forceinline__ void load8(float *x, const float *p)
 {
     float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
@@ -89,6 +95,57 @@ template <typename T> static __device__ __forceinline__ void load8(float *x, con
         x[2 * i] = to_f32(lo);
         x[2 * i + 1] = to_f32(hi);
     }
+}
+
+/* Two f32 rounded to T, the first in the low half. */
+template <typename T> static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
+{
+    T a, b;
+    from_f32(a, lo);
+    from_f32(b, hi);
+    return (uint32_t)a.bits | (uint32_t)b.bits << 16;
+}
+
+static __device__ __forceinline__ void store8(float *p, const float *x)
+{
+    ((float4 *)p)[0] = float4{x[0], x[1], x[2], x[3]};
+    ((float4 *)p)[1] = float4{x[4], x[5], x[6], x[7]};
+}
+template <typename T> static __device__ __forceinline__ void store8(T *p, const float *x)
+{
+    *(uint4 *)p = uint4{pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]),
+                        pack2<T>(x[6], x[7])};
+}
+
+/* The first n of a piece, as many as the row still has; zeros behind them. */
+template <typename T>
+static __device__ __forceinline__ void take_piece(float *x, const T *p, int n, bool wide)
+{
+    if (wide && n >= PIECE) {
+        load8(x, p);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        x[e] = e < n ? to_f32(p[e]) : 0.0f;
+}
+template <typename T>
+static __device__ __forceinline__ void put_piece(T *p, const float *x, int n, bool wide)
+{
+    if (wide && n >= PIECE) {
+        store8(p, x);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        if (e < n)
+            from_f32(p[e], x[e]);
+}
+
+/* Whether rows `ld` elements apart can be gone through by 16 bytes. */
+static inline bool is_wide(const void *p, int64_t ld, int type)
+{
+    return (uintptr_t)p % 16 == 0 && ld * (type == 0 ? 4 : 2) % 16 == 0;
 }
 
 static __device__ __forceinline__ float warp_sum(float x)

@@ -12,7 +12,7 @@
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/mma.cuh"
 
-enum { TOKENS = 64, PIECE = 8 };
+enum { TOKENS = 64 };
 
 template <typename T>
 static __device__ __forceinline__ const T *kv_rows(const gpu_attention_job &a,

@@ -90,23 +90,12 @@ void gpu_matmul_exact(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct
 
 /* --- few rows --------------------------------------------------------------------------------- */
 
-enum { GEMV_THREADS = 128, GEMV_WARPS = GEMV_THREADS / WARP, PIECE = 8 };
-
-static bool aligned16(const void *p, int64_t ld_bytes)
-{
-    return (uintptr_t)p % 16 == 0 && ld_bytes % 16 == 0;
-}
-
-static int64_t type_bytes(int type)
-{
-    return type == 0 ? 4 : 2;
-}
+enum { GEMV_THREADS = 128, GEMV_WARPS = GEMV_THREADS / WARP };
 
 int gpu_gemv_can(struct gpu_mat c, struct gpu_mat a, struct gpu_mat w)
 {
     return c.rows <= GPU_GEMV_ROWS && a.cols % PIECE == 0 &&
-           aligned16(a.data, a.ld * type_bytes(a.type)) &&
-           aligned16(w.data, w.ld * type_bytes(w.type));
+           is_wide(a.data, a.ld, a.type) && is_wide(w.data, w.ld, w.type);
 }
 
 /* Each warp computes R neighbouring columns of c for all M rows.  Lane i takes the pieces i, i + 32,

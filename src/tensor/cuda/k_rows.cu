@@ -1,91 +1,103 @@
 /* k_rows.cu - operations row by row: embedding, norms, conversions, activations.
  *
- * All are bound by memory.  A row's result depends on the row alone. */
+ * All are bound by memory: threads go through rows in pieces (device.cuh).  A row's result depends on the
+ * row alone. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 
 enum { THREADS = 256 };
 
-/* One block per row, striding over its columns. */
 #define ROW_OF(m, T) ((T *)(m).data + (int64_t)blockIdx.x * (m).ld)
-#define EACH_COLUMN(j, cols)                                                               \
-    for (int j = (int)threadIdx.x; j < (cols); j += (int)blockDim.x)
 
-template <typename TO, typename TX>
-static __global__ void embed_rows(gpu_mat out, gpu_mat table, const int32_t *ids,
-                                  float scale)
+static bool is_wide(gpu_mat m)
 {
-    TO *o = ROW_OF(out, TO);
-    const TX *x = (const TX *)table.data + (int64_t)ids[blockIdx.x] * table.ld;
-    EACH_COLUMN(j, out.cols)
-    from_f32(o[j], to_f32(x[j]) * scale);
+    return is_wide(m.data, m.ld, m.type);
 }
 
-void gpu_embed(cudaStream_t s, struct gpu_mat out, struct gpu_mat table, const int32_t *ids,
-               float scale)
-{
-    WITH_TYPE(out.type, TO, WITH_TYPE(table.type, TX, {
-                  auto kernel = embed_rows<TO, TX>;
-                  LAUNCH(kernel, out.rows, THREADS, 0, s, out, table, ids, scale);
-              }))
-}
+/* --- norms: a block takes a row ---------------------------------------------------------------- */
 
-/* --- norms ------------------------------------------------------------------------------------ */
+/* What a row is normed by: with a bias the mean is taken off first (layer norm), else not (RMS). */
+struct norm_by {
+    const float *w, *b;
+    float eps;
+};
+
+#define EACH_PIECE(j, cols)                                                                \
+    for (int j = (int)threadIdx.x * PIECE; j < (cols); j += THREADS * PIECE)
 
 template <typename TO, typename TX>
-static __global__ void rmsnorm_rows(gpu_mat out, gpu_mat x, const float *w, float eps)
+static __device__ __forceinline__ void norm_row(TO *out, const TX *x, int cols, norm_by by,
+                                                bool wide)
 {
-    TO *o = ROW_OF(out, TO);
-    const TX *in = ROW_OF(x, const TX);
-    float sum = 0;
-    EACH_COLUMN(j, x.cols)
-    {
-        float v = to_f32(in[j]);
-        sum = fmaf(v, v, sum);
+    float v[PIECE], w[PIECE], b[PIECE], sum = 0, squares = 0, mean = 0;
+    if (by.b != NULL) {
+        EACH_PIECE(j, cols)
+        {
+            take_piece(v, x + j, cols - j, wide);
+#pragma unroll
+            for (int e = 0; e < PIECE; e++)
+                sum += v[e];
+        }
+        mean = block_sum<THREADS>(sum) / (float)cols;
     }
-    sum = block_sum<THREADS>(sum);
-    float scale = 1.0f / sqrtf(sum / (float)x.cols + eps);
-    EACH_COLUMN(j, x.cols)
-    from_f32(o[j], to_f32(in[j]) * scale * w[j]);
-}
-
-template <typename TO, typename TX>
-static __global__ void layernorm_rows(gpu_mat out, gpu_mat x, const float *w,
-                                      const float *b, float eps)
-{
-    TO *o = ROW_OF(out, TO);
-    const TX *in = ROW_OF(x, const TX);
-    float sum = 0, squares = 0;
-    EACH_COLUMN(j, x.cols)
-    sum += to_f32(in[j]);
-    float mean = block_sum<THREADS>(sum) / (float)x.cols;
-    EACH_COLUMN(j, x.cols)
+    EACH_PIECE(j, cols)
     {
-        float d = to_f32(in[j]) - mean;
-        squares = fmaf(d, d, squares);
+        take_piece(v, x + j, cols - j, wide);
+#pragma unroll
+        for (int e = 0; e < PIECE; e++) {
+            float d = j + e < cols ? v[e] - mean : 0.0f;
+            squares = fmaf(d, d, squares);
+        }
     }
     squares = block_sum<THREADS>(squares);
-    float scale = 1.0f / sqrtf(squares / (float)x.cols + eps);
-    EACH_COLUMN(j, x.cols)
-    from_f32(o[j], (to_f32(in[j]) - mean) * scale * w[j] + b[j]);
+    float scale = 1.0f / sqrtf(squares / (float)cols + by.eps);
+    EACH_PIECE(j, cols)
+    {
+        take_piece(v, x + j, cols - j, wide);
+        take_piece(w, by.w + j, cols - j, wide);
+#pragma unroll
+        for (int e = 0; e < PIECE; e++)
+            v[e] = (v[e] - mean) * scale * w[e];
+        if (by.b != NULL) {
+            take_piece(b, by.b + j, cols - j, wide);
+#pragma unroll
+            for (int e = 0; e < PIECE; e++)
+                v[e] += b[e];
+        }
+        put_piece(out + j, v, cols - j, wide);
+    }
+}
+
+template <typename TO, typename TX>
+static __global__ void norm_rows(gpu_mat out, gpu_mat x, norm_by by, bool wide)
+{
+    norm_row(ROW_OF(out, TO), ROW_OF(x, const TX), x.cols, by, wide);
+}
+
+static bool norm_is_wide(gpu_mat out, gpu_mat x, norm_by by)
+{
+    return is_wide(out) && is_wide(x) && is_wide(by.w, 0, 0) && is_wide(by.b, 0, 0);
+}
+
+static void norm_launch(cudaStream_t s, gpu_mat out, gpu_mat x, norm_by by)
+{
+    bool wide = norm_is_wide(out, x, by);
+    WITH_TYPE(out.type, TO, WITH_TYPE(x.type, TX, {
+                  auto kernel = norm_rows<TO, TX>;
+                  LAUNCH(kernel, out.rows, THREADS, 0, s, out, x, by, wide);
+              }))
 }
 
 void gpu_rmsnorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const float *w,
                  float eps)
 {
-    WITH_TYPE(out.type, TO, WITH_TYPE(x.type, TX, {
-                  auto kernel = rmsnorm_rows<TO, TX>;
-                  LAUNCH(kernel, out.rows, THREADS, 0, s, out, x, w, eps);
-              }))
+    norm_launch(s, out, x, {w, NULL, eps});
 }
 
 void gpu_layernorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const float *w,
                    const float *b, float eps)
 {
-    WITH_TYPE(out.type, TO, WITH_TYPE(x.type, TX, {
-                  auto kernel = layernorm_rows<TO, TX>;
-                  LAUNCH(kernel, out.rows, THREADS, 0, s, out, x, w, b, eps);
-              }))
+    norm_launch(s, out, x, {w, b, eps});
 }
 
 /* One warp per head. */
@@ -115,67 +127,102 @@ void gpu_head_norm(cudaStream_t s, struct gpu_mat x, int d_head, const float *w,
     })
 }
 
-/* --- element by element ----------------------------------------------------------------------- */
+/* --- element by element: a thread takes a piece -------------------------------------------------- */
 
 /* blockIdx.y cuts long rows, so that one row of a decode still fills the chip. */
-#define EACH_ELEMENT(j, cols)                                                              \
-    for (int j = (int)(blockIdx.y * blockDim.x + threadIdx.x); j < (cols);                 \
-         j += (int)(gridDim.y * blockDim.x))
+#define MY_PIECE ((int)(blockIdx.y * THREADS + threadIdx.x) * PIECE)
 
-static dim3 element_grid(gpu_mat m)
+static dim3 piece_grid(gpu_mat m)
 {
-    unsigned pieces = blocks_for(m.cols, 4 * THREADS);
-    return dim3((unsigned)m.rows, pieces < 64 ? pieces : 64);
+    return dim3((unsigned)m.rows, blocks_for(m.cols, THREADS * PIECE));
 }
 
 template <typename TO, typename TX>
-static __global__ void convert_rows(gpu_mat out, gpu_mat x)
+static __global__ void embed_rows(gpu_mat out, gpu_mat table, const int32_t *ids,
+                                  float scale, bool wide)
 {
-    TO *o = ROW_OF(out, TO);
-    const TX *in = ROW_OF(x, const TX);
-    EACH_ELEMENT(j, out.cols)
-    from_f32(o[j], to_f32(in[j]));
+    const TX *x = (const TX *)table.data + (int64_t)ids[blockIdx.x] * table.ld;
+    int j = MY_PIECE, n = out.cols - j;
+    float v[PIECE];
+    take_piece(v, x + j, n, wide);
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        v[e] *= scale;
+    put_piece(ROW_OF(out, TO) + j, v, n, wide);
+}
+
+void gpu_embed(cudaStream_t s, struct gpu_mat out, struct gpu_mat table, const int32_t *ids,
+               float scale)
+{
+    bool wide = is_wide(out) && is_wide(table);
+    WITH_TYPE(out.type, TO, WITH_TYPE(table.type, TX, {
+                  auto kernel = embed_rows<TO, TX>;
+                  LAUNCH(kernel, piece_grid(out), THREADS, 0, s, out, table, ids, scale,
+                         wide);
+              }))
+}
+
+template <typename TO, typename TX>
+static __global__ void convert_rows(gpu_mat out, gpu_mat x, bool wide)
+{
+    int j = MY_PIECE, n = out.cols - j;
+    float v[PIECE];
+    take_piece(v, ROW_OF(x, const TX) + j, n, wide);
+    put_piece(ROW_OF(out, TO) + j, v, n, wide);
 }
 
 void gpu_convert(cudaStream_t s, struct gpu_mat out, struct gpu_mat x)
 {
+    bool wide = is_wide(out) && is_wide(x);
     WITH_TYPE(out.type, TO, WITH_TYPE(x.type, TX, {
                   auto kernel = convert_rows<TO, TX>;
-                  LAUNCH(kernel, element_grid(out), THREADS, 0, s, out, x);
+                  LAUNCH(kernel, piece_grid(out), THREADS, 0, s, out, x, wide);
               }))
 }
 
 template <typename TO, typename TA, typename TB>
-static __global__ void add_rows(gpu_mat out, gpu_mat a, gpu_mat b)
+static __global__ void add_rows(gpu_mat out, gpu_mat a, gpu_mat b, bool wide)
 {
-    TO *o = ROW_OF(out, TO);
-    const TA *x = ROW_OF(a, const TA);
-    const TB *y = ROW_OF(b, const TB);
-    EACH_ELEMENT(j, out.cols)
-    from_f32(o[j], to_f32(x[j]) + to_f32(y[j]));
+    int j = MY_PIECE, n = out.cols - j;
+    float x[PIECE], y[PIECE];
+    take_piece(x, ROW_OF(a, const TA) + j, n, wide);
+    take_piece(y, ROW_OF(b, const TB) + j, n, wide);
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        x[e] += y[e];
+    put_piece(ROW_OF(out, TO) + j, x, n, wide);
 }
 
 void gpu_add(cudaStream_t s, struct gpu_mat out, struct gpu_mat a, struct gpu_mat b)
 {
+    bool wide = is_wide(out) && is_wide(a) && is_wide(b);
     WITH_TYPE(out.type, TO, WITH_TYPE(a.type, TA, WITH_TYPE(b.type, TB, {
                                           auto kernel = add_rows<TO, TA, TB>;
-                                          LAUNCH(kernel, element_grid(out), THREADS, 0, s,
-                                                 out, a, b);
+                                          LAUNCH(kernel, piece_grid(out), THREADS, 0, s,
+                                                 out, a, b, wide);
                                       })))
 }
 
-template <typename T> static __global__ void add_bias_rows(gpu_mat x, const float *bias)
+template <typename T>
+static __global__ void add_bias_rows(gpu_mat x, const float *bias, bool wide)
 {
-    T *v = ROW_OF(x, T);
-    EACH_ELEMENT(j, x.cols)
-    from_f32(v[j], to_f32(v[j]) + bias[j]);
+    T *row = ROW_OF(x, T);
+    int j = MY_PIECE, n = x.cols - j;
+    float v[PIECE], b[PIECE];
+    take_piece(v, row + j, n, wide);
+    take_piece(b, bias + j, n, wide);
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        v[e] += b[e];
+    put_piece(row + j, v, n, wide);
 }
 
 void gpu_add_bias(cudaStream_t s, struct gpu_mat x, const float *bias)
 {
+    bool wide = is_wide(x) && is_wide(bias, 0, 0);
     WITH_TYPE(x.type, T, {
         auto kernel = add_bias_rows<T>;
-        LAUNCH(kernel, element_grid(x), THREADS, 0, s, x, bias);
+        LAUNCH(kernel, piece_grid(x), THREADS, 0, s, x, bias, wide);
     })
 }
 
@@ -195,51 +242,68 @@ static __device__ __forceinline__ float activate(float x, int act)
 }
 
 template <typename TO, typename TX>
-static __global__ void act_mul_rows(gpu_mat out, gpu_mat gate_up, int act)
+static __global__ void act_mul_rows(gpu_mat out, gpu_mat gate_up, int act, bool wide)
 {
-    TO *o = ROW_OF(out, TO);
     const TX *gate = ROW_OF(gate_up, const TX);
-    EACH_ELEMENT(j, out.cols)
-    from_f32(o[j], activate(to_f32(gate[j]), act) * to_f32(gate[out.cols + j]));
+    int j = MY_PIECE, n = out.cols - j;
+    float g[PIECE], u[PIECE];
+    take_piece(g, gate + j, n, wide);
+    take_piece(u, gate + out.cols + j, n, wide);
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        g[e] = activate(g[e], act) * u[e];
+    put_piece(ROW_OF(out, TO) + j, g, n, wide);
 }
 
 void gpu_act_mul(cudaStream_t s, struct gpu_mat out, struct gpu_mat gate_up, int act)
 {
+    bool wide = is_wide(out) && is_wide(gate_up) && is_wide(NULL, out.cols, gate_up.type);
     WITH_TYPE(out.type, TO, WITH_TYPE(gate_up.type, TX, {
                   auto kernel = act_mul_rows<TO, TX>;
-                  LAUNCH(kernel, element_grid(out), THREADS, 0, s, out, gate_up, act);
+                  LAUNCH(kernel, piece_grid(out), THREADS, 0, s, out, gate_up, act, wide);
               }))
 }
 
-template <typename T> static __global__ void act_rows(gpu_mat x, int act)
+template <typename T> static __global__ void act_rows(gpu_mat x, int act, bool wide)
 {
-    T *v = ROW_OF(x, T);
-    EACH_ELEMENT(j, x.cols)
-    from_f32(v[j], activate(to_f32(v[j]), act));
+    T *row = ROW_OF(x, T);
+    int j = MY_PIECE, n = x.cols - j;
+    float v[PIECE];
+    take_piece(v, row + j, n, wide);
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        v[e] = activate(v[e], act);
+    put_piece(row + j, v, n, wide);
 }
 
 void gpu_act(cudaStream_t s, struct gpu_mat x, int act)
 {
+    bool wide = is_wide(x);
     WITH_TYPE(x.type, T, {
         auto kernel = act_rows<T>;
-        LAUNCH(kernel, element_grid(x), THREADS, 0, s, x, act);
+        LAUNCH(kernel, piece_grid(x), THREADS, 0, s, x, act, wide);
     })
 }
 
-template <typename T> static __global__ void all_finite_rows(gpu_mat x, int32_t *flag)
+template <typename T>
+static __global__ void all_finite_rows(gpu_mat x, int32_t *flag, bool wide)
 {
-    const T *v = ROW_OF(x, const T);
+    int j = MY_PIECE;
+    float v[PIECE];
     bool good = true;
-    EACH_ELEMENT(j, x.cols)
-    good = good && isfinite(to_f32(v[j]));
+    take_piece(v, ROW_OF(x, const T) + j, x.cols - j, wide);
+#pragma unroll
+    for (int e = 0; e < PIECE; e++)
+        good = good && isfinite(v[e]);
     if (!good)
         *flag = 0; /* whoever writes writes the same */
 }
 
 void gpu_all_finite(cudaStream_t s, struct gpu_mat x, int32_t *flag)
 {
+    bool wide = is_wide(x);
     WITH_TYPE(x.type, T, {
         auto kernel = all_finite_rows<T>;
-        LAUNCH(kernel, element_grid(x), THREADS, 0, s, x, flag);
+        LAUNCH(kernel, piece_grid(x), THREADS, 0, s, x, flag, wide);
     })
 }

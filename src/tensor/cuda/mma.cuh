@@ -8,15 +8,6 @@
 
 #include "tensor/cuda/device.cuh"
 
-/* Two f32 rounded to T, the first in the low half. */
-template <typename T> static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
-{
-    T a, b;
-    from_f32(a, lo);
-    from_f32(b, hi);
-    return (uint32_t)a.bits | (uint32_t)b.bits << 16;
-}
-
 #ifdef HCACHE_CUDA_EMULATED
 
 template <typename T>
