@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/err_sqlite.h"
 #include "base/mem.h"
 #include "server/conversations_db.h"
 
@@ -53,34 +54,9 @@ static const char schema[] =
 
 /* --- statements ------------------------------------------------------------------------------- */
 
-static int code_of(int sqlite_code)
-{
-    switch (sqlite_code & 0xff) {
-    case SQLITE_BUSY:
-    case SQLITE_LOCKED:
-        return ERR_BUSY;
-    case SQLITE_FULL:
-        return -ENOSPC;
-    case SQLITE_READONLY:
-        return -EROFS;
-    case SQLITE_PERM:
-    case SQLITE_CANTOPEN:
-        return -EACCES;
-    case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-    case SQLITE_ERROR:
-    case SQLITE_MISMATCH:
-    case SQLITE_CONSTRAINT:
-    case SQLITE_TOOBIG:
-        return ERR_CORRUPT;
-    default:
-        return -EIO;
-    }
-}
-
 int db_err(struct conversations *c, const char *what, struct err *err)
 {
-    int rc = code_of(sqlite3_extended_errcode(c->db));
+    int rc = err_of_sqlite(sqlite3_extended_errcode(c->db));
     if (rc == ERR_BUSY)
         return err_set(err, rc, "the conversations are in use by another process (%s)",
                        c->path);

@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/err_sqlite.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "store/vfs.h"
@@ -110,36 +111,9 @@ struct index {
 
 /* --- errors ----------------------------------------------------------------------------------- */
 
-static int code_of(int sqlite_code)
-{
-    switch (sqlite_code & 0xff) {
-    case SQLITE_BUSY:
-    case SQLITE_LOCKED:
-        return ERR_BUSY;
-    case SQLITE_FULL:
-        return -ENOSPC;
-    case SQLITE_NOMEM:
-        return -ENOMEM;
-    case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-    case SQLITE_ERROR: /* "no such table": half-made, or a damaged schema */
-    case SQLITE_MISMATCH:
-    case SQLITE_CONSTRAINT:
-    case SQLITE_TOOBIG:
-        return ERR_CORRUPT;
-    case SQLITE_READONLY:
-        return -EROFS;
-    case SQLITE_PERM:
-    case SQLITE_CANTOPEN:
-        return -EACCES;
-    default:
-        return -EIO;
-    }
-}
-
 static int db_err(struct index *ix, const char *what, struct err *err)
 {
-    int rc = code_of(sqlite3_extended_errcode(ix->db));
+    int rc = err_of_sqlite(sqlite3_extended_errcode(ix->db));
     /* A file that was opened for writing, and whose header says that it is not to be written, is damaged. */
     if (rc == -EROFS && !ix->read_only)
         rc = ERR_CORRUPT;

@@ -6,9 +6,11 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <sqlite3.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "base/err_sqlite.h"
 
 static void set_returns_the_code(void **state)
 {
@@ -53,6 +55,24 @@ static void every_code_has_a_name(void **state)
     assert_string_equal(err_name(-5000), "error -5000");
 }
 
+static void codes_of_sqlite_are_ours(void **state)
+{
+    (void)state;
+    static const struct {
+        int theirs, ours;
+    } code[] = {{SQLITE_BUSY, ERR_BUSY},
+                {SQLITE_BUSY_SNAPSHOT, ERR_BUSY},
+                {SQLITE_FULL, -ENOSPC},
+                {SQLITE_NOMEM, -ENOMEM},
+                {SQLITE_NOTADB, ERR_CORRUPT},
+                {SQLITE_CORRUPT_VTAB, ERR_CORRUPT},
+                {SQLITE_READONLY_DBMOVED, -EROFS},
+                {SQLITE_CANTOPEN_ISDIR, -EACCES},
+                {SQLITE_IOERR_WRITE, -EIO}};
+    for (size_t i = 0; i < sizeof code / sizeof *code; i++)
+        assert_int_equal(err_of_sqlite(code[i].theirs), code[i].ours);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -60,6 +80,7 @@ int main(void)
         cmocka_unit_test(wrap_puts_context_in_front),
         cmocka_unit_test(long_messages_are_cut_not_spilled),
         cmocka_unit_test(every_code_has_a_name),
+        cmocka_unit_test(codes_of_sqlite_are_ours),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
