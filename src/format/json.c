@@ -416,6 +416,11 @@ void json_put_real(struct json *object, const char *key, double v)
     json_put(object, key, wrap(real_node(v)));
 }
 
+void json_put_ms(struct json *object, const char *key, double ms)
+{
+    json_put_real(object, key, floor(ms * 1e3 + 0.5) / 1e3);
+}
+
 void json_put_bool(struct json *object, const char *key, bool v)
 {
     json_put(object, key, wrap(json_boolean(v)));

@@ -113,6 +113,8 @@ void json_put(struct json *object, const char *key,
               struct json *child); /* takes the child */
 void json_put_int(struct json *object, const char *key, int64_t v);
 void json_put_real(struct json *object, const char *key, double v); /* not finite: null */
+void json_put_ms(struct json *object, const char *key,
+                 double ms); /* in whole microseconds */
 void json_put_bool(struct json *object, const char *key, bool v);
 void json_put_null(struct json *object, const char *key);
 void json_put_string(struct json *object, const char *key, const char *s); /* NULL: null */

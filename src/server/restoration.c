@@ -1,14 +1,6 @@
 /* restoration.c - see restoration.h. */
 #include "server/restoration.h"
 
-#include <math.h>
-#include <string.h>
-
-static void put_ms(struct json *o, const char *key, double ms)
-{
-    json_put_real(o, key, floor(ms * 1e3 + 0.5) / 1e3);
-}
-
 static void push_part(struct json *list, int from, int to, const char *source)
 {
     struct json *o = json_new_object();
@@ -22,31 +14,35 @@ static void push_part(struct json *list, int from, int to, const char *source)
     json_push(list, o);
 }
 
-static struct json *plan_of(const struct hcache_plan *p)
+void restoration_put_plan(struct json *o, const char *key, const struct hcache_plan *p)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "layers", p->layers);
-    json_put_int(o, "recompute", p->recompute);
-    json_put_int(o, "hidden", p->hidden);
-    json_put_int(o, "kv", p->kv);
-    put_ms(o, "predicted_ms", p->predicted_ms);
-    json_put_string(o, "reason", p->reason);
-    return o;
+    if (p->layers[0] == 0) {
+        json_put_null(o, key);
+        return;
+    }
+    struct json *plan = json_new_object();
+    json_put_string(plan, "layers", p->layers);
+    json_put_int(plan, "recompute", p->recompute);
+    json_put_int(plan, "hidden", p->hidden);
+    json_put_int(plan, "kv", p->kv);
+    json_put_ms(plan, "predicted_ms", p->predicted_ms);
+    json_put_string(plan, "reason", p->reason);
+    json_put(o, key, plan);
 }
 
 static struct json *timings_of(const struct hcache_timings *t)
 {
     struct json *o = json_new_object();
-    put_ms(o, "queue_ms", t->queue_ms);
-    put_ms(o, "lookup_ms", t->lookup_ms);
-    put_ms(o, "plan_ms", t->plan_ms);
-    put_ms(o, "restore_ms", t->restore_ms);
-    put_ms(o, "restore_io_ms", t->restore_io_ms);
-    put_ms(o, "restore_compute_ms", t->restore_compute_ms);
-    put_ms(o, "restore_wait_ms", t->restore_wait_ms);
-    put_ms(o, "prefill_ms", t->prefill_ms);
-    put_ms(o, "ttft_ms", t->ttft_ms);
-    put_ms(o, "decode_ms", t->decode_ms);
+    json_put_ms(o, "queue_ms", t->queue_ms);
+    json_put_ms(o, "lookup_ms", t->lookup_ms);
+    json_put_ms(o, "plan_ms", t->plan_ms);
+    json_put_ms(o, "restore_ms", t->restore_ms);
+    json_put_ms(o, "restore_io_ms", t->restore_io_ms);
+    json_put_ms(o, "restore_compute_ms", t->restore_compute_ms);
+    json_put_ms(o, "restore_wait_ms", t->restore_wait_ms);
+    json_put_ms(o, "prefill_ms", t->prefill_ms);
+    json_put_ms(o, "ttft_ms", t->ttft_ms);
+    json_put_ms(o, "decode_ms", t->decode_ms);
     return o;
 }
 
@@ -60,11 +56,11 @@ static struct json *lanes_of(const struct hcache_lanes *l)
         json_put_string(span, "lane", s->is_io ? "io" : "compute");
         json_put_int(span, "layer", s->layer);
         json_put_string(span, "method", method);
-        put_ms(span, "start_ms", (double)s->start_ms);
-        put_ms(span, "end_ms", (double)s->end_ms);
+        json_put_ms(span, "start_ms", (double)s->start_ms);
+        json_put_ms(span, "end_ms", (double)s->end_ms);
         json_push(spans, span);
     }
-    put_ms(o, "ms", l->total_ms);
+    json_put_ms(o, "ms", l->total_ms);
     json_put(o, "spans", spans);
     return o;
 }
@@ -92,10 +88,7 @@ struct json *restoration_json(const struct hcache_result *r, const char *what)
                     : r->cached_tokens >= (r->prompt_tokens - 1) / 64 * 64 ? NULL
                                                                            : r->miss);
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
-    if (r->plan.layers[0] != 0)
-        json_put(o, "plan", plan_of(&r->plan));
-    else
-        json_put_null(o, "plan");
+    restoration_put_plan(o, "plan", &r->plan);
     put_lanes(o, "predicted", &r->predicted);
     put_lanes(o, "measured", &r->measured);
     json_put(o, "timings", timings_of(&r->timings));

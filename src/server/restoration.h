@@ -8,4 +8,7 @@
 /* what: a miss reason that the tokens themselves gave, "" for none. */
 struct json *restoration_json(const struct hcache_result *r, const char *what);
 
+/* Under `key` the method of each layer and why, as every answer tells it; null where nothing was restored. */
+void restoration_put_plan(struct json *o, const char *key, const struct hcache_plan *p);
+
 #endif

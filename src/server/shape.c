@@ -1,12 +1,12 @@
 /* shape.c - see shape.h. */
 #include "server/shape.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/utf8.h"
 #include "server/call.h"
+#include "server/restoration.h"
 
 static bool is_chat(const struct generation *g)
 {
@@ -149,51 +149,30 @@ static struct json *usage(const struct generation *g)
     return o;
 }
 
-static struct json *plan(const struct hcache_plan *p)
-{
-    struct json *o = json_new_object();
-    json_put_int(o, "recompute", p->recompute);
-    json_put_int(o, "hidden", p->hidden);
-    json_put_int(o, "kv", p->kv);
-    json_put_string(o, "layers", p->layers);
-    json_put_real(o, "predicted_ms", floor(p->predicted_ms * 1e3 + 0.5) / 1e3);
-    json_put_string(o, "reason", p->reason);
-    return o;
-}
-
-/* Whole microseconds are enough to read. */
-static void put_ms(struct json *o, const char *key, double ms)
-{
-    json_put_real(o, key, floor(ms * 1e3 + 0.5) / 1e3);
-}
-
 struct json *shape_timings(const struct generation *g, const struct choice *ch)
 {
     const struct hcache_result *r = &ch->result;
     const struct hcache_timings *t = &r->timings;
     struct json *o = json_new_object();
-    put_ms(o, "queue_ms", t->queue_ms);
-    put_ms(o, "lookup_ms", t->lookup_ms);
-    put_ms(o, "plan_ms", t->plan_ms);
-    put_ms(o, "restore_ms", t->restore_ms);
-    put_ms(o, "restore_io_ms", t->restore_io_ms);
-    put_ms(o, "restore_wait_ms", t->restore_wait_ms);
-    put_ms(o, "restore_fused_ms", t->fused_ms);
+    json_put_ms(o, "queue_ms", t->queue_ms);
+    json_put_ms(o, "lookup_ms", t->lookup_ms);
+    json_put_ms(o, "plan_ms", t->plan_ms);
+    json_put_ms(o, "restore_ms", t->restore_ms);
+    json_put_ms(o, "restore_io_ms", t->restore_io_ms);
+    json_put_ms(o, "restore_wait_ms", t->restore_wait_ms);
+    json_put_ms(o, "restore_fused_ms", t->fused_ms);
     json_put_real(o, "restore_bubble", t->bubble);
     json_put_int(o, "restore_bytes", (int64_t)r->restored_bytes);
-    if (r->plan.layers[0] != 0)
-        json_put(o, "restore_plan", plan(&r->plan));
-    else
-        json_put_null(o, "restore_plan");
+    restoration_put_plan(o, "restore_plan", &r->plan);
     json_put_int(o, "device_tokens", r->device_tokens);
     json_put_int(o, "restored_tokens", r->cached_tokens - r->device_tokens);
     json_put_string(o, "restore_source", r->tier);
     json_put_int(o, "prefilled_tokens", ch->n_prompt - r->cached_tokens);
-    put_ms(o, "prefill_ms", t->prefill_ms);
-    put_ms(o, "ttft_ms", t->ttft_ms);
-    put_ms(o, "decode_ms", t->decode_ms);
-    put_ms(o, "per_token_ms", r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0);
-    put_ms(o, "decode_tokens_per_s", t->decode_tokens_per_s);
+    json_put_ms(o, "prefill_ms", t->prefill_ms);
+    json_put_ms(o, "ttft_ms", t->ttft_ms);
+    json_put_ms(o, "decode_ms", t->decode_ms);
+    json_put_ms(o, "per_token_ms", r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0);
+    json_put_ms(o, "decode_tokens_per_s", t->decode_tokens_per_s);
     json_put_int(o, "preemptions", r->n_preempted);
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "save_stopped", r->save_stopped);

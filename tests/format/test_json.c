@@ -157,6 +157,7 @@ static void test_writing(void **state)
     json_put_int(o, "i", -5);
     json_put_real(o, "r", 0.5);
     json_put_real(o, "nan", 0.0 / 0.0);
+    json_put_ms(o, "ms", 12.3456789);
     json_put_bool(o, "b", false);
     json_put_string(o, "s", "\xE2\x96\x81\"\n");
     json_put_string(o, "bad", "a\xffz\xe2\x96");
@@ -166,12 +167,12 @@ static void test_writing(void **state)
     json_put(o, "a", a);
     char *text = json_text(o, 0);
     assert_string_equal(
-        text, "{\"i\": -5, \"r\": 0.5, \"nan\": null, \"b\": false, "
+        text, "{\"i\": -5, \"r\": 0.5, \"nan\": null, \"ms\": 12.346, \"b\": false, "
               "\"s\": \"\xE2\x96\x81\\\"\\n\", "
               "\"bad\": \"a\xEF\xBF\xBDz\xEF\xBF\xBD\xEF\xBF\xBD\", \"none\": null, "
               "\"a\": [1, \"x\"]}");
     struct json *back = parse(text);
-    assert_int_equal(json_count(back), 8);
+    assert_int_equal(json_count(back), 9);
     json_free(back);
     free(text);
     json_free(o);
