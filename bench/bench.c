@@ -38,10 +38,18 @@ int bench_place_open(struct bench_place *p, const struct bench_common *a, struct
         *p = (struct bench_place){.dirs = a->store.items, .n_dirs = a->store.n};
     if (a->store.n > 0)
         return store_check(&a->store, err);
-    char path[] = "/var/tmp/hcache-bench-XXXXXX"; /* /tmp may be memory */
-    if (mkdtemp(path) == NULL)
-        return err_set(err, -errno, "%s: %s", path, strerror(errno));
-    memcpy(p->temp, path, sizeof path);
+    const char *base = getenv("TMPDIR");
+    if (base == NULL || base[0] == 0)
+        base = "/var/tmp"; /* /tmp may be memory */
+    int n = snprintf(p->temp, sizeof p->temp, "%s/hcache-bench-XXXXXX", base);
+    if (n >= (int)sizeof p->temp || mkdtemp(p->temp) == NULL) {
+        int code = n >= (int)sizeof p->temp ? -ENAMETOOLONG : -errno;
+        p->temp[0] = 0;
+        return err_set(
+            err, code,
+            "no folder for what is measured can be made in %.100s: %s; --store names one",
+            base, err_name(code));
+    }
     p->temp_dir = p->temp;
     p->dirs = &p->temp_dir;
     p->n_dirs = 1;

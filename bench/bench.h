@@ -60,7 +60,7 @@ int device_table_run(const struct device_table *o, struct err *err);
 struct bench_place {
     const char *const *dirs; /* NULL: in memory */
     int n_dirs;
-    char temp[64]; /* "": the folders are the user's */
+    char temp[256]; /* "": the folders are the user's */
     const char *temp_dir;
 };
 

@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -22,7 +23,8 @@ struct capture {
 static void capture_begin(struct capture *c)
 {
     fflush(stderr);
-    c->file = tmpfile();
+    c->file = fdopen(memfd_create("stderr", 0), "w+");
+    assert_non_null(c->file);
     c->saved_fd = dup(STDERR_FILENO);
     dup2(fileno(c->file), STDERR_FILENO);
 }

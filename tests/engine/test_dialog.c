@@ -13,16 +13,17 @@
 
 #include "base/file.h"
 #include "engine/dialog.h"
+#include "tests/base/tempdir.h"
 
 /* A folder with a tokenizer of the golden files and a template of its own. */
 static struct dialog *dialog_with(const char *template, struct tokenizer **t)
 {
-    char dir[] = "/tmp/hcache-dialog.XXXXXX", path[300];
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 64];
     struct err err = {0};
     struct dialog *k = NULL;
     char *text;
     size_t n;
-    assert_non_null(mkdtemp(dir));
+    tempdir_make(dir, "dialog");
     if (file_read("tests/model/golden/gpt2-like/tokenizer.json", 1 << 26, &text, &n,
                   &err) != 0)
         fail_msg("%s", err.msg);
@@ -39,10 +40,7 @@ static struct dialog *dialog_with(const char *template, struct tokenizer **t)
     assert_int_equal(fclose(f), 0);
     if (tokenizer_open(t, dir, &err) != 0 || dialog_open(&k, *t, &err) != 0)
         fail_msg("%s", err.msg);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/tokenizer.json", dir);
-    unlink(path);
-    rmdir(dir);
+    tempdir_remove(dir);
     return k;
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/utf8.h"
 #include "hcache.h"
+#include "tests/base/tempdir.h"
 
 static int n_warnings;
 
@@ -78,9 +79,9 @@ static void options_that_cannot_be_used(void **state)
 {
     (void)state;
     static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
-    char dir[] = "/tmp/hcache-test-XXXXXX", cmd[128];
+    char dir[TEMPDIR_BYTES];
     const char *const same[] = {dir, dir};
-    assert_non_null(mkdtemp(dir));
+    tempdir_make(dir, "test");
     struct hcache_opts o = options(NULL);
     refuse_open(&o, "no model");
     o = options("/no/such/folder");
@@ -115,8 +116,7 @@ static void options_that_cannot_be_used(void **state)
     o.store = same;
     o.n_store = 2;
     refuse_open(&o, "store");
-    snprintf(cmd, sizeof cmd, "rm -r %s", dir);
-    assert_int_equal(system(cmd), 0);
+    tempdir_remove(dir);
     hcache_close(NULL);
 }
 
@@ -417,8 +417,8 @@ static void expect_same(struct hcache_result *r, const struct hcache_result *ref
 static void a_store_outlives_its_process(void **state)
 {
     (void)state;
-    char dir[] = "/tmp/hcache-test-XXXXXX", cmd[128];
-    assert_non_null(mkdtemp(dir));
+    char dir[TEMPDIR_BYTES], cmd[TEMPDIR_BYTES + 128];
+    tempdir_make(dir, "test");
     const char *dirs[] = {dir};
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache *h = open_or_fail(&o), *second;
@@ -464,8 +464,7 @@ static void a_store_outlives_its_process(void **state)
     hcache_result_free(&r);
     hcache_close(h);
     hcache_result_free(&ref);
-    snprintf(cmd, sizeof cmd, "rm -rf %s", dir);
-    assert_int_equal(system(cmd), 0);
+    tempdir_remove(dir);
 }
 
 /* A conversation: each turn brings back all of the turns before it, but for the last token, which was

@@ -5,24 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "io/io_sim.h"
-
-static void make_folder(struct iotest *t)
-{
-    const char *base = getenv("TMPDIR");
-    if (base == NULL) {
-        base = "build";
-        mkdir(base, 0700);
-    }
-    snprintf(t->dir, sizeof t->dir, "%s/iotest-XXXXXX", base);
-    assert_non_null(mkdtemp(t->dir));
-}
 
 int iotest_setup(void **state)
 {
@@ -43,29 +31,15 @@ int iotest_setup(void **state)
         return 0;
     }
     if (rc == 0)
-        make_folder(t);
+        tempdir_make_on_disk(t->dir, "io");
     return rc;
-}
-
-static void remove_tree(struct io *io, const char *path)
-{
-    struct io_names names;
-    if (io_list(io, path, &names, NULL) == 0) {
-        for (size_t i = 0; i < names.n; i++) {
-            char *child = xasprintf("%s/%s", path, names.name[i]);
-            remove_tree(io, child);
-            free(child);
-        }
-        io_names_free(&names);
-    }
-    io_unlink(io, path, NULL);
 }
 
 int iotest_teardown(void **state)
 {
     struct iotest *t = *state;
-    if (t->io != NULL)
-        remove_tree(t->io, t->dir);
+    if (t->io != NULL && strcmp(io_name(t->io), "sim") != 0)
+        tempdir_remove(t->dir);
     io_close(t->io);
     free(t);
     return 0;

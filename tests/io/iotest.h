@@ -6,11 +6,12 @@
 #include <stdint.h>
 
 #include "io/io.h"
+#include "tests/base/tempdir.h"
 
 /* What cmocka hands to a test as *state, given that its initial state is the name of a kind. */
 struct iotest {
     struct io *io;
-    char dir[256];
+    char dir[TEMPDIR_BYTES];
     char path[8][300]; /* iotest_path */
     unsigned n_paths;
 };

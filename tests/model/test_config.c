@@ -2,6 +2,7 @@
 #include "model/config.h"
 
 #include "base/rng.h"
+#include "tests/base/tempdir.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -493,8 +494,8 @@ static void put_file(const char *dir, const char *name, const char *text)
 static void test_load(void **state)
 {
     (void)state;
-    char dir[] = "/tmp/hcache-config-XXXXXX";
-    assert_non_null(mkdtemp(dir));
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "config");
     struct model_config c;
     struct tokenizer_config t;
     struct err err = {0};
@@ -547,14 +548,7 @@ static void test_load(void **state)
     assert_non_null(strstr(err.msg, "'chat_template' must be a string, it is an integer"));
     tokenizer_config_deinit(&t);
 
-    static const char *const names[] = {"config.json", "generation_config.json",
-                                        "tokenizer_config.json", "chat_template.jinja"};
-    for (size_t i = 0; i < 4; i++) {
-        char path[4096];
-        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-        unlink(path);
-    }
-    rmdir(dir);
+    tempdir_remove(dir);
 }
 
 static void test_real_folder(void **state)

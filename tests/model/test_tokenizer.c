@@ -5,6 +5,7 @@
 #include "base/utf8.h"
 #include "format/json.h"
 #include "model/tokenizer.h"
+#include "tests/base/tempdir.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -78,18 +79,6 @@ static void put_file(const char *dir, const char *name, const char *text)
     fputs(text, f);
     fclose(f);
     free(path);
-}
-
-static void remove_dir(const char *dir)
-{
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
-                                        "vocab.json", "merges.txt", "added_tokens.json"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char *path = xasprintf("%s/%s", dir, names[i]);
-        unlink(path);
-        free(path);
-    }
-    rmdir(dir);
 }
 
 /* --- shared vectors ----------------------------------------------------------------------- */
@@ -501,8 +490,8 @@ static void expect_open_error(const char *dir, int code, const char *part)
 static void test_vocab_and_merges(void **state)
 {
     (void)state;
-    char dir[] = "/tmp/hcache-tokenizer-XXXXXX";
-    assert_non_null(mkdtemp(dir));
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "tokenizer");
     expect_open_error(dir, -ENOENT, "has no tokenizer");
     put_file(dir, "vocab.json",
              "{\"<s>\": 0, \"</s>\": 1, \"a\": 2, \"b\": 3, \"ab\": 4,"
@@ -536,7 +525,7 @@ static void test_vocab_and_merges(void **state)
     put_file(dir, "tokenizer_config.json", "{}");
     put_file(dir, "added_tokens.json", "{}");
     expect_open_error(dir, ERR_UNSUPPORTED, "added_tokens.json: is not supported");
-    remove_dir(dir);
+    tempdir_remove(dir);
 }
 
 /* What can only be refused once the parts are put together. */
@@ -562,8 +551,8 @@ static void test_unsupported_parts(void **state)
          "\"pattern\": {\"Regex\": \"(a\"}, \"behavior\": \"Isolated\"}",
          ERR_FORMAT, "regular expression '(a': missing closing parenthesis"},
     };
-    char dir[] = "/tmp/hcache-tokenizer-XXXXXX", text[1024];
-    assert_non_null(mkdtemp(dir));
+    char dir[TEMPDIR_BYTES], text[1024];
+    tempdir_make(dir, "tokenizer");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         snprintf(
             text, sizeof text,
@@ -578,7 +567,7 @@ static void test_unsupported_parts(void **state)
         "\"merges\": []}, \"decoder\": {\"type\": \"Fuse\"}}");
     expect_open_error(dir, ERR_FORMAT,
                       "byte_fallback, but '<0x00>' is not in the vocabulary");
-    remove_dir(dir);
+    tempdir_remove(dir);
 }
 
 int main(void)

@@ -26,11 +26,12 @@
 #include "format/safetensors.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
+#include "tests/base/tempdir.h"
 
 static struct pool *pool;
 static struct device *dev;
 static struct stream *stream;
-static char dir[128]; /* a fresh folder per test */
+static char dir[TEMPDIR_BYTES]; /* a fresh folder per test */
 
 static int group_setup(void **state)
 {
@@ -52,8 +53,8 @@ static int group_teardown(void **state)
 static int setup(void **state)
 {
     (void)state;
-    strcpy(dir, "/tmp/hcache_weights_XXXXXX");
-    return mkdtemp(dir) == NULL;
+    tempdir_make(dir, "weights");
+    return 0;
 }
 
 static char *at(const char *name)
@@ -68,12 +69,8 @@ static char *at(const char *name)
 static int teardown(void **state)
 {
     (void)state;
-    DIR *d = opendir(dir);
-    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d))
-        if (e->d_name[0] != '.' || e->d_name[1] == 'm' || e->d_name[1] == 'c')
-            unlink(at(e->d_name));
-    closedir(d);
-    return rmdir(dir);
+    tempdir_remove(dir);
+    return 0;
 }
 
 /* --- a checkpoint in memory that tests can spoil ------------------------------------------------ */

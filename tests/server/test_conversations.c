@@ -17,9 +17,10 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/conversations.h"
+#include "tests/base/tempdir.h"
 
 struct fixture {
-    char dir[64], path[96];
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 8];
     struct conversations *c;
 };
 
@@ -38,8 +39,7 @@ static struct conversations *open_file(const struct fixture *x, int64_t max_turn
 static int setup(void **state)
 {
     struct fixture *x = xcalloc(1, sizeof *x);
-    snprintf(x->dir, sizeof x->dir, "/tmp/conversations.XXXXXX");
-    assert_non_null(mkdtemp(x->dir));
+    tempdir_make(x->dir, "conversations");
     snprintf(x->path, sizeof x->path, "%s/c.db", x->dir);
     x->c = open_file(x, 0, 0, 0);
     *state = x;
@@ -48,15 +48,9 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    static const char *const ends[] = {"", "-wal", "-shm", "-journal"};
     struct fixture *x = *state;
     conversations_close(x->c);
-    for (int i = 0; i < 4; i++) {
-        char name[128];
-        snprintf(name, sizeof name, "%s%s", x->path, ends[i]);
-        unlink(name);
-    }
-    rmdir(x->dir);
+    tempdir_remove(x->dir);
     free(x);
     return 0;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "server/memory.h"
+#include "tests/base/tempdir.h"
 
 static void put(struct memory *m, const char *salt, const char *text, int32_t id)
 {
@@ -114,7 +115,7 @@ static void bytes_are_bounded(void **state)
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-static char path[] = "/tmp/hcache-answers.XXXXXX/answers";
+static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
 
 static struct memory *open_file(uint8_t vocabulary)
 {
@@ -227,20 +228,16 @@ static void the_file_is_bounded(void **state)
 static int make_folder(void **state)
 {
     (void)state;
-    char *end = strrchr(path, '/');
-    *end = 0;
-    char *made = mkdtemp(path);
-    *end = '/';
-    return made == NULL;
+    tempdir_make(dir, "answers");
+    snprintf(path, sizeof path, "%s/answers", dir);
+    return 0;
 }
 
 static int remove_folder(void **state)
 {
     (void)state;
-    char *end = strrchr(path, '/');
     unlink(path);
-    *end = 0;
-    return rmdir(path); /* fails where something was left behind */
+    return rmdir(dir); /* fails where something was left behind */
 }
 
 int main(void)

@@ -16,18 +16,17 @@
 #include "policy/correction.h"
 #include "state/chain.h"
 #include "state/profile.h"
+#include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"
 
 /* --- the cached file -------------------------------------------------------------------------- */
 
-static char dir[] = "/tmp/hcache-profile-XXXXXX";
-static char path[64];
+static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
 
 static int make_dir(void **state)
 {
     (void)state;
-    if (mkdtemp(dir) == NULL)
-        return -1;
+    tempdir_make(dir, "profile");
     snprintf(path, sizeof path, "%s/profile.txt", dir);
     return 0;
 }
@@ -71,7 +70,7 @@ static void comes_back(void **state)
     assert_true(q.c_tok.b_s == p.c_tok.b_s && q.c_kv.b_s == p.c_kv.b_s);
     assert_true(q.tier[0].bytes_per_s == p.tier[0].bytes_per_s && q.n_tiers == 1);
     /* A folder that is not there: an error, and nothing left behind. */
-    assert_int_equal(profile_store(&p, "/tmp/hcache-no-such-folder/x", &err), -ENOENT);
+    assert_int_equal(profile_store(&p, "/proc/hcache-no-such-folder/x", &err), -ENOENT);
     stack_close(&k);
 }
 
@@ -322,9 +321,9 @@ static void a_restore_corrects_the_profile(void **state)
     struct et_run r;
     struct err err = {0};
     struct io *io = NULL;
-    char store[] = "/tmp/hcache-learn-XXXXXX";
+    char store[TEMPDIR_BYTES];
     const char *const dirs[] = {store};
-    assert_non_null(mkdtemp(store));
+    tempdir_make(store, "learn");
     assert_int_equal(io_pread_open(&io, &err), 0);
     io_throttle(io, 2000000, 0);
     et_prompt(prompt, 1001, 1);
@@ -340,9 +339,7 @@ static void a_restore_corrects_the_profile(void **state)
         fail_msg("%d observed, corrected by 2^%.2f", c->n_observed, c->log2);
     stack_close(&k);
     io_close(io);
-    char cmd[100];
-    snprintf(cmd, sizeof cmd, "rm -r %s", store);
-    assert_int_equal(system(cmd), 0);
+    tempdir_remove(store);
 }
 
 int main(void)

@@ -208,11 +208,7 @@ bool st_place_open(struct st_place *p, const char *kind, int n_dirs)
     if (strcmp(kind, "sim") == 0) {
         strcpy(p->root, "/st");
     } else if (p->io != NULL) {
-        const char *base = getenv("TMPDIR");
-        if (base == NULL)
-            mkdir(base = "build", 0700);
-        snprintf(p->root, sizeof p->root, "%s/storetest-XXXXXX", base);
-        assert_non_null(mkdtemp(p->root));
+        tempdir_make_on_disk(p->root, "store");
     }
     for (int i = 0; i < n_dirs; i++) {
         snprintf(p->dir[i], sizeof p->dir[i], "%s/d%d", p->root, i);
@@ -223,24 +219,10 @@ bool st_place_open(struct st_place *p, const char *kind, int n_dirs)
     return true;
 }
 
-static void tree_remove(struct io *io, const char *path)
-{
-    struct io_names names;
-    if (io_list(io, path, &names, NULL) == 0) {
-        for (size_t i = 0; i < names.n; i++) {
-            char *child = xasprintf("%s/%s", path, names.name[i]);
-            tree_remove(io, child);
-            free(child);
-        }
-        io_names_free(&names);
-    }
-    io_unlink(io, path, NULL);
-}
-
 void st_place_close(struct st_place *p)
 {
     if (p->io != NULL && strcmp(io_name(p->io), "sim") != 0)
-        tree_remove(p->io, p->root);
+        tempdir_remove(p->root);
     io_close(p->io);
 }
 

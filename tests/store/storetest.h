@@ -5,6 +5,7 @@
 
 #include "io/io.h"
 #include "store/store.h"
+#include "tests/base/tempdir.h"
 
 #define ST_MAX_CHUNKS 64
 
@@ -58,7 +59,7 @@ int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *
 /* One way to have a store: "dram", "pread", "uring", "sim"; n_dirs fresh directories. */
 struct st_place {
     struct io *io;
-    char root[256];
+    char root[TEMPDIR_BYTES];
     char dir[STORE_MAX_DEVICES][300];
     const char *dirs[STORE_MAX_DEVICES];
     struct store_opts opts; /* ready for store_open */

@@ -20,6 +20,7 @@
 #include "io/io.h"
 #include "io/io_sim.h"
 #include "store/vfs.h"
+#include "tests/base/tempdir.h"
 
 #define VFS     "test-vfs"
 #define N_TXNS  12
@@ -306,27 +307,11 @@ static void test_one_opener(void **state)
     sim_end(io);
 }
 
-static void remove_files(struct io *io, const char *dir)
-{
-    struct io_names names;
-    char path[400];
-    assert_int_equal(io_list(io, dir, &names, NULL), 0);
-    for (size_t i = 0; i < names.n; i++) {
-        snprintf(path, sizeof path, "%s/%s", dir, names.name[i]);
-        assert_int_equal(io_unlink(io, path, NULL), 0);
-    }
-    io_names_free(&names);
-    assert_int_equal(io_unlink(io, dir, NULL), 0);
-}
-
 /* The same workload on real files; SQLite's own VFS then reads what ours has written. */
 static void on_real_files(struct io *io)
 {
-    const char *base = getenv("TMPDIR");
-    char dir[256], path[300];
-    mkdir("build", 0700);
-    snprintf(dir, sizeof dir, "%s/vfstest-XXXXXX", base != NULL ? base : "build");
-    assert_non_null(mkdtemp(dir));
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+    tempdir_make_on_disk(dir, "vfs");
     snprintf(path, sizeof path, "%s/index.sqlite", dir);
     assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
     assert_int_equal(run_workload(path, WAL), N_TXNS);
@@ -343,8 +328,8 @@ static void on_real_files(struct io *io)
     assert_true(is_sound(other));
     sqlite3_close(other);
     vfs_unregister(VFS);
-    remove_files(io, dir);
     io_close(io);
+    tempdir_remove(dir);
 }
 
 static void test_pread(void **state)
