@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -51,20 +52,43 @@ static int read_all(int fd, size_t hint, size_t max_bytes, char **out, size_t *n
     return 0;
 }
 
-int file_read(const char *path, size_t max_bytes, char **out, size_t *n, struct err *err)
+static int read_fd(int fd, const char *path, bool regular, size_t max_bytes, char **out,
+                   size_t *n, struct err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        int code = -errno;
-        return err_set(err, code, "%s: %s", path, strerror(-code));
-    }
     struct stat st;
-    size_t hint = fstat(fd, &st) == 0 && st.st_size > 0 ? (size_t)st.st_size : 0;
+    if (fstat(fd, &st) != 0)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (regular && !S_ISREG(st.st_mode))
+        return err_set(err, ERR_FORMAT, "%s: not a regular file", path);
+    size_t hint = st.st_size > 0 ? (size_t)st.st_size : 0;
     int rc = read_all(fd, hint, max_bytes, out, n);
-    close(fd);
     if (rc == ERR_LIMIT)
         return err_set(err, rc, "%s: larger than the limit of %zu bytes", path, max_bytes);
     if (rc != 0)
         return err_set(err, rc, "%s: %s", path, strerror(-rc));
     return 0;
+}
+
+static int read_path(const char *path, bool regular, size_t max_bytes, char **out,
+                     size_t *n, struct err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (regular ? O_NONBLOCK : 0));
+    if (fd < 0) {
+        int code = -errno;
+        return err_set(err, code, "%s: %s", path, strerror(-code));
+    }
+    int rc = read_fd(fd, path, regular, max_bytes, out, n, err);
+    close(fd);
+    return rc;
+}
+
+int file_read(const char *path, size_t max_bytes, char **out, size_t *n, struct err *err)
+{
+    return read_path(path, false, max_bytes, out, n, err);
+}
+
+int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
+                      struct err *err)
+{
+    return read_path(path, true, max_bytes, out, n, err);
 }

@@ -668,7 +668,7 @@ int config_load(struct model_config *out, const char *dir, struct err *err)
                        dir);
     char *path = xasprintf("%s/config.json", dir), *bytes = NULL;
     size_t n = 0;
-    int rc = file_read(path, CONFIG_MAX_BYTES, &bytes, &n, err);
+    int rc = file_read_regular(path, CONFIG_MAX_BYTES, &bytes, &n, err);
     if (rc == 0)
         rc = config_parse(out, bytes, n, path, err);
     free(bytes);
@@ -679,7 +679,7 @@ int config_load(struct model_config *out, const char *dir, struct err *err)
     path = xasprintf("%s/generation_config.json", dir);
     bytes = NULL;
     struct err local = {0}; /* the file is optional: its absence leaves *err alone */
-    rc = file_read(path, CONFIG_MAX_BYTES, &bytes, &n, &local);
+    rc = file_read_regular(path, CONFIG_MAX_BYTES, &bytes, &n, &local);
     if (rc == 0)
         rc = config_parse_generation(out, bytes, n, path, err);
     else if (rc == -ENOENT)

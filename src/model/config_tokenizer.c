@@ -83,7 +83,7 @@ static int read_optional(const char *path, char **bytes, size_t *n, struct err *
 {
     struct err local = {0};
     *bytes = NULL;
-    int rc = file_read(path, TOKENIZER_CONFIG_MAX_BYTES, bytes, n, &local);
+    int rc = file_read_regular(path, TOKENIZER_CONFIG_MAX_BYTES, bytes, n, &local);
     if (rc == -ENOENT)
         return 0;
     if (rc != 0 && err != NULL)

@@ -22,7 +22,7 @@ static int read_tokenizer_json(struct tokenizer_json *j, const char *dir, struct
 {
     char *path = xasprintf("%s/tokenizer.json", dir), *bytes = NULL;
     size_t n = 0;
-    int rc = file_read(path, TOKENIZER_MAX_BYTES, &bytes, &n, err);
+    int rc = file_read_regular(path, TOKENIZER_MAX_BYTES, &bytes, &n, err);
     if (rc == 0)
         rc = tokenizer_json_parse(j, bytes, n, path, err);
     free(bytes);
@@ -37,8 +37,10 @@ static int read_pair(struct tokenizer_json *j, const char *dir, const char *voca
     char *merges_path = xasprintf("%s/%s", dir, merges_name), *merges = NULL;
     size_t n_vocab = 0, n_merges = 0;
     int rc;
-    if ((rc = file_read(vocab_path, TOKENIZER_MAX_BYTES, &vocab, &n_vocab, err)) == 0 &&
-        (rc = file_read(merges_path, TOKENIZER_MAX_BYTES, &merges, &n_merges, err)) == 0)
+    if ((rc = file_read_regular(vocab_path, TOKENIZER_MAX_BYTES, &vocab, &n_vocab, err)) ==
+            0 &&
+        (rc = file_read_regular(merges_path, TOKENIZER_MAX_BYTES, &merges, &n_merges,
+                                err)) == 0)
         rc = tokenizer_json_parse_vocab(j, vocab, n_vocab, vocab_path, merges, n_merges,
                                         merges_path, err);
     free(vocab);
@@ -67,7 +69,7 @@ static int refuse_added_tokens_file(const char *dir, struct err *err)
 {
     char *path = xasprintf("%s/added_tokens.json", dir), *bytes = NULL;
     size_t n = 0;
-    int rc = file_read(path, TOKENIZER_MAX_BYTES, &bytes, &n, NULL);
+    int rc = file_read_regular(path, TOKENIZER_MAX_BYTES, &bytes, &n, NULL);
     free(bytes);
     if (rc != -ENOENT)
         rc = err_set(err, ERR_UNSUPPORTED,

@@ -110,7 +110,7 @@ static int open_sharded(struct checkpoint *cp, struct err *err)
     char *text = NULL, *path = xasprintf("%s/%s", cp->dir, INDEX_FILE);
     size_t n = 0;
     struct safetensors_index x = {0};
-    int rc = file_read(path, INDEX_MAX_BYTES, &text, &n, err);
+    int rc = file_read_regular(path, INDEX_MAX_BYTES, &text, &n, err);
     if (rc == 0) {
         rc = safetensors_index_parse(&x, text, n, path, err);
         cp->files = xcalloc(x.n_files + 1, sizeof *cp->files);

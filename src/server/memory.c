@@ -296,7 +296,7 @@ static int load(struct memory *m, struct err *err)
     struct entry e;
     if (access(m->path, F_OK) != 0)
         return 0;
-    int rc = file_read(m->path, 4 * m->o.max_bytes + SLACK_BYTES, &text, &n, err);
+    int rc = file_read_regular(m->path, 4 * m->o.max_bytes + SLACK_BYTES, &text, &n, err);
     const uint8_t *bytes = (const uint8_t *)text;
     if (rc == ERR_LIMIT) /* not one that was written by this */
         rc = 0;

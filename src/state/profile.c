@@ -108,7 +108,7 @@ int profile_load(struct platform *p, const char *path, const struct platform *ex
 {
     char *text = NULL;
     size_t n = 0;
-    int rc = file_read(path, 1 << 20, &text, &n, err);
+    int rc = file_read_regular(path, 1 << 20, &text, &n, err);
     if (rc != 0)
         return rc;
     if (n == 0 || text[n - 1] != '\n') /* torn in its last number, it would still parse */

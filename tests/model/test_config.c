@@ -513,6 +513,13 @@ static void test_load(void **state)
     assert_int_equal(t.add_bos_token, -1);
     tokenizer_config_deinit(&t);
 
+    char pipe[TEMPDIR_BYTES + 16];
+    snprintf(pipe, sizeof pipe, "%s/config.json", dir);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT); /* and no waiting */
+    assert_non_null(strstr(err.msg, "config.json: not a regular file"));
+    assert_int_equal(unlink(pipe), 0);
+
     put_file(dir, "config.json", LLAMA(", \"eos_token_id\": 2"));
     assert_int_equal(config_load(&c, dir, &err), 0);
     assert_int_equal(c.eos_ids[0], 2);

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -493,6 +494,12 @@ static void test_vocab_and_merges(void **state)
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
     expect_open_error(dir, -ENOENT, "has no tokenizer");
+    char *pipe = xasprintf("%s/tokenizer.json", dir);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    expect_open_error(dir, ERR_FORMAT,
+                      "tokenizer.json: not a regular file"); /* and no waiting */
+    assert_int_equal(unlink(pipe), 0);
+    free(pipe);
     put_file(dir, "vocab.json",
              "{\"<s>\": 0, \"</s>\": 1, \"a\": 2, \"b\": 3, \"ab\": 4,"
              "\"\xC4\xA0\": 5, \"\xC4\xA0"

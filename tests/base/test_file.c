@@ -1,0 +1,112 @@
+/* test_file.c - a whole file, within a bound; what belongs to a folder is no pipe. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/base/tempdir.h"
+
+static char dir[TEMPDIR_BYTES];
+
+static const char *at(const char *name)
+{
+    static char path[TEMPDIR_BYTES + 32];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return path;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    tempdir_make(dir, "file");
+    FILE *f = fopen(at("abc"), "w");
+    return f == NULL || fputs("abc", f) < 0 || fclose(f) != 0 ||
+           symlink("abc", at("link")) != 0 || mkfifo(at("pipe"), 0600) != 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tempdir_remove(dir);
+    return 0;
+}
+
+typedef int read_fn(const char *path, size_t max_bytes, char **out, size_t *n,
+                    struct err *err);
+
+static void expect_abc(read_fn *read_it, const char *path)
+{
+    struct err err = {0};
+    char *text = NULL;
+    size_t n = 0;
+    if (read_it(path, 3, &text, &n, &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_int_equal(n, 3);
+    assert_string_equal(text, "abc");
+    free(text);
+}
+
+static void expect_refusal(read_fn *read_it, const char *path, int code, const char *part)
+{
+    struct err err = {0};
+    char *text = NULL;
+    size_t n;
+    assert_int_equal(read_it(path, 2, &text, &n, &err), code);
+    assert_null(text);
+    assert_non_null(strstr(err.msg, path));
+    assert_non_null(strstr(err.msg, part));
+}
+
+static void files_are_read_within_bounds(void **state)
+{
+    (void)state;
+    read_fn *const both[] = {file_read, file_read_regular};
+    for (int i = 0; i < 2; i++) {
+        expect_abc(both[i], at("abc"));
+        expect_abc(both[i], at("link")); /* as Hugging Face's cache has them */
+        expect_refusal(both[i], at("abc"), ERR_LIMIT, "larger than the limit of 2 bytes");
+        expect_refusal(both[i], at("none"), -ENOENT, "No such file");
+    }
+}
+
+/* A prompt may come from another program (<(...), /dev/stdin). */
+static void pipes_are_read_where_they_may_be(void **state)
+{
+    (void)state;
+    int end[2];
+    char path[32];
+    assert_int_equal(pipe(end), 0);
+    assert_int_equal(write(end[1], "abc", 3), 3);
+    close(end[1]);
+    snprintf(path, sizeof path, "/dev/fd/%d", end[0]);
+    expect_abc(file_read, path);
+    close(end[0]);
+}
+
+/* Where nobody writes to the pipe, waiting for it would end this program by the runner's limit. */
+static void only_files_belong_to_folders(void **state)
+{
+    (void)state;
+    expect_refusal(file_read_regular, at("pipe"), ERR_FORMAT, "not a regular file");
+    expect_refusal(file_read_regular, "/dev/zero", ERR_FORMAT, "not a regular file");
+    expect_refusal(file_read_regular, dir, ERR_FORMAT, "not a regular file");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_are_read_within_bounds),
+        cmocka_unit_test(pipes_are_read_where_they_may_be),
+        cmocka_unit_test(only_files_belong_to_folders),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
