@@ -144,9 +144,11 @@ int io_mkdir(struct io *io, const char *path,
              struct err *err); /* 0700; -EEXIST where there */
 /* Takes a folder that is there from all but its owner: 0700, as if io_mkdir had made it. */
 int io_make_private(struct io *io, const char *path, struct err *err);
-/* Creates what is missing of the path, and syncs the folders in which it created something.
- */
-int io_mkdirs(struct io *io, const char *path, struct err *err);
+/* Creates what is missing of the path, and syncs the folders in which it created something.  *n_made (NULL
+ * allowed): how many, the last ones of the path.  Where it fails, what it made is gone again. */
+int io_mkdirs(struct io *io, const char *path, int *n_made, struct err *err);
+/* Takes back what io_mkdirs has made: the path's last n folders, as far as they are empty. */
+void io_rmdirs(struct io *io, const char *path, int n);
 int io_list(struct io *io, const char *path, struct io_names *out, struct err *err);
 void io_names_free(struct io_names *names);
 int io_stat(struct io *io, const char *path, struct io_stat *out, struct err *err);

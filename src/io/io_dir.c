@@ -37,8 +37,8 @@ int io_make_private(struct io *io, const char *path, struct err *err)
     return path_err("chmod", path, io->ops->make_private(io, path), err);
 }
 
-/* Creates `path`, whose parent exists; an existing folder is fine. */
-static int mkdir_one(struct io *io, const char *path, struct err *err)
+/* Creates `path`, whose parent exists, and counts it; an existing folder is fine. */
+static int mkdir_one(struct io *io, const char *path, int *n_made, struct err *err)
 {
     struct io_stat st;
     int rc = io->ops->stat(io, path, &st);
@@ -49,25 +49,49 @@ static int mkdir_one(struct io *io, const char *path, struct err *err)
     rc = io->ops->mkdir(io, path);
     if (rc == -EEXIST) /* another process was quicker */
         return 0;
-    return rc == 0 ? io_parent_sync(io, path, err) : path_err("mkdir", path, rc, err);
+    if (rc != 0)
+        return path_err("mkdir", path, rc, err);
+    rc = io_parent_sync(io, path, err);
+    if (rc != 0)
+        (void)io->ops->unlink(io, path);
+    *n_made += rc == 0;
+    return rc;
 }
 
-int io_mkdirs(struct io *io, const char *path, struct err *err)
+int io_mkdirs(struct io *io, const char *path, int *n_made, struct err *err)
 {
     char *s = xstrdup(path);
-    int rc = 0;
+    int rc = 0, made = 0;
     for (char *p = s + 1; rc == 0 && s[0] != 0; p++) {
         if (*p != '/' && *p != 0)
             continue;
         char end = *p;
         *p = 0;
-        rc = mkdir_one(io, s, err);
+        rc = mkdir_one(io, s, &made, err);
+        if (rc != 0) {
+            char *last = parent_of(s);
+            io_rmdirs(io, last, made);
+            free(last);
+        }
         *p = end;
         if (end == 0)
             break;
     }
     free(s);
+    if (n_made != NULL)
+        *n_made = rc == 0 ? made : 0;
     return rc;
+}
+
+void io_rmdirs(struct io *io, const char *path, int n)
+{
+    char *s = xstrdup(path);
+    for (; n > 0 && io->ops->unlink(io, s) == 0; n--) {
+        char *parent = parent_of(s);
+        free(s);
+        s = parent;
+    }
+    free(s);
 }
 
 static int by_name(const void *a, const void *b)

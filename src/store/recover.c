@@ -23,21 +23,36 @@
 
 /* --- lock ------------------------------------------------------------------------------------- */
 
-static int dirs_make(const struct store_opts *opts, struct err *err)
+static int dirs_differ(const struct store_opts *opts, struct err *err)
 {
-    for (int i = 0; i < opts->n_dirs; i++) {
+    for (int i = 0; i < opts->n_dirs; i++)
         for (int j = 0; j < i; j++)
             if (strcmp(opts->dirs[i], opts->dirs[j]) == 0)
                 return err_set(err, ERR_USAGE, "%s is given twice", opts->dirs[i]);
-        struct io_stat st;
-        int rc = opts->read_only ? io_stat(opts->io, opts->dirs[i], &st, err)
-                                 : io_mkdirs(opts->io, opts->dirs[i], err);
-        if (rc == -ENOENT && opts->read_only)
-            return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[i]);
-        if (rc != 0)
-            return rc;
-    }
     return 0;
+}
+
+static int dirs_exist(const struct store_opts *opts, struct err *err)
+{
+    int rc = 0;
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
+        struct io_stat st;
+        rc = io_stat(opts->io, opts->dirs[i], &st, err);
+        if (rc == -ENOENT)
+            rc = err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[i]);
+    }
+    return rc;
+}
+
+/* All or none: a store that is refused leaves no folders behind. */
+static int dirs_make(const struct store_opts *opts, struct err *err)
+{
+    int n_made[STORE_MAX_DEVICES], n = 0, rc = store_check_dirs(opts, err);
+    for (; n < opts->n_dirs && rc == 0; n++)
+        rc = io_mkdirs(opts->io, opts->dirs[n], &n_made[n], err);
+    while (rc != 0 && n-- > 0)
+        io_rmdirs(opts->io, opts->dirs[n], n_made[n]);
+    return rc;
 }
 
 /* The lock is on a file of its own name, since it must be held before there is anything else.  Those that
@@ -253,7 +268,9 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
                        (unsigned long long)opts->segment_bytes);
     for (; s->n_dirs < opts->n_dirs; s->n_dirs++)
         s->dirs[s->n_dirs] = xstrdup(opts->dirs[s->n_dirs]);
-    int rc = dirs_make(opts, err);
+    int rc = dirs_differ(opts, err);
+    if (rc == 0)
+        rc = opts->read_only ? dirs_exist(opts, err) : dirs_make(opts, err);
     if (rc == 0)
         rc = lock_take(s, opts, err);
     if (rc == 0)

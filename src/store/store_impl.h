@@ -211,6 +211,9 @@ bool store_row_is_in_file(const struct store *s, const struct index_row *row);
 #define STORE_NOT_IN_FILE "its segment file is missing or too short"
 
 struct superblock;
+/* Before anything is made or locked: refuses directories that belong to no store together, where those that are
+ * there show it (ERR_MISMATCH, ERR_UNSUPPORTED).  What it cannot read, store_open_superblocks will tell of. */
+int store_check_dirs(const struct store_opts *opts, struct err *err);
 /* What the superblocks of opts->dirs say; those of a new store are written, a damaged one again, and those
  * of an earlier version raised (unless opts->read_only).  ERR_CORRUPT, ERR_MISMATCH (not the directories of
  * one store), ERR_UNSUPPORTED, ERR_NOT_FOUND. */

@@ -362,6 +362,38 @@ static int superblocks_upgrade(const struct store_opts *opts, struct superblock 
     return rc;
 }
 
+static int no_superblock(const char *dir, struct err *err)
+{
+    return err_set(err, ERR_MISMATCH,
+                   "%s has no superblock, but there is saved state: a "
+                   "directory of the store is missing or another one was given",
+                   dir);
+}
+
+int store_check_dirs(const struct store_opts *opts, struct err *err)
+{
+    struct sb_found found[STORE_MAX_DEVICES] = {0};
+    const struct superblock *first;
+    bool has_data = false;
+    int absent = -1;
+    for (int i = 0; i < opts->n_dirs; i++) {
+        int rc = 0;
+        if (io_exists(opts->io, opts->dirs[i])) {
+            rc = superblock_read(opts->io, opts->dirs[i], &found[i], err);
+            (void)dir_has_data(opts->io, opts->dirs[i], &has_data, NULL);
+        } else {
+            found[i].state = SB_MISSING;
+            absent = i;
+        }
+        if (rc == ERR_UNSUPPORTED)
+            return rc;
+        if (rc != 0)
+            found[i].state = SB_MISSING;
+    }
+    int rc = superblocks_agree(opts, found, &first, err);
+    return rc == 0 && absent >= 0 && has_data ? no_superblock(opts->dirs[absent], err) : rc;
+}
+
 int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
                            struct err *err)
 {
@@ -390,10 +422,7 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
                        "to begin anew",
                        opts->dirs[bad]);
     if (bad >= 0 && has_data)
-        return err_set(err, ERR_MISMATCH,
-                       "%s has no superblock, but there is saved state: a "
-                       "directory of the store is missing or another one was given",
-                       opts->dirs[bad]);
+        return no_superblock(opts->dirs[bad], err);
     if (bad >= 0 && opts->read_only)
         return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[bad]);
     if (!has_data && !opts->read_only)

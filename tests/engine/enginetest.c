@@ -50,7 +50,7 @@ struct io *et_disk(uint64_t seed, uint64_t capacity_bytes)
     struct io *io = NULL;
     struct err err = {0};
     struct io_sim_opts o = {.seed = seed, .capacity_bytes = capacity_bytes};
-    if (io_sim_open(&o, &io, &err) != 0 || io_mkdirs(io, "/store", &err) != 0)
+    if (io_sim_open(&o, &io, &err) != 0 || io_mkdirs(io, "/store", NULL, &err) != 0)
         fail_msg("simulated disk: %s", err.msg);
     return io;
 }

@@ -183,13 +183,28 @@ static void test_names(void **state)
 {
     struct iotest *t = begin(state);
     struct io *io = t->io;
-    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y//z/"), NULL), 0);
-    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y/z"), NULL), 0);
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y//z/"), NULL, NULL), 0);
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y/z"), NULL, NULL), 0);
     assert_int_equal(io_mkdir(io, iotest_path(t, "x"), NULL), -EEXIST);
     assert_int_equal(io_mkdir(io, iotest_path(t, "no/x"), NULL), -ENOENT);
     io_file_close(open_new(t, "b", 0));
     io_file_close(open_new(t, "a", 0));
-    assert_int_equal(io_mkdirs(io, iotest_path(t, "a/z"), NULL), -ENOTDIR);
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "a/z"), NULL, NULL), -ENOTDIR);
+
+    /* What was made can be taken back, as far as it is empty. */
+    int n_made = -1;
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/m/n//o/"), &n_made, NULL), 0);
+    assert_int_equal(n_made, 3);
+    io_file_close(open_new(t, "x/m/file", 0));
+    io_rmdirs(io, iotest_path(t, "x/m/n//o/"), n_made);
+    assert_false(io_exists(io, iotest_path(t, "x/m/n")));
+    assert_int_equal(io_mkdirs(io, iotest_path(t, "x/m"), &n_made, NULL), 0);
+    assert_int_equal(n_made, 0);
+    assert_int_equal(io_unlink(io, iotest_path(t, "x/m/file"), NULL), 0);
+    io_rmdirs(io, iotest_path(t, "x/m"), 0);
+    assert_true(io_exists(io, iotest_path(t, "x/m")));
+    io_rmdirs(io, iotest_path(t, "x/m"), 1);
+    assert_false(io_exists(io, iotest_path(t, "x/m")));
 
     struct io_names names;
     assert_int_equal(io_list(io, t->dir, &names, NULL), 0);
@@ -295,7 +310,7 @@ static void test_parents(void **state)
     assert_int_equal(io_parent_sync(t->io, "/x", NULL), 0);
     assert_int_equal(io_parent_sync(t->io, "x", NULL), 0);
     assert_int_equal(io_parent_sync(t->io, "", NULL), -ENOENT);
-    assert_int_equal(io_mkdirs(t->io, "", NULL), 0); /* nothing is asked for */
+    assert_int_equal(io_mkdirs(t->io, "", NULL, NULL), 0); /* nothing is asked for */
     free(slashes);
 }
 

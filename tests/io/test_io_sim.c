@@ -154,7 +154,7 @@ static void test_names_need_their_own_sync(void **state)
     unsigned n_lost = 0, n_kept = 0, n_old = 0, n_new = 0, n_undead = 0;
     for (uint64_t seed = 0; seed < 100; seed++) {
         struct io *io = open_sim(seed);
-        assert_int_equal(io_mkdirs(io, "/d/e", NULL), 0); /* syncs what it makes */
+        assert_int_equal(io_mkdirs(io, "/d/e", NULL, NULL), 0); /* syncs what it makes */
         struct io_file *f = open_file(io, "/d/e/created", IO_CREATE);
         io_file_pwrite(f, "x", 1, 0, NULL);
         io_file_sync(f, NULL); /* not enough */

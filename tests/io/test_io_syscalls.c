@@ -298,7 +298,7 @@ static int do_make_private(struct place *p, struct err *err)
 
 static int do_mkdirs(struct place *p, struct err *err)
 {
-    return io_mkdirs(p->t->io, p->fresh, err);
+    return io_mkdirs(p->t->io, p->fresh, NULL, err);
 }
 
 static const struct op {
@@ -457,7 +457,7 @@ static void test_mkdirs_race(void **state)
 {
     struct place p = place_make(state);
     arm("stat", ENOENT, 100);
-    assert_int_equal(io_mkdirs(p.t->io, p.folder, NULL), 0);
+    assert_int_equal(io_mkdirs(p.t->io, p.folder, NULL, NULL), 0);
     disarm();
     place_clear(&p);
 }

@@ -199,6 +199,30 @@ static void directories_must_match(void **state)
     const char *missing[] = {p.dirs[0], p.dirs[1], fresh};
     opts.dirs = missing;
     refused(&opts, ERR_MISMATCH, "has no superblock");
+    assert_false(io_exists(p.io, fresh));
+    const char *more[] = {fresh, p.dirs[0], p.dirs[1], p.dirs[2]};
+    opts.dirs = more;
+    opts.n_dirs = 4;
+    refused(&opts, ERR_MISMATCH, "one of 3 directories");
+    assert_false(io_exists(p.io, fresh));
+    const char *new_twice[] = {fresh, fresh};
+    opts.dirs = new_twice;
+    opts.n_dirs = 2;
+    refused(&opts, ERR_USAGE, "given twice");
+    assert_false(io_exists(p.io, fresh));
+    char below[420];
+    snprintf(below, sizeof below, "%s/a/b", fresh);
+    const char *cannot_be[] = {below, "/proc/hcache-cannot-be-here"};
+    opts.dirs = cannot_be;
+    refused(&opts, -ENOENT, "mkdir /proc/hcache-cannot-be-here");
+    assert_false(io_exists(p.io, fresh)); /* nor the folder above the first one */
+    char long_name[800];
+    snprintf(long_name, sizeof long_name, "%s/a/%0300d", fresh, 0);
+    const char *too_long[] = {long_name};
+    opts.dirs = too_long;
+    opts.n_dirs = 1;
+    refused(&opts, -ENAMETOOLONG, "File name too long");
+    assert_false(io_exists(p.io, fresh));
     opts = p.opts;
     opts.n_dirs = 0;
     refused(&opts, ERR_USAGE, "1 to 16 directories");
@@ -208,8 +232,8 @@ static void directories_must_match(void **state)
 
     opts = p.opts;
     opts.read_only = true;
-    const char *nowhere[] = {fresh, p.dirs[1], p.dirs[2]};
-    opts.dirs = nowhere;
+    const char *empty[] = {q.root, p.dirs[1], p.dirs[2]};
+    opts.dirs = empty;
     refused(&opts, ERR_MISMATCH, "has no superblock");
     const char *nothing[] = {"build/no-such-store", p.dirs[1], p.dirs[2]};
     opts.dirs = nothing;

@@ -50,7 +50,7 @@ static void place_make(struct st_place *p, uint64_t seed)
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &p->io, NULL), 0);
     p->opts.io = p->io;
     for (int i = 0; i < 2; i++)
-        assert_int_equal(io_mkdirs(p->io, p->dirs[i], NULL), 0);
+        assert_int_equal(io_mkdirs(p->io, p->dirs[i], NULL, NULL), 0);
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char from[200];
         snprintf(from, sizeof from, "tests/store/golden/store-v1/%s", files[i][0]);

@@ -117,7 +117,7 @@ static struct io *sim_with_folder(uint64_t seed)
 {
     struct io *io;
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &io, NULL), 0);
-    assert_int_equal(io_mkdirs(io, "/db", NULL), 0);
+    assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
     assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
     /* SQLite's own generator (WAL salts) is global: the same for every run. */
     sqlite3_test_control(SQLITE_TESTCTRL_PRNG_SEED, 42, NULL);
@@ -276,7 +276,7 @@ static void test_full_disk(void **state)
     assert_int_equal(
         io_sim_open(&(struct io_sim_opts){.seed = 1, .capacity_bytes = 100000}, &io, NULL),
         0);
-    assert_int_equal(io_mkdirs(io, "/db", NULL), 0);
+    assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
     assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
     sqlite3 *db;
     assert_int_equal(open_db(DB_PATH, WAL, &db), SQLITE_OK);
