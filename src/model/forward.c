@@ -151,9 +151,7 @@ static int attend(const struct model *m, struct activations *a, struct stream *s
     TRY(op->matmul(s, q, normed, &lw->wq, lw->bq));
     if (lw->q_norm != NULL)
         TRY(op->head_norm(s, q, c->d_head, lw->q_norm, c->norm_eps));
-    if (m->rope[kv->stage].d_rot > 0)
-        TRY(op->rope(s, q, c->d_head, &m->rope[kv->stage], r));
-    TRY(model_kv_fill(m, s, kv, kv_rows, r));
+    TRY(op->rope_kv_fill(s, q, kv, kv_rows, &m->rope[kv->stage], r));
     int window = l < c->window_layer ? 0 : c->sliding_window;
     float scale = (float)(1.0 / sqrt((double)c->d_head));
     return op->attention(s, first_rows(a->att, q.rows), q, kv, r, scale, window);
@@ -238,15 +236,25 @@ static int attention_part(void *arg)
                                   p.lw->bo);
 }
 
+static int add_norm(const struct layer_call *c, struct layer_rows p)
+{
+    const struct model_config *cfg = &c->m->cfg;
+    const float *bias = cfg->norm == NORM_LAYER ? p.lw->norm2_b : NULL;
+    return c->m->dev->ops->add_norm(c->s, p.normed, p.sum, c->x, p.summand, p.lw->norm2_w,
+                                    bias, cfg->norm_eps);
+}
+
 static int mlp_part(void *arg)
 {
     const struct layer_call *c = arg;
     const struct model *m = c->m;
     struct layer_rows p = rows_of(c);
-    TRY(m->dev->ops->add(c->s, p.sum, c->x, p.summand)); /* x + attention, in f32 */
+    /* sum = x + attention, in f32 */
     if (m->cfg.block == BLOCK_SEQUENTIAL)
-        TRY(norm(m, c->s, p.normed, p.sum, p.lw->norm2_w, p.lw->norm2_b));
-    else if (m->cfg.block == BLOCK_PARALLEL_NORM2)
+        TRY(add_norm(c, p));
+    else
+        TRY(m->dev->ops->add(c->s, p.sum, c->x, p.summand));
+    if (m->cfg.block == BLOCK_PARALLEL_NORM2)
         TRY(norm(m, c->s, p.normed, c->x, p.lw->norm2_w, p.lw->norm2_b));
     return mlp(m, p.a, c->s, c->l, p.normed, p.summand);
 }

@@ -9,6 +9,10 @@
 
 #include "tensor/tensor.h"
 
+struct kv_layer;
+struct ragged;
+struct rope;
+
 struct device_vtable {
     void (*close)(struct device *d);
     void (*enter)(struct device *d); /* becomes the calling thread's; NULL: nothing to do */
@@ -68,6 +72,12 @@ int rank_open(const char *name, int index, struct pool *pool, struct device **ou
 
 /* kv_pack of the devices whose kv_fill runs on host memory. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
+
+/* ops.h's operations in one, as two. */
+int host_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,
+                  struct mat y, const float *w, const float *b, float eps);
+int host_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
+                      struct mat rows, const struct rope *rope, const struct ragged *r);
 
 /* Makes `code` the stream's sticky error, and `why` its text, unless it has one already. */
 void stream_fail(struct stream *s, int code, const char *why);

@@ -155,6 +155,14 @@ static int group_add(struct stream *s, struct mat out, struct mat a, struct mat 
     EACH(s, out.data, t.op->add(t.s, mat_at(t, out), mat_at(t, a), mat_at(t, b)));
 }
 
+static int group_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,
+                          struct mat y, const float *w, const float *b, float eps)
+{
+    EACH(s, out.data,
+         t.op->add_norm(t.s, mat_at(t, out), mat_at(t, sum), mat_at(t, x), mat_at(t, y),
+                        floats_at(t, w), floats_at(t, b), eps));
+}
+
 static int group_act_mul(struct stream *s, struct mat out, struct mat gate_up,
                          enum activation act)
 {
@@ -210,6 +218,21 @@ static int group_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat
     EACH(s, kv->blocks,
          fill_at(t, kv_at(t, kv), own_columns(t, rows, kv->n_kv, kv->d_head),
                  rope_at(t, rope), r));
+}
+
+static int rotate_fill_at(struct turn t, struct mat q, struct kv_layer kv, struct mat rows,
+                          struct rope rope, const struct ragged *r)
+{
+    return t.op->rope_kv_fill(t.s, q, &kv, rows, &rope, r);
+}
+
+static int group_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
+                              struct mat rows, const struct rope *rope,
+                              const struct ragged *r)
+{
+    EACH(s, kv->blocks,
+         rotate_fill_at(t, mat_at(t, q), kv_at(t, kv),
+                        own_columns(t, rows, kv->n_kv, kv->d_head), rope_at(t, rope), r));
 }
 
 /* A chunk is the ranks' chunks, one behind the other. */
@@ -310,11 +333,13 @@ struct ops group_ops(const struct device *rank)
         .matmul = group_matmul,
         .convert = group_convert,
         .add = group_add,
+        .add_norm = group_add_norm,
         .act_mul = group_act_mul,
         .act = group_act,
         .all_finite = group_all_finite,
         .rope = group_rope,
         .kv_fill = group_kv_fill,
+        .rope_kv_fill = group_rope_kv_fill,
         .kv_load = group_kv_load,
         .kv_pack = group_kv_pack,
         .kv_read = group_kv_read,

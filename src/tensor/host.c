@@ -337,6 +337,27 @@ int stream_enter(struct stream *s)
     return atomic_load(&s->code);
 }
 
+/* --- two operations in one -------------------------------------------------------------------- */
+
+int host_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,
+                  struct mat y, const float *w, const float *b, float eps)
+{
+    const struct ops *op = s->device->ops;
+    int rc = op->add(s, sum, x, y);
+    if (rc != 0)
+        return rc;
+    return b != NULL ? op->layernorm(s, out, sum, w, b, eps)
+                     : op->rmsnorm(s, out, sum, w, eps);
+}
+
+int host_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
+                      struct mat rows, const struct rope *rope, const struct ragged *r)
+{
+    const struct ops *op = s->device->ops;
+    int rc = op->rope(s, q, kv->d_head, rope, r);
+    return rc == 0 ? op->kv_fill(s, kv, rows, rope, r) : rc;
+}
+
 /* --- packing ---------------------------------------------------------------------------------- */
 
 /* A block of its own, filled without rotation. */

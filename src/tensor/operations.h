@@ -42,7 +42,8 @@
     int name##_sample(struct stream *s, int32_t *ids, struct mat logits,                          \
                       const struct sample_row *rows);
 
-/* kv_pack works on host memory on every device (host.c). */
+/* kv_pack works on host memory on every device; the host's fused operations are two, one after the other
+ * (host.c). */
 #define OPERATIONS_TABLE(name)               \
     {                                        \
         .weight_bytes = name##_weight_bytes, \
@@ -62,6 +63,8 @@
         .kv_fill = name##_kv_fill,           \
         .kv_load = name##_kv_load,           \
         .kv_pack = host_kv_pack,             \
+        .add_norm = host_add_norm,           \
+        .rope_kv_fill = host_rope_kv_fill,   \
         .kv_read = name##_kv_read,           \
         .attention = name##_attention,       \
         .sample = name##_sample,             \

@@ -147,6 +147,9 @@ struct ops {
     int (*convert)(struct stream *s, struct mat out, struct mat x);
     /* out [n][d] = a + b in f32, rounded to out's dtype; a of T or f32, b f32. */
     int (*add)(struct stream *s, struct mat out, struct mat a, struct mat b);
+    /* sum [n][d] f32 = x + y as of add, and out [n][d] f32 its rmsnorm; its layernorm where b is not NULL. */
+    int (*add_norm)(struct stream *s, struct mat out, struct mat sum, struct mat x,
+                    struct mat y, const float *w, const float *b, float eps);
     /* out [n][f] f32 = act(gate_up[:, :f]) * gate_up[:, f:], gate_up [n][2f] f32. */
     int (*act_mul)(struct stream *s, struct mat out, struct mat gate_up,
                    enum activation act);
@@ -163,6 +166,9 @@ struct ops {
      * RoPE) then V, one row per row of r. */
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
+    /* rope of q, and kv_fill of rows: of a device with launches to save, in one. */
+    int (*rope_kv_fill)(struct stream *s, struct mat q, const struct kv_layer *kv,
+                        struct mat rows, const struct rope *rope, const struct ragged *r);
     /* The other way into a block, for whole chunks that lie as a block does but for K being before
      * RoPE (kv_fill without rotation makes them), each kv_block_bytes long.  The same bits as kv_fill of
      * their rows, at the speed of memory: no transpose.  On a CPU it runs on the calling thread: callers

@@ -237,6 +237,43 @@ static void check_elements(const struct lane *l, struct rows_case rc, enum dtype
     mat_free(&blank);
 }
 
+/* In one operation as in two: the sum to the bit. */
+static void check_add_norm(const struct lane *l, struct rows_case rc, enum dtype tx,
+                           enum dtype ty, enum dtype to)
+{
+    struct mat x = mat_random(tx, rc.rows, rc.cols, 5),
+               y = mat_random(ty, rc.rows, rc.cols, 9), y32 = as_type(y, DTYPE_F32);
+    float *w = random_elems(DTYPE_F32, rc.cols, 6),
+          *b = random_elems(DTYPE_F32, rc.cols, 7);
+    struct gmat gx = up_mat(l, x), gy = up_mat(l, y);
+    struct buf gw = up(l, w, (size_t)rc.cols * 4), gb = up(l, b, (size_t)rc.cols * 4);
+    for (int layer = 0; layer < 2; layer++) {
+        struct mat want = mat_alloc(to, rc.rows, rc.cols),
+                   want_sum = mat_alloc(DTYPE_F32, rc.rows, rc.cols);
+        struct gmat go = up_mat(l, want), gs = up_mat(l, want_sum);
+        ref.ops->add_norm(ref.stream, want, want_sum, x, y32, w, layer ? b : NULL, 1e-5f);
+        assert_int_equal(l->ops->add_norm(l->stream, go.m, gs.m, gx.m, gy.m, gw.ptr,
+                                          layer ? gb.ptr : NULL, 1e-5f),
+                         0);
+        struct mat got = take(l, &go), sum = take(l, &gs);
+        assert_near(got, want, rounding(to));
+        assert_same_bits(sum, want_sum);
+        mat_free(&got);
+        mat_free(&sum);
+        mat_free(&want);
+        mat_free(&want_sum);
+    }
+    buf_free(l->device, &gx.mem);
+    buf_free(l->device, &gy.mem);
+    buf_free(l->device, &gw);
+    buf_free(l->device, &gb);
+    free(w);
+    free(b);
+    mat_free(&x);
+    mat_free(&y);
+    mat_free(&y32);
+}
+
 static void check_activations(const struct lane *l, struct rows_case rc, enum dtype t)
 {
     struct mat gu = mat_random(t, rc.rows, 2 * rc.cols, 13), gu32 = as_type(gu, DTYPE_F32);
@@ -271,6 +308,8 @@ static void test_rows(void **state)
     {
         check_norms(l, rows_cases[c], t, t);
         check_norms(l, rows_cases[c], DTYPE_F32, t);
+        check_add_norm(l, rows_cases[c], t, DTYPE_F32, t);
+        check_add_norm(l, rows_cases[c], t, t, t);
         EACH_TYPE(to) check_elements(l, rows_cases[c], t, to);
         check_activations(l, rows_cases[c], t);
     }
@@ -411,7 +450,8 @@ static void test_rope(void **state)
     }
 }
 
-/* K and V come back as ref has them: written row by row in pieces, or as packed chunks. */
+/* K and V come back as ref has them: written row by row in pieces, with queries rotated beside them or without,
+ * or as packed chunks. */
 static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, int d_rot,
                      int piece)
 {
@@ -423,19 +463,23 @@ static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, i
     struct mat rows = mat_random(t, TOKENS, width, 16), want = mat_alloc(t, TOKENS, width);
     struct cache host = cache_make(&ref, t, n_kv, d_head, 1, TOKENS);
     struct batch all = batch_make(&host, 1, (int[]){0}, (int[]){TOKENS});
-    ref.ops->kv_fill(ref.stream, &host.kv, rows, &rope, &all.r);
+    struct mat q = mat_random(t, TOKENS, width, 17), want_q32 = as_type(q, DTYPE_F32);
+    ref.ops->rope_kv_fill(ref.stream, want_q32, &host.kv, rows, &rope, &all.r);
     ref.ops->kv_read(ref.stream, want, &host.kv, &all.r);
 
-    struct gmat grows = up_mat(l, rows);
-    for (int packed = 0; packed < 2; packed++) {
+    struct gmat grows = up_mat(l, rows), gq = up_mat(l, q);
+    enum { FILL, ROPE_FILL, LOAD };
+    for (int way = FILL; way <= LOAD; way++) {
         struct cache c = cache_on(l, t, n_kv, d_head, 1, TOKENS);
-        for (int p = 0; !packed && p < TOKENS; p += piece) {
+        for (int p = 0; way != LOAD && p < TOKENS; p += piece) {
             int n = TOKENS - p < piece ? TOKENS - p : piece;
             struct batch b = batch_make(&c, 1, &p, &n);
             b.r.id = ragged_new_id();
-            assert_int_equal(
-                l->ops->kv_fill(l->stream, &c.kv, mat_rows(grows.m, p, n), &grope, &b.r),
-                0);
+            struct mat part = mat_rows(grows.m, p, n);
+            int rc = way == FILL ? l->ops->kv_fill(l->stream, &c.kv, part, &grope, &b.r)
+                                 : l->ops->rope_kv_fill(l->stream, mat_rows(gq.m, p, n),
+                                                        &c.kv, part, &grope, &b.r);
+            assert_int_equal(rc, 0);
             batch_free(&b);
         }
         size_t chunk_bytes = kv_block_bytes(n_kv, d_head, t);
@@ -446,7 +490,7 @@ static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, i
         struct buf staged = up(l, chunks, 3 * chunk_bytes);
         struct kv_chunks all_three = {
             .first = staged.ptr, .stride = chunk_bytes, .blocks = c.table[0], .n = 3};
-        if (packed)
+        if (way == LOAD)
             assert_int_equal(l->ops->kv_load(l->stream, &c.kv, &all_three, &grope), 0);
         struct batch back = batch_make(&c, 1, (int[]){0}, (int[]){TOKENS});
         struct gmat out = up_mat(l, want);
@@ -459,6 +503,12 @@ static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, i
         batch_free(&back);
         cache_free(l, &c);
     }
+    struct mat got_q = take(l, &gq), want_q = as_type(want_q32, t);
+    assert_same_bits(got_q, want_q);
+    mat_free(&got_q);
+    mat_free(&want_q);
+    mat_free(&want_q32);
+    mat_free(&q);
     buf_free(l->device, &grows.mem);
     buf_free(l->device, &rope_mem);
     batch_free(&all);

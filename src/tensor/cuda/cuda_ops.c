@@ -123,6 +123,17 @@ static int cuda_add(struct stream *s, struct mat out, struct mat a, struct mat b
     LAUNCH_ROWS(s, out, "add", gpu_add(at, gpu(out), gpu(a), gpu(b)));
 }
 
+static int cuda_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,
+                         struct mat y, const float *w, const float *b, float eps)
+{
+    check_same_shape(out, x);
+    check_same_shape(sum, x);
+    check_same_shape(sum, y);
+    CHECK(sum.dtype == DTYPE_F32);
+    LAUNCH_ROWS(s, out, "add_norm",
+                gpu_add_norm(at, gpu(out), gpu(sum), gpu(x), gpu(y), w, b, eps));
+}
+
 static int cuda_act_mul(struct stream *s, struct mat out, struct mat gate_up,
                         enum activation act)
 {
@@ -231,6 +242,26 @@ static int cuda_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat 
         return rc;
     gpu_kv_fill(cuda_stream(s)->handle, gpu_kv(kv), gpu(rows), gpu_angles(rope), b);
     return cuda_leave(s, "kv_fill");
+}
+
+static int cuda_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
+                             struct mat rows, const struct rope *rope,
+                             const struct ragged *r)
+{
+    struct gpu_batch b;
+    check_mat(q);
+    check_kv_rows(kv, rows, r);
+    check_rope(rope, kv->d_head, r);
+    CHECK(q.rows == rows.rows && q.dtype == kv->dtype && q.cols % kv->d_head == 0);
+    int rc = cuda_enter(s);
+    if (rc != 0 || rows.rows == 0)
+        return rc;
+    rc = upload_batch(cuda_stream(s), r, &b);
+    if (rc != 0)
+        return rc;
+    gpu_rope_kv_fill(cuda_stream(s)->handle, gpu(q), gpu_kv(kv), gpu(rows),
+                     gpu_angles(rope), b);
+    return cuda_leave(s, "rope_kv_fill");
 }
 
 static int cuda_kv_load(struct stream *s, const struct kv_layer *kv,
@@ -354,11 +385,13 @@ const struct ops cuda_ops = {
     .matmul = cuda_matmul,
     .convert = cuda_convert,
     .add = cuda_add,
+    .add_norm = cuda_add_norm,
     .act_mul = cuda_act_mul,
     .act = cuda_act,
     .all_finite = cuda_all_finite,
     .rope = cuda_rope,
     .kv_fill = cuda_kv_fill,
+    .rope_kv_fill = cuda_rope_kv_fill,
     .kv_load = cuda_kv_load,
     .kv_pack = cuda_kv_pack,
     .kv_read = cuda_kv_read,

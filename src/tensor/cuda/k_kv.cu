@@ -171,6 +171,31 @@ void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
     })
 }
 
+/* Blocks [.][0] rotate queries, blocks [.][1] fill. */
+template <typename T>
+static __global__ void rope_kv_fill_rows(gpu_mat q, gpu_kv kv, gpu_mat rows,
+                                         gpu_angles rope, gpu_batch b, bool q_wide,
+                                         bool wide)
+{
+    int row = (int)blockIdx.x;
+    if (blockIdx.y == 0)
+        rope_row((T *)q.data + (int64_t)row * q.ld, q.cols, kv.d_head, rope, b.pos[row],
+                 q_wide);
+    else
+        fill_row(kv, (const T *)rows.data + (int64_t)row * rows.ld, rope, b, row, wide);
+}
+
+void gpu_rope_kv_fill(cudaStream_t s, struct gpu_mat q, struct gpu_kv kv,
+                      struct gpu_mat rows, struct gpu_angles rope, struct gpu_batch b)
+{
+    bool q_wide = rope_is_wide(q, kv.d_head, rope), wide = fill_is_wide(kv, rows, rope);
+    WITH_TYPE(kv.type, T, {
+        auto kernel = rope_kv_fill_rows<T>;
+        LAUNCH(kernel, dim3((unsigned)b.n_rows, 2), THREADS, 0, s, q, kv, rows, rope, b,
+               q_wide, wide);
+    })
+}
+
 /* One block per run of tokens of a (head, chunk). */
 enum { LOAD_RUN = 16 };
 

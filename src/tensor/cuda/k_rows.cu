@@ -100,6 +100,37 @@ void gpu_layernorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const f
     norm_launch(s, out, x, {w, b, eps});
 }
 
+template <typename TO, typename TX, typename TY>
+static __global__ void add_norm_rows(gpu_mat out, gpu_mat sum, gpu_mat x, gpu_mat y,
+                                     norm_by by, bool wide)
+{
+    float *to = ROW_OF(sum, float);
+    EACH_PIECE(j, x.cols)
+    {
+        float v[PIECE], u[PIECE];
+        take_piece(v, ROW_OF(x, const TX) + j, x.cols - j, wide);
+        take_piece(u, ROW_OF(y, const TY) + j, x.cols - j, wide);
+#pragma unroll
+        for (int e = 0; e < PIECE; e++)
+            v[e] += u[e];
+        put_piece(to + j, v, x.cols - j, wide);
+    }
+    norm_row(ROW_OF(out, TO), to, x.cols, by,
+             wide); /* a thread reads what it wrote itself */
+}
+
+void gpu_add_norm(cudaStream_t s, struct gpu_mat out, struct gpu_mat sum, struct gpu_mat x,
+                  struct gpu_mat y, const float *w, const float *b, float eps)
+{
+    norm_by by = {w, b, eps};
+    bool wide = norm_is_wide(out, sum, by) && is_wide(x) && is_wide(y);
+    WITH_TYPE(out.type, TO, WITH_TYPE(x.type, TX, WITH_TYPE(y.type, TY, {
+                                          auto kernel = add_norm_rows<TO, TX, TY>;
+                                          LAUNCH(kernel, out.rows, THREADS, 0, s, out, sum,
+                                                 x, y, by, wide);
+                                      })))
+}
+
 /* One warp per head. */
 template <typename T>
 static __global__ void head_norm_rows(gpu_mat x, int d_head, const float *w, float eps)

@@ -59,6 +59,9 @@ void gpu_layernorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const f
 void gpu_head_norm(cudaStream_t s, struct gpu_mat x, int d_head, const float *w, float eps);
 void gpu_convert(cudaStream_t s, struct gpu_mat out, struct gpu_mat x);
 void gpu_add(cudaStream_t s, struct gpu_mat out, struct gpu_mat a, struct gpu_mat b);
+/* sum = x + y, out = its norm (RMS where b is NULL). */
+void gpu_add_norm(cudaStream_t s, struct gpu_mat out, struct gpu_mat sum, struct gpu_mat x,
+                  struct gpu_mat y, const float *w, const float *b, float eps);
 void gpu_add_bias(cudaStream_t s, struct gpu_mat x, const float *bias);
 void gpu_act_mul(cudaStream_t s, struct gpu_mat out, struct gpu_mat gate_up, int act);
 void gpu_act(cudaStream_t s, struct gpu_mat x, int act);
@@ -80,6 +83,9 @@ void gpu_rope(cudaStream_t s, struct gpu_mat q, int d_head, struct gpu_angles ro
               struct gpu_batch b);
 void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
                  struct gpu_angles rope, struct gpu_batch b);
+/* gpu_rope of q and gpu_kv_fill of rows. */
+void gpu_rope_kv_fill(cudaStream_t s, struct gpu_mat q, struct gpu_kv kv,
+                      struct gpu_mat rows, struct gpu_angles rope, struct gpu_batch b);
 /* Chunks of one sequence, the first at position pos0, `stride` bytes apart. */
 enum { GPU_LOAD_CHUNKS = 128 };
 struct gpu_chunks {
