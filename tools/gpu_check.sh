@@ -119,6 +119,9 @@ part parity 60 $test_cuda
     fi
     [ -n "$python" ] && part exact 40 env HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/exact.csv"
     part device-exact 25 env HCACHE_CUDA_MATH=exact $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-exact.csv"
+    # Early launches, to be compared with parts parity and save: do they compute the same, and what do they save?
+    part early-parity 40 env HCACHE_CUDA_EARLY=on $test_cuda
+    part early-save 45 env HCACHE_CUDA_EARLY=on $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/early-save.csv"
     part device-f16 20 $hcache bench device --device cuda --dtype f16 $device_args --csv "$parts/device-f16.csv"
     for m in $disk_models; do
         [ "$m" = "${disk_models%% *}" ] || restore disk 45 "$m"

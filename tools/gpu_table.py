@@ -63,11 +63,11 @@ def restores(rows, torch):
                   f"{float(r['share_of_floor']):.2f} | {times} | {f'{torch_ms:.1f}' if torch_ms else ''} |")
 
 
-def decodes(rows, log):
+def decodes(title, rows, log):
     head = re.search(r"memory reserved, MiB: weights ([0-9.]+)", log)
     if not rows or not head:
         return
-    print(f"\n## Decoding, saving off and on\n\nWeights {float(head.group(1)) / 953.67:.2f} GB are read in each step. "
+    print(f"\n## {title}\n\nWeights {float(head.group(1)) / 953.67:.2f} GB are read in each step. "
           "\n\n| batch | saving | ms a token | p99 | overhead % | weights GB/s |\n|---|---|---|---|---|---|")
     for r in rows:
         ms = float(r["median_ms"])
@@ -96,8 +96,8 @@ def main():
     parts, out = sys.argv[1:]
     restored = join(parts, "restore-*", ["model", "place"])
     torch = join(parts, "torch", [])
-    save = join(parts, "save", [])
-    for name, rows in (("restore", restored), ("torch", torch), ("save", save), ("device", join(parts, "device-*", ["t"])),
+    save, early = join(parts, "save", []), join(parts, "early-save", [])
+    for name, rows in (("restore", restored), ("torch", torch), ("save", save), ("early-save", early), ("device", join(parts, "device-*", ["t"])),
                        ("greedy", join(parts, "greedy", [])), ("exact", join(parts, "exact", [])), ("ranks", join(parts, "ranks", [])),
                        ("stages", join(parts, "stages", [])), ("stages2", join(parts, "stages2", [])), ("nccl", join(parts, "nccl", [])),
                        ("resume", join(parts, "resume", []))):
@@ -108,7 +108,8 @@ def main():
     show("Ceilings, as several parts measured them", "\n".join(ceilings))
     if restored:
         restores(restored, torch)
-    decodes(save, log_of(parts, "save"))
+    decodes("Decoding, saving off and on", save, log_of(parts, "save"))
+    decodes("The same with kernels launched early (HCACHE_CUDA_EARLY=on)", early, log_of(parts, "early-save"))
     show("The first token behind a restored history", log_of(parts, "resume"))
     show("Operations", log_of(parts, "device-bf16"))
     show("PyTorch, the same shape", log_of(parts, "torch"))

@@ -72,6 +72,7 @@ int cuda_blas_matmul(struct cuda_blas *, struct cuda_blas_handle *h, struct gpu_
                      struct gpu_mat a, struct gpu_mat w)
 {
     auto kernel = [=]() {
+        await_stream();
         if (threadIdx.x == 0)
             matmul(c, a, w);
     };

@@ -453,7 +453,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int i)
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "emulated GPU");
     p->totalGlobalMem = memory_bytes();
-    p->major = 9;
+    p->major = getenv("CUDA_EMU_MAJOR") != NULL ? atoi(getenv("CUDA_EMU_MAJOR")) : 9;
     p->multiProcessorCount = 4;
     return cudaSuccess;
 }
@@ -638,6 +638,13 @@ static void coroutine_main(void)
     emu_switch(&unused, scheduler);
 }
 
+static size_t n_awaited; /* threads of this kernel that have waited for the stream */
+
+void await_stream(void)
+{
+    n_awaited++;
+}
+
 static void run_block(dim3 dim)
 {
     size_t n = (size_t)dim.x * dim.y * dim.z;
@@ -695,11 +702,14 @@ void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
         kernel_body = &mine;
         emu_grid_dim = grid;
         emu_block_dim = block;
+        n_awaited = 0;
         for (unsigned z = 0; z < grid.z; z++)
             for (unsigned y = 0; y < grid.y; y++)
                 for (unsigned x = 0; x < grid.x; x++) {
                     emu_block = dim3(x, y, z);
                     run_block(block);
                 }
+        if (n_awaited != (size_t)grid.x * grid.y * grid.z * block.x * block.y * block.z)
+            die("a kernel does not begin with await_stream");
     });
 }

@@ -7,7 +7,8 @@
  *  - asynchronous copies into shared memory arrive when their thread waits for them, not before;
  *  - a warp runs as far as it can before the next does, in one order of warps and lanes in one block and in
  *    the other in the next, so that most barriers that are missing give wrong results;
- *  - a barrier that not all threads reach ends the program with its name.
+ *  - a barrier that not all threads reach ends the program with its name, and so does a kernel that does not
+ *    begin by waiting for what the stream has before it.
  * What it cannot show: speed, races of other orders, and what the compiler for the GPU makes of it. */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -56,6 +57,8 @@ extern unsigned char *emu_dynamic_shared;
 #define gridDim              emu_grid_dim
 #define SHARED_DYNAMIC(name) unsigned char *name = emu_dynamic_shared
 
+/* Every kernel has to call it (device.cuh). */
+void await_stream(void);
 void __syncthreads(void);
 void __syncwarp(void);
 /* What every lane of the warp passed, in the order of lanes, `bytes` each; until the next but one. */

@@ -115,7 +115,7 @@ static void stages_restore_bit_equal(void **state)
             }
             a.plan = "recompute";
             for (int j = 0; j < 2 * (stages - 1); j++) { /* on either stage, or between */
-                cuda_emu_fail(CUDA_EMU_LAUNCH, 9 + 31 * j);
+                cuda_emu_fail(CUDA_EMU_LAUNCH, 8 + 22 * j);
                 assert_int_equal(et_run(&k, &a, &r), 0);
                 assert_int_equal(r.finish, FINISH_ERROR);
                 assert_int_equal(et_run(&k, &a, &r), 0);

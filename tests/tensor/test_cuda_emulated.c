@@ -23,6 +23,30 @@ static void test_no_device(void **state)
     assert_non_null(strstr(err.msg, "fast or exact"));
 }
 
+/* What the emulation cannot show is the early launch itself; that every kernel begins with await_stream it checks at
+ * each launch. */
+static void test_early_launches(void **state)
+{
+    (void)state;
+    struct device *d = NULL;
+    struct err err = {0};
+    setenv("HCACHE_CUDA_EARLY", "maybe", 1);
+    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "on or off"));
+    setenv("HCACHE_CUDA_EARLY", "on", 1);
+    setenv("CUDA_EMU_MAJOR", "8", 1);
+    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "9.0 or later"));
+    unsetenv("CUDA_EMU_MAJOR");
+    assert_int_equal(device_open("cuda", NULL, &d, &err), 0);
+    assert_non_null(strstr(d->isa, "early launches"));
+    device_close(d);
+    unsetenv("HCACHE_CUDA_EARLY");
+    assert_int_equal(device_open("cuda", NULL, &d, &err), 0);
+    assert_null(strstr(d->isa, "early launches"));
+    device_close(d);
+}
+
 static void test_too_little_memory(void **state)
 {
     (void)state;
@@ -39,6 +63,7 @@ int main(void)
 {
     const struct CMUnitTest faults[] = {
         cmocka_unit_test(test_no_device),
+        cmocka_unit_test(test_early_launches),
         cmocka_unit_test(test_too_little_memory),
     };
     int failed = cmocka_run_group_tests_name("faults", faults, NULL, NULL);

@@ -337,6 +337,24 @@ static int choose_graphs(bool *off, struct err *err)
     return 0;
 }
 
+int gpu_launch_early;
+
+/* Not measured yet, so it has to be asked for: HCACHE_CUDA_EARLY=on. */
+static int choose_early(const struct cudaDeviceProp *prop, struct err *err)
+{
+    const char *early = getenv("HCACHE_CUDA_EARLY");
+    bool on = early != NULL && strcmp(early, "on") == 0;
+    if (early != NULL && !on && strcmp(early, "off") != 0)
+        return err_set(err, ERR_USAGE, "HCACHE_CUDA_EARLY=%s: must be on or off", early);
+    if (on && prop->major < 9)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "HCACHE_CUDA_EARLY=on: %s has compute capability %d.%d; 9.0 or "
+                       "later is needed",
+                       prop->name, prop->major, prop->minor);
+    gpu_launch_early = on;
+    return 0;
+}
+
 static int choose_math(bool *exact, struct err *err)
 {
     const char *math = getenv("HCACHE_CUDA_MATH");
@@ -389,6 +407,9 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
             err, ERR_UNSUPPORTED,
             "device cuda: %s has compute capability %d.%d; 8.0 or later is needed",
             prop.name, prop.major, prop.minor);
+    rc = choose_early(&prop, err);
+    if (rc != 0)
+        return rc;
     struct cuda_device *d = xcalloc(1, sizeof *d);
     if (!exact)
         rc = cuda_blas_open(&d->blas, err);
@@ -396,8 +417,9 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
         free(d);
         return rc;
     }
-    snprintf(d->about, sizeof d->about, "%s, sm_%d%d, %s math", prop.name, prop.major,
-             prop.minor, exact ? "exact" : "fast");
+    snprintf(d->about, sizeof d->about, "%s, sm_%d%d, %s math%s", prop.name, prop.major,
+             prop.minor, exact ? "exact" : "fast",
+             gpu_launch_early ? ", early launches" : "");
     cuda_memory_init(&d->memory);
     d->index = index;
     d->n_sm = prop.multiProcessorCount;

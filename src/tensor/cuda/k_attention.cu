@@ -51,6 +51,7 @@ template <typename T, int G, int LANES>
 static __global__ void __launch_bounds__(ROW_THREADS)
     attend_row(gpu_attention_job a, const int32_t *rows, int n_splits)
 {
+    await_stream();
     constexpr int SUB = WARP / LANES; /* keys at a time */
     __shared__ float score[ROW_WARPS][G][TOKENS];
     __shared__ float top[ROW_WARPS][G], total[ROW_WARPS][G];
@@ -194,6 +195,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 template <typename T>
 static __global__ void join_splits(gpu_attention_job a, const int32_t *rows, int n_splits)
 {
+    await_stream();
     int d = a.kv.d_head, head = (int)blockIdx.y;
     int row = rows != NULL ? rows[blockIdx.x] : (int)blockIdx.x;
     const float *from = a.scratch +
@@ -299,6 +301,7 @@ template <typename T, int D> static constexpr size_t tile_shared()
 template <typename T, int D>
 static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention_job a)
 {
+    await_stream();
     constexpr int LD = D + PAD, K_STEPS = D / 16, N_KEYS = TOKENS / 8, N_OUT = D / 8;
     constexpr int STAGES = tile_stages<D>::N;
     SHARED_DYNAMIC(shared);

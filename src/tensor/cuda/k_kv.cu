@@ -96,6 +96,7 @@ template <typename T>
 static __global__ void rope_rows(gpu_mat q, int d_head, gpu_angles rope, const int32_t *pos,
                                  bool wide)
 {
+    await_stream();
     rope_row((T *)q.data + (int64_t)blockIdx.x * q.ld, q.cols, d_head, rope,
              pos[blockIdx.x], wide);
 }
@@ -152,6 +153,7 @@ template <typename T>
 static __global__ void kv_fill_rows(gpu_kv kv, gpu_mat rows, gpu_angles rope, gpu_batch b,
                                     bool wide)
 {
+    await_stream();
     int row = (int)blockIdx.x;
     fill_row(kv, (const T *)rows.data + (int64_t)row * rows.ld, rope, b, row, wide);
 }
@@ -177,6 +179,7 @@ static __global__ void rope_kv_fill_rows(gpu_mat q, gpu_kv kv, gpu_mat rows,
                                          gpu_angles rope, gpu_batch b, bool q_wide,
                                          bool wide)
 {
+    await_stream();
     int row = (int)blockIdx.x;
     if (blockIdx.y == 0)
         rope_row((T *)q.data + (int64_t)row * q.ld, q.cols, kv.d_head, rope, b.pos[row],
@@ -202,6 +205,7 @@ enum { LOAD_RUN = 16 };
 template <typename T>
 static __global__ void kv_load_chunks(gpu_kv kv, gpu_chunks c, gpu_angles rope, bool wide)
 {
+    await_stream();
     int slot0 = (int)blockIdx.x * LOAD_RUN, head = (int)blockIdx.y,
         i_chunk = (int)blockIdx.z;
     const T *chunk = (const T *)(c.first + i_chunk * c.stride);
@@ -236,6 +240,7 @@ void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, struct gpu_chunks chunks,
 template <typename T>
 static __global__ void kv_read_rows(gpu_mat out, gpu_kv kv, gpu_batch b)
 {
+    await_stream();
     int row = (int)blockIdx.x, pos = b.pos[row], width = kv.n_kv * kv.d_head;
     int32_t block = b.tables[(int64_t)b.row_seq[row] * b.table_ld + pos / TOKENS];
     T *o = (T *)out.data + (int64_t)row * out.ld;

@@ -33,6 +33,7 @@ static __device__ __forceinline__ void stage(float (*to)[TILE + 1], gpu_mat m, i
 template <typename TC, typename TA, typename TW>
 static __global__ void matmul_exact(gpu_mat c, gpu_mat a, gpu_mat w, const float *bias)
 {
+    await_stream();
     __shared__ float sa[TILE_K][TILE + 1], sw[TILE_K][TILE + 1];
     int row0 = (int)blockIdx.y * TILE, col0 = (int)blockIdx.x * TILE;
     int tr = (int)threadIdx.x / (TILE / SIDE), tc = (int)threadIdx.x % (TILE / SIDE);
@@ -104,6 +105,7 @@ template <typename TC, typename TA, typename TW, int M, int R>
 static __global__ void __launch_bounds__(GEMV_THREADS)
     gemv(gpu_mat c, gpu_mat a, gpu_mat w, const float *bias)
 {
+    await_stream();
     int lane = (int)(threadIdx.x % WARP);
     int col0 = (int)(blockIdx.x * GEMV_WARPS + threadIdx.x / WARP) * R;
     if (col0 >= c.cols)

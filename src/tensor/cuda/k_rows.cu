@@ -71,6 +71,7 @@ static __device__ __forceinline__ void norm_row(TO *out, const TX *x, int cols, 
 template <typename TO, typename TX>
 static __global__ void norm_rows(gpu_mat out, gpu_mat x, norm_by by, bool wide)
 {
+    await_stream();
     norm_row(ROW_OF(out, TO), ROW_OF(x, const TX), x.cols, by, wide);
 }
 
@@ -104,6 +105,7 @@ template <typename TO, typename TX, typename TY>
 static __global__ void add_norm_rows(gpu_mat out, gpu_mat sum, gpu_mat x, gpu_mat y,
                                      norm_by by, bool wide)
 {
+    await_stream();
     float *to = ROW_OF(sum, float);
     EACH_PIECE(j, x.cols)
     {
@@ -135,6 +137,7 @@ void gpu_add_norm(cudaStream_t s, struct gpu_mat out, struct gpu_mat sum, struct
 template <typename T>
 static __global__ void head_norm_rows(gpu_mat x, int d_head, const float *w, float eps)
 {
+    await_stream();
     int head = (int)(threadIdx.x / WARP), lane = (int)(threadIdx.x % WARP);
     int n_heads = x.cols / d_head;
     for (; head < n_heads; head += THREADS / WARP) {
@@ -172,6 +175,7 @@ template <typename TO, typename TX>
 static __global__ void embed_rows(gpu_mat out, gpu_mat table, const int32_t *ids,
                                   float scale, bool wide)
 {
+    await_stream();
     const TX *x = (const TX *)table.data + (int64_t)ids[blockIdx.x] * table.ld;
     int j = MY_PIECE, n = out.cols - j;
     float v[PIECE];
@@ -196,6 +200,7 @@ void gpu_embed(cudaStream_t s, struct gpu_mat out, struct gpu_mat table, const i
 template <typename TO, typename TX>
 static __global__ void convert_rows(gpu_mat out, gpu_mat x, bool wide)
 {
+    await_stream();
     int j = MY_PIECE, n = out.cols - j;
     float v[PIECE];
     take_piece(v, ROW_OF(x, const TX) + j, n, wide);
@@ -214,6 +219,7 @@ void gpu_convert(cudaStream_t s, struct gpu_mat out, struct gpu_mat x)
 template <typename TO, typename TA, typename TB>
 static __global__ void add_rows(gpu_mat out, gpu_mat a, gpu_mat b, bool wide)
 {
+    await_stream();
     int j = MY_PIECE, n = out.cols - j;
     float x[PIECE], y[PIECE];
     take_piece(x, ROW_OF(a, const TA) + j, n, wide);
@@ -237,6 +243,7 @@ void gpu_add(cudaStream_t s, struct gpu_mat out, struct gpu_mat a, struct gpu_ma
 template <typename T>
 static __global__ void add_bias_rows(gpu_mat x, const float *bias, bool wide)
 {
+    await_stream();
     T *row = ROW_OF(x, T);
     int j = MY_PIECE, n = x.cols - j;
     float v[PIECE], b[PIECE];
@@ -275,6 +282,7 @@ static __device__ __forceinline__ float activate(float x, int act)
 template <typename TO, typename TX>
 static __global__ void act_mul_rows(gpu_mat out, gpu_mat gate_up, int act, bool wide)
 {
+    await_stream();
     const TX *gate = ROW_OF(gate_up, const TX);
     int j = MY_PIECE, n = out.cols - j;
     float g[PIECE], u[PIECE];
@@ -297,6 +305,7 @@ void gpu_act_mul(cudaStream_t s, struct gpu_mat out, struct gpu_mat gate_up, int
 
 template <typename T> static __global__ void act_rows(gpu_mat x, int act, bool wide)
 {
+    await_stream();
     T *row = ROW_OF(x, T);
     int j = MY_PIECE, n = x.cols - j;
     float v[PIECE];
@@ -319,6 +328,7 @@ void gpu_act(cudaStream_t s, struct gpu_mat x, int act)
 template <typename T>
 static __global__ void all_finite_rows(gpu_mat x, int32_t *flag, bool wide)
 {
+    await_stream();
     int j = MY_PIECE;
     float v[PIECE];
     bool good = true;

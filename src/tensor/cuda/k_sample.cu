@@ -154,6 +154,7 @@ static __device__ uint64_t draw_one(sieve v, const sample_row &o, uint64_t n)
 static __global__ void __launch_bounds__(THREADS)
     sample_rows(int32_t *ids, gpu_mat logits, const sample_row *rows)
 {
+    await_stream();
     const float *row = (const float *)logits.data + (int64_t)blockIdx.x * logits.ld;
     uint64_t best = 0, n = 0;
     for (int j = (int)threadIdx.x; j < logits.cols; j += THREADS) {

@@ -49,6 +49,10 @@ struct gpu_batch {
     const struct gpu_tile *tiles; /* [n_tiles] the other rows */
 };
 
+/* Kernels are launched while the one before in the stream still runs, to be there when it ends (programmatic
+ * dependent launch: compute capability 9.0 and later).  Written when devices are opened. */
+extern int gpu_launch_early;
+
 /* --- rows (k_rows.cu) --- */
 void gpu_embed(cudaStream_t s, struct gpu_mat out, struct gpu_mat table, const int32_t *ids,
                float scale);
