@@ -1,5 +1,5 @@
 /* bench_device.c - `hcache bench device`, and `bench kernels --device` of what is no CPU: products,
- * prefill and decode attention, KV loading, through the operations that the engine uses.
+ * prefill and decode attention, KV loading, checksums, through the operations that the engine uses.
  *
  * It knows nothing of the device but its table of operations, so it is the same on a CPU and on a GPU,
  * and a first thing to run on a new machine.  Every result is the median of several runs with its rate,
@@ -323,6 +323,51 @@ static int bench_sample(struct bench *b, struct err *err)
     return rc;
 }
 
+/* --- checksums -------------------------------------------------------------------------------- */
+
+struct checksum_arg {
+    const void *records;
+    uint64_t *out;
+    uint32_t n_bytes[128];
+    int n, n_sets; /* as many as lie there, taken in turn */
+};
+
+static int run_checksum(struct rig *r, void *arg, int i)
+{
+    const struct checksum_arg *a = arg;
+    size_t stride = a->n_bytes[0];
+    const uint8_t *first = (const uint8_t *)a->records +
+                           (size_t)(i % a->n_sets * a->n) * stride;
+    return r->op->checksum(r->s, a->out, first, stride, a->n_bytes, a->n);
+}
+
+/* As many records as a restore checks at once, and as fill the device; of 64 tokens' hidden states. */
+static int bench_checksum(struct bench *b, struct err *err)
+{
+    enum { MOST = 128 };
+    struct checksum_arg a = {0};
+    struct buf mem;
+    uint32_t record = (uint32_t)(KV_BLOCK_TOKENS * (size_t)b->o->width *
+                                 dtype_bytes(b->rig.dtype));
+    int rc = rig_random(&b->rig, MOST * (size_t)record + MOST * sizeof *a.out, &mem, err);
+    if (rc != 0)
+        return rc;
+    a.records = mem.ptr;
+    a.out = (uint64_t *)(void *)((uint8_t *)mem.ptr + MOST * (size_t)record);
+    for (int i = 0; i < MOST; i++)
+        a.n_bytes[i] = record;
+    for (int n = 8; n <= MOST && rc == 0; n *= 16) {
+        struct job j = {.kind = "checksum", .inner = 4, .run = run_checksum, .arg = &a};
+        a.n = n;
+        a.n_sets = MOST / n;
+        j.work = (double)n * record;
+        snprintf(j.shape, sizeof j.shape, "%d of %u KiB", n, record >> 10);
+        rc = measure(b, &j, err);
+    }
+    buf_free(b->rig.dev, &mem);
+    return rc;
+}
+
 /* --- several devices -------------------------------------------------------------------------- */
 
 struct exchange_arg {
@@ -448,7 +493,9 @@ static int run_all(struct bench *b, struct err *err)
         if (rc == 0)
             rc = bench_prefill(b, heads, heads / group, err);
     }
-    return rc == 0 ? bench_sample(b, err) : rc;
+    if (rc == 0)
+        rc = bench_sample(b, err);
+    return rc == 0 ? bench_checksum(b, err) : rc;
 }
 
 static int run_on(struct bench *b, struct device *d, struct err *err)

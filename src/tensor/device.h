@@ -78,6 +78,9 @@ int host_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x
                   struct mat y, const float *w, const float *b, float eps);
 int host_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
                       struct mat rows, const struct rope *rope, const struct ragged *r);
+/* checksum of those devices. */
+int host_checksum(struct stream *s, uint64_t *out, const void *first, size_t stride,
+                  const uint32_t *n_bytes, int n);
 
 /* Makes `code` the stream's sticky error, and `why` its text, unless it has one already. */
 void stream_fail(struct stream *s, int code, const char *why);

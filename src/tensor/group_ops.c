@@ -303,6 +303,20 @@ static int group_sample(struct stream *s, int32_t *ids, struct mat logits,
     return group_code(s);
 }
 
+/* Each rank's own copies. */
+static int checksum_at(struct turn t, uint64_t *out, const void *first, size_t stride,
+                       const uint32_t *n_bytes, int n)
+{
+    return t.op->checksum(t.s, group_address(t.g, out, t.stage, t.r),
+                          group_address(t.g, first, t.stage, t.r), stride, n_bytes, n);
+}
+
+static int group_checksum(struct stream *s, uint64_t *out, const void *first, size_t stride,
+                          const uint32_t *n_bytes, int n)
+{
+    EACH(s, out, checksum_at(t, out, first, stride, n_bytes, n));
+}
+
 /* Each rank records, or replays, what is its own: replays of several GPUs must not wait for each other, so no
  * exchange is within. */
 static int group_record(struct stream *s, const struct ragged *r, uint64_t key,
@@ -345,6 +359,7 @@ struct ops group_ops(const struct device *rank)
         .kv_read = group_kv_read,
         .attention = group_attention,
         .sample = group_sample,
+        .checksum = group_checksum,
         .record = rank->ops->record != NULL ? group_record : NULL,
     };
 }

@@ -16,10 +16,12 @@
 
 #include "base/check.h"
 #include "base/copy.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"
+#include "tensor/shape.h"
 
 #define MAX_COMMANDS 64
 
@@ -380,6 +382,18 @@ int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d
                        .seq_row = seq_row,
                        .tables = &table};
     return s->device->ops->kv_fill(s, &kv, rows, &none, &r);
+}
+
+/* --- checksums -------------------------------------------------------------------------------- */
+
+int host_checksum(struct stream *s, uint64_t *out, const void *first, size_t stride,
+                  const uint32_t *n_bytes, int n)
+{
+    check_checksum(s, first, stride, n);
+    int rc = stream_enter(s);
+    for (int i = 0; rc == 0 && i < n; i++)
+        out[i] = checksum64((const uint8_t *)first + (size_t)i * stride, n_bytes[i]);
+    return rc;
 }
 
 /* --- memory and the device itself ----------------------------------------------------------- */

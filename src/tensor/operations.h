@@ -42,8 +42,8 @@
     int name##_sample(struct stream *s, int32_t *ids, struct mat logits,                          \
                       const struct sample_row *rows);
 
-/* kv_pack works on host memory on every device; the host's fused operations are two, one after the other
- * (host.c). */
+/* kv_pack works on host memory on every device; the host's fused operations are two, one after the other, and
+ * checksum is base/hash.h's (host.c). */
 #define OPERATIONS_TABLE(name)               \
     {                                        \
         .weight_bytes = name##_weight_bytes, \
@@ -68,6 +68,7 @@
         .kv_read = name##_kv_read,           \
         .attention = name##_attention,       \
         .sample = name##_sample,             \
+        .checksum = host_checksum,           \
     }
 /* clang-format on */
 

@@ -200,6 +200,13 @@ struct ops {
     int (*sample)(struct stream *s, int32_t *ids, struct mat logits,
                   const struct sample_row *rows);
 
+    /* --- what was stored --- */
+    /* out[i], in device memory = checksum64 (base/hash.h) of the n_bytes[i] bytes at first + i * stride: device
+     * memory, first and stride multiples of 16.  n_bytes is host memory, read before the call returns.  For
+     * streams of STREAM_INLINE, too, on every device: it needs nothing of a stream but its order. */
+    int (*checksum)(struct stream *s, uint64_t *out, const void *first, size_t stride,
+                    const uint32_t *n_bytes, int n);
+
     /* --- what comes again --- */
     /* Calls queue(arg), or does what it would do.  It gives s the same operations on the same operands each
      * time that it is called with this key, r and what r and the operands hold apart: a device may record

@@ -5,6 +5,7 @@
 #define TENSOR_SHAPE_H
 
 #include "base/check.h"
+#include "tensor/device.h"
 #include "tensor/ops.h"
 
 static inline void check_mat(struct mat a)
@@ -84,6 +85,14 @@ static inline int check_attention(struct mat out, struct mat q, const struct kv_
     check_ragged(r, q.rows);
     CHECK(q.cols % kv->d_head == 0 && q.cols / kv->d_head % kv->n_kv == 0);
     return (int)(q.cols / kv->d_head);
+}
+
+/* Streams of any kind but those that copy; the device's memory is read 16 bytes at a time. */
+static inline void check_checksum(const struct stream *s, const void *first, size_t stride,
+                                  int n)
+{
+    CHECK(s->kind != STREAM_COPY && n >= 0);
+    CHECK((uintptr_t)first % 16 == 0 && (stride % 16 == 0 || n <= 1));
 }
 
 static inline void check_sample(struct mat logits, const struct sample_row *rows)

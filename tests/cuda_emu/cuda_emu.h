@@ -30,6 +30,7 @@ uint16_t f32_to_bf16(float f);
 
 #define __global__
 #define __device__
+#define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__   static /* blocks run one after another */
@@ -44,6 +45,10 @@ struct dim3 {
 struct uint4 {
     uint32_t x, y, z, w;
 };
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    return {x, y, z, w};
+}
 struct float4 {
     float x, y, z, w;
 };
@@ -69,12 +74,15 @@ void emu_copy_async16(void *to, const void *from, bool in);
 void emu_copy_async_commit(void);
 void emu_copy_async_wait(unsigned n_open);
 
-static inline float __shfl_xor_sync(unsigned mask, float x, int d)
+template <typename T> static inline T __shfl_xor_sync(unsigned mask, T x, int d)
 {
     (void)mask;
-    const float *all = (const float *)emu_warp_gather(&x, sizeof x);
-    float y = all[(threadIdx.x % 32) ^ (unsigned)d];
-    return y;
+    const T *all = (const T *)emu_warp_gather(&x, sizeof x);
+    return all[(threadIdx.x % 32) ^ (unsigned)d];
+}
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 /* No coroutine gives way inside it. */
 static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x)

@@ -671,6 +671,56 @@ static void test_sample(void **state)
     }
 }
 
+/* --- checksums -------------------------------------------------------------------------------- */
+
+enum { SUM_RECORDS = 2200 };
+
+/* Records of n_bytes, `stride` apart; on a stream that has nothing but its order. */
+static void check_sums(const struct lane *l, const uint32_t *n_bytes, int n, size_t stride)
+{
+    size_t bytes = (size_t)n * stride;
+    uint8_t *host = xmalloc(bytes);
+    uint64_t want[SUM_RECORDS], got[SUM_RECORDS];
+    struct rng r = {stride};
+    struct stream *s;
+    for (size_t i = 0; i < bytes; i++)
+        host[i] = (uint8_t)rng_u64(&r);
+    assert_int_equal(stream_create(l->device, STREAM_INLINE, &s, NULL), 0);
+    struct buf records = up(l, host, bytes), out = up(l, want, sizeof want);
+    assert_int_equal(ref.ops->checksum(ref.stream, want, host, stride, n_bytes, n), 0);
+    assert_int_equal(l->ops->checksum(s, out.ptr, records.ptr, stride, n_bytes, n), 0);
+    assert_int_equal(stream_sync(s), 0);
+    down(l, got, out.ptr, (size_t)n * sizeof *got);
+    for (int i = 0; i < n; i++)
+        if (got[i] != want[i])
+            fail_msg("%u bytes, %zu apart: %016llx is not %016llx", n_bytes[i], stride,
+                     (unsigned long long)got[i], (unsigned long long)want[i]);
+    stream_destroy(s);
+    buf_free(l->device, &records);
+    buf_free(l->device, &out);
+    free(host);
+}
+
+/* Every length up to two places and some; then long ones around places, rounds and stripes. */
+static void test_checksum(void **state)
+{
+    (void)state;
+    uint32_t n_bytes[SUM_RECORDS];
+    struct rng r = {7};
+    for (uint32_t i = 0; i <= 2100; i++)
+        n_bytes[i] = i;
+    check_sums(&fast, n_bytes, 2101, 2112);
+    const uint32_t edges[] = {65535, 65536, 65537, 65600, 131072, 131073, 66559, 66624};
+    for (size_t stride = 140000 / 16 * 16 + 16; stride < 140100; stride += 48) {
+        for (int i = 0; i < 16; i++)
+            n_bytes[i] = i < 8 ? edges[i] : (uint32_t)(rng_u64(&r) % 140000);
+        check_sums(&fast, n_bytes, 16, stride);
+    }
+    n_bytes[0] = 1 << 20;
+    n_bytes[1] = 524288 + 192;
+    check_sums(&fast, n_bytes, 2, 1 << 20);
+}
+
 /* --- streams ---------------------------------------------------------------------------------- */
 
 /* Copies and kernels on two streams, ordered by an event: the emulation runs nothing before it is
@@ -711,7 +761,8 @@ int cuda_cases_run(const char *name)
         cmocka_unit_test(test_head_norm), cmocka_unit_test(test_all_finite),
         cmocka_unit_test(test_rope),      cmocka_unit_test(test_kv),
         cmocka_unit_test(test_attention), cmocka_unit_test(test_exact_is_batch_invariant),
-        cmocka_unit_test(test_sample),    cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_sample),    cmocka_unit_test(test_checksum),
+        cmocka_unit_test(test_streams),
     };
     return cmocka_run_group_tests_name(name, tests, setup, teardown);
 }

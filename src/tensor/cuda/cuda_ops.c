@@ -374,6 +374,25 @@ static int cuda_sample(struct stream *s, int32_t *ids, struct mat logits,
     return cuda_leave(s, "sample");
 }
 
+/* --- checksums -------------------------------------------------------------------------------- */
+
+static int cuda_checksum(struct stream *s, uint64_t *out, const void *first, size_t stride,
+                         const uint32_t *n_bytes, int n)
+{
+    check_checksum(s, first, stride, n);
+    int rc = atomic_load(&s->code);
+    for (int i = 0, n_part; rc == 0 && i < n; i += n_part) {
+        struct gpu_records part = {.first = (const uint8_t *)first + (size_t)i * stride,
+                                   .stride = (int64_t)stride};
+        n_part = n - i < GPU_CHECKSUMS ? n - i : GPU_CHECKSUMS;
+        part.n = n_part;
+        memcpy(part.n_bytes, n_bytes + i, (size_t)n_part * sizeof *n_bytes);
+        gpu_checksum(cuda_stream(s)->handle, out + i, part);
+        rc = cuda_leave(s, "checksum");
+    }
+    return rc;
+}
+
 const struct ops cuda_ops = {
     .weight_bytes = cuda_weight_bytes,
     .weight_pack = cuda_weight_pack,
@@ -397,5 +416,6 @@ const struct ops cuda_ops = {
     .kv_read = cuda_kv_read,
     .attention = cuda_attention,
     .sample = cuda_sample,
+    .checksum = cuda_checksum,
     .record = cuda_record,
 };

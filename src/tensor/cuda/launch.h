@@ -122,6 +122,18 @@ struct sample_row;
 void gpu_sample(cudaStream_t s, int32_t *ids, struct gpu_mat logits,
                 const struct sample_row *rows);
 
+/* --- checksums (k_checksum.cu) --- */
+/* Records of host-known sizes, `stride` bytes apart; both multiples of 16. */
+enum { GPU_CHECKSUMS = 256 };
+struct gpu_records {
+    const uint8_t *first;
+    int64_t stride;
+    int n;
+    uint32_t n_bytes[GPU_CHECKSUMS]; /* [n] */
+};
+/* out[i] = checksum64 (base/hash.h) of record i. */
+void gpu_checksum(cudaStream_t s, uint64_t *out, struct gpu_records records);
+
 #ifdef __cplusplus
 }
 #endif
