@@ -37,7 +37,7 @@ if [ -n "$dry" ]; then
     hcache=build/release/hcache_emulated test_cuda=build/release/tests/tensor/test_cuda_emulated
     gpu="emulated GPU (dry run: no figure means anything)" n_gpus=1
     models="synth:tiny-mha:f16 synth:tiny-gqa:bf16" disk_models=synth:tiny-mha:f16
-    lengths=64,128 disk_lengths=64 rounds=1 device_args="--tokens 64 --width 256 --runs 1"
+    lengths=64,128 sums_lengths=64,128 disk_lengths=64 rounds=1 device_args="--tokens 64 --width 256 --runs 1"
     save_args="--batches 1,2 --steps 8 --rounds 1 --context 64 --save-buffer 8M" resume_args="--history 64 --new 16 --rounds 1"
     torch_args="tiny-mha:64,4,4,4,176,512 float16 64,128" torch_device=cpu greedy_args="1 2 260" exact_args="1 2 260"
 else
@@ -49,7 +49,7 @@ else
     gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
     n_gpus=$(nvidia-smi -L | wc -l)
     models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16 synth:llama-2-13b:f16" disk_models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16"
-    lengths=1024,2048,4096,8192,16384 disk_lengths=1024,4096 rounds=5 device_args=
+    lengths=1024,2048,4096,8192,16384 sums_lengths=4096,16384 disk_lengths=1024,4096 rounds=5 device_args=
     save_args="--batches 1,32 --steps 64 --rounds 5 --context 512 --store-cap 24G --save-buffer 4G" resume_args="--history 4096 --new 256 --rounds 5"
     torch_args="llama-2-7b:4096,32,32,32,11008,32000 float16 $lengths" torch_device=cuda greedy_args="20 200 1500" exact_args="4 50 1500"
     cublas=$(find_cublas)
@@ -96,6 +96,9 @@ part parity 60 $test_cuda
 {
     part device-bf16 25 $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-bf16.csv"
     restore dram 75 "$first"
+    model=${first%:*}
+    part restore-hostsums 30 env HCACHE_CHECKSUMS=host $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
+        --lengths "$sums_lengths" --rounds $rounds --staging 512M --methods kv,hidden --csv "$parts/restore-${model#synth:}-hostsums.csv"
     part save 60 $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,save,off2 --csv "$parts/save.csv"
     if [ -n "$python" ]; then
         if "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then

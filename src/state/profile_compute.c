@@ -86,7 +86,7 @@ size_t profile_device_bytes(const struct model *m, int max_rows)
 {
     struct bench_sizes z = sizes_of(m, max_rows, context_of(m, FAR_PAST));
     size_t record = record_bytes(m, STORE_KV);
-    size_t load = n_loaded(m) * (record + z.block);
+    size_t load = n_loaded(m) * (record + z.block + sizeof(uint64_t));
     return (size_t)z.n_blocks * z.block + z.x + z.rows + z.logits + model_hidden_bytes(m) +
            load + PROFILE_COPY_BYTES;
 }
@@ -214,6 +214,7 @@ struct load {
     struct buf mem;           /* records, and blocks where memory is unified */
     struct buf dev;           /* else the records' twins and the blocks */
     uint8_t *records, *twins; /* twins NULL: operations take the records themselves */
+    uint64_t *sums;           /* there; NULL: the host checks */
     struct kv_layer kv;
     struct stream **streams; /* one per thread */
     int n_chunks;
@@ -227,7 +228,7 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     const struct model *m = ld->b->m;
     size_t bytes = record_bytes(m, STORE_KV);
     long begin, end;
-    pool_share(ld->n, 1, thread_idx, n_threads, &begin, &end);
+    pool_share(ld->sums != NULL ? 0 : ld->n, 1, thread_idx, n_threads, &begin, &end);
     for (long c = ld->first + begin; c < ld->first + end; c++) {
         const uint8_t *record = ld->records + (size_t)c * bytes;
         atomic_fetch_add(&ld->sum, checksum64(record, bytes));
@@ -241,12 +242,14 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* On a device with memory of its own the checked records have gone up (which is I/O: profile_copy.c), and
- * are loaded from there in the order of the stream. */
+/* On a device with memory of its own the records have gone up (which is I/O: profile_copy.c), and are loaded from
+ * there in the order of the stream, and checked there on another. */
 static void load_twins(struct load *ld)
 {
     const struct model *m = ld->b->m;
     int32_t blocks[RESTORE_GROUP_CHUNKS];
+    uint32_t n_bytes[RESTORE_GROUP_CHUNKS];
+    struct stream *check = ld->streams[0];
     struct kv_chunks c = {.stride = record_bytes(m, STORE_KV), .blocks = blocks};
     long end = ld->first + ld->n, most = m->rope[0].max_pos / STORE_CHUNK_TOKENS;
     int rc = 0;
@@ -254,10 +257,18 @@ static void load_twins(struct load *ld)
     for (long i = ld->first; ld->twins != NULL && rc == 0 && i < end; i += c.n) {
         c.first = ld->twins + (size_t)i * c.stride;
         c.n = (int)(end - i < most ? end - i : most);
-        for (int k = 0; k < c.n; k++)
+        for (int k = 0; k < c.n; k++) {
             blocks[k] = (int32_t)(i + k);
-        rc = model_kv_load(m, ld->b->s, &ld->kv, &c);
+            n_bytes[k] = (uint32_t)c.stride;
+        }
+        if (ld->sums != NULL)
+            rc = m->dev->ops->checksum(check, ld->sums + i, c.first, c.stride, n_bytes,
+                                       c.n);
+        if (rc == 0)
+            rc = model_kv_load(m, ld->b->s, &ld->kv, &c);
     }
+    if (ld->sums != NULL && rc == 0)
+        rc = stream_sync(check);
     if (rc != 0)
         atomic_store(&ld->rc, rc);
 }
@@ -284,7 +295,8 @@ static int load_begin(struct bench *b, struct load *ld)
     rc = buf_alloc(m->dev, MEM_HOST, n * record + (m->dev->unified ? blocks : 0), &ld->mem,
                    NULL);
     if (rc == 0 && !m->dev->unified)
-        rc = buf_alloc(m->dev, MEM_DEVICE, n * record + blocks, &ld->dev, NULL);
+        rc = buf_alloc(m->dev, MEM_DEVICE, n * (record + sizeof(uint64_t)) + blocks,
+                       &ld->dev, NULL);
     b->load = ld;
     if (rc != 0)
         return rc;
@@ -292,6 +304,8 @@ static int load_begin(struct bench *b, struct load *ld)
     ld->records = ld->mem.ptr;
     ld->twins = ld->dev.ptr;
     ld->kv.blocks = (ld->twins != NULL ? ld->twins : ld->records) + n * record;
+    if (restore_checks_on_device(m->dev))
+        ld->sums = (uint64_t *)(void *)(ld->kv.blocks + blocks);
     ld->streams = xcalloc((size_t)n_threads, sizeof(struct stream *));
     for (int i = 0; rc == 0 && i < n_threads; i++)
         rc = stream_create(m->dev, STREAM_INLINE, &ld->streams[i], NULL);

@@ -76,7 +76,8 @@ size_t restorer_device_bytes(const struct model *m, size_t staging_bytes)
 {
     return m->dev->unified
                ? 0
-               : (size_t)n_slots(m, staging_bytes) * slot_bytes(m) + scratch_bytes(m);
+               : (size_t)n_slots(m, staging_bytes) * slot_bytes(m) + scratch_bytes(m) +
+                     restore_sums_bytes(m->dev, n_slots(m, staging_bytes));
 }
 
 static int reserve_staging(struct restorer *r, struct err *err)
@@ -213,7 +214,7 @@ size_t restorer_bytes(const struct restorer *r)
 {
     size_t bytes = r->staging.bytes;
     for (int k = 0; k < r->o.model->dev->n_stages; k++)
-        bytes += r->twins[k].bytes + r->scratch[k].bytes;
+        bytes += r->twins[k].bytes + r->scratch[k].bytes + r->sums[k].bytes;
     return bytes;
 }
 

@@ -24,7 +24,9 @@
  * Layers whose attention has a sliding window get back only what that needs behind the context, and
  * a recomputed layer what those above it need: a window more for each.
  *
- * Every record is checked before it is used.  A bad or unreadable one does not fail the restore: the
+ * Every record is checked before anything relies on it: before it is used, or, where the device checks (see
+ * restore_checks_on_device), before its layer counts as restored: until then what it gave lies in blocks that nobody
+ * has been told of.  A bad or unreadable one does not fail the restore: the
  * context comes back up to that chunk, the chunk is condemned in the store, and the caller prefills
  * the rest.
  *
@@ -66,6 +68,10 @@ void restorer_destroy(struct restorer *r);
 size_t restorer_bytes(const struct restorer *r); /* for the table printed at start */
 /* Of each stage's own memory, what a restorer takes; 0 where memory is unified. */
 size_t restorer_device_bytes(const struct model *m, size_t staging_bytes);
+
+/* Whether records are checked by the device, from its own memory, and not by the host: where it has memory of its own and
+ * is one rank of each stage, unless HCACHE_CHECKSUMS=host.  A value that means nothing fails restorer_create. */
+bool restore_checks_on_device(const struct device *d);
 
 /* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of a model
  * that it holds; what is found (restore_found) then says that speed. */

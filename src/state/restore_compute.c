@@ -99,18 +99,18 @@ void restore_fail(struct restore *r, int rc, const char *why)
 static void fail(struct restore *r, int rc)
 {
     struct restorer *rr = r->rr;
-    bool on_way_up = rr->up != NULL && stream_fault(rr->up)[0] != 0;
-    restore_fail(r, rc, stream_fault(on_way_up ? rr->up : rr->o.stream));
-    if (on_way_up) {
+    const char *own = restore_up_fault(rr);
+    restore_fail(r, rc, own[0] != 0 ? own : stream_fault(rr->o.stream));
+    if (own[0] != 0) {
         restore_settle(rr, 0);
-        (void)stream_recover(rr->up); /* if the device is lost the compute stream says so */
+        restore_up_recover(rr);
     }
 }
 
 /* --- what has arrived ------------------------------------------------------------------------- */
 
-/* The part of a group that one work item does: chunks [first, first + n) are checked and, where they
- * are K and V, loaded; rows up to project_to are projected. */
+/* The part of a group that one work item does: chunks [first, first + n) are checked (or their check is queued) and,
+ * where they are K and V, loaded; rows up to project_to are projected. */
 struct part {
     struct group *g;
     int first, n;
@@ -159,13 +159,13 @@ static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
     return true;
 }
 
-/* Checks one record; a bad one is a miss from its chunk on. */
+/* Checks one record, but for the checksum where the device computes it; a bad one is a miss from its chunk on. */
 static bool check_record(struct restore *r, const struct group *g, int i)
 {
     const struct store_read *read = &g->reads[i];
     struct err e = {0};
     int rc = read->status;
-    if (rc == 0)
+    if (rc == 0 && r->rr->check == NULL)
         rc = store_read_check(read, &e);
     size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
                      (size_t)read->hit->n_tokens;
@@ -286,7 +286,7 @@ static int bring_up(struct restore *r, const struct part *p)
                : rc;
 }
 
-/* Those of mine[] that are done go back, and count for their layers. */
+/* Those of mine[] that are done go back, and count for their layers: now, or when the device is done. */
 static void give_back(struct restorer *rr)
 {
     int n = 0;
@@ -297,11 +297,12 @@ static void give_back(struct restorer *rr)
             rr->mine[n++] = g;
             continue;
         }
-        g->run->layer_left[g->layer] -= g->n_chunks;
-        if (g->twin != NULL)
+        if (g->twin != NULL) {
             restore_leave(rr, g);
-        else
-            restore_group_done(rr, g);
+            continue;
+        }
+        g->run->layer_left[g->layer] -= g->n_chunks;
+        restore_group_done(rr, g);
     }
     pthread_mutex_unlock(&rr->lock);
     rr->n_mine = n;
@@ -333,7 +334,7 @@ static void work_arrived(struct restorer *rr, int64_t budget_ns)
         if (g->run != r || g->kind != first->kind || !add_part(&a, g, &budget_ns))
             break;
     }
-    if (a.n_chunks > 1)
+    if (a.n_chunks > 1 && rr->check == NULL)
         pool_run(rr->o.model->dev->pool, item_share, &a);
     else
         item_share(&a, 0, 1);

@@ -13,7 +13,9 @@
  *     is done, then by the compute lane until the group is in the KV cache.
  *  2. Recomputation never reads what the I/O lane brings: R layers are a prefix, each needs only the
  *     KV of its own layer, which it writes itself in ascending order of rows.
- *  3. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete in
+ *  3. A chunk of a layer counts (layer_left) when its verdict is in: where the device checks, when its group has
+ *     left.  New tokens pass a layer only then, so that nothing computed from a bad record is seen or saved.
+ *  4. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete in
  *     every layer when the restore is done. */
 #ifndef STATE_RESTORE_IMPL_H
 #define STATE_RESTORE_IMPL_H
@@ -43,13 +45,13 @@ struct group {
     struct store_read reads[GROUP];
     int n_left; /* reads not yet complete */
     int64_t t_issued;
-    int n_taken;     /* chunks [0, n_taken) are checked and, where K and V, in the cache */
+    int n_taken; /* chunks [0, n_taken) are checked, if the host does, and, where K and V, in the cache */
     int n_projected; /* rows [0, n_projected) of hidden states are in the cache */
 
     /* restore_up.c's; all zero where memory is unified */
     uint8_t *twin; /* the slot in device memory */
-    struct event *is_up, *is_done;
-    int end_rc;     /* of marking is_done */
+    struct event *is_up, *is_done, *is_checked;
+    int end_rc;     /* of marking the last two */
     int64_t t_left; /* when its work was queued */
 };
 
@@ -148,7 +150,10 @@ struct restorer {
     int n_mine;
     struct stream *up;            /* copies to the device; NULL where memory is unified */
     struct buf twins[MAX_STAGES]; /* of the slots, on the stages */
-    struct group_list leaving;    /* queued on the device, in order */
+    struct stream *check;        /* computes checksums of what is up; NULL: the host does */
+    struct buf sums[MAX_STAGES]; /* [n_slots][GROUP] uint64_t: there, */
+    struct buf sums_host;        /* and brought down (pinned) */
+    struct group_list leaving;   /* queued on the device, in order */
     int n_leaving;
     int64_t t_last_done;
     struct restore *recomputing; /* whose piece is in x */
@@ -202,10 +207,16 @@ void restore_up_place(const struct restorer *rr, struct group *g);
 int restore_up(struct restorer *rr, struct group *g, int first, int end);
 /* Where operations find record i of g. */
 const uint8_t *restore_record(const struct restorer *rr, const struct group *g, int i);
-/* All of g is queued: it goes back when the device is done with it. */
+/* All of g is queued: it counts for its layer and goes back when the device is done with it. */
 void restore_leave(struct restorer *rr, struct group *g);
 /* Waits until no more than so many groups are leaving. */
 void restore_settle(struct restorer *rr, int max_leaving);
+/* What failed first on a stream that is the restorer's own, or "". */
+const char *restore_up_fault(const struct restorer *rr);
+/* Lets those streams go on after a fault. */
+void restore_up_recover(struct restorer *rr);
+/* Device memory for checksums; 0 where the host computes them. */
+size_t restore_sums_bytes(const struct device *d, int n_slots);
 
 /* [lock] Gives a group back. */
 void restore_group_done(struct restorer *rr, struct group *g);

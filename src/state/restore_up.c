@@ -7,19 +7,71 @@
  * whose own bus brings it there, beside the other stages'.  Its records go up on the copy stream, the compute stream
  * waits for them by an event, and a second event says when the compute is done: only then does the
  * group go back to the I/O thread.  So nobody waits for the device, but for when too many groups are
- * leaving; the host meanwhile checks what has arrived next.
+ * leaving.
+ *
+ * A third stream computes the checksums of what has come up, beside the projections (a checksum is a chain, which
+ * leaves most of a GPU idle), and brings them down.  When a group has left they are compared: a bad record is lost
+ * as it would be on the host, and what it gave is not believed, for its layer counts from then on only.  So a byte of a
+ * record crosses the host's memory once, and costs no processor anything.  With several ranks, whose copies are
+ * each others' shares, the host checks before a group goes up.
  *
  * Where memory is unified nothing of this exists: records are used where they were read to. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/check.h"
 #include "base/clock.h"
 #include "state/restore_impl.h"
+#include "tensor/ops.h"
+
+bool restore_checks_on_device(const struct device *d)
+{
+    const char *where = getenv("HCACHE_CHECKSUMS");
+    return !d->unified && d->n_ranks == 1 && (where == NULL || strcmp(where, "host") != 0);
+}
+
+static int check_choice(const struct device *d, struct err *err)
+{
+    const char *where = getenv("HCACHE_CHECKSUMS");
+    bool device = where != NULL && strcmp(where, "device") == 0;
+    if (device && !restore_checks_on_device(d))
+        return err_set(
+            err, ERR_USAGE,
+            "HCACHE_CHECKSUMS=device: needs a device with memory of its own, and one "
+            "rank: unset it");
+    if (where == NULL || device || strcmp(where, "host") == 0)
+        return 0;
+    return err_set(err, ERR_USAGE, "HCACHE_CHECKSUMS=%s: must be host or device", where);
+}
+
+size_t restore_sums_bytes(const struct device *d, int n_slots)
+{
+    return restore_checks_on_device(d) ? (size_t)n_slots * GROUP * sizeof(uint64_t) : 0;
+}
+
+static int create_check(struct restorer *rr, struct err *err)
+{
+    struct device *d = rr->o.model->dev;
+    size_t bytes = restore_sums_bytes(d, rr->n_slots);
+    if (bytes == 0)
+        return 0;
+    int rc = stages_alloc(d, bytes, rr->sums, err);
+    if (rc == 0)
+        rc = buf_alloc(d, MEM_PINNED, bytes, &rr->sums_host, err);
+    if (rc == 0)
+        rc = stream_create(d, STREAM_INLINE, &rr->check, err);
+    for (int i = 0; rc == 0 && i < rr->n_slots; i++)
+        rc = event_create(d, &rr->groups[i].is_checked, err);
+    return rc;
+}
 
 int restore_up_create(struct restorer *rr, struct err *err)
 {
     struct device *d = rr->o.model->dev;
-    if (d->unified)
-        return 0;
-    int rc = stages_alloc(d, (size_t)rr->n_slots * rr->slot_bytes, rr->twins, err);
+    int rc = check_choice(d, err);
+    if (d->unified || rc != 0)
+        return rc;
+    rc = stages_alloc(d, (size_t)rr->n_slots * rr->slot_bytes, rr->twins, err);
     if (rc == 0)
         rc = stream_create(d, STREAM_COPY, &rr->up, err);
     for (int i = 0; rc == 0 && i < rr->n_slots; i++) {
@@ -28,6 +80,8 @@ int restore_up_create(struct restorer *rr, struct err *err)
         if (rc == 0)
             rc = event_create(d, &g->is_done, err);
     }
+    if (rc == 0)
+        rc = create_check(rr, err);
     return rc == 0 ? 0 : err_wrap(err, "device staging for restores");
 }
 
@@ -36,9 +90,28 @@ void restore_up_destroy(struct restorer *rr)
     for (int i = 0; rr->groups != NULL && i < rr->n_slots; i++) {
         event_destroy(rr->groups[i].is_up);
         event_destroy(rr->groups[i].is_done);
+        event_destroy(rr->groups[i].is_checked);
     }
     stream_destroy(rr->up);
+    stream_destroy(rr->check);
     stages_free(rr->o.model->dev, rr->twins);
+    stages_free(rr->o.model->dev, rr->sums);
+    buf_free(rr->o.model->dev, &rr->sums_host);
+}
+
+const char *restore_up_fault(const struct restorer *rr)
+{
+    const char *up = rr->up != NULL ? stream_fault(rr->up) : "";
+    return up[0] != 0 || rr->check == NULL ? up : stream_fault(rr->check);
+}
+
+/* If the device is lost the compute stream says so. */
+void restore_up_recover(struct restorer *rr)
+{
+    if (rr->up != NULL && stream_fault(rr->up)[0] != 0)
+        (void)stream_recover(rr->up);
+    if (rr->check != NULL && stream_fault(rr->check)[0] != 0)
+        (void)stream_recover(rr->check);
 }
 
 void restore_up_place(const struct restorer *rr, struct group *g)
@@ -70,6 +143,31 @@ static int copy_up(struct restorer *rr, struct group *g, int first, int n)
                        (size_t)(n - n_by_heads - 1) * room + last->n_bytes);
 }
 
+static uint64_t *sums_of(const struct restorer *rr, const struct group *g)
+{
+    return (uint64_t *)rr->sums_host.ptr + (g - rr->groups) * GROUP;
+}
+
+static uint64_t *device_sums_of(const struct restorer *rr, const struct group *g)
+{
+    const struct buf *there = &rr->sums[model_stage(rr->o.model, g->layer)];
+    return (uint64_t *)there->ptr + (g - rr->groups) * GROUP;
+}
+
+/* Of chunks [first, end) of g, behind their way up. */
+static int queue_sums(struct restorer *rr, struct group *g, int first, int end)
+{
+    uint32_t n_bytes[GROUP];
+    for (int i = first; i < end; i++)
+        n_bytes[i - first] = g->reads[i].n_bytes;
+    int rc = event_wait(rr->check, g->is_up);
+    if (rc != 0)
+        return rc;
+    return rr->o.model->dev->ops->checksum(rr->check, device_sums_of(rr, g) + first,
+                                           restore_record(rr, g, first),
+                                           rr->record_room[g->kind], n_bytes, end - first);
+}
+
 /* Records that were read to their slot lie as in the twin, gaps included, and go up as one; those of a
  * store in memory lie anywhere. */
 int restore_up(struct restorer *rr, struct group *g, int first, int end)
@@ -86,7 +184,9 @@ int restore_up(struct restorer *rr, struct group *g, int first, int end)
     if (g->twin == NULL || first >= end || rc != 0)
         return rc;
     rc = event_record(rr->up, g->is_up);
-    return rc == 0 ? event_wait(rr->o.stream, g->is_up) : rc;
+    if (rc == 0)
+        rc = event_wait(rr->o.stream, g->is_up);
+    return rc == 0 && rr->check != NULL ? queue_sums(rr, g, first, end) : rc;
 }
 
 /* What was queued for g may have failed: a device that refuses to mark its end is waited for. */
@@ -94,8 +194,46 @@ void restore_leave(struct restorer *rr, struct group *g)
 {
     g->t_left = clock_now_ns();
     g->end_rc = event_record(rr->o.stream, g->is_done);
+    if (rr->check != NULL) {
+        int rc = stream_copy(rr->check, sums_of(rr, g), device_sums_of(rr, g),
+                             (size_t)g->n_chunks * sizeof(uint64_t));
+        if (rc == 0)
+            rc = event_record(rr->check, g->is_checked);
+        g->end_rc = g->end_rc != 0 ? g->end_rc : rc;
+    }
     group_put(&rr->leaving, g);
     rr->n_leaving++;
+}
+
+/* The device is done with g. */
+static int await_end(struct restorer *rr, struct group *g)
+{
+    int rc = g->end_rc;
+    if (rc == 0 && rr->check != NULL)
+        rc = event_sync(g->is_checked);
+    if (rc == 0)
+        rc = event_sync(g->is_done);
+    if (g->end_rc != 0) {
+        (void)stream_sync(rr->up);
+        (void)stream_sync(rr->o.stream);
+        if (rr->check != NULL)
+            (void)stream_sync(rr->check);
+    }
+    return rc;
+}
+
+/* What the device has computed of g, which is done: chunks before n_good were all checked there. */
+static void judge(struct restorer *rr, struct group *g)
+{
+    struct restore *r = g->run;
+    for (int i = 0; i < g->n_chunks; i++) {
+        struct err e = {0};
+        if (g->first_chunk + i >= atomic_load(&r->n_good))
+            break;
+        int rc = store_read_judge(&g->reads[i], sums_of(rr, g)[i], &e);
+        if (rc != 0)
+            restore_lose_chunk(r, g->first_chunk + i, rc, e.msg);
+    }
 }
 
 /* The oldest that is leaving: its time on the device counts from when the one before it was done. */
@@ -103,11 +241,7 @@ static void await_first(struct restorer *rr)
 {
     struct group *g = group_get(&rr->leaving);
     struct restore *r = g->run;
-    int rc = g->end_rc != 0 ? g->end_rc : event_sync(g->is_done);
-    if (g->end_rc != 0) {
-        (void)stream_sync(rr->up);
-        (void)stream_sync(rr->o.stream);
-    }
+    int rc = await_end(rr, g);
     rr->n_leaving--;
     int64_t now = clock_now_ns();
     int64_t from = g->t_left > rr->t_last_done ? g->t_left : rr->t_last_done;
@@ -115,8 +249,14 @@ static void await_first(struct restorer *rr)
     restore_trace_add(&r->compute_trace, from, now, g->layer,
                       g->kind == STORE_HIDDEN ? 'H' : 'K');
     r->out.compute_ns += now - from;
-    if (rc != 0)
-        restore_fail(r, rc, stream_fault(rr->o.stream));
+    if (rc != 0) {
+        const char *own = restore_up_fault(rr);
+        restore_fail(r, rc, own[0] != 0 ? own : stream_fault(rr->o.stream));
+        restore_up_recover(rr);
+    } else if (rr->check != NULL) {
+        judge(rr, g);
+    }
+    r->layer_left[g->layer] -= g->n_chunks;
     pthread_mutex_lock(&rr->lock);
     restore_group_done(rr, g);
     pthread_mutex_unlock(&rr->lock);

@@ -239,8 +239,12 @@ int store_read_check(const struct store_read *read, struct err *err)
 {
     if (read->status != 0)
         return err_set(err, read->status, "a record could not be read");
-    if (store_has_bug(STORE_BUG_NO_CHECK) ||
-        checksum64(read->bytes, read->n_bytes) == read->checksum)
+    return store_read_judge(read, checksum64(read->bytes, read->n_bytes), err);
+}
+
+int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err)
+{
+    if (store_has_bug(STORE_BUG_NO_CHECK) || sum == read->checksum)
         return 0;
     atomic_fetch_add_explicit(&read->store->n_checksum_failures, 1, memory_order_relaxed);
     return err_set(err, ERR_CORRUPT, "layer %d, %s of chunk %u: its checksum does not hold",

@@ -314,6 +314,8 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
 /* Checks the bytes of a completed read; must be called before they are used, on any thread, once
  * per record: completion alone does not mean that they are right. 0 or ERR_CORRUPT. */
 int store_read_check(const struct store_read *read, struct err *err);
+/* The same where another has computed checksum64 of the n_bytes, on a copy of them elsewhere. */
+int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
 
 /* --- what is in it -------------------------------------------------------------------------- */
 

@@ -377,11 +377,14 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
     (void)kind;
     if (fails(is_device(to) ? CUDA_EMU_UP : CUDA_EMU_DOWN))
         return cudaErrorInvalidValue;
+    bool flips = n >= 4096 && is_device(to) && !is_device(from) && fails(CUDA_EMU_FLIP);
     queue(s, [=]() {
         if (!fault.lost && is_device(from) && !is_device(to))
             fault.n_down += n;
         if (!fault.lost)
             memmove(to, from, n);
+        if (!fault.lost && flips)
+            ((unsigned char *)to)[n / 3] ^= 4;
     });
     return status();
 }

@@ -17,6 +17,7 @@ enum cuda_emu_fault {
     CUDA_EMU_RECORD, /* beginning to record a graph is refused */
     CUDA_EMU_MALLOC, /* device memory is not given */
     CUDA_EMU_LOST,   /* the device is lost at a launch: every later call fails */
+    CUDA_EMU_FLIP, /* a copy up of at least a page brings one bit wrong, and nothing is said */
 };
 /* The `after`-th such call from now on (0: the next) fails, once.  A new device is as good as new. */
 void cuda_emu_fail(enum cuda_emu_fault what, int after);

@@ -1,0 +1,265 @@
+/* Restores whose records are bad, on a device that checks them in its own memory (and on one whose host does): what
+ * comes back is right, bit for bit, the first bad chunk is named and condemned, and nothing that was computed from a bad
+ * byte is shown or saved.  On the emulated GPU. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "enginetest.h"
+#include "state/chain.h"
+#include "tests/cuda_emu/cuda_fault.h"
+
+enum {
+    N_CHUNKS = 9, /* more than a group of eight */
+    N_PROMPT = N_CHUNKS * 64 + 13,
+    N_NEW = 3,
+};
+
+#define SMALL "tests/model/golden/families/llama"
+
+static int32_t prompt[N_PROMPT];
+
+/* What is done to a record: one bit, or all of it, which makes NaNs of every number. */
+enum damage { ONE_BIT, ALL_ONES };
+
+struct place {
+    struct stack k;
+    struct et_run ref;
+    const char *what;
+    int n_chunks; /* whole ones of the prompt */
+};
+
+static struct et_ask ask(const struct place *p, const char *save, const char *plan)
+{
+    return (struct et_ask){.prompt = prompt,
+                           .n_prompt = p->n_chunks * 64 + 13,
+                           .max_tokens = N_NEW,
+                           .save = save,
+                           .plan = plan};
+}
+
+static void place_open(struct place *p, const char *model, const char *dtype, int stages,
+                       int n_chunks)
+{
+    *p = (struct place){.what = model, .n_chunks = n_chunks};
+    et_open(&p->k, &(struct stack_opts){.device = "cuda",
+                                        .model = model,
+                                        .dtype = dtype,
+                                        .pipeline_parallel = stages,
+                                        .max_context = n_chunks * 64 + 64,
+                                        .in_memory = true,
+                                        .save_buffer_bytes = 16 << 20});
+    struct et_ask a = ask(p, "both", "recompute");
+    assert_int_equal(et_run(&p->k, &a, &p->ref), 0);
+    assert_true(p->ref.committed >= n_chunks * 64);
+}
+
+/* The store is in memory, and hands its records out where they lie. */
+static void damage_record(struct place *p, int chunk, int layer, enum store_kind kind,
+                          enum damage how)
+{
+    struct chain c;
+    struct err err = {0};
+    struct store_hit hits[N_CHUNKS];
+    struct store_reader *reader;
+    struct store_read read = {.layer = layer, .kind = kind}, *one = &read, *done;
+    int n = 0;
+    chain_init(&c, &p->k.fingerprint, NULL);
+    chain_extend(&c, prompt, p->n_chunks * 64);
+    assert_int_equal(store_lookup(p->k.store, c.keys, p->n_chunks, hits, &n, NULL, 0, &err),
+                     0);
+    assert_int_equal(n, p->n_chunks);
+    read.hit = &hits[chunk];
+    assert_int_equal(store_reader_open(p->k.store, 1, NULL, 0, &reader, &err), 0);
+    assert_int_equal(store_reader_submit(reader, &one, 1, &err), 0);
+    assert_int_equal(store_reader_wait(reader, &done, 1, &n, &err), 0);
+    assert_int_equal(store_read_check(&read, &err), 0);
+    uint8_t *bytes = (uint8_t *)(uintptr_t)read.bytes;
+    if (how == ONE_BIT)
+        bytes[read.n_bytes / 2 + 1] ^= 1;
+    else
+        memset(bytes, 0xff, read.n_bytes);
+    store_reader_close(reader);
+    store_release(p->k.store, hits, p->n_chunks);
+    chain_deinit(&c);
+}
+
+static struct et_run restore(struct place *p, const char *save, const char *plan,
+                             bool fused, const char *when)
+{
+    struct et_run r;
+    struct et_ask a = ask(p, save, plan);
+    char what[160];
+    a.restore_first = !fused;
+    snprintf(what, sizeof what, "%s, plan %s, fused %d, %s", p->what, plan, fused, when);
+    assert_int_equal(et_run(&p->k, &a, &r), 0);
+    if (r.finish == FINISH_ERROR)
+        fail_msg("%s: %s", what, r.err.msg);
+    et_same(&r, &p->ref, what);
+    return r;
+}
+
+/* One bad record; what is saved by the run that meets it is restored by the next ones. */
+static void one_bad_record(struct place *p, const char *plan, bool fused, int chunk,
+                           int layer, enum store_kind kind, enum damage how)
+{
+    struct store_stats before, after;
+    char want[80];
+    damage_record(p, chunk, layer, kind, how);
+    store_stats(p->k.store, &before);
+    struct et_run r = restore(p, "both", plan, fused, "damaged");
+    store_stats(p->k.store, &after);
+    snprintf(want, sizeof want, "chunk %d: layer %d, %s of chunk %d: its checksum", chunk,
+             layer, kind == STORE_HIDDEN ? "hidden state" : "keys and values", chunk);
+    if (r.n_cached != chunk * 64 || strncmp(r.miss, want, strlen(want)) != 0)
+        fail_msg("%s, plan %s: %d tokens came back where chunk %d is bad: %s", p->what,
+                 plan, r.n_cached, chunk, r.miss);
+    assert_int_equal(after.n_checksum_failures, before.n_checksum_failures + 1);
+    assert_int_equal(after.n_corrupt, before.n_corrupt + 1);
+    r = restore(p, "none", how == ONE_BIT ? "hidden" : "kv", fused, "saved anew");
+    assert_int_equal(r.n_cached, p->n_chunks * 64);
+}
+
+/* Of a model of two layers. */
+static void bad_records(struct place *p, int chunk, bool fused)
+{
+    one_bad_record(p, "kv", fused, chunk, 0, STORE_KV, ONE_BIT);
+    one_bad_record(p, "kv", fused, chunk, 1, STORE_KV, ALL_ONES);
+    one_bad_record(p, "hidden", fused, chunk, 1, STORE_HIDDEN, ALL_ONES);
+    one_bad_record(p, "r1,h0,k1", fused, chunk, 1, STORE_KV, ALL_ONES);
+}
+
+static void a_bad_record_is_a_miss(void **state)
+{
+    (void)state;
+    static const char *const who[] = {"device", "host"};
+    for (int i = 0; i < 2; i++) {
+        struct place p;
+        setenv("HCACHE_CHECKSUMS", who[i], 1);
+        place_open(&p, SMALL, i == 0 ? "bf16" : "f16", 1, 3);
+        for (int chunk = 0; chunk < (i == 0 ? 3 : 1); chunk++)
+            bad_records(&p, chunk, chunk % 2 == 0);
+        bad_records(&p, 2 * i, false);
+        stack_close(&p.k);
+        unsetenv("HCACHE_CHECKSUMS");
+    }
+}
+
+/* The last chunk, behind a group of eight. */
+static void in_the_second_group(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, "synth:tiny-mha", "bf16", 1, N_CHUNKS);
+    one_bad_record(&p, "kv", true, N_CHUNKS - 1, 2, STORE_KV, ALL_ONES);
+    one_bad_record(&p, "hidden", true, N_CHUNKS - 2, 1, STORE_HIDDEN, ONE_BIT);
+    stack_close(&p.k);
+}
+
+/* Windows begin earlier where a chunk was lost, and are restored again; a stage checks what is its own. */
+static void windows_and_stages(void **state)
+{
+    (void)state;
+    struct place p;
+    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    place_open(&p, "tests/model/golden/families/mistral", "bf16", 1, 3);
+    one_bad_record(&p, "kv", true, 2, 1, STORE_KV, ALL_ONES);
+    one_bad_record(&p, "hidden", false, 2, 1, STORE_HIDDEN, ONE_BIT);
+    stack_close(&p.k);
+    place_open(&p, SMALL, "bf16", 2, 3);
+    bad_records(&p, 1, true);
+    stack_close(&p.k);
+    unsetenv("HCACHE_CUDA_RANKS");
+}
+
+/* A bit that goes wrong between host and device: only the device can know. */
+static void a_bad_copy_up_is_found(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, SMALL, "bf16", 1, 3);
+    for (int i = 0; i < 4; i++) {
+        const char *plan = i % 2 == 0 ? "kv" : "hidden";
+        struct store_stats before, after;
+        store_stats(p.k.store, &before);
+        cuda_emu_fail(CUDA_EMU_FLIP, i / 2);
+        struct et_run r = restore(&p, "both", plan, i < 2, "with a bad copy up");
+        assert_int_equal(cuda_emu_failed(), 1);
+        store_stats(p.k.store, &after);
+        assert_int_equal(after.n_checksum_failures, before.n_checksum_failures + 1);
+        assert_true(r.n_cached < p.n_chunks * 64);
+        assert_int_equal(restore(&p, "none", plan, true, "after it").n_cached,
+                         p.n_chunks * 64);
+    }
+    stack_close(&p.k);
+}
+
+/* Work that is refused anywhere, the checks' own included, fails the request, or is tried again; never is what it
+ * should have said taken for granted. */
+static void a_refused_check_is_no_verdict(void **state)
+{
+    (void)state;
+    struct place p;
+    int n_failed = 0;
+    place_open(&p, SMALL, "bf16", 1, 3);
+    for (int i = 0; i < 14; i++) {
+        struct et_ask a = ask(&p, "none", i % 2 == 0 ? "kv" : "hidden");
+        struct et_run r;
+        bool down = i % 4 < 2;
+        a.restore_first = i < 8;
+        cuda_emu_fail(down ? CUDA_EMU_DOWN : CUDA_EMU_LAUNCH, i / 4);
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        assert_int_equal(cuda_emu_failed(), 1);
+        if (r.finish == FINISH_ERROR)
+            assert_non_null(strstr(r.err.msg, "device cuda"));
+        else
+            et_same(&r, &p.ref, "beside a fault");
+        n_failed += r.finish == FINISH_ERROR;
+        assert_int_equal(restore(&p, "none", a.plan, true, "after a fault").n_cached,
+                         p.n_chunks * 64);
+    }
+    assert_true(n_failed > 0);
+    stack_close(&p.k);
+}
+
+static void what_is_no_choice_is_refused(void **state)
+{
+    (void)state;
+    static const char *const values[] = {"gpu", "device"};
+    for (int i = 0; i < 2; i++) {
+        struct stack k;
+        struct err err = {0};
+        setenv("HCACHE_CHECKSUMS", values[i], 1);
+        struct stack_opts o = {.device = i == 0 ? "cuda" : "cpu",
+                               .model = "synth:tiny-mha",
+                               .dtype = "bf16",
+                               .in_memory = true,
+                               .no_profile = true};
+        assert_int_equal(stack_open(&o, &k, &err), ERR_USAGE);
+        assert_non_null(strstr(err.msg, "HCACHE_CHECKSUMS"));
+        stack_close(&k);
+        unsetenv("HCACHE_CHECKSUMS");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_bad_record_is_a_miss),
+        cmocka_unit_test(in_the_second_group),
+        cmocka_unit_test(windows_and_stages),
+        cmocka_unit_test(a_bad_copy_up_is_found),
+        cmocka_unit_test(a_refused_check_is_no_verdict),
+        cmocka_unit_test(what_is_no_choice_is_refused),
+    };
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_only(argc, argv);
+    et_small_prompt(prompt, N_PROMPT, 8);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
