@@ -12,6 +12,9 @@
 #include "model/weights.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,6 +24,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/progress.h"
+#include "model/numbers.h"
 #include "model/share.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"
@@ -53,6 +57,9 @@ struct loader {
     uint64_t stage_bytes[MAX_STAGES];
     uint64_t bytes_done, bytes_all;
     struct progress progress;
+    int n_bad; /* tensors that hold a NaN or an infinity; the first of them: */
+    const char *bad_name;
+    int64_t bad_row;
 };
 
 /* What the weights own. */
@@ -306,11 +313,28 @@ struct batch {
     const uint8_t *rows; /* where they are */
     uint8_t *make_at;    /* not NULL: the generator writes them here first */
     uint64_t *sums;      /* [n_blocks] of the tensor */
+    atomic_llong
+        bad_row; /* the first one of the tensor with a NaN or an infinity; NO_ROW */
 };
+#define NO_ROW LLONG_MAX
+
+static void look_for_bad_rows(struct batch *b, int64_t at, int64_t n_rows)
+{
+    const uint8_t *rows = b->rows + (size_t)at * b->cut.row_bytes;
+    size_t cols = (size_t)b->t->cols;
+    int64_t i = 0;
+    if (numbers_only(rows, (size_t)n_rows * cols, b->src->dtype))
+        return;
+    while (numbers_only(rows + (size_t)i * b->cut.row_bytes, cols, b->src->dtype))
+        i++;
+    long long row = b->row + at + i, first = atomic_load(&b->bad_row);
+    while (row < first && !atomic_compare_exchange_weak(&b->bad_row, &first, row))
+        ;
+}
 
 static void batch_blocks(void *arg, int thread_idx, int n_threads)
 {
-    const struct batch *b = arg;
+    struct batch *b = arg;
     int64_t first = b->row / b->cut.block_rows;
     int64_t n = (b->n_rows + b->cut.block_rows - 1) / b->cut.block_rows;
     for (int64_t i = thread_idx; i < n; i += n_threads) {
@@ -322,6 +346,8 @@ static void batch_blocks(void *arg, int thread_idx, int n_threads)
             synth_fill(b->t, b->src->dtype, b->norm_plus_one, b->row + at, rows,
                        b->make_at + offset);
         b->sums[first + i] = checksum64(b->rows + offset, (size_t)rows * b->cut.row_bytes);
+        if (b->make_at == NULL)
+            look_for_bad_rows(b, at, rows);
     }
 }
 
@@ -510,7 +536,8 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
     struct batch b = {.t = &ld->set.list.items[i],
                       .src = &ld->set.src[i],
                       .cut = cut_of(&ld->set.list.items[i], ld->set.src[i].dtype),
-                      .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE};
+                      .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE,
+                      .bad_row = NO_ROW};
     b.sums = xcalloc((size_t)b.cut.n_blocks, sizeof *b.sums);
     int rc = 0;
     for (int64_t row = 0; row < b.t->rows && rc == 0; row += b.n_rows) {
@@ -524,6 +551,10 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
     hash_tensor(hash, b.t, b.src->dtype, b.sums, b.cut.n_blocks);
     *digest = sha256_end(hash);
     free(b.sums);
+    if (atomic_load(&b.bad_row) != NO_ROW && ld->n_bad++ == 0) {
+        ld->bad_name = b.t->name;
+        ld->bad_row = atomic_load(&b.bad_row);
+    }
     if (rc == -ERANGE)
         err_set(ld->err, ERR_UNSUPPORTED,
                 "weights: tensor '%s': q8 cannot hold an infinity, a NaN or a number above "
@@ -570,6 +601,20 @@ static int load_vectors(struct loader *ld)
     return rc != 0 ? rc : stream_sync(ld->s);
 }
 
+/* A token whose row of the head holds one is never chosen, a hidden state that meets one is lost: damage, as a
+ * rule, which the bytes of a format without checksums do not show otherwise.  No error: what is never met
+ * (padding of a vocabulary) does no harm, and a request whose logits are all NaN fails by itself. */
+static void warn_of_bad(const struct loader *ld)
+{
+    char more[40] = "";
+    if (ld->n_bad > 1)
+        snprintf(more, sizeof more, " and %d others hold", ld->n_bad - 1);
+    log_warn("weights: tensor '%s'%s values that are no numbers (NaN or infinite; row "
+             "%lld): the file is damaged, or "
+             "was written so; answers may be wrong. Download it again",
+             ld->bad_name, ld->n_bad > 1 ? more : " holds", (long long)ld->bad_row);
+}
+
 static int load_all(struct loader *ld)
 {
     struct named_digest *all = xcalloc(ld->set.list.n, sizeof *all);
@@ -580,6 +625,8 @@ static int load_all(struct loader *ld)
         rc = load_tensor(ld, i, &all[i].digest);
     }
     progress_end(&ld->progress);
+    if (rc == 0 && ld->n_bad > 0)
+        warn_of_bad(ld);
     if (rc == 0)
         ld->w->hash = hash_of_all(all, ld->set.list.n);
     free(all);

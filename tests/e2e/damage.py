@@ -93,9 +93,12 @@ elif kind == "config_huge":
     edit_config(hidden_size=1 << 30, intermediate_size=1 << 30)
 elif kind == "context_huge":
     edit_config(max_position_embeddings=1 << 30)
-elif kind == "weights_nan":
-    name = next(n for n in names if n.endswith("norm.weight") and "layers" not in n)
+elif kind in ("weights_nan", "row_nan"):
+    name = next(n for n in names if n.endswith("norm.weight" if kind == "weights_nan" else "embed_tokens.weight")
+                and "layers" not in n)
     begin, end = header[name]["data_offsets"]
+    if kind == "row_nan":  # the last token's: no prompt here has it
+        begin = end - (end - begin) // header[name]["shape"][0]
     nan = {"F32": b"\0\0\xc0\x7f", "BF16": b"\xc0\x7f", "F16": b"\0\x7e"}[header[name]["dtype"]]
     rebuild(header, rest[:begin] + nan * ((end - begin) // len(nan)) + rest[end:])
 elif kind == "heads_do_not_divide":

@@ -24,11 +24,14 @@ expect "a file for a model" 1 'ids150: is a file; a model is a folder'
 run_hc run synth:no-such-shape "${gen[@]}"
 check "no such shape: 1 or 2, and the known ones are listed" test \( "$rc" -eq 1 -o "$rc" -eq 2 \) -a -n "$(grep -E 'tiny-gqa' "$tmp/err")"
 
-bad_model() { # bad_model KIND TEXT
+run_bad() { # run_bad KIND
     rm -rf "$tmp/bad"
     cp -r "$good" "$tmp/bad"
     python3 tests/e2e/damage.py "$1" "$tmp/bad" || { check "damage.py $1" false; return; }
     run_hc run "$tmp/bad" "${gen[@]}"
+}
+bad_model() { # bad_model KIND TEXT
+    run_bad "$1"
     expect "model: $1" 1 "$2"
     check "model: $1: nothing on stdout" test -z "$out"
 }
@@ -53,6 +56,10 @@ bad_model config_huge 'config\.json|hidden_size|memory|embed|shape'
 bad_model heads_do_not_divide 'num_key_value_heads|heads'
 bad_model context_huge 'rotation tables for a context of 1073741824 tokens.*--max-context'
 bad_model weights_nan 'all logits are NaN'
+check "model: weights_nan: the tensor is named" grep -q "tensor '.*norm.weight' holds values that are no numbers.*row 0" "$tmp/err"
+run_bad row_nan
+check "model: row_nan: what does not meet it is as it was" test "$rc" -eq 0 -a "$(json 'j["token_ids"]')" = "$reference"
+check "model: row_nan: the tensor and the row are named" grep -q "tensor 'model.embed_tokens.weight' holds values that are no numbers.*row 511" "$tmp/err"
 if [ -e "$good/tokenizer.json" ]; then
     bad_model tokenizer_too_big 'tokenizer|vocab'
     bad_model tokenizer_no_json 'tokenizer\.json'

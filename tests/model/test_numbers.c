@@ -1,0 +1,54 @@
+/* test_numbers.c - a NaN or an infinity is found wherever it is, and nothing else is taken for one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "model/numbers.h"
+
+static const struct {
+    enum dtype t;
+    uint32_t none[4]; /* infinities, a NaN of the highest and one of the lowest bits */
+    uint32_t all[3];  /* the largest of both signs, and what is nearly nothing */
+} kind[] = {
+    {DTYPE_F32,
+     {0x7f800000, 0xff800000, 0xffffffff, 0x7f800001},
+     {0x7f7fffff, 0xff7fffff, 0x00000001}},
+    {DTYPE_BF16, {0x7f80, 0xff80, 0xffff, 0x7f81}, {0x7f7f, 0xff7f, 0x0001}},
+    {DTYPE_F16, {0x7c00, 0xfc00, 0xffff, 0x7c01}, {0x7bff, 0xfbff, 0x0001}},
+};
+
+static void each_place_is_looked_at(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 3; k++) {
+        size_t e = dtype_bytes(kind[k].t);
+        for (size_t n = 0; n <= 600; n += n < 10 ? 1 : 59) {
+            uint8_t *p = malloc(n * e + 1 + e), *at = p + 1; /* at no whole address */
+            struct rng rng = {n};
+            for (size_t i = 0; i < n; i++)
+                memcpy(at + i * e, &kind[k].all[rng_below(&rng, 3)], e);
+            memcpy(at + n * e, &kind[k].none[0], e); /* behind the end */
+            assert_true(numbers_only(at, n, kind[k].t));
+            for (size_t i = 0; i < n; i++) {
+                uint8_t was[4];
+                memcpy(was, at + i * e, e);
+                memcpy(at + i * e, &kind[k].none[i % 4], e);
+                assert_false(numbers_only(at, n, kind[k].t));
+                memcpy(at + i * e, was, e);
+            }
+            free(p);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_place_is_looked_at)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
