@@ -1,5 +1,6 @@
 /* bench_device.c - `hcache bench device`, and `bench kernels --device` of what is no CPU: products,
- * prefill and decode attention, KV loading, checksums, through the operations that the engine uses.
+ * prefill and decode attention, KV loading, what lies between, checksums and copies up, through the operations that
+ * the engine uses.
  *
  * It knows nothing of the device but its table of operations, so it is the same on a CPU and on a GPU,
  * and a first thing to run on a new machine.  Every result is the median of several runs with its rate,
@@ -64,12 +65,14 @@ enum { D_HEAD = 128 };
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
+enum bound { OF_MEMORY, OF_GEMM, OF_UP };
+
 /* One thing to measure; its run gets a count, so that it can walk over its data. */
 struct job {
     const char *kind;
     char shape[60];
-    double work; /* flop, or bytes of device memory */
-    bool is_flop;
+    double work; /* flop, or bytes: of device memory, on their way up */
+    enum bound of;
     int inner; /* times per measurement, so that one is long beside the clock */
     int (*run)(struct rig *r, void *arg, int i);
     void *arg;
@@ -85,11 +88,13 @@ static int measure(struct bench *b, const struct job *j, struct err *err)
     int rc = rig_time(&b->rig, j->run, j->arg, j->inner, b->o->runs, &t, err);
     if (rc != 0)
         return err_wrap(err, "%s", text);
-    double ceiling = j->is_flop ? b->most.gemm_flops : b->most.memory_bytes_per_s;
-    double rate = j->work / t.median, unit = j->is_flop ? 1e12 : 1e9;
+    const double ceilings[] = {b->most.memory_bytes_per_s, b->most.gemm_flops,
+                               b->most.up_bytes_per_s};
+    double ceiling = ceilings[j->of];
+    double rate = j->work / t.median, unit = j->of == OF_GEMM ? 1e12 : 1e9;
     double share = ceiling > 0 ? rate / ceiling : 0;
-    const char *of = j->is_flop ? "GEMM" : "memory",
-               *name = j->is_flop ? "TFLOP/s" : "GB/s";
+    const char *of = (const char *[]){"memory", "GEMM", "up"}[j->of],
+               *name = j->of == OF_GEMM ? "TFLOP/s" : "GB/s";
     printf("%-12s %-28s %10.3f ms  %9.2f %-7s %5.2f of %-6s  (%.3f to %.3f ms)\n", j->kind,
            j->shape, t.median * 1e3, rate / unit, name, share, of, t.min * 1e3,
            t.max * 1e3);
@@ -129,7 +134,7 @@ static int bench_matmul(struct bench *b, int m, int n, int k, struct err *err)
     size_t weight_bytes = (size_t)n * (size_t)k * dtype_bytes(r->dtype);
     struct job j = {.kind = few ? "few rows" : "product",
                     .work = few ? (double)weight_bytes : 2.0 * m * n * k,
-                    .is_flop = !few,
+                    .of = few ? OF_MEMORY : OF_GEMM,
                     .inner = few ? MAX_WEIGHTS : 4,
                     .run = run_matmul,
                     .arg = &arg};
@@ -239,8 +244,7 @@ static int bench_decode(struct bench *b, int n_heads, int n_kv, struct err *err)
 {
     struct cache_arg c;
     int n_tokens = b->o->tokens;
-    struct job j = {
-        .kind = "decode", .is_flop = false, .inner = 8, .run = run_attention, .arg = &c};
+    struct job j = {.kind = "decode", .inner = 8, .run = run_attention, .arg = &c};
     int rc = cache_make(&b->rig, n_heads, n_kv, n_tokens, 1, &c, err);
     j.work = (double)c.kv.block_stride / KV_BLOCK_TOKENS * n_tokens;
     snprintf(j.shape, sizeof j.shape, "1 row at %d, %d kv", n_tokens - 1, n_kv);
@@ -263,13 +267,150 @@ static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err
     int n_tokens = b->o->tokens, n_rows = n_tokens < 512 ? n_tokens : 512;
     int start = n_tokens - n_rows;
     struct job j = {
-        .kind = "prefill", .is_flop = true, .inner = 2, .run = run_attention, .arg = &c};
+        .kind = "prefill", .of = OF_GEMM, .inner = 2, .run = run_attention, .arg = &c};
     j.work = 4.0 * n_heads * D_HEAD * n_rows * (start + (n_rows + 1) / 2.0);
     snprintf(j.shape, sizeof j.shape, "%d rows at %d, %d kv", n_rows, start, n_kv);
     int rc = cache_make(&b->rig, n_heads, n_kv, n_tokens, n_rows, &c, err);
     if (rc == 0)
         rc = measure(b, &j, err);
     cache_drop(&b->rig, &c);
+    return rc;
+}
+
+/* --- what a layer does between its products ------------------------------------------------------ */
+
+struct between_arg {
+    struct cache_arg *cache;
+    struct mat x, summand, sum, normed, gate_up, ffn, kv_rows;
+    const float *w;
+};
+
+static int run_add_norm(struct rig *r, void *arg, int i)
+{
+    const struct between_arg *a = arg;
+    (void)i;
+    return r->op->add_norm(r->s, a->normed, a->sum, a->x, a->summand, a->w, NULL, 1e-5f);
+}
+
+static int run_act_mul(struct rig *r, void *arg, int i)
+{
+    const struct between_arg *a = arg;
+    (void)i;
+    return r->op->act_mul(r->s, a->ffn, a->gate_up, ACTIVATION_SILU);
+}
+
+static int run_fill(struct rig *r, void *arg, int i)
+{
+    const struct between_arg *a = arg;
+    const struct cache_arg *c = a->cache;
+    (void)i;
+    return r->op->rope_kv_fill(r->s, c->q, &c->kv, a->kv_rows, &c->rope, &c->r);
+}
+
+static size_t elements_bytes(struct mat m)
+{
+    return (size_t)(m.rows * m.cols) * dtype_bytes(m.dtype);
+}
+
+/* `rows` rows, of a prompt or of a decode; rotation is left out (it needs a table, and no memory). */
+static int bench_between(struct bench *b, int n_tokens, int rows, struct err *err)
+{
+    struct rig *r = &b->rig;
+    enum dtype act = rig_act_dtype(r);
+    int d = b->o->width, ffn = (int)(d * 2.6875);
+    struct cache_arg c;
+    struct between_arg a = {.cache = &c,
+                            .x = mat_of(NULL, r->dtype, rows, d),
+                            .summand = mat_of(NULL, DTYPE_F32, rows, d),
+                            .sum = mat_of(NULL, DTYPE_F32, rows, d),
+                            .normed = mat_of(NULL, act, rows, d),
+                            .gate_up = mat_of(NULL, act, rows, 2 * ffn),
+                            .ffn = mat_of(NULL, act, rows, ffn),
+                            .kv_rows = mat_of(NULL, r->dtype, rows, 2 * d)};
+    struct mat *mats[] = {&a.x,       &a.summand, &a.sum,    &a.normed,
+                          &a.gate_up, &a.ffn,     &a.kv_rows};
+    enum { N = sizeof mats / sizeof mats[0] };
+    struct buf mem[N] = {{0}}, w = {0};
+    int rc = cache_make(r, d / D_HEAD, d / D_HEAD, n_tokens, rows, &c, err);
+    for (int i = 0; i < N && rc == 0; i++) {
+        rc = rig_random(r, elements_bytes(*mats[i]), &mem[i], err);
+        mats[i]->data = mem[i].ptr;
+    }
+    if (rc == 0)
+        rc = rig_random(r, (size_t)d * sizeof(float), &w, err);
+    a.w = w.ptr;
+    struct job jobs[] = {{.kind = "add_norm", .run = run_add_norm, .arg = &a, .inner = 8},
+                         {.kind = "act_mul", .run = run_act_mul, .arg = &a, .inner = 8},
+                         {.kind = "kv_fill", .run = run_fill, .arg = &a, .inner = 8}};
+    jobs[0].work = (double)(elements_bytes(a.x) + elements_bytes(a.summand) +
+                            elements_bytes(a.sum) + elements_bytes(a.normed));
+    jobs[1].work = (double)(elements_bytes(a.gate_up) + elements_bytes(a.ffn));
+    jobs[2].work = 2.0 * (double)elements_bytes(a.kv_rows);
+    for (size_t i = 0; i < sizeof jobs / sizeof jobs[0] && rc == 0; i++) {
+        snprintf(jobs[i].shape, sizeof jobs[i].shape, "%d rows of %d", rows,
+                 i == 1 ? ffn : d);
+        rc = measure(b, &jobs[i], err);
+    }
+    for (int i = 0; i < N; i++)
+        buf_free(r->dev, &mem[i]);
+    buf_free(r->dev, &w);
+    cache_drop(r, &c);
+    return rc;
+}
+
+/* --- records on their way up ------------------------------------------------------------------- */
+
+/* Half a mebibyte each, the hidden states of a chunk of 7B, every other one of pinned memory. */
+enum { RECORDS = 64, RECORD_BYTES = 512 << 10 };
+
+struct records_arg {
+    struct copy_part parts[RECORDS];
+};
+
+static int run_singly(struct rig *r, void *arg, int i)
+{
+    const struct records_arg *a = arg;
+    int rc = 0;
+    (void)i;
+    for (int k = 0; k < RECORDS && rc == 0; k++)
+        rc = stream_copy(r->s, a->parts[k].dst, a->parts[k].src, a->parts[k].bytes);
+    return rc;
+}
+
+static int run_together(struct rig *r, void *arg, int i)
+{
+    const struct records_arg *a = arg;
+    (void)i;
+    return stream_copy_all(r->s, a->parts, RECORDS);
+}
+
+static int bench_records(struct bench *b, struct err *err)
+{
+    struct device *d = b->rig.dev;
+    struct buf host = {0}, there = {0};
+    struct records_arg a;
+    struct job j = {.kind = "records up",
+                    .work = (double)RECORDS * RECORD_BYTES,
+                    .of = OF_UP,
+                    .inner = 2,
+                    .arg = &a};
+    if (d->unified)
+        return 0;
+    int rc = buf_alloc(d, MEM_PINNED, (size_t)2 * RECORDS * RECORD_BYTES, &host, err);
+    if (rc == 0)
+        rc = buf_alloc(d, MEM_DEVICE, (size_t)RECORDS * RECORD_BYTES, &there, err);
+    for (size_t i = 0; i < RECORDS && rc == 0; i++)
+        a.parts[i] = (struct copy_part){(uint8_t *)there.ptr + i * RECORD_BYTES,
+                                        (uint8_t *)host.ptr + 2 * i * RECORD_BYTES,
+                                        RECORD_BYTES};
+    for (int together = 0; together < 2 && rc == 0; together++) {
+        j.run = together ? run_together : run_singly;
+        snprintf(j.shape, sizeof j.shape, "%d of %d KiB, %s", RECORDS, RECORD_BYTES >> 10,
+                 together ? "in one call" : "one by one");
+        rc = measure(b, &j, err);
+    }
+    buf_free(d, &host);
+    buf_free(d, &there);
     return rc;
 }
 
@@ -436,8 +577,12 @@ static int measure_exchanges(struct bench *b, int rows, struct exchange_arg *x,
 
 static int measure_up(struct bench *b, struct exchange_arg *x, struct err *err)
 {
-    struct job j = {
-        .kind = "copy up", .work = (double)x->bytes, .inner = 2, .run = run_up, .arg = x};
+    struct job j = {.kind = "copy up",
+                    .work = (double)x->bytes,
+                    .of = OF_UP,
+                    .inner = 2,
+                    .run = run_up,
+                    .arg = x};
     snprintf(j.shape, sizeof j.shape, "%.1f MiB, %d ranks", (double)x->bytes / (1 << 20),
              b->rig.dev->n_ranks);
     return b->rig.dev->unified ? 0 : measure(b, &j, err);
@@ -493,6 +638,12 @@ static int run_all(struct bench *b, struct err *err)
         if (rc == 0)
             rc = bench_prefill(b, heads, heads / group, err);
     }
+    if (rc == 0)
+        rc = bench_between(b, b->o->tokens, 1, err);
+    if (rc == 0)
+        rc = bench_between(b, b->o->tokens, slow ? 64 : b->o->tokens, err);
+    if (rc == 0)
+        rc = bench_records(b, err);
     if (rc == 0)
         rc = bench_sample(b, err);
     return rc == 0 ? bench_checksum(b, err) : rc;

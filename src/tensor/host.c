@@ -301,7 +301,13 @@ static void copy_share(void *arg, int thread_idx, int n_threads)
 static int host_stream_copy_all(struct stream *s, const struct copy_part *copies, int n)
 {
     struct copy_job job = {.copies = copies, .n = n};
-    int rc = stream_enter(s);
+    int rc = 0;
+    if (s->kind == STREAM_COPY) { /* its worker's, one by one */
+        for (int i = 0; i < n && rc == 0; i++)
+            rc = stream_copy(s, copies[i].dst, copies[i].src, copies[i].bytes);
+        return rc;
+    }
+    rc = stream_enter(s);
     for (int i = 0; i < n; i++)
         job.bytes += copies[i].bytes;
     if (rc == 0)

@@ -204,7 +204,7 @@ int stream_copy_strided(struct stream *s, void *dst, size_t dst_stride, const vo
 
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n)
 {
-    if (s->device->v->stream_copy_all != NULL && s->kind != STREAM_COPY)
+    if (s->device->v->stream_copy_all != NULL)
         return s->device->v->stream_copy_all(s, copies, n);
     int rc = 0;
     for (int i = 0; i < n && rc == 0; i++)

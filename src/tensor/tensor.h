@@ -122,7 +122,8 @@ int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
 /* n pieces of `bytes`, that lie so far apart. */
 int stream_copy_strided(struct stream *s, void *dst, size_t dst_stride, const void *src,
                         size_t src_stride, int64_t n, size_t bytes);
-/* n copies that do not overlap, of what is not read again soon: host devices split them over the pool. */
+/* n copies that do not overlap, in any order among themselves, of what is not read again soon: host devices split them
+ * over the pool, a GPU gets them in one call. */
 struct copy_part {
     void *dst;
     const void *src;

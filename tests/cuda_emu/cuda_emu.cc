@@ -402,6 +402,24 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     });
     return status();
 }
+/* Backwards: nobody may count on an order. */
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from,
+                                 const size_t *bytes, size_t n,
+                                 struct cudaMemcpyAttributes *how, size_t *how_from,
+                                 size_t n_how, cudaStream_t s)
+{
+    if (getenv("CUDA_EMU_NO_BATCHES") != NULL)
+        return cudaErrorCallRequiresNewerDriver;
+    if (n == 0 || n_how != 1 || how_from[0] != 0 ||
+        how[0].srcAccessOrder != cudaMemcpySrcAccessOrderStream)
+        return cudaErrorInvalidValue;
+    for (size_t i = n; i-- > 0;) {
+        cudaError_t e = cudaMemcpyAsync(to[i], from[i], bytes[i], cudaMemcpyDefault, s);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return cudaSuccess;
+}
 cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int byte, size_t width, size_t height,
                               cudaStream_t s)
 {

@@ -16,8 +16,10 @@ typedef enum {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorCallRequiresNewerDriver = 36,
     cudaErrorNoDevice = 100,
     cudaErrorIllegalAddress = 700,
+    cudaErrorNotSupported = 801,
 } cudaError_t;
 enum cudaMemcpyKind {
     cudaMemcpyHostToDevice = 1,
@@ -55,6 +57,15 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from,
                               size_t from_pitch, size_t width, size_t height,
                               enum cudaMemcpyKind kind, cudaStream_t s);
+enum cudaMemcpySrcAccessOrder { cudaMemcpySrcAccessOrderStream = 1 };
+struct cudaMemcpyAttributes {
+    enum cudaMemcpySrcAccessOrder srcAccessOrder;
+};
+/* CUDA_EMU_NO_BATCHES: an old driver. */
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from,
+                                 const size_t *bytes, size_t n,
+                                 struct cudaMemcpyAttributes *how, size_t *how_from,
+                                 size_t n_how, cudaStream_t s);
 cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int byte, size_t width, size_t height,
                               cudaStream_t s);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);

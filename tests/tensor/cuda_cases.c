@@ -753,6 +753,41 @@ static void test_streams(void **state)
     mat_free(&got);
 }
 
+/* More pieces than go into one call, from places apart to places apart, on a copy stream as on a compute stream. */
+static void test_copies_together(void **state)
+{
+    (void)state;
+    enum { N = 150, PIECE_BYTES = 96, APART = 160, BYTES = N * APART };
+    uint8_t *from = random_elems(DTYPE_F32, BYTES / 4, 5), *got = xmalloc(BYTES),
+            *want = xcalloc(BYTES, 1);
+    struct copy_part parts[N];
+    struct buf pinned;
+    assert_int_equal(buf_alloc(fast.device, MEM_PINNED, BYTES, &pinned, NULL), 0);
+    memcpy(pinned.ptr, from, BYTES);
+    for (int kind = STREAM_COMPUTE; kind <= STREAM_COPY; kind += STREAM_COPY) {
+        struct stream *s;
+        memset(want, 0, BYTES);
+        struct buf dev = up(&fast, want, BYTES);
+        assert_int_equal(stream_create(fast.device, (enum stream_kind)kind, &s, NULL), 0);
+        for (int i = 0; i < N; i++) {
+            size_t to = (size_t)i * APART, at = (size_t)(N - 1 - i) * APART + 32;
+            parts[i] = (struct copy_part){(uint8_t *)dev.ptr + to,
+                                          (uint8_t *)pinned.ptr + at, PIECE_BYTES};
+            memcpy(want + to, from + at, PIECE_BYTES);
+        }
+        assert_int_equal(stream_copy_all(s, parts, N), 0);
+        assert_int_equal(stream_sync(s), 0);
+        down(&fast, got, dev.ptr, BYTES);
+        assert_memory_equal(got, want, BYTES);
+        stream_destroy(s);
+        buf_free(fast.device, &dev);
+    }
+    buf_free(fast.device, &pinned);
+    free(from);
+    free(got);
+    free(want);
+}
+
 int cuda_cases_run(const char *name)
 {
     const struct CMUnitTest tests[] = {
@@ -762,7 +797,7 @@ int cuda_cases_run(const char *name)
         cmocka_unit_test(test_rope),      cmocka_unit_test(test_kv),
         cmocka_unit_test(test_attention), cmocka_unit_test(test_exact_is_batch_invariant),
         cmocka_unit_test(test_sample),    cmocka_unit_test(test_checksum),
-        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_streams),   cmocka_unit_test(test_copies_together),
     };
     return cmocka_run_group_tests_name(name, tests, setup, teardown);
 }

@@ -47,6 +47,35 @@ static void test_early_launches(void **state)
     device_close(d);
 }
 
+/* What an old driver cannot do together is done one by one. */
+static void test_no_batches(void **state)
+{
+    (void)state;
+    struct device *d = NULL;
+    struct stream *s;
+    struct buf pinned, there;
+    uint8_t back[64];
+    setenv("CUDA_EMU_NO_BATCHES", "1", 1);
+    assert_int_equal(device_open("cuda", NULL, &d, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
+    assert_int_equal(buf_alloc(d, MEM_PINNED, sizeof back, &pinned, NULL), 0);
+    assert_int_equal(buf_alloc(d, MEM_DEVICE, sizeof back, &there, NULL), 0);
+    uint8_t *from = pinned.ptr, *to = there.ptr;
+    for (size_t i = 0; i < sizeof back; i++)
+        from[i] = (uint8_t)i;
+    const struct copy_part halves[] = {{to, from, 32}, {to + 32, from + 32, 32}};
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(stream_copy_all(s, halves, 2), 0);
+    assert_int_equal(stream_copy(s, back, to, sizeof back), 0);
+    assert_int_equal(stream_sync(s), 0);
+    assert_memory_equal(back, from, sizeof back);
+    unsetenv("CUDA_EMU_NO_BATCHES");
+    buf_free(d, &pinned);
+    buf_free(d, &there);
+    stream_destroy(s);
+    device_close(d);
+}
+
 static void test_too_little_memory(void **state)
 {
     (void)state;
@@ -64,6 +93,7 @@ int main(void)
     const struct CMUnitTest faults[] = {
         cmocka_unit_test(test_no_device),
         cmocka_unit_test(test_early_launches),
+        cmocka_unit_test(test_no_batches),
         cmocka_unit_test(test_too_little_memory),
     };
     int failed = cmocka_run_group_tests_name("faults", faults, NULL, NULL);

@@ -11,6 +11,7 @@
 #define TENSOR_CUDA_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "tensor/carve.h"
 #include "tensor/cuda/launch.h"
@@ -35,6 +36,7 @@ struct cuda_device {
     int index; /* among the GPUs that the process sees */
     int n_sm;
     bool exact;
+    atomic_bool copies_singly; /* the driver takes no batches of copies */
     bool no_graphs;         /* HCACHE_CUDA_GRAPHS=off */
     struct cuda_blas *blas; /* NULL in exact mode */
     char about[320];

@@ -240,6 +240,46 @@ static int cuda_stream_copy_strided(struct stream *base, void *dst, size_t dst_s
                       "copy");
 }
 
+/* As many copies one behind the other leave the bus idle between them, a microsecond or so each. */
+static cudaError_t copy_batch(struct cuda_stream *s, const struct copy_part *copies,
+                              size_t n)
+{
+    enum { MOST = 64 };
+    void *to[MOST];
+    const void *from[MOST];
+    size_t bytes[MOST], of_first = 0;
+    struct cudaMemcpyAttributes how = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
+    cudaError_t e = cudaSuccess;
+    for (size_t i = 0, k; e == cudaSuccess && i < n; i += k) {
+        for (k = 0; k < MOST && i + k < n; k++) {
+            to[k] = copies[i + k].dst;
+            from[k] = copies[i + k].src;
+            bytes[k] = copies[i + k].bytes;
+        }
+        e = cudaMemcpyBatchAsync(to, from, bytes, k, &how, &of_first, 1, s->handle);
+    }
+    return e;
+}
+
+static int cuda_stream_copy_all(struct stream *base, const struct copy_part *copies, int n)
+{
+    struct cuda_stream *s = cuda_stream(base);
+    struct cuda_device *d = (struct cuda_device *)base->device;
+    int rc = atomic_load(&base->code);
+    if (rc == 0 && n > 1 && !atomic_load(&d->copies_singly)) {
+        cudaError_t e = copy_batch(s, copies, (size_t)n);
+        if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver)
+            return cuda_check(s, e, "copies");
+        (void)cudaGetLastError();
+        if (!atomic_exchange(&d->copies_singly, true))
+            log_warn("device cuda: copies are queued one by one, which is slower: %s",
+                     cudaGetErrorString(e));
+    }
+    for (int i = 0; i < n && rc == 0; i++)
+        rc = cuda_stream_copy(base, copies[i].dst, copies[i].src, copies[i].bytes);
+    return rc;
+}
+
 /* --- events ----------------------------------------------------------------------------------- */
 
 static int cuda_event_create(struct device *d, struct event **out, struct err *err)
@@ -321,6 +361,7 @@ static const struct device_vtable cuda_vtable = {
     .stream_recover = cuda_stream_recover,
     .stream_copy = cuda_stream_copy,
     .stream_copy_strided = cuda_stream_copy_strided,
+    .stream_copy_all = cuda_stream_copy_all,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,
