@@ -127,9 +127,35 @@ const uint8_t *restore_record(const struct restorer *rr, const struct group *g, 
                            : g->reads[i].bytes;
 }
 
+/* How many of the records from i on lie behind one another as in the twin, gaps included: all that were read to
+ * the slot; those of a store in memory lie anywhere. */
+static int adjacent(const struct restorer *rr, const struct group *g, int i, int end)
+{
+    size_t room = rr->record_room[g->kind];
+    int n = 1;
+    while (i + n < end && g->reads[i + n].bytes == g->reads[i].bytes + (size_t)n * room)
+        n++;
+    return n;
+}
+
+static int copy_to_one(struct restorer *rr, struct group *g, int first, int end)
+{
+    size_t room = rr->record_room[g->kind];
+    struct copy_part parts[GROUP];
+    int n_parts = 0;
+    for (int i = first, n; i < end; i += n) {
+        n = adjacent(rr, g, i, end);
+        parts[n_parts++] = (struct copy_part){.dst = g->twin + (size_t)i * room,
+                                              .src = g->reads[i].bytes,
+                                              .bytes = (size_t)(n - 1) * room +
+                                                       g->reads[i + n - 1].n_bytes};
+    }
+    return stream_copy_all(rr->up, parts, n_parts);
+}
+
 /* n records, the last of which may be partial, that lie behind one another.  Every rank of a stage needs hidden states
  * whole; of K and V, where they are laid out by heads, its own. */
-static int copy_up(struct restorer *rr, struct group *g, int first, int n)
+static int run_to_ranks(struct restorer *rr, struct group *g, int first, int n)
 {
     size_t room = rr->record_room[g->kind], bytes = rr->record_bytes[g->kind];
     const struct store_read *read = &g->reads[first], *last = &read[n - 1];
@@ -141,6 +167,16 @@ static int copy_up(struct restorer *rr, struct group *g, int first, int n)
         return rc;
     return stream_copy(rr->up, to + (size_t)n_by_heads * room, read[n_by_heads].bytes,
                        (size_t)(n - n_by_heads - 1) * room + last->n_bytes);
+}
+
+static int copy_to_ranks(struct restorer *rr, struct group *g, int first, int end)
+{
+    int rc = 0;
+    for (int i = first, n; i < end && rc == 0; i += n) {
+        n = adjacent(rr, g, i, end);
+        rc = run_to_ranks(rr, g, i, n);
+    }
+    return rc;
 }
 
 static uint64_t *sums_of(const struct restorer *rr, const struct group *g)
@@ -168,22 +204,14 @@ static int queue_sums(struct restorer *rr, struct group *g, int first, int end)
                                            rr->record_room[g->kind], n_bytes, end - first);
 }
 
-/* Records that were read to their slot lie as in the twin, gaps included, and go up as one; those of a
- * store in memory lie anywhere. */
 int restore_up(struct restorer *rr, struct group *g, int first, int end)
 {
-    size_t room = rr->record_room[g->kind];
-    int rc = 0;
-    for (int i = first, n; g->twin != NULL && rc == 0 && i < end; i += n) {
-        const uint8_t *from = g->reads[i].bytes;
-        n = 1;
-        while (i + n < end && g->reads[i + n].bytes == from + (size_t)n * room)
-            n++;
-        rc = copy_up(rr, g, i, n);
-    }
-    if (g->twin == NULL || first >= end || rc != 0)
-        return rc;
-    rc = event_record(rr->up, g->is_up);
+    if (g->twin == NULL || first >= end)
+        return 0;
+    int rc = rr->o.model->dev->n_ranks == 1 ? copy_to_one(rr, g, first, end)
+                                            : copy_to_ranks(rr, g, first, end);
+    if (rc == 0)
+        rc = event_record(rr->up, g->is_up);
     if (rc == 0)
         rc = event_wait(rr->o.stream, g->is_up);
     return rc == 0 && rr->check != NULL ? queue_sums(rr, g, first, end) : rc;
