@@ -2,7 +2,8 @@
  * it and whose streams run nothing before somebody waits (tests/cuda_emu).
  *
  * Restored state is bit-equal to the state of a sequence that was never evicted on the same device, in the
- * kernels' exact mode; in fast mode, where a row's bits may depend on its batch, the greedy tokens are. */
+ * kernels' exact and fixed modes; in fast mode, where a row's bits may depend on its batch, the greedy tokens
+ * are. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -102,8 +103,8 @@ static void check_plan(struct stack *k, const struct run *ref, const char *plan,
     free(r.kv);
 }
 
-/* Every (r, h, k) of the model's layers, the new tokens behind the restore or inside it. */
-static int check_plans(const char *model, const char *dtype)
+/* Every `stride`th (r, h, k) of the model's layers, the new tokens behind the restore or inside it. */
+static int check_plans(const char *model, const char *dtype, int stride)
 {
     struct stack k;
     int n = 0;
@@ -114,52 +115,77 @@ static int check_plans(const char *model, const char *dtype)
     for (int r = 0; r <= layers; r++) {
         for (int h = 0; r + h <= layers; h++, n++) {
             char plan[32];
+            if (n % stride != 0)
+                continue;
             snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, layers - r - h);
-            check_plan(&k, &ref, plan, n % 2 == 0, model);
+            check_plan(&k, &ref, plan, n / stride % 2 == 0, model);
         }
     }
     free(ref.kv);
     stack_close(&k);
-    return n;
+    return (n + stride - 1) / stride;
 }
 
 static void restored_state_is_bit_equal(void **state)
 {
     (void)state;
     static const struct {
-        const char *model, *dtype;
+        const char *model, *dtype, *math;
+        int stride;
     } cases[] = {
-        {"tests/model/golden/families/llama", "bf16"},
-        {"tests/model/golden/families/opt", "f32"},
-        {"tests/model/golden/families/qwen3", "bf16"},
-        {"tests/model/golden/families/phi", "f16"},
+        {"tests/model/golden/families/llama", "bf16", "exact", 1},
+        {"tests/model/golden/families/opt", "f32", "exact", 1},
+        {"tests/model/golden/families/qwen3", "bf16", "exact", 1},
+        {"tests/model/golden/families/phi", "f16", "exact", 1},
+        {"tests/model/golden/families/qwen3", "bf16", "fixed", 1},
+        {"tests/model/golden/families/phi", "f16", "fixed", 1},
+        /* slow to emulate, with heads that fixed attention has a kernel for */
+        {"models/demo", "bf16", "fixed", 4},
     };
     int n = 0;
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        n += check_plans(cases[i].model, cases[i].dtype);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setenv("HCACHE_CUDA_MATH", cases[i].math, 1);
+        n += check_plans(cases[i].model, cases[i].dtype, cases[i].stride);
+    }
     unsetenv("HCACHE_CUDA_MATH");
     print_message("%d plans restored bit for bit\n", n);
 }
 
-/* Three sequences at once: what they compute beside one another, with equal beginnings taken over from the
- * KV cache, and the third without room beside the others, so that it takes turns with them. */
-static void batches_reuse_and_preemption(void **state)
+/* Whoever computes with other mathematics has other bits: saved state is a miss for it. */
+static void the_mathematics_are_in_the_fingerprint(void **state)
 {
     (void)state;
+    static const char *const maths[] = {"fast", "fixed", "exact"};
+    struct sha256 f[3];
+    for (int i = 0; i < 3; i++) {
+        struct stack k;
+        setenv("HCACHE_CUDA_MATH", maths[i], 1);
+        open_cuda(&k, "models/demo", "bf16");
+        f[i] = k.fingerprint;
+        stack_close(&k);
+        for (int j = 0; j < i; j++)
+            assert_memory_not_equal(&f[i], &f[j], sizeof f[i]);
+    }
+    unsetenv("HCACHE_CUDA_MATH");
+}
+
+/* Three sequences at once: what they compute beside one another, with equal beginnings taken over from the
+ * KV cache, and (`turns`) the third without room beside the others, so that it takes turns with them. */
+static void check_company(const char *model, const char *math, bool turns)
+{
     struct err err = {0};
     struct et_run alone[3], r;
     int32_t ids[3][N_PROMPT];
     struct stack k;
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    setenv("HCACHE_CUDA_MATH", math, 1);
     for (int i = 0; i < 3; i++) {
         memcpy(ids[i], prompt, sizeof prompt);
         ids[i][70 + 30 * i] ^= 1;
     }
-    for (int tight = 0; tight < 2; tight++) {
+    for (int tight = 0; tight <= turns; tight++) {
         struct seq *s[3];
         et_open(&k, &(struct stack_opts){.device = "cuda",
-                                         .model = "tests/model/golden/families/llama",
+                                         .model = model,
                                          .dtype = "bf16",
                                          .max_context = 192,
                                          .max_sequences = 3,
@@ -186,16 +212,22 @@ static void batches_reuse_and_preemption(void **state)
         stack_close(&k);
     }
     for (int i = 0; i < 3; i++) {
-        et_open(&k, &(struct stack_opts){.device = "cuda",
-                                         .model = "tests/model/golden/families/llama",
-                                         .dtype = "bf16",
-                                         .max_context = 192});
+        et_open(&k,
+                &(struct stack_opts){
+                    .device = "cuda", .model = model, .dtype = "bf16", .max_context = 192});
         struct et_ask a = {.prompt = ids[i], .n_prompt = N_PROMPT, .max_tokens = N_NEW};
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&alone[i], &r, "in a batch");
         stack_close(&k);
     }
     unsetenv("HCACHE_CUDA_MATH");
+}
+
+static void batches_reuse_and_preemption(void **state)
+{
+    (void)state;
+    check_company("tests/model/golden/families/llama", "exact", true);
+    check_company("models/demo", "fixed", false);
 }
 
 /* Products by cuBLAS, tensor-core attention: greedy tokens stay. */
@@ -390,6 +422,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_state_is_bit_equal),
+        cmocka_unit_test(the_mathematics_are_in_the_fingerprint),
         cmocka_unit_test(batches_reuse_and_preemption),
         cmocka_unit_test(fast_math_keeps_greedy_tokens),
         cmocka_unit_test(a_fault_fails_the_request),

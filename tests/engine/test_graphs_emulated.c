@@ -60,8 +60,8 @@ static void decode_together(bool graphs, struct et_run r[N_COMPANY])
 static void recorded_graphs_change_no_bit(void **state)
 {
     (void)state;
-    static const char *const maths[] = {"fast", "exact"};
-    for (int m = 0; m < 2; m++) {
+    static const char *const maths[] = {"fast", "fixed", "exact"};
+    for (int m = 0; m < 3; m++) {
         struct et_run plain[N_COMPANY], graphs[N_COMPANY];
         setenv("HCACHE_CUDA_MATH", maths[m], 1);
         cuda_emu_fail(CUDA_EMU_LAUNCH, -1);

@@ -1,7 +1,7 @@
 /* cuda_cases.c - see cuda_cases.h. */
 #include "cuda_cases.h"
 
-#include "rig.h"
+#include "cuda_rig.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,27 +11,15 @@
 #include "sample_cases.h"
 #include "tensor/device.h"
 
-static struct lane ref, exact, fast;
-
-static struct lane open_cuda(const char *math)
-{
-    struct lane l = {0};
-    struct err err = {0};
-    setenv("HCACHE_CUDA_MATH", math, 1);
-    if (device_open("cuda", NULL, &l.device, &err) != 0)
-        fail_msg("%s", err.msg);
-    unsetenv("HCACHE_CUDA_MATH");
-    l.ops = l.device->ops;
-    assert_int_equal(stream_create(l.device, STREAM_COMPUTE, &l.stream, NULL), 0);
-    return l;
-}
+static struct lane ref, exact, fast, fixed;
 
 static int setup(void **state)
 {
     (void)state;
     ref = lane_ref();
-    exact = open_cuda("exact");
-    fast = open_cuda("fast");
+    exact = lane_cuda("exact");
+    fast = lane_cuda("fast");
+    fixed = lane_cuda("fixed");
     return 0;
 }
 
@@ -41,57 +29,15 @@ static int teardown(void **state)
     lane_close(&ref);
     lane_close(&exact);
     lane_close(&fast);
+    lane_close(&fixed);
     return 0;
 }
 
 #define EACH_TYPE(t) for (enum dtype t = DTYPE_F32; t <= DTYPE_BF16; t++)
 #define EACH_LANE(l)                                                                       \
-    for (const struct lane *l = &exact; l != NULL; l = l == &exact ? &fast : NULL)
-
-/* --- device copies ---------------------------------------------------------------------------- */
-
-/* A device copy of `bytes` at src. */
-static struct buf up(const struct lane *l, const void *src, size_t bytes)
-{
-    struct buf b;
-    assert_int_equal(buf_alloc(l->device, MEM_DEVICE, bytes, &b, NULL), 0);
-    assert_int_equal(stream_copy(l->stream, b.ptr, src, bytes), 0);
-    assert_int_equal(stream_sync(l->stream), 0);
-    return b;
-}
-
-static void down(const struct lane *l, void *dst, const void *src, size_t bytes)
-{
-    assert_int_equal(stream_copy(l->stream, dst, src, bytes), 0);
-    assert_int_equal(stream_sync(l->stream), 0);
-}
-
-struct gmat {
-    struct mat m;
-    struct buf mem;
-};
-
-static size_t mat_bytes(struct mat m)
-{
-    return (size_t)(m.rows * m.ld) * dtype_bytes(m.dtype);
-}
-
-static struct gmat up_mat(const struct lane *l, struct mat host)
-{
-    struct gmat g = {host, up(l, host.data, mat_bytes(host))};
-    g.m.data = g.mem.ptr;
-    return g;
-}
-
-/* Brings the result to the host and frees the device's. */
-static struct mat take(const struct lane *l, struct gmat *g)
-{
-    struct mat host = mat_alloc(g->m.dtype, g->m.rows, g->m.ld);
-    down(l, host.data, g->m.data, mat_bytes(g->m));
-    host.cols = g->m.cols;
-    buf_free(l->device, &g->mem);
-    return host;
-}
+    for (const struct lane *l = &exact; l != NULL; l = l == &exact  ? &fast                \
+                                                       : l == &fast ? &fixed               \
+                                                                    : NULL)
 
 static struct mat as_type(struct mat x, enum dtype t)
 {
@@ -401,18 +347,6 @@ static struct rope up_rope(const struct lane *l, const struct rope *r, struct bu
     g.cos = mem->ptr;
     g.sin = g.cos + n;
     return g;
-}
-
-/* cache_make for device memory: slots hold NaN. */
-static struct cache cache_on(const struct lane *l, enum dtype t, int n_kv, int d_head,
-                             int n_seqs, int max_tokens)
-{
-    struct cache host = cache_make(&ref, t, n_kv, d_head, n_seqs, max_tokens);
-    struct buf dev = up(l, host.mem.ptr, host.mem.bytes);
-    buf_free(ref.device, &host.mem);
-    host.mem = dev;
-    host.kv.blocks = dev.ptr;
-    return host;
 }
 
 static void check_rope_op(const struct lane *l, int d_head, int d_rot, enum dtype t)

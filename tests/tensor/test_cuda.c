@@ -1,11 +1,14 @@
-/* The CUDA backend on a GPU: every operation against `ref`. Skipped where there is none. */
+/* The CUDA backend on a GPU: every operation against `ref`. Skipped where there is none. `test_cuda small`: without
+ * the shapes that fill it, for checkers that make everything slow. */
 #include "rig.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "cuda_cases.h"
+#include "cuda_fixed_cases.h"
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct device *d = NULL;
     struct err err = {0};
@@ -15,5 +18,7 @@ int main(void)
     }
     printf("# %s\n", d->isa);
     device_close(d);
-    return cuda_cases_run("cuda");
+    int failed = cuda_cases_run("cuda");
+    bool small = argc > 1 && strcmp(argv[1], "small") == 0;
+    return failed + cuda_fixed_cases_run("fixed math", small);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cuda_cases.h"
+#include "cuda_fixed_cases.h"
 #include "tensor/device.h"
 
 static void test_no_device(void **state)
@@ -20,7 +21,7 @@ static void test_no_device(void **state)
     setenv("HCACHE_CUDA_MATH", "quick", 1);
     assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_USAGE);
     unsetenv("HCACHE_CUDA_MATH");
-    assert_non_null(strstr(err.msg, "fast or exact"));
+    assert_non_null(strstr(err.msg, "fast, fixed or exact"));
 }
 
 /* What the emulation cannot show is the early launch itself; that every kernel begins with await_stream it checks at
@@ -97,5 +98,6 @@ int main(void)
         cmocka_unit_test(test_too_little_memory),
     };
     int failed = cmocka_run_group_tests_name("faults", faults, NULL, NULL);
-    return failed + cuda_cases_run("emulated");
+    failed += cuda_cases_run("emulated");
+    return failed + cuda_fixed_cases_run("fixed math", true);
 }

@@ -5,8 +5,9 @@
  *
  * Activations have the state dtype between operations (device.act_is_state), the residual sum inside
  * a layer and the logits f32; products accumulate in f32.  With cuBLAS, and with attention in tiles
- * and splits, a row's bits may depend on the batch around it: HCACHE_CUDA_MATH=exact chooses kernels
- * where they do not (ops.h's arithmetic), at a fraction of the speed. */
+ * and splits as the batch suggests, a row's bits may depend on the batch around it.  HCACHE_CUDA_MATH=fixed
+ * chooses kernels where they do not: on tensor cores, tiles and splits at fixed places (launch.h); =exact ones
+ * that have ops.h's arithmetic, at a fraction of the speed. */
 #ifndef TENSOR_CUDA_H
 #define TENSOR_CUDA_H
 
@@ -35,10 +36,10 @@ struct cuda_device {
     struct cuda_memory memory;
     int index; /* among the GPUs that the process sees */
     int n_sm;
-    bool exact;
+    enum gpu_math math;        /* HCACHE_CUDA_MATH */
     atomic_bool copies_singly; /* the driver takes no batches of copies */
-    bool no_graphs;         /* HCACHE_CUDA_GRAPHS=off */
-    struct cuda_blas *blas; /* NULL in exact mode */
+    bool no_graphs;            /* HCACHE_CUDA_GRAPHS=off */
+    struct cuda_blas *blas;    /* NULL but in fast math */
     char about[320];
 };
 

@@ -396,16 +396,22 @@ static int choose_early(const struct cudaDeviceProp *prop, struct err *err)
     return 0;
 }
 
-static int choose_math(bool *exact, struct err *err)
+static const char *const math_names[] = {
+    [GPU_FAST] = "fast", [GPU_FIXED] = "fixed", [GPU_EXACT] = "exact"};
+
+static int choose_math(enum gpu_math *out, struct err *err)
 {
     const char *math = getenv("HCACHE_CUDA_MATH");
-    if (math == NULL || strcmp(math, "fast") == 0)
-        *exact = false;
-    else if (strcmp(math, "exact") == 0)
-        *exact = true;
-    else
-        return err_set(err, ERR_USAGE, "HCACHE_CUDA_MATH=%s: must be fast or exact", math);
-    return 0;
+    *out = GPU_FAST;
+    for (int i = 0; math != NULL && i <= GPU_EXACT; i++) {
+        *out = (enum gpu_math)i;
+        if (strcmp(math, math_names[i]) == 0)
+            return 0;
+    }
+    return math == NULL
+               ? 0
+               : err_set(err, ERR_USAGE,
+                         "HCACHE_CUDA_MATH=%s: must be fast, fixed or exact", math);
 }
 
 static int check_ranks(struct err *err)
@@ -420,8 +426,9 @@ static int check_ranks(struct err *err)
 int cuda_device_open(int index, struct pool *pool, struct device **out, struct err *err)
 {
     struct cudaDeviceProp prop;
-    bool exact = false, no_graphs = false;
-    int n = 0, rc = choose_math(&exact, err);
+    enum gpu_math math;
+    bool no_graphs = false;
+    int n = 0, rc = choose_math(&math, err);
     if (rc == 0)
         rc = choose_graphs(&no_graphs, err);
     if (rc == 0)
@@ -452,19 +459,18 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
     if (rc != 0)
         return rc;
     struct cuda_device *d = xcalloc(1, sizeof *d);
-    if (!exact)
+    if (math == GPU_FAST)
         rc = cuda_blas_open(&d->blas, err);
     if (rc != 0) {
         free(d);
         return rc;
     }
     snprintf(d->about, sizeof d->about, "%s, sm_%d%d, %s math%s", prop.name, prop.major,
-             prop.minor, exact ? "exact" : "fast",
-             gpu_launch_early ? ", early launches" : "");
+             prop.minor, math_names[math], gpu_launch_early ? ", early launches" : "");
     cuda_memory_init(&d->memory);
     d->index = index;
     d->n_sm = prop.multiProcessorCount;
-    d->exact = exact;
+    d->math = math;
     d->no_graphs = no_graphs;
     d->base = (struct device){.name = "cuda",
                               .ops = &cuda_ops,

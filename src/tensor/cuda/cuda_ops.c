@@ -186,10 +186,16 @@ static int cuda_matmul(struct stream *s, struct mat c, struct mat a, const struc
     int rc = cuda_enter(s);
     if (rc != 0 || c.rows == 0)
         return rc;
-    /* cuBLAS wants one type for both factors; a state dtype other than the weights' does not give it
-     * that, and exactness forbids it. */
-    if (d->exact || a.dtype != w->dtype) {
+    /* cuBLAS and tensor cores want one type for both factors, and the latter 16 bits; a state dtype other than
+     * the weights' does not give them that, and exactness forbids it.  The choice does not look at the
+     * batch. */
+    bool fixed = d->math == GPU_FIXED && a.dtype != DTYPE_F32;
+    if (a.dtype != w->dtype || (d->math != GPU_FAST && !fixed)) {
         gpu_matmul_exact(cs->handle, gc, ga, gw, bias);
+        return cuda_leave(s, "matmul");
+    }
+    if (fixed) {
+        gpu_matmul_fixed(cs->handle, gc, ga, gw, bias, d->n_sm);
         return cuda_leave(s, "matmul");
     }
     if (gpu_gemv_can(gc, ga, gw)) {
@@ -341,7 +347,7 @@ static int cuda_attention(struct stream *s, struct mat out, struct mat q,
                                     .kv = gpu_kv(kv),
                                     .scale = scale,
                                     .window = window,
-                                    .exact = d->exact,
+                                    .math = d->math,
                                     .scratch = c->scratch,
                                     .scratch_floats = c->scratch_floats,
                                     .n_sm = d->n_sm};

@@ -1,4 +1,5 @@
-/* k_attention.cu - attention over the paged cache.
+/* k_attention.cu - attention over the paged cache, in fast math; in exact math every row by attend_row,
+ * unsplit.
  *
  * - attend_row: one row against all its keys, shared out over warps and, where rows are few, over
  *   blocks ("splits", joined by join_splits).  The heads that share a KV head go together, so that K
@@ -8,24 +9,7 @@
  *
  * Both keep a running maximum and sum (online softmax), and neither touches a key that no row of the
  * launch sees: unwritten slots may hold anything. */
-#include "tensor/cuda/device.cuh"
-#include "tensor/cuda/launch.h"
-#include "tensor/cuda/mma.cuh"
-
-enum { TOKENS = 64 };
-
-template <typename T>
-static __device__ __forceinline__ const T *kv_rows(const gpu_attention_job &a,
-                                                   int32_t block, int head)
-{
-    return (const T *)(a.kv.blocks + (int64_t)block * a.kv.stride) +
-           (int64_t)head * TOKENS * a.kv.d_head;
-}
-
-static __device__ __forceinline__ int first_key(const gpu_attention_job &a, int pos)
-{
-    return a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
-}
+#include "tensor/cuda/attention.cuh"
 
 /* --- one row ---------------------------------------------------------------------------------- */
 
@@ -225,7 +209,7 @@ static int splits_for(const gpu_attention_job &a, int n_rows, int per_row)
     int64_t room = a.scratch_floats /
                    ((int64_t)n_rows * (a.q.cols / a.kv.d_head) * (a.kv.d_head + 2));
     n = n < room ? n : (int)room;
-    return a.exact || n < 1 ? 1 : n;
+    return a.math != GPU_FAST || n < 1 ? 1 : n;
 }
 
 template <typename T, int G, int LANES>
@@ -273,19 +257,7 @@ static void rows_by_head(cudaStream_t s, const gpu_attention_job &a, const int32
 
 /* --- a tile of rows --------------------------------------------------------------------------- */
 
-enum { TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, PAD = 8 };
-
-/* Slots [0, 64) of one head's K or V to shared memory; those outside [from, to) as zeros, since
- * nobody may have written them and 0 * NaN is NaN. */
-template <typename T, int D>
-static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from, int to)
-{
-    for (int i = (int)threadIdx.x; i < TOKENS * (D / PIECE); i += TILE_THREADS) {
-        int slot = i / (D / PIECE), c = i % (D / PIECE) * PIECE;
-        bool in = slot >= from && slot < to;
-        copy_async16(to_smem + slot * (D + PAD) + c, rows + (in ? slot * D + c : 0), in);
-    }
-}
+enum { TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP };
 
 /* How many KV blocks a tile holds: the one at work, and where shared memory has room the next on its way. */
 template <int D> struct tile_stages {
@@ -330,8 +302,8 @@ static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention
 #define FETCH(b, stage)                                                                    \
     do {                                                                                   \
         int f_ = begin - (b)*TOKENS, e_ = last + 1 - (b)*TOKENS;                           \
-        fetch<T, D>(sk[stage], kv_rows<T>(a, table[b], kv_head), f_, e_);                  \
-        fetch<T, D>(sv[stage], kv_rows<T>(a, table[b], a.kv.n_kv + kv_head), f_, e_);      \
+        fetch<T, D, TILE_THREADS>(sk[stage], kv_rows<T>(a, table[b], kv_head), f_, e_);                  \
+        fetch<T, D, TILE_THREADS>(sv[stage], kv_rows<T>(a, table[b], a.kv.n_kv + kv_head), f_, e_);      \
         copy_async_commit();                                                               \
     } while (0)
     FETCH(b_from, 0);
@@ -483,12 +455,14 @@ template <typename T> static bool tiles_by_head(cudaStream_t s, const gpu_attent
 
 void gpu_attention(cudaStream_t s, struct gpu_attention_job a)
 {
-    bool tiled = a.exact || a.b.n_tiles == 0;
+    if (a.math == GPU_FIXED && gpu_attention_fixed(s, a))
+        return;
+    bool tiled = a.math != GPU_FAST || a.b.n_tiles == 0;
     if (!tiled && a.kv.type == 1)
         tiled = tiles_by_head<f16>(s, a);
     else if (!tiled && a.kv.type == 2)
         tiled = tiles_by_head<bf16>(s, a);
-    bool all = a.exact || !tiled; /* every row on its own */
+    bool all = a.math != GPU_FAST || !tiled; /* every row on its own */
     const int32_t *rows = all ? NULL : a.b.solo;
     int n = all ? a.b.n_rows : a.b.n_solo;
     WITH_TYPE(a.kv.type, T, rows_by_head<T>(s, a, rows, n))

@@ -13,20 +13,21 @@
 template <typename T>
 static inline void mma_16816(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
-    uint32_t in[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const uint32_t(*all)[6] = (const uint32_t(*)[6])emu_warp_gather(in, sizeof in);
+    const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    float in[12];
+    for (int i = 0; i < 12; i++) {
+        T x;
+        x.bits = (uint16_t)(words[i / 2] >> (i % 2 * 16));
+        in[i] = to_f32(x);
+    }
+    const float(*all)[12] = (const float(*)[12])emu_warp_gather(in, sizeof in);
     int lane = (int)(threadIdx.x % WARP), g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) {
         int row = g + i / 2 * 8, col = 2 * t + i % 2;
         float sum = c[i];
-        for (int k = 0; k < 16; k++) {
-            T x, y;
-            uint32_t av = all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            uint32_t bv = all[col * 4 + k % 8 / 2][4 + k / 8];
-            x.bits = (uint16_t)(av >> (k % 2 * 16));
-            y.bits = (uint16_t)(bv >> (k % 2 * 16));
-            sum += to_f32(x) * to_f32(y);
-        }
+        for (int k = 0; k < 16; k++)
+            sum += all[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2] *
+                   all[col * 4 + k % 8 / 2][8 + k / 8 * 2 + k % 2];
         c[i] = sum;
     }
 }

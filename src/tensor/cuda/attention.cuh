@@ -1,0 +1,37 @@
+/* attention.cuh - what the attention kernels share: where keys are, and how they come to shared memory. */
+#ifndef TENSOR_CUDA_ATTENTION_CUH
+#define TENSOR_CUDA_ATTENTION_CUH
+
+#include "tensor/cuda/device.cuh"
+#include "tensor/cuda/launch.h"
+#include "tensor/cuda/mma.cuh"
+
+/* PAD: between staged rows of a head, so that eight of them begin in different banks. */
+enum { TOKENS = 64, PAD = 8 };
+
+template <typename T>
+static __device__ __forceinline__ const T *kv_rows(const gpu_attention_job &a,
+                                                   int32_t block, int head)
+{
+    return (const T *)(a.kv.blocks + (int64_t)block * a.kv.stride) +
+           (int64_t)head * TOKENS * a.kv.d_head;
+}
+
+static __device__ __forceinline__ int first_key(const gpu_attention_job &a, int pos)
+{
+    return a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+}
+
+/* Slots [0, 64) of one head's K or V to shared memory; those outside [from, to) as zeros, since
+ * nobody may have written them and 0 * NaN is NaN. */
+template <typename T, int D, int N_THREADS>
+static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from, int to)
+{
+    for (int i = (int)threadIdx.x; i < TOKENS * (D / PIECE); i += N_THREADS) {
+        int slot = i / (D / PIECE), c = i % (D / PIECE) * PIECE;
+        bool in = slot >= from && slot < to;
+        copy_async16(to_smem + slot * (D + PAD) + c, rows + (in ? slot * D + c : 0), in);
+    }
+}
+
+#endif

@@ -1,0 +1,349 @@
+/* k_matmul_fixed.cu - products on the tensor cores whose every element is computed in one way, whatever
+ * batch it is part of: launch.h (gpu_matmul_fixed) writes that way down.
+ *
+ * - few: up to 32 rows, where time is the reading of the weights.  A block of threads takes 16 columns and all
+ *   of k; its warps take k-blocks in turn, each through a ring of its own, and the blocks' sums meet in
+ *   shared memory.
+ * - tiles: more rows.  The usual tiling (paper section 4's products: norm, then [W_k;W_v]), with a second set of
+ *   accumulators for the sum of the k-blocks.
+ *
+ * What keeps them equal: both stage k in tiles of 64 that are zero beyond its end, take a tile's four steps in
+ * ascending order with the activations as operand A, and sum blocks from +0.  That a tensor core adds up a
+ * step alike in every row and column of its operands, and leaves a sum as it is where all products are
+ * zero, is assumed of the hardware; test_fixed_is_batch_invariant asks it. */
+#include "tensor/cuda/device.cuh"
+#include "tensor/cuda/launch.h"
+#include "tensor/cuda/mma.cuh"
+
+enum {
+    K_BLOCK = 256, /* the length of a chain of steps, as ops.h's: longer ones lose bits, since what does not fit
+                      beside the largest summand is cut off and not rounded */
+    K_TILE = 64,   /* staged at a time: 128 bytes of a row */
+    PIECES = K_TILE / PIECE,
+    TILES_A_BLOCK = K_BLOCK / K_TILE,
+};
+
+/* --- staging ---------------------------------------------------------------------------------- */
+
+/* Where piece `p` of staged row r is.  Rows are as long as all banks together, so that unmoved the same piece
+ * of eight rows, which is what a load of a matrix takes, would lie in the same four banks. */
+static __device__ __forceinline__ int staged(int r, int p)
+{
+    return r * K_TILE + ((p ^ r) & (PIECES - 1)) * PIECE;
+}
+
+/* Rows [row0, row0 + n) of m at [k0, k0 + 64), zeros beyond its columns, and its last row beyond its rows (whoever
+ * computes with it throws the result away): by thread `i0` of `n_threads`.  WIDE: rows begin at multiples
+ * of 16 bytes and have whole pieces. */
+template <typename T, bool WIDE>
+static __device__ __forceinline__ void stage(T *to, const gpu_mat &m, int row0, int n,
+                                             int k0, int i0, int n_threads)
+{
+#pragma unroll
+    for (int i = i0; i < n * PIECES; i += n_threads) {
+        int r = i / PIECES, p = i % PIECES, k = k0 + p * PIECE;
+        int row = row0 + r < m.rows ? row0 + r : m.rows - 1;
+        const T *from = (const T *)m.data + (int64_t)row * m.ld;
+        T *at = to + staged(r, p);
+        if (WIDE) {
+            copy_async16(at, from + (k < m.cols ? k : 0), k < m.cols);
+        } else {
+            for (int e = 0; e < PIECE; e++) {
+                at[e].bits = 0;
+                if (k + e < m.cols)
+                    at[e] = from[k + e];
+            }
+        }
+    }
+}
+
+/* 16 staged rows from r0 at step `kk` of the tile, as operand A. */
+template <typename T>
+static __device__ __forceinline__ void load_a(uint32_t a[4], const T *tile, int r0, int kk)
+{
+    int lane = (int)threadIdx.x % WARP;
+    load_matrix_x4(a, tile + staged(r0 + lane % 16, kk * 2 + lane / 16));
+}
+
+/* 16 staged rows from r0 as operand B: b[0] and b[1] of columns [r0, r0 + 8), b[2] and b[3] of the next. */
+template <typename T>
+static __device__ __forceinline__ void load_b(uint32_t b[4], const T *tile, int r0, int kk)
+{
+    int lane = (int)threadIdx.x % WARP;
+    load_matrix_x4(b, tile + staged(r0 + lane % 8 + lane / 16 * 8, kk * 2 + lane / 8 % 2));
+}
+
+/* part [16 M][8 N] += rows from a0 of tile a times rows from w0 of tile w: four steps, ascending. */
+template <typename T, int M, int N>
+static __device__ __forceinline__ void tile_steps(float (&part)[M][N][4], const T *a,
+                                                  int a0, const T *w, int w0)
+{
+#pragma unroll
+    for (int kk = 0; kk < K_TILE / 16; kk++) {
+        uint32_t fa[M][4], fb[N / 2][4];
+#pragma unroll
+        for (int i = 0; i < M; i++)
+            load_a(fa[i], a, a0 + i * 16, kk);
+#pragma unroll
+        for (int j = 0; j < N / 2; j++)
+            load_b(fb[j], w, w0 + j * 16, kk);
+#pragma unroll
+        for (int i = 0; i < M; i++)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                mma_16816<T>(part[i][j], fa[i], fb[j / 2][j % 2 * 2],
+                             fb[j / 2][j % 2 * 2 + 1]);
+    }
+}
+
+template <int M, int N>
+static __device__ __forceinline__ void clear(float (&x)[M][N][4])
+{
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++)
+        x[i / (N * 4)][i / 4 % N][i % 4] = 0;
+}
+
+/* Bias last; c is f32 or of type T. */
+template <typename T>
+static __device__ __forceinline__ void put(const gpu_mat &c, int row, int col, float v,
+                                           const float *bias)
+{
+    if (row >= c.rows || col >= c.cols)
+        return;
+    if (bias != NULL)
+        v = __fadd_rn(v, bias[col]);
+    int64_t at = (int64_t)row * c.ld + col;
+    if (c.type == 0)
+        ((float *)c.data)[at] = v;
+    else
+        from_f32(((T *)c.data)[at], v);
+}
+
+/* --- few rows --------------------------------------------------------------------------------- */
+
+/* Bytes on their way decide: 4 warps with 3 tiles of 2 KiB each, and two to three blocks of threads on a
+ * multiprocessor, are 48 to 72 KiB of weights; 5 TB/s at 0.8 us of latency are 30. */
+enum { FEW_COLS = 16, FEW_WARPS = 4, FEW_THREADS = FEW_WARPS * WARP };
+
+template <typename T, int M> struct few {
+    enum {
+        ROWS = 16 * M,
+        STAGES = M == 1 ? 4 : 3,
+        A = ROWS * K_TILE, /* elements of a stage: A's, then the weights' */
+        STAGE = A + FEW_COLS * K_TILE,
+        SUMS = ROWS * FEW_COLS, /* of a warp's k-block */
+        SHARED = FEW_WARPS * STAGES * STAGE * (int)sizeof(T) +
+                 2 * FEW_WARPS * SUMS * (int)sizeof(float),
+        OWN = SUMS / FEW_THREADS, /* results that a thread adds up */
+    };
+};
+
+template <typename T, int M, bool WIDE>
+static __global__ void __launch_bounds__(FEW_THREADS)
+    matmul_few(gpu_mat c, gpu_mat a, gpu_mat w, const float *bias)
+{
+    await_stream();
+    typedef few<T, M> F;
+    SHARED_DYNAMIC(shared);
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    int g = lane / 4, tq = lane % 4, col0 = (int)blockIdx.x * FEW_COLS;
+    T *ring = (T *)shared + warp * F::STAGES * F::STAGE;
+    float *sums = (float *)((T *)shared + FEW_WARPS * F::STAGES * F::STAGE);
+    int n_tiles = (a.cols + K_TILE - 1) / K_TILE;
+    int n_blocks = (n_tiles + TILES_A_BLOCK - 1) / TILES_A_BLOCK;
+
+    /* Rows that are not there stay zero. */
+    for (int s = 0; s < F::STAGES; s++)
+        for (int i = a.rows * K_TILE + lane; i < F::A; i += WARP)
+            ring[s * F::STAGE + i].bits = 0;
+
+    /* A warp's tile t is one of block (warp + t / 4 * FEW_WARPS); n_tiles or more: there is none. */
+#define TILE_OF(t)                                                                         \
+    ((warp + (t) / TILES_A_BLOCK * FEW_WARPS) * TILES_A_BLOCK + (t) % TILES_A_BLOCK)
+#define FETCH(t)                                                                           \
+    do {                                                                                   \
+        int tile_ = TILE_OF(t);                                                            \
+        T *to_ = ring + (t) % F::STAGES * F::STAGE;                                        \
+        if (tile_ < n_tiles) {                                                             \
+            stage<T, WIDE>(to_ + F::A, w, col0, FEW_COLS, tile_ *K_TILE, lane, WARP);      \
+            stage<T, WIDE>(to_, a, 0, a.rows, tile_ *K_TILE, lane, WARP);                  \
+        }                                                                                  \
+        copy_async_commit();                                                               \
+    } while (0)
+    for (int t = 0; t < F::STAGES - 1; t++)
+        FETCH(t);
+
+    float acc[F::OWN];
+#pragma unroll
+    for (int i = 0; i < F::OWN; i++)
+        acc[i] = 0;
+    for (int b0 = 0, t = 0, side = 0; b0 < n_blocks; b0 += FEW_WARPS, side ^= 1) {
+        float part[M][2][4];
+        clear<M, 2>(part);
+        for (int i = 0; i < TILES_A_BLOCK; i++, t++) {
+            FETCH(t + F::STAGES - 1);
+            copy_async_wait<F::STAGES - 1>();
+            __syncwarp(); /* all lanes' copies are there */
+            const T *tile = ring + t % F::STAGES * F::STAGE;
+            if (TILE_OF(t) < n_tiles)
+                tile_steps<T, M, 2>(part, tile, 0, tile + F::A, 0);
+            __syncwarp(); /* the stage is filled anew */
+        }
+        float *mine = sums + (side * FEW_WARPS + warp) * F::SUMS;
+#pragma unroll
+        for (int i = 0; i < M * 2 * 4; i++)
+            mine[(i / 8 * 16 + g + i % 4 / 2 * 8) * FEW_COLS + i / 4 % 2 * 8 + tq * 2 +
+                 i % 2] = part[i / 8][i / 4 % 2][i % 4];
+        __syncthreads(); /* one barrier a round: the other side is read behind the next */
+        int n = n_blocks - b0 < FEW_WARPS ? n_blocks - b0 : FEW_WARPS;
+        for (int v = 0; v < n; v++)
+#pragma unroll
+            for (int i = 0; i < F::OWN; i++)
+                acc[i] = __fadd_rn(acc[i], sums[(side * FEW_WARPS + v) * F::SUMS +
+                                                i * FEW_THREADS + (int)threadIdx.x]);
+    }
+#undef FETCH
+#undef TILE_OF
+#pragma unroll
+    for (int i = 0; i < F::OWN; i++) {
+        int at = i * FEW_THREADS + (int)threadIdx.x;
+        put<T>(c, at / FEW_COLS, col0 + at % FEW_COLS, acc[i], bias);
+    }
+}
+
+/* --- tiles ------------------------------------------------------------------------------------ */
+
+/* ROWS x COLS results a block of threads, HIGH x WIDTH of them a warp. */
+template <typename T, int ROWS, int COLS, int HIGH, int WIDTH> struct tiling {
+    enum {
+        THREADS = ROWS / HIGH * (COLS / WIDTH) * WARP,
+        STAGES = ROWS + COLS > 128 ? 3 : 4,
+        STAGE = (ROWS + COLS) * K_TILE,
+        SHARED = STAGES * STAGE * (int)sizeof(T),
+    };
+};
+
+template <typename T, int ROWS, int COLS, int HIGH, int WIDTH, bool WIDE>
+static __global__ void __launch_bounds__(tiling<T, ROWS, COLS, HIGH, WIDTH>::THREADS)
+    matmul_tiles(gpu_mat c, gpu_mat a, gpu_mat w, const float *bias, int n_down)
+{
+    await_stream();
+    typedef tiling<T, ROWS, COLS, HIGH, WIDTH> F;
+    constexpr int M = HIGH / 16, N = WIDTH / 8;
+    SHARED_DYNAMIC(shared);
+    T *ring = (T *)shared;
+    /* Neighbours share their columns: what they read of the weights comes from memory once. */
+    int row0 = (int)blockIdx.x % n_down * ROWS, col0 = (int)blockIdx.x / n_down * COLS;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    int a0 = warp / (COLS / WIDTH) * HIGH, w0 = warp % (COLS / WIDTH) * WIDTH;
+    int n_tiles = (a.cols + K_TILE - 1) / K_TILE;
+
+#define FETCH(t)                                                                           \
+    do {                                                                                   \
+        T *to_ = ring + (t) % F::STAGES * F::STAGE;                                        \
+        if ((t) < n_tiles) {                                                               \
+            stage<T, WIDE>(to_, a, row0, ROWS, (t)*K_TILE, (int)threadIdx.x, F::THREADS);  \
+            stage<T, WIDE>(to_ + ROWS * K_TILE, w, col0, COLS, (t)*K_TILE,                 \
+                           (int)threadIdx.x, F::THREADS);                                  \
+        }                                                                                  \
+        copy_async_commit();                                                               \
+    } while (0)
+    for (int t = 0; t < F::STAGES - 1; t++)
+        FETCH(t);
+    float acc[M][N][4], part[M][N][4];
+    clear<M, N>(acc);
+    clear<M, N>(part);
+    for (int t = 0; t < n_tiles; t++) {
+        copy_async_wait<F::STAGES - 2>();
+        __syncthreads(); /* the tile is there, and the one before it is done with */
+        FETCH(t + F::STAGES - 1);
+        const T *tile = ring + t % F::STAGES * F::STAGE;
+        tile_steps<T, M, N>(part, tile, a0, tile + ROWS * K_TILE, w0);
+        if (t % TILES_A_BLOCK == TILES_A_BLOCK - 1 || t == n_tiles - 1) {
+#pragma unroll
+            for (int i = 0; i < M * N * 4; i++)
+                acc[i / (N * 4)][i / 4 % N][i % 4] = __fadd_rn(
+                    acc[i / (N * 4)][i / 4 % N][i % 4], part[i / (N * 4)][i / 4 % N][i % 4]);
+            clear<M, N>(part);
+        }
+    }
+#undef FETCH
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++)
+        put<T>(c, row0 + a0 + i / (N * 4) * 16 + lane / 4 + i % 4 / 2 * 8,
+               col0 + w0 + i / 4 % N * 8 + lane % 4 * 2 + i % 2,
+               acc[i / (N * 4)][i / 4 % N][i % 4], bias);
+}
+
+/* --- choice: of speed alone ------------------------------------------------------------------- */
+
+static void allow_shared(const void *kernel, int bytes)
+{
+    if (bytes > 48 * 1024)
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+template <typename T, int M, bool WIDE>
+static void launch_few(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const float *bias)
+{
+    auto kernel = matmul_few<T, M, WIDE>;
+    constexpr int shared = few<T, M>::SHARED;
+    static_assert(shared <= 99 * 1024, "what a block of threads may have on sm_89");
+    allow_shared((const void *)kernel, shared);
+    LAUNCH(kernel, blocks_for(c.cols, FEW_COLS), FEW_THREADS, shared, s, c, a, w, bias);
+}
+
+template <typename T, int ROWS, int COLS, int HIGH, int WIDTH, bool WIDE>
+static void launch_tiles(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const float *bias)
+{
+    typedef tiling<T, ROWS, COLS, HIGH, WIDTH> F;
+    auto kernel = matmul_tiles<T, ROWS, COLS, HIGH, WIDTH, WIDE>;
+    static_assert(F::SHARED <= 99 * 1024, "what a block of threads may have on sm_89");
+    allow_shared((const void *)kernel, F::SHARED);
+    int n_down = (int)blocks_for(c.rows, ROWS);
+    LAUNCH(kernel, (unsigned)n_down * blocks_for(c.cols, COLS), F::THREADS, F::SHARED, s, c,
+           a, w, bias, n_down);
+}
+
+/* The largest tiles that still give three quarters of the multiprocessors something to do. */
+template <typename T, bool WIDE>
+static void choose(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const float *bias,
+                   int n_sm)
+{
+    int64_t enough = n_sm * 3 / 4;
+    if (c.rows <= 16)
+        launch_few<T, 1, WIDE>(s, c, a, w, bias);
+    else if (c.rows <= 32)
+        launch_few<T, 2, WIDE>(s, c, a, w, bias);
+    else if ((int64_t)blocks_for(c.rows, 128) * blocks_for(c.cols, 128) >= enough)
+        launch_tiles<T, 128, 128, 64, 32, WIDE>(s, c, a, w, bias);
+    else if ((int64_t)blocks_for(c.rows, 64) * blocks_for(c.cols, 64) >= enough)
+        launch_tiles<T, 64, 64, 32, 32, WIDE>(s, c, a, w, bias);
+    else
+        launch_tiles<T, 64, 32, 32, 16, WIDE>(s, c, a, w, bias);
+}
+
+static bool has_whole_pieces(gpu_mat m)
+{
+    return is_wide(m.data, m.ld, m.type) && m.cols % PIECE == 0;
+}
+
+template <typename T>
+static void fixed(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const float *bias,
+                  int n_sm)
+{
+    if (has_whole_pieces(a) && has_whole_pieces(w))
+        choose<T, true>(s, c, a, w, bias, n_sm);
+    else
+        choose<T, false>(s, c, a, w, bias, n_sm);
+}
+
+void gpu_matmul_fixed(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
+                      const float *bias, int n_sm)
+{
+    if (a.type == 1)
+        fixed<f16>(s, c, a, w, bias, n_sm);
+    else
+        fixed<bf16>(s, c, a, w, bias, n_sm);
+}

@@ -1,0 +1,68 @@
+/* cuda_rig.c - see cuda_rig.h. */
+#include "cuda_rig.h"
+
+#include <stdlib.h>
+
+#include "tensor/device.h"
+
+struct lane lane_cuda(const char *math)
+{
+    struct lane l = {0};
+    struct err err = {0};
+    setenv("HCACHE_CUDA_MATH", math, 1);
+    if (device_open("cuda", NULL, &l.device, &err) != 0)
+        fail_msg("%s", err.msg);
+    unsetenv("HCACHE_CUDA_MATH");
+    l.ops = l.device->ops;
+    assert_int_equal(stream_create(l.device, STREAM_COMPUTE, &l.stream, NULL), 0);
+    return l;
+}
+
+struct buf up(const struct lane *l, const void *src, size_t bytes)
+{
+    struct buf b;
+    assert_int_equal(buf_alloc(l->device, MEM_DEVICE, bytes, &b, NULL), 0);
+    assert_int_equal(stream_copy(l->stream, b.ptr, src, bytes), 0);
+    assert_int_equal(stream_sync(l->stream), 0);
+    return b;
+}
+
+void down(const struct lane *l, void *dst, const void *src, size_t bytes)
+{
+    assert_int_equal(stream_copy(l->stream, dst, src, bytes), 0);
+    assert_int_equal(stream_sync(l->stream), 0);
+}
+
+static size_t mat_bytes(struct mat m)
+{
+    return (size_t)(m.rows * m.ld) * dtype_bytes(m.dtype);
+}
+
+struct gmat up_mat(const struct lane *l, struct mat host)
+{
+    struct gmat g = {host, up(l, host.data, mat_bytes(host))};
+    g.m.data = g.mem.ptr;
+    return g;
+}
+
+struct mat take(const struct lane *l, struct gmat *g)
+{
+    struct mat host = mat_alloc(g->m.dtype, g->m.rows, g->m.ld);
+    down(l, host.data, g->m.data, mat_bytes(g->m));
+    host.cols = g->m.cols;
+    buf_free(l->device, &g->mem);
+    return host;
+}
+
+struct cache cache_on(const struct lane *l, enum dtype t, int n_kv, int d_head, int n_seqs,
+                      int max_tokens)
+{
+    struct lane ref = lane_ref();
+    struct cache host = cache_make(&ref, t, n_kv, d_head, n_seqs, max_tokens);
+    struct buf dev = up(l, host.mem.ptr, host.mem.bytes);
+    buf_free(ref.device, &host.mem);
+    lane_close(&ref);
+    host.mem = dev;
+    host.kv.blocks = dev.ptr;
+    return host;
+}

@@ -1,0 +1,25 @@
+/* cuda_rig.h - what the tests of device "cuda" share: lanes of it, and data on their way to it and back. */
+#ifndef TESTS_TENSOR_CUDA_RIG_H
+#define TESTS_TENSOR_CUDA_RIG_H
+
+#include "rig.h"
+
+struct lane lane_cuda(const char *math); /* HCACHE_CUDA_MATH */
+
+/* A device copy of `bytes` at src. */
+struct buf up(const struct lane *l, const void *src, size_t bytes);
+void down(const struct lane *l, void *dst, const void *src, size_t bytes);
+
+struct gmat {
+    struct mat m;
+    struct buf mem;
+};
+struct gmat up_mat(const struct lane *l, struct mat host);
+/* Brings the result to the host and frees the device's. */
+struct mat take(const struct lane *l, struct gmat *g);
+
+/* cache_make for device memory: slots hold NaN. */
+struct cache cache_on(const struct lane *l, enum dtype t, int n_kv, int d_head, int n_seqs,
+                      int max_tokens);
+
+#endif
