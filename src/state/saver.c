@@ -125,10 +125,13 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
-/* Of a layer: a row of every decode, or of prefill a piece per chunk; of K and V a row of every rank. */
+/* Of a layer: a row of every decode, or of prefill a piece per chunk; of K and V a row of every rank, but for what
+ * comes down from devices, where the ranks' lie side by side already. */
 static int max_copies(const struct saver *s)
 {
-    return (1 + s->o.model->dev->n_ranks) * 2 * s->o.max_batch_rows;
+    const struct device *d = s->o.model->dev;
+    int n_kv = d->unified ? d->n_ranks : 1;
+    return (1 + n_kv) * 2 * s->o.max_batch_rows;
 }
 
 /* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep the device and
