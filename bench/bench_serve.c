@@ -18,6 +18,7 @@
 #include "base/rng.h"
 #include "bench/http_load.h"
 #include "bench/report.h"
+#include "bench/thread_time.h"
 #include "bench/workload.h"
 #include "format/json.h"
 
@@ -25,7 +26,7 @@ struct serve_args {
     const char *url, *key, *model, *workload, *trace, *csv, *html, *label;
     double seconds, rate, token_scale, time_scale, zipf, drain;
     int documents, max_prompt;
-    int64_t seed;
+    int64_t seed, pid;
 };
 
 static const char *const workloads[] = {"chats", "documents", "trace", NULL};
@@ -59,6 +60,9 @@ static const struct opt serve_options[] = {
      .max = 1 << 20, .help = "tokens that a history may have"},
     {"seed", OPT(struct serve_args, seed), .arg = "N", .def = "1", .min = 0,
      .max = INT64_MAX, .help = "of the workload"},
+    {"pid", OPT(struct serve_args, pid), .arg = "PID", .min = 0, .max = INT32_MAX,
+     .help = "of the server, where it runs on this machine: what its threads take of the "
+             "processors for a token"},
     {"label", OPT(struct serve_args, label), .arg = "TEXT", .def = "server",
      .help = "what this run is called in the results"},
     {"csv", OPT(struct serve_args, csv), .arg = "FILE", .help = "a line for each request"},
@@ -133,6 +137,7 @@ struct bench {
     int n_done, n_failed, n_sent;
     int64_t prompt_tokens, cached_tokens, completion_tokens;
     double last_end_s;
+    struct thread_time before, after; /* of --pid */
     char first_error[200];
     char *model_field; /* "\"model\":NAME," or "" */
 };
@@ -437,6 +442,16 @@ static void say(struct bench *b, struct report *html)
                     (double)b->completion_tokens / span, hit);
 }
 
+static void say_threads(const struct bench *b)
+{
+    printf("processor time by thread, us a generated token:");
+    for (int i = 0; i < b->after.n; i++)
+        printf(" %s %.1f", b->after.of[i].name,
+               (double)thread_time_since(&b->before, &b->after, i) / 1e3 /
+                   (double)(b->completion_tokens > 0 ? b->completion_tokens : 1));
+    printf("\n");
+}
+
 static void page_plots(struct bench *b, struct report *html)
 {
     struct report_bars bars = {.title = "Time to first token",
@@ -517,8 +532,16 @@ int bench_serve(int argc, char **argv)
                 b.csv,
                 "label,session,turn,sent_s,ttft_s,latency_s,prompt_tokens,cached_tokens,"
                 "completion_tokens,status\n");
-        run(&b);
-        rc = write_page(&b, &err);
+        if (b.args.pid > 0)
+            rc = thread_time_of(b.args.pid, &b.before, &err);
+        if (rc == 0)
+            run(&b);
+        if (rc == 0 && b.args.pid > 0)
+            rc = thread_time_of(b.args.pid, &b.after, &err);
+        if (rc == 0)
+            rc = write_page(&b, &err);
+        if (rc == 0 && b.args.pid > 0)
+            say_threads(&b);
     }
     if (rc != 0)
         fprintf(stderr, "hcache bench serve: %s\n", err.msg);

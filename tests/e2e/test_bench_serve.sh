@@ -15,6 +15,15 @@ check "chats: a line for each request, all with status 200" \
 check "chats: later turns are there" grep -qE '^server,[0-9]+,[1-9]' "$tmp/chats.csv"
 check "chats: a page that loads nothing" grep -q '<svg' "$tmp/chats.html"
 check "chats: nothing from elsewhere" test "$(grep -cE 'src=|<script|<link' "$tmp/chats.html")" -eq 0
+run_hc "${load[@]}" --rate 60 --token-scale 0.05 --time-scale 0.01 --pid "$server"
+if [ -e "/proc/$server/task/$server/schedstat" ]; then
+    check "what the server's threads take for a token" \
+        grep -qE 'us a generated token:( hcache [0-9.]*[1-9].* http [0-9.]*[1-9]| http [0-9.]*[1-9].* hcache [0-9.]*[1-9])' "$tmp/out"
+else
+    expect "a kernel that does not count threads' time" 1 'tells no processor time'
+fi
+run_hc "${load[@]}" --pid 2147483646
+expect "no such process" 1 'process 2147483646: No such file'
 run_hc "${load[@]}" --workload documents --documents 2 --rate 120 --token-scale 0.05
 check "documents: asked for again, they are not computed again" \
     grep -qE '([2-9][0-9]|[0-9]{2})\.[0-9] % of them not computed' "$tmp/out"

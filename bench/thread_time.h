@@ -1,0 +1,28 @@
+/* thread_time.h - the processor time that another process's threads have had, by their names: what a server
+ * spends where.  Threads that have ended are not counted. */
+#ifndef BENCH_THREAD_TIME_H
+#define BENCH_THREAD_TIME_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum { THREAD_TIME_NAMES = 32 };
+
+struct thread_time {
+    int n;
+    struct {
+        char name[16];
+        int64_t ns;
+    } of[THREAD_TIME_NAMES];
+};
+
+/* ERR_NOT_FOUND where there is no such process, ERR_UNSUPPORTED where the kernel does not count it (no
+ * /proc/PID/task/TID/schedstat) or there are more names than fit. */
+int thread_time_of(int64_t pid, struct thread_time *out, struct err *err);
+
+/* What the threads of that name have had since `before`. */
+int64_t thread_time_since(const struct thread_time *before, const struct thread_time *now,
+                          int name_idx);
+
+#endif
