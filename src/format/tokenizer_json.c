@@ -283,7 +283,7 @@ static int read_model(struct tokenizer_json *t, const struct json *root, struct 
     return read_model_options(t, m, err);
 }
 
-/* What this format has.  The reference ignores truncation and padding where nobody asks for them. */
+/* What this format has.  Truncation and padding change nothing: see the header. */
 static int check_fields(const struct json *root, struct err *err)
 {
     static const char *const known[] = {"version",        "truncation", "padding",

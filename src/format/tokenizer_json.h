@@ -5,8 +5,9 @@
  * around them.  Nested Sequences are flattened.  This module does not tokenize: model/tokenizer does.
  *
  * Only BPE models are known.  A step, an option or a value that would change ids and is not listed
- * below is refused with ERR_UNSUPPORTED and its name.  `truncation` and `padding` are ignored, as the
- * reference library ignores them unless asked.
+ * below is refused with ERR_UNSUPPORTED and its name.  `truncation` and `padding` are passed over,
+ * as transformers does unless a call asks for them (tried with 5.23: of a file that truncates to 5 tokens and pads to
+ * 50 it gave all 27); the bare tokenizers library (0.23) obeys them.
  *
  * After a successful parse:
  *   1. every id lies in [0, n_ids) and names one token; ids may be unused;
