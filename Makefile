@@ -166,6 +166,13 @@ $(NCCL_FAKE): tests/cuda_emu/nccl/nccl_fake.c tests/cuda_emu/nccl/nccl_fake.h $(
 	@$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $<
 $(B)/tests/engine/test_nccl_emulated: | $(NCCL_FAKE)
 
+# A libcufile.so.0 that reads into their memory.
+CUFILE_FAKE := $(B)/tests/cuda_emu/libcufile.so.0
+$(CUFILE_FAKE): tests/cuda_emu/cufile/cufile_fake.c tests/cuda_emu/cufile/cufile_fake.h $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,libcufile.so.0 -o $@ $<
+$(B)/tests/engine/test_direct_emulated: | $(CUFILE_FAKE)
+
 # The whole program on the emulated GPU: for the tests of its commands.
 $(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"

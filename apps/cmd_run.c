@@ -27,6 +27,7 @@ struct run_args {
     int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, max_context;
     double temperature, top_p, min_p;
     int64_t seed;
+    const char *gpu_direct;
     uint64_t throttle, store_cap;
 };
 
@@ -84,6 +85,7 @@ static const struct opt options[] = {
      .help = "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K)"},
     {"throttle", OPT(struct run_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down, for experiments"},
+    OPT_GPU_DIRECT(struct run_args),
     {"salt", OPT(struct run_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
     {"json", OPT(struct run_args, json), .help = "print one JSON object and nothing else"},
@@ -470,6 +472,7 @@ int cmd_run(int argc, char **argv)
                             .store_in_memory = memory,
                             .store_cap_bytes = a.store_cap,
                             .throttle_bytes_per_s = a.throttle,
+                            .gpu_direct = a.gpu_direct,
                             .verbose = a.verbose};
     int rc = hcache_open(&o, &h, &err);
     if (rc == 0 && a.conversation != NULL)

@@ -34,6 +34,7 @@ struct serve_args {
     int port, max_sequences, max_queue, max_connections, http_threads, threads,
         tensor_parallel, pipeline_parallel, max_context;
     int read_timeout, write_timeout, idle_timeout, drain;
+    const char *gpu_direct;
     uint64_t max_body, max_bodies, store_cap, throttle, save_buffer, kv_tokens;
     const char *conversations;
     int64_t max_turns, conversation_ttl;
@@ -124,6 +125,7 @@ static const struct opt options[] = {
      .help = "memory for state on its way to the store; 0 is 256M"},
     {"throttle", OPT(struct serve_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down, for experiments"},
+    OPT_GPU_DIRECT(struct serve_args),
     {"verbose", OPT(struct serve_args, verbose), .letter = 'v', .help = "say more"},
     {0},
 };
@@ -321,6 +323,7 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
                             .store_cap_bytes = a->store_cap,
                             .salt_quota_bytes = a->salt_quota,
                             .throttle_bytes_per_s = a->throttle,
+                            .gpu_direct = a->gpu_direct,
                             .save_buffer_bytes = a->save_buffer,
                             .verbose = true};
     int rc = hcache_open(&o, h, err);

@@ -8,6 +8,15 @@
 #include "base/err.h"
 #include "base/opt.h"
 
+static const char *const store_directs[] = {"auto", "on", "off", NULL};
+/* A row of an option table; s: the type that has `const char *gpu_direct`. */
+#define OPT_GPU_DIRECT(s)                                                                  \
+    {                                                                                      \
+        "gpu-direct", OPT(s, gpu_direct),                                                  \
+            .choices = store_directs, .def = "auto",                                       \
+            .help = "read the store straight into a GPU's memory, by cuFile; on: or fail"  \
+    }
+
 static inline bool store_is_memory(const struct opt_list *store)
 {
     return store->n == 1 && strcmp(store->items[0], "memory") == 0;

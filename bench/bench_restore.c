@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "apps/store_option.h"
 #include "base/opt.h"
 #include "bench/bench.h"
 #include "bench/restore_lab.h"
@@ -30,6 +31,7 @@ struct restore_args {
     const char *weights, *csv, *as;
     struct opt_list lengths, methods;
     int rounds, sweep, skip;
+    const char *gpu_direct;
     uint64_t throttle, staging, seed;
 };
 
@@ -53,6 +55,7 @@ static const struct opt options[] = {
     BENCH_OPT_PARALLEL,
     {"throttle", OPT(struct restore_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down"},
+    OPT_GPU_DIRECT(struct restore_args),
     {"as", OPT(struct restore_args, as), .arg = "NAME[:SHAPE]",
      .help =
          "throttle the store until projecting and reading a hidden state are in the ratio "
@@ -99,7 +102,7 @@ struct bench {
 struct row {
     char method[32];
     struct plan plan;
-    uint64_t bytes;
+    uint64_t bytes, direct_bytes;
     int n;
     double total_ms[MAX_ROUNDS], read_ms[MAX_ROUNDS], wait_ms[MAX_ROUNDS],
         bubble[MAX_ROUNDS];
@@ -118,6 +121,7 @@ static int measure(struct bench *b, int n_chunks, struct row *row, struct err *e
     if (rc != 0)
         return rc;
     row->bytes = r.read_bytes;
+    row->direct_bytes = r.direct_bytes;
     row->total_ms[row->n] = (double)r.total_ns * 1e-6;
     row->read_ms[row->n] = (double)read_ns * 1e-6;
     row->wait_ms[row->n] = (double)r.wait_ns * 1e-6;
@@ -139,18 +143,21 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
            bench_median(r->bubble, r->n));
     if (floor_ms > 0)
         printf(" %9.1f %6.2f", floor_ms, floor_ms / total);
+    if (r->direct_bytes > 0)
+        printf("  direct"); /* from the disk into the device's memory */
     printf("\n");
     fflush(stdout);
     if (b->csv == NULL)
         return;
     fprintf(b->csv,
             "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f,%.4f,%."
-            "3f,%.4f\n",
+            "3f,%.4f,%llu\n",
             n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
             r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
             compute, bench_median(r->wait_ms, r->n), ceiling / total,
             b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token,
-            bench_median(r->bubble, r->n), floor_ms, floor_ms / total);
+            bench_median(r->bubble, r->n), floor_ms, floor_ms / total,
+            (unsigned long long)r->direct_bytes);
     fflush(b->csv); /* a run that is cut short keeps what it has */
 }
 
@@ -218,7 +225,7 @@ static void print_head(struct bench *b)
         fprintf(b->csv,
                 "tokens,method,plan,rounds,predicted_ms,median_ms,min_ms,max_ms,bytes,"
                 "read_only_ms,compute_ms,wait_ms,share_of_ceiling,throttle_MBps,"
-                "stored_bytes_per_token,bubble,floor_ms,share_of_floor\n");
+                "stored_bytes_per_token,bubble,floor_ms,share_of_floor,direct_bytes\n");
 }
 
 static int set_speed(struct bench *b, struct err *err)
@@ -324,7 +331,8 @@ static int run(const struct restore_args *a, const struct bench_place *place,
                          .pipeline_parallel = a->common.pipeline_parallel,
                          .dirs = place->dirs,
                          .n_dirs = place->n_dirs,
-                         .staging_bytes = a->staging};
+                         .staging_bytes = a->staging,
+                         .gpu_direct = a->gpu_direct};
     int chunks[MAX_LENGTHS];
     int rc = parse_lengths(a, chunks, &o.max_chunks, err);
     if (rc != 0)

@@ -84,7 +84,7 @@ static int find_context(struct lab *b, struct err *err)
     return rc;
 }
 
-static int make_restorer(struct lab *b, uint64_t staging_bytes, struct err *err)
+static int make_restorer(struct lab *b, const struct lab_opts *o, struct err *err)
 {
     const struct model *m = b->k.model;
     struct kv_pool_opts po = {.n_layers = m->cfg.n_layers,
@@ -105,8 +105,10 @@ static int make_restorer(struct lab *b, uint64_t staging_bytes, struct err *err)
                                .pool = b->pool,
                                .work = b->work,
                                .stream = b->stream,
-                               .staging_bytes = staging_bytes,
+                               .staging_bytes = o->staging_bytes,
                                .max_tokens = b->max_chunks * STORE_CHUNK_TOKENS + 1};
+    if (rc == 0)
+        rc = restore_direct_parse(o->gpu_direct, &ro.direct, err);
     return rc == 0 ? restorer_create(&ro, &b->restorer, err) : rc;
 }
 
@@ -184,7 +186,7 @@ int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
     if (rc == 0)
         rc = make_context(b, err);
     if (rc == 0)
-        rc = make_restorer(b, o->staging_bytes, err);
+        rc = make_restorer(b, o, err);
     if (rc == 0)
         rc = find_context(b, err);
     if (rc == 0)

@@ -19,6 +19,7 @@ struct lab_opts {
     int threads, tensor_parallel, pipeline_parallel;
     const char *const *dirs; /* NULL: in memory */
     int n_dirs;
+    const char *gpu_direct; /* as in hcache.h */
     uint64_t staging_bytes;
     enum profile_effort effort; /* of measuring the platform that plans are made from */
     int max_chunks;             /* of the context */

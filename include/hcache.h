@@ -76,6 +76,9 @@ struct hcache_opts {
     uint64_t throttle_bytes_per_s;
     uint64_t save_buffer_bytes; /* memory for state on its way to the store; 0: 256 MiB */
     uint64_t staging_bytes;     /* memory for state on its way back; 0: 64 MiB */
+    /* Reads from the store straight into a GPU's memory: "auto" (NULL: as well) where cuFile can, "off", "on": an error
+     * where it cannot */
+    const char *gpu_direct;
 
     /* One line at a time; NULL: stderr. */
     void (*warn)(void *arg, const char *text);

@@ -51,6 +51,7 @@ static int reserve_restore(struct engine *e, struct err *err)
                               .work = e->work,
                               .stream = e->stream,
                               .staging_bytes = e->o.staging_bytes,
+                              .direct = e->o.direct,
                               .max_tokens = e->o.model->max_ctx};
     int rc = restorer_create(&o, &e->restorer, err);
     if (rc == 0 && e->o.measure_ahead && restoring_must_measure(e))

@@ -141,6 +141,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                             .throttle_bytes_per_s = o->throttle_bytes_per_s,
                             .save_buffer_bytes = o->save_buffer_bytes,
                             .staging_bytes = o->staging_bytes,
+                            .gpu_direct = o->gpu_direct,
                             .warn = o->warn,
                             .warn_arg = o->warn_arg};
     rc = stack_open(&so, &h->k, hcache_inner(err));

@@ -232,7 +232,8 @@ static int open_engine(struct stack *k, struct err *err)
                              .max_kv_tokens = k->kv_tokens,
                              .reuse = k->o.reuse,
                              .staging_bytes = staging_bytes(k)};
-    return engine_create(&eo, &k->engine, err);
+    int rc = restore_direct_parse(k->o.gpu_direct, &eo.direct, err);
+    return rc == 0 ? engine_create(&eo, &k->engine, err) : rc;
 }
 
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)

@@ -29,8 +29,9 @@ struct stack_opts {
     bool in_memory;
     struct io *io; /* NULL: the machine's best; else borrowed (a simulated disk) */
     uint64_t cap_bytes, quota_bytes, throttle_bytes_per_s, save_buffer_bytes, staging_bytes;
-    int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
-    bool no_profile;  /* tests: the caller fills platform itself */
+    const char *gpu_direct; /* as in hcache.h */
+    int64_t stuck_ns;       /* of a device that does not answer, see store_opts; 0: 30 s */
+    bool no_profile;        /* tests: the caller fills platform itself */
 
     void (*warn)(void *arg, const char *text);
     void *warn_arg;

@@ -106,6 +106,12 @@ bool io_file_is_direct(const struct io_file *f)
     return f->direct;
 }
 
+int io_file_fd(const struct io_file *f)
+{
+    bool throttled = f->io->throttle[IO_READ].bytes_per_s != 0;
+    return f->io->ops->file_fd == NULL || throttled ? -1 : f->io->ops->file_fd(f);
+}
+
 static bool is_aligned(uint64_t n)
 {
     return n % IO_ALIGN == 0;

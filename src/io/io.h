@@ -90,6 +90,9 @@ void io_file_close(struct io_file *f);
 const char *
 io_file_path(const struct io_file *f); /* as given to open; lives as long as f */
 bool io_file_is_direct(const struct io_file *f);
+/* For others that read the file by themselves: its descriptor, which stays f's; -1 where that would not be what
+ * reading here is (a simulated disk, reads that are throttled). */
+int io_file_fd(const struct io_file *f);
 
 /* Full transfers: short ones are continued. A read past the end of the file is -ENODATA
  * (the part of the buffer that exists has been read). */

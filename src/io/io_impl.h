@@ -22,6 +22,7 @@ struct io_ops {
 
     int (*file_open)(struct io *io, const char *path, unsigned flags, struct io_file **out);
     void (*file_close)(struct io_file *f);
+    int (*file_fd)(const struct io_file *f); /* NULL: has none */
     /* One attempt: bytes transferred (0 at the end of the file), or a negative code. */
     ssize_t (*file_pread)(struct io_file *f, void *buf, size_t n, uint64_t offset);
     ssize_t (*file_pwrite)(struct io_file *f, const void *buf, size_t n, uint64_t offset);

@@ -305,6 +305,7 @@ const struct io_ops io_posix_ops = {
     .file_punch = posix_file_punch,
     .file_lock = posix_file_lock,
     .file_unlock = posix_file_unlock,
+    .file_fd = io_posix_fd,
     .mkdir = posix_mkdir,
     .make_private = posix_make_private,
     .list = posix_list,

@@ -155,6 +155,8 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
     if (rc == 0)
         rc = restore_up_create(r, err);
     if (rc == 0)
+        rc = restore_direct_open(r, err);
+    if (rc == 0)
         rc = reserve_scratch(r, err);
     if (rc == 0)
         rc = reserve_streams(r, err);
@@ -186,6 +188,7 @@ void restorer_destroy(struct restorer *r)
     CHECK(r->runs == NULL);
     stop_thread(r);
     store_reader_close(r->reader);
+    restore_direct_close(r);
     restore_up_destroy(r);
     free(r->groups);
     for (int i = 0; r->inline_streams != NULL && i < pool_threads(r->o.model->dev->pool);
@@ -518,6 +521,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     pthread_mutex_lock(&r->rr->lock);
     *out = r->out;
     out->read_bytes = r->read_bytes;
+    out->direct_bytes = r->direct_bytes;
     out->io_ns = r->io_ns;
     pthread_mutex_unlock(&r->rr->lock);
     out->n_chunks = atomic_load(&r->n_good);

@@ -49,6 +49,13 @@ enum { RESTORE_GROUP_CHUNKS = 8 };
 struct restorer;
 struct restore;
 
+/* Whether what is read goes into the device's memory by itself (GPUDirect Storage): where it can, never, or as a
+ * condition. */
+enum restore_direct { RESTORE_DIRECT_AUTO, RESTORE_DIRECT_OFF, RESTORE_DIRECT_ON };
+
+/* "auto" (NULL: as well), "off", "on"; else ERR_USAGE. */
+int restore_direct_parse(const char *text, enum restore_direct *out, struct err *err);
+
 struct restorer_opts {
     const struct model *model;
     struct store *store;
@@ -58,6 +65,7 @@ struct restorer_opts {
     struct stream *stream; /* likewise */
     size_t staging_bytes;  /* bound on slots; raised to three of them */
     int max_tokens;        /* of one context */
+    enum restore_direct direct;
 };
 
 /* Reserves staging (registered with the store's I/O once) and scratch, and starts the I/O thread.
@@ -129,9 +137,9 @@ struct restore_result {
     /* Where attention has a window, layers may have only the positions that it needs: all have those
      * from here on. */
     int first_token;
-    uint64_t read_bytes;
-    int64_t total_ns;   /* since restore_start */
-    int64_t compute_ns; /* compute lane busy with it */
+    uint64_t read_bytes, direct_bytes; /* of those, into the device's memory by itself */
+    int64_t total_ns;                  /* since restore_start */
+    int64_t compute_ns;                /* compute lane busy with it */
     int64_t io_ns;      /* I/O lane busy: at least one of its reads in flight */
     int64_t wait_ns;    /* in restorer_wait meanwhile */
     int64_t prefill_ns; /* compute lane busy with new tokens meanwhile: the caller's */

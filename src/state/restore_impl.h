@@ -3,6 +3,7 @@
  *   restore.c          life cycle of the restorer and of a restore
  *   restore_io.c       the I/O thread: looks up, reads, hands groups on
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
+ *   restore_direct.c   what of it goes into the device's memory by itself
  *   restore_up.c       between the two, where the device has memory of its own: copies up
  *
  * A group goes round:   free -> (I/O thread) -> ready -> (compute lane: mine) -> free
@@ -48,6 +49,9 @@ struct group {
     int n_taken; /* chunks [0, n_taken) are checked, if the host does, and, where K and V, in the cache */
     int n_projected; /* rows [0, n_projected) of hidden states are in the cache */
 
+    bool is_direct; /* what was read is in the twin, and nowhere else: restore_direct.c */
+    struct file_read from[GROUP];
+
     /* restore_up.c's; all zero where memory is unified */
     uint8_t *twin; /* the slot in device memory */
     struct event *is_up, *is_done, *is_checked;
@@ -78,7 +82,7 @@ struct restore {
     int n_in_flight;            /* of which the I/O thread has */
     int next_layer, next_chunk; /* what is read next: an index into order, a chunk */
     int64_t io_ns, io_since;
-    uint64_t read_bytes;
+    uint64_t read_bytes, direct_bytes;
     struct restore_trace io_trace;
 
     /* fixed once FOUND */
@@ -141,6 +145,9 @@ struct restorer {
 
     /* the I/O thread's */
     struct store_reader *reader; /* NULL after a fault, until it opens one */
+    struct file_reader *files;   /* of the device; NULL: it has none */
+    bool is_direct;              /* by it what comes next is read */
+    int n_direct;                /* groups that it has */
     bool has_tier;               /* the store's speed is known: */
     struct platform_tier tier;
 
@@ -198,6 +205,15 @@ void *restore_io_main(void *restorer);
 void restore_drop_work(struct restorer *rr, struct restore *r);
 /* The piece that is being recomputed is given up; what is queued of it runs. */
 void restore_drop_piece(struct restorer *rr);
+/* --- restore_direct.c: the I/O thread's --- */
+/* Behind restore_up_create. Opens the device's reader, if it is to be used and there is one. */
+int restore_direct_open(struct restorer *rr, struct err *err);
+void restore_direct_close(struct restorer *rr);
+/* False where g, whose reads say what is wanted, has to be read in the ordinary way. */
+bool restore_direct_submit(struct restorer *rr, struct group *g);
+/* While n_direct > 0: the next group that has ended, or NULL where it is not known when.  *again: it is to be read in the
+ * ordinary way. */
+struct group *restore_direct_wait(struct restorer *rr, bool *again);
 /* --- restore_up.c: the compute lane's --- */
 int restore_up_create(struct restorer *rr, struct err *err);
 void restore_up_destroy(struct restorer *rr);

@@ -143,7 +143,7 @@ static struct group *take_group(struct restorer *rr)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static int submit(struct restorer *rr, struct group *g, struct err *err)
+static int submit(struct restorer *rr, struct group *g, bool may_be_direct, struct err *err)
 {
     struct store_read *reads[GROUP];
     for (int i = 0; i < g->n_chunks; i++) {
@@ -156,6 +156,9 @@ static int submit(struct restorer *rr, struct group *g, struct err *err)
                                           .user = g};
         reads[i] = &g->reads[i];
     }
+    if (may_be_direct && restore_direct_submit(rr, g))
+        return 0;
+    g->is_direct = false;
     if (rr->reader == NULL) {
         int rc = restore_open_reader(rr, err);
         if (rc != 0)
@@ -176,6 +179,8 @@ static struct restore *group_arrived(struct restorer *rr, struct group *g)
                       g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
         r->read_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
+    for (int i = 0; g->is_direct && i < g->n_chunks; i++)
+        r->direct_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
     if (r->state != RESTORE_ABANDONED) {
         group_put(&rr->ready, g);
         tell_compute(rr);
@@ -185,21 +190,40 @@ static struct restore *group_arrived(struct restorer *rr, struct group *g)
     return r->n_in_flight == 0 ? r : NULL;
 }
 
+static void arrived(struct restorer *rr, struct group *g)
+{
+    pthread_mutex_lock(&rr->lock);
+    struct restore *finished = group_arrived(rr, g);
+    pthread_mutex_unlock(&rr->lock);
+    if (finished != NULL)
+        restore_free(finished);
+}
+
+static int collect_direct(struct restorer *rr, struct err *err)
+{
+    bool again = false;
+    struct group *g = restore_direct_wait(rr, &again);
+    if (g != NULL && again)
+        return submit(rr, g, false, err);
+    if (g != NULL) {
+        g->n_left = 0;
+        arrived(rr, g);
+    }
+    return 0;
+}
+
 /* Collects completions; a group whose reads are all done goes to the compute lane. */
 static int collect(struct restorer *rr, struct err *err)
 {
     struct store_read *done[2 * GROUP];
     int n = 0;
+    if (rr->n_direct > 0)
+        return collect_direct(rr, err);
     int rc = store_reader_wait(rr->reader, done, 2 * GROUP, &n, err);
     for (int i = 0; i < n; i++) {
         struct group *g = done[i]->user;
-        if (--g->n_left > 0)
-            continue;
-        pthread_mutex_lock(&rr->lock);
-        struct restore *finished = group_arrived(rr, g);
-        pthread_mutex_unlock(&rr->lock);
-        if (finished != NULL)
-            restore_free(finished);
+        if (--g->n_left == 0)
+            arrived(rr, g);
     }
     return rc;
 }
@@ -216,7 +240,7 @@ static void fail_all(struct restorer *rr, const struct err *why)
     pthread_mutex_lock(&rr->lock);
     for (int i = 0; i < rr->n_slots; i++) {
         struct group *g = &rr->groups[i];
-        if (g->run == NULL || g->n_left == 0)
+        if (g->run == NULL || g->n_left == 0 || g->is_direct)
             continue;
         for (int j = 0; j < g->n_chunks; j++) /* none of it was checked */
             g->reads[j].status = ERR_CRASHED;
@@ -267,7 +291,7 @@ void *restore_io_main(void *restorer)
             continue;
         }
         pthread_mutex_unlock(&rr->lock);
-        if ((g != NULL ? submit(rr, g, &err) : collect(rr, &err)) != 0)
+        if ((g != NULL ? submit(rr, g, true, &err) : collect(rr, &err)) != 0)
             fail_all(rr, &err);
         pthread_mutex_lock(&rr->lock);
     }

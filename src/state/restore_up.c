@@ -196,7 +196,7 @@ static int queue_sums(struct restorer *rr, struct group *g, int first, int end)
     uint32_t n_bytes[GROUP];
     for (int i = first; i < end; i++)
         n_bytes[i - first] = g->reads[i].n_bytes;
-    int rc = event_wait(rr->check, g->is_up);
+    int rc = g->is_direct ? 0 : event_wait(rr->check, g->is_up);
     if (rc != 0)
         return rc;
     return rr->o.model->dev->ops->checksum(rr->check, device_sums_of(rr, g) + first,
@@ -208,6 +208,8 @@ int restore_up(struct restorer *rr, struct group *g, int first, int end)
 {
     if (g->twin == NULL || first >= end)
         return 0;
+    if (g->is_direct)
+        return queue_sums(rr, g, first, end);
     int rc = rr->o.model->dev->n_ranks == 1 ? copy_to_one(rr, g, first, end)
                                             : copy_to_ranks(rr, g, first, end);
     if (rc == 0)

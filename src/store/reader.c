@@ -114,28 +114,37 @@ static void slot_done(struct store_reader *r, struct slot *slot, int status)
     r->done_end = &slot->next;
 }
 
+/* [lock] Finds the record of a read, and what is known of it. */
+static int locate(struct store *s, struct store_read *read, const struct extent **x,
+                  uint64_t *offset)
+{
+    CHECK(read->hit->impl != NULL && read->layer >= 0 && read->layer < STORE_MAX_LAYERS);
+    const struct chunk_record *record = record_find(read, x);
+    if (record == NULL)
+        return ERR_NOT_FOUND;
+    if (read->dst_bytes > 0 && round_up(record->n_bytes, STORE_ALIGN) > read->dst_bytes)
+        return ERR_MISMATCH;
+    *offset = (*x)->offset + record->offset;
+    read->store = s;
+    read->n_bytes = record->n_bytes;
+    read->checksum = record->checksum;
+    read->status = 0;
+    return 0;
+}
+
 /* [lock] Turns a read into a request; false where it is complete already. */
 static bool read_start(struct store_reader *r, struct slot *slot)
 {
     struct store *s = r->store;
     struct store_read *read = slot->read;
     const struct extent *x = NULL;
-    CHECK(read->hit->impl != NULL && read->layer >= 0 && read->layer < STORE_MAX_LAYERS);
-    const struct chunk_record *record = record_find(read, &x);
-    if (record == NULL) {
-        slot_done(r, slot, ERR_NOT_FOUND);
+    uint64_t offset = 0;
+    int rc = locate(s, read, &x, &offset);
+    if (rc != 0) {
+        slot_done(r, slot, rc);
         return false;
     }
-    uint64_t offset = x->offset + record->offset;
-    if (read->dst_bytes > 0 && round_up(record->n_bytes, STORE_ALIGN) > read->dst_bytes) {
-        slot_done(r, slot, ERR_MISMATCH);
-        return false;
-    }
-    read->store = s;
-    read->n_bytes = record->n_bytes;
-    read->checksum = record->checksum;
-    read->status = 0;
-    s->read_bytes += record->n_bytes;
+    s->read_bytes += read->n_bytes;
     struct io_file *file = s->media->ops->file(s->media, x->device, x->segment);
     if (file == NULL) {
         read->bytes = s->media->ops->at(s->media, x->device, x->segment, offset);
@@ -148,7 +157,7 @@ static bool read_start(struct store_reader *r, struct slot *slot)
         .file = file,
         .op = IO_READ,
         .buf = read->dst,
-        .length = round_up(record->n_bytes, STORE_ALIGN),
+        .length = round_up(read->n_bytes, STORE_ALIGN),
         .offset = offset,
         .user = slot,
     };
@@ -233,6 +242,49 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
     }
     *n_done = n;
     return rc;
+}
+
+/* --- reads by others --------------------------------------------------------------------------- */
+
+bool store_has_files(const struct store *s)
+{
+    return s->lock_file != NULL && io_file_fd(s->lock_file) >= 0;
+}
+
+int64_t store_stuck_ns(const struct store *s)
+{
+    return s->stuck_ns;
+}
+
+int store_read_place(struct store *s, struct store_read *read, struct store_place *out)
+{
+    const struct extent *x = NULL;
+    *out = (struct store_place){.fd = -1};
+    pthread_mutex_lock(&s->lock);
+    int rc = locate(s, read, &x, &out->offset);
+    struct io_file *file = rc == 0 ? s->media->ops->file(s->media, x->device, x->segment)
+                                   : NULL;
+    pthread_mutex_unlock(&s->lock);
+    if (file != NULL)
+        out->fd = io_file_fd(file);
+    if (rc == 0 && out->fd < 0)
+        rc = ERR_UNSUPPORTED;
+    read->bytes = NULL;
+    out->bytes = rc == 0 ? round_up(read->n_bytes, STORE_ALIGN) : 0;
+    return rc;
+}
+
+void store_read_end(struct store_read *read, int status)
+{
+    struct store *s = read->store;
+    read->status = status;
+    if (status != 0) {
+        atomic_fetch_add_explicit(&s->n_read_failures, 1, memory_order_relaxed);
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    s->read_bytes += read->n_bytes;
+    pthread_mutex_unlock(&s->lock);
 }
 
 int store_read_check(const struct store_read *read, struct err *err)

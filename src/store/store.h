@@ -317,6 +317,23 @@ int store_read_check(const struct store_read *read, struct err *err);
 /* The same where another has computed checksum64 of the n_bytes, on a copy of them elsewhere. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
 
+/* Where a record lies in a file, for who reads it into memory that a reader does not know. */
+struct store_place {
+    int fd; /* stays the store's, open as long as the hit is held */
+    uint64_t offset;
+    size_t
+        bytes; /* of whole blocks: multiples of STORE_ALIGN; n_bytes of them are the record */
+};
+/* Whether its records are in files that others may read (not in memory, on a simulated disk, or throttled). */
+bool store_has_files(const struct store *s);
+/* Fills in what store_reader_submit would, but for `bytes`: what was read is checked with store_read_judge.  Nonzero where
+ * it must be left to a reader, which then says why. */
+int store_read_place(struct store *s, struct store_read *read, struct store_place *out);
+/* What became of such a read: its status, for the store's counts as well. */
+void store_read_end(struct store_read *read, int status);
+/* How long a read may take before it is cancelled (store_opts). */
+int64_t store_stuck_ns(const struct store *s);
+
 /* --- what is in it -------------------------------------------------------------------------- */
 
 /* Why a chunk that was looked up was not served. */

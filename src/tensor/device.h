@@ -37,6 +37,18 @@ struct device_vtable {
     int (*event_record)(struct stream *s, struct event *e);
     int (*event_wait)(struct stream *s, struct event *e);
     int (*event_sync)(struct event *e);
+    /* NULL: it reads no files. */
+    int (*file_reader_open)(struct device *d, const struct buf *into, int n_batches,
+                            struct file_reader **out, struct err *err);
+};
+
+/* What tensor.h says of each. */
+struct file_reader {
+    int (*submit)(struct file_reader *r, struct file_read *reads, int n, void *user,
+                  struct err *err);
+    int (*wait)(struct file_reader *r, int64_t timeout_ns, void **user, struct err *err);
+    void (*cancel)(struct file_reader *r);
+    void (*close)(struct file_reader *r);
 };
 
 /* Backends put their own fields behind this one. */

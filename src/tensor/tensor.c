@@ -265,3 +265,38 @@ void rope_block_make(const struct rope *r, float *cos_t, float *sin_t)
         }
     }
 }
+
+/* --- files ---------------------------------------------------------------------------------- */
+
+int file_reader_open(struct device *d, const struct buf *into, int n_batches,
+                     struct file_reader **out, struct err *err)
+{
+    *out = NULL;
+    if (d->v->file_reader_open == NULL)
+        return err_set(err, ERR_UNSUPPORTED, "%s reads no files by itself",
+                       d->n_stages * d->n_ranks > 1 ? "a group of devices" : "this device");
+    return d->v->file_reader_open(d, into, n_batches, out, err);
+}
+
+void file_reader_close(struct file_reader *r)
+{
+    if (r != NULL)
+        r->close(r);
+}
+
+int file_reader_submit(struct file_reader *r, struct file_read *reads, int n, void *user,
+                       struct err *err)
+{
+    return r->submit(r, reads, n, user, err);
+}
+
+int file_reader_wait(struct file_reader *r, int64_t timeout_ns, void **user,
+                     struct err *err)
+{
+    return r->wait(r, timeout_ns, user, err);
+}
+
+void file_reader_cancel(struct file_reader *r)
+{
+    r->cancel(r);
+}

@@ -131,6 +131,37 @@ struct copy_part {
 };
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n);
 
+/* --- files ---------------------------------------------------------------------------------- */
+
+/* A device that reads from files straight into its memory (GPUDirect Storage).  One thread at a time.  What was read is
+ * there for all that is queued after it has been waited for. */
+struct file_reader;
+enum { FILE_READER_MOST = 8 }; /* reads of a batch */
+
+struct file_read {
+    int fd;          /* open for reading; it must stay so until the read has ended */
+    uint64_t offset; /* a multiple of 4096, as are bytes */
+    size_t bytes;
+    void *dst;  /* in the reader's memory, a multiple of 4096 from its beginning */
+    int status; /* 0, or the negative code of what failed; -ECANCELED */
+};
+
+/* `into` is device memory that every read ends in, and outlives the reader.  ERR_UNSUPPORTED with the reason where
+ * the device cannot, or only by way of host memory. */
+int file_reader_open(struct device *d, const struct buf *into, int n_batches,
+                     struct file_reader **out, struct err *err);
+void file_reader_close(struct file_reader *r); /* nothing is under way. NULL is allowed */
+/* Starts up to FILE_READER_MOST reads, which stay the caller's; at most n_batches such batches may be under way.  On
+ * an error none of them is. */
+int file_reader_submit(struct file_reader *r, struct file_read *reads, int n, void *user,
+                       struct err *err);
+/* Waits for all reads of the oldest batch, at most timeout_ns: *user is the batch's then, else NULL.  On an error the batch
+ * has ended as well, and nothing more may be begun. */
+int file_reader_wait(struct file_reader *r, int64_t timeout_ns, void **user,
+                     struct err *err);
+/* Asks for an early end of all that is under way, which is waited for as before. */
+void file_reader_cancel(struct file_reader *r);
+
 int event_create(struct device *d, struct event **out, struct err *err);
 void event_destroy(struct event *e);
 int event_record(struct stream *s, struct event *e); /* marks the stream's present end */

@@ -101,6 +101,10 @@ cudaError_t cuda_memory_take(struct cuda_memory *m, size_t bytes, void **out);
 void cuda_memory_give(struct cuda_memory *m, void *p); /* NULL is allowed */
 size_t cuda_memory_unused(struct cuda_memory *m);      /* of what was reserved */
 
+/* --- cuda_file.c: cuFile, loaded when first needed --- */
+int cuda_file_reader_open(struct device *d, const struct buf *into, int n_batches,
+                          struct file_reader **out, struct err *err);
+
 /* --- cuda_upload.c --- */
 int upload_create(struct cuda_memory *m, struct upload *u, size_t half_bytes);
 void upload_destroy(struct cuda_memory *m, struct upload *u);

@@ -367,6 +367,7 @@ static const struct device_vtable cuda_vtable = {
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
     .event_sync = cuda_event_sync,
+    .file_reader_open = cuda_file_reader_open,
 };
 
 static int choose_graphs(bool *off, struct err *err)

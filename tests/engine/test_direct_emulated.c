@@ -1,0 +1,307 @@
+/* Restores that read from files straight into an (emulated) GPU's memory, by a false cuFile (tests/cuda_emu/cufile):
+ * bit-equal, the direct way is taken and said; what it refuses, fails, garbles or never ends is read otherwise, found, or
+ * given up in time; without the library all goes on as before. */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "enginetest.h"
+#include "tests/cuda_emu/cuda_runtime_api.h"
+#include "tests/cuda_emu/cufile/cufile_fake.h"
+
+enum { N_PROMPT = 205, N_RESTORED = 192, N_NEW = 3 };
+
+static const char model[] = "tests/model/golden/families/llama";
+static int32_t prompt[N_PROMPT];
+static struct cufile_fake *fake;
+static char dir[64];
+static const char *dirs[1] = {dir};
+
+static int sync_stream(void *stream)
+{
+    return (int)cudaStreamSynchronize(stream);
+}
+
+static int copy(void *to, const void *from, size_t n, int kind, void *stream)
+{
+    return (int)cudaMemcpyAsync(to, from, n, (enum cudaMemcpyKind)kind, stream);
+}
+
+/* From now on cuFile is there: beside this program, whose name ends in .../tests/engine/NAME. */
+static void load_fake(void)
+{
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 64);
+    assert_true(n > 0);
+    path[n] = 0;
+    char *end = strstr(path, "/tests/engine/");
+    assert_non_null(end);
+    snprintf(end, sizeof path - (size_t)(end - path), "/tests/cuda_emu/libcufile.so.0");
+    void *library = dlopen(path, RTLD_NOW);
+    if (library == NULL)
+        fail_msg("%s", dlerror());
+    cufile_fake_get get = (cufile_fake_get)dlsym(library, CUFILE_FAKE_SYMBOL);
+    assert_non_null(get);
+    fake = get();
+}
+
+static void reset_fake(void)
+{
+    *fake = (struct cufile_fake){.sync = sync_stream,
+                                 .copy = copy,
+                                 .fail_forbid = -1,
+                                 .fail_driver = -1,
+                                 .fail_memory = -1,
+                                 .fail_file = -1,
+                                 .fail_submit = -1,
+                                 .fail_status = -1,
+                                 .fail_read = -1,
+                                 .short_read = -1,
+                                 .flip_read = -1,
+                                 .stuck_read = -1};
+}
+
+static struct stack_opts options(const char *direct)
+{
+    return (struct stack_opts){.device = "cuda",
+                               .model = model,
+                               .dtype = "bf16",
+                               .max_context = 256,
+                               .dirs = dirs,
+                               .n_dirs = 1,
+                               .stuck_ns = 300000000,
+                               .gpu_direct = direct,
+                               .no_profile = true,
+                               .save_buffer_bytes = 4 << 20};
+}
+
+static void open_stack(struct stack *k, const char *direct)
+{
+    struct stack_opts o = options(direct);
+    et_open(k, &o);
+}
+
+static struct et_run run(struct stack *k, const char *save, const char *plan, bool fused)
+{
+    struct et_run r;
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = N_NEW,
+                       .save = save,
+                       .plan = plan,
+                       .restore_first = !fused};
+    assert_int_equal(et_run(k, &a, &r), 0);
+    if (r.finish == FINISH_ERROR)
+        fail_msg("plan %s: %s", plan, r.err.msg);
+    return r;
+}
+
+static struct et_run want; /* never evicted */
+
+/* The whole context comes back, and of what is read so many bytes the direct way, at least. */
+static void restores(struct stack *k, const char *plan, bool fused, bool direct)
+{
+    struct et_run r = run(k, "none", plan, fused);
+    et_same(&r, &want, plan);
+    assert_int_equal(r.n_cached, N_RESTORED);
+    assert_true(r.restore.read_bytes > 0);
+    if (r.restore.direct_bytes != (direct ? r.restore.read_bytes : 0))
+        fail_msg("plan %s: %llu of %llu bytes came the direct way", plan,
+                 (unsigned long long)r.restore.direct_bytes,
+                 (unsigned long long)r.restore.read_bytes);
+}
+
+/* Also saves what all others restore. */
+static void without_the_library(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct err err = {0};
+    struct stack_opts on = options("on"), other = options("yes");
+    open_stack(&k, "auto");
+    want = run(&k, "both", "recompute", false);
+    assert_true(want.committed >= N_RESTORED);
+    restores(&k, "kv", true, false);
+    stack_close(&k);
+    assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "gpu-direct on: cuFile is not found"));
+    stack_close(&k);
+    assert_int_equal(stack_open(&other, &k, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "must be auto, on or off"));
+    stack_close(&k);
+}
+
+static void restored_state_is_bit_equal(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {"kv", "hidden", "r1,h0,k1", "r1,h1,k0"};
+    struct stack k;
+    load_fake();
+    reset_fake();
+    open_stack(&k, "on");
+    for (int i = 0; i < 4; i++)
+        for (int fused = 0; fused < 2; fused++)
+            if (i < 3 || fused)
+                restores(&k, plans[i], fused != 0, true);
+    assert_true(fake->n_reads > 3 && fake->n_bytes > 0 && fake->n_files == 1);
+    stack_close(&k);
+    assert_int_equal(fake->n_opened, 1);
+    assert_int_equal(fake->n_closed, 1);
+    int n = fake->n_reads;
+    open_stack(&k, "off");
+    restores(&k, "kv", true, false);
+    stack_close(&k);
+    setenv("HCACHE_CHECKSUMS", "host", 1); /* the host cannot check what it does not have */
+    open_stack(&k, "auto");
+    restores(&k, "kv", true, false);
+    stack_close(&k);
+    unsetenv("HCACHE_CHECKSUMS");
+    assert_int_equal(fake->n_reads, n);
+}
+
+/* auto goes on without, on says what is missing. */
+static void what_is_refused_at_the_start(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t field;
+        const char *why;
+    } cases[] = {
+        {offsetof(struct cufile_fake, fail_forbid), "through host memory: error 5022"},
+        {offsetof(struct cufile_fake, fail_driver),
+         "is the kernel module nvidia-fs loaded?"},
+        {offsetof(struct cufile_fake, fail_memory), "GPU memory cannot be pinned"},
+        {offsetof(struct cufile_fake, no_batches), "does not read in batches"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct stack k;
+        struct err err = {0};
+        struct stack_opts on = options("on");
+        int *field = (int *)(void *)((char *)fake + cases[i].field);
+        for (int again = 0; again < 2; again++) {
+            reset_fake();
+            *field = strcmp(cases[i].why, "does not read in batches") == 0;
+            if (again == 0) {
+                open_stack(&k, NULL);
+                restores(&k, "kv", true, false);
+            } else {
+                assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
+                if (strstr(err.msg, cases[i].why) == NULL)
+                    fail_msg("%s", err.msg);
+            }
+            stack_close(&k);
+            assert_int_equal(fake->n_closed, fake->n_opened);
+        }
+    }
+}
+
+/* What fails later is read again in the ordinary way, and so is all that follows. */
+static void what_fails_is_read_again(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t field;
+        int after;
+    } cases[] = {
+        {offsetof(struct cufile_fake, fail_file), 0},
+        {offsetof(struct cufile_fake, fail_submit), 1},
+        {offsetof(struct cufile_fake, fail_read), 0},
+        {offsetof(struct cufile_fake, fail_read), 4},
+        {offsetof(struct cufile_fake, short_read), 2},
+        {offsetof(struct cufile_fake, fail_status), 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct stack k;
+        reset_fake();
+        open_stack(&k, "on");
+        *(int *)(void *)((char *)fake + cases[i].field) = cases[i].after;
+        struct et_run r = run(&k, "none", "kv", i % 2 == 0);
+        et_same(&r, &want, "a fault");
+        assert_int_equal(r.n_cached, N_RESTORED);
+        assert_true(r.restore.direct_bytes < r.restore.read_bytes);
+        int n = fake->n_batches;
+        restores(&k, "kv", true, false);
+        assert_int_equal(fake->n_batches, n);
+        stack_close(&k);
+        assert_int_equal(fake->n_closed, fake->n_opened);
+    }
+}
+
+static void a_stuck_disk_is_given_up_in_time(void **state)
+{
+    (void)state;
+    struct stack k;
+    reset_fake();
+    open_stack(&k, "on");
+    fake->stuck_read = 1;
+    int64_t t0 = clock_now_ns();
+    struct et_run r = run(&k, "none", "kv", true);
+    et_same(&r, &want, "a stuck disk");
+    assert_true(fake->n_cancels > 0 && r.n_cached < N_RESTORED);
+    assert_true(clock_now_ns() - t0 < (int64_t)60 * 1000000000); /* 0.3 s, and computing */
+    restores(&k, "kv", true, false);                             /* nothing was condemned */
+    stack_close(&k);
+}
+
+/* Last: it condemns a chunk. */
+static void a_garbled_read_is_a_miss(void **state)
+{
+    (void)state;
+    struct stack k;
+    reset_fake();
+    open_stack(&k, "on");
+    for (int i = 0; i < 2; i++) {
+        struct store_stats before, after;
+        store_stats(k.store, &before);
+        fake->flip_read = 1 + 3 * i; /* of the first layer, and of the second */
+        struct et_run r = run(&k, "both", "kv", i == 0);
+        et_same(&r, &want, "a wrong bit");
+        assert_int_equal(r.n_cached, 64);
+        assert_non_null(strstr(r.miss, "chunk 1: "));
+        assert_non_null(strstr(r.miss, "its checksum does not hold"));
+        store_stats(k.store, &after);
+        assert_int_equal(after.n_checksum_failures, before.n_checksum_failures + 1);
+        restores(&k, "kv", true, true); /* that was saved anew */
+    }
+    stack_close(&k);
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(dir, sizeof dir, "%.40s/hc-direct-XXXXXX", tmp != NULL ? tmp : "/tmp");
+    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_small_prompt(prompt, N_PROMPT, 8);
+    return mkdtemp(dir) == NULL;
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    char command[100];
+    snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_the_library),
+        cmocka_unit_test(restored_state_is_bit_equal),
+        cmocka_unit_test(what_is_refused_at_the_start),
+        cmocka_unit_test(what_fails_is_read_again),
+        cmocka_unit_test(a_stuck_disk_is_given_up_in_time),
+        cmocka_unit_test(a_garbled_read_is_a_miss),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
