@@ -233,6 +233,8 @@ static int open_engine(struct stack *k, struct err *err)
                              .reuse = k->o.reuse,
                              .staging_bytes = staging_bytes(k)};
     int rc = restore_direct_parse(k->o.gpu_direct, &eo.direct, err);
+    if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
+        rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
     return rc == 0 ? engine_create(&eo, &k->engine, err) : rc;
 }
 

@@ -135,6 +135,18 @@ static void without_the_library(void **state)
     assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "gpu-direct on: cuFile is not found"));
     stack_close(&k);
+    on.n_dirs = 0;
+    assert_int_equal(stack_open(&on, &k, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "there is no store"));
+    stack_close(&k);
+    on.in_memory = true;
+    assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "the store has to be in files"));
+    stack_close(&k);
+    on.device = "cpu";
+    assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "the device has to check what it reads"));
+    stack_close(&k);
     assert_int_equal(stack_open(&other, &k, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "must be auto, on or off"));
     stack_close(&k);

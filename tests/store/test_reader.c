@@ -8,10 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/bytes.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "io/io_sim.h"
 #include "storetest.h"
@@ -209,14 +211,56 @@ static void no_queue(void **state)
     st_place_close(&p);
 }
 
+/* A record read by somebody else from where the store says it is. */
+static void places_for_others(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct reading g;
+        struct err err = {0};
+        struct store_place at;
+        struct store_stats st;
+        if (strcmp(kinds[i], "uring") == 0)
+            continue; /* as pread, where it is there */
+        reading_make(&g, kinds[i]);
+        struct store_read *one = &g.reads[1];
+        bool real = strcmp(kinds[i], "pread") == 0;
+        assert_int_equal(store_has_files(g.s), real);
+        int rc = store_read_place(g.s, one, &at);
+        if (!real) {
+            assert_int_equal(rc, ERR_UNSUPPORTED);
+            reading_end(&g);
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_true(at.offset % STORE_ALIGN == 0 && at.bytes % STORE_ALIGN == 0);
+        assert_int_equal(pread(at.fd, one->dst, at.bytes, (off_t)at.offset), at.bytes);
+        store_read_end(one, 0);
+        uint64_t sum = checksum64(one->dst, one->n_bytes);
+        assert_int_equal(store_read_judge(one, sum, &err), 0);
+        assert_int_equal(store_read_judge(one, sum ^ 1, &err), ERR_CORRUPT);
+        assert_non_null(strstr(err.msg, "checksum does not hold"));
+        store_read_end(one, -EIO);
+        store_stats(g.s, &st);
+        assert_int_equal(st.n_read_failures, 1);
+        assert_int_equal(st.n_checksum_failures, 1);
+        assert_int_equal(st.read_bytes, one->n_bytes);
+        g.reads[2].dst_bytes = 16;
+        assert_int_equal(store_read_place(g.s, &g.reads[2], &at), ERR_MISMATCH);
+        g.reads[2].layer = STORE_MAX_LAYERS - 1;
+        assert_int_equal(store_read_place(g.s, &g.reads[2], &at), ERR_NOT_FOUND);
+        io_throttle(g.p.io, 1 << 30, 0); /* what is slowed is not to be read past it */
+        assert_false(store_has_files(g.s));
+        reading_end(&g);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_records),
-        cmocka_unit_test(few_at_a_time),
-        cmocka_unit_test(reads_that_cannot_be),
-        cmocka_unit_test(closed_while_reading),
-        cmocka_unit_test(no_queue),
+        cmocka_unit_test(large_records),        cmocka_unit_test(few_at_a_time),
+        cmocka_unit_test(places_for_others),    cmocka_unit_test(reads_that_cannot_be),
+        cmocka_unit_test(closed_while_reading), cmocka_unit_test(no_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,11 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-enum { PARAM_ALLOW_COMPAT_MODE = 1, FLAG_ALLOW_COMPAT_MODE = 1, FEATURE_BATCH_IO = 1 };
+enum {
+    PARAM_ALLOW_COMPAT_MODE = 1,
+    FLAG_ALLOW_COMPAT_MODE = 1,
+    FEATURE_BATCH_IO = 1,
+};
 enum { HANDLE_IS_FD = 1, MODE_BATCH = 1, OP_READ = 0 };
 enum { WAITING = 1, PENDING = 2, COMPLETE = 16, CANCELED = 8, TIMEOUT = 32 };
 
@@ -130,7 +134,7 @@ static const char *meaning(int code)
     case 5049:
         return "this disk cannot be read so";
     default:
-        return "see cufile.log";
+        return "CUFILE_LOGFILE_PATH=FILE has it tell more";
     }
 }
 
@@ -138,6 +142,14 @@ static int refused(struct err *err, const char *what, struct cufile_error e)
 {
     return err_set(err, ERR_UNSUPPORTED, "cuFile: %s: error %d: %s", what, e.code,
                    meaning(e.code));
+}
+
+/* Left to itself cuFile writes cufile.log into the current folder, whatever its parameters say (seen with 1.14 and 1.20, where no
+ * driver is there): only the environment helps.  No thread of ours reads that while a restorer is created. */
+static void silence_log(void)
+{
+    if (getenv("CUFILE_ENV_PATH_JSON") == NULL)
+        (void)setenv("CUFILE_LOGFILE_PATH", "/dev/null", 0);
 }
 
 static int load(struct cuda_file_reader *r, struct err *err)
@@ -159,6 +171,7 @@ static int load(struct cuda_file_reader *r, struct err *err)
         {"cuFileBatchIOCancel", (void **)&r->batch_cancel},
         {"cuFileBatchIODestroy", (void **)&r->batch_destroy},
     };
+    silence_log();
     r->library = dlopen("libcufile.so.0", RTLD_NOW | RTLD_LOCAL);
     if (r->library == NULL)
         return err_set(err, ERR_UNSUPPORTED,

@@ -108,6 +108,8 @@ struct error cuFileSetParameterBool(int param, bool value)
 
 struct error cuFileDriverOpen(void)
 {
+    rule(getenv("CUFILE_LOGFILE_PATH") != NULL,
+         "the log would be written to the current folder");
     rule(f.compat_forbidden > 0, "opened while it may copy through host memory");
     rule(!is_open, "opened twice");
     struct error e = result(&f.fail_driver, 5001);
