@@ -12,6 +12,7 @@
 #include "apps/compute_options.h"
 #include "apps/store_option.h"
 #include "base/opt.h"
+#include "base/progress.h"
 #include "bench/device_rig.h"
 #include "build_id.h"
 #include "engine/stack.h"
@@ -59,74 +60,82 @@ static const struct opt_cmd cmd = {
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
-/* All of `dirs` together, as restores use them; or DRAM (no dirs). */
-static int measure_tier(struct stack *k, struct platform *p, const char *name,
+/* What is measured with. */
+struct measuring {
+    struct stack *k;
+    struct model_work *w;
+    struct stream *s;
+    struct progress progress; /* in steps: compute, each tier, both at once */
+    uint64_t n_done;
+};
+
+static void step_done(struct measuring *m)
+{
+    progress_at(&m->progress, ++m->n_done);
+}
+
+/* All of `dirs` together, as restores use them; or DRAM (no dirs).  The first tier's device is measured beside
+ * compute, too: what a slow one has taken seconds to write is there. */
+static int measure_tier(struct measuring *m, struct platform *p, const char *name,
                         const char *const *dirs, int n_dirs, struct err *err)
 {
     struct profile_scratch *scratch;
     struct platform_tier *t = &p->tier[p->n_tiers];
-    int rc = profile_scratch_open(k->model, n_dirs > 0 ? k->io : NULL, dirs, n_dirs,
+    int rc = profile_scratch_open(m->k->model, n_dirs > 0 ? m->k->io : NULL, dirs, n_dirs,
                                   &scratch, err);
     if (rc != 0)
         return rc;
     struct profile_source from = profile_scratch_source(scratch);
     snprintf(t->name, sizeof t->name, "%s", name);
-    rc = profile_tier(t, k->model, &from, PROFILE_FULL, err);
+    rc = profile_tier(t, m->k->model, &from, PROFILE_FULL, err);
+    step_done(m);
+    if (rc == 0 && n_dirs > 0 && p->n_tiers == 0) {
+        rc = profile_overlap(p, m->k->model, m->w, m->s, &from, err);
+        step_done(m);
+    }
     p->n_tiers += rc == 0;
     profile_scratch_close(scratch);
     return rc;
 }
 
 /* Tier 0 is what the store of these directories is; then DRAM; then each device alone. */
-static int measure_tiers(struct stack *k, struct platform *p, const struct profile_args *a,
-                         struct err *err)
+static int measure_tiers(struct measuring *m, struct platform *p,
+                         const struct profile_args *a, struct err *err)
 {
     int rc = 0, n = a->store.n;
     if (n > 0)
-        rc = measure_tier(k, p, "store", a->store.items, n, err);
+        rc = measure_tier(m, p, "store", a->store.items, n, err);
     if (rc == 0)
-        rc = measure_tier(k, p, "dram", NULL, 0, err);
+        rc = measure_tier(m, p, "dram", NULL, 0, err);
     for (int i = 0; rc == 0 && n > 1 && i < n && p->n_tiers < PLATFORM_TIERS_MAX; i++) {
         char name[24];
         snprintf(name, sizeof name, "device %d", i);
-        rc = measure_tier(k, p, name, &a->store.items[i], 1, err);
+        rc = measure_tier(m, p, name, &a->store.items[i], 1, err);
     }
-    return rc;
-}
-
-static int measure_overlap(struct stack *k, struct platform *p, struct model_work *w,
-                           struct stream *s, const struct profile_args *a, struct err *err)
-{
-    struct profile_scratch *scratch;
-    int rc = profile_scratch_open(k->model, k->io, a->store.items, a->store.n, &scratch,
-                                  err);
-    if (rc != 0)
-        return rc;
-    struct profile_source from = profile_scratch_source(scratch);
-    rc = profile_overlap(p, k->model, w, s, &from, err);
-    profile_scratch_close(scratch);
     return rc;
 }
 
 static int measure(struct stack *k, struct platform *p, const struct profile_args *a,
                    struct err *err)
 {
-    struct model_work *w = NULL;
-    struct stream *s = NULL;
-    int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
+    struct measuring m = {.k = k};
+    int n = a->store.n, rc = stream_create(k->dev, STREAM_COMPUTE, &m.s, err);
+    progress_begin(&m.progress, "measuring", PROGRESS_ITEMS,
+                   (uint64_t)(n > 1 ? 4 + n : 2 + 2 * n));
+    progress_at(&m.progress, 0);
     if (rc == 0)
-        rc = model_work_create(k->model, RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS, &w,
+        rc = model_work_create(k->model, RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS, &m.w,
                                err);
     if (rc == 0)
-        rc = profile_compute(p, k->model, w, s, PROFILE_FULL, err);
+        rc = profile_compute(p, k->model, m.w, m.s, PROFILE_FULL, err);
+    step_done(&m);
     if (rc == 0)
-        rc = measure_tiers(k, p, a, err);
-    if (rc == 0 && a->store.n > 0)
-        rc = measure_overlap(k, p, w, s, a, err);
+        rc = measure_tiers(&m, p, a, err);
     if (rc == 0)
         rc = platform_validate(p, err);
-    model_work_destroy(w);
-    stream_destroy(s);
+    progress_end(&m.progress);
+    model_work_destroy(m.w);
+    stream_destroy(m.s);
     return rc;
 }
 

@@ -27,8 +27,11 @@ enum {
     FULL_ROUNDS = 3,
 };
 
-/* A sample of reading ends with its records, or after this. */
+/* A sample of reading ends with its records, or after this and what is in flight then. */
 #define SAMPLE_NS 100000000
+/* A tier's samples end after a round of them, and the depths, each after this: a device that takes longer is slow
+ * enough for few samples to show it. */
+#define TIER_NS 3000000000
 
 /* --- a queue that is kept full ---------------------------------------------------------------- */
 
@@ -104,8 +107,14 @@ struct tally {
     int64_t ns;
 };
 
+/* Whether a run that began at t0 is to go on. */
+static bool has_time(int64_t t0, const atomic_bool *stop)
+{
+    return stop != NULL ? !atomic_load(stop) : clock_now_ns() - t0 < SAMPLE_NS;
+}
+
 /* Reads n records with `depth` in flight, or as many as there is time for (*stop, or SAMPLE_NS where
- * stop is NULL). */
+ * stop is NULL), submitting included: there are devices on which that blocks. */
 static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
                         const atomic_bool *stop, struct tally *out, struct err *err)
 {
@@ -114,13 +123,15 @@ static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
     int64_t t0 = clock_now_ns();
     *out = (struct tally){0};
     depth = depth < r->depth ? depth : r->depth;
-    for (; rc == 0 && started < n && started < depth; started++)
+    for (;
+         rc == 0 && started < n && started < depth && (started == 0 || has_time(t0, stop));
+         started++)
         rc = submit(r, kind, &r->slot[started],
                     (uint8_t *)r->staging.ptr + (size_t)started * r->room, err);
     while (rc == 0 && ended < started) {
         int got = 0;
         rc = store_reader_wait(r->reader, done, MAX_DEPTH, &got, err);
-        bool more = stop != NULL ? !atomic_load(stop) : clock_now_ns() - t0 < SAMPLE_NS;
+        bool more = has_time(t0, stop);
         for (int i = 0; rc == 0 && i < got; i++, ended++) {
             if (done[i]->status == 0) {
                 out->n++;
@@ -185,8 +196,11 @@ static void fit_tier(const struct io_samples *v, struct platform_tier *t)
 static int measure_depths(struct reads *r, enum store_kind kind, struct platform_tier *t,
                           struct err *err)
 {
+    int64_t t0 = clock_now_ns();
     int rc = 0;
-    for (int i = 0; rc == 0 && i < PLATFORM_DEPTHS && 1 << i <= r->depth; i++) {
+    for (int i = 0; rc == 0 && i < PLATFORM_DEPTHS && 1 << i <= r->depth &&
+                    clock_now_ns() - t0 < TIER_NS;
+         i++) {
         struct tally y;
         rc = read_records(r, kind, 256, 1 << i, NULL, &y, err);
         t->depth_bytes_per_s[i] = (double)y.bytes / ((double)(y.ns > 0 ? y.ns : 1) * 1e-9);
@@ -202,21 +216,27 @@ static int measure_copies(struct reads *r, struct platform_tier *t, struct err *
     return profile_copies(r->m->dev, from, bytes, t, err);
 }
 
+/* A sample of each kind and number of records. */
+static int measure_round(struct reads *r, struct io_samples *v, struct err *err)
+{
+    static const int counts[] = {1, 8, 64, 256};
+    int rc = 0;
+    for (int kind = 0; kind < STORE_KINDS; kind++)
+        for (int i = 0; rc == 0 && has_kind(r, kind) && i < 4; i++)
+            rc = add_sample(r, kind, counts[i], v, err);
+    return rc;
+}
+
 static int measure_tier(struct reads *r, bool full, struct platform_tier *t,
                         struct err *err)
 {
-    static const int counts[] = {1, 8, 64, 256};
     struct io_samples v = {.n = 0};
-    enum store_kind largest = STORE_HIDDEN;
-    int rc = 0;
-    for (int kind = 0; kind < STORE_KINDS; kind++) {
-        if (!has_kind(r, kind))
-            continue;
-        largest = kind;
-        for (int i = 0; i < 4; i++)
-            for (int k = 0; rc == 0 && k < (full ? FULL_ROUNDS : 1); k++)
-                rc = add_sample(r, kind, counts[i], &v, err);
-    }
+    enum store_kind largest = has_kind(r, STORE_KV) ? STORE_KV : STORE_HIDDEN;
+    int64_t t0 = clock_now_ns();
+    int rc = measure_round(r, &v, err);
+    for (int k = 1; rc == 0 && full && k < FULL_ROUNDS && clock_now_ns() - t0 < TIER_NS;
+         k++)
+        rc = measure_round(r, &v, err);
     if (rc != 0)
         return rc;
     if (v.bytes == 0)

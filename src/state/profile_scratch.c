@@ -20,6 +20,8 @@
 #define SCRATCH_BYTES ((size_t)256 << 20)
 
 enum { MIN_CHUNKS = 4, MAX_CHUNKS = 64 };
+/* No more is written after this: what a slow device reads in a sample is less, too. */
+#define FILL_NS 10000000000
 
 struct profile_scratch {
     struct io *io;
@@ -110,8 +112,12 @@ static int fill(struct profile_scratch *s, const struct model *m, struct err *er
     int32_t *tokens = xcalloc((size_t)n_chunks * STORE_CHUNK_TOKENS, sizeof *tokens);
     uint8_t *bytes = make_bytes(hidden > kv ? hidden : kv);
     chain_extend(&s->chain, tokens, (int64_t)n_chunks * STORE_CHUNK_TOKENS);
-    for (int c = 0; rc == 0 && c < n_chunks; c++)
+    int64_t t0 = clock_now_ns();
+    int c = 0;
+    for (; rc == 0 && c < n_chunks && (c < MIN_CHUNKS || clock_now_ns() - t0 < FILL_NS);
+         c++)
         rc = append(s, m, n_layers, c, tokens + (size_t)c * STORE_CHUNK_TOKENS, bytes, err);
+    n_chunks = c;
     if (rc == 0)
         rc = store_commit(s->store, err);
     s->hits = xcalloc((size_t)n_chunks, sizeof *s->hits);

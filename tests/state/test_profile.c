@@ -277,6 +277,40 @@ static void an_empty_device_is_measured(void **state)
     }
 }
 
+/* Half of what the simulated disk is given takes its time while it is submitted, the rest while it is awaited: reads of
+ * 10 ms, of which the samples of a quick device would be 949.  How many there is time for depends on the machine,
+ * downwards only. */
+static void a_slow_device_takes_few_samples(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct platform p;
+    struct profile_scratch *scratch;
+    struct err err = {0};
+    struct io *io = et_disk(1, 0);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    if (profile_scratch_open(k.model, io, et_dirs, 1, &scratch, &err) != 0)
+        fail_msg("%s", err.msg);
+    struct profile_source from = profile_scratch_source(scratch);
+    struct io_sim_fault slow = {
+        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_READ, .path = "seg-", .slow_ns = 10000000};
+    assert_int_equal(io_sim_fault_add(io, &slow), 0);
+    begin(&k, &p);
+    if (profile_tier(&p.tier[0], k.model, &from, PROFILE_FULL, &err) != 0)
+        fail_msg("%s", err.msg);
+    uint64_t n = io_sim_fault_count(io, IO_SIM_SLOW, 0);
+    if (n > 500)
+        fail_msg("%llu reads", (unsigned long long)n);
+    double record_s = (double)k.model->cfg.n_embd * 4 * 64 / p.tier[0].bytes_per_s +
+                      p.tier[0].request_s; /* of hidden states */
+    if (!(record_s > 0.004))               /* 10 ms less what the fit gives to latency */
+        fail_msg("%.6f s a record, %.6f s latency", record_s, p.tier[0].latency_s);
+    io_sim_fault_clear(io);
+    profile_scratch_close(scratch);
+    stack_close(&k);
+    io_close(io);
+}
+
 /* A full device is an error that says where, and what was begun is removed. */
 static void a_full_device_cannot_be_measured(void **state)
 {
@@ -352,6 +386,7 @@ int main(void)
         cmocka_unit_test(compute_costs_are_sane),
         cmocka_unit_test(io_is_measured_on_what_exists),
         cmocka_unit_test(an_empty_device_is_measured),
+        cmocka_unit_test(a_slow_device_takes_few_samples),
         cmocka_unit_test(a_full_device_cannot_be_measured),
         cmocka_unit_test(a_restore_measures_first),
         cmocka_unit_test(a_restore_corrects_the_profile),
