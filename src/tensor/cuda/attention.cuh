@@ -27,10 +27,15 @@ static __device__ __forceinline__ int first_key(const gpu_attention_job &a, int 
 template <typename T, int D, int N_THREADS>
 static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from, int to)
 {
-    for (int i = (int)threadIdx.x; i < TOKENS * (D / PIECE); i += N_THREADS) {
+    constexpr int ALL = TOKENS * (D / PIECE), COPIES = (ALL + N_THREADS - 1) / N_THREADS;
+    constexpr int UNROLLED = D <= 128 ? COPIES : 4; /* registers are for the products */
+#pragma unroll UNROLLED
+    for (int j = 0; j < COPIES; j++) { /* rows lie without gaps */
+        int i = (int)threadIdx.x + j * N_THREADS;
         int slot = i / (D / PIECE), c = i % (D / PIECE) * PIECE;
-        bool in = slot >= from && slot < to;
-        copy_async16(to_smem + slot * (D + PAD) + c, rows + (in ? slot * D + c : 0), in);
+        if (ALL % N_THREADS == 0 || i < ALL)
+            copy_async16(to_smem + slot * (D + PAD) + c, rows + i * PIECE,
+                         slot >= from && slot < to);
     }
 }
 

@@ -71,6 +71,18 @@ static __device__ __forceinline__ void attend_mask(float (&s)[2 * N][4], float h
     }
 }
 
+/* 2^x, 0 below 2^-126; 1 of 0, 0 of -inf. */
+static __device__ __forceinline__ float exp2_of(float x)
+{
+#ifdef HCACHE_CUDA_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 /* While a row has seen no key its maximum is -inf, and all its weights are to be 0. */
 static __device__ __forceinline__ float base_of(float high)
 {
@@ -83,7 +95,7 @@ static __device__ __forceinline__ float attend_weigh(float *lo, float *hi, int r
     float *p[4] = {lo + 2 * r, lo + 2 * r + 1, hi + 2 * r, hi + 2 * r + 1}, sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        *p[i] = exp2f(__fsub_rn(*p[i], base));
+        *p[i] = exp2_of(__fsub_rn(*p[i], base));
         sum = __fadd_rn(sum, *p[i]);
     }
     return sum;
@@ -98,7 +110,7 @@ struct softmax {
 static __device__ __forceinline__ float attend_shrink(softmax &x, int r, float high,
                                                       const float sum[STRIPS])
 {
-    float shrink = exp2f(__fsub_rn(x.m[r], base_of(high)));
+    float shrink = exp2_of(__fsub_rn(x.m[r], base_of(high)));
     float all = __fadd_rn(__fadd_rn(__fadd_rn(sum[0], sum[1]), sum[2]), sum[3]);
     x.l[r] = fmaf(x.l[r], shrink, all);
     x.m[r] = high;
@@ -143,8 +155,8 @@ static __device__ __forceinline__ joined split_join(float &all_m, float &all_l, 
 {
     float high = fmaxf(all_m, m);
     joined j;
-    j.keep = all_m == -INFINITY ? 0.0f : exp2f(__fsub_rn(all_m, high));
-    j.add = m == -INFINITY ? 0.0f : exp2f(__fsub_rn(m, high));
+    j.keep = all_m == -INFINITY ? 0.0f : exp2_of(__fsub_rn(all_m, high));
+    j.add = m == -INFINITY ? 0.0f : exp2_of(__fsub_rn(m, high));
     all_l = fmaf(l, j.add, __fmul_rn(all_l, j.keep));
     all_m = high;
     return j;

@@ -32,30 +32,48 @@ static __device__ __forceinline__ int staged(int r, int p)
     return r * K_TILE + ((p ^ r) & (PIECES - 1)) * PIECE;
 }
 
-/* Rows [row0, row0 + n) of m at [k0, k0 + 64), zeros beyond its columns, and its last row beyond its rows (whoever
- * computes with it throws the result away): by thread `i0` of `n_threads`.  WIDE: rows begin at multiples
- * of 16 bytes and have whole pieces. */
-template <typename T, bool WIDE>
-static __device__ __forceinline__ void stage(T *to, const gpu_mat &m, int row0, int n,
-                                             int k0, int i0, int n_threads)
-{
+/* What one of N_THREADS threads brings of a tile's ROWS rows: piece `p` of every STEPth row from `r` on.  What of a
+ * copy's addresses does not change from tile to tile is here: worked out anew it took longer than the tile's
+ * products.  WIDE: rows begin at multiples of 16 bytes and have whole pieces. */
+template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
+    enum {
+        STEP = N_THREADS / PIECES,
+        COPIES = ROWS / STEP,
+    };
+    const T *from;
+    int64_t step; /* elements */
+    int r, p, n_cols, n_rows;
+
+    __device__ __forceinline__ stager(const gpu_mat &m, int row0, int thread)
+        : step(m.ld * STEP), r(thread / PIECES), p(thread % PIECES), n_cols(m.cols),
+          n_rows(m.rows - row0)
+    {
+        from = (const T *)m.data + (int64_t)(row0 + r) * m.ld + p * PIECE;
+    }
+
+    /* [k0, k0 + 64) of the rows; zeros where there is nothing.  FEW: what lies in shared memory behind the rows
+     * that are there may stay as it is. */
+    template <bool FEW> __device__ __forceinline__ void bring(T *to, int k0) const
+    {
 #pragma unroll
-    for (int i = i0; i < n * PIECES; i += n_threads) {
-        int r = i / PIECES, p = i % PIECES, k = k0 + p * PIECE;
-        int row = row0 + r < m.rows ? row0 + r : m.rows - 1;
-        const T *from = (const T *)m.data + (int64_t)row * m.ld;
-        T *at = to + staged(r, p);
-        if (WIDE) {
-            copy_async16(at, from + (k < m.cols ? k : 0), k < m.cols);
-        } else {
-            for (int e = 0; e < PIECE; e++) {
-                at[e].bits = 0;
-                if (k + e < m.cols)
-                    at[e] = from[k + e];
+        for (int i = 0; i < COPIES; i++) {
+            int row = r + i * STEP, k = k0 + p * PIECE;
+            const T *piece = from + i * step + k0;
+            T *at = to + staged(row, p);
+            if (FEW && i * STEP >= n_rows) /* of all threads alike */
+                break;
+            if (WIDE) {
+                copy_async16(at, piece, row < n_rows && k < n_cols);
+            } else {
+                for (int e = 0; e < PIECE; e++) {
+                    at[e].bits = 0;
+                    if (row < n_rows && k + e < n_cols)
+                        at[e] = piece[e];
+                }
             }
         }
     }
-}
+};
 
 /* 16 staged rows from r0 at step `kk` of the tile, as operand A. */
 template <typename T>
@@ -153,10 +171,13 @@ static __global__ void __launch_bounds__(FEW_THREADS)
     int n_tiles = (a.cols + K_TILE - 1) / K_TILE;
     int n_blocks = (n_tiles + TILES_A_BLOCK - 1) / TILES_A_BLOCK;
 
+    stager<T, F::ROWS, WARP, WIDE> from_a(a, 0, lane);
+    stager<T, FEW_COLS, WARP, WIDE> from_w(w, col0, lane);
     /* Rows that are not there stay zero. */
     for (int s = 0; s < F::STAGES; s++)
         for (int i = a.rows * K_TILE + lane; i < F::A; i += WARP)
             ring[s * F::STAGE + i].bits = 0;
+    __syncwarp();
 
     /* A warp's tile t is one of block (warp + t / 4 * FEW_WARPS); n_tiles or more: there is none. */
 #define TILE_OF(t)                                                                         \
@@ -166,8 +187,8 @@ static __global__ void __launch_bounds__(FEW_THREADS)
         int tile_ = TILE_OF(t);                                                            \
         T *to_ = ring + (t) % F::STAGES * F::STAGE;                                        \
         if (tile_ < n_tiles) {                                                             \
-            stage<T, WIDE>(to_ + F::A, w, col0, FEW_COLS, tile_ *K_TILE, lane, WARP);      \
-            stage<T, WIDE>(to_, a, 0, a.rows, tile_ *K_TILE, lane, WARP);                  \
+            from_w.template bring<false>(to_ + F::A, tile_ * K_TILE);                      \
+            from_a.template bring<true>(to_, tile_ * K_TILE);                              \
         }                                                                                  \
         copy_async_commit();                                                               \
     } while (0)
@@ -239,13 +260,14 @@ static __global__ void __launch_bounds__(tiling<T, ROWS, COLS, HIGH, WIDTH>::THR
     int a0 = warp / (COLS / WIDTH) * HIGH, w0 = warp % (COLS / WIDTH) * WIDTH;
     int n_tiles = (a.cols + K_TILE - 1) / K_TILE;
 
+    stager<T, ROWS, F::THREADS, WIDE> from_a(a, row0, (int)threadIdx.x);
+    stager<T, COLS, F::THREADS, WIDE> from_w(w, col0, (int)threadIdx.x);
 #define FETCH(t)                                                                           \
     do {                                                                                   \
         T *to_ = ring + (t) % F::STAGES * F::STAGE;                                        \
         if ((t) < n_tiles) {                                                               \
-            stage<T, WIDE>(to_, a, row0, ROWS, (t)*K_TILE, (int)threadIdx.x, F::THREADS);  \
-            stage<T, WIDE>(to_ + ROWS * K_TILE, w, col0, COLS, (t)*K_TILE,                 \
-                           (int)threadIdx.x, F::THREADS);                                  \
+            from_a.template bring<false>(to_, (t) * K_TILE);                               \
+            from_w.template bring<false>(to_ + ROWS * K_TILE, (t) * K_TILE);               \
         }                                                                                  \
         copy_async_commit();                                                               \
     } while (0)
