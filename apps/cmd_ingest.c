@@ -21,7 +21,7 @@
 struct ingest_args {
     const char *model, *dtype, *weights, *device, *save, *salt;
     struct opt_list store, files;
-    int threads, tensor_parallel, pipeline_parallel;
+    int threads, tensor_parallel, pipeline_parallel, batch_rows;
     uint64_t store_cap;
     bool json;
 };
@@ -44,6 +44,7 @@ static const struct opt options[] = {
     {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
     OPT_COMPUTE(struct ingest_args),
+    OPT_BATCH_ROWS(struct ingest_args),
     {"json", OPT(struct ingest_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -171,6 +172,7 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
                             .threads = a->threads,
                             .tensor_parallel = a->tensor_parallel,
                             .pipeline_parallel = a->pipeline_parallel,
+                            .batch_rows = a->batch_rows,
                             .store = a->store.items,
                             .n_store = a->store.n,
                             .store_cap_bytes = a->store_cap};

@@ -21,7 +21,7 @@
 struct profile_args {
     const char *model, *device, *dtype, *weights, *out;
     struct opt_list store;
-    int threads, tensor_parallel, pipeline_parallel;
+    int threads, tensor_parallel, pipeline_parallel, batch_rows;
 };
 
 static const struct opt positionals[] = {
@@ -39,6 +39,7 @@ static const struct opt options[] = {
     {"out", OPT(struct profile_args, out), .arg = "FILE",
      .help = "write the profile here too, for hcache plan --platform FILE"},
     OPT_COMPUTE(struct profile_args),
+    OPT_BATCH_ROWS(struct profile_args),
     {0},
 };
 
@@ -299,6 +300,7 @@ static int run(const struct profile_args *a, struct err *err)
                            .threads = a->threads,
                            .tensor_parallel = a->tensor_parallel,
                            .pipeline_parallel = a->pipeline_parallel,
+                           .batch_rows = a->batch_rows,
                            .max_context = CONTEXT,
                            .dirs = a->store.items,
                            .n_dirs = a->store.n,

@@ -24,7 +24,7 @@ struct run_args {
         *plan, *salt;
     struct opt_list store;
     bool interactive, ignore_eos, json, verbose, no_special;
-    int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, max_context;
+    int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, batch_rows, max_context;
     double temperature, top_p, min_p;
     int64_t seed;
     const char *gpu_direct;
@@ -70,6 +70,7 @@ static const struct opt options[] = {
     {"no-special", OPT(struct run_args, no_special),
      .help = "take the prompt as it is: no BOS is added"},
     OPT_COMPUTE(struct run_args),
+    OPT_BATCH_ROWS(struct run_args),
     {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
     {"store", OPT(struct run_args, store), .arg = "DIR[,DIR...]",
@@ -466,6 +467,7 @@ int cmd_run(int argc, char **argv)
                             .threads = a.threads,
                             .tensor_parallel = a.tensor_parallel,
                             .pipeline_parallel = a.pipeline_parallel,
+                            .batch_rows = a.batch_rows,
                             .max_context = a.max_context,
                             .store = memory ? NULL : a.store.items,
                             .n_store = memory ? 0 : a.store.n,

@@ -32,7 +32,7 @@ struct serve_args {
     const char *model, *host, *name, *api_key_file, *dtype, *weights, *device;
     struct opt_list store, api_key;
     int port, max_sequences, max_queue, max_connections, http_threads, threads,
-        tensor_parallel, pipeline_parallel, max_context;
+        tensor_parallel, pipeline_parallel, batch_rows, max_context;
     int read_timeout, write_timeout, idle_timeout, drain;
     const char *gpu_direct;
     uint64_t max_body, max_bodies, store_cap, throttle, save_buffer, kv_tokens;
@@ -121,6 +121,7 @@ static const struct opt options[] = {
     {"plain-chat", OPT(struct serve_args, plain_chat),
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
     OPT_COMPUTE(struct serve_args),
+    OPT_BATCH_ROWS(struct serve_args),
     {"save-buffer", OPT(struct serve_args, save_buffer), .arg = "BYTES", .def = "0",
      .help = "memory for state on its way to the store; 0 is 256M"},
     {"throttle", OPT(struct serve_args, throttle), .arg = "BYTES_PER_S", .def = "0",
@@ -313,6 +314,7 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
                             .threads = a->threads,
                             .tensor_parallel = a->tensor_parallel,
                             .pipeline_parallel = a->pipeline_parallel,
+                            .batch_rows = a->batch_rows,
                             .max_context = a->max_context,
                             .max_sequences = a->max_sequences,
                             .kv_tokens = (int64_t)a->kv_tokens,

@@ -34,6 +34,11 @@ static const char *const compute_devices[] = {"cpu", "ref", "cuda", NULL};
     {"pipeline-parallel", OPT(s, pipeline_parallel), .arg = "N", .def = "1", .min = 1,     \
      .max = HCACHE_MAX_DEVICES,                                                            \
      .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"}
+#define OPT_BATCH_ROWS(s)                                                                  \
+    {"batch-rows", OPT(s, batch_rows), .arg = "N", .def = "0", .min = 0,                   \
+     .max = HCACHE_MAX_BATCH_ROWS,                                                         \
+     .help = "tokens of one forward pass at most, 512 or more; 0: what suits the device "  \
+             "(512 on a CPU, 2048 on a GPU)"}
 #define OPT_COMPUTE(s) OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_THREADS(s), OPT_PARALLEL(s), OPT_DEVICE(s)
 /* clang-format on */
 

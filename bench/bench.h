@@ -24,7 +24,7 @@ int bench_save(int argc, char **argv);
 struct bench_common {
     const char *model, *device, *dtype;
     struct opt_list store;
-    int threads, tensor_parallel, pipeline_parallel;
+    int threads, tensor_parallel, pipeline_parallel, batch_rows;
 };
 
 extern const struct opt bench_positionals[]; /* MODEL */
@@ -38,6 +38,7 @@ extern const struct opt bench_positionals[]; /* MODEL */
 #define BENCH_OPT_DTYPE    OPT_DTYPE(struct bench_common)
 #define BENCH_OPT_THREADS  OPT_THREADS(struct bench_common)
 #define BENCH_OPT_PARALLEL OPT_PARALLEL(struct bench_common)
+#define BENCH_OPT_BATCH    OPT_BATCH_ROWS(struct bench_common)
 /* clang-format on */
 
 /* Of a history, in any benchmark. */

@@ -264,7 +264,8 @@ static int bench_decode(struct bench *b, int n_heads, int n_kv, struct err *err)
 static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err)
 {
     struct cache_arg c;
-    int n_tokens = b->o->tokens, n_rows = n_tokens < 512 ? n_tokens : 512;
+    int n_tokens = b->o->tokens, n_rows = b->rig.dev->batch_rows;
+    n_rows = n_tokens < n_rows ? n_tokens : n_rows;
     int start = n_tokens - n_rows;
     struct job j = {
         .kind = "prefill", .of = OF_GEMM, .inner = 2, .run = run_attention, .arg = &c};
@@ -625,9 +626,10 @@ static int run_exchanges(struct bench *b, struct err *err)
 static int run_all(struct bench *b, struct err *err)
 {
     int d = b->o->width, ffn = (int)(d * 2.6875), heads = d / D_HEAD, rc = 0;
-    const int sizes[][3] = {{1, d, d},         {1, ffn, d},     {8, d, d},
-                            {32, d, d},        {512, d, d},     {512, 2 * d, d},
-                            {512, 2 * ffn, d}, {2048, 2 * d, d}};
+    const int sizes[][3] = {{1, d, d},         {1, ffn, d},  {8, d, d},
+                            {32, d, d},        {512, d, d},  {512, 2 * d, d},
+                            {512, 2 * ffn, d}, {2048, d, d}, {2048, 2 * d, d},
+                            {2048, 2 * ffn, d}};
     /* A CPU would take minutes over the largest. */
     bool slow = b->most.gemm_flops < 1e13 && d > 1024;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && rc == 0; i++)

@@ -175,6 +175,7 @@ int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
                             .threads = o->threads,
                             .tensor_parallel = o->tensor_parallel,
                             .pipeline_parallel = o->pipeline_parallel,
+                            .batch_rows = o->batch_rows,
                             .max_context = context_for(o),
                             .dirs = o->dirs,
                             .n_dirs = o->n_dirs,

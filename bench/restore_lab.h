@@ -16,7 +16,7 @@
 
 struct lab_opts {
     const char *model, *device, *dtype, *weights; /* as in stack.h */
-    int threads, tensor_parallel, pipeline_parallel;
+    int threads, tensor_parallel, pipeline_parallel, batch_rows;
     const char *const *dirs; /* NULL: in memory */
     int n_dirs;
     const char *gpu_direct; /* as in hcache.h */

@@ -51,6 +51,9 @@ enum {
 /* Ranks times stages, at most. */
 enum { HCACHE_MAX_DEVICES = 16 };
 
+/* Tokens of one forward pass, at most. */
+enum { HCACHE_MAX_BATCH_ROWS = 16384 };
+
 struct hcache_opts {
     const char *model;  /* a Hugging Face folder, or "synth:SHAPE" */
     const char *device; /* "cpu" (default), "ref", "cuda" */
@@ -61,8 +64,9 @@ struct hcache_opts {
     int threads;           /* 0: one per core that it may use */
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */
     int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
-    int max_context;       /* tokens; 0: the model's own */
-    int max_sequences;     /* at once; 0: 1 */
+    int batch_rows; /* tokens of one forward pass at most, 512 to 16384; 0: what suits the device */
+    int max_context;   /* tokens; 0: the model's own */
+    int max_sequences; /* at once; 0: 1 */
     int64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
     bool no_reuse;     /* what is left in the KV cache is not used again */
 

@@ -62,7 +62,8 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
 enum { MIN_THROTTLE = 65536 };
 
 _Static_assert((int)HCACHE_MAX_DEVICES == (int)MAX_RANKS &&
-                   (int)MAX_STAGES == (int)MAX_RANKS,
+                   (int)MAX_STAGES == (int)MAX_RANKS &&
+                   (int)HCACHE_MAX_BATCH_ROWS == (int)STACK_MAX_BATCH_ROWS,
                "what the public header promises");
 
 static int check_opts(const struct hcache_opts *o, struct err *err)
@@ -129,6 +130,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
                             .threads = o->threads,
                             .tensor_parallel = o->tensor_parallel,
                             .pipeline_parallel = o->pipeline_parallel,
+                            .batch_rows = o->batch_rows,
                             .max_context = o->max_context,
                             .max_sequences = o->max_sequences,
                             .kv_tokens = o->kv_tokens,

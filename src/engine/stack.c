@@ -21,11 +21,6 @@
 /* For restores, unless it is told. */
 #define STAGING_BYTES ((size_t)64 << 20)
 
-/* Rows of one forward pass at most: what the engine, and before it the fingerprint, computes in. */
-enum { BATCH_ROWS = 512 };
-_Static_assert((int)STACK_MAX_SEQUENCES <= (int)BATCH_ROWS,
-               "every sequence may decode in one step");
-
 static void say(const struct stack *k, const char *text)
 {
     if (k->o.warn != NULL)
@@ -57,7 +52,7 @@ static int reserve_memory(void *arg, const struct model *m, const struct model_n
     struct memory_ask a = {.model = m,
                            .need = need,
                            .max_seqs = max_sequences(k),
-                           .max_rows = BATCH_ROWS,
+                           .max_rows = k->batch_rows,
                            .has_store = k->o.n_dirs > 0 || k->o.in_memory,
                            .staging_bytes = staging_bytes(k)};
     k->kv_tokens = k->o.kv_tokens > 0 ? k->o.kv_tokens : memory_plan_kv_tokens(&a);
@@ -75,6 +70,8 @@ static int open_model(struct stack *k, struct err *err)
     if (rc == 0)
         rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
                         &k->dev, err);
+    if (rc == 0)
+        k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
     struct model_opts mo = {.dev = k->dev,
                             .reserve = reserve_memory,
                             .reserve_arg = k,
@@ -176,6 +173,9 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
     if (k->profile_path != NULL) {
         int rc = profile_load(&k->platform, k->profile_path, &expected, &why);
         k->n_observed = count_observed(&k->platform);
+        if (rc == 0 && k->platform.piece_tokens != profile_rows(k->model, work))
+            rc = err_set(&why, ERR_MISMATCH, "%s: measured with batches of %d rows",
+                         k->profile_path, k->platform.piece_tokens);
         if (rc == 0)
             return 0;
         if (rc != -ENOENT)
@@ -193,7 +193,7 @@ static int open_saver(struct stack *k, struct err *err)
                             .model = k->model,
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = bytes,
-                            .max_batch_rows = BATCH_ROWS,
+                            .max_batch_rows = k->batch_rows,
                             .warn = warn,
                             .warn_arg = k};
     return saver_create(&so, &k->saver, err);
@@ -205,7 +205,7 @@ static int open_state(struct stack *k, struct err *err)
     struct stream *s = NULL;
     int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
     if (rc == 0)
-        rc = model_work_create(k->model, BATCH_ROWS, &work, err);
+        rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
     if (rc == 0)
@@ -227,8 +227,9 @@ static int open_engine(struct stack *k, struct err *err)
                              .measure_ahead = k->owns_io && !k->o.no_profile,
                              .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
                              .max_seqs = max_sequences(k),
-                             .max_batch_rows = BATCH_ROWS,
-                             .step_rows = k->o.step_rows > 0 ? k->o.step_rows : BATCH_ROWS,
+                             .max_batch_rows = k->batch_rows,
+                             .step_rows = k->o.step_rows > 0 ? k->o.step_rows
+                                                             : k->batch_rows,
                              .max_kv_tokens = k->kv_tokens,
                              .reuse = k->o.reuse,
                              .staging_bytes = staging_bytes(k)};
@@ -241,6 +242,10 @@ static int open_engine(struct stack *k, struct err *err)
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
 {
     *out = (struct stack){.o = *o};
+    if (o->batch_rows != 0 &&
+        (o->batch_rows < STACK_MIN_BATCH_ROWS || o->batch_rows > STACK_MAX_BATCH_ROWS))
+        return err_set(err, ERR_USAGE, "batch rows are %d; they must be 0, or %d to %d",
+                       o->batch_rows, STACK_MIN_BATCH_ROWS, STACK_MAX_BATCH_ROWS);
     int rc = open_model(out, err);
     if (rc == 0 && (o->n_dirs > 0 || o->in_memory))
         rc = open_state(out, err);

@@ -11,8 +11,10 @@
 struct pool;
 
 enum {
-    STACK_MAX_SEQUENCES = 512
-}; /* each may decode in every step: no more than its rows */
+    STACK_MIN_BATCH_ROWS = 512, /* a group of restored chunks is projected at once */
+    STACK_MAX_BATCH_ROWS = 16384,
+    STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS /* each may decode in every step */
+};
 
 struct stack_opts {
     const char *model, *device, *dtype, *weights; /* as in hcache.h; device NULL: "cpu" */
@@ -20,8 +22,9 @@ struct stack_opts {
     int tensor_parallel,
         pipeline_parallel;          /* ranks of a stage, stages; 0: 1 (tensor/group.h) */
     int max_context, max_sequences; /* 0: the model's own; 1 */
-    int step_rows;                  /* token budget of a step; 0: 512 */
-    int64_t kv_tokens;              /* that the KV cache holds; 0: max_sequences contexts */
+    int batch_rows; /* tokens of a forward pass at most, STACK_MIN_BATCH_ROWS at least; 0: what suits the device */
+    int step_rows;  /* token budget of a step; 0: batch_rows */
+    int64_t kv_tokens; /* that the KV cache holds; 0: max_sequences contexts */
     bool reuse; /* the KV cache keeps what sequences leave in it, for equal prefixes */
 
     const char *const *dirs; /* n_dirs 0 and not in_memory: no store */
@@ -50,6 +53,7 @@ struct stack {
 
     /* private */
     bool owns_io, profile_changed;
+    int batch_rows;
     int64_t kv_tokens;  /* that the KV cache holds */
     int64_t n_observed; /* restores that had corrected the profile when it was read */
     char *profile_path; /* NULL: not cached */

@@ -52,6 +52,7 @@ static const struct key keys[] = {
     {"c_h_r2", KEY_NUMBER, AT(c_h_r2), FRACTION},
     {"c_kv_r2", KEY_NUMBER, AT(c_kv_r2), FRACTION},
     {"piece_tokens", KEY_INT, AT(piece_tokens), 0},
+    {"h_piece_tokens", KEY_INT, AT(h_piece_tokens), 0},
     {"gemm_1_flops", KEY_NUMBER, AT(gemm_flops[0]), 0},
     {"gemm_16_flops", KEY_NUMBER, AT(gemm_flops[1]), 0},
     {"gemm_64_flops", KEY_NUMBER, AT(gemm_flops[2]), 0},
@@ -390,13 +391,13 @@ void platform_slow_compute(struct platform *p, double times)
 }
 
 /* The linear part is GEMM and runs in whole tiles; attention, the quadratic part, does not. */
-static double curve_tiled(const struct platform *p, const struct cost_curve *c, int64_t n)
+static double curve_tiled(const struct platform *p, const struct cost_curve *c, int64_t n,
+                          int piece)
 {
     if (n <= 0)
         return 0;
     int64_t tile = p->tile_tokens > 1 ? p->tile_tokens : 1;
-    int64_t n_pieces = p->piece_tokens > 0 ? (n + p->piece_tokens - 1) / p->piece_tokens
-                                           : 1;
+    int64_t n_pieces = piece > 0 ? (n + piece - 1) / piece : 1;
     double m = (double)((n + tile - 1) / tile * tile);
     return (double)n_pieces * c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
 }
@@ -408,12 +409,12 @@ static double gemm_factor(const struct platform *p)
 
 double platform_tok_s(const struct platform *p, int64_t n)
 {
-    return curve_tiled(p, &p->c_tok, n) * gemm_factor(p);
+    return curve_tiled(p, &p->c_tok, n, p->piece_tokens) * gemm_factor(p);
 }
 
 double platform_h_s(const struct platform *p, int64_t n)
 {
-    return curve_tiled(p, &p->c_h, n) * gemm_factor(p);
+    return curve_tiled(p, &p->c_h, n, p->h_piece_tokens) * gemm_factor(p);
 }
 
 double platform_kv_s(const struct platform *p, int64_t n)
@@ -426,7 +427,8 @@ double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_ne
 {
     /* n_new queries, each over the past and half of the new: c * ((past + new)^2 - past^2). */
     double past = (double)n_past, fresh = (double)n_new;
-    return (curve_tiled(p, &p->c_tok, n_new) + 2 * p->c_tok.c_s * past * fresh) *
+    return (curve_tiled(p, &p->c_tok, n_new, p->piece_tokens) +
+            2 * p->c_tok.c_s * past * fresh) *
            gemm_factor(p);
 }
 

@@ -86,8 +86,9 @@ struct platform {
     double kv_bytes; /* one token's K and V of one layer */
     struct cost_curve c_tok, c_h, c_kv;
     double c_tok_r2, c_h_r2, c_kv_r2; /* 0: not known */
-    /* Rows that one call computes: a longer run is cut, and each piece pays a_s.  0: one piece. */
-    int piece_tokens;
+    /* Rows that one call computes, of whole layers and of hidden states: a longer run is cut, and each piece pays
+     * a_s.  0: one piece. */
+    int piece_tokens, h_piece_tokens;
     double gemm_flops
         [PLATFORM_GEMM_SIZES]; /* of the K/V projection, by rows; 0: not measured */
     struct platform_correction gemm_correction; /* of C_tok, C_H, embedding and head */

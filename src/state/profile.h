@@ -50,6 +50,8 @@ struct platform_shape profile_shape(const char *name, const struct model_config 
 int profile_compute(struct platform *p, const struct model *m, struct model_work *w,
                     struct stream *s, enum profile_effort effort, struct err *err);
 
+/* Rows in one call of the layers that it measures (platform.piece_tokens). */
+int profile_rows(const struct model *m, const struct model_work *w);
 /* Device memory that a quick one takes at most, beside `w` and `s`. */
 size_t profile_device_bytes(const struct model *m, int max_rows);
 

@@ -54,9 +54,15 @@ struct bench {
 };
 
 /* Positions that a context has room for, which begins with so many. */
-static int context_of(const struct model *m, int max_past)
+static int context_of(const struct model *m, int rows, int max_past)
 {
-    return m->max_ctx < max_past + NEAR_ROWS ? m->max_ctx : max_past + NEAR_ROWS;
+    return m->max_ctx < max_past + rows ? m->max_ctx : max_past + rows;
+}
+
+int profile_rows(const struct model *m, const struct model_work *w)
+{
+    int rows = model_work_rows(w);
+    return rows < m->max_ctx ? rows : m->max_ctx;
 }
 
 /* What a bench takes: K and V of one layer's context, a batch's rows, logits. */
@@ -84,7 +90,7 @@ static size_t n_loaded(const struct model *m)
 
 size_t profile_device_bytes(const struct model *m, int max_rows)
 {
-    struct bench_sizes z = sizes_of(m, max_rows, context_of(m, FAR_PAST));
+    struct bench_sizes z = sizes_of(m, max_rows, context_of(m, max_rows, FAR_PAST));
     size_t record = record_bytes(m, STORE_KV);
     size_t load = n_loaded(m) * (record + z.block + sizeof(uint64_t));
     return (size_t)z.n_blocks * z.block + z.x + z.rows + z.logits + model_hidden_bytes(m) +
@@ -94,7 +100,7 @@ size_t profile_device_bytes(const struct model *m, int max_rows)
 static int bench_init(struct bench *b, const struct model *m, struct model_work *w,
                       struct stream *s, int max_past, struct err *err)
 {
-    int n_ctx = context_of(m, max_past), rows = model_work_rows(w);
+    int rows = model_work_rows(w), n_ctx = context_of(m, rows, max_past);
     struct bench_sizes z = sizes_of(m, rows, n_ctx);
     size_t kv_bytes = (size_t)z.n_blocks * z.block;
     *b = (struct bench){.m = m, .w = w, .s = s, .n_ctx = n_ctx};
@@ -378,6 +384,8 @@ static int fit_layer(struct platform *p, struct bench *b, int rows, bool full)
     int max_past = b->n_ctx - rows, rc = 0;
     for (int n = full ? FEW_ROWS : rows; rc == 0 && n <= rows; n *= 2)
         rc = add_layer(&v, b, 0, n);
+    if (rc == 0 && !full && rows > NEAR_ROWS)
+        rc = add_layer(&v, b, 0, NEAR_ROWS);
     if (rc == 0 && !full && rows > FEW_ROWS)
         rc = add_layer(&v, b, 0, FEW_ROWS);
     /* Far from position 0 a few rows show attention as well as many. */
@@ -440,14 +448,13 @@ static int fit_load(struct platform *p, struct bench *b, bool full)
 
 static int measure(struct platform *p, struct bench *b, bool full)
 {
-    int rows = model_work_rows(b->w) < NEAR_ROWS ? model_work_rows(b->w) : NEAR_ROWS;
-    rows = rows < b->m->max_ctx ? rows : b->m->max_ctx;
+    int rows = profile_rows(b->m, b->w), group = rows < NEAR_ROWS ? rows : NEAR_ROWS;
     double embed_s = 0, head_s = 0;
     int rc = fit_layer(p, b, rows, full);
     p->cpu_share = 0;
     note_share(p, b);
     if (rc == 0)
-        rc = fit_projection(p, b, rows, full);
+        rc = fit_projection(p, b, group, full);
     if (rc == 0)
         rc = fit_load(p, b, full);
     if (rc == 0)
@@ -455,6 +462,7 @@ static int measure(struct platform *p, struct bench *b, bool full)
     if (rc == 0)
         rc = sample(b, run_embed, rows, &embed_s);
     p->piece_tokens = rows;
+    p->h_piece_tokens = group;
     p->embed_s = embed_s / rows;
     p->head_s = head_s;
     return rc;

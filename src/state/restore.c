@@ -67,17 +67,17 @@ static int n_slots(const struct model *m, size_t staging_bytes)
     return n < 3 ? 3 : n > MAX_SLOTS ? MAX_SLOTS : (int)n;
 }
 
-static size_t scratch_bytes(const struct model *m)
+static size_t scratch_bytes(const struct model *m, int max_rows)
 {
-    return GROUP_ROWS * (model_kv_bytes(m) + model_hidden_bytes(m));
+    return (size_t)max_rows * (model_kv_bytes(m) + model_hidden_bytes(m));
 }
 
-size_t restorer_device_bytes(const struct model *m, size_t staging_bytes)
+size_t restorer_device_bytes(const struct model *m, int max_rows, size_t staging_bytes)
 {
-    return m->dev->unified
-               ? 0
-               : (size_t)n_slots(m, staging_bytes) * slot_bytes(m) + scratch_bytes(m) +
-                     restore_sums_bytes(m->dev, n_slots(m, staging_bytes));
+    return m->dev->unified ? 0
+                           : (size_t)n_slots(m, staging_bytes) * slot_bytes(m) +
+                                 scratch_bytes(m, max_rows) +
+                                 restore_sums_bytes(m->dev, n_slots(m, staging_bytes));
 }
 
 static int reserve_staging(struct restorer *r, struct err *err)
@@ -101,14 +101,15 @@ static int reserve_staging(struct restorer *r, struct err *err)
 static int reserve_scratch(struct restorer *r, struct err *err)
 {
     const struct model *m = r->o.model;
-    size_t kv = GROUP_ROWS * model_kv_bytes(m);
-    int rc = stages_alloc(m->dev, scratch_bytes(m), r->scratch, err);
+    int rows = model_work_rows(r->o.work);
+    size_t kv = (size_t)rows * model_kv_bytes(m);
+    int rc = stages_alloc(m->dev, scratch_bytes(m, rows), r->scratch, err);
     if (rc != 0)
         return err_wrap(err, "scratch for restores");
     for (int k = 0; k < m->dev->n_stages; k++) {
         uint8_t *p = r->scratch[k].ptr;
-        r->kv_rows[k] = mat_of(p, m->dtype, GROUP_ROWS, 2 * model_rank_kv_dim(m));
-        r->x[k] = mat_of(p + kv, m->dtype, GROUP_ROWS, m->cfg.n_embd);
+        r->kv_rows[k] = mat_of(p, m->dtype, rows, 2 * model_rank_kv_dim(m));
+        r->x[k] = mat_of(p + kv, m->dtype, rows, m->cfg.n_embd);
     }
     r->pos = xmalloc((size_t)r->o.max_tokens * sizeof *r->pos);
     for (int i = 0; i < r->o.max_tokens; i++)

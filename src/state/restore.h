@@ -60,7 +60,7 @@ struct restorer_opts {
     const struct model *model;
     struct store *store;
     const struct kv_pool *pool;
-    /* at least RESTORE_GROUP_CHUNKS * 64 rows; used inside restorer_work only */
+    /* at least RESTORE_GROUP_CHUNKS * 64 rows, so many at most are recomputed at once; used inside restorer_work only */
     struct model_work *work;
     struct stream *stream; /* likewise */
     size_t staging_bytes;  /* bound on slots; raised to three of them */
@@ -75,7 +75,7 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
 void restorer_destroy(struct restorer *r);
 size_t restorer_bytes(const struct restorer *r); /* for the table printed at start */
 /* Of each stage's own memory, what a restorer takes; 0 where memory is unified. */
-size_t restorer_device_bytes(const struct model *m, size_t staging_bytes);
+size_t restorer_device_bytes(const struct model *m, int max_rows, size_t staging_bytes);
 
 /* Whether records are checked by the device, from its own memory, and not by the host: where it has memory of its own and
  * is one rank of each stage, unless HCACHE_CHECKSUMS=host.  A value that means nothing fails restorer_create. */

@@ -2,7 +2,7 @@
  * recomputation.
  *
  * A work item is a part of the groups that have arrived, or one layer of one piece of the recomputed
- * prefix.  Recomputation goes depth first: a piece of at most GROUP_ROWS rows passes all R layers
+ * prefix.  Recomputation goes depth first: a piece of at most a batch's rows passes all R layers
  * before the next piece begins, so that its hidden states need no more memory than one piece; how the
  * rows are cut never changes their bits. */
 #include <stdio.h>
@@ -383,7 +383,7 @@ bool restore_recompute_remains(const struct restore *r)
  * whose successor begins behind them. */
 static int piece_rows(struct restore *r)
 {
-    int end = r->re.row + GROUP_ROWS, l = 0;
+    int end = r->re.row + model_work_rows(r->rr->o.work), l = 0;
     end = end < good_tokens(r) ? end : good_tokens(r);
     while (l < r->n_recompute - 1 && r->start[l + 1] * STORE_CHUNK_TOKENS <= r->re.row)
         l++;

@@ -171,10 +171,10 @@ struct restorer {
     struct stream **inline_streams; /* one per compute thread */
     struct buf scratch[MAX_STAGES];
     /* On each stage: */
-    struct mat kv_rows[MAX_STAGES]; /* [GROUP_ROWS][2 * kv_dim] T: projected rows */
-    struct mat x
-        [MAX_STAGES]; /* [GROUP_ROWS][d] T: hidden states of the piece that is recomputed */
-    int32_t *pos;     /* [max_tokens]: 0, 1, 2, ... */
+    struct mat kv_rows[MAX_STAGES]; /* [rows of o.work][2 * kv_dim] T: projected rows */
+    struct mat
+        x[MAX_STAGES]; /* [the same][d] T: hidden states of the piece that is recomputed */
+    int32_t *pos;      /* [max_tokens]: 0, 1, 2, ... */
 };
 
 /* Tokens in the first n chunks of the job. */

@@ -464,6 +464,7 @@ int host_device_open(const char *name, const struct ops *ops, const char *isa,
     d->base.act_dtype = DTYPE_F32;
     d->base.unified = true;
     d->base.q8 = true;
+    d->base.batch_rows = 512;
     d->base.n_ranks = d->base.n_stages = 1;
     d->base.v = &host_vtable;
     d->base.isa = isa;

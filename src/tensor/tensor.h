@@ -81,6 +81,7 @@ struct device {
     bool unified;         /* device memory is host memory: staging needs no copy */
     bool k_by_token;      /* K of a block lies as V does, [n_kv][64][d_head]: see ops.h */
     bool q8;              /* its operations take weights of DTYPE_Q8 */
+    int batch_rows;       /* of a forward pass, enough for products to be near their best */
     size_t stream_bytes;  /* device memory that a compute stream takes; 0 where unified */
     int n_ranks, n_stages; /* 1, or those of a group (group.h): ranks of each stage */
     const struct device_vtable *v;

@@ -283,6 +283,46 @@ static void removed_in_any_state(void **state)
     }
 }
 
+/* How many rows go through the model at once changes no bit, of what is computed and of what is computed again in a
+ * restore. */
+static void batches_of_any_size(void **state)
+{
+    (void)state;
+    enum { N = 1500 };
+    static const int rows[] = {512, 1024, 1111, 2048};
+    static const char *const plans[] = {"recompute", "r2,h1,k1", "r4,h0,k0"};
+    static int32_t prompt[N];
+    static struct et_run first, r;
+    struct io *io = et_disk(1, 0);
+    et_prompt(prompt, N, 12);
+    struct et_ask a = {.prompt = prompt, .n_prompt = N, .max_tokens = 4, .save = "both"};
+    for (int i = 0; i < 4; i++) {
+        struct stack k;
+        et_open(&k, &(struct stack_opts){.batch_rows = rows[i],
+                                         .max_context = 2048,
+                                         .io = io,
+                                         .dirs = et_dirs,
+                                         .n_dirs = 2});
+        for (int p = i == 0 ? 0 : 2; p >= 0;
+             p--) { /* what nobody has saved yet is computed */
+            a.plan = plans[p];
+            assert_int_equal(et_run(&k, &a, i == 0 ? &first : &r), 0);
+            if (i > 0)
+                et_same(&r, &first, a.plan);
+            if (i > 0 && p > 0)
+                assert_int_equal(r.n_cached, N / 64 * 64);
+        }
+        stack_close(&k);
+    }
+    io_close(io);
+    struct stack none;
+    struct err err = {0};
+    int rc = et_try_open(&none, &(struct stack_opts){.batch_rows = 100}, &err);
+    assert_int_equal(rc, ERR_USAGE);
+    assert_non_null(strstr(err.msg, "512 to 16384"));
+    stack_close(&none);
+}
+
 /* --- several sequences ------------------------------------------------------------------------ */
 
 enum { N_SEQS = 5 };
@@ -594,6 +634,7 @@ int main(void)
         cmocka_unit_test(eos),
         cmocka_unit_test(no_tokens_wanted),
         cmocka_unit_test(removed_in_any_state),
+        cmocka_unit_test(batches_of_any_size),
         cmocka_unit_test(phases_beside_each_other),
         cmocka_unit_test(saver_changes_nothing),
         cmocka_unit_test(small_caps),

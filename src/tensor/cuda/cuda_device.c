@@ -379,6 +379,9 @@ static int choose_graphs(bool *off, struct err *err)
     return 0;
 }
 
+/* 512 rows of a model of 7B are 64 of a product's tiles of 128 x 256, for over 100 multiprocessors. */
+enum { BATCH_ROWS = 2048 };
+
 int gpu_launch_early;
 
 /* Not measured yet, so it has to be asked for: HCACHE_CUDA_EARLY=on. */
@@ -480,6 +483,7 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
                               .act_is_state = true,
                               .unified = false,
                               .k_by_token = true,
+                              .batch_rows = BATCH_ROWS,
                               .stream_bytes = STREAM_BYTES,
                               .n_ranks = 1,
                               .n_stages = 1,
