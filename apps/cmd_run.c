@@ -24,7 +24,8 @@ struct run_args {
         *plan, *salt;
     struct opt_list store;
     bool interactive, ignore_eos, json, verbose, no_special;
-    int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, batch_rows, max_context;
+    int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, batch_rows,
+        max_context;
     double temperature, top_p, min_p;
     int64_t seed;
     const char *gpu_direct;
