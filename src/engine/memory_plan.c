@@ -2,6 +2,7 @@
 #include "engine/memory_plan.h"
 
 #include <errno.h>
+#include <sys/sysinfo.h>
 
 #include "base/bytes.h"
 #include "engine/next_token.h"
@@ -99,12 +100,32 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
     return want < fits ? want : fits > context ? fits : context;
 }
 
+/* Where all of it is the host's, the kernel grants weights that do not fit and ends a process when they are
+ * touched, minutes later; with memory and swap too small for them alone, nothing can come of it. */
+static int host_can_hold(const struct memory_ask *a, struct err *err)
+{
+    struct sysinfo s;
+    uint64_t weights = a->model->w.bytes * (uint64_t)a->model->dev->n_ranks;
+    if (sysinfo(&s) != 0)
+        return 0; /* not to be known */
+    uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
+    if (weights <= all)
+        return 0;
+    return err_set(err, -ENOMEM,
+                   "the weights take %.2f GB, and this machine has %.2f GB of memory and "
+                   "swap: choose a smaller model%s",
+                   (double)weights / 1e9, (double)all / 1e9,
+                   a->model->w.dtype == DTYPE_Q8
+                       ? ""
+                       : ", or hold its matrices in 8 bits (--weights q8)");
+}
+
 int memory_plan_reserve(const struct memory_ask *a, struct err *err)
 {
     struct device *d = a->model->dev;
     size_t bytes[MAX_STAGES] = {0}, unused, total;
     if (d->unified)
-        return 0;
+        return host_can_hold(a, err);
     struct needs most = stages_need(a, bytes);
     device_memory(d, &unused, &total);
     if (total_of(&most) <= unused)

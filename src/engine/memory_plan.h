@@ -2,7 +2,7 @@
  * once.
  *
  * What each part takes is said by the part (model_work_bytes, restorer_device_bytes, ...); here it is added
- * up.  Where memory is the host's there is nothing to do: it is taken as it is touched. */
+ * up.  Where memory is the host's it is taken as it is touched; weights that can never fit are refused. */
 #ifndef ENGINE_MEMORY_PLAN_H
 #define ENGINE_MEMORY_PLAN_H
 
