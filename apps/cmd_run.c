@@ -166,6 +166,19 @@ static int prompt_add_ids(struct prompt *p, const char *path, const char *text, 
     return rc;
 }
 
+static int prompt_add_file(struct prompt *p, const struct hcache *h, const char *path,
+                           const char *text, size_t n, unsigned flags,
+                           struct hcache_err *err)
+{
+    struct hcache_err e = {0};
+    int rc = prompt_add_text(p, h, text, n, flags, &e);
+    if (rc != 0) {
+        err->code = e.code;
+        snprintf(err->msg, sizeof err->msg, "%s: %s", path, e.msg);
+    }
+    return rc;
+}
+
 static int read_whole(const char *path, char **text, size_t *n, struct hcache_err *err)
 {
     struct err e = {0};
@@ -191,7 +204,7 @@ static int prompt_make(struct prompt *p, const struct hcache *h, const struct ru
     if (rc == 0 && a->token_ids != NULL)
         rc = prompt_add_ids(p, a->token_ids, text, n, err);
     else if (rc == 0 && text != NULL)
-        rc = prompt_add_text(p, h, text, n, flags, err);
+        rc = prompt_add_file(p, h, a->prompt_file, text, n, flags, err);
     else if (rc == 0)
         rc = prompt_add_text(p, h, a->prompt != NULL ? a->prompt : "",
                              a->prompt != NULL ? strlen(a->prompt) : 0, flags, err);

@@ -40,6 +40,8 @@ static int dirs_exist(const struct store_opts *opts, struct err *err)
         rc = io_stat(opts->io, opts->dirs[i], &st, err);
         if (rc == -ENOENT)
             rc = err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[i]);
+        else if (rc == 0 && !st.is_dir)
+            rc = err_set(err, -ENOTDIR, "%s is a file; a store is a folder", opts->dirs[i]);
     }
     return rc;
 }

@@ -87,7 +87,7 @@ check "no such prompt file: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] &
 if [ -e "$good/tokenizer.json" ]; then
     printf 'Once \xff\xfe upon' >"$tmp/latin"
     run_hc run "$good" --prompt-file "$tmp/latin" --max-tokens 1 --json
-    expect "invalid UTF-8 in the prompt: the place is named" 1 '(UTF-8|utf8).*5|5.*(UTF-8|utf8)'
+    expect "invalid UTF-8 in the prompt: the place is named" 1 "latin: invalid UTF-8 at byte 5"
     printf 'Once \xed\xa0\x80' >"$tmp/surrogate"
     run_hc run "$good" --prompt-file "$tmp/surrogate" --max-tokens 1 --json
     expect "a surrogate is invalid UTF-8" 1 'UTF-8|utf8'

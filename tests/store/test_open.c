@@ -239,6 +239,12 @@ static void directories_must_match(void **state)
     opts.dirs = nothing;
     refused(&opts, ERR_NOT_FOUND, "there is no store in");
 
+    char file[400];
+    snprintf(file, sizeof file, "%s/superblock", p.dirs[0]);
+    const char *files[] = {file, p.dirs[1], p.dirs[2]};
+    opts.dirs = files;
+    refused(&opts, -ENOTDIR, "is a file; a store is a folder");
+
     s = st_open(&p); /* nothing of this did any harm */
     readable(s, 3, 3);
     store_close(s);
