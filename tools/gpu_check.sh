@@ -116,12 +116,16 @@ part parity 60 $test_cuda
     restore disk 50 "${disk_models%% *}"
     part resume 45 $hcache bench resume "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $resume_args --decodes 0 --csv "$parts/resume.csv"
     if command -v compute-sanitizer >/dev/null; then
-        part memcheck 75 compute-sanitizer --error-exitcode 9 $test_cuda
+        part memcheck 75 compute-sanitizer --error-exitcode 9 $test_cuda small
     else
         missing memcheck compute-sanitizer
     fi
-    [ -n "$python" ] && part exact 40 env HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/exact.csv"
-    part device-exact 25 env HCACHE_CUDA_MATH=exact $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-exact.csv"
+    # Fixed math, to be compared with parts greedy, device-bf16, restore and save: the same bits for every batch, at what cost?
+    [ -n "$python" ] && part fixed 40 env HCACHE_CUDA_MATH=fixed "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/fixed.csv"
+    part device-fixed 25 env HCACHE_CUDA_MATH=fixed $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-fixed.csv"
+    part restore-fixed 45 env HCACHE_CUDA_MATH=fixed $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
+        --lengths "$sums_lengths" --rounds $rounds --staging 512M --methods recompute,kv,hidden,auto --csv "$parts/restore-${model#synth:}-fixed.csv"
+    part fixed-save 45 env HCACHE_CUDA_MATH=fixed $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/fixed-save.csv"
     # Early launches, to be compared with parts parity and save: do they compute the same, and what do they save?
     part early-parity 40 env HCACHE_CUDA_EARLY=on $test_cuda
     part early-save 45 env HCACHE_CUDA_EARLY=on $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/early-save.csv"
@@ -129,6 +133,8 @@ part parity 60 $test_cuda
     for m in $disk_models; do
         [ "$m" = "${disk_models%% *}" ] || restore disk 45 "$m"
     done
+    [ -n "$python" ] && part exact 40 env HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/exact.csv"
+    part device-exact 25 env HCACHE_CUDA_MATH=exact $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-exact.csv"
     [ -n "$python" ] && part ranks 40 env HCACHE_TENSOR_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/ranks.csv"
     [ -n "$python" ] && part stages 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages.csv"
     part exchanges 25 env HCACHE_CUDA_RANKS=shared $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --pipeline-parallel 2 --csv "$parts/exchanges.csv"

@@ -5,7 +5,7 @@
 
 Every prompt is computed and saved first (its ids are the reference), then restored by each plan from the same
 store, in a process of its own.  The transcript is repeated up to that many characters: 1500 are several chunks.
-Prompts run side by side, each with its own store.  With HCACHE_CUDA_MATH=exact the digest of all logits must be
+Prompts run side by side, each with its own store.  With HCACHE_CUDA_MATH=exact or fixed the digest of all logits must be
 the same, too."""
 import concurrent.futures
 import csv
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-EXACT = os.environ.get("HCACHE_CUDA_MATH") == "exact"
+EXACT = os.environ.get("HCACHE_CUDA_MATH") in ("exact", "fixed")
 PLANS = ["hidden", "kv", "r1,h1,k2"]
 
 

@@ -75,16 +75,16 @@ def decodes(title, rows, log):
               f"{float(head.group(1)) * 1.048576 / ms:.0f} |")
 
 
-def cost_of_exact(rows):
+def cost_of(math, rows):
     """How much longer operations take whose bits do not depend on the batch."""
     times = {(r["t"], r["kind"], r["shape"]): float(r["median_ms"]) for r in rows}
     pairs = [(kind, shape, times["bf16", kind, shape], ms) for (t, kind, shape), ms in times.items()
-             if t == "exact" and ("bf16", kind, shape) in times]
+             if t == math and ("bf16", kind, shape) in times]
     if pairs:
-        print("\n## What exact math costs (the same bits for every batch)\n\n"
-              "| operation | shape | fast, ms | exact, ms | times |\n|---|---|---|---|---|")
-    for kind, shape, fast, exact in pairs:
-        print(f"| {kind} | {shape} | {fast:.3f} | {exact:.3f} | {exact / fast if fast > 0 else 0:.2f} |")
+        print(f"\n## What {math} math costs (the same bits for every batch)\n\n"
+              f"| operation | shape | fast, ms | {math}, ms | times |\n|---|---|---|---|---|")
+    for kind, shape, fast, slow in pairs:
+        print(f"| {kind} | {shape} | {fast:.3f} | {slow:.3f} | {slow / fast if fast > 0 else 0:.2f} |")
 
 
 def show(title, text):
@@ -97,8 +97,9 @@ def main():
     restored = join(parts, "restore-*", ["model", "place"])
     torch = join(parts, "torch", [])
     save, early = join(parts, "save", []), join(parts, "early-save", [])
-    for name, rows in (("restore", restored), ("torch", torch), ("save", save), ("early-save", early), ("device", join(parts, "device-*", ["t"])),
-                       ("greedy", join(parts, "greedy", [])), ("exact", join(parts, "exact", [])), ("ranks", join(parts, "ranks", [])),
+    fixed = join(parts, "fixed-save", [])
+    for name, rows in (("restore", restored), ("torch", torch), ("save", save), ("early-save", early), ("fixed-save", fixed), ("device", join(parts, "device-*", ["t"])),
+                       ("greedy", join(parts, "greedy", [])), ("fixed", join(parts, "fixed", [])), ("exact", join(parts, "exact", [])), ("ranks", join(parts, "ranks", [])),
                        ("stages", join(parts, "stages", [])), ("stages2", join(parts, "stages2", [])), ("nccl", join(parts, "nccl", [])),
                        ("resume", join(parts, "resume", []))):
         write(os.path.join(out, name + ".csv"), rows)
@@ -110,14 +111,16 @@ def main():
         restores(restored, torch)
     decodes("Decoding, saving off and on", save, log_of(parts, "save"))
     decodes("The same with kernels launched early (HCACHE_CUDA_EARLY=on)", early, log_of(parts, "early-save"))
+    decodes("The same in fixed math (HCACHE_CUDA_MATH=fixed)", fixed, log_of(parts, "fixed-save"))
     show("The first token behind a restored history", log_of(parts, "resume"))
     show("Operations", log_of(parts, "device-bf16"))
     show("PyTorch, the same shape", log_of(parts, "torch"))
-    show("Operations in exact math, whose bits do not depend on the batch", log_of(parts, "device-exact"))
-    cost_of_exact(join(parts, "device-*", ["t"]))
-    ends = [[f"{name}: {line}"] for name in ("greedy", "exact", "ranks", "stages", "stages2", "nccl")
+    for math in "fixed", "exact":
+        show(f"Operations in {math} math, whose bits do not depend on the batch", log_of(parts, f"device-{math}"))
+        cost_of(math, join(parts, "device-*", ["t"]))
+    ends = [[f"{name}: {line}"] for name in ("greedy", "fixed", "exact", "ranks", "stages", "stages2", "nccl")
             for line in log_of(parts, name).splitlines()[-1:]]
-    show("Greedy tokens after restores; in exact math, all logits too; with two ranks, or stages, on one GPU; on two GPUs", "\n".join(sum(ends, [])))
+    show("Greedy tokens after restores; in fixed and exact math, all logits too; with two ranks, or stages, on one GPU; on two GPUs", "\n".join(sum(ends, [])))
 
 
 if __name__ == "__main__":
