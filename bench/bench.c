@@ -3,9 +3,14 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "apps/store_option.h"
@@ -16,19 +21,51 @@ const struct opt bench_positionals[] = {
     {0},
 };
 
-/* Of plain files, no folders below. */
+static int remove_one(const char *path, const struct stat *st, int what, struct FTW *at)
+{
+    (void)st, (void)what, (void)at;
+    return remove(path);
+}
+
 static void remove_dir(const char *path)
 {
-    DIR *d = opendir(path);
-    if (d == NULL)
-        return;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        char name[4096];
-        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-        unlink(name); /* "." and ".." are refused, as wanted */
+    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* A lock on a folder of this user's, which ends with the process; -1 where it is not to be had. */
+static int lock_dir(const char *path, struct stat *st)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0 && (fstat(fd, st) != 0 || st->st_uid != geteuid() ||
+                    flock(fd, LOCK_EX | LOCK_NB) != 0)) {
+        close(fd);
+        fd = -1;
     }
-    closedir(d);
-    rmdir(path);
+    return fd;
+}
+
+#define TEMP_NAME "hcache-bench-"
+
+/* What benchmarks have left that were ended by a signal: gigabytes that nobody would look for.  A folder that was made
+ * this minute may not be locked yet. */
+static void sweep(const char *base)
+{
+    DIR *d = opendir(base);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        char path[4096];
+        struct stat st;
+        if (strncmp(e->d_name, TEMP_NAME, strlen(TEMP_NAME)) != 0)
+            continue;
+        snprintf(path, sizeof path, "%s/%s", base, e->d_name);
+        int fd = lock_dir(path, &st);
+        if (fd < 0)
+            continue;
+        if (time(NULL) - st.st_mtime > 60)
+            remove_dir(path);
+        close(fd);
+    }
+    if (d != NULL)
+        closedir(d);
 }
 
 int bench_place_open(struct bench_place *p, const struct bench_common *a, struct err *err)
@@ -41,7 +78,8 @@ int bench_place_open(struct bench_place *p, const struct bench_common *a, struct
     const char *base = getenv("TMPDIR");
     if (base == NULL || base[0] == 0)
         base = "/var/tmp"; /* /tmp may be memory */
-    int n = snprintf(p->temp, sizeof p->temp, "%s/hcache-bench-XXXXXX", base);
+    sweep(base);
+    int n = snprintf(p->temp, sizeof p->temp, "%s/" TEMP_NAME "XXXXXX", base);
     if (n >= (int)sizeof p->temp || mkdtemp(p->temp) == NULL) {
         int code = n >= (int)sizeof p->temp ? -ENAMETOOLONG : -errno;
         p->temp[0] = 0;
@@ -50,6 +88,8 @@ int bench_place_open(struct bench_place *p, const struct bench_common *a, struct
             "no folder for what is measured can be made in %.100s: %s; --store names one",
             base, err_name(code));
     }
+    struct stat st;
+    p->lock_fd = lock_dir(p->temp, &st);
     p->temp_dir = p->temp;
     p->dirs = &p->temp_dir;
     p->n_dirs = 1;
@@ -58,8 +98,11 @@ int bench_place_open(struct bench_place *p, const struct bench_common *a, struct
 
 void bench_place_close(struct bench_place *p)
 {
-    if (p->temp[0] != 0)
-        remove_dir(p->temp);
+    if (p->temp[0] == 0)
+        return;
+    remove_dir(p->temp);
+    if (p->lock_fd >= 0)
+        close(p->lock_fd);
 }
 
 int bench_number(const char *option, const char *text, int least, int most, int *out,

@@ -56,13 +56,14 @@ int device_table_run(const struct device_table *o, struct err *err);
 
 /* --- where it keeps its state ------------------------------------------------------------------- */
 
-/* The folders of --store, none for "memory", or a temporary one, which bench_place_close removes with
- * what is in it. */
+/* The folders of --store, none for "memory", or a temporary one (in TMPDIR, or /var/tmp), which bench_place_close
+ * removes with what is in it; where a signal is quicker, the next benchmark does. */
 struct bench_place {
     const char *const *dirs; /* NULL: in memory */
     int n_dirs;
     char temp[256]; /* "": the folders are the user's */
     const char *temp_dir;
+    int lock_fd; /* of the temporary one, as long as it is in use; -1 */
 };
 
 /* *p must stay where it is. The options of `a` must outlive it. */

@@ -27,6 +27,17 @@ expect "a sweep adds DRAM itself" 2 'adds DRAM itself'
 run_hc bench restore "$model" --store memory --lengths 64 --throttle 1MB
 expect "what cannot be throttled" 2 "cannot be throttled"
 
+# A benchmark that was killed leaves its folder to the next one, which takes nobody else's.
+mkdir -p "$tmp/var/hcache-bench-dead/below" "$tmp/var/hcache-bench-live" "$tmp/var/hcache-bench-new" "$tmp/var/other"
+touch "$tmp/var/hcache-bench-dead/below/file"
+touch -d '1 hour ago' "$tmp"/var/hcache-bench-{dead,live}
+exec 9<"$tmp/var/hcache-bench-live"
+flock 9
+TMPDIR=$tmp/var run_hc bench restore "$model" --lengths 64 --rounds 1
+exec 9<&-
+check "what a killed benchmark has left is removed, and nothing else" \
+    test "$rc" -eq 0 -a "$(cd "$tmp/var" && echo *)" = "hcache-bench-live hcache-bench-new other"
+
 run_hc "${restore[@]}" --sweep 4 --seed 3 --csv "$tmp/s.csv"
 check "sweep: a row per case, or it says which promise was broken" \
     test "$(wc -l <"$tmp/s.csv")" -eq 5 -a \( "$rc" -eq 0 -o "$(grep -c 'slower than the best' "$tmp/err")" -eq 1 \)
