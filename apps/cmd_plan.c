@@ -12,6 +12,7 @@
 #include "apps/cmds.h"
 #include "apps/compute_options.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -191,6 +192,22 @@ static int load_platform(const struct plan_args *a, struct platform *p, struct e
     return rc;
 }
 
+static bool is_folder(const struct plan_args *a)
+{
+    return a->model_dir != NULL && strncmp(a->model_dir, "synth:", 6) != 0;
+}
+
+/* The plan of a history that the model was not made for is a plan, but of nothing that run would restore.  (Shapes may
+ * be tried at any length.) */
+static void warn_of_length(const struct plan_args *a)
+{
+    struct model_config c;
+    struct err why = {0};
+    if (is_folder(a) && load_config(a, &c, &why) == 0 && a->history + a->n_new > c.max_ctx)
+        log_warn("%s was made for %d tokens; the plan is for %lld (--history)",
+                 a->model_dir, c.max_ctx, (long long)(a->history + a->n_new));
+}
+
 static int open_platform(const struct plan_args *a, struct platform *p, struct err *e)
 {
     if (a->shape != NULL && a->model_dir != NULL)
@@ -198,6 +215,7 @@ static int open_platform(const struct plan_args *a, struct platform *p, struct e
     int rc = load_platform(a, p, e);
     if (rc != 0)
         return rc;
+    warn_of_length(a);
     if (p->n_layers > PLAN_MAX_LAYERS)
         return err_set(e, ERR_LIMIT, "%d layers; at most %d can be planned", p->n_layers,
                        PLAN_MAX_LAYERS);

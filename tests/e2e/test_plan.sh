@@ -49,4 +49,8 @@ run_hc profile synth:tiny-mha --out "$tmp/one.platform"
 refused "stages that were not measured" 1 'was measured with 1 stage of 1 rank' --platform "$tmp/one.platform" --pipeline-parallel 2
 printf 'machine = m\nnonsense\n' >"$tmp/bad.platform"
 refused "no platform file" 1 'bad.platform: platform: line 2 is not' --platform "$tmp/bad.platform"
+run_hc plan models/demo
+expect "a history longer than the model's context is planned, and said" 0 'models/demo was made for 2048 tokens; the plan is for [0-9]+'
+run_hc plan models/demo --history 1024
+check "one within it: nothing to say" test "$rc" -eq 0 -a -z "$err"
 plan_end
