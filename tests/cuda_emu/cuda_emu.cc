@@ -475,6 +475,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int i)
     snprintf(p->name, sizeof p->name, "emulated GPU");
     p->totalGlobalMem = memory_bytes();
     p->major = getenv("CUDA_EMU_MAJOR") != NULL ? atoi(getenv("CUDA_EMU_MAJOR")) : 9;
+    p->sharedMemPerBlockOptin = 227 * 1024;
     p->multiProcessorCount = 4;
     return cudaSuccess;
 }

@@ -57,8 +57,12 @@ static const struct attention_case attention_cases[] = {
     {16, 8, 64, 0, 2, {{130, 1}, {64, 1}}, false}, /* several kv heads in a tile */
     {12, 12, 20, 70, 1, {{200, 1}}, false},        /* also where K and V are converted */
     {14, 2, 32, 0, 1, {{129, 1}}, false},          /* strips of 4 and 3 */
-    {16, 4, 64, 0, 1, {{130, 1}}, false},    /* tiles of half of the heads, by pairs */
-    {28, 4, 32, 40, 1, {{200, 1}}, false},   /* 7 queries a head: AVX-512 alone */
+    {16, 4, 64, 0, 1, {{130, 1}}, false},  /* tiles of half of the heads, by pairs */
+    {28, 4, 32, 40, 1, {{200, 1}}, false}, /* 7 queries a head: AVX-512 alone */
+    {8, 2, 128, 0, 2, {{37, 200}, {3, 70}}, false}, /* enough for a GPU's wide tiles */
+    {12, 12, 64, 100, 1, {{10, 300}}, false},
+    {8, 8, 80, 0, 1, {{0, 129}}, false},
+    {8, 4, 96, 0, 3, {{64, 128}, {0, 257}, {500, 1}}, false},
     {16, 16, 64, 0, 1, {{0, 4096}}, true},   /* bench-220m, prefill */
     {16, 16, 64, 0, 1, {{3584, 512}}, true}, /* its last chunk of 512 */
     {16, 16, 64, 0, 1, {{4095, 1}}, true},   /* and decode */

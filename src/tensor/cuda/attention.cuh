@@ -22,13 +22,25 @@ static __device__ __forceinline__ int first_key(const gpu_attention_job &a, int 
     return a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
 }
 
+/* This block's rows, `rows` of a tile at most; n_rows <= 0: none.  Late ones have the most keys: they start first. */
+static __device__ __forceinline__ gpu_tile my_rows(const gpu_attention_job &a, int rows)
+{
+    int parts = GPU_TILE_ROWS / rows, i = a.b.n_tiles * parts - 1 - (int)blockIdx.x;
+    gpu_tile t = a.b.tiles[i / parts];
+    int first = i % parts * rows, left = t.n_rows - first;
+    t.row += first;
+    t.n_rows = left < rows ? left : rows;
+    return t;
+}
+
 /* Slots [0, 64) of one head's K or V to shared memory; those outside [from, to) as zeros, since
  * nobody may have written them and 0 * NaN is NaN. */
-template <typename T, int D, int N_THREADS>
+template <typename T, int D, int N_THREADS, bool SPARING = (D > 128)>
 static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from, int to)
 {
     constexpr int ALL = TOKENS * (D / PIECE), COPIES = (ALL + N_THREADS - 1) / N_THREADS;
-    constexpr int UNROLLED = D <= 128 ? COPIES : 4; /* registers are for the products */
+    constexpr int UNROLLED = SPARING ? 4
+                                     : COPIES; /* of registers, which the products want */
 #pragma unroll UNROLLED
     for (int j = 0; j < COPIES; j++) { /* rows lie without gaps */
         int i = (int)threadIdx.x + j * N_THREADS;

@@ -474,6 +474,7 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
     cuda_memory_init(&d->memory);
     d->index = index;
     d->n_sm = prop.multiProcessorCount;
+    d->shared_bytes = prop.sharedMemPerBlockOptin;
     d->math = math;
     d->no_graphs = no_graphs;
     d->base = (struct device){.name = "cuda",

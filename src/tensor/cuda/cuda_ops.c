@@ -350,7 +350,8 @@ static int cuda_attention(struct stream *s, struct mat out, struct mat q,
                                     .math = d->math,
                                     .scratch = c->scratch,
                                     .scratch_floats = c->scratch_floats,
-                                    .n_sm = d->n_sm};
+                                    .n_sm = d->n_sm,
+                                    .shared_bytes = d->shared_bytes};
     rc = upload_batch(c, r, &job.b);
     if (rc != 0)
         return rc;

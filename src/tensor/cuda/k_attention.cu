@@ -4,7 +4,7 @@
  * - attend_row: one row against all its keys, shared out over warps and, where rows are few, over
  *   blocks ("splits", joined by join_splits).  The heads that share a KV head go together, so that K
  *   and V are read once.  Any type and head size: the kernel of decoding.
- * - attend_tile: up to 64 rows of one sequence on the tensor cores, one KV block after another, with
+ * - attend_tile: up to 128 rows of one sequence on the tensor cores, one KV block after another, with
  *   the next block on its way (cp.async) but for the widest heads: the kernel of prefill, for f16 and bf16.
  *
  * Both keep a running maximum and sum (online softmax), and neither touches a key that no row of the
@@ -259,194 +259,262 @@ static void rows_by_head(cudaStream_t s, const gpu_attention_job &a, const int32
 
 enum { TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP };
 
-/* How many KV blocks a tile holds: the one at work, and where shared memory has room the next on its way. */
-template <int D> struct tile_stages {
-    enum { N = D <= 128 ? 2 : 1 };
+/* A warp takes M times 16 rows.  With M = 2 what it loads of K and V serves twice as many products: with 1 shared
+ * memory is the bound.  Shared memory holds the KV block at work, and where there is room the next on its way. */
+template <typename T, int D, int M> struct tile_of {
+    enum {
+        ROWS = TILE_WARPS * 16 * M,
+        STAGES = D <= 128 ? 2 : 1,
+        SPARING = D > 128 || M > 1, /* of registers */
+        SHARED = (ROWS + 2 * STAGES * TOKENS) * (D + PAD) * (int)sizeof(T),
+    };
 };
 
-template <typename T, int D> static constexpr size_t tile_shared()
+static __device__ __forceinline__ float exp2_approx(float x)
 {
-    return (size_t)(1 + 2 * tile_stages<D>::N) * TOKENS * (D + PAD) *
-           sizeof(T); /* Q, K, V */
+#ifdef HCACHE_CUDA_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
 }
 
-template <typename T, int D>
+/* s = q . k^T: M times 16 rows x 64 keys a warp. */
+template <typename T, int D, int M>
+static __device__ __forceinline__ void tile_scores(float (*s)[TOKENS / 8][4], const T *q,
+                                                   const T *k, int lane)
+{
+    constexpr int LD = D + PAD;
+#pragma unroll
+    for (int i = 0; i < M * TOKENS / 8 * 4; i++)
+        s[i / (TOKENS / 2)][i / 4 % (TOKENS / 8)][i % 4] = 0;
+#pragma unroll
+    for (int d = 0; d < D; d += 16) {
+        uint32_t qa[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrix_x4(qa[m], q + (m * 16 + lane % 16) * LD + d + lane / 16 * 8);
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; i += 2) {
+            uint32_t kb[4];
+            load_matrix_x4(kb, k + (i * 8 + lane % 8 + lane / 16 * 8) * LD + d +
+                                   lane / 8 % 2 * 8);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16816<T>(s[m][i], qa[m], kb[0], kb[1]);
+                mma_16816<T>(s[m][i + 1], qa[m], kb[2], kb[3]);
+            }
+        }
+    }
+}
+
+/* o += p . v, p rounded to T. */
+template <typename T, int D, int M>
+static __device__ __forceinline__ void
+tile_values(float (*o)[D / 8][4], const float (*p)[TOKENS / 8][4], const T *v, int lane)
+{
+    constexpr int LD = D + PAD;
+#pragma unroll
+    for (int k = 0; k < TOKENS / 16; k++) {
+        uint32_t pa[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int h = 0; h < 4; h++) {
+                const float *pair = &p[m][2 * k + h / 2][h % 2 * 2];
+                pa[m][h] = pack2<T>(pair[0], pair[1]);
+            }
+#pragma unroll
+        for (int i = 0; i < D / 8; i += 2) {
+            uint32_t vb[4];
+            load_matrix_x4_trans(vb, v + (k * 16 + lane % 16) * LD + i * 8 + lane / 16 * 8);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16816<T>(o[m][i], pa[m], vb[0], vb[1]);
+                mma_16816<T>(o[m][i + 1], pa[m], vb[2], vb[3]);
+            }
+        }
+    }
+}
+
+/* A row's scores to weights: lane 4g + t has keys 2t, 2t + 1, 8 + 2t, ... of rows g (r = 0) and g + 8 (r = 1); the first of
+ * them is key0.  `all`: the row, at pos, sees the whole block.  Returns what the row's output shrinks by. */
+static __device__ __forceinline__ float tile_weights(float (*s)[4], int r, int key0,
+                                                     int pos, bool all, int window,
+                                                     float scale, float &top, float &total)
+{
+    int oldest = window > 0 ? pos - window : -1;
+    if (!all)
+#pragma unroll
+        for (int i = 0; i < TOKENS / 4; i++) {
+            int key = key0 + i / 2 * 8 + i % 2;
+            bool seen = (key <= pos) & (key > oldest);
+            s[i / 2][2 * r + i % 2] = seen ? s[i / 2][2 * r + i % 2] : -INFINITY;
+        }
+    float most = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 4; i++)
+        most = fmaxf(most, s[i / 2][2 * r + i % 2]);
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    float high = fmaxf(top, most * scale), base = high == -INFINITY ? 0.0f : high;
+    float shrink = exp2_approx(top - base);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 4; i++) {
+        float &x = s[i / 2][2 * r + i % 2];
+        x = exp2_approx(fmaf(x, scale, -base));
+        sum += x;
+    }
+    total = total * shrink + sum; /* this lane's keys only; joined at the end */
+    top = high;
+    return shrink;
+}
+
+template <typename T, int D, int M>
 static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention_job a)
 {
     await_stream();
-    constexpr int LD = D + PAD, K_STEPS = D / 16, N_KEYS = TOKENS / 8, N_OUT = D / 8;
-    constexpr int STAGES = tile_stages<D>::N;
+    typedef tile_of<T, D, M> F;
+    constexpr int LD = D + PAD, STAGES = F::STAGES;
     SHARED_DYNAMIC(shared);
-    T *sq = (T *)shared, *sk[STAGES], *sv[STAGES];
-    for (int i = 0; i < STAGES; i++) {
-        sk[i] = sq + (1 + i) * TOKENS * LD;
-        sv[i] = sq + (1 + STAGES + i) * TOKENS * LD;
-    }
-    /* Late tiles have the most keys: they start first. */
-    const gpu_tile t = a.b.tiles[a.b.n_tiles - 1 - (int)blockIdx.x];
-    int n_heads = a.q.cols / D, head = (int)blockIdx.y,
-        kv_head = head / (n_heads / a.kv.n_kv);
+    T *sq = (T *)shared, *ring = sq + F::ROWS * LD;
+    const gpu_tile t = my_rows(a, F::ROWS);
+    if (t.n_rows <= 0)
+        return; /* the whole block */
+    int head = (int)blockIdx.y, kv_head = head / (a.q.cols / D / a.kv.n_kv);
     const int32_t *table = a.b.tables + (int64_t)t.seq * a.b.table_ld;
     int pos0 = a.b.pos[t.row], last = pos0 + t.n_rows - 1, begin = first_key(a, pos0);
     int b_from = begin / TOKENS, b_to = last / TOKENS;
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    int g = lane / 4, tq = lane % 4;
+    int row0 = warp * 16 * M, first = pos0 + row0; /* the warp's rows */
 
-    for (int i = (int)threadIdx.x; i < TOKENS * (D / PIECE); i += TILE_THREADS) {
+    for (int i = (int)threadIdx.x; i < F::ROWS * (D / PIECE); i += TILE_THREADS) {
         int r = i / (D / PIECE), c = i % (D / PIECE) * PIECE;
         const T *from = (const T *)a.q.data +
                         (int64_t)(t.row + (r < t.n_rows ? r : 0)) * a.q.ld +
                         (int64_t)head * D + c;
         copy_async16(sq + r * LD + c, from, r < t.n_rows);
     }
-#define FETCH(b, stage)                                                                    \
+#define FETCH(b)                                                                           \
     do {                                                                                   \
         int f_ = begin - (b)*TOKENS, e_ = last + 1 - (b)*TOKENS;                           \
-        fetch<T, D, TILE_THREADS>(sk[stage], kv_rows<T>(a, table[b], kv_head), f_, e_);                  \
-        fetch<T, D, TILE_THREADS>(sv[stage], kv_rows<T>(a, table[b], a.kv.n_kv + kv_head), f_, e_);      \
+        T *to_ = ring + (b) % STAGES * 2 * TOKENS * LD;                                    \
+        fetch<T, D, TILE_THREADS, F::SPARING>(to_, kv_rows<T>(a, table[b], kv_head), f_,   \
+                                              e_);                                         \
+        fetch<T, D, TILE_THREADS, F::SPARING>(                                             \
+            to_ + TOKENS * LD, kv_rows<T>(a, table[b], a.kv.n_kv + kv_head), f_, e_);      \
         copy_async_commit();                                                               \
     } while (0)
-    FETCH(b_from, 0);
+    FETCH(b_from);
 
-    float o[N_OUT][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+    float o[M][D / 8][4], top[M][2], total[M][2];
 #pragma unroll
-    for (int i = 0; i < N_OUT; i++)
-        o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+    for (int i = 0; i < M * (D / 8) * 4; i++)
+        o[i / (D / 2)][i / 4 % (D / 8)][i % 4] = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++)
+        top[i / 2][i % 2] = -INFINITY, total[i / 2][i % 2] = 0;
     const float log2e = 1.4426950408889634f, scale = a.scale * log2e;
-    int row_pos[2] = {pos0 + warp * 16 + g, pos0 + warp * 16 + g + 8};
 
     for (int b = b_from; b <= b_to; b++) {
-        int stage = (b - b_from) % STAGES;
+        const T *k = ring + b % STAGES * 2 * TOKENS * LD, *v = k + TOKENS * LD;
         if (STAGES > 1 && b < b_to) {
-            FETCH(b + 1, (b + 1 - b_from) % STAGES);
+            FETCH(b + 1);
             copy_async_wait<1>();
         } else {
             copy_async_wait<0>();
         }
         __syncthreads();
-        /* s = q . k^T: 16 rows x 64 keys a warp */
-        float s[N_KEYS][4];
+        /* Whoever sees none of these keys yet, or has no rows, has nothing to do. */
+        if (row0 < t.n_rows && b * TOKENS < first + 16 * M) {
+            float s[M][TOKENS / 8][4];
+            tile_scores<T, D, M>(s, sq + row0 * LD, k, lane);
+            bool all = b * TOKENS + TOKENS - 1 <= first &&
+                       (a.window == 0 || first + 16 * M - 1 - b * TOKENS < a.window);
 #pragma unroll
-        for (int i = 0; i < N_KEYS; i++)
-            s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
+            for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int k = 0; k < K_STEPS; k++) {
-            uint32_t qa[4];
-            load_matrix_x4(qa, sq + (warp * 16 + lane % 16) * LD + k * 16 + lane / 16 * 8);
+                for (int r = 0; r < 2; r++) {
+                    float shrink = tile_weights(s[m], r, b * TOKENS + lane % 4 * 2,
+                                                first + m * 16 + lane / 4 + 8 * r, all,
+                                                a.window, scale, top[m][r], total[m][r]);
 #pragma unroll
-            for (int i = 0; i < N_KEYS; i += 2) {
-                uint32_t kb[4];
-                load_matrix_x4(kb, sk[stage] + (i * 8 + lane % 8 + lane / 16 * 8) * LD +
-                                       k * 16 + lane / 8 % 2 * 8);
-                mma_16816<T>(s[i], qa, kb[0], kb[1]);
-                mma_16816<T>(s[i + 1], qa, kb[2], kb[3]);
-            }
-        }
-        /* mask, maximum, weights: rows g and g + 8 of the warp's 16 */
-        int key0 = b * TOKENS + tq * 2;
-        bool inner = b * TOKENS + TOKENS - 1 <= pos0 &&
-                     (a.window == 0 || last - b * TOKENS < a.window);
-        float high[2] = {m[0], m[1]};
-#pragma unroll
-        for (int i = 0; i < N_KEYS; i++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                int key = key0 + i * 8 + c % 2, p = row_pos[c / 2];
-                bool seen = inner || (key <= p && (a.window == 0 || p - key < a.window));
-                s[i][c] = seen ? s[i][c] * scale : -INFINITY;
-                high[c / 2] = fmaxf(high[c / 2], s[i][c]);
-            }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 1));
-            high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 2));
-            float base = high[r] == -INFINITY ? 0.0f : high[r], sum = 0;
-            float shrink = exp2f(m[r] - base);
-#pragma unroll
-            for (int i = 0; i < N_KEYS; i++)
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    s[i][2 * r + c] = exp2f(s[i][2 * r + c] - base);
-                    sum += s[i][2 * r + c];
+                    for (int i = 0; i < D / 8; i++)
+                        o[m][i][2 * r] *= shrink, o[m][i][2 * r + 1] *= shrink;
                 }
-            l[r] = l[r] * shrink + sum; /* this lane's keys only; joined at the end */
-            m[r] = high[r];
-#pragma unroll
-            for (int i = 0; i < N_OUT; i++)
-                o[i][2 * r] *= shrink, o[i][2 * r + 1] *= shrink;
-        }
-        /* o += p . v */
-#pragma unroll
-        for (int k = 0; k < TOKENS / 16; k++) {
-            uint32_t pa[4] = {pack2<T>(s[2 * k][0], s[2 * k][1]),
-                              pack2<T>(s[2 * k][2], s[2 * k][3]),
-                              pack2<T>(s[2 * k + 1][0], s[2 * k + 1][1]),
-                              pack2<T>(s[2 * k + 1][2], s[2 * k + 1][3])};
-#pragma unroll
-            for (int i = 0; i < N_OUT; i += 2) {
-                uint32_t vb[4];
-                load_matrix_x4_trans(vb, sv[stage] + (k * 16 + lane % 16) * LD + i * 8 +
-                                             lane / 16 * 8);
-                mma_16816<T>(o[i], pa, vb[0], vb[1]);
-                mma_16816<T>(o[i + 1], pa, vb[2], vb[3]);
-            }
+            tile_values<T, D, M>(o, s, v, lane);
         }
         __syncthreads(); /* the stage is filled anew */
         if (STAGES == 1 && b < b_to)
-            FETCH(b + 1, 0);
+            FETCH(b + 1);
     }
 #undef FETCH
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        l[r] += __shfl_xor_sync(0xffffffffu, l[r], 1);
-        l[r] += __shfl_xor_sync(0xffffffffu, l[r], 2);
-        int row = warp * 16 + g + 8 * r;
-        float inverse = 1.0f / l[r];
+    for (int i = 0; i < 2 * M; i++) {
+        int m = i / 2, r = i % 2, row = row0 + m * 16 + lane / 4 + 8 * r;
+        float sum = total[m][r];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        float inverse = 1.0f / sum;
         T *to = (T *)a.out.data + (int64_t)(t.row + row) * a.out.ld + (int64_t)head * D +
-                tq * 2;
+                lane % 4 * 2;
         if (row < t.n_rows)
 #pragma unroll
-            for (int i = 0; i < N_OUT; i++) {
-                from_f32(to[i * 8], o[i][2 * r] * inverse);
-                from_f32(to[i * 8 + 1], o[i][2 * r + 1] * inverse);
-            }
+            for (int e = 0; e < D / 8; e++)
+                *(uint32_t *)(to + e * 8) = pack2<T>(o[m][e][2 * r] * inverse,
+                                                     o[m][e][2 * r + 1] * inverse);
     }
 }
 
-template <typename T, int D>
+template <typename T, int D, int M>
 static void launch_tiles(cudaStream_t s, const gpu_attention_job &a)
 {
-    auto kernel = attend_tile<T, D>;
-    constexpr size_t shared = tile_shared<T, D>();
-    static_assert(shared <= 99 * 1024,
+    typedef tile_of<T, D, M> F;
+    auto kernel = attend_tile<T, D, M>;
+    static_assert(M > 1 || F::SHARED <= 99 * 1024,
                   "what a block may have on sm_89; sm_80 and 90 have more");
-    if (shared > 48 * 1024)
+    if (F::SHARED > 48 * 1024)
         cudaFuncSetAttribute((const void *)kernel,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    LAUNCH(kernel, dim3((unsigned)a.b.n_tiles, (unsigned)(a.q.cols / D)), TILE_THREADS,
-           shared, s, a);
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED);
+    dim3 grid((unsigned)(a.b.n_tiles * (GPU_TILE_ROWS / F::ROWS)),
+              (unsigned)(a.q.cols / D));
+    LAUNCH(kernel, grid, TILE_THREADS, F::SHARED, s, a);
+}
+
+/* Wide tiles where there are enough of them for all multiprocessors. */
+template <typename T, int D>
+static void choose_tiles(cudaStream_t s, const gpu_attention_job &a)
+{
+    if ((size_t)tile_of<T, D, 2>::SHARED <= a.shared_bytes &&
+        (int64_t)a.b.n_tiles * (a.q.cols / D) >= 2 * a.n_sm)
+        launch_tiles<T, D, 2>(s, a);
+    else
+        launch_tiles<T, D, 1>(s, a);
 }
 
 /* False where there is no kernel for this head size. */
 template <typename T> static bool tiles_by_head(cudaStream_t s, const gpu_attention_job &a)
 {
-    if (a.q.ld % PIECE != 0 || (uintptr_t)a.q.data % 16 != 0)
+    if (!is_wide(a.q.data, a.q.ld, a.q.type) || a.out.ld % 2 != 0 ||
+        (uintptr_t)a.out.data % 4 != 0)
         return false;
     switch (a.kv.d_head) {
     case 64:
-        launch_tiles<T, 64>(s, a);
+        choose_tiles<T, 64>(s, a);
         return true;
     case 80:
-        launch_tiles<T, 80>(s, a);
+        choose_tiles<T, 80>(s, a);
         return true;
     case 96:
-        launch_tiles<T, 96>(s, a);
+        choose_tiles<T, 96>(s, a);
         return true;
     case 128:
-        launch_tiles<T, 128>(s, a);
+        choose_tiles<T, 128>(s, a);
         return true;
     case 256:
-        launch_tiles<T, 256>(s, a);
+        launch_tiles<T, 256, 1>(s, a); /* 32 rows do not fit the registers */
         return true;
     default:
         return false;

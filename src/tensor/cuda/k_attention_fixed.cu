@@ -226,8 +226,10 @@ static __global__ void __launch_bounds__(tile<T, D>::THREADS)
         t.row = rows[blockIdx.x];
         t.n_rows = 1;
         t.seq = a.b.row_seq[t.row];
-    } else { /* late tiles have the most keys: they start first */
-        t = a.b.tiles[a.b.n_tiles - 1 - (int)blockIdx.x];
+    } else {
+        t = my_rows(a, TOKENS);
+        if (t.n_rows <= 0)
+            return; /* the whole block */
     }
     int head = (int)blockIdx.y, kv_head = head / (a.q.cols / D / a.kv.n_kv);
     const int32_t *table = a.b.tables + (int64_t)t.seq * a.b.table_ld;
@@ -549,7 +551,7 @@ static void launch_rows(cudaStream_t s, const gpu_attention_job &a)
 template <typename T, int D> static bool rows_of(cudaStream_t s, const gpu_attention_job &a)
 {
     if (a.b.n_tiles > 0)
-        launch_tiles<T, D>(s, a, NULL, a.b.n_tiles);
+        launch_tiles<T, D>(s, a, NULL, a.b.n_tiles * (GPU_TILE_ROWS / TOKENS));
     if (a.b.n_solo > 0)
         launch_rows<T, D>(s, a);
     return true;

@@ -34,7 +34,7 @@ struct gpu_angles {
 };
 
 /* Up to GPU_TILE_ROWS neighbouring rows of one sequence: a unit of prefill attention. */
-enum { GPU_TILE_ROWS = 64 };
+enum { GPU_TILE_ROWS = 128 };
 struct gpu_tile {
     int32_t row, n_rows, seq;
 };
@@ -123,7 +123,8 @@ struct gpu_attention_job {
     enum gpu_math math;
     float *scratch; /* of split rows */
     int64_t scratch_floats;
-    int n_sm; /* multiprocessors: how far splitting pays */
+    int n_sm;            /* multiprocessors: how far splitting pays */
+    size_t shared_bytes; /* that a block may have */
 };
 void gpu_attention(cudaStream_t s, struct gpu_attention_job a);
 /* In fixed math (k_attention_fixed.cu); false, and nothing is queued, where the type is f32 or the head's size has
