@@ -85,9 +85,9 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 /* No coroutine gives way inside it. */
-static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x)
+static inline unsigned atomicAdd(unsigned *p, unsigned x)
 {
-    unsigned long long was = *p;
+    unsigned was = *p;
     *p += x;
     return was;
 }

@@ -90,20 +90,40 @@ static __device__ uint64_t total_of(const sieve &v)
     return block_total(sum);
 }
 
+/* 64 bits in two halves: in shared memory the hardware adds 32 at once and 64 in a loop of compare and swap, which
+ * hundreds of threads at the same bucket make long. */
+struct bucket_sum {
+    unsigned low, high;
+};
+
+static __device__ __forceinline__ void add_to(bucket_sum *b, uint64_t x)
+{
+    unsigned low = (unsigned)x, high = (unsigned)(x >> 32);
+    unsigned was = atomicAdd(&b->low, low);
+    high += was + low < low; /* the carry */
+    if (high != 0)
+        atomicAdd(&b->high, high);
+}
+
+static __device__ __forceinline__ uint64_t sum_of(const bucket_sum &b)
+{
+    return (uint64_t)b.high << 32 | b.low;
+}
+
 /* The digit that holds the target, when buckets are summed from the largest down; less what is above it. */
-static __device__ uint64_t find_digit(const unsigned long long *bucket, uint64_t *target)
+static __device__ uint64_t find_digit(const bucket_sum *bucket, uint64_t *target)
 {
     enum { EACH = BUCKETS / THREADS };
     __shared__ uint64_t found, left;
     int first = BUCKETS - 1 - (int)threadIdx.x * EACH;
     uint64_t mine = 0;
     for (int i = 0; i < EACH; i++)
-        mine += bucket[first - i];
+        mine += sum_of(bucket[first - i]);
     uint64_t above = block_scan(mine) - mine;
     if (above <= *target && *target < above + mine) {
         int b = first;
-        for (; *target >= above + bucket[b]; b--)
-            above += bucket[b];
+        for (; *target >= above + sum_of(bucket[b]); b--)
+            above += sum_of(bucket[b]);
         found = (uint64_t)b;
         left = *target - above;
     }
@@ -115,19 +135,18 @@ static __device__ uint64_t find_digit(const unsigned long long *bucket, uint64_t
 /* The key of the candidate with which the sum of what counts, in order, exceeds target; the sum of all does. */
 static __device__ uint64_t candidate_at(const sieve &v, uint64_t target)
 {
-    __shared__ unsigned long long bucket[BUCKETS];
+    __shared__ bucket_sum bucket[BUCKETS];
     const int shift[5] = {53, 42, 32, 11, 0}, bits[5] = {11, 11, 10, 11, 11};
     uint64_t found = (uint64_t)0x3ff << 22; /* of the id's complement, in every key */
     for (int d = v.by_id ? 3 : 0; d < 5; d++) {
         __syncthreads(); /* the last digit has been read */
         for (int b = (int)threadIdx.x; b < BUCKETS; b += THREADS)
-            bucket[b] = 0;
+            bucket[b] = bucket_sum{0, 0};
         __syncthreads();
         for (int j = (int)threadIdx.x; j < v.n; j += THREADS) {
             uint64_t key, m = measure(v, j, &key);
             if (m != 0 && (key ^ found) >> (shift[d] + bits[d] - 1) >> 1 == 0)
-                atomicAdd(&bucket[key >> shift[d] & ((1u << bits[d]) - 1)],
-                          (unsigned long long)m);
+                add_to(&bucket[key >> shift[d] & ((1u << bits[d]) - 1)], m);
         }
         __syncthreads();
         found |= find_digit(bucket, &target) << shift[d];
@@ -151,7 +170,7 @@ static __device__ uint64_t draw_one(sieve v, const sample_row &o, uint64_t n)
     return candidate_at(v, sample_target(o.draw, total_of(v)));
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1) /* without the 1: 32 registers, and spills */
     sample_rows(int32_t *ids, gpu_mat logits, const sample_row *rows)
 {
     await_stream();
