@@ -41,15 +41,15 @@ static struct {
 static struct {
     int what, left; /* left < 0: none */
     int n_failed, n_replayed, n_mallocs, n_launches, n_waits;
-    unsigned long long n_down;
+    unsigned long long n_down, n_up;
     bool lost;
     cudaError_t last; /* what cudaGetLastError says */
-} fault = {0, -1, 0, 0, 0, 0, 0, 0, false, cudaSuccess};
+} fault = {0, -1, 0, 0, 0, 0, 0, 0, 0, false, cudaSuccess};
 
 void cuda_emu_fail(enum cuda_emu_fault what, int after)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
-    fault = {(int)what, after, 0, 0, 0, 0, 0, 0, false, cudaSuccess};
+    fault = {(int)what, after, 0, 0, 0, 0, 0, 0, 0, false, cudaSuccess};
 }
 int cuda_emu_failed(void)
 {
@@ -85,6 +85,11 @@ unsigned long long cuda_emu_brought_down(void)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
     return fault.n_down;
+}
+unsigned long long cuda_emu_brought_up(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(mem.lock);
+    return fault.n_up;
 }
 /* Whether this call is the one that fails. */
 static bool fails(int what)
@@ -381,6 +386,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
     queue(s, [=]() {
         if (!fault.lost && is_device(from) && !is_device(to))
             fault.n_down += n;
+        if (!fault.lost && is_device(to) && !is_device(from))
+            fault.n_up += n;
         if (!fault.lost)
             memmove(to, from, n);
         if (!fault.lost && flips)

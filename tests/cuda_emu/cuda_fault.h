@@ -31,8 +31,10 @@ int cuda_emu_pieces(void);
 /* How often a kernel was launched since then, and how often somebody waited for a stream or an event. */
 int cuda_emu_launches(void);
 int cuda_emu_waits(void);
-/* Bytes that were copied from the device to host memory since then. */
+/* Bytes that were copied from the device to host memory since then, and the other way; kernels may read pinned
+ * memory themselves. */
 unsigned long long cuda_emu_brought_down(void);
+unsigned long long cuda_emu_brought_up(void);
 
 #ifdef __cplusplus
 }

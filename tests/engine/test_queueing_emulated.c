@@ -65,6 +65,8 @@ static void work_is_queued_by_the_group(void **state)
     /* The layers of a piece of 512 rows: one wait. Then one for each new token. */
     struct cost re = restore(&k, N_PROMPT, recomputed, &all);
     assert_int_equal(re.n_waits, 1 + N_NEW);
+    /* What only computes copies nothing up: it would wait behind what another restore brings up. */
+    assert_true(cuda_emu_brought_up() == 0);
     print_message("%d layers: K and V %d launches, %d waits; recomputed %d, %d\n", layers,
                   eight.n_launches, eight.n_waits, re.n_launches, re.n_waits);
     stack_close(&k);

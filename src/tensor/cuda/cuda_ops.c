@@ -158,11 +158,9 @@ static int cuda_all_finite(struct stream *s, struct mat x, bool *finite)
     if (rc != 0 || x.rows == 0)
         return rc;
     *c->flag_host = 1;
-    rc = stream_copy(s, c->flag, c->flag_host, sizeof *c->flag);
-    if (rc == 0) {
-        gpu_all_finite(c->handle, gpu(x), c->flag);
-        rc = cuda_leave(s, "all_finite");
-    }
+    gpu_fetch(c->handle, c->flag, c->flag_host, sizeof *c->flag);
+    gpu_all_finite(c->handle, gpu(x), c->flag);
+    rc = cuda_leave(s, "all_finite");
     if (rc == 0)
         rc = stream_copy(s, c->flag_host, c->flag, sizeof *c->flag);
     if (rc == 0)

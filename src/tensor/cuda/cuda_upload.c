@@ -68,8 +68,9 @@ int upload_take(struct cuda_stream *s, size_t bytes, void **host, void **dev)
 
 int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes)
 {
-    return cuda_check(
-        s, cudaMemcpyAsync(dev, host, bytes, cudaMemcpyHostToDevice, s->handle), "upload");
+    if (bytes > 0)
+        gpu_fetch(s->handle, dev, host, bytes);
+    return cuda_leave(&s->base, "upload");
 }
 
 int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32_t **dev)

@@ -57,6 +57,11 @@ extern int gpu_launch_early;
  * others a row's bits do not depend on the batch.  FIXED: on tensor cores; EXACT: ops.h's arithmetic. */
 enum gpu_math { GPU_FAST, GPU_FIXED, GPU_EXACT };
 
+/* --- small data on their way up (k_fetch.cu) --- */
+/* From pinned memory, which the device reads itself: no copy, which would wait behind those of other streams.
+ * 0 < n_bytes < 2^32; both have room for a multiple of 4, and lie at one. */
+void gpu_fetch(cudaStream_t s, void *to, const void *from, size_t n_bytes);
+
 /* --- rows (k_rows.cu) --- */
 void gpu_embed(cudaStream_t s, struct gpu_mat out, struct gpu_mat table, const int32_t *ids,
                float scale);

@@ -1,0 +1,24 @@
+/* k_fetch.cu - small data of the host's, read by a kernel.
+ *
+ * A copy from host memory, however small, waits in the copy engine behind all that another stream has queued
+ * there before, and the stream with it: milliseconds, where a restore comes up.  A kernel reads pinned memory
+ * by itself. */
+#include "tensor/cuda/device.cuh"
+#include "tensor/cuda/launch.h"
+
+enum { THREADS = 256, MOST_BLOCKS = 128 };
+
+/* volatile: what an earlier kernel has left of these addresses in a cache is not asked. */
+static __global__ void fetch_words(uint32_t *to, const volatile uint32_t *from, unsigned n)
+{
+    await_stream();
+    for (unsigned i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS)
+        to[i] = from[i];
+}
+
+void gpu_fetch(cudaStream_t s, void *to, const void *from, size_t n_bytes)
+{
+    unsigned n = (unsigned)((n_bytes + 3) / 4), blocks = (n + THREADS - 1) / THREADS;
+    LAUNCH(fetch_words, blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS, THREADS, 0, s,
+           (uint32_t *)to, (const volatile uint32_t *)from, n);
+}
