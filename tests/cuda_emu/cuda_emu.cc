@@ -710,7 +710,8 @@ void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,
         die("a launch that CUDA would refuse");
     if (of(s)->device != current_device)
         die("a kernel is launched on a stream of another device than the current one");
-    if (fails(CUDA_EMU_LAUNCH)) {
+    if (fails(CUDA_EMU_LAUNCH) ||
+        (of(s)->recording != NULL && fails(CUDA_EMU_UNRECORDABLE))) {
         fault.last = cudaErrorInvalidValue;
         return;
     }

@@ -97,18 +97,24 @@ static void groups_record_too(void **state)
     unsetenv("HCACHE_CUDA_RANKS");
 }
 
-/* A driver that does not record: the same answers, without. */
+/* A driver that does not record, or not all: the same answers, without. */
 static void no_recording_is_no_fault(void **state)
 {
     (void)state;
+    static const struct {
+        enum cuda_emu_fault what;
+        int after;
+    } cases[] = {{CUDA_EMU_RECORD, 3}, {CUDA_EMU_UNRECORDABLE, 29}};
     struct et_run plain[N_COMPANY], r[N_COMPANY];
     decode_together(false, plain);
-    cuda_emu_fail(CUDA_EMU_RECORD, 3);
-    decode_together(true, r);
-    assert_int_equal(cuda_emu_failed(), 1);
-    assert_true(cuda_emu_replayed() > 0); /* before it failed */
-    for (int i = 0; i < N_COMPANY; i++)
-        et_same(&r[i], &plain[i], "where recording fails");
+    for (int k = 0; k < 2; k++) {
+        cuda_emu_fail(cases[k].what, cases[k].after);
+        decode_together(true, r);
+        assert_int_equal(cuda_emu_failed(), 1);
+        assert_true(cuda_emu_replayed() > 0); /* before it failed */
+        for (int i = 0; i < N_COMPANY; i++)
+            et_same(&r[i], &plain[i], "where recording fails");
+    }
     cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
 }
 

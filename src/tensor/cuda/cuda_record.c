@@ -86,36 +86,38 @@ static bool is_decode(const struct ragged *r)
 }
 
 /* Not the operations' fault: they are queued as they are from now on. */
-static void give_up(struct recorder *r, cudaError_t e, const char *what)
+static void give_up(struct recorder *r, const char *what, const char *why)
 {
     (void)cudaGetLastError();
     r->off = true;
     forget_all(r);
-    log_warn("device cuda: %s: %s; decoding goes on without recorded graphs", what,
-             cudaGetErrorString(e));
+    log_warn("device cuda: %s: %s; decoding goes on without recorded graphs", what, why);
 }
 
-/* *exec stays NULL where there is nothing to replay: queue(arg) has then to be called again. */
-static int record(struct cuda_stream *s, int (*queue)(void *arg), void *arg,
-                  cudaGraphExec_t *exec)
+/* NULL where there is nothing to replay: queue(arg) has then to be called.  What failed in it may be what a recording
+ * does not allow, and nothing of it has run: if it was something else, it will fail again. */
+static cudaGraphExec_t record(struct cuda_stream *s, int (*queue)(void *arg), void *arg)
 {
     cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
     cudaError_t e = cudaStreamBeginCapture(s->handle, cudaStreamCaptureModeRelaxed);
     if (e != cudaSuccess) {
-        give_up(s->recorder, e, "beginning to record");
-        return 0;
+        give_up(s->recorder, "beginning to record", cudaGetErrorString(e));
+        return NULL;
     }
     int rc = queue(arg);
     e = cudaStreamEndCapture(s->handle, &graph);
     if (rc == 0 && e == cudaSuccess)
-        e = cudaGraphInstantiate(exec, graph, 0);
+        e = cudaGraphInstantiate(&exec, graph, 0);
     if (graph != NULL)
         cudaGraphDestroy(graph);
-    if (rc == 0 && e != cudaSuccess) {
-        *exec = NULL;
-        give_up(s->recorder, e, "recording");
-    }
-    return rc;
+    if (rc == 0 && e == cudaSuccess)
+        return exec;
+    give_up(s->recorder, "recording",
+            rc != 0 ? "an operation was refused" : cudaGetErrorString(e));
+    s->base.fault[0] = 0;
+    atomic_store(&s->base.code, 0);
+    return NULL;
 }
 
 int cuda_record(struct stream *base, const struct ragged *r, uint64_t key, const void *at,
@@ -141,8 +143,8 @@ int cuda_record(struct stream *base, const struct ragged *r, uint64_t key, const
         return queue(arg);
     }
     if (it->exec == NULL)
-        rc = record(s, queue, arg, &it->exec);
-    if (rc != 0 || it->exec == NULL)
-        return rc != 0 ? rc : queue(arg);
+        it->exec = record(s, queue, arg);
+    if (it->exec == NULL)
+        return queue(arg);
     return cuda_check(s, cudaGraphLaunch(it->exec, s->handle), "replaying a layer");
 }
