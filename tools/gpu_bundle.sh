@@ -10,7 +10,7 @@ mkdir -p "$to/lib"
 for program; do
     cp -L "$program" "$to/"
     ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' |
-        grep -vE '/(libc|libm|libpthread|libdl|librt|ld-linux[^/]*|libgcc_s)\.so' | xargs -r cp -L -t "$to/lib"
+        grep -vE '/(libc|libm|libmvec|libpthread|libdl|librt|libresolv|libutil|libanl|libnsl|ld-linux[^/]*|libgcc_s)\.so' | xargs -r cp -L -t "$to/lib"
 done
 git describe --always --dirty >"$to/commit"
 strip --strip-debug "$to"/* 2>/dev/null || true

@@ -10,7 +10,8 @@
 #
 # Every part has a time limit of its own, and a part that fails or is late loses only itself; the parts
 # that tell most come first, and what no time is left for is named.  FOLDER gets table.md, a CSV file per
-# kind of part, and logs.tar.gz.  GPU_CHECK_SECONDS bounds the whole (520).  Exit status 1: a part failed.
+# kind of part, and logs.tar.gz.  GPU_CHECK_SECONDS bounds the whole (520); GPU_CHECK_PARTS, a regular expression, says
+# which parts, to go on in a second run with another FOLDER.  Exit status 1: a part failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -18,6 +19,7 @@ dry=
 [ "${1:-}" = --dry ] && dry=1 && shift
 deadline=${GPU_CHECK_SECONDS:-520}
 failed=0
+plain=()
 parts=$(mktemp -d)
 trap 'rm -rf "$parts"' EXIT
 python=$(command -v python3 || true)
@@ -53,6 +55,8 @@ else
     save_args="--batches 1,32 --steps 64 --rounds 5 --context 512 --store-cap 24G --save-buffer 4G" resume_args="--history 4096 --new 256 --rounds 5"
     torch_args="llama-2-7b:4096,32,32,32,11008,32000 float16 $lengths" torch_device=cuda greedy_args="20 200 1500" exact_args="4 50 1500"
     cublas=$(find_cublas)
+    plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # what is not ours has its own libraries
+    export HCACHE_GPU_DIRECT=off                       # but where it is what is measured
     export LD_LIBRARY_PATH=${cublas:+$cublas:}${LD_LIBRARY_PATH:-}:$PWD/$bundle/lib
 fi
 name=$(tr '[:upper:] ' '[:lower:]-' <<<"${gpu#NVIDIA }")
@@ -63,6 +67,7 @@ mkdir -p "$out"
 part() {
     local what=$1 limit=$2 start=$SECONDS rc
     shift 2
+    [[ $what =~ ^(${GPU_CHECK_PARTS:-.*})$ ]] || return 0
     [ -n "$dry" ] && limit=$((limit * 10))
     [ $((deadline - SECONDS)) -lt "$limit" ] && limit=$((deadline - SECONDS))
     if [ "$limit" -lt 5 ]; then
@@ -84,7 +89,7 @@ missing() { echo "skipped  $1: no $2" | tee -a "$parts/parts.txt"; }
 
 restore() { # restore PLACE SECONDS MODEL:DTYPE
     local model=${3%:*} dtype=${3##*:} place=$1 store=(--store memory) n=$lengths
-    [ "$place" = disk ] && store=() n=$disk_lengths
+    [ "$place" = disk ] && store=(--gpu-direct auto) n=$disk_lengths
     part "restore-${model#synth:}-$place" "$2" $hcache bench restore "$model" --device cuda --dtype "$dtype" "${store[@]}" \
         --lengths "$n" --rounds $rounds --staging 512M --methods recompute,kv,hidden,kv+recompute,auto \
         --csv "$parts/restore-${model#synth:}-$place.csv"
@@ -97,12 +102,12 @@ part parity 60 $test_cuda
     part device-bf16 25 $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-bf16.csv"
     restore dram 75 "$first"
     model=${first%:*}
-    part restore-hostsums 30 env HCACHE_CHECKSUMS=host $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
+    part restore-hostsums 60 env HCACHE_CHECKSUMS=host $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
         --lengths "$sums_lengths" --rounds $rounds --staging 512M --methods kv,hidden --csv "$parts/restore-${model#synth:}-hostsums.csv"
     part save 60 $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,save,off2 --csv "$parts/save.csv"
     if [ -n "$python" ]; then
-        if "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
-            part torch 50 "$python" tools/gpu_torch.py $torch_args "$parts/torch.csv" --device $torch_device
+        if "${plain[@]}" "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
+            part torch 50 "${plain[@]}" "$python" tools/gpu_torch.py $torch_args "$parts/torch.csv" --device $torch_device
         else
             missing torch PyTorch
         fi
@@ -123,7 +128,7 @@ part parity 60 $test_cuda
     # Fixed math, to be compared with parts greedy, device-bf16, restore and save: the same bits for every batch, at what cost?
     [ -n "$python" ] && part fixed 40 env HCACHE_CUDA_MATH=fixed "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/fixed.csv"
     part device-fixed 25 env HCACHE_CUDA_MATH=fixed $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-fixed.csv"
-    part restore-fixed 45 env HCACHE_CUDA_MATH=fixed $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
+    part restore-fixed 60 env HCACHE_CUDA_MATH=fixed $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
         --lengths "$sums_lengths" --rounds $rounds --staging 512M --methods recompute,kv,hidden,auto --csv "$parts/restore-${model#synth:}-fixed.csv"
     part fixed-save 45 env HCACHE_CUDA_MATH=fixed $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/fixed-save.csv"
     # Early launches, to be compared with parts parity and save: do they compute the same, and what do they save?
