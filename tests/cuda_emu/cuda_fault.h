@@ -11,13 +11,13 @@ extern "C" {
 #endif
 
 enum cuda_emu_fault {
-    CUDA_EMU_LAUNCH, /* a launch is refused; the device goes on */
-    CUDA_EMU_UP,     /* a copy from host memory to the device is, */
-    CUDA_EMU_DOWN,   /* or the other way */
-    CUDA_EMU_RECORD, /* beginning to record a graph is refused */
+    CUDA_EMU_LAUNCH,       /* a launch is refused; the device goes on */
+    CUDA_EMU_UP,           /* a copy from host memory to the device is, */
+    CUDA_EMU_DOWN,         /* or the other way */
+    CUDA_EMU_RECORD,       /* beginning to record a graph is refused */
     CUDA_EMU_UNRECORDABLE, /* a launch is refused that would be recorded */
-    CUDA_EMU_MALLOC, /* device memory is not given */
-    CUDA_EMU_LOST,   /* the device is lost at a launch: every later call fails */
+    CUDA_EMU_MALLOC,       /* device memory is not given */
+    CUDA_EMU_LOST,         /* the device is lost at a launch: every later call fails */
     CUDA_EMU_FLIP, /* a copy up of at least a page brings one bit wrong, and nothing is said */
 };
 /* The `after`-th such call from now on (0: the next) fails, once.  A new device is as good as new. */

@@ -36,7 +36,7 @@ struct cuda_device {
     struct cuda_memory memory;
     int index; /* among the GPUs that the process sees */
     int n_sm;
-    size_t shared_bytes; /* that a block may have */
+    size_t shared_bytes;       /* that a block may have */
     enum gpu_math math;        /* HCACHE_CUDA_MATH */
     atomic_bool copies_singly; /* the driver takes no batches of copies */
     bool no_graphs;            /* HCACHE_CUDA_GRAPHS=off */
