@@ -118,6 +118,8 @@ static void test_gemv(void **state)
                          m % 2 == 0);
             check_matmul(&fast, (struct matmul_case){m, 16, 8, false}, t, t, DTYPE_F32,
                          true);
+            check_matmul(&fast, (struct matmul_case){m, 5, 2320, false}, t, t, DTYPE_F32,
+                         false);
         }
 }
 

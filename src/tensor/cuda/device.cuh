@@ -6,6 +6,7 @@
 #define TENSOR_CUDA_DEVICE_CUH
 
 #include <stdint.h>
+#include <string.h>
 
 #ifdef HCACHE_CUDA_EMULATED
 #include "cuda_emu.h"
@@ -103,17 +104,32 @@ static __device__ __forceinline__ void from_f32(float &h, float f)
  * sums, is the same either way. */
 enum { PIECE = 8 };
 
-/* PIECE elements, 16-byte aligned. */
-static __device__ __forceinline__ void load8(float *x, const float *p)
+/* PIECE elements as they lie in memory: to be on their way while others are at work. */
+template <typename T> struct raw_piece {
+    uint4 w[PIECE * sizeof(T) / 16];
+};
+
+/* 16-byte aligned. */
+template <typename T>
+static __device__ __forceinline__ void load_raw(raw_piece<T> &to, const T *p)
 {
-    float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
-    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
-    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof to.w / sizeof to.w[0]); i++)
+        to.w[i] = ((const uint4 *)p)[i];
 }
-template <typename T> static __device__ __forceinline__ void load8(float *x, const T *p)
+
+static __device__ __forceinline__ void unpack8(float *x, const raw_piece<float> &v)
 {
-    uint4 v = *(const uint4 *)p;
-    uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    const uint32_t w[PIECE] = {v.w[0].x, v.w[0].y, v.w[0].z, v.w[0].w,
+                               v.w[1].x, v.w[1].y, v.w[1].z, v.w[1].w};
+#pragma unroll
+    for (int i = 0; i < PIECE; i++)
+        memcpy(&x[i], &w[i], sizeof x[i]);
+}
+template <typename T>
+static __device__ __forceinline__ void unpack8(float *x, const raw_piece<T> &v)
+{
+    uint32_t w[4] = {v.w[0].x, v.w[0].y, v.w[0].z, v.w[0].w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         T lo, hi;
@@ -122,6 +138,13 @@ template <typename T> static __device__ __forceinline__ void load8(float *x, con
         x[2 * i] = to_f32(lo);
         x[2 * i + 1] = to_f32(hi);
     }
+}
+
+template <typename T> static __device__ __forceinline__ void load8(float *x, const T *p)
+{
+    raw_piece<T> v;
+    load_raw(v, p);
+    unpack8(x, v);
 }
 
 /* Two f32 rounded to T, the first in the low half. */

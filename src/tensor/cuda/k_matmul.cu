@@ -99,6 +99,26 @@ int gpu_gemv_can(struct gpu_mat c, struct gpu_mat a, struct gpu_mat w)
            is_wide(a.data, a.ld, a.type) && is_wide(w.data, w.ld, w.type);
 }
 
+/* What a lane's pieces at k add. */
+template <typename TA, typename TW, int M, int R>
+static __device__ __forceinline__ void gemv_step(float (&acc)[M][R], const gpu_mat &a,
+                                                 int k, const raw_piece<TW> *w)
+{
+    float wv[R][PIECE], av[PIECE];
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        unpack8(wv[r], w[r]);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        load8(av, (const TA *)a.data + (int64_t)m * a.ld + k);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int e = 0; e < PIECE; e++)
+                acc[m][r] = fmaf(av[e], wv[r][e], acc[m][r]);
+    }
+}
+
 /* Each warp computes R neighbouring columns of c for all M rows.  Lane i takes the pieces i, i + 32,
  * ... of k; the lanes are added at the end. */
 template <typename TC, typename TA, typename TW, int M, int R>
@@ -120,21 +140,26 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
         for (int m = 0; m < M; m++)
             acc[m][r] = 0;
     }
-#pragma unroll 4
-    for (int k = lane * PIECE; k < a.cols; k += WARP * PIECE) {
-        float wv[R][PIECE], av[PIECE];
+    /* The weights of AHEAD steps are asked for before the first is used: left to itself the compiler waits for each
+     * step's, which is half of what a product of 4096 columns has to have on its way. */
+    constexpr int STEP = WARP * PIECE, AHEAD = R == 2 ? 4 : 2;
+    int k = lane * PIECE, rest = a.cols % (AHEAD * STEP);
+    for (; k < a.cols - rest; k += AHEAD * STEP) { /* of all lanes alike */
+        raw_piece<TW> raw[AHEAD][R];
+#pragma unroll
+        for (int i = 0; i < AHEAD * R; i++)
+            load_raw(raw[i / R][i % R], wr[i % R] + k + i / R * STEP);
+        __syncwarp(); /* loads stay in front of it */
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            gemv_step<TA, TW, M, R>(acc, a, k + i * STEP, raw[i]);
+    }
+    for (; k < a.cols; k += STEP) {
+        raw_piece<TW> raw[R];
 #pragma unroll
         for (int r = 0; r < R; r++)
-            load8(wv[r], wr[r] + k);
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            load8(av, (const TA *)a.data + (int64_t)m * a.ld + k);
-#pragma unroll
-            for (int r = 0; r < R; r++)
-#pragma unroll
-                for (int i = 0; i < PIECE; i++)
-                    acc[m][r] = fmaf(av[i], wv[r][i], acc[m][r]);
-        }
+            load_raw(raw[r], wr[r] + k);
+        gemv_step<TA, TW, M, R>(acc, a, k, raw);
     }
 #pragma unroll
     for (int r = 0; r < R; r++)
