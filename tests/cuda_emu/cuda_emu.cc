@@ -150,7 +150,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     fault.n_mallocs++;
     if (at + want > memory_bytes() || fault.lost || fails(CUDA_EMU_MALLOC)) {
         *p = NULL;
-        return cudaErrorMemoryAllocation;
+        return fault.last = cudaErrorMemoryAllocation;
     }
     mem.used[at] = want;
     if (at + want > mem.end) {

@@ -86,6 +86,15 @@ static void test_too_little_memory(void **state)
     assert_int_equal(device_open("cuda", NULL, &d, &err), 0);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, (size_t)100 << 30, &b, &err), -12);
     assert_non_null(strstr(err.msg, "107.37 GB are needed"));
+    /* What was refused is not what a later operation fails with. */
+    struct stream *s;
+    assert_int_equal(buf_alloc(d, MEM_DEVICE, 64, &b, &err), 0);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, &err), 0);
+    struct mat x = mat_of(b.ptr, DTYPE_F32, 1, 16);
+    assert_int_equal(d->ops->add(s, x, x, x), 0);
+    assert_int_equal(stream_sync(s), 0);
+    stream_destroy(s);
+    buf_free(d, &b);
     device_close(d);
 }
 

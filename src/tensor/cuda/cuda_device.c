@@ -93,15 +93,19 @@ static int cuda_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
     *out = (struct buf){0};
     if (kind == MEM_DEVICE) {
         cudaError_t e = take_zeroed(memory_of(d), n, &p);
+        if (e != cudaSuccess)
+            (void)cudaGetLastError(); /* told here, and not by the next operation */
         if (e == cudaErrorMemoryAllocation)
             return no_memory(err, bytes);
         if (e != cudaSuccess)
             return err_set(err, -EIO, "device cuda: allocating %zu bytes: %s", bytes,
                            cudaGetErrorString(e));
     } else if (kind == MEM_PINNED) {
-        if (cudaHostAlloc(&p, n, cudaHostAllocDefault) != cudaSuccess)
+        if (cudaHostAlloc(&p, n, cudaHostAllocDefault) != cudaSuccess) {
+            (void)cudaGetLastError();
             return err_set(err, -ENOMEM, "device cuda: cannot pin %zu bytes of host memory",
                            bytes);
+        }
         memset(p, 0, n);
     } else {
         p = mem_map(n);
