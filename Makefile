@@ -50,7 +50,8 @@ ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 ARCH_vnni   := $(ARCH_avx512) -mavx512vnni
 ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8
 
-# The CUDA backend is built where nvcc is (CUDA=0: not), into the release program.
+# The CUDA backend is built where nvcc is (CUDA=0: not), into the release program; later GPUs than these compile it
+# from PTX when they load it.
 NVCC        := $(shell command -v nvcc 2>/dev/null)
 CUDA        ?= $(if $(and $(NVCC),$(filter release,$(VARIANT))),1,0)
 CUDA_SRC    := $(sort $(wildcard src/tensor/cuda/*.c))
@@ -58,7 +59,7 @@ CUDA_KERNEL := $(sort $(wildcard src/tensor/cuda/*.cu))
 CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NVCC_FLAGS  := -std=c++17 -O3 -Isrc -MD -MP --fmad=true \
                -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=sm_89 \
-               -gencode arch=compute_90,code=sm_90
+               -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90
 CUDA_LIBS   := $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt)
 LDLIBS      += $(CUDA_LIBS)
 

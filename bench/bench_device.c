@@ -168,26 +168,37 @@ struct cache_arg {
     const int32_t *tables[1];
     struct buf kv_mem, q_mem, out_mem, chunks;
     struct rope rope;
-    int n_blocks;
+    int n_blocks, n_caches; /* of one; as many are taken in turn */
 };
+
+/* More than a GPU's caches hold. */
+#define WALKED_BYTES ((size_t)256 << 20)
+
+/* Where the i-th begins, in bytes. */
+static size_t cache_offset(const struct cache_arg *c, int i)
+{
+    return (size_t)(i % c->n_caches) * (size_t)c->n_blocks * c->kv.block_stride;
+}
 
 static int run_attention(struct rig *r, void *arg, int i)
 {
     struct cache_arg *c = arg;
-    (void)i;
-    return r->op->attention(r->s, c->out, c->q, &c->kv, &c->r, 0.0883883f, 0);
+    struct kv_layer kv = c->kv;
+    kv.blocks += cache_offset(c, i);
+    return r->op->attention(r->s, c->out, c->q, &kv, &c->r, 0.0883883f, 0);
 }
 
 /* All chunks of a layer from staging into the cache. */
 static int run_load(struct rig *r, void *arg, int i)
 {
     struct cache_arg *c = arg;
-    struct kv_chunks all = {.first = c->chunks.ptr,
+    struct kv_layer kv = c->kv;
+    kv.blocks += cache_offset(c, i);
+    struct kv_chunks all = {.first = (uint8_t *)c->chunks.ptr + cache_offset(c, i),
                             .stride = c->kv.block_stride,
                             .blocks = c->table,
                             .n = c->n_blocks};
-    (void)i;
-    return r->op->kv_load(r->s, &c->kv, &all, &c->rope);
+    return r->op->kv_load(r->s, &kv, &all, &c->rope);
 }
 
 static int cache_make(struct rig *r, int n_heads, int n_kv, int n_tokens, int n_rows,
@@ -199,12 +210,13 @@ static int cache_make(struct rig *r, int n_heads, int n_kv, int n_tokens, int n_
     int n = (n_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     *c = (struct cache_arg){.rope = {.max_pos = (int64_t)n * KV_BLOCK_TOKENS},
                             .seq_row = {0, n_rows},
-                            .n_blocks = n};
+                            .n_blocks = n,
+                            .n_caches = (int)(WALKED_BYTES / (block * (size_t)n)) + 1};
     c->pos = xcalloc((size_t)n_rows, sizeof *c->pos);
     c->table = xcalloc((size_t)n, sizeof *c->table);
-    int rc = rig_random(r, block * (size_t)n, &c->kv_mem, err);
+    int rc = rig_random(r, block * (size_t)n * (size_t)c->n_caches, &c->kv_mem, err);
     if (rc == 0)
-        rc = rig_random(r, block * (size_t)n, &c->chunks, err);
+        rc = rig_random(r, block * (size_t)n * (size_t)c->n_caches, &c->chunks, err);
     if (rc == 0)
         rc = rig_random(r, q_bytes, &c->q_mem, err);
     if (rc == 0)
