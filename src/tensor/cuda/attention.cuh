@@ -22,6 +22,18 @@ static __device__ __forceinline__ int first_key(const gpu_attention_job &a, int 
     return a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
 }
 
+/* 2^x, 0 below 2^-126; 1 of 0, 0 of -inf. */
+static __device__ __forceinline__ float exp2_approx(float x)
+{
+#ifdef HCACHE_CUDA_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 /* This block's rows, `rows` of a tile at most; n_rows <= 0: none.  Late ones have the most keys: they start first. */
 static __device__ __forceinline__ gpu_tile my_rows(const gpu_attention_job &a, int rows)
 {

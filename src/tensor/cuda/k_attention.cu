@@ -15,20 +15,6 @@
 
 enum { ROW_WARPS = 4, ROW_THREADS = ROW_WARPS * WARP, MAX_HEAD = 256 };
 
-/* Elements [i, i + 8) of a head, zeros beyond its end. */
-template <typename T>
-static __device__ __forceinline__ void load_piece(float *x, const T *p, int i, int d,
-                                                  bool wide)
-{
-    if (wide && i < d) {
-        load8(x, p + i);
-        return;
-    }
-#pragma unroll
-    for (int e = 0; e < PIECE; e++)
-        x[e] = i + e < d ? to_f32(p[i + e]) : 0.0f;
-}
-
 /* A warp's state: lane l holds elements [8 * (l % LANES), +8) of every head's output, for the keys
  * of its subgroup l / LANES.  LANES * 8 >= d_head. */
 template <typename T, int G, int LANES>
@@ -59,7 +45,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     for (int g = 0; g < G; g++) {
         const T *qp = (const T *)a.q.data + (int64_t)row * a.q.ld +
                       (int64_t)(head0 + (g < n_g ? g : 0)) * d;
-        load_piece(q[g], qp, at, d, false);
+        take_piece(q[g], qp + at, d - at, false);
         m[g] = -INFINITY, l[g] = 0;
 #pragma unroll
         for (int e = 0; e < PIECE; e++)
@@ -80,7 +66,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             bool seen = j >= j0 && j < j1;
             float kx[PIECE], dot;
             if (seen)
-                load_piece(kx, k + (int64_t)j * d, at, d, wide);
+                take_piece(kx, k + (int64_t)j * d + at, d - at, wide);
 #pragma unroll
             for (int g = 0; g < G; g++) {
                 dot = 0;
@@ -122,7 +108,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             float vx[PIECE];
             if (j < j0)
                 continue;
-            load_piece(vx, v + (int64_t)j * d, at, d, wide);
+            take_piece(vx, v + (int64_t)j * d + at, d - at, wide);
 #pragma unroll
             for (int g = 0; g < G; g++) {
                 float p = score[warp][g][j];
@@ -269,17 +255,6 @@ template <typename T, int D, int M> struct tile_of {
         SHARED = (ROWS + 2 * STAGES * TOKENS) * (D + PAD) * (int)sizeof(T),
     };
 };
-
-static __device__ __forceinline__ float exp2_approx(float x)
-{
-#ifdef HCACHE_CUDA_EMULATED
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
 
 /* s = q . k^T: M times 16 rows x 64 keys a warp. */
 template <typename T, int D, int M>

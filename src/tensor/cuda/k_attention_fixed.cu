@@ -13,12 +13,13 @@
 #include "tensor/cuda/attention.cuh"
 
 enum {
-    SPLIT = 8,         /* blocks: enough to be worth a pass over the accumulators; 8 blocks of threads for each
+    SPLIT =
+        8, /* blocks: enough to be worth a pass over the accumulators; 8 blocks of threads for each
                           4096 tokens and KV head */
-    STRIP = 16,        /* keys */
+    STRIP = 16, /* keys */
     STRIPS = TOKENS / STRIP,
     N_WARPS = STRIPS,
-    N_ROWS = 16,       /* of operand A */
+    N_ROWS = 16, /* of operand A */
 };
 
 /* --- the steps -------------------------------------------------------------------------------- */
@@ -60,7 +61,7 @@ static __device__ __forceinline__ void attend_mask(float (&s)[2 * N][4], float h
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             int at = key + i * 8 + c % 2, p = pos[c / 2];
-            bool seen = at <= p && (window == 0 || p - at < window);
+            bool seen = (at <= p) & (at > (window > 0 ? p - window : -1));
             s[i][c] = seen ? __fmul_rn(s[i][c], scale) : -INFINITY;
             high[c / 2] = fmaxf(high[c / 2], s[i][c]);
         }
@@ -71,18 +72,6 @@ static __device__ __forceinline__ void attend_mask(float (&s)[2 * N][4], float h
     }
 }
 
-/* 2^x, 0 below 2^-126; 1 of 0, 0 of -inf. */
-static __device__ __forceinline__ float exp2_of(float x)
-{
-#ifdef HCACHE_CUDA_EMULATED
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
-
 /* While a row has seen no key its maximum is -inf, and all its weights are to be 0. */
 static __device__ __forceinline__ float base_of(float high)
 {
@@ -90,12 +79,13 @@ static __device__ __forceinline__ float base_of(float high)
 }
 
 /* Weights of row r (0 or 1: g or g + 8) in one strip, and the sum of this lane's four. */
-static __device__ __forceinline__ float attend_weigh(float *lo, float *hi, int r, float base)
+static __device__ __forceinline__ float attend_weigh(float *lo, float *hi, int r,
+                                                     float base)
 {
     float *p[4] = {lo + 2 * r, lo + 2 * r + 1, hi + 2 * r, hi + 2 * r + 1}, sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        *p[i] = exp2_of(__fsub_rn(*p[i], base));
+        *p[i] = exp2_approx(__fsub_rn(*p[i], base));
         sum = __fadd_rn(sum, *p[i]);
     }
     return sum;
@@ -110,7 +100,7 @@ struct softmax {
 static __device__ __forceinline__ float attend_shrink(softmax &x, int r, float high,
                                                       const float sum[STRIPS])
 {
-    float shrink = exp2_of(__fsub_rn(x.m[r], base_of(high)));
+    float shrink = exp2_approx(__fsub_rn(x.m[r], base_of(high)));
     float all = __fadd_rn(__fadd_rn(__fadd_rn(sum[0], sum[1]), sum[2]), sum[3]);
     x.l[r] = fmaf(x.l[r], shrink, all);
     x.m[r] = high;
@@ -155,8 +145,8 @@ static __device__ __forceinline__ joined split_join(float &all_m, float &all_l, 
 {
     float high = fmaxf(all_m, m);
     joined j;
-    j.keep = all_m == -INFINITY ? 0.0f : exp2_of(__fsub_rn(all_m, high));
-    j.add = m == -INFINITY ? 0.0f : exp2_of(__fsub_rn(m, high));
+    j.keep = all_m == -INFINITY ? 0.0f : exp2_approx(__fsub_rn(all_m, high));
+    j.add = m == -INFINITY ? 0.0f : exp2_approx(__fsub_rn(m, high));
     all_l = fmaf(l, j.add, __fmul_rn(all_l, j.keep));
     all_m = high;
     return j;
@@ -306,8 +296,8 @@ static __global__ void __launch_bounds__(tile<T, D>::THREADS)
             }
 #pragma unroll
             for (int i = 0; i < 2 * PAIRS * 4; i++) {
-                all_o[i / 4][i % 4] =
-                    join_value(j[i % 4 / 2], all_o[i / 4][i % 4], o[i / 4][i % 4]);
+                all_o[i / 4][i % 4] = join_value(j[i % 4 / 2], all_o[i / 4][i % 4],
+                                                 o[i / 4][i % 4]);
                 o[i / 4][i % 4] = 0;
             }
         }
@@ -421,8 +411,8 @@ static __global__ void __launch_bounds__(split<T, D>::THREADS)
 #pragma unroll
             for (int w = 0; w < N_WARPS; w++)
                 high[r] = fmaxf(high[r], tops[w * N_ROWS + g + 8 * r]);
-            sums[(warp * 2 + r) * WARP + lane] =
-                attend_weigh(s[0], s[1], r, base_of(high[r]));
+            sums[(warp * 2 + r) * WARP + lane] = attend_weigh(s[0], s[1], r,
+                                                              base_of(high[r]));
             uint32_t *to = (uint32_t *)(sp + (g + 8 * r) * F::P_LD + warp * STRIP);
             to[lane % 4] = pack2<T>(s[0][2 * r], s[0][2 * r + 1]);
             to[lane % 4 + 4] = pack2<T>(s[1][2 * r], s[1][2 * r + 1]);
@@ -462,8 +452,8 @@ static __global__ void __launch_bounds__(split<T, D>::THREADS)
         if (r >= n_heads || pair >= D / 16)
             continue;
         if (n_splits > 1)
-            partial_of(a, (int)blockIdx.x, head0 + r, i_split, n_splits, D)[c] =
-                o[i / 4][i % 4];
+            partial_of(a, (int)blockIdx.x, head0 + r, i_split, n_splits,
+                       D)[c] = o[i / 4][i % 4];
         else
             from_f32(out[(head0 + r) * D + c],
                      attend_result(join_value(j[i % 4 / 2], 0, o[i / 4][i % 4]),
@@ -577,5 +567,7 @@ template <typename T> static bool by_head(cudaStream_t s, const gpu_attention_jo
 
 int gpu_attention_fixed(cudaStream_t s, struct gpu_attention_job a)
 {
-    return a.kv.type == 1 ? by_head<f16>(s, a) : a.kv.type == 2 ? by_head<bf16>(s, a) : false;
+    return a.kv.type == 1   ? by_head<f16>(s, a)
+           : a.kv.type == 2 ? by_head<bf16>(s, a)
+                            : false;
 }
