@@ -92,19 +92,25 @@ static void find(struct restore *r)
 
 /* --- what is read next ------------------------------------------------------------------------ */
 
-bool restore_reads_remain(const struct restore *r)
+/* n_good falls at any moment, so who asks and then acts does both by one reading of it: a group of the chunks between two
+ * would be empty, and never arrive. */
+static bool reads_remain(const struct restore *r, int n_good)
 {
-    int n_good = atomic_load(&r->n_good);
     if (r->state != RESTORE_RUNNING || n_good == r->job.first_chunk ||
         restore_must_rewind(r))
         return false;
     return r->next_layer + (r->next_chunk < n_good ? 0 : 1) < r->n_order;
 }
 
-/* [lock] The next run of good chunks of one layer and kind, into g. */
-static void next_group(struct restore *r, struct group *g)
+bool restore_reads_remain(const struct restore *r)
 {
-    int n_good = atomic_load(&r->n_good), c = r->next_chunk;
+    return reads_remain(r, atomic_load(&r->n_good));
+}
+
+/* [lock] The next run of good chunks of one layer and kind, into g: there is one. */
+static void next_group(struct restore *r, struct group *g, int n_good)
+{
+    int c = r->next_chunk;
     if (c >= n_good) { /* on to the next layer */
         r->next_layer++;
         c = r->start[r->order[r->next_layer]];
@@ -117,6 +123,7 @@ static void next_group(struct restore *r, struct group *g)
            restore_method_of(r, g->layer, c) == how)
         c++;
     g->n_chunks = g->n_left = c - g->first_chunk;
+    CHECK(g->n_chunks > 0);
     g->n_taken = g->n_projected = 0;
     g->kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
     restore_up_place(r->rr, g);
@@ -127,12 +134,16 @@ static void next_group(struct restore *r, struct group *g)
 static struct group *take_group(struct restorer *rr)
 {
     struct restore *r = rr->runs;
-    while (r != NULL && !restore_reads_remain(r))
-        r = r->next;
+    int n_good = 0;
+    for (; r != NULL; r = r->next) {
+        n_good = atomic_load(&r->n_good);
+        if (reads_remain(r, n_good))
+            break;
+    }
     struct group *g = r != NULL ? group_get(&rr->free) : NULL;
     if (g == NULL)
         return NULL;
-    next_group(r, g);
+    next_group(r, g, n_good);
     r->n_out++;
     rr->n_in_flight++;
     g->t_issued = clock_now_ns();
