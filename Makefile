@@ -75,7 +75,7 @@ EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -
 SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
 SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
-SRC   := $(if $(filter fuzz,$(VARIANT)),$(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% io/%),$(SRC)),$(SRC))
+SRC   := $(if $(filter fuzz,$(VARIANT)),$(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/% io/%),$(SRC)),$(SRC))
 # Coverage is that of three folders by their own tests.
 COVERED := $(if $(filter cov,$(VARIANT)),base io store)
 SRC   := $(if $(COVERED),$(filter $(COVERED:%=src/%/%),$(SRC)),$(SRC))

@@ -17,7 +17,7 @@
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/progress.h"
-#include "engine/stack.h"
+#include "service/stack.h"
 #include "format/json.h"
 #include "model/tokenizer.h"
 

@@ -15,7 +15,7 @@
 #include "base/progress.h"
 #include "bench/device_rig.h"
 #include "build_id.h"
-#include "engine/stack.h"
+#include "service/stack.h"
 #include "state/profile.h"
 
 struct profile_args {

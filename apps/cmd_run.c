@@ -15,7 +15,7 @@
 #include "base/plural.h"
 #include "format/json.h"
 #include "hcache.h"
-#include "server/talk.h"
+#include "sessions/talk.h"
 
 struct run_args {
     const char *conversation;

@@ -25,7 +25,7 @@
 #include "base/opt.h"
 #include "base/plural.h"
 #include "hcache.h"
-#include "server/conversations.h"
+#include "sessions/conversations.h"
 #include "server/server.h"
 
 struct serve_args {

@@ -19,7 +19,7 @@
 #include "base/opt.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "engine/stack.h"
+#include "service/stack.h"
 #include "state/save_policy.h"
 
 struct beside_args {

@@ -15,7 +15,7 @@
 #include "base/opt.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "engine/stack.h"
+#include "service/stack.h"
 
 struct resume_args {
     struct bench_common common; /* the first */

@@ -24,7 +24,7 @@
 #include "base/rng.h"
 #include "bench/bench.h"
 #include "bench/save_figure.h"
-#include "engine/stack.h"
+#include "service/stack.h"
 #include "io/io.h"
 #include "state/save_policy.h"
 #include "tensor/readback.h"

@@ -8,7 +8,7 @@
 #define BENCH_RESTORE_LAB_H
 
 #include "bench/device_rig.h"
-#include "engine/stack.h"
+#include "service/stack.h"
 #include "policy/plan.h"
 #include "state/chain.h"
 #include "state/profile.h"

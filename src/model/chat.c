@@ -5,7 +5,7 @@
 #include "model/chat.h"
 
 #include "base/mem.h"
-#include "format/jinja.h"
+#include "jinja/jinja.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,9 +8,9 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "server/draft.h"
+#include "sessions/draft.h"
 #include "server/keep.h"
-#include "server/retoken.h"
+#include "sessions/retoken.h"
 #include "server/shape.h"
 
 enum { MAX_TTL_S = 10 * 366 * 86400 };
@@ -60,8 +60,8 @@ static int from_messages(struct call *c, const struct json *body, struct prompt_
                                  .plain = c->s->o.plain_chat};
     if (prompt_render(call_model(c), &source, &text, &flags, f) != 0)
         return -1;
-    int rc = retoken_encode(call_model(c), c->s->memory, c->salt, text, strlen(text), flags,
-                            out, what, &err);
+    int rc = retoken_encode(call_model(c), c->s->answers, c->salt, text, strlen(text),
+                            flags, out, what, &err);
     free(text);
     return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
 }

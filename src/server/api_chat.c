@@ -6,8 +6,8 @@
 
 #include "server/call.h"
 #include "server/generation.h"
-#include "server/prompt.h"
-#include "server/retoken.h"
+#include "sessions/prompt.h"
+#include "sessions/retoken.h"
 #include "server/shape.h"
 
 void api_chat(struct call *c)
@@ -30,7 +30,7 @@ void api_chat(struct call *c)
                                  .plain = c->s->o.plain_chat};
     if (rc == 0)
         rc = prompt_render(call_model(c), &source, &text, &flags, &f);
-    if (rc == 0 && retoken_encode(call_model(c), c->s->memory, c->salt, text, strlen(text),
+    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, strlen(text),
                                   flags, &prompt, what, &err) != 0)
         rc = fault_set(&f, 400, NULL, "messages", "'messages': %s", err.msg);
     if (rc == 0) {

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "server/draft.h"
+#include "sessions/draft.h"
 #include "server/keep.h"
 
 enum { MAX_NEW_ITEMS = 20 }; /* as the original API has it */

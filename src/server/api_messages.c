@@ -11,8 +11,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/keep.h"
-#include "server/prompt.h"
-#include "server/retoken.h"
+#include "sessions/prompt.h"
+#include "sessions/retoken.h"
 #include "server/shape.h"
 
 enum { MAX_BREAKPOINTS = 4 }; /* as in the original API */
@@ -294,8 +294,8 @@ static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_m
     json_free(ask);
     int rc = render(c, list, d, kwargs, &text, &flags, &f);
     if (rc == 0)
-        rc = retoken_encode(call_model(c), c->s->memory, c->salt, text, strlen(text), flags,
-                            &part, what, &err);
+        rc = retoken_encode(call_model(c), c->s->answers, c->salt, text, strlen(text),
+                            flags, &part, what, &err);
     while (rc == 0 && same < part.n && same < prompt->n &&
            part.ids[same] == prompt->ids[same])
         same++;
@@ -313,7 +313,7 @@ static int make_prompt(struct call *c, const struct gen_params *p, struct dialog
     int rc = read_dialog(p, d, f);
     if (rc == 0)
         rc = render(c, d->messages, d, p->kwargs, text, &flags, f);
-    if (rc == 0 && retoken_encode(call_model(c), c->s->memory, c->salt, *text,
+    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, *text,
                                   strlen(*text), flags, prompt, what, &err) != 0)
         rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
     for (int i = 0; rc == 0 && i < d->n; i++)

@@ -10,10 +10,10 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/call.h"
-#include "server/draft.h"
-#include "server/items.h"
+#include "sessions/draft.h"
+#include "sessions/items.h"
 #include "server/keep.h"
-#include "server/restoration.h"
+#include "sessions/restoration.h"
 #include "server/shape.h"
 
 struct response {

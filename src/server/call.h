@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "server/conversations.h"
+#include "sessions/conversations.h"
 #include "server/request.h"
 #include "server/server.h"
 #include "server/sse.h"
@@ -35,7 +35,7 @@ struct server {
     struct auth *auth;
     struct watcher *watcher;
     struct worker *worker;
-    struct memory *memory;                         /* of our answers */
+    struct answers *answers;                       /* of our answers */
     _Atomic(struct conversations *) conversations; /* NULL: none are kept. Borrowed */
     struct MHD_Daemon **daemons;                   /* [o.http_threads], one a loop */
     struct loops *loops;

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/call.h"
-#include "server/retoken.h"
+#include "sessions/retoken.h"
 #include "server/shape.h"
 
 /* --- starting --------------------------------------------------------------------------------- */
@@ -206,7 +206,7 @@ static int take_result(struct choice *ch, struct fault *f)
     struct generation *g = ch->gen;
     read_calls(g, ch);
     if (g->text != NULL)
-        retoken_remember(call_model(g->call), g->call->s->memory, g->call->salt, g->text,
+        retoken_remember(call_model(g->call), g->call->s->answers, g->call->salt, g->text,
                          g->prompt.ids, g->prompt.n, &ch->result);
     return 0;
 }

@@ -8,6 +8,7 @@
 
 #include "server/request.h"
 #include "server/sse.h"
+#include "sessions/prompt.h"
 
 struct call;
 struct choice;
@@ -26,11 +27,6 @@ struct dialect {
     /* Every choice has ended well, and nobody was told: makes it durable. 0, or -1 with *f. */
     int (*keep)(struct generation *g, struct fault *f);
     void (*drop)(void *own); /* frees what the route gave to generation_start */
-};
-
-struct prompt_ids {
-    int32_t *ids;
-    int n;
 };
 
 /* Submits everything, or nothing: then a fault is the call's answer.  The prompts are taken, and with

@@ -25,7 +25,7 @@
 #include "server/head.h"
 #include "server/keep.h"
 #include "server/loops.h"
-#include "server/memory.h"
+#include "sessions/answers.h"
 #include "server/worker.h"
 
 enum {
@@ -595,11 +595,11 @@ static struct sha256 vocabulary_of(const struct hcache *h)
 
 int server_ready(struct server *s, struct hcache *h, struct err *err)
 {
-    struct memory_opts o = {.max_entries = MEMORY_ENTRIES,
-                            .max_bytes = MEMORY_BYTES,
-                            .path = s->o.answers,
-                            .vocabulary = vocabulary_of(h)};
-    int rc = memory_open(&o, &s->memory, err);
+    struct answers_opts o = {.max_entries = MEMORY_ENTRIES,
+                             .max_bytes = MEMORY_BYTES,
+                             .path = s->o.answers,
+                             .vocabulary = vocabulary_of(h)};
+    int rc = answers_open(&o, &s->answers, err);
     if (rc == 0)
         atomic_store(&s->h, h);
     return rc;
@@ -631,7 +631,7 @@ void server_stop(struct server *s)
     if (s->listen_socket >= 0)
         close(s->listen_socket);
     watcher_destroy(s->watcher);
-    memory_close(s->memory);
+    answers_close(s->answers);
     auth_destroy(s->auth);
     free(s->model_name);
     free(s);

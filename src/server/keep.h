@@ -4,7 +4,7 @@
 
 #include "server/call.h"
 #include "server/generation.h"
-#include "server/items.h"
+#include "sessions/items.h"
 
 enum { KEEP_TITLE_BYTES = 80 };
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "server/call.h"
-#include "server/memory.h"
+#include "sessions/answers.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
                    double v)
@@ -159,10 +159,10 @@ static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->save_buffer_used_bytes);
 }
 
-static void answer_metrics(struct textbuf *b, struct memory *m)
+static void answer_metrics(struct textbuf *b, struct answers *m)
 {
-    struct memory_stats st;
-    memory_stats(m, &st);
+    struct answers_stats st;
+    answers_stats(m, &st);
     metric(b, "gauge", "answers_kept", "Answers whose tokens are remembered.",
            st.n_entries);
     metric(b, "counter", "answers_recognised_total",
@@ -199,7 +199,7 @@ void api_metrics(struct call *c)
         token_metrics(&b, &st);
         restore_metrics(&b, &st);
         store_metrics(&b, &st);
-        answer_metrics(&b, c->s->memory);
+        answer_metrics(&b, c->s->answers);
     }
     call_text(c, 200, "text/plain; version=0.0.4; charset=utf-8", b.p);
     textbuf_free(&b);

@@ -135,38 +135,6 @@ static const struct field *find(const char *name, unsigned kind)
 
 /* --- faults ----------------------------------------------------------------------------------- */
 
-static const char *type_of(int status)
-{
-    return status == 401   ? "authentication_error"
-           : status == 404 ? "not_found_error"
-           : status == 429 ? "rate_limit_error"
-           : status >= 500 ? "server_error"
-                           : "invalid_request_error";
-}
-
-int fault_set(struct fault *f, int status, const char *code, const char *param,
-              const char *fmt, ...)
-{
-    va_list ap;
-    *f = (struct fault){.status = status, .code = code, .type = type_of(status)};
-    snprintf(f->param, sizeof f->param, "%s", param != NULL ? param : "");
-    va_start(ap, fmt);
-    vsnprintf(f->message, sizeof f->message, fmt, ap);
-    va_end(ap);
-    return -1;
-}
-
-struct json *fault_json(const struct fault *f)
-{
-    struct json *o = json_new_object(), *e = json_new_object();
-    json_put_string(e, "message", f->message);
-    json_put_string(e, "type", f->type);
-    json_put_string(e, "param", f->param[0] != 0 ? f->param : NULL);
-    json_put_string(e, "code", f->code);
-    json_put(o, "error", e);
-    return o;
-}
-
 static int bad(struct fault *f, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 static int bad(struct fault *f, const char *param, const char *fmt, ...)

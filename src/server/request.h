@@ -12,6 +12,7 @@
 
 #include "format/json.h"
 #include "hcache.h"
+#include "sessions/fault.h"
 
 enum {
     REQUEST_CHAT = 1,
@@ -48,19 +49,6 @@ struct gen_params {
     /* of a message: */
     const struct json *system, *cache_control;
 };
-
-/* What is wrong with a request, as the API tells it. */
-struct fault {
-    int status;       /* of HTTP */
-    const char *type; /* "invalid_request_error" ... */
-    const char *code; /* NULL: null */
-    char param[64];   /* "": null */
-    char message[400];
-};
-
-int fault_set(struct fault *f, int status, const char *code, const char *param,
-              const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-struct json *fault_json(const struct fault *f); /* {"error": {...}} */
 
 /* 0, or -1 with *f. */
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,

@@ -6,7 +6,7 @@
 
 #include "base/utf8.h"
 #include "server/call.h"
-#include "server/restoration.h"
+#include "sessions/restoration.h"
 
 static bool is_chat(const struct generation *g)
 {

@@ -1,51 +1,10 @@
 /* sse.c - see sse.h. */
 #include "server/sse.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "format/json.h"
-
-static void reserve(struct textbuf *b, size_t n)
-{
-    if (b->n + n + 1 > b->cap) {
-        b->cap = 2 * (b->n + n + 1);
-        b->p = xrealloc(b->p, b->cap);
-    }
-}
-
-void textbuf_add(struct textbuf *b, const void *bytes, size_t n)
-{
-    reserve(b, n);
-    if (n > 0)
-        memcpy(b->p + b->n, bytes, n);
-    b->n += n;
-    b->p[b->n] = 0;
-}
-
-void textbuf_addf(struct textbuf *b, const char *fmt, ...)
-{
-    va_list ap, again;
-    va_start(ap, fmt);
-    va_copy(again, ap);
-    int n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
-    if (n > 0) {
-        reserve(b, (size_t)n);
-        vsnprintf(b->p + b->n, (size_t)n + 1, fmt, again);
-        b->n += (size_t)n;
-    }
-    va_end(again);
-}
-
-void textbuf_free(struct textbuf *b)
-{
-    free(b->p);
-    *b = (struct textbuf){0};
-}
 
 void sse_event(struct textbuf *b, const char *text)
 {

@@ -3,7 +3,7 @@
 #ifndef TESTS_ENGINE_ENGINETEST_H
 #define TESTS_ENGINE_ENGINETEST_H
 
-#include "engine/stack.h"
+#include "service/stack.h"
 #include "io/io_sim.h"
 
 enum { ET_MAX_GENERATED = 800 };

@@ -20,7 +20,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "engine/stack.h"
+#include "service/stack.h"
 #include "state/chain.h"
 #include "state/save_policy.h"
 

@@ -12,18 +12,21 @@ MAY = {
     "src/io": ["base"],
     "src/tensor": ["base"],
     "src/format": ["base"],
+    "src/jinja": ["format", "base"],
     "src/policy": ["base"],
-    "src/model": ["tensor", "format", "base"],
+    "src/model": ["tensor", "jinja", "format", "base"],
     "src/kvcache": ["tensor", "base"],
     "src/store": ["io", "base"],
     "src/state": ["model", "kvcache", "store", "policy", "tensor", "io", "base"],
-    "src/engine": ["hcache.h", "state", "model", "kvcache", "store", "policy", "tensor", "io", "format", "base"],
-    "src/server": ["hcache.h", "format", "base"],
+    "src/engine": ["hcache.h", "state", "model", "kvcache", "store", "policy", "tensor", "io", "base"],
+    "src/service": ["hcache.h", "engine", "state", "model", "kvcache", "store", "policy", "tensor", "io", "format", "base"],
+    "src/sessions": ["hcache.h", "format", "base"],
+    "src/server": ["hcache.h", "sessions", "format", "base"],
     "include": [],
     "sim": ["policy", "format", "base"],
 }
 # Programs see the library as its users do; tool commands may look inside.
-PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "server"]
+PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "server"]
 APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/main.c"}
 FREE = ("tests/", "bench/", "apps/")
 

@@ -9,7 +9,7 @@ PLACES = [
     (r"cuda.*|cublas.*|nccl.*|curand.*", r"src/tensor/cuda/.*", None),
     (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"tests/cuda_emu/.*", None),
     (r"liburing\.h", r"(src|tests)/io/[^/]*\.c", 2),
-    (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/store/(index|vfs|sqlite)[^/]*|src/store/[^/]*(index|vfs)[^/]*|src/server/conversation[^/]*", None),
+    (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/store/(index|vfs|sqlite)[^/]*|src/store/[^/]*(index|vfs)[^/]*|src/sessions/conversation[^/]*", None),
     (r"jansson\.h", r"src/format/.*", None),
     (r"microhttpd\.h", r"src/server/.*", None),
     (r"pcre2\.h|utf8proc\.h", r"src/(format|model)/.*token.*", None),

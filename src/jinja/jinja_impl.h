@@ -1,0 +1,459 @@
+/* jinja_impl.h - what the files of the Jinja interpreter share; nobody else includes it.
+ *
+ *     jinja.c         compile and render: arenas, limits, the one place that fails
+ *     jinja_lex.c     source -> tokens, whitespace control
+ *     jinja_parse.c   tokens -> statements
+ *     jinja_expr.c    tokens -> expressions
+ *     jinja_scope.c   the tree, once parsed: which names a scope hides
+ *     jinja_value.c   values: making, truth, equality, order, items, slices
+ *     jinja_print.c   values -> text: str(), repr(), tojson
+ *     jinja_eval.c    expressions -> values
+ *     jinja_exec.c    statements -> text; scopes, loops, macros
+ *     jinja_attr.c    what a dot or a bracket finds, and calls of what it found
+ *     jinja_string.c  strings: characters, stripping, replacing, printf-style formats
+ *     jinja_case.c    strings: upper and lower case
+ *     jinja_method.c  strings: the methods of str
+ *     jinja_filter.c, jinja_filter_seq.c, jinja_test.c, jinja_global.c   the built-ins
+ *
+ * Errors.  Inside these files a fault does not return: jinja_fail unwinds with longjmp to
+ * jinja_compile or jinja_render, as Lua does, since every function of an interpreter can
+ * fail and almost none of them could do anything about it.  Nothing is lost on the way,
+ * because nothing is owned: every allocation is in the arena. */
+#ifndef JINJA_JINJA_IMPL_H
+#define JINJA_JINJA_IMPL_H
+
+#include "base/arena.h"
+#include "jinja/jinja.h"
+
+#include <setjmp.h>
+#include <stdbool.h>
+
+/* --- the machine: one compilation or one render ------------------------------------- */
+
+struct jbuf { /* text that grows in the arena */
+    char *s;
+    size_t n, cap;
+};
+
+struct jinja {
+    struct arena *arena;
+    jmp_buf escape;
+    int code; /* what jinja_fail was called with */
+    struct err *err;
+    const char *name;
+    int line; /* of what is being done, for messages */
+    struct jinja_limits limits;
+    uint64_t steps;
+    uint32_t depth;
+    size_t output_bytes;
+    struct jbuf *out; /* where statements print to */
+    const struct tm *now;
+};
+
+_Noreturn void jinja_fail(struct jinja *j, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+_Noreturn void jinja_raise(struct jinja *j, const char *s, size_t n); /* raise_exception */
+void *jinja_alloc(struct jinja *j, size_t n);                         /* never NULL */
+void *jinja_calloc(struct jinja *j, size_t n, size_t size);
+void jinja_charge(struct jinja *j, size_t bytes); /* a step, and one for each 64 bytes */
+void jinja_enter(struct jinja *j);                /* one level deeper; every enter... */
+void jinja_leave(struct jinja *j);                /* ...has its leave, unless it fails */
+
+void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n);
+void jbuf_puts(struct jinja *j, struct jbuf *b, const char *s);
+void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* --- values ------------------------------------------------------------------------- */
+
+struct jstr {
+    const char *s; /* valid UTF-8; may contain zeros */
+    size_t n;
+};
+
+#define JLIT(text) ((struct jstr){"" text, sizeof(text) - 1})
+#define JARG(str)  (int)((str).n < 200 ? (str).n : 200), (str).s /* for "%.*s" in messages */
+
+enum jkind {
+    J_MISSING, /* no value at all: an argument that was not given */
+    J_UNDEF,
+    J_NONE,
+    J_BOOL,
+    J_INT,
+    J_REAL,
+    J_STR,
+    J_LIST,
+    J_TUPLE,
+    J_DICT,
+    J_RANGE, /* seq, with its items made */
+    J_VIEW,  /* seq: keys(), values(), items() */
+    J_ITER,  /* seq: what is left of a generator; can be walked once */
+    J_NS,    /* dict: namespace(), the only thing that can change */
+    J_MACRO,
+    J_FUNC,   /* a built-in function */
+    J_METHOD, /* an attribute that can be called */
+    J_LOOP,
+};
+
+struct jval {
+    enum jkind kind;
+    bool safe; /* a string marked with |safe */
+    union {
+        bool b;
+        int64_t i;
+        double f;
+        struct jstr str;
+        struct jseq *seq;
+        struct jdict *dict;
+        struct jundef *undef;
+        struct jmacro *macro;
+        struct jmethod *method;
+        struct jloop *loop;
+        const struct jfunc *func;
+    };
+};
+
+struct jseq {
+    struct jval *at;
+    size_t n;
+    size_t pos; /* J_ITER only: the next item */
+};
+
+struct jpair {
+    struct jval key, value;
+};
+
+struct jdict { /* in order of insertion; looked through from the front */
+    struct jpair *at;
+    size_t n, cap;
+};
+
+struct jundef { /* why it is undefined, for the message of whoever uses it */
+    enum { UNDEF_NAME, UNDEF_ATTR, UNDEF_ITEM, UNDEF_HINT, UNDEF_UNSAFE } why;
+    struct jstr name; /* the name, the attribute, or the hint itself */
+    const char *type; /* of the object that lacks it */
+    struct jval key;  /* UNDEF_ITEM */
+};
+
+struct jmethod {
+    struct jval self;
+    const char *name;
+};
+
+/* jinja_value.c */
+struct jval jval_undef_name(struct jinja *j, struct jstr name);
+struct jval jval_undef_hint(struct jinja *j, const char *hint);
+struct jval jval_none(void);
+struct jval jval_bool(bool b);
+struct jval jval_int(int64_t i);
+struct jval jval_real(double f);
+struct jval jval_str(struct jstr s);
+struct jval jval_text(const char *s); /* a C string that stays */
+struct jval jval_buf(const struct jbuf *b);
+struct jval jval_seq(struct jinja *j, enum jkind kind, size_t n); /* n items, all None */
+struct jval jval_dict(struct jinja *j);
+struct jval jval_from_json(struct jinja *j, const struct json *v);
+void jdict_put(struct jinja *j, struct jdict *d, struct jval key, struct jval value);
+struct jval *jdict_find(struct jinja *j, const struct jdict *d, struct jval key);
+struct jval *jdict_find_str(const struct jdict *d, struct jstr key);
+
+bool jstr_is(struct jstr a, const char *b);
+bool jstr_equal(struct jstr a, struct jstr b);
+const char *jval_type(const struct jval *v); /* Python's name: "str", "NoneType" */
+bool jval_is_number(const struct jval *v);   /* with bool, as in Python */
+int64_t jval_as_int(const struct jval *v);   /* of an int or bool */
+double jval_as_real(const struct jval *v);
+bool jval_truth(struct jinja *j, const struct jval *v);
+bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b);
+/* a < b, as `op` ("<") of the template: what cannot be ordered fails with Python's words. */
+int jval_order(struct jinja *j, const struct jval *a, const struct jval *b, const char *op);
+bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *in);
+bool jval_iterable(const struct jval *v);
+struct jseq *jval_items(struct jinja *j,
+                        const struct jval *v); /* walks a J_ITER to its end */
+int64_t jval_len(struct jinja *j, const struct jval *v);
+struct jval jval_slice(struct jinja *j, const struct jval *v, const struct jval *start,
+                       const struct jval *stop, const struct jval *step);
+_Noreturn void jval_fail_undef(struct jinja *j, const struct jval *v);
+void jval_need(struct jinja *j, const struct jval *v); /* fails where v is undefined */
+
+/* jinja_print.c */
+struct jstr jval_to_str(struct jinja *j, const struct jval *v);
+void jval_print(struct jinja *j, struct jbuf *b, const struct jval *v);
+void jval_repr(struct jinja *j, struct jbuf *b, const struct jval *v);
+struct jval jval_tojson(struct jinja *j, const struct jval *v, const struct jval *indent,
+                        bool ascii, const struct jval *separators, bool sort_keys);
+
+/* jinja_string.c */
+size_t jutf_len(struct jstr s);                  /* in characters */
+size_t jutf_offset(struct jstr s, size_t chars); /* of character number `chars` */
+bool jutf_is_space(uint32_t cp);                 /* str.isspace */
+struct jstr jstr_strip(struct jinja *j, struct jstr s, const struct jval *chars, bool left,
+                       bool right);
+struct jstr jstr_upper(struct jinja *j, struct jstr s);
+struct jstr jstr_lower(struct jinja *j, struct jstr s);
+struct jstr jstr_capitalize(struct jinja *j, struct jstr s);
+struct jstr jstr_title(struct jinja *j, struct jstr s);
+struct jstr jstr_title_filter(struct jinja *j, struct jstr s);
+struct jstr jstr_replace(struct jinja *j, struct jstr s, struct jstr from, struct jstr to,
+                         int64_t count);
+struct jstr jstr_format(struct jinja *j, struct jstr format, const struct jval *args);
+struct jval jstr_splitlines(struct jinja *j, struct jstr s, bool keep_ends);
+bool jstr_find(struct jinja *j, struct jstr s, struct jstr what, size_t from, size_t *at);
+bool jstr_cased(struct jinja *j, struct jstr s, bool upper); /* islower, isupper */
+struct jstr jstr_escape(struct jinja *j, struct jstr s);     /* & < > " ' for HTML */
+struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times);
+
+/* --- calls of built-ins ------------------------------------------------------------- */
+
+struct jkwarg {
+    struct jstr name;
+    struct jval value;
+};
+
+struct jcall {
+    const char *what; /* for messages */
+    struct jval self; /* a filter's or test's value, a method's object */
+    struct jval *args;
+    size_t n_args;
+    struct jkwarg *kw;
+    size_t n_kw;
+};
+
+/* Python's binding: out[i] is the argument called names[i], or J_MISSING; the first
+ * n_required must be there, and nothing else may. */
+void jcall_bind(struct jinja *j, const struct jcall *c, const char *const *names,
+                size_t n_names, size_t n_required, struct jval *out);
+struct jval *jcall_kwarg(const struct jcall *c, const char *name);
+
+struct jfunc {
+    const char *name;
+    struct jval (*call)(struct jinja *j, const struct jcall *c); /* NULL: known, not done */
+};
+
+extern const struct jfunc jinja_filters_text[], jinja_filters_seq[], jinja_tests[],
+    jinja_globals[]; /* each ends with a NULL name */
+
+/* Fails where the name is unknown. */
+struct jval jinja_call_filter(struct jinja *j, struct jstr name, struct jcall *c);
+bool jinja_call_test(struct jinja *j, struct jstr name, struct jcall *c);
+
+struct jval jval_getattr(struct jinja *j, const struct jval *v,
+                         struct jstr name); /* v.name */
+struct jval jval_getitem(struct jinja *j, const struct jval *v,
+                         const struct jval *key); /* v[key] */
+struct jval jval_getpath(struct jinja *j, struct jval v,
+                         const struct jval *path); /* "a.b.0", as filters take it */
+struct jval jmethod_call(struct jinja *j, const struct jmethod *m, struct jcall *c);
+bool jstr_has_method(struct jstr name, const char **interned);
+struct jval jstr_call(struct jinja *j, const char *name, const struct jcall *c);
+
+/* --- tokens ------------------------------------------------------------------------- */
+
+enum jtok {
+    T_END,
+    T_DATA,        /* text outside of tags */
+    T_BLOCK_BEGIN, /* {% */
+    T_BLOCK_END,
+    T_VAR_BEGIN, /* {{ */
+    T_VAR_END,
+    T_NAME,
+    T_STRING,
+    T_INT,
+    T_REAL,
+    T_OP,
+};
+
+enum jop {
+    OP_NONE,
+    OP_ADD,
+    OP_SUB,
+    OP_MUL,
+    OP_DIV,
+    OP_FLOORDIV,
+    OP_MOD,
+    OP_POW,
+    OP_TILDE,
+    OP_EQ,
+    OP_NE,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_IN,
+    OP_NOT_IN,
+    OP_LPAREN,
+    OP_RPAREN,
+    OP_LBRACKET,
+    OP_RBRACKET,
+    OP_LBRACE,
+    OP_RBRACE,
+    OP_DOT,
+    OP_COMMA,
+    OP_COLON,
+    OP_PIPE,
+    OP_ASSIGN,
+    OP_SEMICOLON,
+};
+
+struct jtoken {
+    enum jtok kind;
+    enum jop op;
+    int line;
+    struct jstr text; /* T_DATA, T_NAME, T_STRING (without quotes, escapes resolved) */
+    int64_t i;
+    double f;
+};
+
+struct jtokens {
+    struct jtoken *at; /* ends with T_END */
+    size_t n, cap;
+};
+
+void jinja_lex(struct jinja *j, struct jstr source, struct jtokens *out);
+const char *jop_text(enum jop op);
+
+/* --- the tree ----------------------------------------------------------------------- */
+
+enum jnode_kind {
+    /* expressions */
+    N_CONST, /* value */
+    N_NAME,  /* name */
+    N_LIST,  /* a: first item, linked by next */
+    N_TUPLE, /* a: first item */
+    N_DICT,  /* a: first N_PAIR (a: key, b: value) */
+    N_PAIR,
+    N_UNARY,  /* op, a */
+    N_BINARY, /* op, a, b */
+    N_AND,    /* a, b */
+    N_OR,
+    N_NOT,     /* a */
+    N_COMPARE, /* a, b: first N_OPERAND (op, a) */
+    N_OPERAND,
+    N_COND,  /* a: test, b: then, c: else or NULL */
+    N_ATTR,  /* a, name */
+    N_ITEM,  /* a, b: the key */
+    N_SLICE, /* a; b: N_TUPLE of start, stop, step, where N_NONE is "not there" */
+    N_CALL,  /* a: what, b: first argument; N_KWARG (name, a) */
+    N_KWARG,
+    N_FILTER, /* a: input, NULL in a block; name; b: first argument */
+    N_TEST,   /* a, name, b: first argument */
+    N_NSREF,  /* name.value.str: a target of set */
+    /* statements */
+    N_TEXT,      /* value */
+    N_OUTPUT,    /* a */
+    N_IF,        /* a: test, body, orelse (an elif is an N_IF there) */
+    N_FOR,       /* a: target, b: what, c: filter or NULL, body, orelse: N_SCOPE or NULL */
+    N_SET,       /* a: target, b: value */
+    N_SET_BLOCK, /* a: target, b: filters or NULL, body */
+    N_MACRO,     /* name, a: first N_PARAM (name, a: default or NULL), body, c: the macro
+                       around, for the parser */
+    N_PARAM,
+    N_CALL_BLOCK,   /* a: first N_PARAM, b: N_CALL, body */
+    N_FILTER_BLOCK, /* b: filters, body */
+    N_WITH,         /* a: first N_SET, body */
+    N_SCOPE,        /* body: `generation` */
+    N_BREAK,
+    N_CONTINUE,
+};
+
+/* Names that a scope sets before it reads them: see jinja_scope.c. */
+struct jscope_plan {
+    const struct jstr *hidden;
+    size_t n;
+};
+
+struct jnode {
+    enum jnode_kind kind;
+    enum jop op;
+    int line;
+    bool uses_caller; /* N_MACRO, N_CALL_BLOCK */
+    bool is_elif;     /* N_IF */
+    struct jstr name;
+    struct jval value;
+    struct jnode *a, *b, *c, *body, *orelse, *next;
+    const struct jscope_plan *plan; /* of nodes that open a scope */
+};
+
+/* The elif behind an if or elif, or NULL. */
+static inline struct jnode *jnode_elif(const struct jnode *n)
+{
+    return n->orelse != NULL && n->orelse->is_elif ? n->orelse : NULL;
+}
+
+struct jparser {
+    struct jinja *j;
+    const struct jtoken *t; /* the token that is looked at */
+    int loop_depth;         /* loops that a break here may end */
+    struct jnode *macro;    /* the innermost macro or call block around, or NULL */
+};
+
+/* jinja_parse.c */
+struct jnode *jinja_parse(struct jinja *j, const struct jtokens *tokens);
+struct jnode *jnode_new(struct jparser *p, enum jnode_kind kind);
+_Noreturn void jparse_fail(struct jparser *p, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+bool jparse_at_op(const struct jparser *p, enum jop op);
+bool jparse_at_name(const struct jparser *p, const char *name);
+bool jparse_skip_op(struct jparser *p, enum jop op);
+bool jparse_skip_name(struct jparser *p, const char *name);
+void jparse_expect_op(struct jparser *p, enum jop op);
+struct jstr jparse_expect_name(struct jparser *p);
+
+/* jinja_scope.c: fills in `plan`. */
+void jinja_plan_scopes(struct jinja *j, struct jnode *root);
+
+/* jinja_expr.c */
+struct jnode *jexpr(struct jparser *p);         /* with a ternary */
+struct jnode *jexpr_no_cond(struct jparser *p); /* without */
+struct jnode *jexpr_tuple(struct jparser *p, bool with_cond, const char *end_name);
+struct jnode *jexpr_target(struct jparser *p, bool with_namespace, const char *end_name);
+struct jnode *jexpr_filters(struct jparser *p, struct jnode *input, bool first_is_named);
+
+/* --- running ------------------------------------------------------------------------ */
+
+struct jvar {
+    struct jstr name;
+    struct jval value; /* J_MISSING hides outer ones: see struct jscope_plan */
+    struct jvar *next;
+};
+
+struct jscope {
+    struct jvar *vars;
+    struct jscope *up;
+};
+
+struct jmacro {
+    const struct jnode *node; /* N_MACRO or N_CALL_BLOCK */
+    struct jscope *scope;     /* where it was defined */
+};
+
+struct jloop {
+    struct jseq *items; /* shared with a J_ITER, so that both walk it */
+    size_t pos;         /* of other kinds */
+    bool shared;
+    const struct jnode *node; /* with its filter, where `filtered` */
+    struct jscope *scope;     /* in which the filter is evaluated */
+    bool filtered;
+    int64_t index0;
+    struct jval before, current, after; /* J_MISSING: not there */
+    int64_t length;                     /* -1: not counted yet */
+    struct jval changed;
+};
+
+struct jval jinja_eval(struct jinja *j, struct jscope *s, const struct jnode *n);
+struct jval jinja_binary(struct jinja *j, enum jop op, const struct jval *a,
+                         const struct jval *b);
+struct jval jinja_apply_filters(struct jinja *j, struct jscope *s,
+                                const struct jnode *chain, struct jval input);
+struct jval jinja_call(struct jinja *j, const struct jval *callee, struct jcall *c);
+
+void jinja_exec(struct jinja *j, struct jscope *globals, const struct jnode *root);
+struct jval jmacro_call(struct jinja *j, const struct jmacro *m, const struct jcall *c);
+struct jval *jscope_find(struct jinja *j, const struct jscope *s, struct jstr name);
+void jscope_set(struct jinja *j, struct jscope *s, struct jstr name, struct jval value);
+struct jval jloop_attr(struct jinja *j, struct jloop *l, struct jstr name);
+struct jval jloop_call(struct jinja *j, struct jloop *l, const char *name,
+                       const struct jcall *c);
+
+#endif

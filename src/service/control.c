@@ -1,0 +1,213 @@
+/* control.c - the public interface's control of saved state: keys, pins, erasing, what there is. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "service/hcache_impl.h"
+#include "state/chain.h"
+
+_Static_assert(sizeof(struct sha256) == 32, "keys are passed as they are");
+_Static_assert((int)STORE_MISSES <= (int)HCACHE_MAX_COUNTS &&
+                   (int)STORE_EVICTS <= (int)HCACHE_MAX_COUNTS,
+               "every reason has a place");
+
+static int need_store(const struct hcache *h, struct err *err)
+{
+    return h->k.store != NULL
+               ? 0
+               : err_set(err, ERR_UNSUPPORTED, "no state is stored (--store)");
+}
+
+/* What a sequence generated last has no state yet when it ends: its tail may lack one token. */
+int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
+                      uint8_t (*keys)[32])
+{
+    struct chain c;
+    struct sha256 *out = (void *)keys;
+    int n_keys = 0;
+    chain_init(&c, &h->k.fingerprint, salt);
+    chain_extend(&c, ids, n);
+    for (; n_keys < c.n_chunks; n_keys++)
+        out[n_keys] = c.keys[n_keys];
+    for (int end = n; end > 0 && end > n - 2; end--) {
+        int full = end / STORE_CHUNK_TOKENS, tail = end % STORE_CHUNK_TOKENS;
+        if (tail > 0)
+            out[n_keys++] = store_partial_key(
+                chain_parent(&c, full), ids + (size_t)full * STORE_CHUNK_TOKENS, tail);
+    }
+    chain_deinit(&c);
+    return n_keys;
+}
+
+/* --- looking up -------------------------------------------------------------------------------- */
+
+static void describe_layers(const struct store_hit *hits, int n, int n_layers, char *out)
+{
+    for (int l = 0; n > 0 && l < n_layers && l < 256; l++) {
+        bool hidden = true, kv = true;
+        for (int i = 0; i < n; i++) {
+            hidden = hidden && store_mask_has(&hits[i].mask, l, STORE_HIDDEN);
+            kv = kv && store_mask_has(&hits[i].mask, l, STORE_KV);
+        }
+        out[l] = hidden && kv ? 'B' : hidden ? 'H' : kv ? 'K' : '-';
+    }
+}
+
+int hcache_cache_lookup(struct hcache *h, const int32_t *ids, int n, const char *salt,
+                        struct hcache_found *out, struct hcache_err *err)
+{
+    int want = n > 0 ? (n - 1) / STORE_CHUNK_TOKENS : 0, n_hits = 0;
+    struct store_stats st;
+    *out = (struct hcache_found){.wanted_tokens = want * STORE_CHUNK_TOKENS};
+    int rc = need_store(h, hcache_inner(err));
+    if (rc != 0)
+        return rc;
+    struct sha256 *keys = xmalloc(((size_t)n / STORE_CHUNK_TOKENS + 2) * sizeof *keys);
+    struct store_hit *hits = xcalloc((size_t)want + 1, sizeof *hits);
+    (void)hcache_chunk_keys(h, ids, n, salt, (void *)keys);
+    rc = store_lookup(h->k.store, keys, want, hits, &n_hits, out->why, sizeof out->why,
+                      hcache_inner(err));
+    if (rc == 0) {
+        store_stats(h->k.store, &st);
+        out->stored_tokens = n_hits * STORE_CHUNK_TOKENS;
+        out->tier = st.tier;
+        describe_layers(hits, n_hits, h->k.model->cfg.n_layers, out->layers);
+        store_release(h->k.store, hits, n_hits);
+    }
+    free(hits);
+    free(keys);
+    return rc;
+}
+
+/* --- pins -------------------------------------------------------------------------------------- */
+
+int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
+                     struct hcache_err *err)
+{
+    int rc = need_store(h, hcache_inner(err));
+    if (rc != 0)
+        return rc;
+    const struct sha256 *k = (const void *)keys;
+    return until_wall_s <= clock_wall_s()
+               ? store_unpin_keys(h->k.store, k, n, hcache_inner(err))
+               : store_pin_until(h->k.store, k, n, until_wall_s, hcache_inner(err));
+}
+
+/* --- erasing ----------------------------------------------------------------------------------- */
+
+int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
+                       struct hcache_erased *out, struct hcache_err *err)
+{
+    struct store_erased gone = {0};
+    int rc = need_store(h, hcache_inner(err));
+    if (rc == 0 && n > 0)
+        rc = store_erase(h->k.store, (const void *)keys, n, &gone, hcache_inner(err));
+    if (gone.n_chunks > 0)
+        service_forget_erased(h->service);
+    *out = (struct hcache_erased){.n_chunks = (int64_t)gone.n_chunks,
+                                  .n_bytes = (int64_t)gone.n_bytes,
+                                  .n_shared = (int64_t)gone.n_shared,
+                                  .n_busy = (int64_t)gone.n_busy};
+    return rc;
+}
+
+struct owned {
+    uint64_t owner;
+    struct sha256 *keys;
+    size_t n, cap;
+};
+
+static int add_owned(void *arg, const struct store_entry *e)
+{
+    struct owned *o = arg;
+    if (e->owner != o->owner)
+        return 0;
+    if (o->n == o->cap) {
+        o->cap = o->cap == 0 ? 256 : 2 * o->cap;
+        o->keys = xrealloc(o->keys, o->cap * sizeof *o->keys);
+    }
+    o->keys[o->n++] = e->key;
+    return 0;
+}
+
+/* Parents were listed before their children, and nobody else's chunk continues one of a salt's: taken
+ * from the end each is free. */
+int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
+                       struct hcache_err *err)
+{
+    struct owned o = {.owner = store_owner(salt)};
+    *out = (struct hcache_erased){0};
+    int rc = need_store(h, hcache_inner(err));
+    if (rc == 0)
+        rc = store_each(h->k.store, add_owned, &o, hcache_inner(err));
+    if (rc == 0)
+        rc = hcache_cache_erase(h, (void *)o.keys, (int)o.n, out, err);
+    free(o.keys);
+    return rc;
+}
+
+void hcache_cache_flush(struct hcache *h)
+{
+    service_flush(h->service);
+}
+
+/* --- quotas and counts ------------------------------------------------------------------------- */
+
+void hcache_cache_quota(struct hcache *h, const char *salt, uint64_t bytes)
+{
+    if (h->k.store != NULL)
+        store_set_quota(h->k.store, store_owner(salt), bytes);
+}
+
+struct owner_look {
+    uint64_t owner;
+    struct hcache_cache_stats *out;
+};
+
+static int look_at_owner(void *arg, const struct store_owner_use *u)
+{
+    const struct owner_look *look = arg;
+    if (u->owner != look->owner)
+        return 0;
+    look->out->salt_chunks = u->n_chunks;
+    look->out->salt_bytes = u->used_bytes;
+    look->out->salt_quota_bytes = u->quota_bytes;
+    return 1;
+}
+
+void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out)
+{
+    struct store_stats st;
+    struct saver_stats saver = {0};
+    struct owner_look look = {.owner = store_owner(salt), .out = out};
+    *out = (struct hcache_cache_stats){0};
+    if (h->k.store == NULL)
+        return;
+    store_stats(h->k.store, &st);
+    if (h->k.saver != NULL)
+        saver_stats(h->k.saver, &saver);
+    out->tier = st.tier;
+    out->n_chunks = st.n_chunks;
+    out->used_bytes = st.used_bytes;
+    out->cap_bytes = st.cap_bytes;
+    out->file_bytes = st.file_bytes;
+    out->pending_bytes = st.pending_bytes;
+    out->n_pins = st.n_pins;
+    out->n_hits = st.n_hits;
+    out->n_misses = st.n_misses;
+    out->n_evicted = st.n_evicted;
+    out->n_corrupt = st.n_corrupt;
+    out->appended_bytes = st.appended_bytes;
+    out->read_bytes = st.read_bytes;
+    out->saving_fault = st.saving_fault != 0 ? st.saving_fault : saver.fault;
+    out->misses.n = STORE_MISSES;
+    out->evictions.n = STORE_EVICTS;
+    for (int i = 0; i < STORE_MISSES; i++)
+        out->misses.at[i] = (struct hcache_count){store_miss_name((enum store_miss)i),
+                                                  st.misses[i]};
+    for (int i = 0; i < STORE_EVICTS; i++)
+        out->evictions.at[i] = (struct hcache_count){store_evict_name((enum store_evict)i),
+                                                     st.evictions[i]};
+    (void)store_each_owner(h->k.store, look_at_owner, &look);
+}

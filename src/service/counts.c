@@ -1,0 +1,134 @@
+/* counts.c - see counts.h. */
+#include "service/counts.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "engine/engine.h"
+#include "service/ticket.h"
+#include "state/saver.h"
+#include "store/store.h"
+
+/* 0.1 ms to 839 s, doubling. */
+double hcache_hist_bound_s(int i)
+{
+    return 1e-4 * (double)(1u << i);
+}
+
+static void hist_add(struct hcache_hist *h, double seconds)
+{
+    int i = 0;
+    while (i < HCACHE_HIST_BUCKETS && seconds > hcache_hist_bound_s(i))
+        i++;
+    h->count[i]++;
+    h->sum_s += seconds;
+}
+
+void counts_gap(struct counts *c, double seconds)
+{
+    hist_add(&c->now.tbt, seconds);
+}
+
+/* By which of its layers were recomputed (1), projected (2), loaded (4). */
+static const char *const plan_names[8] = {
+    "none", "recompute",    "hidden",    "recompute+hidden",
+    "kv",   "recompute+kv", "hidden+kv", "recompute+hidden+kv",
+};
+
+static void count_restore(struct counts *c, const struct hcache_result *r)
+{
+    struct hcache_stats *st = &c->now;
+    if (r->plan.layers[0] == 0)
+        return;
+    c->n_plans[(r->plan.recompute > 0) + 2 * (r->plan.hidden > 0) + 4 * (r->plan.kv > 0)]++;
+    hist_add(&st->restore, r->timings.restore_ms * 1e-3);
+    hist_add(&st->restore_predicted, r->plan.predicted_ms * 1e-3);
+    st->n_restores++;
+    st->n_restores_recompute += r->plan.recompute > 0;
+    st->layers_recompute += (uint64_t)r->plan.recompute;
+    st->layers_hidden += (uint64_t)r->plan.hidden;
+    st->layers_kv += (uint64_t)r->plan.kv;
+    st->restore_predicted_s += r->plan.predicted_ms * 1e-3;
+    st->restore_measured_s += r->timings.restore_ms * 1e-3;
+    st->restore_wait_s += r->timings.restore_wait_ms * 1e-3;
+}
+
+void counts_end(struct counts *c, const struct hcache_ticket *t)
+{
+    const struct hcache_result *r = &t->result;
+    struct hcache_stats *st = &c->now;
+    bool timed_out = t->err.code == -ETIMEDOUT || strcmp(r->finish, "timeout") == 0;
+    st->n_ended++;
+    st->n_timed_out += timed_out;
+    st->n_failed += t->err.code != 0 && !timed_out;
+    st->n_cancelled += t->err.code == 0 && strcmp(r->finish, "cancelled") == 0;
+    hist_add(&st->queue, r->timings.queue_ms * 1e-3);
+    if (r->timings.ttft_ms > 0) {
+        hist_add(&st->ttft, r->timings.ttft_ms * 1e-3);
+        st->prompt_tokens += (uint64_t)r->prompt_tokens;
+        st->device_tokens += (uint64_t)r->device_tokens;
+        st->restored_tokens += (uint64_t)(r->cached_tokens - r->device_tokens);
+        st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
+    }
+    st->generated_tokens += (uint64_t)r->n_tokens;
+    st->restored_bytes += r->restored_bytes;
+    st->n_misses += t->err.code == 0 && r->cached_tokens < (r->prompt_tokens - 1) / 64 * 64;
+    count_restore(c, r);
+}
+
+static void count_add(struct hcache_counts *c, const char *name, uint64_t n)
+{
+    CHECK(c->n < HCACHE_MAX_COUNTS);
+    c->at[c->n++] = (struct hcache_count){name, n};
+}
+
+void counts_read(const struct counts *c, const struct engine_stats *e,
+                 struct hcache_stats *out)
+{
+    *out = c->now;
+    out->n_preempted = e->n_preempted;
+    out->recovered_tokens = e->recovered_tokens;
+    out->recomputed_tokens = e->recomputed_tokens;
+    out->kv_blocks = e->blocks;
+    out->kv_blocks_free = e->blocks_free;
+    out->kv_blocks_kept = e->blocks_kept;
+    out->kv_blocks_evicted = e->n_evicted;
+    for (int i = 1; i < 8; i++)
+        count_add(&out->plans, plan_names[i], c->n_plans[i]);
+}
+
+void counts_read_saver(struct saver *saver, struct hcache_stats *out)
+{
+    struct saver_stats st;
+    saver_stats(saver, &st);
+    out->shed_behind = st.n_ended[SAVE_END_BEHIND];
+    out->shed_memory = st.n_ended[SAVE_END_MEMORY];
+    out->shed_cap = st.n_ended[SAVE_END_CAP];
+    out->shed_space = st.n_ended[SAVE_END_SPACE];
+    out->shed_parent = st.n_ended[SAVE_END_PARENT];
+    out->shed_tail = st.n_ended[SAVE_END_TAIL];
+    out->shed_fault = st.n_ended[SAVE_END_FAULT] + st.n_ended[SAVE_END_DEVICE];
+    out->saved_chunks = st.n_chunks;
+    out->saved_tails = st.n_tails;
+    out->shared_chunks = st.n_shared;
+    out->save_buffer_bytes = st.bound_bytes;
+    out->save_buffer_used_bytes = st.used_bytes;
+}
+
+void counts_read_store(struct store *store, struct hcache_stats *out)
+{
+    struct store_stats st;
+    store_stats(store, &st);
+    out->tier = st.tier;
+    out->store_bytes = st.used_bytes;
+    out->store_cap_bytes = st.cap_bytes;
+    out->store_read_bytes = st.read_bytes;
+    out->store_written_bytes = st.appended_bytes;
+    out->n_checksum_failures = st.n_checksum_failures;
+    out->n_read_failures = st.n_read_failures;
+    for (int i = 0; i < STORE_MISSES; i++)
+        count_add(&out->misses, store_miss_name((enum store_miss)i), st.misses[i]);
+    for (int i = 0; i < STORE_EVICTS; i++)
+        count_add(&out->evictions, store_evict_name((enum store_evict)i), st.evictions[i]);
+}

@@ -1,0 +1,116 @@
+/* dialog.c - see dialog.h. */
+#include "service/dialog.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "format/json.h"
+#include "model/chat.h"
+#include "model/tool_calls.h"
+
+struct dialog {
+    struct chat_template *template;
+    enum tool_format tools;
+    char *bos, *eos; /* NULL: none */
+};
+
+static char *token_text(const struct tokenizer *t, int32_t id)
+{
+    size_t n = 0;
+    const char *bytes = id >= 0 ? tokenizer_bytes(t, id, &n) : NULL;
+    char *text = NULL;
+    if (bytes != NULL) {
+        text = xmalloc(n + 1);
+        memcpy(text, bytes, n);
+        text[n] = 0;
+    }
+    return text;
+}
+
+int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err)
+{
+    const char *source = t != NULL ? tokenizer_chat_template(t) : NULL;
+    *out = NULL;
+    if (source == NULL)
+        return 0;
+    struct dialog *k = xcalloc(1, sizeof *k);
+    int rc = chat_open(&k->template, source, err);
+    if (rc != 0) {
+        dialog_close(k);
+        return rc;
+    }
+    k->tools = tool_format_of(source);
+    k->bos = token_text(t, tokenizer_bos(t));
+    k->eos = token_text(t, tokenizer_eos(t));
+    *out = k;
+    return 0;
+}
+
+void dialog_close(struct dialog *k)
+{
+    if (k == NULL)
+        return;
+    chat_close(k->template);
+    free(k->bos);
+    free(k->eos);
+    free(k);
+}
+
+bool dialog_has_tools(const struct dialog *k)
+{
+    return k->tools != TOOL_FORMAT_NONE && chat_abilities(k->template).tools;
+}
+
+int dialog_render(const struct dialog *k, const char *request, size_t n, char **text,
+                  size_t *n_text, struct err *err)
+{
+    struct json *j = NULL;
+    struct tm now;
+    time_t seconds = (time_t)clock_wall_s();
+    int rc = json_parse(&j, request, n, "the conversation", err);
+    if (rc != 0)
+        return rc;
+    localtime_r(&seconds, &now);
+    const struct json *tools = json_member(j, "tools"),
+                      *vars = json_member(j, "chat_template_kwargs");
+    struct chat_request r = {.messages = json_member(j, "messages"),
+                             .tools = json_kind(tools) == JSON_KIND_ARRAY ? tools : NULL,
+                             .kwargs = json_kind(vars) == JSON_KIND_OBJECT ? vars : NULL,
+                             .add_generation_prompt = true,
+                             .bos_token = k->bos,
+                             .eos_token = k->eos,
+                             .now = &now};
+    rc = chat_render(k->template, &r, text, n_text, err);
+    json_free(j);
+    return rc;
+}
+
+bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **json)
+{
+    struct tool_calls calls;
+    tool_calls_parse(k->tools, text, n, &calls);
+    bool any = calls.n > 0;
+    if (any) {
+        struct json *o = json_new_object(), *list = json_new_array();
+        json_put_string(o, "content", calls.content);
+        for (size_t i = 0; i < calls.n; i++) {
+            struct json *call = json_new_object();
+            json_put_string(call, "name", calls.at[i].name);
+            json_put_string(call, "arguments", calls.at[i].arguments);
+            json_push(list, call);
+        }
+        json_put(o, "tool_calls", list);
+        *json = json_text(o, 0);
+        json_free(o);
+    }
+    tool_calls_deinit(&calls);
+    return any;
+}
+
+size_t dialog_text_bytes(const struct dialog *k, const char *text, size_t n)
+{
+    return tool_calls_text_bytes(k->tools, text, n);
+}

@@ -1,0 +1,27 @@
+/* dialog.h - chats: the model's template around messages, and tool calls out of answers.
+ *
+ * What of a chat has to do with the model and not with HTTP.  Immutable: any thread. */
+#ifndef SERVICE_DIALOG_H
+#define SERVICE_DIALOG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "model/tokenizer.h"
+
+struct dialog;
+
+/* *out NULL and 0 where the tokenizer has no template. The tokenizer is borrowed. */
+int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err);
+void dialog_close(struct dialog *k); /* NULL is allowed */
+
+bool dialog_has_tools(const struct dialog *k);
+
+/* As hcache_chat_render. */
+int dialog_render(const struct dialog *k, const char *request, size_t n, char **text,
+                  size_t *n_text, struct err *err);
+bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **json);
+size_t dialog_text_bytes(const struct dialog *k, const char *text, size_t n);
+
+#endif

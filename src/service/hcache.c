@@ -1,0 +1,486 @@
+/* hcache.c - the public interface: text and requests in front of the stack.
+ *
+ * Refuses to know: how the parts below are put together (stack.c). */
+#include "hcache.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "service/hcache_impl.h"
+#include "state/save_policy.h"
+#include "tensor/group.h"
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static int open_tokenizer(struct hcache *h, const char *source, struct err *err)
+{
+    if (strncmp(source, "synth:", 6) == 0)
+        return 0;
+    int rc = tokenizer_open(&h->tokenizer, source, err);
+    if (rc == -ENOENT)
+        return 0; /* token ids only */
+    int vocab = h->k.model->cfg.vocab_size;
+    if (rc == 0 && tokenizer_size(h->tokenizer) > vocab)
+        rc = err_set(
+            err, ERR_MISMATCH,
+            "%s: the tokenizer has ids up to %d, but the model's vocabulary has %d entries",
+            source, tokenizer_size(h->tokenizer) - 1, vocab);
+    return rc;
+}
+
+static void say_memory(const struct hcache_opts *o, const struct stack *k)
+{
+    char text[400];
+    stack_describe(k, text, sizeof text);
+    if (o->warn != NULL)
+        o->warn(o->warn_arg, text);
+    else
+        fprintf(stderr, "%s\n", text);
+}
+
+/* A longer context than the model's own is not made room for. */
+static void warn_context(const struct hcache_opts *o, const struct stack *k)
+{
+    char text[160];
+    if (o->max_context <= k->model->max_ctx)
+        return;
+    snprintf(text, sizeof text,
+             "a context of %d tokens was asked for; the model's own, %d, is the most",
+             o->max_context, k->model->max_ctx);
+    if (o->warn != NULL)
+        o->warn(o->warn_arg, text);
+    else
+        log_warn("%s", text);
+}
+
+/* Below, it would seem to hang: an empty store has 40 KB to read. */
+enum { MIN_THROTTLE = 65536 };
+
+_Static_assert((int)HCACHE_MAX_DEVICES == (int)MAX_RANKS &&
+                   (int)MAX_STAGES == (int)MAX_RANKS &&
+                   (int)HCACHE_MAX_BATCH_ROWS == (int)STACK_MAX_BATCH_ROWS,
+               "what the public header promises");
+
+static int check_opts(const struct hcache_opts *o, struct err *err)
+{
+    if (o->model == NULL)
+        return err_set(err, ERR_USAGE, "no model is given");
+    if (o->threads < 0 || o->threads > 1024)
+        return err_set(err, ERR_USAGE, "threads is %d; it must be 0 to 1024", o->threads);
+    if (o->tensor_parallel < 0 || o->tensor_parallel > MAX_RANKS)
+        return err_set(err, ERR_USAGE, "tensor_parallel is %d; it must be 0 to %d",
+                       o->tensor_parallel, MAX_RANKS);
+    if (o->pipeline_parallel < 0 || o->pipeline_parallel > MAX_STAGES)
+        return err_set(err, ERR_USAGE, "pipeline_parallel is %d; it must be 0 to %d",
+                       o->pipeline_parallel, MAX_STAGES);
+    if (o->max_sequences < 0 || o->max_sequences > STACK_MAX_SEQUENCES)
+        return err_set(err, ERR_USAGE, "max_sequences is %d; it must be 0 to %d",
+                       o->max_sequences, STACK_MAX_SEQUENCES);
+    if (o->max_context < 0)
+        return err_set(err, ERR_USAGE, "max_context is %d; it must not be negative",
+                       o->max_context);
+    if (o->kv_tokens < 0)
+        return err_set(err, ERR_USAGE, "kv_tokens is %lld; it must not be negative",
+                       (long long)o->kv_tokens);
+    if (o->n_store < 0 || (o->n_store > 0 && o->store == NULL) ||
+        (o->n_store > 0 && o->store_in_memory))
+        return err_set(err, ERR_USAGE, "a store is in directories or in memory, not both");
+    if (o->throttle_bytes_per_s > 0 && o->store_in_memory)
+        return err_set(err, ERR_USAGE,
+                       "throttle: a store in memory cannot be slowed; give it a folder");
+    if (o->throttle_bytes_per_s > 0 && o->throttle_bytes_per_s < MIN_THROTTLE)
+        return err_set(
+            err, ERR_USAGE,
+            "throttle is %llu bytes a second; it must be 0 (none) or at least %d: "
+            "opening a store and looking chunks up read pages of its index",
+            (unsigned long long)o->throttle_bytes_per_s, MIN_THROTTLE);
+    return 0;
+}
+
+/* What one request can have: a KV cache smaller than the model's context bounds it. */
+static int context_of(const struct hcache *h)
+{
+    int64_t pool = (int64_t)kv_pool_n_blocks(engine_pool(h->k.engine)) * KV_BLOCK_TOKENS;
+    return pool < h->k.model->max_ctx ? (int)pool : h->k.model->max_ctx;
+}
+
+/* What requests that run, and the writer of the store, may still need when memory has run out: a few KiB
+ * for each of some dozens, and room for the index's transaction. */
+enum { RESERVE_BYTES = 8 << 20 };
+
+int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
+{
+    *out = NULL;
+    int rc = check_opts(o, hcache_inner(err));
+    if (rc == 0)
+        rc = mem_reserve(RESERVE_BYTES, hcache_inner(err));
+    if (rc != 0)
+        return rc;
+    struct hcache *h = xcalloc(1, sizeof *h);
+    int64_t t0 = clock_now_ns();
+    struct stack_opts so = {.model = o->model,
+                            .device = o->device,
+                            .dtype = o->dtype,
+                            .weights = o->weights,
+                            .threads = o->threads,
+                            .tensor_parallel = o->tensor_parallel,
+                            .pipeline_parallel = o->pipeline_parallel,
+                            .batch_rows = o->batch_rows,
+                            .max_context = o->max_context,
+                            .max_sequences = o->max_sequences,
+                            .kv_tokens = o->kv_tokens,
+                            .reuse = !o->no_reuse,
+                            .dirs = o->store,
+                            .n_dirs = o->n_store,
+                            .in_memory = o->store_in_memory,
+                            .cap_bytes = o->store_cap_bytes,
+                            .quota_bytes = o->salt_quota_bytes,
+                            .throttle_bytes_per_s = o->throttle_bytes_per_s,
+                            .save_buffer_bytes = o->save_buffer_bytes,
+                            .staging_bytes = o->staging_bytes,
+                            .gpu_direct = o->gpu_direct,
+                            .warn = o->warn,
+                            .warn_arg = o->warn_arg};
+    rc = stack_open(&so, &h->k, hcache_inner(err));
+    if (rc == 0)
+        rc = open_tokenizer(h, o->model, hcache_inner(err));
+    if (rc != 0) {
+        hcache_close(h);
+        return rc;
+    }
+    (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err); /* chats will be told */
+    struct service_opts vo = {.engine = h->k.engine,
+                              .saver = h->k.saver,
+                              .store = h->k.store,
+                              .tokenizer = h->tokenizer,
+                              .n_vocab = h->k.model->cfg.vocab_size,
+                              .max_sequences = o->max_sequences > 0 ? o->max_sequences : 1,
+                              .max_context = context_of(h),
+                              .load_ms = (double)(clock_now_ns() - t0) * 1e-6};
+    struct store_stats st;
+    if (h->k.store != NULL) {
+        store_stats(h->k.store, &st);
+        vo.tier = st.tier;
+    }
+    service_create(&vo, &h->service);
+    h->platform = h->k.platform;
+    warn_context(o, &h->k);
+    if (o->verbose)
+        say_memory(o, &h->k);
+    *out = h;
+    return 0;
+}
+
+void hcache_close(struct hcache *h)
+{
+    if (h == NULL)
+        return;
+    service_destroy(h->service);
+    stack_close(&h->k);
+    dialog_close(h->dialog);
+    tokenizer_close(h->tokenizer);
+    free(h);
+}
+
+void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
+{
+    const struct model *m = h->k.model;
+    *out = (struct hcache_model_info){
+        .family = family_name(m->cfg.family),
+        .dtype = dtype_name(m->dtype),
+        .n_layers = m->cfg.n_layers,
+        .vocab_size = m->cfg.vocab_size,
+        .max_context = context_of(h),
+        .hidden_bytes = model_hidden_bytes(m),
+        .kv_bytes = model_kv_bytes(m),
+        .has_tokenizer = h->tokenizer != NULL,
+        .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
+        .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
+        .max_sequences = h->k.o.max_sequences > 0 ? h->k.o.max_sequences : 1};
+    sha256_hex(&h->k.fingerprint, out->fingerprint);
+}
+
+/* --- text ------------------------------------------------------------------------------------- */
+
+static int need_tokenizer(const struct hcache *h, struct err *err)
+{
+    return h->tokenizer != NULL
+               ? 0
+               : err_set(
+                     err, ERR_UNSUPPORTED,
+                     "%s has no tokenizer: give token ids instead of text (--token-ids)",
+                     h->k.model->source);
+}
+
+int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
+                  int32_t **ids, int *n_ids, struct hcache_err *err)
+{
+    size_t count = 0;
+    unsigned f = (flags & HCACHE_ADD_SPECIAL ? (unsigned)TOKENIZER_ADD_SPECIAL : 0) |
+                 (flags & HCACHE_PARSE_SPECIAL ? (unsigned)TOKENIZER_PARSE_SPECIAL : 0);
+    int rc = need_tokenizer(h, hcache_inner(err));
+    if (rc == 0)
+        rc = tokenizer_encode(h->tokenizer, text, n, f, ids, &count, hcache_inner(err));
+    *n_ids = (int)count;
+    return rc;
+}
+
+int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
+                  size_t *n_text, struct hcache_err *err)
+{
+    int rc = need_tokenizer(h, hcache_inner(err));
+    return rc != 0 ? rc
+                   : tokenizer_decode(h->tokenizer, ids, (size_t)n, true, text, n_text,
+                                      hcache_inner(err));
+}
+
+int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
+                       size_t *n_text, struct hcache_err *err)
+{
+    if (h->dialog_err.code != 0)
+        return err_set(hcache_inner(err), h->dialog_err.code, "%s", h->dialog_err.msg);
+    if (h->dialog == NULL)
+        return err_set(hcache_inner(err), ERR_UNSUPPORTED, "%s has no chat template",
+                       h->k.model->source);
+    return dialog_render(h->dialog, request, n, text, n_text, hcache_inner(err));
+}
+
+bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json)
+{
+    return h->dialog != NULL && dialog_calls(h->dialog, text, n, json);
+}
+
+size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n)
+{
+    return h->dialog != NULL ? dialog_text_bytes(h->dialog, text, n) : n;
+}
+
+const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n)
+{
+    *n = 0;
+    return h->tokenizer != NULL ? tokenizer_bytes(h->tokenizer, id, n) : NULL;
+}
+
+void hcache_free(void *p)
+{
+    free(p);
+}
+
+/* --- generation ------------------------------------------------------------------------------- */
+
+static int check_text(const struct hcache *h, const struct hcache_request *r,
+                      struct err *err)
+{
+    if (r->n_top < 0 || r->n_top > HCACHE_MAX_TOP)
+        return err_set(err, ERR_USAGE, "n_top is %d; it must be 0 to %d", r->n_top,
+                       HCACHE_MAX_TOP);
+    if (r->n_stop < 0 || r->n_stop > HCACHE_MAX_STOP)
+        return err_set(err, ERR_USAGE, "there are %d stop strings; at most %d are allowed",
+                       r->n_stop, HCACHE_MAX_STOP);
+    if (r->n_stop > 0 && h->tokenizer == NULL)
+        return err_set(err, ERR_USAGE,
+                       "stop strings need a tokenizer, and this model has none");
+    for (int i = 0; i < r->n_stop; i++) {
+        size_t n = strlen(r->stop[i]);
+        if (n == 0 || n > HCACHE_MAX_STOP_BYTES)
+            return err_set(err, ERR_USAGE,
+                           "stop string %d has %zu bytes; 1 to %d are allowed", i, n,
+                           HCACHE_MAX_STOP_BYTES);
+    }
+    return 0;
+}
+
+static int check_request(const struct hcache *h, const struct hcache_request *r,
+                         struct err *err)
+{
+    if (r->n_prompt <= 0)
+        return err_set(err, ERR_USAGE, "the prompt is empty");
+    if (r->max_tokens < 0)
+        return err_set(err, ERR_USAGE, "max_tokens is %d; it must not be negative",
+                       r->max_tokens);
+    if (!(r->temperature >= 0) || !(r->top_p >= 0 && r->top_p <= 1) ||
+        !(r->min_p >= 0 && r->min_p < 1) || r->top_k < 0)
+        return err_set(err, ERR_USAGE,
+                       "temperature must be >= 0, top_p in 0..1, min_p in 0..1 "
+                       "(not 1), top_k >= 0");
+    for (int i = 0; i < r->n_prompt; i++) {
+        if (r->prompt[i] < 0 || r->prompt[i] >= h->k.model->cfg.vocab_size)
+            return err_set(err, ERR_USAGE,
+                           "prompt token %d is %d; the vocabulary has %d entries", i,
+                           r->prompt[i], h->k.model->cfg.vocab_size);
+    }
+    if (r->priority < -HCACHE_MAX_PRIORITY || r->priority > HCACHE_MAX_PRIORITY)
+        return err_set(err, ERR_USAGE, "priority is %d; it must be %d to %d", r->priority,
+                       -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY);
+    if (r->timeout_ms < 0 || r->timeout_ms > HCACHE_MAX_TIMEOUT_MS)
+        return err_set(err, ERR_USAGE, "timeout_ms is %d; it must be 0 to %d",
+                       r->timeout_ms, HCACHE_MAX_TIMEOUT_MS);
+    return check_text(h, r, err);
+}
+
+static bool is_forced(const char *plan)
+{
+    return plan != NULL && strcmp(plan, "auto") != 0 && strcmp(plan, "recompute") != 0;
+}
+
+/* What is wrong in itself is refused even where there is nothing to restore. */
+static int check_plan(const struct plan_request *q, const char *text, struct err *err)
+{
+    int n = q->n_layers;
+    if (q->mode == PLAN_FORCED_COUNTS)
+        n = q->forced_r + q->forced_h + q->forced_k;
+    else if (q->mode == PLAN_FORCED_LAYERS)
+        n = (int)strlen(q->forced_layers);
+    else if (q->mode == PLAN_TOKENWISE || q->mode == PLAN_TOKENWISE_ROUNDED)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "--plan '%s' can be planned, but not be carried out", text);
+    if (n == q->n_layers)
+        return 0;
+    return err_set(err, ERR_USAGE, "--plan '%s': %d layers, but the model has %d", text, n,
+                   q->n_layers);
+}
+
+/* Where others may decode beside it, a restore will have a share of the compute only: what the planner
+ * wants of a context then is kept, too. Changes *p. */
+static int add_beside(const struct hcache *h, const char *save, struct platform *p,
+                      struct save_policy *policy, struct err *err)
+{
+    struct save_policy beside;
+    platform_slow_compute(p, 1 / ENGINE_RESTORE_SHARE);
+    int rc = save_policy_make(&beside, save, h->k.model, p, h->k.model->max_ctx, err);
+    for (int l = 0; rc == 0 && l < h->k.model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
+        policy->kinds[l] |= beside.kinds[l];
+    return rc;
+}
+
+static int make_request(struct hcache *h, const struct hcache_request *r, struct request *q,
+                        struct err *err)
+{
+    int rc = check_request(h, r, err);
+    if (rc != 0)
+        return rc;
+    *q = (struct request){.prompt = r->prompt,
+                          .n_prompt = r->n_prompt,
+                          .max_tokens = r->max_tokens,
+                          .ignore_eos = r->ignore_eos,
+                          .digest = r->digest,
+                          .sample = {.temperature = r->temperature,
+                                     .top_p = r->top_p > 0 ? r->top_p : 1,
+                                     .min_p = r->min_p,
+                                     .top_k = r->top_k,
+                                     .seed = r->seed},
+                          .salt = r->salt,
+                          .priority = r->priority,
+                          .plan = r->plan};
+    struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
+    if (r->plan != NULL)
+        rc = plan_mode_parse(r->plan, &mode, err);
+    if (rc == 0 && r->plan != NULL)
+        rc = check_plan(&mode, r->plan, err);
+    /* A forced plan may ask for any kind later: save both, unless told otherwise. */
+    const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
+    struct platform bounded = h->platform;
+    if (h->k.o.throttle_bytes_per_s > 0) {
+        double limit = (double)h->k.o.throttle_bytes_per_s;
+        if (bounded.n_tiers == 0 || bounded.tier[0].bytes_per_s > limit)
+            bounded.tier[0].bytes_per_s = limit;
+        bounded.n_tiers = 1;
+    }
+    if (rc == 0)
+        rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
+                              err);
+    return rc == 0 && h->k.o.max_sequences > 1
+               ? add_beside(h, save, &bounded, &q->save, err)
+               : rc;
+}
+
+/* Passes on what has arrived, token by token; the text of several belongs to the last. */
+static bool pass_on(const struct hcache_request *r, const struct hcache_delta *d)
+{
+    bool cancel = false;
+    if (r->on_token == NULL)
+        return false;
+    for (int i = 0; i < d->n_ids && !cancel; i++) {
+        bool last = i == d->n_ids - 1;
+        cancel = r->on_token(r->arg, d->ids[i], last ? d->text : "",
+                             last ? d->n_text : 0) != 0;
+    }
+    if (d->n_ids == 0 && d->n_text > 0 && !cancel)
+        cancel = r->on_token(r->arg, -1, d->text, d->n_text) != 0;
+    return cancel;
+}
+
+int hcache_generate(struct hcache *h, const struct hcache_request *r,
+                    struct hcache_result *out, struct hcache_err *err)
+{
+    struct request q;
+    struct hcache_ticket *t = NULL;
+    struct hcache_request quiet = *r;
+    *out = (struct hcache_result){0};
+    quiet.notify = NULL;
+    if (!service_is_started(h->service))
+        h->platform = h->k.platform;
+    int rc = make_request(h, r, &q, hcache_inner(err));
+    if (rc == 0)
+        rc = service_submit(h->service, &q, &quiet, true, &t, hcache_inner(err));
+    if (rc != 0)
+        return rc;
+    struct hcache_delta d;
+    bool cancelled = false;
+    int n_prompt = 0;
+    do {
+        service_run(h->service, t);
+        hcache_ticket_read(t, &d);
+        if (d.prompt_done > n_prompt)
+            r->on_prompt(r->arg, n_prompt = d.prompt_done);
+        if (!cancelled && pass_on(r, &d)) {
+            cancelled = true;
+            hcache_ticket_cancel(t);
+        }
+    } while (!d.ended);
+    rc = hcache_ticket_result(t, out, err);
+    if (rc == 0 && cancelled)
+        out->finish = "cancelled";
+    hcache_ticket_free(t);
+    return rc;
+}
+
+void hcache_result_free(struct hcache_result *r)
+{
+    free(r->token_ids);
+    free(r->text);
+    free(r->predicted.span);
+    free(r->measured.span);
+    *r = (struct hcache_result){0};
+}
+
+/* --- serving ---------------------------------------------------------------------------------- */
+
+int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err)
+{
+    return service_start(h->service, max_queue, hcache_inner(err));
+}
+
+void hcache_serve_stop(struct hcache *h)
+{
+    service_stop(h->service);
+}
+
+int hcache_submit(struct hcache *h, const struct hcache_request *r,
+                  struct hcache_ticket **out, struct hcache_err *err)
+{
+    struct request q;
+    int rc = make_request(h, r, &q, hcache_inner(err));
+    return rc != 0 ? rc
+                   : service_submit(h->service, &q, r, r->durable, out, hcache_inner(err));
+}
+
+void hcache_stats(struct hcache *h, struct hcache_stats *out)
+{
+    service_stats(h->service, out);
+}

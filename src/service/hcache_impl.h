@@ -1,0 +1,28 @@
+/* hcache_impl.h - what is behind the public interface; private to src/engine. */
+#ifndef SERVICE_HCACHE_IMPL_H
+#define SERVICE_HCACHE_IMPL_H
+
+#include "service/dialog.h"
+#include "service/service.h"
+#include "service/stack.h"
+#include "hcache.h"
+#include "model/tokenizer.h"
+
+_Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of errors");
+
+struct hcache {
+    struct stack k;
+    struct tokenizer *tokenizer; /* NULL for synthetic models */
+    struct dialog *dialog; /* NULL: no chat template, or one that is not understood: */
+    struct err dialog_err; /* why */
+    struct service *service;
+    /* What saving is decided from.  The engine's thread measures into k.platform while it runs. */
+    struct platform platform;
+};
+
+static inline struct err *hcache_inner(struct hcache_err *e)
+{
+    return (struct err *)(void *)e;
+}
+
+#endif

@@ -1,0 +1,28 @@
+/* memory_plan.h - how much of a device's own memory an engine takes, reckoned before it takes any, and taken at
+ * once.
+ *
+ * What each part takes is said by the part (model_work_bytes, restorer_device_bytes, ...); here it is added
+ * up.  Where memory is the host's it is taken as it is touched; weights that can never fit are refused. */
+#ifndef SERVICE_MEMORY_PLAN_H
+#define SERVICE_MEMORY_PLAN_H
+
+#include "model/model.h"
+
+struct memory_ask {
+    const struct model *model; /* as far as model_opts.reserve has it */
+    const struct model_need *need;
+    int max_seqs, max_rows;
+    int64_t kv_tokens; /* that the KV cache is to hold; 0: default */
+    bool has_store;
+    size_t staging_bytes; /* of restores */
+};
+
+/* The default: a context for every sequence, as far as the memory goes (a quarter of the machine's; nine tenths
+ * of what the rest leaves of a device's own), but one in any case: what sequences leave behind stays there until
+ * the blocks are wanted, so all of them come into use. */
+int64_t memory_plan_kv_tokens(const struct memory_ask *a);
+
+/* Reserves all of it on every stage. -ENOMEM names what is needed, for what, and what to do. */
+int memory_plan_reserve(const struct memory_ask *a, struct err *err);
+
+#endif

@@ -1,0 +1,651 @@
+/* service.c - see service.h.
+ *
+ * Invariants:
+ *  1. A ticket is in exactly one place: the queue (submitted, not seen by the engine yet), the live
+ *     list (its sequence waits or runs in the engine), among the settling (its sequence has finished, and
+ *     what it saved is to be durable before anybody is told), or nowhere (ENDED).
+ *  2. The engine and every sequence are touched by the stepping thread only.  It never waits for the
+ *     store while there is something to step.
+ *  3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
+#include "service/service.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "service/counts.h"
+#include "policy/sched.h"
+
+enum { DEFAULT_QUEUE = 64 };
+
+struct service {
+    struct service_opts o;
+    pthread_t thread;
+    bool must_join;
+    int max_queue;
+
+    /* Protects everything below and the shared fields of every ticket. */
+    pthread_mutex_t lock;
+    pthread_cond_t work;     /* for the loop: a submission, a cancellation, the end */
+    pthread_cond_t progress; /* for those who wait for a ticket */
+    bool has_thread, stopping;
+    uint64_t forget_asked, forget_done; /* that state was erased: the engine is to know */
+    struct hcache_ticket *queue, **queue_end;
+    struct hcache_ticket *live, *settling;
+    bool may_settle; /* the settling are worth a look */
+    struct counts counts;
+    struct engine_stats engine; /* as of the last step */
+    double held_s;              /* that requests lately held a place; 0: none has ended */
+};
+
+/* --- how long requests wait ------------------------------------------------------------------- */
+
+/* [lock] Of a ticket whose sequence has finished. An average over some tens of requests. */
+static void learn_held(struct service *s, const struct hcache_ticket *t)
+{
+    if (t->state != TICKET_RUNNING)
+        return;
+    double seconds = (double)(clock_now_ns() - t->t_admit) * 1e-9;
+    s->held_s += (seconds - s->held_s) * (s->held_s == 0 ? 1 : 1.0 / 16);
+}
+
+/* [lock] Before any request has ended: they last at least as long as the first of them has until now. */
+static double expected_wait_s(const struct service *s)
+{
+    double held_s = s->held_s;
+    int64_t now = clock_now_ns();
+    if (s->counts.now.n_waiting == 0 && s->counts.now.n_running < s->o.max_sequences)
+        return 0;
+    for (const struct hcache_ticket *t = s->live; t != NULL && s->held_s == 0;
+         t = t->next) {
+        double seconds = t->state == TICKET_RUNNING ? (double)(now - t->t_admit) * 1e-9 : 0;
+        held_s = seconds > held_s ? seconds : held_s;
+    }
+    return sched_wait_s(s->counts.now.n_waiting, s->counts.now.n_running, held_s);
+}
+
+void service_stats(struct service *s, struct hcache_stats *out)
+{
+    pthread_mutex_lock(&s->lock);
+    counts_read(&s->counts, &s->engine, out);
+    out->wait_s = expected_wait_s(s);
+    pthread_mutex_unlock(&s->lock);
+    if (s->o.saver != NULL)
+        counts_read_saver(s->o.saver, out);
+    if (s->o.store != NULL)
+        counts_read_store(s->o.store, out);
+}
+
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+static void tell(struct hcache_ticket *t, bool ended)
+{
+    if (t->notify != NULL)
+        t->notify(t->notify_arg, ended);
+    pthread_cond_broadcast(&t->service->progress);
+}
+
+/* In the middle of a step: one token of one sequence. */
+static int on_token(void *arg, int32_t id)
+{
+    struct hcache_ticket *t = arg;
+    const char *text = "";
+    size_t n = 0;
+    int64_t now = clock_now_ns();
+    int width = 1 + t->n_top;
+    if (t->stream != NULL && tokenizer_stream_push(t->stream, id, &text, &n, NULL) != 0)
+        n = 0;
+    if (t->wants_logprobs)
+        ticket_logprobs(seq_logits(t->seq), t->n_vocab, id, t->n_top,
+                        t->logprobs + (size_t)t->n_ids * (size_t)width);
+    pthread_mutex_lock(&t->service->lock);
+    CHECK(t->n_ids < t->req.max_tokens);
+    t->ids[t->n_ids++] = id;
+    t->n_cached = seq_outcome(t->seq)->n_cached;
+    ticket_append(t, text, n);
+    if (t->t_last != 0)
+        counts_gap(&t->service->counts, (double)(now - t->t_last) * 1e-9);
+    t->t_last = now;
+    bool end = t->stopped || t->cancel;
+    tell(t, false);
+    pthread_mutex_unlock(&t->service->lock);
+    return end;
+}
+
+/* --- the loop --------------------------------------------------------------------------------- */
+
+static void finish_text(struct hcache_ticket *t)
+{
+    const char *text = "";
+    size_t n = 0;
+    if (t->stream != NULL)
+        tokenizer_stream_finish(t->stream, &text, &n);
+    pthread_mutex_lock(&t->service->lock);
+    ticket_append(t, text, n);
+    t->n_visible = t->n_text; /* no stop string can be completed any more */
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+/* The stepping thread; the ticket is in no list. */
+static void ticket_end(struct service *s, struct hcache_ticket *t)
+{
+    if (t->state == TICKET_WAITING)
+        t->t_admit = clock_now_ns();
+    enum finish finish = t->seq != NULL ? seq_outcome(t->seq)->finish : FINISH_NONE;
+    if (finish == FINISH_ERROR && t->err.code == 0)
+        t->err = seq_outcome(t->seq)->err;
+    if (finish == FINISH_TIMEOUT && t->n_ids == 0)
+        err_set(&t->err, -ETIMEDOUT, "its time was over before the first token came");
+    finish_text(t);
+    ticket_describe(t);
+    t->result.timings.load_ms = s->o.load_ms;
+    if (t->result.cached_tokens > t->result.device_tokens)
+        t->result.tier = s->o.tier;
+    if (t->seq != NULL)
+        engine_remove(s->o.engine, t->seq);
+    t->seq = NULL;
+    pthread_mutex_lock(&s->lock);
+    engine_stats(s->o.engine, &s->engine);
+    s->counts.now.n_waiting -= t->state == TICKET_WAITING;
+    s->counts.now.n_running -= t->state == TICKET_RUNNING;
+    t->state = TICKET_ENDED;
+    counts_end(&s->counts, t);
+    bool given_up = t->given_up;
+    if (!given_up)
+        tell(t, true);
+    pthread_mutex_unlock(&s->lock);
+    if (given_up)
+        ticket_destroy(t);
+}
+
+static bool has_finished(const struct hcache_ticket *t)
+{
+    return t->cancel || t->err.code != 0 ||
+           (t->seq != NULL && seq_outcome(t->seq)->finish != FINISH_NONE);
+}
+
+/* Whether nobody has to wait for the disk any more. A fault of it was reported when it happened. */
+static bool is_settled(const struct hcache_ticket *t)
+{
+    return t->cancel || saver_reached(t->service->o.saver, t->mark);
+}
+
+/* [lock] Moves those that are so from *list to *done. */
+static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_ticket *),
+                 struct hcache_ticket **done)
+{
+    while (*list != NULL) {
+        struct hcache_ticket *t = *list;
+        if (!is_so(t)) {
+            list = &t->next;
+            continue;
+        }
+        *list = t->next;
+        t->next = *done;
+        *done = t;
+    }
+}
+
+/* What it saved has been handed over.  Whether its end has to wait for that to be durable. */
+static bool settles(struct service *s, struct hcache_ticket *t)
+{
+    if (!t->wants_durable || s->o.saver == NULL || t->err.code != 0 ||
+        t->state != TICKET_RUNNING)
+        return false;
+    t->mark = saver_mark(s->o.saver);
+    pthread_mutex_lock(&s->lock);
+    t->state = TICKET_SETTLING;
+    s->counts.now.n_running--;
+    t->next = s->settling;
+    s->settling = t;
+    s->may_settle = true;
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+static void end_finished(struct service *s)
+{
+    struct hcache_ticket *done = NULL, *settled = NULL;
+    pthread_mutex_lock(&s->lock);
+    s->may_settle = false;
+    take(&s->settling, is_settled, &settled);
+    take(&s->live, has_finished, &done);
+    take(&s->queue, has_finished, &done);
+    s->queue_end = &s->queue;
+    while (*s->queue_end != NULL)
+        s->queue_end = &(*s->queue_end)->next;
+    for (struct hcache_ticket *t = done; t != NULL; t = t->next)
+        learn_held(s, t);
+    pthread_mutex_unlock(&s->lock);
+    while (settled != NULL) {
+        struct hcache_ticket *t = settled;
+        settled = t->next;
+        ticket_end(s, t);
+    }
+    while (done != NULL) {
+        struct hcache_ticket *t = done;
+        done = t->next;
+        if (!settles(s, t))
+            ticket_end(s, t);
+    }
+}
+
+/* In the middle of a step: the sequence has a place. */
+static void on_admit(void *arg)
+{
+    struct hcache_ticket *t = arg;
+    struct service *s = t->service;
+    t->t_admit = clock_now_ns();
+    pthread_mutex_lock(&s->lock);
+    t->state = TICKET_RUNNING;
+    s->counts.now.n_waiting--;
+    s->counts.now.n_running++;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static struct hcache_ticket *queue_take(struct service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct hcache_ticket *t = s->queue;
+    if (t != NULL) {
+        s->queue = t->next;
+        if (s->queue == NULL)
+            s->queue_end = &s->queue;
+        t->next = s->live;
+        s->live = t;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return t;
+}
+
+/* To the engine, which decides who is first.  What can never fit ends with its error. */
+static void pass_to_engine(struct service *s)
+{
+    struct hcache_ticket *t;
+    while ((t = queue_take(s)) != NULL) {
+        if (engine_add(s->o.engine, &t->req, &t->seq, &t->err) != 0)
+            t->seq = NULL;
+    }
+    end_finished(s);
+}
+
+/* A fault that concerns all sequences ends them all: their state is not known any more. */
+static void fail_all(struct service *s, const struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct hcache_ticket *t = s->live; t != NULL; t = t->next)
+        t->err = *err;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* [lock] How far the prompts are of those who asked. */
+static void tell_progress(struct service *s)
+{
+    for (struct hcache_ticket *t = s->live; t != NULL; t = t->next) {
+        if (!t->wants_progress || t->seq == NULL)
+            continue;
+        int n = seq_tokens_done(t->seq);
+        t->n_prompt_done = n < t->req.n_prompt ? n : t->req.n_prompt;
+        pthread_cond_broadcast(&s->progress);
+    }
+}
+
+static void service_step(struct service *s)
+{
+    struct err err = {0};
+    int n_active = 0;
+    end_finished(s); /* what was cancelled while nothing was stepped */
+    pass_to_engine(s);
+    if (s->live == NULL)
+        return;
+    if (engine_step(s->o.engine, &n_active, &err) != 0)
+        fail_all(s, &err);
+    struct engine_stats st;
+    engine_stats(s->o.engine, &st);
+    pthread_mutex_lock(&s->lock);
+    s->engine = st;
+    tell_progress(s);
+    pthread_mutex_unlock(&s->lock);
+    end_finished(s);
+}
+
+/* The saver's writer, with its lock held. */
+static void on_commit(void *arg)
+{
+    struct service *s = arg;
+    pthread_mutex_lock(&s->lock);
+    s->may_settle = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void service_flush(struct service *s)
+{
+    if (s->o.saver != NULL)
+        (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
+}
+
+/* [lock] The engine belongs to the stepping thread. */
+static void forget_erased(struct service *s)
+{
+    uint64_t asked = s->forget_asked;
+    pthread_mutex_unlock(&s->lock);
+    engine_forget_saved(s->o.engine);
+    pthread_mutex_lock(&s->lock);
+    s->forget_done = asked;
+    pthread_cond_broadcast(&s->progress);
+}
+
+void service_forget_erased(struct service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t mine = ++s->forget_asked;
+    pthread_cond_signal(&s->work);
+    while (s->has_thread && s->forget_done < mine)
+        pthread_cond_wait(&s->progress, &s->lock);
+    if (s->forget_done < mine)
+        forget_erased(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* [lock] Something can be stepped, or ended. */
+static bool has_work(const struct service *s)
+{
+    return s->queue != NULL || s->live != NULL || (s->settling != NULL && s->may_settle);
+}
+
+/* [lock] Until there is something to do: for the caller, or, once all is done, to stop. */
+static void wait_for_work(struct service *s)
+{
+    while (!has_work(s) && s->forget_asked == s->forget_done &&
+           (s->settling != NULL || !s->stopping))
+        pthread_cond_wait(&s->work, &s->lock);
+}
+
+static void *service_main(void *arg)
+{
+    struct service *s = arg;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        wait_for_work(s);
+        if (s->forget_asked != s->forget_done)
+            forget_erased(s);
+        if (!has_work(s)) {
+            if (s->stopping && s->settling == NULL)
+                break;
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        service_step(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    service_flush(s);
+    pthread_mutex_lock(&s->lock);
+    if (s->forget_asked != s->forget_done)
+        forget_erased(s);
+    s->has_thread = false; /* who asks from here on flushes himself */
+    pthread_cond_broadcast(&s->progress);
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+void service_create(const struct service_opts *o, struct service **out)
+{
+    struct service *s = xcalloc(1, sizeof *s);
+    s->o = *o;
+    s->max_queue = DEFAULT_QUEUE;
+    engine_stats(o->engine, &s->engine);
+    s->queue_end = &s->queue;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->work, NULL);
+    pthread_cond_init(&s->progress, NULL);
+    if (o->saver != NULL)
+        saver_on_commit(o->saver, on_commit, s);
+    *out = s;
+}
+
+/* [lock, or no thread] */
+static void cancel_all(struct service *s)
+{
+    for (struct hcache_ticket *t = s->queue; t != NULL; t = t->next)
+        t->cancel = true;
+    for (struct hcache_ticket *t = s->live; t != NULL; t = t->next)
+        t->cancel = true;
+}
+
+void service_destroy(struct service *s)
+{
+    if (s == NULL)
+        return;
+    service_stop(s);
+    cancel_all(s); /* what was submitted and given up, with no thread to end it */
+    while (s->queue != NULL || s->live != NULL || s->settling != NULL) {
+        pthread_mutex_lock(&s->lock);
+        wait_for_work(s);
+        pthread_mutex_unlock(&s->lock);
+        service_step(s);
+    }
+    if (s->o.saver != NULL)
+        saver_on_commit(s->o.saver, NULL, NULL);
+    pthread_cond_destroy(&s->progress);
+    pthread_cond_destroy(&s->work);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+int service_start(struct service *s, int max_queue, struct err *err)
+{
+    if (s->has_thread)
+        return err_set(err, ERR_USAGE, "the engine's thread runs already");
+    s->max_queue = max_queue > 0 ? max_queue : DEFAULT_QUEUE;
+    s->stopping = false;
+    int rc = pthread_create(&s->thread, NULL, service_main, s);
+    if (rc != 0)
+        return err_set(err, -rc, "the engine's thread cannot be started: %s",
+                       err_name(-rc));
+    s->has_thread = s->must_join = true;
+    return 0;
+}
+
+bool service_is_started(const struct service *s)
+{
+    return s->has_thread;
+}
+
+void service_stop(struct service *s)
+{
+    if (!s->must_join)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    cancel_all(s);
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    s->must_join = false;
+}
+
+/* --- tickets ---------------------------------------------------------------------------------- */
+
+/* The text goes on from the prompt's: some tokenizers drop a space at the beginning of a text, and
+ * this is none. Four tokens are more than a character has. */
+static void prime_text(struct hcache_ticket *t)
+{
+    const char *text;
+    size_t n;
+    for (int i = t->req.n_prompt > 4 ? t->req.n_prompt - 4 : 0; i < t->req.n_prompt; i++)
+        (void)tokenizer_stream_push(t->stream, t->prompt[i], &text, &n, NULL);
+}
+
+static struct hcache_ticket *ticket_create(struct service *s, const struct request *q,
+                                           const struct hcache_request *r)
+{
+    struct hcache_ticket *t = xcalloc(1, sizeof *t);
+    /* More than the context holds is refused at admission; it must not cost memory until then. */
+    size_t max = (size_t)(q->max_tokens < s->o.max_context ? q->max_tokens
+                                                           : s->o.max_context);
+    size_t width = 1 + (size_t)r->n_top;
+    t->service = s;
+    t->req = *q;
+    t->prompt = xmalloc((size_t)q->n_prompt * sizeof *t->prompt);
+    memcpy(t->prompt, q->prompt, (size_t)q->n_prompt * sizeof *t->prompt);
+    t->req.prompt = t->prompt;
+    t->req.salt = t->salt = q->salt != NULL ? xstrdup(q->salt) : NULL;
+    t->req.plan = t->plan = q->plan != NULL ? xstrdup(q->plan) : NULL;
+    t->req.on_token = on_token;
+    t->req.on_admit = on_admit;
+    t->req.arg = t;
+    for (; t->n_stop < r->n_stop; t->n_stop++) {
+        t->stop[t->n_stop] = xstrdup(r->stop[t->n_stop]);
+        t->stop_bytes[t->n_stop] = strlen(r->stop[t->n_stop]);
+    }
+    t->wants_logprobs = t->req.logits = r->logprobs;
+    t->wants_progress = r->on_prompt != NULL;
+    t->n_top = r->logprobs ? r->n_top : 0;
+    t->n_vocab = s->o.n_vocab;
+    t->ids = xcalloc(max + 1, sizeof *t->ids);
+    if (r->logprobs)
+        t->logprobs = xcalloc(max * width + 1, sizeof *t->logprobs);
+    t->tokenizer = s->o.tokenizer;
+    if (t->tokenizer != NULL) {
+        t->stream = tokenizer_stream_create(t->tokenizer, true);
+        prime_text(t);
+    }
+    t->text_cap = 256;
+    t->text = xcalloc(1, t->text_cap);
+    return t;
+}
+
+int service_submit(struct service *s, const struct request *q,
+                   const struct hcache_request *r, bool durable, struct hcache_ticket **out,
+                   struct err *err)
+{
+    int rc = mem_check(err);
+    if (rc != 0)
+        return rc;
+    struct hcache_ticket *t = ticket_create(s, q, r);
+    t->wants_durable = durable;
+    t->notify = r->notify;
+    t->notify_arg = r->arg;
+    t->t_submit = clock_now_ns();
+    if (r->timeout_ms > 0)
+        t->req.deadline_ns = t->t_submit + r->timeout_ms * (int64_t)1000000;
+    pthread_mutex_lock(&s->lock);
+    if (s->stopping && (s->has_thread || !durable)) {
+        rc = err_set(err, ERR_LIMIT,
+                     s->has_thread ? "the server is stopping"
+                                   : "the engine's thread was stopped");
+    } else if (s->counts.now.n_waiting >= s->max_queue) {
+        rc = err_set(err, ERR_LIMIT, "%d requests are waiting already",
+                     s->counts.now.n_waiting);
+        s->counts.now.n_refused++;
+    } else {
+        *s->queue_end = t;
+        s->queue_end = &t->next;
+        s->counts.now.n_waiting++;
+        pthread_cond_signal(&s->work);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (rc != 0)
+        ticket_destroy(t);
+    else
+        *out = t;
+    return rc;
+}
+
+static bool has_news(const struct hcache_ticket *t)
+{
+    return t->state == TICKET_ENDED || t->n_ids > t->n_ids_read ||
+           t->n_visible > t->n_text_read || t->n_prompt_done > t->n_prompt_read;
+}
+
+void service_run(struct service *s, struct hcache_ticket *t)
+{
+    pthread_mutex_lock(&s->lock);
+    while (!has_news(t)) {
+        if (s->has_thread) {
+            pthread_cond_wait(&s->progress, &s->lock);
+            continue;
+        }
+        wait_for_work(s);
+        pthread_mutex_unlock(&s->lock);
+        service_step(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
+{
+    pthread_mutex_lock(&t->service->lock);
+    size_t n = t->n_visible - t->n_text_read, width = 1 + (size_t)t->n_top;
+    if (n + 1 > t->piece_cap) {
+        t->piece_cap = 2 * (n + 1);
+        t->piece = xrealloc(t->piece, t->piece_cap);
+    }
+    memcpy(t->piece, t->text + t->n_text_read, n); /* the text may move when it grows */
+    t->piece[n] = 0;
+    *out = (struct hcache_delta){.ids = t->ids + t->n_ids_read,
+                                 .n_ids = t->n_ids - t->n_ids_read,
+                                 .text = t->piece,
+                                 .n_text = n,
+                                 .ended = t->state == TICKET_ENDED,
+                                 .cached_tokens = t->n_cached,
+                                 .prompt_done = t->n_prompt_done};
+    if (t->wants_logprobs)
+        out->logprobs = t->logprobs + (size_t)t->n_ids_read * width;
+    t->n_ids_read = t->n_ids;
+    t->n_text_read = t->n_visible;
+    t->n_prompt_read = t->n_prompt_done;
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+void hcache_ticket_wait(struct hcache_ticket *t)
+{
+    pthread_mutex_lock(&t->service->lock);
+    while (t->state != TICKET_ENDED)
+        pthread_cond_wait(&t->service->progress, &t->service->lock);
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+void hcache_ticket_cancel(struct hcache_ticket *t)
+{
+    pthread_mutex_lock(&t->service->lock);
+    t->cancel = t->service->may_settle = true;
+    pthread_cond_signal(&t->service->work);
+    pthread_mutex_unlock(&t->service->lock);
+}
+
+int hcache_ticket_result(struct hcache_ticket *t, struct hcache_result *out,
+                         struct hcache_err *err)
+{
+    CHECK(t->state == TICKET_ENDED);
+    *out = t->result; /* moved: the caller frees it */
+    t->result = (struct hcache_result){0};
+    if (t->err.code == 0)
+        return 0;
+    hcache_result_free(out);
+    return err_set((struct err *)(void *)err, t->err.code, "%s", t->err.msg);
+}
+
+void hcache_ticket_free(struct hcache_ticket *t)
+{
+    if (t == NULL)
+        return;
+    pthread_mutex_lock(&t->service->lock);
+    bool ended = t->state == TICKET_ENDED;
+    t->notify = NULL;
+    t->given_up = t->cancel = t->service->may_settle = true;
+    pthread_cond_signal(&t->service->work);
+    pthread_mutex_unlock(&t->service->lock);
+    if (ended)
+        ticket_destroy(t);
+}

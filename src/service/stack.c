@@ -1,0 +1,311 @@
+/* stack.c - see stack.h.
+ *
+ * Threads are created here or in what is created here: compute workers (pool), the saver's writer,
+ * the restorer's I/O thread.  docs/ARCHITECTURE.md lists them. */
+#include "service/stack.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpus.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "service/memory_plan.h"
+#include "state/fingerprint.h"
+#include "state/profile.h"
+#include "tensor/group.h"
+
+/* For restores, unless it is told. */
+#define STAGING_BYTES ((size_t)64 << 20)
+
+static void say(const struct stack *k, const char *text)
+{
+    if (k->o.warn != NULL)
+        k->o.warn(k->o.warn_arg, text);
+    else
+        log_warn("%s", text);
+}
+
+static void warn(void *arg, const char *text)
+{
+    say(arg, text);
+}
+
+static int max_sequences(const struct stack *k)
+{
+    return k->o.max_sequences > 0 ? k->o.max_sequences : 1;
+}
+
+static size_t staging_bytes(const struct stack *k)
+{
+    return k->o.staging_bytes > 0 ? k->o.staging_bytes : STAGING_BYTES;
+}
+
+/* Before the model is loaded, which may take minutes: all that the engine will want of the device's memory. */
+static int reserve_memory(void *arg, const struct model *m, const struct model_need *need,
+                          struct err *err)
+{
+    struct stack *k = arg;
+    struct memory_ask a = {.model = m,
+                           .need = need,
+                           .max_seqs = max_sequences(k),
+                           .max_rows = k->batch_rows,
+                           .has_store = k->o.n_dirs > 0 || k->o.in_memory,
+                           .staging_bytes = staging_bytes(k)};
+    k->kv_tokens = k->o.kv_tokens > 0 ? k->o.kv_tokens : memory_plan_kv_tokens(&a);
+    a.kv_tokens = k->kv_tokens;
+    return memory_plan_reserve(&a, err);
+}
+
+static int open_model(struct stack *k, struct err *err)
+{
+    const struct stack_opts *o = &k->o;
+    int threads = o->threads > 0 ? o->threads : cpus_usable();
+    int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
+    int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
+    int rc = pool_create(threads, &k->pool, err);
+    if (rc == 0)
+        rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
+                        &k->dev, err);
+    if (rc == 0)
+        k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
+    struct model_opts mo = {.dev = k->dev,
+                            .reserve = reserve_memory,
+                            .reserve_arg = k,
+                            .dtype = o->dtype,
+                            .weights = o->weights,
+                            .max_ctx = o->max_context};
+    return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
+}
+
+static int open_io(struct stack *k, struct err *err)
+{
+    const struct stack_opts *o = &k->o;
+    k->io = o->io;
+    if (o->in_memory || o->io != NULL)
+        return 0;
+    struct err why = {0};
+    k->owns_io = true;
+    int rc = io_uring_open(&k->io, &why);
+    if (rc != 0) {
+        char text[640];
+        snprintf(text, sizeof text, "%s; using plain reads and writes, which are slower",
+                 why.msg);
+        say(k, text);
+        rc = io_pread_open(&k->io, err);
+    }
+    if (rc == 0 && o->throttle_bytes_per_s > 0)
+        io_throttle(k->io, o->throttle_bytes_per_s, 0);
+    return rc;
+}
+
+/* A device with memory of its own copies from pinned memory, at twice and more the speed.  Pinning takes
+ * time, so less is taken at once than of ordinary memory; a chunk of a large model has 80 MB. */
+#define PINNED_SEGMENT_BYTES ((uint64_t)256 << 20)
+
+static void *pinned_get(void *dev, size_t bytes)
+{
+    struct buf b;
+    return buf_alloc(dev, MEM_PINNED, bytes, &b, NULL) == 0 ? b.ptr : NULL;
+}
+
+static void pinned_put(void *dev, void *p, size_t bytes)
+{
+    buf_free(dev, &(struct buf){p, bytes, MEM_PINNED});
+}
+
+/* What is found is told to be durable, so it is made so; of a disk that fails, the saver tells.  An index that
+ * shows only then that it is damaged is made anew by opening it once more. */
+static int open_durable(const struct store_opts *o, struct store **out, struct err *err)
+{
+    int rc = store_open(o, out, err);
+    if (rc != 0 || store_commit(*out, NULL) != ERR_CORRUPT)
+        return rc;
+    store_close(*out);
+    *out = NULL;
+    return store_open(o, out, err);
+}
+
+static int open_store(struct stack *k, struct err *err)
+{
+    int rc = open_io(k, err);
+    struct store_opts so = {.io = k->o.in_memory ? NULL : k->io,
+                            .dirs = k->o.dirs,
+                            .n_dirs = k->o.n_dirs,
+                            .cap_bytes = k->o.cap_bytes,
+                            .quota_bytes = k->o.quota_bytes,
+                            .stuck_ns = k->o.stuck_ns};
+    if (!k->dev->unified) {
+        so.memory = (struct store_memory){pinned_get, pinned_put, k->dev};
+        so.segment_bytes = k->o.in_memory ? PINNED_SEGMENT_BYTES : 0;
+    }
+    if (rc == 0 && (rc = open_durable(&so, &k->store, err)) != 0)
+        err_wrap(err, "store %s", k->o.n_dirs > 0 ? k->o.dirs[0] : "in memory");
+    if (rc == 0) /* so that a miss can say "state of another model" */
+        store_expect(k->store, &k->fingerprint);
+    return rc;
+}
+
+/* What restores have taught a platform so far (policy/correction.h). */
+static int64_t count_observed(const struct platform *p)
+{
+    int64_t n = (int64_t)p->gemm_correction.n_observed + p->kv_correction.n_observed;
+    for (int i = 0; i < p->n_tiers; i++)
+        n += p->tier[i].correction.n_observed;
+    return n;
+}
+
+/* The cached profile, or a new one. The cache lies beside the state that it describes. */
+static int open_profile(struct stack *k, struct model_work *work, struct stream *s,
+                        struct err *err)
+{
+    struct platform expected;
+    struct err why = {0};
+    profile_begin(&expected, k->model, &k->fingerprint);
+    k->platform = expected;
+    if (k->o.no_profile)
+        return 0;
+    if (k->o.n_dirs > 0 && k->owns_io)
+        k->profile_path = profile_path(k->o.dirs[0], &k->fingerprint);
+    if (k->profile_path != NULL) {
+        int rc = profile_load(&k->platform, k->profile_path, &expected, &why);
+        k->n_observed = count_observed(&k->platform);
+        if (rc == 0 && k->platform.piece_tokens != profile_rows(k->model, work))
+            rc = err_set(&why, ERR_MISMATCH, "%s: measured with batches of %d rows",
+                         k->profile_path, k->platform.piece_tokens);
+        if (rc == 0)
+            return 0;
+        if (rc != -ENOENT)
+            log_warn("%s; measuring again", why.msg);
+    }
+    k->platform = expected;
+    k->profile_changed = true;
+    return profile_compute(&k->platform, k->model, work, s, PROFILE_QUICK, err);
+}
+
+static int open_saver(struct stack *k, struct err *err)
+{
+    size_t bytes = k->o.save_buffer_bytes > 0 ? k->o.save_buffer_bytes : (size_t)256 << 20;
+    struct saver_opts so = {.store = k->store,
+                            .model = k->model,
+                            .fingerprint = k->fingerprint,
+                            .buffer_bytes = bytes,
+                            .max_batch_rows = k->batch_rows,
+                            .warn = warn,
+                            .warn_arg = k};
+    return saver_create(&so, &k->saver, err);
+}
+
+static int open_state(struct stack *k, struct err *err)
+{
+    struct model_work *work = NULL;
+    struct stream *s = NULL;
+    int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
+    if (rc == 0)
+        rc = model_work_create(k->model, k->batch_rows, &work, err);
+    if (rc == 0)
+        rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
+    if (rc == 0)
+        rc = open_store(k, err);
+    if (rc == 0)
+        rc = open_profile(k, work, s, err);
+    model_work_destroy(work);
+    stream_destroy(s);
+    return rc == 0 ? open_saver(k, err) : rc;
+}
+
+static int open_engine(struct stack *k, struct err *err)
+{
+    struct engine_opts eo = {.model = k->model,
+                             .store = k->store,
+                             .saver = k->saver,
+                             .fingerprint = k->fingerprint,
+                             .platform = &k->platform,
+                             .measure_ahead = k->owns_io && !k->o.no_profile,
+                             .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
+                             .max_seqs = max_sequences(k),
+                             .max_batch_rows = k->batch_rows,
+                             .step_rows = k->o.step_rows > 0 ? k->o.step_rows
+                                                             : k->batch_rows,
+                             .max_kv_tokens = k->kv_tokens,
+                             .reuse = k->o.reuse,
+                             .staging_bytes = staging_bytes(k)};
+    int rc = restore_direct_parse(k->o.gpu_direct, &eo.direct, err);
+    if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
+        rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
+    return rc == 0 ? engine_create(&eo, &k->engine, err) : rc;
+}
+
+int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
+{
+    *out = (struct stack){.o = *o};
+    if (o->batch_rows != 0 &&
+        (o->batch_rows < STACK_MIN_BATCH_ROWS || o->batch_rows > STACK_MAX_BATCH_ROWS))
+        return err_set(err, ERR_USAGE, "batch rows are %d; they must be 0, or %d to %d",
+                       o->batch_rows, STACK_MIN_BATCH_ROWS, STACK_MAX_BATCH_ROWS);
+    int rc = open_model(out, err);
+    if (rc == 0 && (o->n_dirs > 0 || o->in_memory))
+        rc = open_state(out, err);
+    return rc == 0 ? open_engine(out, err) : rc;
+}
+
+/* A new profile is kept, and what restores have corrected in it; one that a throttle distorted is
+ * not. */
+static void keep_profile(struct stack *k)
+{
+    struct err err = {0};
+    bool changed = k->profile_changed || count_observed(&k->platform) != k->n_observed;
+    if (k->profile_path == NULL || !changed || k->o.throttle_bytes_per_s > 0 ||
+        k->platform.n_tiers == 0)
+        return;
+    if (profile_is_disturbed(&k->platform)) {
+        log_info("the profile was measured while other work had %.0f %% of the processors: "
+                 "it is "
+                 "not kept",
+                 100 * (1 - k->platform.cpu_share));
+        return;
+    }
+    if (profile_store(&k->platform, k->profile_path, &err) != 0)
+        log_info("%s", err.msg);
+}
+
+void stack_close(struct stack *k)
+{
+    if (k->engine != NULL)
+        keep_profile(k);
+    engine_destroy(k->engine);
+    saver_destroy(k->saver);
+    store_close(k->store);
+    if (k->owns_io)
+        io_close(k->io);
+    model_close(k->model);
+    device_close(k->dev);
+    pool_destroy(k->pool);
+    free(k->profile_path);
+    *k = (struct stack){0};
+}
+
+void stack_describe(const struct stack *k, char *out, size_t n)
+{
+    size_t kv, activations, restore;
+    engine_bytes(k->engine, &kv, &activations, &restore);
+    size_t save = k->saver != NULL ? saver_bytes(k->saver) : 0;
+    double mib = 1.0 / (1 << 20);
+    char ranks[64] = "";
+    if (k->dev->n_stages > 1) /* memory is what all of them have; */
+        snprintf(ranks, sizeof ranks, "over %d stages, ", k->dev->n_stages);
+    if (k->dev->n_ranks > 1) /* what each of them has */
+        snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks),
+                 "on each of %d ranks, ", k->dev->n_ranks);
+    snprintf(out, n,
+             "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
+             "%.1f, "
+             "restoring %.1f; %d threads, device %s (%s), weights %s, state %s",
+             ranks, (double)k->model->w.bytes * mib, (double)kv * mib,
+             (double)activations * mib, (double)save * mib, (double)restore * mib,
+             pool_threads(k->pool), k->dev->name, k->dev->isa,
+             dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
+}

@@ -1,0 +1,95 @@
+/* ticket.h - one submitted request, from its copy of the prompt to its result; private to src/engine.
+ *
+ *     WAITING -> RUNNING -> ENDED
+ *
+ * Who may touch what:
+ *   fixed      set at creation, read by anyone
+ *   engine     the thread that steps the engine, and nobody else
+ *   shared     under service.lock; the engine's thread, their only writer while the ticket runs, may
+ *              read them without
+ *   reader     the one thread that calls hcache_ticket_read
+ *
+ * All memory that grows with the tokens is reserved at creation, but for the text, which doubles. */
+#ifndef SERVICE_TICKET_H
+#define SERVICE_TICKET_H
+
+#include "base/err.h"
+#include "engine/engine.h"
+#include "hcache.h"
+#include "model/tokenizer.h"
+
+struct service;
+
+enum ticket_state {
+    TICKET_WAITING,
+    TICKET_RUNNING,
+    TICKET_SETTLING, /* has finished, and waits for the disk: it takes no place */
+    TICKET_ENDED,
+};
+
+struct hcache_ticket {
+    struct service *service;
+    struct hcache_ticket *next; /* shared: in the queue, or among the running */
+
+    /* fixed */
+    struct request req;
+    int32_t *prompt;
+    char *salt, *plan;
+    char *stop[HCACHE_MAX_STOP];
+    size_t stop_bytes[HCACHE_MAX_STOP];
+    int n_stop;
+    bool wants_logprobs;
+    bool wants_progress; /* of its prompt */
+    bool wants_durable;  /* the end waits until what was saved is durable: */
+    int n_top;
+    void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
+    void *notify_arg;
+    int64_t t_submit;
+
+    /* engine */
+    const struct tokenizer *tokenizer;
+    struct tokenizer_stream *stream; /* NULL: no text */
+    struct seq *seq;
+    int n_vocab;
+    int64_t t_admit, t_last;
+    uint64_t mark; /* for this one of the saver, once the sequence has finished */
+
+    /* shared */
+    enum ticket_state state;
+    bool cancel, stopped, given_up;
+    int32_t *ids; /* [max_tokens] */
+    int n_ids, n_cached;
+    int n_prompt_done;
+    struct hcache_logprob *logprobs; /* [max_tokens][1 + n_top] */
+    char *text;
+    size_t n_text, text_cap;
+    size_t n_visible; /* what can no longer become part of a stop string */
+    struct hcache_result result;
+    struct err err;
+
+    /* reader */
+    int n_ids_read, n_prompt_read;
+    size_t n_text_read;
+    char *piece;
+    size_t piece_cap;
+};
+
+/* What of a text may be shown: the first stop string ends it, and a tail that may become one waits.
+ * n_old bytes were there at the last call.  Returns whether a stop string was found, with *n_text cut
+ * before it. A pure function. */
+bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *const *stop,
+                      const size_t *stop_bytes, int n_stop, size_t *n_visible);
+
+/* The chosen token's and the n_top likeliest tokens' log-probabilities: out [1 + n_top]. Pure. */
+void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top,
+                     struct hcache_logprob *out);
+
+/* Appends text, under the service's lock. */
+void ticket_append(struct hcache_ticket *t, const char *text, size_t n);
+
+/* The result of an ended sequence; t->result.timings.load_ms is the caller's. */
+void ticket_describe(struct hcache_ticket *t);
+
+void ticket_destroy(struct hcache_ticket *t);
+
+#endif

@@ -1,0 +1,434 @@
+/* answers.c - see answers.h.
+ *
+ * One pass over the asked text gives a short hash of each of its beginnings; a scan of the entries (a few
+ * thousand) compares theirs with it, and SHA-256 of the longest candidate decides.  So nothing has to be
+ * known of where a conversation's turns end.
+ *
+ *     seal = SHA-256(salt, text)      name = SHA-256(seal)      sealed ids = ids ^ SHA-256(seal, 0, 1..)
+ *
+ * Of the short hash 32 bits are kept: they find candidates, and say as little of the text.
+ *
+ *     file:    magic [8]  vocabulary [32]  record ...
+ *     record:  n_bytes of the text u64  short hash u32  n_ids u32  name [32]  sealed ids [n_ids] u32
+ *              checksum64 of all that u64                              (little-endian)
+ *
+ * Records are appended; a later one of the same name replaces the earlier.  The file is written anew when
+ * it has grown to twice what is remembered. */
+#include "sessions/answers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+static const char magic[8] = "HCANSW1\n";
+
+enum {
+    HEAD_BYTES = sizeof magic + sizeof(struct sha256),
+    RECORD_HEAD = 8 + 4 + 4 + sizeof(struct sha256),
+    RECORD_TAIL = 8,
+    MAX_IDS = 1 << 24, /* of a record: what says more is damaged */
+    SLACK_BYTES = 1 << 20,
+};
+
+struct entry {
+    size_t n; /* bytes of salt, a zero byte, and the text; 0: free */
+    uint64_t used;
+    uint32_t hash;
+    struct sha256 name;
+    uint32_t *sealed;
+    int n_ids;
+};
+
+struct answers {
+    struct answers_opts o;
+    char *path;
+    pthread_mutex_t lock; /* protects everything below */
+    uint64_t clock, n_used, n_unusable;
+    size_t bytes, file_bytes;
+    int fd; /* -1: no file, or no longer */
+    struct entry entry[];
+};
+
+/* --- names and seals -------------------------------------------------------------------------- */
+
+/* A polynomial in the bytes, modulo 2^64: the hash of n + 1 bytes follows from that of n. */
+static uint64_t hash_step(uint64_t h, char byte)
+{
+    return h * 0x9e3779b97f4a7c15u + (unsigned char)byte + 1;
+}
+
+static uint32_t hash_short(uint64_t h)
+{
+    return (uint32_t)(h >> 32);
+}
+
+static char *key_of(const char *salt, const char *text, size_t n_text, size_t *n)
+{
+    size_t n_salt = salt != NULL ? strlen(salt) : 0;
+    char *key = xmalloc(n_salt + 1 + n_text + 1);
+    if (n_salt > 0)
+        memcpy(key, salt, n_salt);
+    key[n_salt] = 0;
+    memcpy(key + n_salt + 1, text, n_text);
+    *n = n_salt + 1 + n_text;
+    key[*n] = 0;
+    return key;
+}
+
+static struct sha256 digest(const char *tag, const void *bytes, size_t n)
+{
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field(c, tag, bytes, n);
+    return sha256_end(c);
+}
+
+static struct sha256 name_of(const struct sha256 *seal)
+{
+    return digest("answer name", seal, sizeof *seal);
+}
+
+/* Sealing twice gives the ids back. */
+static void seal_ids(const struct sha256 *seal, uint32_t *to, const uint32_t *from, int n)
+{
+    uint8_t block[sizeof *seal + 4];
+    struct sha256 pad = {{0}};
+    memcpy(block, seal, sizeof *seal);
+    for (int i = 0; i < n; i++) {
+        if (i % 8 == 0) {
+            put_u32(block + sizeof *seal, (uint32_t)i);
+            pad = digest("answer pad", block, sizeof block);
+        }
+        to[i] = from[i] ^ get_u32(pad.b + 4 * (i % 8));
+    }
+}
+
+/* --- entries [lock] --------------------------------------------------------------------------- */
+
+static size_t record_bytes(const struct entry *e)
+{
+    return RECORD_HEAD + 4 * (size_t)e->n_ids + RECORD_TAIL;
+}
+
+static void entry_drop(struct answers *m, struct entry *e)
+{
+    m->bytes -= record_bytes(e);
+    free(e->sealed);
+    *e = (struct entry){0};
+}
+
+/* The same name, else a free place, else the least recently used. */
+static struct entry *place_for(struct answers *m, const struct sha256 *name)
+{
+    struct entry *best = &m->entry[0];
+    for (int i = 0; i < m->o.max_entries; i++) {
+        struct entry *e = &m->entry[i];
+        if (e->n != 0 && memcmp(&e->name, name, sizeof *name) == 0)
+            return e;
+        if (best->n != 0 && (e->n == 0 || e->used < best->used))
+            best = e;
+    }
+    return best;
+}
+
+static struct entry *oldest(struct answers *m)
+{
+    struct entry *best = NULL;
+    for (int i = 0; i < m->o.max_entries; i++) {
+        struct entry *e = &m->entry[i];
+        if (e->n != 0 && (best == NULL || e->used < best->used))
+            best = e;
+    }
+    return best;
+}
+
+/* Takes new->sealed. False where it is larger than everything together may be. */
+static bool remember(struct answers *m, const struct entry *new)
+{
+    if (record_bytes(new) > m->o.max_bytes) {
+        free(new->sealed);
+        return false;
+    }
+    struct entry *e = place_for(m, &new->name);
+    if (e->n != 0)
+        entry_drop(m, e);
+    while (m->bytes + record_bytes(new) > m->o.max_bytes)
+        entry_drop(m, oldest(m));
+    *e = *new;
+    e->used = ++m->clock;
+    m->bytes += record_bytes(e);
+    return true;
+}
+
+/* --- the file [lock] -------------------------------------------------------------------------- */
+
+static int write_all(int fd, const uint8_t *bytes, size_t n)
+{
+    while (n > 0) {
+        ssize_t done = write(fd, bytes, n);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return done < 0 ? -errno : -EIO;
+        bytes += done;
+        n -= (size_t)done;
+    }
+    return 0;
+}
+
+static int write_record(int fd, const struct entry *e)
+{
+    size_t n = record_bytes(e);
+    uint8_t *r = xmalloc(n);
+    put_u64(r, e->n);
+    put_u32(r + 8, e->hash);
+    put_u32(r + 12, (uint32_t)e->n_ids);
+    memcpy(r + 16, &e->name, sizeof e->name);
+    for (int i = 0; i < e->n_ids; i++)
+        put_u32(r + RECORD_HEAD + 4 * (size_t)i, e->sealed[i]);
+    put_u64(r + n - RECORD_TAIL, checksum64(r, n - RECORD_TAIL));
+    int rc = write_all(fd, r, n);
+    free(r);
+    return rc;
+}
+
+static int by_use(const void *a, const void *b)
+{
+    const struct entry *const *x = a, *const *y = b;
+    return (*x)->used < (*y)->used ? -1 : (*x)->used > (*y)->used;
+}
+
+static int write_entries(struct answers *m, int fd)
+{
+    struct entry **order = xcalloc((size_t)m->o.max_entries, sizeof(struct entry *));
+    uint8_t head[HEAD_BYTES];
+    int n = 0;
+    memcpy(head, magic, sizeof magic);
+    memcpy(head + sizeof magic, &m->o.vocabulary, sizeof m->o.vocabulary);
+    for (int i = 0; i < m->o.max_entries; i++) {
+        if (m->entry[i].n != 0)
+            order[n++] = &m->entry[i];
+    }
+    qsort(order, (size_t)n, sizeof(struct entry *), by_use);
+    int rc = write_all(fd, head, sizeof head);
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = write_record(fd, order[i]);
+    free(order);
+    return rc == 0 && fdatasync(fd) != 0 ? -errno : rc;
+}
+
+/* What is remembered now, in a new file in place of the old. */
+static int write_anew(struct answers *m, struct err *err)
+{
+    char *temp = xasprintf("%s.new", m->path);
+    int fd = open(temp, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600), rc = 0;
+    if (fd < 0)
+        rc = err_set(err, -errno, "%s: %s", temp, strerror(errno));
+    if (rc == 0 && (rc = write_entries(m, fd)) != 0)
+        err_set(err, rc, "%s: %s", temp, strerror(-rc));
+    if (rc == 0 && rename(temp, m->path) != 0)
+        rc = err_set(err, -errno, "%s: %s", m->path, strerror(errno));
+    free(temp);
+    if (rc != 0) {
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    if (m->fd >= 0)
+        close(m->fd);
+    m->fd = fd;
+    m->file_bytes = HEAD_BYTES + m->bytes;
+    return 0;
+}
+
+/* A file that fails is given up: the memory goes on without it. */
+static void append(struct answers *m, const struct entry *e)
+{
+    struct err err = {0};
+    if (m->fd < 0)
+        return;
+    int rc = write_record(m->fd, e);
+    m->file_bytes += record_bytes(e);
+    if (rc != 0)
+        err_set(&err, rc, "%s: %s", m->path, strerror(-rc));
+    else if (m->file_bytes > 2 * m->bytes + SLACK_BYTES)
+        rc = write_anew(m, &err);
+    if (rc == 0)
+        return;
+    log_warn("%s; answers are remembered until the process ends", err.msg);
+    close(m->fd);
+    m->fd = -1;
+}
+
+/* The record at p; how many bytes it has, 0 where there is none that is whole. */
+static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
+{
+    *out = (struct entry){0};
+    if (n < RECORD_HEAD + RECORD_TAIL || get_u32(p + 12) > MAX_IDS)
+        return 0;
+    out->n = (size_t)get_u64(p);
+    out->hash = get_u32(p + 8);
+    out->n_ids = (int)get_u32(p + 12);
+    memcpy(&out->name, p + 16, sizeof out->name);
+    size_t all = record_bytes(out);
+    if (all > n || out->n == 0 ||
+        checksum64(p, all - RECORD_TAIL) != get_u64(p + all - RECORD_TAIL))
+        return 0;
+    out->sealed = xmalloc(((size_t)out->n_ids + 1) * sizeof *out->sealed);
+    for (int i = 0; i < out->n_ids; i++)
+        out->sealed[i] = get_u32(p + RECORD_HEAD + 4 * (size_t)i);
+    return all;
+}
+
+/* Behind a record that is not whole nothing is known of where the next one begins. */
+static int load(struct answers *m, struct err *err)
+{
+    char *text = NULL;
+    size_t n = 0, at = HEAD_BYTES, step = 1;
+    struct entry e;
+    if (access(m->path, F_OK) != 0)
+        return 0;
+    int rc = file_read_regular(m->path, 4 * m->o.max_bytes + SLACK_BYTES, &text, &n, err);
+    const uint8_t *bytes = (const uint8_t *)text;
+    if (rc == ERR_LIMIT) /* not one that was written by this */
+        rc = 0;
+    bool ours = text != NULL && n >= HEAD_BYTES &&
+                memcmp(bytes, magic, sizeof magic) == 0 &&
+                memcmp(bytes + sizeof magic, &m->o.vocabulary, sizeof m->o.vocabulary) == 0;
+    while (ours && (step = read_record(bytes + at, n - at, &e)) > 0) {
+        (void)remember(m, &e);
+        at += step;
+    }
+    free(text);
+    return rc;
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+int answers_open(const struct answers_opts *o, struct answers **out, struct err *err)
+{
+    struct answers *m = xcalloc(1, sizeof *m + (size_t)o->max_entries * sizeof m->entry[0]);
+    int rc = 0;
+    pthread_mutex_init(&m->lock, NULL);
+    m->o = *o;
+    m->fd = -1;
+    if (o->path != NULL) {
+        m->path = xstrdup(o->path);
+        rc = load(m, err);
+        if (rc == 0)
+            rc = write_anew(m, err);
+    }
+    if (rc != 0) {
+        answers_close(m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}
+
+void answers_close(struct answers *m)
+{
+    if (m == NULL)
+        return;
+    if (m->fd >= 0) {
+        (void)fdatasync(m->fd);
+        close(m->fd);
+    }
+    for (int i = 0; i < m->o.max_entries; i++)
+        free(m->entry[i].sealed);
+    pthread_mutex_destroy(&m->lock);
+    free(m->path);
+    free(m);
+}
+
+void answers_count(struct answers *m, bool used)
+{
+    pthread_mutex_lock(&m->lock);
+    m->n_used += used;
+    m->n_unusable += !used;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void answers_stats(struct answers *m, struct answers_stats *out)
+{
+    pthread_mutex_lock(&m->lock);
+    *out = (struct answers_stats){.n_used = m->n_used, .n_unusable = m->n_unusable};
+    for (int i = 0; i < m->o.max_entries; i++)
+        out->n_entries += m->entry[i].n != 0;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* --- putting and finding ---------------------------------------------------------------------- */
+
+void answers_put(struct answers *m, const char *salt, const char *text, size_t n_text,
+                 const int32_t *ids, int n_ids)
+{
+    struct entry new = {.n_ids = n_ids};
+    char *key = key_of(salt, text, n_text, &new.n);
+    uint64_t hash = 0;
+    for (size_t i = 0; i < new.n; i++)
+        hash = hash_step(hash, key[i]);
+    new.hash = hash_short(hash);
+    struct sha256 seal = digest("answer", key, new.n);
+    new.name = name_of(&seal);
+    new.sealed = xmalloc(((size_t)n_ids + 1) * sizeof *new.sealed);
+    memcpy(new.sealed, ids, (size_t)n_ids * sizeof *ids);
+    seal_ids(&seal, new.sealed, new.sealed, n_ids);
+    pthread_mutex_lock(&m->lock);
+    if (remember(m, &new))
+        append(m, &new);
+    pthread_mutex_unlock(&m->lock);
+    free(key);
+}
+
+/* [lock] The longest of those that are shorter than `below` and look like a beginning of the text. */
+static struct entry *candidate(struct answers *m, const uint64_t *hash, size_t below)
+{
+    struct entry *best = NULL;
+    for (int i = 0; i < m->o.max_entries; i++) {
+        struct entry *e = &m->entry[i];
+        if (e->n != 0 && e->n < below && (best == NULL || e->n > best->n) &&
+            e->hash == hash_short(hash[e->n]))
+            best = e;
+    }
+    return best;
+}
+
+bool answers_find(struct answers *m, const char *salt, const char *text, size_t n_text,
+                  size_t *n_found, int32_t **ids, int *n_ids)
+{
+    size_t n;
+    char *key = key_of(salt, text, n_text, &n);
+    uint64_t *hash = xmalloc((n + 1) * sizeof *hash);
+    struct entry *e;
+    bool found = false;
+    hash[0] = 0;
+    for (size_t i = 0; i < n; i++)
+        hash[i + 1] = hash_step(hash[i], key[i]);
+    pthread_mutex_lock(&m->lock);
+    for (size_t below = n + 1; !found && (e = candidate(m, hash, below)) != NULL;
+         below = e->n) {
+        struct sha256 seal = digest("answer", key, e->n), name = name_of(&seal);
+        if (memcmp(&name, &e->name, sizeof name) != 0)
+            continue;
+        found = true;
+        e->used = ++m->clock;
+        *n_found = e->n - (n - n_text);
+        *n_ids = e->n_ids;
+        uint32_t *open = xmalloc(((size_t)e->n_ids + 1) * sizeof *open);
+        seal_ids(&seal, open, e->sealed, e->n_ids);
+        *ids = (int32_t *)open;
+    }
+    pthread_mutex_unlock(&m->lock);
+    free(key);
+    free(hash);
+    return found;
+}

@@ -1,0 +1,484 @@
+/* conversations.c - see conversations.h: the file, and the conversations in it.
+ *
+ * Invariants:
+ *  1. turn.n_refs counts the turns whose parent it is and the conversations whose head it is.
+ *  2. A turn that is not visible and has no references is not there.
+ *  3. chunk.n_turns counts the turns that name the chunk; at 0 it is not there, but doomed. */
+#include "sessions/conversations.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/err_sqlite.h"
+#include "base/mem.h"
+#include "sessions/conversations_db.h"
+
+#define FORMAT_VERSION 1
+
+/* EXCLUSIVE is the two-process lock, too.  secure_delete overwrites what is erased. */
+static const char schema[] =
+    "PRAGMA journal_mode = WAL;"
+    "PRAGMA synchronous = FULL;"
+    "PRAGMA secure_delete = ON;"
+    "PRAGMA journal_size_limit = 4194304;"
+    "BEGIN IMMEDIATE;"
+    "CREATE TABLE IF NOT EXISTS turn("
+    " id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,"
+    " parent INTEGER, conversation INTEGER, depth INTEGER NOT NULL,"
+    " created_s INTEGER NOT NULL, used_s INTEGER NOT NULL,"
+    " visible INTEGER NOT NULL, n_refs INTEGER NOT NULL DEFAULT 0,"
+    " fingerprint TEXT NOT NULL, n_kept INTEGER NOT NULL, n_tokens INTEGER NOT NULL,"
+    " marks BLOB NOT NULL, tokens BLOB NOT NULL, keys BLOB NOT NULL,"
+    " answer TEXT, input TEXT NOT NULL, output TEXT NOT NULL, restoration TEXT);"
+    "CREATE INDEX IF NOT EXISTS turn_use ON turn(used_s) WHERE visible;"
+    "CREATE INDEX IF NOT EXISTS turn_of ON turn(conversation)"
+    " WHERE conversation IS NOT NULL;"
+    "CREATE TABLE IF NOT EXISTS conversation("
+    " id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,"
+    " created_s INTEGER NOT NULL, updated_s INTEGER NOT NULL, n_turns INTEGER NOT NULL,"
+    " head INTEGER, title TEXT, metadata TEXT);"
+    "CREATE INDEX IF NOT EXISTS conversation_use ON conversation(tenant, updated_s, id);"
+    "CREATE INDEX IF NOT EXISTS conversation_age ON conversation(updated_s);"
+    "CREATE TABLE IF NOT EXISTS chunk("
+    " key BLOB PRIMARY KEY, n_turns INTEGER NOT NULL) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS doomed(id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE);"
+    "COMMIT;";
+
+/* --- statements ------------------------------------------------------------------------------- */
+
+int db_err(struct conversations *c, const char *what, struct err *err)
+{
+    int rc = err_of_sqlite(sqlite3_extended_errcode(c->db));
+    if (rc == ERR_BUSY)
+        return err_set(err, rc, "the conversations are in use by another process (%s)",
+                       c->path);
+    return err_set(err, rc, "conversations in %s: %.100s: %s", c->path, what,
+                   sqlite3_errmsg(c->db));
+}
+
+int db_exec(struct conversations *c, const char *sql, struct err *err)
+{
+    return sqlite3_exec(c->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0
+                                                                   : db_err(c, sql, err);
+}
+
+sqlite3_stmt *db_begin(struct conversations *c, const char *sql, struct err *err)
+{
+    for (int i = 0; i < c->n_kept; i++) {
+        if (c->kept[i].sql == sql)
+            return c->kept[i].st;
+    }
+    CHECK(c->n_kept < DB_MAX_STATEMENTS);
+    sqlite3_stmt *st = NULL;
+    if (sqlite3_prepare_v3(c->db, sql, -1, SQLITE_PREPARE_PERSISTENT, &st, NULL) !=
+        SQLITE_OK) {
+        (void)db_err(c, sql, err);
+        return NULL;
+    }
+    c->kept[c->n_kept].sql = sql;
+    c->kept[c->n_kept++].st = st;
+    return st;
+}
+
+void db_done(sqlite3_stmt *st)
+{
+    if (st == NULL)
+        return;
+    sqlite3_reset(st);
+    sqlite3_clear_bindings(st);
+}
+
+int db_step(struct conversations *c, sqlite3_stmt *st, struct err *err)
+{
+    int rc = sqlite3_step(st);
+    return rc == SQLITE_ROW ? 1 : rc == SQLITE_DONE ? 0 : db_err(c, sqlite3_sql(st), err);
+}
+
+int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64_t d,
+           struct err *err)
+{
+    sqlite3_stmt *st = db_begin(c, sql, err);
+    if (st == NULL)
+        return err != NULL ? err->code : ERR_CORRUPT;
+    int n = sqlite3_bind_parameter_count(st);
+    int64_t values[] = {a, b, d};
+    for (int i = 0; i < n && i < 3; i++)
+        sqlite3_bind_int64(st, i + 1, values[i]);
+    int rc = db_step(c, st, err);
+    db_done(st);
+    return rc < 0 ? rc : 0;
+}
+
+int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
+           struct err *err)
+{
+    *out = 0;
+    sqlite3_stmt *st = db_begin(c, sql, err);
+    if (st == NULL)
+        return err != NULL ? err->code : ERR_CORRUPT;
+    if (sqlite3_bind_parameter_count(st) > 0)
+        sqlite3_bind_int64(st, 1, a);
+    int rc = db_step(c, st, err);
+    if (rc > 0)
+        *out = sqlite3_column_int64(st, 0);
+    db_done(st);
+    return rc < 0 ? rc : 0;
+}
+
+int db_count_turns(struct conversations *c, int64_t *out, struct err *err)
+{
+    int rc = c->n_turns >= 0 ? 0
+                             : db_int(c, "SELECT count(*) FROM turn", 0, &c->n_turns, err);
+    *out = c->n_turns;
+    if (rc != 0)
+        c->n_turns = -1;
+    return rc;
+}
+
+int db_lock(struct conversations *c, struct err *err)
+{
+    pthread_mutex_lock(&c->lock);
+    int rc = db_exec(c, "BEGIN IMMEDIATE", err);
+    if (rc != 0)
+        pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+int db_end(struct conversations *c, int rc, struct err *err)
+{
+    if (rc == 0)
+        rc = db_exec(c, "COMMIT", err);
+    if (rc != 0) {
+        (void)sqlite3_exec(c->db, "ROLLBACK", NULL, NULL, NULL);
+        c->n_turns = -1;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+void db_bind_text(sqlite3_stmt *st, int i, const char *text)
+{
+    if (text != NULL)
+        sqlite3_bind_text(st, i, text, -1, SQLITE_STATIC);
+}
+
+void db_bind_row(sqlite3_stmt *st, int i, int64_t row)
+{
+    if (row != 0)
+        sqlite3_bind_int64(st, i, row);
+}
+
+char *db_text(sqlite3_stmt *st, int column)
+{
+    const char *text = (const char *)sqlite3_column_text(st, column);
+    return text != NULL ? xstrdup(text) : NULL;
+}
+
+void db_name(sqlite3_stmt *st, int column, char out[NAME_BYTES])
+{
+    const char *text = (const char *)sqlite3_column_text(st, column);
+    snprintf(out, NAME_BYTES, "%s", text != NULL ? text : "");
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+/* SQLite would make it with the process's umask; its journals get the mode of the file. */
+static int make_private(const char *path, struct err *err)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || fchmod(fd, 0600) != 0) {
+        int code = -errno;
+        if (fd >= 0)
+            close(fd);
+        return err_set(err, code, "cannot open the conversations in %s: %s", path,
+                       strerror(-code));
+    }
+    close(fd);
+    return 0;
+}
+
+static int check_version(struct conversations *c, struct err *err)
+{
+    int64_t version;
+    int rc = db_int(c, "PRAGMA user_version", 0, &version, err);
+    if (rc == 0 && version > FORMAT_VERSION)
+        rc = err_set(err, ERR_UNSUPPORTED,
+                     "%s has format %lld; this build reads up to %d: use a newer one",
+                     c->path, (long long)version, FORMAT_VERSION);
+    return rc;
+}
+
+int conversations_open(const struct conversations_opts *o, struct conversations **out,
+                       struct err *err)
+{
+    struct conversations *c = xcalloc(1, sizeof *c);
+    const char *path = o->path != NULL ? o->path : ":memory:";
+    c->o = *o;
+    c->n_turns = -1;
+    c->path = xstrdup(path);
+    pthread_mutex_init(&c->lock, NULL);
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
+    int rc = o->path != NULL ? make_private(path, err) : 0;
+    if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK)
+        rc = db_err(c, "open", err);
+    if (rc == 0) /* before the first read: then there is no file for shared memory */
+        rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
+    if (rc == 0)
+        rc = check_version(c, err);
+    if (rc == 0)
+        rc = db_exec(c, schema, err);
+    if (rc == 0)
+        rc = db_exec(c, "PRAGMA user_version = 1", err);
+    if (rc != 0) {
+        conversations_close(c);
+        return rc;
+    }
+    *out = c;
+    return 0;
+}
+
+void conversations_close(struct conversations *c)
+{
+    if (c == NULL)
+        return;
+    for (int i = 0; i < c->n_kept; i++)
+        sqlite3_finalize(c->kept[i].st);
+    sqlite3_close(c->db);
+    pthread_mutex_destroy(&c->lock);
+    free(c->path);
+    free(c);
+}
+
+void conversations_name(const char *prefix, char out[NAME_BYTES])
+{
+    uint8_t random[16];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        CHECK(!"the system has no random numbers");
+    int n = snprintf(out, NAME_BYTES, "%.20s_", prefix);
+    for (size_t i = 0; i < sizeof random; i++)
+        n += snprintf(out + n, NAME_BYTES - (size_t)n, "%02x", random[i]);
+}
+
+int conversations_stats(struct conversations *c, struct conversations_stats *out,
+                        struct err *err)
+{
+    int64_t pages, spare, page_bytes;
+    *out = (struct conversations_stats){0};
+    pthread_mutex_lock(&c->lock);
+    int rc = db_int(c, "SELECT count(*) FROM conversation", 0, &out->n_conversations, err);
+    if (rc == 0)
+        rc = db_count_turns(c, &out->n_turns, err);
+    if (rc == 0)
+        rc = db_int(c, "SELECT count(*) FROM doomed", 0, &out->n_doomed, err);
+    if (rc == 0)
+        rc = db_int(c, "PRAGMA page_count", 0, &pages, err);
+    if (rc == 0)
+        rc = db_int(c, "PRAGMA freelist_count", 0, &spare, err);
+    if (rc == 0)
+        rc = db_int(c, "PRAGMA page_size", 0, &page_bytes, err);
+    pthread_mutex_unlock(&c->lock);
+    if (rc == 0)
+        out->used_bytes = (uint64_t)((pages - spare) * page_bytes);
+    return rc;
+}
+
+/* --- conversations ---------------------------------------------------------------------------- */
+
+#define COLUMNS "id, head, name, created_s, updated_s, n_turns, title, metadata"
+
+static void read_conversation(sqlite3_stmt *st, struct conversation *out)
+{
+    *out = (struct conversation){.row = sqlite3_column_int64(st, 0),
+                                 .head = sqlite3_column_int64(st, 1),
+                                 .created_s = sqlite3_column_int64(st, 3),
+                                 .updated_s = sqlite3_column_int64(st, 4),
+                                 .n_turns = sqlite3_column_int(st, 5),
+                                 .title = db_text(st, 6),
+                                 .metadata = db_text(st, 7)};
+    db_name(st, 2, out->name);
+}
+
+void conversation_deinit(struct conversation *v)
+{
+    free(v->title);
+    free(v->metadata);
+    v->title = v->metadata = NULL;
+}
+
+static int no_conversation(const char *name, struct err *err)
+{
+    return err_set(err, ERR_NOT_FOUND, "there is no conversation '%.80s'", name);
+}
+
+static int find_by(struct conversations *c, const char *sql, const char *tenant,
+                   const char *name, struct conversation *out, struct err *err)
+{
+    sqlite3_stmt *st = db_begin(c, sql, err);
+    if (st == NULL)
+        return err->code;
+    db_bind_text(st, 1, name);
+    db_bind_text(st, 2, tenant);
+    int rc = db_step(c, st, err);
+    if (rc > 0)
+        read_conversation(st, out);
+    db_done(st);
+    return rc > 0 ? 0 : rc < 0 ? rc : no_conversation(name, err);
+}
+
+static int find(struct conversations *c, const char *tenant, const char *name,
+                struct conversation *out, struct err *err)
+{
+    static const char sql[] = "SELECT " COLUMNS
+                              " FROM conversation WHERE name = ?1 AND tenant = ?2";
+    return find_by(c, sql, tenant, name, out, err);
+}
+
+int conversation_find(struct conversations *c, const char *tenant, const char *name,
+                      struct conversation *out, struct err *err)
+{
+    struct err local = {0};
+    pthread_mutex_lock(&c->lock);
+    int rc = find(c, tenant, name, out, err != NULL ? err : &local);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+int conversation_find_title(struct conversations *c, const char *tenant, const char *title,
+                            struct conversation *out, struct err *err)
+{
+    static const char sql[] = "SELECT " COLUMNS
+                              " FROM conversation WHERE title = ?1 AND tenant = ?2"
+                              " ORDER BY updated_s DESC, id DESC LIMIT 1";
+    struct err local = {0};
+    pthread_mutex_lock(&c->lock);
+    int rc = find_by(c, sql, tenant, title, out, err != NULL ? err : &local);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+static int insert(struct conversations *c, const char *tenant, const char *name,
+                  const char *title, const char *metadata, int64_t head, struct err *err)
+{
+    sqlite3_stmt *st = db_begin(
+        c,
+        "INSERT INTO conversation(tenant, name, title, metadata, head, created_s,"
+        " updated_s, n_turns) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6,"
+        " coalesce((SELECT depth + 1 FROM turn WHERE id = ?5), 0))",
+        err);
+    if (st == NULL)
+        return err->code;
+    db_bind_text(st, 1, tenant);
+    db_bind_text(st, 2, name);
+    db_bind_text(st, 3, title);
+    db_bind_text(st, 4, metadata);
+    db_bind_row(st, 5, head);
+    sqlite3_bind_int64(st, 6, clock_wall_s());
+    int rc = db_step(c, st, err);
+    db_done(st);
+    if (rc == 0 && head != 0)
+        rc = db_run(c, "UPDATE turn SET n_refs = n_refs + 1 WHERE id = ?1", head, 0, 0,
+                    err);
+    return rc;
+}
+
+int conversation_add(struct conversations *c, const char *tenant, const char *name,
+                     const char *title, const char *metadata, int64_t head,
+                     struct conversation *out, struct err *err)
+{
+    struct err local = {0};
+    int64_t known = 1;
+    err = err != NULL ? err : &local;
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    if (head != 0)
+        rc = db_int(c, "SELECT count(*) FROM turn WHERE id = ?1", head, &known, err);
+    if (rc == 0 && known == 0)
+        rc = err_set(err, ERR_NOT_FOUND, "the turn to begin from was deleted");
+    if (rc == 0)
+        rc = insert(c, tenant, name, title, metadata, head, err);
+    if (rc == 0)
+        rc = find(c, tenant, name, out, err);
+    int end = db_end(c, rc, err);
+    if (rc == 0 && end != 0)
+        conversation_deinit(out);
+    return end;
+}
+
+int conversation_set(struct conversations *c, int64_t row, const char *title,
+                     const char *metadata, struct err *err)
+{
+    struct err local = {0};
+    err = err != NULL ? err : &local;
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    sqlite3_stmt *st = db_begin(c,
+                                "UPDATE conversation SET title = coalesce(?2, title),"
+                                " metadata = coalesce(?3, metadata) WHERE id = ?1",
+                                err);
+    if (st != NULL) {
+        sqlite3_bind_int64(st, 1, row);
+        db_bind_text(st, 2, title);
+        db_bind_text(st, 3, metadata);
+        rc = db_step(c, st, err);
+        db_done(st);
+    }
+    return db_end(c, st == NULL ? err->code : rc, err);
+}
+
+/* (updated_s, id) of the conversation `after`. */
+static int position_of(struct conversations *c, const char *tenant, const char *after,
+                       int64_t *updated_s, int64_t *row, struct err *err)
+{
+    struct conversation v;
+    int rc = find(c, tenant, after, &v, err);
+    if (rc != 0)
+        return rc;
+    *updated_s = v.updated_s;
+    *row = v.row;
+    conversation_deinit(&v);
+    return 0;
+}
+
+int conversation_list(struct conversations *c, const char *tenant, const char *after,
+                      bool oldest_first, int limit, struct conversation *out, int *n,
+                      bool *more, struct err *err)
+{
+    static const char newest[] =
+        "SELECT " COLUMNS " FROM conversation WHERE tenant = ?1 AND"
+        " (updated_s, id) < (?2, ?3) ORDER BY updated_s DESC, id DESC LIMIT ?4";
+    static const char oldest[] =
+        "SELECT " COLUMNS " FROM conversation WHERE tenant = ?1 AND"
+        " (updated_s, id) > (?2, ?3) ORDER BY updated_s, id LIMIT ?4";
+    struct err local = {0};
+    int64_t updated_s = oldest_first ? INT64_MIN : INT64_MAX, row = updated_s;
+    *n = 0;
+    *more = false;
+    err = err != NULL ? err : &local;
+    pthread_mutex_lock(&c->lock);
+    int rc = after != NULL ? position_of(c, tenant, after, &updated_s, &row, err) : 0;
+    sqlite3_stmt *st = rc == 0 ? db_begin(c, oldest_first ? oldest : newest, err) : NULL;
+    if (st != NULL) {
+        db_bind_text(st, 1, tenant);
+        sqlite3_bind_int64(st, 2, updated_s);
+        sqlite3_bind_int64(st, 3, row);
+        sqlite3_bind_int(st, 4, limit + 1);
+        while ((rc = db_step(c, st, err)) > 0 && *n < limit)
+            read_conversation(st, &out[(*n)++]);
+        *more = rc > 0;
+        db_done(st);
+    } else if (rc == 0) {
+        rc = err->code;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return rc < 0 ? rc : 0;
+}

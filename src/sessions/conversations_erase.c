@@ -1,0 +1,285 @@
+/* conversations_erase.c - see conversations.h: what is deleted, and what may go with it.
+ *
+ * A turn is erased when its name is gone and nothing refers to it; then its parent may follow.  The
+ * chunks that no turn names any more are written down as doomed in the same transaction, so that a
+ * process that is killed before it has taken them out of the store finds them again. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "sessions/conversations_db.h"
+
+/* --- one turn ---------------------------------------------------------------------------------- */
+
+static int key_run(struct conversations *c, const char *sql, const uint8_t *key,
+                   struct err *err)
+{
+    sqlite3_stmt *st = db_begin(c, sql, err);
+    if (st == NULL)
+        return err->code;
+    sqlite3_bind_blob(st, 1, key, sizeof(struct sha256), SQLITE_STATIC);
+    int rc = db_step(c, st, err);
+    db_done(st);
+    return rc;
+}
+
+static int drop_chunk(struct conversations *c, const uint8_t *key, struct err *err)
+{
+    int rc = key_run(c, "UPDATE chunk SET n_turns = n_turns - 1 WHERE key = ?1", key, err);
+    if (rc == 0)
+        rc = key_run(c, "DELETE FROM chunk WHERE key = ?1 AND n_turns <= 0", key, err);
+    if (rc == 0 && sqlite3_changes(c->db) > 0)
+        rc = key_run(c, "INSERT OR IGNORE INTO doomed(key) VALUES(?1)", key, err);
+    return rc;
+}
+
+/* From the last to the first: whoever buries them takes children before their parents. */
+static int drop_chunks(struct conversations *c, const uint8_t *keys, size_t n,
+                       struct err *err)
+{
+    int rc = 0;
+    for (size_t i = n / sizeof(struct sha256); rc == 0 && i > 0; i--)
+        rc = drop_chunk(c, keys + (i - 1) * sizeof(struct sha256), err);
+    return rc;
+}
+
+struct gone {
+    bool is_gone;
+    int64_t parent;
+    uint8_t *keys;
+    size_t n_keys_bytes;
+};
+
+static int look(struct conversations *c, int64_t row, struct gone *g, struct err *err)
+{
+    *g = (struct gone){0};
+    sqlite3_stmt *st = db_begin(
+        c,
+        "SELECT parent, keys FROM turn WHERE id = ?1 AND n_refs <= 0 AND NOT"
+        " visible",
+        err);
+    if (st == NULL)
+        return err->code;
+    sqlite3_bind_int64(st, 1, row);
+    int rc = db_step(c, st, err);
+    if (rc > 0) {
+        g->is_gone = true;
+        g->parent = sqlite3_column_int64(st, 0);
+        g->n_keys_bytes = (size_t)sqlite3_column_bytes(st, 1);
+        g->keys = xmalloc(g->n_keys_bytes + 1);
+        if (g->n_keys_bytes > 0)
+            memcpy(g->keys, sqlite3_column_blob(st, 1), g->n_keys_bytes);
+    }
+    db_done(st);
+    return rc < 0 ? rc : 0;
+}
+
+/* Erases the turn and then its parents as far as nothing holds them. */
+static int collect(struct conversations *c, int64_t row, struct erased *out,
+                   struct err *err)
+{
+    int rc = 0;
+    while (rc == 0 && row != 0) {
+        struct gone g;
+        rc = look(c, row, &g, err);
+        if (rc != 0 || !g.is_gone)
+            return rc;
+        rc = drop_chunks(c, g.keys, g.n_keys_bytes, err);
+        free(g.keys);
+        if (rc == 0)
+            rc = db_run(c, "DELETE FROM turn WHERE id = ?1", row, 0, 0, err);
+        if (rc == 0)
+            rc = db_run(c, "UPDATE turn SET n_refs = n_refs - 1 WHERE id = ?1", g.parent, 0,
+                        0, err);
+        out->n_turns++;
+        c->n_turns -= c->n_turns > 0;
+        row = g.parent;
+    }
+    return rc;
+}
+
+int db_release(struct conversations *c, int64_t row, struct erased *out, struct err *err)
+{
+    int rc = db_run(c, "UPDATE turn SET n_refs = n_refs - 1 WHERE id = ?1", row, 0, 0, err);
+    return rc != 0 ? rc : collect(c, row, out, err);
+}
+
+/* The row of a name; ERR_NOT_FOUND. */
+static int row_of(struct conversations *c, const char *sql, const char *what,
+                  const char *tenant, const char *name, int64_t *row, struct err *err)
+{
+    sqlite3_stmt *st = db_begin(c, sql, err);
+    if (st == NULL)
+        return err->code;
+    db_bind_text(st, 1, name);
+    db_bind_text(st, 2, tenant);
+    int rc = db_step(c, st, err);
+    if (rc > 0)
+        *row = sqlite3_column_int64(st, 0);
+    db_done(st);
+    return rc > 0   ? 0
+           : rc < 0 ? rc
+                    : err_set(err, ERR_NOT_FOUND, "there is no %s '%.80s'", what, name);
+}
+
+static int hide(struct conversations *c, int64_t row, struct erased *out, struct err *err)
+{
+    int before = out->n_turns;
+    int rc = db_run(c, "UPDATE turn SET visible = 0 WHERE id = ?1", row, 0, 0, err);
+    if (rc == 0)
+        rc = collect(c, row, out, err);
+    out->n_shared += rc == 0 && out->n_turns == before;
+    return rc;
+}
+
+/* It would stay in the write-ahead log until that is overwritten some day. */
+int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
+{
+    rc = db_end(c, rc, err);
+    if (rc == 0) {
+        pthread_mutex_lock(&c->lock);
+        rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", err);
+        pthread_mutex_unlock(&c->lock);
+    }
+    return rc;
+}
+
+/* Finds the row of a name with `find`, and erases it in one transaction. */
+static int erase_named(struct conversations *c, const char *find, const char *what,
+                       const char *tenant, const char *name,
+                       int (*erase)(struct conversations *c, int64_t row,
+                                    struct erased *out, struct err *err),
+                       struct erased *out, struct err *err)
+{
+    struct err local = {0};
+    int64_t row = 0;
+    *out = (struct erased){0};
+    err = err != NULL ? err : &local;
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    rc = row_of(c, find, what, tenant, name, &row, err);
+    if (rc == 0)
+        rc = erase(c, row, out, err);
+    return db_end_and_overwrite(c, rc, err);
+}
+
+int turn_delete(struct conversations *c, const char *tenant, const char *name,
+                struct erased *out, struct err *err)
+{
+    return erase_named(c, "SELECT id FROM turn WHERE name = ?1 AND tenant = ?2 AND visible",
+                       "response", tenant, name, hide, out, err);
+}
+
+/* --- a conversation ---------------------------------------------------------------------------- */
+
+/* From the last to the first, so that each is free when its turn comes. */
+int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
+                struct err *err)
+{
+    int64_t row;
+    int rc = 0;
+    do {
+        rc = db_int(c,
+                    "SELECT id FROM turn WHERE conversation = ?1"
+                    " ORDER BY depth DESC, id DESC LIMIT 1",
+                    conversation, &row, err);
+        if (rc == 0 && row != 0)
+            rc = db_run(c, "UPDATE turn SET conversation = NULL WHERE id = ?1", row, 0, 0,
+                        err);
+        if (rc == 0 && row != 0)
+            rc = hide(c, row, out, err);
+    } while (rc == 0 && row != 0);
+    return rc;
+}
+
+static int drop_conversation(struct conversations *c, int64_t row, struct erased *out,
+                             struct err *err)
+{
+    int64_t head = 0;
+    int rc = db_int(c, "SELECT head FROM conversation WHERE id = ?1", row, &head, err);
+    if (rc == 0)
+        rc = db_run(c, "DELETE FROM conversation WHERE id = ?1", row, 0, 0, err);
+    if (rc == 0 && head != 0)
+        rc = db_release(c, head, out, err);
+    return rc != 0 ? rc : db_hide_all(c, row, out, err);
+}
+
+int conversation_delete(struct conversations *c, const char *tenant, const char *name,
+                        struct erased *out, struct err *err)
+{
+    return erase_named(c, "SELECT id FROM conversation WHERE name = ?1 AND tenant = ?2",
+                       "conversation", tenant, name, drop_conversation, out, err);
+}
+
+int conversations_expire(struct conversations *c, int64_t now_s, int most,
+                         struct erased *out, struct err *err)
+{
+    struct err local = {0};
+    int64_t before = now_s - c->o.ttl_s, row = 1;
+    *out = (struct erased){0};
+    err = err != NULL ? err : &local;
+    if (c->o.ttl_s <= 0)
+        return 0;
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    int i = 0;
+    for (; rc == 0 && row != 0 && i < most; i++) {
+        rc = db_int(c,
+                    "SELECT id FROM conversation WHERE updated_s < ?1"
+                    " ORDER BY updated_s LIMIT 1",
+                    before, &row, err);
+        if (rc == 0 && row != 0)
+            rc = drop_conversation(c, row, out, err);
+    }
+    for (row = 1; rc == 0 && row != 0 && i < most; i++) {
+        rc = db_int(c,
+                    "SELECT id FROM turn WHERE used_s < ?1 AND visible"
+                    " AND conversation IS NULL ORDER BY used_s LIMIT 1",
+                    before, &row, err);
+        if (rc == 0 && row != 0)
+            rc = hide(c, row, out, err);
+    }
+    return out->n_turns > 0 ? db_end_and_overwrite(c, rc, err) : db_end(c, rc, err);
+}
+
+/* --- doomed chunks ----------------------------------------------------------------------------- */
+
+int conversations_doomed(struct conversations *c, struct sha256 *keys, int max, int *n,
+                         struct err *err)
+{
+    struct err local = {0};
+    int rc = 0;
+    *n = 0;
+    err = err != NULL ? err : &local;
+    pthread_mutex_lock(&c->lock);
+    sqlite3_stmt *st = db_begin(c, "SELECT key FROM doomed ORDER BY id LIMIT ?1", err);
+    if (st == NULL)
+        rc = err->code;
+    else
+        sqlite3_bind_int(st, 1, max);
+    while (rc == 0 && st != NULL && (rc = db_step(c, st, err)) > 0) {
+        if (sqlite3_column_bytes(st, 0) == (int)sizeof keys[0].b)
+            memcpy(keys[(*n)++].b, sqlite3_column_blob(st, 0), sizeof keys[0].b);
+        rc = 0;
+        if (*n == max)
+            break;
+    }
+    db_done(st);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+int conversations_buried(struct conversations *c, const struct sha256 *keys, int n,
+                         struct err *err)
+{
+    struct err local = {0};
+    err = err != NULL ? err : &local;
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = key_run(c, "DELETE FROM doomed WHERE key = ?1", keys[i].b, err);
+    return db_end(c, rc, err);
+}

@@ -1,0 +1,463 @@
+/* conversations_turn.c - see conversations.h: adding a turn, and reading a path of them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "sessions/conversations_db.h"
+
+enum {
+    MARK_BYTES = 40,        /* n_bytes, n_tokens, digest */
+    MAX_DEPTH = 100000,     /* a path longer than this is damage */
+    TURN_OVERHEAD = 4 << 10 /* pages that a turn may touch beyond its own content */
+};
+
+void turn_free(struct turn *t)
+{
+    if (t == NULL)
+        return;
+    free(t->answer);
+    free(t->input);
+    free(t->output);
+    free(t->restoration);
+    free(t->tokens);
+    free(t->keys);
+    free(t);
+}
+
+void turn_path_free(struct turn **path, int n)
+{
+    for (int i = 0; path != NULL && i < n; i++)
+        turn_free(path[i]);
+    free(path);
+}
+
+/* --- coding ----------------------------------------------------------------------------------- */
+
+static void marks_encode(const struct turn *t, uint8_t out[TURN_MAX_MARKS * MARK_BYTES])
+{
+    for (int i = 0; i < t->n_marks; i++, out += MARK_BYTES) {
+        put_u32(out, t->mark[i].n_bytes);
+        put_u32(out + 4, t->mark[i].n_tokens);
+        memcpy(out + 8, t->mark[i].digest.b, sizeof t->mark[i].digest.b);
+    }
+}
+
+static void marks_decode(struct turn *t, const uint8_t *p, size_t n)
+{
+    t->n_marks = (int)(n / MARK_BYTES < TURN_MAX_MARKS ? n / MARK_BYTES : TURN_MAX_MARKS);
+    for (int i = 0; i < t->n_marks; i++, p += MARK_BYTES) {
+        t->mark[i].n_bytes = get_u32(p);
+        t->mark[i].n_tokens = get_u32(p + 4);
+        memcpy(t->mark[i].digest.b, p + 8, sizeof t->mark[i].digest.b);
+    }
+}
+
+static uint8_t *tokens_encode(const struct turn *t, size_t *n)
+{
+    int count = t->n_tokens - t->n_kept;
+    uint8_t *out = xmalloc((size_t)count * 4 + 1);
+    for (int i = 0; i < count; i++)
+        put_u32(out + 4 * i, (uint32_t)t->tokens[i]);
+    *n = (size_t)count * 4;
+    return out;
+}
+
+/* A bad row is damage, not a bug: it is refused. */
+static int tokens_decode(struct turn *t, const uint8_t *p, size_t n, struct err *err)
+{
+    int64_t count = (int64_t)t->n_tokens - t->n_kept;
+    if (t->n_kept < 0 || count < 0 || n != (size_t)count * 4)
+        return err_set(err, ERR_CORRUPT, "the tokens of turn %s are damaged", t->name);
+    t->tokens = xmalloc(n + 1);
+    for (int64_t i = 0; i < count; i++)
+        t->tokens[i] = (int32_t)get_u32(p + 4 * i);
+    return 0;
+}
+
+/* --- adding ----------------------------------------------------------------------------------- */
+
+static int used_bytes(struct conversations *c, uint64_t *out, struct err *err)
+{
+    int64_t pages, spare, page_bytes;
+    int rc = db_int(c, "PRAGMA page_count", 0, &pages, err);
+    if (rc == 0)
+        rc = db_int(c, "PRAGMA freelist_count", 0, &spare, err);
+    if (rc == 0)
+        rc = db_int(c, "PRAGMA page_size", 0, &page_bytes, err);
+    if (rc == 0)
+        *out = (uint64_t)((pages - spare) * page_bytes);
+    return rc;
+}
+
+static int check_room(struct conversations *c, uint64_t more_bytes, struct err *err)
+{
+    int64_t n_turns = 0;
+    uint64_t used = 0;
+    int rc = 0;
+    if (c->o.max_turns > 0)
+        rc = db_count_turns(c, &n_turns, err);
+    if (rc == 0 && c->o.max_turns > 0 && n_turns >= c->o.max_turns)
+        return err_set(err, ERR_LIMIT,
+                       "%lld turns are stored, which is the most that this server keeps: "
+                       "delete some, or send \"store\": false",
+                       (long long)n_turns);
+    if (rc == 0 && c->o.max_bytes > 0)
+        rc = used_bytes(c, &used, err);
+    if (rc == 0 && c->o.max_bytes > 0 && used + more_bytes > c->o.max_bytes)
+        return err_set(err, ERR_LIMIT,
+                       "the stored turns have %llu bytes, and %llu are the most that this "
+                       "server keeps: delete some, or send \"store\": false",
+                       (unsigned long long)used, (unsigned long long)c->o.max_bytes);
+    return rc;
+}
+
+int turn_has_room(struct conversations *c, struct err *err)
+{
+    struct err local = {0};
+    pthread_mutex_lock(&c->lock);
+    int rc = check_room(c, TURN_OVERHEAD, err != NULL ? err : &local);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+static uint64_t turn_bytes(const struct turn *t)
+{
+    const char *texts[] = {t->answer, t->input, t->output, t->restoration};
+    uint64_t n = TURN_OVERHEAD + 4 * (uint64_t)(t->n_tokens - t->n_kept) +
+                 2 * sizeof(struct sha256) * (uint64_t)t->n_keys;
+    for (int i = 0; i < 4; i++)
+        n += texts[i] != NULL ? strlen(texts[i]) : 0;
+    return n;
+}
+
+static int insert(struct conversations *c, const char *tenant, struct turn *t,
+                  struct err *err)
+{
+    sqlite3_stmt *st = db_begin(
+        c,
+        "INSERT INTO turn(name, tenant, parent, conversation, depth, created_s, used_s,"
+        " visible, fingerprint, n_kept, n_tokens, marks, tokens, keys, answer, input,"
+        " output, restoration)"
+        " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15,"
+        " ?16, ?17)",
+        err);
+    uint8_t marks[TURN_MAX_MARKS * MARK_BYTES];
+    size_t n_tokens;
+    if (st == NULL)
+        return err->code;
+    marks_encode(t, marks);
+    uint8_t *tokens = tokens_encode(t, &n_tokens);
+    db_bind_text(st, 1, t->name);
+    db_bind_text(st, 2, tenant);
+    db_bind_row(st, 3, t->parent);
+    db_bind_row(st, 4, t->conversation);
+    sqlite3_bind_int(st, 5, t->depth);
+    sqlite3_bind_int64(st, 6, t->created_s);
+    sqlite3_bind_int(st, 7, t->is_visible);
+    db_bind_text(st, 8, t->fingerprint);
+    sqlite3_bind_int(st, 9, t->n_kept);
+    sqlite3_bind_int(st, 10, t->n_tokens);
+    sqlite3_bind_blob(st, 11, marks, t->n_marks * MARK_BYTES, SQLITE_STATIC);
+    sqlite3_bind_blob64(st, 12, tokens, n_tokens, SQLITE_STATIC);
+    sqlite3_bind_blob64(st, 13, t->keys != NULL ? (const void *)t->keys : "",
+                        (uint64_t)t->n_keys * sizeof t->keys[0], SQLITE_STATIC);
+    db_bind_text(st, 14, t->answer);
+    db_bind_text(st, 15, t->input);
+    db_bind_text(st, 16, t->output);
+    db_bind_text(st, 17, t->restoration);
+    int rc = db_step(c, st, err);
+    db_done(st);
+    free(tokens);
+    t->row = sqlite3_last_insert_rowid(c->db);
+    c->n_turns += c->n_turns >= 0; /* a rollback counts anew */
+    return rc;
+}
+
+/* A chunk that comes back before it was buried is not doomed any more. */
+static int add_chunks(struct conversations *c, const struct turn *t, struct err *err)
+{
+    static const char *const sql[] = {
+        "INSERT INTO chunk(key, n_turns) VALUES(?1, 1)"
+        " ON CONFLICT(key) DO UPDATE SET n_turns = n_turns + 1",
+        "DELETE FROM doomed WHERE key = ?1"};
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < 2 * t->n_keys; i++) {
+        sqlite3_stmt *st = db_begin(c, sql[i % 2], err);
+        if (st == NULL)
+            return err->code;
+        sqlite3_bind_blob(st, 1, t->keys[i / 2].b, sizeof t->keys[0].b, SQLITE_STATIC);
+        rc = db_step(c, st, err);
+        db_done(st);
+    }
+    return rc;
+}
+
+static int refer_to_parent(struct conversations *c, struct turn *t, struct err *err)
+{
+    int64_t depth = 0;
+    t->depth = 0;
+    if (t->parent == 0)
+        return 0;
+    int rc = db_int(c, "SELECT depth + 1 FROM turn WHERE id = ?1", t->parent, &depth, err);
+    if (rc == 0 && depth == 0)
+        return err_set(err, ERR_NOT_FOUND,
+                       "what was to be continued was deleted in the meantime");
+    t->depth = (int)depth;
+    return rc != 0 ? rc
+                   : db_run(c,
+                            "UPDATE turn SET n_refs = n_refs + 1, used_s = ?2"
+                            " WHERE id = ?1",
+                            t->parent, t->created_s, 0, err);
+}
+
+/* Before the turn is inserted: may it become the head? */
+static int check_head(struct conversations *c, struct turn *t, bool *has_branched,
+                      struct err *err)
+{
+    int64_t known = 0, head = 0;
+    int rc = db_int(c, "SELECT count(*) FROM conversation WHERE id = ?1", t->conversation,
+                    &known, err);
+    if (rc == 0 && known == 0)
+        return err_set(err, ERR_NOT_FOUND, "the conversation was deleted in the meantime");
+    if (rc == 0)
+        rc = db_int(c, "SELECT coalesce(head, 0) FROM conversation WHERE id = ?1",
+                    t->conversation, &head, err);
+    *has_branched = rc == 0 && head != t->parent;
+    if (*has_branched)
+        t->conversation = 0;
+    return rc;
+}
+
+/* The old head's reference by the conversation ends; that of its child has come. */
+static int move_head(struct conversations *c, const struct turn *t, const char *title,
+                     struct err *err)
+{
+    sqlite3_stmt *st = db_begin(
+        c,
+        "UPDATE conversation SET head = ?2, updated_s = ?3, n_turns = ?4,"
+        " title = coalesce(title, ?5) WHERE id = ?1",
+        err);
+    if (st == NULL)
+        return err->code;
+    sqlite3_bind_int64(st, 1, t->conversation);
+    sqlite3_bind_int64(st, 2, t->row);
+    sqlite3_bind_int64(st, 3, t->created_s);
+    sqlite3_bind_int(st, 4, t->depth + 1);
+    db_bind_text(st, 5, title);
+    int rc = db_step(c, st, err);
+    db_done(st);
+    if (rc == 0)
+        rc = db_run(c, "UPDATE turn SET n_refs = n_refs + 1 WHERE id = ?1", t->row, 0, 0,
+                    err);
+    if (rc == 0 && t->parent != 0)
+        rc = db_run(c, "UPDATE turn SET n_refs = n_refs - 1 WHERE id = ?1", t->parent, 0, 0,
+                    err);
+    return rc;
+}
+
+int turn_add(struct conversations *c, const char *tenant, struct turn *t, const char *title,
+             bool *has_branched, struct err *err)
+{
+    struct err local = {0};
+    err = err != NULL ? err : &local;
+    CHECK(t->input != NULL && t->output != NULL && t->n_marks <= TURN_MAX_MARKS);
+    CHECK(t->is_visible || t->conversation != 0);
+    *has_branched = false;
+    if (t->created_s == 0)
+        t->created_s = clock_wall_s();
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    rc = check_room(c, turn_bytes(t), err);
+    if (rc == 0)
+        rc = refer_to_parent(c, t, err);
+    if (rc == 0 && t->conversation != 0)
+        rc = check_head(c, t, has_branched, err);
+    if (rc == 0 && *has_branched && !t->is_visible)
+        rc = err_set(err, ERR_MISMATCH, "the conversation has changed in the meantime");
+    if (rc == 0)
+        rc = insert(c, tenant, t, err);
+    if (rc == 0)
+        rc = add_chunks(c, t, err);
+    if (rc == 0 && t->conversation != 0)
+        rc = move_head(c, t, title, err);
+    return db_end(c, rc, err);
+}
+
+int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
+                         struct turn *t, struct erased *out, struct err *err)
+{
+    struct err local = {0};
+    bool has_branched = false;
+    int64_t row = t->conversation;
+    *out = (struct erased){0};
+    err = err != NULL ? err : &local;
+    CHECK(t->parent == 0 && row != 0);
+    t->created_s = clock_wall_s();
+    t->parent = head; /* for the check of the head only */
+    int rc = db_lock(c, err);
+    if (rc != 0)
+        return rc;
+    rc = check_head(c, t, &has_branched, err);
+    if (rc == 0 && has_branched)
+        rc = err_set(err, ERR_MISMATCH, "the conversation has changed in the meantime");
+    t->parent = 0;
+    if (rc == 0 && head != 0)
+        rc = db_release(c, head, out, err);
+    if (rc == 0)
+        rc = db_hide_all(c, row, out, err);
+    if (rc == 0)
+        rc = insert(c, tenant, t, err);
+    if (rc == 0)
+        rc = move_head(c, t, NULL, err);
+    return db_end_and_overwrite(c, rc, err);
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+#define COLUMNS                                                                            \
+    "id, parent, conversation, name, created_s, depth, visible, fingerprint, n_kept, "     \
+    "n_tokens, marks, tokens, keys, answer, input, output, restoration"
+
+static int read_turn(sqlite3_stmt *st, struct turn **out, struct err *err)
+{
+    struct turn *t = xcalloc(1, sizeof *t);
+    *t = (struct turn){.row = sqlite3_column_int64(st, 0),
+                       .parent = sqlite3_column_int64(st, 1),
+                       .conversation = sqlite3_column_int64(st, 2),
+                       .created_s = sqlite3_column_int64(st, 4),
+                       .depth = sqlite3_column_int(st, 5),
+                       .is_visible = sqlite3_column_int(st, 6) != 0,
+                       .n_kept = sqlite3_column_int(st, 8),
+                       .n_tokens = sqlite3_column_int(st, 9)};
+    const char *fingerprint = (const char *)sqlite3_column_text(st, 7);
+    db_name(st, 3, t->name);
+    snprintf(t->fingerprint, sizeof t->fingerprint, "%s",
+             fingerprint != NULL ? fingerprint : "");
+    marks_decode(t, sqlite3_column_blob(st, 10), (size_t)sqlite3_column_bytes(st, 10));
+    int rc = tokens_decode(t, sqlite3_column_blob(st, 11),
+                           (size_t)sqlite3_column_bytes(st, 11), err);
+    size_t n = (size_t)sqlite3_column_bytes(st, 12);
+    t->n_keys = (int)(n / sizeof t->keys[0]);
+    t->keys = xmalloc(n + 1);
+    if (n > 0)
+        memcpy(t->keys, sqlite3_column_blob(st, 12), n);
+    t->answer = db_text(st, 13);
+    t->input = db_text(st, 14);
+    t->output = db_text(st, 15);
+    t->restoration = db_text(st, 16);
+    if (rc != 0) {
+        turn_free(t);
+        return rc;
+    }
+    *out = t;
+    return 0;
+}
+
+int turn_find(struct conversations *c, const char *tenant, const char *name,
+              struct turn **out, struct err *err)
+{
+    struct err local = {0};
+    err = err != NULL ? err : &local;
+    pthread_mutex_lock(&c->lock);
+    sqlite3_stmt *st = db_begin(
+        c, "SELECT " COLUMNS " FROM turn WHERE name = ?1 AND tenant = ?2 AND visible", err);
+    int rc = st == NULL ? err->code : 0;
+    if (st != NULL) {
+        db_bind_text(st, 1, name);
+        db_bind_text(st, 2, tenant);
+        rc = db_step(c, st, err);
+        if (rc > 0)
+            rc = read_turn(st, out, err);
+        else if (rc == 0)
+            rc = err_set(err, ERR_NOT_FOUND, "there is no response '%.80s'", name);
+    }
+    db_done(st);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+static int read_path(struct conversations *c, int64_t row, struct turn ***path, int *n,
+                     struct err *err)
+{
+    int cap = 0, rc = 0;
+    while (rc == 0 && row != 0) {
+        sqlite3_stmt *st = db_begin(c, "SELECT " COLUMNS " FROM turn WHERE id = ?1", err);
+        if (st == NULL)
+            return err->code;
+        if (*n == cap) {
+            cap = cap == 0 ? 16 : 2 * cap;
+            *path = xrealloc(*path, (size_t)cap * sizeof **path);
+        }
+        sqlite3_bind_int64(st, 1, row);
+        rc = db_step(c, st, err);
+        if (rc > 0)
+            rc = read_turn(st, &(*path)[*n], err);
+        else if (rc == 0)
+            rc = err_set(err, ERR_NOT_FOUND, "a turn was deleted in the meantime");
+        db_done(st);
+        if (rc != 0)
+            return rc;
+        row = (*path)[(*n)++]->parent;
+        if (*n > MAX_DEPTH)
+            return err_set(err, ERR_CORRUPT, "conversations in %s: turns in a circle",
+                           c->path);
+    }
+    return rc;
+}
+
+/* Who keeps more of its parent's tokens than there are is damaged. */
+static int check_path(struct turn *const *path, int n, struct err *err)
+{
+    for (int i = 0; i < n; i++) {
+        int before = i > 0 ? path[i - 1]->n_tokens : 0;
+        if (path[i]->n_kept > before)
+            return err_set(err, ERR_CORRUPT, "the tokens of turn %s are damaged",
+                           path[i]->name);
+    }
+    return 0;
+}
+
+int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
+              struct err *err)
+{
+    struct err local = {0};
+    struct turn **path = NULL;
+    err = err != NULL ? err : &local;
+    *n = 0;
+    pthread_mutex_lock(&c->lock);
+    int rc = read_path(c, row, &path, n, err);
+    pthread_mutex_unlock(&c->lock);
+    for (int i = 0; i < *n / 2; i++) { /* it was read from its end */
+        struct turn *t = path[i];
+        path[i] = path[*n - 1 - i];
+        path[*n - 1 - i] = t;
+    }
+    if (rc == 0)
+        rc = check_path(path, *n, err);
+    if (rc != 0) {
+        turn_path_free(path, *n);
+        path = NULL;
+        *n = 0;
+    }
+    *out = path;
+    return rc;
+}
+
+int32_t *turn_path_tokens(struct turn *const *path, int n)
+{
+    int total = n > 0 ? path[n - 1]->n_tokens : 0, until = total;
+    int32_t *ids = xmalloc(((size_t)total + 1) * sizeof *ids);
+    for (int i = n - 1; i >= 0 && until > 0;
+         i--) { /* each fills what lies before the next */
+        const struct turn *t = path[i];
+        if (t->n_kept < until)
+            memcpy(ids + t->n_kept, t->tokens, (size_t)(until - t->n_kept) * sizeof *ids);
+        until = t->n_kept < until ? t->n_kept : until;
+    }
+    return ids;
+}

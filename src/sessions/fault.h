@@ -1,0 +1,21 @@
+/* fault.h - why a request is refused, as the API tells it. Pure. */
+#ifndef SESSIONS_FAULT_H
+#define SESSIONS_FAULT_H
+
+#include "format/json.h"
+
+struct fault {
+    int status;       /* of HTTP */
+    const char *type; /* "invalid_request_error" ... */
+    const char *code; /* NULL: null */
+    char param[64];   /* "": null */
+    char message[400];
+};
+
+/* Returns -1. Fills *f; the type follows from the status. param NULL: none. */
+int fault_set(struct fault *f, int status, const char *code, const char *param,
+              const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* Returns {"error": {...}}. */
+struct json *fault_json(const struct fault *f);
+
+#endif

@@ -1,0 +1,357 @@
+/* items.c - see items.h. */
+#include "sessions/items.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "sessions/conversations.h"
+#include "base/textbuf.h"
+
+/* --- making ------------------------------------------------------------------------------------ */
+
+static struct json *new_item(const char *prefix, const char *id, const char *type,
+                             const char *status)
+{
+    char name[NAME_BYTES];
+    struct json *o = json_new_object();
+    if (id == NULL)
+        conversations_name(prefix, name);
+    json_put_string(o, "id", id != NULL ? id : name);
+    json_put_string(o, "type", type);
+    json_put_string(o, "status", status);
+    return o;
+}
+
+struct json *item_text_part(const char *text, size_t n)
+{
+    struct json *part = json_new_object();
+    json_put_string(part, "type", "output_text");
+    json_put_bytes(part, "text", text, n);
+    json_put(part, "annotations", json_new_array());
+    json_put(part, "logprobs", json_new_array());
+    return part;
+}
+
+struct json *item_message(const char *id, const char *status, const char *text, size_t n)
+{
+    struct json *o = new_item("msg", id, "message", status), *content = json_new_array();
+    json_put_string(o, "role", "assistant");
+    if (text != NULL)
+        json_push(content, item_text_part(text, n));
+    json_put(o, "content", content);
+    return o;
+}
+
+struct json *item_call(const char *id, const char *status, const char *call_id,
+                       const char *name, const char *arguments)
+{
+    struct json *o = new_item("fc", id, "function_call", status);
+    json_put_string(o, "call_id", call_id);
+    json_put_string(o, "name", name);
+    json_put_string(o, "arguments", arguments);
+    return o;
+}
+
+/* --- reading ----------------------------------------------------------------------------------- */
+
+static int bad_item(struct fault *f, const char *param, size_t i, const char *what)
+{
+    return fault_set(f, 400, NULL, param, "'%s' element %zu %s", param, i, what);
+}
+
+static bool is_text_part(const struct json *part)
+{
+    static const char *const types[] = {"input_text", "output_text", "text", NULL};
+    const char *type = json_string_of(json_member(part, "type"), NULL);
+    for (int i = 0; type != NULL && types[i] != NULL; i++) {
+        if (strcmp(type, types[i]) == 0)
+            return json_string_of(json_member(part, "text"), NULL) != NULL;
+    }
+    return false;
+}
+
+static void push_part(struct json *content, const char *role, const char *text, size_t n)
+{
+    if (strcmp(role, "assistant") == 0) {
+        json_push(content, item_text_part(text, n));
+        return;
+    }
+    struct json *part = json_new_object();
+    json_put_string(part, "type", "input_text");
+    json_put_bytes(part, "text", text, n);
+    json_push(content, part);
+}
+
+/* A text, or a list of parts that are text. */
+static int read_parts(const struct json *v, const char *role, const char *param, size_t i,
+                      struct json *content, struct fault *f)
+{
+    size_t n;
+    const char *text = json_string_of(v, &n);
+    if (text != NULL)
+        push_part(content, role, text, n);
+    if (text != NULL)
+        return 0;
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return bad_item(f, param, i, "has no 'content': a text or a list of parts");
+    for (size_t p = 0; p < json_count(v); p++) {
+        const struct json *part = json_at(v, p);
+        if (!is_text_part(part))
+            return bad_item(f, param, i,
+                            "has a part that is not text; only input_text and output_text "
+                            "are supported");
+        text = json_string_of(json_member(part, "text"), &n);
+        push_part(content, role, text, n);
+    }
+    return 0;
+}
+
+static int read_message(const struct json *v, const char *param, size_t i,
+                        struct json **out, struct fault *f)
+{
+    static const char *const roles[] = {"user", "assistant", "system", "developer", NULL};
+    const char *role = json_string_of(json_member(v, "role"), NULL);
+    int known = 0;
+    while (role != NULL && roles[known] != NULL && strcmp(role, roles[known]) != 0)
+        known++;
+    if (role == NULL || roles[known] == NULL)
+        return bad_item(f, param, i,
+                        "has no role among user, assistant, system, developer");
+    struct json *content = json_new_array();
+    if (read_parts(json_member(v, "content"), role, param, i, content, f) != 0) {
+        json_free(content);
+        return -1;
+    }
+    *out = new_item("msg", NULL, "message", "completed");
+    json_put_string(*out, "role", role);
+    json_put(*out, "content", content);
+    return 0;
+}
+
+static int read_call(const struct json *v, const char *param, size_t i, struct json **out,
+                     struct fault *f)
+{
+    const char *id = json_string_of(json_member(v, "call_id"), NULL);
+    const char *name = json_string_of(json_member(v, "name"), NULL);
+    const char *arguments = json_string_of(json_member(v, "arguments"), NULL);
+    if (id == NULL || name == NULL || arguments == NULL)
+        return bad_item(f, param, i, "needs the texts 'call_id', 'name' and 'arguments'");
+    *out = item_call(NULL, "completed", id, name, arguments);
+    return 0;
+}
+
+/* The output is a text, or parts of text: all of them in a row. */
+static int read_output(const struct json *v, const char *param, size_t i, struct json **out,
+                       struct fault *f)
+{
+    const char *id = json_string_of(json_member(v, "call_id"), NULL);
+    struct json *parts = json_new_array();
+    struct textbuf all = {0};
+    int rc = read_parts(json_member(v, "output"), "tool", param, i, parts, f);
+    if (rc == 0 && id == NULL)
+        rc = bad_item(f, param, i, "needs a text 'call_id'");
+    for (size_t p = 0; p < json_count(parts); p++) {
+        size_t n;
+        const char *text = json_string_of(json_member(json_at(parts, p), "text"), &n);
+        textbuf_add(&all, text, n);
+    }
+    json_free(parts);
+    if (rc == 0) {
+        *out = new_item("fco", NULL, "function_call_output", "completed");
+        json_put_string(*out, "call_id", id);
+        json_put_bytes(*out, "output", all.p != NULL ? all.p : "", all.n);
+    }
+    textbuf_free(&all);
+    return rc;
+}
+
+static int read_item(const struct json *v, const char *param, size_t i, struct json **out,
+                     struct fault *f)
+{
+    const char *type = json_string_of(json_member(v, "type"), NULL);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return bad_item(f, param, i, "is no object");
+    if (type == NULL || strcmp(type, "message") == 0)
+        return read_message(v, param, i, out, f);
+    if (strcmp(type, "function_call") == 0)
+        return read_call(v, param, i, out, f);
+    if (strcmp(type, "function_call_output") == 0)
+        return read_output(v, param, i, out, f);
+    return fault_set(f, 400, "unsupported_value", param,
+                     "'%s' element %zu has the type '%.60s', which is not supported: only "
+                     "message, function_call and function_call_output are",
+                     param, i, type);
+}
+
+int items_read(const struct json *sent, const char *param, struct json **out,
+               struct fault *f)
+{
+    struct json *list = json_new_array(), *item = NULL;
+    size_t n;
+    int rc = 0;
+    const char *text = json_string_of(sent, &n);
+    *out = list;
+    if (text != NULL) {
+        struct json *content = json_new_array();
+        push_part(content, "user", text, n);
+        item = new_item("msg", NULL, "message", "completed");
+        json_put_string(item, "role", "user");
+        json_put(item, "content", content);
+        json_push(list, item);
+        return 0;
+    }
+    if (json_kind(sent) != JSON_KIND_ARRAY || json_count(sent) > ITEMS_MAX)
+        rc = fault_set(f, 400, NULL, param,
+                       "'%s' must be a text, or a list of at most %d items", param,
+                       ITEMS_MAX);
+    for (size_t i = 0; rc == 0 && i < json_count(sent); i++) {
+        rc = read_item(json_at(sent, i), param, i, &item, f);
+        if (rc == 0)
+            json_push(list, item);
+    }
+    if (rc != 0) {
+        json_free(list);
+        *out = NULL;
+    }
+    return rc;
+}
+
+/* --- as messages ------------------------------------------------------------------------------- */
+
+static bool is_type(const struct json *item, const char *type)
+{
+    const char *t = json_string_of(json_member(item, "type"), NULL);
+    return t != NULL && strcmp(t, type) == 0;
+}
+
+static void put_content(struct json *message, const struct json *content)
+{
+    struct textbuf all = {0};
+    for (size_t i = 0; i < json_count(content); i++) {
+        size_t n;
+        const char *text = json_string_of(json_member(json_at(content, i), "text"), &n);
+        if (text != NULL)
+            textbuf_add(&all, text, n);
+    }
+    json_put_bytes(message, "content", all.p != NULL ? all.p : "", all.n);
+    textbuf_free(&all);
+}
+
+static struct json *chat_call(const struct json *item)
+{
+    struct json *call = json_new_object(), *function = json_new_object();
+    json_put(call, "id", json_share(json_member(item, "call_id")));
+    json_put_string(call, "type", "function");
+    json_put(function, "name", json_share(json_member(item, "name")));
+    json_put(function, "arguments", json_share(json_member(item, "arguments")));
+    json_put(call, "function", function);
+    return call;
+}
+
+static struct json *chat_message(const struct json *item)
+{
+    struct json *m = json_new_object();
+    const char *role = json_string_of(json_member(item, "role"), NULL);
+    if (is_type(item, "function_call_output")) {
+        json_put_string(m, "role", "tool");
+        json_put(m, "tool_call_id", json_share(json_member(item, "call_id")));
+        json_put(m, "content", json_share(json_member(item, "output")));
+        return m;
+    }
+    /* Few templates know a developer; to all of them it is the system that speaks. */
+    json_put_string(m, "role",
+                    role == NULL                     ? "assistant"
+                    : strcmp(role, "developer") == 0 ? "system"
+                                                     : role);
+    put_content(m, json_member(item, "content"));
+    return m;
+}
+
+void items_to_messages(const struct json *items, struct json *messages)
+{
+    struct json *last = NULL, *calls = NULL; /* the message before, and its calls */
+    for (size_t i = 0; i < json_count(items); i++) {
+        const struct json *item = json_at(items, i);
+        bool is_call = is_type(item, "function_call");
+        const char *role = json_string_of(json_member(item, "role"), NULL);
+        if (!is_call || last == NULL) {
+            last = chat_message(item);
+            calls = NULL;
+            json_push(messages, last);
+        }
+        if (is_call && calls == NULL) {
+            calls = json_new_array();
+            json_put(last, "tool_calls", calls);
+        }
+        if (is_call)
+            json_push(calls, chat_call(item));
+        else if (role == NULL || strcmp(role, "assistant") != 0)
+            last = NULL; /* a call after it begins a message of its own */
+    }
+}
+
+/* --- for people -------------------------------------------------------------------------------- */
+
+char *items_title(const struct json *items, size_t max)
+{
+    for (size_t i = 0; i < json_count(items); i++) {
+        const struct json *item = json_at(items, i);
+        const char *role = json_string_of(json_member(item, "role"), NULL);
+        const struct json *part = json_at(json_member(item, "content"), 0);
+        size_t n = 0;
+        const char *text = json_string_of(json_member(part, "text"), &n);
+        if (role == NULL || strcmp(role, "user") != 0 || text == NULL)
+            continue;
+        n = strnlen(text, n < max ? n : max);
+        while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
+            n--; /* no half characters */
+        char *title = xmalloc(n + 1);
+        memcpy(title, text, n);
+        title[n] = 0;
+        for (size_t k = 0; k < n; k++)
+            title[k] = (unsigned char)title[k] < ' ' ? ' ' : title[k];
+        return title;
+    }
+    return NULL;
+}
+
+/* --- lists ------------------------------------------------------------------------------------- */
+
+static const char *id_of(const struct json *item)
+{
+    return json_string_of(json_member(item, "id"), NULL);
+}
+
+static bool find(const struct json *items, const char *id, size_t *out)
+{
+    for (size_t i = 0; i < json_count(items); i++) {
+        if (strcmp(id_of(json_at(items, i)), id) == 0) {
+            *out = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+int items_list(const struct json *items, const struct items_page *page, struct json **out,
+               struct fault *f)
+{
+    size_t count = json_count(items), at = 0, n = 0;
+    if (page->after != NULL && !find(items, page->after, &at))
+        return fault_set(f, 404, NULL, "after", "there is no item '%.80s' here",
+                         page->after);
+    struct json *o = json_new_object(), *list = json_new_array();
+    size_t left = page->after == NULL ? count : page->oldest_first ? count - at - 1 : at;
+    for (; n < left && n < (size_t)page->limit; n++) {
+        size_t i = page->oldest_first ? count - left + n : left - 1 - n;
+        json_push(list, json_share(json_at(items, i)));
+    }
+    json_put_string(o, "object", "list");
+    json_put_string(o, "first_id", n > 0 ? id_of(json_at(list, 0)) : NULL);
+    json_put_string(o, "last_id", n > 0 ? id_of(json_at(list, n - 1)) : NULL);
+    json_put_bool(o, "has_more", n < left);
+    json_put(o, "data", list);
+    *out = o;
+    return 0;
+}

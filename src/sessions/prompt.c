@@ -1,0 +1,146 @@
+/* prompt.c - see prompt.h. */
+#include "sessions/prompt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/textbuf.h"
+
+static bool is_role(const char *role)
+{
+    static const char *const roles[] = {"system", "developer", "user", "assistant", NULL};
+    for (int i = 0; role != NULL && roles[i] != NULL; i++) {
+        if (strcmp(roles[i], role) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Text, null, or a list of parts {"type": "text", "text": "..."}: all of them in a row. */
+static int read_content(const struct json *v, struct textbuf *out, struct fault *f)
+{
+    size_t n;
+    const char *text = json_string_of(v, &n);
+    if (text != NULL)
+        textbuf_add(out, text, n);
+    if (text != NULL || json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return fault_set(
+            f, 400, NULL, "messages",
+            "'content' of a message must be a text or a list of parts, it is %s",
+            json_kind_name(v));
+    for (size_t i = 0; i < json_count(v); i++) {
+        const struct json *part = json_at(v, i);
+        const char *type = json_string_of(json_member(part, "type"), NULL);
+        text = json_string_of(json_member(part, "text"), &n);
+        if (type == NULL || strcmp(type, "text") != 0 || text == NULL)
+            return fault_set(
+                f, 400, "unsupported_value", "messages",
+                "'content' has a part that is not {\"type\": \"text\", \"text\": ...}; "
+                "only text is supported");
+        textbuf_add(out, text, n);
+    }
+    return 0;
+}
+
+/* Messages as every template understands them: role and text. The caller frees *out. */
+static int normalize(const struct json *messages, struct json **out, struct fault *f)
+{
+    struct json *list = json_new_array();
+    int rc = 0;
+    *out = list;
+    if (json_kind(messages) != JSON_KIND_ARRAY || json_count(messages) == 0)
+        return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
+    for (size_t i = 0; rc == 0 && i < json_count(messages); i++) {
+        const struct json *m = json_at(messages, i);
+        const char *role = json_string_of(json_member(m, "role"), NULL);
+        struct textbuf text = {0};
+        if (!is_role(role))
+            rc = fault_set(
+                f, 400, NULL, "messages",
+                "message %zu has no role among system, developer, user, assistant", i);
+        else if (json_count(json_member(m, "tool_calls")) > 0)
+            rc = fault_set(f, 400, "unsupported_parameter", "messages",
+                           "message %zu has 'tool_calls', which are not supported", i);
+        else
+            rc = read_content(json_member(m, "content"), &text, f);
+        if (rc == 0) {
+            struct json *o = json_new_object();
+            json_put_string(o, "role", strcmp(role, "developer") == 0 ? "system" : role);
+            json_put_bytes(o, "content", text.p != NULL ? text.p : "", text.n);
+            json_push(list, o);
+        }
+        textbuf_free(&text);
+    }
+    return rc;
+}
+
+static char *plain_text(const struct json *messages)
+{
+    struct textbuf text = {0};
+    for (size_t i = 0; i < json_count(messages); i++) {
+        const struct json *m = json_at(messages, i);
+        const char *role = json_string_of(json_member(m, "role"), NULL);
+        size_t n;
+        const char *content = json_string_of(json_member(m, "content"), &n);
+        textbuf_addf(&text, "%s:%s", role, strcmp(role, "assistant") == 0 ? "" : " ");
+        textbuf_add(&text, content, n);
+        textbuf_add(&text, "\n", 1);
+    }
+    textbuf_addf(&text, "assistant:");
+    return text.p;
+}
+
+/* What of the request the template wants, as JSON text. */
+static void chat_request(const struct chat_source *s, struct textbuf *out)
+{
+    const struct json *values[] = {s->messages, s->tools, s->kwargs};
+    static const char *const names[] = {
+        "{\"messages\":", ",\"tools\":", ",\"chat_template_kwargs\":"};
+    for (int i = 0; i < 3; i++) {
+        char *text = values[i] != NULL ? json_text(values[i], 0) : NULL;
+        if (text != NULL)
+            textbuf_addf(out, "%s%s", names[i], text);
+        free(text);
+    }
+    textbuf_add(out, "}", 1);
+}
+
+static int render_plain(const struct chat_source *s, char **text, struct fault *f)
+{
+    struct json *messages = NULL;
+    int rc = normalize(s->messages, &messages, f);
+    if (rc == 0)
+        *text = plain_text(messages);
+    json_free(messages);
+    return rc;
+}
+
+int prompt_render(const struct hcache *h, const struct chat_source *s, char **text,
+                  unsigned *flags, struct fault *f)
+{
+    struct hcache_err err = {0};
+    struct hcache_model_info info;
+    struct textbuf request = {0};
+    size_t n;
+    hcache_model_info(h, &info);
+    if (s->tools != NULL && !info.has_tools)
+        return fault_set(f, 400, "unsupported_parameter", "tools",
+                         "'tools' are not supported by this model's chat template");
+    *flags = HCACHE_ADD_SPECIAL;
+    if (!info.has_chat_template && s->plain)
+        return render_plain(s, text, f);
+    if (!info.has_chat_template)
+        return fault_set(
+            f, 400, "no_chat_template", "messages",
+            "this model has no chat template: use /v1/completions, or start the "
+            "server with --plain-chat");
+    if (json_kind(s->messages) != JSON_KIND_ARRAY || json_count(s->messages) == 0)
+        return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
+    chat_request(s, &request);
+    *flags = HCACHE_PARSE_SPECIAL;
+    int rc = hcache_chat_render(h, request.p, request.n, text, &n, &err);
+    textbuf_free(&request);
+    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "%s", err.msg);
+}

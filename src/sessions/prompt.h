@@ -1,0 +1,32 @@
+/* prompt.h - a conversation as the model is to see it.
+ *
+ * The model's own chat template makes the prompt.  A model without one is refused: a format that it
+ * was not trained on gives bad answers that nobody would notice.  `plain` allows it all the same, for
+ * models that were never trained on chats, with this text and nothing else:
+ *
+ *     ROLE: CONTENT\n  for every message, then  "assistant:"
+ *
+ * (An answer follows its colon as it was generated, which usually begins with a space.) */
+#ifndef SESSIONS_PROMPT_H
+#define SESSIONS_PROMPT_H
+
+#include "hcache.h"
+#include "sessions/fault.h"
+
+/* A prompt in tokens. */
+struct prompt_ids {
+    int32_t *ids; /* from malloc */
+    int n;
+};
+
+struct chat_source {
+    const struct json *messages;       /* as in OpenAI's chat API */
+    const struct json *tools, *kwargs; /* NULL: none */
+    bool plain;
+};
+
+/* *text (the caller frees it) is to be encoded with *flags. 0, or -1 with *f. */
+int prompt_render(const struct hcache *h, const struct chat_source *s, char **text,
+                  unsigned *flags, struct fault *f);
+
+#endif

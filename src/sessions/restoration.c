@@ -1,0 +1,96 @@
+/* restoration.c - see restoration.h. */
+#include "sessions/restoration.h"
+
+static void push_part(struct json *list, int from, int to, const char *source)
+{
+    struct json *o = json_new_object();
+    if (to <= from) {
+        json_free(o);
+        return;
+    }
+    json_put_int(o, "from", from);
+    json_put_int(o, "to", to);
+    json_put_string(o, "source", source);
+    json_push(list, o);
+}
+
+void restoration_put_plan(struct json *o, const char *key, const struct hcache_plan *p)
+{
+    if (p->layers[0] == 0) {
+        json_put_null(o, key);
+        return;
+    }
+    struct json *plan = json_new_object();
+    json_put_string(plan, "layers", p->layers);
+    json_put_int(plan, "recompute", p->recompute);
+    json_put_int(plan, "hidden", p->hidden);
+    json_put_int(plan, "kv", p->kv);
+    json_put_ms(plan, "predicted_ms", p->predicted_ms);
+    json_put_string(plan, "reason", p->reason);
+    json_put(o, key, plan);
+}
+
+static struct json *timings_of(const struct hcache_timings *t)
+{
+    struct json *o = json_new_object();
+    json_put_ms(o, "queue_ms", t->queue_ms);
+    json_put_ms(o, "lookup_ms", t->lookup_ms);
+    json_put_ms(o, "plan_ms", t->plan_ms);
+    json_put_ms(o, "restore_ms", t->restore_ms);
+    json_put_ms(o, "restore_io_ms", t->restore_io_ms);
+    json_put_ms(o, "restore_compute_ms", t->restore_compute_ms);
+    json_put_ms(o, "restore_wait_ms", t->restore_wait_ms);
+    json_put_ms(o, "prefill_ms", t->prefill_ms);
+    json_put_ms(o, "ttft_ms", t->ttft_ms);
+    json_put_ms(o, "decode_ms", t->decode_ms);
+    return o;
+}
+
+static struct json *lanes_of(const struct hcache_lanes *l)
+{
+    struct json *o = json_new_object(), *spans = json_new_array();
+    for (int i = 0; i < l->n; i++) {
+        const struct hcache_span *s = &l->span[i];
+        struct json *span = json_new_object();
+        char method[2] = {s->method, 0};
+        json_put_string(span, "lane", s->is_io ? "io" : "compute");
+        json_put_int(span, "layer", s->layer);
+        json_put_string(span, "method", method);
+        json_put_ms(span, "start_ms", (double)s->start_ms);
+        json_put_ms(span, "end_ms", (double)s->end_ms);
+        json_push(spans, span);
+    }
+    json_put_ms(o, "ms", l->total_ms);
+    json_put(o, "spans", spans);
+    return o;
+}
+
+static void put_lanes(struct json *o, const char *key, const struct hcache_lanes *l)
+{
+    if (l->span != NULL)
+        json_put(o, key, lanes_of(l));
+    else
+        json_put_null(o, key);
+}
+
+struct json *restoration_json(const struct hcache_result *r, const char *what)
+{
+    struct json *o = json_new_object(), *parts = json_new_array();
+    push_part(parts, 0, r->device_tokens, "device");
+    push_part(parts, r->device_tokens, r->cached_tokens, r->tier);
+    push_part(parts, r->cached_tokens, r->prompt_tokens, "computed");
+    json_put_int(o, "prompt_tokens", r->prompt_tokens);
+    json_put_int(o, "cached_tokens", r->cached_tokens);
+    json_put_int(o, "generated_tokens", r->n_tokens);
+    json_put(o, "prefix", parts);
+    json_put_string(o, "miss",
+                    what[0] != 0                                           ? what
+                    : r->cached_tokens >= (r->prompt_tokens - 1) / 64 * 64 ? NULL
+                                                                           : r->miss);
+    json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
+    restoration_put_plan(o, "plan", &r->plan);
+    put_lanes(o, "predicted", &r->predicted);
+    put_lanes(o, "measured", &r->measured);
+    json_put(o, "timings", timings_of(&r->timings));
+    return o;
+}

@@ -1,0 +1,184 @@
+/* talk.c - see talk.h. */
+#include "sessions/talk.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "sessions/draft.h"
+#include "sessions/items.h"
+#include "sessions/restoration.h"
+
+struct talk {
+    struct talk_opts o;
+    struct conversation v;
+};
+
+static const char *tenant_of(const struct talk_opts *o)
+{
+    return o->salt != NULL ? o->salt : "";
+}
+
+int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
+              struct err *err)
+{
+    struct talk *t = xcalloc(1, sizeof *t);
+    char id[NAME_BYTES];
+    t->o = *o;
+    int rc = conversation_find(o->conversations, tenant_of(o), name, &t->v, err);
+    if (rc == ERR_NOT_FOUND)
+        rc = conversation_find_title(o->conversations, tenant_of(o), name, &t->v, err);
+    if (rc == ERR_NOT_FOUND) {
+        conversations_name("conv", id);
+        rc = conversation_add(o->conversations, tenant_of(o), id, name, NULL, 0, &t->v,
+                              err);
+    }
+    if (rc != 0) {
+        talk_close(t);
+        return rc;
+    }
+    *out = t;
+    return 0;
+}
+
+void talk_close(struct talk *t)
+{
+    if (t == NULL)
+        return;
+    conversation_deinit(&t->v);
+    free(t);
+}
+
+int talk_n_turns(const struct talk *t)
+{
+    return t->v.n_turns;
+}
+
+char *talk_last_answer(const struct talk *t)
+{
+    struct turn **path = NULL;
+    char *text = NULL;
+    int n = 0;
+    if (t->v.head == 0 || turn_path(t->o.conversations, t->v.head, &path, &n, NULL) != 0)
+        return NULL;
+    struct json *items = draft_items(path, n);
+    for (size_t i = json_count(items); i-- > 0 && text == NULL;) {
+        const struct json *item = json_at(items, i);
+        const char *role = json_string_of(json_member(item, "role"), NULL);
+        const struct json *part = json_at(json_member(item, "content"), 0);
+        const char *said = json_string_of(json_member(part, "text"), NULL);
+        if (role != NULL && strcmp(role, "assistant") == 0 && said != NULL)
+            text = xstrdup(said);
+    }
+    json_free(items);
+    turn_path_free(path, n);
+    return text;
+}
+
+/* --- a turn ------------------------------------------------------------------------------------ */
+
+/* The response object of the server's API, without its output. */
+static char *response_json(const struct talk *t, const struct turn *turn,
+                           const struct hcache_request *q, const struct hcache_result *r)
+{
+    struct json *o = json_new_object(), *usage = json_new_object(), *v = json_new_object(),
+                *why = json_new_object();
+    bool is_cut = strcmp(r->finish, "length") == 0;
+    json_put_string(o, "id", turn->name);
+    json_put_string(o, "object", "response");
+    json_put_int(o, "created_at", turn->created_s);
+    json_put_string(o, "status", is_cut ? "incomplete" : "completed");
+    json_put_string(o, "model", t->o.model_name);
+    json_put_null(o, "error");
+    json_put_string(why, "reason", "max_output_tokens");
+    json_put(o, "incomplete_details", json_share(is_cut ? why : NULL));
+    json_free(why);
+    json_put_null(o, "instructions");
+    json_put_int(o, "max_output_tokens", q->max_tokens);
+    json_put_bool(o, "parallel_tool_calls", true);
+    json_put_null(o, "previous_response_id");
+    json_put_string(v, "id", t->v.name);
+    json_put(o, "conversation", v);
+    json_put_bool(o, "store", true);
+    json_put_real(o, "temperature", (double)q->temperature);
+    json_put_real(o, "top_p", (double)q->top_p);
+    json_put_string(o, "tool_choice", "auto");
+    json_put(o, "tools", json_new_array());
+    json_put(o, "metadata", json_new_object());
+    json_put_int(usage, "input_tokens", r->prompt_tokens);
+    json_put_int(usage, "output_tokens", r->n_tokens);
+    json_put_int(usage, "total_tokens", r->prompt_tokens + r->n_tokens);
+    json_put(o, "usage", usage);
+    char *text = json_text(o, 0);
+    json_free(o);
+    return text;
+}
+
+static int keep(struct talk *t, const struct draft *d, const struct hcache_request *q,
+                const struct hcache_result *r, struct err *err)
+{
+    struct turn *turn = xcalloc(1, sizeof *turn);
+    struct json *output = json_new_array(), *told = restoration_json(r, d->what);
+    bool is_cut = strcmp(r->finish, "length") == 0, has_branched = false;
+    json_push(output,
+              item_message(NULL, is_cut ? "incomplete" : "completed", r->text, r->n_text));
+    draft_finish(d, t->o.h, r, t->o.salt, turn);
+    conversations_name("resp", turn->name);
+    turn->created_s = clock_wall_s();
+    turn->is_visible = true;
+    turn->output = json_text(output, 0);
+    turn->restoration = json_text(told, 0);
+    turn->answer = response_json(t, turn, q, r);
+    int rc = turn_add(t->o.conversations, tenant_of(&t->o), turn, NULL, &has_branched, err);
+    if (rc == 0) { /* nobody else moves the head: the file is ours */
+        t->v.head = turn->row;
+        t->v.n_turns = turn->depth + 1;
+    }
+    turn_free(turn);
+    json_free(output);
+    json_free(told);
+    return rc;
+}
+
+static int make_draft(struct talk *t, const char *text, struct draft *d, struct err *err)
+{
+    struct fault f;
+    struct json *said = json_new_array(), *message = json_new_object();
+    struct draft_opts o = {.plain = t->o.plain, .param = "input"};
+    json_put_string(message, "role", "user");
+    json_put_string(message, "content", text);
+    json_push(said, message);
+    *d = (struct draft){.conversation = t->v.row};
+    int rc = draft_continue(d, t->o.conversations, t->v.head, err);
+    if (rc == 0 && (items_read(said, "input", &d->input, &f) != 0 ||
+                    draft_render(d, t->o.h, &o, &f) != 0))
+        rc = err_set(err, ERR_USAGE, "%s", f.message);
+    json_free(said);
+    return rc;
+}
+
+int talk_say(struct talk *t, const char *text, const struct hcache_request *sampling,
+             struct hcache_result *out, struct err *err)
+{
+    struct draft d;
+    struct hcache_err herr = {0};
+    struct hcache_request q = *sampling;
+    *out = (struct hcache_result){0};
+    int rc = turn_has_room(t->o.conversations, err);
+    if (rc != 0)
+        return rc;
+    rc = make_draft(t, text, &d, err);
+    q.prompt = d.ids;
+    q.n_prompt = d.n_ids;
+    q.salt = t->o.salt;
+    if (rc == 0 && (rc = hcache_generate(t->o.h, &q, out, &herr)) != 0)
+        rc = err_set(err, rc, "%s", herr.msg);
+    if (rc == 0 && strcmp(out->finish, "cancelled") != 0)
+        rc = keep(t, &d, &q, out, err);
+    draft_deinit(&d);
+    if (rc != 0)
+        hcache_result_free(out);
+    return rc;
+}

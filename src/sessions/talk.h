@@ -1,0 +1,39 @@
+/* talk.h - a kept conversation in a program of its own: what `hcache run --conversation` does.
+ *
+ *     talk_open -> talk_say, talk_say ... -> talk_close
+ *
+ * The same turns as the server keeps (conversations.h), in the same file: what is said here goes on
+ * there, and the other way round.  Needs no HTTP.  One thread. */
+#ifndef SESSIONS_TALK_H
+#define SESSIONS_TALK_H
+
+#include "hcache.h"
+#include "sessions/conversations.h"
+
+struct talk;
+
+struct talk_opts {
+    struct hcache *h;
+    struct conversations *conversations;
+    const char *model_name; /* as responses show it */
+    const char *salt;       /* whose conversations, and of their state; NULL: none */
+    bool plain;             /* as prompt.h has it */
+};
+
+/* Opens the conversation of that id or title (the last used, of several), or begins one of that
+ * title. */
+int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
+              struct err *err);
+void talk_close(struct talk *t); /* NULL is allowed */
+
+int talk_n_turns(const struct talk *t);
+/* The last text of the assistant; NULL: none. The caller frees it. */
+char *talk_last_answer(const struct talk *t);
+
+/* Says something and keeps the answer: when it returns 0 the turn is durable, before it is not there.
+ * sampling: of its members, prompt and salt are set here, and the rest is as hcache_generate takes it.
+ * The caller frees *out.  An answer that was cancelled is not kept. */
+int talk_say(struct talk *t, const char *text, const struct hcache_request *sampling,
+             struct hcache_result *out, struct err *err);
+
+#endif

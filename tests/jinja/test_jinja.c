@@ -1,0 +1,437 @@
+/* test_jinja.c - the template interpreter against the reference implementation's recorded
+ * outcomes (golden/chat.json, written by tools/golden/make_chat.py), its limits, and damage. */
+#include "jinja/jinja.h"
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct json *golden;
+static struct tm now;
+
+/* --- the golden file ---------------------------------------------------------------- */
+
+static struct json *read_json(const char *path)
+{
+    char *text = NULL;
+    size_t n = 0;
+    struct err err = {0};
+    struct json *root = NULL;
+    if (file_read(path, 64 << 20, &text, &n, &err) == 0)
+        json_parse(&root, text, n, path, &err);
+    free(text);
+    return root;
+}
+
+static int load_golden(void **state)
+{
+    (void)state;
+    int64_t t[6] = {0};
+    golden = read_json("tests/format/golden/chat.json");
+    for (size_t i = 0; i < 6; i++)
+        json_int_of(json_at(json_member(golden, "now"), i), &t[i]);
+    now = (struct tm){.tm_year = (int)t[0] - 1900,
+                      .tm_mon = (int)t[1] - 1,
+                      .tm_mday = (int)t[2],
+                      .tm_hour = (int)t[3],
+                      .tm_min = (int)t[4],
+                      .tm_sec = (int)t[5],
+                      .tm_isdst = -1};
+    mktime(&now); /* fills in the day of the week and of the year */
+    return golden != NULL ? 0 : -1;
+}
+
+static int free_golden(void **state)
+{
+    (void)state;
+    json_free(golden);
+    return 0;
+}
+
+/* A model's own template lies beside the repository and is not copied into it. */
+static struct json *model_config(const char *model)
+{
+    char path[512];
+    const char *shared = getenv("HCACHE_SHARED");
+    snprintf(path, sizeof path, "%s/tokenizers/%s/tokenizer_config.json",
+             shared != NULL ? shared : "../shared", model);
+    return read_json(path);
+}
+
+/* --- comparing ---------------------------------------------------------------------- */
+
+struct outcome {
+    int rc;
+    char *text;
+    size_t n;
+    struct err err;
+};
+
+static struct outcome render(const char *source, size_t n, const struct json *vars,
+                             const struct json *more)
+{
+    struct outcome o = {0};
+    struct jinja_template *t = NULL;
+    struct jinja_var extra[8];
+    struct jinja_input in = {.vars = vars, .extra = extra, .now = &now};
+    struct json_iter it = json_begin(more);
+    while (json_next(&it) && in.n_extra < 8)
+        extra[in.n_extra++] = (struct jinja_var){it.key, it.value};
+    o.rc = jinja_compile(&t, source, n, "t", NULL, &o.err);
+    if (o.rc == 0)
+        o.rc = jinja_render(t, &in, &o.text, &o.n, &o.err);
+    jinja_destroy(t);
+    return o;
+}
+
+/* NULL where the outcome is the expected one, else what is wrong with it. */
+static const char *judge(const struct outcome *o, const struct json *expected)
+{
+    static char why[900];
+    size_t n = 0;
+    const char *text = json_string_of(json_member(expected, "output"), &n);
+    if (text != NULL) {
+        if (o->rc == 0 && o->n == n && memcmp(o->text, text, n) == 0)
+            return NULL;
+        snprintf(why, sizeof why, "expected [%.300s], got %d [%.300s]", text, o->rc,
+                 o->rc == 0 ? o->text : o->err.msg);
+        return why;
+    }
+    const char *kind = json_string_of(json_member(expected, "error"), NULL);
+    const char *message = json_string_of(json_member(expected, "message"), NULL);
+    int want = strcmp(kind, "raised") == 0        ? ERR_USAGE
+               : strcmp(kind, "syntax") == 0      ? ERR_FORMAT
+               : strcmp(kind, "unsupported") == 0 ? ERR_UNSUPPORTED
+                                                  : ERR_MISMATCH;
+    bool as_said = o->rc == want;
+    if (strcmp(kind, "raised") == 0)
+        as_said = as_said && strcmp(o->err.msg, message) == 0;
+    if (strcmp(kind, "runtime") == 0)
+        as_said = (as_said || o->rc == ERR_FORMAT) && strstr(o->err.msg, message) != NULL;
+    if (as_said)
+        return NULL;
+    snprintf(why, sizeof why, "expected the %s error [%s], got %d [%.300s]", kind,
+             message != NULL ? message : "", o->rc, o->rc == 0 ? o->text : o->err.msg);
+    return why;
+}
+
+static void test_units(void **state)
+{
+    (void)state;
+    const struct json *units = json_member(golden, "units");
+    const struct json *vars = json_member(golden, "unit_vars");
+    size_t bad = 0;
+    assert_true(json_count(units) > 150);
+    for (size_t i = 0; i < json_count(units); i++) {
+        const struct json *u = json_at(units, i);
+        size_t n = 0;
+        const char *source = json_string_of(json_at(u, 0), &n);
+        struct outcome o = render(source, n, vars, json_at(u, 1));
+        const char *why = judge(&o, json_at(u, 2));
+        if (why != NULL)
+            print_error("%s\n    %s\n", source, why);
+        bad += why != NULL;
+        free(o.text);
+    }
+    print_message("%zu templates\n", json_count(units));
+    assert_int_equal(bad, 0);
+}
+
+static void test_chats(void **state)
+{
+    (void)state;
+    const struct json *chats = json_member(golden, "chats");
+    size_t bad = 0, done = 0, skipped = 0;
+    for (size_t i = 0; i < json_count(chats); i++) {
+        const struct json *c = json_at(chats, i);
+        const char *name = json_string_of(json_at(c, 0), NULL);
+        const char *talk = json_string_of(json_at(c, 1), NULL);
+        size_t n = 0;
+        const char *source = json_string_of(
+            json_member(json_member(golden, "templates"), name), &n);
+        struct json *config = source == NULL ? model_config(name) : NULL;
+        if (source == NULL)
+            source = json_string_of(json_member(config, "chat_template"), &n);
+        if (source == NULL) {
+            skipped++;
+            continue;
+        }
+        struct outcome o = render(
+            source, n, json_member(json_member(golden, "conversations"), talk), NULL);
+        const char *why = judge(&o, json_at(c, 2));
+        if (why != NULL)
+            print_error("%s on %s\n    %s\n", name, talk, why);
+        bad += why != NULL;
+        done++;
+        free(o.text);
+        json_free(config);
+    }
+    print_message("%zu conversations, %zu skipped: no ../shared/tokenizers\n", done,
+                  skipped);
+    assert_in_range(done + skipped, 585, SIZE_MAX); /* none has vanished */
+    assert_true(done > 150);
+    assert_int_equal(bad, 0);
+}
+
+/* --- messages and limits ------------------------------------------------------------ */
+
+static void expect_error(const char *source, const struct jinja_limits *limits, int rc,
+                         const char *part)
+{
+    struct err err = {0};
+    struct jinja_template *t = NULL;
+    char *text = NULL;
+    size_t n = 0;
+    int got = jinja_compile(&t, source, strlen(source), "model", limits, &err);
+    if (got == 0)
+        got = jinja_render(t, &(struct jinja_input){0}, &text, &n, &err);
+    if (got != rc || strstr(err.msg, part) == NULL)
+        fail_msg("%.60s: got %d [%s]", source, got, err.msg);
+    assert_null(text);
+    jinja_destroy(t);
+}
+
+static void test_messages(void **state)
+{
+    (void)state;
+    expect_error("a\n\n{% nosuch %}", NULL, ERR_FORMAT, "model:3: unknown tag 'nosuch'");
+    expect_error("a\n{{ 1 | urlize }}", NULL, ERR_UNSUPPORTED,
+                 "model:2: filter 'urlize' is not supported");
+    expect_error("{{ x.y }}", NULL, ERR_MISMATCH, "model:1: 'x' is undefined");
+    expect_error("{% if true %}\n\n{{ [\n][0].a }}{% endif %}", NULL, ERR_MISMATCH,
+                 "model:4: ");
+    expect_error("{{ strftime_now('%Y') }}", NULL, ERR_MISMATCH,
+                 "'strftime_now' is undefined");
+    expect_error("\xff", NULL, ERR_FORMAT, "byte 0 is not valid UTF-8");
+    expect_error("{{ raise_exception('no') }}", NULL, ERR_USAGE, "no");
+    expect_error("{{ raise_exception('\\x00no') }}", NULL, ERR_USAGE, " no");
+    expect_error("{{ raise_exception('') }}", NULL, ERR_USAGE, "without a message");
+}
+
+static void expect_text(const char *source, const char *text)
+{
+    struct outcome o = render(source, strlen(source), NULL, NULL);
+    assert_int_equal(o.rc, 0);
+    assert_string_equal(o.text, text);
+    free(o.text);
+}
+
+/* What fuzzing has found; the texts are Jinja's. */
+static void test_corners(void **state)
+{
+    (void)state;
+    /* a literal that is only a continued line is empty */
+    expect_text("{% set s = '\\\n' %}{{ s.find('') }} {{ s.index('') }} {{ '' in s }} "
+                "{{ s.split('n')|length }} {{ s.partition('n')[0] }}|",
+                "0 0 True 1 |");
+    expect_text(
+        "{% set least = -9223372036854775807 - 1 %}{{ 1 % least }} {{ least % -1 }} "
+        "{{ -7 % 3 }} {{ 7 % -3 }} {{ -6 % 3 }} {{ least % 7 }}",
+        "-9223372036854775807 0 2 -2 0 6");
+}
+
+/* A string of n times `unit`, freed by the caller. */
+static char *repeated(const char *before, const char *unit, size_t n, const char *after)
+{
+    size_t k = strlen(unit);
+    char *s = malloc(strlen(before) + n * k + strlen(after) + 1);
+    char *p = stpcpy(s, before);
+    for (size_t i = 0; i < n; i++)
+        p = stpcpy(p, unit);
+    strcpy(p, after);
+    return s;
+}
+
+static void expect_limit(char *source, const struct jinja_limits *limits)
+{
+    expect_error(source, limits, ERR_LIMIT, limits != NULL ? "" : "model:");
+    free(source);
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    expect_error(
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+        NULL, ERR_LIMIT, "");
+    expect_error("{% set x = range(100000) %}{% for a in x %}{{ x | sum }}{% endfor %}",
+                 NULL, ERR_LIMIT, "steps");
+    expect_error("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", NULL, ERR_LIMIT,
+                 "deeper");
+    expect_error("{{ 'x' * 4000000000 }}", NULL, ERR_LIMIT, "");
+    expect_error("{{ [1] * 9000000000000000000 }}", NULL, ERR_LIMIT, "");
+    expect_error("{{ [1, 2, 3] * 9000000000000000000 }}", NULL, ERR_LIMIT, "");
+    expect_error("{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = "
+                 "ns.s ~ ns.s %}"
+                 "{% endfor %}",
+                 NULL, ERR_LIMIT, "");
+    expect_error(
+        "{% set ns = namespace(s=[]) %}{% for i in range(5000) %}{% set ns.s = [ns.s] %}"
+        "{% endfor %}{{ ns.s }}",
+        NULL, ERR_LIMIT, "deeper");
+    expect_error(
+        "{% set ns = namespace(s=[]) %}{% for i in range(5000) %}{% set ns.s = [ns.s] %}"
+        "{% endfor %}{{ ns.s == ns.s }}",
+        NULL, ERR_LIMIT, "deeper");
+    expect_limit(repeated("{{ ", "(", 100000, ""), NULL);
+    expect_limit(repeated("{{ ", "[", 300, "}}"), NULL);
+    expect_limit(repeated("{{ ", "not ", 100000, "1 }}"), NULL);
+    expect_limit(repeated("{{ ", "-", 100000, "1 }}"), NULL);
+    expect_limit(repeated("{{ 1", " + 1", 100000, " }}"), NULL);
+    expect_limit(repeated("{{ 'a'", "|upper", 100000, " }}"), NULL);
+    expect_limit(repeated("{{ 'a'", "[0]", 100000, " }}"), NULL);
+    expect_limit(repeated("{{ 1", " if 1 else 1", 100000, " }}"), NULL);
+    expect_limit(repeated("", "{% if 1 %}", 100000, ""), NULL);
+    expect_limit(repeated("", "{% for a in [1] %}", 50000, ""), NULL);
+    expect_limit(repeated("", "x", 2 << 20, ""),
+                 &(struct jinja_limits){.max_source_bytes = 1 << 20});
+    struct jinja_limits small = jinja_default_limits();
+    small.max_output_bytes = 1000;
+    expect_limit(repeated("", "x", 1001, ""), &small);
+    expect_error("{% for i in range(1000) %}xx{% endfor %}", &small, ERR_LIMIT,
+                 "prints more");
+    small = jinja_default_limits();
+    small.max_memory_bytes = 1 << 16;
+    expect_error("{{ range(9999) | list | length }}", &small, ERR_LIMIT, "memory");
+}
+
+/* An elif chain and a long text are no nesting. */
+static void test_long_is_not_deep(void **state)
+{
+    (void)state;
+    char *source = repeated("{% if 0 %}", "{% elif 0 %}x", 20000, "{% else %}y{% endif %}");
+    struct outcome o = render(source, strlen(source), NULL, NULL);
+    assert_int_equal(o.rc, 0);
+    assert_string_equal(o.text, "y");
+    free(o.text);
+    free(source);
+}
+
+/* --- damage ------------------------------------------------------------------------- */
+
+/* A piece of one template put somewhere into another, bytes changed, cut, doubled: whatever comes
+ * out of it, it is an answer or an error with its place. */
+static size_t mutate(struct rng *r, char *s, size_t n, size_t cap, const char *other,
+                     size_t n_other)
+{
+    static const char *const bits[] = {"{%",      "%}",
+                                       "{{",      "}}",
+                                       "{#",      "#}",
+                                       "-",       "+",
+                                       "'",       "(",
+                                       ")",       "[",
+                                       "]",       "|",
+                                       ".",       ":",
+                                       "::",      "~",
+                                       "%",       "loop.last",
+                                       " if ",    " else ",
+                                       " in ",    " is ",
+                                       "not ",    "{% endfor %}",
+                                       "\xc3",    "\0",
+                                       "\\",      "[::-1]",
+                                       "|tojson", "9999999999"};
+    for (uint64_t k = 1 + rng_below(r, 4); k > 0; k--) {
+        size_t at = (size_t)rng_below(r, n + 1), len = 0;
+        const char *what = "";
+        switch (rng_below(r, 4)) {
+        case 0:
+            what = bits[rng_below(r, sizeof bits / sizeof *bits)];
+            len = *what != 0 ? strlen(what) : 1;
+            break;
+        case 1: {
+            size_t from = (size_t)rng_below(r, n_other + 1);
+            what = other + from;
+            len = (size_t)rng_below(r, n_other - from + 1) % 60;
+            break;
+        }
+        case 2: {
+            size_t cut = (size_t)rng_below(r, n - at + 1) % 20;
+            memmove(s + at, s + at + cut, n - at - cut);
+            n -= cut;
+            break;
+        }
+        default:
+            if (at < n)
+                s[at] = (char)rng_u64(r);
+        }
+        len = len < cap - n ? len : cap - n;
+        memmove(s + at + len, s + at, n - at);
+        memcpy(s + at, what, len);
+        n += len;
+    }
+    return n;
+}
+
+static void test_damage(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 30000, CAP = 16384 };
+    const struct json *units = json_member(golden, "units"),
+                      *chats = json_member(golden, "templates");
+    const struct json *vars = json_member(golden, "unit_vars");
+    const struct json *talk = json_member(json_member(golden, "conversations"),
+                                          "tool-calls-two");
+    struct jinja_limits limits = jinja_default_limits();
+    limits.max_steps = 20000;
+    limits.max_memory_bytes = 4 << 20;
+    const char *sources[64];
+    size_t n_sources = 0, ok = 0;
+    struct json_iter it = json_begin(chats);
+    while (json_next(&it))
+        if (json_string_of(it.value, NULL) != NULL && n_sources < 64)
+            sources[n_sources++] = json_string_of(it.value, NULL);
+    char *s = malloc(CAP);
+    struct rng r = {.s = 4};
+    for (int i = 0; i < ROUNDS; i++) {
+        const char *other = json_string_of(
+            json_at(json_at(units, (size_t)rng_below(&r, json_count(units))), 0), NULL);
+        const char *base =
+            rng_below(&r, 8) == 0
+                ? sources[rng_below(&r, n_sources)]
+                : json_string_of(
+                      json_at(json_at(units, (size_t)rng_below(&r, json_count(units))), 0),
+                      NULL);
+        size_t n = strlen(base);
+        memcpy(s, base, n);
+        n = mutate(&r, s, n, CAP, other, strlen(other));
+        char *exact = malloc(n > 0 ? n : 1); /* so that the sanitizer sees its end */
+        memcpy(exact, s, n);
+        struct err err = {0};
+        struct jinja_template *t = NULL;
+        char *text = NULL;
+        int rc = jinja_compile(&t, exact, n, "t", &limits, &err);
+        if (rc == 0)
+            rc = jinja_render(
+                t, &(struct jinja_input){.vars = i & 1 ? vars : talk, .now = &now}, &text,
+                &n, &err);
+        assert_true(rc == 0 || err.msg[0] != 0 || rc == ERR_USAGE);
+        assert_true(rc == 0 || rc == ERR_FORMAT || rc == ERR_UNSUPPORTED ||
+                    rc == ERR_LIMIT || rc == ERR_MISMATCH || rc == ERR_USAGE);
+        ok += rc == 0;
+        jinja_destroy(t);
+        free(text);
+        free(exact);
+    }
+    free(s);
+    print_message("%d damaged templates, %zu still render\n", ROUNDS, ok);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_corners),
+        cmocka_unit_test(test_limits),   cmocka_unit_test(test_long_is_not_deep),
+        cmocka_unit_test(test_damage),   cmocka_unit_test(test_units),
+        cmocka_unit_test(test_chats),
+    };
+    return cmocka_run_group_tests(tests, load_golden, free_golden);
+}

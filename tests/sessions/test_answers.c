@@ -1,0 +1,255 @@
+/* test_memory.c - answers are found by their text, within bounds, and never across salts. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "sessions/answers.h"
+#include "tests/base/tempdir.h"
+
+static void put(struct answers *m, const char *salt, const char *text, int32_t id)
+{
+    const int32_t ids[] = {id, id + 1};
+    answers_put(m, salt, text, strlen(text), ids, 2);
+}
+
+/* The first id of what is found, with its length; 0: nothing. */
+static int32_t find(struct answers *m, const char *salt, const char *text, size_t *n)
+{
+    int32_t *ids, first;
+    int n_ids;
+    if (!answers_find(m, salt, text, strlen(text), n, &ids, &n_ids))
+        return 0;
+    assert_int_equal(n_ids, 2);
+    first = ids[0];
+    free(ids);
+    return first;
+}
+
+static struct answers *make(int max_entries, size_t max_bytes)
+{
+    struct answers *m = NULL;
+    struct err err = {0};
+    struct answers_opts o = {.max_entries = max_entries, .max_bytes = max_bytes};
+    if (answers_open(&o, &m, &err) != 0)
+        fail_msg("%s", err.msg);
+    return m;
+}
+
+static void the_longest_beginning_is_found(void **state)
+{
+    (void)state;
+    struct answers *m;
+    size_t n;
+    m = make(8, 1 << 20);
+    assert_int_equal(find(m, NULL, "anything", &n), 0);
+    put(m, NULL, "one", 10);
+    put(m, NULL, "one two", 20);
+    put(m, NULL, "one two and", 30);
+    assert_int_equal(find(m, NULL, "one two three", &n), 20);
+    assert_int_equal(n, strlen("one two"));
+    assert_int_equal(find(m, NULL, "one two", &n), 20);
+    assert_int_equal(find(m, NULL, "one tw", &n), 10);
+    assert_int_equal(find(m, NULL, "on", &n), 0);
+    put(m, NULL, "one two", 40); /* the newer one counts */
+    assert_int_equal(find(m, NULL, "one two three", &n), 40);
+    answers_close(m);
+}
+
+static void salts_do_not_meet(void **state)
+{
+    (void)state;
+    struct answers *m;
+    size_t n;
+    m = make(8, 1 << 20);
+    put(m, "a", "text", 1);
+    put(m, NULL, "text", 5);
+    assert_int_equal(find(m, "a", "text!", &n), 1);
+    assert_int_equal(n, 4);
+    assert_int_equal(find(m, "b", "text!", &n), 0);
+    assert_int_equal(find(m, NULL, "text!", &n), 5);
+    answers_close(m);
+}
+
+static void the_least_used_goes_first(void **state)
+{
+    (void)state;
+    struct answers *m;
+    size_t n;
+    char text[16];
+    m = make(4, 1 << 20);
+    for (int i = 0; i < 4; i++) {
+        snprintf(text, sizeof text, "%d", i);
+        put(m, NULL, text, 10 + i);
+    }
+    assert_int_equal(find(m, NULL, "0", &n), 10);
+    put(m, NULL, "new", 50);
+    assert_int_equal(find(m, NULL, "1", &n), 0);
+    assert_int_equal(find(m, NULL, "0", &n), 10);
+    assert_int_equal(find(m, NULL, "new", &n), 50);
+    answers_close(m);
+}
+
+static void bytes_are_bounded(void **state)
+{
+    (void)state;
+    struct answers *m;
+    size_t n;
+    m = make(100, 150); /* an entry here takes 64 bytes */
+    put(m, NULL, "aaaaaaaaaa", 1);
+    put(m, NULL, "bbbbbbbbbb", 2);
+    put(m, NULL, "cccccccccc", 3);
+    assert_int_equal(find(m, NULL, "aaaaaaaaaa", &n), 0);
+    assert_int_equal(find(m, NULL, "cccccccccc", &n), 3);
+    int32_t many[40] = {0};
+    answers_put(m, NULL, "far too much", 12, many, 40);
+    assert_int_equal(find(m, NULL, "cccccccccc", &n), 3);
+    answers_close(m);
+}
+
+/* --- the file --------------------------------------------------------------------------------- */
+
+static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+
+static struct answers *open_file(uint8_t vocabulary)
+{
+    struct answers *m = NULL;
+    struct err err = {0};
+    struct answers_opts o = {.max_entries = 64, .max_bytes = 1 << 20, .path = path};
+    o.vocabulary.b[0] = vocabulary;
+    if (answers_open(&o, &m, &err) != 0)
+        fail_msg("%s", err.msg);
+    return m;
+}
+
+static void bytes_of(char *out, size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    *n = fread(out, 1, 1 << 16, f);
+    fclose(f);
+}
+
+static void write_bytes(const char *bytes, size_t n)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    fclose(f);
+}
+
+static int count(struct answers *m)
+{
+    struct answers_stats st;
+    answers_stats(m, &st);
+    return st.n_entries;
+}
+
+/* The file outlives the process, also one that is killed (nothing is closed here); it shows neither text
+ * nor tokens; for another vocabulary it is begun anew. */
+static void a_file_outlives_the_process(void **state)
+{
+    (void)state;
+    static char bytes[1 << 16];
+    size_t n, size;
+    struct answers *killed = open_file(1);
+    put(killed, "salt", "a secret conversation", 0x41424344);
+    put(killed, NULL, "another", 7);
+    put(killed, NULL, "another", 9);
+    bytes_of(bytes, &size);
+    assert_null(memmem(bytes, size, "secret", 6));
+    assert_null(memmem(bytes, size, "DCBA", 4));
+    for (int i = 0; i < 2; i++) {
+        struct answers *m = open_file(1);
+        assert_int_equal(count(m), 2);
+        assert_int_equal(find(m, "salt", "a secret conversation goes on", &n), 0x41424344);
+        assert_int_equal(n, 21);
+        assert_int_equal(find(m, NULL, "a secret conversation goes on", &n), 0);
+        assert_int_equal(find(m, NULL, "another", &n), 9);
+        answers_close(m);
+    }
+    struct answers *m = open_file(2);
+    assert_int_equal(count(m), 0);
+    answers_close(m);
+    answers_close(killed);
+}
+
+/* Cut off anywhere, or with any byte changed, it gives what is whole before that, and goes on. */
+static void a_damaged_file_is_survived(void **state)
+{
+    (void)state;
+    static char good[1 << 16], bad[1 << 16];
+    size_t n_good, n;
+    struct answers *m = open_file(3);
+    put(m, NULL, "one", 1);
+    put(m, NULL, "two", 2);
+    answers_close(m);
+    bytes_of(good, &n_good);
+    for (size_t i = 0; i < 2 * n_good; i++) {
+        memcpy(bad, good, n_good);
+        bad[i % n_good] ^= 0x20;
+        write_bytes(bad, i < n_good ? n_good : i % n_good);
+        if (i >= n_good)
+            write_bytes(good, i % n_good);
+        m = open_file(3);
+        int32_t one = find(m, NULL, "one", &n), two = find(m, NULL, "two", &n);
+        assert_true(one == 1 || one == 0);
+        assert_true(two == 2 || two == 0);
+        assert_true(one == 1 || two == 0);
+        put(m, NULL, "three", 3);
+        answers_close(m);
+        m = open_file(3);
+        assert_int_equal(find(m, NULL, "three", &n), 3);
+        answers_close(m);
+    }
+}
+
+/* What is put again and again does not make the file grow for ever. */
+static void the_file_is_bounded(void **state)
+{
+    (void)state;
+    static int32_t ids[4000];
+    struct answers *m = open_file(4);
+    for (int i = 0; i < 400; i++)
+        answers_put(m, NULL, "again", 5, ids, 4000);
+    FILE *f = fopen(path, "rb");
+    fseek(f, 0, SEEK_END);
+    assert_true(ftell(f) < (2 << 20));
+    fclose(f);
+    answers_close(m);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    tempdir_make(dir, "answers");
+    snprintf(path, sizeof path, "%s/answers", dir);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    unlink(path);
+    return rmdir(dir); /* fails where something was left behind */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_longest_beginning_is_found),
+        cmocka_unit_test(salts_do_not_meet),
+        cmocka_unit_test(the_least_used_goes_first),
+        cmocka_unit_test(bytes_are_bounded),
+        cmocka_unit_test(a_file_outlives_the_process),
+        cmocka_unit_test(a_damaged_file_is_survived),
+        cmocka_unit_test(the_file_is_bounded),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,541 @@
+/* test_conversations.c - turns, branches, bounds, and what erasing leaves behind. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "sessions/conversations.h"
+#include "tests/base/tempdir.h"
+
+struct fixture {
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 8];
+    struct conversations *c;
+};
+
+static struct conversations *open_file(const struct fixture *x, int64_t max_turns,
+                                       uint64_t max_bytes, int64_t ttl_s)
+{
+    struct conversations_opts o = {
+        .path = x->path, .max_turns = max_turns, .max_bytes = max_bytes, .ttl_s = ttl_s};
+    struct conversations *c = NULL;
+    struct err err = {0};
+    if (conversations_open(&o, &c, &err) != 0)
+        fail_msg("%s", err.msg);
+    return c;
+}
+
+static int setup(void **state)
+{
+    struct fixture *x = xcalloc(1, sizeof *x);
+    tempdir_make(x->dir, "conversations");
+    snprintf(x->path, sizeof x->path, "%s/c.db", x->dir);
+    x->c = open_file(x, 0, 0, 0);
+    *state = x;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *x = *state;
+    conversations_close(x->c);
+    tempdir_remove(x->dir);
+    free(x);
+    return 0;
+}
+
+static struct sha256 key_of(int v)
+{
+    struct sha256 k = {{0}};
+    k.b[0] = (uint8_t)v;
+    return k;
+}
+
+/* A turn of `n` tokens from first_id on, behind the parent's first `kept`; its chunks are keys first_key.. */
+static struct turn *make_turn(const char *name, int64_t parent, int64_t conversation,
+                              int kept, int n, int first_id, int first_key, int n_keys)
+{
+    struct turn *t = xcalloc(1, sizeof *t);
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->parent = parent;
+    t->conversation = conversation;
+    t->is_visible = true;
+    t->created_s = clock_wall_s();
+    t->input = xstrdup("[{\"secret\":\"alpaca\"}]");
+    t->output = xstrdup("[]");
+    t->answer = xstrdup("{}");
+    t->n_kept = kept;
+    t->n_tokens = kept + n;
+    t->tokens = xcalloc((size_t)n + 1, sizeof *t->tokens);
+    for (int i = 0; i < n; i++)
+        t->tokens[i] = first_id + i;
+    t->n_keys = n_keys;
+    t->keys = xcalloc((size_t)n_keys + 1, sizeof *t->keys);
+    for (int i = 0; i < n_keys; i++)
+        t->keys[i] = key_of(first_key + i);
+    t->mark[0] = (struct turn_mark){7, 3, key_of(99)};
+    t->n_marks = 1;
+    return t;
+}
+
+static int64_t add(struct conversations *c, struct turn *t)
+{
+    struct err err = {0};
+    bool branched;
+    if (turn_add(c, "", t, "title", &branched, &err) != 0)
+        fail_msg("%s", err.msg);
+    int64_t row = t->row;
+    turn_free(t);
+    return row;
+}
+
+static int code_of_find(struct conversations *c, const char *tenant, const char *name)
+{
+    struct turn *t = NULL;
+    struct err err = {0};
+    int rc = turn_find(c, tenant, name, &t, &err);
+    turn_free(t);
+    return rc;
+}
+
+static void assert_doomed(struct conversations *c, const int *want, int n)
+{
+    struct sha256 keys[16];
+    struct err err = {0};
+    int got = 0;
+    assert_int_equal(conversations_doomed(c, keys, 16, &got, &err), 0);
+    assert_int_equal(got, n);
+    for (int i = 0; i < n; i++)
+        assert_int_equal(keys[i].b[0], want[i]);
+}
+
+static bool file_has(const struct fixture *x, const char *text)
+{
+    static const char *const ends[] = {"", "-wal"};
+    bool found = false;
+    for (int i = 0; i < 2; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "%s%s", x->path, ends[i]);
+        FILE *f = fopen(name, "rb");
+        if (f == NULL)
+            continue;
+        char *all = xmalloc(4 << 20);
+        size_t n = fread(all, 1, 4 << 20, f);
+        found = found || memmem(all, n, text, strlen(text)) != NULL;
+        free(all);
+        fclose(f);
+    }
+    return found;
+}
+
+/* --- tests ------------------------------------------------------------------------------------- */
+
+static void a_path_keeps_its_tokens(void **state)
+{
+    struct fixture *x = *state;
+    struct turn **path;
+    struct err err = {0};
+    int n;
+    int64_t a = add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
+    int64_t b = add(x->c,
+                    make_turn("resp_b", a, 0, 3, 4, 200, 1, 0)); /* 100 101 102 200.. */
+    int64_t d = add(x->c, make_turn("resp_c", b, 0, 2, 1, 300, 1, 0)); /* 100 101 300 */
+    conversations_close(x->c);
+    x->c = open_file(x, 0, 0, 0);
+    assert_int_equal(turn_path(x->c, d, &path, &n, &err), 0);
+    assert_int_equal(n, 3);
+    int32_t *ids = turn_path_tokens(path, 3);
+    assert_int_equal(ids[0], 100);
+    assert_int_equal(ids[1], 101);
+    assert_int_equal(ids[2], 300);
+    free(ids);
+    ids = turn_path_tokens(path, 2);
+    const int32_t want[] = {100, 101, 102, 200, 201, 202, 203};
+    assert_memory_equal(ids, want, sizeof want);
+    free(ids);
+    assert_int_equal(path[2]->depth, 2);
+    assert_int_equal(path[1]->mark[0].n_bytes, 7);
+    assert_int_equal(path[1]->mark[0].n_tokens, 3);
+    assert_int_equal(path[1]->mark[0].digest.b[0], 99);
+    turn_path_free(path, n);
+}
+
+static void others_find_nothing(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct erased gone;
+    struct err err = {0};
+    add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    conversation_deinit(&v);
+    assert_int_equal(code_of_find(x->c, "", "resp_a"), 0);
+    assert_int_equal(code_of_find(x->c, "bob", "resp_a"), ERR_NOT_FOUND);
+    assert_int_equal(conversation_find(x->c, "bob", "conv_a", &v, &err), ERR_NOT_FOUND);
+    assert_int_equal(turn_delete(x->c, "bob", "resp_a", &gone, &err), ERR_NOT_FOUND);
+    assert_int_equal(conversation_delete(x->c, "bob", "conv_a", &gone, &err),
+                     ERR_NOT_FOUND);
+    assert_int_equal(code_of_find(x->c, "", "resp_a"), 0);
+}
+
+/* a <- b, a <- c: a stays as long as one of them does. Chunks 1 2 are a's, 3 b's and c's, 4 c's. */
+static void what_is_shared_stays(void **state)
+{
+    struct fixture *x = *state;
+    struct erased gone;
+    struct err err = {0};
+    int64_t a = add(x->c, make_turn("resp_a", 0, 0, 0, 130, 0, 1, 2));
+    add(x->c, make_turn("resp_b", a, 0, 130, 70, 500, 3, 1));
+    add(x->c, make_turn("resp_c", a, 0, 130, 140, 500, 3, 2));
+    assert_int_equal(turn_delete(x->c, "", "resp_a", &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 0);
+    assert_int_equal(gone.n_shared, 1);
+    assert_int_equal(code_of_find(x->c, "", "resp_a"), ERR_NOT_FOUND);
+    assert_int_equal(turn_delete(x->c, "", "resp_c", &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 1);
+    assert_doomed(x->c, (const int[]){4}, 1);
+    assert_int_equal(turn_delete(x->c, "", "resp_b", &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 2);
+    assert_doomed(x->c, (const int[]){4, 3, 2, 1}, 4);
+    struct sha256 buried[] = {key_of(4), key_of(3)};
+    assert_int_equal(conversations_buried(x->c, buried, 2, &err), 0);
+    add(x->c, make_turn("resp_d", 0, 0, 0, 130, 0, 1, 1)); /* chunk 1 is wanted again */
+    assert_doomed(x->c, (const int[]){2}, 1);
+}
+
+static void erased_bytes_are_gone(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct erased gone;
+    struct err err = {0};
+    assert_int_equal(conversation_add(x->c, "", "conv_a", "llama", NULL, 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
+    add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
+    assert_true(file_has(x, "alpaca"));
+    assert_int_equal(conversation_delete(x->c, "", "conv_a", &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 2);
+    assert_int_equal(code_of_find(x->c, "", "resp_b"), ERR_NOT_FOUND);
+    assert_false(file_has(x, "alpaca"));
+    assert_false(file_has(x, "llama"));
+    conversation_deinit(&v);
+}
+
+static void a_conversation_moves_its_head(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0}, w = {0};
+    struct erased gone;
+    struct err err = {0};
+    bool branched;
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
+    int64_t b = add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
+    /* another client had begun at a, too */
+    struct turn *late = make_turn("resp_late", a, v.row, 5, 5, 100, 1, 0);
+    assert_int_equal(turn_add(x->c, "", late, NULL, &branched, &err), 0);
+    assert_true(branched);
+    turn_free(late);
+    assert_int_equal(conversation_find(x->c, "", "conv_a", &w, &err), 0);
+    assert_true(w.head == b);
+    assert_int_equal(w.n_turns, 2);
+    assert_string_equal(w.title, "title");
+    conversation_deinit(&w);
+    assert_int_equal(conversation_delete(x->c, "", "conv_a", &gone, &err), 0);
+    assert_int_equal(code_of_find(x->c, "", "resp_b"), ERR_NOT_FOUND);
+    assert_int_equal(code_of_find(x->c, "", "resp_late"), 0); /* its own */
+    assert_int_equal(gone.n_turns, 1);
+    assert_int_equal(gone.n_shared, 1);
+    /* what goes on in a conversation that is gone is not kept */
+    struct turn *ghost = make_turn("resp_ghost", b, v.row, 5, 5, 100, 1, 0);
+    assert_int_equal(turn_add(x->c, "", ghost, NULL, &branched, &err), ERR_NOT_FOUND);
+    turn_free(ghost);
+    conversation_deinit(&v);
+}
+
+static void a_rewrite_erases_what_was(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0}, w = {0};
+    struct erased gone;
+    struct err err = {0};
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
+    struct turn *t = xcalloc(1, sizeof *t);
+    conversations_name("turn", t->name);
+    t->conversation = v.row;
+    t->input = xstrdup("[{\"kept\":\"vicuna\"}]");
+    t->output = xstrdup("[]");
+    assert_int_equal(conversation_rewrite(x->c, "", a + 1, t, &gone, &err), ERR_MISMATCH);
+    t->conversation = v.row;
+    assert_int_equal(conversation_rewrite(x->c, "", a, t, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 1);
+    assert_false(file_has(x, "alpaca"));
+    assert_true(file_has(x, "vicuna"));
+    assert_int_equal(conversation_find(x->c, "", "conv_a", &w, &err), 0);
+    assert_true(w.head == t->row);
+    turn_free(t);
+    conversation_deinit(&v);
+    conversation_deinit(&w);
+}
+
+static void bounds_hold(void **state)
+{
+    struct fixture *x = *state;
+    struct err err = {0};
+    bool branched;
+    conversations_close(x->c);
+    x->c = open_file(x, 2, 0, 0);
+    add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
+    assert_int_equal(turn_has_room(x->c, &err), 0);
+    add(x->c, make_turn("resp_b", 0, 0, 0, 5, 100, 1, 0));
+    assert_int_equal(turn_has_room(x->c, &err), ERR_LIMIT);
+    struct turn *t = make_turn("resp_c", 0, 0, 0, 5, 100, 1, 0);
+    assert_int_equal(turn_add(x->c, "", t, NULL, &branched, &err), ERR_LIMIT);
+    assert_int_equal(code_of_find(x->c, "", "resp_c"), ERR_NOT_FOUND);
+    turn_free(t);
+    conversations_close(x->c);
+    x->c = open_file(x, 0, 200000, 0);
+    t = make_turn("resp_big", 0, 0, 0, 50000, 100, 1, 0);
+    assert_int_equal(turn_add(x->c, "", t, NULL, &branched, &err), ERR_LIMIT);
+    turn_free(t);
+    add(x->c, make_turn("resp_small", 0, 0, 0, 50, 100, 1, 0));
+}
+
+static void age_ends_them(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct erased gone;
+    struct err err = {0};
+    int64_t now = clock_wall_s();
+    conversations_close(x->c);
+    x->c = open_file(x, 0, 0, 100);
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 1));
+    int64_t b = add(x->c, make_turn("resp_b", 0, 0, 0, 5, 100, 2, 1));
+    struct turn *t = make_turn("resp_c", b, 0, 0, 5, 100, 3, 1);
+    t->created_s = now + 60; /* b was used then, too */
+    add(x->c, t);
+    assert_int_equal(conversations_expire(x->c, now + 50, 99, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 0);
+    assert_int_equal(conversations_expire(x->c, now + 110, 99, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 1);
+    assert_int_equal(conversation_find(x->c, "", "conv_a", &v, &err), ERR_NOT_FOUND);
+    assert_doomed(x->c, (const int[]){1}, 1);
+    assert_int_equal(conversations_expire(x->c, now + 200, 99, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 2);
+    assert_int_equal(code_of_find(x->c, "", "resp_b"), ERR_NOT_FOUND);
+    conversation_deinit(&v);
+}
+
+static void the_file_is_private_and_locked(void **state)
+{
+    struct fixture *x = *state;
+    struct conversations_opts o = {.path = x->path};
+    struct conversations *other = NULL;
+    struct stat st;
+    struct err err = {0};
+    add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
+    assert_int_equal(stat(x->path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    char wal[128];
+    snprintf(wal, sizeof wal, "%s-wal", x->path);
+    assert_int_equal(stat(wal, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(conversations_open(&o, &other, &err), ERR_BUSY);
+}
+
+static void damage_is_told(void **state)
+{
+    struct fixture *x = *state;
+    struct conversations_opts o = {.path = x->path};
+    struct conversations *c = NULL;
+    struct err err = {0};
+    conversations_close(x->c);
+    FILE *f = fopen(x->path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fwrite("garbage garbage", 1, 15, f), 15);
+    fclose(f);
+    assert_int_equal(conversations_open(&o, &c, &err), ERR_CORRUPT);
+    assert_non_null(strstr(err.msg, x->path));
+    x->c = NULL;
+}
+
+/* Numbers of a row that do not fit what stands beside them: told, or bounded; never believed. */
+static void rows_out_of_range(void **state)
+{
+    static const struct {
+        const char *sql;
+        int code; /* of the path that ends in resp_b */
+    } cases[] = {
+        {"n_tokens = 2147483647", ERR_CORRUPT},
+        {"n_tokens = -1", ERR_CORRUPT},
+        {"n_tokens = 9223372036854775807", ERR_CORRUPT},
+        {"n_kept = -1", ERR_CORRUPT},
+        {"n_kept = 6, tokens = zeroblob(4)", ERR_CORRUPT}, /* resp_a has 5 */
+        {"n_kept = 2147483647, n_tokens = 2147483647, tokens = x''", ERR_CORRUPT},
+        {"tokens = zeroblob(15)", ERR_CORRUPT},
+        {"tokens = NULL", -1}, /* the file itself refuses it */
+        {"parent = id", ERR_CORRUPT},
+        {"marks = zeroblob(1000003)", 0},
+        {"keys = zeroblob(31)", 0},
+    };
+    struct fixture *x = *state;
+    int64_t a = add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
+    int64_t b = add(x->c, make_turn("resp_b", a, 0, 3, 4, 200, 1, 1));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char sql[300];
+        sqlite3 *db = NULL;
+        struct turn **path = NULL;
+        struct err err = {0};
+        int n = 0;
+        conversations_close(x->c);
+        assert_int_equal(sqlite3_open(x->path, &db), SQLITE_OK);
+        snprintf(sql, sizeof sql,
+                 "CREATE TABLE kept AS SELECT * FROM turn;"
+                 "UPDATE turn SET %s WHERE name = 'resp_b'",
+                 cases[i].sql);
+        int rc = sqlite3_exec(db, sql, NULL, NULL, NULL);
+        assert_int_equal(rc, cases[i].code == -1 ? SQLITE_CONSTRAINT : SQLITE_OK);
+        sqlite3_close(db);
+        x->c = open_file(x, 0, 0, 0);
+        rc = turn_path(x->c, b, &path, &n, &err);
+        if (cases[i].code != -1 && (rc != cases[i].code || (rc != 0 && err.msg[0] == 0)))
+            fail_msg("%s: %d, %s", cases[i].sql, rc, err.msg);
+        if (rc == 0) {
+            assert_true(path[1]->n_marks <= TURN_MAX_MARKS && path[1]->n_keys >= 0);
+            free(turn_path_tokens(path, n));
+        }
+        turn_path_free(path, n);
+        conversations_close(x->c);
+        assert_int_equal(sqlite3_open(x->path, &db), SQLITE_OK);
+        assert_int_equal(
+            sqlite3_exec(db,
+                         "DELETE FROM turn; INSERT INTO turn SELECT * FROM kept;"
+                         "DROP TABLE kept",
+                         NULL, NULL, NULL),
+            SQLITE_OK);
+        sqlite3_close(db);
+        x->c = open_file(x, 0, 0, 0);
+        assert_int_equal(turn_path(x->c, b, &path, &n, &err), 0); /* as it was */
+        assert_int_equal(n, 2);
+        turn_path_free(path, n);
+    }
+}
+
+/* A process adds turns until it is killed: those that it was told of are there, whole. */
+static void a_killed_process_loses_nothing_told(void **state)
+{
+    struct fixture *x = *state;
+    conversations_close(x->c);
+    x->c = NULL;
+    for (int cycle = 0; cycle < 10; cycle++) {
+        int fds[2];
+        assert_int_equal(pipe(fds), 0);
+        pid_t pid = fork();
+        if (pid == 0) {
+            struct conversations *c = open_file(x, 0, 0, 0);
+            int64_t parent = 0;
+            for (int i = 0; i < 100000; i++) {
+                char name[NAME_BYTES];
+                snprintf(name, sizeof name, "resp_%d_%d", cycle, i);
+                parent = add(c, make_turn(name, parent, 0, 4 * i, 4, i, 1, 1));
+                if (write(fds[1], &i, sizeof i) != (ssize_t)sizeof i)
+                    _exit(1);
+            }
+            _exit(0);
+        }
+        int last = -1, told;
+        close(fds[1]);
+        clock_sleep_ns(5000000 + cycle * 3000000);
+        kill(pid, SIGKILL);
+        while (read(fds[0], &told, sizeof told) == (ssize_t)sizeof told)
+            last = told;
+        close(fds[0]);
+        waitpid(pid, NULL, 0);
+        struct conversations *c = open_file(x, 0, 0, 0);
+        struct turn *t = NULL, **path = NULL;
+        struct err err = {0};
+        char name[NAME_BYTES];
+        int n = 0;
+        snprintf(name, sizeof name, "resp_%d_%d", cycle, last);
+        if (last >= 0) {
+            assert_int_equal(turn_find(c, "", name, &t, &err), 0);
+            assert_int_equal(turn_path(c, t->row, &path, &n, &err), 0);
+            assert_int_equal(n, last + 1);
+            assert_int_equal(t->n_tokens, 4 * (last + 1));
+        }
+        snprintf(name, sizeof name, "resp_%d_%d", cycle, last + 2); /* at most one untold */
+        assert_int_equal(code_of_find(c, "", name), ERR_NOT_FOUND);
+        turn_path_free(path, n);
+        turn_free(t);
+        conversations_close(c);
+    }
+}
+
+static void pages_of_a_list(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation page[4];
+    struct err err = {0};
+    char after[NAME_BYTES] = "";
+    int n, total = 0;
+    bool more = true;
+    for (int i = 0; i < 10; i++) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "conv_%d", i);
+        assert_int_equal(conversation_add(x->c, i == 5 ? "bob" : "", name, NULL, NULL, 0,
+                                          &page[0], &err),
+                         0);
+        conversation_deinit(&page[0]);
+    }
+    while (more) {
+        assert_int_equal(conversation_list(x->c, "", after[0] != 0 ? after : NULL, false, 4,
+                                           page, &n, &more, &err),
+                         0);
+        for (int i = 0; i < n; i++) {
+            snprintf(after, sizeof after, "%s", page[i].name);
+            assert_string_not_equal(page[i].name, "conv_5");
+            conversation_deinit(&page[i]);
+        }
+        total += n;
+    }
+    assert_int_equal(total, 9);
+    assert_string_equal(after, "conv_0"); /* the oldest comes last */
+    assert_int_equal(conversation_list(x->c, "", "conv_5", false, 4, page, &n, &more, &err),
+                     ERR_NOT_FOUND);
+}
+
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(a_path_keeps_its_tokens),
+        T(others_find_nothing),
+        T(what_is_shared_stays),
+        T(erased_bytes_are_gone),
+        T(a_conversation_moves_its_head),
+        T(a_rewrite_erases_what_was),
+        T(bounds_hold),
+        T(age_ends_them),
+        T(the_file_is_private_and_locked),
+        T(damage_is_told),
+        T(rows_out_of_range),
+        T(a_killed_process_loses_nothing_told),
+        T(pages_of_a_list),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
