@@ -23,7 +23,7 @@ struct run_args {
     const char *model, *prompt, *prompt_file, *token_ids, *dtype, *weights, *device, *save,
         *plan, *salt;
     struct opt_list store;
-    bool interactive, ignore_eos, json, verbose, no_special;
+    bool interactive, ignore_eos, json, verbose, no_special, plan_strict;
     int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, batch_rows,
         max_context;
     double temperature, top_p, min_p;
@@ -84,7 +84,11 @@ static const struct opt options[] = {
              "both where "
              "a plan is forced"},
     {"plan", OPT(struct run_args, plan), .arg = "PLAN", .def = "auto",
-     .help = "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K)"},
+     .help =
+         "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K); where "
+         "the store lacks records of it, what is there is used and the rest is computed"},
+    {"plan-strict", OPT(struct run_args, plan_strict),
+     .help = "a plan that the stored records do not allow is an error"},
     {"throttle", OPT(struct run_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down, for experiments"},
     OPT_GPU_DIRECT(struct run_args),
@@ -252,6 +256,7 @@ static void put_plan(struct json *o, const struct hcache_plan *p)
     json_put_string(o, "layers", p->layers);
     json_put_real(o, "predicted_ms", p->predicted_ms);
     json_put_string(o, "reason", p->reason);
+    json_put_string(o, "deviation", p->deviation[0] != 0 ? p->deviation : NULL);
 }
 
 static void print_json(const struct hcache_result *r)
@@ -295,6 +300,8 @@ static void print_summary(const struct hcache_result *r)
                 (double)r->restored_bytes * 1e-6);
     else
         fprintf(stderr, " (%s)", r->miss);
+    if (r->plan.deviation[0] != 0)
+        fprintf(stderr, "; not the plan that was asked for: %s", r->plan.deviation);
     fprintf(stderr, "; %d generated at %.1f tokens/s; %lld token%s durable\n", r->n_tokens,
             r->timings.decode_tokens_per_s, (long long)r->committed_tokens,
             plural((uint64_t)r->committed_tokens));
@@ -315,6 +322,7 @@ static struct hcache_request request_of(struct run_args *a)
                                    .salt = a->salt,
                                    .save = a->save,
                                    .plan = a->plan,
+                                   .plan_strict = a->plan_strict,
                                    .on_token = print_token,
                                    .arg = a};
 }

@@ -40,6 +40,7 @@ struct serve_args {
     int64_t max_turns, conversation_ttl;
     uint64_t conversation_bytes, salt_quota;
     const char *plan;
+    bool plan_strict;
     bool plain_chat, no_reuse, verbose;
 };
 
@@ -100,6 +101,8 @@ static const struct opt options[] = {
     {"plan", OPT(struct serve_args, plan), .def = "auto", .choices = serve_plans,
      .help =
          "how state comes back, and so what is saved; all but auto are for comparisons"},
+    {"plan-strict", OPT(struct serve_args, plan_strict),
+     .help = "a request whose stored records do not allow that plan fails"},
     {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
      .min = 1, .max = 1 << 16, .help = "that may be open"},
     {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
@@ -381,6 +384,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .max_body_bytes = a->max_body,
                              .max_bodies_bytes = a->max_bodies,
                              .plan = a->plan,
+                             .plan_strict = a->plan_strict,
                              .plain_chat = a->plain_chat,
                              .answers = on_disk ? answers : NULL,
                              .salt_quota_bytes = a->salt_quota};

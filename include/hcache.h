@@ -162,6 +162,9 @@ struct hcache_request {
     const char *save;
     /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
     const char *plan;
+    /* A forced plan (any but auto) uses the records that the store has, and computes the rest;
+     * hcache_plan.deviation says what differs.  With plan_strict that is an error instead. */
+    bool plan_strict;
     /* hcache_generate only.  Called for every token with its text (whole characters; may be empty);
      * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was held back
      * of an unfinished character or a possible stop string, if anything. */
@@ -188,6 +191,9 @@ struct hcache_plan {
     char layers[260];          /* a letter per layer: RRHHKK; empty: nothing was restored */
     double predicted_ms;
     char reason[192];
+    /* How a forced plan was changed, and why: records that it wants are missing, or chunks could not
+     * be read.  Empty: it was carried out as it was forced, or nothing was forced. */
+    char deviation[192];
 };
 
 struct hcache_timings {

@@ -77,6 +77,7 @@ struct request {
     struct sample_opts sample;
     const char *salt; /* NULL: none */
     const char *plan; /* as --plan; NULL: auto. Outlives the sequence */
+    bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
     /* Prefill when all is restored (the paper's way), not layer by layer meanwhile: to compare. */
     bool restore_first;

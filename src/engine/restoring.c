@@ -3,8 +3,8 @@
  *   WAIT --restoring_begin--> RESTORE: looked up, planned, restored by restoring_step --> PREFILL
  *
  * What it leaves behind is always right: n_done tokens whose K and V are in the cache, from which
- * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error; only a plan that was
- * forced and cannot be carried out is one.
+ * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error.  A forced plan uses the
+ * records that are there and says so in plan.deviation; with plan_strict a deviation is an error.
  *
  * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets ENGINE_RESTORE_SHARE of the
  * time that their forward passes take, kept as a credit.  An item that took longer than there was
@@ -115,6 +115,7 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
     }
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
+    req.may_deviate = !s->req.plan_strict;
     int n_hits = usable_hits(e, s, f);
     int n_ranges = make_ranges(e, f->hits + first, n_hits - first);
     int64_t n_new = s->n_tokens - stored_tokens(f, n_hits);
@@ -122,6 +123,9 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
         rc = plan_best_prefix(e->o.platform, e->ranges, n_ranges, n_new, true,
                               e->plan_layer, e->prefill_s, &req, &s->out.plan, &n_used,
                               &s->out.err);
+    if (rc == 0 && s->req.plan_strict && s->out.plan.deviation[0] != 0)
+        rc = err_set(&s->out.err, ERR_NOT_FOUND, "plan '%s' cannot be carried out: %s",
+                     s->plan, s->out.plan.deviation);
     int64_t tokens = 0;
     for (int i = 0; rc == 0 && i < n_used; i++)
         tokens += e->ranges[i].n_tokens;
@@ -243,6 +247,17 @@ static void fuse_next(struct engine *e)
     }
 }
 
+/* A forced plan lost chunks on the way: what it did not restore is computed. */
+static void tell_lost(struct seq *s, const struct restore_result *r)
+{
+    struct plan *p = &s->out.plan;
+    size_t n = strlen(p->deviation);
+    if (s->plan != NULL && p->mode != PLAN_AUTO && r->n_chunks < s->n_planned)
+        snprintf(p->deviation + n, sizeof p->deviation - n,
+                 "%s%d of %d chunks could not be restored and are computed: %s",
+                 n > 0 ? "; " : "", s->n_planned - r->n_chunks, s->n_planned, r->fault);
+}
+
 /* Everything has come back that will. */
 static void finish(struct engine *e, struct seq *s)
 {
@@ -261,6 +276,7 @@ static void finish(struct engine *e, struct seq *s)
     seq_learn(e, s);
     s->has_gap |= r->first_token > 0;
     bool none = r->n_tokens <= s->n_done;
+    tell_lost(s, r);
     s->n_done = r->n_tokens;
     if (r->n_chunks < s->n_planned)
         snprintf(s->out.miss, sizeof s->out.miss, "%s", r->fault);

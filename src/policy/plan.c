@@ -190,6 +190,8 @@ int plan_make(const struct plan_request *req, struct plan *out, struct err *e)
     out->mode = req->mode;
     out->n_layers = req->n_layers;
     rc = choose_method(req, out, e);
+    if (rc == 0 && req->may_deviate && req->mode != PLAN_AUTO && out->method[0] != 'T')
+        plan_deviate(req, out);
     if (rc == 0 && out->method[0] != 'T')
         rc = plan_check_method(req, out->method, e);
     if (rc != 0)

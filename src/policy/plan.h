@@ -103,6 +103,9 @@ struct plan_request {
     enum plan_mode mode;
     int forced_r, forced_h, forced_k;
     const char *forced_layers; /* [n_layers] of R, H, K; borrowed for the call */
+    /* A forced plan that lacks records is changed to what they allow (plan_deviate.c), and
+     * plan.deviation says how.  Else it is ERR_NOT_FOUND. */
+    bool may_deviate;
 
     /* Token-wise modes need costs as functions of the token count. */
     const struct platform *platform;
@@ -131,6 +134,9 @@ struct plan {
     int64_t tokens_h, tokens_other; /* token-wise modes */
     char other;       /* 'R' or 'K': how tokens_other come back; paper mode too */
     char reason[192]; /* one line for people and for `run --json` */
+    /* How the plan differs from the forced one, and why; empty where it does not, and for auto. */
+    char deviation[192];
+    int n_r_added; /* layers that are recomputed only because they, or later ones, lack records */
 };
 
 /* 0, or ERR_USAGE (a request that makes no sense: counts that do not add up, R behind H,
@@ -183,7 +189,9 @@ void plan_layers_from_ranges(const struct platform *p, const struct plan_range *
  * restore, then the prefill of all that remains of the ranges and of n_new tokens, ends
  * soonest; 0 ranges where plain prefill is faster, and out->reason says so (out->n_layers is
  * 0 then).  With any other mode: the longest prefix that the mode can restore, however slow;
- * ERR_NOT_FOUND where that is none.  req carries mode, fused and budget; its layers are made
+ * ERR_NOT_FOUND where that is none.  With may_deviate: the longest prefix that adds no more
+ * recomputed layers than its first range does.  plan.deviation tells about ranges that use the
+ * other kind, and about ranges that are left to prefill.  req carries mode, fused and budget; its layers are made
  * here in the caller's scratch arrays [p->n_layers], which it then points to.  Ranges should
  * be maximal: the time is that of a plan per range.  req carries the window, too. */
 int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,

@@ -108,6 +108,14 @@ int plan_check_request(const struct plan_request *req, struct err *e);
 /* Whether every layer can be restored by its letter. */
 int plan_check_method(const struct plan_request *req, const char *method, struct err *e);
 
+/* ---- plan_deviate.c ---- */
+
+/* Changes out->method to what the records allow, and says so in out->deviation. */
+void plan_deviate(const struct plan_request *req, struct plan *out);
+/* Adds a clause to out->deviation. */
+void plan_tell_deviation(struct plan *out, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
 /* ---- plan_reason.c ---- */
 
 /* Writes out->reason; everything else of the plan is there. */

@@ -154,6 +154,13 @@ static double share_bytes(const struct platform *p, struct share s)
     return ((double)s.h_tokens * p->h_bytes + (double)s.kv_tokens * p->kv_bytes) / n;
 }
 
+/* Tokens at the start of n that layer i does not need: they lie before its window. */
+static int64_t tokens_skipped(struct plan_window w, int i, int64_t n)
+{
+    bool windowed = w.tokens > 0 && i >= w.layer && n >= w.tokens;
+    return windowed ? (n + 1 - w.tokens) / TOKENS * TOKENS : 0;
+}
+
 static void layers_in_window(const struct platform *p, const struct plan_range *range,
                              int n_ranges, int n_layers, bool can_recompute,
                              struct plan_window w, struct plan_layer *layer)
@@ -164,8 +171,7 @@ static void layers_in_window(const struct platform *p, const struct plan_range *
         n += range[g].n_tokens;
     for (int i = 0; i < n_layers; i++) {
         struct plan_layer *l = &layer[i];
-        bool windowed = w.tokens > 0 && i >= w.layer && n >= w.tokens;
-        int64_t skip = windowed ? (n + 1 - w.tokens) / TOKENS * TOKENS : 0;
+        int64_t skip = tokens_skipped(w, i, n);
         struct share h = share_of(p, range, n_ranges, i, 'H', skip);
         struct share k = share_of(p, range, n_ranges, i, 'K', skip);
         *l = uniform_layer(p, range[0].tier, n);
@@ -246,6 +252,43 @@ static int plan_prefix(const struct chain *c, int n_used, struct plan_request *r
     return plan_make(req, out, e);
 }
 
+/* Whether range g has every kind that the plan's letters name, for the tokens from `begin` on. */
+static bool range_suits(const struct chain *c, const struct plan_request *req,
+                        const struct plan *p, int g, int64_t begin, int64_t used)
+{
+    int64_t end = begin + c->range[g].n_tokens;
+    for (int i = 0; i < p->n_layers; i++) {
+        char m = p->method[i];
+        if (end > tokens_skipped(req->window, i, used) && m != 'R' &&
+            plan_range_method(m, c->range[g].mask[i], i == 0) != m)
+            return false;
+    }
+    return true;
+}
+
+/* What the letters of a forced plan do not show: ranges that use the other kind, and those behind
+ * the restored prefix. */
+static void tell_ranges(const struct chain *c, const struct plan_request *req, int n_used,
+                        struct plan *out)
+{
+    int64_t used = 0, begin = 0, other = 0;
+    for (int g = 0; g < n_used; g++)
+        used += c->range[g].n_tokens;
+    for (int g = 0; g < n_used; g++) {
+        if (!range_suits(c, req, out, g, begin, used))
+            other += c->range[g].n_tokens;
+        begin += c->range[g].n_tokens;
+    }
+    if (other > 0)
+        plan_tell_deviation(out,
+                            "%lld of %lld tokens have only the other kind of some layers",
+                            (long long)other, (long long)used);
+    if (used < c->n_tokens)
+        plan_tell_deviation(
+            out, "the last %lld of %lld stored tokens lack records: they are computed",
+            (long long)(c->n_tokens - used), (long long)c->n_tokens);
+}
+
 int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
                      int64_t n_new, bool can_recompute, struct plan_layer *layer,
                      double *prefill_s, struct plan_request *req, struct plan *out,
@@ -257,7 +300,7 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
     bool forced = req->mode != PLAN_AUTO;
     double nothing_s = prefill_all_s(p, 0, c.n_tokens + n_new) * slow(req->prefill_slow);
     double best = can_recompute && !forced ? nothing_s : INFINITY, restoring = INFINITY;
-    int rc = 0;
+    int rc = 0, n_added = 0;
     *n_used = 0;
     for (int g = 1; g <= n_ranges; g++) {
         rc = plan_prefix(&c, g, req, out, e);
@@ -265,14 +308,22 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
             return rc;
         if (rc != 0)
             break; /* a longer prefix lacks the same */
+        if (g == 1)
+            n_added = out->n_r_added;
+        if (out->n_r_added > n_added)
+            break;
         restoring = fmin(restoring, out->predicted_s);
         if (forced || out->predicted_s <= best) {
             best = out->predicted_s;
             *n_used = g;
         }
     }
-    if (*n_used > 0)
-        return plan_prefix(&c, *n_used, req, out, e);
+    if (*n_used > 0) {
+        rc = plan_prefix(&c, *n_used, req, out, e);
+        if (rc == 0 && forced)
+            tell_ranges(&c, req, *n_used, out);
+        return rc;
+    }
     memset(out, 0, sizeof *out);
     out->predicted_s = nothing_s;
     if (n_ranges == 0 || (can_recompute && !forced)) {

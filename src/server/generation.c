@@ -96,6 +96,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .n_top = (int)p->n_top,
                                .salt = g->salt,
                                .plan = g->call->s->o.plan,
+                               .plan_strict = g->call->s->o.plan_strict,
                                .save = saved_for(g->call->s->o.plan),
                                .priority = (int)p->priority,
                                .timeout_ms = (int)p->timeout_ms,

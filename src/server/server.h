@@ -38,6 +38,7 @@ struct server_opts {
     uint64_t max_body_bytes;
     uint64_t max_bodies_bytes; /* of all requests together */
     const char *plan;          /* of every restore: auto (NULL), hidden, kv, recompute */
+    bool plan_strict;          /* see hcache_request */
     bool plain_chat;           /* chat without a chat template: see docs/SERVER.md */
     const char *answers; /* the file that remembers our answers' tokens; NULL: no file */
     /* as hcache was opened with: no request may set more; 0: no bound */

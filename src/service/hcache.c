@@ -376,7 +376,8 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
                                      .seed = r->seed},
                           .salt = r->salt,
                           .priority = r->priority,
-                          .plan = r->plan};
+                          .plan = r->plan,
+                          .plan_strict = r->plan_strict};
     struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
     if (r->plan != NULL)
         rc = plan_mode_parse(r->plan, &mode, err);

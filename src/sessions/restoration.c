@@ -16,7 +16,7 @@ static void push_part(struct json *list, int from, int to, const char *source)
 
 void restoration_put_plan(struct json *o, const char *key, const struct hcache_plan *p)
 {
-    if (p->layers[0] == 0) {
+    if (p->layers[0] == 0 && p->deviation[0] == 0) {
         json_put_null(o, key);
         return;
     }
@@ -27,6 +27,7 @@ void restoration_put_plan(struct json *o, const char *key, const struct hcache_p
     json_put_int(plan, "kv", p->kv);
     json_put_ms(plan, "predicted_ms", p->predicted_ms);
     json_put_string(plan, "reason", p->reason);
+    json_put_string(plan, "deviation", p->deviation[0] != 0 ? p->deviation : NULL);
     json_put(o, key, plan);
 }
 

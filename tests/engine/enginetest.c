@@ -89,6 +89,7 @@ struct request et_request(const struct stack *k, const struct et_ask *a)
         .digest = true,
         .salt = a->salt,
         .plan = a->plan,
+        .plan_strict = a->plan_strict,
         .restore_first = a->restore_first,
         .sample = {.temperature = a->temperature, .top_p = 1, .seed = a->seed}};
     if (save_policy_make(&q.save, a->save != NULL ? a->save : "none", k->model, NULL, 1024,

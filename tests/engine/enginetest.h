@@ -37,7 +37,7 @@ struct et_ask {
     const char *save, *plan, *salt;
     float temperature;
     uint64_t seed;
-    bool restore_first;
+    bool restore_first, plan_strict;
 };
 
 struct et_run {

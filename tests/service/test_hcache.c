@@ -168,12 +168,13 @@ static void requests_that_cannot_be_used(void **state)
         assert_int_equal(hcache_generate(h, &q, &r, &err), HCACHE_E_USAGE);
         assert_non_null(strstr(err.msg, "token 7"));
     }
-    /* A plan whose records the store lacks fails when it is carried out, with no message wanted. */
+    /* A strict plan whose records the store lacks fails when it is carried out, with no message. */
     make_prompt(prompt, 600);
     struct hcache_request q = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
     hcache_result_free(&r);
     q.plan = "hidden";
+    q.plan_strict = true;
     assert_true(hcache_generate(h, &q, &r, NULL) < 0);
     /* After all that, it works. */
     q = (struct hcache_request){.prompt = prompt, .n_prompt = 200, .max_tokens = 4};

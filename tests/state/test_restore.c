@@ -330,13 +330,14 @@ static void the_disk_dies(void **state)
 
 /* --- records that do not fit the plan --------------------------------------------------------- */
 
-static void forced_plans_need_their_records(void **state)
+static void strict_plans_need_their_records(void **state)
 {
     (void)state;
     struct place p;
     struct et_run r;
     place_open(&p, 8, "kv");
     struct et_ask a = ask("none", "hidden");
+    a.plan_strict = true;
     assert_int_equal(et_run(&p.k, &a, &r), 0);
     assert_int_equal(r.finish, FINISH_ERROR);
     assert_int_equal(r.err.code, ERR_NOT_FOUND);
@@ -411,7 +412,7 @@ int main(void)
         cmocka_unit_test(trouble_of_the_moment),
         cmocka_unit_test(damaged_medium),
         cmocka_unit_test(the_disk_dies),
-        cmocka_unit_test(forced_plans_need_their_records),
+        cmocka_unit_test(strict_plans_need_their_records),
         cmocka_unit_test(plans_that_cannot_be_carried_out),
         cmocka_unit_test(records_of_another_size),
     };

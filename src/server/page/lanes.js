@@ -119,9 +119,11 @@ const Lanes = (() => {
     box.className = "restoration";
     box.append(prefix(r, inner));
     if (svg) box.append(svg, legend(r));
-    if (r.plan)
+    if (r.plan && r.plan.layers)
       box.append(paragraph(`Plan ${r.plan.layers}: ${r.plan.reason}. Predicted ${ms(r.plan.predicted_ms)}` +
                            (r.measured ? `, measured ${ms(r.measured.ms)}.` : ".")));
+    if (r.plan && r.plan.deviation)
+      box.append(paragraph(`This is not the plan that the server was told to use: ${r.plan.deviation}.`));
     if (r.miss) box.append(paragraph(`Not all was restored: ${r.miss}.`));
     const t = r.timings;
     box.append(paragraph(`First token after ${ms(t.ttft_ms)}: queue ${ms(t.queue_ms)}, look-up ${ms(t.lookup_ms)}, ` +

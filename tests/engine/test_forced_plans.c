@@ -1,0 +1,192 @@
+/* test_forced_plans.c - a forced plan uses the records that the store has and computes the rest.  It
+ * says which layers came back how and why that differs; with plan_strict it fails instead. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "io/io_sim.h"
+#include "tests/engine/enginetest.h"
+
+enum { N_PROMPT = 330, N_STORED = 320, N_GENERATE = 4 };
+
+static int32_t prompt[N_PROMPT];
+static struct et_run ref;
+
+/* A stack of four layers whose store has the first n tokens, saved under each policy in turn. */
+static void place_open(struct stack *k, struct io *io, int n_parts, const int n[],
+                       const char *const save[])
+{
+    struct et_run r;
+    et_open(k,
+            &(struct stack_opts){
+                .io = io, .dirs = et_dirs, .n_dirs = io != NULL, .in_memory = io == NULL});
+    for (int i = 0; i < n_parts; i++) {
+        struct et_ask a = {.prompt = prompt, .n_prompt = n[i], .save = save[i]};
+        assert_int_equal(et_run(k, &a, &r), 0);
+        assert_int_equal(r.committed, n[i]);
+    }
+}
+
+static struct et_run ask(struct stack *k, const char *plan, bool strict)
+{
+    struct et_run r;
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = N_GENERATE,
+                       .plan = plan,
+                       .plan_strict = strict};
+    assert_int_equal(et_run(k, &a, &r), 0);
+    return r;
+}
+
+static void make_reference(void)
+{
+    struct stack k;
+    et_prompt(prompt, N_PROMPT, 18);
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    ref = ask(&k, "recompute", false);
+    stack_close(&k);
+}
+
+struct case_of {
+    const char *save, *plan, *layers, *deviation;
+};
+
+/* The answer has the bits of a computed one, whatever was missing; strict plans fail exactly where
+ * others deviate. */
+static void missing_records(void **state)
+{
+    (void)state;
+    static const struct case_of cases[] = {
+        {"kv", "kv", "KKKK", ""},
+        {"hidden", "hidden", "HHHH", ""},
+        {"both", "r1,h1,k2", "RHKK", ""},
+        {"-KKK", "r1,k3", "RKKK", ""},
+        {"hidden", "kv", "HHHH", "4 layers (the first is 0) without KV"},
+        {"kv", "hidden", "HKKK", "3 layers (the first is 1) without hidden states"},
+        {"-KKK", "kv", "RKKK", "layer 0 without KV: it is recomputed"},
+        {"KK-K", "kv", "RRRK", "layer 2 without records: layers 0 to 2 are recomputed"},
+        {"HHH-", "hidden", "RRRR", "layer 3 without records"},
+        {"HHKK", "r1,h1,k2", "RHKK", ""},
+        {"KKHH", "r1,h1,k2", "RKHH", "without KV"},
+        {"KH-H", "RHKK", "RRRH", "layers 0 to 2"},
+    };
+    make_reference();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct case_of *c = &cases[i];
+        struct stack k;
+        place_open(&k, NULL, 1, (int[]){N_STORED}, &c->save);
+        struct et_run r = ask(&k, c->plan, false);
+        et_same(&r, &ref, c->plan);
+        assert_int_equal(r.n_cached, N_STORED);
+        assert_string_equal(r.plan.method, c->layers);
+        if (c->deviation[0] == 0)
+            assert_string_equal(r.plan.deviation, "");
+        else if (strstr(r.plan.deviation, c->deviation) == NULL)
+            fail_msg("%s of %s: '%s'", c->plan, c->save, r.plan.deviation);
+        /* What ran is what is told; hidden states of layer 0 are embedding rows, not read. */
+        int free = r.plan.method[0] == 'H';
+        for (int l = 0; l < 4; l++)
+            assert_non_null(strchr("RHK", r.plan.method[l]));
+        int *n = r.restore.n_by_method;
+        assert_int_equal(n[0], (r.plan.n_r + free) * N_STORED / 64);
+        assert_int_equal(n[1], (r.plan.n_h - free) * N_STORED / 64);
+        assert_int_equal(n[2], r.plan.n_k * N_STORED / 64);
+        r = ask(&k, c->plan, true);
+        if (c->deviation[0] == 0) {
+            et_same(&r, &ref, c->plan);
+        } else {
+            assert_int_equal(r.finish, FINISH_ERROR);
+            assert_int_equal(r.err.code, ERR_NOT_FOUND);
+        }
+        stack_close(&k);
+    }
+}
+
+/* Chunks of one context that were saved under different policies. */
+static void ranges_that_differ(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *save[2], *plan;
+        int cached;
+        const char *deviation;
+    } cases[] = {
+        {{"kv", "hidden"}, "kv", 320, "192 of 320 tokens have only the other kind"},
+        {{"both", "KK-K"}, "kv", 128, "the last 192 of 320 stored tokens lack records"},
+        {{"both", "-KKK"}, "r1,k3", 320, NULL},
+    };
+    make_reference();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct stack k;
+        place_open(&k, NULL, 2, (int[]){128, N_STORED}, cases[i].save);
+        struct et_run r = ask(&k, cases[i].plan, false);
+        et_same(&r, &ref, cases[i].plan);
+        assert_int_equal(r.n_cached, cases[i].cached);
+        if (cases[i].deviation == NULL)
+            assert_string_equal(r.plan.deviation, "");
+        else
+            assert_non_null(strstr(r.plan.deviation, cases[i].deviation));
+        r = ask(&k, cases[i].plan, true);
+        assert_int_equal(r.finish == FINISH_ERROR, cases[i].deviation != NULL);
+        stack_close(&k);
+    }
+}
+
+/* Records that are lost while they are read: the tokens behind them are computed, and that is told.
+ * It is no error of a strict plan: the store had its records when it was made. */
+static void chunks_lost_on_the_way(void **state)
+{
+    (void)state;
+    make_reference();
+    for (int strict = 0; strict < 2; strict++) {
+        struct stack k;
+        struct io *io = et_disk(3, 0);
+        place_open(&k, io, 1, (int[]){N_STORED}, (const char *const[]){"kv"});
+        struct io_sim_fault f = {.kind = IO_SIM_FAIL,
+                                 .on = IO_SIM_ON_READ,
+                                 .path = "seg-",
+                                 .count = 1,
+                                 .code = -5};
+        assert_int_equal(io_sim_fault_add(io, &f), 0);
+        struct et_run r = ask(&k, "kv", strict);
+        io_sim_fault_clear(io);
+        et_same(&r, &ref, "kv");
+        assert_true(r.n_cached < N_STORED);
+        assert_non_null(strstr(r.plan.deviation, "could not be restored"));
+        stack_close(&k);
+        io_close(io);
+    }
+}
+
+/* Nothing is stored: there is nothing that a plan could differ from. */
+static void an_empty_store(void **state)
+{
+    (void)state;
+    make_reference();
+    struct stack k;
+    et_open(&k, &(struct stack_opts){.in_memory = true});
+    for (int strict = 0; strict < 2; strict++) {
+        struct et_run r = ask(&k, "kv", strict);
+        et_same(&r, &ref, "kv");
+        assert_int_equal(r.plan.n_layers, 0);
+        assert_string_equal(r.plan.deviation, "");
+    }
+    stack_close(&k);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(missing_records),
+        cmocka_unit_test(ranges_that_differ),
+        cmocka_unit_test(chunks_lost_on_the_way),
+        cmocka_unit_test(an_empty_store),
+    };
+    et_only(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
