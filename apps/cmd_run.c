@@ -376,11 +376,12 @@ static int run(struct hcache *h, struct run_args *a, struct hcache_err *err)
 
 /* --- a kept conversation ------------------------------------------------------------------------ */
 
-static int say(struct talk *t, struct run_args *a, const char *line, struct err *err)
+static int say(struct talk *t, struct run_args *a, const char *line, size_t n,
+               struct err *err)
 {
     struct hcache_request q = request_of(a);
     struct hcache_result r;
-    int rc = talk_say(t, line, &q, &r, err);
+    int rc = talk_say(t, line, n, &q, &r, err);
     if (rc != 0)
         return rc;
     putchar('\n');
@@ -407,11 +408,13 @@ static int talk_on(struct talk *t, struct run_args *a, struct err *err)
 {
     char *line = NULL;
     size_t cap = 0;
-    int rc = a->prompt != NULL ? say(t, a, a->prompt, err) : 0;
-    while (rc == 0 && (fputs("> ", stderr), getline(&line, &cap, stdin) > 0)) {
-        line[strcspn(line, "\r\n")] = 0;
-        if (line[0] != 0)
-            rc = say(t, a, line, err);
+    ssize_t n;
+    int rc = a->prompt != NULL ? say(t, a, a->prompt, strlen(a->prompt), err) : 0;
+    while (rc == 0 && (fputs("> ", stderr), n = getline(&line, &cap, stdin)) > 0) {
+        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r'))
+            n--;
+        if (n > 0)
+            rc = say(t, a, line, (size_t)n, err);
     }
     free(line);
     return rc;

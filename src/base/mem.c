@@ -154,6 +154,15 @@ char *xstrdup(const char *s)
     return memcpy(xmalloc(n), s, n);
 }
 
+char *xmemdup(const void *p, size_t n)
+{
+    char *copy = xmalloc(n + 1);
+    if (n != 0)
+        memcpy(copy, p, n);
+    copy[n] = 0;
+    return copy;
+}
+
 char *xasprintf(const char *fmt, ...)
 {
     va_list ap, again;

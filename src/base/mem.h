@@ -24,6 +24,7 @@ void *xmalloc(size_t n);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t n);
 char *xstrdup(const char *s);
+char *xmemdup(const void *p, size_t n); /* n bytes, with a final zero that is not counted */
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* malloc and calloc, NULL with errno set where they fail; free() frees. */

@@ -164,8 +164,12 @@ const struct json *json_member(const struct json *object, const char *key)
 const char *json_string_of(const struct json *v, size_t *n)
 {
     const char *s = json_string_value(node(v));
-    if (s != NULL && n != NULL)
-        *n = json_string_length(node(v));
+    if (s == NULL)
+        return NULL;
+    size_t length = json_string_length(node(v));
+    if (n == NULL)
+        return strlen(s) == length ? s : NULL;
+    *n = length;
     return s;
 }
 

@@ -57,8 +57,9 @@ const struct json *json_at(const struct json *array,
 const struct json *json_member(const struct json *object,
                                const char *key); /* NULL: missing */
 
-/* NULL where it is no string.  Ends with a zero, and may contain zeros: *n (if wanted) is
- * its length. */
+/* NULL where v is not a string.  The text ends with a zero byte and may contain others: *n is
+ * its length.  With n NULL the caller sees no length, so a string that contains a zero byte
+ * gives NULL too: it would otherwise be cut without notice. */
 const char *json_string_of(const struct json *v, size_t *n);
 bool json_bool_of(const struct json *v, bool *out);   /* false where it is no boolean */
 bool json_int_of(const struct json *v, int64_t *out); /* false where it is no integer */

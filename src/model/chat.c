@@ -24,7 +24,8 @@ static bool is_string(const struct json *v)
 
 static bool string_is(const struct json *v, const char *text)
 {
-    return is_string(v) && strcmp(json_string_of(v, NULL), text) == 0;
+    const char *s = json_string_of(v, NULL);
+    return s != NULL && strcmp(s, text) == 0;
 }
 
 /* Text is all that a part can be here. */
@@ -37,11 +38,12 @@ static int check_parts(const struct json *parts, size_t message, struct err *err
                            "messages[%zu].content[%zu] must be an object with "
                            "a type",
                            message, i);
+        const char *type_name = json_string_of(type, NULL);
         if (!string_is(type, "text"))
             return err_set(err, ERR_USAGE,
                            "messages[%zu].content[%zu]: parts of type '%.40s' are not "
                            "supported, only text is",
-                           message, i, json_string_of(type, NULL));
+                           message, i, type_name != NULL ? type_name : "?");
         if (!is_string(json_member(part, "text")))
             return err_set(err, ERR_USAGE,
                            "messages[%zu].content[%zu].text must be a string", message, i);
@@ -165,7 +167,7 @@ static int prepare_message(const struct chat_template *t, const struct json *fro
     if (json_kind(from) != JSON_KIND_OBJECT)
         return err_set(err, ERR_USAGE, "messages[%zu] must be an object, it is %s", i,
                        json_kind_name(from));
-    if (!is_string(json_member(from, "role")))
+    if (json_string_of(json_member(from, "role"), NULL) == NULL)
         return err_set(err, ERR_USAGE, "messages[%zu].role must be a string", i);
     struct json_iter it = json_begin(from);
     bool content = false;

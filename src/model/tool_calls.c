@@ -72,13 +72,10 @@ static size_t find(struct span s, struct span what)
     return p != NULL ? (size_t)(p - s.s) : s.n;
 }
 
-static char *copy(struct span s)
+static void set_content(struct tool_calls *c, struct span s)
 {
-    char *out = xmalloc(s.n + 1);
-    if (s.n != 0)
-        memcpy(out, s.s, s.n);
-    out[s.n] = 0;
-    return out;
+    c->content = xmemdup(s.s, s.n);
+    c->n_content = s.n;
 }
 
 /* --- one call ----------------------------------------------------------------------- */
@@ -137,7 +134,7 @@ static bool member_text(struct span object, const char *key, struct span *out)
 static void add(struct tool_calls *c, const char *name, struct span arguments)
 {
     c->at = xrealloc(c->at, (c->n + 1) * sizeof *c->at);
-    c->at[c->n++] = (struct tool_call){xstrdup(name), copy(arguments)};
+    c->at[c->n++] = (struct tool_call){xstrdup(name), xmemdup(arguments.s, arguments.n)};
 }
 
 /* Adds the call that the object describes. */
@@ -179,7 +176,7 @@ static bool parse_qwen(struct span s, struct tool_calls *c)
         s = skip(s, close == s.n ? close : close + qwen_close.n);
     }
     if (good)
-        c->content = copy(trim_end((struct span){content, n}));
+        set_content(c, trim_end((struct span){content, n}));
     free(content);
     return good;
 }
@@ -197,7 +194,7 @@ static bool parse_llama3(struct span s, struct tool_calls *c)
         while (s.n != 0 && *s.s == ';')
             s = skip_blanks(skip(s, 1));
     } while (s.n != 0);
-    c->content = xstrdup("");
+    set_content(c, (struct span){"", 0});
     return true;
 }
 
@@ -214,7 +211,7 @@ void tool_calls_parse(enum tool_format format, const char *text, size_t n,
     if (good)
         return;
     tool_calls_deinit(out);
-    out->content = copy(s);
+    set_content(out, s);
 }
 
 void tool_calls_deinit(struct tool_calls *c)

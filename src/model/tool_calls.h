@@ -27,7 +27,9 @@ struct tool_call {
 };
 
 struct tool_calls {
-    char *content; /* the text around the calls, without blanks at its end; "" for none */
+    /* The text around the calls, without blanks at its end; may contain zero bytes. */
+    char *content;
+    size_t n_content;
     struct tool_call *at;
     size_t n;
 };

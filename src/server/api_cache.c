@@ -50,20 +50,20 @@ static int from_messages(struct call *c, const struct json *body, struct prompt_
                          struct fault *f)
 {
     struct hcache_err err = {0};
-    char *text = NULL, what[200];
-    unsigned flags;
+    struct prompt_text text = {0};
+    char what[200];
     const struct json *tools = json_member(body, "tools"),
                       *kwargs = json_member(body, "chat_template_kwargs");
     struct chat_source source = {.messages = json_member(body, "messages"),
                                  .tools = json_count(tools) > 0 ? tools : NULL,
                                  .kwargs = json_count(kwargs) > 0 ? kwargs : NULL,
                                  .plain = c->s->o.plain_chat};
-    if (prompt_render(call_model(c), &source, &text, &flags, f) != 0)
-        return -1;
-    int rc = retoken_encode(call_model(c), c->s->answers, c->salt, text, strlen(text),
-                            flags, out, what, &err);
-    free(text);
-    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+    int rc = prompt_render(call_model(c), &source, &text, f);
+    if (rc == 0 &&
+        retoken_encode(call_model(c), c->s->answers, c->salt, &text, out, what, &err) != 0)
+        rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+    prompt_text_deinit(&text);
+    return rc;
 }
 
 static int from_response(struct call *c, const char *name, struct prompt_ids *out,

@@ -16,8 +16,8 @@ void api_chat(struct call *c)
     struct fault f;
     struct prompt_ids prompt = {0};
     struct hcache_err err = {0};
-    char *text = NULL, what[200] = "";
-    unsigned flags = 0;
+    struct prompt_text text = {0};
+    char what[200] = "";
     const struct json *body = call_body(c);
     if (body == NULL)
         return;
@@ -29,14 +29,14 @@ void api_chat(struct call *c)
                                  .kwargs = p.kwargs,
                                  .plain = c->s->o.plain_chat};
     if (rc == 0)
-        rc = prompt_render(call_model(c), &source, &text, &flags, &f);
-    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, strlen(text),
-                                  flags, &prompt, what, &err) != 0)
+        rc = prompt_render(call_model(c), &source, &text, &f);
+    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, &text, &prompt,
+                                  what, &err) != 0)
         rc = fault_set(&f, 400, NULL, "messages", "'messages': %s", err.msg);
     if (rc == 0) {
-        generation_start(c, &shape_completions, NULL, &p, &prompt, 1, text, what);
+        generation_start(c, &shape_completions, NULL, &p, &prompt, 1, &text, what);
     } else {
-        free(text);
+        prompt_text_deinit(&text);
         call_fault(c, &f);
     }
 }

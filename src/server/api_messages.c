@@ -116,16 +116,16 @@ static void push_message(struct dialog_text *d, const char *role,
 static int read_tool_result(const struct json *block, struct dialog_text *d,
                             struct fault *f)
 {
-    const char *id = json_string_of(json_member(block, "tool_use_id"), NULL);
+    const struct json *id = json_member(block, "tool_use_id");
     struct textbuf text = {0};
     size_t next = json_count(d->messages) + 1;
-    if (id == NULL)
+    if (json_kind(id) != JSON_KIND_STRING)
         return bad(f, "messages", "a tool_result needs a 'tool_use_id'");
     int rc = read_texts(json_member(block, "content"), "messages", next, &text, d, f);
     if (rc == 0) {
         struct json *m = json_new_object();
         json_put_string(m, "role", "tool");
-        json_put_string(m, "tool_call_id", id);
+        json_put(m, "tool_call_id", json_share(id));
         json_put_bytes(m, "content", text.p != NULL ? text.p : "", text.n);
         json_push(d->messages, m);
         rc = read_mark(json_member(block, "cache_control"), next, d, f);
@@ -136,16 +136,16 @@ static int read_tool_result(const struct json *block, struct dialog_text *d,
 
 static int read_tool_use(const struct json *block, struct json *calls, struct fault *f)
 {
-    const char *id = json_string_of(json_member(block, "id"), NULL);
-    const char *name = json_string_of(json_member(block, "name"), NULL);
+    const struct json *id = json_member(block, "id"), *name = json_member(block, "name");
     const struct json *input = json_member(block, "input");
-    if (id == NULL || name == NULL || json_kind(input) != JSON_KIND_OBJECT)
+    if (json_kind(id) != JSON_KIND_STRING || json_kind(name) != JSON_KIND_STRING ||
+        json_kind(input) != JSON_KIND_OBJECT)
         return bad(f, "messages", "a tool_use needs 'id', 'name' and an object 'input'");
     struct json *call = json_new_object(), *function = json_new_object();
     char *arguments = json_text(input, 0);
-    json_put_string(call, "id", id);
+    json_put(call, "id", json_share(id));
     json_put_string(call, "type", "function");
-    json_put_string(function, "name", name);
+    json_put(function, "name", json_share(name));
     json_put_string(function, "arguments", arguments);
     json_put(call, "function", function);
     json_push(calls, call);
@@ -262,13 +262,13 @@ static int read_dialog(const struct gen_params *p, struct dialog_text *d, struct
 /* --- the prompt -------------------------------------------------------------------------------- */
 
 static int render(struct call *c, const struct json *messages, const struct dialog_text *d,
-                  const struct json *kwargs, char **text, unsigned *flags, struct fault *f)
+                  const struct json *kwargs, struct prompt_text *out, struct fault *f)
 {
     struct chat_source source = {.messages = messages,
                                  .tools = d->tools,
                                  .kwargs = kwargs,
                                  .plain = c->s->o.plain_chat};
-    return prompt_render(call_model(c), &source, text, flags, f);
+    return prompt_render(call_model(c), &source, out, f);
 }
 
 /* How many of the prompt's tokens come before a breakpoint: as far as the prompt of the messages before
@@ -280,8 +280,8 @@ static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_m
     struct prompt_ids part = {0};
     struct hcache_err err = {0};
     struct fault f;
-    char *text = NULL, what[200];
-    unsigned flags;
+    struct prompt_text text = {0};
+    char what[200];
     int same = 0;
     for (size_t i = 0; i < n_messages && i < json_count(d->messages); i++)
         json_push(list, json_share(json_at(d->messages, i)));
@@ -292,29 +292,29 @@ static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_m
     if (role == NULL || strcmp(role, "user") != 0)
         json_push(list, json_share(ask));
     json_free(ask);
-    int rc = render(c, list, d, kwargs, &text, &flags, &f);
+    int rc = render(c, list, d, kwargs, &text, &f);
     if (rc == 0)
-        rc = retoken_encode(call_model(c), c->s->answers, c->salt, text, strlen(text),
-                            flags, &part, what, &err);
+        rc = retoken_encode(call_model(c), c->s->answers, c->salt, &text, &part, what,
+                            &err);
     while (rc == 0 && same < part.n && same < prompt->n &&
            part.ids[same] == prompt->ids[same])
         same++;
     hcache_free(part.ids);
-    free(text);
+    prompt_text_deinit(&text);
     json_free(list);
     return rc == 0 ? same : prompt->n;
 }
 
 static int make_prompt(struct call *c, const struct gen_params *p, struct dialog_text *d,
-                       struct prompt_ids *prompt, char **text, char *what, struct fault *f)
+                       struct prompt_ids *prompt, struct prompt_text *text, char *what,
+                       struct fault *f)
 {
     struct hcache_err err = {0};
-    unsigned flags = 0;
     int rc = read_dialog(p, d, f);
     if (rc == 0)
-        rc = render(c, d->messages, d, p->kwargs, text, &flags, f);
-    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, *text,
-                                  strlen(*text), flags, prompt, what, &err) != 0)
+        rc = render(c, d->messages, d, p->kwargs, text, f);
+    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,
+                                  &err) != 0)
         rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
     for (int i = 0; rc == 0 && i < d->n; i++)
         d->at[i].n_tokens = tokens_before(c, d, d->at[i].n_messages, p->kwargs, prompt);
@@ -576,8 +576,8 @@ static const struct dialect messages = {.answer = answer,
 
 /* What is asked, and its prompt; false where that was refused, and answered. */
 static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
-                        struct dialog_text *d, struct prompt_ids *prompt, char **text,
-                        char *what)
+                        struct dialog_text *d, struct prompt_ids *prompt,
+                        struct prompt_text *text, char *what)
 {
     struct fault f;
     const struct json *body = call_body(c);
@@ -590,7 +590,7 @@ static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
         rc = make_prompt(c, p, d, prompt, text, what, &f);
     if (rc != 0) {
         hcache_free(prompt->ids);
-        free(*text);
+        prompt_text_deinit(text);
         call_fault(c, &f);
     }
     return rc == 0;
@@ -601,13 +601,14 @@ void api_messages(struct call *c)
     struct gen_params p;
     struct dialog_text d = {0};
     struct prompt_ids prompt = {0};
-    char *text = NULL, what[200] = "";
+    struct prompt_text text = {0};
+    char what[200] = "";
     if (read_prompt(c, REQUEST_MESSAGE, &p, &d, &prompt, &text, what)) {
         struct message *m = xcalloc(1, sizeof *m);
         conversations_name("msg", m->id);
         memcpy(m->at, d.at, sizeof m->at);
         m->n = d.n;
-        generation_start(c, &messages, m, &p, &prompt, 1, text, what);
+        generation_start(c, &messages, m, &p, &prompt, 1, &text, what);
     }
     dialog_deinit(&d);
 }
@@ -617,13 +618,14 @@ void api_count_tokens(struct call *c)
     struct gen_params p;
     struct dialog_text d = {0};
     struct prompt_ids prompt = {0};
-    char *text = NULL, what[200] = "";
+    struct prompt_text text = {0};
+    char what[200] = "";
     if (read_prompt(c, REQUEST_COUNT, &p, &d, &prompt, &text, what)) {
         struct json *o = json_new_object();
         json_put_int(o, "input_tokens", prompt.n);
         call_json(c, 200, o);
         hcache_free(prompt.ids);
-        free(text);
+        prompt_text_deinit(&text);
     }
     dialog_deinit(&d);
 }

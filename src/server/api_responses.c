@@ -72,12 +72,15 @@ static struct json *output(const struct generation *g)
         json_push(list, item_message(r->message_id, status_of(ch), text, n));
     for (size_t i = 0; i < json_count(calls); i++) {
         char call_id[80], id[NAME_BYTES + 16]; /* the same whenever it is told */
-        const struct json *call = json_at(calls, i);
+        struct json *call = json_new_object();
         shape_id(ch, (int)i, call_id);
+        json_put_string(call, "call_id", call_id);
+        json_put(call, "name", json_share(json_member(json_at(calls, i), "name")));
+        json_put(call, "arguments",
+                 json_share(json_member(json_at(calls, i), "arguments")));
         snprintf(id, sizeof id, "fc_%s_%zu", strchr(r->message_id, '_') + 1, i);
-        json_push(list, item_call(id, "completed", call_id,
-                                  json_string_of(json_member(call, "name"), NULL),
-                                  json_string_of(json_member(call, "arguments"), NULL)));
+        json_push(list, item_call(id, "completed", call, true));
+        json_free(call);
     }
     return list;
 }
@@ -106,7 +109,7 @@ static void put_text_format(struct json *o)
 static void put_request(struct json *o, const struct generation *g)
 {
     const struct gen_params *p = &g->params;
-    json_put_string(o, "instructions", p->instructions);
+    json_put(o, "instructions", json_share(p->instructions));
     if (p->max_tokens >= 0)
         json_put_int(o, "max_output_tokens", p->max_tokens);
     else
@@ -290,10 +293,7 @@ static void tell_call(struct response *r, const struct json *item, struct textbu
     const char *id = json_string_of(json_member(item, "id"), NULL);
     struct json *o = of_item(id, index);
     event_item(r, "response.output_item.added", index,
-               item_call(id, "in_progress",
-                         json_string_of(json_member(item, "call_id"), NULL),
-                         json_string_of(json_member(item, "name"), NULL), ""),
-               out);
+               item_call(id, "in_progress", item, false), out);
     json_put(o, "delta", json_share(json_member(item, "arguments")));
     event(r, "response.function_call_arguments.delta", o, out);
     o = of_item(id, index);
@@ -482,8 +482,9 @@ void api_responses(struct call *c)
     struct prompt_ids prompt = {.n = r->draft.n_ids};
     prompt.ids = xmalloc((size_t)prompt.n * sizeof *prompt.ids + 1);
     memcpy(prompt.ids, r->draft.ids, (size_t)prompt.n * sizeof *prompt.ids);
-    generation_start(c, &responses, r, &p, &prompt, 1, xstrdup(r->draft.text),
-                     r->draft.what);
+    struct prompt_text text = {xmemdup(r->draft.text.text, r->draft.text.n),
+                               r->draft.text.n, r->draft.text.flags};
+    generation_start(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }
 
 /* --- one that is there ------------------------------------------------------------------------- */

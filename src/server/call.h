@@ -57,7 +57,8 @@ struct call {
     const struct route *route;
     char tail[256]; /* of the path, behind a route that ends with "/" */
     size_t uri_bytes;
-    const char *salt; /* of the key that was shown */
+    bool uri_has_zero; /* struct head */
+    const char *salt;  /* of the key that was shown */
     bool begun, answered, too_big, is_counted, is_watched;
 
     struct textbuf body;

@@ -132,7 +132,7 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
 
 void generation_start(struct call *c, const struct dialect *dialect, void *own,
                       const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
-                      char *text, const char *what)
+                      struct prompt_text *text, const char *what)
 {
     struct fault f;
     int n = n_prompts * (int)p->n;
@@ -151,7 +151,7 @@ void generation_start(struct call *c, const struct dialect *dialect, void *own,
     snprintf(g->miss, sizeof g->miss, "%s", what);
     int rc = submit_all(g, prompts, &f);
     if (text != NULL) {
-        g->text = text;
+        g->text = *text;
         g->prompt = prompts[0];
         n_prompts = 0; /* kept */
     }
@@ -206,8 +206,8 @@ static int take_result(struct choice *ch, struct fault *f)
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
     struct generation *g = ch->gen;
     read_calls(g, ch);
-    if (g->text != NULL)
-        retoken_remember(call_model(g->call), g->call->s->answers, g->call->salt, g->text,
+    if (g->text.text != NULL)
+        retoken_remember(call_model(g->call), g->call->s->answers, g->call->salt, &g->text,
                          g->prompt.ids, g->prompt.n, &ch->result);
     return 0;
 }
@@ -327,7 +327,7 @@ void generation_free(struct generation *g)
     if (g->dialect->drop != NULL)
         g->dialect->drop(g->own);
     free(g->salt);
-    free(g->text);
+    prompt_text_deinit(&g->text);
     hcache_free(g->prompt.ids);
     free(g);
 }

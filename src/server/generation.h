@@ -29,12 +29,12 @@ struct dialect {
     void (*drop)(void *own); /* frees what the route gave to generation_start */
 };
 
-/* Submits everything, or nothing: then a fault is the call's answer.  The prompts are taken, and with
- * them the text of the (only) one, from malloc, where its answers are to be remembered; NULL: not.
- * what: a miss reason that the tokenizing found, "" for none.  own is taken, too: the dialect's. */
+/* Submits everything or nothing; where it fails, the fault is the call's answer.  Takes the prompts
+ * and own, which is the dialect's.  text: of the only prompt, also taken, where its answers are to
+ * be remembered; NULL: not.  what: a miss reason that tokenizing found, or "". */
 void generation_start(struct call *c, const struct dialect *dialect, void *own,
                       const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
-                      char *text, const char *what);
+                      struct prompt_text *text, const char *what);
 
 bool generation_is_stream(const struct generation *g);
 bool generation_has_ended(struct generation *g); /* all choices: an answer can be made */

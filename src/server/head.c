@@ -42,6 +42,8 @@ int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f)
         return fault_set(f, 413, NULL, NULL,
                          "the body has %llu bytes; at most %llu are allowed",
                          (unsigned long long)h->length, (unsigned long long)max_body_bytes);
+    if (h->uri_has_zero)
+        return fault_set(f, 400, NULL, NULL, "the URI contains a zero byte (%%00)");
     if (h->uri_bytes > HEAD_MAX_URI_BYTES)
         return fault_set(f, 414, NULL, NULL, "the URI has more than %d bytes",
                          HEAD_MAX_URI_BYTES);

@@ -15,6 +15,7 @@ enum { HEAD_MAX_URI_BYTES = 4 << 10 };
 
 struct head {
     size_t uri_bytes;
+    bool uri_has_zero; /* an escaped one, %00: it would cut the path, or a parameter */
     int n_length, n_encoding; /* headers of that name */
     bool bad_length, bad_encoding;
     uint64_t length;

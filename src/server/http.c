@@ -292,7 +292,7 @@ static int check_head(struct call *c, const char *url, const char *method, struc
         allowed = auth_check(c->s->auth, bearer, &c->salt);
         free(bearer);
     }
-    struct head head = {.uri_bytes = c->uri_bytes};
+    struct head head = {.uri_bytes = c->uri_bytes, .uri_has_zero = c->uri_has_zero};
     (void)MHD_get_connection_values(c->connection, MHD_HEADER_KIND, read_header, &head);
     if (head_check(&head, c->s->o.max_body_bytes, f) != 0)
         return -1;
@@ -309,6 +309,7 @@ static int check_head(struct call *c, const char *url, const char *method, struc
 struct peer {
     struct watch *watch;
     size_t uri_bytes; /* of the present request */
+    bool uri_has_zero;
 };
 
 static struct peer *peer_of(struct MHD_Connection *m)
@@ -335,6 +336,7 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     c->connection = m;
     c->watch = p != NULL ? p->watch : NULL;
     c->uri_bytes = p != NULL ? p->uri_bytes : 0;
+    c->uri_has_zero = p != NULL && p->uri_has_zero;
     pthread_mutex_init(&c->lock, NULL);
     *slot = c;
     atomic_fetch_add(&s->n_requests, 1);
@@ -471,6 +473,7 @@ static void *on_uri(void *arg, const char *uri, struct MHD_Connection *m)
     struct peer *p = peer_of(m);
     if (p != NULL) {
         p->uri_bytes = strlen(uri);
+        p->uri_has_zero = strstr(uri, "%00") != NULL;
         watch_deadline(p->watch, s->o.read_timeout_s);
     }
     return NULL;

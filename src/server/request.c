@@ -11,7 +11,8 @@ enum field_kind {
     F_INT,
     F_REAL,
     F_BOOL,
-    F_STRING,
+    F_STRING,  /* without zero bytes: a name */
+    F_BYTES,   /* a text that is part of the prompt */
     F_TREE,    /* looked at elsewhere */
     F_LIST,    /* of objects */
     F_CHOICE,  /* tool_choice */
@@ -51,7 +52,7 @@ static const struct field fields[] = {
     {"messages", F_TREE, 0, 0, AT(messages), REQUEST_CHAT | MSGS, "the conversation"},
     {"prompt", F_TREE, 0, 0, AT(prompt), REQUEST_COMPLETION, "a text, token ids, or a list of either"},
     {"input", F_TREE, 0, 0, AT(prompt), RESP, "a text, or a list of items"},
-    {"instructions", F_STRING, 0, 1 << 24, AT(instructions), RESP, "the system's message"},
+    {"instructions", F_BYTES, 0, 1 << 24, AT(instructions), RESP, "the system's message"},
     {"system", F_TREE, 0, 0, AT(system), MSGS, "a text, or a list of texts"},
     {"cache_control", F_TREE, 0, 0, AT(cache_control), MSGS, "of the whole prompt"},
     {"previous_response_id", F_STRING, 1, 128, AT(previous), RESP, "the response to go on from"},
@@ -181,6 +182,23 @@ static int read_bool(const char *name, const struct json *v, bool *out, struct f
     return json_bool_of(v, out) ? 0 : wrong_type(f, name, "true or false", v);
 }
 
+static int wrong_size(struct fault *f, const char *name, size_t n, size_t min, size_t max)
+{
+    return bad(f, name, "has %zu bytes; %zu to %zu are allowed", n, min, max);
+}
+
+static int read_bytes(const struct field *d, const struct json *v, const struct json **out,
+                      struct fault *f)
+{
+    size_t n = 0;
+    if (json_string_of(v, &n) == NULL)
+        return wrong_type(f, d->name, "a string", v);
+    if ((double)n < d->lo || (double)n > d->hi)
+        return wrong_size(f, d->name, n, (size_t)d->lo, (size_t)d->hi);
+    *out = v;
+    return 0;
+}
+
 static int read_text(const char *name, const struct json *v, size_t min, size_t max,
                      const char **out, struct fault *f)
 {
@@ -191,7 +209,7 @@ static int read_text(const char *name, const struct json *v, size_t min, size_t 
     if (strlen(*out) != n)
         return bad(f, name, "contains a zero byte");
     if (n < min || n > max)
-        return bad(f, name, "has %zu bytes; %zu to %zu are allowed", n, min, max);
+        return wrong_size(f, name, n, min, max);
     return 0;
 }
 
@@ -374,7 +392,7 @@ static bool is_neutral(const struct field *d, const struct json *v)
     case JSON_KIND_REAL:
         return json_real_of(v, &number) && number == d->lo;
     case JSON_KIND_STRING:
-        return text[0] == 0 || strcmp(text, "none") == 0;
+        return text != NULL && (text[0] == 0 || strcmp(text, "none") == 0);
     default:
         return json_count(v) == 0;
     }
@@ -394,6 +412,8 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_bool(d->name, v, at, f);
     case F_STRING:
         return read_text(d->name, v, (size_t)d->lo, (size_t)d->hi, at, f);
+    case F_BYTES:
+        return read_bytes(d, v, at, f);
     case F_TREE:
         *(const struct json **)at = v;
         return 0;

@@ -43,7 +43,8 @@ struct gen_params {
     bool durable;           /* it ends when its state is on disk */
 
     /* of a response: */
-    const char *instructions, *previous;
+    const struct json *instructions; /* a string that may contain zero bytes; NULL: none */
+    const char *previous;
     const struct json *conversation, *metadata;
     bool store;
     /* of a message: */

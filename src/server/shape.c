@@ -230,8 +230,10 @@ static struct json *answer(struct generation *g)
         json_put_int(c, "index", ch->index);
         json_put_string(m, "role", "assistant");
         if (ch->calls != NULL) {
-            const char *content = json_string_of(json_member(ch->calls, "content"), NULL);
-            json_put_string(m, "content", content[0] != 0 ? content : NULL);
+            const struct json *content = json_member(ch->calls, "content");
+            size_t n = 0;
+            (void)json_string_of(content, &n);
+            json_put(m, "content", json_share(n > 0 ? content : NULL));
             json_put(m, "tool_calls", tool_calls(ch, false));
         } else {
             json_put_bytes(m, "content", text, ch->result.n_text);

@@ -32,7 +32,8 @@ struct generation {
     int64_t created_s;
     atomic_int n_ended;
     bool has_begun, is_over; /* of a stream */
-    char *text; /* of the conversation, and its tokens; NULL: answers are not remembered */
+    /* The conversation's text and tokens; text NULL: its answers are not remembered. */
+    struct prompt_text text;
     struct prompt_ids prompt;
     int n;
     struct choice choice[];

@@ -95,7 +95,7 @@ bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **jso
     bool any = calls.n > 0;
     if (any) {
         struct json *o = json_new_object(), *list = json_new_array();
-        json_put_string(o, "content", calls.content);
+        json_put_bytes(o, "content", calls.content, calls.n_content);
         for (size_t i = 0; i < calls.n; i++) {
             struct json *call = json_new_object();
             json_put_string(call, "name", calls.at[i].name);

@@ -15,7 +15,7 @@ void draft_deinit(struct draft *d)
 {
     turn_path_free(d->path, d->n_path);
     json_free(d->input);
-    free(d->text);
+    prompt_text_deinit(&d->text);
     hcache_free(d->ids);
     *d = (struct draft){0};
 }
@@ -50,13 +50,14 @@ struct json *draft_items(struct turn *const *path, int n)
 }
 
 static int render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
-                  unsigned *flags, struct fault *f)
+                  struct fault *f)
 {
     struct json *messages = json_new_array(), *said = draft_items(d->path, d->n_path);
-    if (o->instructions != NULL && o->instructions[0] != 0) {
+    size_t n_instructions = 0;
+    if (json_string_of(o->instructions, &n_instructions) != NULL && n_instructions > 0) {
         struct json *m = json_new_object();
         json_put_string(m, "role", "system");
-        json_put_string(m, "content", o->instructions);
+        json_put(m, "content", json_share(o->instructions));
         json_push(messages, m);
     }
     for (size_t i = 0; i < json_count(d->input); i++)
@@ -64,7 +65,7 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
     items_to_messages(said, messages);
     struct chat_source source = {
         .messages = messages, .tools = o->tools, .kwargs = o->kwargs, .plain = o->plain};
-    int rc = prompt_render(h, &source, &d->text, flags, f);
+    int rc = prompt_render(h, &source, &d->text, f);
     if (rc != 0 && strcmp(f->param, "messages") == 0)
         snprintf(f->param, sizeof f->param, "%s", o->param);
     json_free(messages);
@@ -91,7 +92,7 @@ static const struct turn_mark *find_mark(const struct draft *d, size_t n_text, i
             const struct turn_mark *mark = &t->mark[m];
             if (mark->n_bytes > n_text || mark->n_tokens > (uint32_t)t->n_tokens)
                 continue;
-            struct sha256 digest = digest_of(d->text, mark->n_bytes);
+            struct sha256 digest = digest_of(d->text.text, mark->n_bytes);
             n_tried++;
             if (memcmp(digest.b, mark->digest.b, sizeof digest.b) == 0) {
                 *turn = i;
@@ -119,21 +120,21 @@ static bool is_other_model(const struct turn *t, const struct hcache *h)
     return strcmp(t->fingerprint, info.fingerprint) != 0;
 }
 
-static int tokenize(struct draft *d, const struct hcache *h, unsigned flags,
-                    struct hcache_err *err)
+static int tokenize(struct draft *d, const struct hcache *h, struct hcache_err *err)
 {
-    size_t n = strlen(d->text);
+    const struct prompt_text *text = &d->text;
     int seen = last_seen(d), turn = -1, rc;
     struct prompt_ids out = {0};
     bool is_other = seen >= 0 && is_other_model(d->path[seen], h);
-    const struct turn_mark *mark = seen >= 0 && !is_other ? find_mark(d, n, &turn) : NULL;
+    const struct turn_mark *mark = seen >= 0 && !is_other ? find_mark(d, text->n, &turn)
+                                                          : NULL;
     if (mark != NULL) {
         int32_t *known = turn_path_tokens(d->path, turn + 1);
-        rc = retoken_continue(h, known, (int)mark->n_tokens, mark->n_bytes, d->text, n,
-                              flags, &out, err);
+        rc = retoken_continue(h, known, (int)mark->n_tokens, mark->n_bytes, text, &out,
+                              err);
         free(known);
     } else {
-        rc = hcache_encode(h, d->text, n, flags, &out.ids, &out.n, err);
+        rc = hcache_encode(h, text->text, text->n, text->flags, &out.ids, &out.n, err);
     }
     d->ids = out.ids;
     d->n_ids = out.n;
@@ -154,10 +155,9 @@ int draft_render(struct draft *d, const struct hcache *h, const struct draft_opt
                  struct fault *f)
 {
     struct hcache_err err = {0};
-    unsigned flags = 0;
-    if (render(d, h, o, &flags, f) != 0)
+    if (render(d, h, o, f) != 0)
         return -1;
-    if (tokenize(d, h, flags, &err) != 0)
+    if (tokenize(d, h, &err) != 0)
         return fault_set(f, 400, NULL, o->param, "'%s': %s", o->param, err.msg);
     return 0;
 }
@@ -179,11 +179,12 @@ static void add_marks(const struct draft *d, const struct hcache *h,
                       const struct hcache_result *r, struct turn *t)
 {
     struct retoken_mark marks[RETOKEN_MAX_MARKS];
-    size_t n_prompt = strlen(d->text);
+    const char *text = d->text.text;
+    size_t n_prompt = d->text.n;
     int n = retoken_marks(h, r, d->n_ids, marks);
-    add_mark(t, d->text, n_prompt, "", 0, d->n_ids);
+    add_mark(t, text, n_prompt, "", 0, d->n_ids);
     for (int i = 0; i < n; i++) {
-        add_mark(t, d->text, n_prompt, marks[i].text, marks[i].n_text, marks[i].n_tokens);
+        add_mark(t, text, n_prompt, marks[i].text, marks[i].n_text, marks[i].n_tokens);
         free(marks[i].text);
     }
 }

@@ -20,7 +20,7 @@ struct draft {
     struct json *input; /* a list of items; the draft's */
 
     /* after draft_render: */
-    char *text; /* the prompt */
+    struct prompt_text text; /* the prompt */
     int32_t *ids;
     int n_ids;
     char what[200]; /* why saved state of earlier turns may not fit; "": it does */
@@ -33,7 +33,7 @@ int draft_continue(struct draft *d, struct conversations *c, int64_t parent,
                    struct err *err);
 
 struct draft_opts {
-    const char *instructions; /* NULL: none */
+    const struct json *instructions; /* a string, the system's message; NULL: none */
     const struct json *tools, *kwargs;
     bool plain;        /* as prompt.h has it */
     const char *param; /* what a fault is about */

@@ -43,13 +43,16 @@ struct json *item_message(const char *id, const char *status, const char *text, 
     return o;
 }
 
-struct json *item_call(const char *id, const char *status, const char *call_id,
-                       const char *name, const char *arguments)
+struct json *item_call(const char *id, const char *status, const struct json *of,
+                       bool with_arguments)
 {
     struct json *o = new_item("fc", id, "function_call", status);
-    json_put_string(o, "call_id", call_id);
-    json_put_string(o, "name", name);
-    json_put_string(o, "arguments", arguments);
+    json_put(o, "call_id", json_share(json_member(of, "call_id")));
+    json_put(o, "name", json_share(json_member(of, "name")));
+    if (with_arguments)
+        json_put(o, "arguments", json_share(json_member(of, "arguments")));
+    else
+        json_put_string(o, "arguments", "");
     return o;
 }
 
@@ -60,13 +63,18 @@ static int bad_item(struct fault *f, const char *param, size_t i, const char *wh
     return fault_set(f, 400, NULL, param, "'%s' element %zu %s", param, i, what);
 }
 
+static bool is_string(const struct json *v)
+{
+    return json_kind(v) == JSON_KIND_STRING;
+}
+
 static bool is_text_part(const struct json *part)
 {
     static const char *const types[] = {"input_text", "output_text", "text", NULL};
     const char *type = json_string_of(json_member(part, "type"), NULL);
     for (int i = 0; type != NULL && types[i] != NULL; i++) {
         if (strcmp(type, types[i]) == 0)
-            return json_string_of(json_member(part, "text"), NULL) != NULL;
+            return is_string(json_member(part, "text"));
     }
     return false;
 }
@@ -132,12 +140,10 @@ static int read_message(const struct json *v, const char *param, size_t i,
 static int read_call(const struct json *v, const char *param, size_t i, struct json **out,
                      struct fault *f)
 {
-    const char *id = json_string_of(json_member(v, "call_id"), NULL);
-    const char *name = json_string_of(json_member(v, "name"), NULL);
-    const char *arguments = json_string_of(json_member(v, "arguments"), NULL);
-    if (id == NULL || name == NULL || arguments == NULL)
+    if (!is_string(json_member(v, "call_id")) || !is_string(json_member(v, "name")) ||
+        !is_string(json_member(v, "arguments")))
         return bad_item(f, param, i, "needs the texts 'call_id', 'name' and 'arguments'");
-    *out = item_call(NULL, "completed", id, name, arguments);
+    *out = item_call(NULL, "completed", v, true);
     return 0;
 }
 
@@ -145,11 +151,11 @@ static int read_call(const struct json *v, const char *param, size_t i, struct j
 static int read_output(const struct json *v, const char *param, size_t i, struct json **out,
                        struct fault *f)
 {
-    const char *id = json_string_of(json_member(v, "call_id"), NULL);
+    const struct json *id = json_member(v, "call_id");
     struct json *parts = json_new_array();
     struct textbuf all = {0};
     int rc = read_parts(json_member(v, "output"), "tool", param, i, parts, f);
-    if (rc == 0 && id == NULL)
+    if (rc == 0 && !is_string(id))
         rc = bad_item(f, param, i, "needs a text 'call_id'");
     for (size_t p = 0; p < json_count(parts); p++) {
         size_t n;
@@ -159,7 +165,7 @@ static int read_output(const struct json *v, const char *param, size_t i, struct
     json_free(parts);
     if (rc == 0) {
         *out = new_item("fco", NULL, "function_call_output", "completed");
-        json_put_string(*out, "call_id", id);
+        json_put(*out, "call_id", json_share(id));
         json_put_bytes(*out, "output", all.p != NULL ? all.p : "", all.n);
     }
     textbuf_free(&all);
@@ -303,7 +309,7 @@ char *items_title(const struct json *items, size_t max)
         const char *text = json_string_of(json_member(part, "text"), &n);
         if (role == NULL || strcmp(role, "user") != 0 || text == NULL)
             continue;
-        n = strnlen(text, n < max ? n : max);
+        n = n < max ? n : max;
         while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
             n--; /* no half characters */
         char *title = xmalloc(n + 1);

@@ -22,8 +22,9 @@ int items_read(const struct json *sent, const char *param, struct json **out,
 
 /* An item of the assistant's. */
 struct json *item_message(const char *id, const char *status, const char *text, size_t n);
-struct json *item_call(const char *id, const char *status, const char *call_id,
-                       const char *name, const char *arguments);
+/* of: has call_id, name and arguments.  with_arguments: else they are "". */
+struct json *item_call(const char *id, const char *status, const struct json *of,
+                       bool with_arguments);
 /* {"type": "output_text", ...} */
 struct json *item_text_part(const char *text, size_t n);
 

@@ -76,7 +76,7 @@ static int normalize(const struct json *messages, struct json **out, struct faul
     return rc;
 }
 
-static char *plain_text(const struct json *messages)
+static void plain_text(const struct json *messages, struct prompt_text *out)
 {
     struct textbuf text = {0};
     for (size_t i = 0; i < json_count(messages); i++) {
@@ -89,7 +89,8 @@ static char *plain_text(const struct json *messages)
         textbuf_add(&text, "\n", 1);
     }
     textbuf_addf(&text, "assistant:");
-    return text.p;
+    out->text = text.p;
+    out->n = text.n;
 }
 
 /* What of the request the template wants, as JSON text. */
@@ -107,30 +108,36 @@ static void chat_request(const struct chat_source *s, struct textbuf *out)
     textbuf_add(out, "}", 1);
 }
 
-static int render_plain(const struct chat_source *s, char **text, struct fault *f)
+static int render_plain(const struct chat_source *s, struct prompt_text *out,
+                        struct fault *f)
 {
     struct json *messages = NULL;
     int rc = normalize(s->messages, &messages, f);
     if (rc == 0)
-        *text = plain_text(messages);
+        plain_text(messages, out);
     json_free(messages);
     return rc;
 }
 
-int prompt_render(const struct hcache *h, const struct chat_source *s, char **text,
-                  unsigned *flags, struct fault *f)
+void prompt_text_deinit(struct prompt_text *t)
+{
+    hcache_free(t->text);
+    *t = (struct prompt_text){0};
+}
+
+int prompt_render(const struct hcache *h, const struct chat_source *s,
+                  struct prompt_text *out, struct fault *f)
 {
     struct hcache_err err = {0};
     struct hcache_model_info info;
     struct textbuf request = {0};
-    size_t n;
     hcache_model_info(h, &info);
+    *out = (struct prompt_text){.flags = HCACHE_ADD_SPECIAL};
     if (s->tools != NULL && !info.has_tools)
         return fault_set(f, 400, "unsupported_parameter", "tools",
                          "'tools' are not supported by this model's chat template");
-    *flags = HCACHE_ADD_SPECIAL;
     if (!info.has_chat_template && s->plain)
-        return render_plain(s, text, f);
+        return render_plain(s, out, f);
     if (!info.has_chat_template)
         return fault_set(
             f, 400, "no_chat_template", "messages",
@@ -139,8 +146,8 @@ int prompt_render(const struct hcache *h, const struct chat_source *s, char **te
     if (json_kind(s->messages) != JSON_KIND_ARRAY || json_count(s->messages) == 0)
         return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
     chat_request(s, &request);
-    *flags = HCACHE_PARSE_SPECIAL;
-    int rc = hcache_chat_render(h, request.p, request.n, text, &n, &err);
+    out->flags = HCACHE_PARSE_SPECIAL;
+    int rc = hcache_chat_render(h, request.p, request.n, &out->text, &out->n, &err);
     textbuf_free(&request);
     return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "%s", err.msg);
 }

@@ -25,8 +25,16 @@ struct chat_source {
     bool plain;
 };
 
-/* *text (the caller frees it) is to be encoded with *flags. 0, or -1 with *f. */
-int prompt_render(const struct hcache *h, const struct chat_source *s, char **text,
-                  unsigned *flags, struct fault *f);
+/* A rendered prompt. */
+struct prompt_text {
+    char *text; /* from malloc; may contain zero bytes */
+    size_t n;
+    unsigned flags; /* of hcache_encode, for this text */
+};
+void prompt_text_deinit(struct prompt_text *t);
+
+/* 0, or -1 with *f.  The caller deinits *out in both cases. */
+int prompt_render(const struct hcache *h, const struct chat_source *s,
+                  struct prompt_text *out, struct fault *f);
 
 #endif

@@ -50,18 +50,29 @@ static void use_remembered(struct prompt_ids *p, const int32_t *ids, int n_ids, 
     p->n = n_ids + rest;
 }
 
+static int encode(const struct hcache *h, const struct prompt_text *text, int32_t **ids,
+                  int *n, struct hcache_err *err)
+{
+    return hcache_encode(h, text->text, text->n, text->flags, ids, n, err);
+}
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
-                   const char *text, size_t n, unsigned flags, struct prompt_ids *out,
-                   char *what, struct hcache_err *err)
+                   const struct prompt_text *text, struct prompt_ids *out, char *what,
+                   struct hcache_err *err)
 {
     int32_t *ids = NULL;
     int n_ids = 0;
     size_t n_found = 0;
     what[0] = 0;
-    int rc = hcache_encode(h, text, n, flags, &out->ids, &out->n, err);
-    if (rc != 0 || !answers_find(m, salt, text, n, &n_found, &ids, &n_ids))
+    int rc = encode(h, text, &out->ids, &out->n, err);
+    if (rc != 0 || !answers_find(m, salt, text->text, text->n, &n_found, &ids, &n_ids))
         return rc;
-    int from = boundary(h, out, text, n, n_found), same = 0;
+    int from = boundary(h, out, text->text, text->n, n_found), same = 0;
     while (same < n_ids && same < out->n && ids[same] == out->ids[same])
         same++;
     answers_count(m, from >= 0 || same == n_ids);
@@ -74,28 +85,29 @@ int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
 }
 
 /* Some tokenizers put a space before a text: here it is none. */
-static int encode_rest(const struct hcache *h, const char *text, size_t n, unsigned flags,
+static int encode_rest(const struct hcache *h, const struct prompt_text *text, size_t from,
                        struct prompt_ids *out, struct hcache_err *err)
 {
-    size_t k = 0;
-    int rc = hcache_encode(h, text, n, flags & ~(unsigned)HCACHE_ADD_SPECIAL, &out->ids,
-                           &out->n, err);
+    const char *rest = text->text + from;
+    size_t k = 0, n = text->n - from;
+    int rc = hcache_encode(h, rest, n, text->flags & ~(unsigned)HCACHE_ADD_SPECIAL,
+                           &out->ids, &out->n, err);
     const char *first = rc == 0 && out->n > 0 ? hcache_token_bytes(h, out->ids[0], &k)
                                               : NULL;
-    if (first != NULL && k == 1 && first[0] == ' ' && n > 0 && text[0] != ' ')
+    if (first != NULL && k == 1 && first[0] == ' ' && n > 0 && rest[0] != ' ')
         memmove(out->ids, out->ids + 1, (size_t)--out->n * sizeof *out->ids);
     return rc;
 }
 
 int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size_t n_known,
-                     const char *text, size_t n, unsigned flags, struct prompt_ids *out,
+                     const struct prompt_text *text, struct prompt_ids *out,
                      struct hcache_err *err)
 {
-    int rc = hcache_encode(h, text, n, flags, &out->ids, &out->n, err);
-    int from = rc == 0 ? boundary(h, out, text, n, n_known) : 0;
+    int rc = encode(h, text, &out->ids, &out->n, err);
+    int from = rc == 0 ? boundary(h, out, text->text, text->n, n_known) : 0;
     if (rc == 0 && from < 0) { /* a token reaches over the boundary: the rest by itself */
         hcache_free(out->ids);
-        rc = encode_rest(h, text + n_known, n - n_known, flags, out, err);
+        rc = encode_rest(h, text, n_known, out, err);
         from = 0;
     }
     if (rc == 0)
@@ -138,7 +150,6 @@ static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
 int retoken_marks(const struct hcache *h, const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS])
 {
-    static const char space[] = " \t\r\n";
     size_t n_bytes, begin, end;
     if (answer->text == NULL || answer->n_tokens == 0)
         return 0;
@@ -147,9 +158,11 @@ int retoken_marks(const struct hcache *h, const struct hcache_result *answer, in
         return 0;
     out[0].n_tokens = out[1].n_tokens = n_prompt + n;
     out[0].text = as_shown(answer->text, n_bytes, &out[0].n_text);
-    begin = strspn(out[0].text, space);
+    begin = 0;
     end = out[0].n_text;
-    while (end > begin && strchr(space, out[0].text[end - 1]) != NULL)
+    while (begin < end && is_blank(out[0].text[begin]))
+        begin++;
+    while (end > begin && is_blank(out[0].text[end - 1]))
         end--;
     if (n_bytes < answer->n_text || end - begin == out[0].n_text || end == begin)
         return 1;
@@ -167,27 +180,27 @@ static bool is_whole(const struct hcache *h, const struct hcache_result *r)
 }
 
 void retoken_remember(const struct hcache *h, struct answers *m, const char *salt,
-                      const char *prompt_text, const int32_t *prompt, int n_prompt,
+                      const struct prompt_text *asked, const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer)
 {
-    static const char space[] = " \t\r\n";
     if (answer->n_tokens == 0 || !is_whole(h, answer))
         return;
     /* As it went out: JSON has U+FFFD in place of what is no UTF-8, and so it will come back. */
     struct json *shown = json_new_object();
     json_put_bytes(shown, "a", answer->text, answer->n_text);
-    size_t n = strlen(prompt_text), n_answer;
+    size_t n = asked->n, n_answer;
     const char *a = json_string_of(json_member(shown, "a"), &n_answer), *end = a + n_answer;
     struct textbuf text = {0};
     int n_ids = n_prompt + answer->n_tokens;
     int32_t *ids = xmalloc((size_t)n_ids * sizeof *ids);
     memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
     memcpy(ids + n_prompt, answer->token_ids, (size_t)answer->n_tokens * sizeof *ids);
-    textbuf_add(&text, prompt_text, n);
+    textbuf_add(&text, asked->text, n);
     textbuf_add(&text, a, (size_t)(end - a));
     answers_put(m, salt, text.p, text.n, ids, n_ids);
-    a += strspn(a, space);
-    while (end > a && strchr(space, end[-1]) != NULL)
+    while (a < end && is_blank(*a))
+        a++;
+    while (end > a && is_blank(end[-1]))
         end--;
     if ((size_t)(end - a) < n_answer && end > a) {
         text.n = n;

@@ -3,19 +3,19 @@
 #define SESSIONS_RETOKEN_H
 
 #include "hcache.h"
-#include "sessions/prompt.h"
 #include "sessions/answers.h"
+#include "sessions/prompt.h"
 
 /* Tokenizes the text, with what m remembers of its beginning in place of its own tokens.  what
  * [200]: a miss reason, "retokenised at N", where that was not possible; "" else. 0, or the code. */
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
-                   const char *text, size_t n, unsigned flags, struct prompt_ids *out,
-                   char *what, struct hcache_err *err);
+                   const struct prompt_text *text, struct prompt_ids *out, char *what,
+                   struct hcache_err *err);
 
 /* The same, where the first n_known bytes of the text are known to be the tokens ids[0..n_ids): these are
  * what the result begins with. */
 int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size_t n_known,
-                     const char *text, size_t n, unsigned flags, struct prompt_ids *out,
+                     const struct prompt_text *text, struct prompt_ids *out,
                      struct hcache_err *err);
 
 /* The beginnings of a conversation's text whose tokens are known once it has been answered: */
@@ -32,7 +32,7 @@ int retoken_marks(const struct hcache *h, const struct hcache_result *answer, in
 
 /* Remembers an answer to that prompt, also in the form that templates give it: trimmed. */
 void retoken_remember(const struct hcache *h, struct answers *m, const char *salt,
-                      const char *prompt_text, const int32_t *prompt, int n_prompt,
+                      const struct prompt_text *text, const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer);
 
 #endif

@@ -68,9 +68,10 @@ char *talk_last_answer(const struct talk *t)
         const struct json *item = json_at(items, i);
         const char *role = json_string_of(json_member(item, "role"), NULL);
         const struct json *part = json_at(json_member(item, "content"), 0);
-        const char *said = json_string_of(json_member(part, "text"), NULL);
+        size_t n_said;
+        const char *said = json_string_of(json_member(part, "text"), &n_said);
         if (role != NULL && strcmp(role, "assistant") == 0 && said != NULL)
-            text = xstrdup(said);
+            text = xmemdup(said, n_said);
     }
     json_free(items);
     turn_path_free(path, n);
@@ -142,13 +143,14 @@ static int keep(struct talk *t, const struct draft *d, const struct hcache_reque
     return rc;
 }
 
-static int make_draft(struct talk *t, const char *text, struct draft *d, struct err *err)
+static int make_draft(struct talk *t, const char *text, size_t n, struct draft *d,
+                      struct err *err)
 {
     struct fault f;
     struct json *said = json_new_array(), *message = json_new_object();
     struct draft_opts o = {.plain = t->o.plain, .param = "input"};
     json_put_string(message, "role", "user");
-    json_put_string(message, "content", text);
+    json_put_bytes(message, "content", text, n);
     json_push(said, message);
     *d = (struct draft){.conversation = t->v.row};
     int rc = draft_continue(d, t->o.conversations, t->v.head, err);
@@ -159,8 +161,9 @@ static int make_draft(struct talk *t, const char *text, struct draft *d, struct 
     return rc;
 }
 
-int talk_say(struct talk *t, const char *text, const struct hcache_request *sampling,
-             struct hcache_result *out, struct err *err)
+int talk_say(struct talk *t, const char *text, size_t n,
+             const struct hcache_request *sampling, struct hcache_result *out,
+             struct err *err)
 {
     struct draft d;
     struct hcache_err herr = {0};
@@ -169,7 +172,7 @@ int talk_say(struct talk *t, const char *text, const struct hcache_request *samp
     int rc = turn_has_room(t->o.conversations, err);
     if (rc != 0)
         return rc;
-    rc = make_draft(t, text, &d, err);
+    rc = make_draft(t, text, n, &d, err);
     q.prompt = d.ids;
     q.n_prompt = d.n_ids;
     q.salt = t->o.salt;

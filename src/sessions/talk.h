@@ -33,7 +33,8 @@ char *talk_last_answer(const struct talk *t);
 /* Says something and keeps the answer: when it returns 0 the turn is durable, before it is not there.
  * sampling: of its members, prompt and salt are set here, and the rest is as hcache_generate takes it.
  * The caller frees *out.  An answer that was cancelled is not kept. */
-int talk_say(struct talk *t, const char *text, const struct hcache_request *sampling,
-             struct hcache_result *out, struct err *err);
+int talk_say(struct talk *t, const char *text, size_t n,
+             const struct hcache_request *sampling, struct hcache_result *out,
+             struct err *err);
 
 #endif

@@ -114,6 +114,8 @@ static void test_getters(void **state)
     size_t n = 0;
     assert_non_null(json_string_of(json_member(o, "z"), &n));
     assert_int_equal(n, 3);
+    assert_null(json_string_of(json_member(o, "z"), NULL)); /* it would be cut */
+    assert_non_null(json_string_of(json_member(o, "s"), NULL));
     json_free(o);
 }
 
