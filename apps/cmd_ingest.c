@@ -9,8 +9,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
-#include "apps/compute_options.h"
-#include "apps/store_option.h"
+#include "apps/engine_options.h"
 #include "base/file.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -19,26 +18,23 @@
 #include "hcache.h"
 
 struct ingest_args {
-    const char *model, *dtype, *weights, *device, *save, *salt;
-    struct opt_list store, files;
-    int threads, tensor_parallel, pipeline_parallel, batch_rows;
-    uint64_t store_cap;
+    struct engine_args engine;
+    const char *save, *salt;
+    struct opt_list files;
     bool json;
 };
 
 static const struct opt positionals[] = {
-    {"MODEL_DIR", OPT(struct ingest_args, model), .required = true,
-     .help = "a Hugging Face folder"},
+    OPT_MODEL(struct ingest_args, "a Hugging Face folder"),
     {"FILE", OPT(struct ingest_args, files), .required = true,
      .help = "documents, UTF-8 text"},
     {0},
 };
 
 static const struct opt options[] = {
-    {"store", OPT(struct ingest_args, store), .arg = "DIR[,DIR...]", .required = true,
-     .help = "where state is kept, one directory per device"},
-    {"store-cap", OPT(struct ingest_args, store_cap), .arg = "BYTES", .def = "0",
-     .help = "bound on saved state; 0 is none"},
+    {"store", OPT(struct ingest_args, engine.store), .arg = "DIR[,DIR...]",
+     .required = true, .help = "where state is kept, one directory per device"},
+    OPT_STORE_CAP(struct ingest_args),
     {"save", OPT(struct ingest_args, save), .arg = "KINDS", .def = "auto",
      .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},
     {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
@@ -165,18 +161,7 @@ static int ingest_file(struct hcache *h, const struct ingest_args *a, const char
 static int run(const struct ingest_args *a, struct hcache_err *err)
 {
     struct hcache *h = NULL;
-    struct hcache_opts o = {.model = a->model,
-                            .device = a->device,
-                            .dtype = a->dtype,
-                            .weights = a->weights,
-                            .threads = a->threads,
-                            .tensor_parallel = a->tensor_parallel,
-                            .pipeline_parallel = a->pipeline_parallel,
-                            .batch_rows = a->batch_rows,
-                            .store = a->store.items,
-                            .n_store = a->store.n,
-                            .store_cap_bytes = a->store_cap};
-    int rc = hcache_open(&o, &h, err);
+    int rc = hcache_open(&a->engine.o, &h, err);
     if (rc != 0)
         return rc;
     struct json *out = json_new_object(), *list = json_new_array();
@@ -218,10 +203,8 @@ int cmd_ingest(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     struct err why = {0};
-    if (store_is_memory(&a.store))
+    if (engine_args_finish(&a.engine, &why) == 0 && a.engine.o.store_in_memory)
         err_set(&why, ERR_USAGE, "--store memory would be gone at the end: give a folder");
-    else
-        (void)store_check(&a.store, &why);
     if (why.code != 0) {
         code = opt_usage(&cmd, "%s", why.msg);
         opt_end(parsed);

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
-#include "apps/compute_options.h"
+#include "apps/engine_options.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -27,8 +27,9 @@
 struct plan_args {
     const char *model_dir, *shape, *platform, *method, *svg;
     int64_t history, n_new;
-    uint64_t throttle, budget;
-    int dtype, tier, width, concurrent, tensor_parallel, pipeline_parallel;
+    struct engine_args engine; /* throttle and ranks */
+    uint64_t budget;
+    int dtype, tier, width, concurrent;
     bool fused, json;
 };
 
@@ -61,8 +62,8 @@ static const struct opt plan_options[] = {
     OPT_PARALLEL(struct plan_args),
     {"tier", OPT(struct plan_args, tier), .arg = "I", .def = "0", .min = 0, .max = 7,
      .help = "which of the platform's tiers the records lie in"},
-    {"throttle", OPT(struct plan_args, throttle), .arg = "BYTES_PER_S", .def = "0",
-     .help = "reads no faster than this; 0 is no limit"},
+    {"throttle", OPT(struct plan_args, engine.o.throttle_bytes_per_s), .arg = "BYTES_PER_S",
+     .def = "0", .help = "reads no faster than this; 0 is no limit"},
     {"concurrent", OPT(struct plan_args, concurrent), .arg = "N", .def = "1", .min = 1,
      .max = 1000, .help = "restores at once on this device, which share its lanes"},
     {"budget", OPT(struct plan_args, budget), .arg = "BYTES", .def = "0",
@@ -114,13 +115,14 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     int rc = load_config(a, &c, e);
     if (rc != 0)
         return rc;
-    rc = share_check(&c, a->tensor_parallel, a->pipeline_parallel, false, e);
+    rc = share_check(&c, a->engine.o.tensor_parallel, a->engine.o.pipeline_parallel, false,
+                     e);
     if (rc != 0)
         return rc;
     struct platform_shape s = profile_shape(a->shape != NULL ? a->shape : a->model_dir, &c,
                                             elem_bytes(a, &c));
-    s.n_ranks = a->tensor_parallel;
-    s.n_stages = a->pipeline_parallel;
+    s.n_ranks = a->engine.o.tensor_parallel;
+    s.n_stages = a->engine.o.pipeline_parallel;
     return platform_builtin(a->platform, &s, p, e);
 }
 
@@ -159,8 +161,9 @@ static int check_sizes(const struct plan_args *a, const struct platform *p, stru
 /* Devices of a measured platform are those that were measured. */
 static int check_devices(const struct plan_args *a, const struct platform *p, struct err *e)
 {
-    bool told = a->tensor_parallel > 1 || a->pipeline_parallel > 1;
-    if (!told || (a->tensor_parallel == p->n_ranks && a->pipeline_parallel == p->n_stages))
+    bool told = a->engine.o.tensor_parallel > 1 || a->engine.o.pipeline_parallel > 1;
+    if (!told || (a->engine.o.tensor_parallel == p->n_ranks &&
+                  a->engine.o.pipeline_parallel == p->n_stages))
         return 0;
     return err_set(
         e, ERR_MISMATCH,
@@ -221,8 +224,8 @@ static int open_platform(const struct plan_args *a, struct platform *p, struct e
                        PLAN_MAX_LAYERS);
     if (a->tier >= p->n_tiers)
         return err_set(e, ERR_USAGE, "--tier %d: the platform has %d", a->tier, p->n_tiers);
-    if (a->throttle > 0)
-        platform_throttle(p, a->tier, (double)a->throttle);
+    if (a->engine.o.throttle_bytes_per_s > 0)
+        platform_throttle(p, a->tier, (double)a->engine.o.throttle_bytes_per_s);
     if (a->concurrent > 1)
         *p = platform_shared(p, 1.0 / a->concurrent, 1.0 / a->concurrent);
     return 0;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "apps/cmds.h"
-#include "apps/compute_options.h"
+#include "apps/engine_options.h"
 #include "apps/ppl_reference.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -22,13 +22,14 @@
 #include "model/tokenizer.h"
 
 struct ppl_args {
-    const char *model, *file, *dtype, *weights, *device, *logits_out, *kl_against;
-    int threads, tensor_parallel, pipeline_parallel, context, max_windows;
+    struct engine_args engine;
+    const char *file, *logits_out, *kl_against;
+    int context, max_windows;
     bool json;
 };
 
 static const struct opt positionals[] = {
-    {"MODEL_DIR", OPT(struct ppl_args, model), .required = true,
+    {"MODEL_DIR", OPT(struct ppl_args, engine.o.model), .required = true,
      .help = "a Hugging Face folder"},
     {"FILE", OPT(struct ppl_args, file), .required = true, .help = "UTF-8 text"},
     {0},
@@ -193,7 +194,7 @@ static int read_ids(const struct ppl_args *a, int32_t **ids, size_t *n, struct e
     struct tokenizer *t = NULL;
     char *text = NULL;
     size_t n_text = 0;
-    int rc = tokenizer_open(&t, a->model, err);
+    int rc = tokenizer_open(&t, a->engine.o.model, err);
     if (rc == 0)
         rc = file_read(a->file, (size_t)1 << 32, &text, &n_text, err);
     if (rc == 0 &&
@@ -286,13 +287,8 @@ static int run(struct ppl_args *a, struct err *err)
     struct scorer c = {.err = err};
     int32_t *ids = NULL;
     size_t n = 0;
-    struct stack_opts so = {.model = a->model,
-                            .device = a->device,
-                            .dtype = a->dtype,
-                            .weights = a->weights,
-                            .threads = a->threads,
-                            .tensor_parallel = a->tensor_parallel,
-                            .pipeline_parallel = a->pipeline_parallel};
+    struct stack_opts so = {.user = a->engine.o};
+    so.user.no_reuse = true;
     int rc = stack_open(&so, &c.k, err);
     if (rc == 0 && a->context > c.k.model->max_ctx)
         rc = err_set(err, ERR_USAGE, "--context %d: the model's context is %d", a->context,

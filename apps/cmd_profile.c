@@ -9,8 +9,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
-#include "apps/compute_options.h"
-#include "apps/store_option.h"
+#include "apps/engine_options.h"
 #include "base/opt.h"
 #include "base/progress.h"
 #include "bench/device_rig.h"
@@ -18,20 +17,20 @@
 #include "service/stack.h"
 #include "state/profile.h"
 
+enum { CONTEXT = 8192 + 512 }; /* as far as the samples of attention go */
+
 struct profile_args {
-    const char *model, *device, *dtype, *weights, *out;
-    struct opt_list store;
-    int threads, tensor_parallel, pipeline_parallel, batch_rows;
+    struct engine_args engine;
+    const char *out;
 };
 
 static const struct opt positionals[] = {
-    {"MODEL_DIR", OPT(struct profile_args, model), .required = true,
-     .help = "a Hugging Face folder, or synth:SHAPE"},
+    OPT_MODEL(struct profile_args, "a Hugging Face folder, or synth:SHAPE"),
     {0},
 };
 
 static const struct opt options[] = {
-    {"store", OPT(struct profile_args, store), .arg = "DIR[,DIR...]",
+    {"store", OPT(struct profile_args, engine.store), .arg = "DIR[,DIR...]",
      .help =
          "the store whose devices are measured; the profile is written beside it, a file "
          "for each kind of weights, where run and serve find it. Without it, or "
@@ -103,15 +102,15 @@ static int measure_tier(struct measuring *m, struct platform *p, const char *nam
 static int measure_tiers(struct measuring *m, struct platform *p,
                          const struct profile_args *a, struct err *err)
 {
-    int rc = 0, n = a->store.n;
+    int rc = 0, n = a->engine.o.n_store;
     if (n > 0)
-        rc = measure_tier(m, p, "store", a->store.items, n, err);
+        rc = measure_tier(m, p, "store", a->engine.o.store, n, err);
     if (rc == 0)
         rc = measure_tier(m, p, "dram", NULL, 0, err);
     for (int i = 0; rc == 0 && n > 1 && i < n && p->n_tiers < PLATFORM_TIERS_MAX; i++) {
         char name[24];
         snprintf(name, sizeof name, "device %d", i);
-        rc = measure_tier(m, p, name, &a->store.items[i], 1, err);
+        rc = measure_tier(m, p, name, &a->engine.o.store[i], 1, err);
     }
     return rc;
 }
@@ -120,7 +119,7 @@ static int measure(struct stack *k, struct platform *p, const struct profile_arg
                    struct err *err)
 {
     struct measuring m = {.k = k};
-    int n = a->store.n, rc = stream_create(k->dev, STREAM_COMPUTE, &m.s, err);
+    int n = a->engine.o.n_store, rc = stream_create(k->dev, STREAM_COMPUTE, &m.s, err);
     progress_begin(&m.progress, "measuring", PROGRESS_ITEMS,
                    (uint64_t)(n > 1 ? 4 + n : 2 + 2 * n));
     progress_at(&m.progress, 0);
@@ -193,13 +192,13 @@ static void print_tier(const struct platform *p, int i)
 
 static void print_platform(const struct platform *p, const struct profile_args *a)
 {
-    printf("%s on %s\nmodel %.16s, commit %s, %s\n\n", a->model, p->machine, p->model,
-           p->commit, p->date);
+    printf("%s on %s\nmodel %.16s, commit %s, %s\n\n", a->engine.o.model, p->machine,
+           p->model, p->commit, p->date);
     print_compute(p);
     printf("reading (DRAM is read in place: what touches it is C_KV)\n");
     for (int i = 0; i < p->n_tiers; i++)
         print_tier(p, i);
-    if (a->store.n > 0)
+    if (a->engine.o.n_store > 0)
         printf("\ntogether: reading takes %.2f times as long beside projection, projection "
                "%.2f "
                "times as long beside reading\n",
@@ -251,7 +250,9 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
     struct platform p;
     profile_begin(&p, k->model, &k->fingerprint);
     snprintf(p.commit, sizeof p.commit, "%s", BUILD_ID);
-    char *path = a->store.n > 0 ? profile_path(a->store.items[0], &k->fingerprint) : NULL;
+    char *path = a->engine.o.n_store > 0
+                     ? profile_path(a->engine.o.store[0], &k->fingerprint)
+                     : NULL;
     if (path != NULL)
         judge_old(path, &p);
     int rc = measure(k, &p, a, err);
@@ -291,21 +292,8 @@ static int check_out(const char *path, struct err *err)
 
 static int run(const struct profile_args *a, struct err *err)
 {
-    enum { CONTEXT = 8192 + 512 }; /* as far as samples of attention go */
     struct stack k;
-    struct stack_opts o = {.model = a->model,
-                           .device = a->device,
-                           .dtype = a->dtype,
-                           .weights = a->weights,
-                           .threads = a->threads,
-                           .tensor_parallel = a->tensor_parallel,
-                           .pipeline_parallel = a->pipeline_parallel,
-                           .batch_rows = a->batch_rows,
-                           .max_context = CONTEXT,
-                           .dirs = a->store.items,
-                           .n_dirs = a->store.n,
-                           .in_memory = a->store.n == 0,
-                           .no_profile = true};
+    struct stack_opts o = {.user = a->engine.o, .no_profile = true};
     int rc = check_out(a->out, err);
     if (rc != 0)
         return rc;
@@ -324,9 +312,10 @@ int cmd_profile(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    int rc = store_check(&a.store, &err);
-    if (store_is_memory(&a.store))
-        a.store.n = 0;
+    int rc = engine_args_finish(&a.engine, &err);
+    a.engine.o.store_in_memory = a.engine.o.n_store == 0;
+    a.engine.o.no_reuse = true;
+    a.engine.o.max_context = CONTEXT;
     if (rc == 0)
         rc = run(&a, &err);
     if (rc != 0)

@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
-#include "apps/compute_options.h"
-#include "apps/store_option.h"
+#include "apps/engine_options.h"
 #include "apps/token_ids.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -20,21 +19,16 @@
 struct run_args {
     const char *conversation;
     bool plain_chat;
-    const char *model, *prompt, *prompt_file, *token_ids, *dtype, *weights, *device, *save,
-        *plan, *salt;
-    struct opt_list store;
+    struct engine_args engine;
+    const char *prompt, *prompt_file, *token_ids, *save, *plan, *salt;
     bool interactive, ignore_eos, json, verbose, no_special, plan_strict;
-    int max_tokens, top_k, threads, tensor_parallel, pipeline_parallel, batch_rows,
-        max_context;
+    int max_tokens, top_k;
     double temperature, top_p, min_p;
     int64_t seed;
-    const char *gpu_direct;
-    uint64_t throttle, store_cap;
 };
 
 static const struct opt positionals[] = {
-    {"MODEL_DIR", OPT(struct run_args, model), .required = true,
-     .help = "a Hugging Face folder, or synth:SHAPE for random weights"},
+    OPT_MODEL(struct run_args, "a Hugging Face folder, or synth:SHAPE for random weights"),
     {0},
 };
 
@@ -72,13 +66,11 @@ static const struct opt options[] = {
      .help = "take the prompt as it is: no BOS is added"},
     OPT_COMPUTE(struct run_args),
     OPT_BATCH_ROWS(struct run_args),
-    {"max-context", OPT(struct run_args, max_context), .arg = "N", .def = "0", .min = 0,
-     .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
-    {"store", OPT(struct run_args, store), .arg = "DIR[,DIR...]",
-     .help =
-         "where state is kept and found, one directory per device; \"memory\" for DRAM"},
-    {"store-cap", OPT(struct run_args, store_cap), .arg = "BYTES", .def = "0",
-     .help = "bound on saved state; 0 is none"},
+    OPT_MAX_CONTEXT(struct run_args),
+    OPT_STORE(
+        struct run_args,
+        "where state is kept and found, one directory per device; \"memory\" for DRAM"),
+    OPT_STORE_CAP(struct run_args),
     {"save", OPT(struct run_args, save), .arg = "KINDS",
      .help = "auto, hidden, kv, both, none, or a letter per layer (H, K, B, -); auto, or "
              "both where "
@@ -89,8 +81,7 @@ static const struct opt options[] = {
          "the store lacks records of it, what is there is used and the rest is computed"},
     {"plan-strict", OPT(struct run_args, plan_strict),
      .help = "a plan that the stored records do not allow is an error"},
-    {"throttle", OPT(struct run_args, throttle), .arg = "BYTES_PER_S", .def = "0",
-     .help = "slow the store's reads down, for experiments"},
+    OPT_THROTTLE(struct run_args),
     OPT_GPU_DIRECT(struct run_args),
     {"salt", OPT(struct run_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
@@ -427,11 +418,11 @@ static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_
     struct err err = {0};
     struct conversations *c = NULL;
     struct conversations_opts o = {.path = path};
-    snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->store.items[0]);
+    snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
     int rc = conversations_open(&o, &c, &err);
     struct talk_opts to = {.h = h,
                            .conversations = c,
-                           .model_name = a->model,
+                           .model_name = a->engine.o.model,
                            .salt = a->salt,
                            .plain = a->plain_chat};
     if (rc == 0)
@@ -447,12 +438,12 @@ static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_
     return rc;
 }
 
-static int check_args(const struct run_args *a)
+static int check_args(struct run_args *a)
 {
     struct err err = {0};
-    if (store_check(&a->store, &err) != 0)
+    if (engine_args_finish(&a->engine, &err) != 0)
         return opt_usage(&cmd, "%s", err.msg);
-    if (a->conversation != NULL && (!a->interactive || !store_is_on_disk(&a->store)))
+    if (a->conversation != NULL && (!a->interactive || a->engine.o.n_store == 0))
         return opt_usage(&cmd, "--conversation needs -i and --store DIR");
     if (a->conversation != NULL && (a->prompt_file != NULL || a->token_ids != NULL))
         return opt_usage(&cmd, "--conversation takes its prompts from the terminal, and a "
@@ -484,24 +475,8 @@ int cmd_run(int argc, char **argv)
     }
     if (a.verbose)
         log_set_level(LOG_INFO);
-    bool memory = store_is_memory(&a.store);
-    struct hcache_opts o = {.model = a.model,
-                            .device = a.device,
-                            .dtype = a.dtype,
-                            .weights = a.weights,
-                            .threads = a.threads,
-                            .tensor_parallel = a.tensor_parallel,
-                            .pipeline_parallel = a.pipeline_parallel,
-                            .batch_rows = a.batch_rows,
-                            .max_context = a.max_context,
-                            .store = memory ? NULL : a.store.items,
-                            .n_store = memory ? 0 : a.store.n,
-                            .store_in_memory = memory,
-                            .store_cap_bytes = a.store_cap,
-                            .throttle_bytes_per_s = a.throttle,
-                            .gpu_direct = a.gpu_direct,
-                            .verbose = a.verbose};
-    int rc = hcache_open(&o, &h, &err);
+    a.engine.o.verbose = a.verbose;
+    int rc = hcache_open(&a.engine.o, &h, &err);
     if (rc == 0 && a.conversation != NULL)
         rc = run_conversation(h, &a, &err);
     else if (rc == 0)

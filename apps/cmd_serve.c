@@ -17,8 +17,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
-#include "apps/compute_options.h"
-#include "apps/store_option.h"
+#include "apps/engine_options.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -29,19 +28,18 @@
 #include "server/server.h"
 
 struct serve_args {
-    const char *model, *host, *name, *api_key_file, *dtype, *weights, *device;
-    struct opt_list store, api_key;
-    int port, max_sequences, max_queue, max_connections, http_threads, threads,
-        tensor_parallel, pipeline_parallel, batch_rows, max_context;
+    struct engine_args engine;
+    const char *host, *name, *api_key_file;
+    struct opt_list api_key;
+    int port, max_queue, max_connections, http_threads;
     int read_timeout, write_timeout, idle_timeout, drain;
-    const char *gpu_direct;
-    uint64_t max_body, max_bodies, store_cap, throttle, save_buffer, kv_tokens;
+    uint64_t max_body, max_bodies;
     const char *conversations;
     int64_t max_turns, conversation_ttl;
-    uint64_t conversation_bytes, salt_quota;
+    uint64_t conversation_bytes;
     const char *plan;
     bool plan_strict;
-    bool plain_chat, no_reuse, verbose;
+    bool plain_chat, verbose;
 };
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
@@ -49,8 +47,8 @@ static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", N
 #define TTL_MAX_S INT64_C(3153600000) /* a century */
 
 static const struct opt positionals[] = {
-    {"MODEL_DIR", OPT(struct serve_args, model), .required = true,
-     .help = "a Hugging Face folder, or synth:SHAPE for random weights"},
+    OPT_MODEL(struct serve_args,
+              "a Hugging Face folder, or synth:SHAPE for random weights"),
     {0},
 };
 
@@ -59,13 +57,12 @@ static const struct opt options[] = {
      .help = "numeric address to listen on"},
     {"port", OPT(struct serve_args, port), .arg = "N", .def = "8080", .min = 0,
      .max = 65535, .help = "to listen on; 0 is any free one, which is printed"},
-    {"store", OPT(struct serve_args, store), .arg = "DIR[,DIR...]",
-     .help =
-         "where state is kept and found, one directory per device; \"memory\" for DRAM"},
-    {"store-cap", OPT(struct serve_args, store_cap), .arg = "BYTES", .def = "0",
-     .help = "bound on saved state; 0 is none"},
-    {"salt-quota", OPT(struct serve_args, salt_quota), .arg = "BYTES", .def = "0",
-     .help = "bound on saved state of each API key and cache_salt; 0 is none"},
+    OPT_STORE(
+        struct serve_args,
+        "where state is kept and found, one directory per device; \"memory\" for DRAM"),
+    OPT_STORE_CAP(struct serve_args),
+    {"salt-quota", OPT(struct serve_args, engine.o.salt_quota_bytes), .arg = "BYTES",
+     .def = "0", .help = "bound on saved state of each API key and cache_salt; 0 is none"},
     {"conversations", OPT(struct serve_args, conversations), .arg = "FILE",
      .help =
          "where responses and conversations are kept; conversations.db beside the store "
@@ -86,17 +83,16 @@ static const struct opt options[] = {
      .help = "with a key in each line"},
     {"served-name", OPT(struct serve_args, name), .arg = "NAME",
      .help = "of the model, as clients see it; its folder's name by default"},
-    {"max-sequences", OPT(struct serve_args, max_sequences), .arg = "N", .def = "8",
-     .min = 1, .max = 256, .help = "that are generated at once"},
+    {"max-sequences", OPT(struct serve_args, engine.o.max_sequences), .arg = "N",
+     .def = "8", .min = 1, .max = 256, .help = "that are generated at once"},
     {"max-queue", OPT(struct serve_args, max_queue), .arg = "N", .def = "64", .min = 1,
      .max = 1 << 16, .help = "requests that may wait; others get 429"},
-    {"max-context", OPT(struct serve_args, max_context), .arg = "N", .def = "0", .min = 0,
-     .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"},
-    {"kv-tokens", OPT(struct serve_args, kv_tokens), .arg = "N", .def = "0",
+    OPT_MAX_CONTEXT(struct serve_args),
+    {"kv-tokens", OPT(struct serve_args, engine.o.kv_tokens), .arg = "N", .def = "0",
      .help = "tokens that the KV cache holds for all sequences together; 0: a context for "
              "each, "
              "in a quarter of this machine's memory at most"},
-    {"no-reuse", OPT(struct serve_args, no_reuse),
+    {"no-reuse", OPT(struct serve_args, engine.o.no_reuse),
      .help = "use only saved state again, not what is left in the KV cache"},
     {"plan", OPT(struct serve_args, plan), .def = "auto", .choices = serve_plans,
      .help =
@@ -125,10 +121,8 @@ static const struct opt options[] = {
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
     OPT_COMPUTE(struct serve_args),
     OPT_BATCH_ROWS(struct serve_args),
-    {"save-buffer", OPT(struct serve_args, save_buffer), .arg = "BYTES", .def = "0",
-     .help = "memory for state on its way to the store; 0 is 256M"},
-    {"throttle", OPT(struct serve_args, throttle), .arg = "BYTES_PER_S", .def = "0",
-     .help = "slow the store's reads down, for experiments"},
+    OPT_SAVE_BUFFER(struct serve_args),
+    OPT_THROTTLE(struct serve_args),
     OPT_GPU_DIRECT(struct serve_args),
     {"verbose", OPT(struct serve_args, verbose), .letter = 'v', .help = "say more"},
     {0},
@@ -280,10 +274,10 @@ static void print_limits(const struct serve_args *a, int n_keys)
         "limits: %d sequence%s at once, %d waiting, %d connection%s, bodies %s each and %s "
         "together; timeouts (s): read %d, write %d, idle %d, drain %d; %d HTTP thread%s; "
         "%s\n",
-        a->max_sequences, plural((uint64_t)a->max_sequences), a->max_queue,
-        a->max_connections, plural((uint64_t)a->max_connections), body, bodies,
-        a->read_timeout, a->write_timeout, a->idle_timeout, a->drain, a->http_threads,
-        plural((uint64_t)a->http_threads),
+        a->engine.o.max_sequences, plural((uint64_t)a->engine.o.max_sequences),
+        a->max_queue, a->max_connections, plural((uint64_t)a->max_connections), body,
+        bodies, a->read_timeout, a->write_timeout, a->idle_timeout, a->drain,
+        a->http_threads, plural((uint64_t)a->http_threads),
         n_keys > 0 ? "an API key is required" : "no API key is required");
     bool is_local = strncmp(a->host, "127.", 4) == 0 || strcmp(a->host, "::1") == 0;
     if (n_keys == 0 && !is_local)
@@ -309,29 +303,7 @@ static void drain(struct server *s, struct hcache *h, int seconds)
 
 static int load(const struct serve_args *a, struct hcache **h, struct hcache_err *err)
 {
-    bool memory = store_is_memory(&a->store);
-    struct hcache_opts o = {.model = a->model,
-                            .device = a->device,
-                            .dtype = a->dtype,
-                            .weights = a->weights,
-                            .threads = a->threads,
-                            .tensor_parallel = a->tensor_parallel,
-                            .pipeline_parallel = a->pipeline_parallel,
-                            .batch_rows = a->batch_rows,
-                            .max_context = a->max_context,
-                            .max_sequences = a->max_sequences,
-                            .kv_tokens = (int64_t)a->kv_tokens,
-                            .no_reuse = a->no_reuse,
-                            .store = memory ? NULL : a->store.items,
-                            .n_store = memory ? 0 : a->store.n,
-                            .store_in_memory = memory,
-                            .store_cap_bytes = a->store_cap,
-                            .salt_quota_bytes = a->salt_quota,
-                            .throttle_bytes_per_s = a->throttle,
-                            .gpu_direct = a->gpu_direct,
-                            .save_buffer_bytes = a->save_buffer,
-                            .verbose = true};
-    int rc = hcache_open(&o, h, err);
+    int rc = hcache_open(&a->engine.o, h, err);
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
 }
 
@@ -347,8 +319,8 @@ static int open_conversations(const struct serve_args *a, struct conversations *
     *out = NULL;
     if (o.path != NULL && strcmp(o.path, "none") == 0)
         return 0;
-    if (o.path == NULL && store_is_on_disk(&a->store)) {
-        snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->store.items[0]);
+    if (o.path == NULL && a->engine.o.n_store > 0) {
+        snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
         o.path = path;
     }
     return conversations_open(&o, out, err);
@@ -367,10 +339,10 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
     struct conversations *conversations = NULL;
     struct err err = {0};
     struct hcache_err herr = {0};
-    char *name = a->name != NULL ? strdup(a->name) : name_of(a->model);
+    char *name = a->name != NULL ? strdup(a->name) : name_of(a->engine.o.model);
     char answers[4096];
-    bool on_disk = store_is_on_disk(&a->store);
-    snprintf(answers, sizeof answers, "%s/answers", on_disk ? a->store.items[0] : "");
+    bool on_disk = a->engine.o.n_store > 0;
+    snprintf(answers, sizeof answers, "%s/answers", on_disk ? a->engine.o.store[0] : "");
     struct server_opts so = {.host = a->host,
                              .port = a->port,
                              .model_name = name,
@@ -387,7 +359,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .plan_strict = a->plan_strict,
                              .plain_chat = a->plain_chat,
                              .answers = on_disk ? answers : NULL,
-                             .salt_quota_bytes = a->salt_quota};
+                             .salt_quota_bytes = a->engine.o.salt_quota_bytes};
     int code = 0, rc = server_start(&so, &s, &err);
     if (rc != 0)
         code = fail(rc, err.msg);
@@ -426,9 +398,10 @@ int cmd_serve(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
+    a.engine.o.verbose = true;
     if (a.verbose)
         log_set_level(LOG_INFO);
-    int rc = store_check(&a.store, &err);
+    int rc = engine_args_finish(&a.engine, &err);
     if (rc == 0)
         rc = read_keys(&a, &keys, &err);
     if (rc != 0) {

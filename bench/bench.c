@@ -13,10 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "apps/store_option.h"
-
 const struct opt bench_positionals[] = {
-    {"MODEL", OPT(struct bench_common, model), .def = "synth:bench-220m",
+    {"MODEL", OPT(struct bench_common, engine.o.model), .def = "synth:bench-220m",
      .help = "a model folder or synth:SHAPE"},
     {0},
 };
@@ -68,13 +66,11 @@ static void sweep(const char *base)
         closedir(d);
 }
 
-int bench_place_open(struct bench_place *p, const struct bench_common *a, struct err *err)
+int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *err)
 {
     *p = (struct bench_place){0};
-    if (store_is_on_disk(&a->store))
-        *p = (struct bench_place){.dirs = a->store.items, .n_dirs = a->store.n};
-    if (a->store.n > 0)
-        return store_check(&a->store, err);
+    if (e->store.n > 0)
+        return engine_args_finish(e, err);
     const char *base = getenv("TMPDIR");
     if (base == NULL || base[0] == 0)
         base = "/var/tmp"; /* /tmp may be memory */
@@ -91,8 +87,8 @@ int bench_place_open(struct bench_place *p, const struct bench_common *a, struct
     struct stat st;
     p->lock_fd = lock_dir(p->temp, &st);
     p->temp_dir = p->temp;
-    p->dirs = &p->temp_dir;
-    p->n_dirs = 1;
+    e->o.store = &p->temp_dir;
+    e->o.n_store = 1;
     return 0;
 }
 

@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#include "apps/compute_options.h"
+#include "apps/engine_options.h"
 #include "base/opt.h"
 
 int bench_device(int argc, char **argv);
@@ -22,9 +22,7 @@ int bench_save(int argc, char **argv);
 
 /* The first member of such a benchmark's own arguments. */
 struct bench_common {
-    const char *model, *device, *dtype;
-    struct opt_list store;
-    int threads, tensor_parallel, pipeline_parallel, batch_rows;
+    struct engine_args engine;
 };
 
 extern const struct opt bench_positionals[]; /* MODEL */
@@ -32,8 +30,8 @@ extern const struct opt bench_positionals[]; /* MODEL */
 /* Rows of its option table. */
 /* clang-format off */
 #define BENCH_OPT_STORE                                                                    \
-    {"store", OPT(struct bench_common, store), .arg = "DIR[,DIR...]",                      \
-     .help = "where to keep the state; \"memory\" for DRAM; a temporary folder by default"}
+    OPT_STORE(struct bench_common,                                                         \
+              "where to keep the state; \"memory\" for DRAM; a temporary folder by default")
 #define BENCH_OPT_DEVICE   OPT_DEVICE(struct bench_common)
 #define BENCH_OPT_DTYPE    OPT_DTYPE(struct bench_common)
 #define BENCH_OPT_THREADS  OPT_THREADS(struct bench_common)
@@ -47,9 +45,10 @@ enum { BENCH_MAX_TOKENS = 1 << 20 };
 /* --- the table of a device: bench device, bench kernels ------------------------------------------- */
 
 struct device_table {
-    const char *device, *dtype, *csv;
+    struct engine_args engine; /* the device, its dtype, threads and ranks */
+    const char *csv;
     const char *only; /* rows whose kind and shape contain it; NULL: all */
-    int threads, tensor_parallel, pipeline_parallel, runs, tokens, width;
+    int runs, tokens, width;
 };
 /* Measures what the device can do at most, prints that, and then each operation as a share of it. */
 int device_table_run(const struct device_table *o, struct err *err);
@@ -59,15 +58,13 @@ int device_table_run(const struct device_table *o, struct err *err);
 /* The folders of --store, none for "memory", or a temporary one (in TMPDIR, or /var/tmp), which bench_place_close
  * removes with what is in it; where a signal is quicker, the next benchmark does. */
 struct bench_place {
-    const char *const *dirs; /* NULL: in memory */
-    int n_dirs;
     char temp[256]; /* "": the folders are the user's */
     const char *temp_dir;
     int lock_fd; /* of the temporary one, as long as it is in use; -1 */
 };
 
-/* *p must stay where it is. The options of `a` must outlive it. */
-int bench_place_open(struct bench_place *p, const struct bench_common *a, struct err *err);
+/* Puts them into e->o, which points into *p and e->store from then on. Returns 0 or an error. */
+int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *err);
 void bench_place_close(struct bench_place *p);
 
 /* --- numbers, ends and figures --------------------------------------------------------------------------- */

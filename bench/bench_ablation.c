@@ -265,7 +265,7 @@ static int figure_11_bandwidth(struct ablation *b, struct err *err)
         "over "
         "KV offload with one SSD per GPU, 1.33 to 1.81x with more; 2.3 to 6.1x over "
         "recompute.",
-        b->a->tokens, b->a->common.model);
+        b->a->tokens, b->a->common.engine.o.model);
     for (int s = 0; s < 2; s++) {
         int rc = 0;
         for (int g = 0; rc == 0 && g < 4; g++) {
@@ -339,7 +339,7 @@ static int balance(struct ablation *b, struct err *err)
         fprintf(b->csv, "6.1.3,modelled,%s:%s,1024,balance,%.1f,,,,,\n", rows[i].platform,
                 rows[i].shape, gb * 1e3);
     }
-    report_row(&b->r, "%s here (measured)\t%.3f\t", b->a->common.model,
+    report_row(&b->r, "%s here (measured)\t%.3f\t", b->a->common.engine.o.model,
                platform_balance_bytes_per_s(&b->lab.platform, 1024) * 1e-9);
     report_table_end(&b->r);
     report_text(
@@ -500,13 +500,13 @@ static void describe(struct ablation *b)
 {
     char line[400];
     stack_describe(&b->lab.k, line, sizeof line);
-    printf("%s, %s\n%s\n", b->a->common.model, b->lab.platform.machine, line);
+    printf("%s, %s\n%s\n", b->a->common.engine.o.model, b->lab.platform.machine, line);
     report_text(
         &b->r,
         "%s on %s, %s. %s. Medians of %d rounds in which the methods take turns; "
         "recomputation once. While the profile was measured, %.0f %% of the processors "
         "were ours.",
-        b->a->common.model, b->lab.platform.machine, b->lab.platform.date, line,
+        b->a->common.engine.o.model, b->lab.platform.machine, b->lab.platform.date, line,
         b->a->rounds, b->lab.platform.cpu_share * 100);
 }
 
@@ -548,7 +548,7 @@ static int parse_lengths(struct ablation *b, struct err *err)
 }
 
 /* All that can be known to be wrong before anything is measured; reads --save-csv. */
-static int check_args(struct ablation *b, const struct bench_place *place, struct err *err)
+static int check_args(struct ablation *b, struct err *err)
 {
     const struct ablation_args *a = b->a;
     int rc = check_figures(a, err);
@@ -556,7 +556,7 @@ static int check_args(struct ablation *b, const struct bench_place *place, struc
         rc = parse_lengths(b, err);
     if (rc == 0 && a->save_csv != NULL)
         rc = save_figure_read(&b->saving, a->save_csv, err);
-    if (rc == 0 && needs_lab(a) && place->dirs == NULL)
+    if (rc == 0 && needs_lab(a) && a->common.engine.o.store_in_memory)
         rc = err_set(
             err, ERR_USAGE,
             "the store is throttled, and one in memory cannot be: give a --store in "
@@ -564,19 +564,10 @@ static int check_args(struct ablation *b, const struct bench_place *place, struc
     return rc;
 }
 
-static int measure(struct ablation *b, const struct bench_place *place, struct err *err)
+static int measure(struct ablation *b, struct err *err)
 {
     const struct ablation_args *a = b->a;
-    struct lab_opts o = {.model = a->common.model,
-                         .device = a->common.device,
-                         .dtype = a->common.dtype,
-                         .threads = a->common.threads,
-                         .tensor_parallel = a->common.tensor_parallel,
-                         .pipeline_parallel = a->common.pipeline_parallel,
-                         .batch_rows = a->common.batch_rows,
-                         .dirs = place->dirs,
-                         .n_dirs = place->n_dirs,
-                         .staging_bytes = (uint64_t)64 << 20,
+    struct lab_opts o = {.engine = a->common.engine.o,
                          .effort = PROFILE_FULL,
                          .max_chunks = b->longest / STORE_CHUNK_TOKENS};
     if (!needs_lab(a))
@@ -592,11 +583,10 @@ static int measure(struct ablation *b, const struct bench_place *place, struct e
     return rc;
 }
 
-static int run(const struct ablation_args *a, const struct bench_place *place,
-               struct err *err)
+static int run(const struct ablation_args *a, struct err *err)
 {
     struct ablation b = {.a = a};
-    int rc = check_args(&b, place, err);
+    int rc = check_args(&b, err);
     if (rc != 0)
         return rc;
     b.csv = fopen(a->csv, "w");
@@ -605,7 +595,7 @@ static int run(const struct ablation_args *a, const struct bench_place *place,
     rc = report_open(&b.r, a->html,
                      "hcache: the HCache paper's figures at this machine's scale", err);
     if (rc == 0) {
-        rc = measure(&b, place, err);
+        rc = measure(&b, err);
         int rc2 = report_close(&b.r, rc == 0 ? err : NULL);
         rc = rc != 0 ? rc : rc2;
     }
@@ -625,9 +615,9 @@ int bench_ablation(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     struct bench_place place;
-    int rc = bench_place_open(&place, &a.common, &err);
+    int rc = bench_place_open(&place, &a.common.engine, &err);
     if (rc == 0)
-        rc = run(&a, &place, &err);
+        rc = run(&a, &err);
     bench_place_close(&place);
     opt_end(parsed);
     return bench_end("ablation", rc, &err);

@@ -69,7 +69,7 @@ static const char *const names[] = {"alone", "alone2", "prefill", "restore", "ne
 enum { MAX_GAPS = 1 << 18, DECODER_PROMPT = 64, WARM_STEPS = 8 };
 
 struct lab {
-    const struct beside_args *a;
+    struct beside_args *a;
     struct bench_place place;
     struct stack k;
     enum window now;
@@ -308,28 +308,20 @@ static int report(struct lab *b, struct err *err)
 
 static int open_lab(struct lab *b, struct err *err)
 {
-    const struct beside_args *a = b->a;
+    struct beside_args *a = b->a;
     int context = (a->prompt + 64) / 64 * 64 + 64;
     int steps = DECODER_PROMPT + WARM_STEPS + a->alone + a->prompt;
-    struct stack_opts o = {.model = a->common.model,
-                           .device = a->common.device,
-                           .dtype = a->common.dtype,
-                           .threads = a->common.threads,
-                           .tensor_parallel = a->common.tensor_parallel,
-                           .pipeline_parallel = a->common.pipeline_parallel,
-                           .batch_rows = a->common.batch_rows,
-                           .max_context = context > steps ? context : steps,
-                           .max_sequences = a->decodes + 1,
-                           .kv_tokens = context + (int64_t)a->decodes * (steps + 64),
-                           .save_buffer_bytes = (size_t)1 << 30,
-                           .cap_bytes = (uint64_t)8 << 30};
     for (int w = 0; w < N_WINDOWS; w++)
         b->gap_ms[w] = xcalloc(MAX_GAPS, sizeof(double));
     b->decoder = xcalloc((size_t)a->decodes, sizeof *b->decoder);
-    int rc = bench_place_open(&b->place, &a->common, err);
-    o.dirs = b->place.dirs;
-    o.n_dirs = b->place.n_dirs;
-    o.in_memory = o.dirs == NULL;
+    int rc = bench_place_open(&b->place, &a->common.engine, err);
+    struct stack_opts o = {.user = a->common.engine.o};
+    o.user.max_context = context > steps ? context : steps;
+    o.user.max_sequences = a->decodes + 1;
+    o.user.kv_tokens = (uint64_t)context + (uint64_t)a->decodes * (uint64_t)(steps + 64);
+    o.user.save_buffer_bytes = (size_t)1 << 30;
+    o.user.store_cap_bytes = (uint64_t)8 << 30;
+    o.user.no_reuse = true;
     return rc == 0 ? stack_open(&o, &b->k, err) : rc;
 }
 

@@ -26,16 +26,16 @@
 #include "tensor/group.h"
 
 static const struct opt device_options[] = {
-    {"device", OPT(struct device_table, device), .choices = compute_devices, .def = "cpu",
-     .help = "what computes"},
-    {"dtype", OPT(struct device_table, dtype), .choices = compute_dtypes, .def = "bf16",
-     .help = "of weights and state"},
+    {"device", OPT(struct device_table, engine.o.device), .choices = engine_devices,
+     .def = "cpu", .help = "what computes"},
+    {"dtype", OPT(struct device_table, engine.o.dtype), .choices = engine_dtypes,
+     .def = "bf16", .help = "of weights and state"},
     {"only", OPT(struct device_table, only), .arg = "TEXT",
      .help = "only rows whose kind and shape, as printed, contain TEXT"},
     {"csv", OPT(struct device_table, csv), .arg = "FILE",
      .help = "also write the results there"},
-    {"threads", OPT(struct device_table, threads), .arg = "N", .def = "2", .min = 1,
-     .max = 256, .help = "of a CPU"},
+    {"threads", OPT(struct device_table, engine.o.threads), .arg = "N", .def = "2",
+     .min = 1, .max = 256, .help = "of a CPU"},
     OPT_PARALLEL(struct device_table),
     {"runs", OPT(struct device_table, runs), .arg = "N", .def = "9", .min = 1, .max = 999,
      .help = "of which the median is told"},
@@ -666,7 +666,7 @@ static int run_all(struct bench *b, struct err *err)
 static int run_on(struct bench *b, struct device *d, struct err *err)
 {
     enum dtype t = DTYPE_BF16;
-    int rc = dtype_parse(b->o->dtype, &t);
+    int rc = dtype_parse(b->o->engine.o.dtype, &t);
     if (rc == 0)
         rc = rig_open(d, t, &b->rig, err);
     if (rc == 0)
@@ -692,9 +692,10 @@ int device_table_run(const struct device_table *o, struct err *err)
         fprintf(b.csv, "device,dtype,kind,shape,median_ms,min_ms,max_ms,rate,unit,share,"
                        "ceiling\n");
     struct pool *pool = NULL;
-    int rc = pool_create(o->threads, &pool, err);
+    int rc = pool_create(o->engine.o.threads, &pool, err);
     if (rc == 0)
-        rc = group_open(o->device, o->tensor_parallel, o->pipeline_parallel, pool, &d, err);
+        rc = group_open(o->engine.o.device, o->engine.o.tensor_parallel,
+                        o->engine.o.pipeline_parallel, pool, &d, err);
     if (rc == 0)
         rc = run_on(&b, d, err);
     device_close(d);

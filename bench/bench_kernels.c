@@ -25,25 +25,25 @@
 struct bench_args {
     const char *csv;
     const char *only;
-    const char *device, *dtype;
-    int threads, tensor_parallel, pipeline_parallel, tokens, width;
+    struct engine_args engine; /* the device, its dtype, threads and ranks */
+    int tokens, width;
     double seconds;
 };
 
 static const struct opt bench_options[] = {
-    {"device", OPT(struct bench_args, device), .choices = compute_devices, .def = "cpu",
-     .help = "whose kernels"},
+    {"device", OPT(struct bench_args, engine.o.device), .choices = engine_devices,
+     .def = "cpu", .help = "whose kernels"},
     {"csv", OPT(struct bench_args, csv), .arg = "FILE",
      .help = "also write the results there"},
     {"only", OPT(struct bench_args, only), .arg = "TEXT",
      .help = "only kernels whose name and shape, as printed, contain TEXT"},
-    {"threads", OPT(struct bench_args, threads), .arg = "N", .def = "2", .min = 1,
+    {"threads", OPT(struct bench_args, engine.o.threads), .arg = "N", .def = "2", .min = 1,
      .max = 256, .help = "measure 1 and N threads"},
     OPT_PARALLEL(struct bench_args),
     {"seconds", OPT(struct bench_args, seconds), .arg = "S", .def = "0.3", .lo = 0.01,
      .hi = 60, .help = "time of each measurement"},
-    {"dtype", OPT(struct bench_args, dtype), .choices = compute_dtypes, .def = "bf16",
-     .help = "of weights and state; of the cpu device all are measured"},
+    {"dtype", OPT(struct bench_args, engine.o.dtype), .choices = engine_dtypes,
+     .def = "bf16", .help = "of weights and state; of the cpu device all are measured"},
     {"tokens", OPT(struct bench_args, tokens), .arg = "N", .def = "4096", .min = 64,
      .max = 65536, .help = "history of attention; of the cpu device it is fixed"},
     {"width", OPT(struct bench_args, width), .arg = "N", .def = "4096", .min = 256,
@@ -475,8 +475,8 @@ static int bench_all(struct bench *b, struct err *err)
     b->blas = blas_open();
     printf("OpenBLAS: %s\n", b->blas ? blas_core() : "not installed");
     int rc = bench_on(b, 1, err);
-    if (rc == 0 && b->args.threads > 1)
-        rc = bench_on(b, b->args.threads, err);
+    if (rc == 0 && b->args.engine.o.threads > 1)
+        rc = bench_on(b, b->args.engine.o.threads, err);
     mem_unmap(b->cold, COLD_BYTES);
     if (b->csv != NULL)
         fclose(b->csv);
@@ -485,13 +485,9 @@ static int bench_all(struct bench *b, struct err *err)
 
 static int bench_other(const struct bench_args *a, struct err *err)
 {
-    const struct device_table o = {.device = a->device,
-                                   .dtype = a->dtype,
+    const struct device_table o = {.engine = a->engine,
                                    .csv = a->csv,
                                    .only = a->only,
-                                   .threads = a->threads,
-                                   .tensor_parallel = a->tensor_parallel,
-                                   .pipeline_parallel = a->pipeline_parallel,
                                    .runs = 9,
                                    .tokens = a->tokens,
                                    .width = a->width};
@@ -506,8 +502,8 @@ int bench_kernels(int argc, char **argv)
     int code;
     if (!opt_begin(&bench_cmd, argc, argv, &b.args, &parsed, &code))
         return code;
-    bool one_cpu = strcmp(b.args.device, "cpu") == 0 &&
-                   b.args.tensor_parallel * b.args.pipeline_parallel == 1;
+    bool one_cpu = strcmp(b.args.engine.o.device, "cpu") == 0 &&
+                   b.args.engine.o.tensor_parallel * b.args.engine.o.pipeline_parallel == 1;
     int rc = one_cpu ? bench_all(&b, &err) : bench_other(&b.args, &err);
     if (rc != 0)
         fprintf(stderr, "hcache bench kernels: %s\n", err.msg);

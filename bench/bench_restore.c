@@ -20,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "apps/store_option.h"
 #include "base/opt.h"
 #include "bench/bench.h"
 #include "bench/restore_lab.h"
@@ -28,11 +27,11 @@
 
 struct restore_args {
     struct bench_common common; /* the first */
-    const char *weights, *csv, *as;
+    const char *csv, *as;
     struct opt_list lengths, methods;
     int rounds, sweep, skip;
-    const char *gpu_direct;
-    uint64_t throttle, staging, seed;
+    uint64_t throttle,
+        seed; /* lab_throttle slows reads down after the platform is measured */
 };
 
 static const struct opt options[] = {
@@ -50,19 +49,19 @@ static const struct opt options[] = {
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
-    OPT_WEIGHTS(struct restore_args),
+    OPT_WEIGHTS(struct bench_common),
     BENCH_OPT_THREADS,
     BENCH_OPT_PARALLEL,
     BENCH_OPT_BATCH,
     {"throttle", OPT(struct restore_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "slow the store's reads down"},
-    OPT_GPU_DIRECT(struct restore_args),
+    OPT_GPU_DIRECT(struct bench_common),
     {"as", OPT(struct restore_args, as), .arg = "NAME[:SHAPE]",
      .help =
          "throttle the store until projecting and reading a hidden state are in the ratio "
          "that they have on this platform of hcache plan, with this model (llama-2-7b)"},
-    {"staging", OPT(struct restore_args, staging), .arg = "BYTES", .def = "64M",
-     .help = "staging memory of a restore"},
+    {"staging", OPT(struct bench_common, engine.o.staging_bytes), .arg = "BYTES",
+     .def = "64M", .help = "staging memory of a restore"},
     {"sweep", OPT(struct restore_args, sweep), .arg = "N", .def = "0", .min = 0,
      .max = 1000,
      .help = "run N random cases (length, throttle, file or DRAM): auto against the best "
@@ -289,7 +288,7 @@ static void describe(const struct restore_args *a, const struct lab *lab)
 {
     char line[400];
     stack_describe(&lab->k, line, sizeof line);
-    printf("%s, %s\n%s\n", a->common.model, lab->platform.machine, line);
+    printf("%s, %s\n%s\n", a->common.engine.o.model, lab->platform.machine, line);
 }
 
 static int run_sweep(struct bench *b, const struct lab_opts *o, struct err *err)
@@ -303,9 +302,10 @@ static int run_sweep(struct bench *b, const struct lab_opts *o, struct err *err)
     struct lab_opts memory = *o;
     struct lab dram;
     int n_broken = 0;
-    memory.dirs = NULL;
-    memory.n_dirs = 0;
-    if (o->dirs == NULL)
+    memory.engine.store = NULL;
+    memory.engine.n_store = 0;
+    memory.engine.store_in_memory = true;
+    if (o->engine.n_store == 0)
         return err_set(err, ERR_USAGE,
                        "--sweep needs a --store in a folder: it adds DRAM itself");
     int rc = lab_open(&dram, &memory, err);
@@ -318,23 +318,11 @@ static int run_sweep(struct bench *b, const struct lab_opts *o, struct err *err)
     return rc;
 }
 
-static int run(const struct restore_args *a, const struct bench_place *place,
-               struct err *err)
+static int run(const struct restore_args *a, struct err *err)
 {
     struct lab lab;
     struct bench b = {.a = a, .lab = &lab};
-    struct lab_opts o = {.model = a->common.model,
-                         .device = a->common.device,
-                         .dtype = a->common.dtype,
-                         .weights = a->weights,
-                         .threads = a->common.threads,
-                         .tensor_parallel = a->common.tensor_parallel,
-                         .pipeline_parallel = a->common.pipeline_parallel,
-                         .batch_rows = a->common.batch_rows,
-                         .dirs = place->dirs,
-                         .n_dirs = place->n_dirs,
-                         .staging_bytes = a->staging,
-                         .gpu_direct = a->gpu_direct};
+    struct lab_opts o = {.engine = a->common.engine.o};
     int chunks[MAX_LENGTHS];
     int rc = parse_lengths(a, chunks, &o.max_chunks, err);
     if (rc != 0)
@@ -361,9 +349,9 @@ int bench_restore(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     struct bench_place place;
-    int rc = bench_place_open(&place, &a.common, &err);
+    int rc = bench_place_open(&place, &a.common.engine, &err);
     if (rc == 0)
-        rc = run(&a, &place, &err);
+        rc = run(&a, &err);
     bench_place_close(&place);
     opt_end(parsed);
     return bench_end("restore", rc, &err);

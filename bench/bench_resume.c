@@ -21,7 +21,6 @@ struct resume_args {
     struct bench_common common; /* the first */
     const char *plan, *csv;
     int history, n_new, decodes, rounds;
-    uint64_t throttle;
 };
 
 static const struct opt options[] = {
@@ -41,8 +40,7 @@ static const struct opt options[] = {
     BENCH_OPT_THREADS,
     BENCH_OPT_PARALLEL,
     BENCH_OPT_BATCH,
-    {"throttle", OPT(struct resume_args, throttle), .arg = "BYTES_PER_S", .def = "0",
-     .help = "slow the store's reads down"},
+    OPT_THROTTLE(struct bench_common),
     {"csv", OPT(struct resume_args, csv), .arg = "FILE",
      .help = "write both tables as CSV too"},
     {0},
@@ -137,9 +135,10 @@ static void print_way(const struct lab *b, struct way *w)
 {
     if (b->csv != NULL)
         fprintf(b->csv, "%d,%d,%.1f,%s,%s,%d,%.3f,%.3f,%.3f,%.4f,,,\n", b->n_history,
-                b->a->n_new, (double)b->a->throttle * 1e-6, w->name, w->layers, w->n,
-                bench_median(w->predicted_ms, w->n), bench_median(w->ttft_ms, w->n),
-                bench_median(w->restore_ms, w->n), bench_median(w->bubble, w->n));
+                b->a->n_new, (double)b->a->common.engine.o.throttle_bytes_per_s * 1e-6,
+                w->name, w->layers, w->n, bench_median(w->predicted_ms, w->n),
+                bench_median(w->ttft_ms, w->n), bench_median(w->restore_ms, w->n),
+                bench_median(w->bubble, w->n));
     printf("%7d %6d  %-14s %-26.26s %10.1f %10.1f %10.1f %10.1f %8.3f\n", b->n_history,
            b->a->n_new, w->name, w->layers, bench_median(w->predicted_ms, w->n),
            bench_median(w->ttft_ms, w->n), bench_quantile(w->ttft_ms, w->n, 0),
@@ -215,8 +214,9 @@ static void print_steps(struct lab *b, const char *name, struct steps *s)
 {
     if (b->csv != NULL)
         fprintf(b->csv, "%d,,%.1f,%s,,%d,,,,,%.3f,%.3f,%.3f\n", b->n_history,
-                (double)b->a->throttle * 1e-6, name, s->n, bench_quantile(s->ms, s->n, 0.5),
-                bench_quantile(s->ms, s->n, 0.9), bench_quantile(s->ms, s->n, 0.99));
+                (double)b->a->common.engine.o.throttle_bytes_per_s * 1e-6, name, s->n,
+                bench_quantile(s->ms, s->n, 0.5), bench_quantile(s->ms, s->n, 0.9),
+                bench_quantile(s->ms, s->n, 0.99));
     printf("%-22s %8d %10.2f %10.2f %10.2f %10.2f\n", name, s->n,
            bench_quantile(s->ms, s->n, 0.5), bench_quantile(s->ms, s->n, 0.9),
            bench_quantile(s->ms, s->n, 0.99), bench_quantile(s->ms, s->n, 1));
@@ -278,26 +278,17 @@ static int run_beside(struct lab *b, struct err *err)
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
-static int open_lab(struct lab *b, const struct bench_place *place, struct err *err)
+static int open_lab(struct lab *b, struct err *err)
 {
     struct resume_args *a = b->a;
     b->n_history = a->history / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS;
     int n = b->n_history + a->n_new + 2;
-    struct stack_opts o = {.model = a->common.model,
-                           .device = a->common.device,
-                           .dtype = a->common.dtype,
-                           .threads = a->common.threads,
-                           .tensor_parallel = a->common.tensor_parallel,
-                           .pipeline_parallel = a->common.pipeline_parallel,
-                           .batch_rows = a->common.batch_rows,
-                           .max_context = n < 8192 ? 8192 : n,
-                           .kv_tokens = n + (int64_t)a->decodes * 8192,
-                           .max_sequences = a->decodes + 1,
-                           .throttle_bytes_per_s = a->throttle,
-                           .dirs = place->dirs,
-                           .n_dirs = place->n_dirs,
-                           .in_memory = place->dirs == NULL};
-    if (o.in_memory && a->throttle > 0)
+    struct stack_opts o = {.user = a->common.engine.o};
+    o.user.max_context = n < 8192 ? 8192 : n;
+    o.user.kv_tokens = (uint64_t)n + (uint64_t)a->decodes * 8192;
+    o.user.max_sequences = a->decodes + 1;
+    o.user.no_reuse = true;
+    if (o.user.store_in_memory && a->common.engine.o.throttle_bytes_per_s > 0)
         return err_set(err, ERR_USAGE,
                        "a store in memory cannot be throttled: give a --store in a folder");
     int rc = stack_open(&o, &b->k, err);
@@ -330,11 +321,11 @@ int bench_resume(int argc, char **argv)
         return code;
     struct bench_place place;
     struct lab b = {.a = &a};
-    int rc = bench_place_open(&place, &a.common, &err);
+    int rc = bench_place_open(&place, &a.common.engine, &err);
     if (rc == 0 && a.csv != NULL)
         rc = open_csv(&b, &err);
     if (rc == 0)
-        rc = open_lab(&b, &place, &err);
+        rc = open_lab(&b, &err);
     if (rc == 0)
         rc = run_alone(&b, &err);
     if (rc == 0 && a.decodes > 0)

@@ -34,15 +34,13 @@ struct save_args {
     const char *csv, *save;
     struct opt_list batches, arms;
     int rounds, steps, context;
-    uint64_t store_cap, save_buffer;
 };
 
 static const struct opt options[] = {
     BENCH_OPT_STORE,
-    {"store-cap", OPT(struct save_args, store_cap), .arg = "BYTES", .def = "2G",
-     .help = "bound on the store"},
-    {"save-buffer", OPT(struct save_args, save_buffer), .arg = "BYTES", .def = "0",
-     .help = "memory for chunks on their way to the store; 0 is 256 MiB"},
+    {"store-cap", OPT(struct bench_common, engine.o.store_cap_bytes), .arg = "BYTES",
+     .def = "2G", .help = "bound on the store"},
+    OPT_SAVE_BUFFER(struct bench_common),
     {"batches", OPT(struct save_args, batches), .arg = "N[,N...]", .def = "1,2,4,8,16,32",
      .help = "sequences that decode at once"},
     {"arms", OPT(struct save_args, arms), .arg = "ARM[,ARM...]",
@@ -480,8 +478,8 @@ static int run(struct lab *b, const char *dir, struct err *err)
     char line[400];
     stack_describe(&b->k, line, sizeof line);
     printf("%s, %s\n%s\nsaving %s, context %d, windows of %d steps, %d rounds\n\n",
-           b->a->common.model, b->k.platform.machine, line, b->a->save, b->a->context,
-           b->a->steps, b->a->rounds);
+           b->a->common.engine.o.model, b->k.platform.machine, line, b->a->save,
+           b->a->context, b->a->steps, b->a->rounds);
     printf("%5s  %-7s %6s %9s %9s %9s %9s %9s %9s %9s %5s\n", "batch", "arm", "steps",
            "TBT ms", "p99 ms", "mean ms", "median %", "paired %", "p99 %", "MB/s", "shed");
     if (b->csv != NULL)
@@ -512,22 +510,11 @@ static void cleanup(struct lab *b)
     stack_close(&b->k);
 }
 
-static int open_lab(struct lab *b, const struct bench_place *place, struct err *err)
+static int open_lab(struct lab *b, struct err *err)
 {
     struct save_args *a = b->a;
-    struct stack_opts so = {.model = a->common.model,
-                            .device = a->common.device,
-                            .dtype = a->common.dtype,
-                            .threads = a->common.threads,
-                            .tensor_parallel = a->common.tensor_parallel,
-                            .pipeline_parallel = a->common.pipeline_parallel,
-                            .batch_rows = a->common.batch_rows,
-                            .dirs = place->dirs,
-                            .n_dirs = place->n_dirs,
-                            .in_memory = place->dirs == NULL,
-                            .cap_bytes = a->store_cap,
-                            .save_buffer_bytes = a->save_buffer,
-                            .no_profile = true};
+    struct stack_opts so = {.user = a->common.engine.o, .no_profile = true};
+    so.user.no_reuse = true;
     if (a->csv != NULL) {
         b->csv = fopen(a->csv, "w");
         if (b->csv == NULL)
@@ -547,11 +534,12 @@ int bench_save(int argc, char **argv)
     struct bench_place place;
     struct lab *b = xcalloc(1, sizeof *b);
     b->a = &a;
-    int rc = bench_place_open(&place, &a.common, &err);
+    int rc = bench_place_open(&place, &a.common.engine, &err);
     if (rc == 0)
-        rc = open_lab(b, &place, &err);
+        rc = open_lab(b, &err);
     if (rc == 0)
-        rc = run(b, place.dirs != NULL ? place.dirs[0] : NULL, &err);
+        rc = run(b, a.common.engine.o.n_store > 0 ? a.common.engine.o.store[0] : NULL,
+                 &err);
     cleanup(b);
     free(b);
     bench_place_close(&place);

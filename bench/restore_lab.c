@@ -105,10 +105,10 @@ static int make_restorer(struct lab *b, const struct lab_opts *o, struct err *er
                                .pool = b->pool,
                                .work = b->work,
                                .stream = b->stream,
-                               .staging_bytes = o->staging_bytes,
+                               .staging_bytes = stack_staging_bytes(&b->k),
                                .max_tokens = b->max_chunks * STORE_CHUNK_TOKENS + 1};
     if (rc == 0)
-        rc = restore_direct_parse(o->gpu_direct, &ro.direct, err);
+        rc = restore_direct_parse(o->engine.gpu_direct, &ro.direct, err);
     return rc == 0 ? restorer_create(&ro, &b->restorer, err) : rc;
 }
 
@@ -162,24 +162,16 @@ static int context_for(const struct lab_opts *o)
 {
     struct model_config c;
     int n = o->max_chunks * STORE_CHUNK_TOKENS + 1;
-    bool synth = strncmp(o->model, "synth:", 6) == 0;
-    return synth && config_shape(&c, o->model + 6, NULL) == 0 && c.max_ctx < n ? n : 0;
+    bool synth = strncmp(o->engine.model, "synth:", 6) == 0;
+    return synth && config_shape(&c, o->engine.model + 6, NULL) == 0 && c.max_ctx < n ? n
+                                                                                      : 0;
 }
 
 int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
 {
-    struct stack_opts so = {.model = o->model,
-                            .device = o->device,
-                            .dtype = o->dtype,
-                            .weights = o->weights,
-                            .threads = o->threads,
-                            .tensor_parallel = o->tensor_parallel,
-                            .pipeline_parallel = o->pipeline_parallel,
-                            .batch_rows = o->batch_rows,
-                            .max_context = context_for(o),
-                            .dirs = o->dirs,
-                            .n_dirs = o->n_dirs,
-                            .in_memory = o->dirs == NULL};
+    struct stack_opts so = {.user = o->engine};
+    so.user.max_context = context_for(o);
+    so.user.no_reuse = true;
     *b = (struct lab){.max_chunks = o->max_chunks};
     int rc = stack_open(&so, &b->k, err);
     if (rc == 0)
@@ -191,7 +183,7 @@ int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
     if (rc == 0)
         rc = find_context(b, err);
     if (rc == 0)
-        rc = make_reader(b, o->staging_bytes, err);
+        rc = make_reader(b, stack_staging_bytes(&b->k), err);
     return rc == 0 ? measure_platform(b, o->effort, err) : rc;
 }
 

@@ -15,12 +15,7 @@
 #include "state/restore.h"
 
 struct lab_opts {
-    const char *model, *device, *dtype, *weights; /* as in stack.h */
-    int threads, tensor_parallel, pipeline_parallel, batch_rows;
-    const char *const *dirs; /* NULL: in memory */
-    int n_dirs;
-    const char *gpu_direct; /* as in hcache.h */
-    uint64_t staging_bytes;
+    struct hcache_opts engine;
     enum profile_effort effort; /* of measuring the platform that plans are made from */
     int max_chunks;             /* of the context */
 };

@@ -65,10 +65,10 @@ struct hcache_opts {
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */
     int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
     int batch_rows; /* tokens of one forward pass at most, 512 to 16384; 0: what suits the device */
-    int max_context;   /* tokens; 0: the model's own */
-    int max_sequences; /* at once; 0: 1 */
-    int64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
-    bool no_reuse;     /* what is left in the KV cache is not used again */
+    int max_context;    /* tokens; 0: the model's own */
+    int max_sequences;  /* at once; 0: 1 */
+    uint64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
+    bool no_reuse;      /* what is left in the KV cache is not used again */
 
     const char *const *store; /* directories, one per device; n_store 0: no store */
     int n_store;

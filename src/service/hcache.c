@@ -84,9 +84,9 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     if (o->max_context < 0)
         return err_set(err, ERR_USAGE, "max_context is %d; it must not be negative",
                        o->max_context);
-    if (o->kv_tokens < 0)
-        return err_set(err, ERR_USAGE, "kv_tokens is %lld; it must not be negative",
-                       (long long)o->kv_tokens);
+    if (o->kv_tokens > INT64_MAX)
+        return err_set(err, ERR_USAGE, "kv_tokens is %llu; it must be at most %lld",
+                       (unsigned long long)o->kv_tokens, (long long)INT64_MAX);
     if (o->n_store < 0 || (o->n_store > 0 && o->store == NULL) ||
         (o->n_store > 0 && o->store_in_memory))
         return err_set(err, ERR_USAGE, "a store is in directories or in memory, not both");
@@ -123,29 +123,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         return rc;
     struct hcache *h = xcalloc(1, sizeof *h);
     int64_t t0 = clock_now_ns();
-    struct stack_opts so = {.model = o->model,
-                            .device = o->device,
-                            .dtype = o->dtype,
-                            .weights = o->weights,
-                            .threads = o->threads,
-                            .tensor_parallel = o->tensor_parallel,
-                            .pipeline_parallel = o->pipeline_parallel,
-                            .batch_rows = o->batch_rows,
-                            .max_context = o->max_context,
-                            .max_sequences = o->max_sequences,
-                            .kv_tokens = o->kv_tokens,
-                            .reuse = !o->no_reuse,
-                            .dirs = o->store,
-                            .n_dirs = o->n_store,
-                            .in_memory = o->store_in_memory,
-                            .cap_bytes = o->store_cap_bytes,
-                            .quota_bytes = o->salt_quota_bytes,
-                            .throttle_bytes_per_s = o->throttle_bytes_per_s,
-                            .save_buffer_bytes = o->save_buffer_bytes,
-                            .staging_bytes = o->staging_bytes,
-                            .gpu_direct = o->gpu_direct,
-                            .warn = o->warn,
-                            .warn_arg = o->warn_arg};
+    struct stack_opts so = {.user = *o};
     rc = stack_open(&so, &h->k, hcache_inner(err));
     if (rc == 0)
         rc = open_tokenizer(h, o->model, hcache_inner(err));
@@ -201,7 +179,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .has_tokenizer = h->tokenizer != NULL,
         .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
         .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
-        .max_sequences = h->k.o.max_sequences > 0 ? h->k.o.max_sequences : 1};
+        .max_sequences = h->k.o.user.max_sequences > 0 ? h->k.o.user.max_sequences : 1};
     sha256_hex(&h->k.fingerprint, out->fingerprint);
 }
 
@@ -386,8 +364,8 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
     /* A forced plan may ask for any kind later: save both, unless told otherwise. */
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->platform;
-    if (h->k.o.throttle_bytes_per_s > 0) {
-        double limit = (double)h->k.o.throttle_bytes_per_s;
+    if (h->k.o.user.throttle_bytes_per_s > 0) {
+        double limit = (double)h->k.o.user.throttle_bytes_per_s;
         if (bounded.n_tiers == 0 || bounded.tier[0].bytes_per_s > limit)
             bounded.tier[0].bytes_per_s = limit;
         bounded.n_tiers = 1;
@@ -395,7 +373,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
     if (rc == 0)
         rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
                               err);
-    return rc == 0 && h->k.o.max_sequences > 1
+    return rc == 0 && h->k.o.user.max_sequences > 1
                ? add_beside(h, save, &bounded, &q->save, err)
                : rc;
 }

@@ -23,8 +23,8 @@
 
 static void say(const struct stack *k, const char *text)
 {
-    if (k->o.warn != NULL)
-        k->o.warn(k->o.warn_arg, text);
+    if (k->o.user.warn != NULL)
+        k->o.user.warn(k->o.user.warn_arg, text);
     else
         log_warn("%s", text);
 }
@@ -36,12 +36,12 @@ static void warn(void *arg, const char *text)
 
 static int max_sequences(const struct stack *k)
 {
-    return k->o.max_sequences > 0 ? k->o.max_sequences : 1;
+    return k->o.user.max_sequences > 0 ? k->o.user.max_sequences : 1;
 }
 
-static size_t staging_bytes(const struct stack *k)
+size_t stack_staging_bytes(const struct stack *k)
 {
-    return k->o.staging_bytes > 0 ? k->o.staging_bytes : STAGING_BYTES;
+    return k->o.user.staging_bytes > 0 ? k->o.user.staging_bytes : STAGING_BYTES;
 }
 
 /* Before the model is loaded, which may take minutes: all that the engine will want of the device's memory. */
@@ -53,16 +53,17 @@ static int reserve_memory(void *arg, const struct model *m, const struct model_n
                            .need = need,
                            .max_seqs = max_sequences(k),
                            .max_rows = k->batch_rows,
-                           .has_store = k->o.n_dirs > 0 || k->o.in_memory,
-                           .staging_bytes = staging_bytes(k)};
-    k->kv_tokens = k->o.kv_tokens > 0 ? k->o.kv_tokens : memory_plan_kv_tokens(&a);
+                           .has_store = k->o.user.n_store > 0 || k->o.user.store_in_memory,
+                           .staging_bytes = stack_staging_bytes(k)};
+    k->kv_tokens = k->o.user.kv_tokens > 0 ? (int64_t)k->o.user.kv_tokens
+                                           : memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
     return memory_plan_reserve(&a, err);
 }
 
 static int open_model(struct stack *k, struct err *err)
 {
-    const struct stack_opts *o = &k->o;
+    const struct hcache_opts *o = &k->o.user;
     int threads = o->threads > 0 ? o->threads : cpus_usable();
     int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
     int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
@@ -83,9 +84,9 @@ static int open_model(struct stack *k, struct err *err)
 
 static int open_io(struct stack *k, struct err *err)
 {
-    const struct stack_opts *o = &k->o;
-    k->io = o->io;
-    if (o->in_memory || o->io != NULL)
+    const struct hcache_opts *o = &k->o.user;
+    k->io = k->o.io;
+    if (o->store_in_memory || k->io != NULL)
         return 0;
     struct err why = {0};
     k->owns_io = true;
@@ -132,18 +133,18 @@ static int open_durable(const struct store_opts *o, struct store **out, struct e
 static int open_store(struct stack *k, struct err *err)
 {
     int rc = open_io(k, err);
-    struct store_opts so = {.io = k->o.in_memory ? NULL : k->io,
-                            .dirs = k->o.dirs,
-                            .n_dirs = k->o.n_dirs,
-                            .cap_bytes = k->o.cap_bytes,
-                            .quota_bytes = k->o.quota_bytes,
+    struct store_opts so = {.io = k->o.user.store_in_memory ? NULL : k->io,
+                            .dirs = k->o.user.store,
+                            .n_dirs = k->o.user.n_store,
+                            .cap_bytes = k->o.user.store_cap_bytes,
+                            .quota_bytes = k->o.user.salt_quota_bytes,
                             .stuck_ns = k->o.stuck_ns};
     if (!k->dev->unified) {
         so.memory = (struct store_memory){pinned_get, pinned_put, k->dev};
-        so.segment_bytes = k->o.in_memory ? PINNED_SEGMENT_BYTES : 0;
+        so.segment_bytes = k->o.user.store_in_memory ? PINNED_SEGMENT_BYTES : 0;
     }
     if (rc == 0 && (rc = open_durable(&so, &k->store, err)) != 0)
-        err_wrap(err, "store %s", k->o.n_dirs > 0 ? k->o.dirs[0] : "in memory");
+        err_wrap(err, "store %s", k->o.user.n_store > 0 ? k->o.user.store[0] : "in memory");
     if (rc == 0) /* so that a miss can say "state of another model" */
         store_expect(k->store, &k->fingerprint);
     return rc;
@@ -168,8 +169,8 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
     k->platform = expected;
     if (k->o.no_profile)
         return 0;
-    if (k->o.n_dirs > 0 && k->owns_io)
-        k->profile_path = profile_path(k->o.dirs[0], &k->fingerprint);
+    if (k->o.user.n_store > 0 && k->owns_io)
+        k->profile_path = profile_path(k->o.user.store[0], &k->fingerprint);
     if (k->profile_path != NULL) {
         int rc = profile_load(&k->platform, k->profile_path, &expected, &why);
         k->n_observed = count_observed(&k->platform);
@@ -188,7 +189,8 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
 
 static int open_saver(struct stack *k, struct err *err)
 {
-    size_t bytes = k->o.save_buffer_bytes > 0 ? k->o.save_buffer_bytes : (size_t)256 << 20;
+    size_t bytes = k->o.user.save_buffer_bytes > 0 ? k->o.user.save_buffer_bytes
+                                                   : (size_t)256 << 20;
     struct saver_opts so = {.store = k->store,
                             .model = k->model,
                             .fingerprint = k->fingerprint,
@@ -225,15 +227,15 @@ static int open_engine(struct stack *k, struct err *err)
                              .fingerprint = k->fingerprint,
                              .platform = &k->platform,
                              .measure_ahead = k->owns_io && !k->o.no_profile,
-                             .throttle_bytes_per_s = k->o.throttle_bytes_per_s,
+                             .throttle_bytes_per_s = k->o.user.throttle_bytes_per_s,
                              .max_seqs = max_sequences(k),
                              .max_batch_rows = k->batch_rows,
                              .step_rows = k->o.step_rows > 0 ? k->o.step_rows
                                                              : k->batch_rows,
                              .max_kv_tokens = k->kv_tokens,
-                             .reuse = k->o.reuse,
-                             .staging_bytes = staging_bytes(k)};
-    int rc = restore_direct_parse(k->o.gpu_direct, &eo.direct, err);
+                             .reuse = !k->o.user.no_reuse,
+                             .staging_bytes = stack_staging_bytes(k)};
+    int rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
     if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
         rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
     return rc == 0 ? engine_create(&eo, &k->engine, err) : rc;
@@ -242,12 +244,13 @@ static int open_engine(struct stack *k, struct err *err)
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
 {
     *out = (struct stack){.o = *o};
-    if (o->batch_rows != 0 &&
-        (o->batch_rows < STACK_MIN_BATCH_ROWS || o->batch_rows > STACK_MAX_BATCH_ROWS))
+    const struct hcache_opts *u = &o->user;
+    if (u->batch_rows != 0 &&
+        (u->batch_rows < STACK_MIN_BATCH_ROWS || u->batch_rows > STACK_MAX_BATCH_ROWS))
         return err_set(err, ERR_USAGE, "batch rows are %d; they must be 0, or %d to %d",
-                       o->batch_rows, STACK_MIN_BATCH_ROWS, STACK_MAX_BATCH_ROWS);
+                       u->batch_rows, STACK_MIN_BATCH_ROWS, STACK_MAX_BATCH_ROWS);
     int rc = open_model(out, err);
-    if (rc == 0 && (o->n_dirs > 0 || o->in_memory))
+    if (rc == 0 && (u->n_store > 0 || u->store_in_memory))
         rc = open_state(out, err);
     return rc == 0 ? open_engine(out, err) : rc;
 }
@@ -258,7 +261,7 @@ static void keep_profile(struct stack *k)
 {
     struct err err = {0};
     bool changed = k->profile_changed || count_observed(&k->platform) != k->n_observed;
-    if (k->profile_path == NULL || !changed || k->o.throttle_bytes_per_s > 0 ||
+    if (k->profile_path == NULL || !changed || k->o.user.throttle_bytes_per_s > 0 ||
         k->platform.n_tiers == 0)
         return;
     if (profile_is_disturbed(&k->platform)) {

@@ -6,6 +6,7 @@
 #define SERVICE_STACK_H
 
 #include "engine/engine.h"
+#include "hcache.h"
 #include "io/io.h"
 
 struct pool;
@@ -16,28 +17,14 @@ enum {
     STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS /* each may decode in every step */
 };
 
+/* What a user may set, and what only tests and benchmarks do. */
 struct stack_opts {
-    const char *model, *device, *dtype, *weights; /* as in hcache.h; device NULL: "cpu" */
-    int threads;                                  /* 0: one per core that it may use */
-    int tensor_parallel,
-        pipeline_parallel;          /* ranks of a stage, stages; 0: 1 (tensor/group.h) */
-    int max_context, max_sequences; /* 0: the model's own; 1 */
-    int batch_rows; /* tokens of a forward pass at most, STACK_MIN_BATCH_ROWS at least; 0: what suits the device */
-    int step_rows;  /* token budget of a step; 0: batch_rows */
-    int64_t kv_tokens; /* that the KV cache holds; 0: max_sequences contexts */
-    bool reuse; /* the KV cache keeps what sequences leave in it, for equal prefixes */
+    struct hcache_opts user; /* the stack keeps what its pointers point to */
 
-    const char *const *dirs; /* n_dirs 0 and not in_memory: no store */
-    int n_dirs;
-    bool in_memory;
-    struct io *io; /* NULL: the machine's best; else borrowed (a simulated disk) */
-    uint64_t cap_bytes, quota_bytes, throttle_bytes_per_s, save_buffer_bytes, staging_bytes;
-    const char *gpu_direct; /* as in hcache.h */
-    int64_t stuck_ns;       /* of a device that does not answer, see store_opts; 0: 30 s */
-    bool no_profile;        /* tests: the caller fills platform itself */
-
-    void (*warn)(void *arg, const char *text);
-    void *warn_arg;
+    struct io *io;    /* a simulated disk, borrowed; NULL: the machine's best */
+    int step_rows;    /* token budget of a step; 0: the batch's rows */
+    int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
+    bool no_profile;  /* the caller fills the platform itself */
 };
 
 struct stack {
@@ -64,6 +51,9 @@ struct stack {
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err);
 /* Flushes what is being saved; keeps a new profile beside the store. Also after a failed open. */
 void stack_close(struct stack *k);
+
+/* Returns the bytes that restores read into: --staging, or its default. */
+size_t stack_staging_bytes(const struct stack *k);
 
 /* One line: what memory is reserved for what, threads, device, dtype. */
 void stack_describe(const struct stack *k, char *out, size_t n);

@@ -25,12 +25,13 @@ void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
 int et_try_open(struct stack *k, const struct stack_opts *opts, struct err *err)
 {
     struct stack_opts o = *opts;
-    o.model = o.model != NULL ? o.model : "synth:tiny-mha";
-    o.dtype = o.dtype != NULL ? o.dtype : "f32";
-    o.threads = o.threads > 0 ? o.threads : 1;
-    o.max_context = o.max_context > 0 ? o.max_context : 1024;
-    o.save_buffer_bytes = o.save_buffer_bytes > 0 ? o.save_buffer_bytes : 16 << 20;
-    o.staging_bytes = o.staging_bytes > 0 ? o.staging_bytes : 1;
+    o.user.model = o.user.model != NULL ? o.user.model : "synth:tiny-mha";
+    o.user.dtype = o.user.dtype != NULL ? o.user.dtype : "f32";
+    o.user.threads = o.user.threads > 0 ? o.user.threads : 1;
+    o.user.max_context = o.user.max_context > 0 ? o.user.max_context : 1024;
+    o.user.save_buffer_bytes = o.user.save_buffer_bytes > 0 ? o.user.save_buffer_bytes
+                                                            : 16 << 20;
+    o.user.staging_bytes = o.user.staging_bytes > 0 ? o.user.staging_bytes : 1;
     o.no_profile = true;
     int rc = stack_open(&o, k, err);
     if (rc == 0)

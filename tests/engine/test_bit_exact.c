@@ -46,16 +46,17 @@ static void open_stack_as(struct stack *k, const char *model, const char *dtype,
                           const char *weights, int threads, int step_rows)
 {
     struct err err = {0};
-    struct stack_opts o = {.model = model,
-                           .dtype = dtype,
-                           .weights = weights,
-                           .threads = threads,
+    struct stack_opts o = {.user.model = model,
+                           .user.dtype = dtype,
+                           .user.weights = weights,
+                           .user.threads = threads,
                            .step_rows = step_rows,
-                           .max_context = 256,
-                           .in_memory = true,
-                           .save_buffer_bytes = 1 << 20,
-                           .staging_bytes = 1 << 20,
-                           .no_profile = true};
+                           .user.max_context = 256,
+                           .user.store_in_memory = true,
+                           .user.save_buffer_bytes = 1 << 20,
+                           .user.staging_bytes = 1 << 20,
+                           .no_profile = true,
+                           .user.no_reuse = true};
     int rc = stack_open(&o, k, &err);
     if (rc != 0)
         fail_msg("%s %s, weights %s: %s", model, dtype, weights, err.msg);
@@ -480,14 +481,15 @@ static void batch_composition(void **state)
 {
     (void)state;
     struct err err = {0};
-    struct stack_opts o = {.model = "synth:tiny-gqa",
-                           .dtype = "bf16",
-                           .threads = 2,
+    struct stack_opts o = {.user.model = "synth:tiny-gqa",
+                           .user.dtype = "bf16",
+                           .user.threads = 2,
                            .step_rows = 50,
-                           .max_context = 256,
-                           .max_sequences = 3,
-                           .in_memory = true,
-                           .no_profile = true};
+                           .user.max_context = 256,
+                           .user.max_sequences = 3,
+                           .user.store_in_memory = true,
+                           .no_profile = true,
+                           .user.no_reuse = true};
     struct stack k;
     int32_t prompt[N_PROMPT];
     uint64_t alone[3];

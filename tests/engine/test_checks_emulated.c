@@ -48,13 +48,14 @@ static void place_open(struct place *p, const char *model, const char *dtype, in
                        int n_chunks)
 {
     *p = (struct place){.what = model, .n_chunks = n_chunks};
-    et_open(&p->k, &(struct stack_opts){.device = "cuda",
-                                        .model = model,
-                                        .dtype = dtype,
-                                        .pipeline_parallel = stages,
-                                        .max_context = n_chunks * 64 + 64,
-                                        .in_memory = true,
-                                        .save_buffer_bytes = 16 << 20});
+    et_open(&p->k, &(struct stack_opts){.user.device = "cuda",
+                                        .user.model = model,
+                                        .user.dtype = dtype,
+                                        .user.pipeline_parallel = stages,
+                                        .user.max_context = n_chunks * 64 + 64,
+                                        .user.store_in_memory = true,
+                                        .user.save_buffer_bytes = 16 << 20,
+                                        .user.no_reuse = true});
     struct et_ask a = ask(p, "both", "recompute");
     assert_int_equal(et_run(&p->k, &a, &p->ref), 0);
     assert_true(p->ref.committed >= n_chunks * 64);
@@ -236,11 +237,12 @@ static void what_is_no_choice_is_refused(void **state)
         struct stack k;
         struct err err = {0};
         setenv("HCACHE_CHECKSUMS", values[i], 1);
-        struct stack_opts o = {.device = i == 0 ? "cuda" : "cpu",
-                               .model = "synth:tiny-mha",
-                               .dtype = "bf16",
-                               .in_memory = true,
-                               .no_profile = true};
+        struct stack_opts o = {.user.device = i == 0 ? "cuda" : "cpu",
+                               .user.model = "synth:tiny-mha",
+                               .user.dtype = "bf16",
+                               .user.store_in_memory = true,
+                               .no_profile = true,
+                               .user.no_reuse = true};
         assert_int_equal(stack_open(&o, &k, &err), ERR_USAGE);
         assert_non_null(strstr(err.msg, "HCACHE_CHECKSUMS"));
         stack_close(&k);

@@ -57,7 +57,7 @@ static int run_alone(void **state)
         et_prompt(prompt[i], N_PROMPT, i < 2 ? 1 : 2);
     for (int i = 200; i < N_PROMPT; i++)
         prompt[1][i] = 3 + (prompt[1][i] + 1) % 400;
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     for (int i = 0; i < N_CONTEXTS; i++) {
         struct et_ask a = ask(i);
         assert_int_equal(et_run(&k, &a, &alone[i]), 0);
@@ -106,11 +106,12 @@ static void quiet(void *arg, const char *text)
 static void open_again(struct life *life, struct stack *k, uint64_t until_crash)
 {
     struct stack_opts o = {.io = life->io,
-                           .dirs = et_dirs,
-                           .n_dirs = 2,
-                           .threads = 1,
+                           .user.store = et_dirs,
+                           .user.n_store = 2,
+                           .user.threads = 1,
                            .step_rows = 100 + (int)rng_below(&life->rng, 200),
-                           .warn = quiet};
+                           .user.warn = quiet,
+                           .user.no_reuse = true};
     struct err err = {0};
     io_sim_crash_at(life->io, IO_SIM_AT_OP, until_crash);
     while (et_try_open(k, &o, &err) != 0) {

@@ -25,12 +25,13 @@ static int32_t prompt[N_PROMPT];
 
 static void open_cuda(struct stack *k, const char *model, const char *dtype)
 {
-    et_open(k, &(struct stack_opts){.device = "cuda",
-                                    .model = model,
-                                    .dtype = dtype,
-                                    .max_context = 192,
-                                    .in_memory = true,
-                                    .save_buffer_bytes = 4 << 20});
+    et_open(k, &(struct stack_opts){.user.device = "cuda",
+                                    .user.model = model,
+                                    .user.dtype = dtype,
+                                    .user.max_context = 192,
+                                    .user.store_in_memory = true,
+                                    .user.save_buffer_bytes = 4 << 20,
+                                    .user.no_reuse = true});
 }
 
 /* K and V of every layer of the prompt; [n_layers][N_PROMPT][2 * kv_dim]. */
@@ -184,15 +185,15 @@ static void check_company(const char *model, const char *math, bool turns)
     }
     for (int tight = 0; tight <= turns; tight++) {
         struct seq *s[3];
-        et_open(&k, &(struct stack_opts){.device = "cuda",
-                                         .model = model,
-                                         .dtype = "bf16",
-                                         .max_context = 192,
-                                         .max_sequences = 3,
-                                         .kv_tokens = tight ? 4 * 64 : 12 * 64,
+        et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                         .user.model = model,
+                                         .user.dtype = "bf16",
+                                         .user.max_context = 192,
+                                         .user.max_sequences = 3,
+                                         .user.kv_tokens = tight ? 4 * 64 : 12 * 64,
                                          .step_rows = 96,
-                                         .reuse = true,
-                                         .in_memory = true});
+                                         .user.no_reuse = false,
+                                         .user.store_in_memory = true});
         for (int i = 0; i < 3; i++) {
             struct et_ask a = {.prompt = ids[i],
                                .n_prompt = N_PROMPT,
@@ -212,9 +213,11 @@ static void check_company(const char *model, const char *math, bool turns)
         stack_close(&k);
     }
     for (int i = 0; i < 3; i++) {
-        et_open(&k,
-                &(struct stack_opts){
-                    .device = "cuda", .model = model, .dtype = "bf16", .max_context = 192});
+        et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                         .user.model = model,
+                                         .user.dtype = "bf16",
+                                         .user.max_context = 192,
+                                         .user.no_reuse = true});
         struct et_ask a = {.prompt = ids[i], .n_prompt = N_PROMPT, .max_tokens = N_NEW};
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&alone[i], &r, "in a batch");
@@ -318,12 +321,13 @@ static void an_overflow_is_found_at_the_end(void **state)
     struct err err = {0};
     int32_t bad[N_PROMPT];
     setenv("HCACHE_CUDA_MATH", "exact", 1);
-    et_open(&k, &(struct stack_opts){.device = "cuda",
-                                     .model = "tests/model/golden/families/llama",
-                                     .dtype = "f16",
-                                     .max_context = 192,
-                                     .max_sequences = 2,
-                                     .in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                     .user.model = "tests/model/golden/families/llama",
+                                     .user.dtype = "f16",
+                                     .user.max_context = 192,
+                                     .user.max_sequences = 2,
+                                     .user.store_in_memory = true,
+                                     .user.no_reuse = true});
     uint8_t infinite[4 * 64];
     struct mat table = k.model->w.embed;
     struct stream *st;
@@ -393,22 +397,24 @@ static void what_cannot_run_is_said(void **state)
         struct stack_opts o;
         const char *mib, *says;
     } cases[] = {
-        {{.model = "synth:bench-220m", .dtype = "bf16"},
+        {{.user.model = "synth:bench-220m", .user.dtype = "bf16"},
          "100",
          "are needed on device cuda"},
-        {{.model = "synth:tiny-mha", .dtype = "bf16", .kv_tokens = 4000000},
+        {{.user.model = "synth:tiny-mha", .user.dtype = "bf16", .user.kv_tokens = 4000000},
          "200",
          "fewer --kv-tokens"},
-        {{.model = "synth:tiny-mha", .dtype = "bf16", .weights = "q8"},
+        {{.user.model = "synth:tiny-mha", .user.dtype = "bf16", .user.weights = "q8"},
          "200",
          "device cuda has no kernels"},
-        {{.model = "synth:tiny-mha", .dtype = "q8"}, "200", "must be f32, f16 or bf16"},
+        {{.user.model = "synth:tiny-mha", .user.dtype = "q8"},
+         "200",
+         "must be f32, f16 or bf16"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct stack k;
         struct err err = {0};
         struct stack_opts o = cases[i].o;
-        o.device = "cuda";
+        o.user.device = "cuda";
         setenv("CUDA_EMU_MIB", cases[i].mib, 1);
         assert_int_not_equal(et_try_open(&k, &o, &err), 0);
         unsetenv("CUDA_EMU_MIB");

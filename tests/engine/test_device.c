@@ -46,15 +46,18 @@ static void generation_goes_on(void **state)
     struct stack k;
     struct et_ask a = {.prompt = prompt, .n_prompt = N_OLD, .max_tokens = N_NEW};
     et_prompt(prompt, N_LONG, 31);
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     assert_int_equal(et_run(&k, &a, &ref_old), 0);
     a.n_prompt = N_LONG;
     assert_int_equal(et_run(&k, &a, &ref_long), 0);
     stack_close(&k);
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
         struct io *io = et_disk(i + 1, 0);
-        struct stack_opts so = {
-            .io = io, .dirs = et_dirs, .n_dirs = 2, .stuck_ns = 3000000};
+        struct stack_opts so = {.io = io,
+                                .user.store = et_dirs,
+                                .user.n_store = 2,
+                                .stuck_ns = 3000000,
+                                .user.no_reuse = true};
         et_open(&k, &so);
         a = (struct et_ask){
             .prompt = prompt, .n_prompt = N_OLD, .max_tokens = N_NEW, .save = "both"};

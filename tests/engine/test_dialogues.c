@@ -89,8 +89,11 @@ static void turn(struct talk *t, struct stack *k, const char *text, const char *
 
 static void open_demo(struct stack *k)
 {
-    struct stack_opts o = {
-        .model = MODEL, .in_memory = true, .threads = 2, .max_context = MAX_CTX};
+    struct stack_opts o = {.user.model = MODEL,
+                           .user.store_in_memory = true,
+                           .user.threads = 2,
+                           .user.max_context = MAX_CTX,
+                           .user.no_reuse = true};
     et_open(k, &o);
 }
 

@@ -72,16 +72,17 @@ static void reset_fake(void)
 
 static struct stack_opts options(const char *direct)
 {
-    return (struct stack_opts){.device = "cuda",
-                               .model = model,
-                               .dtype = "bf16",
-                               .max_context = 256,
-                               .dirs = dirs,
-                               .n_dirs = 1,
+    return (struct stack_opts){.user.device = "cuda",
+                               .user.model = model,
+                               .user.dtype = "bf16",
+                               .user.max_context = 256,
+                               .user.store = dirs,
+                               .user.n_store = 1,
                                .stuck_ns = 300000000,
-                               .gpu_direct = direct,
+                               .user.gpu_direct = direct,
                                .no_profile = true,
-                               .save_buffer_bytes = 4 << 20};
+                               .user.save_buffer_bytes = 4 << 20,
+                               .user.no_reuse = true};
 }
 
 static void open_stack(struct stack *k, const char *direct)
@@ -135,15 +136,15 @@ static void without_the_library(void **state)
     assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "gpu-direct on: cuFile is not found"));
     stack_close(&k);
-    on.n_dirs = 0;
+    on.user.n_store = 0;
     assert_int_equal(stack_open(&on, &k, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "there is no store"));
     stack_close(&k);
-    on.in_memory = true;
+    on.user.store_in_memory = true;
     assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "the store has to be in files"));
     stack_close(&k);
-    on.device = "cpu";
+    on.user.device = "cpu";
     assert_int_equal(stack_open(&on, &k, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "the device has to check what it reads"));
     stack_close(&k);

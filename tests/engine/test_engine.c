@@ -31,7 +31,9 @@ static void context_limit(void **state)
     struct seq *s;
     struct err err = {0};
     et_prompt(prompt, N_MAX, 1);
-    et_open(&k, &(struct stack_opts){.max_context = 256, .in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.max_context = 256,
+                                     .user.store_in_memory = true,
+                                     .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 257};
     assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "256"));
@@ -65,7 +67,9 @@ static void places_and_blocks(void **state)
     struct err err = {0};
     int n_active;
     et_prompt(prompt, N_MAX, 1);
-    et_open(&k, &(struct stack_opts){.max_context = 256, .max_sequences = 2});
+    et_open(&k, &(struct stack_opts){.user.max_context = 256,
+                                     .user.max_sequences = 2,
+                                     .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 10, .max_tokens = 5};
     for (int i = 0; i < 3; i++)
         assert_int_equal(add(&k, &a, &s[i], &err), 0);
@@ -83,8 +87,10 @@ static void places_and_blocks(void **state)
     engine_remove(k.engine, s[2]);
     stack_close(&k);
 
-    et_open(&k,
-            &(struct stack_opts){.max_context = 256, .max_sequences = 3, .kv_tokens = 192});
+    et_open(&k, &(struct stack_opts){.user.max_context = 256,
+                                     .user.max_sequences = 3,
+                                     .user.kv_tokens = 192,
+                                     .user.no_reuse = true});
     a = (struct et_ask){.prompt = prompt, .n_prompt = 180, .max_tokens = 13};
     assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT); /* never */
     assert_non_null(strstr(err.msg, "192"));
@@ -116,12 +122,13 @@ static void prompt_lengths(void **state)
     int32_t prompt[N_MAX];
     struct stack k, plain;
     et_prompt(prompt, N_MAX, 3);
-    et_open(&plain, &(struct stack_opts){0});
+    et_open(&plain, &(struct stack_opts){.user.no_reuse = true});
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         struct et_run ref, r;
         struct et_ask a = {.prompt = prompt, .n_prompt = want[i].n, .max_tokens = 1};
         assert_int_equal(et_run(&plain, &a, &ref), 0);
-        et_open(&k, &(struct stack_opts){.in_memory = true});
+        et_open(&k,
+                &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
         a.save = "both";
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &ref, "first run");
@@ -146,7 +153,7 @@ static void salts_keep_apart(void **state)
     struct stack k;
     struct et_run r;
     et_prompt(prompt, 200, 3);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 200, .save = "kv", .salt = "alice"};
     assert_int_equal(et_run(&k, &a, &r), 0);
     static const char *const others[] = {NULL, "", "bob", "alic", "alice "};
@@ -180,7 +187,7 @@ static void cancel(void **state)
     struct stack k;
     struct et_run all, r;
     et_prompt(prompt, 200, 5);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 200, .max_tokens = 12, .save = "both"};
     assert_int_equal(et_run(&k, &a, &all), 0);
     for (cancel_at = 1; cancel_at <= 13; cancel_at += 4) {
@@ -209,7 +216,7 @@ static void eos(void **state)
     struct stack k;
     struct et_run all;
     et_prompt(prompt, 100, 6);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 100, .max_tokens = 8, .save = "both"};
     a.temperature = 1;
     assert_int_equal(et_run(&k, &a, &all), 0);
@@ -243,7 +250,7 @@ static void no_tokens_wanted(void **state)
     struct seq *s;
     struct err err = {0};
     et_prompt(prompt, 130, 6);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 130, .save = "both"};
     for (int i = 0; i < 2; i++) {
         struct request q = et_request(&k, &a);
@@ -272,7 +279,9 @@ static void removed_in_any_state(void **state)
         struct seq *s;
         struct err err = {0};
         int n_active;
-        et_open(&k, &(struct stack_opts){.in_memory = true, .step_rows = 60});
+        et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                         .step_rows = 60,
+                                         .user.no_reuse = true});
         struct et_ask a = {
             .prompt = prompt, .n_prompt = 300, .max_tokens = 6, .save = "both"};
         assert_int_equal(add(&k, &a, &s, &err), 0);
@@ -298,11 +307,12 @@ static void batches_of_any_size(void **state)
     struct et_ask a = {.prompt = prompt, .n_prompt = N, .max_tokens = 4, .save = "both"};
     for (int i = 0; i < 4; i++) {
         struct stack k;
-        et_open(&k, &(struct stack_opts){.batch_rows = rows[i],
-                                         .max_context = 2048,
+        et_open(&k, &(struct stack_opts){.user.batch_rows = rows[i],
+                                         .user.max_context = 2048,
                                          .io = io,
-                                         .dirs = et_dirs,
-                                         .n_dirs = 2});
+                                         .user.store = et_dirs,
+                                         .user.n_store = 2,
+                                         .user.no_reuse = true});
         for (int p = i == 0 ? 0 : 2; p >= 0;
              p--) { /* what nobody has saved yet is computed */
             a.plan = plans[p];
@@ -317,7 +327,8 @@ static void batches_of_any_size(void **state)
     io_close(io);
     struct stack none;
     struct err err = {0};
-    int rc = et_try_open(&none, &(struct stack_opts){.batch_rows = 100}, &err);
+    int rc = et_try_open(
+        &none, &(struct stack_opts){.user.batch_rows = 100, .user.no_reuse = true}, &err);
     assert_int_equal(rc, ERR_USAGE);
     assert_non_null(strstr(err.msg, "512 to 16384"));
     stack_close(&none);
@@ -345,20 +356,23 @@ static void phases_beside_each_other(void **state)
                                .seed = (uint64_t)i,
                                .save = "both"};
     }
-    et_open(&k, &(struct stack_opts){.model = "synth:tiny-gqa", .dtype = "bf16"});
+    et_open(&k, &(struct stack_opts){.user.model = "synth:tiny-gqa",
+                                     .user.dtype = "bf16",
+                                     .user.no_reuse = true});
     for (int i = 0; i < N_SEQS; i++)
         assert_int_equal(et_run(&k, &a[i], &alone[i]), 0);
     stack_close(&k);
     for (int with_store = 0; with_store < 2; with_store++) {
         struct io *io = et_disk(1, 0);
-        et_open(&k, &(struct stack_opts){.model = "synth:tiny-gqa",
-                                         .dtype = "bf16",
-                                         .threads = 2,
-                                         .max_sequences = N_SEQS,
+        et_open(&k, &(struct stack_opts){.user.model = "synth:tiny-gqa",
+                                         .user.dtype = "bf16",
+                                         .user.threads = 2,
+                                         .user.max_sequences = N_SEQS,
                                          .step_rows = 48,
                                          .io = with_store ? io : NULL,
-                                         .dirs = et_dirs,
-                                         .n_dirs = with_store ? 2 : 0});
+                                         .user.store = et_dirs,
+                                         .user.n_store = with_store ? 2 : 0,
+                                         .user.no_reuse = true});
         for (int round = 0; round < 2; round++) {
             struct seq *s[N_SEQS];
             struct err err = {0};
@@ -392,7 +406,7 @@ static void saver_changes_nothing(void **state)
     struct stack k;
     et_prompt(prompt, 700, 12);
     struct et_ask a = {.prompt = prompt, .n_prompt = 700, .max_tokens = 100};
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     assert_int_equal(et_run(&k, &a, &ref), 0);
     stack_close(&k);
     static const struct io_sim_fault faults[] = {
@@ -409,8 +423,11 @@ static void saver_changes_nothing(void **state)
     static const char *const saves[] = {"both", "kv", "hidden"};
     for (int i = 0; i < 5; i++) {
         struct io *io = et_disk(20 + (uint64_t)i, 0);
-        et_open(&k,
-                &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2, .threads = 2});
+        et_open(&k, &(struct stack_opts){.io = io,
+                                         .user.store = et_dirs,
+                                         .user.n_store = 2,
+                                         .user.threads = 2,
+                                         .user.no_reuse = true});
         assert_int_equal(io_sim_fault_add(io, &faults[i]), 0);
         a.save = saves[i % 3];
         assert_int_equal(et_run(&k, &a, &r), 0);
@@ -418,8 +435,11 @@ static void saver_changes_nothing(void **state)
         io_sim_fault_clear(io);
         int64_t committed = r.committed;
         stack_close(&k);
-        et_open(&k,
-                &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2, .threads = 1});
+        et_open(&k, &(struct stack_opts){.io = io,
+                                         .user.store = et_dirs,
+                                         .user.n_store = 2,
+                                         .user.threads = 1,
+                                         .user.no_reuse = true});
         a.save = "none";
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &ref, "restored");
@@ -438,11 +458,13 @@ static void small_caps(void **state)
     struct stack k;
     et_prompt(prompt, 400, 12);
     struct et_ask a = {.prompt = prompt, .n_prompt = 400, .max_tokens = 5, .save = "both"};
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     assert_int_equal(et_run(&k, &a, &ref), 0);
     stack_close(&k);
     for (uint64_t cap = 4096; cap < 4u << 20; cap *= 3) {
-        et_open(&k, &(struct stack_opts){.in_memory = true, .cap_bytes = cap});
+        et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                         .user.store_cap_bytes = cap,
+                                         .user.no_reuse = true});
         struct store_stats stats;
         int64_t committed = 0;
         for (int i = 0; i < 3; i++) {
@@ -477,7 +499,9 @@ static void prefixes_are_stored_once(void **state)
     struct et_run r;
     struct store_stats st;
     struct err err = {0};
-    et_open(&k, &(struct stack_opts){.in_memory = true, .max_sequences = N});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                     .user.max_sequences = N,
+                                     .user.no_reuse = true});
     struct et_ask a = {.n_prompt = 320, .max_tokens = 0, .save = "both"};
     for (int i = 0; i < N; i++) {
         et_prompt(prompt[i], 320, 5);
@@ -519,11 +543,11 @@ static void records_are_added(void **state)
     et_prompt(prompt, 320, 5);
     struct et_ask a = {
         .prompt = prompt, .n_prompt = 320, .max_tokens = 0, .save = "hidden"};
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     assert_int_equal(et_run(&k, &a, &r), 0);
     uint64_t hidden_bytes = appended_bytes(&k);
     stack_close(&k);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     a.max_tokens = 4;
     a.save = NULL;
     assert_int_equal(et_run(&k, &a, &ref), 0);
@@ -559,15 +583,17 @@ static void small_save_buffer(void **state)
     struct stack k;
     struct seq *s[N];
     struct et_ask a = {.n_prompt = 70, .max_tokens = 140};
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     for (int i = 0; i < N; i++) {
         et_prompt(prompt[i], 70, 100 + (uint64_t)i);
         a.prompt = prompt[i];
         assert_int_equal(et_run(&k, &a, &ref[i]), 0);
     }
     stack_close(&k);
-    et_open(&k, &(struct stack_opts){
-                    .in_memory = true, .max_sequences = N, .save_buffer_bytes = 1});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                     .user.max_sequences = N,
+                                     .user.save_buffer_bytes = 1,
+                                     .user.no_reuse = true});
     a.save = "both";
     int n_shed = 0;
     for (int i = 0; i < N; i++) {
@@ -609,11 +635,16 @@ static void other_models_are_a_miss_with_a_reason(void **state)
     struct io *io = et_disk(1, 0);
     et_prompt(prompt, 200, 3);
     struct et_ask a = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
-    et_open(&k, &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2});
+    et_open(&k,
+            &(struct stack_opts){
+                .io = io, .user.store = et_dirs, .user.n_store = 2, .user.no_reuse = true});
     assert_int_equal(et_run(&k, &a, &r), 0);
     stack_close(&k);
-    et_open(&k,
-            &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2, .dtype = "bf16"});
+    et_open(&k, &(struct stack_opts){.io = io,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.dtype = "bf16",
+                                     .user.no_reuse = true});
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.n_cached, 0);
     assert_non_null(strstr(r.miss, "another model"));

@@ -85,15 +85,16 @@ static void compute(struct io *disk, int n_stages, struct et_run r[2])
     struct stack k;
     struct seq *s[2];
     struct err err = {0};
-    et_open(&k, &(struct stack_opts){.device = "cuda",
-                                     .model = "tests/model/golden/families/llama",
-                                     .dtype = "bf16",
-                                     .pipeline_parallel = n_stages,
-                                     .max_context = 256,
-                                     .max_sequences = 2,
+    et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                     .user.model = "tests/model/golden/families/llama",
+                                     .user.dtype = "bf16",
+                                     .user.pipeline_parallel = n_stages,
+                                     .user.max_context = 256,
+                                     .user.max_sequences = 2,
                                      .io = disk,
-                                     .dirs = et_dirs,
-                                     .n_dirs = 1});
+                                     .user.store = et_dirs,
+                                     .user.n_store = 1,
+                                     .user.no_reuse = true});
     assert_int_equal(flight_count(k.dev, LONG + SHORT), n_stages);
     for (int i = 0; i < 2; i++) {
         struct et_ask a = {.prompt = prompt + i,

@@ -22,14 +22,15 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
     struct seq *s[N_COMPANY];
     struct err err = {0};
     setenv("HCACHE_CUDA_GRAPHS", graphs ? "on" : "off", 1);
-    et_open(&k, &(struct stack_opts){.device = "cuda",
-                                     .model = "tests/model/golden/families/llama",
-                                     .dtype = "bf16",
-                                     .tensor_parallel = n_ranks,
-                                     .pipeline_parallel = n_stages,
-                                     .max_context = 192,
-                                     .max_sequences = N_COMPANY,
-                                     .in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                     .user.model = "tests/model/golden/families/llama",
+                                     .user.dtype = "bf16",
+                                     .user.tensor_parallel = n_ranks,
+                                     .user.pipeline_parallel = n_stages,
+                                     .user.max_context = 192,
+                                     .user.max_sequences = N_COMPANY,
+                                     .user.store_in_memory = true,
+                                     .user.no_reuse = true});
     unsetenv("HCACHE_CUDA_GRAPHS");
     for (int i = 0; i < N_COMPANY; i++) {
         struct et_ask a = {.prompt = prompt,

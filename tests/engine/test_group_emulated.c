@@ -31,13 +31,14 @@ static void ranks_restore_bit_equal(void **state)
     for (int i = 0; i < 2; i++) {
         struct stack k;
         struct et_run ref, r;
-        et_open(&k, &(struct stack_opts){.device = "cuda",
-                                         .model = models[i],
-                                         .dtype = "bf16",
-                                         .tensor_parallel = 2,
-                                         .max_context = 192,
-                                         .in_memory = true,
-                                         .save_buffer_bytes = 4 << 20});
+        et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                         .user.model = models[i],
+                                         .user.dtype = "bf16",
+                                         .user.tensor_parallel = 2,
+                                         .user.max_context = 192,
+                                         .user.store_in_memory = true,
+                                         .user.save_buffer_bytes = 4 << 20,
+                                         .user.no_reuse = true});
         struct et_ask a = {.prompt = prompt,
                            .n_prompt = N_PROMPT,
                            .max_tokens = N_NEW,
@@ -91,16 +92,17 @@ static void stages_restore_bit_equal(void **state)
         struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
         for (int stages = 1; stages <= 2; stages++) {
             struct stack k;
-            et_open(&k, &(struct stack_opts){.device = "cuda",
-                                             .model = cases[i].model,
-                                             .dtype = "bf16",
-                                             .tensor_parallel = cases[i].ranks,
-                                             .pipeline_parallel = stages,
-                                             .max_context = 192,
+            et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                             .user.model = cases[i].model,
+                                             .user.dtype = "bf16",
+                                             .user.tensor_parallel = cases[i].ranks,
+                                             .user.pipeline_parallel = stages,
+                                             .user.max_context = 192,
                                              .io = disk,
-                                             .dirs = et_dirs,
-                                             .n_dirs = 1,
-                                             .save_buffer_bytes = 4 << 20});
+                                             .user.store = et_dirs,
+                                             .user.n_store = 1,
+                                             .user.save_buffer_bytes = 4 << 20,
+                                             .user.no_reuse = true});
             a.save = stages == 1 ? "both" : "none";
             for (int p = 0; p < (stages == 1 ? 1 : 10); p += i == 0 ? 1 : 3) {
                 a.plan = plans[p / 2];

@@ -38,7 +38,8 @@ static int64_t ask_it(struct stack *k, const char *what)
 static void life(void *arg)
 {
     struct io *io = et_disk(7, 0);
-    struct stack_opts so = {.io = io, .dirs = et_dirs, .n_dirs = 2};
+    struct stack_opts so = {
+        .io = io, .user.store = et_dirs, .user.n_store = 2, .user.no_reuse = true};
     struct stack k;
     struct err err = {0};
     int64_t committed = 0;
@@ -104,7 +105,7 @@ static void requests(void **state)
     (void)state;
     struct stack k;
     et_prompt(prompt, N_PROMPT, 5);
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     assert_int_equal(et_run(&k, &ask, &reference), 0);
     stack_close(&k);
     memtest_walk("a request that saves and one that restores", life, NULL, LIVES);

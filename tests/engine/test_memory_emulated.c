@@ -18,11 +18,12 @@ static int32_t prompt[N_PROMPT];
 
 static struct stack_opts options(const char *model, const char *dtype)
 {
-    return (struct stack_opts){.device = "cuda",
-                               .model = model,
-                               .dtype = dtype,
-                               .max_context = 192,
-                               .save_buffer_bytes = 4 << 20};
+    return (struct stack_opts){.user.device = "cuda",
+                               .user.model = model,
+                               .user.dtype = dtype,
+                               .user.max_context = 192,
+                               .user.save_buffer_bytes = 4 << 20,
+                               .user.no_reuse = true};
 }
 
 /* One sequence computed and saved, and restored from hidden states and from K and V. */
@@ -63,18 +64,18 @@ static void one_piece_for_each_device(void **state)
         struct stack_opts o = options(cases[i / 2].model, cases[i / 2].dtype);
         int n_devices = cases[i / 2].ranks * cases[i / 2].stages;
         struct stack k;
-        o.tensor_parallel = cases[i / 2].ranks;
-        o.pipeline_parallel = cases[i / 2].stages;
-        o.max_sequences = cases[i / 2].n_seqs;
-        o.kv_tokens = cases[i / 2].kv_tokens;
-        o.staging_bytes = cases[i / 2].staging_bytes;
-        o.in_memory = i % 2 == 1;
+        o.user.tensor_parallel = cases[i / 2].ranks;
+        o.user.pipeline_parallel = cases[i / 2].stages;
+        o.user.max_sequences = cases[i / 2].n_seqs;
+        o.user.kv_tokens = cases[i / 2].kv_tokens;
+        o.user.staging_bytes = cases[i / 2].staging_bytes;
+        o.user.store_in_memory = i % 2 == 1;
         et_open(&k, &o);
         if (cuda_emu_pieces() != n_devices)
-            fail_msg("%s: %d pieces of memory for %d devices", o.model, cuda_emu_pieces(),
-                     n_devices);
+            fail_msg("%s: %d pieces of memory for %d devices", o.user.model,
+                     cuda_emu_pieces(), n_devices);
         cuda_emu_fail(CUDA_EMU_MALLOC, 0);
-        serve(&k, o.in_memory);
+        serve(&k, o.user.store_in_memory);
         assert_int_equal(cuda_emu_mallocs(), 0);
         cuda_emu_fail(CUDA_EMU_MALLOC, -1);
         stack_close(&k);
@@ -92,7 +93,7 @@ static void refused_memory_is_said(void **state)
         struct stack_opts o = options("tests/model/golden/families/llama", "bf16");
         struct stack k;
         struct err err = {0};
-        o.in_memory = true;
+        o.user.store_in_memory = true;
         cuda_emu_fail(CUDA_EMU_MALLOC, at);
         int rc = et_try_open(&k, &o, &err);
         bool failed = cuda_emu_failed() > 0;
@@ -116,7 +117,7 @@ static void too_little_memory_names_the_parts(void **state)
     struct stack_opts o = options("synth:tiny-mha", "bf16");
     struct stack k;
     struct err err = {0};
-    o.kv_tokens = 4000000;
+    o.user.kv_tokens = 4000000;
     setenv("CUDA_EMU_MIB", "200", 1);
     cuda_emu_fail(CUDA_EMU_MALLOC, -1);
     assert_int_not_equal(et_try_open(&k, &o, &err), 0);

@@ -53,14 +53,15 @@ static void load_fake(void)
 
 static struct stack_opts ranks(int n_ranks, int n_stages)
 {
-    return (struct stack_opts){.device = "cuda",
-                               .model = model,
-                               .dtype = "bf16",
-                               .tensor_parallel = n_ranks,
-                               .pipeline_parallel = n_stages,
-                               .max_context = 192,
-                               .in_memory = true,
-                               .save_buffer_bytes = 4 << 20};
+    return (struct stack_opts){.user.device = "cuda",
+                               .user.model = model,
+                               .user.dtype = "bf16",
+                               .user.tensor_parallel = n_ranks,
+                               .user.pipeline_parallel = n_stages,
+                               .user.max_context = 192,
+                               .user.store_in_memory = true,
+                               .user.save_buffer_bytes = 4 << 20,
+                               .user.no_reuse = true};
 }
 
 /* Greedy tokens of ranks on one GPU, which add in the same order; and restores that no bit tells from them. */

@@ -60,8 +60,10 @@ static void decode_allocates_nothing(void **state)
         struct seq *s[3];
         struct err err = {0};
         int n_active;
-        et_open(&k, &(struct stack_opts){
-                        .in_memory = true, .max_sequences = 3, .threads = 1 + i / 3});
+        et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                         .user.max_sequences = 3,
+                                         .user.threads = 1 + i / 3,
+                                         .user.no_reuse = true});
         for (int j = 0; j < 3; j++) {
             struct et_ask a = {.prompt = prompt,
                                .n_prompt = 50 + 20 * j,

@@ -27,16 +27,17 @@ struct shape {
 
 static void open_on(struct stack *k, struct io *disk, const struct shape *c, int stages)
 {
-    et_open(k, &(struct stack_opts){.model = c->model,
-                                    .dtype = c->dtype,
-                                    .threads = 2,
-                                    .tensor_parallel = c->ranks,
-                                    .pipeline_parallel = stages,
-                                    .max_context = 256,
+    et_open(k, &(struct stack_opts){.user.model = c->model,
+                                    .user.dtype = c->dtype,
+                                    .user.threads = 2,
+                                    .user.tensor_parallel = c->ranks,
+                                    .user.pipeline_parallel = stages,
+                                    .user.max_context = 256,
                                     .io = disk,
-                                    .dirs = et_dirs,
-                                    .n_dirs = 2,
-                                    .save_buffer_bytes = 4 << 20});
+                                    .user.store = et_dirs,
+                                    .user.n_store = 2,
+                                    .user.save_buffer_bytes = 4 << 20,
+                                    .user.no_reuse = true});
     assert_int_equal(k->dev->n_stages, stages);
 }
 
@@ -169,7 +170,8 @@ static void a_shared_block_is_copied(void **state)
     for (int stages = 1; stages <= 4; stages += 3) {
         struct stack k;
         int32_t ids[N_PROMPT];
-        et_open(&k, &(struct stack_opts){.pipeline_parallel = stages, .reuse = true});
+        et_open(&k, &(struct stack_opts){.user.pipeline_parallel = stages,
+                                         .user.no_reuse = false});
         make_prompt(&k, ids, N_PROMPT, 42);
         (void)ask(&k, ids, N_PROMPT, "none", "auto", false);
         for (int i = 100; i < N_PROMPT; i++)
@@ -188,8 +190,9 @@ static void memory_is_shared_out(void **state)
     struct stack one, four;
     size_t kv[2], activations, restore;
     char text[512];
-    et_open(&one, &(struct stack_opts){.pipeline_parallel = 1});
-    et_open(&four, &(struct stack_opts){.pipeline_parallel = 4});
+    et_open(&one, &(struct stack_opts){.user.pipeline_parallel = 1, .user.no_reuse = true});
+    et_open(&four,
+            &(struct stack_opts){.user.pipeline_parallel = 4, .user.no_reuse = true});
     engine_bytes(one.engine, &kv[0], &activations, &restore);
     engine_bytes(four.engine, &kv[1], &activations, &restore);
     assert_int_equal(kv[0], kv[1]);
@@ -214,10 +217,11 @@ static void refuses_what_cannot_be_cut(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct stack k;
         struct err err = {0};
-        struct stack_opts o = {.model = "synth:tiny-mha",
-                               .threads = 1,
-                               .tensor_parallel = cases[i].ranks,
-                               .pipeline_parallel = cases[i].stages};
+        struct stack_opts o = {.user.model = "synth:tiny-mha",
+                               .user.threads = 1,
+                               .user.tensor_parallel = cases[i].ranks,
+                               .user.pipeline_parallel = cases[i].stages,
+                               .user.no_reuse = true};
         assert_true(stack_open(&o, &k, &err) != 0);
         if (strstr(err.msg, cases[i].why) == NULL)
             fail_msg("'%s' does not say '%s'", err.msg, cases[i].why);

@@ -46,12 +46,13 @@ static void work_is_queued_by_the_group(void **state)
     struct et_run all;
     char kv[32], recomputed[32];
     setenv("HCACHE_CUDA_MATH", "exact", 1);
-    et_open(&k, &(struct stack_opts){.device = "cuda",
-                                     .model = "synth:tiny-mha",
-                                     .dtype = "bf16",
-                                     .max_context = N_PROMPT + 64,
-                                     .in_memory = true,
-                                     .save_buffer_bytes = 16 << 20});
+    et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                     .user.model = "synth:tiny-mha",
+                                     .user.dtype = "bf16",
+                                     .user.max_context = N_PROMPT + 64,
+                                     .user.store_in_memory = true,
+                                     .user.save_buffer_bytes = 16 << 20,
+                                     .user.no_reuse = true});
     int layers = k.model->cfg.n_layers;
     snprintf(kv, sizeof kv, "r0,h0,k%d", layers);
     snprintf(recomputed, sizeof recomputed, "r%d,h0,k0", layers);

@@ -48,12 +48,13 @@ static struct et_ask ask(const int32_t *prompt, int n, int max_tokens, const cha
 
 static void place_open(struct place *p, uint64_t seed, const char *model)
 {
-    struct stack_opts o = {.model = model,
-                           .dirs = et_dirs,
-                           .n_dirs = 2,
-                           .threads = 2,
-                           .max_sequences = 8,
-                           .save_buffer_bytes = 64 << 20};
+    struct stack_opts o = {.user.model = model,
+                           .user.store = et_dirs,
+                           .user.n_store = 2,
+                           .user.threads = 2,
+                           .user.max_sequences = 8,
+                           .user.save_buffer_bytes = 64 << 20,
+                           .user.no_reuse = true};
     p->io = et_disk(seed, 0);
     o.io = p->io;
     et_open(&p->k, &o);

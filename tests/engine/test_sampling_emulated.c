@@ -89,11 +89,12 @@ static void only_ids_come_down(void **state)
     (void)state;
     struct stack k;
     int32_t shown[N_COMPANY][N_NEW], hidden[N_COMPANY][N_NEW];
-    et_open(&k, &(struct stack_opts){.device = "cuda",
-                                     .dtype = "f32",
-                                     .model = "tests/model/golden/families/llama",
-                                     .max_context = 192,
-                                     .max_sequences = N_COMPANY});
+    et_open(&k, &(struct stack_opts){.user.device = "cuda",
+                                     .user.dtype = "f32",
+                                     .user.model = "tests/model/golden/families/llama",
+                                     .user.max_context = 192,
+                                     .user.max_sequences = N_COMPANY,
+                                     .user.no_reuse = true});
     uint64_t row = (uint64_t)k.model->cfg.vocab_size * sizeof(float);
     uint64_t with = generate(&k, 0, shown), without = generate(&k, N_COMPANY, hidden);
     assert_memory_equal(shown, hidden, sizeof shown);

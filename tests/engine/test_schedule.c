@@ -27,7 +27,8 @@ static int run_alone(void **state)
 {
     (void)state;
     struct stack k;
-    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT});
+    et_open(&k,
+            &(struct stack_opts){.user.max_context = MODEL_CONTEXT, .user.no_reuse = true});
     for (int i = 0; i < N; i++) {
         et_prompt(prompt[i], N_PROMPT, i % 2 ? 7 : 100 + (uint64_t)i);
         for (int j = 20 * i; i % 2 && j < N_PROMPT; j++)
@@ -102,11 +103,11 @@ static void preempted_without_a_store(void **state)
     (void)state;
     for (int reuse = 0; reuse < 2; reuse++) {
         struct stack k;
-        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
-                                         .max_sequences = 5,
-                                         .kv_tokens = 8 * 64,
+        et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                         .user.max_sequences = 5,
+                                         .user.kv_tokens = 8 * 64,
                                          .step_rows = 100,
-                                         .reuse = reuse});
+                                         .user.no_reuse = !reuse});
         struct engine_stats st = in_a_tiny_pool(&k, "without a store");
         print_message("# reuse %d: %d preemptions, %d tokens recovered, %d recomputed\n",
                       reuse, (int)st.n_preempted, (int)st.recovered_tokens,
@@ -132,14 +133,14 @@ static void preempted_with_a_store(void **state)
     for (int i = 0; i < 6; i++) {
         struct stack k;
         struct io *io = et_disk(40 + (uint64_t)i, 0);
-        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
-                                         .max_sequences = 5,
-                                         .kv_tokens = 8 * 64,
+        et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                         .user.max_sequences = 5,
+                                         .user.kv_tokens = 8 * 64,
                                          .step_rows = 100,
-                                         .reuse = i % 2,
+                                         .user.no_reuse = !(i % 2),
                                          .io = io,
-                                         .dirs = et_dirs,
-                                         .n_dirs = 2});
+                                         .user.store = et_dirs,
+                                         .user.n_store = 2});
         if (i / 2 > 0)
             assert_int_equal(io_sim_fault_add(io, &faults[i / 2 - 1]), 0);
         struct engine_stats st = in_a_tiny_pool(&k, "with a store");
@@ -169,7 +170,8 @@ static void answers_share_their_prompt(void **state)
                        .max_tokens = 30,
                        .temperature = 1,
                        .save = "both"};
-    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT});
+    et_open(&k,
+            &(struct stack_opts){.user.max_context = MODEL_CONTEXT, .user.no_reuse = true});
     for (int i = 0; i < 4; i++) {
         a.seed = (uint64_t)i;
         assert_int_equal(et_run(&k, &a, &ref[i]), 0);
@@ -178,11 +180,11 @@ static void answers_share_their_prompt(void **state)
     for (int saved = 0; saved < 2; saved++) {
         struct seq *s[4];
         struct err err = {0};
-        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
-                                         .max_sequences = 4,
+        et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                         .user.max_sequences = 4,
                                          .step_rows = 128,
-                                         .reuse = true,
-                                         .in_memory = true});
+                                         .user.no_reuse = false,
+                                         .user.store_in_memory = true});
         a.save = saved ? "both" : "none";
         for (int i = 0; i < 4; i++) {
             a.seed = (uint64_t)i;
@@ -209,11 +211,12 @@ static void turns_come_from_anywhere(void **state)
     struct stack plain, k;
     struct rng rng = {5};
     int n_device = 0, n_restored = 0;
-    et_open(&plain, &(struct stack_opts){.max_context = MODEL_CONTEXT});
-    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
-                                     .kv_tokens = 8 * 64,
-                                     .reuse = true,
-                                     .in_memory = true});
+    et_open(&plain,
+            &(struct stack_opts){.user.max_context = MODEL_CONTEXT, .user.no_reuse = true});
+    et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                     .user.kv_tokens = 8 * 64,
+                                     .user.no_reuse = false,
+                                     .user.store_in_memory = true});
     for (int i = 0; i < 60; i++) {
         struct et_run ref, r;
         struct et_ask a = ask[rng_below(&rng, N)];
@@ -244,13 +247,14 @@ static void the_store_continues_the_device(void **state)
         struct et_ask a = {
             .prompt = prompt[0], .n_prompt = 330, .max_tokens = 40, .save = saves[i]};
         struct et_ask other = {.prompt = prompt[2], .n_prompt = 250, .max_tokens = 1};
-        et_open(&plain, &(struct stack_opts){.max_context = MODEL_CONTEXT});
+        et_open(&plain, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                             .user.no_reuse = true});
         assert_int_equal(et_run(&plain, &a, &ref), 0);
         stack_close(&plain);
-        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
-                                         .kv_tokens = 8 * 64,
-                                         .reuse = true,
-                                         .in_memory = true});
+        et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                         .user.kv_tokens = 8 * 64,
+                                         .user.no_reuse = false,
+                                         .user.store_in_memory = true});
         if (saves[i][0] == 'h') /* projecting is cheap, computing is not */
             et_platform(&k.platform, 1e-2, 1e-7, 1e-4, 1e9);
         assert_int_equal(et_run(&k, &a, &r), 0);
@@ -272,7 +276,8 @@ static void salts_do_not_share(void **state)
     struct stack k;
     struct et_run r;
     struct et_ask a = {.prompt = prompt[0], .n_prompt = 200, .salt = "alice"};
-    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT, .reuse = true});
+    et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                     .user.no_reuse = false});
     assert_int_equal(et_run(&k, &a, &r), 0);
     a.salt = "bob";
     assert_int_equal(et_run(&k, &a, &r), 0);
@@ -294,7 +299,9 @@ static bool deadlines_after(int64_t in_ns)
 {
     struct stack k;
     struct et_run r;
-    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT, .max_sequences = 1});
+    et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                     .user.max_sequences = 1,
+                                     .user.no_reuse = true});
     struct seq *late = add(&k, 11, 0, clock_now_ns() - 1);
     int64_t soon = clock_now_ns() + in_ns;
     struct seq *cut = add(&k, 10, 0, soon);
@@ -333,8 +340,10 @@ static void priorities(void **state)
     struct stack k;
     struct et_run r;
     struct seq *s[3];
-    et_open(&k, &(struct stack_opts){
-                    .max_context = MODEL_CONTEXT, .max_sequences = 1, .in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                     .user.max_sequences = 1,
+                                     .user.store_in_memory = true,
+                                     .user.no_reuse = true});
     s[0] = add(&k, 4, 0, 0);
     step(&k, 4);
     s[1] = add(&k, 6, 0, 0);
@@ -372,10 +381,11 @@ static void check_fault_of_values(const char *dtype, uint32_t bits, const char *
     struct err err = {0};
     struct et_ask a[3];
     int32_t bad[100];
-    et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
-                                     .max_sequences = 3,
-                                     .dtype = dtype,
-                                     .in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                     .user.max_sequences = 3,
+                                     .user.dtype = dtype,
+                                     .user.store_in_memory = true,
+                                     .user.no_reuse = true});
     poison(&k, BAD, bits);
     for (int i = 0; i < 3; i++) {
         a[i] = (struct et_ask){
@@ -425,13 +435,14 @@ static void company_changes_nothing(void **state)
         struct seq *s[N];
         struct et_run r;
         int order[N];
-        et_open(&k, &(struct stack_opts){.max_context = MODEL_CONTEXT,
-                                         .max_sequences = 1 + (int)rng_below(&rng, N),
-                                         .threads = 1 + (int)rng_below(&rng, 2),
-                                         .step_rows = 16 + (int)rng_below(&rng, 300),
-                                         .kv_tokens = 64 * (8 + (int)rng_below(&rng, 40)),
-                                         .reuse = rng_below(&rng, 2),
-                                         .in_memory = rng_below(&rng, 2)});
+        et_open(&k,
+                &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                     .user.max_sequences = 1 + (int)rng_below(&rng, N),
+                                     .user.threads = 1 + (int)rng_below(&rng, 2),
+                                     .step_rows = 16 + (int)rng_below(&rng, 300),
+                                     .user.kv_tokens = 64 * (8 + (int)rng_below(&rng, 40)),
+                                     .user.no_reuse = !rng_below(&rng, 2),
+                                     .user.store_in_memory = rng_below(&rng, 2)});
         for (int i = 0; i < N; i++) {
             int j = (int)rng_below(&rng, (uint64_t)i + 1);
             order[i] = order[j];

@@ -25,13 +25,14 @@ enum { N_PROMPT = 205, N_FULL = 192, N_GENERATE = 8, N_LONGER = N_PROMPT + N_GEN
 
 static void open_ranks(struct stack *k, const char *model, const char *dtype, int ranks)
 {
-    et_open(k, &(struct stack_opts){.model = model,
-                                    .dtype = dtype,
-                                    .threads = 2,
-                                    .tensor_parallel = ranks,
-                                    .max_context = 256,
-                                    .in_memory = true,
-                                    .save_buffer_bytes = 4 << 20});
+    et_open(k, &(struct stack_opts){.user.model = model,
+                                    .user.dtype = dtype,
+                                    .user.threads = 2,
+                                    .user.tensor_parallel = ranks,
+                                    .user.max_context = 256,
+                                    .user.store_in_memory = true,
+                                    .user.save_buffer_bytes = 4 << 20,
+                                    .user.no_reuse = true});
     assert_int_equal(k->dev->n_ranks, ranks);
 }
 
@@ -356,10 +357,11 @@ static void refuses_unequal_shares(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct stack k;
         struct err err = {0};
-        struct stack_opts o = {.model = cases[i].model,
-                               .weights = cases[i].weights,
-                               .threads = 1,
-                               .tensor_parallel = cases[i].ranks};
+        struct stack_opts o = {.user.model = cases[i].model,
+                               .user.weights = cases[i].weights,
+                               .user.threads = 1,
+                               .user.tensor_parallel = cases[i].ranks,
+                               .user.no_reuse = true};
         assert_true(stack_open(&o, &k, &err) != 0);
         if (strstr(err.msg, cases[i].why) == NULL)
             fail_msg("%s: '%s' does not say '%s'", cases[i].model, err.msg, cases[i].why);

@@ -31,7 +31,9 @@ static void weights_beyond_the_machine_are_refused(void **state)
         struct sysinfo s;
         struct stack k;
         struct err err = {0};
-        et_open(&k, &(struct stack_opts){.in_memory = true, .tensor_parallel = n_ranks});
+        et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                         .user.tensor_parallel = n_ranks,
+                                         .user.no_reuse = true});
         assert_int_equal(sysinfo(&s), 0);
         uint64_t share = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit /
                          (uint64_t)n_ranks;

@@ -19,10 +19,11 @@ struct desk {
 static void open_desk(struct desk *d, int max_sequences)
 {
     struct err err = {0};
-    struct stack_opts o = {.model = "synth:tiny-mha",
-                           .threads = 1,
-                           .max_context = 256,
-                           .max_sequences = max_sequences};
+    struct stack_opts o = {.user.model = "synth:tiny-mha",
+                           .user.threads = 1,
+                           .user.max_context = 256,
+                           .user.max_sequences = max_sequences,
+                           .user.no_reuse = true};
     assert_int_equal(stack_open(&o, &d->k, &err), 0);
     struct service_opts so = {.engine = d->k.engine,
                               .n_vocab = d->k.model->cfg.vocab_size,

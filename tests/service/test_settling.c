@@ -46,8 +46,11 @@ static void only_the_durable_wait_for_the_disk(void **state)
     struct stack k;
     struct service *s;
     struct io *disk = et_disk(1, 1 << 26);
-    et_open(&k, &(struct stack_opts){
-                    .io = disk, .dirs = et_dirs, .n_dirs = 2, .max_sequences = 1});
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.max_sequences = 1,
+                                     .user.no_reuse = true});
     service_create(&(struct service_opts){.engine = k.engine,
                                           .saver = k.saver,
                                           .store = k.store,
@@ -87,7 +90,10 @@ static void durable_without_a_thread(void **state)
     struct stack k;
     struct service *s;
     struct io *disk = et_disk(2, 1 << 26);
-    et_open(&k, &(struct stack_opts){.io = disk, .dirs = et_dirs, .n_dirs = 2});
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.no_reuse = true});
     service_create(&(struct service_opts){.engine = k.engine,
                                           .saver = k.saver,
                                           .store = k.store,

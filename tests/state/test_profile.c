@@ -59,7 +59,7 @@ static void comes_back(void **state)
     struct stack k;
     struct platform expected, p, q;
     struct err err = {0};
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     begin(&k, &expected);
     assert_int_equal(expected.n_layers, 4);
     assert_true(expected.h_bytes == 64 * 4 && expected.kv_bytes == 2 * 64 * 4);
@@ -91,7 +91,7 @@ static void others_are_refused(void **state)
     (void)state;
     struct stack k;
     struct platform expected, p;
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     begin(&k, &expected);
     p = measured(&expected);
     snprintf(p.machine, sizeof p.machine, "another machine");
@@ -113,7 +113,7 @@ static void nonsense_is_refused(void **state)
     (void)state;
     struct stack k;
     struct platform expected, p;
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     begin(&k, &expected);
     static const double bad[] = {-1, 0, NAN, INFINITY};
     for (int i = 0; i < 4; i++) {
@@ -137,7 +137,7 @@ static void torn_files_are_refused(void **state)
     struct stack k;
     struct platform expected, p, q;
     char text[PLATFORM_FORMAT_MAX];
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     begin(&k, &expected);
     p = measured(&expected);
     int n = platform_format(&p, text, sizeof text), n_good = 0;
@@ -164,7 +164,8 @@ static void compute_costs_are_sane(void **state)
         struct model_work *w;
         struct stream *s;
         struct err err = {0};
-        et_open(&k, &(struct stack_opts){.max_context = ctx[i]});
+        et_open(&k,
+                &(struct stack_opts){.user.max_context = ctx[i], .user.no_reuse = true});
         assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &s, &err), 0);
         assert_int_equal(model_work_create(k.model, 512, &w, &err), 0);
         begin(&k, &p);
@@ -197,7 +198,10 @@ static void io_is_measured_on_what_exists(void **state)
         struct et_run r;
         struct err err = {0};
         struct io *io = et_disk((uint64_t)i, 0);
-        et_open(&k, &(struct stack_opts){.io = io, .dirs = et_dirs, .n_dirs = 2});
+        et_open(&k, &(struct stack_opts){.io = io,
+                                         .user.store = et_dirs,
+                                         .user.n_store = 2,
+                                         .user.no_reuse = true});
         struct et_ask a = {.prompt = prompt, .n_prompt = 201, .save = saves[i]};
         assert_int_equal(et_run(&k, &a, &r), 0);
         assert_int_equal(r.committed, 201);
@@ -243,7 +247,8 @@ static void an_empty_device_is_measured(void **state)
         struct profile_scratch *scratch;
         struct err err = {0};
         struct io *io = i > 0 ? et_disk((uint64_t)i, 0) : NULL;
-        et_open(&k, &(struct stack_opts){.in_memory = true});
+        et_open(&k,
+                &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
         assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &s, &err), 0);
         assert_int_equal(model_work_create(k.model, 512, &w, &err), 0);
         if (profile_scratch_open(k.model, io, et_dirs, i, &scratch, &err) != 0)
@@ -288,7 +293,7 @@ static void a_slow_device_takes_few_samples(void **state)
     struct profile_scratch *scratch;
     struct err err = {0};
     struct io *io = et_disk(1, 0);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     if (profile_scratch_open(k.model, io, et_dirs, 1, &scratch, &err) != 0)
         fail_msg("%s", err.msg);
     struct profile_source from = profile_scratch_source(scratch);
@@ -319,7 +324,7 @@ static void a_full_device_cannot_be_measured(void **state)
     struct profile_scratch *scratch;
     struct err err = {0};
     struct io *io = et_disk(1, 1 << 20);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     assert_int_not_equal(profile_scratch_open(k.model, io, et_dirs, 1, &scratch, &err), 0);
     assert_non_null(strstr(err.msg, "/store/a"));
     assert_false(io_exists(io, "/store/a/profile-scratch"));
@@ -336,7 +341,7 @@ static void a_restore_measures_first(void **state)
     struct et_run r;
     et_prompt(prompt, 201, 1);
     struct et_ask a = {.prompt = prompt, .n_prompt = 201, .save = "-KKK", .plan = "r1,k3"};
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     k.platform.n_tiers = 0;
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(k.platform.n_tiers, 0); /* nothing was there to be measured */
@@ -361,7 +366,9 @@ static void a_restore_corrects_the_profile(void **state)
     assert_int_equal(io_pread_open(&io, &err), 0);
     io_throttle(io, 2000000, 0);
     et_prompt(prompt, 1001, 1);
-    et_open(&k, &(struct stack_opts){.io = io, .dirs = dirs, .n_dirs = 1});
+    et_open(&k,
+            &(struct stack_opts){
+                .io = io, .user.store = dirs, .user.n_store = 1, .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 1001, .save = "kv", .plan = "kv"};
     assert_int_equal(et_run(&k, &a, &r), 0);
     k.platform.tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = 8e6};

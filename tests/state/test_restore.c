@@ -39,7 +39,7 @@ static struct et_run never_evicted(void)
     struct et_run r;
     struct et_ask a = ask("none", "auto");
     et_prompt(prompt, N_PROMPT, 42);
-    et_open(&k, &(struct stack_opts){0});
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     assert_int_equal(et_run(&k, &a, &r), 0);
     stack_close(&k);
     return r;
@@ -54,7 +54,11 @@ struct place {
 
 static void place_reopen(struct place *p, int threads)
 {
-    struct stack_opts o = {.io = p->io, .dirs = et_dirs, .n_dirs = 2, .threads = threads};
+    struct stack_opts o = {.io = p->io,
+                           .user.store = et_dirs,
+                           .user.n_store = 2,
+                           .user.threads = threads,
+                           .user.no_reuse = true};
     et_open(&p->k, &o);
 }
 

@@ -1,0 +1,89 @@
+/* engine_options.h - the options that every command shares which opens a model.
+ *
+ * A command's struct has a member `struct engine_args engine`.  Each row below puts its value straight
+ * into `engine.o`, which is what hcache_open and stack_open take.  So a new option of the engine is a
+ * row here, a field of struct hcache_opts, and the line that uses the field. */
+#ifndef APPS_ENGINE_OPTIONS_H
+#define APPS_ENGINE_OPTIONS_H
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/opt.h"
+#include "hcache.h"
+
+struct engine_args {
+    struct hcache_opts o;
+    struct opt_list store; /* as given; engine_args_finish puts it into o */
+};
+
+static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const engine_weights[] = {"checkpoint", "q8", NULL};
+static const char *const engine_devices[] = {"cpu", "ref", "cuda", NULL};
+static const char *const engine_directs[] = {"auto", "on", "off", NULL};
+
+/* Rows of an option table; s: the command's struct. */
+/* clang-format off */
+#define OPT_MODEL(s, text)                                                                 \
+    {"MODEL_DIR", OPT(s, engine.o.model), .required = true, .help = text}
+#define OPT_DTYPE(s)                                                                       \
+    {"dtype", OPT(s, engine.o.dtype), .choices = engine_dtypes,                            \
+     .help = "state dtype; the checkpoint's by default"}
+#define OPT_WEIGHTS(s)                                                                     \
+    {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
+     .help = "how matrices are held: in the checkpoint's type, or in 8 bits (q8)"}
+#define OPT_THREADS(s)                                                                     \
+    {"threads", OPT(s, engine.o.threads), .arg = "N", .def = "0", .min = 0, .max = 1024,   \
+     .help = "compute threads; 0 is one for each processor that the process may use"}
+#define OPT_DEVICE(s)                                                                      \
+    {"device", OPT(s, engine.o.device), .choices = engine_devices, .def = "cpu",           \
+     .help = "where to compute; ref is slow, for checking"}
+#define OPT_PARALLEL(s)                                                                    \
+    {"tensor-parallel", OPT(s, engine.o.tensor_parallel), .arg = "N", .def = "1",          \
+     .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
+     .help = "ranks that share each layer: GPUs; of the CPU, for tests"},                  \
+    {"pipeline-parallel", OPT(s, engine.o.pipeline_parallel), .arg = "N", .def = "1",      \
+     .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
+     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"}
+#define OPT_BATCH_ROWS(s)                                                                  \
+    {"batch-rows", OPT(s, engine.o.batch_rows), .arg = "N", .def = "0", .min = 0,          \
+     .max = HCACHE_MAX_BATCH_ROWS,                                                         \
+     .help = "tokens of one forward pass at most, 512 or more; 0: what suits the device "  \
+             "(512 on a CPU, 2048 on a GPU)"}
+#define OPT_COMPUTE(s)                                                                     \
+    OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_THREADS(s), OPT_PARALLEL(s), OPT_DEVICE(s)
+#define OPT_MAX_CONTEXT(s)                                                                 \
+    {"max-context", OPT(s, engine.o.max_context), .arg = "N", .def = "0", .min = 0,        \
+     .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"}
+#define OPT_STORE(s, text) {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text}
+#define OPT_STORE_CAP(s)                                                                   \
+    {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \
+     .help = "bound on saved state; 0 is none"}
+#define OPT_SAVE_BUFFER(s)                                                                 \
+    {"save-buffer", OPT(s, engine.o.save_buffer_bytes), .arg = "BYTES", .def = "0",        \
+     .help = "memory for state on its way to the store; 0 is 256M"}
+#define OPT_THROTTLE(s)                                                                    \
+    {"throttle", OPT(s, engine.o.throttle_bytes_per_s), .arg = "BYTES_PER_S", .def = "0",  \
+     .help = "slow the store's reads down, for experiments"}
+#define OPT_GPU_DIRECT(s)                                                                  \
+    {"gpu-direct", OPT(s, engine.o.gpu_direct), .choices = engine_directs, .def = "auto",  \
+     .help = "read the store straight into a GPU's memory, by cuFile; on: or fail"}
+/* clang-format on */
+
+/* Puts --store into e->o: directories, or the word memory.  Returns 0, or ERR_USAGE where that word
+ * stands among directories.  e->o points into e->store from then on. */
+static inline int engine_args_finish(struct engine_args *e, struct err *err)
+{
+    for (int i = 0; e->store.n > 1 && i < e->store.n; i++)
+        if (strcmp(e->store.items[i], "memory") == 0)
+            return err_set(
+                err, ERR_USAGE,
+                "--store: memory stands alone; a folder of that name is ./memory");
+    e->o.store_in_memory = e->store.n == 1 && strcmp(e->store.items[0], "memory") == 0;
+    e->o.store = e->o.store_in_memory ? NULL : e->store.items;
+    e->o.n_store = e->o.store_in_memory ? 0 : e->store.n;
+    return 0;
+}
+
+#endif
