@@ -21,9 +21,11 @@ static void place_open(struct stack *k, struct io *io, int n_parts, const int n[
                        const char *const save[])
 {
     struct et_run r;
-    et_open(k,
-            &(struct stack_opts){
-                .io = io, .dirs = et_dirs, .n_dirs = io != NULL, .in_memory = io == NULL});
+    et_open(k, &(struct stack_opts){.io = io,
+                                    .user.store = et_dirs,
+                                    .user.n_store = io != NULL,
+                                    .user.store_in_memory = io == NULL,
+                                    .user.no_reuse = true});
     for (int i = 0; i < n_parts; i++) {
         struct et_ask a = {.prompt = prompt, .n_prompt = n[i], .save = save[i]};
         assert_int_equal(et_run(k, &a, &r), 0);
@@ -47,7 +49,7 @@ static void make_reference(void)
 {
     struct stack k;
     et_prompt(prompt, N_PROMPT, 18);
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     ref = ask(&k, "recompute", false);
     stack_close(&k);
 }
@@ -169,7 +171,7 @@ static void an_empty_store(void **state)
     (void)state;
     make_reference();
     struct stack k;
-    et_open(&k, &(struct stack_opts){.in_memory = true});
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     for (int strict = 0; strict < 2; strict++) {
         struct et_run r = ask(&k, "kv", strict);
         et_same(&r, &ref, "kv");
