@@ -164,7 +164,12 @@ check "with its own output" same_output
 
 run_hc run "$good" "${gen[@]}" --store "$tmp/kv-only" --save kv
 run_hc run "$good" "${gen[@]}" --store "$tmp/kv-only" --plan hidden
-check "a plan for a kind that is not stored: an error that says so" \
+check "a plan for a kind that is not stored: done without it" test "$rc" -eq 0
+check "a plan for a kind that is not stored: the deviation says so" \
+    json_is 'bool(j["plan"]["deviation"])' True
+check "a plan for a kind that is not stored: the same output" same_output
+run_hc run "$good" "${gen[@]}" --store "$tmp/kv-only" --plan hidden --plan-strict
+check "a strict plan for a kind that is not stored: an error that says so" \
     bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -qi hidden '$tmp/err'"
 
 # A bit flip on the disk: in every file of the store in turn, in its middle.
