@@ -9,6 +9,8 @@
 # crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
 # A skip prints its reason: cmocka tests print a line "skipped: reason" right before skip().
 #
+# A tool that a test or this script needs and that is missing is a failure, not a skip.
+#
 # A failure has to be understood from this output alone, on a machine that nobody can look at: it says
 # what the machine is, how busy it was, why each result failed, and, of a program that hangs, what its
 # threads wait for.  Whole outputs of programs that failed stay in BUILD_DIR/test-logs/.
@@ -139,6 +141,16 @@ tell_failure() { # tell_failure NAME RC WHY
     [ -s "$log.hang" ] && sed 's/^/    ? /' "$log.hang" | head -150
 }
 
+# Each skip as TAP writes it, "ok N - TEST # SKIP REASON".  cmocka 1.1.5 writes "not ok N # SKIP TEST", and the
+# test has printed the reason in the line before.
+show_skips() {
+    awk '/^(ok .*|1\.\.0 )# SKIP/ { print "    " $0 }
+        /^not ok .*# SKIP/ { n = $3; sub(/.*# SKIP */, ""); why = before; sub(/^(# *)?(SKIP|skip(ped)?): */, "", why)
+            if (why == "" || why ~ /^(not )?ok |^1\.\./) why = "no reason was given"
+            print "    ok " n " - " $0 " # SKIP " why }
+        { before = $0 }' "$log" | head -20
+}
+
 run_one() { # run_one NAME COMMAND...
     local name=$1 start=$SECONDS rc left plan ok bad skip missing oom why=
     shift
@@ -166,16 +178,27 @@ run_one() { # run_one NAME COMMAND...
     slow+=("$((SECONDS - start)) $name")
     printf ' %4d passed %3d failed %3d skipped %4d s\n' "$ok" "$bad" "$skip" $((SECONDS - start))
     [ -n "$left" ] && echo "    was left running, and ended now: ${left//$'\n'/; }"
-    # The reason stands in the line itself, or (cmocka) in the line before it.
-    [ "$skip" -gt 0 ] && awk '/# SKIP/ { if (before !~ /^(not )?ok |^1\.\./ && before != "") print "    " before
-        print "    " $0 } { before = $0 }' "$log" | head -20
+    [ "$skip" -gt 0 ] && show_skips
     if [ "$bad" -gt 0 ]; then
         bad_names+=("$name")
         tell_failure "$name" "$rc" "$(ending "$rc" $((SECONDS - start)) "$oom")$why"
     fi
 }
 
+# Without these a test would look passed or skipped although nothing was checked: ps finds processes that a test
+# has left, strace makes system calls fail, mkfs.ext4 makes a disk that breaks.
+require_tools() {
+    local tool missing=()
+    for tool in awk grep mkfs.ext4 mount ps python3 setpriv strace timeout; do
+        command -v "$tool" >/dev/null || missing+=("$tool")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+    echo "missing: ${missing[*]}. tools/setup.sh installs what the tests need."
+    failed=$((failed + 1)) bad_names+=("tools")
+}
+
 machine
+require_tools
 for src in tests/*/test_*.c; do
     [ -e "$src" ] || continue
     name=${src#tests/} name=${name%.c}

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Installs the distribution packages that are missing (Debian 12; root, or sudo).  Silent and quick
-# where nothing is missing.
-#   tools/setup.sh          what building, testing and the demo need
-#   tools/setup.sh --clients   and .venv/ with the official clients that tests/e2e use, no more
-#   tools/setup.sh --dev    and what only development needs (clang, coverage, tracing), and .venv/ with
-#                           the official clients and the browser's driver that tests/e2e use
+# Installs the distribution packages that are missing (Debian 12; root, or sudo).  Only git and make need to be
+# there.  Silent and quick where nothing is missing.
+#   tools/setup.sh             what building, testing and the demo need
+#   tools/setup.sh --clients   and .venv/ with the official clients that tests/e2e use
+#   tools/setup.sh --dev       and what only development needs (clang, coverage, tracing), and the browser and its
+#                              driver that tests/e2e use
+#   tools/setup.sh --list      prints the packages that are missing, and installs nothing
 set -euo pipefail
 
-packages=(gcc g++ make pkg-config git liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev libmicrohttpd-dev libcurl4-openssl-dev
-          libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev strace python3)
+packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
+          libmicrohttpd-dev libcurl4-openssl-dev libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev
+          python3 procps strace mount e2fsprogs util-linux)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr python3-venv chromium
      chromium-driver)
 
@@ -16,10 +18,10 @@ fail() { echo "setup: $*" >&2; exit 1; }
 
 want=("${packages[@]}")
 case ${1:-} in
-'') ;;
+'' | --list) ;;
 --dev) want+=("${dev[@]}") ;;
 --clients) want+=(python3-venv) ;;
-*) fail "unknown argument \"$1\" (allowed: --dev, --clients)" ;;
+*) fail "unknown argument \"$1\" (allowed: --clients, --dev, --list)" ;;
 esac
 
 command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand what Debian 12 calls: ${want[*]}"
@@ -28,6 +30,10 @@ missing=()
 for p in "${want[@]}"; do
     dpkg-query -W -f='${db:Status-Status}\n' "$p" 2>/dev/null | grep -qx installed || missing+=("$p")
 done
+if [ "${1:-}" = --list ]; then
+    [ ${#missing[@]} -eq 0 ] || printf '%s\n' "${missing[@]}"
+    exit
+fi
 
 make_venv() {
     local want=("openai>=2.0" "anthropic>=0.70") modules='openai, anthropic'
@@ -45,21 +51,47 @@ fi
 
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || fail "needs root or sudo to install: ${missing[*]}"
+    line="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+    if ! command -v sudo >/dev/null || { ! sudo -n true 2>/dev/null && [ ! -t 0 ]; }; then
+        printf 'setup: %d packages are missing and only root can install them. As root, run:\n\n    %s\n\n' \
+            ${#missing[@]} "$line" >&2
+        fail "then run this command again"
+    fi
     sudo=(sudo)
 fi
-echo "setup: installing ${missing[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-apt() { # another apt may hold the lock, as on a machine that has just started
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -qq "$@" >"$log" 2>&1
+
+# Shows how far apt is, from its lines "dlstatus:N:PERCENT:TEXT" and "pmstatus:PACKAGE:PERCENT:TEXT" on stdin.  On a
+# terminal one line is rewritten; a file gets a line for every tenth.
+show_progress() {
+    local kind percent text shown=
+    while IFS=: read -r kind _ percent text; do
+        case $kind in dlstatus) kind=downloading ;; pmstatus) kind=installing ;; *) continue ;; esac
+        percent=${percent%%.*}
+        if [ -t 1 ]; then
+            printf '\rsetup: %s %3d %%  %-60.60s' "$kind" "$percent" "$text"
+        elif [ "$kind $((percent / 10))" != "$shown" ]; then
+            shown="$kind $((percent / 10))"
+            printf 'setup: %s, %d %%\n' "$kind" "$percent"
+        fi
+    done
+    [ ! -t 1 ] || printf '\r%-90s\r' ''
 }
+apt() { # another apt may hold the lock, as on a machine that has just started
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o APT::Status-Fd=1 \
+        -q "$@" 2>&1 | tee "$log" | show_progress
+}
+begin=$SECONDS
+echo "setup: reading the lists of packages"
 # A failed update is not yet an end: the lists that are there may do.
 apt update || echo "setup: apt-get update failed (no network?); trying with the lists that are here" >&2
+echo "setup: installing ${#missing[@]} packages: ${missing[*]}"
 if ! apt install -y --no-install-recommends "${missing[@]}"; then
     tail -15 "$log" >&2
     fail "could not install: ${missing[*]}
 setup: is the network up, and has /etc/apt/sources.list the Debian 12 archive?  Packages that are
 setup: installed in another way are found, too; then run the command again."
 fi
+echo "setup: done after $((SECONDS - begin)) s"
 make_venv "${1:-}"

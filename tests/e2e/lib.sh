@@ -9,7 +9,6 @@
 # Seconds after which something that should happen is taken for something that does not (see tap.py).
 PATIENCE=300
 hc=$PWD/${HCACHE_BUILD:?is set by tools/run_tests.sh}/hcache
-shared_model=${HCACHE_SHARED:-../shared}/models/stories260K
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/hcache-test.XXXXXX")
 n_results=0 n_failed=0
 cleanup() { rm -rf "$tmp"; }
@@ -65,16 +64,9 @@ port_of() {
     echo "$port"
 }
 
-has_command() { "$hc" --help 2>/dev/null | grep -qE "^  $1 "; }
-# A writable copy of a small model, with its tokenizer where the shared models are there.
+# A writable copy of a small trained model without a chat template (plain_model.py).
 small_model() { # small_model DIR
-    if [ -e "$shared_model/model.safetensors" ]; then
-        mkdir -p "$1" && cp "$shared_model"/* "$1" && chmod -R u+w "$1"
-    elif has_command model; then
-        "$hc" model synth --shape tiny-gqa --out "$1" >/dev/null
-    else
-        return 1
-    fi
+    python3 tests/e2e/plain_model.py "$1"
 }
 # ids N SEED: N token ids below 500, the same for the same seed.
 ids() { awk -v n="$1" -v s="$2" 'BEGIN { for (i = 0; i < n; i++) { s = (s * 1103515245 + 12345) % 2147483648; printf "%d ", 3 + int(s / 65536) % 490 } }'; }

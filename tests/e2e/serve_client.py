@@ -1,22 +1,28 @@
 """What the tests of `hcache serve` share: a server as a child process, and raw HTTP over sockets."""
+import atexit
 import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
+from plain_model import write_plain_model  # noqa: E402
 from tap import PATIENCE  # noqa: E402
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 # What a sanitizer makes slow is no measure of the program.
 SANITIZED = os.path.basename(os.environ["HCACHE_BUILD"].rstrip("/")) in ("asan", "tsan")
-MODEL = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "models/stories260K")
+models = tempfile.mkdtemp(prefix="hcache-models.")
+atexit.register(shutil.rmtree, models, ignore_errors=True)
+MODEL = write_plain_model(os.path.join(models, "plain"))  # without a chat template: see plain_model.py
 
 
 # For tests that look for state in the store: `auto` saves and restores nothing where it measures that computing again

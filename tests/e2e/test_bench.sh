@@ -3,7 +3,6 @@
 # told, and what would have needed it is left out.
 . tests/e2e/lib.sh
 
-has_command bench || skip_all "there is no hcache bench yet"
 model=synth:tiny-mha
 restore=(bench restore "$model" --store "$tmp/store" --lengths 64,512 --rounds 2)
 

@@ -2,7 +2,6 @@
 # and goes on, and a prompt that begins with a document.
 . tests/e2e/lib.sh
 
-has_command ingest || skip_all "there is no hcache ingest yet"
 model=models/demo
 store=$tmp/store
 # doc SEED WORDS: text of so many words

@@ -2,9 +2,8 @@
 # again where it is another machine's or makes no sense.
 . tests/e2e/lib.sh
 
-has_command profile || skip_all "there is no hcache profile yet"
 model=$tmp/model
-small_model "$model" || skip_all "no small model"
+small_model "$model"
 ids 200 7 >"$tmp/ids"
 dirs=$tmp/a,$tmp/b
 run=(run "$model" --token-ids "$tmp/ids" --max-tokens 2 --ignore-eos --store "$dirs" --save both --json)

@@ -2,9 +2,8 @@
 # the same store damaged.
 . tests/e2e/lib.sh
 
-has_command run || skip_all "there is no hcache run yet"
 model=$tmp/model
-small_model "$model" || skip_all "no small model"
+small_model "$model"
 ids 200 7 >"$tmp/ids"
 dirs=$tmp/a,$tmp/b
 
@@ -44,8 +43,8 @@ run_hc store verify "$dirs"
 check "and it is sound after" test "$rc" -eq 0
 
 # A hidden state behind the first (that of layer 0 is never read: it is the embedding).  Behind the
-# header of 4096 bytes, a layer's takes 64 rows of f32.
-behind_first=$(python3 -c 'import json,sys; print(4096 + 64 * 4 * json.load(open(sys.argv[1]))["hidden_size"] + 520)' "$model/config.json")
+# header of 4096 bytes, a layer's takes 64 rows of bf16.
+behind_first=$(python3 -c 'import json,sys; print(4096 + 64 * 2 * json.load(open(sys.argv[1]))["hidden_size"] + 520)' "$model/config.json")
 printf 'damage' | dd of="$tmp/a/seg-000000.hc" bs=1 seek="$behind_first" conv=notrunc 2>/dev/null
 run_hc store verify "$dirs"
 expect "a damaged record: exit code 1" 1 '1 damaged'

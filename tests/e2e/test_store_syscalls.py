@@ -168,7 +168,9 @@ def read_only(at):
 
 try:
     has_ring = "io_uring is not available" not in run(command(OLD, os.path.join(tmp, "first")))[0].stderr
-    if can(["strace", "-o", "/dev/null", "true"]):
+    if shutil.which("strace") is None:
+        check("strace is here (tools/setup.sh installs it)", False)
+    elif can(["strace", "-o", "/dev/null", "true"]):
         for c in PATH_CASES[:N_CASES] + (RING_CASES[:N_CASES] if has_ring else []):
             injected(c)
         if not has_ring:

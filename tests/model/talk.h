@@ -5,7 +5,7 @@
 #include "kvcache/kvcache.h"
 #include "model/model.h"
 
-enum { TALK_MAX_ROWS = 128, TALK_MAX_TOKENS = 512 };
+enum { TALK_MAX_ROWS = 128, TALK_MAX_TOKENS = 1024 };
 
 struct talk {
     struct pool *pool;

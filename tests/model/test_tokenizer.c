@@ -5,6 +5,7 @@
 #include "base/utf8.h"
 #include "format/json.h"
 #include "model/tokenizer.h"
+#include "tests/base/shareddata.h"
 #include "tests/base/tempdir.h"
 
 #include <errno.h>
@@ -33,17 +34,13 @@ static struct tokenizer *open_dir(const char *dir)
     return t;
 }
 
-/* SHARED/name, or a skip with its reason. */
+/* The path of ../shared/name, which is there. */
 static char *shared_path(const char *name)
 {
-    const char *shared = getenv("HCACHE_SHARED");
-    char *path = xasprintf("%s/%s", shared != NULL ? shared : "../shared", name);
-    if (access(path, R_OK) != 0) {
-        print_message("# skip: %s is not there (set HCACHE_SHARED)\n", path);
-        free(path);
-        skip();
-    }
-    return path;
+    char path[SHARED_PATH_BYTES];
+    if (!shared_data(name, path))
+        fail_msg("%s is not there", path);
+    return xasprintf("%s", path);
 }
 
 static char *read_shared(const char *name, size_t *n)
@@ -156,13 +153,15 @@ static void compare_ids(const int32_t *ids, size_t n, const struct json *want, s
     }
 }
 
-/* The prompt's ids, and the text of prompt and continuation. */
-static void test_stories(void **state)
+/* Every prompt of golden.json has its ids; the text is that of the continuation, and of the prompt before it
+ * where `whole`. */
+static void check_model(const char *dir, bool whole)
 {
-    (void)state;
     size_t n;
-    char *bytes = read_shared("models/stories260K/golden.json", &n);
-    struct tokenizer *t = open_shared("models/stories260K");
+    char *bytes, *path = xasprintf("%s/golden.json", dir);
+    assert_int_equal(file_read(path, (size_t)1 << 28, &bytes, &n, NULL), 0);
+    free(path);
+    struct tokenizer *t = open_dir(dir);
     struct json *root;
     assert_int_equal(json_parse(&root, bytes, n, "golden.json", NULL), 0);
     const struct json *cases = json_member(root, "cases");
@@ -173,7 +172,8 @@ static void test_stories(void **state)
         const struct json *want = json_member(c, "prompt_ids"),
                           *more = json_member(c, "greedy_ids");
         size_t n_ids, n_all = json_count(want) + json_count(more), n_text;
-        int32_t *ids = encode(t, prompt, n, TOKENIZER_ADD_SPECIAL, &n_ids);
+        int32_t *ids = encode(t, prompt, n, TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL,
+                              &n_ids);
         assert_int_equal(n_ids, json_count(want));
         compare_ids(ids, n_ids, want, 0);
 
@@ -184,7 +184,9 @@ static void test_stories(void **state)
             ids[k] = (int32_t)id;
         }
         char *text;
-        assert_int_equal(tokenizer_decode(t, ids, n_all, true, &text, &n_text, NULL), 0);
+        size_t from = whole ? 0 : n_ids;
+        assert_int_equal(
+            tokenizer_decode(t, ids + from, n_all - from, true, &text, &n_text, NULL), 0);
         assert_string_equal(text, json_string_of(json_member(c, "text"), NULL));
         free(text);
         free(ids);
@@ -192,6 +194,20 @@ static void test_stories(void **state)
     json_free(root);
     tokenizer_close(t);
     free(bytes);
+}
+
+static void test_demo_model(void **state)
+{
+    (void)state;
+    check_model("models/demo", false);
+}
+
+static void test_stories(void **state)
+{
+    (void)state;
+    char *dir = shared_path("models/stories260K");
+    check_model(dir, true);
+    free(dir);
 }
 
 /* The whole of the English text: how many ids, and FNV-1a over them, from the tokenizers package:
@@ -580,10 +596,7 @@ static void test_unsupported_parts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors_gpt2),
-        cmocka_unit_test(test_vectors_qwen3),
-        cmocka_unit_test(test_stories),
-        cmocka_unit_test(test_long_text),
+        cmocka_unit_test(test_demo_model),
         cmocka_unit_test(test_round_trips),
         cmocka_unit_test(test_streams_of_random_ids),
         cmocka_unit_test(test_special),
@@ -593,5 +606,14 @@ int main(void)
         cmocka_unit_test(test_vocab_and_merges),
         cmocka_unit_test(test_unsupported_parts),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest extra[] = {
+        cmocka_unit_test(test_vectors_gpt2),
+        cmocka_unit_test(test_vectors_qwen3),
+        cmocka_unit_test(test_stories),
+        cmocka_unit_test(test_long_text),
+    };
+    static const char *const names[] = {"tokenizers", "text/input.txt",
+                                        "models/stories260K", NULL};
+    return run_with_shared_data(tests, sizeof tests / sizeof *tests, extra,
+                                sizeof extra / sizeof *extra, names);
 }

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "format/json.h"
 #include "model/tokenizer.h"
+#include "tests/base/shareddata.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -108,7 +109,7 @@ static void check_case(const struct tokenizer *t, const struct json *c)
 static void run_golden(void **state)
 {
     const char *name = *state;
-    char path[4096], dir[4096];
+    char path[4096], dir[SHARED_PATH_BYTES];
     snprintf(path, sizeof path, "tests/model/golden/tokenizer-%s.json", name);
     char *bytes;
     size_t n;
@@ -121,17 +122,10 @@ static void run_golden(void **state)
     free(bytes);
 
     const char *where = json_string_of(json_member(root, "dir"), NULL);
-    const char *shared = getenv("HCACHE_SHARED");
-    if (strncmp(where, "shared:", 7) == 0)
-        snprintf(dir, sizeof dir, "%s/%s", shared != NULL ? shared : "../shared",
-                 where + 7);
-    else
+    if (strncmp(where, "shared:", 7) != 0)
         snprintf(dir, sizeof dir, "tests/model/golden/%s", where);
-    if (access(dir, R_OK) != 0) {
-        print_message("# skip: %s is not there (set HCACHE_SHARED)\n", dir);
-        json_free(root);
-        skip();
-    }
+    else if (!shared_data(where + 7, dir))
+        fail_msg("%s is not there", dir);
     struct tokenizer *t;
     if (tokenizer_open(&t, dir, &err) != 0)
         fail_msg("%s", err.msg);
@@ -153,8 +147,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         GOLDEN("llama2-like"), GOLDEN("llama2-first"), GOLDEN("metaspace-like"),
         GOLDEN("gpt2-like"),   GOLDEN("llama3-like"),  GOLDEN("qwen-like"),
-        GOLDEN("falcon-like"), GOLDEN("splits-like"),  GOLDEN("llama3"),
-        GOLDEN("qwen3"),
+        GOLDEN("falcon-like"), GOLDEN("splits-like"),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest extra[] = {GOLDEN("llama3"), GOLDEN("qwen3")};
+    static const char *const names[] = {"tokenizers/llama3", "tokenizers/qwen3", NULL};
+    return run_with_shared_data(tests, sizeof tests / sizeof *tests, extra,
+                                sizeof extra / sizeof *extra, names);
 }

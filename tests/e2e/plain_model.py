@@ -1,0 +1,34 @@
+"""A small model without a chat template, for the tests of this folder.
+
+It is models/demo with changes: no chat template, a BOS before every prompt, a context of 512 tokens, and no end of
+text unless it is asked for: an answer is then as long as a test wants it.
+`python3 plain_model.py DIR` writes it into DIR."""
+import json
+import os
+import shutil
+import sys
+
+DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../models/demo")
+
+
+def write_plain_model(folder, ends=False):
+    """The folder, with a writable copy of the model in it."""
+    os.makedirs(folder, exist_ok=True)
+    for name in ("tokenizer.json", "model.safetensors"):
+        shutil.copyfile(os.path.join(DEMO, name), os.path.join(folder, name))
+    change(folder, "config.json", max_position_embeddings=512, **({} if ends else {"eos_token_id": None}))
+    change(folder, "tokenizer_config.json", add_bos_token=True, chat_template=None,
+           **({} if ends else {"eos_token": None}))
+    return folder
+
+
+def change(folder, name, **fields):
+    """Writes the demo model's JSON file `name` into the folder with these fields; None removes a field."""
+    with open(os.path.join(DEMO, name)) as f:
+        settings = {**json.load(f), **fields}
+    with open(os.path.join(folder, name), "w") as f:
+        json.dump({k: v for k, v in settings.items() if v is not None}, f)
+
+
+if __name__ == "__main__":
+    write_plain_model(sys.argv[1])
