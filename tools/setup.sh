@@ -68,7 +68,8 @@ show_progress() {
     local kind percent text shown=
     while IFS=: read -r kind _ percent text; do
         case $kind in dlstatus) kind=downloading ;; pmstatus) kind=installing ;; *) continue ;; esac
-        percent=${percent%%.*}
+        percent=${percent%%[.,]*}
+        [[ $percent =~ ^[0-9]+$ ]] || continue
         if [ -t 1 ]; then
             printf '\rsetup: %s %3d %%  %-60.60s' "$kind" "$percent" "$text"
         elif [ "$kind $((percent / 10))" != "$shown" ]; then
@@ -77,6 +78,7 @@ show_progress() {
         fi
     done
     [ ! -t 1 ] || printf '\r%-90s\r' ''
+    return 0
 }
 apt() { # another apt may hold the lock, as on a machine that has just started
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o APT::Status-Fd=1 \
