@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "apps/cmds.h"
@@ -30,7 +31,7 @@
 struct serve_args {
     struct engine_args engine;
     const char *host, *name, *api_key_file;
-    struct opt_list api_key;
+    struct opt_list api_key, allow_host, allow_origin;
     int port, max_queue, max_connections, http_threads;
     int read_timeout, write_timeout, idle_timeout, drain;
     uint64_t max_body, max_bodies;
@@ -81,6 +82,12 @@ static const struct opt options[] = {
              "or the environment"},
     {"api-key-file", OPT(struct serve_args, api_key_file), .arg = "FILE",
      .help = "with a key in each line"},
+    {"allow-host", OPT(struct serve_args, allow_host), .arg = "NAME[,NAME...]",
+     .help = "names by which browsers may reach this server, besides localhost and "
+             "addresses; others get 403"},
+    {"allow-origin", OPT(struct serve_args, allow_origin), .arg = "ORIGIN[,ORIGIN...]",
+     .help = "web pages that may use this server (CORS), besides its own: "
+             "SCHEME://HOST[:PORT], or null, or * for all"},
     {"served-name", OPT(struct serve_args, name), .arg = "NAME",
      .help = "of the model, as clients see it; its folder's name by default"},
     {"max-sequences", OPT(struct serve_args, engine.o.max_sequences), .arg = "N",
@@ -213,6 +220,15 @@ static void add_key(struct keys *k, const char *key)
     k->items[k->n++] = key;
 }
 
+static void warn_if_readable(const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) &&
+        (st.st_mode & (S_IRGRP | S_IROTH)) != 0)
+        log_warn("%s holds API keys and others can read it (mode %04o): chmod 600 it", path,
+                 (unsigned)st.st_mode & 07777);
+}
+
 /* A file that was asked for and holds no key would leave the server open: that is an error. */
 static int read_keys(const struct serve_args *a, struct keys *k, struct err *err)
 {
@@ -228,6 +244,7 @@ static int read_keys(const struct serve_args *a, struct keys *k, struct err *err
     int rc = file_read(a->api_key_file, 1 << 20, &k->text, &n, err), before = k->n;
     if (rc != 0)
         return rc;
+    warn_if_readable(a->api_key_file);
     for (char *key = strtok_r(k->text, " \t\r\n", &rest); key != NULL;
          key = strtok_r(NULL, " \t\r\n", &rest))
         add_key(k, key);
@@ -348,6 +365,10 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .model_name = name,
                              .api_keys = keys->items,
                              .n_api_keys = keys->n,
+                             .origins = {.hosts = a->allow_host.items,
+                                         .n_hosts = a->allow_host.n,
+                                         .origins = a->allow_origin.items,
+                                         .n_origins = a->allow_origin.n},
                              .http_threads = a->http_threads,
                              .max_connections = a->max_connections,
                              .read_timeout_s = a->read_timeout,

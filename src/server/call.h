@@ -33,6 +33,7 @@ struct server {
     struct server_opts o;
     char *model_name;
     struct auth *auth;
+    struct guesses *guesses;
     struct watcher *watcher;
     struct worker *worker;
     struct answers *answers;                       /* of our answers */
@@ -57,9 +58,11 @@ struct call {
     const struct route *route;
     char tail[256]; /* of the path, behind a route that ends with "/" */
     size_t uri_bytes;
-    bool uri_has_zero; /* struct head */
-    const char *salt;  /* of the key that was shown */
-    bool begun, answered, too_big, is_counted, is_watched;
+    bool uri_has_zero;    /* struct head */
+    const char *salt;     /* of the key that was shown */
+    char *allowed_origin; /* the page that may read the answer; NULL: none */
+    int64_t hold_ns;      /* the answer goes out so much later */
+    bool begun, answered, too_big, is_counted, is_watched, is_sent;
 
     struct textbuf body;
     struct json *json; /* the body, parsed */
@@ -74,7 +77,7 @@ struct call {
     atomic_bool is_pending; /* the worker has it */
 
     pthread_mutex_t lock; /* protects: */
-    bool asleep, news, gone;
+    bool asleep, news, is_held;
 };
 
 /* The answer; each call gets one. v is taken. */

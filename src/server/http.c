@@ -3,8 +3,9 @@
  * Invariants:
  *  1. A request whose length is told in two ways is refused and its connection closed: the library
  *     would answer it, and a proxy in front may have read it otherwise.
- *  2. Nothing of a request is looked at before its key was checked, but for the path of /health.
- *  3. A connection sleeps (suspended) only while a generation of its own will wake it.
+ *  2. Nothing of a request's body is looked at before its head has passed the gate (gate.h).
+ *  3. A connection sleeps (suspended) only while something will wake it: its generation, the worker, or
+ *     the watcher.
  *  4. No path, header or body reaches the log at the default level. */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -21,8 +22,9 @@
 #include "base/mem.h"
 #include "server/auth.h"
 #include "server/call.h"
+#include "server/gate.h"
 #include "server/generation.h"
-#include "server/head.h"
+#include "server/guesses.h"
 #include "server/keep.h"
 #include "server/loops.h"
 #include "sessions/answers.h"
@@ -167,12 +169,14 @@ static enum MHD_Result send_response(struct call *c, struct MHD_Response *r)
     char text[16];
     if (r == NULL)
         return MHD_NO;
-    (void)MHD_add_response_header(r, "Content-Type", c->content_type);
+    if (c->content_type != NULL)
+        (void)MHD_add_response_header(r, "Content-Type", c->content_type);
     (void)MHD_add_response_header(r, "Cache-Control", "no-store");
     if (c->retry_after_s > 0) {
         snprintf(text, sizeof text, "%d", c->retry_after_s);
         (void)MHD_add_response_header(r, "Retry-After", text);
     }
+    gate_headers(c, r);
     if (c->status == 401)
         (void)MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (c->close || atomic_load(&c->s->draining))
@@ -236,73 +240,6 @@ static enum MHD_Result send_when_done(struct call *c)
     return send_answer(c);
 }
 
-/* --- the head of a request -------------------------------------------------------------------- */
-
-static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const char *name,
-                                   const char *value)
-{
-    (void)kind;
-    head_add(arg, name, value);
-    return MHD_YES;
-}
-
-static int find_route(struct call *c, const char *url, const char *method, struct fault *f)
-{
-    bool known = false;
-    if (strcmp(method, "HEAD") == 0)
-        method = "GET";
-    for (const struct route *r = routes; r->path != NULL; r++) {
-        if (!head_path_is(r->path, url))
-            continue;
-        known = true;
-        if (strcmp(r->method, method) == 0) {
-            c->route = r;
-            snprintf(c->tail, sizeof c->tail, "%s", url + strlen(r->path));
-        }
-    }
-    if (c->route != NULL)
-        return 0;
-    return known ? fault_set(f, 405, "method_not_allowed", NULL,
-                             "this path has no such method")
-                 : fault_set(f, 404, "unknown_url", NULL, "there is no such path");
-}
-
-static int check_state(struct call *c, struct fault *f)
-{
-    if (!c->route->needs_model)
-        return 0;
-    if (atomic_load(&c->s->h) == NULL)
-        return fault_set(f, 503, "loading", NULL, "the model is still loading");
-    if (atomic_load(&c->s->draining))
-        return fault_set(f, 503, "stopping", NULL, "the server is stopping");
-    struct err err;
-    if (mem_check(&err) != 0)
-        return fault_set(f, 503, "out_of_memory", NULL, "%s", err.msg);
-    return 0;
-}
-
-static int check_head(struct call *c, const char *url, const char *method, struct fault *f)
-{
-    const char *key = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND,
-                                                  MHD_HTTP_HEADER_AUTHORIZATION);
-    bool allowed = auth_check(c->s->auth, key, &c->salt);
-    key = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, "x-api-key");
-    if (!allowed && key != NULL) { /* as Anthropic's clients show it */
-        char *bearer = xasprintf("Bearer %s", key);
-        allowed = auth_check(c->s->auth, bearer, &c->salt);
-        free(bearer);
-    }
-    struct head head = {.uri_bytes = c->uri_bytes, .uri_has_zero = c->uri_has_zero};
-    (void)MHD_get_connection_values(c->connection, MHD_HEADER_KIND, read_header, &head);
-    if (head_check(&head, c->s->o.max_body_bytes, f) != 0)
-        return -1;
-    int rc = find_route(c, url, method, f);
-    if (!allowed && (rc != 0 || !c->route->is_public))
-        return fault_set(f, 401, "invalid_api_key", NULL,
-                         "the API key is missing or unknown (Authorization: Bearer KEY)");
-    return rc != 0 ? rc : check_state(c, f);
-}
-
 /* --- a request -------------------------------------------------------------------------------- */
 
 /* What lives as long as a connection. */
@@ -319,11 +256,54 @@ static struct peer *peer_of(struct MHD_Connection *m)
     return i != NULL ? i->socket_context : NULL;
 }
 
+/* By the watcher: the answer to a wrong key may go out. */
+static void hold_ended(void *arg)
+{
+    struct call *c = arg;
+    pthread_mutex_lock(&c->lock);
+    c->is_held = false;
+    wake_locked(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Sends the answer to a refused request, or sleeps until it may go out. */
+static enum MHD_Result send_refusal(struct call *c)
+{
+    for (;;) {
+        pthread_mutex_lock(&c->lock);
+        bool is_held = c->is_held;
+        pthread_mutex_unlock(&c->lock);
+        if (!is_held) {
+            c->is_sent = true;
+            return send_answer(c);
+        }
+        if (call_sleep(c))
+            return MHD_YES; /* the library calls again when woken */
+    }
+}
+
 static enum MHD_Result refuse(struct call *c, const struct fault *f)
 {
     c->close = true; /* a body may follow that nobody is going to read */
     call_fault(c, f);
-    return send_answer(c);
+    if (c->hold_ns > 0) {
+        c->is_held = true;
+        watch_deadline(c->watch, 0); /* it has arrived */
+        watch_alarm(c->watch, c->hold_ns, hold_ended, c);
+    }
+    return send_refusal(c);
+}
+
+static enum MHD_Result send_preflight(struct call *c)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(0, NULL,
+                                                             MHD_RESPMEM_PERSISTENT);
+    c->close = true; /* as above */
+    c->answered = c->is_sent = true;
+    c->status = MHD_HTTP_NO_CONTENT;
+    if (r != NULL)
+        gate_preflight_headers(c, r);
+    return send_response(c, r);
 }
 
 static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const char *url,
@@ -340,7 +320,15 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     pthread_mutex_init(&c->lock, NULL);
     *slot = c;
     atomic_fetch_add(&s->n_requests, 1);
-    return check_head(c, url, method, &f) != 0 ? refuse(c, &f) : MHD_YES;
+    switch (gate_check(c, url, method, &f)) {
+    case GATE_OPEN:
+        return MHD_YES;
+    case GATE_PREFLIGHT:
+        return send_preflight(c);
+    case GATE_REFUSE:
+        break;
+    }
+    return refuse(c, &f);
 }
 
 /* A body without a length can be refused only when it has ended: it is dropped until then, and cut
@@ -374,7 +362,7 @@ static void dispatch(struct call *c)
                   (unsigned long long)c->s->o.max_body_bytes);
     else if (c->too_big)
         fault_set(&f, 503, NULL, NULL, "too many large requests at once");
-    else if (check_state(c, &f) == 0) { /* again: time has passed */
+    else if (gate_state(c, &f) == 0) { /* again: time has passed */
         atomic_fetch_add(&c->s->n_active, 1);
         c->is_counted = true;
         watch_deadline(c->watch, 0);
@@ -397,8 +385,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *m, const cha
     (void)version;
     if (c == NULL)
         return begin(arg, m, url, method, slot);
-    if (c->answered && !c->begun)
-        return MHD_YES; /* refused by its head */
+    if (c->answered && !c->begun) /* refused by its head */
+        return c->is_sent ? MHD_YES : send_refusal(c);
     if (*n_bytes > 0) {
         size_t n = *n_bytes;
         *n_bytes = 0;
@@ -430,6 +418,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
         return;
     *slot = NULL;
     watch_on_gone(c->watch, NULL, NULL);
+    watch_alarm(c->watch, 0, NULL, NULL);
     watch_deadline(c->watch, s->o.idle_timeout_s);
     generation_free(c->gen); /* cancels what still runs */
     if (c->is_counted)
@@ -439,6 +428,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     textbuf_free(&c->body);
     textbuf_free(&c->out);
     json_free(c->json);
+    free(c->allowed_origin);
     pthread_mutex_lock(&c->lock); /* call_done may still be on its way out */
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_destroy(&c->lock);
@@ -557,7 +547,10 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     s->listen_socket = -1;
     s->created_s = clock_wall_s();
     auth_create(o->api_keys, o->n_api_keys, &s->auth);
-    int rc = watcher_create(o->max_connections, &s->watcher, err);
+    guesses_create(&s->guesses);
+    int rc = origin_rules_check(&o->origins, err);
+    if (rc == 0)
+        rc = watcher_create(o->max_connections, &s->watcher, err);
     if (rc == 0)
         rc = worker_create(MAX_WAITING_CALLS, TIDY_PERIOD_S, keep_tidy, s, &s->worker, err);
     if (rc == 0)
@@ -624,6 +617,7 @@ void server_stop(struct server *s)
     if (s == NULL)
         return;
     worker_stop(s->worker); /* it wakes the calls that it has */
+    watcher_ring(s->watcher);
     loops_stop(s->loops);
     for (int i = 0; s->daemons != NULL && i < s->o.http_threads; i++) {
         if (s->daemons[i] != NULL)
@@ -636,6 +630,7 @@ void server_stop(struct server *s)
     watcher_destroy(s->watcher);
     answers_close(s->answers);
     auth_destroy(s->auth);
+    guesses_destroy(s->guesses);
     free(s->model_name);
     free(s);
 }

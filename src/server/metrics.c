@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "server/call.h"
+#include "server/guesses.h"
 #include "sessions/answers.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
@@ -182,6 +183,8 @@ static void http_metrics(struct textbuf *b, struct server *s)
            atomic_load(&s->n_active));
     metric(b, "counter", "http_requests_total", "Requests.",
            (double)atomic_load(&s->n_requests));
+    metric(b, "counter", "wrong_keys_total", "Requests with a wrong API key.",
+           (double)guesses_count(s->guesses));
     head(b, "counter", "http_responses_total", "Responses, by status.");
     for (int i = 1; i <= 5; i++)
         labelled(b, "http_responses_total", "status", classes[i],

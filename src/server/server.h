@@ -20,6 +20,7 @@
 
 #include "base/err.h"
 #include "hcache.h"
+#include "server/origin.h"
 
 struct conversations;
 struct server;
@@ -29,7 +30,8 @@ struct server_opts {
     int port;               /* 0: any free one */
     const char *model_name; /* as /v1/models shows it */
     const char *const *api_keys;
-    int n_api_keys; /* 0: everybody may ask */
+    int n_api_keys;              /* 0: everybody may ask */
+    struct origin_rules origins; /* borrowed until server_stop */
     int http_threads;
     int max_connections;
     int read_timeout_s;  /* a request must have arrived whole within this */

@@ -25,13 +25,16 @@ struct watch {
     int64_t deadline_ns; /* 0: none */
     void (*gone)(void *arg);
     void *arg;
+    int64_t alarm_ns;
+    void (*alarm)(void *arg); /* NULL: none is set */
+    void *alarm_arg;
 };
 
 struct watcher {
     pthread_t thread;
     pthread_mutex_t lock; /* protects the table */
     int epoll, wake;
-    bool stop;
+    bool stop, rings; /* rings: no alarm waits any more */
     int n;
     struct watch place[];
 };
@@ -47,11 +50,22 @@ static void peer_ended(struct watcher *w, uint64_t tag)
     p->gone = NULL;
 }
 
+static void check_alarm(struct watch *p, int64_t now)
+{
+    void (*alarm)(void *arg) = p->alarm;
+    if (alarm == NULL || (now < p->alarm_ns && !p->owner->rings))
+        return;
+    p->alarm = NULL;
+    alarm(p->alarm_arg);
+}
+
 static void check_deadlines(struct watcher *w)
 {
     int64_t now = clock_now_ns();
     for (int i = 0; i < w->n; i++) {
         struct watch *p = &w->place[i];
+        if (p->used)
+            check_alarm(p, now);
         if (!p->used || p->deadline_ns == 0 || now < p->deadline_ns)
             continue;
         p->deadline_ns = 0;
@@ -152,6 +166,7 @@ void watch_end(struct watch *w)
     (void)epoll_ctl(w->owner->epoll, EPOLL_CTL_DEL, w->socket, NULL);
     w->used = false;
     w->gone = NULL;
+    w->alarm = NULL;
     pthread_mutex_unlock(&w->owner->lock);
 }
 
@@ -176,4 +191,30 @@ void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg)
         gone(arg);
     }
     pthread_mutex_unlock(&w->owner->lock);
+}
+
+void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg)
+{
+    if (w == NULL) {
+        if (alarm != NULL)
+            alarm(arg);
+        return;
+    }
+    pthread_mutex_lock(&w->owner->lock);
+    w->alarm = alarm;
+    w->alarm_arg = arg;
+    w->alarm_ns = clock_now_ns() + after_ns;
+    if (w->owner->rings)
+        check_alarm(w, w->alarm_ns);
+    pthread_mutex_unlock(&w->owner->lock);
+}
+
+void watcher_ring(struct watcher *w)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->rings = true;
+    check_deadlines(w);
+    pthread_mutex_unlock(&w->lock);
 }

@@ -11,6 +11,8 @@
 #ifndef SERVER_WATCH_H
 #define SERVER_WATCH_H
 
+#include <stdint.h>
+
 #include "base/err.h"
 
 struct watcher;
@@ -29,5 +31,9 @@ void watch_deadline(struct watch *w, int seconds);
  * watcher's lock held and must not call into it; after a return of watch_on_gone(w, NULL, NULL) it
  * is not running. */
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
+/* alarm(arg) is called once, at least after_ns from now, as gone is. after_ns 0 and NULL: no more. */
+void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg);
+/* Calls every alarm now, and those that are set from now on at once. NULL is allowed. */
+void watcher_ring(struct watcher *w);
 
 #endif

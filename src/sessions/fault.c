@@ -7,6 +7,7 @@
 static const char *type_of(int status)
 {
     return status == 401   ? "authentication_error"
+           : status == 403 ? "permission_error"
            : status == 404 ? "not_found_error"
            : status == 429 ? "rate_limit_error"
            : status >= 500 ? "server_error"

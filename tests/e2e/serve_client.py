@@ -147,7 +147,7 @@ class Server:
 
 
 def post_bytes(path, body, extra=b""):
-    return b"POST %s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s" % (path, extra, len(body), body)
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (path, extra, len(body), body)
 
 
 def events(sock_file):

@@ -225,9 +225,9 @@ def refused(s, name, data, status):
 
 def test_lengths(s):
     body = b'{"prompt":"x","max_tokens":1}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     n = b"Content-Length: %d\r\n" % len(body)
-    after = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    after = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     chunked = b"Transfer-Encoding: chunked\r\n"
     refused(s, "two different lengths", head + n + b"Content-Length: 5\r\n\r\n" + body + after, 400)
     refused(s, "the same length twice", head + n + n + b"\r\n" + body + after, 400)
@@ -251,15 +251,15 @@ KEY = b"Authorization: Bearer sesame\r\n"
 
 def test_limits(s):
     refused(s, "a body that says it is too long: 413 at once",
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Content-Length: 100000\r\n\r\n", 413)
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + KEY + b"Content-Length: 100000\r\n\r\n", 413)
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
-    out = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" +
+    out = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + KEY + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" +
                    chunk * 4 + b"0\r\n\r\n")
     check("a chunked one that is too long: 413", out.startswith(b"HTTP/1.1 413"), out[:300])
-    out = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 1000)
+    out = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 1000)
     check("one that never ends: cut off", b"200" not in out[:20] and b"<timeout>" not in out, out[:300])
-    refused(s, "a long URI: 414", b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n" + KEY + b"\r\n", 414)
-    out = s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n" + KEY + b"X: " + b"a" * 100000 + b"\r\n\r\n")
+    refused(s, "a long URI: 414", b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n" + KEY + b"\r\n", 414)
+    out = s.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + KEY + b"X: " + b"a" * 100000 + b"\r\n\r\n")
     check("large headers: refused", b"200 OK" not in out[:20] and b"<timeout>" not in out, out[:300])
 
 
@@ -267,7 +267,7 @@ def test_timeouts():
     """Of a server that waits for a second; one that took no notice of its options would wait for half a minute, and
     longer.  The waits are counted in pieces, so that a test that is stopped takes nobody for late."""
     s = Server(MODEL, "--read-timeout", "1", "--idle-timeout", "1")
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
     def closed(begin, drip=b""):
         """Whether the server closes a connection that it has got this of, and a drip now and then."""

@@ -12,7 +12,7 @@ from serve_client import MODEL, Server, Stream, until  # noqa: E402
 from tap import PATIENCE, check, end  # noqa: E402
 
 
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def connect(server, n):

@@ -78,7 +78,7 @@ async def stream(reader, writer, seed, started):
 
 
 async def still_there(reader, writer):
-    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return (await asyncio.wait_for(reader.readline(), PATIENCE)).startswith(b"HTTP/1.1 200")
 
 
@@ -88,7 +88,7 @@ async def streams(server):
     opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_STREAMS)]
     for i, (_, w) in enumerate(opened):
         data = body(i, N_TOKENS)
-        w.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+        w.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
     tasks = [asyncio.create_task(stream(r, w, i, started)) for i, (r, w) in enumerate(opened)]
     while len(started) < N_STREAMS and not all(t.done() for t in tasks):
         await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@
 #include "model/tool_calls.h"
 #include "policy/platform.h"
 #include "server/head.h"
+#include "server/origin.h"
 #include "sessions/items.h"
 #include "server/request.h"
 #include "server/sse.h"
@@ -233,11 +234,30 @@ static void fuzz_items(const uint8_t *bytes, size_t n)
     json_free(sent);
 }
 
+/* Whoever names another host than ours, or a page that is not ours, is refused without any rules; "*" lets
+ * every page in, but no other host. */
+static void must_keep_pages_out(const struct origin_head *h)
+{
+    static const char *const all[] = {"*"};
+    const struct origin_rules none = {0}, any = {.origins = all, .n_origins = 1};
+    struct fault f = {0};
+    const char *allowed;
+    if (origin_check(&none, h, false, &allowed, &f) != 0)
+        must_be_fault(&f);
+    else
+        MUST(h->n_host <= 1 && h->n_origin <= 1 &&
+             (h->n_origin == 0 || strncasecmp(h->origin, "http", 4) == 0));
+    MUST(allowed == NULL);
+    if (origin_check(&any, h, false, &allowed, &f) == 0)
+        MUST((allowed != NULL) == (h->n_origin == 1));
+}
+
 /* A head as it comes: a line per header, "name: value" (no colon: it has no value); the first line is the
  * path.  The order of headers does not matter to what is decided. */
 static void fuzz_http_head(const uint8_t *bytes, size_t n)
 {
     struct head h = {.uri_bytes = n};
+    struct origin_head origin = {0};
     struct fault f = {0};
     char *text = xmalloc(n + 1), *at = text, *line;
     memcpy(text, bytes, n);
@@ -252,7 +272,9 @@ static void fuzz_http_head(const uint8_t *bytes, size_t n)
         if (value != NULL)
             *value++ = 0;
         head_add(&h, line, value);
+        origin_add(&origin, line, value);
     }
+    must_keep_pages_out(&origin);
     uint64_t max_body_bytes = 1 << 20;
     if (head_check(&h, max_body_bytes, &f) != 0) {
         must_be_fault(&f);

@@ -1,0 +1,184 @@
+/* gate.c - see gate.h.
+ *
+ * Order: where a page asks (origin.h), then lengths (head.h), then the key, then whether there is the
+ * path.  A page that may not ask learns nothing of keys and paths.  Without a right key nothing but the
+ * public routes is told apart. */
+#include "server/gate.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/auth.h"
+#include "server/guesses.h"
+#include "server/head.h"
+#include "server/origin.h"
+
+/* The page's own files and what they ask for come from here; nothing else is loaded, and no other page
+ * may show this one in a frame. */
+#define PAGE_POLICY                                                                        \
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "        \
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+#define DATA_POLICY "default-src 'none'; frame-ancestors 'none'"
+
+/* --- headers of answers ----------------------------------------------------------------------- */
+
+static void put(struct MHD_Response *r, const char *name, const char *value)
+{
+    (void)MHD_add_response_header(r, name, value);
+}
+
+void gate_headers(const struct call *c, struct MHD_Response *r)
+{
+    bool is_page = c->route != NULL && c->route->answer == api_page;
+    put(r, "X-Content-Type-Options", "nosniff");
+    put(r, "X-Frame-Options", "DENY");
+    put(r, "Content-Security-Policy", is_page ? PAGE_POLICY : DATA_POLICY);
+    put(r, "Referrer-Policy", "no-referrer");
+    put(r, "Cross-Origin-Resource-Policy", "same-origin");
+    put(r, "Cross-Origin-Opener-Policy", "same-origin");
+    if (c->s->o.origins.n_origins > 0)
+        put(r, "Vary", "Origin");
+    if (c->allowed_origin != NULL) {
+        put(r, "Access-Control-Allow-Origin", c->allowed_origin);
+        put(r, "Access-Control-Expose-Headers", "Retry-After");
+    }
+}
+
+static const char *header(const struct call *c, const char *name)
+{
+    return MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, name);
+}
+
+void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
+{
+    const char *wanted = header(c, "Access-Control-Request-Headers");
+    put(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
+    if (wanted !=
+        NULL) /* official clients send dozens of their own: all are harmless here */
+        put(r, "Access-Control-Allow-Headers", wanted);
+    if (header(c, "Access-Control-Request-Private-Network") != NULL)
+        put(r, "Access-Control-Allow-Private-Network", "true");
+    put(r, "Access-Control-Max-Age", "600");
+}
+
+/* --- the path --------------------------------------------------------------------------------- */
+
+static int find_route(struct call *c, const char *url, const char *method, struct fault *f)
+{
+    bool known = false;
+    if (strcmp(method, "HEAD") == 0)
+        method = "GET";
+    for (const struct route *r = routes; r->path != NULL; r++) {
+        if (!head_path_is(r->path, url))
+            continue;
+        known = true;
+        if (strcmp(r->method, method) == 0) {
+            c->route = r;
+            snprintf(c->tail, sizeof c->tail, "%s", url + strlen(r->path));
+        }
+    }
+    if (c->route != NULL)
+        return 0;
+    return known ? fault_set(f, 405, "method_not_allowed", NULL,
+                             "this path has no such method")
+                 : fault_set(f, 404, "unknown_url", NULL, "there is no such path");
+}
+
+int gate_state(struct call *c, struct fault *f)
+{
+    if (!c->route->needs_model)
+        return 0;
+    if (atomic_load(&c->s->h) == NULL)
+        return fault_set(f, 503, "loading", NULL, "the model is still loading");
+    if (atomic_load(&c->s->draining))
+        return fault_set(f, 503, "stopping", NULL, "the server is stopping");
+    struct err err;
+    if (mem_check(&err) != 0)
+        return fault_set(f, 503, "out_of_memory", NULL, "%s", err.msg);
+    return 0;
+}
+
+/* --- the key ---------------------------------------------------------------------------------- */
+
+/* Counts a wrong key; the answer to it is held back. */
+static void note_guess(struct call *c)
+{
+    struct guess g;
+    const union MHD_ConnectionInfo *i = MHD_get_connection_info(
+        c->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    guesses_add(c->s->guesses, i != NULL ? i->client_addr : NULL, clock_now_ns(), &g);
+    c->hold_ns = g.hold_ns;
+    if (g.tell && g.n_untold == 0)
+        log_warn("a wrong API key came from %s", g.address);
+    else if (g.tell)
+        log_warn("a wrong API key came from %s; %llu others came before it, since the last "
+                 "such line",
+                 g.address, (unsigned long long)g.n_untold);
+}
+
+/* Shown as a bearer, or as Anthropic's clients show it. */
+static bool key_is_right(struct call *c, bool *is_shown)
+{
+    const char *bearer = header(c, MHD_HTTP_HEADER_AUTHORIZATION);
+    const char *key = header(c, "x-api-key");
+    *is_shown = bearer != NULL || key != NULL;
+    bool right = auth_check(c->s->auth, bearer, &c->salt);
+    if (!right && key != NULL) {
+        char *text = xasprintf("Bearer %s", key);
+        right = auth_check(c->s->auth, text, &c->salt);
+        free(text);
+    }
+    return right;
+}
+
+/* --- all of it -------------------------------------------------------------------------------- */
+
+struct heads {
+    struct head lengths;
+    struct origin_head origin;
+};
+
+static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const char *name,
+                                   const char *value)
+{
+    struct heads *h = arg;
+    (void)kind;
+    head_add(&h->lengths, name, value);
+    origin_add(&h->origin, name, value);
+    return MHD_YES;
+}
+
+enum gate gate_check(struct call *c, const char *url, const char *method, struct fault *f)
+{
+    struct heads h = {
+        .lengths = {.uri_bytes = c->uri_bytes, .uri_has_zero = c->uri_has_zero}};
+    struct fault no_route;
+    const char *allowed;
+    bool is_shown;
+    (void)MHD_get_connection_values(c->connection, MHD_HEADER_KIND, read_header, &h);
+    int rc = find_route(c, url, method, &no_route);
+    bool is_page = c->route != NULL && c->route->answer == api_page;
+    bool may_ask = origin_check(&c->s->o.origins, &h.origin, is_page, &allowed, f) == 0;
+    c->allowed_origin = allowed != NULL ? xstrdup(allowed) : NULL;
+    if (!may_ask)
+        return GATE_REFUSE;
+    if (head_check(&h.lengths, c->s->o.max_body_bytes, f) != 0)
+        return GATE_REFUSE;
+    if (allowed != NULL && strcmp(method, "OPTIONS") == 0 &&
+        header(c, "Access-Control-Request-Method") != NULL)
+        return GATE_PREFLIGHT; /* it never shows a key */
+    if (!key_is_right(c, &is_shown) && (rc != 0 || !c->route->is_public)) {
+        if (is_shown)
+            note_guess(c);
+        (void)fault_set(f, 401, "invalid_api_key", NULL,
+                        "the API key is missing or unknown (Authorization: Bearer KEY)");
+        return GATE_REFUSE;
+    }
+    if (rc != 0)
+        *f = no_route;
+    return rc == 0 && gate_state(c, f) == 0 ? GATE_OPEN : GATE_REFUSE;
+}

@@ -1,0 +1,304 @@
+/* test_origin.c - a web page reaches the server only where it is allowed to. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "server/origin.h"
+
+static const char *const hosts[] = {"chat.example", "Proxy.Example."};
+static const char *const origins[] = {"https://app.example", "http://127.0.0.1:3000",
+                                      "tauri://localhost"};
+static const struct origin_rules none, some = {hosts, 2, origins, 3};
+
+struct header {
+    const char *name, *value;
+};
+
+/* 0: let in. *allowed as origin_check sets it. */
+static int status_of(const struct origin_rules *r, const struct header *h, bool is_page,
+                     const char **allowed)
+{
+    struct origin_head head = {0};
+    struct fault f = {0};
+    for (; h->name != NULL; h++)
+        origin_add(&head, h->name, h->value);
+    return origin_check(r, &head, is_page, allowed, &f) == 0 ? 0 : f.status;
+}
+
+static int host_status(const struct origin_rules *r, const char *host)
+{
+    const char *allowed;
+    const struct header h[] = {{"Host", host}, {0}};
+    return status_of(r, h, false, &allowed);
+}
+
+/* Origin alone beside a Host. */
+static int origin_status(const struct origin_rules *r, const char *host, const char *origin)
+{
+    const char *allowed;
+    const struct header h[] = {{"Host", host}, {"Origin", origin}, {0}};
+    int status = status_of(r, h, false, &allowed);
+    assert_true(status != 0 || allowed == NULL || strcmp(allowed, origin) == 0);
+    return status;
+}
+
+static void a_name_of_others_is_refused(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"127.0.0.1",           "127.0.0.1:8080",
+                                       "192.168.1.7:80",      "[::1]",
+                                       "[::1]:8080",          "[0:0:0:0:0:0:0:1]:8080",
+                                       "[fe80::1%eth0]:8080", "[::ffff:10.0.0.1]",
+                                       "localhost",           "LocalHost:8080",
+                                       "localhost.",          "localhost.:8080",
+                                       "127.0.0.1.:8080",     "localhost:",
+                                       "127.0.0.1:"};
+    static const char *const bad[] = {"",
+                                      "evil.example",
+                                      "evil.example:8080",
+                                      "localhost.evil.example",
+                                      "127.0.0.1.evil.example",
+                                      "evil-localhost",
+                                      "a.localhost",
+                                      "127.1",
+                                      "2130706433",
+                                      "0x7f000001",
+                                      "localhost..",
+                                      ".",
+                                      ":8080",
+                                      "localhost:80808080",
+                                      "localhost:99999",
+                                      "localhost:80a",
+                                      "localhost:-1",
+                                      "localhost, evil.example",
+                                      "user@localhost",
+                                      "http://localhost",
+                                      "localhost/",
+                                      "[::1",
+                                      "[::1]x",
+                                      "[]",
+                                      "::1",
+                                      "[evil.example]",
+                                      "[::1]:8080:80",
+                                      "loc\xc3\xa4lhost",
+                                      "local host",
+                                      "chat.example"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        assert_int_equal(host_status(&none, good[i]), 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(host_status(&none, bad[i]), 403);
+}
+
+static void allowed_hosts_are_names_in_any_spelling(void **state)
+{
+    (void)state;
+    assert_int_equal(host_status(&some, "chat.example:8080"), 0);
+    assert_int_equal(host_status(&some, "CHAT.example."), 0);
+    assert_int_equal(host_status(&some, "proxy.example"), 0);
+    assert_int_equal(host_status(&some, "xchat.example"), 403);
+    assert_int_equal(host_status(&some, "chat.example.evil.example"), 403);
+    assert_int_equal(host_status(&some, "a.chat.example"), 403);
+}
+
+static void there_is_one_host(void **state)
+{
+    const char *allowed;
+    const struct header two[] = {{"Host", "localhost"}, {"HOST", "localhost"}, {0}};
+    const struct header no_host[] = {{"Accept", "*"}, {0}};
+    const struct header page_without[] = {{"Origin", "http://localhost"}, {0}};
+    (void)state;
+    assert_int_equal(status_of(&none, two, false, &allowed), 400);
+    assert_int_equal(status_of(&none, no_host, false, &allowed), 0); /* HTTP/1.0 */
+    assert_int_equal(status_of(&none, page_without, false, &allowed), 403);
+}
+
+static void the_own_page_may_ask_and_no_other(void **state)
+{
+    static const struct {
+        int status;
+        const char *host, *origin;
+    } cases[] = {
+        {0, "127.0.0.1:8080", "http://127.0.0.1:8080"},
+        {0, "LOCALHOST:8080", "http://localhost:8080"},
+        {0, "localhost", "http://localhost"},
+        {0, "localhost:80", "http://localhost"},
+        {0, "localhost", "http://localhost:80"},
+        {0, "[::1]:8080", "http://[0:0::1]:8080"},
+        {0, "chat.example", "https://chat.example"}, /* TLS ends at a proxy */
+        {0, "chat.example:8443", "https://chat.example:8443"},
+        {403, "127.0.0.1:8080", "http://127.0.0.1:8081"},
+        {403, "127.0.0.1:8080", "http://127.0.0.1"},
+        {403, "127.0.0.1:8080", "http://localhost:8080"},
+        {403, "127.0.0.1:8080", "null"},
+        {403, "127.0.0.1:8080", ""},
+        {403, "127.0.0.1:8080", "127.0.0.1:8080"},
+        {403, "127.0.0.1:8080", "ftp://127.0.0.1:8080"},
+        {403, "127.0.0.1:8080", "http://127.0.0.1:8080/"},
+        {403, "127.0.0.1:8080", "http://127.0.0.1:8080 http://evil.example"},
+        {403, "127.0.0.1:8080", "http://evil.example"},
+        {403, "127.0.0.1:8080", "http://127.0.0.1:8080@evil.example"},
+        {403, "localhost:443", "http://localhost"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(origin_status(&some, cases[i].host, cases[i].origin),
+                         cases[i].status);
+}
+
+static void an_allowed_origin_is_named_in_the_answer(void **state)
+{
+    static const char *const all[] = {"*"}, *const null[] = {"null"};
+    const struct origin_rules any = {NULL, 0, all, 1}, sandboxed = {NULL, 0, null, 1};
+    const char *allowed;
+    const struct header app[] = {{"Host", "localhost"},
+                                 {"Origin", "https://APP.example:443"},
+                                 {"Sec-Fetch-Site", "cross-site"},
+                                 {0}};
+    const struct header own[] = {
+        {"Host", "localhost"}, {"Origin", "http://localhost"}, {0}};
+    (void)state;
+    assert_int_equal(status_of(&some, app, false, &allowed), 0);
+    assert_string_equal(allowed, "https://APP.example:443");
+    assert_int_equal(status_of(&none, app, false, &allowed), 403);
+    assert_null(allowed);
+    assert_int_equal(status_of(&some, own, false, &allowed), 0);
+    assert_null(allowed);
+    assert_int_equal(origin_status(&some, "localhost", "http://app.example"), 403);
+    assert_int_equal(origin_status(&some, "localhost", "tauri://localhost"), 0);
+    assert_int_equal(origin_status(&some, "localhost", "null"), 403);
+    assert_int_equal(origin_status(&sandboxed, "localhost", "null"), 0);
+    assert_int_equal(origin_status(&any, "localhost", "null"), 0);
+    assert_int_equal(origin_status(&any, "localhost", "http://evil.example"), 0);
+    assert_int_equal(origin_status(&any, "evil.example", "http://evil.example"), 403);
+    const struct header twice[] = {{"Host", "localhost"},
+                                   {"Origin", "https://app.example"},
+                                   {"Origin", "https://app.example"},
+                                   {0}};
+    assert_int_equal(status_of(&some, twice, false, &allowed), 403);
+}
+
+/* Requests without an Origin: images, scripts, frames, links. */
+static int site_status(const char *site, const char *mode, const char *dest, bool is_page)
+{
+    const char *allowed;
+    struct header h[] = {{"Host", "localhost"},
+                         {"Sec-Fetch-Site", site},
+                         {"Sec-Fetch-Mode", mode},
+                         {"Sec-Fetch-Dest", dest},
+                         {0}};
+    return status_of(&some, h, is_page, &allowed);
+}
+
+static void other_sites_may_only_link_to_the_page(void **state)
+{
+    (void)state;
+    assert_int_equal(site_status("same-origin", "cors", "empty", false), 0);
+    assert_int_equal(site_status("none", "navigate", "document", false), 0);
+    assert_int_equal(site_status("cross-site", "no-cors", "image", false), 403);
+    assert_int_equal(site_status("same-site", "no-cors", "script", false), 403);
+    assert_int_equal(site_status("", "no-cors", "script", false), 403);
+    assert_int_equal(site_status("cross-site", "navigate", "document", true), 0);
+    assert_int_equal(site_status("cross-site", "navigate", "document", false), 403);
+    assert_int_equal(site_status("cross-site", "navigate", "iframe", true), 403);
+    assert_int_equal(site_status("cross-site", "no-cors", "document", true), 403);
+}
+
+/* The body of a request whose other headers are in order. */
+static int type_status(const char *page_header, const char *length, const char *type)
+{
+    const char *allowed,
+        *value = strcmp(page_header, "Origin") == 0 ? "http://localhost" : "same-origin";
+    const struct header h[] = {{"Host", "localhost"},
+                               {page_header, value},
+                               {"Content-Length", length},
+                               {type != NULL ? "Content-Type" : "X", type},
+                               {0}};
+    return status_of(&none, h, false, &allowed);
+}
+
+static void a_page_sends_json(void **state)
+{
+    static const char *const json[] = {"application/json",
+                                       "Application/JSON; charset=utf-8",
+                                       "application/json ;x=y", "application/vnd.api+json"};
+    static const char *const other[] = {"text/plain",
+                                        "",
+                                        NULL,
+                                        "text/plain; application/json",
+                                        "application/x-json",
+                                        "application/jsonp",
+                                        "application/+json",
+                                        "multipart/form-data; boundary=json",
+                                        "application/x-www-form-urlencoded",
+                                        "text/json"};
+    (void)state;
+    for (size_t i = 0; i < sizeof json / sizeof *json; i++) {
+        assert_int_equal(type_status("Origin", "2", json[i]), 0);
+        assert_int_equal(type_status("Sec-Fetch-Site", "2", json[i]), 0);
+    }
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
+        assert_int_equal(type_status("Origin", "2", other[i]), 415);
+        assert_int_equal(type_status("Sec-Fetch-Site", "2", other[i]), 415);
+        assert_int_equal(type_status("Origin", "0", other[i]), 0); /* no body */
+        assert_int_equal(type_status("Accept", "2", other[i]), 0); /* no page */
+    }
+    const char *allowed;
+    const struct header chunked[] = {{"Host", "localhost"},
+                                     {"Origin", "http://localhost"},
+                                     {"Transfer-Encoding", "chunked"},
+                                     {0}};
+    const struct header two[] = {{"Host", "localhost"},
+                                 {"Origin", "http://localhost"},
+                                 {"Content-Length", "2"},
+                                 {"Content-Type", "text/plain"},
+                                 {"Content-Type", "application/json"},
+                                 {0}};
+    assert_int_equal(status_of(&none, chunked, false, &allowed), 415);
+    assert_int_equal(status_of(&none, two, false, &allowed), 415);
+}
+
+static int rules_of(const char *host, const char *origin)
+{
+    const struct origin_rules r = {&host, host != NULL, &origin, origin != NULL};
+    struct err err = {0};
+    int rc = origin_rules_check(&r, &err);
+    assert_true(rc == 0 || strstr(err.msg, host != NULL ? host : origin) != NULL);
+    return rc;
+}
+
+static void a_rule_that_can_never_match_is_an_error(void **state)
+{
+    static const char *const good[] = {
+        "*", "null", "http://a", "https://a.example:8443", "http://[::1]:3000", "app://x"};
+    static const char *const bad[] = {"",          "a.example",  "http://",
+                                      "http://a/", "http://a:x", "https://a b",
+                                      "app://",    "app://x/y",  "://x"};
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        assert_int_equal(rules_of(NULL, good[i]), 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(rules_of(NULL, bad[i]), ERR_USAGE);
+    assert_int_equal(rules_of("hcache.example", NULL), 0);
+    assert_int_equal(rules_of("hcache.example:8080", NULL), ERR_USAGE);
+    assert_int_equal(rules_of("http://hcache.example", NULL), ERR_USAGE);
+    assert_int_equal(rules_of("*", NULL), ERR_USAGE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_name_of_others_is_refused),
+        cmocka_unit_test(allowed_hosts_are_names_in_any_spelling),
+        cmocka_unit_test(there_is_one_host),
+        cmocka_unit_test(the_own_page_may_ask_and_no_other),
+        cmocka_unit_test(an_allowed_origin_is_named_in_the_answer),
+        cmocka_unit_test(other_sites_may_only_link_to_the_page),
+        cmocka_unit_test(a_page_sends_json),
+        cmocka_unit_test(a_rule_that_can_never_match_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
