@@ -14,6 +14,7 @@
 #include "base/plural.h"
 #include "format/json.h"
 #include "hcache.h"
+#include "sessions/restoration.h"
 #include "sessions/talk.h"
 
 struct run_args {
@@ -269,7 +270,7 @@ static void print_json(const struct hcache_result *r)
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "logits_digest", digest);
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
-    json_put_string(o, "miss", r->miss);
+    json_put_string(o, "miss", restoration_miss(r, ""));
     json_put_string(o, "save_stopped", r->save_stopped);
     put_plan(plan, &r->plan);
     json_put(o, "plan", plan);
@@ -289,8 +290,8 @@ static void print_summary(const struct hcache_result *r)
         fprintf(stderr, " by %s (%s) in %.1f ms, predicted %.1f ms, %.1f MB read",
                 r->plan.layers, r->plan.reason, r->timings.restore_ms, r->plan.predicted_ms,
                 (double)r->restored_bytes * 1e-6);
-    else
-        fprintf(stderr, " (%s)", r->miss);
+    else if (restoration_miss(r, "") != NULL)
+        fprintf(stderr, " (%s)", restoration_miss(r, ""));
     if (r->plan.deviation[0] != 0)
         fprintf(stderr, "; not the plan that was asked for: %s", r->plan.deviation);
     fprintf(stderr, "; %d generated at %.1f tokens/s; %lld token%s durable\n", r->n_tokens,

@@ -371,6 +371,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                                          .n_origins = a->allow_origin.n},
                              .http_threads = a->http_threads,
                              .max_connections = a->max_connections,
+                             .max_queue = a->max_queue,
                              .read_timeout_s = a->read_timeout,
                              .write_timeout_s = a->write_timeout,
                              .idle_timeout_s = a->idle_timeout,

@@ -200,13 +200,14 @@ static int check_fit(const struct engine *e, const struct request *r, struct err
     int64_t n_max = (int64_t)r->n_prompt + r->max_tokens;
     int64_t pool = (int64_t)kv_pool_n_blocks(e->pool) * KV_BLOCK_TOKENS;
     if (r->n_prompt > e->o.model->max_ctx)
-        return err_set(err, ERR_LIMIT, "the prompt has %d tokens, but the context holds %d",
+        return err_set(err, ERR_LIMIT,
+                       "the prompt has %d tokens, but the maximum context length is %d",
                        r->n_prompt, e->o.model->max_ctx);
     if (n_max > e->o.model->max_ctx)
         return err_set(
             err, ERR_LIMIT,
-            "the prompt has %d tokens and %d are to be generated, but the context holds "
-            "%d; shorten the prompt or lower --max-tokens",
+            "the prompt has %d tokens and %d are to be generated, but the maximum context "
+            "length is %d; shorten the prompt or lower --max-tokens",
             r->n_prompt, r->max_tokens, e->o.model->max_ctx);
     if (n_max > pool)
         return err_set(err, ERR_LIMIT,

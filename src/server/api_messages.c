@@ -535,6 +535,7 @@ struct json *api_messages_fault(const struct fault *f)
     json_put_string(o, "type", "error");
     json_put_string(e, "type",
                     f->status == 503   ? "overloaded_error"
+                    : f->status == 504 ? "timeout_error"
                     : f->status >= 500 ? "api_error"
                     : f->status == 413 ? "request_too_large"
                                        : f->type);

@@ -23,10 +23,9 @@ struct generation;
 struct route {
     const char *path, *method;
     void (*answer)(struct call *c);
-    bool is_public;                               /* needs no key */
-    bool needs_model;                             /* 503 while it is loading or draining */
-    bool waits;                                   /* for the disk: the worker answers */
-    struct json *(*fault)(const struct fault *f); /* NULL: as OpenAI's API tells it */
+    bool is_public;   /* needs no key */
+    bool needs_model; /* 503 while it is loading or draining */
+    bool waits;       /* for the disk: the worker answers */
 };
 
 struct server {
@@ -58,8 +57,9 @@ struct call {
     const struct route *route;
     char tail[256]; /* of the path, behind a route that ends with "/" */
     size_t uri_bytes;
-    bool uri_has_zero;    /* struct head */
-    const char *salt;     /* of the key that was shown */
+    bool uri_has_zero; /* struct head */
+    bool is_anthropic; /* its faults have the shape of Anthropic's API, else of OpenAI's */
+    const char *salt;  /* of the key that was shown */
     char *allowed_origin; /* the page that may read the answer; NULL: none */
     int64_t hold_ns;      /* the answer goes out so much later */
     bool begun, answered, too_big, is_counted, is_watched, is_sent;

@@ -33,6 +33,19 @@ static uint64_t random_u64(void)
     return v;
 }
 
+/* Clients look for "maximum context length" (OpenAI's) and "prompt is too long" (Anthropic's), and
+ * shorten their history. */
+static int too_long(const struct gen_params *p, int n_prompt, int max_context,
+                    struct fault *f)
+{
+    long long wanted = p->max_tokens > 0 ? p->max_tokens : 1;
+    return fault_set(f, 400, "context_length_exceeded", request_prompt_name(p->kind),
+                     "%sthis model's maximum context length is %d tokens, but the prompt "
+                     "has %d and %lld are to be generated",
+                     p->kind == REQUEST_MESSAGE ? "prompt is too long: " : "", max_context,
+                     n_prompt, wanted);
+}
+
 static int check_fit(const struct gen_params *p, const struct prompt_ids *prompts,
                      int n_prompts, int max_context, struct fault *f)
 {
@@ -42,12 +55,7 @@ static int check_fit(const struct gen_params *p, const struct prompt_ids *prompt
             return fault_set(f, 400, NULL, name, "'%s' has no tokens", name);
         if ((int64_t)prompts[i].n + (p->max_tokens > 0 ? p->max_tokens : 0) > max_context ||
             (p->max_tokens != 0 && prompts[i].n >= max_context))
-            return fault_set(
-                f, 400, "context_length_exceeded", name,
-                "the prompt has %d tokens and %lld are to be generated, but the "
-                "context holds %d",
-                prompts[i].n, (long long)(p->max_tokens > 0 ? p->max_tokens : 1),
-                max_context);
+            return too_long(p, prompts[i].n, max_context, f);
     }
     return 0;
 }
@@ -130,12 +138,21 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
     return 0;
 }
 
+/* To try again later would not help. */
+static int never_fits_queue(int n, int max_queue, struct fault *f)
+{
+    return fault_set(f, 400, NULL, "n",
+                     "%d answers are wanted at once, but at most %d requests may wait here "
+                     "(--max-queue)",
+                     n, max_queue);
+}
+
 void generation_start(struct call *c, const struct dialect *dialect, void *own,
                       const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                       struct prompt_text *text, const char *what)
 {
     struct fault f;
-    int n = n_prompts * (int)p->n;
+    int n = n_prompts * (int)p->n, max_queue = c->s->o.max_queue;
     struct generation *g = xcalloc(1, sizeof *g + (size_t)n * sizeof g->choice[0]);
     g->call = c;
     g->dialect = dialect;
@@ -149,7 +166,8 @@ void generation_start(struct call *c, const struct dialect *dialect, void *own,
              (unsigned long long)random_u64(),
              (unsigned long long)atomic_fetch_add(&c->s->next_id, 1));
     snprintf(g->miss, sizeof g->miss, "%s", what);
-    int rc = submit_all(g, prompts, &f);
+    int rc = max_queue > 0 && n > max_queue ? never_fits_queue(n, max_queue, &f)
+                                            : submit_all(g, prompts, &f);
     if (text != NULL) {
         g->text = *text;
         g->prompt = prompts[0];

@@ -57,3 +57,9 @@ bool head_path_is(const char *route, const char *path)
         return strncmp(route, path, n) == 0 && path[n] != 0;
     return strcmp(route, path) == 0;
 }
+
+bool head_path_is_below(const char *prefix, const char *path)
+{
+    size_t n = strlen(prefix);
+    return strncmp(prefix, path, n) == 0 && (path[n] == 0 || path[n] == '/');
+}

@@ -27,5 +27,7 @@ void head_add(struct head *h, const char *name, const char *value);
 int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f);
 /* Whether a route's path is that of a URL; "/v1/models/" matches what follows it, too. */
 bool head_path_is(const char *route, const char *path);
+/* Whether a URL's path is `prefix` or lies below it. */
+bool head_path_is_below(const char *prefix, const char *path);
 
 #endif

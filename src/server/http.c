@@ -24,6 +24,7 @@
 #include "server/call.h"
 #include "server/gate.h"
 #include "server/generation.h"
+#include "server/head.h"
 #include "server/guesses.h"
 #include "server/keep.h"
 #include "server/loops.h"
@@ -76,8 +77,7 @@ void call_fault(struct call *c, const struct fault *f)
     else if (f->status ==
              503) /* it loads, stops or is short of memory: nobody knows how long */
         c->retry_after_s = 1;
-    bool own = c->route != NULL && c->route->fault != NULL;
-    call_json(c, f->status, own ? c->route->fault(f) : fault_json(f));
+    call_json(c, f->status, c->is_anthropic ? api_messages_fault(f) : fault_json(f));
 }
 
 char *call_state_salt(const struct call *c, const char *cache_salt)
@@ -315,6 +315,7 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     c->s = s;
     c->connection = m;
     c->watch = p != NULL ? p->watch : NULL;
+    c->is_anthropic = head_path_is_below("/v1/messages", url);
     c->uri_bytes = p != NULL ? p->uri_bytes : 0;
     c->uri_has_zero = p != NULL && p->uri_has_zero;
     pthread_mutex_init(&c->lock, NULL);

@@ -61,7 +61,7 @@ static const struct field fields[] = {
     {"metadata", F_PAIRS, 0, 16, AT(metadata), RESP, "at most 16 texts by names"},
     {"max_output_tokens", F_INT, 1, 1 << 24, AT(max_tokens), RESP, "tokens to generate at most"},
     {"max_tokens", F_INT, 0, 1 << 24, AT(max_tokens), BOTH | MSG, "tokens to generate at most"},
-    {"max_completion_tokens", F_INT, 0, 1 << 24, AT(max_tokens), REQUEST_CHAT, "the same"},
+    {"max_completion_tokens", F_INT, 0, 1 << 24, AT(max_completion_tokens), REQUEST_CHAT, "the same; wins over max_tokens"},
     {"n", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "answers"},
     {"temperature", F_REAL, 0, 100, AT(temperature), GEN, "0 is greedy"},
     {"top_p", F_REAL, 0, 1, AT(top_p), GEN, "nucleus sampling"},
@@ -450,6 +450,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
 {
     *out = (struct gen_params){.kind = kind,
                                .max_tokens = -1,
+                               .max_completion_tokens = -1,
                                .n = 1,
                                .temperature = 1,
                                .top_p = 1,
@@ -468,6 +469,8 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         if (read_field(d, it.value, out, f) != 0)
             return -1;
     }
+    if (out->max_completion_tokens >= 0)
+        out->max_tokens = out->max_completion_tokens;
     if (out->top_k < 0)
         out->top_k = 0;
     if (kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)

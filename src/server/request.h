@@ -32,7 +32,8 @@ struct gen_params {
     const struct json *tools;  /* NULL: none are to be used */
     const struct json *kwargs; /* of the chat template */
     bool no_tools;
-    int64_t max_tokens; /* -1: not given */
+    int64_t max_tokens;            /* -1: not given */
+    int64_t max_completion_tokens; /* request_parse puts it in place of max_tokens */
     int64_t n, top_k, n_top, priority, timeout_ms;
     double temperature, top_p, min_p;
     int64_t seed;

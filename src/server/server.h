@@ -34,6 +34,7 @@ struct server_opts {
     struct origin_rules origins; /* borrowed until server_stop */
     int http_threads;
     int max_connections;
+    int max_queue;       /* as hcache_serve_start was given it; 0: not known */
     int read_timeout_s;  /* a request must have arrived whole within this */
     int write_timeout_s; /* a client that reads nothing for so long is dropped */
     int idle_timeout_s;  /* a connection between requests */

@@ -176,9 +176,7 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     json_put_int(o, "preemptions", r->n_preempted);
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "save_stopped", r->save_stopped);
-    /* Why not more was restored; null where all that could be was. */
-    bool all = r->cached_tokens >= (ch->n_prompt - 1) / 64 * 64 && g->miss[0] == 0;
-    json_put_string(o, "miss", all ? NULL : g->miss[0] != 0 ? g->miss : r->miss);
+    json_put_string(o, "miss", restoration_miss(r, g->miss));
     return o;
 }
 

@@ -1,6 +1,8 @@
 /* restoration.c - see restoration.h. */
 #include "sessions/restoration.h"
 
+#include <string.h>
+
 static void push_part(struct json *list, int from, int to, const char *source)
 {
     struct json *o = json_new_object();
@@ -74,6 +76,17 @@ static void put_lanes(struct json *o, const char *key, const struct hcache_lanes
         json_put_null(o, key);
 }
 
+const char *restoration_miss(const struct hcache_result *r, const char *what)
+{
+    if (what[0] != 0)
+        return what;
+    if (r->cached_tokens >= (r->prompt_tokens - 1) / 64 * 64)
+        return NULL;
+    /* A look-up that found everything, of which not all came back: the request ended before. */
+    bool is_reason = r->miss[0] != 0 && strcmp(r->miss, "complete") != 0;
+    return is_reason ? r->miss : "the request ended before its state was restored";
+}
+
 struct json *restoration_json(const struct hcache_result *r, const char *what)
 {
     struct json *o = json_new_object(), *parts = json_new_array();
@@ -84,10 +97,7 @@ struct json *restoration_json(const struct hcache_result *r, const char *what)
     json_put_int(o, "cached_tokens", r->cached_tokens);
     json_put_int(o, "generated_tokens", r->n_tokens);
     json_put(o, "prefix", parts);
-    json_put_string(o, "miss",
-                    what[0] != 0                                           ? what
-                    : r->cached_tokens >= (r->prompt_tokens - 1) / 64 * 64 ? NULL
-                                                                           : r->miss);
+    json_put_string(o, "miss", restoration_miss(r, what));
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
     restoration_put_plan(o, "plan", &r->plan);
     put_lanes(o, "predicted", &r->predicted);

@@ -5,6 +5,10 @@
 #include "format/json.h"
 #include "hcache.h"
 
+/* Why not more of the prompt's state was restored: a reason that is not empty, or NULL where all of it
+ * was that could be.  what: a reason that tokenizing found, "" for none. */
+const char *restoration_miss(const struct hcache_result *r, const char *what);
+
 /* what: a miss reason that the tokens themselves gave, "" for none. */
 struct json *restoration_json(const struct hcache_result *r, const char *what);
 

@@ -59,7 +59,7 @@ run_hc ingest "$model" --store "$tmp/small" --store-cap 300K "$tmp/doc1.txt" --s
 expect "what does not fit under the cap is named with its reason" 1 'doc1\.txt: not all of it is stored: the store is full'
 doc 7 3000 >"$tmp/long.txt"
 run_hc ingest "$model" --store "$store" "$tmp/long.txt"
-expect "a document that is longer than the context" 1 'long.txt: the prompt has [0-9]+ tokens, but the context holds 2048$'
+expect "a document that is longer than the context" 1 'long.txt: the prompt has [0-9]+ tokens, but the maximum context length is 2048$'
 run_hc ingest "$model" --store memory "$tmp/doc1.txt"
 expect "a store in memory is no place for it" 2 'give a folder'
 plan_end

@@ -306,9 +306,21 @@ def test_keys(s):
 
 def test_queue(s):
     key = {"Authorization": "Bearer sesame"}
-    status, headers, r = s.post("/v1/completions", {"prompt": "x", "n": 16, "max_tokens": 300, "ignore_eos": True}, key)
-    check("a full queue: 429 with Retry-After", status == 429 and headers["Retry-After"] and
-          r["error"]["type"] == "rate_limit_error", (status, r))
+    pair = {"prompt": "x", "n": 2, "max_tokens": 300, "ignore_eos": True}
+
+    def fill():
+        """One runs and two wait, or had all of them ended before the last was asked for?"""
+        streams = [Stream(s, "/v1/completions", pair, key) for _ in range(2)]
+        answer = s.post("/v1/completions", pair, key)
+        for one in streams:
+            one.close()
+        return answer
+
+    answers = []
+    check("a full queue: 429 with Retry-After", until(lambda: answers.append(fill()) or answers[-1][0] == 429) and
+          answers[-1][1]["Retry-After"] and answers[-1][2]["error"]["type"] == "rate_limit_error", answers[-1:])
+    status, _, r = s.post("/v1/completions", {**pair, "n": 16}, key)
+    check("more than the queue ever holds: 400", status == 400 and r["error"]["param"] == "n", (status, r))
     check("and later there is room",
           until(lambda: s.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, key)[0] == 200))
 
