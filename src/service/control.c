@@ -101,7 +101,7 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
 {
     struct store_erased gone = {0};
     int rc = need_store(h, hcache_inner(err));
-    if (rc == 0 && n > 0)
+    if (rc == 0)
         rc = store_erase(h->k.store, (const void *)keys, n, &gone, hcache_inner(err));
     if (gone.n_chunks > 0)
         service_forget_erased(h->service);

@@ -237,6 +237,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
         rc = db_exec(c, schema, err);
     if (rc == 0)
         rc = db_exec(c, "PRAGMA user_version = 1", err);
+    if (rc == 0) /* the log of a killed process may hold what it was deleting */
+        rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", err);
     if (rc != 0) {
         conversations_close(c);
         return rc;

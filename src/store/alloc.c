@@ -162,6 +162,14 @@ void alloc_give(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_b
         s->largest = r.end - r.begin;
 }
 
+void alloc_soil(struct alloc *a, uint32_t segment)
+{
+    CHECK(segment < ALLOC_MAX_SEGMENTS);
+    while (a->n_segments <= segment)
+        segment_add(a);
+    a->segments[segment].soiled = true;
+}
+
 uint64_t alloc_end(const struct alloc *a, uint32_t segment)
 {
     if (segment >= a->n_segments)

@@ -20,6 +20,7 @@ struct alloc_segment {
     struct alloc_range *free; /* sorted, disjoint, never touching each other */
     uint32_t n_free, max_free;
     uint64_t largest; /* no free range is longer than this */
+    bool soiled;      /* a free range may hold bytes of a former extent */
 };
 
 struct alloc {
@@ -42,6 +43,10 @@ int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_b
 
 /* Gives a range back, which must be in use. */
 void alloc_give(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
+
+/* Notes that free ranges of the segment may hold bytes of former extents; adds the segment where
+ * it is missing. */
+void alloc_soil(struct alloc *a, uint32_t segment);
 
 /* The end of the last used byte of a segment; 0 where it is empty or does not exist. */
 uint64_t alloc_end(const struct alloc *a, uint32_t segment);

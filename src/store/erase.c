@@ -1,13 +1,15 @@
 /* erase.c - forgetting for good: chunks that must leave no readable remains.
  *
  *   1. what is pending is committed, so that every extent of the chunks has a row
- *   2. lock: the chunks are taken off the catalog; their extents are marked to be wiped
- *   3. one index transaction: rows dropped, their places entered into `wipe`
- *   4. the places are wiped, and synced
- *   5. one index transaction: the places leave `wipe`; their space may be used again
+ *   2. a marker says that free space must be wiped (remains.c)
+ *   3. lock: the chunks are taken off the catalog; their extents are marked to be wiped
+ *   4. one index transaction: rows dropped, their places entered into `wipe`
+ *   5. the places are wiped, and synced
+ *   6. one index transaction: the places leave `wipe`; their space may be used again
+ *   7. free space that may hold older bytes is wiped, and synced; the marker goes
  *
- * A crash before 3 leaves the chunks as they were; a crash after 3 leaves them absent, and the next
- * open goes on with 4.  A chunk in use is doomed: it is missing for lookups, and 2 happens when its
+ * A crash before 4 leaves the chunks as they were; a crash after 4 leaves them absent, and the next
+ * open goes on with 5.  A chunk in use is doomed: it is missing for lookups, and 3 happens when its
  * last user leaves. */
 #include <stdlib.h>
 
@@ -109,17 +111,25 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
                 struct err *err)
 {
     *out = (struct store_erased){0};
+    pthread_mutex_lock(&s->erase_lock);
     int rc = store_commit_run(s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH, err);
-    if (rc != 0)
-        return rc;
-    pthread_mutex_lock(&s->lock);
-    rc = store_can_save(s, err);
     if (rc == 0)
-        chain_erase(s, keys, n, out);
-    pthread_mutex_unlock(&s->lock);
+        rc = store_mark_remains(s, err);
+    if (rc == 0) {
+        pthread_mutex_lock(&s->lock);
+        rc = store_can_save(s, err);
+        if (rc == 0)
+            chain_erase(s, keys, n, out);
+        pthread_mutex_unlock(&s->lock);
+    }
     if (rc == 0)
         rc = store_commit_run(s, STORE_COMMIT_PINS, err);
-    return rc == 0 ? store_wipe(s, err) : rc;
+    if (rc == 0)
+        rc = store_wipe(s, err);
+    if (rc == 0)
+        rc = store_wipe_remains(s, err);
+    pthread_mutex_unlock(&s->erase_lock);
+    return rc;
 }
 
 /* --- wiping ------------------------------------------------------------------------------------ */

@@ -551,8 +551,9 @@ static int files_wipe(struct media *m, int device, uint32_t segment, uint64_t be
     int rc = 0;
     pthread_mutex_lock(&f->grow_lock);
     struct segment *seg = segment_get(f, device, segment);
-    if (seg != NULL && end > seg->size_bytes)
-        end = seg->size_bytes;
+    if (seg != NULL &&
+        end > seg->size_bytes) /* the end of a damaged file may lie anywhere */
+        end = round_up(seg->size_bytes, STORE_ALIGN);
     if (seg != NULL && begin < end) {
         rc = io_file_punch(seg->file, begin, end - begin, err);
         dirty_set(f, &seg->dirty);

@@ -1,7 +1,7 @@
-/* gc.c - garbage collection: chunks that cannot be reached go, what was erased is wiped, files are cut
- * behind what is used and wiped where they are free, and the index folds its log.
+/* gc.c - garbage collection: chunks that cannot be reached go, erased chunks are wiped, files are
+ * cut behind their last used byte, their free space is wiped, and the index folds its log.
  *
- * After it no byte of what was evicted or erased is left in a file of the store. */
+ * After it no byte of an evicted or erased chunk is left in a file of the store. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -44,27 +44,18 @@ static int orphans_free(struct store *s, struct err *err)
     return 0;
 }
 
-/* [lock] Cuts every segment behind its last used byte and wipes the free ranges before it. */
+/* [lock] Cuts every segment behind its last used byte. */
 static int segments_trim(struct store *s, struct err *err)
 {
     struct media *m = s->media;
     int rc = 0;
-    for (int d = 0; d < m->n_devices; d++) {
-        const struct alloc *a = &s->alloc[d];
-        for (uint32_t i = 0; rc == 0 && i < m->ops->n_segments(m, d); i++) {
-            uint64_t end = alloc_end(a, i);
-            rc = m->ops->cut(m, d, i, end, err);
-            for (uint32_t j = 0; rc == 0 && i < a->n_segments && j < a->segments[i].n_free;
-                 j++)
-                if (a->segments[i].free[j].end <= end)
-                    rc = m->ops->wipe(m, d, i, a->segments[i].free[j].begin,
-                                      a->segments[i].free[j].end, err);
-        }
-    }
+    for (int d = 0; d < m->n_devices; d++)
+        for (uint32_t i = 0; rc == 0 && i < m->ops->n_segments(m, d); i++)
+            rc = m->ops->cut(m, d, i, alloc_end(&s->alloc[d], i), err);
     return rc;
 }
 
-/* The files, once nothing is on its way out of the index. */
+/* Cuts the files, once nothing is on its way out of the index. */
 static int files_trim(struct store *s, struct err *err)
 {
     struct err why = {0};
@@ -74,7 +65,7 @@ static int files_trim(struct store *s, struct err *err)
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
         rc = s->media->ops->sync(s->media, &why);
-    if (rc != 0 && why.msg[0] != 0) { /* what was appended may be among what was lost */
+    if (rc != 0 && why.msg[0] != 0) { /* appended bytes may be among those that were lost */
         pthread_mutex_lock(&s->lock);
         store_end_saving(s, rc, &why);
         pthread_mutex_unlock(&s->lock);
@@ -99,6 +90,7 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
 {
     struct store_stats before, after;
     store_stats(s, &before);
+    pthread_mutex_lock(&s->erase_lock);
     pthread_mutex_lock(&s->lock);
     int rc = store_can_save(s, err);
     if (rc == 0)
@@ -111,7 +103,10 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
     if (rc == 0)
         rc = files_trim(s, err);
     if (rc == 0)
+        rc = store_wipe_remains(s, err);
+    if (rc == 0)
         rc = index_trim(s, err);
+    pthread_mutex_unlock(&s->erase_lock);
     store_stats(s, &after);
     *freed_bytes = before.file_bytes > after.file_bytes
                        ? before.file_bytes - after.file_bytes

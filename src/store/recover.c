@@ -297,5 +297,8 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
     for (int i = 0; i < opts->n_dirs; i++)
         alloc_init(&s->alloc[i], sb.segment_bytes);
     s->index_path = store_path(opts->dirs[0], "index.db");
-    return index_recover(s, opts->dirs[0], err);
+    rc = index_recover(s, opts->dirs[0], err);
+    if (rc == 0)
+        store_soil_all(s);
+    return rc;
 }

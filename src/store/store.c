@@ -29,6 +29,7 @@ static struct store *store_new(const struct store_opts *opts)
     s->next_id = 1;
     s->id_limit = UINT64_MAX;
     s->pending_end = &s->pending;
+    pthread_mutex_init(&s->erase_lock, NULL);
     pthread_mutex_init(&s->commit_lock, NULL);
     pthread_mutex_init(&s->index_lock, NULL);
     pthread_mutex_init(&s->lock, NULL);
@@ -59,6 +60,7 @@ static void store_free(struct store *s)
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->index_lock);
     pthread_mutex_destroy(&s->commit_lock);
+    pthread_mutex_destroy(&s->erase_lock);
     free(s);
 }
 
@@ -91,7 +93,7 @@ int store_open(const struct store_opts *opts, struct store **out, struct err *er
     if (rc == 0)
         rc = store_shrink(s, err);
     if (rc == 0)
-        store_wipe_rest(s);
+        store_finish_erase(s);
     if (rc != 0) {
         store_free(s);
         return rc;

@@ -253,12 +253,15 @@ struct store_erased {
  *
  * When it returns 0 with n_busy == 0, and for good (crashes included): the chunks are absent, their
  * rows are gone from the index, and the bytes of their extents (state, and token ids in the headers)
- * read as zeros in the segment files.  Older copies, of chunks that had been evicted and saved again,
- * and the pages of the index's log, are only removed by store_gc.  So after both no byte of them is
- * left in any file of the store.  What a file system or a device keeps of blocks that it was told to
- * free is beyond this: encrypt the device where that matters.
+ * read as zeros in the segment files.  So do all free bytes of the segment files: superseded ends of
+ * contexts, evicted copies, and chunks that were never committed.  Keys (hashes) may stay in pages of
+ * the index's log until store_gc; after it no byte of the chunks is left in any file of the store.
+ * Blocks that a file system or a device was told to free are beyond this: encrypt the device where
+ * that matters.
  *
- * On an error they may be absent already; what is not wiped yet is, by the next erase, gc or open. */
+ * n may be 0: then only free bytes are wiped.
+ *
+ * On an error the chunks may be absent already; the next erase, gc or open wipes the rest. */
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err);
 

@@ -7,8 +7,10 @@
  *   superblocks.c  what each directory says of itself
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     pins that last                          erase.c   forgetting, wiping
+ *   remains.c  bytes of former extents in free space
  *
  * Locks, in the order in which they may be nested:
+ *   erase_lock   one erase (or gc) at a time; held across fsync
  *   commit_lock  one commit (or gc) at a time; held across fsync
  *   index_lock   the index connection; held across the index's fsync
  *   lock         everything else here; never held during I/O, except by gc */
@@ -33,6 +35,8 @@
 /* Ids are handed out up to a limit that the index knows durably, so that no two extents ever written,
  * committed or not, share one: a rebuild tells old from new by them. */
 #define STORE_ID_RESERVE 65536
+/* While this file exists, opening wipes all free space (remains.c). */
+#define STORE_WIPE_MARKER "wipe.free"
 /* Condemned chunks remembered to answer why they are missing. */
 #define STORE_MAX_REASONS 64
 /* Keys of evicted chunks remembered to tell an evicted chunk from one that never was: one slot per
@@ -74,7 +78,7 @@ struct store {
     int64_t stuck_ns;
     bool read_only;
 
-    pthread_mutex_t commit_lock, index_lock, lock;
+    pthread_mutex_t erase_lock, commit_lock, index_lock, lock;
     pthread_cond_t writer_left; /* with lock: some node lost its has_writer */
 
     struct catalog catalog;
@@ -166,6 +170,15 @@ int store_wipe(struct store *s, struct err *err);
 /* The same where it is not what was asked for: what an erase before a crash, or of chunks in use, has left.
  * A failure is no reason not to open or commit: the next erase, commit, gc or open tries again. */
 void store_wipe_rest(struct store *s);
+/* Marks, durably, that free space must be wiped, where it may hold bytes of former extents: an erase
+ * that a crash cuts off is then finished by the next open.  A full disk is no error: the mark is a
+ * second line, and the wiping itself frees space. */
+int store_mark_remains(struct store *s, struct err *err);
+/* Wipes the free space that may hold bytes of former extents, syncs, and takes the mark away. */
+int store_wipe_remains(struct store *s, struct err *err);
+/* At open: every free byte of the segment files may be a remain; wipes them where the mark says so. */
+void store_soil_all(struct store *s);
+void store_finish_erase(struct store *s);
 /* [lock] Frees a list of extents that are nowhere else, without giving their space back. */
 void store_free_list(struct extent *list);
 

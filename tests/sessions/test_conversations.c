@@ -518,6 +518,29 @@ static void pages_of_a_list(void **state)
                      ERR_NOT_FOUND);
 }
 
+/* The log of a process that was killed may hold text that it was deleting: opening folds and cuts it. */
+static void opening_cuts_the_log(void **state)
+{
+    struct fixture *x = *state;
+    struct stat st;
+    char log[sizeof x->path + 8];
+    snprintf(log, sizeof log, "%s-wal", x->path);
+    conversations_close(x->c);
+    x->c = NULL;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        (void)add(open_file(x, 0, 0, 0), make_turn("resp_1", 0, 0, 0, 4, 0, 1, 1));
+        (void)raise(SIGKILL);
+    }
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(stat(log, &st), 0);
+    assert_true(st.st_size > 0);
+    x->c = open_file(x, 0, 0, 0);
+    assert_true(stat(log, &st) != 0 || st.st_size == 0);
+    assert_int_equal(code_of_find(x->c, "", "resp_1"), 0);
+}
+
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -535,6 +558,7 @@ int main(void)
         T(damage_is_told),
         T(rows_out_of_range),
         T(a_killed_process_loses_nothing_told),
+        T(opening_cuts_the_log),
         T(pages_of_a_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,146 @@
+"""Deleted conversations leave nothing: after every kind of deletion, kill -9 included, no file of the store and
+no file of the conversations holds their text, their token ids (as stored) or a byte of their state.
+
+KILL_CYCLES (3) and KILL_SEED (1) say how often a DELETE is killed.  Arguments pick tests by name ("kills")."""
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import SAVING, Server, until  # noqa: E402
+from tap import check, end  # noqa: E402
+
+MODEL = "models/demo"
+CYCLES = int(os.environ.get("KILL_CYCLES", "3"))
+SEED = int(os.environ.get("KILL_SEED", "1"))
+SECRET = "The little bird hid a golden acorn under the seventh stone of the old garden wall. "
+IDS = []
+
+
+def respond(server, text, **fields):
+    status, _, r = server.post("/v1/responses", {"input": text, "temperature": 0, "max_output_tokens": 12, **fields})
+    if status != 200:
+        raise RuntimeError(f"{status}: {r}")
+    return r
+
+
+def talk(server, n_turns=3):
+    """A conversation whose every turn supersedes the unfinished chunk of the turn before; its name."""
+    name = server.post("/v1/conversations", {})[2]["id"]
+    for i in range(n_turns):
+        respond(server, SECRET + "Go on." * (i + 1), conversation=name)
+        server.post("/v1/cache/flush", {})
+    if not IDS:
+        ids = [int(t) for t in server.post("/tokenize", {"content": SECRET})[2]["tokens"]]
+        IDS.append(b"".join(t.to_bytes(4, "little") for t in ids[4:-4]))
+    return name
+
+
+def files_of(store):
+    return {f: open(os.path.join(store, f), "rb").read() for f in sorted(os.listdir(store))}
+
+
+def remains(store, text=True):
+    """What is left: files with the text or token ids, and segments with any byte that is not zero."""
+    found = []
+    for name, data in files_of(store).items():
+        if text and SECRET[12:40].encode() in data:
+            found.append(f"{name}: text")
+        if IDS[0] in data and (text or name.startswith("seg-")):
+            found.append(f"{name}: token ids")
+        if name.startswith("seg-") and data.count(0) != len(data):
+            found.append(f"{name}: {len(data) - data.count(0)} bytes of state")
+    return found
+
+
+def erased(server):
+    """Nothing waits to be erased any more."""
+    stats = server.request("GET", "/v1/cache/stats")[2]
+    return stats["conversations"]["chunks_to_erase"] == 0 and stats["tiers"][0]["chunks"] == 0
+
+
+def serve(store, *options):
+    return Server(MODEL, *SAVING, "--store", store, *options)
+
+
+def test_kinds(tmp):
+    store = os.path.join(tmp, "s")
+    server = serve(store)
+    name = talk(server)
+    before = remains(store)
+    check("the search can find text, token ids and state", len(before) >= 3, before)
+    server.request("DELETE", "/v1/conversations/" + name)
+    check("a deleted conversation leaves nothing", remains(store) == [], remains(store))
+    last, names = None, []
+    for i in range(3):
+        last = respond(server, SECRET + "And then? " * (i + 1), **({"previous_response_id": last} if last else {}))["id"]
+        names.append(last)
+        server.post("/v1/cache/flush", {})
+    for name in names:
+        server.request("DELETE", "/v1/responses/" + name)
+    check("neither do deleted responses", remains(store) == [], remains(store))
+    name = talk(server)
+    server.post("/v1/cache/clear", {})
+    check("a cleared cache leaves no state", remains(store, text=False) == [], remains(store, text=False))
+    server.stop()
+    server = serve(store)
+    talk(server)
+    server.kill()
+    server = serve(store, "--conversation-ttl", "1")
+    until(lambda: erased(server) and not server.request("GET", "/v1/conversations")[2]["data"])
+    until(lambda: remains(store) == [])
+    check("nor does one whose time is over, after a kill", remains(store) == [], remains(store))
+    server.stop()
+    check("nor after the server has stopped", remains(store) == [], remains(store))
+
+
+def delete_killed(server, name, delay):
+    t = threading.Thread(target=lambda: quietly(lambda: server.request("DELETE", "/v1/conversations/" + name)))
+    t.start()
+    time.sleep(delay)
+    server.kill()
+    t.join()
+
+
+def quietly(call):
+    try:
+        call()
+    except Exception:  # noqa: BLE001
+        pass
+
+
+def test_kills(tmp):
+    """A server that is killed inside a DELETE: the next one shows the conversation whole, or has erased it."""
+    rng, store, bad, n_gone = random.Random(SEED), os.path.join(tmp, "s"), [], 0
+    latest = 0.02  # of a kill: learnt, so that on a quick machine, too, some come in time
+    server = serve(store)
+    for cycle in range(CYCLES):
+        name = talk(server)
+        delete_killed(server, name, rng.uniform(0, latest))
+        server = serve(store)
+        if server.request("GET", "/v1/conversations/" + name)[0] == 404:
+            n_gone += 1
+            latest *= 0.6
+            text = [f for f in remains(store) if ": text" in f]
+            bad += [(cycle, "text while the next server runs", text)] if text else []
+        server.request("DELETE", "/v1/conversations/" + name)
+        until(lambda: erased(server))
+        until(lambda: remains(store) == [])
+        bad += [(cycle, f) for f in remains(store)]
+    check(f"{CYCLES} times killed inside a DELETE, {n_gone} of them after it had happened (seed {SEED})", not bad, bad)
+    server.stop()
+
+
+tests = [test_kinds, test_kills]
+for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
+    folder = tempfile.mkdtemp(prefix="hcache-forgotten.")
+    try:
+        test(folder)
+    except Exception as e:  # noqa: BLE001
+        check(f"{test.__name__} ended with {e!r}", False)
+    shutil.rmtree(folder, ignore_errors=True)
+end()
