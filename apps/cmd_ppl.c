@@ -70,7 +70,6 @@ struct scorer {
     struct model_work *work;
     struct kv_pool *pool;
     struct kv_table table;
-    struct kv_layer *kv;
     float *logits; /* [HEAD_ROWS][vocab] */
     int32_t *pos;
     double nll, nll_sq;
@@ -97,9 +96,6 @@ static int scorer_init(struct scorer *c, int context, struct err *err)
         rc = kv_table_reserve(c->pool, &c->table, context, err);
     if (rc != 0)
         return rc;
-    c->kv = xcalloc((size_t)n_layers, sizeof *c->kv);
-    for (int l = 0; l < n_layers; l++)
-        c->kv[l] = kv_pool_layer(c->pool, l);
     c->logits = xcalloc((size_t)m->cfg.vocab_size, HEAD_ROWS * sizeof *c->logits);
     c->pos = xcalloc((size_t)context, sizeof *c->pos);
     for (int i = 0; i < context; i++)
@@ -114,7 +110,6 @@ static void scorer_deinit(struct scorer *c)
     kv_pool_destroy(c->pool);
     model_work_destroy(c->work);
     stream_destroy(c->s);
-    free(c->kv);
     free(c->logits);
     free(c->pos);
     stack_close(&c->k);
@@ -177,7 +172,8 @@ static int score_window(struct scorer *c, const int32_t *ids, int n)
                            .seq_row = seq_row,
                            .tables = tables};
         struct mat x;
-        rc = model_forward(c->k.model, c->work, c->s, ids + row, c->kv, &r, NULL, &x);
+        rc = model_forward(c->k.model, c->work, c->s, ids + row, kv_pool_layers(c->pool),
+                           &r, NULL, &x);
         if (rc != 0)
             return err_set(c->err, rc, "forward pass: %s", err_name(rc));
         int first = n / 2 > row ? n / 2 - row : 0;   /* within this piece */

@@ -109,7 +109,6 @@ struct lab {
     struct stream *stream;
     struct model_work *work;
     struct kv_pool *pool;
-    struct kv_layer *kv;
     struct buf logits_mem;
     struct mat logits;
     int32_t *next; /* [largest batch], in device memory behind the logits */
@@ -192,7 +191,7 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
         b->ids[i] = b->tokens[i][b->pos[i]];
     }
     const void *next = NULL;
-    int rc = model_forward(m, b->work, b->stream, b->ids, b->kv, &r,
+    int rc = model_forward(m, b->work, b->stream, b->ids, kv_pool_layers(b->pool), &r,
                            kind == ARM_OFF ? NULL : &tap, &x);
     if (kind == ARM_SAVE)
         save_layers_end(b->k.saver, b->stream);
@@ -456,9 +455,6 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
         return rc;
     b->logits = mat_of(b->logits_mem.ptr, DTYPE_F32, largest, m->cfg.vocab_size);
     b->next = (int32_t *)(void *)((uint8_t *)b->logits_mem.ptr + logit_bytes);
-    b->kv = xcalloc((size_t)m->cfg.n_layers, sizeof *b->kv);
-    for (int l = 0; l < m->cfg.n_layers; l++)
-        b->kv[l] = kv_pool_layer(b->pool, l);
     return 0;
 }
 
@@ -504,7 +500,6 @@ static void cleanup(struct lab *b)
     model_work_destroy(b->work);
     stream_destroy(b->stream);
     kv_pool_destroy(b->pool);
-    free(b->kv);
     if (b->csv != NULL)
         fclose(b->csv);
     stack_close(&b->k);

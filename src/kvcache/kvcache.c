@@ -27,6 +27,7 @@ struct kv_pool {
         size_t block_bytes;
         struct buf mem;
     } stage[MAX_STAGES];
+    struct kv_layer *layers; /* [n_layers] */
     int32_t *free_blocks; /* [n_free], the next to be used last */
     int32_t *refs;        /* [n_blocks] */
     int n_free;
@@ -59,6 +60,20 @@ static int reserve_blocks(struct kv_pool *p, struct err *err)
     return rc;
 }
 
+static struct kv_layer layer_view(const struct kv_pool *p, int layer)
+{
+    int stage = stage_of(layer, p->opts.n_layers, p->device->n_stages);
+    const struct stage_blocks *b = &p->stage[stage];
+    return (struct kv_layer){
+        .blocks = (uint8_t *)b->mem.ptr + (size_t)(layer - b->first) * p->layer_bytes,
+        .block_stride = b->block_bytes,
+        .stage = stage,
+        .dtype = p->opts.dtype,
+        .n_kv = p->opts.n_kv,
+        .d_head = p->opts.d_head,
+    };
+}
+
 static void free_blocks(struct kv_pool *p)
 {
     for (int k = 0; k < p->device->n_stages; k++)
@@ -79,6 +94,9 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
         free(p);
         return err_wrap(err, "KV pool of %d blocks", o->n_blocks);
     }
+    p->layers = xcalloc((size_t)o->n_layers, sizeof *p->layers);
+    for (int l = 0; l < o->n_layers; l++)
+        p->layers[l] = layer_view(p, l);
     p->refs = xcalloc((size_t)o->n_blocks, sizeof *p->refs);
     p->free_blocks = xcalloc((size_t)o->n_blocks, sizeof *p->free_blocks);
     p->n_free = o->n_blocks;
@@ -95,6 +113,7 @@ void kv_pool_destroy(struct kv_pool *p)
     if (p == NULL)
         return;
     free_blocks(p);
+    free(p->layers);
     free(p->refs);
     free(p->free_blocks);
     prefix_destroy(p->prefix);
@@ -121,19 +140,15 @@ uint64_t kv_pool_n_evicted(const struct kv_pool *p)
     return p->prefix != NULL ? p->prefix->n_evicted : 0;
 }
 
+const struct kv_layer *kv_pool_layers(const struct kv_pool *p)
+{
+    return p->layers;
+}
+
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer)
 {
     CHECK(layer >= 0 && layer < p->opts.n_layers);
-    int stage = stage_of(layer, p->opts.n_layers, p->device->n_stages);
-    const struct stage_blocks *b = &p->stage[stage];
-    return (struct kv_layer){
-        .blocks = (uint8_t *)b->mem.ptr + (size_t)(layer - b->first) * p->layer_bytes,
-        .block_stride = b->block_bytes,
-        .stage = stage,
-        .dtype = p->opts.dtype,
-        .n_kv = p->opts.n_kv,
-        .d_head = p->opts.d_head,
-    };
+    return p->layers[layer];
 }
 
 /* --- blocks ----------------------------------------------------------------------------------- */

@@ -44,7 +44,8 @@ int kv_pool_n_blocks(const struct kv_pool *p);
 int kv_pool_kept_blocks(const struct kv_pool *p); /* kept for nobody */
 uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 
-/* The view of one layer that operations take, on the stage that has it. Valid as long as the pool. */
+/* The views [n_layers] that operations take of the layers, each on its stage. Valid as long as the pool. */
+const struct kv_layer *kv_pool_layers(const struct kv_pool *p);
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 
 /* A sequence's blocks. */

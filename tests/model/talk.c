@@ -37,16 +37,13 @@ void talk_open(struct talk *t, const char *source, const char *device, const cha
                              .dtype = t->m->dtype,
                              .n_blocks = TALK_MAX_TOKENS / KV_BLOCK_TOKENS};
     must(kv_pool_create(t->dev, &k, &t->kv, &e), &e);
-    t->layers = xcalloc((size_t)c->n_layers, sizeof *t->layers);
-    for (int i = 0; i < c->n_layers; i++)
-        t->layers[i] = kv_pool_layer(t->kv, i);
+    t->layers = kv_pool_layers(t->kv);
 }
 
 void talk_close(struct talk *t)
 {
     kv_table_free(t->kv, &t->table);
     kv_pool_destroy(t->kv);
-    free(t->layers);
     model_work_destroy(t->work);
     model_close(t->m);
     stream_destroy(t->s);

@@ -14,7 +14,7 @@ struct talk {
     struct model *m;
     struct model_work *work;
     struct kv_pool *kv;
-    struct kv_layer *layers;
+    const struct kv_layer *layers;
     struct kv_table table;
     int64_t n_tokens; /* fed so far */
 };
