@@ -55,11 +55,23 @@ struct group {
     int n_extents, cap_extents;
 };
 
+/* Recording on a group (group_ops.c): work with exchanges in it is cut into the spans between them. */
+struct group_recording {
+    const struct ragged *r;
+    uint64_t key;
+    const void *at;
+    int (*queue)(void *arg);
+    void *arg;
+    int span;   /* the next one that the ranks record or replay */
+    int passed; /* exchanges that the present call of queue has passed */
+};
+
 struct group_stream {
     struct stream base;
     int n;
-    int only; /* rank that operations are for, while it records; -1: all */
-    struct stream *s[MAX_RANKS]; /* of each device */
+    int only; /* the rank whose span is recorded; -1: operations are for all ranks */
+    struct group_recording *recording; /* NULL: none */
+    struct stream *s[MAX_RANKS];       /* of each device */
     struct event *mark[MAX_RANKS];
 };
 
@@ -79,6 +91,9 @@ void *group_address(struct group *g, const void *p, int stage, int r);
 void group_enter(const struct group *g, int i);
 /* The stream's code; a rank's fault becomes the group's. */
 int group_code(struct stream *s);
+
+/* At an exchange, and at the end: each rank records or replays the span before it. */
+int group_record_span(struct stream *s);
 
 /* The group's table, for ranks such as this one. */
 struct ops group_ops(const struct device *rank);

@@ -3,6 +3,7 @@
  * What an operation writes says which stage it is for.  Every operand that is device memory is taken as the
  * rank's (group_address); what is host memory is the same for all.  The first rank that fails fails the group's stream. */
 #include "base/check.h"
+#include "base/hash.h"
 #include "tensor/group_impl.h"
 
 /* A rank's turn. */
@@ -17,6 +18,15 @@ static struct turn turn_of(struct stream *s, int stage, int r)
 {
     struct stream *of = rank_stream(s, stage, r);
     return (struct turn){group_of(s->device), of, of->device->ops, stage, r};
+}
+
+/* Whether operations are left out at present: while a recording looks for exchanges, and, while a rank
+ * records one span, in the others. */
+static bool is_left_out(struct stream *s)
+{
+    const struct group_stream *gs = group_stream(s);
+    const struct group_recording *rec = gs->recording;
+    return rec != NULL && (gs->only < 0 || rec->passed != rec->span);
 }
 
 /* The ranks that have a turn: [first, end). */
@@ -36,6 +46,8 @@ static int end_of_turns(struct stream *s)
 #define EACH(stream, where, call)                                                          \
     do {                                                                                   \
         int rc_ = group_code(stream);                                                      \
+        if (is_left_out(stream))                                                           \
+            return rc_;                                                                    \
         int stage_ = group_stage(group_of((stream)->device), where);                       \
         for (int r_ = first_turn(stream); rc_ == 0 && r_ < end_of_turns(stream); r_++) {   \
             struct turn t = turn_of(stream, stage_, r_);                                   \
@@ -317,21 +329,54 @@ static int group_checksum(struct stream *s, uint64_t *out, const void *first, si
     EACH(s, out, checksum_at(t, out, first, stride, n_bytes, n));
 }
 
-/* Each rank records, or replays, what is its own: replays of several GPUs must not wait for each other, so no
- * exchange is within. */
+/* --- recording -------------------------------------------------------------------------------- */
+
+/* What is recorded is a function that queues a layer's operations, with its exchanges among them.  An
+ * exchange cannot be recorded: replays on several GPUs must not wait for each other.  So each rank records
+ * the spans between exchanges, every span by itself:
+ *
+ *   queue(arg), operations left out     exchange             exchange             end
+ *                                     /                    /                    /
+ *   group_record_span   span 0: rank 0, rank 1   span 1: rank 0, rank 1   span 2: rank 0, rank 1
+ *
+ * To record a span, the rank's device calls queue again, with only that span's operations let through.  To
+ * replay it, it calls nothing. */
+static int queue_span(void *stream)
+{
+    struct group_recording *rec = group_stream(stream)->recording;
+    rec->passed = 0;
+    return rec->queue(rec->arg);
+}
+
+int group_record_span(struct stream *s)
+{
+    struct group_stream *gs = group_stream(s);
+    struct group_recording *rec = gs->recording;
+    const uint64_t parts[2] = {rec->key, (uint64_t)rec->span};
+    uint64_t key = checksum64(parts, sizeof parts);
+    int rc = group_code(s), stage = group_stage(group_of(s->device), rec->at);
+    for (int i = 0; rc == 0 && i < s->device->n_ranks; i++) {
+        struct turn t = turn_of(s, stage, i);
+        gs->only = i;
+        rc = t.op->record(t.s, rec->r, key, rec->at, queue_span, s);
+    }
+    gs->only = -1;
+    rec->span++;
+    return rc == 0 ? 0 : group_code(s);
+}
+
 static int group_record(struct stream *s, const struct ragged *r, uint64_t key,
                         const void *at, int (*queue)(void *arg), void *arg)
 {
     struct group_stream *gs = group_stream(s);
-    int rc = group_code(s), stage = group_stage(group_of(s->device), at);
-    CHECK(gs->only < 0);
-    for (int i = 0; rc == 0 && i < s->device->n_ranks; i++) {
-        struct turn t = turn_of(s, stage, i);
-        gs->only = i;
-        rc = t.op->record(t.s, r, key, at, queue, arg);
-    }
-    gs->only = -1;
-    return rc == 0 ? 0 : group_code(s);
+    struct group_recording rec = {.r = r, .key = key, .at = at, .queue = queue, .arg = arg};
+    CHECK(gs->recording == NULL);
+    gs->recording = &rec;
+    int rc = queue(arg);
+    if (rc == 0)
+        rc = group_record_span(s);
+    gs->recording = NULL;
+    return rc;
 }
 
 struct ops group_ops(const struct device *rank)

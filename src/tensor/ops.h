@@ -208,11 +208,11 @@ struct ops {
                     const uint32_t *n_bytes, int n);
 
     /* --- what comes again --- */
-    /* Calls queue(arg), or does what it would do.  It gives s the same operations on the same operands each
-     * time that it is called with this key, r and what r and the operands hold apart: a device may record
-     * them and replay that.  `at` is device memory that they use: of a group they are all of its stage's, no
-     * exchange is among them, and queue is called for each rank by itself.  NULL: operations cost nothing
-     * beside their work. */
+    /* Runs queue(arg), or replays its recording.  For a given key, queue enqueues the same operations on the
+     * same buffers each time; only r and the buffers' contents may differ.  `at` is device memory that the
+     * operations use.  On a device group all of it lies on one stage, all_reduce may be among the
+     * operations, and queue may run several times: at each run the group lets a part of it through.
+     * NULL: queueing an operation costs nothing beside its work. */
     int (*record)(struct stream *s, const struct ragged *r, uint64_t key, const void *at,
                   int (*queue)(void *arg), void *arg);
 };
