@@ -69,13 +69,7 @@ static int reserve_pool(struct engine *e, struct err *err)
         .dtype = m->dtype,
         .keep = e->o.reuse,
         .n_blocks = (int)(round_up((uint64_t)e->o.max_kv_tokens, 64) / 64)};
-    int rc = kv_pool_create(m->dev, &o, &e->pool, err);
-    if (rc != 0)
-        return rc;
-    e->kv = xcalloc((size_t)m->cfg.n_layers, sizeof *e->kv);
-    for (int l = 0; l < m->cfg.n_layers; l++)
-        e->kv[l] = kv_pool_layer(e->pool, l);
-    return 0;
+    return kv_pool_create(m->dev, &o, &e->pool, err);
 }
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err)
@@ -114,7 +108,6 @@ void engine_destroy(struct engine *e)
     model_work_destroy(e->work);
     next_token_deinit(&e->next);
     stream_destroy(e->stream);
-    free(e->kv);
     free(e->seqs);
     free(e->ids);
     free(e->pos);
@@ -463,8 +456,9 @@ static int forward(struct engine *e)
     next_token_begin(&e->next, count_wanted(e));
     for (int i = 0; rc == 0 && i < n; i++) {
         flight_cut(e, i, n, f);
-        rc = model_forward(e->o.model, e->work, e->stream, e->ids + f->first_row, e->kv,
-                           &f->r, e->o.saver != NULL ? &tap : NULL, &x);
+        rc = model_forward(e->o.model, e->work, e->stream, e->ids + f->first_row,
+                           kv_pool_layers(e->pool), &f->r, e->o.saver != NULL ? &tap : NULL,
+                           &x);
         if (e->o.saver != NULL)
             save_layers_end(e->o.saver, e->stream);
         if (rc == 0)

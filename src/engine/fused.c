@@ -30,16 +30,24 @@ int fused_reserve(struct engine *e, struct err *err)
     int rc = stages_alloc(m->dev, 2 * x, f->mem, err);
     if (rc != 0)
         return err_wrap(err, "fused prefill");
+    f->x.n = 2;
     for (int k = 0; k < m->dev->n_stages; k++)
         for (int i = 0; i < 2; i++)
-            f->x[k][i] = mat_of((uint8_t *)f->mem[k].ptr + (size_t)i * x, m->dtype, rows,
-                                m->cfg.n_embd);
+            f->x.x[k][i] = mat_of((uint8_t *)f->mem[k].ptr + (size_t)i * x, m->dtype, rows,
+                                  m->cfg.n_embd);
     return 0;
 }
 
 void fused_release(struct engine *e)
 {
     stages_free(e->o.model->dev, e->fused.mem);
+}
+
+static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct engine *e = arg;
+    save_layer(&e->fused.part, 1, l, hidden, kv_rows, e->stream);
+    return 0;
 }
 
 void fused_begin(struct engine *e, struct seq *s, int first, const struct store_hit *tail)
@@ -58,7 +66,16 @@ void fused_begin(struct engine *e, struct seq *s, int first, const struct store_
     f->seq = s;
     f->first = first;
     f->n = n;
-    f->layer = f->row = 0;
+    f->tap = (struct model_tap){.layer = snapshot, .arg = e};
+    model_pass_begin(&f->pass, &(struct model_pass_opts){.model = e->o.model,
+                                                         .work = e->work,
+                                                         .stream = e->stream,
+                                                         .n_rows = n,
+                                                         .ids = s->tokens + first,
+                                                         .x = &f->x,
+                                                         .kv = kv_pool_layers(e->pool),
+                                                         .tap = &f->tap,
+                                                         .checks_range = true});
     f->t_begin = s->t_start + s->out.lookup_ns; /* when its restore began */
     f->busy_ns = 0;
 }
@@ -68,16 +85,16 @@ void fused_cancel(struct engine *e, struct seq *s)
     if (e->fused.seq != s)
         return;
     e->fused.seq = NULL;
+    model_pass_end(&e->fused.pass);
     save_close(s->save);
     s->save = NULL;
 }
 
-/* Layer f->layer of n rows from f->row on, and their snapshot. */
-static int run_layer(struct engine *e, int n)
+/* The next n rows pass the present layer, and are saved. */
+static int pass_rows(struct engine *e, int n)
 {
     struct fused *f = &e->fused;
-    const struct model *m = e->o.model;
-    int pos0 = f->first + f->row, l = f->layer, rc = 0;
+    int pos0 = f->first + f->pass.row;
     int32_t seq_row[2] = {0, n};
     const int32_t *tables[1] = {f->seq->table.blocks};
     for (int i = 0; i < n; i++)
@@ -88,21 +105,8 @@ static int run_layer(struct engine *e, int n)
                        .seq_row = seq_row,
                        .tables = tables,
                        .id = ragged_new_id()};
-    struct save_part part = {.seq = f->seq->save, .pos = pos0, .n_rows = n};
-    struct mat *x = f->x[model_stage(m, l)], kv_rows;
-    struct mat in = mat_rows(x[l % 2], f->row, n);
-    struct mat out = mat_rows(x[(l + 1) % 2], f->row, n);
-    if (l == 0)
-        rc = model_embed(m, e->work, e->stream, in, f->seq->tokens + pos0, &r);
-    else
-        rc = model_cross(m, e->stream, l,
-                         mat_rows(f->x[model_stage(m, l - 1)][l % 2], f->row, n), in);
-    if (rc == 0)
-        rc = model_layer(m, e->work, e->stream, l, in, out, &e->kv[l], &r, &kv_rows);
-    if (rc == 0)
-        rc = model_check_overflow(m, e->stream, out);
-    if (rc == 0)
-        save_layer(&part, 1, l, in, kv_rows, e->stream);
+    f->part = (struct save_part){.seq = f->seq->save, .pos = pos0, .n_rows = n};
+    int rc = model_pass_layer(&f->pass, &r);
     if (e->o.saver != NULL)
         save_layers_end(e->o.saver, e->stream);
     return rc == 0 ? stream_sync(e->stream) : rc;
@@ -122,8 +126,7 @@ static void leave(struct engine *e)
 {
     struct fused *f = &e->fused;
     struct seq *s = f->seq;
-    const struct model *m = e->o.model;
-    struct mat last = mat_rows(f->x[model_last_stage(m)][m->cfg.n_layers % 2], f->n - 1, 1);
+    struct mat last = mat_rows(model_pass_output(&f->pass), f->n - 1, 1);
     int rc = 0;
     bool ends = f->first + f->n == s->n_tokens;
     next_token_begin(&e->next, ends && next_token_shows_logits(s));
@@ -148,23 +151,17 @@ int fused_work(struct engine *e, int max_rows)
 {
     struct fused *f = &e->fused;
     struct seq *s = f->seq;
-    int n_layers = e->o.model->cfg.n_layers;
-    if (s == NULL || max_rows <= 0 || f->layer == n_layers ||
-        (s->restore != NULL && f->layer >= restore_layers_ready(s->restore)))
+    if (s == NULL || max_rows <= 0 || model_pass_is_done(&f->pass) ||
+        (s->restore != NULL && f->pass.layer >= restore_layers_ready(s->restore)))
         return 0;
     int64_t t0 = clock_now_ns();
-    int n = f->n - f->row < max_rows ? f->n - f->row : max_rows;
-    int rc = run_layer(e, n);
+    int left = f->n - f->pass.row, n = left < max_rows ? left : max_rows;
+    int rc = pass_rows(e, n);
     f->busy_ns += clock_now_ns() - t0;
     e->stats.fused_rows += (uint64_t)n;
     if (rc != 0) {
         fail(e, s, rc);
         return n;
-    }
-    f->row += n;
-    if (f->row == f->n) {
-        f->row = 0;
-        f->layer++;
     }
     fused_finish(e);
     return n;
@@ -173,7 +170,7 @@ int fused_work(struct engine *e, int max_rows)
 bool fused_finish(struct engine *e)
 {
     struct fused *f = &e->fused;
-    bool is_over = f->seq != NULL && f->layer == e->o.model->cfg.n_layers &&
+    bool is_over = f->seq != NULL && model_pass_is_done(&f->pass) &&
                    f->seq->restore == NULL;
     if (is_over)
         leave(e);

@@ -164,7 +164,7 @@ static void end(struct engine *e, struct seq *s, int n_stored)
     s->out.n_cached = s->n_done;
     /* A chunk was lost, and the new tokens begin elsewhere; or they have not begun: then they go with
      * the batch. */
-    if (s->n_done != e->fused.first || (e->fused.layer == 0 && e->fused.row == 0))
+    if (s->n_done != e->fused.first || !fused_has_begun(&e->fused))
         fused_cancel(e, s);
     if (s->phase == PHASE_RESTORE && e->fused.seq != s)
         schedule_prefill(e, s);

@@ -6,6 +6,7 @@
 #include "engine/flight.h"
 #include "engine/lanes.h"
 #include "engine/next_token.h"
+#include "model/pass.h"
 #include "policy/correction.h"
 #include "policy/sched.h"
 #include "state/chain.h"
@@ -51,11 +52,13 @@ struct seq {
 struct fused {
     struct seq *seq; /* NULL: none */
     int first, n;    /* its positions [first, first + n) */
-    int layer, row;  /* what is computed next: layer 0..n_layers, a row of x */
+    struct model_pass pass;
+    struct model_tap tap;
+    struct save_part part; /* of the rows that are passing, as the saver sees them */
     int64_t t_begin, busy_ns;
     struct buf mem[MAX_STAGES];
-    /* On each stage, [max_batch_rows][d] T: layer l reads x[l % 2] and writes the other. */
-    struct mat x[MAX_STAGES][2];
+    struct residual
+        x; /* [max_batch_rows], two buffers: the saver reads a layer's input behind it */
 };
 
 struct engine {
@@ -63,7 +66,6 @@ struct engine {
     struct stream *stream;
     struct model_work *work;
     struct kv_pool *pool;
-    struct kv_layer *kv; /* [n_layers] */
     struct restorer *restorer;
     struct fused fused;
     int64_t
@@ -116,6 +118,11 @@ void fused_release(struct engine *e);
 /* The restore of s begins: its new tokens, from `first` on, follow it (tail: as seq_open_save), where
  * the place is free and its save has room. */
 void fused_begin(struct engine *e, struct seq *s, int first, const struct store_hit *tail);
+/* Whether rows of its sequence have passed a layer. */
+static inline bool fused_has_begun(const struct fused *f)
+{
+    return f->pass.layer > 0 || f->pass.row > 0;
+}
 /* What has been computed of s is thrown away. Nothing where s is not the one. */
 void fused_cancel(struct engine *e, struct seq *s);
 /* One work item: at most max_rows rows of one layer.  Returns how many; 0 where no layer is

@@ -1,12 +1,13 @@
-/* forward.c - the forward pass, a function per step, driven by the description of the family.
+/* forward.c - the arithmetic of a forward pass: embedding, one transformer layer, head.
+ *
+ * layer() is the whole of a layer, in the order of the stream; the family's description (config.h) says
+ * which of its variations runs.  pass.c takes rows through the layers.
  *
  * Invariants:
  *  1. A row's results depend on its own input and position and on the cache only.
- *  2. K is rounded to the state dtype before RoPE, in model_layer and in model_kv_project alike: the
- *     same code computes both, which is what makes restoring from hidden states exact.
+ *  2. K is rounded to the state dtype before RoPE, in a layer and in a projection alike: project_kv
+ *     computes both, which makes restoring from hidden states exact.
  *  3. The residual stream is rounded to the state dtype at the layer boundary, nowhere else. */
-#include "model/model.h"
-
 #include <math.h>
 
 #include "base/check.h"
@@ -15,33 +16,28 @@
 #include "model/work.h"
 #include "tensor/collective.h"
 
-#define TRY(call)                                                                          \
-    do {                                                                                   \
-        int rc_ = (call);                                                                  \
-        if (rc_ != 0)                                                                      \
-            return rc_;                                                                    \
-    } while (0)
-
 static struct mat first_rows(struct mat a, int64_t n)
 {
     return mat_rows(a, 0, n);
 }
 
-/* To x, on the stage that has the table. */
-static int embed(const struct model *m, struct model_work *w, struct stream *s,
-                 struct activations *a, struct mat x, const int32_t *ids,
-                 const struct ragged *r)
+/* --- embedding -------------------------------------------------------------------------------- */
+
+/* Writes x on the stage that has the table. */
+static int embed(const struct model *m, struct model_work *w, struct stream *s, int stage,
+                 struct mat x, const int32_t *ids, const struct ragged *r)
 {
     const struct ops *op = m->dev->ops;
     const struct model_config *c = &m->cfg;
+    struct activations *a = &w->at[stage];
     bool plain = c->position == POSITION_ROPE && c->embed_scale == 1.0f;
     if (m->w.embed.data == NULL) {
-        struct mat rows = plain ? x : first_rows(a->x[1], x.rows);
+        struct mat rows = plain ? x : first_rows(w->x.x[stage][1], x.rows);
         TRY(op->weight_rows(s, rows, &m->w.head, ids));
         if (plain)
             return 0;
         for (int i = 0; i < r->n_rows; i++)
-            w->ids[i] = i; /* the gathered rows are now a table of their own */
+            w->ids[i] = i; /* the gathered rows are a table of their own */
         TRY(op->embed(s, first_rows(a->norm, x.rows), rows, w->ids, c->embed_scale));
     } else if (plain) {
         return op->embed(s, x, m->w.embed, ids, 1.0f);
@@ -56,34 +52,25 @@ static int embed(const struct model *m, struct model_work *w, struct stream *s,
     return op->add(s, x, first_rows(a->norm, x.rows), first_rows(a->norm2, x.rows));
 }
 
-static int copy_rows(struct stream *s, struct mat to, struct mat from)
+int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+                const int32_t *ids, const struct ragged *r)
+{
+    int stage = share_stage(&m->cfg, SLOT_EMBED, 0, m->dev->n_stages);
+    if (stage == 0)
+        return embed(m, w, s, stage, x, ids, r);
+    struct mat there = first_rows(w->x.x[stage][0], x.rows);
+    TRY(embed(m, w, s, stage, there, ids, r));
+    return copy_to_stage(s, x, there);
+}
+
+int copy_to_stage(struct stream *s, struct mat to, struct mat from)
 {
     CHECK(to.ld == to.cols && from.ld == from.cols && to.rows == from.rows);
     return stream_copy(s, to.data, from.data,
                        (size_t)(to.rows * to.cols) * dtype_bytes(to.dtype));
 }
 
-int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
-                const int32_t *ids, const struct ragged *r)
-{
-    int stage = share_stage(&m->cfg, SLOT_EMBED, 0, m->dev->n_stages);
-    struct activations *a = &w->at[stage];
-    if (stage == 0)
-        return embed(m, w, s, a, x, ids, r);
-    struct mat there = first_rows(a->x[0], x.rows);
-    TRY(embed(m, w, s, a, there, ids, r));
-    return copy_rows(s, x, there);
-}
-
-int model_cross(const struct model *m, struct stream *s, int l, struct mat before_x,
-                struct mat x)
-{
-    if (l == 0 || model_stage(m, l) == model_stage(m, l - 1)) {
-        CHECK(x.data == before_x.data);
-        return 0;
-    }
-    return copy_rows(s, x, before_x);
-}
+/* --- K and V ---------------------------------------------------------------------------------- */
 
 static int norm(const struct model *m, struct stream *s, struct mat out, struct mat x,
                 const float *weight, const float *bias)
@@ -94,12 +81,11 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
     return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
 }
 
-/* K (before RoPE) and V of normalised inputs, rounded to the state dtype. */
-static int project_kv(const struct model *m, struct activations *a, struct stream *s, int l,
-                      struct mat normed, struct mat kv_rows)
+/* kv_rows = K (before RoPE) and V of normalised rows, rounded to the state dtype. */
+static int project_kv(const struct model *m, const struct activations *a, struct stream *s,
+                      const struct layer_weights *lw, struct mat normed, struct mat kv_rows)
 {
     const struct ops *op = m->dev->ops;
-    const struct layer_weights *lw = &m->w.layers[l];
     struct mat kv = first_rows(a->kv, normed.rows);
     if (lw->k_norm == NULL && kv.dtype == kv_rows.dtype)
         return op->matmul(s, kv_rows, normed, &lw->wkv, lw->bkv); /* nothing to round */
@@ -110,15 +96,14 @@ static int project_kv(const struct model *m, struct activations *a, struct strea
     return op->convert(s, kv_rows, kv);
 }
 
-int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
-                     struct mat h, struct mat kv_rows)
+int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
+             const struct layer_weights *lw, struct mat h, struct mat kv_rows)
 {
-    const struct layer_weights *lw = &m->w.layers[l];
-    struct activations *a = &w->at[model_stage(m, l)];
+    const struct activations *a = &w->at[model_stage(m, l)];
     CHECK(h.rows <= w->max_rows && kv_rows.rows == h.rows);
     struct mat normed = first_rows(a->norm, h.rows);
     TRY(norm(m, s, normed, h, lw->norm1_w, lw->norm1_b));
-    return project_kv(m, a, s, l, normed, kv_rows);
+    return project_kv(m, a, s, lw, normed, kv_rows);
 }
 
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
@@ -138,24 +123,7 @@ int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer
     return m->dev->ops->kv_load(s, kv, chunks, &m->rope[kv->stage]);
 }
 
-/* att = attention of the normalised rows over the cache, kv_fill included. */
-static int attend(const struct model *m, struct activations *a, struct stream *s, int l,
-                  struct mat normed, struct mat kv_rows, const struct kv_layer *kv,
-                  const struct ragged *r)
-{
-    const struct ops *op = m->dev->ops;
-    const struct model_config *c = &m->cfg;
-    const struct layer_weights *lw = &m->w.layers[l];
-    struct mat q = first_rows(a->q, normed.rows);
-    TRY(project_kv(m, a, s, l, normed, kv_rows));
-    TRY(op->matmul(s, q, normed, &lw->wq, lw->bq));
-    if (lw->q_norm != NULL)
-        TRY(op->head_norm(s, q, c->d_head, lw->q_norm, c->norm_eps));
-    TRY(op->rope_kv_fill(s, q, kv, kv_rows, &m->rope[kv->stage], r));
-    int window = l < c->window_layer ? 0 : c->sliding_window;
-    float scale = (float)(1.0 / sqrt((double)c->d_head));
-    return op->attention(s, first_rows(a->att, q.rows), q, kv, r, scale, window);
-}
+/* --- one layer --------------------------------------------------------------------------------- */
 
 static enum activation activation_of(enum act_kind a)
 {
@@ -172,135 +140,83 @@ static enum activation activation_of(enum act_kind a)
     return ACTIVATION_RELU;
 }
 
-/* out [n][d] = down(act(up(normed))), f32. The ranks' products are summands. */
-static int mlp(const struct model *m, struct activations *a, struct stream *s, int l,
-               struct mat normed, struct mat out)
-{
-    const struct ops *op = m->dev->ops;
-    const struct layer_weights *lw = &m->w.layers[l];
-    enum activation act = activation_of(m->cfg.act);
-    struct mat up = first_rows(a->up, normed.rows);
-    struct mat ffn = up;
-    TRY(op->matmul(s, up, normed, &lw->w_up, lw->b_up));
-    if (m->cfg.mlp_gated) {
-        ffn = first_rows(a->ffn, normed.rows);
-        TRY(op->act_mul(s, ffn, up, act));
-    } else {
-        TRY(op->act(s, up, act));
-    }
-    return op->matmul(s, out, ffn, &lw->w_down, lw->b_down);
-}
-
-static struct mat layer_kv_rows(struct activations *a, int l, int64_t n)
-{
-    return first_rows(a->kv_rows[l % a->n_kv_rows], n);
-}
-
-/* A layer over a batch, and how far a pass is in it.  It comes in three parts, between which the ranks meet:
- *
- *   attention: norm, wq wkv, rope, kv_fill, attention, wo |+| MLP: + x, norm, w_up, act, w_down |+| end: + */
-struct layer_call {
-    const struct model *m;
-    struct model_work *w;
-    struct stream *s;
-    int l;
-    struct mat x, out;
-    const struct kv_layer *kv;
-    const struct ragged *r;
-};
-
-/* What a layer's parts hand on to each other. */
-struct layer_rows {
-    struct activations *a;
-    const struct layer_weights *lw;
-    struct mat normed, summand, sum;
-};
-
-static struct layer_rows rows_of(const struct layer_call *c)
-{
-    struct activations *a = &c->w->at[model_stage(c->m, c->l)];
-    int64_t n = c->r->n_rows;
-    return (struct layer_rows){a, &c->m->w.layers[c->l], first_rows(a->norm, n),
-                               first_rows(a->norm2, n), first_rows(a->sum, n)};
-}
-
-static int attention_part(void *arg)
-{
-    const struct layer_call *c = arg;
-    struct layer_rows p = rows_of(c);
-    int64_t n = c->r->n_rows;
-    struct mat rows = layer_kv_rows(p.a, c->l, n);
-    TRY(norm(c->m, c->s, p.normed, c->x, p.lw->norm1_w, p.lw->norm1_b));
-    TRY(attend(c->m, p.a, c->s, c->l, p.normed, rows, c->kv, c->r));
-    return c->m->dev->ops->matmul(c->s, p.summand, first_rows(p.a->att, n), &p.lw->wo,
-                                  p.lw->bo);
-}
-
-static int add_norm(const struct layer_call *c, struct layer_rows p)
-{
-    const struct model_config *cfg = &c->m->cfg;
-    const float *bias = cfg->norm == NORM_LAYER ? p.lw->norm2_b : NULL;
-    return c->m->dev->ops->add_norm(c->s, p.normed, p.sum, c->x, p.summand, p.lw->norm2_w,
-                                    bias, cfg->norm_eps);
-}
-
-static int mlp_part(void *arg)
+/* out = the layer of x, rounded to the state dtype.  Each rank of a device group has a share of the heads
+ * and of the MLP's columns, so its products behind wo and w_down are summands: all_reduce adds them. */
+static int layer(void *arg)
 {
     const struct layer_call *c = arg;
     const struct model *m = c->m;
-    struct layer_rows p = rows_of(c);
-    /* sum = x + attention, in f32 */
-    if (m->cfg.block == BLOCK_SEQUENTIAL)
-        TRY(add_norm(c, p));
+    const struct model_config *cfg = &m->cfg;
+    const struct layer_weights *lw = c->lw;
+    const struct ops *op = m->dev->ops;
+    struct stream *s = c->s;
+    const struct activations *a = &c->w->at[model_stage(m, c->l)];
+    int64_t n = c->r->n_rows;
+    struct mat normed = first_rows(a->norm, n), q = first_rows(a->q, n);
+    struct mat att = first_rows(a->att, n), summand = first_rows(a->norm2, n);
+    struct mat sum = first_rows(a->sum, n), up = first_rows(a->up, n);
+    struct mat ffn = cfg->mlp_gated ? first_rows(a->ffn, n) : up;
+    int window = c->l < cfg->window_layer ? 0 : cfg->sliding_window;
+    float scale = (float)(1.0 / sqrt((double)cfg->d_head));
+
+    /* Attention: q, K and V of the normalised input; K and V enter the cache, q meets all that is there. */
+    TRY(norm(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
+    TRY(project_kv(m, a, s, lw, normed, c->kv_rows));
+    TRY(op->matmul(s, q, normed, &lw->wq, lw->bq));
+    if (lw->q_norm != NULL)
+        TRY(op->head_norm(s, q, cfg->d_head, lw->q_norm, cfg->norm_eps));
+    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, &m->rope[c->kv->stage], c->r));
+    TRY(op->attention(s, att, q, c->kv, c->r, scale, window));
+    TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));
+    TRY(all_reduce(s, summand));
+
+    /* Residual: sum = x + attention, in f32.  The MLP's input is the norm of sum, or of x beside attention. */
+    switch (cfg->block) {
+    case BLOCK_SEQUENTIAL:
+        TRY(op->add_norm(s, normed, sum, c->x, summand, lw->norm2_w,
+                         cfg->norm == NORM_LAYER ? lw->norm2_b : NULL, cfg->norm_eps));
+        break;
+    case BLOCK_PARALLEL: /* one norm serves both */
+        TRY(op->add(s, sum, c->x, summand));
+        break;
+    case BLOCK_PARALLEL_NORM2:
+        TRY(op->add(s, sum, c->x, summand));
+        TRY(norm(m, s, normed, c->x, lw->norm2_w, lw->norm2_b));
+        break;
+    }
+
+    /* MLP: down(act(gate) * up), or down(act(up)). */
+    TRY(op->matmul(s, up, normed, &lw->w_up, lw->b_up));
+    if (cfg->mlp_gated)
+        TRY(op->act_mul(s, ffn, up, activation_of(cfg->act)));
     else
-        TRY(m->dev->ops->add(c->s, p.sum, c->x, p.summand));
-    if (m->cfg.block == BLOCK_PARALLEL_NORM2)
-        TRY(norm(m, c->s, p.normed, c->x, p.lw->norm2_w, p.lw->norm2_b));
-    return mlp(m, p.a, c->s, c->l, p.normed, p.summand);
+        TRY(op->act(s, up, activation_of(cfg->act)));
+    TRY(op->matmul(s, summand, ffn, &lw->w_down, lw->b_down));
+    TRY(all_reduce(s, summand));
+
+    /* Residual: rounded to the state dtype. */
+    return op->add(s, c->out, sum, summand);
 }
 
-static int end_part(const struct layer_call *c)
+/* A device may record a layer and replay it: everything that its operations read or write beside the
+ * batch is in the key. */
+int layer_forward(struct layer_call *c)
 {
-    struct layer_rows p = rows_of(c);
-    return c->m->dev->ops->add(c->s, c->out, p.sum, p.summand);
+    const struct ops *op = c->m->dev->ops;
+    const void *const operands[] = {
+        c->m,        (void *)(intptr_t)c->l, c->lw->wkv.mem.ptr, c->w, c->x.data,
+        c->out.data, c->kv->blocks};
+    CHECK(c->r->n_rows <= c->w->max_rows);
+    CHECK(c->x.rows == c->r->n_rows && c->out.rows == c->r->n_rows);
+    if (op->record == NULL)
+        return layer(c);
+    return op->record(c->s, c->r, checksum64(operands, sizeof operands), c->x.data, layer,
+                      c);
 }
 
-/* Queues a part, or has it recorded. */
-typedef int (*part_queue)(struct layer_call *c, int (*part)(void *arg), int idx);
+/* --- head ------------------------------------------------------------------------------------- */
 
-static int queue_part(struct layer_call *c, int (*part)(void *arg), int idx)
-{
-    (void)idx;
-    return part(c);
-}
-
-static int layer_in_parts(struct layer_call *c, part_queue queue)
-{
-    struct mat summand = rows_of(c).summand;
-    TRY(queue(c, attention_part, 0));
-    TRY(all_reduce(c->s, summand));
-    TRY(queue(c, mlp_part, 1));
-    TRY(all_reduce(c->s, summand));
-    return end_part(c);
-}
-
-static int queue_layer(void *arg)
-{
-    return layer_in_parts(arg, queue_part);
-}
-
-int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
-                struct mat x, struct mat out, const struct kv_layer *kv,
-                const struct ragged *r, struct mat *kv_rows)
-{
-    struct layer_call c = {m, w, s, l, x, out, kv, r};
-    CHECK(r->n_rows <= w->max_rows && x.rows == r->n_rows && out.rows == r->n_rows);
-    if (kv_rows != NULL)
-        *kv_rows = layer_kv_rows(rows_of(&c).a, l, r->n_rows);
-    return queue_layer(&c);
-}
-
-/* Each rank has computed its run of the vocabulary; all get all. */
+/* Each rank computes its run of the vocabulary; all ranks get all runs. */
 static int head_of_ranks(const struct model *m, struct activations *a, struct stream *s,
                          struct mat normed, struct mat logits)
 {
@@ -329,59 +245,4 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
     if (a->head.rows > 0)
         return head_of_ranks(m, a, s, normed, logits);
     return m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias);
-}
-
-/* f16 ends at 65504; some models' residuals do not. */
-int model_check_overflow(const struct model *m, struct stream *s, struct mat x)
-{
-    bool finite = true;
-    if (m->dtype != DTYPE_F16)
-        return 0;
-    TRY(m->dev->ops->all_finite(s, x, &finite));
-    return finite ? 0 : MODEL_E_OVERFLOW;
-}
-
-static int record_part(struct layer_call *c, int (*part)(void *arg), int idx)
-{
-    const struct ops *op = c->m->dev->ops;
-    const void *const operands[] = {
-        c->m,          &c->m->w.layers[c->l], c->w, c->x.data, c->out.data,
-        c->kv->blocks, (void *)(intptr_t)idx};
-    return op->record(c->s, c->r, checksum64(operands, sizeof operands), c->x.data, part,
-                      c);
-}
-
-/* Where nobody meets anybody, a layer is recorded as one. */
-static int run_layer(struct layer_call *c)
-{
-    enum { WHOLE = -1 };
-    if (c->m->dev->ops->record == NULL)
-        return queue_layer(c);
-    return c->m->dev->n_ranks == 1 ? record_part(c, queue_layer, WHOLE)
-                                   : layer_in_parts(c, record_part);
-}
-
-int model_forward(const struct model *m, struct model_work *w, struct stream *s,
-                  const int32_t *ids, const struct kv_layer *kv_layers,
-                  const struct ragged *r, const struct model_tap *tap, struct mat *x)
-{
-    struct mat in = first_rows(w->at[0].x[0], r->n_rows);
-    TRY(model_embed(m, w, s, in, ids, r));
-    for (int l = 0; l < m->cfg.n_layers; l++) {
-        struct activations *a = &w->at[model_stage(m, l)];
-        struct mat here = first_rows(a->x[l % a->n_x], r->n_rows);
-        struct mat out = first_rows(a->x[(l + 1) % a->n_x], r->n_rows);
-        TRY(model_cross(m, s, l, in, here));
-        struct layer_call c = {m, w, s, l, here, out, &kv_layers[l], r};
-        TRY(run_layer(&c));
-        /* What left f16's range never comes back, so the last layer tells of all of them: where the
-         * host would wait for the device each time, only that is asked. */
-        if (m->dev->unified || l + 1 == m->cfg.n_layers)
-            TRY(model_check_overflow(m, s, out));
-        if (tap != NULL)
-            TRY(tap->layer(tap->arg, l, here, layer_kv_rows(a, l, r->n_rows)));
-        in = out;
-    }
-    *x = in;
-    return 0;
 }

@@ -272,19 +272,27 @@ static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, i
     return a;
 }
 
-/* Logits that ranks gather at a time. */
+/* A layer reads one buffer of the residual stream and writes another.  Where the device has memory of its
+ * own, a third lets a tap's copy of one layer's input run beside the next layer. */
+static int n_residual(const struct device *d)
+{
+    return d->unified ? 2 : 3;
+}
+
+/* Rows of logits that ranks gather at a time. */
 enum { MAX_HEAD_ROWS = 32 };
 
-static size_t lay_out(const struct model *m, struct activations *a, uint8_t *base, int rows)
+/* Cuts one stage's activations, and its buffers x of the residual stream. */
+static size_t lay_out(const struct model *m, struct activations *a, struct mat x[3],
+                      uint8_t *base, int rows)
 {
     int n_ranks = m->dev->n_ranks;
     struct work_sizes z = sizes_of(&m->cfg, n_ranks);
     enum dtype act = m->dev->act_is_state ? m->dtype : m->dev->act_dtype;
     size_t used = 0;
-    a->n_x = m->dev->unified ? 2 : 3;
     a->n_kv_rows = m->dev->unified ? 1 : 2;
-    for (int i = 0; i < a->n_x; i++)
-        a->x[i] = cut(base, &used, m->dtype, rows, z.d);
+    for (int i = 0; i < n_residual(m->dev); i++)
+        x[i] = cut(base, &used, m->dtype, rows, z.d);
     for (int i = 0; i < a->n_kv_rows; i++)
         a->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
     if (share_cuts_head(&m->cfg, n_ranks)) {
@@ -307,7 +315,8 @@ static size_t lay_out(const struct model *m, struct activations *a, uint8_t *bas
 size_t model_work_bytes(const struct model *m, int max_rows)
 {
     struct activations a;
-    return lay_out(m, &a, NULL, max_rows);
+    struct mat x[3];
+    return lay_out(m, &a, x, NULL, max_rows);
 }
 
 int model_work_create(const struct model *m, int max_rows, struct model_work **out,
@@ -324,7 +333,8 @@ int model_work_create(const struct model *m, int max_rows, struct model_work **o
     w->max_rows = max_rows;
     w->ids = xcalloc((size_t)max_rows, sizeof *w->ids);
     for (int k = 0; k < m->dev->n_stages; k++)
-        lay_out(m, &w->at[k], w->mem[k].ptr, max_rows);
+        lay_out(m, &w->at[k], w->x.x[k], w->mem[k].ptr, max_rows);
+    w->x.n = n_residual(m->dev);
     *out = w;
     return 0;
 }

@@ -1,8 +1,8 @@
 /* model.h - one decoder-only transformer: embed, layers, head, and the K/V projection.
  *
- * The steps are separate functions because restoration, fusion with prefill, pipeline parallelism
- * and weight streaming need them; model_forward is a loop over them.  Every step is batch-invariant
- * (ops.h), so a row's hidden state, K and V have the same bits whatever it was computed with.
+ * model_forward takes a batch through all layers.  What needs one layer at a time (restoration, prefill
+ * fused with it, profiles) drives a pass itself (pass.h).  Every step is batch-invariant (ops.h), so a
+ * row's hidden state, K and V have the same bits whatever rows it was computed with.
  *
  * Between layers the residual stream has the *state dtype*: a saved hidden state is exactly what the
  * layer saw.  The hidden state of layer l is its input.
@@ -105,15 +105,8 @@ int model_work_rows(const struct model_work *w);
 int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                 const int32_t *ids, const struct ragged *r);
 
-/* Layer l: reads x [n][d] T, writes its K and V into kv at r's positions, attends over all earlier
- * positions, and writes the next layer's input to out [n][d] T (out may be x).  *kv_rows (may be
- * NULL) is the layer's K (before RoPE) and V as [n][2 * rank_kv_dim] T, valid until the next call. */
-int model_layer(const struct model *m, struct model_work *w, struct stream *s, int l,
-                struct mat x, struct mat out, const struct kv_layer *kv,
-                const struct ragged *r, struct mat *kv_rows);
-
 /* The projection that restores from hidden states: kv_rows [n][2 * rank_kv_dim] T from the layer's input
- * h [n][d] T; exactly what model_layer computes from the same rows. */
+ * h [n][d] T: the bits that a pass computes from the same rows. */
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);
 
@@ -129,27 +122,20 @@ int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r);
 
-/* Layer l's input x (on its stage), from what layer l - 1 has left in before_x, on that one's. Where both are on
- * one stage there is nothing to do, and x is before_x. */
-int model_cross(const struct model *m, struct stream *s, int l, struct mat before_x,
-                struct mat x);
-
 /* logits [n][vocab] f32 from the last layer's output x [n][d] T. */
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                struct mat logits);
 
-/* MODEL_E_OVERFLOW where a layer's output x left the range of the state dtype. */
-int model_check_overflow(const struct model *m, struct stream *s, struct mat x);
-
-/* What a forward pass shows to whoever saves it; called per layer, after the layer was given to the
- * stream, on the calling thread.  The stream overwrites the views no sooner than in the next layer; where
- * the device has memory of its own, in the one after that. */
+/* Sees each layer of a pass, on the calling thread, after the layer's operations were queued.  The views
+ * are valid until the stream runs the next layer; where the device has memory of its own, until it runs the
+ * layer after that. */
 struct model_tap {
     int (*layer)(void *arg, int l, struct mat hidden, struct mat kv_rows);
     void *arg;
 };
 
-/* Embeds, runs every layer, and leaves the last output in *x (valid until the next call with w). */
+/* Embeds, runs every layer, and leaves the last output in *x (valid until the next call with w).  Returns
+ * MODEL_E_OVERFLOW where a layer's output left the range of f16. */
 int model_forward(const struct model *m, struct model_work *w, struct stream *s,
                   const int32_t *ids, const struct kv_layer *kv_layers,
                   const struct ragged *r, const struct model_tap *tap, struct mat *x);

@@ -32,13 +32,16 @@ struct layer_weights {
     const float *b_down;
 };
 
+struct layer_source;
+
 struct weights {
     struct weight head;     /* [vocab][d]; also serves embedding rows where tied */
     struct mat embed;       /* [vocab][d], mapped or owned; data NULL where tied */
     struct mat pos_embed;   /* learned positions, else data NULL */
     const float *head_bias; /* [vocab] or NULL */
     const float *final_norm_w, *final_norm_b;
-    struct layer_weights *layers; /* [n_layers] */
+    struct layer_weights *layers; /* [n_layers]; weights_acquire lends them */
+    struct layer_source *source;  /* of layers that are not resident; NULL: all are */
     enum dtype dtype;             /* of the packed matrices */
     enum dtype file_dtype;        /* what it is without weights_opts.q8 */
     uint64_t

@@ -1,23 +1,32 @@
-/* work.h - the activations of a forward pass, private to src/model.  All have max_rows rows. */
+/* work.h - the activations of a forward pass, and what its files share; private to src/model.
+ *
+ *   pass.c      rows through the layers, one after the other
+ *   forward.c   the arithmetic of embedding, layer and head
+ *   model.c     the memory that they work in */
 #ifndef MODEL_WORK_H
 #define MODEL_WORK_H
 
-#include "tensor/group.h"
-#include "tensor/tensor.h"
+#include "model/pass.h"
 
-/* Of the layers of one stage. */
+#define TRY(call)                                                                          \
+    do {                                                                                   \
+        int rc_ = (call);                                                                  \
+        if (rc_ != 0)                                                                      \
+            return rc_;                                                                    \
+    } while (0)
+
+/* What a layer computes in, on one stage. All have max_rows rows but the logits. */
 struct activations {
-    /* What a tap is shown is overwritten a layer later where memory is unified; else by the layer after
-     * that, so that it can be copied from beside the next one (model_tap). */
-    int n_x, n_kv_rows;
-    struct mat x[3];       /* T: the residual stream, in and out of a layer by turns */
-    struct mat kv_rows[2]; /* T: K before RoPE, and V, by layers; a rank's own */
-    /* f32: logits of a rank's run of the vocabulary, and of all ranks, a rank behind the other; no rows: each
-     * computes all. */
+    /* T: K before RoPE, and V, of a rank's own heads. Layers use them by turns, so that a tap's copy of one
+     * may run beside the next layer where the device has memory of its own. */
+    struct mat kv_rows[2];
+    int n_kv_rows;
+    /* f32 logits of a rank's run of the vocabulary, and of all ranks, one rank behind the other. No rows:
+     * each rank computes all logits. */
     struct mat head, head_all;
     struct mat norm;  /* input of the projections */
-    struct mat norm2; /* input of the MLP */
-    struct mat sum;   /* the residual stream inside a layer, not rounded */
+    struct mat norm2; /* output of attention, then of the MLP */
+    struct mat sum;   /* f32: the residual stream inside a layer, not rounded */
     struct mat q, att;
     struct mat kv;      /* kv_rows before rounding */
     struct mat up, ffn; /* gate and up; their product */
@@ -29,6 +38,28 @@ struct model_work {
     int32_t *ids; /* row indices into the table of learned positions */
     struct buf mem[MAX_STAGES];
     struct activations at[MAX_STAGES];
+    struct residual x; /* of model_forward */
 };
+
+/* One layer over the rows of a batch. */
+struct layer_call {
+    const struct model *m;
+    struct model_work *w;
+    struct stream *s;
+    int l;
+    const struct layer_weights *lw;
+    struct mat x, out, kv_rows;
+    const struct kv_layer *kv;
+    const struct ragged *r;
+};
+
+/* Queues the layer, or has the device replay it. */
+int layer_forward(struct layer_call *c);
+/* kv_rows = K (before RoPE) and V of layer l's input h: the bits that layer_forward computes from the same
+ * rows. */
+int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
+             const struct layer_weights *lw, struct mat h, struct mat kv_rows);
+/* Whole rows between two stages of a device group, or within one. */
+int copy_to_stage(struct stream *s, struct mat to, struct mat from);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "model/pass.h"
 #include "tensor/readback.h"
 
 enum { N_PROBE = FINGERPRINT_PROBE_TOKENS, N_BLOCKS = 2 };
@@ -23,6 +24,21 @@ static int add_mat(struct sha256_ctx *h, const char *tag, struct mat a, struct s
     if (rc == 0)
         sha256_field(h, tag, bytes, n);
     return rc;
+}
+
+struct kv_hash {
+    struct sha256_ctx *h;
+    struct stream *s;
+    struct readback *rb;
+};
+
+/* The tap. */
+static int add_kv_rows(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct kv_hash *k = arg;
+    (void)l;
+    (void)hidden; /* overwritten: the pass has one buffer */
+    return add_mat(k->h, "probe.kv", kv_rows, k->s, k->rb);
 }
 
 /* Layer 0 whole (every kernel of the forward pass), then the projection of its output by layer 1
@@ -46,25 +62,33 @@ static int probe(const struct model *m, struct model_work *w, struct stream *s,
                           .dtype = m->dtype,
                           .n_kv = model_rank_kv_heads(m),
                           .d_head = m->cfg.d_head};
-    int next = m->cfg.n_layers > 1 ? 1 : 0;
-    uint8_t *rest = (uint8_t *)mem[0].ptr + N_BLOCKS * block;
-    uint8_t *of_next = (uint8_t *)mem[model_stage(m, next)].ptr + N_BLOCKS * block;
-    struct mat x = mat_of(rest, m->dtype, n, m->cfg.n_embd), rows;
-    struct mat next_x = mat_of(of_next, m->dtype, n, m->cfg.n_embd);
-    struct mat projected = mat_of(of_next + (size_t)n * model_hidden_bytes(m), m->dtype, n,
+    int next = m->cfg.n_layers > 1 ? 1 : 0, next_stage = model_stage(m, next);
+    uint8_t *at = (uint8_t *)mem[next_stage].ptr + N_BLOCKS * block;
+    struct residual x = {.n = 1};
+    for (int k = 0; k < m->dev->n_stages; k++)
+        x.x[k][0] = mat_of((uint8_t *)mem[k].ptr + N_BLOCKS * block, m->dtype, n,
+                           m->cfg.n_embd);
+    struct mat projected = mat_of(at + (size_t)n * model_hidden_bytes(m), m->dtype, n,
                                   2 * model_rank_kv_dim(m));
-
-    int rc = model_embed(m, w, s, x, ids, &r);
+    struct kv_hash kv_hash = {h, s, rb};
+    struct model_tap tap = {.layer = add_kv_rows, .arg = &kv_hash};
+    struct model_pass p;
+    model_pass_begin(&p, &(struct model_pass_opts){.model = m,
+                                                   .work = w,
+                                                   .stream = s,
+                                                   .n_rows = n,
+                                                   .ids = ids,
+                                                   .x = &x,
+                                                   .kv = &kv,
+                                                   .tap = &tap});
+    int rc = model_pass_layer(&p, &r);
     if (rc == 0)
-        rc = model_layer(m, w, s, 0, x, x, &kv, &r, &rows);
-    if (rc == 0)
-        rc = add_mat(h, "probe.kv", rows, s, rb);
-    if (rc == 0)
-        rc = add_mat(h, "probe.hidden", x, s, rb);
-    if (rc == 0)
-        rc = model_cross(m, s, next, x, next_x);
-    if (rc == 0)
-        rc = model_kv_project(m, w, s, next, next_x, projected);
+        rc = add_mat(h, "probe.hidden", model_pass_output(&p), s, rb);
+    if (rc == 0 && !model_pass_is_done(&p))
+        rc = model_pass_kv(&p, &r, projected);
+    else if (rc == 0) /* one layer only: it projects its own output */
+        rc = model_kv_project(m, w, s, next, model_pass_output(&p), projected);
+    model_pass_end(&p);
     return rc == 0 ? add_mat(h, "probe.projected", projected, s, rb) : rc;
 }
 

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "model/pass.h"
 #include "policy/regress.h"
 #include "state/profile.h"
 #include "state/record.h"
@@ -41,7 +42,8 @@ struct bench {
     struct stream *s;
     struct buf mem;
     struct kv_layer kv;
-    struct mat x, kv_rows;
+    struct residual x; /* layer 0's, one buffer */
+    struct mat kv_rows;
     struct buf head_mem; /* on the last stage: */
     struct mat head_x, logits;
     int32_t *pos, *blocks, *ids;
@@ -118,7 +120,8 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
                               .dtype = m->dtype,
                               .n_kv = model_rank_kv_heads(m),
                               .d_head = m->cfg.d_head};
-    b->x = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
+    b->x.n = 1;
+    b->x.x[0][0] = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
     b->kv_rows = mat_of(p + kv_bytes + z.x, m->dtype, rows, 2 * model_rank_kv_dim(m));
     b->logits = mat_of(b->head_mem.ptr, DTYPE_F32, 1, m->cfg.vocab_size);
     b->head_x = mat_of((uint8_t *)b->head_mem.ptr + z.logits, m->dtype, 1, m->cfg.n_embd);
@@ -157,22 +160,30 @@ static struct ragged bench_rows(struct bench *b, int n)
 static int run_layer(struct bench *b, int n)
 {
     struct ragged r = bench_rows(b, n);
-    struct mat x = mat_rows(b->x, 0, n);
-    return model_layer(b->m, b->w, b->s, 0, x, x, &b->kv, &r, NULL);
+    struct model_pass p;
+    model_pass_begin(&p, &(struct model_pass_opts){.model = b->m,
+                                                   .work = b->w,
+                                                   .stream = b->s,
+                                                   .n_rows = n,
+                                                   .x = &b->x,
+                                                   .kv = &b->kv});
+    int rc = model_pass_layer(&p, &r);
+    model_pass_end(&p);
+    return rc;
 }
 
 static int run_project(struct bench *b, int n)
 {
     struct ragged r = bench_rows(b, n);
     struct mat rows = mat_rows(b->kv_rows, 0, n);
-    int rc = model_kv_project(b->m, b->w, b->s, 0, mat_rows(b->x, 0, n), rows);
+    int rc = model_kv_project(b->m, b->w, b->s, 0, mat_rows(b->x.x[0][0], 0, n), rows);
     return rc == 0 ? model_kv_fill(b->m, b->s, &b->kv, rows, &r) : rc;
 }
 
 static int run_embed(struct bench *b, int n)
 {
     struct ragged r = bench_rows(b, n);
-    return model_embed(b->m, b->w, b->s, mat_rows(b->x, 0, n), b->ids, &r);
+    return model_embed(b->m, b->w, b->s, mat_rows(b->x.x[0][0], 0, n), b->ids, &r);
 }
 
 /* One run: its time, and which share of the processor time that its threads were ready to use they had.

@@ -106,10 +106,11 @@ static int reserve_scratch(struct restorer *r, struct err *err)
     int rc = stages_alloc(m->dev, scratch_bytes(m, rows), r->scratch, err);
     if (rc != 0)
         return err_wrap(err, "scratch for restores");
+    r->x.n = 1;
     for (int k = 0; k < m->dev->n_stages; k++) {
         uint8_t *p = r->scratch[k].ptr;
         r->kv_rows[k] = mat_of(p, m->dtype, rows, 2 * model_rank_kv_dim(m));
-        r->x[k] = mat_of(p + kv, m->dtype, rows, m->cfg.n_embd);
+        r->x.x[k][0] = mat_of(p + kv, m->dtype, rows, m->cfg.n_embd);
     }
     r->pos = xmalloc((size_t)r->o.max_tokens * sizeof *r->pos);
     for (int i = 0; i < r->o.max_tokens; i++)

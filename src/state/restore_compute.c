@@ -393,26 +393,35 @@ static int piece_rows(struct restore *r)
     return end - r->re.row;
 }
 
-/* One layer of the present piece. The last needs its K and V only. */
+static void begin_piece(struct restorer *rr, struct restore *r, int64_t budget_ns)
+{
+    int left = piece_rows(r);
+    int n = rows_for(rr, BY_R, budget_ns, MIN_ROWS, left);
+    n = n > 0 ? n : left < MIN_ROWS ? left : MIN_ROWS;
+    rr->recomputing = r;
+    model_pass_begin(&rr->pass,
+                     &(struct model_pass_opts){.model = rr->o.model,
+                                               .work = rr->o.work,
+                                               .stream = rr->o.stream,
+                                               .n_rows = n,
+                                               .ids = r->job.tokens + r->re.row,
+                                               .x = &rr->x,
+                                               .kv = kv_pool_layers(rr->o.pool)});
+}
+
+/* The present piece passes one layer. Of the last one K and V only are wanted. */
 static int recompute_layer(struct restore *r)
 {
     struct restorer *rr = r->rr;
-    const struct model *m = rr->o.model;
-    struct stream *s = rr->o.stream;
     struct one_seq q;
-    int l = r->re.layer, n = r->re.n, rc = 0;
+    int l = rr->pass.layer, n = rr->pass.o.n_rows;
     const struct ragged *rows = rows_of(r, &q, r->re.row, n);
-    struct kv_layer kv = kv_pool_layer(rr->o.pool, l);
-    struct mat x = mat_rows(rr->x[kv.stage], 0, n);
-    if (l == 0)
-        rc = model_embed(m, rr->o.work, s, x, r->job.tokens + r->re.row, rows);
-    else
-        rc = model_cross(m, s, l, mat_rows(rr->x[model_stage(m, l - 1)], 0, n), x);
-    if (rc != 0)
-        return rc;
     if (l < r->re.last)
-        return model_layer(m, rr->o.work, s, l, x, x, &kv, rows, NULL);
-    return project_and_fill(r, l, r->re.row, x);
+        return model_pass_layer(&rr->pass, rows);
+    const struct kv_layer *kv = &rr->pass.o.kv[l];
+    struct mat kv_rows = mat_rows(rr->kv_rows[kv->stage], 0, n);
+    int rc = model_pass_kv(&rr->pass, rows, kv_rows);
+    return rc == 0 ? model_kv_fill(rr->o.model, rr->o.stream, kv, kv_rows, rows) : rc;
 }
 
 /* The time of the layers up to `layer` that were queued since the device was last waited for, an equal share
@@ -434,29 +443,24 @@ static void account_recomputed(struct restore *r, int layer, int n_rows)
 static void work_recompute(struct restorer *rr, struct restore *r, int64_t budget_ns)
 {
     int64_t t0 = clock_now_ns();
-    if (rr->recomputing == NULL) { /* a new piece */
-        int left = piece_rows(r);
-        int n = rows_for(rr, BY_R, budget_ns, MIN_ROWS, left);
-        r->re.n = n > 0 ? n : left < MIN_ROWS ? left : MIN_ROWS;
-        r->re.layer = 0;
-        rr->recomputing = r;
-    }
-    int n = r->re.n, layer = r->re.layer;
+    if (rr->recomputing == NULL)
+        begin_piece(rr, r, budget_ns);
+    int n = rr->pass.o.n_rows, layer = rr->pass.layer;
+    bool is_last = layer == r->re.last;
     int rc = recompute_layer(r);
-    bool is_last = ++r->re.layer > r->re.last;
     bool waits = rr->up == NULL || budget_ns != RESTORE_NO_LIMIT || is_last;
     if (rr->re_queued++ == 0)
         rr->t_re_queued = t0;
     if (rc == 0 && waits)
         rc = stream_sync(rr->o.stream);
-    if (is_last) {
-        rr->recomputing = NULL;
+    if (is_last)
         r->re.row += n;
-    }
-    if (rc != 0) {
+    if (is_last || rc != 0) {
+        model_pass_end(&rr->pass);
         rr->recomputing = NULL;
-        fail(r, rc);
     }
+    if (rc != 0)
+        fail(r, rc);
     if (waits || rc != 0)
         account_recomputed(r, layer, n);
     r->rows_by_method[BY_R] += n;
@@ -497,6 +501,7 @@ bool restorer_work(struct restorer *rr, int64_t budget_ns)
 
 void restore_drop_piece(struct restorer *rr)
 {
+    model_pass_end(&rr->pass);
     rr->recomputing = NULL;
     rr->re_queued = 0;
 }

@@ -21,6 +21,7 @@
 #ifndef STATE_RESTORE_IMPL_H
 #define STATE_RESTORE_IMPL_H
 
+#include "model/pass.h"
 #include "state/restore.h"
 #include "state/restore_trace.h"
 
@@ -111,9 +112,8 @@ struct restore {
     int rc;        /* what it failed with, */
     char why[160]; /* and the device's words for it */
     struct {
-        int row, n; /* the present piece: rows [row, row + n); n 0: none */
-        int layer;  /* which it passes next, */
-        int last;   /* up to this one, of which K and V only are wanted */
+        int row; /* rows [0, row) are recomputed; the present piece begins here */
+        int last; /* the piece passes layers up to this one, of which K and V only are wanted */
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
     int64_t rows_by_method[3];
@@ -163,7 +163,8 @@ struct restorer {
     struct group_list leaving;   /* queued on the device, in order */
     int n_leaving;
     int64_t t_last_done;
-    struct restore *recomputing; /* whose piece is in x */
+    struct restore *recomputing; /* whose piece is in x; NULL: none */
+    struct model_pass pass;      /* of that piece */
     int re_queued;               /* its layers that were queued and not yet waited for, */
     int64_t t_re_queued;         /* since then */
     int64_t cost_ns;             /* of the last item, stalls left out */
@@ -172,8 +173,7 @@ struct restorer {
     struct buf scratch[MAX_STAGES];
     /* On each stage: */
     struct mat kv_rows[MAX_STAGES]; /* [rows of o.work][2 * kv_dim] T: projected rows */
-    struct mat
-        x[MAX_STAGES]; /* [the same][d] T: hidden states of the piece that is recomputed */
+    struct residual x; /* [the same] one buffer: of the piece that is recomputed */
     int32_t *pos;      /* [max_tokens]: 0, 1, 2, ... */
 };
 

@@ -7,7 +7,7 @@
  * session goes idle, a mark is set, memory is waited for), when enough has gathered, or SAVE_COMMIT_NS after the
  * first.
  *
- *   model_layer --tap--> save_layer   (memcpy)         compute thread
+ *   model_pass  --tap--> save_layer   (memcpy)         compute thread
  *   last layer  -------> save_advance -> [queue] --> store_append --> store_commit   writer
  *
  * Memory is bounded, whatever the number of sequences: chunks that are being filled (the *tails* of the

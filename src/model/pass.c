@@ -1,0 +1,141 @@
+/* pass.c - see pass.h. */
+#include "model/pass.h"
+
+#include "base/check.h"
+#include "model/work.h"
+
+void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o)
+{
+    CHECK(o->n_rows > 0 && o->x->n >= 1 && o->x->n <= 3);
+    *p = (struct model_pass){.o = *o};
+}
+
+/* The n next rows of layer l's input, on a stage. */
+static struct mat rows_of(const struct model_pass *p, int l, int stage, int n)
+{
+    const struct residual *x = p->o.x;
+    return mat_rows(x->x[stage][l % x->n], p->row, n);
+}
+
+static int acquire(struct model_pass *p)
+{
+    CHECK(!model_pass_is_done(p) && (p->lw == NULL) == (p->row == 0));
+    if (p->lw != NULL)
+        return 0;
+    return weights_acquire(&p->o.model->w, p->layer, p->o.stream, &p->lw);
+}
+
+static void release(struct model_pass *p)
+{
+    weights_release(&p->o.model->w, p->layer, p->o.stream);
+    p->lw = NULL;
+}
+
+/* *in = the next rows of the present layer's input: embedded, or handed over by the stage before. */
+static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
+{
+    const struct model *m = p->o.model;
+    int l = p->layer, stage = model_stage(m, l), n = r->n_rows;
+    CHECK(n > 0 && n <= p->o.n_rows - p->row);
+    *in = rows_of(p, l, stage, n);
+    if (l == 0 && p->o.ids != NULL)
+        return model_embed(m, p->o.work, p->o.stream, *in, p->o.ids + p->row, r);
+    if (l == 0 || model_stage(m, l - 1) == stage)
+        return 0;
+    return copy_to_stage(p->o.stream, *in, rows_of(p, l, model_stage(m, l - 1), n));
+}
+
+/* f16 ends at 65504; the residual streams of some models do not. */
+static int check_range(const struct model_pass *p, struct mat x)
+{
+    const struct model *m = p->o.model;
+    /* A value that left f16's range never comes back, so the last layer shows it too.  Where the host would
+     * have to wait for the device, only that layer is asked. */
+    bool asks = m->dev->unified || p->layer + 1 == m->cfg.n_layers, finite = true;
+    if (!p->o.checks_range || m->dtype != DTYPE_F16 || !asks)
+        return 0;
+    TRY(m->dev->ops->all_finite(p->o.stream, x, &finite));
+    return finite ? 0 : MODEL_E_OVERFLOW;
+}
+
+int model_pass_layer(struct model_pass *p, const struct ragged *r)
+{
+    const struct model *m = p->o.model;
+    int l = p->layer, stage = model_stage(m, l), n = r->n_rows;
+    const struct activations *a = &p->o.work->at[stage];
+    struct layer_call c = {.m = m, .w = p->o.work, .s = p->o.stream, .l = l, .r = r};
+    TRY(acquire(p));
+    TRY(input(p, r, &c.x));
+    c.lw = p->lw;
+    c.out = rows_of(p, l + 1, stage, n);
+    c.kv_rows = mat_rows(a->kv_rows[l % a->n_kv_rows], 0, n);
+    c.kv = &p->o.kv[l];
+    TRY(layer_forward(&c));
+    TRY(check_range(p, c.out));
+    if (p->o.tap != NULL)
+        TRY(p->o.tap->layer(p->o.tap->arg, l, c.x, c.kv_rows));
+    p->row += n;
+    if (p->row == p->o.n_rows) {
+        release(p);
+        p->layer++;
+        p->row = 0;
+    }
+    return 0;
+}
+
+int model_pass_kv(struct model_pass *p, const struct ragged *r, struct mat kv_rows)
+{
+    struct mat in;
+    CHECK(p->row == 0 && r->n_rows == p->o.n_rows);
+    TRY(acquire(p));
+    TRY(input(p, r, &in));
+    TRY(layer_kv(p->o.model, p->o.work, p->o.stream, p->layer, p->lw, in, kv_rows));
+    release(p);
+    p->layer = p->o.model->cfg.n_layers;
+    return 0;
+}
+
+struct mat model_pass_output(const struct model_pass *p)
+{
+    CHECK(p->layer > 0 && p->row == 0);
+    return rows_of(p, p->layer, model_stage(p->o.model, p->layer - 1), p->o.n_rows);
+}
+
+void model_pass_end(struct model_pass *p)
+{
+    if (p->lw != NULL)
+        release(p);
+}
+
+int model_forward(const struct model *m, struct model_work *w, struct stream *s,
+                  const int32_t *ids, const struct kv_layer *kv_layers,
+                  const struct ragged *r, const struct model_tap *tap, struct mat *x)
+{
+    struct model_pass p;
+    int rc = 0;
+    model_pass_begin(&p, &(struct model_pass_opts){.model = m,
+                                                   .work = w,
+                                                   .stream = s,
+                                                   .n_rows = r->n_rows,
+                                                   .ids = ids,
+                                                   .x = &w->x,
+                                                   .kv = kv_layers,
+                                                   .tap = tap,
+                                                   .checks_range = true});
+    while (rc == 0 && !model_pass_is_done(&p))
+        rc = model_pass_layer(&p, r);
+    if (rc == 0)
+        *x = model_pass_output(&p);
+    model_pass_end(&p);
+    return rc;
+}
+
+int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
+                     struct mat h, struct mat kv_rows)
+{
+    const struct layer_weights *lw;
+    TRY(weights_acquire(&m->w, l, s, &lw));
+    int rc = layer_kv(m, w, s, l, lw, h, kv_rows);
+    weights_release(&m->w, l, s);
+    return rc;
+}

@@ -1,0 +1,72 @@
+/* pass.h - one pass of rows through the layers: begin, one layer at a time, end.
+ *
+ *   begin    rows and their tokens are given; nothing is computed
+ *   layer l  acquire weights | embed, or cross from the stage before | layer | check range | tap | release
+ *   kv l     acquire weights | embed, or cross from the stage before | K and V only         | release
+ *   end      releases what an unfinished layer holds
+ *
+ * Everything that computes layers drives a pass: the forward pass of a batch (model_forward), the
+ * recomputation of a restore, the prefill that follows a restore layer by layer, the profile and the
+ * fingerprint's probe.  Other work may use the same model_work and stream between two calls: what a
+ * pass keeps from one layer to the next is in its residual stream alone.
+ *
+ * Invariants:
+ *  1. Layers pass in ascending order, each once.  A layer's weights are acquired before its first rows
+ *     and released after its last (weights_use.h).
+ *  2. The rows of a pass may go through a layer in pieces, in ascending order.  Pieces change no bits. */
+#ifndef MODEL_PASS_H
+#define MODEL_PASS_H
+
+#include "model/model.h"
+#include "model/weights_use.h"
+
+/* The residual stream of a pass, on each stage: layer l reads buffer l % n and writes buffer (l + 1) % n.
+ * With one buffer a layer overwrites its input. */
+struct residual {
+    int n;
+    struct mat x[MAX_STAGES][3]; /* [at least n_rows][d] T */
+};
+
+struct model_pass_opts {
+    const struct model *model;
+    struct model_work *work;
+    struct stream *stream;
+    int n_rows;
+    const int32_t *ids;        /* [n_rows]; NULL: layer 0's input is in x already */
+    const struct residual *x;  /* rows [0, n_rows) of it are the pass's */
+    const struct kv_layer *kv; /* [n_layers] */
+    /* Shown each layer's input and K and V. With one buffer the input is overwritten by then. */
+    const struct model_tap *tap; /* NULL: nobody looks */
+    bool checks_range;           /* MODEL_E_OVERFLOW where an f16 output left f16's range */
+};
+
+/* In the caller's memory. What o points to outlives the pass. */
+struct model_pass {
+    struct model_pass_opts o;
+    int layer;                      /* the next one, or the one that rows are passing */
+    int row;                        /* rows [0, row) have passed it */
+    const struct layer_weights *lw; /* its weights; NULL: not acquired */
+};
+
+void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o);
+
+/* The next r->n_rows rows pass the present layer; r has their positions and tables.  Behind the last row
+ * the pass goes on to the next layer.  After an error only model_pass_end may follow. */
+int model_pass_layer(struct model_pass *p, const struct ragged *r);
+
+/* Instead of model_pass_layer, for the last layer that is wanted: kv_rows [n_rows][2 * rank_kv_dim] T =
+ * K (before RoPE) and V of the present layer.  All rows at once; the pass is done behind it. */
+int model_pass_kv(struct model_pass *p, const struct ragged *r, struct mat kv_rows);
+
+static inline bool model_pass_is_done(const struct model_pass *p)
+{
+    return p->layer == p->o.model->cfg.n_layers;
+}
+
+/* The output [n_rows][d] T of the last layer that all rows have passed, on that layer's stage. */
+struct mat model_pass_output(const struct model_pass *p);
+
+/* In any state, twice too: releases weights that are held. */
+void model_pass_end(struct model_pass *p);
+
+#endif

@@ -1,0 +1,37 @@
+/* weights_use.h - a layer's weights while operations use them.
+ *
+ *   weights_acquire(w, l, s, &lw)      operations queued on s from here on find layer l in *lw
+ *     ... operations on s that read *lw ...
+ *   weights_release(w, l, s)           the operations queued on s so far are the last to read *lw
+ *
+ * Nothing reads a layer's weights outside such a pair.  All layers are resident today, so both calls
+ * return at once.  They are the seam for weights that are larger than memory: a layer_source that
+ * streams layers through a ring goes behind them, and no caller changes.
+ *
+ * Callers keep three rules, on which a source may rely:
+ *  1. Every successful acquire has one release, on the same stream.
+ *  2. A pass (pass.h) acquires layers in ascending order and holds one at a time, so a source may
+ *     prefetch layer l + 1 when layer l is acquired.
+ *  3. Several passes may hold the same layer, or different ones: a prefill that follows a restore
+ *     holds its layer while batches pass all of them. */
+#ifndef MODEL_WEIGHTS_USE_H
+#define MODEL_WEIGHTS_USE_H
+
+#include "model/weights.h"
+
+/* Where layers come from. Both functions are called by the thread that owns s. */
+struct layer_source {
+    /* Returns 0, or a negative code where the layer cannot be had: then there is no release.  May wait.
+     * *out is valid until the release. */
+    int (*acquire)(void *arg, int l, struct stream *s, const struct layer_weights **out);
+    /* The layer's memory may be overwritten once the operations that are queued on s have run. */
+    void (*release)(void *arg, int l, struct stream *s);
+    void *arg;
+};
+
+/* Calls the source of w; without one, *out is the resident layer. */
+int weights_acquire(const struct weights *w, int l, struct stream *s,
+                    const struct layer_weights **out);
+void weights_release(const struct weights *w, int l, struct stream *s);
+
+#endif

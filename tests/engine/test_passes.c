@@ -1,0 +1,299 @@
+/* test_passes.c - whatever the engine computes, it computes in passes that hold each layer's weights once, in
+ * order, and only while they are used: batches, recomputed prefixes, and new tokens that follow a restore. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/engine/enginetest.h"
+#include "tests/model/layer_spy.h"
+
+enum {
+    N_LAYERS = 4,       /* of synth:tiny-mha */
+    N_STORED = 10 * 64, /* more than the 512 rows of a batch: two pieces */
+    N_NEW = 100,
+    N_PROMPT = N_STORED + N_NEW,
+    N_GENERATE = 3,
+};
+
+/* A context of N_STORED tokens on a simulated disk, what its prompt gives alone, and the spy. */
+struct place {
+    struct io *io;
+    struct stack k;
+    int32_t prompt[N_PROMPT];
+    struct et_run ref;
+    struct layer_spy spy;
+};
+
+static struct place place;
+
+static struct et_ask ask(int n_prompt, int max_tokens, const char *save, const char *plan)
+{
+    return (struct et_ask){.prompt = place.prompt,
+                           .n_prompt = n_prompt,
+                           .max_tokens = max_tokens,
+                           .save = save,
+                           .plan = plan};
+}
+
+static void place_open(int step_rows)
+{
+    struct et_run r;
+    place.io = et_disk(3, 0);
+    et_open(&place.k, &(struct stack_opts){.user.store = et_dirs,
+                                           .user.n_store = 2,
+                                           .io = place.io,
+                                           .user.max_sequences = 3,
+                                           .user.no_reuse = true,
+                                           .step_rows = step_rows});
+    et_prompt(place.prompt, N_PROMPT, 11);
+    struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", "recompute");
+    assert_int_equal(et_run(&place.k, &a, &place.ref), 0);
+    a = ask(N_STORED, 1, "both", "recompute");
+    assert_int_equal(et_run(&place.k, &a, &r), 0);
+    assert_int_equal(r.committed, N_STORED);
+    spy_begin(&place.spy, place.k.model);
+}
+
+static void place_close(void)
+{
+    spy_end(&place.spy);
+    stack_close(&place.k);
+    io_close(place.io);
+}
+
+static struct seq *add(struct et_ask a)
+{
+    struct err err = {0};
+    struct seq *s;
+    struct request q = et_request(&place.k, &a);
+    if (engine_add(place.k.engine, &q, &s, &err) != 0)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static int step(void)
+{
+    struct err err = {0};
+    int n_active;
+    if (engine_step(place.k.engine, &n_active, &err) != 0)
+        fail_msg("%s", err.msg);
+    return n_active;
+}
+
+static void run_all(void)
+{
+    while (step() > 0)
+        ;
+}
+
+static void take(struct seq *s, const char *what)
+{
+    struct et_run r;
+    et_take(&place.k, s, &r);
+    et_same(&r, &place.ref, what);
+}
+
+static uint64_t fused_rows(void)
+{
+    struct engine_stats st;
+    engine_stats(place.k.engine, &st);
+    return st.fused_rows;
+}
+
+/* Reads end no more until they go on; the alarm ends a program that waits for them for ever. */
+static void stop_reads(void)
+{
+    struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
+    assert_int_equal(io_sim_fault_add(place.io, &f), 0);
+    alarm(300);
+}
+
+static void let_reads_go_on(void)
+{
+    alarm(0);
+    io_sim_fault_clear(place.io);
+    io_sim_unstick(place.io);
+}
+
+/* A prompt of two batches, then decodes. */
+static void batches(void **state)
+{
+    (void)state;
+    place_open(0);
+    struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", "recompute");
+    struct et_run r;
+    assert_int_equal(et_run(&place.k, &a, &r), 0);
+    for (int i = 0; i < 2 + N_GENERATE - 1; i++)
+        spy_expect_pass(&place.spy, 0, N_LAYERS);
+    spy_expect_end(&place.spy);
+    et_same(&r, &place.ref, "computed");
+    place_close();
+}
+
+/* Two pieces of a recomputed prefix of n layers; a batch of new tokens follows, then decodes. */
+static void recomputed_prefixes(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {"r1,h0,k3", "r2,h0,k2", "r3,h0,k1"};
+    place_open(0);
+    for (int i = 0; i < 3; i++) {
+        struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", plans[i]);
+        struct et_run r;
+        a.restore_first = true;
+        assert_int_equal(et_run(&place.k, &a, &r), 0);
+        assert_int_equal(r.n_cached, N_STORED);
+        spy_expect_pass(&place.spy, 0, i + 1);
+        spy_expect_pass(&place.spy, 0, i + 1);
+        for (int k = 0; k < N_GENERATE; k++)
+            spy_expect_pass(&place.spy, 0, N_LAYERS);
+        spy_expect_end(&place.spy);
+        et_same(&r, &place.ref, plans[i]);
+    }
+    place_close();
+}
+
+/* A projection holds its layer; loading keys and values holds none. */
+static void projections(void **state)
+{
+    (void)state;
+    place_open(0);
+    struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", "hidden");
+    struct et_run r;
+    a.restore_first = true;
+    assert_int_equal(et_run(&place.k, &a, &r), 0);
+    assert_int_equal(r.n_cached, N_STORED);
+    int n_batches = N_GENERATE;
+    assert_true(spy_take_single_uses(&place.spy) >= N_LAYERS * (n_batches + 1));
+    et_same(&r, &place.ref, "projected");
+    a.plan = "kv";
+    assert_int_equal(et_run(&place.k, &a, &r), 0);
+    for (int k = 0; k < n_batches; k++)
+        spy_expect_pass(&place.spy, 0, N_LAYERS);
+    spy_expect_end(&place.spy);
+    et_same(&r, &place.ref, "loaded");
+    place_close();
+}
+
+/* Layer 0 is recomputed, the others are read: while reads are stuck new tokens pass layer 0 and no other.
+ * When reads go on, they pass the rest, and no batch passes these tokens again. */
+static void new_tokens_behind_a_restore(void **state)
+{
+    (void)state;
+    place_open(0);
+    stop_reads();
+    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
+    while (fused_rows() < N_NEW)
+        step();
+    for (int i = 0; i < 2; i++)
+        step();
+    assert_int_equal(fused_rows(), N_NEW);
+    spy_expect_pass(&place.spy, 0, 1); /* the prefix, in two pieces */
+    spy_expect_pass(&place.spy, 0, 1);
+    spy_expect_pass(&place.spy, 0, 1); /* the new tokens */
+    spy_expect_end(&place.spy);
+    let_reads_go_on();
+    run_all();
+    assert_int_equal(fused_rows(), N_NEW * N_LAYERS);
+    spy_expect_pass(&place.spy, 1, N_LAYERS);
+    for (int k = 0; k < N_GENERATE - 1; k++)
+        spy_expect_pass(&place.spy, 0, N_LAYERS);
+    spy_expect_end(&place.spy);
+    take(s, "fused");
+    place_close();
+}
+
+/* A sequence that decodes while the reads of a restore are stuck; when it ends, another comes. */
+enum { N_SHORT = 20, N_DECODE = 900 };
+
+static void step_beside_a_decode(struct seq **d)
+{
+    if (*d == NULL)
+        *d = add(ask(N_SHORT, N_DECODE, "none", "recompute"));
+    step();
+    if (seq_outcome(*d)->finish != FINISH_NONE) {
+        engine_remove(place.k.engine, *d);
+        *d = NULL;
+    }
+}
+
+/* A step has 16 rows, so a layer takes two pieces of the new tokens at least. */
+enum { FEW_ROWS = 16 };
+
+/* Beside a decode new tokens pass a layer in pieces, and hold it over several steps, in each of which a
+ * batch holds it too.  Every layer is held once by the new tokens, and once by each batch. */
+static void new_tokens_in_pieces_beside_decodes(void **state)
+{
+    (void)state;
+    int n_acquired[N_LAYERS] = {0}, n_held = 0, n_steps = 0, n_double = 0,
+        n_alone_again = 0;
+    struct seq *d = NULL;
+    place_open(FEW_ROWS);
+    stop_reads();
+    step_beside_a_decode(&d);
+    n_steps++;
+    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
+    while (fused_rows() < N_NEW) {
+        step_beside_a_decode(&d);
+        n_steps++;
+        n_held += place.spy.n_holders[0];
+    }
+    assert_int_equal(fused_rows(), N_NEW);
+    assert_true(n_held > 0);
+    /* The new tokens hold layer 0 while a batch acquires it: only then has it two holders. */
+    for (int i = 0, n = 0; i < place.spy.n_events; i++) {
+        int event = place.spy.events[i];
+        n_acquired[event > 0 ? event - 1 : 0] += event > 0;
+        n += event == 1 ? 1 : event == -1 ? -1 : 0;
+        n_double += event == 1 && n == 2;
+        n_alone_again += event == -1 && n == 1;
+    }
+    assert_int_equal(n_double, n_held);
+    assert_int_equal(n_alone_again, n_held);
+    for (int l = 1; l < N_LAYERS; l++)
+        assert_int_equal(n_acquired[l], n_steps); /* batches alone */
+    if (d != NULL)
+        engine_remove(place.k.engine, d);
+    let_reads_go_on();
+    run_all();
+    take(s, "fused beside a decode");
+    place_close();
+}
+
+/* Removed while its new tokens are in the middle of a layer, a sequence gives that layer back. */
+static void new_tokens_that_are_given_up(void **state)
+{
+    (void)state;
+    struct seq *d = NULL;
+    place_open(FEW_ROWS);
+    stop_reads();
+    step_beside_a_decode(&d);
+    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
+    while (fused_rows() == 0)
+        step_beside_a_decode(&d);
+    assert_true(fused_rows() < N_NEW);
+    assert_int_equal(place.spy.n_holders[0], 1);
+    engine_remove(place.k.engine, s);
+    assert_int_equal(place.spy.n_holders[0], 0);
+    if (d != NULL)
+        engine_remove(place.k.engine, d);
+    let_reads_go_on();
+    place_close();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches),
+        cmocka_unit_test(recomputed_prefixes),
+        cmocka_unit_test(projections),
+        cmocka_unit_test(new_tokens_behind_a_restore),
+        cmocka_unit_test(new_tokens_in_pieces_beside_decodes),
+        cmocka_unit_test(new_tokens_that_are_given_up),
+    };
+    et_only(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

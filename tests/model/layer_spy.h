@@ -1,0 +1,36 @@
+/* layer_spy.h - a layer_source that writes down who holds which layer, for tests.
+ *
+ * It lends private copies of the layers, and wipes a copy when its last holder releases it: an operation
+ * that is queued outside of acquire and release finds no weights and ends the test. */
+#ifndef TESTS_MODEL_LAYER_SPY_H
+#define TESTS_MODEL_LAYER_SPY_H
+
+#include "model/model.h"
+#include "model/weights_use.h"
+
+enum { SPY_MAX_LAYERS = 32, SPY_MAX_EVENTS = 1 << 16 };
+
+struct layer_spy {
+    struct layer_source source;
+    struct model *m;
+    struct layer_weights lent[SPY_MAX_LAYERS];
+    int n_holders[SPY_MAX_LAYERS];
+    int events[SPY_MAX_EVENTS]; /* l + 1: acquired; -(l + 1): released */
+    int n_events, n_read;
+    int fail_at; /* acquiring this layer fails with -EIO; -1: none */
+};
+
+void spy_begin(struct layer_spy *spy, struct model *m);
+/* Fails the test where a layer is still held. */
+void spy_end(struct layer_spy *spy);
+
+/* Fails the test unless the next events are those of one pass over layers [first, end): each acquired, then
+ * released, in ascending order. */
+void spy_expect_pass(struct layer_spy *spy, int first, int end);
+/* Fails the test unless all events were expected. */
+void spy_expect_end(const struct layer_spy *spy);
+/* Reads the events of any number of uses of single layers, each released before the next is acquired;
+ * returns how many. For projections, whose order the reads decide. */
+int spy_take_single_uses(struct layer_spy *spy);
+
+#endif

@@ -1,0 +1,284 @@
+/* test_pass.c - a pass takes rows through the layers: which weights it holds when, and with which bits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <string.h>
+
+#include "layer_spy.h"
+#include "model/pass.h"
+#include "talk.h"
+
+enum { N = 90, MAX_D = 512 };
+
+/* A model, and a residual stream of the test's own. */
+struct lab {
+    struct talk t;
+    struct layer_spy spy;
+    struct residual x;
+    float rows[3][N * MAX_D];
+    int32_t ids[N], pos[N], seq_row[2];
+    const int32_t *tables[1];
+};
+
+static struct lab lab;
+
+static void lab_open(const char *model)
+{
+    struct err err = {0};
+    memset(&lab, 0, sizeof lab);
+    talk_open(&lab.t, model, "cpu", "f32", 1);
+    assert_true(lab.t.m->cfg.n_embd <= MAX_D);
+    assert_int_equal(kv_table_reserve(lab.t.kv, &lab.t.table, N, &err), 0);
+    for (int i = 0; i < N; i++) {
+        lab.ids[i] = (i * 31 + 5) % lab.t.m->cfg.vocab_size;
+        lab.pos[i] = i;
+    }
+    lab.x.n = 2;
+    for (int i = 0; i < 3; i++)
+        lab.x.x[0][i] = mat_of(lab.rows[i], DTYPE_F32, N, lab.t.m->cfg.n_embd);
+    spy_begin(&lab.spy, lab.t.m);
+}
+
+static void lab_close(void)
+{
+    spy_end(&lab.spy);
+    talk_close(&lab.t);
+}
+
+/* Rows [row, row + n) of the one sequence. */
+static struct ragged rows_of(int row, int n)
+{
+    lab.seq_row[1] = n;
+    lab.tables[0] = lab.t.table.blocks;
+    return (struct ragged){.n_rows = n,
+                           .n_seqs = 1,
+                           .pos = lab.pos + row,
+                           .seq_row = lab.seq_row,
+                           .tables = lab.tables};
+}
+
+static void begin(struct model_pass *p, const struct model_tap *tap)
+{
+    model_pass_begin(p, &(struct model_pass_opts){.model = lab.t.m,
+                                                  .work = lab.t.work,
+                                                  .stream = lab.t.s,
+                                                  .n_rows = N,
+                                                  .ids = lab.ids,
+                                                  .x = &lab.x,
+                                                  .kv = lab.t.layers,
+                                                  .tap = tap,
+                                                  .checks_range = true});
+}
+
+static int forward(const struct model_tap *tap, struct mat *x)
+{
+    struct ragged r = rows_of(0, N);
+    int rc = model_forward(lab.t.m, lab.t.work, lab.t.s, lab.ids, lab.t.layers, &r, tap, x);
+    return rc == 0 ? stream_sync(lab.t.s) : rc;
+}
+
+static size_t row_bytes(void)
+{
+    return (size_t)lab.t.m->cfg.n_embd * sizeof(float);
+}
+
+/* Every layer once, in order, released before the next; and nothing reads weights at another time. */
+static void a_forward_pass_holds_one_layer_at_a_time(void **state)
+{
+    (void)state;
+    struct mat x;
+    lab_open("synth:tiny-mha");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(forward(NULL, &x), 0);
+        spy_expect_pass(&lab.spy, 0, lab.t.m->cfg.n_layers);
+        spy_expect_end(&lab.spy);
+    }
+    lab_close();
+}
+
+/* Rows that pass a layer in pieces hold it once; the output has the bits of the forward pass. */
+static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
+{
+    (void)state;
+    static const int cuts[][4] = {{90}, {64, 26}, {1, 63, 26}, {17, 31, 2, 40}};
+    static float want[N * MAX_D];
+    struct mat x;
+    lab_open("synth:tiny-mha");
+    assert_int_equal(forward(NULL, &x), 0);
+    memcpy(want, x.data, N * row_bytes());
+    lab.spy.n_read = lab.spy.n_events;
+    for (int c = 0; c < 4; c++) {
+        struct model_pass p;
+        begin(&p, NULL);
+        while (!model_pass_is_done(&p)) {
+            int l = p.layer;
+            /* Another cut at each layer. */
+            for (int i = 0, row = 0; row < N; row += cuts[(c + l) % 4][i++]) {
+                assert_int_equal(p.layer, l);
+                assert_int_equal(p.row, row);
+                struct ragged r = rows_of(row, cuts[(c + l) % 4][i]);
+                assert_int_equal(model_pass_layer(&p, &r), 0);
+            }
+            assert_int_equal(p.layer, l + 1);
+        }
+        assert_int_equal(stream_sync(lab.t.s), 0);
+        assert_memory_equal(model_pass_output(&p).data, want, N * row_bytes());
+        model_pass_end(&p);
+        spy_expect_pass(&lab.spy, 0, lab.t.m->cfg.n_layers);
+        spy_expect_end(&lab.spy);
+    }
+    lab_close();
+}
+
+/* What a tap is shown of one layer. */
+struct shown {
+    int l;
+    float hidden[N * MAX_D], kv_rows[N * 2 * MAX_D];
+};
+
+static int show(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct shown *s = arg;
+    if (l == s->l) {
+        memcpy(s->hidden, hidden.data, N * row_bytes());
+        memcpy(s->kv_rows, kv_rows.data,
+               (size_t)(kv_rows.rows * kv_rows.cols) * sizeof(float));
+    }
+    return 0;
+}
+
+/* One buffer (a recomputation), two and three, and other work with the same activations between layers:
+ * a pass that ends with K and V of layer l gives those of the forward pass, and nothing comes behind. */
+static void a_pass_may_end_with_keys_and_values(void **state)
+{
+    (void)state;
+    static struct shown want;
+    static float kv_rows[N * 2 * MAX_D];
+    struct mat x;
+    lab_open("synth:tiny-mha");
+    int n_layers = lab.t.m->cfg.n_layers;
+    for (int last = 0; last < n_layers; last++) {
+        want.l = last;
+        assert_int_equal(forward(&(struct model_tap){.layer = show, .arg = &want}, &x), 0);
+        spy_expect_pass(&lab.spy, 0, n_layers);
+        for (int n_buffers = 1; n_buffers <= 3; n_buffers++) {
+            struct model_pass p;
+            struct ragged r = rows_of(0, N);
+            lab.x.n = n_buffers;
+            begin(&p, NULL);
+            for (int l = 0; l < last; l++) {
+                assert_int_equal(model_pass_layer(&p, &r), 0);
+                spy_expect_pass(&lab.spy, l, l + 1);
+                assert_int_equal(forward(NULL, &x), 0);
+                spy_expect_pass(&lab.spy, 0, n_layers);
+            }
+            struct mat out = mat_of(kv_rows, DTYPE_F32, N,
+                                    2 * (int64_t)model_rank_kv_dim(lab.t.m));
+            assert_int_equal(model_pass_kv(&p, &r, out), 0);
+            assert_int_equal(stream_sync(lab.t.s), 0);
+            assert_true(model_pass_is_done(&p));
+            model_pass_end(&p);
+            spy_expect_pass(&lab.spy, last, last + 1);
+            spy_expect_end(&lab.spy);
+            assert_memory_equal(kv_rows, want.kv_rows,
+                                (size_t)(out.rows * out.cols) * sizeof(float));
+        }
+    }
+    lab_close();
+}
+
+/* A tap sees each layer once, with the input that the layer had. */
+static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
+{
+    (void)state;
+    static struct shown seen;
+    static float kv_rows[N * 2 * MAX_D];
+    struct mat x;
+    lab_open("synth:tiny-gqa");
+    seen.l = 1;
+    assert_int_equal(forward(&(struct model_tap){.layer = show, .arg = &seen}, &x), 0);
+    spy_expect_pass(&lab.spy, 0, lab.t.m->cfg.n_layers);
+    struct mat h = mat_of(seen.hidden, DTYPE_F32, N, lab.t.m->cfg.n_embd);
+    struct mat out = mat_of(kv_rows, DTYPE_F32, N, 2 * (int64_t)model_rank_kv_dim(lab.t.m));
+    assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, 1, h, out), 0);
+    assert_int_equal(stream_sync(lab.t.s), 0);
+    spy_expect_pass(&lab.spy, 1, 2);
+    spy_expect_end(&lab.spy);
+    assert_memory_equal(kv_rows, seen.kv_rows,
+                        (size_t)(out.rows * out.cols) * sizeof(float));
+    lab_close();
+}
+
+/* Given up in the middle of a layer, a pass releases that layer, once. */
+static void a_pass_that_is_given_up_releases_its_layer(void **state)
+{
+    (void)state;
+    lab_open("synth:tiny-mha");
+    struct model_pass p;
+    struct ragged all = rows_of(0, N);
+    begin(&p, NULL);
+    assert_int_equal(model_pass_layer(&p, &all), 0);
+    struct ragged few = rows_of(0, 10);
+    assert_int_equal(model_pass_layer(&p, &few), 0);
+    assert_int_equal(lab.spy.n_holders[1], 1);
+    model_pass_end(&p);
+    model_pass_end(&p);
+    spy_expect_pass(&lab.spy, 0, 2);
+    spy_expect_end(&lab.spy);
+    lab_close();
+}
+
+/* A layer that cannot be had ends the pass with the source's code; the layers before it were released. */
+static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
+{
+    (void)state;
+    static float kv_rows[N * 2 * MAX_D];
+    struct mat x;
+    lab_open("synth:tiny-mha");
+    lab.spy.fail_at = 1;
+    assert_int_equal(forward(NULL, &x), -EIO);
+    spy_expect_pass(&lab.spy, 0, 1);
+    struct mat h = lab.x.x[0][0];
+    struct mat out = mat_of(kv_rows, DTYPE_F32, N, 2 * (int64_t)model_rank_kv_dim(lab.t.m));
+    assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, 1, h, out), -EIO);
+    spy_expect_end(&lab.spy);
+    lab_close();
+}
+
+/* A tap's error ends the pass, and the layer that it was shown is released. */
+static int refuse(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    (void)arg;
+    (void)hidden;
+    (void)kv_rows;
+    return l == 1 ? -ENOSPC : 0;
+}
+
+static void a_taps_error_ends_the_pass(void **state)
+{
+    (void)state;
+    struct mat x;
+    lab_open("synth:tiny-mha");
+    assert_int_equal(forward(&(struct model_tap){.layer = refuse}, &x), -ENOSPC);
+    spy_expect_pass(&lab.spy, 0, 2);
+    spy_expect_end(&lab.spy);
+    lab_close();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_forward_pass_holds_one_layer_at_a_time),
+        cmocka_unit_test(pieces_hold_a_layer_once_and_change_no_bit),
+        cmocka_unit_test(a_pass_may_end_with_keys_and_values),
+        cmocka_unit_test(a_projection_of_what_a_tap_sees_is_the_layers_own),
+        cmocka_unit_test(a_pass_that_is_given_up_releases_its_layer),
+        cmocka_unit_test(a_layer_that_cannot_be_had_ends_the_pass),
+        cmocka_unit_test(a_taps_error_ends_the_pass),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
