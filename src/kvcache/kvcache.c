@@ -28,8 +28,8 @@ struct kv_pool {
         struct buf mem;
     } stage[MAX_STAGES];
     struct kv_layer *layers; /* [n_layers] */
-    int32_t *free_blocks; /* [n_free], the next to be used last */
-    int32_t *refs;        /* [n_blocks] */
+    int32_t *free_blocks;    /* [n_free], the next to be used last */
+    int32_t *refs;           /* [n_blocks] */
     int n_free;
     struct prefix *prefix; /* NULL: nothing is kept */
 };
