@@ -25,7 +25,7 @@ struct ingest_args {
 };
 
 static const struct opt positionals[] = {
-    OPT_MODEL(struct ingest_args, "a Hugging Face folder"),
+    OPT_MODEL(struct ingest_args, "a Hugging Face folder, or a GGUF file"),
     {"FILE", OPT(struct ingest_args, files), .required = true,
      .help = "documents, UTF-8 text"},
     {0},

@@ -30,7 +30,7 @@ static const char *const dtype_choices[] = {"f32", "bf16", "f16", NULL};
 
 static const struct opt info_positionals[] = {
     {"MODEL_DIR", OPT(struct info_args, source), .required = true,
-     .help = "a Hugging Face folder, or synth:SHAPE"},
+     .help = "a Hugging Face folder, a GGUF file, or synth:SHAPE"},
     {0},
 };
 static const struct opt info_options[] = {
@@ -101,7 +101,7 @@ static void print_tensors(const struct info *i)
             snprintf(shape, sizeof shape, "[%" PRId64 "]", t->rows);
         else
             snprintf(shape, sizeof shape, "[%" PRId64 ", %" PRId64 "]", t->rows, t->cols);
-        printf("  %-58s %-5s %s\n", t->name, dtype_name(t->dtype), shape);
+        printf("  %-58s %-5s %s\n", t->name, t->type, shape);
     }
 }
 
@@ -139,7 +139,7 @@ static struct json *tensors_json(const struct info *i)
         const struct tensor_info *t = &i->w.tensors[k];
         struct json *o = json_new_object(), *shape = json_new_array();
         json_put_string(o, "name", t->name);
-        json_put_string(o, "dtype", dtype_name(t->dtype));
+        json_put_string(o, "dtype", t->type);
         json_push_int(shape, t->rows);
         if (t->n_dims == 2)
             json_push_int(shape, t->cols);

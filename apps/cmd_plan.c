@@ -37,7 +37,8 @@ static const char *const dtypes[] = {"checkpoint", "f32", "bf16", "f16", NULL};
 
 static const struct opt plan_positionals[] = {
     {"MODEL_DIR", OPT(struct plan_args, model_dir),
-     .help = "a Hugging Face folder (only config.json is read), or synth:SHAPE"},
+     .help =
+         "a Hugging Face folder (only config.json is read), a GGUF file, or synth:SHAPE"},
     {0},
 };
 

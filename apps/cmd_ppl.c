@@ -30,7 +30,7 @@ struct ppl_args {
 
 static const struct opt positionals[] = {
     {"MODEL_DIR", OPT(struct ppl_args, engine.o.model), .required = true,
-     .help = "a Hugging Face folder"},
+     .help = "a Hugging Face folder, or a GGUF file"},
     {"FILE", OPT(struct ppl_args, file), .required = true, .help = "UTF-8 text"},
     {0},
 };

@@ -25,7 +25,7 @@ struct profile_args {
 };
 
 static const struct opt positionals[] = {
-    OPT_MODEL(struct profile_args, "a Hugging Face folder, or synth:SHAPE"),
+    OPT_MODEL(struct profile_args, "a Hugging Face folder, a GGUF file, or synth:SHAPE"),
     {0},
 };
 

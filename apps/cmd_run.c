@@ -29,7 +29,8 @@ struct run_args {
 };
 
 static const struct opt positionals[] = {
-    OPT_MODEL(struct run_args, "a Hugging Face folder, or synth:SHAPE for random weights"),
+    OPT_MODEL(struct run_args,
+              "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights"),
     {0},
 };
 

@@ -49,7 +49,7 @@ static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", N
 
 static const struct opt positionals[] = {
     OPT_MODEL(struct serve_args,
-              "a Hugging Face folder, or synth:SHAPE for random weights"),
+              "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights"),
     {0},
 };
 

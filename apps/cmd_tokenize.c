@@ -24,7 +24,7 @@ struct tokenize_args {
 
 static const struct opt positionals[] = {
     {"MODEL_DIR", OPT(struct tokenize_args, model_dir), .required = true,
-     .help = "folder with tokenizer.json (or vocab.json and merges.txt)"},
+     .help = "a GGUF file, or a folder with tokenizer.json (or vocab.json and merges.txt)"},
     {0},
 };
 

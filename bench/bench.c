@@ -15,7 +15,7 @@
 
 const struct opt bench_positionals[] = {
     {"MODEL", OPT(struct bench_common, engine.o.model), .def = "synth:bench-220m",
-     .help = "a model folder or synth:SHAPE"},
+     .help = "a model folder, a GGUF file, or synth:SHAPE"},
     {0},
 };
 

@@ -55,11 +55,11 @@ enum { HCACHE_MAX_DEVICES = 16 };
 enum { HCACHE_MAX_BATCH_ROWS = 16384 };
 
 struct hcache_opts {
-    const char *model;  /* a Hugging Face folder, or "synth:SHAPE" */
+    const char *model;  /* a Hugging Face folder, a GGUF file, or "synth:SHAPE" */
     const char *device; /* "cpu" (default), "ref", "cuda" */
     const char *dtype;  /* state dtype: "f32", "bf16", "f16"; NULL: the checkpoint's */
-    /* how matrices are held: "q8" is 8 bits with a scale per 32; "checkpoint" or NULL: its type.
-     * State of one kind is never used by the other. */
+    /* How matrices are held: "f32", "bf16"; "q8", 8 bits with a scale per 32; "checkpoint" or NULL: in
+     * their own type, quantised ones as f32.  State of one kind is never used by another. */
     const char *weights;
     int threads;           /* 0: one per core that it may use */
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */

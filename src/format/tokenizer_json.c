@@ -53,6 +53,8 @@ void tokenizer_json_deinit(struct tokenizer_json *t)
     free(t->tokens);
     free(t->merges);
     free(t->added);
+    free(t->scores);
+    free(t->reserved);
     strmap_deinit(&t->by_text);
     memset(t, 0, sizeof *t);
 }
@@ -144,8 +146,8 @@ static int add_merge(struct tokenizer_json *t, const char *a, size_t na, const c
 }
 
 /* "a b": one space, and something on either side of it. */
-static int add_merge_line(struct tokenizer_json *t, const char *line, size_t n,
-                          struct err *err)
+int tokenizer_json_add_merge(struct tokenizer_json *t, const char *line, size_t n,
+                             struct err *err)
 {
     const char *space = memchr(line, ' ', n);
     size_t na = space != NULL ? (size_t)(space - line) : 0;
@@ -168,7 +170,7 @@ static int read_merges(struct tokenizer_json *t, const struct json *merges, stru
         const char *b = json_string_of(json_at(v, 1), &nb);
         int rc;
         if (line != NULL)
-            rc = add_merge_line(t, line, n, err);
+            rc = tokenizer_json_add_merge(t, line, n, err);
         else if (json_count(v) == 2 && a != NULL && b != NULL)
             rc = add_merge(t, a, na, b, nb, err);
         else
@@ -345,7 +347,7 @@ static int read_merges_txt(struct tokenizer_json *t, const char *s, size_t n,
         at += len + 1;
         if (len == 0 || (len >= 8 && memcmp(line, "#version", 8) == 0))
             continue;
-        int rc = add_merge_line(t, line, len, err);
+        int rc = tokenizer_json_add_merge(t, line, len, err);
         if (rc != 0)
             return rc;
     }

@@ -121,6 +121,10 @@ struct tokenizer_json {
     struct tokenizer_merge *merges; /* in order of rank */
     bool byte_fallback, fuse_unk, ignore_merges;
     int32_t unk_id; /* -1: none */
+    float *
+        scores; /* [n_ids]: pairs are merged by them, and `merges` is empty; NULL: by rank */
+    bool *
+        reserved; /* [n_ids]: text never becomes these, nor is it looked for them; NULL: none */
     size_t n_added;
     struct tokenizer_added *added;
 

@@ -1,4 +1,5 @@
-/* tokenizer_steps.h - what the two files that read tokenizer.json share; nobody else includes it. */
+/* tokenizer_steps.h - what the files that fill a struct tokenizer_json share; nobody else includes
+ * it. */
 #ifndef FORMAT_TOKENIZER_STEPS_H
 #define FORMAT_TOKENIZER_STEPS_H
 
@@ -11,5 +12,9 @@ int tokenizer_json_read_steps(struct tokenizer_json *t, const struct json *root,
 
 struct tokenizer_text tokenizer_json_copy(struct tokenizer_json *t, const char *s,
                                           size_t n);
+
+/* "a b", the next merge in order of rank; t->merges has room for it. */
+int tokenizer_json_add_merge(struct tokenizer_json *t, const char *line, size_t n,
+                             struct err *err);
 
 #endif

@@ -29,6 +29,9 @@ struct bpe {
     size_t pair_mask;
     const struct tokenizer_merge *merges;
 
+    const float *scores; /* merges go by these; NULL: by rank */
+    size_t longest;      /* bytes of the longest token, where there are scores */
+
     bool cut_words; /* see find_word_cuts */
     _Atomic uint8_t *whole;
 };
@@ -63,7 +66,7 @@ static bool *find_makeable(const struct tokenizer_json *t)
 {
     bool *ok = xcalloc((size_t)t->n_ids, sizeof *ok);
     for (int32_t i = 0; i < t->n_ids; i++)
-        ok[i] = t->tokens[i].s != NULL;
+        ok[i] = t->tokens[i].s != NULL && (t->reserved == NULL || !t->reserved[i]);
     for (size_t i = 0; i < t->n_added; i++)
         ok[t->added[i].id] = t->added[i].in_vocab && !t->added[i].special;
     return ok;
@@ -91,9 +94,12 @@ static void index_bytes(struct bpe *b, const struct tokenizer_json *t, const boo
 
 static void index_text(struct bpe *b, const struct tokenizer_json *t, const bool *makeable)
 {
-    for (int32_t i = 0; i < t->n_ids; i++)
-        if (makeable[i])
-            strmap_add(&b->by_bytes, t->tokens[i].s, t->tokens[i].n, i);
+    for (int32_t i = 0; i < t->n_ids; i++) {
+        if (!makeable[i])
+            continue;
+        strmap_add(&b->by_bytes, t->tokens[i].s, t->tokens[i].n, i);
+        b->longest = t->tokens[i].n > b->longest ? t->tokens[i].n : b->longest;
+    }
 }
 
 static int find_fallback_bytes(struct bpe *b, const struct tokenizer_json *t,
@@ -149,27 +155,37 @@ static void index_merges(struct bpe *b, const struct tokenizer_json *t)
     }
 }
 
+/* Whether a token has a metaspace behind another character. */
+static bool crosses_words(const struct tokenizer_text *s)
+{
+    bool seen_other = false;
+    for (size_t i = 0; i < s->n;) {
+        bool space = s->n - i >= METASPACE_BYTES &&
+                     memcmp(s->s + i, metaspace, METASPACE_BYTES) == 0;
+        if (space && seen_other)
+            return true;
+        seen_other |= !space;
+        i += space ? METASPACE_BYTES : 1;
+    }
+    return false;
+}
+
 /* SentencePiece-style models have no pre-tokenizer, so a piece is a whole text.  Where no merge
  * makes a token with a metaspace behind another character, no merge crosses such a boundary, and a
  * text may be cut there without changing a single id.  That makes words of it, which are looked up
  * and keep the heap small.  (A metaspace must be a token, so that no unknown run spans a cut.) */
-static bool find_word_cuts(const struct bpe *b, const struct tokenizer_json *t)
+static bool find_word_cuts(const struct bpe *b, const struct tokenizer_json *t,
+                           const bool *makeable)
 {
     if (b->byte_level || b->ignore_merges ||
         strmap_find(&b->by_bytes, metaspace, METASPACE_BYTES) < 0)
         return false;
-    for (size_t r = 0; r < t->n_merges; r++) {
-        const struct tokenizer_text s = t->tokens[t->merges[r].joined];
-        bool seen_other = false;
-        for (size_t i = 0; i < s.n;) {
-            bool space = s.n - i >= METASPACE_BYTES &&
-                         memcmp(s.s + i, metaspace, METASPACE_BYTES) == 0;
-            if (space && seen_other)
-                return false;
-            seen_other |= !space;
-            i += space ? METASPACE_BYTES : 1;
-        }
-    }
+    for (size_t r = 0; r < t->n_merges; r++)
+        if (crosses_words(&t->tokens[t->merges[r].joined]))
+            return false;
+    for (int32_t i = 0; t->scores != NULL && i < t->n_ids; i++)
+        if (makeable[i] && crosses_words(&t->tokens[i]))
+            return false;
     return true;
 }
 
@@ -184,6 +200,8 @@ int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level
     strmap_init(&b->by_bytes, (size_t)t->n_ids);
     bool *makeable = find_makeable(t);
     (byte_level ? index_bytes : index_text)(b, t, makeable);
+    b->scores = t->scores;
+    b->cut_words = find_word_cuts(b, t, makeable);
     free(makeable);
     int rc = byte_level ? 0 : find_fallback_bytes(b, t, err);
     if (rc != 0) {
@@ -191,7 +209,6 @@ int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level
         return rc;
     }
     index_merges(b, t);
-    b->cut_words = find_word_cuts(b, t);
     b->whole = xcalloc((size_t)t->n_ids, sizeof *b->whole);
     *out = b;
     return 0;
@@ -351,6 +368,111 @@ static struct symbol *symbols_for(struct bpe_work *w, size_t n)
     return w->symbols;
 }
 
+/* --- one piece, by scores ----------------------------------------------------------------- */
+
+/* Here a symbol is a run of characters, whether it is a token or not; `id` is its length in bytes, 0
+ * where it was merged away.  Of all neighbours whose joined text is a token, those with the best score
+ * are merged first, leftmost first. */
+
+/* A run's beginning follows from the lengths before it; neighbours are contiguous. */
+struct run {
+    struct symbol s;
+    uint32_t begin;
+};
+
+/* Ascending where scores descend; 0 and -0 are one. */
+static uint32_t order_of(float score)
+{
+    uint32_t u;
+    score += 0.0f;
+    memcpy(&u, &score, sizeof u);
+    return u >> 31 != 0 ? u : ~u & 0x7fffffff;
+}
+
+/* The token that a run and its right neighbour make; -1: none. */
+static int32_t joined_token(const struct bpe *b, const char *piece, const struct run *s,
+                            uint32_t at)
+{
+    uint32_t right = s[at].s.next;
+    if (right == NO_SYMBOL)
+        return -1;
+    size_t n = (size_t)s[at].s.id + (size_t)s[right].s.id;
+    return n <= b->longest ? strmap_find(&b->by_bytes, piece + s[at].begin, n) : -1;
+}
+
+static void push_joined(const struct bpe *b, struct bpe_work *w, const char *piece,
+                        const struct run *s, uint32_t at)
+{
+    int32_t id = joined_token(b, piece, s, at);
+    if (id >= 0)
+        heap_push(w, (uint64_t)order_of(b->scores[id]) << 32 | at);
+}
+
+static void merge_runs(const struct bpe *b, struct bpe_work *w, const char *piece,
+                       struct run *s, uint32_t n)
+{
+    w->n_heap = 0;
+    for (uint32_t i = 0; i + 1 < n; i++)
+        push_joined(b, w, piece, s, i);
+    while (w->n_heap > 0) {
+        uint64_t top = heap_pop(w);
+        uint32_t at = (uint32_t)top, right = s[at].s.next;
+        int32_t id = s[at].s.id != 0 ? joined_token(b, piece, s, at) : -1;
+        /* Stale where the run or its neighbour has grown since, unless the pair that is there now
+         * has the same order: then its own entry is equal to this one. */
+        if (id < 0 || order_of(b->scores[id]) != top >> 32)
+            continue;
+        s[at].s.id += s[right].s.id;
+        s[right].s.id = 0;
+        s[at].s.next = s[right].s.next;
+        if (s[at].s.next != NO_SYMBOL)
+            s[s[at].s.next].s.prev = at;
+        if (s[at].s.prev != NO_SYMBOL)
+            push_joined(b, w, piece, s, s[at].s.prev);
+        push_joined(b, w, piece, s, at);
+    }
+}
+
+/* A run that is no token is one character: its bytes, or the unknown token. */
+static int add_run(const struct bpe *b, const char *text, size_t n, struct id_list *out,
+                   bool *in_unknown, struct err *err)
+{
+    int32_t id = strmap_find(&b->by_bytes, text, n);
+    if (id < 0 && !b->byte_fallback && b->unk_id < 0)
+        return no_token(text, n, err);
+    if (id >= 0)
+        id_list_push(out, id);
+    else if (!b->byte_fallback && !(*in_unknown && b->fuse_unk))
+        id_list_push(out, b->unk_id);
+    for (size_t k = 0; id < 0 && b->byte_fallback && k < n; k++)
+        id_list_push(out, b->byte_id[(uint8_t)text[k]]);
+    *in_unknown = id < 0;
+    return 0;
+}
+
+static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char *piece,
+                            size_t n, struct id_list *out, struct err *err)
+{
+    struct run *s = (struct run *)symbols_for(
+        w, 2 * n); /* two symbols are longer than a run */
+    uint32_t count = 0;
+    for (size_t i = 0, len; i < n; i += len) {
+        uint32_t c;
+        len = utf8_decode(piece + i, n - i, &c);
+        s[count] = (struct run){.s = {.id = (int32_t)len, .next = count + 1},
+                                .begin = (uint32_t)i};
+        s[count].s.prev = count > 0 ? count - 1 : NO_SYMBOL;
+        count++;
+    }
+    s[count - 1].s.next = NO_SYMBOL;
+    merge_runs(b, w, piece, s, count);
+    bool in_unknown = false;
+    int rc = 0;
+    for (uint32_t i = 0; i != NO_SYMBOL && rc == 0; i = s[i].s.next)
+        rc = add_run(b, piece + s[i].begin, (size_t)s[i].s.id, out, &in_unknown, err);
+    return rc;
+}
+
 /* Merges the piece and appends its ids. */
 static int encode_by_merging(const struct bpe *b, struct bpe_work *w, const char *piece,
                              size_t n, struct id_list *out, struct err *err)
@@ -386,7 +508,8 @@ static int encode_word(const struct bpe *b, struct bpe_work *w, const char *piec
         }
     }
     size_t before = out->n;
-    int rc = encode_by_merging(b, w, piece, n, out, err);
+    int rc = b->scores != NULL ? encode_by_scores(b, w, piece, n, out, err)
+                               : encode_by_merging(b, w, piece, n, out, err);
     if (rc == 0 && id >= 0 && whole == WHOLE_UNKNOWN) {
         bool yes = out->n == before + 1 && out->ids[before] == id;
         atomic_store_explicit(&b->whole[id], yes ? WHOLE_YES : WHOLE_NO,

@@ -2,8 +2,9 @@
  *
  * A piece begins as a row of symbols: its bytes (byte-level), or its characters, where a character
  * that the vocabulary lacks falls back to its bytes (SentencePiece style).  Then the adjacent pair
- * of the lowest rank is merged, leftmost first, until no pair has a rank.  Pairs wait in a heap, so a
- * piece of n symbols takes O(n log n).
+ * of the lowest rank is merged, leftmost first, until no pair has a rank.  Where the vocabulary has
+ * scores instead of merges, a pair's rank is the score of the token that its text makes.  Pairs wait
+ * in a heap, so a piece of n symbols takes O(n log n).
  *
  * A piece that is a token itself is looked up instead of merged, once merging has been seen to end in
  * that token.  That is remembered in the bpe, one relaxed atomic byte a token: the only state, and

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "format/json.h"
 #include "model/config_family.h"
+#include "model/config_gguf.h"
 #include "tensor/ops.h"
 #include "tensor/sampling.h"
 
@@ -194,6 +195,28 @@ static void read_llama3_scaling(struct fields *f, struct rope_scaling *s)
                         "wants factor >= 1 and 0 < low_freq_factor < high_freq_factor");
 }
 
+/* A number for each frequency.  Only config_write makes such files, of GGUF models: the reference
+ * library has nothing like it. */
+static void read_scaling_factors(struct fields *f, struct rope_scaling *s)
+{
+    const struct json *list = NULL;
+    saw(f, "factors");
+    if (f->rc == 0)
+        f->rc = json_get_array(f->o, "factors", &list, f->err);
+    if (f->rc == 0 && json_count(list) > ROPE_MAX_FACTORS)
+        f->rc = err_set(f->err, ERR_FORMAT, "'factors' has more than %d entries",
+                        ROPE_MAX_FACTORS);
+    s->kind = ROPE_SCALING_FACTORS;
+    for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
+        double x;
+        if (!json_real_of(json_at(list, i), &x) || !(x >= 1e-3 && x <= 1e6))
+            f->rc = err_set(f->err, ERR_FORMAT,
+                            "'factors' must be numbers from 0.001 to 1000000");
+        else
+            s->factors[i] = (float)x;
+    }
+}
+
 /* `key` is "rope_scaling", or "rope_parameters" as newer files write it, with rope_theta and
  * partial_rotary_factor inside. */
 static void read_rope_object(struct fields *f, struct model_config *c, const char *key,
@@ -212,6 +235,8 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     saw(&in, "original_max_position_embeddings"); /* unread without scaling */
     if (in.rc == 0 && strcmp(type, "llama3") == 0)
         read_llama3_scaling(&in, &c->rope_scaling);
+    else if (in.rc == 0 && strcmp(type, "factors") == 0)
+        read_scaling_factors(&in, &c->rope_scaling);
     else if (in.rc == 0 && strcmp(type, "default") != 0)
         in.rc = err_set(in.err, ERR_UNSUPPORTED,
                         "RoPE scaling of type '%s' is not supported", type);
@@ -240,6 +265,12 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
         f->rc = err_set(f->err, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
     else
         c->d_rope = (int32_t)(c->d_head * fraction);
+    for (int i = 0;
+         f->rc == 0 && c->rope_scaling.kind == ROPE_SCALING_FACTORS && i < c->d_rope / 2;
+         i++)
+        if (i >= ROPE_MAX_FACTORS || !(c->rope_scaling.factors[i] > 0))
+            f->rc = err_set(f->err, ERR_FORMAT, "'factors' has fewer entries than %d",
+                            c->d_rope / 2);
 }
 
 static void read_norm_eps(struct fields *f, struct model_config *c, const char *key,
@@ -653,19 +684,23 @@ int config_parse_generation(struct model_config *io, const void *bytes, size_t n
     return rc;
 }
 
-int config_load(struct model_config *out, const char *dir, struct err *err)
+int config_load(struct model_config *out, const char *source, struct err *err)
 {
+    const char *dir = source;
     struct stat st;
     if (stat(dir, &st) != 0)
         return err_set(err, -errno,
-                       "%s: %s; a model is a folder, as downloaded from Hugging Face, or "
-                       "synth:SHAPE",
+                       "%s: %s; a model is a folder, as downloaded from Hugging Face, a "
+                       "GGUF file, or synth:SHAPE",
                        dir[0] != 0 ? dir : "''", strerror(errno));
+    if (gguf_files_is(source))
+        return config_load_gguf(out, source, err);
     if (!S_ISDIR(st.st_mode))
-        return err_set(err, -ENOTDIR,
-                       "%s: is a file; a model is a folder with config.json and "
-                       "safetensors",
-                       dir);
+        return err_set(
+            err, -ENOTDIR,
+            "%s: is a file; a model is a folder with config.json and safetensors, or a "
+            "GGUF file, and this file does not begin as one",
+            dir);
     char *path = xasprintf("%s/config.json", dir), *bytes = NULL;
     size_t n = 0;
     int rc = file_read_regular(path, CONFIG_MAX_BYTES, &bytes, &n, err);

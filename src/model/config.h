@@ -6,8 +6,8 @@
  * family's name.  Only the loader does, to know what the family calls its tensors.
  *
  * A config is a plain value: copy it, compare fields, keep it on the stack.  Nothing in it
- * is owned. It comes from a Hugging Face folder (config_load), from the bytes of a
- * config.json (config_parse), or from a name (config_shape).
+ * is owned. It comes from a Hugging Face folder or a GGUF file (config_load), from the bytes
+ * of a config.json (config_parse), or from a name (config_shape).
  *
  * Parsing is total and honest.  It succeeds for every family whose description below is
  * complete, whether or not a forward pass for it exists: the loader refuses what it cannot
@@ -78,7 +78,10 @@ enum position_kind {
 enum rope_scaling_kind {
     ROPE_SCALING_NONE,
     ROPE_SCALING_LLAMA3,
+    ROPE_SCALING_FACTORS, /* a number for each frequency, as GGUF files have them */
 };
+
+enum { ROPE_MAX_FACTORS = 128 };
 
 struct rope_scaling {
     enum rope_scaling_kind kind;
@@ -86,6 +89,7 @@ struct rope_scaling {
     double low_freq_factor;
     double high_freq_factor;
     int32_t original_max_ctx;
+    float factors[ROPE_MAX_FACTORS]; /* FACTORS: frequency i is divided by factors[i] */
 };
 
 enum { CONFIG_MAX_EOS = 16 };
@@ -137,10 +141,11 @@ struct model_config {
     int32_t eos_ids[CONFIG_MAX_EOS];
 };
 
-/* Reads DIR/config.json, and the eos ids from DIR/generation_config.json where that exists
- * (they replace config.json's, as in the reference library).  -ENOENT where DIR has no
- * config.json.  On an error *out is undefined and err names file and field. */
-int config_load(struct model_config *out, const char *dir, struct err *err);
+/* Reads the metadata of a GGUF file; or DIR/config.json, and the eos ids from
+ * DIR/generation_config.json where that exists (they replace config.json's, as in the reference
+ * library).  -ENOENT where DIR has no config.json.  On an error *out is undefined and err names
+ * file and field. */
+int config_load(struct model_config *out, const char *source, struct err *err);
 
 /* The same over bytes; `file` is the name that messages use.  The bytes are not kept. */
 int config_parse(struct model_config *out, const void *bytes, size_t n, const char *file,
@@ -180,7 +185,7 @@ struct tokenizer_config {
 };
 
 /* Reads DIR/tokenizer_config.json; a missing file gives an empty config and 0.  deinit
- * always, also after an error. */
+ * always, also after an error. (Of a GGUF file the tokenizer's own reader fills it.) */
 int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err);
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
                            const char *file, struct err *err);

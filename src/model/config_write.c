@@ -48,6 +48,14 @@ static void put_rope(struct json *o, const struct model_config *c)
                      c->rope_scaling.original_max_ctx);
         json_put(o, "rope_scaling", s);
     }
+    if (c->rope_scaling.kind == ROPE_SCALING_FACTORS) {
+        struct json *s = json_new_object(), *list = json_new_array();
+        for (int i = 0; i < c->d_rope / 2; i++)
+            json_push_real(list, (double)c->rope_scaling.factors[i]);
+        json_put_string(s, "rope_type", "factors");
+        json_put(s, "factors", list);
+        json_put(o, "rope_scaling", s);
+    }
 }
 
 static void put_llama_like(struct json *o, const struct model_config *c)

@@ -43,7 +43,9 @@ static void fill_rope(const struct model_config *c, int n_pos, float *all)
     float *cos_t = all, *sin_t = all + n;
     for (int i = 0; i < half; i++) {
         double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
-        freq = scale_frequency(&c->rope_scaling, freq);
+        freq = c->rope_scaling.kind == ROPE_SCALING_FACTORS
+                   ? freq / (double)c->rope_scaling.factors[i]
+                   : scale_frequency(&c->rope_scaling, freq);
         for (int p = 0; p < n_pos; p++) {
             cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)cos(p * freq);
             sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * freq);
@@ -167,16 +169,24 @@ static bool says_dtype(enum weight_type t)
     return t != WEIGHT_UNSPECIFIED;
 }
 
-static int weight_kind(const struct device *dev, const char *name, bool *q8,
+static int weight_kind(const struct device *dev, const char *name, enum weights_held *held,
                        struct err *err)
 {
-    *q8 = name != NULL && strcmp(name, "q8") == 0;
-    if (*q8 && !dev->q8)
+    static const char *const names[] = {[WEIGHTS_AS_STORED] = "checkpoint",
+                                        [WEIGHTS_F32] = "f32",
+                                        [WEIGHTS_BF16] = "bf16",
+                                        [WEIGHTS_Q8] = "q8"};
+    *held = WEIGHTS_AS_STORED;
+    for (int i = 0; name != NULL && i < 4; i++)
+        if (strcmp(names[i], name) == 0)
+            *held = (enum weights_held)i;
+    if (name != NULL && strcmp(name, names[*held]) != 0)
+        return err_set(err, ERR_USAGE, "weights '%s': must be checkpoint, f32, bf16 or q8",
+                       name);
+    if (*held == WEIGHTS_Q8 && !dev->q8)
         return err_set(err, ERR_UNSUPPORTED,
                        "weights q8: device %s has no kernels for them", dev->name);
-    if (*q8 || name == NULL || strcmp(name, "checkpoint") == 0)
-        return 0;
-    return err_set(err, ERR_USAGE, "weights '%s': must be checkpoint or q8", name);
+    return 0;
 }
 
 /* A model that is being opened, and who is told what it takes. */
@@ -219,7 +229,7 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
                               .reserve = o->reserve != NULL ? tell_need : NULL,
                               .reserve_arg = &opening};
     if (rc == 0)
-        rc = weight_kind(m->dev, o->weights, &wo.q8, err);
+        rc = weight_kind(m->dev, o->weights, &wo.held, err);
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
     if (rc == 0) {

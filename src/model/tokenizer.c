@@ -7,6 +7,8 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "format/gguf_tokenizer.h"
+#include "model/gguf_files.h"
 #include "model/tokenizer_impl.h"
 #include "model/tokenizer_normalize.h"
 
@@ -99,6 +101,48 @@ static int read_vocab_and_merges(struct tokenizer *t, const char *dir, struct er
     return 0;
 }
 
+/* --- reading a GGUF file ------------------------------------------------------------------ */
+
+/* Copied from a string of the metadata; NULL where there is none, or it has a zero inside. */
+static char *gguf_text(const struct gguf *g, const char *key)
+{
+    const char *s;
+    size_t n;
+    if (!gguf_string(gguf_find(g, key), &s, &n) || utf8_check(s, n) != n ||
+        memchr(s, 0, n) != NULL)
+        return NULL;
+    return xasprintf("%.*s", (int)n, s);
+}
+
+/* The text of the token whose id the key holds. */
+static char *gguf_token_text(const struct tokenizer_json *j, const struct gguf *g,
+                             const char *key)
+{
+    int64_t id;
+    if (!gguf_int(gguf_find(g, key), 0, &id) || id < 0 || id >= j->n_ids ||
+        j->tokens[id].s == NULL)
+        return NULL;
+    return xstrdup(j->tokens[id].s);
+}
+
+static int read_gguf(struct tokenizer *t, const char *path, struct err *err)
+{
+    struct gguf_files files;
+    t->cfg = (struct tokenizer_config){.add_bos_token = -1, .add_eos_token = -1};
+    int rc = gguf_files_open(&files, path, false, err);
+    if (rc == 0)
+        rc = gguf_tokenizer_read(&t->j, &files.files[0].g, path, err);
+    if (rc == 0) {
+        const struct gguf *g = &files.files[0].g;
+        t->cfg.chat_template = gguf_text(g, "tokenizer.chat_template");
+        t->cfg.bos_token = gguf_token_text(&t->j, g, "tokenizer.ggml.bos_token_id");
+        t->cfg.eos_token = gguf_token_text(&t->j, g, "tokenizer.ggml.eos_token_id");
+        t->cfg.unk_token = gguf_token_text(&t->j, g, "tokenizer.ggml.unknown_token_id");
+    }
+    gguf_files_close(&files);
+    return rc;
+}
+
 /* --- making ------------------------------------------------------------------------------- */
 
 /* A token that is looked for in normalized text is itself normalized first. */
@@ -165,14 +209,19 @@ static int compile(struct tokenizer *t, struct err *err)
     return 0;
 }
 
-int tokenizer_open(struct tokenizer **out, const char *dir, struct err *err)
+static int read_folder(struct tokenizer *t, const char *dir, struct err *err)
 {
-    struct tokenizer *t = xcalloc(1, sizeof *t);
     int rc = tokenizer_config_load(&t->cfg, dir, err);
     if (rc == 0)
         rc = read_tokenizer_json(&t->j, dir, err);
-    if (rc == -ENOENT)
-        rc = read_vocab_and_merges(t, dir, err);
+    return rc == -ENOENT ? read_vocab_and_merges(t, dir, err) : rc;
+}
+
+int tokenizer_open(struct tokenizer **out, const char *source, struct err *err)
+{
+    struct tokenizer *t = xcalloc(1, sizeof *t);
+    const char *dir = source;
+    int rc = gguf_files_is(source) ? read_gguf(t, source, err) : read_folder(t, dir, err);
     if (rc == 0 && (rc = compile(t, err)) != 0)
         err_wrap(err, "%s", dir);
     if (rc != 0) {

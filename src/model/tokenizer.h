@@ -1,9 +1,9 @@
 /* tokenizer.h - text to token ids and back, exactly as the model's reference tokenizer does
  * it.
  *
- * A tokenizer comes from a model's folder: tokenizer.json, else vocab.json + merges.txt
- * (GPT-2 and OPT style; GPT-2's own encoder.json + vocab.bpe count too), and
- * tokenizer_config.json.  Two kinds of BPE are known: byte-level (GPT-2, Llama-3, Qwen) and
+ * A tokenizer comes from a GGUF file's metadata, or from a model's folder: tokenizer.json, else
+ * vocab.json + merges.txt (GPT-2 and OPT style; GPT-2's own encoder.json + vocab.bpe count too),
+ * and tokenizer_config.json.  Two kinds of BPE are known: byte-level (GPT-2, Llama-3, Qwen) and
  * SentencePiece-style with byte fallback (Llama-2, Mistral).  What would change ids and is
  * not understood is refused at open, by name.
  *
@@ -25,8 +25,8 @@
 
 struct tokenizer;
 
-/* Messages name the file and the field.  -ENOENT where the folder has no tokenizer. */
-int tokenizer_open(struct tokenizer **out, const char *dir, struct err *err);
+/* Messages name the file and the field.  -ENOENT where the source has no tokenizer. */
+int tokenizer_open(struct tokenizer **out, const char *source, struct err *err);
 void tokenizer_close(struct tokenizer *t); /* NULL is allowed */
 
 /* --- encode and decode -------------------------------------------------------------- */

@@ -1,14 +1,15 @@
 /* weights.c - loads a model's tensors: hashes, converts and packs them, block by block.
  *
- * One loop serves mapped files and the generator.  A tensor passes through in blocks of whole rows:
- * the block's bytes are made or faulted in and summed by the compute threads, then packed into its
- * slots, and then its pages are given back, so that the weights are resident once and a bounded
- * number of blocks on top.
+ * One loop serves mapped files, quantised files and the generator.  A tensor passes through in blocks
+ * of whole rows.  The compute threads make, decode or fault in the block's bytes and sum them.  Then
+ * the block is packed into its slots and its pages are given back.  So memory holds the weights once
+ * and, on top, a bounded number of blocks and the pages of one quantised tensor.
  *
  * Invariants:
- *  1. What reaches a slot has been counted into the hash.
+ *  1. Every byte that reaches a slot has been counted into the hash.
  *  2. The hash depends on names, types, shapes and bytes only: not on sharding, order in a file,
- *     alignment, threads, or on how tensors are split over slots. */
+ *     alignment, threads, or on how tensors are split over slots.  Of a quantised tensor it counts
+ *     the decoded values, as if a folder had held them. */
 #include "model/weights.h"
 
 #include <errno.h>
@@ -42,12 +43,12 @@ struct loader {
     struct device *dev;
     struct stream *s;
     int n_ranks, n_stages;
-    bool q8;
+    enum weights_held held;
     struct err *err;
     struct tensor_set set;
     struct buf raw_mem; /* pinned: a device copies from it */
     uint8_t *raw;       /* a batch made by the generator, or copied for its alignment */
-    float *wide;        /* a batch converted to f32 */
+    uint8_t *wide;      /* a batch converted to another type */
     size_t wide_bytes;
     uint8_t *cut; /* the columns of a batch, rank by rank; NULL where there is one */
     size_t cut_bytes;
@@ -151,6 +152,13 @@ static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
     return ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
 }
 
+/* The type of a table's rows on the device. */
+static enum dtype table_dtype(const struct loader *ld, const struct tensor_src *src)
+{
+    return tensor_src_is_quantised(src) && ld->w->dtype != DTYPE_F32 ? DTYPE_BF16
+                                                                     : src->dtype;
+}
+
 /* Whether the mapping can serve as it is. */
 static bool is_in_place(const struct loader *ld, const struct tensor_src *src)
 {
@@ -175,7 +183,7 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
         ld->stage_bytes[stage] += matrix_bytes(ld, m);
     } else if (!is_in_place(ld, src)) {
         ld->stage_bytes[stage] += (size_t)t->rows * (size_t)t->cols *
-                                  dtype_bytes(src->dtype);
+                                  dtype_bytes(table_dtype(ld, src));
     }
 }
 
@@ -213,8 +221,9 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
 {
     struct holdings *h = ld->w->impl;
     struct mat *m = table_of(ld->w, s);
-    size_t bytes = (size_t)t->rows * (size_t)t->cols * dtype_bytes(src->dtype);
-    *m = mat_of(NULL, src->dtype, t->rows, t->cols);
+    enum dtype dtype = table_dtype(ld, src);
+    size_t bytes = (size_t)t->rows * (size_t)t->cols * dtype_bytes(dtype);
+    *m = mat_of(NULL, dtype, t->rows, t->cols);
     if (is_in_place(ld, src)) {
         m->data = (void *)src->mapped; /* only ever read */
         return 0;
@@ -253,11 +262,25 @@ static int allocate_vectors(struct loader *ld)
     return 0;
 }
 
+static enum dtype held_dtype(const struct loader *ld)
+{
+    switch (ld->held) {
+    case WEIGHTS_F32:
+        return DTYPE_F32;
+    case WEIGHTS_BF16:
+        return DTYPE_BF16;
+    case WEIGHTS_Q8:
+        return DTYPE_Q8;
+    default:
+        return ld->set.dtype;
+    }
+}
+
 static int allocate(struct loader *ld)
 {
-    ld->w->file_dtype = ld->set.dtype;
-    ld->w->dtype = ld->q8 ? DTYPE_Q8 : ld->set.dtype;
-    if (ld->set.mixed && !ld->q8)
+    ld->w->file_dtype = ld->set.quantised ? DTYPE_BF16 : ld->set.dtype;
+    ld->w->dtype = held_dtype(ld);
+    if (ld->set.mixed && !ld->set.quantised && ld->held == WEIGHTS_AS_STORED)
         log_warn("the checkpoint's matrices have several types; all are held as %s",
                  dtype_name(ld->w->dtype));
     for (size_t i = 0; i < ld->set.list.n; i++) {
@@ -311,7 +334,7 @@ struct batch {
     bool norm_plus_one;
     int64_t row, n_rows; /* of the tensor */
     const uint8_t *rows; /* where they are */
-    uint8_t *make_at;    /* not NULL: the generator writes them here first */
+    uint8_t *make_at;    /* not NULL: they are generated or decoded to this place first */
     uint64_t *sums;      /* [n_blocks] of the tensor */
     atomic_llong
         bad_row; /* the first one of the tensor with a NaN or an infinity; NO_ROW */
@@ -342,18 +365,20 @@ static void batch_blocks(void *arg, int thread_idx, int n_threads)
         int64_t rows = b->n_rows - at < b->cut.block_rows ? b->n_rows - at
                                                           : b->cut.block_rows;
         size_t offset = (size_t)at * b->cut.row_bytes;
-        if (b->make_at != NULL)
+        if (b->src->coded != NULL)
+            tensor_src_decode(b->src, b->t->cols, b->row + at, rows, b->make_at + offset);
+        else if (b->make_at != NULL)
             synth_fill(b->t, b->src->dtype, b->norm_plus_one, b->row + at, rows,
                        b->make_at + offset);
         b->sums[first + i] = checksum64(b->rows + offset, (size_t)rows * b->cut.row_bytes);
-        if (b->make_at == NULL)
+        if (b->make_at == NULL || b->src->coded != NULL)
             look_for_bad_rows(b, at, rows);
     }
 }
 
 /* --- delivering rows to their slots ------------------------------------------------------------ */
 
-/* The one place where the element types meet. */
+/* Element types meet here and in narrow. */
 static void widen(float *dst, const void *src, enum dtype t, size_t n)
 {
     const uint16_t *h = src;
@@ -380,26 +405,64 @@ static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s
         dst[i] += 1.0f;
 }
 
+/* Rounds to nearest even; a NaN stays one. */
+static void narrow(uint16_t *dst, const float *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, &src[i], sizeof u);
+        uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+        dst[i] = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40 : rounded);
+    }
+}
+
+/* n elements from any type to f32, or to bf16. */
+static void convert(void *dst, enum dtype to, const void *src, enum dtype from, size_t n)
+{
+    float part[256];
+    if (to == DTYPE_F32) {
+        widen(dst, src, from, n);
+        return;
+    }
+    CHECK(to == DTYPE_BF16);
+    for (size_t at = 0, k; at < n; at += k) {
+        k = n - at < 256 ? n - at : 256;
+        widen(part, (const uint8_t *)src + at * dtype_bytes(from), from, k);
+        narrow((uint16_t *)dst + at, part, k);
+    }
+}
+
 /* What a packed matrix is made from. */
 static enum dtype packed_from(enum dtype matrix)
 {
     return matrix == DTYPE_Q8 ? DTYPE_F32 : matrix;
 }
 
-struct widen_job {
-    float *dst;
+struct convert_job {
+    uint8_t *dst;
     const uint8_t *src;
-    enum dtype dtype;
+    enum dtype to, from;
     long n;
 };
 
-static void widen_share(void *arg, int thread_idx, int n_threads)
+static void convert_share(void *arg, int thread_idx, int n_threads)
 {
-    const struct widen_job *j = arg;
+    const struct convert_job *j = arg;
     long begin, end;
     pool_share(j->n, 1, thread_idx, n_threads, &begin, &end);
-    widen(j->dst + begin, j->src + (size_t)begin * dtype_bytes(j->dtype), j->dtype,
-          (size_t)(end - begin));
+    convert(j->dst + (size_t)begin * dtype_bytes(j->to), j->to,
+            j->src + (size_t)begin * dtype_bytes(j->from), j->from, (size_t)(end - begin));
+}
+
+/* n elements of a batch in type `to`: where they are, or converted in the loader's scratch. */
+static const uint8_t *in_type(struct loader *ld, const struct batch *b, enum dtype to,
+                              const uint8_t *rows, int64_t n)
+{
+    if (b->src->dtype == to)
+        return rows;
+    struct convert_job job = {ld->wide, rows, to, b->src->dtype, n};
+    pool_run(ld->dev->pool, convert_share, &job);
+    return ld->wide;
 }
 
 /* A rank's columns of n rows, behind those of the ranks before it; all of them where they are not cut. */
@@ -420,13 +483,7 @@ static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s,
 {
     const struct weight *m = matrix_of(ld->w, b->t->layer, s);
     enum dtype t = packed_from(m->dtype);
-    const uint8_t *src = rows;
-    if (b->src->dtype != t) {
-        CHECK(t == DTYPE_F32);
-        struct widen_job job = {ld->wide, rows, b->src->dtype, n * b->t->cols};
-        pool_run(ld->dev->pool, widen_share, &job);
-        src = (const uint8_t *)ld->wide;
-    }
+    const uint8_t *src = in_type(ld, b, t, rows, n * b->t->cols);
     struct weight own = *m;
     struct stream *to = rank_stream(ld->s, stage_for(ld, b->t, s), rank);
     own.mem.ptr = rank_address(ld->dev, m->mem.ptr, rank);
@@ -438,10 +495,12 @@ static int deliver_table(struct loader *ld, const struct batch *b, enum slot s,
                          const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     struct mat *m = table_of(ld->w, s);
+    size_t row_bytes = (size_t)b->t->cols * dtype_bytes(m->dtype);
     if (m->data == (const void *)b->src->mapped)
         return 0; /* in place */
-    return stream_copy(ld->s, (uint8_t *)m->data + (size_t)dst_row * b->cut.row_bytes, rows,
-                       (size_t)n * b->cut.row_bytes);
+    return stream_copy(ld->s, (uint8_t *)m->data + (size_t)dst_row * row_bytes,
+                       in_type(ld, b, m->dtype, rows, n * b->t->cols),
+                       (size_t)n * row_bytes);
 }
 
 /* Rows [dst_row, dst_row + n) of a slot, to the ranks that hold them. */
@@ -516,15 +575,18 @@ static int load_batch(struct loader *ld, struct batch *b)
 }
 
 static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
-                        enum dtype dtype, const uint64_t *sums, int64_t n_sums)
+                        const struct tensor_src *src, const uint64_t *sums, int64_t n_sums)
 {
     uint8_t le[8];
+    enum dtype dtype = src->dtype;
     sha256_field(hash, "name", t->name, strlen(t->name));
     sha256_field(hash, "dtype", dtype_name(dtype), strlen(dtype_name(dtype)));
     put_u64(le, (uint64_t)t->rows);
     sha256_field(hash, "rows", le, sizeof le);
     put_u64(le, t->n_dims == 1 ? 0 : (uint64_t)t->cols);
     sha256_field(hash, "cols", le, sizeof le);
+    if (src->norm_has_one && t->kind == TENSOR_NORM) /* equal bytes mean other weights */
+        sha256_field(hash, "norm", "one is added", 12);
     for (int64_t i = 0; i < n_sums; i++) {
         put_u64(le, sums[i]);
         sha256_field(hash, "sum", le, sizeof le);
@@ -536,9 +598,13 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
     struct batch b = {.t = &ld->set.list.items[i],
                       .src = &ld->set.src[i],
                       .cut = cut_of(&ld->set.list.items[i], ld->set.src[i].dtype),
-                      .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE,
+                      .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE &&
+                                       !ld->set.src[i].norm_has_one,
                       .bad_row = NO_ROW};
     b.sums = xcalloc((size_t)b.cut.n_blocks, sizeof *b.sums);
+    size_t coded_bytes = (size_t)b.t->rows * b.src->coded_row_bytes;
+    if (b.src->coded != NULL)
+        checkpoint_want(b.src->coded, coded_bytes);
     int rc = 0;
     for (int64_t row = 0; row < b.t->rows && rc == 0; row += b.n_rows) {
         b.row = row;
@@ -547,8 +613,10 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
             b.n_rows = b.t->rows - row;
         rc = load_batch(ld, &b);
     }
+    if (b.src->coded != NULL)
+        checkpoint_drop(b.src->coded, coded_bytes);
     struct sha256_ctx *hash = sha256_begin();
-    hash_tensor(hash, b.t, b.src->dtype, b.sums, b.cut.n_blocks);
+    hash_tensor(hash, b.t, b.src, b.sums, b.cut.n_blocks);
     *digest = sha256_end(hash);
     free(b.sums);
     if (atomic_load(&b.bad_row) != NO_ROW && ld->n_bad++ == 0) {
@@ -633,7 +701,7 @@ static int load_all(struct loader *ld)
     return rc == 0 ? load_vectors(ld) : rc;
 }
 
-/* Scratch for the largest batch, and for its widened form. */
+/* Scratch for the largest batch, and for its converted form. */
 static int make_scratch(struct loader *ld)
 {
     size_t raw = 0, wide = 0;
@@ -643,10 +711,12 @@ static int make_scratch(struct loader *ld)
         int64_t rows = c.block_rows * BATCH_BLOCKS < t->rows ? c.block_rows * BATCH_BLOCKS
                                                              : t->rows;
         size_t bytes = (size_t)rows * c.row_bytes;
-        bool convert = slot_is_matrix(t->parts[0].slot) &&
-                       ld->set.src[i].dtype != packed_from(ld->w->dtype);
+        enum slot s = t->parts[0].slot;
+        enum dtype to = slot_is_matrix(s) ? packed_from(ld->w->dtype)
+                                          : table_dtype(ld, &ld->set.src[i]);
         raw = bytes > raw ? bytes : raw;
-        if (convert && (size_t)rows * (size_t)t->cols > wide)
+        if (!slot_is_vector(s) && ld->set.src[i].dtype != to &&
+            (size_t)rows * (size_t)t->cols > wide)
             wide = (size_t)rows * (size_t)t->cols;
         ld->bytes_all += (uint64_t)t->rows * c.row_bytes;
     }
@@ -690,11 +760,11 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                         .s = o->s,
                         .n_ranks = o->dev->n_ranks,
                         .n_stages = o->dev->n_stages,
-                        .q8 = o->q8,
+                        .held = o->held,
                         .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;
-    int rc = share_check(cfg, ld.n_ranks, ld.n_stages, ld.q8, ld.err);
+    int rc = share_check(cfg, ld.n_ranks, ld.n_stages, o->held == WEIGHTS_Q8, ld.err);
     if (rc == 0)
         rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
     if (rc == 0)

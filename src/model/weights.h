@@ -4,8 +4,9 @@
  * checkpoint stays mapped only for what is used in place (an untied embedding table); the pages of
  * packed tensors are given back, so that weights are resident once.
  *
- * Two sources feed the same code: a Hugging Face folder (safetensors, single or sharded) and a
- * seeded generator ("synth:SHAPE"), which gives every tensor the same bits on every machine. */
+ * Three sources feed the same code: a Hugging Face folder (safetensors, single or sharded), a GGUF
+ * file (whose quantised tensors are decoded block by block), and a seeded generator ("synth:SHAPE"),
+ * which gives every tensor the same bits on every machine. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -43,11 +44,19 @@ struct weights {
     struct layer_weights *layers; /* [n_layers]; weights_acquire lends them */
     struct layer_source *source;  /* of layers that are not resident; NULL: all are */
     enum dtype dtype;             /* of the packed matrices */
-    enum dtype file_dtype;        /* what it is without weights_opts.q8 */
+    enum dtype file_dtype; /* of the checkpoint's matrices; bf16 where they are quantised */
     uint64_t
         bytes; /* device memory held by each rank, of all stages, for the table printed at start */
     struct sha256 hash; /* of every tensor's name, type, shape and bytes */
     void *impl;         /* owns the memory and the mappings */
+};
+
+/* How matrices are held. */
+enum weights_held {
+    WEIGHTS_AS_STORED, /* in the checkpoint's own type; f32 where it is mixed or quantised */
+    WEIGHTS_F32,
+    WEIGHTS_BF16,
+    WEIGHTS_Q8, /* every matrix, the head with them */
 };
 
 struct weights_opts {
@@ -57,10 +66,12 @@ struct weights_opts {
     /* Called with what each rank of each stage is about to hold, in n_parts at most; NULL: nobody. */
     int (*reserve)(void *arg, const size_t bytes[MAX_STAGES], int n_parts, struct err *err);
     void *reserve_arg;
-    bool q8; /* every matrix, the head with them, as DTYPE_Q8; tables stay as they are */
+    /* Tables stay as they are stored.  Quantised ones are decoded: to f32 where matrices are held
+     * so, else to bf16. */
+    enum weights_held held;
 };
 
-/* Loads and packs everything.  `source` is a folder, or "synth:SHAPE".  Errors name file and tensor:
+/* Loads and packs everything.  `source` is a folder, a GGUF file, or "synth:SHAPE".  Errors name file and tensor:
  * missing or unexpected tensors, wrong shapes, unknown dtypes, families without a forward pass,
  * numbers that q8 cannot hold.  Progress is shown on a terminal. */
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
@@ -71,15 +82,17 @@ void weights_unload(struct weights *w, struct device *dev);
 struct tensor_info {
     const char *name;
     const char *file; /* or the source's name, for synthetic weights */
-    enum dtype dtype;
-    int n_dims; /* 1: [rows], 2: [rows][cols] */
+    const char *type; /* of its elements in the file: "bf16", "Q4_1" */
+    int n_dims;       /* 1: [rows], 2: [rows][cols] */
     int64_t rows, cols;
+    uint64_t bytes;
 };
 struct weights_info {
     size_t n_tensors;
     struct tensor_info *tensors; /* in the order of the forward pass; valid until deinit */
     uint64_t bytes;              /* in the checkpoint */
-    enum dtype dtype;            /* that the matrices would be held in */
+    enum dtype dtype;            /* that the matrices would be held in, as stored */
+    bool quantised;
     void *impl;
 };
 int weights_describe(struct weights_info *out, const char *source,

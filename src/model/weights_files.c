@@ -33,6 +33,7 @@ struct mapped_file {
 
 struct checkpoint {
     char *dir;
+    struct gguf_files gguf; /* n 0: safetensors */
     size_t n_files;
     struct mapped_file *files;
 };
@@ -141,8 +142,8 @@ static int open_files(struct checkpoint *cp, struct err *err)
         return open_sharded(cp, err);
     return err_set(
         err, -ENOENT,
-        "%s: holds neither %s nor %s; weights in other formats (.bin, .gguf, .pth) "
-        "must be converted to safetensors first",
+        "%s: holds neither %s nor %s; a GGUF file is given by its own path; other formats "
+        "(.bin, .pth) must be converted first",
         cp->dir, SINGLE_FILE, INDEX_FILE);
 }
 
@@ -150,7 +151,8 @@ int checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
 {
     struct checkpoint *cp = xcalloc(1, sizeof *cp);
     cp->dir = xstrdup(dir);
-    int rc = open_files(cp, err);
+    int rc = gguf_files_is(dir) ? gguf_files_open(&cp->gguf, dir, true, err)
+                                : open_files(cp, err);
     if (rc != 0) {
         checkpoint_close(cp);
         return rc;
@@ -176,6 +178,7 @@ void checkpoint_close(struct checkpoint *cp)
         free(cp->files[i].path);
     }
     free(cp->files);
+    gguf_files_close(&cp->gguf);
     free(cp->dir);
     free(cp);
 }
@@ -355,6 +358,8 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
                      struct err *err)
 {
     struct directory d = {0};
+    if (cp->gguf.n > 0)
+        return gguf_match(&cp->gguf, c, want, src, err);
     int rc = directory_make(&d, cp, err);
     if (rc == 0)
         rc = match_all(cp, &d, c, want, src, err);
@@ -382,18 +387,23 @@ void checkpoint_drop(const void *p, size_t n)
         madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
-static bool holds(const struct mapped_file *f, const void *p)
+static bool holds_any(const uint8_t *bytes, size_t n_bytes, const void *const *used,
+                      size_t n)
 {
-    return (const uint8_t *)p >= f->bytes && (const uint8_t *)p < f->bytes + f->n_bytes;
+    for (size_t i = 0; i < n && bytes != NULL; i++) {
+        const uint8_t *p = used[i];
+        if (p >= bytes && p < bytes + n_bytes)
+            return true;
+    }
+    return false;
 }
 
 void checkpoint_keep_only(struct checkpoint *cp, const void *const *used, size_t n)
 {
-    for (size_t i = 0; i < cp->n_files; i++) {
-        bool keep = false;
-        for (size_t k = 0; k < n && cp->files[i].bytes != NULL; k++)
-            keep = keep || holds(&cp->files[i], used[k]);
-        if (!keep)
+    for (size_t i = 0; i < cp->n_files; i++)
+        if (!holds_any(cp->files[i].bytes, cp->files[i].n_bytes, used, n))
             unmap_file(&cp->files[i]);
-    }
+    for (size_t i = 0; i < cp->gguf.n; i++)
+        if (!holds_any(cp->gguf.files[i].bytes, cp->gguf.files[i].n_bytes, used, n))
+            gguf_files_unmap(&cp->gguf.files[i]);
 }

@@ -13,14 +13,17 @@ static void choose_dtype(struct tensor_set *set)
 {
     bool first = true;
     for (size_t i = 0; i < set->list.n; i++) {
-        if (!slot_is_matrix(set->list.items[i].parts[0].slot))
+        if (slot_is_vector(set->list.items[i].parts[0].slot))
+            continue;
+        set->quantised |= tensor_src_is_quantised(&set->src[i]);
+        if (slot_is_table(set->list.items[i].parts[0].slot))
             continue;
         if (first)
             set->dtype = set->src[i].dtype;
         set->mixed = set->mixed || set->src[i].dtype != set->dtype;
         first = false;
     }
-    if (set->mixed)
+    if (set->mixed || set->quantised)
         set->dtype = DTYPE_F32;
 }
 
@@ -66,13 +69,23 @@ int weights_describe(struct weights_info *out, const char *source,
         return rc;
     }
     out->dtype = set->dtype;
+    out->quantised = set->quantised;
     out->n_tensors = set->list.n;
     out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
     for (size_t i = 0; i < set->list.n; i++) {
         const struct tensor_spec *t = &set->list.items[i];
+        const struct tensor_src *src = &set->src[i];
+        uint64_t n = (uint64_t)(t->rows * t->cols);
         out->tensors[i] = (struct tensor_info){
-            t->name, set->src[i].file, set->src[i].dtype, t->n_dims, t->rows, t->cols};
-        out->bytes += (uint64_t)(t->rows * t->cols) * dtype_bytes(set->src[i].dtype);
+            .name = t->name,
+            .file = src->file,
+            .type = src->type != NULL ? src->type->name : dtype_name(src->dtype),
+            .n_dims = t->n_dims,
+            .rows = t->rows,
+            .cols = t->cols,
+            .bytes = src->type != NULL ? n / src->type->block * src->type->bytes
+                                       : n * dtype_bytes(src->dtype)};
+        out->bytes += out->tensors[i].bytes;
     }
     return 0;
 }

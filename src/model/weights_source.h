@@ -1,9 +1,13 @@
 /* weights_source.h - where the bytes of a checkpoint's tensors come from: mapped files, or a seeded
  * generator.  Private to src/model.
  *
- * A *checkpoint* is a folder of mapped safetensors files.  checkpoint_match pairs every tensor that
- * the model wants with its bytes and refuses everything that does not fit; what it accepts is safe to
- * read: names, shapes, element types and ranges are checked there and nowhere else.
+ * A *checkpoint* is a folder of mapped safetensors files, or a GGUF file.  checkpoint_match pairs
+ * every tensor that the model wants with its bytes and refuses everything that does not fit.  It
+ * checks names, shapes, element types and ranges; nobody behind it does.
+ *
+ * GGUF files have other tensors than folders: quantised, with the rows of a head in another order,
+ * or stacked in another way.  They are presented as the folder's: a row of a tensor is found by
+ * tensor_src_row and decoded, so that everything behind knows one model only.
  *
  * A mapped file must not be written to: shortening it ends this program with SIGBUS, and what is
  * used in place would change under the model's fingerprint.  Checkpoints are replaced by renaming, as
@@ -12,29 +16,64 @@
 #define MODEL_WEIGHTS_SOURCE_H
 
 #include "base/err.h"
+#include "format/gguf_types.h"
+#include "model/gguf_files.h"
 #include "model/weights_names.h"
 #include "tensor/tensor.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
+/* Where a row of a tensor lies among the rows of its file. */
+enum row_order {
+    ROWS_SAME,  /* in order */
+    ROWS_PAIRS, /* llama: halves of a head are interleaved, since pairs are rotated there */
+    ROWS_GROUPS, /* falcon: all q, all k, all v; the model has q, k, v of a group together */
+};
+struct row_map {
+    enum row_order order;
+    int32_t d_head, per_group, n_groups; /* PAIRS: d_head; GROUPS: query heads a group */
+};
+
 /* The bytes of one tensor, row-major. */
 struct tensor_src {
-    enum dtype dtype;
-    const uint8_t *mapped; /* NULL: the generator makes them; may have any alignment */
-    const char *file;      /* for messages; lives as long as the checkpoint */
+    enum dtype dtype; /* of rows as they are given out: quantised ones are decoded to f32 */
+    const uint8_t
+        *mapped;      /* rows as they are; NULL: they are made; may have any alignment */
+    const char *file; /* for messages; lives as long as the checkpoint */
+
+    /* Rows that must be decoded or found first; NULL: none. */
+    const uint8_t *coded;
+    const struct gguf_type *type; /* of GGUF tensors, also of mapped ones; else NULL */
+    size_t coded_row_bytes;
+    struct row_map rows;
+    bool norm_has_one; /* the file's norm weights have had their 1 added (gemma) */
 };
+
+static inline bool tensor_src_is_quantised(const struct tensor_src *s)
+{
+    return s->type != NULL && s->type->block > 1;
+}
+
+/* Rows [row, row + n) of a coded tensor of `cols` columns, in s->dtype. */
+void tensor_src_decode(const struct tensor_src *s, int64_t cols, int64_t row, int64_t n,
+                       void *dst);
 
 struct checkpoint;
 
-/* Maps DIR/model.safetensors, or the files that DIR/model.safetensors.index.json names. */
-int checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
+/* Maps a GGUF file; or DIR/model.safetensors, or the files that DIR/model.safetensors.index.json
+ * names. */
+int checkpoint_open(const char *source, struct checkpoint **out, struct err *err);
 void checkpoint_close(struct checkpoint *cp); /* NULL is allowed */
 
 /* src[i] = the bytes of want->items[i]. */
 int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
                      const struct tensor_list *want, struct tensor_src *src,
                      struct err *err);
+
+/* checkpoint_match for GGUF files (weights_gguf.c). */
+int gguf_match(const struct gguf_files *files, const struct model_config *c,
+               const struct tensor_list *want, struct tensor_src *src, struct err *err);
 
 /* Asks for the pages of [p, p + n) ahead of use, and gives them back after it. */
 void checkpoint_want(const void *p, size_t n);
@@ -49,10 +88,11 @@ struct tensor_set {
     struct tensor_src *src; /* [list.n] */
     struct checkpoint *cp;  /* NULL: the generator */
     enum dtype dtype;
-    bool mixed; /* the matrices do not agree */
+    bool mixed;     /* the matrices do not agree */
+    bool quantised; /* a matrix or a table is; dtype is then f32 */
 };
 
-/* `source`: a folder, or "synth:SHAPE" with all tensors in synth_dtype.  close also after an error. */
+/* `source`: a folder, a GGUF file, or "synth:SHAPE" with all tensors in synth_dtype.  close also after an error. */
 int tensor_set_open(struct tensor_set *set, const char *source,
                     const struct model_config *c, enum dtype synth_dtype, struct err *err);
 void tensor_set_close(struct tensor_set *set);

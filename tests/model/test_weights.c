@@ -190,7 +190,7 @@ static int load_q8(struct weights *w, const char *source, const struct model_con
                    struct err *e)
 {
     memset(e, 0, sizeof *e);
-    struct weights_opts o = {.dev = dev, .s = stream, .q8 = true};
+    struct weights_opts o = {.dev = dev, .s = stream, .held = WEIGHTS_Q8};
     return weights_load(w, source, c, &o, e);
 }
 

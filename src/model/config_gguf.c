@@ -1,0 +1,364 @@
+/* config_gguf.c - a GGUF file's metadata to struct model_config.
+ *
+ * The description is filled from keys like "llama.embedding_length", written as a config.json and
+ * parsed again, so that every check of config.c applies.  A key of the architecture that nobody
+ * reads is refused unless it changes no result, as config_fields.c does for config.json.
+ *
+ * Whether the embeddings are tied, and how many rows they have, the tensors say. */
+#include "model/config_gguf.h"
+
+#include "base/mem.h"
+#include "format/gguf_tokenizer.h"
+#include "model/config_family.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Architectures by the name that files have, and how their norms are called. */
+static const struct arch {
+    const char *name;
+    enum model_family family;
+    const char *norm_eps;
+} archs[] = {
+    {"llama", FAMILY_LLAMA, "attention.layer_norm_rms_epsilon"},
+    {"qwen2", FAMILY_QWEN2, "attention.layer_norm_rms_epsilon"},
+    {"qwen3", FAMILY_QWEN3, "attention.layer_norm_rms_epsilon"},
+    {"phi2", FAMILY_PHI, "attention.layer_norm_epsilon"},
+    {"phi3", FAMILY_PHI3, "attention.layer_norm_rms_epsilon"},
+    {"gemma", FAMILY_GEMMA, "attention.layer_norm_rms_epsilon"},
+    {"falcon", FAMILY_FALCON, "attention.layer_norm_epsilon"},
+};
+#define SUPPORTED "llama (Mistral too), qwen2, qwen3, phi2, phi3, gemma, falcon"
+
+/* Keys that change no result, or whose value must be the one that changes none. */
+static const struct {
+    const char *key;
+    bool any;
+    double value;
+} neutral[] = {
+    {"vocab_size", true, 0}, /* the embedding table says */
+    {"tensor_data_layout", true, 0},
+    {"rope.scaling.finetuned", true, 0},
+    {"rope.scaling.original_context_length", true, 0},
+    {"expert_count", false, 0},
+    {"expert_used_count", false, 0},
+    {"attention.causal", false, 1},
+    {"attention.clamp_kqv", false, 0},
+    {"attention.max_alibi_bias", false, 0},
+    {"attention.scale", false, 0},
+    {"attn_logit_softcapping", false, 0},
+    {"final_logit_softcapping", false, 0},
+    {"logit_scale", false, 1},
+    {"embedding_scale", false, 1},
+    {"residual_scale", false, 1},
+    {"rope.scaling.attn_factor", false, 1},
+    {"rope.scale_linear", false, 1},
+};
+
+struct meta {
+    const struct gguf_files *files;
+    const struct gguf *g;
+    char arch[64];
+    const char *read[32];
+    int n_read;
+    struct err *err;
+    int rc;
+};
+
+/* --- values, with one sticky error -------------------------------------------------------- */
+
+static const struct gguf_value *look(struct meta *m, const char *key)
+{
+    char full[160];
+    snprintf(full, sizeof full, "%s.%s", m->arch, key);
+    m->read[m->n_read++] = key;
+    return gguf_find(m->g, full);
+}
+
+static void refuse(struct meta *m, const char *key, const char *why)
+{
+    if (m->rc == 0)
+        m->rc = err_set(m->err, ERR_UNSUPPORTED, "'%s.%s' %s", m->arch, key, why);
+}
+
+/* An integer, or an array of equal ones, a layer each. `dflt` < 0: it must be there. */
+static int32_t integer(struct meta *m, const char *key, int32_t dflt)
+{
+    const struct gguf_value *v = look(m, key);
+    int64_t n = dflt, other;
+    if (m->rc != 0 || (v == NULL && dflt >= 0))
+        return dflt;
+    if (v == NULL)
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s.%s' is missing", m->arch, key);
+    else if (!gguf_int(v, 0, &n) || n < 0 || n > INT32_MAX)
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s.%s' must be a number from 0 to %d",
+                        m->arch, key, INT32_MAX);
+    for (uint64_t i = 1; m->rc == 0 && i < v->n; i++)
+        if (!gguf_int(v, i, &other) || other != n)
+            refuse(m, key, "differs from layer to layer, which is not supported");
+    return (int32_t)n;
+}
+
+static double real(struct meta *m, const char *key, double dflt)
+{
+    const struct gguf_value *v = look(m, key);
+    double x = dflt;
+    if (m->rc == 0 && v != NULL && (v->is_array || !gguf_real(v, 0, &x) || !isfinite(x)))
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s.%s' must be a real number", m->arch, key);
+    return x;
+}
+
+/* --- positions ---------------------------------------------------------------------------- */
+
+/* Every wavelength is stretched by `factor`. */
+static void stretch_all(struct meta *m, struct model_config *c, double factor)
+{
+    if (m->rc == 0 && !(factor >= 1))
+        refuse(m, "rope.scaling.factor", "must be at least 1");
+    if (m->rc != 0 || factor == 1)
+        return;
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    for (int i = 0; i < c->d_rope / 2; i++)
+        c->rope_scaling.factors[i] = (float)factor;
+}
+
+static void read_scaling(struct meta *m, struct model_config *c)
+{
+    const struct gguf_value *v = look(m, "rope.scaling.type");
+    double factor = real(m, "rope.scaling.factor", 1);
+    const char *s = "none";
+    size_t n = 4;
+    if (m->rc == 0 && v != NULL && !gguf_string(v, &s, &n))
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s.rope.scaling.type' is no string", m->arch);
+    if (n == 6 && memcmp(s, "linear", 6) == 0)
+        stretch_all(m, c, factor);
+    else if (m->rc == 0 && !(n == 4 && memcmp(s, "none", 4) == 0))
+        m->rc = err_set(m->err, ERR_UNSUPPORTED,
+                        "'%s.rope.scaling.type': '%.*s' is not supported; none, linear and "
+                        "the tensor rope_freqs.weight are",
+                        m->arch, (int)(n < 40 ? n : 40), s);
+}
+
+/* rope_freqs.weight: each frequency is divided by its own number (Llama 3.1). */
+static void read_factors(struct meta *m, struct model_config *c)
+{
+    const struct gguf_file *in = NULL;
+    const struct gguf_tensor *t = gguf_files_find(m->files, ROPE_FACTORS_NAME, &in);
+    if (m->rc != 0 || t == NULL)
+        return;
+    if (t->type != GGUF_TYPE_F32 || t->n_dims != 1 ||
+        t->shape[0] != (uint64_t)(c->d_rope / 2) || c->rope_scaling.kind != 0) {
+        m->rc = err_set(m->err, ERR_UNSUPPORTED,
+                        "tensor '%s' must hold %d F32 numbers, beside no other scaling",
+                        ROPE_FACTORS_NAME, c->d_rope / 2);
+        return;
+    }
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    gguf_type(t->type)->decode(in->bytes + t->begin, c->rope_scaling.factors,
+                               (size_t)t->shape[0]);
+}
+
+static void read_positions(struct meta *m, struct model_config *c)
+{
+    c->rope_theta = real(m, "rope.freq_base", 10000);
+    c->d_rope = integer(m, "rope.dimension_count", c->d_head);
+    if (m->rc == 0 && (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > 256))
+        refuse(m, "rope.dimension_count", "is more than a head, or a head more than 256");
+    /* The rows of these heads were permuted as wholes. */
+    if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)
+        refuse(m, "rope.dimension_count", "differs from the size of a head");
+    read_scaling(m, c);
+    read_factors(m, c);
+}
+
+/* --- families ----------------------------------------------------------------------------- */
+
+static void read_sizes(struct meta *m, struct model_config *c)
+{
+    c->n_layers = integer(m, "block_count", -1);
+    c->n_embd = integer(m, "embedding_length", -1);
+    c->n_heads = integer(m, "attention.head_count", -1);
+    c->n_kv_heads = integer(m, "attention.head_count_kv", c->n_heads);
+    c->n_ffn = integer(m, "feed_forward_length", -1);
+    c->max_ctx = integer(m, "context_length", -1);
+    if (m->rc == 0 && (c->n_heads < 1 || c->n_kv_heads < 1 || c->n_embd < 1))
+        refuse(m, "attention.head_count", "and the width must be positive");
+    if (m->rc != 0)
+        return;
+    c->d_head = integer(m, "attention.key_length", c->n_embd / c->n_heads);
+    if (m->rc == 0 && c->d_head < 1)
+        refuse(m, "attention.key_length", "must be positive");
+    if (integer(m, "attention.value_length", c->d_head) != c->d_head)
+        refuse(m, "attention.value_length", "differs from 'attention.key_length'");
+}
+
+static void read_embeddings(struct meta *m, struct model_config *c)
+{
+    const struct gguf_tensor *t = gguf_files_find(m->files, "token_embd.weight", NULL);
+    if (m->rc == 0 && (t == NULL || t->n_dims != 2 || t->shape[0] > INT32_MAX))
+        m->rc = err_set(m->err, ERR_FORMAT,
+                        "the tensor 'token_embd.weight' is missing, or no matrix");
+    else if (m->rc == 0)
+        c->vocab_size = (int32_t)t->shape[0];
+    c->tie_word_embeddings = gguf_files_find(m->files, "output.weight", NULL) == NULL;
+}
+
+static void read_family(struct meta *m, struct model_config *c)
+{
+    c->sliding_window = integer(m, "attention.sliding_window", 0);
+    if (c->family == FAMILY_LLAMA && c->sliding_window > 0)
+        c->family = FAMILY_MISTRAL;
+    else if (c->sliding_window > 0 && c->family != FAMILY_PHI3)
+        refuse(m, "attention.sliding_window", "is not supported in this architecture");
+    if (c->family == FAMILY_GEMMA)
+        c->embed_scale = sqrtf((float)c->n_embd);
+    if (c->family == FAMILY_FALCON &&
+        gguf_files_find(m->files, "blk.0.attn_norm_2.weight", NULL) != NULL)
+        c->block = BLOCK_PARALLEL_NORM2;
+}
+
+/* --- tokens that end a text --------------------------------------------------------------- */
+
+static void add_end(struct meta *m, struct model_config *c, int64_t id)
+{
+    if (m->rc == 0 && !config_is_eos(c, (int32_t)id) && c->n_eos < CONFIG_MAX_EOS)
+        c->eos_ids[c->n_eos++] = (int32_t)id;
+}
+
+static int32_t special_id(struct meta *m, const struct model_config *c, const char *name)
+{
+    char key[64];
+    int64_t id = -1;
+    snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", name);
+    const struct gguf_value *v = gguf_find(m->g, key);
+    if (v == NULL || m->rc != 0)
+        return -1;
+    if (v->is_array || !gguf_int(v, 0, &id) || id < 0 || id >= c->vocab_size) {
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s' is no token of the %d", key,
+                        c->vocab_size);
+        return -1;
+    }
+    return (int32_t)id;
+}
+
+static void read_special(struct meta *m, struct model_config *c)
+{
+    static const char *const ends[] = {"eos", "eot", "eom"};
+    struct gguf_strings it;
+    const char *s;
+    size_t n;
+    c->bos_id = special_id(m, c, "bos");
+    for (int i = 0; i < 3; i++) {
+        int32_t id = special_id(m, c, ends[i]);
+        if (id >= 0)
+            add_end(m, c, id);
+    }
+    if (!gguf_strings_begin(gguf_find(m->g, "tokenizer.ggml.tokens"), &it))
+        return;
+    for (int64_t id = 0; id < c->vocab_size && gguf_strings_next(&it, &s, &n); id++)
+        if (gguf_token_ends_answer(m->g, (uint64_t)id, s, n))
+            add_end(m, c, id);
+}
+
+/* --- what nobody read --------------------------------------------------------------------- */
+
+static bool may_pass(const struct meta *m, const char *key, const struct gguf_value *v)
+{
+    int64_t n;
+    bool on;
+    double x = NAN;
+    for (int i = 0; i < m->n_read; i++)
+        if (strcmp(m->read[i], key) == 0)
+            return true;
+    if (gguf_int(v, 0, &n))
+        x = (double)n;
+    else if (gguf_bool(v, &on))
+        x = on;
+    else
+        gguf_real(v, 0, &x);
+    for (size_t i = 0; i < sizeof neutral / sizeof neutral[0]; i++)
+        if (strcmp(neutral[i].key, key) == 0)
+            return neutral[i].any || (!v->is_array && x == neutral[i].value);
+    return false;
+}
+
+static void refuse_unread(struct meta *m)
+{
+    size_t k = strlen(m->arch);
+    for (size_t i = 0; m->rc == 0 && i < m->g->n_values; i++) {
+        const struct gguf_value *v = &m->g->values[i];
+        if (strncmp(v->key, m->arch, k) == 0 && v->key[k] == '.' &&
+            !may_pass(m, v->key + k + 1, v))
+            m->rc = err_set(m->err, ERR_UNSUPPORTED,
+                            "'%.120s': this value is not known in %s models, and might "
+                            "change results",
+                            v->key, m->arch);
+    }
+}
+
+/* --- the whole ---------------------------------------------------------------------------- */
+
+static const struct arch *find_arch(struct meta *m)
+{
+    if (gguf_files_arch(m->files, m->arch, sizeof m->arch, m->err) == NULL) {
+        m->rc = ERR_FORMAT;
+        return NULL;
+    }
+    for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
+        if (strcmp(archs[i].name, m->arch) == 0)
+            return &archs[i];
+    m->rc = err_set(m->err, ERR_UNSUPPORTED,
+                    "architecture '%s' is not supported; supported are " SUPPORTED,
+                    m->arch);
+    return NULL;
+}
+
+/* Through config.json's own reader, which has the last word on every size. */
+static void check_as_config_json(struct meta *m, struct model_config *c)
+{
+    if (m->rc != 0)
+        return;
+    char *text = config_write(c);
+    int32_t d_head = c->d_head;
+    m->rc = config_parse(c, text, strlen(text), "its metadata, as a config.json", m->err);
+    if (m->rc == 0 && c->d_head != d_head)
+        refuse(m, "attention.key_length", "is not the width divided by the heads");
+    free(text);
+}
+
+int config_from_gguf(struct model_config *out, const struct gguf_files *files,
+                     struct err *err)
+{
+    struct meta m = {.files = files, .g = &files->files[0].g, .err = err};
+    const struct arch *a = find_arch(&m);
+    config_family_init(out, a != NULL ? a->family : FAMILY_LLAMA);
+    if (m.rc == 0) {
+        read_sizes(&m, out);
+        double eps = real(&m, a->norm_eps, -1);
+        out->norm_eps = (float)eps;
+        if (m.rc == 0 && eps < 0)
+            refuse(&m, a->norm_eps, "is missing");
+        read_embeddings(&m, out);
+        read_positions(&m, out);
+        read_family(&m, out);
+        read_special(&m, out);
+        refuse_unread(&m);
+        check_as_config_json(&m, out);
+    }
+    if (m.rc != 0)
+        err_wrap(err, "%s", files->files[0].path);
+    return m.rc;
+}
+
+int config_load_gguf(struct model_config *out, const char *path, struct err *err)
+{
+    struct gguf_files files;
+    int rc = gguf_files_open(&files, path, true, err);
+    if (rc == 0)
+        rc = config_from_gguf(out, &files, err);
+    gguf_files_close(&files);
+    return rc;
+}

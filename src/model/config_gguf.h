@@ -1,0 +1,16 @@
+/* config_gguf.h - what a model is, from a GGUF file's metadata.  Private to src/model. */
+#ifndef MODEL_CONFIG_GGUF_H
+#define MODEL_CONFIG_GGUF_H
+
+#include "format/gguf_types.h"
+#include "model/config.h"
+#include "model/gguf_files.h"
+
+#define ROPE_FACTORS_NAME "rope_freqs.weight"
+
+/* As config_parse: the same checks, the same invariants. */
+int config_from_gguf(struct model_config *out, const struct gguf_files *files,
+                     struct err *err);
+int config_load_gguf(struct model_config *out, const char *path, struct err *err);
+
+#endif

@@ -1,0 +1,190 @@
+/* gguf_files.c - see gguf_files.h. */
+#include "model/gguf_files.h"
+
+#include "base/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_FILES = 1000 };
+
+bool gguf_files_is(const char *path)
+{
+    struct stat st;
+    char first[4];
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool yes = fd >= 0 && read(fd, first, sizeof first) == (ssize_t)sizeof first &&
+               gguf_is(first, sizeof first);
+    if (fd >= 0)
+        close(fd);
+    return yes;
+}
+
+static int map_file(struct gguf_file *f, char *path, struct err *err)
+{
+    struct stat st;
+    f->path = path;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no waiting at a pipe */
+    if (fd < 0)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    int rc = fstat(fd, &st) != 0 ? -errno : 0;
+    if (rc == 0 && (!S_ISREG(st.st_mode) || st.st_size < 4))
+        rc = err_set(err, ERR_FORMAT, "%s: is no GGUF file", path);
+    else if (rc != 0)
+        err_set(err, rc, "%s: %s", path, strerror(errno));
+    if (rc == 0) {
+        f->n_bytes = (size_t)st.st_size;
+        void *p = mmap(NULL, f->n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED)
+            rc = err_set(err, -errno, "%s: cannot map %zu bytes: %s", path, f->n_bytes,
+                         strerror(errno));
+        else
+            f->bytes = p;
+    }
+    close(fd);
+    return rc != 0 ? rc : gguf_parse(&f->g, f->bytes, f->n_bytes, f->n_bytes, path, err);
+}
+
+/* --- split models ------------------------------------------------------------------------- */
+
+static int64_t split_number(const struct gguf_file *f, const char *key, int64_t dflt)
+{
+    int64_t n = dflt;
+    gguf_int(gguf_find(&f->g, key), 0, &n);
+    return n;
+}
+
+/* The path without "-00001-of-00003.gguf", which the first file of `count` must end with. */
+static char *split_prefix(const char *path, int64_t count, struct err *err)
+{
+    char tail[64];
+    snprintf(tail, sizeof tail, "-%05d-of-%05" PRId64 ".gguf", 1, count);
+    size_t n = strlen(path), k = strlen(tail);
+    if (n > k && strcmp(path + n - k, tail) == 0)
+        return xasprintf("%.*s", (int)(n - k), path);
+    err_set(err, ERR_MISMATCH,
+            "%s: is the first of %" PRId64 " files, whose names must end with %s and so on",
+            path, count, tail);
+    return NULL;
+}
+
+static int check_split(const struct gguf_file *f, int64_t no, int64_t count,
+                       struct err *err)
+{
+    if (split_number(f, "split.no", -1) == no &&
+        split_number(f, "split.count", -1) == count)
+        return 0;
+    return err_set(err, ERR_MISMATCH,
+                   "%s: its metadata does not say that it is file %" PRId64 " of %" PRId64,
+                   f->path, no + 1, count);
+}
+
+static int check_tensor_count(const struct gguf_files *f, struct err *err)
+{
+    int64_t want = split_number(&f->files[0], "split.tensors.count", -1);
+    size_t n = 0;
+    for (size_t i = 0; i < f->n; i++)
+        n += f->files[i].g.n_tensors;
+    if (want < 0 || n == (size_t)want)
+        return 0;
+    return err_set(err, ERR_MISMATCH,
+                   "%s: the files have %zu tensors together; %" PRId64 " are announced",
+                   f->files[0].path, n, want);
+}
+
+static int open_rest(struct gguf_files *f, int64_t count, struct err *err)
+{
+    char *prefix = split_prefix(f->files[0].path, count, err);
+    int rc = prefix != NULL ? check_split(&f->files[0], 0, count, err) : ERR_MISMATCH;
+    for (int64_t i = 1; rc == 0 && i < count; i++) {
+        char *path = xasprintf("%s-%05" PRId64 "-of-%05" PRId64 ".gguf", prefix, i + 1,
+                               count);
+        struct gguf_file *next = &f->files[f->n++];
+        rc = map_file(next, path, err);
+        if (rc == 0)
+            rc = check_split(next, i, count, err);
+        else if (rc == -ENOENT)
+            err_wrap(err, "incomplete download: a file of the model is missing");
+    }
+    free(prefix);
+    return rc != 0 ? rc : check_tensor_count(f, err);
+}
+
+int gguf_files_open(struct gguf_files *out, const char *path, bool all, struct err *err)
+{
+    *out = (struct gguf_files){.n = 1, .files = xcalloc(1, sizeof *out->files)};
+    int rc = map_file(&out->files[0], xstrdup(path), err);
+    if (rc != 0)
+        return rc;
+    int64_t count = split_number(&out->files[0], "split.count", 1);
+    int64_t no = split_number(&out->files[0], "split.no", 0);
+    if (count < 0 || count > MAX_FILES)
+        return err_set(err, ERR_FORMAT, "%s: 'split.count' is %" PRId64, path, count);
+    if (no != 0)
+        return err_set(err, ERR_USAGE,
+                       "%s: is file %" PRId64 " of %" PRId64 " of a model: give the first",
+                       path, no + 1, count);
+    if (!all || count <= 1)
+        return 0;
+    out->files = xrealloc(out->files, (size_t)count * sizeof *out->files);
+    memset(out->files + 1, 0, (size_t)(count - 1) * sizeof *out->files);
+    return open_rest(out, count, err);
+}
+
+void gguf_files_unmap(struct gguf_file *f)
+{
+    if (f->bytes != NULL)
+        munmap(f->bytes, f->n_bytes);
+    f->bytes = NULL;
+}
+
+void gguf_files_close(struct gguf_files *f)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        gguf_deinit(&f->files[i].g);
+        gguf_files_unmap(&f->files[i]);
+        free(f->files[i].path);
+    }
+    free(f->files);
+    *f = (struct gguf_files){0};
+}
+
+/* --- looking things up -------------------------------------------------------------------- */
+
+const struct gguf_tensor *gguf_files_find(const struct gguf_files *f, const char *name,
+                                          const struct gguf_file **in)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        const struct gguf_tensor *t = gguf_find_tensor(&f->files[i].g, name);
+        if (t != NULL && in != NULL)
+            *in = &f->files[i];
+        if (t != NULL)
+            return t;
+    }
+    return NULL;
+}
+
+const char *gguf_files_arch(const struct gguf_files *f, char *buf, size_t n,
+                            struct err *err)
+{
+    const char *s;
+    size_t len;
+    if (!gguf_string(gguf_find(&f->files[0].g, "general.architecture"), &s, &len) ||
+        len == 0 || len >= n || memchr(s, 0, len) != NULL) {
+        err_set(err, ERR_FORMAT, "%s: 'general.architecture' is missing, or no name",
+                f->files[0].path);
+        return NULL;
+    }
+    memcpy(buf, s, len);
+    buf[len] = '\0';
+    return buf;
+}

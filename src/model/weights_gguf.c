@@ -1,0 +1,299 @@
+/* weights_gguf.c - a GGUF file's tensors, presented as those of a folder.
+ *
+ * The model's list of tensors (weights_names.h) asks for the names and shapes that the reference
+ * library has.  Here each of them is found under its GGUF name, with the order of its rows:
+ *
+ *     model.layers.3.self_attn.q_proj.weight    blk.3.attn_q.weight, pairs interleaved (llama)
+ *     the same, in a file that stacks them      rows of blk.3.attn_qkv.weight
+ *     transformer.h.3...query_key_value         blk.3.attn_qkv.weight, all q, all k, all v
+ *
+ * As for folders, a tensor that is missing, has another shape, or is left over is an error. */
+#include "model/weights_source.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/config_gguf.h"
+
+/* --- names -------------------------------------------------------------------------------- */
+
+static const char *qkv_stem(const struct tensor_spec *t)
+{
+    const struct tensor_part *p = &t->parts[0];
+    if (t->n_parts > 1)
+        return "attn_qkv";
+    if (p->slot == SLOT_WQ || p->slot == SLOT_BQ)
+        return "attn_q";
+    return p->dst_row == 0 ? "attn_k" : "attn_v";
+}
+
+/* Gate rows stand before up rows; a tensor of both is called after the second (phi3). */
+static const char *up_stem(const struct model_config *c, const struct tensor_spec *t)
+{
+    bool gate = c->mlp_gated && t->parts[0].dst_row == 0 && t->rows == c->n_ffn;
+    return gate ? "ffn_gate" : "ffn_up";
+}
+
+/* Falcon's second norm is attention's, and its first the MLP's. */
+static const char *norm_stem(const struct model_config *c, bool attention)
+{
+    if (c->block == BLOCK_PARALLEL_NORM2)
+        return attention ? "attn_norm_2" : "attn_norm";
+    return attention ? "attn_norm" : "ffn_norm";
+}
+
+static const char *stem_of(const struct model_config *c, const struct tensor_spec *t)
+{
+    switch (t->parts[0].slot) {
+    case SLOT_EMBED:
+        return "token_embd";
+    case SLOT_HEAD:
+        return c->tie_word_embeddings ? "token_embd" : "output";
+    case SLOT_HEAD_BIAS:
+        return "output";
+    case SLOT_FINAL_NORM_W:
+    case SLOT_FINAL_NORM_B:
+        return "output_norm";
+    case SLOT_NORM1_W:
+    case SLOT_NORM1_B:
+        return norm_stem(c, true);
+    case SLOT_NORM2_W:
+    case SLOT_NORM2_B:
+        return norm_stem(c, false);
+    case SLOT_WO:
+    case SLOT_BO:
+        return "attn_output";
+    case SLOT_UP:
+    case SLOT_B_UP:
+        return up_stem(c, t);
+    case SLOT_DOWN:
+    case SLOT_B_DOWN:
+        return "ffn_down";
+    case SLOT_Q_NORM:
+        return "attn_q_norm";
+    case SLOT_K_NORM:
+        return "attn_k_norm";
+    default:
+        return qkv_stem(t);
+    }
+}
+
+static bool is_in_layer(enum slot s)
+{
+    return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD &&
+           s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W && s != SLOT_FINAL_NORM_B;
+}
+
+static void gguf_name(char *out, size_t n, const struct tensor_spec *t, const char *stem)
+{
+    const char *end = t->kind == TENSOR_BIAS ? "bias" : "weight";
+    if (is_in_layer(t->parts[0].slot))
+        snprintf(out, n, "blk.%d.%s.%s", t->layer, stem, end);
+    else
+        snprintf(out, n, "%s.%s", stem, end);
+}
+
+/* --- rows --------------------------------------------------------------------------------- */
+
+static bool is_query_or_key(const struct tensor_spec *t)
+{
+    const struct tensor_part *p = &t->parts[0];
+    bool query = p->slot == SLOT_WQ || p->slot == SLOT_BQ;
+    bool key = (p->slot == SLOT_WKV || p->slot == SLOT_BKV) && p->dst_row == 0;
+    return t->n_parts == 1 && (query || key);
+}
+
+/* The model rotates halves; files of architecture llama are permuted so that pairs are rotated. */
+static struct row_map rows_of(const struct model_config *c, const struct tensor_spec *t)
+{
+    bool permuted = c->family == FAMILY_LLAMA || c->family == FAMILY_MISTRAL;
+    if (permuted && is_query_or_key(t))
+        return (struct row_map){.order = ROWS_PAIRS, .d_head = c->d_head};
+    if (c->family == FAMILY_FALCON && t->n_parts > 1)
+        return (struct row_map){.order = ROWS_GROUPS,
+                                .d_head = c->d_head,
+                                .per_group = c->n_heads / c->n_kv_heads,
+                                .n_groups = c->n_kv_heads};
+    return (struct row_map){.order = ROWS_SAME};
+}
+
+/* The file's row that is row r of the tensor. */
+static int64_t file_row(const struct row_map *m, int64_t r)
+{
+    const int64_t d = m->d_head, half = d / 2;
+    if (m->order == ROWS_PAIRS) {
+        int64_t head = r / d, i = r % d;
+        return head * d + (i < half ? 2 * i : 2 * (i - half) + 1);
+    }
+    if (m->order == ROWS_GROUPS) {
+        int64_t q = m->per_group * d, group = r / (q + 2 * d), i = r % (q + 2 * d);
+        if (i < q)
+            return group * q + i;
+        int64_t kv = i - q, first = m->n_groups * q;
+        return kv < d ? first + group * d + kv
+                      : first + m->n_groups * d + group * d + (kv - d);
+    }
+    return r;
+}
+
+void tensor_src_decode(const struct tensor_src *s, int64_t cols, int64_t row, int64_t n,
+                       void *dst)
+{
+    uint8_t *to = dst;
+    size_t row_bytes = (size_t)cols * dtype_bytes(s->dtype);
+    for (int64_t i = 0; i < n; i++, to += row_bytes) {
+        const uint8_t *from = s->coded +
+                              (size_t)file_row(&s->rows, row + i) * s->coded_row_bytes;
+        if (tensor_src_is_quantised(s))
+            s->type->decode(from, (float *)to, (size_t)cols / s->type->block);
+        else
+            memcpy(to, from, row_bytes);
+    }
+}
+
+/* --- matching ----------------------------------------------------------------------------- */
+
+struct match {
+    const struct gguf_files *files;
+    const struct model_config *c;
+    bool **used; /* [file][tensor] */
+    struct err *err;
+};
+
+static const struct gguf_tensor *find(const struct match *m, const char *name,
+                                      const struct gguf_file **in)
+{
+    const struct gguf_tensor *t = gguf_files_find(m->files, name, in);
+    if (t != NULL)
+        m->used[*in - m->files->files][t - (*in)->g.tensors] = true;
+    return t;
+}
+
+static int wrong_shape(const struct match *m, const struct gguf_file *in,
+                       const struct gguf_tensor *have, const struct tensor_spec *t)
+{
+    return err_set(m->err, ERR_MISMATCH,
+                   "%s: tensor '%s' has %d dimensions of %" PRIu64 " and %" PRIu64
+                   " elements; the metadata asks for %" PRId64 " rows of %" PRId64,
+                   in->path, have->name, have->n_dims, have->shape[0],
+                   have->n_dims > 1 ? have->shape[1] : 1, t->rows, t->cols);
+}
+
+static int element_type(const struct match *m, const struct gguf_file *in,
+                        const struct gguf_tensor *have, struct tensor_src *out)
+{
+    out->type = gguf_type(have->type);
+    if (out->type->decode == NULL)
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "%s: tensor '%s' has type %s, which is not supported; supported are "
+                       "%s",
+                       in->path, have->name, out->type->name, gguf_types_supported());
+    out->dtype = have->type == GGUF_TYPE_F16    ? DTYPE_F16
+                 : have->type == GGUF_TYPE_BF16 ? DTYPE_BF16
+                                                : DTYPE_F32;
+    return 0;
+}
+
+/* Rows [first, first + t->rows) of `have`. */
+static int take_rows(const struct match *m, const struct gguf_file *in,
+                     const struct gguf_tensor *have, const struct tensor_spec *t,
+                     int64_t first, int64_t all, struct tensor_src *out)
+{
+    if (have->n_dims != t->n_dims || have->shape[0] != (uint64_t)all ||
+        (t->n_dims > 1 && have->shape[1] != (uint64_t)t->cols))
+        return wrong_shape(m, in, have, t);
+    int rc = element_type(m, in, have, out);
+    if (rc != 0)
+        return rc;
+    out->file = in->path;
+    out->coded_row_bytes = (size_t)t->cols / out->type->block * out->type->bytes;
+    if (t->n_dims == 1 &&
+        tensor_src_is_quantised(out)) /* one row of a vector is one number */
+        return err_set(
+            m->err, ERR_UNSUPPORTED,
+            "%s: tensor '%s' is a vector of type %s; vectors must be F32, F16 or "
+            "BF16",
+            in->path, have->name, out->type->name);
+    const uint8_t *bytes = in->bytes + have->begin + (size_t)first * out->coded_row_bytes;
+    out->rows = rows_of(m->c, t);
+    out->norm_has_one = m->c->norm == NORM_RMS_PLUS_ONE;
+    if (out->rows.order == ROWS_SAME && !tensor_src_is_quantised(out))
+        out->mapped = bytes;
+    else
+        out->coded = bytes;
+    return 0;
+}
+
+/* Separate q, k and v may lie in one tensor, behind each other. */
+static int match_stacked(const struct match *m, const struct tensor_spec *t,
+                         struct tensor_src *out, bool *found)
+{
+    const struct tensor_part *p = &t->parts[0];
+    const struct gguf_file *in = NULL;
+    char name[TENSOR_NAME_BYTES];
+    bool q = p->slot == SLOT_WQ || p->slot == SLOT_BQ;
+    if (t->n_parts != 1 || !(q || p->slot == SLOT_WKV || p->slot == SLOT_BKV))
+        return 0;
+    gguf_name(name, sizeof name, t, "attn_qkv");
+    const struct gguf_tensor *have = find(m, name, &in);
+    *found = have != NULL;
+    if (have == NULL)
+        return 0;
+    int64_t n_q = slot_rows(m->c, SLOT_WQ), n_kv = slot_rows(m->c, SLOT_WKV);
+    return take_rows(m, in, have, t, q ? 0 : n_q + p->dst_row, n_q + n_kv, out);
+}
+
+static int match_one(const struct match *m, const struct tensor_spec *t,
+                     struct tensor_src *out)
+{
+    char name[TENSOR_NAME_BYTES];
+    const struct gguf_file *in = NULL;
+    bool found = false;
+    gguf_name(name, sizeof name, t, stem_of(m->c, t));
+    const struct gguf_tensor *have = find(m, name, &in);
+    if (have != NULL)
+        return take_rows(m, in, have, t, 0, t->rows, out);
+    int rc = match_stacked(m, t, out, &found);
+    if (rc == 0 && !found)
+        rc = err_set(m->err, ERR_MISMATCH,
+                     "%s: tensor '%s' is missing, which the metadata asks for",
+                     m->files->files[0].path, name);
+    return rc;
+}
+
+static int refuse_unexpected(const struct match *m)
+{
+    for (size_t i = 0; i < m->files->n; i++)
+        for (size_t k = 0; k < m->files->files[i].g.n_tensors; k++) {
+            const char *name = m->files->files[i].g.tensors[k].name;
+            if (!m->used[i][k] && strcmp(name, ROPE_FACTORS_NAME) != 0)
+                return err_set(m->err, ERR_MISMATCH,
+                               "%s: tensor '%s' is no part of the %s model of %d layers "
+                               "that the metadata describes; leaving it out would change "
+                               "results",
+                               m->files->files[i].path, name, family_name(m->c->family),
+                               m->c->n_layers);
+        }
+    return 0;
+}
+
+int gguf_match(const struct gguf_files *files, const struct model_config *c,
+               const struct tensor_list *want, struct tensor_src *src, struct err *err)
+{
+    struct match m = {.files = files, .c = c, .err = err};
+    int rc = 0;
+    m.used = xcalloc(files->n, sizeof *m.used);
+    for (size_t i = 0; i < files->n; i++)
+        m.used[i] = xcalloc(files->files[i].g.n_tensors + 1, sizeof **m.used);
+    for (size_t i = 0; rc == 0 && i < want->n; i++)
+        rc = match_one(&m, &want->items[i], &src[i]);
+    if (rc == 0)
+        rc = refuse_unexpected(&m);
+    for (size_t i = 0; i < files->n; i++)
+        free(m.used[i]);
+    free(m.used);
+    return rc;
+}

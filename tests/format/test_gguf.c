@@ -1,0 +1,352 @@
+/* test_gguf.c - GGUF files good and bad, and the decoding of every element type.
+ *
+ * golden/gguf/types.bin holds blocks of every type with the values that gguf-py gives them
+ * (tools/golden/make_gguf_types.py). */
+#include "format/gguf.h"
+#include "format/gguf_types.h"
+
+#include "base/bytes.h"
+#include "base/file.h"
+#include "base/mem.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* --- making files ------------------------------------------------------------------------- */
+
+struct file {
+    uint8_t bytes[4096];
+    size_t n;
+};
+
+static void add_u32(struct file *f, uint32_t v)
+{
+    put_u32(f->bytes + f->n, v);
+    f->n += 4;
+}
+
+static void add_u64(struct file *f, uint64_t v)
+{
+    put_u64(f->bytes + f->n, v);
+    f->n += 8;
+}
+
+static void add_text(struct file *f, const char *s)
+{
+    add_u64(f, strlen(s));
+    memcpy(f->bytes + f->n, s, strlen(s));
+    f->n += strlen(s);
+}
+
+static void begin(struct file *f, uint32_t version, uint64_t n_tensors, uint64_t n_values)
+{
+    memset(f, 0, sizeof *f);
+    memcpy(f->bytes, "GGUF", 4);
+    f->n = 4;
+    add_u32(f, version);
+    add_u64(f, n_tensors);
+    add_u64(f, n_values);
+}
+
+static void add_tensor(struct file *f, const char *name, uint64_t cols, uint64_t rows,
+                       uint32_t type, uint64_t at)
+{
+    add_text(f, name);
+    add_u32(f, rows != 0 ? 2 : 1);
+    add_u64(f, cols);
+    if (rows != 0)
+        add_u64(f, rows);
+    add_u32(f, type);
+    add_u64(f, at);
+}
+
+static void add_data(struct file *f, size_t n)
+{
+    f->n = (size_t)round_up(f->n, 32) + n;
+}
+
+static int parse(struct gguf *g, const struct file *f, struct err *e)
+{
+    uint8_t *exact = xmalloc(
+        f->n); /* so that a sanitizer sees what is read behind the end */
+    memcpy(exact, f->bytes, f->n);
+    int rc = gguf_parse(g, exact, f->n, f->n, "f.gguf", e);
+    gguf_deinit(g);
+    free(exact);
+    return rc;
+}
+
+/* --- good files --------------------------------------------------------------------------- */
+
+static void test_every_kind_of_value_is_read_back(void **state)
+{
+    (void)state;
+    struct file f;
+    struct gguf g;
+    struct err e = {0};
+    begin(&f, 3, 2, 5);
+    add_text(&f, "b.text");
+    add_u32(&f, GGUF_STRING);
+    add_text(&f, "hello");
+    add_text(&f, "a.count");
+    add_u32(&f, GGUF_U32);
+    add_u32(&f, 4000000000u);
+    add_text(&f, "c.list");
+    add_u32(&f, GGUF_ARRAY);
+    add_u32(&f, GGUF_STRING);
+    add_u64(&f, 2);
+    add_text(&f, "x");
+    add_text(&f, "");
+    add_text(&f, "d.below");
+    add_u32(&f, GGUF_I32);
+    add_u32(&f, (uint32_t)-7);
+    add_text(&f, "e.on");
+    add_u32(&f, GGUF_BOOL);
+    f.bytes[f.n++] = 1;
+    add_tensor(&f, "w", 32, 3, GGUF_TYPE_Q4_1, 0);
+    add_tensor(&f, "v", 5, 0, GGUF_TYPE_F32, 64);
+    add_data(&f, 84);
+    assert_int_equal(gguf_parse(&g, f.bytes, f.n, f.n, "f.gguf", &e), 0);
+
+    int64_t i;
+    double x;
+    bool on;
+    const char *s;
+    size_t n;
+    struct gguf_strings it;
+    assert_true(gguf_int(gguf_find(&g, "a.count"), 0, &i) && i == 4000000000);
+    assert_true(gguf_int(gguf_find(&g, "d.below"), 0, &i) && i == -7);
+    assert_false(gguf_int(gguf_find(&g, "a.count"), 1, &i)); /* no second element */
+    assert_false(gguf_int(gguf_find(&g, "b.text"), 0, &i));  /* no number */
+    assert_false(gguf_real(gguf_find(&g, "a.count"), 0, &x));
+    assert_true(gguf_bool(gguf_find(&g, "e.on"), &on) && on);
+    assert_true(gguf_string(gguf_find(&g, "b.text"), &s, &n) && n == 5 &&
+                memcmp(s, "hello", 5) == 0);
+    assert_false(gguf_string(gguf_find(&g, "c.list"), &s, &n));
+    assert_true(gguf_strings_begin(gguf_find(&g, "c.list"), &it));
+    assert_true(gguf_strings_next(&it, &s, &n) && n == 1 && *s == 'x');
+    assert_true(gguf_strings_next(&it, &s, &n) && n == 0);
+    assert_false(gguf_strings_next(&it, &s, &n));
+    assert_null(gguf_find(&g, "a"));
+
+    const struct gguf_tensor *w = gguf_find_tensor(&g, "w"), *v = gguf_find_tensor(&g, "v");
+    assert_int_equal(w->shape[0], 3); /* rows come first here */
+    assert_int_equal(w->shape[1], 32);
+    assert_int_equal(w->end - w->begin, 60);
+    assert_int_equal(v->begin - w->begin, 64);
+    assert_int_equal(v->end, f.n);
+    assert_int_equal(g.data_begin % 32, 0);
+    gguf_deinit(&g);
+}
+
+/* --- bad files ---------------------------------------------------------------------------- */
+
+static void expect(const struct file *f, int code, const char *message)
+{
+    struct gguf g;
+    struct err e = {0};
+    assert_int_equal(parse(&g, f, &e), code);
+    if (strstr(e.msg, message) == NULL)
+        fail_msg("'%s' does not say '%s'", e.msg, message);
+    assert_non_null(strstr(e.msg, "f.gguf"));
+}
+
+static void test_bad_headers_are_refused_by_name(void **state)
+{
+    (void)state;
+    struct file f;
+    begin(&f, 3, 0, 0);
+    f.bytes[0] = 'g';
+    expect(&f, ERR_FORMAT, "does not begin with GGUF");
+    begin(&f, 1, 0, 0);
+    expect(&f, ERR_UNSUPPORTED, "is GGUF version 1; 2 and 3 are supported");
+    begin(&f, 4, 0, 0);
+    expect(&f, ERR_UNSUPPORTED, "is GGUF version 4");
+    begin(&f, 0x03000000, 0, 0);
+    expect(&f, ERR_UNSUPPORTED, "big-endian");
+    begin(&f, 3, UINT64_MAX, 0);
+    expect(&f, ERR_FORMAT, "do not fit into");
+    begin(&f, 3, 0, UINT64_MAX);
+    expect(&f, ERR_FORMAT, "do not fit into");
+    f.n = 9;
+    expect(&f, ERR_FORMAT, "truncated");
+}
+
+static void test_bad_values_are_refused_by_key(void **state)
+{
+    (void)state;
+    struct file f;
+    static const struct {
+        uint32_t kind;
+        uint64_t n;
+        int code;
+        const char *message;
+    } bad[] = {
+        {13, 1, ERR_FORMAT, "'k' has the unknown type 13"},
+        {GGUF_STRING, UINT64_MAX, ERR_FORMAT, "truncated"},
+        {GGUF_U32, UINT64_MAX / 2, ERR_FORMAT, "truncated"},
+        {GGUF_BOOL, 2, ERR_FORMAT, "'k' must be true or false"},
+        {GGUF_ARRAY, 1, ERR_UNSUPPORTED, "'k' is an array of arrays"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        begin(&f, 3, 0, 1);
+        add_text(&f, "k");
+        add_u32(&f, GGUF_ARRAY);
+        add_u32(&f, bad[i].kind);
+        add_u64(&f, bad[i].n);
+        memset(f.bytes + f.n, 7, 16);
+        f.n += 16;
+        expect(&f, bad[i].code, bad[i].message);
+    }
+    begin(&f, 3, 0, 2);
+    for (int i = 0; i < 2; i++) {
+        add_text(&f, "twice");
+        add_u32(&f, GGUF_U8);
+        f.bytes[f.n++] = 1;
+    }
+    expect(&f, ERR_FORMAT, "'twice' is there twice");
+    begin(&f, 3, 0, 1);
+    add_text(&f, "");
+    add_u32(&f, GGUF_U64);
+    add_u64(&f, 0);
+    expect(&f, ERR_FORMAT, "the key at byte");
+    begin(&f, 3, 0, 1);
+    add_text(&f, "general.alignment");
+    add_u32(&f, GGUF_U32);
+    add_u32(&f, 24);
+    expect(&f, ERR_FORMAT, "'general.alignment' must be a power of two");
+}
+
+static void test_bad_tensors_are_refused_by_name(void **state)
+{
+    (void)state;
+    struct file f;
+    static const struct {
+        uint64_t cols, rows, at;
+        uint32_t type;
+        int code;
+        const char *message;
+    } bad[] = {
+        {32, 1, 0, 99, ERR_UNSUPPORTED,
+         "'t' has the unknown type 99; supported are F32, F16"},
+        {32, 1, 0, 4, ERR_UNSUPPORTED, "'t' has the unknown type 4"},
+        {33, 1, 0, GGUF_TYPE_Q4_0, ERR_FORMAT, "no multiple of 32 as Q4_0 asks"},
+        {32, 1, 0, GGUF_TYPE_Q6_K, ERR_FORMAT, "no multiple of 256 as Q6_K asks"},
+        {0, 1, 0, GGUF_TYPE_F32, ERR_FORMAT, "'t': its shape is empty"},
+        {1ull << 40, 1ull << 40, 0, GGUF_TYPE_F32, ERR_FORMAT, "too large"},
+        {8, 1, 8, GGUF_TYPE_F32, ERR_FORMAT, "no multiple of the alignment, 32"},
+        {8, 2, 0, GGUF_TYPE_F32, ERR_FORMAT, "truncated: tensor 't' ends behind"},
+        {8, 1, UINT64_MAX - 31, GGUF_TYPE_F32, ERR_FORMAT, "'t'"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        begin(&f, 3, 1, 0);
+        add_tensor(&f, "t", bad[i].cols, bad[i].rows, bad[i].type, bad[i].at);
+        add_data(&f, 32);
+        expect(&f, bad[i].code, bad[i].message);
+    }
+    begin(&f, 3, 2, 0);
+    add_tensor(&f, "a", 16, 0, GGUF_TYPE_F32, 0);
+    add_tensor(&f, "b", 8, 0, GGUF_TYPE_F32, 32);
+    add_data(&f, 64);
+    expect(&f, ERR_FORMAT, "tensors 'a' and 'b' overlap");
+    begin(&f, 3, 2, 0);
+    add_tensor(&f, "a", 8, 0, GGUF_TYPE_F32, 0);
+    add_tensor(&f, "a", 8, 0, GGUF_TYPE_F32, 32);
+    add_data(&f, 64);
+    expect(&f, ERR_FORMAT, "tensor 'a' is there twice");
+    begin(&f, 3, 1, 0);
+    add_text(&f, "a");
+    add_u32(&f, 5);
+    f.n += 64;
+    expect(&f, ERR_FORMAT, "tensor 'a' has 5 dimensions");
+}
+
+/* Every prefix of a good file is refused, and nothing behind its end is read (sanitizers see it). */
+static void test_every_truncation_is_refused(void **state)
+{
+    (void)state;
+    struct file f;
+    struct gguf g;
+    struct err e = {0};
+    begin(&f, 3, 1, 1);
+    add_text(&f, "list");
+    add_u32(&f, GGUF_ARRAY);
+    add_u32(&f, GGUF_STRING);
+    add_u64(&f, 2);
+    add_text(&f, "ab");
+    add_text(&f, "c");
+    add_tensor(&f, "t", 32, 2, GGUF_TYPE_Q8_0, 0);
+    add_data(&f, 68);
+    assert_int_equal(parse(&g, &f, &e), 0);
+    for (size_t all = f.n; f.n-- > 4;)
+        if (parse(&g, &f, &e) == 0)
+            fail_msg("%zu of %zu bytes are taken for a file", f.n, all);
+}
+
+/* --- element types ------------------------------------------------------------------------ */
+
+static void test_every_type_is_decoded_to_the_bit(void **state)
+{
+    (void)state;
+    char *bytes;
+    size_t n, at = 0;
+    int n_types = 0;
+    struct err e = {0};
+    if (file_read("tests/format/golden/gguf/types.bin", 1 << 20, &bytes, &n, &e) != 0)
+        fail_msg("%s", e.msg);
+    for (; at < n; n_types++) {
+        const uint8_t *p = (const uint8_t *)bytes + at;
+        uint32_t type = get_u32(p), n_values = get_u32(p + 4), n_bytes = get_u32(p + 8);
+        const struct gguf_type *t = gguf_type(type);
+        float *got = xcalloc(n_values, sizeof *got);
+        assert_non_null(t);
+        assert_int_equal(n_values / t->block * t->bytes, n_bytes);
+        t->decode(p + 12, got, n_values / t->block);
+        for (uint32_t i = 0; i < n_values; i++) {
+            uint32_t bits;
+            memcpy(&bits, &got[i], sizeof bits);
+            if (bits != get_u32(p + 12 + n_bytes + 4 * (size_t)i))
+                fail_msg("%s: element %u is %a", t->name, i, (double)got[i]);
+        }
+        free(got);
+        at += 12 + n_bytes + 4 * (size_t)n_values;
+    }
+    assert_int_equal(n_types, 11);
+    free(bytes);
+}
+
+/* The list in messages is the list of the types that have a decoder. */
+static void test_supported_types_are_those_that_are_decoded(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < GGUF_N_TYPES + 2; i++) {
+        const struct gguf_type *t = gguf_type(i);
+        if (t == NULL)
+            continue;
+        char name[32];
+        snprintf(name, sizeof name, "%s,", t->name);
+        char list[256];
+        snprintf(list, sizeof list, "%s,", gguf_types_supported());
+        assert_int_equal(strstr(list, name) != NULL, t->decode != NULL);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_kind_of_value_is_read_back),
+        cmocka_unit_test(test_bad_headers_are_refused_by_name),
+        cmocka_unit_test(test_bad_values_are_refused_by_key),
+        cmocka_unit_test(test_bad_tensors_are_refused_by_name),
+        cmocka_unit_test(test_every_truncation_is_refused),
+        cmocka_unit_test(test_every_type_is_decoded_to_the_bit),
+        cmocka_unit_test(test_supported_types_are_those_that_are_decoded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
