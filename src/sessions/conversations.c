@@ -190,21 +190,6 @@ void db_name(sqlite3_stmt *st, int column, char out[NAME_BYTES])
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* SQLite would make it with the process's umask; its journals get the mode of the file. */
-static int make_private(const char *path, struct err *err)
-{
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0 || fchmod(fd, 0600) != 0) {
-        int code = -errno;
-        if (fd >= 0)
-            close(fd);
-        return err_set(err, code, "cannot open the conversations in %s: %s", path,
-                       strerror(-code));
-    }
-    close(fd);
-    return 0;
-}
-
 static int check_version(struct conversations *c, struct err *err)
 {
     int64_t version;
@@ -226,13 +211,21 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     c->path = xstrdup(path);
     pthread_mutex_init(&c->lock, NULL);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
-    int rc = o->path != NULL ? make_private(path, err) : 0;
+    int rc = o->path != NULL ? db_file_check(path, err) : 0;
     if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK)
         rc = db_err(c, "open", err);
     if (rc == 0) /* before the first read: then there is no file for shared memory */
         rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
+    if (rc == 0) /* a database that is refused keeps its log as it is */
+        sqlite3_db_config(c->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
+    if (rc == 0)
+        rc = db_tables_check(c, err);
     if (rc == 0)
         rc = check_version(c, err);
+    if (rc == 0)
+        sqlite3_db_config(c->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, NULL);
+    if (rc == 0 && o->path != NULL)
+        rc = db_file_make_private(path, err);
     if (rc == 0)
         rc = db_exec(c, schema, err);
     if (rc == 0)

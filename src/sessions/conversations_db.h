@@ -27,6 +27,15 @@ struct conversations {
     int n_kept;
 };
 
+/* Creates the file, private, where there is none; refuses, unchanged, one that cannot hold
+ * conversations: a link, a device, another user's file, another format (conversations_file.c). */
+int db_file_check(const char *path, struct err *err);
+/* Refuses the tables of another program. */
+int db_tables_check(struct conversations *c, struct err *err);
+/* Gives the file and its log mode 0600.  By path: closing a descriptor of a locked file would end
+ * SQLite's lock on it. */
+int db_file_make_private(const char *path, struct err *err);
+
 int db_err(struct conversations *c, const char *what, struct err *err);
 int db_exec(struct conversations *c, const char *sql, struct err *err);
 

@@ -357,6 +357,73 @@ static void the_file_is_private_and_locked(void **state)
     assert_int_equal(conversations_open(&o, &other, &err), ERR_BUSY);
 }
 
+static void not_opened(const char *path, const char *says)
+{
+    struct conversations_opts o = {.path = path};
+    struct conversations *c = NULL;
+    struct err err = {0};
+    assert_int_not_equal(conversations_open(&o, &c, &err), 0);
+    if (strstr(err.msg, says) == NULL)
+        fail_msg("wanted \"%s\": %s", says, err.msg);
+}
+
+static void file_write(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, strlen(text), f), strlen(text));
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Any path may be given for the conversations.  A file that is not ours keeps mode and content. */
+static void files_of_others_stay_as_they_are(void **state)
+{
+    struct fixture *x = *state;
+    struct stat before, after;
+    char text[96], link[96], db[96], back[32] = "";
+    snprintf(text, sizeof text, "%s/notes", x->dir);
+    snprintf(link, sizeof link, "%s/link", x->dir);
+    snprintf(db, sizeof db, "%s/other.db", x->dir);
+    assert_int_equal(stat("/dev/null", &before), 0);
+    not_opened("/dev/null", "is no regular file");
+    assert_int_equal(stat("/dev/null", &after), 0);
+    assert_int_equal(after.st_mode, before.st_mode);
+
+    file_write(text, "shopping: milk, bread, tea");
+    assert_int_equal(chmod(text, 0644), 0);
+    not_opened(text, "is no database");
+    assert_int_equal(symlink(text, link), 0);
+    not_opened(link, "is a symbolic link");
+    assert_int_equal(stat(text, &after), 0);
+    assert_int_equal(after.st_mode & 0777, 0644);
+    FILE *f = fopen(text, "rb");
+    assert_int_equal(fread(back, 1, sizeof back, f), 26);
+    fclose(f);
+    assert_string_equal(back, "shopping: milk, bread, tea");
+
+    for (int wal = 0; wal < 2; wal++) {
+        sqlite3 *other;
+        assert_int_equal(sqlite3_open(db, &other), SQLITE_OK);
+        assert_int_equal(sqlite3_exec(other,
+                                      wal ? "PRAGMA journal_mode = WAL; DROP TABLE recipe;"
+                                            "CREATE TABLE recipe(id INTEGER)"
+                                          : "CREATE TABLE recipe(id INTEGER)",
+                                      NULL, NULL, NULL),
+                         SQLITE_OK);
+        sqlite3_close(other);
+        assert_int_equal(chmod(db, 0640), 0);
+        not_opened(db, "database of another program");
+        assert_int_equal(stat(db, &after), 0);
+        assert_int_equal(after.st_mode & 0777, 0640);
+    }
+    if (geteuid() == 0) {
+        conversations_close(x->c);
+        x->c = NULL;
+        assert_int_equal(chown(x->path, 12345, 12345), 0);
+        not_opened(x->path, "belongs to another user");
+    }
+}
+
 static void damage_is_told(void **state)
 {
     struct fixture *x = *state;
@@ -555,6 +622,7 @@ int main(void)
         T(bounds_hold),
         T(age_ends_them),
         T(the_file_is_private_and_locked),
+        T(files_of_others_stay_as_they_are),
         T(damage_is_told),
         T(rows_out_of_range),
         T(a_killed_process_loses_nothing_told),
