@@ -161,6 +161,7 @@ static void batch_succeeds(struct store *s, struct batch *b)
         x->pending_next = NULL;
         struct chunk_node *n = x->node;
         catalog_publish(&s->catalog, x);
+        store_forget_reasons(s, &n->key);
         s->pending_bytes -= extent_bytes(x);
         superseded_drop(s, x);
         store_unload_node(s, n);

@@ -42,6 +42,12 @@ bool store_was_evicted(const struct store *s, const struct sha256 *key)
     return *evicted_slot(s, key) == (get_u64(key->b) | 1);
 }
 
+void store_forget_eviction(struct store *s, const struct sha256 *key)
+{
+    if (store_was_evicted(s, key))
+        *evicted_slot(s, key) = 0;
+}
+
 void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_SPACE ||

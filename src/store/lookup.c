@@ -168,12 +168,24 @@ int store_load_node(struct store *s, struct chunk_node *n, struct err *err)
 
 /* --- lookup ----------------------------------------------------------------------------------- */
 
+/* The newest reason of the key; NULL where there is none. */
 static const struct store_reason *reason_of(const struct store *s, const struct sha256 *key)
+{
+    for (uint32_t i = 0; i < STORE_MAX_REASONS && i < s->n_reasons; i++) {
+        const struct store_reason *r =
+            &s->reasons[(s->n_reasons - 1 - i) % STORE_MAX_REASONS];
+        if (r->text[0] != 0 && memcmp(r->key.b, key->b, sizeof key->b) == 0)
+            return r;
+    }
+    return NULL;
+}
+
+void store_forget_reasons(struct store *s, const struct sha256 *key)
 {
     for (uint32_t i = 0; i < STORE_MAX_REASONS && i < s->n_reasons; i++)
         if (memcmp(s->reasons[i].key.b, key->b, sizeof key->b) == 0)
-            return &s->reasons[i];
-    return NULL;
+            s->reasons[i].text[0] = 0;
+    store_forget_eviction(s, key);
 }
 
 static const char *const miss_names[STORE_MISSES] = {

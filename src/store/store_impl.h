@@ -142,6 +142,9 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
 void store_drop_superseded(struct store *s, const struct sha256 *key);
 /* [lock] Whether the chunk was evicted, as far as that is remembered. */
 bool store_was_evicted(const struct store *s, const struct sha256 *key);
+void store_forget_eviction(struct store *s, const struct sha256 *key);
+/* [lock] The chunk is stored again: why it was missing before says nothing of a later miss. */
+void store_forget_reasons(struct store *s, const struct sha256 *key);
 
 /* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting. */
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err);

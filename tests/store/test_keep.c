@@ -622,6 +622,70 @@ static void orphans_are_swept(void **state)
 
 /* --- counting ----------------------------------------------------------------------------------- */
 
+/* Why a lookup of the context ends before its end. */
+static void why_of(struct store *s, const struct st_ctx *a, char why[128])
+{
+    struct sha256 keys[N];
+    struct store_hit hits[N];
+    int n;
+    st_keys(a, N, keys);
+    assert_int_equal(store_lookup(s, keys, N, hits, &n, why, 128, NULL), 0);
+    store_release(s, hits, n);
+}
+
+static void condemned(struct store *s, const struct st_ctx *a, const char *reason)
+{
+    struct sha256 keys[N];
+    struct store_hit hit;
+    st_keys(a, N, keys);
+    assert_true(store_pin(s, &keys[N - 1], &hit));
+    store_condemn(s, &hit, reason);
+    store_release(s, &hit, 1);
+}
+
+/* A miss tells the newest reason, and nothing of damage, or an eviction, that was made good since. */
+static void reasons_are_the_newest(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    struct err err = {0};
+    struct sha256 keys[N];
+    struct st_ctx a = {.base = 1, .own = 1};
+    char why[128];
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    save(s, &a);
+    condemned(s, &a, "first");
+    why_of(s, &a, why);
+    assert_string_equal(why, "damaged (first)");
+    save(s, &a); /* repaired */
+    why_of(s, &a, why);
+    assert_string_equal(why, "complete");
+    condemned(s, &a, "second");
+    why_of(s, &a, why);
+    assert_string_equal(why, "damaged (second)");
+    save(s, &a);
+    st_keys(&a, N, keys);
+    assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
+    why_of(s, &a, why);
+    assert_string_equal(why, "not stored"); /* whole when it was erased */
+    save(s, &a);
+    store_close(s);
+    p.opts.cap_bytes = 3 * context_bytes();
+    s = st_open(&p);
+    for (uint64_t i = 10; i < 15; i++)
+        save(s, &(struct st_ctx){.base = i, .own = i});
+    why_of(s, &a, why);
+    assert_string_equal(why, "evicted");
+    save(s, &a);
+    assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
+    why_of(s, &a, why);
+    assert_string_equal(why, "not stored");
+    store_close(s);
+    st_place_close(&p);
+}
+
 static void misses_have_reasons(void **state)
 {
     (void)state;
@@ -718,6 +782,7 @@ int main(void)
         cmocka_unit_test(watermarks),
         cmocka_unit_test(orphans_are_swept),
         cmocka_unit_test(misses_have_reasons),
+        cmocka_unit_test(reasons_are_the_newest),
         cmocka_unit_test(failures_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
