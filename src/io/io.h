@@ -81,6 +81,7 @@ enum {
 
 /* Where the file system has no direct I/O (some tmpfs), an IO_DIRECT file goes through the
  * page cache, alignment still being checked; io_file_is_direct says which. */
+/* A symbolic link at the end of the path is not followed: -ELOOP. */
 int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file **out,
                  struct err *err);
 /* Says nothing about durability. No request may be in flight on the file. NULL is allowed.
@@ -136,6 +137,10 @@ struct io_stat {
     bool is_dir;
     uint64_t size_bytes;
     uint64_t allocated_bytes; /* space taken on the device; holes do not count */
+    uint64_t device, inode;   /* equal where two paths name one file or folder */
+    /* It belongs to a user who is neither the process's nor root.  False for root, who may use
+     * everybody's. */
+    bool is_foreign;
 };
 
 struct io_names { /* of a folder: without "." and "..", sorted */

@@ -74,7 +74,7 @@ static int open_retrying(const char *path, int flags)
 {
     int fd;
     do
-        fd = open(path, flags | O_CLOEXEC, 0600);
+        fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
     while (fd < 0 && errno == EINTR);
     return fd;
 }
@@ -250,6 +250,9 @@ static int posix_stat(struct io *io, const char *path, struct io_stat *out)
         .is_dir = S_ISDIR(st.st_mode),
         .size_bytes = (uint64_t)st.st_size,
         .allocated_bytes = (uint64_t)st.st_blocks * 512,
+        .device = st.st_dev,
+        .inode = st.st_ino,
+        .is_foreign = st.st_uid != geteuid() && st.st_uid != 0 && geteuid() != 0,
     };
     return 0;
 }
@@ -271,7 +274,10 @@ static int posix_rename(struct io *io, const char *from, const char *to)
 static int posix_dir_sync(struct io *io, const char *path)
 {
     (void)io;
-    int fd = open_retrying(path, O_RDONLY | O_DIRECTORY);
+    int fd;
+    do /* a folder may be given by a link */
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (fd < 0 && errno == EINTR);
     if (fd < 0)
         return -errno;
     int rc = code(fsync(fd));

@@ -556,6 +556,7 @@ static int sim_stat(struct io *io, const char *path, struct io_stat *out)
         rc = -ENOENT;
     else
         *out = (struct io_stat){.is_dir = n->is_dir,
+                                .inode = (uint64_t)(uintptr_t)n,
                                 .size_bytes = n->current.size,
                                 .allocated_bytes = n->current.n_allocated * SIM_SECTOR};
     free(normal);

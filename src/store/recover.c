@@ -23,12 +23,37 @@
 
 /* --- lock ------------------------------------------------------------------------------------- */
 
+/* Two names of one folder (a link, a trailing slash, a bind mount) would make two devices of it,
+ * which overwrite each other.  Names of folders that do not exist yet are compared as texts. */
 static int dirs_differ(const struct store_opts *opts, struct err *err)
 {
-    for (int i = 0; i < opts->n_dirs; i++)
-        for (int j = 0; j < i; j++)
+    struct io_stat st[STORE_MAX_DEVICES];
+    bool known[STORE_MAX_DEVICES];
+    for (int i = 0; i < opts->n_dirs; i++) {
+        known[i] = io_stat(opts->io, opts->dirs[i], &st[i], NULL) == 0;
+        for (int j = 0; j < i; j++) {
             if (strcmp(opts->dirs[i], opts->dirs[j]) == 0)
                 return err_set(err, ERR_USAGE, "%s is given twice", opts->dirs[i]);
+            if (known[i] && known[j] && st[i].device == st[j].device &&
+                st[i].inode == st[j].inode)
+                return err_set(err, ERR_USAGE,
+                               "%s and %s are the same folder; give each device once",
+                               opts->dirs[j], opts->dirs[i]);
+        }
+    }
+    return 0;
+}
+
+/* Who owns the folder can replace every file in it. */
+static int dirs_are_ours(const struct store_opts *opts, struct err *err)
+{
+    struct io_stat st;
+    for (int i = 0; i < opts->n_dirs; i++)
+        if (io_stat(opts->io, opts->dirs[i], &st, NULL) == 0 && st.is_foreign)
+            return err_set(err, -EPERM,
+                           "%s belongs to another user, who could replace the files of a "
+                           "store there; give a folder of your own",
+                           opts->dirs[i]);
     return 0;
 }
 
@@ -49,9 +74,13 @@ static int dirs_exist(const struct store_opts *opts, struct err *err)
 /* All or none: a store that is refused leaves no folders behind. */
 static int dirs_make(const struct store_opts *opts, struct err *err)
 {
-    int n_made[STORE_MAX_DEVICES], n = 0, rc = store_check_dirs(opts, err);
+    int n_made[STORE_MAX_DEVICES], n = 0, rc = dirs_are_ours(opts, err);
+    if (rc == 0)
+        rc = store_check_dirs(opts, err);
     for (; n < opts->n_dirs && rc == 0; n++)
         rc = io_mkdirs(opts->io, opts->dirs[n], &n_made[n], err);
+    if (rc == 0)
+        rc = dirs_differ(opts, err);
     while (rc != 0 && n-- > 0)
         io_rmdirs(opts->io, opts->dirs[n], n_made[n]);
     return rc;

@@ -1,0 +1,180 @@
+/* The folders that a store is given: one folder under two names, folders and files of others, links. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "io/io.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
+
+/* Opens what must not open; the message must contain `text`. */
+static void refused(const struct store_opts *opts, int code, const char *text)
+{
+    struct store *s = NULL;
+    struct err err = {0};
+    int rc = store_open(opts, &s, &err);
+    if (rc != code || strstr(err.msg, text) == NULL)
+        fail_msg("wanted %s with \"%s\", got %d: %s", err_name(code), text, rc, err.msg);
+}
+
+static void refused_pair(const struct st_place *p, const char *a, const char *b)
+{
+    struct store_opts opts = p->opts;
+    const char *dirs[] = {a, b};
+    opts.dirs = dirs;
+    opts.n_dirs = 2;
+    refused(&opts, ERR_USAGE, "the same folder");
+    opts.read_only = true;
+    refused(&opts, ERR_USAGE, "the same folder");
+}
+
+/* Two devices in one folder would overwrite each other: whatever its names are, it is one. */
+static void one_folder_under_two_names(void **state)
+{
+    (void)state;
+    struct st_place p;
+    char dir[400], other[400];
+    struct err err = {0};
+    assert_true(st_place_open(&p, "pread", 1));
+    snprintf(dir, sizeof dir, "%s/new", p.root);
+    assert_int_equal(io_mkdir(p.io, dir, &err), 0);
+    snprintf(other, sizeof other, "%s/new/", p.root);
+    refused_pair(&p, dir, other);
+    snprintf(other, sizeof other, "%s/../%s/new", p.root, strrchr(p.root, '/') + 1);
+    refused_pair(&p, dir, other);
+    snprintf(other, sizeof other, "%s/link", p.root);
+    assert_int_equal(symlink("new", other), 0);
+    refused_pair(&p, other, dir);
+    /* A relative path and an absolute one. */
+    char *here = getcwd(NULL, 0), *whole = realpath(dir, NULL);
+    assert_int_equal(chdir(p.root), 0);
+    refused_pair(&p, "new", whole);
+    assert_int_equal(chdir(here), 0);
+    free(here);
+    free(whole);
+    /* A folder that is only made by opening. */
+    assert_int_equal(io_unlink(p.io, dir, &err), 0);
+    snprintf(other, sizeof other, "%s/new/", p.root);
+    struct store_opts opts = p.opts;
+    const char *fresh[] = {dir, other};
+    opts.dirs = fresh;
+    opts.n_dirs = 2;
+    refused(&opts, ERR_USAGE, "the same folder");
+    assert_false(io_exists(p.io, dir)); /* and none is left behind */
+    st_place_close(&p);
+}
+
+static void bind_mounts(void **state)
+{
+    (void)state;
+    struct st_place p;
+    char dir[400], other[400];
+    struct err err = {0};
+    assert_true(st_place_open(&p, "pread", 1));
+    snprintf(dir, sizeof dir, "%s/a", p.root);
+    snprintf(other, sizeof other, "%s/b", p.root);
+    assert_int_equal(io_mkdir(p.io, dir, &err), 0);
+    assert_int_equal(io_mkdir(p.io, other, &err), 0);
+    if (mount(dir, other, NULL, MS_BIND, NULL) != 0) {
+        print_message("nothing can be mounted here: %s\n", strerror(errno));
+        st_place_close(&p);
+        skip();
+    }
+    refused_pair(&p, dir, other);
+    assert_int_equal(umount2(other, MNT_DETACH), 0);
+    st_place_close(&p);
+}
+
+/* A link in place of one of the store's files is not followed, and its target stays as it is. */
+static void links_are_not_followed(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"lock", "superblock", "index.db", "seg-000000.hc"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct st_place p;
+        struct stat st;
+        struct err err = {0};
+        char path[600], target[600];
+        assert_true(st_place_open(&p, "pread", 1));
+        struct store *s = st_open(&p);
+        assert_int_equal(st_save(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
+        store_close(s);
+        snprintf(path, sizeof path, "%s/%s", p.dirs[0], names[i]);
+        snprintf(target, sizeof target, "%s/target", p.root);
+        assert_int_equal(rename(path, target), 0);
+        assert_int_equal(stat(target, &st), 0);
+        char *whole = realpath(target, NULL);
+        assert_int_equal(symlink(whole, path), 0);
+        free(whole);
+        int rc = store_open(&p.opts, &s, &err);
+        assert_int_not_equal(rc, 0);
+        if (strstr(err.msg, "symbolic link") == NULL && strcmp(names[i], "index.db") != 0)
+            fail_msg("%s: %s", names[i], err.msg);
+        struct stat after;
+        assert_int_equal(stat(target, &after), 0);
+        assert_true(after.st_size == st.st_size && after.st_mtime == st.st_mtime);
+        st_place_close(&p);
+    }
+}
+
+/* In a child that is another user: 0 where the store was refused for that. */
+static int opened_as(const struct st_place *p, uid_t uid)
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct store *s = NULL;
+        struct err err = {0};
+        if (setresuid(uid, uid, uid) != 0)
+            _exit(3);
+        int rc = store_open(&p->opts, &s, &err);
+        _exit(rc == -EPERM && strstr(err.msg, "belongs to another user") != NULL ? 0
+              : rc == 0                                                          ? 1
+                                                                                 : 2);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* Who owns the folder can replace every file in it. */
+static void folders_of_others(void **state)
+{
+    (void)state;
+    struct st_place p;
+    if (geteuid() != 0) {
+        print_message("only root can make another user's folder\n");
+        skip();
+    }
+    assert_true(st_place_open(&p, "pread", 1));
+    assert_int_equal(chmod(p.root, 0755), 0);
+    assert_int_equal(mkdir(p.dirs[0], 0777) == 0 || errno == EEXIST, 1);
+    assert_int_equal(chmod(p.dirs[0], 0777), 0);
+    assert_int_equal(chown(p.dirs[0], 23456, 23456), 0);
+    assert_int_equal(opened_as(&p, 34567), 0);
+    assert_int_equal(opened_as(&p, 23456), 1);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_folder_under_two_names),
+        cmocka_unit_test(bind_mounts),
+        cmocka_unit_test(links_are_not_followed),
+        cmocka_unit_test(folders_of_others),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
