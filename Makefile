@@ -251,7 +251,7 @@ clean:
 
 help:
 	@echo 'make            build build/hcache'
-	@echo 'make demo       set up, build, and show the main job (two minutes)'
+	@echo 'make demo       set up, build, and show the main job (half a minute after the build)'
 	@echo 'make test       set up, build, and run every test; TESTS=REGEX runs some of them'
 	@echo 'make tests      build the tests without running them'
 	@echo 'make check      tidy, and every test under the address and undefined sanitizers'

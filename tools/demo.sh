@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The main job on the terminal, in under two minutes: a conversation is computed, its process is
-# killed in mid-sentence, and another process goes on from the state on disk.
+# The main job on the terminal, in at most half a minute: a conversation is computed, its process is killed in
+# mid-sentence, and another process goes on from the state on disk.  The figures come first, then the conversation.
 #   DEMO_MODEL=...  another model (default: models/demo where it is there, else a synthetic one)
 #   DEMO_DIR=...    where the store is put, to try a certain disk (default: a temporary folder)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-hc=build/hcache
+hc=${HCACHE_BUILD:-build}/hcache
 tmp=$(mktemp -d "${DEMO_DIR:-${TMPDIR:-/tmp}}/hcache-demo.XXXXXX")
 store=$tmp/store
 victim=
@@ -20,8 +20,15 @@ trap 'exit 130' INT TERM
 bold= plain=
 [ -t 1 ] && bold=$'\e[1m' plain=$'\e[0m'
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-die() { echo "demo: $*" >&2; exit 1; }
-line() { printf '%s%s%s %s\n' "$bold" "$1" "$plain" "$2" | fold -s -w 110; } # line WHO TEXT
+die() { # what was done until then is shown, too
+    doing ""
+    [ ! -e "$tmp/story" ] || cat "$tmp/story" >&2
+    echo "demo: $*" >&2
+    exit 1
+}
+line() { printf '%s%s%s %s\n' "$bold" "$1" "$plain" "$2" | fold -s -w 100; } # line WHO TEXT
+# Says on stderr what is being done, where somebody looks on.
+doing() { [ ! -t 2 ] || printf '\r\e[K%s' "${1:+$1 ...}" >&2; }
 
 model=${DEMO_MODEL:-}
 if [ -z "$model" ]; then
@@ -68,49 +75,33 @@ with_store, without = ([json.load(open(f"{sys.argv[1]}/{kind}{i}.json")) for i i
 outputs = {(*r["token_ids"], r["logits_digest"]) for r in with_store + without}
 a, b = (min(runs, key=lambda r: r["timings"]["ttft_ms"]) for runs in (with_store, without))
 t, u, plan = a["timings"], b["timings"], a["plan"]
-print(f"""
-  tokens restored     {a['cached_tokens']} of {a['prompt_tokens']}
-  bytes read          {a['restored_bytes']:,}
-  plan, per layer     {plan['layers']}   (R recomputed, H from hidden states, K from keys and values)
-  because             {plan['reason']}
-  restoring took      {t['lookup_ms'] + t['restore_ms']:.1f} ms (predicted {plan['predicted_ms']:.1f} ms)
-  first token after   {t['ttft_ms']:.1f} ms; computing everything again {u['ttft_ms']:.1f} ms, {u['ttft_ms'] / max(t['ttft_ms'], 1e-3):.1f} times as long
-                      (the quickest of three runs each)
-  output              {'identical: the same tokens, and the same logits bit for bit' if len(outputs) == 1 else 'DIFFERENT: this is a bug'}
-""")
-sys.exit(0 if len(outputs) == 1 and a["cached_tokens"] > 0 else 1)
+same = len(outputs) == 1
+print(f"""  first token after   {t['ttft_ms']:.1f} ms from the saved state, {u['ttft_ms']:.1f} ms when all is computed again: {u['ttft_ms'] / max(t['ttft_ms'], 1e-3):.1f} times as long
+  output              {'identical: the same tokens, and the same logits bit for bit' if same else 'DIFFERENT: this is a bug'}
+  tokens restored     {a['cached_tokens']} of {a['prompt_tokens']}, {a['restored_bytes']:,} bytes read in {t['lookup_ms'] + t['restore_ms']:.1f} ms
+  plan, per layer     {plan['layers']} (R recomputed, H from hidden states, K from keys and values)
+                      (each time is the quickest of three runs)""")
+sys.exit(0 if same and a["cached_tokens"] > 0 else 1)
 PYTHON
 }
 
-show_store() {
-    "$hc" --help | grep -q '^  store ' || return 0
-    "$hc" store stat "$store" || die "the store cannot be read"
-}
+show_store() { "$hc" store stat "$store" || die "the store cannot be read"; }
 
 # --- a trained model: a chat ----------------------------------------------------------------------
 
 # A chat is a list of messages in chat.json; every answer comes from a new process, which finds what
 # the ones before it have saved.
-chat() { MODEL=$model python3 "$tmp/chat.py" "$@"; }
+chat() { python3 "$tmp/chat.py" "$@"; }
 write_chat_py() {
     cat >"$tmp/chat.py" <<'PYTHON'
-"""chat.py turns | ask TEXT | keep FILE | drop: the conversation so far is chat.json beside this file."""
+"""chat.py ask TEXT | keep FILE | drop: the conversation so far is chat.json beside this file."""
 import json, os, sys
 
 here = os.path.dirname(os.path.abspath(__file__))
 path, prompt = os.path.join(here, "chat.json"), os.path.join(here, "prompt")
 messages = json.load(open(path)) if os.path.exists(path) else []
 what, args = sys.argv[1], sys.argv[2:]
-if what == "turns":  # of a short dialogue that asks across 1000 tokens: TEXT or TEXT<tab>EXPECTED
-    dialogues = json.load(open(os.path.join(os.environ["MODEL"], "dialogues.json")))["dialogues"]
-    def last_question(turns):
-        return max(i for i, t in enumerate(turns) if "expect" in t)
-    far = [d["turns"] for d in dialogues if d["turns"][last_question(d["turns"])].get("distance", 0) >= 1000]
-    turns = min(far, key=len)
-    last = last_question(turns)
-    for t in turns[:last + 1]:
-        print(t["user"] + ("\t" + t["expect"] if "expect" in t else ""))
-elif what == "ask":  # adds a user's line and writes the prompt, as the model's chat template does
+if what == "ask":  # adds a user's line and writes the prompt, as the model's chat template does
     messages.append({"role": "user", "content": args[0]})
     text = "<|begin|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages) + "<|assistant|>"
     open(prompt, "w").write(text)
@@ -124,21 +115,33 @@ json.dump(messages, open(path, "w"))
 PYTHON
 }
 
+# Prints the answer of FILE; it must hold EXPECTED.
+say_answer() { # say_answer FILE EXPECTED
+    local text
+    text=$(chat keep "$1")
+    line "model:" "$text"
+    case $text in *"$2"*) ;; *) die "the model should have said \"$2\", and said: $text" ;; esac
+}
+
+# tools/demo_dialogue.txt has a line for each turn: TEXT, or TEXT<tab>WHAT THE ANSWER MUST HOLD.
 demo_chat() {
+    local turns n turn text
     write_chat_py
-    mapfile -t turns < <(chat turns)
-    local n=$((${#turns[@]} - 1)) text
-    say "1. A chat with $model.  Every answer comes from a new process; the store is all they share."
-    for text in "${turns[@]:0:n}"; do
-        text=${text%%$'\t'*}
+    mapfile -t turns <tools/demo_dialogue.txt
+    n=$((${#turns[@]} - 1))
+    say "A chat with $model. Every answer comes from a new process; the store is all they share."
+    for turn in "${turns[@]:0:n}"; do
+        text=${turn%%$'\t'*}
+        doing "answering: $text"
         chat ask "$text"
         answer "$tmp/turn.json" --prompt-file "$tmp/prompt" --store "$store" --max-tokens 160
         line "  you:" "$text"
-        line "model:" "$(chat keep "$tmp/turn.json")"
+        say_answer "$tmp/turn.json" "$([ "$text" = "$turn" ] || echo "${turn#*$'\t'}")"
     done
 
     text="Tell me a story about a mole."
-    say "2. In mid-sentence the process is killed with SIGKILL."
+    doing "killing a process in mid-sentence"
+    say "In mid-sentence the process is killed with SIGKILL."
     chat ask "$text"
     run_and_kill --prompt-file "$tmp/prompt" --temperature 0 --max-tokens 300 --ignore-eos
     line "  you:" "$text"
@@ -147,14 +150,12 @@ demo_chat() {
     show_store
 
     text=${turns[n]%%$'\t'*}
-    say "3. Another process is asked about what was told at the beginning."
+    doing "restoring in another process"
+    say "Another process is asked about what was told at the beginning."
     chat ask "$text"
     line "  you:" "$text"
     both --prompt-file "$tmp/prompt" --max-tokens 60
-    line "model:" "$(chat keep "$tmp/restored1.json")"
-    echo "(told was: ${turns[n]#*$'\t'})"
-    say "4. What came from disk, against a process that had no store and computed everything again:"
-    compare
+    say_answer "$tmp/restored1.json" "${turns[n]#*$'\t'}"
 }
 
 # --- a synthetic model: random tokens -------------------------------------------------------------
@@ -166,21 +167,26 @@ demo_synthetic() {
     { cat "$tmp/conversation" && echo 17 4 212 9 33 101 76 5; } >"$tmp/question"
     echo "(No trained model is here: $model has random weights, and its conversation is $history random tokens.)"
 
-    say "1. A process is told a long conversation and begins to answer; in mid-sentence it is killed with SIGKILL."
+    doing "computing a conversation, and killing its process"
+    say "A process is told a long conversation and begins to answer; in mid-sentence it is killed with SIGKILL."
     echo "\$ hcache run $model --token-ids CONVERSATION --store STORE"
     run_and_kill --token-ids "$tmp/conversation" --max-tokens 900 --ignore-eos
     echo "$(head -c 60 "$tmp/killed.out") ... [killed]"
     show_store
 
-    say "2. Another process gets the same conversation and a question."
+    doing "restoring in another process"
+    say "Another process gets the same conversation and a question."
     echo "\$ hcache run $model --token-ids CONVERSATION+QUESTION --store STORE --max-tokens 16"
     both --token-ids "$tmp/question" --max-tokens 16 --ignore-eos
-    say "3. What came from disk, against a process that has no store and computes everything again:"
-    compare
 }
 
 case $model in
-synth:*) demo_synthetic ;;
-*) demo_chat ;;
+synth:*) demo_synthetic >"$tmp/story" ;;
+*) demo_chat >"$tmp/story" ;;
 esac
+doing ""
+say "A conversation was killed with SIGKILL, and went on in another process:"
+compare
+cat "$tmp/story"
+echo
 echo "demo: $SECONDS s"
