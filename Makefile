@@ -18,6 +18,9 @@ WARN     += -Wno-format-truncation -Wno-string-conversion -Wno-string-concatenat
 # depend on the compiler.  Fused steps are written as fma.
 COMMON   := -std=c11 -D_GNU_SOURCE -I. -Isrc -Iinclude -I$(B)/gen -MMD -MP -g -pthread \
             -ffp-contract=off -fno-math-errno $(WARN)
+# The shared library is made of the same objects as the program, so they are compiled once.  Hidden symbols are called
+# and addressed directly, as in a program: the kernels' machine code is the same as without -fPIC.
+LIBRARY  := -fPIC -fvisibility=hidden
 # -fno-var-tracking: with it one file of kernels takes gcc minutes under the sanitizers.
 OPT_release := -O2
 OPT_debug   := -O1 -DHC_DEBUG
@@ -57,7 +60,7 @@ CUDA        ?= $(if $(and $(NVCC),$(filter release,$(VARIANT))),1,0)
 CUDA_SRC    := $(sort $(wildcard src/tensor/cuda/*.c))
 CUDA_KERNEL := $(sort $(wildcard src/tensor/cuda/*.cu))
 CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-NVCC_FLAGS  := -std=c++17 -O3 -Isrc -MD -MP --fmad=true \
+NVCC_FLAGS  := -std=c++17 -O3 -Isrc -MD -MP --fmad=true -Xcompiler -fPIC,-fvisibility=hidden \
                -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=sm_89 \
                -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90
 CUDA_LIBS   := $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt)
@@ -108,7 +111,7 @@ endef
 
 # Other flags rebuild everything; another set of files relinks (a deleted one must leave the library).
 $(B)/flags.stamp: FORCE
-	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
+	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(LIBRARY) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
 	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
 $(B)/gen/build_id.h: FORCE
@@ -128,6 +131,7 @@ $(B)/hcache: $(APP_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CC) $(LDFLAGS) -o $@ $(APP_OBJ) $(B)/libhcache.a $(LDLIBS)
 
+$(B)/src/%.o: MODULE_FLAGS := $(LIBRARY)
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
@@ -136,7 +140,7 @@ $(B)/%_amx.o: ARCH_FLAGS := $(ARCH_amx)
 $(B)/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@echo "  CC   $<"
-	@$(CC) $(ALL_CFLAGS) $(ARCH_FLAGS) -c -o $@ $<
+	@$(CC) $(ALL_CFLAGS) $(MODULE_FLAGS) $(ARCH_FLAGS) -c -o $@ $<
 
 $(CUDA_SRC:%.c=$(B)/%.o): ARCH_FLAGS := -isystem $(CUDA_HOME)/include
 $(B)/%.o: %.cu $(B)/flags.stamp
@@ -183,7 +187,46 @@ $(B)/tests/%: $(B)/tests/%.o $(TESTLIB_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CC) $(LDFLAGS) -o $@ $< $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
-tests: $(TEST_BIN) $(if $(EMULATED),$(B)/hcache_emulated)
+tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
+
+# --- the library for other programs, and installing ------------------------------------------------
+
+# What the public functions need and no more: the server stays out.  Both libraries export hcache_* alone
+# (include/hcache.h makes these visible, $(LIBRARY) hides the rest).
+VERSION  := $(shell sed -n 's/^.define HCACHE_VERSION "\(.*\)"/\1/p' include/hcache.h)
+SONAME   := libhcache.so.$(firstword $(subst ., ,$(VERSION)))
+PUBLIC   := $(patsubst %.c,$(B)/%.o,$(filter src/service/%,$(SRC)))
+LIB_PKGS := $(filter-out libmicrohttpd libcurl,$(PKGS))
+LIB_LIBS := -lxxhash -lm -pthread $(CUDA_LIBS)
+
+$(B)/libhcache.so: $(B)/libhcache.a
+	@echo "  LINK $@"
+	@$(CC) -shared $(LDFLAGS) -Wl,-soname,$(SONAME) -Wl,-z,defs -Wl,--as-needed -o $@ $(PUBLIC) $(B)/libhcache.a $(LDLIBS)
+
+$(B)/static/libhcache.a: $(B)/libhcache.a
+	@echo "  LINK $@"
+	@mkdir -p $(@D)
+	@rm -f $@
+	@ld -r -o $(@D)/hcache.o $(PUBLIC) $(B)/libhcache.a
+	@objcopy --localize-hidden $(@D)/hcache.o
+	@$(AR) rcs $@ $(@D)/hcache.o
+
+libs: $(B)/libhcache.so $(B)/static/libhcache.a
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+INSTALL  = PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' PKGS='$(LIB_PKGS)' LIBS='$(LIB_LIBS)' tools/install.sh
+
+install: setup
+	@$(MAKE) --no-print-directory $(JOBS) all libs
+	@$(INSTALL) install $(B)
+
+# For packagers and tests: what is built is installed as it is.
+install-built:
+	@$(INSTALL) install $(B)
+
+uninstall:
+	@$(INSTALL) uninstall $(B)
 
 # --- the two commands of the README: each sets the machine up by itself -------------------------
 
@@ -266,12 +309,14 @@ help:
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
 	@echo 'make setup      install missing distribution packages (tools/setup.sh --dev: more)'
+	@echo 'make install    build, and install program, libraries, man pages (PREFIX=/usr/local DESTDIR=)'
+	@echo 'make uninstall  remove what make install has put there (the same PREFIX and DESTDIR)'
 	@echo 'make clean      remove build/'
 	@echo 'CUDA=0          leave the CUDA backend out although nvcc is there'
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all tests setup demo test check fuzz gpu-bundle tsan coverage kill-turns crash crash-long tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo test check fuzz gpu-bundle tsan coverage kill-turns crash crash-long tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

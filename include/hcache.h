@@ -32,6 +32,12 @@
 
 #define HCACHE_VERSION "0.1.0"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* The library exports these functions and nothing else. */
+#pragma GCC visibility push(default)
+
 struct hcache;
 
 struct hcache_err {
@@ -416,5 +422,10 @@ struct hcache_stats {
     struct hcache_hist restore, restore_predicted;
 };
 void hcache_stats(struct hcache *h, struct hcache_stats *out);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
 
 #endif

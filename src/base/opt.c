@@ -353,6 +353,17 @@ static int missing_value(const struct opt *o, const char *shown, struct err *err
                    allowed[0] ? " (allowed: " : "", allowed, allowed[0] ? ")" : "");
 }
 
+static enum opt_help help_kind(const char *value)
+{
+    static const char *const kinds[] = {[OPT_HELP_MARKDOWN] = "markdown",
+                                        [OPT_HELP_MAN] = "man",
+                                        [OPT_HELP_WORDS] = "words"};
+    for (int i = OPT_HELP_MARKDOWN; value != NULL && i <= OPT_HELP_WORDS; i++)
+        if (strcmp(value, kinds[i]) == 0)
+            return (enum opt_help)i;
+    return OPT_HELP_TEXT;
+}
+
 /* One argument that begins with "--"; *i moves on where the next one is its value. */
 static int scan_long(const struct opt_cmd *cmd, const struct opt_input *in, int *i,
                      struct cli *cli, struct err *err)
@@ -365,9 +376,7 @@ static int scan_long(const struct opt_cmd *cmd, const struct opt_input *in, int 
     snprintf(shown, sizeof shown, "--%.*s", (int)(n < 70 ? n : 70), name);
 
     if (same_name("help", name, n)) {
-        cli->help = OPT_HELP_TEXT;
-        if (value != NULL && strcmp(value, "markdown") == 0)
-            cli->help = OPT_HELP_MARKDOWN;
+        cli->help = help_kind(value);
         return 0;
     }
     bool is_config = same_name("config", name, n);
@@ -703,10 +712,13 @@ bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
     }
     if (help == OPT_HELP_NONE)
         return true;
-    if (help == OPT_HELP_MARKDOWN)
-        opt_print_markdown(cmd, stdout);
-    else
-        opt_print_help(cmd, stdout);
+    static void (*const print[])(const struct opt_cmd *, FILE *) = {
+        [OPT_HELP_TEXT] = opt_print_help,
+        [OPT_HELP_MARKDOWN] = opt_print_markdown,
+        [OPT_HELP_MAN] = opt_print_man,
+        [OPT_HELP_WORDS] = opt_print_words,
+    };
+    print[help](cmd, stdout);
     opt_end(*parsed);
     *parsed = NULL;
     *exit_code = 0;

@@ -124,7 +124,7 @@ struct opt_parsed; /* owns the strings and lists that the values point to */
 /* Parses the process's arguments (argv[0] is the command's name), environment and config
  * file into `values`.  Returns true where the command should run; it then owns *parsed.
  * Returns false, with the exit code 0 or 2, after --help (printed on stdout; --help=markdown
- * for docs) or after an error (printed on stderr). */
+ * and =man for docs, =words for completion) or after an error (printed on stderr). */
 bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
                struct opt_parsed **parsed, int *exit_code);
 void opt_end(struct opt_parsed *p); /* NULL is allowed */
@@ -152,6 +152,8 @@ enum opt_help {
     OPT_HELP_NONE,
     OPT_HELP_TEXT,
     OPT_HELP_MARKDOWN,
+    OPT_HELP_MAN,
+    OPT_HELP_WORDS,
 };
 
 /* 0, or ERR_USAGE (or read_file's code) with a message that names the option, the value and
@@ -162,6 +164,11 @@ int opt_parse(const struct opt_cmd *cmd, const struct opt_input *in, void *value
 
 void opt_print_help(const struct opt_cmd *cmd, FILE *out);
 void opt_print_markdown(const struct opt_cmd *cmd, FILE *out);
+/* A page of section 1 in roff. */
+void opt_print_man(const struct opt_cmd *cmd, FILE *out);
+/* For a shell's completion, a line per option: "--NAME KIND [CHOICE]...", where KIND is flag, value, choice, file or
+ * dir. */
+void opt_print_words(const struct opt_cmd *cmd, FILE *out);
 
 /* "HCACHE_MAX_TOKENS" */
 void opt_env_name(const char *name, char *out, size_t out_bytes);

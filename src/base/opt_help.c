@@ -1,6 +1,6 @@
 /* opt_help.c - an option table in words: --help, Markdown, bounds for messages (see opt.h).
  */
-#include "base/opt.h"
+#include "base/opt_parts.h"
 
 #include <limits.h>
 #include <string.h>
@@ -90,7 +90,7 @@ void opt_allowed(const struct opt *o, char *out, size_t out_bytes)
     }
 }
 
-static const char *arg_text(const struct opt *o, char *out, size_t out_bytes)
+const char *opt_arg_text(const struct opt *o, char *out, size_t out_bytes)
 {
     static const char *const by_type[] = {
         [OPT_BOOL] = "",       [OPT_INT] = "N",    [OPT_INT64] = "N",
@@ -104,8 +104,7 @@ static const char *arg_text(const struct opt *o, char *out, size_t out_bytes)
     return out;
 }
 
-/* The explanation with what is derived: "... (default 128; 1 to 1000000)". */
-static void explain(const struct opt *o, char *out, size_t out_bytes)
+void opt_explain(const struct opt *o, char *out, size_t out_bytes)
 {
     char allowed[300];
     opt_allowed(o, allowed, sizeof allowed);
@@ -186,14 +185,14 @@ void opt_print_help(const struct opt_cmd *cmd, FILE *out)
     for (const struct opt *o = cmd->positionals; o != NULL && o->name != NULL; o++) {
         struct opt plain = *o;
         plain.required = false; /* the usage line says it */
-        explain(&plain, text, sizeof text);
+        opt_explain(&plain, text, sizeof text);
         int n = fprintf(out, "  %s", o->name);
         print_wrapped(out, n, HELP_FROM, text);
     }
     fprintf(out, "\noptions:\n");
     for (const struct opt *o = cmd->options; o != NULL && o->name != NULL; o++) {
-        explain(o, text, sizeof text);
-        print_option(out, o->letter, o->name, arg_text(o, arg, sizeof arg), text);
+        opt_explain(o, text, sizeof text);
+        print_option(out, o->letter, o->name, opt_arg_text(o, arg, sizeof arg), text);
     }
     print_option(out, 0, "config", "FILE",
                  "read options from FILE: lines \"option = value\"");
@@ -219,7 +218,7 @@ static void print_cell(FILE *out, const char *text)
 static void print_row(FILE *out, const struct opt *o, bool positional)
 {
     char arg[200], allowed[300], env[80];
-    const char *a = arg_text(o, arg, sizeof arg);
+    const char *a = opt_arg_text(o, arg, sizeof arg);
     opt_allowed(o, allowed, sizeof allowed);
     opt_env_name(o->name, env, sizeof env);
     fprintf(out, "| `");

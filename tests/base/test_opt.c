@@ -421,6 +421,27 @@ static void markdown(void **state)
     free(text);
 }
 
+static void pages(void **state)
+{
+    (void)state;
+    struct outcome o = parse("--help=man");
+    assert_int_equal(o.help, OPT_HELP_MAN);
+    opt_end(o.parsed);
+    o = parse("--help=words");
+    assert_int_equal(o.help, OPT_HELP_WORDS);
+    opt_end(o.parsed);
+    char *text = printed(opt_print_man);
+    expect_part(text, ".TH \"hcache-try\" 1");
+    expect_part(text, "\\fB\\-n\\fR, \\fB\\-\\-max\\-tokens\\fR \\fIN\\fR\n"
+                      "stop after N tokens (default 128; 1 to 1000)\n");
+    free(text);
+    text = printed(opt_print_words);
+    expect_part(text, "--max-tokens value\n");
+    expect_part(text, "--json flag\n");
+    expect_part(text, "--dtype choice f32 bf16 f16\n");
+    free(text);
+}
+
 /* Whatever a file or a command line holds: values within bounds, or an error with a message. */
 static void random_input_is_parsed_or_refused(void **state)
 {
@@ -484,6 +505,7 @@ int main(void)
         cmocka_unit_test(help_wins),
         cmocka_unit_test(help_text),
         cmocka_unit_test(markdown),
+        cmocka_unit_test(pages),
         cmocka_unit_test(random_input_is_parsed_or_refused),
         cmocka_unit_test(nearest),
     };

@@ -30,6 +30,11 @@ while read -r c; do # "run", "model info"
     }
 done < <(tools/options.sh "$hc" --names)
 
+version=$("$hc" --version | cut -d' ' -f2)
+check "--version is a version" grep -qxE '[0-9]+\.[0-9]+\.[0-9]+' <<<"$version"
+check "the header has the same one" grep -qxF "#define HCACHE_VERSION \"$version\"" include/hcache.h
+check "and the first entry of the changelog" test "$(grep -m1 -oE '^## [0-9.]+' CHANGELOG.md)" = "## $version"
+
 small_model "$tmp/plain"
 printf 'Once upon a time' | "$hc" tokenize "$tmp/plain" >"$tmp/ids"
 check "tokenize: BOS first" grep -qE '^0( [0-9]+)+$' "$tmp/ids"

@@ -1,0 +1,90 @@
+# test_install.sh - make install and uninstall: what is there, what it exports, and that the examples are built
+# against the installed copy and answer.
+. tests/e2e/lib.sh
+
+build=${hc%/hcache}
+[ "$(basename "$build")" = release ] || skip_all "the release program is what is installed"
+to=$tmp/stage/opt/hc
+install_with() { make --no-print-directory "$1" PREFIX=/opt/hc DESTDIR="$tmp/stage" >"$tmp/out" 2>"$tmp/err"; }
+check "make install" install_with install-built
+version=$(sed -n 's/^#define HCACHE_VERSION "\(.*\)"/\1/p' include/hcache.h)
+for file in bin/hcache include/hcache.h lib/libhcache.a "lib/libhcache.so.$version" lib/pkgconfig/hcache.pc \
+    lib/systemd/system/hcache.service share/bash-completion/completions/hcache share/man/man1/hcache.1; do
+    check "installed: $file" test -s "$to/$file"
+done
+check "the library's links lead to its version" test "$(readlink -f "$to/lib/libhcache.so")" = "$to/lib/libhcache.so.$version"
+check "the installed program runs" test "$("$to/bin/hcache" --version | cut -d' ' -f2)" = "$version"
+check "no file names the place of its staging" bash -c "! grep -rlI '$tmp' '$to'"
+
+# --- what the libraries export ------------------------------------------------------------------------
+
+# The functions that the header declares.
+grep -oE '^[a-z].*\bhcache_[a-z_]+\(' include/hcache.h | grep -oE 'hcache_[a-z_]+\($' | tr -d '(' | sort -u >"$tmp/declared"
+check "the header declares functions" test "$(wc -l <"$tmp/declared")" -ge 25
+nm -D --defined-only "$to/lib/libhcache.so" | awk '{ print $3 }' | sort >"$tmp/shared"
+check "the shared library exports what the header declares and nothing else" diff "$tmp/declared" "$tmp/shared"
+nm --defined-only "$to/lib/libhcache.a" | awk '$2 ~ /[A-Z]/ { print $3 }' | sort >"$tmp/static"
+check "so does the static one" diff "$tmp/declared" "$tmp/static"
+check "it does not need the server's libraries" bash -c "! readelf -d '$to/lib/libhcache.so' | grep -E 'microhttpd|curl'"
+
+# --- examples ---------------------------------------------------------------------------------------------
+
+export PKG_CONFIG_PATH=$to/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=
+pc() { pkg-config --define-variable=prefix="$to" "$@" hcache; }
+check "pkg-config says the version" test "$(pc --modversion)" = "$version"
+# shellcheck disable=SC2046 # words
+build_examples() (
+    mkdir -p "$tmp/examples" && cp examples/* "$tmp/examples" && cd "$tmp/examples" &&
+        cc -std=c11 -Wall -Wextra -Werror -o chat_c chat.c $(pc --cflags --libs) &&
+        c++ -std=c++17 -Wall -Wextra -Werror -o chat_cpp chat.cpp $(pc --cflags --libs) &&
+        cc -std=c11 -static-libgcc -o chat_static chat.c $(pc --cflags) -Wl,-Bstatic $(pc --libs) -Wl,-Bdynamic \
+            $(pc --libs --static | sed 's/-lhcache//')
+)
+check "the examples are built: C, C++, and C with the static library" build_examples
+check "the static one needs no libhcache.so" bash -c "! readelf -d '$tmp/examples/chat_static' | grep -q hcache"
+for example in chat_c chat_cpp chat_static; do
+    printf 'My dog is called Biscuit and I say "hello" to him.\nWhat is my dog called?\n' |
+        LD_LIBRARY_PATH=$to/lib timeout "$PATIENCE" "$tmp/examples/$example" models/demo "$tmp/$example.store" >"$tmp/out" 2>"$tmp/err"
+    rc=$? err=$(cat "$tmp/err")
+    check "$example answers from what was told" test "$rc" -eq 0 -a -n "$(grep '^Your dog is called Biscuit\.' "$tmp/out")"
+done
+"$to/bin/hcache" serve models/demo --port 0 >"$tmp/serve.log" 2>&1 &
+server=$!
+port=$(port_of "$server" "$tmp/serve.log")
+printf 'My dog is called Biscuit.\nWhat is my dog called?\n' | python3 examples/client.py "http://127.0.0.1:$port" >"$tmp/out" 2>"$tmp/err"
+rc=$? err=$(cat "$tmp/err")
+check "client.py answers from what was told" test "$rc" -eq 0 -a "$(tail -1 "$tmp/out")" = "Your dog is called Biscuit."
+kill "$server" && wait "$server"
+
+# --- pages and completion -----------------------------------------------------------------------------------
+
+# Options that the page of a command lacks: there are none.
+lacking() { # lacking NAME...
+    local page="$*"
+    page=$to/share/man/man1/hcache-${page// /-}.1
+    [ -s "$page" ] || echo "no page"
+    comm -23 <("$hc" "$@" --help=words | grep -oE '^--[a-z0-9-]+' | sort) \
+        <(sed 's/\\-/-/g' "$page" | grep -oE '[-]-[a-z0-9-]+' | sort -u)
+}
+while read -r name; do
+    # shellcheck disable=SC2086 # words
+    check "the page of $name has each of its options" test -z "$(lacking $name)"
+done < <(tools/options.sh "$hc" --names)
+check "the main page lists the commands" grep -q 'fBserve' "$to/share/man/man1/hcache.1"
+complete_words() { # complete_words WORD... : what bash offers for the last one
+    bash -c '. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _hcache; printf "%s\n" "${COMPREPLY[@]}"' \
+        - "$to/share/bash-completion/completions/hcache" "$@"
+}
+offers() { complete_words "${@:2}" | grep -qxF -- "$1"; }
+check "completion: commands" offers serve hcache ser
+check "completion: subcommands" offers kernels hcache bench k
+check "completion: options" offers --max-tokens hcache run --max-t
+check "completion: options of a subcommand" offers --shape hcache model synth --sh
+check "completion: choices" offers cpu hcache run --device c
+check "completion: the options of one command are not those of another" test -z "$(complete_words hcache tokenize --max-t)"
+
+# --- and gone ---------------------------------------------------------------------------------------------------
+
+check "make uninstall" install_with uninstall
+check "nothing is left" test -z "$(find "$tmp/stage" -type f -o -type l)"
+plan_end

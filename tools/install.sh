@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Installs what is built, or removes it:
+#   tools/install.sh install BUILD_DIR        tools/install.sh uninstall BUILD_DIR
+# PREFIX (default /usr/local) is where the program will find itself, DESTDIR (default empty) is put in front of it.
+# PKGS and LIBS are the packages and libraries that the static library needs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+action=$1 build=$2
+prefix=${PREFIX:-/usr/local}
+to=${DESTDIR:-}$prefix
+hc=$build/hcache
+version=$("$hc" --version | sed -n 's/^hcache \([0-9][0-9.]*\).*/\1/p')
+soname=libhcache.so.${version%%.*}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+# The files of an installation, a line each: MODE SOURCE TARGET; `->` as the mode is a link.
+files() {
+    local page
+    echo "755 $hc bin/hcache"
+    echo "644 include/hcache.h include/hcache.h"
+    echo "755 $build/libhcache.so lib/libhcache.so.$version"
+    echo "-> libhcache.so.$version lib/$soname"
+    echo "-> $soname lib/libhcache.so"
+    echo "644 $build/static/libhcache.a lib/libhcache.a"
+    echo "644 $tmp/hcache.pc lib/pkgconfig/hcache.pc"
+    echo "644 $tmp/hcache.service lib/systemd/system/hcache.service"
+    echo "644 $tmp/completion share/bash-completion/completions/hcache"
+    for page in "$tmp"/*.1; do
+        echo "644 $page share/man/man1/${page##*/}"
+    done
+}
+
+fill() { # fill TEMPLATE
+    sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" -e "s|@REQUIRES@|${PKGS:-}|" -e "s|@LIBS@|${LIBS:-}|" "$1"
+}
+
+# Man pages and completion come from the option tables of the commands.
+make_pages() {
+    local name
+    tools/options.sh "$hc" --names >"$tmp/names"
+    while read -r name; do
+        # shellcheck disable=SC2086 # words
+        "$hc" $name --help=man >"$tmp/hcache-${name// /-}.1"
+    done <"$tmp/names"
+    make_completion >"$tmp/completion"
+    "$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\)  *\(.*\)/.TP\n\\fB\1\\fR\n\2/p' >"$tmp/commands"
+    sed 's/ /-/g; s/.*/\\fBhcache-&\\fR(1)/' "$tmp/names" | paste -sd ',' | sed 's/,/, /g' >"$tmp/pages"
+    fill packaging/hcache.1.in | sed -e "/@COMMANDS@/{r $tmp/commands" -e 'd}' -e "/@PAGES@/{r $tmp/pages" -e 'd}' \
+        >"$tmp/hcache.1"
+}
+
+# A function for bash: the commands, the subcommands of each, the options of each, then packaging/completion.bash.
+make_completion() {
+    local command name
+    echo "# Completion of hcache $version for bash; tools/install.sh has written it."
+    echo "_hcache() {"
+    echo "    local commands=\"$(cut -d' ' -f1 "$tmp/names" | uniq | paste -sd ' ')\" subcommands= words="
+    # shellcheck disable=SC2016 # for the shell that completes
+    echo '    local command=${COMP_WORDS[1]-}
+    case $command in'
+    for command in $(sed -n 's/ .*//p' "$tmp/names" | sort | uniq -d) ; do
+        echo "    $command) subcommands=\"$(sed -n "s/^$command //p" "$tmp/names" | paste -sd ' ')\""
+        # shellcheck disable=SC2016
+        echo '        command="$command ${COMP_WORDS[2]-}" ;;'
+    done
+    # shellcheck disable=SC2016
+    echo '    esac
+    case $command in'
+    while read -r name; do
+        # shellcheck disable=SC2086 # words
+        echo "    \"$name\") words=\"$("$hc" $name --help=words | paste -sd ';');\" ;;"
+    done <"$tmp/names"
+    echo '    esac'
+    cat packaging/completion.bash
+}
+
+make_pages
+fill packaging/hcache.pc.in >"$tmp/hcache.pc"
+fill packaging/hcache.service.in >"$tmp/hcache.service"
+
+case $action in
+install)
+    files | while read -r mode from at; do
+        if [ "$mode" = "->" ]; then
+            ln -sfn "$from" "$to/$at"
+        else
+            install -D -m "$mode" "$from" "$to/$at"
+        fi
+    done
+    [ -n "${DESTDIR:-}" ] || [ "$(id -u)" -ne 0 ] || ldconfig || true
+    echo "installed hcache $version under $to"
+    ;;
+uninstall)
+    files | while read -r _ _ at; do
+        rm -f "$to/$at"
+    done
+    echo "removed hcache $version from $to"
+    ;;
+*)
+    echo "usage: tools/install.sh install|uninstall BUILD_DIR" >&2
+    exit 2
+    ;;
+esac
