@@ -1,6 +1,6 @@
 """Who may include whom: DESIGN's table of layers, checked against every #include "...".
 
-tests/ and bench/ may include everything.  A header without a folder ("x.h") is one of the same
+tests/ and bench/ may include everything; examples/ are built against an installed copy.  A header without a folder ("x.h") is one of the same
 folder; the public header is "hcache.h"."""
 import re
 import subprocess
@@ -28,7 +28,7 @@ MAY = {
 # Programs see the library as its users do; tool commands may look inside.
 PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "server"]
 APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/main.c"}
-FREE = ("tests/", "bench/", "apps/")
+FREE = ("tests/", "bench/", "apps/", "examples/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
