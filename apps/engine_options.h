@@ -21,6 +21,11 @@ struct engine_args {
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const engine_weights[] = {"checkpoint", "f32", "bf16", "q8", NULL};
 static const char *const engine_devices[] = {"cpu", "ref", "cuda", NULL};
+static const char *const engine_checksums[] = {"auto", "device", "host", NULL};
+static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
+static const char *const engine_graphs[] = {"on", "off", NULL};
+static const char *const engine_early[] = {"off", "on", NULL};
+static const char *const engine_ranks[] = {"own", "shared", NULL};
 static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 
 /* Rows of an option table; s: the command's struct. */
@@ -39,7 +44,22 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "compute threads; 0 is one for each processor that the process may use"}
 #define OPT_DEVICE(s)                                                                      \
     {"device", OPT(s, engine.o.device), .choices = engine_devices, .def = "cpu",           \
-     .help = "where to compute; ref is slow, for checking"}
+     .help = "where to compute; ref is slow, for checking"},                               \
+    OPT_DEVICE_TUNING(s)
+/* How a device computes: for tests and comparisons (tensor/tensor.h, struct device_opts). */
+#define OPT_DEVICE_TUNING(s)                                                               \
+    {"isa", OPT(s, engine.o.isa), .arg = "NAME",                                           \
+     .help = "kernels of the CPU, for tests: portable, avx2+fma, ...; the best by default"}, \
+    {"checksums", OPT(s, engine.o.checksums), .choices = engine_checksums, .def = "auto",  \
+     .help = "who checks what a restore brings up to a GPU"},                              \
+    {"cuda-math", OPT(s, engine.o.cuda_math), .choices = engine_maths, .def = "fast",      \
+     .help = "arithmetic of a GPU; fixed and exact give a row the same bits in any batch"}, \
+    {"cuda-graphs", OPT(s, engine.o.cuda_graphs), .choices = engine_graphs, .def = "on",   \
+     .help = "whether a GPU replays recorded decode steps"},                               \
+    {"cuda-early", OPT(s, engine.o.cuda_early), .choices = engine_early, .def = "off",     \
+     .help = "whether a GPU launches a kernel while the one before still runs"},           \
+    {"cuda-ranks", OPT(s, engine.o.cuda_ranks), .choices = engine_ranks, .def = "own",     \
+     .help = "shared: all ranks compute on the first GPU, for tests"}
 #define OPT_PARALLEL(s)                                                                    \
     {"tensor-parallel", OPT(s, engine.o.tensor_parallel), .arg = "N", .def = "1",          \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \

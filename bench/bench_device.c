@@ -23,11 +23,13 @@
 #include "base/rng.h"
 #include "bench/device_rig.h"
 #include "tensor/collective.h"
+#include "service/stack.h"
 #include "tensor/group.h"
 
 static const struct opt device_options[] = {
     {"device", OPT(struct device_table, engine.o.device), .choices = engine_devices,
      .def = "cpu", .help = "what computes"},
+    OPT_DEVICE_TUNING(struct device_table),
     {"dtype", OPT(struct device_table, engine.o.dtype), .choices = engine_dtypes,
      .def = "bf16", .help = "of weights and state"},
     {"only", OPT(struct device_table, only), .arg = "TEXT",
@@ -692,9 +694,10 @@ int device_table_run(const struct device_table *o, struct err *err)
         fprintf(b.csv, "device,dtype,kind,shape,median_ms,min_ms,max_ms,rate,unit,share,"
                        "ceiling\n");
     struct pool *pool = NULL;
+    const struct device_opts d_opts = stack_device_opts(&o->engine.o);
     int rc = pool_create(o->engine.o.threads, &pool, err);
     if (rc == 0)
-        rc = group_open(o->engine.o.device, o->engine.o.tensor_parallel,
+        rc = group_open(o->engine.o.device, &d_opts, o->engine.o.tensor_parallel,
                         o->engine.o.pipeline_parallel, pool, &d, err);
     if (rc == 0)
         rc = run_on(&b, d, err);

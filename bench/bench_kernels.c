@@ -4,7 +4,7 @@
  * Ceilings first, in the same run (ceilings.h): FMA rate for products and prefill attention, memory
  * read for decode, memory copy for kv_fill.  Shapes are the `bench` rows of tests/tensor/cases.h.
  * What is read in decode (weights, caches) is walked over in turn, so that no cache holds it.
- * HCACHE_ISA chooses the kernels, OPENBLAS_CORETYPE those of OpenBLAS (it may use AVX-512 where we
+ * --isa chooses the kernels, OPENBLAS_CORETYPE those of OpenBLAS (it may use AVX-512 where we
  * are told to use AVX2: compare like with like, with OPENBLAS_CORETYPE=Haswell). */
 #include "bench/bench.h"
 
@@ -33,6 +33,7 @@ struct bench_args {
 static const struct opt bench_options[] = {
     {"device", OPT(struct bench_args, engine.o.device), .choices = engine_devices,
      .def = "cpu", .help = "whose kernels"},
+    OPT_DEVICE_TUNING(struct bench_args),
     {"csv", OPT(struct bench_args, csv), .arg = "FILE",
      .help = "also write the results there"},
     {"only", OPT(struct bench_args, only), .arg = "TEXT",
@@ -444,7 +445,8 @@ static int bench_on(struct bench *b, int n_threads, struct err *err)
     b->n_threads = n_threads;
     int rc = pool_create(n_threads, &b->pool, err);
     if (rc == 0)
-        rc = device_open("cpu", b->pool, &b->device, err);
+        rc = device_open("cpu", &(struct device_opts){.isa = b->args.engine.o.isa}, b->pool,
+                         &b->device, err);
     if (rc == 0)
         rc = stream_create(b->device, STREAM_COMPUTE, &b->stream, err);
     if (rc == 0) {

@@ -89,6 +89,9 @@ struct hcache_opts {
     /* Reads from the store straight into a GPU's memory: "auto" (NULL: as well) where cuFile can, "off", "on": an error
      * where it cannot */
     const char *gpu_direct;
+    /* For tests and comparisons; what each accepts: tensor/tensor.h, struct device_opts. NULL: the
+     * default. */
+    const char *isa, *checksums, *cuda_math, *cuda_graphs, *cuda_early, *cuda_ranks;
 
     /* One line at a time; NULL: stderr. */
     void (*warn)(void *arg, const char *text);

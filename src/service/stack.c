@@ -61,16 +61,27 @@ static int reserve_memory(void *arg, const struct model *m, const struct model_n
     return memory_plan_reserve(&a, err);
 }
 
+struct device_opts stack_device_opts(const struct hcache_opts *o)
+{
+    return (struct device_opts){.isa = o->isa,
+                                .checksums = o->checksums,
+                                .cuda_math = o->cuda_math,
+                                .cuda_graphs = o->cuda_graphs,
+                                .cuda_early = o->cuda_early,
+                                .cuda_ranks = o->cuda_ranks};
+}
+
 static int open_model(struct stack *k, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
     int threads = o->threads > 0 ? o->threads : cpus_usable();
     int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
     int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
+    const struct device_opts d = stack_device_opts(o);
     int rc = pool_create(threads, &k->pool, err);
     if (rc == 0)
-        rc = group_open(o->device != NULL ? o->device : "cpu", n_ranks, n_stages, k->pool,
-                        &k->dev, err);
+        rc = group_open(o->device != NULL ? o->device : "cpu", &d, n_ranks, n_stages,
+                        k->pool, &k->dev, err);
     if (rc == 0)
         k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
     struct model_opts mo = {.dev = k->dev,

@@ -52,6 +52,9 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err);
 /* Flushes what is being saved; keeps a new profile beside the store. Also after a failed open. */
 void stack_close(struct stack *k);
 
+/* Returns how the options open a device. */
+struct device_opts stack_device_opts(const struct hcache_opts *o);
+
 /* Returns the bytes that restores read into: --staging, or its default. */
 size_t stack_staging_bytes(const struct stack *k);
 

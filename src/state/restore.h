@@ -78,7 +78,7 @@ size_t restorer_bytes(const struct restorer *r); /* for the table printed at sta
 size_t restorer_device_bytes(const struct model *m, int max_rows, size_t staging_bytes);
 
 /* Whether records are checked by the device, from its own memory, and not by the host: where it has memory of its own and
- * is one rank of each stage, unless HCACHE_CHECKSUMS=host.  A value that means nothing fails restorer_create. */
+ * is one rank of each stage, unless it was opened with checksums "host".  "device" on another device fails restorer_create. */
 bool restore_checks_on_device(const struct device *d);
 
 /* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of a model

@@ -34,7 +34,7 @@ static const char *why_not(const struct restorer *rr)
 {
     if (rr->check == NULL)
         return "the device has to check what it reads (one device with memory of its own, "
-               "HCACHE_CHECKSUMS not host)";
+               "--checksums is not host)";
     if (!store_has_files(rr->o.store))
         return "the store has to be in files, and its reads not throttled";
     return NULL;

@@ -26,22 +26,17 @@
 
 bool restore_checks_on_device(const struct device *d)
 {
-    const char *where = getenv("HCACHE_CHECKSUMS");
-    return !d->unified && d->n_ranks == 1 && (where == NULL || strcmp(where, "host") != 0);
+    return !d->unified && d->n_ranks == 1 && d->checksums != CHECKSUMS_HOST;
 }
 
 static int check_choice(const struct device *d, struct err *err)
 {
-    const char *where = getenv("HCACHE_CHECKSUMS");
-    bool device = where != NULL && strcmp(where, "device") == 0;
-    if (device && !restore_checks_on_device(d))
-        return err_set(
-            err, ERR_USAGE,
-            "HCACHE_CHECKSUMS=device: needs a device with memory of its own, and one "
-            "rank: unset it");
-    if (where == NULL || device || strcmp(where, "host") == 0)
-        return 0;
-    return err_set(err, ERR_USAGE, "HCACHE_CHECKSUMS=%s: must be host or device", where);
+    return d->checksums != CHECKSUMS_DEVICE || restore_checks_on_device(d)
+               ? 0
+               : err_set(
+                     err, ERR_USAGE,
+                     "--checksums device: needs a device with memory of its own, and one "
+                     "rank");
 }
 
 size_t restore_sums_bytes(const struct device *d, int n_slots)

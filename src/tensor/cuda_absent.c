@@ -2,8 +2,10 @@
  * and this object is left in the library.) */
 #include "tensor/group_impl.h"
 
-int cuda_device_open(int index, struct pool *pool, struct device **out, struct err *err)
+int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
+                     struct device **out, struct err *err)
 {
+    (void)o;
     (void)index;
     (void)pool;
     (void)out;
@@ -13,8 +15,10 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
         "(nvcc) and build again");
 }
 
-int cuda_collective_open(int first, int n_ranks, struct collective **out, struct err *err)
+int cuda_collective_open(const struct device *d, int first, int n_ranks,
+                         struct collective **out, struct err *err)
 {
+    (void)d;
     (void)first;
     (void)n_ranks;
     (void)out;

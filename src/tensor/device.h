@@ -67,7 +67,9 @@ struct event {
 };
 
 int ref_device_open(struct pool *pool, struct device **out, struct err *err);
-int cpu_device_open(struct pool *pool, struct device **out, struct err *err);
+/* isa NULL: the best kernels that this processor runs. */
+int cpu_device_open(const char *isa, struct pool *pool, struct device **out,
+                    struct err *err);
 
 /* A device over host memory: `scratch_bytes` of address space go to every compute stream (touched
  * only as far as it is used). */
@@ -76,11 +78,17 @@ int host_device_open(const char *name, const struct ops *ops, const char *isa,
                      struct err *err);
 
 /* "cuda", the GPU of that index, or why not (cuda_absent.c where it was not built). */
-int cuda_device_open(int index, struct pool *pool, struct device **out, struct err *err);
+int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
+                     struct device **out, struct err *err);
 
 /* The device for rank `index` of a group: a GPU each; of CPU backends one more of the same. */
-int rank_open(const char *name, int index, struct pool *pool, struct device **out,
-              struct err *err);
+int rank_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
+              struct device **out, struct err *err);
+
+/* Finds text among names, which NULL ends, and puts its index into *out; NULL is index 0. Returns 0, or
+ * ERR_USAGE with a message that names the option and the texts. */
+int device_choice(const char *option, const char *text, const char *const *names, int *out,
+                  struct err *err);
 
 /* kv_pack of the devices whose kv_fill runs on host memory. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);

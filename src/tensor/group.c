@@ -616,12 +616,12 @@ static void describe(struct group *g, int n_ranks, int n_stages)
 static int connect_stages(struct group *g, struct err *err)
 {
     int n_ranks = g->base.n_ranks, rc = 0;
-    if (!g->rank[0]->unified)
+    if (!g->rank[0]->unified && !g->rank[0]->shared)
         cuda_connect(g->n);
     for (int k = 0; k < g->base.n_stages && n_ranks > 1 && rc == 0; k++)
-        rc = g->rank[0]->unified
-                 ? collective_memory_open(&g->collective[k], err)
-                 : cuda_collective_open(first_of(g, k), n_ranks, &g->collective[k], err);
+        rc = g->rank[0]->unified ? collective_memory_open(&g->collective[k], err)
+                                 : cuda_collective_open(g->rank[0], first_of(g, k), n_ranks,
+                                                        &g->collective[k], err);
     return rc;
 }
 
@@ -640,21 +640,21 @@ static int check_counts(int n_ranks, int n_stages, struct err *err)
     return 0;
 }
 
-int group_open(const char *name, int n_ranks, int n_stages, struct pool *pool,
-               struct device **out, struct err *err)
+int group_open(const char *name, const struct device_opts *o, int n_ranks, int n_stages,
+               struct pool *pool, struct device **out, struct err *err)
 {
     int rc = check_counts(n_ranks, n_stages, err), n = n_ranks * n_stages;
     if (rc != 0)
         return rc;
     if (n == 1)
-        return device_open(name, pool, out, err);
+        return device_open(name, o, pool, out, err);
     struct group *g = xcalloc(1, sizeof *g);
     g->base.n_ranks = n_ranks;
     g->base.n_stages = n_stages;
     pthread_mutex_init(&g->exchange, NULL);
     pthread_rwlock_init(&g->lock, NULL);
     for (int i = 0; i < n && rc == 0; i++) {
-        rc = rank_open(name, i, pool, &g->rank[i], err);
+        rc = rank_open(name, o, i, pool, &g->rank[i], err);
         if (rc == 0)
             g->n = i + 1;
     }

@@ -47,8 +47,8 @@ enum {
 
 /* Opens n_stages times n_ranks (1 to MAX_RANKS) devices of this name as one; of one, that device itself.
  * Rank r of stage k is device k * n_ranks + r of its kind. */
-int group_open(const char *name, int n_ranks, int n_stages, struct pool *pool,
-               struct device **out, struct err *err);
+int group_open(const char *name, const struct device_opts *o, int n_ranks, int n_stages,
+               struct pool *pool, struct device **out, struct err *err);
 
 /* Which stage has the i-th of n things: runs of equal length, or one more. */
 static inline int stage_of(int i, int n, int n_stages)

@@ -32,7 +32,8 @@ int collective_memory_open(struct collective **out, struct err *err);
 int gather_by_copies(const struct ranks *r, const struct mat *out, const struct mat *in);
 /* Between n_ranks GPUs from GPU `first` on, each of which is a rank; ERR_UNSUPPORTED, with the reason, where
  * NCCL is not there. */
-int cuda_collective_open(int first, int n_ranks, struct collective **out, struct err *err);
+int cuda_collective_open(const struct device *d, int first, int n_ranks,
+                         struct collective **out, struct err *err);
 /* GPUs 0 to n - 1 copy from each other directly, where the machine can; else such copies go over the host. */
 void cuda_connect(int n);
 

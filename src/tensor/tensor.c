@@ -104,21 +104,55 @@ struct mat mat_cols(struct mat a, int64_t begin, int64_t n)
 
 /* --- dispatch ------------------------------------------------------------------------------- */
 
-int rank_open(const char *name, int index, struct pool *pool, struct device **out,
-              struct err *err)
+int device_choice(const char *option, const char *text, const char *const *names, int *out,
+                  struct err *err)
 {
-    if (strcmp(name, "ref") == 0)
-        return ref_device_open(pool, out, err);
-    if (strcmp(name, "cpu") == 0)
-        return cpu_device_open(pool, out, err);
-    if (strcmp(name, "cuda") == 0)
-        return cuda_device_open(index, pool, out, err);
-    return err_set(err, ERR_USAGE, "unknown device '%s' (known: cpu, ref, cuda)", name);
+    char list[80] = "";
+    *out = 0;
+    for (int i = 0; text != NULL && names[i] != NULL; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *out = i;
+            return 0;
+        }
+        size_t n = strlen(list);
+        snprintf(list + n, sizeof list - n, "%s%s",
+                 i == 0                 ? ""
+                 : names[i + 1] == NULL ? " or "
+                                        : ", ",
+                 names[i]);
+    }
+    return text == NULL
+               ? 0
+               : err_set(err, ERR_USAGE, "--%s %s: must be %s", option, text, list);
 }
 
-int device_open(const char *name, struct pool *pool, struct device **out, struct err *err)
+int rank_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
+              struct device **out, struct err *err)
 {
-    return rank_open(name, 0, pool, out, err);
+    static const char *const checkers[] = {"auto", "device", "host", NULL};
+    static const struct device_opts defaults = {0};
+    int checksums, rc;
+    o = o != NULL ? o : &defaults;
+    rc = device_choice("checksums", o->checksums, checkers, &checksums, err);
+    if (rc != 0)
+        return rc;
+    if (strcmp(name, "ref") == 0)
+        rc = ref_device_open(pool, out, err);
+    else if (strcmp(name, "cpu") == 0)
+        rc = cpu_device_open(o->isa, pool, out, err);
+    else if (strcmp(name, "cuda") == 0)
+        rc = cuda_device_open(o, index, pool, out, err);
+    else
+        rc = err_set(err, ERR_USAGE, "unknown device '%s' (known: cpu, ref, cuda)", name);
+    if (rc == 0)
+        (*out)->checksums = (enum device_checksums)checksums;
+    return rc;
+}
+
+int device_open(const char *name, const struct device_opts *o, struct pool *pool,
+                struct device **out, struct err *err)
+{
+    return rank_open(name, o, 0, pool, out, err);
 }
 
 void device_close(struct device *d)

@@ -72,6 +72,23 @@ struct pool;
 struct stream;
 struct event;
 
+/* How a device is opened.  Texts as a user gives them; NULL is the default. Another text is an
+ * ERR_USAGE that names the option. */
+struct device_opts {
+    const char *isa; /* kernels of "cpu": "portable", "avx2+fma", ...; default: the best */
+    const char
+        *checksums; /* who checks what a restore brings up: "device", "host"; default:
+                                the device where it can (state/restore.h) */
+    const char *cuda_math;   /* "fast" (default), "fixed", "exact" */
+    const char *cuda_graphs; /* whether decodes are recorded: "on" (default), "off" */
+    const char *cuda_early;  /* programmatic dependent launch: "off" (default), "on" */
+    const char
+        *cuda_ranks; /* "own" (default): each rank has a GPU; "shared": for tests, all are
+                                on the first GPU, and exchange through its memory */
+};
+
+enum device_checksums { CHECKSUMS_AUTO, CHECKSUMS_DEVICE, CHECKSUMS_HOST };
+
 struct device {
     const char *name;
     const struct ops *ops;
@@ -83,14 +100,17 @@ struct device {
     bool q8;              /* its operations take weights of DTYPE_Q8 */
     int batch_rows;       /* of a forward pass, enough for products to be near their best */
     size_t stream_bytes;  /* device memory that a compute stream takes; 0 where unified */
+    enum device_checksums checksums; /* as asked for */
+    bool shared;                     /* all ranks of a group are on one GPU */
     int n_ranks, n_stages; /* 1, or those of a group (group.h): ranks of each stage */
     const struct device_vtable *v;
     const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */
 };
 
 /* Opens "ref" or "cpu" ("cuda": ERR_UNSUPPORTED with the reason, where it was not built or no GPU
- * is there). `pool` (may be NULL: one thread) must outlive the device. */
-int device_open(const char *name, struct pool *pool, struct device **out, struct err *err);
+ * is there). `pool` (may be NULL: one thread) must outlive the device; o (NULL: defaults) need not. */
+int device_open(const char *name, const struct device_opts *o, struct pool *pool,
+                struct device **out, struct err *err);
 void device_close(struct device *d);
 
 /* Page-aligned, zeroed memory. On failure the message says how much was asked for. */

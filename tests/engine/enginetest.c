@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "state/save_policy.h"
 
+struct device_opts et_device;
 const char *const et_dirs[2] = {"/store/a", "/store/b"};
 
 void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
@@ -32,6 +33,19 @@ int et_try_open(struct stack *k, const struct stack_opts *opts, struct err *err)
     o.user.save_buffer_bytes = o.user.save_buffer_bytes > 0 ? o.user.save_buffer_bytes
                                                             : 16 << 20;
     o.user.staging_bytes = o.user.staging_bytes > 0 ? o.user.staging_bytes : 1;
+    const struct {
+        const char **option, *def;
+    } device[] = {
+        {&o.user.isa, et_device.isa},
+        {&o.user.checksums, et_device.checksums},
+        {&o.user.cuda_math, et_device.cuda_math},
+        {&o.user.cuda_graphs, et_device.cuda_graphs},
+        {&o.user.cuda_early, et_device.cuda_early},
+        {&o.user.cuda_ranks, et_device.cuda_ranks},
+    };
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++)
+        if (*device[i].option == NULL)
+            *device[i].option = device[i].def;
     o.no_profile = true;
     int rc = stack_open(&o, k, err);
     if (rc == 0)

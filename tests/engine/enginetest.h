@@ -14,6 +14,9 @@ enum { ET_MAX_GENERATED = 800 };
 void et_open(struct stack *k, const struct stack_opts *o);
 /* The same on a disk; returns the code. */
 int et_try_open(struct stack *k, const struct stack_opts *o, struct err *err);
+/* How the device of the next stack computes, where its options do not say. A test that sets a field
+ * resets it to NULL. */
+extern struct device_opts et_device;
 /* Costs per token and layer, seconds; bytes_per_s of the one tier. */
 void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
                  double bytes_per_s);

@@ -142,13 +142,13 @@ static void a_bad_record_is_a_miss(void **state)
     static const char *const who[] = {"device", "host"};
     for (int i = 0; i < 2; i++) {
         struct place p;
-        setenv("HCACHE_CHECKSUMS", who[i], 1);
+        et_device.checksums = who[i];
         place_open(&p, SMALL, i == 0 ? "bf16" : "f16", 1, 3);
         for (int chunk = 0; chunk < (i == 0 ? 3 : 1); chunk++)
             bad_records(&p, chunk, chunk % 2 == 0);
         bad_records(&p, 2 * i, false);
         stack_close(&p.k);
-        unsetenv("HCACHE_CHECKSUMS");
+        et_device.checksums = NULL;
     }
 }
 
@@ -168,7 +168,7 @@ static void windows_and_stages(void **state)
 {
     (void)state;
     struct place p;
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    et_device.cuda_ranks = "shared";
     place_open(&p, "tests/model/golden/families/mistral", "bf16", 1, 3);
     one_bad_record(&p, "kv", true, 2, 1, STORE_KV, ALL_ONES);
     one_bad_record(&p, "hidden", false, 2, 1, STORE_HIDDEN, ONE_BIT);
@@ -176,7 +176,7 @@ static void windows_and_stages(void **state)
     place_open(&p, SMALL, "bf16", 2, 3);
     bad_records(&p, 1, true);
     stack_close(&p.k);
-    unsetenv("HCACHE_CUDA_RANKS");
+    et_device.cuda_ranks = NULL;
 }
 
 /* A bit that goes wrong between host and device: only the device can know. */
@@ -236,17 +236,16 @@ static void what_is_no_choice_is_refused(void **state)
     for (int i = 0; i < 2; i++) {
         struct stack k;
         struct err err = {0};
-        setenv("HCACHE_CHECKSUMS", values[i], 1);
-        struct stack_opts o = {.user.device = i == 0 ? "cuda" : "cpu",
+        struct stack_opts o = {.user.checksums = values[i],
+                               .user.device = i == 0 ? "cuda" : "cpu",
                                .user.model = "synth:tiny-mha",
                                .user.dtype = "bf16",
                                .user.store_in_memory = true,
                                .no_profile = true,
                                .user.no_reuse = true};
         assert_int_equal(stack_open(&o, &k, &err), ERR_USAGE);
-        assert_non_null(strstr(err.msg, "HCACHE_CHECKSUMS"));
+        assert_non_null(strstr(err.msg, "--checksums"));
         stack_close(&k);
-        unsetenv("HCACHE_CHECKSUMS");
     }
 }
 
@@ -260,7 +259,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_refused_check_is_no_verdict),
         cmocka_unit_test(what_is_no_choice_is_refused),
     };
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_device.cuda_math = "exact";
     et_only(argc, argv);
     et_small_prompt(prompt, N_PROMPT, 8);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -145,10 +145,10 @@ static void restored_state_is_bit_equal(void **state)
     };
     int n = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        setenv("HCACHE_CUDA_MATH", cases[i].math, 1);
+        et_device.cuda_math = cases[i].math;
         n += check_plans(cases[i].model, cases[i].dtype, cases[i].stride);
     }
-    unsetenv("HCACHE_CUDA_MATH");
+    et_device.cuda_math = NULL;
     print_message("%d plans restored bit for bit\n", n);
 }
 
@@ -160,14 +160,14 @@ static void the_mathematics_are_in_the_fingerprint(void **state)
     struct sha256 f[3];
     for (int i = 0; i < 3; i++) {
         struct stack k;
-        setenv("HCACHE_CUDA_MATH", maths[i], 1);
+        et_device.cuda_math = maths[i];
         open_cuda(&k, "models/demo", "bf16");
         f[i] = k.fingerprint;
         stack_close(&k);
         for (int j = 0; j < i; j++)
             assert_memory_not_equal(&f[i], &f[j], sizeof f[i]);
     }
-    unsetenv("HCACHE_CUDA_MATH");
+    et_device.cuda_math = NULL;
 }
 
 /* Three sequences at once: what they compute beside one another, with equal beginnings taken over from the
@@ -178,7 +178,7 @@ static void check_company(const char *model, const char *math, bool turns)
     struct et_run alone[3], r;
     int32_t ids[3][N_PROMPT];
     struct stack k;
-    setenv("HCACHE_CUDA_MATH", math, 1);
+    et_device.cuda_math = math;
     for (int i = 0; i < 3; i++) {
         memcpy(ids[i], prompt, sizeof prompt);
         ids[i][70 + 30 * i] ^= 1;
@@ -223,7 +223,7 @@ static void check_company(const char *model, const char *math, bool turns)
         et_same(&alone[i], &r, "in a batch");
         stack_close(&k);
     }
-    unsetenv("HCACHE_CUDA_MATH");
+    et_device.cuda_math = NULL;
 }
 
 static void batches_reuse_and_preemption(void **state)
@@ -275,7 +275,7 @@ static void a_fault_fails_the_request(void **state)
     struct et_run r, good;
     struct et_ask first = {
         .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_device.cuda_math = "exact";
     open_cuda(&k, "tests/model/golden/families/llama", "bf16");
     assert_int_equal(et_run(&k, &first, &good), 0);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -306,7 +306,7 @@ static void a_fault_fails_the_request(void **state)
         assert_true(n_failed + n_shed > 0);
     }
     stack_close(&k);
-    unsetenv("HCACHE_CUDA_MATH");
+    et_device.cuda_math = NULL;
 }
 
 /* A value that f16 cannot hold, in the first layer's input, is found behind the last layer, where that is
@@ -320,7 +320,7 @@ static void an_overflow_is_found_at_the_end(void **state)
     struct seq *s[2];
     struct err err = {0};
     int32_t bad[N_PROMPT];
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_device.cuda_math = "exact";
     et_open(&k, &(struct stack_opts){.user.device = "cuda",
                                      .user.model = "tests/model/golden/families/llama",
                                      .user.dtype = "f16",
@@ -367,7 +367,7 @@ static void an_overflow_is_found_at_the_end(void **state)
     assert_int_equal(r.n_cached, N_RESTORED);
     et_same(&r, &good, "restored");
     stack_close(&k);
-    unsetenv("HCACHE_CUDA_MATH");
+    et_device.cuda_math = NULL;
 }
 
 /* The context of a real GPU is gone after a fault inside a kernel: requests fail, the process does not. */

@@ -173,11 +173,11 @@ static void restored_state_is_bit_equal(void **state)
     open_stack(&k, "off");
     restores(&k, "kv", true, false);
     stack_close(&k);
-    setenv("HCACHE_CHECKSUMS", "host", 1); /* the host cannot check what it does not have */
+    et_device.checksums = "host"; /* the host cannot check what it does not have */
     open_stack(&k, "auto");
     restores(&k, "kv", true, false);
     stack_close(&k);
-    unsetenv("HCACHE_CHECKSUMS");
+    et_device.checksums = NULL;
     assert_int_equal(fake->n_reads, n);
 }
 
@@ -293,7 +293,7 @@ static int make_dir(void **state)
     (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(dir, sizeof dir, "%.40s/hc-direct-XXXXXX", tmp != NULL ? tmp : "/tmp");
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_device.cuda_math = "exact";
     et_small_prompt(prompt, N_PROMPT, 8);
     return mkdtemp(dir) == NULL;
 }

@@ -140,7 +140,7 @@ int main(void)
         cmocka_unit_test(no_bit_tells),
     };
     et_small_prompt(prompt, LONG, 9);
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    et_device.cuda_math = "exact";
+    et_device.cuda_ranks = "shared";
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
     struct stack k;
     struct seq *s[N_COMPANY];
     struct err err = {0};
-    setenv("HCACHE_CUDA_GRAPHS", graphs ? "on" : "off", 1);
+    et_device.cuda_graphs = graphs ? "on" : "off";
     et_open(&k, &(struct stack_opts){.user.device = "cuda",
                                      .user.model = "tests/model/golden/families/llama",
                                      .user.dtype = "bf16",
@@ -31,7 +31,7 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
                                      .user.max_sequences = N_COMPANY,
                                      .user.store_in_memory = true,
                                      .user.no_reuse = true});
-    unsetenv("HCACHE_CUDA_GRAPHS");
+    et_device.cuda_graphs = NULL;
     for (int i = 0; i < N_COMPANY; i++) {
         struct et_ask a = {.prompt = prompt,
                            .n_prompt = N_PROMPT - 2 + i, /* blocks end while they decode */
@@ -64,7 +64,7 @@ static void recorded_graphs_change_no_bit(void **state)
     static const char *const maths[] = {"fast", "fixed", "exact"};
     for (int m = 0; m < 3; m++) {
         struct et_run plain[N_COMPANY], graphs[N_COMPANY];
-        setenv("HCACHE_CUDA_MATH", maths[m], 1);
+        et_device.cuda_math = maths[m];
         cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
         decode_together(false, plain);
         assert_int_equal(cuda_emu_replayed(), 0);
@@ -74,7 +74,7 @@ static void recorded_graphs_change_no_bit(void **state)
         for (int i = 0; i < N_COMPANY; i++)
             et_same(&graphs[i], &plain[i], maths[m]);
     }
-    unsetenv("HCACHE_CUDA_MATH");
+    et_device.cuda_math = NULL;
 }
 
 /* Ranks record what lies between their exchanges, stages their own layers. */
@@ -82,7 +82,7 @@ static void groups_record_too(void **state)
 {
     (void)state;
     struct et_run plain[N_COMPANY], graphs[N_COMPANY];
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    et_device.cuda_ranks = "shared";
     for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
         cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
         decode_on(n_ranks, 2, false, plain);
@@ -95,7 +95,7 @@ static void groups_record_too(void **state)
         for (int i = 0; i < N_COMPANY; i++)
             et_same(&graphs[i], &plain[i], "a group");
     }
-    unsetenv("HCACHE_CUDA_RANKS");
+    et_device.cuda_ranks = NULL;
 }
 
 /* A driver that does not record, or not all: the same answers, without. */

@@ -26,8 +26,8 @@ static void ranks_restore_bit_equal(void **state)
                                         "r1,h0,k1"};
     static const char *const models[] = {"tests/model/golden/families/llama",
                                          "tests/model/golden/families/falcon-40b"};
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    et_device.cuda_math = "exact";
+    et_device.cuda_ranks = "shared";
     for (int i = 0; i < 2; i++) {
         struct stack k;
         struct et_run ref, r;
@@ -67,8 +67,8 @@ static void ranks_restore_bit_equal(void **state)
         }
         stack_close(&k);
     }
-    unsetenv("HCACHE_CUDA_MATH");
-    unsetenv("HCACHE_CUDA_RANKS");
+    et_device.cuda_math = NULL;
+    et_device.cuda_ranks = NULL;
 }
 
 /* Stages on the one GPU, each with streams of its own that run nothing before somebody waits: what one device
@@ -84,8 +84,8 @@ static void stages_restore_bit_equal(void **state)
     } cases[] = {{"tests/model/golden/families/llama", 1},
                  {"tests/model/golden/families/qwen3", 1},
                  {"tests/model/golden/families/llama", 2}};
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    et_device.cuda_math = "exact";
+    et_device.cuda_ranks = "shared";
     for (int i = 0; i < 3; i++) {
         struct io *disk = et_disk((uint64_t)i + 1, 0);
         struct et_run ref = {0}, r;
@@ -127,8 +127,8 @@ static void stages_restore_bit_equal(void **state)
         }
         io_close(disk);
     }
-    unsetenv("HCACHE_CUDA_MATH");
-    unsetenv("HCACHE_CUDA_RANKS");
+    et_device.cuda_math = NULL;
+    et_device.cuda_ranks = NULL;
 }
 
 /* A large copy goes up in shares, a share a rank, and every rank has all of it; what cannot be divided
@@ -141,8 +141,8 @@ static void copies_go_up_in_shares(void **state)
     struct stream *s;
     struct buf dev, host, back;
     struct err err = {0};
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
-    if (group_open("cuda", 3, 1, NULL, &d, &err) != 0)
+    et_device.cuda_ranks = "shared";
+    if (group_open("cuda", &et_device, 3, 1, NULL, &d, &err) != 0)
         fail_msg("%s", err.msg);
     assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, BYTES, &dev, NULL), 0);
@@ -164,7 +164,7 @@ static void copies_go_up_in_shares(void **state)
     buf_free(d, &back);
     stream_destroy(s);
     device_close(d);
-    unsetenv("HCACHE_CUDA_RANKS");
+    et_device.cuda_ranks = NULL;
 }
 
 /* More ranks than GPUs. */
@@ -173,12 +173,12 @@ static void too_few_gpus(void **state)
     (void)state;
     struct device *d;
     struct err err = {0};
-    assert_int_equal(group_open("cuda", 2, 1, NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_int_equal(group_open("cuda", &et_device, 2, 1, NULL, &d, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "GPU 1 is wanted"));
-    setenv("HCACHE_CUDA_RANKS", "share", 1);
-    assert_int_equal(group_open("cuda", 2, 1, NULL, &d, &err), ERR_USAGE);
-    assert_non_null(strstr(err.msg, "HCACHE_CUDA_RANKS=share: must be shared"));
-    unsetenv("HCACHE_CUDA_RANKS");
+    et_device.cuda_ranks = "share";
+    assert_int_equal(group_open("cuda", &et_device, 2, 1, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "--cuda-ranks share: must be own or shared"));
+    et_device.cuda_ranks = NULL;
 }
 
 int main(int argc, char **argv)

@@ -59,7 +59,7 @@ static void one_piece_for_each_device(void **state)
         {"tests/model/golden/families/llama", "bf16", 1, 2, 2, 0, 1},
         {"tests/model/golden/families/qwen3", "bf16", 2, 2, 1, 0, 1},
     };
-    setenv("HCACHE_CUDA_RANKS", "shared", 1);
+    et_device.cuda_ranks = "shared";
     for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
         struct stack_opts o = options(cases[i / 2].model, cases[i / 2].dtype);
         int n_devices = cases[i / 2].ranks * cases[i / 2].stages;
@@ -81,7 +81,7 @@ static void one_piece_for_each_device(void **state)
         stack_close(&k);
         assert_int_equal(cuda_emu_pieces(), 0);
     }
-    unsetenv("HCACHE_CUDA_RANKS");
+    et_device.cuda_ranks = NULL;
 }
 
 /* Whichever request for memory fails, opening says so, and nothing is left behind. */

@@ -78,11 +78,11 @@ static void restores_through_it(void **state)
         struct stack k;
         struct et_run ref, r;
         struct stack_opts o = ranks(2, n_stages);
-        setenv("HCACHE_CUDA_RANKS", "shared", 1);
+        et_device.cuda_ranks = "shared";
         et_open(&k, &o);
         assert_int_equal(et_run(&k, &a, &ref), 0);
         stack_close(&k);
-        unsetenv("HCACHE_CUDA_RANKS");
+        et_device.cuda_ranks = NULL;
         *fake = (struct nccl_fake){.sync = sync_stream,
                                    .copy = copy,
                                    .fail_init = -1,
@@ -168,7 +168,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_connected_is_refused),
     };
     setenv("CUDA_EMU_DEVICES", "4", 1);
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_device.cuda_math = "exact";
     et_small_prompt(prompt, N_PROMPT, 5);
     load_fake();
     return cmocka_run_group_tests(tests, NULL, NULL);

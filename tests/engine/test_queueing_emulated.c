@@ -45,7 +45,7 @@ static void work_is_queued_by_the_group(void **state)
     struct stack k;
     struct et_run all;
     char kv[32], recomputed[32];
-    setenv("HCACHE_CUDA_MATH", "exact", 1);
+    et_device.cuda_math = "exact";
     et_open(&k, &(struct stack_opts){.user.device = "cuda",
                                      .user.model = "synth:tiny-mha",
                                      .user.dtype = "bf16",
@@ -71,7 +71,7 @@ static void work_is_queued_by_the_group(void **state)
     print_message("%d layers: K and V %d launches, %d waits; recomputed %d, %d\n", layers,
                   eight.n_launches, eight.n_waits, re.n_launches, re.n_waits);
     stack_close(&k);
-    unsetenv("HCACHE_CUDA_MATH");
+    et_device.cuda_math = NULL;
 }
 
 int main(void)

@@ -41,7 +41,7 @@ static int check_token(void *arg, int32_t id)
         return 0;
     struct sample_row row = sample_row_of(w->how, N_PROMPT + w->n_seen - 1);
     struct mat m = mat_of((void *)(uintptr_t)logits, DTYPE_F32, 1, w->n_vocab);
-    assert_int_equal(device_open("ref", NULL, &ref, NULL), 0);
+    assert_int_equal(device_open("ref", NULL, NULL, &ref, NULL), 0);
     assert_int_equal(stream_create(ref, STREAM_COMPUTE, &s, NULL), 0);
     assert_int_equal(ref->ops->sample(s, &want, m, &row), 0);
     stream_destroy(s);

@@ -19,7 +19,7 @@ static struct kv_pool *pool;
 static int setup(void **state)
 {
     (void)state;
-    return device_open("ref", NULL, &device, NULL) ||
+    return device_open("ref", NULL, NULL, &device, NULL) ||
            kv_pool_create(device, &opts, &pool, NULL);
 }
 

@@ -25,7 +25,7 @@ void talk_open(struct talk *t, const char *source, const char *device, const cha
     struct err e = {0};
     memset(t, 0, sizeof *t);
     must(pool_create(n_threads, &t->pool, &e), &e);
-    must(device_open(device, t->pool, &t->dev, &e), &e);
+    must(device_open(device, NULL, t->pool, &t->dev, &e), &e);
     must(stream_create(t->dev, STREAM_COMPUTE, &t->s, &e), &e);
     struct model_opts o = {.dev = t->dev, .dtype = dtype};
     must(model_open(source, &o, &t->m, &e), &e);

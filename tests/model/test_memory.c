@@ -104,7 +104,7 @@ static void load_model(void *arg)
     struct err err = {0};
     (void)arg;
     if (memtest_ok(pool_create(1, &pool, &err), &err, "pool") &&
-        memtest_ok(device_open("cpu", pool, &o.dev, &err), &err, "device"))
+        memtest_ok(device_open("cpu", NULL, pool, &o.dev, &err), &err, "device"))
         (void)memtest_ok(model_open("synth:tiny-mha", &o, &m, &err), &err, "model");
     model_close(m);
     device_close(o.dev);

@@ -24,7 +24,7 @@ static struct stream *stream;
 static int setup(void **state)
 {
     (void)state;
-    assert_int_equal(device_open("cpu", NULL, &device, NULL), 0);
+    assert_int_equal(device_open("cpu", NULL, NULL, &device, NULL), 0);
     assert_int_equal(stream_create(device, STREAM_COMPUTE, &stream, NULL), 0);
     return 0;
 }

@@ -37,7 +37,7 @@ static int group_setup(void **state)
 {
     (void)state;
     struct err e;
-    return pool_create(2, &pool, &e) || device_open("ref", pool, &dev, &e) ||
+    return pool_create(2, &pool, &e) || device_open("ref", NULL, pool, &dev, &e) ||
            stream_create(dev, STREAM_COMPUTE, &stream, &e);
 }
 
@@ -794,7 +794,7 @@ static void test_peak_memory(void **state)
     assert_int_equal(weights_synth_write(dir, &c, DTYPE_BF16, &e), 0);
     pid_t child = fork();
     if (child == 0) { /* no threads here: a device of its own */
-        int rc = device_open("ref", NULL, &dev, &e);
+        int rc = device_open("ref", NULL, NULL, &dev, &e);
         rc = rc != 0 ? rc : stream_create(dev, STREAM_COMPUTE, &stream, &e);
         _exit(rc != 0 ? 1 : measure_peak(&c));
     }

@@ -20,6 +20,8 @@ struct place {
     struct stream *s;
 };
 
+static struct device_opts device_opts; /* of the next place */
+
 /* dtype: of the state; "q8" is bf16 with 8-bit weights. */
 static void place_open(struct place *p, const char *device, const char *model,
                        const char *dtype, int threads)
@@ -27,7 +29,7 @@ static void place_open(struct place *p, const char *device, const char *model,
     bool q8 = strcmp(dtype, "q8") == 0;
     struct err err = {0};
     assert_int_equal(pool_create(threads, &p->pool, &err), 0);
-    assert_int_equal(device_open(device, p->pool, &p->dev, &err), 0);
+    assert_int_equal(device_open(device, &device_opts, p->pool, &p->dev, &err), 0);
     struct model_opts o = {.dev = p->dev,
                            .dtype = q8 ? "bf16" : dtype,
                            .weights = q8 ? "q8" : NULL,
@@ -97,10 +99,10 @@ static void kernels_are_judged_by_their_bits(void **state)
 {
     (void)state;
     struct sha256 best = make("cpu", "synth:tiny-mha", "f32", 1);
-    setenv("HCACHE_ISA", "portable", 1);
+    device_opts.isa = "portable";
     struct sha256 portable = make("cpu", "synth:tiny-mha", "f32", 1);
     struct sha256 again = make("cpu", "synth:tiny-mha", "f32", 2);
-    unsetenv("HCACHE_ISA");
+    device_opts.isa = NULL;
     assert_true(same(portable, again));
     print_message("portable kernels have %s fingerprint\n",
                   same(best, portable) ? "the same" : "another");

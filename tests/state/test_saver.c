@@ -73,7 +73,7 @@ static void rig_open_small(struct rig *r, size_t buffer_bytes, uint64_t cap_byte
 {
     struct err err = {0};
     *r = (struct rig){.fingerprint = {{7}}, .buffer_bytes = buffer_bytes};
-    assert_int_equal(device_open("cpu", NULL, &r->dev, &err), 0);
+    assert_int_equal(device_open("cpu", NULL, NULL, &r->dev, &err), 0);
     struct model_opts mo = {.dev = r->dev, .dtype = "f32", .max_ctx = MAX_TOKENS};
     assert_int_equal(model_open("synth:tiny-gqa", &mo, &r->m, &err), 0);
     assert_int_equal(stream_create(r->dev, STREAM_COMPUTE, &r->stream, &err), 0);

@@ -1,4 +1,4 @@
-/* cuda_fixed_cases.h - fixed math (HCACHE_CUDA_MATH=fixed) on whatever GPU device "cuda" finds: every row has the same
+/* cuda_fixed_cases.h - fixed math (--cuda-math fixed) on whatever GPU device "cuda" finds: every row has the same
  * bits alone, in batches of every size, at every place in them, as a decode or as part of a prefill. */
 #ifndef TESTS_TENSOR_CUDA_FIXED_CASES_H
 #define TESTS_TENSOR_CUDA_FIXED_CASES_H

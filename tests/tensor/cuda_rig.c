@@ -9,10 +9,11 @@ struct lane lane_cuda(const char *math)
 {
     struct lane l = {0};
     struct err err = {0};
-    setenv("HCACHE_CUDA_MATH", math, 1);
-    if (device_open("cuda", NULL, &l.device, &err) != 0)
+    /* tools/gpu_check.sh runs this program once more with early launches. */
+    const struct device_opts o = {.cuda_math = math,
+                                  .cuda_early = getenv("HCACHE_CUDA_EARLY")};
+    if (device_open("cuda", &o, NULL, &l.device, &err) != 0)
         fail_msg("%s", err.msg);
-    unsetenv("HCACHE_CUDA_MATH");
     l.ops = l.device->ops;
     assert_int_equal(stream_create(l.device, STREAM_COMPUTE, &l.stream, NULL), 0);
     return l;

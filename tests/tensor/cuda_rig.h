@@ -4,7 +4,7 @@
 
 #include "rig.h"
 
-struct lane lane_cuda(const char *math); /* HCACHE_CUDA_MATH */
+struct lane lane_cuda(const char *math); /* --cuda-math */
 
 /* A device copy of `bytes` at src. */
 struct buf up(const struct lane *l, const void *src, size_t bytes);

@@ -21,7 +21,7 @@ static struct lane lane_on(struct pool *pool, struct device *d)
 struct lane lane_ref(void)
 {
     struct device *d;
-    assert_int_equal(device_open("ref", NULL, &d, NULL), 0);
+    assert_int_equal(device_open("ref", NULL, NULL, &d, NULL), 0);
     return lane_on(NULL, d);
 }
 
@@ -31,9 +31,7 @@ struct lane lane_cpu(const char *isa, int n_threads)
     struct err err;
     struct pool *pool = NULL;
     assert_int_equal(pool_create(n_threads, &pool, NULL), 0);
-    setenv("HCACHE_ISA", isa, 1);
-    int rc = device_open("cpu", pool, &d, &err);
-    unsetenv("HCACHE_ISA");
+    int rc = device_open("cpu", &(struct device_opts){.isa = isa}, pool, &d, &err);
     if (rc != 0) {
         printf("skipped: %s\n", err.msg);
         assert_int_equal(rc, ERR_UNSUPPORTED);

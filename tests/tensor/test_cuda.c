@@ -12,7 +12,7 @@ int main(int argc, char **argv)
 {
     struct device *d = NULL;
     struct err err = {0};
-    if (device_open("cuda", NULL, &d, &err) != 0) {
+    if (device_open("cuda", NULL, NULL, &d, &err) != 0) {
         printf("1..0 # SKIP %s\n", err.msg);
         return 0;
     }

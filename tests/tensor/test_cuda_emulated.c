@@ -15,12 +15,11 @@ static void test_no_device(void **state)
     struct device *d = NULL;
     struct err err = {0};
     setenv("CUDA_EMU_NO_DEVICE", "1", 1);
-    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_int_equal(device_open("cuda", NULL, NULL, &d, &err), ERR_UNSUPPORTED);
     unsetenv("CUDA_EMU_NO_DEVICE");
     assert_non_null(strstr(err.msg, "no GPU"));
-    setenv("HCACHE_CUDA_MATH", "quick", 1);
-    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_USAGE);
-    unsetenv("HCACHE_CUDA_MATH");
+    const struct device_opts quick = {.cuda_math = "quick"};
+    assert_int_equal(device_open("cuda", &quick, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "fast, fixed or exact"));
 }
 
@@ -31,19 +30,18 @@ static void test_early_launches(void **state)
     (void)state;
     struct device *d = NULL;
     struct err err = {0};
-    setenv("HCACHE_CUDA_EARLY", "maybe", 1);
-    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_USAGE);
-    assert_non_null(strstr(err.msg, "on or off"));
-    setenv("HCACHE_CUDA_EARLY", "on", 1);
+    struct device_opts o = {.cuda_early = "maybe"};
+    assert_int_equal(device_open("cuda", &o, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "off or on"));
+    o.cuda_early = "on";
     setenv("CUDA_EMU_MAJOR", "8", 1);
-    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_int_equal(device_open("cuda", &o, NULL, &d, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "9.0 or later"));
     unsetenv("CUDA_EMU_MAJOR");
-    assert_int_equal(device_open("cuda", NULL, &d, &err), 0);
+    assert_int_equal(device_open("cuda", &o, NULL, &d, &err), 0);
     assert_non_null(strstr(d->isa, "early launches"));
     device_close(d);
-    unsetenv("HCACHE_CUDA_EARLY");
-    assert_int_equal(device_open("cuda", NULL, &d, &err), 0);
+    assert_int_equal(device_open("cuda", NULL, NULL, &d, &err), 0);
     assert_null(strstr(d->isa, "early launches"));
     device_close(d);
 }
@@ -57,7 +55,7 @@ static void test_no_batches(void **state)
     struct buf pinned, there;
     uint8_t back[64];
     setenv("CUDA_EMU_NO_BATCHES", "1", 1);
-    assert_int_equal(device_open("cuda", NULL, &d, NULL), 0);
+    assert_int_equal(device_open("cuda", NULL, NULL, &d, NULL), 0);
     assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
     assert_int_equal(buf_alloc(d, MEM_PINNED, sizeof back, &pinned, NULL), 0);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, sizeof back, &there, NULL), 0);
@@ -83,7 +81,7 @@ static void test_too_little_memory(void **state)
     struct device *d = NULL;
     struct buf b;
     struct err err = {0};
-    assert_int_equal(device_open("cuda", NULL, &d, &err), 0);
+    assert_int_equal(device_open("cuda", NULL, NULL, &d, &err), 0);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, (size_t)100 << 30, &b, &err), -12);
     assert_non_null(strstr(err.msg, "107.37 GB are needed"));
     /* What was refused is not what a later operation fails with. */

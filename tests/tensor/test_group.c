@@ -24,7 +24,7 @@ static struct device *open_group(const char *name, int n)
 {
     struct device *d;
     struct err err = {0};
-    if (group_open(name, n, 1, NULL, &d, &err) != 0)
+    if (group_open(name, NULL, n, 1, NULL, &d, &err) != 0)
         fail_msg("%s", err.msg);
     assert_int_equal(d->n_ranks, n);
     return d;
@@ -265,7 +265,7 @@ static void stages(void **state)
         struct stream *s;
         struct buf b[MAX_STAGES] = {{0}};
         float host[N], back[N];
-        assert_int_equal(group_open("cpu", 2, STAGES, NULL, &d, NULL), 0);
+        assert_int_equal(group_open("cpu", NULL, 2, STAGES, NULL, &d, NULL), 0);
         assert_int_equal(d->n_ranks, 2);
         assert_int_equal(d->n_stages, STAGES);
         assert_int_equal(stages_alloc(d, sizeof host, b, NULL), 0);
@@ -313,13 +313,13 @@ static void refuses(void **state)
     (void)state;
     struct device *d;
     struct err err = {0};
-    assert_int_equal(group_open("cpu", 0, 1, NULL, &d, &err), ERR_USAGE);
-    assert_int_equal(group_open("cpu", MAX_RANKS + 1, 1, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", NULL, 0, 1, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", NULL, MAX_RANKS + 1, 1, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "1 to 16"));
-    assert_int_equal(group_open("cpu", 1, 0, NULL, &d, &err), ERR_USAGE);
-    assert_int_equal(group_open("cpu", 3, 6, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", NULL, 1, 0, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("cpu", NULL, 3, 6, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "18 devices"));
-    assert_int_equal(group_open("abacus", 2, 1, NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(group_open("abacus", NULL, 2, 1, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "abacus"));
 }
 

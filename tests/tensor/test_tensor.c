@@ -83,10 +83,10 @@ static void test_devices(void **state)
     (void)state;
     struct device *d;
     struct err err;
-    assert_int_equal(device_open("cuda", NULL, &d, &err), ERR_UNSUPPORTED);
-    assert_int_equal(device_open("abacus", NULL, &d, &err), ERR_USAGE);
+    assert_int_equal(device_open("cuda", NULL, NULL, &d, &err), ERR_UNSUPPORTED);
+    assert_int_equal(device_open("abacus", NULL, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "abacus"));
-    assert_int_equal(device_open("cpu", NULL, &d, &err), 0);
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, &err), 0);
     struct buf b;
     assert_int_equal(buf_alloc(d, MEM_PINNED, 10000, &b, &err), 0);
     assert_int_equal((uintptr_t)b.ptr % 4096, 0);
@@ -108,7 +108,7 @@ static void test_stream_order(void **state)
     struct device *d;
     struct stream *compute, *copy;
     struct event *done;
-    assert_int_equal(device_open("cpu", NULL, &d, NULL), 0);
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
     assert_int_equal(stream_create(d, STREAM_COMPUTE, &compute, NULL), 0);
     assert_int_equal(stream_create(d, STREAM_COPY, &copy, NULL), 0);
     assert_ptr_equal(stream_device(copy), d);
@@ -145,7 +145,7 @@ static void test_event_across_streams(void **state)
     struct device *d;
     struct stream *a, *b;
     struct event *e;
-    assert_int_equal(device_open("cpu", NULL, &d, NULL), 0);
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
     assert_int_equal(stream_create(d, STREAM_COPY, &a, NULL), 0);
     assert_int_equal(stream_create(d, STREAM_COPY, &b, NULL), 0);
     assert_int_equal(event_create(d, &e, NULL), 0);
@@ -177,7 +177,7 @@ static void test_copy_all(void **state)
         assert_int_equal(pool_create(threads, &pool, NULL), 0);
         struct device *d;
         struct stream *s;
-        assert_int_equal(device_open("cpu", pool, &d, NULL), 0);
+        assert_int_equal(device_open("cpu", NULL, pool, &d, NULL), 0);
         assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
         for (int round = 0; round < 50; round++) {
             struct copy_part parts[N];

@@ -61,10 +61,9 @@ static int kernels_choose(const char *wanted, const struct cpu_kernels **out,
             return 0;
         }
         if (named && wanted != NULL)
-            return err_set(err, ERR_UNSUPPORTED, "HCACHE_ISA=%s: this CPU lacks it",
-                           wanted);
+            return err_set(err, ERR_UNSUPPORTED, "--isa %s: this CPU lacks it", wanted);
     }
-    return err_set(err, ERR_USAGE, "HCACHE_ISA=%s: unknown (known: portable, avx2, avx512)",
+    return err_set(err, ERR_USAGE, "--isa %s: unknown (known: portable, avx2, avx512)",
                    wanted);
 }
 
@@ -98,11 +97,11 @@ float *scratch_thread(const struct stream *s, int thread_idx)
     return p;
 }
 
-int cpu_device_open(struct pool *pool, struct device **out, struct err *err)
+int cpu_device_open(const char *isa, struct pool *pool, struct device **out,
+                    struct err *err)
 {
     const struct cpu_kernels *k = NULL;
-    const char *wanted = getenv("HCACHE_ISA");
-    int rc = kernels_choose(wanted != NULL && wanted[0] != 0 ? wanted : NULL, &k, err);
+    int rc = kernels_choose(isa, &k, err);
     if (rc != 0)
         return rc;
     size_t floats = PACKED_FLOATS + (size_t)pool_threads(pool) * THREAD_FLOATS;

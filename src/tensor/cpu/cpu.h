@@ -7,7 +7,7 @@
  *
  * All three instruction sets give the same bits, exponentials included: they run the same steps on
  * the same lanes.  The table is chosen once, when the device is opened: the best that the CPU has,
- * or what the environment variable HCACHE_ISA (portable, avx2, avx512) asks for.
+ * or what the option --isa (portable, avx2, avx512) asks for.
  *
  * Packed weights: panels of 16 columns (rows of W), [ceil(n/16)][k][16] in the weight's type, so
  * that a panel is one stream of memory and a k-step is one vector.  Absent columns are zero. */

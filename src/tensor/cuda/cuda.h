@@ -5,7 +5,7 @@
  *
  * Activations have the state dtype between operations (device.act_is_state), the residual sum inside
  * a layer and the logits f32; products accumulate in f32.  With cuBLAS, and with attention in tiles
- * and splits as the batch suggests, a row's bits may depend on the batch around it.  HCACHE_CUDA_MATH=fixed
+ * and splits as the batch suggests, a row's bits may depend on the batch around it.  --cuda-math fixed
  * chooses kernels where they do not: on tensor cores, tiles and splits at fixed places (launch.h); =exact ones
  * that have ops.h's arithmetic, at a fraction of the speed. */
 #ifndef TENSOR_CUDA_H
@@ -37,9 +37,9 @@ struct cuda_device {
     int index; /* among the GPUs that the process sees */
     int n_sm;
     size_t shared_bytes;       /* that a block may have */
-    enum gpu_math math;        /* HCACHE_CUDA_MATH */
+    enum gpu_math math;        /* --cuda-math */
     atomic_bool copies_singly; /* the driver takes no batches of copies */
-    bool no_graphs;            /* HCACHE_CUDA_GRAPHS=off */
+    bool no_graphs;            /* --cuda-graphs off */
     struct cuda_blas *blas;    /* NULL but in fast math */
     char about[320];
 };
@@ -88,10 +88,6 @@ int cuda_fail(struct cuda_stream *s, int code, const char *why);
 int cuda_enter(struct stream *s);
 /* Last line: what the launches before it said. */
 int cuda_leave(struct stream *s, const char *what);
-
-/* HCACHE_CUDA_RANKS=shared: all ranks of a group are on the first GPU, which NCCL refuses; they exchange
- * through its memory.  For tests. */
-bool cuda_ranks_share_gpu(void);
 
 /* --- cuda_memory.c --- */
 void cuda_memory_init(struct cuda_memory *m);

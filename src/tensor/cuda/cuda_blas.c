@@ -45,7 +45,7 @@ int cuda_blas_open(struct cuda_blas **out, struct err *err)
         return err_set(
             err, ERR_UNSUPPORTED,
             "device cuda: cuBLAS is not found (%s): install it or add its folder to "
-            "LD_LIBRARY_PATH, or set HCACHE_CUDA_MATH=fixed, which does without",
+            "LD_LIBRARY_PATH, or give --cuda-math fixed, which does without",
             dlerror());
     }
     const struct {

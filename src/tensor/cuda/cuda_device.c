@@ -331,12 +331,6 @@ static int cuda_event_sync(struct event *e)
     return -EIO;
 }
 
-bool cuda_ranks_share_gpu(void)
-{
-    const char *how = getenv("HCACHE_CUDA_RANKS");
-    return how != NULL && strcmp(how, "shared") == 0;
-}
-
 /* --- the device ------------------------------------------------------------------------------- */
 
 /* What goes wrong here is said by the call that comes after it. */
@@ -374,80 +368,58 @@ static const struct device_vtable cuda_vtable = {
     .file_reader_open = cuda_file_reader_open,
 };
 
-static int choose_graphs(bool *off, struct err *err)
-{
-    const char *graphs = getenv("HCACHE_CUDA_GRAPHS");
-    *off = graphs != NULL && strcmp(graphs, "off") == 0;
-    if (graphs != NULL && !*off && strcmp(graphs, "on") != 0)
-        return err_set(err, ERR_USAGE, "HCACHE_CUDA_GRAPHS=%s: must be on or off", graphs);
-    return 0;
-}
-
 /* 512 rows of a model of 7B are 64 of a product's tiles of 128 x 256, for over 100 multiprocessors. */
 enum { BATCH_ROWS = 2048 };
 
 int gpu_launch_early;
 
-/* Not measured yet, so it has to be asked for: HCACHE_CUDA_EARLY=on. */
-static int choose_early(const struct cudaDeviceProp *prop, struct err *err)
+/* Not measured yet, so it has to be asked for. */
+static int choose_early(bool on, const struct cudaDeviceProp *prop, struct err *err)
 {
-    const char *early = getenv("HCACHE_CUDA_EARLY");
-    bool on = early != NULL && strcmp(early, "on") == 0;
-    if (early != NULL && !on && strcmp(early, "off") != 0)
-        return err_set(err, ERR_USAGE, "HCACHE_CUDA_EARLY=%s: must be on or off", early);
     if (on && prop->major < 9)
         return err_set(err, ERR_UNSUPPORTED,
-                       "HCACHE_CUDA_EARLY=on: %s has compute capability %d.%d; 9.0 or "
-                       "later is needed",
+                       "--cuda-early on: %s has compute capability %d.%d; 9.0 or later is "
+                       "needed",
                        prop->name, prop->major, prop->minor);
     gpu_launch_early = on;
     return 0;
 }
 
 static const char *const math_names[] = {
-    [GPU_FAST] = "fast", [GPU_FIXED] = "fixed", [GPU_EXACT] = "exact"};
+    [GPU_FAST] = "fast", [GPU_FIXED] = "fixed", [GPU_EXACT] = "exact", NULL};
 
-static int choose_math(enum gpu_math *out, struct err *err)
+/* What device_opts say, as indices of the lists below. */
+struct choices {
+    int math, no_graphs, early, shared;
+};
+
+static int choose(const struct device_opts *o, struct choices *c, struct err *err)
 {
-    const char *math = getenv("HCACHE_CUDA_MATH");
-    *out = GPU_FAST;
-    for (int i = 0; math != NULL && i <= GPU_EXACT; i++) {
-        *out = (enum gpu_math)i;
-        if (strcmp(math, math_names[i]) == 0)
-            return 0;
-    }
-    return math == NULL
-               ? 0
-               : err_set(err, ERR_USAGE,
-                         "HCACHE_CUDA_MATH=%s: must be fast, fixed or exact", math);
+    static const char *const graphs[] = {"on", "off", NULL},
+                             *const early[] = {"off", "on", NULL},
+                             *const ranks[] = {"own", "shared", NULL};
+    int rc = device_choice("cuda-math", o->cuda_math, math_names, &c->math, err);
+    if (rc == 0)
+        rc = device_choice("cuda-graphs", o->cuda_graphs, graphs, &c->no_graphs, err);
+    if (rc == 0)
+        rc = device_choice("cuda-early", o->cuda_early, early, &c->early, err);
+    return rc == 0 ? device_choice("cuda-ranks", o->cuda_ranks, ranks, &c->shared, err)
+                   : rc;
 }
 
-static int check_ranks(struct err *err)
-{
-    const char *how = getenv("HCACHE_CUDA_RANKS");
-    if (how == NULL || cuda_ranks_share_gpu())
-        return 0;
-    return err_set(err, ERR_USAGE,
-                   "HCACHE_CUDA_RANKS=%s: must be shared, or not set: a GPU each", how);
-}
-
-int cuda_device_open(int index, struct pool *pool, struct device **out, struct err *err)
+int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
+                     struct device **out, struct err *err)
 {
     struct cudaDeviceProp prop;
-    enum gpu_math math;
-    bool no_graphs = false;
-    int n = 0, rc = choose_math(&math, err);
-    if (rc == 0)
-        rc = choose_graphs(&no_graphs, err);
-    if (rc == 0)
-        rc = check_ranks(err);
+    struct choices c;
+    int n = 0, rc = choose(o, &c, err);
     if (rc != 0)
         return rc;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n == 0)
         return err_set(err, ERR_UNSUPPORTED, "device cuda: no GPU can be used here: %s",
                        e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
-    index = cuda_ranks_share_gpu() ? 0 : index;
+    index = c.shared ? 0 : index;
     if (index >= n)
         return err_set(
             err, ERR_UNSUPPORTED,
@@ -463,24 +435,24 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
             err, ERR_UNSUPPORTED,
             "device cuda: %s has compute capability %d.%d; 8.0 or later is needed",
             prop.name, prop.major, prop.minor);
-    rc = choose_early(&prop, err);
+    rc = choose_early(c.early, &prop, err);
     if (rc != 0)
         return rc;
     struct cuda_device *d = xcalloc(1, sizeof *d);
-    if (math == GPU_FAST)
+    if (c.math == GPU_FAST)
         rc = cuda_blas_open(&d->blas, err);
     if (rc != 0) {
         free(d);
         return rc;
     }
     snprintf(d->about, sizeof d->about, "%s, sm_%d%d, %s math%s", prop.name, prop.major,
-             prop.minor, math_names[math], gpu_launch_early ? ", early launches" : "");
+             prop.minor, math_names[c.math], gpu_launch_early ? ", early launches" : "");
     cuda_memory_init(&d->memory);
     d->index = index;
     d->n_sm = prop.multiProcessorCount;
     d->shared_bytes = prop.sharedMemPerBlockOptin;
-    d->math = math;
-    d->no_graphs = no_graphs;
+    d->math = (enum gpu_math)c.math;
+    d->no_graphs = c.no_graphs;
     d->base = (struct device){.name = "cuda",
                               .ops = &cuda_ops,
                               .pool = pool,
@@ -490,6 +462,7 @@ int cuda_device_open(int index, struct pool *pool, struct device **out, struct e
                               .k_by_token = true,
                               .batch_rows = BATCH_ROWS,
                               .stream_bytes = STREAM_BYTES,
+                              .shared = c.shared,
                               .n_ranks = 1,
                               .n_stages = 1,
                               .v = &cuda_vtable,

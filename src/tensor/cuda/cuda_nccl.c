@@ -176,9 +176,10 @@ static int connect_ranks(struct nccl *n, int first, int n_ranks, struct err *err
                                n->error_string(code));
 }
 
-int cuda_collective_open(int first, int n_ranks, struct collective **out, struct err *err)
+int cuda_collective_open(const struct device *d, int first, int n_ranks,
+                         struct collective **out, struct err *err)
 {
-    if (cuda_ranks_share_gpu())
+    if (d->shared)
         return collective_memory_open(out, err);
     struct nccl *n = xcalloc(1, sizeof *n);
     n->base = (struct collective){nccl_all_reduce, nccl_all_gather, nccl_close};
@@ -195,7 +196,7 @@ int cuda_collective_open(int first, int n_ranks, struct collective **out, struct
 
 void cuda_connect(int n)
 {
-    for (int i = 0; i < n && !cuda_ranks_share_gpu(); i++) {
+    for (int i = 0; i < n; i++) {
         (void)cudaSetDevice(i);
         for (int k = 0; k < n; k++) {
             int can = 0;

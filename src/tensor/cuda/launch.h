@@ -53,7 +53,7 @@ struct gpu_batch {
  * dependent launch: compute capability 9.0 and later).  Written when devices are opened. */
 extern int gpu_launch_early;
 
-/* How a device computes (HCACHE_CUDA_MATH): FAST is cuBLAS and whatever split a batch lends itself to; in the
+/* How a device computes (--cuda-math): FAST is cuBLAS and whatever split a batch lends itself to; in the
  * others a row's bits do not depend on the batch.  FIXED: on tensor cores; EXACT: ops.h's arithmetic. */
 enum gpu_math { GPU_FAST, GPU_FIXED, GPU_EXACT };
 
