@@ -40,7 +40,7 @@ struct serve_args {
     uint64_t conversation_bytes;
     const char *plan;
     bool plan_strict;
-    bool plain_chat, verbose;
+    bool plain_chat, parse_special, verbose;
 };
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
@@ -126,6 +126,10 @@ static const struct opt options[] = {
      .max = 64, .help = "for connections; the engine has its own"},
     {"plain-chat", OPT(struct serve_args, plain_chat),
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
+    {"parse-special", OPT(struct serve_args, parse_special),
+     .help =
+         "read special tokens such as <|im_end|> in messages as special tokens; by "
+         "default they are text, so that a message cannot end itself and begin another"},
     OPT_COMPUTE(struct serve_args),
     OPT_BATCH_ROWS(struct serve_args),
     OPT_SAVE_BUFFER(struct serve_args),
@@ -380,6 +384,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .plan = a->plan,
                              .plan_strict = a->plan_strict,
                              .plain_chat = a->plain_chat,
+                             .parse_special = a->parse_special,
                              .answers = on_disk ? answers : NULL,
                              .salt_quota_bytes = a->engine.o.salt_quota_bytes};
     int code = 0, rc = server_start(&so, &s, &err);

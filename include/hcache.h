@@ -121,6 +121,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 enum {
     HCACHE_ADD_SPECIAL = 1,   /* BOS, as the model's tokenizer does */
     HCACHE_PARSE_SPECIAL = 2, /* "<|...|>" in the text are special tokens */
+    HCACHE_GUARDED = 4,       /* the text has guards: see hcache_chat_render_guarded */
 };
 
 /* *ids is the caller's (hcache_free). Invalid UTF-8 is an error that names its offset. */
@@ -135,6 +136,16 @@ int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text
  * has no template; HCACHE_E_USAGE where the messages do not suit it. */
 int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
                        size_t *n_text, struct hcache_err *err);
+/* The same for messages that others have written.  A special token that a message, a tool or a
+ * document spells stays text: before it stands a guard, the byte HCACHE_GUARD, which no UTF-8 contains.  Encode
+ * with HCACHE_PARSE_SPECIAL | HCACHE_GUARDED.  Without special tokens in them the text is the same. */
+enum { HCACHE_GUARD = 0xFF };
+int hcache_chat_render_guarded(const struct hcache *h, const char *request, size_t n,
+                               char **text, size_t *n_text, struct hcache_err *err);
+/* A text that becomes part of such a prompt, an answer say, with guards before all of its special
+ * tokens. *out is the caller's. */
+void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
+                  size_t *n_out);
 /* The tool calls in an answer, in the model's own format: *json is the text of an object with content
  * and tool_calls (name, arguments), the caller's.  False where there is none. */
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json);

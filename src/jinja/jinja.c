@@ -111,12 +111,22 @@ void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n)
         char *grown = jinja_alloc(j, cap);
         if (b->n != 0)
             memcpy(grown, b->s, b->n);
+        if (j->trace != NULL)
+            jtrace_copied(j->trace, grown, b->s, b->n);
         b->s = grown;
         b->cap = cap;
     }
     if (n != 0)
         memcpy(b->s + b->n, s, n);
+    if (j->trace != NULL)
+        jtrace_copied(j->trace, b->s + b->n, s, n);
     b->n += n;
+}
+
+void jbuf_inherit(struct jinja *j, struct jbuf *b, size_t n, const char *from)
+{
+    for (size_t i = b->n - n; j->trace != NULL && i < b->n; i++)
+        jtrace_copied(j->trace, b->s + i, from, 1);
 }
 
 void jbuf_puts(struct jinja *j, struct jbuf *b, const char *s)
@@ -204,9 +214,12 @@ static void define_variables(struct jinja *j, struct jscope *globals,
     while (json_next(&it))
         jscope_set(j, globals, (struct jstr){it.key, strlen(it.key)},
                    jval_from_json(j, it.value));
-    for (size_t i = 0; i < in->n_extra; i++)
-        jscope_set(j, globals, (struct jstr){in->extra[i].name, strlen(in->extra[i].name)},
-                   jval_from_json(j, in->extra[i].value));
+    for (size_t i = 0; i < in->n_extra; i++) {
+        const struct jinja_var *v = &in->extra[i];
+        jscope_set(j, globals, (struct jstr){v->name, strlen(v->name)},
+                   v->is_foreign ? jval_from_foreign(j, v->value)
+                                 : jval_from_json(j, v->value));
+    }
 }
 
 static int run(struct jinja *j, const struct jinja_template *t,
@@ -224,20 +237,36 @@ static int run(struct jinja *j, const struct jinja_template *t,
 int jinja_render(const struct jinja_template *t, const struct jinja_input *in, char **text,
                  size_t *n, struct err *err)
 {
+    struct jinja_input untraced = *in;
+    uint8_t *foreign;
+    untraced.traces = NULL;
+    return jinja_render_traced(t, &untraced, text, n, &foreign, err);
+}
+
+int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
+                        char **text, size_t *n, uint8_t **foreign, struct err *err)
+{
     *text = NULL;
     *n = 0;
-    struct arena arena;
+    *foreign = NULL;
+    struct arena arena = {0};
+    struct jtrace trace = {0};
     int rc = arena_init(&arena, t->limits.max_memory_bytes);
-    if (rc != 0)
-        return err_set(err, rc, "%s: no address space for %zu bytes", t->name,
-                       t->limits.max_memory_bytes);
+    if (rc == 0 && in->traces != NULL)
+        rc = jtrace_init(&trace, &arena, in->traces);
+    if (rc != 0) {
+        rc = err_set(err, rc, "%s: no address space for %zu bytes", t->name,
+                     t->limits.max_memory_bytes);
+        goto done;
+    }
     struct jbuf out = {0};
     struct jinja j = {.arena = &arena,
                       .err = err,
                       .name = t->name,
                       .line = 1,
                       .limits = t->limits,
-                      .now = in->now};
+                      .now = in->now,
+                      .trace = in->traces != NULL ? &trace : NULL};
     rc = run(&j, t, in, &out);
     if (rc == 0) {
         *text = xmalloc(out.n + 1);
@@ -245,7 +274,12 @@ int jinja_render(const struct jinja_template *t, const struct jinja_input *in, c
             memcpy(*text, out.s, out.n);
         (*text)[out.n] = 0;
         *n = out.n;
+        if (in->traces != NULL)
+            *foreign = jtrace_bits(&trace, out.s, out.n);
     }
-    arena_deinit(&arena);
+done:
+    jtrace_deinit(&trace);
+    if (arena.base != NULL)
+        arena_deinit(&arena);
     return rc;
 }

@@ -34,6 +34,7 @@
 #include "base/err.h"
 #include "format/json.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
@@ -60,6 +61,7 @@ void jinja_destroy(struct jinja_template *t); /* NULL is allowed */
 struct jinja_var {
     const char *name;
     const struct json *value; /* NULL is None */
+    bool is_foreign; /* the bytes of its strings are traced: see jinja_input.traces */
 };
 
 struct jinja_input {
@@ -67,10 +69,18 @@ struct jinja_input {
     const struct jinja_var *extra; /* more variables; they hide those of `vars` */
     size_t n_extra;
     const struct tm *now; /* what strftime_now tells; NULL: it is not defined */
+    /* Traces which bytes of the text come from strings of foreign variables, through slices, joins,
+     * replacements, macros and filters.  traces: NULL, or whether a string is to be traced; key is
+     * the name of the member that it is, NULL for an element of a list.  Names of members always are. */
+    bool (*traces)(const char *key, const struct json *string);
 };
 
 /* *text (the caller frees it; a final zero is not counted in *n). */
 int jinja_render(const struct jinja_template *t, const struct jinja_input *in, char **text,
                  size_t *n, struct err *err);
+/* The same with in->traces: bit i of *foreign (the caller frees it) is set where byte i of the text is
+ * foreign.  It has 8 bytes more than needed, so that it can be read in words. */
+int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
+                        char **text, size_t *n, uint8_t **foreign, struct err *err);
 
 #endif

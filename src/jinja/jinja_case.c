@@ -68,37 +68,40 @@ static enum letter letter(struct jinja *j, uint32_t cp, uint32_t *other)
                cp);
 }
 
-static void put_char(struct jinja *j, struct jbuf *b, uint32_t cp)
+static void put_char(struct jinja *j, struct jbuf *b, const char *from, uint32_t cp)
 {
     char utf8[4];
-    jbuf_put(j, b, utf8, utf8_encode(cp, utf8));
+    size_t n = utf8_encode(cp, utf8);
+    jbuf_put(j, b, utf8, n);
+    jbuf_inherit(j, b, n, from);
 }
 
-/* One character in the wanted case. */
-static void put_cased(struct jinja *j, struct jbuf *b, uint32_t cp, enum letter want)
+/* The character cp, which stands at `from`, in the wanted case. */
+static void put_cased(struct jinja *j, struct jbuf *b, const char *from, uint32_t cp,
+                      enum letter want)
 {
     uint32_t other;
     if (cp == 0xDF &&
         want == LOWER) { /* lower case already; its upper form is two letters */
-        put_char(j, b, cp);
+        put_char(j, b, from, cp);
         return;
     }
     enum letter is = letter(j, cp, &other);
     if (cp == 0x3A3 && want == LOWER)
         jinja_fail(j, ERR_UNSUPPORTED, "the lower case of a sigma depends on its word");
-    put_char(j, b, is != CASELESS && is != want ? other : cp);
+    put_char(j, b, from, is != CASELESS && is != want ? other : cp);
 }
 
 static struct jstr map_case(struct jinja *j, struct jstr s, enum letter want)
 {
     struct jbuf b = {0};
     uint32_t cp = 0;
-    for (size_t i = 0; i < s.n;) {
-        i += utf8_decode(s.s + i, s.n - i, &cp);
+    for (size_t i = 0, at; i < s.n;) {
+        i += utf8_decode(s.s + (at = i), s.n - i, &cp);
         if (cp == 0xDF && want == UPPER)
             jbuf_puts(j, &b, "SS");
         else
-            put_cased(j, &b, cp, want);
+            put_cased(j, &b, s.s + at, cp, want);
     }
     return jval_buf(&b).str;
 }
@@ -117,10 +120,10 @@ struct jstr jstr_capitalize(struct jinja *j, struct jstr s)
 {
     struct jbuf b = {0};
     uint32_t cp = 0;
-    for (size_t i = 0; i < s.n;) {
+    for (size_t i = 0, at; i < s.n;) {
         enum letter want = i == 0 ? UPPER : LOWER;
-        i += utf8_decode(s.s + i, s.n - i, &cp);
-        put_cased(j, &b, cp, want);
+        i += utf8_decode(s.s + (at = i), s.n - i, &cp);
+        put_cased(j, &b, s.s + at, cp, want);
     }
     return jval_buf(&b).str;
 }
@@ -131,9 +134,9 @@ struct jstr jstr_title(struct jinja *j, struct jstr s)
     struct jbuf b = {0};
     uint32_t cp = 0, other;
     enum letter want = UPPER;
-    for (size_t i = 0; i < s.n;) {
-        i += utf8_decode(s.s + i, s.n - i, &cp);
-        put_cased(j, &b, cp, want);
+    for (size_t i = 0, at; i < s.n;) {
+        i += utf8_decode(s.s + (at = i), s.n - i, &cp);
+        put_cased(j, &b, s.s + at, cp, want);
         want = cp == 0xDF || letter(j, cp, &other) != CASELESS ? LOWER : UPPER;
     }
     return jval_buf(&b).str;
@@ -145,9 +148,9 @@ struct jstr jstr_title_filter(struct jinja *j, struct jstr s)
     struct jbuf b = {0};
     uint32_t cp = 0;
     enum letter want = UPPER;
-    for (size_t i = 0; i < s.n;) {
-        i += utf8_decode(s.s + i, s.n - i, &cp);
-        put_cased(j, &b, cp, want);
+    for (size_t i = 0, at; i < s.n;) {
+        i += utf8_decode(s.s + (at = i), s.n - i, &cp);
+        put_cased(j, &b, s.s + at, cp, want);
         bool starts = jutf_is_space(cp) || cp == '-' || cp == '(' || cp == '{' ||
                       cp == '[' || cp == '<';
         want = starts ? UPPER : LOWER;

@@ -5,6 +5,7 @@
  *     jinja_parse.c   tokens -> statements
  *     jinja_expr.c    tokens -> expressions
  *     jinja_scope.c   the tree, once parsed: which names a scope hides
+ *     jinja_trace.c   which bytes come from the caller's foreign strings
  *     jinja_value.c   values: making, truth, equality, order, items, slices
  *     jinja_print.c   values -> text: str(), repr(), tojson
  *     jinja_eval.c    expressions -> values
@@ -48,6 +49,7 @@ struct jinja {
     size_t output_bytes;
     struct jbuf *out; /* where statements print to */
     const struct tm *now;
+    struct jtrace *trace; /* NULL: nothing is traced */
 };
 
 _Noreturn void jinja_fail(struct jinja *j, int code, const char *fmt, ...)
@@ -60,6 +62,8 @@ void jinja_enter(struct jinja *j);                /* one level deeper; every ent
 void jinja_leave(struct jinja *j);                /* ...has its leave, unless it fails */
 
 void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n);
+/* The last n bytes of b stand for the character at `from`: they are foreign if it is. */
+void jbuf_inherit(struct jinja *j, struct jbuf *b, size_t n, const char *from);
 void jbuf_puts(struct jinja *j, struct jbuf *b, const char *s);
 void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -153,6 +157,8 @@ struct jval jval_buf(const struct jbuf *b);
 struct jval jval_seq(struct jinja *j, enum jkind kind, size_t n); /* n items, all None */
 struct jval jval_dict(struct jinja *j);
 struct jval jval_from_json(struct jinja *j, const struct json *v);
+/* The same with the bytes of its strings traced, as j->trace says. */
+struct jval jval_from_foreign(struct jinja *j, const struct json *v);
 void jdict_put(struct jinja *j, struct jdict *d, struct jval key, struct jval value);
 struct jval *jdict_find(struct jinja *j, const struct jdict *d, struct jval key);
 struct jval *jdict_find_str(const struct jdict *d, struct jstr key);
@@ -176,6 +182,24 @@ struct jval jval_slice(struct jinja *j, const struct jval *v, const struct jval 
                        const struct jval *stop, const struct jval *step);
 _Noreturn void jval_fail_undef(struct jinja *j, const struct jval *v);
 void jval_need(struct jinja *j, const struct jval *v); /* fails where v is undefined */
+
+/* jinja_trace.c */
+struct jtrace {
+    const struct arena *arena; /* of the render: foreign bytes are copied there */
+    uint8_t *bits;             /* one for each byte of the arena: it is foreign */
+    bool (*traces)(const char *key, const struct json *string); /* jinja_input */
+    bool is_foreign;                                            /* what is being read is */
+};
+/* 0, or -errno where the address space cannot be had. */
+int jtrace_init(struct jtrace *t, const struct arena *arena,
+                bool (*traces)(const char *key, const struct json *string));
+void jtrace_deinit(struct jtrace *t);
+/* A copy of s whose bytes are foreign. */
+struct jstr jtrace_foreign(struct jinja *j, struct jstr s);
+/* to[0..n) in the arena was copied from from[0..n), which may lie anywhere. */
+void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n);
+/* The bits of s[0..n), from malloc. */
+uint8_t *jtrace_bits(const struct jtrace *t, const char *s, size_t n);
 
 /* jinja_print.c */
 struct jstr jval_to_str(struct jinja *j, const struct jval *v);

@@ -175,7 +175,8 @@ struct dumper {
 
 static void dump(struct dumper *d, const struct jval *v);
 
-static void dump_char(struct dumper *d, uint32_t cp)
+/* The character cp, which stands at `at`. */
+static void dump_char(struct dumper *d, const char *at, uint32_t cp)
 {
     static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
     const char *known = cp != 0 && cp < 0x80 ? strchr(from, (int)cp) : NULL;
@@ -189,7 +190,9 @@ static void dump_char(struct dumper *d, uint32_t cp)
                     0xDC00 + (cp & 0x3FF));
     } else {
         char utf8[4];
-        jbuf_put(d->j, d->b, utf8, utf8_encode(cp, utf8));
+        size_t n = utf8_encode(cp, utf8);
+        jbuf_put(d->j, d->b, utf8, n);
+        jbuf_inherit(d->j, d->b, n, at);
     }
 }
 
@@ -205,8 +208,9 @@ static void dump_string(struct dumper *d, struct jstr s)
         i = plain;
         uint32_t cp = 0;
         if (i < s.n) {
-            i += utf8_decode(s.s + i, s.n - i, &cp);
-            dump_char(d, cp);
+            const char *at = s.s + i;
+            i += utf8_decode(at, s.n - i, &cp);
+            dump_char(d, at, cp);
         }
     }
     jbuf_puts(d->j, d->b, "\"");

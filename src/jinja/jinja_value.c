@@ -139,11 +139,21 @@ struct jval *jdict_find_str(const struct jdict *d, struct jstr key)
 
 /* --- from JSON ---------------------------------------------------------------------- */
 
+static struct jval member_from_json(struct jinja *j, const char *key, const struct json *v);
+
+static struct jval key_from_json(struct jinja *j, const char *key)
+{
+    struct jval k = jval_text(key);
+    if (j->trace != NULL && j->trace->is_foreign)
+        k.str = jtrace_foreign(j, k.str);
+    return k;
+}
+
 static struct jval list_from_json(struct jinja *j, const struct json *v)
 {
     struct jval list = jval_seq(j, J_LIST, json_count(v));
     for (size_t i = 0; i < list.seq->n; i++)
-        list.seq->at[i] = jval_from_json(j, json_at(v, i));
+        list.seq->at[i] = member_from_json(j, NULL, json_at(v, i));
     return list;
 }
 
@@ -152,11 +162,27 @@ static struct jval dict_from_json(struct jinja *j, const struct json *v)
     struct jval dict = jval_dict(j);
     struct json_iter it = json_begin(v);
     while (json_next(&it)) /* JSON's keys are unique already */
-        dict_append(j, dict.dict, jval_text(it.key), jval_from_json(j, it.value));
+        dict_append(j, dict.dict, key_from_json(j, it.key),
+                    member_from_json(j, it.key, it.value));
     return dict;
 }
 
 struct jval jval_from_json(struct jinja *j, const struct json *v)
+{
+    return member_from_json(j, NULL, v);
+}
+
+struct jval jval_from_foreign(struct jinja *j, const struct json *v)
+{
+    if (j->trace != NULL)
+        j->trace->is_foreign = true;
+    struct jval out = member_from_json(j, NULL, v);
+    if (j->trace != NULL)
+        j->trace->is_foreign = false;
+    return out;
+}
+
+static struct jval member_from_json(struct jinja *j, const char *key, const struct json *v)
 {
     struct jval out = jval_none();
     jinja_charge(j, 0);
@@ -185,6 +211,8 @@ struct jval jval_from_json(struct jinja *j, const struct json *v)
     case JSON_KIND_STRING: {
         struct jstr s = {0};
         s.s = json_string_of(v, &s.n);
+        if (j->trace != NULL && j->trace->is_foreign && j->trace->traces(key, v))
+            s = jtrace_foreign(j, s);
         out = jval_str(s);
         break;
     }

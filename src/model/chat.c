@@ -13,6 +13,9 @@
 struct chat_template {
     struct jinja_template *jinja;
     struct chat_abilities can;
+    /* The form in which it shows tool calls: */
+    bool null_beside_calls; /* an empty content is null, else "" */
+    bool text_arguments;    /* arguments are text, else an object */
 };
 
 /* --- content ------------------------------------------------------------------------ */
@@ -71,6 +74,37 @@ static void put_joined(struct json *message, const struct json *parts)
     free(text);
 }
 
+static void put_empty(struct json *message, bool as_null)
+{
+    if (as_null)
+        json_put_null(message, "content");
+    else
+        json_put_string(message, "content", "");
+}
+
+/* Null, missing, "" or []. */
+static bool is_empty(const struct json *content)
+{
+    size_t n = json_count(content);
+    (void)json_string_of(content, &n);
+    return n == 0;
+}
+
+/* Content beside tool calls, where it has to be other than prepare_content makes it. */
+static int prepare_beside_calls(const struct chat_template *t, const struct json *content,
+                                size_t i, struct json *to, struct err *err)
+{
+    if (is_empty(content))
+        put_empty(to, t->null_beside_calls);
+    else if (!t->can.calls_beside_text)
+        return err_set(err, ERR_USAGE,
+                       "messages[%zu] has content and tool_calls: the model's chat "
+                       "template would leave out the calls; send the content in a message "
+                       "of its own",
+                       i);
+    return 0;
+}
+
 static int prepare_content(const struct chat_template *t, const struct json *from, size_t i,
                            struct json *to, struct err *err)
 {
@@ -90,10 +124,7 @@ static int prepare_content(const struct chat_template *t, const struct json *fro
     case JSON_KIND_NULL:
         if (!string_is(json_member(from, "role"), "assistant"))
             return err_set(err, ERR_USAGE, "messages[%zu].content is missing", i);
-        if (t->can.parts)
-            json_put_null(to, "content");
-        else
-            json_put_string(to, "content", "");
+        put_empty(to, t->can.parts);
         return 0;
     default:
         return err_set(
@@ -134,17 +165,33 @@ static struct json *with_member(const struct json *from, const char *key,
     return to;
 }
 
-static struct json *prepare_call(const struct json *call)
+/* The text of an object; NULL for anything else. */
+static struct json *print_arguments(const struct json *object)
+{
+    if (json_kind(object) != JSON_KIND_OBJECT)
+        return NULL;
+    struct json *holder = json_new_object();
+    char *text = json_text(object, 0);
+    json_put_string(holder, "text", text);
+    struct json *out = json_share(json_member(holder, "text"));
+    free(text);
+    json_free(holder);
+    return out;
+}
+
+static struct json *prepare_call(const struct chat_template *t, const struct json *call)
 {
     const struct json *function = json_member(call, "function");
-    struct json *arguments = parse_arguments(json_member(function, "arguments"));
+    const struct json *given = json_member(function, "arguments");
+    struct json *arguments = t->text_arguments ? print_arguments(given)
+                                               : parse_arguments(given);
     if (arguments == NULL)
         return json_share(call);
     return with_member(call, "function", with_member(function, "arguments", arguments));
 }
 
-static int prepare_calls(const struct json *calls, size_t i, struct json *to,
-                         struct err *err)
+static int prepare_calls(const struct chat_template *t, const struct json *calls, size_t i,
+                         struct json *to, struct err *err)
 {
     if (json_kind(calls) != JSON_KIND_ARRAY)
         return err_set(err, ERR_USAGE,
@@ -152,9 +199,14 @@ static int prepare_calls(const struct json *calls, size_t i, struct json *to,
                        json_kind_name(calls));
     if (json_count(calls) == 0)
         return 0;
+    if (!t->can.calls)
+        return err_set(err, ERR_USAGE,
+                       "messages[%zu].tool_calls: the model's chat template does not show "
+                       "tool calls",
+                       i);
     struct json *out = json_new_array();
     for (size_t k = 0; k < json_count(calls); k++)
-        json_push(out, prepare_call(json_at(calls, k)));
+        json_push(out, prepare_call(t, json_at(calls, k)));
     json_put(to, "tool_calls", out);
     return 0;
 }
@@ -179,12 +231,16 @@ static int prepare_message(const struct chat_template *t, const struct json *fro
         } else if (json_kind(it.value) == JSON_KIND_NULL) {
             continue;
         } else if (strcmp(it.key, "tool_calls") == 0) {
-            rc = prepare_calls(it.value, i, to, err);
+            rc = prepare_calls(t, it.value, i, to, err);
         } else {
             json_put(to, it.key, json_share(it.value));
         }
     }
-    return rc == 0 && !content ? prepare_content(t, from, i, to, err) : rc;
+    if (rc == 0 && !content)
+        rc = prepare_content(t, from, i, to, err);
+    if (rc == 0 && json_count(json_member(to, "tool_calls")) > 0)
+        rc = prepare_beside_calls(t, json_member(from, "content"), i, to, err);
+    return rc;
 }
 
 static int prepare_messages(const struct chat_template *t, const struct json *messages,
@@ -243,24 +299,48 @@ static struct json *variables(const struct chat_request *r)
     return vars;
 }
 
+/* Templates build markers out of the role: '<|' + message.role + '|>'.  These may become special
+ * tokens; any other text that a client calls a role may not. */
+static bool is_known_role(const struct json *v)
+{
+    static const char *const roles[] = {"system",    "developer",   "user",
+                                        "assistant", "tool",        "function",
+                                        "ipython",   "observation", "model"};
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        if (string_is(v, roles[i]))
+            return true;
+    return false;
+}
+
+static bool is_traced(const char *key, const struct json *string)
+{
+    return key == NULL || strcmp(key, "role") != 0 || !is_known_role(string);
+}
+
+/* foreign: NULL, or as chat_render_traced has it. */
 static int render(const struct chat_template *t, const struct chat_request *r,
-                  const struct json *messages, char **text, size_t *n, struct err *err)
+                  const struct json *messages, char **text, size_t *n, uint8_t **foreign,
+                  struct err *err)
 {
     struct json *vars = variables(r);
     const struct jinja_var extra[] = {
-        {"messages", messages},
-        {"tools", json_count(r->tools) != 0 ? r->tools : NULL},
-        {"documents", json_count(r->documents) != 0 ? r->documents : NULL},
+        {"messages", messages, true},
+        {"tools", json_count(r->tools) != 0 ? r->tools : NULL, true},
+        {"documents", json_count(r->documents) != 0 ? r->documents : NULL, true},
     };
-    const struct jinja_input in = {
-        .vars = vars, .extra = extra, .n_extra = 3, .now = r->now};
-    int rc = jinja_render(t->jinja, &in, text, n, err);
+    const struct jinja_input in = {.vars = vars,
+                                   .extra = extra,
+                                   .n_extra = 3,
+                                   .now = r->now,
+                                   .traces = foreign != NULL ? is_traced : NULL};
+    int rc = foreign != NULL ? jinja_render_traced(t->jinja, &in, text, n, foreign, err)
+                             : jinja_render(t->jinja, &in, text, n, err);
     json_free(vars);
     return rc;
 }
 
-int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
-                size_t *n, struct err *err)
+static int prepare_and_render(const struct chat_template *t, const struct chat_request *r,
+                              char **text, size_t *n, uint8_t **foreign, struct err *err)
 {
     struct json *messages = NULL;
     *text = NULL;
@@ -269,9 +349,22 @@ int chat_render(const struct chat_template *t, const struct chat_request *r, cha
     if (rc == 0)
         rc = prepare_messages(t, r->messages, &messages, err);
     if (rc == 0)
-        rc = render(t, r, messages, text, n, err);
+        rc = render(t, r, messages, text, n, foreign, err);
     json_free(messages);
     return rc;
+}
+
+int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
+                size_t *n, struct err *err)
+{
+    return prepare_and_render(t, r, text, n, NULL, err);
+}
+
+int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
+                       char **text, size_t *n, uint8_t **foreign, struct err *err)
+{
+    *foreign = NULL;
+    return prepare_and_render(t, r, text, n, foreign, err);
 }
 
 int chat_render_turns(const struct chat_template *t, const struct chat_turn *turns,
@@ -296,32 +389,112 @@ int chat_render_turns(const struct chat_template *t, const struct chat_turn *tur
 
 #define MARK "hcacheprobe"
 
-/* Whether a probe's prompt shows the mark, and not as a piece of a printed list or dict:
- * then a quotation mark would stand before it. */
-static bool probe(const struct chat_template *t, const char *messages, const char *tools,
-                  bool quoted)
+/* The prompt of a probe; NULL where the template does not take it. */
+static char *probe_text(const struct chat_template *t, const char *messages,
+                        const char *tools, size_t *n)
 {
     struct chat_request r = {
         .add_generation_prompt = true, .bos_token = "", .eos_token = ""};
     struct json *m = NULL, *tool_list = NULL;
     char *text = NULL;
-    size_t n = 0;
     struct tm epoch = {.tm_year = 70, .tm_mday = 1};
-    bool shown = false;
     if (json_parse(&m, messages, strlen(messages), "probe", NULL) != 0)
-        return false;
+        return NULL;
     if (tools != NULL)
         json_parse(&tool_list, tools, strlen(tools), "probe", NULL);
     r.tools = tool_list;
     r.now = &epoch;
-    if (render(t, &r, m, &text, &n, NULL) == 0) {
-        const char *at = memmem(text, n, MARK, strlen(MARK));
-        shown = at != NULL && (quoted || at == text || (at[-1] != '\'' && at[-1] != '"'));
-    }
-    free(text);
+    (void)render(t, &r, m, &text, n, NULL, NULL);
     json_free(tool_list);
     json_free(m);
+    return text;
+}
+
+/* Whether a probe's prompt shows the mark, and not as a piece of a printed list or dict:
+ * then a quotation mark would stand before it. */
+static bool probe(const struct chat_template *t, const char *messages, const char *tools,
+                  bool quoted)
+{
+    size_t n = 0;
+    char *text = probe_text(t, messages, tools, &n);
+    const char *at = text != NULL ? memmem(text, n, MARK, strlen(MARK)) : NULL;
+    bool shown = at != NULL && (quoted || at == text || (at[-1] != '\'' && at[-1] != '"'));
+    free(text);
     return shown;
+}
+
+/* --- how calls are shown ------------------------------------------------------------ */
+
+static int count(const char *text, size_t n, const char *what)
+{
+    int found = 0;
+    const char *end = text + n;
+    for (const char *at = text;
+         at != NULL && (at = memmem(at, (size_t)(end - at), what, strlen(what))) != NULL;
+         at += strlen(what))
+        found++;
+    return found;
+}
+
+/* The prompt of a conversation with a call; NULL where the template does not take it.  Some
+ * templates show calls only where the result follows (shape 1) or where there are tools (2, 3). */
+static char *call_text(const struct chat_template *t, const char *content,
+                       bool text_arguments, int shape, size_t *n)
+{
+    static const char result[] =
+        ",{\"role\":\"tool\",\"tool_call_id\":\"callid000\",\"name\":\"other\","
+        "\"content\":\"x\"}";
+    static const char tools[] =
+        "[{\"type\":\"function\",\"function\":{\"name\":\"other\","
+        "\"description\":\"d\",\"parameters\":{\"type\":\"object\",\"properties\":{}}}}]";
+    char *messages = xasprintf(
+        "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\","
+        "\"content\":%s,\"tool_calls\":[{\"id\":\"callid000\",\"type\":\"function\","
+        "\"function\":{\"name\":\"call\",\"arguments\":%s}}]}%s]",
+        content,
+        text_arguments ? "\"{\\\"keyprobe\\\": \\\"" MARK "\\\"}\""
+                       : "{\"keyprobe\":\"" MARK "\"}",
+        shape % 2 == 1 ? result : "");
+    char *text = probe_text(t, messages, shape >= 2 ? tools : NULL, n);
+    free(messages);
+    return text;
+}
+
+/* Whether the prompt shows the call's argument, and neither a dict as Python prints it, nor JSON
+ * text that was made JSON text once more, nor null content as None. */
+static bool shows_call(const struct chat_template *t, const char *content,
+                       bool text_arguments, int shape)
+{
+    size_t n = 0, n_empty = 0;
+    char *text = call_text(t, content, text_arguments, shape, &n);
+    char *empty = call_text(t, "\"\"", text_arguments, shape, &n_empty);
+    bool shown = text != NULL && count(text, n, MARK) > 0 &&
+                 count(text, n, "'keyprobe'") == 0 && count(text, n, "\\\"keyprobe") == 0 &&
+                 count(text, n, "None") <= count(empty, n_empty, "None");
+    free(text);
+    free(empty);
+    return shown;
+}
+
+static bool probe_call(const struct chat_template *t, const char *content,
+                       bool text_arguments)
+{
+    bool shown = false;
+    for (int shape = 0; shape < 4 && !shown; shape++)
+        shown = shows_call(t, content, text_arguments, shape);
+    return shown;
+}
+
+/* Objects come first: a template that prints any value as JSON would quote a text. */
+static void probe_calls(struct chat_template *t)
+{
+    for (int i = 0; i < 4 && !t->can.calls; i++) {
+        t->text_arguments = i / 2 == 1;
+        t->null_beside_calls = (i % 2 == 1) != t->can.parts;
+        t->can.calls = probe_call(t, t->null_beside_calls ? "null" : "\"\"",
+                                  t->text_arguments);
+    }
+    t->can.calls_beside_text = t->can.calls && probe_call(t, "\"said\"", t->text_arguments);
 }
 
 int chat_open(struct chat_template **out, const char *source, struct err *err)
@@ -347,6 +520,7 @@ int chat_open(struct chat_template **out, const char *source, struct err *err)
                           "[{\"role\":\"system\",\"content\":\"" MARK "\"},"
                           "{\"role\":\"user\",\"content\":\"x\"}]",
                           NULL, false);
+    probe_calls(t);
     *out = t;
     return 0;
 }

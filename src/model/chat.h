@@ -6,13 +6,17 @@
  *   - content that is an array of text parts becomes one string, its parts joined by
  *     newlines, unless the template walks parts itself; a string stays a string;
  *   - an assistant's content that is null or missing becomes "", unless the template walks
- *     parts;
+ *     parts; beside tool calls an empty content becomes what the template shows calls with,
+ *     "" or null;
  *   - the arguments of a tool call, JSON text in the API, become the object that they
- *     describe; what is no object stays text;
+ *     describe, or stay text, whichever the template shows; text that describes no object
+ *     stays text;
  *   - members that are null, and an empty tool_calls, are left out; an empty `tools` is none.
  *
- * Whether a template walks parts, shows tools and takes a system message is found out by
- * rendering probes when it is opened, not by guessing from its text.
+ * Whether a template walks parts, shows tools, takes a system message, and in what form it
+ * shows tool calls is found out by rendering probes when it is opened, not by guessing from
+ * its text.  A call that the template would leave out is refused: the model would otherwise
+ * answer a conversation that did not happen.
  *
  * A template is immutable once open: any number of threads may render with it. */
 #ifndef MODEL_CHAT_H
@@ -23,6 +27,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <time.h>
 
 struct chat_template;
@@ -33,9 +38,11 @@ int chat_open(struct chat_template **out, const char *source, struct err *err);
 void chat_close(struct chat_template *t); /* NULL is allowed */
 
 struct chat_abilities {
-    bool parts;  /* walks arrays of content parts */
-    bool tools;  /* shows the tools it is given */
-    bool system; /* shows a system message */
+    bool parts;             /* walks arrays of content parts */
+    bool tools;             /* shows the tools it is given */
+    bool system;            /* shows a system message */
+    bool calls;             /* shows an assistant's tool calls */
+    bool calls_beside_text; /* also where the message has content */
 };
 struct chat_abilities chat_abilities(const struct chat_template *t);
 
@@ -60,6 +67,12 @@ struct chat_request {
  * ERR_UNSUPPORTED: as of jinja_render. */
 int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
                 size_t *n, struct err *err);
+
+/* The same.  Bit i of *foreign (the caller frees it; 8 bytes more than needed) is set where byte i of
+ * the text comes from messages, tools or documents, but for the names of roles that templates
+ * build their markers from.  What comes from the template, the tokens and kwargs is not foreign. */
+int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
+                       char **text, size_t *n, uint8_t **foreign, struct err *err);
 
 struct chat_turn {
     const char *role; /* "system", "user", "assistant" */

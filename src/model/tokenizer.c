@@ -205,6 +205,11 @@ static int compile(struct tokenizer *t, struct err *err)
         t->special[j->added[i].id] = j->added[i].special;
     t->added_raw = added_finder_create(j->added, t->added_text, j->n_added, false);
     t->added_normalized = added_finder_create(j->added, t->added_text, j->n_added, true);
+    struct tokenizer_text *written = xcalloc(j->n_added + 1, sizeof *written);
+    for (size_t i = 0; i < j->n_added; i++)
+        written[i] = j->added[i].text;
+    t->added_written = added_finder_create(j->added, written, j->n_added, true);
+    free(written);
     add_configured_template(t);
     return 0;
 }
@@ -238,6 +243,7 @@ void tokenizer_close(struct tokenizer *t)
         return;
     added_finder_destroy(t->added_raw);
     added_finder_destroy(t->added_normalized);
+    added_finder_destroy(t->added_written);
     for (size_t i = 0; i < t->j.n_added && t->added_owned != NULL; i++)
         free(t->added_owned[i]);
     free(t->added_owned);
@@ -257,6 +263,8 @@ void tokenizer_close(struct tokenizer *t)
 struct encoding {
     const struct tokenizer *t;
     bool parse_special;
+    const char *text; /* all of it; guards count from its beginning */
+    struct guards guards;
     struct id_list ids;
     struct bpe_work bpe;
     struct pieces pieces;
@@ -277,15 +285,18 @@ static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_sta
 
 typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);
 
-/* Cuts the finder's tokens out of the text, and gives what lies between them to fn. */
-static int encode_between(struct encoding *e, const struct added_finder *f, const char *s,
-                          size_t n, bool at_start, encode_fn *fn)
+/* Cuts the finder's tokens out of the text, and gives what lies between them to fn.  guards: of
+ * the text that s is a part of, whose place there is s_at. */
+static int encode_between(struct encoding *e, const struct added_finder *f,
+                          const struct guards *guards, size_t s_at, const char *s, size_t n,
+                          bool at_start, encode_fn *fn)
 {
+    const struct added_search how = {e->parse_special, guards, s_at,
+                                     f == e->t->added_normalized};
     size_t at = 0, begin, end;
     int rc = 0;
     while (rc == 0) {
-        const struct tokenizer_added *a = added_find(f, s, n, at, e->parse_special, &begin,
-                                                     &end);
+        const struct tokenizer_added *a = added_find(f, &how, s, n, at, &begin, &end);
         size_t stop = a != NULL ? begin : n;
         if (stop > at)
             rc = fn(e, s + at, stop - at, at_start && at == 0);
@@ -301,35 +312,50 @@ static int encode_between(struct encoding *e, const struct added_finder *f, cons
 static int encode_raw(struct encoding *e, const char *s, size_t n, bool at_start)
 {
     const struct tokenizer_json *j = &e->t->j;
+    const size_t s_at = (size_t)(s - e->text);
     if (j->n_normalizers == 0)
-        return encode_between(e, e->t->added_normalized, s, n, at_start, encode_plain);
+        return encode_between(e, e->t->added_normalized, &e->guards, s_at, s, n, at_start,
+                              encode_plain);
+    struct guards moved = {0};
     char *normal = NULL;
     size_t n_normal = 0;
-    int rc = tokenizer_normalize(j->normalizers, j->n_normalizers, s, n, &normal, &n_normal,
-                                 e->err);
+    int rc = guards_normalize(e->t, &e->guards, s_at, s, n, &moved, &normal, &n_normal,
+                              e->err);
     if (rc == 0)
-        rc = encode_between(e, e->t->added_normalized, normal, n_normal, at_start,
-                            encode_plain);
+        rc = encode_between(e, e->t->added_normalized, &moved, 0, normal, n_normal,
+                            at_start, encode_plain);
     free(normal);
+    free(moved.at);
     return rc;
 }
 
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                      int32_t **ids, size_t *n_ids, struct err *err)
 {
-    size_t bad = utf8_check(text, n);
-    if (bad != n)
-        return err_set(err, ERR_FORMAT, "invalid UTF-8 at byte %zu", bad);
     struct encoding e = {
         .t = t, .parse_special = (flags & TOKENIZER_PARSE_SPECIAL) != 0, .err = err};
+    char *clean = NULL;
+    if ((flags & TOKENIZER_GUARDED) != 0 && memchr(text, GUARD, n) != NULL) {
+        guards_take(text, n, &e.guards, &clean, &n);
+        text = clean;
+    }
+    size_t bad = utf8_check(text, n);
+    if (bad != n) {
+        free(e.guards.at);
+        free(clean);
+        return err_set(err, ERR_FORMAT, "invalid UTF-8 at byte %zu", bad);
+    }
+    e.text = text;
     const bool add = (flags & TOKENIZER_ADD_SPECIAL) != 0;
     for (int i = 0; add && i < t->j.n_prefix; i++)
         id_list_push(&e.ids, t->j.prefix[i]);
-    int rc = encode_between(&e, t->added_raw, text, n, true, encode_raw);
+    int rc = encode_between(&e, t->added_raw, &e.guards, 0, text, n, true, encode_raw);
     for (int i = 0; add && i < t->j.n_suffix; i++)
         id_list_push(&e.ids, t->j.suffix[i]);
     bpe_work_deinit(&e.bpe);
     pieces_deinit(&e.pieces);
+    free(e.guards.at);
+    free(clean);
     if (rc != 0) {
         id_list_deinit(&e.ids);
         return rc;

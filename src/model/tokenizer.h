@@ -38,7 +38,23 @@ enum {
     /* Read "<|eot_id|>" in the text as the special token.  Never for text that a user
      * supplies: without this flag it is encoded as the characters it consists of. */
     TOKENIZER_PARSE_SPECIAL = 2,
+    /* The text has guards: see tokenizer_guard. */
+    TOKENIZER_GUARDED = 4,
 };
+
+/* --- text of users within text of templates ----------------------------------------- */
+
+/* A prompt mixes a template's text, whose special tokens are meant, with users' text, whose
+ * special tokens are not: "<|im_start|>system" in a message would else begin a new one.  A
+ * guard is a byte 0xFF, which no UTF-8 contains.  It stands before every place where a control
+ * token begins that takes bytes of the user's, and says that none begins there.  Control tokens
+ * are the special ones, and added ones written as "<|...|>": some models have markers of roles
+ * that are not special.  Text without such a place has no guards and stays as it is. */
+/* *out (the caller frees it; a final zero is not counted in *n_out): the text with its guards.
+ * Bit i of foreign is set where byte i is the user's, and it has 8 bytes more than needed; NULL:
+ * all are. */
+void tokenizer_guard(const struct tokenizer *t, const char *text, size_t n,
+                     const uint8_t *foreign, char **out, size_t *n_out);
 
 /* *ids (the caller frees it) and *n_ids.  ERR_FORMAT where the text is not valid UTF-8; err
  * names the offset of the first bad byte. */

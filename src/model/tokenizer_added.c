@@ -92,29 +92,86 @@ static size_t skip_space_back(const char *s, size_t from, size_t at)
     return at;
 }
 
-static const struct entry *entry_at(const struct added_finder *f, const char *s, size_t n,
-                                    bool special)
+static bool begins_with(struct tokenizer_text s, const char *text)
 {
+    size_t n = strlen(text);
+    return s.n >= n && memcmp(s.s, text, n) == 0;
+}
+
+static bool ends_with(struct tokenizer_text s, const char *text)
+{
+    size_t n = strlen(text);
+    return s.n >= n && memcmp(s.s + s.n - n, text, n) == 0;
+}
+
+#define WIDE_BAR "\xef\xbd\x9c" /* U+FF5C, as in DeepSeek's tokens */
+
+bool added_is_control(const struct tokenizer_added *a)
+{
+    bool begins = begins_with(a->text, "<|") || begins_with(a->text, "<" WIDE_BAR);
+    bool ends = ends_with(a->text, "|>") || ends_with(a->text, WIDE_BAR ">");
+    return a->special || (begins && ends);
+}
+
+static bool counts(const struct tokenizer_added *a, bool special, bool guarded)
+{
+    return (special || !a->special) && !(guarded && added_is_control(a));
+}
+
+/* Whether there is a guard in [from, to). */
+static bool has_guard(const struct guards *g, size_t from, size_t to)
+{
+    size_t low = 0, high = g != NULL ? g->n : 0;
+    while (low < high) { /* the first at `from` or behind it */
+        size_t middle = low + (high - low) / 2;
+        if (g->at[middle] < from)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return g != NULL && low < g->n && g->at[low] < to;
+}
+
+/* The token that counts at text[at]. */
+static const struct entry *entry_at(const struct added_finder *f,
+                                    const struct added_search *how, const char *text,
+                                    size_t n_text, size_t at)
+{
+    const char *s = text + at;
+    const size_t n = n_text - at, begin = how->at + at;
     const uint8_t b = (uint8_t)s[0];
     for (size_t i = f->begin[b]; i < f->begin[b + 1]; i++) {
         const struct entry *e = &f->entries[i];
         if (e->text.n <= n && memcmp(e->text.s, s, e->text.n) == 0 &&
-            (special || !e->token->special))
+            counts(e->token, how->special,
+                   has_guard(how->guards, begin, begin + (how->inside ? e->text.n : 1))))
             return e;
     }
     return NULL;
 }
 
-const struct tokenizer_added *added_find(const struct added_finder *f, const char *s,
-                                         size_t n, size_t from, bool special, size_t *begin,
-                                         size_t *end)
+size_t added_control_bytes(const struct added_finder *f, const char *s, size_t n)
+{
+    const uint8_t b = (uint8_t)s[0];
+    for (size_t i = f->begin[b]; i < f->begin[b + 1]; i++) {
+        const struct entry *e = &f->entries[i];
+        if (added_is_control(e->token) && e->text.n <= n &&
+            memcmp(e->text.s, s, e->text.n) == 0)
+            return e->text.n;
+    }
+    return 0;
+}
+
+const struct tokenizer_added *added_find(const struct added_finder *f,
+                                         const struct added_search *how, const char *s,
+                                         size_t n, size_t from, size_t *begin, size_t *end)
 {
     if (f->begin[256] == 0)
         return NULL;
     for (size_t i = from; i < n; i++) {
         if (f->begin[(uint8_t)s[i]] == f->begin[(uint8_t)s[i] + 1])
             continue;
-        const struct entry *e = entry_at(f, s + i, n - i, special);
+        const struct entry *e = entry_at(f, how, s, n, i);
         if (e == NULL)
             continue;
         *begin = e->token->lstrip ? skip_space_back(s, from, i) : i;

@@ -26,12 +26,24 @@ struct tokenizer {
     struct pretokenizer *pre;
     struct bpe *bpe;
     struct added_finder *added_raw, *added_normalized;
+    /* Of tokens that are looked for in normalized text, as they are written. */
+    struct added_finder *added_written;
     struct tokenizer_text *added_text; /* [n_added], as they are looked for */
     char **added_owned;
     bool *special; /* [n_ids] */
     struct token_bytes bytes;
     int32_t bos_id, eos_id;
 };
+
+/* tokenizer_guard.c: */
+#define GUARD 0xFF
+/* Takes the guards out of a text: *out (the caller frees it) has none; g->at is the caller's, too. */
+void guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out);
+/* Normalizes s[0, n), which stands at s_at of the text that the guards count in; *moved: where
+ * those of them that lie in s are in *out.  The caller frees *out and moved->at. */
+int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
+                     const char *s, size_t n, struct guards *moved, char **out,
+                     size_t *n_out, struct err *err);
 
 int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
                      struct err *err);

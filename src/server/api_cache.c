@@ -57,7 +57,8 @@ static int from_messages(struct call *c, const struct json *body, struct prompt_
     struct chat_source source = {.messages = json_member(body, "messages"),
                                  .tools = json_count(tools) > 0 ? tools : NULL,
                                  .kwargs = json_count(kwargs) > 0 ? kwargs : NULL,
-                                 .plain = c->s->o.plain_chat};
+                                 .plain = c->s->o.plain_chat,
+                                 .parse_special = c->s->o.parse_special};
     int rc = prompt_render(call_model(c), &source, &text, f);
     if (rc == 0 &&
         retoken_encode(call_model(c), c->s->answers, c->salt, &text, out, what, &err) != 0)

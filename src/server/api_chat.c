@@ -27,7 +27,8 @@ void api_chat(struct call *c)
     struct chat_source source = {.messages = p.messages,
                                  .tools = p.tools,
                                  .kwargs = p.kwargs,
-                                 .plain = c->s->o.plain_chat};
+                                 .plain = c->s->o.plain_chat,
+                                 .parse_special = c->s->o.parse_special};
     if (rc == 0)
         rc = prompt_render(call_model(c), &source, &text, &f);
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, &text, &prompt,

@@ -267,7 +267,8 @@ static int render(struct call *c, const struct json *messages, const struct dial
     struct chat_source source = {.messages = messages,
                                  .tools = d->tools,
                                  .kwargs = kwargs,
-                                 .plain = c->s->o.plain_chat};
+                                 .plain = c->s->o.plain_chat,
+                                 .parse_special = c->s->o.parse_special};
     return prompt_render(call_model(c), &source, out, f);
 }
 

@@ -451,6 +451,7 @@ static int make_draft(struct call *c, const struct gen_params *p, struct respons
                            .tools = tools,
                            .kwargs = p->kwargs,
                            .plain = c->s->o.plain_chat,
+                           .parse_special = c->s->o.parse_special,
                            .param = "input"};
     if (rc == 0)
         rc = draft_render(&r->draft, call_model(c), &o, f);

@@ -43,6 +43,7 @@ struct server_opts {
     const char *plan;          /* of every restore: auto (NULL), hidden, kv, recompute */
     bool plan_strict;          /* see hcache_request */
     bool plain_chat;           /* chat without a chat template: see docs/SERVER.md */
+    bool parse_special;        /* special tokens that messages spell count as such */
     const char *answers; /* the file that remembers our answers' tokens; NULL: no file */
     /* as hcache was opened with: no request may set more; 0: no bound */
     uint64_t salt_quota_bytes;

@@ -12,6 +12,7 @@
 #include "model/tool_calls.h"
 
 struct dialog {
+    const struct tokenizer *tokenizer;
     struct chat_template *template;
     enum tool_format tools;
     char *bos, *eos; /* NULL: none */
@@ -37,6 +38,7 @@ int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err)
     if (source == NULL)
         return 0;
     struct dialog *k = xcalloc(1, sizeof *k);
+    k->tokenizer = t;
     int rc = chat_open(&k->template, source, err);
     if (rc != 0) {
         dialog_close(k);
@@ -64,8 +66,23 @@ bool dialog_has_tools(const struct dialog *k)
     return k->tools != TOOL_FORMAT_NONE && chat_abilities(k->template).tools;
 }
 
-int dialog_render(const struct dialog *k, const char *request, size_t n, char **text,
-                  size_t *n_text, struct err *err)
+/* Renders with guards where messages spell special tokens. */
+static int render_guarded(const struct dialog *k, const struct chat_request *r, char **text,
+                          size_t *n_text, struct err *err)
+{
+    char *rendered = NULL;
+    uint8_t *foreign = NULL;
+    size_t n = 0;
+    int rc = chat_render_traced(k->template, r, &rendered, &n, &foreign, err);
+    if (rc == 0)
+        tokenizer_guard(k->tokenizer, rendered, n, foreign, text, n_text);
+    free(foreign);
+    free(rendered);
+    return rc;
+}
+
+int dialog_render(const struct dialog *k, const char *request, size_t n, bool guarded,
+                  char **text, size_t *n_text, struct err *err)
 {
     struct json *j = NULL;
     struct tm now;
@@ -83,7 +100,8 @@ int dialog_render(const struct dialog *k, const char *request, size_t n, char **
                              .bos_token = k->bos,
                              .eos_token = k->eos,
                              .now = &now};
-    rc = chat_render(k->template, &r, text, n_text, err);
+    rc = guarded ? render_guarded(k, &r, text, n_text, err)
+                 : chat_render(k->template, &r, text, n_text, err);
     json_free(j);
     return rc;
 }

@@ -18,9 +18,9 @@ void dialog_close(struct dialog *k); /* NULL is allowed */
 
 bool dialog_has_tools(const struct dialog *k);
 
-/* As hcache_chat_render. */
-int dialog_render(const struct dialog *k, const char *request, size_t n, char **text,
-                  size_t *n_text, struct err *err);
+/* As hcache_chat_render, or with `guarded` as hcache_chat_render_guarded. */
+int dialog_render(const struct dialog *k, const char *request, size_t n, bool guarded,
+                  char **text, size_t *n_text, struct err *err);
 bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **json);
 size_t dialog_text_bytes(const struct dialog *k, const char *text, size_t n);
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -200,7 +201,8 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
 {
     size_t count = 0;
     unsigned f = (flags & HCACHE_ADD_SPECIAL ? (unsigned)TOKENIZER_ADD_SPECIAL : 0) |
-                 (flags & HCACHE_PARSE_SPECIAL ? (unsigned)TOKENIZER_PARSE_SPECIAL : 0);
+                 (flags & HCACHE_PARSE_SPECIAL ? (unsigned)TOKENIZER_PARSE_SPECIAL : 0) |
+                 (flags & HCACHE_GUARDED ? (unsigned)TOKENIZER_GUARDED : 0);
     int rc = need_tokenizer(h, hcache_inner(err));
     if (rc == 0)
         rc = tokenizer_encode(h->tokenizer, text, n, f, ids, &count, hcache_inner(err));
@@ -217,15 +219,34 @@ int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text
                                       hcache_inner(err));
 }
 
-int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
-                       size_t *n_text, struct hcache_err *err)
+static int render(const struct hcache *h, const char *request, size_t n, bool guarded,
+                  char **text, size_t *n_text, struct hcache_err *err)
 {
     if (h->dialog_err.code != 0)
         return err_set(hcache_inner(err), h->dialog_err.code, "%s", h->dialog_err.msg);
     if (h->dialog == NULL)
         return err_set(hcache_inner(err), ERR_UNSUPPORTED, "%s has no chat template",
                        h->k.model->source);
-    return dialog_render(h->dialog, request, n, text, n_text, hcache_inner(err));
+    return dialog_render(h->dialog, request, n, guarded, text, n_text, hcache_inner(err));
+}
+
+int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
+                       size_t *n_text, struct hcache_err *err)
+{
+    return render(h, request, n, false, text, n_text, err);
+}
+
+int hcache_chat_render_guarded(const struct hcache *h, const char *request, size_t n,
+                               char **text, size_t *n_text, struct hcache_err *err)
+{
+    return render(h, request, n, true, text, n_text, err);
+}
+
+void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
+                  size_t *n_out)
+{
+    CHECK(h->tokenizer != NULL); /* there is no chat without one */
+    tokenizer_guard(h->tokenizer, text, n, NULL, out, n_out);
 }
 
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json)

@@ -63,8 +63,11 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
     for (size_t i = 0; i < json_count(d->input); i++)
         json_push(said, json_share(json_at(d->input, i)));
     items_to_messages(said, messages);
-    struct chat_source source = {
-        .messages = messages, .tools = o->tools, .kwargs = o->kwargs, .plain = o->plain};
+    struct chat_source source = {.messages = messages,
+                                 .tools = o->tools,
+                                 .kwargs = o->kwargs,
+                                 .plain = o->plain,
+                                 .parse_special = o->parse_special};
     int rc = prompt_render(h, &source, &d->text, f);
     if (rc != 0 && strcmp(f->param, "messages") == 0)
         snprintf(f->param, sizeof f->param, "%s", o->param);
@@ -181,7 +184,7 @@ static void add_marks(const struct draft *d, const struct hcache *h,
     struct retoken_mark marks[RETOKEN_MAX_MARKS];
     const char *text = d->text.text;
     size_t n_prompt = d->text.n;
-    int n = retoken_marks(h, r, d->n_ids, marks);
+    int n = retoken_marks(h, &d->text, r, d->n_ids, marks);
     add_mark(t, text, n_prompt, "", 0, d->n_ids);
     for (int i = 0; i < n; i++) {
         add_mark(t, text, n_prompt, marks[i].text, marks[i].n_text, marks[i].n_tokens);

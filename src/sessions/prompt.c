@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/textbuf.h"
 
 static bool is_role(const char *role)
@@ -125,6 +126,17 @@ void prompt_text_deinit(struct prompt_text *t)
     *t = (struct prompt_text){0};
 }
 
+void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,
+                        const char *answer, size_t n, char **out, size_t *n_out)
+{
+    if ((t->flags & HCACHE_GUARDED) != 0) {
+        hcache_guard(h, answer, n, out, n_out);
+        return;
+    }
+    *out = xmemdup(answer, n);
+    *n_out = n;
+}
+
 int prompt_render(const struct hcache *h, const struct chat_source *s,
                   struct prompt_text *out, struct fault *f)
 {
@@ -146,8 +158,11 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
     if (json_kind(s->messages) != JSON_KIND_ARRAY || json_count(s->messages) == 0)
         return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
     chat_request(s, &request);
-    out->flags = HCACHE_PARSE_SPECIAL;
-    int rc = hcache_chat_render(h, request.p, request.n, &out->text, &out->n, &err);
+    out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
+    int rc = s->parse_special
+                 ? hcache_chat_render(h, request.p, request.n, &out->text, &out->n, &err)
+                 : hcache_chat_render_guarded(h, request.p, request.n, &out->text, &out->n,
+                                              &err);
     textbuf_free(&request);
     return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "%s", err.msg);
 }

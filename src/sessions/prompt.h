@@ -23,15 +23,19 @@ struct chat_source {
     const struct json *messages;       /* as in OpenAI's chat API */
     const struct json *tools, *kwargs; /* NULL: none */
     bool plain;
+    bool parse_special; /* special tokens that messages spell count as such */
 };
 
 /* A rendered prompt. */
 struct prompt_text {
-    char *text; /* from malloc; may contain zero bytes */
+    char *text; /* from malloc; may contain zero bytes, and guards (hcache_guard) */
     size_t n;
     unsigned flags; /* of hcache_encode, for this text */
 };
 void prompt_text_deinit(struct prompt_text *t);
+/* *out: an answer as it stands in the text of the next prompt.  The caller frees it. */
+void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,
+                        const char *answer, size_t n, char **out, size_t *n_out);
 
 /* 0, or -1 with *f.  The caller deinits *out in both cases. */
 int prompt_render(const struct hcache *h, const struct chat_source *s,

@@ -18,6 +18,20 @@
 #include "base/textbuf.h"
 #include "format/json.h"
 
+/* Moves *at behind the k bytes, where the text goes on with them but for guards. */
+static bool take(const char *text, size_t n, size_t *at, const char *bytes, size_t k)
+{
+    size_t i = *at;
+    for (size_t b = 0; b < k; b++, i++) {
+        while (i < n && (unsigned char)text[i] == HCACHE_GUARD)
+            i++;
+        if (i >= n || text[i] != bytes[b])
+            return false;
+    }
+    *at = i;
+    return true;
+}
+
 /* How many tokens the first `want` bytes of the text are; -1 where none ends there. */
 static int boundary(const struct hcache *h, const struct prompt_ids *p, const char *text,
                     size_t n, size_t want)
@@ -28,12 +42,13 @@ static int boundary(const struct hcache *h, const struct prompt_ids *p, const ch
         const char *bytes = hcache_token_bytes(h, p->ids[i], &k);
         if (at == want && i > 0)
             return i;
-        if (bytes != NULL && k <= n - at && memcmp(bytes, text + at, k) == 0)
-            at += k;
-        else if (bytes != NULL && k > 0 && bytes[0] == ' ' && k - 1 <= n - at &&
-                 memcmp(bytes + 1, text + at, k - 1) == 0)
-            at += k - 1; /* the space that some tokenizers put before a text */
-        else if (at > 0)
+        if (bytes != NULL && take(text, n, &at, bytes, k))
+            continue;
+        /* the space that some tokenizers put before a text */
+        if (bytes != NULL && k > 0 && bytes[0] == ' ' &&
+            take(text, n, &at, bytes + 1, k - 1))
+            continue;
+        if (at > 0)
             return -1; /* else it is what the tokenizer puts before a text: BOS */
     }
     return at == want ? p->n : -1;
@@ -147,27 +162,31 @@ static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
     return best;
 }
 
-int retoken_marks(const struct hcache *h, const struct hcache_result *answer, int n_prompt,
+int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
+                  const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS])
 {
-    size_t n_bytes, begin, end;
+    size_t n_bytes, begin = 0, end;
     if (answer->text == NULL || answer->n_tokens == 0)
         return 0;
     int n = shown_tokens(h, answer, &n_bytes);
     if (n == 0)
         return 0;
+    char *shown = as_shown(answer->text, n_bytes, &end);
+    bool all_shown = n_bytes == answer->n_text;
+    size_t n_shown = end;
     out[0].n_tokens = out[1].n_tokens = n_prompt + n;
-    out[0].text = as_shown(answer->text, n_bytes, &out[0].n_text);
-    begin = 0;
-    end = out[0].n_text;
-    while (begin < end && is_blank(out[0].text[begin]))
+    prompt_text_answer(h, asked, shown, n_shown, &out[0].text, &out[0].n_text);
+    while (begin < end && is_blank(shown[begin]))
         begin++;
-    while (end > begin && is_blank(out[0].text[end - 1]))
+    while (end > begin && is_blank(shown[end - 1]))
         end--;
-    if (n_bytes < answer->n_text || end - begin == out[0].n_text || end == begin)
-        return 1;
-    out[1].text = as_shown(out[0].text + begin, end - begin, &out[1].n_text);
-    return 2;
+    bool is_trimmed = all_shown && end - begin < n_shown && end > begin;
+    if (is_trimmed)
+        prompt_text_answer(h, asked, shown + begin, end - begin, &out[1].text,
+                           &out[1].n_text);
+    free(shown);
+    return is_trimmed ? 2 : 1;
 }
 
 /* What was shown is all that was generated: no stop string has cut it. */
@@ -179,35 +198,42 @@ static bool is_whole(const struct hcache *h, const struct hcache_result *r)
     return r->text != NULL && total == r->n_text;
 }
 
+/* Remembers that the prompt with a[0, n) behind it is those tokens. */
+static void remember(const struct hcache *h, struct answers *m, const char *salt,
+                     const struct prompt_text *asked, const char *a, size_t n,
+                     const int32_t *ids, int n_ids)
+{
+    struct textbuf text = {0};
+    char *answer;
+    size_t n_answer;
+    prompt_text_answer(h, asked, a, n, &answer, &n_answer);
+    textbuf_add(&text, asked->text, asked->n);
+    textbuf_add(&text, answer, n_answer);
+    answers_put(m, salt, text.p, text.n, ids, n_ids);
+    textbuf_free(&text);
+    hcache_free(answer);
+}
+
 void retoken_remember(const struct hcache *h, struct answers *m, const char *salt,
                       const struct prompt_text *asked, const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer)
 {
     if (answer->n_tokens == 0 || !is_whole(h, answer))
         return;
-    /* As it went out: JSON has U+FFFD in place of what is no UTF-8, and so it will come back. */
-    struct json *shown = json_new_object();
-    json_put_bytes(shown, "a", answer->text, answer->n_text);
-    size_t n = asked->n, n_answer;
-    const char *a = json_string_of(json_member(shown, "a"), &n_answer), *end = a + n_answer;
-    struct textbuf text = {0};
+    size_t begin = 0, end, n_shown;
+    char *shown = as_shown(answer->text, answer->n_text, &n_shown);
     int n_ids = n_prompt + answer->n_tokens;
     int32_t *ids = xmalloc((size_t)n_ids * sizeof *ids);
     memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
     memcpy(ids + n_prompt, answer->token_ids, (size_t)answer->n_tokens * sizeof *ids);
-    textbuf_add(&text, asked->text, n);
-    textbuf_add(&text, a, (size_t)(end - a));
-    answers_put(m, salt, text.p, text.n, ids, n_ids);
-    while (a < end && is_blank(*a))
-        a++;
-    while (end > a && is_blank(end[-1]))
+    remember(h, m, salt, asked, shown, n_shown, ids, n_ids);
+    end = n_shown;
+    while (begin < end && is_blank(shown[begin]))
+        begin++;
+    while (end > begin && is_blank(shown[end - 1]))
         end--;
-    if ((size_t)(end - a) < n_answer && end > a) {
-        text.n = n;
-        textbuf_add(&text, a, (size_t)(end - a));
-        answers_put(m, salt, text.p, text.n, ids, n_ids);
-    }
-    textbuf_free(&text);
-    json_free(shown);
+    if (end - begin < n_shown && end > begin)
+        remember(h, m, salt, asked, shown + begin, end - begin, ids, n_ids);
+    free(shown);
     free(ids);
 }

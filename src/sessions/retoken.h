@@ -27,7 +27,8 @@ struct retoken_mark {
 enum { RETOKEN_MAX_MARKS = 2 };
 /* Where the answer ends as it was shown, up to the last token of which all was shown; and in the form
  * that templates give it, trimmed.  The caller frees the texts. */
-int retoken_marks(const struct hcache *h, const struct hcache_result *answer, int n_prompt,
+int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
+                  const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS]);
 
 /* Remembers an answer to that prompt, also in the form that templates give it: trimmed. */

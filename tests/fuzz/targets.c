@@ -152,7 +152,7 @@ static void fuzz_template(const uint8_t *bytes, size_t n)
     MUST_SAY(rc, err);
     if (rc != 0)
         return;
-    struct jinja_var vars[] = {{"messages", messages}};
+    struct jinja_var vars[] = {{.name = "messages", .value = messages}};
     struct jinja_input in = {.extra = vars, .n_extra = 1};
     char *text = NULL;
     size_t n_text = 0;

@@ -85,7 +85,7 @@ static struct outcome render(const char *source, size_t n, const struct json *va
     struct jinja_input in = {.vars = vars, .extra = extra, .now = &now};
     struct json_iter it = json_begin(more);
     while (json_next(&it) && in.n_extra < 8)
-        extra[in.n_extra++] = (struct jinja_var){it.key, it.value};
+        extra[in.n_extra++] = (struct jinja_var){.name = it.key, .value = it.value};
     o.rc = jinja_compile(&t, source, n, "t", NULL, &o.err);
     if (o.rc == 0)
         o.rc = jinja_render(t, &in, &o.text, &o.n, &o.err);

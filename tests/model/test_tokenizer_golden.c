@@ -87,6 +87,26 @@ static void check_text(const struct tokenizer *t, const struct json *list, bool 
     free(ids);
 }
 
+/* A text that is a user's, all of it, has the reference's ids of plain text; one that is the
+ * template's stays as it is. */
+static void check_guards(const struct tokenizer *t, const char *text, size_t n,
+                         const struct json *bare, const struct json *plain)
+{
+    const unsigned flags = TOKENIZER_PARSE_SPECIAL | TOKENIZER_GUARDED;
+    uint8_t *none = calloc(1, n / 8 + 9);
+    char *guarded;
+    size_t n_guarded;
+    tokenizer_guard(t, text, n, NULL, &guarded, &n_guarded);
+    check_ids(t, "guarded ids", guarded, n_guarded, flags, plain);
+    free(guarded);
+    tokenizer_guard(t, text, n, none, &guarded, &n_guarded);
+    assert_int_equal(n_guarded, n);
+    assert_memory_equal(guarded, text, n);
+    check_ids(t, "ids without guards", guarded, n, flags, bare);
+    free(guarded);
+    free(none);
+}
+
 static void check_case(const struct tokenizer *t, const struct json *c)
 {
     size_t n, n_decoded;
@@ -98,6 +118,7 @@ static void check_case(const struct tokenizer *t, const struct json *c)
     check_ids(t, "ids", text, n, TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL, ids);
     check_ids(t, "bare ids", text, n, TOKENIZER_PARSE_SPECIAL, bare);
     check_ids(t, "plain ids", text, n, 0, plain);
+    check_guards(t, text, n, bare, plain);
     const char *decoded = json_string_of(json_member(c, "decoded"), &n_decoded);
     if (decoded != NULL)
         check_text(t, ids, false, decoded, n_decoded);

@@ -58,10 +58,10 @@ static void messages_become_text(void **state)
     struct err err = {0};
     char *text;
     size_t n;
-    assert_int_equal(dialog_render(k, request, strlen(request), &text, &n, &err), 0);
+    assert_int_equal(dialog_render(k, request, strlen(request), false, &text, &n, &err), 0);
     assert_string_equal(text, "[user]Hi[assistant]");
     free(text);
-    assert_int_not_equal(dialog_render(k, "{}", 2, &text, &n, &err), 0);
+    assert_int_not_equal(dialog_render(k, "{}", 2, false, &text, &n, &err), 0);
     assert_true(dialog_has_tools(k));
     dialog_close(k);
     tokenizer_close(t);
