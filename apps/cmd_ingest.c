@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "base/file.h"
 #include "base/opt.h"
@@ -55,6 +56,7 @@ static const struct opt_cmd cmd = {
     .examples = "  hcache ingest models/demo --store /var/tmp/state handbook.txt faq.txt\n",
     .values_bytes = sizeof(struct ingest_args),
 };
+const struct opt_cmd *const options_of_ingest = &cmd;
 
 struct totals {
     int64_t tokens, cached, committed;
@@ -161,7 +163,11 @@ static int ingest_file(struct hcache *h, const struct ingest_args *a, const char
 static int run(const struct ingest_args *a, struct hcache_err *err)
 {
     struct hcache *h = NULL;
-    int rc = hcache_open(&a->engine.o, &h, err);
+    struct hcache_opts o = a->engine.o;
+    struct hcache_request ahead = {.save = a->save};
+    o.ahead = &ahead;
+    o.needs_tokenizer = true;
+    int rc = hcache_open(&o, &h, err);
     if (rc != 0)
         return rc;
     struct json *out = json_new_object(), *list = json_new_array();

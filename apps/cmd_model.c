@@ -5,9 +5,12 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
+#include "apps/option_tables.h"
 #include "base/clock.h"
 #include "base/opt.h"
 #include "format/json.h"
+#include "format/gguf_types.h"
 #include "model/config.h"
 #include "model/weights.h"
 
@@ -49,6 +52,7 @@ static const struct opt_cmd info_cmd = {
     .options = info_options,
     .values_bytes = sizeof(struct info_args),
 };
+const struct opt_cmd *const options_of_model_info = &info_cmd;
 
 struct info {
     const char *source;
@@ -231,6 +235,7 @@ static const struct opt_cmd synth_cmd = {
     .examples = "  hcache model synth --shape bench-220m --out /tmp/bench-220m\n",
     .values_bytes = sizeof(struct synth_args),
 };
+const struct opt_cmd *const options_of_model_synth = &synth_cmd;
 
 static int synth(const struct synth_args *a, struct err *e)
 {
@@ -270,10 +275,26 @@ static int model_synth(int argc, char **argv)
 
 /* --- model ------------------------------------------------------------------------------------ */
 
+static int print_families(void)
+{
+    const char *name, *architecture;
+    printf("families    architecture of config.json\n");
+    for (int i = 0; family_at(i, &name, &architecture); i++)
+        printf("  %-9s %s\n", name, architecture);
+    printf(
+        "\nformats\n"
+        "  Hugging Face folder: config.json, tokenizer.json, *.safetensors of F32, F16 or "
+        "BF16\n"
+        "  GGUF file (%s): %s\n",
+        config_gguf_families(), gguf_types_supported());
+    return 0;
+}
+
 static void print_usage(FILE *out)
 {
     fprintf(out, "usage: hcache model info MODEL_DIR [OPTION]...\n"
-                 "       hcache model synth --shape NAME --out DIR [OPTION]...\n\n"
+                 "       hcache model synth --shape NAME --out DIR [OPTION]...\n"
+                 "       hcache model --families\n\n"
                  "  info    what a model is, and what a token of its state takes\n"
                  "  synth   writes a model of random weights\n\nshapes:");
     for (int i = 0; config_shape_name(i) != NULL; i++)
@@ -288,9 +309,12 @@ int cmd_model(int argc, char **argv)
         return model_info(argc - 1, argv + 1);
     if (strcmp(what, "synth") == 0)
         return model_synth(argc - 1, argv + 1);
+    if (strcmp(what, "--families") == 0)
+        return print_families();
     bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     if (!help && *what != '\0')
-        fprintf(stderr, "hcache model: \"%s\" is neither info nor synth\n", what);
+        fprintf(stderr, "hcache model: \"%s\" is neither info, synth nor --families\n",
+                what);
     print_usage(help ? stdout : stderr);
     return help ? 0 : 2;
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -88,6 +89,7 @@ static const struct opt_cmd plan_cmd = {
         "  hcache plan MODEL_DIR --platform my.platform --history 16384 --svg plan.svg\n",
     .values_bytes = sizeof(struct plan_args),
 };
+const struct opt_cmd *const options_of_plan = &plan_cmd;
 
 /* ---- what to plan for ---- */
 

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "apps/ppl_reference.h"
 #include "base/file.h"
@@ -61,6 +62,7 @@ static const struct opt_cmd cmd = {
                 "  hcache ppl models/demo text.txt --weights q8 --kl-against /tmp/bf16\n",
     .values_bytes = sizeof(struct ppl_args),
 };
+const struct opt_cmd *const options_of_ppl = &cmd;
 
 enum { HEAD_ROWS = 32 }; /* rows of logits at a time: a vocabulary is wide */
 

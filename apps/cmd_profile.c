@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "base/opt.h"
 #include "base/progress.h"
@@ -57,6 +58,7 @@ static const struct opt_cmd cmd = {
         "  hcache plan MODEL_DIR --platform my.platform --history 8192\n",
     .values_bytes = sizeof(struct profile_args),
 };
+const struct opt_cmd *const options_of_profile = &cmd;
 
 /* --- measuring -------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "apps/token_ids.h"
 #include "base/file.h"
@@ -105,6 +106,7 @@ static const struct opt_cmd cmd = {
                 "  hcache run synth:bench-220m --token-ids ids.txt --json\n",
     .values_bytes = sizeof(struct run_args),
 };
+const struct opt_cmd *const options_of_run = &cmd;
 
 static int fail(const struct hcache_err *e)
 {
@@ -115,6 +117,8 @@ static int fail(const struct hcache_err *e)
 /* --- the prompt ------------------------------------------------------------------------------- */
 
 struct prompt {
+    char *text; /* of --prompt, --prompt-file or --token-ids; NULL: none */
+    size_t n_text;
     int32_t *ids;
     int n, cap;
 };
@@ -188,25 +192,32 @@ static int read_whole(const char *path, char **text, size_t *n, struct hcache_er
     return rc;
 }
 
+/* Before the model is opened: a file that is not there is said at once. */
+static int prompt_read(struct prompt *p, const struct run_args *a, struct hcache_err *err)
+{
+    const char *path = a->token_ids != NULL ? a->token_ids : a->prompt_file;
+    if (path != NULL)
+        return read_whole(path, &p->text, &p->n_text, err);
+    p->text = strdup(a->prompt != NULL ? a->prompt : "");
+    p->n_text = p->text != NULL ? strlen(p->text) : 0;
+    return 0;
+}
+
 static int prompt_make(struct prompt *p, const struct hcache *h, const struct run_args *a,
                        struct hcache_err *err)
 {
     unsigned flags = a->no_special ? 0 : HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL;
-    char *text = NULL;
-    size_t n = 0;
-    int rc = 0;
-    if (a->token_ids != NULL || a->prompt_file != NULL)
-        rc = read_whole(a->token_ids != NULL ? a->token_ids : a->prompt_file, &text, &n,
-                        err);
-    if (rc == 0 && a->token_ids != NULL)
-        rc = prompt_add_ids(p, a->token_ids, text, n, err);
-    else if (rc == 0 && text != NULL)
-        rc = prompt_add_file(p, h, a->prompt_file, text, n, flags, err);
-    else if (rc == 0)
-        rc = prompt_add_text(p, h, a->prompt != NULL ? a->prompt : "",
-                             a->prompt != NULL ? strlen(a->prompt) : 0, flags, err);
-    free(text);
-    return rc;
+    if (a->token_ids != NULL)
+        return prompt_add_ids(p, a->token_ids, p->text, p->n_text, err);
+    if (a->prompt_file != NULL)
+        return prompt_add_file(p, h, a->prompt_file, p->text, p->n_text, flags, err);
+    return prompt_add_text(p, h, p->text, p->n_text, flags, err);
+}
+
+static void prompt_free(struct prompt *p)
+{
+    free(p->text);
+    free(p->ids);
 }
 
 /* --- the answer ------------------------------------------------------------------------------- */
@@ -355,15 +366,14 @@ static bool next_line(struct prompt *p, const struct hcache *h, int *rc,
     return n > 0 && *rc == 0;
 }
 
-static int run(struct hcache *h, struct run_args *a, struct hcache_err *err)
+static int run(struct hcache *h, struct prompt *p, struct run_args *a,
+               struct hcache_err *err)
 {
-    struct prompt p = {0};
-    int rc = prompt_make(&p, h, a, err);
-    if (rc == 0 && (p.n > 1 || !a->interactive))
-        rc = answer(h, &p, a, err);
-    while (rc == 0 && a->interactive && next_line(&p, h, &rc, err))
-        rc = answer(h, &p, a, err);
-    free(p.ids);
+    int rc = prompt_make(p, h, a, err);
+    if (rc == 0 && (p->n > 1 || !a->interactive))
+        rc = answer(h, p, a, err);
+    while (rc == 0 && a->interactive && next_line(p, h, &rc, err))
+        rc = answer(h, p, a, err);
     return rc;
 }
 
@@ -478,14 +488,21 @@ int cmd_run(int argc, char **argv)
     if (a.verbose)
         log_set_level(LOG_INFO);
     a.engine.o.verbose = a.verbose;
-    int rc = hcache_open(&a.engine.o, &h, &err);
+    struct hcache_request ahead = request_of(&a);
+    a.engine.o.ahead = &ahead;
+    a.engine.o.needs_tokenizer = a.token_ids == NULL || a.interactive;
+    struct prompt p = {0};
+    int rc = prompt_read(&p, &a, &err);
+    if (rc == 0)
+        rc = hcache_open(&a.engine.o, &h, &err);
     if (rc == 0 && a.conversation != NULL)
         rc = run_conversation(h, &a, &err);
     else if (rc == 0)
-        rc = run(h, &a, &err);
+        rc = run(h, &p, &a, &err);
     if (rc != 0)
         code = fail(&err);
     hcache_close(h);
+    prompt_free(&p);
     opt_end(parsed);
     return code;
 }

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "base/clock.h"
 #include "base/file.h"
@@ -150,6 +151,7 @@ static const struct opt_cmd cmd = {
                 "  HCACHE_API_KEY=secret hcache serve models/demo --host 0.0.0.0\n",
     .values_bytes = sizeof(struct serve_args),
 };
+const struct opt_cmd *const options_of_serve = &cmd;
 
 /* --- signals ---------------------------------------------------------------------------------- */
 

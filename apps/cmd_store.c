@@ -6,6 +6,10 @@
 #include <time.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
+#include "apps/option_tables.h"
+#include "apps/option_tables.h"
+#include "apps/option_tables.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -250,6 +254,7 @@ static const struct opt_cmd stat_cmd = {
     .options = stat_options,
     .values_bytes = sizeof(struct store_args),
 };
+const struct opt_cmd *const options_of_store_stat = &stat_cmd;
 
 struct model_share {
     struct sha256 fingerprint;
@@ -366,6 +371,7 @@ static const struct opt_cmd ls_cmd = {
     .options = ls_options,
     .values_bytes = sizeof(struct store_args),
 };
+const struct opt_cmd *const options_of_store_ls = &ls_cmd;
 
 static void ls_json(const struct list *l, const struct why *why)
 {
@@ -478,6 +484,7 @@ static const struct opt_cmd verify_cmd = {
     .options = stat_options,
     .values_bytes = sizeof(struct store_args),
 };
+const struct opt_cmd *const options_of_store_verify = &verify_cmd;
 
 struct verify_view {
     struct progress progress;
@@ -553,6 +560,7 @@ static const struct opt_cmd gc_cmd = {
     .options = stat_options,
     .values_bytes = sizeof(struct store_args),
 };
+const struct opt_cmd *const options_of_store_gc = &gc_cmd;
 
 static int run_gc(const struct store_args *a, struct err *err)
 {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "apps/token_ids.h"
 #include "base/mem.h"
 #include "base/opt.h"
@@ -50,6 +51,7 @@ static const struct opt_cmd cmd = {
                 "  echo 1 403 407 261 378 | hcache tokenize models/demo --decode\n",
     .values_bytes = sizeof(struct tokenize_args),
 };
+const struct opt_cmd *const options_of_tokenize = &cmd;
 
 /* All of stdin, with a final zero; the caller frees it. */
 static int read_stdin(char **out, size_t *n, struct err *err)

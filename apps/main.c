@@ -2,8 +2,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/option_tables.h"
 #include "base/opt.h"
 #include "build_id.h"
 #include "hcache.h"
@@ -80,6 +82,7 @@ int main(int argc, char **argv)
 {
     /* A file that may not grow (ulimit -f) is a full disk to the store, and not the end of everything. */
     (void)signal(SIGXFSZ, SIG_IGN);
+    (void)option_tables_check_environment(environ);
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/opt.h"
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 #include "bench/report.h"
 #include "bench/restore_lab.h"
@@ -62,6 +63,7 @@ static const struct opt_cmd cmd = {
     .examples = "  hcache bench ablation --html report.html --csv report.csv\n",
     .values_bytes = sizeof(struct ablation_args),
 };
+const struct opt_cmd *const options_of_bench_ablation = &cmd;
 
 enum { MAX_POINTS = 16 }; /* of a figure */
 

@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/rng.h"
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 #include "service/stack.h"
 #include "state/save_policy.h"
@@ -62,6 +63,7 @@ static const struct opt_cmd cmd = {
                 "  hcache bench beside --prefills 0 --restores 20 --csv beside.csv\n",
     .values_bytes = sizeof(struct beside_args),
 };
+const struct opt_cmd *const options_of_bench_beside = &cmd;
 
 /* In which a token comes.  NEW: the last tokens of a prompt are computed behind its restoration. */
 enum window { ALONE, AGAIN, PREFILL, RESTORE, NEW, N_WINDOWS };

@@ -10,6 +10,7 @@
  * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation as one of them does; what
  * is measured of it is what only a group has: exchanges between ranks, copies up that the ranks share, and
  * what crosses from a stage to the next. */
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 
 #include <errno.h>
@@ -55,6 +56,7 @@ static const struct opt_cmd device_cmd = {
     .options = device_options,
     .values_bytes = sizeof(struct device_table),
 };
+const struct opt_cmd *const options_of_bench_device = &device_cmd;
 
 struct bench {
     const struct device_table *o;

@@ -6,6 +6,7 @@
  * What is read in decode (weights, caches) is walked over in turn, so that no cache holds it.
  * --isa chooses the kernels, OPENBLAS_CORETYPE those of OpenBLAS (it may use AVX-512 where we
  * are told to use AVX2: compare like with like, with OPENBLAS_CORETYPE=Haswell). */
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 
 #include <math.h>
@@ -58,6 +59,7 @@ static const struct opt_cmd bench_cmd = {
     .options = bench_options,
     .values_bytes = sizeof(struct bench_args),
 };
+const struct opt_cmd *const options_of_bench_kernels = &bench_cmd;
 
 /* Decode walks over at least this much, so that it comes from memory and not from a cache. */
 #define COLD_BYTES ((size_t)1 << 30)

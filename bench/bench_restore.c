@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/opt.h"
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 #include "bench/restore_lab.h"
 #include "bench/restore_sweep.h"
@@ -88,6 +89,7 @@ static const struct opt_cmd cmd = {
                 "  hcache bench restore --sweep 200 --seed 1 --lengths 1024 --rounds 3\n",
     .values_bytes = sizeof(struct restore_args),
 };
+const struct opt_cmd *const options_of_bench_restore = &cmd;
 
 enum { MAX_METHODS = 12, MAX_ROUNDS = 1000, MAX_LENGTHS = 64 };
 

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/rng.h"
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 #include "service/stack.h"
 
@@ -57,6 +58,7 @@ static const struct opt_cmd cmd = {
                 "  hcache bench resume --store memory --decodes 4\n",
     .values_bytes = sizeof(struct resume_args),
 };
+const struct opt_cmd *const options_of_bench_resume = &cmd;
 
 struct lab {
     struct resume_args *a;

@@ -22,6 +22,7 @@
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/rng.h"
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 #include "bench/save_figure.h"
 #include "service/stack.h"
@@ -77,6 +78,7 @@ static const struct opt_cmd cmd = {
                 "  hcache bench save --store memory --csv save.csv\n",
     .values_bytes = sizeof(struct save_args),
 };
+const struct opt_cmd *const options_of_bench_save = &cmd;
 
 enum { MAX_BATCH = 64, MAX_ARMS = 4, MAX_ROUNDS = 200, MAX_STEPS = 4096 };
 

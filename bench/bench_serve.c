@@ -4,6 +4,7 @@
  * answer before it, as people do.  Times are those of the client: TTFT from when a request was due to the
  * first text, TBT between pieces of text.  Lengths are in tokens of the server: a first request tells how
  * many tokens our words have. */
+#include "apps/option_tables.h"
 #include "bench/bench.h"
 
 #include <math.h>
@@ -77,6 +78,7 @@ static const struct opt_cmd serve_cmd = {
     .options = serve_options,
     .values_bytes = sizeof(struct serve_args),
 };
+const struct opt_cmd *const options_of_bench_serve = &serve_cmd;
 
 /* --- results ---------------------------------------------------------------------------------- */
 

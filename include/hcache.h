@@ -39,6 +39,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 struct hcache;
+struct hcache_request;
 
 struct hcache_err {
     int code; /* HCACHE_E_*, or -errno */
@@ -97,6 +98,11 @@ struct hcache_opts {
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
     bool verbose; /* prints how memory is laid out, through warn */
+
+    /* Loading weights may take minutes. What these say is wrong is refused before. */
+    bool needs_tokenizer; /* the prompts will be text */
+    const struct hcache_request
+        *ahead; /* a request to come: its plan and save; NULL: none */
 };
 
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err);

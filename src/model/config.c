@@ -22,6 +22,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <stdio.h>
 #include <sys/stat.h>
 
 #define CONFIG_MAX_BYTES (16u << 20)
@@ -480,6 +481,24 @@ const char *family_architecture(enum model_family f)
     return (size_t)f < N_FAMILIES ? families[f].architecture : "unknown";
 }
 
+bool family_at(int i, const char **name, const char **architecture)
+{
+    if (i < 0 || i >= N_FAMILIES)
+        return false;
+    *name = families[i].model_type;
+    *architecture = families[i].architecture;
+    return true;
+}
+
+/* "llama, mistral, ..." */
+static void families_text(char *out, size_t out_bytes)
+{
+    size_t n = 0;
+    for (int i = 0; i < N_FAMILIES && n < out_bytes; i++)
+        n += (size_t)snprintf(out + n, out_bytes - n, "%s%s", i > 0 ? ", " : "",
+                              families[i].model_type);
+}
+
 /* model_type names the family; architectures, where present, must be its causal language model. */
 static void read_family(struct fields *f, enum model_family *out)
 {
@@ -502,9 +521,13 @@ static void read_family(struct fields *f, enum model_family *out)
             return;
         }
     }
-    f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                    "model_type '%s' with architecture '%s' is not supported",
-                    type != NULL ? type : "(none)", arch != NULL ? arch : "(none)");
+    char known[200];
+    families_text(known, sizeof known);
+    f->rc = err_set(
+        f->err, ERR_UNSUPPORTED,
+        "model_type '%s' with architecture '%s' is not supported; these are: %s "
+        "(see hcache model --families)",
+        type != NULL ? type : "(none)", arch != NULL ? arch : "(none)", known);
 }
 
 /* --- what every family has ---------------------------------------------------------------- */

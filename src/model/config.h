@@ -169,7 +169,10 @@ bool config_is_eos(const struct model_config *c, int32_t id);
 /* Parameters of the model, counted as its tensors would be (tied embeddings once). */
 int64_t config_params(const struct model_config *c);
 
-const char *family_name(enum model_family f);     /* "llama": config.json's model_type */
+const char *family_name(enum model_family f); /* "llama": config.json's model_type */
+/* Family i in their order: "llama", "LlamaForCausalLM"; false behind the last. */
+bool family_at(int i, const char **name, const char **architecture);
+const char *config_gguf_families(void); /* names that GGUF files use for them, in words */
 const char *weight_type_name(enum weight_type t); /* "f32" */
 int weight_type_bytes(enum weight_type t);        /* WEIGHT_UNSPECIFIED counts as f32 */
 

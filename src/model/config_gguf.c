@@ -33,6 +33,11 @@ static const struct arch {
 };
 #define SUPPORTED "llama (Mistral too), qwen2, qwen3, phi2, phi3, gemma, falcon"
 
+const char *config_gguf_families(void)
+{
+    return SUPPORTED;
+}
+
 /* Keys that change no result, or whose value must be the one that changes none. */
 static const struct {
     const char *key;

@@ -18,20 +18,54 @@
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-static int open_tokenizer(struct hcache *h, const char *source, struct err *err)
+static int no_tokenizer(const char *source, struct err *err)
 {
-    if (strncmp(source, "synth:", 6) == 0)
+    return err_set(err, ERR_UNSUPPORTED,
+                   "%s has no tokenizer: give token ids instead of text (--token-ids)",
+                   source);
+}
+
+static int open_tokenizer(struct hcache *h, const struct model *m, struct err *err)
+{
+    if (strncmp(m->source, "synth:", 6) == 0)
         return 0;
-    int rc = tokenizer_open(&h->tokenizer, source, err);
+    int rc = tokenizer_open(&h->tokenizer, m->source, err);
     if (rc == -ENOENT)
         return 0; /* token ids only */
-    int vocab = h->k.model->cfg.vocab_size;
+    int vocab = m->cfg.vocab_size;
     if (rc == 0 && tokenizer_size(h->tokenizer) > vocab)
         rc = err_set(
             err, ERR_MISMATCH,
             "%s: the tokenizer has ids up to %d, but the model's vocabulary has %d entries",
-            source, tokenizer_size(h->tokenizer) - 1, vocab);
+            m->source, tokenizer_size(h->tokenizer) - 1, vocab);
     return rc;
+}
+
+static int check_plan(const struct plan_request *q, const char *text, struct err *err);
+
+/* The options of a request that can be judged without the weights. */
+static int check_ahead(const struct hcache_request *r, const struct model *m,
+                       struct err *err)
+{
+    struct plan_request mode = {.n_layers = m->cfg.n_layers};
+    struct save_policy unused;
+    int rc = r->plan != NULL ? plan_mode_parse(r->plan, &mode, err) : 0;
+    if (rc == 0 && r->plan != NULL)
+        rc = check_plan(&mode, r->plan, err);
+    if (rc == 0 && r->save != NULL && strcmp(r->save, "auto") != 0)
+        rc = save_policy_make(&unused, r->save, m, NULL, m->max_ctx, err);
+    return rc;
+}
+
+/* stack_opts.check: opens the tokenizer, too. */
+static int before_weights(void *arg, const struct model *m, struct err *err)
+{
+    struct hcache *h = arg;
+    const struct hcache_opts *o = h->opening;
+    int rc = open_tokenizer(h, m, err);
+    if (rc == 0 && o->needs_tokenizer && h->tokenizer == NULL)
+        rc = no_tokenizer(m->source, err);
+    return rc == 0 && o->ahead != NULL ? check_ahead(o->ahead, m, err) : rc;
 }
 
 static void say_memory(const struct hcache_opts *o, const struct stack *k)
@@ -124,10 +158,10 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         return rc;
     struct hcache *h = xcalloc(1, sizeof *h);
     int64_t t0 = clock_now_ns();
-    struct stack_opts so = {.user = *o};
+    h->opening = o;
+    struct stack_opts so = {.user = *o, .check = before_weights, .check_arg = h};
     rc = stack_open(&so, &h->k, hcache_inner(err));
-    if (rc == 0)
-        rc = open_tokenizer(h, o->model, hcache_inner(err));
+    h->opening = NULL;
     if (rc != 0) {
         hcache_close(h);
         return rc;
@@ -188,12 +222,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
 
 static int need_tokenizer(const struct hcache *h, struct err *err)
 {
-    return h->tokenizer != NULL
-               ? 0
-               : err_set(
-                     err, ERR_UNSUPPORTED,
-                     "%s has no tokenizer: give token ids instead of text (--token-ids)",
-                     h->k.model->source);
+    return h->tokenizer != NULL ? 0 : no_tokenizer(h->k.model->source, err);
 }
 
 int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,

@@ -12,7 +12,8 @@ _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of e
 
 struct hcache {
     struct stack k;
-    struct tokenizer *tokenizer; /* NULL for synthetic models */
+    const struct hcache_opts *opening; /* inside hcache_open; else NULL */
+    struct tokenizer *tokenizer;       /* NULL for synthetic models */
     struct dialog *dialog; /* NULL: no chat template, or one that is not understood: */
     struct err dialog_err; /* why */
     struct service *service;

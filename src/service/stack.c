@@ -44,8 +44,11 @@ size_t stack_staging_bytes(const struct stack *k)
     return k->o.user.staging_bytes > 0 ? k->o.user.staging_bytes : STAGING_BYTES;
 }
 
-/* Before the model is loaded, which may take minutes: all that the engine will want of the device's memory. */
-static int reserve_memory(void *arg, const struct model *m, const struct model_need *need,
+static int open_store(struct stack *k, struct err *err);
+
+/* Does all that can fail without the weights, whose loading may take minutes: the caller's checks, the memory that
+ * the engine will need, and the store, which another process may have. */
+static int before_weights(void *arg, const struct model *m, const struct model_need *need,
                           struct err *err)
 {
     struct stack *k = arg;
@@ -58,7 +61,10 @@ static int reserve_memory(void *arg, const struct model *m, const struct model_n
     k->kv_tokens = k->o.user.kv_tokens > 0 ? (int64_t)k->o.user.kv_tokens
                                            : memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
-    return memory_plan_reserve(&a, err);
+    int rc = k->o.check != NULL ? k->o.check(k->o.check_arg, m, err) : 0;
+    if (rc == 0)
+        rc = memory_plan_reserve(&a, err);
+    return rc == 0 && a.has_store ? open_store(k, err) : rc;
 }
 
 struct device_opts stack_device_opts(const struct hcache_opts *o)
@@ -85,7 +91,7 @@ static int open_model(struct stack *k, struct err *err)
     if (rc == 0)
         k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
     struct model_opts mo = {.dev = k->dev,
-                            .reserve = reserve_memory,
+                            .reserve = before_weights,
                             .reserve_arg = k,
                             .dtype = o->dtype,
                             .weights = o->weights,
@@ -156,8 +162,6 @@ static int open_store(struct stack *k, struct err *err)
     }
     if (rc == 0 && (rc = open_durable(&so, &k->store, err)) != 0)
         err_wrap(err, "store %s", k->o.user.n_store > 0 ? k->o.user.store[0] : "in memory");
-    if (rc == 0) /* so that a miss can say "state of another model" */
-        store_expect(k->store, &k->fingerprint);
     return rc;
 }
 
@@ -221,10 +225,10 @@ static int open_state(struct stack *k, struct err *err)
         rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
-    if (rc == 0)
-        rc = open_store(k, err);
-    if (rc == 0)
+    if (rc == 0) { /* so that a miss can say "state of another model" */
+        store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);
+    }
     model_work_destroy(work);
     stream_destroy(s);
     return rc == 0 ? open_saver(k, err) : rc;

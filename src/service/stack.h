@@ -25,6 +25,10 @@ struct stack_opts {
     int step_rows;    /* token budget of a step; 0: the batch's rows */
     int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
     bool no_profile;  /* the caller fills the platform itself */
+    /* Called when the model's configuration is known and before its weights are loaded.  A code other than 0
+     * ends the opening.  NULL: nothing to check. */
+    int (*check)(void *arg, const struct model *m, struct err *err);
+    void *check_arg;
 };
 
 struct stack {

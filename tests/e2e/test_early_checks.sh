@@ -1,0 +1,61 @@
+# test_early_checks.sh - what cannot work is refused before weights are made or loaded, and names are checked.
+. tests/e2e/lib.sh
+
+# A model of 140 GB: where memory or weights came first, the message would be another one.
+large=synth:llama-2-70b
+ids 20 3 >"$tmp/ids"
+run_hc run "$large" --prompt Hello
+expect "no tokenizer: said first" 1 'llama-2-70b has no tokenizer'
+run_hc run "$large" -i
+expect "no tokenizer for a conversation: said first" 1 'llama-2-70b has no tokenizer'
+run_hc ingest "$large" "$tmp/ids" --store "$tmp/store"
+expect "no tokenizer for documents: said first" 1 'llama-2-70b has no tokenizer'
+check "and no store was made" test ! -e "$tmp/store"
+run_hc run "$large" --token-ids "$tmp/ids" --plan r1,h1,k1
+expect "a plan that does not suit the model: said first" 2 '3 layers, but the model has 80'
+run_hc run "$large" --token-ids "$tmp/ids" --save HK
+expect "a save that does not suit the model: said first" 2 'HK.*80|80.*HK'
+run_hc run "$large" --token-ids "$tmp/no-such-file"
+expect "a file of ids that is not there: said first" 1 'no-such-file'
+run_hc run "$large" --prompt-file "$tmp/no-such-file"
+expect "a prompt that is not there: said first" 1 'no-such-file'
+if [ "$(awk '/MemTotal|SwapTotal/ { n += $2 } END { print n < 130000000 }' /proc/meminfo)" = 1 ]; then
+    run_hc run "$large" --token-ids "$tmp/ids"
+    expect "more weights than memory: said before they are made" 1 'choose a smaller model'
+fi
+
+# The store is opened before the weights are made: what is refused has taken less memory than they have.
+"$hc" serve synth:tiny-gqa --port 0 --store "$tmp/store" >"$tmp/serve.log" 2>&1 &
+server=$!
+check "a process has the store" test -n "$(port_of "$server" "$tmp/serve.log")"
+peak_kb() { # peak_kb ARGS... : of hcache
+    python3 -c 'import resource, subprocess, sys
+subprocess.run(sys.argv[1:], capture_output=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)' "$hc" "$@"
+}
+run_hc run synth:bench-220m --token-ids "$tmp/ids" --store "$tmp/store"
+expect "a store in use is refused" 1 'another process'
+busy=$(peak_kb run synth:bench-220m --token-ids "$tmp/ids" --store "$tmp/store")
+whole=$(peak_kb run synth:bench-220m --token-ids "$tmp/ids" --max-tokens 1)
+check "before the weights are made ($busy of $whole KB)" test "$busy" -lt $((whole / 2))
+kill "$server" && wait "$server"
+
+# --- names --------------------------------------------------------------------------------------------------
+
+HCACHE_MAX_TOKNES=5 HCACHE_PORT=80 run_hc tokenize --help
+check "an unknown variable is named, with the one that was meant" \
+    grep -qxF 'hcache: warning: no command reads the environment variable HCACHE_MAX_TOKNES; did you mean HCACHE_MAX_TOKENS?' "$tmp/err"
+check "one of another command is not" test "$(wc -l <"$tmp/err")" -eq 1
+# Every variable that the sources read is known.
+for name in $(grep -rhoE 'getenv\("HCACHE_[A-Z_]+' src apps | grep -oE 'HCACHE_[A-Z_]+' | sort -u); do
+    env "$name=" "$hc" --version 2>"$tmp/err" >"$tmp/out"
+    check "$name is known" test ! -s "$tmp/err"
+done
+
+run_hc model --families
+check "the families are listed" test "$rc" -eq 0 -a -n "$(grep -E '^  llama +LlamaForCausalLM' "$tmp/out")"
+check "and the formats" grep -q 'safetensors' "$tmp/out"
+mkdir "$tmp/quokka" && echo '{"model_type": "quokka"}' >"$tmp/quokka/config.json"
+run_hc run "$tmp/quokka" --prompt Hello
+expect "a family that is unknown: those that are known" 1 'quokka.* not supported; these are: llama, .*model --families'
+plan_end
