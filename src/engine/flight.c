@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/seq.h"
+#include "engine/step_batch.h"
 
 void flight_init(struct flight *f, int max_seqs)
 {
@@ -29,27 +29,27 @@ int flight_count(const struct device *d, int n_rows)
     return n < d->n_stages ? n : d->n_stages;
 }
 
-void flight_cut(const struct engine *e, int i, int n, struct flight *f)
+void flight_cut(const struct step_batch *b, int i, int n, struct flight *f)
 {
-    int begin = (int)((int64_t)e->n_rows * i / n);
-    int end = (int)((int64_t)e->n_rows * (i + 1) / n);
+    int begin = (int)((int64_t)b->n_rows * i / n);
+    int end = (int)((int64_t)b->n_rows * (i + 1) / n);
     f->first_row = begin;
     f->n_parts = 0;
     f->seq_row[0] = 0;
-    for (int k = 0; k < e->n_batch; k++) {
-        const struct save_part *all = &e->parts[k];
+    for (int k = 0; k < b->n_seqs; k++) {
+        const struct save_part *all = &b->parts[k];
         int from = all->row > begin ? all->row : begin;
         int to = all->row + all->n_rows < end ? all->row + all->n_rows : end;
         if (from >= to)
             continue;
         f->parts[f->n_parts] = (struct save_part){all->seq, all->pos + (from - all->row),
                                                   from - begin, to - from};
-        f->tables[f->n_parts] = e->tables[k];
+        f->tables[f->n_parts] = b->tables[k];
         f->seq_row[++f->n_parts] = to - begin;
     }
     f->r = (struct ragged){.n_rows = end - begin,
                            .n_seqs = f->n_parts,
-                           .pos = e->pos + begin,
+                           .pos = b->pos + begin,
                            .seq_row = f->seq_row,
                            .tables = f->tables,
                            .id = ragged_new_id()};

@@ -16,11 +16,11 @@
 #include "state/saver.h"
 #include "tensor/ops.h"
 
-struct engine;
+struct step_batch;
 
 enum { FLIGHT_ROWS = 128 };
 
-/* A piece of the engine's batch, as a forward pass takes it; its arrays have room for every sequence. */
+/* A piece of a step's batch, as a forward pass takes it; its arrays have room for every sequence. */
 struct flight {
     int first_row;
     struct ragged r;
@@ -35,7 +35,7 @@ void flight_deinit(struct flight *f);
 
 /* Into how many pieces a batch of n_rows is cut. */
 int flight_count(const struct device *d, int n_rows);
-/* Piece i of n of the engine's batch. */
-void flight_cut(const struct engine *e, int i, int n, struct flight *f);
+/* Piece i of n of the batch. */
+void flight_cut(const struct step_batch *b, int i, int n, struct flight *f);
 
 #endif

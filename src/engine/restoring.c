@@ -1,6 +1,8 @@
 /* restoring.c - the restoration phase of a sequence: look up, plan, restore.
  *
- *   WAIT --restoring_begin--> RESTORE: looked up, planned, restored by restoring_step --> PREFILL
+ *   restoring_begin     WAIT -> RESTORE: looks up; or -> PREFILL where nothing can come back
+ *   restoring_step      looked up: plans, starts the reads; all is back: -> PREFILL
+ *   restoring_abandon   ends the restore of a sequence that is about to leave the phase another way
  *
  * What it leaves behind is always right: n_done tokens whose K and V are in the cache, from which
  * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error.  A forced plan uses the
@@ -9,14 +11,17 @@
  * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets ENGINE_RESTORE_SHARE of the
  * time that their forward passes take, kept as a credit.  An item that took longer than there was
  * credit is paid for by the steps that follow. */
-#include "engine/seq.h"
+#include "engine/restoring.h"
 
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/mem.h"
+#include "engine/learning.h"
 #include "state/profile.h"
 
 /* How long a step without decodes may restore or wait: as long as a new request may be kept waiting, or
@@ -26,27 +31,64 @@ enum { ALONE_NS = 20 * 1000 * 1000 };
  * hardly any work, which takes as long as a step of decodes. */
 enum { FUSED_ROWS_BESIDE = 64 };
 
-static int count_phase(const struct engine *e, enum phase phase)
+/* --- life ------------------------------------------------------------------------------------- */
+
+/* The store's speed: measured once per engine, ahead, else on the first hits, for there is something to
+ * restore and so something to measure; a throttle is the speed, no need to wait for it. */
+static bool must_measure(const struct restoring *g)
 {
-    int n = 0;
-    for (int i = 0; i < e->n_seqs; i++)
-        n += e->seqs[i]->phase == phase;
-    return n;
+    return g->o.platform->n_tiers == 0 && g->o.throttle_bytes_per_s == 0;
+}
+
+int restoring_init(struct restoring *g, const struct restoring_opts *o,
+                   struct seq_shared *sh, struct next_token *next, struct err *err)
+{
+    const struct model *m = sh->model;
+    size_t chunks = (size_t)(m->max_ctx / STORE_CHUNK_TOKENS + 1);
+    size_t layers = (size_t)m->cfg.n_layers;
+    *g = (struct restoring){.o = *o, .shared = sh};
+    g->ranges = xcalloc(chunks, sizeof *g->ranges);
+    g->masks = xcalloc(chunks, layers);
+    g->plan_layer = xcalloc(layers, sizeof *g->plan_layer);
+    g->prefill_s = xcalloc(layers, sizeof *g->prefill_s);
+    struct restorer_opts ro = {.model = m,
+                               .store = sh->store,
+                               .pool = sh->pool,
+                               .work = sh->work,
+                               .stream = sh->stream,
+                               .staging_bytes = o->staging_bytes,
+                               .direct = o->direct,
+                               .max_tokens = m->max_ctx};
+    int rc = restorer_create(&ro, &g->restorer, err);
+    if (rc == 0 && o->measure_ahead && must_measure(g))
+        restorer_measure(g->restorer, &sh->fingerprint);
+    return rc == 0 ? fused_init(&g->fused, sh, next, o->max_rows, err) : rc;
+}
+
+void restoring_deinit(struct restoring *g)
+{
+    restorer_destroy(g->restorer);
+    fused_deinit(&g->fused);
+    free(g->ranges);
+    free(g->masks);
+    free(g->plan_layer);
+    free(g->prefill_s);
+}
+
+size_t restoring_bytes(const struct restoring *g)
+{
+    return g->restorer == NULL
+               ? 0
+               : restorer_bytes(g->restorer) +
+                     (size_t)g->shared->model->dev->n_stages * g->fused.mem[0].bytes;
 }
 
 /* --- planning --------------------------------------------------------------------------------- */
 
-/* The store's speed: measured once per engine, ahead, else on the first hits, for there is something to
- * restore and so something to measure; a throttle is the speed, no need to wait for it. */
-bool restoring_must_measure(const struct engine *e)
+static void take_measure(struct restoring *g, const struct restore_found *f)
 {
-    return e->o.platform->n_tiers == 0 && e->o.throttle_bytes_per_s == 0;
-}
-
-static void take_measure(struct engine *e, const struct restore_found *f)
-{
-    struct platform *p = e->o.platform;
-    double limit = (double)e->o.throttle_bytes_per_s;
+    struct platform *p = g->o.platform;
+    double limit = (double)g->o.throttle_bytes_per_s;
     if (p->n_tiers == 0 && f->measured) {
         p->n_tiers = 1;
         p->tier[0] = f->tier;
@@ -67,72 +109,72 @@ static int stored_tokens(const struct restore_found *f, int n)
 
 /* The chunks that may be used of those that were found: a partial one that lacks records which are to be
  * saved is computed again, so that the chunk that it becomes has them all. */
-static int usable_hits(const struct engine *e, const struct seq *s,
-                       const struct restore_found *f)
+static int usable_hits(const struct seq *s, const struct restore_found *f)
 {
     int n = f->n_hits;
-    if (n == 0 || f->hits[n - 1].n_tokens == STORE_CHUNK_TOKENS || e->o.saver == NULL)
+    if (n == 0 || f->hits[n - 1].n_tokens == STORE_CHUNK_TOKENS || s->shared->saver == NULL)
         return n;
-    return save_can_continue(&s->req.save, e->o.model->cfg.n_layers, &f->hits[n - 1].mask)
+    return save_can_continue(&s->req.save, s->shared->model->cfg.n_layers,
+                             &f->hits[n - 1].mask)
                ? n
                : n - 1;
 }
 
 /* Merges neighbouring chunks with equal records into ranges. */
-static int make_ranges(struct engine *e, const struct store_hit *hits, int n_hits)
+static int make_ranges(struct restoring *g, const struct store_hit *hits, int n_hits)
 {
-    int n_layers = e->o.model->cfg.n_layers, n = 0;
+    int n_layers = g->shared->model->cfg.n_layers, n = 0;
     for (int c = 0; c < n_hits; c++) {
-        uint8_t *mask = e->masks + (size_t)n * (size_t)n_layers;
+        uint8_t *mask = g->masks + (size_t)n * (size_t)n_layers;
         for (int l = 0; l < n_layers; l++)
             mask[l] = (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H
                                                                                 : 0) |
                                 (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV
                                                                             : 0));
-        if (n > 0 && memcmp(mask, e->ranges[n - 1].mask, (size_t)n_layers) == 0) {
-            e->ranges[n - 1].n_tokens += hits[c].n_tokens;
+        if (n > 0 && memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
+            g->ranges[n - 1].n_tokens += hits[c].n_tokens;
             continue;
         }
-        e->ranges[n++] = (struct plan_range){.n_tokens = hits[c].n_tokens, .mask = mask};
+        g->ranges[n++] = (struct plan_range){.n_tokens = hits[c].n_tokens, .mask = mask};
     }
     return n;
 }
 
 /* Of what was found, the chunks behind those that are on the device. *n_chunks: with those. */
-static int make_plan(struct engine *e, struct seq *s, const struct restore_found *f,
-                     int *n_chunks)
+static int make_plan(struct restoring *g, struct seq *s, const struct restore_found *f,
+                     bool beside_decodes, int *n_chunks)
 {
     int first = s->n_done / STORE_CHUNK_TOKENS;
-    struct plan_request req = {.n_layers = e->o.model->cfg.n_layers,
+    struct plan_request req = {.n_layers = g->shared->model->cfg.n_layers,
                                .fused = !s->req.restore_first,
-                               .fused_tokens = e->o.max_batch_rows,
-                               .window = {.layer = e->o.model->cfg.window_layer,
-                                          .tokens = e->o.model->cfg.sliding_window}};
+                               .fused_tokens = g->o.max_rows,
+                               .window = {.layer = g->shared->model->cfg.window_layer,
+                                          .tokens = g->shared->model->cfg.sliding_window}};
     int n_used = 0, rc = 0;
-    if (count_phase(e, PHASE_DECODE) > 0) {
+    if (beside_decodes) {
         req.comp_slow = 1 / ENGINE_RESTORE_SHARE;
         req.prefill_slow = SCHEDULE_STRETCH / (SCHEDULE_STRETCH - 1);
     }
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
     req.may_deviate = !s->req.plan_strict;
-    int n_hits = usable_hits(e, s, f);
-    int n_ranges = make_ranges(e, f->hits + first, n_hits - first);
+    int n_hits = usable_hits(s, f);
+    int n_ranges = make_ranges(g, f->hits + first, n_hits - first);
     int64_t n_new = s->n_tokens - stored_tokens(f, n_hits);
     if (rc == 0)
-        rc = plan_best_prefix(e->o.platform, e->ranges, n_ranges, n_new, true,
-                              e->plan_layer, e->prefill_s, &req, &s->out.plan, &n_used,
+        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, true,
+                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
                               &s->out.err);
     if (rc == 0 && s->req.plan_strict && s->out.plan.deviation[0] != 0)
         rc = err_set(&s->out.err, ERR_NOT_FOUND, "plan '%s' cannot be carried out: %s",
                      s->plan, s->out.plan.deviation);
     int64_t tokens = 0;
     for (int i = 0; rc == 0 && i < n_used; i++)
-        tokens += e->ranges[i].n_tokens;
+        tokens += g->ranges[i].n_tokens;
     int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
     *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
     if (n_used > 0) {
-        seq_expect(e, s, &req);
+        learning_expect(g->o.platform, s, &req);
         if (!s->was_preempted)
             lanes_predict(&s->predicted, &req, &s->out.plan);
     }
@@ -141,21 +183,14 @@ static int make_plan(struct engine *e, struct seq *s, const struct restore_found
 
 /* --- one sequence's way through the phase ----------------------------------------------------- */
 
-static void fail(struct seq *s, int rc)
-{
-    s->out.err.code = rc;
-    s->out.finish = FINISH_ERROR;
-    s->phase = PHASE_DONE;
-}
-
 /* The restore is over, or was none: n_stored chunks are known to be in the store.  While the sequence
  * lives, what its state continues is not evicted: the last of them pins all. */
-static void end(struct engine *e, struct seq *s, int n_stored)
+static void end(struct restoring *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {
         const struct restore_found *f = restore_found(s->restore);
         s->out.n_stored = stored_tokens(f, n_stored);
-        s->pin = store_hold(e->o.store, &f->hits[n_stored - 1]);
+        s->pin = store_hold(g->shared->store, &f->hits[n_stored - 1]);
     }
     if (s->restore != NULL)
         restore_end(s->restore);
@@ -164,16 +199,16 @@ static void end(struct engine *e, struct seq *s, int n_stored)
     s->out.n_cached = s->n_done;
     /* A chunk was lost, and the new tokens begin elsewhere; or they have not begun: then they go with
      * the batch. */
-    if (s->n_done != e->fused.first || !fused_has_begun(&e->fused))
-        fused_cancel(e, s);
-    if (s->phase == PHASE_RESTORE && e->fused.seq != s)
-        schedule_prefill(e, s);
+    if (s->n_done != g->fused.first || !fused_has_begun(&g->fused, s))
+        fused_cancel(&g->fused, s);
+    if (s->phase == PHASE_RESTORE && g->fused.seq != s)
+        seq_enter_prefill(s);
 }
 
 /* Why nothing is looked up, or NULL. */
-static const char *why_not(const struct engine *e, const struct seq *s)
+static const char *why_not(const struct seq *s)
 {
-    if (e->o.store == NULL)
+    if (s->shared->store == NULL)
         return "no store";
     if (s->plan != NULL && strcmp(s->plan, "recompute") == 0)
         return "recomputation was asked for";
@@ -182,12 +217,12 @@ static const char *why_not(const struct engine *e, const struct seq *s)
     return NULL;
 }
 
-void restoring_begin(struct engine *e, struct seq *s)
+void restoring_begin(struct restoring *g, struct seq *s)
 {
-    const char *why = why_not(e, s);
+    const char *why = why_not(s);
     if (why != NULL) {
         snprintf(s->out.miss, sizeof s->out.miss, "%s", why);
-        schedule_prefill(e, s);
+        seq_enter_prefill(s);
         return;
     }
     /* The last prompt token must be computed in any case: its logits are wanted. */
@@ -195,35 +230,35 @@ void restoring_begin(struct engine *e, struct seq *s)
                                 .keys = s->chain.keys,
                                 .tokens = s->tokens,
                                 .n_tokens = s->n_tokens - 1,
-                                .measure_io = restoring_must_measure(e)};
-    s->phase = PHASE_RESTORE;
-    s->n_planned = 0;
-    s->restore = restore_find(e->restorer, &want);
+                                .measure_io = must_measure(g)};
+    seq_enter_restore(s);
+    s->restore = restore_find(g->restorer, &want);
 }
 
 /* What was looked up is known: plans, and starts the reads. */
-static void start(struct engine *e, struct seq *s, const struct restore_found *f)
+static void start(struct restoring *g, struct seq *s, const struct restore_found *f,
+                  bool beside_decodes)
 {
     int64_t t0 = clock_now_ns();
     s->out.lookup_ns = t0 - s->t_start;
     snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
              f->err.code != 0 ? f->err.msg : f->why);
-    int n_hits = usable_hits(e, s, f);
+    int n_hits = usable_hits(s, f);
     if (stored_tokens(f, n_hits) <= s->n_done) {
-        end(e, s, n_hits);
+        end(g, s, n_hits);
         return;
     }
-    take_measure(e, f);
-    int rc = make_plan(e, s, f, &s->n_planned);
+    take_measure(g, f);
+    int rc = make_plan(g, s, f, beside_decodes, &s->n_planned);
     s->out.plan_ns = clock_now_ns() - t0;
     if (rc != 0) {
-        fail(s, rc);
-        end(e, s, n_hits);
+        seq_fail(s, rc, NULL);
+        end(g, s, n_hits);
     } else if (s->n_planned == 0) {
         snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
                  s->out.plan.reason);
         s->out.plan.n_layers = 0;
-        end(e, s, n_hits);
+        end(g, s, n_hits);
     } else {
         struct restore_job job = {.n_chunks = s->n_planned,
                                   .first_chunk = s->n_done / STORE_CHUNK_TOKENS,
@@ -234,16 +269,17 @@ static void start(struct engine *e, struct seq *s, const struct restore_found *f
     }
 }
 
-/* Whoever is the first whose layers come back has its new tokens follow them: at once, or as soon as the
+/* The new tokens of the first sequence whose layers come back follow them: at once, or as soon as the
  * place is free and its save has room. */
-static void fuse_next(struct engine *e)
+static void fuse_next(struct restoring *g, struct seq_list l)
 {
-    for (int i = 0; i < e->n_seqs && e->fused.seq == NULL; i++) {
-        struct seq *s = e->seqs[i];
+    for (int i = 0; i < l.n && g->fused.seq == NULL; i++) {
+        struct seq *s = l.seqs[i];
         if (s->phase != PHASE_RESTORE || s->restore == NULL || s->n_planned == 0)
             continue;
         const struct restore_found *f = restore_found(s->restore);
-        fused_begin(e, s, stored_tokens(f, s->n_planned), &f->hits[s->n_planned - 1]);
+        fused_begin(&g->fused, s, stored_tokens(f, s->n_planned),
+                    &f->hits[s->n_planned - 1]);
     }
 }
 
@@ -259,21 +295,22 @@ static void tell_lost(struct seq *s, const struct restore_result *r)
 }
 
 /* Everything has come back that will. */
-static void finish(struct engine *e, struct seq *s)
+static void finish(struct restoring *g, struct seq *s)
 {
-    int n_hits = usable_hits(e, s, restore_found(s->restore));
+    int n_hits = usable_hits(s, restore_found(s->restore));
     struct restore_result *r = &s->out.restore;
     if (!s->was_preempted && s->n_planned > 0)
         lanes_measure(&s->measured, s->restore);
     int rc = restore_result_of(s->restore, r, &s->out.err);
     if (rc != 0) {
-        fail(s, rc);
-        end(e, s, 0);
+        fused_cancel(&g->fused, s);
+        seq_fail(s, rc, NULL);
+        end(g, s, 0);
         return;
     }
-    if (e->fused.seq == s)
-        r->prefill_ns = e->fused.busy_ns;
-    seq_learn(e, s);
+    if (g->fused.seq == s)
+        r->prefill_ns = g->fused.busy_ns;
+    learning_observe(g->o.platform, s);
     s->has_gap |= r->first_token > 0;
     bool none = r->n_tokens <= s->n_done;
     tell_lost(s, r);
@@ -288,12 +325,12 @@ static void finish(struct engine *e, struct seq *s)
             s->n_planned, n_hits);
     if (none)
         s->out.plan.n_layers = 0;
-    end(e, s, r->n_chunks < s->n_planned ? r->n_chunks : n_hits);
+    end(g, s, r->n_chunks < s->n_planned ? r->n_chunks : n_hits);
 }
 
-void restoring_abandon(struct engine *e, struct seq *s)
+void restoring_abandon(struct restoring *g, struct seq *s)
 {
-    fused_cancel(e, s);
+    fused_cancel(&g->fused, s);
     if (s->restore != NULL)
         restore_end(s->restore);
     s->restore = NULL;
@@ -301,75 +338,94 @@ void restoring_abandon(struct engine *e, struct seq *s)
 
 /* --- the phase within a step ------------------------------------------------------------------ */
 
-static void move_on(struct engine *e, struct seq *s)
+/* An error of fused prefill is its sequence's. */
+static void settle_fused(struct restoring *g, int rc)
+{
+    struct seq *s = g->fused.seq;
+    if (rc == 0)
+        return;
+    restoring_abandon(g, s);
+    if (rc == MODEL_E_OVERFLOW)
+        seq_fail_overflow(s);
+    else
+        seq_fail(s, rc, step_fault(g->shared->stream, rc));
+}
+
+static bool fuse(struct restoring *g, int max_rows, int *n)
+{
+    settle_fused(g, fused_work(&g->fused, max_rows, n));
+    return *n > 0;
+}
+
+static void move_on(struct restoring *g, struct seq *s, bool beside_decodes)
 {
     const struct restore_found *f;
     if (s->restore == NULL) { /* its new tokens are on their way */
-        fused_finish(e);
+        settle_fused(g, fused_finish(&g->fused));
         return;
     }
     if (s->n_planned == 0 && (f = restore_found(s->restore)) != NULL)
-        start(e, s, f);
+        start(g, s, f, beside_decodes);
     if (s->phase == PHASE_RESTORE && s->n_planned > 0 && s->restore != NULL &&
         restore_is_done(s->restore))
-        finish(e, s);
+        finish(g, s);
 }
 
-/* Moves on whoever can; returns how many are still restoring. */
-static int poll(struct engine *e)
+/* Moves every sequence on that can go on; returns how many are still restoring. */
+static int poll(struct restoring *g, struct seq_list l)
 {
-    for (int i = 0; i < e->n_seqs; i++) {
-        if (e->seqs[i]->phase == PHASE_RESTORE)
-            move_on(e, e->seqs[i]);
+    for (int i = 0; i < l.n; i++) {
+        if (l.seqs[i]->phase == PHASE_RESTORE)
+            move_on(g, l.seqs[i], seq_count(l, PHASE_DECODE) > 0);
     }
-    fuse_next(e);
-    return count_phase(e, PHASE_RESTORE);
+    fuse_next(g, l);
+    return seq_count(l, PHASE_RESTORE);
 }
 
 /* Beside decodes: as much as the credit allows, waiting for nothing; of the new tokens as much as the
  * batch has left of its rows. */
-static void work_beside(struct engine *e, int n_decodes, int64_t batch_ns)
+static void work_beside(struct restoring *g, const struct restoring_budget *b)
 {
-    int64_t earned = (int64_t)(ENGINE_RESTORE_SHARE * (double)batch_ns);
-    e->restore_credit_ns += earned;
-    if (e->restore_credit_ns > earned)
-        e->restore_credit_ns = earned; /* what was not used is lost: no bursts */
+    int64_t earned = (int64_t)(ENGINE_RESTORE_SHARE * (double)b->batch_ns);
+    g->credit_ns += earned;
+    if (g->credit_ns > earned)
+        g->credit_ns = earned; /* what was not used is lost: no bursts */
     bool worked = true;
-    while (worked && e->restore_credit_ns > 0) {
-        worked = restorer_work(e->restorer, e->restore_credit_ns);
-        e->restore_credit_ns -= worked ? restorer_cost_ns(e->restorer) : 0;
+    while (worked && g->credit_ns > 0) {
+        worked = restorer_work(g->restorer, g->credit_ns);
+        g->credit_ns -= worked ? restorer_cost_ns(g->restorer) : 0;
     }
-    int rows = e->o.step_rows - e->n_rows;
-    int beside = e->rows_beside - (e->n_rows - n_decodes);
-    int left = (rows < beside ? rows : beside) * e->o.model->cfg.n_layers;
-    if (e->fused.n < FUSED_ROWS_BESIDE)
+    if (g->fused.n < FUSED_ROWS_BESIDE)
         return;
-    for (int n = 1; left > 0 && n > 0; left -= n)
-        n = fused_work(e, left);
+    int left = b->rows_left * g->shared->model->cfg.n_layers;
+    for (int n = 0; left > 0 && fuse(g, left, &n);)
+        left -= n;
 }
 
 /* Nothing decodes: restores until somebody can go on, or for as long as a step may take. */
-static void work_alone(struct engine *e, int n_restoring, bool may_wait, int64_t batch_ns)
+static void work_alone(struct restoring *g, struct seq_list l, int n_restoring,
+                       bool may_wait, int64_t batch_ns)
 {
     int64_t now = clock_now_ns(), end = now + (batch_ns > ALONE_NS ? batch_ns : ALONE_NS);
-    while (now < end && poll(e) == n_restoring) {
-        bool worked = restorer_work(e->restorer, RESTORE_NO_LIMIT) ||
-                      fused_work(e, INT_MAX) > 0;
+    while (now < end && poll(g, l) == n_restoring) {
+        int n = 0;
+        bool worked = restorer_work(g->restorer, RESTORE_NO_LIMIT) || fuse(g, INT_MAX, &n);
         now = clock_now_ns();
-        if (!worked && (!may_wait || !restorer_wait(e->restorer, end - now)))
+        if (!worked && (!may_wait || !restorer_wait(g->restorer, end - now)))
             break;
     }
 }
 
-void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns)
+void restoring_step(struct restoring *g, struct seq_list l,
+                    const struct restoring_budget *b)
 {
-    int n_before = count_phase(e, PHASE_RESTORE), n = n_before > 0 ? poll(e) : 0;
+    int n_before = seq_count(l, PHASE_RESTORE), n = n_before > 0 ? poll(g, l) : 0;
     if (n == 0)
-        e->restore_credit_ns = 0;
-    else if (n_decodes > 0)
-        work_beside(e, n_decodes, batch_ns);
+        g->credit_ns = 0;
+    else if (b->n_decodes > 0)
+        work_beside(g, b);
     else
-        work_alone(e, n, e->n_batch == 0 && n == n_before, batch_ns);
+        work_alone(g, l, n, b->batch_ns == 0 && n == n_before, b->batch_ns);
     if (n > 0)
-        poll(e);
+        poll(g, l);
 }

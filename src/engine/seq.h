@@ -1,33 +1,59 @@
-/* seq.h - a sequence, private to src/engine. */
+/* seq.h - one sequence: its tokens, what it holds, its outcome, and the phase that it is in.
+ *
+ *              nothing to restore
+ *           .---------------------------------.
+ *           |                                 v
+ *    .--> WAIT -----------> RESTORE ------> PREFILL ------> DECODE --.
+ *    |      |   something      |     all       |    first     |  ^   |
+ *    |      |   to restore     |     is back   |    token     |  '---' next token
+ *    |      |                  |               |              |
+ *    '------|--- preempted ----+---------------+--------------+
+ *           |                  |               |              |
+ *           +--- timed out ----+--- failed ----+-- finished --+----> DONE
+ *
+ * A sequence may time out in every phase, and fail in every phase but WAIT.
+ *
+ * Invariants:
+ *  1. The KV cache holds positions [0, n_done); tokens [0, n_tokens) are known; a decoding sequence has
+ *     n_done == n_tokens - 1.
+ *  2. A sequence that waits holds no place and no blocks.  DONE is final.
+ *  3. seq.c alone writes the phase, in one function that dies of an edge that is not drawn.  Scheduling,
+ *     restoring and fused prefill request edges by the functions below.
+ *
+ * Private to src/engine.  Everything belongs to the thread that steps. */
 #ifndef ENGINE_SEQ_H
 #define ENGINE_SEQ_H
 
 #include "engine/engine.h"
-#include "engine/flight.h"
 #include "engine/lanes.h"
-#include "engine/next_token.h"
-#include "model/pass.h"
 #include "policy/correction.h"
-#include "policy/sched.h"
 #include "state/chain.h"
 
-enum phase {
-    PHASE_WAIT, /* holds no place and no blocks */
-    PHASE_RESTORE,
-    PHASE_PREFILL,
-    PHASE_DECODE,
-    PHASE_DONE,
+enum phase { PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE, PHASE_DONE, PHASES };
+
+/* What the sequences of one engine share; borrowed. */
+struct seq_shared {
+    const struct model *model;
+    struct store *store; /* NULL: nothing is restored or saved */
+    struct saver *saver; /* NULL: nothing is saved */
+    struct kv_pool *pool;
+    struct model_work *work;
+    struct stream *stream;
+    struct sha256 fingerprint;
+    bool reuse; /* equal prefixes use blocks of the KV cache again */
+    struct engine_stats stats;
+    uint64_t n_edges[PHASES][PHASES]; /* taken so far, [from][to] */
 };
 
 struct seq {
-    struct engine *engine;
+    struct seq_shared *shared;
     struct request req;
     char *salt, *plan;
-    enum phase phase;
+    enum phase phase;   /* seq.c alone writes it */
     int32_t *tokens;    /* prompt and generated [n_prompt + max_tokens] */
     int n_tokens;       /* known */
-    int n_done;         /* whose K and V are in the cache: n_tokens - 1 while decoding */
-    int rows;           /* that this step gives it at most */
+    int n_done;         /* whose K and V are in the cache */
+    int rows;           /* most that this step gives it */
     int row, n_rows;    /* of the present batch */
     struct chain chain; /* of the prompt; of all known tokens, when it was preempted */
     struct kv_table table;
@@ -45,129 +71,66 @@ struct seq {
     int64_t t_arrival, t_first;
     int64_t t_admit, t_start; /* when it was admitted: the first time, the last time */
     bool was_preempted;
-    struct outcome first; /* what was told before it was preempted */
+    struct outcome
+        first; /* reported statistics of its first admission, once it was preempted */
 };
 
-/* The one sequence whose new tokens pass through the layers while these come back: fused.c. */
-struct fused {
-    struct seq *seq; /* NULL: none */
-    int first, n;    /* its positions [first, first + n) */
-    struct model_pass pass;
-    struct model_tap tap;
-    struct save_part part; /* of the rows that are passing, as the saver sees them */
-    int64_t t_begin, busy_ns;
-    struct buf mem[MAX_STAGES];
-    struct residual
-        x; /* [max_batch_rows], two buffers: the saver reads a layer's input behind it */
+/* A list of sequences: a view. */
+struct seq_list {
+    struct seq **seqs;
+    int n;
 };
+int seq_count(struct seq_list l, enum phase phase);
 
-struct engine {
-    struct engine_opts o;
-    struct stream *stream;
-    struct model_work *work;
-    struct kv_pool *pool;
-    struct restorer *restorer;
-    struct fused fused;
-    int64_t
-        restore_credit_ns; /* what restores may take of the decodes' time: restoring.c */
-    struct seq **seqs;     /* in the order in which they came */
-    int n_seqs, cap_seqs;
-    int n_live; /* the first of them: those that had not ended when the step began */
+/* --- life ------------------------------------------------------------------------------------- */
 
-    /* the scheduler's view, filled anew in every step [cap_seqs] */
-    struct sched_req *sched;
-    struct sched_choice *choice;
-    int *order;
-    double decode_ns; /* a step of decodes, on average; 0: unknown */
-    double row_ns;    /* a row of prefill */
-    int rows_beside;  /* of prefill that a step with decodes may have */
-    struct engine_stats stats;
+/* A sequence that waits. The request was checked: it fits the context and the KV cache. */
+struct seq *seq_create(struct seq_shared *sh, const struct request *r);
+/* In any phase. Its restore must have been ended (restoring_abandon). */
+void seq_destroy(struct seq *s);
 
-    /* the present batch; all reserved at creation */
-    int32_t *ids, *pos, *seq_row;
-    const int32_t **tables;
-    struct seq **batch;
-    struct save_part *parts; /* the batch, as the saver sees it */
-    struct flight flight;    /* the piece of it that is being queued */
-    struct seq **again;      /* of a batch that has to be computed one by one */
-    int n_batch, n_rows;
-    struct next_token next;
-    struct plan_layer *plan_layer;
-    double *prefill_s;
-    struct plan_range *ranges;
-    uint8_t *masks; /* [max_chunks][n_layers], of ranges */
-};
+/* --- edges ------------------------------------------------------------------------------------ */
 
-/* --- restoring.c: phase one ------------------------------------------------------------------- */
+/* Whether a sequence in one phase may be put into another. */
+bool phase_may_follow(enum phase from, enum phase to);
 
-/* Whether plans lack the speed of the store. */
-bool restoring_must_measure(const struct engine *e);
-/* Begins looking up what the store has of s: phase RESTORE, or PREFILL where nothing is. */
-void restoring_begin(struct engine *e, struct seq *s);
-/* What to do behind a forward pass of batch_ns with n_decodes decodes: restores what fits beside
- * decodes; without any, and nothing else to compute, as much as fits a step, waiting for I/O.
- * Sequences whose state has come back go to PREFILL (or DONE with an error). */
-void restoring_step(struct engine *e, int n_decodes, int64_t batch_ns);
-/* Ends the restoration of s, which is about to go, in any state. Does not wait for I/O. */
-void restoring_abandon(struct engine *e, struct seq *s);
-
-/* --- fused.c ---------------------------------------------------------------------------------- */
-
-int fused_reserve(struct engine *e, struct err *err);
-void fused_release(struct engine *e);
-/* The restore of s begins: its new tokens, from `first` on, follow it (tail: as seq_open_save), where
- * the place is free and its save has room. */
-void fused_begin(struct engine *e, struct seq *s, int first, const struct store_hit *tail);
-/* Whether rows of its sequence have passed a layer. */
-static inline bool fused_has_begun(const struct fused *f)
-{
-    return f->pass.layer > 0 || f->pass.row > 0;
-}
-/* What has been computed of s is thrown away. Nothing where s is not the one. */
-void fused_cancel(struct engine *e, struct seq *s);
-/* One work item: at most max_rows rows of one layer.  Returns how many; 0 where no layer is
- * ready. */
-int fused_work(struct engine *e, int max_rows);
-/* The sequence goes on to prefill or decode, where its restore was ended and all layers are done. */
-bool fused_finish(struct engine *e);
-
-/* --- engine.c --------------------------------------------------------------------------------- */
-
-/* The n_rows rows of s are in the cache, and its logits there where they were its last. */
-void seq_advance(struct engine *e, struct seq *s);
+/* WAIT: its saved chunks and its pin are forgotten, and it takes the blocks that it begins with: known ones
+ * (n_done then counts their tokens), and new ones for the rest.  Where the pool has too few it gives back
+ * what it took and returns false.  It still waits: an edge to RESTORE or PREFILL follows. */
+bool seq_take_place(struct seq *s);
+/* WAIT -> RESTORE. */
+void seq_enter_restore(struct seq *s);
+/* WAIT or RESTORE -> PREFILL: n_done tokens are there, and saving begins behind them. */
+void seq_enter_prefill(struct seq *s);
+/* The n_rows rows of s are in the cache, and its next token was chosen where they were its last.
+ * PREFILL stays, or -> DECODE with the first token; DECODE takes the next; either -> DONE with its last. */
+void seq_advance(struct seq *s);
+/* RESTORE, PREFILL or DECODE -> WAIT: blocks are given back and stay known.  Its restore was ended. */
+void seq_preempt(struct seq *s);
+/* -> DONE.  The session goes idle: the end of its state is saved, too. */
 void seq_finish(struct seq *s, enum finish why);
+/* -> DONE with an error: the message, or the one that outcome.err has (NULL). */
 void seq_fail(struct seq *s, int rc, const char *message);
 void seq_fail_overflow(struct seq *s);
-/* What the device says of its fault, else the code's name. Valid until it is recovered. */
-const char *engine_fault(const struct engine *e, int rc);
-/* After a fault that sequences have failed with: the device goes on, or its error comes back. */
-int engine_recover(struct engine *e, struct err *err);
 
-/* --- learning.c ------------------------------------------------------------------------------- */
+/* --- blocks ----------------------------------------------------------------------------------- */
 
-/* Around a restore, for the platform to learn from it (learning.c): `req` is what the plan was made
- * from. */
-void seq_expect(struct engine *e, struct seq *s, const struct plan_request *req);
-void seq_learn(struct engine *e, const struct seq *s);
+/* Blocks that s begins with: for the tokens that it knows, and one more. */
+int seq_blocks_wanted(const struct seq *s);
+/* Full blocks that the KV cache knows of its tokens. *n_unused: those that are kept for nobody. */
+int seq_find_known(const struct seq *s, int *n_unused);
+/* Gives the blocks of a sequence that ends back; they stay known. */
+void seq_drop_blocks(struct seq *s);
 
-/* --- schedule.c ------------------------------------------------------------------------------- */
+/* --- saving ----------------------------------------------------------------------------------- */
 
-/* A prompt beside decodes may make a step take this many times what they take alone: the promise is 3
- * at the 99th percentile, and steps vary. */
-#define SCHEDULE_STRETCH 2.5
-/* Ends, preempts and admits sequences, and sets how many rows each may have now. */
-void schedule(struct engine *e);
-/* How long a batch of n_rows took, n_decodes of them decodes. */
-void schedule_learn(struct engine *e, int n_decodes, int n_rows, int64_t ns);
-/* New full blocks, or a prompt's last one, become known in the KV cache. */
-void schedule_keep(struct engine *e, struct seq *s);
-/* Of a sequence that ends: its blocks go, and stay known. */
-void schedule_drop_blocks(struct engine *e, struct seq *s);
-/* s has back what it gets back, and goes on to PREFILL: saving begins behind it. */
-void schedule_prefill(struct engine *e, struct seq *s);
-/* Saving begins at first_token, behind the partial chunk `tail`, which is held, where that is no multiple
- * of 64, if s is saved and it has not begun. */
-void seq_open_save(struct engine *e, struct seq *s, int first_token,
-                   const struct store_hit *tail);
+bool seq_is_saved(const struct seq *s);
+/* A forced plan is carried out, whatever is on the device. */
+bool seq_may_reuse(const struct seq *s);
+/* Saving begins at first_token, behind the partial chunk `tail`, which is held, where first_token is no
+ * multiple of 64.  Nothing where s is not saved, or saving has begun. */
+void seq_open_save(struct seq *s, int first_token, const struct store_hit *tail);
+/* Pins chunk n - 1 of s and with it all before it; false where the store does not have it. */
+bool seq_pin_chunks(struct seq *s, int n);
 
 #endif

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "engine/seq.h"
+#include "engine/step_batch.h"
 #include "enginetest.h"
 
 enum { MAX_SEQS = 12, MAX_ROWS = 512 };
@@ -23,24 +23,25 @@ static void pieces_are_the_batch(void **state)
     static const int32_t *tables[MAX_SEQS];
     static struct save_part parts[MAX_SEQS];
     struct rng r = {3};
-    struct engine e = {.pos = pos, .seq_row = seq_row, .tables = tables, .parts = parts};
+    struct step_batch b = {
+        .pos = pos, .seq_row = seq_row, .tables = tables, .parts = parts};
     struct flight f = {0};
     flight_init(&f, MAX_SEQS);
     for (int t = 0; t < 2000; t++) {
-        e.n_batch = 1 + (int)rng_below(&r, MAX_SEQS);
-        e.n_rows = 0;
-        for (int i = 0; i < e.n_batch; i++) {
+        b.n_seqs = 1 + (int)rng_below(&r, MAX_SEQS);
+        b.n_rows = 0;
+        for (int i = 0; i < b.n_seqs; i++) {
             int n = 1 + (int)rng_below(&r, MAX_ROWS / MAX_SEQS);
             int first = (int)rng_below(&r, 1000);
             tables[i] = &block[i];
-            parts[i] = (struct save_part){NULL, first, e.n_rows, n};
+            parts[i] = (struct save_part){NULL, first, b.n_rows, n};
             for (int k = 0; k < n; k++)
-                pos[e.n_rows++] = first + k;
+                pos[b.n_rows++] = first + k;
         }
         int n = 1 + (int)rng_below(&r, 4), row = 0, k = 0;
-        n = n < e.n_rows ? n : e.n_rows;
+        n = n < b.n_rows ? n : b.n_rows;
         for (int i = 0; i < n; i++) {
-            flight_cut(&e, i, n, &f);
+            flight_cut(&b, i, n, &f);
             assert_int_equal(f.first_row, row);
             assert_int_equal(f.r.n_seqs, f.n_parts);
             assert_int_equal(f.seq_row[f.n_parts], f.r.n_rows);
@@ -55,7 +56,7 @@ static void pieces_are_the_batch(void **state)
                 }
             }
         }
-        assert_int_equal(row, e.n_rows);
+        assert_int_equal(row, b.n_rows);
     }
     flight_deinit(&f);
 }

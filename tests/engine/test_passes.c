@@ -206,18 +206,43 @@ static void new_tokens_behind_a_restore(void **state)
     place_close();
 }
 
-/* A sequence that decodes while the reads of a restore are stuck; when it ends, another comes. */
+/* Two sequences that decode while the reads of a restore are stuck: when one is halfway the other begins
+ * anew, so that in every step one of them decodes. */
 enum { N_SHORT = 20, N_DECODE = 900 };
 
-static void step_beside_a_decode(struct seq **d)
+static void step_beside_decodes(struct seq *d[2])
 {
-    if (*d == NULL)
-        *d = add(ask(N_SHORT, N_DECODE, "none", "recompute"));
-    step();
-    if (seq_outcome(*d)->finish != FINISH_NONE) {
-        engine_remove(place.k.engine, *d);
-        *d = NULL;
+    for (int i = 0; i < 2; i++) {
+        const struct seq *other = d[1 - i];
+        if (d[i] == NULL &&
+            (other == NULL || seq_outcome(other)->n_generated > N_DECODE / 2))
+            d[i] = add(ask(N_SHORT, N_DECODE, "none", "recompute"));
     }
+    step();
+    for (int i = 0; i < 2; i++) {
+        if (d[i] != NULL && seq_outcome(d[i])->finish != FINISH_NONE) {
+            engine_remove(place.k.engine, d[i]);
+            d[i] = NULL;
+        }
+    }
+}
+
+/* Returns the steps that it took until the first of them decodes. */
+static int begin_decodes(struct seq *d[2])
+{
+    int n = 0;
+    do {
+        step_beside_decodes(d);
+        n++;
+    } while (seq_outcome(d[0])->n_generated == 0);
+    return n;
+}
+
+static void end_decodes(struct seq *d[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (d[i] != NULL)
+            engine_remove(place.k.engine, d[i]);
 }
 
 /* A step has 16 rows, so a layer takes two pieces of the new tokens at least. */
@@ -230,14 +255,13 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     (void)state;
     int n_acquired[N_LAYERS] = {0}, n_held = 0, n_steps = 0, n_double = 0,
         n_alone_again = 0;
-    struct seq *d = NULL;
+    struct seq *d[2] = {NULL};
     place_open(FEW_ROWS);
     stop_reads();
-    step_beside_a_decode(&d);
-    n_steps++;
+    n_steps += begin_decodes(d);
     struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
     while (fused_rows() < N_NEW) {
-        step_beside_a_decode(&d);
+        step_beside_decodes(d);
         n_steps++;
         n_held += place.spy.n_holders[0];
     }
@@ -255,8 +279,7 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     assert_int_equal(n_alone_again, n_held);
     for (int l = 1; l < N_LAYERS; l++)
         assert_int_equal(n_acquired[l], n_steps); /* batches alone */
-    if (d != NULL)
-        engine_remove(place.k.engine, d);
+    end_decodes(d);
     let_reads_go_on();
     run_all();
     take(s, "fused beside a decode");
@@ -267,19 +290,18 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
 static void new_tokens_that_are_given_up(void **state)
 {
     (void)state;
-    struct seq *d = NULL;
+    struct seq *d[2] = {NULL};
     place_open(FEW_ROWS);
     stop_reads();
-    step_beside_a_decode(&d);
+    begin_decodes(d);
     struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
     while (fused_rows() == 0)
-        step_beside_a_decode(&d);
+        step_beside_decodes(d);
     assert_true(fused_rows() < N_NEW);
     assert_int_equal(place.spy.n_holders[0], 1);
     engine_remove(place.k.engine, s);
     assert_int_equal(place.spy.n_holders[0], 0);
-    if (d != NULL)
-        engine_remove(place.k.engine, d);
+    end_decodes(d);
     let_reads_go_on();
     place_close();
 }

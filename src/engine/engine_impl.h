@@ -1,0 +1,16 @@
+/* engine_impl.h - the parts of an engine; private to src/engine and its tests. */
+#ifndef ENGINE_ENGINE_IMPL_H
+#define ENGINE_ENGINE_IMPL_H
+
+#include "engine/schedule.h"
+
+struct engine {
+    struct engine_opts o;
+    struct seq_shared shared; /* owns pool, work and stream */
+    struct next_token next;
+    struct step_batch batch;
+    struct restoring restoring;
+    struct schedule schedule;
+};
+
+#endif

@@ -1,0 +1,14 @@
+/* learning.h - what restores teach the platform that plans are made from (policy/correction.h); private to
+ * src/engine. */
+#ifndef ENGINE_LEARNING_H
+#define ENGINE_LEARNING_H
+
+#include "engine/seq.h"
+
+/* Before the restore of s, which req was planned from. */
+void learning_expect(const struct platform *p, struct seq *s,
+                     const struct plan_request *req);
+/* After it. */
+void learning_observe(struct platform *p, const struct seq *s);
+
+#endif

@@ -1,0 +1,52 @@
+/* schedule.h - the sequences of an engine, and what one step gives each of them; private to src/engine.
+ *
+ * The decision is policy/sched.h's.  This module describes the sequences to it and carries the decision
+ * out: it ends, preempts and admits sequences, and takes blocks for decodes. */
+#ifndef ENGINE_SCHEDULE_H
+#define ENGINE_SCHEDULE_H
+
+#include "engine/restoring.h"
+#include "engine/seq.h"
+#include "policy/sched.h"
+
+struct schedule_opts {
+    int max_seqs;   /* that run at once */
+    int step_rows;  /* token budget of a step */
+    int64_t age_ns; /* waiting time that is worth one step of priority */
+};
+
+struct schedule {
+    struct schedule_opts o;
+    struct seq_shared *shared;
+    struct restoring *restoring;
+    struct seq **seqs; /* in the order in which they came */
+    int n_seqs, cap_seqs;
+    int n_live; /* the first of them: those that had not ended when the step began */
+    /* The scheduler's view, filled anew in every step [cap_seqs]: */
+    struct sched_req *view;
+    struct sched_choice *choice;
+    int *order;
+    double decode_ns; /* a step of decodes, on average; 0: unknown */
+    double row_ns;    /* a row of prefill */
+    int rows_beside;  /* of prefill that a step with decodes may have */
+};
+
+void schedule_init(struct schedule *c, const struct schedule_opts *o, struct seq_shared *sh,
+                   struct restoring *restoring);
+void schedule_deinit(struct schedule *c);
+
+void schedule_add(struct schedule *c, struct seq *s);
+void schedule_remove(struct schedule *c, struct seq *s);
+struct seq_list schedule_list(const struct schedule *c);
+
+/* Begins a step: ends, preempts and admits sequences, and sets how many rows each may have (seq.rows). */
+void schedule_step(struct schedule *c);
+/* The i-th of the n_live sequences, the best rank first. */
+static inline struct seq *schedule_ranked(const struct schedule *c, int i)
+{
+    return c->seqs[c->order[i]];
+}
+/* A batch of n_rows, n_decodes of them decodes, took ns. */
+void schedule_learn(struct schedule *c, int n_decodes, int n_rows, int64_t ns);
+
+#endif

@@ -1,0 +1,396 @@
+/* seq.c - see seq.h. */
+#include "engine/seq.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/mem.h"
+
+int seq_count(struct seq_list l, enum phase phase)
+{
+    int n = 0;
+    for (int i = 0; i < l.n; i++)
+        n += l.seqs[i]->phase == phase;
+    return n;
+}
+
+/* --- the phase -------------------------------------------------------------------------------- */
+
+bool phase_may_follow(enum phase from, enum phase to)
+{
+    enum { W = 1 << PHASE_WAIT, R = 1 << PHASE_RESTORE, P = 1 << PHASE_PREFILL };
+    enum { D = 1 << PHASE_DECODE, END = 1 << PHASE_DONE };
+    static const unsigned edges[PHASES] = {[PHASE_WAIT] = R | P | END,
+                                           [PHASE_RESTORE] = W | P | END,
+                                           [PHASE_PREFILL] = W | D | END,
+                                           [PHASE_DECODE] = W | D | END,
+                                           [PHASE_DONE] = 0};
+    return (edges[from] >> to & 1) != 0;
+}
+
+/* The only function that changes a phase. */
+static void enter(struct seq *s, enum phase to)
+{
+    CHECK(phase_may_follow(s->phase, to));
+    s->shared->n_edges[s->phase][to]++;
+    s->phase = to;
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+struct seq *seq_create(struct seq_shared *sh, const struct request *r)
+{
+    int n_max = r->n_prompt + r->max_tokens;
+    struct seq *s = xcalloc(1, sizeof *s);
+    s->shared = sh;
+    s->req = *r;
+    s->phase = PHASE_WAIT;
+    s->t_arrival = clock_now_ns();
+    s->salt = r->salt != NULL ? xstrdup(r->salt) : NULL;
+    s->plan = r->plan != NULL ? xstrdup(r->plan) : NULL;
+    s->tokens = xcalloc((size_t)n_max, sizeof *s->tokens);
+    memcpy(s->tokens, r->prompt, (size_t)r->n_prompt * sizeof *s->tokens);
+    s->n_tokens = r->n_prompt;
+    s->out.tokens = s->tokens;
+    s->out.n_prompt = r->n_prompt;
+    kv_table_prepare(&s->table, n_max / KV_BLOCK_TOKENS + 1);
+    chain_init(&s->chain, &sh->fingerprint, s->salt);
+    chain_extend(&s->chain, s->tokens, s->n_tokens);
+    return s;
+}
+
+/* What s had saved before it was preempted is in the store: it is found there. */
+static void forget_save(struct seq *s)
+{
+    save_close(s->save);
+    s->save = NULL;
+    if (s->pin.impl != NULL)
+        store_release(s->shared->store, &s->pin, 1);
+    s->pin.impl = NULL;
+}
+
+void seq_destroy(struct seq *s)
+{
+    CHECK(s->restore == NULL);
+    if (s->phase != PHASE_DONE)
+        save_idle(s->save, s->tokens, s->n_done);
+    forget_save(s);
+    seq_drop_blocks(s);
+    kv_table_free(s->shared->pool, &s->table);
+    chain_deinit(&s->chain);
+    free(s->predicted.span);
+    free(s->measured.span);
+    free(s->tokens);
+    free(s->salt);
+    free(s->plan);
+    free(s);
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+bool seq_is_saved(const struct seq *s)
+{
+    unsigned kinds = 0;
+    for (int l = 0; l < s->shared->model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
+        kinds |= s->req.save.kinds[l];
+    return s->shared->saver != NULL && kinds != 0;
+}
+
+bool seq_may_reuse(const struct seq *s)
+{
+    return s->shared->reuse && (s->plan == NULL || strcmp(s->plan, "auto") == 0);
+}
+
+int seq_blocks_wanted(const struct seq *s)
+{
+    int n_max = s->req.n_prompt + s->req.max_tokens;
+    int n = s->n_tokens < n_max ? s->n_tokens + 1 : n_max;
+    return (n + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+}
+
+/* The last known token is computed in any case: its logits are wanted. */
+int seq_find_known(const struct seq *s, int *n_unused)
+{
+    *n_unused = 0;
+    return seq_may_reuse(s) ? kv_pool_find(s->shared->pool, &s->chain.root, s->tokens,
+                                           s->n_tokens - 1, seq_is_saved(s), n_unused)
+                            : 0;
+}
+
+/* Full blocks are shared.  The one in which the sequence diverges is copied, unless the sequence is saved:
+ * then its rows are computed once more, since a chunk is saved whole. */
+static int take_known(struct seq *s)
+{
+    const struct seq_shared *sh = s->shared;
+    bool saved = seq_is_saved(s);
+    int n_copied = 0, rc = 0;
+    if (!seq_may_reuse(s))
+        return 0;
+    int n = kv_table_take(sh->pool, &s->table, &s->chain.root, s->tokens, s->n_tokens - 1,
+                          saved);
+    if (!saved)
+        rc = kv_table_copy_tail(sh->pool, &s->table, sh->stream, &s->chain.root, s->tokens,
+                                s->n_tokens - 1, &n_copied, NULL);
+    s->n_done = n * KV_BLOCK_TOKENS + n_copied;
+    return rc;
+}
+
+bool seq_take_place(struct seq *s)
+{
+    CHECK(s->phase == PHASE_WAIT);
+    forget_save(s);
+    int rc = take_known(s);
+    if (rc == 0)
+        rc = kv_table_reserve(s->shared->pool, &s->table,
+                              (int64_t)seq_blocks_wanted(s) * KV_BLOCK_TOKENS, NULL);
+    if (rc == 0)
+        return true;
+    seq_drop_blocks(s);
+    s->n_done = 0;
+    return false;
+}
+
+static void keep(struct seq *s)
+{
+    if (!s->has_gap)
+        kv_table_keep(s->shared->pool, &s->table, &s->chain.root, s->tokens, s->n_done);
+}
+
+/* New full blocks, or a prompt's last one, become known in the KV cache. */
+static void keep_new(struct seq *s)
+{
+    bool prompt_ends = s->phase == PHASE_PREFILL && s->n_done == s->n_tokens;
+    if (s->n_done / KV_BLOCK_TOKENS > s->table.n_known || prompt_ends)
+        keep(s);
+    if (s->save != NULL && save_ended(s->save) == SAVE_GOES_ON)
+        kv_table_mark_saved(s->shared->pool, &s->table, s->n_done / KV_BLOCK_TOKENS);
+}
+
+void seq_drop_blocks(struct seq *s)
+{
+    if (s->n_done > 0 && s->table.n_blocks > 0)
+        keep(s);
+    kv_table_cut(s->shared->pool, &s->table, 0);
+    s->has_gap = false;
+}
+
+/* --- saving ----------------------------------------------------------------------------------- */
+
+void seq_open_save(struct seq *s, int first_token, const struct store_hit *tail)
+{
+    if (s->save != NULL || !seq_is_saved(s))
+        return;
+    struct save_begin b = {
+        .first_token = first_token,
+        .parent = chain_parent(&s->chain, first_token / STORE_CHUNK_TOKENS),
+        .tail = tail,
+        .policy = &s->req.save,
+        .owner = store_owner(s->salt),
+        .is_document = s->req.max_tokens == 0};
+    s->save = save_open(s->shared->saver, &b);
+}
+
+bool seq_pin_chunks(struct seq *s, int n)
+{
+    return n > 0 && s->shared->store != NULL &&
+           store_pin(s->shared->store, &s->chain.keys[n - 1], &s->pin);
+}
+
+/* What a sequence saves continues what it took over, which may still be on its way to the store: until
+ * one of its own chunks is durable, the store is asked. */
+int64_t seq_committed_tokens(const struct seq *s)
+{
+    int64_t saved = save_committed_tokens(s->save), known = s->out.n_stored;
+    if (saved > s->n_before_save)
+        return saved;
+    int n_taken = s->out.n_device / STORE_CHUNK_TOKENS;
+    struct store_hit hit;
+    struct store *store = s->shared->store;
+    if (n_taken * STORE_CHUNK_TOKENS > known && store != NULL &&
+        store_pin(store, &s->chain.keys[n_taken - 1], &hit)) {
+        store_release(store, &hit, 1);
+        known = (int64_t)n_taken * STORE_CHUNK_TOKENS;
+    }
+    return known;
+}
+
+/* --- into a phase ----------------------------------------------------------------------------- */
+
+void seq_enter_restore(struct seq *s)
+{
+    enter(s, PHASE_RESTORE);
+    s->n_planned = 0;
+}
+
+/* A preempted sequence reports the statistics of its first admission. */
+static void tell_first(struct seq *s)
+{
+    struct outcome again = s->out;
+    struct engine_stats *stats = &s->shared->stats;
+    s->out = s->first;
+    s->out.n_stored = again.n_stored > s->out.n_stored ? again.n_stored : s->out.n_stored;
+    s->out.restore.read_bytes += again.restore.read_bytes;
+    s->out.restore_ns += again.restore_ns;
+    s->out.n_recovered += s->n_done;
+    stats->recovered_tokens += (uint64_t)s->n_done;
+    stats->recomputed_tokens += (uint64_t)(s->n_tokens - s->n_done);
+}
+
+/* The state that a sequence takes over may still be on its way to the store; its own chunks follow it
+ * there in order. */
+void seq_enter_prefill(struct seq *s)
+{
+    int n = s->n_done / KV_BLOCK_TOKENS;
+    bool is_stored = s->out.n_stored >= n * KV_BLOCK_TOKENS;
+    enter(s, PHASE_PREFILL);
+    if (s->was_preempted)
+        tell_first(s);
+    else if (s->out.n_device > s->n_done) /* a chunk over a copied tail was lost */
+        s->out.n_device = s->n_done;
+    if (n > s->table.n_known)
+        keep(s);
+    if (is_stored)
+        kv_table_mark_saved(s->shared->pool, &s->table, n);
+    s->n_before_save = s->n_done;
+    seq_open_save(s, s->n_done, &s->pin);
+}
+
+/* A forced plan may want records that the last chunks of s do not have: it is dropped. */
+void seq_preempt(struct seq *s)
+{
+    CHECK(s->restore == NULL);
+    save_idle(s->save, s->tokens, s->n_done);
+    if (s->phase != PHASE_RESTORE || !s->was_preempted)
+        s->first = s->out;
+    seq_drop_blocks(s);
+    save_stop(s->save);
+    free(s->plan);
+    s->plan = NULL;
+    s->n_done = 0;
+    enter(s, PHASE_WAIT);
+    s->was_preempted = true;
+    s->first.n_preempted++;
+    s->out = s->first;
+    s->shared->stats.n_preempted++;
+    chain_extend(&s->chain, s->tokens, s->n_tokens);
+}
+
+void seq_finish(struct seq *s, enum finish why)
+{
+    save_idle(s->save, s->tokens, s->n_done);
+    s->out.finish = why;
+    enter(s, PHASE_DONE);
+    if (s->t_first != 0)
+        s->out.decode_ns = clock_now_ns() - s->t_first;
+}
+
+void seq_fail(struct seq *s, int rc, const char *message)
+{
+    if (message != NULL)
+        err_set(&s->out.err, rc, "%s", message);
+    s->out.err.code = rc;
+    seq_finish(s, FINISH_ERROR);
+}
+
+void seq_fail_overflow(struct seq *s)
+{
+    seq_fail(s, ERR_UNSUPPORTED,
+             "the residual stream left the range of f16 (65504): run this model with "
+             "--dtype bf16");
+}
+
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+/* Hashes what was hashed before and the logits that are there. */
+static void digest_logits(struct seq *s, int vocab)
+{
+    uint64_t link[2] = {s->out.logits_digest,
+                        checksum64(s->logits, (size_t)vocab * sizeof *s->logits)};
+    s->out.logits_digest = checksum64(link, sizeof link);
+}
+
+/* Takes the next token. */
+static void take_token(struct seq *s)
+{
+    const struct model_config *c = &s->shared->model->cfg;
+    int32_t id = s->next;
+    if (id == SAMPLE_NO_TOKEN) {
+        seq_fail(s, ERR_UNSUPPORTED,
+                 "no token can be chosen: all logits are NaN. The weights hold a NaN or an "
+                 "infinity (download them again), or values overflow");
+        return;
+    }
+    if (s->req.digest)
+        digest_logits(s, c->vocab_size);
+    if (s->t_first == 0) {
+        s->t_first = clock_now_ns();
+        s->out.ttft_ns = s->t_first - s->t_admit;
+    }
+    enter(s, PHASE_DECODE);
+    /* A model that emits BOS begins another text: that ends this one as EOS does. */
+    if (!s->req.ignore_eos && (config_is_eos(c, id) || id == c->bos_id)) {
+        seq_finish(s, FINISH_EOS);
+        return;
+    }
+    s->tokens[s->n_tokens++] = id;
+    s->out.n_generated++;
+    if (s->req.on_token != NULL && s->req.on_token(s->req.arg, id) != 0)
+        seq_finish(s, FINISH_CANCELLED);
+    else if (s->out.n_generated == s->req.max_tokens)
+        seq_finish(s, FINISH_LENGTH);
+}
+
+void seq_advance(struct seq *s)
+{
+    CHECK(s->phase == PHASE_PREFILL || s->phase == PHASE_DECODE);
+    s->n_done += s->n_rows;
+    save_advance(s->save, s->tokens, s->n_done);
+    keep_new(s);
+    if (s->n_done < s->n_tokens)
+        return; /* prefill goes on */
+    if (s->phase == PHASE_PREFILL && !s->was_preempted)
+        s->out.prefill_ns = clock_now_ns() - s->t_start - s->out.lookup_ns -
+                            s->out.restore_ns;
+    if (s->req.max_tokens == 0)
+        seq_finish(s, FINISH_LENGTH);
+    else
+        take_token(s);
+}
+
+/* --- questions -------------------------------------------------------------------------------- */
+
+void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,
+                    struct hcache_lanes *measured)
+{
+    *predicted = s->predicted;
+    *measured = s->measured;
+    s->predicted = s->measured = (struct hcache_lanes){0};
+}
+
+const struct outcome *seq_outcome(const struct seq *s)
+{
+    return &s->out;
+}
+
+int seq_tokens_done(const struct seq *s)
+{
+    return s->n_done;
+}
+
+enum save_end seq_save_end(const struct seq *s)
+{
+    return save_ended(s->save);
+}
+
+const float *seq_logits(const struct seq *s)
+{
+    return s->logits;
+}
+
+const struct kv_table *seq_table(const struct seq *s)
+{
+    return &s->table;
+}

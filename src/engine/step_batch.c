@@ -1,0 +1,175 @@
+/* step_batch.c - see step_batch.h. */
+#include "engine/step_batch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
+                     int max_rows, int max_seqs)
+{
+    size_t rows = (size_t)max_rows, seqs = (size_t)max_seqs;
+    *b = (struct step_batch){.shared = sh, .next = next};
+    b->seqs = xcalloc(seqs, sizeof *b->seqs);
+    b->ids = xcalloc(rows, sizeof *b->ids);
+    b->pos = xcalloc(rows, sizeof *b->pos);
+    b->seq_row = xcalloc(seqs + 1, sizeof *b->seq_row);
+    b->tables = xcalloc(seqs, sizeof *b->tables);
+    b->parts = xcalloc(seqs, sizeof *b->parts);
+    flight_init(&b->flight, max_seqs);
+    b->again = xcalloc(seqs, sizeof *b->again);
+}
+
+void step_batch_deinit(struct step_batch *b)
+{
+    free(b->seqs);
+    free(b->ids);
+    free(b->pos);
+    free(b->seq_row);
+    free(b->tables);
+    free(b->parts);
+    flight_deinit(&b->flight);
+    free(b->again);
+}
+
+void step_batch_clear(struct step_batch *b)
+{
+    b->n_seqs = b->n_rows = 0;
+}
+
+void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
+{
+    s->row = b->n_rows;
+    s->n_rows = n_rows;
+    for (int i = 0; i < n_rows; i++) {
+        b->ids[b->n_rows + i] = s->tokens[s->n_done + i];
+        b->pos[b->n_rows + i] = s->n_done + i;
+    }
+    b->tables[b->n_seqs] = s->table.blocks;
+    b->seq_row[b->n_seqs] = b->n_rows;
+    b->parts[b->n_seqs] = (struct save_part){s->save, s->n_done, b->n_rows, n_rows};
+    b->seqs[b->n_seqs++] = s;
+    b->n_rows += n_rows;
+    b->seq_row[b->n_seqs] = b->n_rows;
+}
+
+/* --- forward ---------------------------------------------------------------------------------- */
+
+/* The tap. */
+static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct step_batch *b = arg;
+    save_layer(b->flight.parts, b->flight.n_parts, l, hidden, kv_rows, b->shared->stream);
+    return 0;
+}
+
+/* Whether this batch brings a sequence to its last known token. */
+static bool comes_to_end(const struct seq *s)
+{
+    return s->n_done + s->n_rows == s->n_tokens;
+}
+
+static int count_wanted(const struct step_batch *b)
+{
+    int n = 0;
+    for (int i = 0; i < b->n_seqs; i++)
+        n += comes_to_end(b->seqs[i]) && next_token_shows_logits(b->seqs[i]);
+    return n;
+}
+
+/* The sequences whose last known token was in this piece of the batch; x: its rows. */
+static int take_ends(struct step_batch *b, const struct flight *f, struct mat x)
+{
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < b->n_seqs; i++) {
+        struct seq *s = b->seqs[i];
+        int row = s->row + s->n_rows - 1 - f->first_row;
+        if (comes_to_end(s) && row >= 0 && row < f->r.n_rows)
+            rc = next_token_add(b->next, b->shared->stream, s, mat_rows(x, row, 1));
+    }
+    return rc;
+}
+
+static int forward(struct step_batch *b)
+{
+    const struct seq_shared *sh = b->shared;
+    struct model_tap tap = {.layer = snapshot, .arg = b};
+    struct flight *f = &b->flight;
+    struct mat x;
+    int n = flight_count(sh->model->dev, b->n_rows), rc = 0;
+    next_token_begin(b->next, count_wanted(b));
+    for (int i = 0; rc == 0 && i < n; i++) {
+        flight_cut(b, i, n, f);
+        rc = model_forward(sh->model, sh->work, sh->stream, b->ids + f->first_row,
+                           kv_pool_layers(sh->pool), &f->r, sh->saver != NULL ? &tap : NULL,
+                           &x);
+        if (sh->saver != NULL)
+            save_layers_end(sh->saver, sh->stream);
+        if (rc == 0)
+            rc = take_ends(b, f, x);
+    }
+    return rc == 0 ? next_token_run(b->next, sh->stream, sh->work) : rc;
+}
+
+/* --- faults ----------------------------------------------------------------------------------- */
+
+int step_recover(struct stream *s, struct err *err)
+{
+    if (stream_fault(s)[0] == 0)
+        return 0;
+    int rc = stream_recover(s);
+    return rc == 0 ? 0 : err_set(err, rc, "%s", stream_fault(s));
+}
+
+const char *step_fault(const struct stream *s, int rc)
+{
+    const char *why = stream_fault(s);
+    return why[0] != 0 ? why : err_name(rc);
+}
+
+/* A value out of range is the fault of one sequence, and the batch does not say which: all its rows are
+ * computed again, one sequence after another.  They have the same bits as before (ops.h), so what the
+ * others have written and saved stays right. */
+static int run_one_by_one(struct step_batch *b)
+{
+    int n = b->n_seqs, rc = 0;
+    memcpy(b->again, b->seqs, (size_t)n * sizeof(struct seq *));
+    for (int i = 0; rc == 0 && i < n; i++) {
+        struct seq *s = b->again[i];
+        step_batch_clear(b);
+        step_batch_add(b, s, s->n_rows);
+        rc = forward(b);
+        if (rc == 0)
+            seq_advance(s);
+        if (rc == MODEL_E_OVERFLOW) {
+            seq_fail_overflow(s);
+            rc = 0;
+        }
+    }
+    memcpy(b->seqs, b->again, (size_t)n * sizeof(struct seq *));
+    b->n_seqs = n;
+    return rc;
+}
+
+static int fail_batch(struct step_batch *b, int rc, struct err *err)
+{
+    char why[256];
+    snprintf(why, sizeof why, "forward pass: %s", step_fault(b->shared->stream, rc));
+    for (int i = 0; i < b->n_seqs; i++) {
+        if (b->seqs[i]->phase != PHASE_DONE)
+            seq_fail(b->seqs[i], rc, why);
+    }
+    return step_recover(b->shared->stream, err);
+}
+
+int step_batch_run(struct step_batch *b, struct err *err)
+{
+    int n = b->n_seqs, rc = forward(b);
+    for (int i = 0; rc == 0 && i < n; i++)
+        seq_advance(b->seqs[i]);
+    if (rc == MODEL_E_OVERFLOW)
+        rc = run_one_by_one(b);
+    return rc == 0 ? 0 : fail_batch(b, rc, err);
+}

@@ -1,0 +1,42 @@
+/* step_batch.h - the rows that one step computes: gathered, passed forward, handed back to their sequences;
+ * private to src/engine.
+ *
+ *   step_batch_clear, step_batch_add for each sequence, step_batch_run
+ *
+ * A fault of the device fails the sequences of the batch; the others go on if the device survives it. */
+#ifndef ENGINE_STEP_BATCH_H
+#define ENGINE_STEP_BATCH_H
+
+#include "engine/flight.h"
+#include "engine/next_token.h"
+#include "engine/seq.h"
+
+struct step_batch {
+    struct seq_shared *shared;
+    struct next_token *next;
+    int n_seqs, n_rows;
+    /* All reserved at creation: */
+    struct seq **seqs;
+    int32_t *ids, *pos, *seq_row;
+    const int32_t **tables;
+    struct save_part *parts; /* the batch, as the saver sees it */
+    struct flight flight;    /* the piece of it that is being queued */
+    struct seq **again; /* of a batch that is computed again, one sequence after another */
+};
+
+void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
+                     int max_rows, int max_seqs);
+void step_batch_deinit(struct step_batch *b);
+
+void step_batch_clear(struct step_batch *b);
+/* The next n_rows rows of s. */
+void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
+/* One forward pass; its sequences advance, or fail.  An error that comes back concerns all sequences. */
+int step_batch_run(struct step_batch *b, struct err *err);
+
+/* What the device says of its fault, else the code's name. Valid until it is recovered. */
+const char *step_fault(const struct stream *s, int rc);
+/* After a fault that sequences have failed with: the device goes on, or its error comes back. */
+int step_recover(struct stream *s, struct err *err);
+
+#endif

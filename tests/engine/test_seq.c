@@ -1,0 +1,363 @@
+/* test_seq.c - the phases of a sequence: which edges there are, that no other can be taken, and what takes
+ * each of them. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "engine/engine_impl.h"
+#include "tests/engine/enginetest.h"
+
+enum { N_STORED = 4 * 64, N_PROMPT = N_STORED + 20, STEP_ROWS = 64 };
+
+/* A context of N_STORED tokens on a simulated disk; one place, so that a better rank preempts. */
+struct lab {
+    struct io *io;
+    struct stack k;
+    int32_t prompt[N_PROMPT], other[N_PROMPT];
+    uint64_t seen[PHASES][PHASES]; /* edges up to now */
+};
+
+static struct lab lab;
+
+static struct engine *engine(void)
+{
+    return lab.k.engine;
+}
+
+static void lab_open(void)
+{
+    struct et_run r;
+    memset(&lab, 0, sizeof lab);
+    lab.io = et_disk(3, 0);
+    et_open(&lab.k, &(struct stack_opts){.user.store = et_dirs,
+                                         .user.n_store = 2,
+                                         .user.max_sequences = 1,
+                                         .user.no_reuse = true,
+                                         .io = lab.io,
+                                         .step_rows = STEP_ROWS});
+    et_prompt(lab.prompt, N_PROMPT, 11);
+    et_prompt(lab.other, N_PROMPT, 12);
+    struct et_ask a = {.prompt = lab.prompt,
+                       .n_prompt = N_STORED,
+                       .max_tokens = 1,
+                       .save = "both",
+                       .plan = "recompute"};
+    assert_int_equal(et_run(&lab.k, &a, &r), 0);
+    memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
+}
+
+static void lab_close(void)
+{
+    stack_close(&lab.k);
+    io_close(lab.io);
+}
+
+static struct request request(const int32_t *prompt, int max_tokens, const char *plan)
+{
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = max_tokens,
+                       .plan = plan,
+                       .restore_first = true};
+    return et_request(&lab.k, &a);
+}
+
+static struct seq *add(struct request q)
+{
+    struct err err = {0};
+    struct seq *s;
+    if (engine_add(engine(), &q, &s, &err) != 0)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static int step(void)
+{
+    struct err err = {0};
+    int n_active;
+    if (engine_step(engine(), &n_active, &err) != 0)
+        fail_msg("%s", err.msg);
+    return n_active;
+}
+
+static void step_until(const struct seq *s, enum phase phase)
+{
+    while (s->phase != phase) {
+        assert_int_not_equal(s->phase, PHASE_DONE);
+        step();
+    }
+}
+
+static void run_all(void)
+{
+    while (step() > 0)
+        ;
+}
+
+/* Reads end no more until they go on; the alarm ends a program that waits for them for ever. */
+static void stop_reads(void)
+{
+    struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
+    assert_int_equal(io_sim_fault_add(lab.io, &f), 0);
+    alarm(300);
+}
+
+static void let_reads_go_on(void)
+{
+    alarm(0);
+    io_sim_fault_clear(lab.io);
+    io_sim_unstick(lab.io);
+}
+
+struct edge {
+    enum phase from, to;
+    int n;
+};
+
+/* Fails unless exactly these edges were taken since it was last asked, each so many times. */
+static void expect_edges(const struct edge *e, int n)
+{
+    uint64_t want[PHASES][PHASES];
+    memcpy(want, lab.seen, sizeof want);
+    for (int i = 0; i < n; i++)
+        want[e[i].from][e[i].to] += (uint64_t)e[i].n;
+    for (int from = 0; from < PHASES; from++)
+        for (int to = 0; to < PHASES; to++)
+            if (want[from][to] != engine()->shared.n_edges[from][to])
+                fail_msg("%d -> %d: %d times, %d expected", from, to,
+                         (int)(engine()->shared.n_edges[from][to] - lab.seen[from][to]),
+                         (int)(want[from][to] - lab.seen[from][to]));
+    memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
+}
+
+#define EXPECT(...)                                                                        \
+    expect_edges((const struct edge[]){__VA_ARGS__},                                       \
+                 (int)(sizeof((const struct edge[]){__VA_ARGS__}) / sizeof(struct edge)))
+
+/* --- the drawing ------------------------------------------------------------------------------ */
+
+static const char drawn[PHASES][PHASES + 1] = {
+    /* to W R P D end */
+    [PHASE_WAIT] = ".xx.x",   [PHASE_RESTORE] = "x.x.x", [PHASE_PREFILL] = "x..xx",
+    [PHASE_DECODE] = "x..xx", [PHASE_DONE] = ".....",
+};
+
+static void edges_are_those_of_the_drawing(void **state)
+{
+    (void)state;
+    for (int from = 0; from < PHASES; from++)
+        for (int to = 0; to < PHASES; to++)
+            assert_int_equal(phase_may_follow((enum phase)from, (enum phase)to),
+                             drawn[from][to] == 'x');
+}
+
+/* --- every other edge dies --------------------------------------------------------------------- */
+
+static void to_restore(struct seq *s)
+{
+    seq_enter_restore(s);
+}
+static void to_prefill(struct seq *s)
+{
+    seq_enter_prefill(s);
+}
+static void to_wait(struct seq *s)
+{
+    seq_preempt(s);
+}
+static void to_done(struct seq *s)
+{
+    seq_finish(s, FINISH_CANCELLED);
+}
+static void to_failed(struct seq *s)
+{
+    seq_fail(s, ERR_UNSUPPORTED, "a test");
+}
+/* With its first token, which is not the last. */
+static void to_decode(struct seq *s)
+{
+    s->n_rows = s->n_tokens;
+    s->n_done = 0;
+    s->next = 5;
+    s->req.digest = false;
+    seq_advance(s);
+}
+
+/* In a process of its own: whether the request is carried out and leaves s in `to`. */
+static bool survives(struct seq *s, enum phase from, void (*request_of)(struct seq *),
+                     enum phase to)
+{
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGABRT, SIG_DFL);
+        close(STDERR_FILENO);
+        s->phase = from;
+        request_of(s);
+        _exit(s->phase == to ? 0 : 1);
+    }
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    bool died = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+    bool done = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    assert_true(died || done);
+    return done;
+}
+
+static void an_edge_that_is_not_drawn_ends_the_program(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*request_of)(struct seq *);
+        enum phase to;
+    } requests[] = {{to_wait, PHASE_WAIT},       {to_restore, PHASE_RESTORE},
+                    {to_prefill, PHASE_PREFILL}, {to_decode, PHASE_DECODE},
+                    {to_done, PHASE_DONE},       {to_failed, PHASE_DONE}};
+    lab_open();
+    struct seq *s = add(request(lab.prompt, 3, "recompute"));
+    for (int from = 0; from < PHASES; from++)
+        for (int i = 0; i < 6; i++)
+            if (survives(s, (enum phase)from, requests[i].request_of, requests[i].to) !=
+                (drawn[from][requests[i].to] == 'x'))
+                fail_msg("phase %d, request %d for phase %d", from, i, requests[i].to);
+    engine_remove(engine(), s);
+    lab_close();
+}
+
+/* --- what takes each edge ---------------------------------------------------------------------- */
+
+static void a_prompt_is_computed_and_decodes(void **state)
+{
+    (void)state;
+    lab_open();
+    struct seq *s = add(request(lab.prompt, 4, "recompute"));
+    EXPECT({0});
+    run_all();
+    EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DECODE, 1},
+           {PHASE_DECODE, PHASE_DECODE, 3}, {PHASE_DECODE, PHASE_DONE, 1});
+    engine_remove(engine(), s);
+    s = add(request(lab.prompt, 0, "recompute")); /* a document: no token is wanted */
+    run_all();
+    EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DONE, 1});
+    engine_remove(engine(), s);
+    lab_close();
+}
+
+/* Nothing is stored of the other prompt: what is looked up and not there is restored at no cost. */
+static void state_comes_back(void **state)
+{
+    (void)state;
+    const int32_t *const prompts[] = {lab.prompt, lab.other};
+    lab_open();
+    for (int fused = 0; fused < 2; fused++) {
+        for (int i = 0; i < 2; i++) {
+            struct request q = request(prompts[i], 1, "kv");
+            q.restore_first = !fused;
+            struct seq *s = add(q);
+            run_all();
+            assert_int_equal(seq_outcome(s)->n_cached, i == 0 ? N_STORED : 0);
+            EXPECT({PHASE_WAIT, PHASE_RESTORE, 1}, {PHASE_RESTORE, PHASE_PREFILL, 1},
+                   {PHASE_PREFILL, PHASE_DECODE, 1}, {PHASE_DECODE, PHASE_DONE, 1});
+            engine_remove(engine(), s);
+        }
+    }
+    lab_close();
+}
+
+/* A better rank takes the one place; the first sequence comes back and ends with the tokens that it gives
+ * alone. */
+static void a_better_rank_preempts_in_each_phase(void **state)
+{
+    (void)state;
+    static const enum phase phases[] = {PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE};
+    int32_t alone[4];
+    lab_open();
+    struct seq *s = add(request(lab.prompt, 4, "recompute"));
+    run_all();
+    memcpy(alone, seq_outcome(s)->tokens + N_PROMPT, sizeof alone);
+    engine_remove(engine(), s);
+    for (int i = 0; i < 3; i++) {
+        memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
+        struct request q = request(lab.prompt, 4, i == 0 ? "kv" : "recompute");
+        q.priority = 9;
+        if (i == 0)
+            stop_reads();
+        s = add(q);
+        step_until(s, phases[i]);
+        struct seq *better = add(request(lab.other, 0, "recompute"));
+        while (s->phase != PHASE_WAIT)
+            step();
+        assert_int_equal(engine()->shared.n_edges[phases[i]][PHASE_WAIT],
+                         lab.seen[phases[i]][PHASE_WAIT] + 1);
+        if (i == 0)
+            let_reads_go_on();
+        run_all();
+        assert_int_equal(seq_outcome(better)->finish, FINISH_LENGTH);
+        assert_int_equal(seq_outcome(s)->n_preempted, 1);
+        assert_memory_equal(seq_outcome(s)->tokens + N_PROMPT, alone, sizeof alone);
+        engine_remove(engine(), s);
+        engine_remove(engine(), better);
+    }
+    lab_close();
+}
+
+/* In each phase a sequence may end: by its deadline, and by a plan that cannot be carried out. */
+static void a_sequence_ends_in_each_phase(void **state)
+{
+    (void)state;
+    static const enum phase phases[] = {PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL,
+                                        PHASE_DECODE};
+    lab_open();
+    stop_reads();
+    for (int i = 0; i < 4; i++) {
+        struct seq *first = NULL;
+        if (phases[i] == PHASE_WAIT) { /* the one place is taken */
+            first = add(request(lab.other, 500, "recompute"));
+            step_until(first, PHASE_DECODE);
+        }
+        struct seq *s = add(
+            request(lab.prompt, 500, phases[i] == PHASE_RESTORE ? "kv" : "recompute"));
+        step_until(s, phases[i]);
+        memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
+        s->req.deadline_ns = clock_now_ns() - 1;
+        step();
+        assert_int_equal(seq_outcome(s)->finish, FINISH_TIMEOUT);
+        assert_int_equal(engine()->shared.n_edges[phases[i]][PHASE_DONE],
+                         lab.seen[phases[i]][PHASE_DONE] + 1);
+        engine_remove(engine(), s);
+        if (first != NULL)
+            engine_remove(engine(), first);
+    }
+    let_reads_go_on();
+    memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
+    struct request q = request(lab.prompt, 2, "r1,h1,k1"); /* the model has four layers */
+    q.plan_strict = true;
+    struct seq *s = add(q);
+    run_all();
+    assert_int_equal(seq_outcome(s)->finish, FINISH_ERROR);
+    EXPECT({PHASE_WAIT, PHASE_RESTORE, 1}, {PHASE_RESTORE, PHASE_DONE, 1});
+    engine_remove(engine(), s);
+    lab_close();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(edges_are_those_of_the_drawing),
+        cmocka_unit_test(an_edge_that_is_not_drawn_ends_the_program),
+        cmocka_unit_test(a_prompt_is_computed_and_decodes),
+        cmocka_unit_test(state_comes_back),
+        cmocka_unit_test(a_better_rank_preempts_in_each_phase),
+        cmocka_unit_test(a_sequence_ends_in_each_phase),
+    };
+    et_only(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
