@@ -41,7 +41,7 @@ struct serve_args {
     uint64_t conversation_bytes;
     const char *plan;
     bool plan_strict;
-    bool plain_chat, parse_special, verbose;
+    bool plain_chat, parse_special, verbose, store_required;
 };
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
@@ -63,6 +63,10 @@ static const struct opt options[] = {
         struct serve_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct serve_args),
+    {"store-required", OPT(struct serve_args, store_required),
+     .help =
+         "do not start where the store, or a file beside it, cannot be used (full disk, "
+         "I/O error); otherwise the server starts without saving, and says so"},
     {"salt-quota", OPT(struct serve_args, engine.o.salt_quota_bytes), .arg = "BYTES",
      .def = "0", .help = "bound on saved state of each API key and cache_salt; 0 is none"},
     {"conversations", OPT(struct serve_args, conversations), .arg = "FILE",
@@ -326,11 +330,20 @@ static void drain(struct server *s, struct hcache *h, int seconds)
 
 static int load(const struct serve_args *a, struct hcache **h, struct hcache_err *err)
 {
-    int rc = hcache_open(&a->engine.o, h, err);
+    struct hcache_opts o = a->engine.o;
+    o.store_optional = !a->store_required;
+    int rc = hcache_open(&o, h, err);
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
 }
 
-/* *out NULL: none are kept. */
+/* The file's folder is missing where the store could not be made on a full disk. */
+static bool is_disk_fault(int rc, bool is_chosen)
+{
+    return rc == -ENOSPC || rc == -EDQUOT || rc == -EIO || rc == -EROFS || rc == -ENOMEM ||
+           (rc == -ENOENT && !is_chosen);
+}
+
+/* *out NULL: none are kept.  On a failing disk they are kept in memory. */
 static int open_conversations(const struct serve_args *a, struct conversations **out,
                               struct err *err)
 {
@@ -346,6 +359,11 @@ static int open_conversations(const struct serve_args *a, struct conversations *
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
         o.path = path;
     }
+    int rc = conversations_open(&o, out, err);
+    if (rc == 0 || a->store_required || !is_disk_fault(rc, a->conversations != NULL))
+        return rc;
+    log_warn("conversations are lost when this server ends: %s", err->msg);
+    o.path = NULL;
     return conversations_open(&o, out, err);
 }
 
@@ -388,6 +406,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .plain_chat = a->plain_chat,
                              .parse_special = a->parse_special,
                              .answers = on_disk ? answers : NULL,
+                             .store_required = a->store_required,
                              .salt_quota_bytes = a->engine.o.salt_quota_bytes};
     int code = 0, rc = server_start(&so, &s, &err);
     if (rc != 0)

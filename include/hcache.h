@@ -79,7 +79,10 @@ struct hcache_opts {
 
     const char *const *store; /* directories, one per device; n_store 0: no store */
     int n_store;
-    bool store_in_memory;     /* a store in DRAM instead; it ends with the process */
+    bool store_in_memory; /* a store in DRAM instead; it ends with the process */
+    /* Where the store's disk fails (full, I/O errors, read-only) hcache_open succeeds without saving:
+     * saved state is used if the store can at least be read.  hcache_cache_stats says why. */
+    bool store_optional;
     uint64_t store_cap_bytes; /* bound on saved state; 0: none */
     uint64_t
         salt_quota_bytes; /* on that of each salt, where hcache_cache_quota says no other; 0: none */
@@ -335,7 +338,8 @@ struct hcache_cache_stats {
     /* since it was opened */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
     struct hcache_counts misses, evictions; /* by reason */
-    int saving_fault; /* 0, or the error after which nothing is saved any more */
+    int saving_fault;     /* 0, or the error for which nothing is saved now */
+    char saving_why[200]; /* its message, or "" */
     /* of the salt */
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes;
 };

@@ -261,6 +261,8 @@ void api_cache_stats(struct call *c)
     if (k.tier != NULL)
         json_push(tiers, tier(&k));
     json_put(o, "tiers", tiers);
+    json_put_bool(o, "saves", k.tier != NULL && k.saving_fault == 0);
+    json_put_string(o, "not_saved_because", k.saving_fault != 0 ? k.saving_why : NULL);
     json_put(o, "prompts", rates(&st));
     json_put(o, "salt", salt_use(&k));
     put_conversations(o, c);

@@ -176,6 +176,16 @@ void api_detokenize(struct call *c)
 
 /* --- health and the API ----------------------------------------------------------------------- */
 
+/* Whether state is being saved, where a store was asked for.  The reason may name paths, so it is
+ * told by /v1/cache/stats only. */
+static void put_saving(struct json *o, struct call *c)
+{
+    struct hcache_cache_stats k;
+    hcache_cache_stats(call_model(c), NULL, &k);
+    if (k.tier != NULL || k.saving_fault != 0)
+        json_put_bool(o, "saves", k.saving_fault == 0);
+}
+
 void api_health(struct call *c)
 {
     struct json *o = json_new_object();
@@ -184,6 +194,8 @@ void api_health(struct call *c)
                                                        : "ok";
     bool ok = strcmp(state, "ok") == 0;
     json_put_string(o, "status", state);
+    if (ok)
+        put_saving(o, c);
     if (!ok)
         c->retry_after_s = 1;
     call_json(c, ok ? 200 : 503, o);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "server/call.h"
 #include "sessions/draft.h"
@@ -22,9 +23,10 @@ struct response {
     char conversation[NAME_BYTES]; /* "": none */
     char *title;
     bool has_branched; /* the conversation had gone on meanwhile */
-    int64_t sequence;  /* of events */
-    bool is_open;      /* the message's events have begun */
-    int n_open;        /* items whose events have begun */
+    char *not_kept;   /* why the disk did not take it; NULL: it is kept, or was not to be */
+    int64_t sequence; /* of events */
+    bool is_open;     /* the message's events have begun */
+    int n_open;       /* items whose events have begun */
 };
 
 static void drop(void *own)
@@ -32,6 +34,7 @@ static void drop(void *own)
     struct response *r = own;
     draft_deinit(&r->draft);
     free(r->title);
+    free(r->not_kept);
     free(r);
 }
 
@@ -89,7 +92,7 @@ static void put_conversation(struct json *o, const struct response *r)
 {
     struct json *c = json_new_object();
     json_put_string(c, "id", r->conversation);
-    if (r->conversation[0] == 0 || r->has_branched) {
+    if (r->conversation[0] == 0 || r->has_branched || r->not_kept != NULL) {
         json_put_null(o, "conversation");
         json_free(c);
     } else {
@@ -156,6 +159,8 @@ static struct json *head(const struct generation *g, bool is_done)
         json_put_null(o, "usage");
     if (r->has_branched)
         json_put_string(o, "branched_from", r->conversation);
+    if (r->not_kept != NULL)
+        json_put_string(o, "not_kept", r->not_kept);
     if (is_done)
         json_put(o, "timings", shape_timings(g, ch));
     return o;
@@ -198,7 +203,12 @@ static int keep(struct generation *g, struct fault *f)
     json_free(o);
     json_free(items);
     json_free(told);
-    return rc == 0 ? 0 : keep_fault(&err, f);
+    if (!keep_is_disk_fault(rc))
+        return rc == 0 ? 0 : keep_fault(&err, f);
+    log_warn("an answer was not kept: %s", err.msg);
+    r->not_kept = xstrdup(err.msg);
+    g->params.store = false;
+    return 0;
 }
 
 /* --- events ------------------------------------------------------------------------------------ */

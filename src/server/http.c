@@ -597,6 +597,11 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
                              .path = s->o.answers,
                              .vocabulary = vocabulary_of(h)};
     int rc = answers_open(&o, &s->answers, err);
+    if (rc != 0 && o.path != NULL && !s->o.store_required) {
+        log_warn("%s; answers are remembered until the process ends", err->msg);
+        o.path = NULL;
+        rc = answers_open(&o, &s->answers, err);
+    }
     if (rc == 0)
         atomic_store(&s->h, h);
     return rc;

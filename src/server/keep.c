@@ -1,6 +1,7 @@
 /* keep.c - see keep.h. */
 #include "server/keep.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,8 +9,16 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+bool keep_is_disk_fault(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT || rc == -EIO || rc == -EROFS;
+}
+
 int keep_fault(const struct err *err, struct fault *f)
 {
+    if (err->code == -ENOSPC || err->code == -EDQUOT)
+        return fault_set(f, 507, "disk_full", NULL,
+                         "%s; delete conversations, or make room on the disk", err->msg);
     switch (err->code) {
     case ERR_NOT_FOUND:
         return fault_set(f, 404, "not_found", NULL, "%s", err->msg);

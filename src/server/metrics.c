@@ -122,6 +122,15 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
            "Requests with less restored than their prompt's chunks.", (double)st->n_misses);
 }
 
+static void saving_metrics(struct textbuf *b, struct hcache *h)
+{
+    struct hcache_cache_stats k;
+    hcache_cache_stats(h, NULL, &k);
+    metric(b, "gauge", "store_saves",
+           "1: state is being saved; 0: no store, a fault, or a full disk.",
+           k.tier != NULL && k.saving_fault == 0);
+}
+
 static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
     counts(b, "misses_total", "reason", "Look-ups that ended early, by why.", &st->misses);
@@ -201,6 +210,7 @@ void api_metrics(struct call *c)
         request_metrics(&b, &st);
         token_metrics(&b, &st);
         restore_metrics(&b, &st);
+        saving_metrics(&b, call_model(c));
         store_metrics(&b, &st);
         answer_metrics(&b, c->s->answers);
     }

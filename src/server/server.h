@@ -45,6 +45,8 @@ struct server_opts {
     bool plain_chat;           /* chat without a chat template: see docs/SERVER.md */
     bool parse_special;        /* special tokens that messages spell count as such */
     const char *answers; /* the file that remembers our answers' tokens; NULL: no file */
+    bool
+        store_required; /* a file of answers that cannot be used is an error, not a warning */
     /* as hcache was opened with: no request may set more; 0: no bound */
     uint64_t salt_quota_bytes;
 };
@@ -53,7 +55,7 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
 int server_port(const struct server *s);
 /* Where conversations are kept, before it is ready; borrowed. Without it none are. */
 void server_keep(struct server *s, struct conversations *c);
-/* Begins to answer. -errno where the file of answers cannot be used. */
+/* Begins to answer. -errno where the file of answers cannot be used and store_required is set. */
 int server_ready(struct server *s, struct hcache *h, struct err *err);
 void server_drain(struct server *s);
 int server_n_active(const struct server *s); /* requests that are not answered yet */

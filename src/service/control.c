@@ -1,4 +1,5 @@
 /* control.c - the public interface's control of saved state: keys, pins, erasing, what there is. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -181,7 +182,8 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     struct store_stats st;
     struct saver_stats saver = {0};
     struct owner_look look = {.owner = store_owner(salt), .out = out};
-    *out = (struct hcache_cache_stats){0};
+    *out = (struct hcache_cache_stats){.saving_fault = h->k.store_err.code};
+    snprintf(out->saving_why, sizeof out->saving_why, "%.199s", h->k.store_err.msg);
     if (h->k.store == NULL)
         return;
     store_stats(h->k.store, &st);
@@ -200,7 +202,10 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     out->n_corrupt = st.n_corrupt;
     out->appended_bytes = st.appended_bytes;
     out->read_bytes = st.read_bytes;
-    out->saving_fault = st.saving_fault != 0 ? st.saving_fault : saver.fault;
+    if (out->saving_fault == 0 && (st.saving_fault != 0 || saver.fault != 0)) {
+        out->saving_fault = st.saving_fault != 0 ? st.saving_fault : saver.fault;
+        snprintf(out->saving_why, sizeof out->saving_why, "%.199s", saver.fault_why);
+    }
     out->misses.n = STORE_MISSES;
     out->evictions.n = STORE_EVICTS;
     for (int i = 0; i < STORE_MISSES; i++)

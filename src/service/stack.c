@@ -147,6 +147,44 @@ static int open_durable(const struct store_opts *o, struct store **out, struct e
     return store_open(o, out, err);
 }
 
+/* A fault that a restart may end, as opposed to wrong arguments and to a store in use. */
+static bool is_fault_of_disk(int rc)
+{
+    switch (rc) {
+    case ERR_BUSY:
+    case ERR_MISMATCH:
+    case ERR_NOT_FOUND:
+    case ERR_UNSUPPORTED:
+    case ERR_USAGE:
+    case -EACCES:
+    case -EEXIST:
+    case -ELOOP:
+    case -ENAMETOOLONG:
+    case -ENOENT:
+    case -ENOTDIR:
+    case -EPERM:
+        return false;
+    default:
+        return true;
+    }
+}
+
+/* Generation goes on.  A store that can be read is still restored from. */
+static int open_without_saving(struct stack *k, struct store_opts *so,
+                               const struct err *why)
+{
+    char text[700];
+    k->store_err = *why;
+    so->read_only = true;
+    if (store_open(so, &k->store, NULL) != 0)
+        k->store = NULL;
+    snprintf(text, sizeof text, "nothing is saved until a restart%s: %s",
+             k->store != NULL ? "; what is saved is used" : ", and nothing is restored",
+             why->msg);
+    say(k, text);
+    return 0;
+}
+
 static int open_store(struct stack *k, struct err *err)
 {
     int rc = open_io(k, err);
@@ -160,8 +198,15 @@ static int open_store(struct stack *k, struct err *err)
         so.memory = (struct store_memory){pinned_get, pinned_put, k->dev};
         so.segment_bytes = k->o.user.store_in_memory ? PINNED_SEGMENT_BYTES : 0;
     }
-    if (rc == 0 && (rc = open_durable(&so, &k->store, err)) != 0)
-        err_wrap(err, "store %s", k->o.user.n_store > 0 ? k->o.user.store[0] : "in memory");
+    struct err why = {0};
+    if (rc == 0 && (rc = open_durable(&so, &k->store, &why)) != 0) {
+        err_wrap(&why, "store %s",
+                 k->o.user.n_store > 0 ? k->o.user.store[0] : "in memory");
+        if (k->o.user.store_optional && is_fault_of_disk(rc))
+            rc = open_without_saving(k, &so, &why);
+        else
+            err_set(err, rc, "%s", why.msg);
+    }
     return rc;
 }
 
@@ -225,13 +270,13 @@ static int open_state(struct stack *k, struct err *err)
         rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
-    if (rc == 0) { /* so that a miss can say "state of another model" */
+    if (rc == 0 && k->store != NULL) { /* so that a miss can say "state of another model" */
         store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);
     }
     model_work_destroy(work);
     stream_destroy(s);
-    return rc == 0 ? open_saver(k, err) : rc;
+    return rc == 0 && k->store != NULL ? open_saver(k, err) : rc;
 }
 
 static int open_engine(struct stack *k, struct err *err)

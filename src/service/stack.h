@@ -41,6 +41,8 @@ struct stack {
     struct engine *engine;
     struct sha256 fingerprint;
     struct platform platform;
+    struct err
+        store_err; /* code != 0: nothing is saved, because the store could not be opened */
 
     /* private */
     bool owns_io, profile_changed;

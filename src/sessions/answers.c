@@ -236,12 +236,13 @@ static int write_anew(struct answers *m, struct err *err)
         err_set(err, rc, "%s: %s", temp, strerror(-rc));
     if (rc == 0 && rename(temp, m->path) != 0)
         rc = err_set(err, -errno, "%s: %s", m->path, strerror(errno));
-    free(temp);
-    if (rc != 0) {
-        if (fd >= 0)
-            close(fd);
-        return rc;
+    if (rc != 0 && fd >= 0) {
+        close(fd);
+        (void)unlink(temp); /* on a full disk its blocks are wanted */
     }
+    free(temp);
+    if (rc != 0)
+        return rc;
     if (m->fd >= 0)
         close(m->fd);
     m->fd = fd;

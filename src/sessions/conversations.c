@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/err_sqlite.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "sessions/conversations_db.h"
 
@@ -201,6 +202,28 @@ static int check_version(struct conversations *c, struct err *err)
     return rc;
 }
 
+/* A file that has a version is not written to: the disk may be full. */
+static int set_version(struct conversations *c, struct err *err)
+{
+    int64_t version;
+    int rc = db_int(c, "PRAGMA user_version", 0, &version, err);
+    return rc != 0 || version == FORMAT_VERSION
+               ? rc
+               : db_exec(c, "PRAGMA user_version = 1", err);
+}
+
+/* The log of a killed process may hold texts that it was deleting.  On a full disk the next deletion
+ * cuts it. */
+static void cut_log(struct conversations *c)
+{
+    struct err why = {0};
+    int rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", &why);
+    if (rc == -ENOSPC && db_reserve_release(c))
+        rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", &why);
+    if (rc != 0)
+        log_warn("the log of %s could not be cut yet: %s", c->path, why.msg);
+}
+
 int conversations_open(const struct conversations_opts *o, struct conversations **out,
                        struct err *err)
 {
@@ -229,13 +252,14 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     if (rc == 0)
         rc = db_exec(c, schema, err);
     if (rc == 0)
-        rc = db_exec(c, "PRAGMA user_version = 1", err);
-    if (rc == 0) /* the log of a killed process may hold what it was deleting */
-        rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", err);
+        rc = set_version(c, err);
+    if (rc == 0)
+        cut_log(c);
     if (rc != 0) {
         conversations_close(c);
         return rc;
     }
+    db_reserve_fill(c);
     *out = c;
     return 0;
 }

@@ -36,6 +36,11 @@ int db_tables_check(struct conversations *c, struct err *err);
  * SQLite's lock on it. */
 int db_file_make_private(const char *path, struct err *err);
 
+/* Space for deleting on a full disk, in the file PATH-reserve.  Fill it, as far as there is space;
+ * release gives it up, and is true where there was some. */
+void db_reserve_fill(struct conversations *c);
+bool db_reserve_release(struct conversations *c);
+
 int db_err(struct conversations *c, const char *what, struct err *err);
 int db_exec(struct conversations *c, const char *sql, struct err *err);
 

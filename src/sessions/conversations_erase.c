@@ -3,6 +3,7 @@
  * A turn is erased when its name is gone and nothing refers to it; then its parent may follow.  The
  * chunks that no turn names any more are written down as doomed in the same transaction, so that a
  * process that is killed before it has taken them out of the store finds them again. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -139,17 +140,21 @@ int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
     if (rc == 0) {
         pthread_mutex_lock(&c->lock);
         rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", err);
+        if (rc == -ENOSPC && db_reserve_release(c))
+            rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", err);
+        if (rc == 0)
+            db_reserve_fill(c);
         pthread_mutex_unlock(&c->lock);
     }
     return rc;
 }
 
 /* Finds the row of a name with `find`, and erases it in one transaction. */
-static int erase_named(struct conversations *c, const char *find, const char *what,
-                       const char *tenant, const char *name,
-                       int (*erase)(struct conversations *c, int64_t row,
-                                    struct erased *out, struct err *err),
-                       struct erased *out, struct err *err)
+static int erase_once(struct conversations *c, const char *find, const char *what,
+                      const char *tenant, const char *name,
+                      int (*erase)(struct conversations *c, int64_t row, struct erased *out,
+                                   struct err *err),
+                      struct erased *out, struct err *err)
 {
     struct err local = {0};
     int64_t row = 0;
@@ -162,6 +167,19 @@ static int erase_named(struct conversations *c, const char *find, const char *wh
     if (rc == 0)
         rc = erase(c, row, out, err);
     return db_end_and_overwrite(c, rc, err);
+}
+
+/* A full disk must not keep anybody from freeing space. */
+static int erase_named(struct conversations *c, const char *find, const char *what,
+                       const char *tenant, const char *name,
+                       int (*erase)(struct conversations *c, int64_t row,
+                                    struct erased *out, struct err *err),
+                       struct erased *out, struct err *err)
+{
+    int rc = erase_once(c, find, what, tenant, name, erase, out, err);
+    if (rc == -ENOSPC && db_reserve_release(c))
+        rc = erase_once(c, find, what, tenant, name, erase, out, err);
+    return rc;
 }
 
 int turn_delete(struct conversations *c, const char *tenant, const char *name,
@@ -212,8 +230,8 @@ int conversation_delete(struct conversations *c, const char *tenant, const char 
                        "conversation", tenant, name, drop_conversation, out, err);
 }
 
-int conversations_expire(struct conversations *c, int64_t now_s, int most,
-                         struct erased *out, struct err *err)
+static int expire_once(struct conversations *c, int64_t now_s, int most, struct erased *out,
+                       struct err *err)
 {
     struct err local = {0};
     int64_t before = now_s - c->o.ttl_s, row = 1;
@@ -244,6 +262,15 @@ int conversations_expire(struct conversations *c, int64_t now_s, int most,
     return out->n_turns > 0 ? db_end_and_overwrite(c, rc, err) : db_end(c, rc, err);
 }
 
+int conversations_expire(struct conversations *c, int64_t now_s, int most,
+                         struct erased *out, struct err *err)
+{
+    int rc = expire_once(c, now_s, most, out, err);
+    if (rc == -ENOSPC && db_reserve_release(c))
+        rc = expire_once(c, now_s, most, out, err);
+    return rc;
+}
+
 /* --- doomed chunks ----------------------------------------------------------------------------- */
 
 int conversations_doomed(struct conversations *c, struct sha256 *keys, int max, int *n,
@@ -271,8 +298,8 @@ int conversations_doomed(struct conversations *c, struct sha256 *keys, int max, 
     return rc;
 }
 
-int conversations_buried(struct conversations *c, const struct sha256 *keys, int n,
-                         struct err *err)
+static int buried_once(struct conversations *c, const struct sha256 *keys, int n,
+                       struct err *err)
 {
     struct err local = {0};
     err = err != NULL ? err : &local;
@@ -282,4 +309,13 @@ int conversations_buried(struct conversations *c, const struct sha256 *keys, int
     for (int i = 0; rc == 0 && i < n; i++)
         rc = key_run(c, "DELETE FROM doomed WHERE key = ?1", keys[i].b, err);
     return db_end(c, rc, err);
+}
+
+int conversations_buried(struct conversations *c, const struct sha256 *keys, int n,
+                         struct err *err)
+{
+    int rc = buried_once(c, keys, n, err);
+    if (rc == -ENOSPC && db_reserve_release(c))
+        rc = buried_once(c, keys, n, err);
+    return rc;
 }

@@ -105,3 +105,38 @@ int db_tables_check(struct conversations *c, struct err *err)
         rc = refuse(c->path, "is a database of another program", err);
     return rc;
 }
+
+/* --- space for deleting ------------------------------------------------------------------------- */
+
+/* A deletion writes the pages that it overwrites into the log before any space is free. */
+enum { RESERVE_BYTES = 512 << 10 };
+
+static char *reserve_path(const struct conversations *c)
+{
+    return xasprintf("%s-reserve", c->path);
+}
+
+void db_reserve_fill(struct conversations *c)
+{
+    struct stat st;
+    if (c->o.path == NULL)
+        return;
+    char *path = reserve_path(c);
+    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_blocks * 512 < RESERVE_BYTES &&
+        fallocate(fd, 0, 0, RESERVE_BYTES) != 0)
+        (void)unlink(path); /* the part that was there is better used by others */
+    if (fd >= 0)
+        close(fd);
+    free(path);
+}
+
+bool db_reserve_release(struct conversations *c)
+{
+    if (c->o.path == NULL)
+        return false;
+    char *path = reserve_path(c);
+    bool released = unlink(path) == 0;
+    free(path);
+    return released;
+}

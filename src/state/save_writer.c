@@ -25,8 +25,9 @@ struct written {
 
 struct batch {
     int n;
-    int n_given_up; /* that came after the first of them */
-    int64_t due_ns; /* when it is to be committed at the latest, where n > 0 */
+    int n_given_up;   /* that came after the first of them */
+    bool has_written; /* records, into the store */
+    int64_t due_ns;   /* when it is to be committed at the latest, where n > 0 */
     struct written chunk[MAX_UNCOMMITTED];
 };
 
@@ -50,13 +51,25 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
 /* Not a fault: the store goes on once there is room. */
 static void note_full_disk(struct saver *s, const struct err *e)
 {
-    if (!s->disk_is_full && s->o.warn != NULL) {
+    pthread_mutex_lock(&s->lock);
+    bool first = !s->disk_is_full;
+    s->disk_is_full = true;
+    s->full_err = *e;
+    pthread_mutex_unlock(&s->lock);
+    if (first && s->o.warn != NULL) {
         char text[640];
         snprintf(text, sizeof text,
                  "nothing is saved while the disk is full, generation goes on: %s", e->msg);
         s->o.warn(s->o.warn_arg, text);
     }
-    s->disk_is_full = true;
+}
+
+/* Bytes were committed, so there is room. */
+static void note_room(struct saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->disk_is_full = false;
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* --- what a tail continues -------------------------------------------------------------------- */
@@ -182,7 +195,7 @@ static void hold_pin(struct saver *s, struct save_seq *q, const struct store_hit
 /* What another sequence has stored under the same key is neither packed nor written again: equal
  * prefixes are stored once, and records of a kind that was not saved then are added. */
 static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
-                  enum save_end *end, struct err *err)
+                  enum save_end *end, bool *has_written, struct err *err)
 {
     struct store_record records[STORE_MAX_LAYERS * STORE_KINDS];
     struct save_seq *q = c->seq;
@@ -219,6 +232,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     }
     if (rc == 0)
         atomic_fetch_add(&s->n_shared, chunk.n_records == 0);
+    *has_written |= rc == 0 && chunk.n_records > 0;
     if (rc == 0 && stored.impl != NULL) /* it must not be evicted before the commit */
         hold_pin(s, q, &stored);
     else if (stored.impl != NULL)
@@ -260,7 +274,9 @@ static void commit(struct saver *s, struct batch *b)
         set_fault(s, rc, &err);
     if (end == SAVE_END_SPACE)
         note_full_disk(s, &err);
-    s->disk_is_full = s->disk_is_full && rc != 0;
+    if (rc == 0 && b->has_written)
+        note_room(s);
+    b->has_written = false;
     for (int i = 0; rc == 0 && i < b->n; i++)
         committed(s, &b->chunk[i]);
     pthread_mutex_lock(&s->lock);
@@ -283,6 +299,15 @@ static bool is_stored(struct saver *s, const struct sha256 *key)
     if (found)
         store_release(s->o.store, &hit, 1);
     return found;
+}
+
+/* The parent was not stored for want of space, then. */
+static bool is_full(struct saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool full = s->disk_is_full;
+    pthread_mutex_unlock(&s->lock);
+    return full;
 }
 
 /* Whether a sequence's first chunk continues one that is stored.  One that another sequence handed over
@@ -309,12 +334,12 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
     if (atomic_load(&c->lost))
         save_end_seq(q, SAVE_END_DEVICE);
     if (save_ended(q) == SAVE_GOES_ON && s->fault == 0 && !has_parent(s, q, b))
-        end = SAVE_END_PARENT;
+        end = is_full(s) ? SAVE_END_SPACE : SAVE_END_PARENT;
     else if (save_ended(q) == SAVE_GOES_ON && s->fault == 0)
-        rc = append(s, c, &key, &end, &err);
+        rc = append(s, c, &key, &end, &b->has_written, &err);
     if (rc != 0 && rc != ERR_CANCELLED && end == SAVE_END_FAULT)
         set_fault(s, rc, &err);
-    if (end == SAVE_END_SPACE)
+    if (rc == -ENOSPC)
         note_full_disk(s, &err);
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {

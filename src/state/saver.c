@@ -7,6 +7,7 @@
  *     return what they hold until they are full, so nobody waits for those. */
 #include "state/saver.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -246,7 +247,11 @@ void saver_stats(struct saver *s, struct saver_stats *out)
     for (int e = 0; e < SAVE_ENDS; e++)
         out->n_ended[e] = atomic_load(&s->n_ended[e]);
     pthread_mutex_lock(&s->lock);
-    out->fault = s->fault;
+    const struct err *why = s->fault != 0     ? &s->fault_err
+                            : s->disk_is_full ? &s->full_err
+                                              : &(struct err){0};
+    out->fault = s->fault != 0 ? s->fault : s->disk_is_full ? -ENOSPC : 0;
+    snprintf(out->fault_why, sizeof out->fault_why, "%.199s", why->msg);
     for (int i = 0; i < s->memory.n_runs; i++)
         out->used_bytes += s->memory.runs[i].n_bytes;
     pthread_mutex_unlock(&s->lock);

@@ -89,7 +89,9 @@ struct saver_stats {
     uint64_t n_tails;            /* partial ones, and */
     uint64_t n_shared; /* those that were in the store already, and were not written */
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and at most */
-    int fault; /* 0, or the fault of the store that ended saving for all */
+    /* 0; the fault of the store that ended saving for all; or -ENOSPC, as long as the disk is full */
+    int fault;
+    char fault_why[200];
 };
 void saver_stats(struct saver *s, struct saver_stats *out); /* any thread */
 

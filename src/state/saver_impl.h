@@ -68,7 +68,6 @@ struct saver {
     struct buf packed;           /* one layer's K and V of a chunk, in a block's layout */
     struct store_reader *reader; /* of tails; NULL until the first one */
     struct buf tail_record;      /* what it reads to: one record */
-    bool disk_is_full;           /* since the last commit */
 
     pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
     pthread_cond_t changed;
@@ -84,6 +83,8 @@ struct saver {
     bool quit;
     int fault; /* the first code that the store returned; saving is over */
     struct err fault_err;
+    bool disk_is_full; /* nothing could be written since */
+    struct err full_err;
 
     atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails,
         n_shared; /* see struct saver_stats */

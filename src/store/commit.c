@@ -29,6 +29,7 @@ struct batch {
     struct store_pin_change *pin_changes;
     uint32_t n_pin_changes;
     uint64_t id_limit; /* as this commit makes it durable */
+    bool frees;        /* it may take the reserve */
 };
 
 int store_can_save(struct store *s, struct err *err)
@@ -72,7 +73,8 @@ static void batch_take(struct store *s, unsigned what, struct batch *b)
                         .n_touched = s->n_touched,
                         .pin_changes = s->pin_changes,
                         .n_pin_changes = s->n_pin_changes,
-                        .id_limit = s->next_id + STORE_ID_RESERVE};
+                        .id_limit = s->next_id + STORE_ID_RESERVE,
+                        .frees = (what & STORE_COMMIT_RESERVE) != 0};
     s->freeing = NULL;
     s->touched = NULL;
     s->n_touched = 0;
@@ -134,6 +136,8 @@ static int batch_write(struct store *s, const struct batch *b, struct err *err)
     if (s->index != NULL) {
         pthread_mutex_lock(&s->index_lock);
         rc = batch_index(s, b, err);
+        if (rc == -ENOSPC && b->frees && store_release_reserve(s->io, s->dirs[0]))
+            rc = batch_index(s, b, err);
         pthread_mutex_unlock(&s->index_lock);
     }
     if (rc == 0 && sync && index_first)

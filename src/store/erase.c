@@ -112,7 +112,8 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
 {
     *out = (struct store_erased){0};
     pthread_mutex_lock(&s->erase_lock);
-    int rc = store_commit_run(s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH, err);
+    int rc = store_commit_run(
+        s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
         rc = store_mark_remains(s, err);
     if (rc == 0) {
@@ -123,11 +124,13 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
         pthread_mutex_unlock(&s->lock);
     }
     if (rc == 0)
-        rc = store_commit_run(s, STORE_COMMIT_PINS, err);
+        rc = store_commit_run(s, STORE_COMMIT_PINS | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
         rc = store_wipe(s, err);
     if (rc == 0)
         rc = store_wipe_remains(s, err);
+    if (rc == 0)
+        store_fill_reserve(s);
     pthread_mutex_unlock(&s->erase_lock);
     return rc;
 }
@@ -155,6 +158,16 @@ static int places_wipe(struct store *s, const struct extent *list, struct err *e
     return rc;
 }
 
+/* [index_lock] */
+static int rows_forget(struct store *s, const struct extent *list, uint64_t id_limit,
+                       struct err *err)
+{
+    int rc = index_begin(s->index, err);
+    for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
+        rc = index_wiped(s->index, x->id, err);
+    return rc == 0 ? index_commit(s->index, id_limit, err) : rc;
+}
+
 /* [commit_lock] The places leave the index. */
 static int places_forget(struct store *s, const struct extent *list, uint64_t id_limit,
                          struct err *err)
@@ -162,11 +175,9 @@ static int places_forget(struct store *s, const struct extent *list, uint64_t id
     if (s->index == NULL)
         return 0;
     pthread_mutex_lock(&s->index_lock);
-    int rc = index_begin(s->index, err);
-    for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
-        rc = index_wiped(s->index, x->id, err);
-    if (rc == 0)
-        rc = index_commit(s->index, id_limit, err);
+    int rc = rows_forget(s, list, id_limit, err);
+    if (rc == -ENOSPC && store_release_reserve(s->io, s->dirs[0]))
+        rc = rows_forget(s, list, id_limit, err);
     pthread_mutex_unlock(&s->index_lock);
     return rc;
 }
@@ -194,7 +205,8 @@ int store_wipe(struct store *s, struct err *err)
     pthread_mutex_unlock(&s->lock);
     /* What the index said at open may be gone after the next crash: the end of a log that was cut off
      * is not durable, only readable. */
-    int rc = wanted ? store_commit_run(s, STORE_COMMIT_FRESH, err) : 0;
+    int rc = wanted ? store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err)
+                    : 0;
     if (rc != 0 || !wanted)
         return rc;
     pthread_mutex_lock(&s->commit_lock);

@@ -82,6 +82,8 @@ static int index_trim(struct store *s, struct err *err)
         return 0;
     pthread_mutex_lock(&s->index_lock);
     rc = index_compact(s->index, err);
+    if (rc == -ENOSPC && store_release_reserve(s->io, s->dirs[0]))
+        rc = index_compact(s->index, err);
     pthread_mutex_unlock(&s->index_lock);
     return rc;
 }
@@ -97,7 +99,7 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
         rc = orphans_free(s, err);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
-        rc = store_commit_run(s, STORE_COMMIT_FRESH, err);
+        rc = store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
         rc = store_wipe(s, err);
     if (rc == 0)
@@ -106,6 +108,8 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
         rc = store_wipe_remains(s, err);
     if (rc == 0)
         rc = index_trim(s, err);
+    if (rc == 0)
+        store_fill_reserve(s);
     pthread_mutex_unlock(&s->erase_lock);
     store_stats(s, &after);
     *freed_bytes = before.file_bytes > after.file_bytes

@@ -64,7 +64,8 @@ static void store_free(struct store *s)
     free(s);
 }
 
-/* The cap may be lower than it was. */
+/* The cap may be lower than it was.  On a full disk that waits: the next append makes room, or is
+ * refused. */
 static int store_shrink(struct store *s, struct err *err)
 {
     if (s->read_only)
@@ -72,10 +73,10 @@ static int store_shrink(struct store *s, struct err *err)
     pthread_mutex_lock(&s->lock);
     int rc = store_make_room(s, 0, err);
     pthread_mutex_unlock(&s->lock);
-    return rc;
+    return rc == -ENOSPC ? 0 : rc;
 }
 
-int store_open(const struct store_opts *opts, struct store **out, struct err *err)
+static int open_once(const struct store_opts *opts, struct store **out, struct err *err)
 {
     struct store *s = store_new(opts);
     int rc = 0;
@@ -98,8 +99,19 @@ int store_open(const struct store_opts *opts, struct store **out, struct err *er
         store_free(s);
         return rc;
     }
+    store_fill_reserve(s);
     *out = s;
     return 0;
+}
+
+/* A full disk keeps an index from being rebuilt, for example: the reserve has room for a small one. */
+int store_open(const struct store_opts *opts, struct store **out, struct err *err)
+{
+    int rc = open_once(opts, out, err);
+    if (rc == -ENOSPC && opts->io != NULL && !opts->read_only &&
+        store_release_reserve(opts->io, opts->dirs[0]))
+        rc = open_once(opts, out, err);
+    return rc;
 }
 
 void store_close(struct store *s)

@@ -7,7 +7,7 @@
  *   superblocks.c  what each directory says of itself
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     pins that last                          erase.c   forgetting, wiping
- *   remains.c  bytes of former extents in free space
+ *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
  *
  * Locks, in the order in which they may be nested:
  *   erase_lock   one erase (or gc) at a time; held across fsync
@@ -35,6 +35,8 @@
 /* Ids are handed out up to a limit that the index knows durably, so that no two extents ever written,
  * committed or not, share one: a rebuild tells old from new by them. */
 #define STORE_ID_RESERVE 65536
+/* Holds space for erasing on a full disk (reserve.c). */
+#define STORE_RESERVE_FILE "reserve"
 /* While this file exists, opening wipes all free space (remains.c). */
 #define STORE_WIPE_MARKER "wipe.free"
 /* Condemned chunks remembered to answer why they are missing. */
@@ -195,6 +197,8 @@ enum {
     /* Where nothing has been committed since open, something is in any case, so that what the index says
      * is durable: before it is promised, and before bytes are destroyed that an older index may name. */
     STORE_COMMIT_FRESH = 1 << 4,
+    /* It is part of freeing space: on a full disk it may take the reserve. */
+    STORE_COMMIT_RESERVE = 1 << 5,
 };
 int store_commit_run(struct store *s, unsigned what, struct err *err);
 
@@ -209,6 +213,11 @@ int store_can_save(struct store *s, struct err *err);
  * for x->n_records.  The chunk must be pinned. */
 int store_load_records(struct store *s, const struct extent *x, struct chunk_record *out,
                        struct err *err);
+
+/* Fills the reserve, as far as there is space. */
+void store_fill_reserve(struct store *s);
+/* Gives the reserve's space up; true where there was some. */
+bool store_release_reserve(struct io *io, const char *dir);
 
 char *store_path(const char *dir, const char *name); /* "dir/name"; free it */
 

@@ -1,0 +1,167 @@
+/* A full disk: erasing and gc take the reserve and free space; saving leaves it alone; opening works. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 6, DISK_BYTES = 8 << 20 };
+
+static const struct st_ctx kept = {.base = 1, .own = 1}, gone = {.base = 2, .own = 2},
+                           later = {.base = 3, .own = 3};
+
+/* A simulated disk of 8 MiB with two saved contexts. */
+static struct store *small_disk(struct st_place *p)
+{
+    struct err err = {0};
+    assert_true(st_place_open(p, "sim", 1));
+    io_close(p->io);
+    assert_int_equal(
+        io_sim_open(&(struct io_sim_opts){.seed = 1, .capacity_bytes = DISK_BYTES}, &p->io,
+                    &err),
+        0);
+    p->opts.io = p->io;
+    struct store *s = st_open(p);
+    assert_int_equal(st_save(s, &st_small, &kept, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &gone, N, ST_BOTH, &err), 0);
+    return s;
+}
+
+/* Takes every block that is left. */
+static void fill(const struct st_place *p)
+{
+    static const uint8_t block[STORE_ALIGN];
+    struct io_file *f;
+    struct err err = {0};
+    assert_int_equal(io_file_open(p->io, "/ballast", IO_CREATE, &f, &err), 0);
+    for (uint64_t at = 0; io_file_pwrite(f, block, sizeof block, at, &err) == 0;
+         at += sizeof block)
+        ;
+    assert_int_equal(err.code, -ENOSPC);
+    io_file_close(f);
+}
+
+static bool has_reserve(const struct st_place *p)
+{
+    struct io_stat st;
+    char path[600];
+    snprintf(path, sizeof path, "%s/" STORE_RESERVE_FILE, p->dirs[0]);
+    return io_stat(p->io, path, &st, NULL) == 0 && st.allocated_bytes > 0;
+}
+
+static void drop_reserve(const struct st_place *p)
+{
+    assert_true(store_release_reserve(p->io, p->dirs[0]));
+}
+
+static int n_found(struct store *s, const struct st_ctx *c)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    return r.n_found;
+}
+
+static int erase(struct store *s, const struct st_ctx *c, struct err *err)
+{
+    struct sha256 keys[N];
+    struct store_erased e;
+    st_keys(c, N, keys);
+    return store_erase(s, keys, N, &e, err);
+}
+
+static void erasing_works(void **state)
+{
+    (void)state;
+    for (int with = 0; with < 2; with++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store *s = small_disk(&p);
+        assert_true(has_reserve(&p));
+        store_close(s);
+        if (!with)
+            drop_reserve(&p);
+        fill(&p);
+        s = NULL; /* the first transaction folds the log, which takes space */
+        if (store_open(&p.opts, &s, &err) != 0)
+            fail_msg("%s", err.msg);
+        int rc = st_save(s, &st_small, &later, N, ST_BOTH, &err);
+        assert_int_equal(rc, -ENOSPC);
+        assert_int_equal(has_reserve(&p), with); /* saving leaves it alone */
+        rc = erase(s, &gone, &err);
+        if (with && rc != 0)
+            fail_msg("%s", err.msg);
+        print_message("erasing on a full disk %s a reserve: %s\n",
+                      with ? "with" : "without", err_name(rc));
+        if (with) {
+            assert_int_equal(n_found(s, &gone), 0);
+            assert_int_equal(n_found(s, &kept), N);
+        }
+        assert_true(store_audit(s));
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+static void gc_works(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    uint64_t freed;
+    struct store *s = small_disk(&p);
+    store_close(s);
+    fill(&p);
+    s = st_open(&p);
+    if (store_gc(s, &freed, &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_true(freed > 0); /* behind the last extent */
+    assert_int_equal(n_found(s, &kept) + n_found(s, &gone), 2 * N);
+    assert_true(has_reserve(&p));
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* A cap below what is stored: a full disk keeps the index from letting go, and the store opens. */
+static void a_lower_cap_waits(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    struct store *s = small_disk(&p);
+    store_stats(s, &st);
+    store_close(s);
+    drop_reserve(&p);
+    fill(&p);
+    struct store_opts opts = p.opts;
+    opts.cap_bytes = st.used_bytes / 2;
+    if (store_open(&opts, &s, &err) != 0)
+        fail_msg("%s", err.msg);
+    store_close(s);
+    assert_int_equal(io_unlink(p.io, "/ballast", &err), 0);
+    assert_int_equal(store_open(&opts, &s, &err), 0);
+    store_stats(s, &st);
+    assert_true(st.used_bytes <= opts.cap_bytes);
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(erasing_works),
+        cmocka_unit_test(gc_works),
+        cmocka_unit_test(a_lower_cap_waits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
