@@ -31,8 +31,8 @@
 
 struct serve_args {
     struct engine_args engine;
-    const char *host, *name, *api_key_file;
-    struct opt_list api_key, allow_host, allow_origin;
+    const char *host, *name, *api_key_file, *admin_key_file;
+    struct opt_list api_key, admin_key, allow_host, allow_origin;
     int port, max_queue, max_connections, http_threads;
     int read_timeout, write_timeout, idle_timeout, drain;
     uint64_t max_body, max_bodies;
@@ -93,6 +93,11 @@ static const struct opt options[] = {
     {"allow-origin", OPT(struct serve_args, allow_origin), .arg = "ORIGIN[,ORIGIN...]",
      .help = "web pages that may use this server (CORS), besides its own: "
              "SCHEME://HOST[:PORT], or null, or * for all"},
+    {"admin-key", OPT(struct serve_args, admin_key), .arg = "KEY[,KEY...]",
+     .help = "an API key that also sees the counters of all keys, in /metrics and "
+             "/v1/cache/stats; others see their own"},
+    {"admin-key-file", OPT(struct serve_args, admin_key_file), .arg = "FILE",
+     .help = "with an administrator's key in each line"},
     {"served-name", OPT(struct serve_args, name), .arg = "NAME",
      .help = "of the model, as clients see it; its folder's name by default"},
     {"max-sequences", OPT(struct serve_args, engine.o.max_sequences), .arg = "N",
@@ -215,8 +220,8 @@ static void wait_until_asked(struct stopping *st)
 
 struct keys {
     const char **items;
-    int n;
-    char *text; /* of the file */
+    int n, n_admin; /* the last n_admin are administrators' */
+    char *text[2];  /* of the files */
 };
 
 static void add_key(struct keys *k, const char *key)
@@ -240,27 +245,40 @@ static void warn_if_readable(const char *path)
 }
 
 /* A file that was asked for and holds no key would leave the server open: that is an error. */
-static int read_keys(const struct serve_args *a, struct keys *k, struct err *err)
+static int read_key_file(const char *path, struct keys *k, char **text, struct err *err)
 {
     size_t n;
     char *rest = NULL;
-    for (int i = 0; i < a->api_key.n; i++) {
-        if (a->api_key.items[i][0] == 0)
-            return err_set(err, ERR_USAGE, "--api-key: a key is empty");
-        add_key(k, a->api_key.items[i]);
-    }
-    if (a->api_key_file == NULL)
-        return 0;
-    int rc = file_read(a->api_key_file, 1 << 20, &k->text, &n, err), before = k->n;
+    int rc = file_read(path, 1 << 20, text, &n, err), before = k->n;
     if (rc != 0)
         return rc;
-    warn_if_readable(a->api_key_file);
-    for (char *key = strtok_r(k->text, " \t\r\n", &rest); key != NULL;
+    warn_if_readable(path);
+    for (char *key = strtok_r(*text, " \t\r\n", &rest); key != NULL;
          key = strtok_r(NULL, " \t\r\n", &rest))
         add_key(k, key);
-    return k->n > before
-               ? 0
-               : err_set(err, ERR_USAGE, "%s: there is no key in it", a->api_key_file);
+    return k->n > before ? 0 : err_set(err, ERR_USAGE, "%s: there is no key in it", path);
+}
+
+static int read_some_keys(const struct opt_list *list, const char *option, const char *file,
+                          struct keys *k, char **text, struct err *err)
+{
+    for (int i = 0; i < list->n; i++) {
+        if (list->items[i][0] == 0)
+            return err_set(err, ERR_USAGE, "--%s: a key is empty", option);
+        add_key(k, list->items[i]);
+    }
+    return file != NULL ? read_key_file(file, k, text, err) : 0;
+}
+
+static int read_keys(const struct serve_args *a, struct keys *k, struct err *err)
+{
+    int rc = read_some_keys(&a->api_key, "api-key", a->api_key_file, k, &k->text[0], err);
+    int n_others = k->n;
+    if (rc == 0)
+        rc = read_some_keys(&a->admin_key, "admin-key", a->admin_key_file, k, &k->text[1],
+                            err);
+    k->n_admin = k->n - n_others;
+    return rc;
 }
 
 /* --- serving ---------------------------------------------------------------------------------- */
@@ -389,6 +407,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .model_name = name,
                              .api_keys = keys->items,
                              .n_api_keys = keys->n,
+                             .n_admin_keys = keys->n_admin,
                              .origins = {.hosts = a->allow_host.items,
                                          .n_hosts = a->allow_host.n,
                                          .origins = a->allow_origin.items,
@@ -461,7 +480,8 @@ int cmd_serve(int argc, char **argv)
         code = serve(&a, &keys, &st);
     }
     free(keys.items);
-    free(keys.text);
+    free(keys.text[0]);
+    free(keys.text[1]);
     opt_end(parsed);
     return code;
 }

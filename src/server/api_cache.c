@@ -9,9 +9,11 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sessions/draft.h"
+#include "server/auth.h"
 #include "server/keep.h"
 #include "sessions/retoken.h"
 #include "server/shape.h"
+#include "server/tenants.h"
 
 enum { MAX_TTL_S = 10 * 366 * 86400 };
 
@@ -233,6 +235,52 @@ static struct json *salt_use(const struct hcache_cache_stats *k)
     return o;
 }
 
+/* Of one key. */
+static struct json *tenant_rates(struct call *c)
+{
+    struct tenant_counts t;
+    struct json *o = json_new_object();
+    uint64_t n_ended = 0;
+    tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
+    double cached = (double)(t.device_tokens + t.restored_tokens);
+    double all = cached + (double)t.computed_tokens;
+    for (int i = 0; i < TENANT_ENDS; i++)
+        n_ended += t.n_ended[i];
+    json_put_int(o, "device_tokens", (int64_t)t.device_tokens);
+    json_put_int(o, "restored_tokens", (int64_t)t.restored_tokens);
+    json_put_int(o, "computed_tokens", (int64_t)t.computed_tokens);
+    json_put_real(o, "hit_rate", all > 0 ? cached / all : 0);
+    json_put_int(o, "requests", (int64_t)n_ended);
+    json_put_int(o, "restores", (int64_t)t.n_restores);
+    json_put_int(o, "requests_with_a_miss", (int64_t)t.n_misses);
+    json_put_int(o, "open", (int64_t)t.n_open);
+    return o;
+}
+
+/* Of a tier, what concerns everybody. */
+static struct json *tenant_tier(const struct hcache_cache_stats *k)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "name", k->tier);
+    json_put_bool(o, "saves", k->saving_fault == 0);
+    return o;
+}
+
+static void put_tenant_conversations(struct json *o, struct call *c)
+{
+    struct conversations_stats st;
+    struct err err = {0};
+    if (c->s->conversations == NULL ||
+        conversations_stats_of(c->s->conversations, call_tenant(c), &st, &err) != 0) {
+        json_put_null(o, "conversations");
+        return;
+    }
+    struct json *v = json_new_object();
+    json_put_int(v, "conversations", st.n_conversations);
+    json_put_int(v, "turns", st.n_turns);
+    json_put(o, "conversations", v);
+}
+
 static void put_conversations(struct json *o, struct call *c)
 {
     struct conversations_stats st;
@@ -258,14 +306,19 @@ void api_cache_stats(struct call *c)
     char *salt = call_state_salt(c, call_query(c, "cache_salt"));
     hcache_cache_stats(call_model(c), salt, &k);
     hcache_stats(call_model(c), &st);
+    bool all = auth_sees_all(c->s->auth, c->salt);
+    json_put_string(o, "of", all ? "all" : "key");
     if (k.tier != NULL)
-        json_push(tiers, tier(&k));
+        json_push(tiers, all ? tier(&k) : tenant_tier(&k));
     json_put(o, "tiers", tiers);
     json_put_bool(o, "saves", k.tier != NULL && k.saving_fault == 0);
     json_put_string(o, "not_saved_because", k.saving_fault != 0 ? k.saving_why : NULL);
-    json_put(o, "prompts", rates(&st));
+    json_put(o, "prompts", all ? rates(&st) : tenant_rates(c));
     json_put(o, "salt", salt_use(&k));
-    put_conversations(o, c);
+    if (all)
+        put_conversations(o, c);
+    else
+        put_tenant_conversations(o, c);
     call_json(c, 200, o);
     free(salt);
 }

@@ -14,7 +14,7 @@ struct auth_key {
 };
 
 struct auth {
-    int n;
+    int n, n_admin;
     struct auth_key key[];
 };
 
@@ -44,7 +44,7 @@ static struct sha256 hmac(const char *key, const char *text)
     return digest_of(outer, sizeof outer, d.b, sizeof d.b);
 }
 
-void auth_create(const char *const *keys, int n, struct auth **out)
+void auth_create(const char *const *keys, int n, int n_admin, struct auth **out)
 {
     struct auth *a = xcalloc(1, sizeof *a + (size_t)n * sizeof a->key[0]);
     for (; a->n < n; a->n++) {
@@ -52,7 +52,22 @@ void auth_create(const char *const *keys, int n, struct auth **out)
         a->key[a->n].digest = digest_of(keys[a->n], strlen(keys[a->n]), "", 0);
         sha256_hex(&salt, a->key[a->n].salt);
     }
+    a->n_admin = n_admin;
     *out = a;
+}
+
+int auth_tenant(const struct auth *a, const char *salt)
+{
+    for (int i = 0; salt != NULL && i < a->n; i++) {
+        if (salt == a->key[i].salt)
+            return i;
+    }
+    return 0;
+}
+
+bool auth_sees_all(const struct auth *a, const char *salt)
+{
+    return a->n <= 1 || auth_tenant(a, salt) >= a->n - a->n_admin;
 }
 
 void auth_destroy(struct auth *a)

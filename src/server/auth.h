@@ -10,7 +10,8 @@
 
 struct auth;
 
-void auth_create(const char *const *keys, int n, struct auth **out);
+/* The last n_admin of the n keys are an administrator's: they see all counters. */
+void auth_create(const char *const *keys, int n, int n_admin, struct auth **out);
 void auth_destroy(struct auth *a);
 
 bool auth_is_open(const struct auth *a); /* there are no keys */
@@ -19,5 +20,10 @@ bool auth_is_open(const struct auth *a); /* there are no keys */
  * success *salt is that key's salt, the auth's memory; NULL where there are no keys.  The time taken
  * does not depend on which key matches, nor on how much of it. */
 bool auth_check(const struct auth *a, const char *authorization, const char **salt);
+
+/* The place of the key with that salt (auth_check), from 0; 0 too where there are no keys. */
+int auth_tenant(const struct auth *a, const char *salt);
+/* Whether who shows that key sees what all keys do: an administrator, and who is alone. */
+bool auth_sees_all(const struct auth *a, const char *salt);
 
 #endif

@@ -33,6 +33,7 @@ struct server {
     char *model_name;
     struct auth *auth;
     struct guesses *guesses;
+    struct tenants *tenants;
     struct watcher *watcher;
     struct worker *worker;
     struct answers *answers;                       /* of our answers */

@@ -9,9 +9,12 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "server/auth.h"
 #include "server/call.h"
 #include "sessions/retoken.h"
 #include "server/shape.h"
+#include "server/tenants.h"
+#include "sessions/restoration.h"
 
 /* --- starting --------------------------------------------------------------------------------- */
 
@@ -134,6 +137,7 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
             fault_of(&err, true, f);
             return -1;
         }
+        tenants_begin(g->call->s->tenants, auth_tenant(g->call->s->auth, g->call->salt));
     }
     return 0;
 }
@@ -211,15 +215,35 @@ static void read_calls(struct generation *g, struct choice *ch)
     hcache_free(text);
 }
 
+/* Counts the end once. */
+static void tell_end(struct choice *ch, enum tenant_end end, const struct hcache_result *r)
+{
+    struct generation *g = ch->gen;
+    if (ch->is_told)
+        return;
+    ch->is_told = true;
+    tenants_end(g->call->s->tenants, auth_tenant(g->call->s->auth, g->call->salt), end, r,
+                r != NULL && restoration_miss(r, g->miss) != NULL);
+}
+
+static enum tenant_end end_of(const struct hcache_result *r)
+{
+    return strcmp(r->finish, "cancelled") == 0 ? TENANT_CANCELLED
+           : strcmp(r->finish, "timeout") == 0 ? TENANT_TIMEOUT
+                                               : TENANT_DONE;
+}
+
 /* 0, or -1 where it failed or was cut off by the server's end. */
 static int take_result(struct choice *ch, struct fault *f)
 {
     struct hcache_err err = {0};
     ch->finished = true;
     if (hcache_ticket_result(ch->ticket, &ch->result, &err) != 0) {
+        tell_end(ch, err.code == -ETIMEDOUT ? TENANT_TIMEOUT : TENANT_FAILED, NULL);
         fault_of(&err, false, f);
         return -1;
     }
+    tell_end(ch, end_of(&ch->result), &ch->result);
     if (strcmp(ch->result.finish, "cancelled") == 0)
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
     struct generation *g = ch->gen;
@@ -336,6 +360,8 @@ void generation_free(struct generation *g)
     if (g == NULL)
         return;
     for (int i = 0; i < g->n; i++) {
+        if (g->choice[i].ticket != NULL) /* nobody waits for it any more */
+            tell_end(&g->choice[i], TENANT_CANCELLED, NULL);
         hcache_ticket_free(g->choice[i].ticket);
         textbuf_free(&g->choice[i].logprobs);
         textbuf_free(&g->choice[i].text);

@@ -28,6 +28,7 @@
 #include "server/guesses.h"
 #include "server/keep.h"
 #include "server/loops.h"
+#include "server/tenants.h"
 #include "sessions/answers.h"
 #include "server/worker.h"
 
@@ -365,6 +366,7 @@ static void dispatch(struct call *c)
         fault_set(&f, 503, NULL, NULL, "too many large requests at once");
     else if (gate_state(c, &f) == 0) { /* again: time has passed */
         atomic_fetch_add(&c->s->n_active, 1);
+        tenants_request(c->s->tenants, auth_tenant(c->s->auth, c->salt));
         c->is_counted = true;
         watch_deadline(c->watch, 0);
         if (!c->route->waits) {
@@ -547,7 +549,8 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     s->model_name = xstrdup(o->model_name);
     s->listen_socket = -1;
     s->created_s = clock_wall_s();
-    auth_create(o->api_keys, o->n_api_keys, &s->auth);
+    auth_create(o->api_keys, o->n_api_keys, o->n_admin_keys, &s->auth);
+    tenants_create(o->n_api_keys, &s->tenants);
     guesses_create(&s->guesses);
     int rc = origin_rules_check(&o->origins, err);
     if (rc == 0)
@@ -635,6 +638,7 @@ void server_stop(struct server *s)
         close(s->listen_socket);
     watcher_destroy(s->watcher);
     answers_close(s->answers);
+    tenants_destroy(s->tenants);
     auth_destroy(s->auth);
     guesses_destroy(s->guesses);
     free(s->model_name);

@@ -1,8 +1,10 @@
 /* metrics.c - GET /metrics: counters in Prometheus' text form. docs/SERVER.md explains the names. */
 #include <string.h>
 
+#include "server/auth.h"
 #include "server/call.h"
 #include "server/guesses.h"
+#include "server/tenants.h"
 #include "sessions/answers.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
@@ -200,20 +202,58 @@ static void http_metrics(struct textbuf *b, struct server *s)
                  atomic_load(&s->n_status[i]));
 }
 
+/* Of one key, under the names that the same figures have for all. */
+static void tenant_metrics(struct textbuf *b, struct call *c)
+{
+    static const char *const ends[] = {[TENANT_DONE] = "done",
+                                       [TENANT_CANCELLED] = "cancelled",
+                                       [TENANT_FAILED] = "failed",
+                                       [TENANT_TIMEOUT] = "timeout"};
+    struct tenant_counts t;
+    tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
+    metric(b, "counter", "http_requests_total", "Requests.", (double)t.n_http);
+    metric(b, "gauge", "requests_open", "Sequences of this key that have not ended.",
+           (double)t.n_open);
+    head(b, "counter", "requests_total", "Sequences, by how they ended.");
+    for (int i = 0; i < TENANT_ENDS; i++)
+        labelled(b, "requests_total", "end", ends[i], t.n_ended[i]);
+    head(b, "counter", "prompt_tokens_total",
+         "Prompt tokens, by where their state came from.");
+    labelled(b, "prompt_tokens_total", "source", "device", t.device_tokens);
+    labelled(b, "prompt_tokens_total", "source", "restored", t.restored_tokens);
+    labelled(b, "prompt_tokens_total", "source", "computed", t.computed_tokens);
+    metric(b, "counter", "generated_tokens_total", "Generated tokens.",
+           (double)t.generated_tokens);
+    metric(b, "counter", "restores_total", "Requests of which something was restored.",
+           (double)t.n_restores);
+    metric(b, "counter", "restore_bytes_total", "Bytes read by restores.",
+           (double)t.restored_bytes);
+    metric(b, "counter", "requests_missed_total",
+           "Requests with less restored than their prompt's chunks.", (double)t.n_misses);
+}
+
+static void all_metrics(struct textbuf *b, struct call *c)
+{
+    struct hcache_stats st;
+    http_metrics(b, c->s);
+    if (call_model(c) == NULL)
+        return;
+    hcache_stats(call_model(c), &st);
+    request_metrics(b, &st);
+    token_metrics(b, &st);
+    restore_metrics(b, &st);
+    saving_metrics(b, call_model(c));
+    store_metrics(b, &st);
+    answer_metrics(b, c->s->answers);
+}
+
 void api_metrics(struct call *c)
 {
     struct textbuf b = {0};
-    struct hcache_stats st;
-    http_metrics(&b, c->s);
-    if (call_model(c) != NULL) {
-        hcache_stats(call_model(c), &st);
-        request_metrics(&b, &st);
-        token_metrics(&b, &st);
-        restore_metrics(&b, &st);
-        saving_metrics(&b, call_model(c));
-        store_metrics(&b, &st);
-        answer_metrics(&b, c->s->answers);
-    }
+    if (auth_sees_all(c->s->auth, c->salt))
+        all_metrics(&b, c);
+    else
+        tenant_metrics(&b, c);
     call_text(c, 200, "text/plain; version=0.0.4; charset=utf-8", b.p);
     textbuf_free(&b);
 }

@@ -31,6 +31,7 @@ struct server_opts {
     const char *model_name; /* as /v1/models shows it */
     const char *const *api_keys;
     int n_api_keys;              /* 0: everybody may ask */
+    int n_admin_keys;            /* the last of them: they see all counters */
     struct origin_rules origins; /* borrowed until server_stop */
     int http_threads;
     int max_connections;

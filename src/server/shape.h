@@ -12,6 +12,7 @@ struct choice {
     int index, n_prompt;
     int n_cached; /* of the prompt, once a token was read */
     bool started; /* its first chunk was sent */
+    bool is_told; /* to the tenant's counters: it has ended */
     bool finished;
     struct hcache_result result;
     struct textbuf text; /* with tools, of a stream: all of it, of which n_sent went out */

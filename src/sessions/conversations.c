@@ -309,6 +309,27 @@ int conversations_stats(struct conversations *c, struct conversations_stats *out
     return rc;
 }
 
+int conversations_stats_of(struct conversations *c, const char *tenant,
+                           struct conversations_stats *out, struct err *err)
+{
+    *out = (struct conversations_stats){0};
+    pthread_mutex_lock(&c->lock);
+    sqlite3_stmt *st = db_begin(
+        c, "SELECT count(*), sum(n_turns) FROM conversation WHERE tenant = ?", err);
+    int rc = st != NULL ? 0 : err->code;
+    if (rc == 0) {
+        db_bind_text(st, 1, tenant);
+        rc = db_step(c, st, err);
+    }
+    if (rc == 1) {
+        out->n_conversations = sqlite3_column_int64(st, 0);
+        out->n_turns = sqlite3_column_int64(st, 1);
+    }
+    db_done(st);
+    pthread_mutex_unlock(&c->lock);
+    return rc < 0 ? rc : 0;
+}
+
 /* --- conversations ---------------------------------------------------------------------------- */
 
 #define COLUMNS "id, head, name, created_s, updated_s, n_turns, title, metadata"

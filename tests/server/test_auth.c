@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <stdio.h>
 #include <string.h>
 
 #include "server/auth.h"
@@ -16,7 +17,7 @@ static void keys_open(void **state)
     const char *keys[] = {"alpha", "beta"};
     const char *a, *b, *none;
     struct auth *auth;
-    auth_create(keys, 2, &auth);
+    auth_create(keys, 2, 0, &auth);
     assert_false(auth_is_open(auth));
     assert_true(auth_check(auth, "Bearer alpha", &a));
     assert_true(auth_check(auth, "bearer  beta", &b));
@@ -38,12 +39,41 @@ static void keys_open(void **state)
     auth_destroy(auth);
 }
 
+/* Counters: an administrator sees all, and so does who is alone. */
+static void who_sees_all(void **state)
+{
+    (void)state;
+    const char *keys[] = {"alpha", "beta", "root"}, *salt;
+    struct auth *auth;
+    auth_create(keys, 3, 1, &auth);
+    for (int i = 0; i < 3; i++) {
+        char bearer[32];
+        snprintf(bearer, sizeof bearer, "Bearer %s", keys[i]);
+        assert_true(auth_check(auth, bearer, &salt));
+        assert_int_equal(auth_tenant(auth, salt), i);
+        assert_int_equal(auth_sees_all(auth, salt), i == 2);
+    }
+    auth_destroy(auth);
+    auth_create(keys, 2, 0, &auth);
+    assert_true(auth_check(auth, "Bearer beta", &salt));
+    assert_false(auth_sees_all(auth, salt));
+    auth_destroy(auth);
+    auth_create(keys, 1, 0, &auth);
+    assert_true(auth_check(auth, "Bearer alpha", &salt));
+    assert_true(auth_sees_all(auth, salt));
+    auth_destroy(auth);
+    auth_create(NULL, 0, 0, &auth);
+    assert_true(auth_sees_all(auth, NULL));
+    assert_int_equal(auth_tenant(auth, NULL), 0);
+    auth_destroy(auth);
+}
+
 static void no_keys_let_all_in(void **state)
 {
     (void)state;
     const char *salt = "";
     struct auth *auth;
-    auth_create(NULL, 0, &auth);
+    auth_create(NULL, 0, 0, &auth);
     assert_true(auth_is_open(auth));
     assert_true(auth_check(auth, NULL, &salt));
     assert_null(salt);
@@ -57,7 +87,7 @@ static void the_salt_is_an_hmac(void **state)
     const char *keys[] = {"alpha"};
     const char *salt;
     struct auth *auth;
-    auth_create(keys, 1, &auth);
+    auth_create(keys, 1, 0, &auth);
     assert_true(auth_check(auth, "Bearer alpha", &salt));
     assert_string_equal(salt,
                         "0a9441e6a0355e674e78c47f08b38c2688c4b1cd0c9470047b1ff8df0af8955a");
@@ -80,9 +110,8 @@ static void events_are_framed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_open),
-        cmocka_unit_test(no_keys_let_all_in),
-        cmocka_unit_test(the_salt_is_an_hmac),
+        cmocka_unit_test(keys_open),          cmocka_unit_test(who_sees_all),
+        cmocka_unit_test(no_keys_let_all_in), cmocka_unit_test(the_salt_is_an_hmac),
         cmocka_unit_test(events_are_framed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

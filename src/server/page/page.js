@@ -290,6 +290,7 @@ function pairs(rows) {
 
 function tier(t) {
   const parts = [make("h2", "", "Store: " + t.name)];
+  if (t.chunks === undefined) return parts; // only an administrator's key sees the rest
   if (t.cap_bytes) {
     const m = make("meter");
     m.max = t.cap_bytes;
@@ -310,7 +311,7 @@ async function stats() {
   try {
     const s = await get("/v1/cache/stats"), p = s.prompts;
     const share = (n) => `${n} (${Math.round(100 * n / Math.max(1, p.device_tokens + p.restored_tokens + p.computed_tokens))} %)`;
-    $("alive").textContent = p.running ? `${p.running} running` : "ready";
+    $("alive").textContent = p.running || p.open ? `${p.running || p.open} running` : "ready";
     $("stats").replaceChildren(...s.tiers.flatMap(tier), make("h2", "", "Tokens of prompts since the start"),
       pairs([["still on the device", share(p.device_tokens)], ["restored", share(p.restored_tokens)],
              ["computed", share(p.computed_tokens)], ["restores", String(p.restores)]]));
