@@ -42,7 +42,7 @@ static void drop(void *own)
 
 static const char *status_of(const struct choice *ch)
 {
-    bool is_cut = ch->calls == NULL && strcmp(ch->result.finish, "length") == 0;
+    bool is_cut = ch->calls == NULL && strcmp(ch->result.finish, "stop") != 0;
     return is_cut ? "incomplete" : "completed";
 }
 
@@ -146,7 +146,9 @@ static struct json *head(const struct generation *g, bool is_done)
     json_put_string(o, "model", g->call->s->model_name);
     json_put_null(o, "error");
     if (strcmp(status, "incomplete") == 0) {
-        json_put_string(why, "reason", "max_output_tokens");
+        json_put_string(why, "reason",
+                        strcmp(ch->result.finish, "length") == 0 ? "max_output_tokens"
+                                                                 : ch->result.finish);
         json_put(o, "incomplete_details", why);
     } else {
         json_put_null(o, "incomplete_details");
@@ -357,6 +359,7 @@ static const struct dialect responses = {.answer = answer,
                                          .close = close_stream,
                                          .fault = tell_fault,
                                          .keep = keep,
+                                         .keeps_unfinished = true,
                                          .drop = drop};
 
 /* --- a new one --------------------------------------------------------------------------------- */

@@ -264,6 +264,32 @@ static void read_choice(struct choice *ch, struct hcache_delta *d)
                         sizeof *d->logprobs);
 }
 
+static int keep(struct generation *g, struct fault *f)
+{
+    g->is_kept = true;
+    return g->dialect->keep != NULL ? g->dialect->keep(g, f) : 0;
+}
+
+/* The client has gone, or the server stops: what is there of the answer is kept.  Nobody can be told of a fault. */
+static void keep_unfinished(struct generation *g)
+{
+    struct fault f;
+    bool all = !g->is_kept && g->dialect->keeps_unfinished;
+    generation_cancel(g);
+    for (int i = 0; all && i < g->n; i++) {
+        struct choice *ch = &g->choice[i];
+        if (ch->ticket == NULL) {
+            all = false; /* it was never submitted */
+        } else if (!ch->finished) {
+            hcache_ticket_wait(ch->ticket);
+            (void)take_result(ch, &f);
+        }
+        all = all && ch->result.finish != NULL;
+    }
+    if (all)
+        (void)keep(g, &f);
+}
+
 void generation_answer(struct generation *g, struct call *c)
 {
     struct fault f;
@@ -275,7 +301,7 @@ void generation_answer(struct generation *g, struct call *c)
             return;
         }
     }
-    if (g->dialect->keep != NULL && g->dialect->keep(g, &f) != 0)
+    if (keep(g, &f) != 0)
         call_fault(c, &f);
     else
         call_json(c, 200, g->dialect->answer(g));
@@ -339,7 +365,7 @@ void generation_stream(struct generation *g, struct textbuf *out)
     }
     if (!all || g->is_over)
         return;
-    if (g->dialect->keep != NULL && g->dialect->keep(g, &f) != 0) {
+    if (keep(g, &f) != 0) {
         stream_fault(g, &f, out);
         return;
     }
@@ -359,6 +385,7 @@ void generation_free(struct generation *g)
 {
     if (g == NULL)
         return;
+    keep_unfinished(g);
     for (int i = 0; i < g->n; i++) {
         if (g->choice[i].ticket != NULL) /* nobody waits for it any more */
             tell_end(&g->choice[i], TENANT_CANCELLED, NULL);

@@ -26,6 +26,8 @@ struct dialect {
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
     /* Every choice has ended well, and nobody was told: makes it durable. 0, or -1 with *f. */
     int (*keep)(struct generation *g, struct fault *f);
+    /* keep is called, too, for an answer whose client has gone, with what there is of it. */
+    bool keeps_unfinished;
     void (*drop)(void *own); /* frees what the route gave to generation_start */
 };
 
@@ -43,8 +45,10 @@ bool generation_is_over(
 void generation_stream(struct generation *g,
                        struct textbuf *out); /* what is new, as events */
 void generation_answer(struct generation *g, struct call *c);
-void generation_cancel(
-    struct generation *g); /* any thread. NULL is allowed, here and below */
+/* Any thread.  NULL is allowed, here and below. */
+void generation_cancel(struct generation *g);
+/* Ends what still runs.  An answer that nobody was told of is kept as far as it is there, where its dialect keeps
+ * unfinished ones: that waits for one step of the engine, and for the disk. */
 void generation_free(struct generation *g);
 
 #endif

@@ -33,6 +33,7 @@ struct generation {
     int64_t created_s;
     atomic_int n_ended;
     bool has_begun, is_over; /* of a stream */
+    bool is_kept;            /* or keeping it has failed */
     /* The conversation's text and tokens; text NULL: its answers are not remembered. */
     struct prompt_text text;
     struct prompt_ids prompt;

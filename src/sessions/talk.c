@@ -27,8 +27,10 @@ int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
     struct talk *t = xcalloc(1, sizeof *t);
     char id[NAME_BYTES];
     t->o = *o;
-    int rc = conversation_find(o->conversations, tenant_of(o), name, &t->v, err);
-    if (rc == ERR_NOT_FOUND)
+    int rc = name == NULL
+                 ? ERR_NOT_FOUND
+                 : conversation_find(o->conversations, tenant_of(o), name, &t->v, err);
+    if (rc == ERR_NOT_FOUND && name != NULL)
         rc = conversation_find_title(o->conversations, tenant_of(o), name, &t->v, err);
     if (rc == ERR_NOT_FOUND) {
         conversations_name("conv", id);
@@ -86,14 +88,15 @@ static char *response_json(const struct talk *t, const struct turn *turn,
 {
     struct json *o = json_new_object(), *usage = json_new_object(), *v = json_new_object(),
                 *why = json_new_object();
-    bool is_cut = strcmp(r->finish, "length") == 0;
+    bool is_cut = strcmp(r->finish, "stop") != 0;
     json_put_string(o, "id", turn->name);
     json_put_string(o, "object", "response");
     json_put_int(o, "created_at", turn->created_s);
     json_put_string(o, "status", is_cut ? "incomplete" : "completed");
     json_put_string(o, "model", t->o.model_name);
     json_put_null(o, "error");
-    json_put_string(why, "reason", "max_output_tokens");
+    json_put_string(why, "reason",
+                    strcmp(r->finish, "length") == 0 ? "max_output_tokens" : r->finish);
     json_put(o, "incomplete_details", json_share(is_cut ? why : NULL));
     json_free(why);
     json_put_null(o, "instructions");
@@ -122,7 +125,7 @@ static int keep(struct talk *t, const struct draft *d, const struct hcache_reque
 {
     struct turn *turn = xcalloc(1, sizeof *turn);
     struct json *output = json_new_array(), *told = restoration_json(r, d->what);
-    bool is_cut = strcmp(r->finish, "length") == 0, has_branched = false;
+    bool is_cut = strcmp(r->finish, "stop") != 0, has_branched = false;
     json_push(output,
               item_message(NULL, is_cut ? "incomplete" : "completed", r->text, r->n_text));
     draft_finish(d, t->o.h, r, t->o.salt, turn);
@@ -143,27 +146,32 @@ static int keep(struct talk *t, const struct draft *d, const struct hcache_reque
     return rc;
 }
 
-static int make_draft(struct talk *t, const char *text, size_t n, struct draft *d,
+static void add_said(struct json *said, const char *role, const char *text, size_t n)
+{
+    struct json *message = json_new_object();
+    json_put_string(message, "role", role);
+    json_put_bytes(message, "content", text, n);
+    json_push(said, message);
+}
+
+/* The draft of a turn behind the head; said: a list of messages. */
+static int make_draft(struct talk *t, const struct json *said, struct draft *d,
                       struct err *err)
 {
     struct fault f;
-    struct json *said = json_new_array(), *message = json_new_object();
     struct draft_opts o = {.plain = t->o.plain, .param = "input"};
-    json_put_string(message, "role", "user");
-    json_put_bytes(message, "content", text, n);
-    json_push(said, message);
     *d = (struct draft){.conversation = t->v.row};
     int rc = draft_continue(d, t->o.conversations, t->v.head, err);
     if (rc == 0 && (items_read(said, "input", &d->input, &f) != 0 ||
                     draft_render(d, t->o.h, &o, &f) != 0))
         rc = err_set(err, ERR_USAGE, "%s", f.message);
-    json_free(said);
     return rc;
 }
 
-int talk_say(struct talk *t, const char *text, size_t n,
-             const struct hcache_request *sampling, struct hcache_result *out,
-             struct err *err)
+/* One turn: what is said goes in, the answer is kept. */
+static int answer(struct talk *t, const struct json *said,
+                  const struct hcache_request *sampling, struct hcache_result *out,
+                  struct err *err)
 {
     struct draft d;
     struct hcache_err herr = {0};
@@ -172,16 +180,66 @@ int talk_say(struct talk *t, const char *text, size_t n,
     int rc = turn_has_room(t->o.conversations, err);
     if (rc != 0)
         return rc;
-    rc = make_draft(t, text, n, &d, err);
+    rc = make_draft(t, said, &d, err);
     q.prompt = d.ids;
     q.n_prompt = d.n_ids;
     q.salt = t->o.salt;
     if (rc == 0 && (rc = hcache_generate(t->o.h, &q, out, &herr)) != 0)
         rc = err_set(err, rc, "%s", herr.msg);
-    if (rc == 0 && strcmp(out->finish, "cancelled") != 0)
+    if (rc == 0)
         rc = keep(t, &d, &q, out, err);
     draft_deinit(&d);
     if (rc != 0)
         hcache_result_free(out);
+    return rc;
+}
+
+int talk_say(struct talk *t, const char *text, size_t n,
+             const struct hcache_request *sampling, struct hcache_result *out,
+             struct err *err)
+{
+    struct json *said = json_new_array();
+    if (t->v.head == 0 && t->o.system != NULL)
+        add_said(said, "system", t->o.system, strlen(t->o.system));
+    add_said(said, "user", text, n);
+    int rc = answer(t, said, sampling, out, err);
+    json_free(said);
+    return rc;
+}
+
+/* The same conversation up to `head`, as a branch of its own; t is in it from then on. */
+static int branch(struct talk *t, int64_t head, struct err *err)
+{
+    struct conversation v;
+    char id[NAME_BYTES];
+    conversations_name("conv", id);
+    int rc = conversation_add(t->o.conversations, tenant_of(&t->o), id, t->v.title,
+                              t->v.metadata, head, &v, err);
+    if (rc != 0)
+        return rc;
+    conversation_deinit(&t->v);
+    t->v = v;
+    return 0;
+}
+
+int talk_retry(struct talk *t, const struct hcache_request *sampling,
+               struct hcache_result *out, struct err *err)
+{
+    struct turn **path = NULL;
+    struct json *said = NULL;
+    int n = 0;
+    *out = (struct hcache_result){0};
+    if (t->v.head == 0)
+        return err_set(err, ERR_NOT_FOUND, "nothing was said yet");
+    int rc = turn_path(t->o.conversations, t->v.head, &path, &n, err);
+    if (rc == 0)
+        rc = json_parse(&said, path[n - 1]->input, strlen(path[n - 1]->input), "a turn",
+                        err);
+    if (rc == 0)
+        rc = branch(t, path[n - 1]->parent, err);
+    if (rc == 0)
+        rc = answer(t, said, sampling, out, err);
+    json_free(said);
+    turn_path_free(path, n);
     return rc;
 }

@@ -18,10 +18,11 @@ struct talk_opts {
     const char *model_name; /* as responses show it */
     const char *salt;       /* whose conversations, and of their state; NULL: none */
     bool plain;             /* as prompt.h has it */
+    const char *system; /* the system's message of a conversation that begins; NULL: none */
 };
 
 /* Opens the conversation of that id or title (the last used, of several), or begins one of that
- * title. */
+ * title.  name NULL: begins one without a title. */
 int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
               struct err *err);
 void talk_close(struct talk *t); /* NULL is allowed */
@@ -32,9 +33,14 @@ char *talk_last_answer(const struct talk *t);
 
 /* Says something and keeps the answer: when it returns 0 the turn is durable, before it is not there.
  * sampling: of its members, prompt and salt are set here, and the rest is as hcache_generate takes it.
- * The caller frees *out.  An answer that was cancelled is not kept. */
+ * The caller frees *out.  An answer that was cut off (cancelled, timeout, length) is kept with what there
+ * is of it, as incomplete: the next turn can go on from it, and talk_retry can ask again. */
 int talk_say(struct talk *t, const char *text, size_t n,
              const struct hcache_request *sampling, struct hcache_result *out,
              struct err *err);
+/* Asks the last question again, on a branch: the conversation goes on without the answer it had, which stays in
+ * the branch that it was given in.  ERR_NOT_FOUND: nothing was said yet. */
+int talk_retry(struct talk *t, const struct hcache_request *sampling,
+               struct hcache_result *out, struct err *err);
 
 #endif

@@ -176,8 +176,12 @@ def test_stop(b):
     until(lambda: len(all_of(b, "#talk .assistant")) == 1, "the answer's place")
     b.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
     until(lambda: b.find_element(By.ID, "send").is_displayed(), "the end")
-    check("Escape ends an answer (or it had ended already)",
-          box.get_attribute("value") == "Tell me a very long story." or len(all_of(b, "#talk .foot")) == 1)
+    check("Escape ends an answer, which stays as far as it came (or it had ended already)",
+          box.get_attribute("value") == "" and len(all_of(b, "#talk .user")) == 1 and
+          len(all_of(b, "#talk .foot")) == 1, texts(b, "#talk"))
+    b.refresh()
+    until(lambda: len(all_of(b, "#talk .assistant")) == 1, "the conversation again")
+    check("and is there again", texts(b, "#talk .user .said") == ["Tell me a very long story."], texts(b, "#talk"))
 
 
 def test_phone(url):

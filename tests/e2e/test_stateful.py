@@ -137,14 +137,33 @@ def test_stream(tmp):
     cancelled = 'hcache_requests_total{end="cancelled"}'
     for _ in range(20):
         before = server.metric(cancelled)
-        s = Stream(server, "/v1/responses", {"input": LONG, "ignore_eos": True, "max_output_tokens": 1800})
-        name = next(s.events)["response"]["id"]
+        talk = server.post("/v1/conversations", {})[2]["id"]
+        s = Stream(server, "/v1/responses", {"input": LONG, "ignore_eos": True, "max_output_tokens": 1800,
+                                             "conversation": talk})
+        name, heard = None, ""
+        for e in s.events:
+            name = name or e["response"]["id"]
+            heard += e["delta"] if e["type"] == "response.output_text.delta" else ""
+            if len(heard) > 20:
+                break
         s.close()
         idle = until(lambda: server.metric("hcache_requests_running") + server.metric("hcache_requests_waiting") == 0)
         if server.metric(cancelled) > before:
             break
-    check("a response whose client has gone is not kept", idle and server.metric(cancelled) > before and
-          code(server, "GET", "/v1/responses/" + name) == 404)
+    path = "/v1/responses/" + name
+    kept = idle and server.metric(cancelled) > before and until(lambda: code(server, "GET", path) == 200)
+    r = server.request("GET", path)[2]
+    check("an answer whose client has gone is kept as far as it was there",
+          kept and r["status"] == "incomplete" and r["incomplete_details"] == {"reason": "cancelled"} and
+          text_of(r).startswith(heard), r)
+    items = server.request("GET", f"/v1/conversations/{talk}/items?order=asc")[2]["data"]
+    check("its conversation has the question and the beginning of the answer",
+          [i["role"] for i in items] == ["user", "assistant"] and items[1]["status"] == "incomplete", items)
+    r = server.post("/v1/responses", {"input": "What is your name?", "conversation": talk, "max_output_tokens": 8})[2]
+    check("and goes on", r["status"] in ("completed", "incomplete") and
+          r["usage"]["input_tokens"] > len(server.post("/tokenize", {"content": LONG})[2]["tokens"]), r)
+    again = server.post(f"/v1/conversations/{talk}/branch", {"at": name})
+    check("or is branched from it", again[0] == 200, again)
     server.stop()
 
 

@@ -64,6 +64,7 @@ async function attempt(f) {
     await f();
   } catch (e) {
     if (e.name !== "AbortError") notice(e.message);
+    isSent = await stopped(li);
   }
 }
 
@@ -221,7 +222,10 @@ function follow() { // only who is at the end wants to stay there
 
 function ended(li, response) {
   const said = li.querySelector(".said");
-  if (response.status === "incomplete") said.append(make("span", "when", " … (the answer's length is at its bound)"));
+  if (response.status === "incomplete") {
+    const length = (response.incomplete_details || {}).reason === "max_output_tokens";
+    said.append(make("span", "when", length ? " … (the answer's length is at its bound)" : " … (stopped)"));
+  }
   foot(li, response.id);
   if (response.conversation) return;
   notice("Somebody else went on with this conversation meanwhile; this answer is a branch of it. ",
@@ -233,13 +237,28 @@ async function stream(li, text, signal) {
   const answer = await ask("POST", "/v1/responses", {input: text, conversation: open, stream: true}, signal);
   let isDone = false;
   for await (const e of events(answer)) {
-    if (e.type === "response.output_text.delta") said.append(e.delta);
+    if (e.type === "response.created") li.dataset.asked = e.response.id;
+    else if (e.type === "response.output_text.delta") said.append(e.delta);
     else if (e.type === "response.completed" || e.type === "response.incomplete") isDone = ended(li, e.response) || true;
     else if (e.type === "response.failed") throw new Fault(0, e.response.error.message);
     else if (e.type === "error") throw new Fault(0, e.message);
     follow();
   }
   if (!isDone) throw new Fault(0, "The server ended in the middle of the answer. The conversation is as it was before; send it again.");
+}
+
+// The server keeps the question and the answer so far as an incomplete turn, soon after the stream has been closed.
+async function stopped(li) {
+  for (let i = 0; i < 50 && li.dataset.asked; i++) {
+    try {
+      ended(li, await get(`/v1/responses/${li.dataset.asked}`));
+      return true;
+    } catch (e) {
+      if (e.status !== 404) return false;
+    }
+    await new Promise((done) => setTimeout(done, 100));
+  }
+  return false;
 }
 
 async function send() {
