@@ -361,48 +361,127 @@ static double run_events(const struct pipe_load *load, struct pipeline *out)
     return s.t;
 }
 
-/* One stage, without mutual slow-down: by invariant 2, an arrival brings its own compute and whatever
- * prefill it unlocks, and compute is busy from max(arrival, busy so far). */
+/* ---- one stage: only the makespan is wanted ----
+ *
+ * By invariant 2 the compute lane is a backlog: an arrival adds its own compute and the prefill that it
+ * unlocks, and the lane works while there is some. */
+
+struct backlog {
+    const struct pipe_load *load;
+    bool fused;
+    double ready_s; /* work that may run now, as if alone */
+    int n_prefix;   /* layers 0..n_prefix-1 have arrived */
+    uint8_t jobs_left[PLAN_MAX_LAYERS];
+};
+
+static void backlog_init(struct backlog *b, const struct pipe_load *l)
+{
+    b->load = l;
+    b->fused = l->prefill_s != NULL && l->fused;
+    b->ready_s = 0;
+    b->n_prefix = 0;
+    if (!b->fused)
+        return;
+    memset(b->jobs_left, 0, sizeof b->jobs_left);
+    for (int i = 0; i < l->n_jobs; i++)
+        b->jobs_left[l->job[i].layer]++;
+}
+
+static void backlog_add(struct backlog *b, const struct pipe_job *j)
+{
+    b->ready_s += j->comp_s;
+    if (!b->fused)
+        return;
+    b->jobs_left[j->layer]--;
+    while (b->n_prefix < b->load->n_layers && b->jobs_left[b->n_prefix] == 0)
+        b->ready_s += b->load->prefill_s[b->n_prefix++];
+}
+
+/* Jobs without a read are ready from the start. */
+static void backlog_add_readless(struct backlog *b)
+{
+    for (int i = 0; i < b->load->n_jobs; i++)
+        if (!has_read(&b->load->job[i]))
+            backlog_add(b, &b->load->job[i]);
+}
+
+/* Work behind the restore: the head, and prefill that is not fused. */
+static double work_behind_s(const struct pipe_load *l)
+{
+    double sum = l->head_s;
+    if (l->prefill_s != NULL && !l->fused)
+        for (int i = 0; i < l->n_layers; i++)
+            sum += l->prefill_s[i];
+    return sum;
+}
+
+/* Without mutual slow-down: compute is busy from max(arrival, busy so far). */
 static double run_recurrence(const struct pipe_load *l)
 {
-    uint8_t jobs_left[PLAN_MAX_LAYERS];
-    bool fused = l->prefill_s != NULL && l->fused;
-    int n_prefix = 0;
-    double io = 0, comp = 0, tail = l->head_s;
-    if (fused) {
-        memset(jobs_left, 0, sizeof jobs_left);
-        for (int i = 0; i < l->n_jobs; i++)
-            jobs_left[l->job[i].layer]++;
+    struct backlog b;
+    double io = 0, comp;
+    backlog_init(&b, l);
+    backlog_add_readless(&b);
+    comp = b.ready_s;
+    for (int i = 0; i < l->n_jobs; i++) {
+        const struct pipe_job *j = &l->job[i];
+        if (!has_read(j))
+            continue;
+        io += j->io_s;
+        b.ready_s = 0;
+        backlog_add(&b, j);
+        comp = fmax(comp, io + l->latency_s) + b.ready_s;
     }
-    for (int pass = 0; pass < 2; pass++) /* what needs no read is there from the start */
-        for (int i = 0; i < l->n_jobs; i++) {
-            const struct pipe_job *j = &l->job[i];
-            if ((j->io_s > 0) != (pass == 1))
-                continue;
-            if (pass == 1) {
-                io += j->io_s;
-                comp = fmax(comp, io + l->latency_s);
-            }
-            comp += j->comp_s;
-            if (!fused)
-                continue;
-            jobs_left[j->layer]--;
-            while (n_prefix < l->n_layers && jobs_left[n_prefix] == 0)
-                comp += l->prefill_s[n_prefix++];
+    return comp + work_behind_s(l);
+}
+
+static int next_with_read(const struct pipe_load *l, int from)
+{
+    while (from < l->n_jobs && !has_read(&l->job[from]))
+        from++;
+    return from;
+}
+
+/* With mutual slow-down: from one end of a read, arrival, or end of the backlog to the next. */
+static double run_slowed(const struct pipe_load *l)
+{
+    struct backlog b;
+    double t = 0, arrives_s[PIPE_MAX_JOBS];
+    int reading = next_with_read(l, 0), arriving = reading;
+    double left_s = reading < l->n_jobs ? l->job[reading].io_s : 0;
+    backlog_init(&b, l);
+    backlog_add_readless(&b);
+    while (arriving < l->n_jobs) {
+        bool reads = reading < l->n_jobs, waits = arriving < reading;
+        double slow_io = b.ready_s > 0 ? l->io_overlap : 1;
+        double slow_comp = reads ? l->comp_overlap : 1;
+        double read_s = reads ? left_s * slow_io : INFINITY;
+        double arrival_s = waits ? fmax(0, arrives_s[arriving] - t) : INFINITY;
+        double ready_s = b.ready_s > 0 ? b.ready_s * slow_comp : INFINITY;
+        double dt = fmin(fmin(read_s, arrival_s), ready_s);
+        t += dt;
+        left_s -= dt / slow_io;
+        b.ready_s = ready_s <= dt ? 0 : b.ready_s - (b.ready_s > 0 ? dt / slow_comp : 0);
+        if (read_s <= dt) {
+            arrives_s[reading] = t + l->latency_s;
+            reading = next_with_read(l, reading + 1);
+            left_s = reading < l->n_jobs ? l->job[reading].io_s : 0;
         }
-    if (l->prefill_s != NULL && !fused)
-        for (int i = 0; i < l->n_layers; i++)
-            tail += l->prefill_s[i];
-    return comp + tail;
+        while (arriving < reading && arrives_s[arriving] <= t) {
+            backlog_add(&b, &l->job[arriving]);
+            arriving = next_with_read(l, arriving + 1);
+        }
+    }
+    return t + b.ready_s + work_behind_s(l);
 }
 
 double pipe_run(const struct pipe_load *load, struct pipeline *out)
 {
     CHECK(load->n_jobs <= PIPE_MAX_JOBS && load->n_layers <= PLAN_MAX_LAYERS);
     CHECK(load->n_stages <= PLAN_MAX_STAGES);
-    if (out == NULL && load->n_stages <= 1 && load->io_overlap <= 1 &&
-        load->comp_overlap <= 1)
-        return run_recurrence(load);
+    if (out == NULL && load->n_stages <= 1)
+        return load->io_overlap <= 1 && load->comp_overlap <= 1 ? run_recurrence(load)
+                                                                : run_slowed(load);
     if (out != NULL) {
         memset(out, 0, offsetof(struct pipeline, item));
         out->n_stages = count_stages(load);

@@ -70,8 +70,8 @@ struct pipeline {
     struct pipe_item item[PIPE_MAX_ITEMS]; /* by end time */
 };
 
-/* Runs the lanes; returns the makespan. out may be NULL: then only the makespan is wanted,
- * and where the lanes do not slow each other it is a single pass over the jobs. */
+/* Runs the lanes; returns the makespan.  out may be NULL: then only the makespan is wanted, and with one
+ * stage it takes a single pass over the jobs.  Both ways agree to rounding. */
 double pipe_run(const struct pipe_load *load, struct pipeline *out);
 
 /* The simulation of `plan` under `req`, with everything a timeline needs. */

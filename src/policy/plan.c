@@ -102,15 +102,16 @@ static int forced_layers(const struct plan_request *req, char *method, struct er
 
 /* ---- from letters to a plan ---- */
 
-static int choose_method(const struct plan_request *req, struct plan *out, struct err *e)
+static int choose_method(const struct plan_request *req, const struct plan_effort *effort,
+                         struct plan *out, struct err *e)
 {
     size_t n = (size_t)req->n_layers;
     switch (req->mode) {
     case PLAN_AUTO:
-        return plan_wants_hedge(req) ? plan_hedge(req, out, e)
-                                     : plan_search(req, false, out, e);
+        return plan_wants_hedge(req) ? plan_hedge(req, effort, out, e)
+                                     : plan_search(req, effort, false, out, e);
     case PLAN_KV_RECOMPUTE:
-        return plan_search(req, true, out, e);
+        return plan_search(req, effort, true, out, e);
     case PLAN_HIDDEN:
         memset(out->method, 'H', n);
         return 0;
@@ -181,19 +182,34 @@ static void measure(const struct plan_request *req, struct plan *out)
     out->bubble = lanes.makespan_s > 0 ? fmax(0, 1 - busiest / lanes.makespan_s) : 0;
 }
 
-int plan_make(const struct plan_request *req, struct plan *out, struct err *e)
+/* Fills mode, n_layers and what choose_method fills. */
+static int choose(const struct plan_request *req, const struct plan_effort *effort,
+                  struct plan *out, struct err *e)
 {
-    memset(out, 0, sizeof *out);
-    int rc = plan_check_request(req, e);
-    if (rc != 0)
-        return rc;
     out->mode = req->mode;
     out->n_layers = req->n_layers;
-    rc = choose_method(req, out, e);
+    int rc = choose_method(req, effort, out, e);
     if (rc == 0 && req->may_deviate && req->mode != PLAN_AUTO && out->method[0] != 'T')
         plan_deviate(req, out);
     if (rc == 0 && out->method[0] != 'T')
         rc = plan_check_method(req, out->method, e);
+    return rc;
+}
+
+int plan_estimate(const struct plan_request *req, const struct plan_effort *effort,
+                  struct plan *out, struct err *e)
+{
+    memset(out, 0, sizeof *out);
+    return choose(req, effort, out, e);
+}
+
+int plan_make_within(const struct plan_request *req, const struct plan_effort *effort,
+                     struct plan *out, struct err *e)
+{
+    memset(out, 0, sizeof *out);
+    int rc = plan_check_request(req, e);
+    if (rc == 0)
+        rc = choose(req, effort, out, e);
     if (rc != 0)
         return rc;
     if (out->method[0] != 'T')
@@ -202,4 +218,9 @@ int plan_make(const struct plan_request *req, struct plan *out, struct err *e)
     measure(req, out);
     plan_explain(req, out);
     return 0;
+}
+
+int plan_make(const struct plan_request *req, struct plan *out, struct err *e)
+{
+    return plan_make_within(req, &plan_effort_full, out, e);
 }

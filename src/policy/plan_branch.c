@@ -7,9 +7,7 @@
  * that computes less to the one that reads less as it takes for the lanes to balance, best
  * exchange rate first (the linear relaxation, rounded both ways); then single changes while
  * they help.
- * 2. Then depth-first over the options, cut by lower bounds.  While an assignment runs for
- * T seconds, u * reads + v * compute <= T * D(u, v) for any weights, where D is the most
- * that a second of both lanes can do; the bound is the best of a few (u, v).  Layers with
+ * 2. Then depth-first over the options, cut by lower bounds (plan_bound.c).  Layers with
  * equal descriptors are tried in one order only (not with fused prefill: there positions
  * matter).
  * 3. A budget of steps keeps it near a millisecond; `exact` says whether the search was
@@ -23,12 +21,7 @@
 #include "base/check.h"
 #include "policy/plan_parts.h"
 
-enum {
-    N_WEIGHTS = 9,
-    /* Steps of about 20 ns, chosen for 1 ms at 100 layers; leaf_steps says what a leaf
-       costs. */
-    STEPS_MAX = 30000,
-};
+enum { N_WEIGHTS = PLAN_WEIGHTS };
 
 struct option {
     double a, b; /* read, compute */
@@ -48,9 +41,8 @@ struct branch {
     int16_t by_rate[PLAN_MAX_LAYERS];  /* layers with a choice, most read saved per compute
                                           first */
     int16_t by_class[PLAN_MAX_LAYERS]; /* equal descriptors side by side */
-    double u[N_WEIGHTS], v[N_WEIGHTS], most[N_WEIGHTS]; /* D(u, v) */
-    double end_s;
-    long steps;
+    struct plan_bounds bounds;
+    long steps, steps_max;
     /* of the current r */
     int r, n_seq;
     int16_t seq[PLAN_MAX_LAYERS];
@@ -181,40 +173,20 @@ static void prepare_classes(struct branch *b)
     }
 }
 
-static void prepare_weights(struct branch *b)
-{
-    for (int w = 0; w < N_WEIGHTS; w++) {
-        b->u[w] = (double)w / (N_WEIGHTS - 1);
-        b->v[w] = 1 - b->u[w];
-        b->most[w] = fmax(fmax(b->u[w], b->v[w]),
-                          b->u[w] / b->s->io_f + b->v[w] / b->s->comp_f);
-    }
-}
-
 /* ---- bounds ---- */
 
-static double recompute_s(const struct branch *b, int r)
-{
-    double sum = 0;
-    for (int i = 0; i < r; i++)
-        sum += plan_recompute_s(b->q, i, r);
-    return sum;
-}
-
-static double least(const struct branch *b, int i, double u, double v)
-{
-    double best = INFINITY;
-    for (const char *m = "HK"; *m; m++)
-        if (b->both[i] || b->only[i] == *m) {
-            struct option o = option_of(b, i, *m);
-            best = fmin(best, u * o.a + v * o.b);
-        }
-    return best;
-}
-
+/* Candidates that recompute r layers. */
 static void begin_r(struct branch *b, int r)
 {
     b->r = r;
+    memset(b->method, 'R', (size_t)r);
+    b->method[b->n] = 0;
+}
+
+/* And the tree of all of them. */
+static void begin_tree(struct branch *b, int r)
+{
+    begin_r(b, r);
     b->n_seq = 0;
     for (int i = 0; i < b->n; i++) {
         int l = b->by_class[i];
@@ -223,52 +195,38 @@ static void begin_r(struct branch *b, int r)
         b->same[b->n_seq] = b->n_seq > 0 && interchangeable(b, b->seq[b->n_seq - 1], l);
         b->seq[b->n_seq++] = (int16_t)l;
     }
-    memset(b->method, 'R', (size_t)r);
-    b->method[b->n] = 0;
-    double min_io = INFINITY;
-    b->tail_s = INFINITY;
     for (int w = 0; w < N_WEIGHTS; w++)
         b->rest[w][b->n_seq] = 0;
     b->rest_bytes[b->n_seq] = 0;
     for (int i = b->n_seq - 1; i >= 0; i--) {
         int l = b->seq[i];
         for (int w = 0; w < N_WEIGHTS; w++)
-            b->rest[w][i] = b->rest[w][i + 1] + least(b, l, b->u[w], b->v[w]);
-        double bytes = INFINITY;
-        for (const char *m = "HK"; *m; m++)
-            if (b->both[l] || b->only[l] == *m)
-                bytes = fmin(bytes, bytes_of(b, l, *m));
-        b->rest_bytes[i] = b->rest_bytes[i + 1] + bytes;
-        min_io = fmin(min_io, least(b, l, 1, 0));
-        b->tail_s = fmin(b->tail_s, least(b, l, 0, 1));
+            b->rest[w][i] = b->rest[w][i + 1] + b->bounds.least[l][w];
+        b->rest_bytes[i] = b->rest_bytes[i + 1] + b->bounds.least_bytes[l];
     }
-    /* Compute waits for the first read, and follows the last one. */
-    bool all_read = b->n_seq > 0 && min_io > 0;
-    b->head_idle_s = all_read && r == 0 ? min_io + b->q->io_latency_s : 0;
-    b->tail_s = all_read ? b->tail_s + b->q->io_latency_s : 0;
-    if (all_read && b->fused)
-        b->tail_s += b->q->prefill_s[b->n - 1];
+    plan_bounds_idle(&b->bounds, r, &b->head_idle_s, &b->tail_s);
 }
 
 static double bound_at(const struct branch *b, int i, double io_s, double comp_s)
 {
+    const struct plan_bounds *d = &b->bounds;
     double best = 0;
     for (int w = 0; w < N_WEIGHTS; w++) {
-        double u = b->u[w], v = b->v[w], most = b->most[w];
+        double u = d->u[w], v = d->v[w], most = d->most[w];
         double work = u * io_s + v * comp_s + b->rest[w][i] + b->tail_s * (most - v) +
                       b->head_idle_s * (most - u);
         best = fmax(best, work / most);
     }
-    return best + b->end_s;
+    return best + d->end_s;
 }
 
 /* ---- candidates ---- */
 
-/* One pass over the jobs; composites are slower, and the event simulation slower still. */
+/* One pass over the jobs; composites are slower, and mutual slow-down takes more events. */
 static long leaf_steps(const struct branch *b)
 {
     bool overlap = b->s->io_f > 1 || b->s->comp_f > 1;
-    return 1 + b->n / 8 + (b->fused ? b->n / 2 : 0) + (overlap ? b->n : 0);
+    return 1 + b->n / 8 + (b->fused ? b->n / 2 : 0) + (overlap ? b->n / 2 : 0);
 }
 
 static void offer(struct branch *b, const char *method)
@@ -304,10 +262,17 @@ static void offer(struct branch *b, const char *method)
     search_offer(b->s, method, pipe_run(&load, NULL), work);
 }
 
+/* A `share`th of the steps is used up. */
+static bool out_of_steps(const struct branch *b, int share)
+{
+    return b->steps > b->steps_max / share;
+}
+
 /* The rounded relaxation for the current r. */
 static void offer_balanced(struct branch *b)
 {
-    double io = 0, comp = recompute_s(b, b->r), io_f = b->s->io_f, comp_f = b->s->comp_f;
+    double io = 0, comp = b->bounds.recompute_s[b->r], io_f = b->s->io_f,
+           comp_f = b->s->comp_f;
     if (b->fused)
         comp += b->s->prefill_sum_s;
     for (int i = b->r; i < b->n; i++) {
@@ -329,6 +294,55 @@ static void offer_balanced(struct branch *b)
         comp += y.b - x.b;
     }
     offer(b, b->method);
+}
+
+/* Of layers with a choice those before `end` get the option that reads less, the others the one that
+ * computes less. */
+static void set_lean_before(struct branch *b, int end)
+{
+    for (int i = b->r; i < b->n; i++) {
+        char lean = b->both[i] ? reads_less(b, i) : b->only[i];
+        b->method[i] = b->both[i] && i >= end ? other_option(lean) : lean;
+    }
+}
+
+/* Whether, when reads go up the layers, compute waits for one behind layer `end`. */
+static bool waits_behind(const struct branch *b, int end)
+{
+    double io_s = b->q->io_latency_s, comp_s = b->bounds.recompute_s[b->r];
+    for (int i = 0; i < b->n; i++) {
+        if (i >= b->r) {
+            struct option o = option_of(b, i, b->method[i]);
+            io_s += o.a * b->s->io_f;
+            if (o.a > 0 && io_s > comp_s) {
+                if (i > end)
+                    return true;
+                comp_s = io_s;
+            }
+            comp_s += o.b * b->s->comp_f;
+        }
+        comp_s += b->q->prefill_s[i] * b->s->comp_f;
+    }
+    return false;
+}
+
+/* With fused prefill the early reads are the urgent ones: each layer of the new tokens waits for all before
+ * it.  The fewest lean layers, all in front, with which compute waits for nothing behind them. */
+static void offer_lean_front(struct branch *b)
+{
+    int lo = b->r, hi = b->n;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        set_lean_before(b, mid);
+        if (waits_behind(b, mid))
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    for (int end = lo > b->r ? lo - 1 : lo; end <= lo; end++) {
+        set_lean_before(b, end);
+        offer(b, b->method);
+    }
 }
 
 /* Each kind wherever it can be, with as little and as much recomputation as possible: a
@@ -354,32 +368,66 @@ static void offer_smallest(struct branch *b)
     offer(b, b->method);
 }
 
+/* A candidate that is changed letter by letter, with the work of its lanes. */
+struct variant {
+    char method[PLAN_MAX_LAYERS + 1];
+    double io_s, comp_s;
+};
+
+static void variant_turn(const struct branch *b, struct variant *v, int layer)
+{
+    char m = v->method[layer];
+    struct option from = option_of(b, layer, m), to = option_of(b, layer, other_option(m));
+    v->method[layer] = to.method;
+    v->io_s += to.a - from.a;
+    v->comp_s += to.b - from.b;
+}
+
+static void variant_of_best(const struct branch *b, struct variant *v)
+{
+    memcpy(v->method, b->s->best, sizeof v->method);
+    int r = plan_prefix_r(v->method);
+    v->io_s = 0;
+    v->comp_s = b->bounds.recompute_s[r] + b->bounds.prefill_s;
+    for (int i = r; i < b->n; i++) {
+        struct option o = option_of(b, i, v->method[i]);
+        v->io_s += o.a;
+        v->comp_s += o.b;
+    }
+}
+
+static void offer_variant(struct branch *b, const struct variant *v)
+{
+    b->steps++;
+    if (search_worth(b->s, search_bound(b->s, v->io_s, v->comp_s) + b->bounds.end_s))
+        offer(b, v->method);
+}
+
 /* Single changes and exchanges of neighbours in rate, while they help. */
 static void improve(struct branch *b)
 {
-    for (int round = 0; round < 8 && b->steps < STEPS_MAX / 3; round++) {
+    for (int round = 0; round < 8 && !out_of_steps(b, 3); round++) {
         double before = b->s->best_s;
-        char m[PLAN_MAX_LAYERS + 1];
-        memcpy(m, b->s->best, sizeof m);
-        int r = plan_prefix_r(m);
-        for (int i = r; i < b->n && b->steps < STEPS_MAX / 3; i++) {
+        struct variant v;
+        variant_of_best(b, &v);
+        int r = plan_prefix_r(v.method);
+        for (int i = r; i < b->n && !out_of_steps(b, 3); i++) {
             if (!b->both[i])
                 continue;
-            m[i] = other_option(m[i]);
-            offer(b, m);
-            m[i] = other_option(m[i]);
+            variant_turn(b, &v, i);
+            offer_variant(b, &v);
+            variant_turn(b, &v, i);
         }
-        for (int x = 0; x + 1 < b->n_by_rate && b->steps < STEPS_MAX / 3; x++)
+        for (int x = 0; x + 1 < b->n_by_rate && !out_of_steps(b, 3); x++)
             for (int y = x + 1; y < b->n_by_rate && y < x + 4; y++) {
                 int i = b->by_rate[x], j = b->by_rate[y];
-                if (i < r || j < r || m[i] == m[j])
+                if (i < r || j < r || v.method[i] == v.method[j])
                     continue;
-                char mi = m[i], mj = m[j];
-                m[i] = other_option(mi);
-                m[j] = other_option(mj);
-                offer(b, m);
-                m[i] = mi;
-                m[j] = mj;
+                variant_turn(b, &v, i);
+                variant_turn(b, &v, j);
+                offer_variant(b, &v);
+                variant_turn(b, &v, i);
+                variant_turn(b, &v, j);
             }
         if (b->s->best_s >= before * (1 - 1e-12))
             return;
@@ -391,7 +439,7 @@ static void improve(struct branch *b)
 /* False once the steps are used up. */
 static bool descend(struct branch *b, int i, double io_s, double comp_s, double bytes)
 {
-    if (b->steps++ > STEPS_MAX)
+    if (b->steps++ > b->steps_max)
         return false;
     if (!search_worth(b->s, bound_at(b, i, io_s, comp_s)) ||
         !plan_within_budget(b->q, bytes + b->rest_bytes[i]))
@@ -414,51 +462,59 @@ static bool descend(struct branch *b, int i, double io_s, double comp_s, double 
     return true;
 }
 
+/* Prefix lengths, the most promising first; returns their number. */
+static int rank_lengths(const struct branch *b, int *order, double *bound)
+{
+    int n_r = 0;
+    for (int r = b->s->r_min; r <= b->s->r_max; r++) {
+        bound[r] = plan_bound_of(&b->bounds, r);
+        int at = n_r++;
+        for (; at > 0 && bound[r] < bound[order[at - 1]]; at--)
+            order[at] = order[at - 1];
+        order[at] = r;
+    }
+    return n_r;
+}
+
 void search_branch(struct search *s)
 {
     struct branch b;
+    int order[PLAN_MAX_LAYERS + 1];
+    double bound[PLAN_MAX_LAYERS + 1];
     b.s = s;
     b.q = s->req;
     b.n = s->n;
     b.fused = plan_is_fused(s->req);
     b.n_by_rank = b.n_by_rate = 0;
     b.steps = 0;
-    b.end_s = s->req->head_s + (b.fused ? 0 : s->prefill_sum_s);
+    b.steps_max = s->effort->steps;
     for (int i = 0; i < b.n; i++)
         prepare_layer(&b, i);
     prepare_rates(&b);
-    prepare_classes(&b);
-    prepare_weights(&b);
-
-    /* Prefix lengths, most promising first. */
-    int n_r = 0, order[PLAN_MAX_LAYERS + 1];
-    double bound[PLAN_MAX_LAYERS + 1], of_r[PLAN_MAX_LAYERS + 1];
-    for (int r = s->r_min; r <= s->r_max; r++) {
-        double comp = recompute_s(&b, r) + (b.fused ? s->prefill_sum_s : 0);
-        begin_r(&b, r);
-        of_r[r] = comp;
-        bound[r] = bound_at(&b, 0, 0, comp);
-        int at = n_r++;
-        for (; at > 0 && bound[r] < bound[order[at - 1]]; at--)
-            order[at] = order[at - 1];
-        order[at] = r;
-    }
+    plan_bounds_init(&b.bounds, s);
+    int n_r = rank_lengths(&b, order, bound);
     offer_single_kinds(&b);
     for (int i = 0; i < n_r; i++) {
-        if (!search_worth(s, bound[order[i]]) || b.steps > STEPS_MAX / 4)
+        if (!search_worth(s, bound[order[i]]) || out_of_steps(&b, 4))
             break;
         begin_r(&b, order[i]);
         offer_balanced(&b);
+        if (b.fused)
+            offer_lean_front(&b);
         if (s->req->budget_bytes_per_token > 0)
             offer_smallest(&b);
     }
-    if (s->found)
+    if (s->found && search_worth(s, bound[order[0]]))
         improve(&b);
-    s->exact = true;
+    s->exact = !s->effort->quick;
+    if (s->effort->quick)
+        return;
+    prepare_classes(&b);
     for (int i = 0; i < n_r && s->exact; i++) {
         if (!search_worth(s, bound[order[i]]))
             break;
-        begin_r(&b, order[i]);
-        s->exact = descend(&b, 0, 0, of_r[order[i]], 0);
+        begin_tree(&b, order[i]);
+        double comp_s = b.bounds.recompute_s[order[i]] + b.bounds.prefill_s;
+        s->exact = descend(&b, 0, 0, comp_s, 0);
     }
 }

@@ -37,17 +37,22 @@ static void scale_io(const struct plan_request *req, double factor,
     }
 }
 
-/* The time of these letters, their reads ordered for what was measured, if reads take factor times as
- * long. */
-static double time_of(const struct plan_request *req, const char *method, double factor)
+/* The time of these letters in every case, their reads ordered for what was measured. */
+static void find_times(const struct plan_request *req, const double *factor,
+                       struct candidate *c)
 {
     struct pipe_job job[PLAN_MAX_LAYERS];
+    double io_s[PLAN_MAX_LAYERS];
     struct pipe_load load = plan_load_empty(req);
     load.job = job;
-    load.n_jobs = plan_jobs_ordered(req, method, job);
+    load.n_jobs = plan_jobs_ordered(req, c->method, job);
     for (int i = 0; i < load.n_jobs; i++)
-        job[i].io_s *= factor;
-    return pipe_run(&load, NULL);
+        io_s[i] = job[i].io_s;
+    for (int k = 0; k < CASES; k++) {
+        for (int i = 0; i < load.n_jobs; i++)
+            job[i].io_s = factor[k] * io_s[i];
+        c->time_s[k] = pipe_run(&load, NULL);
+    }
 }
 
 static double stored_bytes(const struct plan_request *req, const char *method)
@@ -64,8 +69,8 @@ static bool is_possible(const struct plan_request *req, const char *method)
            plan_within_budget(req, stored_bytes(req, method));
 }
 
-static int collect(const struct plan_request *req, const double *factor,
-                   struct candidate *c, struct err *e)
+static int collect(const struct plan_request *req, const struct plan_effort *effort,
+                   const double *factor, struct candidate *c, struct err *e)
 {
     struct plan_layer layer[PLAN_MAX_LAYERS];
     struct plan_request scaled = *req;
@@ -75,7 +80,7 @@ static int collect(const struct plan_request *req, const double *factor,
     for (int i = 0; i < CASES; i++) {
         memset(&plan, 0, sizeof plan);
         scale_io(req, factor[i], layer);
-        int rc = plan_search(&scaled, false, &plan, e);
+        int rc = plan_search(&scaled, effort, false, &plan, e);
         if (rc != 0)
             return rc;
         memcpy(c[n].method, plan.method, sizeof plan.method);
@@ -98,24 +103,39 @@ static double worst_regret(const struct candidate *c, const double *best)
     return worst;
 }
 
-int plan_hedge(const struct plan_request *req, struct plan *out, struct err *e)
+/* The least worst regret; among candidates within `slack` of it the least time for what was measured. */
+static const struct candidate *choose(const struct candidate *c, int n, const double *best,
+                                      double slack)
+{
+    const struct candidate *chosen = NULL;
+    double least = INFINITY;
+    for (int k = 0; k < n; k++)
+        least = fmin(least, worst_regret(&c[k], best));
+    for (int k = 0; k < n; k++) /* the first, the plan for what was measured, wins a tie */
+        if (worst_regret(&c[k], best) <= least * (1 + slack + 1e-9) &&
+            (chosen == NULL || (slack > 0 && c[k].time_s[0] < chosen->time_s[0])))
+            chosen = &c[k];
+    return chosen;
+}
+
+int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
+               struct plan *out, struct err *e)
 {
     const double factor[CASES] = {1, req->io_spread, 1 / req->io_spread};
     double best[CASES] = {INFINITY, INFINITY, INFINITY};
     struct candidate c[CANDIDATES];
-    int n = collect(req, factor, c, e), chosen = 0;
+    int n = collect(req, effort, factor, c, e);
     if (n < 0)
         return n;
-    for (int k = 0; k < n; k++)
-        for (int i = 0; i < CASES; i++) {
-            c[k].time_s[i] = time_of(req, c[k].method, factor[i]);
+    for (int k = 0; k < n; k++) {
+        find_times(req, factor, &c[k]);
+        for (int i = 0; i < CASES; i++)
             best[i] = fmin(best[i], c[k].time_s[i]);
-        }
-    for (int k = 1; k < n; k++) /* the first, the plan for what was measured, wins a tie */
-        if (worst_regret(&c[k], best) < worst_regret(&c[chosen], best) * (1 - 1e-9))
-            chosen = k;
-    memcpy(out->method, c[chosen].method, sizeof out->method);
-    out->exact = c[chosen].exact;
-    out->hedged_s = c[chosen].time_s[0] - best[0];
+    }
+    const struct candidate *chosen = choose(c, n, best, effort->regret_slack);
+    memcpy(out->method, chosen->method, sizeof out->method);
+    out->exact = chosen->exact;
+    out->predicted_s = chosen->time_s[0];
+    out->hedged_s = chosen->time_s[0] - best[0];
     return 0;
 }

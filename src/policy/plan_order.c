@@ -50,6 +50,31 @@ int plan_prefix_r(const char *method)
     return r;
 }
 
+/* A factor that slows: 0 counts as 1. */
+static double factor(double x)
+{
+    return x > 1 ? x : 1;
+}
+
+/* Cost of a recomputed layer that lies d layers below the last one: only the rows in the d windows above it pass
+ * through the whole layer (*share of its time); the rows of its own window before those need K and V only. */
+static void recompute_parts(const struct plan_request *req, int d, bool windowed,
+                            double *share, double *kv_only_s)
+{
+    const struct plan_window *w = &req->window;
+    int64_t n = d * w->tokens;
+    *share = 1;
+    *kv_only_s = 0;
+    if (n >= req->n_tokens)
+        return;
+    int64_t kv_only = req->n_tokens - n;
+    if (windowed && kv_only > w->tokens)
+        kv_only = w->tokens;
+    *share = platform_tok_s(req->platform, n) /
+             platform_tok_s(req->platform, req->n_tokens);
+    *kv_only_s = platform_h_s(req->platform, kv_only) * factor(req->comp_slow);
+}
+
 double plan_recompute_s(const struct plan_request *req, int layer, int r)
 {
     const struct plan_layer *l = &req->layer[layer];
@@ -58,15 +83,29 @@ double plan_recompute_s(const struct plan_request *req, int layer, int r)
         return l->comp_tok_last_s;
     if (w->tokens <= 0 || layer + 1 < w->layer)
         return l->comp_tok_s;
-    int64_t n = (r - 1 - layer) * w->tokens; /* the windows of the layers above it */
-    if (n >= req->n_tokens)
-        return l->comp_tok_s;
-    int64_t kv_only = req->n_tokens - n;
-    if (layer >= w->layer && kv_only > w->tokens)
-        kv_only = w->tokens;
-    double share = platform_tok_s(req->platform, n) /
-                   platform_tok_s(req->platform, req->n_tokens);
-    return share * l->comp_tok_s + platform_h_s(req->platform, kv_only);
+    double share, kv_only_s;
+    recompute_parts(req, r - 1 - layer, layer >= w->layer, &share, &kv_only_s);
+    return share * l->comp_tok_s + kv_only_s;
+}
+
+void plan_recompute_sums(const struct plan_request *req, double *sum_s)
+{
+    const struct plan_layer *l = req->layer;
+    const struct plan_window *w = &req->window;
+    double whole_s = 0, share[PLAN_MAX_LAYERS], below_s[2][PLAN_MAX_LAYERS];
+    bool windows = w->tokens > 0;
+    for (int d = 1; windows && d < req->n_layers; d++)
+        for (int windowed = 0; windowed < 2; windowed++)
+            recompute_parts(req, d, windowed, &share[d], &below_s[windowed][d]);
+    sum_s[0] = 0;
+    for (int r = 1; r <= req->n_layers; r++) {
+        sum_s[r] = whole_s + l[r - 1].comp_tok_last_s;
+        for (int i = w->layer > 1 ? w->layer - 1 : 0; windows && i < r - 1; i++)
+            sum_s[r] += share[r - 1 - i] * l[i].comp_tok_s +
+                        below_s[i >= w->layer][r - 1 - i];
+        if (!windows || r < w->layer) /* the layer is whole below any longer prefix, too */
+            whole_s += l[r - 1].comp_tok_s;
+    }
 }
 
 struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r)
@@ -91,11 +130,6 @@ struct pipe_job plan_job(const struct plan_request *req, int layer, char method,
         CHECK(method == 'R' || method == 'H' || method == 'K');
     }
     return j;
-}
-
-static double factor(double overlap)
-{
-    return overlap > 1 ? overlap : 1;
 }
 
 struct pipe_load plan_load_empty(const struct plan_request *req)

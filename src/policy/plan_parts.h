@@ -5,12 +5,22 @@
 #include "policy/pipeline.h"
 #include "policy/plan.h"
 
+/* How long a search may look.  It ends as soon as no candidate can be faster by more than `slack`, a share
+ * of the best time; and after `steps` of about 20 ns.  `quick` leaves out what only completes a search. */
+struct plan_effort {
+    double slack;
+    double regret_slack; /* hedging: a worst regret may be larger by this, for less time */
+    long steps;
+    bool quick;
+};
 /* ---- plan_order.c: an assignment's jobs, and the best order to read them in ---- */
 
 /* One layer's restoration by `method`; r layers are recomputed. */
 struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r);
 /* Compute of layer `layer` of a recomputed prefix of r. */
 double plan_recompute_s(const struct plan_request *req, int layer, int r);
+/* sum_s[r], for r from 0 to n_layers: compute of the whole recomputed prefix of r. */
+void plan_recompute_sums(const struct plan_request *req, double *sum_s);
 /* The request's lanes without jobs. */
 struct pipe_load plan_load_empty(const struct plan_request *req);
 /* Jobs of method[n_layers] in the best read order; returns their number (one a layer). */
@@ -39,16 +49,68 @@ void plan_load(const struct plan_request *req, const struct plan *plan,
 
 /* ---- plan_range.c: what records cost on a platform ---- */
 
+/* A stored chain, of which the first ranges are restored and the other tokens prefilled with the new ones. */
+struct chain {
+    const struct platform *platform;
+    const struct plan_range *range;
+    int n_ranges;
+    int64_t n_tokens, n_new; /* of all ranges; behind them */
+    bool can_recompute;
+    struct plan_window window;
+    struct plan_layer *layer; /* the caller's [n_layers], as prefill_s */
+    double *prefill_s;
+};
+
+/* What a layer's tokens are restored from under one letter. */
+struct range_share {
+    int64_t h_tokens, kv_tokens, lost_tokens; /* lost: no record */
+    double io_s, up_s;
+};
+
+/* The shares of all layers over the ranges up to a cut.  Tokens before a layer's window have no share. */
+struct chain_sums {
+    int n_ranges;
+    int64_t n_tokens, n_skipped; /* before the windows */
+    struct range_share h[PLAN_MAX_LAYERS], kv[PLAN_MAX_LAYERS];
+};
+
+/* Tokens before the window behind n tokens, in whole chunks. */
+int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n);
+void chain_sums_init(struct chain_sums *s);
+/* Adds the next range. */
+void chain_sums_next(const struct chain *c, struct chain_sums *s);
+/* Moves to the first n_ranges, from wherever it is. */
+void chain_sums_move(const struct chain *c, struct chain_sums *s, int n_ranges);
+/* The same from the start: without the rounding errors of what was taken away again. */
+void chain_sums_at(const struct chain *c, int n_ranges, struct chain_sums *s);
+/* The request that restores the ranges of `s`. */
+void chain_request(const struct chain *c, const struct chain_sums *s,
+                   struct plan_request *req);
+
 /* On the lane that all stages share, which of one stage is all of its I/O; on the bus of its own. */
 double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
 double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
 
+/* ---- plan_cut.c: how much of a chain ---- */
+
+/* The plan that restores the first n_used ranges. */
+int plan_at_cut(const struct chain *c, int n_used, const struct plan_effort *effort,
+                struct plan_request *req, struct plan *out, struct err *e);
+
 /* ---- plan_search.c: which assignment ---- */
+
+extern const struct plan_effort plan_effort_full;
 
 /* The best assignment; without_h: as if no layer had hidden states.  Fills method and
  * exact. */
-int plan_search(const struct plan_request *req, bool without_h, struct plan *out,
-                struct err *e);
+int plan_search(const struct plan_request *req, const struct plan_effort *effort,
+                bool without_h, struct plan *out, struct err *e);
+/* plan_make with less effort. */
+int plan_make_within(const struct plan_request *req, const struct plan_effort *effort,
+                     struct plan *out, struct err *e);
+/* Only mode, letters and predicted_s of plan_make_within for auto, and without its checks of the request. */
+int plan_estimate(const struct plan_request *req, const struct plan_effort *effort,
+                  struct plan *out, struct err *e);
 
 struct search;
 
@@ -62,11 +124,13 @@ void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int
 
 bool plan_wants_hedge(const struct plan_request *req);
 /* As plan_search, with the least worst regret over req->io_spread. Fills hedged_s too. */
-int plan_hedge(const struct plan_request *req, struct plan *out, struct err *e);
+int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
+               struct plan *out, struct err *e);
 
 /* A search in progress: the best so far, and what all candidates share. */
 struct search {
     const struct plan_request *req;
+    const struct plan_effort *effort;
     bool without_h;
     int n, r_min, r_max; /* admissible lengths of the recomputed prefix */
     double io_f, comp_f; /* overlap factors, >= 1 */
@@ -87,6 +151,35 @@ bool search_worth(const struct search *s, double bound_s);
 /* Takes the candidate where it is better; equally fast candidates are judged by total work.
  */
 void search_offer(struct search *s, const char *method, double makespan_s, double work_s);
+
+/* ---- plan_bound.c: what no assignment undercuts ---- */
+
+enum { PLAN_WEIGHTS = 9 };
+
+struct plan_bounds {
+    bool fused;
+    int n, n_stages;
+    double u[PLAN_WEIGHTS], v[PLAN_WEIGHTS], most[PLAN_WEIGHTS]; /* D(u, v) */
+    double most_inverse[PLAN_WEIGHTS];
+    double least[PLAN_MAX_LAYERS][PLAN_WEIGHTS];    /* weighted work of each layer */
+    double rest[PLAN_MAX_LAYERS + 1][PLAN_WEIGHTS]; /* and of all layers from this one on */
+    double least_bytes[PLAN_MAX_LAYERS];
+    double min_io_s[PLAN_MAX_LAYERS + 1],
+        min_comp_s[PLAN_MAX_LAYERS + 1]; /* from this one on */
+    /* fused: of the reads from this layer on, and the new tokens' layers that wait for them */
+    double front_s[PLAN_MAX_LAYERS + 1], prefill_behind_s;
+    double recompute_s[PLAN_MAX_LAYERS + 1];
+    double latency_s, last_prefill_s, prefill_s, end_s;
+};
+
+/* `s` has been found possible; its best need not be known. */
+void plan_bounds_init(struct plan_bounds *b, const struct search *s);
+/* No plan that recomputes r layers ends earlier. */
+double plan_bound_of(const struct plan_bounds *b, int r);
+/* No plan that recomputes r_min to r_max layers does. */
+double plan_bound_least(const struct plan_bounds *b, int r_min, int r_max);
+/* How long compute idles at least before the first read, and I/O behind the last one. */
+void plan_bounds_idle(const struct plan_bounds *b, int r, double *head_s, double *tail_s);
 
 /* ---- plan_branch.c: layers that differ ---- */
 

@@ -106,107 +106,205 @@ char plan_range_method(char method, uint8_t mask, bool h_free)
     }
 }
 
+/* ---- sums over the ranges ---- */
+
 enum { TOKENS = 64 }; /* of a chunk: a restore begins at one */
 
-struct share {
-    int64_t h_tokens, kv_tokens;
-    double io_s, up_s;
-    bool possible;
+/* Seconds of the I/O lane and of the bus, by record. */
+struct record_cost {
+    double io_s[2], up_s[2];
 };
 
-/* What layer i costs under a letter, its first `skip` tokens left out. */
-static struct share share_of(const struct platform *p, const struct plan_range *range,
-                             int n_ranges, int i, char method, int64_t skip)
+static struct record_cost cost_of(const struct platform *p, int tier, int64_t n_tokens)
 {
-    struct share s = {.possible = true};
-    for (int g = 0; g < n_ranges; g++) {
-        int64_t n = range[g].n_tokens -
-                    (skip < range[g].n_tokens ? skip : range[g].n_tokens);
-        skip -= range[g].n_tokens - n;
-        if (n == 0)
-            continue;
-        switch (plan_range_method(method, range[g].mask[i], false)) {
-        case 'H':
-            s.h_tokens += n;
-            s.io_s += plan_io_s(p, range[g].tier, n, RECORD_HIDDEN);
-            s.up_s += plan_up_s(p, range[g].tier, n, RECORD_HIDDEN);
-            break;
-        case 'K':
-            s.kv_tokens += n;
-            s.io_s += plan_io_s(p, range[g].tier, n, RECORD_KV);
-            s.up_s += plan_up_s(p, range[g].tier, n, RECORD_KV);
-            break;
-        default:
-            s.possible = false;
+    struct record_cost c;
+    for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
+        c.io_s[k] = plan_io_s(p, tier, n_tokens, (enum platform_record)k);
+        c.up_s[k] = plan_up_s(p, tier, n_tokens, (enum platform_record)k);
+    }
+    return c;
+}
+
+/* n_tokens whose records are those of `mask`, under a letter. */
+static struct range_share share_of(char letter, uint8_t mask, int64_t n_tokens,
+                                   const struct record_cost *cost)
+{
+    switch (plan_range_method(letter, mask, false)) {
+    case 'H':
+        return (struct range_share){.h_tokens = n_tokens,
+                                    .io_s = cost->io_s[RECORD_HIDDEN],
+                                    .up_s = cost->up_s[RECORD_HIDDEN]};
+    case 'K':
+        return (struct range_share){.kv_tokens = n_tokens,
+                                    .io_s = cost->io_s[RECORD_KV],
+                                    .up_s = cost->up_s[RECORD_KV]};
+    default:
+        return (struct range_share){.lost_tokens = n_tokens};
+    }
+}
+
+static struct range_share negative(struct range_share s)
+{
+    return (struct range_share){-s.h_tokens, -s.kv_tokens, -s.lost_tokens, -s.io_s,
+                                -s.up_s};
+}
+
+static inline void share_add(struct range_share *s, const struct range_share *x)
+{
+    s->h_tokens += x->h_tokens;
+    s->kv_tokens += x->kv_tokens;
+    s->lost_tokens += x->lost_tokens;
+    s->io_s += x->io_s;
+    s->up_s += x->up_s;
+}
+
+/* n_tokens of range g, for layers first_layer to end_layer - 1; sign -1 takes them away again. */
+static void sums_add(const struct chain *c, struct chain_sums *s, int g, int first_layer,
+                     int end_layer, int64_t n_tokens, int sign)
+{
+    enum { MASKS = (PLAN_HAS_H | PLAN_HAS_KV) + 1 };
+    const struct plan_range *r = &c->range[g];
+    struct record_cost cost = cost_of(c->platform, r->tier, n_tokens);
+    struct range_share h[MASKS], kv[MASKS];
+    for (int m = 0; m < MASKS; m++) {
+        h[m] = share_of('H', (uint8_t)m, n_tokens, &cost);
+        kv[m] = share_of('K', (uint8_t)m, n_tokens, &cost);
+        if (sign < 0) {
+            h[m] = negative(h[m]);
+            kv[m] = negative(kv[m]);
         }
     }
-    return s;
-}
-
-static double share_comp_s(const struct platform *p, struct share s)
-{
-    return platform_h_s(p, s.h_tokens) + platform_kv_s(p, s.kv_tokens);
-}
-
-static double share_bytes(const struct platform *p, struct share s)
-{
-    double n = (double)(s.h_tokens + s.kv_tokens);
-    return ((double)s.h_tokens * p->h_bytes + (double)s.kv_tokens * p->kv_bytes) / n;
-}
-
-/* Tokens at the start of n that layer i does not need: they lie before its window. */
-static int64_t tokens_skipped(struct plan_window w, int i, int64_t n)
-{
-    bool windowed = w.tokens > 0 && i >= w.layer && n >= w.tokens;
-    return windowed ? (n + 1 - w.tokens) / TOKENS * TOKENS : 0;
-}
-
-static void layers_in_window(const struct platform *p, const struct plan_range *range,
-                             int n_ranges, int n_layers, bool can_recompute,
-                             struct plan_window w, struct plan_layer *layer)
-{
-    CHECK(n_ranges >= 1 && n_layers >= 1 && n_layers <= PLAN_MAX_LAYERS);
-    int64_t n = 0;
-    for (int g = 0; g < n_ranges; g++)
-        n += range[g].n_tokens;
-    for (int i = 0; i < n_layers; i++) {
-        struct plan_layer *l = &layer[i];
-        int64_t skip = tokens_skipped(w, i, n);
-        struct share h = share_of(p, range, n_ranges, i, 'H', skip);
-        struct share k = share_of(p, range, n_ranges, i, 'K', skip);
-        *l = uniform_layer(p, range[0].tier, n);
-        l->comp_tok_last_s = platform_h_s(p, n - skip);
-        l->can_recompute = can_recompute;
-        l->h_free = i == 0;
-        /* Where no range has the preferred kind, the letter is the other one's. */
-        l->has_h = h.possible && h.h_tokens > 0;
-        l->has_kv = k.possible && k.kv_tokens > 0;
-        l->io_h_s = h.io_s;
-        l->io_kv_s = k.io_s;
-        l->up_h_s = h.up_s;
-        l->up_kv_s = k.up_s;
-        l->comp_h_s = share_comp_s(p, h);
-        l->comp_kv_s = share_comp_s(p, k);
-        l->h_bytes = h.possible ? share_bytes(p, h) : 0;
-        l->kv_bytes = k.possible ? share_bytes(p, k) : 0;
+    for (int i = first_layer; i < end_layer; i++) {
+        int m = r->mask[i] % MASKS;
+        share_add(&s->h[i], &h[m]);
+        share_add(&s->kv[i], &kv[m]);
     }
 }
 
-void plan_layers_from_ranges(const struct platform *p, const struct plan_range *range,
-                             int n_ranges, int n_layers, bool can_recompute,
-                             struct plan_layer *layer)
+void chain_sums_init(struct chain_sums *s)
 {
-    layers_in_window(p, range, n_ranges, n_layers, can_recompute, (struct plan_window){0},
-                     layer);
+    memset(s, 0, sizeof *s);
 }
 
-/* Prefill of the tokens that are not restored: all layers, one after another. */
-static double prefill_all_s(const struct platform *p, int64_t n_past, int64_t n_new)
+int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n)
 {
-    if (n_new <= 0)
-        return 0;
-    return p->n_layers * platform_prefill_s(p, n_past, n_new) + platform_ends_s(p, n_new);
+    return w->tokens > 0 && n >= w->tokens ? (n + 1 - w->tokens) / TOKENS * TOKENS : 0;
 }
+
+/* Takes what has fallen out of the window from the layers that have one. */
+static void slide_window(const struct chain *c, struct chain_sums *s, int64_t n_skipped)
+{
+    int64_t first = 0; /* token of range g */
+    for (int g = 0; g < s->n_ranges && first < n_skipped; g++) {
+        int64_t end = first + c->range[g].n_tokens;
+        int64_t from = first > s->n_skipped ? first : s->n_skipped;
+        int64_t to = end < n_skipped ? end : n_skipped;
+        if (from < to)
+            sums_add(c, s, g, c->window.layer, c->platform->n_layers, to - from, -1);
+        first = end;
+    }
+    s->n_skipped = n_skipped;
+}
+
+void chain_sums_next(const struct chain *c, struct chain_sums *s)
+{
+    int g = s->n_ranges++;
+    sums_add(c, s, g, 0, c->platform->n_layers, c->range[g].n_tokens, 1);
+    s->n_tokens += c->range[g].n_tokens;
+    int64_t n_skipped = plan_tokens_skipped(&c->window, s->n_tokens);
+    if (n_skipped > s->n_skipped)
+        slide_window(c, s, n_skipped);
+}
+
+void chain_sums_at(const struct chain *c, int n_ranges, struct chain_sums *s)
+{
+    chain_sums_init(s);
+    for (int g = 0; g < n_ranges; g++)
+        s->n_tokens += c->range[g].n_tokens;
+    s->n_ranges = n_ranges;
+    s->n_skipped = plan_tokens_skipped(&c->window, s->n_tokens);
+    int first_windowed = s->n_skipped > 0 ? c->window.layer : c->platform->n_layers;
+    int64_t skip = s->n_skipped;
+    for (int g = 0; g < n_ranges; g++) {
+        int64_t n = c->range[g].n_tokens, n_out = skip < n ? skip : n;
+        sums_add(c, s, g, 0, first_windowed, n, 1);
+        if (n_out < n)
+            sums_add(c, s, g, first_windowed, c->platform->n_layers, n - n_out, 1);
+        skip -= n_out;
+    }
+}
+
+void chain_sums_move(const struct chain *c, struct chain_sums *s, int n_ranges)
+{
+    bool windows = c->window.tokens > 0, from_start = n_ranges <= s->n_ranges - n_ranges;
+    if (n_ranges < s->n_ranges && (windows || from_start)) {
+        chain_sums_at(c, n_ranges, s);
+        return;
+    }
+    while (s->n_ranges < n_ranges)
+        chain_sums_next(c, s);
+    while (s->n_ranges > n_ranges) {
+        int64_t n = c->range[--s->n_ranges].n_tokens;
+        sums_add(c, s, s->n_ranges, 0, c->platform->n_layers, n, -1);
+        s->n_tokens -= n;
+    }
+}
+
+static double share_comp_s(const struct platform *p, const struct range_share *s)
+{
+    return platform_h_s(p, s->h_tokens) + platform_kv_s(p, s->kv_tokens);
+}
+
+static double share_bytes(const struct platform *p, const struct range_share *s)
+{
+    double n = (double)(s->h_tokens + s->kv_tokens);
+    return ((double)s->h_tokens * p->h_bytes + (double)s->kv_tokens * p->kv_bytes) / n;
+}
+
+static bool same_tokens(const struct range_share *x, const struct range_share *y)
+{
+    return x->h_tokens == y->h_tokens && x->kv_tokens == y->kv_tokens;
+}
+
+/* *l from its shares; `like` has the costs of the same numbers of tokens, or is NULL. */
+static void layer_from_shares(const struct platform *p, const struct range_share *h,
+                              const struct range_share *kv, const struct plan_layer *like,
+                              struct plan_layer *l)
+{
+    bool possible = h->lost_tokens == 0;
+    /* Where no range has the preferred kind, the letter is the other one's. */
+    l->has_h = possible && h->h_tokens > 0;
+    l->has_kv = possible && kv->kv_tokens > 0;
+    l->io_h_s = h->io_s;
+    l->io_kv_s = kv->io_s;
+    l->up_h_s = h->up_s;
+    l->up_kv_s = kv->up_s;
+    l->comp_h_s = like != NULL ? like->comp_h_s : share_comp_s(p, h);
+    l->comp_kv_s = like != NULL ? like->comp_kv_s : share_comp_s(p, kv);
+    l->h_bytes = possible ? share_bytes(p, h) : 0;
+    l->kv_bytes = possible ? share_bytes(p, kv) : 0;
+}
+
+static void layers_from_sums(const struct chain *c, const struct chain_sums *s)
+{
+    const struct platform *p = c->platform;
+    double tok_s = platform_tok_s(p, s->n_tokens);
+    double last_s[2] = {platform_h_s(p, s->n_tokens),
+                        platform_h_s(p, s->n_tokens - s->n_skipped)};
+    for (int i = 0; i < p->n_layers; i++) {
+        struct plan_layer *l = &c->layer[i];
+        bool windowed = s->n_skipped > 0 && i >= c->window.layer;
+        bool again = i > 0 && same_tokens(&s->h[i], &s->h[i - 1]) &&
+                     same_tokens(&s->kv[i], &s->kv[i - 1]);
+        *l = (struct plan_layer){.comp_tok_s = tok_s,
+                                 .comp_tok_last_s = last_s[windowed],
+                                 .can_recompute = c->can_recompute,
+                                 .h_free = i == 0};
+        layer_from_shares(p, &s->h[i], &s->kv[i], again ? l - 1 : NULL, l);
+    }
+}
+
+/* ---- a request ---- */
 
 static double slow(double factor)
 {
@@ -228,113 +326,11 @@ static void slow_down(struct plan_request *req, struct plan_layer *layer, double
     req->head_s *= prefill;
 }
 
-struct chain {
-    const struct platform *platform;
-    const struct plan_range *range;
-    int64_t n_tokens, n_new;
-    bool can_recompute;
-    struct plan_layer *layer;
-    double *prefill_s;
-};
-
-/* The plan that restores the first n_used ranges and prefills what is left. */
-static int plan_prefix(const struct chain *c, int n_used, struct plan_request *req,
-                       struct plan *out, struct err *e)
+void chain_request(const struct chain *c, const struct chain_sums *s,
+                   struct plan_request *req)
 {
-    int64_t used = 0;
-    for (int g = 0; g < n_used; g++)
-        used += c->range[g].n_tokens;
-    layers_in_window(c->platform, c->range, n_used, c->platform->n_layers, c->can_recompute,
-                     req->window, c->layer);
-    fill_lanes(c->platform, c->range[0].tier, used, c->n_tokens - used + c->n_new, c->layer,
-               c->prefill_s, req);
+    layers_from_sums(c, s);
+    fill_lanes(c->platform, c->range[0].tier, s->n_tokens,
+               c->n_tokens - s->n_tokens + c->n_new, c->layer, c->prefill_s, req);
     slow_down(req, c->layer, c->prefill_s);
-    return plan_make(req, out, e);
-}
-
-/* Whether range g has every kind that the plan's letters name, for the tokens from `begin` on. */
-static bool range_suits(const struct chain *c, const struct plan_request *req,
-                        const struct plan *p, int g, int64_t begin, int64_t used)
-{
-    int64_t end = begin + c->range[g].n_tokens;
-    for (int i = 0; i < p->n_layers; i++) {
-        char m = p->method[i];
-        if (end > tokens_skipped(req->window, i, used) && m != 'R' &&
-            plan_range_method(m, c->range[g].mask[i], i == 0) != m)
-            return false;
-    }
-    return true;
-}
-
-/* What the letters of a forced plan do not show: ranges that use the other kind, and those behind
- * the restored prefix. */
-static void tell_ranges(const struct chain *c, const struct plan_request *req, int n_used,
-                        struct plan *out)
-{
-    int64_t used = 0, begin = 0, other = 0;
-    for (int g = 0; g < n_used; g++)
-        used += c->range[g].n_tokens;
-    for (int g = 0; g < n_used; g++) {
-        if (!range_suits(c, req, out, g, begin, used))
-            other += c->range[g].n_tokens;
-        begin += c->range[g].n_tokens;
-    }
-    if (other > 0)
-        plan_tell_deviation(out,
-                            "%lld of %lld tokens have only the other kind of some layers",
-                            (long long)other, (long long)used);
-    if (used < c->n_tokens)
-        plan_tell_deviation(
-            out, "the last %lld of %lld stored tokens lack records: they are computed",
-            (long long)(c->n_tokens - used), (long long)c->n_tokens);
-}
-
-int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
-                     int64_t n_new, bool can_recompute, struct plan_layer *layer,
-                     double *prefill_s, struct plan_request *req, struct plan *out,
-                     int *n_used, struct err *e)
-{
-    struct chain c = {p, range, 0, n_new, can_recompute, layer, prefill_s};
-    for (int g = 0; g < n_ranges; g++)
-        c.n_tokens += range[g].n_tokens;
-    bool forced = req->mode != PLAN_AUTO;
-    double nothing_s = prefill_all_s(p, 0, c.n_tokens + n_new) * slow(req->prefill_slow);
-    double best = can_recompute && !forced ? nothing_s : INFINITY, restoring = INFINITY;
-    int rc = 0, n_added = 0;
-    *n_used = 0;
-    for (int g = 1; g <= n_ranges; g++) {
-        rc = plan_prefix(&c, g, req, out, e);
-        if (rc == ERR_USAGE)
-            return rc;
-        if (rc != 0)
-            break; /* a longer prefix lacks the same */
-        if (g == 1)
-            n_added = out->n_r_added;
-        if (out->n_r_added > n_added)
-            break;
-        restoring = fmin(restoring, out->predicted_s);
-        if (forced || out->predicted_s <= best) {
-            best = out->predicted_s;
-            *n_used = g;
-        }
-    }
-    if (*n_used > 0) {
-        rc = plan_prefix(&c, *n_used, req, out, e);
-        if (rc == 0 && forced)
-            tell_ranges(&c, req, *n_used, out);
-        return rc;
-    }
-    memset(out, 0, sizeof *out);
-    out->predicted_s = nothing_s;
-    if (n_ranges == 0 || (can_recompute && !forced)) {
-        if (isfinite(restoring))
-            snprintf(out->reason, sizeof out->reason,
-                     "prefill of everything %.3g ms, the best restore first %.3g ms",
-                     nothing_s * 1e3, restoring * 1e3);
-        else
-            snprintf(out->reason, sizeof out->reason,
-                     "no records that a restore could use");
-        return 0;
-    }
-    return rc;
 }

@@ -38,9 +38,12 @@ double search_bound(const struct search *s, double io_s, double comp_s)
 /* Differences below this are rounding, not plans. */
 static const double TIE = 1e-9;
 
+const struct plan_effort plan_effort_full = {.steps = 30000};
+
 bool search_worth(const struct search *s, double bound_s)
 {
-    return !s->found || bound_s <= s->best_s * (1 + TIE);
+    double slack = s->effort->slack;
+    return !s->found || bound_s <= s->best_s * (slack > 0 ? 1 - slack : 1 + TIE);
 }
 
 void search_offer(struct search *s, const char *method, double makespan_s, double work_s)
@@ -216,16 +219,21 @@ static void search_counts(struct search *s)
  * claim. */
 static void search_again_without_h(struct search *s)
 {
+    struct plan_effort less = *s->effort;
+    if (less.steps < plan_effort_full.steps)
+        less.quick = true;
     s->without_h = true;
+    s->effort = &less;
     if (search_is_possible(s))
         search_branch(s);
     s->exact = false;
 }
 
-int plan_search(const struct plan_request *req, bool without_h, struct plan *out,
-                struct err *e)
+int plan_search(const struct plan_request *req, const struct plan_effort *effort,
+                bool without_h, struct plan *out, struct err *e)
 {
     struct search s = {.req = req,
+                       .effort = effort,
                        .without_h = without_h,
                        .n = req->n_layers,
                        .io_f = fmax(1, req->io_overlap),
@@ -239,11 +247,11 @@ int plan_search(const struct plan_request *req, bool without_h, struct plan *out
             s.r_min - 1, without_h ? " (hidden states left out)" : "");
     if (req->n_stages > 1)
         plan_search_stages(&s);
-    else if (is_uniform(req))
+    else if (!effort->quick && is_uniform(req))
         search_counts(&s);
     else
         search_branch(&s);
-    if (s.found && !s.exact && !without_h && req->n_stages <= 1)
+    if (s.found && !s.exact && !effort->quick && !without_h && req->n_stages <= 1)
         search_again_without_h(&s);
     if (!s.found)
         return err_set(e, ERR_NOT_FOUND, "no plan stores at most %.0f bytes per token",
@@ -251,6 +259,7 @@ int plan_search(const struct plan_request *req, bool without_h, struct plan *out
     memcpy(out->method, s.best, sizeof s.best);
     if (out->method[0] == 'H' && req->layer[0].h_free)
         out->method[0] = 'R'; /* the same work by its canonical name: see plan.h */
+    out->predicted_s = s.best_s;
     out->exact = s.exact;
     return 0;
 }

@@ -246,8 +246,13 @@ static double least_limit(struct staged *g, int r)
 
 /* ---- candidates ---- */
 
-/* Simulations of about 10 us each, for 80 layers over four stages. */
-enum { MOST_OFFERS = 200, MOST_ROUNDS = 20 };
+/* A simulation takes about 3 us for 80 layers over four stages. */
+enum { STEPS_OF_OFFER = 150, MOST_ROUNDS = 20 };
+
+static bool may_offer(const struct staged *g)
+{
+    return g->n_offers < g->s->effort->steps / STEPS_OF_OFFER;
+}
 
 static void offer(struct staged *g, const char *method)
 {
@@ -323,13 +328,13 @@ static void offer_turns(struct staged *g, const char *best)
     for (int x = 0; x < g->n_choices; x++)
         if (g->choice[x].layer >= r && is_next_turn(g, x, best))
             may[n++] = x;
-    for (int i = 0; i < n && g->n_offers < MOST_OFFERS; i++) {
+    for (int i = 0; i < n && may_offer(g); i++) {
         memcpy(one, best, sizeof one);
         turn(&g->choice[may[i]], one);
         offer(g, one);
     }
     for (int i = 0; i < n; i++)
-        for (int j = i + 1; j < n && g->n_offers < MOST_OFFERS; j++) {
+        for (int j = i + 1; j < n && may_offer(g); j++) {
             const struct choice *x = &g->choice[may[i]], *y = &g->choice[may[j]];
             if (x->stage == y->stage &&
                 (best[x->layer] == x->lean) == (best[y->layer] == y->lean))
@@ -361,7 +366,7 @@ static void offer_lengths(struct staged *g, const char *best)
 
 static void improve(struct staged *g)
 {
-    for (int round = 0; round < MOST_ROUNDS && g->n_offers < MOST_OFFERS; round++) {
+    for (int round = 0; round < MOST_ROUNDS && may_offer(g); round++) {
         char best[PLAN_MAX_LAYERS + 1];
         double before = g->s->best_s;
         memcpy(best, g->s->best, sizeof best);
@@ -385,7 +390,7 @@ static void search(struct search *s)
             recomputed_s += plan_recompute_s(s->req, i, r);
         if (!search_worth(s, recomputed_s))
             break;
-        if (search_worth(s, least_limit(&g, r)))
+        if (search_worth(s, least_limit(&g, r)) && may_offer(&g))
             offer(&g, g.method);
     }
     if (s->found)
@@ -397,7 +402,7 @@ void plan_search_stages(struct search *s)
 {
     bool without_h = s->without_h;
     s->without_h = true;
-    if (!without_h && search_is_possible(s))
+    if (!without_h && !s->effort->quick && search_is_possible(s))
         search(s);
     s->without_h = without_h;
     if (search_is_possible(s))

@@ -1,0 +1,342 @@
+/* plan_cut.c - how many of a chain's ranges to restore.
+ *
+ * Each cut, a number of leading ranges, has its own best plan.  A full search for each takes 0.1 to 0.5 s for
+ * 300 ranges of an 80-layer model, and decodes wait for it.  So:
+ *
+ * 1. Sample: cuts at most 1/64 of the tokens apart, and those before which one more layer loses its last
+ *    record.  Between two of them the best time changes by little.  The sums over the ranges move from one cut
+ *    to the next in O(layers).
+ * 2. Bound: the least time that any plan of the sample can take (plan_bound.c), in O(layers).
+ * 3. Estimate: a quick search at the samples of least bound, until no bound is below the best by SLACK.
+ * 4. Refine: bounds and estimates of the cuts beside the best sample.
+ * 5. Plan: one search at the best cut.
+ *
+ * Searches are few and take a bounded number of steps; nothing depends on a clock.  tests/policy/test_plan_cut.c
+ * compares with a full search for every cut, `make plan-check` at full size. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "policy/plan_parts.h"
+
+enum {
+    SAMPLES = 64,                                /* by tokens, */
+    SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2, /* and those before a layer is lost */
+    REFINED_MAX = 12,
+    REFINED_ESTIMATES = 4,
+};
+
+/* A cut whose bound is not below the best time by this share is left out. */
+static const double SLACK = 0.004;
+
+/* Few layers are searched through in no time. */
+enum { FEW_LAYERS = 16 };
+static const struct plan_effort estimate_few_effort = {
+    .slack = 0.002, .regret_slack = 0.01, .steps = 3000};
+/* 80 layers: some 60 us, three times as much with hedging. */
+static const struct plan_effort estimate_effort = {
+    .slack = 0.002, .regret_slack = 0.01, .steps = 2000, .quick = true};
+/* For the chosen cut; a hedged plan takes three searches. */
+static const struct plan_effort final_effort = {.regret_slack = 0.01, .steps = 12000},
+                                final_hedged_effort = {.regret_slack = 0.01, .steps = 4000};
+
+/* Few for many layers: there a bound is near its plan, and an estimate takes long; three times as long with
+ * hedging. */
+static int estimates_for(const struct platform *p, bool hedged)
+{
+    int n = 6 + 320 / p->n_layers;
+    return p->n_stages > 1 || hedged ? REFINED_ESTIMATES / 2 + n / 2 : n;
+}
+
+int plan_at_cut(const struct chain *c, int n_used, const struct plan_effort *effort,
+                struct plan_request *req, struct plan *out, struct err *e)
+{
+    struct chain_sums s;
+    chain_sums_at(c, n_used, &s);
+    chain_request(c, &s, req);
+    return plan_make_within(req, effort, out, e);
+}
+
+/* Prefill of the tokens that are not restored: all layers, one after another. */
+static double prefill_all_s(const struct platform *p, int64_t n_past, int64_t n_new)
+{
+    if (n_new <= 0)
+        return 0;
+    return p->n_layers * platform_prefill_s(p, n_past, n_new) + platform_ends_s(p, n_new);
+}
+
+struct sample {
+    int cut;
+    bool done;
+    double bound_s;
+};
+
+struct cuts {
+    const struct chain *c;
+    struct plan_request *req;
+    int estimates_left;
+    int best;                   /* ranges; 0: none */
+    double best_s, restoring_s; /* of all; of restores */
+    struct chain_sums sums;
+    int n_samples;
+    struct sample sample[SAMPLES_MAX];
+};
+
+/* No plan for the request ends earlier; infinite where there is none. */
+static double bound_of(const struct plan_request *req)
+{
+    struct plan_bounds b;
+    struct search s = {.req = req,
+                       .effort = &plan_effort_full,
+                       .n = req->n_layers,
+                       .io_f = fmax(1, req->io_overlap),
+                       .comp_f = fmax(1, req->comp_overlap)};
+    for (int i = 0; req->prefill_s != NULL && i < s.n; i++)
+        s.prefill_sum_s += req->prefill_s[i];
+    if (!search_is_possible(&s))
+        return INFINITY;
+    plan_bounds_init(&b, &s);
+    return plan_bound_least(&b, s.r_min, s.r_max);
+}
+
+static void estimate(struct cuts *k, const struct chain_sums *s, struct sample *x)
+{
+    struct plan plan;
+    x->done = true;
+    k->estimates_left--;
+    chain_request(k->c, s, k->req);
+    const struct plan_effort *effort = k->req->n_layers > FEW_LAYERS ? &estimate_effort
+                                                                     : &estimate_few_effort;
+    if (plan_estimate(k->req, effort, &plan, NULL) != 0)
+        return;
+    k->restoring_s = fmin(k->restoring_s, plan.predicted_s);
+    if (plan.predicted_s <= k->best_s) {
+        k->best_s = plan.predicted_s;
+        k->best = x->cut;
+    }
+}
+
+static bool is_worth(const struct cuts *k, const struct sample *x)
+{
+    return !x->done && x->bound_s <= k->best_s * (1 - SLACK);
+}
+
+/* ---- sampling ---- */
+
+/* The last layer that lacks all records in this range, or -1. */
+static int last_lost(const struct plan_range *r, int n_layers)
+{
+    int i = n_layers - 1;
+    while (i >= 0 && plan_range_method('H', r->mask[i], false) != 0)
+        i--;
+    return i;
+}
+
+static void add_sample(struct cuts *k, const struct chain_sums *s)
+{
+    CHECK(k->n_samples < SAMPLES_MAX);
+    chain_request(k->c, s, k->req);
+    k->sample[k->n_samples++] = (struct sample){.cut = s->n_ranges,
+                                                .bound_s = bound_of(k->req)};
+}
+
+static void take_samples(struct cuts *k)
+{
+    const struct chain *c = k->c;
+    struct chain_sums *s = &k->sums;
+    int lost = -1;
+    int64_t last = 0, step = c->n_ranges <= SAMPLES ? 0 : c->n_tokens / SAMPLES + 1;
+    chain_sums_init(s);
+    for (int g = 0; g < c->n_ranges; g++) {
+        chain_sums_next(c, s);
+        bool is_last = g + 1 == c->n_ranges;
+        int next_lost = is_last ? -1 : last_lost(&c->range[g + 1], c->platform->n_layers);
+        if (!is_last && next_lost <= lost &&
+            s->n_tokens + c->range[g + 1].n_tokens - last <= step)
+            continue;
+        add_sample(k, s);
+        last = s->n_tokens;
+        lost = next_lost > lost ? next_lost : lost;
+    }
+}
+
+/* ---- estimating ---- */
+
+static struct sample *least_bound(struct cuts *k)
+{
+    struct sample *least = NULL;
+    for (int i = 0; i < k->n_samples; i++)
+        if (is_worth(k, &k->sample[i]) &&
+            (least == NULL || k->sample[i].bound_s < least->bound_s))
+            least = &k->sample[i];
+    return least;
+}
+
+static void estimate_samples(struct cuts *k)
+{
+    for (struct sample *x;
+         k->estimates_left > REFINED_ESTIMATES && (x = least_bound(k)) != NULL;) {
+        chain_sums_move(k->c, &k->sums, x->cut);
+        estimate(k, &k->sums, x);
+    }
+}
+
+/* ---- refining ---- */
+
+static int sample_before(const struct cuts *k, int cut)
+{
+    int before = 0;
+    for (int i = 0; i < k->n_samples && k->sample[i].cut < cut; i++)
+        before = k->sample[i].cut;
+    return before;
+}
+
+static int sample_behind(const struct cuts *k, int cut)
+{
+    for (int i = 0; i < k->n_samples; i++)
+        if (k->sample[i].cut > cut)
+            return k->sample[i].cut;
+    return cut;
+}
+
+static void refine(struct cuts *k)
+{
+    int from = sample_before(k, k->best), to = sample_behind(k, k->best), best = k->best;
+    int stride = (to - from) / REFINED_MAX + 1;
+    for (int cut = from + stride; cut < to; cut += stride) {
+        struct sample x = {.cut = cut, .done = cut == best};
+        chain_sums_move(k->c, &k->sums, cut);
+        chain_request(k->c, &k->sums, k->req);
+        x.bound_s = bound_of(k->req);
+        if (k->estimates_left > 0 && is_worth(k, &x))
+            estimate(k, &k->sums, &x);
+    }
+}
+
+/* ---- the whole ---- */
+
+/* The best cut in k->best. */
+static void find_cut(struct cuts *k)
+{
+    take_samples(k);
+    k->estimates_left = estimates_for(k->c->platform, plan_wants_hedge(k->req));
+    estimate_samples(k);
+    if (k->best > 0)
+        refine(k);
+}
+
+/* Whether range g has every kind that the plan's letters name, for the tokens from `begin` on. */
+static bool range_suits(const struct chain *c, const struct plan *p, int g, int64_t begin,
+                        int64_t used)
+{
+    int64_t end = begin + c->range[g].n_tokens;
+    for (int i = 0; i < p->n_layers; i++) {
+        char m = p->method[i];
+        bool windowed = c->window.tokens > 0 && i >= c->window.layer;
+        if (end > (windowed ? plan_tokens_skipped(&c->window, used) : 0) && m != 'R' &&
+            plan_range_method(m, c->range[g].mask[i], i == 0) != m)
+            return false;
+    }
+    return true;
+}
+
+/* What the letters of a forced plan do not show: ranges that use the other kind, and those behind
+ * the restored prefix. */
+static void tell_ranges(const struct chain *c, int n_used, struct plan *out)
+{
+    int64_t used = 0, begin = 0, other = 0;
+    for (int g = 0; g < n_used; g++)
+        used += c->range[g].n_tokens;
+    for (int g = 0; g < n_used; g++) {
+        if (!range_suits(c, out, g, begin, used))
+            other += c->range[g].n_tokens;
+        begin += c->range[g].n_tokens;
+    }
+    if (other > 0)
+        plan_tell_deviation(out,
+                            "%lld of %lld tokens have only the other kind of some layers",
+                            (long long)other, (long long)used);
+    if (used < c->n_tokens)
+        plan_tell_deviation(
+            out, "the last %lld of %lld stored tokens lack records: they are computed",
+            (long long)(c->n_tokens - used), (long long)c->n_tokens);
+}
+
+/* Chooses the letters of a forced plan for the first g ranges, without their time. */
+static int choose_forced(struct cuts *k, int g, struct plan *out, struct err *e)
+{
+    chain_sums_move(k->c, &k->sums, g);
+    chain_request(k->c, &k->sums, k->req);
+    return plan_estimate(k->req, &plan_effort_full, out, e);
+}
+
+/* The longest prefix that the mode can restore, and that adds no more recomputed layers than the first range
+ * does.  Whether it can is known from the letters, so only the plan that is chosen is simulated. */
+static int longest_prefix(struct cuts *k, struct plan *out, int *n_used, struct err *e)
+{
+    int n_ranges = k->c->n_ranges, rc = choose_forced(k, 1, out, e);
+    int n_added = rc == 0 ? out->n_r_added : PLAN_MAX_LAYERS;
+    for (int g = n_ranges; g > 0 && rc != ERR_USAGE; g--) {
+        rc = choose_forced(k, g, out, e);
+        if (rc != 0 || out->n_r_added > n_added)
+            continue;
+        *n_used = g;
+        rc = plan_at_cut(k->c, g, &plan_effort_full, k->req, out, e);
+        if (rc == 0)
+            tell_ranges(k->c, g, out);
+        return rc;
+    }
+    return rc;
+}
+
+static void explain_nothing(const struct cuts *k, double nothing_s, struct plan *out)
+{
+    memset(out, 0, sizeof *out);
+    out->predicted_s = nothing_s;
+    if (isfinite(k->restoring_s))
+        snprintf(out->reason, sizeof out->reason,
+                 "prefill of everything %.3g ms, the best restore first %.3g ms",
+                 nothing_s * 1e3, k->restoring_s * 1e3);
+    else
+        snprintf(out->reason, sizeof out->reason, "no records that a restore could use");
+}
+
+int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
+                     int64_t n_new, bool can_recompute, struct plan_layer *layer,
+                     double *prefill_s, struct plan_request *req, struct plan *out,
+                     int *n_used, struct err *e)
+{
+    struct chain c = {.platform = p,
+                      .range = range,
+                      .n_ranges = n_ranges,
+                      .n_new = n_new,
+                      .can_recompute = can_recompute,
+                      .window = req->window,
+                      .layer = layer,
+                      .prefill_s = prefill_s};
+    struct cuts k = {.c = &c, .req = req, .best_s = INFINITY, .restoring_s = INFINITY};
+    for (int g = 0; g < n_ranges; g++)
+        c.n_tokens += range[g].n_tokens;
+    double nothing_s = prefill_all_s(p, 0, c.n_tokens + n_new) * fmax(1, req->prefill_slow);
+    bool may_prefill = can_recompute || n_ranges == 0;
+    *n_used = 0;
+    if (req->budget_bytes_per_token != 0)
+        return err_set(
+            e, ERR_USAGE,
+            "plan request: a budget bounds what is saved; a chain is saved already");
+    if (req->mode != PLAN_AUTO && n_ranges > 0)
+        return longest_prefix(&k, out, n_used, e);
+    if (may_prefill)
+        k.best_s = nothing_s;
+    find_cut(&k);
+    *n_used = k.best;
+    if (k.best == 0 && may_prefill) {
+        explain_nothing(&k, nothing_s, out);
+        return 0;
+    }
+    /* Where nothing can be restored the first range says why. */
+    const struct plan_effort *effort = plan_wants_hedge(req) ? &final_hedged_effort
+                                                             : &final_effort;
+    return plan_at_cut(&c, k.best > 0 ? k.best : 1, effort, req, out, e);
+}

@@ -1,0 +1,30 @@
+/* chains.h - random stored chains: what plan_best_prefix is compared and timed on. */
+#ifndef TESTS_POLICY_CHAINS_H
+#define TESTS_POLICY_CHAINS_H
+
+#include "base/rng.h"
+#include "policy/plan_parts.h"
+
+enum { CHAIN_MAX_RANGES = 512 };
+
+struct random_chain {
+    struct platform platform;
+    struct plan_range range[CHAIN_MAX_RANGES];
+    uint8_t mask[CHAIN_MAX_RANGES][PLAN_MAX_LAYERS];
+    int n_ranges;
+    int64_t n_new;
+    bool can_recompute;
+    struct plan_request req; /* mode, window, fused, slow-downs; without layers */
+    struct plan_layer layer[PLAN_MAX_LAYERS];
+    double prefill_s[PLAN_MAX_LAYERS];
+};
+
+/* A chain of n_ranges ranges for a model of n_layers. hedged: the tiers' speeds are known within a factor. */
+void random_chain(struct rng *r, int n_layers, int n_ranges, bool hedged,
+                  struct random_chain *x);
+/* plan_best_prefix of it. */
+int random_chain_plan(struct random_chain *x, struct plan *out, int *n_used, struct err *e);
+/* The least predicted time over all numbers of ranges, with a full search for each. */
+double random_chain_full_s(struct random_chain *x, int *n_used);
+
+#endif
