@@ -100,16 +100,17 @@ static int make_restorer(struct lab *b, const struct lab_opts *o, struct err *er
         rc = stream_create(b->k.dev, STREAM_COMPUTE, &b->stream, err);
     if (rc == 0)
         rc = model_work_create(m, GROUP * STORE_CHUNK_TOKENS, &b->work, err);
-    struct restorer_opts ro = {.model = m,
-                               .store = b->k.store,
-                               .pool = b->pool,
-                               .work = b->work,
-                               .stream = b->stream,
-                               .staging_bytes = stack_staging_bytes(&b->k),
-                               .max_tokens = b->max_chunks * STORE_CHUNK_TOKENS + 1};
+    struct restore_pipeline_opts ro = {.model = m,
+                                       .store = b->k.store,
+                                       .pool = b->pool,
+                                       .work = b->work,
+                                       .stream = b->stream,
+                                       .staging_bytes = stack_staging_bytes(&b->k),
+                                       .max_tokens = b->max_chunks * STORE_CHUNK_TOKENS +
+                                                     1};
     if (rc == 0)
         rc = restore_direct_parse(o->engine.gpu_direct, &ro.direct, err);
-    return rc == 0 ? restorer_create(&ro, &b->restorer, err) : rc;
+    return rc == 0 ? restore_pipeline_create(&ro, &b->pipeline, err) : rc;
 }
 
 static int measure_ceilings(struct lab *b, struct err *err)
@@ -192,7 +193,7 @@ void lab_close(struct lab *b)
     store_reader_close(b->reader);
     if (b->n_hits > 0)
         store_release(b->k.store, b->hits, b->n_hits);
-    restorer_destroy(b->restorer);
+    restore_pipeline_destroy(b->pipeline);
     model_work_destroy(b->work);
     stream_destroy(b->stream);
     if (b->pool != NULL)
@@ -263,7 +264,7 @@ int lab_restore(struct lab *b, int n_chunks, const struct plan *plan,
                               .tokens = b->tokens,
                               .table = &b->table,
                               .plan = plan};
-    int rc = restore_run(b->restorer, &job, out, err);
+    int rc = restore_run(b->pipeline, &job, out, err);
     if (rc == 0 && out->n_chunks < n_chunks)
         rc = err_set(err, ERR_CORRUPT, "restore fell short: %s", out->fault);
     return rc;

@@ -2,7 +2,7 @@
  * restores stand on.
  *
  * A lab is a running engine (stack.h) whose store holds one long context, saved by a real prefill with
- * both kinds of records, and a restorer of its own, so that any prefix of it can be restored by any
+ * both kinds of records, and a restore pipeline of its own, so that any prefix of it can be restored by any
  * plan while nothing else runs. */
 #ifndef BENCH_RESTORE_LAB_H
 #define BENCH_RESTORE_LAB_H
@@ -33,7 +33,7 @@ struct lab {
     double io_overlap, comp_overlap;
     struct stream *stream;
     struct model_work *work;
-    struct restorer *restorer;
+    struct restore_pipeline *pipeline;
     struct kv_pool *pool;
     struct kv_table table;
     int32_t *tokens;

@@ -2,7 +2,7 @@
  *
  *   schedule.c     who is ended, preempted, admitted; rows for each
  *   step_batch.c   one forward pass over those rows
- *   restoring.c    what comes back, in the rest of the step; fused.c: new tokens that follow it
+ *   restore_phase.c    what comes back, in the rest of the step; fused.c: new tokens that follow it
  *   seq.c          one sequence, and its phases
  *
  * Each file calls those below it only.  Invariants:
@@ -39,13 +39,13 @@ static int reserve_pool(struct engine *e, struct err *err)
 
 static int reserve_restoring(struct engine *e, struct err *err)
 {
-    struct restoring_opts o = {.platform = e->o.platform,
-                               .measure_ahead = e->o.measure_ahead,
-                               .throttle_bytes_per_s = e->o.throttle_bytes_per_s,
-                               .staging_bytes = e->o.staging_bytes,
-                               .direct = e->o.direct,
-                               .max_rows = e->o.max_batch_rows};
-    return restoring_init(&e->restoring, &o, &e->shared, &e->next, err);
+    struct restore_phase_opts o = {.platform = e->o.platform,
+                                   .measure_ahead = e->o.measure_ahead,
+                                   .throttle_bytes_per_s = e->o.throttle_bytes_per_s,
+                                   .staging_bytes = e->o.staging_bytes,
+                                   .direct = e->o.direct,
+                                   .max_rows = e->o.max_batch_rows};
+    return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
 }
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err)
@@ -63,7 +63,7 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
     struct schedule_opts so = {.max_seqs = o->max_seqs,
                                .step_rows = o->step_rows,
                                .age_ns = o->age_ns > 0 ? o->age_ns : 1000000000};
-    schedule_init(&e->schedule, &so, &e->shared, &e->restoring);
+    schedule_init(&e->schedule, &so, &e->shared, &e->restores);
     step_batch_init(&e->batch, &e->shared, &e->next, o->max_batch_rows, o->max_seqs);
     int rc = stream_create(o->model->dev, STREAM_COMPUTE, &e->shared.stream, err);
     if (rc == 0)
@@ -87,7 +87,7 @@ void engine_destroy(struct engine *e)
     if (e == NULL)
         return;
     schedule_deinit(&e->schedule);
-    restoring_deinit(&e->restoring);
+    restore_phase_deinit(&e->restores);
     kv_pool_destroy(e->shared.pool);
     model_work_destroy(e->shared.work);
     next_token_deinit(&e->next);
@@ -104,7 +104,7 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
           (size_t)n_blocks(&e->o) * (size_t)m->cfg.n_layers;
     size_t n_stages = (size_t)m->dev->n_stages;
     *activations = n_stages * model_work_bytes(m, e->o.max_batch_rows) + e->next.mem.bytes;
-    *restore = restoring_bytes(&e->restoring);
+    *restore = restore_phase_bytes(&e->restores);
     return *kv + *activations + *restore;
 }
 
@@ -166,7 +166,7 @@ void engine_forget_saved(struct engine *e)
 void engine_remove(struct engine *e, struct seq *s)
 {
     schedule_remove(&e->schedule, s);
-    restoring_abandon(&e->restoring, s);
+    restore_phase_abandon(&e->restores, s);
     seq_destroy(s);
 }
 
@@ -231,12 +231,12 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
     }
     struct seq_list l = schedule_list(&e->schedule);
     bool restores = seq_count(l, PHASE_RESTORE) > 0;
-    if (e->restoring.restorer != NULL)
-        restoring_step(
-            &e->restoring, l,
-            &(struct restoring_budget){.batch_ns = batch_ns,
-                                       .n_decodes = n_decodes,
-                                       .rows_left = rows_left(e, n_decodes, n_rows)});
+    if (e->restores.pipeline != NULL)
+        restore_phase_step(
+            &e->restores, l,
+            &(struct restore_phase_budget){.batch_ns = batch_ns,
+                                           .n_decodes = n_decodes,
+                                           .rows_left = rows_left(e, n_decodes, n_rows)});
     int rc = step_recover(e->shared.stream, err);
     if (rc != 0)
         return rc;

@@ -9,7 +9,7 @@ struct engine {
     struct seq_shared shared; /* owns pool, work and stream */
     struct next_token next;
     struct step_batch batch;
-    struct restoring restoring;
+    struct restore_phase restores;
     struct schedule schedule;
 };
 

@@ -18,9 +18,9 @@ enum { LEAST_ROWS = 16 };
 /* --- the list --------------------------------------------------------------------------------- */
 
 void schedule_init(struct schedule *c, const struct schedule_opts *o, struct seq_shared *sh,
-                   struct restoring *restoring)
+                   struct restore_phase *restores)
 {
-    *c = (struct schedule){.o = *o, .shared = sh, .restoring = restoring};
+    *c = (struct schedule){.o = *o, .shared = sh, .restores = restores};
 }
 
 void schedule_deinit(struct schedule *c)
@@ -131,7 +131,7 @@ static void describe(const struct schedule *c, int i, bool is_full, struct sched
 
 static void time_out(struct schedule *c, struct seq *s)
 {
-    restoring_abandon(c->restoring, s);
+    restore_phase_abandon(c->restores, s);
     seq_finish(s, FINISH_TIMEOUT);
     seq_drop_blocks(s);
     c->shared->stats.n_timed_out++;
@@ -139,7 +139,7 @@ static void time_out(struct schedule *c, struct seq *s)
 
 static void preempt(struct schedule *c, struct seq *s)
 {
-    restoring_abandon(c->restoring, s);
+    restore_phase_abandon(c->restores, s);
     seq_preempt(s);
 }
 
@@ -159,7 +159,7 @@ static bool store_has_more(struct seq *s)
 static void begin(struct schedule *c, struct seq *s)
 {
     if (s->n_done == 0 || store_has_more(s)) {
-        restoring_begin(c->restoring, s);
+        restore_phase_begin(c->restores, s);
         return;
     }
     int n = s->n_done / STORE_CHUNK_TOKENS;

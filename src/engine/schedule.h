@@ -5,7 +5,7 @@
 #ifndef ENGINE_SCHEDULE_H
 #define ENGINE_SCHEDULE_H
 
-#include "engine/restoring.h"
+#include "engine/restore_phase.h"
 #include "engine/seq.h"
 #include "policy/sched.h"
 
@@ -18,7 +18,7 @@ struct schedule_opts {
 struct schedule {
     struct schedule_opts o;
     struct seq_shared *shared;
-    struct restoring *restoring;
+    struct restore_phase *restores;
     struct seq **seqs; /* in the order in which they came */
     int n_seqs, cap_seqs;
     int n_live; /* the first of them: those that had not ended when the step began */
@@ -32,7 +32,7 @@ struct schedule {
 };
 
 void schedule_init(struct schedule *c, const struct schedule_opts *o, struct seq_shared *sh,
-                   struct restoring *restoring);
+                   struct restore_phase *restores);
 void schedule_deinit(struct schedule *c);
 
 void schedule_add(struct schedule *c, struct seq *s);

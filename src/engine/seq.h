@@ -86,7 +86,7 @@ int seq_count(struct seq_list l, enum phase phase);
 
 /* A sequence that waits. The request was checked: it fits the context and the KV cache. */
 struct seq *seq_create(struct seq_shared *sh, const struct request *r);
-/* In any phase. Its restore must have been ended (restoring_abandon). */
+/* In any phase. Its restore must have been ended (restore_phase_abandon). */
 void seq_destroy(struct seq *s);
 
 /* --- edges ------------------------------------------------------------------------------------ */

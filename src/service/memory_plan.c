@@ -51,7 +51,7 @@ static struct needs needs_of(const struct memory_ask *a, int stage)
     n.work = model_work_bytes(m, a->max_rows) + m->dev->stream_bytes +
              next_token_bytes(m, a->max_seqs) + N_OTHER_PARTS * PART_BYTES;
     if (a->has_store) {
-        n.restore = restorer_device_bytes(m, a->max_rows, a->staging_bytes) +
+        n.restore = restore_pipeline_device_bytes(m, a->max_rows, a->staging_bytes) +
                     2 * (size_t)a->max_rows * model_hidden_bytes(m) + PROFILE_COPY_BYTES;
         n.probes = fingerprint_device_bytes(m);
         if (profile_device_bytes(m, a->max_rows) > n.probes)

@@ -1,7 +1,7 @@
 /* memory_plan.h - how much of a device's own memory an engine takes, reckoned before it takes any, and taken at
  * once.
  *
- * What each part takes is said by the part (model_work_bytes, restorer_device_bytes, ...); here it is added
+ * What each part takes is said by the part (model_work_bytes, restore_pipeline_device_bytes, ...); here it is added
  * up.  Where memory is the host's it is taken as it is touched; weights that can never fit are refused. */
 #ifndef SERVICE_MEMORY_PLAN_H
 #define SERVICE_MEMORY_PLAN_H

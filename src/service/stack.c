@@ -1,7 +1,7 @@
 /* stack.c - see stack.h.
  *
  * Threads are created here or in what is created here: compute workers (pool), the saver's writer,
- * the restorer's I/O thread.  docs/ARCHITECTURE.md lists them. */
+ * the restore pipeline's I/O thread.  docs/ARCHITECTURE.md lists them. */
 #include "service/stack.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* restore.c - see restore.h and restore_impl.h: life cycle of the restorer and of a restore. */
+/* restore.c - see restore.h and restore_impl.h: life cycle of the restore pipeline and of a restore. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ struct group *group_get(struct group_list *l)
     return g;
 }
 
-void restore_group_done(struct restorer *rr, struct group *g)
+void restore_group_done(struct restore_pipeline *rr, struct group *g)
 {
     g->run->n_out--;
     g->run = NULL;
@@ -41,9 +41,9 @@ void restore_group_done(struct restorer *rr, struct group *g)
     pthread_cond_signal(&rr->for_io);
 }
 
-/* --- the restorer ----------------------------------------------------------------------------- */
+/* --- the restore pipeline ----------------------------------------------------------------------------- */
 
-int restore_open_reader(struct restorer *rr, struct err *err)
+int restore_open_reader(struct restore_pipeline *rr, struct err *err)
 {
     return store_reader_open(rr->o.store, rr->n_slots * GROUP, rr->staging.ptr,
                              rr->staging.bytes, &rr->reader, err);
@@ -72,7 +72,8 @@ static size_t scratch_bytes(const struct model *m, int max_rows)
     return (size_t)max_rows * (model_kv_bytes(m) + model_hidden_bytes(m));
 }
 
-size_t restorer_device_bytes(const struct model *m, int max_rows, size_t staging_bytes)
+size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
+                                     size_t staging_bytes)
 {
     return m->dev->unified ? 0
                            : (size_t)n_slots(m, staging_bytes) * slot_bytes(m) +
@@ -80,7 +81,7 @@ size_t restorer_device_bytes(const struct model *m, int max_rows, size_t staging
                                  restore_sums_bytes(m->dev, n_slots(m, staging_bytes));
 }
 
-static int reserve_staging(struct restorer *r, struct err *err)
+static int reserve_staging(struct restore_pipeline *r, struct err *err)
 {
     r->slot_bytes = slot_bytes(r->o.model);
     r->n_slots = n_slots(r->o.model, r->o.staging_bytes);
@@ -98,7 +99,7 @@ static int reserve_staging(struct restorer *r, struct err *err)
     return restore_open_reader(r, err);
 }
 
-static int reserve_scratch(struct restorer *r, struct err *err)
+static int reserve_scratch(struct restore_pipeline *r, struct err *err)
 {
     const struct model *m = r->o.model;
     int rows = model_work_rows(r->o.work);
@@ -118,7 +119,7 @@ static int reserve_scratch(struct restorer *r, struct err *err)
     return 0;
 }
 
-static int reserve_streams(struct restorer *r, struct err *err)
+static int reserve_streams(struct restore_pipeline *r, struct err *err)
 {
     int n = pool_threads(r->o.model->dev->pool), rc = 0;
     r->inline_streams = xcalloc((size_t)n, sizeof *r->inline_streams);
@@ -127,7 +128,7 @@ static int reserve_streams(struct restorer *r, struct err *err)
     return rc;
 }
 
-static int start_thread(struct restorer *r, struct err *err)
+static int start_thread(struct restore_pipeline *r, struct err *err)
 {
     int rc = pthread_create(&r->io, NULL, restore_io_main, r);
     r->has_thread = rc == 0;
@@ -135,18 +136,19 @@ static int start_thread(struct restorer *r, struct err *err)
                    : err_set(err, -rc, "no thread for reading the store: %s", strerror(rc));
 }
 
-static void init_locks(struct restorer *r)
+static void init_locks(struct restore_pipeline *r)
 {
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->for_io, NULL);
     clock_cond_init(&r->for_compute);
 }
 
-int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err)
+int restore_pipeline_create(const struct restore_pipeline_opts *o,
+                            struct restore_pipeline **out, struct err *err)
 {
     CHECK(model_work_rows(o->work) >= GROUP_ROWS);
     CHECK(o->model->cfg.n_layers <= STORE_MAX_LAYERS);
-    struct restorer *r = xcalloc(1, sizeof *r);
+    struct restore_pipeline *r = xcalloc(1, sizeof *r);
     r->o = *o;
     init_locks(r);
     for (int k = 0; k < STORE_KINDS; k++) {
@@ -165,14 +167,14 @@ int restorer_create(const struct restorer_opts *o, struct restorer **out, struct
     if (rc == 0)
         rc = start_thread(r, err);
     if (rc != 0) {
-        restorer_destroy(r);
+        restore_pipeline_destroy(r);
         return rc;
     }
     *out = r;
     return 0;
 }
 
-static void stop_thread(struct restorer *r)
+static void stop_thread(struct restore_pipeline *r)
 {
     if (!r->has_thread)
         return;
@@ -183,7 +185,7 @@ static void stop_thread(struct restorer *r)
     pthread_join(r->io, NULL);
 }
 
-void restorer_destroy(struct restorer *r)
+void restore_pipeline_destroy(struct restore_pipeline *r)
 {
     if (r == NULL)
         return;
@@ -206,7 +208,7 @@ void restorer_destroy(struct restorer *r)
     free(r);
 }
 
-void restorer_measure(struct restorer *r, const struct sha256 *fingerprint)
+void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint)
 {
     pthread_mutex_lock(&r->lock);
     r->wants_measure = true;
@@ -215,7 +217,7 @@ void restorer_measure(struct restorer *r, const struct sha256 *fingerprint)
     pthread_mutex_unlock(&r->lock);
 }
 
-size_t restorer_bytes(const struct restorer *r)
+size_t restore_pipeline_bytes(const struct restore_pipeline *r)
 {
     size_t bytes = r->staging.bytes;
     for (int k = 0; k < r->o.model->dev->n_stages; k++)
@@ -223,7 +225,7 @@ size_t restorer_bytes(const struct restorer *r)
     return bytes;
 }
 
-bool restorer_wait(struct restorer *rr, int64_t timeout_ns)
+bool restore_pipeline_wait(struct restore_pipeline *rr, int64_t timeout_ns)
 {
     int64_t t0 = clock_now_ns(), until = t0 + timeout_ns;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
@@ -370,7 +372,7 @@ static void check_records(struct restore *r)
 /* --- one restore ------------------------------------------------------------------------------ */
 
 /* A new restore at the end of the list. */
-static struct restore *begin(struct restorer *rr, const struct restore_want *want,
+static struct restore *begin(struct restore_pipeline *rr, const struct restore_want *want,
                              enum restore_state state)
 {
     struct restore *r = xcalloc(1, sizeof *r);
@@ -399,7 +401,7 @@ static struct restore *begin(struct restorer *rr, const struct restore_want *wan
     return r;
 }
 
-struct restore *restore_find(struct restorer *rr, const struct restore_want *want)
+struct restore *restore_find(struct restore_pipeline *rr, const struct restore_want *want)
 {
     CHECK(want->n_tokens > 0);
     return begin(rr, want, RESTORE_FINDING);
@@ -415,7 +417,7 @@ const struct restore_found *restore_found(const struct restore *r)
 
 void restore_start(struct restore *r, const struct restore_job *job)
 {
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     CHECK(job->first_chunk >= 0 && job->n_chunks > job->first_chunk &&
           job->n_chunks * STORE_CHUNK_TOKENS <= rr->o.max_tokens);
     CHECK(job->plan->n_layers == rr->o.model->cfg.n_layers);
@@ -440,7 +442,7 @@ void restore_start(struct restore *r, const struct restore_job *job)
 /* Nothing of it is under way: what precedes the lost chunk is brought back with its own windows. */
 static void rewind_to(struct restore *r, int n_chunks)
 {
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     if (rr->recomputing == r)
         restore_drop_piece(rr);
     pthread_mutex_lock(&rr->lock);
@@ -485,7 +487,7 @@ void restore_free(struct restore *r)
 }
 
 /* [lock] Out of the list, and what has arrived for it is given back. */
-static void unlink_restore(struct restorer *rr, struct restore *r)
+static void unlink_restore(struct restore_pipeline *rr, struct restore *r)
 {
     struct restore **p = &rr->runs;
     while (*p != r)
@@ -545,7 +547,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
 
 void restore_end(struct restore *r)
 {
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     restore_drop_work(rr, r);
     pthread_mutex_lock(&rr->lock);
     unlink_restore(rr, r);
@@ -558,14 +560,14 @@ void restore_end(struct restore *r)
         restore_free(r);
 }
 
-int restore_run(struct restorer *rr, const struct restore_job *job,
+int restore_run(struct restore_pipeline *rr, const struct restore_job *job,
                 struct restore_result *out, struct err *err)
 {
     struct restore *r = begin(rr, NULL, RESTORE_FOUND);
     restore_start(r, job);
     while (!restore_is_done(r)) {
-        if (!restorer_work(rr, RESTORE_NO_LIMIT))
-            restorer_wait(rr, 1000000000);
+        if (!restore_pipeline_work(rr, RESTORE_NO_LIMIT))
+            restore_pipeline_wait(rr, 1000000000);
     }
     int rc = restore_result_of(r, out, err);
     restore_end(r);

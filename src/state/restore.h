@@ -3,17 +3,17 @@
  *   I/O thread   [find][K8 ][K9 ][H4 ][H5 ]..      store -> staging slots, in the plan's order
  *   compute lane [R0 r1][k8][k9][H4]..             staging -> KV blocks; recomputation fills gaps
  *
- * A restorer owns the staging memory and one I/O thread, for as long as it lives.  A *restore* is one
+ * A restore pipeline owns the staging memory and one I/O thread, for as long as it lives.  A *restore* is one
  * context on its way back.  Several may be under way: their reads are issued in the order in which
  * they were started, one restore after the other, so that the first is not delayed by the others.
  *
- *   restore_find --> restore_found --> restore_start --> restorer_work ... restore_is_done --> restore_end
+ *   restore_find --> restore_found --> restore_start --> restore_pipeline_work ... restore_is_done --> restore_end
  *   (I/O thread      (the caller        (reads begin)     (the compute lane,
  *    looks up)        plans)                               a piece at a time)
  *
- * The compute lane is the caller's thread, and works only inside restorer_work: one work item that
+ * The compute lane is the caller's thread, and works only inside restore_pipeline_work: one work item that
  * fits the caller's budget, never waiting for I/O.  So a restore runs beside decodes, which never wait
- * for it; whoever has nothing else to do calls restorer_wait.  restore_end may be called at any
+ * for it; whoever has nothing else to do calls restore_pipeline_wait.  restore_end may be called at any
  * moment, also while reads are stuck: it does not wait for them.
  *
  * The unit of I/O is a *group*: a run of up to RESTORE_GROUP_CHUNKS consecutive chunks of one layer
@@ -30,7 +30,7 @@
  * context comes back up to that chunk, the chunk is condemned in the store, and the caller prefills
  * the rest.
  *
- * Threads: everything belongs to one thread, the compute lane's; the I/O thread is the restorer's. */
+ * Threads: everything belongs to one thread, the compute lane's; the I/O thread is the restore pipeline's. */
 #ifndef STATE_RESTORE_H
 #define STATE_RESTORE_H
 
@@ -46,7 +46,7 @@ enum { RESTORE_GROUP_CHUNKS = 8 };
 
 #define RESTORE_NO_LIMIT INT64_MAX /* as a budget */
 
-struct restorer;
+struct restore_pipeline;
 struct restore;
 
 /* Whether what is read goes into the device's memory by itself (GPUDirect Storage): where it can, never, or as a
@@ -56,11 +56,11 @@ enum restore_direct { RESTORE_DIRECT_AUTO, RESTORE_DIRECT_OFF, RESTORE_DIRECT_ON
 /* "auto" (NULL: as well), "off", "on"; else ERR_USAGE. */
 int restore_direct_parse(const char *text, enum restore_direct *out, struct err *err);
 
-struct restorer_opts {
+struct restore_pipeline_opts {
     const struct model *model;
     struct store *store;
     const struct kv_pool *pool;
-    /* at least RESTORE_GROUP_CHUNKS * 64 rows, so many at most are recomputed at once; used inside restorer_work only */
+    /* at least RESTORE_GROUP_CHUNKS * 64 rows, so many at most are recomputed at once; used inside restore_pipeline_work only */
     struct model_work *work;
     struct stream *stream; /* likewise */
     size_t staging_bytes;  /* bound on slots; raised to three of them */
@@ -70,20 +70,23 @@ struct restorer_opts {
 
 /* Reserves staging (registered with the store's I/O once) and scratch, and starts the I/O thread.
  * Everything in the options must outlive it. */
-int restorer_create(const struct restorer_opts *o, struct restorer **out, struct err *err);
+int restore_pipeline_create(const struct restore_pipeline_opts *o,
+                            struct restore_pipeline **out, struct err *err);
 /* Every restore was ended. Waits for reads that are still in flight. NULL is allowed. */
-void restorer_destroy(struct restorer *r);
-size_t restorer_bytes(const struct restorer *r); /* for the table printed at start */
-/* Of each stage's own memory, what a restorer takes; 0 where memory is unified. */
-size_t restorer_device_bytes(const struct model *m, int max_rows, size_t staging_bytes);
+void restore_pipeline_destroy(struct restore_pipeline *r);
+size_t restore_pipeline_bytes(
+    const struct restore_pipeline *r); /* for the table printed at start */
+/* Of each stage's own memory, what a restore pipeline takes; 0 where memory is unified. */
+size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
+                                     size_t staging_bytes);
 
 /* Whether records are checked by the device, from its own memory, and not by the host: where it has memory of its own and
- * is one rank of each stage, unless it was opened with checksums "host".  "device" on another device fails restorer_create. */
+ * is one rank of each stage, unless it was opened with checksums "host".  "device" on another device fails restore_pipeline_create. */
 bool restore_checks_on_device(const struct device *d);
 
 /* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of a model
  * that it holds; what is found (restore_found) then says that speed. */
-void restorer_measure(struct restorer *r, const struct sha256 *fingerprint);
+void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint);
 
 /* --- one restore ------------------------------------------------------------------------------ */
 
@@ -109,7 +112,7 @@ struct restore_found {
 
 /* Begins a restore: the I/O thread looks up, and, if `measure_io` and it has not done so before, measures
  * the store's read speed on the full chunks that it finds. */
-struct restore *restore_find(struct restorer *rr, const struct restore_want *want);
+struct restore *restore_find(struct restore_pipeline *rr, const struct restore_want *want);
 /* NULL while it is being looked up; then valid until restore_end. */
 const struct restore_found *restore_found(const struct restore *r);
 
@@ -141,7 +144,7 @@ struct restore_result {
     int64_t total_ns;                  /* since restore_start */
     int64_t compute_ns;                /* compute lane busy with it */
     int64_t io_ns;      /* I/O lane busy: at least one of its reads in flight */
-    int64_t wait_ns;    /* in restorer_wait meanwhile */
+    int64_t wait_ns;    /* in restore_pipeline_wait meanwhile */
     int64_t prefill_ns; /* compute lane busy with new tokens meanwhile: the caller's */
     /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside it. */
     double bubble;
@@ -169,15 +172,15 @@ void restore_end(struct restore *r);
 /* Does one work item of any restore, cut so that it is expected to take no longer than budget_ns (but
  * at least the smallest there is); false where nothing can be done now.  What has arrived goes first,
  * so that its slot is free again, then recomputation. */
-bool restorer_work(struct restorer *rr, int64_t budget_ns);
+bool restore_pipeline_work(struct restore_pipeline *rr, int64_t budget_ns);
 /* What the last work item cost: its time, but no more than twice what such work lately took.  A stall of the
  * machine would have hit whatever ran: it is not the restore's. */
-int64_t restorer_cost_ns(const struct restorer *rr);
+int64_t restore_pipeline_cost_ns(const struct restore_pipeline *rr);
 /* Sleeps until there may be work, a restore has found its chunks or is done; false after timeout_ns. */
-bool restorer_wait(struct restorer *rr, int64_t timeout_ns);
+bool restore_pipeline_wait(struct restore_pipeline *rr, int64_t timeout_ns);
 
 /* A whole restore of chunks that the caller has pinned, waiting as needed. */
-int restore_run(struct restorer *rr, const struct restore_job *job,
+int restore_run(struct restore_pipeline *rr, const struct restore_job *job,
                 struct restore_result *out, struct err *err);
 
 #endif

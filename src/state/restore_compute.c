@@ -1,4 +1,4 @@
-/* restore_compute.c - the compute lane of a restorer: from staging into the KV cache, and
+/* restore_compute.c - the compute lane of a restore pipeline: from staging into the KV cache, and
  * recomputation.
  *
  * A work item is a part of the groups that have arrived, or one layer of one piece of the recomputed
@@ -19,8 +19,8 @@ enum { MIN_ROWS = 16 };
 
 /* --- how much fits a budget ------------------------------------------------------------------- */
 
-static int rows_for(const struct restorer *rr, int method, int64_t budget_ns, int unit,
-                    int max)
+static int rows_for(const struct restore_pipeline *rr, int method, int64_t budget_ns,
+                    int unit, int max)
 {
     if (budget_ns == RESTORE_NO_LIMIT)
         return max;
@@ -33,7 +33,7 @@ static int rows_for(const struct restorer *rr, int method, int64_t budget_ns, in
 /* Rates drift with the machine's load: an average over some tens of items.  More than twice the rate is a
  * stall (this thread or a worker lost its core): it counts as twice, so that a lasting change is
  * followed and one stall of milliseconds does not shrink, and charge, all that follows. */
-static void learn(struct restorer *rr, int method, int64_t ns, int rows)
+static void learn(struct restore_pipeline *rr, int method, int64_t ns, int rows)
 {
     double *rate = &rr->row_ns[method], per_row = rows > 0 ? (double)ns / rows : 0;
     rr->cost_ns = ns;
@@ -46,7 +46,7 @@ static void learn(struct restorer *rr, int method, int64_t ns, int rows)
     *rate += (per_row - *rate) / (*rate > 0 ? 16 : 1);
 }
 
-int64_t restorer_cost_ns(const struct restorer *rr)
+int64_t restore_pipeline_cost_ns(const struct restore_pipeline *rr)
 {
     return rr->cost_ns;
 }
@@ -77,7 +77,7 @@ static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, 
 static int project_and_fill(struct restore *r, int layer, int row, struct mat hidden)
 {
     struct one_seq q;
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     struct stream *s = rr->o.stream;
     struct kv_layer kv = kv_pool_layer(rr->o.pool, layer);
     struct mat kv_rows = mat_rows(rr->kv_rows[kv.stage], 0, hidden.rows);
@@ -98,7 +98,7 @@ void restore_fail(struct restore *r, int rc, const char *why)
 
 static void fail(struct restore *r, int rc)
 {
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     const char *own = restore_up_fault(rr);
     restore_fail(r, rc, own[0] != 0 ? own : stream_fault(rr->o.stream));
     if (own[0] != 0) {
@@ -139,7 +139,7 @@ static bool group_is_done(const struct group *g)
 /* As much of a group as the budget allows, in whole chunks (K and V) or rows (hidden states). */
 static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
 {
-    const struct restorer *rr = a->r->rr;
+    const struct restore_pipeline *rr = a->r->rr;
     bool hidden = g->kind == STORE_HIDDEN;
     int method = hidden ? BY_H : BY_K, unit = hidden ? MIN_ROWS : STORE_CHUNK_TOKENS;
     int begin = hidden ? g->n_projected : g->n_taken * STORE_CHUNK_TOKENS;
@@ -237,8 +237,8 @@ static void item_share(void *arg, int thread_idx, int n_threads)
 
 /* Hidden states [row, row + n) of a group, where they lie. (The view is read only: the cast away of
  * const is contained.) */
-static struct mat hidden_rows(const struct restorer *rr, const struct group *g, int row,
-                              int n)
+static struct mat hidden_rows(const struct restore_pipeline *rr, const struct group *g,
+                              int row, int n)
 {
     const struct model *m = rr->o.model;
     const uint8_t *bytes = restore_record(rr, g, row / STORE_CHUNK_TOKENS) +
@@ -247,7 +247,8 @@ static struct mat hidden_rows(const struct restorer *rr, const struct group *g, 
 }
 
 /* Rows [row, n] that end before `end` and lie behind one another: records may have gaps between. */
-static int adjacent_rows(const struct restorer *rr, const struct group *g, int row, int end)
+static int adjacent_rows(const struct restore_pipeline *rr, const struct group *g, int row,
+                         int end)
 {
     int i = row / STORE_CHUNK_TOKENS;
     int to = (i + 1) * STORE_CHUNK_TOKENS;
@@ -287,7 +288,7 @@ static int bring_up(struct restore *r, const struct part *p)
 }
 
 /* Those of mine[] that are done go back, and count for their layers: now, or when the device is done. */
-static void give_back(struct restorer *rr)
+static void give_back(struct restore_pipeline *rr)
 {
     int n = 0;
     pthread_mutex_lock(&rr->lock);
@@ -322,7 +323,7 @@ static void trace_item(struct item *a, int64_t t0, int64_t ns)
 }
 
 /* The first of mine[], and those behind it that are of its restore and kind, in one go. */
-static void work_arrived(struct restorer *rr, int64_t budget_ns)
+static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
 {
     const struct group *first = rr->mine[0];
     struct restore *r = first->run;
@@ -393,7 +394,7 @@ static int piece_rows(struct restore *r)
     return end - r->re.row;
 }
 
-static void begin_piece(struct restorer *rr, struct restore *r, int64_t budget_ns)
+static void begin_piece(struct restore_pipeline *rr, struct restore *r, int64_t budget_ns)
 {
     int left = piece_rows(r);
     int n = rows_for(rr, BY_R, budget_ns, MIN_ROWS, left);
@@ -412,7 +413,7 @@ static void begin_piece(struct restorer *rr, struct restore *r, int64_t budget_n
 /* The present piece passes one layer. Of the last one K and V only are wanted. */
 static int recompute_layer(struct restore *r)
 {
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     struct one_seq q;
     int l = rr->pass.layer, n = rr->pass.o.n_rows;
     const struct ragged *rows = rows_of(r, &q, r->re.row, n);
@@ -428,7 +429,7 @@ static int recompute_layer(struct restore *r)
  * each. */
 static void account_recomputed(struct restore *r, int layer, int n_rows)
 {
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     int n = rr->re_queued;
     int64_t t0 = rr->t_re_queued, ns = clock_now_ns() - t0;
     for (int i = 0; i < n; i++)
@@ -440,7 +441,8 @@ static void account_recomputed(struct restore *r, int layer, int n_rows)
 
 /* One layer.  Where the device has memory of its own, and no decode waits, the layers of a piece are queued one
  * behind the other, and waited for at its end. */
-static void work_recompute(struct restorer *rr, struct restore *r, int64_t budget_ns)
+static void work_recompute(struct restore_pipeline *rr, struct restore *r,
+                           int64_t budget_ns)
 {
     int64_t t0 = clock_now_ns();
     if (rr->recomputing == NULL)
@@ -468,7 +470,7 @@ static void work_recompute(struct restorer *rr, struct restore *r, int64_t budge
 }
 
 /* Whose piece is under way, else the oldest with something left. */
-static struct restore *next_recompute(struct restorer *rr)
+static struct restore *next_recompute(struct restore_pipeline *rr)
 {
     if (rr->recomputing != NULL)
         return rr->recomputing;
@@ -480,7 +482,7 @@ static struct restore *next_recompute(struct restorer *rr)
 
 /* --- the lane --------------------------------------------------------------------------------- */
 
-bool restorer_work(struct restorer *rr, int64_t budget_ns)
+bool restore_pipeline_work(struct restore_pipeline *rr, int64_t budget_ns)
 {
     pthread_mutex_lock(&rr->lock);
     rr->n_seen = rr->n_news;
@@ -499,14 +501,14 @@ bool restorer_work(struct restorer *rr, int64_t budget_ns)
     return true;
 }
 
-void restore_drop_piece(struct restorer *rr)
+void restore_drop_piece(struct restore_pipeline *rr)
 {
     model_pass_end(&rr->pass);
     rr->recomputing = NULL;
     rr->re_queued = 0;
 }
 
-void restore_drop_work(struct restorer *rr, struct restore *r)
+void restore_drop_work(struct restore_pipeline *rr, struct restore *r)
 {
     int n = 0;
     restore_settle(rr, 0); /* the device reads what is to be given back */

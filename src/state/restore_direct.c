@@ -30,7 +30,7 @@ int restore_direct_parse(const char *text, enum restore_direct *out, struct err 
                : err_set(err, ERR_USAGE, "gpu-direct '%s': must be auto, on or off", text);
 }
 
-static const char *why_not(const struct restorer *rr)
+static const char *why_not(const struct restore_pipeline *rr)
 {
     if (rr->check == NULL)
         return "the device has to check what it reads (one device with memory of its own, "
@@ -40,7 +40,7 @@ static const char *why_not(const struct restorer *rr)
     return NULL;
 }
 
-int restore_direct_open(struct restorer *rr, struct err *err)
+int restore_direct_open(struct restore_pipeline *rr, struct err *err)
 {
     struct err why = {0};
     const char *no = why_not(rr);
@@ -59,21 +59,21 @@ int restore_direct_open(struct restorer *rr, struct err *err)
     return 0;
 }
 
-void restore_direct_close(struct restorer *rr)
+void restore_direct_close(struct restore_pipeline *rr)
 {
     file_reader_close(rr->files);
     rr->files = NULL;
 }
 
 /* From now on restores read in the ordinary way. */
-static void give_up(struct restorer *rr, const char *why)
+static void give_up(struct restore_pipeline *rr, const char *why)
 {
     if (rr->is_direct)
         log_warn("restores read by way of host memory from now on: %.200s", why);
     rr->is_direct = false;
 }
 
-bool restore_direct_submit(struct restorer *rr, struct group *g)
+bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
 {
     struct err why = {0};
     g->is_direct = false;
@@ -107,7 +107,7 @@ static bool has_failed(const struct group *g)
     return false;
 }
 
-struct group *restore_direct_wait(struct restorer *rr, bool *again)
+struct group *restore_direct_wait(struct restore_pipeline *rr, bool *again)
 {
     struct err why = {0};
     void *user = NULL;

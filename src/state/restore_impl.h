@@ -1,6 +1,6 @@
-/* restore_impl.h - what the files of the restorer share; private to src/state.
+/* restore_impl.h - what the files of the restore pipeline share; private to src/state.
  *
- *   restore.c          life cycle of the restorer and of a restore
+ *   restore.c          life cycle of the restore pipeline and of a restore
  *   restore_io.c       the I/O thread: looks up, reads, hands groups on
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
  *   restore_direct.c   what of it goes into the device's memory by itself
@@ -74,7 +74,7 @@ enum restore_state {
 };
 
 struct restore {
-    struct restorer *rr;
+    struct restore_pipeline *rr;
     struct restore *next;
 
     /* rr->lock */
@@ -121,8 +121,8 @@ struct restore {
     struct restore_result out;
 };
 
-struct restorer {
-    struct restorer_opts o;
+struct restore_pipeline {
+    struct restore_pipeline_opts o;
     size_t record_bytes[STORE_KINDS]; /* as stored, not padded */
     size_t record_room[STORE_KINDS];
     struct buf staging;
@@ -199,42 +199,43 @@ bool restore_must_rewind(const struct restore *r);
 /* Whether the compute lane has something left to recompute. */
 bool restore_recompute_remains(const struct restore *r);
 
-int restore_open_reader(struct restorer *rr, struct err *err);
-void *restore_io_main(void *restorer);
+int restore_open_reader(struct restore_pipeline *rr, struct err *err);
+void *restore_io_main(void *pipeline);
 /* Forgets what the compute lane holds of a restore. */
-void restore_drop_work(struct restorer *rr, struct restore *r);
+void restore_drop_work(struct restore_pipeline *rr, struct restore *r);
 /* The piece that is being recomputed is given up; what is queued of it runs. */
-void restore_drop_piece(struct restorer *rr);
+void restore_drop_piece(struct restore_pipeline *rr);
 /* --- restore_direct.c: the I/O thread's --- */
 /* Behind restore_up_create. Opens the device's reader, if it is to be used and there is one. */
-int restore_direct_open(struct restorer *rr, struct err *err);
-void restore_direct_close(struct restorer *rr);
+int restore_direct_open(struct restore_pipeline *rr, struct err *err);
+void restore_direct_close(struct restore_pipeline *rr);
 /* False where g, whose reads say what is wanted, has to be read in the ordinary way. */
-bool restore_direct_submit(struct restorer *rr, struct group *g);
+bool restore_direct_submit(struct restore_pipeline *rr, struct group *g);
 /* While n_direct > 0: the next group that has ended, or NULL where it is not known when.  *again: it is to be read in the
  * ordinary way. */
-struct group *restore_direct_wait(struct restorer *rr, bool *again);
+struct group *restore_direct_wait(struct restore_pipeline *rr, bool *again);
 /* --- restore_up.c: the compute lane's --- */
-int restore_up_create(struct restorer *rr, struct err *err);
-void restore_up_destroy(struct restorer *rr);
+int restore_up_create(struct restore_pipeline *rr, struct err *err);
+void restore_up_destroy(struct restore_pipeline *rr);
 /* Brings the records of chunks [first, end) of g up; what the compute stream gets from now on finds them. */
 /* [lock] g's twin, on the stage of its layer. */
-void restore_up_place(const struct restorer *rr, struct group *g);
-int restore_up(struct restorer *rr, struct group *g, int first, int end);
+void restore_up_place(const struct restore_pipeline *rr, struct group *g);
+int restore_up(struct restore_pipeline *rr, struct group *g, int first, int end);
 /* Where operations find record i of g. */
-const uint8_t *restore_record(const struct restorer *rr, const struct group *g, int i);
+const uint8_t *restore_record(const struct restore_pipeline *rr, const struct group *g,
+                              int i);
 /* All of g is queued: it counts for its layer and goes back when the device is done with it. */
-void restore_leave(struct restorer *rr, struct group *g);
+void restore_leave(struct restore_pipeline *rr, struct group *g);
 /* Waits until no more than so many groups are leaving. */
-void restore_settle(struct restorer *rr, int max_leaving);
-/* What failed first on a stream that is the restorer's own, or "". */
-const char *restore_up_fault(const struct restorer *rr);
+void restore_settle(struct restore_pipeline *rr, int max_leaving);
+/* What failed first on a stream that is the restore pipeline's own, or "". */
+const char *restore_up_fault(const struct restore_pipeline *rr);
 /* Lets those streams go on after a fault. */
-void restore_up_recover(struct restorer *rr);
+void restore_up_recover(struct restore_pipeline *rr);
 /* Device memory for checksums; 0 where the host computes them. */
 size_t restore_sums_bytes(const struct device *d, int n_slots);
 
 /* [lock] Gives a group back. */
-void restore_group_done(struct restorer *rr, struct group *g);
+void restore_group_done(struct restore_pipeline *rr, struct group *g);
 
 #endif

@@ -1,4 +1,4 @@
-/* restore_io.c - the I/O thread of a restorer: looks up, reads in the plan's order, hands groups on.
+/* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order, hands groups on.
  *
  * It serves the restores in the order of their beginning: look-ups first, then the reads of the
  * oldest that has any left, as far as slots are free.  It sleeps on the reader while something is in
@@ -14,7 +14,7 @@
 enum { SAMPLE_CHUNKS = 32 };
 
 /* [lock] */
-static void tell_compute(struct restorer *rr)
+static void tell_compute(struct restore_pipeline *rr)
 {
     rr->n_news++;
     pthread_cond_signal(&rr->for_compute);
@@ -38,7 +38,7 @@ static void find_tail(struct restore *r)
 }
 
 /* What these chunks say of the store's speed. */
-static int measure(struct restorer *rr, const struct store_hit *hits, int n,
+static int measure(struct restore_pipeline *rr, const struct store_hit *hits, int n,
                    struct err *err)
 {
     struct platform p;
@@ -52,7 +52,7 @@ static int measure(struct restorer *rr, const struct store_hit *hits, int n,
 
 /* [lock, released meanwhile] Ahead of the first restore.  Where nothing is stored yet, or it cannot be
  * read, the first hits are measured. */
-static bool measure_ahead(struct restorer *rr)
+static bool measure_ahead(struct restore_pipeline *rr)
 {
     struct store_hit hits[SAMPLE_CHUNKS];
     if (!rr->wants_measure)
@@ -71,7 +71,7 @@ static bool measure_ahead(struct restorer *rr)
 
 static void find(struct restore *r)
 {
-    struct restorer *rr = r->rr;
+    struct restore_pipeline *rr = r->rr;
     struct restore_found *f = &r->found;
     f->err.code = store_lookup(rr->o.store, r->keys + 1, r->n_keys, r->hits, &f->n_hits,
                                f->why, sizeof f->why, &f->err);
@@ -131,7 +131,7 @@ static void next_group(struct restore *r, struct group *g, int n_good)
 }
 
 /* [lock] A group to be read, where there is a slot and a restore that wants it. */
-static struct group *take_group(struct restorer *rr)
+static struct group *take_group(struct restore_pipeline *rr)
 {
     struct restore *r = rr->runs;
     int n_good = 0;
@@ -154,7 +154,8 @@ static struct group *take_group(struct restorer *rr)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static int submit(struct restorer *rr, struct group *g, bool may_be_direct, struct err *err)
+static int submit(struct restore_pipeline *rr, struct group *g, bool may_be_direct,
+                  struct err *err)
 {
     struct store_read *reads[GROUP];
     for (int i = 0; i < g->n_chunks; i++) {
@@ -179,7 +180,7 @@ static int submit(struct restorer *rr, struct group *g, bool may_be_direct, stru
 }
 
 /* [lock] The I/O thread is done with a group. Returns its restore if that is now to be freed. */
-static struct restore *group_arrived(struct restorer *rr, struct group *g)
+static struct restore *group_arrived(struct restore_pipeline *rr, struct group *g)
 {
     struct restore *r = g->run;
     rr->n_in_flight--;
@@ -201,7 +202,7 @@ static struct restore *group_arrived(struct restorer *rr, struct group *g)
     return r->n_in_flight == 0 ? r : NULL;
 }
 
-static void arrived(struct restorer *rr, struct group *g)
+static void arrived(struct restore_pipeline *rr, struct group *g)
 {
     pthread_mutex_lock(&rr->lock);
     struct restore *finished = group_arrived(rr, g);
@@ -210,7 +211,7 @@ static void arrived(struct restorer *rr, struct group *g)
         restore_free(finished);
 }
 
-static int collect_direct(struct restorer *rr, struct err *err)
+static int collect_direct(struct restore_pipeline *rr, struct err *err)
 {
     bool again = false;
     struct group *g = restore_direct_wait(rr, &again);
@@ -224,7 +225,7 @@ static int collect_direct(struct restorer *rr, struct err *err)
 }
 
 /* Collects completions; a group whose reads are all done goes to the compute lane. */
-static int collect(struct restorer *rr, struct err *err)
+static int collect(struct restore_pipeline *rr, struct err *err)
 {
     struct store_read *done[2 * GROUP];
     int n = 0;
@@ -242,7 +243,7 @@ static int collect(struct restorer *rr, struct err *err)
 /* A fault that concerns the whole reader: no single chunk is to blame, but nothing that is in flight
  * is known to be complete, and so nothing of those restores is used.  What is in flight is waited for;
  * the next read opens a fresh reader. */
-static void fail_all(struct restorer *rr, const struct err *why)
+static void fail_all(struct restore_pipeline *rr, const struct err *why)
 {
     store_reader_close(rr->reader);
     rr->reader = NULL;
@@ -267,7 +268,7 @@ static void fail_all(struct restorer *rr, const struct err *why)
 /* --- the thread ------------------------------------------------------------------------------- */
 
 /* [lock, released meanwhile] */
-static bool find_next(struct restorer *rr)
+static bool find_next(struct restore_pipeline *rr)
 {
     struct restore *r = rr->runs;
     while (r != NULL && r->state != RESTORE_FINDING)
@@ -288,9 +289,9 @@ static bool find_next(struct restorer *rr)
     return true;
 }
 
-void *restore_io_main(void *restorer)
+void *restore_io_main(void *pipeline)
 {
-    struct restorer *rr = restorer;
+    struct restore_pipeline *rr = pipeline;
     pthread_mutex_lock(&rr->lock);
     while (!rr->quit || rr->n_in_flight > 0) {
         struct err err = {0};

@@ -44,7 +44,7 @@ size_t restore_sums_bytes(const struct device *d, int n_slots)
     return restore_checks_on_device(d) ? (size_t)n_slots * GROUP * sizeof(uint64_t) : 0;
 }
 
-static int create_check(struct restorer *rr, struct err *err)
+static int create_check(struct restore_pipeline *rr, struct err *err)
 {
     struct device *d = rr->o.model->dev;
     size_t bytes = restore_sums_bytes(d, rr->n_slots);
@@ -60,7 +60,7 @@ static int create_check(struct restorer *rr, struct err *err)
     return rc;
 }
 
-int restore_up_create(struct restorer *rr, struct err *err)
+int restore_up_create(struct restore_pipeline *rr, struct err *err)
 {
     struct device *d = rr->o.model->dev;
     int rc = check_choice(d, err);
@@ -80,7 +80,7 @@ int restore_up_create(struct restorer *rr, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "device staging for restores");
 }
 
-void restore_up_destroy(struct restorer *rr)
+void restore_up_destroy(struct restore_pipeline *rr)
 {
     for (int i = 0; rr->groups != NULL && i < rr->n_slots; i++) {
         event_destroy(rr->groups[i].is_up);
@@ -94,14 +94,14 @@ void restore_up_destroy(struct restorer *rr)
     buf_free(rr->o.model->dev, &rr->sums_host);
 }
 
-const char *restore_up_fault(const struct restorer *rr)
+const char *restore_up_fault(const struct restore_pipeline *rr)
 {
     const char *up = rr->up != NULL ? stream_fault(rr->up) : "";
     return up[0] != 0 || rr->check == NULL ? up : stream_fault(rr->check);
 }
 
 /* If the device is lost the compute stream says so. */
-void restore_up_recover(struct restorer *rr)
+void restore_up_recover(struct restore_pipeline *rr)
 {
     if (rr->up != NULL && stream_fault(rr->up)[0] != 0)
         (void)stream_recover(rr->up);
@@ -109,14 +109,15 @@ void restore_up_recover(struct restorer *rr)
         (void)stream_recover(rr->check);
 }
 
-void restore_up_place(const struct restorer *rr, struct group *g)
+void restore_up_place(const struct restore_pipeline *rr, struct group *g)
 {
     const struct buf *twins = &rr->twins[model_stage(rr->o.model, g->layer)];
     if (rr->up != NULL)
         g->twin = (uint8_t *)twins->ptr + (size_t)(g - rr->groups) * rr->slot_bytes;
 }
 
-const uint8_t *restore_record(const struct restorer *rr, const struct group *g, int i)
+const uint8_t *restore_record(const struct restore_pipeline *rr, const struct group *g,
+                              int i)
 {
     return g->twin != NULL ? g->twin + (size_t)i * rr->record_room[g->kind]
                            : g->reads[i].bytes;
@@ -124,7 +125,8 @@ const uint8_t *restore_record(const struct restorer *rr, const struct group *g, 
 
 /* How many of the records from i on lie behind one another as in the twin, gaps included: all that were read to
  * the slot; those of a store in memory lie anywhere. */
-static int adjacent(const struct restorer *rr, const struct group *g, int i, int end)
+static int adjacent(const struct restore_pipeline *rr, const struct group *g, int i,
+                    int end)
 {
     size_t room = rr->record_room[g->kind];
     int n = 1;
@@ -133,7 +135,7 @@ static int adjacent(const struct restorer *rr, const struct group *g, int i, int
     return n;
 }
 
-static int copy_to_one(struct restorer *rr, struct group *g, int first, int end)
+static int copy_to_one(struct restore_pipeline *rr, struct group *g, int first, int end)
 {
     size_t room = rr->record_room[g->kind];
     struct copy_part parts[GROUP];
@@ -150,7 +152,7 @@ static int copy_to_one(struct restorer *rr, struct group *g, int first, int end)
 
 /* n records, the last of which may be partial, that lie behind one another.  Every rank of a stage needs hidden states
  * whole; of K and V, where they are laid out by heads, its own. */
-static int run_to_ranks(struct restorer *rr, struct group *g, int first, int n)
+static int run_to_ranks(struct restore_pipeline *rr, struct group *g, int first, int n)
 {
     size_t room = rr->record_room[g->kind], bytes = rr->record_bytes[g->kind];
     const struct store_read *read = &g->reads[first], *last = &read[n - 1];
@@ -164,7 +166,7 @@ static int run_to_ranks(struct restorer *rr, struct group *g, int first, int n)
                        (size_t)(n - n_by_heads - 1) * room + last->n_bytes);
 }
 
-static int copy_to_ranks(struct restorer *rr, struct group *g, int first, int end)
+static int copy_to_ranks(struct restore_pipeline *rr, struct group *g, int first, int end)
 {
     int rc = 0;
     for (int i = first, n; i < end && rc == 0; i += n) {
@@ -174,19 +176,19 @@ static int copy_to_ranks(struct restorer *rr, struct group *g, int first, int en
     return rc;
 }
 
-static uint64_t *sums_of(const struct restorer *rr, const struct group *g)
+static uint64_t *sums_of(const struct restore_pipeline *rr, const struct group *g)
 {
     return (uint64_t *)rr->sums_host.ptr + (g - rr->groups) * GROUP;
 }
 
-static uint64_t *device_sums_of(const struct restorer *rr, const struct group *g)
+static uint64_t *device_sums_of(const struct restore_pipeline *rr, const struct group *g)
 {
     const struct buf *there = &rr->sums[model_stage(rr->o.model, g->layer)];
     return (uint64_t *)there->ptr + (g - rr->groups) * GROUP;
 }
 
 /* Of chunks [first, end) of g, behind their way up. */
-static int queue_sums(struct restorer *rr, struct group *g, int first, int end)
+static int queue_sums(struct restore_pipeline *rr, struct group *g, int first, int end)
 {
     uint32_t n_bytes[GROUP];
     for (int i = first; i < end; i++)
@@ -199,7 +201,7 @@ static int queue_sums(struct restorer *rr, struct group *g, int first, int end)
                                            rr->record_room[g->kind], n_bytes, end - first);
 }
 
-int restore_up(struct restorer *rr, struct group *g, int first, int end)
+int restore_up(struct restore_pipeline *rr, struct group *g, int first, int end)
 {
     if (g->twin == NULL || first >= end)
         return 0;
@@ -215,7 +217,7 @@ int restore_up(struct restorer *rr, struct group *g, int first, int end)
 }
 
 /* What was queued for g may have failed: a device that refuses to mark its end is waited for. */
-void restore_leave(struct restorer *rr, struct group *g)
+void restore_leave(struct restore_pipeline *rr, struct group *g)
 {
     g->t_left = clock_now_ns();
     g->end_rc = event_record(rr->o.stream, g->is_done);
@@ -231,7 +233,7 @@ void restore_leave(struct restorer *rr, struct group *g)
 }
 
 /* The device is done with g. */
-static int await_end(struct restorer *rr, struct group *g)
+static int await_end(struct restore_pipeline *rr, struct group *g)
 {
     int rc = g->end_rc;
     if (rc == 0 && rr->check != NULL)
@@ -248,7 +250,7 @@ static int await_end(struct restorer *rr, struct group *g)
 }
 
 /* What the device has computed of g, which is done: chunks before n_good were all checked there. */
-static void judge(struct restorer *rr, struct group *g)
+static void judge(struct restore_pipeline *rr, struct group *g)
 {
     struct restore *r = g->run;
     for (int i = 0; i < g->n_chunks; i++) {
@@ -262,7 +264,7 @@ static void judge(struct restorer *rr, struct group *g)
 }
 
 /* The oldest that is leaving: its time on the device counts from when the one before it was done. */
-static void await_first(struct restorer *rr)
+static void await_first(struct restore_pipeline *rr)
 {
     struct group *g = group_get(&rr->leaving);
     struct restore *r = g->run;
@@ -287,7 +289,7 @@ static void await_first(struct restorer *rr)
     pthread_mutex_unlock(&rr->lock);
 }
 
-void restore_settle(struct restorer *rr, int max_leaving)
+void restore_settle(struct restore_pipeline *rr, int max_leaving)
 {
     while (rr->n_leaving > max_leaving)
         await_first(rr);

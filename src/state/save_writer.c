@@ -23,7 +23,8 @@ struct written {
     bool is_tail;
 };
 
-struct batch {
+/* Chunks that were appended and are not committed yet. */
+struct uncommitted {
     int n;
     int n_given_up;   /* that came after the first of them */
     bool has_written; /* records, into the store */
@@ -262,7 +263,7 @@ static void settle_locked(struct saver *s, uint64_t n_chunks)
         s->on_commit(s->on_commit_arg);
 }
 
-static void commit(struct saver *s, struct batch *b)
+static void commit(struct saver *s, struct uncommitted *b)
 {
     struct err err = {0};
     int rc = store_commit(s->o.store, &err);
@@ -312,7 +313,7 @@ static bool is_full(struct saver *s)
 
 /* Whether a sequence's first chunk continues one that is stored.  One that another sequence handed over
  * was in the queue before it, and may want to be committed first. */
-static bool has_parent(struct saver *s, struct save_seq *q, struct batch *b)
+static bool has_parent(struct saver *s, struct save_seq *q, struct uncommitted *b)
 {
     if (!q->parent_seen && !is_stored(s, &q->parent) && b->n > 0)
         commit(s, b);
@@ -322,7 +323,7 @@ static bool has_parent(struct saver *s, struct save_seq *q, struct batch *b)
 
 /* What is wrong with one chunk (no room under the cap, a parent or a tail that is gone) ends the
  * saving of its sequence; a fault of the store ends saving. */
-static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
+static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitted *b)
 {
     struct err err = {0};
     struct save_seq *q = c->seq;
@@ -366,7 +367,7 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct batch *b)
 }
 
 /* [lock] Waits until there is a chunk, or what there is is to be committed, or nothing will come. */
-static void await_chunk(struct saver *s, const struct batch *b)
+static void await_chunk(struct saver *s, const struct uncommitted *b)
 {
     struct timespec due = {.tv_sec = b->due_ns / 1000000000,
                            .tv_nsec = b->due_ns % 1000000000};
@@ -381,7 +382,7 @@ static void await_chunk(struct saver *s, const struct batch *b)
 }
 
 /* The next chunk; NULL: commit what there is, or end where that is nothing. */
-static struct save_chunk *next_chunk(struct saver *s, const struct batch *b)
+static struct save_chunk *next_chunk(struct saver *s, const struct uncommitted *b)
 {
     pthread_mutex_lock(&s->lock);
     await_chunk(s, b);
@@ -410,7 +411,7 @@ static void step_back(void)
 void *save_writer_main(void *arg)
 {
     struct saver *s = arg;
-    struct batch b = {0};
+    struct uncommitted b = {0};
     step_back();
     for (;;) {
         struct save_chunk *c = next_chunk(s, &b);

@@ -96,10 +96,10 @@ enum { N_PLANS = sizeof plans / sizeof plans[0] };
 
 /* --- measuring ahead -------------------------------------------------------------------------- */
 
-static void wait_found(struct restorer *rr, struct restore *r)
+static void wait_found(struct restore_pipeline *rr, struct restore *r)
 {
     while (restore_found(r) == NULL)
-        restorer_wait(rr, 1000000);
+        restore_pipeline_wait(rr, 1000000);
 }
 
 /* The store's speed is measured before anything is looked for: also what finds nothing says it. */
@@ -107,28 +107,28 @@ static void the_store_is_measured_ahead(void **state)
 {
     (void)state;
     struct place p;
-    struct restorer *rr;
+    struct restore_pipeline *rr;
     struct model_work *w;
     struct stream *s;
     struct err err = {0};
     place_open(&p, 5, "both");
     assert_int_equal(stream_create(p.k.dev, STREAM_COMPUTE, &s, &err), 0);
     assert_int_equal(model_work_create(p.k.model, 512, &w, &err), 0);
-    struct restorer_opts o = {.model = p.k.model,
-                              .store = p.k.store,
-                              .pool = engine_pool(p.k.engine),
-                              .work = w,
-                              .stream = s,
-                              .max_tokens = 64};
+    struct restore_pipeline_opts o = {.model = p.k.model,
+                                      .store = p.k.store,
+                                      .pool = engine_pool(p.k.engine),
+                                      .work = w,
+                                      .stream = s,
+                                      .max_tokens = 64};
     struct sha256 root = store_root_key(&p.k.fingerprint, "nobody's"), key = root;
     struct restore_want want = {
         .root = &root, .keys = &key, .tokens = prompt, .n_tokens = 64, .measure_io = true};
     for (int ahead = 0; ahead < 2; ahead++) {
         struct store_stats before, after;
         store_stats(p.k.store, &before);
-        assert_int_equal(restorer_create(&o, &rr, &err), 0);
+        assert_int_equal(restore_pipeline_create(&o, &rr, &err), 0);
         if (ahead)
-            restorer_measure(rr, &p.k.fingerprint);
+            restore_pipeline_measure(rr, &p.k.fingerprint);
         struct restore *first = restore_find(rr, &want); /* may be looked up before */
         wait_found(rr, first);
         struct restore *r = restore_find(rr, &want);
@@ -141,7 +141,7 @@ static void the_store_is_measured_ahead(void **state)
         assert_int_equal(after.n_hits, before.n_hits);
         restore_end(first);
         restore_end(r);
-        restorer_destroy(rr);
+        restore_pipeline_destroy(rr);
     }
     model_work_destroy(w);
     stream_destroy(s);

@@ -1,4 +1,4 @@
-/* cuda_file.c - reads from files into the GPU's memory: GPUDirect Storage by cuFile, opened when a restorer is.
+/* cuda_file.c - reads from files into the GPU's memory: GPUDirect Storage by cuFile, opened when a restore pipeline is.
  *
  * Only where it is direct: cuFile's compatibility mode reads to host memory and copies, which this program does
  * better itself, verified by tests.  So that mode is forbidden before the driver is opened
@@ -145,7 +145,7 @@ static int refused(struct err *err, const char *what, struct cufile_error e)
 }
 
 /* Left to itself cuFile writes cufile.log into the current folder, whatever its parameters say (seen with 1.14 and 1.20, where no
- * driver is there): only the environment helps.  No thread of ours reads that while a restorer is created. */
+ * driver is there): only the environment helps.  No thread of ours reads that while a restore pipeline is created. */
 static void silence_log(void)
 {
     if (getenv("CUFILE_ENV_PATH_JSON") == NULL)

@@ -1,8 +1,8 @@
-/* restoring.c - the restoration phase of a sequence: look up, plan, restore.
+/* restore_phase.c - the restoration phase of a sequence: look up, plan, restore.
  *
- *   restoring_begin     WAIT -> RESTORE: looks up; or -> PREFILL where nothing can come back
- *   restoring_step      looked up: plans, starts the reads; all is back: -> PREFILL
- *   restoring_abandon   ends the restore of a sequence that is about to leave the phase another way
+ *   restore_phase_begin     WAIT -> RESTORE: looks up; or -> PREFILL where nothing can come back
+ *   restore_phase_step      looked up: plans, starts the reads; all is back: -> PREFILL
+ *   restore_phase_abandon   ends the restore of a sequence that is about to leave the phase another way
  *
  * What it leaves behind is always right: n_done tokens whose K and V are in the cache, from which
  * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error.  A forced plan uses the
@@ -11,7 +11,7 @@
  * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets ENGINE_RESTORE_SHARE of the
  * time that their forward passes take, kept as a credit.  An item that took longer than there was
  * credit is paid for by the steps that follow. */
-#include "engine/restoring.h"
+#include "engine/restore_phase.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -35,39 +35,39 @@ enum { FUSED_ROWS_BESIDE = 64 };
 
 /* The store's speed: measured once per engine, ahead, else on the first hits, for there is something to
  * restore and so something to measure; a throttle is the speed, no need to wait for it. */
-static bool must_measure(const struct restoring *g)
+static bool must_measure(const struct restore_phase *g)
 {
     return g->o.platform->n_tiers == 0 && g->o.throttle_bytes_per_s == 0;
 }
 
-int restoring_init(struct restoring *g, const struct restoring_opts *o,
-                   struct seq_shared *sh, struct next_token *next, struct err *err)
+int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts *o,
+                       struct seq_shared *sh, struct next_token *next, struct err *err)
 {
     const struct model *m = sh->model;
     size_t chunks = (size_t)(m->max_ctx / STORE_CHUNK_TOKENS + 1);
     size_t layers = (size_t)m->cfg.n_layers;
-    *g = (struct restoring){.o = *o, .shared = sh};
+    *g = (struct restore_phase){.o = *o, .shared = sh};
     g->ranges = xcalloc(chunks, sizeof *g->ranges);
     g->masks = xcalloc(chunks, layers);
     g->plan_layer = xcalloc(layers, sizeof *g->plan_layer);
     g->prefill_s = xcalloc(layers, sizeof *g->prefill_s);
-    struct restorer_opts ro = {.model = m,
-                               .store = sh->store,
-                               .pool = sh->pool,
-                               .work = sh->work,
-                               .stream = sh->stream,
-                               .staging_bytes = o->staging_bytes,
-                               .direct = o->direct,
-                               .max_tokens = m->max_ctx};
-    int rc = restorer_create(&ro, &g->restorer, err);
+    struct restore_pipeline_opts ro = {.model = m,
+                                       .store = sh->store,
+                                       .pool = sh->pool,
+                                       .work = sh->work,
+                                       .stream = sh->stream,
+                                       .staging_bytes = o->staging_bytes,
+                                       .direct = o->direct,
+                                       .max_tokens = m->max_ctx};
+    int rc = restore_pipeline_create(&ro, &g->pipeline, err);
     if (rc == 0 && o->measure_ahead && must_measure(g))
-        restorer_measure(g->restorer, &sh->fingerprint);
+        restore_pipeline_measure(g->pipeline, &sh->fingerprint);
     return rc == 0 ? fused_init(&g->fused, sh, next, o->max_rows, err) : rc;
 }
 
-void restoring_deinit(struct restoring *g)
+void restore_phase_deinit(struct restore_phase *g)
 {
-    restorer_destroy(g->restorer);
+    restore_pipeline_destroy(g->pipeline);
     fused_deinit(&g->fused);
     free(g->ranges);
     free(g->masks);
@@ -75,17 +75,17 @@ void restoring_deinit(struct restoring *g)
     free(g->prefill_s);
 }
 
-size_t restoring_bytes(const struct restoring *g)
+size_t restore_phase_bytes(const struct restore_phase *g)
 {
-    return g->restorer == NULL
+    return g->pipeline == NULL
                ? 0
-               : restorer_bytes(g->restorer) +
+               : restore_pipeline_bytes(g->pipeline) +
                      (size_t)g->shared->model->dev->n_stages * g->fused.mem[0].bytes;
 }
 
 /* --- planning --------------------------------------------------------------------------------- */
 
-static void take_measure(struct restoring *g, const struct restore_found *f)
+static void take_measure(struct restore_phase *g, const struct restore_found *f)
 {
     struct platform *p = g->o.platform;
     double limit = (double)g->o.throttle_bytes_per_s;
@@ -121,7 +121,7 @@ static int usable_hits(const struct seq *s, const struct restore_found *f)
 }
 
 /* Merges neighbouring chunks with equal records into ranges. */
-static int make_ranges(struct restoring *g, const struct store_hit *hits, int n_hits)
+static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
     int n_layers = g->shared->model->cfg.n_layers, n = 0;
     for (int c = 0; c < n_hits; c++) {
@@ -141,7 +141,7 @@ static int make_ranges(struct restoring *g, const struct store_hit *hits, int n_
 }
 
 /* Of what was found, the chunks behind those that are on the device. *n_chunks: with those. */
-static int make_plan(struct restoring *g, struct seq *s, const struct restore_found *f,
+static int make_plan(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                      bool beside_decodes, int *n_chunks)
 {
     int first = s->n_done / STORE_CHUNK_TOKENS;
@@ -185,7 +185,7 @@ static int make_plan(struct restoring *g, struct seq *s, const struct restore_fo
 
 /* The restore is over, or was none: n_stored chunks are known to be in the store.  While the sequence
  * lives, what its state continues is not evicted: the last of them pins all. */
-static void end(struct restoring *g, struct seq *s, int n_stored)
+static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {
         const struct restore_found *f = restore_found(s->restore);
@@ -217,7 +217,7 @@ static const char *why_not(const struct seq *s)
     return NULL;
 }
 
-void restoring_begin(struct restoring *g, struct seq *s)
+void restore_phase_begin(struct restore_phase *g, struct seq *s)
 {
     const char *why = why_not(s);
     if (why != NULL) {
@@ -232,11 +232,11 @@ void restoring_begin(struct restoring *g, struct seq *s)
                                 .n_tokens = s->n_tokens - 1,
                                 .measure_io = must_measure(g)};
     seq_enter_restore(s);
-    s->restore = restore_find(g->restorer, &want);
+    s->restore = restore_find(g->pipeline, &want);
 }
 
 /* What was looked up is known: plans, and starts the reads. */
-static void start(struct restoring *g, struct seq *s, const struct restore_found *f,
+static void start(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                   bool beside_decodes)
 {
     int64_t t0 = clock_now_ns();
@@ -271,7 +271,7 @@ static void start(struct restoring *g, struct seq *s, const struct restore_found
 
 /* The new tokens of the first sequence whose layers come back follow them: at once, or as soon as the
  * place is free and its save has room. */
-static void fuse_next(struct restoring *g, struct seq_list l)
+static void fuse_next(struct restore_phase *g, struct seq_list l)
 {
     for (int i = 0; i < l.n && g->fused.seq == NULL; i++) {
         struct seq *s = l.seqs[i];
@@ -295,7 +295,7 @@ static void tell_lost(struct seq *s, const struct restore_result *r)
 }
 
 /* Everything has come back that will. */
-static void finish(struct restoring *g, struct seq *s)
+static void finish(struct restore_phase *g, struct seq *s)
 {
     int n_hits = usable_hits(s, restore_found(s->restore));
     struct restore_result *r = &s->out.restore;
@@ -328,7 +328,7 @@ static void finish(struct restoring *g, struct seq *s)
     end(g, s, r->n_chunks < s->n_planned ? r->n_chunks : n_hits);
 }
 
-void restoring_abandon(struct restoring *g, struct seq *s)
+void restore_phase_abandon(struct restore_phase *g, struct seq *s)
 {
     fused_cancel(&g->fused, s);
     if (s->restore != NULL)
@@ -339,25 +339,25 @@ void restoring_abandon(struct restoring *g, struct seq *s)
 /* --- the phase within a step ------------------------------------------------------------------ */
 
 /* An error of fused prefill is its sequence's. */
-static void settle_fused(struct restoring *g, int rc)
+static void settle_fused(struct restore_phase *g, int rc)
 {
     struct seq *s = g->fused.seq;
     if (rc == 0)
         return;
-    restoring_abandon(g, s);
+    restore_phase_abandon(g, s);
     if (rc == MODEL_E_OVERFLOW)
         seq_fail_overflow(s);
     else
         seq_fail(s, rc, step_fault(g->shared->stream, rc));
 }
 
-static bool fuse(struct restoring *g, int max_rows, int *n)
+static bool fuse(struct restore_phase *g, int max_rows, int *n)
 {
     settle_fused(g, fused_work(&g->fused, max_rows, n));
     return *n > 0;
 }
 
-static void move_on(struct restoring *g, struct seq *s, bool beside_decodes)
+static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     const struct restore_found *f;
     if (s->restore == NULL) { /* its new tokens are on their way */
@@ -372,7 +372,7 @@ static void move_on(struct restoring *g, struct seq *s, bool beside_decodes)
 }
 
 /* Moves every sequence on that can go on; returns how many are still restoring. */
-static int poll(struct restoring *g, struct seq_list l)
+static int poll(struct restore_phase *g, struct seq_list l)
 {
     for (int i = 0; i < l.n; i++) {
         if (l.seqs[i]->phase == PHASE_RESTORE)
@@ -384,7 +384,7 @@ static int poll(struct restoring *g, struct seq_list l)
 
 /* Beside decodes: as much as the credit allows, waiting for nothing; of the new tokens as much as the
  * batch has left of its rows. */
-static void work_beside(struct restoring *g, const struct restoring_budget *b)
+static void work_beside(struct restore_phase *g, const struct restore_phase_budget *b)
 {
     int64_t earned = (int64_t)(ENGINE_RESTORE_SHARE * (double)b->batch_ns);
     g->credit_ns += earned;
@@ -392,8 +392,8 @@ static void work_beside(struct restoring *g, const struct restoring_budget *b)
         g->credit_ns = earned; /* what was not used is lost: no bursts */
     bool worked = true;
     while (worked && g->credit_ns > 0) {
-        worked = restorer_work(g->restorer, g->credit_ns);
-        g->credit_ns -= worked ? restorer_cost_ns(g->restorer) : 0;
+        worked = restore_pipeline_work(g->pipeline, g->credit_ns);
+        g->credit_ns -= worked ? restore_pipeline_cost_ns(g->pipeline) : 0;
     }
     if (g->fused.n < FUSED_ROWS_BESIDE)
         return;
@@ -403,21 +403,22 @@ static void work_beside(struct restoring *g, const struct restoring_budget *b)
 }
 
 /* Nothing decodes: restores until somebody can go on, or for as long as a step may take. */
-static void work_alone(struct restoring *g, struct seq_list l, int n_restoring,
+static void work_alone(struct restore_phase *g, struct seq_list l, int n_restoring,
                        bool may_wait, int64_t batch_ns)
 {
     int64_t now = clock_now_ns(), end = now + (batch_ns > ALONE_NS ? batch_ns : ALONE_NS);
     while (now < end && poll(g, l) == n_restoring) {
         int n = 0;
-        bool worked = restorer_work(g->restorer, RESTORE_NO_LIMIT) || fuse(g, INT_MAX, &n);
+        bool worked = restore_pipeline_work(g->pipeline, RESTORE_NO_LIMIT) ||
+                      fuse(g, INT_MAX, &n);
         now = clock_now_ns();
-        if (!worked && (!may_wait || !restorer_wait(g->restorer, end - now)))
+        if (!worked && (!may_wait || !restore_pipeline_wait(g->pipeline, end - now)))
             break;
     }
 }
 
-void restoring_step(struct restoring *g, struct seq_list l,
-                    const struct restoring_budget *b)
+void restore_phase_step(struct restore_phase *g, struct seq_list l,
+                        const struct restore_phase_budget *b)
 {
     int n_before = seq_count(l, PHASE_RESTORE), n = n_before > 0 ? poll(g, l) : 0;
     if (n == 0)

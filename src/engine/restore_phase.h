@@ -1,9 +1,9 @@
-/* restoring.h - the restoration phase of sequences: look up, plan, restore; private to src/engine.
+/* restore_phase.h - the restoration phase of sequences: look up, plan, restore; private to src/engine.
  *
  * One object for all sequences of an engine.  It requests edges of the sequences that it restores (seq.h),
  * and touches no other sequence. */
-#ifndef ENGINE_RESTORING_H
-#define ENGINE_RESTORING_H
+#ifndef ENGINE_RESTORE_PHASE_H
+#define ENGINE_RESTORE_PHASE_H
 
 #include "engine/fused.h"
 #include "engine/seq.h"
@@ -13,7 +13,7 @@
  * at the 99th percentile, and steps vary. */
 #define SCHEDULE_STRETCH 2.5
 
-struct restoring_opts {
+struct restore_phase_opts {
     struct platform *platform; /* what plans are made from, and what restores teach */
     bool
         measure_ahead; /* where it has no tier, the store's speed is measured from now on */
@@ -23,12 +23,12 @@ struct restoring_opts {
     int max_rows; /* of one forward pass */
 };
 
-struct restoring {
-    struct restoring_opts o;
+struct restore_phase {
+    struct restore_phase_opts o;
     struct seq_shared *shared;
-    struct restorer *restorer; /* NULL: there is no store, nothing is restored */
+    struct restore_pipeline *pipeline; /* NULL: there is no store, nothing is restored */
     struct fused fused;
-    int64_t credit_ns; /* time that restores may take beside decodes: restoring.c */
+    int64_t credit_ns; /* time that restores may take beside decodes: restore_phase.c */
     /* Scratch of one plan: */
     struct plan_layer *plan_layer;
     double *prefill_s;
@@ -37,17 +37,17 @@ struct restoring {
 };
 
 /* The store of sh is there. */
-int restoring_init(struct restoring *g, const struct restoring_opts *o,
-                   struct seq_shared *sh, struct next_token *next, struct err *err);
+int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts *o,
+                       struct seq_shared *sh, struct next_token *next, struct err *err);
 /* Also of zeroes. */
-void restoring_deinit(struct restoring *g);
-size_t restoring_bytes(const struct restoring *g); /* reserved */
+void restore_phase_deinit(struct restore_phase *g);
+size_t restore_phase_bytes(const struct restore_phase *g); /* reserved */
 
 /* WAIT -> RESTORE: looks up what the store has of s; -> PREFILL where nothing is looked up. */
-void restoring_begin(struct restoring *g, struct seq *s);
+void restore_phase_begin(struct restore_phase *g, struct seq *s);
 
 /* What a step leaves to restores. */
-struct restoring_budget {
+struct restore_phase_budget {
     int64_t batch_ns; /* that its forward pass took; 0: there was none */
     int n_decodes;    /* in that pass */
     int rows_left;    /* of new tokens that the step may still compute */
@@ -55,10 +55,10 @@ struct restoring_budget {
 /* Behind the forward pass of a step: restores what fits beside decodes; without any, as much as fits a
  * step, waiting for I/O where there was no batch.  Sequences whose state has come back go to PREFILL, or
  * DONE with an error. */
-void restoring_step(struct restoring *g, struct seq_list l,
-                    const struct restoring_budget *b);
+void restore_phase_step(struct restore_phase *g, struct seq_list l,
+                        const struct restore_phase_budget *b);
 
 /* Ends the restoration of s, in any phase. Does not wait for I/O. */
-void restoring_abandon(struct restoring *g, struct seq *s);
+void restore_phase_abandon(struct restore_phase *g, struct seq *s);
 
 #endif

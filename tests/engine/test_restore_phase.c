@@ -1,4 +1,4 @@
-/* test_restoring.c - restores beside decodes, beside each other, and ended in their middle: nobody
+/* test_restore_phase.c - restores beside decodes, beside each other, and ended in their middle: nobody
  * waits for a disk, and every sequence gives the bits that it gives alone. */
 #include <errno.h>
 #include <setjmp.h>
