@@ -121,7 +121,7 @@ struct hcache_model_info {
     bool has_tools; /* the template shows tools, and calls of its format are understood */
     int max_sequences;
     char fingerprint
-        [65]; /* of its saved state: weights, dtype, build's arithmetic; hexadecimal */
+        [65]; /* of its saved state, hexadecimal: model, weight format, dtype, backend's arithmetic */
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 

@@ -157,6 +157,10 @@ int config_parse_generation(struct model_config *io, const void *bytes, size_t n
  * caller frees the string. */
 char *config_write(const struct model_config *c);
 
+/* The fields that give a hidden state, a K or a V its bits, as text: equal for two configs whose states
+ * are interchangeable.  EOS ids and the maximum context are not among them.  The caller frees it. */
+char *config_state_text(const struct model_config *c);
+
 /* Named shapes: the sizes of real models, plus our own bench-220m, tiny-mha and tiny-gqa.
  * ERR_NOT_FOUND, with the known names in err, where there is no such name. */
 int config_shape(struct model_config *out, const char *name, struct err *err);

@@ -35,6 +35,27 @@ static double scale_frequency(const struct rope_scaling *sc, double freq)
     return (1 - keep) * freq / sc->factor + keep * freq;
 }
 
+static double frequency(const struct model_config *c, int i)
+{
+    double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
+    return c->rope_scaling.kind == ROPE_SCALING_FACTORS
+               ? freq / (double)c->rope_scaling.factors[i]
+               : scale_frequency(&c->rope_scaling, freq);
+}
+
+void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,
+                     float *cos_out, float *sin_out)
+{
+    int half = c->d_rope / 2;
+    for (int i = 0; i < half; i++) {
+        double freq = frequency(c, i);
+        for (int r = 0; r < n; r++) {
+            cos_out[(size_t)r * (size_t)half + (size_t)i] = (float)cos(pos[r] * freq);
+            sin_out[(size_t)r * (size_t)half + (size_t)i] = (float)sin(pos[r] * freq);
+        }
+    }
+}
+
 /* cos and sin by position, then by blocks of positions (ops.h), all in one piece of host memory. */
 static void fill_rope(const struct model_config *c, int n_pos, float *all)
 {
@@ -42,10 +63,7 @@ static void fill_rope(const struct model_config *c, int n_pos, float *all)
     size_t n = (size_t)n_pos * (size_t)half;
     float *cos_t = all, *sin_t = all + n;
     for (int i = 0; i < half; i++) {
-        double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
-        freq = c->rope_scaling.kind == ROPE_SCALING_FACTORS
-                   ? freq / (double)c->rope_scaling.factors[i]
-                   : scale_frequency(&c->rope_scaling, freq);
+        double freq = frequency(c, i);
         for (int p = 0; p < n_pos; p++) {
             cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)cos(p * freq);
             sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * freq);

@@ -21,6 +21,11 @@
 #include "tensor/group.h"
 #include "tensor/ops.h"
 
+/* Raised whenever the forward pass, the rotation tables or the conversion of weights give other bits on
+ * every backend.  (A change of one backend raises that backend's own version: device.numerics_version.)
+ * State that was saved under another version is not used; see state/fingerprint.h. */
+#define MODEL_NUMERICS_VERSION 1
+
 /* model_forward's code for an f16 residual stream that left f16's range: run in bf16 instead. */
 #define MODEL_E_OVERFLOW (-ERANGE)
 
@@ -58,6 +63,11 @@ struct model_opts {
 int model_open(const char *source, const struct model_opts *o, struct model **out,
                struct err *err);
 void model_close(struct model *m);
+
+/* cos and sin [n][d_rope / 2] of the rotations at n positions: the rows that the model's tables have, also
+ * of positions beyond them. */
+void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,
+                     float *cos_out, float *sin_out);
 
 static inline int model_kv_dim(const struct model *m)
 {

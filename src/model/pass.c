@@ -7,7 +7,8 @@
 void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o)
 {
     CHECK(o->n_rows > 0 && o->x->n >= 1 && o->x->n <= 3);
-    *p = (struct model_pass){.o = *o};
+    CHECK(o->first_layer == 0 || o->ids == NULL);
+    *p = (struct model_pass){.o = *o, .layer = o->first_layer};
 }
 
 /* The n next rows of layer l's input, on a stage. */
@@ -40,7 +41,7 @@ static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
     *in = rows_of(p, l, stage, n);
     if (l == 0 && p->o.ids != NULL)
         return model_embed(m, p->o.work, p->o.stream, *in, p->o.ids + p->row, r);
-    if (l == 0 || model_stage(m, l - 1) == stage)
+    if (l == p->o.first_layer || model_stage(m, l - 1) == stage)
         return 0;
     return copy_to_stage(p->o.stream, *in, rows_of(p, l, model_stage(m, l - 1), n));
 }

@@ -32,8 +32,9 @@ struct model_pass_opts {
     struct model_work *work;
     struct stream *stream;
     int n_rows;
-    const int32_t *ids;        /* [n_rows]; NULL: layer 0's input is in x already */
-    const struct residual *x;  /* rows [0, n_rows) of it are the pass's */
+    int first_layer;          /* the pass begins with it; its input is in x, on its stage */
+    const int32_t *ids;       /* [n_rows], of layer 0; NULL: its input is in x already */
+    const struct residual *x; /* rows [0, n_rows) of it are the pass's */
     const struct kv_layer *kv; /* [n_layers] */
     /* Shown each layer's input and K and V. With one buffer the input is overwritten by then. */
     const struct model_tap *tap; /* NULL: nobody looks */

@@ -1,22 +1,39 @@
-/* fingerprint.h - which saved states this process may use (DESIGN §7). */
+/* fingerprint.h - which saved states this process may use.
+ *
+ * The fingerprint is a hash of everything that gives a state its bits:
+ *
+ *   layout     STATE_LAYOUT_VERSION
+ *   arithmetic the backend's class ("ref", "cpu", "cuda fast", ...) and its declared version
+ *              (device.numerics, device.numerics_version), MODEL_NUMERICS_VERSION, the ranks
+ *   model      weights, the config's fields that change a state (config_state_text), weight format,
+ *              state dtype
+ *   probe      what this process computes for fixed tokens
+ *
+ * The versions are the first line.  tests/state/golden holds digests of long runs of every backend; a
+ * change of bits under an unchanged version fails tests/state/test_numerics.  So an upgrade that changes
+ * no bits keeps its state, and instruction sets whose bits are equal share it.
+ *
+ * The probe is the second line, against a build, a compiler or a machine that computes something else
+ * than its version says.  It runs one layer of each kind over the first positions and some far ones,
+ * and takes sample rows of the rotation tables, up to position 2^20.  It depends neither on the maximum
+ * context nor on the number of threads. */
 #ifndef STATE_FINGERPRINT_H
 #define STATE_FINGERPRINT_H
 
 #include "base/hash.h"
 #include "model/model.h"
 
-/* Bumped whenever the meaning of a record's bytes changes. */
+/* Raised whenever the meaning of a record's bytes changes. */
 #define STATE_LAYOUT_VERSION 2 /* 2: K and V of a chunk lie as a KV block does */
 
-/* The hash of all that gives a state its bits: weights, config, weight format, state dtype, record
- * layout, and a numerics id.  The latter is a digest of hidden states, K and V that this build
- * computes for a fixed probe, so that kernels which give other bits are another fingerprint, and
- * another host with equal kernels is not.  Costs a forward pass of PROBE_TOKENS through one layer;
- * `w` needs as many rows. */
-enum { FINGERPRINT_PROBE_TOKENS = 70 };
+/* Rows of a forward pass that the probe needs. */
+enum { FINGERPRINT_PROBE_ROWS = 76 };
 
-/* Device memory that its probe takes, of each stage, beside the work. */
+/* Device memory that the probe takes on each stage, beside the work. */
 size_t fingerprint_device_bytes(const struct model *m);
+
+/* Computes the fingerprint.  `w` has room for FINGERPRINT_PROBE_ROWS rows.  The cost is that of these
+ * rows through one layer of each kind. */
 int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
                      struct sha256 *out, struct err *err);
 

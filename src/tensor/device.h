@@ -73,9 +73,9 @@ int cpu_device_open(const char *isa, struct pool *pool, struct device **out,
 
 /* A device over host memory: `scratch_bytes` of address space go to every compute stream (touched
  * only as far as it is used). */
-int host_device_open(const char *name, const struct ops *ops, const char *isa,
-                     size_t scratch_bytes, struct pool *pool, struct device **out,
-                     struct err *err);
+int host_device_open(const char *name, const struct ops *ops, int numerics_version,
+                     const char *isa, size_t scratch_bytes, struct pool *pool,
+                     struct device **out, struct err *err);
 
 /* "cuda", the GPU of that index, or why not (cuda_absent.c where it was not built). */
 int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,

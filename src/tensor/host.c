@@ -452,9 +452,9 @@ static const struct device_vtable host_vtable = {
     .event_sync = host_event_sync,
 };
 
-int host_device_open(const char *name, const struct ops *ops, const char *isa,
-                     size_t scratch_bytes, struct pool *pool, struct device **out,
-                     struct err *err)
+int host_device_open(const char *name, const struct ops *ops, int numerics_version,
+                     const char *isa, size_t scratch_bytes, struct pool *pool,
+                     struct device **out, struct err *err)
 {
     (void)err;
     struct host_device *d = xcalloc(1, sizeof *d);
@@ -467,6 +467,8 @@ int host_device_open(const char *name, const struct ops *ops, const char *isa,
     d->base.batch_rows = 512;
     d->base.n_ranks = d->base.n_stages = 1;
     d->base.v = &host_vtable;
+    d->base.numerics = name;
+    d->base.numerics_version = numerics_version;
     d->base.isa = isa;
     d->scratch_bytes = scratch_bytes;
     *out = &d->base;

@@ -104,6 +104,10 @@ struct device {
     bool shared;                     /* all ranks of a group are on one GPU */
     int n_ranks, n_stages; /* 1, or those of a group (group.h): ranks of each stage */
     const struct device_vtable *v;
+    /* Which arithmetic its operations have: "ref", "cpu", "cuda fixed".  The version is raised whenever
+     * the bits of a result change: saved state belongs to a class and a version (state/fingerprint.h). */
+    const char *numerics;
+    int numerics_version;
     const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */
 };
 

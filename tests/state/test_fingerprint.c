@@ -1,9 +1,9 @@
-/* test_fingerprint.c - every thing that gives a state its bits is in the fingerprint, and nothing
- * that does not. */
+/* test_fingerprint.c - everything that gives a state its bits is in the fingerprint, and nothing else. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +23,8 @@ struct place {
 static struct device_opts device_opts; /* of the next place */
 
 /* dtype: of the state; "q8" is bf16 with 8-bit weights. */
-static void place_open(struct place *p, const char *device, const char *model,
-                       const char *dtype, int threads)
+static void place_open_context(struct place *p, const char *device, const char *model,
+                               const char *dtype, int threads, int max_ctx)
 {
     bool q8 = strcmp(dtype, "q8") == 0;
     struct err err = {0};
@@ -33,10 +33,29 @@ static void place_open(struct place *p, const char *device, const char *model,
     struct model_opts o = {.dev = p->dev,
                            .dtype = q8 ? "bf16" : dtype,
                            .weights = q8 ? "q8" : NULL,
-                           .max_ctx = 256};
+                           .max_ctx = max_ctx};
     assert_int_equal(model_open(model, &o, &p->m, &err), 0);
     assert_int_equal(model_work_create(p->m, 128, &p->w, &err), 0);
     assert_int_equal(stream_create(p->dev, STREAM_COMPUTE, &p->s, &err), 0);
+}
+
+static void place_open(struct place *p, const char *device, const char *model,
+                       const char *dtype, int threads)
+{
+    place_open_context(p, device, model, dtype, threads, 256);
+}
+
+/* Makes the model's rotation tables anew. */
+static void model_rope_reset(struct place *p)
+{
+    int n = (int)p->m->rope[0].max_pos;
+    int32_t *pos = calloc((size_t)n, sizeof *pos);
+    assert_non_null(pos);
+    for (int i = 0; i < n; i++)
+        pos[i] = i;
+    model_rope_rows(&p->m->cfg, pos, n, (float *)(uintptr_t)p->m->rope[0].cos,
+                    (float *)(uintptr_t)p->m->rope[0].sin);
+    free(pos);
 }
 
 static void place_close(struct place *p)
@@ -93,21 +112,175 @@ static void threads_do_not_matter(void **state)
                          make("cpu", "synth:tiny-gqa", "bf16", threads)));
 }
 
-/* Kernels for other instructions share a fingerprint exactly where they give the same bits: the
- * probe decides, not a name. */
-static void kernels_are_judged_by_their_bits(void **state)
+/* Instruction sets whose bits are equal share state: those of the CPU backend all do, q8 (AMX, VNNI)
+ * included. */
+static void instruction_sets_share_state(void **state)
 {
     (void)state;
-    struct sha256 best = make("cpu", "synth:tiny-mha", "f32", 1);
-    device_opts.isa = "portable";
-    struct sha256 portable = make("cpu", "synth:tiny-mha", "f32", 1);
-    struct sha256 again = make("cpu", "synth:tiny-mha", "f32", 2);
-    device_opts.isa = NULL;
-    assert_true(same(portable, again));
-    print_message("portable kernels have %s fingerprint\n",
-                  same(best, portable) ? "the same" : "another");
-    assert_true(same(make("ref", "synth:tiny-mha", "f32", 1),
-                     make("ref", "synth:tiny-mha", "f32", 2)));
+    static const char *const isas[] = {"avx512", "avx2", "portable"};
+    static const char *const dtypes[] = {"f32", "bf16", "q8"};
+    int n = 0;
+    for (int d = 0; d < 3; d++) {
+        struct sha256 best = make("cpu", "synth:tiny-gqa", dtypes[d], 1);
+        for (int i = 0; i < 3; i++) {
+            struct device *dev;
+            device_opts.isa = isas[i];
+            if (device_open("cpu", &device_opts, NULL, &dev, NULL) == 0) {
+                assert_string_equal(dev->isa, isas[i]);
+                device_close(dev);
+                assert_true(same(best, make("cpu", "synth:tiny-gqa", dtypes[d], 2)));
+                n++;
+            }
+            device_opts.isa = NULL;
+        }
+    }
+    assert_true(n >= 3);
+}
+
+/* Backends never share state, even where a short run gives the same bits. */
+static void backends_differ(void **state)
+{
+    (void)state;
+    static const char *const families[] = {
+        "llama", "llama3", "mistral",   "qwen2",      "qwen2-window", "qwen3",     "gemma",
+        "opt",   "phi",    "falcon-7b", "falcon-11b", "falcon-40b",   "falcon-rw", "phi3"};
+    static const char *const dtypes[] = {"f32", "bf16", "f16", "q8"};
+    enum { N = 14 * 4 };
+    static struct sha256 all[2 * N];
+    for (int i = 0; i < N; i++) {
+        char model[96];
+        snprintf(model, sizeof model, "tests/model/golden/families/%s", families[i / 4]);
+        all[i] = make("cpu", model, dtypes[i % 4], 1);
+        all[N + i] = make("ref", model, dtypes[i % 4], 1);
+    }
+    for (int i = 0; i < 2 * N; i++)
+        for (int j = 0; j < i; j++)
+            assert_false(same(all[i], all[j]));
+}
+
+/* The declared versions and the class count by themselves: nothing that is computed changes here. */
+static void declarations_count(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, "cpu", "synth:tiny-mha", "bf16", 1);
+    struct sha256 f = fingerprint_of(&p);
+    p.dev->numerics_version++;
+    assert_false(same(f, fingerprint_of(&p)));
+    p.dev->numerics_version--;
+    p.dev->numerics = "ref";
+    assert_false(same(f, fingerprint_of(&p)));
+    p.dev->numerics = "cpu";
+    p.m->w.hash.b[0] ^= 1;
+    assert_false(same(f, fingerprint_of(&p)));
+    p.m->w.hash.b[0] ^= 1;
+    assert_true(same(f, fingerprint_of(&p)));
+    place_close(&p);
+}
+
+/* A build that computes other rotations from some position on, to the end of its context: at 128, in the
+ * middle, at the last positions; then one that differs in a single dimension. */
+static void rotation_tables_count(void **state)
+{
+    (void)state;
+    enum { MAX_CTX = 4096 };
+    struct place p;
+    place_open_context(&p, "cpu", "synth:tiny-mha", "bf16", 1, MAX_CTX);
+    struct sha256 f = fingerprint_of(&p);
+    static const int from[] = {70, 127, 128, 129, 1000, 2047, 2048, 3000, MAX_CTX - 1};
+    int half = p.m->cfg.d_rope / 2;
+    for (size_t i = 0; i < sizeof from / sizeof from[0]; i++) {
+        for (int table = 0; table < 2; table++) {
+            float *t = (float *)(uintptr_t)(table ? p.m->rope[0].sin : p.m->rope[0].cos);
+            for (int pos = from[i]; pos < MAX_CTX; pos++)
+                t[pos * half + half - 1] += 1e-6f;
+            assert_false(same(f, fingerprint_of(&p)));
+            model_rope_reset(&p);
+            assert_true(same(f, fingerprint_of(&p)));
+        }
+    }
+    place_close(&p);
+}
+
+/* What may be edited: when a text ends, how long a context is made for, the checkpoint's type as it is
+ * told. */
+static void eos_ids_and_the_maximum_do_not_matter(void **state)
+{
+    (void)state;
+    struct sha256 f = make("cpu", "synth:tiny-gqa", "bf16", 1);
+    static const int contexts[] = {1, 63, 64, 65, 128, 1980, 1989, 1990, 2048, 5000};
+    for (size_t i = 0; i < sizeof contexts / sizeof contexts[0]; i++) {
+        struct place p;
+        place_open_context(&p, "cpu", "synth:tiny-gqa", "bf16", 1, contexts[i]);
+        p.m->cfg.max_ctx = contexts[i];
+        p.m->cfg.n_eos = 2;
+        p.m->cfg.eos_ids[1] = 7;
+        p.m->cfg.bos_id = 5;
+        if (!same(f, fingerprint_of(&p)))
+            fail_msg("a context of %d tokens has another fingerprint", contexts[i]);
+        place_close(&p);
+    }
+}
+
+/* What may not: each field that gives a state its bits. */
+static void fields_of_the_config_count(void **state)
+{
+    (void)state;
+    struct model_config c;
+    struct err err = {0};
+    assert_int_equal(config_shape(&c, "tiny-gqa", &err), 0);
+    c.rope_scaling = (struct rope_scaling){.kind = ROPE_SCALING_LLAMA3,
+                                           .factor = 8,
+                                           .low_freq_factor = 1,
+                                           .high_freq_factor = 4,
+                                           .original_max_ctx = 8192};
+    char *text = config_state_text(&c);
+#define DIFFERS(change)                                                                    \
+    do {                                                                                   \
+        struct model_config d = c;                                                         \
+        change;                                                                            \
+        char *other = config_state_text(&d);                                               \
+        assert_string_not_equal(text, other);                                              \
+        free(other);                                                                       \
+    } while (0)
+    DIFFERS(d.norm_eps = 1e-6f);
+    DIFFERS(d.rope_theta = 5e5);
+    DIFFERS(d.d_rope /= 2);
+    DIFFERS(d.rope_scaling.factor = 32);
+    DIFFERS(d.rope_scaling.original_max_ctx = 4096);
+    DIFFERS(d.rope_scaling.kind = ROPE_SCALING_NONE);
+    DIFFERS((d.rope_scaling.kind = ROPE_SCALING_FACTORS, d.rope_scaling.factors[3] = 2));
+    DIFFERS(d.sliding_window = 4096);
+    DIFFERS(d.window_layer = 1);
+    DIFFERS(d.act = ACT_GELU);
+    DIFFERS(d.norm = NORM_RMS_PLUS_ONE);
+    DIFFERS(d.block = BLOCK_PARALLEL);
+    DIFFERS(d.embed_scale = 2);
+    DIFFERS(d.n_heads = 4);
+    DIFFERS(d.qk_norm = true);
+    DIFFERS(d.qkv_bias = true);
+#undef DIFFERS
+    c.max_ctx = 1 << 20;
+    c.eos_ids[0] = 99;
+    char *edited = config_state_text(&c);
+    assert_string_equal(text, edited);
+    free(edited);
+    free(text);
+}
+
+/* A layer of another kind than layer 0 is probed as well. */
+static void every_kind_of_layer_is_probed(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, "cpu", "tests/model/golden/families/qwen2-window", "f32", 1);
+    int l = p.m->cfg.window_layer;
+    assert_in_range(l, 1, p.m->cfg.n_layers - 2);
+    struct sha256 f = fingerprint_of(&p);
+    float *norm = (float *)(uintptr_t)p.m->w.layers[l].norm2_w; /* no projection reads it */
+    norm[3] *= 1.01f;
+    assert_false(same(f, fingerprint_of(&p)));
+    place_close(&p);
 }
 
 /* What a probe alone would not tell: weights that 8 bits hold exactly. */
@@ -161,7 +334,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(models_and_dtypes_differ),
         cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(kernels_are_judged_by_their_bits),
+        cmocka_unit_test(instruction_sets_share_state),
+        cmocka_unit_test(backends_differ),
+        cmocka_unit_test(declarations_count),
+        cmocka_unit_test(rotation_tables_count),
+        cmocka_unit_test(eos_ids_and_the_maximum_do_not_matter),
+        cmocka_unit_test(fields_of_the_config_count),
+        cmocka_unit_test(every_kind_of_layer_is_probed),
         cmocka_unit_test(each_field_counts),
         cmocka_unit_test(the_kind_of_weights_counts),
     };

@@ -105,8 +105,8 @@ int cpu_device_open(const char *isa, struct pool *pool, struct device **out,
     if (rc != 0)
         return rc;
     size_t floats = PACKED_FLOATS + (size_t)pool_threads(pool) * THREAD_FLOATS;
-    return host_device_open("cpu", &cpu_ops, k->isa, floats * sizeof(float), pool, out,
-                            err);
+    return host_device_open("cpu", &cpu_ops, CPU_NUMERICS_VERSION, k->isa,
+                            floats * sizeof(float), pool, out, err);
 }
 
 /* --- rows over threads ---------------------------------------------------------------------- */

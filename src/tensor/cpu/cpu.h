@@ -20,6 +20,10 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
+/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  All instruction
+ * sets have this one version, since they give the same bits. */
+#define CPU_NUMERICS_VERSION 1
+
 #define PANEL 16
 
 /* Rows whose activations are packed at once, and rows of one tile: a k-block of 192 rows is 192 KiB

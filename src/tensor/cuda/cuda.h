@@ -20,6 +20,10 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
+/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  The three kinds of
+ * mathematics are classes of their own and share it. */
+#define CUDA_NUMERICS_VERSION 1
+
 struct cuda_blas;
 struct recorder;
 struct cuda_blas_handle;

@@ -387,6 +387,8 @@ static int choose_early(bool on, const struct cudaDeviceProp *prop, struct err *
 
 static const char *const math_names[] = {
     [GPU_FAST] = "fast", [GPU_FIXED] = "fixed", [GPU_EXACT] = "exact", NULL};
+static const char *const numerics_names[] = {
+    [GPU_FAST] = "cuda fast", [GPU_FIXED] = "cuda fixed", [GPU_EXACT] = "cuda exact"};
 
 /* What device_opts say, as indices of the lists below. */
 struct choices {
@@ -466,6 +468,8 @@ int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
                               .n_ranks = 1,
                               .n_stages = 1,
                               .v = &cuda_vtable,
+                              .numerics = numerics_names[c.math],
+                              .numerics_version = CUDA_NUMERICS_VERSION,
                               .isa = d->about};
     *out = &d->base;
     return 0;

@@ -5,5 +5,6 @@ static const struct ops ref_ops = OPERATIONS_TABLE(ref);
 
 int ref_device_open(struct pool *pool, struct device **out, struct err *err)
 {
-    return host_device_open("ref", &ref_ops, "reference", 4096, pool, out, err);
+    return host_device_open("ref", &ref_ops, REF_NUMERICS_VERSION, "reference", 4096, pool,
+                            out, err);
 }

@@ -9,6 +9,9 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
+/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version). */
+#define REF_NUMERICS_VERSION 1
+
 static inline float elem_load(const void *p, enum dtype t, int64_t i)
 {
     if (t == DTYPE_F32)

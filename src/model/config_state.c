@@ -1,0 +1,63 @@
+/* config_state.c - the part of a config that gives a state its bits, as text for the fingerprint.
+ *
+ * A config also says when generation stops, how long a context may be, and in which type the
+ * checkpoint lies.  None of these changes a hidden state, a K or a V, so a user may edit them and keep
+ * the saved state. */
+#include "model/config.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+/* A field was added: decide whether it changes a state's bits, name it below if it does, and adapt the
+ * size. */
+_Static_assert(sizeof(struct model_config) == 736 || sizeof(void *) != 8,
+               "struct model_config has changed: see config_state_text");
+
+/* The maximum context, where the rotation depends on it; else 0. */
+static int32_t context_of(const struct model_config *c)
+{
+    switch (c->rope_scaling.kind) {
+    case ROPE_SCALING_NONE:
+    case ROPE_SCALING_LLAMA3: /* it depends on the original context, which is a field of its own */
+    case ROPE_SCALING_FACTORS:
+        return 0;
+    }
+    return c->max_ctx;
+}
+
+/* The factors of the frequencies, each behind a blank. The caller frees the text. */
+static char *factors_text(const struct model_config *c)
+{
+    int n = c->rope_scaling.kind == ROPE_SCALING_FACTORS ? c->d_rope / 2 : 0;
+    char *text = xstrdup("");
+    for (int i = 0; i < n && i < ROPE_MAX_FACTORS; i++) {
+        char *longer = xasprintf("%s %a", text, (double)c->rope_scaling.factors[i]);
+        free(text);
+        text = longer;
+    }
+    return text;
+}
+
+char *config_state_text(const struct model_config *c)
+{
+    const struct rope_scaling *r = &c->rope_scaling;
+    char *factors = factors_text(c);
+    char *text = xasprintf(
+        "family %s; layers %d; width %d; heads %d; kv heads %d; head %d; ffn "
+        "%d; vocabulary %d; "
+        "block %d; norm %d; eps %a; act %d; gated %d; biases %d %d %d %d; qk "
+        "norm %d; position %d; "
+        "theta %a; rotated %d; scaling %d %a %a %a %d; context %d; offset %d; "
+        "window %d from layer %d; "
+        "embedding %a; tied %d; factors%s",
+        family_name(c->family), c->n_layers, c->n_embd, c->n_heads, c->n_kv_heads,
+        c->d_head, c->n_ffn, c->vocab_size, (int)c->block, (int)c->norm,
+        (double)c->norm_eps, (int)c->act, c->mlp_gated, c->qkv_bias, c->attn_out_bias,
+        c->mlp_bias, c->head_bias, c->qk_norm, (int)c->position, c->rope_theta, c->d_rope,
+        (int)r->kind, r->factor, r->low_freq_factor, r->high_freq_factor,
+        r->original_max_ctx, context_of(c), c->position_offset, c->sliding_window,
+        c->window_layer, (double)c->embed_scale, c->tie_word_embeddings, factors);
+    free(factors);
+    return text;
+}

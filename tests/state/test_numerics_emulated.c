@@ -1,0 +1,54 @@
+/* test_numerics_emulated.c - the CUDA backend's own mathematics change their bits only together with their
+ * version.  "fast" is cuBLAS, whose bits are its own. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "tests/state/numerics.h"
+
+#define FAMILY(name) "tests/model/golden/families/" name
+
+/* Emulated threads are slow: two families, with and without a window. */
+static const struct numerics_run exact_runs[] = {
+    {FAMILY("qwen2-window"), "bf16", "checkpoint", 0},
+    {FAMILY("falcon-40b"), "f32", "checkpoint", 0},
+    {0},
+};
+
+/* With heads of 64 dimensions, for which "fixed" has kernels of its own. */
+static const struct numerics_run fixed_runs[] = {
+    {"models/demo", "bf16", "checkpoint", 320},
+    {0},
+};
+
+static void check(const char *math, const struct numerics_run *runs, const char *golden)
+{
+    char *now = numerics_table("cuda", &(struct device_opts){.cuda_math = math}, runs);
+    numerics_check(golden, now, "CUDA_NUMERICS_VERSION (src/tensor/cuda/cuda.h)");
+    free(now);
+}
+
+static void exact_has_its_golden_bits(void **state)
+{
+    (void)state;
+    check("exact", exact_runs, "cuda-exact");
+}
+
+static void fixed_has_its_golden_bits(void **state)
+{
+    (void)state;
+    check("fixed", fixed_runs, "cuda-fixed");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exact_has_its_golden_bits),
+        cmocka_unit_test(fixed_has_its_golden_bits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
