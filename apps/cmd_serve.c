@@ -56,7 +56,7 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"host", OPT(struct serve_args, host), .arg = "ADDRESS", .def = "127.0.0.1",
-     .help = "numeric address to listen on"},
+     .help = "numeric address to listen on, or localhost"},
     {"port", OPT(struct serve_args, port), .arg = "N", .def = "8080", .min = 0,
      .max = 65535, .help = "to listen on; 0 is any free one, which is printed"},
     OPT_STORE(
@@ -145,7 +145,8 @@ static const struct opt options[] = {
     OPT_SAVE_BUFFER(struct serve_args),
     OPT_THROTTLE(struct serve_args),
     OPT_GPU_DIRECT(struct serve_args),
-    {"verbose", OPT(struct serve_args, verbose), .letter = 'v', .help = "say more"},
+    {"verbose", OPT(struct serve_args, verbose), .letter = 'v',
+     .help = "a line for each request, and more"},
     {0},
 };
 
@@ -324,7 +325,8 @@ static void print_limits(const struct serve_args *a, int n_keys)
         bodies, a->read_timeout, a->write_timeout, a->idle_timeout, a->drain,
         a->http_threads, plural((uint64_t)a->http_threads),
         n_keys > 0 ? "an API key is required" : "no API key is required");
-    bool is_local = strncmp(a->host, "127.", 4) == 0 || strcmp(a->host, "::1") == 0;
+    bool is_local = strncmp(a->host, "127.", 4) == 0 || strcmp(a->host, "::1") == 0 ||
+                    strcmp(a->host, "localhost") == 0;
     if (n_keys == 0 && !is_local)
         log_warn("anybody who reaches %s may use this server: give --api-key-file",
                  a->host);
@@ -466,6 +468,7 @@ int cmd_serve(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     a.engine.o.verbose = true;
+    log_set_times(true);
     if (a.verbose)
         log_set_level(LOG_INFO);
     int rc = engine_args_finish(&a.engine, &err);

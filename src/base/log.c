@@ -4,11 +4,19 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LINE_BYTES 1024
 
 static atomic_int current_level = LOG_WARN;
+
+static atomic_bool has_times;
+
+void log_set_times(bool on)
+{
+    atomic_store(&has_times, on);
+}
 
 void log_set_level(enum log_level level)
 {
@@ -20,10 +28,25 @@ enum log_level log_level(void)
     return (enum log_level)atomic_load(&current_level);
 }
 
+/* "2026-11-22T17:30:05.123Z " */
+static void time_now(char *out, size_t n)
+{
+    struct timespec t;
+    struct tm tm;
+    clock_gettime(CLOCK_REALTIME, &t);
+    gmtime_r(&t.tv_sec, &tm);
+    size_t at = strftime(out, n, "%Y-%m-%dT%H:%M:%S", &tm);
+    snprintf(out + at, n - at, ".%03dZ ", (int)(t.tv_nsec / 1000000));
+}
+
 size_t log_line(enum log_level level, char *out, size_t out_bytes, const char *fmt,
                 va_list ap)
 {
-    int head = snprintf(out, out_bytes, "hcache: %s", level == LOG_WARN ? "warning: " : "");
+    char when[40] = "";
+    if (atomic_load(&has_times))
+        time_now(when, sizeof when);
+    int head = snprintf(out, out_bytes, "%shcache: %s", when,
+                        level == LOG_WARN ? "warning: " : "");
     vsnprintf(out + head, out_bytes - (size_t)head - 1, fmt, ap);
     for (char *c = out; *c != 0; c++)
         if (*c == '\n' || *c == '\r')

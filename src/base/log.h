@@ -13,6 +13,7 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 enum log_level {
@@ -23,6 +24,8 @@ enum log_level {
 };
 
 void log_set_level(enum log_level level);
+/* Lines begin with the time in UTC, as in "2026-11-22T17:30:05.123Z hcache: ...". Off at the start. */
+void log_set_times(bool on);
 enum log_level log_level(void);
 
 void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

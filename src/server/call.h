@@ -56,7 +56,9 @@ struct call {
     struct MHD_Connection *connection;
     struct watch *watch;
     const struct route *route;
-    char tail[256]; /* of the path, behind a route that ends with "/" */
+    char method[16];  /* as it was sent, perhaps cut */
+    int64_t begun_ns; /* when its head had arrived */
+    char tail[256];   /* of the path, behind a route that ends with "/" */
     size_t uri_bytes;
     bool uri_has_zero; /* struct head */
     bool is_anthropic; /* its faults have the shape of Anthropic's API, else of OpenAI's */

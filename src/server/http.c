@@ -6,7 +6,7 @@
  *  2. Nothing of a request's body is looked at before its head has passed the gate (gate.h).
  *  3. A connection sleeps (suspended) only while something will wake it: its generation, the worker, or
  *     the watcher.
- *  4. No path, header or body reaches the log at the default level. */
+ *  4. No path, header or body reaches the log at the default level; with -v the route's path does. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
@@ -28,6 +28,7 @@
 #include "server/guesses.h"
 #include "server/keep.h"
 #include "server/loops.h"
+#include "server/request_log.h"
 #include "server/tenants.h"
 #include "sessions/answers.h"
 #include "server/worker.h"
@@ -316,6 +317,8 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     c->s = s;
     c->connection = m;
     c->watch = p != NULL ? p->watch : NULL;
+    c->begun_ns = clock_now_ns();
+    snprintf(c->method, sizeof c->method, "%s", method);
     c->is_anthropic = head_path_is_below("/v1/messages", url);
     c->uri_bytes = p != NULL ? p->uri_bytes : 0;
     c->uri_has_zero = p != NULL && p->uri_has_zero;
@@ -416,10 +419,10 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     struct server *s = arg;
     struct call *c = *slot;
     (void)m;
-    (void)why;
     if (c == NULL)
         return;
     *slot = NULL;
+    request_log(c, why != MHD_REQUEST_TERMINATED_COMPLETED_OK);
     watch_on_gone(c->watch, NULL, NULL);
     watch_alarm(c->watch, 0, NULL, NULL);
     watch_deadline(c->watch, s->o.idle_timeout_s);
@@ -492,9 +495,13 @@ static int listen_on(struct server *s, struct err *err)
     char port[16];
     int one = 1, rc = 0;
     snprintf(port, sizeof port, "%d", s->o.port);
-    if (getaddrinfo(s->o.host, port, &hints, &a) != 0)
+    /* One address, not whichever of its addresses a resolver names first. */
+    const char *host = strcmp(s->o.host, "localhost") == 0 ? "127.0.0.1" : s->o.host;
+    if (getaddrinfo(host, port, &hints, &a) != 0)
         return err_set(err, ERR_USAGE,
-                       "--host %s: it must be a numeric address, as 127.0.0.1", s->o.host);
+                       "--host %s: it must be localhost or a numeric address, as 127.0.0.1 "
+                       "or 0.0.0.0",
+                       s->o.host);
     s->listen_socket = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listen_socket < 0 ||
         setsockopt(s->listen_socket, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||

@@ -26,7 +26,7 @@ struct conversations;
 struct server;
 
 struct server_opts {
-    const char *host;       /* a numeric address */
+    const char *host;       /* a numeric address, or localhost */
     int port;               /* 0: any free one */
     const char *model_name; /* as /v1/models shows it */
     const char *const *api_keys;

@@ -80,6 +80,18 @@ def test_queue(s):
     equal("as many as may wait", status, 200)
 
 
+def test_ignored(s):
+    """What clients send always, and a model of texts can do without."""
+    ask = {"messages": HELLO, "max_tokens": 1}
+    for path, body in (
+            ("/v1/chat/completions", {**ask, "reasoning_effort": "high", "verbosity": "low"}),
+            ("/v1/messages", {**ask, "thinking": {"type": "enabled", "budget_tokens": 1024}}),
+            ("/v1/responses", {"input": "Hello", "max_output_tokens": 1, "include": ["reasoning.encrypted_content"]})):
+        status, _, r = s.post(path, body, KEY)
+        equal(f"{path}: {sorted(set(body) - {'messages', 'max_tokens', 'input', 'max_output_tokens'})} are ignored",
+              (status, r.get("error")), (200, None))
+
+
 def test_miss(s):
     """null or a reason."""
     first = s.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, KEY)[2]["timings"]
@@ -98,6 +110,7 @@ test_max_tokens(server)
 test_shapes(server)
 test_overflow(server)
 test_queue(server)
+test_ignored(server)
 test_miss(server)
 server.stop()
 shutil.rmtree(tmp)

@@ -112,12 +112,13 @@ def run_anthropic(c, model):
     check("max_tokens", short.stop_reason == "max_tokens" and short.usage.output_tokens == 1, short)
     talk = ask + [{"role": "assistant", "content": m.content}, {"role": "user", "content": [{"type": "text", "text": "Go on."}]}]
     check("a history", c.messages.create(model=model, max_tokens=8, messages=talk).content is not None)
+    think = c.messages.create(model=model, max_tokens=1100, messages=ask, thinking={"type": "enabled", "budget_tokens": 1024})
+    check("thinking is accepted and ignored", [b.type for b in think.content] == ["text"], think)
     for name, fields in {
             "an image": {"messages": [{"role": "user", "content": [{"type": "image", "source": {
                 "type": "base64", "media_type": "image/png", "data": "AAAA"}}]}]},
             "a begun answer": {"messages": ask + [{"role": "assistant", "content": "I"}]},
             "tools that the template does not know": {"messages": ask, "tools": [{"name": "f", "input_schema": {}}]},
-            "thinking": {"messages": ask, "thinking": {"type": "enabled", "budget_tokens": 1024}},
             "five breakpoints": {"messages": ask, "system": system * 5},
             "a bad ttl": {"messages": ask, "system": [{**system[0], "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
             "an unknown field": {"messages": ask, "extra_body": {"temprature": 1}}}.items():

@@ -1,0 +1,18 @@
+/* request_log.h - one line for each request, at the level that `serve -v` sets.
+ *
+ *     POST /v1/chat/completions 200 in 312.4 ms: prompt 141, cached 128 (disk R0 H0 K4), generated 24
+ *
+ * cached: prompt tokens whose state was there, from the KV cache (device) or the store (dram, disk), with
+ * the number of layers that were recomputed, and restored from hidden states and from keys and values.
+ * Ids, keys and texts are not logged. */
+#ifndef SERVER_REQUEST_LOG_H
+#define SERVER_REQUEST_LOG_H
+
+#include <stdbool.h>
+
+struct call;
+
+/* The request has ended; lost: its client was gone before the end of the answer. */
+void request_log(const struct call *c, bool lost);
+
+#endif

@@ -1,0 +1,61 @@
+"""The log of `hcache serve`: a line for each request with -v, times, and nothing that belongs to a user."""
+import os
+import re
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import SAVING, Server, Stream, until  # noqa: E402
+from tap import check, end, equal  # noqa: E402
+
+MODEL = "models/demo"
+SECRET = "Kedazar sang of the sea"
+LONG = (SECRET + " and of the tall green tree every morning. ") * 6
+KEY = {"Authorization": "Bearer sesame"}
+TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z hcache: "
+
+
+def lines(s, pattern):
+    return [line.rstrip("\n") for line in s.log if re.search(TIME + pattern, line)]
+
+
+def logged(name, s, pattern):
+    check(f"{name}: one line", until(lambda: len(lines(s, pattern)) == 1), (pattern, s.log[-12:]))
+
+
+tmp = tempfile.mkdtemp(prefix="hcache-log.")
+store = os.path.join(tmp, "s")
+s = Server(MODEL, *SAVING, "--no-reuse", "--store", store, "--api-key", "sesame", "--host", "localhost", "-v")
+check("--host localhost", any("ready at http://localhost:" in line for line in s.log), s.log)
+chat = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 5, "ignore_eos": True}
+n = s.post("/v1/chat/completions", chat, KEY)[2]["usage"]["prompt_tokens"]
+logged("a chat", s, rf"POST /v1/chat/completions 200 in \d+\.\d ms: prompt {n}, cached 0, generated 5$")
+s.post("/v1/cache/flush", {}, KEY)
+cached = s.post("/v1/chat/completions", {**chat, "n": 2}, KEY)[2]["usage"]["prompt_tokens_details"]["cached_tokens"]
+logged("two answers, restored", s,
+       rf"POST /v1/chat/completions 200 in .* ms: prompt {n}, cached {cached} \(.*disk R0 H0 K\d+\), generated 10$")
+stream = Stream(s, "/v1/completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True}, KEY)
+list(stream.events)
+stream.close()
+logged("a stream", s, r"POST /v1/completions 200 in .* ms: prompt \d+, cached 0, generated 3$")
+gone = Stream(s, "/v1/completions", {"prompt": "x", "max_tokens": 2000, "ignore_eos": True}, KEY)
+next(gone.events)
+gone.close()
+logged("a client that went", s, r"POST /v1/completions 200 in .*; the client was gone before the end$")
+r = s.post("/v1/responses", {"input": SECRET, "max_output_tokens": 2}, KEY)[2]
+s.request("GET", f"/v1/responses/{r['id']}", None, KEY)
+logged("a path with an id", s, r"GET /v1/responses/ID 200 in [0-9.]+ ms$")
+s.request("GET", "/v1/" + SECRET.replace(" ", "_"), None, KEY)
+logged("no such path", s, r"GET \(no route\) 404 in [0-9.]+ ms$")
+s.request("GET", "/v1/models")
+logged("no key", s, r"GET /v1/models 401 in [0-9.]+ ms$")
+equal("status 0", s.stop(), 0)
+log = "".join(s.log)
+equal("nothing of a user's is in it", [w for w in ("Kedazar", "sesame", r["id"], "resp_") if w in log], [])
+s = Server(MODEL)
+s.complete("x", max_tokens=2)
+s.stop()
+check("without -v requests are not logged", not lines(s, "POST"), s.log)
+shutil.rmtree(tmp)
+end()
