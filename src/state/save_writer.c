@@ -193,6 +193,20 @@ static void hold_pin(struct saver *s, struct save_seq *q, const struct store_hit
     q->pin = *hit;
 }
 
+/* Once a damaged chunk of a context is saved again, the stored ones behind it are read and checked:
+ * they are computed again in any case, so all damage heals in one pass, and `committed` counts
+ * nothing that is damaged.  False: the chunk must be written again, too. */
+static bool is_sound(struct saver *s, struct save_seq *q, const struct sha256 *key,
+                     const struct store_hit *stored)
+{
+    bool is_good = true;
+    if (stored->impl == NULL)
+        q->heals = q->heals || store_was_damaged(s->o.store, key);
+    else if (q->heals && store_verify_chunk(s->o.store, key, &is_good, NULL) != 0)
+        is_good = true; /* the device failed: its fault shows when the chunk is read */
+    return is_good;
+}
+
 /* What another sequence has stored under the same key is neither packed nor written again: equal
  * prefixes are stored once, and records of a kind that was not saved then are added. */
 static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
@@ -215,7 +229,11 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     if (continues_tail(c))
         chunk.supersedes = &q->tail.key;
     (void)store_pin(s->o.store, key, &stored);
-    struct store_mask without = stored.mask;
+    if (!is_sound(s, q, key, &stored))
+        store_release(s->o.store, &stored, 1);
+    struct store_mask without = {0};
+    if (stored.impl != NULL)
+        without = stored.mask;
     int rc = 0;
     *end = SAVE_END_FAULT;
     if (continues_tail(c) && wants_any(s, c, &without)) {

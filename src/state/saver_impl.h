@@ -49,7 +49,8 @@ struct save_seq {
     /* The writer's: */
     struct sha256 parent; /* of the next chunk to be written */
     struct store_hit pin; /* the last committed chunk. It stays while it may be continued */
-    bool parent_seen;     /* what the first chunk continues is in the store */
+    bool heals;       /* a damaged chunk of it was saved again: those behind are checked */
+    bool parent_seen; /* what the first chunk continues is in the store */
     /* The partial chunk that the first chunk continues, pinned; impl NULL: none. */
     struct store_hit tail;
     int tail_idx;

@@ -199,7 +199,9 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
 /* How often a full disk is answered by evicting, each time twice as much: holes may be too small. */
 enum { SPACE_ROUNDS = 4 };
 
-/* [lock, dropped meanwhile] Finds room for the drafts and writes them. */
+/* [lock, dropped meanwhile] Finds room for the drafts and writes them.  Where free space lies in
+ * holes that are too small, the files would have to grow: beyond the disk or, with ERR_LIMIT, beyond
+ * the cap. */
 static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **drafts,
                         uint64_t n_bytes, struct err *err)
 {
@@ -207,14 +209,16 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
         int rc = prepare(s, owner_idx, n_bytes, err);
         if (rc == 0)
             rc = drafts_reserve(s, owner_idx, drafts, err);
+        bool is_placed = rc == 0;
         pthread_mutex_unlock(&s->lock);
         if (rc == 0)
             rc = drafts_write(s, drafts, err);
         pthread_mutex_lock(&s->lock);
-        if (rc != -ENOSPC)
+        if (rc != -ENOSPC && !(is_placed && rc == ERR_LIMIT))
             return rc;
         drafts_return(s, owner_idx, drafts);
-        if (round == SPACE_ROUNDS || !store_make_space(s, n_bytes << round))
+        enum store_evict why = rc == ERR_LIMIT ? STORE_EVICT_CAP : STORE_EVICT_SPACE;
+        if (round == SPACE_ROUNDS || !store_make_space(s, n_bytes << round, why))
             return rc;
     }
 }

@@ -142,6 +142,8 @@ static int batch_write(struct store *s, const struct batch *b, struct err *err)
     }
     if (rc == 0 && sync && index_first)
         rc = s->media->ops->sync(s->media, err);
+    if (rc == 0 && s->index != NULL)
+        rc = store_check_present(s, err);
     return rc;
 }
 

@@ -213,13 +213,13 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
 
 /* What frees the space is the index letting go of it, which costs an fsync and, on a disk that has not a
  * block left, may fail itself: then the next append or commit tries again. */
-bool store_make_space(struct store *s, uint64_t n_bytes)
+bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why)
 {
     struct err err;
     if (s->cap_bytes == 0)
         return false;
     uint64_t slack = s->used_bytes / 64;
-    evict(s, n_bytes > slack ? n_bytes : slack, STORE_EVICT_SPACE);
+    evict(s, n_bytes > slack ? n_bytes : slack, why);
     if (s->freeing == NULL && s->wiping == NULL)
         return false;
     return evicted_free(s, &err) == 0;

@@ -52,7 +52,7 @@ struct files {
     struct media base;
     struct io *io;
     unsigned open_flags;
-    uint64_t max_step_bytes;
+    uint64_t max_step_bytes, max_bytes;
     int64_t stuck_ns;
     /* grow_lock, taken first, is held while files are made, grow or are cut.  lock protects
      * everything below and is never held during I/O: readers need it. */
@@ -161,6 +161,19 @@ static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct e
                    (unsigned long long)reserve >> 10);
 }
 
+/* [grow_lock] By how much the files may still grow. */
+static uint64_t growth_left(struct files *f)
+{
+    uint64_t n_bytes = 0;
+    if (f->max_bytes == 0)
+        return UINT64_MAX;
+    for (int d = 0; d < f->base.n_devices; d++)
+        for (uint32_t i = 0; i < f->devices[d].n_segments; i++)
+            if (f->devices[d].segments[i] != NULL)
+                n_bytes += f->devices[d].segments[i]->size_bytes;
+    return n_bytes < f->max_bytes ? f->max_bytes - n_bytes : 0;
+}
+
 /* [grow_lock] Makes the file reach end_bytes, and a step more if there is room. */
 static int segment_grow(struct files *f, int device, struct segment *seg,
                         uint64_t end_bytes, struct err *err)
@@ -170,6 +183,13 @@ static int segment_grow(struct files *f, int device, struct segment *seg,
     uint64_t want = end_bytes + step_of(f, end_bytes);
     if (want > f->base.segment_bytes)
         want = f->base.segment_bytes;
+    uint64_t left = growth_left(f);
+    if (end_bytes - seg->size_bytes > left)
+        return err_set(err, ERR_LIMIT,
+                       "the store's files would exceed its cap of %llu bytes",
+                       (unsigned long long)f->max_bytes);
+    if (want - seg->size_bytes > left)
+        want = seg->size_bytes + left / STORE_ALIGN * STORE_ALIGN;
     if (reserve_check(f, device, want - seg->size_bytes, NULL) != 0)
         want = end_bytes;
     int rc = reserve_check(f, device, want - seg->size_bytes, err);
@@ -634,6 +654,7 @@ int files_open(const struct files_opts *opts, struct media **out, struct err *er
     f->open_flags = (opts->read_only ? IO_READ_ONLY : 0u) |
                     (opts->no_direct ? 0u : IO_DIRECT);
     f->max_step_bytes = opts->max_step_bytes;
+    f->max_bytes = opts->max_bytes;
     f->stuck_ns = opts->stuck_ns;
     pthread_mutex_init(&f->grow_lock, NULL);
     pthread_mutex_init(&f->lock, NULL);

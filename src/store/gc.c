@@ -55,6 +55,22 @@ static int segments_trim(struct store *s, struct err *err)
     return rc;
 }
 
+void store_cut_to_cap(struct store *s)
+{
+    struct media *m = s->media;
+    uint64_t n_bytes = 0;
+    if (s->read_only || s->index == NULL || s->cap_bytes == 0)
+        return;
+    for (int d = 0; d < m->n_devices; d++)
+        for (uint32_t i = 0; i < m->ops->n_segments(m, d); i++)
+            n_bytes += m->ops->segment_size(m, d, i);
+    if (n_bytes <= s->cap_bytes || store_commit_run(s, STORE_COMMIT_FRESH, NULL) != 0)
+        return; /* else the next opening tries again */
+    pthread_mutex_lock(&s->lock);
+    (void)segments_trim(s, NULL);
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* Cuts the files, once nothing is on its way out of the index. */
 static int files_trim(struct store *s, struct err *err)
 {

@@ -180,6 +180,15 @@ static const struct store_reason *reason_of(const struct store *s, const struct 
     return NULL;
 }
 
+bool store_was_damaged(struct store *s, const struct sha256 *key)
+{
+    pthread_mutex_lock(&s->lock);
+    const struct chunk_node *n = catalog_find(&s->catalog, key);
+    bool damaged = (n == NULL || n->n_live == 0) && reason_of(s, key) != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return damaged;
+}
+
 void store_forget_reasons(struct store *s, const struct sha256 *key)
 {
     for (uint32_t i = 0; i < STORE_MAX_REASONS && i < s->n_reasons; i++)

@@ -71,6 +71,7 @@ struct files_opts {
     int n_dirs;
     uint64_t segment_bytes;
     uint64_t max_step_bytes; /* files are preallocated by at most this much at a time */
+    uint64_t max_bytes;      /* of all files together; 0: no bound */
     bool read_only, no_direct;
     int64_t stuck_ns; /* see store_opts */
 };

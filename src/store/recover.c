@@ -316,6 +316,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         .n_dirs = opts->n_dirs,
         .segment_bytes = sb.segment_bytes,
         .max_step_bytes = max_step_of(opts->cap_bytes),
+        .max_bytes = opts->cap_bytes,
         .read_only = opts->read_only,
         .no_direct = opts->no_direct,
         .stuck_ns = s->stuck_ns,
@@ -327,7 +328,9 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         alloc_init(&s->alloc[i], sb.segment_bytes);
     s->index_path = store_path(opts->dirs[0], "index.db");
     rc = index_recover(s, opts->dirs[0], err);
-    if (rc == 0)
+    if (rc == 0) {
         store_soil_all(s);
+        store_note_files(s);
+    }
     return rc;
 }

@@ -99,6 +99,7 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
         store_free(s);
         return rc;
     }
+    store_cut_to_cap(s);
     store_fill_reserve(s);
     *out = s;
     return 0;

@@ -214,6 +214,13 @@ void store_expect(struct store *s, const struct sha256 *fingerprint);
  * removed at the next commit after the last release. */
 void store_condemn(struct store *s, const struct store_hit *hit, const char *reason);
 
+/* Whether the chunk is missing because it was condemned. */
+bool store_was_damaged(struct store *s, const struct sha256 *key);
+/* Reads all of a stored chunk, headers included, and condemns it where anything is wrong: *is_good
+ * false.  An error is the device's. */
+int store_verify_chunk(struct store *s, const struct sha256 *key, bool *is_good,
+                       struct err *err);
+
 /* --- pins that last ------------------------------------------------------------------------- */
 
 /* Keeps chunks from being evicted until a time (seconds since 1970, by the wall clock), whether they

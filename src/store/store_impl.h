@@ -8,6 +8,7 @@
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     pins that last                          erase.c   forgetting, wiping
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
+ *   presence.c whether the folder is still there
  *
  * Locks, in the order in which they may be nested:
  *   erase_lock   one erase (or gc) at a time; held across fsync
@@ -66,6 +67,12 @@ struct store_supersede {
     struct sha256 key;
 };
 
+/* Which file a name stood for at open. */
+struct store_file_id {
+    uint64_t device, inode;
+    bool known;
+};
+
 struct store {
     struct io *io; /* NULL: DRAM */
     char *dirs[STORE_MAX_DEVICES];
@@ -74,6 +81,7 @@ struct store {
     struct media *media;
     struct index *index; /* NULL: DRAM */
     char *index_path;
+    struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;
     uint8_t uuid[STORE_UUID_BYTES];
     uint32_t sb_version;
     uint64_t cap_bytes, quota_bytes;
@@ -152,7 +160,7 @@ void store_forget_reasons(struct store *s, const struct sha256 *key);
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err);
 /* [lock, dropped while the index commits] The disk has no room for n_bytes: frees as much of the store's own
  * by evicting.  False where that may not be (there is no cap) or cannot be. */
-bool store_make_space(struct store *s, uint64_t n_bytes);
+bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why);
 /* [lock] Makes n_bytes fit into an owner's quota, likewise; evicts that owner's chunks only. */
 int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                           struct err *err);
@@ -214,6 +222,11 @@ int store_can_save(struct store *s, struct err *err);
 int store_load_records(struct store *s, const struct extent *x, struct chunk_record *out,
                        struct err *err);
 
+/* Remembers which files the store's names stand for; -ENOENT where that has changed since. */
+void store_note_files(struct store *s);
+int store_check_present(struct store *s, struct err *err);
+/* Cuts the files behind their last used bytes, where they exceed the cap. */
+void store_cut_to_cap(struct store *s);
 /* Fills the reserve, as far as there is space. */
 void store_fill_reserve(struct store *s);
 /* Gives the reserve's space up; true where there was some. */

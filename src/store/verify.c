@@ -239,6 +239,20 @@ static void verify_close(struct verify *v)
     free(v);
 }
 
+int store_verify_chunk(struct store *s, const struct sha256 *key, bool *is_good,
+                       struct err *err)
+{
+    struct store_verify out = {0};
+    struct verify *v = xcalloc(1, sizeof *v);
+    *v = (struct verify){.s = s, .out = &out};
+    int rc = verify_open(v, err);
+    if (rc == 0)
+        rc = chunk_verify(v, key, err);
+    verify_close(v);
+    *is_good = out.n_bad == 0;
+    return rc;
+}
+
 int store_verify(struct store *s, struct store_verify *out,
                  void (*report)(void *arg, const char *what),
                  void (*progress)(void *arg, uint64_t done_bytes, uint64_t all_bytes),

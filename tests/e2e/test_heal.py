@@ -1,0 +1,109 @@
+"""Damage in several chunks of one context heals in one pass: the next request computes what is damaged, saves it,
+and `committed_tokens` counts nothing that is damaged.  A store that is removed under a running server is noticed."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import HC, SAVING, Server, until  # noqa: E402
+from tap import PATIENCE, check, end  # noqa: E402
+
+tmp = tempfile.mkdtemp(prefix="hcache-heal.")
+STORE = os.path.join(tmp, "s")
+IDS = [3 + (i * i * 7) % 490 for i in range(520)]
+SEGMENT = os.path.join(STORE, "seg-000000.hc")
+
+
+def run():
+    path = os.path.join(tmp, "ids")
+    with open(path, "w") as f:
+        f.write(" ".join(map(str, IDS)))
+    p = subprocess.run([HC, "run", "synth:tiny-gqa", "--token-ids", path, "--max-tokens", "2", "--temperature", "0",
+                        "--ignore-eos", "--json", "--store", STORE, "--save", "both"], capture_output=True, text=True,
+                       timeout=PATIENCE)
+    if p.returncode != 0:
+        raise RuntimeError(p.stderr)
+    return json.loads(p.stdout)
+
+
+def verify():
+    p = subprocess.run([HC, "store", "verify", STORE, "--json"], capture_output=True, text=True, timeout=PATIENCE)
+    return json.loads(p.stdout)["bad"]
+
+
+def extents():
+    """Where the headers stand, by the chunk's position."""
+    data = open(SEGMENT, "rb").read()
+    found = {}
+    for at in range(0, len(data), 4096):
+        if data[at:at + 8] == b"HCEXTENT":
+            found[int.from_bytes(data[at + 68:at + 72], "little")] = at
+    return found
+
+
+def records(at):
+    """Where the records of the extent at `at` begin (docs/STORE_FORMAT.md)."""
+    with open(SEGMENT, "rb") as f:
+        f.seek(at)
+        header = f.read(4096)
+    place, found = at + 4096, []
+    for i in range(int.from_bytes(header[74:76], "little")):
+        n = int.from_bytes(header[512 + 14 * i + 2:512 + 14 * i + 6], "little")
+        found.append(place)
+        place += (n + 4095) // 4096 * 4096
+    return found
+
+
+def flip(at):
+    with open(SEGMENT, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 0x55]))
+
+
+def test_heal():
+    first = run()
+    at = extents()
+    check("eight chunks are stored", first["committed_tokens"] >= 512 and len(at) >= 8, (first, at))
+    for chunk in (1, 3, 6):
+        for record in records(at[chunk]):
+            flip(record + 17)
+    flip(at[4] + 300)  # a header: token ids
+    check("four chunks are damaged", verify() >= 4, verify())
+    second = run()
+    check("the output is the same", second["token_ids"] == first["token_ids"] and
+          second["logits_digest"] == first["logits_digest"], second)
+    check("only what lies before the damage was restored", second["cached_tokens"] == 64, second["cached_tokens"])
+    check("one request has healed all, the header too", verify() == 0, verify())
+    check("and what it called committed is", second["committed_tokens"] >= 512, second)
+    third = run()
+    check("all is restored", third["cached_tokens"] >= 512 and third["logits_digest"] == first["logits_digest"], third)
+
+
+def test_removed():
+    server = Server("models/demo", *SAVING, "--store", STORE + "2")
+    server.complete("Once upon a time there was a little bird. " * 8, max_tokens=4)
+    server.post("/v1/cache/flush", {})
+    check("it saves", server.request("GET", "/health")[2] == {"status": "ok", "saves": True})
+    shutil.rmtree(STORE + "2")
+    server.complete("A long time ago there lived an old king in a castle. " * 8, max_tokens=4)
+    server.post("/v1/cache/flush", {})
+    stats = server.request("GET", "/v1/cache/stats")[2]
+    check("a removed store is noticed", stats["saves"] is False and "removed" in stats["not_saved_because"], stats)
+    until(lambda: "was removed or replaced" in "".join(server.log))
+    check("and logged", "was removed or replaced" in "".join(server.log), server.log)
+    check("/health says so", server.request("GET", "/health")[2] == {"status": "ok", "saves": False})
+    server.stop()
+
+
+for test in (test_heal, test_removed):
+    try:
+        test()
+    except Exception as e:  # noqa: BLE001
+        check(f"{test.__name__} ended with {e!r}", False)
+shutil.rmtree(tmp, ignore_errors=True)
+end()

@@ -1,0 +1,127 @@
+/* The store's files: the cap bounds them, not only the extents; a folder that is removed under a running
+ * store is noticed; a chunk that is verified by itself. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "io/io.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 6 };
+
+static uint64_t file_bytes(struct store *s)
+{
+    struct store_stats st;
+    store_stats(s, &st);
+    return st.file_bytes;
+}
+
+/* Chunks of several sizes come and go, so that free space has holes. */
+static void churn(struct store *s, uint64_t cap)
+{
+    static const int kinds[] = {ST_BOTH, ST_H, ST_KV};
+    struct err err = {0};
+    for (uint64_t i = 0; i < 120; i++) {
+        struct st_ctx c = {.base = 100 + i, .own = 100 + i};
+        for (int chunk = 0; chunk < 1 + (int)(i * 7 % N); chunk++) {
+            int rc = st_append(s, &st_small, &c, chunk, kinds[(i + (uint64_t)chunk) % 3],
+                               &err);
+            if (rc != 0)
+                fail_msg("context %llu: %s", (unsigned long long)i, err.msg);
+            assert_true(file_bytes(s) <= cap);
+        }
+        assert_int_equal(store_commit(s, &err), 0);
+    }
+}
+
+static void the_cap_bounds_the_files(void **state)
+{
+    (void)state;
+    for (int n_dirs = 1; n_dirs <= 3; n_dirs += 2) {
+        struct st_place p;
+        struct store_stats st;
+        assert_true(st_place_open(&p, "pread", n_dirs));
+        p.opts.cap_bytes = 1 << 20;
+        struct store *s = st_open(&p);
+        churn(s, p.opts.cap_bytes);
+        store_stats(s, &st);
+        assert_true(st.evictions[STORE_EVICT_CAP] > 0 &&
+                    st.evictions[STORE_EVICT_SPACE] == 0);
+        assert_true(st.used_bytes > p.opts.cap_bytes / 2); /* most of it is used */
+        assert_true(store_audit(s));
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+/* Files that an earlier build, or no cap, has let grow are cut when the store is opened. */
+static void a_lower_cap_cuts_files(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    assert_true(st_place_open(&p, "pread", 1));
+    struct store *s = st_open(&p);
+    for (uint64_t i = 0; i < 12; i++) {
+        struct st_ctx c = {.base = i, .own = i};
+        assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
+    }
+    struct store_stats st;
+    store_stats(s, &st);
+    assert_true(st.file_bytes > st.used_bytes); /* allocated ahead */
+    store_close(s);
+    p.opts.cap_bytes = st.used_bytes;
+    s = st_open(&p);
+    assert_true(file_bytes(s) <= p.opts.cap_bytes);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void removed_under_way(void **state)
+{
+    (void)state;
+    static const struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
+    for (int how = 0; how < 3; how++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_stats st;
+        char moved[400], path[600];
+        assert_true(st_place_open(&p, "pread", 2));
+        struct store *s = st_open(&p);
+        assert_int_equal(st_save(s, &st_small, &a, N, ST_BOTH, &err), 0);
+        snprintf(moved, sizeof moved, "%s/moved", p.root);
+        snprintf(path, sizeof path, "%s/%s", p.dirs[how == 2 ? 1 : 0],
+                 how == 0 ? "index.db" : "superblock");
+        if (how == 1)
+            assert_int_equal(io_rename(p.io, p.dirs[0], moved, &err), 0);
+        else
+            assert_int_equal(io_unlink(p.io, path, &err), 0);
+        assert_int_equal(st_save(s, &st_small, &b, N, ST_BOTH, &err), -ENOENT);
+        assert_non_null(strstr(err.msg, "was removed or replaced"));
+        store_stats(s, &st);
+        assert_int_equal(st.saving_fault, -ENOENT);
+        struct st_result r; /* what is open is still read, and right */
+        assert_int_equal(st_read(s, &st_small, &a, N, &r, &err), 0);
+        assert_int_equal(r.n_found, N);
+        assert_int_equal(r.n_wrong + r.n_corrupt, 0);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_cap_bounds_the_files),
+        cmocka_unit_test(a_lower_cap_cuts_files),
+        cmocka_unit_test(removed_under_way),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
