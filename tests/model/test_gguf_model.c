@@ -1,0 +1,182 @@
+/* test_gguf_model.c - a GGUF file is the same model as the folder that it was made from.
+ *
+ * tests/model/golden/gguf/NAME.gguf was made from families/NAME (tools/golden/hf_to_gguf.py), with rows
+ * permuted and stacked, norms changed and names as llama.cpp has them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "talk.h"
+
+#define FAMILIES "tests/model/golden/families/"
+#define GGUF     "tests/model/golden/gguf/"
+
+enum { VOCAB = 128, N_IDS = 70 };
+
+static void logits_of(const char *source, const char *dtype, float *out,
+                      struct sha256 *hash)
+{
+    struct talk t;
+    int32_t ids[N_IDS];
+    talk_open(&t, source, "cpu", dtype, 2);
+    assert_int_equal(t.m->cfg.vocab_size, VOCAB);
+    for (int i = 0; i < N_IDS; i++)
+        ids[i] = (i * 37 + 5) % VOCAB;
+    talk_feed(&t, ids, N_IDS, out);
+    *hash = t.m->w.hash;
+    talk_close(&t);
+}
+
+static void test_family_is_the_folder_bit_for_bit(void **state)
+{
+    static float folder[N_IDS * VOCAB], gguf[N_IDS * VOCAB];
+    char a[128], b[128];
+    struct sha256 ha, hb;
+    const char *name = *state;
+    snprintf(a, sizeof a, FAMILIES "%s", name);
+    snprintf(b, sizeof b, GGUF "%s.gguf", name);
+    logits_of(a, NULL, folder, &ha); /* the state dtype, too, is the folder's */
+    logits_of(b, NULL, gguf, &hb);
+    assert_memory_equal(folder, gguf, sizeof folder);
+    /* Where every value has the folder's type the state may be shared; else it must not be. */
+    assert_int_equal(memcmp(&ha, &hb, sizeof ha) == 0, strcmp(name, "llama") == 0);
+}
+
+/* The file has a factor for each frequency, rounded to f32, in place of Llama 3.1's formula. */
+static void test_rope_factors_are_the_formula(void **state)
+{
+    (void)state;
+    static float folder[N_IDS * VOCAB], gguf[N_IDS * VOCAB], split[N_IDS * VOCAB];
+    struct sha256 h, of_split;
+    logits_of(FAMILIES "llama3", "f32", folder, &h);
+    logits_of(GGUF "llama3.gguf", "f32", gguf, &h);
+    logits_of(GGUF "split-00001-of-00003.gguf", "f32", split, &of_split);
+    float largest = 0, off = 0;
+    for (int i = 0; i < N_IDS * VOCAB; i++) {
+        largest = fmaxf(largest, fabsf(folder[i]));
+        off = fmaxf(off, fabsf(folder[i] - gguf[i]));
+    }
+    if (off > 2e-5f * largest)
+        fail_msg("off by %g of %g", (double)off, (double)largest);
+    assert_memory_equal(gguf, split, sizeof gguf); /* however many files there are */
+    assert_memory_equal(&h, &of_split, sizeof h);
+}
+
+/* --- what is refused ---------------------------------------------------------------------- */
+
+/* A copy of a golden file with `from` replaced by `to`, of the same length. */
+static void write_changed(const char *path, const char *name, const char *from,
+                          const char *to)
+{
+    char source[128], *bytes;
+    size_t n, len = strlen(from), n_found = 0;
+    struct err e = {0};
+    assert_int_equal(strlen(to), len);
+    snprintf(source, sizeof source, GGUF "%s", name);
+    assert_int_equal(file_read(source, 1 << 24, &bytes, &n, &e), 0);
+    for (size_t i = 0; i + len <= n; i++)
+        if (memcmp(bytes + i, from, len) == 0) {
+            memcpy(bytes + i, to, len);
+            n_found++;
+        }
+    assert_true(n_found > 0);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+    free(bytes);
+}
+
+static void expect(const char *path, int code, const char *message)
+{
+    struct err e = {0};
+    struct model_config c;
+    struct weights_info w = {0};
+    int rc = config_load(&c, path, &e);
+    if (rc == 0) {
+        rc = weights_describe(&w, path, &c, DTYPE_F32, &e);
+        weights_info_deinit(&w);
+    }
+    assert_int_equal(rc, code);
+    if (strstr(e.msg, message) == NULL)
+        fail_msg("'%s' does not say '%s'", e.msg, message);
+}
+
+static void test_unknown_things_are_refused_by_name(void **state)
+{
+    (void)state;
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/hcache-gguf-%d.gguf", (int)getpid());
+    static const struct {
+        const char *file, *from, *to;
+        int code;
+        const char *message;
+    } bad[] = {
+        {"qwen2.gguf", "qwen2", "mamba", ERR_UNSUPPORTED,
+         "architecture 'mamba' is not supported; supported are llama"},
+        {"llama.gguf", "llama.block_count", "llama.black_count", ERR_FORMAT,
+         "'llama.block_count' is missing"},
+        {"llama.gguf", "llama.vocab_size", "llama.vocal_size", ERR_UNSUPPORTED,
+         "'llama.vocal_size': this value is not known in llama models"},
+        {"llama.gguf", "blk.1.attn_v.weight", "blk.1.attn_w.weight", ERR_MISMATCH,
+         "tensor 'blk.1.attn_v.weight' is missing"},
+        {"llama3.gguf", "rope_freqs.weight", "rope_froqs.weight", ERR_MISMATCH,
+         "tensor 'rope_froqs.weight' is no part of the llama model"},
+        {"phi.gguf", "blk.0.ffn_up.weight", "blk.0.ffn_up.waight", ERR_MISMATCH,
+         "tensor 'blk.0.ffn_up.weight' is missing"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_changed(path, bad[i].file, bad[i].from, bad[i].to);
+        expect(path, bad[i].code, bad[i].message);
+    }
+    unlink(path);
+    expect(GGUF "split-00002-of-00003.gguf", ERR_USAGE,
+           "is file 2 of 3 of a model: give the first");
+}
+
+static void test_a_missing_part_is_named(void **state)
+{
+    (void)state;
+    char dir[64], path[128];
+    snprintf(dir, sizeof dir, "/tmp/hcache-gguf-%d", (int)getpid());
+    assert_int_equal(mkdir(dir, 0700), 0);
+    snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", dir);
+    write_changed(path, "split-00001-of-00003.gguf", "GGUF", "GGUF");
+    expect(path, -ENOENT, "m-00002-of-00003.gguf");
+    unlink(path);
+    snprintf(path, sizeof path, "%s/other.gguf", dir);
+    write_changed(path, "split-00001-of-00003.gguf", "GGUF", "GGUF");
+    expect(path, ERR_MISMATCH, "names must end with -00001-of-00003.gguf");
+    unlink(path);
+    rmdir(dir);
+}
+
+int main(void)
+{
+    static char *const names[] = {"llama",      "mistral",   "qwen2", "qwen3",
+                                  "phi",        "phi3",      "gemma", "falcon-7b",
+                                  "falcon-11b", "falcon-40b"};
+    enum { N = sizeof names / sizeof names[0] };
+    struct CMUnitTest tests[N + 3];
+    for (int i = 0; i < N; i++)
+        tests[i] = (struct CMUnitTest){.name = names[i],
+                                       .test_func = test_family_is_the_folder_bit_for_bit,
+                                       .initial_state = names[i]};
+    tests[N] = (struct CMUnitTest)cmocka_unit_test(test_rope_factors_are_the_formula);
+    tests[N + 1] = (struct CMUnitTest)cmocka_unit_test(
+        test_unknown_things_are_refused_by_name);
+    tests[N + 2] = (struct CMUnitTest)cmocka_unit_test(test_a_missing_part_is_named);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Writes a Hugging Face folder as a GGUF file, as llama.cpp's converter does; standard library only.
+
+    hf_to_gguf.py MODEL_DIR OUT.gguf [--split N]
+    hf_to_gguf.py --families      all of tests/model/golden/gguf (but types.bin and mixed.gguf)
+
+Matrices keep their type, vectors become F32.  Families: llama, mistral, qwen2, qwen3, phi, phi3, gemma,
+falcon.  A byte-level BPE tokenizer and the chat template go along where the folder has them."""
+import argparse
+import json
+import math
+import os
+import pathlib
+import struct
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
+TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2)}
+ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
+         "gemma": "gemma", "falcon": "falcon"}
+OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+           "model.final_layernorm": "output_norm", "transformer.word_embeddings": "token_embd",
+           "transformer.ln_f": "output_norm"}
+INSIDE = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.dense": "attn_output", "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"}
+
+
+def text(s):
+    raw = s.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def value(kind, v):
+    if kind == STRING:
+        return text(v)
+    return struct.pack({U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q", 2: "<H"}[kind], v)
+
+
+def pair(key, kind, v):
+    if isinstance(v, list):
+        return text(key) + struct.pack("<IIQ", ARRAY, kind, len(v)) + b"".join(value(kind, x) for x in v)
+    return text(key) + struct.pack("<I", kind) + value(kind, v)
+
+
+def read_tensors(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    n = struct.unpack("<Q", data[:8])[0]
+    for name, t in json.loads(data[8 : 8 + n]).items():
+        if name != "__metadata__":
+            begin, end = (8 + n + o for o in t["data_offsets"])
+            yield name, t["dtype"], t["shape"], data[begin:end]
+
+
+def to_floats(dtype, raw):
+    if dtype == "F32":
+        return struct.unpack(f"<{len(raw) // 4}f", raw)
+    if dtype == "F16":
+        return struct.unpack(f"<{len(raw) // 2}e", raw)
+    wide = b"".join(b"\0\0" + raw[i : i + 2] for i in range(0, len(raw), 2))
+    return struct.unpack(f"<{len(wide) // 4}f", wide)
+
+
+def rows_in_order(raw, n_rows, order):
+    size = len(raw) // n_rows
+    return b"".join(raw[r * size : (r + 1) * size] for r in order)
+
+
+def interleaved(n_rows, d):
+    """Rows of each head from halves to pairs: architecture llama rotates neighbours."""
+    return [h + half * (d // 2) + i for h in range(0, n_rows, d) for i in range(d // 2) for half in range(2)]
+
+
+def stacked(heads, kv_heads, d):
+    """Falcon's q, k, v of each group to all q, all k, all v."""
+    per = heads // kv_heads
+    rows = lambda first, n: [g * (per + 2) * d + first + i for g in range(kv_heads) for i in range(n)]
+    return rows(0, per * d) + rows(per * d, d) + rows((per + 1) * d, d)
+
+
+def rope_factors(rope, d):
+    """What llama.cpp's converter makes of Llama 3.1's scaling."""
+    factors = []
+    for i in range(d // 2):
+        wave = 2 * math.pi * rope["rope_theta"] ** (2 * i / d)
+        turns = rope["original_max_position_embeddings"] / wave
+        lo, hi, f = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+        smooth = (turns - lo) / (hi - lo)
+        factors.append(1.0 if turns > hi else f if turns < lo else 1 / ((1 - smooth) / f + smooth))
+    return factors
+
+
+def metadata(c, arch, vocab_rows):
+    heads = c["num_attention_heads"]
+    kv = c.get("num_key_value_heads") or c.get("num_kv_heads") or heads
+    if c["model_type"] == "falcon" and not c.get("new_decoder_architecture"):
+        kv = 1 if c.get("multi_query") else heads
+    d = c.get("head_dim") or c["hidden_size"] // heads
+    rope = {"rope_theta": c.get("rope_theta", 10000.0), **(c.get("rope_parameters") or {})}
+    norm = "attention.layer_norm_epsilon" if arch in ("phi2", "falcon") else "attention.layer_norm_rms_epsilon"
+    eps = c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon", 1e-6)))
+    yield "block_count", U32, c["num_hidden_layers"]
+    yield "context_length", U32, c["max_position_embeddings"]
+    yield "embedding_length", U32, c["hidden_size"]
+    yield "feed_forward_length", U32, c.get("intermediate_size", c.get("ffn_hidden_size"))
+    yield "attention.head_count", U32, heads
+    yield "attention.head_count_kv", U32, kv
+    yield norm, F32, eps
+    yield "rope.freq_base", F32, rope["rope_theta"]
+    yield "rope.dimension_count", U32, int(d * rope.get("partial_rotary_factor", 1.0))
+    yield "vocab_size", U32, vocab_rows
+    if d * heads != c["hidden_size"] or "head_dim" in c:
+        yield "attention.key_length", U32, d
+        yield "attention.value_length", U32, d
+    if c.get("sliding_window") and arch in ("phi3", "llama"):
+        yield "attention.sliding_window", U32, c["sliding_window"]
+
+
+def tokenizer_pairs(folder, n_rows, pre):
+    t = json.load(open(folder / "tokenizer.json", encoding="utf-8"))
+    names = json.load(open(folder / "tokenizer_config.json", encoding="utf-8"))
+    tokens, types = [f"[PAD{i}]" for i in range(n_rows)], [5] * n_rows
+    for s, i in t["model"]["vocab"].items():
+        tokens[i], types[i] = s, 1
+    for a in t["added_tokens"]:
+        tokens[a["id"]], types[a["id"]] = a["content"], 3 if a["special"] else 4
+    yield "tokenizer.ggml.model", STRING, "gpt2"
+    yield "tokenizer.ggml.pre", STRING, pre
+    yield "tokenizer.ggml.tokens", STRING, tokens
+    yield "tokenizer.ggml.token_type", I32, types
+    yield "tokenizer.ggml.merges", STRING, [m if isinstance(m, str) else " ".join(m) for m in t["model"]["merges"]]
+    for name in ("bos", "eos"):
+        token = names.get(f"{name}_token")
+        token = token["content"] if isinstance(token, dict) else token
+        if token:
+            yield f"tokenizer.ggml.{name}_token_id", U32, tokens.index(token)
+    post = json.dumps(t.get("post_processor") or "")
+    yield "tokenizer.ggml.add_bos_token", BOOL, int("SpecialToken" in post)
+    if names.get("chat_template"):
+        yield "tokenizer.chat_template", STRING, names["chat_template"]
+
+
+def converted(folder, c, arch):
+    heads = c["num_attention_heads"]
+    kv = c.get("num_key_value_heads") or c.get("num_kv_heads") or heads
+    if c["model_type"] == "falcon" and not c.get("new_decoder_architecture"):
+        kv = 1 if c.get("multi_query") else heads
+    d = c.get("head_dim") or c["hidden_size"] // heads
+    rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    if rope.get("rope_type") == "llama3":
+        factors = rope_factors({"rope_theta": c.get("rope_theta", 10000.0), **rope}, d)
+        yield "rope_freqs.weight", "F32", [d // 2], struct.pack(f"<{d // 2}f", *factors)
+    for name, dtype, shape, raw in read_tensors(folder):
+        stem, end = name.rsplit(".", 1)
+        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "falcon")):
+            continue
+        if stem in OUTSIDE:
+            out = f"{OUTSIDE[stem]}.{end}"
+        else:
+            layer, inner = stem.removeprefix("model.layers.").removeprefix("transformer.h.").split(".", 1)
+            out = f"blk.{layer}.{INSIDE[inner]}.{end}"
+        if arch == "llama" and (".attn_q." in out or ".attn_k." in out):
+            raw = rows_in_order(raw, shape[0], interleaved(shape[0], d))
+        if arch == "falcon" and ".attn_qkv." in out:
+            raw = rows_in_order(raw, shape[0], stacked(heads, kv, d))
+        if len(shape) == 1:
+            plus = 1.0 if arch == "gemma" and out.endswith("norm.weight") else 0.0
+            floats = [struct.unpack("<f", struct.pack("<f", x + plus))[0] for x in to_floats(dtype, raw)]
+            dtype, raw = "F32", struct.pack(f"<{len(floats)}f", *floats)
+        yield out, dtype, shape, raw
+
+
+def write(path, pairs, tensors):
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)) + b"".join(pairs)
+    at, data = 0, []
+    for name, dtype, shape, raw in tensors:
+        head += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
+        head += struct.pack("<IQ", TYPES[dtype][0], at)
+        padded = raw + b"\0" * (-len(raw) % 32)
+        data.append(padded)
+        at += len(padded)
+    head += b"\0" * (-len(head) % 32)
+    path.write_bytes(head + b"".join(data))
+
+
+def convert(folder, out, split=1, pre="gpt-2", change=()):
+    """change: metadata by key, in place of what the folder says (key, kind, value); value None: left out."""
+    folder, out = pathlib.Path(folder), pathlib.Path(out)
+    c = json.load(open(folder / "config.json", encoding="utf-8"))
+    arch = ARCHS[c["model_type"]]
+    tensors = list(converted(folder, c, arch))
+    rows = next(t[2][0] for t in tensors if t[0] == "token_embd.weight")
+    all_pairs = {"general.architecture": (STRING, arch), "general.name": (STRING, folder.name)}
+    all_pairs.update({f"{arch}.{k}": (kind, v) for k, kind, v in metadata(c, arch, rows)})
+    if (folder / "tokenizer.json").exists():
+        all_pairs.update({k: (kind, v) for k, kind, v in tokenizer_pairs(folder, rows, pre)})
+    else:
+        all_pairs["tokenizer.ggml.model"] = (STRING, "no_vocab")
+        for name in ("bos", "eos"):
+            i = c.get(f"{name}_token_id")
+            i = i[0] if isinstance(i, list) else i
+            if i is not None:
+                all_pairs[f"tokenizer.ggml.{name}_token_id"] = (U32, i)
+    all_pairs.update({k: (kind, v) for k, kind, v in change})
+    pairs = [pair(k, kind, v) for k, (kind, v) in all_pairs.items() if v is not None]
+    if split == 1:
+        write(out, pairs, tensors)
+        return
+    per = -(-len(tensors) // split)
+    for i in range(split):
+        numbers = [pair("split.no", 2, i), pair("split.count", 2, split), pair("split.tensors.count", I32, len(tensors))]
+        part = out.with_name(f"{out.name.removesuffix('.gguf')}-{i + 1:05}-of-{split:05}.gguf")
+        write(part, (pairs if i == 0 else []) + numbers, tensors[i * per : (i + 1) * per])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("out", nargs="?")
+    parser.add_argument("--split", type=int, default=1)
+    parser.add_argument("--pre", default="gpt-2")
+    parser.add_argument("--families", action="store_true")
+    a = parser.parse_args()
+    if a.families:
+        golden = ROOT / "tests" / "model" / "golden"
+        os.makedirs(golden / "gguf", exist_ok=True)
+        for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
+                     "falcon-40b"):
+            convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf")
+        convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
+    else:
+        convert(a.model, a.out, a.split, a.pre)
