@@ -12,6 +12,8 @@
 #include "format/json.h"
 #include "format/gguf_types.h"
 #include "model/config.h"
+#include "model/gguf_files.h"
+#include "model/tokenizer.h"
 #include "model/weights.h"
 
 static int report(const char *cmd, const struct err *e)
@@ -55,7 +57,8 @@ static const struct opt_cmd info_cmd = {
 const struct opt_cmd *const options_of_model_info = &info_cmd;
 
 struct info {
-    const char *source;
+    const char *source, *format;
+    bool has_template;
     struct model_config c;
     struct weights_info w;
     enum dtype state;
@@ -69,6 +72,20 @@ static enum dtype dtype_of(enum weight_type t)
     return t == WEIGHT_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
+static bool has_template(const char *source)
+{
+    struct tokenizer *t = NULL;
+    bool yes = tokenizer_open(&t, source, NULL) == 0 && tokenizer_chat_template(t) != NULL;
+    tokenizer_close(t);
+    return yes;
+}
+
+/* Where config.json does not say: the matrices' type, or bf16 where they are quantised. */
+static enum dtype info_state(const struct info *i)
+{
+    return i->w.quantised ? DTYPE_BF16 : i->w.dtype;
+}
+
 static int info_read(struct info *out, const struct info_args *a, struct err *e)
 {
     const char *shape = strncmp(a->source, "synth:", 6) == 0 ? a->source + 6 : NULL;
@@ -79,7 +96,11 @@ static int info_read(struct info *out, const struct info_args *a, struct err *e)
         rc = weights_describe(&out->w, a->source, &out->c, dtype_of(out->c.weight_type), e);
     if (rc != 0)
         return rc;
-    out->state = out->c.weight_type == WEIGHT_UNSPECIFIED ? out->w.dtype
+    out->format = shape != NULL              ? "synth"
+                  : gguf_files_is(a->source) ? "gguf"
+                                             : "safetensors";
+    out->has_template = shape == NULL && has_template(a->source);
+    out->state = out->c.weight_type == WEIGHT_UNSPECIFIED ? info_state(out)
                                                           : dtype_of(out->c.weight_type);
     if (a->dtype != NULL)
         dtype_parse(a->dtype, &out->state);
@@ -115,8 +136,11 @@ static void print_info(const struct info *i, bool tensors)
     printf("model       %s\n", i->source);
     printf("family      %s\n", family_name(c->family));
     printf("parameters  %" PRId64 "\n", config_params(c));
-    printf("weights     %.1f MB, %s, %zu tensors\n", (double)i->w.bytes / 1e6,
-           dtype_name(i->w.dtype), i->w.n_tensors);
+    printf("weights     %.1f MB, %zu tensors:", (double)i->w.bytes / 1e6, i->w.n_tensors);
+    for (int k = 0; k < i->w.types.n; k++)
+        printf("%s %d %s", k > 0 ? "," : "", i->w.types.of[k].n_tensors,
+               i->w.types.of[k].name);
+    printf("\n");
     printf("layers      %d, %s\n", c->n_layers, block_name(c->block));
     printf("width       %d, FFN %d\n", c->n_embd, c->n_ffn);
     printf("heads       %d query, %d key/value, of %d\n", c->n_heads, c->n_kv_heads,
@@ -153,11 +177,27 @@ static struct json *tensors_json(const struct info *i)
     return all;
 }
 
+/* As `run --json` says it. */
+static struct json *model_json(const struct info *i)
+{
+    struct json *o = json_new_object(), *types = json_new_object();
+    json_put_string(o, "format", i->format);
+    json_put_string(o, "arch", family_name(i->c.family));
+    for (int k = 0; k < i->w.types.n; k++)
+        json_put_int(types, i->w.types.of[k].name, i->w.types.of[k].n_tensors);
+    json_put(o, "file_types", types);
+    json_put_string(o, "held", i->w.quantised ? "auto" : dtype_name(i->w.dtype));
+    json_put_bool(o, "template", i->has_template);
+    json_put_int(o, "context", i->c.max_ctx);
+    return o;
+}
+
 static void print_info_json(const struct info *i)
 {
     const struct model_config *c = &i->c;
     struct json *o = json_new_object();
-    json_put_string(o, "model", i->source);
+    json_put_string(o, "source", i->source);
+    json_put(o, "model", model_json(i));
     json_put_string(o, "family", family_name(c->family));
     json_put_int(o, "parameters", config_params(c));
     json_put_int(o, "weight_bytes", (int64_t)i->w.bytes);

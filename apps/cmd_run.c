@@ -263,11 +263,27 @@ static void put_plan(struct json *o, const struct hcache_plan *p)
     json_put_string(o, "deviation", p->deviation[0] != 0 ? p->deviation : NULL);
 }
 
-static void print_json(const struct hcache_result *r)
+static void put_model(struct json *o, const struct hcache *h)
+{
+    struct hcache_model_info info;
+    struct json *types = json_new_object();
+    hcache_model_info(h, &info);
+    json_put_string(o, "format", info.format);
+    json_put_string(o, "arch", info.family);
+    for (int i = 0; i < info.n_file_types; i++)
+        json_put_int(types, info.file_types[i].name, info.file_types[i].n_tensors);
+    json_put(o, "file_types", types);
+    json_put_string(o, "held", info.held);
+    json_put_bool(o, "template", info.has_chat_template);
+    json_put_int(o, "context", info.max_context);
+}
+
+static void print_json(const struct hcache *h, const struct hcache_result *r)
 {
     char digest[17];
     struct json *o = json_new_object(), *ids = json_new_array();
     struct json *plan = json_new_object(), *timings = json_new_object();
+    struct json *model = json_new_object();
     for (int i = 0; i < r->n_tokens; i++)
         json_push_int(ids, r->token_ids[i]);
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)r->logits_digest);
@@ -288,6 +304,8 @@ static void print_json(const struct hcache_result *r)
     json_put(o, "plan", plan);
     put_timings(timings, &r->timings);
     json_put(o, "timings", timings);
+    put_model(model, h);
+    json_put(o, "model", model);
     char *text = json_text(o, 2);
     puts(text);
     free(text);
@@ -342,7 +360,7 @@ static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
     if (rc != 0)
         return rc;
     if (a->json)
-        print_json(&r);
+        print_json(h, &r);
     else
         putchar('\n');
     if (a->verbose)

@@ -19,7 +19,7 @@ struct engine_args {
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const engine_weights[] = {"checkpoint", "f32", "bf16", "q8", NULL};
+static const char *const engine_weights[] = {"checkpoint", "auto", "f32", "bf16", "q8", NULL};
 static const char *const engine_devices[] = {"cpu", "ref", "cuda", NULL};
 static const char *const engine_checksums[] = {"auto", "device", "host", NULL};
 static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
@@ -37,8 +37,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "state dtype; the checkpoint's by default"}
 #define OPT_WEIGHTS(s)                                                                     \
     {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
-     .help = "how matrices are held: in the checkpoint's type (quantized GGUF: f32), as f32 " \
-             "or bf16, or in 8 bits (q8)"}
+     .help = "how matrices are held: as f32, bf16, or 8 bits (q8); auto: the smallest of "  \
+             "these that changes predictions by at most 0.001 nats a token; checkpoint: "  \
+             "in their own type, quantized ones as auto says"}
 #define OPT_THREADS(s)                                                                     \
     {"threads", OPT(s, engine.o.threads), .arg = "N", .def = "0", .min = 0, .max = 1024,   \
      .help = "compute threads; 0 is one for each processor that the process may use"}

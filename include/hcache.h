@@ -65,8 +65,9 @@ struct hcache_opts {
     const char *model;  /* a Hugging Face folder, a GGUF file, or "synth:SHAPE" */
     const char *device; /* "cpu" (default), "ref", "cuda" */
     const char *dtype;  /* state dtype: "f32", "bf16", "f16"; NULL: the checkpoint's */
-    /* How matrices are held: "f32", "bf16"; "q8", 8 bits with a scale per 32; "checkpoint" or NULL: in
-     * their own type, quantised ones as f32.  State of one kind is never used by another. */
+    /* How matrices are held: "f32", "bf16", "q8" (8 bits with a scale per 32); "auto": the smallest of
+     * these whose predictions differ from f32's by at most 0.001 nats a token; "checkpoint" or NULL: in
+     * their own type, quantised ones as "auto" says.  State of one kind is never used by another. */
     const char *weights;
     int threads;           /* 0: one per core that it may use */
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */
@@ -112,9 +113,19 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
 /* Flushes what is being saved. NULL is allowed. */
 void hcache_close(struct hcache *h);
 
+enum { HCACHE_MAX_FILE_TYPES = 16 };
+
+/* Strings live as long as the struct hcache. */
 struct hcache_model_info {
     const char *family;
-    const char *dtype;
+    const char *dtype;  /* of saved state */
+    const char *format; /* "safetensors", "gguf" or "synth" */
+    const char *held;   /* how matrices are held: "f32", "f16", "bf16", "q8" */
+    int n_file_types;   /* element types in the files, and how many tensors have each */
+    struct {
+        const char *name; /* "Q4_1", "bf16" */
+        int n_tensors;
+    } file_types[HCACHE_MAX_FILE_TYPES];
     int n_layers, vocab_size, max_context;
     size_t hidden_bytes, kv_bytes; /* per token and layer */
     bool has_tokenizer, has_chat_template;

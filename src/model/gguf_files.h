@@ -1,4 +1,4 @@
-/* gguf_files.h - the files of one GGUF model, mapped and parsed.  Private to src/model.
+/* gguf_files.h - the files of one GGUF model, mapped and parsed.
  *
  * A model is one file, or several that are named NAME-00001-of-00003.gguf and so on; the first one
  * stands for all.  Metadata lies in the first file, tensors in any.

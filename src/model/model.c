@@ -5,13 +5,16 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "model/gguf_files.h"
 #include "model/share.h"
+#include "model/weights_choose.h"
 #include "model/work.h"
 
 /* Ten million positions of a head of 128, the longest context that is published, take 11 GB. */
@@ -102,7 +105,7 @@ static int check_rope_room(const struct model *m, size_t bytes, struct err *err)
                    m->max_ctx, (double)bytes / 1e9, (double)most / 1e9);
 }
 
-static int make_rope(struct model *m, struct stream *s, struct err *err)
+int model_make_rope(struct model *m, struct stream *s, struct err *err)
 {
     const struct model_config *c = &m->cfg;
     int n_pos = rope_positions(m);
@@ -187,24 +190,75 @@ static bool says_dtype(enum weight_type t)
     return t != WEIGHT_UNSPECIFIED;
 }
 
-static int weight_kind(const struct device *dev, const char *name, enum weights_held *held,
+/* "Q4_1 (210 tensors), Q8_0 (1)": the types that are not held as they are. */
+static void list_quantised(const struct weights_types *t, char *out, size_t n)
+{
+    size_t at = 0;
+    out[0] = 0;
+    for (int i = 0; i < t->n; i++)
+        if (t->of[i].quantised && at < n) {
+            int k = snprintf(out + at, n - at, "%s%s (%d%s)", at > 0 ? ", " : "",
+                             t->of[i].name, t->of[i].n_tensors, at == 0 ? " tensors" : "");
+            at += k > 0 ? (size_t)k : 0;
+        }
+}
+
+static void note_choice(struct model *m, const struct weights_types *types,
+                        const struct weights_choice *c)
+{
+    char list[160];
+    list_quantised(types, list, sizeof list);
+    size_t at = (size_t)snprintf(m->note, sizeof m->note, "weights: %s held as %s",
+                                 list[0] != 0 ? list : "matrices are",
+                                 weights_held_name(c->held));
+    for (int i = 0; i < c->n_tried && at < sizeof m->note; i++)
+        at += (size_t)snprintf(
+            m->note + at, sizeof m->note - at, "%s%s differs from f32 by %.1e nats a token",
+            i == 0 ? "; " : ", ", weights_held_name(c->tried[i].held), c->tried[i].kl);
+    if (c->n_tried > 0 && at < sizeof m->note)
+        snprintf(m->note + at, sizeof m->note - at, " (%.0e is allowed)", WEIGHTS_MAX_KL);
+}
+
+/* By measuring. */
+static int choose_held(struct model *m, const struct model_opts *o,
+                       const struct weights_info *info, enum weights_held *held,
                        struct err *err)
 {
-    static const char *const names[] = {[WEIGHTS_AS_STORED] = "checkpoint",
-                                        [WEIGHTS_F32] = "f32",
-                                        [WEIGHTS_BF16] = "bf16",
-                                        [WEIGHTS_Q8] = "q8"};
+    struct weights_choice c;
+    if (o->dtype == NULL && m->cfg.weight_type == WEIGHT_UNSPECIFIED)
+        m->dtype = info->quantised ? DTYPE_BF16 : info->dtype;
+    int rc = weights_choose(m, m->dev->q8, &c, err);
+    *held = c.held;
+    if (rc == 0)
+        note_choice(m, &info->types, &c);
+    return rc;
+}
+
+static int weight_kind(struct model *m, const struct model_opts *o, enum weights_held *held,
+                       struct err *err)
+{
+    const char *name = o->weights != NULL ? o->weights : "checkpoint";
+    bool chosen = strcmp(name, "auto") == 0, known = chosen;
     *held = WEIGHTS_AS_STORED;
-    for (int i = 0; name != NULL && i < 4; i++)
-        if (strcmp(names[i], name) == 0)
+    for (int i = WEIGHTS_AS_STORED; i <= WEIGHTS_Q8; i++)
+        if (strcmp(weights_held_name((enum weights_held)i), name) == 0) {
             *held = (enum weights_held)i;
-    if (name != NULL && strcmp(name, names[*held]) != 0)
-        return err_set(err, ERR_USAGE, "weights '%s': must be checkpoint, f32, bf16 or q8",
-                       name);
-    if (*held == WEIGHTS_Q8 && !dev->q8)
+            known = true;
+        }
+    if (!known)
+        return err_set(err, ERR_USAGE,
+                       "weights '%s': must be checkpoint, auto, f32, bf16 or q8", name);
+    if (*held == WEIGHTS_Q8 && !m->dev->q8)
         return err_set(err, ERR_UNSUPPORTED,
-                       "weights q8: device %s has no kernels for them", dev->name);
-    return 0;
+                       "weights q8: device %s has no kernels for them", m->dev->name);
+    if (*held != WEIGHTS_AS_STORED || (!chosen && !gguf_files_is(m->source)))
+        return 0;
+    struct weights_info info = {0};
+    int rc = weights_describe(&info, m->source, &m->cfg, m->dtype, err);
+    if (rc == 0 && (chosen || info.quantised))
+        rc = choose_held(m, o, &info, held, err);
+    weights_info_deinit(&info);
+    return rc;
 }
 
 /* A model that is being opened, and who is told what it takes. */
@@ -247,12 +301,12 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
                               .reserve = o->reserve != NULL ? tell_need : NULL,
                               .reserve_arg = &opening};
     if (rc == 0)
-        rc = weight_kind(m->dev, o->weights, &wo.held, err);
+        rc = weight_kind(m, o, &wo.held, err);
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
     if (rc == 0) {
         take_file_dtype(&opening);
-        rc = make_rope(m, s, err);
+        rc = model_make_rope(m, s, err);
     }
     stream_destroy(s);
     if (rc != 0) {
@@ -261,6 +315,13 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
     }
     *out = m;
     return 0;
+}
+
+const char *model_format(const struct model *m)
+{
+    return is_synth(m->source)        ? "synth"
+           : gguf_files_is(m->source) ? "gguf"
+                                      : "safetensors";
 }
 
 void model_close(struct model *m)

@@ -37,6 +37,8 @@ struct model {
     struct rope rope[MAX_STAGES]; /* the same tables on each stage */
     int max_ctx; /* positions that rope tables (and the caller's memory) are made for */
     char *source;
+    char note
+        [320]; /* how matrices are held, where that was chosen by measuring; else empty */
     struct buf rope_mem[MAX_STAGES];
 };
 
@@ -54,15 +56,17 @@ struct model_opts {
                    struct err *err);
     void *reserve_arg;
     const char *dtype; /* state dtype by name; NULL: the checkpoint's */
-    const char
-        *weights; /* how matrices are held: "q8"; "checkpoint" or NULL: in its own type */
+    /* How matrices are held: "f32", "bf16", "q8"; "auto": in the smallest of these that is as good
+     * (weights_choose.h); "checkpoint" or NULL: in their own type, quantised ones as "auto" says. */
+    const char *weights;
     int max_ctx; /* 0: the model's own, beyond which only synth:SHAPE with rotary positions goes */
 };
 
-/* `source`: a Hugging Face folder, or "synth:SHAPE". */
+/* `source`: a Hugging Face folder, a GGUF file, or "synth:SHAPE". */
 int model_open(const char *source, const struct model_opts *o, struct model **out,
                struct err *err);
 void model_close(struct model *m);
+const char *model_format(const struct model *m); /* "safetensors", "gguf" or "synth" */
 
 /* cos and sin [n][d_rope / 2] of the rotations at n positions: the rows that the model's tables have, also
  * of positions beyond them. */

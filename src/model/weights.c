@@ -570,7 +570,8 @@ static int load_batch(struct loader *ld, struct batch *b)
     if (mapped != NULL)
         checkpoint_drop(mapped, bytes);
     ld->bytes_done += bytes;
-    progress_at(&ld->progress, ld->bytes_done);
+    if (ld->o->part == WEIGHTS_ALL)
+        progress_at(&ld->progress, ld->bytes_done);
     return rc;
 }
 
@@ -687,13 +688,16 @@ static int load_all(struct loader *ld)
 {
     struct named_digest *all = xcalloc(ld->set.list.n, sizeof *all);
     int rc = 0;
-    progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->bytes_all);
+    bool all_parts = ld->o->part == WEIGHTS_ALL;
+    if (all_parts)
+        progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->bytes_all);
     for (size_t i = 0; i < ld->set.list.n && rc == 0; i++) {
         all[i].name = ld->set.list.items[i].name;
         rc = load_tensor(ld, i, &all[i].digest);
     }
-    progress_end(&ld->progress);
-    if (rc == 0 && ld->n_bad > 0)
+    if (all_parts)
+        progress_end(&ld->progress);
+    if (rc == 0 && ld->n_bad > 0 && all_parts)
         warn_of_bad(ld);
     if (rc == 0)
         ld->w->hash = hash_of_all(all, ld->set.list.n);
@@ -767,6 +771,8 @@ int weights_load(struct weights *out, const char *source, const struct model_con
     int rc = share_check(cfg, ld.n_ranks, ld.n_stages, o->held == WEIGHTS_Q8, ld.err);
     if (rc == 0)
         rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
+    tensor_set_keep(&ld.set, o->part, o->layer);
+    out->types = ld.set.types;
     if (rc == 0)
         rc = allocate(&ld);
     if (rc == 0)

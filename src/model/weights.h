@@ -35,6 +35,16 @@ struct layer_weights {
 
 struct layer_source;
 
+/* The element types of a checkpoint, and how many tensors have each. */
+struct weights_types {
+    int n;
+    struct {
+        const char *name; /* "bf16", "Q4_1"; static */
+        int n_tensors;
+        bool quantised;
+    } of[16];
+};
+
 struct weights {
     struct weight head;     /* [vocab][d]; also serves embedding rows where tied */
     struct mat embed;       /* [vocab][d], mapped or owned; data NULL where tied */
@@ -47,8 +57,9 @@ struct weights {
     enum dtype file_dtype; /* of the checkpoint's matrices; bf16 where they are quantised */
     uint64_t
         bytes; /* device memory held by each rank, of all stages, for the table printed at start */
-    struct sha256 hash; /* of every tensor's name, type, shape and bytes */
-    void *impl;         /* owns the memory and the mappings */
+    struct weights_types types; /* of the tensors in the checkpoint */
+    struct sha256 hash;         /* of every tensor's name, type, shape and bytes */
+    void *impl;                 /* owns the memory and the mappings */
 };
 
 /* How matrices are held. */
@@ -57,6 +68,13 @@ enum weights_held {
     WEIGHTS_F32,
     WEIGHTS_BF16,
     WEIGHTS_Q8, /* every matrix, the head with them */
+};
+
+/* Which tensors: all, or some of them, to look at a model that is larger than memory. */
+enum weights_part {
+    WEIGHTS_ALL,
+    WEIGHTS_OF_LAYER, /* layers[layer] alone */
+    WEIGHTS_OUTSIDE,  /* embeddings, final norm and head alone */
 };
 
 struct weights_opts {
@@ -69,6 +87,8 @@ struct weights_opts {
     /* Tables stay as they are stored.  Quantised ones are decoded: to f32 where matrices are held
      * so, else to bf16. */
     enum weights_held held;
+    enum weights_part part;
+    int layer; /* WEIGHTS_OF_LAYER */
 };
 
 /* Loads and packs everything.  `source` is a folder, a GGUF file, or "synth:SHAPE".  Errors name file and tensor:
@@ -93,6 +113,7 @@ struct weights_info {
     uint64_t bytes;              /* in the checkpoint */
     enum dtype dtype;            /* that the matrices would be held in, as stored */
     bool quantised;
+    struct weights_types types;
     void *impl;
 };
 int weights_describe(struct weights_info *out, const char *source,

@@ -81,16 +81,10 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
     }
 }
 
-static bool is_in_layer(enum slot s)
-{
-    return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD &&
-           s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W && s != SLOT_FINAL_NORM_B;
-}
-
 static void gguf_name(char *out, size_t n, const struct tensor_spec *t, const char *stem)
 {
     const char *end = t->kind == TENSOR_BIAS ? "bias" : "weight";
-    if (is_in_layer(t->parts[0].slot))
+    if (slot_is_in_layer(t->parts[0].slot))
         snprintf(out, n, "blk.%d.%s.%s", t->layer, stem, end);
     else
         snprintf(out, n, "%s.%s", stem, end);

@@ -58,6 +58,13 @@ static inline bool slot_is_vector(enum slot s)
     return s > SLOT_DOWN;
 }
 
+/* Whether each layer has one of its own. */
+static inline bool slot_is_in_layer(enum slot s)
+{
+    return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD &&
+           s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W && s != SLOT_FINAL_NORM_B;
+}
+
 /* Rows and columns of a slot; a vector has one column. */
 int64_t slot_rows(const struct model_config *c, enum slot s);
 int64_t slot_cols(const struct model_config *c, enum slot s);

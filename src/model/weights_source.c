@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/mem.h"
 #include "model/weights.h"
 
@@ -27,6 +28,43 @@ static void choose_dtype(struct tensor_set *set)
         set->dtype = DTYPE_F32;
 }
 
+static const char *type_name(const struct tensor_src *s)
+{
+    return s->type != NULL ? s->type->name : dtype_name(s->dtype);
+}
+
+static void count_types(struct tensor_set *set)
+{
+    struct weights_types *t = &set->types;
+    for (size_t i = 0; i < set->list.n; i++) {
+        const char *name = type_name(&set->src[i]);
+        int k = 0;
+        while (k < t->n && strcmp(t->of[k].name, name) != 0)
+            k++;
+        if (k == t->n) {
+            CHECK(t->n++ < (int)(sizeof t->of / sizeof t->of[0]));
+            t->of[k].name = name;
+            t->of[k].quantised = tensor_src_is_quantised(&set->src[i]);
+        }
+        t->of[k].n_tensors++;
+    }
+}
+
+void tensor_set_keep(struct tensor_set *set, enum weights_part part, int layer)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < set->list.n && part != WEIGHTS_ALL; i++) {
+        const struct tensor_spec *t = &set->list.items[i];
+        bool inside = slot_is_in_layer(t->parts[0].slot);
+        if (inside != (part == WEIGHTS_OF_LAYER) || (inside && t->layer != layer))
+            continue;
+        set->src[n] = set->src[i];
+        set->list.items[n++] = *t;
+    }
+    if (part != WEIGHTS_ALL)
+        set->list.n = n;
+}
+
 int tensor_set_open(struct tensor_set *set, const char *source,
                     const struct model_config *c, enum dtype synth_dtype, struct err *err)
 {
@@ -42,8 +80,10 @@ int tensor_set_open(struct tensor_set *set, const char *source,
         if (rc == 0)
             rc = checkpoint_match(set->cp, c, &set->list, set->src, err);
     }
-    if (rc == 0)
+    if (rc == 0) {
         choose_dtype(set);
+        count_types(set);
+    }
     return rc;
 }
 
@@ -70,6 +110,7 @@ int weights_describe(struct weights_info *out, const char *source,
     }
     out->dtype = set->dtype;
     out->quantised = set->quantised;
+    out->types = set->types;
     out->n_tensors = set->list.n;
     out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
     for (size_t i = 0; i < set->list.n; i++) {
@@ -79,7 +120,7 @@ int weights_describe(struct weights_info *out, const char *source,
         out->tensors[i] = (struct tensor_info){
             .name = t->name,
             .file = src->file,
-            .type = src->type != NULL ? src->type->name : dtype_name(src->dtype),
+            .type = type_name(src),
             .n_dims = t->n_dims,
             .rows = t->rows,
             .cols = t->cols,

@@ -18,6 +18,7 @@
 #include "base/err.h"
 #include "format/gguf_types.h"
 #include "model/gguf_files.h"
+#include "model/weights.h"
 #include "model/weights_names.h"
 #include "tensor/tensor.h"
 
@@ -90,12 +91,15 @@ struct tensor_set {
     enum dtype dtype;
     bool mixed;     /* the matrices do not agree */
     bool quantised; /* a matrix or a table is; dtype is then f32 */
+    struct weights_types types;
 };
 
 /* `source`: a folder, a GGUF file, or "synth:SHAPE" with all tensors in synth_dtype.  close also after an error. */
 int tensor_set_open(struct tensor_set *set, const char *source,
                     const struct model_config *c, enum dtype synth_dtype, struct err *err);
 void tensor_set_close(struct tensor_set *set);
+/* Leaves a part of the tensors in the set. */
+void tensor_set_keep(struct tensor_set *set, enum weights_part part, int layer);
 
 /* Rows [row, row + n_rows) of the tensor that the generator gives the name of t, in type `dtype`.
  * A pure function of name, shape, type and row: any thread, any order, any machine. */

@@ -59,6 +59,9 @@ int layer_forward(struct layer_call *c);
  * rows. */
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
              const struct layer_weights *lw, struct mat h, struct mat kv_rows);
+/* Fills m->rope for m->max_ctx positions; m->rope_mem owns the memory. */
+int model_make_rope(struct model *m, struct stream *s, struct err *err);
+
 /* Whole rows between two stages of a device group, or within one. */
 int copy_to_stage(struct stream *s, struct mat to, struct mat from);
 

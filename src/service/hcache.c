@@ -68,14 +68,19 @@ static int before_weights(void *arg, const struct model *m, struct err *err)
     return rc == 0 && o->ahead != NULL ? check_ahead(o->ahead, m, err) : rc;
 }
 
-static void say_memory(const struct hcache_opts *o, const struct stack *k)
+static void say(const struct hcache_opts *o, const char *text)
 {
-    char text[400];
-    stack_describe(k, text, sizeof text);
     if (o->warn != NULL)
         o->warn(o->warn_arg, text);
     else
         fprintf(stderr, "%s\n", text);
+}
+
+static void say_memory(const struct hcache_opts *o, const struct stack *k)
+{
+    char text[400];
+    stack_describe(k, text, sizeof text);
+    say(o, text);
 }
 
 /* A longer context than the model's own is not made room for. */
@@ -183,6 +188,8 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     service_create(&vo, &h->service);
     h->platform = h->k.platform;
     warn_context(o, &h->k);
+    if (h->k.model->note[0] != 0)
+        say(o, h->k.model->note);
     if (o->verbose)
         say_memory(o, &h->k);
     *out = h;
@@ -206,6 +213,8 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
     *out = (struct hcache_model_info){
         .family = family_name(m->cfg.family),
         .dtype = dtype_name(m->dtype),
+        .format = model_format(m),
+        .held = dtype_name(m->w.dtype),
         .n_layers = m->cfg.n_layers,
         .vocab_size = m->cfg.vocab_size,
         .max_context = context_of(h),
@@ -215,6 +224,12 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
         .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
         .max_sequences = h->k.o.user.max_sequences > 0 ? h->k.o.user.max_sequences : 1};
+    const struct weights_types *t = &m->w.types;
+    for (int i = 0; i < t->n && i < HCACHE_MAX_FILE_TYPES; i++) {
+        out->file_types[i].name = t->of[i].name;
+        out->file_types[i].n_tensors = t->of[i].n_tensors;
+        out->n_file_types = i + 1;
+    }
     sha256_hex(&h->k.fingerprint, out->fingerprint);
 }
 

@@ -19,15 +19,15 @@ static void must(int rc, const struct err *e)
         fail_msg("%s: %s", err_name(rc), e->msg);
 }
 
-void talk_open(struct talk *t, const char *source, const char *device, const char *dtype,
-               int n_threads)
+static void open_with(struct talk *t, const char *source, const char *device,
+                      const char *dtype, const char *weights, int n_threads)
 {
     struct err e = {0};
     memset(t, 0, sizeof *t);
     must(pool_create(n_threads, &t->pool, &e), &e);
     must(device_open(device, NULL, t->pool, &t->dev, &e), &e);
     must(stream_create(t->dev, STREAM_COMPUTE, &t->s, &e), &e);
-    struct model_opts o = {.dev = t->dev, .dtype = dtype};
+    struct model_opts o = {.dev = t->dev, .dtype = dtype, .weights = weights};
     must(model_open(source, &o, &t->m, &e), &e);
     must(model_work_create(t->m, TALK_MAX_ROWS, &t->work, &e), &e);
     const struct model_config *c = &t->m->cfg;
@@ -38,6 +38,18 @@ void talk_open(struct talk *t, const char *source, const char *device, const cha
                              .n_blocks = TALK_MAX_TOKENS / KV_BLOCK_TOKENS};
     must(kv_pool_create(t->dev, &k, &t->kv, &e), &e);
     t->layers = kv_pool_layers(t->kv);
+}
+
+void talk_open(struct talk *t, const char *source, const char *device, const char *dtype,
+               int n_threads)
+{
+    open_with(t, source, device, dtype, NULL, n_threads);
+}
+
+void talk_open_held(struct talk *t, const char *source, const char *dtype,
+                    const char *weights)
+{
+    open_with(t, source, "cpu", dtype, weights, 2);
 }
 
 void talk_close(struct talk *t)

@@ -22,6 +22,9 @@ struct talk {
 /* `device`: "ref" or "cpu"; `dtype`: the state's, NULL for the checkpoint's. */
 void talk_open(struct talk *t, const char *source, const char *device, const char *dtype,
                int n_threads);
+/* On the CPU, with matrices held so (model_opts.weights). */
+void talk_open_held(struct talk *t, const char *source, const char *dtype,
+                    const char *weights);
 void talk_close(struct talk *t);
 void talk_forget(struct talk *t); /* back to an empty sequence */
 

@@ -15,9 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
 #include "base/file.h"
-#include "base/mem.h"
+#include "format/json.h"
+#include "model/weights_choose.h"
 #include "talk.h"
 
 #define FAMILIES "tests/model/golden/families/"
@@ -72,6 +72,121 @@ static void test_rope_factors_are_the_formula(void **state)
         fail_msg("off by %g of %g", (double)off, (double)largest);
     assert_memory_equal(gguf, split, sizeof gguf); /* however many files there are */
     assert_memory_equal(&h, &of_split, sizeof h);
+}
+
+/* --- quantised files ---------------------------------------------------------------------- */
+
+/* mixed.gguf has nine types, by llama.cpp's quantiser; mixed.json is what llama.cpp computes from its
+ * values in f32 (tools/golden/make_gguf_mixed.py). */
+static void test_nine_types_give_the_oracles_logits(void **state)
+{
+    (void)state;
+    static float got[N_IDS * 64];
+    int32_t ids[N_IDS];
+    char *text;
+    size_t n;
+    int64_t first, step;
+    struct err e = {0};
+    struct json *j;
+    struct talk t;
+    assert_int_equal(file_read(GGUF "mixed.json", 1 << 20, &text, &n, &e), 0);
+    assert_int_equal(json_parse(&j, text, n, "mixed.json", &e), 0);
+    assert_int_equal(json_get_int(j, "first", 0, N_IDS, &first, &e), 0);
+    assert_int_equal(json_get_int(j, "step", 1, N_IDS, &step, &e), 0);
+    for (size_t i = 0; i < N_IDS; i++) {
+        int64_t id = -1;
+        assert_true(json_int_of(json_at(json_member(j, "ids"), i), &id));
+        ids[i] = (int32_t)id;
+    }
+    talk_open_held(&t, GGUF "mixed.gguf", "f32", "f32");
+    talk_feed(&t, ids, N_IDS, got);
+    talk_close(&t);
+    const struct json *rows = json_member(j, "logits");
+    double off = 0, largest = 0;
+    for (size_t r = 0; r < json_count(rows); r++)
+        for (size_t k = 0; k < 64; k++) {
+            double want = 0;
+            assert_true(json_real_of(json_at(json_at(rows, r), k), &want));
+            double d = fabs(want -
+                            (double)got[((size_t)first + r * (size_t)step) * 64 + k]);
+            off = fmax(off, d);
+            largest = fmax(largest, fabs(want));
+        }
+    assert_true(json_count(rows) > 3);
+    /* llama.cpp's exponentials are tables of f16 in places: 5e-4 of the largest is what a folder
+     * in F32 shows, too; a wrong scale or a wrong row shows as 1e-1 and more. */
+    if (off > 2e-3 * largest)
+        fail_msg("off by %g of %g", off, largest);
+    json_free(j);
+    free(text);
+}
+
+static struct weights_choice choose(const char *source, bool may_q8)
+{
+    struct talk t;
+    struct weights_choice c;
+    struct err e = {0};
+    talk_open_held(&t, source, NULL, "f32");
+    if (weights_choose(t.m, may_q8, &c, &e) != 0)
+        fail_msg("%s", e.msg);
+    talk_close(&t);
+    return c;
+}
+
+static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state)
+{
+    (void)state;
+    struct weights_choice c = choose(GGUF "llama3.gguf", false);
+    assert_int_equal(c.n_tried, 1);
+    assert_int_equal(c.tried[0].held, WEIGHTS_BF16);
+    assert_true(c.tried[0].kl == 0); /* its values are bf16 */
+    assert_int_equal(c.held, WEIGHTS_BF16);
+
+    c = choose(GGUF "mixed.gguf", true);
+    assert_int_equal(c.tried[0].held, WEIGHTS_Q8); /* from the smallest on */
+    assert_true(c.tried[0].kl > 0);
+    if (c.tried[0].kl <= WEIGHTS_MAX_KL) {
+        assert_int_equal(c.held, WEIGHTS_Q8);
+        assert_int_equal(c.n_tried, 1); /* and no further */
+    } else {
+        assert_int_equal(c.n_tried, 2);
+        assert_true(c.tried[1].kl > 0 && c.tried[1].kl < c.tried[0].kl);
+        assert_int_equal(c.held,
+                         c.tried[1].kl <= WEIGHTS_MAX_KL ? WEIGHTS_BF16 : WEIGHTS_F32);
+    }
+}
+
+/* A quantised file is held as auto says unless it is told otherwise; state is bf16. */
+static void test_quantised_files_are_held_as_measured(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *weights;
+        enum dtype held;
+    } asked[] = {{"f32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {"q8", DTYPE_Q8}};
+    struct weights_choice c = choose(GGUF "mixed.gguf", true);
+    struct sha256 hashes[3];
+    struct talk t;
+    for (int i = 0; i < 3; i++) {
+        talk_open_held(&t, GGUF "mixed.gguf", NULL, asked[i].weights);
+        assert_int_equal(t.m->w.dtype, asked[i].held);
+        assert_int_equal(t.m->dtype, DTYPE_BF16);
+        assert_string_equal(t.m->note, "");
+        hashes[i] = t.m->w.hash;
+        talk_close(&t);
+    }
+    assert_memory_equal(&hashes[0], &hashes[1],
+                        sizeof hashes[0]); /* of the decoded values */
+    for (int i = 0; i < 2; i++) {
+        talk_open_held(&t, GGUF "mixed.gguf", NULL, i == 0 ? NULL : "auto");
+        for (int k = 0; k < 3; k++)
+            if (c.held == (enum weights_held)(WEIGHTS_F32 + k))
+                assert_int_equal(t.m->w.dtype, asked[k].held);
+        assert_non_null(strstr(t.m->note, "Q4_K (1")); /* it is told of every type */
+        assert_non_null(strstr(t.m->note, weights_held_name(c.held)));
+        assert_null(strstr(t.m->note, "F16"));
+        talk_close(&t);
+    }
 }
 
 /* --- what is refused ---------------------------------------------------------------------- */
@@ -169,7 +284,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 3];
+    struct CMUnitTest tests[N + 6];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -178,5 +293,11 @@ int main(void)
     tests[N + 1] = (struct CMUnitTest)cmocka_unit_test(
         test_unknown_things_are_refused_by_name);
     tests[N + 2] = (struct CMUnitTest)cmocka_unit_test(test_a_missing_part_is_named);
+    tests[N + 3] = (struct CMUnitTest)cmocka_unit_test(
+        test_nine_types_give_the_oracles_logits);
+    tests[N + 4] = (struct CMUnitTest)cmocka_unit_test(
+        test_auto_takes_the_smallest_format_that_is_good_enough);
+    tests[N + 5] = (struct CMUnitTest)cmocka_unit_test(
+        test_quantised_files_are_held_as_measured);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

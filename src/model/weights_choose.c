@@ -1,0 +1,233 @@
+/* weights_choose.c - see weights_choose.h. */
+#include "model/weights_choose.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/tokenizer.h"
+#include "model/weights_use.h"
+#include "model/work.h"
+
+enum { MAX_PROBE = 128 };
+
+/* Prose, a chat, code and another language: what models are used for. */
+static const char probe_text[] =
+    "The lighthouse keeper climbed the stairs every evening, lit the lamp, and wrote the "
+    "weather into a book that nobody read. In 1897, after a storm of three days, a ship's "
+    "boat "
+    "was found on the rocks with twelve letters in it.\n\nUser: What is the boiling point "
+    "of "
+    "water at sea level?\nAssistant: Water boils at 100 degrees Celsius (212 degrees "
+    "Fahrenheit) "
+    "at sea level.\n\nint sum(const int *a, int n)\n{\n    int s = 0;\n    for (int i = 0; "
+    "i < n; "
+    "i++)\n        s += a[i];\n    return s;\n}\n\nLa casa es grande y tiene tres "
+    "ventanas.";
+
+const char *weights_held_name(enum weights_held h)
+{
+    static const char *const names[] = {[WEIGHTS_AS_STORED] = "checkpoint",
+                                        [WEIGHTS_F32] = "f32",
+                                        [WEIGHTS_BF16] = "bf16",
+                                        [WEIGHTS_Q8] = "q8"};
+    return names[h];
+}
+
+/* A model whose layers are loaded when they are needed. */
+struct probe {
+    struct model m;
+    struct layer_source source;
+    struct weights layer; /* the one that is held */
+    struct weights_opts opts;
+    struct err *err;
+};
+
+static int load_layer(void *arg, int l, struct stream *s, const struct layer_weights **out)
+{
+    struct probe *p = arg;
+    struct weights_opts o = p->opts;
+    (void)s;
+    o.part = WEIGHTS_OF_LAYER;
+    o.layer = l;
+    int rc = weights_load(&p->layer, p->m.source, &p->m.cfg, &o, p->err);
+    if (rc == 0)
+        *out = &p->layer.layers[l];
+    return rc;
+}
+
+static void unload_layer(void *arg, int l, struct stream *s)
+{
+    struct probe *p = arg;
+    (void)l;
+    stream_sync(s);
+    weights_unload(&p->layer, p->m.dev);
+}
+
+/* --- the text ----------------------------------------------------------------------------- */
+
+/* Ids of the probe text; without a tokenizer, ids that are spread over the vocabulary. */
+static int probe_ids(const struct model *m, int32_t ids[MAX_PROBE])
+{
+    struct tokenizer *t = NULL;
+    struct err unused;
+    int32_t *all = NULL;
+    size_t n = 0;
+    int most = m->cfg.max_ctx < MAX_PROBE ? m->cfg.max_ctx : MAX_PROBE;
+    if (tokenizer_open(&t, m->source, &unused) != 0 ||
+        tokenizer_encode(t, probe_text, sizeof probe_text - 1, TOKENIZER_ADD_SPECIAL, &all,
+                         &n, &unused) != 0)
+        n = 0;
+    int n_ids = n == 0 ? most : n < (size_t)most ? (int)n : most;
+    for (int i = 0; i < n_ids; i++)
+        ids[i] = (n != 0 ? all[i] : i * 7919 + 13) % m->cfg.vocab_size;
+    free(all);
+    tokenizer_close(t);
+    return n_ids;
+}
+
+/* --- one run ------------------------------------------------------------------------------ */
+
+struct run {
+    const struct model *m; /* as the caller has it */
+    struct device *dev;
+    struct stream *s;
+    int n;
+    int32_t ids[MAX_PROBE];
+};
+
+/* Every layer may use the same block memory: only its own rows are looked at. */
+static int forward(const struct run *r, struct probe *p, struct model_work *work,
+                   void *block_mem, float *logits)
+{
+    const struct model *m = &p->m;
+    int32_t pos[MAX_PROBE], blocks[2] = {0, 1}, seq_row[2] = {0, r->n};
+    const int32_t *tables[1] = {blocks};
+    for (int i = 0; i < r->n; i++)
+        pos[i] = i;
+    struct ragged rows = {
+        .n_rows = r->n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
+    struct kv_layer *kv = xcalloc((size_t)m->cfg.n_layers, sizeof *kv);
+    for (int l = 0; l < m->cfg.n_layers; l++)
+        kv[l] = (struct kv_layer){
+            .blocks = block_mem,
+            .block_stride = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype),
+            .dtype = m->dtype,
+            .n_kv = m->cfg.n_kv_heads,
+            .d_head = m->cfg.d_head};
+    struct mat x;
+    int rc = model_forward(m, work, r->s, r->ids, kv, &rows, NULL, &x);
+    if (rc == 0)
+        rc = model_head(m, work, r->s, x,
+                        mat_of(logits, DTYPE_F32, r->n, m->cfg.vocab_size));
+    if (rc == 0)
+        rc = stream_sync(r->s);
+    free(kv);
+    return rc;
+}
+
+/* logits [n][vocab] of the probe text with matrices held so. */
+static int run(const struct run *r, enum weights_held held, float *logits, struct err *err)
+{
+    struct probe p = {.m = {.cfg = r->m->cfg,
+                            .dev = r->dev,
+                            .dtype = DTYPE_F32, /* its rounding would hide the weights' */
+                            .source = r->m->source,
+                            .max_ctx = MAX_PROBE},
+                      .opts = {.dev = r->dev, .s = r->s, .held = held},
+                      .err = err};
+    struct model_work *work = NULL;
+    struct weights_opts outside = p.opts;
+    outside.part = WEIGHTS_OUTSIDE;
+    outside.synth_dtype = p.opts.synth_dtype = r->m->dtype;
+    p.source = (struct layer_source){load_layer, unload_layer, &p};
+    size_t block = 2 * kv_block_bytes(p.m.cfg.n_kv_heads, p.m.cfg.d_head, p.m.dtype);
+    struct buf kv = {0};
+    int rc = weights_load(&p.m.w, p.m.source, &p.m.cfg, &outside, err);
+    p.m.w.source = &p.source;
+    if (rc == 0)
+        rc = model_make_rope(&p.m, r->s, err);
+    if (rc == 0)
+        rc = model_work_create(&p.m, r->n, &work, err);
+    if (rc == 0)
+        rc = stage_alloc(r->dev, 0, block, &kv, err);
+    if (rc == 0 && (rc = forward(r, &p, work, kv.ptr, logits)) != 0 && err->code != rc)
+        err_set(err, rc, "the forward pass failed: %s", err_name(rc));
+    buf_free(r->dev, &kv);
+    model_work_destroy(work);
+    stages_free(r->dev, p.m.rope_mem);
+    weights_unload(&p.m.w, r->dev);
+    return rc;
+}
+
+/* --- comparing ---------------------------------------------------------------------------- */
+
+static double log_sum(const float *x, int n)
+{
+    double most = (double)x[0], sum = 0;
+    for (int i = 1; i < n; i++)
+        most = fmax(most, (double)x[i]);
+    for (int i = 0; i < n; i++)
+        sum += exp((double)x[i] - most);
+    return most + log(sum);
+}
+
+/* Mean KL(a || b) of n rows; NaN where a row has one. */
+static double divergence(const float *a, const float *b, int n, int vocab)
+{
+    double kl = 0;
+    for (int r = 0; r < n; r++, a += vocab, b += vocab) {
+        double za = log_sum(a, vocab), zb = log_sum(b, vocab);
+        for (int i = 0; i < vocab; i++) {
+            double lp = (double)a[i] - za;
+            kl += exp(lp) * (lp - ((double)b[i] - zb));
+        }
+    }
+    return kl / n;
+}
+
+/* A format that cannot hold the numbers (q8: infinities) is passed over. */
+static int try_format(const struct run *r, enum weights_held held, const float *exact,
+                      float *logits, struct weights_choice *c, struct err *err)
+{
+    int rc = run(r, held, logits, err);
+    if (rc == ERR_UNSUPPORTED)
+        return 0;
+    if (rc != 0)
+        return rc;
+    double kl = divergence(exact, logits, r->n, r->m->cfg.vocab_size);
+    c->tried[c->n_tried].held = held;
+    c->tried[c->n_tried++].kl = kl;
+    if (kl <= WEIGHTS_MAX_KL && c->held == WEIGHTS_F32)
+        c->held = held;
+    return 0;
+}
+
+int weights_choose(const struct model *m, bool may_q8, struct weights_choice *out,
+                   struct err *err)
+{
+    struct err local = {0};
+    struct run r = {.m = m};
+    *out = (struct weights_choice){.held = WEIGHTS_F32};
+    r.n = probe_ids(m, r.ids);
+    size_t floats = (size_t)r.n * (size_t)m->cfg.vocab_size;
+    float *exact = xmalloc(floats * sizeof *exact),
+          *other = xmalloc(floats * sizeof *other);
+    int rc = device_open("cpu", m->dev->pool, &r.dev, &local);
+    if (rc == 0)
+        rc = stream_create(r.dev, STREAM_COMPUTE, &r.s, &local);
+    if (rc == 0)
+        rc = run(&r, WEIGHTS_F32, exact, &local);
+    if (rc == 0 && may_q8)
+        rc = try_format(&r, WEIGHTS_Q8, exact, other, out, &local);
+    if (rc == 0 && out->held == WEIGHTS_F32)
+        rc = try_format(&r, WEIGHTS_BF16, exact, other, out, &local);
+    stream_destroy(r.s);
+    device_close(r.dev);
+    free(exact);
+    free(other);
+    if (rc != 0 && err != NULL)
+        *err = local;
+    return rc == 0 ? 0 : (err_wrap(err, "choosing how weights are held"), rc);
+}
