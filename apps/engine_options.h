@@ -19,7 +19,8 @@ struct engine_args {
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const engine_weights[] = {"checkpoint", "auto", "f32", "bf16", "q8", NULL};
+static const char *const engine_weights[] = {"checkpoint", "auto", "f32",
+                                             "bf16",       "q8",   NULL};
 static const char *const engine_devices[] = {"cpu", "ref", "cuda", NULL};
 static const char *const engine_checksums[] = {"auto", "device", "host", NULL};
 static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
