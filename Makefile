@@ -233,9 +233,14 @@ uninstall:
 setup:
 	@tools/setup.sh
 
-demo: setup
+demo: setup # MODEL=F.gguf: with another model
 	@$(MAKE) --no-print-directory $(JOBS) all
-	@tools/demo.sh
+	@$(if $(MODEL),DEMO_MODEL='$(MODEL)') tools/demo.sh
+
+demo-real: setup # with SmolLM2, which is fetched once (98 MB)
+	@tools/setup.sh --real-model
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@DEMO_MODEL="$${XDG_CACHE_HOME:-$$HOME/.cache}/hcache/SmolLM2-135M-Instruct.Q4_1.gguf" tools/demo.sh
 
 test: setup
 	@tools/run_tests.sh --build $(VARIANT)
@@ -299,6 +304,7 @@ clean:
 help:
 	@echo 'make            build build/hcache'
 	@echo 'make demo       set up, build, and show the main job (half a minute after the build)'
+	@echo 'make demo-real  the same with a real model of 135M parameters, fetched once (98 MB)'
 	@echo 'make test       set up, build, and run every test; TESTS=REGEX runs some of them'
 	@echo 'make tests      build the tests without running them'
 	@echo 'make check      tidy, and every test under the address and undefined sanitizers'
@@ -321,7 +327,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo test check fuzz gpu-bundle tsan coverage kill-turns crash crash-long plan-check tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle tsan coverage kill-turns crash crash-long plan-check tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

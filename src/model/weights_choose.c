@@ -214,7 +214,7 @@ int weights_choose(const struct model *m, bool may_q8, struct weights_choice *ou
     size_t floats = (size_t)r.n * (size_t)m->cfg.vocab_size;
     float *exact = xmalloc(floats * sizeof *exact),
           *other = xmalloc(floats * sizeof *other);
-    int rc = device_open("cpu", m->dev->pool, &r.dev, &local);
+    int rc = device_open("cpu", NULL, m->dev->pool, &r.dev, &local);
     if (rc == 0)
         rc = stream_create(r.dev, STREAM_COMPUTE, &r.s, &local);
     if (rc == 0)

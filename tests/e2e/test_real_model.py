@@ -1,0 +1,130 @@
+"""A real model: SmolLM2-135M-Instruct as a Q4_1 GGUF (tools/setup.sh --real-model fetches it).
+
+Judge: llama.cpp's token ids, greedy tokens and perplexity (golden/smollm2.json, made by
+tools/compare_llama/golden_smollm2.py), f32 against f32.  Greedy tokens must be equal up to the first step whose two
+best logits lie within 1e-3.  And the promise: a conversation that was killed with SIGKILL goes on, restored by every
+method, with the tokens and logits of a run that has no store.
+
+REAL_MODEL_ALL=1 judges all 20 prompts of 200 tokens and the perplexity: minutes."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from tap import PATIENCE, check, end, equal, skip  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+ALL = os.environ.get("REAL_MODEL_ALL") == "1"
+CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hcache")
+MODEL = os.environ.get("HCACHE_REAL_MODEL") or os.path.join(CACHE, "SmolLM2-135M-Instruct.Q4_1.gguf")
+if not os.path.exists(MODEL):
+    print(f"1..0 # SKIP {MODEL} is not there: tools/setup.sh --real-model fetches it where the network gives it")
+    sys.exit(0)
+golden = json.load(open(os.path.join(HERE, "golden", "smollm2.json"), encoding="utf-8"))
+tmp = tempfile.mkdtemp(prefix="hcache-real.")
+LAYERS = 30
+
+
+def command(*words):
+    return [HC, "run", MODEL, "--temperature", "0", "--json", *words]
+
+
+def run(*words):
+    p = subprocess.run(command(*words), capture_output=True, text=True, timeout=PATIENCE)
+    if p.returncode != 0:
+        raise RuntimeError(f"status {p.returncode}: {words}\n{p.stderr[-800:]}")
+    return {**json.loads(p.stdout), "stderr": p.stderr}
+
+
+def write(name, text):
+    path = os.path.join(tmp, name)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+    return path
+
+
+# --- what the file says ---------------------------------------------------------------------------------------------
+info = json.loads(subprocess.run([HC, "model", "info", MODEL, "--json"], capture_output=True, check=True).stdout)
+equal("its types, architecture, context and template are read", info["model"],
+      {"format": "gguf", "arch": "llama", "file_types": {"Q4_1": 210, "Q8_0": 1, "F32": 61}, "held": "auto",
+       "template": True, "context": 8192})
+
+# --- token ids ------------------------------------------------------------------------------------------------------
+wrong = []
+texts = golden["prompts"] if ALL else golden["prompts"][::2]
+for p in texts:
+    out = subprocess.run([HC, "tokenize", MODEL, "--parse-special"], input=p["text"].encode(), capture_output=True)
+    ids = [int(i) for i in out.stdout.split()]
+    if ids != p["ids"]:
+        wrong.append((p["text"], ids, p["ids"]))
+equal(f"llama.cpp's token ids of {len(texts)} texts", wrong, [])
+
+# --- greedy tokens ---------------------------------------------------------------------------------------------------
+wrong, n_equal, n_close = [], 0, 0
+for p in golden["prompts"] if ALL else golden["prompts"][4:11:6]:
+    n = 200 if ALL else 24
+    got = run("--token-ids", write("ids", " ".join(map(str, p["ids"]))), "--weights", "f32", "--dtype", "f32",
+              "--max-tokens", str(n), "--ignore-eos")["token_ids"]
+    same = next((i for i in range(n) if got[i] != p["greedy"][i]), n)
+    n_equal += same == n
+    if same < n and same in p["close"]:
+        n_close += 1
+        print(f"# {p['text']!r}: differs at step {same}, whose two best logits lie within 1e-3")
+    elif same < n:
+        wrong.append((p["text"], same, got[same], p["greedy"][same]))
+equal(f"llama.cpp's greedy tokens: {n_equal} answers equal, {n_close} up to a close call", wrong, [])
+
+# --- perplexity -------------------------------------------------------------------------------------------------------
+text = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "text", "input.txt")
+name = "perplexity of 64 KiB is llama.cpp's within 0.1 %"
+if not ALL:
+    skip(name, "it takes a minute: REAL_MODEL_ALL=1")
+elif not os.path.exists(text):
+    skip(name, f"{text} is not there")
+else:
+    with open(text, "rb") as f:
+        cut = write("text", f.read(65536).decode())
+    out = subprocess.run([HC, "ppl", MODEL, cut, "--context", "512", "--weights", "f32", "--dtype", "f32", "--json"],
+                         capture_output=True, text=True, timeout=2 * PATIENCE)
+    got = json.loads(out.stdout)["perplexity"]
+    check(name, abs(got / golden["perplexity_64k"] - 1) < 1e-3, f"{got}, and {golden['perplexity_64k']}")
+
+# --- how it is held ---------------------------------------------------------------------------------------------------
+said = run("--prompt", "Hello", "--max-tokens", "1")
+check("auto says what every type became, and why", "Q4_1 (210" in said["stderr"] and "nats a token" in said["stderr"] and
+      said["model"]["held"] in ("q8", "bf16") and f"held as {said['model']['held']}" in said["stderr"], said["stderr"])
+
+# --- killed, and restored by every method -------------------------------------------------------------------------------
+story = "<|im_start|>user\n" + " ".join(f"Fact {i}: the {c} box holds {i * 7} coins." for i, c in enumerate(
+    ["red", "green", "blue", "white", "black", "small", "large", "old", "new", "round", "heavy", "light"] * 2)) + \
+    "\nTell me a long story about them.<|im_end|>\n<|im_start|>assistant\n"
+store = os.path.join(tmp, "store")
+held = ["--weights", "q8", "--prompt-file", write("story", story)]
+words = [w for w in command(*held, "--store", store, "--save", "both", "--max-tokens", "2000", "--ignore-eos") if w != "--json"]
+victim = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+victim.stdout.read(150)  # the prompt is done, and its chunks are on their way
+victim.send_signal(signal.SIGKILL)
+victim.communicate()
+check("the process was killed in mid-answer", victim.returncode == -signal.SIGKILL, victim.returncode)
+alone = run(*held, "--max-tokens", "12", "--ignore-eos")
+check("the prompt is long enough to mean something", alone["prompt_tokens"] > 256, alone["prompt_tokens"])
+for plan, layers in (("auto", None), ("recompute", "R" * LAYERS), ("hidden", "H" * LAYERS), ("kv", "K" * LAYERS),
+                     ("r10,h10,k10", "R" * 10 + "H" * 10 + "K" * 10)):
+    r = run(*held, "--max-tokens", "12", "--ignore-eos", "--store", store, "--save", "none", "--plan", plan)
+    same = r["token_ids"] == alone["token_ids"] and r["logits_digest"] == alone["logits_digest"]
+    check(f"restored by {plan}: the same tokens and logits, to the bit", same,
+          f"{r['logits_digest']} and {alone['logits_digest']}; {r['text']!r}")
+    if layers and plan != "recompute":
+        done = r["plan"]["layers"]
+        check(f"restored by {plan}: {r['cached_tokens']} of {r['prompt_tokens']} tokens, as it was asked",
+              r["cached_tokens"] >= 256 and sorted(done) == sorted(layers), (r["cached_tokens"], done, r["miss"]))
+other = run("--weights", "bf16", "--prompt-file", os.path.join(tmp, "story"), "--max-tokens", "1", "--store", store,
+            "--save", "none")
+equal("state of weights that are held in another way is not used", other["cached_tokens"], 0)
+shutil.rmtree(tmp, ignore_errors=True)
+end()
