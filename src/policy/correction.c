@@ -72,6 +72,8 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
     struct correction_expected e = {.tier = tier};
     struct plan_request alone = *req;
     struct pipeline lanes;
+    if (req->comp_slow > 1)
+        return (struct correction_expected){0};
     alone.prefill_s = NULL;
     alone.head_s = 0;
     pipeline_simulate(&alone, plan, &lanes);
@@ -87,6 +89,11 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
         e.io_s = (lanes.io_busy_s + req->io_latency_s) /
                  platform_correction_factor(&t->correction);
     return e;
+}
+
+bool correction_is_of_machine(const struct correction_observed *o, bool is_whole)
+{
+    return is_whole && o->compute_s + o->wait_s >= CORRECTION_ALONE * o->total_s;
 }
 
 void correction_learn(struct platform *p, const struct correction_expected *e,

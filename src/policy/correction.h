@@ -28,6 +28,7 @@
 #include "policy/platform.h"
 
 #define CORRECTION_LOG2_MAX 3.0
+#define CORRECTION_ALONE    0.8
 #define CORRECTION_GAIN_MIN 0.2
 /* Of a surprise, in what it says about the spread: an outlier is not a habit. */
 #define CORRECTION_SPREAD_MAX 0.5
@@ -44,7 +45,7 @@ struct correction_expected {
 };
 
 /* The expectation of `plan` under `req`, whose layers were made from *p; of the restore only, not of
- * a prefill behind it. */
+ * a prefill behind it.  Zeros, from which nothing is learned, where decodes slow it down (req->comp_slow). */
 struct correction_expected correction_expect(const struct platform *p, int tier,
                                              const struct plan_request *req,
                                              const struct plan *plan);
@@ -56,6 +57,11 @@ struct correction_observed {
     double wait_s;    /* it waited for I/O */
     double total_s;
 };
+
+/* Whether a restore's times say something of the machine.  They do not where it did less than expected
+ * (is_whole), and where it computed or waited in less than CORRECTION_ALONE of its time: then it ran beside decodes
+ * or another restore. */
+bool correction_is_of_machine(const struct correction_observed *o, bool is_whole);
 
 /* Corrects *p.  Where compute never waits, the I/O lane's time may be that of the compute lane, which
  * frees the buffers: it then teaches only that reading is faster than was thought.  The compute lane

@@ -199,6 +199,44 @@ static void is_kept(void **state)
     assert_true(platform_h_s(&q, 640) == platform_h_s(&p, 640));
 }
 
+/* Times of a restore beside others, or of one that broke off, are not the machine's. */
+static void only_whole_restores_that_ran_alone_teach(void **state)
+{
+    (void)state;
+    struct correction_observed o = {
+        .io_s = 1, .compute_s = 0.5, .wait_s = 0.3, .total_s = 1};
+    assert_true(correction_is_of_machine(&o, true));
+    assert_false(correction_is_of_machine(&o, false));
+    o.total_s = 1.01; /* a fifth and more of the time it did neither */
+    assert_false(correction_is_of_machine(&o, true));
+    o.compute_s = 0;
+    o.wait_s = 0.9; /* waiting for the disk is being alone, too */
+    assert_true(correction_is_of_machine(&o, true));
+}
+
+/* Nothing is expected, so nothing learned, of a restore that decodes slow down. */
+static void a_slowed_restore_teaches_nothing(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    struct plan plan;
+    begin(&p, layer, &req, 4096);
+    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    req.comp_slow = 1; /* no decodes */
+    assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
+    req.comp_slow = 33;
+    struct correction_expected e = correction_expect(&p, 0, &req, &plan);
+    assert_true(e.io_s == 0 && e.gemm_s == 0 && e.kv_s == 0);
+    struct platform before = p;
+    correction_learn(&p, &e,
+                     &(struct correction_observed){
+                         .io_s = 100, .compute_s = 50, .wait_s = 50, .total_s = 100});
+    assert_memory_equal(&p, &before, sizeof p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -209,6 +247,8 @@ int main(void)
         cmocka_unit_test(a_bus_teaches_nothing),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
+        cmocka_unit_test(only_whole_restores_that_ran_alone_teach),
+        cmocka_unit_test(a_slowed_restore_teaches_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
