@@ -227,8 +227,7 @@ static int open_platform(const struct plan_args *a, struct platform *p, struct e
                        PLAN_MAX_LAYERS);
     if (a->tier >= p->n_tiers)
         return err_set(e, ERR_USAGE, "--tier %d: the platform has %d", a->tier, p->n_tiers);
-    if (a->engine.o.throttle_bytes_per_s > 0)
-        platform_throttle(p, a->tier, (double)a->engine.o.throttle_bytes_per_s);
+    platform_throttle(p, a->tier, (double)a->engine.o.throttle_bytes_per_s);
     if (a->concurrent > 1)
         *p = platform_shared(p, 1.0 / a->concurrent, 1.0 / a->concurrent);
     return 0;

@@ -217,8 +217,7 @@ void lab_throttle(struct lab *b, double bytes_per_s)
     b->platform.tier[0] = b->tier;
     b->platform.io_overlap = b->io_overlap;
     b->platform.comp_overlap = b->comp_overlap;
-    if (bytes_per_s > 0)
-        platform_throttle(&b->platform, 0, bytes_per_s);
+    platform_throttle(&b->platform, 0, bytes_per_s);
     if (b->k.io != NULL)
         io_throttle(b->k.io, (uint64_t)bytes_per_s, 0);
 }

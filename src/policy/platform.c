@@ -509,10 +509,15 @@ struct platform platform_shared(const struct platform *p, double io_share,
 
 void platform_throttle(struct platform *p, int tier, double bytes_per_s)
 {
-    CHECK(tier >= 0 && tier < p->n_tiers && bytes_per_s > 0);
+    CHECK(tier >= 0 && (tier < p->n_tiers || tier == 0) && bytes_per_s >= 0);
     struct platform_tier *t = &p->tier[tier];
-    if (t->bytes_per_s <= bytes_per_s)
+    if (bytes_per_s == 0 || (p->n_tiers > 0 && t->bytes_per_s <= bytes_per_s))
         return;
+    if (p->n_tiers == 0) {
+        p->n_tiers = 1;
+        *t = (struct platform_tier){.name = "throttled", .bytes_per_s = bytes_per_s};
+        return;
+    }
     double share = bytes_per_s / t->bytes_per_s;
     p->io_overlap = 1 + (p->io_overlap - 1) * share;
     p->comp_overlap = 1 + (p->comp_overlap - 1) * share;

@@ -178,9 +178,9 @@ void platform_slow_compute(struct platform *p, double times);
 struct platform platform_shared(const struct platform *p, double io_share,
                                 double compute_share);
 
-/* The same machine with tier `tier` reading no faster than this, as under io_throttle: one record after
- * another, without latency.  What reading costs beside compute falls with its rate.  Nothing changes
- * where the tier is slower. */
+/* Limits tier `tier` to bytes_per_s, as io_throttle does: one record after another, without latency.  The
+ * slow-down that reading and compute cause each other falls with the rate.  Nothing changes where the limit is 0
+ * (none) or the tier is slower.  A platform without tiers gets one of this speed: the limit is all that is known. */
 void platform_throttle(struct platform *p, int tier, double bytes_per_s);
 
 /* The token count of gemm_flops[i]. */

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "service/hcache_impl.h"
+#include "policy/beside.h"
 #include "state/save_policy.h"
 #include "tensor/group.h"
 
@@ -394,7 +395,7 @@ static int add_beside(const struct hcache *h, const char *save, struct platform 
                       struct save_policy *policy, struct err *err)
 {
     struct save_policy beside;
-    platform_slow_compute(p, 1 / ENGINE_RESTORE_SHARE);
+    platform_slow_compute(p, 1 / BESIDE_RESTORE_SHARE);
     int rc = save_policy_make(&beside, save, h->k.model, p, h->k.model->max_ctx, err);
     for (int l = 0; rc == 0 && l < h->k.model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
         policy->kinds[l] |= beside.kinds[l];
@@ -429,12 +430,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
     /* A forced plan may ask for any kind later: save both, unless told otherwise. */
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->platform;
-    if (h->k.o.user.throttle_bytes_per_s > 0) {
-        double limit = (double)h->k.o.user.throttle_bytes_per_s;
-        if (bounded.n_tiers == 0 || bounded.tier[0].bytes_per_s > limit)
-            bounded.tier[0].bytes_per_s = limit;
-        bounded.n_tiers = 1;
-    }
+    platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);
     if (rc == 0)
         rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
                               err);

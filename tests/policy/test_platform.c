@@ -268,6 +268,24 @@ static void test_shared_and_throttled(void **state)
     assert_true(platform_h_s(&slow, 640) == platform_h_s(&p, 640));
 }
 
+/* Before the store's speed has been measured, a limit is its speed; without a limit nothing is known. */
+static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
+{
+    (void)state;
+    struct platform p = sample(), same = p;
+    p.n_tiers = 0;
+    platform_throttle(&p, 0, 0);
+    assert_int_equal(p.n_tiers, 0);
+    platform_throttle(&p, 0, 1e6);
+    assert_int_equal(p.n_tiers, 1);
+    assert_true(p.tier[0].bytes_per_s == 1e6 && p.tier[0].latency_s == 0 &&
+                p.tier[0].correction.n_observed == 0);
+    struct platform unlimited = same;
+    platform_throttle(&unlimited, 0, 0);
+    assert_true(unlimited.tier[0].bytes_per_s == same.tier[0].bytes_per_s);
+    assert_true(unlimited.io_overlap == same.io_overlap);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -282,6 +300,7 @@ int main(void)
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_balance_points),
         cmocka_unit_test(test_shared_and_throttled),
+        cmocka_unit_test(test_a_throttle_is_the_speed_of_an_unmeasured_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
