@@ -204,14 +204,6 @@ static int count_decodes(const struct step_batch *b)
     return seq_count((struct seq_list){b->seqs, b->n_seqs}, PHASE_DECODE);
 }
 
-/* Rows of new tokens that a step may compute beside its batch. */
-static int rows_left(const struct engine *e, int n_decodes, int n_rows)
-{
-    int rows = e->o.step_rows - n_rows;
-    int beside = e->schedule.rows_beside - (n_rows - n_decodes);
-    return rows < beside ? rows : beside;
-}
-
 /* Nobody may begin before the saver has done something: how soon that is looked at. */
 enum { IDLE_NS = 200000 };
 
@@ -227,16 +219,18 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
         if (rc != 0)
             return rc;
         batch_ns = clock_now_ns() - t0;
-        schedule_learn(&e->schedule, n_decodes, n_rows, batch_ns);
+        beside_learn(&e->schedule.speed, n_decodes, n_rows, batch_ns);
     }
     struct seq_list l = schedule_list(&e->schedule);
     bool restores = seq_count(l, PHASE_RESTORE) > 0;
     if (e->restores.pipeline != NULL)
         restore_phase_step(
             &e->restores, l,
-            &(struct restore_phase_budget){.batch_ns = batch_ns,
-                                           .n_decodes = n_decodes,
-                                           .rows_left = rows_left(e, n_decodes, n_rows)});
+            &(struct restore_phase_budget){
+                .batch_ns = batch_ns,
+                .n_decodes = n_decodes,
+                .rows_left = beside_rows_left(e->o.step_rows, e->schedule.rows_beside,
+                                              n_decodes, n_rows)});
     int rc = step_recover(e->shared.stream, err);
     if (rc != 0)
         return rc;

@@ -30,10 +30,6 @@
 struct engine;
 struct seq;
 
-/* Of the time of steps with decodes, for the compute of restores: the paper's 4 % less what reading costs the
- * decodes (docs/PERF.md). */
-#define ENGINE_RESTORE_SHARE 0.03
-
 struct engine_opts {
     const struct model *model;
     struct store *store; /* NULL: nothing is restored or saved */

@@ -24,13 +24,6 @@
 #include "engine/learning.h"
 #include "state/profile.h"
 
-/* How long a step without decodes may restore or wait: as long as a new request may be kept waiting, or
- * as long as the prompts in it take, so that both get half of the machine. */
-enum { ALONE_NS = 20 * 1000 * 1000 };
-/* Fewer new tokens than these wait for the batch: by themselves they would read the layers' weights for
- * hardly any work, which takes as long as a step of decodes. */
-enum { FUSED_ROWS_BESIDE = 64 };
-
 /* --- life ------------------------------------------------------------------------------------- */
 
 /* The store's speed: measured once per engine, ahead, else on the first hits, for there is something to
@@ -88,17 +81,11 @@ size_t restore_phase_bytes(const struct restore_phase *g)
 static void take_measure(struct restore_phase *g, const struct restore_found *f)
 {
     struct platform *p = g->o.platform;
-    double limit = (double)g->o.throttle_bytes_per_s;
     if (p->n_tiers == 0 && f->measured) {
         p->n_tiers = 1;
         p->tier[0] = f->tier;
     }
-    if (limit > 0 && p->n_tiers == 0) {
-        p->n_tiers = 1;
-        p->tier[0] = (struct platform_tier){.name = "throttled", .bytes_per_s = limit};
-    } else if (limit > 0) {
-        platform_throttle(p, 0, limit);
-    }
+    platform_throttle(p, 0, (double)g->o.throttle_bytes_per_s);
 }
 
 /* Tokens of the first n chunks; the last one that was found may be partial. */
@@ -152,8 +139,7 @@ static int make_plan(struct restore_phase *g, struct seq *s, const struct restor
                                           .tokens = g->shared->model->cfg.sliding_window}};
     int n_used = 0, rc = 0;
     if (beside_decodes) {
-        req.comp_slow = 1 / ENGINE_RESTORE_SHARE;
-        req.prefill_slow = SCHEDULE_STRETCH / (SCHEDULE_STRETCH - 1);
+        beside_slow(&req);
     }
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
@@ -386,16 +372,10 @@ static int poll(struct restore_phase *g, struct seq_list l)
  * batch has left of its rows. */
 static void work_beside(struct restore_phase *g, const struct restore_phase_budget *b)
 {
-    int64_t earned = (int64_t)(ENGINE_RESTORE_SHARE * (double)b->batch_ns);
-    g->credit_ns += earned;
-    if (g->credit_ns > earned)
-        g->credit_ns = earned; /* what was not used is lost: no bursts */
-    bool worked = true;
-    while (worked && g->credit_ns > 0) {
-        worked = restore_pipeline_work(g->pipeline, g->credit_ns);
-        g->credit_ns -= worked ? restore_pipeline_cost_ns(g->pipeline) : 0;
-    }
-    if (g->fused.n < FUSED_ROWS_BESIDE)
+    beside_earn(&g->credit, b->batch_ns);
+    while (beside_may_work(&g->credit) && restore_pipeline_work(g->pipeline, g->credit.ns))
+        beside_pay(&g->credit, restore_pipeline_cost_ns(g->pipeline));
+    if (g->fused.n < BESIDE_LEAST_FUSED)
         return;
     int left = b->rows_left * g->shared->model->cfg.n_layers;
     for (int n = 0; left > 0 && fuse(g, left, &n);)
@@ -406,7 +386,7 @@ static void work_beside(struct restore_phase *g, const struct restore_phase_budg
 static void work_alone(struct restore_phase *g, struct seq_list l, int n_restoring,
                        bool may_wait, int64_t batch_ns)
 {
-    int64_t now = clock_now_ns(), end = now + (batch_ns > ALONE_NS ? batch_ns : ALONE_NS);
+    int64_t now = clock_now_ns(), end = now + beside_alone_ns(batch_ns);
     while (now < end && poll(g, l) == n_restoring) {
         int n = 0;
         bool worked = restore_pipeline_work(g->pipeline, RESTORE_NO_LIMIT) ||
@@ -422,7 +402,7 @@ void restore_phase_step(struct restore_phase *g, struct seq_list l,
 {
     int n_before = seq_count(l, PHASE_RESTORE), n = n_before > 0 ? poll(g, l) : 0;
     if (n == 0)
-        g->credit_ns = 0;
+        g->credit = (struct beside_credit){0};
     else if (b->n_decodes > 0)
         work_beside(g, b);
     else

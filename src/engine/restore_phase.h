@@ -8,10 +8,7 @@
 #include "engine/fused.h"
 #include "engine/seq.h"
 #include "engine/step_batch.h"
-
-/* A prompt beside decodes may make a step take this many times what they take alone: the promise is 3
- * at the 99th percentile, and steps vary. */
-#define SCHEDULE_STRETCH 2.5
+#include "policy/beside.h"
 
 struct restore_phase_opts {
     struct platform *platform; /* what plans are made from, and what restores teach */
@@ -28,7 +25,7 @@ struct restore_phase {
     struct seq_shared *shared;
     struct restore_pipeline *pipeline; /* NULL: there is no store, nothing is restored */
     struct fused fused;
-    int64_t credit_ns; /* time that restores may take beside decodes: restore_phase.c */
+    struct beside_credit credit; /* for computing beside decodes */
     /* Scratch of one plan: */
     struct plan_layer *plan_layer;
     double *prefill_s;

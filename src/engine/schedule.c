@@ -12,9 +12,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-/* Of a prompt beside decodes: below 16 rows a GEMM takes hardly less time. */
-enum { LEAST_ROWS = 16 };
-
 /* --- the list --------------------------------------------------------------------------------- */
 
 void schedule_init(struct schedule *c, const struct schedule_opts *o, struct seq_shared *sh,
@@ -214,29 +211,12 @@ static int list_live(struct schedule *c)
     return n;
 }
 
-static void average(double *mean, double x)
-{
-    *mean += (x - *mean) * (*mean == 0 ? 1 : 0.125);
-}
-
-void schedule_learn(struct schedule *c, int n_decodes, int n_rows, int64_t ns)
-{
-    int n_prefill = n_rows - n_decodes;
-    if (n_prefill == 0)
-        average(&c->decode_ns, (double)ns);
-    else if (n_decodes == 0)
-        average(&c->row_ns, (double)ns / n_rows);
-    else if ((double)ns > c->decode_ns)
-        average(&c->row_ns, ((double)ns - c->decode_ns) / n_prefill);
-}
-
 void schedule_step(struct schedule *c)
 {
     struct sched_limits l = {.now_ns = clock_now_ns(),
                              .age_ns = c->o.age_ns,
                              .step_rows = c->o.step_rows,
-                             .rows_beside = sched_rows_beside(c->decode_ns, c->row_ns,
-                                                              SCHEDULE_STRETCH, LEAST_ROWS),
+                             .rows_beside = beside_rows(&c->speed),
                              .max_running = c->o.max_seqs};
     c->rows_beside = l.rows_beside;
     bool is_full = count_running(c) >= c->o.max_seqs;

@@ -26,9 +26,8 @@ struct schedule {
     struct sched_req *view;
     struct sched_choice *choice;
     int *order;
-    double decode_ns; /* a step of decodes, on average; 0: unknown */
-    double row_ns;    /* a row of prefill */
-    int rows_beside;  /* of prefill that a step with decodes may have */
+    struct beside_speed speed; /* of its steps */
+    int rows_beside;           /* of prefill that a step with decodes may have */
 };
 
 void schedule_init(struct schedule *c, const struct schedule_opts *o, struct seq_shared *sh,
@@ -46,7 +45,4 @@ static inline struct seq *schedule_ranked(const struct schedule *c, int i)
 {
     return c->seqs[c->order[i]];
 }
-/* A batch of n_rows, n_decodes of them decodes, took ns. */
-void schedule_learn(struct schedule *c, int n_decodes, int n_rows, int64_t ns);
-
 #endif

@@ -1,0 +1,143 @@
+/* test_beside.c - what restores and prompts may take beside decodes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "base/rng.h"
+#include "policy/beside.h"
+
+enum { MS = 1000 * 1000 };
+
+static void restores_earn_three_percent_of_a_pass(void **state)
+{
+    (void)state;
+    struct beside_credit c = {0};
+    assert_false(beside_may_work(&c));
+    beside_earn(&c, 100 * MS);
+    assert_int_equal(c.ns, 3 * MS);
+    assert_true(beside_may_work(&c));
+    beside_pay(&c, 3 * MS);
+    assert_int_equal(c.ns, 0);
+    assert_false(beside_may_work(&c)); /* nothing left is nothing allowed */
+}
+
+static void unused_credit_is_lost(void **state)
+{
+    (void)state;
+    struct beside_credit c = {0};
+    for (int i = 0; i < 1000; i++)
+        beside_earn(&c, 100 * MS);
+    assert_int_equal(c.ns, 3 * MS);
+    beside_earn(&c, 10 * MS); /* a short pass allows no more than its own share */
+    assert_int_equal(c.ns, 3 * MS / 10);
+}
+
+static void later_steps_pay_for_a_long_item(void **state)
+{
+    (void)state;
+    struct beside_credit c = {0};
+    beside_earn(&c, 100 * MS);
+    beside_pay(&c, 10 * MS); /* 7 ms are owed: two steps earn 6, the third has 2 over */
+    for (int i = 0; i < 2; i++) {
+        beside_earn(&c, 100 * MS);
+        assert_false(beside_may_work(&c));
+    }
+    beside_earn(&c, 100 * MS);
+    assert_int_equal(c.ns, 2 * MS);
+}
+
+/* Whatever items cost, restores have their share of the passes and one item more. */
+static void restores_never_exceed_their_share(void **state)
+{
+    (void)state;
+    struct rng r = {1};
+    struct beside_credit c = {0};
+    double passes = 0, paid = 0, longest = 0;
+    for (int step = 0; step < 20000; step++) {
+        int64_t pass_ns = (int64_t)rng_below(&r, 200 * MS);
+        beside_earn(&c, pass_ns);
+        passes += (double)pass_ns;
+        while (beside_may_work(&c)) {
+            int64_t cost_ns = 1 + (int64_t)rng_below(&r, 8 * MS);
+            beside_pay(&c, cost_ns);
+            paid += (double)cost_ns;
+            longest = fmax(longest, (double)cost_ns);
+        }
+        assert_true(paid <= BESIDE_RESTORE_SHARE * passes + longest);
+    }
+    assert_true(paid > 0.99 * BESIDE_RESTORE_SHARE * passes); /* and they get it */
+}
+
+static void alone_a_step_restores_for_a_while(void **state)
+{
+    (void)state;
+    assert_int_equal(beside_alone_ns(0), 20 * MS);
+    assert_int_equal(beside_alone_ns(20 * MS - 1), 20 * MS);
+    assert_int_equal(beside_alone_ns(70 * MS), 70 * MS);
+}
+
+/* Restores have 3 % of the compute, prompts the 1.5 of 2.5 parts of a stretched step. */
+static void plans_count_on_the_shares(void **state)
+{
+    (void)state;
+    struct plan_request q = {0};
+    beside_slow(&q);
+    assert_true(fabs(q.comp_slow - 100.0 / 3) < 1e-9);
+    assert_true(fabs(q.prefill_slow - 5.0 / 3) < 1e-9);
+}
+
+static void speeds_are_learned_from_the_steps_that_show_them(void **state)
+{
+    (void)state;
+    struct beside_speed s = {0};
+    beside_learn(&s, 4, 4, 60 * MS); /* decodes alone */
+    assert_true(s.decode_ns == 60.0 * MS && s.row_ns == 0);
+    beside_learn(&s, 4, 4, 68 * MS); /* an eighth of the difference */
+    assert_true(s.decode_ns == 61.0 * MS);
+    beside_learn(&s, 0, 100, 200 * MS); /* prompts alone */
+    assert_true(s.row_ns == 2.0 * MS && s.decode_ns == 61.0 * MS);
+    beside_learn(&s, 4, 24, 81 * MS); /* 20 rows made the step 20 ms longer */
+    assert_true(s.row_ns == 2.0 * MS - MS / 8.0);
+    beside_learn(&s, 4, 24, 61 * MS); /* a step that was no longer says nothing */
+    beside_learn(&s, 4, 24, 50 * MS);
+    assert_true(s.row_ns == 2.0 * MS - MS / 8.0 && s.decode_ns == 61.0 * MS);
+}
+
+static void prompts_stretch_a_step(void **state)
+{
+    (void)state;
+    /* 1.5 more times 60 ms are 36 rows of 2.5 ms. */
+    assert_int_equal(beside_rows(&(struct beside_speed){60e6, 2.5e6}), 36);
+    assert_int_equal(beside_rows(&(struct beside_speed){60e6, 20e6}), BESIDE_LEAST_ROWS);
+    assert_int_equal(beside_rows(&(struct beside_speed){0}), BESIDE_LEAST_ROWS);
+}
+
+/* What a fused restore computes counts as rows of the step, and as rows of prompts. */
+static void fused_rows_are_left_over(void **state)
+{
+    (void)state;
+    assert_int_equal(beside_rows_left(512, 36, 4, 4), 36);
+    assert_int_equal(beside_rows_left(512, 36, 4, 30), 10); /* 26 rows of prompts */
+    assert_int_equal(beside_rows_left(32, 36, 4, 30), 2);   /* the step is full first */
+    assert_int_equal(beside_rows_left(512, 36, 4, 40), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(restores_earn_three_percent_of_a_pass),
+        cmocka_unit_test(unused_credit_is_lost),
+        cmocka_unit_test(later_steps_pay_for_a_long_item),
+        cmocka_unit_test(restores_never_exceed_their_share),
+        cmocka_unit_test(alone_a_step_restores_for_a_while),
+        cmocka_unit_test(plans_count_on_the_shares),
+        cmocka_unit_test(speeds_are_learned_from_the_steps_that_show_them),
+        cmocka_unit_test(prompts_stretch_a_step),
+        cmocka_unit_test(fused_rows_are_left_over),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
