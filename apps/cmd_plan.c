@@ -22,7 +22,7 @@
 #include "model/share.h"
 #include "policy/pipeline.h"
 #include "policy/plan.h"
-#include "policy/timeline.h"
+#include "report/timeline.h"
 #include "state/profile.h"
 
 struct plan_args {

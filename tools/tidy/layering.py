@@ -14,6 +14,7 @@ MAY = {
     "src/format": ["base"],
     "src/jinja": ["format", "base"],
     "src/policy": ["base"],
+    "src/report": ["policy", "base"],
     "src/model": ["tensor", "jinja", "format", "base"],
     "src/kvcache": ["tensor", "base"],
     "src/store": ["io", "base"],

@@ -1,6 +1,6 @@
 /* text_out.h - appending to a caller's buffer with snprintf's contract. */
-#ifndef POLICY_TEXT_OUT_H
-#define POLICY_TEXT_OUT_H
+#ifndef REPORT_TEXT_OUT_H
+#define REPORT_TEXT_OUT_H
 
 #include <stdarg.h>
 #include <stddef.h>

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "policy/text_out.h"
-#include "policy/timeline.h"
+#include "report/text_out.h"
+#include "report/timeline.h"
 
 enum {
     WIDTH = 1000,

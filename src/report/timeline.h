@@ -9,8 +9,8 @@
  *
  * Pure: writes into the caller's buffer with snprintf's contract: at most cap bytes with the final
  * zero, returns the length that the whole picture has (call with cap 0 to learn it). */
-#ifndef POLICY_TIMELINE_H
-#define POLICY_TIMELINE_H
+#ifndef REPORT_TIMELINE_H
+#define REPORT_TIMELINE_H
 
 #include <stddef.h>
 

@@ -1,11 +1,11 @@
 /* timeline.c - the lanes as text; see timeline.h. */
-#include "policy/timeline.h"
+#include "report/timeline.h"
 
 #include <ctype.h>
 #include <math.h>
 #include <string.h>
 
-#include "policy/text_out.h"
+#include "report/text_out.h"
 
 enum { MIN_WIDTH = 40, MAX_WIDTH = 400, LABEL = 9, SHARE = 13 };
 

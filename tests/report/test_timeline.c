@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "policy/timeline.h"
+#include "report/timeline.h"
 
 static struct pipeline lanes;
 
