@@ -8,7 +8,7 @@
  * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error.  A forced plan uses the
  * records that are there and says so in plan.deviation; with plan_strict a deviation is an error.
  *
- * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets ENGINE_RESTORE_SHARE of the
+ * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets BESIDE_RESTORE_SHARE of the
  * time that their forward passes take, kept as a credit.  An item that took longer than there was
  * credit is paid for by the steps that follow. */
 #include "engine/restore_phase.h"
