@@ -147,6 +147,9 @@ enum {
 /* *ids is the caller's (hcache_free). Invalid UTF-8 is an error that names its offset. */
 int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
                   int32_t **ids, int *n_ids, struct hcache_err *err);
+/* Returns the fewest tokens that the text can have, found by its size and without encoding it; 0 where
+ * its size says nothing. */
+int64_t hcache_least_tokens(const struct hcache *h, const char *text, size_t n);
 /* *text is the caller's, with a final zero. */
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);

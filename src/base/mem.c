@@ -2,6 +2,7 @@
 #include "base/mem.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -54,6 +55,19 @@ void *mem_try(size_t n)
 void *mem_try_calloc(size_t n, size_t size)
 {
     return zeroed(n, size, MEM_MAY_FAIL);
+}
+
+/* glibc raises both thresholds to 32 and 64 MiB by itself when such blocks come and go.  Then their memory
+ * stays, in pieces, in the heap of every thread. */
+void mem_return_large(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    (void)mallopt(M_TRIM_THRESHOLD, 8 << 20);
+}
+
+void mem_trim(void)
+{
+    (void)malloc_trim(0);
 }
 
 /* --- the reserve ------------------------------------------------------------------------------ */

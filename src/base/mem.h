@@ -34,6 +34,12 @@ void *mem_try_calloc(size_t n, size_t size);
 void *mem_map(size_t n); /* NULL with errno set where it cannot be had */
 void mem_unmap(void *p, size_t n);
 
+/* From now on blocks of a MiB and more go back to the system when they are freed: for the whole process,
+ * and for good. */
+void mem_return_large(void);
+/* Gives what is free back to the system. It may take milliseconds. */
+void mem_trim(void);
+
 /* Sets n bytes aside for the whole process, for good; a second call changes nothing. 0 or -ENOMEM. */
 int mem_reserve(size_t n, struct err *err);
 /* 0; or -ENOMEM where the reserve is spent and cannot be filled again. To be asked before something begins. */

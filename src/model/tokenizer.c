@@ -211,6 +211,7 @@ static int compile(struct tokenizer *t, struct err *err)
     t->added_written = added_finder_create(j->added, written, j->n_added, true);
     free(written);
     add_configured_template(t);
+    tokenizer_measure(t);
     return 0;
 }
 

@@ -65,6 +65,10 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
 int tokenizer_count(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                     size_t *n_ids, struct err *err);
 
+/* Returns the fewest ids that the text (with or without guards) can have, found by its size and without
+ * encoding it; 0 where its size says nothing.  It never returns more than tokenizer_encode gives. */
+size_t tokenizer_least_count(const struct tokenizer *t, const char *text, size_t n);
+
 /* *text (the caller frees it; a final zero is not counted in *n_text).  With skip_special,
  * special tokens give no text.  ERR_FORMAT where an id is negative or has no token. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,

@@ -59,8 +59,7 @@ void added_finder_destroy(struct added_finder *f)
     free(f);
 }
 
-/* Unicode's White_Space. */
-static bool is_space(uint32_t c)
+bool added_is_space(uint32_t c)
 {
     return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
@@ -72,7 +71,7 @@ static size_t skip_space(const char *s, size_t n, size_t at)
     uint32_t c;
     for (size_t len; at < n; at += len) {
         len = utf8_decode(s + at, n - at, &c);
-        if (len == 0 || !is_space(c))
+        if (len == 0 || !added_is_space(c))
             break;
     }
     return at;
@@ -85,7 +84,7 @@ static size_t skip_space_back(const char *s, size_t from, size_t at)
         while (p > from && ((uint8_t)s[p] & 0xC0) == 0x80)
             p--;
         uint32_t c;
-        if (utf8_decode(s + p, at - p, &c) == 0 || !is_space(c))
+        if (utf8_decode(s + p, at - p, &c) == 0 || !added_is_space(c))
             break;
         at = p;
     }

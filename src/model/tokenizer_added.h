@@ -42,4 +42,7 @@ const struct tokenizer_added *added_find(const struct added_finder *f,
 /* The longest control token of f that s[0, n) begins with; 0 bytes: none does. */
 size_t added_control_bytes(const struct added_finder *f, const char *s, size_t n);
 
+/* Unicode's White_Space, which tokens with lstrip or rstrip swallow. */
+bool added_is_space(uint32_t c);
+
 #endif

@@ -33,6 +33,8 @@ struct tokenizer {
     bool *special; /* [n_ids] */
     struct token_bytes bytes;
     int32_t bos_id, eos_id;
+    size_t most_bytes; /* of a text, that one token can stand for; 0: no bound */
+    bool loses_space;  /* beside added tokens, in any amount: most_bytes is of the rest */
 };
 
 /* tokenizer_guard.c: */
@@ -44,6 +46,9 @@ void guards_take(const char *text, size_t n, struct guards *g, char **out, size_
 int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
                      const char *s, size_t n, struct guards *moved, char **out,
                      size_t *n_out, struct err *err);
+
+/* Fills most_bytes and loses_space; all else is there. */
+void tokenizer_measure(struct tokenizer *t);
 
 int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
                      struct err *err);

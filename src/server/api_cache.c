@@ -42,6 +42,8 @@ static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *
         return request_ids(v, "prompt", &out->ids, &out->n, f);
     if (text == NULL)
         return fault_set(f, 400, NULL, "prompt", "'prompt' must be a text or token ids");
+    if (prompt_fits(call_model(c), text, n, "prompt", f) != 0)
+        return -1;
     return hcache_encode(call_model(c), text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL,
                          &out->ids, &out->n, &err) == 0
                ? 0
@@ -62,6 +64,8 @@ static int from_messages(struct call *c, const struct json *body, struct prompt_
                                  .plain = c->s->o.plain_chat,
                                  .parse_special = c->s->o.parse_special};
     int rc = prompt_render(call_model(c), &source, &text, f);
+    if (rc == 0)
+        rc = prompt_fits(call_model(c), text.text, text.n, "messages", f);
     if (rc == 0 &&
         retoken_encode(call_model(c), c->s->answers, c->salt, &text, out, what, &err) != 0)
         rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
@@ -105,7 +109,7 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
                         struct subject *s, struct fault *f)
 {
     *s = (struct subject){0};
-    const struct json *body = call_body(c);
+    const struct json *body = call_body(c, 0);
     if (body == NULL || request_known(body, names, f) != 0 || read_numbers(body, s, f) != 0)
         return -1;
     s->salt = call_state_salt(c, s->cache_salt);

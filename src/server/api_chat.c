@@ -18,7 +18,7 @@ void api_chat(struct call *c)
     struct hcache_err err = {0};
     struct prompt_text text = {0};
     char what[200] = "";
-    const struct json *body = call_body(c);
+    const struct json *body = call_body(c, REQUEST_CHAT);
     if (body == NULL)
         return;
     int rc = request_parse(body, REQUEST_CHAT, &p, &f);
@@ -31,6 +31,8 @@ void api_chat(struct call *c)
                                  .parse_special = c->s->o.parse_special};
     if (rc == 0)
         rc = prompt_render(call_model(c), &source, &text, &f);
+    if (rc == 0)
+        rc = prompt_fits(call_model(c), text.text, text.n, "messages", &f);
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, &text, &prompt,
                                   what, &err) != 0)
         rc = fault_set(&f, 400, NULL, "messages", "'messages': %s", err.msg);

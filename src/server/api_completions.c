@@ -34,6 +34,8 @@ static int add_text(struct hcache *h, struct prompts *ps, const struct json *v,
         return fault_set(f, 400, NULL, "prompt",
                          "'prompt' must hold texts or token ids, not %s",
                          json_kind_name(v));
+    if (prompt_fits(h, text, n, "prompt", f) != 0)
+        return -1;
     if (hcache_encode(h, text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL, &p->ids, &p->n,
                       &err) != 0)
         return fault_set(f, 400, NULL, "prompt", "'prompt': %s", err.msg);
@@ -78,7 +80,7 @@ void api_completions(struct call *c)
     struct gen_params p;
     struct prompts ps = {0};
     struct fault f;
-    const struct json *body = call_body(c);
+    const struct json *body = call_body(c, REQUEST_COMPLETION);
     if (body == NULL)
         return;
     if (request_parse(body, REQUEST_COMPLETION, &p, &f) != 0 ||

@@ -102,10 +102,10 @@ struct change {
 static int read_change(struct call *c, const char *const *names, struct change *out,
                        struct fault *f)
 {
-    const struct json *body = c->body.n > 0 ? call_body(c) : NULL;
+    const struct json *body = c->body.n > 0 ? call_body(c, 0) : NULL;
     struct err err = {0};
     *out = (struct change){0};
-    if (body != NULL && request_known(body, names, f) != 0)
+    if (c->has_bad_body || (body != NULL && request_known(body, names, f) != 0))
         return -1;
     if (json_opt_string(body, "title", &out->title, &err) != 0 ||
         json_opt_string(body, "at", &out->at, &err) != 0)

@@ -314,6 +314,8 @@ static int make_prompt(struct call *c, const struct gen_params *p, struct dialog
     int rc = read_dialog(p, d, f);
     if (rc == 0)
         rc = render(c, d->messages, d, p->kwargs, text, f);
+    if (rc == 0)
+        rc = prompt_fits(call_model(c), text->text, text->n, "messages", f);
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,
                                   &err) != 0)
         rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
@@ -582,7 +584,7 @@ static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
                         struct prompt_text *text, char *what)
 {
     struct fault f;
-    const struct json *body = call_body(c);
+    const struct json *body = call_body(c, kind);
     if (body == NULL)
         return false;
     int rc = request_parse(body, kind, p, &f);

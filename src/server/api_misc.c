@@ -4,11 +4,14 @@
 
 #include "base/mem.h"
 #include "server/call.h"
+#include "sessions/prompt.h"
+
+enum { MAX_TEXT_BYTES = 1 << 20 };
 
 const struct route routes[] = {
-    {"/v1/chat/completions", "POST", api_chat, .needs_model = true},
-    {"/v1/completions", "POST", api_completions, .needs_model = true},
-    {"/v1/responses", "POST", api_responses, .needs_model = true},
+    {"/v1/chat/completions", "POST", api_chat, .needs_model = true, .has_text = true},
+    {"/v1/completions", "POST", api_completions, .needs_model = true, .has_text = true},
+    {"/v1/responses", "POST", api_responses, .needs_model = true, .has_text = true},
     {"/v1/responses/", "GET", api_response, .needs_model = true, .waits = true},
     {"/v1/responses/", "POST", api_response, .needs_model = true, .waits = true},
     {"/v1/responses/", "DELETE", api_response, .needs_model = true, .waits = true},
@@ -19,18 +22,20 @@ const struct route routes[] = {
     {"/v1/conversations/", "DELETE", api_conversation, .needs_model = true, .waits = true},
     {"/v1/cache/stats", "GET", api_cache_stats, .needs_model = true, .waits = true},
     {"/v1/cache/lookup", "POST", api_cache_lookup, .needs_model = true, .waits = true},
-    {"/v1/cache/prefetch", "POST", api_cache_prefetch, .needs_model = true},
+    {"/v1/cache/prefetch", "POST", api_cache_prefetch, .needs_model = true,
+     .has_text = true},
     {"/v1/cache/pin", "POST", api_cache_pin, .needs_model = true, .waits = true},
     {"/v1/cache/evict", "POST", api_cache_evict, .needs_model = true, .waits = true},
     {"/v1/cache/clear", "POST", api_cache_clear, .needs_model = true, .waits = true},
     {"/v1/cache/flush", "POST", api_cache_flush, .needs_model = true, .waits = true},
     {"/v1/cache/quota", "POST", api_cache_quota, .needs_model = true, .waits = true},
-    {"/v1/messages", "POST", api_messages, .needs_model = true},
-    {"/v1/messages/count_tokens", "POST", api_count_tokens, .needs_model = true},
+    {"/v1/messages", "POST", api_messages, .needs_model = true, .has_text = true},
+    {"/v1/messages/count_tokens", "POST", api_count_tokens, .needs_model = true,
+     .has_text = true},
     {"/v1/models", "GET", api_models, .needs_model = true},
     {"/v1/models/", "GET", api_model, .needs_model = true},
-    {"/tokenize", "POST", api_tokenize, .needs_model = true},
-    {"/detokenize", "POST", api_detokenize, .needs_model = true},
+    {"/tokenize", "POST", api_tokenize, .needs_model = true, .has_text = true},
+    {"/detokenize", "POST", api_detokenize, .needs_model = true, .has_text = true},
     {"/health", "GET", api_health, .is_public = true},
     {"/metrics", "GET", api_metrics, .is_public = false},
     {"/openapi.json", "GET", api_openapi, .is_public = false},
@@ -105,13 +110,19 @@ static void answer_tokens(struct call *c, const int32_t *ids, int n)
     call_json(c, 200, o);
 }
 
+/* Longer texts than a prompt can be may be counted, within reason. */
+static int check_text(const struct hcache *h, const char *text, size_t n, struct fault *f)
+{
+    return n <= MAX_TEXT_BYTES ? 0 : prompt_fits(h, text, n, "content", f);
+}
+
 /* The text is called "content" by some clients and "prompt" by others. */
 void api_tokenize(struct call *c)
 {
     static const char *const names[] = {
         "content",       "prompt", "model", "add_special", "add_special_tokens",
         "parse_special", NULL};
-    const struct json *body = call_body(c);
+    const struct json *body = call_body(c, 0);
     struct hcache_err err = {0};
     struct fault f;
     bool add = true, parse = true;
@@ -132,6 +143,8 @@ void api_tokenize(struct call *c)
         text = json_string_of(json_member(body, "prompt"), &n);
     if (rc == 0 && text == NULL)
         rc = fault_set(&f, 400, NULL, "content", "'content' (or 'prompt') must be a text");
+    if (rc == 0)
+        rc = check_text(call_model(c), text, n, &f);
     unsigned flags = (add ? HCACHE_ADD_SPECIAL : 0u) | (parse ? HCACHE_PARSE_SPECIAL : 0u);
     if (rc == 0 && hcache_encode(call_model(c), text, n, flags, &ids, &n_ids, &err) != 0)
         rc = fault_set(&f, 400, NULL, "content", "%s", err.msg);
@@ -145,7 +158,7 @@ void api_tokenize(struct call *c)
 void api_detokenize(struct call *c)
 {
     static const char *const names[] = {"tokens", "model", NULL};
-    const struct json *body = call_body(c), *list;
+    const struct json *body = call_body(c, 0), *list;
     struct hcache_err err = {0};
     struct fault f;
     int32_t *ids = NULL;

@@ -476,7 +476,7 @@ void api_responses(struct call *c)
 {
     struct gen_params p;
     struct fault f;
-    const struct json *body = call_body(c);
+    const struct json *body = call_body(c, REQUEST_RESPONSE);
     if (body == NULL)
         return;
     struct response *r = xcalloc(1, sizeof *r);

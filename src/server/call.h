@@ -25,7 +25,16 @@ struct route {
     void (*answer)(struct call *c);
     bool is_public;   /* needs no key */
     bool needs_model; /* 503 while it is loading or draining */
-    bool waits;       /* for the disk: the worker answers */
+    bool waits;       /* for the disk */
+    bool has_text;    /* that is rendered or tokenized */
+};
+
+/* Where a call is answered. */
+enum call_thread {
+    CALL_HTTP, /* at once */
+    CALL_DISK, /* by the worker for what waits for the disk */
+    CALL_TEXT, /* by the worker for texts */
+    N_CALL_THREADS,
 };
 
 struct server {
@@ -35,8 +44,8 @@ struct server {
     struct guesses *guesses;
     struct tenants *tenants;
     struct watcher *watcher;
-    struct worker *worker;
-    struct answers *answers;                       /* of our answers */
+    struct worker *disk, *text; /* what waits for the disk; what parses and tokenizes */
+    struct answers *answers;    /* of our answers */
     _Atomic(struct conversations *) conversations; /* NULL: none are kept. Borrowed */
     struct MHD_Daemon **daemons;                   /* [o.http_threads], one a loop */
     struct loops *loops;
@@ -46,7 +55,9 @@ struct server {
     _Atomic(struct hcache *) h; /* NULL: loading */
     atomic_bool draining;
     atomic_int n_active, n_connections;
-    atomic_uint_fast64_t body_bytes;              /* of all requests together */
+    atomic_uint_fast64_t
+        body_bytes; /* of all requests together, and of their parsed values */
+    atomic_uint_fast64_t n_by_thread[N_CALL_THREADS];
     atomic_uint_fast64_t n_requests, n_status[6]; /* by hundreds */
     atomic_uint_fast64_t next_id;
 };
@@ -67,8 +78,10 @@ struct call {
     int64_t hold_ns;      /* the answer goes out so much later */
     bool begun, answered, too_big, is_counted, is_watched, is_sent;
 
-    struct textbuf body;
-    struct json *json; /* the body, parsed */
+    struct textbuf body; /* empty once it is parsed */
+    struct json *json;   /* the body, parsed */
+    size_t json_bytes;   /* what it takes, counted in body_bytes */
+    bool has_bad_body;   /* it could not be parsed, and that was answered */
 
     int status;
     struct textbuf out; /* the answer, or the part of a stream that was not sent yet */
@@ -87,8 +100,9 @@ struct call {
 void call_json(struct call *c, int status, struct json *v);
 void call_text(struct call *c, int status, const char *content_type, const char *text);
 void call_fault(struct call *c, const struct fault *f);
-/* The parsed body: NULL after a fault was answered. */
-const struct json *call_body(struct call *c);
+/* The parsed body: NULL after a fault was answered.  kind: one of REQUEST_, whose ignored fields are not
+ * built; 0: none is ignored. */
+const struct json *call_body(struct call *c, unsigned kind);
 struct hcache *call_model(struct call *c);
 /* The salt of the state of a request, from its key and its own cache_salt (NULL: none): from malloc;
  * NULL: the empty one. */
@@ -102,6 +116,8 @@ int call_check_name(struct call *c, const char *name, struct fault *f);
 
 /* Something happened that this call may wait for. Any thread. */
 void call_wake(struct call *c);
+/* False where its client has gone: then it is answered already, by nothing that takes long. */
+bool call_is_wanted(struct call *c);
 /* The worker has answered it: is_pending ends.  The last touch: the HTTP thread may end the call. */
 void call_done(struct call *c);
 

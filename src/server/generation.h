@@ -1,8 +1,9 @@
 /* generation.h - one completion request at work: its tickets, and what goes out of them.
  *
  * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like any
- * others.  APIs differ in what they say of it, and in what they keep (struct dialect).  Everything
- * here runs on the HTTP thread of its connection, but for generation_cancel. */
+ * others.  APIs differ in what they say of it, and in what they keep (struct dialect).  It starts
+ * on the thread that answers the call; everything else here runs on the HTTP thread of its connection, but
+ * for generation_cancel. */
 #ifndef SERVER_GENERATION_H
 #define SERVER_GENERATION_H
 

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/auth.h"
+#include "server/body.h"
 #include "server/call.h"
 #include "server/gate.h"
 #include "server/generation.h"
@@ -39,11 +41,22 @@ enum {
     BACKLOG = 1024, /* connections that wait to be accepted */
     MAX_RETRY_S = 3600,
     TIDY_PERIOD_S = 5,       /* how late what has expired is erased */
-    MAX_WAITING_CALLS = 256, /* for the disk; others get 503 */
+    MAX_WAITING_CALLS = 256, /* for a worker; others get 503 */
+    MAX_PLAIN_BODY = 4 << 10,
     /* Of remembered answers: turns of a few thousand conversations. */
     MEMORY_ENTRIES = 4096,
     MEMORY_BYTES = 64 << 20,
 };
+
+/* The threads of the text worker.  Streams and /health come before large bodies where the processors are
+ * busy; small bodies are as short as they. */
+static const struct worker_thread_opts text_threads[] = {
+    {.max_bytes = 64 << 10, .nice = 0},
+    {.max_bytes = 1 << 20, .nice = 5},
+    {.max_bytes = SIZE_MAX, .nice = 5},
+    {.max_bytes = SIZE_MAX, .nice = 5},
+};
+static const struct worker_thread_opts disk_thread = {.max_bytes = SIZE_MAX};
 
 /* --- answers ---------------------------------------------------------------------------------- */
 
@@ -100,19 +113,6 @@ const char *call_query(struct call *c, const char *name)
     return MHD_lookup_connection_value(c->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
-const struct json *call_body(struct call *c)
-{
-    struct err err = {0};
-    struct fault f;
-    if (c->json == NULL && json_parse(&c->json, c->body.p != NULL ? c->body.p : "",
-                                      c->body.n, "the request's body", &err) != 0) {
-        fault_set(&f, err.code == -ENOMEM ? 503 : 400, NULL, NULL, "%s", err.msg);
-        call_fault(c, &f);
-        return NULL;
-    }
-    return c->json;
-}
-
 struct hcache *call_model(struct call *c)
 {
     return atomic_load(&c->s->h);
@@ -134,6 +134,14 @@ void call_wake(struct call *c)
     pthread_mutex_lock(&c->lock);
     wake_locked(c);
     pthread_mutex_unlock(&c->lock);
+}
+
+bool call_is_wanted(struct call *c)
+{
+    if (!watch_is_gone(c->watch))
+        return true;
+    call_text(c, 408, "text/plain", "");
+    return false;
 }
 
 void call_done(struct call *c)
@@ -195,7 +203,9 @@ static enum MHD_Result send_response(struct call *c, struct MHD_Response *r)
 static enum MHD_Result send_answer(struct call *c)
 {
     struct MHD_Response *r = MHD_create_response_from_buffer(c->out.n, c->out.p,
-                                                             MHD_RESPMEM_MUST_COPY);
+                                                             MHD_RESPMEM_MUST_FREE);
+    if (r != NULL)
+        c->out = (struct textbuf){0}; /* the library's now */
     return send_response(c, r);
 }
 
@@ -336,49 +346,34 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     return refuse(c, &f);
 }
 
-/* A body without a length can be refused only when it has ended: it is dropped until then, and cut
- * off where it does not end. */
-static enum MHD_Result add_body(struct call *c, const char *bytes, size_t n)
+/* An HTTP thread serves streams: it takes only what has no body to speak of.  A large body is not left to
+ * the disk's one thread either. */
+static enum call_thread thread_for(const struct call *c)
 {
-    uint64_t total = atomic_fetch_add(&c->s->body_bytes, n) + n;
-    c->body.n += c->too_big ? n : 0;
-    if (!c->too_big && total <= c->s->o.max_bodies_bytes &&
-        c->body.n + n <= c->s->o.max_body_bytes) {
-        textbuf_add(&c->body, bytes, n);
-        return MHD_YES;
-    }
-    atomic_fetch_sub(&c->s->body_bytes, n);
-    if (!c->too_big) {
-        atomic_fetch_sub(&c->s->body_bytes, c->body.n);
-        size_t seen = c->body.n + n;
-        textbuf_free(&c->body);
-        c->body.n = seen;
-        c->too_big = true;
-    }
-    return c->body.n <= 2 * c->s->o.max_body_bytes ? MHD_YES : MHD_NO;
+    if (c->route->has_text || c->body.n > MAX_PLAIN_BODY)
+        return CALL_TEXT;
+    return c->route->waits ? CALL_DISK : CALL_HTTP;
 }
 
 static void dispatch(struct call *c)
 {
     struct fault f;
     c->begun = true;
-    if (c->too_big && c->body.n > c->s->o.max_body_bytes)
-        fault_set(&f, 413, NULL, NULL, "the body has more than %llu bytes",
-                  (unsigned long long)c->s->o.max_body_bytes);
-    else if (c->too_big)
-        fault_set(&f, 503, NULL, NULL, "too many large requests at once");
-    else if (gate_state(c, &f) == 0) { /* again: time has passed */
+    if (body_check(c, &f) == 0 && gate_state(c, &f) == 0) { /* again: time has passed */
+        enum call_thread thread = thread_for(c);
         atomic_fetch_add(&c->s->n_active, 1);
         tenants_request(c->s->tenants, auth_tenant(c->s->auth, c->salt));
+        atomic_fetch_add(&c->s->n_by_thread[thread], 1);
         c->is_counted = true;
         watch_deadline(c->watch, 0);
-        if (!c->route->waits) {
+        if (thread == CALL_HTTP) {
             c->route->answer(c);
             return;
         }
-        if (worker_take(c->s->worker, c))
+        if (worker_take(thread == CALL_TEXT ? c->s->text : c->s->disk, c))
             return;
-        fault_set(&f, 503, "busy", NULL, "too many requests wait for the disk");
+        fault_set(&f, 503, "busy", NULL, "too many requests wait for %s",
+                  thread == CALL_TEXT ? "a thread" : "the disk");
     }
     call_fault(c, &f);
 }
@@ -396,7 +391,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *m, const cha
     if (*n_bytes > 0) {
         size_t n = *n_bytes;
         *n_bytes = 0;
-        return add_body(c, bytes, n);
+        return body_add(c, bytes, n);
     }
     if (!c->begun)
         dispatch(c);
@@ -429,11 +424,8 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     generation_free(c->gen); /* cancels what still runs */
     if (c->is_counted)
         atomic_fetch_sub(&s->n_active, 1);
-    if (!c->too_big)
-        atomic_fetch_sub(&s->body_bytes, c->body.n);
-    textbuf_free(&c->body);
+    body_release(c);
     textbuf_free(&c->out);
-    json_free(c->json);
     free(c->allowed_origin);
     pthread_mutex_lock(&c->lock); /* call_done may still be on its way out */
     pthread_mutex_unlock(&c->lock);
@@ -549,9 +541,26 @@ static int start_loops(struct server *s, struct err *err)
     return loops_start(&o, &s->loops, err);
 }
 
+static int start_workers(struct server *s, struct err *err)
+{
+    const struct worker_opts disk = {.threads = &disk_thread,
+                                     .n_threads = 1,
+                                     .max_calls = MAX_WAITING_CALLS,
+                                     .tidy = keep_tidy,
+                                     .arg = s,
+                                     .period_s = TIDY_PERIOD_S};
+    const struct worker_opts text = {.threads = text_threads,
+                                     .n_threads = sizeof text_threads /
+                                                  sizeof text_threads[0],
+                                     .max_calls = MAX_WAITING_CALLS};
+    int rc = worker_create(&disk, &s->disk, err);
+    return rc == 0 ? worker_create(&text, &s->text, err) : rc;
+}
+
 int server_start(const struct server_opts *o, struct server **out, struct err *err)
 {
     struct server *s = xcalloc(1, sizeof *s);
+    mem_return_large();
     s->o = *o;
     s->model_name = xstrdup(o->model_name);
     s->listen_socket = -1;
@@ -563,7 +572,7 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     if (rc == 0)
         rc = watcher_create(o->max_connections, &s->watcher, err);
     if (rc == 0)
-        rc = worker_create(MAX_WAITING_CALLS, TIDY_PERIOD_S, keep_tidy, s, &s->worker, err);
+        rc = start_workers(s, err);
     if (rc == 0)
         rc = listen_on(s, err);
     if (rc == 0)
@@ -632,7 +641,8 @@ void server_stop(struct server *s)
 {
     if (s == NULL)
         return;
-    worker_stop(s->worker); /* it wakes the calls that it has */
+    worker_stop(s->disk); /* they wake the calls that they have */
+    worker_stop(s->text);
     watcher_ring(s->watcher);
     loops_stop(s->loops);
     for (int i = 0; s->daemons != NULL && i < s->o.http_threads; i++) {
@@ -640,7 +650,8 @@ void server_stop(struct server *s)
             MHD_stop_daemon(s->daemons[i]);
     }
     free((void *)s->daemons);
-    worker_destroy(s->worker);
+    worker_destroy(s->disk);
+    worker_destroy(s->text);
     if (s->listen_socket >= 0)
         close(s->listen_socket);
     watcher_destroy(s->watcher);

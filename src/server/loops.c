@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -33,6 +34,7 @@ struct loop {
 struct loops {
     struct loops_opts o;
     atomic_bool refuses, stops, has_warned;
+    atomic_int_fast64_t longest_ns;
     pthread_mutex_t accept_lock; /* from the look at n_connections until it has counted */
     int n;
     struct loop loop[];
@@ -91,6 +93,21 @@ static int timeout_ms(const struct loop *p)
     return (int)ms;
 }
 
+/* Processor time of this thread: what other programs do to it is not in it. */
+static int64_t thread_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static void note_turn(struct loops *l, int64_t ns)
+{
+    int_fast64_t longest = atomic_load(&l->longest_ns);
+    while (ns > longest && !atomic_compare_exchange_weak(&l->longest_ns, &longest, ns)) {
+    }
+}
+
 static void *loop_main(void *arg)
 {
     struct loop *p = arg;
@@ -107,7 +124,9 @@ static void *loop_main(void *arg)
         atomic_store(&p->is_woken, false); /* whoever comes now is too late for this turn */
         for (int i = 0; i < MAX_ACCEPTED && fd[2].revents != 0 && accept_one(p); i++) {
         }
+        int64_t begin_ns = thread_ns();
         (void)MHD_run(p->daemon);
+        note_turn(l, thread_ns() - begin_ns);
     }
     return NULL;
 }
@@ -162,6 +181,11 @@ void loops_resume(struct loops *l, struct MHD_Connection *c)
         p++;
     MHD_resume_connection(c); /* from here on it may end */
     wake(p);
+}
+
+int64_t loops_longest_ns(const struct loops *l)
+{
+    return atomic_load(&l->longest_ns);
 }
 
 void loops_refuse(struct loops *l)

@@ -4,6 +4,7 @@
 #include "server/auth.h"
 #include "server/call.h"
 #include "server/guesses.h"
+#include "server/loops.h"
 #include "server/tenants.h"
 #include "sessions/answers.h"
 
@@ -187,6 +188,8 @@ static void answer_metrics(struct textbuf *b, struct answers *m)
 
 static void http_metrics(struct textbuf *b, struct server *s)
 {
+    static const char *const threads[] = {
+        [CALL_HTTP] = "http", [CALL_DISK] = "disk", [CALL_TEXT] = "text"};
     static const char *const classes[] = {"", "1xx", "2xx", "3xx", "4xx", "5xx"};
     metric(b, "gauge", "http_connections", "Open connections.",
            atomic_load(&s->n_connections));
@@ -194,6 +197,16 @@ static void http_metrics(struct textbuf *b, struct server *s)
            atomic_load(&s->n_active));
     metric(b, "counter", "http_requests_total", "Requests.",
            (double)atomic_load(&s->n_requests));
+    head(b, "counter", "http_requests_answered_total",
+         "Requests, by the kind of thread that answered them.");
+    for (int i = 0; i < N_CALL_THREADS; i++)
+        labelled(b, "http_requests_answered_total", "thread", threads[i],
+                 atomic_load(&s->n_by_thread[i]));
+    metric(b, "gauge", "http_turn_cpu_seconds_max",
+           "Most processor time that an HTTP thread took between two waits.",
+           (double)loops_longest_ns(s->loops) * 1e-9);
+    metric(b, "gauge", "http_body_bytes", "Bodies and their values in memory.",
+           (double)atomic_load(&s->body_bytes));
     metric(b, "counter", "wrong_keys_total", "Requests with a wrong API key.",
            (double)guesses_count(s->guesses));
     head(b, "counter", "http_responses_total", "Responses, by status.");

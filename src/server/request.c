@@ -447,6 +447,17 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
                                         "'%s' is not supported by this server", d->name);
 }
 
+bool request_ignores(unsigned kind, const char *name, size_t n)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        const struct field *d = &fields[i];
+        if ((d->where & kind) != 0 && d->kind == F_IGNORED && strlen(d->name) == n &&
+            memcmp(d->name, name, n) == 0)
+            return true;
+    }
+    return false;
+}
+
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {

@@ -56,6 +56,9 @@ struct gen_params {
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
 
+/* Whether a request of that kind has a field of that name that changes nothing. */
+bool request_ignores(unsigned kind, const char *name, size_t n);
+
 /* For small bodies, without that table: an object whose members are all among `names`, which NULL ends.
  * 0, or -1 with *f. */
 int request_known(const struct json *body, const char *const *names, struct fault *f);

@@ -193,6 +193,16 @@ void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg)
     pthread_mutex_unlock(&w->owner->lock);
 }
 
+bool watch_is_gone(struct watch *w)
+{
+    if (w == NULL)
+        return false;
+    pthread_mutex_lock(&w->owner->lock);
+    bool is_gone = w->is_gone;
+    pthread_mutex_unlock(&w->owner->lock);
+    return is_gone;
+}
+
 void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg)
 {
     if (w == NULL) {

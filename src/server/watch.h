@@ -11,6 +11,7 @@
 #ifndef SERVER_WATCH_H
 #define SERVER_WATCH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -31,6 +32,7 @@ void watch_deadline(struct watch *w, int seconds);
  * watcher's lock held and must not call into it; after a return of watch_on_gone(w, NULL, NULL) it
  * is not running. */
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
+bool watch_is_gone(struct watch *w); /* the peer has ended */
 /* alarm(arg) is called once, at least after_ns from now, as gone is. after_ns 0 and NULL: no more. */
 void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg);
 /* Calls every alarm now, and those that are set from now on at once. NULL is allowed. */

@@ -1,43 +1,95 @@
 /* worker.c - see worker.h. */
 #include "server/worker.h"
 
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/call.h"
 
-struct worker {
-    pthread_t thread;
-    bool has_thread;
-    int max_calls, period_s;
-    void (*tidy)(void *arg);
+/* A call that is to be answered, or something else to be run. */
+struct job {
+    struct call *call; /* NULL: run(arg) */
+    void (*run)(void *arg);
     void *arg;
+};
+
+struct worker_thread {
+    struct worker *owner;
+    struct worker_thread_opts o;
+    pthread_t id;
+};
+
+struct worker {
+    struct worker_opts o;
+    struct worker_thread *threads; /* [o.n_threads] */
+    int n_threads;                 /* that run */
 
     pthread_mutex_t lock; /* protects: */
     pthread_cond_t change;
-    struct call **calls; /* a ring [max_calls] */
-    int first, n;
+    struct job *jobs; /* in order of arrival */
+    int n, cap, n_calls;
     bool stopping;
 };
 
-/* The next call; NULL where it is time to tidy up, or (stopping) to end. */
-static struct call *next_call(struct worker *w, const struct timespec *until, bool *end)
+/* Bodies of more leave so much behind that it is worth while to give it back to the system. */
+enum { LARGE_BYTES = 1 << 20 };
+
+static size_t bytes_of(const struct job *j)
 {
-    struct call *c = NULL;
+    return j->call != NULL ? j->call->body.n : SIZE_MAX;
+}
+
+/* [lock] The oldest job for this thread. */
+static bool take_job(struct worker_thread *t, struct job *out)
+{
+    struct worker *w = t->owner;
+    for (int i = 0; i < w->n; i++) {
+        if (bytes_of(&w->jobs[i]) > t->o.max_bytes)
+            continue;
+        *out = w->jobs[i];
+        memmove(&w->jobs[i], &w->jobs[i + 1], (size_t)(--w->n - i) * sizeof w->jobs[0]);
+        w->n_calls -= out->call != NULL;
+        return true;
+    }
+    return false;
+}
+
+/* The next job; false where it is time to tidy up, or (*end) to end. */
+static bool next_job(struct worker_thread *t, const struct timespec *until, struct job *out,
+                     bool *end)
+{
+    struct worker *w = t->owner;
     int rc = 0;
     pthread_mutex_lock(&w->lock);
-    while (w->n == 0 && !w->stopping && rc == 0)
-        rc = pthread_cond_timedwait(&w->change, &w->lock, until);
-    if (w->n > 0) {
-        c = w->calls[w->first];
-        w->first = (w->first + 1) % w->max_calls;
-        w->n--;
+    bool found = take_job(t, out);
+    while (!found && !w->stopping && rc == 0) {
+        rc = until != NULL ? pthread_cond_timedwait(&w->change, &w->lock, until)
+                           : pthread_cond_wait(&w->change, &w->lock);
+        found = take_job(t, out);
     }
-    *end = c == NULL && w->stopping;
+    *end = !found && w->stopping;
     pthread_mutex_unlock(&w->lock);
-    return c;
+    return found;
+}
+
+static void run_job(const struct job *j)
+{
+    bool leaves_much = bytes_of(j) > LARGE_BYTES;
+    if (j->call != NULL) {
+        if (call_is_wanted(j->call))
+            j->call->route->answer(j->call);
+        call_done(j->call);
+    } else {
+        j->run(j->arg);
+    }
+    if (leaves_much)
+        mem_trim();
 }
 
 /* By the clock that nobody can set. */
@@ -50,42 +102,47 @@ static bool is_past(const struct timespec *t)
 
 static void *worker_main(void *arg)
 {
-    struct worker *w = arg;
-    struct timespec until = {0}; /* at once */
+    struct worker_thread *t = arg;
+    struct worker *w = t->owner;
+    struct timespec at = {0}, *until = NULL;
     bool end = false;
+    /* On Linux a thread has a priority of its own.  Where that is not allowed nothing is lost. */
+    if (t->o.nice != 0)
+        (void)setpriority(PRIO_PROCESS, (id_t)gettid(), t->o.nice);
+    if (w->o.tidy != NULL && t == &w->threads[0])
+        until = &at; /* at once */
     while (!end) {
-        struct call *c = next_call(w, &until, &end);
-        if (c != NULL) {
-            c->route->answer(c);
-            call_done(c);
-        }
-        if (!end && is_past(&until)) {
-            w->tidy(w->arg);
-            clock_gettime(CLOCK_MONOTONIC, &until);
-            until.tv_sec += w->period_s;
+        struct job j;
+        if (next_job(t, until, &j, &end))
+            run_job(&j);
+        if (!end && until != NULL && is_past(until)) {
+            w->o.tidy(w->o.arg);
+            clock_gettime(CLOCK_MONOTONIC, until);
+            until->tv_sec += w->o.period_s;
         }
     }
     return NULL;
 }
 
-int worker_create(int max_calls, int period_s, void (*tidy)(void *arg), void *arg,
-                  struct worker **out, struct err *err)
+int worker_create(const struct worker_opts *o, struct worker **out, struct err *err)
 {
     struct worker *w = xcalloc(1, sizeof *w);
-    w->max_calls = max_calls;
-    w->period_s = period_s;
-    w->tidy = tidy;
-    w->arg = arg;
-    w->calls = xcalloc((size_t)max_calls, sizeof(struct call *));
+    int rc = 0;
+    w->o = *o;
+    w->threads = xcalloc((size_t)o->n_threads, sizeof w->threads[0]);
     pthread_mutex_init(&w->lock, NULL);
     clock_cond_init(&w->change);
-    int rc = pthread_create(&w->thread, NULL, worker_main, w);
+    for (; rc == 0 && w->n_threads < o->n_threads; w->n_threads += rc == 0) {
+        struct worker_thread *t = &w->threads[w->n_threads];
+        t->owner = w;
+        t->o = o->threads[w->n_threads];
+        rc = pthread_create(&t->id, NULL, worker_main, t);
+    }
     if (rc != 0) {
         worker_destroy(w);
         return err_set(err, -rc, "a thread of the server cannot be started: %s",
                        err_name(-rc));
     }
-    w->has_thread = true;
     *out = w;
     return 0;
 }
@@ -96,11 +153,10 @@ void worker_stop(struct worker *w)
         return;
     pthread_mutex_lock(&w->lock);
     w->stopping = true;
-    pthread_cond_signal(&w->change);
+    pthread_cond_broadcast(&w->change);
     pthread_mutex_unlock(&w->lock);
-    if (w->has_thread)
-        pthread_join(w->thread, NULL);
-    w->has_thread = false;
+    for (; w->n_threads > 0; w->n_threads--)
+        pthread_join(w->threads[w->n_threads - 1].id, NULL);
 }
 
 void worker_destroy(struct worker *w)
@@ -110,19 +166,42 @@ void worker_destroy(struct worker *w)
     worker_stop(w);
     pthread_cond_destroy(&w->change);
     pthread_mutex_destroy(&w->lock);
-    free((void *)w->calls);
+    free(w->threads);
+    free(w->jobs);
     free(w);
+}
+
+/* [lock] Every thread is told: not each may take it. */
+static void add_job(struct worker *w, struct job j)
+{
+    if (w->n == w->cap) {
+        w->cap = w->cap > 0 ? 2 * w->cap : 16;
+        w->jobs = xrealloc(w->jobs, (size_t)w->cap * sizeof w->jobs[0]);
+    }
+    w->jobs[w->n++] = j;
+    pthread_cond_broadcast(&w->change);
 }
 
 bool worker_take(struct worker *w, struct call *c)
 {
     pthread_mutex_lock(&w->lock);
-    bool has_room = w->n < w->max_calls && !w->stopping;
+    bool has_room = w->n_calls < w->o.max_calls && !w->stopping;
     if (has_room) {
         atomic_store(&c->is_pending, true);
-        w->calls[(w->first + w->n++) % w->max_calls] = c;
-        pthread_cond_signal(&w->change);
+        w->n_calls++;
+        add_job(w, (struct job){.call = c});
     }
     pthread_mutex_unlock(&w->lock);
     return has_room;
+}
+
+void worker_run(struct worker *w, void (*run)(void *arg), void *arg)
+{
+    pthread_mutex_lock(&w->lock);
+    bool runs = !w->stopping;
+    if (runs)
+        add_job(w, (struct job){.run = run, .arg = arg});
+    pthread_mutex_unlock(&w->lock);
+    if (!runs)
+        run(arg);
 }

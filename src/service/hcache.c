@@ -255,6 +255,11 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
     return rc;
 }
 
+int64_t hcache_least_tokens(const struct hcache *h, const char *text, size_t n)
+{
+    return h->tokenizer != NULL ? (int64_t)tokenizer_least_count(h->tokenizer, text, n) : 0;
+}
+
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err)
 {

@@ -158,7 +158,8 @@ int draft_render(struct draft *d, const struct hcache *h, const struct draft_opt
                  struct fault *f)
 {
     struct hcache_err err = {0};
-    if (render(d, h, o, f) != 0)
+    if (render(d, h, o, f) != 0 ||
+        prompt_fits(h, d->text.text, d->text.n, o->param, f) != 0)
         return -1;
     if (tokenize(d, h, &err) != 0)
         return fault_set(f, 400, NULL, o->param, "'%s': %s", o->param, err.msg);

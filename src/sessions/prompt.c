@@ -120,6 +120,24 @@ static int render_plain(const struct chat_source *s, struct prompt_text *out,
     return rc;
 }
 
+/* Tokenizing takes seconds for megabytes, so what can never fit is refused here.  Every prompt that is
+ * given as text passes here once, whole and not yet tokenized: whatever would make a long history shorter
+ * belongs here. */
+int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *param,
+                struct fault *f)
+{
+    struct hcache_model_info info;
+    int64_t least = hcache_least_tokens(h, text, n);
+    hcache_model_info(h, &info);
+    if (least <= info.max_context)
+        return 0;
+    return fault_set(
+        f, 400, "context_length_exceeded", param,
+        "the prompt has %zu bytes, which are at least %lld tokens: the maximum "
+        "context length is %d tokens",
+        n, (long long)least, info.max_context);
+}
+
 void prompt_text_deinit(struct prompt_text *t)
 {
     hcache_free(t->text);

@@ -32,6 +32,10 @@ struct prompt_text {
     size_t n;
     unsigned flags; /* of hcache_encode, for this text */
 };
+/* Whether a prompt of that text may fit the context, judged by its size before it is tokenized. 0, or -1
+ * with *f, which names the field `param`. */
+int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *param,
+                struct fault *f);
 void prompt_text_deinit(struct prompt_text *t);
 /* *out: an answer as it stands in the text of the next prompt.  The caller frees it. */
 void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,

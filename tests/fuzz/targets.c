@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "jinja/jinja.h"
 #include "format/json.h"
+#include "format/json_scan.h"
 #include "format/safetensors.h"
 #include "format/tokenizer_json.h"
 #include "model/chat.h"
@@ -193,12 +194,45 @@ static void must_be_fault(const struct fault *f)
     json_free(fault_json(f));
 }
 
+static bool ignores_all(const void *arg, const char *name, size_t n)
+{
+    (void)arg;
+    (void)name;
+    (void)n;
+    return true;
+}
+
+/* The scan takes every text that the parser takes, and says so of no other, but for what only the parser
+ * sees (a duplicate key, a number beyond doubles).  What it leaves of ignored members is JSON. */
+static void must_scan_alike(const uint8_t *bytes, size_t n, int parsed)
+{
+    struct json *left = NULL;
+    struct err err = {0};
+    size_t cost;
+    char *text = xmalloc(n + 1);
+    memcpy(text, bytes, n);
+    int rc = json_scan(text, n, NULL, NULL, "body", &cost, &err);
+    MUST_SAY(rc, err);
+    MUST(memcmp(text, bytes, n) == 0 && (rc == 0 || parsed != 0));
+    if (rc == 0 && parsed != 0) {
+        (void)json_parse(&left, bytes, n, "body", &err);
+        MUST(strstr(err.msg, "duplicate") != NULL || strstr(err.msg, "overflow") != NULL);
+    }
+    if (parsed == 0) {
+        MUST(json_scan(text, n, ignores_all, NULL, "body", &cost, &err) == 0);
+        MUST(json_parse(&left, text, n, "body", &err) == 0);
+        json_free(left);
+    }
+    free(text);
+}
+
 static void fuzz_request(const uint8_t *bytes, size_t n)
 {
     struct json *body = NULL;
     struct err err = {0};
     int rc = json_parse(&body, bytes, n, "body", &err);
     MUST_SAY(rc, err);
+    must_scan_alike(bytes, n, rc);
     for (unsigned kind = 1; rc == 0 && kind <= REQUEST_COUNT; kind *= 2) {
         struct gen_params p;
         struct fault f = {0};

@@ -66,6 +66,8 @@ static int32_t *encode(const struct tokenizer *t, const char *s, size_t n, unsig
     struct err err = {0};
     if (tokenizer_encode(t, s, n, flags, &ids, n_ids, &err) != 0)
         fail_msg("%s", err.msg);
+    assert_true(tokenizer_least_count(t, s, n) <=
+                *n_ids); /* of every text of these tests */
     return ids;
 }
 

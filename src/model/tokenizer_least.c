@@ -1,0 +1,101 @@
+/* tokenizer_least.c - how few tokens a text can have, from its size alone.
+ *
+ * A token stands for at most so many bytes of the text that BPE gets: those of the longest token.  The
+ * steps before BPE may make a text shorter, each by a factor that its kind bounds.  Where one has no bound
+ * (a pattern that is removed) nothing can be said.  White space beside added tokens may vanish in any
+ * amount; then it is not counted. */
+#include "model/tokenizer_impl.h"
+
+#include "base/utf8.h"
+
+/* Of n bytes, at least n / shrink arrive at BPE; 0: any number may be lost. */
+static size_t shrink_of_normalizer(const struct normalizer_step *s)
+{
+    switch (s->kind) {
+    case NORMALIZER_PREPEND:
+        return 1;
+    case NORMALIZER_REPLACE:
+        if (s->text.n == 0)
+            return 0;
+        return (s->pattern.n + s->text.n - 1) / s->text.n;
+    case NORMALIZER_NFC:
+    case NORMALIZER_NFD:
+    case NORMALIZER_NFKC:
+    case NORMALIZER_NFKD:
+        /* A character comes from one of at most 4 bytes, a composed one (2 bytes and more) from at
+         * most 4 of them. */
+        return 8;
+    }
+    return 0;
+}
+
+static bool removes_text(const struct pretokenizer_step *s)
+{
+    return (s->kind == PRETOKENIZER_SPLIT || s->kind == PRETOKENIZER_PUNCTUATION) &&
+           s->behavior == SPLIT_REMOVED;
+}
+
+/* A run of unknown characters of any length may be one token. */
+static bool fuses_unknown(const struct tokenizer_json *j)
+{
+    return j->fuse_unk && j->unk_id >= 0 && !j->byte_fallback;
+}
+
+static size_t longest_token(const struct tokenizer *t)
+{
+    const struct tokenizer_json *j = &t->j;
+    size_t longest = 4; /* an unknown character is one token */
+    for (int32_t i = 0; i < j->n_ids; i++)
+        longest = j->tokens[i].n > longest ? j->tokens[i].n : longest;
+    for (size_t i = 0; i < j->n_added; i++)
+        longest = t->added_text[i].n > longest ? t->added_text[i].n : longest;
+    return longest;
+}
+
+/* 0: no bound. */
+static size_t most_bytes_of_token(const struct tokenizer *t)
+{
+    const struct tokenizer_json *j = &t->j;
+    size_t most = fuses_unknown(j) ? 0 : longest_token(t);
+    for (int i = 0; i < j->n_normalizers; i++)
+        most *= shrink_of_normalizer(&j->normalizers[i]);
+    for (int i = 0; i < j->n_pretokenizers; i++)
+        most *= removes_text(&j->pretokenizers[i]) ? 0 : 1;
+    return most;
+}
+
+/* Bytes that become tokens; guards do not. */
+static size_t bytes_of_text(const char *s, size_t n, bool with_space)
+{
+    size_t count = 0;
+    uint32_t c;
+    for (size_t i = 0, len; i < n; i += len) {
+        len = 1;
+        if ((unsigned char)s[i] == GUARD)
+            continue;
+        if (!with_space) {
+            len = utf8_decode(s + i, n - i, &c);
+            if (len == 0)
+                return 0; /* it is refused, not encoded */
+        }
+        count += !with_space && added_is_space(c) ? 0 : len;
+    }
+    return count;
+}
+
+void tokenizer_measure(struct tokenizer *t)
+{
+    const struct tokenizer_json *j = &t->j;
+    t->most_bytes = most_bytes_of_token(t);
+    t->loses_space = false;
+    for (size_t i = 0; i < j->n_added; i++)
+        t->loses_space |= j->added[i].lstrip || j->added[i].rstrip;
+}
+
+size_t tokenizer_least_count(const struct tokenizer *t, const char *text, size_t n)
+{
+    if (t->most_bytes == 0)
+        return 0;
+    size_t counted = bytes_of_text(text, n, !t->loses_space);
+    return counted / t->most_bytes + (counted % t->most_bytes != 0);
+}

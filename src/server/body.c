@@ -1,0 +1,140 @@
+/* body.c - see body.h; call_body is in call.h. */
+#include "server/body.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "format/json_scan.h"
+#include "server/worker.h"
+
+enum {
+    /* Of a text to here the parser itself says what is wrong, by line and column. */
+    SMALL_TEXT_BYTES = 64 << 10,
+    /* Trees to here are freed by the thread that ends the call: it takes less than a millisecond. */
+    SMALL_TREE_BYTES = 256 << 10,
+};
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+/* A body without a length can be refused only when it has ended: it is dropped until then, and cut
+ * off where it does not end. */
+enum MHD_Result body_add(struct call *c, const char *bytes, size_t n)
+{
+    uint64_t total = atomic_fetch_add(&c->s->body_bytes, n) + n;
+    c->body.n += c->too_big ? n : 0;
+    if (!c->too_big && total <= c->s->o.max_bodies_bytes &&
+        c->body.n + n <= c->s->o.max_body_bytes) {
+        textbuf_add(&c->body, bytes, n);
+        return MHD_YES;
+    }
+    atomic_fetch_sub(&c->s->body_bytes, n);
+    if (!c->too_big) {
+        atomic_fetch_sub(&c->s->body_bytes, c->body.n);
+        size_t seen = c->body.n + n;
+        textbuf_free(&c->body);
+        c->body.n = seen;
+        c->too_big = true;
+    }
+    return c->body.n <= 2 * c->s->o.max_body_bytes ? MHD_YES : MHD_NO;
+}
+
+static int too_many(struct fault *f)
+{
+    return fault_set(f, 503, NULL, NULL, "too many large requests at once");
+}
+
+int body_check(const struct call *c, struct fault *f)
+{
+    if (!c->too_big)
+        return 0;
+    return c->body.n > c->s->o.max_body_bytes
+               ? fault_set(f, 413, NULL, NULL, "the body has more than %llu bytes",
+                           (unsigned long long)c->s->o.max_body_bytes)
+               : too_many(f);
+}
+
+static void free_bytes(struct call *c)
+{
+    if (!c->too_big)
+        atomic_fetch_sub(&c->s->body_bytes, c->body.n);
+    textbuf_free(&c->body);
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+static bool is_ignored(const void *arg, const char *name, size_t n)
+{
+    return request_ignores(*(const unsigned *)arg, name, n);
+}
+
+/* Counts what the values will take, before they are there. */
+static int reserve(struct call *c, size_t cost, struct fault *f)
+{
+    if (cost > c->body.n + BODY_FREE_BYTES)
+        return fault_set(f, 413, "too_many_values", NULL,
+                         "the body's values would take %zu bytes of memory: it has too "
+                         "many small ones for its %zu bytes",
+                         cost, c->body.n);
+    if (atomic_fetch_add(&c->s->body_bytes, cost) + cost > c->s->o.max_bodies_bytes) {
+        atomic_fetch_sub(&c->s->body_bytes, cost);
+        return too_many(f);
+    }
+    c->json_bytes = cost;
+    return 0;
+}
+
+static int parse(struct call *c, unsigned kind, struct fault *f)
+{
+    static const char name[] = "the request's body";
+    struct err err = {0};
+    size_t cost;
+    char none[1] = "", *text = c->body.p != NULL ? c->body.p : none;
+    int rc = json_scan(text, c->body.n, is_ignored, &kind, name, &cost, &err);
+    if (rc != 0 && c->body.n > SMALL_TEXT_BYTES)
+        return fault_set(f, 400, NULL, NULL, "%s", err.msg);
+    if (reserve(c, cost, f) != 0)
+        return -1;
+    if (json_parse(&c->json, text, c->body.n, name, &err) == 0)
+        return 0;
+    return fault_set(f, err.code == -ENOMEM ? 503 : 400, NULL, NULL, "%s", err.msg);
+}
+
+const struct json *call_body(struct call *c, unsigned kind)
+{
+    struct fault f;
+    if (c->json != NULL || c->has_bad_body)
+        return c->json;
+    if (parse(c, kind, &f) != 0) {
+        c->has_bad_body = true;
+        call_fault(c, &f);
+    }
+    free_bytes(c); /* the values have copies of all that is in it */
+    return c->json;
+}
+
+struct tree {
+    struct server *s;
+    struct json *json;
+    size_t bytes;
+};
+
+static void free_tree(void *arg)
+{
+    struct tree *t = arg;
+    json_free(t->json);
+    atomic_fetch_sub(&t->s->body_bytes, t->bytes);
+    free(t);
+}
+
+void body_release(struct call *c)
+{
+    struct tree *t = xmalloc(sizeof *t);
+    *t = (struct tree){c->s, c->json, c->json_bytes};
+    c->json = NULL;
+    free_bytes(c);
+    if (t->json != NULL && t->bytes > SMALL_TREE_BYTES)
+        worker_run(c->s->text, free_tree, t);
+    else
+        free_tree(t);
+}

@@ -1,0 +1,150 @@
+"""What large bodies cost: memory, and who answers them.  How long they take is measured by bench/large_bodies.py."""
+import json
+import os
+import sys
+import threading
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import SANITIZED, Server, Stream, until  # noqa: E402
+from tap import check, end, equal, skip  # noqa: E402
+
+MODEL = "models/demo"
+MIB = 1 << 20
+BODY = 8 * MIB
+CHAT = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, '
+FREE = 32  # MiB: what does not grow with the body
+
+
+def filled(before, piece, after, n=None):
+    n = n or BODY
+    k = (n - len(before) - len(after)) // (len(piece) + 1)
+    return (before + ",".join([piece] * k) + after).encode()
+
+
+def memory(s, name):
+    with open(f"/proc/{s.p.pid}/status") as f:
+        return next(int(x.split()[1]) / 1024 for x in f if x.startswith(name))
+
+
+def costs(s, path, body, n):
+    """(statuses, MiB at the peak of n such requests at once) above what was there before"""
+    with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
+        f.write("5")  # VmHWM begins anew
+    before, out = memory(s, "VmRSS"), []
+    threads = [threading.Thread(target=lambda: out.append(s.post(path, body)[0])) for _ in range(n)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return out, memory(s, "VmHWM") - before
+
+
+def test_memory(s):
+    s.post("/v1/chat/completions", CHAT + '"user": "x"}')
+    before = memory(s, "VmRSS")
+    for name, path, want, body in [
+            ("user", "/v1/chat/completions", 200, filled(CHAT + '"user": [', "{}", "]}")),
+            ("user, nested", "/v1/chat/completions", 200, filled(CHAT + '"user": [', '[[{"a":[[]]}]]', "]}")),
+            ("metadata", "/v1/chat/completions", 200, filled(CHAT + '"metadata": {"a": [', "{}", "]}}")),
+            ("user under another spelling", "/v1/chat/completions", 413, filled(CHAT + '"us\\u0065r": [', "{}", "]}")),
+            ("metadata that is kept", "/v1/responses", 413, filled('{"input": "Hi", "metadata": {"a": [', "{}", "]}}")),
+            ("messages", "/v1/chat/completions", 413, filled('{"messages": [', "{}", "]}")),
+            ("messages, nested", "/v1/messages", 413, filled('{"messages": [', "[[]]", "]}")),
+            ("tools", "/v1/chat/completions", 413, filled(CHAT + '"tools": [{"a": [', "0", "]}]}")),
+            ("an unknown field", "/v1/completions", 413, filled('{"prompt": "Hi", "x": [', '""', "]}")),
+            ("items", "/v1/conversations", 413, filled('{"items": [', "{}", "]}")),
+            ("token ids", "/detokenize", 413, filled('{"tokens": [', "1", "]}")),
+            ("a lookup", "/v1/cache/lookup", 413, filled('{"prompt": [', "1", "]}")),
+            ("not closed", "/v1/chat/completions", 400, filled(CHAT + '"tools": [', "{}", ""))]:
+        for n in (1, 4) if name in ("user", "messages") else (1,):
+            statuses, peak = costs(s, path, body, n)
+            check(f"{n} x 8 MB of values in {name}: {want}", statuses == [want] * n, statuses)
+            if SANITIZED:
+                skip(f"{n} x {name}: at most 4 times the body", "the sanitizer keeps freed memory")
+            else:
+                check(f"{n} x {name}: at most 4 times the body", peak <= 4 * n * BODY / MIB + FREE, f"{peak:.0f} MiB")
+    check("all of it is given back to the count", until(lambda: s.metric("hcache_http_body_bytes") == 0))
+    if not SANITIZED:
+        check("and to the system", until(lambda: memory(s, "VmRSS") - before < FREE), memory(s, "VmRSS") - before)
+    status, _, r = s.post("/v1/chat/completions", CHAT + '"user": [1, 2,, 3]}')
+    check("an ignored field must be JSON", status == 400 and "body" in r["error"]["message"], r)
+    status, _, r = s.post("/v1/completions", {"prompt": [1] * 1000, "max_tokens": 1, "user": {"a": [{}] * 1000}})
+    check("sensible lists of token ids pass", status == 200, r)
+
+
+def test_bound_of_all():
+    s = Server(MODEL, "--max-bodies", "1M", "--max-body", "1M")
+    try:
+        body = filled('{"prompt": [', "1", '], "max_tokens": 1}', 100 * 1024)
+        status, _, r = s.post("/v1/completions", body)
+        check("values count against --max-bodies: 503", status == 503 and "large requests" in r["error"]["message"], r)
+        equal("nothing of it is left", s.metric("hcache_http_body_bytes"), 0)
+    finally:
+        s.stop()
+
+
+def test_too_long(s):
+    text = "word " * (MIB // 4)
+    chat = [{"role": "user", "content": text}]
+    for path, body in [("/v1/completions", {"prompt": text}), ("/v1/completions", {"prompt": ["a", text]}),
+                       ("/v1/chat/completions", {"messages": chat}), ("/v1/messages", {"messages": chat, "max_tokens": 1}),
+                       ("/v1/messages/count_tokens", {"messages": chat}), ("/v1/responses", {"input": text}),
+                       ("/v1/cache/lookup", {"prompt": text}), ("/v1/cache/lookup", {"messages": chat}),
+                       ("/v1/cache/prefetch", {"messages": chat}), ("/tokenize", {"content": text})]:
+        status, _, r = s.post(path, body)
+        says = r.get("error", {}).get("message", "")
+        check(f"{path} {list(body)[0]}: refused by its bytes, before it is tokenized",
+              status == 400 and "bytes, which are at least" in says and "maximum context length" in says, (status, says))
+    status, _, r = s.post("/v1/completions", {"prompt": "word " * 2500, "max_tokens": 1})
+    check("what only its tokens show is refused by those", status == 400 and "bytes" not in r["error"]["message"], r)
+    status, _, r = s.post("/tokenize", {"content": "word " * 50000})
+    check("longer texts than a prompt may be counted", status == 200 and r["count"] > 2048, str(r)[:200])
+
+
+def answered(s, thread):
+    return s.metric('hcache_http_requests_answered_total{thread="%s"}' % thread)
+
+
+def test_threads(s):
+    small, item = {"prompt": "Hi", "max_tokens": 1}, {"role": "user", "content": "x" * 100000}
+    for name, thread, ask in [
+            ("/health", "http", lambda: s.request("GET", "/health")),
+            ("a small completion", "text", lambda: s.post("/v1/completions", small)),
+            ("a chat", "text", lambda: s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})),
+            ("/v1/responses", "text", lambda: s.post("/v1/responses", {"input": "Hi", "max_output_tokens": 1})),
+            ("count_tokens", "text", lambda: s.post("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]})),
+            ("/tokenize", "text", lambda: s.post("/tokenize", {"content": "Hi"})),
+            ("a list of conversations", "disk", lambda: s.request("GET", "/v1/conversations")),
+            ("a small new conversation", "disk", lambda: s.post("/v1/conversations", {})),
+            ("a large new conversation", "text", lambda: s.post("/v1/conversations", {"items": [item]})),
+            ("a large lookup", "text", lambda: s.post("/v1/cache/lookup", {"prompt": "x " * 5000}))]:
+        before = answered(s, thread)  # asking for metrics counts, too: by "http"
+        ask()
+        equal(f"{name}: answered by {thread}", answered(s, thread) - before, 2 if thread == "http" else 1)
+
+
+def test_streams_go_on(s):
+    """While a large body is at work a stream has all its events, and the body is answered, too."""
+    stream = Stream(s, "/v1/completions", {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "temperature": 0})
+    body, out = filled(CHAT + '"user": [', "{}", "]}"), []
+    threads = [threading.Thread(target=lambda: out.append(s.post("/v1/chat/completions", body)[0])) for _ in range(2)]
+    for t in threads:
+        t.start()
+    text = "".join(e["choices"][0]["text"] for e in stream.events if e and e["choices"])
+    for t in threads:
+        t.join()
+    stream.close()
+    whole = s.complete("Once", max_tokens=300, ignore_eos=True)["choices"][0]["text"]
+    check("a stream beside large bodies is what it is alone", text == whole and out == [200] * 2, (out, len(text), len(whole)))
+
+
+s = Server(MODEL)
+try:
+    test_threads(s)
+    test_too_long(s)
+    test_streams_go_on(s)
+    test_memory(s)
+finally:
+    s.stop()
+test_bound_of_all()
+end()

@@ -1,0 +1,228 @@
+/* test_json_scan.c - what a text costs is known before it is parsed; what nobody looks at costs nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "format/json.h"
+#include "format/json_scan.h"
+
+static bool is_user(const void *arg, const char *name, size_t n)
+{
+    return n == strlen(arg) && memcmp(name, arg, n) == 0;
+}
+
+/* before, then `piece` n times, separated by commas, then after */
+static char *many(const char *before, const char *piece, size_t n, const char *after)
+{
+    size_t n_piece = strlen(piece), at = strlen(before);
+    char *text = xmalloc(at + n * (n_piece + 1) + strlen(after) + 1);
+    memcpy(text, before, at);
+    for (size_t i = 0; i < n; i++) {
+        memcpy(text + at, piece, n_piece);
+        at += n_piece;
+        if (i + 1 < n)
+            text[at++] = ',';
+    }
+    memcpy(text + at, after, strlen(after) + 1);
+    return text;
+}
+
+static size_t taken(void)
+{
+    struct mallinfo2 m = mallinfo2();
+    return m.uordblks + m.hblkhd;
+}
+
+static size_t cost_of(const char *text)
+{
+    size_t cost = 0;
+    char *copy = xstrdup(text);
+    struct err err = {0};
+    assert_int_equal(json_scan(copy, strlen(copy), NULL, NULL, "it", &cost, &err), 0);
+    assert_string_equal(copy, text);
+    free(copy);
+    return cost;
+}
+
+/* Every shape that is small as a text and large as a tree. The estimate is never too low, nor far off. */
+static void the_cost_is_what_a_parse_takes(void **state)
+{
+    static const char *const pieces[] = {
+        "{}",
+        "[]",
+        "0",
+        "1.5",
+        "null",
+        "true",
+        "\"\"",
+        "\"x\"",
+        "[[]]",
+        "{\"\":{}}",
+        "{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9}",
+        "[0,0,0,0,0,0,0,0,0]",
+        "{\"role\":\"user\",\"content\":\"x\"}",
+        "\"0123456789012345678901234567890123456789\"",
+        "[1,[2,[3,[4,[5]]]]]"};
+    (void)state;
+    if (taken() == 0) {
+        print_message("skipped: this allocator (a sanitizer's) does not count\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        struct json *j = NULL;
+        char *text = many("[", pieces[i], 10000, "]");
+        size_t cost = cost_of(text), before = taken();
+        assert_int_equal(json_parse(&j, text, strlen(text), "it", NULL), 0);
+        size_t real = taken() - before;
+        json_free(j);
+        if (real > cost || cost > 3 * real + 100000)
+            fail_msg("%s: the scan says %zu, the parse took %zu", pieces[i], cost, real);
+        free(text);
+    }
+}
+
+/* Members of one object have names of their own. */
+static void the_cost_of_members(void **state)
+{
+    (void)state;
+    for (size_t n = 1; n < 20000; n = n * 3 / 2 + 1) {
+        char *text = xmalloc(n * 16 + 2), *at = text;
+        struct json *j = NULL;
+        *at++ = '{';
+        for (size_t i = 0; i < n; i++)
+            at += sprintf(at, "\"%zu\":0,", i);
+        at[-1] = '}';
+        *at = 0;
+        size_t cost = cost_of(text), before = taken();
+        assert_int_equal(json_parse(&j, text, strlen(text), "it", NULL), 0);
+        assert_true(taken() - before <= cost);
+        json_free(j);
+        free(text);
+    }
+}
+
+static void ignored_members_cost_nothing(void **state)
+{
+    static const char *const values[] = {"{}", "[[{}]]", "\"a\\u0041\\\"\"", "-1.5e+3",
+                                         "null"};
+    (void)state;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        char *text = many("{\"n\": 7, \"user\": [", values[i], 10000, "] , \"s\": \"x\"}");
+        size_t n = strlen(text), cost;
+        struct json *j = NULL;
+        int64_t seven;
+        assert_int_equal(json_scan(text, n, is_user, "user", "it", &cost, NULL), 0);
+        assert_true(cost < 2000);
+        assert_int_equal(strlen(text), n);
+        assert_int_equal(json_parse(&j, text, n, "it", NULL), 0);
+        assert_int_equal(json_count(j), 3);
+        assert_true(json_int_of(json_member(j, "n"), &seven) && seven == 7);
+        assert_string_equal(json_string_of(json_member(j, "s"), NULL), "x");
+        assert_int_equal(json_kind(json_member(j, "user")), JSON_KIND_INT);
+        json_free(j);
+        free(text);
+    }
+    /* deeper ones, and other names, stay */
+    char text[] =
+        "{\"a\": {\"user\": [1]}, \"us\\u0065r\": [2], \"users\": [3], \"user\": 4}";
+    size_t cost;
+    assert_int_equal(json_scan(text, strlen(text), is_user, "user", "it", &cost, NULL), 0);
+    assert_string_equal(text,
+                        "{\"a\": {\"user\": [1]}, \"us\\u0065r\": [2], \"users\": [3], "
+                        "\"user\": 0}");
+}
+
+static void what_is_no_json_is_refused(void **state)
+{
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "1",
+                                      "\"a\"",
+                                      "[",
+                                      "{",
+                                      "[1",
+                                      "[1,",
+                                      "[1,]",
+                                      "[,1]",
+                                      "[1 2]",
+                                      "{\"a\"}",
+                                      "{\"a\":}",
+                                      "{\"a\":1,}",
+                                      "{a:1}",
+                                      "{1:1}",
+                                      "[01]",
+                                      "[-]",
+                                      "[1.]",
+                                      "[.5]",
+                                      "[1e]",
+                                      "[+1]",
+                                      "[tru]",
+                                      "[nul",
+                                      "[\"a]",
+                                      "[\"\\x\"]",
+                                      "[\"\\u12\"]",
+                                      "[\"\\ud800\"]",
+                                      "[\"\\ud800\\u0041\"]",
+                                      "[\"\\udc00\"]",
+                                      "[\"\t\"]",
+                                      "[\"\xff\"]",
+                                      "[\"\xc3\"]",
+                                      "[1] 2",
+                                      "[1]]",
+                                      "{\"a\":1]",
+                                      "[\"\\",
+                                      "[NaN]"};
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char *alone = xstrdup(bad[i]);
+        char *inside = xasprintf("{\"user\": %s}", bad[i]);
+        struct err err = {0};
+        struct json *j = NULL;
+        size_t cost;
+        assert_int_equal(json_scan(alone, strlen(alone), NULL, NULL, "it", &cost, &err),
+                         ERR_FORMAT);
+        assert_true(strncmp(err.msg, "it: ", 4) == 0);
+        assert_int_equal(json_parse(&j, bad[i], strlen(bad[i]), "it", NULL), ERR_FORMAT);
+        if (json_parse(&j, inside, strlen(inside), "it", NULL) != 0) /* ignored or not */
+            assert_int_equal(
+                json_scan(inside, strlen(inside), is_user, "user", "it", &cost, NULL),
+                ERR_FORMAT);
+        json_free(j);
+        free(alone);
+        free(inside);
+    }
+}
+
+static void depth_is_bounded(void **state)
+{
+    char text[2 * JSON_MAX_DEPTH + 3];
+    size_t cost;
+    (void)state;
+    for (int extra = 0; extra < 2; extra++) {
+        size_t n = JSON_MAX_DEPTH + (size_t)extra;
+        memset(text, '[', n);
+        memset(text + n, ']', n);
+        assert_int_equal(json_scan(text, 2 * n, NULL, NULL, "it", &cost, NULL),
+                         extra == 0 ? 0 : ERR_FORMAT);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_cost_is_what_a_parse_takes),
+        cmocka_unit_test(the_cost_of_members),
+        cmocka_unit_test(ignored_members_cost_nothing),
+        cmocka_unit_test(what_is_no_json_is_refused),
+        cmocka_unit_test(depth_is_bounded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

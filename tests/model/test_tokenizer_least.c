@@ -1,0 +1,145 @@
+/* test_tokenizer_least.c - a text is never said to have more tokens than it has. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/tokenizer.h"
+#include "tests/base/tempdir.h"
+
+static struct tokenizer *make(const char *model, const char *steps, const char *added)
+{
+    char dir[TEMPDIR_BYTES];
+    struct tokenizer *t = NULL;
+    struct err err = {0};
+    tempdir_make(dir, "least");
+    char *path = xasprintf("%s/tokenizer.json", dir);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_true(
+        fprintf(f,
+                "{\"model\": {\"type\": \"BPE\", %s}, \"decoder\": {\"type\": \"Fuse\"}"
+                "%s, \"added_tokens\": [%s]}",
+                model, steps, added) > 0);
+    fclose(f);
+    if (tokenizer_open(&t, dir, &err) != 0)
+        fail_msg("%s", err.msg);
+    tempdir_remove(dir);
+    free(path);
+    return t;
+}
+
+#define PLAIN                                                                              \
+    "\"vocab\": {\"a\": 0, \"b\": 1, \"aa\": 2, \"aaaa\": 3}, \"merges\": [\"a a\", \"aa " \
+    "aa\"]"
+#define UNKNOWN                                                                            \
+    "\"vocab\": {\"a\": 0, \"?\": 1, \"aaaaa\": 2}, \"merges\": [], \"unk_token\": \"?\""
+#define ADDED(text, lstrip)                                                                \
+    "{\"id\": 9, \"content\": \"" text "\", \"lstrip\": " lstrip ", \"rstrip\": false, "   \
+    "\"single_word\": false, \"normalized\": false, \"special\": true}"
+
+/* `piece` n times: at least so many tokens, and never more than there are. */
+static void check(struct tokenizer *t, const char *piece, size_t n, size_t want)
+{
+    size_t n_piece = strlen(piece), n_ids;
+    char *text = xmalloc(n * n_piece + 1);
+    int32_t *ids;
+    struct err err = {0};
+    for (size_t i = 0; i < n; i++)
+        memcpy(text + i * n_piece, piece, n_piece);
+    assert_int_equal(tokenizer_least_count(t, text, n * n_piece), want);
+    if (tokenizer_encode(t, text, n * n_piece, TOKENIZER_PARSE_SPECIAL, &ids, &n_ids,
+                         &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_true(want <= n_ids);
+    free(ids);
+    free(text);
+}
+
+static void the_longest_token_bounds_it(void **state)
+{
+    struct tokenizer *t = make(PLAIN, "", "");
+    (void)state;
+    check(t, "aaaa", 1000, 1000); /* exact */
+    check(t, "a", 0, 0);
+    check(t, "a", 1, 1);
+    check(t, "a", 5, 2);
+    check(t, "ab", 1000, 500);
+    /* guards are no text */
+    assert_int_equal(tokenizer_least_count(t,
+                                           "\xff\xff\xff\xff\xff"
+                                           "a",
+                                           6),
+                     1);
+    tokenizer_close(t);
+    t = make(PLAIN, "", ADDED("<|long|>", "false"));
+    check(t, "<|long|>", 1000, 1000);
+    tokenizer_close(t);
+}
+
+static void what_a_normalizer_shortens_is_counted_short(void **state)
+{
+    struct tokenizer *t = make(
+        PLAIN,
+        ", \"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"bbbbbb\"}, "
+        "\"content\": \"aa\"}",
+        "");
+    (void)state;
+    check(t, "bbbbbbbbbbbb", 1000, 1000); /* 12 bytes, aaaa, one token */
+    tokenizer_close(t);
+    t = make(PLAIN, ", \"normalizer\": {\"type\": \"NFKC\"}", "");
+    check(t, "\xf0\x9d\x9a\x8a", 1000, 125); /* U+1D68A is an "a": 4000 bytes, 250 tokens */
+    tokenizer_close(t);
+}
+
+/* Whatever could vanish in any amount must not be counted. */
+static void what_has_no_bound_has_none(void **state)
+{
+    (void)state;
+    struct tokenizer *t = make(
+        PLAIN,
+        ", \"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"b\"}, "
+        "\"content\": \"\"}",
+        "");
+    check(t, "b", 1000, 0);
+    tokenizer_close(t);
+    t = make(PLAIN,
+             ", \"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"String\": \"b\"}, "
+             "\"behavior\": \"Removed\", \"invert\": false}",
+             "");
+    check(t, "b", 1000, 0);
+    tokenizer_close(t);
+    t = make(UNKNOWN ", \"fuse_unk\": true", "", "");
+    check(t, "xyz", 1000, 0); /* one token */
+    tokenizer_close(t);
+    t = make(UNKNOWN, "", "");
+    check(t, "xyz", 1000, 600);
+    check(t, "\xe2\x82\xac", 1000, 600);
+    tokenizer_close(t);
+}
+
+static void space_that_a_token_swallows_is_not_counted(void **state)
+{
+    struct tokenizer *t = make(PLAIN, "", ADDED("<x>", "true"));
+    (void)state;
+    check(t, " \t\n\xc2\xa0\xe3\x80\x80 <x>", 1000, 750);
+    check(t, "aaaa", 1000, 1000);
+    tokenizer_close(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_longest_token_bounds_it),
+        cmocka_unit_test(what_a_normalizer_shortens_is_counted_short),
+        cmocka_unit_test(what_has_no_bound_has_none),
+        cmocka_unit_test(space_that_a_token_swallows_is_not_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

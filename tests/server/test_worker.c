@@ -1,0 +1,167 @@
+/* test_worker.c - which thread takes which body, and that nothing is lost. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "server/call.h"
+#include "server/worker.h"
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    int n_inside, n_ended;
+    bool open; /* calls that hold on may end */
+} gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, false};
+
+static void hold_on(struct call *c)
+{
+    (void)c;
+    pthread_mutex_lock(&gate.lock);
+    gate.n_inside++;
+    pthread_cond_broadcast(&gate.change);
+    while (!gate.open)
+        pthread_cond_wait(&gate.change, &gate.lock);
+    gate.n_inside--;
+    pthread_mutex_unlock(&gate.lock);
+}
+
+static void pass(struct call *c)
+{
+    (void)c;
+    pthread_mutex_lock(&gate.lock);
+    gate.n_ended++;
+    pthread_cond_broadcast(&gate.change);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+static void run(void *arg)
+{
+    (void)arg;
+    pass(NULL);
+}
+
+static void wait_for(const int *count, int n)
+{
+    pthread_mutex_lock(&gate.lock);
+    while (*count < n)
+        pthread_cond_wait(&gate.change, &gate.lock);
+    assert_int_equal(*count, n);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+static void set_open(bool open)
+{
+    pthread_mutex_lock(&gate.lock);
+    gate.open = open;
+    pthread_cond_broadcast(&gate.change);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+static const struct route holds = {.answer = hold_on}, passes = {.answer = pass};
+static const struct worker_thread_opts threads[] = {
+    {.max_bytes = 10}, {.max_bytes = 1000}, {.max_bytes = SIZE_MAX}};
+
+static void init(struct call *c, const struct route *r, size_t n_body)
+{
+    *c = (struct call){.route = r};
+    c->body.n = n_body;
+    pthread_mutex_init(&c->lock, NULL);
+}
+
+static struct worker *start(int max_calls)
+{
+    const struct worker_opts o = {
+        .threads = threads, .n_threads = 3, .max_calls = max_calls};
+    struct worker *w;
+    assert_int_equal(worker_create(&o, &w, NULL), 0);
+    gate.n_ended = 0;
+    set_open(false);
+    return w;
+}
+
+/* Large bodies that take for ever leave the others their threads. */
+static void large_bodies_hold_up_no_smaller_ones(void **state)
+{
+    struct worker *w = start(100);
+    struct call large[3], medium[3], small[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        init(&large[i], &holds, 100000);
+        assert_true(worker_take(w, &large[i]));
+    }
+    wait_for(&gate.n_inside, 1); /* one thread takes large ones */
+    for (int i = 0; i < 3; i++) {
+        init(&medium[i], &passes, 1000);
+        assert_true(worker_take(w, &medium[i]));
+    }
+    wait_for(&gate.n_ended, 3);
+    init(&medium[0], &holds, 11);
+    assert_true(worker_take(w, &medium[0]));
+    wait_for(&gate.n_inside, 2);
+    for (int i = 0; i < 3;
+         i++) { /* and behind a medium one there is the thread of small ones */
+        init(&small[i], &passes, 10);
+        assert_true(worker_take(w, &small[i]));
+    }
+    wait_for(&gate.n_ended, 6);
+    assert_int_equal(gate.n_inside, 2);
+    set_open(true);
+    worker_destroy(w);
+    for (int i = 0; i < 3; i++)
+        assert_false(atomic_load(&large[i].is_pending));
+}
+
+static void it_refuses_more_than_it_may_hold(void **state)
+{
+    struct worker *w = start(2);
+    struct call c[4];
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        init(&c[i], &holds, 5000);
+    assert_true(worker_take(w, &c[0]));
+    wait_for(&gate.n_inside, 1);
+    assert_true(worker_take(w, &c[1]));
+    assert_true(worker_take(w, &c[2]));
+    assert_false(worker_take(w, &c[3]));
+    assert_false(atomic_load(&c[3].is_pending));
+    set_open(true);
+    worker_destroy(w);
+}
+
+/* What was taken is answered before the end, and what comes after it runs all the same. */
+static void nothing_is_lost_at_the_end(void **state)
+{
+    struct worker *w = start(100);
+    struct call held, c[20];
+    (void)state;
+    init(&held, &holds, 5000);
+    assert_true(worker_take(w, &held));
+    wait_for(&gate.n_inside, 1);
+    for (int i = 0; i < 20; i++) {
+        init(&c[i], &passes, 5000);
+        assert_true(worker_take(w, &c[i]));
+    }
+    worker_run(w, run, NULL);
+    set_open(true);
+    worker_stop(w);
+    assert_int_equal(gate.n_ended, 21);
+    assert_false(worker_take(w, &held));
+    worker_run(w, run, NULL);
+    assert_int_equal(gate.n_ended, 22);
+    worker_destroy(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(large_bodies_hold_up_no_smaller_ones),
+        cmocka_unit_test(it_refuses_more_than_it_may_hold),
+        cmocka_unit_test(nothing_is_lost_at_the_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
