@@ -79,12 +79,12 @@ SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
 SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
 SRC   := $(if $(filter fuzz,$(VARIANT)),$(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/% io/%),$(SRC)),$(SRC))
-# Coverage is that of three folders by their own tests.
-COVERED := $(if $(filter cov,$(VARIANT)),base io store)
-SRC   := $(if $(COVERED),$(filter $(COVERED:%=src/%/%),$(SRC)),$(SRC))
+# FOLDERS limits a build of tests to some folders of src/ and their own tests: a sanitizer's quick run, and coverage.
+FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)
+SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
-TEST_DIRS := $(if $(COVERED),$(COVERED:%=tests/%),tests/*)
+TEST_DIRS := $(if $(FOLDERS),$(FOLDERS:%=tests/%),tests/*)
 ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
 TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))))
@@ -266,6 +266,13 @@ fuzz:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=fuzz CC=clang build/fuzz/fuzz
 	@tools/fuzz.sh $(FUZZ_SECONDS) '$(FUZZ)'
 
+# Minutes instead of an hour: the parts that read bytes from outside, without the kernels.
+SMOKE := base io format jinja policy store sessions
+SMOKE_TESTS := ^(base|io|format|jinja|sessions)/|^policy/test_(plan|sched|platform|correction|placement)$$|^store/test_(store|erase|keep|open|reader|vfs|threads)$$
+asan-smoke:
+	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan B=build/smoke FOLDERS='$(SMOKE)' tests
+	@TESTS='$(SMOKE_TESTS)' tools/run_tests.sh build/smoke
+
 tsan:
 	@$(MAKE) --no-print-directory VARIANT=tsan test
 
@@ -308,6 +315,7 @@ help:
 	@echo 'make test       set up, build, and run every test; TESTS=REGEX runs some of them'
 	@echo 'make tests      build the tests without running them'
 	@echo 'make check      tidy, and every test under the address and undefined sanitizers'
+	@echo 'make asan-smoke parsers, store and I/O under the address sanitizer: minutes'
 	@echo 'make tsan       every test under the thread sanitizer'
 	@echo 'make coverage   branch coverage of src/store and src/io: a table, under 90 % is a failure'
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
@@ -327,7 +335,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle tsan coverage kill-turns crash crash-long plan-check tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long plan-check tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

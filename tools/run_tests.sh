@@ -4,6 +4,8 @@
 #   tools/run_tests.sh --build VARIANT     builds that variant first
 # TESTS=REGEX limits which ("store|e2e"); TEST_TIMEOUT=SECONDS bounds each program (default 600, and
 # twice that where a sanitizer or coverage slows every program down, six times for threads').
+# TEST_JOBS=N runs N programs side by side (default: one for each processor).  A program whose source has a
+# line with "run alone: REASON" runs after the others, with nothing beside it.
 #
 # C tests are cmocka programs; tests/e2e/test_*.sh and *.py print TAP themselves.  A program that
 # crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
@@ -59,11 +61,18 @@ export CMOCKA_MESSAGE_OUTPUT=TAP
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 logs=$build/test-logs
 rm -rf "$logs"
-log=$(mktemp)
-group=
-trap 'rm -f "$log" "$log".*' EXIT
-# Who ends the run ends the program under test, too.
-trap '[ -n "$group" ] && kill -KILL -- "-$group" 2>/dev/null; exit 143' TERM INT HUP
+tmp=$(mktemp -d)
+group= watch=
+# Ending the run ends the programs under test, too: each belongs to a subshell, which ends its group.
+stop() {
+    trap - TERM INT HUP
+    [ -n "$group" ] && kill -KILL -- "-$group" "-$watch" 2>/dev/null
+    # shellcheck disable=SC2046
+    kill -TERM $(jobs -p) 2>/dev/null
+    exit 143
+}
+trap 'rm -rf "$tmp"' EXIT
+trap stop TERM INT HUP
 
 # --- what is printed about the machine ------------------------------------------------------------
 
@@ -102,7 +111,6 @@ snapshot() { # snapshot GROUP
 # Runs a command as a group of its own, so that what it leaves behind is ended with it; its status in $rc,
 # the processes that it left in $left.
 run_bounded() { # run_bounded COMMAND...
-    local watch
     set -m
     timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null &
     group=$!
@@ -151,10 +159,10 @@ show_skips() {
         { before = $0 }' "$log" | head -20
 }
 
+# Runs one program and prints its results.  Its counts go into $log.counts.
 run_one() { # run_one NAME COMMAND...
     local name=$1 start=$SECONDS rc left plan ok bad skip missing oom why=
     shift
-    printf '%-40s' "$name" # now: who ends the whole run sees which program it was
     oom=$(out_of_memory_kills)
     rm -f "$log.hang"
     run_bounded "$@"
@@ -174,15 +182,72 @@ run_one() { # run_one NAME COMMAND...
     elif [ "$rc" -ne 0 ] && [ "$bad" -eq 0 ]; then
         bad=1 why="no result failed, but its status did; "
     fi
-    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    slow+=("$((SECONDS - start)) $name")
-    printf ' %4d passed %3d failed %3d skipped %4d s\n' "$ok" "$bad" "$skip" $((SECONDS - start))
+    echo "$ok $bad $skip $((SECONDS - start)) $name" >"$log.counts"
+    printf '%-40s %4d passed %3d failed %3d skipped %4d s\n' "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
     [ -n "$left" ] && echo "    was left running, and ended now: ${left//$'\n'/; }"
     [ "$skip" -gt 0 ] && show_skips
-    if [ "$bad" -gt 0 ]; then
-        bad_names+=("$name")
-        tell_failure "$name" "$rc" "$(ending "$rc" $((SECONDS - start)) "$oom")$why"
-    fi
+    [ "$bad" -eq 0 ] || tell_failure "$name" "$rc" "$(ending "$rc" $((SECONDS - start)) "$oom")$why"
+}
+
+# --- all programs -----------------------------------------------------------------------------------
+
+max_jobs=${TEST_JOBS:-$(nproc 2>/dev/null || echo 2)}
+n_started=0 n_running=0
+declare -A log_of # of each subshell that runs
+
+# Waits for one program and prints what it said.
+collect() {
+    local pid ok bad skip seconds name
+    wait -n -p pid
+    log=${log_of[$pid]}
+    unset "log_of[$pid]"
+    n_running=$((n_running - 1))
+    cat "$log.said"
+    read -r ok bad skip seconds name <"$log.counts"
+    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
+    slow+=("$seconds $name")
+    [ "$bad" -eq 0 ] || bad_names+=("$name")
+}
+
+# Starts a program as soon as fewer than LIMIT run.
+start_one() { # start_one LIMIT NAME COMMAND...
+    local most=$1
+    shift
+    while [ "$n_running" -ge "$most" ]; do collect; done
+    n_started=$((n_started + 1)) n_running=$((n_running + 1))
+    log=$tmp/$n_started
+    echo "0 1 0 0 $1" >"$log.counts" # the counts of a subshell that is killed
+    {
+        trap stop TERM INT HUP # a subshell begins without traps
+        run_one "$@"
+    } >"$log.said" 2>&1 &
+    log_of[$!]=$log
+}
+
+wait_for_all() {
+    while [ "$n_running" -gt 0 ]; do collect; done
+}
+
+# Starts the program that a source in tests/ is.
+start_source() { # start_source LIMIT SOURCE
+    local name=${2#tests/}
+    name=${name%.c}
+    case $2 in
+    *_emulated.c)
+        if [ ! -e "$build/hcache_emulated" ]; then
+            start_one "$1" "$name" echo "1..0 # SKIP no emulated GPU in this build: sanitizers do not follow its coroutines"
+            return
+        fi
+        ;;&
+    *.c) start_one "$1" "$name" "$build/${2%.c}" ;;
+    *.sh) start_one "$1" "$name" bash "$2" ;;
+    *.py) start_one "$1" "$name" python3 "$2" ;;
+    esac
+}
+
+# How many assertions the test programs make, counted in their sources.
+count_assertions() {
+    cat tests/*/*.c tests/*/*.sh tests/*/*.py | grep -cE '\<(assert_[a-z_]+|fail_msg|check|equal|raises)\(|^ *(check|expect) '
 }
 
 # Without these a test would look passed or skipped although nothing was checked: ps finds processes that a test
@@ -199,23 +264,18 @@ require_tools() {
 
 machine
 require_tools
-for src in tests/*/test_*.c; do
-    [ -e "$src" ] || continue
-    name=${src#tests/} name=${name%.c}
-    [[ $name =~ $pattern ]] || continue
-    if [[ $name == *_emulated ]] && [ ! -e "$build/hcache_emulated" ]; then
-        run_one "$name" echo "1..0 # SKIP no emulated GPU in this build: sanitizers do not follow its coroutines"
-        continue
+echo "tests: $(count_assertions) assertions in the sources, $max_jobs programs side by side"
+alone=()
+for src in tests/*/test_*.c tests/*/test_*.sh tests/*/test_*.py; do
+    name=${src#tests/}
+    [ -e "$src" ] && [[ ${name%.c} =~ $pattern ]] || continue
+    if grep -q 'run alone: ' "$src"; then
+        alone+=("$src")
+    else
+        start_source "$max_jobs" "$src"
     fi
-    run_one "$name" "$build/${src%.c}"
 done
-for script in tests/*/test_*.sh tests/*/test_*.py; do
-    [ -e "$script" ] || continue
-    name=${script#tests/}
-    [[ $name =~ $pattern ]] || continue
-    case $script in
-    *.sh) run_one "$name" bash "$script" ;;
-    *.py) run_one "$name" python3 "$script" ;;
-    esac
-done
+wait_for_all
+for src in "${alone[@]}"; do start_source 1 "$src"; done
+wait_for_all
 finish

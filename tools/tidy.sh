@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Everything about the tree that a program can check: one line per check, status 1 where any fails.
 #   tools/tidy.sh [NAME...]     NAME: a file of tools/tidy/ without its ending; none: all
+#   tools/tidy.sh --quick       those that compile nothing: seconds
 # A check prints what is wrong and returns 1, or prints why it cannot run here and returns 77.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
+[ "${1:-}" != --quick ] || set -- asserts format layering shell third_party tree
 failed=0
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
