@@ -101,6 +101,7 @@ struct outcome {
         logits_digest; /* over the f32 logits of every generated position, if it was asked for */
     struct plan plan; /* n_layers 0 where nothing was restored */
     char miss[200];   /* why not more was restored */
+    int differs_at; /* the first token that no stored history has there; 0 or less: not known */
     struct restore_result restore;
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };

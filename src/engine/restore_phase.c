@@ -229,6 +229,7 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     s->out.lookup_ns = t0 - s->t_start;
     snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
              f->err.code != 0 ? f->err.msg : f->why);
+    s->out.differs_at = f->differs_at;
     int n_hits = usable_hits(s, f);
     if (stored_tokens(f, n_hits) <= s->n_done) {
         end(g, s, n_hits);

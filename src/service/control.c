@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "service/hcache_impl.h"
+#include "service/miss.h"
 #include "state/chain.h"
 
 _Static_assert(sizeof(struct sha256) == 32, "keys are passed as they are");
@@ -55,6 +56,19 @@ static void describe_layers(const struct store_hit *hits, int n, int n_layers, c
     }
 }
 
+/* Which token of the prompt no stored history has there. */
+static void tell_where(struct hcache *h, const struct sha256 *keys, int n_hits,
+                       const int32_t *ids, int n, const char *salt,
+                       struct hcache_found *out)
+{
+    int first = n_hits * STORE_CHUNK_TOKENS;
+    struct sha256 root = store_root_key(&h->k.fingerprint, salt);
+    int same = store_differs_at(h->k.store, n_hits > 0 ? &keys[n_hits - 1] : &root,
+                                ids + first, n - first);
+    if (same >= 0 && first + same > 0)
+        miss_text(h->tokenizer, ids, n, first + same, out->why, sizeof out->why);
+}
+
 int hcache_cache_lookup(struct hcache *h, const int32_t *ids, int n, const char *salt,
                         struct hcache_found *out, struct hcache_err *err)
 {
@@ -69,6 +83,8 @@ int hcache_cache_lookup(struct hcache *h, const int32_t *ids, int n, const char 
     (void)hcache_chunk_keys(h, ids, n, salt, (void *)keys);
     rc = store_lookup(h->k.store, keys, want, hits, &n_hits, out->why, sizeof out->why,
                       hcache_inner(err));
+    if (rc == 0 && n_hits < want && strcmp(out->why, STORE_WHY_ABSENT) == 0)
+        tell_where(h, keys, n_hits, ids, n, salt, out);
     if (rc == 0) {
         store_stats(h->k.store, &st);
         out->stored_tokens = n_hits * STORE_CHUNK_TOKENS;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "service/miss.h"
 
 /* --- text ------------------------------------------------------------------------------------- */
 
@@ -176,6 +177,9 @@ void ticket_describe(struct hcache_ticket *t)
     r->logits_digest = o->logits_digest;
     r->restored_bytes = o->restore.read_bytes;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
+    if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0)
+        miss_text(t->tokenizer, t->prompt, t->req.n_prompt, o->differs_at, r->miss,
+                  sizeof r->miss);
     describe_plan(&o->plan, &r->plan);
     if (r->plan.layers[0] != 0)
         seq_take_lanes(t->seq, &r->predicted, &r->measured);

@@ -105,6 +105,8 @@ struct restore_found {
         *hits; /* [n_hits], the restore's; only the last may be partial */
     int n_hits;
     char why[200]; /* why the chain is not longer */
+    /* The first token where the context differs from the stored one that is nearest; -1: not known */
+    int differs_at;
     bool measured; /* `tier` was measured, as asked for: ahead, else on these hits; */
     struct platform_tier tier; /* only where there are any */
     struct err err;            /* code != 0: nothing can be read, n_hits is 0 */

@@ -69,6 +69,17 @@ static bool measure_ahead(struct restore_pipeline *rr)
     return true;
 }
 
+/* Where the chain ends for want of a chunk that never was stored: which token is another one. */
+static int differs_at(const struct restore *r, int n_full)
+{
+    int first = n_full * STORE_CHUNK_TOKENS;
+    if (n_full == r->n_keys || strcmp(r->found.why, STORE_WHY_ABSENT) != 0)
+        return -1;
+    int same = store_differs_at(r->rr->o.store, &r->keys[n_full], r->want.tokens + first,
+                                r->want.n_tokens - first);
+    return same < 0 ? -1 : first + same;
+}
+
 static void find(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;
@@ -76,6 +87,7 @@ static void find(struct restore *r)
     f->err.code = store_lookup(rr->o.store, r->keys + 1, r->n_keys, r->hits, &f->n_hits,
                                f->why, sizeof f->why, &f->err);
     int n_full = f->n_hits;
+    f->differs_at = f->err.code == 0 ? differs_at(r, n_full) : -1;
     /* Where nothing is known of the store's speed, a tail alone is no measure of it. */
     if (f->err.code == 0 && (n_full > 0 || rr->has_tier || !r->want.measure_io))
         find_tail(r);

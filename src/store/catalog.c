@@ -239,6 +239,27 @@ static void node_free(struct catalog *c, struct chunk_node *n)
     c->free_nodes = n;
 }
 
+static void child_add(struct chunk_node *parent, struct chunk_node *n)
+{
+    n->parent = parent;
+    n->older = parent->child;
+    n->newer = NULL;
+    if (n->older != NULL)
+        n->older->newer = n;
+    parent->child = n;
+}
+
+static void child_remove(struct chunk_node *n)
+{
+    if (n->newer != NULL)
+        n->newer->older = n->older;
+    else
+        n->parent->child = n->older;
+    if (n->older != NULL)
+        n->older->newer = n->newer;
+    n->parent = n->older = n->newer = NULL;
+}
+
 void catalog_settle(struct catalog *c, struct chunk_node *n)
 {
     while (n != NULL) {
@@ -249,7 +270,8 @@ void catalog_settle(struct catalog *c, struct chunk_node *n)
         if (is_in_tree(n))
             return;
         struct chunk_node *parent = n->parent;
-        n->parent = NULL;
+        if (parent != NULL)
+            child_remove(n);
         if (n->pin_at == 0)
             node_free(c, n);
         n = parent;
@@ -332,7 +354,7 @@ int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node 
         if (p == NULL)
             p = node_new(c, id->parent);
         p->n_children++;
-        n->parent = p;
+        child_add(p, n);
         catalog_settle(c, p);
     }
     if (n->extents == NULL) { /* was only a name: what it is comes from its first extent */
@@ -585,6 +607,9 @@ bool catalog_audit(const struct catalog *c)
             n_chunks += n->n_live > 0;
             n_partial += n->n_live > 0 && n->n_tokens < STORE_CHUNK_TOKENS;
             n_children += n->n_children;
+            if (n->parent != NULL &&
+                (n->newer != NULL ? n->newer->older != n : n->parent->child != n))
+                return false;
             n_with_parent += n->parent != NULL;
             n_pins += n->pin_at != 0;
         }

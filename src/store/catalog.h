@@ -8,7 +8,7 @@
  * is merely unreachable until the parent is stored again, since keys hash their whole past.
  *
  * Use is ordered by `tick`, a counter; the evictable nodes of an owner are a heap by (lasting pin,
- * tick).  About 250 bytes a chunk on one device. */
+ * tick).  About 280 bytes a chunk on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
@@ -43,7 +43,9 @@ struct chunk_node {
     struct sha256 key;
     struct store_mask mask; /* the records of LIVE extents */
     struct chunk_node *parent;
-    struct chunk_node *next; /* in its hash bucket */
+    struct chunk_node *child;         /* its newest */
+    struct chunk_node *older, *newer; /* other children of its parent */
+    struct chunk_node *next;          /* in its hash bucket */
     struct extent *extents;
     uint64_t tick;
     uint32_t used_wall_s;

@@ -236,7 +236,7 @@ static enum store_miss why_missing(const struct store *s, const struct sha256 *k
                  hex);
         return STORE_MISS_OTHER_STATE;
     }
-    snprintf(why, why_bytes, "not stored");
+    snprintf(why, why_bytes, STORE_WHY_ABSENT);
     return STORE_MISS_ABSENT;
 }
 
@@ -348,6 +348,67 @@ bool store_find_partial(struct store *s, const struct sha256 *parent, const int3
     }
     return found;
 }
+
+/* --- where a context leaves what is stored ---------------------------------------------------- */
+
+/* [lock] Pins the newest live children of a key, at most STORE_NEAREST. */
+static int children_pin(struct store *s, const struct sha256 *parent,
+                        struct store_hit *hits)
+{
+    const struct chunk_node *p = catalog_find(&s->catalog, parent);
+    int n = 0, n_seen = 0;
+    for (struct chunk_node *x = p != NULL ? p->child : NULL;
+         x != NULL && n < STORE_NEAREST && n_seen < 8 * STORE_NEAREST;
+         x = x->older, n_seen++)
+        if (x->n_live > 0 && !x->doomed)
+            hits[n++] = node_pin(s, x);
+    return n;
+}
+
+/* The tokens of a chunk that is pinned, from the header of one of its extents. */
+static int read_tokens(struct store *s, const struct store_hit *hit, void *block,
+                       struct chunk_header *out)
+{
+    const struct chunk_node *node = hit->impl;
+    struct err unused = {0};
+    pthread_mutex_lock(&s->lock);
+    const struct extent *x = node->extents;
+    while (x != NULL && x->state != EXTENT_LIVE)
+        x = x->next;
+    pthread_mutex_unlock(&s->lock);
+    return x == NULL ? ERR_NOT_FOUND : store_read_header(s, x, block, out, &unused);
+}
+
+int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t *tokens,
+                     int n)
+{
+    struct store_hit hits[STORE_NEAREST];
+    struct chunk_header *h = xmalloc(sizeof *h);
+    void *block = mem_map(CHUNK_HEADER_BYTES);
+    int best = 0, differs = -1;
+    pthread_mutex_lock(&s->lock);
+    int n_pinned = block != NULL ? children_pin(s, parent, hits) : 0;
+    pthread_mutex_unlock(&s->lock);
+    n = n < STORE_CHUNK_TOKENS ? n : STORE_CHUNK_TOKENS;
+    for (int i = 0; i < n_pinned; i++) {
+        int same = 0;
+        if (read_tokens(s, &hits[i], block, h) != 0)
+            continue;
+        while (same < n && same < h->n_tokens && tokens[same] == h->tokens[same])
+            same++;
+        if (same < best || (same == best && differs >= 0))
+            continue;
+        best = same;
+        differs = same < n && same < h->n_tokens ? same : -1;
+    }
+    store_release(s, hits, n_pinned);
+    if (block != NULL)
+        mem_unmap(block, CHUNK_HEADER_BYTES);
+    free(h);
+    return differs;
+}
+
+/* --- samples ---------------------------------------------------------------------------------- */
 
 /* A chunk that is continued cannot be evicted anyway: pinned, it keeps fewer others. */
 static bool is_sample(const struct store *s, const struct chunk_node *n,

@@ -31,9 +31,11 @@
 #include "base/hash.h"
 
 #define STORE_CHUNK_TOKENS 64
-#define STORE_MAX_LAYERS   128
-#define STORE_MAX_DEVICES  16
-#define STORE_ALIGN        4096
+#define STORE_WHY_ABSENT                                                                   \
+    "not stored" /* store_lookup's reason for a chunk that never was there */
+#define STORE_MAX_LAYERS  128
+#define STORE_MAX_DEVICES 16
+#define STORE_ALIGN       4096
 
 struct io;
 struct store;
@@ -198,6 +200,14 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held);
  * *n_found <= n_tokens < 64; false where there is none.  Look *key up as the last of a chain. */
 bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                         int n_tokens, struct sha256 *key, int *n_found);
+
+/* Where a context differs from those that are stored.  Of the chunks behind `parent` (the newest
+ * STORE_NEAREST of them) one begins with the most of tokens[0, n): returns how many that are, where it
+ * goes on with another token then.  -1: there is none, it holds all n, or it is their beginning.
+ * Chunks of another salt or model have other parents, so nothing is learned of them.  Reads headers. */
+enum { STORE_NEAREST = 8 };
+int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t *tokens,
+                     int n);
 
 /* Up to n full chunks of a model's state, pinned as by a lookup, but neither marked as used nor counted: what
  * a measurement may read.  Those that others continue first, or the pins would keep whole contexts from

@@ -250,6 +250,43 @@ static void reasons(struct st_place *p)
     store_close(s);
 }
 
+/* Where a context leaves what is stored: from the parents' chains alone, so never across salts. */
+static void differences(struct st_place *p)
+{
+    struct store *s = st_open(p);
+    struct st_ctx mine = {1, 2, 3, 7, "a"}, branch = {1, 9, 3, 7, "a"};
+    struct sha256 keys[4], theirs[4];
+    struct store_erased gone;
+    struct st_ctx salted = {1, 2, 3, 7, "b"};
+    int32_t t[STORE_CHUNK_TOKENS];
+    st_keys(&mine, 4, keys);
+    st_keys(&salted, 4, theirs);
+    st_tokens(&mine, 3, t);
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), -1); /* nothing is stored */
+    OK(st_save(s, &st_small, &mine, 4, ST_H, err));
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), -1); /* it is stored */
+    t[40]++;
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), 40);
+    assert_int_equal(store_differs_at(s, &keys[2], t, 41), 40);
+    assert_int_equal(store_differs_at(s, &keys[2], t, 40), -1); /* as far as it goes */
+    assert_int_equal(store_differs_at(s, &keys[1], t, 64), 0);  /* another place */
+    assert_int_equal(store_differs_at(s, &theirs[2], t, 64), -1);
+    OK(st_save(s, &st_small, &salted, 3, ST_H, err));
+    assert_int_equal(store_differs_at(s, &theirs[2], t, 64), -1);
+    /* of several the one that is nearest, whichever is newer */
+    OK(st_save(s, &st_small, &branch, 4, ST_H, err));
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), 40);
+    st_tokens(&branch, 3, t);
+    t[63]++;
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), 63);
+    /* what is erased is near nobody */
+    st_keys(&branch, 4, keys);
+    OK(store_erase(s, &keys[3], 1, &gone, err));
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), 0);
+    assert_true(store_audit(s));
+    store_close(s);
+}
+
 static void wrong_use(struct st_place *p)
 {
     struct store *s = st_open(p);
@@ -422,6 +459,7 @@ int main(void)
         {eviction, "eviction", true},
         {condemned, "condemned", false},
         {reasons, "reasons", false},
+        {differences, "differences", false},
         {wrong_use, "wrong use", false},
         {listing, "listing, verify, gc", false},
         {reopen, "reopen", false},
