@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
+_Static_assert((int)LEAD_CHUNK_TOKENS == (int)KV_BLOCK_TOKENS, "a chunk is a block");
+
 /* --- the list --------------------------------------------------------------------------------- */
 
 void schedule_init(struct schedule *c, const struct schedule_opts *o, struct seq_shared *sh,
@@ -25,6 +27,7 @@ void schedule_deinit(struct schedule *c)
     CHECK(c->n_seqs == 0);
     free(c->seqs);
     free(c->view);
+    free(c->prompt);
     free(c->choice);
     free(c->order);
 }
@@ -36,6 +39,7 @@ void schedule_add(struct schedule *c, struct seq *s)
         size_t n = (size_t)c->cap_seqs;
         c->seqs = xrealloc(c->seqs, n * sizeof *c->seqs);
         c->view = xrealloc(c->view, n * sizeof *c->view);
+        c->prompt = xrealloc(c->prompt, n * sizeof *c->prompt);
         c->choice = xrealloc(c->choice, n * sizeof *c->choice);
         c->order = xrealloc(c->order, n * sizeof *c->order);
     }
@@ -58,34 +62,23 @@ struct seq_list schedule_list(const struct schedule *c)
 
 /* --- the scheduler's view --------------------------------------------------------------------- */
 
-/* Whether x will have what s lacks first: its next chunk, or, where that is all and may be copied, the
- * rest of its prompt. */
-static bool is_ahead(const struct seq *x, const struct seq *s, int n_known)
-{
-    int from = n_known * KV_BLOCK_TOKENS, to = from + KV_BLOCK_TOKENS;
-    if (to < s->n_tokens)
-        return x->chain.n_chunks > n_known && x->n_done < to &&
-               memcmp(&x->chain.keys[n_known], &s->chain.keys[n_known],
-                      sizeof(struct sha256)) == 0;
-    to = s->n_tokens - 1;
-    return !seq_is_saved(s) && to > from && x->n_tokens >= to && x->n_done < to &&
-           memcmp(chain_parent(&x->chain, n_known), chain_parent(&s->chain, n_known),
-                  sizeof(struct sha256)) == 0 &&
-           memcmp(x->tokens + from, s->tokens + from,
-                  (size_t)(to - from) * sizeof(int32_t)) == 0;
-}
+static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
+                                          [PHASE_RESTORE] = SCHED_RESTORE,
+                                          [PHASE_PREFILL] = SCHED_PREFILL,
+                                          [PHASE_DECODE] = SCHED_DECODE};
 
-static int leader_of(const struct schedule *c, int me, int n_known)
+/* A saved sequence copies no part of a block: its chunks are saved whole. */
+static struct lead_request describe_prompt(const struct seq *s)
 {
-    const struct seq *s = c->seqs[me];
-    for (int i = 0; seq_may_reuse(s) && i < c->n_live; i++) {
-        const struct seq *x = c->seqs[i];
-        bool comes = x->phase == PHASE_RESTORE || x->phase == PHASE_PREFILL ||
-                     (x->phase == PHASE_WAIT && i < me);
-        if (comes && x->chain.n_chunks >= n_known && is_ahead(x, s, n_known))
-            return i;
-    }
-    return -1;
+    return (struct lead_request){.phase = phases[s->phase],
+                                 .root = &s->chain.root,
+                                 .keys = s->chain.keys,
+                                 .n_keys = s->chain.n_chunks,
+                                 .tokens = s->tokens,
+                                 .n_tokens = s->n_tokens,
+                                 .n_done = s->n_done,
+                                 .may_reuse = seq_may_reuse(s),
+                                 .may_copy = !seq_is_saved(s)};
 }
 
 /* Nothing is looked up while there is no place: it would be for nothing, in every step. */
@@ -97,15 +90,11 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     r->rows = s->n_tokens - n_known * KV_BLOCK_TOKENS;
     r->blocks_needed = seq_blocks_wanted(s) - n_known + n_unused;
     r->is_held = s->save != NULL && !save_is_settled(s->save);
-    r->after = is_full ? -1 : leader_of(c, i, n_known);
+    r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
 }
 
 static void describe(const struct schedule *c, int i, bool is_full, struct sched_req *r)
 {
-    static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
-                                              [PHASE_RESTORE] = SCHED_RESTORE,
-                                              [PHASE_PREFILL] = SCHED_PREFILL,
-                                              [PHASE_DECODE] = SCHED_DECODE};
     const struct seq *s = c->seqs[i];
     *r = (struct sched_req){.phase = phases[s->phase],
                             .priority = s->req.priority,
@@ -222,6 +211,9 @@ void schedule_step(struct schedule *c)
     bool is_full = count_running(c) >= c->o.max_seqs;
     int n = c->n_live = list_live(c);
     l.free_blocks = kv_pool_free_blocks(c->shared->pool);
+    bool may_admit = !is_full && seq_count(schedule_list(c), PHASE_WAIT) > 0;
+    for (int i = 0; i < n && may_admit; i++)
+        c->prompt[i] = describe_prompt(c->seqs[i]);
     for (int i = 0; i < n; i++)
         describe(c, i, is_full, &c->view[i]);
     sched_decide(&l, c->view, n, c->order, c->choice);

@@ -7,6 +7,7 @@
 
 #include "engine/restore_phase.h"
 #include "engine/seq.h"
+#include "policy/lead.h"
 #include "policy/sched.h"
 
 struct schedule_opts {
@@ -24,6 +25,7 @@ struct schedule {
     int n_live; /* the first of them: those that had not ended when the step began */
     /* The scheduler's view, filled anew in every step [cap_seqs]: */
     struct sched_req *view;
+    struct lead_request *prompt;
     struct sched_choice *choice;
     int *order;
     struct beside_speed speed; /* of its steps */
