@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "service/hcache_impl.h"
-#include "policy/beside.h"
 #include "state/save_policy.h"
 #include "tensor/group.h"
 
@@ -394,19 +393,6 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
                    q->n_layers);
 }
 
-/* Where others may decode beside it, a restore will have a share of the compute only: what the planner
- * wants of a context then is kept, too. Changes *p. */
-static int add_beside(const struct hcache *h, const char *save, struct platform *p,
-                      struct save_policy *policy, struct err *err)
-{
-    struct save_policy beside;
-    platform_slow_compute(p, 1 / BESIDE_RESTORE_SHARE);
-    int rc = save_policy_make(&beside, save, h->k.model, p, h->k.model->max_ctx, err);
-    for (int l = 0; rc == 0 && l < h->k.model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
-        policy->kinds[l] |= beside.kinds[l];
-    return rc;
-}
-
 static int make_request(struct hcache *h, const struct hcache_request *r, struct request *q,
                         struct err *err)
 {
@@ -440,7 +426,8 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
         rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
                               err);
     return rc == 0 && h->k.o.user.max_sequences > 1
-               ? add_beside(h, save, &bounded, &q->save, err)
+               ? save_policy_add_beside(&q->save, save, h->k.model, &bounded,
+                                        h->k.model->max_ctx, err)
                : rc;
 }
 

@@ -1,5 +1,4 @@
-/* save_policy.h - which kinds of state are written per layer (DESIGN §7: saving and restoring are two
- * decisions). */
+/* save_policy.h - which records a model's layers are saved with: policy/save_kinds.h for a model. */
 #ifndef STATE_SAVE_POLICY_H
 #define STATE_SAVE_POLICY_H
 
@@ -7,11 +6,12 @@
 #include "policy/platform.h"
 #include "state/saver.h"
 
-/* `text`: "hidden", "kv", "both", "none", a letter per layer (H, K, B for both, - for neither), or
- * "auto": the kinds that the planner will want as the context grows to max_tokens.  As long as the
- * store's speed has not been measured (platform NULL or without a tier), auto keeps every kind that
- * could be in a best plan: KV alone where hidden states are no smaller, else both. */
+/* save_kinds_choose of `text`.  A model with too many layers to be saved gets none: the saver says why. */
 int save_policy_make(struct save_policy *out, const char *text, const struct model *m,
                      const struct platform *platform, int64_t max_tokens, struct err *err);
+/* Adds what plans want of it beside decodes. */
+int save_policy_add_beside(struct save_policy *p, const char *text, const struct model *m,
+                           const struct platform *platform, int64_t max_tokens,
+                           struct err *err);
 
 #endif

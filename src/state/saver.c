@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "state/record.h"
+#include "policy/save_kinds.h"
 #include "state/saver_impl.h"
 #include "tensor/group.h"
 
@@ -271,12 +272,11 @@ static bool saves_nothing(const struct save_policy *p, int n_layers)
 bool save_can_continue(const struct save_policy *p, int n_layers,
                        const struct store_mask *mask)
 {
-    for (int l = 0; l < n_layers; l++) {
-        if (((p->kinds[l] & SAVE_HIDDEN) && !store_mask_has(mask, l, STORE_HIDDEN)) ||
-            ((p->kinds[l] & SAVE_KV) && !store_mask_has(mask, l, STORE_KV)))
-            return false;
-    }
-    return true;
+    uint8_t stored[STORE_MAX_LAYERS];
+    for (int l = 0; l < n_layers; l++)
+        stored[l] = (uint8_t)((store_mask_has(mask, l, STORE_HIDDEN) ? SAVE_HIDDEN : 0) |
+                              (store_mask_has(mask, l, STORE_KV) ? SAVE_KV : 0));
+    return save_kinds_suffice(p->kinds, stored, n_layers);
 }
 
 struct save_seq *save_open(struct saver *s, const struct save_begin *b)
