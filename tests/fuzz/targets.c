@@ -10,12 +10,16 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "jinja/jinja.h"
+#include "format/gguf.h"
+#include "format/gguf_tokenizer.h"
+#include "format/gguf_types.h"
 #include "format/json.h"
 #include "format/json_scan.h"
 #include "format/safetensors.h"
 #include "format/tokenizer_json.h"
 #include "model/chat.h"
 #include "model/config.h"
+#include "model/config_gguf.h"
 #include "model/tool_calls.h"
 #include "policy/platform.h"
 #include "server/head.h"
@@ -55,6 +59,51 @@ static void fuzz_safetensors(const uint8_t *bytes, size_t n)
         MUST(safetensors_find(&s, t->name) == t);
     }
     safetensors_deinit(&s);
+}
+
+/* The directory, and what is made of it: a configuration and a tokenizer. */
+static void fuzz_gguf(const uint8_t *bytes, size_t n)
+{
+    struct gguf_file file = {.path = "f", .bytes = (uint8_t *)bytes, .n_bytes = n};
+    struct gguf_files files = {1, &file};
+    struct gguf *g = &file.g;
+    struct model_config c;
+    struct tokenizer_json t;
+    struct err err = {0};
+    int rc = gguf_parse(g, bytes, n, n, "f", &err);
+    MUST_SAY(rc, err);
+    for (size_t i = 0; rc == 0 && i < g->n_tensors; i++) {
+        const struct gguf_tensor *x = &g->tensors[i];
+        MUST(g->data_begin <= x->begin && x->begin <= x->end && x->end <= n);
+        MUST(gguf_find_tensor(g, x->name) == x);
+        const struct gguf_type *type = gguf_type(x->type);
+        if (type->decode != NULL && x->end > x->begin) {
+            float *out = xmalloc(type->block * sizeof *out);
+            type->decode(bytes + x->begin, out, 1);
+            free(out);
+        }
+    }
+    for (size_t i = 0; rc == 0 && i < g->n_values; i++) {
+        const struct gguf_value *v = &g->values[i];
+        struct gguf_strings it;
+        const char *s;
+        size_t k;
+        MUST(v->bytes >= bytes && v->n_bytes <= (size_t)(bytes + n - v->bytes));
+        MUST(gguf_find(g, v->key) == v);
+        if (gguf_strings_begin(v, &it))
+            while (gguf_strings_next(&it, &s, &k))
+                MUST(k <= n && (const uint8_t *)s + k <= bytes + n);
+    }
+    if (rc == 0) {
+        rc = config_from_gguf(&c, &files, &err);
+        MUST_SAY(rc, err);
+        MUST(rc != 0 || (c.n_layers > 0 && c.n_heads % c.n_kv_heads == 0));
+        rc = gguf_tokenizer_read(&t, g, "f", &err);
+        MUST_SAY(rc, err);
+        MUST(rc != 0 || t.n_ids > 0);
+        tokenizer_json_deinit(&t);
+    }
+    gguf_deinit(g);
 }
 
 static void fuzz_safetensors_index(const uint8_t *bytes, size_t n)
@@ -445,6 +494,7 @@ static void fuzz_platform(const uint8_t *bytes, size_t n)
 const struct fuzz_target fuzz_targets[] = {
     {"safetensors", fuzz_safetensors},
     {"safetensors-index", fuzz_safetensors_index},
+    {"gguf", fuzz_gguf},
     {"config", fuzz_config},
     {"generation-config", fuzz_generation_config},
     {"tokenizer-config", fuzz_tokenizer_config},
