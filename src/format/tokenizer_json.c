@@ -231,6 +231,52 @@ static int read_added(struct tokenizer_json *t, const struct json *list, struct 
     return 0;
 }
 
+static struct tokenizer_added *find_added(struct tokenizer_json *t, int32_t id)
+{
+    for (size_t i = 0; i < t->n_added; i++)
+        if (t->added[i].id == id)
+            return &t->added[i];
+    return NULL;
+}
+
+/* Room for one id more, which has no text yet. */
+static void grow_ids(struct tokenizer_json *t)
+{
+    t->tokens = xrealloc(t->tokens, ((size_t)t->n_ids + 1) * sizeof *t->tokens);
+    t->tokens[t->n_ids++] = (struct tokenizer_text){0};
+}
+
+int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
+                       struct err *err)
+{
+    int32_t id = tokenizer_json_find(t, a->text.s, a->text.n);
+    struct tokenizer_added *old = id >= 0 ? find_added(t, id) : NULL;
+    struct tokenizer_added made = *a;
+    if (id < 0) {
+        bool is_free = a->id == t->n_ids ||
+                       (a->id >= 0 && a->id < t->n_ids && t->tokens[a->id].s == NULL);
+        if (!is_free || a->id > TOKENIZER_MAX_ID)
+            return err_set(err, ERR_MISMATCH,
+                           "token '%.80s' is to have id %d, but the next free one is %d",
+                           a->text.s, a->id, t->n_ids);
+        if (a->id == t->n_ids)
+            grow_ids(t);
+        int rc = add_token(t, a->text.s, a->text.n, id = a->id, err);
+        if (rc != 0)
+            return rc;
+    } else {
+        made.in_vocab = old == NULL || old->in_vocab;
+    }
+    made.id = id;
+    made.text = t->tokens[id];
+    if (old == NULL) {
+        t->added = xrealloc(t->added, (t->n_added + 1) * sizeof *t->added);
+        old = &t->added[t->n_added++];
+    }
+    *old = made;
+    return 0;
+}
+
 /* --- the model ---------------------------------------------------------------------------- */
 
 static int refuse_string(const struct json *o, const char *key, struct err *err)

@@ -153,6 +153,12 @@ int tokenizer_json_parse_vocab(struct tokenizer_json *out, const void *vocab,
                                size_t n_vocab, const char *vocab_file, const void *merges,
                                size_t n_merges, const char *merges_file, struct err *err);
 
+/* Makes `text` an added token with a's flags, as another file beside tokenizer.json lists it; a's text is not
+ * kept.  A token that is known keeps its id.  A new one gets a->id, which must be free: an id that is in use or
+ * leaves a gap behind the vocabulary is ERR_MISMATCH. */
+int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
+                       struct err *err);
+
 void tokenizer_json_deinit(struct tokenizer_json *t);
 
 /* -1 where there is no such token. */

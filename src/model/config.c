@@ -249,6 +249,13 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     }
 }
 
+/* Families whose heads may be rotated in part.  The reference knows partial_rotary_factor in these only:
+ * in others it rotates whole heads whatever the file says, or fails. */
+static bool has_partial_rotary(enum model_family family)
+{
+    return family == FAMILY_PHI || family == FAMILY_PHI3;
+}
+
 /* rope_fraction: the share of a head that is rotated where the file does not say. */
 static void read_rope(struct fields *f, struct model_config *c, double rope_fraction)
 {
@@ -262,6 +269,12 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
         return;
     if (!(isfinite(c->rope_theta) && c->rope_theta > 0))
         f->rc = err_set(f->err, ERR_FORMAT, "'rope_theta' must be positive");
+    else if (fraction != rope_fraction && !has_partial_rotary(c->family))
+        f->rc = err_set(
+            f->err, ERR_UNSUPPORTED,
+            "'partial_rotary_factor' is %g, but %s models rotate whole heads; if "
+            "this one does, take it out of the file",
+            fraction, family_name(c->family));
     else if (!(fraction > 0 && fraction <= 1))
         f->rc = err_set(f->err, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
     else
@@ -286,11 +299,13 @@ static void read_norm_eps(struct fields *f, struct model_config *c, const char *
 /* What llama, mistral, qwen2, qwen3, phi3 and gemma have in common. */
 static void read_llama_like(struct fields *f, struct model_config *c)
 {
+    /* The defaults of the reference's config classes. */
+    double eps = c->family == FAMILY_PHI3 ? 1e-5 : 1e-6;
     read_sizes(f, c, "intermediate_size");
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
     c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
     read_head_dim(f, c);
-    read_norm_eps(f, c, "rms_norm_eps", 1e-6);
+    read_norm_eps(f, c, "rms_norm_eps", eps);
     read_rope(f, c, 1.0);
     must_be(f, "attention_bias", false, false);
     must_be(f, "mlp_bias", false, false);

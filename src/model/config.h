@@ -189,6 +189,13 @@ struct tokenizer_config {
     char *chat_template; /* Jinja source; from chat_template.jinja where that file exists */
     int add_bos_token;   /* 1, 0, or -1 where the file does not say */
     int add_eos_token;
+    /* added_tokens_decoder, by ascending id */
+    struct tokenizer_config_added {
+        char *text;
+        int32_t id;
+        bool special, lstrip, rstrip, normalized;
+    } * added;
+    size_t n_added;
 };
 
 /* Reads DIR/tokenizer_config.json; a missing file gives an empty config and 0.  deinit

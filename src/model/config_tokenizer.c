@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "format/json.h"
+#include "format/tokenizer_json.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -57,6 +58,60 @@ static int read_chat_template(char **out, const struct json *o, struct err *err)
     return 0;
 }
 
+static int read_added(struct tokenizer_config_added *a, const char *id,
+                      const struct json *v, struct err *err)
+{
+    const char *text = NULL;
+    bool single_word = false;
+    char *end;
+    errno = 0;
+    long n = strtol(id, &end, 10);
+    if (end == id || *end != 0 || errno != 0 || n < 0 || n > TOKENIZER_MAX_ID)
+        return err_set(err, ERR_FORMAT, "'%.40s' is no id of a token", id);
+    a->id = (int32_t)n;
+    int rc;
+    if ((rc = json_get_string(v, "content", &text, err)) != 0 ||
+        (rc = json_opt_bool(v, "special", &a->special, err)) != 0 ||
+        (rc = json_opt_bool(v, "lstrip", &a->lstrip, err)) != 0 ||
+        (rc = json_opt_bool(v, "rstrip", &a->rstrip, err)) != 0 ||
+        (rc = json_opt_bool(v, "single_word", &single_word, err)) != 0)
+        return rc;
+    a->normalized = !a->special; /* the reference's default */
+    if ((rc = json_opt_bool(v, "normalized", &a->normalized, err)) != 0)
+        return rc;
+    if (single_word)
+        return err_set(err, ERR_UNSUPPORTED, "'single_word' is not supported");
+    a->text = xstrdup(text);
+    return 0;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    const struct tokenizer_config_added *x = a, *y = b;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* {"32000": {"content": "<pad>", "special": true, ...}, ...} */
+static int read_added_decoder(struct tokenizer_config *out, const struct json *o,
+                              struct err *err)
+{
+    const struct json *list = NULL;
+    int rc = json_opt_object(o, "added_tokens_decoder", &list, err);
+    if (rc != 0 || list == NULL)
+        return rc;
+    out->added = xcalloc(json_count(list), sizeof *out->added);
+    struct json_iter it = json_begin(list);
+    while (rc == 0 && json_next(&it)) {
+        rc = read_added(&out->added[out->n_added], it.key, it.value, err);
+        if (rc == 0)
+            out->n_added++;
+        else
+            err_wrap(err, "added_tokens_decoder");
+    }
+    qsort(out->added, out->n_added, sizeof *out->added, by_id);
+    return rc;
+}
+
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
                            const char *file, struct err *err)
 {
@@ -70,7 +125,8 @@ int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size
         (rc = read_token(&out->eos_token, root, "eos_token", err)) == 0 &&
         (rc = read_token(&out->unk_token, root, "unk_token", err)) == 0 &&
         (rc = read_switch(&out->add_bos_token, root, "add_bos_token", err)) == 0 &&
-        (rc = read_switch(&out->add_eos_token, root, "add_eos_token", err)) == 0)
+        (rc = read_switch(&out->add_eos_token, root, "add_eos_token", err)) == 0 &&
+        (rc = read_added_decoder(out, root, err)) == 0)
         rc = read_chat_template(&out->chat_template, root, err);
     if (rc != 0)
         err_wrap(err, "%s", file);
@@ -125,5 +181,8 @@ void tokenizer_config_deinit(struct tokenizer_config *c)
     free(c->eos_token);
     free(c->unk_token);
     free(c->chat_template);
+    for (size_t i = 0; i < c->n_added; i++)
+        free(c->added[i].text);
+    free(c->added);
     memset(c, 0, sizeof *c);
 }

@@ -52,7 +52,35 @@ static int read_pair(struct tokenizer_json *j, const char *dir, const char *voca
     return rc;
 }
 
-/* The older pair says nothing of special tokens: tokenizer_config.json names them. */
+static bool is_named(const struct tokenizer_config *c, const char *text)
+{
+    const char *const names[] = {c->bos_token, c->eos_token, c->unk_token};
+    for (int i = 0; i < 3; i++)
+        if (names[i] != NULL && strcmp(names[i], text) == 0)
+            return true;
+    return false;
+}
+
+/* tokenizer_config.json lists added tokens, too: the reference adds those that tokenizer.json lacks, and takes
+ * their flags for those that it has. */
+static int add_listed(struct tokenizer *t, struct err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < t->cfg.n_added; i++) {
+        const struct tokenizer_config_added *c = &t->cfg.added[i];
+        struct tokenizer_added a = {.text = {c->text, strlen(c->text)},
+                                    .id = c->id,
+                                    .special = c->special || is_named(&t->cfg, c->text),
+                                    .lstrip = c->lstrip,
+                                    .rstrip = c->rstrip,
+                                    .normalized = c->normalized};
+        if (a.text.n > 0)
+            rc = tokenizer_json_add(&t->j, &a, err);
+    }
+    return rc == 0 ? 0 : err_wrap(err, "tokenizer_config.json: added_tokens_decoder");
+}
+
+/* tokenizer_config.json names special tokens; the older pair says nothing of them itself. */
 static void add_named_special(struct tokenizer_json *j, const char *name)
 {
     int32_t id = name != NULL ? tokenizer_json_find(j, name, strlen(name)) : -1;
@@ -91,14 +119,7 @@ static int read_vocab_and_merges(struct tokenizer *t, const char *dir, struct er
         return err_set(
             err, rc, "%s: has no tokenizer (tokenizer.json, or vocab.json and merges.txt)",
             dir);
-    if (rc == 0)
-        rc = refuse_added_tokens_file(dir, err);
-    if (rc != 0)
-        return rc;
-    add_named_special(&t->j, t->cfg.bos_token);
-    add_named_special(&t->j, t->cfg.eos_token);
-    add_named_special(&t->j, t->cfg.unk_token);
-    return 0;
+    return rc == 0 ? refuse_added_tokens_file(dir, err) : rc;
 }
 
 /* --- reading a GGUF file ------------------------------------------------------------------ */
@@ -165,12 +186,11 @@ static int find_added_texts(struct tokenizer *t, struct err *err)
     return 0;
 }
 
-/* A template in tokenizer.json is the last word; without one, tokenizer_config.json's switches. */
+/* tokenizer_config.json's switches are for vocab.json and merges.txt.  Beside a tokenizer.json the reference
+ * passes them over: its post-processor says what goes around a text, or nothing does. */
 static void add_configured_template(struct tokenizer *t)
 {
     struct tokenizer_json *j = &t->j;
-    if (j->has_template)
-        return;
     if (t->cfg.add_bos_token == 1 && t->bos_id >= 0)
         j->prefix[j->n_prefix++] = t->bos_id;
     if (t->cfg.add_eos_token == 1 && t->eos_id >= 0)
@@ -220,7 +240,18 @@ static int read_folder(struct tokenizer *t, const char *dir, struct err *err)
     int rc = tokenizer_config_load(&t->cfg, dir, err);
     if (rc == 0)
         rc = read_tokenizer_json(&t->j, dir, err);
-    return rc == -ENOENT ? read_vocab_and_merges(t, dir, err) : rc;
+    if (rc == 0)
+        t->cfg.add_bos_token = t->cfg.add_eos_token = -1;
+    if (rc == -ENOENT)
+        rc = read_vocab_and_merges(t, dir, err);
+    if (rc == 0)
+        rc = add_listed(t, err);
+    if (rc != 0)
+        return rc;
+    add_named_special(&t->j, t->cfg.bos_token);
+    add_named_special(&t->j, t->cfg.eos_token);
+    add_named_special(&t->j, t->cfg.unk_token);
+    return 0;
 }
 
 int tokenizer_open(struct tokenizer **out, const char *source, struct err *err)

@@ -334,6 +334,38 @@ static int refuse_unexpected(const struct directory *d, const struct model_confi
     return 0;
 }
 
+/* A quantized checkpoint announces itself in config.json (quantization_config), but files without that key
+ * are about: the names of their tensors tell what they are. */
+static int refuse_quantized(const struct directory *d, struct err *err)
+{
+    static const struct {
+        const char *suffix, *kind;
+    } marks[] = {
+        {".g_idx", "GPTQ"},
+        {".qweight", "GPTQ or AWQ"},
+        {".qzeros", "GPTQ or AWQ"},
+        {".weight_packed", "compressed-tensors"},
+        {".weight_scale", "compressed-tensors or FP8"},
+        {".weight_scale_inv", "FP8"},
+        {".SCB", "bitsandbytes"},
+        {".weight.absmax", "bitsandbytes"},
+        {".scales", "quantized"},
+    };
+    for (size_t k = 0; k < sizeof marks / sizeof marks[0]; k++)
+        for (size_t i = 0; i < d->n; i++) {
+            const char *name = d->items[i].tensor->name;
+            size_t n = strlen(name), n_suffix = strlen(marks[k].suffix);
+            if (n > n_suffix && strcmp(name + n - n_suffix, marks[k].suffix) == 0)
+                return err_set(
+                    err, ERR_UNSUPPORTED,
+                    "%s: tensor '%s' is of a quantized checkpoint (%s), which is "
+                    "not supported; take the original one, and hold it in 8 bits "
+                    "with --weights q8",
+                    d->items[i].file->path, name, marks[k].kind);
+        }
+    return 0;
+}
+
 static int match_all(struct checkpoint *cp, const struct directory *d,
                      const struct model_config *c, const struct tensor_list *want,
                      struct tensor_src *src, struct err *err)
@@ -361,6 +393,8 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
     if (cp->gguf.n > 0)
         return gguf_match(&cp->gguf, c, want, src, err);
     int rc = directory_make(&d, cp, err);
+    if (rc == 0)
+        rc = refuse_quantized(&d, err);
     if (rc == 0)
         rc = match_all(cp, &d, c, want, src, err);
     free(d.items);

@@ -194,6 +194,66 @@ static void test_other_families(void **state)
 
 /* --- refusals ----------------------------------------------------------------------------- */
 
+/* Only phi and phi3 rotate a part of a head; elsewhere the field would be obeyed against the reference. */
+static void test_partial_rotary(void **state)
+{
+    (void)state;
+    static const char *const whole[] = {"llama", "mistral", "qwen2", "qwen3"};
+    static const char *const forms[] = {
+        ", \"partial_rotary_factor\": %s",
+        ", \"rope_parameters\": {\"rope_type\": \"default\","
+        "\"partial_rotary_factor\": %s}"};
+    for (int form = 0; form < 2; form++) {
+        char text[1024], field[160], message[80];
+        for (int i = 0; i < 4; i++) {
+            for (int half = 0; half < 2; half++) {
+                snprintf(field, sizeof field, forms[form], half ? "0.5" : "1.0");
+                snprintf(text, sizeof text,
+                         "{\"model_type\": \"%s\", " LLAMA_SIZES
+                         ", \"num_key_value_heads\": 2%s}",
+                         whole[i], field);
+                snprintf(message, sizeof message, "is 0.5, but %s models", whole[i]);
+                if (half)
+                    refuse(text, ERR_UNSUPPORTED, message);
+                else
+                    assert_int_equal(parse(text).d_rope, parse(text).d_head);
+            }
+        }
+        snprintf(field, sizeof field, forms[form], "0.5");
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"gemma\", " LLAMA_SIZES
+                 ", \"head_dim\": 32, \"hidden_activation\": \"gelu_pytorch_tanh\"%s}",
+                 field);
+        refuse(text, ERR_UNSUPPORTED, "gemma models rotate whole heads");
+        snprintf(
+            text, sizeof text,
+            "{\"model_type\": \"falcon\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
+            "\"num_attention_heads\": 8, \"vocab_size\": 512, \"multi_query\": true%s}",
+            field);
+        refuse(text, ERR_UNSUPPORTED, "falcon models rotate whole heads");
+        snprintf(text, sizeof text, "{\"model_type\": \"phi3\", " LLAMA_SIZES "%s}", field);
+        assert_int_equal(parse(text).d_rope, parse(text).d_head / 2);
+    }
+}
+
+/* What the reference's config classes have for a file that does not say. */
+static void test_default_eps(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family;
+        float eps;
+    } known[] = {{"llama", 1e-6f}, {"mistral", 1e-6f}, {"qwen2", 1e-6f},
+                 {"qwen3", 1e-6f}, {"phi3", 1e-5f},    {"phi", 1e-5f}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"%s\", " LLAMA_SIZES ", \"num_key_value_heads\": 2}",
+                 known[i].family);
+        assert_true(parse(text).norm_eps == known[i].eps);
+    }
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -577,6 +637,8 @@ int main(void)
         cmocka_unit_test(test_rope_scaling),
         cmocka_unit_test(test_mistral_and_qwen),
         cmocka_unit_test(test_other_families),
+        cmocka_unit_test(test_partial_rotary),
+        cmocka_unit_test(test_default_eps),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_unknown_fields),
         cmocka_unit_test(test_damage),

@@ -553,6 +553,167 @@ static void test_vocab_and_merges(void **state)
     tempdir_remove(dir);
 }
 
+/* --- what tokenizer_config.json adds ---------------------------------------------------------
+ *
+ * All ids are those of transformers 5.23 (AutoTokenizer) for the same two files. */
+
+#define POST_TEMPLATE                                                                      \
+    "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"<s>\"," \
+    "\"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": ["      \
+    "{\"SpecialToken\": {\"id\": \"<s>\", \"type_id\": 0}}, {\"Sequence\": {\"id\": "      \
+    "\"A\","                                                                               \
+    "\"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}], "                 \
+    "\"special_tokens\": {"                                                                \
+    "\"<s>\": {\"id\": \"<s>\", \"ids\": [1], \"tokens\": [\"<s>\"]}}}"
+#define SPECIAL_AT(id, text)                                                               \
+    "{\"id\": " #id ", \"content\": \"" text                                               \
+    "\", \"single_word\": false, \"lstrip\": false,"                                       \
+    "\"rstrip\": false, \"normalized\": false, \"special\": true}"
+
+/* A vocabulary of <unk> <s> </s> a b ab; its special tokens are all but those of `added`. */
+static struct tokenizer *open_ab(const char *dir, const char *post, const char *added,
+                                 const char *config)
+{
+    char *text = xasprintf(
+        "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": "
+        "[%s],"
+        "\"normalizer\": null, \"pre_tokenizer\": null, \"post_processor\": %s, "
+        "\"decoder\": {\"type\": \"Fuse\"},"
+        "\"model\": {\"type\": \"BPE\", \"unk_token\": \"<unk>\", \"vocab\": {\"<unk>\": 0,"
+        "\"<s>\": 1, \"</s>\": 2, \"a\": 3, \"b\": 4, \"ab\": 5}, \"merges\": [\"a b\"]}}",
+        added, post);
+    put_file(dir, "tokenizer.json", text);
+    free(text);
+    text = xasprintf(
+        "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\", \"unk_token\": \"<unk>\"%s}",
+        config);
+    put_file(dir, "tokenizer_config.json", text);
+    free(text);
+    return open_dir(dir);
+}
+
+#define ALL_SPECIAL                                                                        \
+    SPECIAL_AT(0, "<unk>") "," SPECIAL_AT(1, "<s>") "," SPECIAL_AT(2, "</s>")
+
+static void expect_ids(struct tokenizer *t, const char *text, unsigned flags, int n_want,
+                       const int32_t *want)
+{
+    size_t n;
+    int32_t *ids = encode(t, text, strlen(text), flags, &n);
+    if ((int)n != n_want || memcmp(ids, want, n * sizeof *ids) != 0)
+        fail_msg("'%s' has other ids", text);
+    free(ids);
+}
+
+#define IDS(...)                                                                           \
+    (int)(sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)), (const int32_t[])             \
+    {                                                                                      \
+        __VA_ARGS__                                                                        \
+    }
+
+/* Tokens that tokenizer_config.json alone lists: new ones, ones of the vocabulary, flags of known ones. */
+static void test_listed_tokens(void **state)
+{
+    (void)state;
+    enum { FLAGS = TOKENIZER_PARSE_SPECIAL };
+    static const struct {
+        const char *list, *text;
+        int n;
+        int32_t ids[8];
+    } cases[] = {
+        {"\"6\": {\"content\": \"<x>\", \"special\": true}", "ab<x>b", 3, {5, 6, 4}},
+        {"\"6\": {\"content\": \"<y>\", \"special\": true}, \"7\": {\"content\": \"<x>\"}",
+         "ab<x>b",
+         3,
+         {5, 7, 4}},
+        {"\"7\": {\"content\": \"<y>\"}, \"6\": {\"content\": \"<x>\"}",
+         "ab<x>b",
+         3,
+         {5, 6, 4}},
+        {"\"6\": {\"content\": \"<x>\", \"lstrip\": true, \"normalized\": false}",
+         "ab <x>b",
+         3,
+         {5, 6, 4}},
+        {"\"5\": {\"content\": \"ab\", \"special\": true}", "aab", 2, {3, 5}},
+        {"\"4\": {\"content\": \"b\", \"normalized\": false}", "ab", 2, {3, 4}},
+        {"\"1\": {\"content\": \"<s>\", \"lstrip\": true, \"special\": true}",
+         "a <s>ab",
+         3,
+         {3, 1, 5}},
+        {"\"1\": {\"content\": \"<s>\", \"special\": false}", "<s>ab", 2, {1, 5}},
+        {"\"6\": {\"content\": \"\"}", "ab", 1, {5}},
+    };
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "tokenizer");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *config = xasprintf(", \"added_tokens_decoder\": {%s}", cases[i].list);
+        struct tokenizer *t = open_ab(dir, "null", ALL_SPECIAL, config);
+        expect_ids(t, cases[i].text, FLAGS, cases[i].n, cases[i].ids);
+        tokenizer_close(t);
+        free(config);
+    }
+    /* A token that is named and in the vocabulary is one token of a text, too. */
+    struct tokenizer *t = open_ab(dir, "null", SPECIAL_AT(0, "<unk>"), "");
+    expect_ids(t, "ab</s>", FLAGS, IDS(5, 2));
+    assert_true(tokenizer_is_special(t, 2));
+    tokenizer_close(t);
+    /* The reference would give it id 6, whatever the file says. */
+    put_file(dir, "tokenizer_config.json",
+             "{\"added_tokens_decoder\": {\"9\": {\"content\": \"<x>\"}}}");
+    expect_open_error(dir, ERR_MISMATCH,
+                      "'<x>' is to have id 9, but the next free one is 6");
+    put_file(dir, "tokenizer_config.json",
+             "{\"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\", \"single_word\": "
+             "true}}}");
+    expect_open_error(dir, ERR_UNSUPPORTED, "'single_word' is not supported");
+    put_file(dir, "tokenizer_config.json",
+             "{\"added_tokens_decoder\": {\"six\": {\"content\": \"<x>\"}}}");
+    expect_open_error(dir, ERR_FORMAT, "'six' is no id");
+    tempdir_remove(dir);
+}
+
+/* Beside a tokenizer.json the switches change nothing: its post-processor is the last word, also where there
+ * is none. Beside vocab.json and merges.txt they act. */
+static void test_switches(void **state)
+{
+    (void)state;
+    static const char *const switches[] = {
+        "",
+        ", \"add_eos_token\": true",
+        ", \"add_bos_token\": true",
+        ", \"add_bos_token\": true, \"add_eos_token\": true",
+        ", \"add_bos_token\": false",
+        ", \"add_bos_token\": false, \"add_eos_token\": true"};
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "tokenizer");
+    for (int i = 0; i < 6; i++) {
+        struct tokenizer *t = open_ab(dir, "null", ALL_SPECIAL, switches[i]);
+        expect_ids(t, "ab", TOKENIZER_ADD_SPECIAL, IDS(5));
+        tokenizer_close(t);
+        t = open_ab(dir, POST_TEMPLATE, ALL_SPECIAL, switches[i]);
+        expect_ids(t, "ab", TOKENIZER_ADD_SPECIAL, IDS(1, 5));
+        tokenizer_close(t);
+    }
+    char *path = xasprintf("%s/tokenizer.json", dir);
+    assert_int_equal(unlink(path), 0);
+    free(path);
+    put_file(dir, "vocab.json",
+             "{\"<unk>\": 0, \"<s>\": 1, \"</s>\": 2, \"a\": 3, \"b\": 4, \"ab\": 5}");
+    put_file(dir, "merges.txt", "#version: 0.2\na b\n");
+    for (int i = 0; i < 6; i++) {
+        char *text = xasprintf("{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\"%s}",
+                               switches[i]);
+        put_file(dir, "tokenizer_config.json", text);
+        free(text);
+        struct tokenizer *t = open_dir(dir);
+        bool bos = i == 2 || i == 3, eos = i == 1 || i == 3 || i == 5;
+        int32_t want[3] = {1, 5, 2};
+        expect_ids(t, "ab", TOKENIZER_ADD_SPECIAL, 1 + bos + eos, want + !bos);
+        tokenizer_close(t);
+    }
+    tempdir_remove(dir);
+}
+
 /* What can only be refused once the parts are put together. */
 static void test_unsupported_parts(void **state)
 {
@@ -606,6 +767,8 @@ int main(void)
         cmocka_unit_test(test_long_runs),
         cmocka_unit_test(test_threads_share),
         cmocka_unit_test(test_vocab_and_merges),
+        cmocka_unit_test(test_listed_tokens),
+        cmocka_unit_test(test_switches),
         cmocka_unit_test(test_unsupported_parts),
     };
     const struct CMUnitTest extra[] = {

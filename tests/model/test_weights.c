@@ -601,6 +601,35 @@ static void test_tensors_that_do_not_fit(void **state)
     image_free(&im);
 }
 
+/* A folder without quantization_config is told for what it is, not for an incomplete download. */
+static void test_quantized_folders_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tensor, *kind;
+    } cases[] = {
+        {"model.layers.1.mlp.up_proj.qweight", "GPTQ or AWQ"},
+        {"model.layers.1.mlp.up_proj.g_idx", "GPTQ"},
+        {"model.layers.1.mlp.up_proj.weight_packed", "compressed-tensors"},
+        {"model.layers.1.mlp.up_proj.SCB", "bitsandbytes"},
+    };
+    struct model_config c = shape("tiny-mha");
+    write_synth("tiny-mha", DTYPE_F32);
+    char *path = at("model.safetensors"), *kept = xasprintf("%s.kept", path);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct image im;
+        image_read(&im, path);
+        image_remove(&im, "model.layers.1.mlp.up_proj.weight");
+        image_add(&im, cases[i].tensor, SAFETENSORS_I32, 8, (uint64_t)c.n_ffn);
+        assert_int_equal(rename(path, kept), 0);
+        image_write(&im, 0, im.n, path, 0);
+        refused(&c, ERR_UNSUPPORTED, cases[i].tensor, cases[i].kind);
+        image_free(&im);
+        assert_int_equal(rename(kept, path), 0);
+    }
+    free(kept);
+}
+
 static void test_wrong_layer_count(void **state)
 {
     (void)state;
@@ -819,6 +848,7 @@ int main(void)
         T(test_grouped_qkv),
         T(test_missing_files),
         T(test_tensors_that_do_not_fit),
+        T(test_quantized_folders_are_named),
         T(test_wrong_layer_count),
         T(test_tied_head),
         T(test_damaged_files),
