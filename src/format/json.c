@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/textbuf.h"
 #include "base/utf8.h"
 
 #include <errno.h>
@@ -466,9 +467,23 @@ void json_push_string(struct json *array, const char *s)
     json_push(array, wrap(s != NULL ? string_node(s, strlen(s)) : json_null()));
 }
 
+static int append_piece(const char *s, size_t n, void *out)
+{
+    textbuf_add(out, s, n);
+    return 0;
+}
+
+/* jansson's own buffer would hold the text twice when it grows, and once more for its result. */
+void json_append(const struct json *v, int indent, struct textbuf *out)
+{
+    int rc = json_dump_callback(node(v), append_piece, out,
+                                JSON_INDENT((size_t)indent) | JSON_REAL_PRECISION(15));
+    CHECK(rc == 0);
+}
+
 char *json_text(const struct json *v, int indent)
 {
-    char *s = json_dumps(node(v), JSON_INDENT((size_t)indent) | JSON_REAL_PRECISION(15));
-    CHECK(s != NULL);
-    return s;
+    struct textbuf out = {0};
+    json_append(v, indent, &out);
+    return out.p;
 }

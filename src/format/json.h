@@ -28,6 +28,7 @@
 #include <stdint.h>
 
 struct json;
+struct textbuf;
 
 enum { JSON_MAX_DEPTH = 128 };
 
@@ -129,5 +130,7 @@ void json_push_string(struct json *array, const char *s);
 /* The text, members in the order in which they were put; `indent` spaces a level, 0 for one
  * line. The caller frees it. */
 char *json_text(const struct json *v, int indent);
+/* The same text, appended. */
+void json_append(const struct json *v, int indent, struct textbuf *out);
 
 #endif

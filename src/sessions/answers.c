@@ -390,14 +390,54 @@ void answers_put(struct answers *m, const char *salt, const char *text, size_t n
     free(key);
 }
 
-/* [lock] The longest of those that are shorter than `below` and look like a beginning of the text. */
-static struct entry *candidate(struct answers *m, const uint64_t *hash, size_t below)
+/* The short hash of the text's first n bytes. */
+struct beginning {
+    size_t n;
+    uint32_t hash;
+};
+
+static int by_length(const void *a, const void *b)
+{
+    const struct beginning *x = a, *y = b;
+    return x->n < y->n ? -1 : x->n > y->n;
+}
+
+/* Those beginnings of the key that are as long as an entry, in order: *out is the caller's. */
+static int hash_beginnings(struct answers *m, const char *key, size_t n,
+                           struct beginning **out)
+{
+    struct beginning *list = xcalloc((size_t)m->o.max_entries + 1, sizeof *list);
+    int n_list = 0;
+    pthread_mutex_lock(&m->lock);
+    for (int i = 0; i < m->o.max_entries; i++) {
+        if (m->entry[i].n != 0 && m->entry[i].n <= n)
+            list[n_list++].n = m->entry[i].n;
+    }
+    pthread_mutex_unlock(&m->lock);
+    qsort(list, (size_t)n_list, sizeof *list, by_length);
+    uint64_t hash = 0;
+    size_t at = 0;
+    for (int i = 0; i < n_list; i++) {
+        for (; at < list[i].n; at++)
+            hash = hash_step(hash, key[at]);
+        list[i].hash = hash_short(hash);
+    }
+    *out = list;
+    return n_list;
+}
+
+/* [lock] The longest entry that is shorter than `below` and looks like a beginning of the text. */
+static struct entry *candidate(struct answers *m, const struct beginning *list, int n_list,
+                               size_t below)
 {
     struct entry *best = NULL;
     for (int i = 0; i < m->o.max_entries; i++) {
         struct entry *e = &m->entry[i];
-        if (e->n != 0 && e->n < below && (best == NULL || e->n > best->n) &&
-            e->hash == hash_short(hash[e->n]))
+        const struct beginning key = {.n = e->n}, *found;
+        if (e->n == 0 || e->n >= below || (best != NULL && e->n <= best->n))
+            continue;
+        found = bsearch(&key, list, (size_t)n_list, sizeof *list, by_length);
+        if (found != NULL && found->hash == e->hash)
             best = e;
     }
     return best;
@@ -408,14 +448,12 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
 {
     size_t n;
     char *key = key_of(salt, text, n_text, &n);
-    uint64_t *hash = xmalloc((n + 1) * sizeof *hash);
+    struct beginning *list;
+    int n_list = hash_beginnings(m, key, n, &list);
     struct entry *e;
     bool found = false;
-    hash[0] = 0;
-    for (size_t i = 0; i < n; i++)
-        hash[i + 1] = hash_step(hash[i], key[i]);
     pthread_mutex_lock(&m->lock);
-    for (size_t below = n + 1; !found && (e = candidate(m, hash, below)) != NULL;
+    for (size_t below = n + 1; !found && (e = candidate(m, list, n_list, below)) != NULL;
          below = e->n) {
         struct sha256 seal = digest("answer", key, e->n), name = name_of(&seal);
         if (memcmp(&name, &e->name, sizeof name) != 0)
@@ -430,6 +468,6 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
     }
     pthread_mutex_unlock(&m->lock);
     free(key);
-    free(hash);
+    free(list);
     return found;
 }

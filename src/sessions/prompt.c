@@ -101,10 +101,10 @@ static void chat_request(const struct chat_source *s, struct textbuf *out)
     static const char *const names[] = {
         "{\"messages\":", ",\"tools\":", ",\"chat_template_kwargs\":"};
     for (int i = 0; i < 3; i++) {
-        char *text = values[i] != NULL ? json_text(values[i], 0) : NULL;
-        if (text != NULL)
-            textbuf_addf(out, "%s%s", names[i], text);
-        free(text);
+        if (values[i] == NULL)
+            continue;
+        textbuf_add(out, names[i], strlen(names[i]));
+        json_append(values[i], 0, out);
     }
     textbuf_add(out, "}", 1);
 }
@@ -155,6 +155,39 @@ void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,
     *n_out = n;
 }
 
+/* The fewest tokens of all texts inside v. */
+static int64_t least_tokens(const struct hcache *h, const struct json *v)
+{
+    size_t n = 0;
+    int64_t sum = 0;
+    const char *text = json_string_of(v, &n);
+    struct json_iter it = json_begin(v);
+    if (text != NULL)
+        return hcache_least_tokens(h, text, n);
+    for (size_t i = 0; json_kind(v) == JSON_KIND_ARRAY && i < json_count(v); i++)
+        sum += least_tokens(h, json_at(v, i));
+    while (json_next(&it))
+        sum += least_tokens(h, it.value);
+    return sum;
+}
+
+/* A template may leave out parts of a history, such as earlier reasoning, so only its output shows
+ * whether it fits.  But rendering takes several times the memory of the messages: what is far beyond the
+ * context is refused before it. */
+enum { MAX_HISTORY_CONTEXTS = 16 };
+
+static int check_history(const struct hcache *h, const struct json *messages,
+                         int max_context, struct fault *f)
+{
+    int64_t least = least_tokens(h, messages);
+    if (least <= (int64_t)MAX_HISTORY_CONTEXTS * max_context)
+        return 0;
+    return fault_set(f, 400, "context_length_exceeded", "messages",
+                     "the messages have at least %lld tokens by their bytes, which are at "
+                     "least %d contexts: the maximum context length is %d tokens",
+                     (long long)least, MAX_HISTORY_CONTEXTS, max_context);
+}
+
 int prompt_render(const struct hcache *h, const struct chat_source *s,
                   struct prompt_text *out, struct fault *f)
 {
@@ -175,6 +208,8 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
             "server with --plain-chat");
     if (json_kind(s->messages) != JSON_KIND_ARRAY || json_count(s->messages) == 0)
         return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
+    if (check_history(h, s->messages, info.max_context, f) != 0)
+        return -1;
     chat_request(s, &request);
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
     int rc = s->parse_special

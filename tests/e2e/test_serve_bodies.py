@@ -55,6 +55,12 @@ def test_memory(s):
             ("items", "/v1/conversations", 413, filled('{"items": [', "{}", "]}")),
             ("token ids", "/detokenize", 413, filled('{"tokens": [', "1", "]}")),
             ("a lookup", "/v1/cache/lookup", 413, filled('{"prompt": [', "1", "]}")),
+            ("one long message", "/v1/chat/completions", 400, filled('{"messages": [{"role": "user", "content": "', "x y", '"}]}')),
+            ("one long message", "/v1/messages", 400, filled('{"max_tokens": 1, "messages": [{"role": "user", "content": "', "x y", '"}]}')),
+            ("one long text", "/v1/responses", 400, filled('{"input": "', "x y", '"}')),
+            ("one long text", "/v1/completions", 400, filled('{"prompt": "', "x y", '"}')),
+            ("many messages", "/v1/chat/completions", 400,
+             filled('{"messages": [', '{"role": "user", "content": "' + "x y " * 250 + '"}', "]}")),
             ("not closed", "/v1/chat/completions", 400, filled(CHAT + '"tools": [', "{}", ""))]:
         for n in (1, 4) if name in ("user", "messages") else (1,):
             statuses, peak = costs(s, path, body, n)
@@ -94,7 +100,7 @@ def test_too_long(s):
         status, _, r = s.post(path, body)
         says = r.get("error", {}).get("message", "")
         check(f"{path} {list(body)[0]}: refused by its bytes, before it is tokenized",
-              status == 400 and "bytes, which are at least" in says and "maximum context length" in says, (status, says))
+              status == 400 and "bytes, which are at least" in says and r["error"]["type"] == "invalid_request_error" and "maximum context length" in says, (status, says))
     status, _, r = s.post("/v1/completions", {"prompt": "word " * 2500, "max_tokens": 1})
     check("what only its tokens show is refused by those", status == 400 and "bytes" not in r["error"]["message"], r)
     status, _, r = s.post("/tokenize", {"content": "word " * 50000})
