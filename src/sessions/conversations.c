@@ -20,6 +20,7 @@
 #include "base/err_sqlite.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/process.h"
 #include "sessions/conversations_db.h"
 
 #define FORMAT_VERSION 1
@@ -55,12 +56,23 @@ static const char schema[] =
 
 /* --- statements ------------------------------------------------------------------------------- */
 
+static int busy(const struct conversations *c, struct err *err)
+{
+    char holder[200];
+    struct stat st;
+    bool found = stat(c->path, &st) == 0 &&
+                 process_with_file(st.st_dev, st.st_ino, holder, sizeof holder);
+    return err_set(err, ERR_BUSY,
+                   "the conversations in %s are in use by another process: %s. Ask its API "
+                   "instead, or stop it first",
+                   c->path, found ? holder : "which one cannot be seen");
+}
+
 int db_err(struct conversations *c, const char *what, struct err *err)
 {
     int rc = err_of_sqlite(sqlite3_extended_errcode(c->db));
     if (rc == ERR_BUSY)
-        return err_set(err, rc, "the conversations are in use by another process (%s)",
-                       c->path);
+        return busy(c, err);
     return err_set(err, rc, "conversations in %s: %.100s: %s", c->path, what,
                    sqlite3_errmsg(c->db));
 }

@@ -13,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/process.h"
 #include "io/io.h"
 #include "store/store_impl.h"
 #include "store/superblock.h"
@@ -86,6 +87,22 @@ static int dirs_make(const struct store_opts *opts, struct err *err)
     return rc;
 }
 
+static void note_holder(struct store *s, const char *lock_path)
+{
+    struct io_stat st;
+    if (io_stat(s->io, lock_path, &st, NULL) != 0 ||
+        !process_with_file(st.device, st.inode, s->holder, sizeof s->holder))
+        s->holder[0] = 0;
+}
+
+static int tell_holder(struct store *s, struct err *err)
+{
+    return err_set(err, ERR_BUSY,
+                   "the store in %s is in use by another process: %s. Ask a server's API "
+                   "(/v1/cache/..., /v1/conversations) instead, or stop that process first",
+                   s->dirs[0], s->holder[0] != 0 ? s->holder : "which one cannot be seen");
+}
+
 /* The lock is on a file of its own name, since it must be held before there is anything else.  Those that
  * only read share it, on a medium that cannot be written too. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
@@ -97,8 +114,13 @@ static int lock_take(struct store *s, const struct store_opts *opts, struct err 
         rc = io_file_lock(s->lock_file, err);
     if (rc == -ENOENT) /* reading only, and no store: the superblocks will say it better */
         rc = 0;
-    if (rc == ERR_BUSY)
-        err_set(err, rc, "the store in %s is in use by another process", opts->dirs[0]);
+    if (rc == ERR_BUSY) {
+        io_file_close(s->lock_file);
+        s->lock_file = NULL;
+        note_holder(s, path);
+        rc = opts->read_only ? 0 : tell_holder(s, err);
+        s->is_beside = rc == 0;
+    }
     free(path);
     return rc;
 }
@@ -240,6 +262,16 @@ static int index_match(const struct store *s, const struct index_meta *meta,
     return 0;
 }
 
+static int index_find(struct store *s, struct index_meta *meta, struct err *err)
+{
+    if (!s->is_beside)
+        return index_open(s->io, s->index_path, s->read_only, &s->index, meta, err);
+    int rc = store_snapshot_index(s, err);
+    return rc != 0
+               ? rc
+               : index_open(s->snapshot, STORE_SNAPSHOT_PATH, true, &s->index, meta, err);
+}
+
 static int index_recover(struct store *s, const char *dir, struct err *err)
 {
     struct index_meta meta;
@@ -247,9 +279,7 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
     bool rebuilding = io_exists(s->io, marker);
     free(marker);
     struct err why = {0};
-    int rc = rebuilding
-                 ? ERR_CORRUPT
-                 : index_open(s->io, s->index_path, s->read_only, &s->index, &meta, &why);
+    int rc = rebuilding ? ERR_CORRUPT : index_find(s, &meta, &why);
     if (rc == 0) {
         rc = index_match(s, &meta, &why);
         s->next_id = s->id_limit = meta.next_id;

@@ -53,6 +53,7 @@ static void store_free(struct store *s)
     if (s->media != NULL)
         s->media->ops->close(s->media);
     io_file_close(s->lock_file);
+    io_close(s->snapshot);
     free(s->index_path);
     for (int i = 0; i < s->n_dirs; i++)
         free(s->dirs[i]);
@@ -113,6 +114,11 @@ int store_open(const struct store_opts *opts, struct store **out, struct err *er
         store_release_reserve(opts->io, opts->dirs[0]))
         rc = open_once(opts, out, err);
     return rc;
+}
+
+const char *store_beside(const struct store *s)
+{
+    return !s->is_beside ? NULL : s->holder[0] != 0 ? s->holder : "another process";
 }
 
 void store_close(struct store *s)

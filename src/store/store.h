@@ -99,8 +99,9 @@ struct store_opts {
     const char *const *dirs;    /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
-    bool
-        read_only; /* for stat, ls and verify: changes nothing; shares the lock with others that do */
+    /* For stat, ls and verify: changes nothing, shares the lock with others that do, and reads a copy
+     * of the index where another process has the store open for writing. */
+    bool read_only;
     bool no_direct; /* do not bypass the page cache (warm reads, tests) */
     /* Of a new store: the size of its segment files, and a bound on one chunk's bytes per device; in
      * multiples of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */
@@ -117,6 +118,11 @@ struct store_opts {
  * ERR_MISMATCH that says which; a store in use by another process is ERR_BUSY; a format version
  * from the future is ERR_UNSUPPORTED.  *out is the caller's to close. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err);
+
+/* Who has the store open for writing, where it was opened read_only beside that process; NULL: nobody.
+ * What is read may be older than what that process has, and an extent that it evicts meanwhile reads
+ * as damaged. */
+const char *store_beside(const struct store *s);
 
 /* Closes without committing: what was appended since the last commit is gone. No reader, hit or
  * other thread may be using the store. NULL is allowed. */

@@ -8,7 +8,7 @@
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     pins that last                          erase.c   forgetting, wiping
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
- *   presence.c whether the folder is still there
+ *   presence.c whether the folder is still there         snapshot.c  reading beside another process
  *
  * Locks, in the order in which they may be nested:
  *   erase_lock   one erase (or gc) at a time; held across fsync
@@ -78,6 +78,10 @@ struct store {
     char *dirs[STORE_MAX_DEVICES];
     int n_dirs;
     struct io_file *lock_file; /* in the first directory */
+    /* Read beside another process: memory with a copy of the index; else NULL. */
+    struct io *snapshot;
+    bool is_beside;
+    char holder[200]; /* that process, or "" */
     struct media *media;
     struct index *index; /* NULL: DRAM */
     char *index_path;
@@ -222,6 +226,9 @@ int store_can_save(struct store *s, struct err *err);
 int store_load_records(struct store *s, const struct extent *x, struct chunk_record *out,
                        struct err *err);
 
+/* Copies the index of a store that another process has open into s->snapshot. */
+#define STORE_SNAPSHOT_PATH "/index.db"
+int store_snapshot_index(struct store *s, struct err *err);
 /* Remembers which files the store's names stand for; -ENOENT where that has changed since. */
 void store_note_files(struct store *s);
 int store_check_present(struct store *s, struct err *err);
