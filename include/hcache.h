@@ -327,6 +327,11 @@ struct hcache_erased {
 /* Erases the chunks keys[0..n), one chain in its order, as far as nothing else continues them. */
 int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
                        struct hcache_erased *out, struct hcache_err *err);
+/* Erases what contains a whole text of keys[]: the keys of whole texts (hcache_chunk_keys), in any
+ * order.  An answer that was interrupted, for example, has saved chunks that nobody knows the keys of.
+ * For texts that are to be forgotten, before hcache_cache_erase. */
+int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
+                        struct hcache_erased *out, struct hcache_err *err);
 /* Erases everything that is stored under a salt. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err);

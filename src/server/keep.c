@@ -110,6 +110,18 @@ static int erase_run(struct hcache *h, struct sha256 *keys, int n,
     return rc;
 }
 
+/* Interrupted answers have saved chunks that no turn names, and that hold the end of an erased one. */
+static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_erased *sum,
+                  struct hcache_err *err)
+{
+    struct hcache_erased gone = {0};
+    int rc = hcache_cache_forget(h, (void *)keys, n, &gone, err);
+    sum->n_chunks += gone.n_chunks;
+    sum->n_bytes += gone.n_bytes;
+    sum->n_busy += gone.n_busy;
+    return rc;
+}
+
 /* One batch of the doomed; *n of them were there. 0, or a code that was told. */
 static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, int *n,
                      struct hcache_erased *sum)
@@ -121,7 +133,9 @@ static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, in
         return rc;
     struct sha256 *copy = xmalloc((size_t)*n * sizeof *copy);
     memcpy(copy, keys, (size_t)*n * sizeof *keys);
-    rc = erase_run(h, copy, *n, sum, &herr);
+    rc = forget(h, copy, *n, sum, &herr);
+    if (rc == 0)
+        rc = erase_run(h, copy, *n, sum, &herr);
     if (rc == HCACHE_E_UNSUPPORTED)
         rc = 0;                      /* there is no store */
     if (rc == 0 && sum->n_busy == 0) /* else they are tried again */

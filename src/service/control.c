@@ -129,6 +129,23 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
     return rc;
 }
 
+int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
+                        struct hcache_erased *out, struct hcache_err *err)
+{
+    struct store_erased gone = {0};
+    int rc = need_store(h, hcache_inner(err));
+    if (rc == 0)
+        rc = store_erase_continuing(h->k.store, (const void *)keys, n, &gone,
+                                    hcache_inner(err));
+    if (gone.n_chunks > 0)
+        service_forget_erased(h->service);
+    *out = (struct hcache_erased){.n_chunks = (int64_t)gone.n_chunks,
+                                  .n_bytes = (int64_t)gone.n_bytes,
+                                  .n_shared = (int64_t)gone.n_shared,
+                                  .n_busy = (int64_t)gone.n_busy};
+    return rc;
+}
+
 struct owned {
     uint64_t owner;
     struct sha256 *keys;

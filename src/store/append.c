@@ -217,9 +217,13 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
         if (rc != -ENOSPC && !(is_placed && rc == ERR_LIMIT))
             return rc;
         drafts_return(s, owner_idx, drafts);
-        enum store_evict why = rc == ERR_LIMIT ? STORE_EVICT_CAP : STORE_EVICT_SPACE;
-        if (round == SPACE_ROUNDS || !store_make_space(s, n_bytes << round, why))
+        bool is_cap = rc == ERR_LIMIT, evicts = !is_cap || round > 0;
+        enum store_evict why = is_cap ? STORE_EVICT_CAP : STORE_EVICT_SPACE;
+        if (round == SPACE_ROUNDS ||
+            (evicts && !store_make_space(s, n_bytes << round, why)))
             return rc;
+        if (is_cap) /* free space at the end of another file counts, too */
+            store_cut_files(s);
     }
 }
 

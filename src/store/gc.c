@@ -55,6 +55,11 @@ static int segments_trim(struct store *s, struct err *err)
     return rc;
 }
 
+void store_cut_files(struct store *s)
+{
+    (void)segments_trim(s, NULL); /* a file that is not cut stays as it is */
+}
+
 void store_cut_to_cap(struct store *s)
 {
     struct media *m = s->media;
@@ -67,7 +72,7 @@ void store_cut_to_cap(struct store *s)
     if (n_bytes <= s->cap_bytes || store_commit_run(s, STORE_COMMIT_FRESH, NULL) != 0)
         return; /* else the next opening tries again */
     pthread_mutex_lock(&s->lock);
-    (void)segments_trim(s, NULL);
+    store_cut_files(s);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -288,6 +288,12 @@ struct store_erased {
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err);
 
+/* Erases the stored chunks that contain a whole erased text, with all that continues them: keys[]
+ * holds the keys of that text's chunks, and of its unfinished end (store_partial_key).  To be called
+ * before store_erase(keys), which stops at chunks that others continue. */
+int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
+                           struct store_erased *out, struct err *err);
+
 /* --- quotas --------------------------------------------------------------------------------- */
 
 /* Bounds the extents of one owner from now on; 0: no bound.  Lasts until the store is closed. What

@@ -8,6 +8,7 @@
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     pins that last                          erase.c   forgetting, wiping
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
+ *   continued.c  what continues an erased text
  *   presence.c whether the folder is still there         snapshot.c  reading beside another process
  *
  * Locks, in the order in which they may be nested:
@@ -232,7 +233,9 @@ int store_snapshot_index(struct store *s, struct err *err);
 /* Remembers which files the store's names stand for; -ENOENT where that has changed since. */
 void store_note_files(struct store *s);
 int store_check_present(struct store *s, struct err *err);
-/* Cuts the files behind their last used bytes, where they exceed the cap. */
+/* [lock] Cuts the files behind their last used bytes. */
+void store_cut_files(struct store *s);
+/* The same at open, where they exceed the cap. */
 void store_cut_to_cap(struct store *s);
 /* Fills the reserve, as far as there is space. */
 void store_fill_reserve(struct store *s);

@@ -11,7 +11,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, until  # noqa: E402
+from serve_client import SAVING, Server, Stream, until  # noqa: E402
 from tap import check, end  # noqa: E402
 
 MODEL = "models/demo"
@@ -135,7 +135,45 @@ def test_kills(tmp):
     server.stop()
 
 
-tests = [test_kinds, test_kills]
+def test_interrupted(tmp):
+    """An answer is killed after chunks of it were saved: they begin with the end of the turn before, and no turn
+    names them.  Deleting the conversation erases them, too; what only shares its beginning stays."""
+    store = os.path.join(tmp, "s")
+    for text in (SECRET * 3, "Remember 4711."):  # with full chunks, and shorter than one
+        server = serve(store)
+        name = talk(server, 1) if text[0] == "T" else server.post("/v1/conversations", {})[2]["id"]
+        respond(server, text, conversation=name)
+        s = Stream(server, "/v1/responses", {"input": text, "conversation": name, "temperature": 0, "stream": True,
+                                             "ignore_eos": True, "max_output_tokens": 400})
+        n = 0
+        for e in s.events:
+            n += e["type"] == "response.output_text.delta"
+            if n == 200:
+                break
+        server.post("/v1/cache/flush", {})
+        time.sleep(0.5)  # chunks are committed a quarter of a second after the first
+        server.kill()
+        s.close()
+        server = serve(store)
+        chunks = server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"]
+        server.request("DELETE", "/v1/conversations/" + name)
+        until(lambda: erased(server))
+        check("what an interrupted answer saved goes with its conversation", chunks >= 3 and remains(store) == [],
+              (chunks, remains(store)))
+        server.stop()
+    server = serve(store)
+    respond(server, SECRET * 3 + "Who else?", store=False)
+    name = server.post("/v1/conversations", {})[2]["id"]
+    respond(server, SECRET * 3 + "What now?", conversation=name)
+    server.post("/v1/cache/flush", {})
+    before = server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"]
+    server.request("DELETE", "/v1/conversations/" + name)
+    left = server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"]
+    check("what shares only the beginning stays", 0 < left < before, (before, left))
+    server.stop()
+
+
+tests = [test_kinds, test_kills, test_interrupted]
 for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
     folder = tempfile.mkdtemp(prefix="hcache-forgotten.")
     try:

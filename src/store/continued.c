@@ -1,0 +1,151 @@
+/* continued.c - erasing the chunks that continue an erased text, and that nobody else knows of.
+ *
+ * An answer that was interrupted (a killed process, a client that left) leaves committed chunks which
+ * begin with the end of the turn before.  No turn names them, and they keep the chunks that they
+ * continue from being erased.  When that turn is erased, the caller has its keys, and among them those
+ * of its unfinished end, the *partial* keys.  A stored chunk whose first tokens hash to one of these
+ * holds the whole erased text, so it is erased too, with all that continues it.
+ *
+ * Chunks that continue only a part of the text (a system prompt that many share) stay. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "store/store_impl.h"
+
+struct keys {
+    struct sha256 *at;
+    size_t n, max;
+};
+
+static void keys_add(struct keys *k, const struct sha256 *key)
+{
+    if (k->n == k->max) {
+        k->max = k->max == 0 ? 64 : 2 * k->max;
+        k->at = xrealloc(k->at, k->max * sizeof k->at[0]);
+    }
+    k->at[k->n++] = *key;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(struct sha256));
+}
+
+static bool keys_have(const struct keys *sorted, const struct sha256 *key)
+{
+    return sorted->n > 0 &&
+           bsearch(key, sorted->at, sorted->n, sizeof *key, by_bytes) != NULL;
+}
+
+/* [lock] Whether any of the keys is continued by a chunk that is none of them. *has_full: some key is
+ * that of a full chunk. */
+static bool has_others(const struct store *s, const struct keys *set, bool *has_full)
+{
+    uint64_t n_children = 0,
+             n_inside = 0; /* children of the keys; of these, keys themselves */
+    *has_full = false;
+    for (size_t i = 0; i < set->n; i++) {
+        const struct chunk_node *node = catalog_find(&s->catalog, &set->at[i]);
+        if (node == NULL)
+            continue;
+        n_children += node->n_children;
+        *has_full |= node->n_children > 0 ||
+                     (node->extents != NULL && node->n_tokens == STORE_CHUNK_TOKENS);
+        if (node->parent != NULL && keys_have(set, &node->parent->key))
+            n_inside++;
+    }
+    return n_children > n_inside;
+}
+
+/* [lock] The chunks that continue one of the keys and are none of them; at_root: also all that begin
+ * a context, for an erased text of less than a chunk has no other parent. */
+static void candidates_find(const struct store *s, const struct keys *set, bool at_root,
+                            struct keys *out)
+{
+    const struct catalog *c = &s->catalog;
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        for (const struct chunk_node *x = c->buckets[i]; x != NULL; x = x->next) {
+            if (x->n_live == 0 || x->doomed || x->parent == NULL || keys_have(set, &x->key))
+                continue;
+            if ((at_root && x->chunk_idx == 0) || keys_have(set, &x->parent->key))
+                keys_add(out, &x->key);
+        }
+}
+
+/* Whether the chunk begins with the end of an erased text. */
+static bool is_whole(struct store *s, const struct keys *set, const struct sha256 *key,
+                     void *block, struct chunk_header *h)
+{
+    struct store_hit hit;
+    bool whole = false;
+    if (!store_pin(s, key, &hit))
+        return false;
+    pthread_mutex_lock(&s->lock);
+    const struct extent *x = ((struct chunk_node *)hit.impl)->extents;
+    while (x != NULL && x->state != EXTENT_LIVE)
+        x = x->next;
+    pthread_mutex_unlock(&s->lock);
+    if (x != NULL && store_read_header(s, x, block, h, NULL) == 0)
+        for (int n = 1; n < h->n_tokens && !whole; n++) {
+            struct sha256 end = store_partial_key(&h->parent, h->tokens, n);
+            whole = keys_have(set, &end);
+        }
+    store_release(s, &hit, 1);
+    return whole;
+}
+
+struct subtree {
+    struct keys roots; /* sorted: the chunks that were found */
+    struct keys all;   /* these and all that continue them, parents first */
+};
+
+static int subtree_add(void *arg, const struct store_entry *e)
+{
+    struct subtree *t = arg;
+    /* The listing is depth first: a parent stands shortly before its children. */
+    bool inside = keys_have(&t->roots, &e->key);
+    for (size_t i = t->all.n; i-- > 0 && !inside;)
+        inside = memcmp(&t->all.at[i], &e->parent, sizeof e->parent) == 0;
+    if (inside)
+        keys_add(&t->all, &e->key);
+    return 0;
+}
+
+int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
+                           struct store_erased *out, struct err *err)
+{
+    struct keys set = {0}, found = {0};
+    struct subtree t = {0};
+    int rc = 0;
+    *out = (struct store_erased){0};
+    if (s->index == NULL || n == 0)
+        return 0;
+    for (int i = 0; i < n; i++)
+        keys_add(&set, &keys[i]);
+    qsort(set.at, set.n, sizeof set.at[0], by_bytes);
+    pthread_mutex_lock(&s->lock);
+    bool has_full, wanted = has_others(s, &set, &has_full);
+    if (wanted || !has_full)
+        candidates_find(s, &set, !has_full, &found);
+    pthread_mutex_unlock(&s->lock);
+    void *block = found.n > 0 ? mem_map(CHUNK_HEADER_BYTES) : NULL;
+    struct chunk_header *h = xmalloc(sizeof *h);
+    for (size_t i = 0; block != NULL && i < found.n; i++)
+        if (is_whole(s, &set, &found.at[i], block, h))
+            keys_add(&t.roots, &found.at[i]);
+    if (t.roots.n > 0) {
+        qsort(t.roots.at, t.roots.n, sizeof t.roots.at[0], by_bytes);
+        rc = store_each(s, subtree_add, &t, err);
+    }
+    if (rc == 0 && t.all.n > 0)
+        rc = store_erase(s, t.all.at, (int)t.all.n, out, err);
+    if (block != NULL)
+        mem_unmap(block, CHUNK_HEADER_BYTES);
+    free(h);
+    free(set.at);
+    free(found.at);
+    free(t.roots.at);
+    free(t.all.at);
+    return rc;
+}
