@@ -172,10 +172,10 @@ void engine_remove(struct engine *e, struct seq *s)
 
 /* --- the step --------------------------------------------------------------------------------- */
 
-/* Decodes first, so that they never stall behind a long prompt; then prefill pieces, the first in rank
- * first.  Decodes never wait for the saver either: where its buffers are all on their way to the store,
- * a decode is saved no further, and a prefill waits, for a later step if there is other work in this
- * one. */
+/* Decodes come first, so that they never stall behind a long prompt; then prefill pieces, the best
+ * rank first. Decodes never wait for the saver either: if all its buffers are on their way to the
+ * store, a decode is saved no further. A prefill waits for a buffer; if the step has other work, it
+ * waits for a later step. */
 static void make_batch(struct engine *e)
 {
     struct step_batch *b = &e->batch;
@@ -204,10 +204,11 @@ static int count_decodes(const struct step_batch *b)
     return seq_count((struct seq_list){b->seqs, b->n_seqs}, PHASE_DECODE);
 }
 
-/* Nobody may begin before the saver has done something: how soon that is looked at. */
+/* Pause of a step in which every sequence waits for the saver. */
 enum { IDLE_NS = 200000 };
 
-/* New sequences begin to restore; the batch goes forward; restores take what is left of the step. */
+/* New sequences begin to restore; the batch goes forward; restores take what is left of the
+ * step. */
 int engine_step(struct engine *e, int *n_active, struct err *err)
 {
     schedule_step(&e->schedule);

@@ -1,15 +1,15 @@
 /* engine.h - continuous batching over sequences whose state is durable.
  *
- * A sequence waits until the scheduler (policy/sched.h) admits it, and then goes through three phases:
- * *restore* (what the device and the store have of its prompt comes back), *prefill* (the rest of the
- * prompt, in pieces that fit the step's budget) and *decode*.  Each engine_step carries out one
- * decision of the scheduler and runs one forward pass over a ragged batch of all running sequences:
- * decodes first, then prefill pieces, at most step_rows rows.  A sequence's tokens depend on its own
- * prompt, parameters and seed only, never on the batch (bit-exact; ops.h).
+ * A sequence waits until the scheduler (policy/sched.h) admits it, and then goes through three
+ * phases: *restore* (what the device and the store have of its prompt comes back), *prefill* (the
+ * rest of the prompt, in pieces that fit the step's budget) and *decode*.  Each engine_step carries
+ * out one decision of the scheduler and runs one forward pass over a ragged batch of all running
+ * sequences: decodes first, then prefill pieces, at most step_rows rows.  A sequence's tokens
+ * depend on its own prompt, parameters and seed only, never on the batch (bit-exact; ops.h).
  *
  * Blocks of the KV cache are taken as a sequence grows.  Where none is left, one is preempted: it
- * waits, and goes on later from what the device still has, what was saved, and its tokens, which are
- * always kept.  Nobody can tell from the tokens that it was.
+ * waits, and goes on later from what the device still has, what was saved, and its tokens, which
+ * are always kept.  Nobody can tell from the tokens that it was.
  *
  * Everything belongs to the thread that calls engine_step. */
 #ifndef ENGINE_ENGINE_H
@@ -35,8 +35,8 @@ struct engine_opts {
     struct store *store; /* NULL: nothing is restored or saved */
     struct saver *saver; /* NULL: nothing is saved */
     struct sha256 fingerprint;
-    /* what plans are made from; where it has no tier, that is measured: in the background from now on if
-     * measure_ahead and there are stored chunks, else on the first hits */
+    /* what plans are made from; where it has no tier, that is measured: in the background from now
+     * on if measure_ahead and there are stored chunks, else on the first hits */
     struct platform *platform;
     bool measure_ahead;
     /* of the store; 0: none. Bounds the platform's bandwidth */
@@ -120,22 +120,25 @@ void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,
 int64_t seq_committed_tokens(const struct seq *s);
 /* Why it is saved no further. */
 enum save_end seq_save_end(const struct seq *s);
-/* Saved state was erased: what the KV cache holds of it is to be saved anew before it is continued. */
+/* Saved state was erased: what the KV cache holds of it is to be saved anew before it is
+ * continued. */
 void engine_forget_saved(struct engine *e);
 /* Ends a sequence in any state and frees its blocks. */
 void engine_remove(struct engine *e, struct seq *s);
 
-/* One decision of the scheduler and one forward pass over the batch, then restores: beside decodes in a
- * small share of the pass's time, else for as long as a step may take (20 ms; a restore that waits for
- * I/O makes the step wait only where there is nothing else to do).  *n_active: sequences not yet
- * finished.  An error of one sequence is its outcome; the return value is for faults that concern all.
+/* One decision of the scheduler and one forward pass over the batch, then restores: beside decodes
+ * in a small share of the pass's time, else for as long as a step may take (20 ms; a restore that
+ * waits for I/O makes the step wait only where there is nothing else to do).  *n_active: sequences
+ * not yet finished.  An error of one sequence is its outcome; the return value is for faults that
+ * concern all.
  */
 int engine_step(struct engine *e, int *n_active, struct err *err);
 
 /* Steps until every sequence has finished. */
 int engine_run(struct engine *e, struct err *err);
 
-/* The last logits of a sequence [vocab] f32, whose request wants them; valid until the next step. */
+/* The last logits of a sequence [vocab] f32, whose request wants them; valid until the next
+ * step. */
 const float *seq_logits(const struct seq *s);
 /* The blocks of a sequence, for tests. */
 const struct kv_table *seq_table(const struct seq *s);

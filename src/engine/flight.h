@@ -1,15 +1,17 @@
-/* flight.h - a batch in pieces that follow one another through the stages of a device group; private to src/engine.
+/* flight.h - a batch in pieces that follow one another through the stages of a device group;
+ * private to src/engine.
  *
  *   stage 0   [ rows 0..127 ][ 128..255 ][ 256..383 ][ 384..511 ]
  *   stage 1                  [ rows 0..127 ][ 128..255 ][ 256..383 ][ 384..511 ]
  *
- * A forward pass goes through the stages one after the other.  Where these are devices of their own, and the batch
- * has rows enough, it is cut into pieces of equal length, which are queued one behind the other: while a stage has
- * one, the stage before it has the next.  Each stage gets them in order, so a row finds the K and V of the rows before
- * it, and results do not depend on the cut as far as the device's do not (ops.h).
+ * A forward pass goes through the stages one after the other.  Where these are devices of their
+ * own, and the batch has rows enough, it is cut into pieces of equal length, which are queued one
+ * behind the other: while a stage has one, the stage before it has the next.  Each stage gets them
+ * in order, so a row finds the K and V of the rows before it, and results do not depend on the cut
+ * as far as the device's do not (ops.h).
  *
- * A piece has at least FLIGHT_ROWS rows: with fewer, its time is that of reading the weights, which would be read
- * once more for each piece.  So decodes go as one. */
+ * A piece has at least FLIGHT_ROWS rows: with fewer, its time is that of reading the weights, which
+ * would be read once more for each piece.  So decodes go as one. */
 #ifndef ENGINE_FLIGHT_H
 #define ENGINE_FLIGHT_H
 
@@ -20,7 +22,8 @@ struct step_batch;
 
 enum { FLIGHT_ROWS = 128 };
 
-/* A piece of a step's batch, as a forward pass takes it; its arrays have room for every sequence. */
+/* A piece of a step's batch, as a forward pass takes it; its arrays have room for every
+ * sequence. */
 struct flight {
     int first_row;
     struct ragged r;

@@ -1,11 +1,11 @@
-/* next_token.h - from the last layer's output to the next token, for the sequences of a batch that have
- * come to their end; private to src/engine.
+/* next_token.h - from the last layer's output to the next token, for the sequences of a batch that
+ * have come to their end; private to src/engine.
  *
  *   next_token_begin, next_token_add for each sequence in any order, next_token_run:
  *   then seq.next is known, and seq.logits where its request wants them
  *
- * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and the
- * logits of those who ask for them. */
+ * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and
+ * the logits of those who ask for them. */
 #ifndef ENGINE_NEXT_TOKEN_H
 #define ENGINE_NEXT_TOKEN_H
 

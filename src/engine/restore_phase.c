@@ -4,13 +4,14 @@
  *   restore_phase_step      looked up: plans, starts the reads; all is back: -> PREFILL
  *   restore_phase_abandon   ends the restore of a sequence that is about to leave the phase another way
  *
- * What it leaves behind is always right: n_done tokens whose K and V are in the cache, from which
- * prefill goes on.  Fewer than hoped for is a miss with a reason, not an error.  A forced plan uses the
- * records that are there and says so in plan.deviation; with plan_strict a deviation is an error.
+ * A restore always leaves a right state behind: n_done tokens whose K and V are in the cache.
+ * Prefill goes on from there. Fewer tokens than hoped for are a miss with a reason, not an error.
+ * A forced plan uses the records that are there and says so in plan.deviation; with plan_strict a
+ * deviation is an error.
  *
- * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets BESIDE_RESTORE_SHARE of the
- * time that their forward passes take, kept as a credit.  An item that took longer than there was
- * credit is paid for by the steps that follow. */
+ * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets
+ * BESIDE_RESTORE_SHARE of the time that their forward passes take, kept as a credit.  An item that
+ * took longer than there was credit is paid for by the steps that follow. */
 #include "engine/restore_phase.h"
 
 #include <limits.h>
@@ -26,8 +27,8 @@
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* The store's speed: measured once per engine, ahead, else on the first hits, for there is something to
- * restore and so something to measure; a throttle is the speed, no need to wait for it. */
+/* Returns whether plans lack the store's speed. It is measured once per engine: ahead, or on the
+ * first hits, when there are chunks to read. A throttle is the speed, so nothing is measured. */
 static bool must_measure(const struct restore_phase *g)
 {
     return g->o.platform->n_tiers == 0 && g->o.throttle_bytes_per_s == 0;
@@ -88,14 +89,14 @@ static void take_measure(struct restore_phase *g, const struct restore_found *f)
     platform_throttle(p, 0, (double)g->o.throttle_bytes_per_s);
 }
 
-/* Tokens of the first n chunks; the last one that was found may be partial. */
+/* Returns the tokens of the first n chunks. The last chunk that was found may be partial. */
 static int stored_tokens(const struct restore_found *f, int n)
 {
     return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + f->hits[n - 1].n_tokens;
 }
 
-/* The chunks that may be used of those that were found: a partial one that lacks records which are to be
- * saved is computed again, so that the chunk that it becomes has them all. */
+/* Returns how many of the found chunks may be used. A partial chunk that lacks records which are to
+ * be saved is computed again, so that the full chunk that it becomes has them all. */
 static int usable_hits(const struct seq *s, const struct restore_found *f)
 {
     int n = f->n_hits;
@@ -127,7 +128,8 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
     return n;
 }
 
-/* Of what was found, the chunks behind those that are on the device. *n_chunks: with those. */
+/* Plans the restore of the found chunks behind those that are on the device. *n_chunks counts both;
+ * 0: nothing is restored. */
 static int make_plan(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                      bool beside_decodes, int *n_chunks)
 {
@@ -169,8 +171,9 @@ static int make_plan(struct restore_phase *g, struct seq *s, const struct restor
 
 /* --- one sequence's way through the phase ----------------------------------------------------- */
 
-/* The restore is over, or was none: n_stored chunks are known to be in the store.  While the sequence
- * lives, what its state continues is not evicted: the last of them pins all. */
+/* The restore is over, or there was none; n_stored chunks are known to be in the store. Holding the
+ * last of them pins all, so the chunks that the sequence continues are not evicted while it
+ * lives. */
 static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {
@@ -183,15 +186,15 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
     s->restore = NULL;
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
     s->out.n_cached = s->n_done;
-    /* A chunk was lost, and the new tokens begin elsewhere; or they have not begun: then they go with
-     * the batch. */
+    /* If a chunk was lost, the new tokens begin elsewhere; if fused prefill has not begun, they go
+     * with the batch. */
     if (s->n_done != g->fused.first || !fused_has_begun(&g->fused, s))
         fused_cancel(&g->fused, s);
     if (s->phase == PHASE_RESTORE && g->fused.seq != s)
         seq_enter_prefill(s);
 }
 
-/* Why nothing is looked up, or NULL. */
+/* Returns the reason why nothing is looked up, or NULL. */
 static const char *why_not(const struct seq *s)
 {
     if (s->shared->store == NULL)
@@ -221,7 +224,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
     s->restore = restore_find(g->pipeline, &want);
 }
 
-/* What was looked up is known: plans, and starts the reads. */
+/* The look-up has ended: plans, and starts the reads. */
 static void start(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                   bool beside_decodes)
 {
@@ -256,8 +259,8 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     }
 }
 
-/* The new tokens of the first sequence whose layers come back follow them: at once, or as soon as the
- * place is free and its save has room. */
+/* The new tokens of the first sequence whose layers come back follow them: at once, or as soon as
+ * the place is free and its save has room. */
 static void fuse_next(struct restore_phase *g, struct seq_list l)
 {
     for (int i = 0; i < l.n && g->fused.seq == NULL; i++) {
@@ -270,7 +273,7 @@ static void fuse_next(struct restore_phase *g, struct seq_list l)
     }
 }
 
-/* A forced plan lost chunks on the way: what it did not restore is computed. */
+/* Says so in plan.deviation if a forced plan lost chunks: their tokens are computed. */
 static void tell_lost(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;
@@ -281,7 +284,7 @@ static void tell_lost(struct seq *s, const struct restore_result *r)
                  n > 0 ? "; " : "", s->n_planned - r->n_chunks, s->n_planned, r->fault);
 }
 
-/* Everything has come back that will. */
+/* The restore has ended: every chunk has come back, or was lost. */
 static void finish(struct restore_phase *g, struct seq *s)
 {
     int n_hits = usable_hits(s, restore_found(s->restore));
@@ -369,8 +372,8 @@ static int poll(struct restore_phase *g, struct seq_list l)
     return seq_count(l, PHASE_RESTORE);
 }
 
-/* Beside decodes: as much as the credit allows, waiting for nothing; of the new tokens as much as the
- * batch has left of its rows. */
+/* Beside decodes: restores as much as the credit allows and waits for nothing. New tokens get the
+ * rows that the batch has left. */
 static void work_beside(struct restore_phase *g, const struct restore_phase_budget *b)
 {
     beside_earn(&g->credit, b->batch_ns);
@@ -383,7 +386,7 @@ static void work_beside(struct restore_phase *g, const struct restore_phase_budg
         left -= n;
 }
 
-/* Nothing decodes: restores until somebody can go on, or for as long as a step may take. */
+/* Nothing decodes: restores until a sequence can go on, or for as long as a step may take. */
 static void work_alone(struct restore_phase *g, struct seq_list l, int n_restoring,
                        bool may_wait, int64_t batch_ns)
 {

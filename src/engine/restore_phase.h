@@ -1,7 +1,8 @@
-/* restore_phase.h - the restoration phase of sequences: look up, plan, restore; private to src/engine.
+/* restore_phase.h - the restoration phase of sequences: look up, plan, restore; private to
+ * src/engine.
  *
- * One object for all sequences of an engine.  It requests edges of the sequences that it restores (seq.h),
- * and touches no other sequence. */
+ * One object for all sequences of an engine.  It requests edges of the sequences that it restores
+ * (seq.h), and touches no other sequence. */
 #ifndef ENGINE_RESTORE_PHASE_H
 #define ENGINE_RESTORE_PHASE_H
 
@@ -49,9 +50,9 @@ struct restore_phase_budget {
     int n_decodes;    /* in that pass */
     int rows_left;    /* of new tokens that the step may still compute */
 };
-/* Behind the forward pass of a step: restores what fits beside decodes; without any, as much as fits a
- * step, waiting for I/O where there was no batch.  Sequences whose state has come back go to PREFILL, or
- * DONE with an error. */
+/* Behind the forward pass of a step: restores what fits beside decodes; without any, as much as
+ * fits a step, waiting for I/O where there was no batch.  Sequences whose state has come back go to
+ * PREFILL, or DONE with an error. */
 void restore_phase_step(struct restore_phase *g, struct seq_list l,
                         const struct restore_phase_budget *b);
 

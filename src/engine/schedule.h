@@ -1,7 +1,8 @@
-/* schedule.h - the sequences of an engine, and what one step gives each of them; private to src/engine.
+/* schedule.h - the sequences of an engine, and what one step gives each of them; private to
+ * src/engine.
  *
- * The decision is policy/sched.h's.  This module describes the sequences to it and carries the decision
- * out: it ends, preempts and admits sequences, and takes blocks for decodes. */
+ * The decision is policy/sched.h's.  This module describes the sequences to it and carries the
+ * decision out: it ends, preempts and admits sequences, and takes blocks for decodes. */
 #ifndef ENGINE_SCHEDULE_H
 #define ENGINE_SCHEDULE_H
 
@@ -40,7 +41,8 @@ void schedule_add(struct schedule *c, struct seq *s);
 void schedule_remove(struct schedule *c, struct seq *s);
 struct seq_list schedule_list(const struct schedule *c);
 
-/* Begins a step: ends, preempts and admits sequences, and sets how many rows each may have (seq.rows). */
+/* Begins a step: ends, preempts and admits sequences, and sets how many rows each may have
+ * (seq.rows). */
 void schedule_step(struct schedule *c);
 /* The i-th of the n_live sequences, the best rank first. */
 static inline struct seq *schedule_ranked(const struct schedule *c, int i)

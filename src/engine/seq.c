@@ -120,8 +120,8 @@ int seq_find_known(const struct seq *s, int *n_unused)
                             : 0;
 }
 
-/* Full blocks are shared.  The one in which the sequence diverges is copied, unless the sequence is saved:
- * then its rows are computed once more, since a chunk is saved whole. */
+/* Full blocks are shared.  The one in which the sequence diverges is copied, unless the sequence is
+ * saved: then its rows are computed once more, since a chunk is saved whole. */
 static int take_known(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
@@ -199,8 +199,8 @@ bool seq_pin_chunks(struct seq *s, int n)
            store_pin(s->shared->store, &s->chain.keys[n - 1], &s->pin);
 }
 
-/* What a sequence saves continues what it took over, which may still be on its way to the store: until
- * one of its own chunks is durable, the store is asked. */
+/* What a sequence saves continues what it took over, which may still be on its way to the store:
+ * until one of its own chunks is durable, the store is asked. */
 int64_t seq_committed_tokens(const struct seq *s)
 {
     int64_t saved = save_committed_tokens(s->save), known = s->out.n_stored;
@@ -239,8 +239,8 @@ static void tell_first(struct seq *s)
     stats->recomputed_tokens += (uint64_t)(s->n_tokens - s->n_done);
 }
 
-/* The state that a sequence takes over may still be on its way to the store; its own chunks follow it
- * there in order. */
+/* The state that a sequence takes over may still be on its way to the store; its own chunks follow
+ * it there in order. */
 void seq_enter_prefill(struct seq *s)
 {
     int n = s->n_done / KV_BLOCK_TOKENS;

@@ -14,11 +14,11 @@
  * A sequence may time out in every phase, and fail in every phase but WAIT.
  *
  * Invariants:
- *  1. The KV cache holds positions [0, n_done); tokens [0, n_tokens) are known; a decoding sequence has
- *     n_done == n_tokens - 1.
+ *  1. The KV cache holds positions [0, n_done); tokens [0, n_tokens) are known; a decoding sequence
+ *     has n_done == n_tokens - 1.
  *  2. A sequence that waits holds no place and no blocks.  DONE is final.
- *  3. seq.c alone writes the phase, in one function that dies of an edge that is not drawn.  Scheduling,
- *     restoring and fused prefill request edges by the functions below.
+ *  3. seq.c alone writes the phase, in one function that dies of an edge that is not drawn.
+ *     Scheduling, restoring and fused prefill request edges by the functions below.
  *
  * Private to src/engine.  Everything belongs to the thread that steps. */
 #ifndef ENGINE_SEQ_H
@@ -94,18 +94,21 @@ void seq_destroy(struct seq *s);
 /* Whether a sequence in one phase may be put into another. */
 bool phase_may_follow(enum phase from, enum phase to);
 
-/* WAIT: its saved chunks and its pin are forgotten, and it takes the blocks that it begins with: known ones
- * (n_done then counts their tokens), and new ones for the rest.  Where the pool has too few it gives back
- * what it took and returns false.  It still waits: an edge to RESTORE or PREFILL follows. */
+/* WAIT: its saved chunks and its pin are forgotten, and it takes the blocks that it begins with:
+ * known ones (n_done then counts their tokens), and new ones for the rest.  Where the pool has too
+ * few it gives back what it took and returns false.  It still waits: an edge to RESTORE or PREFILL
+ * follows. */
 bool seq_take_place(struct seq *s);
 /* WAIT -> RESTORE. */
 void seq_enter_restore(struct seq *s);
 /* WAIT or RESTORE -> PREFILL: n_done tokens are there, and saving begins behind them. */
 void seq_enter_prefill(struct seq *s);
 /* The n_rows rows of s are in the cache, and its next token was chosen where they were its last.
- * PREFILL stays, or -> DECODE with the first token; DECODE takes the next; either -> DONE with its last. */
+ * PREFILL stays, or -> DECODE with the first token; DECODE takes the next; either -> DONE with its
+ * last. */
 void seq_advance(struct seq *s);
-/* RESTORE, PREFILL or DECODE -> WAIT: blocks are given back and stay known.  Its restore was ended. */
+/* RESTORE, PREFILL or DECODE -> WAIT: blocks are given back and stay known.  Its restore was
+ * ended. */
 void seq_preempt(struct seq *s);
 /* -> DONE.  The session goes idle: the end of its state is saved, too. */
 void seq_finish(struct seq *s, enum finish why);
@@ -127,8 +130,8 @@ void seq_drop_blocks(struct seq *s);
 bool seq_is_saved(const struct seq *s);
 /* A forced plan is carried out, whatever is on the device. */
 bool seq_may_reuse(const struct seq *s);
-/* Saving begins at first_token, behind the partial chunk `tail`, which is held, where first_token is no
- * multiple of 64.  Nothing where s is not saved, or saving has begun. */
+/* Saving begins at first_token, behind the partial chunk `tail`, which is held, where first_token
+ * is no multiple of 64.  Nothing where s is not saved, or saving has begun. */
 void seq_open_save(struct seq *s, int first_token, const struct store_hit *tail);
 /* Pins chunk n - 1 of s and with it all before it; false where the store does not have it. */
 bool seq_pin_chunks(struct seq *s, int n);

@@ -129,9 +129,9 @@ const char *step_fault(const struct stream *s, int rc)
     return why[0] != 0 ? why : err_name(rc);
 }
 
-/* A value out of range is the fault of one sequence, and the batch does not say which: all its rows are
- * computed again, one sequence after another.  They have the same bits as before (ops.h), so what the
- * others have written and saved stays right. */
+/* A value out of range is the fault of one sequence, and the batch does not say which: all its rows
+ * are computed again, one sequence after another.  They have the same bits as before (ops.h), so
+ * what the others have written and saved stays right. */
 static int run_one_by_one(struct step_batch *b)
 {
     int n = b->n_seqs, rc = 0;

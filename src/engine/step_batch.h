@@ -1,9 +1,10 @@
-/* step_batch.h - the rows that one step computes: gathered, passed forward, handed back to their sequences;
- * private to src/engine.
+/* step_batch.h - the rows that one step computes: gathered, passed forward, handed back to their
+ * sequences; private to src/engine.
  *
  *   step_batch_clear, step_batch_add for each sequence, step_batch_run
  *
- * A fault of the device fails the sequences of the batch; the others go on if the device survives it. */
+ * A fault of the device fails the sequences of the batch; the others go on if the device survives
+ * it. */
 #ifndef ENGINE_STEP_BATCH_H
 #define ENGINE_STEP_BATCH_H
 
@@ -31,7 +32,8 @@ void step_batch_deinit(struct step_batch *b);
 void step_batch_clear(struct step_batch *b);
 /* The next n_rows rows of s. */
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
-/* One forward pass; its sequences advance, or fail.  An error that comes back concerns all sequences. */
+/* One forward pass; its sequences advance, or fail.  An error that comes back concerns all
+ * sequences. */
 int step_batch_run(struct step_batch *b, struct err *err);
 
 /* What the device says of its fault, else the code's name. Valid until it is recovered. */

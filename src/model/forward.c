@@ -1,7 +1,7 @@
 /* forward.c - the arithmetic of a forward pass: embedding, one transformer layer, head.
  *
- * layer() is the whole of a layer, in the order of the stream; the family's description (config.h) says
- * which of its variations runs.  pass.c takes rows through the layers.
+ * layer() is the whole of a layer, in the order of the stream; the family's description (config.h)
+ * says which of its variations runs.  pass.c takes rows through the layers.
  *
  * Invariants:
  *  1. A row's results depend on its own input and position and on the cache only.
@@ -140,8 +140,9 @@ static enum activation activation_of(enum act_kind a)
     return ACTIVATION_RELU;
 }
 
-/* out = the layer of x, rounded to the state dtype.  Each rank of a device group has a share of the heads
- * and of the MLP's columns, so its products behind wo and w_down are summands: all_reduce adds them. */
+/* out = the layer of x, rounded to the state dtype.  Each rank of a device group has a share of the
+ * heads and of the MLP's columns, so its products behind wo and w_down are summands: all_reduce
+ * adds them. */
 static int layer(void *arg)
 {
     const struct layer_call *c = arg;
@@ -159,7 +160,8 @@ static int layer(void *arg)
     int window = c->l < cfg->window_layer ? 0 : cfg->sliding_window;
     float scale = (float)(1.0 / sqrt((double)cfg->d_head));
 
-    /* Attention: q, K and V of the normalised input; K and V enter the cache, q meets all that is there. */
+    /* Attention: q, K and V of the normalised input; K and V enter the cache, q meets all that is
+     * there. */
     TRY(norm(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
     TRY(project_kv(m, a, s, lw, normed, c->kv_rows));
     TRY(op->matmul(s, q, normed, &lw->wq, lw->bq));
@@ -170,7 +172,8 @@ static int layer(void *arg)
     TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));
     TRY(all_reduce(s, summand));
 
-    /* Residual: sum = x + attention, in f32.  The MLP's input is the norm of sum, or of x beside attention. */
+    /* Residual: sum = x + attention, in f32.  The MLP's input is the norm of sum, or of x beside
+     * attention. */
     switch (cfg->block) {
     case BLOCK_SEQUENTIAL:
         TRY(op->add_norm(s, normed, sum, c->x, summand, lw->norm2_w,
@@ -198,8 +201,8 @@ static int layer(void *arg)
     return op->add(s, c->out, sum, summand);
 }
 
-/* A device may record a layer and replay it: everything that its operations read or write beside the
- * batch is in the key. */
+/* A device may record a layer and replay it: everything that its operations read or write beside
+ * the batch is in the key. */
 int layer_forward(struct layer_call *c)
 {
     const struct ops *op = c->m->dev->ops;

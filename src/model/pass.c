@@ -32,7 +32,8 @@ static void release(struct model_pass *p)
     p->lw = NULL;
 }
 
-/* *in = the next rows of the present layer's input: embedded, or handed over by the stage before. */
+/* *in = the next rows of the present layer's input: embedded, or handed over by the stage
+ * before. */
 static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
 {
     const struct model *m = p->o.model;
@@ -50,8 +51,8 @@ static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
 static int check_range(const struct model_pass *p, struct mat x)
 {
     const struct model *m = p->o.model;
-    /* A value that left f16's range never comes back, so the last layer shows it too.  Where the host would
-     * have to wait for the device, only that layer is asked. */
+    /* A value that left f16's range never comes back, so the last layer shows it too.  Where the
+     * host would have to wait for the device, only that layer is asked. */
     bool asks = m->dev->unified || p->layer + 1 == m->cfg.n_layers, finite = true;
     if (!p->o.checks_range || m->dtype != DTYPE_F16 || !asks)
         return 0;

@@ -1,27 +1,29 @@
 /* pass.h - one pass of rows through the layers: begin, one layer at a time, end.
  *
  *   begin    rows and their tokens are given; nothing is computed
- *   layer l  acquire weights | embed, or cross from the stage before | layer | check range | tap | release
+ *   layer l  acquire weights | embed, or cross from the stage before | layer | check range | tap |
+ *   release
  *   kv l     acquire weights | embed, or cross from the stage before | K and V only         | release
  *   end      releases what an unfinished layer holds
  *
  * Everything that computes layers drives a pass: the forward pass of a batch (model_forward), the
- * recomputation of a restore, the prefill that follows a restore layer by layer, the profile and the
- * fingerprint's probe.  Other work may use the same model_work and stream between two calls: what a
- * pass keeps from one layer to the next is in its residual stream alone.
+ * recomputation of a restore, the prefill that follows a restore layer by layer, the profile and
+ * the fingerprint's probe.  Other work may use the same model_work and stream between two calls:
+ * what a pass keeps from one layer to the next is in its residual stream alone.
  *
  * Invariants:
- *  1. Layers pass in ascending order, each once.  A layer's weights are acquired before its first rows
- *     and released after its last (weights_use.h).
- *  2. The rows of a pass may go through a layer in pieces, in ascending order.  Pieces change no bits. */
+ *  1. Layers pass in ascending order, each once.  A layer's weights are acquired before its first
+ *     rows and released after its last (weights_use.h).
+ *  2. The rows of a pass may go through a layer in pieces, in ascending order.  Pieces change no
+ *     bits. */
 #ifndef MODEL_PASS_H
 #define MODEL_PASS_H
 
 #include "model/model.h"
 #include "model/weights_use.h"
 
-/* The residual stream of a pass, on each stage: layer l reads buffer l % n and writes buffer (l + 1) % n.
- * With one buffer a layer overwrites its input. */
+/* The residual stream of a pass, on each stage: layer l reads buffer l % n and writes buffer (l +
+ * 1) % n. With one buffer a layer overwrites its input. */
 struct residual {
     int n;
     struct mat x[MAX_STAGES][3]; /* [at least n_rows][d] T */
@@ -51,12 +53,12 @@ struct model_pass {
 
 void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o);
 
-/* The next r->n_rows rows pass the present layer; r has their positions and tables.  Behind the last row
- * the pass goes on to the next layer.  After an error only model_pass_end may follow. */
+/* The next r->n_rows rows pass the present layer; r has their positions and tables.  Behind the
+ * last row the pass goes on to the next layer.  After an error only model_pass_end may follow. */
 int model_pass_layer(struct model_pass *p, const struct ragged *r);
 
-/* Instead of model_pass_layer, for the last layer that is wanted: kv_rows [n_rows][2 * rank_kv_dim] T =
- * K (before RoPE) and V of the present layer.  All rows at once; the pass is done behind it. */
+/* Instead of model_pass_layer, for the last layer that is wanted: kv_rows [n_rows][2 * rank_kv_dim]
+ * T = K (before RoPE) and V of the present layer.  All rows at once; the pass is done behind it. */
 int model_pass_kv(struct model_pass *p, const struct ragged *r, struct mat kv_rows);
 
 static inline bool model_pass_is_done(const struct model_pass *p)

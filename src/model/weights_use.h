@@ -4,9 +4,9 @@
  *     ... operations on s that read *lw ...
  *   weights_release(w, l, s)           the operations queued on s so far are the last to read *lw
  *
- * Nothing reads a layer's weights outside such a pair.  All layers are resident today, so both calls
- * return at once.  They are the seam for weights that are larger than memory: a layer_source that
- * streams layers through a ring goes behind them, and no caller changes.
+ * Nothing reads a layer's weights outside such a pair.  All layers are resident today, so both
+ * calls return at once.  They are the seam for weights that are larger than memory: a layer_source
+ * that streams layers through a ring goes behind them, and no caller changes.
  *
  * Callers keep three rules, on which a source may rely:
  *  1. Every successful acquire has one release, on the same stream.
@@ -21,8 +21,8 @@
 
 /* Where layers come from. Both functions are called by the thread that owns s. */
 struct layer_source {
-    /* Returns 0, or a negative code where the layer cannot be had: then there is no release.  May wait.
-     * *out is valid until the release. */
+    /* Returns 0, or a negative code where the layer cannot be had: then there is no release.  May
+     * wait. *out is valid until the release. */
     int (*acquire)(void *arg, int l, struct stream *s, const struct layer_weights **out);
     /* The layer's memory may be overwritten once the operations that are queued on s have run. */
     void (*release)(void *arg, int l, struct stream *s);

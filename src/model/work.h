@@ -17,12 +17,12 @@
 
 /* What a layer computes in, on one stage. All have max_rows rows but the logits. */
 struct activations {
-    /* T: K before RoPE, and V, of a rank's own heads. Layers use them by turns, so that a tap's copy of one
-     * may run beside the next layer where the device has memory of its own. */
+    /* T: K before RoPE, and V, of a rank's own heads. Layers use them by turns, so that a tap's
+     * copy of one may run beside the next layer where the device has memory of its own. */
     struct mat kv_rows[2];
     int n_kv_rows;
-    /* f32 logits of a rank's run of the vocabulary, and of all ranks, one rank behind the other. No rows:
-     * each rank computes all logits. */
+    /* f32 logits of a rank's run of the vocabulary, and of all ranks, one rank behind the other. No
+     * rows: each rank computes all logits. */
     struct mat head, head_all;
     struct mat norm;  /* input of the projections */
     struct mat norm2; /* output of attention, then of the MLP */
@@ -55,8 +55,8 @@ struct layer_call {
 
 /* Queues the layer, or has the device replay it. */
 int layer_forward(struct layer_call *c);
-/* kv_rows = K (before RoPE) and V of layer l's input h: the bits that layer_forward computes from the same
- * rows. */
+/* kv_rows = K (before RoPE) and V of layer l's input h: the bits that layer_forward computes from
+ * the same rows. */
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
              const struct layer_weights *lw, struct mat h, struct mat kv_rows);
 /* Fills m->rope for m->max_ctx positions; m->rope_mem owns the memory. */

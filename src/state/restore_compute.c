@@ -1,10 +1,8 @@
 /* restore_compute.c - the compute lane of a restore pipeline: from staging into the KV cache, and
- * recomputation.
- *
- * A work item is a part of the groups that have arrived, or one layer of one piece of the recomputed
- * prefix.  Recomputation goes depth first: a piece of at most a batch's rows passes all R layers
- * before the next piece begins, so that its hidden states need no more memory than one piece; how the
- * rows are cut never changes their bits. */
+ * recomputation. A work item is a part of the groups that have arrived, or one layer of one piece
+ * of the recomputed prefix.  Recomputation goes depth first: a piece of at most a batch's rows
+ * passes all R layers before the next piece begins, so that its hidden states need no more memory
+ * than one piece; how the rows are cut never changes their bits. */
 #include <stdio.h>
 
 #include "base/check.h"
@@ -30,9 +28,10 @@ static int rows_for(const struct restore_pipeline *rr, int method, int64_t budge
     return rows > max ? max : rows;
 }
 
-/* Rates drift with the machine's load: an average over some tens of items.  More than twice the rate is a
- * stall (this thread or a worker lost its core): it counts as twice, so that a lasting change is
- * followed and one stall of milliseconds does not shrink, and charge, all that follows. */
+/* The rate is an average over some tens of items, since it drifts with the machine's load. An item
+ * at more than twice the rate met a stall (this thread or a worker lost its core) and counts as
+ * twice the rate. So the rate follows a lasting change, and one stall of milliseconds neither
+ * shrinks the items behind it nor is charged to them. */
 static void learn(struct restore_pipeline *rr, int method, int64_t ns, int rows)
 {
     double *rate = &rr->row_ns[method], per_row = rows > 0 ? (double)ns / rows : 0;
@@ -109,8 +108,8 @@ static void fail(struct restore *r, int rc)
 
 /* --- what has arrived ------------------------------------------------------------------------- */
 
-/* The part of a group that one work item does: chunks [first, first + n) are checked (or their check is queued) and,
- * where they are K and V, loaded; rows up to project_to are projected. */
+/* The part of a group that one work item does. It checks chunks [first, first + n), or queues their
+ * check, and loads them if they are K and V; it projects rows up to project_to. */
 struct part {
     struct group *g;
     int first, n;
@@ -136,7 +135,8 @@ static bool group_is_done(const struct group *g)
            (g->kind == STORE_KV || g->n_projected == group_rows(g));
 }
 
-/* As much of a group as the budget allows, in whole chunks (K and V) or rows (hidden states). */
+/* Adds as much of a group as the budget allows, in whole chunks (K and V) or rows (hidden states).
+ * Returns false if the budget is used up. */
 static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
 {
     const struct restore_pipeline *rr = a->r->rr;
@@ -159,7 +159,8 @@ static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
     return true;
 }
 
-/* Checks one record, but for the checksum where the device computes it; a bad one is a miss from its chunk on. */
+/* Returns whether one record is good. Leaves the checksum out if the device computes it. A bad
+ * record loses its chunk and all chunks behind it. */
 static bool check_record(struct restore *r, const struct group *g, int i)
 {
     const struct store_read *read = &g->reads[i];
@@ -177,8 +178,8 @@ static bool check_record(struct restore *r, const struct group *g, int i)
     return rc == 0;
 }
 
-/* K and V of a partial chunk are rows as they were computed, not laid out as a block. (The view is
- * read only: the cast away of const is contained.) */
+/* A partial chunk holds K and V as rows, not laid out as a block. (The view is read only: the cast
+ * away of const is contained.) */
 static int fill_partial(struct restore *r, const struct group *g, int i, struct stream *s)
 {
     struct one_seq q;
@@ -191,7 +192,8 @@ static int fill_partial(struct restore *r, const struct group *g, int i, struct 
                          rows_of(r, &q, (g->first_chunk + i) * STORE_CHUNK_TOKENS, n));
 }
 
-/* Chunks [first, end) of a group, whose records lie behind one another: as one, but for the partial chunk. */
+/* Loads chunks [first, end) of a group, whose records lie behind one another, in one call; a
+ * partial chunk takes a second one. */
 static int load_chunks(struct restore *r, const struct group *g, int first, int end,
                        struct stream *s)
 {
@@ -208,8 +210,8 @@ static int load_chunks(struct restore *r, const struct group *g, int first, int 
     return rc == 0 && partial ? fill_partial(r, g, last, s) : rc;
 }
 
-/* Checked and, where it is KV that is used in place, put into the cache while it is still in this
- * core's cache. */
+/* Checks one chunk. K and V that are used in place enter the KV cache at once, while this core's
+ * cache still has them. */
 static void take_chunk(struct item *a, const struct group *g, int i, struct stream *s)
 {
     struct restore *r = a->r;
@@ -235,8 +237,8 @@ static void item_share(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Hidden states [row, row + n) of a group, where they lie. (The view is read only: the cast away of
- * const is contained.) */
+/* Returns a view of hidden states [row, row + n) of a group. (The view is read only: the cast away
+ * of const is contained.) */
 static struct mat hidden_rows(const struct restore_pipeline *rr, const struct group *g,
                               int row, int n)
 {
@@ -260,8 +262,8 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
     return (to < end ? to : end) - row;
 }
 
-/* Records that lie behind one another are projected as one matrix (a GEMM of 512 rows), else one by
- * one: the bits are the same.  What lies behind a chunk that was lost is left out. */
+/* Projects records that lie behind one another as one matrix (a GEMM of 512 rows), others one by
+ * one: the bits are the same. Leaves out rows behind a chunk that was lost. */
 static int project_part(struct restore *r, const struct part *p)
 {
     const struct group *g = p->g;
@@ -275,8 +277,8 @@ static int project_part(struct restore *r, const struct part *p)
     return rc;
 }
 
-/* On a device with memory of its own: what is good of a part goes up, and K and V from there into the
- * cache. */
+/* On a device with memory of its own: the good records of a part go up, and K and V from there into
+ * the cache. */
 static int bring_up(struct restore *r, const struct part *p)
 {
     int end = atomic_load(&r->n_good) - p->g->first_chunk;
@@ -287,7 +289,8 @@ static int bring_up(struct restore *r, const struct part *p)
                : rc;
 }
 
-/* Those of mine[] that are done go back, and count for their layers: now, or when the device is done. */
+/* Gives the groups of mine[] back that are done. They count for their layers now, or when the
+ * device is done with them. */
 static void give_back(struct restore_pipeline *rr)
 {
     int n = 0;
@@ -309,7 +312,7 @@ static void give_back(struct restore_pipeline *rr)
     rr->n_mine = n;
 }
 
-/* An item's time is its groups', by their chunks. */
+/* Shares an item's time among its groups, by their chunks. */
 static void trace_item(struct item *a, int64_t t0, int64_t ns)
 {
     int done = 0;
@@ -322,7 +325,7 @@ static void trace_item(struct item *a, int64_t t0, int64_t ns)
     }
 }
 
-/* The first of mine[], and those behind it that are of its restore and kind, in one go. */
+/* One item: the first of mine[], and the groups behind it of the same restore and kind. */
 static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
 {
     const struct group *first = rr->mine[0];
@@ -359,8 +362,8 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
     }
     give_back(rr); /* the groups are the I/O thread's again */
     if (rr->up != NULL) {
-        /* Within a budget its time is the device's, too; else it is only queued, as far ahead as slots
-         * can be spared. */
+        /* Within a budget the item's time includes the device's. Without one the item is only
+         * queued, as far ahead as slots can be spared. */
         restore_settle(rr, budget_ns == RESTORE_NO_LIMIT ? rr->n_slots / 2 : 0);
     }
     if (rr->up == NULL || budget_ns != RESTORE_NO_LIMIT)
@@ -380,8 +383,9 @@ bool restore_recompute_remains(const struct restore *r)
            r->re.row < good_tokens(r) && !restore_must_rewind(r);
 }
 
-/* A piece ends where a layer above begins, so that all its rows pass the same layers: up to the first
- * whose successor begins behind them. */
+/* Returns the rows of the next piece and sets its last layer. With a sliding window a layer is
+ * wanted from its start[] on only. A piece ends where the next layer's start lies, so that all its
+ * rows pass the same layers. */
 static int piece_rows(struct restore *r)
 {
     int end = r->re.row + model_work_rows(r->rr->o.work), l = 0;
@@ -425,8 +429,8 @@ static int recompute_layer(struct restore *r)
     return rc == 0 ? model_kv_fill(rr->o.model, rr->o.stream, kv, kv_rows, rows) : rc;
 }
 
-/* The time of the layers up to `layer` that were queued since the device was last waited for, an equal share
- * each. */
+/* Accounts the layers up to `layer` that were queued since the device was last waited for; each
+ * gets an equal share of the time. */
 static void account_recomputed(struct restore *r, int layer, int n_rows)
 {
     struct restore_pipeline *rr = r->rr;
@@ -439,8 +443,8 @@ static void account_recomputed(struct restore *r, int layer, int n_rows)
     rr->re_queued = 0;
 }
 
-/* One layer.  Where the device has memory of its own, and no decode waits, the layers of a piece are queued one
- * behind the other, and waited for at its end. */
+/* One layer of a piece. If the device has memory of its own and no decode waits, the layers of a
+ * piece are queued one behind the other, and waited for at its end. */
 static void work_recompute(struct restore_pipeline *rr, struct restore *r,
                            int64_t budget_ns)
 {
@@ -469,7 +473,8 @@ static void work_recompute(struct restore_pipeline *rr, struct restore *r,
     r->out.compute_ns += clock_now_ns() - t0;
 }
 
-/* Whose piece is under way, else the oldest with something left. */
+/* Returns the restore whose piece is under way, else the oldest one with something left, else
+ * NULL. */
 static struct restore *next_recompute(struct restore_pipeline *rr)
 {
     if (rr->recomputing != NULL)

@@ -1,5 +1,6 @@
-/* test_passes.c - whatever the engine computes, it computes in passes that hold each layer's weights once, in
- * order, and only while they are used: batches, recomputed prefixes, and new tokens that follow a restore. */
+/* test_passes.c - whatever the engine computes, it computes in passes that hold each layer's
+ * weights once, in order, and only while they are used: batches, recomputed prefixes, and new
+ * tokens that follow a restore. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -178,8 +179,8 @@ static void projections(void **state)
     place_close();
 }
 
-/* Layer 0 is recomputed, the others are read: while reads are stuck new tokens pass layer 0 and no other.
- * When reads go on, they pass the rest, and no batch passes these tokens again. */
+/* Layer 0 is recomputed, the others are read: while reads are stuck new tokens pass layer 0 and no
+ * other. When reads go on, they pass the rest, and no batch passes these tokens again. */
 static void new_tokens_behind_a_restore(void **state)
 {
     (void)state;
@@ -206,8 +207,8 @@ static void new_tokens_behind_a_restore(void **state)
     place_close();
 }
 
-/* Two sequences that decode while the reads of a restore are stuck: when one is halfway the other begins
- * anew, so that in every step one of them decodes. */
+/* Two sequences that decode while the reads of a restore are stuck: when one is halfway the other
+ * begins anew, so that in every step one of them decodes. */
 enum { N_SHORT = 20, N_DECODE = 900 };
 
 static void step_beside_decodes(struct seq *d[2])
@@ -248,8 +249,9 @@ static void end_decodes(struct seq *d[2])
 /* A step has 16 rows, so a layer takes two pieces of the new tokens at least. */
 enum { FEW_ROWS = 16 };
 
-/* Beside a decode new tokens pass a layer in pieces, and hold it over several steps, in each of which a
- * batch holds it too.  Every layer is held once by the new tokens, and once by each batch. */
+/* Beside a decode new tokens pass a layer in pieces, and hold it over several steps, in each of
+ * which a batch holds it too.  Every layer is held once by the new tokens, and once by each
+ * batch. */
 static void new_tokens_in_pieces_beside_decodes(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_seq.c - the phases of a sequence: which edges there are, that no other can be taken, and what takes
- * each of them. */
+/* test_seq.c - the phases of a sequence: which edges there are, that no other can be taken, and
+ * what takes each of them. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -272,8 +272,8 @@ static void state_comes_back(void **state)
     lab_close();
 }
 
-/* A better rank takes the one place; the first sequence comes back and ends with the tokens that it gives
- * alone. */
+/* A better rank takes the one place; the first sequence comes back and ends with the tokens that it
+ * gives alone. */
 static void a_better_rank_preempts_in_each_phase(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* layer_spy.h - a layer_source that writes down who holds which layer, for tests.
  *
- * It lends private copies of the layers, and wipes a copy when its last holder releases it: an operation
- * that is queued outside of acquire and release finds no weights and ends the test. */
+ * It lends private copies of the layers, and wipes a copy when its last holder releases it: an
+ * operation that is queued outside of acquire and release finds no weights and ends the test. */
 #ifndef TESTS_MODEL_LAYER_SPY_H
 #define TESTS_MODEL_LAYER_SPY_H
 
@@ -24,13 +24,13 @@ void spy_begin(struct layer_spy *spy, struct model *m);
 /* Fails the test where a layer is still held. */
 void spy_end(struct layer_spy *spy);
 
-/* Fails the test unless the next events are those of one pass over layers [first, end): each acquired, then
- * released, in ascending order. */
+/* Fails the test unless the next events are those of one pass over layers [first, end): each
+ * acquired, then released, in ascending order. */
 void spy_expect_pass(struct layer_spy *spy, int first, int end);
 /* Fails the test unless all events were expected. */
 void spy_expect_end(const struct layer_spy *spy);
-/* Reads the events of any number of uses of single layers, each released before the next is acquired;
- * returns how many. For projections, whose order the reads decide. */
+/* Reads the events of any number of uses of single layers, each released before the next is
+ * acquired; returns how many. For projections, whose order the reads decide. */
 int spy_take_single_uses(struct layer_spy *spy);
 
 #endif

@@ -1,4 +1,5 @@
-/* test_pass.c - a pass takes rows through the layers: which weights it holds when, and with which bits. */
+/* test_pass.c - a pass takes rows through the layers: which weights it holds when, and with which
+ * bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -86,7 +87,8 @@ static size_t row_bytes(void)
     return (size_t)lab.t.m->cfg.n_embd * sizeof(float);
 }
 
-/* Every layer once, in order, released before the next; and nothing reads weights at another time. */
+/* Every layer once, in order, released before the next; and nothing reads weights at another
+ * time. */
 static void a_forward_pass_holds_one_layer_at_a_time(void **state)
 {
     (void)state;
@@ -151,8 +153,9 @@ static int show(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* One buffer (a recomputation), two and three, and other work with the same activations between layers:
- * a pass that ends with K and V of layer l gives those of the forward pass, and nothing comes behind. */
+/* One buffer (a recomputation), two and three, and other work with the same activations between
+ * layers: a pass that ends with K and V of layer l gives those of the forward pass, and nothing
+ * comes behind. */
 static void a_pass_may_end_with_keys_and_values(void **state)
 {
     (void)state;
@@ -232,7 +235,8 @@ static void a_pass_that_is_given_up_releases_its_layer(void **state)
     lab_close();
 }
 
-/* A layer that cannot be had ends the pass with the source's code; the layers before it were released. */
+/* A layer that cannot be had ends the pass with the source's code; the layers before it were
+ * released. */
 static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
 {
     (void)state;
