@@ -1,6 +1,8 @@
 /* restore_compute.c - the compute lane of a restore pipeline: from staging into the KV cache, and
- * recomputation. A work item is a part of the groups that have arrived, or one layer of one piece
- * of the recomputed prefix.  Recomputation goes depth first: a piece of at most a batch's rows
+ * recomputation.
+ *
+ * A work item is a part of the groups that have arrived, or one layer of one piece of the
+ * recomputed prefix.  Recomputation goes depth first: a piece of at most a batch's rows
  * passes all R layers before the next piece begins, so that its hidden states need no more memory
  * than one piece; how the rows are cut never changes their bits. */
 #include <stdio.h>

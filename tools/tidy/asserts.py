@@ -1,5 +1,6 @@
 """Bugs are asserted with CHECK, faults are returned.  So: no assert() (it vanishes with NDEBUG), no
-abort() or exit() in the library, and no CHECK on what was just decoded from bytes."""
+abort() or exit() in the library, and no CHECK on what was just decoded from bytes.  And: what one file
+alone may do is done by no other."""
 import re
 import subprocess
 import sys
@@ -7,6 +8,11 @@ import sys
 ENDS = {"src/base/check.c", "src/base/mem.c"}  # the two places that may end the program
 files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[ch]", "src/*.cu"],
                        capture_output=True, text=True, check=True).stdout.split()
+# What one file alone may do: its pattern, that file, the folder where others may not.
+OWNED = [
+    (re.compile(r"->\s*phase\s*=[^=]"), "src/engine/seq.c", "src/engine/",
+     "seq.c alone changes a sequence's phase: request the edge (seq.h)"),
+]
 RULES = [
     (re.compile(r"\bassert\s*\("), "assert(): use CHECK, which stays on in release builds"),
     (re.compile(r"#\s*include\s*<assert\.h>"), "<assert.h>: use base/check.h"),
@@ -31,6 +37,9 @@ for path in files:
     for number, line in enumerate(text.split("\n"), 1):
         for pattern, why in RULES:
             if pattern.search(line) and path not in ENDS:
+                bad.append(f"{path}:{number}: {why}")
+        for pattern, owner, folder, why in OWNED:
+            if path.startswith(folder) and path != owner and pattern.search(line):
                 bad.append(f"{path}:{number}: {why}")
 print("\n".join(bad) if bad else f"# {len(files)} files")
 sys.exit(bool(bad))
