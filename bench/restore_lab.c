@@ -84,7 +84,7 @@ static int find_context(struct lab *b, struct err *err)
     return rc;
 }
 
-static int make_restorer(struct lab *b, const struct lab_opts *o, struct err *err)
+static int make_pipeline(struct lab *b, const struct lab_opts *o, struct err *err)
 {
     const struct model *m = b->k.model;
     struct kv_pool_opts po = {.n_layers = m->cfg.n_layers,
@@ -180,7 +180,7 @@ int lab_open(struct lab *b, const struct lab_opts *o, struct err *err)
     if (rc == 0)
         rc = make_context(b, err);
     if (rc == 0)
-        rc = make_restorer(b, o, err);
+        rc = make_pipeline(b, o, err);
     if (rc == 0)
         rc = find_context(b, err);
     if (rc == 0)

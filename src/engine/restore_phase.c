@@ -2,7 +2,7 @@
  *
  *   restore_phase_begin     WAIT -> RESTORE: looks up; or -> PREFILL where nothing can come back
  *   restore_phase_step      looked up: plans, starts the reads; all is back: -> PREFILL
- *   restore_phase_abandon   ends the restore of a sequence that is about to leave the phase another way
+ *   restore_phase_abandon   ends the restore of a sequence that leaves the phase another way
  *
  * A restore always leaves a right state behind: n_done tokens whose K and V are in the cache.
  * Prefill goes on from there. Fewer tokens than hoped for are a miss with a reason, not an error.

@@ -1,9 +1,9 @@
 /* schedule.c - see schedule.h.
  *
  * A sequence that gets a place takes what the KV cache knows of its tokens and blocks for the rest.
- *  One that loses its place gives its blocks back; they stay known until they are wanted.  Its
- *  chunks that were
- * full are saved or on their way, and it is not admitted again before they have arrived. */
+ * One that loses its place gives its blocks back; they stay known until they are wanted.  Its
+ * chunks that were full are saved or on their way, and it is not admitted again before they have
+ * arrived. */
 #include "engine/schedule.h"
 
 #include <stdlib.h>

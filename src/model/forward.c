@@ -123,7 +123,7 @@ int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer
     return m->dev->ops->kv_load(s, kv, chunks, &m->rope[kv->stage]);
 }
 
-/* --- one layer --------------------------------------------------------------------------------- */
+/* --- one layer -------------------------------------------------------------------------------- */
 
 static enum activation activation_of(enum act_kind a)
 {

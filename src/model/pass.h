@@ -1,9 +1,8 @@
 /* pass.h - one pass of rows through the layers: begin, one layer at a time, end.
  *
  *   begin    rows and their tokens are given; nothing is computed
- *   layer l  acquire weights | embed, or cross from the stage before | layer | check range | tap |
- *   release
- *   kv l     acquire weights | embed, or cross from the stage before | K and V only         | release
+ *   layer l  acquire weights | embed or cross stages | the layer, check of its range, tap | release
+ *   kv l     acquire weights | embed or cross stages | K and V only                       | release
  *   end      releases what an unfinished layer holds
  *
  * Everything that computes layers drives a pass: the forward pass of a batch (model_forward), the

@@ -159,7 +159,7 @@ static void edges_are_those_of_the_drawing(void **state)
                              drawn[from][to] == 'x');
 }
 
-/* --- every other edge dies --------------------------------------------------------------------- */
+/* --- every other edge dies -------------------------------------------------------------------- */
 
 static void to_restore(struct seq *s)
 {
@@ -232,7 +232,7 @@ static void an_edge_that_is_not_drawn_ends_the_program(void **state)
     lab_close();
 }
 
-/* --- what takes each edge ---------------------------------------------------------------------- */
+/* --- what takes each edge --------------------------------------------------------------------- */
 
 static void a_prompt_is_computed_and_decodes(void **state)
 {
