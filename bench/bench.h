@@ -15,6 +15,7 @@ int bench_restore(int argc, char **argv);
 int bench_resume(int argc, char **argv);
 int bench_ablation(int argc, char **argv);
 int bench_serve(int argc, char **argv);
+int bench_exact(int argc, char **argv);
 int bench_beside(int argc, char **argv);
 int bench_save(int argc, char **argv);
 

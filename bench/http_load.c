@@ -175,6 +175,15 @@ void http_load_send(struct http_load *l, const char *body, void *user)
     curl_multi_add_handle(l->multi, t->easy);
 }
 
+void http_load_cancel(struct http_load *l, const void *user)
+{
+    for (struct transfer *t = l->all; t != NULL; t = t->next)
+        if (t->user == user) {
+            transfer_free(t);
+            return;
+        }
+}
+
 int http_load_poll(struct http_load *l, int timeout_ms)
 {
     int n = 0;
