@@ -181,7 +181,8 @@ static void take_values(struct reader *r, struct gguf *g, uint64_t n)
     }
     if (r->rc != 0)
         return;
-    qsort(g->values, g->n_values, sizeof *g->values, by_key);
+    if (g->n_values > 1)
+        qsort(g->values, g->n_values, sizeof *g->values, by_key);
     for (size_t i = 1; r->rc == 0 && i < g->n_values; i++)
         if (by_key(&g->values[i - 1], &g->values[i]) == 0)
             r->rc = err_set(r->err, ERR_FORMAT, "'%s' is there twice", g->values[i].key);
@@ -275,6 +276,8 @@ static int by_name(const void *a, const void *b)
 
 static void check_tensors(struct reader *r, struct gguf *g)
 {
+    if (g->n_tensors < 2)
+        return;
     qsort(g->tensors, g->n_tensors, sizeof *g->tensors, by_begin);
     for (size_t i = 1; r->rc == 0 && i < g->n_tensors; i++)
         if (g->tensors[i].begin < g->tensors[i - 1].end)
