@@ -7,9 +7,9 @@
 
 /* Filters of Jinja that are known by name and not done; anything else is unknown. */
 static const char *const absent[] = {
-    "batch",     "center",   "filesizeformat", "forceescape", "groupby",   "pprint",
-    "random",    "slice",    "striptags",      "truncate",    "urlencode", "urlize",
-    "wordcount", "wordwrap", "xmlattr",        NULL};
+    "batch",  "center",    "filesizeformat", "forceescape", "groupby",
+    "pprint", "random",    "slice",          "striptags",   "urlencode",
+    "urlize", "wordcount", "wordwrap",       "xmlattr",     NULL};
 
 struct jval jinja_call_filter(struct jinja *j, struct jstr name, struct jcall *c)
 {
@@ -127,6 +127,42 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
         jbuf_put(j, &b, line.s, line.n);
     }
     return jval_buf(&b);
+}
+
+/* s[:length - len(end)], cut at the last blank unless killwords, and end; a text that is at most `leeway` too
+ * long stays whole. */
+static struct jval f_truncate(struct jinja *j, const struct jcall *c)
+{
+    static const char *const names[] = {"length", "killwords", "end", "leeway"};
+    struct jval a[4];
+    jcall_bind(j, c, names, 4, 0, a);
+    if (c->self.kind == J_UNDEF) /* its length is 0 */
+        return c->self;
+    if (c->self.kind != J_STR || (a[2].kind != J_STR && a[2].kind != J_MISSING))
+        jinja_fail(j, ERR_MISMATCH, "truncate: a str is required, not %s",
+                   jval_type(c->self.kind != J_STR ? &c->self : &a[2]));
+    struct jstr s = c->self.str, end = a[2].kind == J_STR ? a[2].str : JLIT("...");
+    int64_t length = int_argument(j, c, &a[0], 255), n_end = (int64_t)jutf_len(end);
+    int64_t leeway = a[3].kind == J_NONE ? 5 : int_argument(j, c, &a[3], 5);
+    if (length < n_end || leeway < 0)
+        jinja_fail(j, ERR_MISMATCH, "truncate: expected length >= %lld and leeway >= 0",
+                   (long long)n_end);
+    int64_t n = (int64_t)jutf_len(s);
+    if (n <= length || n - length <= leeway)
+        return c->self;
+    s.n = jutf_offset(s, (size_t)(length - n_end));
+    if (!flag(j, &a[1]))
+        for (size_t i = s.n; i-- > 0;)
+            if (s.s[i] == ' ') {
+                s.n = i;
+                break;
+            }
+    if (c->self.safe && !(a[2].kind == J_STR && a[2].safe))
+        end = jstr_escape(j, end);
+    struct jbuf b = {0};
+    jbuf_put(j, &b, s.s, s.n);
+    jbuf_put(j, &b, end.s, end.n);
+    return text_of(j, c, jval_buf(&b).str);
 }
 
 static struct jval f_string(struct jinja *j, const struct jcall *c)
@@ -327,11 +363,12 @@ static struct jval f_attr(struct jinja *j, const struct jcall *c)
 }
 
 const struct jfunc jinja_filters_text[] = {
-    {"abs", f_abs},         {"attr", f_attr},       {"capitalize", f_capitalize},
-    {"d", f_default},       {"default", f_default}, {"e", f_escape},
-    {"escape", f_escape},   {"float", f_float},     {"format", f_format},
-    {"indent", f_indent},   {"int", f_int},         {"lower", f_lower},
-    {"replace", f_replace}, {"round", f_round},     {"safe", f_safe},
-    {"string", f_string},   {"title", f_title},     {"tojson", f_tojson},
-    {"trim", f_trim},       {"upper", f_upper},     {NULL, NULL},
+    {"abs", f_abs},         {"attr", f_attr},         {"capitalize", f_capitalize},
+    {"d", f_default},       {"default", f_default},   {"e", f_escape},
+    {"escape", f_escape},   {"float", f_float},       {"format", f_format},
+    {"indent", f_indent},   {"int", f_int},           {"lower", f_lower},
+    {"replace", f_replace}, {"round", f_round},       {"safe", f_safe},
+    {"string", f_string},   {"title", f_title},       {"tojson", f_tojson},
+    {"trim", f_trim},       {"truncate", f_truncate}, {"upper", f_upper},
+    {NULL, NULL},
 };

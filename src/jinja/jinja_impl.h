@@ -11,7 +11,8 @@
  *     jinja_eval.c    expressions -> values
  *     jinja_exec.c    statements -> text; scopes, loops, macros
  *     jinja_attr.c    what a dot or a bracket finds, and calls of what it found
- *     jinja_string.c  strings: characters, stripping, replacing, printf-style formats
+ *     jinja_string.c  strings: characters, stripping, replacing
+ *     jinja_format.c  strings: printf-style formats
  *     jinja_case.c    strings: upper and lower case
  *     jinja_method.c  strings: the methods of str
  *     jinja_filter.c, jinja_filter_seq.c, jinja_test.c, jinja_global.c   the built-ins
@@ -221,12 +222,14 @@ struct jstr jstr_title(struct jinja *j, struct jstr s);
 struct jstr jstr_title_filter(struct jinja *j, struct jstr s);
 struct jstr jstr_replace(struct jinja *j, struct jstr s, struct jstr from, struct jstr to,
                          int64_t count);
-struct jstr jstr_format(struct jinja *j, struct jstr format, const struct jval *args);
 struct jval jstr_splitlines(struct jinja *j, struct jstr s, bool keep_ends);
 bool jstr_find(struct jinja *j, struct jstr s, struct jstr what, size_t from, size_t *at);
 bool jstr_cased(struct jinja *j, struct jstr s, bool upper); /* islower, isupper */
 struct jstr jstr_escape(struct jinja *j, struct jstr s);     /* & < > " ' for HTML */
 struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times);
+
+/* jinja_format.c */
+struct jstr jstr_format(struct jinja *j, struct jstr format, const struct jval *args);
 
 /* --- calls of built-ins ------------------------------------------------------------- */
 

@@ -6,7 +6,6 @@
 
 #include "base/utf8.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 /* --- characters --------------------------------------------------------------------- */
@@ -186,61 +185,5 @@ struct jstr jstr_escape(struct jinja *j, struct jstr s)
         else
             jbuf_put(j, &b, s.s + i, 1);
     }
-    return jval_buf(&b).str;
-}
-
-/* --- "%s is %d" % (x, y) ------------------------------------------------------------ */
-
-static struct jval next_argument(struct jinja *j, const struct jval *args, size_t *used)
-{
-    size_t n = args->kind == J_TUPLE ? args->seq->n : 1;
-    if (*used >= n)
-        jinja_fail(j, ERR_MISMATCH, "not enough arguments for format string");
-    struct jval v = args->kind == J_TUPLE ? args->seq->at[*used] : *args;
-    (*used)++;
-    return v;
-}
-
-static void format_one(struct jinja *j, struct jbuf *b, char conversion,
-                       const struct jval *v)
-{
-    if (conversion == 's') {
-        jval_print(j, b, v);
-    } else if (conversion == 'r') {
-        jval_repr(j, b, v);
-    } else if (conversion == 'd' || conversion == 'i') {
-        if (v->kind != J_INT && v->kind != J_BOOL)
-            jinja_fail(j, v->kind == J_REAL ? ERR_UNSUPPORTED : ERR_MISMATCH,
-                       "%%%c format: a number is required, not %s", conversion,
-                       jval_type(v));
-        jbuf_printf(j, b, "%" PRId64, jval_as_int(v));
-    } else {
-        jinja_fail(j, ERR_UNSUPPORTED, "format %%%c is not supported", conversion);
-    }
-}
-
-struct jstr jstr_format(struct jinja *j, struct jstr format, const struct jval *args)
-{
-    struct jbuf b = {0};
-    size_t used = 0;
-    for (size_t i = 0; i < format.n; i++) {
-        if (format.s[i] != '%') {
-            jbuf_put(j, &b, format.s + i, 1);
-            continue;
-        }
-        if (++i == format.n)
-            jinja_fail(j, ERR_MISMATCH, "incomplete format");
-        if (format.s[i] == '%') {
-            jbuf_puts(j, &b, "%");
-            continue;
-        }
-        struct jval v = next_argument(j, args, &used);
-        format_one(j, &b, format.s[i], &v);
-    }
-    bool like_mapping = args->kind == J_DICT || args->kind == J_LIST ||
-                        args->kind == J_RANGE || args->kind == J_UNDEF;
-    bool all = args->kind == J_TUPLE ? used == args->seq->n : used == 1 || like_mapping;
-    if (!all)
-        jinja_fail(j, ERR_MISMATCH, "not all arguments converted during string formatting");
     return jval_buf(&b).str;
 }

@@ -681,6 +681,41 @@ s | tojson | length
 '%s' % (1, 2)
 '%d' % 'x'
 '%s-%s' | format('a', 1) ~ 'x' | format
+'[%5s|%-5s|%.2s|%5.1s|%05s]' % ('ab', 'ab', 'abc', 'abc', 'ab')
+'[%5s|%-6s|%.2s]' % ('äö', '日本', '😀ab')
+'[%5d|%-5d|%05d|%+d|% d|%.3d|%+05d]' % (42, 42, 42, 42, 42, 7, -3)
+'[%x|%X|%o|%#x|%#o|%x|%08X|%#06x]' % (255, 255, 8, 255, 8, -255, 48879, 255)
+'[%d|%i|%u|%d]' % (3.99, -3.99, 7, true)
+'[%f|%.2f|%8.3f|%-8.1f|%08.2f|%+.1f|%e|%E|%g|%G]' % (1.5, 2.675, 3.14159, 2.25, -1.5, 2, 12345.678, 0.00012, 1e20, 1e-7)
+'[%.0f|%#.0f|%.10g|%#g|%5g]' % (2.5, 3, 0.1, 1.0, 3)
+'[%c|%c|%3c]' % ('x', 233, 'y')
+'[%*d|%-*d|%.*f|%*s]' % (5, 42, 5, 42, 2, 3.14159, -4, 'a')
+'%(a)s-%(b)5d-%(a)-4s|' % {'a': 'x', 'b': 3}
+'%(a(b))s' % {'a(b)': 1}
+'%(zz)s' % {'a': 1}
+'%(a)s' % 'x'
+'%5%|%%' % ()
+'%ld %hd %Lf' % (1, 2, 3)
+'%r|%8r|%-8r|%.2r' % ('a', 'b', 'c', 'abc')
+'%5' % 1
+'%(a' % {'a': 1}
+'%y' % 1
+'%x' % 1.5
+'%c' % 'ab'
+'%f' % 'x'
+'%*d' % ('a', 1)
+'%5s' | format('ab') ~ '|%-4s|' | format(i)
+'%s %s' | format('a')
+s | truncate(5) ~ '|' ~ s | truncate(5, true) ~ '|' ~ s | truncate(9, false, '..', 0) ~ '|' ~ s | truncate(11)
+'foo bar baz qux' | truncate(9) ~ '|' ~ 'foo bar baz qux' | truncate(9, true) ~ '|' ~ 'foo bar baz qux' | truncate(11) ~ '|' ~ 'foo bar baz qux' | truncate(11, false, '...', 0)
+'foobarbazqux' | truncate(6, leeway=0) ~ '|' ~ 'foobarbazqux' | truncate(length=6, killwords=true, end='', leeway=0)
+'äöüß 日本語 x' | truncate(5, leeway=0) ~ '|' ~ 'äöüß 日本語 x' | truncate(7, true, '…', 0)
+missing | truncate(3) ~ '' | truncate(3)
+s | truncate(2)
+s | truncate(5, leeway=-1)
+i | truncate(3)
+'<b> c d e f' | safe | truncate(7, true, '<', 0)
+s | truncate
 '{}'.format(1)
 s is string ~ i is string ~ i is number ~ f is number ~ t is number ~ i is integer ~ t is integer ~ f is float ~ i is float
 t is boolean ~ i is boolean ~ t is true ~ i is true ~ 1 is true ~ z is false ~ false is false
