@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "engine/fused.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/layer_spy.h"
 
@@ -135,7 +136,8 @@ static void batches(void **state)
     place_close();
 }
 
-/* Two pieces of a recomputed prefix of n layers; a batch of new tokens follows, then decodes. */
+/* Two pieces of a recomputed prefix of n layers, of the last one K and V only; a batch of new
+ * tokens follows, then decodes. */
 static void recomputed_prefixes(void **state)
 {
     (void)state;
@@ -145,8 +147,11 @@ static void recomputed_prefixes(void **state)
         struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", plans[i]);
         struct et_run r;
         a.restore_first = true;
+        place.spy.kv_only_layer = i;
+        place.spy.n_kv_only = 2;
         assert_int_equal(et_run(&place.k, &a, &r), 0);
         assert_int_equal(r.n_cached, N_STORED);
+        assert_int_equal(place.spy.n_kv_only, 0);
         spy_expect_pass(&place.spy, 0, i + 1);
         spy_expect_pass(&place.spy, 0, i + 1);
         for (int k = 0; k < N_GENERATE; k++)
@@ -308,6 +313,21 @@ static void new_tokens_that_are_given_up(void **state)
     place_close();
 }
 
+/* When all is restored, work on the new tokens that has begun is kept: in the middle of layer 0,
+ * too. */
+static void new_tokens_that_have_begun(void **state)
+{
+    (void)state;
+    struct seq s = {0}, other = {0};
+    struct fused f = {.seq = &s};
+    assert_false(fused_has_begun(&f, &s));
+    f.pass.row = 1;
+    assert_true(fused_has_begun(&f, &s));
+    f.pass = (struct model_pass){.layer = 1};
+    assert_true(fused_has_begun(&f, &s));
+    assert_false(fused_has_begun(&f, &other));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +337,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(new_tokens_behind_a_restore),
         cmocka_unit_test(new_tokens_in_pieces_beside_decodes),
         cmocka_unit_test(new_tokens_that_are_given_up),
+        cmocka_unit_test(new_tokens_that_have_begun),
     };
     et_only(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

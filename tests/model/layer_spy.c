@@ -25,6 +25,11 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
         return -EIO;
     if (spy->n_holders[l]++ == 0)
         spy->lent[l] = spy->m->w.layers[l];
+    if (l == spy->kv_only_layer && spy->n_kv_only > 0) {
+        struct layer_weights *lw = &spy->lent[l];
+        lw->wq = lw->wo = lw->w_up = lw->w_down = (struct weight){0};
+        spy->n_kv_only--;
+    }
     note(spy, l + 1);
     *out = &spy->lent[l];
     return 0;

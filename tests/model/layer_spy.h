@@ -18,6 +18,8 @@ struct layer_spy {
     int events[SPY_MAX_EVENTS]; /* l + 1: acquired; -(l + 1): released */
     int n_events, n_read;
     int fail_at; /* acquiring this layer fails with -EIO; -1: none */
+    /* The next n_kv_only times that this layer is acquired it has only what K and V need. */
+    int kv_only_layer, n_kv_only;
 };
 
 void spy_begin(struct layer_spy *spy, struct model *m);
