@@ -180,6 +180,24 @@ void hcache_free(void *p);
 
 /* --- generation ----------------------------------------------------------------------------- */
 
+struct hcache_bias {
+    int32_t id;
+    float bias; /* added to the logit; -100..100 */
+};
+struct hcache_shaping {
+    float
+        frequency_penalty; /* for each time that a token occurs in the answer, -2..2; 0: off */
+    float presence_penalty; /* where it occurs in the answer at all, -2..2; 0: off */
+    float
+        repetition_penalty; /* where it occurs in prompt or answer: a factor, 0.01..100; 0 or 1: off */
+    const struct hcache_bias *bias; /* [n_bias], at most HCACHE_MAX_BIAS */
+    int n_bias;
+    const int32_t
+        *stop_ids; /* these end the answer as EOS does; at most HCACHE_MAX_STOP_IDS */
+    int n_stop_ids;
+    int min_tokens; /* neither these nor EOS before the answer has so many tokens */
+};
+
 struct hcache_request {
     const int32_t *prompt;
     int n_prompt;
@@ -192,10 +210,12 @@ struct hcache_request {
     uint64_t seed;
     /* the text ends before the first of these; needs a tokenizer */
     const char *const *stop;
-    int n_stop;       /* at most HCACHE_MAX_STOP */
-    bool logprobs;    /* of every generated token, from the raw logits; see hcache_delta */
-    int n_top;        /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
-    bool digest;      /* result.logits_digest is wanted: it reads all logits once more */
+    int n_stop;    /* at most HCACHE_MAX_STOP */
+    bool logprobs; /* of every generated token, from the raw logits; see hcache_delta */
+    int n_top;     /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
+    bool digest;   /* result.logits_digest is wanted: it reads all logits once more */
+    /* What changes the logits before a token is chosen; NULL: nothing. logprobs are the raw ones'. */
+    const struct hcache_shaping *shaping;
     const char *salt; /* state is shared only among requests with equal salts */
     int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
     int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
@@ -225,6 +245,8 @@ enum {
     HCACHE_MAX_STOP = 16,
     HCACHE_MAX_STOP_BYTES = 256, /* of each */
     HCACHE_MAX_TOP = 20,
+    HCACHE_MAX_BIAS = 1024,
+    HCACHE_MAX_STOP_IDS = 64,
     HCACHE_MAX_PRIORITY = 100,
     HCACHE_MAX_TIMEOUT_MS = 86400000,
 };

@@ -21,6 +21,7 @@
 #include "kvcache/kvcache.h"
 #include "model/model.h"
 #include "model/sample.h"
+#include "model/shaping.h"
 #include "policy/plan.h"
 #include "policy/platform.h"
 #include "state/restore.h"
@@ -71,8 +72,9 @@ struct request {
     bool digest; /* outcome.logits_digest is wanted */
     bool logits; /* seq_logits is asked in on_token */
     struct sample_opts sample;
-    const char *salt; /* NULL: none */
-    const char *plan; /* as --plan; NULL: auto. Outlives the sequence */
+    const struct shaping *shaping; /* NULL: none. Outlives the sequence */
+    const char *salt;              /* NULL: none */
+    const char *plan;              /* as --plan; NULL: auto. Outlives the sequence */
     bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
     /* Prefill when all is restored (the paper's way), not layer by layer meanwhile: to compare. */

@@ -2,6 +2,7 @@
 #include "engine/next_token.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -32,6 +33,8 @@ int next_token_init(struct next_token *h, const struct model *m, int max_rows,
     h->model = m;
     h->seqs = xcalloc(n, sizeof(struct seq *));
     h->rows = xcalloc(n, sizeof *h->rows);
+    h->shaped = xcalloc((size_t)m->cfg.vocab_size, sizeof *h->shaped);
+    h->counts = xcalloc((size_t)m->cfg.vocab_size, sizeof *h->counts);
     int rc = stage_alloc(m->dev, model_last_stage(m), next_token_bytes(m, max_rows),
                          &h->mem, err);
     if (rc == 0)
@@ -56,6 +59,9 @@ void next_token_deinit(struct next_token *h)
     readback_deinit(&h->ids_back);
     free(h->seqs);
     free(h->rows);
+    free(h->shaped);
+    free(h->counts);
+    free(h->raw);
 }
 
 bool next_token_shows_logits(const struct seq *q)
@@ -79,6 +85,55 @@ int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct
                        model_hidden_bytes(h->model));
 }
 
+static bool any_is_shaped(const struct next_token *h, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (shaping_changes(h->seqs[i]->req.shaping))
+            return true;
+    return false;
+}
+
+/* at [n][vocab]: the logits as they came down, which stay. */
+static int shape(struct next_token *h, struct stream *s, struct mat logits, const float *at,
+                 int n)
+{
+    const struct model_config *c = &h->model->cfg;
+    const size_t row = (size_t)logits.cols;
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < n; i++) {
+        const struct seq *q = h->seqs[i];
+        int32_t ends[CONFIG_MAX_EOS + 1];
+        int n_ends = 0;
+        if (!shaping_changes(q->req.shaping))
+            continue;
+        for (; !q->req.ignore_eos && n_ends < c->n_eos; n_ends++)
+            ends[n_ends] = c->eos_ids[n_ends];
+        if (!q->req.ignore_eos)
+            ends[n_ends++] = c->bos_id; /* ends an answer, too */
+        struct shaping_place place = {.tokens = q->tokens,
+                                      .n_prompt = q->req.n_prompt,
+                                      .n_tokens = q->n_tokens,
+                                      .end_ids = ends,
+                                      .n_end_ids = n_ends};
+        memcpy(h->shaped, at + (size_t)i * row, row * sizeof *h->shaped);
+        shaping_apply(q->req.shaping, &place, (int)row, h->counts, h->shaped);
+        rc = stream_copy(s, mat_rows(logits, i, 1).data, h->shaped, row * sizeof(float));
+        if (rc == 0)
+            rc = stream_sync(s); /* h->shaped is the next one's */
+    }
+    return rc;
+}
+
+/* Where memory is unified, what came down is what will be changed: those who want it get a copy. */
+static const void *keep_raw(struct next_token *h, const void *at)
+{
+    size_t row = (size_t)h->logits.cols * sizeof *h->raw;
+    if (h->raw == NULL)
+        h->raw = xmalloc((size_t)h->logits.rows * row);
+    memcpy(h->raw, at, (size_t)h->n_wanted * row);
+    return h->raw;
+}
+
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work)
 {
     int n = h->n_shown + h->n_other;
@@ -89,13 +144,22 @@ int next_token_run(struct next_token *h, struct stream *s, struct model_work *wo
     if (n == 0)
         return stream_sync(s);
     int rc = model_head(h->model, work, s, mat_rows(h->in, 0, n), logits);
+    bool shaped = any_is_shaped(h, n);
+    int n_down = shaped ? n : h->n_wanted;
+    if (rc == 0 && n_down > 0)
+        rc = readback_start(&h->logits_back, s, logits.data,
+                            (size_t)n_down * row * sizeof(float), &at);
+    if (rc == 0 && shaped)
+        rc = stream_sync(s);
+    const float *down = at;
+    if (rc == 0 && shaped && h->n_wanted > 0)
+        at = keep_raw(h, at);
+    if (rc == 0 && shaped)
+        rc = shape(h, s, logits, down, n);
     if (rc == 0)
         rc = h->model->dev->ops->sample(s, h->ids, logits, h->rows);
     if (rc == 0)
         rc = readback_start(&h->ids_back, s, h->ids, (size_t)n * sizeof *h->ids, &ids);
-    if (rc == 0 && h->n_wanted > 0)
-        rc = readback_start(&h->logits_back, s, logits.data,
-                            (size_t)h->n_wanted * row * sizeof(float), &at);
     if (rc == 0)
         rc = stream_sync(s);
     for (int i = 0; rc == 0 && i < n; i++) {

@@ -4,8 +4,9 @@
  *   next_token_begin, next_token_add for each sequence in any order, next_token_run:
  *   then seq.next is known, and seq.logits where its request wants them
  *
- * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and
- * the logits of those who ask for them. */
+ * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and the
+ * logits of sequences that ask for them.  Those of a sequence with shaping.h come down, are changed,
+ * and go up again; what a request sees of its logits is what they were before. */
 #ifndef ENGINE_NEXT_TOKEN_H
 #define ENGINE_NEXT_TOKEN_H
 
@@ -25,6 +26,9 @@ struct next_token {
     struct mat logits;       /* [max_rows][vocab] f32 */
     int32_t *ids;            /* [max_rows] */
     struct readback logits_back, ids_back;
+    float *shaped;   /* [vocab] */
+    int32_t *counts; /* [vocab], of shaping_apply */
+    float *raw;      /* [max_rows][vocab], made when logits are both wanted and shaped */
 };
 
 /* Device memory of the last stage. */

@@ -331,7 +331,8 @@ static void take_token(struct seq *s)
     }
     enter(s, PHASE_DECODE);
     /* A model that emits BOS begins another text: that ends this one as EOS does. */
-    if (!s->req.ignore_eos && (config_is_eos(c, id) || id == c->bos_id)) {
+    if ((!s->req.ignore_eos && (config_is_eos(c, id) || id == c->bos_id)) ||
+        shaping_stops(s->req.shaping, id)) {
         seq_finish(s, FINISH_EOS);
         return;
     }

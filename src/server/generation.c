@@ -92,7 +92,10 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                   : p->kind != REQUEST_COMPLETION ? max_context - prompt->n
                   : 16 < max_context - prompt->n  ? 16
                                                   : max_context - prompt->n;
+    struct request_shaping shaping;
+    request_shaping(p, &shaping);
     struct hcache_request r = {.prompt = prompt->ids,
+                               .shaping = &shaping.shaping,
                                .n_prompt = prompt->n,
                                .max_tokens = (int)max,
                                .ignore_eos = p->ignore_eos,

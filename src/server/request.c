@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -21,6 +22,8 @@ enum field_kind {
     F_LOGPROBS,
     F_FORMAT,  /* response_format: only {"type": "text"} */
     F_TEXT,    /* text of a response: only {"format": {"type": "text"}} */
+    F_BIAS,    /* logit_bias: an object of numbers by token ids */
+    F_IDS,     /* a list of token ids */
     F_PAIRS,   /* metadata: at most 16 short texts by short names */
     F_ONE_OF,  /* a text among those in `help`, which changes nothing */
     F_IGNORED, /* accepted; it changes nothing here */
@@ -85,14 +88,15 @@ static const struct field fields[] = {
     {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT | RESP | MSGS, "variables of the template"},
     {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
-    {"logit_bias", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"frequency_penalty", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"presence_penalty", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"repetition_penalty", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"logit_bias", F_BIAS, -100, 100, AT(logit_bias), BOTH, "by token id: added to its logit"},
+    {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH, "for each time a token occurs in the answer"},
+    {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH, "where a token occurs in the answer"},
+    {"repetition_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "a factor where a token occurs in prompt or answer; 1 is none"},
+    {"stop_token_ids", F_IDS, 0, HCACHE_MAX_STOP_IDS, AT(stop_ids), BOTH, "tokens that end the answer"},
+    {"min_tokens", F_INT, 0, 1 << 24, AT(min_tokens), BOTH, "no token ends the answer before it has so many"},
     {"length_penalty", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"best_of", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"use_beam_search", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"min_tokens", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"echo", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"suffix", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
     {"audio", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
@@ -400,6 +404,70 @@ static bool is_neutral(const struct field *d, const struct json *v)
     }
 }
 
+/* A decimal number without anything around it; -1: it is none. */
+static int64_t id_of(const char *key)
+{
+    size_t n = strlen(key);
+    if (n == 0 || n > 9 || strspn(key, "0123456789") != n)
+        return -1;
+    return strtol(key, NULL, 10);
+}
+
+static int read_bias(const struct field *d, const struct json *v, const struct json **out,
+                     struct fault *f)
+{
+    struct json_iter it = json_begin(v);
+    double bias;
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    if (json_count(v) > HCACHE_MAX_BIAS)
+        return bad(f, d->name, "has %zu members; at most %d are allowed", json_count(v),
+                   HCACHE_MAX_BIAS);
+    while (json_next(&it)) {
+        if (id_of(it.key) < 0)
+            return bad(f, d->name, "has the name '%.40s'; names are token ids", it.key);
+        if (!json_real_of(it.value, &bias) || !(bias >= d->lo && bias <= d->hi))
+            return bad(f, d->name, "of token %s must be a number from %.0f to %.0f", it.key,
+                       d->lo, d->hi);
+    }
+    *out = v;
+    return 0;
+}
+
+static int read_id_list(const struct field *d, const struct json *v,
+                        const struct json **out, struct fault *f)
+{
+    int64_t id;
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return wrong_type(f, d->name, "a list", v);
+    if ((double)json_count(v) > d->hi)
+        return bad(f, d->name, "has %zu elements; at most %.0f are allowed", json_count(v),
+                   d->hi);
+    for (size_t i = 0; i < json_count(v); i++)
+        if (!json_int_of(json_at(v, i), &id) || id < 0 || id > INT32_MAX)
+            return bad(f, d->name, "element %zu is no token id", i);
+    *out = v;
+    return 0;
+}
+
+void request_shaping(const struct gen_params *p, struct request_shaping *out)
+{
+    struct json_iter it = json_begin(p->logit_bias);
+    struct hcache_shaping *g = &out->shaping;
+    *g = (struct hcache_shaping){.frequency_penalty = (float)p->frequency_penalty,
+                                 .presence_penalty = (float)p->presence_penalty,
+                                 .repetition_penalty = (float)p->repetition_penalty,
+                                 .bias = out->bias,
+                                 .stop_ids = out->stop_ids,
+                                 .min_tokens = (int)p->min_tokens};
+    for (double bias = 0; json_next(&it) && json_real_of(it.value, &bias); g->n_bias++)
+        out->bias[g->n_bias] = (struct hcache_bias){(int32_t)id_of(it.key), (float)bias};
+    for (int64_t id = 0; g->n_stop_ids < (int)json_count(p->stop_ids) &&
+                         json_int_of(json_at(p->stop_ids, (size_t)g->n_stop_ids), &id);
+         g->n_stop_ids++)
+        out->stop_ids[g->n_stop_ids] = (int32_t)id;
+}
+
 static int read_field(const struct field *d, const struct json *v, struct gen_params *p,
                       struct fault *f)
 {
@@ -433,6 +501,10 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_format(d, v, f);
     case F_TEXT:
         return read_text_format(d, v, f);
+    case F_BIAS:
+        return read_bias(d, v, at, f);
+    case F_IDS:
+        return read_id_list(d, v, at, f);
     case F_PAIRS:
         return read_pairs(d, v, at, f);
     case F_ONE_OF:

@@ -36,6 +36,9 @@ struct gen_params {
     int64_t max_completion_tokens; /* request_parse puts it in place of max_tokens */
     int64_t n, top_k, n_top, priority, timeout_ms;
     double temperature, top_p, min_p;
+    double frequency_penalty, presence_penalty, repetition_penalty; /* 0: not given */
+    int64_t min_tokens;
+    const struct json *logit_bias, *stop_ids; /* checked; NULL: none */
     int64_t seed;
     bool has_seed, ignore_eos, stream, include_usage, logprobs;
     const char *stop[HCACHE_MAX_STOP];
@@ -58,6 +61,14 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
 
 /* Whether a request of that kind has a field of that name that changes nothing. */
 bool request_ignores(unsigned kind, const char *name, size_t n);
+
+/* What of p changes the logits, for hcache_request; points to itself. */
+struct request_shaping {
+    struct hcache_shaping shaping;
+    struct hcache_bias bias[HCACHE_MAX_BIAS];
+    int32_t stop_ids[HCACHE_MAX_STOP_IDS];
+};
+void request_shaping(const struct gen_params *p, struct request_shaping *out);
 
 /* For small bodies, without that table: an object whose members are all among `names`, which NULL ends.
  * 0, or -1 with *f. */

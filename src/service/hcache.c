@@ -4,6 +4,7 @@
 #include "hcache.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -393,10 +394,40 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
                    q->n_layers);
 }
 
+static int check_shaping(const struct hcache *h, const struct hcache_shaping *g,
+                         struct err *err)
+{
+    int32_t n_vocab = h->k.model->cfg.vocab_size;
+    if (g == NULL)
+        return 0;
+    if (g->n_bias < 0 || g->n_bias > HCACHE_MAX_BIAS || g->n_stop_ids < 0 ||
+        g->n_stop_ids > HCACHE_MAX_STOP_IDS)
+        return err_set(err, ERR_USAGE, "at most %d biases and %d stop tokens are allowed",
+                       HCACHE_MAX_BIAS, HCACHE_MAX_STOP_IDS);
+    for (int i = 0; i < g->n_bias; i++)
+        if (g->bias[i].id < 0 || g->bias[i].id >= n_vocab ||
+            !(fabsf(g->bias[i].bias) <= 100))
+            return err_set(err, ERR_USAGE,
+                           "logit_bias of token %d is %g; tokens are 0 to %d, biases -100 "
+                           "to 100",
+                           g->bias[i].id, (double)g->bias[i].bias, n_vocab - 1);
+    for (int i = 0; i < g->n_stop_ids; i++)
+        if (g->stop_ids[i] < 0 || g->stop_ids[i] >= n_vocab)
+            return err_set(err, ERR_USAGE, "stop token %d is not in 0 to %d",
+                           g->stop_ids[i], n_vocab - 1);
+    bool good = fabsf(g->frequency_penalty) <= 2 && fabsf(g->presence_penalty) <= 2 &&
+                (g->repetition_penalty == 0 ||
+                 (g->repetition_penalty >= 0.01f && g->repetition_penalty <= 100)) &&
+                g->min_tokens >= 0;
+    return good ? 0 : err_set(err, ERR_USAGE, "a penalty is out of its bounds");
+}
+
 static int make_request(struct hcache *h, const struct hcache_request *r, struct request *q,
                         struct err *err)
 {
     int rc = check_request(h, r, err);
+    if (rc == 0)
+        rc = check_shaping(h, r->shaping, err);
     if (rc != 0)
         return rc;
     *q = (struct request){.prompt = r->prompt,

@@ -485,6 +485,26 @@ static void prime_text(struct hcache_ticket *t)
         (void)tokenizer_stream_push(t->stream, t->prompt[i], &text, &n, NULL);
 }
 
+static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g)
+{
+    struct shaping_bias *bias = xcalloc((size_t)g->n_bias + 1, sizeof *bias);
+    for (int i = 0; i < g->n_bias; i++)
+        bias[i] = (struct shaping_bias){g->bias[i].id, g->bias[i].bias};
+    int32_t *stop_ids = xcalloc((size_t)g->n_stop_ids + 1, sizeof *stop_ids);
+    for (int i = 0; i < g->n_stop_ids; i++)
+        stop_ids[i] = g->stop_ids[i];
+    t->shaping = (struct shaping){
+        .frequency_penalty = g->frequency_penalty,
+        .presence_penalty = g->presence_penalty,
+        .repetition_penalty = g->repetition_penalty > 0 ? g->repetition_penalty : 1,
+        .bias = bias,
+        .n_bias = g->n_bias,
+        .stop_ids = stop_ids,
+        .n_stop_ids = g->n_stop_ids,
+        .min_tokens = g->min_tokens};
+    t->req.shaping = &t->shaping;
+}
+
 static struct hcache_ticket *ticket_create(struct service *s, const struct request *q,
                                            const struct hcache_request *r)
 {
@@ -507,6 +527,8 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
         t->stop[t->n_stop] = xstrdup(r->stop[t->n_stop]);
         t->stop_bytes[t->n_stop] = strlen(r->stop[t->n_stop]);
     }
+    if (r->shaping != NULL)
+        copy_shaping(t, r->shaping);
     t->wants_logprobs = t->req.logits = r->logprobs;
     t->wants_progress = r->on_prompt != NULL;
     t->n_top = r->logprobs ? r->n_top : 0;

@@ -192,6 +192,8 @@ void ticket_destroy(struct hcache_ticket *t)
     hcache_result_free(&t->result);
     for (int i = 0; i < t->n_stop; i++)
         free(t->stop[i]);
+    free((void *)t->shaping.bias);
+    free((void *)t->shaping.stop_ids);
     free(t->prompt);
     free(t->salt);
     free(t->plan);

@@ -38,6 +38,8 @@ struct hcache_ticket {
     char *stop[HCACHE_MAX_STOP];
     size_t stop_bytes[HCACHE_MAX_STOP];
     int n_stop;
+    struct shaping
+        shaping; /* its arrays are the ticket's; req.shaping points here, or is NULL */
     bool wants_logprobs;
     bool wants_progress; /* of its prompt */
     bool wants_durable;  /* the end waits until what was saved is durable: */

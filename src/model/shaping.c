@@ -1,0 +1,70 @@
+/* shaping.c - see shaping.h. */
+#include "model/shaping.h"
+
+#include <stddef.h>
+
+/* Never the largest, and finite, so that no sampler meets a NaN. */
+#define NEVER (-1e30f)
+
+bool shaping_stops(const struct shaping *g, int32_t id)
+{
+    for (int i = 0; g != NULL && i < g->n_stop_ids; i++) {
+        if (g->stop_ids[i] == id)
+            return true;
+    }
+    return false;
+}
+
+bool shaping_changes(const struct shaping *g)
+{
+    return g != NULL && (g->frequency_penalty != 0 || g->presence_penalty != 0 ||
+                         g->repetition_penalty != 1 || g->n_bias > 0 || g->min_tokens > 0);
+}
+
+/* counts[id] is above 0 where the id occurs; each id is visited once, and is 0 again then. */
+static void repetition(const struct shaping *g, const struct shaping_place *at,
+                       int32_t *counts, float *logits)
+{
+    for (int i = 0; i < at->n_tokens; i++)
+        counts[at->tokens[i]] = 1;
+    for (int i = 0; i < at->n_tokens; i++) {
+        float *l = &logits[at->tokens[i]];
+        if (counts[at->tokens[i]] == 0)
+            continue;
+        counts[at->tokens[i]] = 0;
+        *l = *l > 0 ? *l / g->repetition_penalty : *l * g->repetition_penalty;
+    }
+}
+
+static void frequency(const struct shaping *g, const struct shaping_place *at,
+                      int32_t *counts, float *logits)
+{
+    for (int i = at->n_prompt; i < at->n_tokens; i++)
+        counts[at->tokens[i]]++;
+    for (int i = at->n_prompt; i < at->n_tokens; i++) {
+        int32_t *n = &counts[at->tokens[i]];
+        if (*n == 0)
+            continue;
+        logits[at->tokens[i]] -= (float)*n * g->frequency_penalty + g->presence_penalty;
+        *n = 0;
+    }
+}
+
+void shaping_apply(const struct shaping *g, const struct shaping_place *at, int n_vocab,
+                   int32_t *counts, float *logits)
+{
+    if (g->repetition_penalty != 1)
+        repetition(g, at, counts, logits);
+    if (g->frequency_penalty != 0 || g->presence_penalty != 0)
+        frequency(g, at, counts, logits);
+    for (int i = 0; i < g->n_bias; i++)
+        logits[g->bias[i].id] += g->bias[i].bias;
+    if (at->n_tokens - at->n_prompt >= g->min_tokens)
+        return;
+    for (int i = 0; i < at->n_end_ids; i++)
+        if (at->end_ids[i] >= 0 && at->end_ids[i] < n_vocab)
+            logits[at->end_ids[i]] = NEVER;
+    for (int i = 0; i < g->n_stop_ids; i++)
+        if (g->stop_ids[i] < n_vocab)
+            logits[g->stop_ids[i]] = NEVER;
+}

@@ -1,0 +1,81 @@
+/* test_shaping.c - penalties, biases and minimum lengths, against values worked out by hand. */
+#include "model/shaping.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { VOCAB = 6 };
+
+/* Prompt 0 1; answer 1 2 2. */
+static const int32_t tokens[] = {0, 1, 1, 2, 2}, ends[] = {5, -1};
+
+static void expect(const struct shaping *g, const float want[VOCAB])
+{
+    const struct shaping_place at = {tokens, 2, 5, ends, 2};
+    float logits[VOCAB] = {4, -2, 1, 3, 0, 8};
+    int32_t counts[VOCAB] = {0};
+    shaping_apply(g, &at, VOCAB, counts, logits);
+    for (int i = 0; i < VOCAB; i++) {
+        assert_float_equal(logits[i], want[i], 1e-6);
+        assert_int_equal(counts[i], 0); /* as it was found */
+    }
+}
+
+static void test_penalties(void **state)
+{
+    (void)state;
+    expect(&(struct shaping){.repetition_penalty = 1}, (float[]){4, -2, 1, 3, 0, 8});
+    /* once for each token of prompt and answer, however often it occurs */
+    expect(&(struct shaping){.repetition_penalty = 2}, (float[]){2, -4, 0.5f, 3, 0, 8});
+    /* of the answer alone: 1 once, 2 twice */
+    expect(&(struct shaping){.repetition_penalty = 1, .frequency_penalty = 0.5f},
+           (float[]){4, -2.5f, 0, 3, 0, 8});
+    expect(&(struct shaping){.repetition_penalty = 1, .presence_penalty = 0.5f},
+           (float[]){4, -2.5f, 0.5f, 3, 0, 8});
+    expect(&(struct shaping){.repetition_penalty = 2,
+                             .frequency_penalty = -1,
+                             .presence_penalty = 0.25f},
+           (float[]){2, -3.25f, 2.25f, 3, 0, 8});
+}
+
+static void test_bias_and_length(void **state)
+{
+    (void)state;
+    const struct shaping_bias bias[] = {{3, 2}, {0, -100}};
+    const int32_t stop[] = {4};
+    expect(&(struct shaping){.repetition_penalty = 1, .bias = bias, .n_bias = 2},
+           (float[]){-96, -2, 1, 5, 0, 8});
+    struct shaping g = {
+        .repetition_penalty = 1, .stop_ids = stop, .n_stop_ids = 1, .min_tokens = 3};
+    expect(&g, (float[]){4, -2, 1, 3, 0, 8}); /* the answer has three tokens */
+    g.min_tokens = 4;
+    expect(&g, (float[]){4, -2, 1, 3, -1e30f, -1e30f});
+    assert_true(shaping_stops(&g, 4) && !shaping_stops(&g, 5) && !shaping_stops(NULL, 4));
+}
+
+static void test_what_changes_nothing(void **state)
+{
+    (void)state;
+    const int32_t stop[] = {4};
+    assert_false(shaping_changes(NULL));
+    assert_false(shaping_changes(
+        &(struct shaping){.repetition_penalty = 1, .stop_ids = stop, .n_stop_ids = 1}));
+    assert_true(shaping_changes(&(struct shaping){.repetition_penalty = 1.5f}));
+    assert_true(
+        shaping_changes(&(struct shaping){.repetition_penalty = 1, .min_tokens = 1}));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_bias_and_length),
+        cmocka_unit_test(test_what_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
