@@ -6,7 +6,7 @@
 VARIANT ?= release
 B       := build/$(VARIANT)
 CC      ?= cc
-PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libcrypto libcurl
+PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libcrypto libcurl libedit
 
 WARN     := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wvla -Werror=implicit -Werror=int-conversion
@@ -41,7 +41,7 @@ $(error VARIANT=$(VARIANT) is none of: $(VARIANTS))
 endif
 
 CFLAGS   ?=
-PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKG_CFLAGS := $(shell pkg-config --cflags $(filter-out libedit,$(PKGS)) 2>/dev/null)
 ALL_CFLAGS := $(COMMON) $(OPT_$(VARIANT)) $(PKG_CFLAGS) $(CFLAGS)
 LDLIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lxxhash -lm -pthread
 LDFLAGS  := $(OPT_$(VARIANT)) -pthread
@@ -196,7 +196,7 @@ tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)
 VERSION  := $(shell sed -n 's/^.define HCACHE_VERSION "\(.*\)"/\1/p' include/hcache.h)
 SONAME   := libhcache.so.$(firstword $(subst ., ,$(VERSION)))
 PUBLIC   := $(patsubst %.c,$(B)/%.o,$(filter src/service/%,$(SRC)))
-LIB_PKGS := $(filter-out libmicrohttpd libcurl,$(PKGS))
+LIB_PKGS := $(filter-out libmicrohttpd libcurl libedit,$(PKGS))
 LIB_LIBS := -lxxhash -lm -pthread $(CUDA_LIBS)
 
 $(B)/libhcache.so: $(B)/libhcache.a

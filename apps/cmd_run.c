@@ -8,6 +8,7 @@
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
+#include "apps/terminal_chat.h"
 #include "apps/token_ids.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -16,14 +17,14 @@
 #include "format/json.h"
 #include "hcache.h"
 #include "sessions/restoration.h"
-#include "sessions/talk.h"
+#include "sessions/prompt.h"
 
 struct run_args {
     const char *conversation;
     bool plain_chat;
     struct engine_args engine;
-    const char *prompt, *prompt_file, *token_ids, *save, *plan, *salt;
-    bool interactive, ignore_eos, json, verbose, no_special, plan_strict;
+    const char *prompt, *system, *prompt_file, *token_ids, *save, *plan, *salt;
+    bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw;
     int max_tokens, top_k;
     double temperature, top_p, min_p;
     int64_t seed;
@@ -37,22 +38,27 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"prompt", OPT(struct run_args, prompt), .letter = 'p', .arg = "TEXT",
-     .help = "the prompt"},
+     .help = "the prompt; where the model has a chat template, the user's message"},
+    {"system", OPT(struct run_args, system), .arg = "TEXT",
+     .help = "the system's message before it"},
+    {"raw", OPT(struct run_args, raw),
+     .help = "take the prompt as the beginning of the text, without a chat template"},
     {"prompt-file", OPT(struct run_args, prompt_file), .arg = "FILE",
      .help = "a file with the prompt (- is standard input)"},
     {"token-ids", OPT(struct run_args, token_ids), .arg = "FILE",
      .help = "a file with the prompt's token ids, separated by space or comma"},
     {"interactive", OPT(struct run_args, interactive), .letter = 'i',
-     .help = "go on with a line from the terminal after every answer"},
+     .help = "a conversation in the terminal; /help lists its commands"},
     {"conversation", OPT(struct run_args, conversation), .arg = "NAME",
      .help =
          "with -i: go on with the kept conversation of that title or id, or begin one; the "
          "server's are the same"},
     {"plain-chat", OPT(struct run_args, plain_chat),
-     .help =
-         "with --conversation, where the model has no chat template: lines \"role: text\""},
-    {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N",
-     .def = "128", .min = 0, .max = 1 << 20, .help = "generate at most N tokens"},
+     .help = "chat with a model that has no chat template: lines \"role: text\""},
+    {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N", .min = 0,
+     .max = 1 << 20,
+     .help = "generate at most N tokens; by default what is left of the context in a chat, "
+             "else 128"},
     {"temperature", OPT(struct run_args, temperature), .arg = "T", .def = "0", .hi = 100,
      .help = "0 is greedy"},
     {"top-p", OPT(struct run_args, top_p), .arg = "P", .def = "1", .hi = 1,
@@ -66,7 +72,7 @@ static const struct opt options[] = {
     {"ignore-eos", OPT(struct run_args, ignore_eos),
      .help = "do not stop at the end of the text"},
     {"no-special", OPT(struct run_args, no_special),
-     .help = "take the prompt as it is: no BOS is added"},
+     .help = "as --raw, and no BOS is added"},
     OPT_COMPUTE(struct run_args),
     OPT_BATCH_ROWS(struct run_args),
     OPT_MAX_CONTEXT(struct run_args),
@@ -192,6 +198,24 @@ static int read_whole(const char *path, char **text, size_t *n, struct hcache_er
     return rc;
 }
 
+static bool is_chat(const struct hcache *h, const struct run_args *a);
+
+static void add_message(struct json *messages, const char *role, const char *text, size_t n)
+{
+    struct json *message = json_new_object();
+    json_put_string(message, "role", role);
+    json_put_bytes(message, "content", text, n);
+    json_push(messages, message);
+}
+
+static int no_system(struct hcache_err *err)
+{
+    err->code = HCACHE_E_USAGE;
+    snprintf(err->msg, sizeof err->msg,
+             "--system needs a chat template, and this model has none (or --raw is given)");
+    return err->code;
+}
+
 /* Before the model is opened: a file that is not there is said at once. */
 static int prompt_read(struct prompt *p, const struct run_args *a, struct hcache_err *err)
 {
@@ -203,12 +227,39 @@ static int prompt_read(struct prompt *p, const struct run_args *a, struct hcache
     return 0;
 }
 
+/* The chat template over the system's message and the prompt. */
+static int prompt_add_chat(struct prompt *p, const struct hcache *h,
+                           const struct run_args *a, struct hcache_err *err)
+{
+    struct fault f = {0};
+    struct prompt_text text = {0};
+    struct json *messages = json_new_array();
+    if (a->system != NULL)
+        add_message(messages, "system", a->system, strlen(a->system));
+    add_message(messages, "user", p->text, p->n_text);
+    struct chat_source source = {.messages = messages, .plain = a->plain_chat};
+    int rc = prompt_render(h, &source, &text, &f);
+    if (rc != 0) {
+        err->code = rc = HCACHE_E_USAGE;
+        snprintf(err->msg, sizeof err->msg, "%s", f.message);
+    }
+    if (rc == 0)
+        rc = prompt_add_text(p, h, text.text, text.n, text.flags, err);
+    prompt_text_deinit(&text);
+    json_free(messages);
+    return rc;
+}
+
 static int prompt_make(struct prompt *p, const struct hcache *h, const struct run_args *a,
                        struct hcache_err *err)
 {
     unsigned flags = a->no_special ? 0 : HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL;
     if (a->token_ids != NULL)
         return prompt_add_ids(p, a->token_ids, p->text, p->n_text, err);
+    if (is_chat(h, a))
+        return prompt_add_chat(p, h, a, err);
+    if (a->system != NULL)
+        return no_system(err);
     if (a->prompt_file != NULL)
         return prompt_add_file(p, h, a->prompt_file, p->text, p->n_text, flags, err);
     return prompt_add_text(p, h, p->text, p->n_text, flags, err);
@@ -349,6 +400,17 @@ static struct hcache_request request_of(struct run_args *a)
                                    .arg = a};
 }
 
+/* How long an answer may be where --max-tokens does not say. */
+static int open_length(const struct hcache *h, const struct prompt *p,
+                       const struct run_args *a)
+{
+    enum { RAW_TOKENS = 128 };
+    struct hcache_model_info info;
+    hcache_model_info(h, &info);
+    int left = info.max_context - p->n;
+    return !is_chat(h, a) ? RAW_TOKENS : left > 1 ? left : 1;
+}
+
 static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
                   struct hcache_err *err)
 {
@@ -356,6 +418,8 @@ static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
     struct hcache_result r;
     q.prompt = p->ids;
     q.n_prompt = p->n;
+    if (q.max_tokens < 0)
+        q.max_tokens = open_length(h, p, a);
     int rc = hcache_generate(h, &q, &r, err);
     if (rc != 0)
         return rc;
@@ -395,77 +459,46 @@ static int run(struct hcache *h, struct prompt *p, struct run_args *a,
     return rc;
 }
 
-/* --- a kept conversation ------------------------------------------------------------------------ */
+/* --- a conversation ----------------------------------------------------------------------------- */
 
-static int say(struct talk *t, struct run_args *a, const char *line, size_t n,
-               struct err *err)
+static void told(void *arg, const struct hcache_result *r)
 {
-    struct hcache_request q = request_of(a);
-    struct hcache_result r;
-    int rc = talk_say(t, line, n, &q, &r, err);
-    if (rc != 0)
-        return rc;
-    putchar('\n');
+    const struct run_args *a = arg;
     if (a->verbose)
-        print_summary(&r);
-    hcache_result_free(&r);
-    return 0;
-}
-
-static void greet(const struct talk *t, const char *name)
-{
-    char *last = talk_last_answer(t);
-    if (talk_n_turns(t) == 0)
-        fprintf(stderr, "'%s' begins.\n", name);
-    else
-        fprintf(stderr, "'%s' goes on after %d turn%s. The last answer was:\n%s\n", name,
-                talk_n_turns(t), plural((uint64_t)talk_n_turns(t)),
-                last != NULL ? last : "(none)");
-    free(last);
-}
-
-/* A line, a turn; empty lines say nothing. */
-static int talk_on(struct talk *t, struct run_args *a, struct err *err)
-{
-    char *line = NULL;
-    size_t cap = 0;
-    ssize_t n;
-    int rc = a->prompt != NULL ? say(t, a, a->prompt, strlen(a->prompt), err) : 0;
-    while (rc == 0 && (fputs("> ", stderr), n = getline(&line, &cap, stdin)) > 0) {
-        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r'))
-            n--;
-        if (n > 0)
-            rc = say(t, a, line, (size_t)n, err);
-    }
-    free(line);
-    return rc;
+        print_summary(r);
 }
 
 static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_err *out)
 {
     char path[4096];
-    struct talk *t = NULL;
     struct err err = {0};
-    struct conversations *c = NULL;
-    struct conversations_opts o = {.path = path};
-    snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
-    int rc = conversations_open(&o, &c, &err);
-    struct talk_opts to = {.h = h,
-                           .conversations = c,
-                           .model_name = a->engine.o.model,
-                           .salt = a->salt,
-                           .plain = a->plain_chat};
-    if (rc == 0)
-        rc = talk_open(&to, a->conversation, &t, &err);
-    if (rc == 0) {
-        greet(t, a->conversation);
-        rc = talk_on(t, a, &err);
+    struct terminal_chat_opts o = {.talk = {.h = h,
+                                            .model_name = a->engine.o.model,
+                                            .salt = a->salt,
+                                            .plain = a->plain_chat,
+                                            .system = a->system},
+                                   .name = a->conversation,
+                                   .first = a->prompt,
+                                   .sampling = request_of(a),
+                                   .told = told,
+                                   .arg = a};
+    if (a->conversation != NULL) {
+        snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
+        o.path = path;
     }
-    talk_close(t);
-    conversations_close(c);
+    int rc = terminal_chat(&o, &err);
     out->code = rc;
     snprintf(out->msg, sizeof out->msg, "%s", err.msg);
     return rc;
+}
+
+/* Whether the prompt is the user's message of a chat, and not the text itself. */
+static bool is_chat(const struct hcache *h, const struct run_args *a)
+{
+    struct hcache_model_info info;
+    hcache_model_info(h, &info);
+    return a->token_ids == NULL && !a->raw && !a->no_special &&
+           (info.has_chat_template || a->plain_chat);
 }
 
 static int check_args(struct run_args *a)
@@ -484,6 +517,9 @@ static int check_args(struct run_args *a)
     if (n == 0 && !a->interactive)
         return opt_usage(&cmd,
                          "no prompt: give --prompt, --prompt-file, --token-ids or -i");
+    if ((a->raw || a->no_special) && (a->plain_chat || a->conversation != NULL))
+        return opt_usage(&cmd, "--raw and --no-special exclude --conversation and "
+                               "--plain-chat");
     if (a->interactive && a->json)
         return opt_usage(&cmd, "-i and --json exclude each other");
     return 0;
@@ -498,6 +534,8 @@ int cmd_run(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
+    if (opt_source_of(parsed, "max-tokens") == OPT_FROM_DEFAULT)
+        a.max_tokens = -1; /* open */
     code = check_args(&a);
     if (code != 0) {
         opt_end(parsed);
@@ -513,7 +551,7 @@ int cmd_run(int argc, char **argv)
     int rc = prompt_read(&p, &a, &err);
     if (rc == 0)
         rc = hcache_open(&a.engine.o, &h, &err);
-    if (rc == 0 && a.conversation != NULL)
+    if (rc == 0 && (a.conversation != NULL || (a.interactive && is_chat(h, &a))))
         rc = run_conversation(h, &a, &err);
     else if (rc == 0)
         rc = run(h, &p, &a, &err);

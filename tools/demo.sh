@@ -136,7 +136,7 @@ demo_chat() {
         text=${turn%%$'\t'*}
         doing "answering: $text"
         chat ask "$text"
-        answer "$tmp/turn.json" --prompt-file "$tmp/prompt" --store "$store" --max-tokens 160
+        answer "$tmp/turn.json" --raw --prompt-file "$tmp/prompt" --store "$store" --max-tokens 160
         line "  you:" "$text"
         say_answer "$tmp/turn.json" "$([ "$text" = "$turn" ] || echo "${turn#*$'\t'}")"
     done
@@ -145,7 +145,7 @@ demo_chat() {
     doing "killing a process in mid-sentence"
     say "In mid-sentence the process is killed with SIGKILL."
     chat ask "$text"
-    run_and_kill --prompt-file "$tmp/prompt" --temperature 0 --max-tokens 300 --ignore-eos
+    run_and_kill --raw --prompt-file "$tmp/prompt" --temperature 0 --max-tokens 300 --ignore-eos
     line "  you:" "$text"
     line "model:" "$(head -c 200 "$tmp/killed.out") ... [killed]"
     chat drop
@@ -156,7 +156,7 @@ demo_chat() {
     say "Another process is asked about what was told at the beginning."
     chat ask "$text"
     line "  you:" "$text"
-    both --prompt-file "$tmp/prompt" --max-tokens 60
+    both --raw --prompt-file "$tmp/prompt" --max-tokens 60
     say_answer "$tmp/restored1.json" "${turns[n]#*$'\t'}"
 }
 

@@ -25,7 +25,7 @@ def prompt_of(dialogue, n_characters):
 
 
 def run(program, model, device, store, prompt, n_tokens, more):
-    command = [program, "run", model, "--device", device, "--store", store, "--prompt-file", "-", "--ignore-eos",
+    command = [program, "run", model, "--device", device, "--store", store, "--raw", "--prompt-file", "-", "--ignore-eos",
                "--max-tokens", str(n_tokens), "--json", *more]
     done = subprocess.run(command, input=prompt, capture_output=True, text=True)
     if done.returncode != 0:

@@ -133,7 +133,7 @@ static int take_known(struct seq *s)
                           saved);
     if (!saved)
         rc = kv_table_copy_tail(sh->pool, &s->table, sh->stream, &s->chain.root, s->tokens,
-                                s->n_tokens - 1, &n_copied, NULL);
+                                s->n_tokens - 1, &n_copied);
     s->n_done = n * KV_BLOCK_TOKENS + n_copied;
     return rc;
 }

@@ -311,7 +311,7 @@ static int copy_block(const struct kv_pool *p, struct stream *s, int32_t to, int
 
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
-                       int *n_copied, struct err *err)
+                       int *n_copied)
 {
     int64_t from = (int64_t)t->n_blocks * KV_BLOCK_TOKENS, left = n_tokens - from;
     CHECK(t->n_known == t->n_blocks && left >= 0);
@@ -323,11 +323,12 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     if (b == PREFIX_NONE)
         return 0;
     block_share(p, b); /* or it could be the one that is evicted for its copy */
-    int rc = kv_table_reserve(p, t, from + 1, err);
-    if (rc == 0)
-        rc = copy_block(p, s, t->blocks[t->n_blocks - 1], b);
+    /* Where b is the last block that could be evicted there is none for its copy.  Then b gives way, and its rows
+     * are computed; to wait for another block would be to wait for ever. */
+    bool has_room = kv_table_reserve(p, t, from + 1, NULL) == 0;
+    int rc = has_room ? copy_block(p, s, t->blocks[t->n_blocks - 1], b) : 0;
     block_drop(p, b);
-    *n_copied = rc == 0 ? n_same : 0;
+    *n_copied = has_room && rc == 0 ? n_same : 0;
     return rc;
 }
 

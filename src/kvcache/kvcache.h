@@ -84,11 +84,11 @@ int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                   const int32_t *tokens, int64_t n_tokens, bool saved_only);
 /* t's blocks are all known and are tokens' beginning.  Adds a copy of the known block that agrees with
- * the tokens after them the longest, *n_copied of them (0: there is none); ERR_LIMIT where no block can
- * be had.  The rest of the copy is to be overwritten. */
+ * the tokens after them the longest, *n_copied of them (0: there is none, or no block for a copy can
+ * be had).  The rest of the copy is to be overwritten. */
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
-                       int *n_copied, struct err *err);
+                       int *n_copied);
 /* Positions [0, n_done) of t are computed, from these tokens: makes its blocks known, the last one for
  * as many tokens as it has.  Where a block with the same state is known already, t shares that one
  * from now on and drops its own. */

@@ -58,6 +58,11 @@ int talk_n_turns(const struct talk *t)
     return t->v.n_turns;
 }
 
+const char *talk_title(const struct talk *t)
+{
+    return t->v.title;
+}
+
 char *talk_last_answer(const struct talk *t)
 {
     struct turn **path = NULL;
@@ -168,6 +173,21 @@ static int make_draft(struct talk *t, const struct json *said, struct draft *d,
     return rc;
 }
 
+/* Bounds max_tokens by what is left of the context. */
+static int check_room(const struct talk *t, struct hcache_request *q, struct err *err)
+{
+    struct hcache_model_info info;
+    hcache_model_info(t->o.h, &info);
+    if (q->n_prompt >= info.max_context)
+        return err_set(err, ERR_LIMIT,
+                       "this conversation is full: %d of %d tokens. Begin a new one, or "
+                       "branch from an earlier answer",
+                       q->n_prompt, info.max_context);
+    if (q->max_tokens < 0 || q->max_tokens > info.max_context - q->n_prompt)
+        q->max_tokens = info.max_context - q->n_prompt;
+    return 0;
+}
+
 /* One turn: what is said goes in, the answer is kept. */
 static int answer(struct talk *t, const struct json *said,
                   const struct hcache_request *sampling, struct hcache_result *out,
@@ -184,6 +204,8 @@ static int answer(struct talk *t, const struct json *said,
     q.prompt = d.ids;
     q.n_prompt = d.n_ids;
     q.salt = t->o.salt;
+    if (rc == 0)
+        rc = check_room(t, &q, err);
     if (rc == 0 && (rc = hcache_generate(t->o.h, &q, out, &herr)) != 0)
         rc = err_set(err, rc, "%s", herr.msg);
     if (rc == 0)
@@ -240,6 +262,21 @@ int talk_retry(struct talk *t, const struct hcache_request *sampling,
     if (rc == 0)
         rc = answer(t, said, sampling, out, err);
     json_free(said);
+    turn_path_free(path, n);
+    return rc;
+}
+
+int talk_branch(struct talk *t, int back, struct err *err)
+{
+    struct turn **path = NULL;
+    int n = 0;
+    if (t->v.head == 0)
+        return err_set(err, ERR_NOT_FOUND, "nothing was said yet");
+    int rc = turn_path(t->o.conversations, t->v.head, &path, &n, err);
+    if (rc == 0 && back > n)
+        rc = err_set(err, ERR_NOT_FOUND, "there are only %d answers", n);
+    if (rc == 0)
+        rc = branch(t, back == n ? 0 : path[n - 1 - back]->row, err);
     turn_path_free(path, n);
     return rc;
 }

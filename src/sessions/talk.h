@@ -28,11 +28,15 @@ int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
 void talk_close(struct talk *t); /* NULL is allowed */
 
 int talk_n_turns(const struct talk *t);
+/* The title, as long as t is in the conversation; NULL: none. */
+const char *talk_title(const struct talk *t);
 /* The last text of the assistant; NULL: none. The caller frees it. */
 char *talk_last_answer(const struct talk *t);
 
 /* Says something and keeps the answer: when it returns 0 the turn is durable, before it is not there.
- * sampling: of its members, prompt and salt are set here, and the rest is as hcache_generate takes it.
+ * sampling: of its members, prompt and salt are set here, and the rest is as hcache_generate takes it;
+ * at most what is left of
+ * the context is generated, and max_tokens -1 is all of that.
  * The caller frees *out.  An answer that was cut off (cancelled, timeout, length) is kept with what there
  * is of it, as incomplete: the next turn can go on from it, and talk_retry can ask again. */
 int talk_say(struct talk *t, const char *text, size_t n,
@@ -42,5 +46,7 @@ int talk_say(struct talk *t, const char *text, size_t n,
  * the branch that it was given in.  ERR_NOT_FOUND: nothing was said yet. */
 int talk_retry(struct talk *t, const struct hcache_request *sampling,
                struct hcache_result *out, struct err *err);
+/* Goes on from `back` answers ago, on a branch.  ERR_NOT_FOUND: there are not so many. */
+int talk_branch(struct talk *t, int back, struct err *err);
 
 #endif

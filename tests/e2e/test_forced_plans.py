@@ -21,7 +21,7 @@ LONG = "Once upon a time, there was a little girl named Lily. " * 8
 
 
 def run(*options):
-    return subprocess.run([HC, "run", MODEL, "--store", store, "--prompt", LONG, "--max-tokens", "8", "--json", *options],
+    return subprocess.run([HC, "run", MODEL, "--store", store, "--raw", "--prompt", LONG, "--max-tokens", "8", "--json", *options],
                           capture_output=True, text=True)
 
 
@@ -45,7 +45,7 @@ strict = run("--save", "none", "--plan", "kv", "--plan-strict")
 check("--plan-strict: exit 1, with the reason", strict.returncode == 1 and "has no KV" in strict.stderr, strict)
 ok = answer("--save", "none", "--plan", "hidden", "--plan-strict")
 check("--plan-strict where the records are there", ok["plan"]["deviation"] is None, ok)
-p = subprocess.run([HC, "run", MODEL, "--store", store, "--prompt", LONG, "--max-tokens", "8", "--save", "none",
+p = subprocess.run([HC, "run", MODEL, "--store", store, "--raw", "--prompt", LONG, "--max-tokens", "8", "--save", "none",
                     "--plan", "kv", "--verbose"], capture_output=True, text=True)
 check("--verbose says it, too", "without KV" in p.stderr, p.stderr)
 

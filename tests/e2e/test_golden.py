@@ -28,7 +28,7 @@ for model in MODELS:
     for case in json.load(open(os.path.join(model, "golden.json")))["cases"]:
         want = case["greedy_ids"]
         name = f"{os.path.basename(model)} {case['prompt'][:30]!r}"
-        p = subprocess.run([HC, "run", model, "--dtype", "f32", "--temperature", "0", "--prompt", case["prompt"],
+        p = subprocess.run([HC, "run", model, "--dtype", "f32", "--temperature", "0", "--raw", "--prompt", case["prompt"],
                             "--max-tokens", str(len(want)), "--ignore-eos", "--json"],
                            capture_output=True, text=True, timeout=PATIENCE)
         if p.returncode != 0:

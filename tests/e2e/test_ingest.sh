@@ -20,10 +20,10 @@ check "a second time it is found" test "$rc" -eq 0 -a "$(json 'j["cached_tokens"
 check "and nothing is stored twice" test "$(bytes_of)" -eq "$before"
 
 { cat "$tmp/doc1.txt"; printf 'Question: which road?'; } >"$tmp/prompt.txt"
-run_hc run "$model" --prompt-file "$tmp/prompt.txt" --max-tokens 8 --ignore-eos --json
+run_hc run "$model" --raw --prompt-file "$tmp/prompt.txt" --max-tokens 8 --ignore-eos --json
 digest=$(json 'j["logits_digest"]')
 for turn in first second; do
-    run_hc run "$model" --prompt-file "$tmp/prompt.txt" --max-tokens 8 --ignore-eos --store "$store" --save both --plan kv --json
+    run_hc run "$model" --raw --prompt-file "$tmp/prompt.txt" --max-tokens 8 --ignore-eos --store "$store" --save both --plan kv --json
     check "the $turn prompt that begins with it restores it" test "$rc" -eq 0 -a "$(json "j['cached_tokens'] >= $n // 64 * 64")" = True
     check "bit for bit" json_is 'j["logits_digest"]' "$digest"
 done

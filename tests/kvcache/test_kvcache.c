@@ -165,8 +165,8 @@ static int begin(struct fake_seq *s, struct rng *rng, int *n_copies)
     assert_true(n_unused <= n_all);
     s->n_done = n_taken * 64;
     if (s->n_done < s->n_tokens &&
-        kv_table_copy_tail(keeping, &s->t, stream, root, s->tokens, s->n_tokens, &n_copied,
-                           NULL) == 0)
+        kv_table_copy_tail(keeping, &s->t, stream, root, s->tokens, s->n_tokens,
+                           &n_copied) == 0)
         s->n_done += n_copied;
     *n_copies += n_copied > 0;
     check_content(s);

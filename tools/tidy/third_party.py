@@ -17,6 +17,7 @@ PLACES = [
     (r"hiredis.*", r"src/io/[^/]*redis[^/]*", 1),
     (r"mpi\.h", r"src/tensor/.*|src/state/.*", 1),
     (r"curl/curl\.h", r"bench/http_load\.c", 1),
+    (r"histedit\.h", r"apps/line_reader\.c", 1),
     (r"cblas\.h|openblas.*", r"bench/.*", None),
     (r"cmocka\.h", r"tests/.*", None),
     (r"sqlite3\.h|jansson\.h", r"tests/.*", None),

@@ -1,0 +1,22 @@
+/* line_reader.h - what somebody types, message by message.
+ *
+ * On a terminal a line can be edited and the lines before it are recalled (libedit).  From a file or a pipe lines
+ * are read as they are.  A message has several lines where a line ends with a backslash, or stands between lines
+ * that are """ alone. */
+#ifndef APPS_LINE_READER_H
+#define APPS_LINE_READER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct line_reader;
+
+/* Returns NULL where memory is short. */
+struct line_reader *line_reader_open(void);
+void line_reader_close(struct line_reader *r); /* NULL is allowed */
+
+/* Returns the next message, valid until the next call, without its last newline and of *n bytes.  NULL: the end of
+ * input.  Ctrl-C drops what was typed and asks again. */
+const char *line_reader_next(struct line_reader *r, size_t *n);
+
+#endif
