@@ -11,13 +11,18 @@ import sys
 DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../models/demo")
 
 
+BOS, TEXT = {"SpecialToken": {"id": "<|begin|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+BOS_FIRST = {"type": "TemplateProcessing", "single": [BOS, TEXT], "pair": [BOS, TEXT],
+             "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [0], "tokens": ["<|begin|>"]}}}
+
+
 def write_plain_model(folder, ends=False):
     """The folder, with a writable copy of the model in it."""
     os.makedirs(folder, exist_ok=True)
-    for name in ("tokenizer.json", "model.safetensors"):
-        shutil.copyfile(os.path.join(DEMO, name), os.path.join(folder, name))
+    shutil.copyfile(os.path.join(DEMO, "model.safetensors"), os.path.join(folder, "model.safetensors"))
+    change(folder, "tokenizer.json", post_processor=BOS_FIRST)
     change(folder, "config.json", max_position_embeddings=512, **({} if ends else {"eos_token_id": None}))
-    change(folder, "tokenizer_config.json", add_bos_token=True, chat_template=None,
+    change(folder, "tokenizer_config.json", chat_template=None,
            **({} if ends else {"eos_token": None}))
     return folder
 
