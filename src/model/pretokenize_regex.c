@@ -282,7 +282,7 @@ int regex_compile(struct regex **out, const char *pattern, size_t n, bool litera
             (int)n, pattern);
     }
     /* Without JIT (not compiled in, or no executable memory) pcre2_match interprets. */
-    (void)pcre2_jit_compile(c, PCRE2_JIT_COMPLETE);
+    (void)pcre2_jit_compile(c, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     *out = xmalloc(sizeof **out);
     (*out)->code = c;
     return 0;
@@ -300,7 +300,21 @@ void regex_free(struct regex *r)
  * backtracked into may need it. */
 enum { JIT_STACK_START = 32 << 10, JIT_STACK_MAX = 16 << 20 };
 
+/* The work that the matches of one text may take together, in bytes of text that are looked through.  A
+ * pattern such as a+b|a looks through all that is left for every letter that it takes.
+ *
+ * Each match first sees WINDOW bytes; where it would read on, it is tried again in twice as many, and those
+ * are charged.  What a match takes is credited.  So work that is linear in the text is never too much, and
+ * which text is refused depends on the text and the pattern only. */
+enum { WINDOW = 256, WORK_START = 4 << 20, WORK_PER_BYTE = 256 };
+
+/* Backtracking in one match: what a window may take unasked, and what PCRE2 allows. A match that needs
+ * more is tried again with the latter, and charged. */
+enum { STEPS_PER_BYTE = 200, STEPS_MAX = 10 * 1000 * 1000, STEPS_CHARGE = 1 << 20 };
+enum { HEAP_MAX_KIB = 64 << 10 };
+
 struct scratch {
+    int64_t work_left;
     pcre2_match_data *data;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -320,12 +334,55 @@ void regex_scratch_free(void *scratch)
 static struct scratch *scratch_create(void)
 {
     struct scratch *s = xcalloc(1, sizeof *s);
+    s->work_left = WORK_START;
     s->data = pcre2_match_data_create(1, NULL);
     s->context = pcre2_match_context_create(NULL);
     s->stack = pcre2_jit_stack_create(JIT_STACK_START, JIT_STACK_MAX, NULL);
     if (s->context != NULL && s->stack != NULL)
         pcre2_jit_stack_assign(s->context, NULL, s->stack);
+    if (s->context != NULL)
+        pcre2_set_heap_limit(s->context, HEAP_MAX_KIB);
     return s;
+}
+
+/* The first n bytes of s, but for a character that is cut at the end. */
+static size_t whole_characters(const char *s, size_t n)
+{
+    while (n > 0 && ((unsigned char)s[n] & 0xC0) == 0x80)
+        n--;
+    return n;
+}
+
+/* One attempt on s[from, end), which is not all of the text where it is `partial`. */
+static int attempt(const struct regex *r, struct scratch *w, const char *s, size_t end,
+                   size_t from, bool partial)
+{
+    const uint32_t options = PCRE2_NO_UTF_CHECK | (partial ? PCRE2_PARTIAL_HARD : 0);
+    size_t steps = (end - from + WINDOW) * STEPS_PER_BYTE;
+    pcre2_set_match_limit(w->context, steps < STEPS_MAX ? (uint32_t)steps : STEPS_MAX);
+    int rc = pcre2_match(r->code, (PCRE2_SPTR)s, end, from, options, w->data, w->context);
+    if (rc != PCRE2_ERROR_MATCHLIMIT || steps >= STEPS_MAX)
+        return rc;
+    w->work_left -= STEPS_CHARGE;
+    pcre2_set_match_limit(w->context, STEPS_MAX);
+    return pcre2_match(r->code, (PCRE2_SPTR)s, end, from, options, w->data, w->context);
+}
+
+/* As pcre2_match on the whole text, in windows that grow as far as the match looks. */
+static int match(const struct regex *r, struct scratch *w, const char *s, size_t n,
+                 size_t from)
+{
+    for (size_t window = WINDOW; n - from > window && w->work_left >= 0; window *= 2) {
+        int rc = attempt(r, w, s, from + whole_characters(s + from, window), from, true);
+        if (rc != PCRE2_ERROR_PARTIAL && rc != PCRE2_ERROR_NOMATCH)
+            return rc;
+        w->work_left -= (int64_t)window;
+    }
+    if (w->work_left < 0)
+        return 0;
+    if (n - from > WINDOW)
+        w->work_left -= (int64_t)(n - from);
+    return attempt(r, w, s, n, from, false);
 }
 
 int regex_find(const struct regex *r, void **scratch, const char *s, size_t n, size_t from,
@@ -334,10 +391,13 @@ int regex_find(const struct regex *r, void **scratch, const char *s, size_t n, s
     if (*scratch == NULL)
         *scratch = scratch_create();
     struct scratch *w = *scratch;
-    if (w->data == NULL)
+    if (w->data == NULL || w->context == NULL)
         return err_set(err, ERR_LIMIT, "out of memory for a regular expression");
-    int rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, w->data,
-                         w->context);
+    int rc = match(r, w, s, n, from);
+    if (w->work_left < 0)
+        return err_set(
+            err, ERR_LIMIT,
+            "the tokenizer's regular expressions take too much work on this text");
     if (rc == PCRE2_ERROR_NOMATCH)
         return 0;
     if (rc < 0) {
@@ -348,5 +408,6 @@ int regex_find(const struct regex *r, void **scratch, const char *s, size_t n, s
     const PCRE2_SIZE *extent = pcre2_get_ovector_pointer(w->data);
     *begin = extent[0];
     *end = extent[1];
+    w->work_left += WORK_PER_BYTE * (int64_t)(*end - from);
     return 1;
 }

@@ -16,7 +16,12 @@
 char *tokenizer_replace(const char *s, size_t n, const struct tokenizer_text *pattern,
                         const struct tokenizer_text *with, size_t *n_out)
 {
-    size_t cap = with->n <= pattern->n ? n : n / pattern->n * with->n + n;
+    size_t cap = n;
+    for (size_t i = 0; with->n > pattern->n && i + pattern->n <= n;) {
+        bool found = memcmp(s + i, pattern->s, pattern->n) == 0;
+        cap += found ? with->n - pattern->n : 0;
+        i += found ? pattern->n : 1;
+    }
     char *out = xmalloc(cap + 1);
     size_t len = 0;
     for (size_t i = 0; i < n;) {

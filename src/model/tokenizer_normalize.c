@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "model/tokenizer_impl.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -49,14 +50,46 @@ static int to_normal_form(struct text *t, utf8proc_option_t options, struct err 
     return 0;
 }
 
-static int run_step(const struct normalizer_step *step, struct text *t, struct err *err)
+/* No normalizer of a real tokenizer makes a text more than 18 times as long (NFKD of one character). A file
+ * that multiplies it step by step would take all memory. */
+enum { GROWTH = 32, GROWTH_START = 4096 };
+
+static int too_long(size_t n, size_t of, struct err *err)
+{
+    return err_set(err, ERR_LIMIT,
+                   "the tokenizer's normalizer makes more than %zu bytes of a text of %zu",
+                   n, of);
+}
+
+/* Bytes of the text with every `pattern` replaced; SIZE_MAX where it is above most. */
+static size_t replaced_bytes(const struct text *t, const struct normalizer_step *step,
+                             size_t most)
+{
+    const struct tokenizer_text *p = &step->pattern;
+    size_t n = t->n;
+    if (p->n == 0 || step->text.n <= p->n)
+        return n;
+    for (size_t i = 0; i + p->n <= t->n && n <= most;) {
+        bool found = memcmp(t->s + i, p->s, p->n) == 0;
+        n += found ? step->text.n - p->n : 0;
+        i += found ? p->n : 1;
+    }
+    return n <= most ? n : SIZE_MAX;
+}
+
+static int run_step(const struct normalizer_step *step, struct text *t, size_t most,
+                    struct err *err)
 {
     switch (step->kind) {
     case NORMALIZER_PREPEND:
+        if (t->n + step->text.n > most)
+            return too_long(most, t->n, err);
         prepend(t, &step->text);
         return 0;
     case NORMALIZER_REPLACE: {
         char *old = t->s;
+        if (replaced_bytes(t, step, most) > most)
+            return too_long(most, t->n, err);
         t->s = tokenizer_replace(t->s, t->n, &step->pattern, &step->text, &t->n);
         free(old);
         return 0;
@@ -78,9 +111,11 @@ int tokenizer_normalize(const struct normalizer_step *steps, int n_steps, const 
 {
     struct text t = {.s = xmalloc(n), .n = n};
     memcpy(t.s, text, n);
+    const size_t most = n <= (SIZE_MAX - GROWTH_START) / GROWTH ? n * GROWTH + GROWTH_START
+                                                                : SIZE_MAX;
     int rc = 0;
     for (int i = 0; i < n_steps && rc == 0; i++)
-        rc = run_step(&steps[i], &t, err);
+        rc = run_step(&steps[i], &t, most, err);
     if (rc != 0) {
         free(t.s);
         return rc;

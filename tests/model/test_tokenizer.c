@@ -553,6 +553,49 @@ static void test_vocab_and_merges(void **state)
     tempdir_remove(dir);
 }
 
+/* A normalizer that doubles its text in every step: the text is refused, and the next one is not. */
+static void test_replace_bomb(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "tokenizer");
+    char *steps = xasprintf("%s", "");
+    for (int i = 0; i < 16; i++) {
+        char *more = xasprintf(
+            "%s%s{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, "
+            "\"content\": \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"}",
+            steps, i > 0 ? ", " : "");
+        free(steps);
+        steps = more;
+    }
+    char *text = xasprintf("{\"version\": \"1.0\", \"added_tokens\": [], \"normalizer\": "
+                           "{\"type\": \"Sequence\","
+                           "\"normalizers\": [%s]}, \"pre_tokenizer\": null, "
+                           "\"post_processor\": null, \"decoder\":"
+                           "{\"type\": \"Fuse\"}, \"model\": {\"type\": \"BPE\", "
+                           "\"vocab\": {\"a\": 0, \"b\": 1},"
+                           "\"merges\": []}}",
+                           steps);
+    put_file(dir, "tokenizer.json", text);
+    free(text);
+    free(steps);
+    struct tokenizer *t = open_dir(dir);
+    char long_text[3000];
+    memset(long_text, 'a', sizeof long_text);
+    struct err err = {0};
+    int32_t *ids;
+    size_t n;
+    assert_int_equal(tokenizer_encode(t, "a", 1, 0, &ids, &n, &err), ERR_LIMIT);
+    assert_int_equal(tokenizer_encode(t, long_text, sizeof long_text, 0, &ids, &n, &err),
+                     ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "normalizer makes more than"));
+    ids = encode(t, "bb", 2, 0, &n);
+    assert_int_equal(n, 2);
+    free(ids);
+    tokenizer_close(t);
+    tempdir_remove(dir);
+}
+
 /* --- what tokenizer_config.json adds ---------------------------------------------------------
  *
  * All ids are those of transformers 5.23 (AutoTokenizer) for the same two files. */
@@ -767,6 +810,7 @@ int main(void)
         cmocka_unit_test(test_long_runs),
         cmocka_unit_test(test_threads_share),
         cmocka_unit_test(test_vocab_and_merges),
+        cmocka_unit_test(test_replace_bomb),
         cmocka_unit_test(test_listed_tokens),
         cmocka_unit_test(test_switches),
         cmocka_unit_test(test_unsupported_parts),

@@ -125,12 +125,98 @@ static void test_byte_alphabet(void **state)
         bpe_bytes_from_text("\xC2\xAD", 2, back, &n_back)); /* U+00AD stands for none */
 }
 
+/* Splits a text; returns how many matches there are, or the error.  ends [0..2): where the first two end. */
+static int split(const char *pattern, const char *text, size_t n, size_t ends[2],
+                 struct err *err)
+{
+    struct regex *r;
+    void *scratch = NULL;
+    size_t at = 0, b, e;
+    int rc, count = 0;
+    assert_int_equal(regex_compile(&r, pattern, strlen(pattern), false, err), 0);
+    while ((rc = regex_find(r, &scratch, text, n, at, &b, &e, err)) > 0) {
+        if (count < 2)
+            ends[count] = e;
+        at = e;
+        count++;
+    }
+    regex_scratch_free(scratch);
+    regex_free(r);
+    return rc < 0 ? rc : count;
+}
+
+/* The text is looked at in windows; a match is what it is in the whole text. */
+static void test_long_matches(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    size_t ends[2];
+    static const size_t lengths[] = {1, 254, 255, 256, 257, 511, 512, 513, 5000, 200000};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        size_t n = lengths[i];
+        char *text = malloc(2 * n + 8);
+        assert_non_null(text);
+        memset(text, 'a', n);
+        memset(text + n, ' ', n);
+        memcpy(text + 2 * n, "b!", 2);
+        /* All letters; all blanks but the last; the last with the letter; the rest. */
+        int want = n > 1 ? 4 : 3;
+        assert_int_equal(split(" ?[a-z]+|\\s+(?!\\S)|\\s+|!", text, 2 * n + 2, ends, &err),
+                         want);
+        assert_int_equal(ends[0], n);
+        assert_int_equal(ends[1], n > 1 ? 2 * n - 1 : 2 * n + 1);
+        /* What is first found behind a window, and what ends behind one. */
+        assert_int_equal(split("b", text, 2 * n + 2, ends, &err), 1);
+        assert_int_equal(ends[0], 2 * n + 1);
+        assert_int_equal(split("a+ +b", text, 2 * n + 2, ends, &err), 1);
+        assert_int_equal(ends[0], 2 * n + 1);
+        /* Three-byte characters across the ends of windows. */
+        for (size_t k = 0; k + 3 <= n; k += 3)
+            memcpy(text + k, "\xe6\x97\xa5", 3);
+        assert_int_equal(split("\\p{Lo}+", text, n / 3 * 3, ends, &err), n >= 3);
+        assert_true(n < 3 || ends[0] == n / 3 * 3);
+        free(text);
+    }
+}
+
+/* Expressions that look through all that is left for each piece that they take, and ones that try all ways:
+ * the work of a text is bounded, and too much is an error. */
+static void test_hostile_expressions(void **state)
+{
+    (void)state;
+    enum { N = 100000 };
+    static const char *const hostile[] = {"a+b|a",        "a*b|a",      "a(?=a*b)|a",
+                                          "(?:a|aa)+b|a", "(?:a+)+b|a", "a+b|a+c|a+d|a"};
+    char *text = malloc(N + 1);
+    assert_non_null(text);
+    memset(text, 'a', N);
+    text[N] = 0;
+    for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
+        struct err err = {0};
+        size_t ends[2];
+        int rc = split(hostile[i], text, N, ends, &err);
+        if (rc != ERR_LIMIT)
+            fail_msg("%s: %d matches, %s", hostile[i], rc, err.msg);
+        /* Short texts pass: nothing is refused for what it is. */
+        assert_int_equal(split(hostile[i], text, 8, ends, &err), 8);
+    }
+    /* As long, and linear. */
+    struct err err = {0};
+    size_t ends[2];
+    assert_int_equal(split("a", text, N, ends, &err), N);
+    assert_int_equal(split("a{1,3}", text, N, ends, &err), (N + 2) / 3);
+    assert_int_equal(split("a+|b", text, N, ends, &err), 1);
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matches),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_byte_alphabet),
+        cmocka_unit_test(test_long_matches),
+        cmocka_unit_test(test_hostile_expressions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
