@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include "apps/cmds.h"
@@ -20,6 +21,8 @@
 
 struct store_args {
     struct opt_list dirs;
+    struct opt_list keys;
+    bool all;
     bool chunks;
     bool why;
     bool json;
@@ -81,7 +84,11 @@ static int session_open(struct session *s, const struct store_args *a, bool read
                               .dirs = (const char *const *)s->dirs,
                               .n_dirs = s->n_dirs,
                               .read_only = read_only};
-    return store_open(&opts, &s->store, err);
+    rc = store_open(&opts, &s->store, err);
+    if (rc == 0 && store_beside(s->store) != NULL)
+        fprintf(stderr, "hcache store: read beside %s, which may change it meanwhile\n",
+                store_beside(s->store));
+    return rc;
 }
 
 static void session_close(struct session *s)
@@ -435,8 +442,7 @@ static void ls_line(const struct list *l, const struct why *why, uint64_t from, 
     time_text(used_wall_s, used);
     snprintf(range, sizeof range, "%u..%u", first->chunk_idx * STORE_CHUNK_TOKENS,
              last->chunk_idx * STORE_CHUNK_TOKENS + (uint32_t)last->n_tokens - 1);
-    printf("%-14s %.12s  model %.8s  %10s  used %s  %s", range, key, fingerprint, size,
-           used, mask);
+    printf("%-14s %.16s  %.8s  %10s  %-16s  %s", range, key, fingerprint, size, used, mask);
     if (why != NULL) {
         char text[128];
         why_text(last, &why[to - 1], text, sizeof text);
@@ -447,12 +453,22 @@ static void ls_line(const struct list *l, const struct why *why, uint64_t from, 
 
 static void ls_text(const struct list *l, const struct why *why, bool every_chunk)
 {
+    uint64_t n_bytes = 0;
+    char size[32];
+    if (l->n > 0)
+        printf("%-14s %-16s  %-8s  %10s  %-16s  %s\n", "TOKENS", "KEY", "MODEL", "SIZE",
+               "LAST USED", why != NULL ? "LAYERS, WHY" : "LAYERS");
     for (uint64_t i = 0, from = 0; i < l->n; i++) {
         if (i + 1 < l->n && !every_chunk && joins(&l->e[i], &l->e[i + 1]))
             continue;
         ls_line(l, why, from, i + 1);
         from = i + 1;
     }
+    for (uint64_t i = 0; i < l->n; i++)
+        n_bytes += l->e[i].bytes;
+    bytes_text(n_bytes, size);
+    printf("%" PRIu64 " chunk%s, %" PRIu64 " token%s, %s\n", l->n, plural(l->n),
+           l->n_tokens, plural(l->n_tokens), size);
 }
 
 static int run_ls(const struct store_args *a, struct err *err)
@@ -488,16 +504,44 @@ const struct opt_cmd *const options_of_store_verify = &verify_cmd;
 
 struct verify_view {
     struct progress progress;
-    struct json *bad; /* NULL: print */
+    char **bad; /* what was reported */
+    uint64_t n_bad;
 };
 
 static void verify_bad(void *arg, const char *what)
 {
     struct verify_view *v = arg;
-    if (v->bad != NULL)
-        json_push_string(v->bad, what);
-    else
-        printf("damaged: %s\n", what);
+    if ((v->n_bad & (v->n_bad - 1)) == 0)
+        v->bad = xrealloc((void *)v->bad,
+                          (v->n_bad == 0 ? 1 : 2 * v->n_bad) * sizeof v->bad[0]);
+    v->bad[v->n_bad++] = xstrdup(what);
+}
+
+static void verify_view_deinit(struct verify_view *v)
+{
+    for (uint64_t i = 0; i < v->n_bad; i++)
+        free(v->bad[i]);
+    free((void *)v->bad);
+}
+
+static bool verify_found(const struct verify_view *v, const char *what)
+{
+    for (uint64_t i = 0; i < v->n_bad; i++)
+        if (strcmp(v->bad[i], what) == 0)
+            return true;
+    return false;
+}
+
+/* Keeps what a second look has found as well. */
+static void verify_confirm(struct verify_view *v, const struct verify_view *again)
+{
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < v->n_bad; i++)
+        if (verify_found(again, v->bad[i]))
+            v->bad[n++] = v->bad[i];
+        else
+            free(v->bad[i]);
+    v->n_bad = n;
 }
 
 static void verify_progress(void *arg, uint64_t done_bytes, uint64_t all_bytes)
@@ -507,9 +551,11 @@ static void verify_progress(void *arg, uint64_t done_bytes, uint64_t all_bytes)
     progress_at(&v->progress, done_bytes);
 }
 
-static void verify_json(const struct store_verify *r, struct json *bad)
+static void verify_json(const struct store_verify *r, const struct verify_view *v)
 {
-    struct json *j = json_new_object();
+    struct json *j = json_new_object(), *bad = json_new_array();
+    for (uint64_t i = 0; i < v->n_bad; i++)
+        json_push_string(bad, v->bad[i]);
     json_put_int(j, "chunks", (int64_t)r->n_chunks);
     json_put_int(j, "records", (int64_t)r->n_records);
     json_put_int(j, "bytes", (int64_t)r->n_bytes);
@@ -518,35 +564,175 @@ static void verify_json(const struct store_verify *r, struct json *bad)
     print_json(j);
 }
 
-static int run_verify(const struct store_args *a, struct err *err)
+static int verify_once(const struct store_args *a, struct store_verify *r,
+                       struct verify_view *v, bool *beside, struct err *err)
 {
     struct session s;
-    struct store_verify r = {0};
-    struct verify_view v = {.bad = a->json ? json_new_array() : NULL};
     int rc = session_open(&s, a, true, err);
     if (rc == 0) {
-        progress_begin(&v.progress, "verifying", PROGRESS_BYTES, 0);
-        rc = store_verify(s.store, &r, verify_bad, verify_progress, &v, err);
-        progress_end(&v.progress);
+        *beside = store_beside(s.store) != NULL;
+        progress_begin(&v->progress, "verifying", PROGRESS_BYTES, 0);
+        rc = store_verify(s.store, r, verify_bad, verify_progress, v, err);
+        progress_end(&v->progress);
     }
     session_close(&s);
-    if (rc != 0) {
-        json_free(v.bad);
-        return rc;
-    }
+    return rc;
+}
+
+static void verify_print(const struct store_args *a, const struct store_verify *r,
+                         const struct verify_view *v)
+{
     char size[32];
-    bytes_text(r.n_bytes, size);
-    if (a->json)
-        verify_json(&r, v.bad);
-    else
-        printf("%" PRIu64 " chunk%s, %" PRIu64 " record%s, %s read: %" PRIu64 " damaged\n",
-               r.n_chunks, plural(r.n_chunks), r.n_records, plural(r.n_records), size,
-               r.n_bad);
+    bytes_text(r->n_bytes, size);
+    if (a->json) {
+        verify_json(r, v);
+        return;
+    }
+    for (uint64_t i = 0; i < v->n_bad; i++)
+        printf("damaged: %s\n", v->bad[i]);
+    printf("%" PRIu64 " chunk%s, %" PRIu64 " record%s, %s read: %" PRIu64 " damaged\n",
+           r->n_chunks, plural(r->n_chunks), r->n_records, plural(r->n_records), size,
+           r->n_bad);
+}
+
+/* Beside a server an extent that is evicted meanwhile looks damaged; a newer index no longer names
+ * it, so a second look tells. */
+static int run_verify(const struct store_args *a, struct err *err)
+{
+    struct store_verify r = {0}, again = {0};
+    struct verify_view v = {0}, w = {0};
+    bool beside = false;
+    int rc = verify_once(a, &r, &v, &beside, err);
+    if (rc == 0 && beside && v.n_bad > 0) {
+        rc = verify_once(a, &again, &w, &beside, err);
+        verify_confirm(&v, &w);
+        r.n_bad = v.n_bad;
+    }
+    if (rc == 0)
+        verify_print(a, &r, &v);
+    verify_view_deinit(&v);
+    verify_view_deinit(&w);
+    if (rc != 0)
+        return rc;
     return r.n_bad == 0 ? 0
                         : err_set(err, ERR_CORRUPT,
                                   "%" PRIu64 " damaged: none of it is used, state is "
                                   "recomputed when it is needed",
                                   r.n_bad);
+}
+
+/* --- rm ---------------------------------------------------------------------------------------- */
+
+static const struct opt rm_options[] = {
+    {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
+     .help =
+         "chunks to erase, with all that continues them: keys as store ls shows them, or "
+         "their first 8 or more digits"},
+    {"all", OPT(struct store_args, all), .help = "erase everything"},
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd rm_cmd = {
+    .name = "store rm",
+    .summary = "Erases saved state for good: its bytes are overwritten. Conversations that "
+               "a server keeps stay; their state is computed again when they go on.",
+    .positionals = dir_positionals,
+    .options = rm_options,
+    .examples = "  hcache store rm /var/lib/hcache --key 02eed3e9264f31aa\n",
+    .values_bytes = sizeof(struct store_args),
+};
+
+enum { MIN_KEY_DIGITS = 8 };
+
+static bool key_begins(const struct sha256 *key, const char *digits)
+{
+    char hex[65];
+    sha256_hex(key, hex);
+    return strncasecmp(hex, digits, strlen(digits)) == 0;
+}
+
+/* Marks the chunks that a key names: one, or it is refused. */
+static int mark_key(const struct list *l, const char *digits, bool *marked, struct err *err)
+{
+    uint64_t n = 0;
+    if (strlen(digits) < MIN_KEY_DIGITS)
+        return err_set(err, ERR_USAGE, "--key: give at least %d digits, not \"%s\"",
+                       MIN_KEY_DIGITS, digits);
+    for (uint64_t i = 0; i < l->n; i++)
+        if (key_begins(&l->e[i].key, digits)) {
+            marked[i] = true;
+            n++;
+        }
+    return n == 1   ? 0
+           : n == 0 ? err_set(err, ERR_NOT_FOUND, "no chunk has the key %s", digits)
+                    : err_set(err, ERR_USAGE, "--key %s: %" PRIu64 " chunks begin with it",
+                              digits, n);
+}
+
+/* What continues a marked chunk is marked too: the list is depth first, so a parent's mark is known. */
+static int mark(const struct store_args *a, const struct list *l, bool *marked,
+                struct err *err)
+{
+    int rc = 0;
+    if (a->all == (a->keys.n > 0))
+        return err_set(err, ERR_USAGE, "give either --key or --all");
+    for (int i = 0; i < a->keys.n && rc == 0; i++)
+        rc = mark_key(l, a->keys.items[i], marked, err);
+    uint64_t *path = xcalloc(l->n + 1, sizeof path[0]), n_path = 0;
+    for (uint64_t i = 0; i < l->n && rc == 0; i++) {
+        while (n_path > 0 && memcmp(&l->e[path[n_path - 1]].key, &l->e[i].parent,
+                                    sizeof l->e[i].parent) != 0)
+            n_path--;
+        marked[i] |= a->all || (n_path > 0 && marked[path[n_path - 1]]);
+        path[n_path++] = i;
+    }
+    free(path);
+    return rc;
+}
+
+static void rm_print(const struct store_args *a, const struct store_erased *e)
+{
+    char size[32];
+    bytes_text(e->n_bytes, size);
+    if (a->json) {
+        struct json *j = json_new_object();
+        json_put_int(j, "erased_chunks", (int64_t)e->n_chunks);
+        json_put_int(j, "erased_bytes", (int64_t)e->n_bytes);
+        print_json(j);
+    } else {
+        printf("%" PRIu64 " chunk%s erased, %s\n", e->n_chunks, plural(e->n_chunks), size);
+    }
+}
+
+static int run_rm(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct list l = {0};
+    struct store_erased e = {0};
+    int rc = session_open(&s, a, true, err); /* opening for writing would make a store */
+    if (rc == 0) {
+        session_close(&s);
+        rc = session_open(&s, a, false, err);
+    }
+    if (rc == 0)
+        rc = store_each(s.store, list_add, &l, err);
+    bool *marked = xcalloc(l.n + 1, sizeof marked[0]);
+    struct sha256 *keys = xcalloc(l.n + 1, sizeof keys[0]);
+    int n = 0;
+    if (rc == 0)
+        rc = mark(a, &l, marked, err);
+    for (uint64_t i = 0; i < l.n && rc == 0; i++)
+        if (marked[i])
+            keys[n++] = l.e[i].key; /* parents first: they are erased from the end */
+    if (rc == 0)
+        rc = store_erase(s.store, keys, n, &e, err);
+    if (rc == 0)
+        rm_print(a, &e);
+    free(keys);
+    free(marked);
+    free(l.e);
+    session_close(&s);
+    return rc;
 }
 
 /* --- gc ---------------------------------------------------------------------------------------- */
@@ -603,6 +789,7 @@ static const struct {
     {"stat", &stat_cmd, run_stat, "how much it holds, and of which models"},
     {"ls", &ls_cmd, run_ls, "the chunks, and what is stored of each layer"},
     {"verify", &verify_cmd, run_verify, "reads and checks everything"},
+    {"rm", &rm_cmd, run_rm, "erases chunks, and what continues them"},
     {"gc", &gc_cmd, run_gc, "gives space back to the file system"},
 };
 enum { N_VERBS = sizeof verbs / sizeof verbs[0] };
@@ -635,7 +822,8 @@ int cmd_store(int argc, char **argv)
     }
     bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     if (!help && *what != '\0')
-        fprintf(stderr, "hcache store: \"%s\" is none of stat, ls, verify and gc\n", what);
+        fprintf(stderr, "hcache store: \"%s\" is none of stat, ls, verify, rm and gc\n",
+                what);
     print_usage(help ? stdout : stderr);
     return help ? 0 : 2;
 }

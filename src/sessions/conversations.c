@@ -56,6 +56,7 @@ static const char schema[] =
 
 /* --- statements ------------------------------------------------------------------------------- */
 
+/* Names the process that has the file. */
 static int busy(const struct conversations *c, struct err *err)
 {
     char holder[200];

@@ -98,16 +98,23 @@ static bool is_whole(struct store *s, const struct keys *set, const struct sha25
 struct subtree {
     struct keys roots; /* sorted: the chunks that were found */
     struct keys all;   /* these and all that continue them, parents first */
+    struct keys
+        path; /* from the first chunk of a context to the one that was listed last */
+    size_t n_outside; /* of the path: the chunks before the first root in it */
 };
 
+/* The listing is depth first, so a chunk's parent is on the path, or is not stored. */
 static int subtree_add(void *arg, const struct store_entry *e)
 {
     struct subtree *t = arg;
-    /* The listing is depth first: a parent stands shortly before its children. */
-    bool inside = keys_have(&t->roots, &e->key);
-    for (size_t i = t->all.n; i-- > 0 && !inside;)
-        inside = memcmp(&t->all.at[i], &e->parent, sizeof e->parent) == 0;
-    if (inside)
+    while (t->path.n > 0 &&
+           memcmp(&t->path.at[t->path.n - 1], &e->parent, sizeof e->parent) != 0)
+        t->path.n--;
+    bool inside = t->path.n > t->n_outside; /* its parent is */
+    if (!inside)
+        t->n_outside = t->path.n + !keys_have(&t->roots, &e->key);
+    keys_add(&t->path, &e->key);
+    if (t->path.n > t->n_outside)
         keys_add(&t->all, &e->key);
     return 0;
 }
@@ -147,5 +154,6 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
     free(found.at);
     free(t.roots.at);
     free(t.all.at);
+    free(t.path.at);
     return rc;
 }

@@ -100,7 +100,30 @@ def test_removed():
     server.stop()
 
 
-for test in (test_heal, test_removed):
+def test_beside():
+    """What is stored can be looked at while a server runs; what changes it is refused, and says by whom it is used."""
+    store = STORE + "3"
+    server = Server("models/demo", *SAVING, "--store", store)
+    server.complete("Once upon a time there was a little bird. " * 20, max_tokens=4)
+    server.post("/v1/cache/flush", {})
+    chunks = server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"]
+
+    def command(*args):
+        return subprocess.run([HC, "store", *args], capture_output=True, text=True, timeout=PATIENCE)
+    seen = json.loads(command("stat", store, "--json").stdout)["chunks"]
+    check("stat sees what is committed", seen == chunks > 0, (seen, chunks))
+    check("so does ls", len(json.loads(command("ls", store, "--json").stdout)["chunks"]) == chunks)
+    p = command("verify", store)
+    check("verify finds it sound, and says beside whom", p.returncode == 0 and f"process {server.p.pid} " in p.stderr, p)
+    for args in (["gc", store], ["rm", store, "--all"]):
+        p = command(*args)
+        check(f"{args[0]} is refused, and names the process and the way out", p.returncode == 1 and
+              f"process {server.p.pid} ({HC} serve" in p.stderr and "/v1/cache" in p.stderr, p.stderr)
+    check("the server saves on", server.request("GET", "/health")[2]["saves"] is True)
+    check("and stops well", server.stop() == 0)
+
+
+for test in (test_heal, test_removed, test_beside):
     try:
         test()
     except Exception as e:  # noqa: BLE001

@@ -26,7 +26,9 @@ check "and both kinds of every layer" json_is 'set("".join(c["layers"] for c in 
 run_hc store ls "$dirs"
 check "as text a chain is one line" grep -qE '^0\.\.206 .* B+$' "$tmp/out"
 run_hc store ls "$dirs" --chunks
-check "or a line per chunk" test "$(wc -l <"$tmp/out")" -eq 4
+check "or a line per chunk" test "$(grep -cE '^[0-9]+\.\.' "$tmp/out")" -eq 4
+check "with a heading" grep -qE '^TOKENS +KEY +MODEL +SIZE +LAST USED +LAYERS$' "$tmp/out"
+check "and a sum" grep -qE '^4 chunks, 207 tokens, [0-9.]+ [KM]iB$' "$tmp/out"
 run_hc store ls "$dirs" --why --json
 check "ls --why: a leaf is evicted first, what it continues is kept" json_is \
     '[c["why"] for c in j["chunks"]][-2:]' "kept by what continues it evicted as number 1"
@@ -87,10 +89,32 @@ check "one chunk is saved" test "$rc" -eq 0
 run_hc store stat "$tmp/one"
 check "one of each is singular" grep -q '^1 chunk (64 tokens) in 1 extent on 1 directory$' "$tmp/out"
 
+# rm: a chunk and what continues it, for good.
+run_hc run "$model" --token-ids "$tmp/ids" --max-tokens 1 --ignore-eos --store "$tmp/one" --save kv
+run_hc store ls "$tmp/one" --json
+second=$(json '[c["key"] for c in j["chunks"] if c["index"] == 1][0]')
+n_all=$(json 'len(j["chunks"])')
+n_behind=$(json 'len([c for c in j["chunks"] if c["index"] >= 1])')
+run_hc store rm "$tmp/one"
+expect "rm: what to erase" 2 'either --key or --all'
+run_hc store rm "$tmp/one" --key 0000
+expect "rm: a key that is too short" 2 'at least 8 digits'
+run_hc store rm "$tmp/one" --key 0123456789abcdef
+expect "rm: no such chunk" 1 'no chunk has the key'
+run_hc store rm "$tmp/one" --key "${second:0:16}" --json
+check "rm erases a chunk and what continues it" json_is 'j["erased_chunks"]' "$n_behind"
+run_hc store ls "$tmp/one" --json
+check "and leaves the others" json_is 'len(j["chunks"])' $((n_all - n_behind))
+run_hc store rm "$tmp/one" --all
+check "rm --all" grep -q "erased" "$tmp/out"
+check "leaves no byte of it" test "$(tr -d '\0' <"$tmp/one/seg-000000.hc" | wc -c)" -eq 0
+run_hc store rm "$tmp/no-such-store" --all
+expect "rm makes no store" 1 'no store'
+
 run_hc store
 check "no command: usage, exit code 2" test "$rc" -eq 2
 run_hc store frobnicate "$dirs"
-expect "an unknown command" 2 'none of stat, ls, verify and gc'
+expect "an unknown command" 2 'none of stat, ls, verify, rm and gc'
 run_hc store stat --help
 check "help" test "$rc" -eq 0
 plan_end

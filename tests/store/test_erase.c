@@ -580,6 +580,55 @@ static void wipe_fails(void **state)
     st_place_close(&p);
 }
 
+/* --- what continues an erased text -------------------------------------------------------------- */
+
+/* The turn that is erased has `n_full` chunks and 20 tokens more.  An interrupted answer has saved the
+ * chunk that these tokens begin, and those behind it. */
+static void continuing(int n_full, bool with_others)
+{
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[N], root;
+    struct store_erased e;
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    assert_true(st_place_open(&p, "pread", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    if (with_others)
+        assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
+    st_keys(&ours, N, keys);
+    struct sha256 fingerprint = st_fingerprint(ours.model);
+    root = store_root_key(&fingerprint, ours.salt);
+    st_tokens(&ours, n_full, tokens);
+    struct sha256 turn[N];
+    memcpy(turn, keys, (size_t)n_full * sizeof keys[0]);
+    turn[n_full] = store_partial_key(n_full > 0 ? &keys[n_full - 1] : &root, tokens, 20);
+    assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
+    assert_int_equal(e.n_chunks,
+                     0); /* others continue them: it takes more to forget them */
+    assert_int_equal(store_erase_continuing(s, turn, n_full + 1, &e, &err), 0);
+    assert_int_equal(e.n_chunks, N - n_full);
+    assert_int_equal(n_found(s, &ours), n_full);
+    assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
+    assert_int_equal(e.n_chunks, with_others ? 0 : n_full);
+    for (int i = with_others ? 2 : 0; i < N; i++)
+        assert_int_equal(remains(&p, &ours, i, false), 0);
+    if (with_others)
+        assert_int_equal(n_found(s, &theirs), N); /* they share the beginning only */
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void what_continues_an_erased_text(void **state)
+{
+    (void)state;
+    continuing(0, false); /* a text of less than a chunk */
+    continuing(2, false);
+    continuing(2, true);
+    continuing(4, false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -595,6 +644,7 @@ int main(void)
         cmocka_unit_test(superseded_ends),
         cmocka_unit_test(never_committed),
         cmocka_unit_test(power_fails_with_ends),
+        cmocka_unit_test(what_continues_an_erased_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -116,12 +118,93 @@ static void removed_under_way(void **state)
     }
 }
 
+static int n_chunks_beside(const struct st_place *p, const struct st_ctx *c, int *n_found)
+{
+    struct store_opts opts = p->opts;
+    struct store *s = NULL;
+    struct store_stats st;
+    struct store_verify v;
+    struct st_result r;
+    struct err err = {0};
+    opts.read_only = true;
+    if (store_open(&opts, &s, &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_non_null(store_beside(s));
+    store_stats(s, &st);
+    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+    assert_int_equal(v.n_bad, 0);
+    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
+    assert_int_equal(r.n_wrong + r.n_corrupt, 0);
+    *n_found = r.n_found;
+    store_close(s);
+    return (int)st.n_chunks;
+}
+
+/* A second opening reads what is committed while the first goes on, over checkpoints of the index's
+ * log, and changes nothing. */
+static void read_beside_a_writer(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"pread", "sim"};
+    for (int k = 0; k < 2; k++) {
+        struct st_place p;
+        struct err err = {0};
+        int n_found;
+        assert_true(st_place_open(&p, kinds[k], 2));
+        struct store *s = st_open(&p);
+        for (uint64_t i = 0; i < 60; i++) { /* the log begins anew several times */
+            struct st_ctx c = {.base = i, .own = i};
+            assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
+            if (i % 10 == 9) {
+                assert_int_equal(n_chunks_beside(&p, &c, &n_found), (int)(i + 1) * N);
+                assert_int_equal(n_found, N);
+            }
+        }
+        assert_int_equal(st_save(s, &st_small, &(struct st_ctx){.base = 99, .own = 99}, N,
+                                 ST_BOTH, &err),
+                         0);
+        assert_true(store_audit(s));
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+/* «In use» says by which process. */
+static void the_holder_is_named(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s = NULL;
+    struct err err = {0};
+    int ready[2], done[2];
+    char byte, want[32];
+    assert_true(st_place_open(&p, "pread", 1));
+    assert_int_equal(pipe(ready) | pipe(done), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        s = st_open(&p);
+        (void)!write(ready[1], "x", 1);
+        (void)!read(done[0], &byte, 1);
+        _exit(0);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    assert_int_equal(store_open(&p.opts, &s, &err), ERR_BUSY);
+    snprintf(want, sizeof want, "process %ld (", (long)child);
+    if (strstr(err.msg, want) == NULL || strstr(err.msg, "test_files") == NULL)
+        fail_msg("%s", err.msg);
+    assert_int_equal(write(done[1], "x", 1), 1);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cap_bounds_the_files),
         cmocka_unit_test(a_lower_cap_cuts_files),
         cmocka_unit_test(removed_under_way),
+        cmocka_unit_test(read_beside_a_writer),
+        cmocka_unit_test(the_holder_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
