@@ -353,7 +353,9 @@ int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_byte
                        file);
     struct reader r = {
         .bytes = bytes, .n = n, .file_bytes = file_bytes, .names = &out->names, .err = err};
-    int rc = arena_init(&out->names, MAX_NAMES_BYTES);
+    /* A name takes at most 16 bytes more than in the file, where its length alone takes 8. */
+    size_t room = n < MAX_NAMES_BYTES / 4 ? 4 * n + 64 : MAX_NAMES_BYTES;
+    int rc = arena_init(&out->names, room);
     if (rc != 0)
         return err_set(err, rc, "%s: no memory for names", file);
     parse(&r, out);
