@@ -17,13 +17,16 @@
 #include "base/progress.h"
 #include "format/json.h"
 #include "hcache.h"
+#include "sessions/prompt.h"
 
 struct ingest_args {
     struct engine_args engine;
-    const char *save, *salt;
+    const char *save, *salt, *chat;
     struct opt_list files;
     bool json;
 };
+
+static const char *const roles[] = {"system", "user", NULL};
 
 static const struct opt positionals[] = {
     OPT_MODEL(struct ingest_args, "a Hugging Face folder, or a GGUF file"),
@@ -38,6 +41,10 @@ static const struct opt options[] = {
     OPT_STORE_CAP(struct ingest_args),
     {"save", OPT(struct ingest_args, save), .arg = "KINDS", .def = "auto",
      .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},
+    {"chat", OPT(struct ingest_args, chat), .choices = roles,
+     .help =
+         "each document is the first message of a chat, as the model's template writes it: "
+         "what a client then sends as that message is found"},
     {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
     OPT_COMPUTE(struct ingest_args),
@@ -53,7 +60,9 @@ static const struct opt_cmd cmd = {
                "them restore it.  Interrupted, it goes on where it was.",
     .positionals = positionals,
     .options = options,
-    .examples = "  hcache ingest models/demo --store /var/tmp/state handbook.txt faq.txt\n",
+    .examples =
+        "  hcache ingest models/demo --store /var/tmp/state handbook.txt faq.txt\n"
+        "  hcache ingest models/demo --store /var/tmp/state --chat system handbook.txt\n",
     .values_bytes = sizeof(struct ingest_args),
 };
 const struct opt_cmd *const options_of_ingest = &cmd;
@@ -120,6 +129,31 @@ static void add_file(struct json *list, const char *path, int n,
     json_push(list, o);
 }
 
+/* The tokens of a document: as it is, or as the first message of a chat. */
+static int encode(const struct hcache *h, const struct ingest_args *a, const char *text,
+                  size_t n_text, int32_t **ids, int *n, struct hcache_err *err)
+{
+    if (a->chat == NULL)
+        return hcache_encode(h, text, n_text, HCACHE_ADD_SPECIAL, ids, n, err);
+    struct fault f = {0};
+    struct prompt_text rendered = {0};
+    struct json *messages = json_new_array(), *message = json_new_object();
+    json_put_string(message, "role", a->chat);
+    json_put_bytes(message, "content", text, n_text);
+    json_push(messages, message);
+    struct chat_source source = {.messages = messages};
+    int rc = prompt_render(h, &source, &rendered, &f);
+    if (rc == 0) {
+        rc = hcache_encode(h, rendered.text, rendered.n, rendered.flags, ids, n, err);
+    } else {
+        err->code = rc = HCACHE_E_USAGE;
+        snprintf(err->msg, sizeof err->msg, "--chat: %s", f.message);
+    }
+    prompt_text_deinit(&rendered);
+    json_free(messages);
+    return rc;
+}
+
 static int ingest_file(struct hcache *h, const struct ingest_args *a, const char *path,
                        struct json *list, struct totals *sum, struct hcache_err *err)
 {
@@ -133,7 +167,7 @@ static int ingest_file(struct hcache *h, const struct ingest_args *a, const char
         snprintf(err->msg, sizeof err->msg, "%.500s", e.msg);
         return rc;
     }
-    rc = hcache_encode(h, text, n_text, HCACHE_ADD_SPECIAL, &ids, &n, err);
+    rc = encode(h, a, text, n_text, &ids, &n, err);
     struct hcache_result r = {0};
     if (rc == 0)
         rc = compute(h, a, path, ids, n, &r, err);

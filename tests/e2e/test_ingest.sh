@@ -62,4 +62,40 @@ run_hc ingest "$model" --store "$store" "$tmp/long.txt"
 expect "a document that is longer than the context" 1 'long.txt: the prompt has [0-9]+ tokens, but the maximum context length is 2048$'
 run_hc ingest "$model" --store memory "$tmp/doc1.txt"
 expect "a store in memory is no place for it" 2 'give a folder'
+# --- as a message of a chat -----------------------------------------------------------------------------
+
+chat_store=$tmp/chat-store
+run_hc ingest "$model" --store "$chat_store" --save both --chat system SECURITY.md --json
+check "a document is ingested as a system's message" test "$rc" -eq 0
+n_document=$(json 'j["tokens"]')
+chunks=$((n_document / 64 * 64 - 64)) # what is generated behind the message may be in the last one
+run_hc run "$model" --store "$chat_store" --save none --plan kv --system "$(cat SECURITY.md; printf x)" --prompt "What is my name?" -n 4 --json
+check "a message of another end shares what is before it" json_is "j['cached_tokens'] >= $chunks" True
+python3 -c 'import sys; sys.stdout.write(open("SECURITY.md").read())' >"$tmp/document"
+IFS= read -r -d '' document <"$tmp/document" || true
+run_hc run "$model" --store "$chat_store" --save none --plan kv --system "$document" --prompt "What is my name?" -n 4 --json
+check "sent as a message, it is found" json_is "j['cached_tokens'] >= $chunks and j['cached_tokens'] > 200" True
+run_hc ingest "$model" --store "$tmp/raw-store" --save both SECURITY.md --json
+run_hc run "$model" --store "$tmp/raw-store" --save none --plan kv --system "$document" --prompt "What is my name?" -n 4 --json
+check "ingested as plain text it is not" json_is 'j["cached_tokens"]' 0
+"$hc" serve "$model" --port 0 --store "$chat_store" --no-reuse --plan kv >"$tmp/serve.log" 2>&1 &
+server=$!
+port=$(port_of "$server" "$tmp/serve.log")
+python3 - "$port" >"$tmp/out" 2>"$tmp/err" <<'PYTHON'
+import json, sys, urllib.request
+messages = [{"role": "system", "content": open("SECURITY.md").read()}, {"role": "user", "content": "What is my name?"}]
+def post(path, body):
+    r = urllib.request.Request(f"http://127.0.0.1:{sys.argv[1]}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(r))
+chat = post("/v1/chat/completions", {"messages": messages, "max_tokens": 4})
+other = [{"role": "system", "content": open("CHANGELOG.md").read()}]
+ahead = post("/v1/cache/prefetch", {"messages": other})
+after = post("/v1/chat/completions", {"messages": other + messages[1:], "max_tokens": 4})
+print(json.dumps({"chat": chat["usage"]["prompt_tokens_details"]["cached_tokens"], "ahead": ahead,
+                  "after": after["usage"]["prompt_tokens_details"]["cached_tokens"]}))
+PYTHON
+rc=$? err=$(cat "$tmp/err") out=$(cat "$tmp/out")
+check "the server finds it, too" json_is "j['chat'] >= $chunks" True
+check "/v1/cache/prefetch with messages is the server's way" json_is 'j["after"] >= 128' True
+kill "$server" && wait "$server"
 plan_end
