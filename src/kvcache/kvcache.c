@@ -127,7 +127,7 @@ int kv_pool_n_blocks(const struct kv_pool *p)
 
 int kv_pool_kept_blocks(const struct kv_pool *p)
 {
-    return p->prefix != NULL ? p->prefix->n_unused : 0;
+    return p->prefix != NULL ? (int)p->prefix->unused.n : 0;
 }
 
 int kv_pool_free_blocks(const struct kv_pool *p)

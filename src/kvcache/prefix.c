@@ -17,7 +17,9 @@ struct prefix *prefix_create(int n_blocks)
     x->n_buckets = 1;
     while (x->n_buckets < 2 * (uint64_t)n_blocks)
         x->n_buckets *= 2;
-    x->top = x->oldest = x->newest = PREFIX_NONE;
+    x->top = PREFIX_NONE;
+    placement_set_slots(&x->unused, xcalloc((size_t)n_blocks, sizeof *x->unused.slot),
+                        (uint32_t)n_blocks);
     x->node = xcalloc((size_t)n_blocks, sizeof *x->node);
     x->buckets = xcalloc((size_t)x->n_buckets, sizeof *x->buckets);
     for (uint64_t i = 0; i < x->n_buckets; i++)
@@ -30,6 +32,7 @@ void prefix_destroy(struct prefix *x)
     if (x == NULL)
         return;
     free(x->node);
+    free(x->unused.slot);
     free(x->buckets);
     free(x);
 }
@@ -123,7 +126,7 @@ void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int3
                 const int32_t *tokens, int n)
 {
     struct prefix_node *b = &x->node[block];
-    CHECK(n > b->n_tokens && n <= KV_BLOCK_TOKENS && !b->unused);
+    CHECK(n > b->n_tokens && n <= KV_BLOCK_TOKENS && b->place.slot == 0);
     CHECK(parent == PREFIX_NONE || x->node[parent].n_tokens == KV_BLOCK_TOKENS);
     if (b->n_tokens == 0) {
         *b = (struct prefix_node){
@@ -143,7 +146,7 @@ void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int3
 void prefix_forget(struct prefix *x, int32_t block)
 {
     struct prefix_node *b = &x->node[block];
-    CHECK(b->n_tokens > 0 && b->first_child == PREFIX_NONE && !b->unused);
+    CHECK(b->n_tokens > 0 && b->first_child == PREFIX_NONE && b->place.slot == 0);
     if (b->n_tokens == KV_BLOCK_TOKENS) {
         int32_t *at = bucket_of(x, &b->root, b->parent, b->tokens);
         while (*at != block)
@@ -154,37 +157,28 @@ void prefix_forget(struct prefix *x, int32_t block)
     b->n_tokens = 0;
 }
 
-/* --- the list of unused ones ------------------------------------------------------------------ */
+/* --- unused nodes ----------------------------------------------------------------------------- */
 
+/* A sequence leaves its blocks from the last to the first, so what continues a block goes before it. */
 void prefix_leave(struct prefix *x, int32_t block)
 {
     struct prefix_node *b = &x->node[block];
-    CHECK(b->n_tokens > 0 && !b->unused);
-    b->unused = true;
-    b->newer = PREFIX_NONE;
-    b->older = x->newest;
-    if (x->newest != PREFIX_NONE)
-        x->node[x->newest].newer = block;
-    else
-        x->oldest = block;
-    x->newest = block;
-    x->n_unused++;
+    CHECK(b->n_tokens > 0);
+    placement_touch(&x->unused, &b->place, ++x->n_left);
+    placement_insert(&x->unused, &b->place);
 }
 
 void prefix_claim(struct prefix *x, int32_t block)
 {
-    struct prefix_node *b = &x->node[block];
-    CHECK(b->unused);
-    b->unused = false;
-    *(b->older != PREFIX_NONE ? &x->node[b->older].newer : &x->oldest) = b->newer;
-    *(b->newer != PREFIX_NONE ? &x->node[b->newer].older : &x->newest) = b->older;
-    x->n_unused--;
+    placement_remove(&x->unused, &x->node[block].place);
 }
 
 int32_t prefix_evict(struct prefix *x)
 {
-    int32_t block = x->oldest;
-    CHECK(block != PREFIX_NONE);
+    struct placement_item *victim = placement_victim(&x->unused);
+    CHECK(victim != NULL);
+    size_t at = (size_t)((char *)victim - (char *)&x->node[0].place);
+    int32_t block = (int32_t)(at / sizeof *x->node);
     prefix_claim(x, block);
     prefix_forget(x, block);
     x->n_evicted++;

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/hash.h"
+#include "policy/placement.h"
 #include "tensor/ops.h"
 
 enum { PREFIX_NONE = -1 };
@@ -24,17 +25,18 @@ enum { PREFIX_NONE = -1 };
 struct prefix_node {
     struct sha256 root;
     int32_t parent, first_child, next_sibling, prev_sibling;
-    int32_t newer, older; /* in the list of unused ones */
+    struct placement_item place; /* among the unused ones */
     int32_t next_in_bucket;
     int n_tokens; /* 0: no node */
-    bool unused, saved;
+    bool saved;
     int32_t tokens[KV_BLOCK_TOKENS];
 };
 
 struct prefix {
-    int n_nodes, n_unused;
-    int32_t top; /* the first of all nodes without a parent */
-    int32_t oldest, newest;
+    int n_nodes;
+    int32_t top;             /* the first of all nodes without a parent */
+    struct placement unused; /* evicted in the order in which they were left */
+    uint64_t n_left;         /* the counter of that order */
     int32_t *buckets;
     uint64_t n_buckets, n_evicted; /* a power of two */
     struct prefix_node *node;      /* [n_nodes] */
@@ -56,7 +58,7 @@ void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int3
 /* The last user has left the block; somebody uses it again. */
 void prefix_leave(struct prefix *x, int32_t block);
 void prefix_claim(struct prefix *x, int32_t block);
-/* Forgets the node that was left first; its block is the caller's. There must be one. */
+/* Forgets the unused node that policy/placement.h chooses; its block is the caller's. There must be one. */
 int32_t prefix_evict(struct prefix *x);
 /* Forgets a leaf that is in use. */
 void prefix_forget(struct prefix *x, int32_t block);

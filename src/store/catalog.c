@@ -6,6 +6,7 @@
  * used_bytes are those of the extents on its nodes. */
 #include "store/catalog.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,7 +62,7 @@ void catalog_deinit(struct catalog *c)
         free(b);
     }
     for (uint32_t i = 0; i < c->n_owners; i++)
-        free(c->owners[i].heap);
+        free(c->owners[i].place.slot);
     free(c->owners);
     free(c->owner_slots);
     free(c->pins);
@@ -70,79 +71,27 @@ void catalog_deinit(struct catalog *c)
     *c = (struct catalog){0};
 }
 
-/* --- the heaps: who goes first on top --------------------------------------------------------- */
+/* --- what may be evicted ----------------------------------------------------------------------- */
 
-static bool goes_before(const struct chunk_node *a, const struct chunk_node *b)
+static struct chunk_node *node_of(struct placement_item *item)
 {
-    bool a_pinned = a->pin_at != 0, b_pinned = b->pin_at != 0;
-    return a_pinned != b_pinned ? b_pinned : a->tick < b->tick;
+    return (struct chunk_node *)((char *)item - offsetof(struct chunk_node, place));
 }
 
-static void heap_put(struct catalog_owner *o, uint32_t at, struct chunk_node *n)
-{
-    o->heap[at] = n;
-    n->heap_at = at + 1;
-}
-
-static void heap_up(struct catalog_owner *o, uint32_t at)
-{
-    struct chunk_node *n = o->heap[at];
-    while (at > 0 && goes_before(n, o->heap[(at - 1) / 2])) {
-        heap_put(o, at, o->heap[(at - 1) / 2]);
-        at = (at - 1) / 2;
-    }
-    heap_put(o, at, n);
-}
-
-static void heap_down(struct catalog_owner *o, uint32_t at)
-{
-    struct chunk_node *n = o->heap[at];
-    for (;;) {
-        uint32_t child = 2 * at + 1;
-        if (child >= o->n_heap)
-            break;
-        if (child + 1 < o->n_heap && goes_before(o->heap[child + 1], o->heap[child]))
-            child++;
-        if (!goes_before(o->heap[child], n))
-            break;
-        heap_put(o, at, o->heap[child]);
-        at = child;
-    }
-    heap_put(o, at, n);
-}
-
-/* n's order has changed. */
-static void heap_move(struct catalog *c, struct chunk_node *n)
-{
-    if (n->heap_at == 0)
-        return;
-    struct catalog_owner *o = &c->owners[n->owner_idx];
-    heap_up(o, n->heap_at - 1);
-    heap_down(o, n->heap_at - 1);
-}
-
-static void heap_add(struct catalog *c, struct chunk_node *n)
+static void place_add(struct catalog *c, struct chunk_node *n)
 {
     struct catalog_owner *o = &c->owners[n->owner_idx];
-    if (o->n_heap == o->max_heap) {
-        o->max_heap = o->max_heap == 0 ? 64 : 2 * o->max_heap;
-        o->heap = xrealloc(o->heap, o->max_heap * sizeof o->heap[0]);
+    struct placement *p = &o->place;
+    if (p->n == p->max) {
+        uint32_t max = p->max == 0 ? 64 : 2 * p->max;
+        placement_set_slots(p, xrealloc(p->slot, max * sizeof p->slot[0]), max);
     }
-    o->heap[o->n_heap] = n;
-    heap_up(o, o->n_heap++);
+    placement_insert(p, &n->place);
 }
 
-static void heap_remove(struct catalog *c, struct chunk_node *n)
+static struct placement *place_of(struct catalog *c, const struct chunk_node *n)
 {
-    struct catalog_owner *o = &c->owners[n->owner_idx];
-    uint32_t at = n->heap_at - 1;
-    CHECK(at < o->n_heap && o->heap[at] == n);
-    n->heap_at = 0;
-    struct chunk_node *last = o->heap[--o->n_heap];
-    if (last == n)
-        return;
-    heap_put(o, at, last);
-    heap_move(c, last);
+    return &c->owners[n->owner_idx].place;
 }
 
 /* --- nodes ------------------------------------------------------------------------------------ */
@@ -229,7 +178,7 @@ static bool evictable(const struct chunk_node *n)
 
 static void node_free(struct catalog *c, struct chunk_node *n)
 {
-    CHECK(n->heap_at == 0);
+    CHECK(n->place.slot == 0);
     struct chunk_node **p = bucket_of(c, &n->key);
     while (*p != n)
         p = &(*p)->next;
@@ -263,10 +212,10 @@ static void child_remove(struct chunk_node *n)
 void catalog_settle(struct catalog *c, struct chunk_node *n)
 {
     while (n != NULL) {
-        if (evictable(n) && n->heap_at == 0)
-            heap_add(c, n);
-        else if (!evictable(n) && n->heap_at != 0)
-            heap_remove(c, n);
+        if (evictable(n) && n->place.slot == 0)
+            place_add(c, n);
+        else if (!evictable(n) && n->place.slot != 0)
+            placement_remove(place_of(c, n), &n->place);
         if (is_in_tree(n))
             return;
         struct chunk_node *parent = n->parent;
@@ -384,7 +333,7 @@ void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall
         n->pin_at = ++c->n_pins;
     }
     c->pins[n->pin_at - 1].until_wall_s = until_wall_s;
-    heap_move(c, n);
+    placement_keep(place_of(c, n), &n->place, true);
 }
 
 void catalog_unpin(struct catalog *c, struct chunk_node *n)
@@ -395,7 +344,7 @@ void catalog_unpin(struct catalog *c, struct chunk_node *n)
     c->pins[n->pin_at - 1] = *last;
     last->node->pin_at = n->pin_at;
     n->pin_at = 0;
-    heap_move(c, n);
+    placement_keep(place_of(c, n), &n->place, false);
     catalog_settle(c, n);
 }
 
@@ -498,11 +447,10 @@ void catalog_kill(struct catalog *c, struct chunk_node *n)
 void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
                      uint32_t wall_s)
 {
-    if (tick <= n->tick)
+    if (tick <= n->place.used_at)
         return;
-    n->tick = tick;
     n->used_wall_s = wall_s;
-    heap_move(c, n);
+    placement_touch(place_of(c, n), &n->place, tick);
     if (tick > c->tick)
         c->tick = tick;
 }
@@ -514,8 +462,8 @@ void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s)
 
 struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx)
 {
-    const struct catalog_owner *o = &c->owners[owner_idx];
-    return o->n_heap > 0 ? o->heap[0] : NULL;
+    struct placement_item *item = placement_victim(&c->owners[owner_idx].place);
+    return item != NULL ? node_of(item) : NULL;
 }
 
 struct chunk_node *catalog_victim(const struct catalog *c)
@@ -523,7 +471,8 @@ struct chunk_node *catalog_victim(const struct catalog *c)
     struct chunk_node *victim = NULL;
     for (uint32_t i = 0; i < c->n_owners; i++) {
         struct chunk_node *n = catalog_victim_of(c, (uint16_t)i);
-        if (n != NULL && (victim == NULL || goes_before(n, victim)))
+        if (n != NULL &&
+            (victim == NULL || placement_goes_before(&n->place, &victim->place)))
             victim = n;
     }
     return victim;
@@ -559,19 +508,16 @@ static bool node_audit(const struct catalog *c, const struct chunk_node *n)
         if (x->node != n || x->state == EXTENT_FREEING)
             return false;
     }
-    bool in_heap = false;
-    if (n->heap_at > 0) {
-        const struct catalog_owner *o = &c->owners[n->owner_idx];
-        in_heap = n->heap_at <= o->n_heap && o->heap[n->heap_at - 1] == n;
-    }
+    const struct placement *place = &c->owners[n->owner_idx].place;
     bool pin_good = n->pin_at == 0 ||
                     (n->pin_at <= c->n_pins && c->pins[n->pin_at - 1].node == n);
     bool needed = is_in_tree(n) || (n->pin_at != 0 && n->parent == NULL);
     return n_live == n->n_live && n_pending == n->n_pending && needed && pin_good &&
-           in_heap == evictable(n) && (n->heap_at != 0) == in_heap;
+           (n->place.slot != 0) == evictable(n) && placement_audit(place, &n->place) &&
+           n->place.is_kept == (n->pin_at != 0);
 }
 
-/* Chunks and bytes of each owner, and its heap. */
+/* Chunks and bytes of each owner. */
 static bool owners_audit(const struct catalog *c)
 {
     bool good = true;
@@ -587,8 +533,6 @@ static bool owners_audit(const struct catalog *c)
     for (uint32_t i = 0; i < c->n_owners; i++) {
         const struct catalog_owner *o = &c->owners[i];
         good = good && bytes[i] == o->used_bytes && chunks[i] == o->n_chunks;
-        for (uint32_t j = 1; j < o->n_heap; j++)
-            good = good && !goes_before(o->heap[j], o->heap[(j - 1) / 2]);
     }
     free(bytes);
     free(chunks);

@@ -7,11 +7,12 @@
  * Only leaves are evicted, so a stored chunk's parent is normally stored; where it is not, the chunk
  * is merely unreachable until the parent is stored again, since keys hash their whole past.
  *
- * Use is ordered by `tick`, a counter; the evictable nodes of an owner are a heap by (lasting pin,
- * tick).  About 280 bytes a chunk on one device. */
+ * Use is ordered by `tick`, a counter.  policy/placement.h decides which of an owner's evictable nodes goes first.
+ * About 280 bytes a chunk on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
+#include "policy/placement.h"
 #include "store/chunk.h"
 
 enum extent_state {
@@ -21,7 +22,7 @@ enum extent_state {
     EXTENT_FREEING, /* off its node; its space is free once the index has let go of it */
 };
 
-/* chunk_node.heap_at and pin_at: 1 + a position; 0: none. */
+/* chunk_node.pin_at: 1 + a position; 0: none. */
 
 struct extent {
     struct extent *next;          /* on the node, or in the list of those being freed */
@@ -47,11 +48,10 @@ struct chunk_node {
     struct chunk_node *older, *newer; /* other children of its parent */
     struct chunk_node *next;          /* in its hash bucket */
     struct extent *extents;
-    uint64_t tick;
+    struct placement_item place; /* among its owner's chunks that may be evicted */
     uint32_t used_wall_s;
     uint32_t n_children, n_pins;
-    uint32_t heap_at; /* 0: not evictable */
-    uint32_t pin_at;  /* 0: no lasting pin */
+    uint32_t pin_at; /* 0: no lasting pin */
     uint32_t chunk_idx;
     uint32_t n_live, n_pending;
     uint16_t fingerprint_idx, owner_idx;
@@ -72,8 +72,7 @@ struct catalog_owner {
     uint64_t used_bytes;
     uint64_t quota_bytes; /* 0: the store's default */
     uint64_t n_chunks;
-    struct chunk_node **heap;
-    uint32_t n_heap, max_heap;
+    struct placement place; /* of its chunks */
 };
 
 struct catalog_pin {

@@ -60,7 +60,7 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
         .owner = s->catalog.owners[n->owner_idx].tag,
         .n_tokens = n->n_tokens,
         .yields = n->yields,
-        .tick = n->tick,
+        .tick = n->place.used_at,
         .used_wall_s = n->used_wall_s,
     };
 }

@@ -1,4 +1,4 @@
-/* evict.c - room under the cap, on a full disk, and in an owner's quota: the least recently used leaf
+/* evict.c - room under the cap, on a full disk, and in an owner's quota.  policy/placement.h chooses the leaf that
  * goes first.
  *
  * A leaf is a chunk that nothing stored continues; chunks that are pinned, being written, or not

@@ -25,7 +25,8 @@ void store_touch_node(struct store *s, struct chunk_node *n)
         if ((s->n_touched & (s->n_touched - 1)) == 0) /* grows at powers of two */
             s->touched = xrealloc(s->touched, (s->n_touched == 0 ? 1 : 2 * s->n_touched) *
                                                   sizeof s->touched[0]);
-        s->touched[s->n_touched++] = (struct store_touch){x->id, n->tick, n->used_wall_s};
+        s->touched[s->n_touched++] = (struct store_touch){x->id, n->place.used_at,
+                                                          n->used_wall_s};
         return; /* one row speaks for the chunk */
     }
 }

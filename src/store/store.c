@@ -237,7 +237,7 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
         .n_tokens = n->n_tokens,
         .mask = n->mask,
         .used_wall_s = n->used_wall_s,
-        .tick = n->tick,
+        .tick = n->place.used_at,
         .pinned_until_wall_s = n->pin_at != 0 ? s->catalog.pins[n->pin_at - 1].until_wall_s
                                               : 0,
     };

@@ -86,9 +86,9 @@ static void nodes(void **state)
     BREAK(s, leaf->n_live, leaf->n_live + 1);
     BREAK(s, pending->n_pending, 0);
     BREAK(s, pending->n_pending, 2);
-    BREAK(s, free_leaf->heap_at, 0);
-    BREAK(s, free_leaf->heap_at, 1000);
-    BREAK(s, free_leaf->heap_at, free_leaf->heap_at == 1 ? 2 : 1);
+    BREAK(s, free_leaf->place.slot, 0);
+    BREAK(s, free_leaf->place.slot, 1000);
+    BREAK(s, free_leaf->place.slot, free_leaf->place.slot == 1 ? 2 : 1);
     BREAK(s, free_leaf->n_pins, 1); /* in the heap, and not to be evicted */
     BREAK(s, leaf->n_pins, 0);      /* to be evicted, and not in the heap */
     BREAK(s, pinned->pin_at, 1000);
@@ -111,14 +111,14 @@ static void sums(void **state)
     struct store *s = store_make(&p, &hit);
     struct catalog *c = &s->catalog;
     struct catalog_owner *o = &c->owners[node_of(s, &two, 0)->owner_idx];
-    assert_true(o->n_heap >= 2);
+    assert_true(o->place.n >= 2);
     BREAK(s, c->n_nodes, c->n_nodes + 1);
     BREAK(s, c->n_chunks, c->n_chunks - 1);
     BREAK(s, c->n_partial, 1);
     BREAK(s, c->n_pins, c->n_pins + 1);
     BREAK(s, o->used_bytes, o->used_bytes + 4096);
     BREAK(s, o->n_chunks, o->n_chunks + 1);
-    BREAK(s, o->heap[0]->tick, UINT64_MAX); /* would go last, and stands first */
+    BREAK(s, o->place.slot[0]->used_at, UINT64_MAX); /* would go last, and stands first */
     BREAK(s, s->used_bytes, s->used_bytes - 4096);
     BREAK(s, s->freeing_bytes, 4096);
     BREAK(s, s->wiping_bytes, 4096);

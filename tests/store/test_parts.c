@@ -341,7 +341,7 @@ static void catalog_victims(void **state)
         for (int i = 0; i < N; i++)
             if (nodes[i] != NULL && nodes[i] != v && nodes[i]->n_children == 0 &&
                 nodes[i]->n_pins == 0)
-                assert_true(nodes[i]->tick > v->tick);
+                assert_true(nodes[i]->place.used_at > v->place.used_at);
         assert_true(v->n_children == 0 && v->n_pins == 0);
         nodes[v->chunk_idx] = NULL;
         struct extent *x = v->extents;
