@@ -167,8 +167,10 @@ int config_shape(struct model_config *out, const char *name, struct err *err);
 /* The i-th name, NULL behind the last. Static strings. */
 const char *config_shape_name(int i);
 
-/* Whether generation stops at this id. */
+/* Whether this id is one of the model's ends of text. */
 bool config_is_eos(const struct model_config *c, int32_t id);
+/* Whether generation stops at this id: an end, or the beginning of another text. */
+bool config_ends_text(const struct model_config *c, int32_t id);
 
 /* Parameters of the model, counted as its tensors would be (tied embeddings once). */
 int64_t config_params(const struct model_config *c);

@@ -269,6 +269,34 @@ static void test_eviction_order(void **state)
     kv_pool_destroy(keeping);
 }
 
+/* A block that is not full is known for as many tokens as it has, each time anew. */
+static void test_a_growing_block_is_known_anew(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    int32_t tokens[64];
+    struct kv_table t = {0};
+    o.keep = true;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    assert_int_equal(stream_create(device, STREAM_INLINE, &stream, NULL), 0);
+    for (int i = 0; i < 64; i++)
+        tokens[i] = i;
+    assert_int_equal(kv_table_reserve(keeping, &t, 64, NULL), 0);
+    for (int n_done = 1; n_done < 64; n_done += 20) {
+        struct kv_table other = {0};
+        int n_copied = 0;
+        kv_table_keep(keeping, &t, &roots[0], tokens, n_done);
+        assert_int_equal(kv_table_copy_tail(keeping, &other, stream, &roots[0], tokens, 64,
+                                            &n_copied, NULL),
+                         0);
+        assert_int_equal(n_copied, n_done);
+        kv_table_free(keeping, &other);
+    }
+    kv_table_free(keeping, &t);
+    stream_destroy(stream);
+    kv_pool_destroy(keeping);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +306,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_growing_block_is_known_anew, setup,
+                                        teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

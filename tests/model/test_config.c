@@ -63,6 +63,8 @@ static void test_llama(void **state)
     assert_true(c.mlp_gated && !c.qkv_bias && !c.qk_norm);
     assert_int_equal(c.bos_id, 1);
     assert_true(config_is_eos(&c, 2) && !config_is_eos(&c, 1));
+    assert_true(config_ends_text(&c, 2) && config_ends_text(&c, 1) &&
+                !config_ends_text(&c, 3));
 
     c = parse(
         LLAMA(", \"head_dim\": 32, \"dtype\": \"float16\", \"eos_token_id\": [3, 4, 3]"));

@@ -325,6 +325,32 @@ static void decodes_come_first(void **state)
     assert_int_equal(c[0].rows, 5);
 }
 
+/* A newcomer leaves a free block for each that decodes, or it would be preempted when one of them needs it. */
+static void admission_spares_a_block_for_each_decode(void **state)
+{
+    (void)state;
+    struct sched_limits l = {
+        .age_ns = MS, .step_rows = 100, .max_running = 8, .free_blocks = 6};
+    struct sched_req r[] = {
+        {.phase = SCHED_DECODE, .arrival_ns = 1, .rows = 1, .after = -1},
+        {.phase = SCHED_DECODE, .arrival_ns = 2, .rows = 1, .after = -1},
+        {.phase = SCHED_WAITING,
+         .arrival_ns = 3,
+         .rows = 9,
+         .blocks_needed = 5,
+         .after = -1}};
+    struct sched_choice c[3];
+    one(c, &l, r, 3);
+    assert_int_equal(c[2].what, SCHED_NOTHING);
+    l.free_blocks = 7;
+    one(c, &l, r, 3);
+    assert_int_equal(c[2].what, SCHED_ADMIT);
+    r[1].phase = SCHED_PREFILL; /* it has the blocks of its prompt already */
+    l.free_blocks = 6;
+    one(c, &l, r, 3);
+    assert_int_equal(c[2].what, SCHED_ADMIT);
+}
+
 static void prompts_stretch_a_step_so_far(void **state)
 {
     (void)state;
@@ -438,6 +464,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_come_first),
+        cmocka_unit_test(admission_spares_a_block_for_each_decode),
         cmocka_unit_test(prompts_stretch_a_step_so_far),
         cmocka_unit_test(waits_follow_the_queue),
         cmocka_unit_test(priorities),

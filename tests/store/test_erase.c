@@ -426,6 +426,11 @@ static void in_use(void **state)
     assert_int_equal(n_found(s, &ours), 0);
     assert_true(store_audit(s));
     store_release(s, hits, 4);
+    /* Let go of, they are to be wiped themselves, not only as free space of a later erase. */
+    int n_freeing = 0;
+    for (const struct extent *x = s->freeing; x != NULL; x = x->next, n_freeing++)
+        assert_true(x->wipe);
+    assert_true(n_freeing >= 4);
     erase_all(s, &ours, &e); /* the commit and the wipe */
     assert_int_equal(e.n_busy, 0);
     for (int i = 0; i < N; i++)
