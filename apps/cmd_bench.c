@@ -13,6 +13,8 @@ static const struct {
     {"device", bench_device,
      "a device's copies, products, attention: the same on CPU and GPU"},
     {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
+    {"plan", bench_plan,
+     "planning a restore: processor time by ranges of different records"},
     {"restore", bench_restore, "bringing a context back, by every method"},
     {"resume", bench_resume,
      "coming back to a context: fused or not, alone and beside decodes"},

@@ -11,6 +11,7 @@
 
 int bench_device(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
+int bench_plan(int argc, char **argv);
 int bench_restore(int argc, char **argv);
 int bench_resume(int argc, char **argv);
 int bench_ablation(int argc, char **argv);
