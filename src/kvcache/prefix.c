@@ -159,7 +159,8 @@ void prefix_forget(struct prefix *x, int32_t block)
 
 /* --- unused nodes ----------------------------------------------------------------------------- */
 
-/* A sequence leaves its blocks from the last to the first, so what continues a block goes before it. */
+/* A sequence leaves its blocks from the last to the first, so what continues a block goes before
+ * it. */
 void prefix_leave(struct prefix *x, int32_t block)
 {
     struct prefix_node *b = &x->node[block];

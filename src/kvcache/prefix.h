@@ -1,15 +1,15 @@
 /* prefix.h - which block holds which tokens: a tree of blocks; private to src/kvcache.
  *
- * A node is a block; its number is the block's.  Its parent holds the 64 tokens before; nodes without
- * a parent carry their root.  Full nodes are found by a hash of parent and tokens, which is then
- * compared; those that are not full, by their parent's list of children.
+ * A node is a block; its number is the block's.  Its parent holds the 64 tokens before; nodes
+ * without a parent carry their root.  Full nodes are found by a hash of parent and tokens, which
+ * is then compared; those that are not full, by their parent's list of children.
  *
  *     root --> [64 tokens] --> [64 tokens] --> [17 tokens]
  *                        \---> [64 tokens]
  *
- * A node whose block nobody uses is in a list, in the order in which they were left.  Whoever uses a
- * block uses its parent, too, and leaves the block before its parent: so the first of the list is
- * always a leaf.  No memory is asked for after creation. */
+ * A node whose block nobody uses is in a list, in the order in which they were left.  Whoever
+ * uses a block uses its parent, too, and leaves the block before its parent: so the first of the
+ * list is always a leaf.  No memory is asked for after creation. */
 #ifndef KVCACHE_PREFIX_H
 #define KVCACHE_PREFIX_H
 
@@ -58,7 +58,8 @@ void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int3
 /* The last user has left the block; somebody uses it again. */
 void prefix_leave(struct prefix *x, int32_t block);
 void prefix_claim(struct prefix *x, int32_t block);
-/* Forgets the unused node that policy/placement.h chooses; its block is the caller's. There must be one. */
+/* Forgets the unused node that policy/placement.h chooses; its block is the caller's. There must
+ * be one. */
 int32_t prefix_evict(struct prefix *x);
 /* Forgets a leaf that is in use. */
 void prefix_forget(struct prefix *x, int32_t block);

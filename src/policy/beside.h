@@ -2,13 +2,13 @@
  *
  * Decodes come first.  Beside them:
  *
- * - Restores compute behind the forward pass, within a *credit*: BESIDE_RESTORE_SHARE of the time of the passes.
- *   An item of work may cost more than the credit; the steps that follow pay for it.  Credit that was not used is
- *   lost, so a pause never becomes a burst.
+ * - Restores compute behind the forward pass, within a *credit*: BESIDE_RESTORE_SHARE of the
+ *   time of the passes.  An item of work may cost more than the credit; the steps that follow
+ *   pay for it.  Credit that was not used is lost, so a pause never becomes a burst.
  * - Prompts get as many rows as stretch a step to BESIDE_STRETCH times what the decodes take alone.
  *
- * A plan that is made for such a time counts on both shares (beside_slow).  Without decodes a step may restore for
- * beside_alone_ns.
+ * A plan that is made for such a time counts on both shares (beside_slow).  Without decodes a
+ * step may restore for beside_alone_ns.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_BESIDE_H
@@ -19,18 +19,19 @@
 
 #include "policy/plan.h"
 
-/* Share of decode-step time that restore compute may use: the paper's 4 % minus the slowdown from restore I/O
- * (docs/PERF.md). */
+/* Share of decode-step time that restore compute may use: the paper's 4 % minus the slowdown
+ * from restore I/O (docs/PERF.md). */
 #define BESIDE_RESTORE_SHARE 0.03
-/* A prompt beside decodes may make a step take this many times what they take alone: the promise is 3 at the 99th
- * percentile, and steps vary. */
+/* A prompt beside decodes may make a step take this many times what they take alone: the promise
+ * is 3 at the 99th percentile, and steps vary. */
 #define BESIDE_STRETCH 2.5
 
 enum {
     /* A prompt gets at least this many rows: below 16 a GEMM takes hardly less time. */
     BESIDE_LEAST_ROWS = 16,
-    /* Fewer new tokens than these are not fused with their restore beside decodes, but wait for the batch: by
-     * themselves they would read the layers' weights for hardly any work, which takes as long as a step. */
+    /* Fewer new tokens than these are not fused with their restore beside decodes, but wait for
+     * the batch: by themselves they would read the layers' weights for hardly any work, which
+     * takes as long as a step. */
     BESIDE_LEAST_FUSED = 64,
     /* A step without decodes restores, or waits, for at least so long. */
     BESIDE_ALONE_NS = 20 * 1000 * 1000,
@@ -47,8 +48,9 @@ void beside_earn(struct beside_credit *c, int64_t pass_ns);
 void beside_pay(struct beside_credit *c, int64_t cost_ns);
 bool beside_may_work(const struct beside_credit *c);
 
-/* How long a step without decodes may restore or wait: as long as a new request may be kept waiting, or as long as
- * the prompts in it took, so that both get half of the machine.  pass_ns: 0 where there was no forward pass. */
+/* How long a step without decodes may restore or wait: as long as a new request may be kept
+ * waiting, or as long as the prompts in it took, so that both get half of the machine.  pass_ns:
+ * 0 where there was no forward pass. */
 int64_t beside_alone_ns(int64_t pass_ns);
 
 /* A plan that is carried out beside decodes has these shares of compute. */
@@ -66,7 +68,8 @@ struct beside_speed {
 void beside_learn(struct beside_speed *s, int n_decodes, int n_rows, int64_t ns);
 /* Rows of prefill that a step with decodes may have. */
 int beside_rows(const struct beside_speed *s);
-/* Rows of new tokens that a step may still compute behind its batch of n_rows, n_decodes of them decodes. */
+/* Rows of new tokens that a step may still compute behind its batch of n_rows, n_decodes of them
+ * decodes. */
 int beside_rows_left(int step_rows, int rows_beside, int n_decodes, int n_rows);
 
 #endif

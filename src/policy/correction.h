@@ -1,16 +1,16 @@
 /* correction.h - learning from observed restores what the profile got wrong.
  *
- * A profile is a sample of one moment; disks, neighbours and clocks change.  After every restore the
- * times of its two lanes are compared with what the measured costs, without any correction, would
- * have given, and the ratios move three factors: of GEMM, of loading KV, and of the tier that was
- * read.  They live in the platform (platform.h), are part of its text, and are applied by
- * platform_tok_s, platform_h_s, platform_kv_s and platform_io_s.
+ * A profile is a sample of one moment; disks, neighbours and clocks change.  After every restore
+ * the times of its two lanes are compared with what the measured costs, without any correction,
+ * would have given, and the ratios move three factors: of GEMM, of loading KV, and of the tier
+ * that was read.  They live in the platform (platform.h), are part of its text, and are applied
+ * by platform_tok_s, platform_h_s, platform_kv_s and platform_io_s.
  *
  * Each factor is a robust running mean of log2(observed / measured cost):
  *
  * 1. Bounded: it stays within 2^±CORRECTION_LOG2_MAX.
- * 2. Robust: a surprise moves it by a limited step.  Only when surprises go on in one direction does
- *    the step double, so a change of the machine is followed, and a single outlier is not.
+ * 2. Robust: a surprise moves it by a limited step.  Only when surprises go on in one direction
+ *    does the step double, so a change of the machine is followed, and a single outlier is not.
  * 3. It converges: the weight of an observation falls to CORRECTION_GAIN_MIN, never to zero.
  *
  * Only what restores do can be learned: a kind of work that no plan uses keeps its measured cost.
@@ -44,8 +44,9 @@ struct correction_expected {
     double gemm_s, kv_s; /* the compute lane's two kinds of work, likewise */
 };
 
-/* The expectation of `plan` under `req`, whose layers were made from *p; of the restore only, not of
- * a prefill behind it.  Zeros, from which nothing is learned, where decodes slow it down (req->comp_slow). */
+/* The expectation of `plan` under `req`, whose layers were made from *p; of the restore only,
+ * not of a prefill behind it.  Zeros, from which nothing is learned, where decodes slow it down
+ * (req->comp_slow). */
 struct correction_expected correction_expect(const struct platform *p, int tier,
                                              const struct plan_request *req,
                                              const struct plan *plan);
@@ -58,14 +59,14 @@ struct correction_observed {
     double total_s;
 };
 
-/* Whether a restore's times say something of the machine.  They do not where it did less than expected
- * (is_whole), and where it computed or waited in less than CORRECTION_ALONE of its time: then it ran beside decodes
- * or another restore. */
+/* Whether a restore's times say something of the machine.  They do not where it did less than
+ * expected (is_whole), and where it computed or waited in less than CORRECTION_ALONE of its
+ * time: then it ran beside decodes or another restore. */
 bool correction_is_of_machine(const struct correction_observed *o, bool is_whole);
 
-/* Corrects *p.  Where compute never waits, the I/O lane's time may be that of the compute lane, which
- * frees the buffers: it then teaches only that reading is faster than was thought.  The compute lane
- * teaches the kind that was most of its work. */
+/* Corrects *p.  Where compute never waits, the I/O lane's time may be that of the compute lane,
+ * which frees the buffers: it then teaches only that reading is faster than was thought.  The
+ * compute lane teaches the kind that was most of its work. */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
 

@@ -1,10 +1,11 @@
 /* pipeline.c - see pipeline.h.
  *
  * Invariants of the simulation:
- * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0; a bus takes what has been
- * read for its stage, first come first served.
- * 2. A compute lane idles only when nothing is ready; so the amount of work that one stage has done by any
- * moment, and with one stage the makespan, does not depend on which ready job it takes.
+ * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0; a bus takes
+ *    what has been read for its stage, first come first served.
+ * 2. A compute lane idles only when nothing is ready; so the amount of work that one stage has
+ *    done by any moment, and with one stage the makespan, does not depend on which ready job it
+ *    takes.
  * 3. Progress is a pair of remaining times "as if alone"; an overlap factor divides its
  * speed. */
 #include "policy/pipeline.h"
@@ -363,8 +364,8 @@ static double run_events(const struct pipe_load *load, struct pipeline *out)
 
 /* ---- one stage: only the makespan is wanted ----
  *
- * By invariant 2 the compute lane is a backlog: an arrival adds its own compute and the prefill that it
- * unlocks, and the lane works while there is some. */
+ * By invariant 2 the compute lane is a backlog: an arrival adds its own compute and the prefill
+ * that it unlocks, and the lane works while there is some. */
 
 struct backlog {
     const struct pipe_load *load;

@@ -10,8 +10,8 @@
  * While both lanes work, I/O advances at 1/io_overlap and compute at 1/comp_overlap of its
  * speed.
  *
- * On several devices each *stage* has a run of the layers, a compute lane, and a bus of its own, over which
- * what has been read goes up; all read from one store:
+ * On several devices each *stage* has a run of the layers, a compute lane, and a bus of its own,
+ * over which what has been read goes up; all read from one store:
  *
  *   I/O           [H0 ][H3 ][H1 ][H4 ] ...          one lane: the store
  *   bus 0              [H0][H1] ...                 a stage's own copies up
@@ -70,8 +70,8 @@ struct pipeline {
     struct pipe_item item[PIPE_MAX_ITEMS]; /* by end time */
 };
 
-/* Runs the lanes; returns the makespan.  out may be NULL: then only the makespan is wanted, and with one
- * stage it takes a single pass over the jobs.  Both ways agree to rounding. */
+/* Runs the lanes; returns the makespan.  out may be NULL: then only the makespan is wanted, and
+ * with one stage it takes a single pass over the jobs.  Both ways agree to rounding. */
 double pipe_run(const struct pipe_load *load, struct pipeline *out);
 
 /* The simulation of `plan` under `req`, with everything a timeline needs. */

@@ -1,16 +1,17 @@
 /* placement.h - what a full tier evicts: of chunks on a disk, or of blocks in the KV pool.
  *
- * The tier's owner tells which of its items may be evicted (insert, remove) and when each was used (touch); the
- * victim is the item that goes next.  The owner inserts leaves only, items that nothing in the tier continues.  So a
- * chain loses its tail before its head, whatever the policy.
+ * The tier's owner tells which of its items may be evicted (insert, remove) and when each was
+ * used (touch); the victim is the item that goes next.  The owner inserts leaves only, items
+ * that nothing in the tier continues.  So a chain loses its tail before its head, whatever the
+ * policy.
  *
- * The policy is LRU: the item that was used least recently goes first.  Kept items (a lasting pin) go behind all
- * others, in the same order.
+ * The policy is LRU: the item that was used least recently goes first.  Kept items (a lasting
+ * pin) go behind all others, in the same order.
  *
  * Each operation takes O(log n); the victim is there at once.
  *
- * Pure: no clock, no I/O, no allocation.  An item lies inside the owner's node; the owner provides the array of
- * slots. */
+ * Pure: no clock, no I/O, no allocation.  An item lies inside the owner's node; the owner
+ * provides the array of slots. */
 #ifndef POLICY_PLACEMENT_H
 #define POLICY_PLACEMENT_H
 

@@ -19,7 +19,8 @@
  * for the argument.  Layer 0's hidden state is the embedding row (h_free): 'H' there reads
  * nothing and is the same work as r = 1, which is how auto reports it.
  *
- * Where a device group has several stages, each restores its own layers beside the others: plan_stages.c.
+ * Where a device group has several stages, each restores its own layers beside the others:
+ * plan_stages.c.
  *
  * Use: fill a plan_request (by hand from measurements, or plan_layers_uniform from a
  * platform), then plan_make.  The first users are the restore path (auto, forced plans) and
@@ -67,9 +68,10 @@ enum plan_mode {
     PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer */
 };
 
-/* Sliding-window attention: layers from `layer` on see the last `tokens` positions only.  Of those a
- * restore brings back what the window behind the history needs, and recomputing the layer that lies d
- * layers below the last recomputed one takes d windows of tokens.  tokens 0: no window. */
+/* Sliding-window attention: layers from `layer` on see the last `tokens` positions only.  Of
+ * those a restore brings back what the window behind the history needs, and recomputing the
+ * layer that lies d layers below the last recomputed one takes d windows of tokens.  tokens 0:
+ * no window. */
 struct plan_window {
     int layer;
     int64_t tokens;
@@ -182,17 +184,20 @@ char plan_range_method(char method, uint8_t mask, bool h_free);
 
 /* Chooses how many leading ranges to restore (*n_used, maybe 0).
  *
- * auto: the number with which the restore, then the prefill of the other ranges' tokens and of n_new more, ends
- * soonest.  The predicted time is within 1 % of what a full search for every number of ranges finds, and planning
- * takes at most some 3 ms for any chain (plan_cut.c), since an engine's step waits for it.  0 ranges where plain
- * prefill is faster: out->reason says so, and out->n_layers is 0.
+ * auto: the number with which the restore, then the prefill of the other ranges' tokens and of
+ * n_new more, ends soonest.  The predicted time is within 1 % of what a full search for every
+ * number of ranges finds, and planning takes at most some 3 ms for any chain (plan_cut.c), since
+ * an engine's step waits for it.  0 ranges where plain prefill is faster: out->reason says so,
+ * and out->n_layers is 0.
  *
- * Any other mode: the longest prefix that the mode can restore, however slow; ERR_NOT_FOUND where that is none.
- * With may_deviate: the longest prefix that adds no more recomputed layers than its first range does.
- * plan.deviation names ranges that use the other kind, and ranges that are left to prefill.
+ * Any other mode: the longest prefix that the mode can restore, however slow; ERR_NOT_FOUND
+ * where that is none. With may_deviate: the longest prefix that adds no more recomputed layers
+ * than its first range does. plan.deviation names ranges that use the other kind, and ranges
+ * that are left to prefill.
  *
- * req carries mode, fused, window and slow-downs.  It has no budget (ERR_USAGE): a budget bounds what is saved.
- * Its layers are made here in the caller's scratch arrays [p->n_layers], which it then points to. */
+ * req carries mode, fused, window and slow-downs.  It has no budget (ERR_USAGE): a budget bounds
+ * what is saved.  Its layers are made here in the caller's scratch arrays [p->n_layers], which
+ * it then points to. */
 int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
                      int64_t n_new, bool can_recompute, struct plan_layer *layer,
                      double *prefill_s, struct plan_request *req, struct plan *out,

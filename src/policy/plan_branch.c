@@ -296,8 +296,8 @@ static void offer_balanced(struct branch *b)
     offer(b, b->method);
 }
 
-/* Of layers with a choice those before `end` get the option that reads less, the others the one that
- * computes less. */
+/* Of layers with a choice those before `end` get the option that reads less, the others the one
+ * that computes less. */
 static void set_lean_before(struct branch *b, int end)
 {
     for (int i = b->r; i < b->n; i++) {
@@ -326,8 +326,9 @@ static bool waits_behind(const struct branch *b, int end)
     return false;
 }
 
-/* With fused prefill the early reads are the urgent ones: each layer of the new tokens waits for all before
- * it.  The fewest lean layers, all in front, with which compute waits for nothing behind them. */
+/* With fused prefill the early reads are the urgent ones: each layer of the new tokens waits for
+ * all before it.  The fewest lean layers, all in front, with which compute waits for nothing
+ * behind them. */
 static void offer_lean_front(struct branch *b)
 {
     int lo = b->r, hi = b->n;

@@ -1,18 +1,20 @@
 /* plan_cut.c - how many of a chain's ranges to restore.
  *
- * Each cut, a number of leading ranges, has its own best plan.  A full search for each takes 0.1 to 0.5 s for
- * 300 ranges of an 80-layer model, and decodes wait for it.  So:
+ * Each cut, a number of leading ranges, has its own best plan.  A full search for each takes 0.1
+ * to 0.5 s for 300 ranges of an 80-layer model, and decodes wait for it.  So:
  *
- * 1. Sample: cuts at most 1/64 of the tokens apart, and those before which one more layer loses its last
- *    record.  Between two of them the best time changes by little.  The sums over the ranges move from one cut
- *    to the next in O(layers).
+ * 1. Sample: cuts at most 1/64 of the tokens apart, and those before which one more layer loses
+ *    its last record.  Between two of them the best time changes by little.  The sums over the
+ *    ranges move from one cut to the next in O(layers).
  * 2. Bound: the least time that any plan of the sample can take (plan_bound.c), in O(layers).
- * 3. Estimate: a quick search at the samples of least bound, until no bound is below the best by SLACK.
+ * 3. Estimate: a quick search at the samples of least bound, until no bound is below the best by
+ *    SLACK.
  * 4. Refine: bounds and estimates of the cuts beside the best sample.
  * 5. Plan: one search at the best cut.
  *
- * Searches are few and take a bounded number of steps; nothing depends on a clock.  tests/policy/test_plan_cut.c
- * compares with a full search for every cut, `make plan-check` at full size. */
+ * Searches are few and take a bounded number of steps; nothing depends on a clock.
+ * tests/policy/test_plan_cut.c compares with a full search for every cut, `make plan-check` at
+ * full size. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,8 +43,8 @@ static const struct plan_effort estimate_effort = {
 static const struct plan_effort final_effort = {.regret_slack = 0.01, .steps = 12000},
                                 final_hedged_effort = {.regret_slack = 0.01, .steps = 4000};
 
-/* Few for many layers: there a bound is near its plan, and an estimate takes long; three times as long with
- * hedging. */
+/* Few for many layers: there a bound is near its plan, and an estimate takes long; three times
+ * as long with hedging. */
 static int estimates_for(const struct platform *p, bool hedged)
 {
     int n = 6 + 320 / p->n_layers;
@@ -271,8 +273,9 @@ static int choose_forced(struct cuts *k, int g, struct plan *out, struct err *e)
     return plan_estimate(k->req, &plan_effort_full, out, e);
 }
 
-/* The longest prefix that the mode can restore, and that adds no more recomputed layers than the first range
- * does.  Whether it can is known from the letters, so only the plan that is chosen is simulated. */
+/* The longest prefix that the mode can restore, and that adds no more recomputed layers than the
+ * first range does.  Whether it can is known from the letters, so only the plan that is chosen
+ * is simulated. */
 static int longest_prefix(struct cuts *k, struct plan *out, int *n_used, struct err *e)
 {
     int n_ranges = k->c->n_ranges, rc = choose_forced(k, 1, out, e);

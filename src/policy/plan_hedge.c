@@ -1,11 +1,11 @@
 /* plan_hedge.c - a plan that is still good when the disk is faster or slower than was measured.
  *
- * A mixture balances two lanes, so it is sensitive to their ratio: one recomputed layer in front of KV
- * pays while the disk is slow, and costs its whole projection once the disk is fast again (a plan of
- * R + 11 K on a disk whose speed drifted lost 10.7 % to plain KV).  Where reading is known only within
- * a factor f, auto takes the plan whose worst regret is least: its time over the best plan's, with
- * reads at 1/f, 1 and f times what was measured.  Candidates are the best plan of each case and every
- * single method. */
+ * A mixture balances two lanes, so it is sensitive to their ratio: one recomputed layer in front
+ * of KV pays while the disk is slow, and costs its whole projection once the disk is fast again
+ * (a plan of R + 11 K on a disk whose speed drifted lost 10.7 % to plain KV).  Where reading is
+ * known only within a factor f, auto takes the plan whose worst regret is least: its time over
+ * the best plan's, with reads at 1/f, 1 and f times what was measured.  Candidates are the best
+ * plan of each case and every single method. */
 #include <math.h>
 #include <string.h>
 
@@ -103,7 +103,8 @@ static double worst_regret(const struct candidate *c, const double *best)
     return worst;
 }
 
-/* The least worst regret; among candidates within `slack` of it the least time for what was measured. */
+/* The least worst regret; among candidates within `slack` of it the least time for what was
+ * measured. */
 static const struct candidate *choose(const struct candidate *c, int n, const double *best,
                                       double slack)
 {

@@ -56,8 +56,9 @@ static double factor(double x)
     return x > 1 ? x : 1;
 }
 
-/* Cost of a recomputed layer that lies d layers below the last one: only the rows in the d windows above it pass
- * through the whole layer (*share of its time); the rows of its own window before those need K and V only. */
+/* Cost of a recomputed layer that lies d layers below the last one: only the rows in the d
+ * windows above it pass through the whole layer (*share of its time); the rows of its own window
+ * before those need K and V only. */
 static void recompute_parts(const struct plan_request *req, int d, bool windowed,
                             double *share, double *kv_only_s)
 {

@@ -5,8 +5,9 @@
 #include "policy/pipeline.h"
 #include "policy/plan.h"
 
-/* How long a search may look.  It ends as soon as no candidate can be faster by more than `slack`, a share
- * of the best time; and after `steps` of about 20 ns.  `quick` leaves out what only completes a search. */
+/* How long a search may look.  It ends as soon as no candidate can be faster by more than
+ * `slack`, a share of the best time; and after `steps` of about 20 ns.  `quick` leaves out what
+ * only completes a search. */
 struct plan_effort {
     double slack;
     double regret_slack; /* hedging: a worst regret may be larger by this, for less time */
@@ -49,7 +50,8 @@ void plan_load(const struct plan_request *req, const struct plan *plan,
 
 /* ---- plan_range.c: what records cost on a platform ---- */
 
-/* A stored chain, of which the first ranges are restored and the other tokens prefilled with the new ones. */
+/* A stored chain, of which the first ranges are restored and the other tokens prefilled with the
+ * new ones. */
 struct chain {
     const struct platform *platform;
     const struct plan_range *range;
@@ -67,7 +69,8 @@ struct range_share {
     double io_s, up_s;
 };
 
-/* The shares of all layers over the ranges up to a cut.  Tokens before a layer's window have no share. */
+/* The shares of all layers over the ranges up to a cut.  Tokens before a layer's window have no
+ * share. */
 struct chain_sums {
     int n_ranges;
     int64_t n_tokens, n_skipped; /* before the windows */
@@ -108,7 +111,8 @@ int plan_search(const struct plan_request *req, const struct plan_effort *effort
 /* plan_make with less effort. */
 int plan_make_within(const struct plan_request *req, const struct plan_effort *effort,
                      struct plan *out, struct err *e);
-/* Only mode, letters and predicted_s of plan_make_within for auto, and without its checks of the request. */
+/* Only mode, letters and predicted_s of plan_make_within for auto, and without its checks of the
+ * request. */
 int plan_estimate(const struct plan_request *req, const struct plan_effort *effort,
                   struct plan *out, struct err *e);
 

@@ -1,20 +1,24 @@
-/* plan_stages.c - which layers by which method, and the order of the reads, where several stages restore their
- * layers beside each other (pipeline.h): one store, and a bus and a compute lane a stage.
+/* plan_stages.c - which layers by which method, and the order of the reads, where several stages
+ * restore their layers beside each other (pipeline.h): one store, and a bus and a compute lane a
+ * stage.
  *
- * **Letters.**  For each length r of the recomputed prefix: the least time T within which all lanes can do
- * their work.  Each stage chooses by itself, beginning with the letters that compute least, and takes the one
- * that reads less, most read saved per second of compute first, as long as its compute stays within T; so the
- * store and the buses have as little to do as T allows.  T is found by bisection.  Where layers are alike that
- * is the least T there is.  What a lane idles until its first and after its last read is seen by the
- * simulation only: the plan is then improved by single changes and exchanges between two stages, while they help.
+ * **Letters.**  For each length r of the recomputed prefix: the least time T within which all
+ * lanes can do their work.  Each stage chooses by itself, beginning with the letters that
+ * compute least, and takes the one that reads less, most read saved per second of compute first,
+ * as long as its compute stays within T; so the store and the buses have as little to do as T
+ * allows.  T is found by bisection.  Where layers are alike that is the least T there is.  What
+ * a lane idles until its first and after its last read is seen by the simulation only: the plan
+ * is then improved by single changes and exchanges between two stages, while they help.
  *
- * **Order.**  Within a stage Johnson's rule.  Among stages the read goes first behind which its stage has most
- * left to compute: with the stages' own orders given, that is the order of due dates, which is optimal for the
- * longest of them (Jackson 1955).  With fused prefill, which climbs through all stages, reads in rising order of
- * layers are tried too, and the better of the two is taken.
+ * **Order.**  Within a stage Johnson's rule.  Among stages the read goes first behind which its
+ * stage has most left to compute: with the stages' own orders given, that is the order of due
+ * dates, which is optimal for the longest of them (Jackson 1955).  With fused prefill, which
+ * climbs through all stages, reads in rising order of layers are tried too, and the better of
+ * the two is taken.
  *
- * Neither is exact: which reads of one stage go first matters to the others, and with dedicated second machines the
- * flow shop is NP-hard.  tests/policy/test_plan_stages.c compares with all assignments and all orders. */
+ * Neither is exact: which reads of one stage go first matters to the others, and with dedicated
+ * second machines the flow shop is NP-hard.  tests/policy/test_plan_stages.c compares with all
+ * assignments and all orders. */
 #include <math.h>
 #include <string.h>
 
@@ -29,7 +33,8 @@ static int stage_of_layer(const struct plan_request *q, int layer)
 
 /* ---- order ---- */
 
-/* Reads and bus are one lane to Johnson, the bus and compute another: Johnson's rule for three machines. */
+/* Reads and bus are one lane to Johnson, the bus and compute another: Johnson's rule for three
+ * machines. */
 static bool job_before(const struct pipe_job *x, const struct pipe_job *y)
 {
     return johnson_before(x->io_s + x->up_s, x->up_s + x->comp_s, y->io_s + y->up_s,
@@ -208,8 +213,8 @@ static struct work quick_work(struct staged *g, int r)
     return w;
 }
 
-/* The letters that read least of those that compute within limit_s, from the quick ones and their work;
- * whether all lanes keep to it. */
+/* The letters that read least of those that compute within limit_s, from the quick ones and
+ * their work; whether all lanes keep to it. */
 static bool fit(struct staged *g, int r, double limit_s, struct work w)
 {
     for (int c = 0; c < g->n_choices; c++) {
@@ -277,8 +282,8 @@ static void offer(struct staged *g, const char *method)
     search_offer(g->s, method, pipe_run(&load, NULL), work);
 }
 
-/* Each kind wherever it can be, with as little and as much recomputation as possible: no plan may lose to a single
- * method; and the fewest bytes, for a budget. */
+/* Each kind wherever it can be, with as little and as much recomputation as possible: no plan
+ * may lose to a single method; and the fewest bytes, for a budget. */
 static void offer_simple(struct staged *g)
 {
     static const char kinds[] = {'H', 'K', 'b'};
@@ -304,8 +309,8 @@ static void turn(const struct choice *o, char *method)
     method[o->layer] = method[o->layer] == o->lean ? o->quick : o->lean;
 }
 
-/* Layers that can be told apart by nothing but their place are turned in the order of their rates: one more or one
- * less that is lean. */
+/* Layers that can be told apart by nothing but their place are turned in the order of their
+ * rates: one more or one less that is lean. */
 static bool is_next_turn(const struct staged *g, int x, const char *method)
 {
     const struct choice *o = &g->choice[x];

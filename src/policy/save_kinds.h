@@ -1,6 +1,7 @@
 /* save_kinds.h - which records of each layer are saved.
  *
- * Saving and restoring are two decisions: what is saved now is what plans can read later, when the context has grown.
+ * Saving and restoring are two decisions: what is saved now is what plans can read later, when
+ * the context has grown.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_SAVE_KINDS_H
@@ -22,10 +23,11 @@ struct save_kinds_from {
     int64_t max_tokens; /* that a context may grow to */
 };
 
-/* Fills kinds [n_layers] with PLAN_HAS_ bits.  `text`: "hidden", "kv", "both", "none", a letter per layer (H, K, B for
- * both, - for neither), or "auto": the kinds that the planner wants as the context grows to max_tokens.  As long as
- * the store's speed is not known, auto keeps every kind that could be in a best plan: KV alone where hidden states are
- * no smaller, else both.  ERR_USAGE for any other text. */
+/* Fills kinds [n_layers] with PLAN_HAS_ bits.  `text`: "hidden", "kv", "both", "none", a letter
+ * per layer (H, K, B for both, - for neither), or "auto": the kinds that the planner wants as
+ * the context grows to max_tokens.  As long as the store's speed is not known, auto keeps every
+ * kind that could be in a best plan: KV alone where hidden states are no smaller, else both.
+ * ERR_USAGE for any other text. */
 int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint8_t *kinds,
                       struct err *err);
 
@@ -33,7 +35,8 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
                           uint8_t *kinds, struct err *err);
 
-/* Whether a stored chunk has everything that is to be saved, so that it need not be computed again to be saved. */
+/* Whether a stored chunk has everything that is to be saved, so that it need not be computed
+ * again to be saved. */
 bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stored, int n_layers);
 
 #endif

@@ -1,14 +1,15 @@
 /* catalog.h - the chunks in memory: a hash table by key, the tree of parents, and who may be
  * evicted.  Pure: no files, no locks (the store's lock protects it).
  *
- * A *node* stands for a key.  It may have extents, or be only a name: the root of a context, or a
- * parent whose data is gone (a hole).  A node without extents, children, pins or a writer is freed.
- * A *lasting pin* (store_pin_until) keeps a node, and puts it behind all that have none.
- * Only leaves are evicted, so a stored chunk's parent is normally stored; where it is not, the chunk
- * is merely unreachable until the parent is stored again, since keys hash their whole past.
+ * A *node* stands for a key.  It may have extents, or be only a name: the root of a context, or
+ * a parent whose data is gone (a hole).  A node without extents, children, pins or a writer is
+ * freed.  A *lasting pin* (store_pin_until) keeps a node, and puts it behind all that have none.
+ * Only leaves are evicted, so a stored chunk's parent is normally stored; where it is not, the
+ * chunk is merely unreachable until the parent is stored again, since keys hash their whole
+ * past.
  *
- * Use is ordered by `tick`, a counter.  policy/placement.h decides which of an owner's evictable nodes goes first.
- * About 280 bytes a chunk on one device. */
+ * Use is ordered by `tick`, a counter.  policy/placement.h decides which of an owner's evictable
+ * nodes goes first. About 280 bytes a chunk on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
@@ -121,7 +122,8 @@ static inline uint64_t extent_bytes(const struct extent *x)
     return (uint64_t)x->n_blocks * STORE_ALIGN;
 }
 
-/* Two hints that a key will be looked for soon: first where its chain is, somewhat later, its nodes. */
+/* Two hints that a key will be looked for soon: first where its chain is, somewhat later, its
+ * nodes. */
 void catalog_prefetch_chain(const struct catalog *c, const struct sha256 *key);
 void catalog_prefetch_node(const struct catalog *c, const struct sha256 *key);
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);

@@ -1,5 +1,5 @@
-/* evict.c - room under the cap, on a full disk, and in an owner's quota.  policy/placement.h chooses the leaf that
- * goes first.
+/* evict.c - room under the cap, on a full disk, and in an owner's quota.  policy/placement.h
+ * chooses the leaf that goes first.
  *
  * A leaf is a chunk that nothing stored continues; chunks that are pinned, being written, or not
  * yet committed are never evicted.  An evicted chunk is a miss at once; its space is free only when
@@ -74,8 +74,8 @@ void store_drop_superseded(struct store *s, const struct sha256 *key)
         store_evict_node(s, n, STORE_EVICT_SUPERSEDED);
         return;
     }
-    /* A miss from now on; whoever holds it, as whoever continues it does, can still read it, and its
-     * space is given back when the last lets go. */
+    /* A miss from now on; whoever holds it, as whoever continues it does, can still read it, and
+     * its space is given back when the last lets go. */
     s->evictions[STORE_EVICT_SUPERSEDED]++;
     catalog_kill(&s->catalog, n);
 }
@@ -169,7 +169,8 @@ static void reuse_early(struct store *s)
     }
 }
 
-/* [lock, dropped meanwhile] Makes the space of what was evicted free: the index lets go of it, its bytes go. */
+/* [lock, dropped meanwhile] Makes the space of what was evicted free: the index lets go of it,
+ * its bytes go. */
 static int evicted_free(struct store *s, struct err *err)
 {
     pthread_mutex_unlock(&s->lock);
@@ -211,8 +212,8 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
     return 0;
 }
 
-/* What frees the space is the index letting go of it, which costs an fsync and, on a disk that has not a
- * block left, may fail itself: then the next append or commit tries again. */
+/* What frees the space is the index letting go of it, which costs an fsync and, on a disk that
+ * has not a block left, may fail itself: then the next append or commit tries again. */
 bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why)
 {
     struct err err;

@@ -1,4 +1,5 @@
-/* test_ends.c - how a sequence ends: by which token, with how much committed, and what a tail is good for. */
+/* test_ends.c - how a sequence ends: by which token, with how much committed, and what a tail is
+ * good for. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,8 +51,9 @@ static void the_beginning_of_another_text_ends_this_one(void **state)
     stack_close(&k);
 }
 
-/* Two sequences with one prompt at once: the second takes the first one's blocks before their chunks are in the
- * store.  At the end they are, and count for both, also where the second saves nothing of its own. */
+/* Two sequences with one prompt at once: the second takes the first one's blocks before their
+ * chunks are in the store.  At the end they are, and count for both, also where the second saves
+ * nothing of its own. */
 static void chunks_that_are_shared_on_the_device_count_as_committed(void **state)
 {
     (void)state;
@@ -83,7 +85,8 @@ static void chunks_that_are_shared_on_the_device_count_as_committed(void **state
     io_close(io);
 }
 
-/* A tail that lacks records which are to be saved is computed again, or the chunk that it becomes would lack them. */
+/* A tail that lacks records which are to be saved is computed again, or the chunk that it
+ * becomes would lack them. */
 static void a_tail_without_the_wanted_records_is_computed_again(void **state)
 {
     (void)state;

@@ -1,8 +1,9 @@
 /* chains.c - see chains.h.
  *
- * Costs lie within three decades of each other, as those of real machines do; about half of the chains are
- * short of compute.  Records: saved under one policy or several, each with its own kind, its own boundary between
- * hidden states and KV, records at random, or a layer that lacks both. */
+ * Costs lie within three decades of each other, as those of real machines do; about half of the
+ * chains are short of compute.  Records: saved under one policy or several, each with its own
+ * kind, its own boundary between hidden states and KV, records at random, or a layer that lacks
+ * both. */
 #include "tests/policy/chains.h"
 
 #include <math.h>

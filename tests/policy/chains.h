@@ -19,7 +19,8 @@ struct random_chain {
     double prefill_s[PLAN_MAX_LAYERS];
 };
 
-/* A chain of n_ranges ranges for a model of n_layers. hedged: the tiers' speeds are known within a factor. */
+/* A chain of n_ranges ranges for a model of n_layers. hedged: the tiers' speeds are known within
+ * a factor. */
 void random_chain(struct rng *r, int n_layers, int n_ranges, bool hedged,
                   struct random_chain *x);
 /* plan_best_prefix of it. */

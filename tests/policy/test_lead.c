@@ -11,7 +11,8 @@
 
 enum { TOKENS = 200, KEYS = 4, N = 64 };
 
-/* Requests whose tokens are those of `text` up to a length; each chunk's key depends on all tokens before its end. */
+/* Requests whose tokens are those of `text` up to a length; each chunk's key depends on all
+ * tokens before its end. */
 struct made {
     int32_t tokens[TOKENS];
     struct sha256 keys[KEYS], root;
@@ -56,7 +57,8 @@ static void the_next_chunk_decides(void **state)
     assert_true(lead_is_ahead(&x, &s, 0));
 }
 
-/* The last token is computed in any case, so 65 tokens lack one whole chunk and 64 only a part of one. */
+/* The last token is computed in any case, so 65 tokens lack one whole chunk and 64 only a part
+ * of one. */
 static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* test_plan_cut.c - how much of a chain is restored: plan_best_prefix against a full search for every number of
- * ranges.  `test_plan_cut check` does so for 80 layers and 300 ranges, and times it (make plan-check). */
+/* test_plan_cut.c - how much of a chain is restored: plan_best_prefix against a full search for
+ * every number of ranges.  `test_plan_cut check` does so for 80 layers and 300 ranges, and times
+ * it (make plan-check). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -274,9 +275,10 @@ static bool close_to(double a, double b)
     return fabs(a - b) <= 1e-12 * fabs(b);
 }
 
-/* Of 1000 tokens, with windows of 100 from layer 2 on and 5 recomputed layers: layer 4 is only projected, layer 3
- * computes the 100 rows that layer 4's window sees, layer 2 those 100 and the 100 before them, layer 1, which has
- * no window itself, 300 rows and the K and V of all others; layer 0 is computed whole. */
+/* Of 1000 tokens, with windows of 100 from layer 2 on and 5 recomputed layers: layer 4 is only
+ * projected, layer 3 computes the 100 rows that layer 4's window sees, layer 2 those 100 and the
+ * 100 before them, layer 1, which has no window itself, 300 rows and the K and V of all others;
+ * layer 0 is computed whole. */
 static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
 {
     (void)state;

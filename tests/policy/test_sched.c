@@ -1,9 +1,10 @@
-/* test_sched.c - the scheduler under simulated loads: seeded arrivals, a fake model, a simulated clock.
+/* test_sched.c - the scheduler under simulated loads: seeded arrivals, a fake model, a simulated
+ * clock.
  *
- * A fake engine carries out what sched_decide says and checks every decision: rows, places and blocks
- * within their limits, ranks respected, deadlines kept, no token lost by a preemption.  At the end
- * every request has ended and every block is back.  The last test shows that starvation would be
- * seen. */
+ * A fake engine carries out what sched_decide says and checks every decision: rows, places and
+ * blocks within their limits, ranks respected, deadlines kept, no token lost by a preemption.
+ * At the end every request has ended and every block is back.  The last test shows that
+ * starvation would be seen. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -162,8 +163,8 @@ static void check_limits(const struct world *w, const struct step *s)
     assert_true(n_idle == 0 || n_pieces == 0); /* decodes come first */
 }
 
-/* Ranks: who is preempted stands behind somebody who got blocks or a place; who is admitted does not
- * overtake anybody who could have been admitted. */
+/* Ranks: who is preempted stands behind somebody who got blocks or a place; who is admitted does
+ * not overtake anybody who could have been admitted. */
 static void check_ranks(const struct world *w, const struct step *s)
 {
     bool overtaken = false, gained = false;
@@ -325,7 +326,8 @@ static void decodes_come_first(void **state)
     assert_int_equal(c[0].rows, 5);
 }
 
-/* A newcomer leaves a free block for each that decodes, or it would be preempted when one of them needs it. */
+/* A newcomer leaves a free block for each that decodes, or it would be preempted when one of
+ * them needs it. */
 static void admission_spares_a_block_for_each_decode(void **state)
 {
     (void)state;
