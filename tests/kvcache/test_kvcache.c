@@ -286,9 +286,9 @@ static void test_a_growing_block_is_known_anew(void **state)
         struct kv_table other = {0};
         int n_copied = 0;
         kv_table_keep(keeping, &t, &roots[0], tokens, n_done);
-        assert_int_equal(kv_table_copy_tail(keeping, &other, stream, &roots[0], tokens, 64,
-                                            &n_copied, NULL),
-                         0);
+        assert_int_equal(
+            kv_table_copy_tail(keeping, &other, stream, &roots[0], tokens, 64, &n_copied),
+            0);
         assert_int_equal(n_copied, n_done);
         kv_table_free(keeping, &other);
     }

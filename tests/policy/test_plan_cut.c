@@ -255,6 +255,43 @@ static void windows_skip_whole_chunks(void **state)
     }
 }
 
+/* Each layer costs what its own records cost, read range by range, and computed kind by kind. */
+static void layers_cost_what_their_records_cost(void **state)
+{
+    (void)state;
+    struct rng r = {12};
+    static struct chain_sums s;
+    for (int t = 0; t < 200; t++) {
+        random_chain(&r, 12, 6, false, &x);
+        x.req = (struct plan_request){0};
+        struct chain c = chain_of(6, 100, &s);
+        chain_request(&c, &s, &x.req);
+        const struct platform *p = &x.platform;
+        for (int l = 0; l < 12; l++)
+            for (int kv = 0; kv < 2; kv++) {
+                int64_t n[2] = {0, 0};
+                double io_s = 0;
+                bool lost = false;
+                for (int g = 0; g < 6; g++) {
+                    uint8_t has = x.mask[g][l];
+                    bool use_kv = kv ? (has & PLAN_HAS_KV) != 0 : (has & PLAN_HAS_H) == 0;
+                    lost |= has == 0;
+                    n[use_kv] += x.range[g].n_tokens;
+                    io_s += platform_io_s(p, x.range[g].tier, x.range[g].n_tokens,
+                                          use_kv ? RECORD_KV : RECORD_HIDDEN);
+                }
+                const struct plan_layer *y = &x.layer[l];
+                assert_int_equal(kv ? y->has_kv : y->has_h, !lost && n[kv] > 0);
+                if (lost)
+                    continue;
+                double comp_s = platform_h_s(p, n[0]) + platform_kv_s(p, n[1]);
+                assert_true(fabs((kv ? y->io_kv_s : y->io_h_s) - io_s) <= 1e-9 * io_s);
+                assert_true(fabs((kv ? y->comp_kv_s : y->comp_h_s) - comp_s) <=
+                            1e-9 * comp_s);
+            }
+    }
+}
+
 /* ---- what recomputation costs ---- */
 
 /* A request without records over the chain's platform. */
@@ -446,6 +483,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_budget_is_refused),
         cmocka_unit_test(sums_move),
         cmocka_unit_test(windows_skip_whole_chunks),
+        cmocka_unit_test(layers_cost_what_their_records_cost),
         cmocka_unit_test(a_layer_recomputes_what_the_windows_above_it_see),
         cmocka_unit_test(wide_windows_recompute_everything),
         cmocka_unit_test(sums_of_recomputation_are_sums),
