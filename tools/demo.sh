@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job on the terminal, in at most half a minute: a conversation is computed, its process is killed in
 # mid-sentence, and another process goes on from the state on disk.  The figures come first, then the conversation.
-#   DEMO_MODEL=...  another model: a GGUF file that was trained for ChatML (make demo-real: SmolLM2), synth:SHAPE
+#   DEMO_MODEL=...  another model: a GGUF file (make demo-real: SmolLM2), synth:SHAPE
 #                   (default: models/demo where it is there, else a synthetic one)
 #   DEMO_DIR=...    where the store is put, to try a certain disk (default: a temporary folder)
 set -euo pipefail
@@ -166,9 +166,9 @@ demo_chat() {
 demo_document() {
     local pages text
     pages=$(sed -e 's/[`*|]//g' docs/RESTORATION.md | head -c "${DEMO_BYTES:-7000}" | iconv -c -f utf-8 -t utf-8)
-    text=$(printf '<|im_start|>system\nYou answer questions about a text.<|im_end|>\n<|im_start|>user\n%s\n\nSummarize this text.' "$pages")
-    printf '%s<|im_end|>\n<|im_start|>assistant\n' "$text" >"$tmp/first"
-    printf '%s And which words does it explain?<|im_end|>\n<|im_start|>assistant\n' "$text" >"$tmp/second"
+    text=$(printf '%s\n\nSummarize this text.' "$pages")
+    printf '%s' "$text" >"$tmp/first"
+    printf '%s And which words does it explain?' "$text" >"$tmp/second"
 
     say "A process reads a long text and begins to answer; in mid-sentence it is killed with SIGKILL."
     doing "reading a long text, and killing the process"

@@ -56,7 +56,7 @@ chat = "<|begin|>" + "".join(f"<|user|>My dog number {i} is called Rex{i} and li
                              for i in range(6)) + "<|user|>Tell me a story about a mole.<|end|><|assistant|>"
 with open(path("chat"), "w", encoding="utf-8") as f:
     f.write(chat)
-asked = ["--prompt-file", path("chat"), "--max-tokens", "24", "--ignore-eos"]
+asked = ["--raw", "--prompt-file", path("chat"), "--max-tokens", "24", "--ignore-eos"]
 folder = run(DEMO, *asked)
 gguf = run(GGUF, *asked)
 equal("its answer and its logits are the folder's", bits(gguf), bits(folder))

@@ -104,7 +104,7 @@ story = "<|im_start|>user\n" + " ".join(f"Fact {i}: the {c} box holds {i * 7} co
     ["red", "green", "blue", "white", "black", "small", "large", "old", "new", "round", "heavy", "light"] * 2)) + \
     "\nTell me a long story about them.<|im_end|>\n<|im_start|>assistant\n"
 store = os.path.join(tmp, "store")
-held = ["--weights", "q8", "--prompt-file", write("story", story)]
+held = ["--weights", "q8", "--raw", "--prompt-file", write("story", story)]
 durable = run(*held, "--store", store, "--save", "both", "--max-tokens", "1")["committed_tokens"]
 words = [w for w in command(*held, "--store", store, "--save", "both", "--max-tokens", "2000", "--ignore-eos") if w != "--json"]
 victim = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -124,7 +124,7 @@ for plan, layers in (("auto", None), ("recompute", "R" * LAYERS), ("hidden", "H"
         done = r["plan"]["layers"]
         check(f"restored by {plan}: {r['cached_tokens']} of {r['prompt_tokens']} tokens, as it was asked",
               r["cached_tokens"] >= 256 <= durable and sorted(done) == sorted(layers), (r["cached_tokens"], done, r["miss"]))
-other = run("--weights", "bf16", "--prompt-file", os.path.join(tmp, "story"), "--max-tokens", "1", "--store", store,
+other = run("--weights", "bf16", "--raw", "--prompt-file", os.path.join(tmp, "story"), "--max-tokens", "1", "--store", store,
             "--save", "none")
 equal("state of weights that are held in another way is not used", other["cached_tokens"], 0)
 shutil.rmtree(tmp, ignore_errors=True)
