@@ -52,6 +52,11 @@ void *mem_try(size_t n)
     return resize(NULL, n, MEM_MAY_FAIL);
 }
 
+void *mem_try_realloc(void *old, size_t n)
+{
+    return resize(old, n, MEM_MAY_FAIL);
+}
+
 void *mem_try_calloc(size_t n, size_t size)
 {
     return zeroed(n, size, MEM_MAY_FAIL);

@@ -27,8 +27,9 @@ char *xstrdup(const char *s);
 char *xmemdup(const void *p, size_t n); /* n bytes, with a final zero that is not counted */
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* malloc and calloc, NULL with errno set where they fail; free() frees. */
+/* malloc, realloc and calloc, NULL with errno set where they fail; free() frees. */
 void *mem_try(size_t n);
+void *mem_try_realloc(void *old, size_t n); /* where it fails, old stays as it is */
 void *mem_try_calloc(size_t n, size_t size);
 
 void *mem_map(size_t n); /* NULL with errno set where it cannot be had */

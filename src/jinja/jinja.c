@@ -9,6 +9,7 @@
 #include "base/utf8.h"
 
 #include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -269,13 +270,20 @@ int jinja_render_traced(const struct jinja_template *t, const struct jinja_input
                       .trace = in->traces != NULL ? &trace : NULL};
     rc = run(&j, t, in, &out);
     if (rc == 0) {
-        *text = xmalloc(out.n + 1);
+        *text = mem_try(out.n + 1);
+        if (*text != NULL && in->traces != NULL)
+            *foreign = jtrace_bits(&trace, out.s, out.n);
+        if (*text == NULL || (in->traces != NULL && *foreign == NULL)) {
+            free(*text);
+            *text = NULL;
+            rc = err_set(err, -ENOMEM, "%s: no memory for %zu bytes of text", t->name,
+                         out.n);
+            goto done;
+        }
         if (out.n != 0)
             memcpy(*text, out.s, out.n);
         (*text)[out.n] = 0;
         *n = out.n;
-        if (in->traces != NULL)
-            *foreign = jtrace_bits(&trace, out.s, out.n);
     }
 done:
     jtrace_deinit(&trace);

@@ -199,7 +199,7 @@ void jtrace_deinit(struct jtrace *t);
 struct jstr jtrace_foreign(struct jinja *j, struct jstr s);
 /* to[0..n) in the arena was copied from from[0..n), which may lie anywhere. */
 void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n);
-/* The bits of s[0..n), from malloc. */
+/* The bits of s[0..n), from malloc; NULL where there is no memory. */
 uint8_t *jtrace_bits(const struct jtrace *t, const char *s, size_t n);
 
 /* jinja_print.c */

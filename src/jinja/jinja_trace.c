@@ -79,8 +79,8 @@ void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n)
 
 uint8_t *jtrace_bits(const struct jtrace *t, const char *s, size_t n)
 {
-    uint8_t *bits = xcalloc(1, bits_bytes(n));
-    if (n != 0)
+    uint8_t *bits = mem_try_calloc(1, bits_bytes(n));
+    if (n != 0 && bits != NULL)
         bits_or(bits, 0, t->bits, (size_t)(s - t->arena->base), n);
     return bits;
 }

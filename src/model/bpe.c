@@ -9,6 +9,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,8 +47,13 @@ enum { METASPACE_BYTES = 3 };
 void id_list_push(struct id_list *l, int32_t id)
 {
     if (l->n == l->cap) {
-        l->cap = l->cap != 0 ? 2 * l->cap : 64;
-        l->ids = xrealloc(l->ids, l->cap * sizeof *l->ids);
+        size_t cap = l->cap != 0 ? 2 * l->cap : 64;
+        int32_t *ids = mem_try_realloc(l->ids, cap * sizeof *ids);
+        l->failed |= ids == NULL;
+        if (ids == NULL)
+            return;
+        l->ids = ids;
+        l->cap = cap;
     }
     l->ids[l->n++] = id;
 }
@@ -247,8 +253,13 @@ void bpe_work_deinit(struct bpe_work *w)
 static void heap_push(struct bpe_work *w, uint64_t key)
 {
     if (w->n_heap == w->heap_cap) {
-        w->heap_cap = w->heap_cap != 0 ? 2 * w->heap_cap : 64;
-        w->heap = xrealloc(w->heap, w->heap_cap * sizeof *w->heap);
+        size_t cap = w->heap_cap != 0 ? 2 * w->heap_cap : 64;
+        uint64_t *heap = mem_try_realloc(w->heap, cap * sizeof *heap);
+        w->failed |= heap == NULL;
+        if (heap == NULL)
+            return;
+        w->heap = heap;
+        w->heap_cap = cap;
     }
     size_t i = w->n_heap++;
     for (; i > 0 && w->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
@@ -358,14 +369,22 @@ static int split_characters(const struct bpe *b, const char *piece, size_t n_pie
     return 0;
 }
 
+/* NULL where there is no memory. */
 static struct symbol *symbols_for(struct bpe_work *w, size_t n)
 {
     if (w->symbols_cap < n) {
-        w->symbols_cap = n < 64 ? 64 : n;
         free(w->symbols);
-        w->symbols = xmalloc(w->symbols_cap * sizeof(struct symbol));
+        w->symbols_cap = n < 64 ? 64 : n;
+        w->symbols = mem_try(w->symbols_cap * sizeof(struct symbol));
+        if (w->symbols == NULL)
+            w->symbols_cap = 0;
     }
     return w->symbols;
+}
+
+static int no_memory(size_t n, struct err *err)
+{
+    return err_set(err, -ENOMEM, "no memory to tokenize a piece of %zu bytes", n);
 }
 
 /* --- one piece, by scores ----------------------------------------------------------------- */
@@ -456,6 +475,8 @@ static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char 
     struct run *s = (struct run *)symbols_for(
         w, 2 * n); /* two symbols are longer than a run */
     uint32_t count = 0;
+    if (s == NULL)
+        return no_memory(n, err);
     for (size_t i = 0, len; i < n; i += len) {
         uint32_t c;
         len = utf8_decode(piece + i, n - i, &c);
@@ -466,6 +487,8 @@ static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char 
     }
     s[count - 1].s.next = NO_SYMBOL;
     merge_runs(b, w, piece, s, count);
+    if (w->failed)
+        return no_memory(n, err);
     bool in_unknown = false;
     int rc = 0;
     for (uint32_t i = 0; i != NO_SYMBOL && rc == 0; i = s[i].s.next)
@@ -479,6 +502,8 @@ static int encode_by_merging(const struct bpe *b, struct bpe_work *w, const char
 {
     struct symbol *s = symbols_for(w, n); /* never more symbols than bytes */
     uint32_t count = 0;
+    if (s == NULL)
+        return no_memory(n, err);
     int rc = b->byte_level ? split_bytes(b, piece, n, s, &count, err)
                            : split_characters(b, piece, n, s, &count, err);
     if (rc != 0)
@@ -488,6 +513,8 @@ static int encode_by_merging(const struct bpe *b, struct bpe_work *w, const char
         s[i].next = i + 1 < count ? i + 1 : NO_SYMBOL;
     }
     merge_all(b, w, s, count);
+    if (w->failed)
+        return no_memory(n, err);
     for (uint32_t i = 0; i != NO_SYMBOL; i = s[i].next)
         id_list_push(out, s[i].id);
     return 0;
@@ -510,7 +537,7 @@ static int encode_word(const struct bpe *b, struct bpe_work *w, const char *piec
     size_t before = out->n;
     int rc = b->scores != NULL ? encode_by_scores(b, w, piece, n, out, err)
                                : encode_by_merging(b, w, piece, n, out, err);
-    if (rc == 0 && id >= 0 && whole == WHOLE_UNKNOWN) {
+    if (rc == 0 && id >= 0 && whole == WHOLE_UNKNOWN && !out->failed) {
         bool yes = out->n == before + 1 && out->ids[before] == id;
         atomic_store_explicit(&b->whole[id], yes ? WHOLE_YES : WHOLE_NO,
                               memory_order_relaxed);

@@ -29,10 +29,11 @@ int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level
                struct err *err);
 void bpe_destroy(struct bpe *b); /* NULL is allowed */
 
-/* A growing list of ids. */
+/* A growing list of ids.  Where there is no memory for one it is left out, and `failed` is set for good. */
 struct id_list {
     int32_t *ids;
     size_t n, cap;
+    bool failed;
 };
 void id_list_push(struct id_list *l, int32_t id);
 void id_list_deinit(struct id_list *l);
@@ -43,11 +44,12 @@ struct bpe_work {
     size_t symbols_cap;
     uint64_t *heap;
     size_t n_heap, heap_cap;
+    bool failed; /* there was no memory for the heap */
 };
 void bpe_work_deinit(struct bpe_work *w);
 
 /* Appends the ids of one piece, n >= 1 bytes of valid UTF-8 (any bytes, where byte-level).
- * ERR_UNSUPPORTED where the vocabulary has no token for a character and no unknown token either. */
+ * -ENOMEM where a piece finds no memory; ERR_UNSUPPORTED where the vocabulary has no token for a character and no unknown token either. */
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
                struct id_list *out, struct err *err);
 

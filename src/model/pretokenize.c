@@ -10,6 +10,7 @@
 #include "model/bpe_bytes.h"
 #include "model/pretokenize_regex.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,8 +144,13 @@ static void push(struct pieces *p, size_t begin, size_t end)
     if (begin == end)
         return;
     if (p->n == p->cap) {
-        p->cap = p->cap != 0 ? 2 * p->cap : 64;
-        p->list = xrealloc(p->list, p->cap * sizeof *p->list);
+        size_t cap = p->cap != 0 ? 2 * p->cap : 64;
+        struct piece *list = mem_try_realloc(p->list, cap * sizeof *list);
+        p->failed |= list == NULL;
+        if (list == NULL)
+            return;
+        p->list = list;
+        p->cap = cap;
     }
     p->list[p->n++] = (struct piece){.begin = begin, .end = end};
 }
@@ -320,8 +326,12 @@ static void rewrite(struct pieces *p, rewrite_fn *fn, const struct step *s, size
 {
     size_t n;
     const struct piece *old = swap_lists(p, &n);
-    char *text = xmalloc((p->n_text + n) * grow);
+    char *text = mem_try((p->n_text + n) * grow);
     size_t len = 0;
+    if (text == NULL) {
+        p->failed = true;
+        return;
+    }
     for (size_t i = 0; i < n; i++) {
         size_t k = fn(s, p->text + old[i].begin, old[i].end - old[i].begin,
                       at_start && i == 0, text + len);
@@ -341,9 +351,10 @@ int pretokenize(const struct pretokenizer *p, const char *text, size_t n, bool a
     out->text = text;
     out->n_text = n;
     out->n = 0;
+    out->failed = false;
     push(out, 0, n);
     int rc = 0;
-    for (int i = 0; i < p->n_steps && rc == 0; i++) {
+    for (int i = 0; i < p->n_steps && rc == 0 && !out->failed; i++) {
         const struct step *s = &p->steps[i];
         switch (s->kind) {
         case STEP_SPLIT:
@@ -360,7 +371,9 @@ int pretokenize(const struct pretokenizer *p, const char *text, size_t n, bool a
             break;
         }
     }
-    if (rc == 0 && p->byte_text)
+    if (rc == 0 && p->byte_text && !out->failed)
         rewrite(out, put_bytes, NULL, 2, at_start);
+    if (rc == 0 && out->failed)
+        rc = err_set(err, -ENOMEM, "no memory to split a text of %zu bytes", n);
     return rc;
 }

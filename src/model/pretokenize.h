@@ -36,6 +36,7 @@ struct pieces {
     char *owned;
     struct piece *spare; /* the other half of a double buffer */
     size_t spare_cap;
+    bool failed; /* there was no memory: the list lacks pieces */
     void *match; /* the regular expressions' scratch memory */
 };
 void pieces_deinit(struct pieces *p);

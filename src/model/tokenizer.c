@@ -368,7 +368,8 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
         .t = t, .parse_special = (flags & TOKENIZER_PARSE_SPECIAL) != 0, .err = err};
     char *clean = NULL;
     if ((flags & TOKENIZER_GUARDED) != 0 && memchr(text, GUARD, n) != NULL) {
-        guards_take(text, n, &e.guards, &clean, &n);
+        if (!guards_take(text, n, &e.guards, &clean, &n))
+            return err_set(err, -ENOMEM, "no memory to tokenize %zu bytes", n);
         text = clean;
     }
     size_t bad = utf8_check(text, n);
@@ -384,6 +385,8 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
     int rc = encode_between(&e, t->added_raw, &e.guards, 0, text, n, true, encode_raw);
     for (int i = 0; add && i < t->j.n_suffix; i++)
         id_list_push(&e.ids, t->j.suffix[i]);
+    if (rc == 0 && e.ids.failed)
+        rc = err_set(err, -ENOMEM, "no memory for the tokens of %zu bytes", n);
     bpe_work_deinit(&e.bpe);
     pieces_deinit(&e.pieces);
     free(e.guards.at);

@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-char *tokenizer_replace(const char *s, size_t n, const struct tokenizer_text *pattern,
+char *tokenizer_replace(void *(*get)(size_t n), const char *s, size_t n,
+                        const struct tokenizer_text *pattern,
                         const struct tokenizer_text *with, size_t *n_out)
 {
     size_t cap = n;
@@ -22,8 +23,10 @@ char *tokenizer_replace(const char *s, size_t n, const struct tokenizer_text *pa
         cap += found ? with->n - pattern->n : 0;
         i += found ? pattern->n : 1;
     }
-    char *out = xmalloc(cap + 1);
+    char *out = get(cap + 1);
     size_t len = 0;
+    if (out == NULL)
+        return NULL;
     for (size_t i = 0; i < n;) {
         if (n - i >= pattern->n && memcmp(s + i, pattern->s, pattern->n) == 0) {
             memcpy(out + len, with->s, with->n);
@@ -101,11 +104,11 @@ static char *decode_token(const struct tokenizer_json *t, int32_t id, size_t *n)
         static const struct tokenizer_text space = {.s = " ", .n = 1};
         switch (step->kind) {
         case DECODER_REPLACE:
-            s = tokenizer_replace(old, *n, &step->pattern, &step->text, n);
+            s = tokenizer_replace(xmalloc, old, *n, &step->pattern, &step->text, n);
             free(old);
             break;
         case DECODER_METASPACE:
-            s = tokenizer_replace(old, *n, &step->text, &space, n);
+            s = tokenizer_replace(xmalloc, old, *n, &step->text, &space, n);
             free(old);
             break;
         case DECODER_BYTE_FALLBACK:
@@ -155,7 +158,7 @@ static void make_first(struct token_bytes *b, const struct tokenizer_json *t)
         if (t->tokens[i].s == NULL)
             continue;
         static const struct tokenizer_text nothing = {.s = "", .n = 0};
-        b->first[i].s = tokenizer_replace(t->tokens[i].s, t->tokens[i].n, &m->text,
+        b->first[i].s = tokenizer_replace(xmalloc, t->tokens[i].s, t->tokens[i].n, &m->text,
                                           &nothing, &b->first[i].n);
     }
     b->n_first = t->n_ids;

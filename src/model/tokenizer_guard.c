@@ -64,10 +64,12 @@ void tokenizer_guard(const struct tokenizer *t, const char *text, size_t n,
 
 /* --- taking them out ---------------------------------------------------------------------- */
 
-void guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out)
+bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out)
 {
-    char *s = xmalloc(n + 1);
+    char *s = mem_try(n + 1);
     size_t to = 0;
+    if (s == NULL)
+        return false;
     for (size_t i = 0; i < n; i++) {
         if ((unsigned char)text[i] == GUARD)
             guards_push(g, to);
@@ -77,6 +79,7 @@ void guards_take(const char *text, size_t n, struct guards *g, char **out, size_
     s[to] = 0;
     *out = s;
     *n_out = to;
+    return true;
 }
 
 /* --- through a normalizer ----------------------------------------------------------------- */

@@ -40,7 +40,8 @@ struct tokenizer {
 /* tokenizer_guard.c: */
 #define GUARD 0xFF
 /* Takes the guards out of a text: *out (the caller frees it) has none; g->at is the caller's, too. */
-void guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out);
+/* False where there is no memory. */
+bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out);
 /* Normalizes s[0, n), which stands at s_at of the text that the guards count in; *moved: where
  * those of them that lie in s are in *out.  The caller frees *out and moved->at. */
 int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
@@ -55,7 +56,9 @@ int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
 void token_bytes_deinit(struct token_bytes *b);
 
 /* s with every occurrence of the pattern replaced; the caller frees it. pattern->n > 0. */
-char *tokenizer_replace(const char *s, size_t n, const struct tokenizer_text *pattern,
+/* The caller frees it.  get: xmalloc, or mem_try, and then NULL where that gives nothing. */
+char *tokenizer_replace(void *(*get)(size_t n), const char *s, size_t n,
+                        const struct tokenizer_text *pattern,
                         const struct tokenizer_text *with, size_t *n_out);
 
 #endif

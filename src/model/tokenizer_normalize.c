@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "model/tokenizer_impl.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,15 +16,23 @@ struct text {
     size_t n;
 };
 
-static void prepend(struct text *t, const struct tokenizer_text *prefix)
+static int no_memory(size_t n, struct err *err)
+{
+    return err_set(err, -ENOMEM, "no memory to normalize a text of %zu bytes", n);
+}
+
+static int prepend(struct text *t, const struct tokenizer_text *prefix, struct err *err)
 {
     if (t->n == 0)
-        return; /* nothing stays nothing */
-    char *s = xmalloc(prefix->n + t->n);
+        return 0; /* nothing stays nothing */
+    char *s = mem_try(prefix->n + t->n);
+    if (s == NULL)
+        return no_memory(t->n, err);
     memcpy(s, prefix->s, prefix->n);
     memcpy(s + prefix->n, t->s, t->n);
     free(t->s);
     *t = (struct text){.s = s, .n = prefix->n + t->n};
+    return 0;
 }
 
 static bool is_ascii(const char *s, size_t n)
@@ -44,7 +53,8 @@ static int to_normal_form(struct text *t, utf8proc_option_t options, struct err 
                                       (utf8proc_ssize_t)t->n, &s,
                                       options | UTF8PROC_STABLE);
     if (n < 0)
-        return err_set(err, ERR_FORMAT, "Unicode normalization: %s", utf8proc_errmsg(n));
+        return err_set(err, n == UTF8PROC_ERROR_NOMEM ? -ENOMEM : ERR_FORMAT,
+                       "Unicode normalization: %s", utf8proc_errmsg(n));
     free(t->s);
     *t = (struct text){.s = (char *)s, .n = (size_t)n};
     return 0;
@@ -84,13 +94,15 @@ static int run_step(const struct normalizer_step *step, struct text *t, size_t m
     case NORMALIZER_PREPEND:
         if (t->n + step->text.n > most)
             return too_long(most, t->n, err);
-        prepend(t, &step->text);
-        return 0;
+        return prepend(t, &step->text, err);
     case NORMALIZER_REPLACE: {
         char *old = t->s;
         if (replaced_bytes(t, step, most) > most)
             return too_long(most, t->n, err);
-        t->s = tokenizer_replace(t->s, t->n, &step->pattern, &step->text, &t->n);
+        char *s = tokenizer_replace(mem_try, old, t->n, &step->pattern, &step->text, &t->n);
+        if (s == NULL)
+            return no_memory(t->n, err);
+        t->s = s;
         free(old);
         return 0;
     }
@@ -109,7 +121,9 @@ static int run_step(const struct normalizer_step *step, struct text *t, size_t m
 int tokenizer_normalize(const struct normalizer_step *steps, int n_steps, const char *text,
                         size_t n, char **out, size_t *n_out, struct err *err)
 {
-    struct text t = {.s = xmalloc(n), .n = n};
+    struct text t = {.s = mem_try(n), .n = n};
+    if (t.s == NULL)
+        return no_memory(n, err);
     memcpy(t.s, text, n);
     const size_t most = n <= (SIZE_MAX - GROWTH_START) / GROWTH ? n * GROWTH + GROWTH_START
                                                                 : SIZE_MAX;

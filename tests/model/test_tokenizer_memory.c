@@ -1,0 +1,112 @@
+/* test_tokenizer_memory.c - a text that needs more memory than there is fails by itself: -ENOMEM, the
+ * process lives, and the next text is tokenized. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "jinja/jinja.h"
+#include "model/tokenizer.h"
+
+#define SMALL(name) "tests/model/golden/" name
+
+enum { N_TEXT = 1 << 17 };
+
+static size_t most; /* allocations above it fail, whoever asks; 0: none does */
+static int n_denied;
+
+bool mem_test_denies(size_t n, enum mem_ask ask)
+{
+    (void)ask;
+    bool no = most != 0 && n > most;
+    n_denied += no;
+    return no;
+}
+
+static int count(const struct tokenizer *t, const char *text, size_t n, struct err *err)
+{
+    int32_t *ids = NULL;
+    size_t n_ids = 0;
+    int rc = tokenizer_encode(t, text, n, TOKENIZER_PARSE_SPECIAL | TOKENIZER_GUARDED, &ids,
+                              &n_ids, err);
+    if (rc == 0)
+        free(ids);
+    return rc == 0 ? (int)n_ids : rc;
+}
+
+/* Every size from which memory may fail: each allocation of the call is denied by some of them. */
+static void a_large_text_fails_alone(void **state)
+{
+    (void)state;
+    static const char *const folders[] = {SMALL("llama2-like"), SMALL("llama2-first"),
+                                          SMALL("gpt2-like"),   SMALL("qwen-like"),
+                                          SMALL("falcon-like"), SMALL("splits-like")};
+    static const char *const units[] = {"a", "word and word ", "  "};
+    char *text = malloc(N_TEXT);
+    assert_non_null(text);
+    for (int f = 0; f < 6; f++) {
+        struct tokenizer *t;
+        struct err err = {0};
+        if (tokenizer_open(&t, folders[f], &err) != 0)
+            fail_msg("%s", err.msg);
+        for (int u = 0; u < 3; u++) {
+            size_t k = strlen(units[u]), n = N_TEXT / k * k;
+            for (size_t i = 0; i < n; i += k)
+                memcpy(text + i, units[u], k);
+            int whole = count(t, text, n, &err), n_failed = 0;
+            if (whole <= 0)
+                fail_msg("%s, %s: %s", folders[f], units[u], err.msg);
+            for (most = 4096; most < (size_t)16 << 20; most *= 4) {
+                n_denied = 0;
+                int rc = count(t, text, n, &err);
+                assert_true(rc == -ENOMEM || rc == whole);
+                assert_int_equal(rc == -ENOMEM, n_denied > 0);
+                n_failed += rc < 0;
+                assert_true(count(t, "Hello", 5, &err) > 0);
+            }
+            most = 0;
+            assert_true(n_failed > 1);
+            assert_int_equal(count(t, text, n, &err), whole);
+        }
+        tokenizer_close(t);
+    }
+    free(text);
+}
+
+/* The same of a rendered template. */
+static void a_large_render_fails_alone(void **state)
+{
+    (void)state;
+    static const char source[] = "{{ 'x' * 200000 }}";
+    struct err err = {0};
+    struct jinja_template *t;
+    char *text;
+    size_t n;
+    assert_int_equal(jinja_compile(&t, source, strlen(source), "t", NULL, &err), 0);
+    most = 100000;
+    n_denied = 0;
+    int rc = jinja_render(t, &(struct jinja_input){0}, &text, &n, &err);
+    most = 0;
+    assert_true(n_denied > 0);
+    assert_int_equal(rc, -ENOMEM);
+    assert_null(text);
+    assert_int_equal(jinja_render(t, &(struct jinja_input){0}, &text, &n, &err), 0);
+    assert_int_equal(n, 200000);
+    free(text);
+    jinja_destroy(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_large_text_fails_alone),
+        cmocka_unit_test(a_large_render_fails_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
