@@ -787,6 +787,12 @@ static void full_disk(void **state)
             assert_int_equal(atomic_load(&r.n_warnings), times);
             assert_non_null(strstr(r.warning, "nothing is saved while the disk is full"));
             assert_int_equal(save_ended(times == 1 ? a.q : b.q), SAVE_END_SPACE);
+            /* a sequence that continues what was not saved gives the same reason, not an eviction */
+            line_open(&c, &r, times == 1 ? 80 : 81, "both", 64 * 4);
+            line_run(&c, 64 * 6, 64);
+            assert_int_equal(saver_flush(r.saver, NULL), 0);
+            assert_non_null(strstr(save_end_text(save_ended(c.q)), "the disk is full"));
+            line_close(&c);
             io_sim_fault_clear(r.io);
             line_open(&c, &r, 90 + (uint64_t)times, "both", 0);
             line_run(&c, 128, 64);
