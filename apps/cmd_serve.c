@@ -66,7 +66,8 @@ static const struct opt options[] = {
     {"store-required", OPT(struct serve_args, store_required),
      .help =
          "do not start where the store, or a file beside it, cannot be used (full disk, "
-         "I/O error); otherwise the server starts without saving, and says so"},
+         "I/O error, no permission); otherwise the server starts without saving, and says "
+         "so"},
     {"salt-quota", OPT(struct serve_args, engine.o.salt_quota_bytes), .arg = "BYTES",
      .def = "0", .help = "bound on saved state of each API key and cache_salt; 0 is none"},
     {"conversations", OPT(struct serve_args, conversations), .arg = "FILE",
@@ -356,17 +357,20 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
 }
 
-/* The file's folder is missing where the store could not be made on a full disk. */
+/* True where the server goes on without the file.  -ENOENT: its folder is missing, because the store
+ * could not be made. */
 static bool is_disk_fault(int rc, bool is_chosen)
 {
     return rc == -ENOSPC || rc == -EDQUOT || rc == -EIO || rc == -EROFS || rc == -ENOMEM ||
-           (rc == -ENOENT && !is_chosen);
+           rc == -EACCES || rc == -EPERM || (rc == -ENOENT && !is_chosen);
 }
 
-/* *out NULL: none are kept.  On a failing disk they are kept in memory. */
-static int open_conversations(const struct serve_args *a, struct conversations **out,
-                              struct err *err)
+/* *out NULL: none are kept.  Where the file cannot be used they are kept in memory. */
+static int open_conversations(const struct serve_args *a, struct hcache *h,
+                              struct conversations **out, struct err *err)
 {
+    int rc;
+    struct hcache_cache_stats stats;
     char path[4096];
     struct conversations_opts o = {.path = a->conversations,
                                    .max_turns = a->max_turns,
@@ -379,7 +383,11 @@ static int open_conversations(const struct serve_args *a, struct conversations *
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
         o.path = path;
     }
-    int rc = conversations_open(&o, out, err);
+    hcache_cache_stats(h, NULL, &stats);
+    if (a->conversations == NULL && stats.saving_fault == -EPERM)
+        rc = err_set(err, -EPERM, "%s", stats.saving_why); /* another user's folder */
+    else
+        rc = conversations_open(&o, out, err);
     if (rc == 0 || a->store_required || !is_disk_fault(rc, a->conversations != NULL))
         return rc;
     log_warn("conversations are lost when this server ends: %s", err->msg);
@@ -434,7 +442,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
         code = fail(rc, err.msg);
     if (rc == 0 && (rc = load(a, &h, &herr)) != 0)
         code = fail(rc, herr.msg);
-    if (rc == 0 && (rc = open_conversations(a, &conversations, &err)) != 0)
+    if (rc == 0 && (rc = open_conversations(a, h, &conversations, &err)) != 0)
         code = fail(rc, err.msg);
     if (rc == 0) {
         server_keep(s, conversations);

@@ -81,8 +81,10 @@ struct hcache_opts {
     const char *const *store; /* directories, one per device; n_store 0: no store */
     int n_store;
     bool store_in_memory; /* a store in DRAM instead; it ends with the process */
-    /* Where the store's disk fails (full, I/O errors, read-only) hcache_open succeeds without saving:
-     * saved state is used if the store can at least be read.  hcache_cache_stats says why. */
+    /* Where the store's disk fails (full, I/O errors, read-only) or permissions deny the store,
+     * hcache_open succeeds without saving: saved state is used if the store can at least be read.
+     * A folder that belongs to another user (-EPERM) is neither read nor written.
+     * hcache_cache_stats says why nothing is saved. */
     bool store_optional;
     uint64_t store_cap_bytes; /* bound on saved state; 0: none */
     uint64_t

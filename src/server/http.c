@@ -615,6 +615,10 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
                              .max_bytes = MEMORY_BYTES,
                              .path = s->o.answers,
                              .vocabulary = vocabulary_of(h)};
+    struct hcache_cache_stats store;
+    hcache_cache_stats(h, NULL, &store);
+    if (store.saving_fault == -EPERM) /* nothing is kept in another user's folder */
+        o.path = NULL;
     int rc = answers_open(&o, &s->answers, err);
     if (rc != 0 && o.path != NULL && !s->o.store_required) {
         log_warn("%s; answers are remembered until the process ends", err->msg);

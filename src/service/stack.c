@@ -147,7 +147,8 @@ static int open_durable(const struct store_opts *o, struct store **out, struct e
     return store_open(o, out, err);
 }
 
-/* A fault that a restart may end, as opposed to wrong arguments and to a store in use. */
+/* True for a fault that ends without a change of the command (space, repair, permissions), false for
+ * wrong arguments and for a store in use. */
 static bool is_fault_of_disk(int rc)
 {
     switch (rc) {
@@ -156,27 +157,26 @@ static bool is_fault_of_disk(int rc)
     case ERR_NOT_FOUND:
     case ERR_UNSUPPORTED:
     case ERR_USAGE:
-    case -EACCES:
     case -EEXIST:
     case -ELOOP:
     case -ENAMETOOLONG:
     case -ENOENT:
     case -ENOTDIR:
-    case -EPERM:
         return false;
     default:
         return true;
     }
 }
 
-/* Generation goes on.  A store that can be read is still restored from. */
+/* Generation goes on.  A store that can be read is still restored from, unless its folder belongs to
+ * another user (-EPERM), who could have replaced its files. */
 static int open_without_saving(struct stack *k, struct store_opts *so,
                                const struct err *why)
 {
     char text[700];
     k->store_err = *why;
     so->read_only = true;
-    if (store_open(so, &k->store, NULL) != 0)
+    if (why->code == -EPERM || store_open(so, &k->store, NULL) != 0)
         k->store = NULL;
     snprintf(text, sizeof text, "nothing is saved until a restart%s: %s",
              k->store != NULL ? "; what is saved is used" : ", and nothing is restored",

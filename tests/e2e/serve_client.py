@@ -56,10 +56,10 @@ def threads_of(p):
 
 
 class Server:
-    """hcache serve on a free port; stderr is collected in .log"""
+    """hcache serve on a free port; stderr is collected in .log.  `prefix` is a command that runs it (setpriv)."""
 
-    def __init__(self, model, *options, env=None):
-        self.p = subprocess.Popen([HC, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
+    def __init__(self, model, *options, env=None, prefix=()):
+        self.p = subprocess.Popen([*prefix, HC, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
                                   stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})
         self.log, self.port = [], None
         ready = threading.Event()

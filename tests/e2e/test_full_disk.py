@@ -1,8 +1,9 @@
-"""A server on a disk that is full, or whose store fails once at the start: it starts, answers, says that nothing is
-saved, and lets users free space: DELETE and `store gc` work.  `--store-required` insists on the store.
+"""A server on a disk that is full, that permissions deny, or whose store fails once at the start: it starts, answers,
+says that nothing is saved, and lets users free space: DELETE and `store gc` work.  `--store-required` insists on the
+store.
 
-The disk is a small tmpfs; where none can be mounted the tests that need it are skipped.  Arguments pick tests by
-name ("full")."""
+The disk is a small tmpfs; where none can be mounted the tests that need it are skipped.  Root, who may do everything,
+runs the denied servers as NOBODY.  Arguments pick tests by name ("full")."""
 import json
 import os
 import shutil
@@ -16,6 +17,11 @@ from tap import PATIENCE, check, end, skip  # noqa: E402
 
 MODEL = "models/demo"
 TEXT = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 3
+
+
+NOBODY, STRANGER = 65534, 65533
+IS_ROOT = os.geteuid() == 0
+AS_USER = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"] if IS_ROOT else []
 
 
 def can(cmd):
@@ -60,8 +66,8 @@ def says_it_does_not_save(server, name):
     check(f"{name}: /metrics says so", server.metric("hcache_store_saves") == 0)
 
 
-def refuses(name, *options):
-    p = subprocess.run([HC, "serve", MODEL, "--port", "0", "--store-required", *options], capture_output=True, text=True,
+def refuses(name, *options, prefix=()):
+    p = subprocess.run([*prefix, HC, "serve", MODEL, "--port", "0", "--store-required", *options], capture_output=True, text=True,
                        timeout=PATIENCE)
     check(f"{name}: --store-required insists", p.returncode == 1, (p.returncode, p.stderr[-400:]))
 
@@ -95,8 +101,12 @@ def filled_later(at):
     status, _, r = server.post("/v1/completions", {"prompt": TEXT * 4 + "Once more.", "max_tokens": 8})
     server.post("/v1/cache/flush", {})
     check("a full disk: completions work", status == 200, r)
-    check("a full disk: the reason is told", "disk is full" in (r["hcache"]["save_stopped"] or "")
-          if "hcache" in r else True, r)
+    told = []
+    for n in range(100):  # an answer may end before the writer has met the full disk
+        told.append(server.complete(f"{n}. " + TEXT, max_tokens=64)["timings"]["save_stopped"])
+        if told[-1] is not None:
+            break
+    check("a full disk: an answer tells the reason", "disk is full" in (told[-1] or ""), told)
     says_it_does_not_save(server, "a full disk")
     for name in names[:2]:
         status, _, r = server.request("DELETE", "/v1/conversations/" + name)
@@ -142,7 +152,103 @@ def test_fault(tmp):
     refuses("a damaged store", "--store", store)
 
 
-tests = [test_full, test_fault]
+def folder_of(tmp, name, owner, mode):
+    path = os.path.join(tmp, name)
+    os.mkdir(path)
+    if IS_ROOT:
+        os.chown(path, owner, owner)
+    os.chmod(path, mode)
+    return path
+
+
+def without_permission_to_make(tmp):
+    name = "a store that may not be made"
+    folder = folder_of(tmp, "locked", NOBODY, 0o500)
+    store = os.path.join(folder, "s")
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    status, _, r = respond(server, TEXT)
+    check(f"{name}: the server answers", status == 200 and r["output"], r)
+    says_it_does_not_save(server, name)
+    check(f"{name}: conversations are kept in memory, and the log says so",
+          server.post("/v1/conversations", {})[0] == 200 and "conversations are lost" in "".join(server.log), server.log)
+    check(f"{name}: it stops well", server.stop() == 0)
+    refuses(name, "--store", store, prefix=AS_USER)
+
+
+def without_permission_to_write(tmp):
+    """The store's folder lets nothing be made in it.  Returns the folder, as a server that may write leaves it."""
+    name = "a store that may not be written"
+    store = folder_of(tmp, "s", NOBODY, 0o700)
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    conversation = server.post("/v1/conversations", {})[2]["id"]
+    respond(server, TEXT, conversation=conversation)
+    server.complete(TEXT * 4, max_tokens=8)
+    server.post("/v1/cache/flush", {})
+    server.stop()
+    os.chmod(store, 0o500)
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    r = server.complete(TEXT * 4, max_tokens=8)
+    check(f"{name}: what is saved is used", r["timings"]["restored_tokens"] > 0, r)
+    says_it_does_not_save(server, name)
+    check(f"{name}: it stops well", server.stop() == 0)
+    refuses(name, "--store", store, prefix=AS_USER)
+    os.chmod(store, 0o700)
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    check(f"{name}: with permission it saves, and what was kept is there",
+          server.request("GET", "/health")[2] == {"status": "ok", "saves": True} and
+          server.request("GET", "/v1/conversations/" + conversation)[0] == 200)
+    server.stop()
+    return store
+
+
+def without_permission_for_conversations(tmp, store):
+    name = "conversations that may not be written"
+    chosen = ["--store", store, "--conversations", os.path.join(tmp, "locked", "c.db")]
+    server = Server(MODEL, *SAVING, *chosen, prefix=AS_USER)
+    check(f"{name}: they are kept in memory, and the log says so",
+          server.post("/v1/conversations", {})[0] == 200 and "conversations are lost" in "".join(server.log), server.log)
+    check(f"{name}: state is saved", server.request("GET", "/health")[2] == {"status": "ok", "saves": True})
+    server.stop()
+    refuses(name, *chosen, prefix=AS_USER)
+
+
+def in_folder_of_a_stranger(store):
+    """Its owner may have put anything there, and may read what is put there."""
+    name = "a folder of another user"
+    for path in [store] + [os.path.join(store, f) for f in os.listdir(store)]:
+        os.chown(path, STRANGER, STRANGER)
+        os.chmod(path, 0o777)
+
+    def content():
+        return {f: (os.stat(os.path.join(store, f)).st_size, os.stat(os.path.join(store, f)).st_mtime_ns)
+                for f in os.listdir(store)}
+    before = content()
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    r = server.complete(TEXT * 4, max_tokens=8)
+    check(f"{name}: nothing in it is restored", r["timings"]["restored_tokens"] == 0, r)
+    says_it_does_not_save(server, name)
+    check(f"{name}: conversations are kept in memory", server.post("/v1/conversations", {})[0] == 200)
+    respond(server, TEXT)
+    server.stop()
+    check(f"{name}: nothing in it is changed", content() == before, (before, content()))
+    refuses(name, "--store", store, prefix=AS_USER)
+
+
+def test_denied(tmp):
+    if not can([*AS_USER, HC, "--version"]):
+        skip("denied stores", "the program cannot be run as another user here")
+        return
+    os.chmod(tmp, 0o755)
+    without_permission_to_make(tmp)
+    store = without_permission_to_write(tmp)
+    without_permission_for_conversations(tmp, store)
+    if IS_ROOT:
+        in_folder_of_a_stranger(store)
+    else:
+        skip("a folder of another user", "only root can make one")
+
+
+tests = [test_full, test_fault, test_denied]
 for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
     folder = tempfile.mkdtemp(prefix="hcache-full.")
     try:
