@@ -29,7 +29,7 @@ OPERATORS = [
     (r"\bfmin\(", "fmax("), (r"\bfmax\(", "fmin("), (r"\btrue\b", "false"), (r"\bfalse\b", "true"),
     (r"(?<=[\s(])!(?=[\w(])", ""), (r"\bcontinue;", "break;"), (r"= 0;", "= 1;"),
     (r"\bh_tokens\b", "kv_tokens"), (r"\bio_h_s\b", "io_kv_s"), (r"\bcomp_h_s\b", "comp_kv_s"), (r"\bhas_h\b", "has_kv"),
-    (r"->first\b", "->last"), (r"\bn_done\b", "n_tokens"), 
+    (r"->first\b", "->last"), (r"\bn_done\b", "n_tokens"),
 ]
 SKIP = re.compile(r"^\s*(#|//|/?\*|enum|static const|extern|typedef|struct \w+;|CHECK\(|assert)|\bsizeof\b|\bfor \(.*\+\+\)?\s*$")
 

@@ -36,7 +36,8 @@ void placement_set_slots(struct placement *p, struct placement_item **slot, uint
 void placement_insert(struct placement *p, struct placement_item *item);
 /* It may not be evicted any more, or has been. */
 void placement_remove(struct placement *p, struct placement_item *item);
-/* Set when it was used, and whether it is kept, wherever it is. */
+/* Set when the item was used, and whether it is kept. An item that is in no placement is marked only, and
+ * p may be NULL then. */
 void placement_touch(struct placement *p, struct placement_item *item, uint64_t used_at);
 void placement_keep(struct placement *p, struct placement_item *item, bool is_kept);
 

@@ -89,9 +89,11 @@ static void place_add(struct catalog *c, struct chunk_node *n)
     placement_insert(p, &n->place);
 }
 
+/* Returns the placement that orders n's owner's leaves. NULL where nothing was ever stored: a chunk can
+ * be pinned before, and is in no placement then. */
 static struct placement *place_of(struct catalog *c, const struct chunk_node *n)
 {
-    return &c->owners[n->owner_idx].place;
+    return c->owners != NULL ? &c->owners[n->owner_idx].place : NULL;
 }
 
 /* --- nodes ------------------------------------------------------------------------------------ */
