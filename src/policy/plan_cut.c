@@ -44,7 +44,7 @@ static const struct plan_effort estimate_effort = {
     .slack = 0.002, .regret_slack = 0.01, .steps = 2000, .quick = true};
 /* For the chosen cut; a hedged plan takes three searches. */
 static const struct plan_effort final_effort = {.regret_slack = 0.01, .steps = 12000},
-                                final_hedged_effort = {.regret_slack = 0.01, .steps = 4000};
+                                final_hedged_effort = {.regret_slack = 0.01, .steps = 3400};
 
 /* Few for many layers: there a bound is near its plan, and an estimate takes long; three times
  * as long with hedging. */
