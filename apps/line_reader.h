@@ -1,4 +1,4 @@
-/* line_reader.h - what somebody types, message by message.
+/* line_reader.h - reads messages that a user types.
  *
  * On a terminal a line can be edited and the lines before it are recalled (libedit).  From a file or a pipe lines
  * are read as they are.  A message has several lines where a line ends with a backslash, or stands between lines

@@ -1,7 +1,7 @@
 /* terminal_chat.h - a conversation in the terminal: `hcache run -i`.
  *
  * Over kept conversations (sessions/talk.h): in the store's file, or in memory where none is named.  Ctrl-C stops
- * the answer and not the program; what failed is said, and the prompt comes again. */
+ * the answer, not the program.  An error prints its message and returns to the prompt. */
 #ifndef APPS_TERMINAL_CHAT_H
 #define APPS_TERMINAL_CHAT_H
 

@@ -1,5 +1,5 @@
-/* learning.h - what restores teach the platform that plans are made from (policy/correction.h);
- * private to src/engine. */
+/* learning.h - corrects the platform by the times that restores took (policy/correction.h). Private to
+ * src/engine. */
 #ifndef ENGINE_LEARNING_H
 #define ENGINE_LEARNING_H
 

@@ -308,8 +308,8 @@ enum { JIT_STACK_START = 32 << 10, JIT_STACK_MAX = 16 << 20 };
  * which text is refused depends on the text and the pattern only. */
 enum { WINDOW = 256, WORK_START = 4 << 20, WORK_PER_BYTE = 256 };
 
-/* Backtracking in one match: what a window may take unasked, and what PCRE2 allows. A match that needs
- * more is tried again with the latter, and charged. */
+/* Bounds on the backtracking of one match. A window may take STEPS_PER_BYTE steps for each of its bytes. A
+ * match that needs more runs again with STEPS_MAX, and its text is charged for it. */
 enum { STEPS_PER_BYTE = 200, STEPS_MAX = 10 * 1000 * 1000, STEPS_CHARGE = 1 << 20 };
 enum { HEAP_MAX_KIB = 64 << 10 };
 

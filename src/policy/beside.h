@@ -7,8 +7,8 @@
  *   pay for it.  Credit that was not used is lost, so a pause never becomes a burst.
  * - Prompts get as many rows as stretch a step to BESIDE_STRETCH times what the decodes take alone.
  *
- * A plan that is made for such a time counts on both shares (beside_slow).  Without decodes a
- * step may restore for beside_alone_ns.
+ * A plan for a restore beside decodes assumes both shares (beside_slow).  Without decodes a step
+ * may restore for beside_alone_ns.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_BESIDE_H

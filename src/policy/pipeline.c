@@ -1,8 +1,8 @@
 /* pipeline.c - see pipeline.h.
  *
  * Invariants of the simulation:
- * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0; a bus takes
- *    what has been read for its stage, first come first served.
+ * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0; a bus copies
+ *    the records of its stage in the order in which they were read.
  * 2. A compute lane idles only when nothing is ready; so the amount of work that one stage has
  *    done by any moment, and with one stage the makespan, does not depend on which ready job it
  *    takes.

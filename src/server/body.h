@@ -1,4 +1,4 @@
-/* body.h - a request's body: its bytes as they arrive, then its values, and what both may take.
+/* body.h - reads a request's body into JSON values, and bounds the memory of both.
  *
  * Bytes and values of all requests together are bounded by server_opts.max_bodies_bytes.  The values of
  * one body may take as much memory as its text, and BODY_FREE_BYTES: sensible requests take far less, and

@@ -1,8 +1,7 @@
-/* memory_plan.h - how much of a device's own memory an engine takes, reckoned before it takes any, and taken at
- * once.
+/* memory_plan.h - computes how much device memory an engine needs, and reserves it before the model loads.
  *
- * What each part takes is said by the part (model_work_bytes, restore_pipeline_device_bytes, ...); here it is added
- * up.  Where memory is the host's it is taken as it is touched; weights that can never fit are refused. */
+ * Each part computes its own share (model_work_bytes, restore_pipeline_device_bytes, ...); this module adds
+ * the shares up.  Host memory is taken as it is touched; weights that can never fit are refused. */
 #ifndef SERVICE_MEMORY_PLAN_H
 #define SERVICE_MEMORY_PLAN_H
 

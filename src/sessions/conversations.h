@@ -169,7 +169,7 @@ struct conversations_stats {
 };
 int conversations_stats(struct conversations *c, struct conversations_stats *out,
                         struct err *err);
-/* Of one tenant: its conversations and the turns on their paths; the rest is 0. */
+/* Fills in the conversations of one tenant and the turns on their paths; other fields are 0. */
 int conversations_stats_of(struct conversations *c, const char *tenant,
                            struct conversations_stats *out, struct err *err);
 
