@@ -12,7 +12,7 @@
 #include "server/auth.h"
 #include "server/keep.h"
 #include "sessions/retoken.h"
-#include "server/shape.h"
+#include "requests/shape.h"
 #include "server/tenants.h"
 
 enum { MAX_TTL_S = 10 * 366 * 86400 };
@@ -248,7 +248,7 @@ static struct json *tenant_rates(struct call *c)
     tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
     double cached = (double)(t.device_tokens + t.restored_tokens);
     double all = cached + (double)t.computed_tokens;
-    for (int i = 0; i < TENANT_ENDS; i++)
+    for (int i = 0; i < ANSWER_ENDS; i++)
         n_ended += t.n_ended[i];
     json_put_int(o, "device_tokens", (int64_t)t.device_tokens);
     json_put_int(o, "restored_tokens", (int64_t)t.restored_tokens);
@@ -355,7 +355,7 @@ void api_cache_prefetch(struct call *c)
     }
     p.cache_salt = s.cache_salt;
     free(s.salt);
-    generation_start(c, &prefetch, NULL, &p, &s.prompt, 1, NULL, "");
+    call_generate(c, &prefetch, NULL, &p, &s.prompt, 1, NULL, "");
 }
 
 /* --- keeping and erasing ------------------------------------------------------------------------ */

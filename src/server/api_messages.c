@@ -13,7 +13,7 @@
 #include "server/keep.h"
 #include "sessions/prompt.h"
 #include "sessions/retoken.h"
-#include "server/shape.h"
+#include "requests/shape.h"
 
 enum { MAX_BREAKPOINTS = 4 }; /* as in the original API */
 
@@ -334,7 +334,7 @@ static const char *stop_of(const struct generation *g, const struct choice *ch)
     const char *found = NULL;
     for (int i = 0; i < r->n_tokens; i++) {
         size_t n;
-        const char *bytes = hcache_token_bytes(call_model(g->call), r->token_ids[i], &n);
+        const char *bytes = hcache_token_bytes(g->client.h, r->token_ids[i], &n);
         textbuf_add(&all, bytes, bytes != NULL ? n : 0);
     }
     for (int i = 0; i < g->params.n_stop && found == NULL; i++) {
@@ -414,7 +414,7 @@ static struct json *envelope(const struct generation *g)
     json_put_string(o, "id", m->id);
     json_put_string(o, "type", "message");
     json_put_string(o, "role", "assistant");
-    json_put_string(o, "model", g->call->s->model_name);
+    json_put_string(o, "model", g->client.model_name);
     return o;
 }
 
@@ -561,7 +561,7 @@ static int keep(struct generation *g, struct fault *f)
     for (int i = 0; i < m->n; i++) {
         struct prompt_ids part = {g->prompt.ids, m->at[i].n_tokens};
         int n_chunks;
-        if (keep_pin(g->call, &part, g->salt, now + m->at[i].ttl_s, &n_chunks, f) != 0 &&
+        if (keep_pin(call_of(g), &part, g->salt, now + m->at[i].ttl_s, &n_chunks, f) != 0 &&
             f->status != 400)
             log_warn("cache_control: %s", f->message);
     }
@@ -612,7 +612,7 @@ void api_messages(struct call *c)
         conversations_name("msg", m->id);
         memcpy(m->at, d.at, sizeof m->at);
         m->n = d.n;
-        generation_start(c, &messages, m, &p, &prompt, 1, &text, what);
+        call_generate(c, &messages, m, &p, &prompt, 1, &text, what);
     }
     dialog_deinit(&d);
 }

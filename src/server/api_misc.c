@@ -48,10 +48,8 @@ const struct route routes[] = {
 
 int call_check_name(struct call *c, const char *name, struct fault *f)
 {
-    if (name == NULL || strcmp(name, c->s->model_name) == 0)
-        return 0;
-    return fault_set(f, 404, "model_not_found", "model",
-                     "there is no model '%.100s', only '%.100s'", name, c->s->model_name);
+    struct client client = call_client(c);
+    return client_check_model(&client, name, f);
 }
 
 /* --- models ----------------------------------------------------------------------------------- */

@@ -15,7 +15,7 @@
 #include "sessions/items.h"
 #include "server/keep.h"
 #include "sessions/restoration.h"
-#include "server/shape.h"
+#include "requests/shape.h"
 
 struct response {
     struct draft draft;
@@ -143,7 +143,7 @@ static struct json *head(const struct generation *g, bool is_done)
     json_put_string(o, "object", "response");
     json_put_int(o, "created_at", g->created_s);
     json_put_string(o, "status", status);
-    json_put_string(o, "model", g->call->s->model_name);
+    json_put_string(o, "model", g->client.model_name);
     json_put_null(o, "error");
     if (strcmp(status, "incomplete") == 0) {
         json_put_string(why, "reason",
@@ -191,7 +191,7 @@ static int keep(struct generation *g, struct fault *f)
         return 0;
     struct turn *t = xcalloc(1, sizeof *t);
     struct json *items = output(g), *told = restoration_json(result, g->miss);
-    draft_finish(&r->draft, call_model(g->call), result, g->salt, t);
+    draft_finish(&r->draft, g->client.h, result, g->salt, t);
     snprintf(t->name, sizeof t->name, "%s", r->id);
     t->created_s = clock_wall_s();
     t->is_visible = true;
@@ -199,7 +199,7 @@ static int keep(struct generation *g, struct fault *f)
     t->restoration = json_text(told, 0);
     struct json *o = head(g, true);
     t->answer = json_text(o, 0);
-    int rc = turn_add(g->call->s->conversations, call_tenant(g->call), t, r->title,
+    int rc = turn_add(call_of(g)->s->conversations, call_tenant(call_of(g)), t, r->title,
                       &r->has_branched, &err);
     turn_free(t);
     json_free(o);
@@ -498,7 +498,7 @@ void api_responses(struct call *c)
     memcpy(prompt.ids, r->draft.ids, (size_t)prompt.n * sizeof *prompt.ids);
     struct prompt_text text = {xmemdup(r->draft.text.text, r->draft.text.n),
                                r->draft.text.n, r->draft.text.flags};
-    generation_start(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
+    call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }
 
 /* --- one that is there ------------------------------------------------------------------------- */

@@ -12,13 +12,11 @@
 #include <stdatomic.h>
 
 #include "sessions/conversations.h"
-#include "server/request.h"
+#include "requests/generation.h"
 #include "server/server.h"
-#include "server/sse.h"
 #include "server/watch.h"
 
 struct call;
-struct generation;
 
 struct route {
     const char *path, *method;
@@ -59,7 +57,6 @@ struct server {
         body_bytes; /* of all requests together, and of their parsed values */
     atomic_uint_fast64_t n_by_thread[N_CALL_THREADS];
     atomic_uint_fast64_t n_requests, n_status[6]; /* by hundreds */
-    atomic_uint_fast64_t next_id;
 };
 
 struct call {
@@ -104,9 +101,17 @@ void call_fault(struct call *c, const struct fault *f);
  * built; 0: none is ignored. */
 const struct json *call_body(struct call *c, unsigned kind);
 struct hcache *call_model(struct call *c);
+/* The call as the asker of a generation. */
+struct client call_client(struct call *c);
+/* The call whose generation it is. */
+struct call *call_of(const struct generation *g);
+/* Starts a generation of the call (generation.h); where that fails, the fault is the call's answer. */
+void call_generate(struct call *c, const struct dialect *dialect, void *own,
+                   const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
+                   struct prompt_text *text, const char *what);
 /* The salt of the state of a request, from its key and its own cache_salt (NULL: none): from malloc;
  * NULL: the empty one. */
-char *call_state_salt(const struct call *c, const char *cache_salt);
+char *call_state_salt(struct call *c, const char *cache_salt);
 /* What the names of its conversations belong to. */
 const char *call_tenant(const struct call *c);
 /* A parameter behind the "?" of the URL; NULL: absent. */

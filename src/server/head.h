@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "server/request.h"
+#include "requests/request.h"
 
 enum { HEAD_MAX_URI_BYTES = 4 << 10 };
 

@@ -25,7 +25,7 @@
 #include "server/body.h"
 #include "server/call.h"
 #include "server/gate.h"
-#include "server/generation.h"
+#include "requests/generation.h"
 #include "server/head.h"
 #include "server/guesses.h"
 #include "server/keep.h"
@@ -95,12 +95,10 @@ void call_fault(struct call *c, const struct fault *f)
     call_json(c, f->status, c->is_anthropic ? api_messages_fault(f) : fault_json(f));
 }
 
-char *call_state_salt(const struct call *c, const char *cache_salt)
+char *call_state_salt(struct call *c, const char *cache_salt)
 {
-    if (cache_salt == NULL || cache_salt[0] == 0)
-        return c->salt != NULL ? xstrdup(c->salt) : NULL;
-    /* A key's salt has no "/", so no two pairs read alike. */
-    return xasprintf("%s/%s", c->salt != NULL ? c->salt : "", cache_salt);
+    struct client client = call_client(c);
+    return client_state_salt(&client, cache_salt);
 }
 
 const char *call_tenant(const struct call *c)
@@ -116,6 +114,65 @@ const char *call_query(struct call *c, const char *name)
 struct hcache *call_model(struct call *c)
 {
     return atomic_load(&c->s->h);
+}
+
+/* --- generations ------------------------------------------------------------------------------ */
+
+/* On the engine's thread, with its lock held. */
+static void wake_client(void *arg)
+{
+    call_wake(arg);
+}
+
+static int tenant_of(const struct call *c)
+{
+    return auth_tenant(c->s->auth, c->salt);
+}
+
+static void answer_began(void *arg)
+{
+    struct call *c = arg;
+    tenants_begin(c->s->tenants, tenant_of(c));
+}
+
+static void answer_ended(void *arg, enum answer_end end, const struct hcache_result *r,
+                         bool missed)
+{
+    struct call *c = arg;
+    tenants_end(c->s->tenants, tenant_of(c), end, r, missed);
+}
+
+struct client call_client(struct call *c)
+{
+    static const struct client_calls calls = {wake_client, answer_began, answer_ended};
+    const struct server_opts *o = &c->s->o;
+    return (struct client){.h = call_model(c),
+                           .model_name = c->s->model_name,
+                           .answers = c->s->answers,
+                           .salt = c->salt,
+                           .plan = o->plan,
+                           .plan_strict = o->plan_strict,
+                           .plain_chat = o->plain_chat,
+                           .parse_special = o->parse_special,
+                           .max_queue = o->max_queue,
+                           .calls = &calls,
+                           .arg = c};
+}
+
+struct call *call_of(const struct generation *g)
+{
+    return generation_client(g)->arg;
+}
+
+void call_generate(struct call *c, const struct dialect *dialect, void *own,
+                   const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
+                   struct prompt_text *text, const char *what)
+{
+    struct fault f;
+    struct client client = call_client(c);
+    if (generation_start(&client, dialect, own, p, prompts, n_prompts, text, what, &c->gen,
+                         &f) != 0)
+        call_fault(c, &f);
 }
 
 /* --- sleeping --------------------------------------------------------------------------------- */
@@ -248,7 +305,12 @@ static enum MHD_Result send_when_done(struct call *c)
         if (call_sleep(c))
             return MHD_YES; /* the library calls again when woken */
     }
-    generation_answer(c->gen, c);
+    struct json *answer;
+    struct fault f;
+    if (generation_answer(c->gen, &answer, &f) == 0)
+        call_json(c, 200, answer);
+    else
+        call_fault(c, &f);
     return send_answer(c);
 }
 

@@ -3,7 +3,7 @@
 #define SERVER_KEEP_H
 
 #include "server/call.h"
-#include "server/generation.h"
+#include "requests/generation.h"
 #include "sessions/items.h"
 
 enum { KEEP_TITLE_BYTES = 80 };

@@ -218,17 +218,17 @@ static void http_metrics(struct textbuf *b, struct server *s)
 /* Of one key, under the names that the same figures have for all. */
 static void tenant_metrics(struct textbuf *b, struct call *c)
 {
-    static const char *const ends[] = {[TENANT_DONE] = "done",
-                                       [TENANT_CANCELLED] = "cancelled",
-                                       [TENANT_FAILED] = "failed",
-                                       [TENANT_TIMEOUT] = "timeout"};
+    static const char *const ends[] = {[ANSWER_DONE] = "done",
+                                       [ANSWER_CANCELLED] = "cancelled",
+                                       [ANSWER_FAILED] = "failed",
+                                       [ANSWER_TIMEOUT] = "timeout"};
     struct tenant_counts t;
     tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
     metric(b, "counter", "http_requests_total", "Requests.", (double)t.n_http);
     metric(b, "gauge", "requests_open", "Sequences of this key that have not ended.",
            (double)t.n_open);
     head(b, "counter", "requests_total", "Sequences, by how they ended.");
-    for (int i = 0; i < TENANT_ENDS; i++)
+    for (int i = 0; i < ANSWER_ENDS; i++)
         labelled(b, "requests_total", "end", ends[i], t.n_ended[i]);
     head(b, "counter", "prompt_tokens_total",
          "Prompt tokens, by where their state came from.");

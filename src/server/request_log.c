@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/call.h"
-#include "server/shape.h"
+#include "requests/shape.h"
 
 /* How the cached tokens of an answer came back: "device", "disk R0 H0 K4". */
 static void how(const struct hcache_result *r, struct textbuf *out)

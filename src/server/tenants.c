@@ -50,7 +50,7 @@ void tenants_begin(struct tenants *t, int tenant)
     pthread_mutex_unlock(&t->lock);
 }
 
-void tenants_end(struct tenants *t, int tenant, enum tenant_end end,
+void tenants_end(struct tenants *t, int tenant, enum answer_end end,
                  const struct hcache_result *r, bool missed)
 {
     pthread_mutex_lock(&t->lock);

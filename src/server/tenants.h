@@ -7,21 +7,14 @@
 #include <stdint.h>
 
 #include "hcache.h"
+#include "requests/client.h"
 
 struct tenants;
-
-enum tenant_end {
-    TENANT_DONE,
-    TENANT_CANCELLED,
-    TENANT_FAILED,
-    TENANT_TIMEOUT,
-    TENANT_ENDS
-};
 
 struct tenant_counts {
     uint64_t n_http; /* requests of any kind */
     uint64_t n_open; /* answers that are being generated, or wait for it */
-    uint64_t n_ended[TENANT_ENDS];
+    uint64_t n_ended[ANSWER_ENDS];
     uint64_t device_tokens, restored_tokens, computed_tokens; /* of prompts */
     uint64_t generated_tokens, restored_bytes;
     uint64_t n_restores,
@@ -35,7 +28,7 @@ void tenants_destroy(struct tenants *t); /* NULL is allowed */
 void tenants_request(struct tenants *t, int tenant); /* an HTTP request with a right key */
 void tenants_begin(struct tenants *t, int tenant);   /* an answer was submitted */
 /* It has ended. r: its result, NULL where there is none; missed: it names a miss reason. */
-void tenants_end(struct tenants *t, int tenant, enum tenant_end end,
+void tenants_end(struct tenants *t, int tenant, enum answer_end end,
                  const struct hcache_result *r, bool missed);
 void tenants_read(struct tenants *t, int tenant, struct tenant_counts *out);
 

@@ -85,7 +85,8 @@ int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
     size_t n_found = 0;
     what[0] = 0;
     int rc = encode(h, text, &out->ids, &out->n, err);
-    if (rc != 0 || !answers_find(m, salt, text->text, text->n, &n_found, &ids, &n_ids))
+    if (rc != 0 || m == NULL ||
+        !answers_find(m, salt, text->text, text->n, &n_found, &ids, &n_ids))
         return rc;
     int from = boundary(h, out, text->text, text->n, n_found), same = 0;
     while (same < n_ids && same < out->n && ids[same] == out->ids[same])

@@ -6,8 +6,8 @@
 #include "sessions/answers.h"
 #include "sessions/prompt.h"
 
-/* Tokenizes the text, with what m remembers of its beginning in place of its own tokens.  what
- * [200]: a miss reason, "retokenised at N", where that was not possible; "" else. 0, or the code. */
+/* Tokenizes the text, with what m remembers (NULL: nothing) of its beginning in place of its own tokens.
+ * what [200]: a miss reason, "retokenised at N", where that was not possible; "" else. 0, or the code. */
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
                    const struct prompt_text *text, struct prompt_ids *out, char *what,
                    struct hcache_err *err);

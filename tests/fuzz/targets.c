@@ -25,8 +25,8 @@
 #include "server/head.h"
 #include "server/origin.h"
 #include "sessions/items.h"
-#include "server/request.h"
-#include "server/sse.h"
+#include "requests/request.h"
+#include "requests/sse.h"
 #include "store/chunk.h"
 #include "store/superblock.h"
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "server/auth.h"
-#include "server/sse.h"
+#include "requests/sse.h"
 
 static void keys_open(void **state)
 {

@@ -3,8 +3,8 @@
  * What is not in the table is refused by name, as the original API does: a misspelt "temprature"
  * must not pass silently.  A field that is known but not supported passes with its neutral value
  * (null, false, {}, 0 ...), which load clients like to send, and is refused otherwise. */
-#ifndef SERVER_REQUEST_H
-#define SERVER_REQUEST_H
+#ifndef REQUESTS_REQUEST_H
+#define REQUESTS_REQUEST_H
 
 #include <stdbool.h>
 #include <stddef.h>

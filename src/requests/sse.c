@@ -1,5 +1,5 @@
 /* sse.c - see sse.h. */
-#include "server/sse.h"
+#include "requests/sse.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* request.c - see request.h. */
-#include "server/request.h"
+#include "requests/request.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,10 +1,10 @@
-/* shape.h - what completions look like on the wire, and a generation's insides; private to src/server. */
-#ifndef SERVER_SHAPE_H
-#define SERVER_SHAPE_H
+/* shape.h - what completions look like on the wire, and a generation's insides; for the files that make answers. */
+#ifndef REQUESTS_SHAPE_H
+#define REQUESTS_SHAPE_H
 
 #include <stdatomic.h>
 
-#include "server/generation.h"
+#include "requests/generation.h"
 
 struct choice {
     struct generation *gen;
@@ -24,7 +24,7 @@ struct choice {
 };
 
 struct generation {
-    struct call *call;
+    struct client client;
     const struct dialect *dialect;
     void *own; /* the dialect's */
     struct gen_params params;

@@ -1,6 +1,6 @@
 /* sse.h - the framing of server-sent events. Pure. */
-#ifndef SERVER_SSE_H
-#define SERVER_SSE_H
+#ifndef REQUESTS_SSE_H
+#define REQUESTS_SSE_H
 
 #include "base/textbuf.h"
 

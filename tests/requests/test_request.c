@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "server/request.h"
+#include "requests/request.h"
 
 struct row {
     unsigned kind;

@@ -1,5 +1,5 @@
 /* generation.c - see generation.h: submitting, streaming, answering.  The shapes are in shape.c. */
-#include "server/generation.h"
+#include "requests/generation.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,14 +9,17 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "server/auth.h"
-#include "server/call.h"
 #include "sessions/retoken.h"
-#include "server/shape.h"
-#include "server/tenants.h"
+#include "requests/shape.h"
 #include "sessions/restoration.h"
 
 /* --- starting --------------------------------------------------------------------------------- */
+
+static void wake(const struct client *c)
+{
+    if (c->calls != NULL && c->calls->wake != NULL)
+        c->calls->wake(c->arg);
+}
 
 /* On the engine's thread, with its lock held. */
 static void on_notify(void *arg, bool ended)
@@ -26,7 +29,7 @@ static void on_notify(void *arg, bool ended)
     if (ended)
         atomic_fetch_add(&g->n_ended, 1);
     if (ended || g->params.stream)
-        call_wake(g->call);
+        wake(&g->client);
 }
 
 static uint64_t random_u64(void)
@@ -109,15 +112,15 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .logprobs = p->logprobs,
                                .n_top = (int)p->n_top,
                                .salt = g->salt,
-                               .plan = g->call->s->o.plan,
-                               .plan_strict = g->call->s->o.plan_strict,
-                               .save = saved_for(g->call->s->o.plan),
+                               .plan = g->client.plan,
+                               .plan_strict = g->client.plan_strict,
+                               .save = saved_for(g->client.plan),
                                .priority = (int)p->priority,
                                .timeout_ms = (int)p->timeout_ms,
                                .durable = p->durable,
                                .notify = on_notify,
                                .arg = ch};
-    return hcache_submit(call_model(g->call), &r, &ch->ticket, err);
+    return hcache_submit(g->client.h, &r, &ch->ticket, err);
 }
 
 static int submit_all(struct generation *g, const struct prompt_ids *prompts,
@@ -126,8 +129,10 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
     struct hcache_model_info info;
     struct hcache_err err = {0};
     int n = (int)g->params.n;
-    uint64_t seed = g->params.has_seed ? (uint64_t)g->params.seed : random_u64();
-    hcache_model_info(call_model(g->call), &info);
+    uint64_t seed = g->params.has_seed     ? (uint64_t)g->params.seed
+                    : g->client.repeatable ? g->client.seed
+                                           : random_u64();
+    hcache_model_info(g->client.h, &info);
     if (check_fit(&g->params, prompts, g->n / n, info.max_context, f) != 0)
         return -1;
     for (int i = 0; i < g->n; i++) {
@@ -140,7 +145,8 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
             fault_of(&err, true, f);
             return -1;
         }
-        tenants_begin(g->call->s->tenants, auth_tenant(g->call->s->auth, g->call->salt));
+        if (g->client.calls != NULL && g->client.calls->began != NULL)
+            g->client.calls->began(g->client.arg);
     }
     return 0;
 }
@@ -154,27 +160,37 @@ static int never_fits_queue(int n, int max_queue, struct fault *f)
                      n, max_queue);
 }
 
-void generation_start(struct call *c, const struct dialect *dialect, void *own,
-                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
-                      struct prompt_text *text, const char *what)
+static void name_it(struct generation *g)
 {
-    struct fault f;
-    int n = n_prompts * (int)p->n, max_queue = c->s->o.max_queue;
+    static atomic_uint_fast64_t next;
+    const char *kind = g->params.kind == REQUEST_CHAT ? "chatcmpl" : "cmpl";
+    const struct client *c = &g->client;
+    g->created_s = c->repeatable ? c->created_s : clock_wall_s();
+    if (c->repeatable)
+        snprintf(g->id, sizeof g->id, "%s-%.32s", kind, c->request_name);
+    else
+        snprintf(g->id, sizeof g->id, "%s-%016llx%08llx", kind,
+                 (unsigned long long)random_u64(),
+                 (unsigned long long)atomic_fetch_add(&next, 1));
+}
+
+int generation_start(const struct client *c, const struct dialect *dialect, void *own,
+                     const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
+                     struct prompt_text *text, const char *what, struct generation **out,
+                     struct fault *f)
+{
+    int n = n_prompts * (int)p->n, max_queue = c->max_queue;
     struct generation *g = xcalloc(1, sizeof *g + (size_t)n * sizeof g->choice[0]);
-    g->call = c;
+    g->client = *c;
     g->dialect = dialect;
     g->own = own;
     g->params = *p;
-    g->salt = call_state_salt(c, p->cache_salt);
+    g->salt = client_state_salt(c, p->cache_salt);
     g->n = n;
-    g->created_s = clock_wall_s();
-    snprintf(g->id, sizeof g->id, "%s-%016llx%08llx",
-             p->kind == REQUEST_CHAT ? "chatcmpl" : "cmpl",
-             (unsigned long long)random_u64(),
-             (unsigned long long)atomic_fetch_add(&c->s->next_id, 1));
+    name_it(g);
     snprintf(g->miss, sizeof g->miss, "%s", what);
-    int rc = max_queue > 0 && n > max_queue ? never_fits_queue(n, max_queue, &f)
-                                            : submit_all(g, prompts, &f);
+    int rc = max_queue > 0 && n > max_queue ? never_fits_queue(n, max_queue, f)
+                                            : submit_all(g, prompts, f);
     if (text != NULL) {
         g->text = *text;
         g->prompt = prompts[0];
@@ -182,12 +198,15 @@ void generation_start(struct call *c, const struct dialect *dialect, void *own,
     }
     for (int i = 0; i < n_prompts; i++)
         hcache_free(prompts[i].ids);
-    if (rc == 0) {
-        c->gen = g;
-    } else {
+    if (rc != 0)
         generation_free(g);
-        call_fault(c, &f);
-    }
+    *out = rc == 0 ? g : NULL;
+    return rc;
+}
+
+const struct client *generation_client(const struct generation *g)
+{
+    return &g->client;
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -212,28 +231,29 @@ static void read_calls(struct generation *g, struct choice *ch)
 {
     char *text;
     if (g->params.tools == NULL || ch->result.text == NULL ||
-        !hcache_chat_calls(call_model(g->call), ch->result.text, ch->result.n_text, &text))
+        !hcache_chat_calls(g->client.h, ch->result.text, ch->result.n_text, &text))
         return;
     (void)json_parse(&ch->calls, text, strlen(text), "tool calls", NULL);
     hcache_free(text);
 }
 
 /* Counts the end once. */
-static void tell_end(struct choice *ch, enum tenant_end end, const struct hcache_result *r)
+static void tell_end(struct choice *ch, enum answer_end end, const struct hcache_result *r)
 {
     struct generation *g = ch->gen;
     if (ch->is_told)
         return;
     ch->is_told = true;
-    tenants_end(g->call->s->tenants, auth_tenant(g->call->s->auth, g->call->salt), end, r,
-                r != NULL && restoration_miss(r, g->miss) != NULL);
+    if (g->client.calls != NULL && g->client.calls->ended != NULL)
+        g->client.calls->ended(g->client.arg, end, r,
+                               r != NULL && restoration_miss(r, g->miss) != NULL);
 }
 
-static enum tenant_end end_of(const struct hcache_result *r)
+static enum answer_end end_of(const struct hcache_result *r)
 {
-    return strcmp(r->finish, "cancelled") == 0 ? TENANT_CANCELLED
-           : strcmp(r->finish, "timeout") == 0 ? TENANT_TIMEOUT
-                                               : TENANT_DONE;
+    return strcmp(r->finish, "cancelled") == 0 ? ANSWER_CANCELLED
+           : strcmp(r->finish, "timeout") == 0 ? ANSWER_TIMEOUT
+                                               : ANSWER_DONE;
 }
 
 /* 0, or -1 where it failed or was cut off by the server's end. */
@@ -242,7 +262,7 @@ static int take_result(struct choice *ch, struct fault *f)
     struct hcache_err err = {0};
     ch->finished = true;
     if (hcache_ticket_result(ch->ticket, &ch->result, &err) != 0) {
-        tell_end(ch, err.code == -ETIMEDOUT ? TENANT_TIMEOUT : TENANT_FAILED, NULL);
+        tell_end(ch, err.code == -ETIMEDOUT ? ANSWER_TIMEOUT : ANSWER_FAILED, NULL);
         fault_of(&err, false, f);
         return -1;
     }
@@ -252,7 +272,7 @@ static int take_result(struct choice *ch, struct fault *f)
     struct generation *g = ch->gen;
     read_calls(g, ch);
     if (g->text.text != NULL)
-        retoken_remember(call_model(g->call), g->call->s->answers, g->call->salt, &g->text,
+        retoken_remember(g->client.h, g->client.answers, g->client.salt, &g->text,
                          g->prompt.ids, g->prompt.n, &ch->result);
     return 0;
 }
@@ -293,21 +313,18 @@ static void keep_unfinished(struct generation *g)
         (void)keep(g, &f);
 }
 
-void generation_answer(struct generation *g, struct call *c)
+int generation_answer(struct generation *g, struct json **answer, struct fault *f)
 {
-    struct fault f;
     for (int i = 0; i < g->n; i++) {
         struct hcache_delta d;
         read_choice(&g->choice[i], &d);
-        if (take_result(&g->choice[i], &f) != 0) {
-            call_fault(c, &f);
-            return;
-        }
+        if (take_result(&g->choice[i], f) != 0)
+            return -1;
     }
-    if (keep(g, &f) != 0)
-        call_fault(c, &f);
-    else
-        call_json(c, 200, g->dialect->answer(g));
+    if (keep(g, f) != 0)
+        return -1;
+    *answer = g->dialect->answer(g);
+    return 0;
 }
 
 /* --- streaming -------------------------------------------------------------------------------- */
@@ -322,7 +339,7 @@ static void stream_fault(struct generation *g, const struct fault *f, struct tex
 /* Where tools may be called, only what cannot become a call goes out; at the end, all that is none. */
 static void hold_back(struct choice *ch, struct hcache_delta *d)
 {
-    struct hcache *h = call_model(ch->gen->call);
+    struct hcache *h = ch->gen->client.h;
     char *calls = NULL;
     textbuf_add(&ch->text, d->text, d->n_text);
     size_t sure = ch->text.n;
@@ -391,7 +408,7 @@ void generation_free(struct generation *g)
     keep_unfinished(g);
     for (int i = 0; i < g->n; i++) {
         if (g->choice[i].ticket != NULL) /* nobody waits for it any more */
-            tell_end(&g->choice[i], TENANT_CANCELLED, NULL);
+            tell_end(&g->choice[i], ANSWER_CANCELLED, NULL);
         hcache_ticket_free(g->choice[i].ticket);
         textbuf_free(&g->choice[i].logprobs);
         textbuf_free(&g->choice[i].text);

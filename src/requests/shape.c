@@ -1,11 +1,10 @@
 /* shape.c - see shape.h. */
-#include "server/shape.h"
+#include "requests/shape.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/utf8.h"
-#include "server/call.h"
 #include "sessions/restoration.h"
 
 static bool is_chat(const struct generation *g)
@@ -19,7 +18,7 @@ static struct json *envelope(const struct generation *g, const char *object)
     json_put_string(o, "id", g->id);
     json_put_string(o, "object", object);
     json_put_int(o, "created", g->created_s);
-    json_put_string(o, "model", g->call->s->model_name);
+    json_put_string(o, "model", g->client.model_name);
     return o;
 }
 
@@ -113,7 +112,7 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
 static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
 {
     int width = 1 + (int)g->params.n_top;
-    struct hcache *h = call_model(g->call);
+    struct hcache *h = g->client.h;
     const struct hcache_logprob *lp =
         (const void *)ch->logprobs.p; /* from malloc: aligned */
     int n = (int)(ch->logprobs.n / sizeof *lp) / width;

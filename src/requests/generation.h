@@ -1,17 +1,16 @@
-/* generation.h - one completion request at work: its tickets, and what goes out of them.
+/* generation.h - one completion request at work: its tickets, and the answer made of them.
  *
  * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like any
- * others.  APIs differ in what they say of it, and in what they keep (struct dialect).  It starts
- * on the thread that answers the call; everything else here runs on the HTTP thread of its connection, but
- * for generation_cancel. */
-#ifndef SERVER_GENERATION_H
-#define SERVER_GENERATION_H
+ * others.  APIs differ in the form of the answer and in what they keep (struct dialect).  Any thread may
+ * start it; then one thread at a time may use it.  generation_cancel may run on any thread. */
+#ifndef REQUESTS_GENERATION_H
+#define REQUESTS_GENERATION_H
 
-#include "server/request.h"
-#include "server/sse.h"
+#include "requests/client.h"
+#include "requests/request.h"
+#include "requests/sse.h"
 #include "sessions/prompt.h"
 
-struct call;
 struct choice;
 struct generation;
 
@@ -32,12 +31,15 @@ struct dialect {
     void (*drop)(void *own); /* frees what the route gave to generation_start */
 };
 
-/* Submits everything or nothing; where it fails, the fault is the call's answer.  Takes the prompts
- * and own, which is the dialect's.  text: of the only prompt, also taken, where its answers are to
- * be remembered; NULL: not.  what: a miss reason that tokenizing found, or "". */
-void generation_start(struct call *c, const struct dialect *dialect, void *own,
-                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
-                      struct prompt_text *text, const char *what);
+/* 0; or -1 with *f, *out NULL and nothing submitted.  Takes the prompts and own, which is the dialect's,
+ * in both cases.  text: of the only prompt, also taken, where its answers are to be remembered; NULL:
+ * not.  what: a miss reason that tokenizing found, or "". */
+int generation_start(const struct client *c, const struct dialect *dialect, void *own,
+                     const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
+                     struct prompt_text *text, const char *what, struct generation **out,
+                     struct fault *f);
+
+const struct client *generation_client(const struct generation *g);
 
 bool generation_is_stream(const struct generation *g);
 bool generation_has_ended(struct generation *g); /* all choices: an answer can be made */
@@ -45,7 +47,8 @@ bool generation_is_over(
     const struct generation *g); /* a stream: all of it has been written */
 void generation_stream(struct generation *g,
                        struct textbuf *out); /* what is new, as events */
-void generation_answer(struct generation *g, struct call *c);
+/* All choices have ended: 0 with the answer, which is the caller's; or -1 with *f. */
+int generation_answer(struct generation *g, struct json **answer, struct fault *f);
 /* Any thread.  NULL is allowed, here and below. */
 void generation_cancel(struct generation *g);
 /* Ends what still runs.  An answer that nobody was told of is kept as far as it is there, where its dialect keeps

@@ -1,0 +1,104 @@
+/* prompts.c - see prompts.h.
+ *
+ * A chat is rendered by the model's template; its earlier answers have the tokens that were generated
+ * (sessions/retoken.h).  The `prompt` of a text completion is one of: a text, a list of token ids, a list
+ * of texts, a list of lists of ids.  Special tokens written in such a text count as special tokens,
+ * because the user of that route writes the prompt format. */
+#include "requests/prompts.h"
+
+#include "sessions/retoken.h"
+
+/* --- chats ------------------------------------------------------------------------------------ */
+
+static int read_chat(const struct client *c, const struct gen_params *p, struct prompts *ps,
+                     struct fault *f)
+{
+    struct hcache_err err = {0};
+    struct chat_source source = {.messages = p->messages,
+                                 .tools = p->tools,
+                                 .kwargs = p->kwargs,
+                                 .plain = c->plain_chat,
+                                 .parse_special = c->parse_special};
+    int rc = prompt_render(c->h, &source, &ps->text, f);
+    if (rc == 0)
+        rc = prompt_fits(c->h, ps->text.text, ps->text.n, "messages", f);
+    if (rc != 0)
+        return rc;
+    if (retoken_encode(c->h, c->answers, c->salt, &ps->text, &ps->p[0], ps->what, &err) !=
+        0)
+        return fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+    ps->n = 1;
+    return 0;
+}
+
+/* --- text completions ------------------------------------------------------------------------- */
+
+static int add_text(struct hcache *h, struct prompts *ps, const struct json *v,
+                    struct fault *f)
+{
+    struct hcache_err err = {0};
+    size_t n;
+    const char *text = json_string_of(v, &n);
+    struct prompt_ids *p = &ps->p[ps->n];
+    if (text == NULL)
+        return fault_set(f, 400, NULL, "prompt",
+                         "'prompt' must hold texts or token ids, not %s",
+                         json_kind_name(v));
+    if (prompt_fits(h, text, n, "prompt", f) != 0)
+        return -1;
+    if (hcache_encode(h, text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL, &p->ids, &p->n,
+                      &err) != 0)
+        return fault_set(f, 400, NULL, "prompt", "'prompt': %s", err.msg);
+    ps->n++;
+    return 0;
+}
+
+static int add_ids(struct prompts *ps, const struct json *v, struct fault *f)
+{
+    struct prompt_ids *p = &ps->p[ps->n++];
+    return request_ids(v, "prompt", &p->ids, &p->n, f);
+}
+
+static int read_texts(struct hcache *h, const struct json *v, struct prompts *ps,
+                      struct fault *f)
+{
+    const struct json *first = json_at(v, 0);
+    if (json_kind(v) == JSON_KIND_STRING)
+        return add_text(h, ps, v, f);
+    if (json_kind(v) != JSON_KIND_ARRAY || first == NULL)
+        return fault_set(
+            f, 400, NULL, "prompt",
+            "'prompt' must be a text, a list of token ids, or a list of either");
+    if (json_kind(first) == JSON_KIND_INT)
+        return add_ids(ps, v, f);
+    size_t n = json_count(v);
+    if (n > MAX_PROMPTS)
+        return fault_set(f, 400, NULL, "prompt",
+                         "'prompt' has %zu prompts; at most %d are allowed", n,
+                         MAX_PROMPTS);
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        const struct json *one = json_at(v, i);
+        rc = json_kind(one) == JSON_KIND_ARRAY ? add_ids(ps, one, f)
+                                               : add_text(h, ps, one, f);
+    }
+    return rc;
+}
+
+/* --- both ------------------------------------------------------------------------------------- */
+
+int prompts_read(const struct client *c, const struct gen_params *p, struct prompts *out,
+                 struct fault *f)
+{
+    *out = (struct prompts){0};
+    return p->kind == REQUEST_CHAT ? read_chat(c, p, out, f)
+                                   : read_texts(c->h, p->prompt, out, f);
+}
+
+void prompts_deinit(struct prompts *ps)
+{
+    for (int i = 0; i < ps->n; i++)
+        hcache_free(ps->p[i].ids);
+    prompt_text_deinit(&ps->text);
+    ps->n = 0;
+}

@@ -1,0 +1,24 @@
+/* prompts.h - the prompts of one request, in tokens. */
+#ifndef REQUESTS_PROMPTS_H
+#define REQUESTS_PROMPTS_H
+
+#include "requests/client.h"
+#include "requests/request.h"
+#include "sessions/prompt.h"
+
+enum { MAX_PROMPTS = 16 }; /* of one text completion */
+
+struct prompts {
+    struct prompt_ids p[MAX_PROMPTS];
+    int n;
+    struct prompt_text text; /* of a chat; of a text completion it is empty */
+    char what[200];          /* a miss reason that tokenizing found, or "" */
+};
+
+/* Reads the prompts of p, which is a chat or a text completion.  0, or -1 with *f.  The caller deinits
+ * *out in both cases. */
+int prompts_read(const struct client *c, const struct gen_params *p, struct prompts *out,
+                 struct fault *f);
+void prompts_deinit(struct prompts *ps);
+
+#endif
