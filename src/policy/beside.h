@@ -20,7 +20,7 @@
 #include "policy/plan.h"
 
 /* Share of decode-step time that restore compute may use: the paper's 4 % minus the slowdown
- * from restore I/O (docs/PERF.md). */
+ * from restore I/O (docs/perf/). */
 #define BESIDE_RESTORE_SHARE 0.03
 /* A prompt beside decodes may make a step take this many times what they take alone: the promise
  * is 3 at the 99th percentile, and steps vary. */

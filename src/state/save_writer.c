@@ -416,7 +416,7 @@ static struct save_chunk *next_chunk(struct saver *s, const struct uncommitted *
 }
 
 /* Where every core computes, the writer takes what they leave: at their priority it cost each step that
- * it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/PERF.md).  The lowest one, and
+ * it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/perf/).  The lowest one, and
  * SCHED_IDLE, were no better, and starved it beside other programs: a commit of a second's work took
  * half a minute, and sequences were shed. */
 static void step_back(void)

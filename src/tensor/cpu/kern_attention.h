@@ -105,7 +105,7 @@ static void attn_end(const struct attn_state *s)
 
 /* --- softmax of rows over one block ---------------------------------------------------------- */
 
-/* Rows at once: each is a chain of latencies, most of which is spent side by side (docs/PERF.md). */
+/* Rows at once: each is a chain of latencies, most of which is spent side by side (docs/perf/). */
 #define SOFTMAX_ROWS 4
 
 /* p[lo..hi) times scale, the others -inf. Returns per lane the largest, m included. */
@@ -195,7 +195,7 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
 /* --- asking ahead ---------------------------------------------------------------------------- */
 
 /* One head is asked for line by line, of several FETCH_STRETCHES at once, since more pages at once are read
- * faster (docs/PERF.md). */
+ * faster (docs/perf/). */
 #define FETCH_STRETCHES 4
 
 /* Bytes [begin, begin + bytes) of a share, in n_steps times a line per vector. */
@@ -491,7 +491,7 @@ static void head_attend(const struct attn_state *s, int32_t block, int head,
 
 /* --- pairs of heads, for a row or a few (decode) ---------------------------------------------- */
 
-/* Over whole blocks strips that need several passes over K are faster one by one (docs/PERF.md). */
+/* Over whole blocks strips that need several passes over K are faster one by one (docs/perf/). */
 static bool takes_pairs(const struct attn_state *s)
 {
     const struct attn_tile *t = s->t;

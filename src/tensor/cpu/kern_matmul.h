@@ -258,7 +258,7 @@ static void mm_blocked(const struct mm_tile *t)
 /* --- few rows ------------------------------------------------------------------------------- */
 
 /* How far ahead memory is asked for, in steps, by rows. Not 64 and 128: whole KiB ahead were up to a tenth
- * slower (docs/PERF.md). */
+ * slower (docs/perf/). */
 #define FETCH_AHEAD(n_rows) ((n_rows) > 4 ? 136 : 72)
 
 /* Step i of every panel; `a` is the first row's element of it. */

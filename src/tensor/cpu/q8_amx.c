@@ -132,7 +132,7 @@ INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const u
 }
 
 /* Asks for the lines that strip_store will write: C of many rows does not stay in the cache, and what lies
- * ldc apart no prefetcher foresees (docs/PERF.md). */
+ * ldc apart no prefetcher foresees (docs/perf/). */
 INLINE void strip_ask(const struct q8_tile *t, int panel, int r0, int n)
 {
     for (int r = r0; r < r0 + n; r++)
