@@ -226,6 +226,10 @@ void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n
 int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeout_ns,
                   struct io_req *done[], unsigned *n_done, struct err *err);
 
+/* The waiting half of io_queue_wait: until a request can be handed out, or timeout_ns has passed.
+ * *is_done: one can.  The return value is that of io_queue_wait. */
+int io_queue_await(struct io_queue *q, int64_t timeout_ns, bool *is_done, struct err *err);
+
 /* Asks for an early end of all that is outstanding, because a device does not answer: requests not yet
  * begun, and those that the kernel gives back, come back from io_queue_wait with -ECANCELED (a write may
  * have happened in part).  What a device already has cannot be taken from it: such a request, and its

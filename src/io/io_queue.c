@@ -311,15 +311,28 @@ static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns)
     return rc;
 }
 
+static int await(struct io_queue *q, unsigned min, int64_t timeout_ns, struct err *err)
+{
+    unsigned want = min < q->n_outstanding ? min : q->n_outstanding;
+    int rc = wait_for(q, want, timeout_ns < 0 ? -1 : clock_now_ns() + timeout_ns);
+    return rc == 0 ? 0 : err_set(err, rc, "%s queue: %s", q->io->name, err_name(rc));
+}
+
+int io_queue_await(struct io_queue *q, int64_t timeout_ns, bool *is_done, struct err *err)
+{
+    int rc = await(q, 1, timeout_ns, err);
+    *is_done = q->done != NULL;
+    return rc;
+}
+
 int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeout_ns,
                   struct io_req *done[], unsigned *n_done, struct err *err)
 {
     *n_done = 0;
     CHECK(min <= max);
-    unsigned want = min < q->n_outstanding ? min : q->n_outstanding;
-    int rc = wait_for(q, want, timeout_ns < 0 ? -1 : clock_now_ns() + timeout_ns);
+    int rc = await(q, min, timeout_ns, err);
     if (rc != 0)
-        return err_set(err, rc, "%s queue: %s", q->io->name, err_name(rc));
+        return rc;
     while (*n_done < max && q->done != NULL) {
         done[(*n_done)++] = take_first(&q->done, &q->done_tail);
         q->n_done--;

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/step.h"
 #include "state/record.h"
 #include "state/restore_impl.h"
 
@@ -33,12 +34,18 @@ struct group *group_get(struct group_list *l)
     return g;
 }
 
+void restore_tell_io(struct restore_pipeline *rr)
+{
+    rr->n_io_news++;
+    pthread_cond_signal(&rr->for_io);
+}
+
 void restore_group_done(struct restore_pipeline *rr, struct group *g)
 {
     g->run->n_out--;
     g->run = NULL;
     group_put(&rr->free, g);
-    pthread_cond_signal(&rr->for_io);
+    restore_tell_io(rr);
 }
 
 /* --- the restore pipeline ----------------------------------------------------------------------------- */
@@ -180,7 +187,7 @@ static void stop_thread(struct restore_pipeline *r)
         return;
     pthread_mutex_lock(&r->lock);
     r->quit = true;
-    pthread_cond_signal(&r->for_io);
+    restore_tell_io(r);
     pthread_mutex_unlock(&r->lock);
     pthread_join(r->io, NULL);
 }
@@ -213,7 +220,7 @@ void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *f
     pthread_mutex_lock(&r->lock);
     r->wants_measure = true;
     r->fingerprint = *fingerprint;
-    pthread_cond_signal(&r->for_io);
+    restore_tell_io(r);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -254,8 +261,8 @@ static bool is_damage(int rc)
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why)
 {
     pthread_mutex_lock(&r->fault_lock);
-    if (chunk < atomic_load(&r->n_good)) {
-        atomic_store(&r->n_good, chunk);
+    if (chunk < shared_load(&r->n_good)) {
+        shared_store(&r->n_good, chunk);
         snprintf(r->out.fault, sizeof r->out.fault, "chunk %d: %s", chunk, why);
         if (is_damage(rc))
             store_condemn(r->rr->o.store, &r->job.hits[chunk], why);
@@ -266,7 +273,7 @@ void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why)
 void restore_give_up(struct restore *r, const char *why)
 {
     pthread_mutex_lock(&r->fault_lock);
-    atomic_store(&r->n_good, r->job.first_chunk);
+    shared_store(&r->n_good, r->job.first_chunk);
     snprintf(r->out.fault, sizeof r->out.fault, "%s", why);
     pthread_mutex_unlock(&r->fault_lock);
 }
@@ -325,7 +332,7 @@ static void find_starts(struct restore *r)
 bool restore_must_rewind(const struct restore *r)
 {
     const struct model_config *c = &r->rr->o.model->cfg;
-    int n_good = atomic_load(&r->n_good);
+    int n_good = shared_load(&r->n_good);
     return c->sliding_window > 0 && n_good > r->job.first_chunk && n_good < r->job.n_chunks;
 }
 
@@ -396,7 +403,7 @@ static struct restore *begin(struct restore_pipeline *rr, const struct restore_w
     while (*last != NULL)
         last = &(*last)->next;
     *last = r;
-    pthread_cond_signal(&rr->for_io);
+    restore_tell_io(rr);
     pthread_mutex_unlock(&rr->lock);
     return r;
 }
@@ -426,7 +433,7 @@ void restore_start(struct restore *r, const struct restore_job *job)
     if (r->owns_hits)
         r->job.hits = r->hits;
     r->t_start = clock_now_ns();
-    atomic_store(&r->n_good, job->n_chunks);
+    shared_store(&r->n_good, job->n_chunks);
     r->n_recompute = count_recomputed(job->plan);
     r->n_asked = job->n_chunks;
     make_order(r);
@@ -435,7 +442,7 @@ void restore_start(struct restore *r, const struct restore_job *job)
     pthread_mutex_lock(&rr->lock);
     CHECK(r->state == RESTORE_FOUND);
     r->state = RESTORE_RUNNING;
-    pthread_cond_signal(&rr->for_io);
+    restore_tell_io(rr);
     pthread_mutex_unlock(&rr->lock);
 }
 
@@ -448,7 +455,7 @@ static void rewind_to(struct restore *r, int n_chunks)
     pthread_mutex_lock(&rr->lock);
     r->job.n_chunks = n_chunks;
     set_cursors(r);
-    pthread_cond_signal(&rr->for_io);
+    restore_tell_io(rr);
     pthread_mutex_unlock(&rr->lock);
 }
 
@@ -461,14 +468,14 @@ bool restore_is_done(struct restore *r)
         return false;
     if (!restore_must_rewind(r))
         return true;
-    rewind_to(r, atomic_load(&r->n_good));
+    rewind_to(r, shared_load(&r->n_good));
     return false;
 }
 
 int restore_layers_ready(const struct restore *r)
 {
     int n = 0;
-    if (r->state != RESTORE_RUNNING || atomic_load(&r->n_good) < r->n_asked ||
+    if (r->state != RESTORE_RUNNING || shared_load(&r->n_good) < r->n_asked ||
         restore_recompute_remains(r))
         return 0;
     while (n < r->job.plan->n_layers && r->layer_left[n] == 0)
@@ -528,7 +535,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->direct_bytes = r->direct_bytes;
     out->io_ns = r->io_ns;
     pthread_mutex_unlock(&r->rr->lock);
-    out->n_chunks = atomic_load(&r->n_good);
+    out->n_chunks = shared_load(&r->n_good);
     out->n_tokens = restore_tokens(r, out->n_chunks);
     out->total_ns = r->t_start != 0 ? clock_now_ns() - r->t_start : 0;
     out->first_token = 0;

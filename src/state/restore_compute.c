@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/step.h"
 #include "state/restore_impl.h"
 
 enum { BY_R, BY_H, BY_K };
@@ -217,12 +218,12 @@ static int load_chunks(struct restore *r, const struct group *g, int first, int 
 static void take_chunk(struct item *a, const struct group *g, int i, struct stream *s)
 {
     struct restore *r = a->r;
-    if (g->first_chunk + i >= atomic_load(&r->n_good) || !check_record(r, g, i) ||
+    if (g->first_chunk + i >= shared_load(&r->n_good) || !check_record(r, g, i) ||
         g->kind != STORE_KV || g->twin != NULL)
         return;
     int rc = load_chunks(r, g, i, i + 1, s);
     if (rc != 0)
-        atomic_store(&a->rc, rc);
+        shared_store(&a->rc, rc);
 }
 
 static void item_share(void *arg, int thread_idx, int n_threads)
@@ -269,7 +270,7 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
 static int project_part(struct restore *r, const struct part *p)
 {
     const struct group *g = p->g;
-    int rc = 0, end = (atomic_load(&r->n_good) - g->first_chunk) * STORE_CHUNK_TOKENS;
+    int rc = 0, end = (shared_load(&r->n_good) - g->first_chunk) * STORE_CHUNK_TOKENS;
     end = end < p->project_to ? end : p->project_to;
     for (int row = g->n_projected, n; rc == 0 && row < end; row += n) {
         n = adjacent_rows(r->rr, g, row, end);
@@ -283,7 +284,7 @@ static int project_part(struct restore *r, const struct part *p)
  * the cache. */
 static int bring_up(struct restore *r, const struct part *p)
 {
-    int end = atomic_load(&r->n_good) - p->g->first_chunk;
+    int end = shared_load(&r->n_good) - p->g->first_chunk;
     end = end < p->first + p->n ? end : p->first + p->n;
     int rc = restore_up(r->rr, p->g, p->first, end);
     return rc == 0 && p->g->kind == STORE_KV
@@ -344,7 +345,7 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
         pool_run(rr->o.model->dev->pool, item_share, &a);
     else
         item_share(&a, 0, 1);
-    int rc = atomic_load(&a.rc);
+    int rc = shared_load(&a.rc);
     for (int i = 0; i < a.n_parts; i++) {
         struct part *p = &a.parts[i];
         p->g->n_taken += p->n;
@@ -376,7 +377,7 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
 
 static int good_tokens(const struct restore *r)
 {
-    return restore_tokens(r, atomic_load(&r->n_good));
+    return restore_tokens(r, shared_load(&r->n_good));
 }
 
 bool restore_recompute_remains(const struct restore *r)

@@ -21,6 +21,7 @@
 #ifndef STATE_RESTORE_IMPL_H
 #define STATE_RESTORE_IMPL_H
 
+#include "base/step.h"
 #include "model/pass.h"
 #include "state/restore.h"
 #include "state/restore_trace.h"
@@ -133,11 +134,13 @@ struct restore_pipeline {
     pthread_t io;
     bool has_thread;
     pthread_mutex_t lock;  /* the lists, n_news, quit, and of each restore what says so */
-    pthread_cond_t for_io; /* work for the I/O thread: a restore, a free slot, the end */
+    pthread_cond_t for_io; /* n_io_news has grown: a restore, a free slot, the end */
     pthread_cond_t for_compute; /* n_news has grown */
     struct group_list free, ready;
     struct restore *runs; /* not ended, in the order of their beginning */
     int n_in_flight;      /* groups */
+    uint64_t n_io_news;   /* things that the I/O thread may want to look at */
+    uint64_t n_io_seen;   /* of n_io_news */
     uint64_t n_news;      /* things that the compute lane may want to look at */
     bool quit;
     bool wants_measure; /* of the store's speed, on chunks of this model: */
@@ -200,7 +203,18 @@ bool restore_must_rewind(const struct restore *r);
 bool restore_recompute_remains(const struct restore *r);
 
 int restore_open_reader(struct restore_pipeline *rr, struct err *err);
+/* --- restore_io.c: the I/O thread's --- */
+/* The thread: a loop around the next two. */
 void *restore_io_main(void *pipeline);
+/* Does the next of: a look-up, a measurement, submitting a group, collecting the reads that are
+ * complete.  STEP_WAITS: only reads in flight, or news, can give it more to do. */
+enum step restore_io_step(struct restore_pipeline *rr);
+/* Behind STEP_WAITS.  Sleeps until a read is complete, or, if none is in flight, until there is
+ * news that the step has not seen. */
+void restore_io_wait(struct restore_pipeline *rr);
+/* [lock] There is something for the I/O thread. */
+void restore_tell_io(struct restore_pipeline *rr);
+/* --- restore_compute.c (its step is restore_pipeline_work) --- */
 /* Forgets what the compute lane holds of a restore. */
 void restore_drop_work(struct restore_pipeline *rr, struct restore *r);
 /* The piece that is being recomputed is given up; what is queued of it runs. */

@@ -1,8 +1,10 @@
 /* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order, hands groups on.
  *
  * It serves the restores in the order of their beginning: look-ups first, then the reads of the
- * oldest that has any left, as far as slots are free.  It sleeps on the reader while something is in
- * flight, else on for_io.  Nothing here is ever waited for by the compute lane. */
+ * oldest that has any left, as far as slots are free.  restore_io_step does one of these and never
+ * waits for another thread.  (A read into a device's memory is waited for inside the step:
+ * restore_direct.c.)  restore_io_wait sleeps on the reader while something is in flight, else on
+ * for_io.  The compute lane never waits for this thread. */
 #include <stdio.h>
 
 #include "base/check.h"
@@ -116,7 +118,7 @@ static bool reads_remain(const struct restore *r, int n_good)
 
 bool restore_reads_remain(const struct restore *r)
 {
-    return reads_remain(r, atomic_load(&r->n_good));
+    return reads_remain(r, shared_load(&r->n_good));
 }
 
 /* [lock] The next run of good chunks of one layer and kind, into g: there is one. */
@@ -148,7 +150,7 @@ static struct group *take_group(struct restore_pipeline *rr)
     struct restore *r = rr->runs;
     int n_good = 0;
     for (; r != NULL; r = r->next) {
-        n_good = atomic_load(&r->n_good);
+        n_good = shared_load(&r->n_good);
         if (reads_remain(r, n_good))
             break;
     }
@@ -236,19 +238,21 @@ static int collect_direct(struct restore_pipeline *rr, struct err *err)
     return 0;
 }
 
-/* Collects completions; a group whose reads are all done goes to the compute lane. */
-static int collect(struct restore_pipeline *rr, struct err *err)
+/* Collects what is complete. A group whose reads are all complete goes to the compute lane. */
+static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
 {
     struct store_read *done[2 * GROUP];
     int n = 0;
+    *found = true;
     if (rr->n_direct > 0)
         return collect_direct(rr, err);
-    int rc = store_reader_wait(rr->reader, done, 2 * GROUP, &n, err);
+    int rc = store_reader_poll(rr->reader, done, 2 * GROUP, &n, err);
     for (int i = 0; i < n; i++) {
         struct group *g = done[i]->user;
         if (--g->n_left == 0)
             arrived(rr, g);
     }
+    *found = n > 0;
     return rc;
 }
 
@@ -277,7 +281,7 @@ static void fail_all(struct restore_pipeline *rr, const struct err *why)
     pthread_mutex_unlock(&rr->lock);
 }
 
-/* --- the thread ------------------------------------------------------------------------------- */
+/* --- the step, and the thread ------------------------------------------------------------------------------- */
 
 /* [lock, released meanwhile] */
 static bool find_next(struct restore_pipeline *rr)
@@ -301,24 +305,43 @@ static bool find_next(struct restore_pipeline *rr)
     return true;
 }
 
+enum step restore_io_step(struct restore_pipeline *rr)
+{
+    struct err err = {0};
+    pthread_mutex_lock(&rr->lock);
+    rr->n_io_seen = rr->n_io_news;
+    bool in_flight = rr->n_in_flight > 0, ends = rr->quit && !in_flight;
+    bool worked = !ends && (find_next(rr) || measure_ahead(rr));
+    struct group *g = ends || worked ? NULL : take_group(rr);
+    pthread_mutex_unlock(&rr->lock);
+    if (ends)
+        return STEP_ENDED;
+    if (worked || (g == NULL && !in_flight))
+        return worked ? STEP_WORKED : STEP_WAITS;
+    int rc = g != NULL ? submit(rr, g, true, &err) : collect(rr, &worked, &err);
+    if (rc != 0)
+        fail_all(rr, &err);
+    return g != NULL || worked || rc != 0 ? STEP_WORKED : STEP_WAITS;
+}
+
+void restore_io_wait(struct restore_pipeline *rr)
+{
+    struct err err = {0};
+    pthread_mutex_lock(&rr->lock);
+    bool in_flight = rr->n_in_flight > 0;
+    while (!in_flight && rr->n_io_news == rr->n_io_seen)
+        pthread_cond_wait(&rr->for_io, &rr->lock);
+    pthread_mutex_unlock(&rr->lock);
+    if (in_flight && store_reader_await(rr->reader, &err) != 0)
+        fail_all(rr, &err);
+}
+
 void *restore_io_main(void *pipeline)
 {
-    struct restore_pipeline *rr = pipeline;
-    pthread_mutex_lock(&rr->lock);
-    while (!rr->quit || rr->n_in_flight > 0) {
-        struct err err = {0};
-        if (find_next(rr) || measure_ahead(rr))
-            continue;
-        struct group *g = take_group(rr);
-        if (g == NULL && rr->n_in_flight == 0) {
-            pthread_cond_wait(&rr->for_io, &rr->lock);
-            continue;
-        }
-        pthread_mutex_unlock(&rr->lock);
-        if ((g != NULL ? submit(rr, g, true, &err) : collect(rr, &err)) != 0)
-            fail_all(rr, &err);
-        pthread_mutex_lock(&rr->lock);
+    enum step did;
+    while ((did = restore_io_step(pipeline)) != STEP_ENDED) {
+        if (did == STEP_WAITS)
+            restore_io_wait(pipeline);
     }
-    pthread_mutex_unlock(&rr->lock);
     return NULL;
 }

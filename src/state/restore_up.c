@@ -21,6 +21,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/step.h"
 #include "state/restore_impl.h"
 #include "tensor/ops.h"
 
@@ -255,7 +256,7 @@ static void judge(struct restore_pipeline *rr, struct group *g)
     struct restore *r = g->run;
     for (int i = 0; i < g->n_chunks; i++) {
         struct err e = {0};
-        if (g->first_chunk + i >= atomic_load(&r->n_good))
+        if (g->first_chunk + i >= shared_load(&r->n_good))
             break;
         int rc = store_read_judge(&g->reads[i], sums_of(rr, g)[i], &e);
         if (rc != 0)

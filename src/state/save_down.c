@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/step.h"
 #include "tensor/group.h"
 
 enum { N_JOBS = 64, ALIGN = 256 };
@@ -67,7 +68,7 @@ static void sort_rows(struct job *j)
         if (rc == 0)
             memcpy(m->to, m->from, m->n_bytes);
         else
-            atomic_store(m->lost, true);
+            shared_store(m->lost, true);
     }
 }
 

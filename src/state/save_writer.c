@@ -1,7 +1,8 @@
 /* save_writer.c - stage two of saving: full chunks from all sequences into the store.
  *
- * Chunks of one sequence are taken in their order, so what is committed of a sequence is always a
- * prefix of it. */
+ * save_writer_step writes one chunk of the queue, or commits.  save_writer_wait sleeps until there is
+ * a chunk or a commit is due.  Chunks of one sequence are taken in their order, so what is committed
+ * of a sequence is always a prefix of it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,28 +10,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/step.h"
 #include "state/saver_impl.h"
-
-enum {
-    MAX_UNCOMMITTED = 64, /* chunks appended before a commit is due in any case */
-};
-
-/* A chunk that was appended since the last commit. */
-struct written {
-    struct save_seq *seq;
-    struct sha256 key;
-    int64_t n_tokens; /* of the sequence, durable with the commit */
-    bool is_tail;
-};
-
-/* Chunks that were appended and are not committed yet. */
-struct uncommitted {
-    int n;
-    int n_given_up;   /* that came after the first of them */
-    bool has_written; /* records, into the store */
-    int64_t due_ns;   /* when it is to be committed at the latest, where n > 0 */
-    struct written chunk[MAX_UNCOMMITTED];
-};
 
 static void set_fault(struct saver *s, int rc, const struct err *e)
 {
@@ -270,7 +251,7 @@ static void committed(struct saver *s, const struct written *w)
     hold_pin(s, w->seq, &hit);
     atomic_fetch_add(&s->n_chunks, 1);
     atomic_fetch_add(&s->n_tails, w->is_tail);
-    atomic_store(&w->seq->committed, (long long)w->n_tokens);
+    shared_store(&w->seq->committed, (long long)w->n_tokens);
 }
 
 static void settle_locked(struct saver *s, uint64_t n_chunks)
@@ -350,7 +331,7 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
     int rc = ERR_CANCELLED;
     if (s->down != NULL)
         save_down_await(s->down, c->after);
-    if (atomic_load(&c->lost))
+    if (shared_load(&c->lost))
         save_end_seq(q, SAVE_END_DEVICE);
     if (save_ended(q) == SAVE_GOES_ON && s->fault == 0 && !has_parent(s, q, b))
         end = is_full(s) ? SAVE_END_SPACE : SAVE_END_PARENT;
@@ -384,34 +365,21 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] Waits until there is a chunk, or what there is is to be committed, or nothing will come. */
-static void await_chunk(struct saver *s, const struct uncommitted *b)
+/* [lock] Whether what was appended is to be committed before the next chunk comes. */
+static bool is_commit_due(const struct saver *s)
 {
-    struct timespec due = {.tv_sec = b->due_ns / 1000000000,
-                           .tv_nsec = b->due_ns % 1000000000};
-    int rc = 0;
-    while (s->queue == NULL && !s->quit &&
-           (b->n == 0 || (!s->is_awaited && rc != ETIMEDOUT))) {
-        if (b->n == 0)
-            pthread_cond_wait(&s->changed, &s->lock);
-        else
-            rc = pthread_cond_timedwait(&s->changed, &s->lock, &due);
-    }
+    const struct uncommitted *b = &s->uncommitted;
+    return b->n > 0 && (s->quit || s->is_awaited || clock_now_ns() >= b->due_ns);
 }
 
-/* The next chunk; NULL: commit what there is, or end where that is nothing. */
-static struct save_chunk *next_chunk(struct saver *s, const struct uncommitted *b)
+/* [lock] The next chunk of the queue, or NULL. */
+static struct save_chunk *take_chunk(struct saver *s)
 {
-    pthread_mutex_lock(&s->lock);
-    await_chunk(s, b);
     struct save_chunk *c = s->queue;
     if (c != NULL)
         s->queue = c->next;
-    else
-        s->is_awaited = false; /* all that was asked for is in the batch */
     if (s->queue == NULL)
         s->queue_end = &s->queue;
-    pthread_mutex_unlock(&s->lock);
     return c;
 }
 
@@ -426,18 +394,44 @@ static void step_back(void)
                       NICE); /* this thread's alone, on Linux */
 }
 
-void *save_writer_main(void *arg)
+enum step save_writer_step(struct saver *s)
 {
-    struct saver *s = arg;
-    struct uncommitted b = {0};
-    step_back();
-    for (;;) {
-        struct save_chunk *c = next_chunk(s, &b);
-        if (c == NULL && b.n == 0)
-            return NULL; /* quit, and nothing left */
-        if (c != NULL)
-            write_chunk(s, c, &b);
-        if (b.n > 0 && (c == NULL || b.n == MAX_UNCOMMITTED))
-            commit(s, &b);
+    struct uncommitted *b = &s->uncommitted;
+    pthread_mutex_lock(&s->lock);
+    struct save_chunk *c = take_chunk(s);
+    bool is_due = c == NULL && is_commit_due(s), ends = c == NULL && b->n == 0 && s->quit;
+    if (is_due)
+        s->is_awaited = false; /* all that was asked for is in the batch */
+    pthread_mutex_unlock(&s->lock);
+    if (c != NULL)
+        write_chunk(s, c, b);
+    if (is_due || b->n == MAX_UNCOMMITTED)
+        commit(s, b);
+    return ends ? STEP_ENDED : c != NULL || is_due ? STEP_WORKED : STEP_WAITS;
+}
+
+void save_writer_wait(struct saver *s)
+{
+    const struct uncommitted *b = &s->uncommitted;
+    struct timespec due = {.tv_sec = b->due_ns / 1000000000,
+                           .tv_nsec = b->due_ns % 1000000000};
+    pthread_mutex_lock(&s->lock);
+    while (s->queue == NULL && !s->quit && !is_commit_due(s)) {
+        if (b->n == 0)
+            pthread_cond_wait(&s->changed, &s->lock);
+        else
+            (void)pthread_cond_timedwait(&s->changed, &s->lock, &due);
     }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void *save_writer_main(void *saver)
+{
+    enum step did;
+    step_back();
+    while ((did = save_writer_step(saver)) != STEP_ENDED) {
+        if (did == STEP_WAITS)
+            save_writer_wait(saver);
+    }
+    return NULL;
 }

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/step.h"
 #include "state/record.h"
 #include "policy/save_kinds.h"
 #include "state/saver_impl.h"
@@ -56,13 +57,14 @@ const char *save_end_text(enum save_end e)
 void save_end_seq(struct save_seq *q, enum save_end why)
 {
     int going = SAVE_GOES_ON;
+    shared_turn();
     if (atomic_compare_exchange_strong(&q->end, &going, (int)why))
         atomic_fetch_add(&q->saver->n_ended[why], 1);
 }
 
 enum save_end save_ended(const struct save_seq *q)
 {
-    return q == NULL ? SAVE_GOES_ON : (enum save_end)atomic_load(&q->end);
+    return q == NULL ? SAVE_GOES_ON : (enum save_end)shared_load(&q->end);
 }
 
 /* --- life cycle ------------------------------------------------------------------------------- */
@@ -223,14 +225,14 @@ uint64_t saver_mark(struct saver *s)
 
 bool saver_reached(const struct saver *s, uint64_t mark)
 {
-    return atomic_load(&s->n_settled) >= mark;
+    return shared_load(&s->n_settled) >= mark;
 }
 
 int saver_flush(struct saver *s, struct err *err)
 {
     uint64_t mark = saver_mark(s);
     pthread_mutex_lock(&s->lock);
-    while (s->n_settled < mark)
+    while (shared_load(&s->n_settled) < mark)
         pthread_cond_wait(&s->changed, &s->lock);
     int rc = s->fault;
     if (rc != 0 && err != NULL)
@@ -360,12 +362,12 @@ void save_stop(struct save_seq *q)
 bool save_is_settled(const struct save_seq *q)
 {
     return q == NULL || save_ended(q) != SAVE_GOES_ON ||
-           atomic_load(&q->committed) >= q->n_handed_over;
+           shared_load(&q->committed) >= q->n_handed_over;
 }
 
 int64_t save_committed_tokens(const struct save_seq *q)
 {
-    return q == NULL ? 0 : (int64_t)atomic_load(&q->committed);
+    return q == NULL ? 0 : (int64_t)shared_load(&q->committed);
 }
 
 /* --- stage one -------------------------------------------------------------------------------- */

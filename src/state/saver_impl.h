@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/step.h"
 #include "state/save_down.h"
 #include "state/save_memory.h"
 #include "state/saver.h"
@@ -56,6 +57,27 @@ struct save_seq {
     int tail_idx;
 };
 
+enum {
+    MAX_UNCOMMITTED = 64, /* chunks appended before a commit is due in any case */
+};
+
+/* A chunk that was appended since the last commit. */
+struct written {
+    struct save_seq *seq;
+    struct sha256 key;
+    int64_t n_tokens; /* of the sequence, durable with the commit */
+    bool is_tail;
+};
+
+/* Chunks that were appended and are not committed yet. */
+struct uncommitted {
+    int n;
+    int n_given_up;   /* chunks given up since the first of them was appended */
+    bool has_written; /* records, into the store */
+    int64_t due_ns;   /* if n > 0: the time by which it is to be committed */
+    struct written chunk[MAX_UNCOMMITTED];
+};
+
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
@@ -69,6 +91,7 @@ struct saver {
     struct buf packed;           /* one layer's K and V of a chunk, in a block's layout */
     struct store_reader *reader; /* of tails; NULL until the first one */
     struct buf tail_record;      /* what it reads to: one record */
+    struct uncommitted uncommitted;
 
     pthread_mutex_t lock; /* guards all that follows, and n_refs of sequences */
     pthread_cond_t changed;
@@ -94,7 +117,7 @@ struct saver {
 /* [lock] Something is queued, being written, or written and not committed. */
 static inline bool saver_is_busy(const struct saver *s)
 {
-    return s->n_settled != s->n_queued;
+    return shared_load(&s->n_settled) != s->n_queued;
 }
 
 static inline uint8_t *save_record(const struct save_chunk *c, int l, enum store_kind kind)
@@ -106,7 +129,12 @@ static inline uint8_t *save_record(const struct save_chunk *c, int l, enum store
 void save_end_seq(struct save_seq *q, enum save_end why);
 void save_drop_ref_locked(struct save_seq *q);
 
-/* The body of the writer's thread: stage two. */
+/* --- save_writer.c: stage two, the writer's thread --- */
+/* The thread: a loop around the next two. */
 void *save_writer_main(void *saver);
+/* Writes the next chunk of the queue, or commits what is due.  STEP_WAITS: there is neither. */
+enum step save_writer_step(struct saver *s);
+/* Behind STEP_WAITS. Sleeps until there is a chunk, a commit is due, or the saver ends. */
+void save_writer_wait(struct saver *s);
 
 #endif

@@ -208,19 +208,20 @@ static int done_take(struct store_reader *r, struct store_read **done, int max)
 }
 
 /* A device that does not answer is not waited for: what it lets go of has failed. */
-static int reqs_wait(struct store_reader *r, unsigned min, unsigned max,
-                     struct io_req **reqs, unsigned *n, struct err *err)
+int store_reader_await(struct store_reader *r, struct err *err)
 {
-    int rc;
-    do {
-        rc = io_queue_wait(r->queue, min, max, r->store->stuck_ns, reqs, n, err);
-        if (rc == 0 && *n < min)
+    bool is_done = r->done != NULL || r->queue == NULL ||
+                   io_queue_outstanding(r->queue) == 0;
+    int rc = 0;
+    while (rc == 0 && !is_done) {
+        rc = io_queue_await(r->queue, r->store->stuck_ns, &is_done, err);
+        if (rc == 0 && !is_done)
             io_queue_cancel(r->queue);
-    } while (rc == 0 && *n < min);
+    }
     return rc;
 }
 
-int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
+int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err)
 {
     enum { AT_ONCE = 64 };
@@ -231,7 +232,7 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
     if (n == max || r->queue == NULL || io_queue_outstanding(r->queue) == 0)
         return 0;
     unsigned room = (unsigned)(max - n) < AT_ONCE ? (unsigned)(max - n) : AT_ONCE;
-    int rc = reqs_wait(r, n > 0 ? 0 : 1, room, reqs, &n_reqs, err);
+    int rc = io_queue_wait(r->queue, 0, room, 0, reqs, &n_reqs, err);
     for (unsigned i = 0; i < n_reqs; i++) {
         struct slot *slot = reqs[i]->user;
         slot->read->status = reqs[i]->result == -ECANCELED ? -ETIMEDOUT : reqs[i]->result;
@@ -242,6 +243,14 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
     }
     *n_done = n;
     return rc;
+}
+
+int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
+                      int *n_done, struct err *err)
+{
+    *n_done = 0;
+    int rc = store_reader_await(r, err);
+    return rc == 0 ? store_reader_poll(r, done, max, n_done, err) : rc;
 }
 
 /* --- reads by others --------------------------------------------------------------------------- */

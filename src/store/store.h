@@ -342,6 +342,11 @@ int store_reader_submit(struct store_reader *r, struct store_read *const *reads,
 /* Waits for at least one completion (if any is in flight); *n_done <= max completed ones. */
 int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
+/* The two halves of store_reader_wait: hands out what is complete, without waiting; waits until
+ * there is something to hand out (if anything is in flight). */
+int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
+                      int *n_done, struct err *err);
+int store_reader_await(struct store_reader *r, struct err *err);
 
 /* Checks the bytes of a completed read; must be called before they are used, on any thread, once
  * per record: completion alone does not mean that they are right. 0 or ERR_CORRUPT. */
