@@ -37,6 +37,17 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
     return store_partial_key(parent, tokens, STORE_CHUNK_TOKENS);
 }
 
+struct sha256 store_stair_key(const struct sha256 *parent, const uint32_t numbers[3])
+{
+    uint8_t bytes[12];
+    for (int i = 0; i < 3; i++)
+        put_u32(bytes + 4 * i, numbers[i]);
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field(c, "hcache stair", parent->b, sizeof parent->b);
+    sha256_field(c, "context step keep", bytes, sizeof bytes);
+    return sha256_end(c);
+}
+
 uint64_t store_owner(const char *salt)
 {
     if (salt == NULL || *salt == 0)

@@ -78,6 +78,12 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
 struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *tokens,
                                 int n_tokens);
 
+/* The parent of a stair's first chunk in a truncated context (policy/truncation.h): SHA-256(the key of
+ * the chunk before, the numbers C, S, K), fields tagged.  So the keys of a stair's chunks name all
+ * tokens before them and the truncation.  No chunk has this key: the store sees each stair as a
+ * context of its own, whose tail goes before its head. */
+struct sha256 store_stair_key(const struct sha256 *parent, const uint32_t numbers[3]);
+
 /* Whose a chunk is, for quotas and statistics: a number made of the salt; 0 for the empty salt (or
  * NULL).  It is stored with the chunk, and does not say what the salt was to those who cannot guess
  * it. */

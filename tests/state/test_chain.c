@@ -113,6 +113,73 @@ static void salts_and_models_keep_apart(void **state)
     chain_deinit(&none);
 }
 
+/* Tokens of a truncated context: C = 256, S = 64, K = 64, so stairs begin at 256, 320, ... */
+enum { N_LONG = 64 * 8 };
+
+static struct chain long_chain(const struct truncation *t)
+{
+    int32_t tokens[N_LONG];
+    struct chain c;
+    struct sha256 f = fingerprint(1);
+    for (int i = 0; i < N_LONG; i++)
+        tokens[i] = i * 31 % 1009;
+    chain_init(&c, &f, NULL);
+    c.truncation = *t;
+    chain_extend(&c, tokens, N_LONG);
+    return c;
+}
+
+/* The chunks of the first stair keep their keys; all others differ between truncations. */
+static void a_truncation_renames_what_it_changes(void **state)
+{
+    (void)state;
+    struct chain none = long_chain(&(struct truncation){0});
+    struct chain c[] = {long_chain(&(struct truncation){256, 64, 64}),
+                        long_chain(&(struct truncation){256, 128, 64}),
+                        long_chain(&(struct truncation){256, 64, 128}),
+                        long_chain(&(struct truncation){320, 64, 64})};
+    for (int i = 0; i < 4; i++) {
+        int first = c[i].truncation.context / 64;
+        for (int k = 0; k < 8; k++) {
+            assert_int_equal(same(&c[i].keys[k], &none.keys[k]), k < first);
+            for (int j = 0; j < i && k >= 5; j++)
+                assert_false(same(&c[i].keys[k], &c[j].keys[k]));
+        }
+    }
+    /* Only the first chunk of a stair is stored under another key than the one before. */
+    for (int k = 1; k < 8; k++) {
+        struct sha256 a = chain_stored_parent(&c[0], k), b = chain_stored_parent(&c[1], k);
+        assert_int_equal(same(&a, chain_parent(&c[0], k)), k < 4);
+        assert_int_equal(same(&b, chain_parent(&c[1], k)), k != 4 && k != 6);
+        struct sha256 again = chain_stored_behind(&c[0].truncation, &c[0].keys[k - 1], k);
+        assert_true(same(&again, &a));
+    }
+    for (int i = 0; i < 4; i++)
+        chain_deinit(&c[i]);
+    chain_deinit(&none);
+}
+
+/* Equal tokens in view are another state where what was dropped differs, or the cut. */
+static void a_view_names_what_it_dropped(void **state)
+{
+    (void)state;
+    struct truncation t = {256, 64, 64};
+    struct chain c = long_chain(&t), none = long_chain(&(struct truncation){0});
+    struct sha256 r0 = chain_view_root(&c, 0), r1 = chain_view_root(&c, 64);
+    struct sha256 r2 = chain_view_root(&c, 128);
+    assert_true(same(&r0, &none.root));
+    assert_false(same(&r1, &r0) || same(&r2, &r0) || same(&r1, &r2));
+    c.keys[1].b[0] ^= 1; /* the last chunk that cut 64 drops */
+    struct sha256 other = chain_view_root(&c, 64);
+    assert_false(same(&other, &r1));
+    c.keys[1].b[0] ^= 1;
+    c.truncation.step = 128;
+    other = chain_view_root(&c, 128);
+    assert_false(same(&other, &r2));
+    chain_deinit(&c);
+    chain_deinit(&none);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -120,6 +187,8 @@ int main(void)
         cmocka_unit_test(edges),
         cmocka_unit_test(depends_on_the_past),
         cmocka_unit_test(salts_and_models_keep_apart),
+        cmocka_unit_test(a_truncation_renames_what_it_changes),
+        cmocka_unit_test(a_view_names_what_it_dropped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,139 @@
+/* test_truncation.c - the arithmetic of truncation, over every window up to 4,096 tokens, every step
+ * and every number of kept tokens: against the definition, token by token. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "policy/truncation.h"
+
+enum { MAX_C = 4096, UNIT = TRUNCATION_UNIT };
+
+/* The definition, in the words of the header. */
+static int64_t cut_by_definition(int64_t c, int64_t s, int64_t p)
+{
+    int64_t cut = 0;
+    while (p - cut >= c) /* the fewest steps that bring the position below C */
+        cut += s;
+    return cut;
+}
+
+/* Token p of a truncation: what it sees, and where. */
+static void check_token(const struct truncation *t, int64_t p)
+{
+    int64_t cut = truncation_cut(t, p);
+    int64_t own = truncation_position(t, cut, p);
+    assert_int_equal(cut % t->step, 0);
+    assert_true(own < t->context);
+    assert_true(p < t->keep ? own == p : own == p - cut);
+    assert_int_equal(truncation_token(t, cut, own), p);
+    assert_true(truncation_first(t, cut) <= p && p < truncation_end(t, cut));
+    assert_int_equal(truncation_begins(t, p), p > 0 && p == truncation_first(t, cut));
+    /* It sees all kept tokens, and the last that it drops is just before the first that it sees. */
+    assert_true(truncation_sees(t, cut, 0) && truncation_sees(t, cut, t->keep - 1));
+    if (cut > 0) {
+        assert_false(truncation_sees(t, cut, t->keep));
+        assert_false(truncation_sees(t, cut, t->keep + cut - 1));
+        assert_true(truncation_sees(t, cut, t->keep + cut));
+        assert_int_equal(truncation_position(t, cut, t->keep + cut), t->keep);
+        /* The stair begins where C - S tokens are in view, and at least one of them moved. */
+        assert_int_equal(truncation_position(t, cut, truncation_first(t, cut)),
+                         t->context - t->step);
+        assert_true(t->keep + cut < truncation_first(t, cut));
+    }
+}
+
+/* Chunks have one cut, positions stay below C, and the closed form is the definition. */
+static void the_arithmetic_is_the_definition(void **state)
+{
+    (void)state;
+    for (int64_t c = 3 * UNIT; c <= MAX_C; c += UNIT) {
+        for (int64_t s = UNIT; s <= c - 2 * UNIT; s += UNIT) {
+            int64_t most = c - s - UNIT;
+            struct truncation t = {(int32_t)c, (int32_t)s, 0};
+            for (int64_t p = 0; p < 3 * c; p += UNIT) {
+                assert_int_equal(truncation_cut(&t, p), cut_by_definition(c, s, p));
+                assert_int_equal(truncation_cut(&t, p), truncation_cut(&t, p + UNIT - 1));
+            }
+            int64_t keeps[3] = {UNIT, most, most / 2 / UNIT * UNIT};
+            for (int i = 0; i < 3; i++) {
+                t.keep = (int32_t)(keeps[i] < UNIT ? UNIT : keeps[i]);
+                for (int64_t p = 0; p < 3 * c; p += UNIT) {
+                    check_token(&t, p);
+                    check_token(&t, p + UNIT - 1);
+                }
+            }
+        }
+    }
+}
+
+/* Every context up to 4,096 and every ratio gives what the definition says, or is refused. */
+static void what_is_asked_for_is_made_or_refused(void **state)
+{
+    (void)state;
+    static const double ratios[] = {0.03, 0.1, 0.25, 0.5, 0.75, 0.97};
+    for (int64_t c = 0; c <= MAX_C; c++) {
+        for (size_t i = 0; i < sizeof ratios / sizeof ratios[0]; i++) {
+            struct truncation_ask ask = {c, ratios[i], UNIT};
+            struct truncation t;
+            struct err err = {0};
+            int64_t whole = c / UNIT * UNIT;
+            int64_t step = (int64_t)(ratios[i] * (double)whole / UNIT) * UNIT;
+            bool good = step >= UNIT && UNIT <= whole - step - UNIT;
+            int rc = truncation_make(&ask, false, &t, &err);
+            assert_int_equal(rc, good ? 0 : ERR_USAGE);
+            if (good) {
+                assert_int_equal(t.context, whole);
+                assert_int_equal(t.step, step);
+            }
+        }
+    }
+}
+
+static void refused(int64_t context, double ratio, int64_t keep, const char *words)
+{
+    struct truncation_ask ask = {context, ratio, keep};
+    struct truncation t;
+    struct err err = {0};
+    assert_int_equal(truncation_make(&ask, false, &t, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, words));
+}
+
+/* A refusal names the numbers. */
+static void a_refusal_names_the_numbers(void **state)
+{
+    (void)state;
+    refused(1024, 0, 64, "the ratio is 0;");
+    refused(1024, 1, 64, "the ratio is 1;");
+    refused(1024, 0.0 / 0.0, 64, "the ratio is ");
+    refused(1024, 0.05, 64, "a ratio of 0.05 of a context of 1024 tokens is a step of 0;");
+    refused(1024, 0.5, 0, "keep is 0; with a context of 1024 and a step of 512 tokens");
+    refused(1024, 0.5, 100, "a multiple of 64 from 64 to 448");
+    refused(1024, 0.5, 512, "from 64 to 448");
+    refused(-1, 0.5, 64, "a context of -1 tokens");
+}
+
+/* Without a truncation there is one stair, and it has no end. */
+static void no_truncation_cuts_nothing(void **state)
+{
+    (void)state;
+    struct truncation t = {0};
+    assert_int_equal(truncation_cut(&t, 1000000), 0);
+    assert_false(truncation_begins(&t, 1000000));
+    assert_int_equal(truncation_position(&t, 0, 1000000), 1000000);
+    assert_true(truncation_end(&t, 0) == INT64_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_arithmetic_is_the_definition),
+        cmocka_unit_test(what_is_asked_for_is_made_or_refused),
+        cmocka_unit_test(a_refusal_names_the_numbers),
+        cmocka_unit_test(no_truncation_cuts_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
