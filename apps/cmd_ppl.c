@@ -4,17 +4,22 @@
  * second half is scored, so that each scored token has at least half a window of context. (The usual
  * way for models of a fixed context; figures are comparable at equal windows only.)
  *
+ * With --overflow the text is one context that outgrows its window (ppl_overflow.h).
+ *
  * The logits of the scored positions can be kept, and others compared with them by their divergence:
  * what 8-bit weights change is seen by that long before perplexity tells. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
+#include "apps/ppl_overflow.h"
 #include "apps/ppl_reference.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/progress.h"
@@ -26,8 +31,14 @@ struct ppl_args {
     struct engine_args engine;
     const char *file, *logits_out, *kl_against;
     int context, max_windows;
+    const char *overflow;
+    double ratio;
+    int keep;
+    int64_t max_tokens;
     bool json;
 };
+
+static const char *const overflows[] = {"decoupled", "recompute", "stale", NULL};
 
 static const struct opt positionals[] = {
     {"MODEL_DIR", OPT(struct ppl_args, engine.o.model), .required = true,
@@ -45,6 +56,17 @@ static const struct opt options[] = {
      .help = "keep the logits of all scored positions (4 bytes times the vocabulary each)"},
     {"kl-against", OPT(struct ppl_args, kl_against), .arg = "FILE",
      .help = "logits that --logits-out kept: print the mean divergence KL(kept || these)"},
+    {"overflow", OPT(struct ppl_args, overflow), .arg = "HOW", .choices = overflows,
+     .help =
+         "score the text as one context that is truncated when --context tokens are full: "
+         "the rest of the state moves to new positions, is computed again, or keeps its "
+         "former rotation"},
+    {"ratio", OPT(struct ppl_args, ratio), .arg = "R", .def = "0.5", .lo = 0, .hi = 1,
+     .help = "share of the context that one truncation drops"},
+    {"keep", OPT(struct ppl_args, keep), .arg = "K", .def = "64", .min = 0, .max = 1 << 20,
+     .help = "tokens at the beginning that are never dropped; a multiple of 64"},
+    {"max-tokens", OPT(struct ppl_args, max_tokens), .arg = "N", .def = "0", .min = 0,
+     .max = 1 << 30, .help = "with --overflow: stop after N tokens; 0 is the whole text"},
     OPT_COMPUTE(struct ppl_args),
     {"json", OPT(struct ppl_args, json), .help = "print one JSON object"},
     {0},
@@ -59,7 +81,8 @@ static const struct opt_cmd cmd = {
     .options = options,
     .examples = "  hcache ppl models/demo text.txt --context 512\n"
                 "  hcache ppl models/demo text.txt --logits-out /tmp/bf16\n"
-                "  hcache ppl models/demo text.txt --weights q8 --kl-against /tmp/bf16\n",
+                "  hcache ppl models/demo text.txt --weights q8 --kl-against /tmp/bf16\n"
+                "  hcache ppl models/demo text.txt --overflow decoupled --context 256\n",
     .values_bytes = sizeof(struct ppl_args),
 };
 const struct opt_cmd *const options_of_ppl = &cmd;
@@ -76,6 +99,8 @@ struct scorer {
     int32_t *pos;
     double nll, nll_sq;
     int64_t n_scored;
+    uint64_t digest; /* of the scored logits */
+    struct progress progress;
     struct ppl_reference kept, against; /* file NULL: not asked for */
     struct err *err;
 };
@@ -135,6 +160,9 @@ static int score_row(struct scorer *c, const float *logits, int32_t next)
     c->nll += nll;
     c->nll_sq += nll * nll;
     c->n_scored++;
+    uint64_t link[2] = {
+        c->digest, checksum64(logits, (size_t)c->k.model->cfg.vocab_size * sizeof *logits)};
+    c->digest = checksum64(link, sizeof link);
     int rc = c->kept.file != NULL ? ppl_reference_put(&c->kept, logits, c->err) : 0;
     if (rc == 0 && c->against.file != NULL)
         rc = ppl_reference_compare(&c->against, logits, c->err);
@@ -236,6 +264,107 @@ static int score_text(struct scorer *c, const struct ppl_args *a, const int32_t 
     return rc;
 }
 
+/* --- a context that overflows ----------------------------------------------------------------- */
+
+static int score_overflow(void *arg, struct mat x, const int32_t *next, int n)
+{
+    return score_rows(arg, x, next, n);
+}
+
+static void overflow_progress(void *arg, int64_t n)
+{
+    struct scorer *c = arg;
+    progress_at(&c->progress, (uint64_t)n);
+}
+
+static enum ppl_overflow_how overflow_of(const char *name)
+{
+    int i = 0;
+    while (strcmp(overflows[i], name) != 0)
+        i++;
+    return (enum ppl_overflow_how)i;
+}
+
+/* Checks what can be checked before the text is computed. */
+static int overflow_begin(const struct scorer *c, const struct ppl_args *a, size_t n,
+                          struct truncation *t, struct err *err)
+{
+    struct truncation_ask ask = {a->context, a->ratio, a->keep};
+    int rc = ppl_overflow_check(c->k.model, err);
+    if (rc == 0)
+        rc = truncation_make(&ask, true, t, err);
+    if (rc == 0 && (a->logits_out != NULL || a->kl_against != NULL))
+        rc = err_set(err, ERR_USAGE, "--overflow keeps and compares no logits");
+    if (rc == 0 && n < (size_t)t->context + 2)
+        rc = err_set(err, ERR_USAGE,
+                     "%s has %zu tokens; with a context of %d at least %d are needed",
+                     a->file, n, t->context, t->context + 2);
+    return rc;
+}
+
+static void report_overflow(const struct scorer *c, const struct ppl_args *a,
+                            const struct truncation *t, size_t n, int n_steps)
+{
+    double mean = c->nll / (double)c->n_scored;
+    if (!a->json) {
+        printf(
+            "perplexity %.4f, %s (%lld of %zu tokens scored, %d truncations: context %d, "
+            "step %d, keep %d)\n",
+            exp(mean), a->overflow, (long long)c->n_scored, n, n_steps, t->context, t->step,
+            t->keep);
+        return;
+    }
+    char digest[17];
+    snprintf(digest, sizeof digest, "%016llx", (unsigned long long)c->digest);
+    struct json *o = json_new_object();
+    json_put_string(o, "overflow", a->overflow);
+    json_put_int(o, "context", t->context);
+    json_put_int(o, "step", t->step);
+    json_put_int(o, "keep", t->keep);
+    json_put_int(o, "tokens", (int64_t)n);
+    json_put_int(o, "scored", c->n_scored);
+    json_put_int(o, "steps", n_steps);
+    json_put_real(o, "nll", mean);
+    json_put_real(o, "ppl", exp(mean));
+    json_put_string(o, "logits_digest", digest);
+    char *text = json_text(o, 2);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+static int run_overflow(struct scorer *c, const struct ppl_args *a, const int32_t *ids,
+                        size_t n, struct err *err)
+{
+    struct truncation t;
+    int n_steps = 0;
+    if (a->max_tokens > 0 && n > (size_t)a->max_tokens)
+        n = (size_t)a->max_tokens;
+    int rc = overflow_begin(c, a, n, &t, err);
+    if (rc == 0)
+        rc = scorer_init(c, t.context, err);
+    if (rc != 0)
+        return rc;
+    struct ppl_overflow o = {.model = c->k.model,
+                             .work = c->work,
+                             .stream = c->s,
+                             .pool = c->pool,
+                             .table = &c->table,
+                             .truncation = t,
+                             .how = overflow_of(a->overflow),
+                             .score = score_overflow,
+                             .progress = overflow_progress,
+                             .arg = c};
+    progress_begin(&c->progress, "perplexity", PROGRESS_ITEMS, n);
+    rc = ppl_overflow_run(&o, ids, (int64_t)n, &n_steps, err);
+    progress_end(&c->progress);
+    if (rc == 0)
+        report_overflow(c, a, &t, n, n_steps);
+    return rc;
+}
+
+/* --- the command ------------------------------------------------------------------------------ */
+
 struct divergence {
     double mean, error, same_top;
 };
@@ -299,13 +428,13 @@ static int run(struct ppl_args *a, struct err *err)
                          "the tokenizer gives id %d; the vocabulary has %d", ids[i],
                          c.k.model->cfg.vocab_size);
     }
-    if (rc == 0)
-        rc = scorer_init(&c, a->context, err);
-    if (rc == 0)
+    if (rc == 0 && a->overflow != NULL)
+        rc = run_overflow(&c, a, ids, n, err);
+    else if (rc == 0 && (rc = scorer_init(&c, a->context, err)) == 0)
         rc = score_text(&c, a, ids, n, err);
     int wrote = ppl_reference_close(&c.kept, rc == 0 ? err : NULL);
     rc = rc == 0 ? wrote : rc;
-    if (rc == 0)
+    if (rc == 0 && a->overflow == NULL)
         report(&c, a);
     free(ids);
     ppl_reference_close(&c.against, NULL);

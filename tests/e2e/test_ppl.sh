@@ -27,6 +27,28 @@ if [ -e /dev/full ]; then
     run_hc ppl "$model" "$tmp/text" --context 128 --max-windows 4 --logits-out /dev/full
     expect "--logits-out on a full disk: 1" 1 'No space left'
 fi
+
+# A text longer than the context.
+overflow() { run_hc ppl "$model" "$tmp/text" --overflow "$@" --context 256 --max-tokens 900 --json; }
+overflow decoupled
+check "overflow: C, S, K, steps and scored tokens" \
+    json_is '[j[k] for k in ("overflow", "context", "step", "keep", "tokens", "scored", "steps")]' \
+    'decoupled 256 128 64 900 643 6'
+check "overflow: nll and ppl agree" json_is 'abs(__import__("math").exp(j["nll"]) - j["ppl"]) < 1e-6' True
+ppl=$(json 'j["ppl"]')
+overflow recompute
+check "decoupled is as good as recomputed" json_is "$ppl <= 1.05 * j['ppl']" True
+overflow stale
+check "stale rotations are worse" json_is "j['ppl'] > 1.5 * $ppl" True
+overflow decoupled --keep 0
+check "ppl alone may keep no token" json_is 'j["keep"]' 0
+overflow decoupled --keep 100
+expect "a K that is no multiple of 64: 2, with the numbers" 2 'keep is 100; with a context of 256 and a step of 128'
+overflow decoupled --ratio 0.1
+expect "a step below 64: 2, with the numbers" 2 'a step of 0; it must be at least 64'
+run_hc ppl "$model" "$tmp/text" --overflow decoupled --context 256 --max-tokens 257
+expect "a text that does not overflow: 2" 2 'at least 258 are needed'
+
 run_hc run "$model" --prompt hello --max-tokens 4 --weights q4
 expect "an unknown kind of weights: 2" 2 'checkpoint|q8'
 run_hc ppl "$model" "$tmp/none"
