@@ -80,6 +80,7 @@ static const struct opt options[] = {
         struct run_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct run_args),
+    OPT_POLICY(struct run_args),
     {"save", OPT(struct run_args, save), .arg = "KINDS",
      .help = "auto, hidden, kv, both, none, or a letter per layer (H, K, B, -); auto, or "
              "both where "

@@ -63,6 +63,7 @@ static const struct opt options[] = {
         struct serve_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct serve_args),
+    OPT_POLICY(struct serve_args),
     {"store-required", OPT(struct serve_args, store_required),
      .help =
          "do not start where the store, or a file beside it, cannot be used (full disk, "

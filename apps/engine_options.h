@@ -27,6 +27,8 @@ static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
 static const char *const engine_graphs[] = {"on", "off", NULL};
 static const char *const engine_early[] = {"off", "on", NULL};
 static const char *const engine_ranks[] = {"own", "shared", NULL};
+static const char *const engine_policies[] = {"lru",  "fifo", "lfu", "attentionstore",
+                                              "ours", NULL};
 static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 
 /* Rows of an option table; s: the command's struct. */
@@ -83,6 +85,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_STORE_CAP(s)                                                                   \
     {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \
      .help = "bound on saved state; 0 is none"}
+#define OPT_POLICY(s)                                                                      \
+    {"policy", OPT(s, engine.o.policy), .choices = engine_policies, .def = "lru",          \
+     .help = "which state a full store or KV cache evicts first"}
 #define OPT_SAVE_BUFFER(s)                                                                 \
     {"save-buffer", OPT(s, engine.o.save_buffer_bytes), .arg = "BYTES", .def = "0",        \
      .help = "memory for state on its way to the store; 0 is 256M"}

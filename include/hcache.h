@@ -87,6 +87,9 @@ struct hcache_opts {
      * hcache_cache_stats says why nothing is saved. */
     bool store_optional;
     uint64_t store_cap_bytes; /* bound on saved state; 0: none */
+    /* Which state a full store or KV cache evicts first: "lru", "fifo", "lfu", "attentionstore" or
+     * "ours"; NULL: the default (docs/PLACEMENT.md). */
+    const char *policy;
     uint64_t
         salt_quota_bytes; /* on that of each salt, where hcache_cache_quota says no other; 0: none */
     /* slows the store's reads down, for experiments; 0: no */

@@ -33,6 +33,7 @@ static int reserve_pool(struct engine *e, struct err *err)
                              .d_head = m->cfg.d_head,
                              .dtype = m->dtype,
                              .keep = e->o.reuse,
+                             .policy = e->o.policy,
                              .n_blocks = (int)n_blocks(&e->o)};
     return kv_pool_create(m->dev, &o, &e->shared.pool, err);
 }

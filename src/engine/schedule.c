@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/upcoming.h"
 
 _Static_assert((int)LEAD_CHUNK_TOKENS == (int)KV_BLOCK_TOKENS, "a chunk is a block");
 
@@ -211,6 +212,7 @@ void schedule_step(struct schedule *c)
     c->rows_beside = l.rows_beside;
     bool is_full = count_running(c) >= c->o.max_seqs;
     int n = c->n_live = list_live(c);
+    upcoming_tell((struct seq_list){c->seqs, n}, c->o.age_ns);
     l.free_blocks = kv_pool_free_blocks(c->shared->pool);
     bool may_admit = !is_full && seq_count(schedule_list(c), PHASE_WAIT) > 0;
     for (int i = 0; i < n && may_admit; i++)

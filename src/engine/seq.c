@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "engine/upcoming.h"
 
 int seq_count(struct seq_list l, enum phase phase)
 {
@@ -37,6 +38,8 @@ static void enter(struct seq *s, enum phase to)
     CHECK(phase_may_follow(s->phase, to));
     s->shared->n_edges[s->phase][to]++;
     s->phase = to;
+    if (to == PHASE_PREFILL || to == PHASE_DONE)
+        upcoming_end(s);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -78,6 +81,7 @@ void seq_destroy(struct seq *s)
     if (s->phase != PHASE_DONE)
         save_idle(s->save, s->tokens, s->n_done);
     forget_save(s);
+    upcoming_end(s);
     seq_drop_blocks(s);
     kv_table_free(s->shared->pool, &s->table);
     chain_deinit(&s->chain);

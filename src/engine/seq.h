@@ -45,6 +45,13 @@ struct seq_shared {
     uint64_t n_edges[PHASES][PHASES]; /* taken so far, [from][to] */
 };
 
+/* What the store and the KV pool were told of a sequence that waits (upcoming.h). */
+struct seq_upcoming {
+    uint64_t turn;
+    int n_pool_tokens, n_chunks;
+    bool is_told;
+};
+
 struct seq {
     struct seq_shared *shared;
     struct request req;
@@ -62,6 +69,7 @@ struct seq {
     struct save_seq *save;   /* while it waits: of before it was preempted */
     int n_before_save;       /* tokens before those that `save` saves */
     bool has_gap; /* blocks before a window were not restored: nobody may share them */
+    struct seq_upcoming upcoming;
     struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */
     struct hcache_lanes predicted, measured; /* of its first restore */
     struct outcome out;

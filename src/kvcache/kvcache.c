@@ -6,7 +6,7 @@
  *
  * Invariants:
  *  1. refs[b] is the number of tables that name b; where it is 0, b is on the free stack or, if it is
- *     known, among the unused of the prefix tree, never both.
+ *     known, among the kept of the prefix tree, never both.
  *  2. The known blocks of a table are a path of the tree from its root, one after another. */
 #include "kvcache/kvcache.h"
 
@@ -103,7 +103,7 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
     for (int i = 0; i < o->n_blocks; i++)
         p->free_blocks[i] = o->n_blocks - 1 - i;
     if (o->keep)
-        p->prefix = prefix_create(o->n_blocks);
+        p->prefix = prefix_create(o->n_blocks, o->policy);
     *out = p;
     return 0;
 }
@@ -127,7 +127,7 @@ int kv_pool_n_blocks(const struct kv_pool *p)
 
 int kv_pool_kept_blocks(const struct kv_pool *p)
 {
-    return p->prefix != NULL ? (int)p->prefix->unused.n : 0;
+    return p->prefix != NULL ? p->prefix->n_kept : 0;
 }
 
 int kv_pool_free_blocks(const struct kv_pool *p)
@@ -223,7 +223,7 @@ void kv_table_share(struct kv_pool *p, struct kv_table *t, const struct kv_table
     t->n_known = from->n_known < n_blocks ? from->n_known : n_blocks;
 }
 
-/* From its end: a block is left before its parent (prefix.h). */
+/* From its end: the children of a block that nobody uses are used by nobody, either (prefix.h). */
 void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
 {
     CHECK(n_blocks >= 0);
@@ -378,4 +378,20 @@ void kv_pool_unmark_saved(struct kv_pool *p)
 {
     for (int32_t b = 0; p->prefix != NULL && b < p->opts.n_blocks; b++)
         p->prefix->node[b].saved = false;
+}
+
+/* --- waiting requests ------------------------------------------------------------------------- */
+
+void kv_pool_expect(struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
+                    int64_t n_tokens, uint64_t turn)
+{
+    if (p->prefix != NULL)
+        prefix_expect(p->prefix, root, tokens, n_tokens, turn);
+}
+
+void kv_pool_expect_no_more(struct kv_pool *p, const struct sha256 *root,
+                            const int32_t *tokens, int64_t n_tokens, uint64_t turn)
+{
+    if (p->prefix != NULL)
+        prefix_expect_no_more(p->prefix, root, tokens, n_tokens, turn);
 }

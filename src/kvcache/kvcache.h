@@ -10,7 +10,7 @@
  *     ^         |    ^                                          known (kv_table_keep):
  *     |         v    | take, by its tokens                      |
  *     +------- KEPT (refs == 0) <-------------------------------+
- *      evicted: the longest unused first
+ *      evicted: in the order of policy/placement.h
  *
  * What a sequence has computed is *known* by the tokens before and in it.  Known blocks stay when
  * their last sequence ends, until a block is wanted and none is free.
@@ -21,6 +21,7 @@
 #define KVCACHE_KVCACHE_H
 
 #include "base/hash.h"
+#include "policy/placement.h"
 #include "tensor/ops.h"
 #include "tensor/tensor.h"
 
@@ -32,6 +33,7 @@ struct kv_pool_opts {
     int n_blocks;
     bool
         keep; /* blocks are known by their tokens; else every block is free when it is dropped */
+    enum placement_kind policy; /* which of the known blocks that nobody uses goes first */
 };
 
 int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_pool **out,
@@ -98,5 +100,11 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
 void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks);
 /* Saved state was erased: no known block counts as saved any more. */
 void kv_pool_unmark_saved(struct kv_pool *p);
+/* A request that waits begins with these tokens; it is served before those of a later turn.  It
+ * waits no longer.  Policies that look ahead evict its blocks after those that no request needs. */
+void kv_pool_expect(struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
+                    int64_t n_tokens, uint64_t turn);
+void kv_pool_expect_no_more(struct kv_pool *p, const struct sha256 *root,
+                            const int32_t *tokens, int64_t n_tokens, uint64_t turn);
 
 #endif

@@ -10,7 +10,17 @@
 /* Children that are compared in search of the longest tail: a copy saves at most 63 tokens. */
 enum { MAX_SCAN = 64 };
 
-struct prefix *prefix_create(int n_blocks)
+/* Blocks that waiting requests need, as many as the pool has. */
+static void window_init(struct prefix *x)
+{
+    uint32_t n_waits = (uint32_t)x->n_nodes, n_places = 2;
+    while (n_places < 2 * n_waits)
+        n_places *= 2;
+    placement_window_init(&x->window, xcalloc(n_places, sizeof *x->window.place), n_places,
+                          xcalloc(n_waits, sizeof *x->window.wait), n_waits);
+}
+
+struct prefix *prefix_create(int n_blocks, enum placement_kind policy)
 {
     struct prefix *x = xcalloc(1, sizeof *x);
     x->n_nodes = n_blocks;
@@ -18,7 +28,13 @@ struct prefix *prefix_create(int n_blocks)
     while (x->n_buckets < 2 * (uint64_t)n_blocks)
         x->n_buckets *= 2;
     x->top = PREFIX_NONE;
-    placement_set_slots(&x->unused, xcalloc((size_t)n_blocks, sizeof *x->unused.slot),
+    if (policy == PLACEMENT_OURS) {
+        x->learn = xmalloc(sizeof *x->learn);
+        placement_learn_init(x->learn);
+    }
+    window_init(x);
+    placement_init(&x->policy, policy, &x->window, x->learn);
+    placement_set_slots(&x->leaves, xcalloc((size_t)n_blocks, sizeof *x->leaves.slot),
                         (uint32_t)n_blocks);
     x->node = xcalloc((size_t)n_blocks, sizeof *x->node);
     x->buckets = xcalloc((size_t)x->n_buckets, sizeof *x->buckets);
@@ -32,7 +48,10 @@ void prefix_destroy(struct prefix *x)
     if (x == NULL)
         return;
     free(x->node);
-    free(x->unused.slot);
+    free(x->leaves.slot);
+    free(x->learn);
+    free(x->window.place);
+    free(x->window.wait);
     free(x->buckets);
     free(x);
 }
@@ -58,6 +77,18 @@ static bool is_child(const struct prefix_node *n, const struct sha256 *root, int
 {
     return n->parent == parent &&
            (parent != PREFIX_NONE || memcmp(&n->root, root, sizeof *root) == 0);
+}
+
+/* A hash of all tokens of n behind its parent (NULL: the root); never 0. */
+static uint64_t id_of(const struct sha256 *root, const struct prefix_node *parent,
+                      const int32_t *tokens, int n)
+{
+    uint64_t link[2] = {checksum64(tokens, (size_t)n * sizeof *tokens), 0};
+    if (parent != NULL)
+        link[1] = parent->id;
+    else
+        memcpy(&link[1], root->b, sizeof link[1]);
+    return checksum64(link, sizeof link) | 1;
 }
 
 int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t parent,
@@ -133,6 +164,8 @@ void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int3
             .root = *root, .parent = parent, .first_child = PREFIX_NONE};
         link_node(x, block);
     }
+    b->id = id_of(root, parent == PREFIX_NONE ? NULL : &x->node[parent], tokens, n);
+    b->place.id = b->id;
     CHECK(is_child(b, root, parent));
     memcpy(b->tokens, tokens, (size_t)n * sizeof *tokens);
     b->n_tokens = n;
@@ -157,31 +190,83 @@ void prefix_forget(struct prefix *x, int32_t block)
     b->n_tokens = 0;
 }
 
-/* --- unused nodes ----------------------------------------------------------------------------- */
+/* --- kept nodes ------------------------------------------------------------------------------- */
 
-/* A sequence leaves its blocks from the last to the first, so what continues a block goes before
- * it. */
+static void insert_leaf(struct prefix *x, struct prefix_node *b)
+{
+    if (b->is_kept && b->first_child == PREFIX_NONE)
+        placement_insert(&x->policy, &x->leaves, &b->place);
+}
+
 void prefix_leave(struct prefix *x, int32_t block)
 {
     struct prefix_node *b = &x->node[block];
-    CHECK(b->n_tokens > 0);
-    placement_touch(&x->unused, &b->place, ++x->n_left);
-    placement_insert(&x->unused, &b->place);
+    CHECK(b->n_tokens > 0 && !b->is_kept);
+    struct placement_use use = {
+        .at = ++x->n_uses,
+        .time = (uint32_t)x->n_uses,
+        .class = placement_class(0, false, b->n_tokens < KV_BLOCK_TOKENS)};
+    placement_touch(&x->policy, &x->leaves, &b->place, &use);
+    b->is_kept = true;
+    x->n_kept++;
+    insert_leaf(x, b);
 }
 
 void prefix_claim(struct prefix *x, int32_t block)
 {
-    placement_remove(&x->unused, &x->node[block].place);
+    struct prefix_node *b = &x->node[block];
+    CHECK(b->is_kept);
+    if (b->place.slot != 0)
+        placement_remove(&x->leaves, &b->place);
+    b->is_kept = false;
+    x->n_kept--;
 }
 
 int32_t prefix_evict(struct prefix *x)
 {
-    struct placement_item *victim = placement_victim(&x->unused);
+    struct placement_item *victim = placement_victim(&x->leaves);
     CHECK(victim != NULL);
     size_t at = (size_t)((char *)victim - (char *)&x->node[0].place);
-    int32_t block = (int32_t)(at / sizeof *x->node);
+    int32_t block = (int32_t)(at / sizeof *x->node), parent = x->node[block].parent;
+    placement_evicted(&x->policy, victim, (uint32_t)x->n_uses);
     prefix_claim(x, block);
     prefix_forget(x, block);
+    if (parent != PREFIX_NONE)
+        insert_leaf(x, &x->node[parent]);
     x->n_evicted++;
     return block;
+}
+
+/* --- waiting requests ------------------------------------------------------------------------- */
+
+/* Calls fn for the id of each full block of the tokens, until it returns false, and reviews the
+ * blocks that are there. */
+static void each_id(struct prefix *x, const struct sha256 *root, const int32_t *tokens,
+                    int64_t n_tokens, uint64_t turn,
+                    bool (*fn)(struct placement_window *w, uint64_t id, uint64_t turn))
+{
+    struct prefix_node behind = {0}; /* stands for blocks that are not there */
+    int32_t b = PREFIX_NONE;
+    for (int64_t i = 0; i < n_tokens / KV_BLOCK_TOKENS; i++) {
+        const int32_t *t = tokens + i * KV_BLOCK_TOKENS;
+        behind.id = id_of(root, i > 0 ? &behind : NULL, t, KV_BLOCK_TOKENS);
+        if (!fn(&x->window, behind.id, turn))
+            return;
+        if (i == 0 || b != PREFIX_NONE)
+            b = prefix_find(x, root, b, t);
+        if (b != PREFIX_NONE)
+            placement_review(&x->policy, &x->leaves, &x->node[b].place);
+    }
+}
+
+void prefix_expect(struct prefix *x, const struct sha256 *root, const int32_t *tokens,
+                   int64_t n_tokens, uint64_t turn)
+{
+    each_id(x, root, tokens, n_tokens, turn, placement_window_add);
+}
+
+void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
+                           const int32_t *tokens, int64_t n_tokens, uint64_t turn)
+{
+    each_id(x, root, tokens, n_tokens, turn, placement_window_remove);
 }

@@ -7,9 +7,12 @@
  *     root --> [64 tokens] --> [64 tokens] --> [17 tokens]
  *                        \---> [64 tokens]
  *
- * A node whose block nobody uses is in a list, in the order in which they were left.  Whoever
- * uses a block uses its parent, too, and leaves the block before its parent: so the first of the
- * list is always a leaf.  No memory is asked for after creation. */
+ * A node whose block nobody uses is *kept*.  A user of a block also uses its parent, so the children
+ * of a kept node are kept, too.  Kept nodes without children may be evicted; policy/placement.h
+ * chooses among them.  Time is counted in uses.
+ *
+ * Each node has an id, a hash of all tokens up to its last.  So requests that wait can name the
+ * nodes that they need, present or not.  No memory is asked for after creation. */
 #ifndef KVCACHE_PREFIX_H
 #define KVCACHE_PREFIX_H
 
@@ -24,25 +27,30 @@ enum { PREFIX_NONE = -1 };
 
 struct prefix_node {
     struct sha256 root;
+    uint64_t id;
     int32_t parent, first_child, next_sibling, prev_sibling;
-    struct placement_item place; /* among the unused ones */
+    struct placement_item place; /* among those that may be evicted */
     int32_t next_in_bucket;
-    int n_tokens; /* 0: no node */
-    bool saved;
+    int n_tokens;        /* 0: no node */
+    bool saved, is_kept; /* kept: nobody uses the block */
     int32_t tokens[KV_BLOCK_TOKENS];
 };
 
 struct prefix {
     int n_nodes;
-    int32_t top;             /* the first of all nodes without a parent */
-    struct placement unused; /* evicted in the order in which they were left */
-    uint64_t n_left;         /* the counter of that order */
+    int32_t top; /* the first of all nodes without a parent */
+    struct placement policy;
+    struct placement_part leaves;   /* kept nodes without children */
+    struct placement_learn *learn;  /* of the policy `ours`; else NULL */
+    struct placement_window window; /* of the waiting requests */
+    int n_kept;
+    uint64_t n_uses; /* counts the times that a block was left */
     int32_t *buckets;
     uint64_t n_buckets, n_evicted; /* a power of two */
     struct prefix_node *node;      /* [n_nodes] */
 };
 
-struct prefix *prefix_create(int n_blocks);
+struct prefix *prefix_create(int n_blocks, enum placement_kind policy);
 void prefix_destroy(struct prefix *x); /* NULL is allowed */
 
 bool prefix_has(const struct prefix *x, int32_t block);
@@ -58,8 +66,14 @@ void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int3
 /* The last user has left the block; somebody uses it again. */
 void prefix_leave(struct prefix *x, int32_t block);
 void prefix_claim(struct prefix *x, int32_t block);
-/* Forgets the unused node that policy/placement.h chooses; its block is the caller's. There must
- * be one. */
+/* A waiting request of the given turn (placement_window.h) that begins with these tokens comes, or
+ * goes. */
+void prefix_expect(struct prefix *x, const struct sha256 *root, const int32_t *tokens,
+                   int64_t n_tokens, uint64_t turn);
+void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
+                           const int32_t *tokens, int64_t n_tokens, uint64_t turn);
+/* Forgets the kept leaf that policy/placement.h chooses; its block is the caller's. There must be a
+ * kept node. */
 int32_t prefix_evict(struct prefix *x);
 /* Forgets a leaf that is in use. */
 void prefix_forget(struct prefix *x, int32_t block);

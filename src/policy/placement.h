@@ -1,52 +1,139 @@
-/* placement.h - what a full tier evicts: of chunks on a disk, or of blocks in the KV pool.
+/* placement.h - which item a full tier evicts: a chunk of a store, or a block of the KV pool.
  *
- * The tier's owner tells which of its items may be evicted (insert, remove) and when each was
- * used (touch); the victim is the item that goes next.  The owner inserts leaves only, items
- * that nothing in the tier continues.  So a chain loses its tail before its head, whatever the
- * policy.
+ * A *tier* has one `struct placement`: the chosen policy and all that it has learned.  Its leaves
+ * stand in one or more *parts* (`struct placement_part`), for example one for each owner of a
+ * store.  The victim of a tier is the first of its parts' victims (placement_goes_before).
  *
- * The policy is LRU: the item that was used least recently goes first.  Kept items (a lasting
- * pin) go behind all others, in the same order.
+ * The owner inserts leaves only, that is items that nothing in the tier continues.  So a chain
+ * loses its tail before its head under every policy.
+ *
+ * Items are ordered by rank first, then by the order that the policy gives:
+ *
+ *     rank       items                                    order within the rank
+ *     DROPPED    expired, superseded or dropped ones      the policy's
+ *     ORDINARY   all others                               the policy's
+ *     UPCOMING   a waiting request needs them             the last request's first
+ *     KEPT       a lasting pin                            the policy's
+ *
+ * Only attentionstore and ours look at the waiting requests (placement_window.h).
+ *
+ *     policy          order of ordinary items
+ *     lru             last use
+ *     fifo            first use
+ *     lfu             number of uses + order of the last victim (dynamic aging)
+ *     attentionstore  last use
+ *     ours            last use + the time that items of this class are worth keeping
+ *                     (placement_learn.h), or what a client said of the next use
+ *     belady          next use, the latest first; for simulations that know the future
  *
  * Each operation takes O(log n); the victim is there at once.
  *
- * Pure: no clock, no I/O, no allocation.  An item lies inside the owner's node; the owner
- * provides the array of slots. */
+ * Pure: no clock, no I/O, no allocation.  An item lies inside the owner's node; the owner provides
+ * the array of slots and the memory of the window.  Times are in any unit that the owner counts in
+ * (seconds, or uses). */
 #ifndef POLICY_PLACEMENT_H
 #define POLICY_PLACEMENT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-struct placement_item {
-    uint64_t used_at; /* a counter of the owner's: larger is later */
-    uint32_t slot;    /* 1 + its position; 0: it may not be evicted */
-    bool is_kept;
+#include "policy/placement_learn.h"
+#include "policy/placement_window.h"
+
+enum placement_kind {
+    PLACEMENT_LRU,
+    PLACEMENT_FIFO,
+    PLACEMENT_LFU,
+    PLACEMENT_ATTENTIONSTORE,
+    PLACEMENT_OURS,
+    PLACEMENT_BELADY, /* simulations only */
+};
+#define PLACEMENT_KINDS 6
+/* Of the store and the KV pool, where --policy does not name another. */
+#define PLACEMENT_DEFAULT PLACEMENT_LRU
+
+/* "lru", ...: the words of --policy, NULL at the end; belady is the last. */
+extern const char *const placement_names[PLACEMENT_KINDS + 1];
+/* Returns the policy of a name, or -1. */
+int placement_kind_of(const char *name);
+
+enum placement_rank {
+    PLACEMENT_DROPPED,
+    PLACEMENT_ORDINARY,
+    PLACEMENT_UPCOMING,
+    PLACEMENT_KEPT,
 };
 
-struct placement {
+struct placement_item {
+    uint64_t id;      /* of the content, the same for every tier; 0: no window knows it */
+    uint64_t order;   /* within its rank: the lower goes first; the policy's */
+    uint64_t used_at; /* the owner's counter of uses; 0: never used */
+    uint32_t used_time;
+    uint32_t due_time; /* of the next use, by a client's hint; 0: none */
+    uint32_t slot;     /* 1 + its position in its part; 0: it may not be evicted */
+    uint16_t n_uses;
+    uint8_t class; /* of its last use: PLACEMENT_CLASSES (placement_learn.h) */
+    uint8_t rank : 2;
+    bool is_kept : 1, is_dropped : 1;
+};
+
+/* One use of an item. */
+struct placement_use {
+    uint64_t at;       /* counter of uses: larger is later; breaks ties, and orders lru */
+    uint32_t time;     /* now */
+    uint8_t class;     /* placement_class() of the request */
+    uint32_t reuse_in; /* a client's hint: the time until the next use; 0: none */
+    uint64_t next;     /* belady only: the time of the next use, UINT64_MAX: never */
+};
+
+struct placement_part {
     struct placement_item **slot; /* [max], the owner's: a heap, the victim on top */
     uint32_t n, max;
 };
 
-/* Provides an array with the n items that there are; the owner frees the former one. */
-void placement_set_slots(struct placement *p, struct placement_item **slot, uint32_t max);
+struct placement {
+    enum placement_kind kind;
+    uint64_t age;                    /* lfu: order of the last victim */
+    struct placement_window *window; /* NULL: no waiting request is known */
+    struct placement_learn *learn; /* ours; NULL: items of all classes are worth the same */
+};
 
-/* The item may be evicted from now on. It is not there yet, and there is a free slot. */
-void placement_insert(struct placement *p, struct placement_item *item);
-/* It may not be evicted any more, or has been. */
-void placement_remove(struct placement *p, struct placement_item *item);
-/* Set when the item was used, and whether it is kept. An item that is in no placement is marked only, and
- * p may be NULL then. */
-void placement_touch(struct placement *p, struct placement_item *item, uint64_t used_at);
-void placement_keep(struct placement *p, struct placement_item *item, bool is_kept);
+/* Whether a policy looks at the waiting requests. */
+bool placement_looks_ahead(enum placement_kind kind);
 
-/* The item that goes next; NULL where none may be evicted. */
-struct placement_item *placement_victim(const struct placement *p);
-/* Whether x goes before y: among the victims of several tiers' parts. */
+/* Any of the two pointers may be NULL; both stay the caller's. */
+void placement_init(struct placement *p, enum placement_kind kind,
+                    struct placement_window *window, struct placement_learn *learn);
+/* Provides an array with the part's n items; the owner frees the former one. */
+void placement_set_slots(struct placement_part *h, struct placement_item **slot,
+                         uint32_t max);
+
+/* The item may be evicted from now on. It is in no part yet, and there is a free slot. */
+void placement_insert(struct placement *p, struct placement_part *h,
+                      struct placement_item *item);
+/* It may not be evicted any more. */
+void placement_remove(struct placement_part *h, struct placement_item *item);
+/* An item was used.  h is its part; NULL, or one that does not hold it, where it is in none. */
+void placement_touch(struct placement *p, struct placement_part *h,
+                     struct placement_item *item, const struct placement_use *use);
+/* Sets whether an item has a lasting pin; whether it is of no use any more. */
+void placement_keep(struct placement *p, struct placement_part *h,
+                    struct placement_item *item, bool is_kept);
+void placement_drop(struct placement *p, struct placement_part *h,
+                    struct placement_item *item, bool is_dropped);
+/* The window has changed for the item: a waiting request that needs it came or went. */
+void placement_review(struct placement *p, struct placement_part *h,
+                      struct placement_item *item);
+/* The policy learns that an item that was the victim has been evicted. */
+void placement_evicted(struct placement *p, const struct placement_item *item,
+                       uint32_t time);
+
+/* Returns the item that goes next; NULL where none may be evicted. */
+struct placement_item *placement_victim(const struct placement_part *h);
+/* Whether x goes before y: among the victims of several parts. */
 bool placement_goes_before(const struct placement_item *x, const struct placement_item *y);
 
 /* Whether the item stands where it says, in the right order. Takes O(1), for audits. */
-bool placement_audit(const struct placement *p, const struct placement_item *item);
+bool placement_audit(const struct placement_part *h, const struct placement_item *item);
 
 #endif

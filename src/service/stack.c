@@ -192,6 +192,7 @@ static int open_store(struct stack *k, struct err *err)
                             .dirs = k->o.user.store,
                             .n_dirs = k->o.user.n_store,
                             .cap_bytes = k->o.user.store_cap_bytes,
+                            .policy = k->policy,
                             .quota_bytes = k->o.user.salt_quota_bytes,
                             .stuck_ns = k->o.stuck_ns};
     if (!k->dev->unified) {
@@ -293,12 +294,25 @@ static int open_engine(struct stack *k, struct err *err)
                              .step_rows = k->o.step_rows > 0 ? k->o.step_rows
                                                              : k->batch_rows,
                              .max_kv_tokens = k->kv_tokens,
+                             .policy = k->policy,
                              .reuse = !k->o.user.no_reuse,
                              .staging_bytes = stack_staging_bytes(k)};
     int rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
     if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
         rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
     return rc == 0 ? engine_create(&eo, &k->engine, err) : rc;
+}
+
+static int read_policy(struct stack *k, struct err *err)
+{
+    const char *name = k->o.user.policy;
+    int kind = name != NULL ? placement_kind_of(name) : PLACEMENT_DEFAULT;
+    if (kind < 0 || kind == PLACEMENT_BELADY)
+        return err_set(err, ERR_USAGE,
+                       "policy: '%s' is none of lru, fifo, lfu, attentionstore, ours",
+                       name);
+    k->policy = (enum placement_kind)kind;
+    return 0;
 }
 
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
@@ -309,7 +323,9 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
         (u->batch_rows < STACK_MIN_BATCH_ROWS || u->batch_rows > STACK_MAX_BATCH_ROWS))
         return err_set(err, ERR_USAGE, "batch rows are %d; they must be 0, or %d to %d",
                        u->batch_rows, STACK_MIN_BATCH_ROWS, STACK_MAX_BATCH_ROWS);
-    int rc = open_model(out, err);
+    int rc = read_policy(out, err);
+    if (rc == 0)
+        rc = open_model(out, err);
     if (rc == 0 && (u->n_store > 0 || u->store_in_memory))
         rc = open_state(out, err);
     return rc == 0 ? open_engine(out, err) : rc;

@@ -47,7 +47,8 @@ struct stack {
     /* private */
     bool owns_io, profile_changed;
     int batch_rows;
-    int64_t kv_tokens;  /* that the KV cache holds */
+    int64_t kv_tokens; /* that the KV cache holds */
+    enum placement_kind policy;
     int64_t n_observed; /* restores that had corrected the profile when it was read */
     char *profile_path; /* NULL: not cached */
     struct stack_opts o;

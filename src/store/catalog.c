@@ -39,9 +39,27 @@ static struct chunk_node *node_take(struct catalog *c)
     return n;
 }
 
-void catalog_init(struct catalog *c)
+/* Chunks that the waiting requests need, at most: 4 million tokens of prompts, 4 MiB. */
+enum { WINDOW_WAITS = 1 << 16, WINDOW_PLACES = 2 * WINDOW_WAITS };
+
+static void window_make(struct catalog *c)
+{
+    struct placement_upcoming *place = xcalloc(WINDOW_PLACES, sizeof place[0]);
+    struct placement_wait *wait = xcalloc(WINDOW_WAITS, sizeof wait[0]);
+    c->window = xmalloc(sizeof *c->window);
+    placement_window_init(c->window, place, WINDOW_PLACES, wait, WINDOW_WAITS);
+}
+
+void catalog_init(struct catalog *c, enum placement_kind policy)
 {
     *c = (struct catalog){.n_buckets = 1024, .tick = 1};
+    if (policy == PLACEMENT_OURS) {
+        c->learn = xmalloc(sizeof *c->learn);
+        placement_learn_init(c->learn);
+    }
+    if (placement_looks_ahead(policy))
+        window_make(c);
+    placement_init(&c->policy, policy, c->window, c->learn);
     c->buckets = xcalloc(c->n_buckets, sizeof c->buckets[0]);
 }
 
@@ -63,6 +81,12 @@ void catalog_deinit(struct catalog *c)
     }
     for (uint32_t i = 0; i < c->n_owners; i++)
         free(c->owners[i].place.slot);
+    if (c->window != NULL) {
+        free(c->window->place);
+        free(c->window->wait);
+        free(c->window);
+    }
+    free(c->learn);
     free(c->owners);
     free(c->owner_slots);
     free(c->pins);
@@ -81,17 +105,17 @@ static struct chunk_node *node_of(struct placement_item *item)
 static void place_add(struct catalog *c, struct chunk_node *n)
 {
     struct catalog_owner *o = &c->owners[n->owner_idx];
-    struct placement *p = &o->place;
-    if (p->n == p->max) {
-        uint32_t max = p->max == 0 ? 64 : 2 * p->max;
-        placement_set_slots(p, xrealloc(p->slot, max * sizeof p->slot[0]), max);
+    struct placement_part *h = &o->place;
+    if (h->n == h->max) {
+        uint32_t max = h->max == 0 ? 64 : 2 * h->max;
+        placement_set_slots(h, xrealloc(h->slot, max * sizeof h->slot[0]), max);
     }
-    placement_insert(p, &n->place);
+    placement_insert(&c->policy, h, &n->place);
 }
 
-/* Returns the placement that orders n's owner's leaves. NULL where nothing was ever stored: a chunk can
- * be pinned before, and is in no placement then. */
-static struct placement *place_of(struct catalog *c, const struct chunk_node *n)
+/* Returns the part with n's owner's leaves. NULL where nothing was ever stored: a chunk can be
+ * pinned before, and is in no part then. */
+static struct placement_part *place_of(struct catalog *c, const struct chunk_node *n)
 {
     return c->owners != NULL ? &c->owners[n->owner_idx].place : NULL;
 }
@@ -152,12 +176,19 @@ struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *ke
     return n;
 }
 
+/* The name of a key's content in the window of the waiting requests; never 0. */
+static uint64_t id_of(const struct sha256 *key)
+{
+    return get_u64(key->b) | 1;
+}
+
 static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)
 {
     if (c->n_nodes == c->n_buckets)
         buckets_grow(c, 2 * c->n_buckets);
     struct chunk_node *n = node_take(c);
     n->key = *key;
+    n->place.id = id_of(key);
     struct chunk_node **b = bucket_of(c, key);
     n->next = *b;
     *b = n;
@@ -335,7 +366,7 @@ void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall
         n->pin_at = ++c->n_pins;
     }
     c->pins[n->pin_at - 1].until_wall_s = until_wall_s;
-    placement_keep(place_of(c, n), &n->place, true);
+    placement_keep(&c->policy, place_of(c, n), &n->place, true);
 }
 
 void catalog_unpin(struct catalog *c, struct chunk_node *n)
@@ -346,7 +377,7 @@ void catalog_unpin(struct catalog *c, struct chunk_node *n)
     c->pins[n->pin_at - 1] = *last;
     last->node->pin_at = n->pin_at;
     n->pin_at = 0;
-    placement_keep(place_of(c, n), &n->place, false);
+    placement_keep(&c->policy, place_of(c, n), &n->place, false);
     catalog_settle(c, n);
 }
 
@@ -449,10 +480,13 @@ void catalog_kill(struct catalog *c, struct chunk_node *n)
 void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
                      uint32_t wall_s)
 {
+    struct placement_use use = {
+        .at = tick,
+        .time = wall_s,
+        .class = placement_class(0, false, n->n_tokens < STORE_CHUNK_TOKENS)};
     if (tick <= n->place.used_at)
         return;
-    n->used_wall_s = wall_s;
-    placement_touch(place_of(c, n), &n->place, tick);
+    placement_touch(&c->policy, place_of(c, n), &n->place, &use);
     if (tick > c->tick)
         c->tick = tick;
 }
@@ -460,6 +494,34 @@ void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
 void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s)
 {
     catalog_used_at(c, n, c->tick + 1, wall_s);
+}
+
+void catalog_evicted(struct catalog *c, const struct chunk_node *n, uint32_t wall_s)
+{
+    placement_evicted(&c->policy, &n->place, wall_s);
+}
+
+/* --- waiting requests ------------------------------------------------------------------------- */
+
+static void review(struct catalog *c, const struct sha256 *key)
+{
+    struct chunk_node *n = catalog_find(c, key);
+    if (n != NULL)
+        placement_review(&c->policy, place_of(c, n), &n->place);
+}
+
+bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn)
+{
+    bool is_known = c->window != NULL && placement_window_add(c->window, id_of(key), turn);
+    if (is_known)
+        review(c, key);
+    return is_known;
+}
+
+void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn)
+{
+    if (c->window != NULL && placement_window_remove(c->window, id_of(key), turn))
+        review(c, key);
 }
 
 struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx)
@@ -510,7 +572,7 @@ static bool node_audit(const struct catalog *c, const struct chunk_node *n)
         if (x->node != n || x->state == EXTENT_FREEING)
             return false;
     }
-    const struct placement *place = &c->owners[n->owner_idx].place;
+    const struct placement_part *place = &c->owners[n->owner_idx].place;
     bool pin_good = n->pin_at == 0 ||
                     (n->pin_at <= c->n_pins && c->pins[n->pin_at - 1].node == n);
     bool needed = is_in_tree(n) || (n->pin_at != 0 && n->parent == NULL);

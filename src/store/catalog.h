@@ -9,7 +9,7 @@
  * past.
  *
  * Use is ordered by `tick`, a counter.  policy/placement.h decides which of an owner's evictable
- * nodes goes first. About 280 bytes a chunk on one device. */
+ * nodes goes first. About 300 bytes a chunk on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
@@ -50,7 +50,6 @@ struct chunk_node {
     struct chunk_node *next;          /* in its hash bucket */
     struct extent *extents;
     struct placement_item place; /* among its owner's chunks that may be evicted */
-    uint32_t used_wall_s;
     uint32_t n_children, n_pins;
     uint32_t pin_at; /* 0: no lasting pin */
     uint32_t chunk_idx;
@@ -73,7 +72,7 @@ struct catalog_owner {
     uint64_t used_bytes;
     uint64_t quota_bytes; /* 0: the store's default */
     uint64_t n_chunks;
-    struct placement place; /* of its chunks */
+    struct placement_part place; /* of its chunks */
 };
 
 struct catalog_pin {
@@ -100,6 +99,9 @@ struct catalog {
     struct catalog_pin *pins;
     uint32_t n_pins;
     uint64_t tick;
+    struct placement policy;
+    struct placement_learn *learn;   /* of the policy `ours`; else NULL */
+    struct placement_window *window; /* NULL: the policy does not look ahead */
 };
 
 /* What a node is called and stands for. */
@@ -111,7 +113,7 @@ struct chunk_id {
     bool yields;
 };
 
-void catalog_init(struct catalog *c);
+void catalog_init(struct catalog *c, enum placement_kind policy);
 /* Makes room for this many nodes at once: growing step by step visits them all each time. */
 void catalog_reserve(struct catalog *c, uint64_t n_nodes);
 void catalog_deinit(
@@ -151,13 +153,19 @@ void catalog_kill(struct catalog *c, struct chunk_node *n);
 
 /* Marks as most recently used. */
 void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s);
+/* The node was the victim and goes: the policy learns. */
+void catalog_evicted(struct catalog *c, const struct chunk_node *n, uint32_t wall_s);
+/* A waiting request that needs the chunk of a key comes or goes; the key may be stored or not.
+ * Returns false where the window has no room for it. */
+bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn);
+void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn);
 /* Was used then, as the index remembers; an older use changes nothing. */
 void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
                      uint32_t wall_s);
 /* After n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
 void catalog_settle(struct catalog *c, struct chunk_node *n);
-/* The least recently used leaf, of all or of one owner, those with a lasting pin last; NULL where
- * nothing can be evicted. */
+/* The leaf that the policy evicts next, of all or of one owner; NULL where nothing can be
+ * evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
 struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx);
 

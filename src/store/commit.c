@@ -61,7 +61,7 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
         .n_tokens = n->n_tokens,
         .yields = n->yields,
         .tick = n->place.used_at,
-        .used_wall_s = n->used_wall_s,
+        .used_wall_s = n->place.used_time,
     };
 }
 

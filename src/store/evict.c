@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "store/store_impl.h"
 
@@ -84,6 +85,7 @@ void store_drop_superseded(struct store *s, const struct sha256 *key)
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     struct chunk_node *waits = store_doomed_above(n);
+    catalog_evicted(&s->catalog, n, (uint32_t)clock_wall_s());
     store_evict_node(s, n, why);
     store_settle_doomed(s, waits);
 }
@@ -96,6 +98,37 @@ static void evict(struct store *s, uint64_t want_bytes, enum store_evict why)
     while (s->freeing_bytes + s->wiping_bytes < want_bytes &&
            (n = catalog_victim(&s->catalog)) != NULL)
         victim_evict(s, n, why);
+}
+
+/* [lock] Chunks of mean size that fit under the cap. */
+static uint64_t window_chunks(const struct store *s)
+{
+    uint64_t n = s->catalog.n_chunks;
+    if (s->cap_bytes == 0 || n == 0)
+        return UINT64_MAX;
+    return placement_window_length(s->cap_bytes, (s->used_bytes + n - 1) / n, 0);
+}
+
+int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t turn)
+{
+    pthread_mutex_lock(&s->lock);
+    const struct placement_window *w = s->catalog.window;
+    uint64_t most = window_chunks(s), n_used = w != NULL ? w->n_used : 0;
+    int n_known = 0;
+    while (n_known < n && n_used + (uint64_t)n_known < most &&
+           catalog_expect(&s->catalog, &keys[n_known], turn))
+        n_known++;
+    pthread_mutex_unlock(&s->lock);
+    return n_known;
+}
+
+void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
+                              uint64_t turn)
+{
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < n; i++)
+        catalog_expect_no_more(&s->catalog, &keys[i], turn);
+    pthread_mutex_unlock(&s->lock);
 }
 
 static uint64_t quota_of(const struct store *s, const struct catalog_owner *o)

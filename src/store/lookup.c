@@ -26,7 +26,7 @@ void store_touch_node(struct store *s, struct chunk_node *n)
             s->touched = xrealloc(s->touched, (s->n_touched == 0 ? 1 : 2 * s->n_touched) *
                                                   sizeof s->touched[0]);
         s->touched[s->n_touched++] = (struct store_touch){x->id, n->place.used_at,
-                                                          n->used_wall_s};
+                                                          n->place.used_time};
         return; /* one row speaks for the chunk */
     }
 }

@@ -225,8 +225,9 @@ static void load_undo(struct store *s)
     s->pin_changes = NULL;
     s->n_pin_changes = 0;
     s->n_reasons = 0;
+    enum placement_kind policy = s->catalog.policy.kind;
     catalog_deinit(&s->catalog);
-    catalog_init(&s->catalog);
+    catalog_init(&s->catalog, policy);
     for (int i = 0; i < s->media->n_devices; i++) {
         alloc_deinit(&s->alloc[i]);
         alloc_init(&s->alloc[i], s->media->segment_bytes);

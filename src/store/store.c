@@ -34,7 +34,7 @@ static struct store *store_new(const struct store_opts *opts)
     pthread_mutex_init(&s->index_lock, NULL);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->writer_left, NULL);
-    catalog_init(&s->catalog);
+    catalog_init(&s->catalog, opts->policy);
     return s;
 }
 
@@ -236,7 +236,7 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
         .chunk_idx = n->chunk_idx,
         .n_tokens = n->n_tokens,
         .mask = n->mask,
-        .used_wall_s = n->used_wall_s,
+        .used_wall_s = n->place.used_time,
         .tick = n->place.used_at,
         .pinned_until_wall_s = n->pin_at != 0 ? s->catalog.pins[n->pin_at - 1].until_wall_s
                                               : 0,

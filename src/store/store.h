@@ -29,6 +29,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "policy/placement.h"
 
 #define STORE_CHUNK_TOKENS 64
 #define STORE_WHY_ABSENT                                                                   \
@@ -105,6 +106,7 @@ struct store_opts {
     const char *const *dirs;    /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
+    enum placement_kind policy; /* which leaf goes first where a bound is reached */
     /* For stat, ls and verify: changes nothing, shares the lock with others that do, and reads a copy
      * of the index where another process has the store open for writing. */
     bool read_only;
@@ -169,10 +171,11 @@ struct store_chunk {
 };
 
 /* Writes the records that the store does not have yet (one extent, one sequential write, per
- * device) and evicts least-recently-used leaves where the cap demands it.  The records' bytes are
+ * device) and evicts leaves where the cap demands it, in
+ * the order of policy/placement.h.  The records' bytes are
  * not needed after it returns.  A chunk may be appended before its parent; it can be found only
  * once the parent can.  ERR_LIMIT: does not fit under the cap, or not into the owner's quota (whose
- * own least recently used leaves go first); nothing was written.  A full disk is a lower cap where there is one,
+ * own leaves go first); nothing was written.  A full disk is a lower cap where there is one,
  * and space is made likewise; -ENOSPC where there is none (nothing is evicted then), or it did not help.
  * -ENOSPC and other I/O errors: nothing of this call will become visible, and it may be tried again. */
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
@@ -201,6 +204,15 @@ struct store_hit {
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
                  int *n_hits, char *why, size_t why_bytes, struct err *err);
 void store_release(struct store *s, struct store_hit *hits, int n);
+/* A request that waits needs the chunks of keys[0..n), stored or not.  It will be served before
+ * requests of a later turn, so policies that look ahead evict these chunks after all that no request
+ * needs.  Returns how many of the keys the window had room for; the caller takes just these back,
+ * once, when the request waits no longer.  The window is bounded by 65,536 chunks, and by as many as
+ * the store has room for. */
+int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t turn);
+void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
+                              uint64_t turn);
+
 /* Pins one chunk by its key, wherever it stands in a chain, and with it all before it, since only
  * leaves are evicted; false where it is not stored.  Not for reading: its records are not looked up. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);

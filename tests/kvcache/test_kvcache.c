@@ -269,6 +269,86 @@ static void test_eviction_order(void **state)
     kv_pool_destroy(keeping);
 }
 
+/* Fills a pool of 8 blocks with two chains of 4, the first of which a waiting request needs, takes
+ * `n` blocks, and returns how many of the first chain are left. */
+static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
+{
+    struct kv_pool_opts o = opts;
+    int32_t tokens[2][4 * 64];
+    struct kv_table t = {0};
+    int n_unused;
+    o.keep = true;
+    o.n_blocks = 8;
+    o.policy = policy;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < 4 * 64; i++)
+            tokens[k][i] = k;
+        if (k == 1) /* the first chain is there, and the least recently used */
+            kv_pool_expect(keeping, &roots[0], tokens[0], 256, 1);
+        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
+        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
+        kv_table_free(keeping, &t);
+    }
+    assert_int_equal(kv_table_reserve(keeping, &t, n * 64, NULL), 0);
+    int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
+    *n_other = kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused);
+    kv_table_free(keeping, &t);
+    /* It is served: now it is the oldest again. */
+    kv_pool_expect_no_more(keeping, &roots[0], tokens[0], 256, 1);
+    kv_pool_destroy(keeping);
+    return left;
+}
+
+static void test_a_waiting_request_keeps_its_blocks(void **state)
+{
+    (void)state;
+    int other;
+    assert_int_equal(left_of_the_upcoming(PLACEMENT_LRU, 3, &other), 1);
+    assert_int_equal(other, 4);
+    assert_int_equal(left_of_the_upcoming(PLACEMENT_ATTENTIONSTORE, 3, &other), 4);
+    assert_int_equal(other, 1);
+    assert_int_equal(left_of_the_upcoming(PLACEMENT_OURS, 3, &other), 4);
+    assert_int_equal(other, 1);
+    assert_int_equal(left_of_the_upcoming(PLACEMENT_OURS, 6, &other), 2);
+    assert_int_equal(other, 0); /* there was nothing else */
+}
+
+/* Under every policy a chain loses its tail before its head, and all blocks can be had. */
+static void test_every_policy_evicts_leaves(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    o.keep = true;
+    o.n_blocks = 16;
+    for (int policy = 0; policy < PLACEMENT_BELADY; policy++) {
+        struct rng r = {3};
+        o.policy = (enum placement_kind)policy;
+        assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+        for (int op = 0; op < 400; op++) {
+            struct kv_table t = {0};
+            int32_t tokens[6 * 64];
+            int n = 1 + (int)rng_below(&r, 6), n_unused, own = (int)rng_below(&r, 4);
+            for (int i = 0; i < n * 64; i++)
+                tokens[i] = i < 2 * 64 ? 0 : own;
+            int n_found = kv_pool_find(keeping, &roots[0], tokens, n * 64, false,
+                                       &n_unused);
+            assert_int_equal(n_unused, n_found); /* nobody uses a block here */
+            assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens, n * 64, false),
+                             n_found);
+            assert_int_equal(kv_table_reserve(keeping, &t, n * 64, NULL), 0);
+            kv_table_keep(keeping, &t, &roots[0], tokens, n * 64);
+            kv_table_free(keeping, &t);
+            assert_int_equal(kv_pool_free_blocks(keeping), 16);
+        }
+        struct kv_table all = {0};
+        assert_int_equal(kv_table_reserve(keeping, &all, 16 * 64, NULL), 0);
+        assert_int_equal(kv_pool_kept_blocks(keeping), 0);
+        kv_table_free(keeping, &all);
+        kv_pool_destroy(keeping);
+    }
+}
+
 /* A block that is not full is known for as many tokens as it has, each time anew. */
 static void test_a_growing_block_is_known_anew(void **state)
 {
@@ -306,6 +386,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_every_policy_evicts_leaves, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_growing_block_is_known_anew, setup,
                                         teardown),
     };

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -11,35 +12,89 @@
 
 enum { N = 40 };
 
+enum { PLACES = 256, WAITS = 200 };
+
 static struct placement_item item[N], *slot[N];
-static struct placement place;
+static struct placement_part part;
+static struct placement policy;
+static struct placement_window window;
+static struct placement_upcoming upcoming[PLACES];
+static struct placement_wait wait_of[WAITS];
+static struct placement_learn learn;
+
+/* Items have the ids 1 to N. */
+static void begin_as(enum placement_kind kind)
+{
+    memset(upcoming, 0, sizeof upcoming);
+    memset(wait_of, 0, sizeof wait_of);
+    placement_window_init(&window, upcoming, PLACES, wait_of, WAITS);
+    placement_learn_init(&learn);
+    placement_init(&policy, kind, &window, kind == PLACEMENT_OURS ? &learn : NULL);
+    part = (struct placement_part){0};
+    for (int i = 0; i < N; i++)
+        item[i] = (struct placement_item){.id = (uint64_t)(1 + i)};
+    placement_set_slots(&part, slot, N);
+}
 
 static void begin(void)
 {
-    place = (struct placement){0};
-    for (int i = 0; i < N; i++)
-        item[i] = (struct placement_item){0};
-    placement_set_slots(&place, slot, N);
+    begin_as(PLACEMENT_LRU);
+}
+
+static void touch(struct placement_item *x, uint64_t at)
+{
+    placement_touch(&policy, &part, x,
+                    &(struct placement_use){.at = at, .time = (uint32_t)at});
+}
+
+/* Uses the item and inserts it. */
+static void add(int i, uint64_t at)
+{
+    touch(&item[i], at);
+    placement_insert(&policy, &part, &item[i]);
+}
+
+/* Evicts the victim and returns which item it was; -1: there is none. */
+static int evict(uint32_t time)
+{
+    struct placement_item *v = placement_victim(&part);
+    if (v == NULL)
+        return -1;
+    placement_evicted(&policy, v, time);
+    placement_remove(&part, v);
+    return (int)(v - item);
+}
+
+static void expect_use(int i, uint64_t turn)
+{
+    assert_true(placement_window_add(&window, item[i].id, turn));
+    placement_review(&policy, &part, &item[i]);
+}
+
+static void expect_no_more(int i, uint64_t turn)
+{
+    assert_true(placement_window_remove(&window, item[i].id, turn));
+    placement_review(&policy, &part, &item[i]);
 }
 
 static void the_least_recently_used_goes_first(void **state)
 {
     (void)state;
     begin();
-    assert_null(placement_victim(&place));
+    assert_null(placement_victim(&part));
     for (int i = 0; i < 4; i++) {
-        placement_touch(&place, &item[i], (uint64_t)(10 + i));
-        placement_insert(&place, &item[i]);
+        touch(&item[i], (uint64_t)(10 + i));
+        placement_insert(&policy, &part, &item[i]);
     }
-    assert_ptr_equal(placement_victim(&place), &item[0]);
-    placement_touch(&place, &item[0], 20);
-    assert_ptr_equal(placement_victim(&place), &item[1]);
-    placement_remove(&place, &item[1]);
-    assert_ptr_equal(placement_victim(&place), &item[2]);
-    placement_touch(&place, &item[1], 5); /* out of the tier: it counts when it is back */
-    assert_ptr_equal(placement_victim(&place), &item[2]);
-    placement_insert(&place, &item[1]);
-    assert_ptr_equal(placement_victim(&place), &item[1]);
+    assert_ptr_equal(placement_victim(&part), &item[0]);
+    touch(&item[0], 20);
+    assert_ptr_equal(placement_victim(&part), &item[1]);
+    placement_remove(&part, &item[1]);
+    assert_ptr_equal(placement_victim(&part), &item[2]);
+    touch(&item[1], 5); /* out of the tier: it counts when it is back */
+    assert_ptr_equal(placement_victim(&part), &item[2]);
+    placement_insert(&policy, &part, &item[1]);
+    assert_ptr_equal(placement_victim(&part), &item[1]);
 }
 
 static void kept_items_go_last_and_no_later(void **state)
@@ -47,16 +102,16 @@ static void kept_items_go_last_and_no_later(void **state)
     (void)state;
     begin();
     for (int i = 0; i < 3; i++) {
-        placement_touch(&place, &item[i], (uint64_t)(1 + i));
-        placement_insert(&place, &item[i]);
+        touch(&item[i], (uint64_t)(1 + i));
+        placement_insert(&policy, &part, &item[i]);
     }
-    placement_keep(&place, &item[0], true);
-    placement_keep(&place, &item[1], true);
-    assert_ptr_equal(placement_victim(&place), &item[2]);
-    placement_remove(&place, &item[2]);
-    assert_ptr_equal(placement_victim(&place), &item[0]);
-    placement_keep(&place, &item[1], false);
-    assert_ptr_equal(placement_victim(&place), &item[1]);
+    placement_keep(&policy, &part, &item[0], true);
+    placement_keep(&policy, &part, &item[1], true);
+    assert_ptr_equal(placement_victim(&part), &item[2]);
+    placement_remove(&part, &item[2]);
+    assert_ptr_equal(placement_victim(&part), &item[0]);
+    placement_keep(&policy, &part, &item[1], false);
+    assert_ptr_equal(placement_victim(&part), &item[1]);
 }
 
 /* The item that a search of all finds. */
@@ -83,25 +138,25 @@ static void random_histories_choose_as_a_search_does(void **state)
         uint64_t now = 0;
         uint32_t n = 0;
         for (int i = 0; i < N; i++)
-            placement_touch(&place, &item[i], ++now); /* no two uses are at once */
+            touch(&item[i], ++now); /* no two uses are at once */
         for (int op = 0; op < 400; op++) {
             struct placement_item *x = &item[rng_below(&r, N)];
             uint64_t what = rng_below(&r, 8);
             if (what < 4) {
-                placement_touch(&place, x, ++now);
+                touch(x, ++now);
             } else if (what < 5) {
-                placement_keep(&place, x, rng_below(&r, 2));
+                placement_keep(&policy, &part, x, rng_below(&r, 2));
             } else if (x->slot == 0) {
-                placement_insert(&place, x);
+                placement_insert(&policy, &part, x);
                 n++;
             } else {
-                placement_remove(&place, x);
+                placement_remove(&part, x);
                 n--;
             }
-            assert_int_equal(place.n, n);
-            assert_ptr_equal(placement_victim(&place), search());
+            assert_int_equal(part.n, n);
+            assert_ptr_equal(placement_victim(&part), search());
             for (int i = 0; i < N; i++)
-                assert_true(placement_audit(&place, &item[i]));
+                assert_true(placement_audit(&part, &item[i]));
         }
     }
 }
@@ -113,14 +168,14 @@ static void victims_come_in_order(void **state)
     struct rng r = {2};
     begin();
     for (int i = 0; i < N; i++) {
-        placement_touch(&place, &item[i], rng_u64(&r));
-        placement_insert(&place, &item[i]);
+        touch(&item[i], rng_u64(&r));
+        placement_insert(&policy, &part, &item[i]);
     }
-    for (uint64_t last = 0; place.n > 0;) {
-        struct placement_item *v = placement_victim(&place);
+    for (uint64_t last = 0; part.n > 0;) {
+        struct placement_item *v = placement_victim(&part);
         assert_true(v->used_at >= last);
         last = v->used_at;
-        placement_remove(&place, v);
+        placement_remove(&part, v);
     }
 }
 
@@ -129,17 +184,268 @@ static void an_audit_sees_what_is_wrong(void **state)
     (void)state;
     begin();
     for (int i = 0; i < 5; i++) {
-        placement_touch(&place, &item[i], (uint64_t)(1 + i));
-        placement_insert(&place, &item[i]);
+        touch(&item[i], (uint64_t)(1 + i));
+        placement_insert(&policy, &part, &item[i]);
     }
-    assert_true(placement_audit(&place, &item[4]));
-    item[4].used_at = 0; /* stands below a later one */
-    assert_false(placement_audit(&place, &item[4]));
-    item[4].used_at = 5;
+    assert_true(placement_audit(&part, &item[4]));
+    item[4].order = 0; /* stands below a later one */
+    assert_false(placement_audit(&part, &item[4]));
+    item[4].order = 5;
     item[4].slot = 2; /* says that it is elsewhere */
-    assert_false(placement_audit(&place, &item[4]));
+    assert_false(placement_audit(&part, &item[4]));
     item[4].slot = 6; /* behind the end */
-    assert_false(placement_audit(&place, &item[4]));
+    assert_false(placement_audit(&part, &item[4]));
+}
+
+/* --- the other policies ----------------------------------------------------------------------- */
+
+static void fifo_evicts_by_first_use(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_FIFO);
+    for (int i = 0; i < 3; i++)
+        add(i, (uint64_t)(1 + i));
+    touch(&item[0], 10); /* changes nothing */
+    assert_int_equal(evict(10), 0);
+    assert_int_equal(evict(10), 1);
+}
+
+static void lfu_evicts_the_least_used_and_ages(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_LFU);
+    for (int i = 0; i < 3; i++)
+        add(i, (uint64_t)(1 + i));
+    for (int i = 0; i < 5; i++)
+        touch(&item[0], (uint64_t)(10 + i));
+    assert_int_equal(item[0].order, 6); /* six uses, age 0 */
+    assert_int_equal(evict(20), 1);     /* one use; the earlier of two */
+    assert_int_equal(policy.age, 1);
+    add(3, 21);
+    assert_int_equal(item[3].order, 2); /* one use + age 1: behind item 2, which has 1 */
+    assert_int_equal(evict(22), 2);
+    /* What was used often and is no longer used goes when new items have aged past it. */
+    int n_new = 0;
+    for (int i = 4; i < N; i++, n_new++) {
+        add(i, (uint64_t)(30 + i));
+        if (evict(100) == 0)
+            break;
+    }
+    assert_true(n_new > 4 && n_new < 12);
+}
+
+static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_ATTENTIONSTORE);
+    for (int i = 0; i < 5; i++)
+        add(i, (uint64_t)(1 + i));
+    expect_use(0, 100); /* the next request */
+    expect_use(1, 101);
+    expect_use(2, 102);
+    assert_int_equal(evict(10), 3); /* outside the window: the least recently used */
+    assert_int_equal(evict(10), 4);
+    assert_int_equal(evict(10), 2); /* then the last request's */
+    expect_no_more(0, 100);         /* served: an ordinary item again */
+    assert_int_equal(evict(10), 0);
+    assert_int_equal(evict(10), 1);
+}
+
+static void lru_does_not_look_ahead(void **state)
+{
+    (void)state;
+    begin();
+    add(0, 1);
+    add(1, 2);
+    expect_use(0, 100);
+    assert_int_equal(evict(10), 0);
+}
+
+static void an_item_that_several_requests_need_waits_for_the_first(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_ATTENTIONSTORE);
+    add(0, 1);
+    add(1, 2);
+    expect_use(0, 7);
+    expect_use(0, 3);
+    expect_use(1, 5);
+    assert_int_equal(placement_window_count(&window, 1), 2);
+    assert_ptr_equal(placement_victim(&part), &item[1]); /* item 0 is wanted at turn 3 */
+    expect_no_more(0, 3);
+    assert_ptr_equal(placement_victim(&part), &item[0]); /* and now at turn 7 only */
+    expect_no_more(0, 7);
+    assert_int_equal(item[0].rank, PLACEMENT_ORDINARY);
+}
+
+static void an_item_inserted_later_is_found_in_the_window(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    add(0, 5);
+    assert_true(placement_window_add(&window, item[1].id, 3)); /* not in the tier yet */
+    add(1, 1);
+    assert_int_equal(evict(10), 0);
+}
+
+static void dropped_items_go_first_and_kept_ones_last(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < PLACEMENT_KINDS; kind++) {
+        begin_as(kind);
+        for (int i = 0; i < 4; i++)
+            add(i, (uint64_t)(1 + i));
+        placement_keep(&policy, &part, &item[0], true);
+        expect_use(1, 3);
+        placement_drop(&policy, &part, &item[3], true);
+        assert_ptr_equal(placement_victim(&part), &item[3]);
+        placement_keep(&policy, &part, &item[3], true); /* a pin is stronger */
+        assert_ptr_not_equal(placement_victim(&part), &item[3]);
+        placement_keep(&policy, &part, &item[3], false);
+        assert_int_equal(evict(10), 3);
+        evict(10);
+        evict(10);
+        assert_int_equal(evict(10), 0);
+    }
+}
+
+static void belady_evicts_the_farthest_next_use(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_BELADY);
+    uint64_t next[] = {30, UINT64_MAX, 10, 20};
+    for (int i = 0; i < 4; i++) {
+        struct placement_use u = {.at = (uint64_t)(1 + i), .next = next[i]};
+        placement_touch(&policy, &part, &item[i], &u);
+        placement_insert(&policy, &part, &item[i]);
+    }
+    assert_int_equal(evict(10), 1);
+    assert_int_equal(evict(10), 0);
+    assert_int_equal(evict(10), 3);
+    assert_int_equal(evict(10), 2);
+}
+
+/* --- ours ------------------------------------------------------------------------------------- */
+
+/* Teaches two classes: items of class `busy` are used again after 20, of class `idle` one in a
+ * hundred is; what is not used is evicted at 100. */
+static void teach(uint8_t busy, uint8_t idle)
+{
+    for (int i = 0; i < 40000; i++) {
+        placement_learn_used(&learn, busy, 20);
+        if (i % 100 == 0)
+            placement_learn_used(&learn, idle, 20);
+        else
+            placement_learn_evicted(&learn, idle, 100);
+    }
+}
+
+static void ours_keeps_longer_what_is_used_again(void **state)
+{
+    (void)state;
+    uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
+    begin_as(PLACEMENT_OURS);
+    assert_int_equal(placement_learn_worth(&learn, busy),
+                     placement_learn_worth(&learn, idle));
+    teach(placement_class_used(busy, 1), placement_class_used(idle, 1));
+    assert_true(placement_learn_worth(&learn, busy) >
+                placement_learn_worth(&learn, idle) + 10);
+    struct placement_use a = {.at = 1, .time = 1000, .class = busy};
+    struct placement_use b = {.at = 2, .time = 1010, .class = idle};
+    placement_touch(&policy, &part, &item[0], &a);
+    placement_touch(&policy, &part, &item[1], &b);
+    placement_insert(&policy, &part, &item[0]);
+    placement_insert(&policy, &part, &item[1]);
+    assert_int_equal(evict(1020), 1); /* lru would evict item 0 */
+}
+
+static void ours_is_lru_where_classes_do_not_differ(void **state)
+{
+    (void)state;
+    struct rng r = {5};
+    begin_as(PLACEMENT_OURS);
+    for (int i = 0; i < 50000; i++) { /* one class only */
+        if (rng_below(&r, 3) == 0)
+            placement_learn_used(&learn, 0, (uint32_t)rng_below(&r, 200));
+        else
+            placement_learn_evicted(&learn, 0, 150);
+    }
+    for (int i = 0; i < N; i++)
+        add((i * 7) % N, (uint64_t)(1000 + i));
+    for (int i = 0; i < N; i++)
+        assert_int_equal(evict(2000), (i * 7) % N);
+}
+
+static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    teach(placement_class_used(placement_class(3, true, false), 1), 0);
+    double price = learn.price;
+    assert_true(price > 0);
+    uint32_t soon = (uint32_t)(0.5 / price), late = (uint32_t)(3 / price) + 1;
+    struct placement_use u[] = {{.at = 1, .time = 100000, .reuse_in = soon},
+                                {.at = 2, .time = 100000, .reuse_in = late},
+                                {.at = 3, .time = 100000}};
+    for (int i = 0; i < 3; i++) {
+        placement_touch(&policy, &part, &item[i], &u[i]);
+        placement_insert(&policy, &part, &item[i]);
+    }
+    assert_int_equal(evict(100001), 1); /* the next use is too far away */
+    assert_true(item[0].order ==
+                100000 + 2 * (uint64_t)soon); /* until twice the time passed */
+}
+
+/* --- the window ------------------------------------------------------------------------------- */
+
+/* Random requests come and go; the window agrees with a list of all pairs. */
+static void the_window_agrees_with_a_list(void **state)
+{
+    (void)state;
+    enum { IDS = 60 };
+    struct rng r = {7};
+    begin();
+    static struct {
+        uint64_t id, turn;
+    } pair[WAITS];
+    int n = 0;
+    for (int op = 0; op < 20000; op++) {
+        uint64_t id = (1 + rng_below(&r, IDS)) << 40, turn = 1 + rng_below(&r, 1000);
+        if (rng_below(&r, 9) < 5) {
+            bool has_room = n < WAITS;
+            assert_int_equal(placement_window_add(&window, id, turn), has_room);
+            if (has_room) {
+                pair[n].id = id;
+                pair[n++].turn = turn;
+            }
+        } else if (n > 0) {
+            int i = (int)rng_below(&r, (uint64_t)n);
+            assert_true(placement_window_remove(&window, pair[i].id, pair[i].turn));
+            id = pair[i].id;
+            pair[i] = pair[--n];
+        }
+        uint64_t first = PLACEMENT_NO_TURN;
+        uint32_t count = 0;
+        for (int i = 0; i < n; i++)
+            if (pair[i].id == id) {
+                first = pair[i].turn < first ? pair[i].turn : first;
+                count++;
+            }
+        assert_int_equal(placement_window_turn(&window, id), first);
+        assert_int_equal(placement_window_count(&window, id), count);
+        assert_int_equal(window.n_used, n);
+    }
+    assert_false(placement_window_remove(&window, 999, 1));
+    assert_true(window.n_refused > 0);
+}
+
+static void the_window_is_as_long_as_the_capacity(void **state)
+{
+    (void)state;
+    assert_int_equal(placement_window_length(1000, 10, 0), 100);
+    assert_int_equal(placement_window_length(1000, 10, 64), 64);
+    assert_int_equal(placement_window_length(1000, 0, 64), 64); /* no size is known yet */
+    assert_int_equal(placement_window_length(5, 10, 64), 1);    /* one at least */
 }
 
 int main(void)
@@ -149,6 +455,19 @@ int main(void)
         cmocka_unit_test(kept_items_go_last_and_no_later),
         cmocka_unit_test(random_histories_choose_as_a_search_does),
         cmocka_unit_test(victims_come_in_order),
+        cmocka_unit_test(fifo_evicts_by_first_use),
+        cmocka_unit_test(lfu_evicts_the_least_used_and_ages),
+        cmocka_unit_test(attentionstore_exempts_the_window_and_evicts_its_tail_first),
+        cmocka_unit_test(lru_does_not_look_ahead),
+        cmocka_unit_test(an_item_that_several_requests_need_waits_for_the_first),
+        cmocka_unit_test(an_item_inserted_later_is_found_in_the_window),
+        cmocka_unit_test(dropped_items_go_first_and_kept_ones_last),
+        cmocka_unit_test(belady_evicts_the_farthest_next_use),
+        cmocka_unit_test(ours_keeps_longer_what_is_used_again),
+        cmocka_unit_test(ours_is_lru_where_classes_do_not_differ),
+        cmocka_unit_test(ours_believes_a_hint_as_far_as_it_is_worth_the_room),
+        cmocka_unit_test(the_window_agrees_with_a_list),
+        cmocka_unit_test(the_window_is_as_long_as_the_capacity),
         cmocka_unit_test(an_audit_sees_what_is_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,19 @@
+/* upcoming.h - tells the store and the KV pool which state the waiting requests need; private to
+ * src/engine.
+ *
+ * A sequence is told of from when it waits until it has taken or restored all that there is of its
+ * prompt (it enters PREFILL), or ends.  Policies that look ahead evict what such sequences need after
+ * all else (policy/placement.h).  The windows of store and pool are bounded: later sequences get room
+ * as earlier ones leave. */
+#ifndef ENGINE_UPCOMING_H
+#define ENGINE_UPCOMING_H
+
+#include "engine/seq.h"
+
+/* Tells of the waiting sequences of a list, in their order, until the store has no room for more.
+ * age_ns: waiting time that is worth one step of priority, as for the scheduler. */
+void upcoming_tell(struct seq_list l, int64_t age_ns);
+/* The sequence waits no longer; nothing where it was not told of. */
+void upcoming_end(struct seq *s);
+
+#endif
