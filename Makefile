@@ -296,6 +296,10 @@ crash-long: $(B)/hcache $(CRASH_TESTS)
 plan-check: $(B)/tests/policy/test_plan_cut
 	@$< check
 
+# The figures of the papers that need no GPU, on one page. ONLY=fig3,tab1: some of them.
+papers: all
+	@python3 bench/papers.py --program $(B)/hcache $(if $(ONLY),--only $(ONLY))
+
 # One-line mutants of FILES (files or folders), COUNT of them drawn with SEED: which do the nearest tests miss?
 FILES ?= src/policy
 COUNT ?= 20
@@ -329,6 +333,7 @@ help:
 	@echo 'make crash      what crashes, faults and damage do to the store: one table, 3 minutes'
 	@echo 'make crash-long the same for hours'
 	@echo 'make plan-check plans for 300 ranges of 80 layers against full searches, and their time: 2 minutes'
+	@echo 'make papers     the papers'"'"' figures that need no GPU, on one page: 2 hours (ONLY=fig3,tab1: some)'
 	@echo 'make mutants    COUNT one-line mutants of FILES with SEED, and which the nearest tests miss'
 	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
 	@echo 'make fuzz       every parser against new inputs, FUZZ_SECONDS each (FUZZ=PATTERN: some)'
@@ -343,7 +348,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long plan-check mutants tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long plan-check papers mutants tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -25,6 +25,8 @@
 
 struct serve_args {
     const char *url, *key, *model, *workload, *trace, *csv, *html, *label;
+    int task;
+    bool describe;
     double seconds, rate, token_scale, time_scale, zipf, drain;
     int documents, max_prompt;
     int64_t seed, pid;
@@ -57,6 +59,12 @@ static const struct opt serve_options[] = {
      .help = "skew of which document is asked for"},
     {"documents", OPT(struct serve_args, documents), .arg = "N", .def = "20", .min = 1,
      .max = 100000, .help = "how many there are"},
+    {"task", OPT(struct serve_args, task), .arg = "NAME", .def = "even",
+     .choices = workload_tasks,
+     .help =
+         "kind of documents: of 5,000 to 16,000 tokens evenly, or a sub-task of L-Eval"},
+    {"describe", OPT(struct serve_args, describe),
+     .help = "print what the workload asks for, and ask no server"},
     {"max-prompt", OPT(struct serve_args, max_prompt), .arg = "N", .def = "1800", .min = 16,
      .max = 1 << 20, .help = "tokens that a history may have"},
     {"seed", OPT(struct serve_args, seed), .arg = "N", .def = "1", .min = 0,
@@ -375,7 +383,8 @@ static int make_load(struct bench *b, struct err *err)
                               .zipf = a->zipf,
                               .n_documents = a->documents,
                               .max_prompt = a->max_prompt,
-                              .seed = (uint64_t)a->seed};
+                              .seed = (uint64_t)a->seed,
+                              .task = a->task};
     bool is_trace = strcmp(a->workload, "trace") == 0;
     if (is_trace != (a->trace != NULL))
         return err_set(err, ERR_USAGE, "--workload trace and --trace FILE belong together");
@@ -510,44 +519,62 @@ static void release(struct bench *b)
         fclose(b->csv);
 }
 
+/* --- commands --------------------------------------------------------------------------------- */
+
+static void describe(const struct bench *b)
+{
+    struct workload_stats t;
+    workload_describe(&b->load, &t);
+    printf("sessions %d\nturns %d\ndocument_tokens %.1f\nnew_tokens %.1f\n"
+           "answer_tokens %.1f\nhistory_p50 %.0f\nover_2500 %.3f\n",
+           t.n_sessions, t.n_turns, t.document, t.question, t.answer, t.history_p50,
+           t.over_2500);
+}
+
+static int measure(struct bench *b, struct err *err)
+{
+    struct http_load_calls calls = {on_text, on_end};
+    if (b->args.csv != NULL && (b->csv = fopen(b->args.csv, "w")) == NULL)
+        return err_set(err, ERR_USAGE, "cannot write %s", b->args.csv);
+    int rc = calibrate(b, err);
+    if (rc == 0)
+        rc = http_load_create(b->args.url, b->args.key, &calls, &b->http, err);
+    if (rc == 0 && b->csv != NULL)
+        fprintf(b->csv,
+                "label,session,turn,sent_s,ttft_s,latency_s,prompt_tokens,cached_tokens,"
+                "completion_tokens,status\n");
+    if (rc == 0 && b->args.pid > 0)
+        rc = thread_time_of(b->args.pid, &b->before, err);
+    if (rc == 0)
+        run(b);
+    if (rc == 0 && b->args.pid > 0)
+        rc = thread_time_of(b->args.pid, &b->after, err);
+    if (rc == 0)
+        rc = write_page(b, err);
+    if (rc == 0 && b->args.pid > 0)
+        say_threads(b);
+    return rc;
+}
+
 int bench_serve(int argc, char **argv)
 {
     static struct bench b;
-    struct http_load_calls calls = {on_text, on_end};
     struct err err = {0};
     struct opt_parsed *parsed;
-    int code, rc;
+    int code;
     if (!opt_begin(&serve_cmd, argc, argv, &b.args, &parsed, &code))
         return code;
     b.model_field = b.args.model != NULL ? xasprintf("\"model\":\"%s\",", b.args.model)
                                          : xstrdup("");
-    rc = make_load(&b, &err);
-    if (rc == 0 && b.args.csv != NULL && (b.csv = fopen(b.args.csv, "w")) == NULL)
-        rc = err_set(&err, ERR_USAGE, "cannot write %s", b.args.csv);
-    if (rc == 0)
-        rc = calibrate(&b, &err);
-    if (rc == 0)
-        rc = http_load_create(b.args.url, b.args.key, &calls, &b.http, &err);
-    if (rc == 0) {
-        if (b.csv != NULL)
-            fprintf(
-                b.csv,
-                "label,session,turn,sent_s,ttft_s,latency_s,prompt_tokens,cached_tokens,"
-                "completion_tokens,status\n");
-        if (b.args.pid > 0)
-            rc = thread_time_of(b.args.pid, &b.before, &err);
-        if (rc == 0)
-            run(&b);
-        if (rc == 0 && b.args.pid > 0)
-            rc = thread_time_of(b.args.pid, &b.after, &err);
-        if (rc == 0)
-            rc = write_page(&b, &err);
-        if (rc == 0 && b.args.pid > 0)
-            say_threads(&b);
-    }
+    int rc = make_load(&b, &err);
+    if (rc == 0 && b.args.describe)
+        describe(&b);
+    else if (rc == 0)
+        rc = measure(&b, &err);
     if (rc != 0)
         fprintf(stderr, "hcache bench serve: %s\n", err.msg);
+    bool good = b.n_done > 0 || b.args.describe;
     release(&b);
     opt_end(parsed);
-    return rc == 0 ? (b.n_done > 0 ? 0 : 1) : rc == ERR_USAGE ? 2 : 1;
+    return rc == ERR_USAGE ? 2 : rc != 0 || !good;
 }

@@ -2,7 +2,7 @@
 """Chats, documents and a trace against servers that differ only in how state comes back: HCache's Figures 9, 10 and
 15 at this machine's scale.
 
-    bench/serve_figures.py --out DIR [--only chats,documents,skew,trace] [--seconds 40] [--llama-server FILE --gguf FILE]
+    bench/serve_figures.py --out DIR [--only chats,rates,documents,skew,trace] [--seconds 40] [--llama-server FILE --gguf FILE]
 
   recompute   no store: every turn computes its history again
   kv          KV offload
@@ -12,7 +12,7 @@
 
 Stores are throttled (--throttle), for a CPU computes too slowly for its disk to matter.  All but ideal and llama keep
 nothing on the device between requests, but for `skew`: there every server has room for a few documents (LRU), and
-the skew says how often the next one is among them.  State is saved before it is measured: documents and traces are
+the skew says how often the next one is among them.  `rates` are chats at several rates of sessions.  State is saved before it is measured: documents and traces are
 asked once, in another order of arrival, before.  Leaves DIR/serve-figures.csv (a line for each run), and a line for
 each request in DIR/serve-<workload>.csv."""
 import argparse
@@ -180,6 +180,9 @@ def main():
             measure("chats", name, ["--workload", "chats", "--rate", 30, "--token-scale", 0.4, "--time-scale", 0.05] +
                     arrive, results, cases=plain)
         quick = ["--seconds", a.seconds, "--drain", 60, "--zipf", 0, "--rate", 40]
+        for name in servers if "rates" in only else ():
+            measure("rates", name, ["--workload", "chats", "--token-scale", 0.4, "--time-scale", 0.05] + arrive, results,
+                    cases=[(str(r), ("--rate", r)) for r in (6, 12, 24, 48)])
         for name in servers if "documents" in only else ():
             measure("documents", name, ["--workload", "documents", "--documents", 6] + scale, results, warm=quick,
                     cases=(("", arrive + ["--rate", 15]),))

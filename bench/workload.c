@@ -106,6 +106,46 @@ static int zipf_rank(struct rng *r, const double *cumulated, int n)
     return i;
 }
 
+const char *const workload_tasks[] = {"even",    "mixed",   "paper-assistant",
+                                      "gsm-100", "quality", NULL};
+
+struct task_means {
+    double document, question, answer;
+};
+
+enum { N_TASKS = 20, N_NAMED = 3 };
+
+/* Table 1 of the paper. */
+static const struct task_means named_tasks[N_NAMED] = {
+    {10603.5, 142.7, 404.8}, {5451.7, 77.4, 4.3}, {7053.9, 92.4, 19.2}};
+static const struct task_means all_tasks = {16340.2, 44.7, 50.2};
+
+/* The mean of the tasks that the table does not name. */
+static double mean_of_others(double all, double a, double b, double c)
+{
+    return (all * N_TASKS - a - b - c) / (N_TASKS - N_NAMED);
+}
+
+static struct task_means other_tasks(void)
+{
+    const struct task_means *t = named_tasks;
+    return (struct task_means){
+        mean_of_others(all_tasks.document, t[0].document, t[1].document, t[2].document),
+        mean_of_others(all_tasks.question, t[0].question, t[1].question, t[2].question),
+        mean_of_others(all_tasks.answer, t[0].answer, t[1].answer, t[2].answer)};
+}
+
+static struct task_means draw_task(struct rng *r, int task)
+{
+    int i = task - TASK_PAPER_ASSISTANT;
+    if (task == TASK_MIXED)
+        i = (int)rng_below(r, N_TASKS);
+    return i < N_NAMED ? named_tasks[i] : other_tasks();
+}
+
+/* The paper gives means alone: the spreads are ours. */
+static const double document_sigma = 0.35, question_sigma = 0.5, answer_sigma = 0.5;
+
 void workload_documents(struct workload *w, const struct workload_opts *o)
 {
     struct rng r = {rng_mix(o->seed + 1)};
@@ -120,13 +160,60 @@ void workload_documents(struct workload *w, const struct workload_opts *o)
             break;
         int doc = zipf_rank(&r, cumulated, n);
         struct rng of_doc = {rng_mix(o->seed + 77 + (uint64_t)doc)};
-        int n_doc = tokens_of(5000 + 11000 * rng_unit(&of_doc), o->token_scale);
-        struct turn *t = add_turn(add_session(w, at), 0,
-                                  tokens_of(exponential(&r, 50), o->token_scale));
+        int n_doc, n_question = 60, n_answer;
+        if (o->task == TASK_EVEN) {
+            n_doc = tokens_of(5000 + 11000 * rng_unit(&of_doc), o->token_scale);
+            n_answer = tokens_of(exponential(&r, 50), o->token_scale);
+        } else {
+            struct task_means t = draw_task(&of_doc, o->task);
+            n_doc = tokens_of(lognormal(&of_doc, t.document, document_sigma),
+                              o->token_scale);
+            n_question = tokens_of(lognormal(&r, t.question, question_sigma),
+                                   o->token_scale);
+            n_answer = tokens_of(lognormal(&r, t.answer, answer_sigma), o->token_scale);
+        }
+        struct turn *t = add_turn(add_session(w, at), 0, n_answer);
         add_segment(t, rng_u64(&of_doc), n_doc < o->max_prompt ? n_doc : o->max_prompt);
-        add_segment(t, rng_u64(&r), tokens_of(60, 1));
+        add_segment(t, rng_u64(&r), n_question);
     }
     free(cumulated);
+}
+
+/* --- statistics ------------------------------------------------------------------------------- */
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+void workload_describe(const struct workload *w, struct workload_stats *out)
+{
+    double *length = xcalloc((size_t)w->n_sessions + 1, sizeof *length);
+    *out = (struct workload_stats){.n_sessions = w->n_sessions};
+    for (int i = 0; i < w->n_sessions; i++) {
+        for (int k = 0; k < w->sessions[i].n_turns; k++) {
+            const struct turn *t = &w->sessions[i].turns[k];
+            const struct segment *last = &t->segments[t->n_segments - 1];
+            out->n_turns++;
+            out->question += last->n_tokens;
+            out->answer += t->max_tokens;
+            length[i] += t->max_tokens;
+            for (const struct segment *s = t->segments; s <= last; s++) {
+                length[i] += s->n_tokens;
+                out->document += s < last ? s->n_tokens : 0;
+            }
+        }
+        out->over_2500 += length[i] > 2500;
+    }
+    double turns = out->n_turns > 0 ? out->n_turns : 1;
+    out->question /= turns;
+    out->answer /= turns;
+    out->document /= turns;
+    out->over_2500 /= w->n_sessions > 0 ? w->n_sessions : 1;
+    qsort(length, (size_t)w->n_sessions, sizeof *length, by_size);
+    out->history_p50 = length[w->n_sessions / 2];
+    free(length);
 }
 
 /* --- traces ----------------------------------------------------------------------------------- */

@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Every figure of the papers that needs no GPU, the paper's number beside ours, on one page.
+
+    bench/papers.py [--out DIR] [--only fig3,tab1,...] [--quick] [--program FILE]
+
+Each entry of FIGURES says what is run, with which parameters and seed. Entries are labelled
+
+  run            the generator, the policy or the server itself
+  run at scale   really run, on this machine, with lengths, model or storage brought to its scale
+  modelled       computed from the paper's hardware table; nothing ran
+
+An entry leaves DIR/ID.csv (name, paper, ours, note). DIR/index.html shows every CSV that is there, and
+names the entries that have not been run. --quick runs the entries that take seconds.
+"""
+import argparse
+import csv
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+HC = None  # --program
+
+
+def output(*words, ok=(0,)):
+    p = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, text=True)
+    if p.returncode not in ok:
+        sys.exit(f"papers: {' '.join(map(str, words))}: exit status {p.returncode}")
+    return p.stdout
+
+
+def rows_of(path):
+    with open(path) as f:
+        return list(csv.DictReader(f))
+
+
+# --- HCache, section 2: the loads -----------------------------------------------------------------
+
+LOAD = ["--describe", "--token-scale", 1, "--time-scale", 1, "--seconds", 600, "--rate", 1000, "--seed", 2024]
+
+
+def described(*options):
+    text = output(HC, "bench", "serve", *LOAD, *options)
+    return {k: float(v) for k, v in (line.split() for line in text.splitlines())}
+
+
+def figure3(out):
+    s = described("--workload", "chats", "--max-prompt", 16384)
+    return [("new tokens of a round", "66.8", s["new_tokens"], "mean"),
+            ("tokens of an answer", "358.8", s["answer_tokens"], "mean"),
+            ("conversations over 2,500 tokens", "0.5", s["over_2500"], "share"),
+            ("median conversation", "2,500", s["history_p50"], "tokens, cut at 16,384")]
+
+
+def table1(out):
+    rows = []
+    for task, paper in (("paper-assistant", (10603.5, 142.7, 404.8)), ("gsm-100", (5451.7, 77.4, 4.3)),
+                        ("quality", (7053.9, 92.4, 19.2)), ("mixed", (16340.2, 44.7, 50.2))):
+        s = described("--workload", "documents", "--task", task, "--documents", 20000, "--zipf", 0,
+                      "--max-prompt", 200000)
+        for what, key, p in zip(("document", "question", "answer"), ("document_tokens", "new_tokens", "answer_tokens"),
+                                paper):
+            rows.append((f"{task}: {what}", p, s[key], "mean tokens"))
+    return rows
+
+
+# --- HCache, modelled with the paper's platforms ---------------------------------------------------
+
+def planned(shape, platform, history, new=0):
+    text = output(HC, "plan", "--shape", shape, "--platform", platform, "--history", history, "--new", new, "--json")
+    return {m["method"]: m for m in json.loads(text)["methods"]}
+
+
+MODELS = (("7B", "llama-2-7b", "a100-4ssd"), ("13B", "llama-2-13b", "a100-4ssd"), ("30B", "opt-30b", "a100x4-4ssd"))
+
+
+def figure4(out):
+    """Time to first token over that of a history that is still there: L-Eval's mean lengths. The model has no cost
+    but the kernels', so its ideal is faster than the paper's engine, and its ratios are larger."""
+    rows = []
+    for name, shape, platform in MODELS:
+        m = planned(shape, platform, 16340, 45)
+        ideal = m["kv"]["predicted_ms"] - m["kv"]["restore_ms"]
+        for method, paper in (("recompute", "20 to 26"), ("kv", "6.5 to 13"), ("auto", "")):
+            rows.append((f"{name}: {method}", paper, m[method]["predicted_ms"] / ideal, "times the ideal"))
+    return rows
+
+
+def table3(out):
+    rows = []
+    for (name, shape, platform), paper, size, kv in zip(
+            MODELS, ("31 H + 1 KV", "36 H + 4 KV", "40 H + 8 RE"), (132, 210, 280), (256, 400, 672)):
+        m = planned(shape, platform, 1024)
+        p = m["paper"]
+        parts = [f"{p[k]} {s}" for k, s in (("recompute", "RE"), ("hidden", "H"), ("kv", "KV")) if p[k]]
+        rows.append((f"{name}: the paper's form of plan", paper, " + ".join(parts), "at 1,024 tokens"))
+        for method, what, value in (("paper", "hidden states", size), ("kv", "KV", kv)):
+            rows.append((f"{name}: {what} of a token", value, m[method]["stored_bytes_per_token"] / 2048,
+                         "KiB at one byte an element; layer 0 needs no hidden states"))
+    return rows
+
+
+# --- HCache, run at this machine's scale -----------------------------------------------------------
+
+def ablation(figures):
+    def make(out):
+        path = os.path.join(out, "ablation.csv")
+        output(HC, "bench", "ablation", "--rounds", 3, "--figures", ",".join(figures), "--csv", path, "--html",
+               os.path.join(out, "ablation.html"))
+        rows, papers = [], {"11ac": "1.33 to 1.81, 5.04 to 9.05", "11df": "1.7 to 2.66, 2.3 to 6.1",
+                            "11gi": "1.6 to 1.9, 5 and more", "12": "1.45 to 2.66, -"}
+        groups = {}
+        for r in rows_of(path):
+            groups.setdefault((r["figure"], r["setting"], r["tokens"]), {})[r["method"]] = r
+        for (figure, setting, tokens), by in groups.items():
+            if {"auto", "kv", "recompute"} <= set(by):
+                ms = {k: float(v["ms"]) for k, v in by.items()}
+                rows.append((f"{figure} {setting}, {tokens} tokens", papers.get(figure, ""),
+                             f"{ms['kv'] / ms['auto']:.2f}, {ms['recompute'] / ms['auto']:.2f}",
+                             f"times faster than KV, than recomputing; {by['auto']['kind']}; {by['auto']['plan']}"))
+            elif figure.startswith("13"):
+                for k, v in by.items():
+                    rows.append((f"{figure} {setting} {k}", "", float(v["ms"]), "ms"))
+        return rows
+    return make
+
+
+def figure14(out):
+    path = os.path.join(out, "save.csv")
+    output(HC, "bench", "save", "--csv", path, ok=(0, 1))
+    return [(f"batch {r['batch']}, {r['arm']}", {"direct": "to + 34 %", "save": "as without"}.get(r["arm"], ""),
+             float(r["median_overhead_pct"]), "% of a step's median time") for r in rows_of(path) if r["arm"] != "off"]
+
+
+def served(only, *options):
+    def make(out):
+        folder = os.path.join(out, "serve-" + only)
+        output(sys.executable, os.path.join(HERE, "serve_figures.py"), "--out", folder, "--only", only, "--program", HC,
+               *options)
+        papers = {"chats": "KV 1.27 to 1.90, recompute 2.21 to 3.57", "documents": "KV 1.62 to 1.93, recompute 2.66 to 5.73",
+                  "skew": "KV 1.67 to 1.15, recompute 1.98 and more", "rates": "KV 1.27 to 1.90, recompute 2.21 to 3.57"}
+        rows = []
+        for r in rows_of(os.path.join(folder, "serve-figures.csv")):
+            rows.append((f"{r['workload']} {r['server']}", papers[only] if r["server"] == "auto" else "",
+                         float(r["ttft_p50_ms"]), f"ms to the first token (median of {r['answered']}); between tokens "
+                         f"{r['tbt_p50_ms']} ms"))
+        return rows
+    return make
+
+
+# id, paper, title, label, takes seconds only, how it is made
+FIGURES = (
+    ("fig3", "HCache", "Figure 3: lengths of conversations", "run", True, figure3),
+    ("tab1", "HCache", "Table 1: lengths of long contexts", "run", True, table1),
+    ("fig4", "HCache", "Figure 4: overhead of restoring", "modelled", True, figure4),
+    ("tab3", "HCache", "Table 3: plans and bytes", "modelled", True, table3),
+    ("fig9", "HCache", "Figure 9: chats, by rate of sessions", "run at scale", False,
+     served("rates", "--seconds", 60, "--drain", 20)),
+    ("fig10", "HCache", "Figure 10: long contexts", "run at scale", False,
+     served("documents", "--seconds", 400, "--drain", 30)),
+    ("fig11", "HCache", "Figure 11: platforms, storage, lengths", "run at scale; a-c modelled", False,
+     ablation(("11ac", "11df", "11gi"))),
+    ("fig12", "HCache", "Figures 12 and 13: scheduler and partition", "run at scale; 13a modelled", False,
+     ablation(("12", "13"))),
+    ("fig14", "HCache", "Figure 14: two-stage saving", "run at scale", False, figure14),
+    ("fig15", "HCache", "Figure 15: reuse on the device, by skew", "run at scale", False,
+     served("skew", "--seconds", 400, "--drain", 30)),
+)
+
+
+# --- the page --------------------------------------------------------------------------------------
+
+def bar(value, top):
+    try:
+        x = float(str(value).replace(",", ""))
+    except ValueError:
+        return ""
+    w = max(1, round(160 * x / top)) if top > 0 and x > 0 else 0
+    return f'<svg width="160" height="10"><rect width="{w}" height="10" fill="#357"/></svg>'
+
+
+def number(v):
+    try:
+        return f"{float(v):,.4g}"
+    except ValueError:
+        return str(v)
+
+
+def section(out, figure):
+    name, paper, title, label, _, _ = figure
+    path = os.path.join(out, name + ".csv")
+    text = f"<h2>{paper}, {html.escape(title)}</h2><p><i>{label}</i>"
+    if not os.path.exists(path):
+        return text + ": not run here.</p>"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(os.path.getmtime(path)))
+    rows = rows_of(path)
+    tops = {}
+    for r in rows:
+        if re.fullmatch(r"[\d.]+", r["ours"]):
+            tops[r["note"][:8]] = max(tops.get(r["note"][:8], 0), float(r["ours"]))
+    lines = "".join(
+        f"<tr><td>{html.escape(r['name'])}</td><td>{html.escape(r['paper'])}</td><td>{number(r['ours'])}</td>"
+        f"<td>{bar(r['ours'], tops.get(r['note'][:8], 0))}</td><td>{html.escape(r['note'])}</td></tr>" for r in rows)
+    return (text + f", {when}</p><table><tr><th></th><th>paper</th><th>ours</th><th></th><th></th></tr>{lines}</table>")
+
+
+def page(out):
+    with open(os.path.join(out, "index.html"), "w") as f:
+        f.write('<!doctype html><html lang="en"><meta charset="utf-8"><title>The papers\' figures</title><style>'
+                "body{font:15px/1.5 sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
+                "td,th{padding:1px 12px 1px 0;text-align:left;vertical-align:top}</style>"
+                "<h1>The papers' figures, on this machine</h1><p>«Run» and «run at scale» really ran. «Modelled» is "
+                "computed from the paper's hardware table. No GPU has run anything.</p>")
+        f.write("".join(section(out, g) for g in FIGURES) + "</html>\n")
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("--out", default="build/papers")
+    a.add_argument("--program", default="build/hcache")
+    a.add_argument("--only", help="ids, by commas")
+    a.add_argument("--quick", action="store_true", help="what takes seconds only")
+    a = a.parse_args()
+    global HC
+    HC = a.program
+    known = [g[0] for g in FIGURES]
+    wanted = a.only.split(",") if a.only else known
+    for w in wanted:
+        if w not in known:
+            sys.exit(f"papers: there is no {w}; there are {', '.join(known)}")
+    os.makedirs(a.out, exist_ok=True)
+    for name, paper, title, label, quick, make in FIGURES:
+        if name not in wanted or (a.quick and not quick):
+            continue
+        print(f"{paper}, {title} ({label})", flush=True)
+        rows = make(a.out)
+        with open(os.path.join(a.out, name + ".csv"), "w", newline="") as f:
+            w = csv.writer(f)
+            w.writerow(("name", "paper", "ours", "note"))
+            w.writerows((n, p, f"{o:.4g}" if isinstance(o, float) else o, note) for n, p, o, note in rows)
+        for n, p, o, note in rows:
+            print(f"  {n:44} {str(p):>28} {number(o):>14}  {note}", flush=True)
+        page(a.out)
+    page(a.out)
+    print(os.path.join(a.out, "index.html"))
+
+
+main()
