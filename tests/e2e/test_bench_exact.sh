@@ -34,7 +34,11 @@ check "noise passes: cold runs differ as much" test "$rc" -eq 0
 check "noise is counted as such" json_is '[j["noise_floor"], j["differs"], j["leaked"]] == [72, 72, 0]' True
 
 cat >"$tmp/start.sh" <<SH
-[ -s "$tmp/pid" ] && kill -9 \$(cat "$tmp/pid") 2>/dev/null
+if [ -s "$tmp/pid" ]; then # the port and the store are free once the killed server is gone
+    pid=\$(cat "$tmp/pid")
+    kill -9 "\$pid"
+    while grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/\$pid/status"; do sleep 0.05; done
+fi
 "$hc" serve models/demo --port \$(cat "$tmp/port" 2>/dev/null || echo 0) --store "$tmp/store" \
     --kv-tokens 4K --max-sequences 4 >>"$tmp/serve.log" 2>&1 &
 echo \$! >"$tmp/pid"
