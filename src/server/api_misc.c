@@ -40,9 +40,12 @@ const struct route routes[] = {
     {"/metrics", "GET", api_metrics, .is_public = false},
     {"/openapi.json", "GET", api_openapi, .is_public = false},
     {"/", "GET", api_page, .is_public = true},
-    {"/page.css", "GET", api_page_css, .is_public = true},
-    {"/lanes.js", "GET", api_page_lanes, .is_public = true},
-    {"/page.js", "GET", api_page_js, .is_public = true},
+    {"/page.css", "GET", api_page, .is_public = true},
+    {"/api.js", "GET", api_page, .is_public = true},
+    {"/markdown.js", "GET", api_page, .is_public = true},
+    {"/lanes.js", "GET", api_page, .is_public = true},
+    {"/talk.js", "GET", api_page, .is_public = true},
+    {"/page.js", "GET", api_page, .is_public = true},
     {0},
 };
 

@@ -152,9 +152,6 @@ void api_health(struct call *c);
 void api_metrics(struct call *c);
 void api_openapi(struct call *c);
 void api_page(struct call *c);
-void api_page_css(struct call *c);
-void api_page_lanes(struct call *c);
-void api_page_js(struct call *c);
 
 extern const struct route routes[]; /* ended by {0} */
 

@@ -33,7 +33,7 @@ static void put(struct MHD_Response *r, const char *name, const char *value)
 
 void gate_headers(const struct call *c, struct MHD_Response *r)
 {
-    bool is_page = c->route != NULL && c->route->answer == api_page;
+    bool is_page = c->route != NULL && strcmp(c->route->path, "/") == 0;
     put(r, "X-Content-Type-Options", "nosniff");
     put(r, "X-Frame-Options", "DENY");
     put(r, "Content-Security-Policy", is_page ? PAGE_POLICY : DATA_POLICY);
@@ -161,7 +161,7 @@ enum gate gate_check(struct call *c, const char *url, const char *method, struct
     bool is_shown;
     (void)MHD_get_connection_values(c->connection, MHD_HEADER_KIND, read_header, &h);
     int rc = find_route(c, url, method, &no_route);
-    bool is_page = c->route != NULL && c->route->answer == api_page;
+    bool is_page = c->route != NULL && strcmp(c->route->path, "/") == 0;
     bool may_ask = origin_check(&c->s->o.origins, &h.origin, is_page, &allowed, f) == 0;
     c->allowed_origin = allowed != NULL ? xstrdup(allowed) : NULL;
     if (!may_ask)

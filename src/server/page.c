@@ -1,10 +1,11 @@
 /* page.c - the built-in page at "/": the files of src/server/page, as they are, inside the program.
  *
- * They hold nothing of anybody, so they need no key; what the page then asks for does. */
+ * The files hold no user's data, so they need no key. The page's own requests do. */
+#include <string.h>
+
 #include "server/call.h"
 
-/* The assembler puts a file between two symbols, with a zero behind it.  (The Makefile tells make of
- * the dependency, and where the files are.) */
+/* Defines page_NAME: the file's bytes and a zero. (The Makefile has the dependency.) */
 #define EMBED(name, file)                                                                  \
     __asm__(".section .rodata\n"                                                           \
             ".globl page_" #name "\n"                                                      \
@@ -16,25 +17,30 @@
 
 EMBED(html, "index.html");
 EMBED(css, "page.css");
+EMBED(api, "api.js");
+EMBED(markdown, "markdown.js");
 EMBED(lanes, "lanes.js");
+EMBED(talk, "talk.js");
 EMBED(js, "page.js");
+
+#define SCRIPT "text/javascript; charset=utf-8"
+
+static const struct {
+    const char *path, *type, *text;
+} files[] = {
+    {"/", "text/html; charset=utf-8", page_html},
+    {"/page.css", "text/css; charset=utf-8", page_css},
+    {"/api.js", SCRIPT, page_api},
+    {"/markdown.js", SCRIPT, page_markdown},
+    {"/lanes.js", SCRIPT, page_lanes},
+    {"/talk.js", SCRIPT, page_talk},
+    {"/page.js", SCRIPT, page_js},
+};
 
 void api_page(struct call *c)
 {
-    call_text(c, 200, "text/html; charset=utf-8", page_html);
-}
-
-void api_page_css(struct call *c)
-{
-    call_text(c, 200, "text/css; charset=utf-8", page_css);
-}
-
-void api_page_lanes(struct call *c)
-{
-    call_text(c, 200, "text/javascript; charset=utf-8", page_lanes);
-}
-
-void api_page_js(struct call *c)
-{
-    call_text(c, 200, "text/javascript; charset=utf-8", page_js);
+    size_t i = 0;
+    while (strcmp(files[i].path, c->route->path) != 0)
+        i++; /* every route of the page has a file */
+    call_text(c, 200, files[i].type, files[i].text);
 }

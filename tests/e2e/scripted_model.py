@@ -38,10 +38,10 @@ def byte_names():
     return {b: chr(b) for b in shown} | {b: chr(N_BYTES + i) for i, b in enumerate(hidden)}
 
 
-def tokenizer():
+def tokenizer(hello):
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = [{"id": N_BYTES + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-              "normalized": False, "special": i < SPECIAL} for i, text in enumerate(PIECES)]
+              "normalized": False, "special": i < SPECIAL} for i, text in enumerate([*PIECES[:-1], hello])]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
             "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
             "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
@@ -82,13 +82,14 @@ def write_safetensors(path, named):
         f.write(struct.pack("<Q", len(text)) + text + data)
 
 
-def make(folder):
+def make(folder, hello=HELLO, context=2048):
+    """The folder, with the model in it. hello: what it answers where no tools are offered."""
     os.makedirs(folder)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": D, "intermediate_size": D,
               "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
-              "vocab_size": N_BYTES + len(PIECES), "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+              "vocab_size": N_BYTES + len(PIECES), "max_position_embeddings": context, "rms_norm_eps": 1e-6,
               "rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": END, "torch_dtype": "float32"}
-    for name, content in (("config.json", config), ("tokenizer.json", tokenizer()),
+    for name, content in (("config.json", config), ("tokenizer.json", tokenizer(hello)),
                           ("tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": PIECES[0]})):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
             json.dump(content, f)

@@ -1,99 +1,49 @@
 """The built-in page in a real browser: send, stream, reload, restart the server, go on, branch, delete.
 
-Chromium and its driver are distribution packages and selenium lies in .venv/ (`tools/setup.sh --dev`);
-without them this test is skipped.  HCACHE_SHOTS=DIR keeps screenshots there."""
+Without a browser this test is skipped (browser.py). test_page_talk.py has the single messages."""
+import http.server
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
-import time
-
-VENV = ".venv/bin/python"
-if "HCACHE_IN_VENV" not in os.environ:
-    if not os.path.exists(VENV):
-        print("1..0 # SKIP selenium is not here (tools/setup.sh --dev makes .venv)")
-        sys.exit(0)
-    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
+import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
+from browser import PHONE, By, Keys, all_of, browser, complaints, element, is_idle, say, shot, texts, until  # noqa: E402
 from serve_client import Server  # noqa: E402
-from tap import PATIENCE, check, end  # noqa: E402
-
-try:
-    from selenium import webdriver
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-except ImportError:
-    print("1..0 # SKIP .venv has no selenium (tools/setup.sh --dev)")
-    sys.exit(0)
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if not BROWSER or not DRIVER:
-    print("1..0 # SKIP chromium and chromedriver are not here (tools/setup.sh --dev)")
-    sys.exit(0)
+from tap import check, end  # noqa: E402
 
 MODEL = "models/demo"
-SHOTS = os.environ.get("HCACHE_SHOTS")
 tmp = tempfile.mkdtemp(prefix="hcache-page.")
 
 
-def until(condition, what):
-    end = time.time() + PATIENCE
-    while time.time() < end:
-        try:
-            value = condition()
-        except Exception:  # noqa: BLE001 - the page is in between: an element has just gone
-            value = None
-        if value:
-            return value
-        time.sleep(0.05)
-    raise TimeoutError(what)
+class Loading:
+    """A stand-in that says on this port what a server says while it loads its model."""
 
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b'{"status": "loading"}'
+            self.send_response(503)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
 
-def browser(*, width=1200, height=900, dark=False):
-    o = webdriver.ChromeOptions()
-    o.binary_location = BROWSER
-    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--window-size={width},{height}",
-              f"--user-data-dir={tempfile.mkdtemp(dir=tmp)}"):
-        o.add_argument(a)
-    o.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    b = webdriver.Chrome(options=o, service=webdriver.ChromeService(DRIVER))
-    b.execute_cdp_cmd("Emulation.setEmulatedMedia",
-                      {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]})
-    if width < 500:  # a phone: the window itself cannot be as narrow
-        b.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                          {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True})
-    return b
+        def log_message(self, *_):
+            pass
 
+    def __init__(self, port):
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Loading.Answer)
 
-def shot(b, name):
-    if SHOTS:
-        os.makedirs(SHOTS, exist_ok=True)
-        b.save_screenshot(os.path.join(SHOTS, name + ".png"))
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-
-def all_of(b, css):
-    return b.find_elements(By.CSS_SELECTOR, css)
-
-
-def texts(b, css):
-    return [e.text for e in all_of(b, css)]
-
-
-def say(b, text):
-    """Types it, presses Enter, and waits for the answer's foot. All by keyboard."""
-    n = len(all_of(b, "#talk .foot"))
-    box = b.find_element(By.ID, "text")
-    box.send_keys(text)
-    box.send_keys(Keys.ENTER)
-    until(lambda: len(all_of(b, "#talk .foot")) > n and b.find_element(By.ID, "send").is_displayed(), "an answer")
-    until(lambda: texts(b, "#talk .foot > span")[-1], "what was restored")
-    return texts(b, "#talk .assistant .said")[-1]
-
-
-def complaints(b):
-    return [m for m in b.get_log("browser") if m["level"] == "SEVERE" and "Failed to fetch" not in m["message"] and
-            "net::ERR" not in m["message"] and "404" not in m["message"]]
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
 
 
 def test_talk(b, url):
@@ -104,8 +54,10 @@ def test_talk(b, url):
     check("an answer comes", len(first) > 0, first)
     for i in range(6):
         say(b, f"Tell me something about dogs, please. This is question number {i + 2}.")
-    feet = texts(b, "#talk .foot > span")
-    check("later answers say what was restored", any("restored from" in t for t in feet), feet)
+    feet = texts(b, "#talk .foot .line")
+    check("later answers say what was still in memory, which is not called restored",
+          any("still in memory" in t for t in feet) and not any("restored" in t for t in feet), feet)
+    check("and how fast the answer came", all("tokens/s" in t or "1 token." in t for t in feet), feet)
     entries = texts(b, "#list .open")
     check("the conversation is in the list, by its first words", len(entries) == 1 and "My name is Anna" in entries[0], entries)
     check("no script error, nothing refused by the policy", not complaints(b), complaints(b))
@@ -118,17 +70,25 @@ def test_reload_and_restart(b, server, options):
     check("a reload shows the same conversation", texts(b, "#talk .said") == before, texts(b, "#talk .said"))
     server.p.send_signal(signal.SIGKILL)
     server.p.wait()
-    box = b.find_element(By.ID, "text")
+    until(lambda: texts(b, "#alive") == ["not reachable"], "the page to see that the server is away")
+    check("a server that is away is shown as away, without its old figures", texts(b, "#stats h2") == [], texts(b, "#stats"))
+    box = element(b, "text")
     box.send_keys("Are you there?" + Keys.ENTER)
     until(lambda: b.find_element(By.ID, "notice").is_displayed(), "a notice that the server is away")
     check("a server that is away is told, the text stays in the box",
           "does not answer" in texts(b, "#notice")[0] and box.get_attribute("value") == "Are you there?", texts(b, "#notice"))
     port = server.port
+    with Loading(port):
+        until(lambda: texts(b, "#alive") == ["loading the model"], "the page to see that the model is being loaded")
+        check("a server that loads its model is shown as loading", "ready" not in texts(b, "#alive")[0])
+        shot(b, "loading")
     server = Server(MODEL, *options, "--port", str(port))
+    until(lambda: texts(b, "#alive") == ["ready"], "the page to see that the server is back")
+    check("the complaint about the server goes when it is back", not element(b, "notice").is_displayed(), texts(b, "#notice"))
     box.send_keys(Keys.ENTER)
-    until(lambda: len(all_of(b, "#talk .assistant")) * 2 == len(before) + 2 and b.find_element(By.ID, "send").is_displayed(),
+    until(lambda: len(all_of(b, "#talk .assistant")) * 2 == len(before) + 2 and is_idle(b),
           "an answer after the restart")
-    foot = until(lambda: texts(b, "#talk .foot > span")[-1], "what was restored")
+    foot = until(lambda: texts(b, "#talk .foot .line")[-1].strip(), "what was restored")
     check("kill -9, restart, go on: its state comes back", "restored from disk" in foot, foot)
     last = all_of(b, "#talk .assistant")[-1]
     opener = [x for x in last.find_elements(By.CSS_SELECTOR, ".foot button") if x.text == "Restoration"][0]
@@ -136,9 +96,24 @@ def test_reload_and_restart(b, server, options):
     figure = until(lambda: last.find_element(By.CSS_SELECTOR, ".restoration"), "the picture")
     spans = figure.find_elements(By.CSS_SELECTOR, "rect.R, rect.H, rect.K")
     check("its restoration is drawn: lanes, layers, plan", len(spans) > 0 and "Plan" in figure.text, figure.text)
+    test_agrees(foot, figure)
     shot(b, "restoration-light")
     check("what was said before is still there", texts(b, "#talk .said")[:len(before)] == before)
     return server
+
+
+def test_agrees(foot, figure):
+    """The sentence, the bar and the paragraphs name the same tokens and the same times."""
+    drawn = [e.get_attribute("textContent") for e in figure.find_elements(By.CSS_SELECTOR, "rect title")]
+    parts = re.findall(r"(\d+) (still in memory|restored from disk|computed)", foot)
+    bar = re.findall(r"tokens (\d+) to (\d+): (still in memory|restored from disk|computed)", " ".join(drawn))
+    check("picture and text name the same parts of the prompt", len(parts) > 1 and
+          [(int(n), source) for n, source in parts] == [(int(end) - int(start), source) for start, end, source in bar], (foot, drawn))
+    took = re.search(r"restored from disk in ([\d.]+ ms)", foot).group(1)
+    check("and the same time", f"measured {took} (" in figure.text and f"restore {took}" in figure.text, (took, figure.text))
+    lanes = [e.text for e in figure.find_elements(By.CSS_SELECTOR, "svg:not(:first-child) text") if e.text.endswith("%")]
+    said = re.findall(r"(\d+ %)", figure.find_elements(By.TAG_NAME, "p")[0].text)
+    check("and the same shares of busy time", len(lanes) == 4 and lanes == said, (lanes, said))
 
 
 def test_branch_and_delete(b):
@@ -171,36 +146,47 @@ def test_branch_and_delete(b):
 
 
 def test_stop(b):
-    box = b.find_element(By.ID, "text")
+    box = element(b, "text")
     box.send_keys("Tell me a very long story." + Keys.ENTER)
     until(lambda: len(all_of(b, "#talk .assistant")) == 1, "the answer's place")
     b.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
-    until(lambda: b.find_element(By.ID, "send").is_displayed(), "the end")
+    until(lambda: is_idle(b), "the end")
     check("Escape ends an answer, which stays as far as it came (or it had ended already)",
           box.get_attribute("value") == "" and len(all_of(b, "#talk .user")) == 1 and
-          len(all_of(b, "#talk .foot")) == 1, texts(b, "#talk"))
+          len(all_of(b, "#talk .assistant .foot")) == 1, texts(b, "#talk"))
     b.refresh()
     until(lambda: len(all_of(b, "#talk .assistant")) == 1, "the conversation again")
     check("and is there again", texts(b, "#talk .user .said") == ["Tell me a very long story."], texts(b, "#talk"))
 
 
-def test_phone(url):
-    b = browser(width=390, height=760, dark=True)
-    try:
-        b.get(url)
-        until(lambda: texts(b, "#model")[0], "the model's name")
-        check("on a phone the list is behind a button", not b.find_element(By.ID, "side").is_displayed())
-        say(b, "Hello from a phone.")
-        wide = b.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
-        check("nothing is wider than the phone", not wide)
-        [x for x in all_of(b, ".foot button") if x.text == "Restoration"][-1].click()
-        shot(b, "phone-dark")
-        b.find_element(By.ID, "menu").click()
-        check("the button shows it", b.find_element(By.ID, "side").is_displayed())
-        until(lambda: texts(b, "#stats h2"), "live figures")
-        shot(b, "phone-list-dark")
-    finally:
-        b.quit()
+def test_phone(server, url):
+    made = server.post("/v1/conversations", {"title": "A long one"})[2]["id"]
+    for i in range(10):
+        server.post("/v1/responses", {"conversation": made, "max_output_tokens": 24, "temperature": 0,
+                                      "input": f"Question {i}: what does the little bird sing in the tall green tree?"})
+    for n, dark in ((10, False), (11, True)):
+        b = browser(size=PHONE, dark=dark)
+        try:
+            b.get(url + "#" + made)
+            until(lambda: len(all_of(b, "#talk .assistant")) == n and texts(b, "#talk .foot .line")[-1].strip(), "the conversation")
+            check("on a phone the end of a long conversation is in view", until(lambda: b.execute_script(
+                "const e = document.querySelector('#talk > li:last-child').getBoundingClientRect();"
+                "const t = document.getElementById('talk').getBoundingClientRect();"
+                "return e.bottom <= t.bottom + 1 && e.bottom > t.top;"), "the end in view"))
+            shot(b, f"phone-long-{'dark' if dark else 'light'}")
+            check("on a phone the list is behind a button", not element(b, "side").is_displayed())
+            say(b, "Hello from a phone.")
+            wide = b.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+            check("nothing is wider than the phone", not wide)
+            [x for x in all_of(b, ".foot button") if x.text == "Restoration"][-1].click()
+            shot(b, f"phone-restoration-{'dark' if dark else 'light'}")
+            element(b, "menu").click()
+            check("the button shows it", element(b, "side").is_displayed())
+            until(lambda: texts(b, "#stats h2"), "live figures")
+            shot(b, f"phone-list-{'dark' if dark else 'light'}")
+            check("no script error on a phone", not complaints(b), complaints(b))
+        finally:
+            b.quit()
 
 
 def test_key():
@@ -208,11 +194,11 @@ def test_key():
     b = browser()
     try:
         b.get(f"http://127.0.0.1:{server.port}/")
-        until(lambda: b.find_element(By.ID, "key").is_displayed(), "the form for a key")
-        b.find_element(By.ID, "key-text").send_keys("wrong" + Keys.ENTER)
+        until(lambda: element(b, "key").is_displayed(), "the form for a key")
+        element(b, "key-text").send_keys("wrong" + Keys.ENTER)
         until(lambda: "API key" in texts(b, "#notice")[0], "that the key is wrong")
-        b.find_element(By.ID, "key-text").send_keys("open-sesame-please" + Keys.ENTER)
-        until(lambda: not b.find_element(By.ID, "key").is_displayed(), "the key to be taken")
+        element(b, "key-text").send_keys("open-sesame-please" + Keys.ENTER)
+        until(lambda: not element(b, "key").is_displayed(), "the key to be taken")
         check("a server with keys: the page asks for one", len(say(b, "Hello.")) > 0)
     finally:
         b.quit()
@@ -228,7 +214,7 @@ try:
     server = test_reload_and_restart(b, server, options)
     test_branch_and_delete(b)
     test_stop(b)
-    test_phone(url)
+    test_phone(server, url)
     test_key()
 except Exception as e:  # noqa: BLE001
     shot(b, "failure")

@@ -1,8 +1,7 @@
-"""Pages of other origins in a real browser: what they send changes nothing, and what they ask for they cannot read.
+"""Pages of other origins in a real browser: their requests change nothing, and they can read no answer.
 
-Chromium and its driver are distribution packages and selenium lies in .venv/ (`tools/setup.sh --dev`); without them this
-test is skipped.  A second web server on another port plays the foreign page.  The name evil.example leads to 127.0.0.1,
-as a name does that its owner has rebound."""
+A second web server on another port plays the foreign page. The name evil.example leads to 127.0.0.1, as a name does
+that its owner has rebound. Without a browser this test is skipped (browser.py)."""
 import http.server
 import os
 import shutil
@@ -11,26 +10,10 @@ import tempfile
 import threading
 import time
 
-VENV = ".venv/bin/python"
-if "HCACHE_IN_VENV" not in os.environ:
-    if not os.path.exists(VENV):
-        print("1..0 # SKIP selenium is not here (tools/setup.sh --dev makes .venv)")
-        sys.exit(0)
-    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
-
 sys.path.insert(0, os.path.dirname(__file__))
+from browser import browser  # noqa: E402 - first: it goes on in .venv's Python
 from serve_client import Server  # noqa: E402
 from tap import PATIENCE, check, end  # noqa: E402
-
-try:
-    from selenium import webdriver
-except ImportError:
-    print("1..0 # SKIP .venv has no selenium (tools/setup.sh --dev)")
-    sys.exit(0)
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if not BROWSER or not DRIVER:
-    print("1..0 # SKIP chromium and chromedriver are not here (tools/setup.sh --dev)")
-    sys.exit(0)
 
 MODEL = "models/demo"
 SECRET = "the-cellar-key-lies-under-the-stone"
@@ -50,17 +33,6 @@ class Page(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
-
-
-def browser():
-    o = webdriver.ChromeOptions()
-    o.binary_location = BROWSER
-    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-              "--host-resolver-rules=MAP evil.example 127.0.0.1", f"--user-data-dir={tempfile.mkdtemp(dir=tmp)}"):
-        o.add_argument(a)
-    b = webdriver.Chrome(options=o, service=webdriver.ChromeService(DRIVER))
-    b.set_script_timeout(PATIENCE)
-    return b
 
 
 # Each gives its result to the last argument: "status:text" of what could be read, "opaque", or "refused".
@@ -167,7 +139,7 @@ other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
 threading.Thread(target=other.serve_forever, daemon=True).start()
 foreign = f"http://127.0.0.1:{other.server_address[1]}"
 s = Server(MODEL, "--store", os.path.join(tmp, "store"), "--plan", "kv")
-b = browser()
+b = browser("--host-resolver-rules=MAP evil.example 127.0.0.1")
 try:
     title = s.post("/v1/conversations", {"title": SECRET})
     answer = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET * 12}], "max_tokens": 1})

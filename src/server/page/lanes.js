@@ -1,4 +1,4 @@
-// lanes.js - the picture of a restoration: where the prefix came from, and who worked when.
+// lanes.js - the picture of a restoration: where the parts of the prompt came from, and when each lane worked.
 "use strict";
 
 const METHODS = {R: "recomputed", H: "from hidden states", K: "keys and values read"};
@@ -48,15 +48,19 @@ const Lanes = (() => {
     return g;
   }
 
+  const runsOf = (r) => [["predicted", r.predicted], ["measured", r.measured]].filter(([, t]) => t && t.spans.length);
+
+  // The drawn lanes in words.
+  const percent = (t, which) => Math.round(100 * busy(t.spans, which, t.ms)) + " %";
+  const told = (r) => runsOf(r).map(([name, t]) => `${name} ${ms(t.ms)} (I/O ${percent(t, "io")} busy, compute ${percent(t, "compute")})`).join(", ");
+
   function draw(r, WIDTH) {
-    const runs = [["predicted", r.predicted], ["measured", r.measured]].filter(([, t]) => t && t.spans.length);
+    const runs = runsOf(r);
     if (!runs.length) return null;
     const longest = Math.max(...runs.map(([, t]) => t.ms), 1e-6);
     const scale = (WIDTH - LEFT - RIGHT) / longest;
-    const said = runs.map(([name, t]) => `${name} ${ms(t.ms)}, I/O busy ${Math.round(100 * busy(t.spans, "io", t.ms))} %, ` +
-                                         `compute ${Math.round(100 * busy(t.spans, "compute", t.ms))} %`).join("; ");
     const height = runs.length * 2 * (LANE + GAP) + (runs.length - 1) * GAP + 18;
-    const svg = shape("svg", {width: WIDTH, viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": "Restoration: " + said});
+    const svg = shape("svg", {width: WIDTH, viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": "Restoration: " + told(r)});
     let y = 0;
     for (const [name, t] of runs) {
       svg.append(lane(y, `I/O, ${name}`, t.spans, "io", t.ms, scale));
@@ -68,67 +72,66 @@ const Lanes = (() => {
     return svg;
   }
 
+  // The parts of the prompt, with the words that text and picture use for them.
+  const SOURCES = {device: "still in memory", dram: "restored from the DRAM tier", disk: "restored from disk", computed: "computed"};
+  const kindOf = (part) => (part.source === "device" || part.source === "computed" ? part.source : "restored");
+
+  // One time for a restoration, in text and picture alike.
+  const restoreMs = (r) => (r.measured ? r.measured.ms : r.timings.restore_ms);
+  const predictedMs = (r) => (r.predicted ? r.predicted.ms : r.plan.predicted_ms);
+
   // Where each part of the prompt came from, as one bar.
   function prefix(r, WIDTH) {
     const scale = (WIDTH - LEFT - RIGHT) / Math.max(1, r.prompt_tokens);
-    const svg = shape("svg", {width: WIDTH, viewBox: `0 0 ${WIDTH} ${LANE}`, role: "img",
-                              "aria-label": r.prefix.map((p) => `tokens ${p.from} to ${p.to}: ${p.source}`).join("; ")},
-                      label(0, 13, "prompt"));
+    const told = r.prefix.map((p) => `tokens ${p.from} to ${p.to} ${SOURCES[p.source]}`).join("; ");
+    const svg = shape("svg", {width: WIDTH, viewBox: `0 0 ${WIDTH} ${LANE}`, role: "img", "aria-label": told}, label(0, 13, "prompt"));
     for (const p of r.prefix) {
-      const kind = p.source === "computed" ? "computed" : "restored", width = (p.to - p.from) * scale;
-      svg.append(titled(shape("rect", {class: kind, x: LEFT + p.from * scale, y: 0, width, height: LANE}),
-                        `tokens ${p.from} to ${p.to}: ${p.source}`));
-      if (width > 70)
-        svg.append(label(LEFT + (p.from + p.to) / 2 * scale, 13, `${p.to - p.from} ${p.source}`,
+      const width = (p.to - p.from) * scale;
+      svg.append(titled(shape("rect", {class: kindOf(p), x: LEFT + p.from * scale, y: 0, width, height: LANE}),
+                        `tokens ${p.from} to ${p.to}: ${SOURCES[p.source]}`));
+      if (width > 40)
+        svg.append(label(LEFT + (p.from + p.to) / 2 * scale, 13, String(p.to - p.from),
                          {class: "in", "text-anchor": "middle", "pointer-events": "none"}));
     }
     svg.append(label(LEFT + r.prompt_tokens * scale + 5, 13, String(r.prompt_tokens)));
     return svg;
   }
 
-  function legend(r) {
-    const ul = document.createElement("ul");
-    ul.className = "legend";
-    const kinds = Object.entries(METHODS).filter(([k]) => r.plan && r.plan.layers.includes(k));
-    for (const [name, text] of [...kinds, ["idle", "idle (bubble)"]]) {
-      const li = document.createElement("li"), box = document.createElement("i");
-      box.className = name;
-      li.append(box, name.length === 1 ? `${name} ${text}` : text);
+  function legend(entries) {
+    const ul = make("ul", "legend");
+    for (const [name, text] of entries) {
+      const li = make("li");
+      li.append(make("i", name), name.length === 1 ? `${name} ${text}` : text);
       ul.append(li);
     }
     return ul;
   }
 
   function summary(r) {
-    if (!r.cached_tokens) return `${r.prompt_tokens} tokens computed`;
-    const from = r.prefix.filter((p) => p.source !== "computed").map((p) => p.source).join(", ");
-    return `${r.cached_tokens} of ${r.prompt_tokens} tokens restored from ${from}` +
-           (r.measured ? ` in ${ms(r.measured.ms)}` : r.timings.restore_ms ? ` in ${ms(r.timings.restore_ms)}` : "");
-  }
-
-  function paragraph(text) {
-    const p = document.createElement("p");
-    p.textContent = text;
-    return p;
+    const parts = r.prefix.map((p) => `${p.to - p.from} ${SOURCES[p.source]}` +
+                                      (kindOf(p) === "restored" ? ` in ${ms(restoreMs(r))}` : ""));
+    const n = r.generated_tokens, s = r.timings.decode_ms / 1000;
+    const speed = n > 1 && s > 0 ? ` at ${((n - 1) / s).toFixed((n - 1) / s < 100 ? 1 : 0)} tokens/s` : "";
+    return `Prompt: ${parts.join(", ")}. Answer: ${plural(n, "token")}${speed}.`;
   }
 
   // `width`: pixels that there are; text keeps its size on a phone.
   function figure(r, width) {
-    const inner = Math.max(280, width - 26);
-    const box = document.createElement("div"), svg = draw(r, inner);
-    box.className = "restoration";
-    box.append(prefix(r, inner));
-    if (svg) box.append(svg, legend(r));
-    if (r.plan && r.plan.layers)
-      box.append(paragraph(`Plan ${r.plan.layers}: ${r.plan.reason}. Predicted ${ms(r.plan.predicted_ms)}` +
-                           (r.measured ? `, measured ${ms(r.measured.ms)}.` : ".")));
-    if (r.plan && r.plan.deviation)
-      box.append(paragraph(`This is not the plan that the server was told to use: ${r.plan.deviation}.`));
-    if (r.miss) box.append(paragraph(`Not all was restored: ${r.miss}.`));
-    const t = r.timings;
-    box.append(paragraph(`First token after ${ms(t.ttft_ms)}: queue ${ms(t.queue_ms)}, look-up ${ms(t.lookup_ms)}, ` +
-                         `restore ${ms(t.restore_ms)}, prefill ${ms(t.prefill_ms)}; ` +
-                         `${r.generated_tokens} tokens in ${ms(t.decode_ms)}.`));
+    const inner = Math.max(280, width - 26), box = make("div", "restoration"), svg = draw(r, inner), t = r.timings;
+    const add = (text) => box.append(make("p", "", text));
+    box.append(prefix(r, inner), legend(r.prefix.map((p) => [kindOf(p), `${p.to - p.from} ${SOURCES[p.source]}`])));
+    if (svg) {
+      const kinds = Object.entries(METHODS).filter(([k]) => r.plan && r.plan.layers.includes(k));
+      box.append(svg, legend([...kinds, ["idle", "idle"]]));
+    }
+    if (r.plan && r.plan.layers) { // the reason's own shares of busy time count the new tokens, too, which are not drawn
+      const reason = r.plan.reason.replace(/; I\/O \d+ %, compute \d+ % busy/, "");
+      add(`Plan ${r.plan.layers}: ${reason}. ` + (svg ? `The restoration: ${told(r)}.` : `Predicted ${ms(predictedMs(r))}, measured ${ms(restoreMs(r))}.`));
+    }
+    if (r.plan && r.plan.deviation) add(`This is not the plan that the server was told to use: ${r.plan.deviation}.`);
+    if (r.miss) add(`Not everything was restored: ${r.miss}.`);
+    add(`First token after ${ms(t.ttft_ms)}: queue ${ms(t.queue_ms)}, look-up ${ms(t.lookup_ms)}, ` +
+        (r.plan ? `restore ${ms(restoreMs(r))}, ` : "") + `prefill ${ms(t.prefill_ms)}. Answer: ${ms(t.decode_ms)}.`);
     return box;
   }
 

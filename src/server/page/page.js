@@ -1,85 +1,32 @@
 // page.js - conversations in the browser, over the server's own API (docs/STATEFUL.md).
 //
-// The server is the truth: nothing is kept here but the API key (for this tab) and which conversation is
-// open (in the address), so a reload, or a restart of the server, goes on where it was.
+// The server is the truth. This page keeps three things for its tab: the API key, unsent drafts, and (in the
+// address) which conversation is open. So a reload, or a restart of the server, goes on where it was.
 "use strict";
 
-const $ = (id) => document.getElementById(id);
-let open = null;        // the open conversation's id, or null: a new one
-let oldest = null;      // the last id in the list, for "Older ones"
-let sending = null;     // AbortController of the answer that is on its way
+let open = null;          // the open conversation's object; null: a new one, that the server does not know yet
+let oldest = null;        // the last id in the list, for "Older conversations"
+let limit = 0;            // tokens of the model's context
+let fresh = {};           // settings of the new conversation
+const sending = new Map(); // by conversation's id ("new": not known yet): the answer that is on its way
 
-function make(tag, className, text) {
-  const e = document.createElement(tag);
-  if (className) e.className = className;
-  if (text !== undefined) e.textContent = text;
-  return e;
-}
-function button(text, className, onclick, label) {
-  const b = make("button", className, text);
-  b.type = "button";
-  b.onclick = onclick;
-  if (label) b.setAttribute("aria-label", label);
-  return b;
-}
+const WARN_SHARE = 0.8;   // of the context, as terminal and API have it
+const UNUSED_S = 3600;    // a conversation of this page that has no turn after so long is removed
 
-// --- the API ------------------------------------------------------------------------------------
+const openId = () => (open ? open.id : "new");
 
 function notice(text, ...more) {
   $("notice").replaceChildren(text || "", ...more);
   $("notice").hidden = !text;
 }
 
-class Fault extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-async function ask(method, path, body, signal) {
-  const headers = {}, key = sessionStorage.getItem("key");
-  if (key) headers.Authorization = "Bearer " + key;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  let answer;
-  try {
-    answer = await fetch(path, {method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body)});
-  } catch (e) {
-    if (e.name === "AbortError") throw e;
-    throw new Fault(0, "The server does not answer. It may be restarting: what was said is kept; try again.");
-  }
-  if (answer.ok) return answer;
-  let message = "HTTP status " + answer.status;
-  try { message = (await answer.json()).error.message; } catch { /* no JSON: the status must do */ }
-  if (answer.status === 401) $("key").hidden = false;
-  throw new Fault(answer.status, message);
-}
-const get = async (path) => (await ask("GET", path)).json();
-const post = async (path, body) => (await ask("POST", path, body)).json();
-
-// Runs something that the user asked for; a failure is shown.
+// Runs an action of the user; shows its failure.
 async function attempt(f) {
   try {
     notice("");
     await f();
   } catch (e) {
     if (e.name !== "AbortError") notice(e.message);
-    isSent = await stopped(li);
-  }
-}
-
-// The events of a stream, as objects.
-async function* events(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const {value, done} = await reader.read();
-    if (done) return;
-    rest += value;
-    for (let end; (end = rest.indexOf("\n\n")) >= 0; rest = rest.slice(end + 2)) {
-      const data = rest.slice(0, end).split("\n").filter((l) => l.startsWith("data:")).map((l) => l.slice(5).trim()).join("\n");
-      if (data && data !== "[DONE]") yield JSON.parse(data);
-    }
   }
 }
 
@@ -93,28 +40,40 @@ function when(seconds) {
 function entry(c) {
   const li = make("li"), b = button("", "open", () => attempt(() => show(c.id)));
   const title = c.title || "Untitled";
-  b.append(make("span", "", title), make("span", "when", `${c.turns} turn${c.turns === 1 ? "" : "s"}, ${when(c.updated_at)}`));
-  if (c.id === open) b.setAttribute("aria-current", "true");
+  b.append(make("span", "", title), make("span", "when", `${plural(c.turns, "turn")}, ${when(c.updated_at)}`));
+  if (c.id === openId()) b.setAttribute("aria-current", "true");
   li.append(b, button("Delete", "quiet", () => remove(c.id, title), `Delete conversation: ${title}`));
   li.dataset.id = c.id;
   return li;
 }
 
+// This page makes a conversation before its first answer. Where that answer never came, the conversation is empty: it
+// is not listed, and removed once no answer can be on its way.
+function isEmpty(c) {
+  const empty = !c.turns && c.metadata.page === "new";
+  if (empty && !sending.has(c.id) && Date.now() / 1000 - c.updated_at > UNUSED_S)
+    ask("DELETE", "/v1/conversations/" + c.id).catch(() => {});
+  return empty;
+}
+
 async function list(after) {
   const page = await get("/v1/conversations?limit=30" + (after ? "&after=" + encodeURIComponent(after) : ""));
-  const entries = page.data.map(entry);
+  const entries = page.data.filter((c) => !isEmpty(c)).map(entry);
   if (after) $("list").append(...entries);
   else $("list").replaceChildren(...entries);
   oldest = page.last_id;
   $("more").hidden = !page.has_more;
+  const now = page.data.find((c) => c.id === openId());
+  if (now) named(now);
 }
 
 function remove(id, title) {
   const d = $("ask");
-  $("ask-text").textContent = `Delete “${title}”? Its text and its saved state are erased; what other conversations share stays.`;
+  $("ask-text").textContent = `Delete “${title}”? Its text and its saved state are erased. Parts that other conversations share stay.`;
   d.onclose = () => d.returnValue === "yes" && attempt(async () => {
     await ask("DELETE", "/v1/conversations/" + id);
-    if (id === open) await show(null);
+    sessionStorage.removeItem("draft:" + id);
+    if (id === openId()) await show(null);
     await list();
     $("new").focus();
   });
@@ -122,57 +81,124 @@ function remove(id, title) {
   d.showModal();
 }
 
+// --- drafts: what is typed belongs to the open conversation ------------------------------------------
+
+function keepDraft(id, text) {
+  if (text) sessionStorage.setItem("draft:" + id, text);
+  else sessionStorage.removeItem("draft:" + id);
+  if (id === openId()) $("text").value = text;
+}
+
+// --- settings: kept by the server in the conversation's metadata, whose texts have at most 512 bytes -----
+
+const SETTINGS = ["temperature", "length"], PIECE_BYTES = 500, MAX_PIECES = 8;
+
+function settings() {
+  if (!open) return fresh;
+  const m = open.metadata, out = {};
+  for (const name of SETTINGS) if (m[name]) out[name] = m[name];
+  for (let i = 0; m["system" + i]; i++) out.system = (out.system || "") + m["system" + i];
+  return out;
+}
+
+function metadataOf(s, old = {}) {
+  const m = Object.fromEntries(Object.entries(old).filter(([k]) => !SETTINGS.includes(k) && !/^system\d$/.test(k)));
+  for (const name of SETTINGS) if (s[name]) m[name] = s[name];
+  let piece = 0, bytes = 0;
+  for (const c of s.system || "") {
+    const n = new TextEncoder().encode(c).length;
+    if (bytes + n > PIECE_BYTES) [piece, bytes] = [piece + 1, 0];
+    if (piece === MAX_PIECES) throw new Fault(0, `The system prompt is too long: at most ${PIECE_BYTES * MAX_PIECES} bytes.`);
+    m["system" + piece] = (m["system" + piece] || "") + c;
+    bytes += n;
+  }
+  return m;
+}
+
+async function saveSettings() {
+  const s = {system: $("system").value.trim(), temperature: $("temperature").value, length: $("length").value};
+  const metadata = metadataOf(s, open ? open.metadata : {});
+  if (open) open = await post("/v1/conversations/" + open.id, {metadata});
+  else fresh = s;
+}
+
+function askSettings() {
+  const s = settings();
+  for (const name of ["system", ...SETTINGS]) $(name).value = s[name] || "";
+  $("settings-fault").hidden = true;
+  $("settings").showModal();
+}
+
+$("settings").onsubmit = async (e) => {
+  e.preventDefault();
+  try {
+    await saveSettings();
+    $("settings").close();
+  } catch (fault) {
+    $("settings-fault").textContent = fault.message;
+    $("settings-fault").hidden = false;
+  }
+};
+
 // --- the open conversation --------------------------------------------------------------------------
 
-function textOf(item) {
-  if (item.type === "message") return (item.content || []).map((c) => c.text ?? c.refusal ?? "").join("");
-  if (item.type === "function_call") return `calls ${item.name}(${item.arguments})`;
-  if (item.type === "function_call_output") return "result: " + item.output;
-  return item.type;
+function named(c) {
+  if (c && open) open = c;
+  const title = c ? c.title || "Untitled" : "New conversation";
+  $("title").textContent = title;
+  $("rename").hidden = !c;
+  document.title = c && c.title ? title + " - hcache" : "hcache";
 }
 
-function message(role, text) {
-  const li = make("li", role === "user" || role === "assistant" ? role : "other");
-  li.append(make("span", "unseen", role + ": "), make("p", "said", role === "user" || role === "assistant" ? text : `${role}: ${text}`));
-  return li;
+function rename() {
+  $("name").value = open.title || "";
+  $("naming").showModal();
+  $("name").select();
 }
 
-// What can be done with an answer, and how its state came to be.
-function foot(li, response) {
-  const bar = make("div", "foot"), line = make("span"), details = button("Restoration", "quiet", toggle);
-  let figure = null;
-  li.dataset.response = response;
-  details.setAttribute("aria-expanded", "false");
-  bar.append(line, details, button("Branch", "quiet", () => attempt(() => branch(response)), "Go on from here in another conversation"));
-  li.append(bar);
-  get(`/v1/responses/${response}/restoration`).then((r) => {
-    line.textContent = Lanes.summary(r);
-    figure = Lanes.figure(r, li.clientWidth);
-  }, (e) => { // only the last answers are remembered
-    details.hidden = true;
-    line.textContent = e.status === 404 || e.status === 0 ? "" : e.message;
-  });
-  function toggle() {
-    if (!figure) return;
-    const shown = figure.isConnected;
-    if (shown) figure.remove();
-    else {
-      li.append(figure);
-      figure.scrollIntoView({block: "nearest"});
-    }
-    details.setAttribute("aria-expanded", String(!shown));
-  }
+$("naming").onsubmit = () => attempt(async () => {
+  named(await post("/v1/conversations/" + open.id, {title: $("name").value.trim()}));
+  await list();
+});
+
+// Called with the tokens that the last answer and all before it take.
+function used(tokens) {
+  const isFull = limit > 0 && tokens >= WARN_SHARE * limit;
+  $("room").hidden = !isFull;
+  if (isFull)
+    $("room").replaceChildren(make("span", "", `${tokens} of ${limit} tokens of this conversation's context are used ` +
+      `(${Math.floor(100 * tokens / limit)} %). Start a new conversation soon, or branch from an earlier answer.`), ...waysOut());
 }
 
-async function branch(response) {
-  const c = await post(`/v1/conversations/${open}/branch`, {at: response});
+// What can be done with a conversation that is full. The draft goes along.
+function waysOut() {
+  const move = async (f) => {
+    const text = $("text").value;
+    keepDraft(openId(), "");
+    await f();
+    keepDraft(openId(), text);
+    $("text").focus();
+  };
+  const all = Talk.answers(), middle = all[Math.floor((all.length - 1) / 2)];
+  const out = [button("New conversation", "", () => attempt(() => move(() => show(null))))];
+  if (all.length > 1) out.push(button("Branch from the middle", "", () => attempt(() => move(() => branch(middle)))));
+  return out;
+}
+
+async function branch(at) {
+  const c = await post(`/v1/conversations/${open.id}/branch`, {at, metadata: metadataOf(settings())});
   await show(c.id);
   await list();
   $("text").focus();
 }
 
-function welcome() {
-  $("talk").replaceChildren(make("li", "welcome", "What is said here is kept, with its state: close the page, restart the server, go on."));
+// Asks a turn again (Talk.turnOf): on a branch, or where it is the first one in a new conversation.
+async function again(turn) {
+  const s = settings();
+  if (turn.at) await branch(turn.at);
+  else await show(null);
+  if (!turn.at) fresh = s;
+  await say(turn.text, turn.input);
 }
 
 async function items(id) {
@@ -186,72 +212,93 @@ async function items(id) {
   return all;
 }
 
+function opened(c) {
+  open = c;
+  named(c);
+  $("room").hidden = true;
+  history.replaceState(null, "", c ? "#" + c.id : location.pathname);
+  for (const b of document.querySelectorAll("#list .open"))
+    b.toggleAttribute("aria-current", !!c && b.parentElement.dataset.id === c.id);
+}
+
+let asked = 0; // counts, so that an older request's answer does not overtake a newer one's
+
 async function show(id) {
-  if (sending) sending.abort();
-  open = id;
-  history.replaceState(null, "", id ? "#" + id : location.pathname);
+  const mine = ++asked;
+  const [c, all] = id ? await Promise.all([get("/v1/conversations/" + id), items(id)]) : [null, []];
+  if (asked !== mine) return;
   $("side").classList.remove("shown");
   $("menu").setAttribute("aria-expanded", "false");
-  for (const b of document.querySelectorAll("#list .open"))
-    b.toggleAttribute("aria-current", b.parentElement.dataset.id === id);
-  if (!id) return welcome();
-  const all = await items(id);
-  if (open !== id) return; // another one was opened meanwhile
-  $("talk").replaceChildren();
-  all.forEach((item, i) => {
-    const li = message(item.role || "tool", textOf(item)), next = all[i + 1];
-    const isLast = !next || next.response_id !== item.response_id || next.role === "user";
-    if (item.response_id && item.role === "assistant" && isLast) foot(li, item.response_id);
-    $("talk").append(li);
-  });
-  if (!all.length) welcome();
-  $("talk").scrollTop = $("talk").scrollHeight;
+  opened(c);
+  if (!c) fresh = {};
+  Talk.show(all);
+  const running = sending.get(openId());
+  if (running) Talk.add(running.question, running.li);
+  $("text").value = sessionStorage.getItem("draft:" + openId()) || "";
+  busy();
 }
 
 // --- sending ------------------------------------------------------------------------------------------
 
-function busy(yes) {
-  $("send").hidden = yes;
-  $("stop").hidden = !yes;
-}
-
-function follow() { // only who is at the end wants to stay there
-  const t = $("talk");
-  if (t.scrollHeight - t.scrollTop - t.clientHeight < 120) t.scrollTop = t.scrollHeight;
+function busy() {
+  const running = sending.get(openId());
+  $("send").hidden = !!running;
+  $("stop").hidden = !running;
+  $("stop").disabled = !!running && running.control.signal.aborted;
 }
 
 function ended(li, response) {
-  const said = li.querySelector(".said");
-  if (response.status === "incomplete") {
-    const length = (response.incomplete_details || {}).reason === "max_output_tokens";
-    said.append(make("span", "when", length ? " … (the answer's length is at its bound)" : " … (stopped)"));
-  }
-  foot(li, response.id);
+  const why = (response.incomplete_details || {}).reason;
+  if (response.status === "incomplete")
+    Talk.mark(li, why === "max_output_tokens" ? "This answer ended at its longest length." : "This answer was stopped.");
+  Talk.foot(li, response.id);
   if (response.conversation) return;
-  notice("Somebody else went on with this conversation meanwhile; this answer is a branch of it. ",
+  notice("Another client went on with this conversation meanwhile. This answer is a branch of it. ",
          button("Open the branch", "", () => attempt(() => branch(response.id))));
 }
 
-async function stream(li, text, signal) {
-  const said = li.querySelector(".said");
-  const answer = await ask("POST", "/v1/responses", {input: text, conversation: open, stream: true}, signal);
-  let isDone = false;
-  for await (const e of events(answer)) {
-    if (e.type === "response.created") li.dataset.asked = e.response.id;
-    else if (e.type === "response.output_text.delta") said.append(e.delta);
-    else if (e.type === "response.completed" || e.type === "response.incomplete") isDone = ended(li, e.response) || true;
-    else if (e.type === "response.failed") throw new Fault(0, e.response.error.message);
-    else if (e.type === "error") throw new Fault(0, e.message);
-    follow();
+async function request(id, input, s, signal) {
+  const body = {input, conversation: id, stream: true};
+  if (s.system) body.instructions = s.system;
+  if (s.temperature) body.temperature = Number(s.temperature);
+  if (s.length) body.max_output_tokens = Number(s.length);
+  try {
+    return await ask("POST", "/v1/responses", body, signal);
+  } catch (e) { // an answer may be shorter than its longest length: what is left of the context
+    if (e.code !== "context_length_exceeded" || !body.max_output_tokens) throw e;
+    delete body.max_output_tokens;
+    return ask("POST", "/v1/responses", body, signal);
   }
-  if (!isDone) throw new Fault(0, "The server ended in the middle of the answer. The conversation is as it was before; send it again.");
+}
+
+async function stream(running, answer) {
+  const li = running.li;
+  let text = "", isShown = true, isDone = false;
+  const draw = () => { isShown = true; Talk.setText(li, text); };
+  for await (const e of events(answer)) {
+    if (e.type === "response.created") running.response = e.response.id;
+    else if (e.type === "response.output_text.delta") {
+      text += e.delta;
+      if (isShown) requestAnimationFrame(draw);
+      isShown = false;
+    } else if (e.type === "response.completed" || e.type === "response.incomplete") {
+      draw();
+      ended(li, e.response);
+      isDone = true;
+    } else if (e.type === "response.failed") throw new Fault(0, e.response.error.message);
+    else if (e.type === "error") throw new Fault(0, e.message);
+  }
+  if (!isDone) throw new Fault(0, "The server ended in the middle of the answer. The conversation is as it was before. Send the message again.");
 }
 
 // The server keeps the question and the answer so far as an incomplete turn, soon after the stream has been closed.
-async function stopped(li) {
-  for (let i = 0; i < 50 && li.dataset.asked; i++) {
+async function stopped(running) {
+  for (let i = 0; i < 600 && running.response; i++) {
     try {
-      ended(li, await get(`/v1/responses/${li.dataset.asked}`));
+      const r = await get(`/v1/responses/${running.response}`);
+      const said = r.output.filter((o) => o.type === "message").flatMap((o) => o.content);
+      Talk.setText(running.li, said.map((c) => c.text).join(""));
+      ended(running.li, r);
       return true;
     } catch (e) {
       if (e.status !== 404) return false;
@@ -261,43 +308,65 @@ async function stopped(li) {
   return false;
 }
 
-async function send() {
-  const text = $("text").value.trim();
-  if (!text || sending) return;
-  const mine = message("user", text), li = message("assistant", "");
-  const control = sending = new AbortController();
-  busy(true);
-  let isSent = false;
-  try {
-    notice("");
-    if (!open) {
-      const c = await post("/v1/conversations", {});
-      open = c.id;
-      history.replaceState(null, "", "#" + open);
-      $("talk").replaceChildren();
-    }
-    const welcome = document.querySelector("#talk .welcome");
-    if (welcome) welcome.remove();
-    $("talk").append(mine, li);
-    $("talk").scrollTop = $("talk").scrollHeight;
-    $("text").value = "";
-    await stream(li, text, control.signal);
-    isSent = true;
-  } catch (e) {
-    if (e.name !== "AbortError") notice(e.message);
-  }
-  if (sending === control) sending = null;
-  busy(false);
-  if (!isSent && li.isConnected) { // the turn is not kept: show it as it is
-    mine.remove();
-    li.remove();
-    if (!$("text").value) $("text").value = text;
-  }
-  list().catch(() => {});
-  if (isSent) $("text").focus();
+// The new conversation gets its name from the server; the open one, unless the user has left it, is it from now on.
+async function begin(running) {
+  const c = await post("/v1/conversations", {metadata: {...metadataOf(fresh), page: "new"}});
+  sending.delete("new");
+  sending.set(c.id, running);
+  if (!open) opened(c);
+  return c;
 }
 
-// --- live figures ---------------------------------------------------------------------------------------
+function failed(e) {
+  if (e.name === "AbortError") return;
+  if (e.code === "context_length_exceeded")
+    notice(`This conversation is full: its context of ${limit} tokens has no room for this message. ` +
+           "Start a new conversation, or branch from an earlier answer.", ...waysOut());
+  else notice(e.message);
+}
+
+// Sends to the open conversation; input: items, where the text alone is not all.
+async function say(text, input = text) {
+  if (!text || sending.has(openId())) return;
+  const running = {question: Talk.message("user", text), li: Talk.message("assistant", ""), control: new AbortController()};
+  const s = settings(), isNew = !open;
+  let id = openId(), isSent = false;
+  sending.set(id, running);
+  notice("");
+  Talk.add(running.question, running.li);
+  keepDraft(id, "");
+  busy();
+  try {
+    if (isNew) id = (await begin(running)).id;
+    await stream(running, await request(id, input, s, running.control.signal));
+    isSent = true;
+  } catch (e) {
+    isSent = running.control.signal.aborted && await stopped(running);
+    if (!isSent) unsaid(running, id, text, isNew);
+    if (!isSent) failed(e);
+  }
+  sending.delete(id);
+  busy();
+  list().catch(() => {});
+  if (isSent && id === openId()) $("text").focus();
+}
+
+// Nothing was kept: the text goes back into its conversation's box, and a conversation made for it goes.
+function unsaid(running, id, text, isNew) {
+  running.question.remove();
+  running.li.remove();
+  if (isNew && id !== "new") {
+    ask("DELETE", "/v1/conversations/" + id).catch(() => {}); // else list() removes it later
+    sending.delete(id);
+    if (id === openId()) opened(null);
+    id = "new";
+  }
+  sending.delete(id);
+  if (!sessionStorage.getItem("draft:" + id)) keepDraft(id, text);
+  if (id === openId() && !$("talk").children.length) Talk.welcome();
+}
+
+// --- the server's state and live figures -----------------------------------------------------------------
 
 const bytes = (n) => n >= 1e9 ? (n / 1e9).toFixed(2) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : Math.round(n / 1e3) + " kB";
 
@@ -326,35 +395,61 @@ function tier(t) {
 }
 
 async function stats() {
-  if (document.hidden) return;
+  const s = await get("/v1/cache/stats"), p = s.prompts, n = p.running || p.open;
+  const share = (k) => `${k} (${Math.round(100 * k / Math.max(1, p.device_tokens + p.restored_tokens + p.computed_tokens))} %)`;
+  $("stats").replaceChildren(...s.tiers.flatMap(tier), make("h2", "", "Prompt tokens since the server's start"),
+    pairs([["still in memory", share(p.device_tokens)], ["restored", share(p.restored_tokens)],
+           ["computed", share(p.computed_tokens)], ["restores", String(p.restores)]]));
+  return n ? plural(n, "answer") + " running" : "ready";
+}
+
+// What /health says: "ok", "loading", "stopping"; "away": no answer.
+async function health() {
   try {
-    const s = await get("/v1/cache/stats"), p = s.prompts;
-    const share = (n) => `${n} (${Math.round(100 * n / Math.max(1, p.device_tokens + p.restored_tokens + p.computed_tokens))} %)`;
-    $("alive").textContent = p.running || p.open ? `${p.running || p.open} running` : "ready";
-    $("stats").replaceChildren(...s.tiers.flatMap(tier), make("h2", "", "Tokens of prompts since the start"),
-      pairs([["still on the device", share(p.device_tokens)], ["restored", share(p.restored_tokens)],
-             ["computed", share(p.computed_tokens)], ["restores", String(p.restores)]]));
-  } catch (e) {
-    $("alive").textContent = e.status ? "" : "no answer";
+    return (await (await fetch("/health", {cache: "no-store"})).json()).status;
+  } catch {
+    return "away";
   }
+}
+
+const STATES = {ok: "ready", loading: "loading the model", stopping: "shutting down", away: "not reachable"};
+let state = "ok", hasStarted = false;
+
+async function live() {
+  const now = document.hidden ? state : await health(), isBack = now === "ok" && state !== "ok";
+  let words = STATES[now] || now;
+  state = now;
+  if (now !== "ok") $("stats").replaceChildren(); // old figures are not the server's state
+  else if (isBack || (!hasStarted && $("key").hidden)) await attempt(hasStarted ? list : start);
+  if (now === "ok" && hasStarted && !document.hidden) words = await stats().catch(() => words);
+  $("alive").textContent = words;
+  $("alive").className = now === "ok" ? "" : "bad";
+  setTimeout(live, now === "ok" ? 2000 : 500);
 }
 
 // --- start ----------------------------------------------------------------------------------------------
 
 async function start() {
-  const models = await get("/v1/models");
-  $("model").textContent = models.data[0].id;
+  const model = (await get("/v1/models")).data[0], id = location.hash.slice(1);
+  $("model").textContent = model.id;
   $("key").hidden = true;
-  const id = location.hash.slice(1);
+  limit = model.max_model_len;
+  hasStarted = true;
   await list();
   try {
     await show(id || null);
   } catch (e) {
     await show(null);
-    if (e.status === 404) throw new Fault(404, "That conversation does not exist (any more).");
-    throw e;
+    throw e.status === 404 ? new Fault(404, "That conversation does not exist. It may have been deleted.") : e;
   }
 }
+
+const send = () => say($("text").value.trim());
+const stop = () => {
+  const running = sending.get(openId());
+  if (running) running.control.abort();
+  busy();
+};
 
 $("compose").onsubmit = (e) => { e.preventDefault(); send(); };
 $("text").onkeydown = (e) => {
@@ -363,10 +458,15 @@ $("text").onkeydown = (e) => {
     send();
   }
 };
-$("stop").onclick = () => sending && sending.abort();
+$("text").oninput = () => keepDraft(openId(), $("text").value);
+$("stop").onclick = stop;
 $("new").onclick = () => attempt(async () => { await show(null); $("text").focus(); });
 $("more").onclick = () => attempt(() => list(oldest));
 $("menu").onclick = () => $("menu").setAttribute("aria-expanded", String($("side").classList.toggle("shown")));
+$("rename").onclick = rename;
+$("set").onclick = askSettings;
+$("name-no").onclick = () => $("naming").close();
+$("settings-no").onclick = () => $("settings").close();
 $("key").onsubmit = (e) => {
   e.preventDefault();
   sessionStorage.setItem("key", $("key-text").value);
@@ -374,9 +474,8 @@ $("key").onsubmit = (e) => {
   attempt(start);
 };
 document.onkeydown = (e) => {
-  if (e.key === "Escape" && sending && !$("ask").open) sending.abort();
+  if (e.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 };
 window.onhashchange = () => attempt(() => show(location.hash.slice(1) || null));
-attempt(start).then(() => $("text").focus());
-stats();
-setInterval(stats, 2000);
+Talk.watch();
+live().then(() => $("text").focus());
