@@ -6,13 +6,13 @@
 
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
-#include "apps/option_tables.h"
 #include "base/clock.h"
 #include "base/opt.h"
 #include "format/json.h"
 #include "format/gguf_types.h"
 #include "model/config.h"
 #include "model/gguf_files.h"
+#include "model/pack_file.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
 
@@ -35,7 +35,7 @@ static const char *const dtype_choices[] = {"f32", "bf16", "f16", NULL};
 
 static const struct opt info_positionals[] = {
     {"MODEL_DIR", OPT(struct info_args, source), .required = true,
-     .help = "a Hugging Face folder, a GGUF file, or synth:SHAPE"},
+     .help = "a Hugging Face folder, a GGUF file, a packed file, or synth:SHAPE"},
     {0},
 };
 static const struct opt info_options[] = {
@@ -98,6 +98,7 @@ static int info_read(struct info *out, const struct info_args *a, struct err *e)
         return rc;
     out->format = shape != NULL              ? "synth"
                   : gguf_files_is(a->source) ? "gguf"
+                  : pack_file_is(a->source)  ? "packed"
                                              : "safetensors";
     out->has_template = shape == NULL && has_template(a->source);
     out->state = out->c.weight_type == WEIGHT_UNSPECIFIED ? info_state(out)
@@ -325,7 +326,8 @@ static int print_families(void)
         "\nformats\n"
         "  Hugging Face folder: config.json, tokenizer.json, *.safetensors of F32, F16 or "
         "BF16\n"
-        "  GGUF file (%s): %s\n",
+        "  GGUF file (%s): %s\n"
+        "  packed file: a model of either format, as hcache model pack writes it\n",
         config_gguf_families(), gguf_types_supported());
     return 0;
 }
@@ -334,12 +336,14 @@ static void print_usage(FILE *out)
 {
     fprintf(out, "usage: hcache model info MODEL_DIR [OPTION]...\n"
                  "       hcache model synth --shape NAME --out DIR [OPTION]...\n"
+                 "       hcache model pack MODEL_DIR --out FILE [OPTION]...\n"
                  "       hcache model --families\n\n"
                  "  info    what a model is, and what a token of its state takes\n"
-                 "  synth   writes a model of random weights\n\nshapes:");
+                 "  synth   writes a model of random weights\n"
+                 "  pack    writes a model as one file that starts fast\n\nshapes:");
     for (int i = 0; config_shape_name(i) != NULL; i++)
         fprintf(out, " %s", config_shape_name(i));
-    fprintf(out, "\n\nhcache model info --help and hcache model synth --help say more.\n");
+    fprintf(out, "\n\nhcache model info --help, synth --help and pack --help say more.\n");
 }
 
 int cmd_model(int argc, char **argv)
@@ -349,12 +353,14 @@ int cmd_model(int argc, char **argv)
         return model_info(argc - 1, argv + 1);
     if (strcmp(what, "synth") == 0)
         return model_synth(argc - 1, argv + 1);
+    if (strcmp(what, "pack") == 0)
+        return cmd_model_pack(argc - 1, argv + 1);
     if (strcmp(what, "--families") == 0)
         return print_families();
     bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     if (!help && *what != '\0')
-        fprintf(stderr, "hcache model: \"%s\" is neither info, synth nor --families\n",
-                what);
+        fprintf(stderr,
+                "hcache model: \"%s\" is neither info, synth, pack nor --families\n", what);
     print_usage(help ? stdout : stderr);
     return help ? 0 : 2;
 }

@@ -9,6 +9,7 @@ int cmd_plan(int argc, char **argv);
 int cmd_profile(int argc, char **argv);
 int cmd_store(int argc, char **argv);
 int cmd_model(int argc, char **argv);
+int cmd_model_pack(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_ingest(int argc, char **argv);
 int cmd_ppl(int argc, char **argv);

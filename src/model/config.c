@@ -15,6 +15,7 @@
 #include "format/json.h"
 #include "model/config_family.h"
 #include "model/config_gguf.h"
+#include "model/pack_file.h"
 #include "tensor/ops.h"
 #include "tensor/sampling.h"
 
@@ -729,19 +730,19 @@ int config_load(struct model_config *out, const char *source, struct err *err)
     if (stat(dir, &st) != 0)
         return err_set(err, -errno,
                        "%s: %s; a model is a folder, as downloaded from Hugging Face, a "
-                       "GGUF file, or synth:SHAPE",
+                       "GGUF file, a packed file, or synth:SHAPE",
                        dir[0] != 0 ? dir : "''", strerror(errno));
     if (gguf_files_is(source))
         return config_load_gguf(out, source, err);
-    if (!S_ISDIR(st.st_mode))
+    if (!S_ISDIR(st.st_mode) && !pack_file_is(source))
         return err_set(
             err, -ENOTDIR,
             "%s: is a file; a model is a folder with config.json and safetensors, or a "
-            "GGUF file, and this file does not begin as one",
+            "GGUF or packed file, and this file does not begin as one",
             dir);
     char *path = xasprintf("%s/config.json", dir), *bytes = NULL;
     size_t n = 0;
-    int rc = file_read_regular(path, CONFIG_MAX_BYTES, &bytes, &n, err);
+    int rc = model_file_read(dir, "config.json", CONFIG_MAX_BYTES, &bytes, &n, err);
     if (rc == 0)
         rc = config_parse(out, bytes, n, path, err);
     free(bytes);
@@ -752,7 +753,8 @@ int config_load(struct model_config *out, const char *source, struct err *err)
     path = xasprintf("%s/generation_config.json", dir);
     bytes = NULL;
     struct err local = {0}; /* the file is optional: its absence leaves *err alone */
-    rc = file_read_regular(path, CONFIG_MAX_BYTES, &bytes, &n, &local);
+    rc = model_file_read(dir, "generation_config.json", CONFIG_MAX_BYTES, &bytes, &n,
+                         &local);
     if (rc == 0)
         rc = config_parse_generation(out, bytes, n, path, err);
     else if (rc == -ENOENT)

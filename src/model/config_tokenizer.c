@@ -1,11 +1,11 @@
 /* config_tokenizer.c - tokenizer_config.json and chat_template.jinja to struct tokenizer_config. */
 #include "model/config.h"
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "format/json.h"
 #include "format/tokenizer_json.h"
+#include "model/pack_file.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -135,11 +135,12 @@ int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size
 }
 
 /* 0 with *bytes NULL where there is no such file. */
-static int read_optional(const char *path, char **bytes, size_t *n, struct err *err)
+static int read_optional(const char *dir, const char *name, char **bytes, size_t *n,
+                         struct err *err)
 {
     struct err local = {0};
     *bytes = NULL;
-    int rc = file_read_regular(path, TOKENIZER_CONFIG_MAX_BYTES, bytes, n, &local);
+    int rc = model_file_read(dir, name, TOKENIZER_CONFIG_MAX_BYTES, bytes, n, &local);
     if (rc == -ENOENT)
         return 0;
     if (rc != 0 && err != NULL)
@@ -153,7 +154,7 @@ int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct 
     out->add_bos_token = out->add_eos_token = -1;
     char *path = xasprintf("%s/tokenizer_config.json", dir), *bytes;
     size_t n = 0;
-    int rc = read_optional(path, &bytes, &n, err);
+    int rc = read_optional(dir, "tokenizer_config.json", &bytes, &n, err);
     if (rc == 0 && bytes != NULL)
         rc = tokenizer_config_parse(out, bytes, n, path, err);
     free(bytes);
@@ -162,7 +163,7 @@ int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct 
         return rc;
 
     path = xasprintf("%s/chat_template.jinja", dir);
-    rc = read_optional(path, &bytes, &n, err);
+    rc = read_optional(dir, "chat_template.jinja", &bytes, &n, err);
     if (rc == 0 && bytes != NULL && (utf8_check(bytes, n) != n || strlen(bytes) != n))
         rc = err_set(err, ERR_FORMAT, "%s: is not UTF-8 text", path);
     if (rc == 0 && bytes != NULL) {

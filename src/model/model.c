@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "model/gguf_files.h"
+#include "model/pack_file.h"
 #include "model/share.h"
 #include "model/weights_choose.h"
 #include "model/work.h"
@@ -162,11 +163,26 @@ static bool is_synth(const char *source)
     return strncmp(source, "synth:", 6) == 0;
 }
 
+/* What a packed file says beside its configuration. */
+static int load_packed_notes(struct model *m, struct err *err)
+{
+    struct pack_file f;
+    int rc = pack_file_open(&f, m->source, err);
+    if (rc == 0) {
+        m->packed_held = f.dtype;
+        m->any_context = f.any_context;
+        snprintf(m->note, sizeof m->note, "%s", f.note);
+    }
+    pack_file_close(&f);
+    m->is_packed = rc == 0;
+    return rc;
+}
+
 /* Made-up weights have not been trained for a length, and rotations go on for ever: benchmarks of long
  * contexts take them further than the shape's own. */
 static bool has_any_context(const struct model *m)
 {
-    return is_synth(m->source) && m->cfg.position == POSITION_ROPE;
+    return (is_synth(m->source) || m->any_context) && m->cfg.position == POSITION_ROPE;
 }
 
 static int load_config(struct model *m, const struct model_opts *o, struct err *err)
@@ -179,6 +195,11 @@ static int load_config(struct model *m, const struct model_opts *o, struct err *
     if (o->dtype != NULL && dtype_parse(o->dtype, &m->dtype) != 0)
         return err_set(err, ERR_USAGE, "state dtype '%s': must be f32, f16 or bf16",
                        o->dtype);
+    if (pack_file_is(m->source)) {
+        rc = load_packed_notes(m, err);
+        if (rc != 0)
+            return rc;
+    }
     m->max_ctx = m->cfg.max_ctx;
     if (o->max_ctx > 0 && (o->max_ctx < m->max_ctx || has_any_context(m)))
         m->max_ctx = o->max_ctx;
@@ -234,6 +255,25 @@ static int choose_held(struct model *m, const struct model_opts *o,
     return rc;
 }
 
+/* A packed file holds matrices in one type, which was chosen when it was written. */
+static int check_packed_kind(const struct model *m, const char *name, struct err *err)
+{
+    const char *has = dtype_name(m->packed_held);
+    if (m->packed_held == DTYPE_Q8 && !m->dev->q8)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "%s: is packed as q8, and device %s has no kernels for that: pack it "
+            "as bf16",
+            m->source, m->dev->name);
+    if (strcmp(name, "checkpoint") == 0 || strcmp(name, "auto") == 0 ||
+        strcmp(name, has) == 0)
+        return 0;
+    return err_set(err, ERR_MISMATCH,
+                   "%s: is packed as %s: leave --weights %s out, or pack the model again "
+                   "with it",
+                   m->source, has, name);
+}
+
 static int weight_kind(struct model *m, const struct model_opts *o, enum weights_held *held,
                        struct err *err)
 {
@@ -251,6 +291,8 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     if (*held == WEIGHTS_Q8 && !m->dev->q8)
         return err_set(err, ERR_UNSUPPORTED,
                        "weights q8: device %s has no kernels for them", m->dev->name);
+    if (m->is_packed)
+        return check_packed_kind(m, name, err);
     if (*held != WEIGHTS_AS_STORED || (!chosen && !gguf_files_is(m->source)))
         return 0;
     struct weights_info info = {0};
@@ -284,24 +326,41 @@ static int tell_need(void *arg, const size_t weight_bytes[MAX_STAGES], int n_par
     return p->o->reserve(p->o->reserve_arg, p->m, &need, err);
 }
 
-int model_open(const char *source, const struct model_opts *o, struct model **out,
-               struct err *err)
+int model_describe(const char *source, const struct model_opts *o, struct model **out,
+                   enum weights_held *held, struct err *err)
 {
     struct model *m = xcalloc(1, sizeof *m);
-    struct stream *s = NULL;
     m->dev = o->dev;
     m->source = xstrdup(source);
     int rc = load_config(m, o, err);
     if (rc == 0)
-        rc = stream_create(m->dev, STREAM_COMPUTE, &s, err);
+        rc = weight_kind(m, o, held, err);
+    if (rc != 0) {
+        model_close(m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}
+
+int model_open(const char *source, const struct model_opts *o, struct model **out,
+               struct err *err)
+{
+    struct model *m = NULL;
+    struct stream *s = NULL;
+    enum weights_held held;
+    int rc = model_describe(source, o, &m, &held, err);
+    if (rc != 0)
+        return rc;
     struct opening opening = {m, o};
+    rc = stream_create(m->dev, STREAM_COMPUTE, &s, err);
     struct weights_opts wo = {.dev = m->dev,
                               .s = s,
                               .synth_dtype = m->dtype,
                               .reserve = o->reserve != NULL ? tell_need : NULL,
-                              .reserve_arg = &opening};
-    if (rc == 0)
-        rc = weight_kind(m, o, &wo.held, err);
+                              .reserve_arg = &opening,
+                              .held = held,
+                              .io = o->io};
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
     if (rc == 0) {
@@ -319,7 +378,8 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
 
 const char *model_format(const struct model *m)
 {
-    return is_synth(m->source)        ? "synth"
+    return m->is_packed               ? "packed"
+           : is_synth(m->source)      ? "synth"
            : gguf_files_is(m->source) ? "gguf"
                                       : "safetensors";
 }

@@ -39,6 +39,9 @@ struct model {
     char *source;
     char note
         [320]; /* how matrices are held, where that was chosen by measuring; else empty */
+    bool is_packed;         /* the source is a packed file (pack_file.h), and */
+    enum dtype packed_held; /* its matrices have this type */
+    bool any_context;       /* its weights are random, so rotations go beyond cfg.max_ctx */
     struct buf rope_mem[MAX_STAGES];
 };
 
@@ -60,13 +63,19 @@ struct model_opts {
      * (weights_choose.h); "checkpoint" or NULL: in their own type, quantised ones as "auto" says. */
     const char *weights;
     int max_ctx; /* 0: the model's own, beyond which only synth:SHAPE with rotary positions goes */
+    struct io *io; /* reads a packed file; borrowed.  NULL: the machine's best way */
 };
 
-/* `source`: a Hugging Face folder, a GGUF file, or "synth:SHAPE". */
+/* All that is known of a model without its weights, and how its matrices would be held. */
+int model_describe(const char *source, const struct model_opts *o, struct model **out,
+                   enum weights_held *held, struct err *err);
+
+/* `source`: a Hugging Face folder, a GGUF file, a packed file, or "synth:SHAPE". */
 int model_open(const char *source, const struct model_opts *o, struct model **out,
                struct err *err);
 void model_close(struct model *m);
-const char *model_format(const struct model *m); /* "safetensors", "gguf" or "synth" */
+/* "safetensors", "gguf", "packed" or "synth". */
+const char *model_format(const struct model *m);
 
 /* cos and sin [n][d_rope / 2] of the rotations at n positions: the rows that the model's tables have, also
  * of positions beyond them. */

@@ -4,11 +4,11 @@
  * pretokenize, bpe, tokenizer_decode); here they are put in a row. */
 #include "model/tokenizer.h"
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "format/gguf_tokenizer.h"
 #include "model/gguf_files.h"
+#include "model/pack_file.h"
 #include "model/tokenizer_impl.h"
 #include "model/tokenizer_normalize.h"
 
@@ -24,7 +24,7 @@ static int read_tokenizer_json(struct tokenizer_json *j, const char *dir, struct
 {
     char *path = xasprintf("%s/tokenizer.json", dir), *bytes = NULL;
     size_t n = 0;
-    int rc = file_read_regular(path, TOKENIZER_MAX_BYTES, &bytes, &n, err);
+    int rc = model_file_read(dir, "tokenizer.json", TOKENIZER_MAX_BYTES, &bytes, &n, err);
     if (rc == 0)
         rc = tokenizer_json_parse(j, bytes, n, path, err);
     free(bytes);
@@ -39,10 +39,10 @@ static int read_pair(struct tokenizer_json *j, const char *dir, const char *voca
     char *merges_path = xasprintf("%s/%s", dir, merges_name), *merges = NULL;
     size_t n_vocab = 0, n_merges = 0;
     int rc;
-    if ((rc = file_read_regular(vocab_path, TOKENIZER_MAX_BYTES, &vocab, &n_vocab, err)) ==
-            0 &&
-        (rc = file_read_regular(merges_path, TOKENIZER_MAX_BYTES, &merges, &n_merges,
-                                err)) == 0)
+    if ((rc = model_file_read(dir, vocab_name, TOKENIZER_MAX_BYTES, &vocab, &n_vocab,
+                              err)) == 0 &&
+        (rc = model_file_read(dir, merges_name, TOKENIZER_MAX_BYTES, &merges, &n_merges,
+                              err)) == 0)
         rc = tokenizer_json_parse_vocab(j, vocab, n_vocab, vocab_path, merges, n_merges,
                                         merges_path, err);
     free(vocab);
@@ -99,7 +99,8 @@ static int refuse_added_tokens_file(const char *dir, struct err *err)
 {
     char *path = xasprintf("%s/added_tokens.json", dir), *bytes = NULL;
     size_t n = 0;
-    int rc = file_read_regular(path, TOKENIZER_MAX_BYTES, &bytes, &n, NULL);
+    int rc = model_file_read(dir, "added_tokens.json", TOKENIZER_MAX_BYTES, &bytes, &n,
+                             NULL);
     free(bytes);
     if (rc != -ENOENT)
         rc = err_set(err, ERR_UNSUPPORTED,
@@ -146,21 +147,71 @@ static char *gguf_token_text(const struct tokenizer_json *j, const struct gguf *
     return xstrdup(j->tokens[id].s);
 }
 
-static int read_gguf(struct tokenizer *t, const char *path, struct err *err)
+static int read_gguf(struct tokenizer *t, const struct gguf *g, const char *path,
+                     struct err *err)
 {
-    struct gguf_files files;
     t->cfg = (struct tokenizer_config){.add_bos_token = -1, .add_eos_token = -1};
-    int rc = gguf_files_open(&files, path, false, err);
-    if (rc == 0)
-        rc = gguf_tokenizer_read(&t->j, &files.files[0].g, path, err);
+    int rc = gguf_tokenizer_read(&t->j, g, path, err);
     if (rc == 0) {
-        const struct gguf *g = &files.files[0].g;
         t->cfg.chat_template = gguf_text(g, "tokenizer.chat_template");
         t->cfg.bos_token = gguf_token_text(&t->j, g, "tokenizer.ggml.bos_token_id");
         t->cfg.eos_token = gguf_token_text(&t->j, g, "tokenizer.ggml.eos_token_id");
         t->cfg.unk_token = gguf_token_text(&t->j, g, "tokenizer.ggml.unknown_token_id");
     }
+    return rc;
+}
+
+static int read_gguf_file(struct tokenizer *t, const char *path, struct err *err)
+{
+    struct gguf_files files;
+    int rc = gguf_files_open(&files, path, false, err);
+    if (rc == 0)
+        rc = read_gguf(t, &files.files[0].g, path, err);
     gguf_files_close(&files);
+    return rc;
+}
+
+static int read_folder(struct tokenizer *t, const char *dir, struct err *err)
+{
+    int rc = tokenizer_config_load(&t->cfg, dir, err);
+    if (rc == 0)
+        rc = read_tokenizer_json(&t->j, dir, err);
+    if (rc == 0)
+        t->cfg.add_bos_token = t->cfg.add_eos_token = -1;
+    if (rc == -ENOENT)
+        rc = read_vocab_and_merges(t, dir, err);
+    if (rc == 0)
+        rc = add_listed(t, err);
+    if (rc != 0)
+        return rc;
+    add_named_special(&t->j, t->cfg.bos_token);
+    add_named_special(&t->j, t->cfg.eos_token);
+    add_named_special(&t->j, t->cfg.unk_token);
+    return 0;
+}
+
+/* A packed file has the files of the folder that it was made from, or the metadata of the GGUF
+ * file. */
+static int read_packed(struct tokenizer *t, const char *path, struct err *err)
+{
+    struct pack_file f;
+    char *bytes;
+    size_t n;
+    uint64_t file_bytes;
+    int rc = pack_file_open(&f, path, err);
+    if (rc == 0)
+        rc = pack_member_read(&f, "tokenizer.gguf", &bytes, &n, &file_bytes, err);
+    pack_file_close(&f);
+    if (rc == -ENOENT)
+        return read_folder(t, path, err);
+    if (rc != 0)
+        return rc;
+    struct gguf g;
+    rc = gguf_parse(&g, bytes, n, file_bytes, path, err);
+    if (rc == 0)
+        rc = read_gguf(t, &g, path, err);
+    gguf_deinit(&g);
+    free(bytes);
     return rc;
 }
 
@@ -235,30 +286,13 @@ static int compile(struct tokenizer *t, struct err *err)
     return 0;
 }
 
-static int read_folder(struct tokenizer *t, const char *dir, struct err *err)
-{
-    int rc = tokenizer_config_load(&t->cfg, dir, err);
-    if (rc == 0)
-        rc = read_tokenizer_json(&t->j, dir, err);
-    if (rc == 0)
-        t->cfg.add_bos_token = t->cfg.add_eos_token = -1;
-    if (rc == -ENOENT)
-        rc = read_vocab_and_merges(t, dir, err);
-    if (rc == 0)
-        rc = add_listed(t, err);
-    if (rc != 0)
-        return rc;
-    add_named_special(&t->j, t->cfg.bos_token);
-    add_named_special(&t->j, t->cfg.eos_token);
-    add_named_special(&t->j, t->cfg.unk_token);
-    return 0;
-}
-
 int tokenizer_open(struct tokenizer **out, const char *source, struct err *err)
 {
     struct tokenizer *t = xcalloc(1, sizeof *t);
     const char *dir = source;
-    int rc = gguf_files_is(source) ? read_gguf(t, source, err) : read_folder(t, dir, err);
+    int rc = gguf_files_is(source)  ? read_gguf_file(t, source, err)
+             : pack_file_is(source) ? read_packed(t, source, err)
+                                    : read_folder(t, dir, err);
     if (rc == 0 && (rc = compile(t, err)) != 0)
         err_wrap(err, "%s", dir);
     if (rc != 0) {

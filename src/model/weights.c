@@ -26,8 +26,11 @@
 #include "base/pool.h"
 #include "base/progress.h"
 #include "model/numbers.h"
+#include "model/pack_file.h"
 #include "model/share.h"
 #include "model/weights_names.h"
+#include "model/weights_packed.h"
+#include "model/weights_slots.h"
 #include "model/weights_source.h"
 #include "tensor/group.h"
 
@@ -73,65 +76,14 @@ struct holdings {
 
 /* --- slots ------------------------------------------------------------------------------------ */
 
-static struct weight *matrix_of(struct weights *w, int layer, enum slot s)
+static struct weight *matrix_of(const struct loader *ld, int layer, enum slot s)
 {
-    struct layer_weights *l = &w->layers[layer];
-    switch (s) {
-    case SLOT_HEAD:
-        return &w->head;
-    case SLOT_WQ:
-        return &l->wq;
-    case SLOT_WKV:
-        return &l->wkv;
-    case SLOT_WO:
-        return &l->wo;
-    case SLOT_UP:
-        return &l->w_up;
-    default:
-        CHECK(s == SLOT_DOWN);
-        return &l->w_down;
-    }
+    return slot_matrix(ld->w, &ld->w->layers[layer], s);
 }
 
-static const float **vector_of(struct weights *w, int layer, enum slot s)
+static const float **vector_of(const struct loader *ld, int layer, enum slot s)
 {
-    struct layer_weights *l = &w->layers[layer];
-    switch (s) {
-    case SLOT_HEAD_BIAS:
-        return &w->head_bias;
-    case SLOT_FINAL_NORM_W:
-        return &w->final_norm_w;
-    case SLOT_FINAL_NORM_B:
-        return &w->final_norm_b;
-    case SLOT_NORM1_W:
-        return &l->norm1_w;
-    case SLOT_NORM1_B:
-        return &l->norm1_b;
-    case SLOT_NORM2_W:
-        return &l->norm2_w;
-    case SLOT_NORM2_B:
-        return &l->norm2_b;
-    case SLOT_BQ:
-        return &l->bq;
-    case SLOT_BKV:
-        return &l->bkv;
-    case SLOT_Q_NORM:
-        return &l->q_norm;
-    case SLOT_K_NORM:
-        return &l->k_norm;
-    case SLOT_BO:
-        return &l->bo;
-    case SLOT_B_UP:
-        return &l->b_up;
-    default:
-        CHECK(s == SLOT_B_DOWN);
-        return &l->b_down;
-    }
-}
-
-static struct mat *table_of(struct weights *w, enum slot s)
-{
-    return s == SLOT_EMBED ? &w->embed : &w->pos_embed;
+    return slot_vector(ld->w, &ld->w->layers[layer], s);
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -152,13 +104,6 @@ static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
     return ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
 }
 
-/* The type of a table's rows on the device. */
-static enum dtype table_dtype(const struct loader *ld, const struct tensor_src *src)
-{
-    return tensor_src_is_quantised(src) && ld->w->dtype != DTYPE_F32 ? DTYPE_BF16
-                                                                     : src->dtype;
-}
-
 /* Whether the mapping can serve as it is. */
 static bool is_in_place(const struct loader *ld, const struct tensor_src *src)
 {
@@ -174,7 +119,7 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
     if (slot_is_vector(s)) { /* an upper bound: K and V biases share a slot */
         ld->n_vector_floats[stage] += vector_floats(ld, s);
     } else if (slot_is_matrix(s)) {
-        struct weight *m = matrix_of(ld->w, t->layer, s);
+        struct weight *m = matrix_of(ld, t->layer, s);
         if (m->n != 0)
             return;
         *m = (struct weight){.dtype = ld->w->dtype,
@@ -183,7 +128,7 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
         ld->stage_bytes[stage] += matrix_bytes(ld, m);
     } else if (!is_in_place(ld, src)) {
         ld->stage_bytes[stage] += (size_t)t->rows * (size_t)t->cols *
-                                  dtype_bytes(table_dtype(ld, src));
+                                  dtype_bytes(tensor_table_dtype(src, ld->w->dtype));
     }
 }
 
@@ -206,7 +151,7 @@ static int check_room(const struct loader *ld)
 
 static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum slot s)
 {
-    struct weight *m = matrix_of(ld->w, t->layer, s);
+    struct weight *m = matrix_of(ld, t->layer, s);
     if (m->mem.ptr != NULL)
         return 0;
     size_t bytes = matrix_bytes(ld, m);
@@ -220,8 +165,8 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
                           const struct tensor_src *src, enum slot s)
 {
     struct holdings *h = ld->w->impl;
-    struct mat *m = table_of(ld->w, s);
-    enum dtype dtype = table_dtype(ld, src);
+    struct mat *m = slot_table(ld->w, s);
+    enum dtype dtype = tensor_table_dtype(src, ld->w->dtype);
     size_t bytes = (size_t)t->rows * (size_t)t->cols * dtype_bytes(dtype);
     *m = mat_of(NULL, dtype, t->rows, t->cols);
     if (is_in_place(ld, src)) {
@@ -250,7 +195,7 @@ static int allocate_vectors(struct loader *ld)
         const struct tensor_spec *t = &ld->set.list.items[i];
         for (int k = 0; k < t->n_parts; k++) {
             enum slot s = t->parts[k].slot;
-            const float **v = slot_is_vector(s) ? vector_of(ld->w, t->layer, s) : NULL;
+            const float **v = slot_is_vector(s) ? vector_of(ld, t->layer, s) : NULL;
             if (v == NULL || *v != NULL)
                 continue;
             int stage = stage_for(ld, t, s);
@@ -397,7 +342,7 @@ static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s
     int stage = stage_for(ld, b->t, s);
     const float *base = h->vectors[stage].ptr;
     float *dst = ld->vectors[stage] + (size_t)rank * ld->n_vector_floats[stage] +
-                 (*vector_of(ld->w, b->t->layer, s) - base) + dst_row;
+                 (*vector_of(ld, b->t->layer, s) - base) + dst_row;
     if (share_is_empty(s, rank, ld->n_ranks))
         return;
     widen(dst, rows, b->src->dtype, (size_t)n);
@@ -481,7 +426,7 @@ static const uint8_t *cut_columns(struct loader *ld, const uint8_t *rows, enum d
 static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s, int rank,
                           const uint8_t *rows, int64_t dst_row, int64_t n)
 {
-    const struct weight *m = matrix_of(ld->w, b->t->layer, s);
+    const struct weight *m = matrix_of(ld, b->t->layer, s);
     enum dtype t = packed_from(m->dtype);
     const uint8_t *src = in_type(ld, b, t, rows, n * b->t->cols);
     struct weight own = *m;
@@ -494,7 +439,7 @@ static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s,
 static int deliver_table(struct loader *ld, const struct batch *b, enum slot s,
                          const uint8_t *rows, int64_t dst_row, int64_t n)
 {
-    struct mat *m = table_of(ld->w, s);
+    struct mat *m = slot_table(ld->w, s);
     size_t row_bytes = (size_t)b->t->cols * dtype_bytes(m->dtype);
     if (m->data == (const void *)b->src->mapped)
         return 0; /* in place */
@@ -636,24 +581,34 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
 
 /* --- all of them ------------------------------------------------------------------------------ */
 
-struct named_digest {
-    const char *name;
-    struct sha256 digest;
-};
-
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct named_digest *)a)->name,
-                  ((const struct named_digest *)b)->name);
+    return strcmp(((const struct weights_digest *)a)->name,
+                  ((const struct weights_digest *)b)->name);
 }
 
-static struct sha256 hash_of_all(struct named_digest *all, size_t n)
+static void digests_add(struct weights_digests *d, const char *name,
+                        const struct sha256 *digest)
 {
-    qsort(all, n, sizeof *all, by_name);
+    d->of = xrealloc(d->of, (d->n + 1) * sizeof *d->of);
+    struct weights_digest *to = &d->of[d->n++];
+    *to = (struct weights_digest){.digest = *digest};
+    snprintf(to->name, sizeof to->name, "%s", name);
+}
+
+struct sha256 weights_digests_hash(struct weights_digests *d)
+{
+    qsort(d->of, d->n, sizeof *d->of, by_name);
     struct sha256_ctx *hash = sha256_begin();
-    for (size_t i = 0; i < n; i++)
-        sha256_field(hash, "tensor", all[i].digest.b, sizeof all[i].digest.b);
+    for (size_t i = 0; i < d->n; i++)
+        sha256_field(hash, "tensor", d->of[i].digest.b, sizeof d->of[i].digest.b);
     return sha256_end(hash);
+}
+
+void weights_digests_deinit(struct weights_digests *d)
+{
+    free(d->of);
+    *d = (struct weights_digests){0};
 }
 
 /* Each rank has its own. */
@@ -686,22 +641,24 @@ static void warn_of_bad(const struct loader *ld)
 
 static int load_all(struct loader *ld)
 {
-    struct named_digest *all = xcalloc(ld->set.list.n, sizeof *all);
+    struct weights_digests own = {0};
+    struct weights_digests *all = ld->o->digests != NULL ? ld->o->digests : &own;
     int rc = 0;
     bool all_parts = ld->o->part == WEIGHTS_ALL;
     if (all_parts)
         progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->bytes_all);
     for (size_t i = 0; i < ld->set.list.n && rc == 0; i++) {
-        all[i].name = ld->set.list.items[i].name;
-        rc = load_tensor(ld, i, &all[i].digest);
+        struct sha256 digest;
+        rc = load_tensor(ld, i, &digest);
+        digests_add(all, ld->set.list.items[i].name, &digest);
     }
     if (all_parts)
         progress_end(&ld->progress);
     if (rc == 0 && ld->n_bad > 0 && all_parts)
         warn_of_bad(ld);
     if (rc == 0)
-        ld->w->hash = hash_of_all(all, ld->set.list.n);
-    free(all);
+        ld->w->hash = weights_digests_hash(all);
+    weights_digests_deinit(&own);
     return rc == 0 ? load_vectors(ld) : rc;
 }
 
@@ -716,8 +673,9 @@ static int make_scratch(struct loader *ld)
                                                              : t->rows;
         size_t bytes = (size_t)rows * c.row_bytes;
         enum slot s = t->parts[0].slot;
-        enum dtype to = slot_is_matrix(s) ? packed_from(ld->w->dtype)
-                                          : table_dtype(ld, &ld->set.src[i]);
+        enum dtype to = slot_is_matrix(s)
+                            ? packed_from(ld->w->dtype)
+                            : tensor_table_dtype(&ld->set.src[i], ld->w->dtype);
         raw = bytes > raw ? bytes : raw;
         if (!slot_is_vector(s) && ld->set.src[i].dtype != to &&
             (size_t)rows * (size_t)t->cols > wide)
@@ -754,6 +712,8 @@ static void release_files(struct loader *ld)
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
                  const struct weights_opts *o, struct err *err)
 {
+    if (pack_file_is(source))
+        return weights_packed_load(out, source, cfg, o, err);
     *out = (struct weights){.impl = xcalloc(1, sizeof(struct holdings)),
                             .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
     struct err local;
@@ -795,6 +755,8 @@ int weights_load(struct weights *out, const char *source, const struct model_con
 void weights_unload(struct weights *w, struct device *dev)
 {
     struct holdings *h = w->impl;
+    if (w->packed != NULL)
+        weights_packed_unload(w);
     if (h == NULL)
         return;
     for (int i = 0; i < h->n_layers; i++) {

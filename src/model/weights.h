@@ -6,7 +6,8 @@
  *
  * Three sources feed the same code: a Hugging Face folder (safetensors, single or sharded), a GGUF
  * file (whose quantised tensors are decoded block by block), and a seeded generator ("synth:SHAPE"),
- * which gives every tensor the same bits on every machine. */
+ * which gives every tensor the same bits on every machine.  A packed file (pack_file.h) is the fourth
+ * source: it holds what the other three end as, so it is read and not converted. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -34,6 +35,8 @@ struct layer_weights {
 };
 
 struct layer_source;
+struct weights_packed;
+struct io;
 
 /* The element types of a checkpoint, and how many tensors have each. */
 struct weights_types {
@@ -60,7 +63,22 @@ struct weights {
     struct weights_types types; /* of the tensors in the checkpoint */
     struct sha256 hash;         /* of every tensor's name, type, shape and bytes */
     void *impl;                 /* owns the memory and the mappings */
+    struct weights_packed
+        *packed; /* owns them where they come from a packed file; else NULL */
 };
+
+/* The hash of each tensor that was loaded: a model that is loaded in pieces has the hash of one
+ * that is loaded at once.  All zero is empty. */
+struct weights_digests {
+    size_t n;
+    struct weights_digest {
+        char name[96];
+        struct sha256 digest;
+    } * of;
+};
+/* struct weights.hash of a model with these tensors. Sorts them. */
+struct sha256 weights_digests_hash(struct weights_digests *d);
+void weights_digests_deinit(struct weights_digests *d);
 
 /* How matrices are held. */
 enum weights_held {
@@ -89,6 +107,9 @@ struct weights_opts {
     enum weights_held held;
     enum weights_part part;
     int layer; /* WEIGHTS_OF_LAYER */
+    /* Gets the hash of each tensor; weights.hash is then that of all tensors in it.  NULL: nobody. */
+    struct weights_digests *digests;
+    struct io *io; /* reads a packed file; borrowed.  NULL: the machine's best way */
 };
 
 /* Loads and packs everything.  `source` is a folder, a GGUF file, or "synth:SHAPE".  Errors name file and tensor:
@@ -120,6 +141,10 @@ int weights_describe(struct weights_info *out, const char *source,
                      const struct model_config *cfg, enum dtype synth_dtype,
                      struct err *err);
 void weights_info_deinit(struct weights_info *info);
+/* out = the types of the rows of embeddings and of learned positions on a device where matrices are
+ * held as `held`; `held` where there is no such table.  Not of a packed file. */
+void weights_table_types(const struct weights_info *info, enum dtype held,
+                         enum dtype out[2]);
 
 /* Writes DIR/config.json and DIR/model.safetensors with the generator's weights for `cfg`; the
  * tensors equal those of synth:SHAPE bit for bit.  More than 4 GB become several files.  When it

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "model/pack_file.h"
 #include "model/weights.h"
 
 #define SYNTH_PREFIX "synth:"
@@ -97,10 +98,62 @@ void tensor_set_close(struct tensor_set *set)
 
 /* --- describing --------------------------------------------------------------------------- */
 
+/* Packed matrices have the type that they are held in; tables their own; norms and biases are f32. */
+static enum dtype packed_type(const struct pack_file *f, enum slot s)
+{
+    if (slot_is_table(s))
+        return f->table_dtype[s == SLOT_EMBED ? 0 : 1];
+    return slot_is_matrix(s) ? f->dtype : DTYPE_F32;
+}
+
+static int describe_packed(struct weights_info *out, const char *source,
+                           const struct model_config *cfg, struct err *err)
+{
+    struct tensor_set *set = xcalloc(1, sizeof *set);
+    struct pack_file f;
+    *out = (struct weights_info){.impl = set};
+    tensor_list_make(&set->list, cfg);
+    int rc = pack_file_open(&f, source, err);
+    out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
+    for (size_t i = 0; rc == 0 && i < set->list.n; i++) {
+        const struct tensor_spec *t = &set->list.items[i];
+        enum dtype type = packed_type(&f, t->parts[0].slot);
+        uint64_t n = (uint64_t)(t->rows * t->cols);
+        /* q8: 32 numbers and a scale of 16 bits. */
+        uint64_t bytes = type == DTYPE_Q8 ? n + n / 16 : n * dtype_bytes(type);
+        out->tensors[out->n_tensors++] = (struct tensor_info){.name = t->name,
+                                                              .file = source,
+                                                              .type = dtype_name(type),
+                                                              .n_dims = t->n_dims,
+                                                              .rows = t->rows,
+                                                              .cols = t->cols,
+                                                              .bytes = bytes};
+    }
+    if (rc == 0) {
+        out->dtype = f.dtype;
+        out->bytes = f.file_bytes;
+        for (size_t i = 0; i < out->n_tensors; i++) {
+            struct weights_types *types = &out->types;
+            int k = 0;
+            while (k < types->n && types->of[k].name != out->tensors[i].type)
+                k++;
+            types->of[k].name = out->tensors[i].type;
+            types->of[k].n_tensors++;
+            types->n = k == types->n ? k + 1 : types->n;
+        }
+    }
+    pack_file_close(&f);
+    if (rc != 0)
+        weights_info_deinit(out);
+    return rc;
+}
+
 int weights_describe(struct weights_info *out, const char *source,
                      const struct model_config *cfg, enum dtype synth_dtype,
                      struct err *err)
 {
+    if (pack_file_is(source))
+        return describe_packed(out, source, cfg, err);
     struct tensor_set *set = xmalloc(sizeof *set);
     *out = (struct weights_info){.impl = set};
     int rc = tensor_set_open(set, source, cfg, synth_dtype, err);
@@ -129,6 +182,18 @@ int weights_describe(struct weights_info *out, const char *source,
         out->bytes += out->tensors[i].bytes;
     }
     return 0;
+}
+
+void weights_table_types(const struct weights_info *info, enum dtype held,
+                         enum dtype out[2])
+{
+    const struct tensor_set *set = info->impl;
+    out[0] = out[1] = held == DTYPE_Q8 ? DTYPE_F32 : held;
+    for (size_t i = 0; i < set->list.n; i++) {
+        enum slot s = set->list.items[i].parts[0].slot;
+        if (slot_is_table(s))
+            out[s == SLOT_EMBED ? 0 : 1] = tensor_table_dtype(&set->src[i], held);
+    }
 }
 
 void weights_info_deinit(struct weights_info *info)

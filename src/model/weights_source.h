@@ -101,6 +101,12 @@ void tensor_set_close(struct tensor_set *set);
 /* Leaves a part of the tensors in the set. */
 void tensor_set_keep(struct tensor_set *set, enum weights_part part, int layer);
 
+/* The type of a table's rows on a device where matrices are held as `held`. */
+static inline enum dtype tensor_table_dtype(const struct tensor_src *src, enum dtype held)
+{
+    return tensor_src_is_quantised(src) && held != DTYPE_F32 ? DTYPE_BF16 : src->dtype;
+}
+
 /* Rows [row, row + n_rows) of the tensor that the generator gives the name of t, in type `dtype`.
  * A pure function of name, shape, type and row: any thread, any order, any machine. */
 void synth_fill(const struct tensor_spec *t, enum dtype dtype, bool norm_plus_one,

@@ -15,7 +15,7 @@ MAY = {
     "src/jinja": ["format", "base"],
     "src/policy": ["base"],
     "src/report": ["policy", "base"],
-    "src/model": ["tensor", "jinja", "format", "base"],
+    "src/model": ["io", "tensor", "jinja", "format", "base"],
     "src/kvcache": ["policy", "tensor", "base"],
     "src/store": ["policy", "io", "base"],
     "src/state": ["model", "kvcache", "store", "policy", "tensor", "io", "base"],

@@ -1,0 +1,120 @@
+/* cmd_model_pack.c - hcache model pack: a model in the layout of the device that computes with
+ * it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "apps/cmds.h"
+#include "apps/engine_options.h"
+#include "apps/option_tables.h"
+#include "base/clock.h"
+#include "base/cpus.h"
+#include "base/pool.h"
+#include "format/json.h"
+#include "model/pack_write.h"
+#include "tensor/group.h"
+
+struct pack_args {
+    const char *source, *out;
+    const char *weights, *device, *isa, *cuda_ranks;
+    int threads, ranks;
+    bool json;
+};
+
+static const struct opt pack_positionals[] = {
+    {"MODEL_DIR", OPT(struct pack_args, source), .required = true,
+     .help = "a Hugging Face folder, a GGUF file, or synth:SHAPE"},
+    {0},
+};
+static const struct opt pack_options[] = {
+    {"out", OPT(struct pack_args, out), .arg = "FILE", .required = true,
+     .help = "the file to write; it must not exist yet"},
+    {"weights", OPT(struct pack_args, weights), .choices = engine_weights,
+     .def = "checkpoint",
+     .help = "how matrices are held, as run --weights says: the file has them so"},
+    {"device", OPT(struct pack_args, device), .choices = engine_devices, .def = "cpu",
+     .help = "the device that the file is for: each has a layout of its own"},
+    {"tensor-parallel", OPT(struct pack_args, ranks), .arg = "N", .def = "1", .min = 1,
+     .max = HCACHE_MAX_DEVICES, .help = "the number of ranks that the file is for"},
+    {"isa", OPT(struct pack_args, isa), .arg = "NAME",
+     .help = "kernels of the CPU, for tests; the file is the same with all of them"},
+    {"cuda-ranks", OPT(struct pack_args, cuda_ranks), .choices = engine_ranks, .def = "own",
+     .help = "shared: all ranks compute on the first GPU, for tests"},
+    {"threads", OPT(struct pack_args, threads), .arg = "N", .def = "0", .min = 0,
+     .max = 1024,
+     .help = "compute threads; 0 is one for each processor that the process may use"},
+    {"json", OPT(struct pack_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd pack_cmd = {
+    .name = "model pack",
+    .summary =
+        "Writes a model as one file in the layout that a device computes with, layer by "
+        "layer, with its configuration, tokenizer and chat template. run, serve and ppl "
+        "take "
+        "the file like a folder. They start faster from it, and --weights-memory needs it.",
+    .positionals = pack_positionals,
+    .options = pack_options,
+    .examples = "  hcache model pack synth:llama-2-7b --out /var/tmp/7b.packed\n"
+                "  hcache model pack MODEL_DIR --weights q8 --out model.q8.packed\n",
+    .values_bytes = sizeof(struct pack_args),
+};
+const struct opt_cmd *const options_of_model_pack = &pack_cmd;
+
+static int pack(const struct pack_args *a, struct pack_result *r, struct err *e)
+{
+    struct pool *pool = NULL;
+    struct device *dev = NULL;
+    const struct device_opts d = {.isa = a->isa, .cuda_ranks = a->cuda_ranks};
+    int rc = pool_create(a->threads > 0 ? a->threads : cpus_usable(), &pool, e);
+    if (rc == 0)
+        rc = group_open(a->device, &d, a->ranks, 1, pool, &dev, e);
+    if (rc == 0)
+        rc = pack_write(a->source, a->out, dev, a->weights, r, e);
+    device_close(dev);
+    pool_destroy(pool);
+    return rc;
+}
+
+static void print(const struct pack_args *a, const struct pack_result *r, double seconds)
+{
+    char id[65];
+    sha256_hex(&r->hash, id);
+    if (!a->json) {
+        printf("%s: %d layers of %s for '%s', %.1f MB in %.1f s\n", a->out, r->n_layers,
+               dtype_name(r->dtype), r->layout, (double)r->bytes / 1e6, seconds);
+        return;
+    }
+    struct json *o = json_new_object();
+    json_put_int(o, "bytes", (int64_t)r->bytes);
+    json_put_int(o, "layers", r->n_layers);
+    json_put_string(o, "layout", r->layout);
+    json_put_string(o, "weights", dtype_name(r->dtype));
+    json_put_string(o, "weights_id", id);
+    json_put_real(o, "seconds", seconds);
+    char *text = json_text(o, 0);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+int cmd_model_pack(int argc, char **argv)
+{
+    struct pack_args a;
+    struct opt_parsed *parsed;
+    struct err e = {0};
+    struct pack_result r;
+    int code;
+    if (!opt_begin(&pack_cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    int64_t start = clock_now_ns();
+    code = pack(&a, &r, &e);
+    if (code == 0) {
+        print(&a, &r, (double)(clock_now_ns() - start) / 1e9);
+    } else {
+        fprintf(stderr, "hcache %s: %s\n", pack_cmd.name, e.msg);
+        code = e.code == ERR_USAGE || e.code == ERR_NOT_FOUND ? 2 : 1;
+    }
+    opt_end(parsed);
+    return code;
+}

@@ -1,0 +1,460 @@
+/* pack_file.c - see pack_file.h. */
+#include "model/pack_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/json.h"
+
+#define MAGIC "hcpacked"
+
+/* Places in the header. */
+enum {
+    H_MAGIC = 0,
+    H_VERSION = 8,
+    H_FILE_BYTES = 16,
+    H_TEXT_BYTES = 24,
+    H_TEXT_SUM = 32,
+    H_SUMS_AT = 40,
+    H_N_SUMS = 48,
+    H_SUMS_SUM = 56,
+    H_HASH = 64,
+    H_SUM = PACK_ALIGN - 8,
+    TEXT_AT = PACK_ALIGN,
+};
+
+#define TEXT_MAX_BYTES   ((uint64_t)64 << 20)
+#define MEMBER_MAX_BYTES ((uint64_t)1 << 30)
+enum { MAX_LAYERS = 1 << 16 };
+
+static uint64_t aligned(uint64_t n)
+{
+    return round_up(n, PACK_ALIGN);
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+bool pack_file_is(const char *path)
+{
+    struct stat st;
+    char first[8];
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool yes = fd >= 0 && read(fd, first, sizeof first) == (ssize_t)sizeof first &&
+               memcmp(first, MAGIC, sizeof first) == 0;
+    if (fd >= 0)
+        close(fd);
+    return yes;
+}
+
+static int read_at(const struct pack_file *f, int fd, void *out, size_t n, uint64_t at,
+                   struct err *err)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t k = pread(fd, (uint8_t *)out + done, n - done, (off_t)(at + done));
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k < 0)
+            return err_set(err, -errno, "%s: %s", f->path, strerror(errno));
+        if (k == 0)
+            return err_set(err, ERR_CORRUPT, "%s: is cut short", f->path);
+        done += (size_t)k;
+    }
+    return 0;
+}
+
+static int damaged(const struct pack_file *f, const char *what, struct err *err)
+{
+    return err_set(err, ERR_CORRUPT, "%s: %s is damaged: pack the model again", f->path,
+                   what);
+}
+
+/* A run of bytes lies in the file, behind the header. */
+static bool is_inside(const struct pack_file *f, uint64_t at, uint64_t bytes)
+{
+    return at >= PACK_ALIGN && at <= f->file_bytes && bytes <= f->file_bytes - at;
+}
+
+static int read_types(struct pack_file *f, const struct json *o, struct err *err)
+{
+    const struct json *list;
+    int rc = json_get_array(o, "types", &list, err);
+    size_t room = sizeof f->types.of / sizeof f->types.of[0];
+    for (size_t i = 0; rc == 0 && i < json_count(list) && i < room; i++) {
+        const struct json *t = json_at(list, i);
+        int64_t n = 0;
+        rc = json_get_string(t, "name", &f->types.of[i].name, err);
+        if (rc == 0)
+            rc = json_get_int(t, "tensors", 0, 1 << 24, &n, err);
+        if (rc == 0)
+            rc = json_get_bool(t, "quantised", &f->types.of[i].quantised, err);
+        f->types.of[i].n_tensors = (int)n;
+        f->types.n = (int)i + 1;
+    }
+    return rc;
+}
+
+static int read_members(struct pack_file *f, const struct json *o, struct err *err)
+{
+    const struct json *list;
+    int rc = json_get_array(o, "files", &list, err);
+    f->n_members = rc == 0 ? json_count(list) : 0;
+    f->members = xcalloc(f->n_members + 1, sizeof *f->members);
+    for (size_t i = 0; rc == 0 && i < f->n_members; i++) {
+        struct pack_member *m = &f->members[i];
+        const struct json *o1 = json_at(list, i);
+        int64_t at = 0, bytes = 0, file_bytes = 0;
+        const char *sum = NULL;
+        rc = json_get_string(o1, "name", &m->name, err);
+        if (rc == 0)
+            rc = json_get_int(o1, "at", 0, INT64_MAX, &at, err);
+        if (rc == 0)
+            rc = json_get_int(o1, "bytes", 0, (int64_t)MEMBER_MAX_BYTES, &bytes, err);
+        if (rc == 0)
+            rc = json_get_int(o1, "file_bytes", 0, INT64_MAX, &file_bytes, err);
+        if (rc == 0)
+            rc = json_get_string(o1, "checksum", &sum, err);
+        if (rc != 0)
+            return rc;
+        m->at = (uint64_t)at;
+        m->bytes = (uint64_t)bytes;
+        m->file_bytes = (uint64_t)file_bytes;
+        m->sum = strtoull(sum, NULL, 16);
+        if (!is_inside(f, m->at, m->bytes))
+            return damaged(f, "the place of a file in it", err);
+    }
+    return rc;
+}
+
+static int read_parts(struct pack_file *f, const struct json *o, struct err *err)
+{
+    const struct json *list;
+    size_t n_sums = 0;
+    int rc = json_get_array(o, "parts", &list, err);
+    if (rc != 0)
+        return rc;
+    f->n_parts = json_count(list);
+    if (f->n_parts != pack_streamed_part(f->n_layers))
+        return damaged(f, "its list of parts", err);
+    f->parts = xcalloc(f->n_parts, sizeof *f->parts);
+    for (size_t i = 0; i < f->n_parts; i++) {
+        struct pack_part *p = &f->parts[i];
+        int64_t at = 0, bytes = 0;
+        rc = json_get_int(json_at(list, i), "at", 0, INT64_MAX, &at, err);
+        if (rc == 0)
+            rc = json_get_int(json_at(list, i), "bytes", 0, INT64_MAX, &bytes, err);
+        if (rc != 0)
+            return rc;
+        *p = (struct pack_part){(uint64_t)at, (uint64_t)bytes, n_sums};
+        n_sums += pack_part_sums(p);
+        if (!is_inside(f, p->at, p->bytes) || p->at % PACK_ALIGN != 0 ||
+            p->bytes % PACK_ALIGN != 0)
+            return damaged(f, "the place of a part", err);
+    }
+    return n_sums == f->n_sums ? 0 : damaged(f, "its number of checksums", err);
+}
+
+static int read_dtype(const struct json *o, const char *key, enum dtype *out,
+                      struct err *err)
+{
+    const char *name;
+    int rc = json_get_string(o, key, &name, err);
+    if (rc != 0)
+        return rc;
+    *out = DTYPE_Q8;
+    if (strcmp(name, dtype_name(DTYPE_Q8)) == 0 || dtype_parse(name, out) == 0)
+        return 0;
+    return err_set(err, ERR_FORMAT, "'%s' is '%s'", key, name);
+}
+
+static int read_text(struct pack_file *f, const struct json *o, struct err *err)
+{
+    const char *layout = NULL;
+    int64_t n_layers = 0;
+    int rc;
+    if ((rc = json_get_string(o, "layout", &layout, err)) != 0 ||
+        (rc = json_get_int(o, "layers", 1, MAX_LAYERS, &n_layers, err)) != 0 ||
+        (rc = read_dtype(o, "weights", &f->dtype, err)) != 0 ||
+        (rc = read_dtype(o, "source_type", &f->file_dtype, err)) != 0 ||
+        (rc = read_dtype(o, "embeddings", &f->table_dtype[0], err)) != 0 ||
+        (rc = read_dtype(o, "positions", &f->table_dtype[1], err)) != 0 ||
+        (rc = json_get_bool(o, "any_context", &f->any_context, err)) != 0 ||
+        (rc = json_get_string(o, "source", &f->source, err)) != 0 ||
+        (rc = json_get_string(o, "note", &f->note, err)) != 0)
+        return rc;
+    for (int i = 0; i < 2; i++)
+        if (f->table_dtype[i] == DTYPE_Q8 || f->file_dtype == DTYPE_Q8)
+            return damaged(f, "its description", err);
+    f->n_layers = (int)n_layers;
+    snprintf(f->layout, sizeof f->layout, "%s", layout);
+    rc = read_types(f, o, err);
+    if (rc == 0)
+        rc = read_members(f, o, err);
+    return rc == 0 ? read_parts(f, o, err) : rc;
+}
+
+static int check_header(struct pack_file *f, const uint8_t *h, uint64_t size,
+                        struct err *err)
+{
+    if (memcmp(h, MAGIC, 8) != 0)
+        return err_set(err, ERR_FORMAT, "%s: is no packed model", f->path);
+    if (checksum64(h, H_SUM) != get_u64(h + H_SUM))
+        return damaged(f, "its header", err);
+    if (get_u32(h + H_VERSION) != PACK_VERSION)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: is a packed model of version %" PRIu32
+                       ", and this program reads version %d: pack the model again",
+                       f->path, get_u32(h + H_VERSION), PACK_VERSION);
+    f->file_bytes = get_u64(h + H_FILE_BYTES);
+    if (size != f->file_bytes)
+        return err_set(err, ERR_CORRUPT,
+                       "%s: has %" PRIu64 " bytes, and its header says %" PRIu64
+                       ": the file is cut short or changed; pack the model again",
+                       f->path, size, f->file_bytes);
+    memcpy(f->hash.b, h + H_HASH, sizeof f->hash.b);
+    return 0;
+}
+
+static int read_sums(struct pack_file *f, int fd, const uint8_t *h, struct err *err)
+{
+    uint64_t at = get_u64(h + H_SUMS_AT), n = get_u64(h + H_N_SUMS);
+    if (n > f->file_bytes / 8 || !is_inside(f, at, 8 * n))
+        return damaged(f, "its table of checksums", err);
+    uint8_t *le = mem_try((size_t)n * 8 + 1);
+    f->sums = mem_try(((size_t)n + 1) * sizeof *f->sums);
+    int rc = le == NULL || f->sums == NULL
+                 ? err_set(err, -ENOMEM, "%s: no memory for its checksums", f->path)
+                 : read_at(f, fd, le, (size_t)n * 8, at, err);
+    if (rc == 0 && checksum64(le, (size_t)n * 8) != get_u64(h + H_SUMS_SUM))
+        rc = damaged(f, "its table of checksums", err);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        f->sums[i] = get_u64(le + 8 * i);
+    f->n_sums = (size_t)n;
+    free(le);
+    return rc;
+}
+
+static int read_description(struct pack_file *f, int fd, const uint8_t *h, struct err *err)
+{
+    uint64_t n = get_u64(h + H_TEXT_BYTES);
+    if (n > TEXT_MAX_BYTES || !is_inside(f, TEXT_AT, n))
+        return damaged(f, "its header", err);
+    char *text = xmalloc((size_t)n + 1);
+    struct json *root = NULL;
+    int rc = read_at(f, fd, text, (size_t)n, TEXT_AT, err);
+    if (rc == 0 && checksum64(text, (size_t)n) != get_u64(h + H_TEXT_SUM))
+        rc = damaged(f, "its description", err);
+    if (rc == 0)
+        rc = json_parse(&root, text, (size_t)n, f->path, err);
+    f->json = root;
+    free(text);
+    return rc == 0 ? read_text(f, root, err) : rc;
+}
+
+int pack_file_open(struct pack_file *out, const char *path, struct err *err)
+{
+    uint8_t h[PACK_ALIGN];
+    struct stat st;
+    *out = (struct pack_file){.path = xstrdup(path)};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int rc = fd < 0 || fstat(fd, &st) != 0 ? -errno : 0;
+    if (rc != 0)
+        err_set(err, rc, "%s: %s", path, strerror(-rc));
+    else if (!S_ISREG(st.st_mode))
+        rc = err_set(err, ERR_FORMAT, "%s: is no packed model", path);
+    if (rc == 0)
+        rc = read_at(out, fd, h, sizeof h, 0, err);
+    if (rc == 0)
+        rc = check_header(out, h, (uint64_t)st.st_size, err);
+    if (rc == 0)
+        rc = read_sums(out, fd, h, err);
+    if (rc == 0)
+        rc = read_description(out, fd, h, err);
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+void pack_file_close(struct pack_file *f)
+{
+    json_free(f->json);
+    free(f->members);
+    free(f->parts);
+    free(f->sums);
+    free(f->path);
+    *f = (struct pack_file){0};
+}
+
+int pack_member_read(const struct pack_file *f, const char *name, char **out, size_t *n,
+                     uint64_t *file_bytes, struct err *err)
+{
+    for (size_t i = 0; i < f->n_members; i++) {
+        const struct pack_member *m = &f->members[i];
+        if (strcmp(m->name, name) != 0)
+            continue;
+        char *bytes = mem_try((size_t)m->bytes + 1);
+        int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+        int rc = fd < 0 ? err_set(err, -errno, "%s: %s", f->path, strerror(errno)) : 0;
+        if (rc == 0 && bytes == NULL)
+            rc = err_set(err, -ENOMEM, "%s: no memory for '%s'", f->path, name);
+        if (rc == 0)
+            rc = read_at(f, fd, bytes, (size_t)m->bytes, m->at, err);
+        if (rc == 0 && checksum64(bytes, (size_t)m->bytes) != m->sum)
+            rc = damaged(f, name, err);
+        if (fd >= 0)
+            close(fd);
+        if (rc != 0) {
+            free(bytes);
+            return rc;
+        }
+        bytes[m->bytes] = 0;
+        *out = bytes;
+        *n = (size_t)m->bytes;
+        if (file_bytes != NULL)
+            *file_bytes = m->file_bytes;
+        return 0;
+    }
+    return err_set(err, -ENOENT, "%s: has no '%s' in it", f->path, name);
+}
+
+int model_file_read(const char *source, const char *name, size_t max_bytes, char **out,
+                    size_t *n, struct err *err)
+{
+    if (!pack_file_is(source)) {
+        char *path = xasprintf("%s/%s", source, name);
+        int rc = file_read_regular(path, max_bytes, out, n, err);
+        free(path);
+        return rc;
+    }
+    struct pack_file f;
+    int rc = pack_file_open(&f, source, err);
+    if (rc == 0)
+        rc = pack_member_read(&f, name, out, n, NULL, err);
+    if (rc == 0 && *n > max_bytes) {
+        free(*out);
+        rc = err_set(err, ERR_LIMIT, "%s: '%s' has more than %zu bytes", source, name,
+                     max_bytes);
+    }
+    pack_file_close(&f);
+    return rc;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+static struct json *describe(const struct pack_file *f)
+{
+    struct json *o = json_new_object(), *types = json_new_array(),
+                *files = json_new_array(), *parts = json_new_array();
+    json_put_string(o, "source", f->source);
+    json_put_string(o, "note", f->note);
+    json_put_string(o, "layout", f->layout);
+    json_put_string(o, "weights", dtype_name(f->dtype));
+    json_put_string(o, "source_type", dtype_name(f->file_dtype));
+    json_put_string(o, "embeddings", dtype_name(f->table_dtype[0]));
+    json_put_string(o, "positions", dtype_name(f->table_dtype[1]));
+    json_put_bool(o, "any_context", f->any_context);
+    json_put_int(o, "layers", f->n_layers);
+    for (int i = 0; i < f->types.n; i++) {
+        struct json *t = json_new_object();
+        json_put_string(t, "name", f->types.of[i].name);
+        json_put_int(t, "tensors", f->types.of[i].n_tensors);
+        json_put_bool(t, "quantised", f->types.of[i].quantised);
+        json_push(types, t);
+    }
+    for (size_t i = 0; i < f->n_members; i++) {
+        const struct pack_member *m = &f->members[i];
+        struct json *t = json_new_object();
+        char sum[20];
+        snprintf(sum, sizeof sum, "%016" PRIx64, m->sum);
+        json_put_string(t, "name", m->name);
+        json_put_int(t, "at", (int64_t)m->at);
+        json_put_int(t, "bytes", (int64_t)m->bytes);
+        json_put_int(t, "file_bytes", (int64_t)m->file_bytes);
+        json_put_string(t, "checksum", sum);
+        json_push(files, t);
+    }
+    for (size_t i = 0; i < f->n_parts; i++) {
+        struct json *t = json_new_object();
+        json_put_int(t, "at", (int64_t)f->parts[i].at);
+        json_put_int(t, "bytes", (int64_t)f->parts[i].bytes);
+        json_push(parts, t);
+    }
+    json_put(o, "types", types);
+    json_put(o, "files", files);
+    json_put(o, "parts", parts);
+    return o;
+}
+
+/* Room for the description: numbers in it get longer as offsets are set. */
+static uint64_t text_room(const struct pack_file *f)
+{
+    struct json *o = describe(f);
+    char *text = json_text(o, 1);
+    uint64_t n = strlen(text) + 20 * 2 * (f->n_parts + f->n_members);
+    free(text);
+    json_free(o);
+    return aligned(n);
+}
+
+void pack_file_lay_out(struct pack_file *f)
+{
+    uint64_t at = TEXT_AT + text_room(f);
+    f->n_sums = 0;
+    for (size_t i = 0; i < f->n_members; i++) {
+        f->members[i].at = at;
+        at += aligned(f->members[i].bytes);
+    }
+    for (size_t i = 0; i < f->n_parts; i++) {
+        CHECK(f->parts[i].bytes % PACK_ALIGN == 0);
+        f->parts[i].first_sum = f->n_sums;
+        f->n_sums += pack_part_sums(&f->parts[i]);
+    }
+    at += aligned(8 * (uint64_t)f->n_sums);
+    for (size_t i = 0; i < f->n_parts; i++) {
+        f->parts[i].at = at;
+        at += f->parts[i].bytes;
+    }
+    f->file_bytes = at;
+}
+
+void pack_file_encode(const struct pack_file *f, const char *const *member_bytes,
+                      uint8_t **out, size_t *n)
+{
+    uint64_t end = f->parts[0].at;
+    uint64_t sums = end - aligned(8 * (uint64_t)f->n_sums);
+    uint8_t *b = xcalloc((size_t)end, 1);
+    struct json *o = describe(f);
+    char *text = json_text(o, 1);
+    size_t n_text = strlen(text);
+    CHECK(TEXT_AT + n_text <= (f->n_members > 0 ? f->members[0].at : sums));
+    memcpy(b + TEXT_AT, text, n_text);
+    for (size_t i = 0; i < f->n_members; i++)
+        memcpy(b + f->members[i].at, member_bytes[i], (size_t)f->members[i].bytes);
+    for (size_t i = 0; i < f->n_sums; i++)
+        put_u64(b + sums + 8 * i, f->sums[i]);
+    memcpy(b, MAGIC, 8);
+    put_u32(b + H_VERSION, PACK_VERSION);
+    put_u64(b + H_FILE_BYTES, f->file_bytes);
+    put_u64(b + H_TEXT_BYTES, n_text);
+    put_u64(b + H_TEXT_SUM, checksum64(text, n_text));
+    put_u64(b + H_SUMS_AT, sums);
+    put_u64(b + H_N_SUMS, f->n_sums);
+    put_u64(b + H_SUMS_SUM, checksum64(b + sums, 8 * f->n_sums));
+    memcpy(b + H_HASH, f->hash.b, sizeof f->hash.b);
+    put_u64(b + H_SUM, checksum64(b, H_SUM));
+    free(text);
+    json_free(o);
+    *out = b;
+    *n = (size_t)end;
+}

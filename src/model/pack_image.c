@@ -1,0 +1,86 @@
+/* pack_image.c - see pack_image.h. */
+#include "model/pack_image.h"
+
+#include <stdio.h>
+
+#include "base/bytes.h"
+#include "model/pack_file.h"
+#include "model/share.h"
+#include "model/weights_slots.h"
+
+/* Matrices and vectors begin at a line of the cache; vectors are read in whole lines. */
+enum { LINE = 64 };
+
+static size_t slot_bytes(const struct image_shape *s, enum slot slot)
+{
+    int n_ranks = s->dev->n_ranks;
+    int64_t rows = share_rows(s->cfg, slot, n_ranks);
+    if (slot_is_vector(slot))
+        return (size_t)round_up((uint64_t)rows * sizeof(float), LINE);
+    if (slot_is_matrix(slot))
+        return s->dev->ops->weight_bytes(s->dtype, rows, share_cols(s->cfg, slot, n_ranks));
+    enum dtype t = s->table_dtype[slot == SLOT_EMBED ? 0 : 1];
+    return (size_t)slot_rows(s->cfg, slot) * (size_t)slot_cols(s->cfg, slot) *
+           dtype_bytes(t);
+}
+
+void image_make(struct image *out, const struct image_shape *s, enum image_kind kind)
+{
+    struct tensor_list list;
+    bool has[N_SLOTS] = {false};
+    tensor_list_make(&list, s->cfg);
+    for (size_t i = 0; i < list.n; i++)
+        for (int k = 0; k < list.items[i].n_parts; k++)
+            has[list.items[i].parts[k].slot] = true;
+    tensor_list_free(&list);
+    *out = (struct image){0};
+    for (enum slot slot = 0; slot < N_SLOTS; slot++) {
+        if (!has[slot] || image_kind_of(slot) != kind)
+            continue;
+        size_t bytes = slot_bytes(s, slot);
+        out->items[out->n++] = (struct image_item){slot, out->bytes, bytes};
+        out->bytes = (size_t)round_up(out->bytes + bytes, LINE);
+    }
+    out->bytes = (size_t)round_up(out->bytes, PACK_ALIGN);
+}
+
+void image_bind(const struct image *im, const struct image_shape *s, const struct buf *mem,
+                struct weights *w, struct layer_weights *l)
+{
+    int n_ranks = s->dev->n_ranks;
+    for (int i = 0; i < im->n; i++) {
+        const struct image_item *it = &im->items[i];
+        uint8_t *at = (uint8_t *)mem->ptr + it->offset;
+        if (slot_is_table(it->slot))
+            *slot_table(w, it->slot) = mat_of(
+                at, s->table_dtype[it->slot == SLOT_EMBED ? 0 : 1],
+                slot_rows(s->cfg, it->slot), slot_cols(s->cfg, it->slot));
+        else if (slot_is_matrix(it->slot))
+            *slot_matrix(w, l, it->slot) = (struct weight){
+                .mem = {at, it->bytes, mem->kind},
+                .dtype = s->dtype,
+                .n = share_rows(s->cfg, it->slot, n_ranks),
+                .k = share_cols(s->cfg, it->slot, n_ranks)};
+        else
+            *slot_vector(w, l, it->slot) = (const float *)(const void *)at;
+    }
+}
+
+const void *image_source(enum slot slot, struct weights *w, struct layer_weights *l)
+{
+    if (slot_is_table(slot))
+        return slot_table(w, slot)->data;
+    if (slot_is_matrix(slot))
+        return slot_matrix(w, l, slot)->mem.ptr;
+    return *slot_vector(w, l, slot);
+}
+
+void image_layout_name(struct stream *s, char *out, size_t n)
+{
+    const char *backend = stream_device(rank_stream(s, 0, 0))->name;
+    int n_ranks = stream_device(s)->n_ranks;
+    if (n_ranks == 1)
+        snprintf(out, n, "%s %d", backend, PACK_LAYOUT_VERSION);
+    else
+        snprintf(out, n, "%s %d, %d ranks", backend, PACK_LAYOUT_VERSION, n_ranks);
+}

@@ -1,0 +1,66 @@
+/* pack_image.h - where each slot lies in an image: the memory of some of a device's weights in
+ * one piece.  Private to src/model.
+ *
+ *   tables     embeddings, learned positions        stage of the embeddings
+ *   head       output head, its bias, final norm    last stage
+ *   streamed   a layer's wq, wo, w_up, w_down       the layer's stage
+ *   kept       a layer's wkv, norms and biases      the layer's stage
+ *
+ * Restores from hidden states need only what is kept.  The streamed image is what a budget may
+ * leave on the disk.  All layers have images of the same shape.
+ *
+ * A slot's bytes are those of the device's layout (ops.h, weight_bytes), so a change of how a
+ * backend packs raises PACK_LAYOUT_VERSION.  In a file the images of a stage's ranks follow one
+ * another. */
+#ifndef MODEL_PACK_IMAGE_H
+#define MODEL_PACK_IMAGE_H
+
+#include "model/weights.h"
+#include "model/weights_names.h"
+
+/* Raised whenever a backend packs matrices in another way, or the order here changes. */
+enum { PACK_LAYOUT_VERSION = 1 };
+
+enum image_kind { IMAGE_TABLES, IMAGE_HEAD, IMAGE_STREAMED, IMAGE_KEPT, N_IMAGE_KINDS };
+
+struct image_item {
+    enum slot slot;
+    size_t offset, bytes;
+};
+
+struct image {
+    int n;
+    struct image_item items[N_SLOTS];
+    size_t bytes; /* of one rank: a multiple of 4096; 0 where it is empty */
+};
+
+/* What the bytes of a slot depend on. */
+struct image_shape {
+    const struct model_config *cfg;
+    struct device *dev;
+    enum dtype dtype;          /* of matrices */
+    enum dtype table_dtype[2]; /* of embeddings and of learned positions */
+};
+
+void image_make(struct image *out, const struct image_shape *s, enum image_kind kind);
+
+/* Points the slots of an image at memory: of w, or of *l where they are a layer's. */
+void image_bind(const struct image *im, const struct image_shape *s, const struct buf *mem,
+                struct weights *w, struct layer_weights *l);
+
+/* Where a slot of w (of *l) lies now, on rank 0. */
+const void *image_source(enum slot slot, struct weights *w, struct layer_weights *l);
+
+/* "cpu 1, 2 ranks": which devices can use an image.  s is a stream of such a device. */
+void image_layout_name(struct stream *s, char *out, size_t n);
+
+static inline enum image_kind image_kind_of(enum slot s)
+{
+    if (slot_is_table(s))
+        return IMAGE_TABLES;
+    if (!slot_is_in_layer(s))
+        return IMAGE_HEAD;
+    return slot_is_matrix(s) && s != SLOT_WKV ? IMAGE_STREAMED : IMAGE_KEPT;
+}
+
+#endif

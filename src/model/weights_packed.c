@@ -1,0 +1,248 @@
+/* weights_packed.c - see weights_packed.h. */
+#include "model/weights_packed.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "model/pack_image.h"
+#include "model/pack_read.h"
+#include "model/share.h"
+
+struct weights_packed {
+    struct pack_file f;
+    struct device *dev;
+    struct buf *mem; /* [f.n_parts] of device memory; empty where a part is not held */
+};
+
+struct loader {
+    struct weights *w;
+    struct weights_packed *p;
+    const struct weights_opts *o;
+    struct image_shape shape;
+    struct image images[N_IMAGE_KINDS];
+    struct pack_reader reader;
+    struct buf staging; /* pinned, for a device that is not read into directly */
+    struct progress progress;
+    uint64_t bytes_done;
+    struct err *err;
+};
+
+static enum image_kind kind_of_part(size_t part)
+{
+    if (part < PACK_LAYERS)
+        return part == PACK_TABLES ? IMAGE_TABLES : IMAGE_HEAD;
+    return (part - PACK_LAYERS) % 2 == 0 ? IMAGE_STREAMED : IMAGE_KEPT;
+}
+
+static int layer_of_part(size_t part)
+{
+    return part < PACK_LAYERS ? 0 : (int)((part - PACK_LAYERS) / 2);
+}
+
+/* The stage that holds a part, by any of its slots. */
+static int stage_of_part(const struct loader *ld, size_t part)
+{
+    const struct image *im = &ld->images[kind_of_part(part)];
+    enum slot s = im->n > 0 ? im->items[0].slot : SLOT_EMBED;
+    return share_stage(ld->shape.cfg, s, layer_of_part(part), ld->o->dev->n_stages);
+}
+
+/* Whether bytes of the file can be read into a device's memory as they are. */
+static bool is_direct(const struct device *d)
+{
+    return d->unified && d->n_ranks == 1;
+}
+
+/* The file belongs to this device, and has the sizes that this program gives its configuration. */
+static int check_fit(struct loader *ld)
+{
+    const struct pack_file *f = &ld->p->f;
+    char layout[PACK_LAYOUT_BYTES];
+    image_layout_name(ld->o->s, layout, sizeof layout);
+    if (strcmp(layout, f->layout) != 0)
+        return err_set(ld->err, ERR_MISMATCH,
+                       "%s: is packed for '%s', and this device needs '%s': pack the model "
+                       "again, for this device",
+                       f->path, f->layout, layout);
+    bool fits = f->n_layers == ld->shape.cfg->n_layers;
+    for (size_t i = 0; fits && i < f->n_parts; i++)
+        fits = f->parts[i].bytes ==
+               ld->images[kind_of_part(i)].bytes * (size_t)ld->o->dev->n_ranks;
+    return fits ? 0
+                : err_set(
+                      ld->err, ERR_MISMATCH,
+                      "%s: its parts have other sizes than its configuration says: it was "
+                      "packed by another version; pack the model again",
+                      f->path);
+}
+
+static int allocate(struct loader *ld)
+{
+    size_t stage_bytes[MAX_STAGES] = {0};
+    const struct pack_file *f = &ld->p->f;
+    int n_stages = ld->o->dev->n_stages, rc = 0;
+    for (size_t i = 0; i < f->n_parts; i++)
+        stage_bytes[stage_of_part(ld, i)] += ld->images[kind_of_part(i)].bytes;
+    for (int k = 0; k < n_stages; k++)
+        ld->w->bytes += stage_bytes[k];
+    if (ld->o->reserve != NULL)
+        rc = ld->o->reserve(ld->o->reserve_arg, stage_bytes, (int)f->n_parts + 1, ld->err);
+    for (size_t i = 0; rc == 0 && i < f->n_parts; i++) {
+        const struct image *im = &ld->images[kind_of_part(i)];
+        if (im->bytes == 0)
+            continue;
+        rc = stage_alloc(ld->o->dev, stage_of_part(ld, i), im->bytes, &ld->p->mem[i],
+                         ld->err);
+        if (rc == 0)
+            image_bind(im, &ld->shape, &ld->p->mem[i], ld->w,
+                       &ld->w->layers[layer_of_part(i)]);
+    }
+    return rc == 0 ? 0 : err_wrap(ld->err, "weights of %s", f->path);
+}
+
+/* A part that was read into pinned memory goes up, each rank's image to the rank. */
+static int upload(struct loader *ld, size_t part)
+{
+    const struct image *im = &ld->images[kind_of_part(part)];
+    int rc = 0, stage = stage_of_part(ld, part);
+    for (int rank = 0; rc == 0 && rank < ld->o->dev->n_ranks; rank++)
+        rc = stream_copy(rank_stream(ld->o->s, stage, rank),
+                         rank_address(ld->o->dev, ld->p->mem[part].ptr, rank),
+                         (uint8_t *)ld->staging.ptr + (size_t)rank * im->bytes, im->bytes);
+    if (rc == 0)
+        rc = stream_sync(ld->o->s);
+    return rc == 0 ? 0 : err_set(ld->err, rc, "weights: copying up: %s", err_name(rc));
+}
+
+static int make_staging(struct loader *ld)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < ld->p->f.n_parts; i++)
+        most = ld->p->f.parts[i].bytes > most ? ld->p->f.parts[i].bytes : most;
+    return buf_alloc(ld->o->dev, MEM_PINNED, (size_t)most, &ld->staging, ld->err);
+}
+
+static int take(struct loader *ld, const struct pack_job *j)
+{
+    ld->bytes_done += ld->p->f.parts[j->part].bytes;
+    progress_at(&ld->progress, ld->bytes_done);
+    if (j->rc != 0 && ld->err != NULL)
+        *ld->err = j->err;
+    return j->rc;
+}
+
+/* Two parts are under way at a time, so that the disk never waits for this thread. */
+static int read_direct(struct loader *ld)
+{
+    const struct pack_file *f = &ld->p->f;
+    struct pack_job jobs[2] = {{0}, {0}}, *done;
+    size_t next = 0;
+    int n_busy = 0, rc = 0;
+    bool busy[2] = {false, false};
+    unsigned n;
+    while (rc == 0 && (next < f->n_parts || n_busy > 0)) {
+        for (int i = 0; i < 2 && next < f->n_parts; i++) {
+            if (busy[i])
+                continue;
+            busy[i] = pack_reader_begin(&ld->reader, &jobs[i], next, ld->p->mem[next].ptr);
+            n_busy += busy[i];
+            next++;
+        }
+        if (n_busy == 0)
+            continue;
+        rc = pack_reader_step(&ld->reader, -1, &n, &done, ld->err);
+        if (rc == 0 && done != NULL) {
+            busy[done - jobs] = false;
+            n_busy--;
+            rc = take(ld, done);
+        }
+    }
+    pack_reader_close(&ld->reader); /* before the memory that it reads into */
+    pack_job_deinit(&jobs[0]);
+    pack_job_deinit(&jobs[1]);
+    return rc;
+}
+
+static int read_staged(struct loader *ld)
+{
+    int rc = make_staging(ld);
+    for (size_t i = 0; rc == 0 && i < ld->p->f.n_parts; i++) {
+        if (ld->p->f.parts[i].bytes == 0)
+            continue;
+        rc = pack_reader_read(&ld->reader, i, ld->staging.ptr, ld->err);
+        if (rc == 0)
+            rc = upload(ld, i);
+        ld->bytes_done += ld->p->f.parts[i].bytes;
+        progress_at(&ld->progress, ld->bytes_done);
+    }
+    pack_reader_close(&ld->reader);
+    buf_free(ld->o->dev, &ld->staging);
+    return rc;
+}
+
+static int read_all(struct loader *ld)
+{
+    progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->p->f.file_bytes);
+    int rc = pack_reader_open(&ld->reader, &ld->p->f, ld->o->io, ld->err);
+    if (rc != 0)
+        pack_reader_close(&ld->reader);
+    else
+        rc = is_direct(ld->o->dev) ? read_direct(ld) : read_staged(ld);
+    progress_end(&ld->progress);
+    return rc;
+}
+
+int weights_packed_load(struct weights *out, const char *source,
+                        const struct model_config *cfg, const struct weights_opts *o,
+                        struct err *err)
+{
+    struct err local;
+    struct weights_packed *p = xcalloc(1, sizeof *p);
+    struct loader ld = {.w = out, .p = p, .o = o, .err = err != NULL ? err : &local};
+    CHECK(o->part == WEIGHTS_ALL);
+    *out = (struct weights){.packed = p,
+                            .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
+    p->dev = o->dev;
+    int rc = pack_file_open(&p->f, source, ld.err);
+    if (rc == 0) {
+        p->mem = xcalloc(p->f.n_parts, sizeof *p->mem);
+        out->dtype = p->f.dtype;
+        out->file_dtype = p->f.file_dtype;
+        out->types = p->f.types;
+        out->hash = p->f.hash;
+        ld.shape = (struct image_shape){
+            .cfg = cfg,
+            .dev = o->dev,
+            .dtype = p->f.dtype,
+            .table_dtype = {p->f.table_dtype[0], p->f.table_dtype[1]}};
+        rc = share_check(cfg, o->dev->n_ranks, o->dev->n_stages, p->f.dtype == DTYPE_Q8,
+                         ld.err);
+    }
+    for (int k = 0; rc == 0 && k < N_IMAGE_KINDS; k++)
+        image_make(&ld.images[k], &ld.shape, (enum image_kind)k);
+    if (rc == 0)
+        rc = check_fit(&ld);
+    if (rc == 0)
+        rc = allocate(&ld);
+    if (rc == 0)
+        rc = read_all(&ld);
+    if (rc != 0)
+        weights_unload(out, o->dev);
+    return rc;
+}
+
+void weights_packed_unload(struct weights *w)
+{
+    struct weights_packed *p = w->packed;
+    for (size_t i = 0; p->mem != NULL && i < p->f.n_parts; i++)
+        buf_free(p->dev, &p->mem[i]);
+    free(p->mem);
+    pack_file_close(&p->f);
+    free(p);
+    free(w->layers);
+    *w = (struct weights){0};
+}

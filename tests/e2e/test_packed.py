@@ -1,0 +1,93 @@
+"""A packed file wherever a folder is taken: the same answers to the bit, the same saved state, and little memory to make it."""
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(HERE, "..", "..")
+sys.path[:0] = [HERE, os.path.join(ROOT, "tools", "golden")]
+import hf_to_gguf  # noqa: E402
+from serve_client import Server  # noqa: E402
+from tap import PATIENCE, check, end, equal  # noqa: E402
+
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+DEMO = "models/demo"
+tmp = tempfile.mkdtemp(prefix="hcache-packed.")
+
+
+def path(name):
+    return os.path.join(tmp, name)
+
+
+def hc(*words, given=None):
+    p = subprocess.run([HC, *words], input=given, capture_output=True, timeout=PATIENCE)
+    return p.returncode, p.stdout.decode(), p.stderr.decode()
+
+
+def ok(*words, given=None):
+    rc, out, err = hc(*words, given=given)
+    if rc != 0:
+        raise RuntimeError(f"{words}: status {rc}: {err}")
+    return out
+
+
+def run(model, *words):
+    return json.loads(ok("run", model, "--temperature", "0", "--json", *words))
+
+
+def bits(r):
+    return r["token_ids"], r["logits_digest"], r["text"]
+
+
+# --- memory: first, since a child's peak is that of all children so far ------------------------------------------------
+packed = json.loads(ok("model", "pack", "synth:bench-220m", "--out", path("synth"), "--json"))
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+check("packing holds a part of the model at a time", peak < packed["bytes"] / 2, (peak, packed))
+equal("--json: bytes are the file's", packed["bytes"], os.path.getsize(path("synth")))
+os.unlink(path("synth"))
+
+# --- the model, to the bit ------------------------------------------------------------------------------------------------
+hf_to_gguf.convert(DEMO, path("demo.gguf"))
+with open(path("text"), "w", encoding="utf-8") as f:
+    f.write("Once upon a time there was a mole who liked to dig. " * 40)
+asked = ["--prompt-file", path("text"), "--max-tokens", "16", "--ignore-eos"]
+for source in (DEMO, path("demo.gguf")):
+    kind = "gguf" if source.endswith("gguf") else "folder"
+    file = path(kind + ".packed")
+    ok("model", "pack", source, "--out", file)
+    a, b = run(source, *asked, "--store", path(kind)), run(file, *asked, "--store", path(kind))
+    equal(f"{kind}: its answer, through tokenizer and template, is the source's", bits(b), bits(a))
+    equal(f"{kind}: run --json says that it is packed", b["model"]["format"], "packed")
+    check(f"{kind}: state that the source has saved is restored", b["cached_tokens"] >= 64, b["miss"])
+    equal(f"{kind}: perplexity", *[json.loads(ok("ppl", m, path("text"), "--context", "128", "--json"))["perplexity"]
+                                   for m in (file, source)])
+    info = [json.loads(ok("model", "info", m, "--json")) for m in (file, source)]
+    for key in ("family", "parameters", "n_layers", "max_ctx", "kv_bytes_per_token", "dtype"):
+        equal(f"{kind}: model info: {key}", info[0][key], info[1][key])
+    equal(f"{kind}: model info: the template", info[0]["model"]["template"], True)
+    equal(f"{kind}: tokenize", *[ok("tokenize", m, given=b"A mole digs. <|end|>") for m in (file, source)])
+server = Server(path("folder.packed"))
+r = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8,
+                                         "temperature": 0})
+check("serve takes it, and its template", r[0] == 200, r)
+server.stop()
+
+# --- what cannot be used --------------------------------------------------------------------------------------------------
+with open(path("folder.packed"), "r+b") as f:
+    f.seek(-5000, os.SEEK_END)
+    byte = f.read(1)
+    f.seek(-5000, os.SEEK_END)
+    f.write(bytes([byte[0] ^ 1]))
+rc, out, err = hc("run", path("folder.packed"), *asked, "--json")
+check("a flipped bit is an error that names the file, and no answer",
+      rc == 1 and "folder.packed" in err and "damaged" in err and out == "", (rc, out, err))
+rc, out, err = hc("model", "pack", DEMO, "--out", path("gguf.packed"))
+check("a file is never replaced", rc == 1 and "exists already" in err, (rc, err))
+rc, out, err = hc("run", path("gguf.packed"), *asked, "--weights", "q8")
+check("another type than the file's is refused by name", rc == 1 and "packed as bf16" in err, (rc, err))
+shutil.rmtree(tmp, ignore_errors=True)
+end()

@@ -1,0 +1,347 @@
+/* test_packed.c - a packed file is the model that it was made from, and a damaged one is no
+ * model. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../base/tempdir.h"
+#include "base/bytes.h"
+#include "base/file.h"
+#include "model/pack_file.h"
+#include "model/pack_write.h"
+#include "model/share.h"
+#include "model/tokenizer.h"
+#include "talk.h"
+#include "tensor/group.h"
+
+#define FAMILIES "tests/model/golden/families/"
+#define GGUF     "tests/model/golden/gguf/"
+
+enum { N_IDS = 70, MAX_VOCAB = 512 };
+
+static char dir[TEMPDIR_BYTES];
+
+/* DIR/name; each of the last four texts is valid. */
+static const char *path_of(const char *name)
+{
+    static char path[4][TEMPDIR_BYTES + 64];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, sizeof path[0], "%s/%s", dir, name);
+    return p;
+}
+
+static int pack_for(const char *source, const char *path, const char *device, int n_ranks,
+                    const char *weights, struct err *err)
+{
+    struct device *d;
+    struct pack_result r;
+    assert_int_equal(group_open(device, NULL, n_ranks, 1, NULL, &d, err), 0);
+    int rc = pack_write(source, path, d, weights, &r, err);
+    device_close(d);
+    return rc;
+}
+
+static const char *pack(const char *source, const char *weights)
+{
+    struct err err = {0};
+    const char *path = path_of("model.packed");
+    unlink(path);
+    if (pack_for(source, path, "cpu", 1, weights, &err) != 0)
+        fail_msg("%s", err.msg);
+    return path;
+}
+
+struct outcome {
+    float logits[N_IDS * MAX_VOCAB];
+    struct sha256 hash;
+    enum dtype state, held;
+    int vocab;
+};
+
+static void compute(const char *source, const char *weights, struct outcome *out)
+{
+    struct talk t;
+    int32_t ids[N_IDS];
+    talk_open_held(&t, source, NULL, weights);
+    out->vocab = t.m->cfg.vocab_size;
+    assert_true(out->vocab <= MAX_VOCAB);
+    for (int i = 0; i < N_IDS; i++)
+        ids[i] = (i * 37 + 5) % out->vocab;
+    talk_feed(&t, ids, N_IDS, out->logits);
+    out->hash = t.m->w.hash;
+    out->state = t.m->dtype;
+    out->held = t.m->w.dtype;
+    talk_close(&t);
+}
+
+/* Logits, the weights' hash (so that saved state is shared) and types are those of the source. */
+static void expect_same(const char *source, const char *weights)
+{
+    static struct outcome a, b;
+    compute(source, weights, &a);
+    compute(pack(source, weights), NULL, &b);
+    assert_memory_equal(a.logits, b.logits, sizeof(float) * (size_t)(N_IDS * a.vocab));
+    assert_memory_equal(a.hash.b, b.hash.b, sizeof a.hash.b);
+    assert_int_equal(a.state, b.state);
+    assert_int_equal(a.held, b.held);
+}
+
+static void a_packed_family_is_the_model(void **state)
+{
+    expect_same(*state, NULL);
+    expect_same(*state, "bf16");
+}
+
+/* auto measures once, when it packs; the file keeps the choice. */
+static void a_packed_gguf_file_is_the_model(void **state)
+{
+    expect_same(GGUF "llama3.gguf", NULL);
+    expect_same(GGUF "falcon-40b.gguf", NULL);
+    expect_same(GGUF "split-00001-of-00003.gguf", "q8");
+    expect_same("synth:tiny-mha", "q8");
+    (void)state;
+}
+
+/* Tokenizer and template travel in the file.  (tests/e2e/test_packed.py has GGUF files.) */
+static void text_travels_with_the_weights(void **state)
+{
+    static const char text[] = "<|user|>The lighthouse keeper said: 42 ships!<|end|>";
+    struct tokenizer *a = NULL, *b = NULL;
+    struct err err = {0};
+    int32_t *ia, *ib;
+    size_t na, nb;
+    (void)state;
+    assert_int_equal(tokenizer_open(&a, "models/demo", &err), 0);
+    assert_int_equal(tokenizer_open(&b, pack("models/demo", NULL), &err), 0);
+    assert_int_equal(
+        tokenizer_encode(a, text, sizeof text - 1, TOKENIZER_PARSE_SPECIAL, &ia, &na, &err),
+        0);
+    assert_int_equal(
+        tokenizer_encode(b, text, sizeof text - 1, TOKENIZER_PARSE_SPECIAL, &ib, &nb, &err),
+        0);
+    assert_int_equal(na, nb);
+    assert_memory_equal(ia, ib, na * sizeof *ia);
+    assert_non_null(tokenizer_chat_template(a));
+    assert_string_equal(tokenizer_chat_template(a), tokenizer_chat_template(b));
+    free(ia);
+    free(ib);
+    tokenizer_close(a);
+    tokenizer_close(b);
+    /* A model without a tokenizer says so as its folder does. */
+    assert_int_equal(tokenizer_open(&a, pack("synth:tiny-mha", NULL), &err), -ENOENT);
+}
+
+/* --- files that must not be used ------------------------------------------------------------ */
+
+static void flip(const char *path, uint64_t at)
+{
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+    int c = fgetc(f);
+    assert_true(c >= 0);
+    assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+    fputc(c ^ 0x10, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+static int try_open(const char *path, const char *device, int n_ranks, const char *weights,
+                    struct err *err)
+{
+    struct device *d;
+    struct model *m = NULL;
+    *err = (struct err){0};
+    assert_int_equal(group_open(device, NULL, n_ranks, 1, NULL, &d, err), 0);
+    int rc = model_open(path, &(struct model_opts){.dev = d, .weights = weights}, &m, err);
+    if (rc == 0)
+        model_close(m);
+    device_close(d);
+    return rc;
+}
+
+static void expect_fault(const char *path, int code, const char *says)
+{
+    struct err err;
+    assert_int_equal(try_open(path, "cpu", 1, NULL, &err), code);
+    assert_int_equal(err.code, code);
+    assert_non_null(strstr(err.msg, says));
+    assert_non_null(strstr(err.msg, path));
+}
+
+/* One flipped bit anywhere that anything is read from: header, description, configuration, table
+ * of checksums, the first and last byte of every part.  Each is found when the model is opened.
+ * */
+static void a_flipped_bit_is_found_before_it_is_used(void **state)
+{
+    const char *path = pack(FAMILIES "qwen3", NULL);
+    struct pack_file f;
+    struct err err = {0};
+    (void)state;
+    assert_int_equal(pack_file_open(&f, path, &err), 0);
+    assert_int_equal(try_open(path, "cpu", 1, NULL, &err), 0);
+    uint64_t at[64] = {
+        16, 100, 4000, 4088, 4096, f.members[0].at + 5, f.parts[0].at - 4096};
+    size_t n = 7;
+    for (size_t i = 0; i < f.n_parts && n + 2 < 64; i++) {
+        if (f.parts[i].bytes == 0)
+            continue;
+        at[n++] = f.parts[i].at;
+        at[n++] = f.parts[i].at + f.parts[i].bytes - 1;
+    }
+    assert_true(f.n_parts >= 6);
+    for (size_t i = 0; i < n; i++) {
+        flip(path, at[i]);
+        expect_fault(path, ERR_CORRUPT, "damaged");
+        flip(path, at[i]);
+    }
+    assert_int_equal(try_open(path, "cpu", 1, NULL, &err), 0);
+    pack_file_close(&f);
+}
+
+static void a_file_that_is_cut_short_is_damaged(void **state)
+{
+    const char *path = pack("synth:tiny-mha", NULL);
+    struct stat st;
+    (void)state;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size - 4096), 0);
+    expect_fault(path, ERR_CORRUPT, "cut short");
+    assert_int_equal(truncate(path, 100), 0);
+    expect_fault(path, ERR_CORRUPT, "cut short");
+}
+
+/* Another version, another device, another number of ranks, another type: each says what to do.
+ * */
+static void a_stale_file_says_why(void **state)
+{
+    const char *path = pack("synth:tiny-mha", NULL);
+    char version[12], *bytes;
+    size_t n;
+    struct err err;
+    (void)state;
+    assert_int_equal(try_open(path, "ref", 1, NULL, &err), ERR_MISMATCH);
+    assert_non_null(strstr(err.msg, "'cpu 1'"));
+    assert_non_null(strstr(err.msg, "'ref 1'"));
+    assert_int_equal(try_open(path, "cpu", 2, NULL, &err), ERR_MISMATCH);
+    assert_non_null(strstr(err.msg, "'cpu 1, 2 ranks'"));
+    assert_int_equal(try_open(path, "cpu", 1, "q8", &err), ERR_MISMATCH);
+    assert_non_null(strstr(err.msg, "packed as f32"));
+    /* A version of the future has a good checksum. */
+    assert_int_equal(file_read(path, 1 << 26, &bytes, &n, &err), 0);
+    put_u32((uint8_t *)bytes + 8, PACK_VERSION + 1);
+    put_u64((uint8_t *)bytes + 4088, checksum64(bytes, 4088));
+    FILE *out = fopen(path, "wb");
+    assert_int_equal(fwrite(bytes, 1, n, out), n);
+    assert_int_equal(fclose(out), 0);
+    free(bytes);
+    snprintf(version, sizeof version, "version %d", PACK_VERSION + 1);
+    expect_fault(path, ERR_UNSUPPORTED, version);
+}
+
+static void packing_never_replaces_a_file(void **state)
+{
+    const char *path = pack("synth:tiny-mha", NULL);
+    struct stat before, after;
+    struct err err = {0};
+    (void)state;
+    assert_int_equal(stat(path, &before), 0);
+    assert_int_equal(pack_for("synth:tiny-gqa", path, "cpu", 1, NULL, &err), -EEXIST);
+    assert_int_equal(pack_for(path, path_of("again"), "cpu", 1, NULL, &err), ERR_USAGE);
+    assert_int_equal(access(path_of("again"), F_OK), -1);
+    assert_int_equal(stat(path_of("model.packed"), &after), 0);
+    assert_true(before.st_ino == after.st_ino && before.st_size == after.st_size);
+    /* A source that fails leaves nothing. */
+    assert_int_not_equal(
+        pack_for("tests/model/golden", path_of("none"), "cpu", 1, NULL, &err), 0);
+    assert_int_equal(access(path_of("none"), F_OK), -1);
+    assert_int_equal(access(path_of("none.tmp"), F_OK), -1);
+}
+
+/* Each rank's share of every slot. */
+static void ranks_have_their_shares(void **state)
+{
+    struct err err = {0};
+    struct device *d;
+    struct model *a, *b;
+    const char *path = path_of("ranks.packed");
+    (void)state;
+    assert_int_equal(pack_for("synth:tiny-mha", path, "cpu", 2, NULL, &err), 0);
+    assert_int_equal(group_open("cpu", NULL, 2, 1, NULL, &d, &err), 0);
+    struct model_opts o = {.dev = d};
+    assert_int_equal(model_open("synth:tiny-mha", &o, &a, &err), 0);
+    assert_int_equal(model_open(path_of("ranks.packed"), &o, &b, &err), 0);
+    for (int l = 0; l < a->cfg.n_layers; l++)
+        for (int rank = 0; rank < 2; rank++) {
+            const struct layer_weights *x = &a->w.layers[l], *y = &b->w.layers[l];
+            const struct weight *mx[] = {&x->wq, &x->wkv, &x->wo, &x->w_up, &x->w_down};
+            const struct weight *my[] = {&y->wq, &y->wkv, &y->wo, &y->w_up, &y->w_down};
+            for (int i = 0; i < 5; i++) {
+                assert_int_equal(mx[i]->n, my[i]->n);
+                assert_int_equal(mx[i]->k, my[i]->k);
+                size_t bytes = d->ops->weight_bytes(mx[i]->dtype, mx[i]->n, mx[i]->k);
+                assert_memory_equal(rank_address(d, mx[i]->mem.ptr, rank),
+                                    rank_address(d, my[i]->mem.ptr, rank), bytes);
+            }
+        }
+    model_close(a);
+    model_close(b);
+    device_close(d);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    tempdir_make_on_disk(dir, "packed");
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    tempdir_remove(dir);
+    return 0;
+}
+
+#define FAMILY(name)                                                                       \
+    {                                                                                      \
+        "a packed " name " is the model", a_packed_family_is_the_model, NULL, NULL,        \
+            FAMILIES name                                                                  \
+    }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        FAMILY("falcon-11b"),
+        FAMILY("falcon-40b"),
+        FAMILY("falcon-7b"),
+        FAMILY("falcon-rw"),
+        FAMILY("gemma"),
+        FAMILY("llama"),
+        FAMILY("llama3"),
+        FAMILY("mistral"),
+        FAMILY("opt"),
+        FAMILY("phi"),
+        FAMILY("phi3"),
+        FAMILY("qwen2"),
+        FAMILY("qwen2-window"),
+        FAMILY("qwen3"),
+        cmocka_unit_test(a_packed_gguf_file_is_the_model),
+        cmocka_unit_test(text_travels_with_the_weights),
+        cmocka_unit_test(a_flipped_bit_is_found_before_it_is_used),
+        cmocka_unit_test(a_file_that_is_cut_short_is_damaged),
+        cmocka_unit_test(a_stale_file_says_why),
+        cmocka_unit_test(packing_never_replaces_a_file),
+        cmocka_unit_test(ranks_have_their_shares),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
