@@ -16,7 +16,7 @@
 #include "base/plural.h"
 #include "format/json.h"
 #include "hcache.h"
-#include "sessions/restoration.h"
+#include "sessions/provenance.h"
 #include "sessions/prompt.h"
 
 struct run_args {
@@ -350,7 +350,7 @@ static void print_json(const struct hcache *h, const struct hcache_result *r)
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "logits_digest", digest);
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
-    json_put_string(o, "miss", restoration_miss(r, ""));
+    json_put_string(o, "miss", provenance_miss(r, ""));
     json_put_string(o, "save_stopped", r->save_stopped);
     put_plan(plan, &r->plan);
     json_put(o, "plan", plan);
@@ -372,8 +372,8 @@ static void print_summary(const struct hcache_result *r)
         fprintf(stderr, " by %s (%s) in %.1f ms, predicted %.1f ms, %.1f MB read",
                 r->plan.layers, r->plan.reason, r->timings.restore_ms, r->plan.predicted_ms,
                 (double)r->restored_bytes * 1e-6);
-    else if (restoration_miss(r, "") != NULL)
-        fprintf(stderr, " (%s)", restoration_miss(r, ""));
+    else if (provenance_miss(r, "") != NULL)
+        fprintf(stderr, " (%s)", provenance_miss(r, ""));
     if (r->plan.deviation[0] != 0)
         fprintf(stderr, "; not the plan that was asked for: %s", r->plan.deviation);
     fprintf(stderr, "; %d generated at %.1f tokens/s; %lld token%s durable\n", r->n_tokens,

@@ -50,10 +50,10 @@ struct loader {
     struct err *err;
     struct tensor_set set;
     struct buf raw_mem; /* pinned: a device copies from it */
-    uint8_t *raw;       /* a batch made by the generator, or copied for its alignment */
-    uint8_t *wide;      /* a batch converted to another type */
+    uint8_t *raw;       /* loaded rows: generated, or copied for their alignment */
+    uint8_t *wide;      /* loaded rows, converted to another type */
     size_t wide_bytes;
-    uint8_t *cut; /* the columns of a batch, rank by rank; NULL where there is one */
+    uint8_t *cut; /* columns of the loaded rows, rank by rank; NULL: there is one rank */
     size_t cut_bytes;
     /* Host copies of each stage's vectors, in slot order, a copy for each rank behind the other. */
     float *vectors[MAX_STAGES];
@@ -254,7 +254,7 @@ static int allocate(struct loader *ld)
     return rc == 0 ? allocate_vectors(ld) : rc;
 }
 
-/* --- one batch of rows ------------------------------------------------------------------------ */
+/* --- rows that are loaded together ----------------------------------------------------------------- */
 
 /* How a tensor is cut: a function of its shape and type only, since the hash depends on it. */
 struct cut {
@@ -272,21 +272,22 @@ static struct cut cut_of(const struct tensor_spec *t, enum dtype dtype)
     return c;
 }
 
-struct batch {
+/* Rows of one tensor that are loaded together, into the loader's scratch. */
+struct loaded_rows {
     const struct tensor_spec *t;
     const struct tensor_src *src;
     struct cut cut;
     bool norm_plus_one;
-    int64_t row, n_rows; /* of the tensor */
-    const uint8_t *rows; /* where they are */
+    int64_t row, n_rows; /* first row within the tensor, and their number */
+    const uint8_t *rows; /* their bytes */
     uint8_t *make_at;    /* not NULL: they are generated or decoded to this place first */
-    uint64_t *sums;      /* [n_blocks] of the tensor */
-    atomic_llong
-        bad_row; /* the first one of the tensor with a NaN or an infinity; NO_ROW */
+    uint64_t *sums;      /* [n_blocks] checksums of the whole tensor */
+    /* The tensor's first row with a NaN or an infinity. NO_ROW: none. */
+    atomic_llong bad_row;
 };
 #define NO_ROW LLONG_MAX
 
-static void look_for_bad_rows(struct batch *b, int64_t at, int64_t n_rows)
+static void look_for_bad_rows(struct loaded_rows *b, int64_t at, int64_t n_rows)
 {
     const uint8_t *rows = b->rows + (size_t)at * b->cut.row_bytes;
     size_t cols = (size_t)b->t->cols;
@@ -300,9 +301,9 @@ static void look_for_bad_rows(struct batch *b, int64_t at, int64_t n_rows)
         ;
 }
 
-static void batch_blocks(void *arg, int thread_idx, int n_threads)
+static void fill_blocks(void *arg, int thread_idx, int n_threads)
 {
-    struct batch *b = arg;
+    struct loaded_rows *b = arg;
     int64_t first = b->row / b->cut.block_rows;
     int64_t n = (b->n_rows + b->cut.block_rows - 1) / b->cut.block_rows;
     for (int64_t i = thread_idx; i < n; i += n_threads) {
@@ -335,8 +336,8 @@ static void widen(float *dst, const void *src, enum dtype t, size_t n)
         memcpy(dst, src, n * sizeof *dst);
 }
 
-static void deliver_vector(struct loader *ld, const struct batch *b, enum slot s, int rank,
-                           const uint8_t *rows, int64_t dst_row, int64_t n)
+static void deliver_vector(struct loader *ld, const struct loaded_rows *b, enum slot s,
+                           int rank, const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     const struct holdings *h = ld->w->impl;
     int stage = stage_for(ld, b->t, s);
@@ -399,8 +400,9 @@ static void convert_share(void *arg, int thread_idx, int n_threads)
             j->src + (size_t)begin * dtype_bytes(j->from), j->from, (size_t)(end - begin));
 }
 
-/* n elements of a batch in type `to`: where they are, or converted in the loader's scratch. */
-static const uint8_t *in_type(struct loader *ld, const struct batch *b, enum dtype to,
+/* Returns n elements of the loaded rows in type `to`: in place, or converted in the loader's
+ * scratch. */
+static const uint8_t *in_type(struct loader *ld, const struct loaded_rows *b, enum dtype to,
                               const uint8_t *rows, int64_t n)
 {
     if (b->src->dtype == to)
@@ -423,8 +425,8 @@ static const uint8_t *cut_columns(struct loader *ld, const uint8_t *rows, enum d
     return to;
 }
 
-static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s, int rank,
-                          const uint8_t *rows, int64_t dst_row, int64_t n)
+static int deliver_matrix(struct loader *ld, const struct loaded_rows *b, enum slot s,
+                          int rank, const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     const struct weight *m = matrix_of(ld, b->t->layer, s);
     enum dtype t = packed_from(m->dtype);
@@ -436,7 +438,7 @@ static int deliver_matrix(struct loader *ld, const struct batch *b, enum slot s,
         to, &own, dst_row, cut_columns(ld, src, t, b->t->cols, m->k, rank, n), n);
 }
 
-static int deliver_table(struct loader *ld, const struct batch *b, enum slot s,
+static int deliver_table(struct loader *ld, const struct loaded_rows *b, enum slot s,
                          const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     struct mat *m = slot_table(ld->w, s);
@@ -449,7 +451,7 @@ static int deliver_table(struct loader *ld, const struct batch *b, enum slot s,
 }
 
 /* Rows [dst_row, dst_row + n) of a slot, to the ranks that hold them. */
-static int deliver(struct loader *ld, const struct batch *b, enum slot s,
+static int deliver(struct loader *ld, const struct loaded_rows *b, enum slot s,
                    const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     int rc = 0;
@@ -470,8 +472,8 @@ static int deliver(struct loader *ld, const struct batch *b, enum slot s,
     return rc;
 }
 
-/* The rows that a part and a batch have in common, group by group. */
-static int deliver_part(struct loader *ld, const struct batch *b,
+/* Delivers the rows that a part and the loaded rows have in common, group by group. */
+static int deliver_part(struct loader *ld, const struct loaded_rows *b,
                         const struct tensor_part *p)
 {
     int64_t end = b->row + b->n_rows;
@@ -491,7 +493,7 @@ static int deliver_part(struct loader *ld, const struct batch *b,
 
 /* --- one tensor ------------------------------------------------------------------------------- */
 
-static int load_batch(struct loader *ld, struct batch *b)
+static int load_rows(struct loader *ld, struct loaded_rows *b)
 {
     const struct tensor_src *src = b->src;
     size_t bytes = (size_t)b->n_rows * b->cut.row_bytes;
@@ -502,7 +504,7 @@ static int load_batch(struct loader *ld, struct batch *b)
     b->rows = mapped == NULL ? ld->raw : mapped;
     if (mapped != NULL)
         checkpoint_want(mapped, bytes);
-    pool_run(ld->dev->pool, batch_blocks, b);
+    pool_run(ld->dev->pool, fill_blocks, b);
     if (mapped != NULL && (uintptr_t)mapped % dtype_bytes(src->dtype) != 0) {
         memcpy(ld->raw, mapped, bytes);
         b->rows = ld->raw;
@@ -511,7 +513,7 @@ static int load_batch(struct loader *ld, struct batch *b)
     for (int i = 0; i < b->t->n_parts && rc == 0; i++)
         rc = deliver_part(ld, b, &b->t->parts[i]);
     if (rc == 0)
-        rc = stream_sync(ld->s); /* the batch's memory is used again */
+        rc = stream_sync(ld->s); /* the next rows use the same memory */
     if (mapped != NULL)
         checkpoint_drop(mapped, bytes);
     ld->bytes_done += bytes;
@@ -541,12 +543,12 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
 
 static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
 {
-    struct batch b = {.t = &ld->set.list.items[i],
-                      .src = &ld->set.src[i],
-                      .cut = cut_of(&ld->set.list.items[i], ld->set.src[i].dtype),
-                      .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE &&
-                                       !ld->set.src[i].norm_has_one,
-                      .bad_row = NO_ROW};
+    struct loaded_rows b = {.t = &ld->set.list.items[i],
+                            .src = &ld->set.src[i],
+                            .cut = cut_of(&ld->set.list.items[i], ld->set.src[i].dtype),
+                            .norm_plus_one = ld->c->norm == NORM_RMS_PLUS_ONE &&
+                                             !ld->set.src[i].norm_has_one,
+                            .bad_row = NO_ROW};
     b.sums = xcalloc((size_t)b.cut.n_blocks, sizeof *b.sums);
     size_t coded_bytes = (size_t)b.t->rows * b.src->coded_row_bytes;
     if (b.src->coded != NULL)
@@ -557,7 +559,7 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
         b.n_rows = BATCH_BLOCKS * b.cut.block_rows;
         if (b.n_rows > b.t->rows - row)
             b.n_rows = b.t->rows - row;
-        rc = load_batch(ld, &b);
+        rc = load_rows(ld, &b);
     }
     if (b.src->coded != NULL)
         checkpoint_drop(b.src->coded, coded_bytes);
@@ -662,7 +664,7 @@ static int load_all(struct loader *ld)
     return rc == 0 ? load_vectors(ld) : rc;
 }
 
-/* Scratch for the largest batch, and for its converted form. */
+/* Scratch for the most rows that are loaded together, and for their converted form. */
 static int make_scratch(struct loader *ld)
 {
     size_t raw = 0, wide = 0;

@@ -54,12 +54,12 @@ static int estimates_for(const struct platform *p, bool hedged)
     return hedged ? 3 + n / 2 : p->n_stages > 1 ? REFINED_ESTIMATES / 2 + n / 2 : n;
 }
 
-int plan_at_cut(const struct chain *c, int n_used, const struct plan_effort *effort,
+int plan_at_cut(const struct stored_ranges *c, int n_used, const struct plan_effort *effort,
                 struct plan_request *req, struct plan *out, struct err *e)
 {
-    struct chain_sums s;
-    chain_sums_at(c, n_used, &s);
-    chain_request(c, &s, req);
+    struct range_sums s;
+    range_sums_at(c, n_used, &s);
+    range_request(c, &s, req);
     return plan_make_within(req, effort, out, e);
 }
 
@@ -78,12 +78,12 @@ struct sample {
 };
 
 struct cuts {
-    const struct chain *c;
+    const struct stored_ranges *c;
     struct plan_request *req;
     int estimates_left, kept_for_refining;
     int best;                   /* ranges; 0: none */
     double best_s, restoring_s; /* of all; of restores */
-    struct chain_sums sums;
+    struct range_sums sums;
     int n_samples;
     struct sample sample[SAMPLES_MAX];
 };
@@ -105,12 +105,12 @@ static double bound_of(const struct plan_request *req)
     return plan_bound_least(&b, s.r_min, s.r_max);
 }
 
-static void estimate(struct cuts *k, const struct chain_sums *s, struct sample *x)
+static void estimate(struct cuts *k, const struct range_sums *s, struct sample *x)
 {
     struct plan plan;
     x->done = true;
     k->estimates_left--;
-    chain_request(k->c, s, k->req);
+    range_request(k->c, s, k->req);
     const struct plan_effort *effort = k->req->n_layers > FEW_LAYERS ? &estimate_effort
                                                                      : &estimate_few_effort;
     if (plan_estimate(k->req, effort, &plan, NULL) != 0)
@@ -138,23 +138,23 @@ static int last_lost(const struct plan_range *r, int n_layers)
     return i;
 }
 
-static void add_sample(struct cuts *k, const struct chain_sums *s)
+static void add_sample(struct cuts *k, const struct range_sums *s)
 {
     CHECK(k->n_samples < SAMPLES_MAX);
-    chain_request(k->c, s, k->req);
+    range_request(k->c, s, k->req);
     k->sample[k->n_samples++] = (struct sample){.cut = s->n_ranges,
                                                 .bound_s = bound_of(k->req)};
 }
 
 static void take_samples(struct cuts *k)
 {
-    const struct chain *c = k->c;
-    struct chain_sums *s = &k->sums;
+    const struct stored_ranges *c = k->c;
+    struct range_sums *s = &k->sums;
     int lost = -1;
     int64_t last = 0, step = c->n_ranges <= SAMPLES ? 0 : c->n_tokens / SAMPLES + 1;
-    chain_sums_init(s);
+    range_sums_init(s);
     for (int g = 0; g < c->n_ranges; g++) {
-        chain_sums_next(c, s);
+        range_sums_next(c, s);
         bool is_last = g + 1 == c->n_ranges;
         int next_lost = is_last ? -1 : last_lost(&c->range[g + 1], c->platform->n_layers);
         if (!is_last && next_lost <= lost &&
@@ -182,7 +182,7 @@ static void estimate_samples(struct cuts *k)
 {
     for (struct sample *x;
          k->estimates_left > k->kept_for_refining && (x = least_bound(k)) != NULL;) {
-        chain_sums_move(k->c, &k->sums, x->cut);
+        range_sums_move(k->c, &k->sums, x->cut);
         estimate(k, &k->sums, x);
     }
 }
@@ -211,8 +211,8 @@ static void refine(struct cuts *k)
     int stride = (to - from) / REFINED_MAX + 1;
     for (int cut = from + stride; cut < to; cut += stride) {
         struct sample x = {.cut = cut, .done = cut == best};
-        chain_sums_move(k->c, &k->sums, cut);
-        chain_request(k->c, &k->sums, k->req);
+        range_sums_move(k->c, &k->sums, cut);
+        range_request(k->c, &k->sums, k->req);
         x.bound_s = bound_of(k->req);
         if (k->estimates_left > 0 && is_worth(k, &x))
             estimate(k, &k->sums, &x);
@@ -234,8 +234,8 @@ static void find_cut(struct cuts *k)
 }
 
 /* Whether range g has every kind that the plan's letters name, for the tokens from `begin` on. */
-static bool range_suits(const struct chain *c, const struct plan *p, int g, int64_t begin,
-                        int64_t used)
+static bool range_suits(const struct stored_ranges *c, const struct plan *p, int g,
+                        int64_t begin, int64_t used)
 {
     int64_t end = begin + c->range[g].n_tokens;
     for (int i = 0; i < p->n_layers; i++) {
@@ -250,7 +250,7 @@ static bool range_suits(const struct chain *c, const struct plan *p, int g, int6
 
 /* What the letters of a forced plan do not show: ranges that use the other kind, and those behind
  * the restored prefix. */
-static void tell_ranges(const struct chain *c, int n_used, struct plan *out)
+static void tell_ranges(const struct stored_ranges *c, int n_used, struct plan *out)
 {
     int64_t used = 0, begin = 0, other = 0;
     for (int g = 0; g < n_used; g++)
@@ -273,8 +273,8 @@ static void tell_ranges(const struct chain *c, int n_used, struct plan *out)
 /* Chooses the letters of a forced plan for the first g ranges, without their time. */
 static int choose_forced(struct cuts *k, int g, struct plan *out, struct err *e)
 {
-    chain_sums_move(k->c, &k->sums, g);
-    chain_request(k->c, &k->sums, k->req);
+    range_sums_move(k->c, &k->sums, g);
+    range_request(k->c, &k->sums, k->req);
     return plan_estimate(k->req, &plan_effort_full, out, e);
 }
 
@@ -315,14 +315,14 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
                      double *prefill_s, struct plan_request *req, struct plan *out,
                      int *n_used, struct err *e)
 {
-    struct chain c = {.platform = p,
-                      .range = range,
-                      .n_ranges = n_ranges,
-                      .n_new = n_new,
-                      .can_recompute = can_recompute,
-                      .window = req->window,
-                      .layer = layer,
-                      .prefill_s = prefill_s};
+    struct stored_ranges c = {.platform = p,
+                              .range = range,
+                              .n_ranges = n_ranges,
+                              .n_new = n_new,
+                              .can_recompute = can_recompute,
+                              .window = req->window,
+                              .layer = layer,
+                              .prefill_s = prefill_s};
     struct cuts k = {.c = &c, .req = req, .best_s = INFINITY, .restoring_s = INFINITY};
     for (int g = 0; g < n_ranges; g++)
         c.n_tokens += range[g].n_tokens;

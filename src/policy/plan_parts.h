@@ -50,13 +50,13 @@ void plan_load(const struct plan_request *req, const struct plan *plan,
 
 /* ---- plan_range.c: what records cost on a platform ---- */
 
-/* A stored chain, of which the first ranges are restored and the other tokens prefilled with the
- * new ones. */
-struct chain {
+/* The ranges of a stored chain. The first ones are restored; the tokens of the others are
+ * prefilled with the new tokens. */
+struct stored_ranges {
     const struct platform *platform;
     const struct plan_range *range;
     int n_ranges;
-    int64_t n_tokens, n_new; /* of all ranges; behind them */
+    int64_t n_tokens, n_new; /* tokens of all ranges, and new ones behind them */
     bool can_recompute;
     struct plan_window window;
     struct plan_layer *layer; /* the caller's [n_layers], as prefill_s */
@@ -71,7 +71,7 @@ struct range_share {
 
 /* The shares of all layers over the ranges up to a cut.  Tokens before a layer's window have no
  * share. */
-struct chain_sums {
+struct range_sums {
     int n_ranges;
     int64_t n_tokens, n_skipped; /* before the windows */
     struct range_share h[PLAN_MAX_LAYERS], kv[PLAN_MAX_LAYERS];
@@ -79,15 +79,15 @@ struct chain_sums {
 
 /* Tokens before the window behind n tokens, in whole chunks. */
 int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n);
-void chain_sums_init(struct chain_sums *s);
+void range_sums_init(struct range_sums *s);
 /* Adds the next range. */
-void chain_sums_next(const struct chain *c, struct chain_sums *s);
+void range_sums_next(const struct stored_ranges *c, struct range_sums *s);
 /* Moves to the first n_ranges, from wherever it is. */
-void chain_sums_move(const struct chain *c, struct chain_sums *s, int n_ranges);
+void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_ranges);
 /* The same from the start: without the rounding errors of what was taken away again. */
-void chain_sums_at(const struct chain *c, int n_ranges, struct chain_sums *s);
+void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sums *s);
 /* The request that restores the ranges of `s`. */
-void chain_request(const struct chain *c, const struct chain_sums *s,
+void range_request(const struct stored_ranges *c, const struct range_sums *s,
                    struct plan_request *req);
 
 /* On the lane that all stages share, which of one stage is all of its I/O; on the bus of its own. */
@@ -97,7 +97,7 @@ double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_re
 /* ---- plan_cut.c: how much of a chain ---- */
 
 /* The plan that restores the first n_used ranges. */
-int plan_at_cut(const struct chain *c, int n_used, const struct plan_effort *effort,
+int plan_at_cut(const struct stored_ranges *c, int n_used, const struct plan_effort *effort,
                 struct plan_request *req, struct plan *out, struct err *e);
 
 /* ---- plan_search.c: which assignment ---- */

@@ -159,8 +159,8 @@ static inline void share_add(struct range_share *s, const struct range_share *x)
 }
 
 /* n_tokens of range g, for layers first_layer to end_layer - 1; sign -1 takes them away again. */
-static void sums_add(const struct chain *c, struct chain_sums *s, int g, int first_layer,
-                     int end_layer, int64_t n_tokens, int sign)
+static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
+                     int first_layer, int end_layer, int64_t n_tokens, int sign)
 {
     enum { MASKS = (PLAN_HAS_H | PLAN_HAS_KV) + 1 };
     const struct plan_range *r = &c->range[g];
@@ -181,7 +181,7 @@ static void sums_add(const struct chain *c, struct chain_sums *s, int g, int fir
     }
 }
 
-void chain_sums_init(struct chain_sums *s)
+void range_sums_init(struct range_sums *s)
 {
     memset(s, 0, sizeof *s);
 }
@@ -192,7 +192,8 @@ int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n)
 }
 
 /* Takes what has fallen out of the window from the layers that have one. */
-static void slide_window(const struct chain *c, struct chain_sums *s, int64_t n_skipped)
+static void slide_window(const struct stored_ranges *c, struct range_sums *s,
+                         int64_t n_skipped)
 {
     int64_t first = 0; /* token of range g */
     for (int g = 0; g < s->n_ranges && first < n_skipped; g++) {
@@ -206,7 +207,7 @@ static void slide_window(const struct chain *c, struct chain_sums *s, int64_t n_
     s->n_skipped = n_skipped;
 }
 
-void chain_sums_next(const struct chain *c, struct chain_sums *s)
+void range_sums_next(const struct stored_ranges *c, struct range_sums *s)
 {
     int g = s->n_ranges++;
     sums_add(c, s, g, 0, c->platform->n_layers, c->range[g].n_tokens, 1);
@@ -216,9 +217,9 @@ void chain_sums_next(const struct chain *c, struct chain_sums *s)
         slide_window(c, s, n_skipped);
 }
 
-void chain_sums_at(const struct chain *c, int n_ranges, struct chain_sums *s)
+void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sums *s)
 {
-    chain_sums_init(s);
+    range_sums_init(s);
     for (int g = 0; g < n_ranges; g++)
         s->n_tokens += c->range[g].n_tokens;
     s->n_ranges = n_ranges;
@@ -234,15 +235,15 @@ void chain_sums_at(const struct chain *c, int n_ranges, struct chain_sums *s)
     }
 }
 
-void chain_sums_move(const struct chain *c, struct chain_sums *s, int n_ranges)
+void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_ranges)
 {
     bool windows = c->window.tokens > 0, from_start = n_ranges <= s->n_ranges - n_ranges;
     if (n_ranges < s->n_ranges && (windows || from_start)) {
-        chain_sums_at(c, n_ranges, s);
+        range_sums_at(c, n_ranges, s);
         return;
     }
     while (s->n_ranges < n_ranges)
-        chain_sums_next(c, s);
+        range_sums_next(c, s);
     while (s->n_ranges > n_ranges) {
         int64_t n = c->range[--s->n_ranges].n_tokens;
         sums_add(c, s, s->n_ranges, 0, c->platform->n_layers, n, -1);
@@ -285,7 +286,7 @@ static void layer_from_shares(const struct platform *p, const struct range_share
     l->kv_bytes = possible ? share_bytes(p, kv) : 0;
 }
 
-static void layers_from_sums(const struct chain *c, const struct chain_sums *s)
+static void layers_from_sums(const struct stored_ranges *c, const struct range_sums *s)
 {
     const struct platform *p = c->platform;
     double tok_s = platform_tok_s(p, s->n_tokens);
@@ -326,7 +327,7 @@ static void slow_down(struct plan_request *req, struct plan_layer *layer, double
     req->head_s *= prefill;
 }
 
-void chain_request(const struct chain *c, const struct chain_sums *s,
+void range_request(const struct stored_ranges *c, const struct range_sums *s,
                    struct plan_request *req)
 {
     layers_from_sums(c, s);

@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "sessions/retoken.h"
 #include "requests/shape.h"
-#include "sessions/restoration.h"
+#include "sessions/provenance.h"
 
 /* --- starting --------------------------------------------------------------------------------- */
 
@@ -246,7 +246,7 @@ static void tell_end(struct choice *ch, enum answer_end end, const struct hcache
     ch->is_told = true;
     if (g->client.calls != NULL && g->client.calls->ended != NULL)
         g->client.calls->ended(g->client.arg, end, r,
-                               r != NULL && restoration_miss(r, g->miss) != NULL);
+                               r != NULL && provenance_miss(r, g->miss) != NULL);
 }
 
 static enum answer_end end_of(const struct hcache_result *r)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
-#include "sessions/restoration.h"
+#include "sessions/provenance.h"
 
 static bool is_chat(const struct generation *g)
 {
@@ -162,7 +162,7 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     json_put_ms(o, "restore_fused_ms", t->fused_ms);
     json_put_real(o, "restore_bubble", t->bubble);
     json_put_int(o, "restore_bytes", (int64_t)r->restored_bytes);
-    restoration_put_plan(o, "restore_plan", &r->plan);
+    provenance_put_plan(o, "restore_plan", &r->plan);
     json_put_int(o, "device_tokens", r->device_tokens);
     json_put_int(o, "restored_tokens", r->cached_tokens - r->device_tokens);
     json_put_string(o, "restore_source", r->tier);
@@ -175,7 +175,7 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     json_put_int(o, "preemptions", r->n_preempted);
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "save_stopped", r->save_stopped);
-    json_put_string(o, "miss", restoration_miss(r, g->miss));
+    json_put_string(o, "miss", provenance_miss(r, g->miss));
     return o;
 }
 

@@ -14,7 +14,7 @@
 #include "sessions/draft.h"
 #include "sessions/items.h"
 #include "server/keep.h"
-#include "sessions/restoration.h"
+#include "sessions/provenance.h"
 #include "requests/shape.h"
 
 struct response {
@@ -190,7 +190,7 @@ static int keep(struct generation *g, struct fault *f)
     if (!g->params.store)
         return 0;
     struct turn *t = xcalloc(1, sizeof *t);
-    struct json *items = output(g), *told = restoration_json(result, g->miss);
+    struct json *items = output(g), *told = provenance_json(result, g->miss);
     draft_finish(&r->draft, g->client.h, result, g->salt, t);
     snprintf(t->name, sizeof t->name, "%s", r->id);
     t->created_s = clock_wall_s();

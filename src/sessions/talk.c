@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "sessions/draft.h"
 #include "sessions/items.h"
-#include "sessions/restoration.h"
+#include "sessions/provenance.h"
 
 struct talk {
     struct talk_opts o;
@@ -129,7 +129,7 @@ static int keep(struct talk *t, const struct draft *d, const struct hcache_reque
                 const struct hcache_result *r, struct err *err)
 {
     struct turn *turn = xcalloc(1, sizeof *turn);
-    struct json *output = json_new_array(), *told = restoration_json(r, d->what);
+    struct json *output = json_new_array(), *told = provenance_json(r, d->what);
     bool is_cut = strcmp(r->finish, "stop") != 0, has_branched = false;
     json_push(output,
               item_message(NULL, is_cut ? "incomplete" : "completed", r->text, r->n_text));

@@ -19,17 +19,18 @@
 #include "base/mem.h"
 #include "store/store_impl.h"
 
-struct batch {
+/* Changes that one commit makes durable. It owns its arrays until it has ended. */
+struct commit {
     struct extent *pending;
-    struct index_row *rows; /* of pending, in that order */
+    struct index_row *rows; /* [n_rows] of pending, in that order */
     uint64_t n_rows;
     struct extent *freeing;
     struct store_touch *touched;
     uint32_t n_touched;
     struct store_pin_change *pin_changes;
     uint32_t n_pin_changes;
-    uint64_t id_limit; /* as this commit makes it durable */
-    bool frees;        /* it may take the reserve */
+    uint64_t id_limit; /* ids below it may be used after this commit */
+    bool frees;        /* the commit may use the reserved space */
 };
 
 int store_can_save(struct store *s, struct err *err)
@@ -66,15 +67,15 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
 }
 
 /* [lock] */
-static void batch_take(struct store *s, unsigned what, struct batch *b)
+static void commit_take(struct store *s, unsigned what, struct commit *b)
 {
-    *b = (struct batch){.freeing = s->freeing,
-                        .touched = s->touched,
-                        .n_touched = s->n_touched,
-                        .pin_changes = s->pin_changes,
-                        .n_pin_changes = s->n_pin_changes,
-                        .id_limit = s->next_id + STORE_ID_RESERVE,
-                        .frees = (what & STORE_COMMIT_RESERVE) != 0};
+    *b = (struct commit){.freeing = s->freeing,
+                         .touched = s->touched,
+                         .n_touched = s->n_touched,
+                         .pin_changes = s->pin_changes,
+                         .n_pin_changes = s->n_pin_changes,
+                         .id_limit = s->next_id + STORE_ID_RESERVE,
+                         .frees = (what & STORE_COMMIT_RESERVE) != 0};
     s->freeing = NULL;
     s->touched = NULL;
     s->n_touched = 0;
@@ -96,7 +97,7 @@ static void batch_take(struct store *s, unsigned what, struct batch *b)
 }
 
 /* The records of a PENDING extent are stable: only a commit changes its state. */
-static int batch_index(struct store *s, const struct batch *b, struct err *err)
+static int commit_index(struct store *s, const struct commit *b, struct err *err)
 {
     int rc = index_begin(s->index, err);
     uint64_t i = 0;
@@ -123,7 +124,7 @@ static bool is_passing(int rc)
     return rc == -ENOSPC || rc == -ENOMEM;
 }
 
-static int batch_write(struct store *s, const struct batch *b, struct err *err)
+static int commit_write(struct store *s, const struct commit *b, struct err *err)
 {
     int rc = 0;
     bool index_first = store_has_bug(STORE_BUG_INDEX_FIRST);
@@ -135,9 +136,9 @@ static int batch_write(struct store *s, const struct batch *b, struct err *err)
                               : rc; /* a sync that failed is final, whatever its code */
     if (s->index != NULL) {
         pthread_mutex_lock(&s->index_lock);
-        rc = batch_index(s, b, err);
+        rc = commit_index(s, b, err);
         if (rc == -ENOSPC && b->frees && store_release_reserve(s->io, s->dirs[0]))
-            rc = batch_index(s, b, err);
+            rc = commit_index(s, b, err);
         pthread_mutex_unlock(&s->index_lock);
     }
     if (rc == 0 && sync && index_first)
@@ -160,7 +161,7 @@ static void superseded_drop(struct store *s, const struct extent *x)
 }
 
 /* [lock] */
-static void batch_succeeds(struct store *s, struct batch *b)
+static void commit_succeeds(struct store *s, struct commit *b)
 {
     for (struct extent *x = b->pending, *next; x != NULL; x = next) {
         next = x->pending_next;
@@ -190,7 +191,7 @@ static void batch_succeeds(struct store *s, struct batch *b)
 }
 
 /* [lock] Puts changes of pins back in front of those that came since: the last one of a key counts. */
-static void pin_changes_return(struct store *s, struct batch *b)
+static void pin_changes_return(struct store *s, struct commit *b)
 {
     if (b->n_pin_changes == 0)
         return;
@@ -205,7 +206,7 @@ static void pin_changes_return(struct store *s, struct batch *b)
 }
 
 /* [lock] Puts everything back for the next try, in front of what has come since. */
-static void batch_returns(struct store *s, struct batch *b)
+static void commit_returns(struct store *s, struct commit *b)
 {
     if (b->pending != NULL) {
         struct extent *last = b->pending;
@@ -251,7 +252,7 @@ void store_end_saving(struct store *s, int rc, const struct err *why)
 
 int store_commit_run(struct store *s, unsigned what, struct err *err)
 {
-    struct batch b = {0};
+    struct commit b = {0};
     struct err local = {0};
     pthread_mutex_lock(&s->commit_lock);
     pthread_mutex_lock(&s->lock);
@@ -263,16 +264,16 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
                   ((what & STORE_COMMIT_PINS) && s->n_pin_changes > 0) ||
                   ((what & STORE_COMMIT_IDS) && s->index != NULL);
     if (rc == 0 && wanted)
-        batch_take(s, what, &b);
+        commit_take(s, what, &b);
     pthread_mutex_unlock(&s->lock);
 
     if (rc == 0 && wanted) {
-        rc = batch_write(s, &b, &local);
+        rc = commit_write(s, &b, &local);
         pthread_mutex_lock(&s->lock);
         if (rc == 0)
-            batch_succeeds(s, &b);
+            commit_succeeds(s, &b);
         else
-            batch_returns(s, &b);
+            commit_returns(s, &b);
         if (rc != 0 && !is_passing(rc))
             store_end_saving(s, rc, &local);
         bool damaged = rc == ERR_CORRUPT;

@@ -131,15 +131,15 @@ double random_chain_full_s(struct random_chain *x, int *n_used)
     none.n_ranges = 0;
     if (x->can_recompute && random_chain_plan(&none, &plan, &n, NULL) == 0)
         best = plan.predicted_s;
-    struct chain c = {.platform = &x->platform,
-                      .range = x->range,
-                      .n_ranges = x->n_ranges,
-                      .n_tokens = none.n_new - x->n_new,
-                      .n_new = x->n_new,
-                      .can_recompute = x->can_recompute,
-                      .window = x->req.window,
-                      .layer = x->layer,
-                      .prefill_s = x->prefill_s};
+    struct stored_ranges c = {.platform = &x->platform,
+                              .range = x->range,
+                              .n_ranges = x->n_ranges,
+                              .n_tokens = none.n_new - x->n_new,
+                              .n_new = x->n_new,
+                              .can_recompute = x->can_recompute,
+                              .window = x->req.window,
+                              .layer = x->layer,
+                              .prefill_s = x->prefill_s};
     for (int g = 1; g <= x->n_ranges; g++)
         if (plan_at_cut(&c, g, &plan_effort_full, &x->req, &plan, NULL) == 0 &&
             plan.predicted_s <= best) {

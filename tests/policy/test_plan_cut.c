@@ -112,17 +112,17 @@ static void large_chains(void **state)
 }
 
 /* The first n_ranges of x as a chain, and their sums. */
-static struct chain chain_of(int n_ranges, int64_t n_new, struct chain_sums *s)
+static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_sums *s)
 {
-    struct chain c = {.platform = &x.platform,
-                      .range = x.range,
-                      .n_ranges = n_ranges,
-                      .n_new = n_new,
-                      .can_recompute = x.can_recompute,
-                      .window = x.req.window,
-                      .layer = x.layer,
-                      .prefill_s = x.prefill_s};
-    chain_sums_at(&c, n_ranges, s);
+    struct stored_ranges c = {.platform = &x.platform,
+                              .range = x.range,
+                              .n_ranges = n_ranges,
+                              .n_new = n_new,
+                              .can_recompute = x.can_recompute,
+                              .window = x.req.window,
+                              .layer = x.layer,
+                              .prefill_s = x.prefill_s};
+    range_sums_at(&c, n_ranges, s);
     c.n_tokens = s->n_tokens;
     return c;
 }
@@ -132,13 +132,13 @@ static void bounds_hold(void **state)
 {
     (void)state;
     struct rng r = {10};
-    static struct chain_sums s;
+    static struct range_sums s;
     static struct plan_bounds b;
     for (int t = 0; t < 5000; t++) {
         int n_layers = between(&r, 1, 12), n_ranges = between(&r, 1, 4);
         random_chain(&r, n_layers, n_ranges, false, &x);
-        struct chain c = chain_of(n_ranges, 100, &s);
-        chain_request(&c, &s, &x.req);
+        struct stored_ranges c = ranges_of(n_ranges, 100, &s);
+        range_request(&c, &s, &x.req);
         if (plan_make(&x.req, &plan, &e) != 0)
             continue;
         struct search search = {.req = &x.req,
@@ -206,14 +206,14 @@ static void sums_move(void **state)
 {
     (void)state;
     struct rng r = {5};
-    static struct chain_sums moving, direct;
+    static struct range_sums moving, direct;
     for (int t = 0; t < 300; t++) {
         random_chain(&r, 10, 24, false, &x);
-        struct chain c = chain_of(24, 0, &moving);
+        struct stored_ranges c = ranges_of(24, 0, &moving);
         for (int i = 0; i < 12; i++) {
             int cut = (int)rng_below(&r, 25);
-            chain_sums_move(&c, &moving, cut);
-            chain_sums_at(&c, cut, &direct);
+            range_sums_move(&c, &moving, cut);
+            range_sums_at(&c, cut, &direct);
             assert_int_equal(moving.n_ranges, cut);
             assert_int_equal(moving.n_tokens, direct.n_tokens);
             assert_int_equal(moving.n_skipped, direct.n_skipped);
@@ -234,7 +234,7 @@ static void sums_move(void **state)
 static void windows_skip_whole_chunks(void **state)
 {
     (void)state;
-    static struct chain_sums s;
+    static struct range_sums s;
     struct rng r = {6};
     random_chain(&r, 4, 3, false, &x);
     for (int g = 0; g < 3; g++) {
@@ -248,7 +248,7 @@ static void windows_skip_whole_chunks(void **state)
                  {129, 128}, {130, 192}, {385, 384}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         x.req.window = (struct plan_window){.layer = 2, .tokens = cases[i].window};
-        (void)chain_of(3, 0, &s);
+        (void)ranges_of(3, 0, &s);
         assert_int_equal(s.h[1].h_tokens, 384);
         assert_int_equal(s.h[2].h_tokens, cases[i].wanted);
         assert_int_equal(s.kv[3].kv_tokens, cases[i].wanted);
@@ -260,12 +260,12 @@ static void layers_cost_what_their_records_cost(void **state)
 {
     (void)state;
     struct rng r = {12};
-    static struct chain_sums s;
+    static struct range_sums s;
     for (int t = 0; t < 200; t++) {
         random_chain(&r, 12, 6, false, &x);
         x.req = (struct plan_request){0};
-        struct chain c = chain_of(6, 100, &s);
-        chain_request(&c, &s, &x.req);
+        struct stored_ranges c = ranges_of(6, 100, &s);
+        range_request(&c, &s, &x.req);
         const struct platform *p = &x.platform;
         for (int l = 0; l < 12; l++)
             for (int kv = 0; kv < 2; kv++) {
@@ -379,20 +379,20 @@ static void decodes_slow_all_compute(void **state)
 {
     (void)state;
     struct rng r = {8};
-    static struct chain_sums s;
+    static struct range_sums s;
     static struct plan_layer alone[8];
     double prefill_s[8];
     random_chain(&r, 8, 6, false, &x);
     for (int g = 0; g < 6; g++)
         memset(x.mask[g], PLAN_HAS_H | PLAN_HAS_KV, 8);
-    struct chain c = chain_of(6, 100, &s);
+    struct stored_ranges c = ranges_of(6, 100, &s);
     x.req = (struct plan_request){0};
-    chain_request(&c, &s, &x.req);
+    range_request(&c, &s, &x.req);
     double head_s = x.req.head_s;
     memcpy(alone, x.layer, sizeof alone);
     memcpy(prefill_s, x.prefill_s, sizeof prefill_s);
     x.req = (struct plan_request){.comp_slow = 3, .prefill_slow = 2};
-    chain_request(&c, &s, &x.req);
+    range_request(&c, &s, &x.req);
     assert_true(close_to(x.req.head_s, 2 * head_s));
     for (int i = 0; i < 8; i++) {
         const struct plan_layer *l = &x.layer[i];

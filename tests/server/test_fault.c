@@ -1,6 +1,6 @@
 /* test_fault.c - what a refused request is told, in the shapes of both APIs; miss reasons. */
 #include "server/call.h"
-#include "sessions/restoration.h"
+#include "sessions/provenance.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -52,15 +52,15 @@ static void test_miss(void **state)
 {
     (void)state;
     struct hcache_result r = {.prompt_tokens = 129, .cached_tokens = 128};
-    assert_null(restoration_miss(&r, "")); /* all full chunks before the last token */
-    assert_string_equal(restoration_miss(&r, "retokenised at 3"), "retokenised at 3");
+    assert_null(provenance_miss(&r, "")); /* all full chunks before the last token */
+    assert_string_equal(provenance_miss(&r, "retokenised at 3"), "retokenised at 3");
     r.cached_tokens = 64;
     strcpy(r.miss, "evicted");
-    assert_string_equal(restoration_miss(&r, ""), "evicted");
+    assert_string_equal(provenance_miss(&r, ""), "evicted");
     strcpy(r.miss, "complete"); /* found, but the request ended before all came back */
-    assert_string_not_equal(restoration_miss(&r, ""), "complete");
+    assert_string_not_equal(provenance_miss(&r, ""), "complete");
     r.miss[0] = 0; /* it ended in the queue */
-    assert_string_not_equal(restoration_miss(&r, ""), "");
+    assert_string_not_equal(provenance_miss(&r, ""), "");
 }
 
 int main(void)

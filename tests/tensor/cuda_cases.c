@@ -357,7 +357,7 @@ static void check_rope_op(const struct lane *l, int d_head, int d_rot, enum dtyp
     struct buf rope_mem;
     struct rope grope = up_rope(l, &rope, &rope_mem);
     struct cache c = cache_make(&ref, DTYPE_F32, 1, 8, 2, 300);
-    struct batch b = batch_make(&c, 2, (int[]){0, 250}, (int[]){5, 40});
+    struct test_batch b = batch_make(&c, 2, (int[]){0, 250}, (int[]){5, 40});
     struct mat x = mat_random(t, 45, 3 * d_head, 15), want32 = as_type(x, DTYPE_F32);
     struct gmat gx = up_mat(l, x);
     ref.ops->rope(ref.stream, want32, d_head, &rope, &b.r);
@@ -398,7 +398,7 @@ static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, i
     int width = 2 * n_kv * d_head;
     struct mat rows = mat_random(t, TOKENS, width, 16), want = mat_alloc(t, TOKENS, width);
     struct cache host = cache_make(&ref, t, n_kv, d_head, 1, TOKENS);
-    struct batch all = batch_make(&host, 1, (int[]){0}, (int[]){TOKENS});
+    struct test_batch all = batch_make(&host, 1, (int[]){0}, (int[]){TOKENS});
     struct mat q = mat_random(t, TOKENS, width, 17), want_q32 = as_type(q, DTYPE_F32);
     ref.ops->rope_kv_fill(ref.stream, want_q32, &host.kv, rows, &rope, &all.r);
     ref.ops->kv_read(ref.stream, want, &host.kv, &all.r);
@@ -409,7 +409,7 @@ static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, i
         struct cache c = cache_on(l, t, n_kv, d_head, 1, TOKENS);
         for (int p = 0; way != LOAD && p < TOKENS; p += piece) {
             int n = TOKENS - p < piece ? TOKENS - p : piece;
-            struct batch b = batch_make(&c, 1, &p, &n);
+            struct test_batch b = batch_make(&c, 1, &p, &n);
             b.r.id = ragged_new_id();
             struct mat part = mat_rows(grows.m, p, n);
             int rc = way == FILL ? l->ops->kv_fill(l->stream, &c.kv, part, &grope, &b.r)
@@ -428,7 +428,7 @@ static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, i
             .first = staged.ptr, .stride = chunk_bytes, .blocks = c.table[0], .n = 3};
         if (way == LOAD)
             assert_int_equal(l->ops->kv_load(l->stream, &c.kv, &all_three, &grope), 0);
-        struct batch back = batch_make(&c, 1, (int[]){0}, (int[]){TOKENS});
+        struct test_batch back = batch_make(&c, 1, (int[]){0}, (int[]){TOKENS});
         struct gmat out = up_mat(l, want);
         assert_int_equal(l->ops->kv_read(l->stream, out.m, &c.kv, &back.r), 0);
         struct mat got = take(l, &out);
@@ -485,8 +485,8 @@ static struct mat attention_on(const struct lane *l, const struct attention_case
     struct cache c = l == &ref
                          ? cache_make(&ref, t, ac->n_kv, ac->d_head, ac->n_seqs, max_end)
                          : cache_on(l, t, ac->n_kv, ac->d_head, ac->n_seqs, max_end);
-    struct batch fill = batch_make(&c, ac->n_seqs, zero, ends);
-    struct batch b = batch_make(&c, ac->n_seqs, start, rows);
+    struct test_batch fill = batch_make(&c, ac->n_seqs, zero, ends);
+    struct test_batch b = batch_make(&c, ac->n_seqs, start, rows);
     struct mat kv = mat_random(t, fill.r.n_rows, 2 * ac->n_kv * ac->d_head, 17);
     struct mat q = mat_random(t, n_rows, ac->heads * ac->d_head, 18), out;
     if (l == &ref) {

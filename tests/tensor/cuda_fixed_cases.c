@@ -144,7 +144,7 @@ static struct mat attend(struct scene *s, const struct attention_case *b)
         rows[i] = b->seq[i].rows;
         n += rows[i];
     }
-    struct batch batch = batch_make(&s->cache, SEQS, start, rows);
+    struct test_batch batch = batch_make(&s->cache, SEQS, start, rows);
     struct mat blank = mat_random(s->t, n, width, 7);
     struct gmat q = up_mat(&gpu, blank), out = up_mat(&gpu, blank);
     for (int i = 0, at = 0; i < SEQS; at += rows[i], i++)
@@ -188,7 +188,7 @@ static struct scene scene_make(struct attention_case c, int from, int tokens, en
     for (int i = 0; i < SEQS; i++) {
         int start[SEQS] = {0}, rows[SEQS] = {0};
         rows[i] = tokens;
-        struct batch fill = batch_make(&s.cache, SEQS, start, rows);
+        struct test_batch fill = batch_make(&s.cache, SEQS, start, rows);
         struct mat kv = mat_random(t, tokens, 2 * c.n_kv * c.d_head, 20 + (uint64_t)i);
         struct mat q = mat_random(t, tokens, c.heads * c.d_head, 30 + (uint64_t)i);
         struct gmat gkv = up_mat(&gpu, kv);
@@ -282,7 +282,7 @@ static void long_contexts(void **state)
     for (size_t h = 0; h < N_CASES(heads); h++) {
         int width = heads[h] * D, blocks = (FAR + SPLIT) / KV_BLOCK_TOKENS;
         struct cache c = cache_on(&gpu, DTYPE_BF16, 1, D, 1, SPLIT);
-        struct batch fill = batch_make(&c, 1, (int[]){0}, (int[]){SPLIT});
+        struct test_batch fill = batch_make(&c, 1, (int[]){0}, (int[]){SPLIT});
         struct mat kv = mat_random(DTYPE_BF16, SPLIT, 2 * D, 40);
         struct mat q = mat_random(DTYPE_BF16, N, width, 41), got[2];
         struct gmat gkv = up_mat(&gpu, kv), gq = up_mat(&gpu, q);

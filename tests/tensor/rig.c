@@ -201,10 +201,10 @@ void cache_free(const struct lane *l, struct cache *c)
         free(c->table[s]);
 }
 
-struct batch batch_make(const struct cache *c, int n_seqs, const int *start,
-                        const int *rows)
+struct test_batch batch_make(const struct cache *c, int n_seqs, const int *start,
+                             const int *rows)
 {
-    struct batch b = {0};
+    struct test_batch b = {0};
     int n_rows = 0;
     for (int s = 0; s < n_seqs; s++)
         n_rows += rows[s];
@@ -225,7 +225,7 @@ struct batch batch_make(const struct cache *c, int n_seqs, const int *start,
     return b;
 }
 
-void batch_free(struct batch *b)
+void batch_free(struct test_batch *b)
 {
     free(b->pos);
     free(b->seq_row);

@@ -59,14 +59,14 @@ struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head
                         int n_seqs, int max_tokens);
 void cache_free(const struct lane *l, struct cache *c);
 
-struct batch {
+struct test_batch {
     struct ragged r;
     int32_t *pos, *seq_row;
     const int32_t **tables;
 };
 /* Sequence i takes positions [start[i], start[i] + rows[i]). */
-struct batch batch_make(const struct cache *c, int n_seqs, const int *start,
-                        const int *rows);
-void batch_free(struct batch *b);
+struct test_batch batch_make(const struct cache *c, int n_seqs, const int *start,
+                             const int *rows);
+void batch_free(struct test_batch *b);
 
 #endif

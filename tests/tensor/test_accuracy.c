@@ -137,8 +137,8 @@ static void check_attention(const struct lane *l, const struct attention_case *a
     static const struct rope none = {0};
     int start = ac->seq[0].start, n = ac->seq[0].rows, end = start + n;
     struct cache c = cache_make(l, DTYPE_BF16, ac->n_kv, ac->d_head, 1, end);
-    struct batch fill = batch_make(&c, 1, (int[]){0}, &end),
-                 b = batch_make(&c, 1, &start, &n);
+    struct test_batch fill = batch_make(&c, 1, (int[]){0}, &end),
+                      b = batch_make(&c, 1, &start, &n);
     struct exact e = {ac, mat_random(DTYPE_F32, n, ac->heads * ac->d_head, 8),
                       mat_random(DTYPE_BF16, end, 2 * ac->n_kv * ac->d_head, 9)};
     struct mat out = mat_alloc(DTYPE_F32, n, ac->heads * ac->d_head);

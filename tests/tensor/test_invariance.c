@@ -16,7 +16,7 @@ struct rows_fixture {
     float *w, *b;
     struct weight weight;
     struct rope rope;
-    struct batch batch; /* one sequence of ROWS positions */
+    struct test_batch batch; /* one sequence of ROWS positions */
 };
 
 typedef void row_op(const struct lane *l, struct rows_fixture *f, struct mat out,
@@ -141,7 +141,7 @@ static struct mat attend_in_pieces(const struct lane *l, struct attention_fixtur
     struct cache c = cache_make(l, f->dtype, f->n_kv, f->d_head, 3, 256);
     struct mat out = mat_alloc(DTYPE_F32, ROWS, f->q.cols);
     struct mat side_kv = mat_random(f->dtype, OTHER, f->kv.cols, 77);
-    struct batch side = batch_make(&c, 1, (int[]){0}, (int[]){OTHER});
+    struct test_batch side = batch_make(&c, 1, (int[]){0}, (int[]){OTHER});
     for (int s = 1; s <= 2; s++) {
         side.tables[0] = c.table[s];
         l->ops->kv_fill(l->stream, &c.kv, side_kv, &f->rope, &side.r);
@@ -149,12 +149,12 @@ static struct mat attend_in_pieces(const struct lane *l, struct attention_fixtur
     batch_free(&side);
     for (int p = 0; p < ROWS; p += piece) {
         int n = ROWS - p < piece ? ROWS - p : piece;
-        struct batch mine = batch_make(&c, 1, &p, &n);
+        struct test_batch mine = batch_make(&c, 1, &p, &n);
         l->ops->kv_fill(l->stream, &c.kv, mat_rows(f->kv, p, n), &f->rope, &mine.r);
         batch_free(&mine);
         int before = neighbours ? 3 : 0, behind = neighbours ? 1 : 0;
-        struct batch b = batch_make(&c, 3, (int[]){OTHER - before, p, OTHER - behind},
-                                    (int[]){before, n, behind});
+        struct test_batch b = batch_make(&c, 3, (int[]){OTHER - before, p, OTHER - behind},
+                                         (int[]){before, n, behind});
         b.tables[0] = c.table[1];
         b.tables[1] = c.table[0];
         struct mat q = mat_random(DTYPE_F32, before + n + behind, f->q.cols, 78);

@@ -360,7 +360,7 @@ static void check_rope_op(int d_head, int d_rot)
 {
     struct rope rope = rope_make(300, d_rot);
     struct cache c = cache_make(&ref, DTYPE_F32, 1, 8, 2, 300);
-    struct batch b = batch_make(&c, 2, (int[]){0, 250}, (int[]){5, 40});
+    struct test_batch b = batch_make(&c, 2, (int[]){0, 250}, (int[]){5, 40});
     EACH_ISA(i)
     {
         struct mat want = mat_random(DTYPE_F32, 45, 3 * d_head, 15);
@@ -394,14 +394,14 @@ static void check_kv_fill(enum dtype t, int n_kv, int d_head, int d_rot, int pie
     struct rope rope = rope_make(TOKENS, d_rot);
     struct mat rows = mat_random(t, TOKENS, 2 * n_kv * d_head, 16);
     struct cache want = cache_make(&ref, t, n_kv, d_head, 1, 256);
-    struct batch all = batch_make(&want, 1, (int[]){0}, (int[]){TOKENS});
+    struct test_batch all = batch_make(&want, 1, (int[]){0}, (int[]){TOKENS});
     ref.ops->kv_fill(ref.stream, &want.kv, rows, &rope, &all.r);
     EACH_ISA(i)
     {
         struct cache got = cache_make(&cpu[i], t, n_kv, d_head, 1, 256);
         for (int p = 0; p < TOKENS; p += piece) {
             int n = TOKENS - p < piece ? TOKENS - p : piece;
-            struct batch b = batch_make(&got, 1, &p, &n);
+            struct test_batch b = batch_make(&got, 1, &p, &n);
             cpu[i].ops->kv_fill(cpu[i].stream, &got.kv, mat_rows(rows, p, n), &rope, &b.r);
             batch_free(&b);
         }
@@ -432,8 +432,8 @@ static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
     struct mat rows = mat_random(t, TOKENS, 2 * n_kv * d_head, 17);
     struct cache want = cache_make(&ref, t, n_kv, d_head, 1, TOKENS);
     struct cache chunks = cache_make(&ref, t, n_kv, d_head, 1, TOKENS);
-    struct batch all = batch_make(&want, 1, (int[]){0}, (int[]){TOKENS});
-    struct batch packed = batch_make(&chunks, 1, (int[]){0}, (int[]){TOKENS});
+    struct test_batch all = batch_make(&want, 1, (int[]){0}, (int[]){TOKENS});
+    struct test_batch packed = batch_make(&chunks, 1, (int[]){0}, (int[]){TOKENS});
     ref.ops->kv_fill(ref.stream, &want.kv, rows, &rope, &all.r);
     ref.ops->kv_fill(ref.stream, &chunks.kv, rows, &none, &packed.r);
     for (int i = -1; i < ISA_COUNT; i++) {
@@ -519,10 +519,10 @@ static struct mat attention_on(const struct lane *l, const struct attention_case
         n_rows += rows[s];
     }
     struct cache c = cache_make(l, t, ac->n_kv, ac->d_head, ac->n_seqs, max_end);
-    struct batch fill = batch_make(&c, ac->n_seqs, zero, ends);
+    struct test_batch fill = batch_make(&c, ac->n_seqs, zero, ends);
     struct mat kv = mat_random(t, fill.r.n_rows, 2 * ac->n_kv * ac->d_head, 17);
     assert_int_equal(l->ops->kv_fill(l->stream, &c.kv, kv, &none, &fill.r), 0);
-    struct batch b = batch_make(&c, ac->n_seqs, start, rows);
+    struct test_batch b = batch_make(&c, ac->n_seqs, start, rows);
     struct mat q = mat_random(DTYPE_F32, n_rows, ac->heads * ac->d_head, 18);
     struct mat out = mat_alloc(DTYPE_F32, n_rows, ac->heads * ac->d_head);
     scale_up(q, 4);

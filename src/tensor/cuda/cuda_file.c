@@ -77,7 +77,8 @@ struct known_file {
     void *handle;
 };
 
-struct batch {
+/* Reads that cuFile is given together. */
+struct file_batch {
     void *id;
     struct file_read *reads;
     void *user;
@@ -94,7 +95,7 @@ struct cuda_file_reader {
     uint8_t *into;
     struct known_file files[MAX_FILES];
     int n_files;
-    struct batch *batches; /* [n_batches], a ring: [first, first + n) are under way */
+    struct file_batch *batches; /* [n_batches], a ring: [first, first + n) are under way */
     int n_batches, first, n;
 
     struct cufile_error (*driver_open)(void);
@@ -241,7 +242,7 @@ static void forget_file(struct cuda_file_reader *r, int i)
 static bool is_in_use(const struct cuda_file_reader *r, const void *handle)
 {
     for (int i = 0; i <= r->n; i++) {
-        const struct batch *b = &r->batches[(r->first + i) % r->n_batches];
+        const struct file_batch *b = &r->batches[(r->first + i) % r->n_batches];
         for (int j = 0; j < b->n; j++)
             if (b->io[j].file == handle)
                 return true;
@@ -295,7 +296,7 @@ static int reader_submit(struct file_reader *base, struct file_read *reads, int 
     struct cuda_file_reader *r = (struct cuda_file_reader *)base;
     CHECK(n > 0 && n <= BATCH_MOST && r->n < r->n_batches);
     (void)cudaSetDevice(r->index);
-    struct batch *b = &r->batches[(r->first + r->n) % r->n_batches];
+    struct file_batch *b = &r->batches[(r->first + r->n) % r->n_batches];
     b->n = b->n_left = n;
     b->reads = reads;
     b->user = user;
@@ -333,7 +334,7 @@ static int status_of(const struct cufile_event *e, const struct file_read *read)
 
 /* cuFile does not know what became of a batch.  It is cancelled, and destroyed, which ends what is under way; the
  * reader is of no use any more. */
-static int abandon(struct cuda_file_reader *r, struct batch *b, struct cufile_error e,
+static int abandon(struct cuda_file_reader *r, struct file_batch *b, struct cufile_error e,
                    struct err *err)
 {
     (void)r->batch_cancel(b->id);
@@ -349,7 +350,7 @@ static int reader_wait(struct file_reader *base, int64_t timeout_ns, void **user
                        struct err *err)
 {
     struct cuda_file_reader *r = (struct cuda_file_reader *)base;
-    struct batch *b = &r->batches[r->first];
+    struct file_batch *b = &r->batches[r->first];
     int64_t until = clock_now_ns() + timeout_ns, left = timeout_ns;
     int rc = 0;
     *user = NULL;

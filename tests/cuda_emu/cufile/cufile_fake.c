@@ -43,7 +43,7 @@ struct event {
 enum { MOST = 64, PAGE = 4096 };
 enum { COMPLETE = 0x10, CANCELED = 0x8, FAILED = 0x40 };
 
-struct batch {
+struct fake_batch {
     unsigned room, n;
     bool canceled;
     struct io io[MOST];
@@ -60,13 +60,13 @@ struct error cuFileHandleRegister(int **file, struct descr *d);
 void cuFileHandleDeregister(int *file);
 struct error cuFileBufRegister(char *base, size_t n, int flags);
 struct error cuFileBufDeregister(const char *base);
-struct error cuFileBatchIOSetUp(struct batch **b, unsigned n);
-struct error cuFileBatchIOSubmit(struct batch *b, unsigned n, struct io *io,
+struct error cuFileBatchIOSetUp(struct fake_batch **b, unsigned n);
+struct error cuFileBatchIOSubmit(struct fake_batch *b, unsigned n, struct io *io,
                                  unsigned flags);
-struct error cuFileBatchIOGetStatus(struct batch *b, unsigned min, unsigned *n,
+struct error cuFileBatchIOGetStatus(struct fake_batch *b, unsigned min, unsigned *n,
                                     struct event *e, struct timespec *timeout);
-struct error cuFileBatchIOCancel(struct batch *b);
-void cuFileBatchIODestroy(struct batch *b);
+struct error cuFileBatchIOCancel(struct fake_batch *b);
+void cuFileBatchIODestroy(struct fake_batch *b);
 
 static struct cufile_fake f;
 static bool is_open;
@@ -172,7 +172,7 @@ struct error cuFileBufDeregister(const char *base)
     return (struct error){0, 0};
 }
 
-struct error cuFileBatchIOSetUp(struct batch **b, unsigned n)
+struct error cuFileBatchIOSetUp(struct fake_batch **b, unsigned n)
 {
     rule(is_open && n <= MOST, "a batch");
     *b = calloc(1, sizeof **b);
@@ -181,7 +181,7 @@ struct error cuFileBatchIOSetUp(struct batch **b, unsigned n)
     return (struct error){0, 0};
 }
 
-static bool is_under_way(const struct batch *b)
+static bool is_under_way(const struct fake_batch *b)
 {
     for (unsigned i = 0; i < b->n; i++)
         if (!b->ended[i])
@@ -189,7 +189,8 @@ static bool is_under_way(const struct batch *b)
     return false;
 }
 
-struct error cuFileBatchIOSubmit(struct batch *b, unsigned n, struct io *io, unsigned flags)
+struct error cuFileBatchIOSubmit(struct fake_batch *b, unsigned n, struct io *io,
+                                 unsigned flags)
 {
     rule(n > 0 && n <= b->room && flags == 0 && !is_under_way(b),
          "a batch that is not free");
@@ -217,7 +218,7 @@ struct error cuFileBatchIOSubmit(struct batch *b, unsigned n, struct io *io, uns
 }
 
 /* Its bytes arrive now. */
-static void do_read(struct batch *b, unsigned i, struct event *e)
+static void do_read(struct fake_batch *b, unsigned i, struct event *e)
 {
     const struct io *a = &b->io[i];
     size_t n = a->size - (fails(&f.short_read) ? PAGE : 0);
@@ -239,7 +240,7 @@ static void do_read(struct batch *b, unsigned i, struct event *e)
 }
 
 /* One read at a time, and now and then nothing new: who asks has to ask again. */
-struct error cuFileBatchIOGetStatus(struct batch *b, unsigned min, unsigned *n,
+struct error cuFileBatchIOGetStatus(struct fake_batch *b, unsigned min, unsigned *n,
                                     struct event *e, struct timespec *timeout)
 {
     unsigned most = *n, left = 0;
@@ -267,14 +268,14 @@ struct error cuFileBatchIOGetStatus(struct batch *b, unsigned min, unsigned *n,
     return failed;
 }
 
-struct error cuFileBatchIOCancel(struct batch *b)
+struct error cuFileBatchIOCancel(struct fake_batch *b)
 {
     b->canceled = true;
     f.n_cancels++;
     return (struct error){0, 0};
 }
 
-void cuFileBatchIODestroy(struct batch *b)
+void cuFileBatchIODestroy(struct fake_batch *b)
 {
     n_batches_now--;
     free(b);

@@ -1,5 +1,5 @@
-/* restoration.c - see restoration.h. */
-#include "sessions/restoration.h"
+/* provenance.c - see provenance.h. */
+#include "sessions/provenance.h"
 
 #include <string.h>
 
@@ -16,7 +16,7 @@ static void push_part(struct json *list, int from, int to, const char *source)
     json_push(list, o);
 }
 
-void restoration_put_plan(struct json *o, const char *key, const struct hcache_plan *p)
+void provenance_put_plan(struct json *o, const char *key, const struct hcache_plan *p)
 {
     if (p->layers[0] == 0 && p->deviation[0] == 0) {
         json_put_null(o, key);
@@ -76,18 +76,18 @@ static void put_lanes(struct json *o, const char *key, const struct hcache_lanes
         json_put_null(o, key);
 }
 
-const char *restoration_miss(const struct hcache_result *r, const char *what)
+const char *provenance_miss(const struct hcache_result *r, const char *what)
 {
     if (what[0] != 0)
         return what;
     if (r->cached_tokens >= (r->prompt_tokens - 1) / 64 * 64)
         return NULL;
-    /* A look-up that found everything, of which not all came back: the request ended before. */
+    /* The look-up found everything, but the request ended before all of it came back. */
     bool is_reason = r->miss[0] != 0 && strcmp(r->miss, "complete") != 0;
     return is_reason ? r->miss : "the request ended before its state was restored";
 }
 
-struct json *restoration_json(const struct hcache_result *r, const char *what)
+struct json *provenance_json(const struct hcache_result *r, const char *what)
 {
     struct json *o = json_new_object(), *parts = json_new_array();
     push_part(parts, 0, r->device_tokens, "device");
@@ -97,9 +97,9 @@ struct json *restoration_json(const struct hcache_result *r, const char *what)
     json_put_int(o, "cached_tokens", r->cached_tokens);
     json_put_int(o, "generated_tokens", r->n_tokens);
     json_put(o, "prefix", parts);
-    json_put_string(o, "miss", restoration_miss(r, what));
+    json_put_string(o, "miss", provenance_miss(r, what));
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
-    restoration_put_plan(o, "plan", &r->plan);
+    provenance_put_plan(o, "plan", &r->plan);
     put_lanes(o, "predicted", &r->predicted);
     put_lanes(o, "measured", &r->measured);
     json_put(o, "timings", timings_of(&r->timings));
