@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/learning.h"
+#include "policy/save_kinds.h"
 #include "state/profile.h"
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -95,17 +96,21 @@ static int stored_tokens(const struct restore_found *f, int n)
     return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + f->hits[n - 1].n_tokens;
 }
 
-/* Returns how many of the found chunks may be used. A partial chunk that lacks records which are to
- * be saved is computed again, so that the full chunk that it becomes has them all. */
-static int usable_hits(const struct seq *s, const struct restore_found *f)
+/* Returns how many of the found chunks may be used. */
+static int count_usable(const struct seq *s, const struct restore_found *f)
 {
-    int n = f->n_hits;
-    if (n == 0 || f->hits[n - 1].n_tokens == STORE_CHUNK_TOKENS || s->shared->saver == NULL)
-        return n;
-    return save_can_continue(&s->req.save, s->shared->model->cfg.n_layers,
-                             &f->hits[n - 1].mask)
-               ? n
-               : n - 1;
+    int n_layers = s->shared->model->cfg.n_layers;
+    uint8_t stored[STORE_MAX_LAYERS];
+    if (f->n_hits == 0)
+        return 0;
+    const struct store_hit *last = &f->hits[f->n_hits - 1];
+    save_stored_kinds(&last->mask, n_layers, stored);
+    const struct save_kinds_found found = {.n_chunks = f->n_hits,
+                                           .has_partial = last->n_tokens <
+                                                          STORE_CHUNK_TOKENS,
+                                           .stored = stored};
+    const uint8_t *wanted = s->shared->saver == NULL ? NULL : s->req.save.kinds;
+    return save_kinds_usable(&found, wanted, n_layers);
 }
 
 /* Merges neighbouring chunks with equal records into ranges. */
@@ -146,7 +151,7 @@ static int make_plan(struct restore_phase *g, struct seq *s, const struct restor
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
     req.may_deviate = !s->req.plan_strict;
-    int n_hits = usable_hits(s, f);
+    int n_hits = count_usable(s, f);
     int n_ranges = make_ranges(g, f->hits + first, n_hits - first);
     int64_t n_new = s->n_tokens - stored_tokens(f, n_hits);
     if (rc == 0)
@@ -233,7 +238,7 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
              f->err.code != 0 ? f->err.msg : f->why);
     s->out.differs_at = f->differs_at;
-    int n_hits = usable_hits(s, f);
+    int n_hits = count_usable(s, f);
     if (stored_tokens(f, n_hits) <= s->n_done) {
         end(g, s, n_hits);
         return;
@@ -287,7 +292,7 @@ static void tell_lost(struct seq *s, const struct restore_result *r)
 /* The restore has ended: every chunk has come back, or was lost. */
 static void finish(struct restore_phase *g, struct seq *s)
 {
-    int n_hits = usable_hits(s, restore_found(s->restore));
+    int n_hits = count_usable(s, restore_found(s->restore));
     struct restore_result *r = &s->out.restore;
     if (!s->was_preempted && s->n_planned > 0)
         lanes_measure(&s->measured, s->restore);
@@ -379,9 +384,8 @@ static void work_beside(struct restore_phase *g, const struct restore_phase_budg
     beside_earn(&g->credit, b->batch_ns);
     while (beside_may_work(&g->credit) && restore_pipeline_work(g->pipeline, g->credit.ns))
         beside_pay(&g->credit, restore_pipeline_cost_ns(g->pipeline));
-    if (g->fused.n < BESIDE_LEAST_FUSED)
-        return;
-    int left = b->rows_left * g->shared->model->cfg.n_layers;
+    int n_layers = g->shared->model->cfg.n_layers;
+    int left = beside_fused_rows(g->fused.n, b->rows_left, n_layers);
     for (int n = 0; left > 0 && fuse(g, left, &n);)
         left -= n;
 }

@@ -55,6 +55,11 @@ int beside_rows_left(int step_rows, int rows_beside, int n_decodes, int n_rows)
     return of_step < of_prompts ? of_step : of_prompts;
 }
 
+int beside_fused_rows(int n_new, int rows_left, int n_layers)
+{
+    return n_new < BESIDE_LEAST_FUSED || rows_left <= 0 ? 0 : rows_left * n_layers;
+}
+
 int beside_rows(const struct beside_speed *s)
 {
     return sched_rows_beside(s->decode_ns, s->row_ns, BESIDE_STRETCH, BESIDE_LEAST_ROWS);

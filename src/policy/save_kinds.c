@@ -109,3 +109,10 @@ bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stored, int n_laye
             return false;
     return true;
 }
+
+int save_kinds_usable(const struct save_kinds_found *f, const uint8_t *wanted, int n_layers)
+{
+    bool is_continued = f->n_chunks > 0 && f->has_partial && wanted != NULL;
+    bool lacks = is_continued && !save_kinds_suffice(wanted, f->stored, n_layers);
+    return lacks ? f->n_chunks - 1 : f->n_chunks;
+}

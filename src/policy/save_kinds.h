@@ -35,8 +35,21 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
                           uint8_t *kinds, struct err *err);
 
-/* Whether a stored chunk has everything that is to be saved, so that it need not be computed
- * again to be saved. */
+/* Returns whether a stored chunk has all records that are to be saved, so that it need not be
+ * computed again to be saved. */
 bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stored, int n_layers);
+
+/* Chunks of a context that were found in the store. */
+struct save_kinds_found {
+    int n_chunks;
+    bool has_partial;      /* the last chunk holds fewer tokens than a full one */
+    const uint8_t *stored; /* [n_layers] records of the last chunk */
+};
+
+/* Returns how many of the found chunks a restore may use: all, or all but the last one. A partial
+ * chunk that lacks wanted records is computed again, so that the full chunk that it becomes has
+ * them all. wanted: [n_layers], NULL: nothing is saved. */
+int save_kinds_usable(const struct save_kinds_found *f, const uint8_t *wanted,
+                      int n_layers);
 
 #endif

@@ -271,14 +271,19 @@ static bool saves_nothing(const struct save_policy *p, int n_layers)
     return true;
 }
 
-bool save_can_continue(const struct save_policy *p, int n_layers,
-                       const struct store_mask *mask)
+void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kinds)
+{
+    for (int l = 0; l < n_layers; l++)
+        kinds[l] = (uint8_t)((store_mask_has(mask, l, STORE_HIDDEN) ? SAVE_HIDDEN : 0) |
+                             (store_mask_has(mask, l, STORE_KV) ? SAVE_KV : 0));
+}
+
+/* Returns whether the tail of the sequence has all records that are to be saved. */
+static bool tail_suffices(const struct save_seq *q, int n_layers)
 {
     uint8_t stored[STORE_MAX_LAYERS];
-    for (int l = 0; l < n_layers; l++)
-        stored[l] = (uint8_t)((store_mask_has(mask, l, STORE_HIDDEN) ? SAVE_HIDDEN : 0) |
-                              (store_mask_has(mask, l, STORE_KV) ? SAVE_KV : 0));
-    return save_kinds_suffice(p->kinds, stored, n_layers);
+    save_stored_kinds(&q->tail.mask, n_layers, stored);
+    return save_kinds_suffice(q->policy.kinds, stored, n_layers);
 }
 
 struct save_seq *save_open(struct saver *s, const struct save_begin *b)
@@ -302,7 +307,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     if (b->first_token % STORE_CHUNK_TOKENS == 0)
         return q;
     q->tail = store_hold(s->o.store, b->tail);
-    CHECK(save_can_continue(b->policy, s->o.model->cfg.n_layers, &q->tail.mask));
+    CHECK(tail_suffices(q, s->o.model->cfg.n_layers));
     return q;
 }
 

@@ -111,10 +111,9 @@ struct save_begin {
     /* Its tail is for many to continue: it is not superseded by the first that does. */
     bool is_document;
 };
-/* Whether a partial chunk with these records can be continued under a policy: it has all that the policy
- * asks for.  (Else the chunk that it becomes could not have them.) */
-bool save_can_continue(const struct save_policy *p, int n_layers,
-                       const struct store_mask *mask);
+/* Fills kinds [n_layers] with SAVE_ bits: the records that a stored chunk has. A partial chunk is
+ * continued only if save_kinds_usable says so. */
+void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kinds);
 /* Begins saving a sequence.  NULL where there is nothing to be saved: every function below takes that
  * for a sequence that is not saved. */
 struct save_seq *save_open(struct saver *s, const struct save_begin *b);

@@ -126,6 +126,18 @@ static void fused_rows_are_left_over(void **state)
     assert_int_equal(beside_rows_left(512, 36, 4, 40), 0);
 }
 
+/* Fewer new tokens than BESIDE_LEAST_FUSED wait for the batch; the others get the rows that are
+ * left, through every layer. */
+static void few_new_tokens_are_not_fused_beside_decodes(void **state)
+{
+    (void)state;
+    assert_int_equal(beside_fused_rows(63, 36, 4), 0);
+    assert_int_equal(beside_fused_rows(64, 36, 4), 144);
+    assert_int_equal(beside_fused_rows(500, 1, 4), 4);
+    assert_int_equal(beside_fused_rows(500, 0, 4), 0);
+    assert_int_equal(beside_fused_rows(500, -3, 4), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -138,6 +150,7 @@ int main(void)
         cmocka_unit_test(speeds_are_learned_from_the_steps_that_show_them),
         cmocka_unit_test(prompts_stretch_a_step),
         cmocka_unit_test(fused_rows_are_left_over),
+        cmocka_unit_test(few_new_tokens_are_not_fused_beside_decodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

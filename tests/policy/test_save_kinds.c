@@ -132,6 +132,25 @@ static void a_chunk_suffices_with_all_wanted_records(void **state)
     assert_true(save_kinds_suffice(wanted, (uint8_t[3]){H, 0, 0}, 2));
 }
 
+/* A partial chunk is continued only with all wanted records; full chunks are used as they are. */
+static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
+{
+    (void)state;
+    const uint8_t wanted[2] = {H, K}, has_all[2] = {B, K}, lacks[2] = {H, H};
+    struct save_kinds_found f = {.n_chunks = 3, .has_partial = true, .stored = has_all};
+    assert_int_equal(save_kinds_usable(&f, wanted, 2), 3);
+    f.stored = lacks;
+    assert_int_equal(save_kinds_usable(&f, wanted, 2), 2);
+    assert_int_equal(save_kinds_usable(&f, wanted, 1), 3); /* layer 0 has what it needs */
+    assert_int_equal(save_kinds_usable(&f, NULL, 2), 3);   /* nothing is saved */
+    f.has_partial = false;
+    assert_int_equal(save_kinds_usable(&f, wanted, 2), 3);
+    f = (struct save_kinds_found){.n_chunks = 1, .has_partial = true, .stored = lacks};
+    assert_int_equal(save_kinds_usable(&f, wanted, 2), 0);
+    f.n_chunks = 0;
+    assert_int_equal(save_kinds_usable(&f, wanted, 2), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -140,6 +159,7 @@ int main(void)
         cmocka_unit_test(plans_that_have_less_compute_want_kv),
         cmocka_unit_test(growth_is_planned_for),
         cmocka_unit_test(a_chunk_suffices_with_all_wanted_records),
+        cmocka_unit_test(a_partial_chunk_is_used_with_all_wanted_records),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
