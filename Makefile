@@ -57,7 +57,7 @@ ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8
 # from PTX when they load it.
 NVCC        := $(shell command -v nvcc 2>/dev/null)
 CUDA        ?= $(if $(and $(NVCC),$(filter release,$(VARIANT))),1,0)
-CUDA_SRC    := $(sort $(wildcard src/tensor/cuda/*.c))
+CUDA_SRC    := $(sort $(wildcard src/tensor/cuda/*.c src/tensor/cuda/untried/*.c))
 CUDA_KERNEL := $(sort $(wildcard src/tensor/cuda/*.cu))
 CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NVCC_FLAGS  := -std=c++17 -O3 -Isrc -MD -MP --fmad=true -Xcompiler -fPIC,-fvisibility=hidden \

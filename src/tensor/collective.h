@@ -7,7 +7,7 @@
  *
  * Two forms: one for ranks that can reach each other's memory (the ranks of a CPU, or several on one GPU;
  * collective_memory.c), whose sum runs over the ranks in ascending order, so that a row's bits depend on
- * the number of ranks alone; and NCCL's (cuda/cuda_nccl.c), one rank a GPU, whose order is its own. */
+ * the number of ranks alone; and NCCL's (cuda/untried/nccl.c), one rank a GPU, whose order is its own. */
 #ifndef TENSOR_COLLECTIVE_H
 #define TENSOR_COLLECTIVE_H
 

@@ -3,7 +3,7 @@
  *   group.c              the group's memory, streams and events, rank by rank
  *   group_ops.c          the group's table of operations
  *   collective_memory.c  exchanges between ranks that reach each other's memory
- *   cuda/cuda_nccl.c     exchanges between GPUs */
+ *   cuda/untried/nccl.c  exchanges between GPUs */
 #ifndef TENSOR_GROUP_IMPL_H
 #define TENSOR_GROUP_IMPL_H
 

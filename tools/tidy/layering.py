@@ -32,6 +32,9 @@ PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "requests", "se
 APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/main.c"}
 FREE = ("tests/", "bench/", "apps/", "examples/")
 
+# Only the CUDA backend sees its parts that no GPU has run.
+UNTRIED = "tensor/cuda/untried/"
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
 
@@ -70,6 +73,8 @@ for path in files:
         continue
     for header in INCLUDE.findall(text):
         n += 1
+        if header.startswith(UNTRIED) and not path.startswith("src/tensor/cuda/"):
+            bad.append(f'{path}: "{header}" is private to src/tensor/cuda')
         layer = layer_of(header)
         if layer == "build_id.h" and folder == "apps" or layer is None or layer in allowed:
             continue

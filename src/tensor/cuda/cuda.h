@@ -1,7 +1,9 @@
 /* cuda.h - the CUDA backend, private to src/tensor/cuda.
  *
- * A device is one GPU; several work as a group (tensor/group.h).  The C files hold what runs on the host (memory, streams, batches on their way up, cuBLAS);
- * the kernels are in k_*.cu behind launch.h.
+ * A device is one GPU; several work as a group (tensor/group.h).  The C files run on the host:
+ * memory, streams, batches on their way up, cuBLAS.  The kernels are in k_*.cu behind launch.h.
+ * Graphs, early launches, cuFile and NCCL are in untried/ behind untried/untried.h: no GPU has run
+ * them, and the backend works without each.
  *
  * Activations have the state dtype between operations (device.act_is_state), the residual sum inside
  * a layer and the logits f32; products accumulate in f32.  With cuBLAS, and with attention in tiles
@@ -102,10 +104,6 @@ cudaError_t cuda_memory_take(struct cuda_memory *m, size_t bytes, void **out);
 void cuda_memory_give(struct cuda_memory *m, void *p); /* NULL is allowed */
 size_t cuda_memory_unused(struct cuda_memory *m);      /* of what was reserved */
 
-/* --- cuda_file.c: cuFile, loaded when first needed --- */
-int cuda_file_reader_open(struct device *d, const struct buf *into, int n_batches,
-                          struct file_reader **out, struct err *err);
-
 /* --- cuda_upload.c --- */
 int upload_create(struct cuda_memory *m, struct upload *u, size_t half_bytes);
 void upload_destroy(struct cuda_memory *m, struct upload *u);
@@ -119,13 +117,6 @@ int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch
  * too small, to where upload_batch brings it. */
 int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
                   size_t image_bytes);
-
-/* --- cuda_record.c: a stream's recorded graphs --- */
-#define RECORDER_BYTES ((size_t)1 << 20) /* of device memory */
-int recorder_create(struct cuda_memory *m, bool off, struct recorder **out);
-void recorder_destroy(struct cuda_memory *m, struct recorder *r);
-int cuda_record(struct stream *s, const struct ragged *r, uint64_t key, const void *at,
-                int (*queue)(void *arg), void *arg); /* ops.record */
 
 /* --- cuda_blas.c: cuBLAS, loaded when first needed --- */
 int cuda_blas_open(struct cuda_blas **out, struct err *err);

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "tensor/cuda/untried/untried.h"
 
 enum {
     UPLOAD_HALF = 4 << 20,
@@ -371,20 +372,6 @@ static const struct device_vtable cuda_vtable = {
 /* 512 rows of a model of 7B are 64 of a product's tiles of 128 x 256, for over 100 multiprocessors. */
 enum { BATCH_ROWS = 2048 };
 
-int gpu_launch_early;
-
-/* Not measured yet, so it has to be asked for. */
-static int choose_early(bool on, const struct cudaDeviceProp *prop, struct err *err)
-{
-    if (on && prop->major < 9)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "--cuda-early on: %s has compute capability %d.%d; 9.0 or later is "
-                       "needed",
-                       prop->name, prop->major, prop->minor);
-    gpu_launch_early = on;
-    return 0;
-}
-
 static const char *const math_names[] = {
     [GPU_FAST] = "fast", [GPU_FIXED] = "fixed", [GPU_EXACT] = "exact", NULL};
 static const char *const numerics_names[] = {
@@ -437,7 +424,7 @@ int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
             err, ERR_UNSUPPORTED,
             "device cuda: %s has compute capability %d.%d; 8.0 or later is needed",
             prop.name, prop.major, prop.minor);
-    rc = choose_early(c.early, &prop, err);
+    rc = early_choose(c.early, &prop, err);
     if (rc != 0)
         return rc;
     struct cuda_device *d = xcalloc(1, sizeof *d);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "tensor/cuda/untried/untried.h"
 
 static struct gpu_mat gpu(struct mat a)
 {

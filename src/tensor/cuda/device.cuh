@@ -16,31 +16,25 @@
 #include <cuda_runtime.h>
 
 #include "tensor/cuda/launch.h"
+#include "tensor/cuda/untried/early.h"
 
 template <typename... P, typename... A>
 static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                    cudaStream_t stream, A... args)
 {
     cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t how = {grid,   block,  shared,
-                              stream, &early, gpu_launch_early ? 1u : 0u};
+    cudaLaunchConfig_t how = {grid, block, shared, stream, nullptr, 0};
+    early_launch(&how, &early);
     cudaLaunchKernelEx(&how, kernel,
                        static_cast<P>(args)...); /* faults: cudaGetLastError */
 }
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                   \
     launch(kernel, dim3(grid), dim3(block), (shared), (stream), __VA_ARGS__)
 
-/* First line of every kernel.  Launched early its blocks are there while what the stream has before it still
- * runs (gpu_launch_early): the kernel behind may come as early, and nothing is touched before all that
- * came before is done and can be seen. */
+/* First line of every kernel: touches nothing before the kernels in front of it have ended. */
 static __device__ __forceinline__ void await_stream()
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    early_await();
 }
 #define SHARED_DYNAMIC(name) extern __shared__ __align__(16) unsigned char name[]
 #endif

@@ -49,10 +49,6 @@ struct gpu_batch {
     const struct gpu_tile *tiles; /* [n_tiles] the other rows */
 };
 
-/* Kernels are launched while the one before in the stream still runs, to be there when it ends (programmatic
- * dependent launch: compute capability 9.0 and later).  Written when devices are opened. */
-extern int gpu_launch_early;
-
 /* How a device computes (--cuda-math): FAST is cuBLAS and whatever split a batch lends itself to; in the
  * others a row's bits do not depend on the batch.  FIXED: on tensor cores; EXACT: ops.h's arithmetic. */
 enum gpu_math { GPU_FAST, GPU_FIXED, GPU_EXACT };

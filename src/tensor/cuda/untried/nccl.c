@@ -1,4 +1,4 @@
-/* cuda_nccl.c - exchanges between GPUs: NCCL, opened when a group is.  No machine of ours has had two.
+/* nccl.c - exchanges between GPUs: NCCL, opened when a group is.  No machine of ours has had two.
  *
  * One process and one thread have all ranks (ncclCommInitAll), so each exchange is a group call over them,
  * queued on the ranks' own streams.  NCCL's rules, and what follows here:
@@ -13,7 +13,7 @@
  *     later exchange of the stage fails.  Errors that show only later are asked for before each exchange.
  *
  * NCCL's header need not be there: the few declarations that are used are its stable interface. */
-#include "tensor/cuda/cuda.h"
+#include "tensor/cuda/untried/untried.h"
 
 #include <dlfcn.h>
 #include <errno.h>

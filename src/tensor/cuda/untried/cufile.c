@@ -1,4 +1,4 @@
-/* cuda_file.c - reads from files into the GPU's memory: GPUDirect Storage by cuFile, opened when a restore pipeline is.
+/* cufile.c - reads from files into the GPU's memory: GPUDirect Storage by cuFile, opened when a restore pipeline is.
  *
  * Only where it is direct: cuFile's compatibility mode reads to host memory and copies, which this program does
  * better itself, verified by tests.  So that mode is forbidden before the driver is opened
@@ -11,7 +11,7 @@
  * for in the order of their beginning, with a timeout: a disk that does not answer is cancelled, not waited for.
  *
  * cuFile's header need not be there: the few declarations that are used are those of versions 1.14 and 1.20, equal. */
-#include "tensor/cuda/cuda.h"
+#include "tensor/cuda/untried/untried.h"
 
 #include <dlfcn.h>
 #include <errno.h>

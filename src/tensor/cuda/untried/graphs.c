@@ -1,4 +1,4 @@
-/* cuda_record.c - CUDA graphs: what is queued again and again, a layer of a decode, is recorded once and then
+/* graphs.c - CUDA graphs: what is queued again and again, a layer of a decode, is recorded once and then
  * replayed with one call.
  *
  * A graph holds addresses and grid sizes, so what differs between two decodes of as many rows must not show
@@ -9,7 +9,7 @@
  * The first time something comes it is queued as it is (libraries load their kernels then, which a
  * recording does not allow); the second time it is recorded.  Where that fails, a warning says so, once, and
  * all goes on without. */
-#include "tensor/cuda/cuda.h"
+#include "tensor/cuda/untried/untried.h"
 
 #include <errno.h>
 #include <stdlib.h>
