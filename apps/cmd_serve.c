@@ -286,18 +286,6 @@ static int read_keys(const struct serve_args *a, struct keys *k, struct err *err
 
 /* --- serving ---------------------------------------------------------------------------------- */
 
-/* The model folder's own name. */
-static char *name_of(const char *model)
-{
-    size_t n = strlen(model);
-    while (n > 1 && model[n - 1] == '/')
-        n--;
-    size_t begin = n;
-    while (begin > 0 && model[begin - 1] != '/')
-        begin--;
-    return strndup(model + begin, n - begin);
-}
-
 /* A descriptor per connection, and some for everything else. */
 static void raise_descriptors(int max_connections)
 {
@@ -409,7 +397,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
     struct conversations *conversations = NULL;
     struct err err = {0};
     struct hcache_err herr = {0};
-    char *name = a->name != NULL ? strdup(a->name) : name_of(a->engine.o.model);
+    char *name = a->name != NULL ? strdup(a->name) : engine_model_name(a->engine.o.model);
     char answers[4096];
     bool on_disk = a->engine.o.n_store > 0;
     snprintf(answers, sizeof answers, "%s/answers", on_disk ? a->engine.o.store[0] : "");

@@ -114,4 +114,16 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
     return 0;
 }
 
+/* The model's own name, that of its folder or file: from malloc. */
+static inline char *engine_model_name(const char *model)
+{
+    size_t n = strlen(model);
+    while (n > 1 && model[n - 1] == '/')
+        n--;
+    size_t begin = n;
+    while (begin > 0 && model[begin - 1] != '/')
+        begin--;
+    return strndup(model + begin, n - begin);
+}
+
 #endif

@@ -20,6 +20,7 @@ struct cmd {
 static const struct cmd cmds[] = {
     {"run", cmd_run, "generates text, restoring what is stored of the prompt"},
     {"serve", cmd_serve, "serves a model over HTTP, as OpenAI's API does"},
+    {"batch", cmd_batch, "answers a file of requests, as fast as the machine can"},
     {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
     {"profile", cmd_profile,
      "measures what restoring costs on this machine, for the planner"},

@@ -16,6 +16,7 @@ extern const struct opt_cmd *const options_of_ppl;
 extern const struct opt_cmd *const options_of_model_info;
 extern const struct opt_cmd *const options_of_model_synth;
 extern const struct opt_cmd *const options_of_model_pack;
+extern const struct opt_cmd *const options_of_batch;
 extern const struct opt_cmd *const options_of_ingest;
 extern const struct opt_cmd *const options_of_tokenize;
 extern const struct opt_cmd *const options_of_plan;

@@ -72,10 +72,10 @@ static int read_texts(struct hcache *h, const struct json *v, struct prompts *ps
     if (json_kind(first) == JSON_KIND_INT)
         return add_ids(ps, v, f);
     size_t n = json_count(v);
-    if (n > MAX_PROMPTS)
+    if (n > REQUEST_MAX_PROMPTS)
         return fault_set(f, 400, NULL, "prompt",
                          "'prompt' has %zu prompts; at most %d are allowed", n,
-                         MAX_PROMPTS);
+                         REQUEST_MAX_PROMPTS);
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct json *one = json_at(v, i);

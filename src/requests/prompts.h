@@ -6,10 +6,10 @@
 #include "requests/request.h"
 #include "sessions/prompt.h"
 
-enum { MAX_PROMPTS = 16 }; /* of one text completion */
+enum { REQUEST_MAX_PROMPTS = 16 }; /* of one text completion */
 
 struct prompts {
-    struct prompt_ids p[MAX_PROMPTS];
+    struct prompt_ids p[REQUEST_MAX_PROMPTS];
     int n;
     struct prompt_text text; /* of a chat; of a text completion it is empty */
     char what[200];          /* a miss reason that tokenizing found, or "" */

@@ -144,7 +144,10 @@ static struct json *usage(const struct generation *g)
     json_put_int(o, "completion_tokens", completion);
     json_put_int(o, "total_tokens", prompt + completion);
     json_put_int(details, "cached_tokens", cached);
-    json_put(o, "prompt_tokens_details", details);
+    if (g->client.repeatable)
+        json_free(details);
+    else
+        json_put(o, "prompt_tokens_details", details);
     return o;
 }
 
@@ -248,7 +251,8 @@ static struct json *answer(struct generation *g)
     }
     json_put(o, "choices", choices);
     json_put(o, "usage", usage(g));
-    json_put(o, "timings", shape_timings(g, &g->choice[0]));
+    if (!g->client.repeatable)
+        json_put(o, "timings", shape_timings(g, &g->choice[0]));
     return o;
 }
 

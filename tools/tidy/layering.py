@@ -23,13 +23,14 @@ MAY = {
     "src/service": ["hcache.h", "engine", "state", "model", "kvcache", "store", "policy", "tensor", "io", "format", "base"],
     "src/sessions": ["hcache.h", "format", "base"],
     "src/requests": ["hcache.h", "sessions", "format", "base"],
+    "src/batch": ["hcache.h", "requests", "sessions", "policy", "format", "base"],
     "src/server": ["hcache.h", "requests", "sessions", "format", "base"],
     "include": [],
     "sim": ["policy", "format", "base"],
 }
 # Programs see the library as its users do; tool commands may look inside.
-PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "requests", "server"]
-APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/main.c"}
+PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "requests", "batch", "server"]
+APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_batch.c", "apps/main.c"}
 FREE = ("tests/", "bench/", "apps/", "examples/")
 
 # Only the CUDA backend sees its parts that no GPU has run.

@@ -1,0 +1,346 @@
+/* cmd_batch.c - `hcache batch`: answers a file of requests, in OpenAI's batch format.
+ *
+ * Wiring, options, progress and the summary; batch/job.h does the work.  The first SIGTERM or SIGINT stops
+ * the job after the engine's present step, the second ends the process at once.  Both lose nothing that
+ * was written. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "apps/cmds.h"
+#include "apps/engine_options.h"
+#include "apps/option_tables.h"
+#include "base/clock.h"
+#include "base/opt.h"
+#include "base/plural.h"
+#include "batch/estimate.h"
+#include "batch/job.h"
+#include "format/json.h"
+#include "hcache.h"
+#include "requests/prompts.h"
+
+struct batch_args {
+    struct engine_args engine;
+    const char *in, *out, *errors, *name;
+    int lookahead;
+    bool plain_chat, parse_special, json;
+};
+
+static const struct opt positionals[] = {
+    OPT_MODEL(struct batch_args,
+              "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights"),
+    {0},
+};
+
+static const struct opt options[] = {
+    {"in", OPT(struct batch_args, in), .required = true, .arg = "FILE",
+     .help = "the requests, one JSON object a line, as OpenAI's batch API has them; - is "
+             "standard input"},
+    {"out", OPT(struct batch_args, out), .required = true, .arg = "FILE",
+     .help =
+         "where the answers go, one line each; a file of an earlier run is continued; - "
+         "is standard output"},
+    {"errors", OPT(struct batch_args, errors), .arg = "FILE",
+     .help = "where the lines of requests that failed go; the file of the answers by "
+             "default"},
+    {"max-sequences", OPT(struct batch_args, engine.o.max_sequences), .arg = "N",
+     .def = "8", .min = 1, .max = 256, .help = "answers that are generated at once"},
+    {"lookahead", OPT(struct batch_args, lookahead), .arg = "N", .def = "4096", .min = 1,
+     .max = 1 << 20,
+     .help =
+         "requests that are read ahead, to compute the beginnings that they share once"},
+    {"served-name", OPT(struct batch_args, name), .arg = "NAME",
+     .help = "of the model, as requests name it; its folder's name by default"},
+    OPT_STORE(struct batch_args,
+              "where state is kept and found, one directory per device; \"memory\" for "
+              "DRAM; without it shared beginnings stay in the KV cache only"),
+    OPT_STORE_CAP(struct batch_args),
+    OPT_MAX_CONTEXT(struct batch_args),
+    {"kv-tokens", OPT(struct batch_args, engine.o.kv_tokens), .arg = "N", .def = "0",
+     .help = "tokens that the KV cache holds for all sequences together; 0: a context for "
+             "each, in a quarter of this machine's memory at most"},
+    {"plain-chat", OPT(struct batch_args, plain_chat),
+     .help = "allow chats where the model has no chat template, as lines \"role: text\""},
+    {"parse-special", OPT(struct batch_args, parse_special),
+     .help = "read special tokens in messages as special tokens; by default they are text"},
+    OPT_COMPUTE(struct batch_args),
+    OPT_BATCH_ROWS(struct batch_args),
+    OPT_SAVE_BUFFER(struct batch_args),
+    {"json", OPT(struct batch_args, json),
+     .help = "print the summary as one JSON object on standard output"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "batch",
+    .summary =
+        "Answers a file of requests in OpenAI's batch format.  Interrupted or killed, "
+        "the same command goes on where it was.  The exit code is 0 only if all "
+        "requests were answered and none failed.",
+    .positionals = positionals,
+    .options = options,
+    .examples =
+        "  hcache batch models/demo --in requests.jsonl --out answers.jsonl\n"
+        "  hcache batch models/demo --in - --out - --errors failed.jsonl <requests.jsonl\n",
+    .values_bytes = sizeof(struct batch_args),
+};
+const struct opt_cmd *const options_of_batch = &cmd;
+
+/* --- signals ---------------------------------------------------------------------------------- */
+
+struct signals {
+    sigset_t set;
+    pthread_mutex_t lock; /* protects: */
+    struct batch *job;    /* NULL: it does not run */
+    bool is_asked;
+};
+
+static void *signal_main(void *arg)
+{
+    struct signals *s = arg;
+    int sig;
+    while (sigwait(&s->set, &sig) != 0)
+        ;
+    pthread_mutex_lock(&s->lock);
+    s->is_asked = true;
+    if (s->job == NULL) {
+        (void)!write(STDERR_FILENO, "hcache batch: stopped\n", 22);
+        _exit(1);
+    }
+    batch_stop(s->job);
+    pthread_mutex_unlock(&s->lock);
+    while (sigwait(&s->set, &sig) != 0)
+        ;
+    (void)!write(STDERR_FILENO, "hcache batch: stopped at once\n", 30);
+    _exit(1);
+}
+
+static int catch_signals(struct signals *s)
+{
+    pthread_t thread;
+    *s = (struct signals){.lock = PTHREAD_MUTEX_INITIALIZER};
+    sigemptyset(&s->set);
+    sigaddset(&s->set, SIGTERM);
+    sigaddset(&s->set, SIGINT);
+    (void)signal(SIGPIPE, SIG_IGN);
+    int rc = pthread_sigmask(SIG_BLOCK, &s->set, NULL);
+    if (rc == 0)
+        rc = pthread_create(&thread, NULL, signal_main, s);
+    if (rc == 0)
+        pthread_detach(thread); /* it ends with the process */
+    return rc;
+}
+
+/* --- progress --------------------------------------------------------------------------------- */
+
+struct shown {
+    bool is_terminal, drawn;
+    int64_t at_ns;
+};
+
+/* On a terminal the line is drawn again and again, elsewhere one is printed every half minute. */
+static void show(void *arg, const struct batch_counts *c)
+{
+    struct shown *s = arg;
+    char of[32] = "";
+    int64_t now = clock_now_ns();
+    if (now - s->at_ns < (s->is_terminal ? INT64_C(500000000) : INT64_C(30000000000)))
+        return;
+    s->at_ns = now;
+    char left[64];
+    estimate_range_text(c->left_low_s, c->left_high_s, left, sizeof left);
+    if (c->total_lines > 0)
+        snprintf(of, sizeof of, " of %llu", (unsigned long long)c->total_lines);
+    fprintf(stderr, "%shcache batch: %llu%s lines done, %llu failed, %.1f tokens/s%s%s%s",
+            s->is_terminal ? "\r" : "", (unsigned long long)c->n_done, of,
+            (unsigned long long)c->n_failed,
+            c->elapsed_s > 0 ? (double)c->generated_tokens / c->elapsed_s : 0,
+            left[0] != 0 ? ", " : "", left, s->is_terminal ? "\033[K" : "\n");
+    s->drawn = s->is_terminal;
+}
+
+static void show_nothing(struct shown *s)
+{
+    if (s->drawn)
+        fprintf(stderr, "\r\033[K");
+    s->drawn = false;
+}
+
+/* --- the summary ------------------------------------------------------------------------------ */
+
+static double per_s(uint64_t n, double s)
+{
+    return s > 0 ? (double)n / s : 0;
+}
+
+static uint64_t computed_tokens(const struct batch_counts *c)
+{
+    return c->prompt_tokens - c->device_tokens - c->restored_tokens;
+}
+
+static void print_summary(const struct batch_counts *c)
+{
+    double n = c->n_answers > 0 ? (double)c->n_answers / 1000 : 1;
+    fprintf(stderr,
+            "hcache batch: %llu line%s done, %llu of them failed; %llu %s done before\n",
+            (unsigned long long)c->n_done, plural(c->n_done),
+            (unsigned long long)c->n_failed, (unsigned long long)c->n_skipped,
+            c->n_skipped == 1 ? "was" : "were");
+    fprintf(stderr,
+            "  tokens: %llu generated (%.1f/s), %llu in prompts (%.1f/s): %llu computed, "
+            "%llu on the device, %llu restored\n",
+            (unsigned long long)c->generated_tokens,
+            per_s(c->generated_tokens, c->elapsed_s), (unsigned long long)c->prompt_tokens,
+            per_s(c->prompt_tokens, c->elapsed_s), (unsigned long long)computed_tokens(c),
+            (unsigned long long)c->device_tokens, (unsigned long long)c->restored_tokens);
+    fprintf(
+        stderr,
+        "  time: %.2f s: %.2f reading lines, %.2f waiting for the engine, %.2f writing\n"
+        "  a mean answer: %.0f ms queued, %.0f restoring, %.0f computing its prompt, "
+        "%.0f generating\n",
+        c->elapsed_s, c->reading_s, c->waiting_s, c->writing_s, c->queue_s / n,
+        c->restore_s / n, c->prefill_s / n, c->decode_s / n);
+}
+
+static void print_json(const struct batch_counts *c)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "lines", (int64_t)c->n_lines);
+    json_put_int(o, "done", (int64_t)c->n_done);
+    json_put_int(o, "failed", (int64_t)c->n_failed);
+    json_put_int(o, "skipped", (int64_t)c->n_skipped);
+    json_put_bool(o, "stopped", c->is_stopped);
+    json_put_int(o, "prompt_tokens", (int64_t)c->prompt_tokens);
+    json_put_int(o, "device_tokens", (int64_t)c->device_tokens);
+    json_put_int(o, "restored_tokens", (int64_t)c->restored_tokens);
+    json_put_int(o, "computed_tokens", (int64_t)computed_tokens(c));
+    json_put_int(o, "generated_tokens", (int64_t)c->generated_tokens);
+    json_put_real(o, "generated_tokens_per_s", per_s(c->generated_tokens, c->elapsed_s));
+    json_put_real(o, "elapsed_s", c->elapsed_s);
+    json_put_real(o, "reading_s", c->reading_s);
+    json_put_real(o, "waiting_s", c->waiting_s);
+    json_put_real(o, "writing_s", c->writing_s);
+    json_put_real(o, "queue_s", c->queue_s);
+    json_put_real(o, "restore_s", c->restore_s);
+    json_put_real(o, "prefill_s", c->prefill_s);
+    json_put_real(o, "decode_s", c->decode_s);
+    char *text = json_text(o, 2);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+/* --- the job ---------------------------------------------------------------------------------- */
+
+/* The input's own time, so that a job that goes on gives the same lines: the present would not. */
+static int64_t time_of(const char *path)
+{
+    struct stat st;
+    if (strcmp(path, "-") == 0 || stat(path, &st) != 0)
+        return 0;
+    return (int64_t)st.st_mtim.tv_sec;
+}
+
+static void set_job(struct signals *s, struct batch *job)
+{
+    pthread_mutex_lock(&s->lock);
+    s->job = job;
+    if (job != NULL && s->is_asked)
+        batch_stop(job);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* 0, or the exit code. */
+static int run_job(const struct batch_args *a, struct batch *job, struct shown *shown)
+{
+    struct err err = {0};
+    struct batch_counts counts;
+    int rc = batch_run(job, &err);
+    show_nothing(shown);
+    batch_counts(job, &counts);
+    print_summary(&counts);
+    if (a->json)
+        print_json(&counts);
+    if (rc == ERR_CANCELLED)
+        fprintf(stderr, "hcache batch: stopped; the same command goes on from here\n");
+    else if (rc != 0)
+        fprintf(stderr, "hcache batch: %s\n", err.msg);
+    return rc != 0 || counts.n_failed > 0 ? 1 : 0;
+}
+
+/* The files first: what is wrong with them is told before minutes of loading. */
+static int run(const struct batch_args *a, struct signals *signals)
+{
+    enum {
+        QUEUE = REQUEST_MAX_N * REQUEST_MAX_PROMPTS
+    }; /* answers that one line may want */
+    struct err err = {0};
+    struct hcache_err herr = {0};
+    struct hcache *h = NULL;
+    struct batch *job = NULL;
+    struct shown shown = {.is_terminal = isatty(STDERR_FILENO), .at_ns = clock_now_ns()};
+    char *name = a->name != NULL ? strdup(a->name) : engine_model_name(a->engine.o.model);
+    int code = 1, max = a->engine.o.max_sequences;
+    struct batch_opts o = {.client = {.model_name = name,
+                                      .plain_chat = a->plain_chat,
+                                      .parse_special = a->parse_special,
+                                      .max_queue = QUEUE},
+                           .input = a->in,
+                           .output = a->out,
+                           .errors = a->errors,
+                           .in_flight = 2 * max,
+                           .lookahead = a->lookahead,
+                           .created_s = time_of(a->in),
+                           .on_progress = show,
+                           .arg = &shown};
+    int rc = batch_open(&o, &job, &err);
+    if (rc != 0) {
+        fprintf(stderr, "hcache batch: %s\n", err.msg);
+        free(name);
+        return rc == ERR_USAGE ? 2 : 1;
+    }
+    rc = hcache_open(&a->engine.o, &h, &herr);
+    if (rc == 0)
+        rc = hcache_serve_start(h, QUEUE + 2 * max, &herr);
+    if (rc == 0) {
+        batch_model(job, h);
+        set_job(signals, job);
+        code = run_job(a, job, &shown);
+        set_job(signals, NULL);
+    } else {
+        fprintf(stderr, "hcache batch: %s\n", herr.msg);
+        code = rc == HCACHE_E_USAGE ? 2 : 1;
+    }
+    batch_close(job);
+    if (h != NULL)
+        hcache_serve_stop(h);
+    hcache_close(h);
+    free(name);
+    return code;
+}
+
+int cmd_batch(int argc, char **argv)
+{
+    struct batch_args a;
+    struct opt_parsed *parsed;
+    struct signals signals;
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    if (engine_args_finish(&a.engine, &err) == 0 && a.json && strcmp(a.out, "-") == 0)
+        err_set(&err, ERR_USAGE, "--json and --out - both write to standard output");
+    if (err.code != 0)
+        code = opt_usage(&cmd, "%s", err.msg);
+    else if (catch_signals(&signals) != 0)
+        code = 1;
+    else
+        code = run(&a, &signals);
+    opt_end(parsed);
+    return code;
+}

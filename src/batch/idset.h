@@ -1,0 +1,20 @@
+/* idset.h - a set of names of any length, 16 bytes each: of the lines that are done, and of those seen.
+ *
+ * Names are kept as the first half of their SHA-256.  One thread. */
+#ifndef BATCH_IDSET_H
+#define BATCH_IDSET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct idset {
+    unsigned char (*slots)[16]; /* all zeros: empty */
+    size_t n, cap;              /* a power of two, or 0 */
+};
+
+/* {0} is an empty set.  Returns whether the name is new. */
+bool idset_add(struct idset *s, const void *name, size_t n);
+bool idset_has(const struct idset *s, const void *name, size_t n);
+void idset_free(struct idset *s);
+
+#endif

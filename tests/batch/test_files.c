@@ -1,0 +1,384 @@
+/* test_files.c - a batch's input, its lines, and the files that a job goes on from. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "batch/estimate.h"
+#include "batch/idset.h"
+#include "batch/input.h"
+#include "batch/line.h"
+#include "batch/output.h"
+
+static char folder[] = "/tmp/hcache-batch.XXXXXX";
+
+static const char *path_of(const char *name)
+{
+    static char path[200];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static const char *put(const char *name, const char *text, size_t n)
+{
+    const char *path = path_of(name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    fclose(f);
+    return path;
+}
+
+static void assert_holds(const char *name, const char *text)
+{
+    char *got;
+    size_t n;
+    assert_int_equal(file_read(path_of(name), 1 << 30, &got, &n, NULL), 0);
+    assert_string_equal(got, text);
+    free(got);
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static void a_set_knows_what_it_was_given(void **state)
+{
+    (void)state;
+    struct idset s = {0};
+    char name[32];
+    assert_false(idset_has(&s, "", 0));
+    for (int i = 0; i < 5000; i++) {
+        int n = snprintf(name, sizeof name, "name %d", i);
+        assert_false(idset_has(&s, name, (size_t)n));
+        assert_true(idset_add(&s, name, (size_t)n));
+        assert_false(idset_add(&s, name, (size_t)n));
+    }
+    for (int i = 0; i < 5000; i++) {
+        int n = snprintf(name, sizeof name, "name %d", i);
+        assert_true(idset_has(&s, name, (size_t)n));
+    }
+    assert_int_equal(s.n, 5000);
+    idset_free(&s);
+}
+
+/* --- input ------------------------------------------------------------------------------------ */
+
+static void lines_come_one_by_one(void **state)
+{
+    (void)state;
+    static const char text[] = "one\n\n  \t\r\ntwo\r\nno line break";
+    struct input in;
+    struct err err = {0};
+    assert_int_equal(input_open(&in, put("lines", text, sizeof text - 1), &err), 0);
+    assert_int_equal(in.total_lines, 5);
+    assert_int_equal(in.total_bytes, sizeof text - 1);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
+    assert_string_equal(in.line.p, "one");
+    assert_int_equal(in.n_lines, 1);
+    assert_int_equal(input_next(&in, 0, &err),
+                     INPUT_LINE); /* blank lines are passed over */
+    assert_string_equal(in.line.p, "two\r");
+    assert_int_equal(in.n_lines, 4);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
+    assert_string_equal(in.line.p, "no line break");
+    assert_int_equal(input_next(&in, 0, &err), INPUT_END);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_END);
+    assert_int_equal(in.n_bytes, sizeof text - 1);
+    input_close(&in);
+}
+
+static void a_line_has_a_bound(void **state)
+{
+    (void)state;
+    size_t n = (size_t)INPUT_MAX_LINE + 2;
+    char *text = xmalloc(n + 4);
+    struct input in;
+    struct err err = {0};
+    memset(text, 'x', n);
+    memcpy(text + n, "\nok\n", 4);
+    assert_int_equal(input_open(&in, put("long", text, n + 4), &err), 0);
+    free(text);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_TOO_LONG);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
+    assert_string_equal(in.line.p, "ok");
+    assert_int_equal(in.n_lines, 2);
+    input_close(&in);
+}
+
+/* A pipe whose writer is slow gives no part of a line. */
+static void a_pipe_may_have_nothing_yet(void **state)
+{
+    (void)state;
+    int ends[2];
+    struct err err = {0};
+    assert_int_equal(pipe(ends), 0);
+    struct input in = {.fd = ends[0], .is_owned = true, .buf = xmalloc(256 << 10)};
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LATER);
+    assert_int_equal(write(ends[1], "ha", 2), 2);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LATER);
+    assert_int_equal(write(ends[1], "lf\nrest", 7), 7);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
+    assert_string_equal(in.line.p, "half");
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LATER);
+    close(ends[1]);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
+    assert_string_equal(in.line.p, "rest");
+    assert_int_equal(input_next(&in, 0, &err), INPUT_END);
+    input_close(&in);
+}
+
+/* --- lines ------------------------------------------------------------------------------------ */
+
+#define CHAT(id, body)                                                                     \
+    "{\"custom_id\":\"" id "\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\","      \
+    "\"body\":" body "}"
+
+static int read_as(const char *text, uint64_t number, struct idset *seen, struct line *l,
+                   struct fault *f)
+{
+    struct input in = {.n_lines = number};
+    textbuf_add(&in.line, text, strlen(text));
+    int rc = line_read(&in, INPUT_LINE, seen, l, f);
+    textbuf_free(&in.line);
+    return rc;
+}
+
+static void a_line_is_refused_with_a_code(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *code;
+    } rows[] = {
+        {"{", "invalid_json_line"},
+        {"[]", "invalid_custom_id"},
+        {"\"x\"", "invalid_json_line"},
+        {"{\"custom_id\":\"a\",\"custom_id\":\"b\"}", "invalid_json_line"},
+        {"{}", "invalid_custom_id"},
+        {CHAT("", "{}"), "invalid_custom_id"},
+        {"{\"custom_id\":7}", "invalid_custom_id"},
+        {"{\"custom_id\":\"b\"}", "invalid_method"},
+        {"{\"custom_id\":\"c\",\"method\":\"GET\"}", "invalid_method"},
+        {"{\"custom_id\":\"d\",\"method\":\"POST\"}", "invalid_url"},
+        {"{\"custom_id\":\"e\",\"method\":\"POST\",\"url\":\"/v1/nothing\"}",
+         "invalid_url"},
+        {CHAT("f", "[]"), "missing_body"},
+        {"{\"custom_id\":\"g\",\"metod\":\"POST\"}", "unknown_parameter"},
+        {CHAT("first", "{}"), "duplicate_custom_id"},
+    };
+    struct idset seen = {0};
+    struct line l;
+    struct fault f;
+    assert_int_equal(read_as(CHAT("first", "{}"), 1, &seen, &l, &f), 0);
+    assert_int_equal(l.kind, REQUEST_CHAT);
+    line_deinit(&l);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assert_int_equal(read_as(rows[i].text, 2, &seen, &l, &f), -1);
+        assert_string_equal(f.code, rows[i].code);
+        line_deinit(&l);
+    }
+    idset_free(&seen);
+}
+
+/* A request is named by its text, wherever it stands; two bad lines that are alike have two names. */
+static void names_follow_the_text(void **state)
+{
+    (void)state;
+    struct idset none = {0}, other = {0};
+    struct line a, b;
+    struct fault f;
+    assert_int_equal(read_as(CHAT("a", "{}"), 1, &none, &a, &f), 0);
+    assert_int_equal(read_as(CHAT("a", "{}"), 9, &other, &b, &f), 0);
+    assert_string_equal(a.name, b.name);
+    assert_int_equal(a.seed, b.seed);
+    line_deinit(&b);
+    assert_int_equal(read_as(CHAT("b", "{}"), 1, &none, &b, &f), 0);
+    assert_string_not_equal(a.name, b.name);
+    assert_int_not_equal(a.seed, b.seed);
+    line_deinit(&a);
+    line_deinit(&b);
+    assert_int_equal(read_as("{", 1, &none, &a, &f), -1);
+    assert_int_equal(read_as("{", 2, &none, &b, &f), -1);
+    assert_string_not_equal(a.name, b.name);
+    line_deinit(&a);
+    line_deinit(&b);
+    idset_free(&none);
+    idset_free(&other);
+}
+
+/* --- output ----------------------------------------------------------------------------------- */
+
+/* Lines of the custom_ids "a" (answered), "b" (refused), and a line that is no request. */
+static char *answer_a, *answer_b, *fault_c, id_c[80];
+
+static int make_lines(void **state)
+{
+    (void)state;
+    struct idset seen = {0};
+    struct line l;
+    struct fault f;
+    if (mkdtemp(folder) == NULL)
+        return -1;
+    (void)read_as(CHAT("a", "{}"), 1, &seen, &l, &f);
+    answer_a = line_answer(&l, 200, json_new_object());
+    line_deinit(&l);
+    (void)read_as(CHAT("b", "{}"), 2, &seen, &l, &f);
+    answer_b = line_answer(&l, 400, json_new_object());
+    line_deinit(&l);
+    (void)read_as("{", 3, &seen, &l, &f);
+    fault_c = line_fault(&l, &f);
+    snprintf(id_c, sizeof id_c, LINE_ID "%s", l.name);
+    line_deinit(&l);
+    idset_free(&seen);
+    return 0;
+}
+
+static int remove_all(void **state)
+{
+    (void)state;
+    char *command = xasprintf("rm -rf %s", folder);
+    int rc = system(command);
+    free(command);
+    free(answer_a);
+    free(answer_b);
+    free(fault_c);
+    return rc;
+}
+
+static bool is_done(const struct idset *done, const char *custom_id)
+{
+    struct textbuf name = {0};
+    output_name_answer(custom_id, &name);
+    bool has = idset_has(done, name.p, name.n);
+    textbuf_free(&name);
+    return has;
+}
+
+static void a_job_goes_on_behind_whole_lines(void **state)
+{
+    (void)state;
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    struct textbuf name = {0};
+    /* Cut anywhere in its last line, the file keeps the lines before. */
+    char *whole = xasprintf("%s\n%s\n%s\n", answer_a, fault_c, answer_b);
+    size_t two = strlen(answer_a) + strlen(fault_c) + 2;
+    for (size_t n = two; n < strlen(whole); n += n < two + 40 ? 1 : 17) {
+        assert_int_equal(output_open(&o, put("out", whole, n), &done, &err), 0);
+        assert_int_equal(o.n_lines, 2);
+        assert_int_equal(o.n_failed, 1);
+        assert_int_equal(o.n_bytes, two);
+        assert_true(is_done(&done, "a"));
+        assert_false(is_done(&done, "b"));
+        output_name_fault(id_c, &name);
+        assert_true(idset_has(&done, name.p, name.n));
+        output_add(&o, answer_b);
+        assert_int_equal(output_sync(&o, &err), 0);
+        output_close(&o);
+        assert_holds("out", whole);
+        idset_free(&done);
+    }
+    textbuf_free(&name);
+    free(whole);
+}
+
+static void what_was_not_synced_is_not_there(void **state)
+{
+    (void)state;
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    assert_int_equal(output_open(&o, put("out", "", 0), &done, &err), 0);
+    output_add(&o, answer_a);
+    output_close(&o);
+    assert_holds("out", "");
+    idset_free(&done);
+}
+
+/* A user who names the wrong file loses nothing. */
+static void a_file_of_another_kind_stays_as_it_is(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"my letters\n", "{\"custom_id\":\"a\"}\n",
+                                        "{}",           "{\"id\": \"chatcmpl-1\"}\n",
+                                        "\n",           "x"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        struct output o;
+        struct idset done = {0};
+        struct err err = {0};
+        const char *path = put("letters", texts[i], strlen(texts[i]));
+        assert_int_equal(output_open(&o, path, &done, &err), ERR_FORMAT);
+        output_close(&o);
+        assert_holds("letters", texts[i]);
+        idset_free(&done);
+    }
+}
+
+static void one_job_writes_a_file(void **state)
+{
+    (void)state;
+    struct output a, b;
+    struct idset done = {0};
+    struct err err = {0};
+    const char *path = put("out", "", 0);
+    assert_int_equal(output_open(&a, path, &done, &err), 0);
+    assert_int_equal(output_open(&b, path, &done, &err), ERR_BUSY);
+    output_close(&b);
+    output_close(&a);
+    assert_int_equal(output_open(&a, path, &done, &err), 0);
+    output_close(&a);
+    idset_free(&done);
+}
+
+/* --- the time left ---------------------------------------------------------------------------- */
+
+static void the_time_left_is_a_range(void **state)
+{
+    (void)state;
+    struct estimate e = {.lines_done = 10,
+                         .bytes_done = 1000,
+                         .lines_left = 20,
+                         .bytes_left = 6000,
+                         .is_size_known = true,
+                         .elapsed_s = 30};
+    double low, high;
+    char text[64];
+    assert_true(estimate_left(&e, &low, &high));
+    assert_true(low == 60 && high == 180); /* by lines, and by bytes */
+    estimate_range_text(low, high, text, sizeof text);
+    assert_string_equal(text, "1 to 3 min left");
+    estimate_range_text(5, 5, text, sizeof text);
+    assert_string_equal(text, "5 s left");
+    estimate_range_text(0, 0, text, sizeof text);
+    assert_string_equal(text, "");
+    struct estimate early = e, pipe = e;
+    early.lines_done = 2;
+    assert_false(estimate_left(&early, &low, &high));
+    pipe.is_size_known = false;
+    assert_false(estimate_left(&pipe, &low, &high));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_set_knows_what_it_was_given),
+        cmocka_unit_test(lines_come_one_by_one),
+        cmocka_unit_test(a_line_has_a_bound),
+        cmocka_unit_test(a_pipe_may_have_nothing_yet),
+        cmocka_unit_test(a_line_is_refused_with_a_code),
+        cmocka_unit_test(names_follow_the_text),
+        cmocka_unit_test(a_job_goes_on_behind_whole_lines),
+        cmocka_unit_test(what_was_not_synced_is_not_there),
+        cmocka_unit_test(a_file_of_another_kind_stays_as_it_is),
+        cmocka_unit_test(one_job_writes_a_file),
+        cmocka_unit_test(the_time_left_is_a_range),
+    };
+    return cmocka_run_group_tests(tests, make_lines, remove_all);
+}
