@@ -41,7 +41,8 @@ if [ -n "$dry" ]; then
     models="synth:tiny-mha:f16 synth:tiny-gqa:bf16" disk_models=synth:tiny-mha:f16
     lengths=64,128 sums_lengths=64,128 disk_lengths=64 rounds=1 device_args="--tokens 64 --width 256 --runs 1"
     save_args="--batches 1,2 --steps 8 --rounds 1 --context 64 --save-buffer 8M" resume_args="--history 64 --new 16 --rounds 1"
-    torch_args="tiny-mha:64,4,4,4,176,512 float16 64,128" torch_device=cpu greedy_args="1 2 260" exact_args="1 2 260"
+    torch_args="tiny-mha:64,4,4,4,176,512 float16 64,128" torch_device=cpu cpu_model=synth:tiny-mha cpu_lengths=64
+    first_save_args="--batches 1 --steps 8 --context 64 --save-buffer 8M" greedy_args="1 2 260" exact_args="1 2 260"
 else
     bundle=build/gpu
     hcache=$bundle/hcache test_cuda=$bundle/test_cuda
@@ -53,7 +54,8 @@ else
     models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16 synth:llama-2-13b:f16" disk_models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16"
     lengths=1024,2048,4096,8192,16384 sums_lengths=4096,16384 disk_lengths=1024,4096 rounds=5 device_args=
     save_args="--batches 1,32 --steps 64 --rounds 5 --context 512 --store-cap 24G --save-buffer 4G" resume_args="--history 4096 --new 256 --rounds 5"
-    torch_args="llama-2-7b:4096,32,32,32,11008,32000 float16 $lengths" torch_device=cuda greedy_args="20 200 1500" exact_args="4 50 1500"
+    torch_args="llama-2-7b:4096,32,32,32,11008,32000 float16 $lengths" torch_device=cuda cpu_model=synth:llama-2-13b cpu_lengths=512
+    first_save_args="--batches 1 --steps 64 --context 512 --save-buffer 4G" greedy_args="20 200 1500" exact_args="4 50 1500"
     cublas=$(find_cublas)
     plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # what is not ours has its own libraries
     export HCACHE_GPU_DIRECT=off                       # but where it is what is measured
@@ -74,7 +76,11 @@ part() {
         echo "skipped  $what: no time is left" | tee -a "$parts/parts.txt"
         return
     fi
-    timeout -k 5 "$limit" "$@" >"$parts/$what.log" 2>&1
+    if [ "$(type -t "$1")" = function ]; then # bounded by what it runs
+        "$@" >"$parts/$what.log" 2>&1
+    else
+        timeout -k 5 "$limit" "$@" >"$parts/$what.log" 2>&1
+    fi
     rc=$?
     if [ $rc -eq 0 ]; then
         echo "ok       $what ($((SECONDS - start)) s)" | tee -a "$parts/parts.txt"
@@ -95,6 +101,31 @@ restore() { # restore PLACE SECONDS MODEL:DTYPE
         --csv "$parts/restore-${model#synth:}-$place.csv"
 }
 first=${models%% *}
+
+# The CPU's products of one size by 1, 2, 4, ... threads: such a machine has many.
+# shellcheck disable=SC2317,SC2086
+cpu_threads() {
+    local t=1 of=$parts/cpu-threads.csv one=$parts/one.csv
+    echo threads,rate,unit >"$of"
+    while [ "$t" -le "$(nproc)" ]; do
+        $hcache bench device --device cpu --dtype bf16 $device_args --only product --threads "$t" --csv "$one" || return
+        tail -1 "$one" | sed 's/.*",//' | awk -F, -v t="$t" '{ print t "," $4 "," $5 }' >>"$of"
+        t=$((2 * t))
+    done
+    rm -f "$one"
+}
+
+# What decides first: copies, products, one restore by each method, the cost of saving, the CPU's threads.
+# shellcheck disable=SC2086 # lists of words
+{
+    part first-products 20 $hcache bench device --device cuda --dtype bf16 $device_args --only product --csv "$parts/first-products.csv"
+    part first-restore 45 $hcache bench restore "${first%:*}" --device cuda --dtype "${first##*:}" --store memory \
+        --lengths "${sums_lengths%%,*}" --rounds 1 --staging 512M --methods hidden,kv,auto --csv "$parts/first-restore.csv"
+    part first-save 45 $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $first_save_args \
+        --rounds 1 --save both --arms off,save --csv "$parts/first-save.csv"
+    part cpu-threads 40 cpu_threads
+    [ -n "$python" ] && "$python" tools/gpu_first.py "$parts" | tee "$parts/first.txt"
+}
 
 part parity 60 $test_cuda
 # shellcheck disable=SC2086 # lists of words
@@ -143,6 +174,9 @@ part parity 60 $test_cuda
     [ -n "$python" ] && part ranks 40 env HCACHE_TENSOR_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/ranks.csv"
     [ -n "$python" ] && part stages 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages.csv"
     part exchanges 25 env HCACHE_CUDA_RANKS=shared $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --pipeline-parallel 2 --csv "$parts/exchanges.csv"
+    # A model of 13B parameters on the processor alone.
+    part cpu-13b 120 $hcache bench restore "$cpu_model" --store memory --lengths "$cpu_lengths" --rounds 1 --methods hidden,kv,auto,recompute \
+        --csv "$parts/cpu-13b.csv"
     if [ "$n_gpus" -ge 2 ]; then
         part exchanges2 25 $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --csv "$parts/exchanges2.csv"
         for group in tensor pipeline; do
@@ -165,6 +199,8 @@ part parity 60 $test_cuda
     echo "$(date -u +%F), commit $(cat build/gpu/commit 2>/dev/null || git describe --always --dirty), ${SECONDS} s in all"
     [ -z "$dry" ] && nvidia-smi --query-gpu=driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm --format=csv
     [ -z "$dry" ] && echo "cuBLAS: ${cublas:-none}; $(nproc) processors: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-)"
+    echo
+    cat "$parts/first.txt" 2>/dev/null
     echo
     cat "$parts/parts.txt"
     if [ -n "$python" ]; then
