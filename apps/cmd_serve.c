@@ -350,8 +350,7 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
  * could not be made. */
 static bool is_disk_fault(int rc, bool is_chosen)
 {
-    return rc == -ENOSPC || rc == -EDQUOT || rc == -EIO || rc == -EROFS || rc == -ENOMEM ||
-           rc == -EACCES || rc == -EPERM || (rc == -ENOENT && !is_chosen);
+    return err_is_of_disk(rc) || rc == -ENOMEM || (rc == -ENOENT && !is_chosen);
 }
 
 /* *out NULL: none are kept.  Where the file cannot be used they are kept in memory. */

@@ -109,6 +109,7 @@ struct client {
     enum stage stage;
     int64_t failing_since_ns; /* 0: its last request did not fail */
     bool is_sent, will_cancel;
+    int n_restarts_before;              /* restarts before its request was sent */
     struct textbuf text[1 + COLD_RUNS]; /* by stage */
 };
 
@@ -123,8 +124,12 @@ struct exact {
     int64_t n_started, n_answers, n_leaked, n_wrong, n_differs, n_noise, n_errors,
         n_cancelled;
     int n_restarts;
-    int64_t retry_ns; /* no request is sent before: the server is starting */
-    char first_error[200];
+    /* Requests that a restart broke off or kept from the server.  They are no errors. */
+    int64_t n_interrupted;
+    bool
+        is_restarting; /* no request that was sent after the last restart has been answered */
+    int64_t retry_ns;      /* no request is sent before: the server is starting */
+    char first_error[200]; /* of a fault outside restarts */
 };
 
 /* --- names ------------------------------------------------------------------------------------ */
@@ -224,6 +229,7 @@ static void send(struct client *k)
     textbuf_free(&k->text[k->stage]);
     textbuf_addf(&k->text[k->stage], "%s", "");
     k->is_sent = true;
+    k->n_restarts_before = b->n_restarts;
     http_load_send(b->http, body.p, k);
     textbuf_free(&body);
 }
@@ -258,8 +264,15 @@ static void judge(struct client *k)
     k->c = NULL;
 }
 
-static void give_up(struct client *k)
+static void note_error(struct exact *b, int status, const char *error)
 {
+    if (b->first_error[0] == 0)
+        snprintf(b->first_error, sizeof b->first_error, "status %d: %.160s", status, error);
+}
+
+static void give_up(struct client *k, int status, const char *error)
+{
+    note_error(k->b, status, error);
     k->b->n_errors++;
     k->c->n_turns =
         k->b->args.turns; /* its messages end with a question that has no answer */
@@ -273,22 +286,26 @@ static void on_end(void *user, int status, const struct http_usage *u, const cha
     struct exact *b = k->b;
     (void)u;
     k->is_sent = false;
+    bool is_interrupted = k->n_restarts_before < b->n_restarts || b->is_restarting;
     if (status == 200 && error[0] == 0) {
         k->failing_since_ns = 0;
+        if (k->n_restarts_before == b->n_restarts)
+            b->is_restarting = false;
         if (k->stage == STAGE_COLD_AGAIN)
             judge(k);
         else
             k->stage++;
         return;
     }
-    if (b->first_error[0] == 0)
-        snprintf(b->first_error, sizeof b->first_error, "status %d: %.160s", status, error);
+    b->n_interrupted += is_interrupted;
+    if (!is_interrupted)
+        note_error(b, status, error);
     int64_t now = clock_now_ns();
     b->retry_ns = now + 250000000;
     if (k->failing_since_ns == 0)
         k->failing_since_ns = now;
     if (now - k->failing_since_ns > b->args.patience * (int64_t)1000000000)
-        give_up(k);
+        give_up(k, status, error);
 }
 
 /* --- the run ---------------------------------------------------------------------------------- */
@@ -313,6 +330,7 @@ static void restart(struct exact *b)
         b->n_answers < all * (b->n_restarts + 1) / (b->args.restarts + 1))
         return;
     b->n_restarts++;
+    b->is_restarting = true;
     int rc = system(b->args.restart_cmd);
     if (rc != 0)
         fprintf(stderr, "hcache bench exact: the restart command ended with status %d\n",
@@ -387,10 +405,12 @@ static void print(const struct exact *b)
             "%lld answers: %lld leaked a name of another conversation, %lld came from a "
             "wrong "
             "context, %lld differ from a cold run (%lld of the cold runs differ from each "
-            "other)\n%lld cancelled and asked for again, %d restarts, %lld failed%s%s\n",
+            "other)\n%lld cancelled and asked for again, %d restarts interrupted %lld "
+            "requests, "
+            "%lld failed%s%s\n",
             (long long)b->n_answers, (long long)b->n_leaked, (long long)b->n_wrong,
             (long long)b->n_differs, (long long)b->n_noise, (long long)b->n_cancelled,
-            b->n_restarts, (long long)b->n_errors,
+            b->n_restarts, (long long)b->n_interrupted, (long long)b->n_errors,
             b->first_error[0] != 0 ? "; the first fault: " : "", b->first_error);
         return;
     }
@@ -402,6 +422,7 @@ static void print(const struct exact *b)
     json_put_int(o, "noise_floor", b->n_noise);
     json_put_int(o, "errors", b->n_errors);
     json_put_int(o, "restarts", b->n_restarts);
+    json_put_int(o, "interrupted", b->n_interrupted);
     json_put_int(o, "cancelled", b->n_cancelled);
     json_put_string(o, "first_error", b->first_error[0] != 0 ? b->first_error : NULL);
     char *text = json_text(o, 2);

@@ -1,6 +1,7 @@
 /* err.c - see err.h. */
 #include "base/err.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35,6 +36,12 @@ int err_wrap(struct err *e, const char *fmt, ...)
     if (n >= 0 && (size_t)n < sizeof e->msg)
         snprintf(e->msg + n, sizeof e->msg - (size_t)n, ": %s", old);
     return e->code;
+}
+
+bool err_is_of_disk(int code)
+{
+    return code == -ENOSPC || code == -EDQUOT || code == -EIO || code == -EROFS ||
+           code == -EACCES || code == -EPERM;
 }
 
 const char *err_name(int code)

@@ -10,6 +10,7 @@
 #define BASE_ERR_H
 
 #include <stdarg.h>
+#include <stdbool.h>
 
 enum {
     ERR_FORMAT = -4001,      /* bytes do not follow their format */
@@ -36,6 +37,10 @@ int err_setv(struct err *e, int code, const char *fmt, va_list ap);
 
 /* Puts context before the message that is already there ("CONTEXT: old message"); returns the code. */
 int err_wrap(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* True where a disk or its permissions refuse a file: no space, no right to it, a file system that is
+ * readable only, a device that fails.  A server goes on without the file. */
+bool err_is_of_disk(int code);
 
 /* "ERR_CORRUPT", or strerror's text for -errno. The string is static or thread-local. */
 const char *err_name(int code);

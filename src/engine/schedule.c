@@ -6,6 +6,7 @@
  * arrived. */
 #include "engine/schedule.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,6 +144,16 @@ static bool store_has_more(struct seq *s)
     return found;
 }
 
+/* The store reaches no further than the device.  Says why the rest of the prompt is computed. */
+static void tell_miss(struct seq *s)
+{
+    if (s->n_done / STORE_CHUNK_TOKENS >= (s->n_tokens - 1) / STORE_CHUNK_TOKENS)
+        return;
+    snprintf(s->out.miss, sizeof s->out.miss, STORE_WHY_ABSENT);
+    s->out.differs_at = kv_table_differs_at(s->shared->pool, &s->table, &s->chain.root,
+                                            s->tokens, s->n_tokens - 1);
+}
+
 /* From the device, and from the store where that reaches further. */
 static void begin(struct schedule *c, struct seq *s)
 {
@@ -150,6 +161,7 @@ static void begin(struct schedule *c, struct seq *s)
         restore_phase_begin(c->restores, s);
         return;
     }
+    tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
     s->out.n_cached = s->n_done;
     s->out.n_stored = seq_pin_chunks(s, n) ? n * STORE_CHUNK_TOKENS : 0;

@@ -332,6 +332,17 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     return rc;
 }
 
+int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
+                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens)
+{
+    int64_t from = (int64_t)t->n_known * KV_BLOCK_TOKENS, left = n_tokens - from;
+    int n = left < KV_BLOCK_TOKENS ? (int)left : KV_BLOCK_TOKENS;
+    if (p->prefix == NULL || n <= 0)
+        return -1;
+    int same = prefix_differs_at(p->prefix, root, last_known(t), tokens + from, n);
+    return same < 0 ? -1 : (int)from + same;
+}
+
 /* The block of one entry becomes known, or gives way to one that is. */
 static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                       const int32_t *tokens)

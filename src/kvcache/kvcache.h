@@ -91,6 +91,10 @@ int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *ro
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
                        int *n_copied);
+/* The position at which tokens leave the known history that is nearest to them; -1: none is known, or it
+ * ends first.  t's known blocks are the tokens' beginning. */
+int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
+                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens);
 /* Positions [0, n_done) of t are computed, from these tokens: makes its blocks known, the last one for
  * as many tokens as it has.  Where a block with the same state is known already, t shares that one
  * from now on and drops its own. */

@@ -9,6 +9,8 @@
 
 /* Children that are compared in search of the longest tail: a copy saves at most 63 tokens. */
 enum { MAX_SCAN = 64 };
+/* Children that are compared to say where a history differs: a few hundred microseconds. */
+enum { MAX_DIFFER_SCAN = 4096 };
 
 /* Blocks that waiting requests need, as many as the pool has. */
 static void window_init(struct prefix *x)
@@ -122,6 +124,27 @@ int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int3
         }
     }
     return best;
+}
+
+int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t parent,
+                      const int32_t *tokens, int n)
+{
+    int best = 0, differs = -1;
+    int32_t b = parent == PREFIX_NONE ? x->top : x->node[parent].first_child;
+    for (int i = 0; b != PREFIX_NONE && i < MAX_DIFFER_SCAN;
+         b = x->node[b].next_sibling, i++) {
+        const struct prefix_node *c = &x->node[b];
+        int k = 0;
+        if (!is_child(c, root, parent))
+            continue;
+        while (k < n && k < c->n_tokens && c->tokens[k] == tokens[k])
+            k++;
+        if (k < best || (k == best && differs >= 0))
+            continue;
+        best = k;
+        differs = k < n && k < c->n_tokens ? k : -1;
+    }
+    return differs;
 }
 
 /* --- the tree --------------------------------------------------------------------------------- */

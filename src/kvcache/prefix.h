@@ -57,6 +57,10 @@ bool prefix_has(const struct prefix *x, int32_t block);
 /* The full node of tokens[64] under parent. PREFIX_NONE: there is none. */
 int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t parent,
                     const int32_t *tokens);
+/* The first of the n tokens at which they leave the child of parent that agrees with them the longest;
+ * -1: there is no child, or that child ends first. */
+int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t parent,
+                      const int32_t *tokens, int n);
 /* The child of parent that agrees with the first n tokens the longest: *n_same > 0 of them. */
 int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int32_t parent,
                          const int32_t *tokens, int n, int *n_same);

@@ -156,6 +156,22 @@ void api_tokenize(struct call *c)
     hcache_free(ids);
 }
 
+/* Ids of a few bytes may stand for long tokens: the text is bounded by the body that asks for it. */
+enum { MOST_GROWTH = 8 };
+
+static int check_growth(struct call *c, const int32_t *ids, int n_ids, struct fault *f)
+{
+    size_t bytes = 0, n, most = MAX_TEXT_BYTES + MOST_GROWTH * (size_t)n_ids * sizeof *ids;
+    for (int i = 0; i < n_ids && bytes <= most; i++)
+        bytes += hcache_token_bytes(call_model(c), ids[i], &n) != NULL ? n : 0;
+    if (bytes <= most)
+        return 0;
+    return fault_set(f, 400, "text_too_long", "tokens",
+                     "the text of %d tokens would have more than %zu bytes; ask for fewer "
+                     "tokens at once",
+                     n_ids, most);
+}
+
 void api_detokenize(struct call *c)
 {
     static const char *const names[] = {"tokens", "model", NULL};
@@ -174,6 +190,8 @@ void api_detokenize(struct call *c)
         rc = fault_set(&f, 400, NULL, "tokens", "'tokens' must be a list of token ids");
     if (rc == 0)
         rc = request_ids(list, "tokens", &ids, &n_ids, &f);
+    if (rc == 0)
+        rc = check_growth(c, ids, n_ids, &f);
     if (rc == 0 && hcache_decode(call_model(c), ids, n_ids, &text, &n, &err) != 0)
         rc = fault_set(&f, 400, NULL, "tokens", "%s", err.msg);
     if (rc == 0) {

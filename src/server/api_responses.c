@@ -205,7 +205,7 @@ static int keep(struct generation *g, struct fault *f)
     json_free(o);
     json_free(items);
     json_free(told);
-    if (!keep_is_disk_fault(rc))
+    if (!err_is_of_disk(rc)) /* else the answer is given all the same, and says so */
         return rc == 0 ? 0 : keep_fault(&err, f);
     log_warn("an answer was not kept: %s", err.msg);
     r->not_kept = xstrdup(err.msg);

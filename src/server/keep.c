@@ -9,11 +9,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-bool keep_is_disk_fault(int rc)
-{
-    return rc == -ENOSPC || rc == -EDQUOT || rc == -EIO || rc == -EROFS;
-}
-
 int keep_fault(const struct err *err, struct fault *f)
 {
     if (err->code == -ENOSPC || err->code == -EDQUOT)

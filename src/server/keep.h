@@ -8,9 +8,6 @@
 
 enum { KEEP_TITLE_BYTES = 80 };
 
-/* The disk does not take what is to be kept: an answer is given all the same, and says so. */
-bool keep_is_disk_fault(int rc);
-
 /* What the store of conversations says, as the API tells it; -1. */
 int keep_fault(const struct err *err, struct fault *f);
 /* This server keeps none; -1. */

@@ -55,6 +55,20 @@ static void every_code_has_a_name(void **state)
     assert_string_equal(err_name(-5000), "error -5000");
 }
 
+/* SQLite reports a denied or readable file as one of these, and the server keeps an answer in memory. */
+static void a_refusing_disk_is_told_from_bugs(void **state)
+{
+    (void)state;
+    static const int refused[] = {-ENOSPC, -EDQUOT, -EIO, -EROFS, -EACCES, -EPERM};
+    static const int others[] = {0, -ENOMEM, -EINVAL, -ENOENT, ERR_CORRUPT, ERR_BUSY};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        assert_true(err_is_of_disk(refused[i]));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_false(err_is_of_disk(others[i]));
+    assert_true(err_is_of_disk(err_of_sqlite(SQLITE_CANTOPEN_ISDIR)));
+    assert_true(err_is_of_disk(err_of_sqlite(SQLITE_READONLY_DBMOVED)));
+}
+
 static void codes_of_sqlite_are_ours(void **state)
 {
     (void)state;
@@ -80,6 +94,7 @@ int main(void)
         cmocka_unit_test(wrap_puts_context_in_front),
         cmocka_unit_test(long_messages_are_cut_not_spilled),
         cmocka_unit_test(every_code_has_a_name),
+        cmocka_unit_test(a_refusing_disk_is_told_from_bugs),
         cmocka_unit_test(codes_of_sqlite_are_ours),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

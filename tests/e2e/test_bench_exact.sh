@@ -52,6 +52,8 @@ pids+=("$(cat "$tmp/pid")")
 check "hcache under restarts, evictions and cancels passes" test "$rc" -eq 0
 check "hcache: every answer is its cold run's" \
     json_is '[j["answers"], j["leaked"], j["wrong_context"], j["differs"], j["errors"], j["restarts"]] == [48, 0, 0, 0, 0, 1]' True
+check "hcache: requests that the restart broke off are no errors" \
+    json_is '[j["interrupted"] > 0, j["first_error"]] == [True, None]' True
 run_hc bench exact --url http://127.0.0.1:9 --conversations 2 --turns 1 --clients 2 --patience 0
 expect "no server: said" 1 'nothing was answered'
 plan_end

@@ -61,5 +61,16 @@ longer = third + " It came back in spring, and all the children were glad of it,
 told = miss(s, longer, ALICE)
 check("a history that goes on differs nowhere", told is None or "differs" not in told, told)
 s.stop()
+s = Server(MODEL)  # without a store, so that the KV cache alone knows histories
+equal("KV cache: the first of all", miss(s, old, {}), "no store")
+for i in range(70):  # newer histories with the same beginning, which leave the prompt earlier
+    s.post("/v1/completions", {"prompt": f"{BEFORE}The day is {i}.{BEHIND}", "max_tokens": 1})
+at = first_difference(tokens(s, old, {}), tokens(s, new, {}))
+told = miss(s, new, {})
+check("KV cache: the token where the prompt leaves the nearest history", told.startswith(
+    f'not stored: the prompt differs at token {at}: "') and "4 now." in told, (at, told))
+told = miss(s, longer, {})
+check("KV cache: a history that is new from some token on says so, too", told.startswith("not stored"), told)
+s.stop()
 shutil.rmtree(tmp)
 end()

@@ -1,11 +1,12 @@
 """What large bodies cost: memory, and who answers them.  How long they take is measured by bench/large_bodies.py."""
 import json
 import os
+import shutil
 import sys
 import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SANITIZED, Server, Stream, until  # noqa: E402
+from serve_client import SANITIZED, Server, Stream, models, until  # noqa: E402
 from tap import check, end, equal, skip  # noqa: E402
 
 MODEL = "models/demo"
@@ -107,6 +108,34 @@ def test_too_long(s):
     check("longer texts than a prompt may be counted", status == 200 and r["count"] > 2048, str(r)[:200])
 
 
+def test_long_tokens(s):
+    """A few bytes of ids must not make a large text."""
+    folder = os.path.join(models, "long-token")
+    shutil.copytree(MODEL, folder)
+    path = os.path.join(folder, "tokenizer.json")
+    with open(path) as f:
+        j = json.load(f)
+    last = max(j["added_tokens"], key=lambda t: t["id"])
+    long = "<|" + "long" * 1000 + "|>"
+    j["model"]["vocab"][long] = j["model"]["vocab"].pop(last["content"])
+    last["content"], last["special"] = long, False
+    with open(path, "w") as f:
+        json.dump(j, f)
+    os.unlink(os.path.join(folder, "tokenizer_config.json"))  # its template names the old token
+    body = json.dumps({"tokens": [last["id"]] * 1000})
+    own = Server(folder)
+    try:
+        status, _, r = own.post("/detokenize", body)
+        check("ids of 5 KB that stand for 4 MB: refused", status == 400 and r["error"]["code"] == "text_too_long", str(r)[:300])
+        status, _, r = own.post("/detokenize", {"tokens": [last["id"]] * 20})
+        check("long tokens within reason are text", status == 200 and r["content"] == last["content"] * 20, str(r)[:300])
+    finally:
+        own.stop()
+    ids = s.post("/tokenize", {"content": "word " * 50000})[2]["tokens"]
+    status, _, r = s.post("/detokenize", {"tokens": ids})
+    check("a long ordinary text comes back", status == 200 and r["content"].strip() == ("word " * 50000).strip(), status)
+
+
 def answered(s, thread):
     return s.metric('hcache_http_requests_answered_total{thread="%s"}' % thread)
 
@@ -148,6 +177,7 @@ s = Server(MODEL)
 try:
     test_threads(s)
     test_too_long(s)
+    test_long_tokens(s)
     test_streams_go_on(s)
     test_memory(s)
 finally:
