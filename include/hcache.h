@@ -260,6 +260,9 @@ struct hcache_plan {
     int recompute, hidden, kv; /* layers */
     char layers[260];          /* a letter per layer: RRHHKK; empty: nothing was restored */
     double predicted_ms;
+    /* Why the restore took less than half or more than twice as long: "faster", "reads", "compute",
+     * "shared" (it waited for other work), "lost" (chunks could not be read); empty: it did not. */
+    char surprise[16];
     char reason[192];
     /* How a forced plan was changed, and why: records that it wants are missing, or chunks could not
      * be read.  Empty: it was carried out as it was forced, or nothing was forced. */
@@ -484,6 +487,8 @@ struct hcache_stats {
     uint64_t kv_blocks_evicted;
     struct hcache_counts
         plans; /* restores by the methods of their plans: "kv+hidden" ... */
+    struct hcache_counts
+        surprises; /* restores whose prediction missed, by hcache_plan.surprise */
     struct hcache_counts misses;                   /* of look-ups in the store, by why */
     struct hcache_counts evictions;                /* chunks, by why */
     uint64_t n_checksum_failures, n_read_failures; /* records that were not used */

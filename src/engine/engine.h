@@ -24,6 +24,7 @@
 #include "model/shaping.h"
 #include "policy/plan.h"
 #include "policy/platform.h"
+#include "policy/surprise.h"
 #include "state/restore.h"
 #include "state/saver.h"
 #include "store/store.h"
@@ -106,6 +107,7 @@ struct outcome {
     char miss[200];   /* why not more was restored */
     int differs_at; /* the first token that no stored history has there; 0 or less: not known */
     struct restore_result restore;
+    enum surprise surprise; /* whether the plan's prediction missed, and why */
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 

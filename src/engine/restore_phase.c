@@ -21,6 +21,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "engine/learning.h"
 #include "policy/save_kinds.h"
@@ -289,6 +290,27 @@ static void tell_lost(struct seq *s, const struct restore_result *r)
                  n > 0 ? "; " : "", s->n_planned - r->n_chunks, s->n_planned, r->fault);
 }
 
+/* Says whether the prediction missed.  New tokens that were computed meanwhile are not part of the
+ * restore. */
+static void judge_prediction(struct seq *s)
+{
+    const struct restore_result *r = &s->out.restore;
+    const struct plan *p = &s->out.plan;
+    const struct surprise_times predicted = {p->restore_s, p->io_busy_s, p->comp_busy_s};
+    const struct surprise_times measured = {(double)(r->total_ns - r->prefill_ns) * 1e-9,
+                                            (double)r->io_ns * 1e-9,
+                                            (double)r->compute_ns * 1e-9};
+    enum surprise why = surprise_of(&predicted, &measured, r->n_chunks >= s->n_planned);
+    s->out.surprise = why;
+    if (why != SURPRISE_NONE)
+        log_info(
+            "restoring %d tokens was predicted to take %.1f ms and took %.1f (%s): reads "
+            "%.1f ms instead of %.1f, compute %.1f instead of %.1f",
+            r->n_tokens, predicted.total_s * 1e3, measured.total_s * 1e3,
+            surprise_name(why), measured.io_s * 1e3, predicted.io_s * 1e3,
+            measured.compute_s * 1e3, predicted.compute_s * 1e3);
+}
+
 /* The restore has ended: every chunk has come back, or was lost. */
 static void finish(struct restore_phase *g, struct seq *s)
 {
@@ -306,6 +328,8 @@ static void finish(struct restore_phase *g, struct seq *s)
     if (g->fused.seq == s)
         r->prefill_ns = g->fused.busy_ns;
     learning_observe(g->o.platform, s);
+    if (!s->was_preempted)
+        judge_prediction(s);
     s->has_gap |= r->first_token > 0;
     bool none = r->n_tokens <= s->n_done;
     tell_lost(s, r);

@@ -116,6 +116,9 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
     histogram(b, "restore_seconds", "What restores took.", &st->restore);
     histogram(b, "restore_predicted_seconds", "What their plans predicted.",
               &st->restore_predicted);
+    counts(b, "restore_predictions_missed_total", "cause",
+           "Restores that took less than half or more than twice the predicted time.",
+           &st->surprises);
     metric(b, "counter", "restore_wait_seconds_total",
            "Time of restores in which compute waited for I/O (bubbles).",
            st->restore_wait_s);

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "hcache.h"
+#include "policy/surprise.h"
 
 struct engine_stats;
 struct hcache_ticket;
@@ -17,6 +18,7 @@ struct store;
 struct counts {
     struct hcache_stats now; /* what is counted here; the rest is read */
     uint64_t n_plans[8];     /* by the methods in it, as bits */
+    uint64_t n_surprises[SURPRISES];
 };
 
 /* Between two tokens of one answer. */

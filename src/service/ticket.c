@@ -181,6 +181,7 @@ void ticket_describe(struct hcache_ticket *t)
         miss_text(t->tokenizer, t->prompt, t->req.n_prompt, o->differs_at, r->miss,
                   sizeof r->miss);
     describe_plan(&o->plan, &r->plan);
+    snprintf(r->plan.surprise, sizeof r->plan.surprise, "%s", surprise_name(o->surprise));
     if (r->plan.layers[0] != 0)
         seq_take_lanes(t->seq, &r->predicted, &r->measured);
     describe_timings(o, t->t_admit - t->t_submit, &r->timings);

@@ -28,6 +28,7 @@ void provenance_put_plan(struct json *o, const char *key, const struct hcache_pl
     json_put_int(plan, "hidden", p->hidden);
     json_put_int(plan, "kv", p->kv);
     json_put_ms(plan, "predicted_ms", p->predicted_ms);
+    json_put_string(plan, "surprise", p->surprise[0] != 0 ? p->surprise : NULL);
     json_put_string(plan, "reason", p->reason);
     json_put_string(plan, "deviation", p->deviation[0] != 0 ? p->deviation : NULL);
     json_put(o, key, plan);

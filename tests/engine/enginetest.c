@@ -127,6 +127,7 @@ void et_take(struct stack *k, struct seq *s, struct et_run *out)
                            .save_end = seq_save_end(s),
                            .restore = o->restore,
                            .plan = o->plan,
+                           .surprise = o->surprise,
                            .err = o->err};
     assert_true(out->n_tokens <= ET_MAX_GENERATED);
     memcpy(out->tokens, o->tokens + o->n_prompt,

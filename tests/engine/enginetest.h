@@ -52,6 +52,7 @@ struct et_run {
     enum save_end save_end;
     struct restore_result restore;
     struct plan plan;
+    enum surprise surprise;
     char miss[200];
     struct err err;
 };

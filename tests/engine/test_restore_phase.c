@@ -344,6 +344,29 @@ static void new_tokens_follow_an_unfinished_chunk(void **state)
     place_close(&p);
 }
 
+/* The platform says less than a millisecond; each read takes 50. Then it says a year. */
+static void a_missed_prediction_is_told_with_its_cause(void **state)
+{
+    (void)state;
+    struct place p;
+    struct et_run r;
+    place_open(&p, 8, NULL);
+    struct et_ask a = ask(p.prompt[0], N_PROMPT, 1, "none", "kv");
+    a.restore_first = true;
+    slow_reads(&p, 50 * 1000 * 1000);
+    assert_int_equal(et_run(&p.k, &a, &r), 0);
+    assert_int_equal(r.n_cached, N_PROMPT / 64 * 64);
+    assert_int_equal(r.surprise, SURPRISE_READS);
+    io_sim_fault_clear(p.io);
+    et_platform(&p.k.platform, 1, 1, 1, 1e-3);
+    assert_int_equal(et_run(&p.k, &a, &r), 0);
+    assert_int_equal(r.surprise, SURPRISE_FASTER);
+    a.plan = "recompute";
+    assert_int_equal(et_run(&p.k, &a, &r), 0);
+    assert_int_equal(r.surprise, SURPRISE_NONE); /* nothing was restored */
+    place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -353,6 +376,7 @@ int main(void)
         cmocka_unit_test(cancelled_and_failing),
         cmocka_unit_test(new_tokens_follow_the_layers),
         cmocka_unit_test(new_tokens_follow_an_unfinished_chunk),
+        cmocka_unit_test(a_missed_prediction_is_told_with_its_cause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
