@@ -1,0 +1,93 @@
+/* test_flight.c - a batch in pieces that follow one another through the stages. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/flight.h"
+#include "engine/step_batch.h"
+
+/* As many pieces as stages, but none with fewer than 128 rows; a CPU's stages get whole batches. */
+static void a_batch_is_cut_by_its_rows(void **state)
+{
+    (void)state;
+    struct device d = {.n_stages = 3};
+    static const struct {
+        int rows, pieces;
+    } want[] = {{1, 1},   {127, 1}, {128, 1}, {255, 1},
+                {256, 2}, {383, 2}, {384, 3}, {2048, 3}};
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
+        assert_int_equal(flight_count(&d, want[i].rows), want[i].pieces);
+    d.unified = true;
+    assert_int_equal(flight_count(&d, 2048), 1);
+    d = (struct device){.n_stages = 1};
+    assert_int_equal(flight_count(&d, 2048), 1);
+}
+
+enum { N_SEQS = 4, N_ROWS = 10 };
+
+/* Four sequences with 1, 4, 2 and 3 rows, cut into n pieces: every row is in one piece, at its place,
+ * with its sequence's table and position; pieces end inside sequences. */
+static void every_row_is_in_one_piece(void **state)
+{
+    (void)state;
+    static const int n_rows[N_SEQS] = {1, 4, 2, 3};
+    static const int64_t pos0[N_SEQS] = {100, 7, 64, 0};
+    int32_t pos[N_ROWS];
+    const int32_t table[N_SEQS] = {0}, *tables[N_SEQS];
+    struct save_part parts[N_SEQS];
+    int of_row[N_ROWS], row = 0;
+    for (int k = 0; k < N_SEQS; k++) {
+        tables[k] = &table[k];
+        parts[k] = (struct save_part){(struct save_seq *)(uintptr_t)(k + 1), pos0[k], row,
+                                      n_rows[k]};
+        for (int i = 0; i < n_rows[k]; i++) {
+            of_row[row] = k;
+            pos[row++] = (int32_t)pos0[k] + i;
+        }
+    }
+    struct step_batch b = {
+        .n_seqs = N_SEQS, .n_rows = N_ROWS, .pos = pos, .tables = tables, .parts = parts};
+    struct flight f;
+    flight_init(&f, N_SEQS);
+    for (int n = 1; n <= 4; n++) {
+        int next = 0;
+        uint64_t id = 0;
+        for (int i = 0; i < n; i++) {
+            flight_cut(&b, i, n, &f);
+            assert_int_equal(f.first_row, next);
+            assert_true(f.r.id != id); /* a batch of its own */
+            id = f.r.id;
+            assert_in_range(f.r.n_rows, N_ROWS / n, (N_ROWS + n - 1) / n);
+            assert_ptr_equal(f.r.pos, pos + next);
+            assert_int_equal(f.r.n_seqs, f.n_parts);
+            assert_int_equal(f.r.seq_row[0], 0);
+            assert_int_equal(f.r.seq_row[f.n_parts], f.r.n_rows);
+            for (int p = 0; p < f.n_parts; p++) {
+                const struct save_part *part = &f.parts[p];
+                int k = of_row[next];
+                assert_ptr_equal(part->seq, parts[k].seq);
+                assert_ptr_equal(f.r.tables[p], tables[k]);
+                assert_int_equal(part->pos, pos[next]);
+                assert_int_equal(part->row, next - f.first_row);
+                assert_int_equal(part->row, f.r.seq_row[p]);
+                assert_int_equal(part->row + part->n_rows, f.r.seq_row[p + 1]);
+                for (int r = 0; r < part->n_rows; r++)
+                    assert_int_equal(of_row[next++], k);
+            }
+        }
+        assert_int_equal(next, N_ROWS);
+    }
+    flight_deinit(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_batch_is_cut_by_its_rows),
+        cmocka_unit_test(every_row_is_in_one_piece),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
