@@ -301,11 +301,12 @@ papers: all
 	@python3 bench/papers.py --program $(B)/hcache $(if $(ONLY),--only $(ONLY))
 
 # One-line mutants of FILES (files or folders), COUNT of them drawn with SEED: which do the nearest tests miss?
-FILES ?= src/policy
+# PER_FOLDER=N draws N of each folder of src/ instead. WIDE=S judges survivors by further tests for S seconds.
+FILES ?= $(if $(PER_FOLDER),,src/policy)
 COUNT ?= 20
 SEED  ?= 1
 mutants:
-	@tools/mutants.py --seed $(SEED) --count $(COUNT) $(FILES)
+	@tools/mutants.py --seed $(SEED) --count $(COUNT) $(PER_FOLDER:%=--per-folder %) $(WIDE:%=--wide %) $(FILES)
 
 tidy:
 	@tools/tidy.sh
