@@ -76,6 +76,7 @@ static void files_are_read_within_bounds(void **state)
         expect_refusal(both[i], at("abc"), ERR_LIMIT, "larger than the limit of 2 bytes");
         expect_refusal(both[i], at("none"), -ENOENT, "No such file");
     }
+    expect_refusal(file_read, dir, -EISDIR, "Is a directory"); /* read() fails */
 }
 
 /* A prompt may come from another program (<(...), /dev/stdin). */

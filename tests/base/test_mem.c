@@ -20,7 +20,10 @@ static void an_allocation_is_served_from_the_reserve(void **state)
     (void)state;
     struct err err = {0};
     memtest_start(MEMTEST_RESERVED, 1, true);
-    char *p = xmalloc(100), *q = xcalloc(3, 7), *t = xasprintf("%d-%s", 5, "x");
+    assert_false(mem_is_short());
+    char *p = xmalloc(100);
+    assert_true(mem_is_short()); /* from the first one on */
+    char *q = xcalloc(3, 7), *t = xasprintf("%d-%s", 5, "x");
     p = xrealloc(p, 200);
     assert_non_null(p);
     for (int i = 0; i < 21; i++)

@@ -79,6 +79,7 @@ static void test_synced_data_survive(void **state)
 /* What became of each 4 KiB sector that was "old" when synced and "new" when written over. */
 struct tally {
     unsigned old, new, torn, garbage;
+    unsigned garbage_part, garbage_all; /* one part of a sector, or all of it */
 };
 
 static void tally_sector(const uint8_t *p, const uint8_t *old, const uint8_t *new,
@@ -92,6 +93,8 @@ static void tally_sector(const uint8_t *p, const uint8_t *old, const uint8_t *ne
     t->old += n_old == SECTOR / PART;
     t->new += n_new == SECTOR / PART;
     t->garbage += n_old + n_new < SECTOR / PART;
+    t->garbage_part += n_old + n_new == SECTOR / PART - 1;
+    t->garbage_all += n_old + n_new == 0;
     t->torn += n_old + n_new == SECTOR / PART && n_old > 0 && n_new > 0;
 }
 
@@ -123,6 +126,9 @@ static void test_unsynced_sectors_take_every_fate(void **state)
     }
     assert_int_equal(t.old + t.new + t.torn + t.garbage, 200 * N);
     assert_true(t.old > 100 && t.new > 100 && t.torn > 20 && t.garbage > 20);
+    /* Garbage is a whole sector or one part. */
+    assert_true(t.garbage_part > 5 && t.garbage_all > 5);
+    assert_int_equal(t.garbage_part + t.garbage_all, t.garbage);
 }
 
 static void test_length_needs_sync_too(void **state)
@@ -502,6 +508,12 @@ static void test_capacity(void **state)
     io_space(io, "/", &free_bytes, &total_bytes, NULL);
     assert_int_equal(free_bytes, 0); /* still open */
     io_file_close(g);
+    io_space(io, "/", &free_bytes, &total_bytes, NULL);
+    assert_int_equal(free_bytes, 7 * SECTOR);
+    /* What a crash leaves takes its room, and no more. */
+    assert_int_equal(io_file_sync(f, NULL), 0);
+    assert_int_equal(io_dir_sync(io, "/", NULL), 0);
+    power_cycle(io);
     io_space(io, "/", &free_bytes, &total_bytes, NULL);
     assert_int_equal(free_bytes, 7 * SECTOR);
     io_file_close(f);

@@ -109,6 +109,26 @@ static void test_svg(void **state)
     free(svg);
 }
 
+/* The whole picture, byte for byte. HCACHE_WRITE_GOLDEN=1 writes it anew: look at it then. */
+static void test_svg_is_golden(void **state)
+{
+    (void)state;
+    static const char *const path = "tests/report/golden/timeline.svg";
+    static char got[1 << 16], want[1 << 16];
+    simulate("r2,h2,k1", 2e-3, 5);
+    assert_true(timeline_svg(&lanes, "a <b> & c", got, sizeof got) < (int)sizeof got);
+    bool writes = getenv("HCACHE_WRITE_GOLDEN") != NULL;
+    FILE *f = fopen(path, writes ? "w" : "r");
+    assert_non_null(f);
+    if (writes)
+        assert_true(fputs(got, f) >= 0);
+    else
+        want[fread(want, 1, sizeof want - 1, f)] = 0;
+    fclose(f);
+    if (!writes)
+        assert_string_equal(got, want);
+}
+
 static void test_nothing(void **state)
 {
     (void)state;
@@ -122,7 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),           cmocka_unit_test(test_many_layers),
         cmocka_unit_test(test_width_is_bounded), cmocka_unit_test(test_svg),
-        cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_svg_is_golden),    cmocka_unit_test(test_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
