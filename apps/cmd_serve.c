@@ -25,6 +25,7 @@
 #include "base/log.h"
 #include "base/opt.h"
 #include "base/plural.h"
+#include "batch/shelf.h"
 #include "hcache.h"
 #include "sessions/conversations.h"
 #include "server/server.h"
@@ -38,6 +39,9 @@ struct serve_args {
     uint64_t max_body, max_bodies;
     const char *conversations;
     int64_t max_turns, conversation_ttl;
+    const char *files;
+    uint64_t files_bytes;
+    int batch_sequences;
     uint64_t conversation_bytes;
     const char *plan;
     bool plan_strict;
@@ -83,6 +87,15 @@ static const struct opt options[] = {
     {"conversation-ttl", OPT(struct serve_args, conversation_ttl), .arg = "S",
      .def = "2592000", .min = 0, .max = TTL_MAX_S,
      .help = "seconds after their last use until they are erased; 0 is never"},
+    {"files", OPT(struct serve_args, files), .arg = "DIR",
+     .help =
+         "where uploaded files and batches are kept; files beside the store by default, "
+         "nowhere without one; \"none\" keeps none"},
+    {"files-bytes", OPT(struct serve_args, files_bytes), .arg = "BYTES", .def = "1G",
+     .min = 1 << 20, .help = "of all files and batches together; others are refused"},
+    {"batch-sequences", OPT(struct serve_args, batch_sequences), .arg = "N", .def = "0",
+     .min = 0, .max = 256,
+     .help = "answers of batches that are generated at once; 0: half of --max-sequences"},
     {"api-key", OPT(struct serve_args, api_key), .arg = "KEY[,KEY...]",
      .help = "required of clients; other users see it in the list of processes: prefer the "
              "file "
@@ -383,6 +396,37 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
     return conversations_open(&o, out, err);
 }
 
+/* *out NULL: there are none.  Where the folder cannot be used there are none either. */
+static int open_files(const struct serve_args *a, struct hcache *h, struct shelf **out,
+                      struct err *err)
+{
+    struct hcache_cache_stats stats;
+    char path[4096];
+    const char *folder = a->files;
+    *out = NULL;
+    if (folder == NULL && a->engine.o.n_store > 0) {
+        snprintf(path, sizeof path, "%s/files", a->engine.o.store[0]);
+        folder = path;
+    }
+    if (folder == NULL || strcmp(folder, "none") == 0)
+        return 0;
+    hcache_cache_stats(h, NULL, &stats);
+    int rc = a->files == NULL && stats.saving_fault == -EPERM
+                 ? err_set(err, -EPERM, "%s", stats.saving_why) /* another user's folder */
+                 : shelf_open(folder, a->files_bytes, out, err);
+    if (rc == 0 || a->store_required || !is_disk_fault(rc, a->files != NULL))
+        return rc;
+    log_warn("there are no files and batches: %s", err->msg);
+    return 0;
+}
+
+/* Answers of batches at once: as many more places stay for others. */
+static int batch_sequences(const struct serve_args *a)
+{
+    int half = (a->engine.o.max_sequences + 1) / 2;
+    return a->batch_sequences > 0 ? a->batch_sequences : half;
+}
+
 static int fail(int code, const char *message)
 {
     fprintf(stderr, "hcache serve: %s\n", message);
@@ -394,6 +438,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
     struct server *s = NULL;
     struct hcache *h = NULL;
     struct conversations *conversations = NULL;
+    struct shelf *shelf = NULL;
     struct err err = {0};
     struct hcache_err herr = {0};
     char *name = a->name != NULL ? strdup(a->name) : engine_model_name(a->engine.o.model);
@@ -432,8 +477,11 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
         code = fail(rc, herr.msg);
     if (rc == 0 && (rc = open_conversations(a, h, &conversations, &err)) != 0)
         code = fail(rc, err.msg);
+    if (rc == 0 && (rc = open_files(a, h, &shelf, &err)) != 0)
+        code = fail(rc, err.msg);
     if (rc == 0) {
         server_keep(s, conversations);
+        server_batches(s, shelf, batch_sequences(a));
         if ((rc = server_ready(s, h, &err)) != 0)
             code = fail(rc, err.msg);
     }
@@ -448,6 +496,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
     }
     server_stop(s);
     conversations_close(conversations);
+    shelf_close(shelf);
     hcache_close(h); /* state that was being saved is flushed */
     free(name);
     return code;

@@ -59,6 +59,7 @@ struct batch {
     int32_t *last_ids;
     bool at_end;
     bool is_held;    /* the engine has no room for more now */
+    bool yields;     /* batch_yield */
     bool has_waited; /* for a line, while there was nothing else to do */
     struct batch_counts counts;
     uint64_t bytes_passed; /* of lines that this run did not have to do */
@@ -97,7 +98,9 @@ static void count_answer(void *arg, enum answer_end end, const struct hcache_res
 {
     struct batch *b = arg;
     struct batch_counts *c = &b->counts;
-    (void)missed;
+    const struct client *o = &b->o.client;
+    if (o->calls != NULL && o->calls->ended != NULL)
+        o->calls->ended(o->arg, end, r, missed);
     if (r == NULL || end == ANSWER_CANCELLED)
         return;
     c->n_answers++;
@@ -111,6 +114,13 @@ static void count_answer(void *arg, enum answer_end end, const struct hcache_res
     c->decode_s += r->timings.decode_ms / 1000;
 }
 
+static void begin_answer(void *arg)
+{
+    const struct client *o = &((struct batch *)arg)->o.client;
+    if (o->calls != NULL && o->calls->began != NULL)
+        o->calls->began(o->arg);
+}
+
 static int open_files(struct batch *b, struct err *err)
 {
     const struct batch_opts *o = &b->o;
@@ -120,11 +130,11 @@ static int open_files(struct batch *b, struct err *err)
         rc = err_set(err, ERR_USAGE, "%s is the input and an output: name another file",
                      o->input);
     if (rc == 0)
-        rc = output_open(&b->out, o->output, &b->done, err);
+        rc = output_open(&b->out, o->output, o->is_private, &b->done, err);
     b->has_errors = o->errors != NULL && strcmp(o->errors, o->output) != 0 &&
                     !is_one_file(o->errors, o->output);
     if (rc == 0 && b->has_errors)
-        rc = output_open(&b->errors, o->errors, &b->done, err);
+        rc = output_open(&b->errors, o->errors, o->is_private, &b->done, err);
     return rc;
 }
 
@@ -133,7 +143,8 @@ int batch_open(const struct batch_opts *o, struct batch **out, struct err *err)
     struct batch *b = xcalloc(1, sizeof *b);
     b->o = *o;
     b->in.fd = b->out.fd = b->errors.fd = -1;
-    b->calls = (struct client_calls){.wake = wake, .ended = count_answer};
+    b->calls = (struct client_calls){
+        .wake = wake, .began = begin_answer, .ended = count_answer};
     pthread_mutex_init(&b->lock, NULL);
     clock_cond_init(&b->change);
     /* What is in flight may come back. */
@@ -146,6 +157,7 @@ int batch_open(const struct batch_opts *o, struct batch **out, struct err *err)
         return rc;
     }
     b->counts.n_done = b->out.n_lines + b->errors.n_lines;
+    b->counts.out_bytes = b->out.n_bytes + b->errors.n_bytes;
     b->counts.n_failed = b->out.n_failed + b->errors.n_failed;
     b->counts.total_lines = b->in.total_lines;
     *out = b;
@@ -184,6 +196,16 @@ void batch_close(struct batch *b)
 void batch_model(struct batch *b, struct hcache *h)
 {
     b->o.client.h = h;
+}
+
+void batch_yield(struct batch *b)
+{
+    b->yields = true;
+}
+
+void batch_set_bound(struct batch *b, uint64_t max_out_bytes)
+{
+    b->o.max_out_bytes = max_out_bytes;
 }
 
 void batch_stop(struct batch *b)
@@ -336,7 +358,7 @@ static void add_line(struct batch *b, enum input_got got)
 /* Reads ahead: all that has room at first, a few lines while the engine works. */
 static int read_ahead(struct batch *b, struct err *err)
 {
-    int n_max = b->n_flying > 0 ? AT_ONCE : INT32_MAX;
+    int n_max = b->yields ? 0 : b->n_flying > 0 ? AT_ONCE : INT32_MAX;
     b->has_waited = false;
     for (int n = 0; n < n_max && !b->at_end && !atomic_load(&b->stopping) &&
                     b->order.n < b->o.lookahead && b->ahead_bytes < AHEAD_BYTES;
@@ -400,7 +422,7 @@ static void fly(struct batch *b, struct item *it)
 static void send(struct batch *b)
 {
     struct fault f;
-    while (!b->is_held && b->order.n > 0 && b->n_answers < b->o.in_flight) {
+    while (!b->is_held && !b->yields && b->order.n > 0 && b->n_answers < b->o.in_flight) {
         struct item *it = (struct item *)prefix_order_take(
             &b->order, b->last_ids != NULL ? &b->last : NULL);
         b->ahead_bytes -= it->line.n_memory;
@@ -458,13 +480,16 @@ static int collect(struct batch *b)
 /* The lines are durable: they count as done from now on. */
 static int sync_lines(struct batch *b, struct err *err)
 {
+    uint64_t n = b->out.n_bytes + b->out.lines.n + b->errors.n_bytes + b->errors.lines.n;
+    if (b->o.max_out_bytes != 0 && n > b->o.max_out_bytes)
+        return err_set(err, ERR_LIMIT,
+                       "there is no room for more than %llu bytes of answers",
+                       (unsigned long long)b->o.max_out_bytes);
     int rc = output_sync(&b->out, err);
     if (rc == 0 && b->has_errors)
         rc = output_sync(&b->errors, err);
-    if (rc == 0 && b->o.max_out_bytes != 0 &&
-        b->out.n_bytes + b->errors.n_bytes > b->o.max_out_bytes)
-        rc = err_set(err, ERR_LIMIT, "the answers take more than %llu bytes",
-                     (unsigned long long)b->o.max_out_bytes);
+    if (rc == 0)
+        b->counts.out_bytes = n;
     return rc;
 }
 
@@ -511,7 +536,8 @@ int batch_run(struct batch *b, struct err *err)
     struct batch_counts *c = &b->counts;
     int64_t at = b->begun_ns = clock_now_ns();
     int rc = 0;
-    while (rc == 0 && !is_over(b) && !atomic_load(&b->stopping)) {
+    while (rc == 0 && !is_over(b) && !atomic_load(&b->stopping) &&
+           !(b->yields && b->n_flying == 0)) {
         rc = read_ahead(b, err);
         send(b);
         lap(&at, b->has_waited ? &c->waiting_s : &c->reading_s);

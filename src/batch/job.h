@@ -23,6 +23,7 @@ struct batch_counts {
     uint64_t n_skipped; /* done by an earlier run */
     uint64_t n_done,
         n_failed;         /* written, by earlier runs too; n_failed of them tell a fault */
+    uint64_t out_bytes;   /* of output and errors */
     uint64_t total_lines; /* of the input; 0: not known */
     uint64_t prompt_tokens, device_tokens, restored_tokens,
         generated_tokens; /* of this run */
@@ -37,10 +38,11 @@ struct batch_counts {
 };
 
 struct batch_opts {
-    /* Its calls and repeatable fields are the job's.  h NULL: batch_model names it. */
+    /* Its repeatable fields are the job's; its calls are told what the job is told.  h NULL: batch_model names it. */
     struct client client;
     const char *input, *output,
         *errors;            /* "-": standard input, output; errors NULL: as output */
+    bool is_private;        /* output and errors are for their owner alone */
     unsigned only;          /* of the kinds of requests (line.h); others fail.  0: all */
     int in_flight;          /* answers that are generated at once, or wait for a place */
     int lookahead;          /* lines that are read ahead */
@@ -64,6 +66,11 @@ void batch_model(struct batch *b, struct hcache *h);
 int batch_run(struct batch *b, struct err *err);
 /* Any thread: batch_run returns within a step of the engine. */
 void batch_stop(struct batch *b);
+/* By the thread of batch_run, in on_progress: no more requests are sent, and batch_run returns when those
+ * that run have ended, as after batch_stop. */
+void batch_yield(struct batch *b);
+/* Likewise: a new max_out_bytes. */
+void batch_set_bound(struct batch *b, uint64_t max_out_bytes);
 void batch_counts(const struct batch *b, struct batch_counts *out);
 void batch_close(struct batch *b); /* NULL is allowed */
 

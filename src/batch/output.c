@@ -125,7 +125,8 @@ static int sync_folder(const char *path, struct err *err)
     return rc;
 }
 
-int output_open(struct output *o, const char *path, struct idset *done, struct err *err)
+int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
+                struct err *err)
 {
     struct stat st;
     *o = (struct output){.fd = -1, .path = xstrdup(path)};
@@ -134,7 +135,7 @@ int output_open(struct output *o, const char *path, struct idset *done, struct e
         o->is_stdout = true;
         return 0;
     }
-    o->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    o->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, is_private ? 0600 : 0666);
     if (o->fd < 0 || fstat(o->fd, &st) != 0)
         return err_set(err, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode))

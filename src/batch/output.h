@@ -24,9 +24,10 @@ struct output {
     struct textbuf lines; /* added, not yet written */
 };
 
-/* Opens or creates the file; "-" is standard output.  Adds the lines that it holds to *done.
+/* Opens or creates the file, is_private: for its owner alone; "-" is standard output.  Adds the lines that it holds to *done.
  * ERR_BUSY where another job writes it; ERR_FORMAT where it is no output of a batch. */
-int output_open(struct output *o, const char *path, struct idset *done, struct err *err);
+int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
+                struct err *err);
 /* Adds one line; text has no line break. */
 void output_add(struct output *o, const char *text);
 /* Writes the lines that were added and makes them durable.  Where it fails, none of them is there. */

@@ -65,6 +65,16 @@ int auth_tenant(const struct auth *a, const char *salt)
     return 0;
 }
 
+int auth_find(const struct auth *a, const char *salt)
+{
+    if (a->n == 0)
+        return salt[0] == 0 ? 0 : -1;
+    for (int i = 0; i < a->n; i++)
+        if (strcmp(salt, a->key[i].salt) == 0)
+            return i;
+    return -1;
+}
+
 bool auth_sees_all(const struct auth *a, const char *salt)
 {
     return a->n <= 1 || auth_tenant(a, salt) >= a->n - a->n_admin;

@@ -23,6 +23,8 @@ bool auth_check(const struct auth *a, const char *authorization, const char **sa
 
 /* The place of the key with that salt (auth_check), from 0; 0 too where there are no keys. */
 int auth_tenant(const struct auth *a, const char *salt);
+/* The place of the key whose salt reads like that, from 0; -1: there is none such key any more. */
+int auth_find(const struct auth *a, const char *salt);
 /* Whether who shows that key sees what all keys do: an administrator, and who is alone. */
 bool auth_sees_all(const struct auth *a, const char *salt);
 

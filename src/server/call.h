@@ -45,7 +45,10 @@ struct server {
     struct worker *disk, *text; /* what waits for the disk; what parses and tokenizes */
     struct answers *answers;    /* of our answers */
     _Atomic(struct conversations *) conversations; /* NULL: none are kept. Borrowed */
-    struct MHD_Daemon **daemons;                   /* [o.http_threads], one a loop */
+    struct shelf *shelf;   /* of files and batches; NULL: there are none. Borrowed */
+    struct runner *runner; /* of its batches */
+    int batch_sequences;
+    struct MHD_Daemon **daemons; /* [o.http_threads], one a loop */
     struct loops *loops;
     int port, listen_socket;
     int64_t created_s;
@@ -83,6 +86,8 @@ struct call {
     int status;
     struct textbuf out; /* the answer, or the part of a stream that was not sent yet */
     const char *content_type;
+    int file; /* has_file: the answer is what it holds, and it is closed then */
+    bool has_file;
     int retry_after_s; /* 0: no such header */
     bool close;        /* the connection afterwards */
 
@@ -97,6 +102,8 @@ struct call {
 void call_json(struct call *c, int status, struct json *v);
 void call_text(struct call *c, int status, const char *content_type, const char *text);
 void call_fault(struct call *c, const struct fault *f);
+/* The answer is what the file holds; fd is taken. */
+void call_file(struct call *c, int fd, const char *content_type);
 /* The parsed body: NULL after a fault was answered.  kind: one of REQUEST_, whose ignored fields are not
  * built; 0: none is ignored. */
 const struct json *call_body(struct call *c, unsigned kind);
@@ -138,6 +145,10 @@ void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
 void api_messages(struct call *c);
 void api_count_tokens(struct call *c);
 struct json *api_messages_fault(const struct fault *f);
+void api_files(struct call *c);   /* GET, POST */
+void api_file(struct call *c);    /* /v1/files/ID.. */
+void api_batches(struct call *c); /* GET, POST */
+void api_batch(struct call *c);   /* /v1/batches/ID.. */
 void api_cache_stats(struct call *c);
 void api_cache_lookup(struct call *c);
 void api_cache_prefetch(struct call *c);

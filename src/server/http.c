@@ -16,11 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "batch/runner.h"
 #include "server/auth.h"
 #include "server/body.h"
 #include "server/call.h"
@@ -67,6 +69,13 @@ void call_text(struct call *c, int status, const char *content_type, const char 
     c->out.n = 0;
     textbuf_add(&c->out, text, strlen(text));
     c->answered = true;
+}
+
+void call_file(struct call *c, int fd, const char *content_type)
+{
+    call_text(c, 200, content_type, "");
+    c->file = fd;
+    c->has_file = true;
 }
 
 void call_json(struct call *c, int status, struct json *v)
@@ -257,8 +266,21 @@ static enum MHD_Result send_response(struct call *c, struct MHD_Response *r)
     return ok;
 }
 
+static enum MHD_Result send_file(struct call *c)
+{
+    struct stat st;
+    if (fstat(c->file, &st) != 0)
+        return MHD_NO;
+    struct MHD_Response *r = MHD_create_response_from_fd64((uint64_t)st.st_size, c->file);
+    if (r != NULL)
+        c->has_file = false; /* the library's now */
+    return send_response(c, r);
+}
+
 static enum MHD_Result send_answer(struct call *c)
 {
+    if (c->has_file)
+        return send_file(c);
     struct MHD_Response *r = MHD_create_response_from_buffer(c->out.n, c->out.p,
                                                              MHD_RESPMEM_MUST_FREE);
     if (r != NULL)
@@ -488,6 +510,8 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
         atomic_fetch_sub(&s->n_active, 1);
     body_release(c);
     textbuf_free(&c->out);
+    if (c->has_file)
+        close(c->file);
     free(c->allowed_origin);
     pthread_mutex_lock(&c->lock); /* call_done may still be on its way out */
     pthread_mutex_unlock(&c->lock);
@@ -671,6 +695,47 @@ static struct sha256 vocabulary_of(const struct hcache *h)
     return sha256_end(c);
 }
 
+void server_batches(struct server *s, struct shelf *shelf, int n_sequences)
+{
+    s->shelf = shelf;
+    s->batch_sequences = n_sequences;
+}
+
+static void batch_began(void *arg, const char *tenant)
+{
+    struct server *s = arg;
+    int at = auth_find(s->auth, tenant);
+    if (at >= 0)
+        tenants_begin(s->tenants, at);
+}
+
+static void batch_ended(void *arg, const char *tenant, enum answer_end end,
+                        const struct hcache_result *r, bool missed)
+{
+    struct server *s = arg;
+    int at = auth_find(s->auth, tenant);
+    if (at >= 0)
+        tenants_end(s->tenants, at, end, r, missed);
+}
+
+static int start_batches(struct server *s, struct hcache *h, struct err *err)
+{
+    const struct server_opts *o = &s->o;
+    struct runner_opts r = {.shelf = s->shelf,
+                            .client = {.h = h,
+                                       .model_name = s->model_name,
+                                       .plan = o->plan,
+                                       .plan_strict = o->plan_strict,
+                                       .plain_chat = o->plain_chat,
+                                       .parse_special = o->parse_special,
+                                       .max_queue = o->max_queue},
+                            .in_flight = s->batch_sequences,
+                            .began = batch_began,
+                            .ended = batch_ended,
+                            .arg = s};
+    return runner_start(&r, &s->runner, err);
+}
+
 int server_ready(struct server *s, struct hcache *h, struct err *err)
 {
     struct answers_opts o = {.max_entries = MEMORY_ENTRIES,
@@ -687,6 +752,8 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
         o.path = NULL;
         rc = answers_open(&o, &s->answers, err);
     }
+    if (rc == 0 && s->shelf != NULL)
+        rc = start_batches(s, h, err);
     if (rc == 0)
         atomic_store(&s->h, h);
     return rc;
@@ -696,6 +763,7 @@ void server_drain(struct server *s)
 {
     if (!atomic_exchange(&s->draining, true))
         loops_refuse(s->loops);
+    runner_stop(s->runner);
 }
 
 int server_n_active(const struct server *s)
@@ -718,6 +786,7 @@ void server_stop(struct server *s)
     free((void *)s->daemons);
     worker_destroy(s->disk);
     worker_destroy(s->text);
+    runner_destroy(s->runner);
     if (s->listen_socket >= 0)
         close(s->listen_socket);
     watcher_destroy(s->watcher);

@@ -23,6 +23,7 @@
 #include "server/origin.h"
 
 struct conversations;
+struct shelf;
 struct server;
 
 struct server_opts {
@@ -56,8 +57,12 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
 int server_port(const struct server *s);
 /* Where conversations are kept, before it is ready; borrowed. Without it none are. */
 void server_keep(struct server *s, struct conversations *c);
+/* Where files and batches are kept, before it is ready; borrowed.  Without it there are none.
+ * n_sequences: answers of batches that are generated at once. */
+void server_batches(struct server *s, struct shelf *shelf, int n_sequences);
 /* Begins to answer. -errno where the file of answers cannot be used and store_required is set. */
 int server_ready(struct server *s, struct hcache *h, struct err *err);
+/* Batches have stopped when it returns; they go on with the next server. */
 void server_drain(struct server *s);
 int server_n_active(const struct server *s); /* requests that are not answered yet */
 void server_stop(struct server *s);          /* NULL is allowed */

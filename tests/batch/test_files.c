@@ -271,7 +271,7 @@ static void a_job_goes_on_behind_whole_lines(void **state)
     char *whole = xasprintf("%s\n%s\n%s\n", answer_a, fault_c, answer_b);
     size_t two = strlen(answer_a) + strlen(fault_c) + 2;
     for (size_t n = two; n < strlen(whole); n += n < two + 40 ? 1 : 17) {
-        assert_int_equal(output_open(&o, put("out", whole, n), &done, &err), 0);
+        assert_int_equal(output_open(&o, put("out", whole, n), false, &done, &err), 0);
         assert_int_equal(o.n_lines, 2);
         assert_int_equal(o.n_failed, 1);
         assert_int_equal(o.n_bytes, two);
@@ -295,7 +295,7 @@ static void what_was_not_synced_is_not_there(void **state)
     struct output o;
     struct idset done = {0};
     struct err err = {0};
-    assert_int_equal(output_open(&o, put("out", "", 0), &done, &err), 0);
+    assert_int_equal(output_open(&o, put("out", "", 0), false, &done, &err), 0);
     output_add(&o, answer_a);
     output_close(&o);
     assert_holds("out", "");
@@ -314,7 +314,7 @@ static void a_file_of_another_kind_stays_as_it_is(void **state)
         struct idset done = {0};
         struct err err = {0};
         const char *path = put("letters", texts[i], strlen(texts[i]));
-        assert_int_equal(output_open(&o, path, &done, &err), ERR_FORMAT);
+        assert_int_equal(output_open(&o, path, false, &done, &err), ERR_FORMAT);
         output_close(&o);
         assert_holds("letters", texts[i]);
         idset_free(&done);
@@ -328,11 +328,11 @@ static void one_job_writes_a_file(void **state)
     struct idset done = {0};
     struct err err = {0};
     const char *path = put("out", "", 0);
-    assert_int_equal(output_open(&a, path, &done, &err), 0);
-    assert_int_equal(output_open(&b, path, &done, &err), ERR_BUSY);
+    assert_int_equal(output_open(&a, path, false, &done, &err), 0);
+    assert_int_equal(output_open(&b, path, false, &done, &err), ERR_BUSY);
     output_close(&b);
     output_close(&a);
-    assert_int_equal(output_open(&a, path, &done, &err), 0);
+    assert_int_equal(output_open(&a, path, false, &done, &err), 0);
     output_close(&a);
     idset_free(&done);
 }

@@ -24,7 +24,7 @@ MAY = {
     "src/sessions": ["hcache.h", "format", "base"],
     "src/requests": ["hcache.h", "sessions", "format", "base"],
     "src/batch": ["hcache.h", "requests", "sessions", "policy", "format", "base"],
-    "src/server": ["hcache.h", "requests", "sessions", "format", "base"],
+    "src/server": ["hcache.h", "batch", "requests", "sessions", "format", "base"],
     "include": [],
     "sim": ["policy", "format", "base"],
 }

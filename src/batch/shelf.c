@@ -1,0 +1,438 @@
+/* shelf.c - see shelf.h.  What is in memory, and who finds it; shelf_disk.c has the files. */
+#include "batch/shelf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "batch/shelf_impl.h"
+
+static const char *const status_names[BATCH_STATUSES] = {
+    [BATCH_VALIDATING] = "validating", [BATCH_IN_PROGRESS] = "in_progress",
+    [BATCH_FINALIZING] = "finalizing", [BATCH_COMPLETED] = "completed",
+    [BATCH_FAILED] = "failed",         [BATCH_CANCELLING] = "cancelling",
+    [BATCH_CANCELLED] = "cancelled"};
+
+const char *batch_status_name(enum batch_status s)
+{
+    return status_names[s];
+}
+
+bool batch_has_ended(const struct shelf_batch *b)
+{
+    return b->status == BATCH_COMPLETED || b->status == BATCH_FAILED ||
+           b->status == BATCH_CANCELLED;
+}
+
+/* --- lists of records ------------------------------------------------------------------------- */
+
+void shelf_list_add(struct shelf_list *l, void *record)
+{
+    if (l->n == l->cap) {
+        l->cap = l->cap > 0 ? 2 * l->cap : 64;
+        l->at = xrealloc(l->at, (size_t)l->cap * sizeof *l->at);
+    }
+    l->at[l->n++] = record;
+}
+
+static void list_remove(struct shelf_list *l, int i)
+{
+    free(l->at[i]);
+    l->n--;
+    memmove(&l->at[i], &l->at[i + 1], (size_t)(l->n - i) * sizeof *l->at);
+}
+
+static int by_age(const void *a, const void *b)
+{
+    const struct shelf_head *x = *(struct shelf_head *const *)a;
+    const struct shelf_head *y = *(struct shelf_head *const *)b;
+    if (x->created_s != y->created_s)
+        return x->created_s < y->created_s ? -1 : 1;
+    return strcmp(x->id, y->id);
+}
+
+void shelf_list_sort(struct shelf_list *l)
+{
+    if (l->n > 0)
+        qsort(l->at, (size_t)l->n, sizeof *l->at, by_age);
+}
+
+/* The place of the tenant's record; -1: there is none. */
+static int find(const struct shelf_list *l, const char *tenant, const char *id)
+{
+    for (int i = 0; i < l->n; i++)
+        if (strcmp(l->at[i]->id, id) == 0 && strcmp(l->at[i]->tenant, tenant) == 0)
+            return i;
+    return -1;
+}
+
+static int not_found(const char *what, const char *id, struct err *err)
+{
+    return err_set(err, ERR_NOT_FOUND, "there is no %s '%.60s'", what, id);
+}
+
+static void name_it(struct shelf_head *h, const char *prefix, const char *tenant)
+{
+    uint8_t random[12];
+    *h = (struct shelf_head){.created_s = clock_wall_s()};
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        CHECK(!"the system has no random numbers");
+    int n = snprintf(h->id, sizeof h->id, "%s", prefix);
+    for (size_t i = 0; i < sizeof random; i++)
+        n += snprintf(h->id + n, sizeof h->id - (size_t)n, "%02x", random[i]);
+    snprintf(h->tenant, sizeof h->tenant, "%s", tenant);
+}
+
+/* --- room ------------------------------------------------------------------------------------- */
+
+/* [lock] */
+static uint64_t used_bytes(const struct shelf *s)
+{
+    uint64_t sum = s->growing_bytes +
+                   (uint64_t)(s->files.n + s->batches.n) * SHELF_RECORD_BYTES;
+    for (int i = 0; i < s->files.n; i++)
+        sum += ((const struct shelf_file *)s->files.at[i])->n_bytes;
+    return sum;
+}
+
+static uint64_t room(const struct shelf *s)
+{
+    uint64_t used = used_bytes(s);
+    return used < s->max_bytes ? s->max_bytes - used : 0;
+}
+
+uint64_t shelf_room(struct shelf *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t n = room(s);
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+void shelf_set_growing(struct shelf *s, uint64_t n_bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->growing_bytes = n_bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static int check_room(const struct shelf *s, uint64_t n, struct err *err)
+{
+    if (s->files.n >= SHELF_MAX_FILES)
+        return err_set(err, ERR_LIMIT, "there are %d files already: delete some",
+                       s->files.n);
+    if (n + SHELF_RECORD_BYTES > room(s))
+        return err_set(err, ERR_LIMIT,
+                       "there is no room for %llu bytes more: delete files, or raise "
+                       "--files-bytes",
+                       (unsigned long long)n);
+    return 0;
+}
+
+/* --- files ------------------------------------------------------------------------------------ */
+
+int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const char *bytes,
+                   size_t n, struct shelf_file *out, struct err *err)
+{
+    *out = (struct shelf_file){.n_bytes = n, .purpose = "batch"};
+    name_it(&out->head, "file-", tenant);
+    snprintf(out->name, sizeof out->name, "%s", name);
+    pthread_mutex_lock(&s->lock);
+    int rc = check_room(s, n, err);
+    if (rc == 0)
+        rc = shelf_write(s, out->head.id, bytes, n, err);
+    if (rc == 0)
+        rc = shelf_write_file_record(s, out, err);
+    if (rc == 0)
+        shelf_list_add(&s->files, xmemdup(out, sizeof *out));
+    else
+        shelf_remove(s, out->head.id);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
+                    struct shelf_file *out, int *fd, struct err *err)
+{
+    char path[SHELF_PATH_BYTES];
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    int i = find(&s->files, tenant, id);
+    if (i < 0) {
+        rc = not_found("file", id, err);
+    } else {
+        *out = *(const struct shelf_file *)s->files.at[i];
+        shelf_path(s, id, path, sizeof path);
+        if (fd != NULL && (*fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+            rc = err_set(err, -errno, "%s: %s", id, strerror(errno));
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int shelf_find_file(struct shelf *s, const char *tenant, const char *id,
+                    struct shelf_file *out, struct err *err)
+{
+    return shelf_read_file(s, tenant, id, out, NULL, err);
+}
+
+/* [lock] */
+static bool is_in_use(const struct shelf *s, const char *id)
+{
+    for (int i = 0; i < s->batches.n; i++) {
+        const struct shelf_batch *b = (const struct shelf_batch *)s->batches.at[i];
+        if (!batch_has_ended(b) && strcmp(b->input, id) == 0)
+            return true;
+    }
+    return false;
+}
+
+int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, struct err *err)
+{
+    char record[SHELF_ID_BYTES + 8];
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    int i = find(&s->files, tenant, id);
+    if (i < 0) {
+        rc = not_found("file", id, err);
+    } else if (is_in_use(s, id)) {
+        rc = err_set(err, ERR_BUSY, "a batch that has not ended reads the file '%.60s'",
+                     id);
+    } else {
+        snprintf(record, sizeof record, "%s.json", id);
+        shelf_remove(s, record); /* first: without it the bytes are no file */
+        shelf_remove(s, id);
+        list_remove(&s->files, i);
+        rc = shelf_sync(s, err);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+/* --- pages ------------------------------------------------------------------------------------ */
+
+static bool is_listed(const struct shelf_page *page, const struct shelf_head *h,
+                      bool is_file)
+{
+    if (strcmp(h->tenant, page->tenant) != 0)
+        return false;
+    return !is_file || page->purpose == NULL ||
+           strcmp(((const struct shelf_file *)h)->purpose, page->purpose) == 0;
+}
+
+/* [lock] Copies records of `size` bytes. */
+static int list(const struct shelf_list *l, const struct shelf_page *page, bool is_file,
+                size_t size, char *out, bool *has_more)
+{
+    bool begun = page->after == NULL;
+    int n = 0;
+    *has_more = false;
+    for (int k = 0; k < l->n; k++) {
+        const struct shelf_head *h = l->at[page->oldest_first ? k : l->n - 1 - k];
+        if (!is_listed(page, h, is_file))
+            continue;
+        if (begun && n == page->limit) {
+            *has_more = true;
+            break;
+        }
+        if (begun)
+            memcpy(out + (size_t)n++ * size, h, size);
+        begun = begun || strcmp(h->id, page->after) == 0;
+    }
+    return n;
+}
+
+int shelf_list_files(struct shelf *s, const struct shelf_page *page, struct shelf_file *out,
+                     bool *has_more)
+{
+    pthread_mutex_lock(&s->lock);
+    int n = list(&s->files, page, true, sizeof *out, (char *)out, has_more);
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
+                       struct shelf_batch *out, bool *has_more)
+{
+    pthread_mutex_lock(&s->lock);
+    int n = list(&s->batches, page, false, sizeof *out, (char *)out, has_more);
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+/* --- batches ---------------------------------------------------------------------------------- */
+
+/* [lock] Forgets the oldest batch that has ended. */
+static int make_place(struct shelf *s, struct err *err)
+{
+    char record[SHELF_ID_BYTES + 8];
+    if (s->batches.n < SHELF_MAX_BATCHES)
+        return 0;
+    for (int i = 0; i < s->batches.n; i++) {
+        if (!batch_has_ended((const struct shelf_batch *)s->batches.at[i]))
+            continue;
+        snprintf(record, sizeof record, "%s.json", s->batches.at[i]->id);
+        shelf_remove(s, record);
+        list_remove(&s->batches, i);
+        return 0;
+    }
+    return err_set(err, ERR_LIMIT, "%d batches wait already", s->batches.n);
+}
+
+int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
+                    struct shelf_batch *b, struct err *err)
+{
+    struct shelf_head output, errors;
+    name_it(&b->head, "batch_", tenant);
+    name_it(&output, "file-", tenant);
+    name_it(&errors, "file-", tenant);
+    memcpy(b->output, output.id, sizeof b->output);
+    memcpy(b->errors, errors.id, sizeof b->errors);
+    snprintf(b->input, sizeof b->input, "%s", input);
+    b->status = BATCH_VALIDATING;
+    pthread_mutex_lock(&s->lock);
+    int rc = find(&s->files, tenant, input) < 0 ? not_found("file", input, err) : 0;
+    if (rc == 0)
+        rc = make_place(s, err);
+    if (rc == 0)
+        rc = check_room(s, SHELF_RECORD_BYTES, err);
+    if (rc == 0)
+        rc = shelf_write_batch_record(s, b, err);
+    if (rc == 0)
+        shelf_list_add(&s->batches, xmemdup(b, sizeof *b));
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
+                     struct shelf_batch *out, struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    int i = find(&s->batches, tenant, id);
+    if (i >= 0)
+        *out = *(const struct shelf_batch *)s->batches.at[i];
+    pthread_mutex_unlock(&s->lock);
+    return i < 0 ? not_found("batch", id, err) : 0;
+}
+
+/* [lock] */
+static int put(struct shelf *s, int i, const struct shelf_batch *b, struct err *err)
+{
+    int rc = shelf_write_batch_record(s, b, err);
+    if (rc == 0)
+        *(struct shelf_batch *)s->batches.at[i] = *b;
+    return rc;
+}
+
+int shelf_put_batch(struct shelf *s, const struct shelf_batch *b, struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    int i = find(&s->batches, b->head.tenant, b->head.id);
+    bool is_late = i >= 0 && b->status == BATCH_IN_PROGRESS &&
+                   ((const struct shelf_batch *)s->batches.at[i])->status ==
+                       BATCH_CANCELLING;
+    int rc = i < 0 ? not_found("batch", b->head.id, err) : is_late ? 0 : put(s, i, b, err);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+void shelf_count_batch(struct shelf *s, const struct shelf_batch *b)
+{
+    pthread_mutex_lock(&s->lock);
+    int i = find(&s->batches, b->head.tenant, b->head.id);
+    if (i >= 0) {
+        struct shelf_batch *kept = (struct shelf_batch *)s->batches.at[i];
+        kept->n_lines = b->n_lines;
+        kept->n_done = b->n_done;
+        kept->n_failed = b->n_failed;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
+                       struct shelf_batch *out, struct err *err)
+{
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    int i = find(&s->batches, tenant, id);
+    if (i < 0) {
+        rc = not_found("batch", id, err);
+    } else {
+        *out = *(const struct shelf_batch *)s->batches.at[i];
+        if (!batch_has_ended(out) && out->status != BATCH_CANCELLING) {
+            out->at_s[BATCH_CANCELLING] = clock_wall_s();
+            out->status = BATCH_CANCELLING;
+            rc = put(s, i, out, err);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+/* [lock] *has: there are answers, which are a file now. */
+static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
+                const char *what, bool *has, struct err *err)
+{
+    char path[SHELF_PATH_BYTES];
+    struct stat st;
+    struct shelf_file f = {.head = {.created_s = clock_wall_s()},
+                           .purpose = "batch_output"};
+    shelf_path(s, id, path, sizeof path);
+    *has = stat(path, &st) == 0 && st.st_size > 0;
+    if (!*has) {
+        shelf_remove(s, id);
+        return 0;
+    }
+    if (find(&s->files, b->head.tenant, id) >= 0)
+        return 0; /* by a run that was killed behind this */
+    memcpy(f.head.id, id, sizeof f.head.id);
+    memcpy(f.head.tenant, b->head.tenant, sizeof f.head.tenant);
+    snprintf(f.name, sizeof f.name, "%s_%s.jsonl", b->head.id, what);
+    f.n_bytes = (uint64_t)st.st_size;
+    int rc = shelf_write_file_record(s, &f, err);
+    if (rc == 0)
+        shelf_list_add(&s->files, xmemdup(&f, sizeof f));
+    return rc;
+}
+
+int shelf_keep_answers(struct shelf *s, struct shelf_batch *b, struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    int rc = keep(s, b, b->output, "output", &b->has_output, err);
+    if (rc == 0)
+        rc = keep(s, b, b->errors, "error", &b->has_errors, err);
+    s->growing_bytes = 0;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+/* Whether a comes before b, counted round from the tenant behind `last`. */
+static bool is_sooner(const char *last, const char *a, const char *b)
+{
+    bool a_wraps = strcmp(a, last) <= 0, b_wraps = strcmp(b, last) <= 0;
+    return a_wraps != b_wraps ? b_wraps : strcmp(a, b) < 0;
+}
+
+bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out)
+{
+    const struct shelf_batch *best = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < s->batches.n; i++) { /* the oldest first */
+        const struct shelf_batch *b = (const struct shelf_batch *)s->batches.at[i];
+        if (!batch_has_ended(b) &&
+            (best == NULL || is_sooner(last, b->head.tenant, best->head.tenant)))
+            best = b;
+    }
+    if (best != NULL)
+        *out = *best;
+    pthread_mutex_unlock(&s->lock);
+    return best != NULL;
+}

@@ -1,0 +1,330 @@
+/* shelf_disk.c - the files of the shelf: writing records, and reading all of them.  See shelf.h. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "batch/shelf_impl.h"
+#include "format/json.h"
+
+enum { MAX_RECORD_BYTES = 64 << 10 };
+
+void shelf_path(const struct shelf *s, const char *id, char *out, size_t n)
+{
+    snprintf(out, n, "%s/%s", s->folder, id);
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+static int write_all(int fd, const char *p, size_t n)
+{
+    while (n > 0) {
+        ssize_t k = write(fd, p, n);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k < 0)
+            return -errno;
+        p += k;
+        n -= (size_t)k;
+    }
+    return 0;
+}
+
+int shelf_sync(struct shelf *s, struct err *err)
+{
+    return fsync(s->fd) == 0 ? 0
+                             : err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
+}
+
+int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
+                struct err *err)
+{
+    char fresh[SHELF_ID_BYTES + 16];
+    int rc = 0;
+    snprintf(fresh, sizeof fresh, "%s.new", name);
+    int fd = openat(s->fd, fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return err_set(err, -errno, "%s/%s: %s", s->folder, fresh, strerror(errno));
+    rc = write_all(fd, bytes, n);
+    if (rc == 0 && fsync(fd) != 0)
+        rc = -errno;
+    close(fd);
+    if (rc == 0 && renameat(s->fd, fresh, s->fd, name) != 0)
+        rc = -errno;
+    if (rc == 0)
+        return shelf_sync(s, err);
+    (void)unlinkat(s->fd, fresh, 0);
+    return err_set(err, rc, "%s/%s: %s", s->folder, name, strerror(-rc));
+}
+
+void shelf_remove(struct shelf *s, const char *name)
+{
+    (void)unlinkat(s->fd, name, 0);
+}
+
+/* --- records as JSON -------------------------------------------------------------------------- */
+
+static struct json *head_json(const struct shelf_head *h)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "id", h->id);
+    json_put_string(o, "tenant", h->tenant);
+    json_put_int(o, "created", h->created_s);
+    return o;
+}
+
+/* Takes o. */
+static int write_record(struct shelf *s, const char *id, struct json *o, struct err *err)
+{
+    char name[SHELF_ID_BYTES + 8];
+    char *text = json_text(o, 1);
+    snprintf(name, sizeof name, "%s.json", id);
+    int rc = shelf_write(s, name, text, strlen(text), err);
+    free(text);
+    json_free(o);
+    return rc;
+}
+
+int shelf_write_file_record(struct shelf *s, const struct shelf_file *f, struct err *err)
+{
+    struct json *o = head_json(&f->head);
+    json_put_string(o, "name", f->name);
+    json_put_string(o, "purpose", f->purpose);
+    json_put_int(o, "bytes", (int64_t)f->n_bytes);
+    return write_record(s, f->head.id, o, err);
+}
+
+int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struct err *err)
+{
+    struct json *o = head_json(&b->head), *at = json_new_object();
+    for (int i = 0; i < BATCH_STATUSES; i++)
+        if (b->at_s[i] != 0)
+            json_put_int(at, batch_status_name((enum batch_status)i), b->at_s[i]);
+    json_put_string(o, "status", batch_status_name(b->status));
+    json_put(o, "at", at);
+    json_put_string(o, "endpoint", b->endpoint);
+    json_put_string(o, "input", b->input);
+    json_put_string(o, "output", b->output);
+    json_put_string(o, "errors", b->errors);
+    json_put_bool(o, "has_output", b->has_output);
+    json_put_bool(o, "has_errors", b->has_errors);
+    json_put_int(o, "lines", b->n_lines);
+    json_put_int(o, "done", b->n_done);
+    json_put_int(o, "failed", b->n_failed);
+    json_put_string(o, "error_code", b->error_code);
+    json_put_string(o, "error_message", b->error_message);
+    json_put_string(o, "metadata", b->metadata);
+    return write_record(s, b->head.id, o, err);
+}
+
+/* False where it is missing or does not fit. */
+static bool read_text(const struct json *o, const char *name, char *out, size_t n)
+{
+    const char *text = json_string_of(json_member(o, name), NULL);
+    return text != NULL && snprintf(out, n, "%s", text) < (int)n;
+}
+
+static bool read_int(const struct json *o, const char *name, int64_t *out)
+{
+    return json_int_of(json_member(o, name), out) && *out >= 0;
+}
+
+static bool read_head(const struct json *o, const char *id, struct shelf_head *h)
+{
+    return read_text(o, "id", h->id, sizeof h->id) && strcmp(h->id, id) == 0 &&
+           read_text(o, "tenant", h->tenant, sizeof h->tenant) &&
+           read_int(o, "created", &h->created_s);
+}
+
+static bool read_file_record(const struct json *o, const char *id, struct shelf_file *f)
+{
+    int64_t n = 0;
+    bool ok = read_head(o, id, &f->head) && read_text(o, "name", f->name, sizeof f->name) &&
+              read_text(o, "purpose", f->purpose, sizeof f->purpose) &&
+              read_int(o, "bytes", &n);
+    f->n_bytes = (uint64_t)n;
+    return ok;
+}
+
+static bool read_status(const struct json *o, struct shelf_batch *b)
+{
+    char name[32];
+    const struct json *at = json_member(o, "at");
+    bool found = false;
+    if (!read_text(o, "status", name, sizeof name))
+        return false;
+    for (int i = 0; i < BATCH_STATUSES; i++) {
+        const char *one = batch_status_name((enum batch_status)i);
+        if (strcmp(one, name) == 0) {
+            b->status = (enum batch_status)i;
+            found = true;
+        }
+        (void)json_int_of(json_member(at, one), &b->at_s[i]);
+    }
+    return found;
+}
+
+static bool read_batch_record(const struct json *o, const char *id, struct shelf_batch *b)
+{
+    return read_head(o, id, &b->head) && read_status(o, b) &&
+           read_text(o, "endpoint", b->endpoint, sizeof b->endpoint) &&
+           read_text(o, "input", b->input, sizeof b->input) &&
+           read_text(o, "output", b->output, sizeof b->output) &&
+           read_text(o, "errors", b->errors, sizeof b->errors) &&
+           json_bool_of(json_member(o, "has_output"), &b->has_output) &&
+           json_bool_of(json_member(o, "has_errors"), &b->has_errors) &&
+           read_int(o, "lines", &b->n_lines) && read_int(o, "done", &b->n_done) &&
+           read_int(o, "failed", &b->n_failed) &&
+           read_text(o, "error_code", b->error_code, sizeof b->error_code) &&
+           read_text(o, "error_message", b->error_message, sizeof b->error_message) &&
+           read_text(o, "metadata", b->metadata, sizeof b->metadata);
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), k = strlen(end);
+    return n > k && strcmp(text + n - k, end) == 0;
+}
+
+/* A record that cannot be read is passed over and stays: it may be of a later version. */
+static void load_record(struct shelf *s, const char *name)
+{
+    char path[SHELF_PATH_BYTES], id[SHELF_ID_BYTES];
+    char *text = NULL;
+    size_t n;
+    struct err err = {0};
+    struct json *o = NULL;
+    bool is_file = strncmp(name, "file-", 5) == 0, ok = false;
+    if (strlen(name) - 5 >= sizeof id)
+        return;
+    snprintf(id, sizeof id, "%.*s", (int)(strlen(name) - 5), name);
+    shelf_path(s, name, path, sizeof path);
+    if (file_read_regular(path, MAX_RECORD_BYTES, &text, &n, &err) == 0 &&
+        json_parse(&o, text, n, path, &err) == 0) {
+        void *record = xcalloc(1, is_file ? sizeof(struct shelf_file)
+                                          : sizeof(struct shelf_batch));
+        ok = is_file ? read_file_record(o, id, record) : read_batch_record(o, id, record);
+        if (ok)
+            shelf_list_add(is_file ? &s->files : &s->batches, record);
+        else
+            free(record);
+    }
+    if (!ok)
+        log_warn("%s is not used: %s", path,
+                 err.code != 0 ? err.msg : "a field is missing");
+    json_free(o);
+    free(text);
+}
+
+/* Bytes that belong to a file, or to a batch that has not ended. */
+static bool is_wanted(const struct shelf *s, const char *name)
+{
+    for (int i = 0; i < s->files.n; i++)
+        if (strcmp(s->files.at[i]->id, name) == 0)
+            return true;
+    for (int i = 0; i < s->batches.n; i++) {
+        const struct shelf_batch *b = (const struct shelf_batch *)s->batches.at[i];
+        if (strcmp(b->output, name) == 0 || strcmp(b->errors, name) == 0)
+            return !batch_has_ended(b);
+    }
+    return false;
+}
+
+static int each_name(struct shelf *s, void (*visit)(struct shelf *s, const char *name),
+                     struct err *err)
+{
+    DIR *d = opendir(s->folder);
+    if (d == NULL)
+        return err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
+    for (const struct dirent *e; (e = readdir(d)) != NULL;)
+        visit(s, e->d_name);
+    closedir(d);
+    return 0;
+}
+
+static bool is_ours(const char *name)
+{
+    return strncmp(name, "file-", 5) == 0 || strncmp(name, "batch_", 6) == 0;
+}
+
+static void visit_record(struct shelf *s, const char *name)
+{
+    if (is_ours(name) && ends_with(name, ".json"))
+        load_record(s, name);
+}
+
+static void visit_rest(struct shelf *s, const char *name)
+{
+    char record[300];
+    snprintf(record, sizeof record, "%.255s.json", name);
+    if (!is_ours(name) || ends_with(name, ".json"))
+        return;
+    bool has_record = faccessat(s->fd, record, F_OK, 0) ==
+                      0; /* also one that is not used */
+    if (ends_with(name, ".new") || (!has_record && !is_wanted(s, name)))
+        shelf_remove(s, name);
+}
+
+static int lock_folder(struct shelf *s, struct err *err)
+{
+    if (mkdir(s->folder, 0700) != 0 && errno != EEXIST)
+        return err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
+    s->fd = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->fd < 0)
+        return err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
+    if (flock(s->fd, LOCK_EX | LOCK_NB) != 0)
+        return err_set(err, ERR_BUSY, "%s is in use by another process", s->folder);
+    return 0;
+}
+
+int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struct err *err)
+{
+    struct shelf *s = xcalloc(1, sizeof *s);
+    s->folder = xstrdup(folder);
+    s->fd = -1;
+    s->max_bytes = max_bytes;
+    pthread_mutex_init(&s->lock, NULL);
+    int rc = lock_folder(s, err);
+    if (rc == 0)
+        rc = each_name(s, visit_record, err);
+    if (rc == 0)
+        rc = each_name(s, visit_rest, err);
+    if (rc != 0) {
+        shelf_close(s);
+        return rc;
+    }
+    shelf_list_sort(&s->files);
+    shelf_list_sort(&s->batches);
+    *out = s;
+    return 0;
+}
+
+static void list_free(struct shelf_list *l)
+{
+    for (int i = 0; i < l->n; i++)
+        free(l->at[i]);
+    free(l->at);
+}
+
+void shelf_close(struct shelf *s)
+{
+    if (s == NULL)
+        return;
+    if (s->fd >= 0)
+        close(s->fd);
+    list_free(&s->files);
+    list_free(&s->batches);
+    pthread_mutex_destroy(&s->lock);
+    free(s->folder);
+    free(s);
+}

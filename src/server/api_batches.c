@@ -1,0 +1,202 @@
+/* api_batches.c - /v1/batches: jobs of many requests.  batch/runner.h runs them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "batch/line.h"
+#include "batch/runner.h"
+#include "server/keep.h"
+#include "server/shelves.h"
+
+/* --- the object ------------------------------------------------------------------------------- */
+
+static void put_time(struct json *o, const char *name, int64_t at_s)
+{
+    if (at_s != 0)
+        json_put_int(o, name, at_s);
+    else
+        json_put_null(o, name);
+}
+
+static void put_errors(struct json *o, const struct shelf_batch *b)
+{
+    if (b->error_code[0] == 0) {
+        json_put_null(o, "errors");
+        return;
+    }
+    struct json *list = json_new_object(), *data = json_new_array(), *e = json_new_object();
+    json_put_string(e, "code", b->error_code);
+    json_put_string(e, "message", b->error_message);
+    json_put_null(e, "param");
+    json_put_null(e, "line");
+    json_push(data, e);
+    json_put_string(list, "object", "list");
+    json_put(list, "data", data);
+    json_put(o, "errors", list);
+}
+
+static void put_metadata(struct json *o, const struct shelf_batch *b)
+{
+    struct json *v = NULL;
+    if (b->metadata[0] != 0)
+        (void)json_parse(&v, b->metadata, strlen(b->metadata), "metadata", NULL);
+    if (v != NULL)
+        json_put(o, "metadata", v);
+    else
+        json_put_null(o, "metadata");
+}
+
+static struct json *batch_object(const struct shelf_batch *b)
+{
+    struct json *o = json_new_object(), *counts = json_new_object();
+    json_put_string(o, "id", b->head.id);
+    json_put_string(o, "object", "batch");
+    json_put_string(o, "endpoint", b->endpoint);
+    put_errors(o, b);
+    json_put_string(o, "input_file_id", b->input);
+    json_put_string(o, "completion_window", "24h");
+    json_put_string(o, "status", batch_status_name(b->status));
+    json_put_string(o, "output_file_id", b->has_output ? b->output : NULL);
+    json_put_string(o, "error_file_id", b->has_errors ? b->errors : NULL);
+    json_put_int(o, "created_at", b->head.created_s);
+    put_time(o, "in_progress_at", b->at_s[BATCH_IN_PROGRESS]);
+    json_put_null(o, "expires_at"); /* none expires */
+    put_time(o, "finalizing_at", b->at_s[BATCH_FINALIZING]);
+    put_time(o, "completed_at", b->at_s[BATCH_COMPLETED]);
+    put_time(o, "failed_at", b->at_s[BATCH_FAILED]);
+    json_put_null(o, "expired_at");
+    put_time(o, "cancelling_at", b->at_s[BATCH_CANCELLING]);
+    put_time(o, "cancelled_at", b->at_s[BATCH_CANCELLED]);
+    json_put_int(counts, "total", b->n_lines);
+    json_put_int(counts, "completed", b->n_done - b->n_failed);
+    json_put_int(counts, "failed", b->n_failed);
+    json_put(o, "request_counts", counts);
+    put_metadata(o, b);
+    return o;
+}
+
+/* --- creating --------------------------------------------------------------------------------- */
+
+static int read_string(const struct json *body, const char *name, const char **out,
+                       struct fault *f)
+{
+    struct err err = {0};
+    return json_get_string(body, name, out, &err) == 0
+               ? 0
+               : fault_set(f, 400, NULL, name, "%s", err.msg);
+}
+
+static int read_metadata(const struct json *body, struct shelf_batch *b, struct fault *f)
+{
+    const struct json *v = NULL;
+    if (request_metadata(json_member(body, "metadata"), &v, f) != 0 || v == NULL)
+        return v == NULL ? 0 : -1;
+    char *text = json_text(v, 0);
+    size_t n = strlen(text);
+    if (n < sizeof b->metadata)
+        memcpy(b->metadata, text, n + 1);
+    free(text);
+    return n < sizeof b->metadata
+               ? 0
+               : fault_set(f, 400, NULL, "metadata", "'metadata' has more than %zu bytes",
+                           sizeof b->metadata - 1);
+}
+
+static int read_batch(const struct json *body, struct shelf_batch *b, const char **input,
+                      struct fault *f)
+{
+    static const char *const names[] = {"input_file_id", "endpoint", "completion_window",
+                                        "metadata", NULL};
+    const char *endpoint, *window;
+    if (request_known(body, names, f) != 0 ||
+        read_string(body, "input_file_id", input, f) != 0 ||
+        read_string(body, "endpoint", &endpoint, f) != 0 ||
+        read_string(body, "completion_window", &window, f) != 0)
+        return -1;
+    if (line_kind(endpoint) == 0)
+        return fault_set(
+            f, 400, "unsupported_value", "endpoint",
+            "'endpoint' must be \"/v1/chat/completions\" or \"/v1/completions\"");
+    if (strcmp(window, "24h") != 0)
+        return fault_set(f, 400, "unsupported_value", "completion_window",
+                         "'completion_window' must be \"24h\"");
+    snprintf(b->endpoint, sizeof b->endpoint, "%s", endpoint);
+    return read_metadata(body, b, f);
+}
+
+static void create(struct call *c, struct shelf *shelf)
+{
+    struct fault f;
+    struct err err = {0};
+    const char *input;
+    const struct json *body = call_body(c, 0);
+    if (body == NULL)
+        return;
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    if (read_batch(body, b, &input, &f) != 0) {
+        call_fault(c, &f);
+    } else if (shelf_add_batch(shelf, call_tenant(c), input, b, &err) != 0) {
+        shelves_fault(c, &err);
+    } else {
+        runner_wake(c->s->runner);
+        call_json(c, 200, batch_object(b));
+    }
+    free(b);
+}
+
+/* --- the routes ------------------------------------------------------------------------------- */
+
+static void list_batches(struct call *c, struct shelf *shelf)
+{
+    struct shelf_page page;
+    struct shelf_batch *batches = xcalloc(SHELVES_MAX_PAGE, sizeof *batches);
+    bool has_more;
+    if (shelves_page(c, &page) == 0) {
+        struct json *data = json_new_array();
+        int n = shelf_list_batches(shelf, &page, batches, &has_more);
+        for (int i = 0; i < n; i++)
+            json_push(data, batch_object(&batches[i]));
+        shelves_list(c, data, has_more);
+    }
+    free(batches);
+}
+
+void api_batches(struct call *c)
+{
+    struct shelf *shelf = shelves_of(c);
+    if (shelf == NULL)
+        return;
+    if (strcmp(c->route->method, "POST") == 0)
+        create(c, shelf);
+    else
+        list_batches(c, shelf);
+}
+
+/* GET /v1/batches/ID, POST /v1/batches/ID/cancel */
+void api_batch(struct call *c)
+{
+    struct shelf *shelf = shelves_of(c);
+    struct err err = {0};
+    struct fault f;
+    if (shelf == NULL)
+        return;
+    const char *rest = keep_split(c->tail);
+    bool cancels = strcmp(c->route->method, "POST") == 0;
+    if (strcmp(rest, cancels ? "cancel" : "") != 0) {
+        fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
+        call_fault(c, &f);
+        return;
+    }
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    int rc = cancels ? shelf_cancel_batch(shelf, call_tenant(c), c->tail, b, &err)
+                     : shelf_find_batch(shelf, call_tenant(c), c->tail, b, &err);
+    if (rc != 0) {
+        shelves_fault(c, &err);
+    } else {
+        if (cancels)
+            runner_wake(c->s->runner);
+        call_json(c, 200, batch_object(b));
+    }
+    free(b);
+}

@@ -1,0 +1,231 @@
+/* api_files.c - /v1/files: uploads for batches, and their answers.  batch/shelf.h keeps them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "server/keep.h"
+#include "server/shelves.h"
+
+enum { FORM_BUFFER_BYTES = 4 << 10, MAX_PURPOSE_BYTES = 64 };
+
+/* --- shared with batches ---------------------------------------------------------------------- */
+
+struct shelf *shelves_of(struct call *c)
+{
+    struct fault f;
+    if (c->s->shelf != NULL)
+        return c->s->shelf;
+    fault_set(&f, 400, "no_files", NULL,
+              "this server keeps no files: start it with --files DIR, or with a store on "
+              "disk");
+    call_fault(c, &f);
+    return NULL;
+}
+
+void shelves_fault(struct call *c, const struct err *err)
+{
+    struct fault f;
+    if (err->code == ERR_NOT_FOUND)
+        fault_set(&f, 404, "not_found", NULL, "%s", err->msg);
+    else if (err->code == ERR_BUSY)
+        fault_set(&f, 400, "file_in_use", NULL, "%s", err->msg);
+    else if (err->code == ERR_LIMIT)
+        fault_set(&f, 413, "storage_full", NULL, "%s", err->msg);
+    else
+        fault_set(&f, 500, NULL, NULL, "%s", err->msg);
+    call_fault(c, &f);
+}
+
+int shelves_page(struct call *c, struct shelf_page *out)
+{
+    struct items_page p;
+    struct fault f;
+    if (keep_page(c, SHELVES_MAX_PAGE, &p, &f) != 0) {
+        call_fault(c, &f);
+        return -1;
+    }
+    *out = (struct shelf_page){.tenant = call_tenant(c),
+                               .after = p.after,
+                               .oldest_first = p.oldest_first,
+                               .limit = p.limit};
+    return 0;
+}
+
+void shelves_list(struct call *c, struct json *data, bool has_more)
+{
+    struct json *o = json_new_object();
+    size_t n = json_count(data);
+    json_put_string(o, "object", "list");
+    json_put(o, "first_id", json_share(json_member(json_at(data, 0), "id")));
+    json_put(o, "last_id",
+             json_share(n > 0 ? json_member(json_at(data, n - 1), "id") : NULL));
+    json_put_bool(o, "has_more", has_more);
+    json_put(o, "data", data);
+    call_json(c, 200, o);
+}
+
+/* --- uploading -------------------------------------------------------------------------------- */
+
+/* What a form holds. */
+struct form {
+    struct textbuf file, purpose;
+    char name[SHELF_NAME_BYTES], unknown[64];
+    int n_files;
+};
+
+/* Whole characters of valid UTF-8: a record holds nothing else. */
+static void set_name(struct form *form, const char *name)
+{
+    snprintf(form->name, sizeof form->name, "%s", name);
+    form->name[utf8_check(form->name, strlen(form->name))] = 0;
+}
+
+static enum MHD_Result read_part(void *arg, enum MHD_ValueKind kind, const char *key,
+                                 const char *filename, const char *type,
+                                 const char *encoding, const char *bytes, uint64_t at,
+                                 size_t n)
+{
+    struct form *form = arg;
+    (void)kind;
+    (void)type;
+    (void)encoding;
+    if (strcmp(key, "file") == 0) {
+        form->n_files += at == 0;
+        if (at == 0)
+            set_name(form, filename != NULL ? filename : "upload.jsonl");
+        textbuf_add(&form->file, bytes, n);
+    } else if (strcmp(key, "purpose") == 0) {
+        if (form->purpose.n + n <= MAX_PURPOSE_BYTES)
+            textbuf_add(&form->purpose, bytes, n);
+    } else {
+        snprintf(form->unknown, sizeof form->unknown, "%s", key);
+    }
+    return MHD_YES;
+}
+
+static int check_form(const struct form *form, bool is_whole, struct fault *f)
+{
+    if (!is_whole)
+        return fault_set(f, 400, NULL, NULL,
+                         "the body must be a form (multipart/form-data) with file and "
+                         "purpose");
+    if (form->unknown[0] != 0)
+        return fault_set(f, 400, "unknown_parameter", form->unknown,
+                         "unknown parameter '%s'", form->unknown);
+    if (form->purpose.p == NULL || strcmp(form->purpose.p, "batch") != 0)
+        return fault_set(f, 400, "unsupported_value", "purpose",
+                         "'purpose' must be \"batch\"");
+    if (form->n_files != 1 || form->file.n == 0)
+        return fault_set(f, 400, NULL, "file", "'file' must be one file that is not empty");
+    return 0;
+}
+
+static struct json *file_object(const struct shelf_file *file)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "id", file->head.id);
+    json_put_string(o, "object", "file");
+    json_put_int(o, "bytes", (int64_t)file->n_bytes);
+    json_put_int(o, "created_at", file->head.created_s);
+    json_put_null(o, "expires_at");
+    json_put_string(o, "filename", file->name);
+    json_put_string(o, "purpose", file->purpose);
+    json_put_string(o, "status", "processed");
+    return o;
+}
+
+static void upload(struct call *c, struct shelf *shelf)
+{
+    struct form form = {0};
+    struct fault f;
+    struct shelf_file file;
+    struct err err = {0};
+    struct MHD_PostProcessor *p = MHD_create_post_processor(
+        c->connection, FORM_BUFFER_BYTES, read_part, &form);
+    bool is_whole = p != NULL && c->body.n > 0 &&
+                    MHD_post_process(p, c->body.p, c->body.n) == MHD_YES;
+    if (p != NULL && MHD_destroy_post_processor(p) != MHD_YES)
+        is_whole = false;
+    if (check_form(&form, is_whole, &f) != 0)
+        call_fault(c, &f);
+    else if (shelf_add_file(shelf, call_tenant(c), form.name, form.file.p, form.file.n,
+                            &file, &err) != 0)
+        shelves_fault(c, &err);
+    else
+        call_json(c, 200, file_object(&file));
+    textbuf_free(&form.file);
+    textbuf_free(&form.purpose);
+}
+
+/* --- the routes ------------------------------------------------------------------------------- */
+
+static void list_files(struct call *c, struct shelf *shelf)
+{
+    struct shelf_page page;
+    struct shelf_file *files = xcalloc(SHELVES_MAX_PAGE, sizeof *files);
+    bool has_more;
+    if (shelves_page(c, &page) == 0) {
+        struct json *data = json_new_array();
+        page.purpose = call_query(c, "purpose");
+        int n = shelf_list_files(shelf, &page, files, &has_more);
+        for (int i = 0; i < n; i++)
+            json_push(data, file_object(&files[i]));
+        shelves_list(c, data, has_more);
+    }
+    free(files);
+}
+
+void api_files(struct call *c)
+{
+    struct shelf *shelf = shelves_of(c);
+    if (shelf == NULL)
+        return;
+    if (strcmp(c->route->method, "POST") == 0)
+        upload(c, shelf);
+    else
+        list_files(c, shelf);
+}
+
+static void delete_file(struct call *c, struct shelf *shelf, const char *id)
+{
+    struct err err = {0};
+    if (shelf_delete_file(shelf, call_tenant(c), id, &err) != 0) {
+        shelves_fault(c, &err);
+        return;
+    }
+    struct json *o = json_new_object();
+    json_put_string(o, "id", id);
+    json_put_string(o, "object", "file");
+    json_put_bool(o, "deleted", true);
+    call_json(c, 200, o);
+}
+
+/* GET /v1/files/ID, GET /v1/files/ID/content, DELETE /v1/files/ID */
+void api_file(struct call *c)
+{
+    struct shelf *shelf = shelves_of(c);
+    struct shelf_file file;
+    struct err err = {0};
+    struct fault f;
+    int fd = -1;
+    if (shelf == NULL)
+        return;
+    const char *rest = keep_split(c->tail);
+    bool is_get = strcmp(c->route->method, "GET") == 0;
+    bool wants_content = is_get && strcmp(rest, "content") == 0;
+    if (rest[0] != 0 && !wants_content) {
+        fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
+        call_fault(c, &f);
+    } else if (!is_get) {
+        delete_file(c, shelf, c->tail);
+    } else if (shelf_read_file(shelf, call_tenant(c), c->tail, &file,
+                               wants_content ? &fd : NULL, &err) != 0) {
+        shelves_fault(c, &err);
+    } else if (wants_content) {
+        call_file(c, fd, "application/jsonl");
+    } else {
+        call_json(c, 200, file_object(&file));
+    }
+}
