@@ -5,11 +5,12 @@
     tools/mutants.py --seed 7 --per-folder 10 --wide 60      a sample of every folder of src/
 
 A mutant changes one operator, constant, condition, field or statement of one line.  It *dies* when a
-test fails, crashes or takes ten times as long as without it.  A mutant that does not compile is drawn
-again.  A survivor is a missing test, or equivalent: the line decides nothing differently.  Mutants in
-tools/mutants_equivalent.txt are known to be equivalent and are drawn again.  The work happens in a
-copy, build/mutants, so the working tree stays as it is.  build/mutants/results.tsv keeps the verdicts:
-an interrupted run continues where it was.  --again tries the recorded survivors of the seed once more.
+test fails, crashes or takes ten times as long as without it.  A mutant that does not compile, or that
+no test can judge, is drawn again.  A survivor is a missing test, or equivalent: the line decides
+nothing differently.  Mutants in tools/mutants_equivalent.txt are known to be equivalent and are drawn
+again.  The work happens in a copy, build/mutants, so the working tree stays as it is.  The file
+build/mutants/results.tsv keeps the verdicts: an interrupted run continues where it was.  --again
+tries the recorded survivors of the seed once more.
 
 The nearest tests of src/A/b_c.c are tests/A/test_b_c*, else tests/A/test_b*, else those of tests/A that
 include its header, else all of tests/A.  --wide S judges survivors again, by all tests of the folder
@@ -239,6 +240,8 @@ class Session:
         if known is not None and not (self.o.again and known == "SURVIVES"):
             return known
         near = self.lab.judges(nearest_tests(mutant[0]))
+        if not near:
+            return "no judge"
         found = self.lab.judge(mutant, near, self.o.wide)
         said = "no build" if found is False else found or "SURVIVES"
         with open(RESULTS, "a", encoding="utf-8") as f:
@@ -253,7 +256,7 @@ class Session:
             if key_of(mutant) in self.equivalent:
                 continue
             said = self.verdict(mutant)
-            if said == "no build":
+            if said in ("no build", "no judge"):
                 continue
             n += 1
             self.tally[name][0] += 1

@@ -18,6 +18,7 @@ struct row {
 
 #define CHAT "{\"messages\":[],"
 #define TEXT "{\"prompt\":\"x\","
+#define RESP "{\"input\":\"x\","
 
 static const struct row rows[] = {
     {REQUEST_CHAT, "{\"messages\":[]}", NULL, NULL},
@@ -99,6 +100,49 @@ static const struct row rows[] = {
     {REQUEST_COMPLETION, TEXT "\"suffix\":\"x\"}", "suffix", "not supported"},
     {REQUEST_CHAT, CHAT "\"user\":\"u\",\"store\":false,\"metadata\":{\"a\":\"b\"}}", NULL,
      NULL},
+    {REQUEST_RESPONSE,
+     RESP "\"text\":{\"verbosity\":\"low\",\"format\":{\"type\":\"text\"}}}", NULL, NULL},
+    {REQUEST_RESPONSE,
+     RESP "\"text\":{\"verbosity\":\"low\",\"format\":{\"type\":\"json\"}}}", "text",
+     "not supported"},
+    {REQUEST_RESPONSE, RESP "\"text\":{\"format\":null,\"colour\":1}}", "text",
+     "unknown member 'colour'"},
+    {REQUEST_RESPONSE, RESP "\"text\":\"x\"}", "text", "must be an object"},
+    {REQUEST_RESPONSE, RESP "\"max_output_tokens\":0}", "max_output_tokens",
+     "must be 1 to"},
+    {REQUEST_RESPONSE, RESP "\"max_tokens\":1}", "max_tokens", "unknown"},
+    {REQUEST_RESPONSE, RESP "\"instructions\":5}", "instructions", "must be a string"},
+    {REQUEST_RESPONSE, RESP "\"previous_response_id\":\"\"}", "previous_response_id",
+     "has 0 bytes; 1 to 128"},
+    {REQUEST_RESPONSE, RESP "\"store\":\"no\"}", "store", "must be true or false"},
+    {REQUEST_RESPONSE, RESP "\"metadata\":{\"a\":\"b\"},\"truncation\":\"disabled\"}", NULL,
+     NULL},
+    {REQUEST_RESPONSE, RESP "\"metadata\":{\"a\":1}}", "metadata", "must be a string"},
+    {REQUEST_RESPONSE, RESP "\"metadata\":[]}", "metadata", "must be an object"},
+    {REQUEST_RESPONSE, RESP "\"background\":true}", "background", "not supported"},
+    {REQUEST_RESPONSE, RESP "\"background\":false,\"prompt\":null,\"include\":[\"x\"]}",
+     NULL, NULL},
+    {REQUEST_RESPONSE, RESP "\"tools\":[1]}", "tools", "must be a list of objects"},
+    {REQUEST_RESPONSE, RESP "\"tool_choice\":\"required\"}", "tool_choice",
+     "not supported"},
+    {REQUEST_MESSAGE, CHAT "\"max_tokens\":5,\"tool_choice\":{\"type\":\"auto\"}}", NULL,
+     NULL},
+    {REQUEST_MESSAGE, CHAT "\"max_tokens\":5,\"tool_choice\":\"auto\"}", "tool_choice",
+     "not supported"},
+    {REQUEST_MESSAGE, CHAT "\"max_tokens\":5,\"stop_sequences\":[\"\"]}", "stop_sequences",
+     "has 0 bytes"},
+    {REQUEST_MESSAGE, CHAT "\"max_tokens\":5,\"stop\":\"x\"}", "stop", "unknown"},
+    {REQUEST_CHAT, CHAT "\"stop\":[1]}", "stop", "must be a string"},
+    {REQUEST_CHAT, CHAT "\"stop\":{}}", "stop", "a string or a list of strings"},
+    {REQUEST_CHAT, CHAT "\"stop\":\"a\\u0000b\"}", "stop", "contains a zero byte"},
+    {REQUEST_CHAT, CHAT "\"stream_options\":{\"include_usage\":1}}", "include_usage",
+     "must be true or false"},
+    {REQUEST_CHAT, CHAT "\"stream_options\":{\"include_usage\":null}}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"stream_options\":[]}", "stream_options", "must be an object"},
+    {REQUEST_COMPLETION, TEXT "\"logprobs\":true}", "logprobs", "must be an integer"},
+    {REQUEST_COMPLETION, TEXT "\"logprobs\":3}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"length_penalty\":1}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"length_penalty\":2}", "length_penalty", "not supported"},
 };
 
 static struct json *parse(const char *text)

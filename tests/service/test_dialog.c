@@ -63,6 +63,7 @@ static void messages_become_text(void **state)
     free(text);
     assert_int_not_equal(dialog_render(k, "{}", 2, false, &text, &n, &err), 0);
     assert_true(dialog_has_tools(k));
+    dialog_close(NULL);
     dialog_close(k);
     tokenizer_close(t);
 }

@@ -1,0 +1,262 @@
+/* test_retoken.c - a conversation keeps the tokens that were generated: in the text of the next prompt
+ * an answer has its own tokens, though the tokenizer would cut it elsewhere. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sessions/retoken.h"
+
+static struct hcache *h;
+static struct answers *m;
+
+static int open_model(void **state)
+{
+    (void)state;
+    const struct hcache_opts o = {.model = "models/demo", .threads = 1, .max_context = 512};
+    struct hcache_err err = {0};
+    return hcache_open(&o, &h, &err);
+}
+
+static int close_model(void **state)
+{
+    (void)state;
+    hcache_close(h);
+    return 0;
+}
+
+static int open_answers(void **state)
+{
+    (void)state;
+    const struct answers_opts o = {.max_entries = 8, .max_bytes = 1 << 20};
+    return answers_open(&o, &m, &(struct err){0});
+}
+
+static int close_answers(void **state)
+{
+    (void)state;
+    answers_close(m);
+    return 0;
+}
+
+static struct prompt_text text_of(const char *text)
+{
+    return (struct prompt_text){.text = (char *)(uintptr_t)text, .n = strlen(text)};
+}
+
+static struct prompt_ids encode(const char *text, size_t n)
+{
+    struct prompt_ids p = {0};
+    struct hcache_err err = {0};
+    assert_int_equal(hcache_encode(h, text, n, 0, &p.ids, &p.n, &err), 0);
+    return p;
+}
+
+/* A token for each letter: never what the tokenizer gives for words. */
+static struct prompt_ids letters(const char *text)
+{
+    struct prompt_ids p = {.ids = malloc(strlen(text) * sizeof(int32_t))};
+    for (size_t i = 0; text[i] != 0; i++) {
+        struct prompt_ids one = encode(text + i, 1);
+        assert_int_equal(one.n, 1);
+        p.ids[p.n++] = one.ids[0];
+        hcache_free(one.ids);
+    }
+    return p;
+}
+
+/* Asserts that the ids are those of a, then those of b without its first `skip`. Frees all. */
+static void ids_are(struct prompt_ids got, struct prompt_ids a, struct prompt_ids b,
+                    int skip)
+{
+    assert_int_equal(got.n, a.n + b.n - skip);
+    if (a.n > 0)
+        assert_memory_equal(got.ids, a.ids, (size_t)a.n * sizeof *a.ids);
+    assert_memory_equal(got.ids + a.n, b.ids + skip, (size_t)(b.n - skip) * sizeof *b.ids);
+    hcache_free(got.ids);
+    hcache_free(a.ids);
+    hcache_free(b.ids);
+}
+
+static struct prompt_ids retoken(const char *salt, const char *text, const char *want_what)
+{
+    struct prompt_text t = text_of(text);
+    struct prompt_ids out = {0};
+    struct hcache_err err = {0};
+    char what[200] = "?";
+    assert_int_equal(retoken_encode(h, m, salt, &t, &out, what, &err), 0);
+    assert_string_equal(what, want_what);
+    return out;
+}
+
+#define KNOWN "The whale swims"
+#define REST  " in the deep sea"
+
+static void put_known(const char *salt)
+{
+    struct prompt_ids k = letters(KNOWN);
+    answers_put(m, salt, KNOWN, strlen(KNOWN), k.ids, k.n);
+    hcache_free(k.ids);
+}
+
+static void a_remembered_beginning_keeps_its_tokens(void **state)
+{
+    (void)state;
+    struct answers_stats st;
+    put_known(NULL);
+    struct prompt_ids known = encode(KNOWN, strlen(KNOWN));
+    int skip =
+        known.n; /* the tokens of the whole text that the remembered ones stand for */
+    hcache_free(known.ids);
+    ids_are(retoken(NULL, KNOWN REST, ""), letters(KNOWN),
+            encode(KNOWN REST, strlen(KNOWN REST)), skip);
+    ids_are(retoken(NULL, KNOWN, ""), letters(KNOWN), encode(KNOWN, strlen(KNOWN)), skip);
+    answers_stats(m, &st);
+    assert_int_equal(st.n_used, 2);
+    assert_int_equal(st.n_unusable, 0);
+}
+
+static void what_is_not_remembered_is_tokenized(void **state)
+{
+    (void)state;
+    put_known("salt");
+    ids_are(retoken(NULL, KNOWN REST, ""), (struct prompt_ids){0},
+            encode(KNOWN REST, strlen(KNOWN REST)), 0);
+    struct answers *none = m;
+    m = NULL; /* nothing is remembered at all */
+    ids_are(retoken("salt", KNOWN REST, ""), (struct prompt_ids){0},
+            encode(KNOWN REST, strlen(KNOWN REST)), 0);
+    m = none;
+}
+
+/* Where a token reaches over the end of what is remembered the text has its own tokens. The reason
+ * names the first token that differs. */
+static void a_token_across_the_boundary_is_told(void **state)
+{
+    (void)state;
+    struct answers_stats st;
+    struct prompt_ids whole = encode("The whale", 9), cut = letters("The wha");
+    size_t n;
+    const char *first = hcache_token_bytes(h, whole.ids[0], &n);
+    assert_true(first != NULL && n > 1); /* so the first letter differs from it */
+    hcache_free(whole.ids);
+    answers_put(m, NULL, "The wha", 7, cut.ids, cut.n);
+    ids_are(retoken(NULL, "The whale", "retokenised at 0"), (struct prompt_ids){0},
+            encode("The whale", 9), 0);
+    answers_stats(m, &st);
+    assert_int_equal(st.n_used, 0);
+    assert_int_equal(st.n_unusable, 1);
+    /* All remembered tokens are the text's own: nothing is lost, so there is no reason. */
+    struct prompt_ids own = encode("The whale", 9);
+    answers_put(m, NULL, "The wh", 6, own.ids, 1);
+    answers_put(m, NULL, "The wha", 7, own.ids, 1);
+    ids_are(retoken(NULL, "The whale", ""), (struct prompt_ids){0}, own, 0);
+    hcache_free(cut.ids);
+}
+
+static void known_tokens_are_continued(void **state)
+{
+    (void)state;
+    struct prompt_text t = text_of(KNOWN REST);
+    struct hcache_err err = {0};
+    struct prompt_ids k = letters(KNOWN), out = {0}, known = encode(KNOWN, strlen(KNOWN));
+    int skip = known.n;
+    hcache_free(known.ids);
+    assert_int_equal(retoken_continue(h, k.ids, k.n, strlen(KNOWN), &t, &out, &err), 0);
+    ids_are(out, letters(KNOWN), encode(KNOWN REST, strlen(KNOWN REST)), skip);
+    /* Inside a token: the rest is tokenized by itself. */
+    struct prompt_ids begin = letters("The wha");
+    t = text_of("The whales");
+    assert_int_equal(retoken_continue(h, begin.ids, begin.n, 7, &t, &out, &err), 0);
+    ids_are(out, begin, encode("les", 3), 0);
+    hcache_free(k.ids);
+}
+
+/* The answer of the letters of `said`, of which `shown` was shown. */
+static struct hcache_result answer(const char *said, const char *shown)
+{
+    struct prompt_ids p = letters(said);
+    return (struct hcache_result){.token_ids = p.ids,
+                                  .n_tokens = p.n,
+                                  .text = (char *)(uintptr_t)shown,
+                                  .n_text = strlen(shown)};
+}
+
+static void marks_are(const char *said, const char *shown, int n, const char *const text[2],
+                      int n_tokens)
+{
+    struct prompt_text asked = text_of("ask:");
+    struct hcache_result r = answer(said, shown);
+    struct retoken_mark mark[RETOKEN_MAX_MARKS];
+    assert_int_equal(retoken_marks(h, &asked, &r, 100, mark), n);
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(mark[i].n_tokens, 100 + n_tokens);
+        assert_int_equal(mark[i].n_text, strlen(text[i]));
+        assert_memory_equal(mark[i].text, text[i], strlen(text[i]));
+        free(mark[i].text);
+    }
+    free(r.token_ids);
+}
+
+static void an_answer_is_marked_as_shown_and_trimmed(void **state)
+{
+    (void)state;
+    marks_are("yes", "yes", 1, (const char *const[]){"yes", NULL}, 3);
+    marks_are(" yes\n", " yes\n", 2, (const char *const[]){" yes\n", "yes"}, 5);
+    marks_are("yes ", "yes ", 2, (const char *const[]){"yes ", "yes"}, 4);
+    marks_are("  ", "  ", 1, (const char *const[]){"  ", NULL}, 2);
+    /* A stop string cut the text: the tokens that were shown whole count, as they were shown. */
+    marks_are(" yesSTOP", " yes", 2, (const char *const[]){" yes", "yes"}, 4);
+    marks_are("abc", "x", 0, NULL, 0);
+    marks_are("", "", 0, NULL, 0);
+}
+
+static void an_answer_is_remembered_in_both_forms(void **state)
+{
+    (void)state;
+    struct prompt_text asked = text_of("ask:");
+    const int32_t prompt[2] = {7, 8};
+    struct hcache_result r = answer(" yes\n", " yes\n");
+    static const char *const forms[] = {"ask: yes\n", "ask:yes"};
+    retoken_remember(h, m, NULL, &asked, prompt, 2, &r);
+    for (int i = 0; i < 2; i++) {
+        size_t n;
+        int32_t *ids;
+        int n_ids;
+        assert_true(answers_find(m, NULL, forms[i], strlen(forms[i]), &n, &ids, &n_ids));
+        assert_int_equal(n, strlen(forms[i]));
+        assert_int_equal(n_ids, 2 + r.n_tokens);
+        assert_memory_equal(ids, prompt, sizeof prompt);
+        assert_memory_equal(ids + 2, r.token_ids, (size_t)r.n_tokens * sizeof *ids);
+        free(ids);
+    }
+    free(r.token_ids);
+    /* A text that a stop string has cut is not what the tokens say. */
+    r = answer("noSTOP", "no");
+    asked = text_of("again:");
+    retoken_remember(h, m, NULL, &asked, prompt, 2, &r);
+    size_t n;
+    int32_t *ids;
+    int n_ids;
+    assert_false(answers_find(m, NULL, "again:no", 8, &n, &ids, &n_ids));
+    free(r.token_ids);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define WITH_ANSWERS(f) cmocka_unit_test_setup_teardown(f, open_answers, close_answers)
+        WITH_ANSWERS(a_remembered_beginning_keeps_its_tokens),
+        WITH_ANSWERS(what_is_not_remembered_is_tokenized),
+        WITH_ANSWERS(a_token_across_the_boundary_is_told),
+        WITH_ANSWERS(known_tokens_are_continued),
+        WITH_ANSWERS(an_answer_is_marked_as_shown_and_trimmed),
+        WITH_ANSWERS(an_answer_is_remembered_in_both_forms),
+    };
+    return cmocka_run_group_tests(tests, open_model, close_model);
+}
