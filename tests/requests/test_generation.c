@@ -1,0 +1,377 @@
+/* test_generation.c - requests at work: how much is generated, by which seeds, what is refused, who is
+ * told of the end, and that a stream says what an answer says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "requests/shape.h"
+
+enum { CONTEXT = 256 };
+
+/* Counts what the client is told. */
+struct told {
+    pthread_mutex_t lock;
+    pthread_cond_t woken;
+    int n_began, n_ended[ANSWER_ENDS], n_missed, n_results;
+};
+
+static struct hcache *h;
+static struct told told;
+
+static void on_wake(void *arg)
+{
+    struct told *t = arg;
+    pthread_mutex_lock(&t->lock);
+    pthread_cond_broadcast(&t->woken);
+    pthread_mutex_unlock(&t->lock);
+}
+
+static void on_began(void *arg)
+{
+    ((struct told *)arg)->n_began++;
+}
+
+static void on_ended(void *arg, enum answer_end end, const struct hcache_result *r,
+                     bool missed)
+{
+    struct told *t = arg;
+    t->n_ended[end]++;
+    t->n_missed += missed;
+    t->n_results += r != NULL;
+}
+
+static const struct client_calls calls = {on_wake, on_began, on_ended};
+
+/* The answers are functions of the requests. */
+static struct client client(void)
+{
+    return (struct client){.h = h,
+                           .model_name = "demo",
+                           .repeatable = true,
+                           .request_name = "r1",
+                           .created_s = 77,
+                           .seed = 5,
+                           .calls = &calls,
+                           .arg = &told};
+}
+
+static int open_model(void **state)
+{
+    (void)state;
+    const struct hcache_opts o = {
+        .model = "models/demo", .threads = 1, .max_context = CONTEXT};
+    struct hcache_err err = {0};
+    pthread_mutex_init(&told.lock, NULL);
+    pthread_cond_init(&told.woken, NULL);
+    return hcache_open(&o, &h, &err) != 0 || hcache_serve_start(h, 0, &err) != 0;
+}
+
+static int close_model(void **state)
+{
+    (void)state;
+    hcache_serve_stop(h);
+    hcache_close(h);
+    return 0;
+}
+
+static int forget_told(void **state)
+{
+    (void)state;
+    told.n_began = told.n_missed = told.n_results = 0;
+    memset(told.n_ended, 0, sizeof told.n_ended);
+    return 0;
+}
+
+static struct json *parse(const char *text)
+{
+    struct json *v = NULL;
+    struct err e = {0};
+    if (json_parse(&v, text, strlen(text), "test", &e) != 0)
+        fail_msg("%s", e.msg);
+    return v;
+}
+
+static struct prompt_ids prompt_of(int n)
+{
+    struct prompt_ids p = {.ids = malloc(((size_t)n + 1) * sizeof *p.ids), .n = n};
+    for (int i = 0; i < n; i++)
+        p.ids[i] = 10 + i * 7 % 400;
+    return p;
+}
+
+/* Starts a request with prompts of so many tokens. */
+static int start(const struct client *c, unsigned kind, const char *body,
+                 const int *lengths, int n, struct generation **g, struct fault *f)
+{
+    struct json *j = parse(body);
+    struct gen_params p;
+    struct prompt_ids prompts[2];
+    if (request_parse(j, kind, &p, f) != 0)
+        fail_msg("%s", f->message);
+    for (int i = 0; i < n; i++)
+        prompts[i] = prompt_of(lengths[i]);
+    int rc = generation_start(c, &shape_completions, NULL, &p, prompts, n, NULL, "", g, f);
+    json_free(j);
+    return rc;
+}
+
+static void wait_for_end(struct generation *g)
+{
+    pthread_mutex_lock(&told.lock);
+    while (!generation_has_ended(g))
+        pthread_cond_wait(&told.woken, &told.lock);
+    pthread_mutex_unlock(&told.lock);
+}
+
+/* The whole answer of a request. */
+static struct json *answer_to(unsigned kind, const char *body, const int *lengths, int n)
+{
+    struct client c = client();
+    struct generation *g;
+    struct fault f;
+    struct json *answer = NULL;
+    if (start(&c, kind, body, lengths, n, &g, &f) != 0)
+        fail_msg("%s", f.message);
+    wait_for_end(g);
+    assert_int_equal(generation_answer(g, &answer, &f), 0);
+    generation_free(g);
+    return answer;
+}
+
+static int64_t number(const struct json *o, const char *key)
+{
+    int64_t v = -1;
+    return json_int_of(json_member(o, key), &v) ? v : -1;
+}
+
+static const struct json *choice_of(const struct json *answer, size_t i)
+{
+    return json_at(json_member(answer, "choices"), i);
+}
+
+static const char *text_of(const struct json *answer, size_t i)
+{
+    return json_string_of(json_member(choice_of(answer, i), "text"), NULL);
+}
+
+/* --- how much --------------------------------------------------------------------------------- */
+
+static void generates(unsigned kind, const char *body, int n_prompt, int want)
+{
+    struct json *a = answer_to(kind, body, &n_prompt, 1);
+    const struct json *usage = json_member(a, "usage");
+    assert_int_equal(number(usage, "prompt_tokens"), n_prompt);
+    assert_int_equal(number(usage, "completion_tokens"), want);
+    assert_int_equal(number(usage, "total_tokens"), n_prompt + want);
+    assert_string_equal(json_string_of(json_member(choice_of(a, 0), "finish_reason"), NULL),
+                        "length");
+    json_free(a);
+}
+
+/* Without max_tokens a completion has 16 tokens, a chat fills the context; neither goes beyond it. */
+static void answers_without_a_bound_have_the_default(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"prompt\":\"x\",\"ignore_eos\":true}",
+                      chat[] = "{\"messages\":[],\"ignore_eos\":true}";
+    generates(REQUEST_COMPLETION, text, 5, 16);
+    generates(REQUEST_COMPLETION, text, CONTEXT - 17, 16);
+    generates(REQUEST_COMPLETION, text, CONTEXT - 16, 16);
+    generates(REQUEST_COMPLETION, text, CONTEXT - 15, 15);
+    generates(REQUEST_CHAT, chat, CONTEXT - 20, 20);
+    generates(REQUEST_CHAT, chat, CONTEXT - 3, 3);
+    generates(REQUEST_COMPLETION, "{\"prompt\":\"x\",\"ignore_eos\":true,\"max_tokens\":3}",
+              CONTEXT - 3, 3);
+}
+
+static void the_envelope_is_that_of_the_request(void **state)
+{
+    (void)state;
+    int n = 4;
+    struct json *a = answer_to(REQUEST_COMPLETION, "{\"prompt\":\"x\",\"max_tokens\":1}",
+                               &n, 1);
+    assert_string_equal(json_string_of(json_member(a, "id"), NULL), "cmpl-r1");
+    assert_string_equal(json_string_of(json_member(a, "object"), NULL), "text_completion");
+    assert_string_equal(json_string_of(json_member(a, "model"), NULL), "demo");
+    assert_int_equal(number(a, "created"), 77);
+    assert_null(json_member(a, "timings")); /* they depend on what ran before */
+    json_free(a);
+    a = answer_to(REQUEST_CHAT, "{\"messages\":[],\"max_tokens\":1}", &n, 1);
+    assert_string_equal(json_string_of(json_member(a, "id"), NULL), "chatcmpl-r1");
+    assert_string_equal(json_string_of(json_member(a, "object"), NULL), "chat.completion");
+    assert_non_null(json_member(choice_of(a, 0), "message"));
+    json_free(a);
+}
+
+/* --- several answers -------------------------------------------------------------------------- */
+
+#define SAMPLED(n, seed)                                                                   \
+    "{\"prompt\":\"x\",\"ignore_eos\":true,\"temperature\":1.5,\"max_tokens\":8,\"n\":" n  \
+    ",\"seed\":" seed "}"
+
+/* Answer i to a prompt has the seed of the request plus i, whatever is answered beside it. */
+static void each_answer_has_its_seed(void **state)
+{
+    (void)state;
+    const int lengths[2] = {20, 33};
+    struct json *all = answer_to(REQUEST_COMPLETION, SAMPLED("2", "40"), lengths, 2);
+    assert_int_equal(json_count(json_member(all, "choices")), 4);
+    assert_int_equal(number(json_member(all, "usage"), "prompt_tokens"), 53);
+    assert_int_equal(number(json_member(all, "usage"), "completion_tokens"), 32);
+    for (int p = 0; p < 2; p++)
+        for (int i = 0; i < 2; i++) {
+            struct json *one = answer_to(REQUEST_COMPLETION,
+                                         i == 0 ? SAMPLED("1", "40") : SAMPLED("1", "41"),
+                                         &lengths[p], 1);
+            size_t at = (size_t)(2 * p + i);
+            assert_int_equal(number(choice_of(all, at), "index"), at);
+            assert_string_equal(text_of(all, at), text_of(one, 0));
+            json_free(one);
+        }
+    assert_string_not_equal(text_of(all, 0), text_of(all, 1));
+    json_free(all);
+}
+
+/* --- refused ---------------------------------------------------------------------------------- */
+
+static void refused(const struct client *c, const char *body, const int *lengths, int n,
+                    const char *code, const char *param, const char *part)
+{
+    struct generation *g = (struct generation *)(uintptr_t)1;
+    struct fault f = {0};
+    assert_int_equal(start(c, REQUEST_COMPLETION, body, lengths, n, &g, &f), -1);
+    assert_null(g);
+    assert_int_equal(f.status, 400);
+    assert_string_equal(f.param, param);
+    if (code != NULL)
+        assert_string_equal(f.code, code);
+    assert_non_null(strstr(f.message, part));
+}
+
+static void what_cannot_be_answered_is_refused(void **state)
+{
+    (void)state;
+    struct client c = client();
+    static const char text[] = "{\"prompt\":\"x\"}",
+                      two[] = "{\"prompt\":\"x\",\"max_tokens\":2}",
+                      none[] = "{\"prompt\":\"x\",\"max_tokens\":0}";
+    refused(&c, text, (const int[]){0}, 1, NULL, "prompt", "has no tokens");
+    refused(&c, text, (const int[]){5, 0}, 2, NULL, "prompt", "has no tokens");
+    refused(&c, text, (const int[]){CONTEXT}, 1, "context_length_exceeded", "prompt",
+            "maximum context length is 256 tokens, but the prompt has 256 and 1 are");
+    refused(&c, two, (const int[]){CONTEXT - 1}, 1, "context_length_exceeded", "prompt",
+            "the prompt has 255 and 2 are to be generated");
+    refused(&c, none, (const int[]){CONTEXT + 1}, 1, "context_length_exceeded", "prompt",
+            "maximum context length");
+    c.max_queue = 3;
+    refused(&c, "{\"prompt\":\"x\",\"n\":2}", (const int[]){5, 5}, 2, NULL, "n",
+            "4 answers are wanted at once, but at most 3");
+    assert_int_equal(told.n_began, 0);
+}
+
+/* --- who is told ------------------------------------------------------------------------------ */
+
+static void each_answer_begins_and_ends_once(void **state)
+{
+    (void)state;
+    int n = 12;
+    json_free(answer_to(REQUEST_COMPLETION, SAMPLED("3", "1"), &n, 1));
+    assert_int_equal(told.n_began, 3);
+    assert_int_equal(told.n_ended[ANSWER_DONE], 3);
+    assert_int_equal(told.n_results, 3);
+    assert_int_equal(told.n_ended[ANSWER_CANCELLED] + told.n_ended[ANSWER_FAILED], 0);
+    assert_int_equal(told.n_missed, 0); /* no full chunk lies before the last token */
+}
+
+static void what_nobody_reads_is_cancelled(void **state)
+{
+    (void)state;
+    struct client c = client();
+    struct generation *g;
+    struct fault f;
+    int n = 12;
+    assert_int_equal(start(&c, REQUEST_COMPLETION, SAMPLED("2", "1"), &n, 1, &g, &f), 0);
+    generation_free(g);
+    assert_int_equal(told.n_began, 2);
+    assert_int_equal(told.n_ended[ANSWER_CANCELLED], 2);
+    assert_int_equal(told.n_results, 0);
+    generation_free(NULL);
+    generation_cancel(NULL);
+}
+
+/* --- streams ---------------------------------------------------------------------------------- */
+
+/* The texts of a stream's events, one behind the other. *n_ends: events with a reason to end. */
+static void read_stream(char *events, struct textbuf *text, int *n_ends, bool *is_done)
+{
+    *n_ends = 0;
+    *is_done = false;
+    for (char *line = strtok(events, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        assert_memory_equal(line, "data: ", 6);
+        assert_false(*is_done);
+        *is_done = strcmp(line, "data: [DONE]") == 0;
+        if (*is_done)
+            continue;
+        struct json *o = parse(line + 6);
+        size_t n;
+        const char *piece = json_string_of(json_member(choice_of(o, 0), "text"), &n);
+        assert_non_null(piece);
+        textbuf_add(text, piece, n);
+        *n_ends += json_string_of(json_member(choice_of(o, 0), "finish_reason"), NULL) !=
+                   NULL;
+        json_free(o);
+    }
+}
+
+static void a_stream_says_what_an_answer_says(void **state)
+{
+    (void)state;
+    struct client c = client();
+    struct generation *g;
+    struct fault f;
+    int n = 20, n_ends;
+    bool is_done;
+    struct textbuf events = {0}, text = {0};
+    struct json *answer = answer_to(REQUEST_COMPLETION, SAMPLED("1", "40"), &n, 1);
+    static const char body[] = "{\"prompt\":\"x\",\"ignore_eos\":true,\"temperature\":1.5,"
+                               "\"max_tokens\":8,\"seed\":40,\"stream\":true}";
+    assert_int_equal(start(&c, REQUEST_COMPLETION, body, &n, 1, &g, &f), 0);
+    assert_true(generation_is_stream(g));
+    while (!generation_is_over(g)) {
+        bool had_ended = generation_has_ended(g);
+        generation_stream(g, &events);
+        assert_true(generation_is_over(g) || !had_ended);
+        sched_yield();
+    }
+    read_stream(events.p, &text, &n_ends, &is_done);
+    assert_string_equal(text.p, text_of(answer, 0));
+    assert_int_equal(n_ends, 1);
+    assert_true(is_done);
+    generation_free(g);
+    assert_int_equal(told.n_ended[ANSWER_DONE], 2); /* the answer's and the stream's */
+    textbuf_free(&events);
+    textbuf_free(&text);
+    json_free(answer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(answers_without_a_bound_have_the_default, forget_told),
+        cmocka_unit_test_setup(the_envelope_is_that_of_the_request, forget_told),
+        cmocka_unit_test_setup(each_answer_has_its_seed, forget_told),
+        cmocka_unit_test_setup(what_cannot_be_answered_is_refused, forget_told),
+        cmocka_unit_test_setup(each_answer_begins_and_ends_once, forget_told),
+        cmocka_unit_test_setup(what_nobody_reads_is_cancelled, forget_told),
+        cmocka_unit_test_setup(a_stream_says_what_an_answer_says, forget_told),
+    };
+    return cmocka_run_group_tests(tests, open_model, close_model);
+}
