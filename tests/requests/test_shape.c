@@ -1,0 +1,229 @@
+/* test_shape.c - answers on the wire: usage of several answers, tool calls, timings, chunks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "requests/shape.h"
+
+enum { MOST = 4 };
+
+/* A generation of n answers, n_each to a prompt, without an engine behind it. */
+static struct generation *make(unsigned kind, int n, int n_each)
+{
+    struct generation *g = calloc(1, sizeof *g + MOST * sizeof g->choice[0]);
+    g->client.model_name = "m";
+    g->params.kind = kind;
+    g->params.n = n_each;
+    g->dialect = &shape_completions;
+    g->n = n;
+    g->created_s = 9;
+    strcpy(g->id, "id-1");
+    for (int i = 0; i < n; i++)
+        g->choice[i] = (struct choice){.gen = g,
+                                       .index = i,
+                                       .n_prompt = 100 + i / n_each,
+                                       .result = {.text = "abc",
+                                                  .n_text = 3,
+                                                  .n_tokens = 5 + i,
+                                                  .finish = "stop",
+                                                  .prompt_tokens = 100 + i / n_each}};
+    return g;
+}
+
+static void drop(struct generation *g)
+{
+    for (int i = 0; i < g->n; i++)
+        json_free(g->choice[i].calls);
+    free(g);
+}
+
+static struct json *parse(const char *text)
+{
+    struct json *v = NULL;
+    struct err e = {0};
+    if (json_parse(&v, text, strlen(text), "test", &e) != 0)
+        fail_msg("%s", e.msg);
+    return v;
+}
+
+static int64_t number(const struct json *o, const char *key)
+{
+    int64_t v = -1;
+    return json_int_of(json_member(o, key), &v) ? v : -1;
+}
+
+static const char *text(const struct json *o, const char *key)
+{
+    return json_string_of(json_member(o, key), NULL);
+}
+
+static bool is_null(const struct json *o, const char *key)
+{
+    return json_member(o, key) != NULL && json_kind(json_member(o, key)) == JSON_KIND_NULL;
+}
+
+/* A prompt counts once, with the best that was restored for one of its answers. */
+static void answers_to_one_prompt_share_it(void **state)
+{
+    (void)state;
+    struct generation *g = make(REQUEST_COMPLETION, 4, 2);
+    static const int cached[] = {64, 0, 0, 32};
+    for (int i = 0; i < 4; i++)
+        g->choice[i].result.cached_tokens = cached[i];
+    struct json *a = shape_completions.answer(g);
+    const struct json *u = json_member(a, "usage");
+    assert_int_equal(number(u, "prompt_tokens"), 201);
+    assert_int_equal(number(u, "completion_tokens"), 5 + 6 + 7 + 8);
+    assert_int_equal(number(u, "total_tokens"), 201 + 26);
+    assert_int_equal(number(json_member(u, "prompt_tokens_details"), "cached_tokens"), 96);
+    for (size_t i = 0; i < 4; i++) {
+        const struct json *c = json_at(json_member(a, "choices"), i);
+        assert_int_equal(number(c, "index"), i);
+        assert_string_equal(text(c, "text"), "abc");
+        assert_string_equal(text(c, "finish_reason"), "stop");
+        assert_true(is_null(c, "logprobs"));
+        assert_null(json_member(c, "message"));
+    }
+    json_free(a);
+    g->client.repeatable = true; /* what depends on earlier requests is left out */
+    a = shape_completions.answer(g);
+    assert_null(json_member(json_member(a, "usage"), "prompt_tokens_details"));
+    assert_null(json_member(a, "timings"));
+    json_free(a);
+    drop(g);
+}
+
+/* Calls make the reason to end; the text before them is the content, or null. */
+static void calls_are_told_with_their_ids(void **state)
+{
+    (void)state;
+    for (int has_text = 0; has_text < 2; has_text++) {
+        struct generation *g = make(REQUEST_CHAT, 1, 1);
+        g->choice[0].calls = parse(
+            has_text ? "{\"content\":\"so\",\"tool_calls\":[{\"name\":\"f\","
+                       "\"arguments\":\"{}\"},{\"name\":\"g\",\"arguments\":\"[]\"}]}"
+                     : "{\"content\":\"\",\"tool_calls\":[{\"name\":\"f\","
+                       "\"arguments\":\"{}\"},{\"name\":\"g\",\"arguments\":\"[]\"}]}");
+        struct json *a = shape_completions.answer(g);
+        const struct json *c = json_at(json_member(a, "choices"), 0),
+                          *m = json_member(c, "message"),
+                          *calls = json_member(m, "tool_calls");
+        assert_string_equal(text(c, "finish_reason"), "tool_calls");
+        assert_string_equal(text(m, "role"), "assistant");
+        if (has_text)
+            assert_string_equal(text(m, "content"), "so");
+        else
+            assert_true(is_null(m, "content"));
+        assert_int_equal(json_count(calls), 2);
+        assert_string_equal(text(json_at(calls, 0), "id"), "call_id-1_0_0");
+        assert_string_equal(text(json_at(calls, 1), "id"), "call_id-1_0_1");
+        assert_string_equal(text(json_member(json_at(calls, 1), "function"), "name"), "g");
+        assert_string_equal(text(json_member(json_at(calls, 1), "function"), "arguments"),
+                            "[]");
+        assert_null(json_member(json_at(calls, 0), "index")); /* of streams only */
+        json_free(a);
+        drop(g);
+    }
+}
+
+static void timings_are_those_of_the_result(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "queue_ms",        "lookup_ms",        "plan_ms",    "restore_ms", "restore_io_ms",
+        "restore_wait_ms", "restore_fused_ms", "prefill_ms", "ttft_ms",    "decode_ms"};
+    struct generation *g = make(REQUEST_CHAT, 1, 1);
+    struct hcache_result *r = &g->choice[0].result;
+    r->timings = (struct hcache_timings){.queue_ms = 1,
+                                         .lookup_ms = 2,
+                                         .plan_ms = 3,
+                                         .restore_ms = 4,
+                                         .restore_io_ms = 5,
+                                         .restore_wait_ms = 6,
+                                         .fused_ms = 7,
+                                         .prefill_ms = 8,
+                                         .ttft_ms = 9,
+                                         .decode_ms = 10};
+    r->cached_tokens = 64;
+    r->device_tokens = 20;
+    r->tier = "disk";
+    r->restored_bytes = 4096;
+    r->n_preempted = 2;
+    r->committed_tokens = 63;
+    struct json *t = shape_timings(g, &g->choice[0]);
+    double ms, per_token;
+    for (int i = 0; i < 10; i++) {
+        assert_true(json_real_of(json_member(t, names[i]), &ms));
+        assert_true(ms == i + 1);
+    }
+    assert_true(json_real_of(json_member(t, "per_token_ms"), &per_token));
+    assert_true(per_token == 2.5); /* 10 ms for the 4 tokens behind the first */
+    assert_int_equal(number(t, "device_tokens"), 20);
+    assert_int_equal(number(t, "restored_tokens"), 44);
+    assert_int_equal(number(t, "prefilled_tokens"), 36);
+    assert_int_equal(number(t, "restore_bytes"), 4096);
+    assert_int_equal(number(t, "preemptions"), 2);
+    assert_int_equal(number(t, "committed_tokens"), 63);
+    assert_string_equal(text(t, "restore_source"), "disk");
+    assert_true(is_null(t, "save_stopped"));
+    json_free(t);
+    r->n_tokens = 1;
+    t = shape_timings(g, &g->choice[0]);
+    assert_true(json_real_of(json_member(t, "per_token_ms"), &per_token) && per_token == 0);
+    json_free(t);
+    drop(g);
+}
+
+static void stream_is(struct textbuf *b, const char *want)
+{
+    assert_string_equal(b->p != NULL ? b->p : "", want);
+    textbuf_free(b);
+}
+
+#define HEAD                                                                               \
+    "data: {\"id\": \"id-1\", \"object\": \"chat.completion.chunk\", \"created\": 9, "     \
+    "\"model\": \"m\", "
+
+/* The role stands in the first chunk only; the usage follows where it was asked for. */
+static void chunks_follow_one_another(void **state)
+{
+    (void)state;
+    struct generation *g = make(REQUEST_CHAT, 1, 1);
+    struct textbuf out = {0};
+    shape_completions.piece(g, &g->choice[0], "ab", 2, &out);
+    stream_is(&out,
+              HEAD "\"choices\": [{\"index\": 0, \"delta\": {\"role\": \"assistant\", "
+                   "\"content\": \"ab\"}, \"logprobs\": null, \"finish_reason\": "
+                   "null}]}\n\n");
+    g->params.include_usage = true;
+    shape_completions.piece(g, &g->choice[0], "c", 1, &out);
+    stream_is(&out,
+              HEAD "\"choices\": [{\"index\": 0, \"delta\": {\"content\": \"c\"}, "
+                   "\"logprobs\": null, \"finish_reason\": null}], \"usage\": null}\n\n");
+    shape_completions.close(g, &out);
+    assert_non_null(strstr(out.p, "\"choices\": [], \"usage\": {\"prompt_tokens\": 100, "
+                                  "\"completion_tokens\": 5, \"total_tokens\": 105"));
+    assert_string_equal(out.p + out.n - strlen("data: [DONE]\n\n"), "data: [DONE]\n\n");
+    textbuf_free(&out);
+    g->params.include_usage = false;
+    shape_completions.close(g, &out);
+    stream_is(&out, "data: [DONE]\n\n");
+    drop(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_to_one_prompt_share_it),
+        cmocka_unit_test(calls_are_told_with_their_ids),
+        cmocka_unit_test(timings_are_those_of_the_result),
+        cmocka_unit_test(chunks_follow_one_another),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
