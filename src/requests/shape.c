@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
+#include "sessions/fullness.h"
 #include "sessions/provenance.h"
 
 static bool is_chat(const struct generation *g)
@@ -127,6 +128,28 @@ static void put_logprobs(struct json *o, struct generation *g, struct choice *ch
 
 /* --- usage and timings ------------------------------------------------------------------------ */
 
+void shape_context(struct json *usage, const struct generation *g)
+{
+    struct hcache_model_info info;
+    char text[160];
+    int64_t used = 0;
+    hcache_model_info(g->client.h, &info);
+    for (int i = 0; i < g->n; i++) {
+        int64_t n = g->choice[i].n_prompt + g->choice[i].result.n_tokens;
+        used = n > used ? n : used;
+    }
+    json_put_int(usage, "context_used", used);
+    json_put_int(usage, "context_window", info.max_context);
+    if (!fullness_warns(used, info.max_context))
+        return;
+    snprintf(
+        text, sizeof text,
+        "%lld of %d tokens of the context are used (%lld %%): start a new conversation "
+        "soon, or branch from an earlier answer",
+        (long long)used, info.max_context, (long long)(used * 100 / info.max_context));
+    json_put_string(usage, "context_warning", text);
+}
+
 /* The answers to one prompt share it: it counts once, with the best of what was restored. */
 static struct json *usage(const struct generation *g)
 {
@@ -148,6 +171,7 @@ static struct json *usage(const struct generation *g)
         json_free(details);
     else
         json_put(o, "prompt_tokens_details", details);
+    shape_context(o, g);
     return o;
 }
 

@@ -377,6 +377,7 @@ static struct json *usage(const struct generation *g, int n_cached, int n_output
     json_put(o, "cache_creation", made);
     json_put_int(o, "output_tokens", n_output);
     json_put_string(o, "service_tier", "standard");
+    shape_context(o, g);
     return o;
 }
 

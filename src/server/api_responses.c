@@ -57,6 +57,7 @@ static struct json *usage(const struct generation *g)
     json_put_int(o, "output_tokens", r->n_tokens);
     json_put(o, "output_tokens_details", out);
     json_put_int(o, "total_tokens", r->prompt_tokens + r->n_tokens);
+    shape_context(o, g);
     return o;
 }
 

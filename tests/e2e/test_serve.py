@@ -249,6 +249,27 @@ def test_lengths(s):
 KEY = b"Authorization: Bearer sesame\r\n"
 
 
+def test_fullness():
+    """Every API says how full the context is, and warns from 80 % on."""
+    s = Server(DEMO, "--max-context", "160")
+    routes = {"/v1/chat/completions": lambda t: {"messages": [{"role": "user", "content": t}], "max_tokens": 4},
+              "/v1/completions": lambda t: {"prompt": t, "max_tokens": 4},
+              "/v1/responses": lambda t: {"input": t, "max_output_tokens": 4},
+              "/v1/messages": lambda t: {"messages": [{"role": "user", "content": t}], "max_tokens": 4}}
+    at = s.post("/tokenize", {"content": "one two " * 10})[2]["count"] / 10  # tokens of a repetition
+    few, many = "one two " * 4, "one two " * int(140 / at)
+    for path, body in routes.items():
+        told = [s.post(path, {**body(t), "temperature": 0})[2]["usage"] for t in (few, many)]
+        stream = {} if path == "/v1/messages" else {"stream_options": {"include_usage": True}}
+        last = [e for e in Stream(s, path, {**body(many), **stream, "temperature": 0}).events if e]
+        usages = [u for e in last for u in (e.get("usage"), e.get("response", {}).get("usage")) if u]
+        check(f"{path}: no warning where there is room", "context_warning" not in told[0] and told[0]["context_window"] == 160 and
+              0 < told[0]["context_used"] < 128, told[0])
+        check(f"{path}: a warning from 80 % on, in a stream, too", all(u["context_used"] >= 128 and "of 160 tokens" in
+              u["context_warning"] for u in (told[1], usages[-1])), (told[1], usages[-1:]))
+    s.stop()
+
+
 def test_limits(s):
     refused(s, "a body that says it is too long: 413 at once",
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + KEY + b"Content-Length: 100000\r\n\r\n", 413)
@@ -480,6 +501,7 @@ try:
     test_vanished_clients()
     test_timeouts()
     test_template()
+    test_fullness()
     test_reuse()
     test_ends()
 except Exception as e:  # noqa: BLE001
