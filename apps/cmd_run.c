@@ -12,6 +12,7 @@
 #include "apps/token_ids.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/opt.h"
 #include "base/plural.h"
 #include "format/json.h"
@@ -23,16 +24,17 @@ struct run_args {
     const char *conversation;
     bool plain_chat;
     struct engine_args engine;
-    const char *prompt, *system, *prompt_file, *token_ids, *save, *plan, *salt;
-    bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw;
+    const char *prompt, *system, *prompt_file, *token_ids, *save, *plan, *salt, *url, *key;
+    bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw, history;
     int max_tokens, top_k;
     double temperature, top_p, min_p;
     int64_t seed;
 };
 
 static const struct opt positionals[] = {
-    OPT_MODEL(struct run_args,
-              "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights"),
+    {"MODEL_DIR", OPT(struct run_args, engine.o.model),
+     .help = "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights; none "
+             "with --url"},
     {0},
 };
 
@@ -53,6 +55,15 @@ static const struct opt options[] = {
      .help =
          "with -i: go on with the kept conversation of that title or id, or begin one; the "
          "server's are the same"},
+    {"url", OPT(struct run_args, url), .arg = "URL",
+     .help = "with -i: a conversation of the running server there, such as "
+             "http://127.0.0.1:8080"},
+    {"api-key", OPT(struct run_args, key), .arg = "KEY",
+     .help = "that the server of --url wants"},
+    {"history", OPT(struct run_args, history), .def = "true",
+     .help = "with -i on a terminal: keep the typed lines for the next run, in "
+             "hcache/history below "
+             "$XDG_STATE_HOME (~/.local/state), readable by you alone"},
     {"plain-chat", OPT(struct run_args, plain_chat),
      .help = "chat with a model that has no chat template: lines \"role: text\""},
     {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N", .min = 0,
@@ -110,6 +121,7 @@ static const struct opt_cmd cmd = {
     .options = options,
     .examples = "  hcache run models/demo -p 'Hello' --store /var/tmp/state\n"
                 "  hcache run models/demo -i --conversation birds --store /var/tmp/state\n"
+                "  hcache run -i --url http://127.0.0.1:8080 --conversation birds\n"
                 "  hcache run synth:bench-220m --token-ids ids.txt --json\n",
     .values_bytes = sizeof(struct run_args),
 };
@@ -469,28 +481,70 @@ static void told(void *arg, const struct hcache_result *r)
         print_summary(r);
 }
 
+/* Where the typed lines are kept; NULL: nowhere. From malloc. */
+static char *history_file(const struct run_args *a)
+{
+    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    if (!a->history)
+        return NULL;
+    if (state != NULL && state[0] == '/')
+        return xasprintf("%s/hcache/history", state);
+    return home != NULL && home[0] == '/'
+               ? xasprintf("%s/.local/state/hcache/history", home)
+               : NULL;
+}
+
+/* talk is taken. */
+static int converse(struct terminal_talk *talk, struct run_args *a, struct err *err)
+{
+    char *history = history_file(a);
+    struct terminal_chat_opts o = {.name = a->conversation,
+                                   .first = a->prompt,
+                                   .history = history,
+                                   .told = told,
+                                   .arg = a};
+    int rc = terminal_chat(talk, &o, err);
+    talk->ops->close(talk);
+    free(history);
+    return rc;
+}
+
 static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_err *out)
 {
     char path[4096];
     struct err err = {0};
-    struct terminal_chat_opts o = {.talk = {.h = h,
-                                            .model_name = a->engine.o.model,
-                                            .salt = a->salt,
-                                            .plain = a->plain_chat,
-                                            .system = a->system},
-                                   .name = a->conversation,
-                                   .first = a->prompt,
-                                   .sampling = request_of(a),
-                                   .told = told,
-                                   .arg = a};
+    struct terminal_talk *talk;
+    struct terminal_local_opts o = {.talk = {.h = h,
+                                             .model_name = a->engine.o.model,
+                                             .salt = a->salt,
+                                             .plain = a->plain_chat,
+                                             .system = a->system},
+                                    .sampling = request_of(a)};
     if (a->conversation != NULL) {
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
         o.path = path;
     }
-    int rc = terminal_chat(&o, &err);
+    int rc = terminal_local(&o, &talk, &err);
+    if (rc == 0)
+        rc = converse(talk, a, &err);
     out->code = rc;
     snprintf(out->msg, sizeof out->msg, "%s", err.msg);
     return rc;
+}
+
+/* Over a server: no model is opened here. Returns the exit code. */
+static int run_remote(struct run_args *a)
+{
+    struct err err = {0};
+    struct terminal_talk *talk;
+    struct terminal_remote_opts o = {
+        .url = a->url, .key = a->key, .system = a->system, .sampling = request_of(a)};
+    int rc = terminal_remote(&o, &talk, &err);
+    if (rc == 0)
+        rc = converse(talk, a, &err);
+    if (rc != 0)
+        fprintf(stderr, "hcache run: %s\n", err.msg);
+    return rc == 0 ? 0 : 1;
 }
 
 /* Whether the prompt is the user's message of a chat, and not the text itself. */
@@ -502,11 +556,32 @@ static bool is_chat(const struct hcache *h, const struct run_args *a)
            (info.has_chat_template || a->plain_chat);
 }
 
+/* The options of a conversation that a server keeps. */
+static int check_remote(const struct run_args *a)
+{
+    if (!a->interactive)
+        return opt_usage(&cmd, "--url needs -i");
+    if (a->engine.o.model != NULL || a->engine.store.n > 0 || a->salt != NULL)
+        return opt_usage(
+            &cmd, "--url talks to a server, which has the model and the store: leave out "
+                  "MODEL_DIR, --store and --salt");
+    if (a->prompt_file != NULL || a->token_ids != NULL || a->raw || a->no_special ||
+        a->json)
+        return opt_usage(
+            &cmd,
+            "--url excludes --prompt-file, --token-ids, --raw, --no-special and --json");
+    return 0;
+}
+
 static int check_args(struct run_args *a)
 {
     struct err err = {0};
     if (engine_args_finish(&a->engine, &err) != 0)
         return opt_usage(&cmd, "%s", err.msg);
+    if (a->url != NULL)
+        return check_remote(a);
+    if (a->engine.o.model == NULL)
+        return opt_usage(&cmd, "MODEL_DIR is missing");
     if (a->conversation != NULL && (!a->interactive || a->engine.o.n_store == 0))
         return opt_usage(&cmd, "--conversation needs -i and --store DIR");
     if (a->conversation != NULL && (a->prompt_file != NULL || a->token_ids != NULL))
@@ -544,6 +619,11 @@ int cmd_run(int argc, char **argv)
     }
     if (a.verbose)
         log_set_level(LOG_INFO);
+    if (a.url != NULL) {
+        code = run_remote(&a);
+        opt_end(parsed);
+        return code;
+    }
     a.engine.o.verbose = a.verbose;
     struct hcache_request ahead = request_of(&a);
     a.engine.o.ahead = &ahead;

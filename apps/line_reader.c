@@ -1,10 +1,13 @@
 /* line_reader.c - see line_reader.h. */
 #include "apps/line_reader.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <histedit.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -14,6 +17,7 @@ enum { HISTORY_LINES = 500 };
 struct line_reader {
     EditLine *edit; /* NULL: no terminal */
     History *history;
+    char *file;     /* of the history; NULL: none, or it cannot be written */
     bool continues; /* the prompt says that the message goes on */
     bool dropped;   /* Ctrl-C was typed */
     char *line;     /* of getline */
@@ -59,11 +63,69 @@ static void edit_open(struct line_reader *r)
     el_set(r->edit, EL_SETTY, "-d", "-isig", NULL);
 }
 
-struct line_reader *line_reader_open(void)
+/* --- the history's file -------------------------------------------------------------------------- */
+
+static void history_fault(struct line_reader *r, const char *what)
+{
+    fprintf(stderr, "the history %s cannot be %s: %s\n", r->file, what, strerror(errno));
+    free(r->file);
+    r->file = NULL;
+}
+
+/* Makes the folders above the file, for this user alone. */
+static void make_folders(const char *file)
+{
+    char *path = xstrdup(file);
+    for (char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
+        *p = 0;
+        (void)mkdir(path, 0700);
+        *p = '/';
+    }
+    free(path);
+}
+
+static void history_load(struct line_reader *r)
+{
+    HistEvent event;
+    int fd = open(r->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && errno != ENOENT)
+        history_fault(r, "read");
+    if (fd < 0)
+        return;
+    close(fd);
+    history(r->history, &event, H_LOAD,
+            r->file); /* lines of another program load as nothing */
+}
+
+/* Writes a new file and puts it into the old one's place, so that no reader sees half of it. */
+static void history_save(struct line_reader *r)
+{
+    HistEvent event;
+    char *made = xasprintf("%s.%ld", r->file, (long)getpid());
+    int fd = open(made, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    bool ok = f != NULL && history(r->history, &event, H_SAVE_FP, f) >= 0;
+    if (f != NULL && fclose(f) != 0)
+        ok = false;
+    if (ok && rename(made, r->file) != 0)
+        ok = false;
+    if (!ok) {
+        history_fault(r, "written");
+        (void)unlink(made);
+    }
+    free(made);
+}
+
+struct line_reader *line_reader_open(const char *history)
 {
     struct line_reader *r = xcalloc(1, sizeof *r);
     if (isatty(STDIN_FILENO) && isatty(STDERR_FILENO))
         edit_open(r);
+    if (r->edit != NULL && r->history != NULL && history != NULL) {
+        r->file = xstrdup(history);
+        make_folders(history);
+        history_load(r);
+    }
     return r;
 }
 
@@ -75,6 +137,7 @@ void line_reader_close(struct line_reader *r)
         el_end(r->edit);
     if (r->history != NULL)
         history_end(r->history);
+    free(r->file);
     free(r->line);
     free(r->message);
     free(r);
@@ -117,8 +180,11 @@ static void add(struct line_reader *r, const char *text, size_t n)
 static void remember(struct line_reader *r)
 {
     HistEvent event;
-    if (r->history != NULL && r->n > 0 && memchr(r->message, '\n', r->n) == NULL)
-        history(r->history, &event, H_ENTER, r->message);
+    if (r->history == NULL || r->n == 0 || memchr(r->message, '\n', r->n) != NULL)
+        return;
+    history(r->history, &event, H_ENTER, r->message);
+    if (r->file != NULL)
+        history_save(r);
 }
 
 /* Reads a message; false at the end of input, or where Ctrl-C has dropped it. */

@@ -11,8 +11,9 @@
 
 struct line_reader;
 
-/* Returns NULL where memory is short. */
-struct line_reader *line_reader_open(void);
+/* history: a file of the lines that were typed before, read now and written after each message, on a terminal only; its
+ * mode is 0600.  NULL: none.  A history that cannot be read or written is said once and does no other harm. */
+struct line_reader *line_reader_open(const char *history);
 void line_reader_close(struct line_reader *r); /* NULL is allowed */
 
 /* Returns the next message, valid until the next call, without its last newline and of *n bytes.  NULL: the end of

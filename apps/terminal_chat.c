@@ -9,6 +9,8 @@
 
 #include "apps/line_reader.h"
 #include "base/plural.h"
+#include "base/progress.h"
+#include "sessions/fullness.h"
 
 /* --- Ctrl-C ------------------------------------------------------------------------------------- */
 
@@ -37,74 +39,92 @@ bool terminal_interrupted(void)
 
 struct chat {
     const struct terminal_chat_opts *o;
-    struct talk_opts talk_opts;
-    struct talk *talk;
-    int max_context;
-    bool on_terminal; /* else what fails ends the chat: nobody can answer */
-    struct err last;  /* of a turn that failed */
+    struct terminal_talk *talk;
+    struct progress reading; /* of the prompt */
+    int n_read;              /* tokens of it */
+    bool has_text;           /* of the answer */
+    bool on_terminal;        /* else a failure ends the chat: nobody can answer */
+    struct err last;         /* of a turn that failed */
 };
 
-static int print_piece(void *arg, int32_t id, const char *text, size_t n)
+static int print_piece(void *arg, const char *text, size_t n)
 {
-    (void)arg;
-    (void)id;
+    struct chat *c = arg;
+    if (n > 0) {
+        c->has_text = true;
+        progress_end(&c->reading);
+    }
     fwrite(text, 1, n, stdout);
     fflush(stdout);
     return interrupted != 0;
 }
 
-/* From 80 % of the context on. */
-static void warn_fullness(const struct chat *c, const struct hcache_result *r)
+static void note_reading(void *arg, int n_done)
 {
-    int used = r->prompt_tokens + r->n_tokens;
-    if ((int64_t)used * 5 < (int64_t)c->max_context * 4)
+    ((struct chat *)arg)->n_read = n_done;
+}
+
+/* Shows how far the prompt was read, once that takes long. */
+static bool is_stopped(void *arg)
+{
+    struct chat *c = arg;
+    if (!c->has_text)
+        progress_at(&c->reading, (uint64_t)c->n_read);
+    return interrupted != 0;
+}
+
+static void warn_fullness(const struct terminal_end *end)
+{
+    if (end->context <= 0 || !fullness_warns(end->used, end->context))
         return;
     fprintf(stderr,
             "[%d of %d tokens of the context are used (%d %%). /new begins another "
             "conversation, /branch N goes on from N answers ago.]\n",
-            used, c->max_context, (int)((int64_t)used * 100 / c->max_context));
+            end->used, end->context, (int)((int64_t)end->used * 100 / end->context));
 }
 
-static void tell(const struct chat *c, const struct hcache_result *r)
+static void tell(const struct chat *c, const struct terminal_end *end)
 {
     putchar('\n');
     fflush(stdout);
-    if (strcmp(r->finish, "cancelled") == 0)
+    if (strcmp(end->finish, "cancelled") == 0)
         fprintf(stderr, "[stopped; the answer so far is kept. /retry asks again.]\n");
-    else if (strcmp(r->finish, "length") == 0)
+    else if (strcmp(end->finish, "length") == 0 ||
+             strcmp(end->finish, "max_output_tokens") == 0)
         fprintf(stderr, "[the answer ended at its bound of %d tokens (--max-tokens).]\n",
-                r->n_tokens);
-    warn_fullness(c, r);
-    if (c->o->told != NULL)
-        c->o->told(c->o->arg, r);
+                end->n_tokens);
+    warn_fullness(end);
+    if (c->o->told != NULL && end->result != NULL)
+        c->o->told(c->o->arg, end->result);
 }
 
 /* text NULL: the last question again. */
 static int say(struct chat *c, const char *text, size_t n)
 {
-    struct hcache_request q = c->o->sampling;
-    struct hcache_result r = {0};
+    struct terminal_sink sink = {print_piece, note_reading, is_stopped, c};
+    struct terminal_end end = {0};
     struct err err = {0};
-    q.on_token = print_piece;
     (void)terminal_interrupted(); /* of before */
-    int rc = text != NULL ? talk_say(c->talk, text, n, &q, &r, &err)
-                          : talk_retry(c->talk, &q, &r, &err);
+    c->n_read = 0;
+    c->has_text = false;
+    progress_begin(&c->reading, "reading the prompt, tokens", PROGRESS_ITEMS, 0);
+    int rc = c->talk->ops->say(c->talk, text, n, &sink, &end, &err);
+    progress_end(&c->reading);
     if (rc != 0) {
         if (c->on_terminal)
             fprintf(stderr, "%s\n", err.msg);
         c->last = err;
         return rc;
     }
-    tell(c, &r);
-    hcache_result_free(&r);
+    tell(c, &end);
     return 0;
 }
 
 static void greet(const struct chat *c)
 {
-    const char *title = talk_title(c->talk);
-    char *last = talk_last_answer(c->talk);
-    int n = talk_n_turns(c->talk);
+    const char *title = c->talk->ops->title(c->talk);
+    char *last = c->talk->ops->last_answer(c->talk);
+    int n = c->talk->ops->n_turns(c->talk);
     if (n > 0)
         fprintf(stderr, "'%s' goes on after %d turn%s. The last answer was:\n%s\n",
                 title != NULL ? title : "(no title)", n, plural((uint64_t)n),
@@ -117,41 +137,20 @@ static void greet(const struct chat *c)
 /* Goes to another conversation; where that fails the chat stays in its own. */
 static void go_to(struct chat *c, const char *name)
 {
-    struct talk *t = NULL;
     struct err err = {0};
-    if (talk_open(&c->talk_opts, name, &t, &err) != 0) {
+    if (c->talk->ops->go(c->talk, name, &err) != 0)
         fprintf(stderr, "%s\n", err.msg);
-        return;
-    }
-    talk_close(c->talk);
-    c->talk = t;
-    greet(c);
+    else
+        greet(c);
 }
 
 /* --- commands ----------------------------------------------------------------------------------- */
 
 static void list(struct chat *c)
 {
-    enum { MOST = 50 };
-    struct conversation v[MOST];
     struct err err = {0};
-    bool more = false;
-    int n = 0;
-    const char *tenant = c->talk_opts.salt != NULL ? c->talk_opts.salt : "";
-    if (conversation_list(c->talk_opts.conversations, tenant, NULL, false, MOST, v, &n,
-                          &more, &err) != 0) {
+    if (c->talk->ops->list(c->talk, &err) != 0)
         fprintf(stderr, "%s\n", err.msg);
-        return;
-    }
-    for (int i = 0; i < n; i++) {
-        printf("%-40s %4d turn%-2s %s\n", v[i].name, v[i].n_turns,
-               plural((uint64_t)v[i].n_turns), v[i].title != NULL ? v[i].title : "");
-        conversation_deinit(&v[i]);
-    }
-    if (n == 0)
-        printf("no conversations yet\n");
-    if (more)
-        printf("... and older ones\n");
     fflush(stdout);
 }
 
@@ -164,7 +163,7 @@ static void go_back(struct chat *c, const char *text)
         fprintf(stderr, "/branch N: N is how many answers to go back\n");
         return;
     }
-    if (talk_branch(c->talk, (int)n, &err) != 0)
+    if (c->talk->ops->branch(c->talk, (int)n, &err) != 0)
         fprintf(stderr, "%s\n", err.msg);
     else
         greet(c);
@@ -226,7 +225,7 @@ static bool take(struct chat *c, const char *text, size_t n, int *rc)
 
 static int converse(struct chat *c)
 {
-    struct line_reader *reader = line_reader_open();
+    struct line_reader *reader = line_reader_open(c->o->history);
     const char *text;
     size_t n;
     int rc = c->o->first != NULL ? say(c, c->o->first, strlen(c->o->first)) : 0;
@@ -237,24 +236,17 @@ static int converse(struct chat *c)
     return c->on_terminal ? 0 : rc;
 }
 
-int terminal_chat(const struct terminal_chat_opts *o, struct err *err)
+int terminal_chat(struct terminal_talk *talk, const struct terminal_chat_opts *o,
+                  struct err *err)
 {
-    struct hcache_model_info info;
-    struct chat c = {.o = o, .talk_opts = o->talk, .on_terminal = isatty(STDIN_FILENO)};
-    struct conversations_opts co = {.path = o->path};
-    hcache_model_info(o->talk.h, &info);
-    c.max_context = info.max_context;
-    int rc = conversations_open(&co, &c.talk_opts.conversations, err);
-    if (rc == 0)
-        rc = talk_open(&c.talk_opts, o->name, &c.talk, err);
-    if (rc == 0) {
-        terminal_catch_interrupt();
-        greet(&c);
-        rc = converse(&c);
-        if (rc != 0)
-            *err = c.last;
-    }
-    talk_close(c.talk);
-    conversations_close(c.talk_opts.conversations);
+    struct chat c = {.o = o, .talk = talk, .on_terminal = isatty(STDIN_FILENO)};
+    int rc = talk->ops->go(talk, o->name, err);
+    if (rc != 0)
+        return rc;
+    terminal_catch_interrupt();
+    greet(&c);
+    rc = converse(&c);
+    if (rc != 0)
+        *err = c.last;
     return rc;
 }

@@ -1,26 +1,26 @@
 /* terminal_chat.h - a conversation in the terminal: `hcache run -i`.
  *
- * Over kept conversations (sessions/talk.h): in the store's file, or in memory where none is named.  Ctrl-C stops
- * the answer, not the program.  An error prints its message and returns to the prompt. */
+ * Over a conversation of this process or of a server (terminal_talk.h).  Ctrl-C stops the answer, or the reading of
+ * the prompt before it, not the program.  An error prints its message and returns to the prompt. */
 #ifndef APPS_TERMINAL_CHAT_H
 #define APPS_TERMINAL_CHAT_H
 
+#include "apps/terminal_talk.h"
 #include "base/err.h"
 #include "hcache.h"
-#include "sessions/talk.h"
 
 struct terminal_chat_opts {
-    struct talk_opts talk;          /* conversations: of `path`, set here */
-    const char *path;               /* the file of conversations; NULL: in memory */
-    const char *name;               /* the conversation to go on with; NULL: a new one */
-    const char *first;              /* said before anything is read; NULL: nothing */
-    struct hcache_request sampling; /* max_tokens -1: what is left of the context */
-    void (*told)(void *arg, const struct hcache_result *r); /* after each answer */
+    const char *name;    /* the conversation to go on with; NULL: a new one */
+    const char *first;   /* said before anything is read; NULL: nothing */
+    const char *history; /* the file of the lines that were typed before; NULL: none */
+    void (*told)(void *arg,
+                 const struct hcache_result *r); /* after each answer of this process */
     void *arg;
 };
 
-/* Returns 0 at the end of input or after /exit. */
-int terminal_chat(const struct terminal_chat_opts *o, struct err *err);
+/* Returns 0 at the end of input or after /exit.  talk is borrowed. */
+int terminal_chat(struct terminal_talk *talk, const struct terminal_chat_opts *o,
+                  struct err *err);
 
 /* Stops the answer that is being generated when Ctrl-C is typed: from now on SIGINT does nothing else. */
 void terminal_catch_interrupt(void);

@@ -240,6 +240,9 @@ struct hcache_request {
     /* hcache_generate only.  Called when more of the prompt's tokens have their state, restored or
      * computed: n_done of them by now. */
     void (*on_prompt)(void *arg, int n_done);
+    /* hcache_generate only.  Asked between the engine's steps, also while the prompt's state is restored or computed;
+     * true cancels.  NULL: not asked. */
+    bool (*is_cancelled)(void *arg);
     /* hcache_submit only.  There is something to read, or (ended) it was the last.  Called on the
      * engine's thread with its lock held: it must not wait, nor call back into this interface. */
     void (*notify)(void *arg, bool ended);

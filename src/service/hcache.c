@@ -497,11 +497,11 @@ int hcache_generate(struct hcache *h, const struct hcache_request *r,
     bool cancelled = false;
     int n_prompt = 0;
     do {
-        service_run(h->service, t);
+        bool stop = !service_run(h->service, t, cancelled ? NULL : r->is_cancelled, r->arg);
         hcache_ticket_read(t, &d);
         if (d.prompt_done > n_prompt)
             r->on_prompt(r->arg, n_prompt = d.prompt_done);
-        if (!cancelled && pass_on(r, &d)) {
+        if (!cancelled && (pass_on(r, &d) || stop)) {
             cancelled = true;
             hcache_ticket_cancel(t);
         }

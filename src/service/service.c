@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -589,20 +590,46 @@ static bool has_news(const struct hcache_ticket *t)
            t->n_visible > t->n_text_read || t->n_prompt_done > t->n_prompt_read;
 }
 
-void service_run(struct service *s, struct hcache_ticket *t)
+/* Waits for progress that another thread makes, or ASK_NS where somebody wants to be asked meanwhile. */
+static void wait_for_progress(struct service *s, bool is_asked)
 {
+    enum { ASK_NS = 50000000, SECOND_NS = 1000000000 };
+    struct timespec t;
+    if (!is_asked) {
+        pthread_cond_wait(&s->progress, &s->lock);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += ASK_NS;
+    t.tv_sec += t.tv_nsec / SECOND_NS;
+    t.tv_nsec %= SECOND_NS;
+    (void)pthread_cond_timedwait(&s->progress, &s->lock, &t);
+}
+
+bool service_run(struct service *s, struct hcache_ticket *t,
+                 bool (*is_cancelled)(void *arg), void *arg)
+{
+    bool goes_on = true;
     pthread_mutex_lock(&s->lock);
-    while (!has_news(t)) {
-        if (s->has_thread) {
-            pthread_cond_wait(&s->progress, &s->lock);
-            continue;
+    while (goes_on && !has_news(t)) {
+        if (is_cancelled != NULL) { /* it may take a while: without the lock */
+            pthread_mutex_unlock(&s->lock);
+            goes_on = !is_cancelled(arg);
+            pthread_mutex_lock(&s->lock);
         }
-        wait_for_work(s);
-        pthread_mutex_unlock(&s->lock);
-        service_step(s);
-        pthread_mutex_lock(&s->lock);
+        if (!goes_on) {
+            break;
+        } else if (s->has_thread) {
+            wait_for_progress(s, is_cancelled != NULL);
+        } else {
+            wait_for_work(s);
+            pthread_mutex_unlock(&s->lock);
+            service_step(s);
+            pthread_mutex_lock(&s->lock);
+        }
     }
     pthread_mutex_unlock(&s->lock);
+    return goes_on;
 }
 
 void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)

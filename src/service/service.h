@@ -38,8 +38,10 @@ int service_submit(struct service *s, const struct request *q,
                    const struct hcache_request *r, bool durable, struct hcache_ticket **out,
                    struct err *err);
 
-/* Until the ticket has something to read or has ended: steps the engine where there is no thread. */
-void service_run(struct service *s, struct hcache_ticket *t);
+/* Waits until the ticket has something to read or has ended; steps the engine where there is no thread.  Returns false
+ * where is_cancelled(arg), asked between the steps, ended the waiting (NULL: nobody is asked). */
+bool service_run(struct service *s, struct hcache_ticket *t,
+                 bool (*is_cancelled)(void *arg), void *arg);
 
 /* Returns when all that was computed before is durable, or has failed. Any thread. */
 void service_flush(struct service *s);

@@ -11,9 +11,11 @@
 #include "sessions/items.h"
 #include "sessions/provenance.h"
 
+enum { TITLE_BYTES = 80 }; /* of the first words */
+
 struct talk {
     struct talk_opts o;
-    struct conversation v;
+    struct conversation v; /* row 0: nothing was said yet, and it has no name */
 };
 
 static const char *tenant_of(const struct talk_opts *o)
@@ -32,10 +34,12 @@ int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
                  : conversation_find(o->conversations, tenant_of(o), name, &t->v, err);
     if (rc == ERR_NOT_FOUND && name != NULL)
         rc = conversation_find_title(o->conversations, tenant_of(o), name, &t->v, err);
-    if (rc == ERR_NOT_FOUND) {
+    if (rc == ERR_NOT_FOUND && name != NULL) {
         conversations_name("conv", id);
         rc = conversation_add(o->conversations, tenant_of(o), id, name, NULL, 0, &t->v,
                               err);
+    } else if (rc == ERR_NOT_FOUND) {
+        rc = 0; /* begin() makes it with its first answer */
     }
     if (rc != 0) {
         talk_close(t);
@@ -125,9 +129,27 @@ static char *response_json(const struct talk *t, const struct turn *turn,
     return text;
 }
 
-static int keep(struct talk *t, const struct draft *d, const struct hcache_request *q,
+/* Makes a conversation that nobody has named: only one in which something was said is kept. */
+static int begin(struct talk *t, struct draft *d, struct err *err)
+{
+    char id[NAME_BYTES], *title = items_title(d->input, TITLE_BYTES);
+    int rc = 0;
+    if (t->v.row == 0) {
+        conversations_name("conv", id);
+        rc = conversation_add(t->o.conversations, tenant_of(&t->o), id, title, NULL, 0,
+                              &t->v, err);
+        d->conversation = t->v.row;
+    }
+    free(title);
+    return rc;
+}
+
+static int keep(struct talk *t, struct draft *d, const struct hcache_request *q,
                 const struct hcache_result *r, struct err *err)
 {
+    int rc = begin(t, d, err);
+    if (rc != 0)
+        return rc;
     struct turn *turn = xcalloc(1, sizeof *turn);
     struct json *output = json_new_array(), *told = provenance_json(r, d->what);
     bool is_cut = strcmp(r->finish, "stop") != 0, has_branched = false;
@@ -140,7 +162,7 @@ static int keep(struct talk *t, const struct draft *d, const struct hcache_reque
     turn->output = json_text(output, 0);
     turn->restoration = json_text(told, 0);
     turn->answer = response_json(t, turn, q, r);
-    int rc = turn_add(t->o.conversations, tenant_of(&t->o), turn, NULL, &has_branched, err);
+    rc = turn_add(t->o.conversations, tenant_of(&t->o), turn, NULL, &has_branched, err);
     if (rc == 0) { /* nobody else moves the head: the file is ours */
         t->v.head = turn->row;
         t->v.n_turns = turn->depth + 1;

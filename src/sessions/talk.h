@@ -22,7 +22,7 @@ struct talk_opts {
 };
 
 /* Opens the conversation of that id or title (the last used, of several), or begins one of that
- * title.  name NULL: begins one without a title. */
+ * title.  name NULL: begins one that is kept, and titled by its first words, when it has an answer. */
 int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
               struct err *err);
 void talk_close(struct talk *t); /* NULL is allowed */

@@ -1,10 +1,12 @@
-"""`hcache run -p` and `-i`: the chat template, and a conversation on a terminal that is a pseudo terminal here."""
+"""`hcache run -p` and `-i`: the chat template, and a conversation on a terminal that is a pseudo terminal here; of this
+process, and of a running server (--url)."""
 import json
 import os
 import pty
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,11 +14,13 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from plain_model import write_plain_model  # noqa: E402
+from serve_client import HC, Server  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 MODEL = "models/demo"
 tmp = tempfile.mkdtemp(prefix="hcache-terminal.")
+os.environ["XDG_STATE_HOME"] = os.path.join(tmp, "state")  # not the user's own history
+HISTORY = os.path.join(tmp, "state", "hcache", "history")
 
 
 def run(model, *options, text=None):
@@ -28,13 +32,13 @@ def run_json(*options):
 
 
 class Terminal:
-    """hcache run -i on a terminal of its own."""
+    """hcache run -i on a terminal of its own, with models/demo or over a server."""
 
     def __init__(self, *options):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ["TERM"] = "vt100"
-            os.execv(HC, [HC, "run", MODEL, "-i", *options])
+            os.execv(HC, [HC, "run", *([] if "--url" in options else [MODEL]), "-i", *options])
         self.shown, self.mark = "", 0
 
     def read(self):
@@ -168,6 +172,140 @@ def test_stop():
     equal("status 0 again", t.end(), 0)
 
 
+def test_stop_while_reading():
+    """Ctrl-C before the first token: the question is kept, and the program goes on. The prompt's state comes back from a
+    store that needs minutes."""
+    options = ["--conversation", "long", "--store", os.path.join(tmp, "reading"), "--plan", "kv", "--history=false"]
+    run(MODEL, "-i", *options, "-n", "4", text="one two three four " * 160 + "\n")
+    t = Terminal(*options, "--throttle", "64K")
+    t.until("> ")
+    t.type("Go on.\n")
+    check("a prompt that takes long shows how far it is", t.until("reading the prompt"), t.shown)
+    t.type("\x03")
+    check("Ctrl-C stops the request before its answer", t.until(r"\[stopped") and
+          re.fullmatch(r"(\^C|, tokens +0|\x1b\[K|reading the prompt|\n)*", t.said), t.said)
+    check("and not the program", t.until("> ") and t.ask("/list", r"2 turns +long"), t.shown[-500:])
+    os.kill(t.pid, signal.SIGKILL)  # an end in order would wait for the slow store
+    t.end()
+
+
+def test_history():
+    if os.path.exists(HISTORY):
+        os.remove(HISTORY)
+    t = Terminal("-n", "4")
+    t.until("> ")
+    t.ask("a line to be kept", r"\n.*\n")
+    t.until("> ")
+    os.kill(t.pid, signal.SIGKILL)  # each message is kept at once
+    t.end()
+    equal("the history is readable by its owner alone", os.stat(HISTORY).st_mode & 0o7777, 0o600)
+    equal("and so is its folder", os.stat(os.path.dirname(HISTORY)).st_mode & 0o7777, 0o700)
+    t = Terminal("-n", "4")
+    t.until("> ")
+    t.type("\x1b[A")
+    check("a line is recalled in the next run", t.until("a line to be kept"), t.shown)
+    t.type("\x03")
+    t.until("> ")
+    t.type("/exit\n")
+    t.end()
+    before = open(HISTORY, "rb").read()
+    t = Terminal("-n", "4", "--history=false")
+    t.until("> ")
+    t.type("\x1b[Anot to be kept\n")
+    t.until("> ")
+    t.type("/exit\n")
+    t.end()
+    check("--history=false: neither read nor written", "a line to be kept" not in t.shown and open(HISTORY, "rb").read() == before, t.shown)
+    target = os.path.join(tmp, "target")
+    open(target, "w").close()
+    os.remove(HISTORY)
+    os.symlink(target, HISTORY)
+    t = Terminal("-n", "4")
+    check("a link in its place is refused, and the chat goes on", t.until("cannot be read") and t.until("> ") and
+          t.ask("Hello.", r"\n.*\n"), t.shown)
+    os.kill(t.pid, signal.SIGKILL)
+    t.end()
+    equal("and not written through", open(target).read(), "")
+    os.remove(HISTORY)
+
+
+def remote(server, *options, lines=(), key=None):
+    """The lines over a pipe. (status, stdout, stderr)"""
+    p = subprocess.run([HC, "run", "-i", "--url", f"http://127.0.0.1:{server.port}/", *options], capture_output=True, text=True,
+                       input="".join(line + "\n" for line in lines), timeout=PATIENCE,
+                       env={**os.environ, **({"HCACHE_API_KEY": key} if key else {})})
+    return p.returncode, p.stdout, p.stderr
+
+
+def turns(server, key=None):
+    headers = {"Authorization": "Bearer " + key} if key else {}
+    return [(v["title"], v["turns"]) for v in server.request("GET", "/v1/conversations", headers=headers)[2]["data"]]
+
+
+def test_remote():
+    server = Server(MODEL, "--store", os.path.join(tmp, "remote"))
+    here = run(MODEL, "-i", text="My dog is called Biscuit.\nWhat is my dog called?\n")
+    status, out, err = remote(server, "--conversation", "dogs", lines=["My dog is called Biscuit.", "What is my dog called?"])
+    equal("over a server the answers are those of this process", (status, out), (0, here.stdout))
+    equal("the server has the conversation", turns(server), [("dogs", 2)])
+    status, out, err = remote(server, "--conversation", "dogs", lines=["What is my dog called?"])
+    check("the next run goes on with it", "goes on after 2 turns" in err and "Your dog is called Biscuit." in out, (out, err))
+    status, out, err = remote(server, "--conversation", "dogs", lines=["/retry", "/list"])
+    check("/retry asks again, on a branch", status == 0 and "Your dog is called Biscuit." in out and
+          sorted(turns(server)) == [("dogs", 3), ("dogs", 3)], (out, err, turns(server)))
+    status, out, err = remote(server, "--conversation", "dogs", lines=["/branch 2", "And my cat?", "/branch 9"])
+    check("/branch goes back", "goes on after 1 turn." in err and "there are only 2 answers" in err and
+          sorted(n for _, n in turns(server)) == [2, 3, 3], (err, turns(server)))
+    status, out, err = remote(server, lines=["/list", "/new cats", "My cat is Tom.", "/open dogs", "/exit"])
+    check("/list, /new and /open", out.count("dogs") == 3 and "'cats' begins" in err and "'dogs' goes on after" in err and
+          ("cats", 1) in turns(server), (out, err))
+    n = len(turns(server))
+    remote(server, lines=["/new", "/new empty"])
+    equal("a conversation in which nothing was said is not kept", len(turns(server)), n)
+    status, out, err = remote(server, "--system", "You are kind.", "--conversation", "kind", lines=["Hello."])
+    id = server.request("GET", "/v1/conversations")[2]["data"][0]["id"]
+    items = server.request("GET", f"/v1/conversations/{id}/items?order=asc")[2]["data"]
+    equal("--system is the first message", [(i["role"], i["content"][0]["text"]) for i in items[:2]],
+          [("system", "You are kind."), ("user", "Hello.")])
+    t = Terminal("--url", f"http://127.0.0.1:{server.port}", "--conversation", "mole", "--ignore-eos")
+    t.until("> ")
+    for i in range(20):  # an answer may have come to its end while nobody ran this test
+        t.type("Tell me a story about a mole.\n")
+        t.until("Once upon a time")
+        t.type("\x03")
+        t.until(r"\[stopped; the answer so far is kept|\[the answer ended|is full")
+        if "stopped" in t.shown[t.mark - 60:t.mark + 10]:
+            break
+        t.until("> ")
+        t.ask(f"/new mole {i}", "begins")
+        t.until("> ")
+    check("Ctrl-C stops the server's answer, not the program", "[stopped" in t.shown and t.until("> "), t.shown[-500:])
+    id = server.request("GET", "/v1/conversations")[2]["data"][0]["id"]
+    items = server.request("GET", f"/v1/conversations/{id}/items?order=asc")[2]["data"]
+    equal("the server keeps it as far as it came", [i["status"] for i in items], ["completed", "incomplete"])
+    t.type("/exit\n")
+    equal("/exit", t.end(), 0)
+    server.stop()
+    status, out, err = remote(server, lines=["Hello."])
+    check("no server there: a message that names the address", status == 1 and f"127.0.0.1:{server.port}" in err, err)
+
+
+def test_remote_bounds():
+    server = Server(MODEL, "--max-context", "192", "--api-key", "sesame")
+    status, out, err = remote(server, lines=["Hello."])
+    check("a server's key is asked for", status == 1 and "API key" in err, err)
+    status, out, err = remote(server, "-n", "40", "--ignore-eos", lines=["Tell me a story about an owl."] * 12, key="sesame")
+    check("from 80 % on there is a warning; a full conversation says what to do", status == 1 and "of 192 tokens of the context are used" in err
+          and "this conversation is full. /new" in err, err)
+    status, out, err = remote(server, "-n", "8", lines=["one two three four " * 60], key="sesame")
+    check("a refused first message leaves no conversation", status == 1 and "is full" in err and len(turns(server, "sesame")) == 1,
+          (err, turns(server, "sesame")))
+    server.stop()
+    for options in (["--url", "http://x"], ["-i", "--url", "http://x", "--store", "y"], ["-i", "--url", "http://x", "--json"], ["-i"]):
+        p = subprocess.run([HC, "run", *options], capture_output=True, text=True, input="")
+        check(f"refused: run {' '.join(options)}", p.returncode == 2, p)
+
+
 def test_full():
     t = Terminal("--max-context", "192", "-n", "40", "--ignore-eos")
     t.until("> ")
@@ -192,7 +330,11 @@ try:
     test_lines()
     test_terminal()
     test_stop()
+    test_stop_while_reading()
     test_full()
+    test_history()
+    test_remote()
+    test_remote_bounds()
 finally:
     shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -318,6 +318,36 @@ static void a_prompt_tells_how_far_it_is(void **state)
     hcache_close(h);
 }
 
+static bool stop_after_a_step(void *n_asked)
+{
+    return ++*(int *)n_asked == 2;
+}
+
+/* A prompt of three batches: is_cancelled is asked between them, so that neither the rest nor a token is computed. */
+static void a_prompt_is_cancelled_before_its_end(void **state)
+{
+    (void)state;
+    enum { N = 1300 };
+    static int32_t prompt[N];
+    struct hcache_opts o = {
+        .model = "synth:tiny-mha", .threads = 1, .max_context = 2048, .warn = warn};
+    struct hcache *h = open_or_fail(&o);
+    int n_asked = 0;
+    struct hcache_result r;
+    make_prompt(prompt, N);
+    struct hcache_request q = {.prompt = prompt,
+                               .n_prompt = N,
+                               .max_tokens = 8,
+                               .is_cancelled = stop_after_a_step,
+                               .arg = &n_asked};
+    assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+    assert_string_equal(r.finish, "cancelled");
+    assert_int_equal(r.n_tokens, 0);
+    assert_int_equal(n_asked, 2); /* once cancelled, nobody is asked again */
+    hcache_result_free(&r);
+    hcache_close(h);
+}
+
 static void cancelling_is_final(void **state)
 {
     (void)state;
@@ -653,6 +683,7 @@ int main(void)
         cmocka_unit_test(text_without_a_tokenizer),
         cmocka_unit_test(text_comes_in_whole_characters),
         cmocka_unit_test(a_prompt_tells_how_far_it_is),
+        cmocka_unit_test(a_prompt_is_cancelled_before_its_end),
         cmocka_unit_test(cancelling_is_final),
         cmocka_unit_test(encode_and_decode),
         cmocka_unit_test(a_store_outlives_its_process),

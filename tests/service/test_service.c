@@ -56,7 +56,7 @@ static struct hcache_ticket *submit(struct desk *d)
 static int step(struct desk *d, struct hcache_ticket *t, bool *ended)
 {
     struct hcache_delta delta;
-    service_run(d->s, t);
+    (void)service_run(d->s, t, NULL, NULL);
     hcache_ticket_read(t, &delta);
     *ended = delta.ended;
     return delta.n_ids;

@@ -104,7 +104,7 @@ static void durable_without_a_thread(void **state)
         struct hcache_ticket *t = submit(&k, s, i, true);
         struct hcache_delta d;
         do {
-            service_run(s, t);
+            (void)service_run(s, t, NULL, NULL);
             hcache_ticket_read(t, &d);
         } while (!d.ended);
         assert_int_equal(take(t), 203);

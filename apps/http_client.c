@@ -1,0 +1,177 @@
+/* http_client.c - see http_client.h; over libcurl. */
+#include "apps/http_client.h"
+
+#include <curl/curl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/textbuf.h"
+
+struct http_client {
+    CURL *easy;
+    struct curl_slist *headers;
+    char *url;
+    struct textbuf got; /* the answer; of a stream, what no event was made of yet */
+    const struct http_stream *stream; /* of the request that runs; NULL: none */
+};
+
+int http_client_open(const char *url, const char *key, struct http_client **out,
+                     struct err *err)
+{
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+        return err_set(err, ERR_UNSUPPORTED, "libcurl cannot start");
+    struct http_client *c = xcalloc(1, sizeof *c);
+    size_t n = strlen(url);
+    while (n > 0 && url[n - 1] == '/')
+        n--;
+    c->easy = curl_easy_init();
+    c->url = xasprintf("%.*s", (int)n, url);
+    c->headers = curl_slist_append(NULL, "Content-Type: application/json");
+    if (key != NULL) {
+        char *line = xasprintf("Authorization: Bearer %s", key);
+        c->headers = curl_slist_append(c->headers, line);
+        free(line);
+    }
+    *out = c;
+    return 0;
+}
+
+void http_client_close(struct http_client *c)
+{
+    if (c == NULL)
+        return;
+    curl_easy_cleanup(c->easy);
+    curl_slist_free_all(c->headers);
+    textbuf_free(&c->got);
+    free(c->url);
+    free(c);
+    curl_global_cleanup();
+}
+
+/* --- what arrives ------------------------------------------------------------------------------- */
+
+/* The events that are whole: "data: JSON" lines, each ended by an empty one. */
+static void read_events(struct http_client *c)
+{
+    size_t from = 0;
+    for (char *end; (end = memchr(c->got.p + from, '\n', c->got.n - from)) != NULL;) {
+        const char *line = c->got.p + from;
+        size_t n = (size_t)(end - line);
+        struct json *o = NULL;
+        from += n + 1;
+        if (n > 6 && memcmp(line, "data: ", 6) == 0 && line[6] == '{' &&
+            json_parse(&o, line + 6, n - 6, "an event", NULL) == 0)
+            c->stream->event(c->stream->arg, o);
+        json_free(o);
+    }
+    memmove(c->got.p, c->got.p + from, c->got.n - from);
+    c->got.n -= from;
+}
+
+static size_t on_bytes(char *p, size_t size, size_t n, void *arg)
+{
+    struct http_client *c = arg;
+    long status = 0;
+    textbuf_add(&c->got, p, size * n);
+    curl_easy_getinfo(c->easy, CURLINFO_RESPONSE_CODE, &status);
+    if (c->stream != NULL && status == 200)
+        read_events(c);
+    return size * n;
+}
+
+static int on_time(void *arg, curl_off_t a, curl_off_t b, curl_off_t x, curl_off_t y)
+{
+    const struct http_client *c = arg;
+    (void)a, (void)b, (void)x, (void)y;
+    return c->stream != NULL && c->stream->is_stopped(c->stream->arg);
+}
+
+/* --- requests ----------------------------------------------------------------------------------- */
+
+static int code_of(long status, const char *code)
+{
+    return code != NULL && strcmp(code, "context_length_exceeded") == 0 ? ERR_LIMIT
+           : status == 404                                              ? ERR_NOT_FOUND
+                                                                        : ERR_USAGE;
+}
+
+static int refusal(const struct http_client *c, long status, const struct json *answer,
+                   struct err *err)
+{
+    const struct json *e = json_member(answer, "error");
+    const char *message = json_string_of(json_member(e, "message"), NULL);
+    if (message == NULL)
+        return err_set(err, ERR_USAGE, "%s answers with status %ld", c->url, status);
+    return err_set(err, code_of(status, json_string_of(json_member(e, "code"), NULL)), "%s",
+                   message);
+}
+
+/* Sends, and reads all of the answer into c->got. */
+static int perform(struct http_client *c, const char *method, const char *path,
+                   struct json *body, long *status, struct err *err)
+{
+    char *url = xasprintf("%s%s", c->url, path),
+         *text = body != NULL ? json_text(body, 0) : NULL;
+    json_free(body);
+    c->got.n = 0;
+    curl_easy_reset(c->easy);
+    curl_easy_setopt(c->easy, CURLOPT_URL, url);
+    curl_easy_setopt(c->easy, CURLOPT_HTTPHEADER, c->headers);
+    curl_easy_setopt(c->easy, CURLOPT_CUSTOMREQUEST, method);
+    if (text != NULL)
+        curl_easy_setopt(c->easy, CURLOPT_POSTFIELDS, text);
+    curl_easy_setopt(c->easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(c->easy, CURLOPT_WRITEFUNCTION, on_bytes);
+    curl_easy_setopt(c->easy, CURLOPT_WRITEDATA, c);
+    curl_easy_setopt(c->easy, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(c->easy, CURLOPT_XFERINFOFUNCTION, on_time);
+    curl_easy_setopt(c->easy, CURLOPT_XFERINFODATA, c);
+    CURLcode code = curl_easy_perform(c->easy);
+    curl_easy_getinfo(c->easy, CURLINFO_RESPONSE_CODE, status);
+    free(url);
+    free(text);
+    if (code == CURLE_OK || code == CURLE_ABORTED_BY_CALLBACK)
+        return 0;
+    return err_set(err, ERR_UNSUPPORTED, "%s: %s", c->url, curl_easy_strerror(code));
+}
+
+int http_client_call(struct http_client *c, const char *method, const char *path,
+                     struct json *body, struct json **out, struct err *err)
+{
+    long status = 0;
+    struct json *answer = NULL;
+    int rc = perform(c, method, path, body, &status, err);
+    if (rc != 0)
+        return rc;
+    if (c->got.n > 0)
+        (void)json_parse(&answer, c->got.p, c->got.n, path, NULL);
+    if (status != 200)
+        rc = refusal(c, status, answer, err);
+    else if (answer == NULL)
+        rc = err_set(err, ERR_UNSUPPORTED,
+                     "%s%s answers no JSON: is this a server of hcache?", c->url, path);
+    if (rc == 0 && out != NULL)
+        *out = answer;
+    else
+        json_free(answer);
+    return rc;
+}
+
+int http_client_stream(struct http_client *c, const char *path, struct json *body,
+                       const struct http_stream *s, struct err *err)
+{
+    long status = 0;
+    struct json *answer = NULL;
+    c->stream = s;
+    int rc = perform(c, "POST", path, body, &status, err);
+    c->stream = NULL;
+    if (rc != 0 || status == 200 || status == 0)
+        return rc;
+    if (c->got.n > 0)
+        (void)json_parse(&answer, c->got.p, c->got.n, path, NULL);
+    rc = refusal(c, status, answer, err);
+    json_free(answer);
+    return rc;
+}
