@@ -126,10 +126,47 @@ void engine_stats(const struct engine *e, struct engine_stats *out)
 
 /* --- sequences -------------------------------------------------------------------------------- */
 
+/* Whether the moved tokens of a truncated context can come back: each layer but the first needs
+ * records. */
+static bool saves_all(const struct engine *e, const struct request *r)
+{
+    bool all = e->o.saver != NULL;
+    for (int l = 1; l < e->o.model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
+        all = all && r->save.kinds[l] != 0;
+    return all;
+}
+
+static int check_truncation(const struct engine *e, const struct request *r,
+                            struct err *err)
+{
+    int64_t n_max = (int64_t)r->n_prompt + r->max_tokens, c = r->truncation.context;
+    int64_t pool = (int64_t)kv_pool_n_blocks(e->shared.pool) * KV_BLOCK_TOKENS;
+    if (c > e->o.model->max_ctx)
+        return err_set(
+            err, ERR_LIMIT,
+            "truncation: a window of %lld tokens, but there is room for contexts "
+            "of %d only (--max-context)",
+            (long long)c, e->o.model->max_ctx);
+    if (n_max > c && c > pool)
+        return err_set(err, ERR_LIMIT,
+                       "truncation: a window of %lld tokens, but the KV cache holds %lld; "
+                       "make it larger (--kv-tokens)",
+                       (long long)c, (long long)pool);
+    if (n_max > c && !saves_all(e, r))
+        return err_set(
+            err, ERR_LIMIT,
+            "the prompt has %d tokens and %d are to be generated; a context is "
+            "truncated at %lld tokens only where every layer is saved in a store",
+            r->n_prompt, r->max_tokens, (long long)c);
+    return 0;
+}
+
 static int check_fit(const struct engine *e, const struct request *r, struct err *err)
 {
     int64_t n_max = (int64_t)r->n_prompt + r->max_tokens;
     int64_t pool = (int64_t)kv_pool_n_blocks(e->shared.pool) * KV_BLOCK_TOKENS;
+    if (r->truncation.context > 0 && n_max > r->truncation.context)
+        return check_truncation(e, r, err);
     if (r->n_prompt > e->o.model->max_ctx)
         return err_set(err, ERR_LIMIT,
                        "the prompt has %d tokens, but the maximum context length is %d",
@@ -175,7 +212,8 @@ void engine_remove(struct engine *e, struct seq *s)
 
 /* Decodes come first, so that they never stall behind a long prompt; then prefill pieces, the best
  * rank first. Decodes never wait for the saver either: if all its buffers are on their way to the
- * store, a decode is saved no further. A prefill waits for a buffer; if the step has other work, it
+ * store, a decode is saved no further. A decode of a truncated sequence waits for a later step
+ * instead: what it sees must come back when its window moves. A prefill waits for a buffer; if the step has other work, it
  * waits for a later step. */
 static void make_batch(struct engine *e)
 {
@@ -186,16 +224,18 @@ static void make_batch(struct engine *e)
         struct seq *s = c->seqs[i];
         if (s->phase != PHASE_DECODE || s->rows == 0)
             continue;
-        save_reserve(s->save, s->n_done, 1, SAVE_SHED);
-        step_batch_add(b, s, 1);
+        /* What a truncated sequence does not save is missing at the end of its stair. */
+        enum save_wait how = s->view.truncation.context > 0 ? SAVE_TRY : SAVE_SHED;
+        if (save_reserve(s->save, seq_at(s), 1, how))
+            step_batch_add(b, s, 1);
     }
     for (int i = 0; i < c->n_live; i++) {
         struct seq *s = schedule_ranked(c, i);
         if (s->phase != PHASE_PREFILL || s->rows == 0)
             continue;
-        int left = s->n_tokens - s->n_done;
+        int left = s->view.n_tokens - s->n_done;
         int n = left < s->rows ? left : s->rows;
-        if (save_reserve(s->save, s->n_done, n, b->n_seqs > 0 ? SAVE_TRY : SAVE_WAIT))
+        if (save_reserve(s->save, seq_at(s), n, b->n_seqs > 0 ? SAVE_TRY : SAVE_WAIT))
             step_batch_add(b, s, n);
     }
 }

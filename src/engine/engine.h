@@ -25,6 +25,7 @@
 #include "policy/plan.h"
 #include "policy/platform.h"
 #include "policy/surprise.h"
+#include "policy/truncation.h"
 #include "state/restore.h"
 #include "state/saver.h"
 #include "store/store.h"
@@ -79,6 +80,8 @@ struct request {
     const char *plan;              /* as --plan; NULL: auto. Outlives the sequence */
     bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
+    /* How the context goes on behind its window; context 0: it may not outgrow the model's. */
+    struct truncation truncation;
     /* Prefill when all is restored (the paper's way), not layer by layer meanwhile: to compare. */
     bool restore_first;
     int priority;        /* lower is earlier */
@@ -88,6 +91,14 @@ struct request {
     /* Called for every generated token; non-zero cancels. */
     int (*on_token)(void *arg, int32_t id);
     void *arg;
+};
+
+/* How a context outgrew its window. */
+struct outcome_truncation {
+    int64_t n_dropped;        /* tokens that are not seen any more at the end */
+    int64_t n_computed_again; /* tokens that this sequence had computed before */
+    int n_steps;              /* stairs that were begun behind another one */
+    int64_t stall_ns; /* from the end of a stair until its state had moved, all together */
 };
 
 /* What became of a sequence; grows as it runs, final when finish is set. */
@@ -108,6 +119,7 @@ struct outcome {
     int differs_at; /* the first token that no stored history has there; 0 or less: not known */
     struct restore_result restore;
     enum surprise surprise; /* whether the plan's prediction missed, and why */
+    struct outcome_truncation truncation;
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 

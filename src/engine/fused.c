@@ -43,12 +43,12 @@ static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 void fused_begin(struct fused *f, struct seq *s, int first, const struct store_hit *tail)
 {
     const struct seq_shared *sh = f->shared;
-    int n = s->n_tokens - first;
+    int n = s->view.n_tokens - first;
     if (f->seq != NULL || s->req.restore_first)
         return;
     n = n < f->max_rows ? n : f->max_rows;
     seq_open_save(s, first, tail);
-    if (!save_reserve(s->save, first, n, SAVE_TRY)) {
+    if (!save_reserve(s->save, view_token(&s->view, first), n, SAVE_TRY)) {
         save_close(s->save);
         s->save = NULL;
         return;
@@ -61,7 +61,7 @@ void fused_begin(struct fused *f, struct seq *s, int first, const struct store_h
                                                          .work = sh->work,
                                                          .stream = sh->stream,
                                                          .n_rows = n,
-                                                         .ids = s->tokens + first,
+                                                         .ids = s->view.tokens + first,
                                                          .x = &f->x,
                                                          .kv = kv_pool_layers(sh->pool),
                                                          .tap = &f->tap,
@@ -100,7 +100,8 @@ static int pass_rows(struct fused *f, int n)
                        .seq_row = seq_row,
                        .tables = tables,
                        .id = ragged_new_id()};
-    f->part = (struct save_part){.seq = f->seq->save, .pos = pos0, .n_rows = n};
+    f->part = (struct save_part){
+        .seq = f->seq->save, .pos = view_token(&f->seq->view, pos0), .n_rows = n};
     int rc = model_pass_layer(&f->pass, &r);
     if (sh->saver != NULL)
         save_layers_end(sh->saver, sh->stream);
@@ -113,7 +114,7 @@ static int leave(struct fused *f)
     const struct seq_shared *sh = f->shared;
     struct seq *s = f->seq;
     struct mat last = mat_rows(model_pass_output(&f->pass), f->n - 1, 1);
-    bool ends = f->first + f->n == s->n_tokens;
+    bool ends = view_token(&s->view, f->first + f->n) == s->n_tokens;
     int rc = 0;
     next_token_begin(f->next, ends && next_token_shows_logits(s));
     if (ends)

@@ -114,6 +114,34 @@ static int count_usable(const struct seq *s, const struct restore_found *f)
     return save_kinds_usable(&found, wanted, n_layers);
 }
 
+/* Returns which records a plan for chunk c may use in layer l. */
+static uint8_t records_of(const struct store_hit *hits, int c, int l)
+{
+    return (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H : 0) |
+                     (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
+}
+
+/* Makes one range of all chunks: the moved tokens of a truncated context come back together, or not
+ * at all.  Where chunks of a layer share no kind, each is restored by the kind that it has. */
+static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
+{
+    for (int l = 0; l < g->shared->model->cfg.n_layers; l++) {
+        uint8_t all = PLAN_HAS_H | PLAN_HAS_KV, any = 0;
+        bool each = true;
+        for (int c = 0; c < n_hits; c++) {
+            uint8_t mask = records_of(hits, c, l);
+            all &= mask;
+            any |= mask;
+            each = each && mask != 0;
+        }
+        g->masks[l] = all != 0 ? all : each ? any : 0;
+    }
+    g->ranges[0] = (struct plan_range){.mask = g->masks};
+    for (int c = 0; c < n_hits; c++)
+        g->ranges[0].n_tokens += hits[c].n_tokens;
+    return n_hits > 0;
+}
+
 /* Merges neighbouring chunks with equal records into ranges. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
@@ -121,10 +149,7 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
     for (int c = 0; c < n_hits; c++) {
         uint8_t *mask = g->masks + (size_t)n * (size_t)n_layers;
         for (int l = 0; l < n_layers; l++)
-            mask[l] = (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H
-                                                                                : 0) |
-                                (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV
-                                                                            : 0));
+            mask[l] = records_of(hits, c, l);
         if (n > 0 && memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
             g->ranges[n - 1].n_tokens += hits[c].n_tokens;
             continue;
@@ -153,12 +178,28 @@ static int make_plan(struct restore_phase *g, struct seq *s, const struct restor
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
     req.may_deviate = !s->req.plan_strict;
     int n_hits = count_usable(s, f);
-    int n_ranges = make_ranges(g, f->hits + first, n_hits - first);
-    int64_t n_new = s->n_tokens - stored_tokens(f, n_hits);
+    bool moves = s->view.cut > 0;
+    int n_ranges = moves ? make_one_range(g, f->hits + first, n_hits - first)
+                         : make_ranges(g, f->hits + first, n_hits - first);
+    int64_t n_new = s->view.n_tokens - stored_tokens(f, n_hits);
     if (rc == 0)
-        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, true,
+        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
                               g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
                               &s->out.err);
+    if (rc == ERR_NOT_FOUND && moves && req.mode != PLAN_AUTO && req.may_deviate) {
+        req.mode = PLAN_AUTO;
+        s->out.err = (struct err){0};
+        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, false,
+                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
+                              &s->out.err);
+        snprintf(s->out.plan.deviation, sizeof s->out.plan.deviation,
+                 "the context is truncated: layers behind the first cannot be recomputed");
+    }
+    if (rc == ERR_NOT_FOUND && moves &&
+        !s->req.plan_strict) { /* it is as if it was not stored */
+        s->out.err = (struct err){0};
+        n_used = rc = 0;
+    }
     if (rc == 0 && s->req.plan_strict && s->out.plan.deviation[0] != 0)
         rc = err_set(&s->out.err, ERR_NOT_FOUND, "plan '%s' cannot be carried out: %s",
                      s->plan, s->out.plan.deviation);
@@ -184,19 +225,21 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {
         const struct restore_found *f = restore_found(s->restore);
-        s->out.n_stored = stored_tokens(f, n_stored);
+        s->out.n_stored = view_token(&s->view, stored_tokens(f, n_stored));
         s->pin = store_hold(g->shared->store, &f->hits[n_stored - 1]);
     }
     if (s->restore != NULL)
         restore_end(s->restore);
     s->restore = NULL;
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
-    s->out.n_cached = s->n_done;
+    s->out.n_cached = seq_tokens_done(s);
     /* If a chunk was lost, the new tokens begin elsewhere; if fused prefill has not begun, they go
      * with the batch. */
     if (s->n_done != g->fused.first || !fused_has_begun(&g->fused, s))
         fused_cancel(&g->fused, s);
-    if (s->phase == PHASE_RESTORE && g->fused.seq != s)
+    if (s->phase == PHASE_RESTORE && s->n_done < view_moved(&s->view))
+        seq_retry(s);
+    else if (s->phase == PHASE_RESTORE && g->fused.seq != s)
         seq_enter_prefill(s);
 }
 
@@ -205,7 +248,7 @@ static const char *why_not(const struct seq *s)
 {
     if (s->shared->store == NULL)
         return "no store";
-    if (s->plan != NULL && strcmp(s->plan, "recompute") == 0)
+    if (s->plan != NULL && strcmp(s->plan, "recompute") == 0 && s->view.cut == 0)
         return "recomputation was asked for";
     if (s->n_tokens == 1)
         return "nothing comes before the prompt's last token";
@@ -221,11 +264,16 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
         return;
     }
     /* The last prompt token must be computed in any case: its logits are wanted. */
-    struct restore_want want = {.root = &s->chain.root,
-                                .keys = s->chain.keys,
-                                .tokens = s->tokens,
-                                .n_tokens = s->n_tokens - 1,
-                                .measure_io = must_measure(g)};
+    const struct view *v = &s->view;
+    int n_moved = view_moved(v) / STORE_CHUNK_TOKENS;
+    struct restore_want want = {
+        .root = &s->chain.root,
+        .keys = v->keys,
+        .tokens = v->tokens,
+        .n_tokens = v->n_tokens - 1,
+        .n_moved = n_moved,
+        .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
+        .measure_io = must_measure(g)};
     seq_enter_restore(s);
     s->restore = restore_find(g->pipeline, &want);
 }
@@ -258,7 +306,7 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     } else {
         struct restore_job job = {.n_chunks = s->n_planned,
                                   .first_chunk = s->n_done / STORE_CHUNK_TOKENS,
-                                  .tokens = s->tokens,
+                                  .tokens = s->view.tokens,
                                   .table = &s->table,
                                   .plan = &s->out.plan};
         restore_start(s->restore, &job);
@@ -274,8 +322,9 @@ static void fuse_next(struct restore_phase *g, struct seq_list l)
         if (s->phase != PHASE_RESTORE || s->restore == NULL || s->n_planned == 0)
             continue;
         const struct restore_found *f = restore_found(s->restore);
-        fused_begin(&g->fused, s, stored_tokens(f, s->n_planned),
-                    &f->hits[s->n_planned - 1]);
+        int first = stored_tokens(f, s->n_planned);
+        if (first >= view_moved(&s->view))
+            fused_begin(&g->fused, s, first, &f->hits[s->n_planned - 1]);
     }
 }
 

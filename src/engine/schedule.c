@@ -5,6 +5,7 @@
  * chunks that were full are saved or on their way, and it is not admitted again before they have
  * arrived. */
 #include "engine/schedule.h"
+#include "engine/stairs.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,11 +75,11 @@ static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
 static struct lead_request describe_prompt(const struct seq *s)
 {
     return (struct lead_request){.phase = phases[s->phase],
-                                 .root = &s->chain.root,
-                                 .keys = s->chain.keys,
-                                 .n_keys = s->chain.n_chunks,
-                                 .tokens = s->tokens,
-                                 .n_tokens = s->n_tokens,
+                                 .root = &s->view.root,
+                                 .keys = s->view.keys,
+                                 .n_keys = s->view.n_keys,
+                                 .tokens = s->view.tokens,
+                                 .n_tokens = s->view.n_tokens,
                                  .n_done = s->n_done,
                                  .may_reuse = seq_may_reuse(s),
                                  .may_copy = !seq_is_saved(s)};
@@ -90,9 +91,9 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
 {
     const struct seq *s = c->seqs[i];
     int n_unused = 0, n_known = is_full ? 0 : seq_find_known(s, &n_unused);
-    r->rows = s->n_tokens - n_known * KV_BLOCK_TOKENS;
+    r->rows = s->view.n_tokens - n_known * KV_BLOCK_TOKENS;
     r->blocks_needed = seq_blocks_wanted(s) - n_known + n_unused;
-    r->is_held = s->save != NULL && !save_is_settled(s->save);
+    r->is_held = (s->save != NULL && !save_is_settled(s->save)) || stairs_must_wait(s);
     r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
 }
 
@@ -103,7 +104,7 @@ static void describe(const struct schedule *c, int i, bool is_full, struct sched
                             .priority = s->req.priority,
                             .arrival_ns = s->t_arrival,
                             .deadline_ns = s->req.deadline_ns,
-                            .rows = s->n_tokens - s->n_done,
+                            .rows = s->view.n_tokens - s->n_done,
                             .after = -1};
     if (s->phase == PHASE_WAIT) {
         describe_waiting(c, i, is_full, r);
@@ -136,7 +137,7 @@ static void preempt(struct schedule *c, struct seq *s)
 static bool store_has_more(struct seq *s)
 {
     int next = s->n_done / STORE_CHUNK_TOKENS + 1;
-    bool wanted = next <= (s->n_tokens - 1) / STORE_CHUNK_TOKENS;
+    bool wanted = next <= (s->view.n_tokens - 1) / STORE_CHUNK_TOKENS;
     bool found = wanted && seq_pin_chunks(s, next);
     if (found)
         store_release(s->shared->store, &s->pin, 1);
@@ -157,14 +158,15 @@ static void tell_miss(struct seq *s)
 /* From the device, and from the store where that reaches further. */
 static void begin(struct schedule *c, struct seq *s)
 {
-    if (s->n_done == 0 || store_has_more(s)) {
+    if (s->n_done == 0 || s->n_done < view_moved(&s->view) || store_has_more(s)) {
         restore_phase_begin(c->restores, s);
         return;
     }
     tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
-    s->out.n_cached = s->n_done;
-    s->out.n_stored = seq_pin_chunks(s, n) ? n * STORE_CHUNK_TOKENS : 0;
+    s->out.n_cached = seq_tokens_done(s);
+    s->out.n_stored = seq_pin_chunks(s, n) ? view_token(&s->view, n * STORE_CHUNK_TOKENS)
+                                           : 0;
     seq_enter_prefill(s);
 }
 
@@ -173,9 +175,10 @@ static void admit(struct schedule *c, struct seq *s)
     if (!seq_take_place(s)) /* the next decision sees that the blocks are not there */
         return;
     s->t_start = clock_now_ns();
-    if (!s->was_preempted) {
+    if (!s->was_preempted)
+        s->out.n_device = seq_tokens_done(s);
+    if (s->t_admit == 0) {
         s->t_admit = s->t_start;
-        s->out.n_device = s->n_done;
         if (s->req.on_admit != NULL)
             s->req.on_admit(s->req.arg);
     }
@@ -214,6 +217,24 @@ static int list_live(struct schedule *c)
     return n;
 }
 
+/* Sequences that have come to the end of a stair wait for the next one. */
+static void end_stairs(struct schedule *c)
+{
+    for (int i = 0; i < c->n_seqs; i++) {
+        struct seq *s = c->seqs[i];
+        if ((s->phase == PHASE_PREFILL || s->phase == PHASE_DECODE) &&
+            seq_stair_has_ended(s))
+            seq_end_stair(s);
+    }
+}
+
+static void choose_views(struct schedule *c)
+{
+    for (int i = 0; i < c->n_seqs; i++)
+        if (c->seqs[i]->phase == PHASE_WAIT && !stairs_must_wait(c->seqs[i]))
+            stairs_choose(c->seqs[i]);
+}
+
 void schedule_step(struct schedule *c)
 {
     struct sched_limits l = {.now_ns = clock_now_ns(),
@@ -222,7 +243,10 @@ void schedule_step(struct schedule *c)
                              .rows_beside = beside_rows(&c->speed),
                              .max_running = c->o.max_seqs};
     c->rows_beside = l.rows_beside;
+    end_stairs(c);
     bool is_full = count_running(c) >= c->o.max_seqs;
+    if (!is_full)
+        choose_views(c);
     int n = c->n_live = list_live(c);
     upcoming_tell((struct seq_list){c->seqs, n}, c->o.age_ns);
     l.free_blocks = kv_pool_free_blocks(c->shared->pool);

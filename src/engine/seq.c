@@ -1,5 +1,6 @@
 /* seq.c - see seq.h. */
 #include "engine/seq.h"
+#include "engine/stairs.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,15 +60,20 @@ struct seq *seq_create(struct seq_shared *sh, const struct request *r)
     s->n_tokens = r->n_prompt;
     s->out.tokens = s->tokens;
     s->out.n_prompt = r->n_prompt;
-    kv_table_prepare(&s->table, n_max / KV_BLOCK_TOKENS + 1);
     chain_init(&s->chain, &sh->fingerprint, s->salt);
+    s->chain.truncation = r->truncation;
     chain_extend(&s->chain, s->tokens, s->n_tokens);
+    view_init(&s->view, &r->truncation);
+    stairs_init(s);
+    kv_table_prepare(&s->table, view_room(&s->view, n_max) / KV_BLOCK_TOKENS + 1);
     return s;
 }
 
 /* What s had saved before it was preempted is in the store: it is found there. */
 static void forget_save(struct seq *s)
 {
+    if (save_ended(s->save) != SAVE_GOES_ON)
+        s->stairs.lost = save_ended(s->save);
     save_close(s->save);
     s->save = NULL;
     if (s->pin.impl != NULL)
@@ -79,11 +85,13 @@ void seq_destroy(struct seq *s)
 {
     CHECK(s->restore == NULL);
     if (s->phase != PHASE_DONE)
-        save_idle(s->save, s->tokens, s->n_done);
+        save_idle(s->save, s->tokens, seq_at(s));
     forget_save(s);
     upcoming_end(s);
+    stairs_deinit(s);
     seq_drop_blocks(s);
     kv_table_free(s->shared->pool, &s->table);
+    view_deinit(&s->view);
     chain_deinit(&s->chain);
     free(s->predicted.span);
     free(s->measured.span);
@@ -110,8 +118,8 @@ bool seq_may_reuse(const struct seq *s)
 
 int seq_blocks_wanted(const struct seq *s)
 {
-    int n_max = s->req.n_prompt + s->req.max_tokens;
-    int n = s->n_tokens < n_max ? s->n_tokens + 1 : n_max;
+    int n_max = view_room(&s->view, s->req.n_prompt + s->req.max_tokens);
+    int n = s->view.n_tokens < n_max ? s->view.n_tokens + 1 : n_max;
     return (n + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 }
 
@@ -119,8 +127,9 @@ int seq_blocks_wanted(const struct seq *s)
 int seq_find_known(const struct seq *s, int *n_unused)
 {
     *n_unused = 0;
-    return seq_may_reuse(s) ? kv_pool_find(s->shared->pool, &s->chain.root, s->tokens,
-                                           s->n_tokens - 1, seq_is_saved(s), n_unused)
+    const struct view *v = &s->view;
+    return seq_may_reuse(s) ? kv_pool_find(s->shared->pool, &v->root, v->tokens,
+                                           v->n_tokens - 1, seq_is_saved(s), n_unused)
                             : 0;
 }
 
@@ -129,15 +138,15 @@ int seq_find_known(const struct seq *s, int *n_unused)
 static int take_known(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
+    const struct view *v = &s->view;
     bool saved = seq_is_saved(s);
     int n_copied = 0, rc = 0;
     if (!seq_may_reuse(s))
         return 0;
-    int n = kv_table_take(sh->pool, &s->table, &s->chain.root, s->tokens, s->n_tokens - 1,
-                          saved);
+    int n = kv_table_take(sh->pool, &s->table, &v->root, v->tokens, v->n_tokens - 1, saved);
     if (!saved)
-        rc = kv_table_copy_tail(sh->pool, &s->table, sh->stream, &s->chain.root, s->tokens,
-                                s->n_tokens - 1, &n_copied);
+        rc = kv_table_copy_tail(sh->pool, &s->table, sh->stream, &v->root, v->tokens,
+                                v->n_tokens - 1, &n_copied);
     s->n_done = n * KV_BLOCK_TOKENS + n_copied;
     return rc;
 }
@@ -160,13 +169,13 @@ bool seq_take_place(struct seq *s)
 static void keep(struct seq *s)
 {
     if (!s->has_gap)
-        kv_table_keep(s->shared->pool, &s->table, &s->chain.root, s->tokens, s->n_done);
+        kv_table_keep(s->shared->pool, &s->table, &s->view.root, s->view.tokens, s->n_done);
 }
 
 /* New full blocks, or a prompt's last one, become known in the KV cache. */
 static void keep_new(struct seq *s)
 {
-    bool prompt_ends = s->phase == PHASE_PREFILL && s->n_done == s->n_tokens;
+    bool prompt_ends = s->phase == PHASE_PREFILL && s->n_done == s->view.n_tokens;
     if (s->n_done / KV_BLOCK_TOKENS > s->table.n_known || prompt_ends)
         keep(s);
     if (s->save != NULL && save_ended(s->save) == SAVE_GOES_ON)
@@ -183,13 +192,15 @@ void seq_drop_blocks(struct seq *s)
 
 /* --- saving ----------------------------------------------------------------------------------- */
 
-void seq_open_save(struct seq *s, int first_token, const struct store_hit *tail)
+void seq_open_save(struct seq *s, int position, const struct store_hit *tail)
 {
+    int first_token = view_token(&s->view, position);
     if (s->save != NULL || !seq_is_saved(s))
         return;
     struct save_begin b = {
         .first_token = first_token,
         .parent = chain_parent(&s->chain, first_token / STORE_CHUNK_TOKENS),
+        .truncation = s->view.truncation,
         .tail = tail,
         .policy = &s->req.save,
         .owner = store_owner(s->salt),
@@ -200,7 +211,7 @@ void seq_open_save(struct seq *s, int first_token, const struct store_hit *tail)
 bool seq_pin_chunks(struct seq *s, int n)
 {
     return n > 0 && s->shared->store != NULL &&
-           store_pin(s->shared->store, &s->chain.keys[n - 1], &s->pin);
+           store_pin(s->shared->store, &s->view.keys[n - 1], &s->pin);
 }
 
 /* What a sequence saves continues what it took over, which may still be on its way to the store:
@@ -236,11 +247,14 @@ static void tell_first(struct seq *s)
     struct engine_stats *stats = &s->shared->stats;
     s->out = s->first;
     s->out.n_stored = again.n_stored > s->out.n_stored ? again.n_stored : s->out.n_stored;
+    s->out.truncation = again.truncation;
     s->out.restore.read_bytes += again.restore.read_bytes;
     s->out.restore_ns += again.restore_ns;
-    s->out.n_recovered += s->n_done;
-    stats->recovered_tokens += (uint64_t)s->n_done;
-    stats->recomputed_tokens += (uint64_t)(s->n_tokens - s->n_done);
+    if (s->stairs.is_stepping)
+        return;
+    s->out.n_recovered += seq_at(s);
+    stats->recovered_tokens += (uint64_t)seq_at(s);
+    stats->recomputed_tokens += (uint64_t)(s->n_tokens - seq_at(s));
 }
 
 /* The state that a sequence takes over may still be on its way to the store; its own chunks follow
@@ -248,43 +262,75 @@ static void tell_first(struct seq *s)
 void seq_enter_prefill(struct seq *s)
 {
     int n = s->n_done / KV_BLOCK_TOKENS;
-    bool is_stored = s->out.n_stored >= n * KV_BLOCK_TOKENS;
+    bool is_stored = s->out.n_stored >= view_token(&s->view, n * KV_BLOCK_TOKENS);
+    CHECK(s->n_done >= view_moved(&s->view));
     enter(s, PHASE_PREFILL);
     if (s->was_preempted)
         tell_first(s);
-    else if (s->out.n_device > s->n_done) /* a chunk over a copied tail was lost */
-        s->out.n_device = s->n_done;
+    else if (s->out.n_device > seq_at(s)) /* a chunk over a copied tail was lost */
+        s->out.n_device = seq_at(s);
+    stairs_began(s);
     if (n > s->table.n_known)
         keep(s);
     if (is_stored)
         kv_table_mark_saved(s->shared->pool, &s->table, n);
-    s->n_before_save = s->n_done;
+    s->n_before_save = seq_at(s);
     seq_open_save(s, s->n_done, &s->pin);
+}
+
+/* Gives up place and blocks.  What is known of its tokens so far names its chunks. */
+static void leave(struct seq *s)
+{
+    CHECK(s->restore == NULL);
+    save_idle(s->save, s->tokens, seq_at(s));
+    seq_drop_blocks(s);
+    save_stop(s->save);
+    s->n_done = 0;
+    enter(s, PHASE_WAIT);
+    chain_extend(&s->chain, s->tokens, s->n_tokens);
+    stairs_left(s);
+}
+
+/* From now on the statistics of the first admission are reported. */
+static void leave_again(struct seq *s)
+{
+    struct outcome_truncation truncation = s->out.truncation;
+    if (s->phase != PHASE_RESTORE || !s->was_preempted)
+        s->first = s->out;
+    leave(s);
+    s->was_preempted = true;
+    s->out = s->first;
+    s->out.truncation = truncation;
 }
 
 /* A forced plan may want records that the last chunks of s do not have: it is dropped. */
 void seq_preempt(struct seq *s)
 {
-    CHECK(s->restore == NULL);
-    save_idle(s->save, s->tokens, s->n_done);
-    if (s->phase != PHASE_RESTORE || !s->was_preempted)
-        s->first = s->out;
-    seq_drop_blocks(s);
-    save_stop(s->save);
+    leave_again(s);
     free(s->plan);
     s->plan = NULL;
-    s->n_done = 0;
-    enter(s, PHASE_WAIT);
-    s->was_preempted = true;
     s->first.n_preempted++;
-    s->out = s->first;
+    s->out.n_preempted++;
     s->shared->stats.n_preempted++;
-    chain_extend(&s->chain, s->tokens, s->n_tokens);
+}
+
+void seq_end_stair(struct seq *s)
+{
+    CHECK(seq_stair_has_ended(s));
+    s->stairs.is_stepping = true;
+    s->stairs.t_step = clock_now_ns();
+    leave_again(s);
+}
+
+void seq_retry(struct seq *s)
+{
+    s->stairs.limit = view_chunk(&s->view, s->n_done / STORE_CHUNK_TOKENS);
+    leave(s);
 }
 
 void seq_finish(struct seq *s, enum finish why)
 {
-    save_idle(s->save, s->tokens, s->n_done);
+    save_idle(s->save, s->tokens, seq_at(s));
     s->out.finish = why;
     enter(s, PHASE_DONE);
     if (s->t_first != 0)
@@ -340,6 +386,7 @@ static void take_token(struct seq *s)
         return;
     }
     s->tokens[s->n_tokens++] = id;
+    view_add(&s->view, id);
     s->out.n_generated++;
     if (s->req.on_token != NULL && s->req.on_token(s->req.arg, id) != 0)
         seq_finish(s, FINISH_CANCELLED);
@@ -351,12 +398,13 @@ void seq_advance(struct seq *s)
 {
     CHECK(s->phase == PHASE_PREFILL || s->phase == PHASE_DECODE);
     s->n_done += s->n_rows;
-    save_advance(s->save, s->tokens, s->n_done);
+    save_advance(s->save, s->tokens, seq_at(s));
     keep_new(s);
-    if (s->n_done < s->n_tokens)
-        return; /* prefill goes on */
-    if (s->phase == PHASE_PREFILL && !s->was_preempted)
-        s->out.prefill_ns = clock_now_ns() - s->t_start - s->out.lookup_ns -
+    stairs_advanced(s);
+    if (seq_at(s) < s->n_tokens)
+        return; /* prefill goes on, maybe on the next stair */
+    if (s->phase == PHASE_PREFILL && s->t_first == 0 && s->out.n_preempted == 0)
+        s->out.prefill_ns = clock_now_ns() - s->t_admit - s->out.lookup_ns -
                             s->out.restore_ns;
     if (s->req.max_tokens == 0)
         seq_finish(s, FINISH_LENGTH);
@@ -381,7 +429,7 @@ const struct outcome *seq_outcome(const struct seq *s)
 
 int seq_tokens_done(const struct seq *s)
 {
-    return s->n_done;
+    return s->n_done >= view_moved(&s->view) ? seq_at(s) : 0;
 }
 
 enum save_end seq_save_end(const struct seq *s)

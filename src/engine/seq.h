@@ -7,15 +7,16 @@
  *    |      |   something      |     all       |    first     |  ^   |
  *    |      |   to restore     |     is back   |    token     |  '---' next token
  *    |      |                  |               |              |
- *    '------|--- preempted ----+---------------+--------------+
+ *    '------|--- preempted,  --+---------------+--------------+
+ *           |    next stair    |               |              |
  *           |                  |               |              |
  *           +--- timed out ----+--- failed ----+-- finished --+----> DONE
  *
- * A sequence may time out in every phase, and fail in every phase but WAIT.
+ * A sequence may time out and fail in every phase.
  *
  * Invariants:
- *  1. The KV cache holds positions [0, n_done); tokens [0, n_tokens) are known; a decoding sequence
- *     has n_done == n_tokens - 1.
+ *  1. The KV cache holds positions [0, n_done) of the view (view.h); tokens [0, n_tokens) are known;
+ *     for a decoding sequence all tokens but the last are done.
  *  2. A sequence that waits holds no place and no blocks.  DONE is final.
  *  3. seq.c alone writes the phase, in one function that dies of an edge that is not drawn.
  *     Scheduling, restoring and fused prefill request edges by the functions below.
@@ -26,6 +27,7 @@
 
 #include "engine/engine.h"
 #include "engine/lanes.h"
+#include "engine/view.h"
 #include "policy/correction.h"
 #include "state/chain.h"
 
@@ -52,6 +54,22 @@ struct seq_upcoming {
     bool is_told;
 };
 
+/* What a truncated sequence knows of its stairs (stairs.c). */
+struct stairs {
+    bool must_choose; /* WAIT: its view is chosen when what it saved has settled */
+    bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
+    uint64_t mark;    /* of the saver: what others had handed over when it came */
+    int limit;        /* chunks from this one on could not be brought back; INT_MAX: none */
+    int n_replays;    /* times that stairs were begun again because their state was gone */
+    enum save_end lost; /* why its last save ended early */
+    int64_t t_step;     /* when the last stair ended */
+    struct store_hit
+        *pins; /* [n_pins] of chunks that are kept from being evicted: those in view, */
+    int n_pins, n_former;   /* before them n_former of [former, former_end), which */
+    int former, former_end; /* are the chunks that the present stair has dropped */
+    int cap_pins;
+};
+
 struct seq {
     struct seq_shared *shared;
     struct request req;
@@ -59,7 +77,9 @@ struct seq {
     enum phase phase;   /* seq.c alone writes it */
     int32_t *tokens;    /* prompt and generated [n_prompt + max_tokens] */
     int n_tokens;       /* known */
-    int n_done;         /* whose K and V are in the cache */
+    struct view view;   /* what it sees of them; positions count in it */
+    int n_done;         /* positions whose K and V are in the cache */
+    int n_reached;      /* tokens [0, n_reached) were done at some time */
     int rows;           /* most that this step gives it */
     int row, n_rows;    /* of the present batch */
     struct chain chain; /* of the prompt; of all known tokens, when it was preempted */
@@ -71,6 +91,7 @@ struct seq {
     bool has_gap; /* blocks before a window were not restored: nobody may share them */
     struct seq_upcoming upcoming;
     struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */
+    struct stairs stairs; /* stairs.h */
     struct hcache_lanes predicted, measured; /* of its first restore */
     struct outcome out;
     struct correction_expected expected; /* of its restore, by the profile alone */
@@ -118,15 +139,33 @@ void seq_advance(struct seq *s);
 /* RESTORE, PREFILL or DECODE -> WAIT: blocks are given back and stay known.  Its restore was
  * ended. */
 void seq_preempt(struct seq *s);
+/* PREFILL or DECODE -> WAIT: the stair has ended, and the next one sees other tokens. */
+void seq_end_stair(struct seq *s);
+/* RESTORE -> WAIT: what came back is too little of its view.  It is admitted again with a view that
+ * needs none of what is missing. */
+void seq_retry(struct seq *s);
 /* -> DONE.  The session goes idle: the end of its state is saved, too. */
 void seq_finish(struct seq *s, enum finish why);
 /* -> DONE with an error: the message, or the one that outcome.err has (NULL). */
 void seq_fail(struct seq *s, int rc, const char *message);
 void seq_fail_overflow(struct seq *s);
 
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+/* The token at position n_done: tokens before it are done, or dropped. */
+static inline int seq_at(const struct seq *s)
+{
+    return view_token(&s->view, s->n_done);
+}
+/* Whether the present stair is at its end, and another token is to be computed. */
+static inline bool seq_stair_has_ended(const struct seq *s)
+{
+    return view_is_full(&s->view, s->n_done) && seq_at(s) < s->n_tokens;
+}
+
 /* --- blocks ----------------------------------------------------------------------------------- */
 
-/* Blocks that s begins with: for the tokens that it knows, and one more. */
+/* Blocks that s begins with: for the tokens that it sees, and one more. */
 int seq_blocks_wanted(const struct seq *s);
 /* Full blocks that the KV cache knows of its tokens. *n_unused: those that are kept for nobody. */
 int seq_find_known(const struct seq *s, int *n_unused);
@@ -138,10 +177,11 @@ void seq_drop_blocks(struct seq *s);
 bool seq_is_saved(const struct seq *s);
 /* A forced plan is carried out, whatever is on the device. */
 bool seq_may_reuse(const struct seq *s);
-/* Saving begins at first_token, behind the partial chunk `tail`, which is held, where first_token
- * is no multiple of 64.  Nothing where s is not saved, or saving has begun. */
-void seq_open_save(struct seq *s, int first_token, const struct store_hit *tail);
-/* Pins chunk n - 1 of s and with it all before it; false where the store does not have it. */
+/* Saving begins at a position, behind the partial chunk `tail`, which is held, where that is no
+ * multiple of 64.  Nothing where s is not saved, or saving has begun. */
+void seq_open_save(struct seq *s, int position, const struct store_hit *tail);
+/* Pins the n-th chunk in view and with it all before it in its stair; false where the store does not
+ * have it. */
 bool seq_pin_chunks(struct seq *s, int n);
 
 #endif

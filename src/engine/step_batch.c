@@ -43,13 +43,14 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 {
     s->row = b->n_rows;
     s->n_rows = n_rows;
+    int first = seq_at(s);
     for (int i = 0; i < n_rows; i++) {
-        b->ids[b->n_rows + i] = s->tokens[s->n_done + i];
+        b->ids[b->n_rows + i] = s->tokens[first + i];
         b->pos[b->n_rows + i] = s->n_done + i;
     }
     b->tables[b->n_seqs] = s->table.blocks;
     b->seq_row[b->n_seqs] = b->n_rows;
-    b->parts[b->n_seqs] = (struct save_part){s->save, s->n_done, b->n_rows, n_rows};
+    b->parts[b->n_seqs] = (struct save_part){s->save, first, b->n_rows, n_rows};
     b->seqs[b->n_seqs++] = s;
     b->n_rows += n_rows;
     b->seq_row[b->n_seqs] = b->n_rows;
@@ -68,7 +69,7 @@ static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 /* Whether this batch brings a sequence to its last known token. */
 static bool comes_to_end(const struct seq *s)
 {
-    return s->n_done + s->n_rows == s->n_tokens;
+    return seq_at(s) + s->n_rows == s->n_tokens;
 }
 
 static int count_wanted(const struct step_batch *b)

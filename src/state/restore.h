@@ -95,6 +95,10 @@ struct restore_want {
     const struct sha256 *root, *keys; /* keys [n_tokens / 64]; copied */
     const int32_t *tokens;            /* [n_tokens]; must stay until the restore ends */
     int n_tokens;                     /* > 0 */
+    /* Of a truncated context: the first n_moved keys do not all follow one another, so no partial
+     * chunk is looked for before them.  The chunk behind them is stored under the parent stair. */
+    int n_moved;
+    struct sha256 stair;
     bool measure_io;
 };
 

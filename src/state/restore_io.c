@@ -24,17 +24,21 @@ static void tell_compute(struct restore_pipeline *rr)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-/* The partial chunk behind the full ones that were found. */
+/* The partial chunk behind the full ones that were found.  In a truncated context only behind the
+ * moved ones: before, the chunk of the same key would belong to another context. */
 static void find_tail(struct restore *r)
 {
     struct store *store = r->rr->o.store;
     struct restore_found *f = &r->found;
+    bool is_first = r->want.n_moved > 0 && f->n_hits == r->want.n_moved;
+    const struct sha256 *parent = is_first ? &r->want.stair : &r->keys[f->n_hits];
+    if (f->n_hits < r->want.n_moved)
+        return;
     int first = f->n_hits * STORE_CHUNK_TOKENS, n = r->want.n_tokens - first, n_found = 0;
     struct sha256 key;
     n = n < STORE_CHUNK_TOKENS ? n : STORE_CHUNK_TOKENS - 1;
     if (n > 0 &&
-        store_find_partial(store, &r->keys[f->n_hits], r->want.tokens + first, n, &key,
-                           &n_found) &&
+        store_find_partial(store, parent, r->want.tokens + first, n, &key, &n_found) &&
         store_lookup(store, &key, 1, &r->hits[f->n_hits], &n_found, NULL, 0, NULL) == 0)
         f->n_hits += n_found;
 }
@@ -75,7 +79,8 @@ static bool measure_ahead(struct restore_pipeline *rr)
 static int differs_at(const struct restore *r, int n_full)
 {
     int first = n_full * STORE_CHUNK_TOKENS;
-    if (n_full == r->n_keys || strcmp(r->found.why, STORE_WHY_ABSENT) != 0)
+    if (n_full == r->n_keys || r->want.n_moved > 0 ||
+        strcmp(r->found.why, STORE_WHY_ABSENT) != 0)
         return -1;
     int same = store_differs_at(r->rr->o.store, &r->keys[n_full], r->want.tokens + first,
                                 r->want.n_tokens - first);

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/step.h"
+#include "state/chain.h"
 #include "state/saver_impl.h"
 
 static void set_fault(struct saver *s, int rc, const struct err *e)
@@ -196,9 +197,10 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     struct store_record records[STORE_MAX_LAYERS * STORE_KINDS];
     struct save_seq *q = c->seq;
     struct store_hit stored = {0};
-    *key = store_partial_key(&q->parent, c->tokens, c->n_tokens);
+    struct sha256 parent = chain_stored_behind(&q->truncation, &q->parent, c->chunk_idx);
+    *key = store_partial_key(&parent, c->tokens, c->n_tokens);
     struct store_chunk chunk = {.key = *key,
-                                .parent = q->parent,
+                                .parent = parent,
                                 .fingerprint = s->o.fingerprint,
                                 .owner = q->owner,
                                 .chunk_idx = (uint32_t)c->chunk_idx,

@@ -293,6 +293,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     struct save_seq *q = xcalloc(1, sizeof *q);
     q->saver = s;
     q->parent = *b->parent;
+    q->truncation = b->truncation;
     q->policy = *b->policy;
     q->owner = b->owner;
     q->is_document = b->is_document;

@@ -33,6 +33,7 @@
 #include <stdint.h>
 
 #include "model/model.h"
+#include "policy/truncation.h"
 #include "store/store.h"
 
 /* Which kinds are saved: bit STORE_HIDDEN and bit STORE_KV per layer; 0: the layer is not saved. */
@@ -101,7 +102,8 @@ struct save_begin {
     /* Saved from here on.  What is before is in the store already, or was handed over before by another
      * sequence (where that did not arrive, this one is shed).  Committed tokens count from here. */
     int64_t first_token;
-    const struct sha256 *parent; /* the key of the last full chunk before, or the root */
+    const struct sha256 *parent;  /* the key of the last full chunk before, or the root */
+    struct truncation truncation; /* names the chunks behind its context; context 0: none */
     /* Where first_token is no multiple of 64: the partial chunk that ends there, which was found in the
      * store, is held by the caller, and can be continued.  The sequence holds it, too, until it is not
      * needed any more: another one that continues it may supersede it at any time. */

@@ -37,6 +37,7 @@ struct save_seq {
     uint64_t owner; /* fixed */
     struct saver *saver;
     struct save_policy policy;
+    struct truncation truncation;
     struct save_layout layout;
     int first_open; /* chunk index of open[0] */
     int n_open, max_open;

@@ -381,6 +381,11 @@ void catalog_unpin(struct catalog *c, struct chunk_node *n)
     catalog_settle(c, n);
 }
 
+void catalog_drop(struct catalog *c, struct chunk_node *n)
+{
+    placement_drop(&c->policy, place_of(c, n), &n->place, true);
+}
+
 /* --- extents ---------------------------------------------------------------------------------- */
 
 static void mask_union(struct store_mask *m, const struct store_mask *more)
@@ -486,6 +491,8 @@ void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
         .class = placement_class(0, false, n->n_tokens < STORE_CHUNK_TOKENS)};
     if (tick <= n->place.used_at)
         return;
+    if (n->place.is_dropped)
+        placement_drop(&c->policy, place_of(c, n), &n->place, false);
     placement_touch(&c->policy, place_of(c, n), &n->place, &use);
     if (tick > c->tick)
         c->tick = tick;

@@ -162,6 +162,8 @@ void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_
 /* Was used then, as the index remembers; an older use changes nothing. */
 void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
                      uint32_t wall_s);
+/* The node is the first to be evicted, until it is used again. */
+void catalog_drop(struct catalog *c, struct chunk_node *n);
 /* After n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
 void catalog_settle(struct catalog *c, struct chunk_node *n);
 /* The leaf that the policy evicts next, of all or of one owner; NULL where nothing can be

@@ -81,6 +81,17 @@ void store_drop_superseded(struct store *s, const struct sha256 *key)
     catalog_kill(&s->catalog, n);
 }
 
+void store_drop(struct store *s, const struct sha256 *keys, int n)
+{
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < n; i++) {
+        struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
+        if (node != NULL)
+            catalog_drop(&s->catalog, node);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* [lock] Evicts a leaf; a parent that was only waiting for it to be erased goes, too. */
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {

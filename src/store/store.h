@@ -278,6 +278,10 @@ struct store_pinned {
 int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
                    void *arg);
 
+/* These chunks are of no more use to the caller: they are the first to be evicted, unless they are in
+ * use, or another lookup finds them.  Not remembered across a restart. */
+void store_drop(struct store *s, const struct sha256 *keys, int n);
+
 /* --- forgetting ----------------------------------------------------------------------------- */
 
 struct store_erased {

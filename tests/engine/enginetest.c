@@ -106,6 +106,7 @@ struct request et_request(const struct stack *k, const struct et_ask *a)
         .plan = a->plan,
         .plan_strict = a->plan_strict,
         .restore_first = a->restore_first,
+        .truncation = a->truncation,
         .sample = {.temperature = a->temperature, .top_p = 1, .seed = a->seed}};
     if (save_policy_make(&q.save, a->save != NULL ? a->save : "none", k->model, NULL, 1024,
                          &err) != 0)
@@ -128,6 +129,7 @@ void et_take(struct stack *k, struct seq *s, struct et_run *out)
                            .restore = o->restore,
                            .plan = o->plan,
                            .surprise = o->surprise,
+                           .truncation = o->truncation,
                            .err = o->err};
     assert_true(out->n_tokens <= ET_MAX_GENERATED);
     memcpy(out->tokens, o->tokens + o->n_prompt,

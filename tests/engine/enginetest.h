@@ -41,6 +41,7 @@ struct et_ask {
     float temperature;
     uint64_t seed;
     bool restore_first, plan_strict;
+    struct truncation truncation;
 };
 
 struct et_run {
@@ -53,6 +54,7 @@ struct et_run {
     struct restore_result restore;
     struct plan plan;
     enum surprise surprise;
+    struct outcome_truncation truncation;
     char miss[200];
     struct err err;
 };

@@ -106,11 +106,38 @@ static void the_window_is_bounded_by_the_cap(void **state)
     store_close(s);
 }
 
+/* A dropped chunk goes before all that were used earlier, unless it was used since. */
+static void a_dropped_chunk_goes_first(void **state)
+{
+    (void)state;
+    for (int used = 0; used < 2; used++) {
+        struct store *s = open_store(PLACEMENT_LRU, 3);
+        struct st_ctx c = context(3);
+        struct sha256 key;
+        for (uint64_t own = 1; own <= 3; own++)
+            save(s, own, 1);
+        st_keys(&c, 1, &key);
+        store_drop(s, &key, 1);
+        if (used) {
+            struct store_hit hit;
+            int n = 0;
+            assert_int_equal(store_lookup(s, &key, 1, &hit, &n, NULL, 0, NULL), 0);
+            assert_int_equal(n, 1);
+            store_release(s, &hit, 1);
+        }
+        save(s, 4, 1);
+        assert_int_equal(has(s, 3, 0), used);
+        assert_int_equal(has(s, 1, 0), !used);
+        store_close(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_keeps_its_chunks),
         cmocka_unit_test(the_window_is_bounded_by_the_cap),
+        cmocka_unit_test(a_dropped_chunk_goes_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,235 @@
+/* stairs.c - see stairs.h. */
+#include "engine/stairs.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+enum { MAX_REPLAYS = 8 };
+
+static const struct truncation *truncation_of(const struct seq *s)
+{
+    return &s->view.truncation;
+}
+
+static bool is_long(const struct seq *s)
+{
+    return truncation_of(s)->context > 0 && s->n_tokens > truncation_of(s)->context;
+}
+
+/* --- pins ------------------------------------------------------------------------------------- */
+
+static void pin(struct seq *s, const struct sha256 *key)
+{
+    struct stairs *st = &s->stairs;
+    struct store_hit hit;
+    if (s->shared->store == NULL || !store_pin(s->shared->store, key, &hit))
+        return;
+    if (st->n_pins == st->cap_pins) {
+        st->cap_pins = 2 * st->cap_pins + 8;
+        st->pins = xrealloc(st->pins, (size_t)st->cap_pins * sizeof *st->pins);
+    }
+    st->pins[st->n_pins++] = hit;
+}
+
+static void unpin_all(struct seq *s)
+{
+    if (s->stairs.n_pins > 0)
+        store_release(s->shared->store, s->stairs.pins, s->stairs.n_pins);
+    s->stairs.n_pins = s->stairs.n_former = 0;
+}
+
+/* A pin keeps all chunks before it in its stair.  So those in view need one at each stair's end, and
+ * one at the end of the kept chunks. */
+static void pin_view(struct seq *s)
+{
+    int n = view_moved(&s->view) / STORE_CHUNK_TOKENS;
+    int n_kept = truncation_of(s)->keep / STORE_CHUNK_TOKENS;
+    for (int i = 0; i < n; i++) {
+        int64_t behind = (int64_t)(view_chunk(&s->view, i) + 1) * STORE_CHUNK_TOKENS;
+        if (i + 1 == n_kept || i + 1 == n || truncation_begins(truncation_of(s), behind))
+            pin(s, &s->view.keys[i]);
+    }
+}
+
+/* The chunks that the present stair sees no more and the one before saw. */
+static void pin_dropped(struct seq *s)
+{
+    const struct truncation *t = truncation_of(s);
+    struct stairs *st = &s->stairs;
+    st->former_end = (int)(t->keep + s->view.cut) / STORE_CHUNK_TOKENS;
+    st->former = st->former_end - (s->view.cut > 0 ? t->step / STORE_CHUNK_TOKENS : 0);
+    for (int c = st->former; c < st->former_end; c++)
+        pin(s, &s->chain.keys[c]);
+    st->n_former = st->n_pins;
+}
+
+/* New pins come before the old ones go. */
+static void pin_anew(struct seq *s)
+{
+    struct stairs old = s->stairs;
+    s->stairs.pins = NULL;
+    s->stairs.n_pins = s->stairs.cap_pins = s->stairs.n_former = 0;
+    if (s->stairs.is_stepping)
+        pin_dropped(s);
+    pin_view(s);
+    if (old.n_pins > 0)
+        store_release(s->shared->store, old.pins, old.n_pins);
+    free(old.pins);
+}
+
+/* The first chunk of the present stair is durable, so nobody needs the dropped ones to go on here.
+ * Others that share them may. */
+static void let_go(struct seq *s)
+{
+    struct stairs *st = &s->stairs;
+    int n = st->n_former;
+    if (n == 0)
+        return;
+    store_release(s->shared->store, st->pins, n);
+    st->n_pins -= n;
+    st->n_former = 0;
+    memmove(st->pins, st->pins + n, (size_t)st->n_pins * sizeof *st->pins);
+    store_drop(s->shared->store, &s->chain.keys[st->former], st->former_end - st->former);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+/* The first stair's view, which is the only one of a context that is not long. */
+static void begin(struct seq *s)
+{
+    view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
+    s->stairs.must_choose = is_long(s);
+}
+
+void stairs_init(struct seq *s)
+{
+    s->stairs.limit = INT_MAX;
+    begin(s);
+    if (s->stairs.must_choose && s->shared->saver != NULL)
+        s->stairs.mark = saver_mark(s->shared->saver);
+}
+
+void stairs_deinit(struct seq *s)
+{
+    unpin_all(s);
+    free(s->stairs.pins);
+}
+
+void stairs_left(struct seq *s)
+{
+    begin(s);
+}
+
+/* --- choosing --------------------------------------------------------------------------------- */
+
+bool stairs_must_wait(const struct seq *s)
+{
+    const struct saver *saver = s->shared->saver;
+    if (!s->stairs.must_choose || saver == NULL)
+        return false;
+    return (s->save != NULL && !save_is_settled(s->save)) ||
+           !saver_reached(saver, s->stairs.mark);
+}
+
+static bool is_stored(const struct seq *s, const struct sha256 *key)
+{
+    struct store_hit hit;
+    bool found = s->shared->store != NULL && store_pin(s->shared->store, key, &hit);
+    if (found)
+        store_release(s->shared->store, &hit, 1);
+    return found;
+}
+
+/* Positions of the view that the device or the store have. */
+static int count_there(const struct seq *s)
+{
+    const struct view *v = &s->view;
+    int n = (v->n_tokens - 1) / STORE_CHUNK_TOKENS, n_unused;
+    int i = seq_find_known(s, &n_unused);
+    while (i < n && view_chunk(v, i) < s->stairs.limit && is_stored(s, &v->keys[i]))
+        i++;
+    return i * STORE_CHUNK_TOKENS;
+}
+
+/* What is asked to be recomputed begins with the first stair. */
+static bool begins_anew(const struct seq *s)
+{
+    return s->n_reached == 0 && s->plan != NULL && strcmp(s->plan, "recompute") == 0;
+}
+
+static void choose_view(struct seq *s)
+{
+    const struct truncation *t = truncation_of(s);
+    int cut = begins_anew(s) ? 0 : (int)truncation_cut(t, s->n_tokens - 1);
+    for (; cut > 0; cut -= t->step) {
+        view_set(&s->view, &s->chain, s->tokens, s->n_tokens, cut);
+        if (count_there(s) >= view_moved(&s->view))
+            return;
+    }
+    view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
+}
+
+/* A stair that s had reached has lost its state. */
+static void replay(struct seq *s)
+{
+    enum save_end lost = s->save != NULL ? save_ended(s->save) : s->stairs.lost;
+    char why[300];
+    const char *text = NULL;
+    if (lost != SAVE_GOES_ON)
+        text = save_end_text(lost);
+    else if (++s->stairs.n_replays > MAX_REPLAYS)
+        text = "it was evicted from the store again and again; make the store larger";
+    if (text == NULL)
+        return;
+    snprintf(
+        why, sizeof why,
+        "the context has outgrown its window of %d tokens, and the state that it still "
+        "sees is not stored: %s",
+        truncation_of(s)->context, text);
+    seq_fail(s, ERR_LIMIT, why);
+}
+
+void stairs_choose(struct seq *s)
+{
+    const struct truncation *t = truncation_of(s);
+    if (!s->stairs.must_choose)
+        return;
+    s->stairs.must_choose = false;
+    choose_view(s);
+    int next = s->n_reached < s->n_tokens ? s->n_reached : s->n_tokens - 1;
+    bool is_lost = s->n_reached > 0 && s->view.cut < truncation_cut(t, next);
+    if (s->stairs.is_stepping && !is_lost)
+        let_go(s); /* of the stair that has ended all is durable */
+    pin_anew(s);
+    if (is_lost)
+        replay(s);
+}
+
+/* --- on a stair ------------------------------------------------------------------------------- */
+
+void stairs_began(struct seq *s)
+{
+    struct outcome_truncation *o = &s->out.truncation;
+    if (s->stairs.is_stepping) {
+        o->n_steps++;
+        o->stall_ns += clock_now_ns() - s->stairs.t_step;
+    }
+    s->stairs.is_stepping = false;
+    s->stairs.limit = INT_MAX;
+    o->n_dropped = s->view.cut;
+    o->n_computed_again += s->n_reached > seq_at(s) ? s->n_reached - seq_at(s) : 0;
+}
+
+void stairs_advanced(struct seq *s)
+{
+    int64_t first = truncation_first(truncation_of(s), s->view.cut);
+    s->n_reached = seq_at(s) > s->n_reached ? seq_at(s) : s->n_reached;
+    if (s->stairs.n_former > 0 &&
+        save_committed_tokens(s->save) >= first + STORE_CHUNK_TOKENS)
+        let_go(s);
+}

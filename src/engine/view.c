@@ -1,0 +1,65 @@
+/* view.c - see view.h. */
+#include "engine/view.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+void view_init(struct view *v, const struct truncation *t)
+{
+    *v = (struct view){.truncation = *t};
+}
+
+void view_deinit(struct view *v)
+{
+    free(v->own_tokens);
+    free(v->own_keys);
+    *v = (struct view){0};
+}
+
+int view_room(const struct view *v, int n_max)
+{
+    int64_t end = truncation_end(&v->truncation, v->cut);
+    return (int)(n_max < end ? n_max : end) - v->cut;
+}
+
+/* A view with cut > 0 has its own list, since the tokens that it sees do not lie side by side. */
+static void fill_own(struct view *v, const struct chain *c, const int32_t *tokens)
+{
+    size_t context = (size_t)v->truncation.context;
+    if (v->own_tokens == NULL) {
+        v->own_tokens = xcalloc(context, sizeof *v->own_tokens);
+        v->own_keys = xcalloc(context / STORE_CHUNK_TOKENS, sizeof *v->own_keys);
+    }
+    for (int i = 0; i < v->n_tokens; i++)
+        v->own_tokens[i] = tokens[view_token(v, i)];
+    for (int i = 0; i < v->n_keys; i++)
+        v->own_keys[i] = c->keys[view_chunk(v, i)];
+    v->tokens = v->own_tokens;
+    v->keys = v->own_keys;
+}
+
+void view_set(struct view *v, const struct chain *c, const int32_t *tokens, int n_tokens,
+              int cut)
+{
+    v->cut = cut;
+    v->root = chain_view_root(c, cut);
+    v->tokens = tokens;
+    v->keys = c->keys;
+    v->n_tokens = view_room(v, n_tokens);
+    v->n_keys = v->n_tokens / STORE_CHUNK_TOKENS;
+    CHECK(c->n_chunks == n_tokens / STORE_CHUNK_TOKENS && v->n_tokens > view_moved(v));
+    if (cut > 0)
+        fill_own(v, c, tokens);
+}
+
+void view_add(struct view *v, int32_t token)
+{
+    if (v->truncation.context > 0 && v->n_tokens == v->truncation.context)
+        return;
+    if (v->cut > 0)
+        v->own_tokens[v->n_tokens] = token;
+    v->n_tokens++;
+}

@@ -1,0 +1,64 @@
+/* view.h - the tokens that a sequence sees, by their positions; private to src/engine.
+ *
+ * A sequence whose context is not truncated sees all its tokens, and the position of a token is its
+ * index.  A truncated one sees the tokens of the present stair's view (policy/truncation.h):
+ *
+ *     tokens     0 .. K | dropped: cut | K + cut ...
+ *     positions  0 .. K                | K ......... C
+ *
+ * The KV cache, restores and the scheduler count positions.  The saver, the chain of keys and
+ * requests count tokens.
+ *
+ * Pure; belongs to its sequence. */
+#ifndef ENGINE_VIEW_H
+#define ENGINE_VIEW_H
+
+#include "state/chain.h"
+
+struct view {
+    struct truncation truncation;
+    int cut;
+    struct sha256 root;        /* of the KV pool's tree for this view */
+    const int32_t *tokens;     /* [n_tokens], by position */
+    const struct sha256 *keys; /* [n_keys], of the full chunks, by position / 64 */
+    int n_tokens, n_keys;      /* known */
+    /* Memory for a view with cut > 0; NULL before the first one. */
+    int32_t *own_tokens;
+    struct sha256 *own_keys;
+};
+
+/* Sees nothing yet. */
+void view_init(struct view *v, const struct truncation *t);
+void view_deinit(struct view *v);
+
+/* The view of the stair with this cut, of tokens[0, n_tokens), at least one of which is the stair's.
+ * The chain has the keys of all their full chunks.  Both must stay where they are. */
+void view_set(struct view *v, const struct chain *c, const int32_t *tokens, int n_tokens,
+              int cut);
+/* Another token is known. One that belongs to a later stair is not added. */
+void view_add(struct view *v, int32_t token);
+
+/* Positions that the view may have. */
+int view_room(const struct view *v, int n_max);
+/* The token at a position; the position behind the last one stands for the next token. */
+static inline int view_token(const struct view *v, int position)
+{
+    return (int)truncation_token(&v->truncation, v->cut, position);
+}
+/* The chunk whose tokens are at positions [64 i, 64 (i + 1)). */
+static inline int view_chunk(const struct view *v, int i)
+{
+    return view_token(v, i * STORE_CHUNK_TOKENS) / STORE_CHUNK_TOKENS;
+}
+/* Positions that were computed on earlier stairs: a view without them is of no use. */
+static inline int view_moved(const struct view *v)
+{
+    return v->cut == 0 ? 0 : v->truncation.context - v->truncation.step;
+}
+/* Whether nothing more can be computed in this view. */
+static inline bool view_is_full(const struct view *v, int n_done)
+{
+    return v->truncation.context > 0 && n_done == v->truncation.context;
+}
+
+#endif

@@ -1,0 +1,513 @@
+/* test_stairs.c - contexts that outgrow their window: every token has the bits that the definition
+ * gives it, however the sequence came there.
+ *
+ * The judge computes the definition token by token: it keeps K (before RoPE) and V of all tokens, and
+ * fills the cache anew for each stair. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "engine/seq.h"
+#include "state/chain.h"
+#include "store/store_impl.h"
+#include "tests/engine/enginetest.h"
+
+enum { N_PROMPT = 200, N_STEPS = 10, N_ALL = 256 + 64 * N_STEPS - 5, N_LAST = 12 };
+/* Full chunks of the prompt that leaves the last tokens to be generated. */
+enum { FULL = (N_ALL - N_LAST) / 64 * 64 };
+
+static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
+static const struct truncation wide = {.context = 256, .step = 128, .keep = 64};
+
+/* --- the judge -------------------------------------------------------------------------------- */
+
+struct judge {
+    struct stack *k;
+    struct stream *stream;
+    struct model_work *work;
+    struct kv_pool *pool;
+    struct kv_table table;
+    uint8_t *rows; /* [n_layers][N_ALL][2 * kv_dim] T, by token */
+    size_t row_bytes;
+    int token; /* the one that passes */
+};
+
+static uint8_t *row_of(const struct judge *j, int layer, int token)
+{
+    return j->rows + ((size_t)layer * N_ALL + (size_t)token) * j->row_bytes;
+}
+
+static int keep_row(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    struct judge *j = arg;
+    (void)hidden;
+    memcpy(row_of(j, l, j->token), kv_rows.data, j->row_bytes);
+    return 0;
+}
+
+static struct ragged one_row(const struct judge *j, const int32_t *pos)
+{
+    static const int32_t seq_row[2] = {0, 1};
+    static const int32_t *tables[1];
+    tables[0] = j->table.blocks;
+    return (struct ragged){
+        .n_rows = 1, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
+}
+
+/* All tokens that token p sees, at the positions that it sees them at. */
+static void fill_view(struct judge *j, const struct truncation *t, int p)
+{
+    const struct model *m = j->k->model;
+    int64_t cut = truncation_cut(t, p);
+    for (int i = 0; i < p; i++) {
+        if (!truncation_sees(t, cut, i))
+            continue;
+        int32_t pos = (int32_t)truncation_position(t, cut, i);
+        struct ragged r = one_row(j, &pos);
+        for (int l = 0; l < m->cfg.n_layers; l++) {
+            struct kv_layer kv = kv_pool_layer(j->pool, l);
+            struct mat row = mat_of(row_of(j, l, i), m->dtype, 1, 2 * model_kv_dim(m));
+            assert_int_equal(model_kv_fill(m, j->stream, &kv, row, &r), 0);
+        }
+    }
+}
+
+/* The digest of the logits behind tokens [from, n) of tokens[0, n), as an outcome has it. */
+static uint64_t judge(struct stack *k, const struct truncation *t, const int32_t *tokens,
+                      int n, int from)
+{
+    const struct model *m = k->model;
+    struct err err = {0};
+    struct judge j = {.k = k, .row_bytes = model_kv_bytes(m)};
+    struct kv_pool_opts po = {.n_layers = m->cfg.n_layers,
+                              .n_kv = m->cfg.n_kv_heads,
+                              .d_head = m->cfg.d_head,
+                              .dtype = m->dtype,
+                              .n_blocks = t->context / 64};
+    struct model_tap tap = {.layer = keep_row, .arg = &j};
+    float *logits = xcalloc((size_t)m->cfg.vocab_size, sizeof *logits);
+    uint64_t digest = 0;
+    assert_true(n <= N_ALL);
+    j.rows = xcalloc((size_t)m->cfg.n_layers * N_ALL, j.row_bytes);
+    assert_int_equal(stream_create(k->dev, STREAM_COMPUTE, &j.stream, &err), 0);
+    assert_int_equal(model_work_create(m, 1, &j.work, &err), 0);
+    assert_int_equal(kv_pool_create(k->dev, &po, &j.pool, &err), 0);
+    assert_int_equal(kv_table_reserve(j.pool, &j.table, t->context, &err), 0);
+    for (int p = 0; p < n; p++) {
+        int32_t pos = (int32_t)truncation_position(t, truncation_cut(t, p), p);
+        struct ragged r = one_row(&j, &pos);
+        struct mat x;
+        if (truncation_begins(t, p))
+            fill_view(&j, t, p);
+        j.token = p;
+        assert_int_equal(model_forward(m, j.work, j.stream, tokens + p,
+                                       kv_pool_layers(j.pool), &r, &tap, &x),
+                         0);
+        if (p < from)
+            continue;
+        struct mat row = mat_of(logits, DTYPE_F32, 1, m->cfg.vocab_size);
+        assert_int_equal(model_head(m, j.work, j.stream, x, row), 0);
+        assert_int_equal(stream_sync(j.stream), 0);
+        uint64_t link[2] = {digest,
+                            checksum64(logits, (size_t)m->cfg.vocab_size * sizeof *logits)};
+        digest = checksum64(link, sizeof link);
+    }
+    kv_table_free(j.pool, &j.table);
+    kv_pool_destroy(j.pool);
+    model_work_destroy(j.work);
+    stream_destroy(j.stream);
+    free(j.rows);
+    free(logits);
+    return digest;
+}
+
+/* --- runs ------------------------------------------------------------------------------------- */
+
+static void open_stack(struct stack *k, const char *dtype, bool reuse)
+{
+    et_open(k, &(struct stack_opts){.user.dtype = dtype,
+                                    .user.store_in_memory = true,
+                                    .user.kv_tokens = 512,
+                                    .user.no_reuse = !reuse});
+}
+
+static void run(struct stack *k, const struct et_ask *a, struct et_run *out)
+{
+    if (et_run(k, a, out) != 0 || out->finish == FINISH_ERROR)
+        fail_msg("%d tokens: %s", a->n_prompt, out->err.msg);
+    assert_int_equal(out->save_end, SAVE_GOES_ON);
+}
+
+/* The whole text: a prompt, and what a run in one go makes of it. */
+struct text {
+    int32_t tokens[N_ALL + 1];
+    uint64_t digest; /* behind tokens [N_PROMPT - 1, N_ALL) */
+};
+
+static void make_text(struct stack *k, const struct truncation *t, const char *save,
+                      struct text *x)
+{
+    struct et_run r;
+    et_prompt(x->tokens, N_PROMPT, 1);
+    run(k,
+        &(struct et_ask){.prompt = x->tokens,
+                         .n_prompt = N_PROMPT,
+                         .max_tokens = N_ALL + 1 - N_PROMPT,
+                         .save = save,
+                         .truncation = *t},
+        &r);
+    memcpy(x->tokens + N_PROMPT, r.tokens, (size_t)r.n_tokens * sizeof r.tokens[0]);
+    x->digest = r.digest;
+    assert_int_equal(r.truncation.n_steps, truncation_cut(t, N_ALL - 1) / t->step);
+    assert_int_equal(r.truncation.n_dropped, truncation_cut(t, N_ALL - 1));
+    assert_int_equal(r.truncation.n_computed_again, 0);
+}
+
+/* The last N_LAST tokens behind all others as a prompt. */
+static void run_last(struct stack *k, const struct truncation *t, const struct text *x,
+                     const char *save, const char *plan, struct et_run *r)
+{
+    run(k,
+        &(struct et_ask){.prompt = x->tokens,
+                         .n_prompt = N_ALL + 1 - N_LAST,
+                         .max_tokens = N_LAST,
+                         .save = save,
+                         .plan = plan,
+                         .truncation = *t},
+        r);
+    assert_memory_equal(r->tokens, x->tokens + N_ALL + 1 - N_LAST,
+                        N_LAST * sizeof r->tokens[0]);
+}
+
+/* --- tests ------------------------------------------------------------------------------------ */
+
+/* What the engine computes over ten steps is the definition, for two steps and with and without the
+ * KV cache's memory of blocks. */
+static void the_engine_computes_the_definition(void **state)
+{
+    (void)state;
+    static const struct truncation *ts[] = {&small, &wide};
+    for (int i = 0; i < 2; i++) {
+        struct stack k;
+        struct text x;
+        open_stack(&k, "f32", i == 1);
+        make_text(&k, ts[i], "both", &x);
+        assert_true(judge(&k, ts[i], x.tokens, N_ALL, N_PROMPT - 1) == x.digest);
+        stack_close(&k);
+    }
+}
+
+/* Turn by turn, as one long prompt, and restored: the same bits, whatever was saved and however it
+ * comes back. */
+static void however_a_context_came_there(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *save, *plan;
+    } ways[] = {{"hidden", "auto"}, {"kv", "auto"},  {"both", "hidden"},
+                {"both", "kv"},     {"kv", "r1,k*"}, {"hidden", "r1,h*"}};
+    static const char *const dtypes[] = {"f32", "bf16"};
+    for (int d = 0; d < 2; d++) {
+        uint64_t expected = 0;
+        for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+            struct stack k, other;
+            struct text x;
+            struct et_run restored, whole;
+            char plan[32];
+            open_stack(&k, dtypes[d], false);
+            int n = k.model->cfg.n_layers - 1;
+            snprintf(plan, sizeof plan, "%s", ways[i].plan);
+            if (strchr(plan, '*') != NULL)
+                snprintf(plan, sizeof plan, "r1,%c%d", ways[i].plan[3], n);
+            make_text(&k, &small, ways[i].save, &x);
+            run_last(&k, &small, &x, ways[i].save, plan, &restored);
+            assert_int_equal(restored.n_cached, FULL);
+            assert_string_equal(restored.plan.deviation, "");
+            assert_true(strcmp(ways[i].plan, "auto") == 0 ||
+                        restored.plan.mode != PLAN_AUTO);
+            open_stack(&other, dtypes[d], true);
+            run_last(&other, &small, &x, ways[i].save, plan, &whole);
+            assert_int_equal(whole.n_cached, 0);
+            assert_int_equal(whole.truncation.n_steps, N_STEPS);
+            assert_int_equal(whole.truncation.n_computed_again, 0);
+            et_same(&restored, &whole, ways[i].save);
+            if (i == 0)
+                expected = judge(&k, &small, x.tokens, N_ALL, N_ALL - N_LAST);
+            assert_true(restored.digest == expected);
+            stack_close(&k);
+            stack_close(&other);
+        }
+    }
+}
+
+/* 200 turns past the window: each computes its own new tokens and the last token of the turn before,
+ * and none twice.  The last turn has the bits of one long prompt. */
+static void turns_compute_nothing_twice(void **state)
+{
+    (void)state;
+    enum { TURNS = 200, ASKED = 9, ANSWERED = 5, LONG = 300 + TURNS * (ASKED + ANSWERED) };
+    static int32_t text[LONG + 1];
+    struct stack k, other;
+    struct et_run r = {0}, whole;
+    struct et_ask a = {.prompt = text, .save = "kv", .truncation = wide};
+    int n = 270, n_before = 0;
+    et_prompt(text, LONG, 3);
+    open_stack(&k, "f32", false);
+    for (int i = 0; i < TURNS; i++) {
+        a.n_prompt = n;
+        a.max_tokens = ANSWERED;
+        run(&k, &a, &r);
+        if (i > 0)
+            assert_int_equal(r.n_cached, n_before - 1);
+        assert_int_equal(r.truncation.n_computed_again, 0);
+        memcpy(text + n, r.tokens, ANSWERED * sizeof text[0]);
+        n_before = n + ANSWERED;
+        n = n_before + ASKED;
+    }
+    open_stack(&other, "f32", false);
+    run(&other, &a, &whole);
+    et_same(&r, &whole, "the last turn");
+    stack_close(&k);
+    stack_close(&other);
+}
+
+static void condemn(struct stack *k, const struct truncation *t, const struct text *x,
+                    int chunk)
+{
+    struct chain c;
+    struct store_hit hit;
+    chain_init(&c, &k->fingerprint, NULL);
+    c.truncation = *t;
+    chain_extend(&c, x->tokens, N_ALL);
+    assert_true(store_pin(k->store, &c.keys[chunk], &hit));
+    store_condemn(k->store, &hit, "a test");
+    store_release(k->store, &hit, 1);
+    chain_deinit(&c);
+}
+
+/* Where a chunk in view is gone, the last stair that does not need it begins anew; without a kept
+ * chunk all of them do.  The bits are the same. */
+static void a_lost_chunk_replays_the_stairs_behind_it(void **state)
+{
+    (void)state;
+    /* The last prompt's view drops tokens [64, 704); it sees chunk 12, which cut 512 computed. */
+    static const struct {
+        int chunk, n_cached;
+    } lost[] = {{12, 64 * 12}, {5, FULL}, {0, 0}};
+    for (int i = 0; i < 3; i++) {
+        struct stack k;
+        struct text x;
+        struct et_run r;
+        open_stack(&k, "f32", false);
+        make_text(&k, &small, "kv", &x);
+        condemn(&k, &small, &x, lost[i].chunk);
+        run_last(&k, &small, &x, "kv", NULL, &r);
+        assert_int_equal(r.n_cached, lost[i].n_cached);
+        assert_true(r.digest == judge(&k, &small, x.tokens, N_ALL, N_ALL - N_LAST));
+        run_last(&k, &small, &x, "kv", NULL, &r); /* it was saved again */
+        assert_int_equal(r.n_cached, FULL);
+        stack_close(&k);
+    }
+}
+
+/* What was saved without truncation is used up to the window; what one truncation saved, no other
+ * uses. */
+static void truncations_share_what_is_equal(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct text x;
+    struct et_run r;
+    open_stack(&k, "f32", true);
+    et_prompt(x.tokens, N_ALL, 1);
+    run(&k,
+        &(struct et_ask){
+            .prompt = x.tokens, .n_prompt = 256, .max_tokens = 1, .save = "kv"},
+        &r);
+    struct et_ask a = {.prompt = x.tokens,
+                       .n_prompt = 330,
+                       .max_tokens = 4,
+                       .save = "kv",
+                       .truncation = small};
+    run(&k, &a, &r);
+    assert_int_equal(r.n_cached, 256);
+    a.truncation = wide;
+    run(&k, &a, &r);
+    assert_int_equal(r.n_cached, 256);
+    run(&k, &a, &r);
+    assert_int_equal(r.n_cached, 320);
+    stack_close(&k);
+}
+
+/* The chunks that a stair drops stay pinned until its first chunk is durable, and are dropped in the
+ * store then: by the end that is so for all but the last stair's. */
+static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct seq *s;
+    struct err err = {0};
+    int32_t prompt[N_PROMPT];
+    static struct et_run r;
+    int n_active = 1, n_pinned = 0;
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                     .user.kv_tokens = 512,
+                                     .user.no_reuse = true});
+    et_prompt(prompt, N_PROMPT, 1);
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = 500,
+                       .save = "kv",
+                       .truncation = small};
+    struct request q = et_request(&k, &a);
+    assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+    while (n_active > 0) {
+        assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        int64_t first = truncation_first(&small, s->view.cut);
+        if (s->view.cut == 0 || s->phase != PHASE_DECODE)
+            continue;
+        n_pinned += s->stairs.n_former > 0;
+        assert_true(s->stairs.n_former == 1 ||
+                    save_committed_tokens(s->save) >= first + STORE_CHUNK_TOKENS);
+    }
+    assert_true(n_pinned > 0);
+    int last = (small.keep + s->view.cut) / STORE_CHUNK_TOKENS -
+               1; /* dropped by the last stair */
+    for (int c = 1; c < last; c++) {
+        const struct chunk_node *n = catalog_find(&k.store->catalog, &s->chain.keys[c]);
+        assert_true(n != NULL && n->place.is_dropped);
+    }
+    const struct chunk_node *kept = catalog_find(&k.store->catalog, &s->chain.keys[0]);
+    const struct chunk_node *moved = catalog_find(&k.store->catalog,
+                                                  &s->chain.keys[last + 1]);
+    assert_false(kept->place.is_dropped || moved->place.is_dropped);
+    et_take(&k, s, &r);
+    stack_close(&k);
+}
+
+/* Several sequences at once, in a KV cache that holds not all of them: the same bits. */
+static void many_at_once(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    struct stack k, other;
+    struct seq *s[N];
+    struct err err = {0};
+    static int32_t prompts[N][300];
+    static struct et_run together, alone;
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                     .user.kv_tokens = 512,
+                                     .user.max_sequences = N,
+                                     .step_rows = 100});
+    open_stack(&other, "f32", false);
+    for (int i = 0; i < N; i++) {
+        et_prompt(prompts[i], 300, (uint64_t)(40 + i));
+        struct et_ask a = {.prompt = prompts[i],
+                           .n_prompt = 100 + 60 * i,
+                           .max_tokens = 300,
+                           .save = "both",
+                           .truncation = i % 2 == 0 ? small : wide};
+        struct request q = et_request(&k, &a);
+        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+    }
+    assert_int_equal(engine_run(k.engine, &err), 0);
+    for (int i = 0; i < N; i++) {
+        struct et_ask a = {.prompt = prompts[i],
+                           .n_prompt = 100 + 60 * i,
+                           .max_tokens = 300,
+                           .save = "both",
+                           .truncation = i % 2 == 0 ? small : wide};
+        et_take(&k, s[i], &together);
+        run(&other, &a, &alone);
+        et_same(&together, &alone, "together");
+    }
+    stack_close(&k);
+    stack_close(&other);
+}
+
+/* A window cannot move where what is to be seen could not be saved: the sequence says so. */
+static void a_full_store_ends_a_sequence_by_name(void **state)
+{
+    (void)state;
+    struct stack k;
+    static struct et_run r;
+    static int32_t prompt[N_PROMPT];
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                     .user.store_cap_bytes = 200000,
+                                     .user.kv_tokens = 512,
+                                     .user.no_reuse = true});
+    et_prompt(prompt, N_PROMPT, 1);
+    assert_int_equal(et_run(&k,
+                            &(struct et_ask){.prompt = prompt,
+                                             .n_prompt = N_PROMPT,
+                                             .max_tokens = 400,
+                                             .save = "both",
+                                             .truncation = small},
+                            &r),
+                     0);
+    assert_int_equal(r.finish, FINISH_ERROR);
+    assert_int_equal(r.n_tokens, 257 - N_PROMPT);
+    assert_non_null(strstr(r.err.msg, "outgrown its window of 256 tokens"));
+    assert_non_null(strstr(r.err.msg, "the store is full"));
+    stack_close(&k);
+}
+
+static void refused(const struct stack_opts *o, const struct et_ask *a, const char *words)
+{
+    struct stack k;
+    static struct et_run r;
+    et_open(&k, o);
+    assert_int_equal(et_run(&k, a, &r), ERR_LIMIT);
+    if (strstr(r.err.msg, words) == NULL)
+        fail_msg("%s", r.err.msg);
+    stack_close(&k);
+}
+
+/* What cannot be truncated is refused when it is asked for, not when the window is full. */
+static void what_cannot_move_is_refused(void **state)
+{
+    (void)state;
+    static int32_t prompt[N_PROMPT];
+    et_prompt(prompt, N_PROMPT, 1);
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = 400,
+                       .save = "both",
+                       .truncation = small};
+    struct stack_opts o = {.user.store_in_memory = true, .user.kv_tokens = 128};
+    refused(&o, &a, "a window of 256 tokens, but the KV cache holds 128");
+    o.user.kv_tokens = 0;
+    o.user.max_context = 192;
+    refused(&o, &a, "there is room for contexts of 192 only");
+    o.user.max_context = 0;
+    a.save = "none";
+    refused(&o, &a, "every layer is saved in a store");
+    a.save = "both";
+    o.user.store_in_memory = false;
+    refused(&o, &a, "every layer is saved in a store");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_engine_computes_the_definition),
+        cmocka_unit_test(however_a_context_came_there),
+        cmocka_unit_test(turns_compute_nothing_twice),
+        cmocka_unit_test(a_lost_chunk_replays_the_stairs_behind_it),
+        cmocka_unit_test(truncations_share_what_is_equal),
+        cmocka_unit_test(dropped_chunks_go_when_the_next_stair_is_durable),
+        cmocka_unit_test(many_at_once),
+        cmocka_unit_test(a_full_store_ends_a_sequence_by_name),
+        cmocka_unit_test(what_cannot_move_is_refused),
+    };
+    et_only(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
