@@ -316,7 +316,9 @@ enum step restore_io_step(struct restore_pipeline *rr)
     pthread_mutex_lock(&rr->lock);
     rr->n_io_seen = rr->n_io_news;
     bool in_flight = rr->n_in_flight > 0, ends = rr->quit && !in_flight;
-    bool worked = !ends && (find_next(rr) || measure_ahead(rr));
+    bool worked = !ends && find_next(rr);
+    /* Under the same lock: only the first restore may be looked up before the measurement. */
+    worked = (!ends && measure_ahead(rr)) || worked;
     struct group *g = ends || worked ? NULL : take_group(rr);
     pthread_mutex_unlock(&rr->lock);
     if (ends)
