@@ -43,6 +43,11 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "how matrices are held: as f32, bf16, or 8 bits (q8); auto: the smallest of "  \
              "these that changes predictions by at most 0.001 nats a token; checkpoint: "  \
              "in their own type, quantized ones as auto says"}
+#define OPT_WEIGHTS_MEMORY(s)                                                              \
+    {"weights-memory", OPT(s, engine.o.weights_memory), .arg = "BYTES|auto|P%",            \
+     .help = "memory for a packed model (hcache model pack), KV cache and buffers; layers " \
+             "that do not fit are read for each pass. auto: what the machine has left; P%: " \
+             "so many percent of the layers stay; without it all stay"}
 #define OPT_THREADS(s)                                                                     \
     {"threads", OPT(s, engine.o.threads), .arg = "N", .def = "0", .min = 0, .max = 1024,   \
      .help = "compute threads; 0 is one for each processor that the process may use"}
@@ -77,7 +82,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "tokens of one forward pass at most, 512 or more; 0: what suits the device "  \
              "(512 on a CPU, 2048 on a GPU)"}
 #define OPT_COMPUTE(s)                                                                     \
-    OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_THREADS(s), OPT_PARALLEL(s), OPT_DEVICE(s)
+    OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_WEIGHTS_MEMORY(s), OPT_THREADS(s), OPT_PARALLEL(s),  \
+        OPT_DEVICE(s)
 #define OPT_MAX_CONTEXT(s)                                                                 \
     {"max-context", OPT(s, engine.o.max_context), .arg = "N", .def = "0", .min = 0,        \
      .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"}

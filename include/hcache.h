@@ -62,13 +62,18 @@ enum { HCACHE_MAX_DEVICES = 16 };
 enum { HCACHE_MAX_BATCH_ROWS = 16384 };
 
 struct hcache_opts {
-    const char *model;  /* a Hugging Face folder, a GGUF file, or "synth:SHAPE" */
+    const char
+        *model; /* a Hugging Face folder, a GGUF file, a packed file, or "synth:SHAPE" */
     const char *device; /* "cpu" (default), "ref", "cuda" */
     const char *dtype;  /* state dtype: "f32", "bf16", "f16"; NULL: the checkpoint's */
     /* How matrices are held: "f32", "bf16", "q8" (8 bits with a scale per 32); "auto": the smallest of
      * these whose predictions differ from f32's by at most 0.001 nats a token; "checkpoint" or NULL: in
      * their own type, quantised ones as "auto" says.  State of one kind is never used by another. */
     const char *weights;
+    /* Memory for a packed model: "6G" for weights, KV cache and all buffers together; "auto": what
+     * the machine has left; "50%": this share of the layers.  The layers that do not fit are read
+     * from the file for each pass.  NULL: all weights stay in memory. */
+    const char *weights_memory;
     int threads;           /* 0: one per core that it may use */
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */
     int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
@@ -124,7 +129,7 @@ enum { HCACHE_MAX_FILE_TYPES = 16 };
 struct hcache_model_info {
     const char *family;
     const char *dtype;  /* of saved state */
-    const char *format; /* "safetensors", "gguf" or "synth" */
+    const char *format; /* "safetensors", "gguf", "packed" or "synth" */
     const char *held;   /* how matrices are held: "f32", "f16", "bf16", "q8" */
     int n_file_types;   /* element types in the files, and how many tensors have each */
     struct {

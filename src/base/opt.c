@@ -105,7 +105,7 @@ static bool parse_double(const char *text, double *out)
            isfinite(*out);
 }
 
-static bool parse_size(const char *text, uint64_t *out)
+bool opt_size_parse(const char *text, uint64_t *out)
 {
     static const char letters[] = "KMGT";
     char *end;
@@ -207,7 +207,7 @@ static int set_value(struct opt_parsed *p, const struct opt *o, void *values,
             *(int64_t *)field = i;
         return 0;
     case OPT_SIZE:
-        if (!parse_size(text, &u))
+        if (!opt_size_parse(text, &u))
             return bad_value(o, place, text,
                              "is not a size such as 4096, 64K, 100MB or 1.5G", err);
         if (!within(o, (int64_t)u))

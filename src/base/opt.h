@@ -175,6 +175,8 @@ void opt_env_name(const char *name, char *out, size_t out_bytes);
 /* What the option accepts, in words ("1 to 100", "f32, bf16 or f16"); "" where anything
  * goes. */
 void opt_allowed(const struct opt *o, char *out, size_t out_bytes);
+/* Reads a size such as 4096, 64K, 100MB or 1.5G; false where the text is none. */
+bool opt_size_parse(const char *text, uint64_t *out);
 /* "64K": a size as a user would write it, exact. */
 void opt_size_text(uint64_t bytes, char *out, size_t out_bytes);
 

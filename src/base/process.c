@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,4 +67,55 @@ bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n)
     if (!found && (found = has_open(self, device, inode)))
         snprintf(out, n, "this process");
     return found;
+}
+
+/* The number behind a label in a file of the system, times unit; UINT64_MAX where there is none. */
+static uint64_t number_in(const char *path, const char *label, uint64_t unit)
+{
+    char line[256];
+    unsigned long long n = 0;
+    bool found = false;
+    FILE *f = fopen(path, "re");
+    while (f != NULL && !found && fgets(line, sizeof line, f) != NULL)
+        found = strncmp(line, label, strlen(label)) == 0 &&
+                sscanf(line + strlen(label), "%llu", &n) == 1;
+    if (f != NULL)
+        fclose(f);
+    return found ? (uint64_t)n * unit : UINT64_MAX;
+}
+
+/* What the control group (version 2) of this process has left. */
+static uint64_t group_memory_left(void)
+{
+    char line[PATH_MAX], path[2 * PATH_MAX];
+    uint64_t least = UINT64_MAX;
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    bool found = f != NULL && fgets(line, sizeof line, f) != NULL &&
+                 strncmp(line, "0::", 3) == 0;
+    if (f != NULL)
+        fclose(f);
+    if (!found)
+        return least;
+    line[strcspn(line, "\n")] = 0;
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", line + 3);
+    uint64_t most = number_in(path, "", 1);
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", line + 3);
+    uint64_t used = number_in(path, "", 1);
+    if (most == UINT64_MAX || used == UINT64_MAX)
+        return least;
+    return used < most ? most - used : 0;
+}
+
+uint64_t process_memory_left(void)
+{
+    uint64_t free_bytes = number_in("/proc/meminfo", "MemAvailable:", 1024);
+    uint64_t group = group_memory_left();
+    uint64_t least = free_bytes < group ? free_bytes : group;
+    return least == UINT64_MAX ? 0 : least;
+}
+
+uint64_t process_memory_peak(void)
+{
+    uint64_t peak = number_in("/proc/self/status", "VmHWM:", 1024);
+    return peak == UINT64_MAX ? 0 : peak;
 }

@@ -413,10 +413,12 @@ static void settle_fused(struct restore_phase *g, int rc)
     if (rc == 0)
         return;
     restore_phase_abandon(g, s);
-    if (rc == MODEL_E_OVERFLOW)
+    if (rc == MODEL_E_OVERFLOW) {
         seq_fail_overflow(s);
-    else
-        seq_fail(s, rc, step_fault(g->shared->stream, rc));
+    } else {
+        struct step_fault fault = step_fault(g->shared, rc);
+        seq_fail(s, rc, fault.text);
+    }
 }
 
 static bool fuse(struct restore_phase *g, int max_rows, int *n)

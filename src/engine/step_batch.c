@@ -124,10 +124,16 @@ int step_recover(struct stream *s, struct err *err)
     return rc == 0 ? 0 : err_set(err, rc, "%s", stream_fault(s));
 }
 
-const char *step_fault(const struct stream *s, int rc)
+struct step_fault step_fault(const struct seq_shared *sh, int rc)
 {
-    const char *why = stream_fault(s);
-    return why[0] != 0 ? why : err_name(rc);
+    struct step_fault f;
+    struct weights_stream_stats weights;
+    const char *why = stream_fault(sh->stream);
+    weights_stats(&sh->model->w, &weights);
+    if (why[0] == 0)
+        why = weights.fault[0] != 0 ? weights.fault : err_name(rc);
+    snprintf(f.text, sizeof f.text, "%s", why);
+    return f;
 }
 
 /* A value out of range is the fault of one sequence, and the batch does not say which: all its rows
@@ -156,8 +162,9 @@ static int run_one_by_one(struct step_batch *b)
 
 static int fail_batch(struct step_batch *b, int rc, struct err *err)
 {
-    char why[256];
-    snprintf(why, sizeof why, "forward pass: %s", step_fault(b->shared->stream, rc));
+    char why[300];
+    struct step_fault fault = step_fault(b->shared, rc);
+    snprintf(why, sizeof why, "forward pass: %s", fault.text);
     for (int i = 0; i < b->n_seqs; i++) {
         if (b->seqs[i]->phase != PHASE_DONE)
             seq_fail(b->seqs[i], rc, why);

@@ -36,8 +36,11 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
  * sequences. */
 int step_batch_run(struct step_batch *b, struct err *err);
 
-/* What the device says of its fault, else the code's name. Valid until it is recovered. */
-const char *step_fault(const struct stream *s, int rc);
+/* What the device says of its fault; else why the weights could not be had; else the code's name. */
+struct step_fault {
+    char text[256];
+};
+struct step_fault step_fault(const struct seq_shared *sh, int rc);
 /* After a fault that sequences have failed with: the device goes on, or its error comes back. */
 int step_recover(struct stream *s, struct err *err);
 

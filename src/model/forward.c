@@ -206,9 +206,14 @@ static int layer(void *arg)
 int layer_forward(struct layer_call *c)
 {
     const struct ops *op = c->m->dev->ops;
-    const void *const operands[] = {
-        c->m,        (void *)(intptr_t)c->l, c->lw->wkv.mem.ptr, c->w, c->x.data,
-        c->out.data, c->kv->blocks};
+    const void *const operands[] = {c->m,
+                                    (void *)(intptr_t)c->l,
+                                    c->lw->wkv.mem.ptr,
+                                    c->lw->wq.mem.ptr,
+                                    c->w,
+                                    c->x.data,
+                                    c->out.data,
+                                    c->kv->blocks};
     CHECK(c->r->n_rows <= c->w->max_rows);
     CHECK(c->x.rows == c->r->n_rows && c->out.rows == c->r->n_rows);
     if (op->record == NULL)

@@ -92,6 +92,11 @@ static size_t rope_floats(const struct model *m)
                                                    rope_block_floats(n_pos, m->cfg.d_rope));
 }
 
+size_t model_rope_bytes(const struct model *m)
+{
+    return rope_floats(m) * sizeof(float);
+}
+
 /* A config.json may claim any context.  (Where memory is the device's own, its plan has refused it.) */
 static int check_rope_room(const struct model *m, size_t bytes, struct err *err)
 {
@@ -326,6 +331,14 @@ static int tell_need(void *arg, const size_t weight_bytes[MAX_STAGES], int n_par
     return p->o->reserve(p->o->reserve_arg, p->m, &need, err);
 }
 
+static int tell_sizes(void *arg, const struct weights_sizes *z, int *n_resident,
+                      struct err *err)
+{
+    struct opening *p = arg;
+    take_file_dtype(p);
+    return p->o->share(p->o->share_arg, p->m, z, n_resident, err);
+}
+
 int model_describe(const char *source, const struct model_opts *o, struct model **out,
                    enum weights_held *held, struct err *err)
 {
@@ -360,7 +373,10 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
                               .reserve = o->reserve != NULL ? tell_need : NULL,
                               .reserve_arg = &opening,
                               .held = held,
-                              .io = o->io};
+                              .io = o->io,
+                              .share = o->share != NULL ? tell_sizes : NULL,
+                              .share_arg = &opening,
+                              .stuck_ns = o->stuck_ns};
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
     if (rc == 0) {

@@ -64,6 +64,11 @@ struct model_opts {
     const char *weights;
     int max_ctx; /* 0: the model's own, beyond which only synth:SHAPE with rotary positions goes */
     struct io *io; /* reads a packed file; borrowed.  NULL: the machine's best way */
+    /* Says how many layers of a packed file stay in memory, before any is taken.  m has its shape and its types.  NULL: all. */
+    int (*share)(void *arg, const struct model *m, const struct weights_sizes *sizes,
+                 int *n_resident, struct err *err);
+    void *share_arg;
+    int64_t stuck_ns; /* as weights_opts.stuck_ns */
 };
 
 /* All that is known of a model without its weights, and how its matrices would be held. */
@@ -81,6 +86,9 @@ const char *model_format(const struct model *m);
  * of positions beyond them. */
 void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,
                      float *cos_out, float *sin_out);
+
+/* Bytes of the rotation tables on one stage. */
+size_t model_rope_bytes(const struct model *m);
 
 static inline int model_kv_dim(const struct model *m)
 {

@@ -88,11 +88,9 @@ int model_pass_layer(struct model_pass *p, const struct ragged *r)
 int model_pass_kv(struct model_pass *p, const struct ragged *r, struct mat kv_rows)
 {
     struct mat in;
-    CHECK(p->row == 0 && r->n_rows == p->o.n_rows);
-    TRY(acquire(p));
+    CHECK(p->row == 0 && p->lw == NULL && r->n_rows == p->o.n_rows);
     TRY(input(p, r, &in));
-    TRY(layer_kv(p->o.model, p->o.work, p->o.stream, p->layer, p->lw, in, kv_rows));
-    release(p);
+    TRY(model_kv_project(p->o.model, p->o.work, p->o.stream, p->layer, in, kv_rows));
     p->layer = p->o.model->cfg.n_layers;
     return 0;
 }
@@ -136,8 +134,8 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
                      struct mat h, struct mat kv_rows)
 {
     const struct layer_weights *lw;
-    TRY(weights_acquire(&m->w, l, s, &lw));
+    TRY(weights_acquire_kv(&m->w, l, s, &lw));
     int rc = layer_kv(m, w, s, l, lw, h, kv_rows);
-    weights_release(&m->w, l, s);
+    weights_release_kv(&m->w, l, s);
     return rc;
 }

@@ -80,6 +80,26 @@ struct weights_digests {
 struct sha256 weights_digests_hash(struct weights_digests *d);
 void weights_digests_deinit(struct weights_digests *d);
 
+/* What streaming has done since the weights were loaded. All zero where all layers are resident. */
+struct weights_stream_stats {
+    int n_layers, n_streamed;
+    uint64_t layer_bytes; /* of a streamed layer, all ranks: what comes up for each use */
+    uint64_t read_bytes;  /* that have come up */
+    int64_t
+        read_ns; /* while reads were under way: read_bytes / read_ns is the source's speed */
+    /* Of the disk, the loading of what stays included; 0: layers come from host memory. */
+    double disk_bytes_per_s;
+    int64_t wait_ns;   /* that passes have waited for layers */
+    int64_t verify_ns; /* of checksums */
+    uint64_t n_failed; /* layers that could not be had */
+    char fault[200];   /* why the last one could not; empty after one that could */
+};
+void weights_stats(const struct weights *w, struct weights_stream_stats *out);
+
+/* Every pass fails with ERR_CANCELLED at its next streamed layer, and one that waits for a layer
+ * fails now.  For ending a program whose steps take seconds.  Any thread; for good. */
+void weights_stop(const struct weights *w);
+
 /* How matrices are held. */
 enum weights_held {
     WEIGHTS_AS_STORED, /* in the checkpoint's own type; f32 where it is mixed or quantised */
@@ -94,6 +114,29 @@ enum weights_part {
     WEIGHTS_OF_LAYER, /* layers[layer] alone */
     WEIGHTS_OUTSIDE,  /* embeddings, final norm and head alone */
 };
+
+/* What a packed model takes of the memory of one rank. */
+struct weights_sizes {
+    uint64_t
+        kept; /* tables, head, and of all layers W_k, W_v, norms and biases: always there */
+    uint64_t layer; /* the rest of one layer */
+    int n_layers;
+    int n_slots; /* layers' worth of memory that the others pass through, unless all stay */
+};
+
+/* Bytes of one rank with so many resident layers. */
+static inline uint64_t weights_sizes_bytes(const struct weights_sizes *z, int n_resident)
+{
+    int n = n_resident < z->n_layers ? n_resident + z->n_slots : z->n_layers;
+    return z->kept + (uint64_t)n * z->layer;
+}
+
+/* Whether layer l is one of n_resident that are spread evenly; the first layer is the first one to
+ * stay. */
+static inline bool weights_stays(int l, int n_resident, int n_layers)
+{
+    return (int64_t)l * n_resident % n_layers < n_resident;
+}
 
 struct weights_opts {
     struct device *dev;
@@ -110,6 +153,12 @@ struct weights_opts {
     /* Gets the hash of each tensor; weights.hash is then that of all tensors in it.  NULL: nobody. */
     struct weights_digests *digests;
     struct io *io; /* reads a packed file; borrowed.  NULL: the machine's best way */
+    /* Says how many of the layers of a packed file stay in memory.  Called before anything is
+     * allocated.  NULL: all. */
+    int (*share)(void *arg, const struct weights_sizes *sizes, int *n_resident,
+                 struct err *err);
+    void *share_arg;
+    int64_t stuck_ns; /* after which a disk that does not answer fails a pass; 0: 30 s */
 };
 
 /* Loads and packs everything.  `source` is a folder, a GGUF file, or "synth:SHAPE".  Errors name file and tensor:

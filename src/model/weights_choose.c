@@ -141,7 +141,8 @@ static int run(const struct run *r, enum weights_held held, float *logits, struc
     struct weights_opts outside = p.opts;
     outside.part = WEIGHTS_OUTSIDE;
     outside.synth_dtype = p.opts.synth_dtype = r->m->dtype;
-    p.source = (struct layer_source){load_layer, unload_layer, &p};
+    p.source = (struct layer_source){
+        .acquire = load_layer, .release = unload_layer, .arg = &p};
     size_t block = 2 * kv_block_bytes(p.m.cfg.n_kv_heads, p.m.cfg.d_head, p.m.dtype);
     struct buf kv = {0};
     int rc = weights_load(&p.m.w, p.m.source, &p.m.cfg, &outside, err);

@@ -6,28 +6,39 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "model/pack_image.h"
 #include "model/pack_read.h"
 #include "model/share.h"
+#include "model/weights_pinned.h"
+#include "model/weights_stream.h"
+
+/* One layer computes, one arrives. */
+enum { N_SLOTS_OF_RING = 2 };
+#define STUCK_NS ((int64_t)30 * 1000000000)
 
 struct weights_packed {
     struct pack_file f;
     struct device *dev;
+    struct model_config cfg;
+    struct image_shape shape;
+    struct image images[N_IMAGE_KINDS];
+    int n_resident;  /* layers that are held whole; all of them: nothing is streamed */
     struct buf *mem; /* [f.n_parts] of device memory; empty where a part is not held */
+    struct layer_source source; /* of the other layers */
 };
 
 struct loader {
     struct weights *w;
     struct weights_packed *p;
     const struct weights_opts *o;
-    struct image_shape shape;
-    struct image images[N_IMAGE_KINDS];
     struct pack_reader reader;
     struct buf staging; /* pinned, for a device that is not read into directly */
     struct progress progress;
     uint64_t bytes_done;
+    int64_t load_ns;
     struct err *err;
 };
 
@@ -46,9 +57,21 @@ static int layer_of_part(size_t part)
 /* The stage that holds a part, by any of its slots. */
 static int stage_of_part(const struct loader *ld, size_t part)
 {
-    const struct image *im = &ld->images[kind_of_part(part)];
+    const struct image *im = &ld->p->images[kind_of_part(part)];
     enum slot s = im->n > 0 ? im->items[0].slot : SLOT_EMBED;
-    return share_stage(ld->shape.cfg, s, layer_of_part(part), ld->o->dev->n_stages);
+    return share_stage(ld->p->shape.cfg, s, layer_of_part(part), ld->o->dev->n_stages);
+}
+
+static bool streams(const struct weights_packed *p)
+{
+    return p->n_resident < p->f.n_layers;
+}
+
+/* Whether a part stays in memory. */
+static bool is_held(const struct weights_packed *p, size_t part)
+{
+    return kind_of_part(part) != IMAGE_STREAMED || !streams(p) ||
+           weights_stays(layer_of_part(part), p->n_resident, p->f.n_layers);
 }
 
 /* Whether bytes of the file can be read into a device's memory as they are. */
@@ -68,10 +91,10 @@ static int check_fit(struct loader *ld)
                        "%s: is packed for '%s', and this device needs '%s': pack the model "
                        "again, for this device",
                        f->path, f->layout, layout);
-    bool fits = f->n_layers == ld->shape.cfg->n_layers;
+    bool fits = f->n_layers == ld->p->shape.cfg->n_layers;
     for (size_t i = 0; fits && i < f->n_parts; i++)
         fits = f->parts[i].bytes ==
-               ld->images[kind_of_part(i)].bytes * (size_t)ld->o->dev->n_ranks;
+               ld->p->images[kind_of_part(i)].bytes * (size_t)ld->o->dev->n_ranks;
     return fits ? 0
                 : err_set(
                       ld->err, ERR_MISMATCH,
@@ -80,34 +103,57 @@ static int check_fit(struct loader *ld)
                       f->path);
 }
 
+/* Asks how many layers are to stay. */
+static int share_memory(struct loader *ld)
+{
+    struct weights_packed *p = ld->p;
+    const struct weights_sizes z = {
+        .kept = p->images[IMAGE_TABLES].bytes + p->images[IMAGE_HEAD].bytes +
+                (uint64_t)p->f.n_layers * p->images[IMAGE_KEPT].bytes,
+        .layer = p->images[IMAGE_STREAMED].bytes,
+        .n_layers = p->f.n_layers,
+        .n_slots = N_SLOTS_OF_RING};
+    p->n_resident = p->f.n_layers;
+    if (ld->o->share == NULL)
+        return 0;
+    int rc = ld->o->share(ld->o->share_arg, &z, &p->n_resident, ld->err);
+    if (rc == 0 && streams(p) && p->dev->n_stages > 1)
+        rc = err_set(ld->err, ERR_UNSUPPORTED,
+                     "weights that are streamed go through one stage: leave "
+                     "--pipeline-parallel or --weights-memory out");
+    return rc;
+}
+
 static int allocate(struct loader *ld)
 {
     size_t stage_bytes[MAX_STAGES] = {0};
-    const struct pack_file *f = &ld->p->f;
+    struct weights_packed *p = ld->p;
     int n_stages = ld->o->dev->n_stages, rc = 0;
-    for (size_t i = 0; i < f->n_parts; i++)
-        stage_bytes[stage_of_part(ld, i)] += ld->images[kind_of_part(i)].bytes;
+    for (size_t i = 0; i < p->f.n_parts; i++)
+        if (is_held(p, i))
+            stage_bytes[stage_of_part(ld, i)] += p->images[kind_of_part(i)].bytes;
+    if (streams(p))
+        stage_bytes[0] += N_SLOTS_OF_RING * p->images[IMAGE_STREAMED].bytes;
     for (int k = 0; k < n_stages; k++)
         ld->w->bytes += stage_bytes[k];
     if (ld->o->reserve != NULL)
-        rc = ld->o->reserve(ld->o->reserve_arg, stage_bytes, (int)f->n_parts + 1, ld->err);
-    for (size_t i = 0; rc == 0 && i < f->n_parts; i++) {
-        const struct image *im = &ld->images[kind_of_part(i)];
-        if (im->bytes == 0)
+        rc = ld->o->reserve(ld->o->reserve_arg, stage_bytes, (int)p->f.n_parts + 1,
+                            ld->err);
+    for (size_t i = 0; rc == 0 && i < p->f.n_parts; i++) {
+        const struct image *im = &p->images[kind_of_part(i)];
+        if (im->bytes == 0 || !is_held(p, i))
             continue;
-        rc = stage_alloc(ld->o->dev, stage_of_part(ld, i), im->bytes, &ld->p->mem[i],
-                         ld->err);
+        rc = stage_alloc(ld->o->dev, stage_of_part(ld, i), im->bytes, &p->mem[i], ld->err);
         if (rc == 0)
-            image_bind(im, &ld->shape, &ld->p->mem[i], ld->w,
-                       &ld->w->layers[layer_of_part(i)]);
+            image_bind(im, &p->shape, &p->mem[i], ld->w, &ld->w->layers[layer_of_part(i)]);
     }
-    return rc == 0 ? 0 : err_wrap(ld->err, "weights of %s", f->path);
+    return rc == 0 ? 0 : err_wrap(ld->err, "weights of %s", p->f.path);
 }
 
 /* A part that was read into pinned memory goes up, each rank's image to the rank. */
 static int upload(struct loader *ld, size_t part)
 {
-    const struct image *im = &ld->images[kind_of_part(part)];
+    const struct image *im = &ld->p->images[kind_of_part(part)];
     int rc = 0, stage = stage_of_part(ld, part);
     for (int rank = 0; rc == 0 && rank < ld->o->dev->n_ranks; rank++)
         rc = stream_copy(rank_stream(ld->o->s, stage, rank),
@@ -148,6 +194,10 @@ static int read_direct(struct loader *ld)
         for (int i = 0; i < 2 && next < f->n_parts; i++) {
             if (busy[i])
                 continue;
+            if (!is_held(ld->p, next)) {
+                next++;
+                continue;
+            }
             busy[i] = pack_reader_begin(&ld->reader, &jobs[i], next, ld->p->mem[next].ptr);
             n_busy += busy[i];
             next++;
@@ -171,7 +221,7 @@ static int read_staged(struct loader *ld)
 {
     int rc = make_staging(ld);
     for (size_t i = 0; rc == 0 && i < ld->p->f.n_parts; i++) {
-        if (ld->p->f.parts[i].bytes == 0)
+        if (ld->p->f.parts[i].bytes == 0 || !is_held(ld->p, i))
             continue;
         rc = pack_reader_read(&ld->reader, i, ld->staging.ptr, ld->err);
         if (rc == 0)
@@ -186,6 +236,7 @@ static int read_staged(struct loader *ld)
 
 static int read_all(struct loader *ld)
 {
+    int64_t t0 = clock_now_ns();
     progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->p->f.file_bytes);
     int rc = pack_reader_open(&ld->reader, &ld->p->f, ld->o->io, ld->err);
     if (rc != 0)
@@ -193,6 +244,41 @@ static int read_all(struct loader *ld)
     else
         rc = is_direct(ld->o->dev) ? read_direct(ld) : read_staged(ld);
     progress_end(&ld->progress);
+    ld->load_ns = clock_now_ns() - t0;
+    return rc;
+}
+
+/* Starts what brings the layers that do not stay. */
+static int start_source(struct loader *ld)
+{
+    struct weights_packed *p = ld->p;
+    int64_t stuck_ns = ld->o->stuck_ns > 0 ? ld->o->stuck_ns : STUCK_NS;
+    int rc;
+    if (is_direct(p->dev))
+        rc = weights_stream_open(
+            &(struct weights_stream_opts){.f = &p->f,
+                                          .shape = &p->shape,
+                                          .image = &p->images[IMAGE_STREAMED],
+                                          .w = ld->w,
+                                          .io = ld->o->io,
+                                          .n_resident = p->n_resident,
+                                          .n_slots = N_SLOTS_OF_RING,
+                                          .stuck_ns = stuck_ns,
+                                          .load_bytes = ld->bytes_done,
+                                          .load_ns = ld->load_ns},
+            &p->source, ld->err);
+    else
+        rc = weights_pinned_open(
+            &(struct weights_pinned_opts){.f = &p->f,
+                                          .shape = &p->shape,
+                                          .image = &p->images[IMAGE_STREAMED],
+                                          .w = ld->w,
+                                          .io = ld->o->io,
+                                          .n_resident = p->n_resident,
+                                          .n_slots = N_SLOTS_OF_RING},
+            &p->source, ld->err);
+    if (rc == 0)
+        ld->w->source = &p->source;
     return rc;
 }
 
@@ -207,6 +293,7 @@ int weights_packed_load(struct weights *out, const char *source,
     *out = (struct weights){.packed = p,
                             .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
     p->dev = o->dev;
+    p->cfg = *cfg; /* a source needs it for as long as it lives */
     int rc = pack_file_open(&p->f, source, ld.err);
     if (rc == 0) {
         p->mem = xcalloc(p->f.n_parts, sizeof *p->mem);
@@ -214,8 +301,8 @@ int weights_packed_load(struct weights *out, const char *source,
         out->file_dtype = p->f.file_dtype;
         out->types = p->f.types;
         out->hash = p->f.hash;
-        ld.shape = (struct image_shape){
-            .cfg = cfg,
+        p->shape = (struct image_shape){
+            .cfg = &p->cfg,
             .dev = o->dev,
             .dtype = p->f.dtype,
             .table_dtype = {p->f.table_dtype[0], p->f.table_dtype[1]}};
@@ -223,13 +310,17 @@ int weights_packed_load(struct weights *out, const char *source,
                          ld.err);
     }
     for (int k = 0; rc == 0 && k < N_IMAGE_KINDS; k++)
-        image_make(&ld.images[k], &ld.shape, (enum image_kind)k);
+        image_make(&p->images[k], &p->shape, (enum image_kind)k);
     if (rc == 0)
         rc = check_fit(&ld);
+    if (rc == 0)
+        rc = share_memory(&ld);
     if (rc == 0)
         rc = allocate(&ld);
     if (rc == 0)
         rc = read_all(&ld);
+    if (rc == 0 && streams(p))
+        rc = start_source(&ld);
     if (rc != 0)
         weights_unload(out, o->dev);
     return rc;
@@ -238,6 +329,8 @@ int weights_packed_load(struct weights *out, const char *source,
 void weights_packed_unload(struct weights *w)
 {
     struct weights_packed *p = w->packed;
+    if (w->source != NULL)
+        w->source->close(w->source->arg);
     for (size_t i = 0; p->mem != NULL && i < p->f.n_parts; i++)
         buf_free(p->dev, &p->mem[i]);
     free(p->mem);

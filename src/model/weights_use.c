@@ -15,3 +15,31 @@ void weights_release(const struct weights *w, int l, struct stream *s)
     if (w->source != NULL)
         w->source->release(w->source->arg, l, s);
 }
+
+int weights_acquire_kv(const struct weights *w, int l, struct stream *s,
+                       const struct layer_weights **out)
+{
+    if (w->source != NULL && !w->source->keeps_kv)
+        return weights_acquire(w, l, s, out);
+    *out = &w->layers[l];
+    return 0;
+}
+
+void weights_release_kv(const struct weights *w, int l, struct stream *s)
+{
+    if (w->source != NULL && !w->source->keeps_kv)
+        weights_release(w, l, s);
+}
+
+void weights_stats(const struct weights *w, struct weights_stream_stats *out)
+{
+    *out = (struct weights_stream_stats){0};
+    if (w->source != NULL && w->source->stats != NULL)
+        w->source->stats(w->source->arg, out);
+}
+
+void weights_stop(const struct weights *w)
+{
+    if (w->source != NULL && w->source->stop != NULL)
+        w->source->stop(w->source->arg);
+}

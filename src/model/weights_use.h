@@ -4,9 +4,12 @@
  *     ... operations on s that read *lw ...
  *   weights_release(w, l, s)           the operations queued on s so far are the last to read *lw
  *
- * Nothing reads a layer's weights outside such a pair.  All layers are resident today, so both
- * calls return at once.  They are the seam for weights that are larger than memory: a layer_source
- * that streams layers through a ring goes behind them, and no caller changes.
+ * Nothing reads a layer's weights outside such a pair.  Where all layers are resident both calls
+ * return at once.  Where memory holds some layers only (weights_stream.h, weights_pinned.h), a
+ * layer_source brings the others, and no caller changes.
+ *
+ * K and V of a layer need its input norm and W_k, W_v alone, which always stay: weights_acquire_kv
+ * lends just these and waits for nothing.
  *
  * Callers keep three rules, on which a source may rely:
  *  1. Every successful acquire has one release, on the same stream.
@@ -19,7 +22,7 @@
 
 #include "model/weights.h"
 
-/* Where layers come from. Both functions are called by the thread that owns s. */
+/* Where layers come from. The functions are called by the thread that owns s. */
 struct layer_source {
     /* Returns 0, or a negative code where the layer cannot be had: then there is no release.  May
      * wait. *out is valid until the release. */
@@ -27,11 +30,25 @@ struct layer_source {
     /* The layer's memory may be overwritten once the operations that are queued on s have run. */
     void (*release)(void *arg, int l, struct stream *s);
     void *arg;
+    /* What K and V need of every layer is in weights.layers, for as long as the weights live. */
+    bool keeps_kv;
+    /* What has happened so far. NULL: nothing is counted. */
+    void (*stats)(void *arg, struct weights_stream_stats *out);
+    /* From now on acquire fails with ERR_CANCELLED, also where it waits already.  Any thread. NULL:
+     * nothing waits. */
+    void (*stop)(void *arg);
+    /* Ends it and frees its memory. NULL: the caller owns it. */
+    void (*close)(void *arg);
 };
 
 /* Calls the source of w; without one, *out is the resident layer. */
 int weights_acquire(const struct weights *w, int l, struct stream *s,
                     const struct layer_weights **out);
 void weights_release(const struct weights *w, int l, struct stream *s);
+
+/* The same for operations that compute K and V only. */
+int weights_acquire_kv(const struct weights *w, int l, struct stream *s,
+                       const struct layer_weights **out);
+void weights_release_kv(const struct weights *w, int l, struct stream *s);
 
 #endif

@@ -402,6 +402,15 @@ static double curve_tiled(const struct platform *p, const struct cost_curve *c, 
     return (double)n_pieces * c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
 }
 
+/* A piece of whole layers waits for their weights where computing it takes less time. */
+static double with_weights(const struct platform *p, int64_t n, double compute_s)
+{
+    int64_t n_pieces = p->piece_tokens > 0 ? (n + p->piece_tokens - 1) / p->piece_tokens
+                                           : 1;
+    double weights_s = n > 0 ? (double)n_pieces * p->weights_s : 0;
+    return compute_s > weights_s ? compute_s : weights_s;
+}
+
 static double gemm_factor(const struct platform *p)
 {
     return platform_correction_factor(&p->gemm_correction);
@@ -409,7 +418,8 @@ static double gemm_factor(const struct platform *p)
 
 double platform_tok_s(const struct platform *p, int64_t n)
 {
-    return curve_tiled(p, &p->c_tok, n, p->piece_tokens) * gemm_factor(p);
+    return with_weights(p, n,
+                        curve_tiled(p, &p->c_tok, n, p->piece_tokens) * gemm_factor(p));
 }
 
 double platform_h_s(const struct platform *p, int64_t n)
@@ -427,9 +437,10 @@ double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_ne
 {
     /* n_new queries, each over the past and half of the new: c * ((past + new)^2 - past^2). */
     double past = (double)n_past, fresh = (double)n_new;
-    return (curve_tiled(p, &p->c_tok, n_new, p->piece_tokens) +
-            2 * p->c_tok.c_s * past * fresh) *
-           gemm_factor(p);
+    double compute_s = (curve_tiled(p, &p->c_tok, n_new, p->piece_tokens) +
+                        2 * p->c_tok.c_s * past * fresh) *
+                       gemm_factor(p);
+    return with_weights(p, n_new, compute_s);
 }
 
 double platform_ends_s(const struct platform *p, int64_t n_embedded)

@@ -95,8 +95,12 @@ struct platform {
     struct platform_correction kv_correction;   /* of C_KV */
     double
         cpu_share; /* of the processors that the measuring had, at its worst; 0: not known */
-    double embed_s;      /* embedding rows, per token */
-    double head_s;       /* final norm, head and sampling for one position */
+    double embed_s; /* embedding rows, per token */
+    double head_s;  /* final norm, head and sampling for one position */
+    /* Seconds until a layer's weights have come up, the mean of all layers; 0: all are resident.  A
+     * pass takes at least this long for a layer, however few its rows.  It belongs to a memory
+     * budget and not to the machine, so the text does not have it. */
+    double weights_s;
     int tile_tokens;     /* GEMM runs as if n were rounded up to this; 1 where it does not
                             matter */
     double io_overlap;   /* >= 1: I/O takes this many times longer while compute runs */

@@ -2,9 +2,13 @@
 #include "service/memory_plan.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/sysinfo.h>
 
 #include "base/bytes.h"
+#include "base/opt.h"
+#include "base/process.h"
 #include "engine/next_token.h"
 #include "state/fingerprint.h"
 #include "state/profile.h"
@@ -100,6 +104,144 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
     return want < fits ? want : fits > context ? fits : context;
 }
 
+/* --- a budget ---------------------------------------------------------------------------------- */
+
+/* Of a process beside what is planned: program, libraries, stacks, scratch of operations. */
+#define PROCESS_BYTES ((uint64_t)64 << 20)
+
+/* All that is not weights and not KV. */
+static uint64_t other_bytes(const struct memory_ask *a, size_t save_bytes)
+{
+    const struct model *m = a->model;
+    struct model_need need = {.n_parts = 1};
+    struct memory_ask q = *a;
+    size_t bytes[MAX_STAGES];
+    need.bytes[0] = model_rope_bytes(m);
+    q.need = &need;
+    q.kv_tokens = 0;
+    struct needs n = stages_need(&q, bytes);
+    if (!m->dev->unified)
+        return total_of(&n);
+    uint64_t other = (uint64_t)total_of(&n) * (uint64_t)m->dev->n_ranks + PROCESS_BYTES;
+    return a->has_store ? other + a->staging_bytes + save_bytes : other;
+}
+
+/* What "auto" is: nearly all that nobody has. */
+static uint64_t budget_left(const struct memory_ask *a)
+{
+    size_t unused, total;
+    device_memory(a->model->dev, &unused, &total);
+    if (!a->model->dev->unified)
+        return unused > LIBRARY_BYTES ? unused - LIBRARY_BYTES : 0;
+    uint64_t left = process_memory_left();
+    return (left > 0 ? left : total) / 10 * 9;
+}
+
+/* Percent of the layers, without a budget for the rest. */
+static bool parse_percent(const char *text, int *percent)
+{
+    int n = 0;
+    return sscanf(text, "%d%%%n", percent, &n) == 1 && n > 0 && text[n] == 0 &&
+           *percent >= 0 && *percent <= 100;
+}
+
+/* What KV and weights share. */
+struct budget {
+    uint64_t all, other, kept, layer, context, kv;
+    int64_t context_tokens, kv_tokens;
+    int n_slots;
+};
+
+static int refuse_budget(const struct budget *b, uint64_t need, struct err *err)
+{
+    return err_set(err, ERR_LIMIT,
+                   "--weights-memory %.2f GB does not hold the least, %.2f GB: embeddings, "
+                   "head, W_k and "
+                   "W_v %.2f; %d layers %.2f; KV of %lld tokens %.2f; activations and "
+                   "buffers %.2f: give "
+                   "more, or a shorter --max-context",
+                   (double)b->all / 1e9, (double)need / 1e9, (double)b->kept / 1e9,
+                   b->n_slots, (double)b->layer * b->n_slots / 1e9,
+                   (long long)(b->kv > 0 ? b->kv_tokens : b->context_tokens),
+                   (double)(b->kv > 0 ? b->kv : b->context) / 1e9, (double)b->other / 1e9);
+}
+
+static int share_budget(const struct memory_ask *a, const struct weights_sizes *z,
+                        struct budget *b, struct memory_share *out, struct err *err)
+{
+    const struct model *m = a->model;
+    uint64_t n_ranks = m->dev->unified ? (uint64_t)m->dev->n_ranks : 1;
+    b->kept = z->kept * n_ranks;
+    b->layer = z->layer * n_ranks;
+    b->n_slots = z->n_slots;
+    b->context_tokens = (int64_t)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
+    b->context = kv_bytes(m, 0, b->context_tokens) * n_ranks;
+    b->kv_tokens = a->kv_tokens;
+    b->kv = a->kv_tokens > 0 ? kv_bytes(m, 0, a->kv_tokens) * n_ranks : 0;
+    uint64_t layers_least = (uint64_t)b->n_slots * b->layer;
+    uint64_t least = b->other + b->kept + layers_least + (b->kv > 0 ? b->kv : b->context);
+    if (least > b->all)
+        return refuse_budget(b, least, err);
+    if (b->kv == 0) {
+        uint64_t half = (b->all - b->other - b->kept - layers_least) / 2;
+        int64_t fits = (int64_t)(half / b->context) * b->context_tokens;
+        if (b->context <= half && b->context > 0)
+            fits += (int64_t)((half % b->context) * (uint64_t)b->context_tokens /
+                              b->context) /
+                    KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+        int64_t want = a->max_seqs * b->context_tokens;
+        b->kv_tokens = want < fits                ? want
+                       : fits > b->context_tokens ? fits
+                                                  : b->context_tokens;
+        b->kv = kv_bytes(m, 0, b->kv_tokens) * n_ranks;
+    }
+    uint64_t rest = b->all - b->other - b->kept - b->kv;
+    out->kv_tokens = b->kv_tokens;
+    out->n_resident = rest >= (uint64_t)z->n_layers * b->layer
+                          ? z->n_layers
+                          : (int)((rest - layers_least) / b->layer);
+    return 0;
+}
+
+int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
+                      const char *budget, size_t save_bytes, struct memory_share *out,
+                      struct err *err)
+{
+    struct budget b = {.other = other_bytes(a, save_bytes)};
+    int percent;
+    *out = (struct memory_share){.n_resident = z->n_layers};
+    if (parse_percent(budget, &percent)) {
+        out->n_resident = (z->n_layers * percent + 50) / 100;
+        if (out->n_resident < z->n_layers)
+            snprintf(
+                out->table, sizeof out->table,
+                "weights: %d of %d layers stay in memory, %.2f GB are read for each pass",
+                out->n_resident, z->n_layers,
+                (double)z->layer * (z->n_layers - out->n_resident) / 1e9);
+        return 0;
+    }
+    if (strcmp(budget, "auto") == 0)
+        b.all = budget_left(a);
+    else if (!opt_size_parse(budget, &b.all))
+        return err_set(err, ERR_USAGE,
+                       "--weights-memory '%s': must be a size such as 6G, auto, or a "
+                       "percentage of the layers such as 50%%",
+                       budget);
+    int rc = share_budget(a, z, &b, out, err);
+    if (rc != 0 || out->n_resident == z->n_layers)
+        return rc;
+    snprintf(out->table, sizeof out->table,
+             "memory, GB: %.2f in all; embeddings, head, W_k and W_v %.2f; %d of %d layers "
+             "stay %.2f; %d pass through %.2f; KV of %lld tokens %.2f; activations and "
+             "buffers %.2f. %.2f GB are read for each pass",
+             (double)b.all / 1e9, (double)b.kept / 1e9, out->n_resident, z->n_layers,
+             (double)b.layer * out->n_resident / 1e9, b.n_slots,
+             (double)b.layer * b.n_slots / 1e9, (long long)b.kv_tokens, (double)b.kv / 1e9,
+             (double)b.other / 1e9,
+             (double)b.layer * (z->n_layers - out->n_resident) / 1e9);
+    return 0;
+}
+
 /* Where all of it is the host's, the kernel grants weights that do not fit and ends a process when they are
  * touched, minutes later; with memory and swap too small for them alone, nothing can come of it. */
 static int host_can_hold(const struct memory_ask *a, struct err *err)
@@ -111,13 +253,16 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
     uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
     if (weights <= all)
         return 0;
-    return err_set(err, -ENOMEM,
-                   "the weights take %.2f GB, and this machine has %.2f GB of memory and "
-                   "swap: choose a smaller model%s",
-                   (double)weights / 1e9, (double)all / 1e9,
-                   a->model->w.dtype == DTYPE_Q8
-                       ? ""
-                       : ", or hold its matrices in 8 bits (--weights q8)");
+    return err_set(
+        err, -ENOMEM,
+        "the weights take %.2f GB, and this machine has %.2f GB of memory and "
+        "swap: choose a smaller model%s",
+        (double)weights / 1e9, (double)all / 1e9,
+        a->model->w.dtype == DTYPE_Q8
+            ? ", or pack it and read layers as they are needed (hcache model pack, "
+              "--weights-memory)"
+            : ", hold its matrices in 8 bits (--weights q8), or pack it and read "
+              "layers as they are needed (hcache model pack, --weights-memory)");
 }
 
 int memory_plan_reserve(const struct memory_ask *a, struct err *err)

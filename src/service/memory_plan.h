@@ -21,6 +21,26 @@ struct memory_ask {
  * the blocks are wanted, so all of them come into use. */
 int64_t memory_plan_kv_tokens(const struct memory_ask *a);
 
+/* How a budget is shared between KV and weights. */
+struct memory_share {
+    int n_resident;    /* layers */
+    int64_t kv_tokens; /* 0: memory_plan_kv_tokens decides */
+    char table[400];   /* for people; empty where all layers stay */
+};
+
+/* Shares the memory that hcache_opts.weights_memory names between KV and weights.  a->kv_tokens:
+ * what the user wants, 0: default.  a->need is not looked at.  save_bytes: of the saver's buffer.
+ *
+ * KV comes first: a pass streams the same bytes for one sequence as for many, so the more sequences
+ * decode together, the more tokens a second (HybridServe, section 4.2.2).  KV gets a context for
+ * each sequence, but at most half of what the least leaves.  The rest holds layers.
+ *
+ * -ENOMEM with the table where the budget does not hold the least: what always stays, two layers,
+ * one context, and the buffers. ERR_USAGE: the text is no budget. */
+int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
+                      const char *budget, size_t save_bytes, struct memory_share *out,
+                      struct err *err);
+
 /* Reserves all of it on every stage. -ENOMEM names what is needed, for what, and what to do. */
 int memory_plan_reserve(const struct memory_ask *a, struct err *err);
 

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "model/pack_file.h"
 #include "service/memory_plan.h"
 #include "state/fingerprint.h"
 #include "state/profile.h"
@@ -44,7 +45,45 @@ size_t stack_staging_bytes(const struct stack *k)
     return k->o.user.staging_bytes > 0 ? k->o.user.staging_bytes : STAGING_BYTES;
 }
 
+static size_t save_buffer_bytes(const struct stack *k)
+{
+    return k->o.user.save_buffer_bytes > 0 ? k->o.user.save_buffer_bytes
+                                           : (size_t)256 << 20;
+}
+
 static int open_store(struct stack *k, struct err *err);
+
+static struct memory_ask ask_of(const struct stack *k, const struct model *m,
+                                const struct model_need *need)
+{
+    return (struct memory_ask){.model = m,
+                               .need = need,
+                               .max_seqs = max_sequences(k),
+                               .max_rows = k->batch_rows,
+                               .kv_tokens = (int64_t)k->o.user.kv_tokens,
+                               .has_store = k->o.user.n_store > 0 ||
+                                            k->o.user.store_in_memory,
+                               .staging_bytes = stack_staging_bytes(k)};
+}
+
+/* model_opts.share: how many layers of a packed model stay. */
+static int share_memory(void *arg, const struct model *m, const struct weights_sizes *z,
+                        int *n_resident, struct err *err)
+{
+    struct stack *k = arg;
+    struct memory_ask a = ask_of(k, m, NULL);
+    struct memory_share share;
+    int rc = memory_plan_share(&a, z, k->o.user.weights_memory, save_buffer_bytes(k),
+                               &share, err);
+    if (rc != 0)
+        return rc;
+    if (k->o.user.kv_tokens == 0)
+        k->kv_tokens = share.kv_tokens;
+    *n_resident = share.n_resident;
+    if (share.table[0] != 0)
+        say(k, share.table);
+    return 0;
+}
 
 /* Does all that can fail without the weights, whose loading may take minutes: the caller's checks, the memory that
  * the engine will need, and the store, which another process may have. */
@@ -52,14 +91,11 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
                           struct err *err)
 {
     struct stack *k = arg;
-    struct memory_ask a = {.model = m,
-                           .need = need,
-                           .max_seqs = max_sequences(k),
-                           .max_rows = k->batch_rows,
-                           .has_store = k->o.user.n_store > 0 || k->o.user.store_in_memory,
-                           .staging_bytes = stack_staging_bytes(k)};
-    k->kv_tokens = k->o.user.kv_tokens > 0 ? (int64_t)k->o.user.kv_tokens
-                                           : memory_plan_kv_tokens(&a);
+    struct memory_ask a = ask_of(k, m, need);
+    if (a.kv_tokens > 0)
+        k->kv_tokens = a.kv_tokens;
+    else if (k->kv_tokens == 0) /* else a budget has decided */
+        k->kv_tokens = memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
     int rc = k->o.check != NULL ? k->o.check(k->o.check_arg, m, err) : 0;
     if (rc == 0)
@@ -95,7 +131,16 @@ static int open_model(struct stack *k, struct err *err)
                             .reserve_arg = k,
                             .dtype = o->dtype,
                             .weights = o->weights,
-                            .max_ctx = o->max_context};
+                            .max_ctx = o->max_context,
+                            .io = k->o.io,
+                            .share = o->weights_memory != NULL ? share_memory : NULL,
+                            .share_arg = k,
+                            .stuck_ns = k->o.stuck_ns};
+    if (rc == 0 && o->weights_memory != NULL && !pack_file_is(o->model))
+        rc = err_set(
+            err, ERR_USAGE,
+            "--weights-memory needs a packed model: hcache model pack %s --out FILE",
+            o->model);
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
 }
 
@@ -250,16 +295,24 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
 
 static int open_saver(struct stack *k, struct err *err)
 {
-    size_t bytes = k->o.user.save_buffer_bytes > 0 ? k->o.user.save_buffer_bytes
-                                                   : (size_t)256 << 20;
     struct saver_opts so = {.store = k->store,
                             .model = k->model,
                             .fingerprint = k->fingerprint,
-                            .buffer_bytes = bytes,
+                            .buffer_bytes = save_buffer_bytes(k),
                             .max_batch_rows = k->batch_rows,
                             .warn = warn,
                             .warn_arg = k};
     return saver_create(&so, &k->saver, err);
+}
+
+/* Seconds until a layer's weights have come up, the mean of all layers (platform.weights_s). */
+static double mean_weights_s(const struct model *m)
+{
+    struct weights_stream_stats s;
+    weights_stats(&m->w, &s);
+    if (s.n_streamed == 0 || s.disk_bytes_per_s <= 0)
+        return 0;
+    return (double)s.layer_bytes / s.disk_bytes_per_s * s.n_streamed / s.n_layers;
 }
 
 static int open_state(struct stack *k, struct err *err)
@@ -274,6 +327,7 @@ static int open_state(struct stack *k, struct err *err)
     if (rc == 0 && k->store != NULL) { /* so that a miss can say "state of another model" */
         store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);
+        k->platform.weights_s = mean_weights_s(k->model);
     }
     model_work_destroy(work);
     stream_destroy(s);

@@ -487,7 +487,13 @@ int profile_compute(struct platform *p, const struct model *m, struct model_work
     int rc = bench_init(&b, m, w, s, full ? FULL_PAST : FAR_PAST, err);
     if (rc != 0)
         return rc;
-    rc = measure(p, &b, full);
+    /* Held, the layer's weights are there for every run: what is measured is computing. */
+    const struct layer_weights *held;
+    rc = weights_acquire(&m->w, 0, s, &held);
+    if (rc == 0) {
+        rc = measure(p, &b, full);
+        weights_release(&m->w, 0, s);
+    }
     bench_deinit(&b);
     return rc == 0 ? 0 : err_set(err, rc, "profile: %s", err_name(rc));
 }

@@ -48,6 +48,32 @@ packed = json.loads(ok("model", "pack", "synth:bench-220m", "--out", path("synth
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 check("packing holds a part of the model at a time", peak < packed["bytes"] / 2, (peak, packed))
 equal("--json: bytes are the file's", packed["bytes"], os.path.getsize(path("synth")))
+
+# --- a budget: measured by the child's own peak ------------------------------------------------------------------------------
+with open(path("ids"), "w", encoding="utf-8") as f:
+    f.write(" ".join(str(i * 7 % 31000) for i in range(200)))
+
+
+def measured(*words):
+    p = subprocess.Popen([HC, "run", path("synth"), "--token-ids", path("ids"), "--max-tokens", "3", "--max-context", "512",
+                          "--temperature", "0", "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out = p.stdout.read()
+    said = p.stderr.read().decode()
+    status, usage = os.wait4(p.pid, 0)[1:]
+    p.returncode = os.waitstatus_to_exitcode(status)
+    return json.loads(out) if p.returncode == 0 else None, said, usage.ru_maxrss * 1024
+
+
+resident, said, whole = measured()
+check("without a budget all weights are resident", whole > packed["bytes"], whole)
+for budget in (380, 470):
+    r, said, peak = measured("--weights-memory", f"{budget}MB")
+    equal(f"{budget} MB: the same tokens and logits", bits(r), bits(resident))
+    check(f"{budget} MB: the peak is at most 5 % above it", peak <= 1.05 * budget * 1e6, (peak, said))
+    check(f"{budget} MB: the table is printed", "layers stay" in said and "are read for each pass" in said, said)
+r, said, peak = measured("--weights-memory", "200MB")
+check("a budget that does not hold the least is refused with the table",
+      r is None and "does not hold the least" in said and "2 layers" in said, said)
 os.unlink(path("synth"))
 
 # --- the model, to the bit ------------------------------------------------------------------------------------------------

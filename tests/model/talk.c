@@ -19,20 +19,21 @@ static void must(int rc, const struct err *e)
         fail_msg("%s: %s", err_name(rc), e->msg);
 }
 
-static void open_with(struct talk *t, const char *source, const char *device,
-                      const char *dtype, const char *weights, int n_threads)
+void talk_open_as(struct talk *t, const char *source, const char *device, int n_ranks,
+                  int n_threads, const struct model_opts *opts)
 {
     struct err e = {0};
+    struct model_opts o = *opts;
     memset(t, 0, sizeof *t);
     must(pool_create(n_threads, &t->pool, &e), &e);
-    must(device_open(device, NULL, t->pool, &t->dev, &e), &e);
+    must(group_open(device, NULL, n_ranks, 1, t->pool, &t->dev, &e), &e);
     must(stream_create(t->dev, STREAM_COMPUTE, &t->s, &e), &e);
-    struct model_opts o = {.dev = t->dev, .dtype = dtype, .weights = weights};
+    o.dev = t->dev;
     must(model_open(source, &o, &t->m, &e), &e);
     must(model_work_create(t->m, TALK_MAX_ROWS, &t->work, &e), &e);
     const struct model_config *c = &t->m->cfg;
     struct kv_pool_opts k = {.n_layers = c->n_layers,
-                             .n_kv = c->n_kv_heads,
+                             .n_kv = model_rank_kv_heads(t->m),
                              .d_head = c->d_head,
                              .dtype = t->m->dtype,
                              .n_blocks = TALK_MAX_TOKENS / KV_BLOCK_TOKENS};
@@ -43,13 +44,14 @@ static void open_with(struct talk *t, const char *source, const char *device,
 void talk_open(struct talk *t, const char *source, const char *device, const char *dtype,
                int n_threads)
 {
-    open_with(t, source, device, dtype, NULL, n_threads);
+    talk_open_as(t, source, device, 1, n_threads, &(struct model_opts){.dtype = dtype});
 }
 
 void talk_open_held(struct talk *t, const char *source, const char *dtype,
                     const char *weights)
 {
-    open_with(t, source, "cpu", dtype, weights, 2);
+    talk_open_as(t, source, "cpu", 1, 2,
+                 &(struct model_opts){.dtype = dtype, .weights = weights});
 }
 
 void talk_close(struct talk *t)

@@ -25,6 +25,9 @@ void talk_open(struct talk *t, const char *source, const char *device, const cha
 /* On the CPU, with matrices held so (model_opts.weights). */
 void talk_open_held(struct talk *t, const char *source, const char *dtype,
                     const char *weights);
+/* On n_ranks devices of this name, with these options; dev is set here. */
+void talk_open_as(struct talk *t, const char *source, const char *device, int n_ranks,
+                  int n_threads, const struct model_opts *opts);
 void talk_close(struct talk *t);
 void talk_forget(struct talk *t); /* back to an empty sequence */
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "policy/plan.h"
 #include "policy/platform.h"
 
 static const struct platform_shape llama_7b = {.name = "llama-2-7b",
@@ -202,6 +203,45 @@ static void test_costs(void **state)
     assert_true(fabs(parts - 1 - platform_tok_s(&p, 10)) < 1e-12);
 }
 
+/* Layers that come from a disk take at least that long for each piece of a pass, recomputed or
+ * prefilled; restores from hidden states and from K and V read none.  So a plan that recomputed
+ * while weights were resident loads instead. */
+static void test_streamed_weights_make_recomputation_dear(void **state)
+{
+    (void)state;
+    struct platform p;
+    struct plan_layer layer[8];
+    double prefill_s[8];
+    struct plan_request req;
+    struct plan plan;
+    struct err e = {0};
+    platform_init(&p);
+    p.n_layers = 8;
+    p.h_bytes = p.kv_bytes = 1000;
+    p.c_tok = (struct cost_curve){.b_s = 1e-6};
+    p.c_h = (struct cost_curve){.b_s = 2e-7};
+    p.c_kv = (struct cost_curve){.b_s = 1e-8};
+    p.n_tiers = 1;
+    p.tier[0] = (struct platform_tier){.name = "ssd", .bytes_per_s = 2e8};
+    p.piece_tokens = 512;
+    double kv_s = platform_kv_s(&p, 1000), h_s = platform_h_s(&p, 1000);
+    plan_request_from_platform(&p, 0, 1000, 0, layer, prefill_s, &req);
+    assert_int_equal(plan_make(&req, &plan, &e), 0);
+    assert_true(plan.n_r >= 4); /* 1 ms a layer beside 5 ms to read one */
+    p.weights_s = 0.25;
+    assert_true(platform_tok_s(&p, 1000) == 0.5); /* two pieces */
+    assert_true(platform_tok_s(&p, 512) == 0.25);
+    assert_true(platform_prefill_s(&p, 1000, 1) == 0.25);
+    assert_true(platform_tok_s(&p, 0) == 0);
+    assert_true(platform_kv_s(&p, 1000) == kv_s && platform_h_s(&p, 1000) == h_s);
+    p.weights_s = 1e-6; /* beside computing that takes longer it costs nothing */
+    assert_true(platform_tok_s(&p, 1000) == 1e-3);
+    p.weights_s = 0.25;
+    plan_request_from_platform(&p, 0, 1000, 0, layer, prefill_s, &req);
+    assert_int_equal(plan_make(&req, &plan, &e), 0);
+    assert_true(plan.n_r <= 1); /* layer 0 needs no whole layer */
+}
+
 static void test_builtin(void **state)
 {
     (void)state;
@@ -297,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_flipped_bytes),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_streamed_weights_make_recomputation_dear),
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_balance_points),
         cmocka_unit_test(test_shared_and_throttled),

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 
@@ -44,9 +45,145 @@ static void weights_beyond_the_machine_are_refused(void **state)
     }
 }
 
+/* --- a budget for a packed model -------------------------------------------------------------- */
+
+#define MB ((uint64_t)1000000)
+
+/* A model of 16 layers of 10 MB that keeps 20 MB, and the shape of synth:tiny-mha beside it. */
+static const struct weights_sizes sizes = {
+    .kept = 20 * MB, .layer = 10 * MB, .n_layers = 16, .n_slots = 2};
+
+static struct stack budget_stack;
+static uint64_t context_bytes;
+
+static int share(const char *budget, int max_seqs, int64_t kv_tokens,
+                 struct memory_share *out, struct err *err)
+{
+    struct memory_ask a = {.model = budget_stack.model,
+                           .max_seqs = max_seqs,
+                           .max_rows = 64,
+                           .kv_tokens = kv_tokens};
+    return memory_plan_share(&a, &sizes, budget, 0, out, err);
+}
+
+/* The least budget, by what the refusal says. */
+static uint64_t least_budget(int max_seqs)
+{
+    struct memory_share s;
+    struct err err = {0};
+    uint64_t low = 0, high = 1000 * MB;
+    char text[40];
+    while (low + 1 < high) {
+        uint64_t middle = (low + high) / 2;
+        snprintf(text, sizeof text, "%llu", (unsigned long long)middle);
+        if (share(text, max_seqs, 0, &s, &err) == 0)
+            high = middle;
+        else
+            low = middle;
+    }
+    return high;
+}
+
+static int shared_with(uint64_t budget, int max_seqs, int64_t kv_tokens,
+                       struct memory_share *s)
+{
+    struct err err = {0};
+    char text[40];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)budget);
+    return share(text, max_seqs, kv_tokens, s, &err);
+}
+
+static void open_budget_stack(void)
+{
+    et_open(&budget_stack,
+            &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
+    const struct model *m = budget_stack.model;
+    assert_int_equal(m->max_ctx, 1024);
+    context_bytes = 16 * (uint64_t)m->cfg.n_layers *
+                    kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
+}
+
+/* The least holds what is kept, two layers and one context; a byte less is refused with the table. */
+static void the_least_budget_is_two_layers_and_a_context(void **state)
+{
+    struct memory_share s;
+    struct err err = {0};
+    char text[40];
+    (void)state;
+    open_budget_stack();
+    uint64_t least = least_budget(8);
+    assert_true(least > 40 * MB + context_bytes && least < 140 * MB + context_bytes);
+    assert_int_equal(shared_with(least, 8, 0, &s), 0);
+    assert_int_equal(s.n_resident, 0);
+    assert_int_equal(s.kv_tokens, 1024);
+    snprintf(text, sizeof text, "%llu", (unsigned long long)least - 1);
+    assert_int_equal(share(text, 8, 0, &s, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "does not hold the least"));
+    assert_non_null(strstr(err.msg, "2 layers 0.02"));
+    assert_non_null(strstr(err.msg, "KV of 1024 tokens"));
+    /* A KV cache that was asked for is part of the least. */
+    assert_int_equal(shared_with(least, 8, 2048, &s), ERR_LIMIT);
+    assert_int_equal(shared_with(least + context_bytes, 8, 2048, &s), 0);
+    assert_int_equal(s.kv_tokens, 2048);
+    stack_close(&budget_stack);
+}
+
+/* Each byte beyond the least goes to KV first, up to a context for each sequence and half of what is
+ * left; then to layers.  The sum never exceeds the budget. */
+static void keys_and_values_come_before_layers(void **state)
+{
+    struct memory_share s;
+    (void)state;
+    open_budget_stack();
+    uint64_t least = least_budget(4), base = least - context_bytes;
+    int resident = 0;
+    for (uint64_t more = 0; more < 200 * MB; more += MB / 2) {
+        assert_int_equal(shared_with(least + more, 4, 0, &s), 0);
+        uint64_t kv = context_bytes * (uint64_t)s.kv_tokens / 1024;
+        int ring = s.n_resident < 16 ? 2 : 0;
+        assert_true(base - 20 * MB + kv + (uint64_t)(s.n_resident + ring) * 10 * MB <=
+                    least + more);
+        /* One more layer would not have fitted. */
+        assert_true(s.n_resident == 16 ||
+                    base + kv + (uint64_t)(s.n_resident + 1) * 10 * MB > least + more);
+        assert_true(s.n_resident >= resident);
+        assert_true(s.kv_tokens <= 4 * 1024);
+        if (more >= 8 * context_bytes) /* half of the rest is enough for all four */
+            assert_int_equal(s.kv_tokens, 4 * 1024);
+        assert_int_equal(s.table[0] == 0, s.n_resident == 16);
+        resident = s.n_resident;
+    }
+    assert_int_equal(resident, 16);
+    stack_close(&budget_stack);
+}
+
+static void percentages_and_texts(void **state)
+{
+    struct memory_share s;
+    struct err err = {0};
+    (void)state;
+    open_budget_stack();
+    assert_int_equal(share("0%", 1, 0, &s, &err), 0);
+    assert_int_equal(s.n_resident, 0);
+    assert_int_equal(share("50%", 1, 0, &s, &err), 0);
+    assert_int_equal(s.n_resident, 8);
+    assert_int_equal(share("100%", 1, 0, &s, &err), 0);
+    assert_int_equal(s.n_resident, 16);
+    assert_int_equal(share("auto", 1, 0, &s, &err), 0); /* this machine holds 180 MB */
+    assert_int_equal(s.n_resident, 16);
+    static const char *const wrong[] = {"", "101%", "-1%", "many", "5%x"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_int_equal(share(wrong[i], 1, 0, &s, &err), ERR_USAGE);
+    stack_close(&budget_stack);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_beyond_the_machine_are_refused)};
+        cmocka_unit_test(weights_beyond_the_machine_are_refused),
+        cmocka_unit_test(the_least_budget_is_two_layers_and_a_context),
+        cmocka_unit_test(keys_and_values_come_before_layers),
+        cmocka_unit_test(percentages_and_texts),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

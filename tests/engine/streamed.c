@@ -1,0 +1,89 @@
+/* streamed.c - see streamed.h. */
+#include "streamed.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "tests/base/tempdir.h"
+#include "tests/engine/enginetest.h"
+#include "tests/model/packed_file.h"
+
+enum { MAX_PROMPT = 4 * 64 + 70, N_GENERATE = 4 };
+
+static const char *const plans[] = {"recompute", "hidden", "kv", "auto", "r1,h2,k1"};
+enum { N_PLANS = 5 };
+
+static void open_with(struct stack *k, const char *path, const char *device, int n_ranks,
+                      const char *memory)
+{
+    et_open(k, &(struct stack_opts){.user.model = path,
+                                    .user.device = device,
+                                    .user.tensor_parallel = n_ranks,
+                                    .user.cuda_ranks = n_ranks > 1 ? "shared" : NULL,
+                                    .user.dtype = "bf16",
+                                    .user.threads = 2,
+                                    .user.weights_memory = memory,
+                                    .user.max_context = 512,
+                                    .user.store_in_memory = true,
+                                    .user.no_reuse = true});
+}
+
+static void run_all(struct stack *k, const int32_t *prompt, int n_stored, int n_new,
+                    struct et_run r[N_PLANS])
+{
+    struct et_ask save = {.prompt = prompt,
+                          .n_prompt = n_stored,
+                          .max_tokens = 1,
+                          .save = "both",
+                          .plan = "recompute"};
+    assert_int_equal(et_run(k, &save, &r[0]), 0);
+    assert_int_equal(r[0].committed, n_stored);
+    for (int i = 0; i < N_PLANS; i++) {
+        struct et_ask a = {.prompt = prompt,
+                           .n_prompt = n_stored + n_new,
+                           .max_tokens = N_GENERATE,
+                           .plan = plans[i]};
+        assert_int_equal(et_run(k, &a, &r[i]), 0);
+    }
+}
+
+void streamed_plans_equal(const char *device, int n_ranks, const char *model,
+                          const char *weights, int n_stored, int n_new)
+{
+    static const char *const budgets[] = {"50%", "0%"};
+    static struct et_run want[N_PLANS], got[N_PLANS];
+    char dir[TEMPDIR_BYTES], path[PATH_MAX];
+    int32_t prompt[MAX_PROMPT];
+    struct stack k;
+    struct sha256 fingerprint;
+    assert_in_range(n_stored + n_new, 1, MAX_PROMPT);
+    et_small_prompt(prompt, MAX_PROMPT, 5);
+    tempdir_make_on_disk(dir, "streamed");
+    packed_file_make(dir, model, device, n_ranks, weights, path);
+    open_with(&k, path, device, n_ranks, NULL);
+    fingerprint = k.fingerprint;
+    run_all(&k, prompt, n_stored, n_new, want);
+    stack_close(&k);
+    for (int b = 0; b < 2; b++) {
+        struct weights_stream_stats s;
+        open_with(&k, path, device, n_ranks, budgets[b]);
+        int n_layers = k.model->cfg.n_layers;
+        weights_stats(&k.model->w, &s);
+        assert_int_equal(s.n_streamed, b == 0 ? n_layers / 2 : n_layers);
+        assert_memory_equal(&k.fingerprint, &fingerprint, sizeof fingerprint);
+        run_all(&k, prompt, n_stored, n_new, got);
+        for (int i = 0; i < N_PLANS; i++)
+            et_same(&got[i], &want[i], plans[i]);
+        weights_stats(&k.model->w, &s);
+        /* Two layers find room in the ring; more of them come again in each pass. */
+        assert_true(n_layers > 2);
+        assert_true(s.read_bytes >= (uint64_t)s.n_streamed * s.layer_bytes *
+                                        (s.n_streamed > 2 ? N_GENERATE : 1));
+        assert_int_equal(s.n_failed, 0);
+        stack_close(&k);
+    }
+    tempdir_remove(dir);
+}

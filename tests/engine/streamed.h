@@ -1,0 +1,11 @@
+/* streamed.h - what the engine computes with streamed weights, on any device: for
+ * test_streamed.c and test_streamed_emulated.c. */
+#ifndef TESTS_ENGINE_STREAMED_H
+#define TESTS_ENGINE_STREAMED_H
+
+/* Every plan over a context of n_stored tokens, a multiple of 64, and n_new new ones, with half of the layers streamed and with all, gives the tokens
+ * and logits of resident weights; fails the test otherwise. */
+void streamed_plans_equal(const char *device, int n_ranks, const char *model,
+                          const char *weights, int n_stored, int n_new);
+
+#endif

@@ -1,0 +1,91 @@
+/* test_streamed.c - the engine with weights that pass through a ring: the tokens and logits of
+ * resident ones by every plan, and faults that end a request and nothing else. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <string.h>
+
+#include "streamed.h"
+#include "tests/base/tempdir.h"
+#include "tests/engine/enginetest.h"
+#include "tests/model/packed_file.h"
+
+static void every_plan_has_the_bits_of_resident_weights(void **state)
+{
+    (void)state;
+    streamed_plans_equal("cpu", 1, "synth:tiny-mha", "bf16", 4 * 64, 70);
+    streamed_plans_equal("cpu", 1, "synth:tiny-gqa", "q8", 4 * 64, 70);
+}
+
+static void ranks_stream_their_shares(void **state)
+{
+    (void)state;
+    streamed_plans_equal("cpu", 2, "synth:tiny-mha", "bf16", 4 * 64, 70);
+}
+
+/* A disk that fails ends the requests that need it, with the reason; the engine lives, and when the
+ * disk is back the next request is answered with the same bits. */
+static void a_disk_that_fails_ends_requests_only(void **state)
+{
+    char dir[TEMPDIR_BYTES], path[PATH_MAX];
+    int32_t prompt[100];
+    struct stack k;
+    struct et_run want, got;
+    struct io *sim = et_disk(9, 0);
+    (void)state;
+    et_prompt(prompt, 100, 3);
+    tempdir_make_on_disk(dir, "streamed");
+    packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
+    packed_file_copy(sim, path);
+    et_open(&k, &(struct stack_opts){.user.model = path,
+                                     .user.weights_memory = "0%",
+                                     .user.no_reuse = true,
+                                     .io = sim});
+    struct et_ask a = {.prompt = prompt, .n_prompt = 100, .max_tokens = 4};
+    assert_int_equal(et_run(&k, &a, &want), 0);
+    assert_int_equal(want.n_tokens, 4);
+    io_sim_fault_add(sim, &(struct io_sim_fault){.kind = IO_SIM_FAIL,
+                                                 .on = IO_SIM_ON_READ,
+                                                 .path = ".packed"});
+    for (int i = 0; i < 2; i++) {
+        (void)et_run(&k, &a, &got);
+        assert_int_equal(got.finish, FINISH_ERROR);
+        assert_non_null(strstr(got.err.msg, "Input/output error"));
+        assert_non_null(strstr(got.err.msg, path));
+    }
+    io_sim_fault_clear(sim);
+    assert_int_equal(et_run(&k, &a, &got), 0);
+    et_same(&got, &want, "after the fault");
+    stack_close(&k);
+    io_close(sim);
+    tempdir_remove(dir);
+}
+
+/* A folder cannot be streamed: it says what to do. */
+static void a_folder_must_be_packed_first(void **state)
+{
+    struct stack k;
+    struct err err = {0};
+    (void)state;
+    int rc = stack_open(
+        &(struct stack_opts){.user.model = "models/demo", .user.weights_memory = "auto"},
+        &k, &err);
+    assert_int_equal(rc, ERR_USAGE);
+    assert_non_null(strstr(err.msg, "hcache model pack models/demo"));
+    stack_close(&k);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_plan_has_the_bits_of_resident_weights),
+        cmocka_unit_test(ranks_stream_their_shares),
+        cmocka_unit_test(a_disk_that_fails_ends_requests_only),
+        cmocka_unit_test(a_folder_must_be_packed_first),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

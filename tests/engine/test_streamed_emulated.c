@@ -1,0 +1,36 @@
+/* test_streamed_emulated.c - layers that come up from pinned host memory to an emulated GPU: the
+ * tokens and logits of resident ones, also where decodes are recorded as graphs and replayed, and
+ * over two ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "streamed.h"
+#include "tests/engine/enginetest.h"
+
+static void every_plan_has_the_bits_of_resident_weights(void **state)
+{
+    (void)state;
+    et_device.cuda_math = "fixed";
+    streamed_plans_equal("cuda", 1, "tests/model/golden/families/mistral", "bf16", 64, 5);
+    et_device = (struct device_opts){0};
+}
+
+static void ranks_stream_their_shares(void **state)
+{
+    (void)state;
+    et_device.cuda_math = "fixed";
+    streamed_plans_equal("cuda", 2, "tests/model/golden/families/mistral", "bf16", 64, 5);
+    et_device = (struct device_opts){0};
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_plan_has_the_bits_of_resident_weights),
+        cmocka_unit_test(ranks_stream_their_shares),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,452 @@
+/* test_stream.c - layers that pass through a ring compute what resident ones do; nothing that a disk
+ * does to them becomes output. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../base/tempdir.h"
+#include "io/io_sim.h"
+#include "model/pack_file.h"
+#include "model/pass.h"
+#include "packed_file.h"
+#include "talk.h"
+
+enum { N = 70, MAX_VOCAB = 512, MAX_D = 256 };
+#define EVER ((int64_t)3600 * 1000000000)
+
+static char dir[TEMPDIR_BYTES];
+
+static void pack(const char *source, int n_ranks, const char *weights, char path[PATH_MAX])
+{
+    packed_file_make(dir, source, "cpu", n_ranks, weights, path);
+}
+
+/* --- a model of which so many layers stay ----------------------------------------------------- */
+
+struct lab {
+    struct talk t;
+    int n_resident;
+    struct weights_sizes sizes;
+    int32_t ids[N];
+    float logits[N * MAX_VOCAB];
+};
+
+static int share(void *arg, const struct model *m, const struct weights_sizes *z,
+                 int *n_resident, struct err *err)
+{
+    struct lab *lab = arg;
+    (void)err;
+    assert_int_equal(z->n_layers, m->cfg.n_layers);
+    lab->sizes = *z;
+    *n_resident = lab->n_resident;
+    return 0;
+}
+
+static void lab_open(struct lab *lab, const char *path, int n_ranks, int n_resident,
+                     struct io *io, int64_t stuck_ns)
+{
+    memset(lab, 0, sizeof *lab);
+    lab->n_resident = n_resident;
+    talk_open_as(&lab->t, path, "cpu", n_ranks, 2,
+                 &(struct model_opts){
+                     .share = share, .share_arg = lab, .io = io, .stuck_ns = stuck_ns});
+    assert_true(lab->t.m->cfg.vocab_size <= MAX_VOCAB && lab->t.m->cfg.n_embd <= MAX_D);
+    for (int i = 0; i < N; i++)
+        lab->ids[i] = (i * 37 + 5) % lab->t.m->cfg.vocab_size;
+}
+
+/* A prompt, then one token after another: several passes. */
+static int feed(struct lab *lab)
+{
+    int vocab = lab->t.m->cfg.vocab_size;
+    talk_forget(&lab->t);
+    int rc = talk_try(&lab->t, lab->ids, N - 6, lab->logits, NULL);
+    for (int i = N - 6; rc == 0 && i < N; i++)
+        rc = talk_try(&lab->t, lab->ids + i, 1, lab->logits + (size_t)i * vocab, NULL);
+    return rc;
+}
+
+static void expect_logits(struct lab *lab, const float *want)
+{
+    memset(lab->logits, 0, sizeof lab->logits);
+    assert_int_equal(feed(lab), 0);
+    assert_memory_equal(lab->logits, want,
+                        sizeof(float) * (size_t)(N * lab->t.m->cfg.vocab_size));
+}
+
+static struct weights_stream_stats stats_of(const struct lab *lab)
+{
+    struct weights_stream_stats s;
+    weights_stats(&lab->t.m->w, &s);
+    return s;
+}
+
+static float want[N * MAX_VOCAB];
+static struct lab lab;
+
+static void learn_wanted(const char *path, int n_ranks)
+{
+    lab_open(&lab, path, n_ranks, INT_MAX, NULL, 0);
+    assert_int_equal(stats_of(&lab).n_streamed, 0);
+    assert_int_equal(feed(&lab), 0);
+    memcpy(want, lab.logits, sizeof want);
+    talk_close(&lab.t);
+}
+
+/* Resident, half, one and none: the same bits, whatever the type of the weights, from a disk (one
+ * rank) and from host memory (two). */
+static void streamed_layers_have_the_bits_of_resident_ones(void **state)
+{
+    static const struct {
+        const char *model, *weights;
+        int n_ranks;
+    } cases[] = {
+        {"synth:tiny-mha", "f32", 1},
+        {"synth:tiny-mha", "q8", 1},
+        {"synth:tiny-gqa", "bf16", 1},
+        {"tests/model/golden/families/qwen2-window", NULL, 1},
+        {"tests/model/golden/families/opt", NULL, 1},
+        {"synth:tiny-mha", "bf16", 2},
+        {"synth:tiny-mha", NULL, 2},
+    };
+    char path[PATH_MAX];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        pack(cases[i].model, cases[i].n_ranks, cases[i].weights, path);
+        learn_wanted(path, cases[i].n_ranks);
+        int n_layers = lab.sizes.n_layers;
+        for (int n = n_layers - 1; n >= 0; n = n > 0 ? n / 2 : -1) {
+            lab_open(&lab, path, cases[i].n_ranks, n, NULL, 0);
+            assert_int_equal(stats_of(&lab).n_streamed, n_layers - n);
+            assert_int_equal(lab.t.m->w.bytes, weights_sizes_bytes(&lab.sizes, n));
+            expect_logits(&lab, want);
+            struct weights_stream_stats s = stats_of(&lab);
+            assert_true(s.read_bytes >= 7 * s.layer_bytes || n_layers - n <= 2);
+            assert_int_equal(s.n_failed, 0);
+            talk_close(&lab.t);
+        }
+    }
+}
+
+/* Each number of layers stays exactly, never two more on one half than on the other, the first one
+ * first. */
+static void resident_layers_are_spread_evenly(void **state)
+{
+    (void)state;
+    for (int n_layers = 1; n_layers <= 80; n_layers++)
+        for (int n = 0; n <= n_layers; n++) {
+            int all = 0, first = 0;
+            for (int l = 0; l < n_layers; l++) {
+                all += weights_stays(l, n, n_layers);
+                first += l < n_layers / 2 && weights_stays(l, n, n_layers);
+            }
+            assert_int_equal(all, n);
+            assert_true(n == 0 || weights_stays(0, n, n_layers));
+            assert_in_range(2 * first + 2, n < 2 ? 0 : n - 1, n + 4);
+        }
+}
+
+/* The ring reads the first layers of the next pass behind the last ones of this one: with nobody
+ * asking, a pass over four layers through two slots ends with six reads. */
+static void the_next_pass_is_read_ahead(void **state)
+{
+    char path[PATH_MAX];
+    struct weights_stream_stats s;
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    lab_open(&lab, path, 1, 0, NULL, 0);
+    assert_int_equal(talk_try(&lab.t, lab.ids, N, NULL, NULL), 0);
+    do {
+        usleep(1000);
+        s = stats_of(&lab);
+    } while (s.read_bytes < 6 * s.layer_bytes);
+    /* The next pass finds them: two more are read, and two behind those. */
+    assert_int_equal(talk_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
+    do {
+        usleep(1000);
+        s = stats_of(&lab);
+    } while (s.read_bytes < 10 * s.layer_bytes);
+    assert_int_equal(s.read_bytes, 10 * s.layer_bytes);
+    talk_close(&lab.t);
+}
+
+/* --- several passes at once ------------------------------------------------------------------- */
+
+/* Two passes hold a layer each while whole passes run: the ring of two grows, and all have the bits
+ * of resident weights. */
+static void held_layers_stay_while_others_pass(void **state)
+{
+    static float rows[2][2][N * MAX_D];
+    static struct residual x[2];
+    static struct model_pass held[2];
+    char path[PATH_MAX];
+    int32_t pos[N], seq_row[2] = {0, N};
+    struct mat out;
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    learn_wanted(path, 1);
+    lab_open(&lab, path, 1, 0, NULL, 0);
+    assert_int_equal(feed(&lab), 0); /* K and V of the rows are in the cache */
+    for (int i = 0; i < N; i++)
+        pos[i] = i;
+    const int32_t *tables[1] = {lab.t.table.blocks};
+    struct ragged all = {
+        .n_rows = N, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
+    for (int p = 0; p < 2; p++) {
+        x[p].n = 2;
+        for (int i = 0; i < 2; i++)
+            x[p].x[0][i] = mat_of(rows[p][i], lab.t.m->dtype, N, lab.t.m->cfg.n_embd);
+        model_pass_begin(&held[p], &(struct model_pass_opts){.model = lab.t.m,
+                                                             .work = lab.t.work,
+                                                             .stream = lab.t.s,
+                                                             .n_rows = N,
+                                                             .ids = lab.ids,
+                                                             .x = &x[p],
+                                                             .kv = lab.t.layers});
+    }
+    for (int l = 0; l < lab.t.m->cfg.n_layers; l++) {
+        int32_t cut[2][2] = {{0, 30}, {0, N - 30}};
+        struct ragged a = all, b = all;
+        a.n_rows = 30;
+        a.seq_row = cut[0];
+        b.n_rows = N - 30;
+        b.seq_row = cut[1];
+        b.pos = pos + 30;
+        for (int p = 0; p < 2; p++)
+            if (p == 0 || l > 0) /* the second one is a layer behind */
+                assert_int_equal(model_pass_layer(&held[p], &a), 0);
+        assert_int_equal(model_forward(lab.t.m, lab.t.work, lab.t.s, lab.ids, lab.t.layers,
+                                       &all, NULL, &out),
+                         0);
+        for (int p = 0; p < 2; p++)
+            if (p == 0 || l > 0)
+                assert_int_equal(model_pass_layer(&held[p], &b), 0);
+    }
+    size_t bytes = (size_t)(N * lab.t.m->cfg.n_embd) * dtype_bytes(lab.t.m->dtype);
+    assert_int_equal(model_forward(lab.t.m, lab.t.work, lab.t.s, lab.ids, lab.t.layers,
+                                   &all, NULL, &out),
+                     0);
+    assert_memory_equal(model_pass_output(&held[0]).data, out.data, bytes);
+    assert_int_equal(model_pass_layer(&held[1], &all), 0);
+    assert_memory_equal(model_pass_output(&held[1]).data, out.data, bytes);
+    for (int p = 0; p < 2; p++)
+        model_pass_end(&held[p]);
+    expect_logits(&lab, want);
+    talk_close(&lab.t);
+}
+
+/* --- what a disk does ------------------------------------------------------------------------- */
+
+static struct io *sim;
+
+/* The packed file on a simulated disk, under the same path. */
+static void open_on_sim(const char *path, int n_resident, int64_t stuck_ns)
+{
+    struct err err = {0};
+    assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = 7}, &sim, &err), 0);
+    packed_file_copy(sim, path);
+    lab_open(&lab, path, 1, n_resident, sim, stuck_ns);
+}
+
+static void close_on_sim(void)
+{
+    io_sim_fault_clear(sim);
+    io_sim_unstick(sim);
+    talk_close(&lab.t);
+    io_close(sim);
+}
+
+/* K and V need what always stays: with a disk that fails every read, all layers project. */
+static void keys_and_values_need_no_stream(void **state)
+{
+    static float h[N * MAX_D], out[2 * N * MAX_D], same[2 * N * MAX_D];
+    char path[PATH_MAX];
+    (void)state;
+    pack("synth:tiny-gqa", 1, NULL, path);
+    for (int i = 0; i < N * MAX_D; i++)
+        h[i] = (float)(i % 17) / 17;
+    open_on_sim(path, 0, EVER);
+    io_sim_fault_add(sim,
+                     &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ});
+    struct talk resident;
+    talk_open_held(&resident, path, NULL, NULL);
+    int64_t d = lab.t.m->cfg.n_embd, kv = 2 * (int64_t)model_rank_kv_dim(lab.t.m);
+    for (int l = 0; l < lab.t.m->cfg.n_layers; l++) {
+        assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, l,
+                                          mat_of(h, DTYPE_F32, N, d),
+                                          mat_of(out, DTYPE_F32, N, kv)),
+                         0);
+        assert_int_equal(model_kv_project(resident.m, resident.work, resident.s, l,
+                                          mat_of(h, DTYPE_F32, N, d),
+                                          mat_of(same, DTYPE_F32, N, kv)),
+                         0);
+        assert_memory_equal(out, same, sizeof(float) * (size_t)(N * kv));
+    }
+    talk_close(&resident);
+    close_on_sim();
+}
+
+static uint64_t place_in_layer(const char *path, int l)
+{
+    struct pack_file f;
+    struct err err = {0};
+    assert_int_equal(pack_file_open(&f, path, &err), 0);
+    const struct pack_part *p = &f.parts[pack_streamed_part(l)];
+    uint64_t at = p->at + p->bytes / 2;
+    pack_file_close(&f);
+    return at;
+}
+
+/* A bit that is flipped on the disk after the start fails every pass, and no logits come of it; the
+ * process and later passes live. */
+static void a_flipped_bit_fails_the_pass(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    learn_wanted(path, 1);
+    uint64_t at = place_in_layer(path, 3);
+    open_on_sim(path, 1, EVER); /* layer 0 stays */
+    expect_logits(&lab, want);
+    assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
+    for (int i = 0; i < 3; i++) {
+        memset(lab.logits, 0, sizeof lab.logits);
+        int rc = feed(&lab);
+        assert_int_equal(rc, ERR_CORRUPT);
+    }
+    assert_non_null(strstr(stats_of(&lab).fault, "damaged at byte"));
+    assert_non_null(strstr(stats_of(&lab).fault, path));
+    assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
+    expect_logits(&lab, want);
+    close_on_sim();
+}
+
+/* Damage on the way, not on the disk, is read again and found good. */
+static void a_bad_transfer_is_read_again(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    learn_wanted(path, 1);
+    open_on_sim(path, 0, EVER);
+    io_sim_fault_add(
+        sim, &(struct io_sim_fault){
+                 .kind = IO_SIM_READ_FLIP, .on = IO_SIM_ON_READ, .skip = 1, .count = 1});
+    expect_logits(&lab, want);
+    assert_int_equal(io_sim_fault_count(sim, IO_SIM_READ_FLIP, 0), 1);
+    assert_int_equal(stats_of(&lab).n_failed, 0);
+    close_on_sim();
+}
+
+/* A disk that fails reads fails the pass with its code, and serves the next one when it is back. */
+static void a_disk_that_ends_fails_the_pass(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    learn_wanted(path, 1);
+    open_on_sim(path, 0, EVER);
+    expect_logits(&lab, want);
+    io_sim_fault_add(sim,
+                     &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ});
+    assert_int_equal(feed(&lab), -EIO);
+    assert_int_equal(feed(&lab), -EIO);
+    io_sim_fault_clear(sim);
+    expect_logits(&lab, want);
+    close_on_sim();
+}
+
+/* A disk that hangs fails the pass after the time that it gets; when it answers again, so do passes. */
+static void a_disk_that_hangs_fails_the_pass(void **state)
+{
+    char path[PATH_MAX];
+    int rc;
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    learn_wanted(path, 1);
+    open_on_sim(path, 0, (int64_t)100 * 1000000);
+    io_sim_fault_add(sim,
+                     &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
+    /* Layers that were read before may pass. */
+    while ((rc = feed(&lab)) == 0)
+        ;
+    assert_int_equal(rc, -ETIMEDOUT);
+    assert_int_equal(feed(&lab), -ETIMEDOUT);
+    assert_non_null(strstr(stats_of(&lab).fault, "does not answer"));
+    io_sim_fault_clear(sim);
+    io_sim_unstick(sim);
+    while ((rc = feed(&lab)) == -ETIMEDOUT)
+        ; /* on a machine that stands still 100 ms is not much */
+    assert_int_equal(rc, 0);
+    assert_memory_equal(lab.logits, want,
+                        sizeof(float) * (size_t)(N * lab.t.m->cfg.vocab_size));
+    close_on_sim();
+}
+
+static void *pass_in_thread(void *arg)
+{
+    *(int *)arg = feed(&lab);
+    return NULL;
+}
+
+/* weights_stop ends a pass that waits for a disk for an hour, and every one after it. */
+static void a_stop_ends_a_pass_that_waits(void **state)
+{
+    char path[PATH_MAX];
+    pthread_t thread;
+    int rc = 0;
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    open_on_sim(path, 0, EVER);
+    io_sim_fault_add(sim,
+                     &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
+    assert_int_equal(pthread_create(&thread, NULL, pass_in_thread, &rc), 0);
+    while (io_sim_fault_hits(sim) == 0)
+        usleep(1000);
+    weights_stop(&lab.t.m->w);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(rc, ERR_CANCELLED);
+    assert_int_equal(feed(&lab), ERR_CANCELLED);
+    close_on_sim();
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    tempdir_make_on_disk(dir, "stream");
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    tempdir_remove(dir);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streamed_layers_have_the_bits_of_resident_ones),
+        cmocka_unit_test(resident_layers_are_spread_evenly),
+        cmocka_unit_test(the_next_pass_is_read_ahead),
+        cmocka_unit_test(held_layers_stay_while_others_pass),
+        cmocka_unit_test(keys_and_values_need_no_stream),
+        cmocka_unit_test(a_flipped_bit_fails_the_pass),
+        cmocka_unit_test(a_bad_transfer_is_read_again),
+        cmocka_unit_test(a_disk_that_ends_fails_the_pass),
+        cmocka_unit_test(a_disk_that_hangs_fails_the_pass),
+        cmocka_unit_test(a_stop_ends_a_pass_that_waits),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
