@@ -297,6 +297,7 @@ static int run(const struct batch_args *a, struct signals *signals)
                            .lookahead = a->lookahead,
                            .created_s = time_of(a->in),
                            .on_progress = show,
+                           .progress_ns = 100000000,
                            .arg = &shown};
     int rc = batch_open(&o, &job, &err);
     if (rc != 0) {

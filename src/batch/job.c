@@ -225,7 +225,7 @@ static void tell(struct batch *b, bool now)
 {
     int64_t at = clock_now_ns();
     struct batch_counts *c = &b->counts;
-    if (!now && at - b->told_ns < INT64_C(100000000))
+    if (!now && at - b->told_ns < b->o.progress_ns)
         return;
     b->told_ns = at;
     c->elapsed_s = (double)(at - b->begun_ns) * 1e-9;

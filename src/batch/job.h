@@ -49,8 +49,10 @@ struct batch_opts {
     int priority;           /* of all requests; 0: their own */
     int64_t created_s;      /* as the answers tell it */
     uint64_t max_out_bytes; /* of output and errors together; 0: no bound */
-    /* Called about ten times a second by the thread of batch_run. NULL: not. */
+    /* Called by the thread of batch_run when something has happened, and at least ten times a second; but
+     * not twice within progress_ns.  NULL: not. */
     void (*on_progress)(void *arg, const struct batch_counts *counts);
+    int64_t progress_ns;
     void *arg;
 };
 

@@ -162,6 +162,7 @@ static int run_job(struct runner *r, struct err *run_err)
                            .created_s = b->head.created_s,
                            .max_out_bytes = UINT64_MAX,
                            .on_progress = on_progress,
+                           .progress_ns = 100000000,
                            .arg = r};
     o.client.salt = b->head.tenant[0] != 0 ? b->head.tenant : NULL;
     o.client.calls = &r->calls;

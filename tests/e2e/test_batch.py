@@ -3,6 +3,7 @@ once."""
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -188,6 +189,18 @@ def interrupted():
           sorted(run(src, "-").stdout.encode().split(b"\n")[:-1]))
 
 
+def full_disk():
+    """The output may not grow beyond 5,000 bytes: a write of several lines is cut off in the middle."""
+    src = write("in", [line(f"f{i}", chat(f"Number {i}.")) for i in range(40)])
+    p = subprocess.run(command(src, path("full")), capture_output=True, text=True, timeout=PATIENCE,
+                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)))
+    check("a full disk ends the job and is named", p.returncode == 1 and "full" in p.stderr, p.stderr)
+    lines = whole_lines("full")
+    check("... with whole lines", lines is not None and len(lines) < 40, text_of("full")[-200:])
+    equal("with room it goes on", run(src, path("full")).returncode, 0)
+    equal("... to all lines", sorted(whole_lines("full")), sorted(run(src, "-").stdout.encode().split(b"\n")[:-1]))
+
+
 def killed():
     """Each kill comes when some more lines are there, or none: also while the model loads."""
     rng = random.Random(SEED)
@@ -223,6 +236,7 @@ what_fails()
 arguments()
 shared_beginnings()
 interrupted()
+full_disk()
 killed()
 shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "batch/line.h"
 #include "jinja/jinja.h"
 #include "format/gguf.h"
 #include "format/gguf_tokenizer.h"
@@ -295,6 +296,32 @@ static void fuzz_request(const uint8_t *bytes, size_t n)
     json_free(body);
 }
 
+/* A line of a batch is a request or has a fault, and is answered by one line with an id of its own. */
+static void fuzz_batch_line(const uint8_t *bytes, size_t n)
+{
+    struct input in = {.n_lines = 1};
+    struct idset seen = {0};
+    struct line l;
+    struct fault f = {0};
+    struct json *told = NULL;
+    textbuf_add(&in.line, bytes, n);
+    int rc = line_read(&in, INPUT_LINE, &seen, &l, &f);
+    if (rc != 0)
+        must_be_fault(&f);
+    else
+        MUST(l.custom_id != NULL && l.kind != 0 && json_kind(l.body) == JSON_KIND_OBJECT);
+    char *text = rc == 0 ? line_answer(&l, 200, json_new_object()) : line_fault(&l, &f);
+    MUST(strlen(l.name) == LINE_NAME_BYTES - 1 && strchr(text, '\n') == NULL);
+    MUST(strncmp(text, "{\"id\": \"" LINE_ID, strlen("{\"id\": \"" LINE_ID)) == 0);
+    MUST(json_parse(&told, text, strlen(text), "line", NULL) == 0);
+    MUST(json_kind(json_member(told, rc == 0 ? "error" : "response")) == JSON_KIND_NULL);
+    json_free(told);
+    free(text);
+    line_deinit(&l);
+    idset_free(&seen);
+    textbuf_free(&in.line);
+}
+
 static void fuzz_items(const uint8_t *bytes, size_t n)
 {
     struct json *sent = NULL, *items = NULL, *again = NULL;
@@ -502,6 +529,7 @@ const struct fuzz_target fuzz_targets[] = {
     {"template", fuzz_template},
     {"tool-calls", fuzz_tool_calls},
     {"request", fuzz_request},
+    {"batch-line", fuzz_batch_line},
     {"items", fuzz_items},
     {"http-head", fuzz_http_head},
     {"sse", fuzz_sse},

@@ -1,0 +1,244 @@
+/* test_job.c - a job over a real engine: it yields, is stopped, meets its bound, and goes on. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/textbuf.h"
+#include "batch/job.h"
+
+enum { N_LINES = 40, TOKENS = 30 };
+
+static char folder[64];
+static struct hcache *h;
+static struct err err;
+
+/* --- the engine and the files ----------------------------------------------------------------- */
+
+static void put(const char *name, const struct textbuf *text)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text->p, 1, text->n, f), text->n);
+    fclose(f);
+    free(path);
+}
+
+static int open_all(void **state)
+{
+    (void)state;
+    struct hcache_opts o = {.model = "synth:tiny-gqa", .threads = 1, .max_sequences = 4};
+    struct hcache_err herr = {0};
+    strcpy(folder, "/tmp/hcache-job.XXXXXX");
+    if (mkdtemp(folder) == NULL || hcache_open(&o, &h, &herr) != 0 ||
+        hcache_serve_start(h, 0, &herr) != 0) {
+        fprintf(stderr, "%s\n", herr.msg);
+        return -1;
+    }
+    struct textbuf text = {0};
+    for (int i = 0; i < N_LINES; i++)
+        textbuf_addf(
+            &text,
+            "{\"custom_id\":\"%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
+            "\"body\":{\"prompt\":[%d,7,9],\"max_tokens\":%d,\"ignore_eos\":true}}\n",
+            i, 5 + i, TOKENS);
+    put("in", &text);
+    textbuf_free(&text);
+    return 0;
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    char *command = xasprintf("rm -rf %s", folder);
+    int rc = system(command);
+    free(command);
+    hcache_serve_stop(h);
+    hcache_close(h);
+    return rc;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The lines of a file, sorted: the caller's.  Each of them is whole. */
+static char *lines_of(const char *name, int *n)
+{
+    char *path = xasprintf("%s/%s", folder, name), *text, *lines[N_LINES + 1], *rest = NULL;
+    size_t n_text;
+    struct textbuf out = {0};
+    assert_int_equal(file_read(path, 1 << 24, &text, &n_text, &err), 0);
+    assert_true(n_text == 0 || text[n_text - 1] == '\n');
+    *n = 0;
+    for (char *l = strtok_r(text, "\n", &rest); l != NULL;
+         l = strtok_r(NULL, "\n", &rest)) {
+        assert_true(*n < N_LINES);
+        lines[(*n)++] = l;
+    }
+    qsort(lines, (size_t)*n, sizeof lines[0], by_text);
+    for (int i = 0; i < *n; i++)
+        textbuf_addf(&out, "%s\n", lines[i]);
+    textbuf_add(&out, "", 0);
+    free(text);
+    free(path);
+    return out.p;
+}
+
+/* --- jobs ------------------------------------------------------------------------------------- */
+
+struct told {
+    struct batch *job;
+    void (*act)(struct told *t, const struct batch_counts *c);
+    int n_began, n_ended;
+};
+
+static void on_progress(void *arg, const struct batch_counts *c)
+{
+    struct told *t = arg;
+    if (t->act != NULL)
+        t->act(t, c);
+}
+
+static void began(void *arg)
+{
+    ((struct told *)arg)->n_began++;
+}
+
+static void ended(void *arg, enum answer_end end, const struct hcache_result *r,
+                  bool missed)
+{
+    (void)end;
+    (void)r;
+    (void)missed;
+    ((struct told *)arg)->n_ended++;
+}
+
+static int run(const char *out, uint64_t bound, struct told *t, struct batch_counts *counts)
+{
+    static const struct client_calls calls = {.began = began, .ended = ended};
+    char *input = xasprintf("%s/in", folder), *output = xasprintf("%s/%s", folder, out);
+    struct batch_opts o = {.client = {.h = h, .model_name = "m", .calls = &calls, .arg = t},
+                           .input = input,
+                           .output = output,
+                           .in_flight = 4,
+                           .lookahead = 16,
+                           .max_out_bytes = bound,
+                           .on_progress = on_progress,
+                           .arg = t};
+    assert_int_equal(batch_open(&o, &t->job, &err), 0);
+    int rc = batch_run(t->job, &err);
+    batch_counts(t->job, counts);
+    batch_close(t->job);
+    free(input);
+    free(output);
+    return rc;
+}
+
+/* What a job leaves that nothing disturbs. */
+static char *undisturbed(const char *name)
+{
+    struct told t = {0};
+    struct batch_counts c;
+    int n;
+    assert_int_equal(run(name, 0, &t, &c), 0);
+    assert_int_equal(c.n_done, N_LINES);
+    assert_int_equal(c.n_failed, 0);
+    assert_int_equal(c.generated_tokens, N_LINES * TOKENS);
+    assert_int_equal(t.n_began, N_LINES);
+    assert_int_equal(t.n_ended, N_LINES);
+    return lines_of(name, &n);
+}
+
+static void assert_goes_on(const char *out, int n_done)
+{
+    struct told t = {0};
+    struct batch_counts c;
+    int n;
+    char *name = xasprintf("%s calm", out), *want = undisturbed(name);
+    assert_int_equal(run(out, 0, &t, &c), 0);
+    assert_int_equal(c.n_skipped, n_done);
+    assert_int_equal(c.n_answers, N_LINES - n_done);
+    char *got = lines_of(out, &n);
+    assert_string_equal(got, want);
+    free(got);
+    free(want);
+    free(name);
+}
+
+static void yield_soon(struct told *t, const struct batch_counts *c)
+{
+    (void)c;
+    if (t->n_began > 0)
+        batch_yield(t->job);
+}
+
+/* What runs is finished, not thrown away: else a line that takes longer than a turn would never end. */
+static void a_job_that_yields_loses_no_work(void **state)
+{
+    (void)state;
+    struct told t = {.act = yield_soon};
+    struct batch_counts c;
+    int n;
+    assert_int_equal(run("yielded", 0, &t, &c), ERR_CANCELLED);
+    assert_true(c.n_done > 0 && c.n_done < N_LINES);
+    assert_int_equal(c.n_done, t.n_began);
+    assert_int_equal(c.n_answers, t.n_began);
+    free(lines_of("yielded", &n));
+    assert_int_equal(n, (int)c.n_done);
+    assert_goes_on("yielded", n);
+}
+
+static void stop_soon(struct told *t, const struct batch_counts *c)
+{
+    if (c->n_done > 0)
+        batch_stop(t->job);
+}
+
+static void a_job_that_is_stopped_goes_on(void **state)
+{
+    (void)state;
+    struct told t = {.act = stop_soon};
+    struct batch_counts c;
+    int n;
+    assert_int_equal(run("stopped", 0, &t, &c), ERR_CANCELLED);
+    assert_true(c.n_done > 0 && c.n_done < N_LINES);
+    assert_int_equal(t.n_ended, t.n_began);
+    free(lines_of("stopped", &n));
+    assert_int_equal(n, (int)c.n_done);
+    assert_goes_on("stopped", n);
+}
+
+/* No line goes beyond the bound, and none is torn. */
+static void answers_stay_within_their_bound(void **state)
+{
+    (void)state;
+    struct told t = {0};
+    struct batch_counts c;
+    int n;
+    char *text;
+    assert_int_equal(run("bounded", 2000, &t, &c), ERR_LIMIT);
+    text = lines_of("bounded", &n);
+    assert_true(strlen(text) <= 2000 && n < N_LINES);
+    free(text);
+    assert_goes_on("bounded", n);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_job_that_yields_loses_no_work),
+        cmocka_unit_test(a_job_that_is_stopped_goes_on),
+        cmocka_unit_test(answers_stay_within_their_bound),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
