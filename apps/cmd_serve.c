@@ -38,7 +38,7 @@ struct serve_args {
     int read_timeout, write_timeout, idle_timeout, drain;
     uint64_t max_body, max_bodies;
     const char *conversations;
-    int64_t max_turns, conversation_ttl;
+    int64_t max_turns, conversation_ttl, idle_ttl;
     const char *files;
     uint64_t files_bytes;
     int batch_sequences;
@@ -75,6 +75,9 @@ static const struct opt options[] = {
          "so"},
     {"salt-quota", OPT(struct serve_args, engine.o.salt_quota_bytes), .arg = "BYTES",
      .def = "0", .help = "bound on saved state of each API key and cache_salt; 0 is none"},
+    {"idle-ttl", OPT(struct serve_args, idle_ttl), .arg = "S", .def = "0", .min = 0,
+     .max = TTL_MAX_S,
+     .help = "seconds after its last use until saved state is evicted; 0 is never"},
     {"conversations", OPT(struct serve_args, conversations), .arg = "FILE",
      .help =
          "where responses and conversations are kept; conversations.db beside the store "
@@ -469,6 +472,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .parse_special = a->parse_special,
                              .answers = on_disk ? answers : NULL,
                              .store_required = a->store_required,
+                             .idle_ttl_s = a->idle_ttl,
                              .salt_quota_bytes = a->engine.o.salt_quota_bytes};
     int code = 0, rc = server_start(&so, &s, &err);
     if (rc != 0)

@@ -11,6 +11,7 @@
 #include "apps/option_tables.h"
 #include "apps/option_tables.h"
 #include "apps/option_tables.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -26,6 +27,7 @@ struct store_args {
     bool chunks;
     bool why;
     bool json;
+    int64_t idle_ttl_s;
 };
 
 static const struct opt dir_positionals[] = {
@@ -737,13 +739,20 @@ static int run_rm(const struct store_args *a, struct err *err)
 
 /* --- gc ---------------------------------------------------------------------------------------- */
 
+static const struct opt gc_options[] = {
+    {"idle-ttl", OPT(struct store_args, idle_ttl_s), .arg = "S", .def = "0", .min = 0,
+     .max = INT64_C(3153600000),
+     .help = "also evict what nobody has used for this many seconds; 0: nothing"},
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
 static const struct opt_cmd gc_cmd = {
     .name = "store gc",
     .summary =
         "Removes what cannot be reached, cuts the files behind what is used, and "
         "wipes what is free in them. Rebuilds the index where it is lost or damaged.",
     .positionals = dir_positionals,
-    .options = stat_options,
+    .options = gc_options,
     .values_bytes = sizeof(struct store_args),
 };
 const struct opt_cmd *const options_of_store_gc = &gc_cmd;
@@ -752,12 +761,14 @@ static int run_gc(const struct store_args *a, struct err *err)
 {
     struct session s;
     struct store_stats st;
-    uint64_t freed_bytes = 0;
+    uint64_t freed_bytes = 0, n_idle = 0;
     int rc = session_open(&s, a, true, err); /* opening for writing would make a store */
     if (rc == 0 || rc == ERR_CORRUPT) {      /* and it rebuilds a damaged index */
         session_close(&s);
         rc = session_open(&s, a, false, err);
     }
+    if (rc == 0 && a->idle_ttl_s > 0)
+        rc = store_evict_idle(s.store, clock_wall_s() - a->idle_ttl_s, &n_idle, err);
     if (rc == 0)
         rc = store_gc(s.store, &freed_bytes, err);
     if (rc == 0) {
@@ -767,10 +778,13 @@ static int run_gc(const struct store_args *a, struct err *err)
         bytes_text(st.file_bytes, files);
         if (a->json) {
             struct json *j = json_new_object();
+            json_put_int(j, "evicted_chunks", (int64_t)n_idle);
             json_put_int(j, "freed_bytes", (int64_t)freed_bytes);
             json_put_int(j, "file_bytes", (int64_t)st.file_bytes);
             print_json(j);
         } else {
+            if (a->idle_ttl_s > 0)
+                printf("%llu chunks evicted\n", (unsigned long long)n_idle);
             printf("%s given back, files of %s are left\n", freed, files);
         }
     }

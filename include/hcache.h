@@ -373,6 +373,11 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
 /* Erases everything that is stored under a salt. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err);
+/* Evicts chunks that nobody has used for idle_s seconds; *n_chunks says how many.  Pinned chunks and
+ * those in use stay, with all that they continue.  Evicting is not erasing: hcache_cache_erase is
+ * for what must leave no remains. */
+int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,
+                            struct hcache_err *err);
 /* Returns when all that was computed before is durable, or has failed. */
 void hcache_cache_flush(struct hcache *h);
 

@@ -53,6 +53,7 @@ struct server {
     int port, listen_socket;
     int64_t created_s;
     int64_t clock_set_by_s;     /* as was said last; of the thread that tidies up */
+    atomic_bool said_idle;      /* that idle chunks cannot be evicted */
     _Atomic(struct hcache *) h; /* NULL: loading */
     atomic_bool draining;
     atomic_int n_active, n_connections;

@@ -172,13 +172,28 @@ static void note_clock(struct server *s)
              (long long)by_s);
 }
 
+static void evict_idle(struct server *s)
+{
+    struct hcache_err err = {0};
+    uint64_t n = 0;
+    if (s->o.idle_ttl_s > 0 &&
+        hcache_cache_evict_idle(atomic_load(&s->h), s->o.idle_ttl_s, &n, &err) != 0)
+        log_warn_once(&s->said_idle, "idle chunks are not evicted: %s", err.msg);
+    else if (n > 0)
+        log_info("%llu chunks were evicted: nobody used them for %lld s",
+                 (unsigned long long)n, (long long)s->o.idle_ttl_s);
+}
+
 void keep_tidy(void *arg)
 {
     struct server *s = arg;
     struct err err = {0};
     struct erased gone;
     note_clock(s);
-    if (atomic_load(&s->h) == NULL || s->conversations == NULL)
+    if (atomic_load(&s->h) == NULL)
+        return;
+    evict_idle(s);
+    if (s->conversations == NULL)
         return;
     int rc = conversations_expire(s->conversations, clock_wall_s(), EXPIRE_AT_ONCE, &gone,
                                   &err);

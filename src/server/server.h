@@ -49,6 +49,8 @@ struct server_opts {
     const char *answers; /* the file that remembers our answers' tokens; NULL: no file */
     bool
         store_required; /* a file of answers that cannot be used is an error, not a warning */
+    int64_t
+        idle_ttl_s; /* stored chunks that nobody used for so long are evicted; 0: never */
     /* as hcache was opened with: no request may set more; 0: no bound */
     uint64_t salt_quota_bytes;
 };

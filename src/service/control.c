@@ -181,6 +181,16 @@ int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased 
     return rc;
 }
 
+int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,
+                            struct hcache_err *err)
+{
+    *n_chunks = 0;
+    int rc = need_store(h, hcache_inner(err));
+    return rc != 0 ? rc
+                   : store_evict_idle(h->k.store, clock_wall_s() - idle_s, n_chunks,
+                                      hcache_inner(err));
+}
+
 void hcache_cache_flush(struct hcache *h)
 {
     service_flush(h->service);

@@ -549,6 +549,21 @@ struct chunk_node *catalog_victim(const struct catalog *c)
     return victim;
 }
 
+int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_node **out,
+                 int most)
+{
+    int n = 0;
+    for (uint32_t i = 0; i < c->n_owners; i++) {
+        const struct placement_part *leaves = &c->owners[i].place;
+        for (uint32_t k = 0; k < leaves->n && n < most; k++) {
+            struct placement_item *item = leaves->slot[k];
+            if (item->used_time < before_wall_s && !item->is_kept)
+                out[n++] = node_of(item);
+        }
+    }
+    return n;
+}
+
 bool catalog_knows(const struct catalog *c, const struct sha256 *fingerprint)
 {
     for (uint32_t i = 0; i < c->n_fingerprints; i++)

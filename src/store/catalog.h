@@ -169,6 +169,10 @@ void catalog_settle(struct catalog *c, struct chunk_node *n);
 /* The leaf that the policy evicts next, of all or of one owner; NULL where nothing can be
  * evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
+/* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before a
+ * time; returns how many. */
+int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_node **out,
+                 int most);
 struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx);
 
 /* Whether any live chunk has this fingerprint. */

@@ -52,7 +52,7 @@ void store_forget_eviction(struct store *s, const struct sha256 *key)
 void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_SPACE ||
-                why == STORE_EVICT_QUOTA;
+                why == STORE_EVICT_QUOTA || why == STORE_EVICT_IDLE;
     if (kept)
         *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1; /* never 0 */
     s->evictions[why]++;
@@ -109,6 +109,39 @@ static void evict(struct store *s, uint64_t want_bytes, enum store_evict why)
     while (s->freeing_bytes + s->wiping_bytes < want_bytes &&
            (n = catalog_victim(&s->catalog)) != NULL)
         victim_evict(s, n, why);
+}
+
+enum { IDLE_AT_ONCE = 256 }; /* what other threads wait for is short */
+
+/* [lock] Returns how many chunks went. */
+static int evict_some_idle(struct store *s, uint32_t before_wall_s)
+{
+    struct chunk_node *leaves[IDLE_AT_ONCE];
+    store_expire_pins(s);
+    int n = catalog_idle(&s->catalog, before_wall_s, leaves, IDLE_AT_ONCE);
+    for (int i = 0; i < n; i++)
+        victim_evict(s, leaves[i], STORE_EVICT_IDLE);
+    return n;
+}
+
+int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
+                     struct err *err)
+{
+    uint32_t before = before_wall_s < 0            ? 0
+                      : before_wall_s > UINT32_MAX ? UINT32_MAX
+                                                   : (uint32_t)before_wall_s;
+    int n, rc = 0;
+    *n_chunks = 0;
+    do { /* the parents of those that went are leaves now */
+        pthread_mutex_lock(&s->lock);
+        rc = store_can_save(s, err);
+        n = rc == 0 ? evict_some_idle(s, before) : 0;
+        *n_chunks += (uint64_t)n;
+        pthread_mutex_unlock(&s->lock);
+    } while (n > 0);
+    if (rc == 0 && *n_chunks > 0)
+        rc = store_commit_run(s, 0, err);
+    return rc != 0 || *n_chunks == 0 ? rc : store_wipe(s, err);
 }
 
 /* [lock] Chunks of mean size that fit under the cap. */

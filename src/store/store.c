@@ -170,13 +170,10 @@ void store_stats(struct store *s, struct store_stats *out)
 }
 
 static const char *const evict_names[STORE_EVICTS] = {
-    [STORE_EVICT_CAP] = "cap",
-    [STORE_EVICT_SPACE] = "disk_full",
-    [STORE_EVICT_QUOTA] = "quota",
-    [STORE_EVICT_ORPHAN] = "orphan",
-    [STORE_EVICT_SUPERSEDED] = "superseded",
-    [STORE_EVICT_ERASED] = "erased",
-    [STORE_EVICT_DAMAGED] = "damaged",
+    [STORE_EVICT_CAP] = "cap",       [STORE_EVICT_SPACE] = "disk_full",
+    [STORE_EVICT_QUOTA] = "quota",   [STORE_EVICT_IDLE] = "idle",
+    [STORE_EVICT_ORPHAN] = "orphan", [STORE_EVICT_SUPERSEDED] = "superseded",
+    [STORE_EVICT_ERASED] = "erased", [STORE_EVICT_DAMAGED] = "damaged",
 };
 
 const char *store_evict_name(enum store_evict why)

@@ -316,6 +316,14 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
 int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
                            struct store_erased *out, struct err *err);
 
+/* Evicts the chunks that were last used before a time (seconds since 1970), ends of contexts first.
+ * Chunks that are in use or pinned stay, and with them all that they continue.  The time of the last
+ * use survives a restart, as far as it was committed.  Space is free when it returns 0; *n_chunks
+ * says how many went.  Evicted bytes stay in the files until they are used again, as after any
+ * eviction: store_erase is for what must leave no remains. */
+int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
+                     struct err *err);
+
 /* --- quotas --------------------------------------------------------------------------------- */
 
 /* Bounds the extents of one owner from now on; 0: no bound.  Lasts until the store is closed. What
@@ -413,6 +421,7 @@ enum store_evict {
     STORE_EVICT_CAP, /* room for others under the cap */
     STORE_EVICT_SPACE, /* room for others on a disk that was full before the cap was reached */
     STORE_EVICT_QUOTA,      /* room for others of its owner */
+    STORE_EVICT_IDLE,       /* nobody used it for so long (store_evict_idle) */
     STORE_EVICT_ORPHAN,     /* gc: a chunk before it is gone, so it could not be found */
     STORE_EVICT_SUPERSEDED, /* a partial chunk whose full one has come */
     STORE_EVICT_ERASED,     /* store_erase */
@@ -435,7 +444,7 @@ struct store_stats {
     uint64_t appended_bytes, read_bytes;
     uint64_t n_hits, n_misses, n_evicted, n_corrupt; /* chunks; n_corrupt: condemned */
     uint64_t misses[STORE_MISSES]; /* n_misses by the reason of the first one of a chain */
-    uint64_t evictions[STORE_EVICTS]; /* chunks; n_evicted is the first four */
+    uint64_t evictions[STORE_EVICTS]; /* chunks; n_evicted: all up to SUPERSEDED */
     uint64_t n_evicted_pinned;        /* of n_evicted: for want of anything else */
     uint64_t n_checksum_failures;     /* records that store_read_check refused */
     uint64_t n_read_failures;         /* records that the device did not give */

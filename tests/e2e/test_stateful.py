@@ -323,6 +323,35 @@ def test_erased_state(tmp):
     server.stop()
 
 
+def test_idle(tmp):
+    """What nobody uses is evicted after --idle-ttl; a pin keeps it; store gc does it without a server."""
+    store, kept = os.path.join(tmp, "s"), "Keep this one. " + LONG
+    server = Server(MODEL, *SAVING, "--store", store)
+
+    def ask(what, **body):
+        return server.post("/v1/cache/" + what, body)[2]
+
+    def chunks():  # a look-up would be a use
+        return server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"]
+    ask("prefetch", prompt=kept)
+    n_kept = ask("pin", prompt=kept, ttl=100000)["pinned_tokens"] // 64  # not the unfinished one behind them
+    ask("prefetch", prompt=LONG)
+    server.stop()
+    server = Server(MODEL, *SAVING, "--store", store, "--idle-ttl", "1")
+    check("what is idle goes", until(lambda: chunks() == n_kept))
+    check("it is counted", server.metric('hcache_evictions_total{reason="idle"}') > 0)
+    check("what is pinned stays", ask("lookup", prompt=kept)["stored_tokens"] >= 64)
+    ask("pin", prompt=kept, ttl=0)
+    server.stop()
+    gc = [HC, "store", "gc", store, "--json", "--idle-ttl"]
+    p = subprocess.run(gc + ["100000"], stdout=subprocess.PIPE)
+    check("store gc leaves what is younger", p.returncode == 0 and json.loads(p.stdout)["evicted_chunks"] == 0, p.stdout)
+
+    def evicted():
+        return json.loads(subprocess.run(gc + ["1"], stdout=subprocess.PIPE).stdout)["evicted_chunks"]
+    check("and evicts what is idle", until(lambda: evicted() > 0))
+
+
 def test_cache(tmp):
     server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--salt-quota", "4M")
     alice, bob = ({"Authorization": "Bearer " + k} for k in ("alice", "bob"))
@@ -541,7 +570,7 @@ def test_kill(tmp):
 
 
 tests = [test_continue, test_stream, test_conversations, test_bad_input, test_erased_state,
-         test_cache, test_tools, test_run, test_kill]
+         test_idle, test_cache, test_tools, test_run, test_kill]
 for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
     folder = tempfile.mkdtemp(prefix="hcache-stateful.")
     try:

@@ -19,13 +19,13 @@
 
 /* --- the system's clock, as the whole program sees it ------------------------------------------ */
 
-static int64_t set_by_s;
+static int64_t set_by_s; /* the system's clock was set by this */
+static int64_t passed_s; /* this much time has passed, by all clocks */
 
 int clock_gettime(clockid_t id, struct timespec *t)
 {
     int rc = (int)syscall(SYS_clock_gettime, id, t);
-    if (id == CLOCK_REALTIME)
-        t->tv_sec += set_by_s;
+    t->tv_sec += passed_s + (id == CLOCK_REALTIME ? set_by_s : 0);
     return rc;
 }
 
@@ -153,11 +153,56 @@ static void pins_and_dates_stay(void **state)
     set_by_s = 0;
 }
 
+/* What nobody used goes, also when the time passed while no store was open; a pin holds a whole
+ * context, and use counts from the last time. */
+static void idle_chunks_go(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    uint64_t n_gone = 0;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    struct st_ctx idle = context(0), used = context(1), pinned = context(2);
+    struct sha256 keys[ST_MAX_CHUNKS];
+    assert_int_equal(st_save(s, &st_small, &idle, 4, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &used, 4, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &pinned, 4, ST_BOTH, &err), 0);
+    st_keys(&pinned, 4, keys);
+    store_close(s);
+    passed_s = 1000;
+    s = st_open(&p);
+    int64_t now = clock_wall_s();
+    assert_int_equal(store_pin_until(s, &keys[2], 1, now + 1000, &err), 0);
+    assert_int_equal(found(s, &used), 1); /* its first chunk alone is used */
+    assert_int_equal(store_evict_idle(s, now - 1100, &n_gone, &err), 0);
+    assert_int_equal(n_gone, 0); /* nothing is that old */
+    assert_int_equal(store_evict_idle(s, now - 500, &n_gone, &err), 0);
+    assert_int_equal(n_gone,
+                     4 + 3 + 1); /* of the pinned context the chunk behind the pin */
+    struct store_stats st;
+    store_stats(s, &st);
+    assert_int_equal(st.evictions[STORE_EVICT_IDLE], n_gone);
+    assert_int_equal(found(s, &idle), 0);
+    assert_int_equal(found(s, &used), 1);
+    assert_int_equal(found(s, &pinned), 1);
+    assert_true(store_audit(s));
+    store_close(s);
+    s = st_open(&p); /* for good */
+    store_stats(s, &st);
+    assert_int_equal(st.n_chunks, 1 + 3);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+    passed_s = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_clock_itself),
         cmocka_unit_test(eviction_follows_use),
+        cmocka_unit_test(idle_chunks_go),
         cmocka_unit_test(pins_and_dates_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
