@@ -181,3 +181,8 @@ class Stream:
     def close(self):
         self.r.close()
         self.c.close()
+
+
+def files_under(folder):
+    """Every file in it and in its folders."""
+    return [os.path.join(at, f) for at, _, files in os.walk(folder) for f in sorted(files)]

@@ -11,7 +11,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, Stream, until  # noqa: E402
+from serve_client import SAVING, Server, Stream, files_under, until  # noqa: E402
 from tap import check, end  # noqa: E402
 
 MODEL = "models/demo"
@@ -41,7 +41,7 @@ def talk(server, n_turns=3):
 
 
 def files_of(store):
-    return {f: open(os.path.join(store, f), "rb").read() for f in sorted(os.listdir(store))}
+    return {os.path.relpath(f, store): open(f, "rb").read() for f in files_under(store)}
 
 
 def remains(store, text=True):
@@ -150,7 +150,7 @@ def test_interrupted(tmp):
             n += e["type"] == "response.output_text.delta"
             if n == 90:
                 break
-        time.sleep(0.3)  # chunks are committed a quarter of a second after the first
+        until(lambda: server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"] >= 3)  # they are committed
         server.kill()
         s.close()
         server = serve(store)

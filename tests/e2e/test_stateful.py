@@ -16,7 +16,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 import scripted_model  # noqa: E402
-from serve_client import HC, SAVING, Server, Stream, until  # noqa: E402
+from serve_client import HC, SAVING, Server, Stream, files_under, until  # noqa: E402
 from tap import PATIENCE, check, end  # noqa: E402
 
 MODEL = "models/demo"
@@ -306,7 +306,7 @@ def test_erased_state(tmp):
     tokens = [int(x) for x in server.post("/tokenize", {"content": LONG})[2]["tokens"]][:64]
     needle = b"".join(t.to_bytes(4, "little") for t in tokens[8:40])
     server.stop()
-    left = [f for f in os.listdir(os.path.join(tmp, "s")) if needle in open(os.path.join(tmp, "s", f), "rb").read()]
+    left = [f for f in files_under(os.path.join(tmp, "s")) if needle in open(f, "rb").read()]
     check("no file has its tokens any more", not left, left)
     server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "s"), "--conversation-ttl", "1")
     a = respond(server, LONG)
