@@ -12,8 +12,8 @@ again.  The work happens in a copy, build/mutants, so the working tree stays as 
 build/mutants/results.tsv keeps the verdicts: an interrupted run continues where it was.  --again
 tries the recorded survivors of the seed once more.
 
-The nearest tests of src/A/b_c.c are tests/A/test_b_c*, else tests/A/test_b*, else those of tests/A that
-include its header, else all of tests/A.  --wide S judges survivors again, by all tests of the folder
+The nearest tests of src/A/b_c.c are tests/A/test_b_c*, else tests/A/test_b* and test_c*, else those of
+tests/A that include its header, else all of tests/A.  --wide S judges survivors again, by all tests of the folder
 and then by tests that include a header of the folder, the quickest first, until S seconds are used."""
 import argparse
 import collections
@@ -111,8 +111,9 @@ def runnable(tests):
 def nearest_tests(path):
     folder, name = folder_of(path), os.path.splitext(os.path.basename(path))[0]
     of_folder = runnable(sorted(glob.glob(f"tests/{folder}/test_*.c")))
-    for stem in (name, name.split("_")[0]):
-        found = [t for t in of_folder if os.path.basename(t).startswith(f"test_{stem}")]
+    parts = name.split("_")
+    for stems in ([name], {parts[0], parts[-1]}):
+        found = [t for t in of_folder if os.path.basename(t).startswith(tuple(f"test_{s}" for s in stems))]
         if found:
             return found
     header = f'"{folder}/{name}.h"'

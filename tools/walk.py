@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Counts the files that one chat turn with a restore goes through, by valgrind's callgrind.
+
+    tools/walk.py [--hcache build/release/hcache] [--files]
+
+A first server answers a turn and saves its state.  A second one starts under callgrind, with an empty KV
+cache; the counts are set to zero; it answers the next turn, whose beginning is restored from the store.
+Printed are, for each thread that ran code of src/ or apps/ (its name is its outermost function there):
+  ran       the files of which at least one line ran
+  crossed   the files that call into another folder.  base/ and headers count as language here: a call
+            into base/ crosses nothing.
+--files lists the crossed files."""
+import argparse
+import collections
+import glob
+import http.client
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+
+
+def serve(argv, prefix=()):
+    """Starts a server; returns its process and port."""
+    p = subprocess.Popen([*prefix, *argv], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    for line in p.stderr:
+        found = re.search(r"ready at http://[^ ]*:(\d+)", line)
+        if found:
+            return p, int(found.group(1))
+    raise SystemExit("the server did not start")
+
+
+def chat(port, messages, n):
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
+    body = {"messages": messages, "max_tokens": n, "temperature": 0}
+    c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return json.loads(c.getresponse().read())
+
+
+def control(what, pid):
+    subprocess.run(["callgrind_control", *what, str(pid)], check=True, stdout=subprocess.DEVNULL)
+
+
+def record(hcache, folder):
+    argv = [hcache, "serve", "models/demo", "--port", "0", "--store", folder + "/store", "--threads", "2"]
+    first = [{"role": "user", "content": "Tell me about the sea and its animals. " * 30}]
+    p, port = serve(argv)
+    answer = chat(port, first, 40)["choices"][0]["message"]
+    p.terminate()
+    p.wait()
+    p, port = serve(argv, ("valgrind", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={folder}/out"))
+    time.sleep(5)  # what a server does after its start is no part of the turn
+    control(["-z"], p.pid)
+    turn = chat(port, first + [answer, {"role": "user", "content": "And what of the whales?"}], 8)
+    time.sleep(2)  # the chunks that the turn has filled are saved
+    control(["-d", "turn"], p.pid)
+    p.terminate()
+    p.wait()
+    return turn["usage"]["prompt_tokens_details"]["cached_tokens"], turn["usage"]["prompt_tokens"]
+
+
+def source(path):
+    found = re.search(r"(?:^|/)((?:src|apps)/.*\.[ch])$", path or "")
+    return found.group(1) if found else None
+
+
+def read(path):
+    """Returns the files that ran, the calls between files, and the functions of src/ that nobody of src/ calls."""
+    names, ran, calls, called, functions = {}, set(), set(), set(), set()
+    here = callee = name = callee_name = None
+    after_call = False
+    for line in open(path, errors="replace"):
+        m = re.match(r"(c?)(fl|fi|fe|fn)=\((\d+)\)(?: (.*))?$", line)
+        if m:
+            of_callee, kind, number, text = m.groups()
+            key = ("fn" if kind == "fn" else "f") + number
+            names[key] = text.strip() if text else names.get(key)
+            if of_callee and kind == "fn":
+                callee_name = names[key]
+            elif of_callee:
+                callee = names[key]
+            elif kind == "fn":
+                name = names[key]
+            else:
+                here = names[key]
+        elif line.startswith("calls="):
+            after_call = True
+            if source(here) and source(callee or here):
+                calls.add((source(here), source(callee or here)))
+                called.add(callee_name)
+            callee = None
+        elif re.match(r"[+\-*\d]\S* \d+", line):
+            if source(here):
+                ran.add(source(here))
+                functions.add(name)
+            if after_call:
+                after_call = False
+    return ran, calls, sorted(f for f in functions - called if f)
+
+
+def folder_of(path):
+    return os.path.dirname(path)
+
+
+def crossed(calls):
+    to = collections.defaultdict(set)
+    for a, b in calls:
+        if not folder_of(b).endswith("/base") and not folder_of(a).endswith("/base") and folder_of(a) != folder_of(b) \
+                and a.endswith(".c") and b.endswith(".c"):
+            to[a].add(folder_of(b))
+    return to
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--hcache", default="build/release/hcache")
+    a.add_argument("--files", action="store_true")
+    o = a.parse_args()
+    all_ran, all_calls = set(), set()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        cached, prompt = record(o.hcache, folder)
+        print(f"prompt of {prompt} tokens, {cached} of them restored")
+        for path in sorted(glob.glob(folder + "/out.*1-*")):
+            ran, calls, roots = read(path)
+            if not ran:
+                continue
+            all_ran |= ran
+            all_calls |= calls
+            print(f"thread {path[-2:]}: ran {len(ran):3}, crossed {len(crossed(calls)):2}: {' '.join(roots)[:80]}")
+    to = crossed(all_calls)
+    c_files = [f for f in all_ran if f.endswith(".c")]
+    print(f"in all: ran {len(all_ran)} files ({len(c_files)} .c) in {len({folder_of(f) for f in all_ran})} folders, "
+          f"crossed {len(to)} in {len({folder_of(f) for f in to})}")
+    if o.files:
+        for f in sorted(to):
+            print(f"  {f} -> {' '.join(sorted(to[f]))}")
+
+
+if __name__ == "__main__":
+    main()
