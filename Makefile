@@ -308,6 +308,10 @@ SEED  ?= 1
 mutants:
 	@tools/mutants.py --seed $(SEED) --count $(COUNT) $(PER_FOLDER:%=--per-folder %) $(WIDE:%=--wide %) $(FILES)
 
+# The files that one chat turn with a restore goes through (docs/ARCHITECTURE.md); needs valgrind.
+walk: $(B)/hcache
+	@tools/walk.py --hcache $(B)/hcache
+
 tidy:
 	@tools/tidy.sh
 
@@ -336,6 +340,7 @@ help:
 	@echo 'make plan-check plans for 300 ranges of 80 layers against full searches, and their time: 2 minutes'
 	@echo 'make papers     the papers'"'"' figures that need no GPU, on one page: 2 hours (ONLY=fig3,tab1: some)'
 	@echo 'make mutants    COUNT one-line mutants of FILES with SEED, and which the nearest tests miss'
+	@echo 'make walk       the files that one chat turn with a restore goes through (valgrind)'
 	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
 	@echo 'make fuzz       every parser against new inputs, FUZZ_SECONDS each (FUZZ=PATTERN: some)'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
@@ -349,7 +354,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long plan-check papers mutants tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long plan-check papers mutants walk tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -23,7 +23,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/learning.h"
 #include "policy/save_kinds.h"
 #include "state/profile.h"
 
@@ -209,7 +208,7 @@ static int make_plan(struct restore_phase *g, struct seq *s, const struct restor
     int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
     *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
     if (n_used > 0) {
-        learning_expect(g->o.platform, s, &req);
+        s->expected = correction_expect(g->o.platform, 0, &req, &s->out.plan);
         if (!s->was_preempted)
             lanes_predict(&s->predicted, &req, &s->out.plan);
     }
@@ -360,6 +359,20 @@ static void judge_prediction(struct seq *s)
             measured.compute_s * 1e3, predicted.compute_s * 1e3);
 }
 
+/* Corrects the platform by the times that the restore of s took. */
+static void teach(struct platform *p, const struct seq *s)
+{
+    const struct restore_result *r = &s->out.restore;
+    /* Prefill is what fills the waiting. */
+    const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
+                                          .compute_s = (double)r->compute_ns * 1e-9,
+                                          .wait_s = (double)(r->wait_ns + r->prefill_ns) *
+                                                    1e-9,
+                                          .total_s = (double)r->total_ns * 1e-9};
+    if (correction_is_of_machine(&o, r->fault[0] == 0))
+        correction_learn(p, &s->expected, &o);
+}
+
 /* The restore has ended: every chunk has come back, or was lost. */
 static void finish(struct restore_phase *g, struct seq *s)
 {
@@ -376,7 +389,7 @@ static void finish(struct restore_phase *g, struct seq *s)
     }
     if (g->fused.seq == s)
         r->prefill_ns = g->fused.busy_ns;
-    learning_observe(g->o.platform, s);
+    teach(g->o.platform, s);
     if (!s->was_preempted)
         judge_prediction(s);
     s->has_gap |= r->first_token > 0;
