@@ -185,7 +185,15 @@ $(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libhcache.a
 
 $(B)/tests/%: $(B)/tests/%.o $(TESTLIB_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
-	@$(CC) $(LDFLAGS) -o $@ $< $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
+	@$(CC) $(LDFLAGS) $(WRAP) -o $@ $< $(TESTLIB_OBJ) $(B)/libhcache.a $(LDLIBS) -lcmocka
+
+# These programs run all threads in one: the linker gives their locks and clocks to tests/state/turns.c.
+COMMA := ,
+TURNS := $(B)/tests/state/test_lives
+$(TURNS): private WRAP := $(addprefix -Wl$(COMMA)--wrap=,clock_now_ns clock_sleep_ns clock_wall_s \
+         pthread_cond_broadcast pthread_cond_signal pthread_cond_timedwait pthread_cond_wait \
+         pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock \
+         pthread_mutex_unlock setpriority)
 
 tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
 
@@ -284,7 +292,8 @@ coverage:
 kill-turns: all
 	@KILL_CYCLES=100 KILL_SEED=$$(date +%s) HCACHE_BUILD=$(B) python3 tests/e2e/test_stateful.py kill
 
-CRASH_TESTS := $(addprefix $(B)/tests/store/test_,campaign crash damage bits parts)
+CRASH_TESTS := $(addprefix $(B)/tests/store/test_,campaign crash damage bits parts) \
+               $(B)/tests/state/test_lives
 
 crash: $(B)/hcache $(CRASH_TESTS)
 	@tools/crash.sh $(B) short
@@ -335,7 +344,7 @@ help:
 	@echo 'make tsan       every test under the thread sanitizer'
 	@echo 'make coverage   branch coverage of src/store and src/io: a table, under 90 % is a failure'
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
-	@echo 'make crash      what crashes, faults and damage do to the store: one table, 3 minutes'
+	@echo 'make crash      what crashes, faults, damage and interleavings do: one table, 6 minutes'
 	@echo 'make crash-long the same for hours'
 	@echo 'make plan-check plans for 300 ranges of 80 layers against full searches, and their time: 2 minutes'
 	@echo 'make papers     the papers'"'"' figures that need no GPU, on one page: 2 hours (ONLY=fig3,tab1: some)'

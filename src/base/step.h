@@ -17,6 +17,7 @@
 #define BASE_STEP_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 
 enum step {
     STEP_WORKED, /* there may be more to do */

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "state/bugs.h"
 #include "state/profile.h"
 #include "state/restore_impl.h"
 
@@ -111,8 +112,8 @@ static void find(struct restore *r)
 
 /* --- what is read next ------------------------------------------------------------------------ */
 
-/* n_good falls at any moment, so who asks and then acts does both by one reading of it: a group of the chunks between two
- * would be empty, and never arrive. */
+/* n_good may drop at any moment. The caller loads it once and uses that value for both the test and
+ * the cut; otherwise a group can be empty and the restore never finishes. */
 static bool reads_remain(const struct restore *r, int n_good)
 {
     if (r->state != RESTORE_RUNNING || n_good == r->job.first_chunk ||
@@ -162,6 +163,8 @@ static struct group *take_group(struct restore_pipeline *rr)
     struct group *g = r != NULL ? group_get(&rr->free) : NULL;
     if (g == NULL)
         return NULL;
+    if (state_has_bug(STATE_BUG_TWO_READS))
+        n_good = shared_load(&r->n_good);
     next_group(r, g, n_good);
     r->n_out++;
     rr->n_in_flight++;
@@ -336,6 +339,8 @@ void restore_io_wait(struct restore_pipeline *rr)
     struct err err = {0};
     pthread_mutex_lock(&rr->lock);
     bool in_flight = rr->n_in_flight > 0;
+    if (state_has_bug(STATE_BUG_LOST_NEWS))
+        rr->n_io_seen = rr->n_io_news;
     while (!in_flight && rr->n_io_news == rr->n_io_seen)
         pthread_cond_wait(&rr->for_io, &rr->lock);
     pthread_mutex_unlock(&rr->lock);

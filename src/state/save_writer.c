@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/step.h"
+#include "state/bugs.h"
 #include "state/chain.h"
 #include "state/saver_impl.h"
 
@@ -353,6 +354,8 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
             .key = key,
             .n_tokens = (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS + c->n_tokens,
             .is_tail = is_tail};
+        if (state_has_bug(STATE_BUG_EARLY_COMMITTED))
+            shared_store(&q->committed, (long long)b->chunk[b->n - 1].n_tokens);
         if (!is_tail)
             q->parent = key;
     } else {

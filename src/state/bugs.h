@@ -1,0 +1,26 @@
+/* bugs.h - known bugs that the tests can switch on, to show that they would be caught.
+ *
+ * A test program that defines state_test_bug chooses one (tests/state/test_lives.c).  In every other
+ * program the symbol does not exist, and saving and restoring cannot be broken this way. */
+#ifndef STATE_BUGS_H
+#define STATE_BUGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum state_bug {
+    STATE_BUG_NONE,
+    STATE_BUG_TWO_READS,       /* n_good is read for the test, and again for the group */
+    STATE_BUG_LOST_NEWS,       /* the I/O thread sleeps although there is news */
+    STATE_BUG_EARLY_COMMITTED, /* tokens are told to be committed when they are appended */
+    STATE_BUGS
+};
+
+extern enum state_bug state_test_bug(void) __attribute__((weak));
+
+static inline bool state_has_bug(enum state_bug bug)
+{
+    return state_test_bug != NULL && state_test_bug() == bug;
+}
+
+#endif

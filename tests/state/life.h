@@ -1,0 +1,60 @@
+/* life.h - seeded lives of a store, a saver and a restore pipeline, on a simulated disk.
+ *
+ * A life opens the three, saves contexts and restores them again, several at a time, closes all, and
+ * opens them once more to restore everything.  The engine's thread, the writer, the restores' I/O and
+ * a fourth thread (flushes, erasures, damage) run as fibers of tests/state/turns.h.  The seed decides
+ * what is done, what the disk does, and every interleaving.
+ *
+ * Checked in each life (a violation ends the process with the seed):
+ *  1. Every restored bit equals that of the forward pass which computed it.
+ *  2. Tokens that were told to be committed come back after a restart or a crash, unless the life
+ *     erases or damages chunks.
+ *  3. In a life without trouble nothing is lost: each restore brings back all chunks that it was
+ *     asked for, and no saving ends early.
+ *  4. What fails has a reason: saving that ends, a restore that brings back less.
+ *  5. turns.h: nothing waits for ever, and locks have one order. */
+#ifndef TESTS_STATE_LIFE_H
+#define TESTS_STATE_LIFE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum life_trouble {
+    LIFE_FLIP,       /* bits of stored records flip on the medium */
+    LIFE_READ_FAIL,  /* reads fail: -EIO */
+    LIFE_WRITE_FAIL, /* writes or syncs fail: -EIO */
+    LIFE_STUCK,      /* reads do not end */
+    LIFE_FULL,       /* the disk is full */
+    LIFE_CRASH,      /* power is lost */
+    LIFE_ERASE,      /* contexts are erased meanwhile */
+    LIFE_SHORT,      /* transfers are short or slow: no trouble at all */
+    LIFE_MEMORY,     /* an allocation fails (the caller says which) */
+    LIFE_TROUBLES
+};
+
+enum life_stage { LIFE_FINDING, LIFE_FOUND, LIFE_READING, LIFE_DONE, LIFE_STAGES };
+
+struct life_counts {
+    uint64_t n_lives, n_calm, n_turns, n_switches;
+    uint64_t n_trouble[LIFE_TROUBLES]; /* lives in which it happened */
+    uint64_t n_cancelled[LIFE_STAGES]; /* restores, by how far they were */
+    uint64_t n_restored,
+        n_short;        /* restores that ended; with fewer chunks than asked for */
+    uint64_t n_rewound; /* restores that lost a chunk and have windows */
+    uint64_t n_erased_while_read; /* erasures while a restore had the chunks */
+    uint64_t n_save_ended;        /* sequences whose saving ended early */
+    uint64_t n_committed;         /* committed tokens looked for after the restart */
+};
+
+/* Models, contexts and their reference states, once for all lives. */
+void life_prepare(void);
+void life_release(void);
+
+/* Called when a life has closed everything for the first time; NULL: nothing is. */
+extern void (*life_before_restart)(void);
+
+#define LIFE_DRAWN (~0u)
+/* Lives one life. trouble: a bit per enum life_trouble; LIFE_DRAWN: the seed decides. */
+void life_run(uint64_t seed, unsigned trouble, struct life_counts *counts);
+
+#endif

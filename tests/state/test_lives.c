@@ -1,0 +1,176 @@
+/* test_lives.c - restores and saves under a seed: life.h says what is checked.
+ *
+ * HCACHE_LIVES=N lives N lives (200 by default); HCACHE_LIFE=S lives the life of seed S alone, to look
+ * into it; HCACHE_CAMPAIGN_OUT=FILE receives the counts, a "name: number" per line, for the table that
+ * `make crash` prints.  A violation prints its seed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/step.h"
+#include "state/bugs.h"
+#include "tests/state/life.h"
+#include "tests/state/turns.h"
+
+static enum state_bug bug;
+
+enum state_bug state_test_bug(void)
+{
+    return bug;
+}
+
+void shared_test_turn(void)
+{
+    turns_shared();
+}
+
+static uint64_t env_number(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text != NULL && *text != 0 ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static void print_counts(FILE *f, const struct life_counts *c)
+{
+    static const char *const troubles[] = {
+        [LIFE_FLIP] = "flipped bits",
+        [LIFE_READ_FAIL] = "failing reads",
+        [LIFE_WRITE_FAIL] = "failing writes",
+        [LIFE_STUCK] = "stuck reads",
+        [LIFE_FULL] = "a full disk",
+        [LIFE_CRASH] = "power lost",
+        [LIFE_ERASE] = "erasures",
+        [LIFE_SHORT] = "short and slow transfers",
+        [LIFE_MEMORY] = "no memory",
+    };
+    static const char *const stages[] = {"looking up", "found", "reading", "done"};
+    fprintf(f, "lives under a seed: %llu\n", (unsigned long long)c->n_lives);
+    fprintf(f, "  turns: %llu\n", (unsigned long long)c->n_turns);
+    for (int i = 0; i < LIFE_MEMORY; i++)
+        fprintf(f, "  with %s: %llu\n", troubles[i], (unsigned long long)c->n_trouble[i]);
+    fprintf(f, "  restores compared: %llu\n", (unsigned long long)c->n_restored);
+    fprintf(f, "  restores that lost chunks: %llu\n", (unsigned long long)c->n_short);
+    for (int i = 0; i < LIFE_STAGES; i++)
+        fprintf(f, "  restores cancelled, %s: %llu\n", stages[i],
+                (unsigned long long)c->n_cancelled[i]);
+    fprintf(f, "  windows restored anew: %llu\n", (unsigned long long)c->n_rewound);
+    fprintf(f, "  erased while in use: %llu\n", (unsigned long long)c->n_erased_while_read);
+    fprintf(f, "  sequences saved no further: %llu\n", (unsigned long long)c->n_save_ended);
+    fprintf(f, "  committed tokens looked for: %llu\n", (unsigned long long)c->n_committed);
+}
+
+/* Every kind of trouble and every moment of a cancellation has really come. */
+static void assert_reached(const struct life_counts *c)
+{
+    for (int i = 0; i < LIFE_MEMORY; i++)
+        if (c->n_trouble[i] == 0)
+            fail_msg("no life had trouble %d", i);
+    for (int i = 0; i < LIFE_STAGES; i++)
+        if (c->n_cancelled[i] == 0)
+            fail_msg("no restore was cancelled at stage %d", i);
+    assert_true(c->n_calm > 0 && c->n_short > 0 && c->n_rewound > 0);
+    assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);
+}
+
+static void nothing_is_violated(void **state)
+{
+    (void)state;
+    struct life_counts c = {0};
+    const char *path = getenv("HCACHE_CAMPAIGN_OUT");
+    uint64_t one = env_number("HCACHE_LIFE", 0), n = env_number("HCACHE_LIVES", 200);
+    if (one != 0) {
+        life_run(one, LIFE_DRAWN, &c);
+        return;
+    }
+    for (uint64_t seed = 1; seed <= n; seed++)
+        life_run(seed, LIFE_DRAWN, &c);
+    FILE *f = path != NULL && *path != 0 ? fopen(path, "w") : stdout;
+    assert_non_null(f);
+    print_counts(f, &c);
+    if (f != stdout)
+        assert_int_equal(fclose(f), 0);
+    assert_reached(&c);
+}
+
+/* A seed names one interleaving: the second time is like the first. */
+static void a_seed_repeats_itself(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct life_counts a = {0}, b = {0};
+        life_run(seed, LIFE_DRAWN, &a);
+        life_run(seed, LIFE_DRAWN, &b);
+        assert_int_equal(a.n_turns, b.n_turns);
+        assert_int_equal(a.n_switches, b.n_switches);
+        assert_int_equal(a.n_restored, b.n_restored);
+    }
+}
+
+/* Lives in a child until a violation ends it; returns the seed, or 0. */
+static uint64_t hunt(enum state_bug which, uint64_t n_seeds)
+{
+    int fd[2], status;
+    uint64_t seed = 0;
+    assert_int_equal(pipe(fd), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct life_counts unused = {0};
+        (void)!freopen("/dev/null", "w", stderr);
+        bug = which;
+        for (seed = 1; seed <= n_seeds; seed++) {
+            (void)!write(fd[1], &seed, sizeof seed);
+            life_run(seed, LIFE_DRAWN, &unused);
+        }
+        _exit(0);
+    }
+    close(fd[1]);
+    while (read(fd[0], &seed, sizeof seed) == sizeof seed) {
+    }
+    close(fd[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return status == 0 ? 0 : seed;
+}
+
+/* The lives are worth something: each known bug is found. */
+static void known_bugs_are_found(void **state)
+{
+    (void)state;
+    static const char *const names[STATE_BUGS] = {
+        [STATE_BUG_TWO_READS] = "n_good read twice",
+        [STATE_BUG_LOST_NEWS] = "a lost wake-up",
+        [STATE_BUG_EARLY_COMMITTED] = "committed before the commit",
+    };
+    if (env_number("HCACHE_LIFE", 0) != 0)
+        skip();
+    for (int b = STATE_BUG_NONE + 1; b < STATE_BUGS; b++) {
+        uint64_t seed = hunt((enum state_bug)b, 1000);
+        printf("bug, %s: %s at seed %llu\n", names[b], seed != 0 ? "caught" : "NOT CAUGHT",
+               (unsigned long long)seed);
+        assert_true(seed != 0);
+    }
+}
+
+int main(void)
+{
+#ifdef __SANITIZE_THREAD__
+    printf("# skipped: all threads run in one, where the thread sanitizer sees nothing\n");
+    return 0;
+#endif
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_violated),
+        cmocka_unit_test(a_seed_repeats_itself),
+        cmocka_unit_test(known_bugs_are_found),
+    };
+    life_prepare();
+    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    life_release();
+    return rc;
+}
