@@ -11,6 +11,7 @@
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
+#include "apps/text_split.h"
 #include "base/file.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -23,6 +24,7 @@ struct ingest_args {
     struct engine_args engine;
     const char *save, *salt, *chat;
     struct opt_list files;
+    int part_tokens, overlap_tokens;
     bool json;
 };
 
@@ -46,6 +48,16 @@ static const struct opt options[] = {
      .help =
          "each document is the first message of a chat, as the model's template writes it: "
          "what a client then sends as that message is found"},
+    {"part-tokens", OPT(struct ingest_args, part_tokens), .arg = "N", .def = "0", .min = 0,
+     .max = 1 << 24,
+     .help = "with --chat: store a file of more than N tokens in parts, each a message of "
+             "its own that ends "
+             "at a paragraph, line, sentence or word; 0: half of the context, for files "
+             "that are longer "
+             "than that"},
+    {"overlap-tokens", OPT(struct ingest_args, overlap_tokens), .arg = "N", .def = "64",
+     .min = 0, .max = 1 << 20,
+     .help = "about so many tokens of a part stand in the next one, too"},
     {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
     OPT_COMPUTE(struct ingest_args),
@@ -63,7 +75,9 @@ static const struct opt_cmd cmd = {
     .options = options,
     .examples =
         "  hcache ingest models/demo --store /var/tmp/state handbook.txt faq.txt\n"
-        "  hcache ingest models/demo --store /var/tmp/state --chat system handbook.txt\n",
+        "  hcache ingest models/demo --store /var/tmp/state --chat system handbook.txt\n"
+        "  hcache ingest models/demo --store /var/tmp/state --chat user --part-tokens 400 "
+        "book.txt\n",
     .values_bytes = sizeof(struct ingest_args),
 };
 const struct opt_cmd *const options_of_ingest = &cmd;
@@ -106,9 +120,20 @@ static const char *why_unsaved(const struct hcache_result *r)
                                      "--save auto stores no more of it";
 }
 
-static void print_file(const char *path, int n, const struct hcache_result *r)
+/* What is stored at once: a whole file, or a part of it. */
+struct piece {
+    const char *path, *text;
+    size_t from, to; /* bytes of the file */
+    bool is_part;
+};
+
+static void print_file(const struct piece *p, int n, const struct hcache_result *r)
 {
-    printf("%s: %d token%s, %d restored, %d computed, ", path, n, plural((uint64_t)n),
+    if (p->is_part)
+        printf("%s, bytes %zu to %zu", p->path, p->from, p->to);
+    else
+        printf("%s", p->path);
+    printf(": %d token%s, %d restored, %d computed, ", n, plural((uint64_t)n),
            r->cached_tokens, n - r->cached_tokens);
     if (r->committed_tokens >= n)
         printf("all durable\n");
@@ -116,11 +141,15 @@ static void print_file(const char *path, int n, const struct hcache_result *r)
         printf("%lld durable: %s\n", (long long)r->committed_tokens, why_unsaved(r));
 }
 
-static void add_file(struct json *list, const char *path, int n,
+static void add_file(struct json *list, const struct piece *p, int n,
                      const struct hcache_result *r)
 {
     struct json *o = json_new_object();
-    json_put_string(o, "file", path);
+    json_put_string(o, "file", p->path);
+    if (p->is_part) {
+        json_put_int(o, "from", (int64_t)p->from);
+        json_put_int(o, "to", (int64_t)p->to);
+    }
     json_put_int(o, "tokens", n);
     json_put_int(o, "cached_tokens", r->cached_tokens);
     json_put_int(o, "committed_tokens", r->committed_tokens);
@@ -155,42 +184,114 @@ static int encode(const struct hcache *h, const struct ingest_args *a, const cha
     return rc;
 }
 
+static int ingest_piece(struct hcache *h, const struct ingest_args *a,
+                        const struct piece *p, struct json *list, struct totals *sum,
+                        struct hcache_err *err)
+{
+    int32_t *ids = NULL;
+    struct hcache_result r = {0};
+    int n = 0, rc = encode(h, a, p->text + p->from, p->to - p->from, &ids, &n, err);
+    if (rc == 0)
+        rc = compute(h, a, p->path, ids, n, &r, err);
+    if (rc != 0) {
+        char old[400];
+        snprintf(old, sizeof old, "%.399s", err->msg);
+        snprintf(err->msg, sizeof err->msg, "%.100s: %s", p->path, old);
+    } else {
+        add_file(list, p, n, &r);
+        sum->tokens += n;
+        sum->cached += r.cached_tokens;
+        sum->committed += r.committed_tokens;
+        if (!a->json)
+            print_file(p, n, &r);
+        if (r.save_stopped != NULL) {
+            rc = err->code = HCACHE_E_LIMIT;
+            snprintf(err->msg, sizeof err->msg, "%.100s: not all of it is stored: %s",
+                     p->path, r.save_stopped);
+        }
+    }
+    hcache_result_free(&r);
+    hcache_free(ids);
+    return rc;
+}
+
+static int count(const struct hcache *h, const struct ingest_args *a, const char *text,
+                 size_t n, int *out, struct hcache_err *err)
+{
+    int32_t *ids = NULL;
+    int rc = encode(h, a, text, n, &ids, out, err);
+    hcache_free(ids);
+    return rc;
+}
+
+/* Tokens that a message may have; beyond, it becomes parts.  0: no bound. */
+static int most_tokens(const struct hcache *h, const struct ingest_args *a)
+{
+    struct hcache_model_info info;
+    hcache_model_info(h, &info);
+    return a->chat == NULL ? 0 : a->part_tokens > 0 ? a->part_tokens : info.max_context / 2;
+}
+
+/* The end of the longest part that begins at p->from and has at most `most` tokens.  bytes: of such a part, about. */
+static int find_end(const struct hcache *h, const struct ingest_args *a, struct piece *p,
+                    size_t n_text, int most, size_t bytes, struct hcache_err *err)
+{
+    for (int n = 0;; bytes = bytes * 7 / 8) {
+        p->to = text_split_end(p->text, n_text, p->from, bytes > 0 ? bytes : 1);
+        int rc = count(h, a, p->text + p->from, p->to - p->from, &n, err);
+        if (rc != 0 || n <= most)
+            return rc;
+        if (bytes <= 8) {
+            err->code = HCACHE_E_USAGE;
+            snprintf(err->msg, sizeof err->msg,
+                     "%.100s: --part-tokens %d leaves no room for a text beside the "
+                     "template's words",
+                     p->path, most);
+            return err->code;
+        }
+    }
+}
+
+/* n: tokens of the whole text. */
+static int ingest_parts(struct hcache *h, const struct ingest_args *a, struct piece *p,
+                        size_t n_text, int n, int most, struct json *list,
+                        struct totals *sum, struct hcache_err *err)
+{
+    double bytes_per_token = (double)n_text / n;
+    size_t bytes = (size_t)(most * bytes_per_token),
+           overlap = (size_t)(a->overlap_tokens * bytes_per_token);
+    int rc = 0;
+    p->is_part = true;
+    for (p->from = 0; rc == 0 && p->from < n_text;) {
+        rc = find_end(h, a, p, n_text, most, bytes, err);
+        if (rc == 0)
+            rc = ingest_piece(h, a, p, list, sum, err);
+        p->from = p->to < n_text ? text_split_next(p->text, p->from, p->to, overlap)
+                                 : n_text;
+    }
+    return rc;
+}
+
 static int ingest_file(struct hcache *h, const struct ingest_args *a, const char *path,
                        struct json *list, struct totals *sum, struct hcache_err *err)
 {
     struct err e = {0};
     char *text = NULL;
     size_t n_text = 0;
-    int32_t *ids = NULL;
-    int n = 0, rc = file_read(path, (size_t)1 << 30, &text, &n_text, &e);
+    int n = 0, most = most_tokens(h, a),
+        rc = file_read(path, (size_t)1 << 30, &text, &n_text, &e);
     if (rc != 0) {
         err->code = rc;
         snprintf(err->msg, sizeof err->msg, "%.500s", e.msg);
         return rc;
     }
-    rc = encode(h, a, text, n_text, &ids, &n, err);
-    struct hcache_result r = {0};
-    if (rc == 0)
-        rc = compute(h, a, path, ids, n, &r, err);
-    if (rc != 0) {
-        char old[400];
-        snprintf(old, sizeof old, "%.399s", err->msg);
-        snprintf(err->msg, sizeof err->msg, "%.100s: %s", path, old);
-    } else {
-        add_file(list, path, n, &r);
-        sum->tokens += n;
-        sum->cached += r.cached_tokens;
-        sum->committed += r.committed_tokens;
-        if (!a->json)
-            print_file(path, n, &r);
-        if (r.save_stopped != NULL) {
-            rc = err->code = HCACHE_E_LIMIT;
-            snprintf(err->msg, sizeof err->msg, "%.100s: not all of it is stored: %s", path,
-                     r.save_stopped);
-        }
-    }
-    hcache_result_free(&r);
-    hcache_free(ids);
+    struct piece whole = {.path = path, .text = text, .to = n_text};
+    if (most > 0)
+        rc = count(h, a, text, n_text, &n, err);
+    if (rc == 0 && n > most)
+        rc = ingest_parts(h, a, &whole, n_text, n, most, list, sum, err);
+    else if (rc == 0)
+        rc = ingest_piece(h, a, &whole, list, sum, err);
     free(text);
     return rc;
 }
@@ -244,7 +345,11 @@ int cmd_ingest(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     struct err why = {0};
-    if (engine_args_finish(&a.engine, &why) == 0 && a.engine.o.store_in_memory)
+    if (a.chat == NULL && a.part_tokens > 0)
+        err_set(
+            &why, ERR_USAGE,
+            "--part-tokens needs --chat: a text that is no message is stored as a whole");
+    else if (engine_args_finish(&a.engine, &why) == 0 && a.engine.o.store_in_memory)
         err_set(&why, ERR_USAGE, "--store memory would be gone at the end: give a folder");
     if (why.code != 0) {
         code = opt_usage(&cmd, "%s", why.msg);
