@@ -12,6 +12,7 @@
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
+#include "apps/user_files.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -47,9 +48,9 @@ static const struct opt plan_options[] = {
     {"shape", OPT(struct plan_args, shape), .arg = "NAME",
      .help = "a named shape instead of a folder: llama-2-7b, opt-30b, bench-220m, ..."},
     {"platform", OPT(struct plan_args, platform), .arg = "FILE|NAME", .def = "a100-4ssd",
-     .help =
-         "what `hcache profile` wrote, or a machine of the HCache paper: a100, a30, 4090, "
-         "l20, h800 or a100x4, with -dram or -1ssd to -4ssd"},
+     .help = "what `hcache profile` wrote, or, for a model or shape that is given, a "
+             "machine of the HCache paper: a100, a30, 4090, "
+             "l20, h800 or a100x4, with -dram or -1ssd to -4ssd"},
     {"history", OPT(struct plan_args, history), .arg = "N", .def = "4096", .min = 1,
      .max = 100000000, .help = "tokens to restore"},
     {"new", OPT(struct plan_args, n_new), .arg = "N", .def = "0", .min = 0,
@@ -85,6 +86,7 @@ static const struct opt_cmd plan_cmd = {
     .positionals = plan_positionals,
     .options = plan_options,
     .examples =
+        "  hcache plan       for this machine, after hcache profile\n"
         "  hcache plan --shape llama-2-13b --platform a100-1ssd --history 1024\n"
         "  hcache plan MODEL_DIR --platform my.platform --history 16384 --svg plan.svg\n",
     .values_bytes = sizeof(struct plan_args),
@@ -114,7 +116,10 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
 {
     struct model_config c;
     if (a->shape == NULL && a->model_dir == NULL)
-        return err_set(e, ERR_USAGE, "a built-in platform needs MODEL_DIR or --shape");
+        return err_set(
+            e, ERR_USAGE,
+            "a built-in platform needs MODEL_DIR or --shape. To plan for this machine, let "
+            "`hcache profile MODEL_DIR` measure it first");
     int rc = load_config(a, &c, e);
     if (rc != 0)
         return rc;
@@ -212,6 +217,24 @@ static void warn_of_length(const struct plan_args *a)
     if (is_folder(a) && load_config(a, &c, &why) == 0 && a->history + a->n_new > c.max_ctx)
         log_warn("%s was made for %d tokens; the plan is for %lld (--history)",
                  a->model_dir, c.max_ctx, (long long)(a->history + a->n_new));
+}
+
+/* Without a model and a platform the plan is for this machine and the model that `hcache profile` has measured last.
+ * Returns that file, from malloc; NULL: there is none. */
+static char *own_platform(const struct plan_args *a, bool has_platform)
+{
+    char *path = a->shape == NULL && a->model_dir == NULL && !has_platform
+                     ? user_file("platform")
+                     : NULL;
+    if (path != NULL && access(path, R_OK) == 0) {
+        fprintf(stderr,
+                "hcache plan: for this machine, as `hcache profile` has measured it last "
+                "(%s)\n",
+                path);
+        return path;
+    }
+    free(path);
+    return NULL;
 }
 
 static int open_platform(const struct plan_args *a, struct platform *p, struct err *e)
@@ -463,7 +486,11 @@ int cmd_plan(int argc, char **argv)
     int code;
     if (!opt_begin(&plan_cmd, argc, argv, &a, &parsed, &code))
         return code;
+    char *own = own_platform(&a, opt_source_of(parsed, "platform") != OPT_FROM_DEFAULT);
+    if (own != NULL)
+        a.platform = own;
     int rc = run(&a, &e);
+    free(own);
     if (rc == ERR_USAGE)
         code = opt_usage(&plan_cmd, "%s", e.msg);
     else if (rc != 0)

@@ -11,6 +11,7 @@
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
+#include "apps/user_files.h"
 #include "base/opt.h"
 #include "base/progress.h"
 #include "bench/device_rig.h"
@@ -247,6 +248,19 @@ static void judge_old(const char *path, const struct platform *expected)
         fprintf(stderr, "hcache profile: %s; measuring again\n", why.msg);
 }
 
+/* For `hcache plan` without options, which plans for this machine. Nothing depends on it, so a failure is silent: the
+ * profile itself was written. */
+static void remember(const struct platform *p)
+{
+    char *path = user_file("platform");
+    struct err why = {0};
+    if (path == NULL)
+        return;
+    user_file_make_folders(path);
+    (void)profile_store(p, path, &why);
+    free(path);
+}
+
 static int run_measured(struct stack *k, const struct profile_args *a, struct err *err)
 {
     struct platform p;
@@ -262,6 +276,8 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
         rc = profile_store(&p, path, err);
     if (rc == 0 && a->out != NULL)
         rc = profile_store(&p, a->out, err);
+    if (rc == 0)
+        remember(&p);
     if (rc == 0)
         print_platform(&p, a);
     if (rc == 0 && !k->dev->unified)

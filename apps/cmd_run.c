@@ -10,9 +10,9 @@
 #include "apps/engine_options.h"
 #include "apps/terminal_chat.h"
 #include "apps/token_ids.h"
+#include "apps/user_files.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/opt.h"
 #include "base/plural.h"
 #include "format/json.h"
@@ -481,23 +481,10 @@ static void told(void *arg, const struct hcache_result *r)
         print_summary(r);
 }
 
-/* Where the typed lines are kept; NULL: nowhere. From malloc. */
-static char *history_file(const struct run_args *a)
-{
-    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-    if (!a->history)
-        return NULL;
-    if (state != NULL && state[0] == '/')
-        return xasprintf("%s/hcache/history", state);
-    return home != NULL && home[0] == '/'
-               ? xasprintf("%s/.local/state/hcache/history", home)
-               : NULL;
-}
-
 /* talk is taken. */
 static int converse(struct terminal_talk *talk, struct run_args *a, struct err *err)
 {
-    char *history = history_file(a);
+    char *history = a->history ? user_file("history") : NULL;
     struct terminal_chat_opts o = {.name = a->conversation,
                                    .first = a->prompt,
                                    .history = history,

@@ -8,6 +8,7 @@
 
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
+#include "apps/store_titles.h"
 #include "apps/option_tables.h"
 #include "apps/option_tables.h"
 #include "apps/option_tables.h"
@@ -374,15 +375,27 @@ static const struct opt ls_options[] = {
 static const struct opt_cmd ls_cmd = {
     .name = "store ls",
     .summary =
-        "Lists what is stored: chains of chunks, and per layer whether there is the hidden "
-        "state (H), keys and values (K), both (B) or nothing (-).",
+        "Lists what is stored: chains of chunks, per layer whether there is the hidden "
+        "state (H), keys and values (K), both (B) or nothing (-), and the title of the "
+        "conversation (none while a server has the store).",
     .positionals = dir_positionals,
     .options = ls_options,
     .values_bytes = sizeof(struct store_args),
 };
 const struct opt_cmd *const options_of_store_ls = &ls_cmd;
 
-static void ls_json(const struct list *l, const struct why *why)
+/* The title of the conversation of chunks [from, to): of the last that has one; NULL: none. */
+static const char *title_of(const struct list *l, const struct store_titles *t,
+                            uint64_t from, uint64_t to)
+{
+    const char *title = NULL;
+    while (title == NULL && to > from)
+        title = store_titles_find(t, &l->e[--to].key);
+    return title;
+}
+
+static void ls_json(const struct list *l, const struct why *why,
+                    const struct store_titles *t)
 {
     char hex[65], mask[STORE_MAX_LAYERS + 1];
     struct json *j = json_new_object(), *chunks = json_new_array();
@@ -404,6 +417,7 @@ static void ls_json(const struct list *l, const struct why *why)
         json_put_int(c, "pinned_until_wall_s", e->pinned_until_wall_s);
         snprintf(hex, sizeof hex, "%016" PRIx64, e->owner);
         json_put_string(c, "owner", hex);
+        json_put_string(c, "title", title_of(l, t, i, i + 1));
         if (why != NULL) {
             char text[128];
             why_text(e, &why[i], text, sizeof text);
@@ -425,8 +439,10 @@ static bool joins(const struct store_entry *a, const struct store_entry *b)
 }
 
 /* One line for chunks [from, to) of the list, which is a run of equal ones. */
-static void ls_line(const struct list *l, const struct why *why, uint64_t from, uint64_t to)
+static void ls_line(const struct list *l, const struct why *why,
+                    const struct store_titles *t, uint64_t from, uint64_t to)
 {
+    const char *title = title_of(l, t, from, to);
     const struct store_entry *first = &l->e[from], *last = &l->e[to - 1];
     char key[65], fingerprint[65], used[32], size[32], mask[STORE_MAX_LAYERS + 1],
         range[32];
@@ -450,20 +466,21 @@ static void ls_line(const struct list *l, const struct why *why, uint64_t from, 
         why_text(last, &why[to - 1], text, sizeof text);
         printf("  %s", text);
     }
-    printf("\n");
+    printf(title != NULL ? "  \"%s\"\n" : "\n", title);
 }
 
-static void ls_text(const struct list *l, const struct why *why, bool every_chunk)
+static void ls_text(const struct list *l, const struct why *why,
+                    const struct store_titles *t, bool every_chunk)
 {
     uint64_t n_bytes = 0;
     char size[32];
     if (l->n > 0)
         printf("%-14s %-16s  %-8s  %10s  %-16s  %s\n", "TOKENS", "KEY", "MODEL", "SIZE",
-               "LAST USED", why != NULL ? "LAYERS, WHY" : "LAYERS");
+               "LAST USED", why != NULL ? "LAYERS, WHY, TITLE" : "LAYERS, TITLE");
     for (uint64_t i = 0, from = 0; i < l->n; i++) {
         if (i + 1 < l->n && !every_chunk && joins(&l->e[i], &l->e[i + 1]))
             continue;
-        ls_line(l, why, from, i + 1);
+        ls_line(l, why, t, from, i + 1);
         from = i + 1;
     }
     for (uint64_t i = 0; i < l->n; i++)
@@ -481,10 +498,12 @@ static int run_ls(const struct store_args *a, struct err *err)
     if (rc == 0)
         rc = store_each(s.store, list_add, &l, err);
     struct why *why = rc == 0 && a->why ? why_of(&l) : NULL;
+    struct store_titles *titles = rc == 0 ? store_titles_open(s.dirs[0]) : NULL;
     if (rc == 0 && a->json)
-        ls_json(&l, why);
+        ls_json(&l, why, titles);
     else if (rc == 0)
-        ls_text(&l, why, a->chunks);
+        ls_text(&l, why, titles, a->chunks);
+    store_titles_close(titles);
     free(why);
     free(l.e);
     session_close(&s);

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "apps/user_files.h"
 #include "base/mem.h"
 
 enum { HISTORY_LINES = 500 };
@@ -72,18 +72,6 @@ static void history_fault(struct line_reader *r, const char *what)
     r->file = NULL;
 }
 
-/* Makes the folders above the file, for this user alone. */
-static void make_folders(const char *file)
-{
-    char *path = xstrdup(file);
-    for (char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
-        *p = 0;
-        (void)mkdir(path, 0700);
-        *p = '/';
-    }
-    free(path);
-}
-
 static void history_load(struct line_reader *r)
 {
     HistEvent event;
@@ -123,7 +111,7 @@ struct line_reader *line_reader_open(const char *history)
         edit_open(r);
     if (r->edit != NULL && r->history != NULL && history != NULL) {
         r->file = xstrdup(history);
-        make_folders(history);
+        user_file_make_folders(history);
         history_load(r);
     }
     return r;

@@ -212,13 +212,16 @@ static int run_length(struct bench *b, int n_chunks, struct err *err)
 static void print_head(struct bench *b)
 {
     const struct platform *p = &b->lab->platform;
+    char store[32] = "in memory, read in place"; /* its rate is that of no copy */
+    if (!b->lab->k.o.user.store_in_memory)
+        snprintf(store, sizeof store, "%.2f GB/s", p->tier[0].bytes_per_s * 1e-9);
     printf(
         "profile per layer and 1000 tokens: recompute %.2f ms (+ %.3f per 1000^2), project "
-        "%.2f ms, load %.3f ms; store %.2f GB/s; together reading x%.2f, compute x%.2f; "
+        "%.2f ms, load %.3f ms; store %s; together reading x%.2f, compute x%.2f; "
         "%.0f %% "
         "of the processors were ours; restores made products x%.2f\n\n",
-        p->c_tok.b_s * 1e6, p->c_tok.c_s * 1e9, p->c_h.b_s * 1e6, p->c_kv.b_s * 1e6,
-        p->tier[0].bytes_per_s * 1e-9, p->io_overlap, p->comp_overlap, p->cpu_share * 100,
+        p->c_tok.b_s * 1e6, p->c_tok.c_s * 1e9, p->c_h.b_s * 1e6, p->c_kv.b_s * 1e6, store,
+        p->io_overlap, p->comp_overlap, p->cpu_share * 100,
         platform_correction_factor(&p->gemm_correction));
     printf("%7s  %-13s %-26s %10s %10s %6s %9s %8s %10s %10s %7s %7s%s\n", "tokens",
            "method", "plan", "predicted", "measured", "ratio", "MB", "GB/s", "read only",

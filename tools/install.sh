@@ -27,6 +27,8 @@ files() {
     echo "644 $tmp/hcache.pc lib/pkgconfig/hcache.pc"
     echo "644 $tmp/hcache.service lib/systemd/system/hcache.service"
     echo "644 $tmp/completion share/bash-completion/completions/hcache"
+    echo "644 $tmp/completion.zsh share/zsh/site-functions/_hcache"
+    echo "644 $tmp/completion.fish share/fish/vendor_completions.d/hcache.fish"
     for page in "$tmp"/*.1; do
         echo "644 $page share/man/man1/${page##*/}"
     done
@@ -45,6 +47,8 @@ make_pages() {
         "$hc" $name --help=man >"$tmp/hcache-${name// /-}.1"
     done <"$tmp/names"
     make_completion >"$tmp/completion"
+    make_completion_zsh >"$tmp/completion.zsh"
+    make_completion_fish >"$tmp/completion.fish"
     "$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\)  *\(.*\)/.TP\n\\fB\1\\fR\n\2/p' >"$tmp/commands"
     sed 's/ /-/g; s/.*/\\fBhcache-&\\fR(1)/' "$tmp/names" | paste -sd ',' | sed 's/,/, /g' >"$tmp/pages"
     fill packaging/hcache.1.in | sed -e "/@COMMANDS@/{r $tmp/commands" -e 'd}' -e "/@PAGES@/{r $tmp/pages" -e 'd}' \
@@ -76,6 +80,58 @@ make_completion() {
     cat packaging/completion.bash
 }
 
+commands() { cut -d' ' -f1 "$tmp/names" | uniq | paste -sd ' '; }
+parents() { sed -n 's/ .*//p' "$tmp/names" | sort | uniq -d; } # commands that have subcommands
+children() { sed -n "s/^$1 //p" "$tmp/names" | paste -sd ' '; }
+
+# For zsh: the same words, in arrays, then packaging/completion.zsh.
+make_completion_zsh() {
+    local command name
+    echo "#compdef hcache"
+    echo "# Completion of hcache $version for zsh; tools/install.sh has written it."
+    echo "local -a own_commands=($(commands) --help --version) subcommands=() own_options=()"
+    # shellcheck disable=SC2016 # for the shell that completes
+    echo 'local command=${words[2]-}
+case $command in'
+    for command in $(parents); do
+        # shellcheck disable=SC2016
+        echo "$command) subcommands=($(children "$command")); command=\"$command \${words[3]-}\" ;;"
+    done
+    # shellcheck disable=SC2016
+    echo 'esac
+case $command in'
+    while read -r name; do
+        # shellcheck disable=SC2086 # words
+        echo "\"$name\") own_options=($("$hc" $name --help=words | sed "s/.*/'&'/" | paste -sd ' ')) ;;"
+    done <"$tmp/names"
+    echo 'esac'
+    cat packaging/completion.zsh
+}
+
+# For fish: a line for each command, subcommand and option, behind packaging/completion.fish.
+make_completion_fish() {
+    local command name option kind values
+    echo "# Completion of hcache $version for fish; tools/install.sh has written it."
+    cat packaging/completion.fish
+    echo "complete -c hcache -n '__hcache_begins' -x -a '$(commands) --help --version'"
+    for command in $(parents); do
+        echo "complete -c hcache -n '__hcache_needs $command' -x -a '$(children "$command")'"
+    done
+    while read -r name; do
+        # shellcheck disable=SC2086 # words
+        "$hc" $name --help=words | while read -r option kind values; do
+            case $kind in
+            choice) kind="-x -a '$values'" ;;
+            file) kind="-r -F" ;;
+            dir) kind="-x -a '(__fish_complete_directories)'" ;;
+            value) kind="-x" ;;
+            *) kind= ;;
+            esac
+            echo "complete -c hcache -n '__hcache_is $name' -l ${option#--} $kind"
+        done
+    done <"$tmp/names"
+}
+
 make_pages
 fill packaging/hcache.pc.in >"$tmp/hcache.pc"
 fill packaging/hcache.service.in >"$tmp/hcache.service"
@@ -95,6 +151,15 @@ install)
 uninstall)
     files | while read -r _ _ at; do
         rm -f "$to/$at"
+    done
+    # Empty folders go too, but for those that a system has without us.
+    files | while read -r _ _ at; do
+        folder=${at%/*}
+        while :; do
+            case $folder in bin | include | lib | share | share/man) break ;; esac
+            rmdir "$to/$folder" 2>/dev/null || break
+            folder=${folder%/*}
+        done
     done
     echo "removed hcache $version from $to"
     ;;

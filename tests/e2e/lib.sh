@@ -10,6 +10,7 @@
 PATIENCE=300
 hc=$PWD/${HCACHE_BUILD:?is set by tools/run_tests.sh}/hcache
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/hcache-test.XXXXXX")
+export XDG_STATE_HOME=$tmp/state # not the user's own
 n_results=0 n_failed=0
 cleanup() { rm -rf "$tmp"; }
 trap cleanup EXIT

@@ -21,6 +21,8 @@ run_hc "${restore[@]}" --lengths 63
 expect "less than a chunk" 2 "lengths: '63' is no whole number from 64 to"
 run_hc bench save "$model" --batches 1,2b
 expect "a batch that is none" 2 "batches: '2b' is no whole number from 1 to"
+run_hc bench restore "$model" --store memory --lengths 64 --rounds 1
+check "a store in memory is read in place: no rate is printed for it" grep -qE '; store in memory, read in place; ' "$tmp/out"
 run_hc bench restore "$model" --store memory --lengths 64 --sweep 1
 expect "a sweep adds DRAM itself" 2 'adds DRAM itself'
 run_hc bench restore "$model" --store memory --lengths 64 --throttle 1MB

@@ -5,11 +5,13 @@
 build=${hc%/hcache}
 [ "$(basename "$build")" = release ] || skip_all "the release program is what is installed"
 to=$tmp/stage/opt/hc
-install_with() { make --no-print-directory "$1" PREFIX=/opt/hc DESTDIR="$tmp/stage" >"$tmp/out" 2>"$tmp/err"; }
-check "make install" install_with install-built
+# MAKE=true: everything is built already; the target's other lines run as they are.
+install_with() { make --no-print-directory "$1" MAKE=true B="$build" PREFIX=/opt/hc DESTDIR="$tmp/stage" >"$tmp/out" 2>"$tmp/err"; }
+check "make install" install_with install
 version=$(sed -n 's/^#define HCACHE_VERSION "\(.*\)"/\1/p' include/hcache.h)
 for file in bin/hcache include/hcache.h lib/libhcache.a "lib/libhcache.so.$version" lib/pkgconfig/hcache.pc \
-    lib/systemd/system/hcache.service share/bash-completion/completions/hcache share/man/man1/hcache.1; do
+    lib/systemd/system/hcache.service share/bash-completion/completions/hcache share/zsh/site-functions/_hcache \
+    share/fish/vendor_completions.d/hcache.fish share/man/man1/hcache.1; do
     check "installed: $file" test -s "$to/$file"
 done
 check "the library's links lead to its version" test "$(readlink -f "$to/lib/libhcache.so")" = "$to/lib/libhcache.so.$version"
@@ -83,8 +85,55 @@ check "completion: options of a subcommand" offers --shape hcache model synth --
 check "completion: choices" offers cpu hcache run --device c
 check "completion: the options of one command are not those of another" test -z "$(complete_words hcache tokenize --max-t)"
 
+# zsh and fish, where they are here; that each option is there is checked without them.
+zsh_file=$to/share/zsh/site-functions/_hcache fish_file=$to/share/fish/vendor_completions.d/hcache.fish
+lacking_words() { # lacking_words NAME...
+    "$hc" "$@" --help=words | while read -r option _; do
+        grep -F "\"$*\")" "$zsh_file" | grep -qF -- "'$option " || echo "zsh: $option"
+        grep -qE -- "__hcache_is $*' -l ${option#--} " "$fish_file" || echo "fish: $option"
+    done
+}
+while read -r name; do
+    # shellcheck disable=SC2086 # words
+    check "completion of $name for zsh and fish has each of its options" test -z "$(lacking_words $name)"
+done < <(tools/options.sh "$hc" --names)
+zsh_offers() { # zsh_offers WORD WORD... : whether zsh is offered the word for the last one
+    zsh -f -c 'compadd() { shift; print -rl -- "$@" }; _files() { print FILES }; file=$1; shift
+               complete_it() { local -a words=("$@"); local CURRENT=$#; source $file }; complete_it "$@"' - "$zsh_file" "${@:2}" |
+        grep -qxF -- "$1"
+}
+fish_offers() { fish --no-config -c "source $fish_file; complete -C '${*:2}'" | cut -f1 | grep -qxF -- "$1"; }
+for shell in zsh fish; do
+    command -v $shell >"$tmp/out" || continue
+    check "$shell completes commands" ${shell}_offers serve hcache ser
+    check "$shell completes subcommands" ${shell}_offers kernels hcache bench k
+    check "$shell completes options" ${shell}_offers --max-tokens hcache run --max-t
+    check "$shell completes options of a subcommand" ${shell}_offers --shape hcache model synth --sh
+    check "$shell completes choices" ${shell}_offers cpu hcache run --device c
+done
+
+# --- the unit -----------------------------------------------------------------------------------------------------
+
+unit=$to/lib/systemd/system/hcache.service
+if command -v systemd-analyze >"$tmp/out"; then
+    sed "s|/opt/hc/|$to/|" "$unit" >"$tmp/hcache.service"
+    check "systemd finds no fault in the unit" bash -c "test -z \"\$(systemd-analyze verify --man=no '$tmp/hcache.service' 2>&1 | grep hcache)\""
+fi
+# The unit's command with its variables, as systemd would run it.
+run_unit() {
+    local words
+    words=$(sed -n 's/^ExecStart=//p' "$unit" | sed "s|/opt/hc/|$to/|; s|\${MODEL}|models/demo|; s|\${STATE_DIRECTORY}|$tmp/unit-state|")
+    # shellcheck disable=SC2086 # words
+    HCACHE_PORT=0 $words >"$tmp/unit.log" 2>&1 &
+    server=$!
+    [ -n "$(port_of "$server" "$tmp/unit.log")" ] && kill "$server" && wait "$server"
+}
+check "the unit's command starts a server that ends in order" run_unit
+
 # --- and gone ---------------------------------------------------------------------------------------------------
 
 check "make uninstall" install_with uninstall
-check "nothing is left" test -z "$(find "$tmp/stage" -type f -o -type l)"
+check "no file is left" test -z "$(find "$tmp/stage" -type f -o -type l)"
+check "and no folder but those that a system has" test -z "$(cd "$to" && find . -mindepth 1 -type d |
+    grep -vxE './(bin|include|lib|share|share/man)')"
 plan_end

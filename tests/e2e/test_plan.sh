@@ -45,7 +45,12 @@ refused "recomputed layers that are no prefix" 2 'plan' --shape tiny-mha --metho
 refused "an SVG that cannot be written" 1 'none/plan.svg: No such file' --shape llama-2-7b --svg "$tmp/none/plan.svg"
 refused "more stages than layers" 1 'has 4 layers, and each stage needs one' --shape tiny-mha --pipeline-parallel 5
 refused "ranks that cannot share the heads" 1 'has 8 key/value heads, which cannot be divided by 16' --shape llama-3-8b --tensor-parallel 16
+refused "without options and without a profile: how to get one" 2 'hcache profile MODEL_DIR. measure it first'
 run_hc profile synth:tiny-mha --out "$tmp/one.platform"
+run_hc plan
+check "without options, after a profile: a plan for this machine" grep -qE '^auto +[0-9]+ R ' "$tmp/out"
+check "which is said" grep -q "for this machine" "$tmp/err"
+check "the same as with the profile's file" diff "$tmp/out" <("$hc" plan --platform "$tmp/one.platform")
 refused "stages that were not measured" 1 'was measured with 1 stage of 1 rank' --platform "$tmp/one.platform" --pipeline-parallel 2
 printf 'machine = m\nnonsense\n' >"$tmp/bad.platform"
 refused "no platform file" 1 'bad.platform: platform: line 2 is not' --platform "$tmp/bad.platform"

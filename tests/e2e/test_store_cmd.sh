@@ -27,7 +27,7 @@ run_hc store ls "$dirs"
 check "as text a chain is one line" grep -qE '^0\.\.206 .* B+$' "$tmp/out"
 run_hc store ls "$dirs" --chunks
 check "or a line per chunk" test "$(grep -cE '^[0-9]+\.\.' "$tmp/out")" -eq 4
-check "with a heading" grep -qE '^TOKENS +KEY +MODEL +SIZE +LAST USED +LAYERS$' "$tmp/out"
+check "with a heading" grep -qE '^TOKENS +KEY +MODEL +SIZE +LAST USED +LAYERS, TITLE$' "$tmp/out"
 check "and a sum" grep -qE '^4 chunks, 207 tokens, [0-9.]+ [KM]iB$' "$tmp/out"
 run_hc store ls "$dirs" --why --json
 check "ls --why: a leaf is evicted first, what it continues is kept" json_is \
@@ -88,6 +88,17 @@ run_hc run "$model" --token-ids "$tmp/ids64" --max-tokens 1 --ignore-eos --store
 check "one chunk is saved" test "$rc" -eq 0
 run_hc store stat "$tmp/one"
 check "one of each is singular" grep -q '^1 chunk (64 tokens) in 1 extent on 1 directory$' "$tmp/out"
+
+# Titles: of the conversation that used a chunk, where no server has the store.
+talk() { echo "$1" | "$hc" run models/demo --store "$tmp/talks" --save kv -i --conversation "$2" -n 40 >/dev/null 2>&1; }
+talk "My dog is called Biscuit, and we live in Lisbon near the old harbour." "Dogs in Lisbon"
+talk "Tell me a story about a mole in a deep burrow." "A mole"
+run_hc store ls "$tmp/talks"
+check "ls shows the title of each conversation" test "$(grep -oE '"(Dogs in Lisbon|A mole)"$' "$tmp/out" | sort -u | wc -l)" -eq 2
+run_hc store ls "$tmp/talks" --json
+check "and in the JSON" json_is 'sorted({c["title"] for c in j["chunks"] if c["title"]})' "A mole Dogs in Lisbon"
+run_hc store ls "$tmp/one" --json
+check "what belongs to no conversation has none" json_is '{c["title"] for c in j["chunks"]}' "{None}"
 
 # rm: a chunk and what continues it, for good.
 run_hc run "$model" --token-ids "$tmp/ids" --max-tokens 1 --ignore-eos --store "$tmp/one" --save kv
