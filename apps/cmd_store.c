@@ -12,6 +12,8 @@
 #include "apps/option_tables.h"
 #include "apps/option_tables.h"
 #include "apps/option_tables.h"
+#include "apps/bytes_text.h"
+#include "apps/store_advise.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/opt.h"
@@ -28,6 +30,7 @@ struct store_args {
     bool chunks;
     bool why;
     bool json;
+    bool advise;
     int64_t idle_ttl_s;
 };
 
@@ -100,16 +103,6 @@ static void session_close(struct session *s)
     io_close(s->io);
     for (int i = 0; i < s->n_dirs; i++)
         free(s->dirs[i]);
-}
-
-static void bytes_text(uint64_t n, char out[32])
-{
-    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double v = (double)n;
-    int u = 0;
-    for (; v >= 1024 && u < 4; u++)
-        v /= 1024;
-    snprintf(out, 32, u == 0 ? "%.0f %s" : "%.1f %s", v, unit[u]);
 }
 
 static void print_json(struct json *j)
@@ -257,11 +250,17 @@ static const struct opt stat_options[] = {
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
+static const struct opt advise_options[] = {
+    {"advise", OPT(struct store_args, advise),
+     .help = "say how large a store should be, from when its contexts were last used"},
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
 static const struct opt_cmd stat_cmd = {
     .name = "store stat",
     .summary = "Says how much a store holds, and of which models.",
     .positionals = dir_positionals,
-    .options = stat_options,
+    .options = advise_options,
     .values_bytes = sizeof(struct store_args),
 };
 const struct opt_cmd *const options_of_store_stat = &stat_cmd;
@@ -347,6 +346,11 @@ static int run_stat(const struct store_args *a, struct err *err)
     struct list l = {0};
     struct store_stats st;
     int rc = session_open(&s, a, true, err);
+    if (rc == 0 && a->advise) {
+        rc = store_advise(s.store, a->json, err);
+        session_close(&s);
+        return rc;
+    }
     if (rc == 0)
         rc = store_each(s.store, list_add, &l, err);
     if (rc == 0) {

@@ -19,6 +19,19 @@ check "a run saves" test "$rc" -eq 0
 run_hc store stat "$dirs" --json
 check "stat counts 3 chunks and a partial one on 2 devices" json_is '[j["chunks"], j["partial_chunks"], j["tokens"], j["devices"]]' "4 1 207 2"
 check "of one model" json_is 'len(j["models"])' 1
+advice='[[r["contexts"], r["bytes"] > 0] for r in j["advice"]]'
+run_hc store stat "$dirs" --advise --json
+check "stat --advise: one context, used within the hour" json_is "$advice" \
+    "[1, True] [1, True] [1, True] [1, True] [1, True]"
+check "of all bytes, and a quarter of them" json_is 'j["advice"][0]["bytes"] // 4 == j["advice"][0]["quarter_bytes"]' True
+python3 -c 'import sqlite3, sys, time
+c = sqlite3.connect(sys.argv[1])
+c.execute("UPDATE extent SET used_wall_s = ?", (int(time.time()) - 2 * 86400,))
+c.commit()' "$tmp/a/index.db"
+run_hc store stat "$dirs" --advise --json
+check "two days later: used within a week" json_is "$advice" "[0, False] [0, False] [1, True] [1, True] [1, True]"
+run_hc store stat "$dirs" --advise
+check "as a table" grep -qE '^week +1 +[0-9.]+ [KM]iB +[0-9.]+ [KM]?i?B$' "$tmp/out"
 run_hc store ls "$dirs" --json
 check "ls lists them parents first" json_is '[c["index"] for c in j["chunks"]]' "0 1 2 3"
 check "each has its parent's key" json_is 'all(b["parent"] == a["key"] for a, b in zip(j["chunks"], j["chunks"][1:]))' True
