@@ -546,7 +546,7 @@ int batch_run(struct batch *b, struct err *err)
             rc = sync_lines(b, err);
         lap(&at, &c->writing_s);
         tell(b, false);
-        if (n == 0 && rc == 0 && b->n_flying > 0)
+        if (n == 0 && rc == 0 && (b->n_flying > 0 || b->is_held))
             wait_for_news(b);
         lap(&at, &c->waiting_s);
     }

@@ -233,12 +233,65 @@ static void answers_stay_within_their_bound(void **state)
     assert_goes_on("bounded", n);
 }
 
+/* --- a full queue ----------------------------------------------------------------------------- */
+
+enum { MAX_OTHERS = 200 };
+
+static struct hcache_ticket *others[MAX_OTHERS];
+static int n_others, n_told;
+
+/* Requests of others, until all places are taken and no more may wait. */
+static void fill_queue(void)
+{
+    struct hcache_stats st = {0};
+    static const int32_t prompt[] = {5, 6, 7};
+    struct hcache_request r = {
+        .prompt = prompt, .n_prompt = 3, .max_tokens = 1500, .ignore_eos = true};
+    struct hcache_err herr = {0};
+    while (st.n_running < 4) {
+        while (n_others < MAX_OTHERS && hcache_submit(h, &r, &others[n_others], &herr) == 0)
+            n_others++;
+        hcache_stats(h, &st);
+    }
+    while (n_others < MAX_OTHERS && hcache_submit(h, &r, &others[n_others], &herr) == 0)
+        n_others++;
+    assert_true(n_others < MAX_OTHERS);
+}
+
+/* After the job has been told a few times that nothing goes on. */
+static void make_room_soon(struct told *t, const struct batch_counts *c)
+{
+    (void)t;
+    (void)c;
+    if (++n_told < N_LINES + 3)
+        return;
+    while (n_others > 0)
+        hcache_ticket_free(others[--n_others]);
+}
+
+/* The job has nothing in flight then: it is nobody's end that wakes it. */
+static void a_full_queue_is_waited_for(void **state)
+{
+    (void)state;
+    struct told t = {.act = make_room_soon};
+    struct batch_counts c;
+    n_told = 0;
+    fill_queue();
+    assert_true(n_others > 4);
+    assert_int_equal(run("queued", 0, &t, &c), 0);
+    assert_int_equal(c.n_done, N_LINES);
+    assert_int_equal(c.n_failed, 0);
+    while (n_others > 0)
+        hcache_ticket_free(others[--n_others]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_job_that_yields_loses_no_work),
         cmocka_unit_test(a_job_that_is_stopped_goes_on),
         cmocka_unit_test(answers_stay_within_their_bound),
+        cmocka_unit_test(a_full_queue_is_waited_for),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

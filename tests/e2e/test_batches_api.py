@@ -173,6 +173,7 @@ def restarted(options):
     """Under way it is stopped, then killed three times; and it gives the lines of `hcache batch`."""
     data = jsonl([line(f"k{i}", f"Number {i}.", max_tokens=60 + i % 30, ignore_eos=True, temperature=i % 2)
                   for i in range(120)] + ["{"])
+    options = (*options, "--max-queue", "1")  # a batch meets a full queue, and waits
     server = Server(DEMO, *options)
     b = start(client(server), data)
     for kill in (False, True, True, True):
