@@ -24,6 +24,7 @@ static const struct {
     {"exact", bench_exact,
      "whether a server's answers are those of cold runs, and leak nothing"},
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
+    {"stream", bench_stream, "weights that are read from the disk for each pass"},
     {"save", bench_save, "the time between tokens with saving off, on, and direct"},
 };
 

@@ -35,7 +35,7 @@ struct serve_args {
     const char *host, *name, *api_key_file, *admin_key_file;
     struct opt_list api_key, admin_key, allow_host, allow_origin;
     int port, max_queue, max_connections, http_threads;
-    int read_timeout, write_timeout, idle_timeout, drain;
+    int read_timeout, write_timeout, idle_timeout, keep_alive, drain;
     uint64_t max_body, max_bodies;
     const char *conversations;
     int64_t max_turns, conversation_ttl, idle_ttl;
@@ -148,6 +148,11 @@ static const struct opt options[] = {
     {"idle-timeout", OPT(struct serve_args, idle_timeout), .arg = "S", .def = "120",
      .min = 1, .max = 86400,
      .help = "seconds that a connection may stay open between requests"},
+    {"keep-alive", OPT(struct serve_args, keep_alive), .arg = "S", .def = "15", .min = 0,
+     .max = 86400,
+     .help =
+         "a stream that has been silent for S seconds gets a comment, so that clients and "
+         "proxies keep it; 0: none"},
     {"drain", OPT(struct serve_args, drain), .arg = "S", .def = "30", .min = 0,
      .max = 86400, .help = "seconds that running requests get after SIGTERM"},
     {"http-threads", OPT(struct serve_args, http_threads), .arg = "N", .def = "2", .min = 1,
@@ -464,6 +469,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .read_timeout_s = a->read_timeout,
                              .write_timeout_s = a->write_timeout,
                              .idle_timeout_s = a->idle_timeout,
+                             .keep_alive_s = a->keep_alive,
                              .max_body_bytes = a->max_body,
                              .max_bodies_bytes = a->max_bodies,
                              .plan = a->plan,

@@ -29,6 +29,7 @@ extern const struct opt_cmd *const options_of_bench_serve;
 extern const struct opt_cmd *const options_of_bench_device;
 extern const struct opt_cmd *const options_of_bench_resume;
 extern const struct opt_cmd *const options_of_bench_save;
+extern const struct opt_cmd *const options_of_bench_stream;
 extern const struct opt_cmd *const options_of_bench_exact;
 
 /* Names every environment variable HCACHE_... that no command and no part of the program reads, one line each on

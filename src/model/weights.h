@@ -96,9 +96,10 @@ struct weights_stream_stats {
 };
 void weights_stats(const struct weights *w, struct weights_stream_stats *out);
 
-/* Every pass fails with ERR_CANCELLED at its next streamed layer, and one that waits for a layer
- * fails now.  For ending a program whose steps take seconds.  Any thread; for good. */
-void weights_stop(const struct weights *w);
+/* Stops: every pass fails with ERR_CANCELLED at its next layer, and one that waits for a layer fails
+ * now, so that a step that takes seconds ends within one layer.  Nothing where all layers are
+ * resident.  stops false: passes go on.  Any thread. */
+void weights_stop(const struct weights *w, bool stops);
 
 /* How matrices are held. */
 enum weights_held {

@@ -168,9 +168,9 @@ static void stats(void *arg, struct weights_stream_stats *out)
     *out = ((struct weights_pinned *)arg)->stats;
 }
 
-static void stop(void *arg)
+static void stop(void *arg, bool stops)
 {
-    atomic_store(&((struct weights_pinned *)arg)->stopped, true);
+    atomic_store(&((struct weights_pinned *)arg)->stopped, stops);
 }
 
 static void close_pinned(void *arg)

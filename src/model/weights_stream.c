@@ -365,12 +365,12 @@ static void stats(void *arg, struct weights_stream_stats *out)
     pthread_mutex_unlock(&st->lock);
 }
 
-static void stop(void *arg)
+static void stop(void *arg, bool stops)
 {
     struct weights_stream *st = arg;
     pthread_mutex_lock(&st->lock);
-    st->stopped = true;
-    st->cancels = true;
+    st->stopped = stops;
+    st->cancels = stops;
     pthread_cond_broadcast(&st->for_users);
     pthread_cond_signal(&st->for_thread);
     pthread_mutex_unlock(&st->lock);
@@ -393,7 +393,7 @@ static void destroy(struct weights_stream *st)
 static void close_stream(void *arg)
 {
     struct weights_stream *st = arg;
-    stop(st);
+    stop(st, true);
     pthread_mutex_lock(&st->lock);
     for (int i = 0; i < st->n_slots; i++)
         CHECK(st->slots[i]->n_holders == 0);

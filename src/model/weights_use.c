@@ -38,8 +38,8 @@ void weights_stats(const struct weights *w, struct weights_stream_stats *out)
         w->source->stats(w->source->arg, out);
 }
 
-void weights_stop(const struct weights *w)
+void weights_stop(const struct weights *w, bool stops)
 {
     if (w->source != NULL && w->source->stop != NULL)
-        w->source->stop(w->source->arg);
+        w->source->stop(w->source->arg, stops);
 }

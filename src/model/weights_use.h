@@ -34,9 +34,8 @@ struct layer_source {
     bool keeps_kv;
     /* What has happened so far. NULL: nothing is counted. */
     void (*stats)(void *arg, struct weights_stream_stats *out);
-    /* From now on acquire fails with ERR_CANCELLED, also where it waits already.  Any thread. NULL:
-     * nothing waits. */
-    void (*stop)(void *arg);
+    /* See weights_stop. Any thread. NULL: nothing waits. */
+    void (*stop)(void *arg, bool stops);
     /* Ends it and frees its memory. NULL: the caller owns it. */
     void (*close)(void *arg);
 };

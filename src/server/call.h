@@ -94,6 +94,7 @@ struct call {
 
     struct generation *gen; /* NULL: answered at once */
     atomic_bool is_pending; /* the worker has it */
+    atomic_bool is_silent;  /* nothing was streamed for server_opts.keep_alive_s */
 
     pthread_mutex_t lock; /* protects: */
     bool asleep, news, is_held;

@@ -288,6 +288,22 @@ static enum MHD_Result send_answer(struct call *c)
     return send_response(c, r);
 }
 
+/* The stream has been silent for a while: it wakes to say that it lives. */
+static void keep_alive(void *arg)
+{
+    struct call *c = arg;
+    atomic_store(&c->is_silent, true);
+    call_wake(c);
+}
+
+/* While the server drains alarms ring at once, and streams end soon. */
+static void expect_silence(struct call *c)
+{
+    int seconds = c->s->o.keep_alive_s;
+    if (seconds > 0 && !atomic_load(&c->s->draining))
+        watch_alarm(c->watch, (int64_t)seconds * 1000000000, keep_alive, c);
+}
+
 /* The library wants more of a stream. */
 static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
 {
@@ -304,6 +320,10 @@ static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
         if (generation_is_over(c->gen))
             return MHD_CONTENT_READER_END_OF_STREAM;
         generation_stream(c->gen, &c->out);
+        if (atomic_exchange(&c->is_silent, false) && c->out.n == 0)
+            textbuf_addf(&c->out, ": keep-alive\n\n"); /* a comment: clients pass over it */
+        if (c->out.n == 0)
+            expect_silence(c);
         if (c->out.n == 0 && !generation_is_over(c->gen) && call_sleep(c))
             return 0;
     }

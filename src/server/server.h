@@ -40,6 +40,7 @@ struct server_opts {
     int read_timeout_s;  /* a request must have arrived whole within this */
     int write_timeout_s; /* a client that reads nothing for so long is dropped */
     int idle_timeout_s;  /* a connection between requests */
+    int keep_alive_s; /* a stream that is silent gets a comment each so many seconds; 0: none */
     uint64_t max_body_bytes;
     uint64_t max_bodies_bytes; /* of all requests together */
     const char *plan;          /* of every restore: auto (NULL), hidden, kv, recompute */

@@ -173,7 +173,8 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         return rc;
     }
     (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err); /* chats will be told */
-    struct service_opts vo = {.engine = h->k.engine,
+    struct service_opts vo = {.weights = &h->k.model->w,
+                              .engine = h->k.engine,
                               .saver = h->k.saver,
                               .store = h->k.store,
                               .tokenizer = h->tokenizer,

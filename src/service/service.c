@@ -470,7 +470,11 @@ void service_stop(struct service *s)
     cancel_all(s);
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
+    if (s->o.weights != NULL) /* a step may take seconds: it ends within a layer */
+        weights_stop(s->o.weights, true);
     pthread_join(s->thread, NULL);
+    if (s->o.weights != NULL)
+        weights_stop(s->o.weights, false);
     s->must_join = false;
 }
 

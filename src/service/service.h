@@ -18,6 +18,8 @@ struct service_opts {
     struct saver *saver;               /* NULL: nothing is saved */
     struct store *store;               /* NULL: none */
     const struct tokenizer *tokenizer; /* NULL: no text */
+    const struct weights
+        *weights; /* of the engine's model; NULL: a stop waits for the step */
     int n_vocab, max_sequences, max_context;
     double load_ms;   /* for results, */
     const char *tier; /* as is where restores come from; NULL: no store */

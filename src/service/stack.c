@@ -369,6 +369,22 @@ static int read_policy(struct stack *k, struct err *err)
     return 0;
 }
 
+/* A pass over streamed weights cannot be faster than the disk. */
+static void say_step(const struct stack *k)
+{
+    struct weights_stream_stats s;
+    char text[200];
+    weights_stats(&k->model->w, &s);
+    if (s.n_streamed == 0 || s.disk_bytes_per_s <= 0)
+        return;
+    double bytes = (double)s.layer_bytes * s.n_streamed;
+    snprintf(text, sizeof text,
+             "each pass reads %.2f GB, and the disk gave %.2f GB/s: a step takes at least "
+             "%.2f s",
+             bytes / 1e9, s.disk_bytes_per_s / 1e9, bytes / s.disk_bytes_per_s);
+    say(k, text);
+}
+
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
 {
     *out = (struct stack){.o = *o};
@@ -382,7 +398,11 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
         rc = open_model(out, err);
     if (rc == 0 && (u->n_store > 0 || u->store_in_memory))
         rc = open_state(out, err);
-    return rc == 0 ? open_engine(out, err) : rc;
+    if (rc == 0)
+        rc = open_engine(out, err);
+    if (rc == 0)
+        say_step(out);
+    return rc;
 }
 
 /* A new profile is kept, and what restores have corrected in it; one that a throttle distorted is

@@ -99,6 +99,15 @@ echo 'a,b,c' >"$tmp/bad.csv" && table "another table" 'no table of hcache bench 
 echo "$head" >"$tmp/bad.csv" && table "no rows" 'has no rows'
 { cat "$tmp/save.csv"; echo '8,save,nonsense'; } >"$tmp/bad.csv" && table "a bad row" 'line 6 is no row'
 { echo "$head"; for i in $(seq 65); do row "$i" off 1 1; done; } >"$tmp/bad.csv" && table "too many rows" 'more than 64 rows'
+TMPDIR=$tmp run_hc bench stream synth:tiny-mha --weights-memory 100%,50%,0% --batches 1,3 --prefill 70 --tokens 5 --json
+check "bench stream: three budgets, three rows each, the same logits" json_is \
+    '[len(j["rows"]), j["digests_equal"], len({r["logits_digest"] for r in j["rows"]}), sum(r["streamed_bytes"] == 0 for r in j["rows"])]' \
+    '9 True 3 3'
+check "what is streamed is the layers that do not stay" json_is \
+    '[r["streamed_bytes"] * 2 for r in j["rows"][3:6]] == [r["streamed_bytes"] for r in j["rows"][6:]]' True
+check "every row has a rate, a bound and a peak" json_is \
+    'all(r["tokens_per_s"] > 0 and r["of_bound"] > 0 and r["peak_rss"] > 1e6 for r in j["rows"]) and j["disk_bytes_per_s"] > 0' True
+check "the temporary packed file is gone" test -z "$(ls "$tmp"/*.packed 2>/dev/null)"
 run_hc bench ablation "$model" --lengths 64,12x
 expect "a length that is none" 2 "lengths: '12x' is no whole number from 64 to"
 run_hc bench ablation "$model" --figures 15

@@ -14,7 +14,8 @@ static void every_plan_has_the_bits_of_resident_weights(void **state)
 {
     (void)state;
     et_device.cuda_math = "fixed";
-    streamed_plans_equal("cuda", 1, "tests/model/golden/families/mistral", "bf16", 64, 5);
+    streamed_plans_equal("cuda", 1, "tests/model/golden/families/mistral", "bf16", 64, 5,
+                         2);
     et_device = (struct device_opts){0};
 }
 
@@ -22,7 +23,8 @@ static void ranks_stream_their_shares(void **state)
 {
     (void)state;
     et_device.cuda_math = "fixed";
-    streamed_plans_equal("cuda", 2, "tests/model/golden/families/mistral", "bf16", 64, 5);
+    streamed_plans_equal("cuda", 2, "tests/model/golden/families/mistral", "bf16", 64, 5,
+                         2);
     et_device = (struct device_opts){0};
 }
 

@@ -1,0 +1,44 @@
+"""Streams that are silent for long, and a server whose weights are streamed."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+from serve_client import HC, Server, Stream  # noqa: E402
+from tap import check, end, equal  # noqa: E402
+
+tmp = tempfile.mkdtemp(prefix="hcache-slow.")
+packed = os.path.join(tmp, "demo.packed")
+subprocess.run([HC, "model", "pack", "models/demo", "--out", packed], check=True, stdout=subprocess.DEVNULL)
+server = Server(packed, "--weights-memory", "0%", "--max-sequences", "1", "--keep-alive", "1", "--drain", "0")
+log = "".join(server.log)
+check("the start says what stays and what a step takes", "layers stay in memory" in log and "a step takes at least" in log, log)
+whole = Server("models/demo")
+asked = {"prompt": "Once upon a time there was a mole.", "max_tokens": 12}
+equal("streamed weights answer as resident ones do", server.complete(**asked)["choices"][0]["text"],
+      whole.complete(**asked)["choices"][0]["text"])
+whole.stop()
+
+# One request holds the only place for as long as it takes; the other stream waits, and is told so.
+body = {"prompt": "A mole", "max_tokens": 1900, "ignore_eos": True, "temperature": 0, "stream": True}
+first = Stream(server, "/v1/completions", body)
+next(first.events)
+second = server.open()
+text = json.dumps({**body, "max_tokens": 4}).encode()
+second.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+got = b""
+while b": keep-alive\n\n" not in got and b"data: " not in got:
+    more = second.recv(4096)
+    if not more:
+        break
+    got += more
+check("a stream that waits gets comments", b": keep-alive\n\n" in got, got)
+second.close()
+equal("SIGTERM with no time to drain ends it in mid-answer", server.stop(), 0)
+first.close()
+shutil.rmtree(tmp, ignore_errors=True)
+end()
