@@ -11,8 +11,8 @@
 set -euo pipefail
 
 packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
-          libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev libcmocka-dev
-          python3 procps strace mount e2fsprogs util-linux curl)
+          libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev
+          zlib1g-dev libcmocka-dev python3 procps strace mount e2fsprogs util-linux curl)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr python3-venv chromium
      chromium-driver)
 
