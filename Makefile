@@ -189,7 +189,7 @@ $(B)/tests/%: $(B)/tests/%.o $(TESTLIB_OBJ) $(B)/libhcache.a
 
 # These programs run all threads in one: the linker gives their locks and clocks to tests/state/turns.c.
 COMMA := ,
-TURNS := $(B)/tests/state/test_lives
+TURNS := $(addprefix $(B)/tests/state/test_,lives life_memory)
 $(TURNS): private WRAP := $(addprefix -Wl$(COMMA)--wrap=,clock_now_ns clock_sleep_ns clock_wall_s \
          pthread_cond_broadcast pthread_cond_signal pthread_cond_timedwait pthread_cond_wait \
          pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock \
@@ -293,7 +293,7 @@ kill-turns: all
 	@KILL_CYCLES=100 KILL_SEED=$$(date +%s) HCACHE_BUILD=$(B) python3 tests/e2e/test_stateful.py kill
 
 CRASH_TESTS := $(addprefix $(B)/tests/store/test_,campaign crash damage bits parts) \
-               $(B)/tests/state/test_lives
+               $(TURNS)
 
 crash: $(B)/hcache $(CRASH_TESTS)
 	@tools/crash.sh $(B) short

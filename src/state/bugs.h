@@ -1,7 +1,7 @@
 /* bugs.h - known bugs that the tests can switch on, to show that they would be caught.
  *
- * A test program that defines state_test_bug chooses one (tests/state/test_lives.c).  In every other
- * program the symbol does not exist, and saving and restoring cannot be broken this way. */
+ * A test program that defines state_test_bug chooses one (tests/state/test_lives.c).  In every
+ * other program the symbol does not exist, and saving and restoring cannot be broken this way. */
 #ifndef STATE_BUGS_H
 #define STATE_BUGS_H
 

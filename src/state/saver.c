@@ -243,12 +243,12 @@ int saver_flush(struct saver *s, struct err *err)
 
 void saver_stats(struct saver *s, struct saver_stats *out)
 {
-    *out = (struct saver_stats){.n_chunks = atomic_load(&s->n_chunks),
-                                .n_tails = atomic_load(&s->n_tails),
-                                .n_shared = atomic_load(&s->n_shared),
+    *out = (struct saver_stats){.n_chunks = shared_load(&s->n_chunks),
+                                .n_tails = shared_load(&s->n_tails),
+                                .n_shared = shared_load(&s->n_shared),
                                 .bound_bytes = s->memory.n_bytes};
     for (int e = 0; e < SAVE_ENDS; e++)
-        out->n_ended[e] = atomic_load(&s->n_ended[e]);
+        out->n_ended[e] = shared_load(&s->n_ended[e]);
     pthread_mutex_lock(&s->lock);
     const struct err *why = s->fault != 0     ? &s->fault_err
                             : s->disk_is_full ? &s->full_err

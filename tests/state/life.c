@@ -565,8 +565,8 @@ static void move(struct life *f, struct slot *s)
     }
 }
 
-/* The compute lane: a few work items; where there is none it may wait.  The simulated clock hardly moves
- * while something is computed, so budgets are small. */
+/* The compute lane: a few work items; where there is none it may wait.  The simulated clock hardly
+ * moves while something is computed, so budgets are small. */
 static void work(struct life *f)
 {
     int64_t most = below(f, 3) == 0 ? RESTORE_NO_LIMIT : 300;
@@ -878,8 +878,8 @@ static unsigned draw_trouble(struct rng *r)
     return t;
 }
 
-/* Saves all texts whole, on a disk that lives are given copies of.  Each chunk has records of its own
- * choice, so that a restore has many groups. */
+/* Saves all texts whole, on a disk that lives are given copies of.  Each chunk has records of its
+ * own choice, so that a restore has many groups. */
 static void fill_disk(void *arg)
 {
     struct life *f = arg;

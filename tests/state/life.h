@@ -1,9 +1,9 @@
 /* life.h - seeded lives of a store, a saver and a restore pipeline, on a simulated disk.
  *
- * A life opens the three, saves contexts and restores them again, several at a time, closes all, and
- * opens them once more to restore everything.  The engine's thread, the writer, the restores' I/O and
- * a fourth thread (flushes, erasures, damage) run as fibers of tests/state/turns.h.  The seed decides
- * what is done, what the disk does, and every interleaving.
+ * A life opens the three, saves contexts and restores them again, several at a time, closes all,
+ * and opens them once more to restore everything.  The engine's thread, the writer, the restores'
+ * I/O and a fourth thread (flushes, erasures, damage) run as fibers of tests/state/turns.h.  The
+ * seed decides what is done, what the disk does, and every interleaving.
  *
  * Checked in each life (a violation ends the process with the seed):
  *  1. Every restored bit equals that of the forward pass which computed it.

@@ -1,8 +1,8 @@
 /* test_lives.c - restores and saves under a seed: life.h says what is checked.
  *
- * HCACHE_LIVES=N lives N lives (200 by default); HCACHE_LIFE=S lives the life of seed S alone, to look
- * into it; HCACHE_CAMPAIGN_OUT=FILE receives the counts, a "name: number" per line, for the table that
- * `make crash` prints.  A violation prints its seed. */
+ * HCACHE_LIVES=N lives N lives (200 by default); HCACHE_LIFE=S lives the life of seed S alone, to
+ * look into it; HCACHE_CAMPAIGN_OUT=FILE receives the counts, a "name: number" per line, for the
+ * table that `make crash` prints.  A violation prints its seed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,6 +18,8 @@
 #include "state/bugs.h"
 #include "tests/state/life.h"
 #include "tests/state/turns.h"
+
+enum { FEW_LIVES = 200 }; /* in so many every kind of trouble comes */
 
 static enum state_bug bug;
 
@@ -84,7 +86,7 @@ static void nothing_is_violated(void **state)
     (void)state;
     struct life_counts c = {0};
     const char *path = getenv("HCACHE_CAMPAIGN_OUT");
-    uint64_t one = env_number("HCACHE_LIFE", 0), n = env_number("HCACHE_LIVES", 200);
+    uint64_t one = env_number("HCACHE_LIFE", 0), n = env_number("HCACHE_LIVES", FEW_LIVES);
     if (one != 0) {
         life_run(one, LIFE_DRAWN, &c);
         return;
@@ -96,7 +98,8 @@ static void nothing_is_violated(void **state)
     print_counts(f, &c);
     if (f != stdout)
         assert_int_equal(fclose(f), 0);
-    assert_reached(&c);
+    if (n >= FEW_LIVES)
+        assert_reached(&c);
 }
 
 /* A seed names one interleaving: the second time is like the first. */

@@ -60,8 +60,8 @@ static struct {
     uint64_t seed, max_turns;
     struct rng rng;
     int64_t now_ns;
-    /* How the next fiber is chosen: at one turn in `stay` any that is ready; or by ranks, and at one turn in
-     * `stay` the present one becomes the last. */
+    /* How the next fiber is chosen: at one turn in `stay` any that is ready; or by ranks, and at
+     * one turn in `stay` the present one becomes the last. */
     uint64_t stay;
     bool by_rank;
     struct fiber fiber[MAX_FIBERS];

@@ -1,15 +1,16 @@
 /* turns.h - all threads of a program in one thread, by turns that a seed decides.
  *
  * turns_run calls a function as the first thread of a small world.  In this world pthread_create
- * makes a fiber; a lock, a condition, a sleep, a join and the clock are the interleaver's.  At each
- * of these places, and at each shared_load and shared_store (base/step.h), another fiber may go on.
- * The seed decides which one, so a seed names an interleaving.
+ * makes a fiber; a lock, a condition, a sleep, a join and the clock are the interleaver's.  At
+ * each of these places, and at each shared_load and shared_store (base/step.h), another fiber may
+ * go on. The seed decides which one, so a seed names an interleaving.
  *
  *     life     --lock--load--|        |--store--wait(cond)                  |--join--
  *     writer                 |--lock--|                   |--append..signal--|
  *
- * The clock is simulated.  It grows a little with each reading.  Where every fiber waits it jumps to
- * the end of the first timed wait; now and then it does so before, as if the machine had stalled.
+ * The clock is simulated.  It grows a little with each reading.  Where every fiber waits it jumps
+ * to the end of the first timed wait; now and then it does so before, as if the machine had
+ * stalled.
  *
  * These are violations:
  *  - every fiber waits and no wait is timed;

@@ -12,6 +12,10 @@ files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[
 OWNED = [
     (re.compile(r"->\s*phase\s*=[^=]"), "src/engine/seq.c", "src/engine/",
      "seq.c alone changes a sequence's phase: request the edge (seq.h)"),
+    (re.compile(r"\batomic_(load|store)\s*\("), "src/base/step.h", "src/state/restore",
+     "use shared_load and shared_store (base/step.h): a test lets other threads go on there"),
+    (re.compile(r"\batomic_(load|store)\s*\("), "src/base/step.h", "src/state/save",
+     "use shared_load and shared_store (base/step.h): a test lets other threads go on there"),
 ]
 RULES = [
     (re.compile(r"\bassert\s*\("), "assert(): use CHECK, which stays on in release builds"),
