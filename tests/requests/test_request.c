@@ -111,6 +111,7 @@ static const struct row rows[] = {
     {REQUEST_RESPONSE, RESP "\"max_output_tokens\":0}", "max_output_tokens",
      "must be 1 to"},
     {REQUEST_RESPONSE, RESP "\"max_tokens\":1}", "max_tokens", "unknown"},
+    {REQUEST_RESPONSE, RESP "\"instructions\":\"\"}", NULL, NULL},
     {REQUEST_RESPONSE, RESP "\"instructions\":5}", "instructions", "must be a string"},
     {REQUEST_RESPONSE, RESP "\"previous_response_id\":\"\"}", "previous_response_id",
      "has 0 bytes; 1 to 128"},
