@@ -2,6 +2,7 @@
  * handle usable; text arrives in whole characters; what was saved is there after a restart. */
 #include <errno.h>
 #include <math.h>
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -677,6 +678,7 @@ static void the_device_is_used_again(void **state)
 
 int main(void)
 {
+    mallopt(M_PERTURB, 0x5a); /* memory that nobody has written is not zero */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_that_cannot_be_used),
         cmocka_unit_test(requests_that_cannot_be_used),
