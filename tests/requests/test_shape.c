@@ -13,10 +13,30 @@
 
 enum { MOST = 4 };
 
-/* A generation of n answers, n_each to a prompt, without an engine behind it. */
+enum { CONTEXT = 256 };
+
+static struct hcache *h; /* says how long the context is; nothing is submitted */
+
+static int open_model(void **state)
+{
+    (void)state;
+    const struct hcache_opts o = {
+        .model = "models/demo", .threads = 1, .max_context = CONTEXT};
+    return hcache_open(&o, &h, &(struct hcache_err){0});
+}
+
+static int close_model(void **state)
+{
+    (void)state;
+    hcache_close(h);
+    return 0;
+}
+
+/* A generation of n answers, n_each to a prompt, that have ended. */
 static struct generation *make(unsigned kind, int n, int n_each)
 {
     struct generation *g = calloc(1, sizeof *g + MOST * sizeof g->choice[0]);
+    g->client.h = h;
     g->client.model_name = "m";
     g->params.kind = kind;
     g->params.n = n_each;
@@ -82,6 +102,9 @@ static void answers_to_one_prompt_share_it(void **state)
     assert_int_equal(number(u, "completion_tokens"), 5 + 6 + 7 + 8);
     assert_int_equal(number(u, "total_tokens"), 201 + 26);
     assert_int_equal(number(json_member(u, "prompt_tokens_details"), "cached_tokens"), 96);
+    assert_int_equal(number(u, "context_used"), 101 + 8); /* of the longest */
+    assert_int_equal(number(u, "context_window"), CONTEXT);
+    assert_null(json_member(u, "context_warning"));
     for (size_t i = 0; i < 4; i++) {
         const struct json *c = json_at(json_member(a, "choices"), i);
         assert_int_equal(number(c, "index"), i);
@@ -225,5 +248,5 @@ int main(void)
         cmocka_unit_test(timings_are_those_of_the_result),
         cmocka_unit_test(chunks_follow_one_another),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, open_model, close_model);
 }
