@@ -21,12 +21,12 @@ MAY = {
     "src/state": ["model", "kvcache", "store", "policy", "tensor", "io", "base"],
     "src/engine": ["hcache.h", "state", "model", "kvcache", "store", "policy", "tensor", "io", "base"],
     "src/service": ["hcache.h", "engine", "state", "model", "kvcache", "store", "policy", "tensor", "io", "format", "base"],
+    "src/sim": ["policy", "format", "base"],
     "src/sessions": ["hcache.h", "format", "base"],
     "src/requests": ["hcache.h", "sessions", "format", "base"],
     "src/batch": ["hcache.h", "requests", "sessions", "policy", "format", "base"],
     "src/server": ["hcache.h", "batch", "requests", "sessions", "format", "base"],
     "include": [],
-    "sim": ["policy", "format", "base"],
 }
 # Programs see the library as its users do; tool commands may look inside.
 PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "requests", "batch", "server"]

@@ -1,0 +1,76 @@
+/* load.h - a list of requests and the blocks that each one's prompt refers to.
+ *
+ * Blocks are numbers below n_blocks.  A request's path is a list of runs of consecutive numbers, so
+ * that a conversation of a thousand blocks takes a few bytes.  Equal prefixes have equal numbers.
+ *
+ *   mooncake   one JSON object a line: timestamp (ms), input_length, output_length, hash_ids
+ *   agents     one JSON object a line: session, t (s), in, out, stop, blocks (inclusive ranges)
+ *   chats      made from a seed: sessions of ShareGPT's lengths (AttentionStore, section 4.1)
+ *
+ * Pure but for memory; the caller reads the file. */
+#ifndef SIM_LOAD_H
+#define SIM_LOAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct load_run {
+    uint32_t first, n; /* blocks first .. first + n - 1 */
+};
+
+struct load_request {
+    double time_s; /* of arrival */
+    uint32_t session;
+    uint32_t run, n_runs; /* of load.runs */
+    uint32_t n_blocks;    /* references: the sum of its runs */
+    uint32_t n_in, n_out; /* tokens */
+    uint16_t turn;        /* of its session, from 1; 0: not known */
+    bool is_tool_pending; /* it ends with a tool call */
+    bool is_partial;      /* its last block is not full */
+};
+
+struct load {
+    struct load_request *request;
+    uint32_t n_requests;
+    struct load_run *run;
+    uint32_t n_runs;
+    uint32_t n_blocks; /* numbers that exist */
+    uint32_t n_sessions;
+    uint32_t block_tokens;
+    uint64_t n_references;
+};
+
+enum load_part {
+    LOAD_ALL,
+    LOAD_ODD,
+    LOAD_EVEN
+}; /* sessions by their place in the file, from 1 */
+
+/* ERR_FORMAT with the line's number where a line is not as described. */
+int load_mooncake(struct load *l, const char *text, size_t n, struct err *err);
+/* Sessions begin by a Poisson process with the given mean gap; requests are in order of time. */
+int load_agents(struct load *l, const char *text, size_t n, enum load_part part,
+                double gap_s, uint64_t seed, struct err *err);
+
+/* How chats are made.  Lengths of sessions are lognormal, through P(> 2,048 tokens) = 0.47 and
+ * P(> 4,096) = 0.30; their numbers of turns have a mean of 5.75, with 27 % of a single turn, and are
+ * the larger the longer the session is. */
+struct chats_opts {
+    uint64_t seed;
+    uint32_t n_sessions;
+    double sessions_per_s; /* Poisson */
+    double think_s;        /* mean of a lognormal pause between turns; 0: none is set */
+    uint32_t max_tokens;   /* of a session's length */
+};
+/* Requests of a session follow each other in the list; sessions are in order of arrival.  time_s is
+ * that of the session's arrival + its pauses. Without pauses all requests have the first one's. */
+void load_chats(struct load *l, const struct chats_opts *o);
+/* Sorts the requests by time, each session's in their order. */
+void load_sort(struct load *l);
+
+void load_free(struct load *l);
+
+#endif

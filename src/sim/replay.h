@@ -1,0 +1,33 @@
+/* replay.h - requests of a trace, one after the other, against a cache of one tier.
+ *
+ * Each request looks its path up, which counts one reference a block, uses the blocks that are
+ * there from the first on, and stores the others.  The next `window` requests of the list are known
+ * to the policy: they wait.  Time is the trace's. */
+#ifndef SIM_REPLAY_H
+#define SIM_REPLAY_H
+
+#include "sim/cache.h"
+#include "sim/load.h"
+
+struct replay_opts {
+    enum placement_kind policy;
+    uint64_t max_blocks;
+    uint32_t window;     /* requests */
+    double judge_from_s; /* references before count as warming up */
+};
+
+struct replay_result {
+    uint64_t n_references, n_hits; /* judged ones */
+    double seconds_saved;          /* of recomputation, by hits (replay_block_s) */
+    uint64_t n_written, n_evicted; /* blocks, of the whole run */
+    uint64_t n_seen;               /* references of the whole run */
+};
+
+/* Returns the seconds that recomputing block `at` of a path takes: tokens times the cost of a token,
+ * which grows with the tokens before it. */
+double replay_block_s(uint32_t block_tokens, uint32_t at);
+
+void replay_run(const struct load *l, const struct replay_opts *o,
+                struct replay_result *out);
+
+#endif
