@@ -251,7 +251,7 @@ int32_t prefix_evict(struct prefix *x)
     CHECK(victim != NULL);
     size_t at = (size_t)((char *)victim - (char *)&x->node[0].place);
     int32_t block = (int32_t)(at / sizeof *x->node), parent = x->node[block].parent;
-    placement_evicted(&x->policy, victim, (uint32_t)x->n_uses);
+    placement_evicted(&x->policy, victim, (uint64_t)x->n_nodes);
     prefix_claim(x, block);
     prefix_forget(x, block);
     if (parent != PREFIX_NONE)

@@ -106,13 +106,15 @@ static uint64_t worth_until(const struct placement *p, const struct placement_it
     return p->learn == NULL || (double)wait * p->learn->price <= 1 ? 2 * wait : 0;
 }
 
-static uint64_t worth_of(const struct placement *p, const struct placement_item *item)
+static uint64_t worth_of(const struct placement *p, const struct placement_item *item,
+                         uint64_t lot)
 {
     if (item->due_time != 0)
         return worth_until(p, item);
-    return p->learn != NULL ? placement_learn_worth(
-                                  p->learn, placement_class_used(item->class, item->n_uses))
-                            : 0;
+    return p->learn != NULL
+               ? placement_learn_worth(p->learn,
+                                       placement_class_used(item->class, item->n_uses), lot)
+               : 0;
 }
 
 /* Sets the order that follows from what the item remembers.  That of fifo, lfu and belady follows
@@ -122,7 +124,7 @@ static void order_from_memory(const struct placement *p, struct placement_item *
     if (p->kind == PLACEMENT_LRU || p->kind == PLACEMENT_ATTENTIONSTORE)
         item->order = item->used_at;
     else if (p->kind == PLACEMENT_OURS)
-        item->order = (uint64_t)item->used_time + worth_of(p, item);
+        item->order = (uint64_t)item->used_time + item->worth;
 }
 
 static void order_at_use(const struct placement *p, struct placement_item *item,
@@ -155,16 +157,16 @@ void placement_touch(struct placement *p, struct placement_part *h,
                      struct placement_item *item, const struct placement_use *use)
 {
     bool is_first = item->used_at == 0;
-    uint32_t age = use->time > item->used_time ? use->time - item->used_time : 0;
-    if (!is_first && p->learn != NULL)
-        placement_learn_used(p->learn, placement_class_used(item->class, item->n_uses),
-                             age);
     item->used_at = use->at;
     item->used_time = use->time;
     item->due_time = use->reuse_in > 0 ? use->time + use->reuse_in : 0;
     item->class = use->class;
     if (item->n_uses < UINT16_MAX)
         item->n_uses++;
+    if (p->learn != NULL)
+        placement_learn_used(p->learn, item->id,
+                             placement_class_used(item->class, item->n_uses), use->time);
+    item->worth = (uint32_t)worth_of(p, item, use->lot);
     order_from_memory(p, item);
     order_at_use(p, item, is_first, use);
     rank(p, item);
@@ -172,14 +174,12 @@ void placement_touch(struct placement *p, struct placement_part *h,
 }
 
 void placement_evicted(struct placement *p, const struct placement_item *item,
-                       uint32_t time)
+                       uint64_t n_items)
 {
-    uint32_t age = time > item->used_time ? time - item->used_time : 0;
     if (p->kind == PLACEMENT_LFU && item->rank == PLACEMENT_ORDINARY)
         p->age = item->order;
-    if (p->learn != NULL && item->rank == PLACEMENT_ORDINARY)
-        placement_learn_evicted(p->learn, placement_class_used(item->class, item->n_uses),
-                                age);
+    if (p->learn != NULL)
+        placement_learn_evicted(p->learn, n_items);
 }
 
 /* --- what may be evicted ---------------------------------------------------------------------- */

@@ -70,6 +70,7 @@ struct placement_item {
     uint64_t used_at; /* the owner's counter of uses; 0: never used */
     uint32_t used_time;
     uint32_t due_time; /* of the next use, by a client's hint; 0: none */
+    uint32_t worth;    /* time that `ours` holds it after its last use */
     uint32_t slot;     /* 1 + its position in its part; 0: it may not be evicted */
     uint16_t n_uses;
     uint8_t class; /* of its last use: PLACEMENT_CLASSES (placement_learn.h) */
@@ -82,6 +83,7 @@ struct placement_use {
     uint64_t at;       /* counter of uses: larger is later; breaks ties, and orders lru */
     uint32_t time;     /* now */
     uint8_t class;     /* placement_class() of the request */
+    uint64_t lot;      /* a number that all items of one request share */
     uint32_t reuse_in; /* a client's hint: the time until the next use; 0: none */
     uint64_t next;     /* belady only: the time of the next use, UINT64_MAX: never */
 };
@@ -124,9 +126,9 @@ void placement_drop(struct placement *p, struct placement_part *h,
 /* The window has changed for the item: a waiting request that needs it came or went. */
 void placement_review(struct placement *p, struct placement_part *h,
                       struct placement_item *item);
-/* The policy learns that an item that was the victim has been evicted. */
+/* The policy learns that an item that was the victim is evicted from a tier of n_items items. */
 void placement_evicted(struct placement *p, const struct placement_item *item,
-                       uint32_t time);
+                       uint64_t n_items);
 
 /* Returns the item that goes next; NULL where none may be evicted. */
 struct placement_item *placement_victim(const struct placement_part *h);

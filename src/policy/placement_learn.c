@@ -5,11 +5,12 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/rng.h"
 
-/* Events between two updates: an update takes about 0.3 ms. */
-#define UPDATE_EVENTS 8192
-/* Ended items of all classes after which all counts are halved, so that old behaviour fades. */
-#define MOST_ENDED 400000.0
+/* Events between two updates: an update takes about 0.2 ms. */
+#define UPDATE_EVENTS 2048
+/* Ended observations of all classes after which all counts are halved, so that old behaviour fades. */
+#define MOST_ENDED 100000.0
 /* A class's hazard is mixed with that of all classes together, times the class's factor, which counts
  * as so many uses; so is the factor with 1. */
 #define PRIOR_USES 16.0
@@ -17,12 +18,28 @@
 #define LEAST_USES 8.0
 /* Before the first update; any value does, since all classes have it. */
 #define FIRST_WORTH 64
+/* Indices from price * (1 - this) to price * (1 + this): a share of requests is held. */
+#define PRICE_BAND 0.3
+/* Prices that can be told apart: from a use in ten years to a thousand a second. */
+#define LEAST_PRICE 1e-9
+#define MOST_PRICE  1e3
+/* Content is observed until so many times the age at which lru would evict it. */
+#define OBSERVED_LIVES 16
+#define LEAST_OBSERVED 256
+/* Share of the tier that what is held may take by the sample.  Held items must not crowd each other
+ * out: the first to go would be those that are about to be used.  And a held leaf keeps its
+ * whole chain.  Hit rates of the first half of Mooncake's trace, 10,000 blocks: 1: 13.9, 0.9: 17.5,
+ * 0.75: 20.0, 0.6: 19.6, 0.45: 20.5; agents, 30,000 blocks: 81.3, 83.1, 87.4, 87.8, 87.8. */
+#define HELD_SHARE 0.5
 
 void placement_learn_init(struct placement_learn *l)
 {
     memset(l, 0, sizeof *l);
-    for (int c = 0; c < PLACEMENT_CLASSES; c++)
+    for (int c = 0; c < PLACEMENT_CLASSES; c++) {
         l->worth[c] = FIRST_WORTH;
+        l->share[c] = 1;
+    }
+    l->lru_age = HUGE_VAL;
 }
 
 uint8_t placement_class(int turn, bool is_tool_pending, bool is_partial)
@@ -61,6 +78,63 @@ static int age_of(uint32_t age)
 
 /* --- hazards and indices ---------------------------------------------------------------------- */
 
+/* --- the sample ------------------------------------------------------------------------------- */
+
+/* Notes that an observation ended at this age. */
+static int note_end(struct placement_counts *n, uint32_t age)
+{
+    int a = age_of(age);
+    double stay = age - age_from(a);
+    n->ended[a]++;
+    n->stay[a] += stay > 0 ? stay : 0;
+    return a;
+}
+
+static void note_used(struct placement_counts *n, uint32_t age)
+{
+    n->used[note_end(n, age)]++;
+}
+
+static uint32_t age_at(const struct placement_sample *s, uint32_t time)
+{
+    return time > s->time ? time - s->time : 0;
+}
+
+static struct placement_sample *sample_of(struct placement_learn *l, uint64_t hash)
+{
+    return &l->sample[(hash >> 40) & (PLACEMENT_SAMPLES - 1)];
+}
+
+static void sample_clear(struct placement_learn *l, struct placement_sample *s)
+{
+    *s = (struct placement_sample){0};
+    l->n_samples--;
+}
+
+/* Ends observations that have lasted long enough.  Where the table is still more than half full, one id
+ * in two is observed no longer. */
+static void sample_sweep(struct placement_learn *l, uint32_t time)
+{
+    double longest = OBSERVED_LIVES * l->lru_age;
+    longest = longest > LEAST_OBSERVED ? longest : LEAST_OBSERVED;
+    for (int i = 0; i < PLACEMENT_SAMPLES; i++) {
+        struct placement_sample *s = &l->sample[i];
+        if (s->id != 0 && age_at(s, time) > longest) {
+            note_end(&l->count[s->class], age_at(s, time));
+            sample_clear(l, s);
+        }
+    }
+    if (l->n_samples <= PLACEMENT_SAMPLES / 2)
+        return;
+    l->shift++;
+    for (int i = 0; i < PLACEMENT_SAMPLES; i++)
+        if (l->sample[i].id != 0 &&
+            (rng_mix(l->sample[i].id) & (((uint64_t)1 << l->shift) - 1)) != 0)
+            sample_clear(l, &l->sample[i]);
+}
+
+/* --- hazards and indices ---------------------------------------------------------------------- */
+
 /* Time that all items of the class stood at each age. */
 static void exposures(const struct placement_counts *n, double out[PLACEMENT_AGES])
 {
@@ -70,13 +144,14 @@ static void exposures(const struct placement_counts *n, double out[PLACEMENT_AGE
 }
 
 /* Hazards of all classes together.  Where too little was seen, they fall as 1 / age. */
-static void hazards_together(const struct placement_learn *l, double out[PLACEMENT_AGES])
+static void hazards_together(const struct placement_counts *count,
+                             double out[PLACEMENT_AGES])
 {
     double exposure[PLACEMENT_AGES], used[PLACEMENT_AGES] = {0}, sum[PLACEMENT_AGES] = {0};
     for (int c = 0; c < PLACEMENT_CLASSES; c++) {
-        exposures(&l->count[c], exposure);
+        exposures(&count[c], exposure);
         for (int a = 0; a < PLACEMENT_AGES; a++) {
-            used[a] += l->count[c].used[a];
+            used[a] += count[c].used[a];
             sum[a] += exposure[a];
         }
     }
@@ -109,7 +184,7 @@ static void indices(const double hazard[PLACEMENT_AGES], double out[PLACEMENT_AG
 }
 
 /* The greatest age at which the index is above the price. */
-static uint32_t worth_of(const double index[PLACEMENT_AGES], double price)
+static uint32_t age_of_price(const double index[PLACEMENT_AGES], double price)
 {
     int a = PLACEMENT_AGES - 1;
     while (a >= 0 && index[a] < price)
@@ -159,65 +234,165 @@ static void hazards_of(const struct placement_counts *n,
                  (exposure[a] + PRIOR_USES / (factor * together[a]));
 }
 
-static void update(struct placement_learn *l)
+/* How much sampled content there is of each class and age. */
+struct population {
+    double n[PLACEMENT_CLASSES][PLACEMENT_AGES];
+    double all[PLACEMENT_AGES];
+};
+
+static void population_count(const struct placement_learn *l, uint32_t time,
+                             struct population *p)
 {
-    double together[PLACEMENT_AGES], hazard[PLACEMENT_AGES];
-    hazards_together(l, together);
+    memset(p, 0, sizeof *p);
+    for (int i = 0; i < PLACEMENT_SAMPLES; i++) {
+        const struct placement_sample *s = &l->sample[i];
+        if (s->id == 0)
+            continue;
+        int a = age_of(age_at(s, time));
+        p->n[s->class][a]++;
+        p->all[a]++;
+    }
+}
+
+/* Content younger than `age`; within a step of age it is spread evenly. */
+static double younger(const double n[PLACEMENT_AGES], double age)
+{
+    double sum = 0;
+    int a = 0;
+    for (; a < PLACEMENT_AGES && age_from(a + 1) <= age; a++)
+        sum += n[a];
+    return a < PLACEMENT_AGES ? sum + n[a] * (age - age_from(a)) / age_width(a) : sum;
+}
+
+/* The age below which there is as much content as the tier holds. */
+static double age_of_content(const double n[PLACEMENT_AGES], double content)
+{
+    double sum = 0;
+    for (int a = 0; a < PLACEMENT_AGES; a++) {
+        if (sum + n[a] >= content && n[a] > 0)
+            return age_from(a) + age_width(a) * (content - sum) / n[a];
+        sum += n[a];
+    }
+    return HUGE_VAL;
+}
+
+static double share_of(const struct placement_learn *l, int class, double price)
+{
+    double share = (l->index[class][0] / price - (1 - PRICE_BAND)) / (2 * PRICE_BAND);
+    return share < 0 ? 0 : share > 1 ? 1 : share;
+}
+
+/* Where a share of a class is held below the price, it is held as at the price. */
+static uint32_t worth_at(const struct placement_learn *l, int class, double price)
+{
+    double index = l->index[class][0];
+    return age_of_price(l->index[class], index < price ? index * 0.999 : price);
+}
+
+/* Sampled content that is held at a price. */
+static double demand(const struct placement_learn *l, const struct population *p,
+                     double price)
+{
+    double sum = 0;
+    for (int c = 0; c < PLACEMENT_CLASSES; c++)
+        if (l->has_content[c])
+            sum += share_of(l, c, price) * younger(p->n[c], worth_at(l, c, price));
+    return sum;
+}
+
+/* The price at which the content that is held fills the tier: demand falls with the price. */
+static double solve_price(const struct placement_learn *l, const struct population *p,
+                          double content)
+{
+    double low = LEAST_PRICE, high = MOST_PRICE;
+    for (int i = 0; i < 24; i++) {
+        double mid = sqrt(low * high);
+        if (demand(l, p, mid) > content)
+            low = mid;
+        else
+            high = mid;
+    }
+    return high;
+}
+
+static void set_worth(struct placement_learn *l)
+{
     for (int c = 0; c < PLACEMENT_CLASSES; c++) {
-        hazards_of(&l->count[c], together, hazard);
+        l->share[c] = share_of(l, c, l->price);
+        l->worth[c] = worth_at(l, c, l->price);
+    }
+}
+
+/* Hazards and indices. What is observed at present has been so until now: its time counts, too. */
+static void learn_indices(struct placement_learn *l, uint32_t time)
+{
+    static const struct placement_counts none;
+    double together[PLACEMENT_AGES], hazard[PLACEMENT_AGES], all[PLACEMENT_AGES];
+    struct placement_counts count[PLACEMENT_CLASSES];
+    memcpy(count, l->count, sizeof count);
+    for (int i = 0; i < PLACEMENT_SAMPLES; i++)
+        if (l->sample[i].id != 0)
+            note_end(&count[l->sample[i].class], age_at(&l->sample[i], time));
+    hazards_together(count, together);
+    indices(together, all);
+    for (int c = 0; c < PLACEMENT_CLASSES; c++) {
+        l->has_content[c] = memcmp(&count[c], &none, sizeof none) != 0;
+        if (!l->has_content[c]) {
+            memcpy(l->index[c], all, sizeof all);
+            continue;
+        }
+        hazards_of(&count[c], together, hazard);
         indices(hazard, l->index[c]);
     }
-    if (l->n_evicted > 0) {
-        double seen = l->sum_evicted / l->n_evicted;
-        l->price = l->price > 0 ? (l->price + seen) / 2 : seen;
+}
+
+static void update(struct placement_learn *l, uint32_t time)
+{
+    struct population p;
+    sample_sweep(l, time);
+    learn_indices(l, time);
+    population_count(l, time, &p);
+    double content = ldexp((double)l->n_items, -l->shift);
+    l->lru_age = l->n_items > 0 ? age_of_content(p.all, content) : HUGE_VAL;
+    if (l->n_items > 0) {
+        l->price = solve_price(l, &p, HELD_SHARE * content);
+        set_worth(l);
     }
-    l->sum_evicted = l->n_evicted = 0;
-    for (int c = 0; c < PLACEMENT_CLASSES && l->price > 0; c++)
-        l->worth[c] = worth_of(l->index[c], l->price);
     halve_old(l);
     l->n_updates++;
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-static int note_end(struct placement_learn *l, uint8_t class, uint32_t age)
+void placement_learn_used(struct placement_learn *l, uint64_t id, uint8_t class,
+                          uint32_t time)
 {
     CHECK(class < PLACEMENT_CLASSES);
-    int a = age_of(age);
-    struct placement_counts *n = &l->count[class];
-    double stay = age - age_from(a);
-    n->ended[a]++;
-    n->stay[a] += stay > 0 ? stay : 0;
-    return a;
-}
-
-static void event_end(struct placement_learn *l)
-{
-    if (++l->n_events < UPDATE_EVENTS)
-        return;
-    l->n_events = 0;
-    update(l);
-}
-
-void placement_learn_used(struct placement_learn *l, uint8_t class, uint32_t age)
-{
-    int a = note_end(l, class, age);
-    l->count[class].used[a]++;
-    event_end(l);
-}
-
-void placement_learn_evicted(struct placement_learn *l, uint8_t class, uint32_t age)
-{
-    int a = note_end(l, class, age);
-    if (l->n_updates > 0) { /* else no index is known */
-        l->sum_evicted += l->index[class][a];
-        l->n_evicted++;
+    uint64_t hash = rng_mix(id);
+    if (++l->n_events >= UPDATE_EVENTS) {
+        l->n_events = 0;
+        update(l, time);
     }
-    event_end(l);
+    if ((hash & (((uint64_t)1 << l->shift) - 1)) != 0)
+        return;
+    struct placement_sample *s = sample_of(l, hash);
+    if (s->id == id) {
+        note_used(&l->count[s->class], age_at(s, time));
+    } else if (s->id != 0) { /* another one's place */
+        note_end(&l->count[s->class], age_at(s, time));
+    } else {
+        l->n_samples++;
+    }
+    *s = (struct placement_sample){.id = id, .time = time, .class = class};
 }
 
-uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class)
+void placement_learn_evicted(struct placement_learn *l, uint64_t n_items)
+{
+    l->n_items = n_items;
+}
+
+uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class, uint64_t lot)
 {
     CHECK(class < PLACEMENT_CLASSES);
-    return l->worth[class];
+    return (double)(rng_mix(lot) >> 11) * 0x1p-53 < l->share[class] ? l->worth[class] : 0;
 }

@@ -1,20 +1,24 @@
-/* placement_learn.h - how long the policy `ours` keeps items of a class without a use.
+/* placement_learn.h - how long the policy `ours` holds items of a class without a use.
  *
  * A *class* is what is known of an item when it is used: how often it was used, which turn of a
- * conversation used it, whether a tool call is pending, whether its chunk is partial.  For each
- * class the policy counts, by the age since the last use, how many items were used again and how
- * long items stood at that age without a use.  Their quotient is the *hazard*: expected uses per
- * item and unit of time.  Items that were evicted count as observed until then (Kaplan and Meier's
- * estimator), so no list of evicted items is needed.
+ * conversation used it, whether a tool call is pending, whether its chunk is partial.
  *
- * From the hazards follows an *index* for each class and age: the most uses per unit of time that
- * keeping the item from now on can give, over all times to give up (Gittins' index).  A tier gives
- * its room to the items of the highest index.  So each class has an age at which its index falls to
- * the *price*, the mean index of what was evicted of late.  This age is the class's *worth*, and the
- * policy evicts the item whose last use + worth is the earliest.  Where all classes have the same
- * hazards that is LRU.
+ * 1. *Hazards.*  For each class and age since the last use, the uses per item and unit of time.  They
+ *    are counted on a sample of all content, chosen by its id, whether the tier still has it or not:
+ *    what a tier evicts early would otherwise never be seen to come back.
+ * 2. *Index.*  For each class and age, the most uses per unit of time that holding the item from now
+ *    on can give, over all times to give up (Gittins' index).
+ * 3. *Price.*  The index above which half of the tier is full: the sample tells how much content there is
+ *    of each class and age, so the price is solved for, not steered.
+ * 4. *Worth.*  An item is held until its index falls to the price.  An item whose index is below the
+ *    price from the start is not held: it goes before all that are.  Near the price a share of
+ *    the requests is held, so that a load which does not fit as a whole is held in part,
+ *    where LRU would lose all of it.
  *
- * Pure: no clock, no I/O, no allocation. */
+ *
+ * Where the hazard only falls with age and all classes are alike, this is LRU.
+ *
+ * Pure: no clock, no I/O, no allocation.  The struct has about 500 KB. */
 #ifndef POLICY_PLACEMENT_LEARN_H
 #define POLICY_PLACEMENT_LEARN_H
 
@@ -27,19 +31,32 @@
 /* Ages in steps of a factor of 2^0.5: [0, 1), [1, 1.4), ... up to 2^21 units. */
 #define PLACEMENT_AGES 44
 
+#define PLACEMENT_SAMPLES 16384 /* a power of two */
+
 struct placement_counts {
     double used[PLACEMENT_AGES];  /* items used again at this age */
-    double ended[PLACEMENT_AGES]; /* items used again or evicted at it */
+    double ended[PLACEMENT_AGES]; /* items used again, or not observed any longer, at it */
     double stay[PLACEMENT_AGES];  /* time that these stood at it */
 };
 
+struct placement_sample { /* content that is observed */
+    uint64_t id;          /* 0: this place is free */
+    uint32_t time;        /* of its last use */
+    uint8_t class;        /* of it, with its uses */
+};
+
 struct placement_learn {
+    struct placement_sample sample[PLACEMENT_SAMPLES]; /* by a hash of the id */
+    int n_samples, shift;                              /* one id in 2^shift is observed */
     struct placement_counts count[PLACEMENT_CLASSES];
     double index[PLACEMENT_CLASSES][PLACEMENT_AGES];
-    uint32_t worth[PLACEMENT_CLASSES]; /* in units of time */
-    double price;                      /* uses per item and unit of time */
-    double sum_evicted, n_evicted;     /* index of what was evicted since the last update */
-    uint32_t n_events;                 /* since the last update */
+    uint32_t worth[PLACEMENT_CLASSES]; /* time to hold an item of the class */
+    bool has_content[PLACEMENT_CLASSES];
+    double share[PLACEMENT_CLASSES]; /* of the requests whose items are held */
+    double price;                    /* uses per item and unit of time; 0: not known yet */
+    uint64_t n_items;                /* that the tier has */
+    double lru_age;    /* at which lru would evict; HUGE_VAL: the tier has room for all */
+    uint32_t n_events; /* since the last update */
     uint64_t n_updates;
 };
 
@@ -52,11 +69,15 @@ uint8_t placement_class(int turn, bool is_tool_pending, bool is_partial);
 /* Returns the class of an item that has been used n_uses times, the last time in this class. */
 uint8_t placement_class_used(uint8_t class, uint32_t n_uses);
 
-/* An item of the class was used, or evicted, this long after its last use. */
-void placement_learn_used(struct placement_learn *l, uint8_t class, uint32_t age);
-void placement_learn_evicted(struct placement_learn *l, uint8_t class, uint32_t age);
+/* Content was used now, in this class. */
+void placement_learn_used(struct placement_learn *l, uint64_t id, uint8_t class,
+                          uint32_t time);
+/* An item was evicted from a tier of n_items items. */
+void placement_learn_evicted(struct placement_learn *l, uint64_t n_items);
 
-/* Returns for how long after a use an item of the class is worth its room. */
-uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class);
+/* Returns for how long after its use an item of the class is held; 0: it is not.  lot: a number that
+ * all items of one request share. */
+uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class,
+                               uint64_t lot);
 
 #endif

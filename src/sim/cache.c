@@ -112,7 +112,7 @@ static bool make_room(struct cache *c, int t, uint32_t time)
         if (b->tier != t + 1)
             continue; /* it went while room was made below */
         if (!goes_down)
-            placement_evicted(&c->policy[t], item, time);
+            placement_evicted(&c->policy[t], item, c->n_in[0] + c->n_in[1]);
         leave_tier(c, b);
         if (goes_down) {
             c->n_down++;

@@ -160,6 +160,7 @@ static void serve(struct replay *p, const struct load_request *r)
 {
     struct walk w = {.last = CACHE_NONE,
                      .use.time = (uint32_t)r->time_s,
+                     .use.lot = (uint64_t)(r - p->l->request),
                      .is_judged = r->time_s >= p->o->judge_from_s};
     uint8_t full = placement_class(r->turn, r->is_tool_pending, false);
     uint8_t partial = placement_class(r->turn, r->is_tool_pending, r->is_partial);

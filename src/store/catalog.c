@@ -503,9 +503,9 @@ void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s)
     catalog_used_at(c, n, c->tick + 1, wall_s);
 }
 
-void catalog_evicted(struct catalog *c, const struct chunk_node *n, uint32_t wall_s)
+void catalog_evicted(struct catalog *c, const struct chunk_node *n)
 {
-    placement_evicted(&c->policy, &n->place, wall_s);
+    placement_evicted(&c->policy, &n->place, c->n_chunks);
 }
 
 /* --- waiting requests ------------------------------------------------------------------------- */

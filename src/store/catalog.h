@@ -154,7 +154,7 @@ void catalog_kill(struct catalog *c, struct chunk_node *n);
 /* Marks as most recently used. */
 void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s);
 /* The node was the victim and goes: the policy learns. */
-void catalog_evicted(struct catalog *c, const struct chunk_node *n, uint32_t wall_s);
+void catalog_evicted(struct catalog *c, const struct chunk_node *n);
 /* A waiting request that needs the chunk of a key comes or goes; the key may be stored or not.
  * Returns false where the window has no room for it. */
 bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn);

@@ -9,7 +9,6 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/mem.h"
 #include "store/store_impl.h"
 
@@ -96,7 +95,7 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     struct chunk_node *waits = store_doomed_above(n);
-    catalog_evicted(&s->catalog, n, (uint32_t)clock_wall_s());
+    catalog_evicted(&s->catalog, n);
     store_evict_node(s, n, why);
     store_settle_doomed(s, waits);
 }

@@ -60,7 +60,7 @@ static int evict(uint32_t time)
     struct placement_item *v = placement_victim(&part);
     if (v == NULL)
         return -1;
-    placement_evicted(&policy, v, time);
+    placement_evicted(&policy, v, N);
     placement_remove(&part, v);
     return (int)(v - item);
 }
@@ -327,49 +327,45 @@ static void belady_evicts_the_farthest_next_use(void **state)
 
 /* --- ours ------------------------------------------------------------------------------------- */
 
-/* Teaches two classes: items of class `busy` are used again after 20, of class `idle` one in a
- * hundred is; what is not used is evicted at 100. */
+/* Every item of class `busy` is used again after 20 units of time, one item in a hundred of class `idle`.
+ * A tier of 200 items is full. */
 static void teach(uint8_t busy, uint8_t idle)
 {
+    uint32_t now = 1000;
+    uint64_t id = 1000;
     for (int i = 0; i < 40000; i++) {
-        placement_learn_used(&learn, busy, 20);
-        if (i % 100 == 0)
-            placement_learn_used(&learn, idle, 20);
-        else
-            placement_learn_evicted(&learn, idle, 100);
+        now += i % 4 == 0;
+        placement_learn_used(&learn, 1 + (uint64_t)(i / 4) % 20, busy, now);
+        placement_learn_used(&learn, i % 100 == 0 && i > 0 ? id - 10 : ++id, idle, now);
+        placement_learn_evicted(&learn, 200);
     }
 }
 
-static void ours_keeps_longer_what_is_used_again(void **state)
+static void ours_holds_longer_what_is_used_again(void **state)
 {
     (void)state;
     uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
+    uint8_t busy1 = placement_class_used(busy, 1), idle1 = placement_class_used(idle, 1);
     begin_as(PLACEMENT_OURS);
-    assert_int_equal(placement_learn_worth(&learn, busy),
-                     placement_learn_worth(&learn, idle));
-    teach(placement_class_used(busy, 1), placement_class_used(idle, 1));
-    assert_true(placement_learn_worth(&learn, busy) >
-                placement_learn_worth(&learn, idle) + 10);
-    struct placement_use a = {.at = 1, .time = 1000, .class = busy};
-    struct placement_use b = {.at = 2, .time = 1010, .class = idle};
+    assert_int_equal(placement_learn_worth(&learn, busy1, 0),
+                     placement_learn_worth(&learn, idle1, 0)); /* nothing is known yet */
+    teach(busy1, idle1);
+    assert_true(learn.index[busy1][0] > 10 * learn.index[idle1][0]);
+    assert_true(placement_learn_worth(&learn, busy1, 0) >
+                placement_learn_worth(&learn, idle1, 0) + 10);
+    struct placement_use a = {.at = 1, .time = 50000, .class = busy};
+    struct placement_use b = {.at = 2, .time = 50010, .class = idle};
     placement_touch(&policy, &part, &item[0], &a);
     placement_touch(&policy, &part, &item[1], &b);
     placement_insert(&policy, &part, &item[0]);
     placement_insert(&policy, &part, &item[1]);
-    assert_int_equal(evict(1020), 1); /* lru would evict item 0 */
+    assert_int_equal(evict(0), 1); /* lru would evict item 0 */
 }
 
-static void ours_is_lru_where_classes_do_not_differ(void **state)
+static void ours_is_lru_before_it_has_learned(void **state)
 {
     (void)state;
-    struct rng r = {5};
     begin_as(PLACEMENT_OURS);
-    for (int i = 0; i < 50000; i++) { /* one class only */
-        if (rng_below(&r, 3) == 0)
-            placement_learn_used(&learn, 0, (uint32_t)rng_below(&r, 200));
-        else
-            placement_learn_evicted(&learn, 0, 150);
-    }
     for (int i = 0; i < N; i++)
         add((i * 7) % N, (uint64_t)(1000 + i));
     for (int i = 0; i < N; i++)
@@ -380,20 +376,37 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
 {
     (void)state;
     begin_as(PLACEMENT_OURS);
-    teach(placement_class_used(placement_class(3, true, false), 1), 0);
-    double price = learn.price;
-    assert_true(price > 0);
-    uint32_t soon = (uint32_t)(0.5 / price), late = (uint32_t)(3 / price) + 1;
-    struct placement_use u[] = {{.at = 1, .time = 100000, .reuse_in = soon},
-                                {.at = 2, .time = 100000, .reuse_in = late},
-                                {.at = 3, .time = 100000}};
+    learn.price = 0.01; /* a use in a hundred units of time */
+    struct placement_use u[] = {{.at = 1, .time = 1000, .reuse_in = 50},
+                                {.at = 2, .time = 1000, .reuse_in = 101},
+                                {.at = 3, .time = 1000}};
     for (int i = 0; i < 3; i++) {
         placement_touch(&policy, &part, &item[i], &u[i]);
         placement_insert(&policy, &part, &item[i]);
     }
-    assert_int_equal(evict(100001), 1); /* the next use is too far away */
-    assert_true(item[0].order ==
-                100000 + 2 * (uint64_t)soon); /* until twice the time passed */
+    assert_int_equal(evict(1001), 1);      /* the next use is too far away */
+    assert_int_equal(item[0].order, 1100); /* until twice the time has passed */
+    touch(&item[0], 1050);                 /* used: the hint is spent */
+    assert_int_equal(item[0].due_time, 0);
+}
+
+/* The price is that at which what is held takes half of the tier. */
+static void a_smaller_tier_has_a_higher_price(void **state)
+{
+    (void)state;
+    double price[2];
+    for (int k = 0; k < 2; k++) {
+        struct rng r = {4};
+        begin_as(PLACEMENT_OURS);
+        for (int i = 0; i < 60000; i++) {
+            placement_learn_used(&learn, 1 + rng_below(&r, 1 + rng_below(&r, 3000)), 1,
+                                 (uint32_t)(1000 + i / 10));
+            placement_learn_evicted(&learn, k == 0 ? 200 : 1000);
+        }
+        price[k] = learn.price;
+        assert_true(price[k] > 0 && learn.lru_age > 0);
+    }
+    assert_true(price[0] > 1.5 * price[1]);
 }
 
 /* --- the window ------------------------------------------------------------------------------- */
@@ -463,9 +476,10 @@ int main(void)
         cmocka_unit_test(an_item_inserted_later_is_found_in_the_window),
         cmocka_unit_test(dropped_items_go_first_and_kept_ones_last),
         cmocka_unit_test(belady_evicts_the_farthest_next_use),
-        cmocka_unit_test(ours_keeps_longer_what_is_used_again),
-        cmocka_unit_test(ours_is_lru_where_classes_do_not_differ),
+        cmocka_unit_test(ours_holds_longer_what_is_used_again),
+        cmocka_unit_test(ours_is_lru_before_it_has_learned),
         cmocka_unit_test(ours_believes_a_hint_as_far_as_it_is_worth_the_room),
+        cmocka_unit_test(a_smaller_tier_has_a_higher_price),
         cmocka_unit_test(the_window_agrees_with_a_list),
         cmocka_unit_test(the_window_is_as_long_as_the_capacity),
         cmocka_unit_test(an_audit_sees_what_is_wrong),

@@ -1,0 +1,307 @@
+/* closed.c - see closed.h. */
+#include "sim/closed.h"
+
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "sim/cache.h"
+
+/* Prefill: 65B takes 360 ms for 2,048 tokens on four A100s (section 2.3), the others by parameters a
+ * GPU.  Decode: by weights a GPU; 0.34 ms for 13B makes some 3,000 jobs wait at one session a second. */
+const struct closed_model closed_models[CLOSED_MODELS] = {
+    {"LLaMA-13B", 0.78e6, 0.0703e-3, 0.34e-3, 2, 4096},
+    {"LLaMA-65B", 2.5e6, 0.1758e-3, 0.85e-3, 4, 2048},
+    {"LLaMA-70B", 0.31e6, 0.1893e-3, 0.92e-3, 4, 4096},
+    {"Falcon-40B", 0.12e6, 0.1082e-3, 0.52e-3, 4, 2048},
+};
+
+/* Section 4.2: dollars an hour for a GPU, a GB of DRAM, a GB of SSD. */
+#define GPU_DOLLARS  5.0
+#define DRAM_DOLLARS 0.0088
+#define SSD_DOLLARS  0.000082
+#define GB           1e9
+
+struct session {
+    uint32_t first_job, n_jobs, next_job; /* of load.request */
+    uint32_t base, start,
+        n_blocks;        /* its blocks [base + start, base + n_blocks) are valid */
+    uint32_t cut_tokens; /* before `start` */
+};
+
+struct job {
+    uint32_t session;
+    bool is_known; /* in the look-ahead window for eviction */
+};
+
+struct closed {
+    const struct load *l;
+    const struct closed_opts *o;
+    struct closed_result *out;
+    struct cache cache;
+    struct placement_window window;
+    struct session *session;
+    struct job *queue; /* [n_requests]: from head to tail, used once */
+    uint32_t head, tail, n_known, next_arrival;
+    double now, block_bytes, disk_budget_bytes, mean_blocks;
+    bool has_cache, looks;
+};
+
+/* --- sessions and the queue ------------------------------------------------------------------- */
+
+static uint32_t session_blocks(const struct session *s)
+{
+    return s->n_blocks - s->start;
+}
+
+static void sessions_find(struct closed *c)
+{
+    const struct load *l = c->l;
+    c->session = xcalloc(l->n_sessions, sizeof *c->session);
+    for (uint32_t i = 0; i < l->n_requests; i++) {
+        const struct load_request *r = &l->request[i];
+        struct session *s = &c->session[r->session];
+        if (s->n_jobs++ == 0) {
+            s->first_job = s->next_job = i;
+            s->base = l->run[r->run].first;
+        }
+    }
+}
+
+static void enqueue(struct closed *c, uint32_t session)
+{
+    c->queue[c->tail++] = (struct job){.session = session};
+}
+
+static void arrivals(struct closed *c)
+{
+    const struct load *l = c->l;
+    if (c->head == c->tail && c->next_arrival < l->n_sessions) {
+        double first = l->request[c->session[c->next_arrival].first_job].time_s;
+        c->now = first > c->now ? first : c->now;
+    }
+    while (c->next_arrival < l->n_sessions &&
+           l->request[c->session[c->next_arrival].first_job].time_s <= c->now)
+        enqueue(c, c->next_arrival++);
+}
+
+/* --- looking ahead ---------------------------------------------------------------------------- */
+
+/* Tells the policy of a job's blocks, or that it waits no longer. */
+static void expect(struct closed *c, uint32_t at, bool joins)
+{
+    const struct session *s = &c->session[c->queue[at].session];
+    for (uint32_t b = s->base + s->start; b < s->base + s->n_blocks; b++) {
+        if (joins)
+            placement_window_add(&c->window, 1 + (uint64_t)b, at);
+        else
+            placement_window_remove(&c->window, 1 + (uint64_t)b, at);
+        cache_review(&c->cache, b);
+    }
+    c->queue[at].is_known = joins;
+}
+
+static uint32_t jobs_of(const struct closed *c, double bytes)
+{
+    double n = bytes / (c->block_bytes * (c->mean_blocks > 1 ? c->mean_blocks : 1));
+    return n < 1 ? 1 : n > 1e9 ? 1000000000 : (uint32_t)n;
+}
+
+static void window_fill(struct closed *c)
+{
+    uint32_t length = jobs_of(c, c->o->memory_bytes + c->o->disk_bytes);
+    if (c->n_known < c->head)
+        c->n_known = c->head;
+    while (c->looks && c->n_known < c->tail && c->n_known - c->head < length)
+        expect(c, c->n_known++, true);
+}
+
+/* Raises what the first jobs need, in their order, as far as the disk gets in the time. */
+static void read_ahead(struct closed *c, double seconds)
+{
+    uint32_t length = jobs_of(c, c->o->memory_bytes);
+    c->disk_budget_bytes += seconds * c->o->disk_bytes_per_s;
+    double most = 4 * c->o->disk_bytes_per_s; /* an idle disk saves no time up */
+    c->disk_budget_bytes = c->disk_budget_bytes < most ? c->disk_budget_bytes : most;
+    for (uint32_t at = c->head; at < c->tail && at - c->head < length; at++) {
+        const struct session *s = &c->session[c->queue[at].session];
+        for (uint32_t b = s->base + s->start; b < s->base + s->n_blocks; b++) {
+            if (!cache_has(&c->cache, b))
+                break;
+            if (c->cache.block[b].tier != 2)
+                continue;
+            if (c->disk_budget_bytes < c->block_bytes)
+                return;
+            cache_pin(&c->cache, b);
+            bool is_up = cache_raise(&c->cache, b, (uint32_t)c->now);
+            cache_unpin(&c->cache, b);
+            if (!is_up)
+                return;
+            c->disk_budget_bytes -= c->block_bytes;
+        }
+    }
+}
+
+/* --- serving ---------------------------------------------------------------------------------- */
+
+/* History that outgrows the context loses its older half, in whole blocks. */
+static void truncate(struct closed *c, struct session *s, uint32_t n_tokens)
+{
+    uint32_t context = c->o->model->context, block = c->l->block_tokens;
+    while (n_tokens - s->cut_tokens > context) {
+        uint32_t cut = context / 2 / block, start = s->start + cut;
+        start = start < s->n_blocks ? start : s->n_blocks;
+        if (c->o->overflow_loses_all && c->has_cache)
+            for (uint32_t i = s->start; i < s->n_blocks; i++)
+                cache_drop(&c->cache, s->base + i, s->base + i + 1);
+        else if (c->has_cache)
+            for (uint32_t i = s->start; i < start; i++)
+                cache_drop(&c->cache, s->base + i, s->base + i + 1);
+        s->start = start;
+        s->cut_tokens += cut * block;
+    }
+}
+
+struct service {
+    uint32_t n_found, n_in_memory, n_history;
+};
+
+/* Counts what is there of the session's history and uses it. */
+static struct service look_up(struct closed *c, const struct session *s, uint8_t class,
+                              uint32_t lot)
+{
+    struct service v = {.n_history = session_blocks(s)};
+    struct placement_use use = {.time = (uint32_t)c->now, .class = class, .lot = lot};
+    for (uint32_t b = s->base + s->start; c->has_cache && b < s->base + s->n_blocks; b++) {
+        if (!cache_has(&c->cache, b) || c->cache.block[b].place.is_dropped)
+            break;
+        v.n_found++;
+        v.n_in_memory += c->cache.block[b].tier == 1;
+        cache_touch(&c->cache, b, &use);
+    }
+    return v;
+}
+
+/* The session's state is in memory after the job: old blocks come up, new ones come. */
+static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t class,
+                 uint32_t lot)
+{
+    struct placement_use use = {.time = (uint32_t)c->now, .class = class, .lot = lot};
+    uint32_t pinned = CACHE_NONE, b = s->base + s->start;
+    for (; c->has_cache && b < s->base + n_blocks; b++) {
+        bool is_there = cache_has(&c->cache, b);
+        if (is_there) {
+            cache_pin(&c->cache, b);
+            if (c->cache.block[b].place.is_dropped) { /* computed anew */
+                cache_unpin(&c->cache, b);
+                break;
+            }
+            if (c->cache.block[b].tier == 2)
+                cache_raise(&c->cache, b, (uint32_t)c->now);
+        } else if (!cache_add(&c->cache, b, pinned, &use)) {
+            break;
+        }
+        if (pinned != CACHE_NONE)
+            cache_unpin(&c->cache, pinned);
+        pinned = b;
+    }
+    if (pinned != CACHE_NONE)
+        cache_unpin(&c->cache, pinned);
+    s->n_blocks = n_blocks;
+}
+
+static void serve(struct closed *c)
+{
+    const struct closed_model *m = c->o->model;
+    uint32_t at = c->head++, n_jobs = at + 1;
+    struct session *s = &c->session[c->queue[at].session];
+    const struct load_request *r = &c->l->request[s->next_job++];
+    uint32_t block = c->l->block_tokens,
+             n_history = r->n_in; /* the prompt: history and question */
+    bool is_judged = n_jobs > c->o->n_warm,
+         is_last = s->next_job == s->first_job + s->n_jobs;
+    uint8_t class = placement_class(r->turn, false, false);
+    if (c->queue[at].is_known)
+        expect(c, at, false);
+    truncate(c, s, n_history);
+    struct service v = look_up(c, s, class, at);
+    uint32_t n_tokens = n_history - s->cut_tokens, n_cached = v.n_found * block;
+    n_cached = n_cached < n_tokens ? n_cached : n_tokens;
+    double prefill_s = (n_tokens - n_cached) * m->prefill_s;
+    double wait_s = (v.n_found - v.n_in_memory) * c->block_bytes / c->o->disk_bytes_per_s;
+    double decode_s = r->n_out * m->decode_s;
+    c->now += prefill_s + wait_s + decode_s;
+    truncate(c, s, r->n_in + r->n_out);
+    save(c, s, (r->n_in + r->n_out) / block, class, at);
+    c->mean_blocks += (session_blocks(s) - c->mean_blocks) /
+                      (n_jobs < 2000 ? n_jobs : 2000);
+    arrivals(c);
+    if (!is_last)
+        enqueue(c, c->queue[at].session);
+    if (c->looks) {
+        window_fill(c);
+        read_ahead(c, prefill_s + decode_s);
+    }
+    c->out->mean_queue += is_judged ? c->tail - c->head : 0;
+    if (!is_judged)
+        return;
+    c->out->n_jobs++;
+    c->out->n_references += v.n_history;
+    c->out->n_hits += v.n_found;
+    c->out->n_memory_hits += v.n_in_memory;
+    c->out->prefill_s += prefill_s;
+    c->out->wait_s += wait_s;
+    c->out->decode_s += decode_s;
+    c->out->prompt_tokens += n_tokens;
+    c->out->seconds_saved += n_cached * m->prefill_s - wait_s;
+}
+
+void closed_run(const struct load *l, const struct closed_opts *o,
+                struct closed_result *out)
+{
+    struct closed c = {.l = l, .o = o, .out = out, .has_cache = o->memory_bytes > 0};
+    *out = (struct closed_result){0};
+    c.block_bytes = o->model->token_bytes * o->state_share * l->block_tokens;
+    c.looks = c.has_cache && placement_looks_ahead(o->policy);
+    c.queue = xcalloc(l->n_requests + 1, sizeof *c.queue);
+    sessions_find(&c);
+    if (c.looks) {
+        uint32_t n_places = 1 << 20;
+        while (n_places < 4 * l->n_blocks)
+            n_places *= 2;
+        placement_window_init(&c.window, xcalloc(n_places, sizeof c.window.place[0]),
+                              n_places, xcalloc(n_places / 2, sizeof c.window.wait[0]),
+                              n_places / 2);
+    }
+    if (c.has_cache) {
+        struct cache_opts co = {.n_blocks = l->n_blocks + 1,
+                                .n_tiers = o->disk_bytes > 0 ? 2 : 1,
+                                .max_blocks = {(uint64_t)(o->memory_bytes / c.block_bytes),
+                                               (uint64_t)(o->disk_bytes / c.block_bytes)},
+                                .policy = o->policy,
+                                .window = c.looks ? &c.window : NULL};
+        cache_init(&c.cache, &co);
+    }
+    for (arrivals(&c); c.head < c.tail; arrivals(&c))
+        serve(&c);
+    out->mean_queue /= out->n_jobs > 0 ? (double)out->n_jobs : 1;
+    out->wall_s = c.now;
+    if (c.has_cache) {
+        out->written_bytes = (double)c.cache.n_down * c.block_bytes;
+        cache_deinit(&c.cache);
+    }
+    free(c.window.place);
+    free(c.window.wait);
+    free(c.session);
+    free(c.queue);
+}
+
+double closed_cost(const struct closed_opts *o, const struct closed_result *r,
+                   double *storage_share)
+{
+    double hours = (r->prefill_s + r->decode_s + r->wait_s) / 3600;
+    double gpus = o->model->n_gpus * GPU_DOLLARS;
+    double storage = o->memory_bytes / GB * DRAM_DOLLARS + o->disk_bytes / GB * SSD_DOLLARS;
+    *storage_share = storage / (gpus + storage);
+    return hours * (gpus + storage);
+}
