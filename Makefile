@@ -301,6 +301,10 @@ crash: $(B)/hcache $(CRASH_TESTS)
 crash-long: $(B)/hcache $(CRASH_TESTS)
 	@tools/crash.sh $(B) long
 
+# 100,000 random histories: the simulated cache and a store choose the same victims.
+placement-check: $(B)/tests/store/test_victims
+	HCACHE_TEST_HISTORIES=100000 $(B)/tests/store/test_victims
+
 # How much of a chain is restored, at full size, and how long planning takes (tests/policy/test_plan_cut.c).
 plan-check: $(B)/tests/policy/test_plan_cut
 	@$< check
@@ -346,6 +350,7 @@ help:
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
 	@echo 'make crash      what crashes, faults, damage and interleavings do: one table, 6 minutes'
 	@echo 'make crash-long the same for hours'
+	@echo 'make placement-check compares simulator and store on 100,000 random histories: 3 minutes'
 	@echo 'make plan-check plans for 300 ranges of 80 layers against full searches, and their time: 2 minutes'
 	@echo 'make papers     the papers'"'"' figures that need no GPU, on one page: 2 hours (ONLY=fig3,tab1: some)'
 	@echo 'make mutants    COUNT one-line mutants of FILES with SEED, and which the nearest tests miss'
@@ -363,7 +368,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long plan-check papers mutants walk tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

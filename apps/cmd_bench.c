@@ -25,6 +25,7 @@ static const struct {
      "whether a server's answers are those of cold runs, and leak nothing"},
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
     {"stream", bench_stream, "weights that are read from the disk for each pass"},
+    {"tiers", bench_tiers, "placement policies on simulated caches: hit rates by load"},
     {"save", bench_save, "the time between tokens with saving off, on, and direct"},
 };
 

@@ -5,11 +5,16 @@
 
 /* Variables that are no option: of debugging, of the CUDA backend, of tests and scripts. */
 static const char *const others[] = {
-    "HCACHE_API_KEY",    "HCACHE_BUILD",      "HCACHE_CAMPAIGN_OUT", "HCACHE_CHECKSUMS",
-    "HCACHE_CONFIG",     "HCACHE_CUDA_EARLY", "HCACHE_CUDA_GRAPHS",  "HCACHE_CUDA_MATH",
-    "HCACHE_CUDA_RANKS", "HCACHE_FAULTS",     "HCACHE_FLIPS",        "HCACHE_FUZZ",
-    "HCACHE_MANY",       "HCACHE_MEMORY",     "HCACHE_SEED",         "HCACHE_IN_VENV",
-    "HCACHE_ISA",        "HCACHE_SHARED",     "HCACHE_SHOTS",
+    "HCACHE_API_KEY",      "HCACHE_BUILD",
+    "HCACHE_CAMPAIGN_OUT", "HCACHE_CHECKSUMS",
+    "HCACHE_CONFIG",       "HCACHE_CUDA_EARLY",
+    "HCACHE_CUDA_GRAPHS",  "HCACHE_CUDA_MATH",
+    "HCACHE_CUDA_RANKS",   "HCACHE_FAULTS",
+    "HCACHE_FLIPS",        "HCACHE_FUZZ",
+    "HCACHE_MANY",         "HCACHE_MEMORY",
+    "HCACHE_SEED",         "HCACHE_IN_VENV",
+    "HCACHE_ISA",          "HCACHE_SHARED",
+    "HCACHE_SHOTS",        "HCACHE_TEST_HISTORIES",
 };
 
 enum { MAX_NAMES = 1000, NAME_BYTES = 80 };
@@ -35,19 +40,15 @@ static void add(struct names *all, const char *name)
 static void collect(struct names *all)
 {
     const struct opt_cmd *const tables[] = {
-        options_of_profile,       options_of_store_stat,
-        options_of_store_ls,      options_of_store_verify,
-        options_of_store_gc,      options_of_run,
-        options_of_serve,         options_of_ppl,
-        options_of_model_info,    options_of_model_synth,
-        options_of_model_pack,    options_of_ingest,
-        options_of_tokenize,      options_of_batch,
-        options_of_plan,          options_of_bench_plan,
-        options_of_bench_beside,  options_of_bench_restore,
-        options_of_bench_kernels, options_of_bench_ablation,
-        options_of_bench_serve,   options_of_bench_exact,
-        options_of_bench_device,  options_of_bench_resume,
-        options_of_bench_stream,  options_of_bench_save};
+        options_of_profile,       options_of_store_stat,    options_of_store_ls,
+        options_of_store_verify,  options_of_store_gc,      options_of_run,
+        options_of_serve,         options_of_ppl,           options_of_model_info,
+        options_of_model_synth,   options_of_model_pack,    options_of_ingest,
+        options_of_tokenize,      options_of_batch,         options_of_plan,
+        options_of_bench_plan,    options_of_bench_tiers,   options_of_bench_beside,
+        options_of_bench_restore, options_of_bench_kernels, options_of_bench_ablation,
+        options_of_bench_serve,   options_of_bench_exact,   options_of_bench_device,
+        options_of_bench_resume,  options_of_bench_stream,  options_of_bench_save};
     char name[NAME_BYTES];
     all->n = 0;
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {

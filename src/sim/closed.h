@@ -7,7 +7,8 @@
  *
  *     queue: [job][job][job] ... [job]
  *             <- L_pw ->                 read ahead from disk to memory: C_mem / S_kv jobs
- *             <---- L_ev ---->           exempt from eviction: (C_mem + C_disk) / S_kv jobs
+ *             <---- L_ev ---->           exempt from eviction: (C_mem + C_disk) / S_kv jobs, since
+ *                                        state goes from the queue's tail on
  *
  * Policies that do not look ahead (lru, fifo, lfu) read nothing ahead.  A session whose history
  * outgrows the context loses its older half: the rest stays valid, unless `overflow` says that all is
@@ -17,6 +18,10 @@
 
 #include "policy/placement.h"
 #include "sim/load.h"
+
+/* Jobs count while at least so many others wait: the tail of the run, when no session arrives any more
+ * and all that is left fits into the cache, says nothing of a loaded server. */
+#define CLOSED_LEAST_QUEUE 1500
 
 struct closed_model {
     const char *name;

@@ -143,23 +143,11 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
     return rc != 0 || *n_chunks == 0 ? rc : store_wipe(s, err);
 }
 
-/* [lock] Chunks of mean size that fit under the cap. */
-static uint64_t window_chunks(const struct store *s)
-{
-    uint64_t n = s->catalog.n_chunks;
-    if (s->cap_bytes == 0 || n == 0)
-        return UINT64_MAX;
-    return placement_window_length(s->cap_bytes, (s->used_bytes + n - 1) / n, 0);
-}
-
 int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t turn)
 {
     pthread_mutex_lock(&s->lock);
-    const struct placement_window *w = s->catalog.window;
-    uint64_t most = window_chunks(s), n_used = w != NULL ? w->n_used : 0;
     int n_known = 0;
-    while (n_known < n && n_used + (uint64_t)n_known < most &&
-           catalog_expect(&s->catalog, &keys[n_known], turn))
+    while (n_known < n && catalog_expect(&s->catalog, &keys[n_known], turn))
         n_known++;
     pthread_mutex_unlock(&s->lock);
     return n_known;

@@ -207,8 +207,7 @@ void store_release(struct store *s, struct store_hit *hits, int n);
 /* A request that waits needs the chunks of keys[0..n), stored or not.  It will be served before
  * requests of a later turn, so policies that look ahead evict these chunks after all that no request
  * needs.  Returns how many of the keys the window had room for; the caller takes just these back,
- * once, when the request waits no longer.  The window is bounded by 65,536 chunks, and by as many as
- * the store has room for. */
+ * once, when the request waits no longer.  The window is bounded by 65,536 chunks. */
 int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t turn);
 void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
                               uint64_t turn);

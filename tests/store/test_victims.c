@@ -3,10 +3,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "base/rng.h"
+#include "sim/cache.h"
 #include "tests/store/storetest.h"
 
 /* One record of one block: a chunk takes two blocks of 4 KiB. */
@@ -90,19 +93,22 @@ static void a_waiting_request_keeps_its_chunks(void **state)
     assert_int_equal(gone_for_the_fourth(PLACEMENT_OURS, 1), 2);
 }
 
-/* The window holds as many chunks as the store. */
-static void the_window_is_bounded_by_the_cap(void **state)
+/* Of requests that wait, the state of the last one goes first. */
+static void the_tail_of_the_queue_goes_first(void **state)
 {
     (void)state;
-    struct store *s = open_store(PLACEMENT_ATTENTIONSTORE, 4);
-    struct st_ctx c = context(1);
-    struct sha256 keys[8];
-    st_keys(&c, 8, keys);
-    save(s, 1, 2);
-    assert_int_equal(store_expect_use(s, keys, 3, 1), 3);
-    assert_int_equal(store_expect_use(s, keys, 8, 2), 1);
-    store_expect_use_no_more(s, keys, 3, 1);
-    assert_int_equal(store_expect_use(s, keys + 1, 7, 2), 3);
+    struct store *s = open_store(PLACEMENT_ATTENTIONSTORE, 3);
+    for (uint64_t own = 1; own <= 3; own++) {
+        struct st_ctx c = context(own);
+        struct sha256 key;
+        save(s, own, 1);
+        st_keys(&c, 1, &key);
+        assert_int_equal(store_expect_use(s, &key, 1, 10 + own), 1);
+    }
+    save(s, 4, 1);
+    assert_true(has(s, 1, 0) && has(s, 2, 0) && !has(s, 3, 0) && has(s, 4, 0));
+    save(s, 5, 1); /* nobody waits for 4 */
+    assert_true(has(s, 1, 0) && has(s, 2, 0) && !has(s, 4, 0) && has(s, 5, 0));
     store_close(s);
 }
 
@@ -132,12 +138,142 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
+/* --- the simulator ---------------------------------------------------------------------------- */
+
+enum { CONTEXTS = 5, DEPTH = 5, OPS = 40 };
+
+/* Contexts share their first `branch` chunks; block numbers are shared likewise. */
+struct twin {
+    struct store *store;
+    struct cache cache;
+    struct placement_window window;
+    struct placement_upcoming place[256];
+    struct placement_wait wait_of[127];
+    struct st_ctx ctx[CONTEXTS];
+    struct sha256 keys[CONTEXTS][DEPTH];
+    uint64_t turn[CONTEXTS]; /* 0: no request waits */
+    int n_expected[CONTEXTS];
+    bool looks;
+};
+
+static uint32_t block_of(const struct twin *t, int c, int chunk)
+{
+    return (uint32_t)(chunk < t->ctx[c].branch ? chunk : (c + 1) * DEPTH + chunk);
+}
+
+static void twin_begin(struct twin *t, enum placement_kind policy, struct rng *r)
+{
+    uint32_t n = 3 + (uint32_t)rng_below(r, 8);
+    memset(t, 0, sizeof *t);
+    t->store = open_store(policy, (int)n);
+    placement_window_init(&t->window, t->place, 256, t->wait_of, 127);
+    t->looks = placement_looks_ahead(policy);
+    struct cache_opts o = {.n_blocks = (CONTEXTS + 1) * DEPTH,
+                           .n_tiers = 1,
+                           .max_blocks = {n},
+                           .policy = policy,
+                           .window = &t->window};
+    cache_init(&t->cache, &o);
+    int branch = (int)rng_below(r, 3);
+    for (int c = 0; c < CONTEXTS; c++) {
+        t->ctx[c] = (struct st_ctx){
+            .base = 1, .own = (uint64_t)c, .branch = branch, .model = 1};
+        st_keys(&t->ctx[c], DEPTH, t->keys[c]);
+    }
+}
+
+/* Uses what is there of a context and stores the next chunk behind it. */
+static void twin_use(struct twin *t, int c, uint32_t now)
+{
+    struct store_hit hits[DEPTH];
+    struct err err = {0};
+    struct placement_use use = {.time = now};
+    int n_hits, n = 0;
+    if (store_lookup(t->store, t->keys[c], DEPTH, hits, &n_hits, NULL, 0, &err) != 0)
+        fail_msg("%s", err.msg);
+    while (n < DEPTH && cache_has(&t->cache, block_of(t, c, n)))
+        cache_touch(&t->cache, block_of(t, c, n++), &use);
+    assert_int_equal(n_hits, n);
+    if (n > 0)
+        cache_pin(&t->cache, block_of(t, c, n - 1));
+    if (n < DEPTH) {
+        uint32_t parent = n > 0 ? block_of(t, c, n - 1) : CACHE_NONE;
+        bool is_added = cache_add(&t->cache, block_of(t, c, n), parent, &use);
+        int rc = st_append(t->store, &shape, &t->ctx[c], n, ST_H, &err);
+        assert_int_equal(rc, is_added ? 0 : ERR_LIMIT);
+        assert_int_equal(store_commit(t->store, &err), 0);
+        if (is_added)
+            cache_unpin(&t->cache, block_of(t, c, n));
+    }
+    if (n > 0)
+        cache_unpin(&t->cache, block_of(t, c, n - 1));
+    store_release(t->store, hits, n_hits);
+}
+
+/* A request for a context comes, or the one that waits goes. */
+static void twin_expect(struct twin *t, int c, uint64_t turn)
+{
+    bool joins = t->turn[c] == 0;
+    turn = joins ? turn : t->turn[c];
+    for (int i = 0; i < DEPTH && t->looks; i++) {
+        uint64_t id = 1 + (uint64_t)block_of(t, c, i);
+        assert_true(joins ? placement_window_add(&t->window, id, turn)
+                          : placement_window_remove(&t->window, id, turn));
+        cache_review(&t->cache, block_of(t, c, i));
+    }
+    if (joins)
+        t->n_expected[c] = store_expect_use(t->store, t->keys[c], DEPTH, turn);
+    else
+        store_expect_use_no_more(t->store, t->keys[c], t->n_expected[c], turn);
+    assert_int_equal(t->n_expected[c], t->looks ? DEPTH : 0);
+    t->turn[c] = joins ? turn : 0;
+}
+
+/* Simulator and store hold the same chunks after each step of a random history, under every policy. */
+static void simulator_and_store_choose_the_same_victims(void **state)
+{
+    (void)state;
+    const char *text = getenv("HCACHE_TEST_HISTORIES");
+    int n = text != NULL ? atoi(text) : 1500;
+    uint64_t n_evicted = 0;
+    static struct twin t;
+    for (int h = 0; h < n; h++) {
+        struct rng r = {(uint64_t)h};
+        twin_begin(&t, (enum placement_kind)(h % PLACEMENT_BELADY), &r);
+        for (int op = 0; op < OPS; op++) {
+            int c = (int)rng_below(&r, CONTEXTS);
+            if (rng_below(&r, 4) == 0)
+                twin_expect(&t, c, 1 + rng_below(&r, 100));
+            else
+                twin_use(&t, c, (uint32_t)op);
+            for (int k = 0; k < CONTEXTS; k++)
+                for (int i = 0; i < DEPTH; i++) {
+                    struct store_hit hit;
+                    bool found = store_pin(t.store, &t.keys[k][i], &hit);
+                    if (found)
+                        store_release(t.store, &hit, 1);
+                    if (found != cache_has(&t.cache, block_of(&t, k, i)))
+                        fail_msg("history %d (%s), step %d: chunk %d of %d is %s", h,
+                                 placement_names[h % PLACEMENT_BELADY], op, i, k,
+                                 found ? "stored only" : "simulated only");
+                }
+        }
+        assert_true(cache_audit(&t.cache));
+        n_evicted += t.cache.n_evicted;
+        cache_deinit(&t.cache);
+        store_close(t.store);
+    }
+    print_message("%d histories, %llu victims\n", n, (unsigned long long)n_evicted);
+    assert_true(n_evicted > (uint64_t)n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_keeps_its_chunks),
-        cmocka_unit_test(the_window_is_bounded_by_the_cap),
         cmocka_unit_test(a_dropped_chunk_goes_first),
+        cmocka_unit_test(simulator_and_store_choose_the_same_victims),
+        cmocka_unit_test(the_tail_of_the_queue_goes_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

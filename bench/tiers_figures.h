@@ -1,0 +1,54 @@
+/* tiers_figures.h - rows and figures of `hcache bench tiers`: gates, AttentionStore's figures, CSV and
+ * the page. */
+#ifndef BENCH_TIERS_FIGURES_H
+#define BENCH_TIERS_FIGURES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "policy/placement.h"
+#include "sim/load.h"
+
+struct tiers_row {
+    enum placement_kind policy;
+    uint64_t blocks; /* 0: closed load */
+    double memory_bytes, disk_bytes;
+    int window;
+    uint64_t n_references;
+    double hit_rate, memory_share, seconds_saved, written_bytes;
+    double gap_closed;
+    bool has_gap;
+};
+
+enum { TIERS_MAX_FIGURES = 128, TIERS_LAST_FIGURE = 24 };
+
+struct tiers_figure {
+    int figure; /* of the paper; 0: a gate on the rows */
+    char row[64];
+    double paper, ours;
+    const char *gate; /* "": none */
+    bool is_ok;
+    const char *why; /* the two differ */
+};
+
+struct tiers_report {
+    struct tiers_row *row;
+    int n_rows;
+    uint64_t n_references; /* of all rows */
+    double wall_s;
+    struct tiers_figure figure[TIERS_MAX_FIGURES];
+    int n_figures;
+};
+
+/* Adds what must hold of the rows. */
+void tiers_gates(struct tiers_report *r, bool is_closed);
+/* Adds the wanted ones of figures 13 to 17 and 21 to 24, from the chats of the closed load. */
+void tiers_figures(struct tiers_report *r, const struct load *chats,
+                   const bool wanted[TIERS_LAST_FIGURE + 1]);
+
+int tiers_write_csv(const struct tiers_report *r, const char *path, struct err *err);
+int tiers_write_page(const struct tiers_report *r, const char *load, const char *path,
+                     struct err *err);
+
+#endif

@@ -1,0 +1,219 @@
+/* test_replay.c - the simulated cache, and what the loads and policies do in it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "sim/closed.h"
+#include "sim/replay.h"
+
+static double hit_rate(const struct load *l, enum placement_kind policy, uint64_t blocks,
+                       uint32_t window)
+{
+    struct replay_opts o = {.policy = policy, .max_blocks = blocks, .window = window};
+    struct replay_result r;
+    replay_run(l, &o, &r);
+    assert_true(r.n_references == l->n_references && r.n_hits <= r.n_references);
+    return (double)r.n_hits / (double)r.n_references;
+}
+
+static void chats(struct load *l, uint64_t seed, double think_s)
+{
+    struct chats_opts o = {.seed = seed,
+                           .n_sessions = 700,
+                           .sessions_per_s = 1,
+                           .think_s = think_s,
+                           .max_tokens = 32768};
+    load_chats(l, &o);
+}
+
+/* The generator keeps the quantiles that AttentionStore states of ShareGPT. */
+static void chats_have_the_papers_quantiles(void **state)
+{
+    (void)state;
+    struct load l;
+    struct chats_opts o = {
+        .seed = 1, .n_sessions = 9000, .sessions_per_s = 1, .max_tokens = 32768};
+    double n_2k = 0, n_4k = 0, single = 0;
+    load_chats(&l, &o);
+    for (uint32_t i = 0; i < l.n_requests; i++) {
+        bool is_last = i + 1 == l.n_requests || l.request[i + 1].turn == 1;
+        uint32_t n = l.request[i].n_in + l.request[i].n_out;
+        n_2k += is_last && n > 2048;
+        n_4k += is_last && n > 4096;
+        single += is_last && l.request[i].turn == 1;
+    }
+    assert_true(l.n_requests > 5.65 * 9000 && l.n_requests < 5.85 * 9000);
+    assert_true(n_2k > 0.46 * 9000 && n_2k < 0.48 * 9000);
+    assert_true(n_4k > 0.29 * 9000 && n_4k < 0.31 * 9000);
+    assert_true(single > 0.26 * 9000 && single < 0.28 * 9000);
+    load_free(&l);
+}
+
+/* No policy beats one that knows the future; a cache of all blocks hits all that repeats. */
+static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
+{
+    (void)state;
+    struct load l;
+    chats(&l, 3, 180);
+    load_sort(&l);
+    double best = hit_rate(&l, PLACEMENT_BELADY, 1700, 0);
+    for (int p = 0; p < PLACEMENT_BELADY; p++) {
+        double some = hit_rate(&l, (enum placement_kind)p, 1700, 20);
+        assert_true(some <= best + 0.001);
+        double all = hit_rate(&l, (enum placement_kind)p, l.n_blocks, 0);
+        assert_true(all > 1 - 1.0001 * l.n_blocks / (double)l.n_references);
+        assert_true(some < all);
+    }
+    load_free(&l);
+}
+
+static void a_window_helps_those_that_look(void **state)
+{
+    (void)state;
+    struct load l;
+    chats(&l, 4, 180);
+    load_sort(&l);
+    assert_true(hit_rate(&l, PLACEMENT_LRU, 1000, 0) ==
+                hit_rate(&l, PLACEMENT_LRU, 1000, 50));
+    assert_true(hit_rate(&l, PLACEMENT_ATTENTIONSTORE, 1000, 0) ==
+                hit_rate(&l, PLACEMENT_LRU, 1000, 0));
+    assert_true(hit_rate(&l, PLACEMENT_ATTENTIONSTORE, 1000, 50) >
+                hit_rate(&l, PLACEMENT_LRU, 1000, 0) + 0.01);
+    load_free(&l);
+}
+
+/* More sessions wait than fit: lru loses each before its turn, and the queue tells which to keep. */
+static void a_queue_beats_lru_behind_a_loaded_server(void **state)
+{
+    (void)state;
+    struct load l;
+    struct chats_opts o = {
+        .seed = 1, .n_sessions = 4000, .sessions_per_s = 1, .max_tokens = 32768};
+    struct closed_opts c = {.model = &closed_models[0],
+                            .memory_bytes = 64e9,
+                            .disk_bytes = 1e12,
+                            .state_share = 1,
+                            .disk_bytes_per_s = 5e9,
+                            .n_warm = 4000};
+    struct closed_result lru, as;
+    load_chats(&l, &o);
+    c.policy = PLACEMENT_LRU;
+    closed_run(&l, &c, &lru);
+    c.policy = PLACEMENT_ATTENTIONSTORE;
+    closed_run(&l, &c, &as);
+    assert_true(as.n_jobs > 1000 && as.mean_queue > CLOSED_LEAST_QUEUE);
+    double lru_rate = (double)lru.n_hits / (double)lru.n_references;
+    double as_rate = (double)as.n_hits / (double)as.n_references;
+    assert_true(as_rate > 3 * lru_rate && as_rate > 0.2);
+    assert_true((double)as.n_memory_hits >= 0.99 * (double)as.n_hits);
+    load_free(&l);
+}
+
+static void prices_give_the_papers_storage_shares(void **state)
+{
+    (void)state;
+    struct closed_result r = {.decode_s = 3600, .n_jobs = 1};
+    struct closed_opts c = {
+        .model = &closed_models[0], .memory_bytes = 128e9, .disk_bytes = 10e12};
+    double share;
+    closed_cost(&c, &r, &share);
+    assert_true(share > 0.161 && share < 0.167);
+    c.model = &closed_models[1];
+    assert_true(closed_cost(&c, &r, &share) > 20);
+    assert_true(share > 0.087 && share < 0.093);
+}
+
+static void traces_are_read_and_bad_lines_named(void **state)
+{
+    (void)state;
+    static const char mooncake[] =
+        "{\"timestamp\":0,\"input_length\":1000,\"output_length\":5,"
+        "\"hash_ids\":[0,1]}\n"
+        "{\"timestamp\":3000,\"input_length\":1536,\"output_length\":5,"
+        "\"hash_ids\":[0,7,8]}\n";
+    static const char agents[] =
+        "{\"session\":\"a\",\"t\":0,\"in\":100,\"out\":1,\"stop\":\"tool_use\","
+        "\"blocks\":[[1,2]]}\n"
+        "{\"session\":\"a\",\"t\":9,\"in\":192,\"out\":1,\"stop\":\"\",\"blocks\":[[1,1],["
+        "3,4]]}\n"
+        "{\"session\":\"b\",\"t\":0,\"in\":64,\"out\":1,\"stop\":\"\",\"blocks\":[[1,1]]}"
+        "\n";
+    struct load l;
+    struct err err = {0};
+    assert_int_equal(load_mooncake(&l, mooncake, sizeof mooncake - 1, &err), 0);
+    assert_true(l.n_requests == 2 && l.n_references == 5 && l.n_blocks == 9);
+    assert_true(l.request[0].is_partial && !l.request[1].is_partial);
+    assert_true(l.request[1].time_s == 3 && l.request[1].n_runs == 2);
+    assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) == 0.2); /* block 0, the second time */
+    load_free(&l);
+    assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_ALL, 1e6, 1, &err), 0);
+    assert_true(l.n_requests == 3 && l.n_references == 6 && l.request[0].is_tool_pending);
+    assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) ==
+                1.0 / 6); /* b's block 1 is another one */
+    load_free(&l);
+    assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_EVEN, 60, 1, &err), 0);
+    assert_int_equal(l.n_requests, 1);
+    load_free(&l);
+    assert_int_equal(load_mooncake(&l, "{}\n", 3, &err), ERR_FORMAT);
+    assert_non_null(strstr(err.msg, "line 1"));
+    load_free(&l);
+}
+
+/* Random pins, uses and raises of a cache of two tiers: everything adds up. */
+static void two_tiers_add_up(void **state)
+{
+    (void)state;
+    enum { BLOCKS = 60 };
+    for (int p = 0; p < PLACEMENT_BELADY; p++) {
+        struct rng r = {(uint64_t)p};
+        struct cache c;
+        struct cache_opts o = {.n_blocks = BLOCKS,
+                               .n_tiers = 2,
+                               .max_blocks = {6, 14},
+                               .policy = (enum placement_kind)p};
+        cache_init(&c, &o);
+        for (uint32_t op = 0; op < 4000; op++) { /* six chains of ten blocks */
+            struct placement_use u = {.time = op / 10};
+            uint32_t first = 10 * (uint32_t)rng_below(&r, 6), last = CACHE_NONE;
+            uint32_t end = first + 1 + (uint32_t)rng_below(&r, 10);
+            for (uint32_t b = first; b < end; b++) {
+                if (cache_has(&c, b)) {
+                    cache_pin(&c, b);
+                    cache_touch(&c, b, &u);
+                    if (c.block[b].tier == 2)
+                        cache_raise(&c, b, u.time);
+                } else if (!cache_add(&c, b, last, &u)) {
+                    break;
+                }
+                if (last != CACHE_NONE)
+                    cache_unpin(&c, last);
+                last = b;
+            }
+            if (last != CACHE_NONE)
+                cache_unpin(&c, last);
+            if (op % 16 == 0)
+                assert_true(cache_audit(&c));
+        }
+        assert_true(c.n_down > 100 && c.n_evicted > 100 && c.n_up > 100);
+        cache_deinit(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chats_have_the_papers_quantiles),
+        cmocka_unit_test(belady_is_the_best_and_all_fits_is_all_hits),
+        cmocka_unit_test(a_window_helps_those_that_look),
+        cmocka_unit_test(a_queue_beats_lru_behind_a_loaded_server),
+        cmocka_unit_test(prices_give_the_papers_storage_shares),
+        cmocka_unit_test(traces_are_read_and_bad_lines_named),
+        cmocka_unit_test(two_tiers_add_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
