@@ -219,7 +219,7 @@ static void lfu_evicts_the_least_used_and_ages(void **state)
     for (int i = 0; i < 5; i++)
         touch(&item[0], (uint64_t)(10 + i));
     assert_int_equal(item[0].order, 6); /* six uses, age 0 */
-    assert_int_equal(evict(), 1);     /* one use; the earlier of two */
+    assert_int_equal(evict(), 1);       /* one use; the earlier of two */
     assert_int_equal(policy.age, 1);
     add(3, 21);
     assert_int_equal(item[3].order, 2); /* one use + age 1: behind item 2, which has 1 */
@@ -246,7 +246,7 @@ static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **s
     assert_int_equal(evict(), 3); /* outside the window: the least recently used */
     assert_int_equal(evict(), 4);
     assert_int_equal(evict(), 2); /* then the last request's */
-    expect_no_more(0, 100);         /* served: an ordinary item again */
+    expect_no_more(0, 100);       /* served: an ordinary item again */
     assert_int_equal(evict(), 0);
     assert_int_equal(evict(), 1);
 }
@@ -384,7 +384,7 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
         placement_touch(&policy, &part, &item[i], &u[i]);
         placement_insert(&policy, &part, &item[i]);
     }
-    assert_int_equal(evict(), 1);      /* the next use is too far away */
+    assert_int_equal(evict(), 1);          /* the next use is too far away */
     assert_int_equal(item[0].order, 1100); /* until twice the time has passed */
     touch(&item[0], 1050);                 /* used: the hint is spent */
     assert_int_equal(item[0].due_time, 0);
