@@ -28,6 +28,8 @@ struct run_args {
     bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw, history;
     int max_tokens, top_k;
     double temperature, top_p, min_p;
+    const char *truncate;
+    struct hcache_truncation truncation;
     int64_t seed;
 };
 
@@ -87,6 +89,11 @@ static const struct opt options[] = {
     OPT_COMPUTE(struct run_args),
     OPT_BATCH_ROWS(struct run_args),
     OPT_MAX_CONTEXT(struct run_args),
+    OPT_TRUNCATE(
+        struct run_args,
+        "go on past the context: drop a share R of it when it is full, but its first K "
+        "tokens (64); C: the model's own. Without --store, state is kept in memory; "
+        "off; in a kept conversation 0.5 by default"),
     OPT_STORE(
         struct run_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
@@ -347,7 +354,7 @@ static void print_json(const struct hcache *h, const struct hcache_result *r)
     char digest[17];
     struct json *o = json_new_object(), *ids = json_new_array();
     struct json *plan = json_new_object(), *timings = json_new_object();
-    struct json *model = json_new_object();
+    struct json *model = json_new_object(), *truncation = json_new_object();
     for (int i = 0; i < r->n_tokens; i++)
         json_push_int(ids, r->token_ids[i]);
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)r->logits_digest);
@@ -362,6 +369,14 @@ static void print_json(const struct hcache *h, const struct hcache_result *r)
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "logits_digest", digest);
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
+    json_put_int(o, "truncated_tokens", r->truncated_tokens);
+    json_put_int(o, "recomputed_tokens", r->recomputed_tokens);
+    json_put_int(truncation, "context", r->truncation.context);
+    json_put_int(truncation, "step", r->truncation.step);
+    json_put_int(truncation, "keep", r->truncation.keep);
+    json_put_int(truncation, "steps", r->truncation.steps);
+    json_put_real(truncation, "stall_ms", r->truncation.stall_ms);
+    json_put(o, "truncation", truncation);
     json_put_string(o, "miss", provenance_miss(r, ""));
     json_put_string(o, "save_stopped", r->save_stopped);
     put_plan(plan, &r->plan);
@@ -391,6 +406,9 @@ static void print_summary(const struct hcache_result *r)
     fprintf(stderr, "; %d generated at %.1f tokens/s; %lld token%s durable\n", r->n_tokens,
             r->timings.decode_tokens_per_s, (long long)r->committed_tokens,
             plural((uint64_t)r->committed_tokens));
+    if (r->truncated_tokens > 0)
+        fprintf(stderr, "the first %lld tokens behind the kept %d are not seen any more\n",
+                (long long)r->truncated_tokens, r->truncation.keep);
     if (r->save_stopped != NULL)
         fprintf(stderr, "saving ended early: %s\n", r->save_stopped);
 }
@@ -398,6 +416,7 @@ static void print_summary(const struct hcache_result *r)
 static struct hcache_request request_of(struct run_args *a)
 {
     return (struct hcache_request){.max_tokens = a->max_tokens,
+                                   .truncation = a->truncation,
                                    .ignore_eos = a->ignore_eos,
                                    .digest = a->json,
                                    .temperature = (float)a->temperature,
@@ -421,6 +440,8 @@ static int open_length(const struct hcache *h, const struct prompt *p,
     struct hcache_model_info info;
     hcache_model_info(h, &info);
     int left = info.max_context - p->n;
+    if (a->truncation.ratio > 0 && left < info.max_context / 2)
+        left = info.max_context / 2;
     return !is_chat(h, a) ? RAW_TOKENS : left > 1 ? left : 1;
 }
 
@@ -563,8 +584,13 @@ static int check_remote(const struct run_args *a)
 static int check_args(struct run_args *a)
 {
     struct err err = {0};
+    struct hcache_err herr = {0};
     if (engine_args_finish(&a->engine, &err) != 0)
         return opt_usage(&cmd, "%s", err.msg);
+    if (a->truncate != NULL &&
+        hcache_truncation_parse(a->truncate, &a->truncation, &herr) != 0)
+        return opt_usage(&cmd, "--%s", herr.msg);
+    a->engine.o.truncates = a->truncation.ratio > 0;
     if (a->url != NULL)
         return check_remote(a);
     if (a->engine.o.model == NULL)
@@ -619,6 +645,10 @@ int cmd_run(int argc, char **argv)
     int rc = prompt_read(&p, &a, &err);
     if (rc == 0)
         rc = hcache_open(&a.engine.o, &h, &err);
+    struct hcache_truncation half = {.ratio = 0.5};
+    if (rc == 0 && a.truncate == NULL && a.conversation != NULL &&
+        hcache_truncation_check(h, &half, NULL, NULL) == 0)
+        a.truncation = half;
     if (rc == 0 && (a.conversation != NULL || (a.interactive && is_chat(h, &a))))
         rc = run_conversation(h, &a, &err);
     else if (rc == 0)

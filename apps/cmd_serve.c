@@ -45,6 +45,8 @@ struct serve_args {
     uint64_t conversation_bytes;
     const char *plan;
     bool plan_strict;
+    const char *truncate;
+    struct hcache_truncation truncation;
     bool plain_chat, parse_special, verbose, store_required;
 };
 
@@ -123,6 +125,11 @@ static const struct opt options[] = {
     {"max-queue", OPT(struct serve_args, max_queue), .arg = "N", .def = "64", .min = 1,
      .max = 1 << 16, .help = "requests that may wait; others get 429"},
     OPT_MAX_CONTEXT(struct serve_args),
+    OPT_TRUNCATE(
+        struct serve_args,
+        "how contexts go on that outgrow their window: a share R is dropped when it is "
+        "full, but not its first K tokens (64); C: the model's own; off. With --store "
+        "0.5 by default. Without --store, state is kept in memory"),
     {"kv-tokens", OPT(struct serve_args, engine.o.kv_tokens), .arg = "N", .def = "0",
      .help = "tokens that the KV cache holds for all sequences together; 0: a context for "
              "each, "
@@ -435,6 +442,19 @@ static int batch_sequences(const struct serve_args *a)
     return a->batch_sequences > 0 ? a->batch_sequences : half;
 }
 
+/* What is asked for must be possible. Half a window is the default, where state is stored. */
+static int choose_truncation(const struct serve_args *a, const struct hcache *h,
+                             struct hcache_truncation *out, struct hcache_err *err)
+{
+    *out = a->truncation;
+    if (a->truncate != NULL)
+        return out->ratio > 0 ? hcache_truncation_check(h, out, NULL, err) : 0;
+    *out = (struct hcache_truncation){.ratio = 0.5};
+    if (a->engine.o.n_store == 0 || hcache_truncation_check(h, out, NULL, NULL) != 0)
+        out->ratio = 0;
+    return 0;
+}
+
 static int fail(int code, const char *message)
 {
     fprintf(stderr, "hcache serve: %s\n", message);
@@ -489,8 +509,12 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
         code = fail(rc, err.msg);
     if (rc == 0 && (rc = open_files(a, h, &shelf, &err)) != 0)
         code = fail(rc, err.msg);
+    struct hcache_truncation truncation = {0};
+    if (rc == 0 && (rc = choose_truncation(a, h, &truncation, &herr)) != 0)
+        code = fail(rc, herr.msg);
     if (rc == 0) {
         server_keep(s, conversations);
+        server_truncate(s, &truncation);
         server_batches(s, shelf, batch_sequences(a));
         if ((rc = server_ready(s, h, &err)) != 0)
             code = fail(rc, err.msg);
@@ -526,7 +550,12 @@ int cmd_serve(int argc, char **argv)
     log_set_times(true);
     if (a.verbose)
         log_set_level(LOG_INFO);
+    struct hcache_err herr = {0};
     int rc = engine_args_finish(&a.engine, &err);
+    if (rc == 0 && a.truncate != NULL &&
+        (rc = hcache_truncation_parse(a.truncate, &a.truncation, &herr)) != 0)
+        err_set(&err, rc, "--%s", herr.msg);
+    a.engine.o.truncates = a.truncation.ratio > 0;
     if (rc == 0)
         rc = read_keys(&a, &keys, &err);
     if (rc != 0) {

@@ -87,6 +87,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_MAX_CONTEXT(s)                                                                 \
     {"max-context", OPT(s, engine.o.max_context), .arg = "N", .def = "0", .min = 0,        \
      .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"}
+#define OPT_TRUNCATE(s, text)                                                              \
+    {"truncate", OPT(s, truncate), .arg = "R[,keep=K][,context=C]", .help = text}
 #define OPT_STORE(s, text) {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text}
 #define OPT_STORE_CAP(s)                                                                   \
     {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \

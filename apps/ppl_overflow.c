@@ -21,15 +21,9 @@ struct run {
 
 int ppl_overflow_check(const struct model *m, struct err *err)
 {
-    if (m->cfg.position != POSITION_ROPE)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "this model's context cannot be truncated: its positions are "
-                       "learned, and part of each token's state");
-    if (m->cfg.sliding_window > 0)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "this model's context cannot be truncated: it has a sliding window "
-                       "of %d tokens",
-                       m->cfg.sliding_window);
+    int rc = model_check_truncation(m, err);
+    if (rc != 0)
+        return rc;
     if (!m->dev->unified || m->dev->n_ranks * m->dev->n_stages > 1)
         return err_set(err, ERR_UNSUPPORTED, "--overflow needs one CPU device");
     return 0;

@@ -75,7 +75,8 @@ static bool is_stopped(void *arg)
 
 static void warn_fullness(const struct terminal_end *end)
 {
-    if (end->context <= 0 || !fullness_warns(end->used, end->context))
+    bool truncates = end->result != NULL && end->result->truncation.context > 0;
+    if (truncates || end->context <= 0 || !fullness_warns(end->used, end->context))
         return;
     fprintf(stderr,
             "[%d of %d tokens of the context are used (%d %%). /new begins another "

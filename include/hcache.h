@@ -78,7 +78,10 @@ struct hcache_opts {
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */
     int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
     int batch_rows; /* tokens of one forward pass at most, 512 to 16384; 0: what suits the device */
-    int max_context;    /* tokens; 0: the model's own */
+    int max_context; /* tokens; 0: the model's own */
+    /* Requests may be truncated: without a store, one in memory is made for twice the model's window.
+     * It is counted in the memory plan, and all requests use it. */
+    bool truncates;
     int max_sequences;  /* at once; 0: 1 */
     uint64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
     bool no_reuse;      /* what is left in the KV cache is not used again */
@@ -208,6 +211,21 @@ struct hcache_shaping {
     int min_tokens; /* neither these nor EOS before the answer has so many tokens */
 };
 
+/* How a context goes on that outgrows its window of C tokens: docs/TRUNCATION.md. */
+struct hcache_truncation {
+    double
+        ratio; /* share of C that is dropped at once, above 0 and below 1; 0: not truncated */
+    int keep;    /* first tokens that are never dropped, a multiple of 64; 0: 64 */
+    int context; /* C, rounded down to a multiple of 64; 0: the model's own context */
+};
+/* "R", "R,keep=K", "R,keep=K,context=C" in any order, or "off".  HCACHE_E_USAGE names what is wrong. */
+int hcache_truncation_parse(const char *text, struct hcache_truncation *out,
+                            struct hcache_err *err);
+/* Whether this model and this KV cache can do it: HCACHE_E_USAGE with the numbers, HCACHE_E_UNSUPPORTED
+ * with the reason.  *step (may be NULL): tokens that are dropped at once. */
+int hcache_truncation_check(const struct hcache *h, const struct hcache_truncation *t,
+                            int *step, struct hcache_err *err);
+
 struct hcache_request {
     const int32_t *prompt;
     int n_prompt;
@@ -226,6 +244,7 @@ struct hcache_request {
     bool digest;   /* result.logits_digest is wanted: it reads all logits once more */
     /* What changes the logits before a token is chosen; NULL: nothing. logprobs are the raw ones'. */
     const struct hcache_shaping *shaping;
+    struct hcache_truncation truncation;
     const char *salt; /* state is shared only among requests with equal salts */
     int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
     int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
@@ -309,9 +328,16 @@ struct hcache_result {
     /* "stop", "length", "cancelled", "timeout": with nothing generated, that is -ETIMEDOUT instead */
     const char *finish;
     int prompt_tokens, cached_tokens;
-    int device_tokens;        /* of the cached ones: they were still on the device */
-    int n_preempted;          /* times that it made room for others, and came back */
-    int64_t committed_tokens; /* durable in the store at the end */
+    int device_tokens;         /* of the cached ones: they were still on the device */
+    int n_preempted;           /* times that it made room for others, and came back */
+    int64_t committed_tokens;  /* durable in the store at the end */
+    int64_t truncated_tokens;  /* dropped from the context: not seen any more at the end */
+    int64_t recomputed_tokens; /* that this request had computed before */
+    struct {
+        int context, step, keep; /* C, S, K; 0: the context is not truncated */
+        int steps;               /* times that the window moved */
+        double stall_ms;         /* until the moved state was back, all together */
+    } truncation;
     uint64_t
         logits_digest; /* over the f32 logits of every generated position; 0: not asked for */
     uint64_t restored_bytes;
@@ -341,6 +367,11 @@ void hcache_result_free(struct hcache_result *r);
  * [n / 64 + 2]; returns how many. */
 int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
                       uint8_t (*keys)[32]);
+
+/* The same of a context that is truncated with these numbers (hcache_result.truncation); context 0: of one
+ * that is not. */
+int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
+                          const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);
 
 struct hcache_found {
     int wanted_tokens; /* in full chunks that a restore could use: the last token is not among them */

@@ -163,6 +163,21 @@ static enum dtype dtype_of_checkpoint(enum weight_type t)
     }
 }
 
+int model_check_truncation(const struct model *m, struct err *err)
+{
+    if (m->cfg.position != POSITION_ROPE)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "this model's contexts cannot be truncated: it has learned positions, "
+            "which are part of each token's state");
+    if (m->cfg.sliding_window > 0)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "this model's contexts cannot be truncated: its attention has a "
+                       "sliding window of %d tokens",
+                       m->cfg.sliding_window);
+    return 0;
+}
+
 static bool is_synth(const char *source)
 {
     return strncmp(source, "synth:", 6) == 0;

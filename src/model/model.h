@@ -79,6 +79,9 @@ int model_describe(const char *source, const struct model_opts *o, struct model 
 int model_open(const char *source, const struct model_opts *o, struct model **out,
                struct err *err);
 void model_close(struct model *m);
+/* Whether a context of the model can be truncated: its state must not depend on positions, and its layers
+ * must see all tokens.  ERR_UNSUPPORTED names the reason. */
+int model_check_truncation(const struct model *m, struct err *err);
 /* "safetensors", "gguf", "packed" or "synth". */
 const char *model_format(const struct model *m);
 

@@ -39,6 +39,7 @@ struct client {
     const char *salt; /* of its key; NULL: none */
     const char *plan; /* of every restore; NULL: auto */
     bool plan_strict, plain_chat, parse_special; /* as struct server_opts */
+    struct hcache_truncation truncation; /* of requests that truncate; ratio 0: none can */
     /* The answer is a function of the request alone.  Its id, time and seed come from the fields below,
      * and it does not tell timings and cached tokens, which depend on what ran before. */
     bool repeatable;

@@ -52,13 +52,33 @@ static int too_long(const struct gen_params *p, int n_prompt, int max_context,
                      n_prompt, wanted);
 }
 
-static int check_fit(const struct gen_params *p, const struct prompt_ids *prompts,
-                     int n_prompts, int max_context, struct fault *f)
+/* How the request is truncated.  Where a conversation cannot be, with its system's message, it is as if
+ * it had not been meant to. */
+static struct hcache_truncation truncation_of(const struct generation *g)
+{
+    const struct gen_params *p = &g->params;
+    struct hcache_truncation t = g->client.truncation;
+    size_t n = 0;
+    const char *system = json_string_of(p->instructions, &n);
+    if (!request_truncates(p, &t))
+        return (struct hcache_truncation){0};
+    if (system != NULL)
+        prompt_keep_system(g->client.h, system, n, &t);
+    if (p->truncation == NULL && hcache_truncation_check(g->client.h, &t, NULL, NULL) != 0)
+        t.ratio = 0;
+    return t;
+}
+
+static int check_fit(const struct gen_params *p, bool truncates,
+                     const struct prompt_ids *prompts, int n_prompts, int max_context,
+                     struct fault *f)
 {
     const char *name = request_prompt_name(p->kind);
     for (int i = 0; i < n_prompts; i++) {
         if (prompts[i].n == 0)
             return fault_set(f, 400, NULL, name, "'%s' has no tokens", name);
+        if (truncates)
+            continue;
         if ((int64_t)prompts[i].n + (p->max_tokens > 0 ? p->max_tokens : 0) > max_context ||
             (p->max_tokens != 0 && prompts[i].n >= max_context))
             return too_long(p, prompts[i].n, max_context, f);
@@ -88,13 +108,16 @@ static const char *saved_for(const char *plan)
 }
 
 static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
-                  int max_context, uint64_t seed, struct hcache_err *err)
+                  const struct hcache_truncation *truncation, int max_context,
+                  uint64_t seed, struct hcache_err *err)
 {
     const struct gen_params *p = &g->params;
     int64_t max = p->max_tokens >= 0              ? p->max_tokens
                   : p->kind != REQUEST_COMPLETION ? max_context - prompt->n
                   : 16 < max_context - prompt->n  ? 16
                                                   : max_context - prompt->n;
+    if (truncation->ratio > 0 && p->max_tokens < 0 && max < max_context / 2)
+        max = max_context / 2;
     struct request_shaping shaping;
     request_shaping(p, &shaping);
     struct hcache_request r = {.prompt = prompt->ids,
@@ -111,6 +134,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .n_stop = p->n_stop,
                                .logprobs = p->logprobs,
                                .n_top = (int)p->n_top,
+                               .truncation = *truncation,
                                .salt = g->salt,
                                .plan = g->client.plan,
                                .plan_strict = g->client.plan_strict,
@@ -133,15 +157,17 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
                     : g->client.repeatable ? g->client.seed
                                            : random_u64();
     hcache_model_info(g->client.h, &info);
-    if (check_fit(&g->params, prompts, g->n / n, info.max_context, f) != 0)
+    struct hcache_truncation truncation = truncation_of(g);
+    if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, info.max_context,
+                  f) != 0)
         return -1;
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];
         ch->gen = g;
         ch->index = i;
         ch->n_prompt = prompts[i / n].n;
-        if (submit(g, ch, &prompts[i / n], info.max_context, seed + (uint64_t)(i % n),
-                   &err) != 0) {
+        if (submit(g, ch, &prompts[i / n], &truncation, info.max_context,
+                   seed + (uint64_t)(i % n), &err) != 0) {
             fault_of(&err, true, f);
             return -1;
         }

@@ -108,7 +108,7 @@ static const struct field fields[] = {
     {"context_management", F_NEUTRAL, 0, 0, 0, RESP | MSGS, "not supported"},
     {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: what it asks for is never there"},
-    {"truncation", F_ONE_OF, 0, 0, 0, RESP, "disabled"},
+    {"truncation", F_STRING, 1, 16, AT(truncation), RESP, "auto or disabled; in a conversation auto is the default"},
     {"reasoning", F_IGNORED, 0, 0, 0, RESP, "ignored: chat_template_kwargs may turn thinking on"},
     {"thinking", F_IGNORED, 0, 0, 0, MSGS, "ignored: chat_template_kwargs may turn thinking on"},
     {"reasoning_effort", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: chat_template_kwargs may turn thinking on"},
@@ -562,11 +562,24 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         return bad(f, "top_logprobs", "needs 'logprobs' to be true");
     if (out->no_tools)
         out->tools = NULL;
+    if (out->truncation != NULL && strcmp(out->truncation, "auto") != 0 &&
+        strcmp(out->truncation, "disabled") != 0)
+        return fault_set(f, 400, "unsupported_value", "truncation",
+                         "'truncation' is \"%.16s\"; it must be auto or disabled",
+                         out->truncation);
     if (out->messages == NULL && out->prompt == NULL)
         return bad(f, request_prompt_name(kind), "is missing");
     if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
         return bad(f, "max_tokens", "is missing");
     return 0;
+}
+
+bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how)
+{
+    if (how->ratio == 0 || p->kind != REQUEST_RESPONSE)
+        return false;
+    return p->truncation != NULL ? strcmp(p->truncation, "auto") == 0
+                                 : p->conversation != NULL;
 }
 
 const char *request_prompt_name(unsigned kind)

@@ -51,6 +51,7 @@ struct gen_params {
     const char *previous;
     const struct json *conversation, *metadata;
     bool store;
+    const char *truncation; /* "auto" or "disabled"; NULL: not given */
     /* of a message: */
     const struct json *system, *cache_control;
 };
@@ -73,6 +74,10 @@ void request_shaping(const struct gen_params *p, struct request_shaping *out);
 /* For small bodies, without that table: an object whose members are all among `names`, which NULL ends.
  * 0, or -1 with *f. */
 int request_known(const struct json *body, const char *const *names, struct fault *f);
+
+/* Whether a request goes on past its window: it asks for it, or is part of a conversation and does not
+ * say otherwise.  False where `how` has no ratio. */
+bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how);
 
 /* A list of token ids, which stands in the field `name`: *out is malloc'd, also where it fails.
  * 0, or -1 with *f. */

@@ -140,8 +140,9 @@ void shape_context(struct json *usage, const struct generation *g)
     }
     json_put_int(usage, "context_used", used);
     json_put_int(usage, "context_window", info.max_context);
-    if (!fullness_warns(used, info.max_context))
-        return;
+    if (request_truncates(&g->params, &g->client.truncation) ||
+        !fullness_warns(used, info.max_context))
+        return; /* a context that is truncated never is full */
     snprintf(
         text, sizeof text,
         "%lld of %d tokens of the context are used (%lld %%): start a new conversation "

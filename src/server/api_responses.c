@@ -57,6 +57,7 @@ static struct json *usage(const struct generation *g)
     json_put_int(o, "output_tokens", r->n_tokens);
     json_put(o, "output_tokens_details", out);
     json_put_int(o, "total_tokens", r->prompt_tokens + r->n_tokens);
+    json_put_int(o, "truncated_tokens", r->truncated_tokens);
     shape_context(o, g);
     return o;
 }
@@ -128,7 +129,8 @@ static void put_request(struct json *o, const struct generation *g)
     json_put(o, "tools", p->tools != NULL ? json_share(p->tools) : json_new_array());
     json_put(o, "metadata",
              p->metadata != NULL ? json_share(p->metadata) : json_new_object());
-    json_put_string(o, "truncation", "disabled");
+    json_put_string(o, "truncation",
+                    request_truncates(p, &g->client.truncation) ? "auto" : "disabled");
     json_put_bool(o, "background", false);
     put_text_format(o);
 }
@@ -374,6 +376,12 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     if (p->conversation != NULL && !p->store)
         return fault_set(f, 400, NULL, "store",
                          "'store' is false, but a conversation keeps what is said in it");
+    if (p->truncation != NULL && strcmp(p->truncation, "auto") == 0 &&
+        c->s->truncation.ratio == 0)
+        return fault_set(
+            f, 400, "unsupported_value", "truncation",
+            "'truncation' cannot be auto: this server keeps no state (--store or "
+            "--truncate), or its model cannot be truncated");
     if (c->s->conversations == NULL &&
         (p->previous != NULL || p->conversation != NULL || p->store))
         return keep_none(f);
@@ -466,6 +474,7 @@ static int make_draft(struct call *c, const struct gen_params *p, struct respons
                            .kwargs = p->kwargs,
                            .plain = c->s->o.plain_chat,
                            .parse_special = c->s->o.parse_special,
+                           .truncates = request_truncates(p, &c->s->truncation),
                            .param = "input"};
     if (rc == 0)
         rc = draft_render(&r->draft, call_model(c), &o, f);

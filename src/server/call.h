@@ -45,6 +45,8 @@ struct server {
     struct worker *disk, *text; /* what waits for the disk; what parses and tokenizes */
     struct answers *answers;    /* of our answers */
     _Atomic(struct conversations *) conversations; /* NULL: none are kept. Borrowed */
+    struct hcache_truncation
+        truncation;        /* fixed once ready; ratio 0: nothing is truncated */
     struct shelf *shelf;   /* of files and batches; NULL: there are none. Borrowed */
     struct runner *runner; /* of its batches */
     int batch_sequences;

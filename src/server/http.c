@@ -161,6 +161,7 @@ struct client call_client(struct call *c)
                            .salt = c->salt,
                            .plan = o->plan,
                            .plan_strict = o->plan_strict,
+                           .truncation = c->s->truncation,
                            .plain_chat = o->plain_chat,
                            .parse_special = o->parse_special,
                            .max_queue = o->max_queue,
@@ -699,6 +700,11 @@ int server_port(const struct server *s)
 void server_keep(struct server *s, struct conversations *c)
 {
     atomic_store(&s->conversations, c);
+}
+
+void server_truncate(struct server *s, const struct hcache_truncation *t)
+{
+    s->truncation = *t;
 }
 
 /* What the ids in a file of answers mean. */

@@ -63,6 +63,8 @@ void server_keep(struct server *s, struct conversations *c);
 /* Where files and batches are kept, before it is ready; borrowed.  Without it there are none.
  * n_sequences: answers of batches that are generated at once. */
 void server_batches(struct server *s, struct shelf *shelf, int n_sequences);
+/* How requests are truncated that ask for it, before it is ready.  Without it none can be. */
+void server_truncate(struct server *s, const struct hcache_truncation *t);
 /* Begins to answer. -errno where the file of answers cannot be used and store_required is set. */
 int server_ready(struct server *s, struct hcache *h, struct err *err);
 /* Batches have stopped when it returns; they go on with the next server. */

@@ -22,24 +22,32 @@ static int need_store(const struct hcache *h, struct err *err)
 }
 
 /* What a sequence generated last has no state yet when it ends: its tail may lack one token. */
-int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
-                      uint8_t (*keys)[32])
+int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
+                          const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32])
 {
     struct chain c;
     struct sha256 *out = (void *)keys;
     int n_keys = 0;
     chain_init(&c, &h->k.fingerprint, salt);
+    c.truncation = (struct truncation){context, step, keep};
     chain_extend(&c, ids, n);
     for (; n_keys < c.n_chunks; n_keys++)
         out[n_keys] = c.keys[n_keys];
     for (int end = n; end > 0 && end > n - 2; end--) {
         int full = end / STORE_CHUNK_TOKENS, tail = end % STORE_CHUNK_TOKENS;
+        struct sha256 parent = chain_stored_parent(&c, full);
         if (tail > 0)
             out[n_keys++] = store_partial_key(
-                chain_parent(&c, full), ids + (size_t)full * STORE_CHUNK_TOKENS, tail);
+                &parent, ids + (size_t)full * STORE_CHUNK_TOKENS, tail);
     }
     chain_deinit(&c);
     return n_keys;
+}
+
+int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
+                      uint8_t (*keys)[32])
+{
+    return hcache_truncated_keys(h, 0, 0, 0, ids, n, salt, keys);
 }
 
 /* --- looking up -------------------------------------------------------------------------------- */

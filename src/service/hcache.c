@@ -345,6 +345,9 @@ static int check_text(const struct hcache *h, const struct hcache_request *r,
     return 0;
 }
 
+/* A ticket keeps the whole answer, and no window bounds it. */
+enum { MAX_TRUNCATED_ANSWER = 1 << 20 };
+
 static int check_request(const struct hcache *h, const struct hcache_request *r,
                          struct err *err)
 {
@@ -364,6 +367,10 @@ static int check_request(const struct hcache *h, const struct hcache_request *r,
                            "prompt token %d is %d; the vocabulary has %d entries", i,
                            r->prompt[i], h->k.model->cfg.vocab_size);
     }
+    if (r->truncation.ratio > 0 && r->max_tokens > MAX_TRUNCATED_ANSWER)
+        return err_set(err, ERR_USAGE,
+                       "max_tokens is %d; of a truncated context it must be at most %d",
+                       r->max_tokens, MAX_TRUNCATED_ANSWER);
     if (r->priority < -HCACHE_MAX_PRIORITY || r->priority > HCACHE_MAX_PRIORITY)
         return err_set(err, ERR_USAGE, "priority is %d; it must be %d to %d", r->priority,
                        -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY);
@@ -445,8 +452,9 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
                           .priority = r->priority,
                           .plan = r->plan,
                           .plan_strict = r->plan_strict};
+    rc = hcache_make_truncation(h, &r->truncation, &q->truncation, err);
     struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
-    if (r->plan != NULL)
+    if (rc == 0 && r->plan != NULL)
         rc = plan_mode_parse(r->plan, &mode, err);
     if (rc == 0 && r->plan != NULL)
         rc = check_plan(&mode, r->plan, err);
@@ -457,10 +465,12 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
     if (rc == 0)
         rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
                               err);
-    return rc == 0 && h->k.o.user.max_sequences > 1
-               ? save_policy_add_beside(&q->save, save, h->k.model, &bounded,
-                                        h->k.model->max_ctx, err)
-               : rc;
+    if (rc == 0 && h->k.o.user.max_sequences > 1)
+        rc = save_policy_add_beside(&q->save, save, h->k.model, &bounded,
+                                    h->k.model->max_ctx, err);
+    if (rc == 0 && q->truncation.context > 0 && strcmp(save, "auto") == 0)
+        hcache_save_for_truncation(h->k.model, &q->save);
+    return rc;
 }
 
 /* Passes on what has arrived, token by token; the text of several belongs to the last. */

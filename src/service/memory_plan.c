@@ -123,7 +123,7 @@ static uint64_t other_bytes(const struct memory_ask *a, size_t save_bytes)
     if (!m->dev->unified)
         return total_of(&n);
     uint64_t other = (uint64_t)total_of(&n) * (uint64_t)m->dev->n_ranks + PROCESS_BYTES;
-    return a->has_store ? other + a->staging_bytes + save_bytes : other;
+    return a->has_store ? other + a->staging_bytes + save_bytes + a->store_bytes : other;
 }
 
 /* What "auto" is: nearly all that nobody has. */
@@ -251,8 +251,15 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
     if (sysinfo(&s) != 0)
         return 0; /* not to be known */
     uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
-    if (weights <= all)
+    if (weights + a->store_bytes <= all)
         return 0;
+    if (weights <= all)
+        return err_set(
+            err, -ENOMEM,
+            "truncated contexts need a store in memory of %.2f GB beside weights of "
+            "%.2f GB, and this machine has %.2f GB of memory and swap: give a store "
+            "on disk (--store)",
+            (double)a->store_bytes / 1e9, (double)weights / 1e9, (double)all / 1e9);
     return err_set(
         err, -ENOMEM,
         "the weights take %.2f GB, and this machine has %.2f GB of memory and "

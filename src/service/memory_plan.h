@@ -14,6 +14,7 @@ struct memory_ask {
     int64_t kv_tokens; /* that the KV cache is to hold; 0: default */
     bool has_store;
     size_t staging_bytes; /* of restores */
+    uint64_t store_bytes; /* of a store in memory with a cap, in host memory; 0: none */
 };
 
 /* The default: a context for every sequence, as far as the memory goes (a quarter of the machine's; nine tenths

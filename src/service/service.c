@@ -515,8 +515,8 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
 {
     struct hcache_ticket *t = xcalloc(1, sizeof *t);
     /* More than the context holds is refused at admission; it must not cost memory until then. */
-    size_t max = (size_t)(q->max_tokens < s->o.max_context ? q->max_tokens
-                                                           : s->o.max_context);
+    bool bounded = q->truncation.context == 0 && q->max_tokens > s->o.max_context;
+    size_t max = (size_t)(bounded ? s->o.max_context : q->max_tokens);
     size_t width = 1 + (size_t)r->n_top;
     t->service = s;
     t->req = *q;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/cpus.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -53,6 +54,28 @@ static size_t save_buffer_bytes(const struct stack *k)
 
 static int open_store(struct stack *k, struct err *err);
 
+/* Bytes of the store in memory that truncated contexts need where there is no other: two windows of the
+ * model's own size, with all kinds of records.  One holds what a context sees.  The other holds what it
+ * has dropped, until the store evicts that. */
+static uint64_t window_store_bytes(const struct model *m)
+{
+    uint64_t chunks = 2 * (uint64_t)(m->cfg.max_ctx / STORE_CHUNK_TOKENS);
+    uint64_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +
+                     round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
+    return chunks * ((uint64_t)m->cfg.n_layers * layer + STORE_ALIGN);
+}
+
+/* Truncated contexts move through a store. */
+static void make_window_store(struct stack *k, const struct model *m)
+{
+    struct hcache_opts *o = &k->o.user;
+    if (!o->truncates || o->n_store > 0 || o->store_in_memory ||
+        model_check_truncation(m, NULL) != 0)
+        return;
+    o->store_in_memory = true;
+    o->store_cap_bytes = k->window_store_bytes = window_store_bytes(m);
+}
+
 static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                 const struct model_need *need)
 {
@@ -63,7 +86,8 @@ static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                .kv_tokens = (int64_t)k->o.user.kv_tokens,
                                .has_store = k->o.user.n_store > 0 ||
                                             k->o.user.store_in_memory,
-                               .staging_bytes = stack_staging_bytes(k)};
+                               .staging_bytes = stack_staging_bytes(k),
+                               .store_bytes = k->window_store_bytes};
 }
 
 /* model_opts.share: how many layers of a packed model stay. */
@@ -71,6 +95,7 @@ static int share_memory(void *arg, const struct model *m, const struct weights_s
                         int *n_resident, struct err *err)
 {
     struct stack *k = arg;
+    make_window_store(k, m);
     struct memory_ask a = ask_of(k, m, NULL);
     struct memory_share share;
     int rc = memory_plan_share(&a, z, k->o.user.weights_memory, save_buffer_bytes(k),
@@ -91,6 +116,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
                           struct err *err)
 {
     struct stack *k = arg;
+    make_window_store(k, m);
     struct memory_ask a = ask_of(k, m, need);
     if (a.kv_tokens > 0)
         k->kv_tokens = a.kv_tokens;
@@ -396,7 +422,7 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
     int rc = read_policy(out, err);
     if (rc == 0)
         rc = open_model(out, err);
-    if (rc == 0 && (u->n_store > 0 || u->store_in_memory))
+    if (rc == 0 && (u->n_store > 0 || out->o.user.store_in_memory))
         rc = open_state(out, err);
     if (rc == 0)
         rc = open_engine(out, err);
@@ -456,9 +482,10 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     snprintf(out, n,
              "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
              "%.1f, "
-             "restoring %.1f; %d threads, device %s (%s), weights %s, state %s",
+             "restoring %.1f, truncated contexts %.1f; %d threads, device %s (%s), weights "
+             "%s, state %s",
              ranks, (double)k->model->w.bytes * mib, (double)kv * mib,
              (double)activations * mib, (double)save * mib, (double)restore * mib,
-             pool_threads(k->pool), k->dev->name, k->dev->isa,
-             dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
+             (double)k->window_store_bytes * mib, pool_threads(k->pool), k->dev->name,
+             k->dev->isa, dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
 }

@@ -46,6 +46,7 @@ struct stack {
 
     /* private */
     bool owns_io, profile_changed;
+    uint64_t window_store_bytes; /* of a store in memory for truncated contexts; 0: none */
     int batch_rows;
     int64_t kv_tokens; /* that the KV cache holds */
     enum placement_kind policy;

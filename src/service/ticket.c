@@ -174,6 +174,14 @@ void ticket_describe(struct hcache_ticket *t)
     r->committed_tokens = seq_committed_tokens(t->seq);
     if (seq_save_end(t->seq) != SAVE_GOES_ON)
         r->save_stopped = save_end_text(seq_save_end(t->seq));
+    const struct truncation *tr = &t->req.truncation;
+    r->truncated_tokens = o->truncation.n_dropped;
+    r->recomputed_tokens = o->truncation.n_computed_again;
+    r->truncation.context = tr->context;
+    r->truncation.step = tr->step;
+    r->truncation.keep = tr->keep;
+    r->truncation.steps = o->truncation.n_steps;
+    r->truncation.stall_ms = ms(o->truncation.stall_ns);
     r->logits_digest = o->logits_digest;
     r->restored_bytes = o->restore.read_bytes;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);

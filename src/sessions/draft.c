@@ -67,7 +67,8 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
                                  .tools = o->tools,
                                  .kwargs = o->kwargs,
                                  .plain = o->plain,
-                                 .parse_special = o->parse_special};
+                                 .parse_special = o->parse_special,
+                                 .truncates = o->truncates};
     int rc = prompt_render(h, &source, &d->text, f);
     if (rc != 0 && strcmp(f->param, "messages") == 0)
         snprintf(f->param, sizeof f->param, "%s", o->param);
@@ -158,8 +159,9 @@ int draft_render(struct draft *d, const struct hcache *h, const struct draft_opt
                  struct fault *f)
 {
     struct hcache_err err = {0};
-    if (render(d, h, o, f) != 0 ||
-        prompt_fits(h, d->text.text, d->text.n, o->param, f) != 0)
+    if (render(d, h, o, f) != 0)
+        return -1;
+    if (!o->truncates && prompt_fits(h, d->text.text, d->text.n, o->param, f) != 0)
         return -1;
     if (tokenize(d, h, &err) != 0)
         return fault_set(f, 400, NULL, o->param, "'%s': %s", o->param, err.msg);
@@ -231,7 +233,8 @@ void draft_finish(const struct draft *d, const struct hcache *h,
     hcache_model_info(h, &info);
     memcpy(ids, d->ids, (size_t)d->n_ids * sizeof *ids);
     memcpy(ids + d->n_ids, r->token_ids, (size_t)r->n_tokens * sizeof *ids);
-    int n_keys = hcache_chunk_keys(h, ids, n, salt, (void *)keys);
+    int n_keys = hcache_truncated_keys(h, r->truncation.context, r->truncation.step,
+                                       r->truncation.keep, ids, n, salt, (void *)keys);
     t->parent = d->parent;
     t->conversation = d->conversation;
     t->input = json_text(d->input, 0);

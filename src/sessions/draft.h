@@ -35,8 +35,8 @@ int draft_continue(struct draft *d, struct conversations *c, int64_t parent,
 struct draft_opts {
     const struct json *instructions; /* a string, the system's message; NULL: none */
     const struct json *tools, *kwargs;
-    bool plain, parse_special; /* as prompt.h has them */
-    const char *param;         /* what a fault is about */
+    bool plain, parse_special, truncates; /* as prompt.h has them */
+    const char *param;                    /* what a fault is about */
 };
 /* Makes text and tokens of all turns and d->input. 0, or -1 with *f. */
 int draft_render(struct draft *d, const struct hcache *h, const struct draft_opts *o,

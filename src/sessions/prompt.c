@@ -138,6 +138,22 @@ int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *
         n, (long long)least, info.max_context);
 }
 
+/* Tokens that a template writes around the system's message, at most. */
+enum { AROUND_SYSTEM = 32 };
+
+void prompt_keep_system(const struct hcache *h, const char *system, size_t n,
+                        struct hcache_truncation *t)
+{
+    struct hcache_err err = {0};
+    int32_t *ids = NULL;
+    int n_ids = 0;
+    if (t->ratio == 0 || n == 0 || hcache_encode(h, system, n, 0, &ids, &n_ids, &err) != 0)
+        return;
+    hcache_free(ids);
+    int keep = (n_ids + AROUND_SYSTEM + 63) / 64 * 64;
+    t->keep = keep > t->keep ? keep : t->keep;
+}
+
 void prompt_text_deinit(struct prompt_text *t)
 {
     hcache_free(t->text);
@@ -174,18 +190,19 @@ static int64_t least_tokens(const struct hcache *h, const struct json *v)
 /* A template may leave out parts of a history, such as earlier reasoning, so only its output shows
  * whether it fits.  But rendering takes several times the memory of the messages: what is far beyond the
  * context is refused before it. */
-enum { MAX_HISTORY_CONTEXTS = 16 };
+enum { MAX_HISTORY_CONTEXTS = 16, MAX_TRUNCATED_CONTEXTS = 1024 };
 
-static int check_history(const struct hcache *h, const struct json *messages,
+static int check_history(const struct hcache *h, const struct chat_source *s,
                          int max_context, struct fault *f)
 {
-    int64_t least = least_tokens(h, messages);
-    if (least <= (int64_t)MAX_HISTORY_CONTEXTS * max_context)
+    int64_t least = least_tokens(h, s->messages);
+    int most = s->truncates ? MAX_TRUNCATED_CONTEXTS : MAX_HISTORY_CONTEXTS;
+    if (least <= (int64_t)most * max_context)
         return 0;
     return fault_set(f, 400, "context_length_exceeded", "messages",
                      "the messages have at least %lld tokens by their bytes, which are at "
                      "least %d contexts: the maximum context length is %d tokens",
-                     (long long)least, MAX_HISTORY_CONTEXTS, max_context);
+                     (long long)least, most, max_context);
 }
 
 int prompt_render(const struct hcache *h, const struct chat_source *s,
@@ -208,7 +225,7 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
             "server with --plain-chat");
     if (json_kind(s->messages) != JSON_KIND_ARRAY || json_count(s->messages) == 0)
         return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
-    if (check_history(h, s->messages, info.max_context, f) != 0)
+    if (check_history(h, s, info.max_context, f) != 0)
         return -1;
     chat_request(s, &request);
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);

@@ -24,6 +24,7 @@ struct chat_source {
     const struct json *tools, *kwargs; /* NULL: none */
     bool plain;
     bool parse_special; /* special tokens that messages spell count as such */
+    bool truncates;     /* the history may be longer than the context */
 };
 
 /* A rendered prompt. */
@@ -36,6 +37,9 @@ struct prompt_text {
  * with *f, which names the field `param`. */
 int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *param,
                 struct fault *f);
+/* Raises t->keep until the system's message lies in the tokens that are never dropped. */
+void prompt_keep_system(const struct hcache *h, const char *system, size_t n,
+                        struct hcache_truncation *t);
 void prompt_text_deinit(struct prompt_text *t);
 /* *out: an answer as it stands in the text of the next prompt.  The caller frees it. */
 void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,

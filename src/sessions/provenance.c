@@ -97,6 +97,8 @@ struct json *provenance_json(const struct hcache_result *r, const char *what)
     json_put_int(o, "prompt_tokens", r->prompt_tokens);
     json_put_int(o, "cached_tokens", r->cached_tokens);
     json_put_int(o, "generated_tokens", r->n_tokens);
+    json_put_int(o, "truncated_tokens", r->truncated_tokens);
+    json_put_int(o, "kept_tokens", r->truncated_tokens > 0 ? r->truncation.keep : 0);
     json_put(o, "prefix", parts);
     json_put_string(o, "miss", provenance_miss(r, what));
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);

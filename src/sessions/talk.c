@@ -182,11 +182,11 @@ static void add_said(struct json *said, const char *role, const char *text, size
 }
 
 /* The draft of a turn behind the head; said: a list of messages. */
-static int make_draft(struct talk *t, const struct json *said, struct draft *d,
-                      struct err *err)
+static int make_draft(struct talk *t, const struct json *said, bool truncates,
+                      struct draft *d, struct err *err)
 {
     struct fault f;
-    struct draft_opts o = {.plain = t->o.plain, .param = "input"};
+    struct draft_opts o = {.plain = t->o.plain, .truncates = truncates, .param = "input"};
     *d = (struct draft){.conversation = t->v.row};
     int rc = draft_continue(d, t->o.conversations, t->v.head, err);
     if (rc == 0 && (items_read(said, "input", &d->input, &f) != 0 ||
@@ -200,6 +200,12 @@ static int check_room(const struct talk *t, struct hcache_request *q, struct err
 {
     struct hcache_model_info info;
     hcache_model_info(t->o.h, &info);
+    if (q->truncation.ratio > 0) { /* it is never full */
+        int left = info.max_context - q->n_prompt, half = info.max_context / 2;
+        if (q->max_tokens < 0)
+            q->max_tokens = left > half ? left : half;
+        return 0;
+    }
     if (q->n_prompt >= info.max_context)
         return err_set(err, ERR_LIMIT,
                        "this conversation is full: %d of %d tokens. Begin a new one, or "
@@ -222,7 +228,9 @@ static int answer(struct talk *t, const struct json *said,
     int rc = turn_has_room(t->o.conversations, err);
     if (rc != 0)
         return rc;
-    rc = make_draft(t, said, &d, err);
+    if (t->o.system != NULL)
+        prompt_keep_system(t->o.h, t->o.system, strlen(t->o.system), &q.truncation);
+    rc = make_draft(t, said, q.truncation.ratio > 0, &d, err);
     q.prompt = d.ids;
     q.n_prompt = d.n_ids;
     q.salt = t->o.salt;

@@ -240,7 +240,7 @@ def test_bad_input(tmp):
         ({}, 400, "input"), ({"input": 5}, 400, "input"), ({"input": []}, 400, "input"),
         ({"input": "x", "temprature": 1}, 400, "temprature"), ({"input": "x", "max_output_tokens": 0}, 400, None),
         ({"input": "x", "temperature": -1}, 400, "temperature"), ({"input": "x", "background": True}, 400, "background"),
-        ({"input": "x", "truncation": "auto"}, 400, "truncation"),
+        ({"input": "x", "truncation": "often"}, 400, "truncation"),
         ({"input": "x", "text": {"format": {"type": "json_object"}}}, 400, "text"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, 400, "tools"),
         ({"input": "x", "metadata": {"a": 1}}, 400, "metadata"),

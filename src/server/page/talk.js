@@ -101,6 +101,27 @@ const Talk = (() => {
     }
   });
 
+  // Marks the first turn that the model still sees. r: the restoration of the last answer.
+  async function markWindow(last, r) {
+    const from = r.truncated_tokens + r.kept_tokens;
+    let first = last;
+    for (let li = last; li; li = li.previousElementSibling) {
+      if (!li.dataset.response) continue;
+      if (!li.dataset.end) {
+        const x = await get(`/v1/responses/${li.dataset.response}/restoration`);
+        li.dataset.end = x.prompt_tokens + x.generated_tokens;
+      }
+      if (Number(li.dataset.end) <= from) break;
+      first = li;
+    }
+    while (first.previousElementSibling && first.previousElementSibling.dataset.turn === first.dataset.turn)
+      first = first.previousElementSibling;
+    for (const old of document.querySelectorAll("#talk .window")) old.remove();
+    first.prepend(make("div", "window", `The model sees the conversation from about here on, and its first ${r.kept_tokens} tokens. ` +
+      `${r.truncated_tokens} tokens between them are not seen any more.`));
+    used(0);
+  }
+
   // Which turn the answer is, how its state came to be, and what can be done with it.
   function foot(li, response) {
     const bar = make("div", "foot"), line = make("span", "line", " "), details = button("Restoration", "quiet", toggle);
@@ -117,7 +138,10 @@ const Talk = (() => {
         const r = await get(`/v1/responses/${response}/restoration`);
         line.textContent = Lanes.summary(r);
         figure = Lanes.figure(r, li.clientWidth);
-        if (li.isConnected && !li.nextElementSibling) used(r.prompt_tokens + r.generated_tokens);
+        li.dataset.end = r.prompt_tokens + r.generated_tokens;
+        if (!li.isConnected || li.nextElementSibling) return;
+        if (r.truncated_tokens) await markWindow(li, r);
+        else used(r.prompt_tokens + r.generated_tokens);
       } catch (e) { // the restorations of turns that an old version has kept are not known
         details.hidden = true;
         line.textContent = e.status === 404 || e.status === 0 ? "" : e.message;

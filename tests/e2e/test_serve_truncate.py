@@ -1,0 +1,84 @@
+"""Conversations that outgrow their window: in /v1/responses, across kill -9, until they are erased."""
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import SAVING, Server, until  # noqa: E402
+from tap import check, end  # noqa: E402
+
+MODEL = "models/demo"
+WINDOW = ("--truncate", "0.5,context=256")
+LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 2
+
+
+def say(server, conversation, text, **fields):
+    status, _, r = server.post("/v1/responses", {"input": text, "temperature": 0, "max_output_tokens": 24,
+                                                 "conversation": conversation, **fields})
+    if status != 200:
+        raise RuntimeError(f"{status}: {r}")
+    return r
+
+
+def chunks(server):
+    return server.request("GET", "/v1/cache/stats", None)[2]["tiers"][0]["chunks"]
+
+
+def test_conversation(tmp):
+    args = (MODEL, *SAVING, "--store", os.path.join(tmp, "s"), "--no-reuse", *WINDOW)
+    server = Server(*args)
+    c = server.post("/v1/conversations", {})[2]["id"]
+    turns = []  # the first state is shorter than a chunk: too little to measure the store by
+    for i in range(8):
+        server.post("/v1/cache/flush", {})
+        turns.append(say(server, c, LONG))
+    usage = [t["usage"] for t in turns]
+    print("#", [(u["input_tokens"], u["input_tokens_details"]["cached_tokens"], u["truncated_tokens"]) for u in usage])
+    check("the conversation goes on past its window of 256", usage[-1]["total_tokens"] > 400)
+    check("the first turns see everything", usage[0]["truncated_tokens"] == 0)
+    check("truncated_tokens is a number of steps", usage[-1]["truncated_tokens"] >= 128
+          and all(u["truncated_tokens"] % 128 == 0 for u in usage))
+    check("a conversation truncates by default", turns[-1]["truncation"] == "auto")
+    check("each turn computes what is new, and what the end of an answer lacks", all(
+        u["input_tokens_details"]["cached_tokens"] >= before["total_tokens"] - 2
+        for before, u in zip(usage[1:], usage[2:])))
+    last = server.request("GET", f"/v1/responses/{turns[-1]['id']}/restoration", None)[2]
+    check("the restoration says where the window begins",
+          last["truncated_tokens"] == usage[-1]["truncated_tokens"] and last["kept_tokens"] == 64)
+    server.post("/v1/cache/flush", {})
+    server.kill()
+
+    server = Server(*args)
+    after = say(server, c, LONG)
+    check("after kill -9 it goes on from its saved state",
+          after["usage"]["input_tokens_details"]["cached_tokens"] >= usage[-1]["total_tokens"] - 2)
+    status, _, _ = server.request("DELETE", f"/v1/conversations/{c}", None)
+    check("it can be erased", status == 200)
+    check("with all its stairs", until(lambda: chunks(server) == 0))
+    server.stop()
+
+
+def test_fields(tmp):
+    server = Server(MODEL, "--store", os.path.join(tmp, "t"), *WINDOW)
+    for value, want in (("disabled", "disabled"), ("auto", "auto"), (None, "disabled")):
+        status, _, r = server.post("/v1/responses", {"input": "Hello", "truncation": value, "max_output_tokens": 2})
+        check(f"truncation {value}: {want}", status == 200 and r["truncation"] == want)
+    status, _, r = server.post("/v1/responses", {"input": "Hello", "truncation": "auto", "instructions": LONG * 2})
+    check("a system prompt that K cannot hold: 400 with the numbers",
+          status == 400 and "with a context of 256 and a step of 128" in r["error"]["message"])
+    c = server.post("/v1/conversations", {})[2]["id"]
+    r = say(server, c, "Hello", instructions=LONG * 2)
+    check("a conversation with it goes on, and is not truncated", r["usage"]["truncated_tokens"] == 0)
+    status, _, r = server.post("/v1/responses", {"input": "Hello", "truncation": "often"})
+    check("another value: 400", status == 400 and "auto or disabled" in r["error"]["message"])
+    server.stop()
+    server = Server(MODEL)
+    status, _, r = server.post("/v1/responses", {"input": "Hello", "truncation": "auto", "store": False})
+    check("auto without a store: 400 with the reason", status == 400 and "keeps no state" in r["error"]["message"])
+    server.stop()
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    test_conversation(tmp)
+    test_fields(tmp)
+end()
