@@ -796,6 +796,15 @@ static void live(struct life *f)
         pthread_join(f->other, NULL);
 }
 
+/* Nothing stalls for an hour: where no news comes until then, it was not told. */
+static void await_news(struct life *f)
+{
+    const int64_t hour_ns = (int64_t)3600 * 1000000000;
+    int64_t until = clock_now_ns() + hour_ns;
+    if (!restore_pipeline_wait(f->pipeline, hour_ns) || clock_now_ns() >= until)
+        turns_fail("the compute lane waits for news that nobody tells");
+}
+
 /* Everything that is found comes back, and what was committed is found. */
 static void check_text(struct life *f, int i, bool must_have)
 {
@@ -804,7 +813,7 @@ static void check_text(struct life *f, int i, bool must_have)
     s->t = &f->w->text[i];
     begin_restore(f, s, s->t->n);
     while ((found = restore_found(s->r)) == NULL)
-        (void)restore_pipeline_wait(f->pipeline, 1000000);
+        await_news(f);
     int n = tokens_of(found, found->n_hits);
     if (must_have && n < f->committed[i])
         turns_fail("%lld tokens were committed, %d are found: %s",
@@ -813,7 +822,7 @@ static void check_text(struct life *f, int i, bool must_have)
     if (start_restore(f, s, found, true)) {
         while (!restore_is_done(s->r))
             if (!restore_pipeline_work(f->pipeline, RESTORE_NO_LIMIT))
-                (void)restore_pipeline_wait(f->pipeline, 1000000);
+                await_news(f);
         (void)check_restored(f, s);
     }
     restore_end(s->r);

@@ -30,6 +30,8 @@ enum {
     STACK_BYTES = 1 << 20,
 };
 
+#define MAX_STALL_NS ((int64_t)1000000000)
+
 enum fiber_state { NONE, READY, ON_LOCK, ON_COND, ASLEEP, ON_JOIN, ENDED };
 
 struct fiber {
@@ -194,7 +196,8 @@ static int ready_fibers(struct fiber *ready[MAX_FIBERS])
 static struct fiber *choose(void)
 {
     struct fiber *ready[MAX_FIBERS], *due = first_due();
-    if (due != NULL && rng_below(&w.rng, 512) == 0) {
+    bool is_near = due != NULL && due->until_ns - w.now_ns < MAX_STALL_NS;
+    if (is_near && rng_below(&w.rng, 512) == 0) {
         time_out(due);
         w.counts.n_stalls++;
     }

@@ -9,8 +9,8 @@
  *     writer                 |--lock--|                   |--append..signal--|
  *
  * The clock is simulated.  It grows a little with each reading.  Where every fiber waits it jumps
- * to the end of the first timed wait; now and then it does so before, as if the machine had
- * stalled.
+ * to the end of the first timed wait; now and then it does so before, by at most a second,
+ * as if the machine had stalled.
  *
  * These are violations:
  *  - every fiber waits and no wait is timed;
