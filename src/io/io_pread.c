@@ -63,7 +63,7 @@ static int fifo_reap(struct io_queue *q, int64_t timeout_ns, struct io_piece **d
     return 0;
 }
 
-static const struct io_queue_ops fifo_ops = {
+const struct io_queue_ops io_pread_queue_ops = {
     .open = fifo_open,
     .close = fifo_close,
     .register_buffers = fifo_register_buffers,
@@ -75,6 +75,6 @@ static const struct io_queue_ops fifo_ops = {
 int io_pread_open(struct io **out, struct err *err)
 {
     (void)err;
-    *out = io_posix_create("pread", &fifo_ops);
+    *out = io_posix_create("pread", &io_pread_queue_ops);
     return 0;
 }

@@ -12,11 +12,24 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 /* A new ring may get the addresses of one that another thread has just closed.  The kernel orders the two; the
  * lock says so to those who watch threads (the thread sanitizer does not see liburing's system calls). */
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
+
+/* Rings count against RLIMIT_MEMLOCK, which a user without privileges has little of.  A queue that
+ * gets no ring works without one. */
+static int open_without_ring(struct io_queue *q)
+{
+    static atomic_bool said;
+    log_warn_once(
+        &said, "no memory may be locked for another io_uring queue: its transfers do not "
+               "overlap (raise the limit: ulimit -l)");
+    q->ops = &io_pread_queue_ops;
+    return q->ops->open(q);
+}
 
 static int ring_open(struct io_queue *q)
 {
@@ -26,7 +39,7 @@ static int ring_open(struct io_queue *q)
     pthread_mutex_unlock(&mapping);
     if (rc != 0) {
         free(ring);
-        return rc;
+        return rc == -ENOMEM ? open_without_ring(q) : rc;
     }
     q->backend = ring;
     return 0;
@@ -144,7 +157,7 @@ int io_uring_open(struct io **out, struct err *err)
     *out = NULL;
     struct io_uring probe;
     int rc = io_uring_queue_init(1, &probe, 0);
-    if (rc == -ENOSYS || rc == -EPERM || rc == -EACCES)
+    if (rc == -ENOSYS || rc == -EPERM || rc == -EACCES || rc == -ENOMEM)
         return err_set(err, ERR_UNSUPPORTED, "io_uring is not available here (%s)",
                        err_name(rc));
     if (rc != 0)

@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <errno.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -376,6 +380,55 @@ static void test_stuck(void **state)
     }
 #define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
 
+/* --- little memory may be locked --------------------------------------------------------------- */
+
+/* In a process without privileges: more queues than RLIMIT_MEMLOCK has room for, and a read by each. */
+static int read_by_many_queues(struct io *io, struct io_file *f, const uint8_t *want)
+{
+    enum { N_QUEUES = 64, DEPTH = 256 };
+    static struct io_queue *q[N_QUEUES];
+    struct rlimit few = {65536, 65536};
+    struct err err = {0};
+    uint8_t got[64];
+    if (setrlimit(RLIMIT_MEMLOCK, &few) != 0 || (geteuid() == 0 && setuid(65534) != 0))
+        return 2;
+    for (int i = 0; i < N_QUEUES; i++) {
+        if (io_queue_open(io, DEPTH, &q[i], &err) != 0) {
+            fprintf(stderr, "queue %d: %s\n", i, err.msg);
+            return 3;
+        }
+        struct io_req r = {.op = IO_READ, .file = f, .buf = got, .length = sizeof got};
+        struct io_req *reqs = &r, *done;
+        unsigned n = 0;
+        memset(got, 0, sizeof got);
+        io_queue_submit(q[i], &reqs, 1);
+        if (io_queue_wait(q[i], 1, 1, -1, &done, &n, &err) != 0 || n != 1 ||
+            memcmp(got, want, sizeof got) != 0)
+            return 4;
+    }
+    for (int i = 0; i < N_QUEUES; i++)
+        io_queue_close(q[i]);
+    return 0;
+}
+
+static void test_little_memory_to_lock(void **state)
+{
+    struct iotest *t = begin(state);
+    uint8_t bytes[64];
+    int status;
+    iotest_fill(bytes, sizeof bytes, 5);
+    struct io_file *f = open_new(t, "f", 0);
+    assert_int_equal(io_file_pwrite(f, bytes, sizeof bytes, 0, NULL), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(read_by_many_queues(t->io, f, bytes));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    io_file_close(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -389,6 +442,8 @@ int main(void)
         ALL(test_throttle_sync),
         cmocka_unit_test(test_throttle_overflow),
         ALL(test_throttle_queue),
+        ON("uring", test_little_memory_to_lock),
+        ON("pread", test_little_memory_to_lock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
