@@ -8,6 +8,7 @@ import sys
 PLACES = [
     (r"cuda.*|cublas.*|nccl.*|curand.*", r"src/tensor/cuda/.*", None),
     (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"tests/cuda_emu/.*", None),
+    (r"ucontext\.h|sanitizer/.*", r"tests/state/turns\.c", None),
     (r"liburing\.h", r"(src|tests)/io/[^/]*\.c", 2),
     (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/store/(index|vfs|sqlite)[^/]*|src/store/[^/]*(index|vfs)[^/]*|src/sessions/conversation[^/]*", None),
     (r"jansson\.h", r"src/format/.*", None),
@@ -16,7 +17,7 @@ PLACES = [
     (r"xxhash\.h|xxh_x86dispatch\.h|openssl/.*|isa-l.*", r"src/base/hash\.c", None),
     (r"hiredis.*", r"src/io/[^/]*redis[^/]*", 1),
     (r"mpi\.h", r"src/tensor/.*|src/state/.*", 1),
-    (r"curl/curl\.h", r"bench/http_load\.c", 1),
+    (r"curl/curl\.h", r"bench/http_load\.c|apps/http_client\.c", 2),
     (r"histedit\.h", r"apps/line_reader\.c", 1),
     (r"cblas\.h|openblas.*", r"bench/.*", None),
     (r"cmocka\.h", r"tests/.*", None),
