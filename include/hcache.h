@@ -178,6 +178,15 @@ int hcache_chat_render(const struct hcache *h, const char *request, size_t n, ch
 enum { HCACHE_GUARD = 0xFF };
 int hcache_chat_render_guarded(const struct hcache *h, const char *request, size_t n,
                                char **text, size_t *n_text, struct hcache_err *err);
+/* Either of the two for a conversation that is parsed already.  The values are those of the program's own
+ * parser (src/format/json.h), borrowed for the call; NULL: none.  Other programs give text. */
+struct json;
+struct hcache_chat {
+    const struct json *messages, *tools, *kwargs;
+    bool guarded;
+};
+int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
+                              char **text, size_t *n_text, struct hcache_err *err);
 /* A text that becomes part of such a prompt, an answer say, with guards before all of its special
  * tokens. *out is the caller's. */
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,

@@ -44,7 +44,7 @@ void sha256_add(struct sha256_ctx *c, const void *bytes, size_t n)
     CHECK(EVP_DigestUpdate((EVP_MD_CTX *)c, bytes, n) == 1);
 }
 
-void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size_t n)
+void sha256_field_begin(struct sha256_ctx *c, const char *tag, size_t n)
 {
     uint8_t len[8];
     put_u64(len, strlen(tag));
@@ -52,6 +52,11 @@ void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size
     sha256_add(c, tag, strlen(tag));
     put_u64(len, n);
     sha256_add(c, len, sizeof len);
+}
+
+void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size_t n)
+{
+    sha256_field_begin(c, tag, n);
     sha256_add(c, bytes, n);
 }
 

@@ -31,10 +31,58 @@ static bool is_denied(size_t n, enum mem_ask ask)
     return true;
 }
 
+/* --- the pledge of a thread ------------------------------------------------------------------- */
+
+static _Thread_local struct {
+    void *pages; /* NULL: there is none, or it is spent */
+    size_t n_bytes;
+} pledge;
+
+void mem_unpledge(void)
+{
+    if (pledge.pages != NULL)
+        munmap(pledge.pages, pledge.n_bytes);
+    pledge.pages = NULL;
+}
+
+int mem_pledge(size_t n, struct err *err)
+{
+    mem_unpledge();
+    void *p = is_denied(n, MEM_MAY_FAIL) ? MAP_FAILED
+                                         : mmap(NULL, n, PROT_READ | PROT_WRITE,
+                                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return err_set(err, -ENOMEM,
+                       "this request may need %zu bytes of memory, which are not there "
+                       "now; try again later, or send less at once",
+                       n);
+    pledge.pages = p;
+    pledge.n_bytes = n;
+    return 0;
+}
+
+/* True where there is space now that was not there before. */
+static bool pledge_spend(void)
+{
+    bool has = pledge.pages != NULL;
+    mem_unpledge();
+    return has;
+}
+
+/* --- one block -------------------------------------------------------------------------------- */
+
 /* realloc, malloc where old is NULL. */
 static void *resize(void *old, size_t n, enum mem_ask ask)
 {
-    return is_denied(n, ask) ? NULL : realloc(old, n != 0 ? n : 1);
+    void *p = is_denied(n, ask) ? NULL : realloc(old, n != 0 ? n : 1);
+    if (p == NULL && pledge_spend())
+        p = is_denied(n, MEM_FROM_PLEDGE) ? NULL : realloc(old, n != 0 ? n : 1);
+    return p;
+}
+
+static void *calloc_once(size_t n, size_t size, enum mem_ask ask)
+{
+    return is_denied(n * size, ask) ? NULL : calloc(n != 0 ? n : 1, size != 0 ? size : 1);
 }
 
 static void *zeroed(size_t n, size_t size, enum mem_ask ask)
@@ -44,7 +92,10 @@ static void *zeroed(size_t n, size_t size, enum mem_ask ask)
         errno = ENOMEM;
         return NULL;
     }
-    return is_denied(bytes, ask) ? NULL : calloc(n != 0 ? n : 1, size != 0 ? size : 1);
+    void *p = calloc_once(n, size, ask);
+    if (p == NULL && pledge_spend())
+        p = calloc_once(n, size, MEM_FROM_PLEDGE);
+    return p;
 }
 
 void *mem_try(size_t n)
@@ -199,12 +250,19 @@ char *xasprintf(const char *fmt, ...)
 
 /* --- pages ------------------------------------------------------------------------------------ */
 
+static void *map_once(size_t n)
+{
+    return mmap(NULL, n, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
 void *mem_map(size_t n)
 {
     if (is_denied(n, MEM_MAY_FAIL))
         return NULL;
-    void *p = mmap(NULL, n, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = map_once(n);
+    if (p == MAP_FAILED && pledge_spend())
+        p = map_once(n);
     if (p == MAP_FAILED)
         return NULL;
     /* Huge pages where the system grants them: panels and KV blocks are walked in long strides. */

@@ -7,6 +7,9 @@
  * as it can be, and all goes on.  Only where the reserve does not suffice either (or none was set aside)
  * does the program end, with a message and status 1: a store survives that as it survives a crash.
  *
+ * Work for a client whose memory grows with what the client sends takes a pledge first (mem_pledge): it
+ * is refused where the pledge cannot be had, and nobody else's reserve is spent on it.
+ *
  * What can be large (its size comes from a configuration, a file, or the number of things stored) goes
  * through mem_map or mem_try, which return NULL and leave the reserve alone: the caller says how much was
  * needed, and what to change.  mem_map memory is page-aligned, zeroed and not touched until used.
@@ -41,6 +44,13 @@ void mem_return_large(void);
 /* Gives what is free back to the system. It may take milliseconds. */
 void mem_trim(void);
 
+/* Sets n bytes of address space aside for this thread, until mem_unpledge: where an allocation of this
+ * thread fails, they are given up and it is tried again.  Work whose memory grows with what a client
+ * sends pledges all that it may need before it begins, so that it fails as a whole, or not at all.  A second
+ * call replaces the first.  0, or -ENOMEM: refuse the work. */
+int mem_pledge(size_t n, struct err *err);
+void mem_unpledge(void);
+
 /* Sets n bytes aside for the whole process, for good; a second call changes nothing. 0 or -ENOMEM. */
 int mem_reserve(size_t n, struct err *err);
 /* 0; or -ENOMEM where the reserve is spent and cannot be filled again. To be asked before something begins. */
@@ -51,6 +61,7 @@ bool mem_is_short(void);
 /* A test program that defines this makes allocations fail; elsewhere the symbol does not exist. */
 enum mem_ask {
     MEM_MAY_FAIL,     /* mem_try, mem_map */
+    MEM_FROM_PLEDGE,  /* any of them again, with the thread's pledge spent */
     MEM_HAS_RESERVE,  /* xmalloc: the reserve stands behind it */
     MEM_FROM_RESERVE, /* the same again, with the reserve spent */
 };

@@ -16,6 +16,20 @@ static void reserve(struct textbuf *b, size_t n)
     }
 }
 
+bool textbuf_try_add(struct textbuf *b, const void *bytes, size_t n)
+{
+    if (b->n + n + 1 > b->cap) {
+        size_t cap = 2 * (b->n + n + 1);
+        char *p = mem_try_realloc(b->p, cap);
+        if (p == NULL)
+            return false;
+        b->p = p;
+        b->cap = cap;
+    }
+    textbuf_add(b, bytes, n);
+    return true;
+}
+
 void textbuf_add(struct textbuf *b, const void *bytes, size_t n)
 {
     reserve(b, n);

@@ -4,6 +4,7 @@
 #ifndef BASE_TEXTBUF_H
 #define BASE_TEXTBUF_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct textbuf {
@@ -13,6 +14,8 @@ struct textbuf {
 
 /* Appends n bytes, which may contain NUL bytes. */
 void textbuf_add(struct textbuf *b, const void *bytes, size_t n);
+/* The same; false, and the text as it was, where there is no memory. */
+bool textbuf_try_add(struct textbuf *b, const void *bytes, size_t n);
 /* Appends formatted text. */
 void textbuf_addf(struct textbuf *b, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));

@@ -300,7 +300,7 @@ static void set_client(struct batch *b, struct item *it)
 
 static int read_prompts(struct item *it, struct fault *f)
 {
-    int rc = prompts_read(&it->client, &it->params, &it->prompts, f);
+    int rc = prompts_read(&it->client, &it->params, NULL, &it->prompts, f);
     if (rc != 0)
         return rc;
     struct prompts *ps = &it->prompts;
@@ -452,6 +452,7 @@ static bool finish(struct batch *b, struct item *it)
         write_line(b, &it->line, line_answer(&it->line, 200, answer), false);
     else if (!is_stopping)
         fail_request(b, it, &f);
+    mem_unpledge(); /* of the answer */
     if (ok || is_stopping)
         item_free(it);
     return !is_stopping;

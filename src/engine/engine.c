@@ -192,6 +192,9 @@ int engine_add(struct engine *e, const struct request *r, struct seq **out, stru
     if (rc != 0)
         return rc;
     *out = seq_create(&e->shared, r);
+    if (*out == NULL)
+        return err_set(err, -ENOMEM, "no memory for a prompt of %d tokens and its answer",
+                       r->n_prompt);
     schedule_add(&e->schedule, *out);
     return 0;
 }

@@ -123,7 +123,8 @@ struct outcome {
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 
-/* Puts a sequence among those that wait: ERR_LIMIT where it can never fit. */
+/* Puts a sequence among those that wait: ERR_LIMIT where it can never fit, -ENOMEM where there is no memory
+ * for its tokens now. */
 int engine_add(struct engine *e, const struct request *r, struct seq **out,
                struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);

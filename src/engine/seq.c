@@ -45,9 +45,18 @@ static void enter(struct seq *s, enum phase to)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
+/* What grows with the tokens. False where there is no memory. */
+static bool reserve_tokens(struct seq *s, int n_max)
+{
+    s->tokens = mem_try_calloc((size_t)n_max, sizeof *s->tokens);
+    return s->tokens != NULL &&
+           kv_table_try_prepare(&s->table,
+                                view_room(&s->view, n_max) / KV_BLOCK_TOKENS + 1) &&
+           chain_try_prepare(&s->chain, n_max / STORE_CHUNK_TOKENS);
+}
+
 struct seq *seq_create(struct seq_shared *sh, const struct request *r)
 {
-    int n_max = r->n_prompt + r->max_tokens;
     struct seq *s = xcalloc(1, sizeof *s);
     s->shared = sh;
     s->req = *r;
@@ -55,17 +64,19 @@ struct seq *seq_create(struct seq_shared *sh, const struct request *r)
     s->t_arrival = clock_now_ns();
     s->salt = r->salt != NULL ? xstrdup(r->salt) : NULL;
     s->plan = r->plan != NULL ? xstrdup(r->plan) : NULL;
-    s->tokens = xcalloc((size_t)n_max, sizeof *s->tokens);
+    chain_init(&s->chain, &sh->fingerprint, s->salt);
+    s->chain.truncation = r->truncation;
+    view_init(&s->view, &r->truncation);
+    if (!reserve_tokens(s, r->n_prompt + r->max_tokens)) {
+        seq_destroy(s);
+        return NULL;
+    }
     memcpy(s->tokens, r->prompt, (size_t)r->n_prompt * sizeof *s->tokens);
     s->n_tokens = r->n_prompt;
     s->out.tokens = s->tokens;
     s->out.n_prompt = r->n_prompt;
-    chain_init(&s->chain, &sh->fingerprint, s->salt);
-    s->chain.truncation = r->truncation;
     chain_extend(&s->chain, s->tokens, s->n_tokens);
-    view_init(&s->view, &r->truncation);
     stairs_init(s);
-    kv_table_prepare(&s->table, view_room(&s->view, n_max) / KV_BLOCK_TOKENS + 1);
     return s;
 }
 

@@ -113,7 +113,8 @@ int seq_count(struct seq_list l, enum phase phase);
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* A sequence that waits. The request was checked: it fits the context and the KV cache. */
+/* A sequence that waits. The request was checked: it fits the context and the KV cache. NULL where there
+ * is no memory for its tokens. */
 struct seq *seq_create(struct seq_shared *sh, const struct request *r);
 /* In any phase. Its restore must have been ended (restore_phase_abandon). */
 void seq_destroy(struct seq *s);

@@ -37,6 +37,8 @@ static void *json_memory(size_t n)
 {
     if (memory_mode == BUILDING)
         return xmalloc(n);
+    if (memory_mode == PARSE_FAILED) /* jansson asks again for each byte of a string */
+        return NULL;
     void *p = mem_try(n);
     if (p == NULL)
         memory_mode = PARSE_FAILED;
@@ -361,6 +363,11 @@ int json_get_object(const struct json *object, const char *key, const struct jso
     if (present(object, key) == NULL)
         return missing(key, err);
     return json_opt_object(object, key, out, err);
+}
+
+void json_drop(struct json *object, const char *key)
+{
+    (void)json_object_del(node(object), key);
 }
 
 /* --- writing ------------------------------------------------------------------------ */

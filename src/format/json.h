@@ -102,6 +102,9 @@ int json_opt_array(const struct json *object, const char *key, const struct json
 int json_opt_object(const struct json *object, const char *key, const struct json **io,
                     struct err *err);
 
+/* Frees a member of an object that the caller owns. */
+void json_drop(struct json *object, const char *key);
+
 /* --- writing ------------------------------------------------------------------------ */
 
 struct json *json_new_object(void);

@@ -98,9 +98,25 @@ void jinja_leave(struct jinja *j)
 
 /* --- text that grows ---------------------------------------------------------------- */
 
+/* Alone in its arena a text grows where it is: blocks of a multiple of the arena's alignment follow each
+ * other without a gap. */
+static void jbuf_extend(struct jinja *j, struct jbuf *b, size_t n)
+{
+    enum { STEP = 4096 };
+    size_t more = (n / STEP + 1) * STEP;
+    char *p = arena_alloc(b->own, more);
+    if (p == NULL)
+        jinja_fail(j, ERR_LIMIT, "writes more than %zu bytes", j->limits.max_output_bytes);
+    b->s = b->cap == 0 ? p : b->s;
+    CHECK(p == b->s + b->cap);
+    b->cap += more;
+}
+
 void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n)
 {
     jinja_charge(j, n);
+    if (b->own != NULL && n > b->cap - b->n)
+        jbuf_extend(j, b, n - (b->cap - b->n));
     if (n > b->cap - b->n) {
         size_t cap = b->cap < 256 ? 256 : b->cap;
         while (cap - b->n < n) {
@@ -244,23 +260,49 @@ int jinja_render(const struct jinja_template *t, const struct jinja_input *in, c
     return jinja_render_traced(t, &untraced, text, n, &foreign, err);
 }
 
+/* The output and its bits, as the caller gets them. */
+static int hand_over(const struct jinja_template *t, const struct jbuf *out,
+                     const struct jtrace *trace, char **text, size_t *n, uint8_t **foreign,
+                     struct err *err)
+{
+    bool is_traced = trace->output.bits != NULL;
+    *text = mem_try(out->n + 1);
+    if (*text != NULL && is_traced)
+        *foreign = jtrace_bits(trace, out->n);
+    if (*text == NULL || (is_traced && *foreign == NULL)) {
+        free(*text);
+        *text = NULL;
+        return err_set(err, -ENOMEM, "%s: no memory for %zu bytes of text", t->name,
+                       out->n);
+    }
+    if (out->n != 0)
+        memcpy(*text, out->s, out->n);
+    (*text)[out->n] = 0;
+    *n = out->n;
+    return 0;
+}
+
+/* The values go before the output is copied: a long text is there twice at most. */
 int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
                         char **text, size_t *n, uint8_t **foreign, struct err *err)
 {
+    enum { LAST_PRINT = 1 << 20 }; /* what is printed is counted when it is there */
     *text = NULL;
     *n = 0;
     *foreign = NULL;
-    struct arena arena = {0};
+    struct arena arena = {0}, output = {0};
     struct jtrace trace = {0};
     int rc = arena_init(&arena, t->limits.max_memory_bytes);
+    if (rc == 0)
+        rc = arena_init(&output, t->limits.max_output_bytes + LAST_PRINT);
     if (rc == 0 && in->traces != NULL)
-        rc = jtrace_init(&trace, &arena, in->traces);
+        rc = jtrace_init(&trace, &arena, &output, in->traces);
     if (rc != 0) {
         rc = err_set(err, rc, "%s: no address space for %zu bytes", t->name,
                      t->limits.max_memory_bytes);
         goto done;
     }
-    struct jbuf out = {0};
+    struct jbuf out = {.own = &output};
     struct jinja j = {.arena = &arena,
                       .err = err,
                       .name = t->name,
@@ -269,24 +311,16 @@ int jinja_render_traced(const struct jinja_template *t, const struct jinja_input
                       .now = in->now,
                       .trace = in->traces != NULL ? &trace : NULL};
     rc = run(&j, t, in, &out);
-    if (rc == 0) {
-        *text = mem_try(out.n + 1);
-        if (*text != NULL && in->traces != NULL)
-            *foreign = jtrace_bits(&trace, out.s, out.n);
-        if (*text == NULL || (in->traces != NULL && *foreign == NULL)) {
-            free(*text);
-            *text = NULL;
-            rc = err_set(err, -ENOMEM, "%s: no memory for %zu bytes of text", t->name,
-                         out.n);
-            goto done;
-        }
-        if (out.n != 0)
-            memcpy(*text, out.s, out.n);
-        (*text)[out.n] = 0;
-        *n = out.n;
-    }
+    if (in->traces != NULL)
+        jtrace_end_values(&trace);
+    arena_deinit(&arena);
+    if (rc == 0)
+        rc = hand_over(t, &out, &trace, text, n, foreign, err);
 done:
-    jtrace_deinit(&trace);
+    if (in->traces != NULL)
+        jtrace_deinit(&trace);
+    if (output.base != NULL)
+        arena_deinit(&output);
     if (arena.base != NULL)
         arena_deinit(&arena);
     return rc;

@@ -139,6 +139,14 @@ static struct jval concat_strings(struct jinja *j, struct jstr a, struct jstr b)
     struct jbuf buf = {0};
     if (b.n == 0 || a.n == 0)
         return jval_str(b.n == 0 ? a : b);
+    if (a.s >= j->arena->base && a.s + a.n == j->arena->base + j->arena->used_bytes &&
+        b.n <= j->arena->max_bytes - j->arena->used_bytes) {
+        /* a was made last, so it grows where it is: "x + long + y" copies `long` once. */
+        buf = (struct jbuf){.s = (char *)(uintptr_t)a.s, .n = a.n, .cap = a.n + b.n};
+        j->arena->used_bytes += b.n;
+        jbuf_put(j, &buf, b.s, b.n);
+        return jval_buf(&buf);
+    }
     buf.s = jinja_alloc(j, buf.cap = a.n + b.n);
     jbuf_put(j, &buf, a.s, a.n);
     jbuf_put(j, &buf, b.s, b.n);

@@ -32,9 +32,10 @@
 
 /* --- the machine: one compilation or one render ------------------------------------- */
 
-struct jbuf { /* text that grows in the arena */
+struct jbuf { /* text that grows in the render's arena, or alone in one of its own */
     char *s;
     size_t n, cap;
+    struct arena *own; /* NULL: the render's */
 };
 
 struct jinja {
@@ -185,22 +186,30 @@ _Noreturn void jval_fail_undef(struct jinja *j, const struct jval *v);
 void jval_need(struct jinja *j, const struct jval *v); /* fails where v is undefined */
 
 /* jinja_trace.c */
+enum { JTRACE_FAR = 256, JTRACE_FAR_BYTES = 16 << 10 };
+
 struct jtrace {
-    const struct arena *arena; /* of the render: foreign bytes are copied there */
-    uint8_t *bits;             /* one for each byte of the arena: it is foreign */
+    struct jtrace_region {
+        const struct arena *arena;
+        uint8_t *bits; /* one for each byte of the arena: it is foreign */
+    } values, output;
+    struct jstr far[JTRACE_FAR]; /* foreign strings that were too large to copy */
+    int n_far;
     bool (*traces)(const char *key, const struct json *string); /* jinja_input */
     bool is_foreign;                                            /* what is being read is */
 };
 /* 0, or -errno where the address space cannot be had. */
-int jtrace_init(struct jtrace *t, const struct arena *arena,
+int jtrace_init(struct jtrace *t, const struct arena *values, const struct arena *output,
                 bool (*traces)(const char *key, const struct json *string));
+/* The values are not wanted any more, only the output's bits. */
+void jtrace_end_values(struct jtrace *t);
 void jtrace_deinit(struct jtrace *t);
-/* A copy of s whose bytes are foreign. */
+/* s, or a copy, whose bytes are foreign. s stays where it is until jtrace_end_values. */
 struct jstr jtrace_foreign(struct jinja *j, struct jstr s);
 /* to[0..n) in the arena was copied from from[0..n), which may lie anywhere. */
 void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n);
-/* The bits of s[0..n), from malloc; NULL where there is no memory. */
-uint8_t *jtrace_bits(const struct jtrace *t, const char *s, size_t n);
+/* The bits of the first n bytes of the output, from malloc; NULL where there is no memory. */
+uint8_t *jtrace_bits(const struct jtrace *t, size_t n);
 
 /* jinja_print.c */
 struct jstr jval_to_str(struct jinja *j, const struct jval *v);

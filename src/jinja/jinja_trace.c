@@ -1,8 +1,9 @@
 /* jinja_trace.c - which bytes of a render come from the caller's foreign strings.
  *
- * All text of a render is made in its arena, by jbuf_put, out of other text: slices share their bytes,
- * and everything else copies them.  So one bit for each byte of the arena suffices: foreign strings are
- * copied there with their bits set, and every copy takes the bits along.  Bytes from elsewhere (the
+ * All text of a render is made in its two arenas, one for values and one for the output, by jbuf_put, out of
+ * other text: slices share their bytes, and everything else copies them.  So one bit for each byte of the
+ * arenas suffices: foreign strings are copied there with their bits set, and every copy takes the bits along.
+ * Large foreign strings are not copied: a list of their addresses does the same.  Bytes from elsewhere (the
  * template, numbers, escapes) are not foreign.  An arena hands out no byte twice, so bits are only set. */
 #include "jinja/jinja_impl.h"
 
@@ -18,25 +19,68 @@ static size_t bits_bytes(size_t n)
     return n / 8 + 1 + SLACK;
 }
 
-int jtrace_init(struct jtrace *t, const struct arena *arena,
+static int region_init(struct jtrace_region *r, const struct arena *a)
+{
+    *r = (struct jtrace_region){.arena = a, .bits = mem_map(bits_bytes(a->max_bytes))};
+    return r->bits != NULL ? 0 : -errno;
+}
+
+static void region_deinit(struct jtrace_region *r)
+{
+    if (r->bits != NULL)
+        mem_unmap(r->bits, bits_bytes(r->arena->max_bytes));
+    *r = (struct jtrace_region){0};
+}
+
+int jtrace_init(struct jtrace *t, const struct arena *values, const struct arena *output,
                 bool (*traces)(const char *key, const struct json *string))
 {
-    *t = (struct jtrace){
-        .arena = arena, .bits = mem_map(bits_bytes(arena->max_bytes)), .traces = traces};
-    return t->bits != NULL ? 0 : -errno;
+    *t = (struct jtrace){.traces = traces};
+    int rc = region_init(&t->values, values);
+    return rc == 0 ? region_init(&t->output, output) : rc;
+}
+
+void jtrace_end_values(struct jtrace *t)
+{
+    region_deinit(&t->values);
+    t->n_far = 0;
 }
 
 void jtrace_deinit(struct jtrace *t)
 {
-    if (t->bits != NULL)
-        mem_unmap(t->bits, bits_bytes(t->arena->max_bytes));
-    *t = (struct jtrace){0};
+    jtrace_end_values(t);
+    region_deinit(&t->output);
 }
 
-static bool is_in_arena(const struct jtrace *t, const char *s)
+static bool is_in(const struct jtrace_region *r, const char *s)
 {
-    uintptr_t at = (uintptr_t)s, base = (uintptr_t)t->arena->base;
-    return at >= base && at - base < t->arena->max_bytes;
+    uintptr_t at = (uintptr_t)s, base = (uintptr_t)r->arena->base;
+    return at >= base && at - base < r->arena->max_bytes;
+}
+
+/* The region of text that a render has made; NULL: it is from elsewhere. */
+static const struct jtrace_region *region_of(const struct jtrace *t, const char *s)
+{
+    return is_in(&t->values, s) ? &t->values : is_in(&t->output, s) ? &t->output : NULL;
+}
+
+static bool is_far(const struct jtrace *t, const char *s)
+{
+    for (int i = 0; i < t->n_far; i++) {
+        uintptr_t at = (uintptr_t)s, base = (uintptr_t)t->far[i].s;
+        if (at >= base && at - base < t->far[i].n)
+            return true;
+    }
+    return false;
+}
+
+static void bits_set(uint8_t *bits, size_t at, size_t n)
+{
+    for (size_t i = at; i < at + n;) {
+        bool is_byte = i % 8 == 0 && at + n - i >= 8;
+        bits[i / 8] |= (uint8_t)(is_byte ? 0xff : 1u << i % 8);
+        i += is_byte ? 8 : 1;
+    }
 }
 
 /* Sets bits [to, to + n) where bits [from, from + n) are set; up to 32 at a time. */
@@ -59,28 +103,30 @@ static void bits_or(uint8_t *to_bits, size_t to, const uint8_t *from_bits, size_
 struct jstr jtrace_foreign(struct jinja *j, struct jstr s)
 {
     struct jtrace *t = j->trace;
+    if (s.n >= JTRACE_FAR_BYTES && t->n_far < JTRACE_FAR)
+        return t->far[t->n_far++] = s;
     char *copy = jinja_alloc(j, s.n + 1);
-    size_t at = (size_t)(copy - t->arena->base);
     memcpy(copy, s.s, s.n);
-    for (size_t i = at; i < at + s.n;) {
-        bool is_byte = i % 8 == 0 && at + s.n - i >= 8;
-        t->bits[i / 8] |= (uint8_t)(is_byte ? 0xff : 1u << i % 8);
-        i += is_byte ? 8 : 1;
-    }
+    bits_set(t->values.bits, (size_t)(copy - t->values.arena->base), s.n);
     return (struct jstr){copy, s.n};
 }
 
 void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n)
 {
-    if (n != 0 && is_in_arena(t, from))
-        bits_or(t->bits, (size_t)(to - t->arena->base), t->bits,
-                (size_t)(from - t->arena->base), n);
+    if (n == 0) /* `to` may be NULL */
+        return;
+    const struct jtrace_region *r = region_of(t, to), *of = region_of(t, from);
+    size_t at = (size_t)(to - r->arena->base);
+    if (of != NULL)
+        bits_or(r->bits, at, of->bits, (size_t)(from - of->arena->base), n);
+    else if (is_far(t, from))
+        bits_set(r->bits, at, n);
 }
 
-uint8_t *jtrace_bits(const struct jtrace *t, const char *s, size_t n)
+uint8_t *jtrace_bits(const struct jtrace *t, size_t n)
 {
     uint8_t *bits = mem_try_calloc(1, bits_bytes(n));
-    if (n != 0 && bits != NULL)
-        bits_or(bits, 0, t->bits, (size_t)(s - t->arena->base), n);
+    if (bits != NULL && n != 0)
+        memcpy(bits, t->output.bits, (n + 7) / 8);
     return bits;
 }

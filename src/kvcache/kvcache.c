@@ -185,13 +185,30 @@ static void block_drop(struct kv_pool *p, int32_t b)
 
 /* --- tables ----------------------------------------------------------------------------------- */
 
-void kv_table_prepare(struct kv_table *t, int n_blocks)
+static int grown_cap(const struct kv_table *t, int n_blocks)
+{
+    return t->cap_blocks * 2 > n_blocks ? t->cap_blocks * 2 : n_blocks;
+}
+
+static void kv_table_prepare(struct kv_table *t, int n_blocks)
 {
     if (n_blocks <= t->cap_blocks)
         return;
-    int cap = t->cap_blocks * 2 > n_blocks ? t->cap_blocks * 2 : n_blocks;
-    t->blocks = xrealloc(t->blocks, (size_t)cap * sizeof *t->blocks);
+    t->cap_blocks = grown_cap(t, n_blocks);
+    t->blocks = xrealloc(t->blocks, (size_t)t->cap_blocks * sizeof *t->blocks);
+}
+
+bool kv_table_try_prepare(struct kv_table *t, int n_blocks)
+{
+    if (n_blocks <= t->cap_blocks)
+        return true;
+    int cap = grown_cap(t, n_blocks);
+    int32_t *blocks = mem_try_realloc(t->blocks, (size_t)cap * sizeof *blocks);
+    if (blocks == NULL)
+        return false;
+    t->blocks = blocks;
     t->cap_blocks = cap;
+    return true;
 }
 
 int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,

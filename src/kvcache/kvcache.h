@@ -58,8 +58,8 @@ struct kv_table {
     int n_saved; /* of those: said to be saved */
 };
 
-/* Room for that many blocks without asking for memory later. */
-void kv_table_prepare(struct kv_table *t, int n_blocks);
+/* Room for that many blocks without asking for memory later. False where there is no memory. */
+bool kv_table_try_prepare(struct kv_table *t, int n_blocks);
 /* Makes room for positions [0, n_tokens): takes blocks as needed; ERR_LIMIT, and the table
  * unchanged, where the pool has too few. */
 int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,

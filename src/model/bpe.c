@@ -46,8 +46,11 @@ enum { METASPACE_BYTES = 3 };
 
 void id_list_push(struct id_list *l, int32_t id)
 {
+    if (l->failed) /* to ask again for each of a million ids would take a minute */
+        return;
     if (l->n == l->cap) {
-        size_t cap = l->cap != 0 ? 2 * l->cap : 64;
+        /* Long lists grow by a quarter: what they do not need would count with the largest bodies. */
+        size_t cap = l->cap == 0 ? 64 : l->cap < 1 << 16 ? 2 * l->cap : l->cap + l->cap / 4;
         int32_t *ids = mem_try_realloc(l->ids, cap * sizeof *ids);
         l->failed |= ids == NULL;
         if (ids == NULL)
@@ -252,6 +255,8 @@ void bpe_work_deinit(struct bpe_work *w)
 /* The heap's keys are rank << 32 | position: the lowest rank first, of equal ones the leftmost. */
 static void heap_push(struct bpe_work *w, uint64_t key)
 {
+    if (w->failed)
+        return;
     if (w->n_heap == w->heap_cap) {
         size_t cap = w->heap_cap != 0 ? 2 * w->heap_cap : 64;
         uint64_t *heap = mem_try_realloc(w->heap, cap * sizeof *heap);

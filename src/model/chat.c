@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "jinja/jinja.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,14 +56,16 @@ static int check_parts(const struct json *parts, size_t message, struct err *err
 }
 
 /* The parts, joined by newlines, as the content of `message`. */
-static void put_joined(struct json *message, const struct json *parts)
+static int put_joined(struct json *message, const struct json *parts, struct err *err)
 {
     size_t bytes = 1, at = 0, n;
     for (size_t i = 0; i < json_count(parts); i++) {
         json_string_of(json_member(json_at(parts, i), "text"), &n);
         bytes += n + 1;
     }
-    char *text = xmalloc(bytes);
+    char *text = mem_try(bytes);
+    if (text == NULL)
+        return err_set(err, -ENOMEM, "no memory for a message of %zu bytes", bytes);
     for (size_t i = 0; i < json_count(parts); i++) {
         const char *s = json_string_of(json_member(json_at(parts, i), "text"), &n);
         if (i != 0)
@@ -72,6 +75,7 @@ static void put_joined(struct json *message, const struct json *parts)
     }
     json_put_bytes(message, "content", text, at);
     free(text);
+    return 0;
 }
 
 static void put_empty(struct json *message, bool as_null)
@@ -119,7 +123,7 @@ static int prepare_content(const struct chat_template *t, const struct json *fro
         if (rc == 0 && t->can.parts)
             json_put(to, "content", json_share(content));
         else if (rc == 0)
-            put_joined(to, content);
+            rc = put_joined(to, content, err);
         return rc;
     case JSON_KIND_NULL:
         if (!string_is(json_member(from, "role"), "assistant"))

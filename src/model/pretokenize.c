@@ -141,7 +141,7 @@ void pieces_deinit(struct pieces *p)
 
 static void push(struct pieces *p, size_t begin, size_t end)
 {
-    if (begin == end)
+    if (begin == end || p->failed)
         return;
     if (p->n == p->cap) {
         size_t cap = p->cap != 0 ? 2 * p->cap : 64;
@@ -233,9 +233,13 @@ static void add_part(struct cut *c, size_t begin, size_t end, bool match)
     c->was_match = match;
 }
 
+/* Hands on what is cut already, but for the last part, which may still grow. */
+typedef int hand_on_fn(void *arg, struct pieces *p, struct err *err);
+
 static int cut_piece(const struct step *s, struct pieces *p, struct piece piece,
-                     struct err *err)
+                     hand_on_fn *hand_on, void *arg, struct err *err)
 {
+    enum { WINDOW = 4096 };
     struct cut c = {.out = p, .behavior = s->behavior, .first = p->n};
     const char *text = p->text + piece.begin;
     const size_t n = piece.end - piece.begin;
@@ -245,6 +249,14 @@ static int cut_piece(const struct step *s, struct pieces *p, struct piece piece,
         add_part(&c, piece.begin + at, piece.begin + begin, s->invert);
         add_part(&c, piece.begin + begin, piece.begin + end, !s->invert);
         at = end;
+        if (hand_on == NULL || p->n < WINDOW)
+            continue;
+        int failed = hand_on(arg, p, err);
+        if (failed != 0)
+            return failed;
+        p->list[0] = p->list[p->n - 1];
+        p->n = 1;
+        c.first = 0;
     }
     add_part(&c, piece.begin + at, piece.end, s->invert);
     if (c.has_waiting)
@@ -258,7 +270,7 @@ static int run_split(const struct step *s, struct pieces *p, struct err *err)
     const struct piece *old = swap_lists(p, &n);
     int rc = 0;
     for (size_t i = 0; i < n && rc == 0; i++)
-        rc = cut_piece(s, p, old[i], err);
+        rc = cut_piece(s, p, old[i], NULL, NULL, err);
     return rc;
 }
 
@@ -343,8 +355,12 @@ static void rewrite(struct pieces *p, rewrite_fn *fn, const struct step *s, size
     p->n_text = len;
 }
 
-int pretokenize(const struct pretokenizer *p, const char *text, size_t n, bool at_start,
-                struct pieces *out, struct err *err)
+static int no_memory(size_t n, struct err *err)
+{
+    return err_set(err, -ENOMEM, "no memory to split a text of %zu bytes", n);
+}
+
+static void begin_text(struct pieces *out, const char *text, size_t n)
 {
     free(out->owned);
     out->owned = NULL;
@@ -352,9 +368,14 @@ int pretokenize(const struct pretokenizer *p, const char *text, size_t n, bool a
     out->n_text = n;
     out->n = 0;
     out->failed = false;
-    push(out, 0, n);
+}
+
+/* Steps [from, to) on the pieces that are there. */
+static int run_steps(const struct pretokenizer *p, int from, int to, bool at_start,
+                     struct pieces *out, struct err *err)
+{
     int rc = 0;
-    for (int i = 0; i < p->n_steps && rc == 0 && !out->failed; i++) {
+    for (int i = from; i < to && rc == 0 && !out->failed; i++) {
         const struct step *s = &p->steps[i];
         switch (s->kind) {
         case STEP_SPLIT:
@@ -371,9 +392,73 @@ int pretokenize(const struct pretokenizer *p, const char *text, size_t n, bool a
             break;
         }
     }
-    if (rc == 0 && p->byte_text && !out->failed)
+    return rc == 0 && out->failed ? no_memory(out->n_text, err) : rc;
+}
+
+/* The first step of those at the end that only cut. */
+static int first_cut(const struct pretokenizer *p)
+{
+    int i = p->n_steps;
+    while (i > 0 && p->steps[i - 1].kind == STEP_SPLIT)
+        i--;
+    return i;
+}
+
+/* What goes on with the pieces of the first cut. */
+struct each {
+    const struct pretokenizer *p;
+    int next;             /* step */
+    struct pieces window; /* the other cuts work on it */
+    piece_fn *fn;
+    void *arg;
+};
+
+static int pass_on(struct each *e, struct pieces *from, size_t n, struct err *err)
+{
+    struct pieces *w = &e->window;
+    begin_text(w, from->text, from->n_text);
+    w->match = from->match; /* it bounds the work of all matches together */
+    for (size_t i = 0; i < n; i++)
+        push(w, from->list[i].begin, from->list[i].end);
+    int rc = run_steps(e->p, e->next, e->p->n_steps, false, w, err);
+    from->match = w->match;
+    w->match = NULL;
+    for (size_t i = 0; i < w->n && rc == 0; i++)
+        rc = e->fn(e->arg, w->text + w->list[i].begin, w->list[i].end - w->list[i].begin,
+                   err);
+    return rc;
+}
+
+static int hand_on(void *arg, struct pieces *p, struct err *err)
+{
+    return p->failed ? no_memory(p->n_text, err) : pass_on(arg, p, p->n - 1, err);
+}
+
+/* Texts of megabytes have millions of pieces.  So where the last steps only cut, a window of pieces is cut
+ * and handed on at a time. */
+int pretokenize_each(const struct pretokenizer *p, const char *text, size_t n,
+                     bool at_start, struct pieces *out, piece_fn *fn, void *arg,
+                     struct err *err)
+{
+    int cut = p->byte_text ? p->n_steps : first_cut(p);
+    struct each e = {.p = p, .next = cut, .fn = fn, .arg = arg};
+    begin_text(out, text, n);
+    push(out, 0, n);
+    int rc = run_steps(p, 0, cut, at_start, out, err);
+    if (rc == 0 && p->byte_text)
         rewrite(out, put_bytes, NULL, 2, at_start);
     if (rc == 0 && out->failed)
-        rc = err_set(err, -ENOMEM, "no memory to split a text of %zu bytes", n);
+        rc = no_memory(n, err);
+    if (rc == 0 && cut < p->n_steps && out->n == 1) {
+        struct piece whole = out->list[0];
+        out->n = 0;
+        e.next = cut + 1;
+        rc = cut_piece(&p->steps[cut], out, whole, hand_on, &e, err);
+        if (rc == 0 && out->failed)
+            rc = no_memory(n, err);
+    }
+    if (rc == 0)
+        rc = pass_on(&e, out, out->n, err);
+    pieces_deinit(&e.window);
     return rc;
 }

@@ -27,7 +27,7 @@ struct piece {
     size_t begin, end; /* bytes of pieces.text */
 };
 
-/* The pieces of one text, in order; zero it first, reuse it freely. */
+/* The pieces of one text, in order, or a window of them. */
 struct pieces {
     const char *text; /* the caller's, or `owned` */
     size_t n_text;
@@ -41,9 +41,13 @@ struct pieces {
 };
 void pieces_deinit(struct pieces *p);
 
-/* Cuts `text` (valid UTF-8, which must outlive the use of the pieces).  at_start: it begins where the
- * whole text does. */
-int pretokenize(const struct pretokenizer *p, const char *text, size_t n, bool at_start,
-                struct pieces *out, struct err *err);
+/* One piece, in order; anything but 0 ends the cutting with that code. */
+typedef int piece_fn(void *arg, const char *s, size_t n, struct err *err);
+
+/* Cuts `text` (valid UTF-8) and gives each piece to fn.  at_start: the text begins where the whole text
+ * does.  work: the memory that it needs; zero it first, reuse it freely. */
+int pretokenize_each(const struct pretokenizer *p, const char *text, size_t n,
+                     bool at_start, struct pieces *work, piece_fn *fn, void *arg,
+                     struct err *err);
 
 #endif

@@ -337,16 +337,18 @@ struct encoding {
     struct err *err;
 };
 
+static int encode_piece(void *arg, const char *s, size_t n, struct err *err)
+{
+    struct encoding *e = arg;
+    if (e->ids.failed)
+        return err_set(err, -ENOMEM, "no memory for the tokens of %zu bytes", n);
+    return bpe_encode(e->t->bpe, &e->bpe, s, n, &e->ids, err);
+}
+
 /* Normalized text without added tokens. */
 static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_start)
 {
-    int rc = pretokenize(e->t->pre, s, n, at_start, &e->pieces, e->err);
-    for (size_t i = 0; i < e->pieces.n && rc == 0; i++) {
-        struct piece p = e->pieces.list[i];
-        rc = bpe_encode(e->t->bpe, &e->bpe, e->pieces.text + p.begin, p.end - p.begin,
-                        &e->ids, e->err);
-    }
-    return rc;
+    return pretokenize_each(e->t->pre, s, n, at_start, &e->pieces, encode_piece, e, e->err);
 }
 
 typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);

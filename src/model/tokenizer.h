@@ -50,11 +50,11 @@ enum {
  * token begins that takes bytes of the user's, and says that none begins there.  Control tokens
  * are the special ones, and added ones written as "<|...|>": some models have markers of roles
  * that are not special.  Text without such a place has no guards and stays as it is. */
-/* *out (the caller frees it; a final zero is not counted in *n_out): the text with its guards.
- * Bit i of foreign is set where byte i is the user's, and it has 8 bytes more than needed; NULL:
- * all are. */
-void tokenizer_guard(const struct tokenizer *t, const char *text, size_t n,
-                     const uint8_t *foreign, char **out, size_t *n_out);
+/* Puts guards into *text (from malloc; it may move; a final zero is not counted in *n).  Bit i of foreign is
+ * set where byte i is the user's, and it has 8 bytes more than needed; NULL: all are.  -ENOMEM: the text
+ * is as it was. */
+int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
+                    const uint8_t *foreign, struct err *err);
 
 /* *ids (the caller frees it) and *n_ids.  ERR_FORMAT where the text is not valid UTF-8; err
  * names the offset of the first bad byte. */

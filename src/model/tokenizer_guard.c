@@ -6,16 +6,23 @@
 #include "model/tokenizer_impl.h"
 #include "model/tokenizer_normalize.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void guards_push(struct guards *g, size_t at)
+/* False where there is no memory. */
+static bool guards_push(struct guards *g, size_t at)
 {
     if (g->n == g->cap) {
-        g->cap = g->cap == 0 ? 16 : 2 * g->cap;
-        g->at = xrealloc(g->at, g->cap * sizeof *g->at);
+        size_t cap = g->cap == 0 ? 16 : 2 * g->cap;
+        size_t *grown = mem_try_realloc(g->at, cap * sizeof *grown);
+        if (grown == NULL)
+            return false;
+        g->at = grown;
+        g->cap = cap;
     }
     g->at[g->n++] = at;
+    return true;
 }
 
 /* --- putting guards in -------------------------------------------------------------------- */
@@ -38,28 +45,45 @@ static bool needs_guard(const struct tokenizer *t, const char *s, size_t n, size
     return bytes > 0 && (foreign == NULL || any_bit(foreign, at, bytes));
 }
 
-void tokenizer_guard(const struct tokenizer *t, const char *text, size_t n,
-                     const uint8_t *foreign, char **out, size_t *n_out)
+/* The places where guards belong. False where there is no memory. */
+static bool find_guards(const struct tokenizer *t, const char *text, size_t n,
+                        const uint8_t *foreign, struct guards *out)
+{
+    for (size_t i = 0; i < n; i++)
+        if (needs_guard(t, text, n, i, foreign) && !guards_push(out, i))
+            return false;
+    return true;
+}
+
+/* From the end, so that text moves once and needs no second copy. */
+static void put_guards(char *text, size_t n, const struct guards *g)
+{
+    size_t from = n, to = n + g->n;
+    text[to] = 0;
+    for (size_t i = g->n; i-- > 0;) {
+        size_t bytes = from - g->at[i];
+        from -= bytes;
+        to -= bytes;
+        memmove(text + to, text + from, bytes);
+        text[--to] = (char)GUARD;
+    }
+}
+
+int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
+                    const uint8_t *foreign, struct err *err)
 {
     struct guards g = {0};
-    for (size_t i = 0; i < n; i++)
-        if (needs_guard(t, text, n, i, foreign))
-            guards_push(&g, i);
-    char *s = xmalloc(n + g.n + 1);
-    size_t from = 0, to = 0;
-    for (size_t i = 0; i < g.n; i++) {
-        memcpy(s + to, text + from, g.at[i] - from);
-        to += g.at[i] - from;
-        from = g.at[i];
-        s[to++] = (char)GUARD;
+    bool found = find_guards(t, *text, *n, foreign, &g);
+    char *grown = found && g.n > 0 ? mem_try_realloc(*text, *n + g.n + 1) : NULL;
+    bool is_good = found && (g.n == 0 || grown != NULL);
+    if (grown != NULL) {
+        put_guards(grown, *n, &g);
+        *text = grown;
+        *n += g.n;
     }
-    if (n > from)
-        memcpy(s + to, text + from, n - from);
-    to += n - from;
-    s[to] = 0;
     free(g.at);
-    *out = s;
-    *n_out = to;
+    return is_good ? 0
+                   : err_set(err, -ENOMEM, "no memory to guard a text of %zu bytes", *n);
 }
 
 /* --- taking them out ---------------------------------------------------------------------- */
@@ -68,13 +92,18 @@ bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_
 {
     char *s = mem_try(n + 1);
     size_t to = 0;
-    if (s == NULL)
-        return false;
-    for (size_t i = 0; i < n; i++) {
+    bool is_good = s != NULL;
+    for (size_t i = 0; i < n && is_good; i++) {
         if ((unsigned char)text[i] == GUARD)
-            guards_push(g, to);
+            is_good = guards_push(g, to);
         else
             s[to++] = text[i];
+    }
+    if (!is_good) {
+        free(s);
+        free(g->at);
+        *g = (struct guards){0};
+        return false;
     }
     s[to] = 0;
     *out = s;
@@ -99,22 +128,26 @@ static bool find_holder(const char *s, size_t n, char holder[HOLDER_BYTES])
     return false;
 }
 
-static void take_holders(const char *s, size_t n, const char *holder, struct guards *moved,
-                         char **out, size_t *n_out)
+/* In place: the text becomes shorter. False where there is no memory for the list. */
+static bool take_holders(char *s, size_t *n, const char *holder, struct guards *moved)
 {
-    char *kept = xmalloc(n + 1);
     size_t to = 0;
-    for (size_t i = 0; i < n;) {
-        if (n - i >= HOLDER_BYTES && memcmp(s + i, holder, HOLDER_BYTES) == 0) {
-            guards_push(moved, to);
+    for (size_t i = 0; i < *n;) {
+        if (*n - i >= HOLDER_BYTES && memcmp(s + i, holder, HOLDER_BYTES) == 0) {
+            if (!guards_push(moved, to))
+                return false;
             i += HOLDER_BYTES;
         } else {
-            kept[to++] = s[i++];
+            s[to++] = s[i++];
         }
     }
-    kept[to] = 0;
-    *out = kept;
-    *n_out = to;
+    *n = to;
+    return true;
+}
+
+static int no_memory(size_t n, struct err *err)
+{
+    return err_set(err, -ENOMEM, "no memory to normalize a text of %zu bytes", n);
 }
 
 int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
@@ -134,8 +167,10 @@ int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s
         return err_set(err, ERR_UNSUPPORTED,
                        "a text with special tokens contains every noncharacter from U+FDD0 "
                        "to U+FDEF");
-    char *held = xmalloc(n + (last - first) * HOLDER_BYTES + 1), *normal = NULL;
+    char *held = mem_try(n + (last - first) * HOLDER_BYTES + 1), *normal = NULL;
     size_t to = 0, n_normal = 0;
+    if (held == NULL)
+        return no_memory(n, err);
     for (size_t i = 0; i < n; i++) {
         for (; first < last && g->at[first] == s_at + i; first++, to += HOLDER_BYTES)
             memcpy(held + to, holder, HOLDER_BYTES);
@@ -143,9 +178,14 @@ int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s
     }
     int rc = tokenizer_normalize(j->normalizers, j->n_normalizers, held, to, &normal,
                                  &n_normal, err);
-    if (rc == 0)
-        take_holders(normal, n_normal, holder, moved, out, n_out);
-    free(normal);
     free(held);
-    return rc;
+    if (rc == 0 && !take_holders(normal, &n_normal, holder, moved))
+        rc = no_memory(n, err);
+    if (rc != 0) {
+        free(normal);
+        return rc;
+    }
+    *out = normal;
+    *n_out = n_normal;
+    return 0;
 }

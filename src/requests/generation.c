@@ -307,10 +307,32 @@ static void read_choice(struct choice *ch, struct hcache_delta *d)
 {
     hcache_ticket_read(ch->ticket, d);
     ch->n_cached = d->cached_tokens;
-    if (d->logprobs != NULL)
-        textbuf_add(&ch->logprobs, d->logprobs,
-                    (size_t)d->n_ids * (size_t)(1 + ch->gen->params.n_top) *
-                        sizeof *d->logprobs);
+    size_t n = (size_t)d->n_ids * (size_t)(1 + ch->gen->params.n_top) * sizeof *d->logprobs;
+    ch->lacks_logprobs |= d->logprobs != NULL &&
+                          !textbuf_try_add(&ch->logprobs, d->logprobs, n);
+}
+
+static int no_memory(struct fault *f)
+{
+    return fault_refuse(f, -ENOMEM, NULL,
+                        "there is no memory for the answer; try again later, or ask for "
+                        "fewer tokens or log-probabilities at once");
+}
+
+/* A whole answer is built as values and then as text: by measure at most 300 bytes for each
+ * log-probability, and 8 times its text. Whoever sends the answer ends the pledge. */
+static int pledge_answer(const struct generation *g, struct fault *f)
+{
+    enum { FREE_BYTES = 64 << 10, LOGPROB_BYTES = 400, TEXT_TIMES = 8 };
+    size_t n = 0;
+    for (int i = 0; i < g->n; i++) {
+        const struct choice *ch = &g->choice[i];
+        if (ch->lacks_logprobs)
+            return no_memory(f);
+        n += TEXT_TIMES * ch->result.n_text +
+             ch->logprobs.n / sizeof(struct hcache_logprob) * LOGPROB_BYTES;
+    }
+    return n <= FREE_BYTES || mem_pledge(n, NULL) == 0 ? 0 : no_memory(f);
 }
 
 static int keep(struct generation *g, struct fault *f)
@@ -347,7 +369,7 @@ int generation_answer(struct generation *g, struct json **answer, struct fault *
         if (take_result(&g->choice[i], f) != 0)
             return -1;
     }
-    if (keep(g, f) != 0)
+    if (pledge_answer(g, f) != 0 || keep(g, f) != 0)
         return -1;
     *answer = g->dialect->answer(g);
     return 0;
@@ -387,6 +409,11 @@ static void stream_choice(struct generation *g, struct choice *ch, struct textbu
     read_choice(ch, &d);
     if (g->params.tools != NULL)
         hold_back(ch, &d);
+    if (ch->lacks_logprobs) {
+        (void)no_memory(&f);
+        stream_fault(g, &f, out);
+        return;
+    }
     if (d.n_text > 0)
         g->dialect->piece(g, ch, d.text, d.n_text, out);
     if (!d.ended)

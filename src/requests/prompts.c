@@ -10,23 +10,24 @@
 
 /* --- chats ------------------------------------------------------------------------------------ */
 
-static int read_chat(const struct client *c, const struct gen_params *p, struct prompts *ps,
-                     struct fault *f)
+static int render_chat(const struct client *c, const struct gen_params *p,
+                       struct prompts *ps, struct fault *f)
 {
-    struct hcache_err err = {0};
     struct chat_source source = {.messages = p->messages,
                                  .tools = p->tools,
                                  .kwargs = p->kwargs,
                                  .plain = c->plain_chat,
                                  .parse_special = c->parse_special};
     int rc = prompt_render(c->h, &source, &ps->text, f);
-    if (rc == 0)
-        rc = prompt_fits(c->h, ps->text.text, ps->text.n, "messages", f);
-    if (rc != 0)
-        return rc;
+    return rc == 0 ? prompt_fits(c->h, ps->text.text, ps->text.n, "messages", f) : rc;
+}
+
+static int encode_chat(const struct client *c, struct prompts *ps, struct fault *f)
+{
+    struct hcache_err err = {0};
     if (retoken_encode(c->h, c->answers, c->salt, &ps->text, &ps->p[0], ps->what, &err) !=
         0)
-        return fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+        return fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     ps->n = 1;
     return 0;
 }
@@ -48,7 +49,7 @@ static int add_text(struct hcache *h, struct prompts *ps, const struct json *v,
         return -1;
     if (hcache_encode(h, text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL, &p->ids, &p->n,
                       &err) != 0)
-        return fault_set(f, 400, NULL, "prompt", "'prompt': %s", err.msg);
+        return fault_refuse(f, err.code, "prompt", "'prompt': %s", err.msg);
     ps->n++;
     return 0;
 }
@@ -87,12 +88,18 @@ static int read_texts(struct hcache *h, const struct json *v, struct prompts *ps
 
 /* --- both ------------------------------------------------------------------------------------- */
 
-int prompts_read(const struct client *c, const struct gen_params *p, struct prompts *out,
-                 struct fault *f)
+int prompts_read(const struct client *c, struct gen_params *p, struct json *body,
+                 struct prompts *out, struct fault *f)
 {
     *out = (struct prompts){0};
-    return p->kind == REQUEST_CHAT ? read_chat(c, p, out, f)
-                                   : read_texts(c->h, p->prompt, out, f);
+    if (p->kind != REQUEST_CHAT)
+        return read_texts(c->h, p->prompt, out, f);
+    int rc = render_chat(c, p, out, f);
+    if (body != NULL) {
+        p->messages = NULL;
+        json_drop(body, "messages");
+    }
+    return rc == 0 ? encode_chat(c, out, f) : rc;
 }
 
 void prompts_deinit(struct prompts *ps)

@@ -20,7 +20,8 @@ struct choice {
     struct json *calls; /* content and tool_calls; NULL: none, or not known yet */
     /* read, and not yet sent: struct hcache_logprob [][1 + n_top] */
     struct textbuf logprobs;
-    int64_t n_chars; /* of all tokens sent: text_offset */
+    bool lacks_logprobs; /* there was no memory for them */
+    int64_t n_chars;     /* of all tokens sent: text_offset */
 };
 
 struct generation {

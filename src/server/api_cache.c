@@ -47,7 +47,7 @@ static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *
     return hcache_encode(call_model(c), text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL,
                          &out->ids, &out->n, &err) == 0
                ? 0
-               : fault_set(f, 400, NULL, "prompt", "'prompt': %s", err.msg);
+               : fault_refuse(f, err.code, "prompt", "'prompt': %s", err.msg);
 }
 
 static int from_messages(struct call *c, const struct json *body, struct prompt_ids *out,
@@ -68,7 +68,7 @@ static int from_messages(struct call *c, const struct json *body, struct prompt_
         rc = prompt_fits(call_model(c), text.text, text.n, "messages", f);
     if (rc == 0 &&
         retoken_encode(call_model(c), c->s->answers, c->salt, &text, out, what, &err) != 0)
-        rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+        rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     prompt_text_deinit(&text);
     return rc;
 }

@@ -16,7 +16,7 @@ static void complete(struct call *c, unsigned kind)
     struct client client = call_client(c);
     if (request_parse(body, kind, &p, &f) != 0 ||
         client_check_model(&client, p.model, &f) != 0 ||
-        prompts_read(&client, &p, &ps, &f) != 0) {
+        prompts_read(&client, &p, c->json, &ps, &f) != 0) {
         prompts_deinit(&ps);
         call_fault(c, &f);
         return;

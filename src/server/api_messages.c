@@ -306,7 +306,18 @@ static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_m
     return rc == 0 ? same : prompt->n;
 }
 
-static int make_prompt(struct call *c, const struct gen_params *p, struct dialog_text *d,
+/* The text is there: what it was made of is not wanted any more, unless a part of it is rendered again. */
+static void forget_messages(struct call *c, struct gen_params *p, struct dialog_text *d)
+{
+    if (d->n > 0)
+        return;
+    json_free(d->messages);
+    d->messages = NULL;
+    json_drop(c->json, "messages");
+    p->messages = NULL;
+}
+
+static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text *d,
                        struct prompt_ids *prompt, struct prompt_text *text, char *what,
                        struct fault *f)
 {
@@ -316,9 +327,11 @@ static int make_prompt(struct call *c, const struct gen_params *p, struct dialog
         rc = render(c, d->messages, d, p->kwargs, text, f);
     if (rc == 0)
         rc = prompt_fits(call_model(c), text->text, text->n, "messages", f);
+    if (rc == 0)
+        forget_messages(c, p, d);
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,
                                   &err) != 0)
-        rc = fault_set(f, 400, NULL, "messages", "'messages': %s", err.msg);
+        rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     for (int i = 0; rc == 0 && i < d->n; i++)
         d->at[i].n_tokens = tokens_before(c, d, d->at[i].n_messages, p->kwargs, prompt);
     return rc;

@@ -1,4 +1,6 @@
 /* api_misc.c - the routes, and the small ones among them: models, tokens, health, the API itself. */
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,17 +108,30 @@ static int read_flag(const struct json *body, const char *name, bool *io, struct
                : fault_set(f, 400, NULL, name, "%s", err.msg);
 }
 
+/* As text at once: a value for each of a million ids would take ten times as much. */
 static void answer_tokens(struct call *c, const int32_t *ids, int n)
 {
     struct hcache_model_info info;
-    struct json *o = json_new_object(), *list = json_new_array();
+    struct textbuf out = {0};
+    struct fault f;
+    char text[64];
     hcache_model_info(call_model(c), &info);
-    for (int i = 0; i < n; i++)
-        json_push_int(list, ids[i]);
-    json_put_int(o, "count", n);
-    json_put_int(o, "max_model_len", info.max_context);
-    json_put(o, "tokens", list);
-    call_json(c, 200, o);
+    int len = snprintf(text, sizeof text, "{\"count\":%d,\"max_model_len\":%d,\"tokens\":[",
+                       n, info.max_context);
+    bool has_room = textbuf_try_add(&out, text, (size_t)len);
+    for (int i = 0; i < n && has_room; i++) {
+        len = snprintf(text, sizeof text, "%s%d", i > 0 ? "," : "", (int)ids[i]);
+        has_room = textbuf_try_add(&out, text, (size_t)len);
+    }
+    if (has_room && textbuf_try_add(&out, "]}", 2)) {
+        call_text(c, 200, "application/json", "");
+        textbuf_free(&c->out);
+        c->out = out;
+        return;
+    }
+    textbuf_free(&out);
+    fault_refuse(&f, -ENOMEM, NULL, "there is no memory for an answer of %d tokens", n);
+    call_fault(c, &f);
 }
 
 /* Longer texts than a prompt can be may be counted, within reason. */
@@ -156,7 +171,7 @@ void api_tokenize(struct call *c)
         rc = check_text(call_model(c), text, n, &f);
     unsigned flags = (add ? HCACHE_ADD_SPECIAL : 0u) | (parse ? HCACHE_PARSE_SPECIAL : 0u);
     if (rc == 0 && hcache_encode(call_model(c), text, n, flags, &ids, &n_ids, &err) != 0)
-        rc = fault_set(&f, 400, NULL, "content", "%s", err.msg);
+        rc = fault_refuse(&f, err.code, "content", "%s", err.msg);
     if (rc == 0)
         answer_tokens(c, ids, n_ids);
     else
@@ -201,7 +216,11 @@ void api_detokenize(struct call *c)
     if (rc == 0)
         rc = check_growth(c, ids, n_ids, &f);
     if (rc == 0 && hcache_decode(call_model(c), ids, n_ids, &text, &n, &err) != 0)
-        rc = fault_set(&f, 400, NULL, "tokens", "%s", err.msg);
+        rc = fault_refuse(&f, err.code, "tokens", "%s", err.msg);
+    /* Twice a value, and a text that doubles: a control character has six bytes there. */
+    if (rc == 0 && mem_pledge(16 * n + (64 << 10), NULL) != 0)
+        rc = fault_refuse(&f, -ENOMEM, NULL, "there is no memory for a text of %zu bytes",
+                          n);
     if (rc == 0) {
         struct json *o = json_new_object();
         json_put_bytes(o, "content", text, n);

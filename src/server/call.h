@@ -79,7 +79,7 @@ struct call {
     const char *salt;  /* of the key that was shown */
     char *allowed_origin; /* the page that may read the answer; NULL: none */
     int64_t hold_ns;      /* the answer goes out so much later */
-    bool begun, answered, too_big, is_counted, is_watched, is_sent;
+    bool begun, answered, too_big, no_memory, is_counted, is_watched, is_sent;
 
     struct textbuf body; /* empty once it is parsed */
     struct json *json;   /* the body, parsed */

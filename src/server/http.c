@@ -354,6 +354,7 @@ static enum MHD_Result send_when_done(struct call *c)
         call_json(c, 200, answer);
     else
         call_fault(c, &f);
+    mem_unpledge();
     return send_answer(c);
 }
 
@@ -473,6 +474,7 @@ static void dispatch(struct call *c)
         watch_deadline(c->watch, 0);
         if (thread == CALL_HTTP) {
             c->route->answer(c);
+            mem_unpledge();
             return;
         }
         if (worker_take(thread == CALL_TEXT ? c->s->text : c->s->disk, c))

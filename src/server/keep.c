@@ -15,6 +15,8 @@ int keep_fault(const struct err *err, struct fault *f)
         return fault_set(f, 507, "disk_full", NULL,
                          "%s; delete conversations, or make room on the disk", err->msg);
     switch (err->code) {
+    case -ENOMEM:
+        return fault_refuse(f, err->code, NULL, "%s", err->msg);
     case ERR_NOT_FOUND:
         return fault_set(f, 404, "not_found", NULL, "%s", err->msg);
     case ERR_LIMIT:

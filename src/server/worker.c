@@ -84,6 +84,7 @@ static void run_job(const struct job *j)
     if (j->call != NULL) {
         if (call_is_wanted(j->call))
             j->call->route->answer(j->call);
+        mem_unpledge();
         call_done(j->call);
     } else {
         j->run(j->arg);

@@ -70,39 +70,36 @@ bool dialog_has_tools(const struct dialog *k)
 static int render_guarded(const struct dialog *k, const struct chat_request *r, char **text,
                           size_t *n_text, struct err *err)
 {
-    char *rendered = NULL;
     uint8_t *foreign = NULL;
-    size_t n = 0;
-    int rc = chat_render_traced(k->template, r, &rendered, &n, &foreign, err);
+    int rc = chat_render_traced(k->template, r, text, n_text, &foreign, err);
     if (rc == 0)
-        tokenizer_guard(k->tokenizer, rendered, n, foreign, text, n_text);
+        rc = tokenizer_guard(k->tokenizer, text, n_text, foreign, err);
     free(foreign);
-    free(rendered);
     return rc;
 }
 
-int dialog_render(const struct dialog *k, const char *request, size_t n, bool guarded,
-                  char **text, size_t *n_text, struct err *err)
+int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char **text,
+                  size_t *n_text, struct err *err)
 {
-    struct json *j = NULL;
     struct tm now;
     time_t seconds = (time_t)clock_wall_s();
-    int rc = json_parse(&j, request, n, "the conversation", err);
-    if (rc != 0)
-        return rc;
     localtime_r(&seconds, &now);
-    const struct json *tools = json_member(j, "tools"),
-                      *vars = json_member(j, "chat_template_kwargs");
-    struct chat_request r = {.messages = json_member(j, "messages"),
-                             .tools = json_kind(tools) == JSON_KIND_ARRAY ? tools : NULL,
-                             .kwargs = json_kind(vars) == JSON_KIND_OBJECT ? vars : NULL,
+    bool has_tools = json_kind(chat->tools) == JSON_KIND_ARRAY;
+    bool has_vars = json_kind(chat->kwargs) == JSON_KIND_OBJECT;
+    struct chat_request r = {.messages = chat->messages,
+                             .tools = has_tools ? chat->tools : NULL,
+                             .kwargs = has_vars ? chat->kwargs : NULL,
                              .add_generation_prompt = true,
                              .bos_token = k->bos,
                              .eos_token = k->eos,
                              .now = &now};
-    rc = guarded ? render_guarded(k, &r, text, n_text, err)
-                 : chat_render(k->template, &r, text, n_text, err);
-    json_free(j);
+    *text = NULL;
+    int rc = chat->guarded ? render_guarded(k, &r, text, n_text, err)
+                           : chat_render(k->template, &r, text, n_text, err);
+    if (rc != 0) {
+        free(*text);
+        *text = NULL;
+    }
     return rc;
 }
 

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "hcache.h"
 #include "model/tokenizer.h"
 
 struct dialog;
@@ -18,9 +19,9 @@ void dialog_close(struct dialog *k); /* NULL is allowed */
 
 bool dialog_has_tools(const struct dialog *k);
 
-/* As hcache_chat_render, or with `guarded` as hcache_chat_render_guarded. */
-int dialog_render(const struct dialog *k, const char *request, size_t n, bool guarded,
-                  char **text, size_t *n_text, struct err *err);
+/* As hcache_chat_render_parsed. */
+int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char **text,
+                  size_t *n_text, struct err *err);
 bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **json);
 size_t dialog_text_bytes(const struct dialog *k, const char *text, size_t n);
 

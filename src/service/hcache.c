@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/json.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -270,15 +271,31 @@ int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text
                                       hcache_inner(err));
 }
 
-static int render(const struct hcache *h, const char *request, size_t n, bool guarded,
-                  char **text, size_t *n_text, struct hcache_err *err)
+int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
+                              char **text, size_t *n_text, struct hcache_err *err)
 {
     if (h->dialog_err.code != 0)
         return err_set(hcache_inner(err), h->dialog_err.code, "%s", h->dialog_err.msg);
     if (h->dialog == NULL)
         return err_set(hcache_inner(err), ERR_UNSUPPORTED, "%s has no chat template",
                        h->k.model->source);
-    return dialog_render(h->dialog, request, n, guarded, text, n_text, hcache_inner(err));
+    return dialog_render(h->dialog, chat, text, n_text, hcache_inner(err));
+}
+
+static int render(const struct hcache *h, const char *request, size_t n, bool guarded,
+                  char **text, size_t *n_text, struct hcache_err *err)
+{
+    struct json *j = NULL;
+    int rc = json_parse(&j, request, n, "the conversation", hcache_inner(err));
+    if (rc != 0)
+        return rc;
+    const struct hcache_chat chat = {.messages = json_member(j, "messages"),
+                                     .tools = json_member(j, "tools"),
+                                     .kwargs = json_member(j, "chat_template_kwargs"),
+                                     .guarded = guarded};
+    rc = hcache_chat_render_parsed(h, &chat, text, n_text, err);
+    json_free(j);
+    return rc;
 }
 
 int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
@@ -297,7 +314,10 @@ void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out
                   size_t *n_out)
 {
     CHECK(h->tokenizer != NULL); /* there is no chat without one */
-    tokenizer_guard(h->tokenizer, text, n, NULL, out, n_out);
+    *out = xmemdup(text, n);
+    *n_out = n;
+    if (tokenizer_guard(h->tokenizer, out, n_out, NULL, NULL) != 0)
+        *n_out = 0; /* no memory: a text without guards must not pass for one with them */
 }
 
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json)

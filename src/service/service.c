@@ -510,18 +510,35 @@ static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g
     t->req.shaping = &t->shaping;
 }
 
+/* What grows with the prompt and the answer. False where there is no memory. */
+static bool reserve_tokens(struct hcache_ticket *t, const struct request *q,
+                           const struct hcache_request *r)
+{
+    /* More than the context holds is refused at admission; it must not cost memory until then. */
+    bool bounded = q->truncation.context == 0 && q->max_tokens > t->service->o.max_context;
+    size_t max = (size_t)(bounded ? t->service->o.max_context : q->max_tokens);
+    size_t width = 1 + (size_t)r->n_top, n = (size_t)q->n_prompt * sizeof *t->prompt;
+    t->prompt = mem_try(n);
+    t->ids = mem_try_calloc(max + 1, sizeof *t->ids);
+    if (r->logprobs)
+        t->logprobs = mem_try_calloc(max * width + 1, sizeof *t->logprobs);
+    if (t->prompt == NULL || t->ids == NULL || (r->logprobs && t->logprobs == NULL))
+        return false;
+    memcpy(t->prompt, q->prompt, n);
+    return true;
+}
+
+/* NULL where there is no memory for its tokens. */
 static struct hcache_ticket *ticket_create(struct service *s, const struct request *q,
                                            const struct hcache_request *r)
 {
     struct hcache_ticket *t = xcalloc(1, sizeof *t);
-    /* More than the context holds is refused at admission; it must not cost memory until then. */
-    bool bounded = q->truncation.context == 0 && q->max_tokens > s->o.max_context;
-    size_t max = (size_t)(bounded ? s->o.max_context : q->max_tokens);
-    size_t width = 1 + (size_t)r->n_top;
     t->service = s;
     t->req = *q;
-    t->prompt = xmalloc((size_t)q->n_prompt * sizeof *t->prompt);
-    memcpy(t->prompt, q->prompt, (size_t)q->n_prompt * sizeof *t->prompt);
+    if (!reserve_tokens(t, q, r)) {
+        ticket_destroy(t);
+        return NULL;
+    }
     t->req.prompt = t->prompt;
     t->req.salt = t->salt = q->salt != NULL ? xstrdup(q->salt) : NULL;
     t->req.plan = t->plan = q->plan != NULL ? xstrdup(q->plan) : NULL;
@@ -538,9 +555,6 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
     t->wants_progress = r->on_prompt != NULL;
     t->n_top = r->logprobs ? r->n_top : 0;
     t->n_vocab = s->o.n_vocab;
-    t->ids = xcalloc(max + 1, sizeof *t->ids);
-    if (r->logprobs)
-        t->logprobs = xcalloc(max * width + 1, sizeof *t->logprobs);
     t->tokenizer = s->o.tokenizer;
     if (t->tokenizer != NULL) {
         t->stream = tokenizer_stream_create(t->tokenizer, true);
@@ -559,6 +573,9 @@ int service_submit(struct service *s, const struct request *q,
     if (rc != 0)
         return rc;
     struct hcache_ticket *t = ticket_create(s, q, r);
+    if (t == NULL)
+        return err_set(err, -ENOMEM, "no memory for a prompt of %d tokens and its answer",
+                       q->n_prompt);
     t->wants_durable = durable;
     t->notify = r->notify;
     t->notify_arg = r->arg;

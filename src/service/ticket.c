@@ -144,24 +144,30 @@ static void describe_timings(const struct outcome *o, int64_t queue_ns,
 }
 
 /* No text where the model has no tokenizer; else the text as it was shown, and its tokens. */
-static void describe_text(const struct hcache_ticket *t, struct hcache_result *r)
+static int describe_text(const struct hcache_ticket *t, struct hcache_result *r,
+                         struct err *err)
 {
-    r->token_ids = xmalloc(((size_t)t->n_ids + 1) * sizeof *r->token_ids);
+    r->token_ids = mem_try(((size_t)t->n_ids + 1) * sizeof *r->token_ids);
+    if (t->stream != NULL)
+        r->text = mem_try(t->n_text + 1);
+    if (r->token_ids == NULL || (t->stream != NULL && r->text == NULL))
+        return err_set(err, -ENOMEM, "no memory for an answer of %d tokens", t->n_ids);
     memcpy(r->token_ids, t->ids, (size_t)t->n_ids * sizeof *r->token_ids);
     r->n_tokens = t->n_ids;
     if (t->stream == NULL)
-        return;
-    r->text = xmalloc(t->n_text + 1);
+        return 0;
     memcpy(r->text, t->text, t->n_text);
     r->text[t->n_text] = 0;
     r->n_text = t->n_text;
+    return 0;
 }
 
 void ticket_describe(struct hcache_ticket *t)
 {
     struct hcache_result *r = &t->result;
     *r = (struct hcache_result){.prompt_tokens = t->req.n_prompt, .finish = "cancelled"};
-    describe_text(t, r);
+    if (describe_text(t, r, &t->err) != 0)
+        return;
     if (t->seq == NULL) { /* it never ran */
         r->timings.queue_ms = ms(t->t_admit - t->t_submit);
         return;

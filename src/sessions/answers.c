@@ -71,17 +71,22 @@ static uint32_t hash_short(uint64_t h)
     return (uint32_t)(h >> 32);
 }
 
-static char *key_of(const char *salt, const char *text, size_t n_text, size_t *n)
+/* What is hashed: the salt, a zero byte, and a text of up to two parts.  It is not copied together: a text
+ * may have megabytes. */
+enum { KEY_PARTS = 4 };
+
+struct key {
+    const char *part[KEY_PARTS];
+    size_t n_part[KEY_PARTS];
+    size_t n;
+};
+
+static struct key key_of(const char *salt, const struct answers_text *t)
 {
     size_t n_salt = salt != NULL ? strlen(salt) : 0;
-    char *key = xmalloc(n_salt + 1 + n_text + 1);
-    if (n_salt > 0)
-        memcpy(key, salt, n_salt);
-    key[n_salt] = 0;
-    memcpy(key + n_salt + 1, text, n_text);
-    *n = n_salt + 1 + n_text;
-    key[*n] = 0;
-    return key;
+    return (struct key){.part = {n_salt > 0 ? salt : "", "", t->text, t->more},
+                        .n_part = {n_salt, 1, t->n_text, t->n_more},
+                        .n = n_salt + 1 + t->n_text + t->n_more};
 }
 
 static struct sha256 digest(const char *tag, const void *bytes, size_t n)
@@ -89,6 +94,40 @@ static struct sha256 digest(const char *tag, const void *bytes, size_t n)
     struct sha256_ctx *c = sha256_begin();
     sha256_field(c, tag, bytes, n);
     return sha256_end(c);
+}
+
+/* Of the key's first n bytes. */
+static struct sha256 digest_key(const struct key *k, size_t n)
+{
+    struct sha256_ctx *c = sha256_begin();
+    sha256_field_begin(c, "answer", n);
+    for (int i = 0; i < KEY_PARTS; i++) {
+        size_t most = n < k->n_part[i] ? n : k->n_part[i];
+        if (most > 0)
+            sha256_add(c, k->part[i], most);
+        n -= most;
+    }
+    return sha256_end(c);
+}
+
+/* Walks over the key's bytes: the hash of its first `at`. */
+struct key_hash {
+    const struct key *k;
+    size_t at, in_part;
+    int part;
+    uint64_t hash;
+};
+
+static uint32_t hash_to(struct key_hash *h, size_t n)
+{
+    for (; h->at < n; h->at++) {
+        while (h->in_part == h->k->n_part[h->part]) {
+            h->part++;
+            h->in_part = 0;
+        }
+        h->hash = hash_step(h->hash, h->k->part[h->part][h->in_part++]);
+    }
+    return hash_short(h->hash);
 }
 
 static struct sha256 name_of(const struct sha256 *seal)
@@ -369,25 +408,29 @@ void answers_stats(struct answers *m, struct answers_stats *out)
 
 /* --- putting and finding ---------------------------------------------------------------------- */
 
-void answers_put(struct answers *m, const char *salt, const char *text, size_t n_text,
-                 const int32_t *ids, int n_ids)
+void answers_put(struct answers *m, const char *salt, const struct answers_text *text,
+                 const struct answers_ids *ids)
 {
-    struct entry new = {.n_ids = n_ids};
-    char *key = key_of(salt, text, n_text, &new.n);
-    uint64_t hash = 0;
-    for (size_t i = 0; i < new.n; i++)
-        hash = hash_step(hash, key[i]);
-    new.hash = hash_short(hash);
-    struct sha256 seal = digest("answer", key, new.n);
+    const struct key key = key_of(salt, text);
+    struct key_hash hash = {.k = &key};
+    int n_ids = ids->n_prompt + ids->n_answer;
+    struct entry new = {.n = key.n, .n_ids = n_ids, .hash = hash_to(&hash, key.n)};
+    struct sha256 seal = digest_key(&key, key.n);
     new.name = name_of(&seal);
-    new.sealed = xmalloc(((size_t)n_ids + 1) * sizeof *new.sealed);
-    memcpy(new.sealed, ids, (size_t)n_ids * sizeof *ids);
+    if (record_bytes(&new) > m->o.max_bytes)
+        return;
+    new.sealed = mem_try(((size_t)n_ids + 1) * sizeof *new.sealed);
+    if (new.sealed == NULL)
+        return; /* it is not remembered: its text is tokenized when it comes back */
+    memcpy(new.sealed, ids->prompt, (size_t)ids->n_prompt * sizeof *ids->prompt);
+    if (ids->n_answer > 0)
+        memcpy(new.sealed + ids->n_prompt, ids->answer,
+               (size_t)ids->n_answer * sizeof *ids->answer);
     seal_ids(&seal, new.sealed, new.sealed, n_ids);
     pthread_mutex_lock(&m->lock);
     if (remember(m, &new))
         append(m, &new);
     pthread_mutex_unlock(&m->lock);
-    free(key);
 }
 
 /* The short hash of the text's first n bytes. */
@@ -403,25 +446,20 @@ static int by_length(const void *a, const void *b)
 }
 
 /* Those beginnings of the key that are as long as an entry, in order: *out is the caller's. */
-static int hash_beginnings(struct answers *m, const char *key, size_t n,
-                           struct beginning **out)
+static int hash_beginnings(struct answers *m, const struct key *key, struct beginning **out)
 {
     struct beginning *list = xcalloc((size_t)m->o.max_entries + 1, sizeof *list);
     int n_list = 0;
     pthread_mutex_lock(&m->lock);
     for (int i = 0; i < m->o.max_entries; i++) {
-        if (m->entry[i].n != 0 && m->entry[i].n <= n)
+        if (m->entry[i].n != 0 && m->entry[i].n <= key->n)
             list[n_list++].n = m->entry[i].n;
     }
     pthread_mutex_unlock(&m->lock);
     qsort(list, (size_t)n_list, sizeof *list, by_length);
-    uint64_t hash = 0;
-    size_t at = 0;
-    for (int i = 0; i < n_list; i++) {
-        for (; at < list[i].n; at++)
-            hash = hash_step(hash, key[at]);
-        list[i].hash = hash_short(hash);
-    }
+    struct key_hash hash = {.k = key};
+    for (int i = 0; i < n_list; i++)
+        list[i].hash = hash_to(&hash, list[i].n);
     *out = list;
     return n_list;
 }
@@ -446,28 +484,29 @@ static struct entry *candidate(struct answers *m, const struct beginning *list, 
 bool answers_find(struct answers *m, const char *salt, const char *text, size_t n_text,
                   size_t *n_found, int32_t **ids, int *n_ids)
 {
-    size_t n;
-    char *key = key_of(salt, text, n_text, &n);
+    const struct key key = key_of(salt,
+                                  &(struct answers_text){.text = text, .n_text = n_text});
     struct beginning *list;
-    int n_list = hash_beginnings(m, key, n, &list);
+    int n_list = hash_beginnings(m, &key, &list);
     struct entry *e;
     bool found = false;
     pthread_mutex_lock(&m->lock);
-    for (size_t below = n + 1; !found && (e = candidate(m, list, n_list, below)) != NULL;
-         below = e->n) {
-        struct sha256 seal = digest("answer", key, e->n), name = name_of(&seal);
+    for (size_t below = key.n + 1;
+         !found && (e = candidate(m, list, n_list, below)) != NULL; below = e->n) {
+        struct sha256 seal = digest_key(&key, e->n), name = name_of(&seal);
         if (memcmp(&name, &e->name, sizeof name) != 0)
             continue;
+        uint32_t *open = mem_try(((size_t)e->n_ids + 1) * sizeof *open);
+        if (open == NULL)
+            break; /* as if it were not remembered */
         found = true;
         e->used = ++m->clock;
-        *n_found = e->n - (n - n_text);
+        *n_found = e->n - (key.n - n_text);
         *n_ids = e->n_ids;
-        uint32_t *open = xmalloc(((size_t)e->n_ids + 1) * sizeof *open);
         seal_ids(&seal, open, e->sealed, e->n_ids);
         *ids = (int32_t *)open;
     }
     pthread_mutex_unlock(&m->lock);
-    free(key);
     free(list);
     return found;
 }

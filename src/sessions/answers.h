@@ -36,9 +36,20 @@ int answers_open(const struct answers_opts *o, struct answers **out, struct err 
 /* What was put is in the file, and durable. NULL is allowed. */
 void answers_close(struct answers *m);
 
-/* Copies all of it.  A text that is there already gets the new tokens. salt NULL: none. */
-void answers_put(struct answers *m, const char *salt, const char *text, size_t n_text,
-                 const int32_t *ids, int n_ids);
+/* A text in two parts: a prompt, and the answer behind it. */
+struct answers_text {
+    const char *text, *more;
+    size_t n_text, n_more;
+};
+/* Its tokens, in two parts. */
+struct answers_ids {
+    const int32_t *prompt, *answer;
+    int n_prompt, n_answer;
+};
+/* Copies the tokens.  A text that is there already gets the new ones. salt NULL: none.  Without memory
+ * nothing is remembered. */
+void answers_put(struct answers *m, const char *salt, const struct answers_text *text,
+                 const struct answers_ids *ids);
 
 /* The longest remembered beginning of the text: *n_found bytes of it are *ids (the caller frees them).
  * False where there is none. */

@@ -164,7 +164,7 @@ int draft_render(struct draft *d, const struct hcache *h, const struct draft_opt
     if (!o->truncates && prompt_fits(h, d->text.text, d->text.n, o->param, f) != 0)
         return -1;
     if (tokenize(d, h, &err) != 0)
-        return fault_set(f, 400, NULL, o->param, "'%s': %s", o->param, err.msg);
+        return fault_refuse(f, err.code, o->param, "'%s': %s", o->param, err.msg);
     return 0;
 }
 

@@ -1,6 +1,7 @@
 /* fault.c - see fault.h. */
 #include "sessions/fault.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -24,6 +25,18 @@ int fault_set(struct fault *f, int status, const char *code, const char *param,
     vsnprintf(f->message, sizeof f->message, fmt, ap);
     va_end(ap);
     return -1;
+}
+
+int fault_refuse(struct fault *f, int rc, const char *param, const char *fmt, ...)
+{
+    char message[sizeof f->message];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(message, sizeof message, fmt, ap);
+    va_end(ap);
+    bool is_short = rc == -ENOMEM;
+    return fault_set(f, is_short ? 503 : 400, is_short ? "out_of_memory" : NULL, param,
+                     "%s", message);
 }
 
 struct json *fault_json(const struct fault *f)

@@ -15,6 +15,9 @@ struct fault {
 /* Returns -1. Fills *f; the type follows from the status. param NULL: none. */
 int fault_set(struct fault *f, int status, const char *code, const char *param,
               const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* The same for a request that failed with the code rc: 503 out_of_memory for -ENOMEM, else 400. */
+int fault_refuse(struct fault *f, int rc, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 /* Returns {"error": {...}}. */
 struct json *fault_json(const struct fault *f);
 

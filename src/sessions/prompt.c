@@ -94,21 +94,6 @@ static void plain_text(const struct json *messages, struct prompt_text *out)
     out->n = text.n;
 }
 
-/* What of the request the template wants, as JSON text. */
-static void chat_request(const struct chat_source *s, struct textbuf *out)
-{
-    const struct json *values[] = {s->messages, s->tools, s->kwargs};
-    static const char *const names[] = {
-        "{\"messages\":", ",\"tools\":", ",\"chat_template_kwargs\":"};
-    for (int i = 0; i < 3; i++) {
-        if (values[i] == NULL)
-            continue;
-        textbuf_add(out, names[i], strlen(names[i]));
-        json_append(values[i], 0, out);
-    }
-    textbuf_add(out, "}", 1);
-}
-
 static int render_plain(const struct chat_source *s, struct prompt_text *out,
                         struct fault *f)
 {
@@ -210,7 +195,6 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
 {
     struct hcache_err err = {0};
     struct hcache_model_info info;
-    struct textbuf request = {0};
     hcache_model_info(h, &info);
     *out = (struct prompt_text){.flags = HCACHE_ADD_SPECIAL};
     if (s->tools != NULL && !info.has_tools)
@@ -227,12 +211,11 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
         return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
     if (check_history(h, s, info.max_context, f) != 0)
         return -1;
-    chat_request(s, &request);
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
-    int rc = s->parse_special
-                 ? hcache_chat_render(h, request.p, request.n, &out->text, &out->n, &err)
-                 : hcache_chat_render_guarded(h, request.p, request.n, &out->text, &out->n,
-                                              &err);
-    textbuf_free(&request);
-    return rc == 0 ? 0 : fault_set(f, 400, NULL, "messages", "%s", err.msg);
+    const struct hcache_chat chat = {.messages = s->messages,
+                                     .tools = s->tools,
+                                     .kwargs = s->kwargs,
+                                     .guarded = !s->parse_special};
+    int rc = hcache_chat_render_parsed(h, &chat, &out->text, &out->n, &err);
+    return rc == 0 ? 0 : fault_refuse(f, rc, "messages", "%s", err.msg);
 }

@@ -10,6 +10,7 @@
  * text's own tokens are used, all of them. */
 #include "sessions/retoken.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,15 +55,30 @@ static int boundary(const struct hcache *h, const struct prompt_ids *p, const ch
     return at == want ? p->n : -1;
 }
 
-static void use_remembered(struct prompt_ids *p, const int32_t *ids, int n_ids, int from)
+static int no_memory(size_t n_tokens, struct hcache_err *err)
 {
-    int rest = p->n - from;
-    int32_t *all = xmalloc(((size_t)n_ids + (size_t)rest + 1) * sizeof *all);
-    memcpy(all, ids, (size_t)n_ids * sizeof *all);
-    memcpy(all + n_ids, p->ids + from, (size_t)rest * sizeof *all);
-    hcache_free(p->ids);
-    p->ids = all;
-    p->n = n_ids + rest;
+    if (err != NULL) {
+        err->code = -ENOMEM;
+        snprintf(err->msg, sizeof err->msg, "no memory for %zu tokens", n_tokens);
+    }
+    return -ENOMEM;
+}
+
+/* In place where it fits. */
+static int use_remembered(struct prompt_ids *p, const int32_t *ids, int n_ids, int from,
+                          struct hcache_err *err)
+{
+    size_t rest = (size_t)(p->n - from), n = (size_t)n_ids + rest;
+    if (n > (size_t)p->n) {
+        int32_t *all = mem_try_realloc(p->ids, (n + 1) * sizeof *all);
+        if (all == NULL)
+            return no_memory(n, err);
+        p->ids = all;
+    }
+    memmove(p->ids + n_ids, p->ids + from, rest * sizeof *ids);
+    memcpy(p->ids, ids, (size_t)n_ids * sizeof *ids);
+    p->n = (int)n;
+    return 0;
 }
 
 static int encode(const struct hcache *h, const struct prompt_text *text, int32_t **ids,
@@ -93,11 +109,11 @@ int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
         same++;
     answers_count(m, from >= 0 || same == n_ids);
     if (from >= 0)
-        use_remembered(out, ids, n_ids, from);
+        rc = use_remembered(out, ids, n_ids, from, err);
     else if (same < n_ids)
         snprintf(what, 200, "retokenised at %d", same);
     free(ids);
-    return 0;
+    return rc;
 }
 
 /* Some tokenizers put a space before a text: here it is none. */
@@ -126,9 +142,7 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
         rc = encode_rest(h, text, n_known, out, err);
         from = 0;
     }
-    if (rc == 0)
-        use_remembered(out, ids, n_ids, from);
-    return rc;
+    return rc == 0 ? use_remembered(out, ids, n_ids, from, err) : rc;
 }
 
 /* As it goes out, and so will come back: JSON has U+FFFD in place of what is no UTF-8. */
@@ -202,16 +216,13 @@ static bool is_whole(const struct hcache *h, const struct hcache_result *r)
 /* Remembers that the prompt with a[0, n) behind it is those tokens. */
 static void remember(const struct hcache *h, struct answers *m, const char *salt,
                      const struct prompt_text *asked, const char *a, size_t n,
-                     const int32_t *ids, int n_ids)
+                     const struct answers_ids *ids)
 {
-    struct textbuf text = {0};
+    struct answers_text text = {.text = asked->text, .n_text = asked->n};
     char *answer;
-    size_t n_answer;
-    prompt_text_answer(h, asked, a, n, &answer, &n_answer);
-    textbuf_add(&text, asked->text, asked->n);
-    textbuf_add(&text, answer, n_answer);
-    answers_put(m, salt, text.p, text.n, ids, n_ids);
-    textbuf_free(&text);
+    prompt_text_answer(h, asked, a, n, &answer, &text.n_more);
+    text.more = answer;
+    answers_put(m, salt, &text, ids);
     hcache_free(answer);
 }
 
@@ -223,18 +234,17 @@ void retoken_remember(const struct hcache *h, struct answers *m, const char *sal
         return;
     size_t begin = 0, end, n_shown;
     char *shown = as_shown(answer->text, answer->n_text, &n_shown);
-    int n_ids = n_prompt + answer->n_tokens;
-    int32_t *ids = xmalloc((size_t)n_ids * sizeof *ids);
-    memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
-    memcpy(ids + n_prompt, answer->token_ids, (size_t)answer->n_tokens * sizeof *ids);
-    remember(h, m, salt, asked, shown, n_shown, ids, n_ids);
+    const struct answers_ids ids = {.prompt = prompt,
+                                    .n_prompt = n_prompt,
+                                    .answer = answer->token_ids,
+                                    .n_answer = answer->n_tokens};
+    remember(h, m, salt, asked, shown, n_shown, &ids);
     end = n_shown;
     while (begin < end && is_blank(shown[begin]))
         begin++;
     while (end > begin && is_blank(shown[end - 1]))
         end--;
     if (end - begin < n_shown && end > begin)
-        remember(h, m, salt, asked, shown + begin, end - begin, ids, n_ids);
+        remember(h, m, salt, asked, shown + begin, end - begin, &ids);
     free(shown);
-    free(ids);
 }

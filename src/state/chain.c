@@ -56,6 +56,16 @@ struct sha256 chain_view_root(const struct chain *c, int64_t cut)
     return sha256_end(h);
 }
 
+bool chain_try_prepare(struct chain *c, int n_chunks)
+{
+    struct sha256 *keys = mem_try_realloc(c->keys, ((size_t)n_chunks + 1) * sizeof *keys);
+    if (keys == NULL)
+        return false;
+    c->keys = keys;
+    c->cap_chunks = n_chunks + 1;
+    return true;
+}
+
 void chain_extend(struct chain *c, const int32_t *tokens, int64_t n_tokens)
 {
     int n = (int)(n_tokens / STORE_CHUNK_TOKENS);

@@ -24,6 +24,8 @@ struct chain {
 void chain_init(struct chain *c, const struct sha256 *fingerprint, const char *salt);
 void chain_deinit(struct chain *c);
 
+/* Room for so many keys without asking for memory later. False where there is no memory. */
+bool chain_try_prepare(struct chain *c, int n_chunks);
 /* Adds the keys of the chunks that tokens[0..n_tokens) completes beyond those already there. The
  * tokens of the earlier chunks must be the ones that were given before. */
 void chain_extend(struct chain *c, const int32_t *tokens, int64_t n_tokens);

@@ -40,6 +40,8 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
 {
     if (ask == MEM_FROM_RESERVE)
         return atomic_fetch_add(&from_reserve, n) + n > RESERVE_BYTES;
+    if (ask == MEM_FROM_PLEDGE)
+        return false;
     return denies(ask == MEM_MAY_FAIL ? MEMTEST_MAY_FAIL : MEMTEST_RESERVED);
 }
 

@@ -98,12 +98,45 @@ static void where_the_reserve_ends_the_program_ends(void **state)
     assert_non_null(strstr(said, "out of memory (1048576 bytes asked for)"));
 }
 
+/* What a thread has pledged serves its own failing allocations, once, and nobody else's. */
+static void a_pledge_is_spent_before_the_reserve(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    memtest_start(MEMTEST_MAY_FAIL, 2, false);
+    assert_int_equal(mem_pledge(1 << 20, &err), 0); /* 1 */
+    char *p = mem_try(1000); /* 2: denied, and served by the pledge */
+    assert_non_null(p);
+    assert_int_equal(memtest_denied(), 1);
+    memtest_start(MEMTEST_MAY_FAIL, 1, false);
+    assert_null(mem_try(1000)); /* it is spent */
+    memtest_start(MEMTEST_RESERVED, 1, false);
+    assert_int_equal(mem_pledge(1 << 20, &err), 0);
+    char *q = xmalloc(1000);
+    assert_int_equal(memtest_denied(), 1);
+    assert_false(mem_is_short()); /* the reserve is untouched */
+    memtest_start(MEMTEST_MAY_FAIL, 1, false);
+    assert_int_equal(mem_pledge(1 << 20, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "1048576 bytes"));
+    assert_int_equal(mem_pledge(1 << 20, &err), 0);
+    mem_unpledge();
+    memtest_start(MEMTEST_RESERVED, 1, false);
+    char *r = xmalloc(1000);
+    assert_true(mem_is_short()); /* without a pledge the reserve serves */
+    memtest_stop();
+    assert_int_equal(mem_check(&err), 0);
+    free(p);
+    free(q);
+    free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_allocation_is_served_from_the_reserve),
         cmocka_unit_test(a_second_reserve_changes_nothing),
         cmocka_unit_test(sizes_that_do_not_fit),
+        cmocka_unit_test(a_pledge_is_spent_before_the_reserve),
         cmocka_unit_test(where_the_reserve_ends_the_program_ends),
     };
     memtest_init();

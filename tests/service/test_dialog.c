@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "format/json.h"
 #include "service/dialog.h"
 #include "tests/base/tempdir.h"
 
@@ -58,10 +59,16 @@ static void messages_become_text(void **state)
     struct err err = {0};
     char *text;
     size_t n;
-    assert_int_equal(dialog_render(k, request, strlen(request), false, &text, &n, &err), 0);
+    struct json *j = NULL;
+    assert_int_equal(json_parse(&j, request, strlen(request), "t", &err), 0);
+    const struct hcache_chat chat = {.messages = json_member(j, "messages"),
+                                     .tools = json_member(j, "tools"),
+                                     .kwargs = json_member(j, "chat_template_kwargs")};
+    assert_int_equal(dialog_render(k, &chat, &text, &n, &err), 0);
+    json_free(j);
     assert_string_equal(text, "[user]Hi[assistant]");
     free(text);
-    assert_int_not_equal(dialog_render(k, "{}", 2, false, &text, &n, &err), 0);
+    assert_int_not_equal(dialog_render(k, &(struct hcache_chat){0}, &text, &n, &err), 0);
     assert_true(dialog_has_tools(k));
     dialog_close(NULL);
     dialog_close(k);

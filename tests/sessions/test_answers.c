@@ -13,10 +13,24 @@
 #include "sessions/answers.h"
 #include "tests/base/tempdir.h"
 
+/* Cut in two anywhere: parts count as the text that they make. */
+static void put_ids(struct answers *m, const char *salt, const char *text, size_t n,
+                    const int32_t *ids, int n_ids)
+{
+    size_t cut = n / 3;
+    const struct answers_text t = {
+        .text = text, .n_text = cut, .more = text + cut, .n_more = n - cut};
+    const struct answers_ids all = {.prompt = ids,
+                                    .n_prompt = n_ids / 2,
+                                    .answer = ids + n_ids / 2,
+                                    .n_answer = n_ids - n_ids / 2};
+    answers_put(m, salt, &t, &all);
+}
+
 static void put(struct answers *m, const char *salt, const char *text, int32_t id)
 {
     const int32_t ids[] = {id, id + 1};
-    answers_put(m, salt, text, strlen(text), ids, 2);
+    put_ids(m, salt, text, strlen(text), ids, 2);
 }
 
 /* The first id of what is found, with its length; 0: nothing. */
@@ -108,7 +122,7 @@ static void bytes_are_bounded(void **state)
     assert_int_equal(find(m, NULL, "aaaaaaaaaa", &n), 0);
     assert_int_equal(find(m, NULL, "cccccccccc", &n), 3);
     int32_t many[40] = {0};
-    answers_put(m, NULL, "far too much", 12, many, 40);
+    put_ids(m, NULL, "far too much", 12, many, 40);
     assert_int_equal(find(m, NULL, "cccccccccc", &n), 3);
     answers_close(m);
 }
@@ -217,7 +231,7 @@ static void the_file_is_bounded(void **state)
     static int32_t ids[4000];
     struct answers *m = open_file(4);
     for (int i = 0; i < 400; i++)
-        answers_put(m, NULL, "again", 5, ids, 4000);
+        put_ids(m, NULL, "again", 5, ids, 4000);
     FILE *f = fopen(path, "rb");
     fseek(f, 0, SEEK_END);
     assert_true(ftell(f) < (2 << 20));

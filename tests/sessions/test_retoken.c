@@ -97,10 +97,16 @@ static struct prompt_ids retoken(const char *salt, const char *text, const char 
 #define KNOWN "The whale swims"
 #define REST  " in the deep sea"
 
+static void put(const char *salt, const char *text, const int32_t *ids, int n)
+{
+    answers_put(m, salt, &(struct answers_text){.text = text, .n_text = strlen(text)},
+                &(struct answers_ids){.prompt = ids, .n_prompt = n});
+}
+
 static void put_known(const char *salt)
 {
     struct prompt_ids k = letters(KNOWN);
-    answers_put(m, salt, KNOWN, strlen(KNOWN), k.ids, k.n);
+    put(salt, KNOWN, k.ids, k.n);
     hcache_free(k.ids);
 }
 
@@ -145,7 +151,7 @@ static void a_token_across_the_boundary_is_told(void **state)
     const char *first = hcache_token_bytes(h, whole.ids[0], &n);
     assert_true(first != NULL && n > 1); /* so the first letter differs from it */
     hcache_free(whole.ids);
-    answers_put(m, NULL, "The wha", 7, cut.ids, cut.n);
+    put(NULL, "The wha", cut.ids, cut.n);
     ids_are(retoken(NULL, "The whale", "retokenised at 0"), (struct prompt_ids){0},
             encode("The whale", 9), 0);
     answers_stats(m, &st);
@@ -153,8 +159,8 @@ static void a_token_across_the_boundary_is_told(void **state)
     assert_int_equal(st.n_unusable, 1);
     /* All remembered tokens are the text's own: nothing is lost, so there is no reason. */
     struct prompt_ids own = encode("The whale", 9);
-    answers_put(m, NULL, "The wh", 6, own.ids, 1);
-    answers_put(m, NULL, "The wha", 7, own.ids, 1);
+    put(NULL, "The wh", own.ids, 1);
+    put(NULL, "The wha", own.ids, 1);
     ids_are(retoken(NULL, "The whale", ""), (struct prompt_ids){0}, own, 0);
     hcache_free(cut.ids);
 }
