@@ -80,13 +80,16 @@ SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) 
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
 SRC   := $(if $(filter fuzz,$(VARIANT)),$(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/% io/%),$(SRC)),$(SRC))
 # FOLDERS limits a build of tests to some folders of src/ and their own tests: a sanitizer's quick run, and coverage.
+# Tests in them that need other folders, too, are left out.
 FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)
+NEED_OTHERS := tests/sessions/test_retoken.c tests/store/test_victims.c
 SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
 TEST_DIRS := $(if $(FOLDERS),$(FOLDERS:%=tests/%),tests/*)
 ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
+TEST_SRC := $(if $(FOLDERS),$(filter-out $(NEED_OTHERS),$(TEST_SRC)),$(TEST_SRC))
 TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))))
 
 OBJ      := $(SRC:%.c=$(B)/%.o) $(if $(filter 1,$(CUDA)),$(CUDA_KERNEL:%.cu=$(B)/%.o))
@@ -276,7 +279,7 @@ fuzz:
 
 # Minutes instead of an hour: the parts that read bytes from outside, without the kernels.
 SMOKE := base io format jinja policy store sessions
-SMOKE_TESTS := ^(base|io|format|jinja|sessions)/|^policy/test_(plan|sched|platform|correction|placement)$$|^store/test_(store|erase|keep|open|reader|vfs|threads)$$
+SMOKE_TESTS := ^(base|io|format|jinja)/|^sessions/test_(answers|conversations|items|provenance)$$|^policy/test_(plan|sched|platform|correction|placement)$$|^store/test_(store|erase|keep|open|reader|vfs|threads)$$
 asan-smoke:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan B=build/smoke FOLDERS='$(SMOKE)' tests
 	@TESTS='$(SMOKE_TESTS)' tools/run_tests.sh build/smoke

@@ -538,7 +538,7 @@ static void test_punch_without_zeros(void **state)
 static void test_ring_absent(void **state)
 {
     (void)state;
-    static const int absent[] = {ENOSYS, EPERM, EACCES};
+    static const int absent[] = {ENOSYS, EPERM, EACCES, ENOMEM};
     struct io *io;
     struct err err = {0};
     for (size_t i = 0; i < 3; i++) {
@@ -566,11 +566,25 @@ static void test_ring_limits(void **state)
     struct place p = place_make(state);
     struct err err = {0};
     struct io_queue *q;
-    arm("io_uring_queue_init", ENOMEM, 1);
-    assert_int_equal(io_queue_open(p.t->io, 4, &q, &err), -ENOMEM);
+    arm("io_uring_queue_init", EMFILE, 1);
+    assert_int_equal(io_queue_open(p.t->io, 4, &q, &err), -EMFILE);
     assert_non_null(strstr(err.msg, "open uring queue of depth 4"));
     assert_null(q);
     disarm();
+    /* No memory may be locked for a ring: the queue works without one. */
+    uint8_t plain[IO_ALIGN], is[IO_ALIGN];
+    arm("io_uring_queue_init", ENOMEM, 1);
+    q = queue_of(p.t);
+    assert_int_equal(disarm(), 1);
+    struct io_req early = {.file = p.f, .op = IO_READ, .buf = plain, .length = IO_ALIGN},
+                  *early_list[] = {&early}, *early_done[1];
+    unsigned n_early;
+    io_queue_submit(q, early_list, 1);
+    assert_int_equal(io_queue_wait(q, 1, 1, -1, early_done, &n_early, &err), 0);
+    iotest_fill(is, IO_ALIGN, 1);
+    assert_int_equal(early.result, 0);
+    assert_memory_equal(plain, is, IO_ALIGN);
+    io_queue_close(q);
     /* Buffers that cannot be registered: it works without. */
     q = queue_of(p.t);
     uint8_t *b = iotest_buffer(IO_ALIGN), want[IO_ALIGN];
