@@ -50,8 +50,10 @@ struct seq_shared {
 /* What the store and the KV pool were told of a sequence that waits (upcoming.h). */
 struct seq_upcoming {
     uint64_t turn;
-    int n_pool_tokens, n_chunks;
-    bool is_told;
+    int cut; /* of the view that they were told of */
+    int n_chunks,
+        n_wanted; /* of the view's n_wanted chunks, the store knows the first n_chunks */
+    bool is_told, is_pool_told;
 };
 
 /* What a truncated sequence knows of its stairs (stairs.c). */

@@ -162,10 +162,17 @@ static bool begins_anew(const struct seq *s)
     return s->n_reached == 0 && s->plan != NULL && strcmp(s->plan, "recompute") == 0;
 }
 
+int stairs_next_cut(const struct seq *s)
+{
+    if (!s->stairs.must_choose)
+        return s->view.cut;
+    return begins_anew(s) ? 0 : (int)truncation_cut(truncation_of(s), s->n_tokens - 1);
+}
+
 static void choose_view(struct seq *s)
 {
     const struct truncation *t = truncation_of(s);
-    int cut = begins_anew(s) ? 0 : (int)truncation_cut(t, s->n_tokens - 1);
+    int cut = stairs_next_cut(s);
     for (; cut > 0; cut -= t->step) {
         view_set(&s->view, &s->chain, s->tokens, s->n_tokens, cut);
         if (count_there(s) >= view_moved(&s->view))
@@ -199,8 +206,8 @@ void stairs_choose(struct seq *s)
     const struct truncation *t = truncation_of(s);
     if (!s->stairs.must_choose)
         return;
-    s->stairs.must_choose = false;
     choose_view(s);
+    s->stairs.must_choose = false;
     int next = s->n_reached < s->n_tokens ? s->n_reached : s->n_tokens - 1;
     bool is_lost = s->n_reached > 0 && s->view.cut < truncation_cut(t, next);
     if (s->stairs.is_stepping && !is_lost)

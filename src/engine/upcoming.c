@@ -1,6 +1,8 @@
 /* upcoming.c - see upcoming.h. */
 #include "engine/upcoming.h"
 
+#include "engine/stairs.h"
+
 /* The scheduler admits by arrival, with a step of priority worth age_ns of waiting. */
 static uint64_t turn_of(const struct seq *s, int64_t age_ns)
 {
@@ -8,29 +10,51 @@ static uint64_t turn_of(const struct seq *s, int64_t age_ns)
     return turn > 0 ? (uint64_t)turn : 0;
 }
 
-static void tell_pool(struct seq *s)
+/* The view that s was told of, or is to be told of. Only what it sees is needed: a truncated context
+ * names neither the chunks that it has dropped nor their blocks. */
+static struct view view_of(const struct seq *s)
+{
+    struct view v;
+    view_init(&v, &s->view.truncation);
+    view_set(&v, &s->chain, s->tokens, s->n_tokens, s->upcoming.cut);
+    return v;
+}
+
+static void tell_pool(struct seq *s, const struct view *v)
 {
     if (!seq_may_reuse(s))
         return;
-    kv_pool_expect(s->shared->pool, &s->chain.root, s->tokens, s->n_tokens,
-                   s->upcoming.turn);
-    s->upcoming.n_pool_tokens = s->n_tokens;
+    kv_pool_expect(s->shared->pool, &v->root, v->tokens, v->n_tokens, s->upcoming.turn);
+    s->upcoming.is_pool_told = true;
+}
+
+static bool is_all_told(const struct seq *s)
+{
+    return s->upcoming.is_told &&
+           (s->shared->store == NULL || s->upcoming.n_chunks == s->upcoming.n_wanted);
 }
 
 /* Returns false where the store has no room for all chunks that the sequence needs. */
 static bool tell(struct seq *s, int64_t age_ns)
 {
     struct seq_upcoming *u = &s->upcoming;
-    if (!u->is_told) {
-        *u = (struct seq_upcoming){.is_told = true, .turn = turn_of(s, age_ns)};
-        tell_pool(s);
-    }
-    int n = s->n_tokens / STORE_CHUNK_TOKENS;
-    if (s->shared->store == NULL || u->n_chunks == n)
+    int cut = stairs_next_cut(s);
+    bool is_new = !u->is_told || u->cut != cut;
+    if (is_new) {
+        upcoming_end(s);
+        *u = (struct seq_upcoming){.is_told = true, .turn = turn_of(s, age_ns), .cut = cut};
+    } else if (is_all_told(s)) {
         return true;
-    u->n_chunks += store_expect_use(s->shared->store, s->chain.keys + u->n_chunks,
-                                    n - u->n_chunks, u->turn);
-    return u->n_chunks == n;
+    }
+    struct view v = view_of(s);
+    u->n_wanted = v.n_keys;
+    if (is_new)
+        tell_pool(s, &v);
+    if (s->shared->store != NULL)
+        u->n_chunks += store_expect_use(s->shared->store, v.keys + u->n_chunks,
+                                        v.n_keys - u->n_chunks, u->turn);
+    view_deinit(&v);
+    return is_all_told(s);
 }
 
 void upcoming_tell(struct seq_list l, int64_t age_ns)
@@ -43,10 +67,13 @@ void upcoming_tell(struct seq_list l, int64_t age_ns)
 void upcoming_end(struct seq *s)
 {
     struct seq_upcoming *u = &s->upcoming;
-    if (u->n_pool_tokens > 0)
-        kv_pool_expect_no_more(s->shared->pool, &s->chain.root, s->tokens, u->n_pool_tokens,
-                               u->turn);
-    if (u->n_chunks > 0)
-        store_expect_use_no_more(s->shared->store, s->chain.keys, u->n_chunks, u->turn);
+    if (u->is_pool_told || u->n_chunks > 0) {
+        struct view v = view_of(s);
+        if (u->is_pool_told)
+            kv_pool_expect_no_more(s->shared->pool, &v.root, v.tokens, v.n_tokens, u->turn);
+        if (u->n_chunks > 0)
+            store_expect_use_no_more(s->shared->store, v.keys, u->n_chunks, u->turn);
+        view_deinit(&v);
+    }
     *u = (struct seq_upcoming){0};
 }

@@ -4,7 +4,11 @@
  * A sequence is told of from when it waits until it has taken or restored all that there is of its
  * prompt (it enters PREFILL), or ends.  Policies that look ahead evict what such sequences need after
  * all else (policy/placement.h).  The windows of store and pool are bounded: later sequences get room
- * as earlier ones leave. */
+ * as earlier ones leave.
+ *
+ * A truncated sequence needs what its view holds: the kept chunks, and those from the cut on.  Until
+ * it has chosen its view, that is the view of its last token.  Where it chooses another one, it is
+ * told of again. */
 #ifndef ENGINE_UPCOMING_H
 #define ENGINE_UPCOMING_H
 

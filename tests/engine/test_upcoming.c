@@ -1,0 +1,163 @@
+/* test_upcoming.c - what the look-ahead window of the store is told of requests that wait. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "engine/seq.h"
+#include "state/chain.h"
+#include "store/store_impl.h"
+#include "tests/engine/enginetest.h"
+
+enum { N_LONG = 700, N_WHOLE = 500 };
+
+static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
+
+static int32_t prompt[N_LONG], others[300];
+
+static void open_stack(struct stack *k, int max_sequences)
+{
+    et_open(k, &(struct stack_opts){.user.store_in_memory = true,
+                                    .user.policy = "attentionstore",
+                                    .user.kv_tokens = 512,
+                                    .user.max_sequences = max_sequences});
+    et_prompt(prompt, N_LONG, 1);
+    et_prompt(others, 300, 2);
+}
+
+static struct seq *add(struct stack *k, const int32_t *tokens, int n, int max_tokens,
+                       const struct truncation *t)
+{
+    struct seq *s;
+    struct err err = {0};
+    struct et_ask a = {.prompt = tokens,
+                       .n_prompt = n,
+                       .max_tokens = max_tokens,
+                       .save = "kv",
+                       .truncation = *t};
+    struct request q = et_request(k, &a);
+    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    return s;
+}
+
+static void step(struct stack *k)
+{
+    struct err err = {0};
+    int n_active;
+    assert_int_equal(engine_step(k->engine, &n_active, &err), 0);
+}
+
+/* Adds a request that runs for a hundred steps and has most blocks of the KV cache. What it has
+ * handed to the saver is stored, so that a request behind it has nothing to wait for but a place. */
+static struct seq *occupy(struct stack *k)
+{
+    static const struct truncation whole = {0};
+    struct err err = {0};
+    struct seq *s = add(k, others, 300, 100, &whole);
+    while (s->n_tokens == 300)
+        step(k);
+    assert_int_equal(saver_flush(k->saver, &err), 0);
+    return s;
+}
+
+static void run_to_end(struct stack *k, struct seq *s)
+{
+    struct et_run r;
+    while (s->phase != PHASE_DONE)
+        step(k);
+    et_take(k, s, &r);
+    assert_int_equal(r.finish, FINISH_LENGTH);
+}
+
+static uint32_t waits(const struct stack *k, const struct sha256 *key)
+{
+    return placement_window_count(k->store->catalog.window, get_u64(key->b) | 1);
+}
+
+/* Fails unless exactly the chunks that a stair's view has are told of: the keys of the request's own
+ * stairs. */
+static void told_of(const struct stack *k, const struct truncation *t, int n_tokens,
+                    int64_t cut)
+{
+    struct chain c;
+    chain_init(&c, &k->fingerprint, NULL);
+    c.truncation = *t;
+    chain_extend(&c, prompt, n_tokens);
+    uint32_t n = 0;
+    for (int i = 0; i < c.n_chunks; i++) {
+        bool is_seen = truncation_sees(t, cut, 64 * (int64_t)i);
+        assert_int_equal(waits(k, &c.keys[i]), is_seen);
+        n += is_seen;
+    }
+    assert_int_equal(k->store->catalog.window->n_used, n);
+    chain_deinit(&c);
+}
+
+/* While there is no place for it, a truncated request needs what its last token sees. */
+static void a_waiting_request_needs_its_view(void **state)
+{
+    (void)state;
+    static const struct truncation whole = {0};
+    struct stack k;
+    open_stack(&k, 1);
+    struct seq *first = occupy(&k);
+    struct seq *s = add(&k, prompt, N_LONG, 4, &small);
+    step(&k);
+    assert_int_equal(s->phase, PHASE_WAIT);
+    told_of(&k, &small, N_LONG, truncation_cut(&small, N_LONG - 1));
+    run_to_end(&k, first);
+    run_to_end(&k, s);
+    assert_int_equal(k.store->catalog.window->n_used, 0);
+
+    /* One whose context is not truncated needs all its chunks. */
+    first = occupy(&k);
+    s = add(&k, prompt, N_WHOLE, 4, &whole);
+    step(&k);
+    assert_int_equal(s->phase, PHASE_WAIT);
+    told_of(&k, &whole, N_WHOLE, 0);
+    engine_remove(k.engine, s);
+    assert_int_equal(k.store->catalog.window->n_used, 0);
+    run_to_end(&k, first);
+    stack_close(&k);
+}
+
+/* One that has chosen another view, because the state of the last one is not stored, needs that one. */
+static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state)
+{
+    (void)state;
+    struct stack k;
+    open_stack(&k, 2);
+    struct seq *first = occupy(&k);
+    struct seq *s = add(&k, prompt, N_LONG, 4, &small);
+    step(&k);
+    assert_false(s->stairs.must_choose);
+    assert_int_equal(s->phase, PHASE_WAIT); /* there are too few blocks for both */
+    told_of(&k, &small, N_LONG, 0);
+    run_to_end(&k, first);
+    run_to_end(&k, s);
+    assert_int_equal(k.store->catalog.window->n_used, 0);
+
+    first = occupy(&k);
+    s = add(&k, prompt, N_LONG, 4, &small);
+    step(&k);
+    assert_false(s->stairs.must_choose);
+    assert_int_equal(s->phase, PHASE_WAIT);
+    told_of(&k, &small, N_LONG, truncation_cut(&small, N_LONG - 1));
+    run_to_end(&k, first);
+    run_to_end(&k, s);
+    assert_int_equal(k.store->catalog.window->n_used, 0);
+    stack_close(&k);
+}
+
+int main(int argc, char **argv)
+{
+    et_only(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_waiting_request_needs_its_view),
+        cmocka_unit_test(a_request_that_begins_earlier_needs_what_it_begins_with),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
