@@ -58,12 +58,9 @@ static struct hcache_truncation truncation_of(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
     struct hcache_truncation t = g->client.truncation;
-    size_t n = 0;
-    const char *system = json_string_of(p->instructions, &n);
     if (!request_truncates(p, &t))
         return (struct hcache_truncation){0};
-    if (system != NULL)
-        prompt_keep_system(g->client.h, system, n, &t);
+    prompt_keep(p->n_system, &t);
     if (p->truncation == NULL && hcache_truncation_check(g->client.h, &t, NULL, NULL) != 0)
         t.ratio = 0;
     return t;

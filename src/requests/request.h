@@ -52,6 +52,7 @@ struct gen_params {
     const struct json *conversation, *metadata;
     bool store;
     const char *truncation; /* "auto" or "disabled"; NULL: not given */
+    int n_system; /* first tokens that are never dropped: the system's messages are among them */
     /* of a message: */
     const struct json *system, *cache_control;
 };

@@ -500,6 +500,7 @@ void api_responses(struct call *c)
         call_fault(c, &f);
         return;
     }
+    p.n_system = r->draft.n_system;
     conversations_name("resp", r->id);
     conversations_name("msg", r->message_id);
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);

@@ -63,6 +63,8 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
     for (size_t i = 0; i < json_count(d->input); i++)
         json_push(said, json_share(json_at(d->input, i)));
     items_to_messages(said, messages);
+    if (o->truncates)
+        d->n_system = prompt_system_tokens(h, messages);
     struct chat_source source = {.messages = messages,
                                  .tools = o->tools,
                                  .kwargs = o->kwargs,

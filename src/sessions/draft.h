@@ -23,6 +23,7 @@ struct draft {
     struct prompt_text text; /* the prompt */
     int32_t *ids;
     int n_ids;
+    int n_system; /* first tokens, at most, of the system's messages; 0 unless it truncates */
     char what[200]; /* why saved state of earlier turns may not fit; "": it does */
 };
 

@@ -123,19 +123,40 @@ int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *
         n, (long long)least, info.max_context);
 }
 
-/* Tokens that a template writes around the system's message, at most. */
+/* Tokens that a template writes around a system message, at most. */
 enum { AROUND_SYSTEM = 32 };
 
-void prompt_keep_system(const struct hcache *h, const char *system, size_t n,
-                        struct hcache_truncation *t)
+static int text_tokens(const struct hcache *h, const struct json *content)
 {
     struct hcache_err err = {0};
+    struct textbuf text = {0};
+    struct fault unused;
     int32_t *ids = NULL;
-    int n_ids = 0;
-    if (t->ratio == 0 || n == 0 || hcache_encode(h, system, n, 0, &ids, &n_ids, &err) != 0)
-        return;
-    hcache_free(ids);
-    int keep = (n_ids + AROUND_SYSTEM + 63) / 64 * 64;
+    int n = 0;
+    if (read_content(content, &text, &unused) == 0 && text.n > 0 &&
+        hcache_encode(h, text.p, text.n, 0, &ids, &n, &err) == 0)
+        hcache_free(ids);
+    textbuf_free(&text);
+    return n;
+}
+
+int prompt_system_tokens(const struct hcache *h, const struct json *messages)
+{
+    int64_t sum = 0;
+    for (size_t i = 0; i < json_count(messages); i++) {
+        const struct json *m = json_at(messages, i);
+        const char *role = json_string_of(json_member(m, "role"), NULL);
+        if (role == NULL || (strcmp(role, "system") != 0 && strcmp(role, "developer") != 0))
+            break;
+        int n = text_tokens(h, json_member(m, "content"));
+        sum += n > 0 ? n + AROUND_SYSTEM : 0;
+    }
+    return sum < INT32_MAX / 2 ? (int)sum : INT32_MAX / 2;
+}
+
+void prompt_keep(int n_tokens, struct hcache_truncation *t)
+{
+    int keep = (n_tokens + 63) / 64 * 64;
     t->keep = keep > t->keep ? keep : t->keep;
 }
 

@@ -37,9 +37,11 @@ struct prompt_text {
  * with *f, which names the field `param`. */
 int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *param,
                 struct fault *f);
-/* Raises t->keep until the system's message lies in the tokens that are never dropped. */
-void prompt_keep_system(const struct hcache *h, const char *system, size_t n,
-                        struct hcache_truncation *t);
+/* Returns the tokens that the system's messages at the beginning of a list of chat messages take, at
+ * most; 0 where it begins with none. */
+int prompt_system_tokens(const struct hcache *h, const struct json *messages);
+/* Raises t->keep until so many first tokens are never dropped. */
+void prompt_keep(int n_tokens, struct hcache_truncation *t);
 void prompt_text_deinit(struct prompt_text *t);
 /* *out: an answer as it stands in the text of the next prompt.  The caller frees it. */
 void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,

@@ -195,6 +195,16 @@ static int make_draft(struct talk *t, const struct json *said, bool truncates,
     return rc;
 }
 
+/* Where the system's messages leave no room for a step, the conversation is not truncated. */
+static void keep_system(const struct talk *t, int n_system, struct hcache_truncation *tr)
+{
+    if (n_system == 0 || tr->ratio == 0)
+        return;
+    prompt_keep(n_system, tr);
+    if (hcache_truncation_check(t->o.h, tr, NULL, NULL) != 0)
+        tr->ratio = 0;
+}
+
 /* Bounds max_tokens by what is left of the context. */
 static int check_room(const struct talk *t, struct hcache_request *q, struct err *err)
 {
@@ -228,12 +238,11 @@ static int answer(struct talk *t, const struct json *said,
     int rc = turn_has_room(t->o.conversations, err);
     if (rc != 0)
         return rc;
-    if (t->o.system != NULL)
-        prompt_keep_system(t->o.h, t->o.system, strlen(t->o.system), &q.truncation);
     rc = make_draft(t, said, q.truncation.ratio > 0, &d, err);
     q.prompt = d.ids;
     q.n_prompt = d.n_ids;
     q.salt = t->o.salt;
+    keep_system(t, d.n_system, &q.truncation);
     if (rc == 0)
         rc = check_room(t, &q, err);
     if (rc == 0 && (rc = hcache_generate(t->o.h, &q, out, &herr)) != 0)

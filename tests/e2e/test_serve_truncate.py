@@ -58,6 +58,40 @@ def test_conversation(tmp):
     server.stop()
 
 
+def message(role, text):
+    return {"type": "message", "role": role, "content": text}
+
+
+def test_system_items(tmp):
+    """System messages at the beginning of what is said lie in K, as `instructions` do."""
+    server = Server(MODEL, "--store", os.path.join(tmp, "u"), "--truncate", "0.25,context=256")
+
+    def kept(items, **fields):
+        status, _, r = server.post("/v1/responses", {"input": items, "temperature": 0, "truncation": "auto",
+                                                     "max_output_tokens": 8, **fields})
+        if status != 200:
+            return r["error"]["message"]
+        return server.request("GET", f"/v1/responses/{r['id']}/restoration", None)[2]["kept_tokens"]
+
+    system, user = "Speak of the bird. " * 5, message("user", LONG * 5)
+    by_field = kept([user], instructions=system)
+    check("instructions raise K", by_field == 128, by_field)
+    for role in ("system", "developer"):
+        n = kept([message(role, system), user])
+        check(f"a {role} message at the beginning of the input raises K as much", n == by_field, n)
+    n = kept([user, message("system", system), message("user", "Go on.")])
+    check("one behind the user's message does not", n == 64, n)
+    n = kept([message("system", LONG * 4), user])
+    check("one that K cannot hold: 400 with the numbers", "with a context of 256 and a step of 64" in str(n), n)
+
+    c = server.post("/v1/conversations", {"items": [message("system", system)]})[2]["id"]
+    turns = [say(server, c, LONG) for _ in range(5)]
+    last = server.request("GET", f"/v1/responses/{turns[-1]['id']}/restoration", None)[2]
+    check("one at the beginning of a conversation counts in each turn",
+          last["truncated_tokens"] >= 64 and last["kept_tokens"] == 128, last)
+    server.stop()
+
+
 def test_fields(tmp):
     server = Server(MODEL, "--store", os.path.join(tmp, "t"), *WINDOW)
     for value, want in (("disabled", "disabled"), ("auto", "auto"), (None, "disabled")):
@@ -81,4 +115,5 @@ def test_fields(tmp):
 with tempfile.TemporaryDirectory() as tmp:
     test_conversation(tmp)
     test_fields(tmp)
+    test_system_items(tmp)
 end()
