@@ -47,6 +47,19 @@ int32_t strmap_add(struct strmap *m, const char *key, size_t n, int32_t id)
     return id;
 }
 
+void strmap_reserve(struct strmap *m, size_t max_keys)
+{
+    if (max_keys <= m->max)
+        return;
+    struct strmap larger;
+    strmap_init(&larger, max_keys > 2 * m->max ? max_keys : 2 * m->max);
+    for (size_t i = 0; m->slots != NULL && i <= m->mask; i++)
+        if (m->slots[i].key != NULL)
+            strmap_add(&larger, m->slots[i].key, m->slots[i].n, m->slots[i].id);
+    strmap_deinit(m);
+    *m = larger;
+}
+
 int32_t strmap_find(const struct strmap *m, const char *key, size_t n)
 {
     const struct strmap_slot *s = slot_of(m, key, n);

@@ -1,4 +1,4 @@
-/* strmap.h - a map from byte strings to ids, made once and then only read.
+/* strmap.h - a map from byte strings to ids, made at open and then only read.
  *
  * Keys are borrowed: their bytes must outlive the map.  Open addressing over one array, at most
  * half full; a lookup is a hash and, nearly always, one comparison. */
@@ -22,6 +22,10 @@ struct strmap {
 
 void strmap_init(struct strmap *m, size_t max_keys);
 void strmap_deinit(struct strmap *m); /* also of a zeroed map */
+
+/* Makes room for max_keys different keys in all.  It at least doubles the room, so that keys may be
+ * reserved one by one. */
+void strmap_reserve(struct strmap *m, size_t max_keys);
 
 /* Returns id, or the id that the key already has (then nothing changes). id >= 0. At most max_keys
  * different keys; n < 2^32. */

@@ -261,6 +261,7 @@ int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a
                            a->text.s, a->id, t->n_ids);
         if (a->id == t->n_ids)
             grow_ids(t);
+        strmap_reserve(&t->by_text, t->by_text.count + 1);
         int rc = add_token(t, a->text.s, a->text.n, id = a->id, err);
         if (rc != 0)
             return rc;
@@ -275,6 +276,28 @@ int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a
     }
     *old = made;
     return 0;
+}
+
+bool tokenizer_json_is_added(const struct tokenizer_json *t, const char *text, size_t n)
+{
+    const int32_t id = tokenizer_json_find(t, text, n);
+    for (size_t i = 0; id >= 0 && i < t->n_added; i++)
+        if (t->added[i].id == id)
+            return true;
+    return false;
+}
+
+int32_t tokenizer_json_next_id(const struct tokenizer_json *t)
+{
+    int32_t n_vocab = 0, next = 0;
+    for (int32_t id = 0; id < t->n_ids; id++)
+        n_vocab += t->tokens[id].s != NULL;
+    for (size_t i = 0; i < t->n_added; i++) {
+        n_vocab -= !t->added[i].in_vocab;
+        if (t->added[i].id >= next)
+            next = t->added[i].id + 1;
+    }
+    return next > n_vocab ? next : n_vocab;
 }
 
 /* --- the model ---------------------------------------------------------------------------- */

@@ -159,6 +159,12 @@ int tokenizer_json_parse_vocab(struct tokenizer_json *out, const void *vocab,
 int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
                        struct err *err);
 
+/* Returns the id that the reference gives to the next token that has none: one more than the highest added
+ * token's, but at least the number of the vocabulary's tokens.  Where the vocabulary leaves out ids it
+ * may be in use, and tokenizer_json_add refuses it. */
+int32_t tokenizer_json_next_id(const struct tokenizer_json *t);
+bool tokenizer_json_is_added(const struct tokenizer_json *t, const char *text, size_t n);
+
 void tokenizer_json_deinit(struct tokenizer_json *t);
 
 /* -1 where there is no such token. */

@@ -182,8 +182,8 @@ const char *config_gguf_families(void); /* names that GGUF files use for them, i
 const char *weight_type_name(enum weight_type t); /* "f32" */
 int weight_type_bytes(enum weight_type t);        /* WEIGHT_UNSPECIFIED counts as f32 */
 
-/* What tokenizer_config.json says of texts rather than of tensors.  Owns its strings; NULL
- * where the file does not say. */
+/* The content of tokenizer_config.json and special_tokens_map.json that concerns texts.  Owns its strings;
+ * NULL where the files do not say. */
 struct tokenizer_config {
     char *bos_token;
     char *eos_token;
@@ -194,14 +194,19 @@ struct tokenizer_config {
     /* added_tokens_decoder, by ascending id */
     struct tokenizer_config_added {
         char *text;
-        int32_t id;
-        bool special, lstrip, rstrip, normalized;
+        int32_t id; /* -1: the tokenizer's own id of the text, or the next free one */
+        bool special, lstrip, rstrip, normalized, single_word;
     } * added;
     size_t n_added;
+    /* Special tokens, in the order in which the reference adds those that the tokenizer lacks; the first
+     * n_named have a name ("pad_token") */
+    struct tokenizer_config_added *special;
+    size_t n_special, n_named;
 };
 
-/* Reads DIR/tokenizer_config.json; a missing file gives an empty config and 0.  deinit
- * always, also after an error. (Of a GGUF file the tokenizer's own reader fills it.) */
+/* Reads DIR/tokenizer_config.json, special_tokens_map.json and chat_template.jinja; missing files give an
+ * empty config and 0.  deinit always, also after an error.  The tokenizer's reader of GGUF files fills it
+ * for those.  tokenizer_config_parse reads the first of the files alone. */
 int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err);
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
                            const char *file, struct err *err);

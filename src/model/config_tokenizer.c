@@ -5,6 +5,7 @@
 #include "base/utf8.h"
 #include "format/json.h"
 #include "format/tokenizer_json.h"
+#include "model/config_special.h"
 #include "model/pack_file.h"
 
 #include <errno.h>
@@ -12,18 +13,6 @@
 #include <string.h>
 
 #define TOKENIZER_CONFIG_MAX_BYTES (16u << 20)
-
-/* A token is written as its text, or as an object whose "content" is its text. */
-static int read_token(char **out, const struct json *o, const char *key, struct err *err)
-{
-    const struct json *v = json_member(o, key);
-    const char *s = NULL;
-    int rc = json_kind(v) == JSON_KIND_OBJECT ? json_get_string(v, "content", &s, err)
-                                              : json_opt_string(o, key, &s, err);
-    if (rc == 0 && s != NULL)
-        *out = xstrdup(s);
-    return rc;
-}
 
 static int read_switch(int *out, const struct json *o, const char *key, struct err *err)
 {
@@ -112,6 +101,21 @@ static int read_added_decoder(struct tokenizer_config *out, const struct json *o
     return rc;
 }
 
+/* Reads the two files.  Either may be NULL. */
+static int read_files(struct tokenizer_config *out, const struct json *config,
+                      const struct json *map, struct err *err)
+{
+    int rc;
+    if (json_member(config, "added_tokens_decoder") != NULL)
+        map = NULL;
+    if ((rc = config_special_read(out, config, map, err)) != 0 ||
+        (rc = read_switch(&out->add_bos_token, config, "add_bos_token", err)) != 0 ||
+        (rc = read_switch(&out->add_eos_token, config, "add_eos_token", err)) != 0 ||
+        (rc = read_added_decoder(out, config, err)) != 0)
+        return rc;
+    return read_chat_template(&out->chat_template, config, err);
+}
+
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
                            const char *file, struct err *err)
 {
@@ -121,13 +125,7 @@ int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size
     int rc = json_parse(&root, bytes, n, file, err);
     if (rc != 0)
         return rc;
-    if ((rc = read_token(&out->bos_token, root, "bos_token", err)) == 0 &&
-        (rc = read_token(&out->eos_token, root, "eos_token", err)) == 0 &&
-        (rc = read_token(&out->unk_token, root, "unk_token", err)) == 0 &&
-        (rc = read_switch(&out->add_bos_token, root, "add_bos_token", err)) == 0 &&
-        (rc = read_switch(&out->add_eos_token, root, "add_eos_token", err)) == 0 &&
-        (rc = read_added_decoder(out, root, err)) == 0)
-        rc = read_chat_template(&out->chat_template, root, err);
+    rc = read_files(out, root, NULL, err);
     if (rc != 0)
         err_wrap(err, "%s", file);
     json_free(root);
@@ -148,20 +146,45 @@ static int read_optional(const char *dir, const char *name, char **bytes, size_t
     return rc;
 }
 
+/* 0 with *out NULL where there is no such file. */
+static int parse_optional(const char *dir, const char *name, struct json **out,
+                          struct err *err)
+{
+    char *path = xasprintf("%s/%s", dir, name), *bytes;
+    size_t n = 0;
+    *out = NULL;
+    int rc = read_optional(dir, name, &bytes, &n, err);
+    if (rc == 0 && bytes != NULL)
+        rc = json_parse(out, bytes, n, path, err);
+    free(bytes);
+    free(path);
+    return rc;
+}
+
+static int load_files(struct tokenizer_config *out, const char *dir, struct err *err)
+{
+    struct json *config = NULL, *map = NULL;
+    int rc = parse_optional(dir, "tokenizer_config.json", &config, err);
+    if (rc == 0)
+        rc = parse_optional(dir, "special_tokens_map.json", &map, err);
+    if (rc == 0 && (rc = read_files(out, config, map, err)) != 0)
+        err_wrap(err, "%s/tokenizer_config.json%s", dir,
+                 map != NULL ? ", special_tokens_map.json" : "");
+    json_free(map);
+    json_free(config);
+    return rc;
+}
+
 int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err)
 {
     memset(out, 0, sizeof *out);
     out->add_bos_token = out->add_eos_token = -1;
-    char *path = xasprintf("%s/tokenizer_config.json", dir), *bytes;
-    size_t n = 0;
-    int rc = read_optional(dir, "tokenizer_config.json", &bytes, &n, err);
-    if (rc == 0 && bytes != NULL)
-        rc = tokenizer_config_parse(out, bytes, n, path, err);
-    free(bytes);
-    free(path);
+    int rc = load_files(out, dir, err);
     if (rc != 0)
         return rc;
 
+    char *path, *bytes;
+    size_t n = 0;
     path = xasprintf("%s/chat_template.jinja", dir);
     rc = read_optional(dir, "chat_template.jinja", &bytes, &n, err);
     if (rc == 0 && bytes != NULL && (utf8_check(bytes, n) != n || strlen(bytes) != n))
@@ -185,5 +208,8 @@ void tokenizer_config_deinit(struct tokenizer_config *c)
     for (size_t i = 0; i < c->n_added; i++)
         free(c->added[i].text);
     free(c->added);
+    for (size_t i = 0; i < c->n_special; i++)
+        free(c->special[i].text);
+    free(c->special);
     memset(c, 0, sizeof *c);
 }

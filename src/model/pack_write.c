@@ -27,8 +27,15 @@
 
 /* The files of a folder that a tokenizer is made of. */
 static const char *const folder_members[] = {
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json",
-    "merges.txt",     "encoder.json",          "vocab.bpe",           "added_tokens.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "encoder.json",
+    "vocab.bpe",
+    "added_tokens.json",
+    "special_tokens_map.json",
 };
 enum { N_FOLDER_MEMBERS = sizeof folder_members / sizeof folder_members[0] };
 enum { MAX_MEMBERS = N_FOLDER_MEMBERS + 1 };

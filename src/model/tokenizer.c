@@ -54,9 +54,8 @@ static int read_pair(struct tokenizer_json *j, const char *dir, const char *voca
 
 static bool is_named(const struct tokenizer_config *c, const char *text)
 {
-    const char *const names[] = {c->bos_token, c->eos_token, c->unk_token};
-    for (int i = 0; i < 3; i++)
-        if (names[i] != NULL && strcmp(names[i], text) == 0)
+    for (size_t i = 0; i < c->n_named; i++)
+        if (strcmp(c->special[i].text, text) == 0)
             return true;
     return false;
 }
@@ -80,18 +79,32 @@ static int add_listed(struct tokenizer *t, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "tokenizer_config.json: added_tokens_decoder");
 }
 
-/* tokenizer_config.json names special tokens; the older pair says nothing of them itself. */
-static void add_named_special(struct tokenizer_json *j, const char *name)
+/* The folder names special tokens: those that the tokenizer lacks get the next free ids, and those of the
+ * vocabulary become added tokens.  An added token keeps its flags. */
+static int add_special(struct tokenizer *t, struct err *err)
 {
-    int32_t id = name != NULL ? tokenizer_json_find(j, name, strlen(name)) : -1;
-    for (size_t i = 0; i < j->n_added; i++)
-        if (j->added[i].id == id)
-            return;
-    if (id < 0)
-        return;
-    j->added = xrealloc(j->added, (j->n_added + 1) * sizeof *j->added);
-    j->added[j->n_added++] = (struct tokenizer_added){
-        .text = j->tokens[id], .id = id, .special = true, .in_vocab = true};
+    int32_t next = tokenizer_json_next_id(&t->j);
+    int rc = 0;
+    t->n_listed = t->j.n_ids;
+    for (size_t i = 0; rc == 0 && i < t->cfg.n_special; i++) {
+        const struct tokenizer_config_added *c = &t->cfg.special[i];
+        struct tokenizer_added a = {.text = {c->text, strlen(c->text)},
+                                    .special = c->special,
+                                    .lstrip = c->lstrip,
+                                    .rstrip = c->rstrip,
+                                    .normalized = c->normalized};
+        if (tokenizer_json_is_added(&t->j, c->text, a.text.n))
+            continue;
+        if (c->single_word)
+            return err_set(err, ERR_UNSUPPORTED,
+                           "special token '%.80s': 'single_word' is not supported",
+                           c->text);
+        a.id = next;
+        rc = tokenizer_json_add(&t->j, &a, err);
+        int32_t id = rc == 0 ? tokenizer_json_find(&t->j, c->text, a.text.n) : -1;
+        next = id >= next ? id + 1 : next;
+    }
+    return rc;
 }
 
 /* added_tokens.json beside the pair would add ids that nothing here would know. */
@@ -182,12 +195,7 @@ static int read_folder(struct tokenizer *t, const char *dir, struct err *err)
         rc = read_vocab_and_merges(t, dir, err);
     if (rc == 0)
         rc = add_listed(t, err);
-    if (rc != 0)
-        return rc;
-    add_named_special(&t->j, t->cfg.bos_token);
-    add_named_special(&t->j, t->cfg.eos_token);
-    add_named_special(&t->j, t->cfg.unk_token);
-    return 0;
+    return rc == 0 ? add_special(t, err) : rc;
 }
 
 /* A packed file has the files of the folder that it was made from, or the metadata of the GGUF
@@ -293,6 +301,8 @@ int tokenizer_open(struct tokenizer **out, const char *source, struct err *err)
     int rc = gguf_files_is(source)  ? read_gguf_file(t, source, err)
              : pack_file_is(source) ? read_packed(t, source, err)
                                     : read_folder(t, dir, err);
+    if (t->n_listed == 0)
+        t->n_listed = t->j.n_ids;
     if (rc == 0 && (rc = compile(t, err)) != 0)
         err_wrap(err, "%s", dir);
     if (rc != 0) {
@@ -451,6 +461,24 @@ int tokenizer_count(const struct tokenizer *t, const char *text, size_t n, unsig
 int32_t tokenizer_size(const struct tokenizer *t)
 {
     return t->j.n_ids;
+}
+
+int32_t tokenizer_n_listed(const struct tokenizer *t)
+{
+    return t->n_listed;
+}
+
+int tokenizer_check_rows(const struct tokenizer *t, const int32_t *ids, size_t n,
+                         int32_t n_rows, struct err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= n_rows)
+            return err_set(
+                err, ERR_USAGE,
+                "the text has the token '%.80s' (id %d), for which the model has no "
+                "embedding: its last one is %d",
+                t->j.tokens[ids[i]].s, ids[i], n_rows - 1);
+    return 0;
 }
 
 int32_t tokenizer_bos(const struct tokenizer *t)

@@ -95,6 +95,14 @@ void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size
 
 int32_t
 tokenizer_size(const struct tokenizer *t); /* highest id + 1; ids between may be unused */
+/* Returns the highest id + 1 of the tokens that have one in the tokenizer's files.  From there to
+ * tokenizer_size are special tokens that a folder names without an id, as `pad_token`.  A model often
+ * has no embedding for them, and needs none as long as no text has them. */
+int32_t tokenizer_n_listed(const struct tokenizer *t);
+/* Returns ERR_USAGE, and names the token, where an id of the list has no row in a model's n_rows
+ * embeddings.  The ids are tokenizer_encode's. */
+int tokenizer_check_rows(const struct tokenizer *t, const int32_t *ids, size_t n,
+                         int32_t n_rows, struct err *err);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
 int32_t
 tokenizer_eos(const struct tokenizer *t); /* -1: none; the config may name further ones */

@@ -33,6 +33,8 @@ struct tokenizer {
     bool *special; /* [n_ids] */
     struct token_bytes bytes;
     int32_t bos_id, eos_id;
+    int32_t
+        n_listed; /* ids from here on belong to special tokens that a folder only names */
     size_t most_bytes; /* of a text, that one token can stand for; 0: no bound */
     bool loses_space;  /* beside added tokens, in any amount: most_bytes is of the rest */
 };

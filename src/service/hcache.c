@@ -35,11 +35,11 @@ static int open_tokenizer(struct hcache *h, const struct model *m, struct err *e
     if (rc == -ENOENT)
         return 0; /* token ids only */
     int vocab = m->cfg.vocab_size;
-    if (rc == 0 && tokenizer_size(h->tokenizer) > vocab)
+    if (rc == 0 && tokenizer_n_listed(h->tokenizer) > vocab)
         rc = err_set(
             err, ERR_MISMATCH,
             "%s: the tokenizer has ids up to %d, but the model's vocabulary has %d entries",
-            m->source, tokenizer_size(h->tokenizer) - 1, vocab);
+            m->source, tokenizer_n_listed(h->tokenizer) - 1, vocab);
     return rc;
 }
 
@@ -253,6 +253,13 @@ int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned f
     int rc = need_tokenizer(h, hcache_inner(err));
     if (rc == 0)
         rc = tokenizer_encode(h->tokenizer, text, n, f, ids, &count, hcache_inner(err));
+    if (rc == 0 &&
+        (rc = tokenizer_check_rows(h->tokenizer, *ids, count, h->k.model->cfg.vocab_size,
+                                   hcache_inner(err))) != 0) {
+        free(*ids);
+        *ids = NULL;
+        count = 0;
+    }
     *n_ids = (int)count;
     return rc;
 }

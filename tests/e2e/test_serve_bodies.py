@@ -136,6 +136,28 @@ def test_long_tokens(s):
     check("a long ordinary text comes back", status == 200 and r["content"].strip() == ("word " * 50000).strip(), status)
 
 
+def test_named_token():
+    """A folder names a token that the model has no embedding for: it serves, and refuses the texts that have it."""
+    folder = os.path.join(models, "named-token")
+    shutil.copytree(MODEL, folder)
+    path = os.path.join(folder, "tokenizer_config.json")
+    with open(path) as f:
+        j = json.load(f)
+    j["pad_token"] = "<|named|>"
+    j["additional_special_tokens"] = [{"content": "(image)"}]
+    with open(path, "w") as f:
+        json.dump(j, f)
+    own = Server(folder)
+    try:
+        status, _, r = own.post("/v1/completions", {"prompt": "an image", "max_tokens": 1})
+        check("a model with a named token serves", status == 200, str(r)[:300])
+        status, _, r = own.post("/v1/completions", {"prompt": "an (image)", "max_tokens": 1})
+        check("a token without an embedding is refused", status == 400 and
+              "'(image)'" in r["error"]["message"] and "has no embedding" in r["error"]["message"], str(r)[:300])
+    finally:
+        own.stop()
+
+
 def answered(s, thread):
     return s.metric('hcache_http_requests_answered_total{thread="%s"}' % thread)
 
@@ -182,5 +204,6 @@ try:
     test_memory(s)
 finally:
     s.stop()
+test_named_token()
 test_bound_of_all()
 end()

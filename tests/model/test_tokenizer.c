@@ -540,9 +540,12 @@ static void test_vocab_and_merges(void **state)
     assert_string_equal(err.msg, "the tokenizer has no token for byte 0x63");
     tokenizer_close(t);
 
+    /* A named token that the vocabulary lacks gets the next id. */
     put_file(dir, "tokenizer_config.json", "{\"bos_token\": \"<bos>\"}");
-    expect_open_error(dir, ERR_MISMATCH,
-                      "names '<bos>', which the tokenizer does not have");
+    t = open_dir(dir);
+    assert_int_equal(tokenizer_bos(t), 7);
+    assert_true(tokenizer_is_special(t, 7));
+    tokenizer_close(t);
     put_file(dir, "merges.txt", "a b\na zz\n");
     expect_open_error(dir, ERR_FORMAT,
                       "merges.txt: merges[1]: token 'zz' is not in the vocabulary");
@@ -700,6 +703,20 @@ static void test_listed_tokens(void **state)
     expect_ids(t, "ab</s>", FLAGS, IDS(5, 2));
     assert_true(tokenizer_is_special(t, 2));
     tokenizer_close(t);
+    /* More of them than tokenizer.json has tokens in all. */
+    char *many = xasprintf("%s", "");
+    for (int id = 6; id < 26; id++) {
+        char *longer = xasprintf("%s%s\"%d\": {\"content\": \"<%d>\"}", many,
+                                 id > 6 ? ", " : "", id, id);
+        free(many);
+        many = longer;
+    }
+    char *config = xasprintf(", \"added_tokens_decoder\": {%s}", many);
+    t = open_ab(dir, "null", ALL_SPECIAL, config);
+    expect_ids(t, "ab<6><25>b", FLAGS, IDS(5, 6, 25, 4));
+    tokenizer_close(t);
+    free(config);
+    free(many);
     /* The reference would give it id 6, whatever the file says. */
     put_file(dir, "tokenizer_config.json",
              "{\"added_tokens_decoder\": {\"9\": {\"content\": \"<x>\"}}}");
@@ -712,6 +729,151 @@ static void test_listed_tokens(void **state)
     put_file(dir, "tokenizer_config.json",
              "{\"added_tokens_decoder\": {\"six\": {\"content\": \"<x>\"}}}");
     expect_open_error(dir, ERR_FORMAT, "'six' is no id");
+    tempdir_remove(dir);
+}
+
+#define ADDED(text, more) "{\"__type\": \"AddedToken\", \"content\": \"" text "\"" more "}"
+#define NORMALIZED(is)    ", \"normalized\": " #is
+
+/* Special tokens that the folder only names get the next free ids, in the reference's order. */
+static void test_named_tokens(void **state)
+{
+    (void)state;
+    enum { UNK = 0 };
+    static const char text[] = "<q><p><x><y><z><m>";
+    static const struct {
+        const char *config, *map;
+        int32_t q, p, x, y, z, m; /* UNK: the text has no such token */
+    } cases[] = {
+        {", \"pad_token\": \"<p>\"", NULL, .p = 6},
+        /* the order is the reference's, not the file's */
+        {", \"pad_token\": \"<p>\", \"mask_token\": \"<m>\", \"sep_token\": \"<q>\","
+         "\"additional_special_tokens\": [\"<x>\", \"<p>\", \"<y>\"]",
+         NULL, .q = 6, .p = 7, .m = 8, .x = 9, .y = 10},
+        /* a token of the vocabulary keeps its id */
+        {", \"additional_special_tokens\": [\"<y>\", \"<x>\", \"b\"]", NULL, .y = 6,
+         .x = 7},
+        {", \"extra_special_tokens\": [\"<y>\", \"<x>\"],"
+         "\"additional_special_tokens\": [\"<z>\"]",
+         NULL, .y = 6, .x = 7},
+        {", \"extra_special_tokens\": [], \"additional_special_tokens\": [\"<z>\"]", NULL,
+         .z = 6},
+        {", \"extra_special_tokens\": {\"image_token\": \"<y>\"},"
+         "\"additional_special_tokens\": [\"<z>\"]",
+         NULL, .y = 6, .z = 7},
+        {", \"image_token\": \"<y>\", \"pad_token\": \"<p>\","
+         "\"additional_special_tokens\": [\"<z>\"]",
+         NULL, .p = 6, .y = 7, .z = 8},
+        {", \"pad_token\": " ADDED("<p>", NORMALIZED(true)), NULL, .p = 6},
+        {", \"pad_token\": \"\", \"additional_special_tokens\": [\"\", \"<x>\"]", NULL,
+         .x = 6},
+        {", \"additional_special_tokens\": null", NULL, .x = UNK},
+        /* special_tokens_map.json overrides, ... */
+        {"", "{\"pad_token\": \"<p>\", \"additional_special_tokens\": [\"<x>\"]}", .p = 6,
+         .x = 7},
+        {", \"pad_token\": \"<p>\"",
+         "{\"pad_token\": \"<q>\", \"additional_special_tokens\": [\"<x>\"]}", .q = 6,
+         .x = 7},
+        {", \"pad_token\": \"<p>\"", "{\"pad_token\": null}", .p = UNK},
+        {"", "{\"image_token\": \"<y>\"}", .y = 6},
+        /* ... but its lists count less, ... */
+        {", \"additional_special_tokens\": [\"<y>\"]",
+         "{\"additional_special_tokens\": [\"<x>\"]}", .y = 6},
+        {", \"extra_special_tokens\": [\"<y>\"]", "{\"extra_special_tokens\": [\"<x>\"]}",
+         .y = 6, .x = 7},
+        {", \"extra_special_tokens\": [\"<y>\"]",
+         "{\"additional_special_tokens\": [\"<x>\"]}", .y = 6},
+        /* ... and nothing counts beside added_tokens_decoder. */
+        {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\", \"special\": true}},"
+         "\"pad_token\": \"<p>\"",
+         "{\"pad_token\": \"<q>\"}", .x = 6, .p = 7},
+        {", \"added_tokens_decoder\": {}, \"pad_token\": \"<p>\"",
+         "{\"pad_token\": \"<q>\"}", .p = 6},
+        {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\"}},"
+         "\"additional_special_tokens\": [\"<y>\", \"<x>\"]",
+         NULL, .x = 6, .y = 7},
+        /* other names: objects, then the map's, then texts, then extra_special_tokens */
+        {", \"extra_special_tokens\": {\"image_token\": \"<y>\", \"b_token\": \"<q>\"},"
+         "\"image_token\": \"<x>\", \"a_token\": " ADDED("<m>", NORMALIZED(false)),
+         "{\"c_token\": \"<p>\", \"pad_token\": \"<z>\"}", .z = 6, .m = 7, .p = 8, .y = 9,
+         .q = 10},
+    };
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "tokenizer");
+    char *map = xasprintf("%s/special_tokens_map.json", dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (cases[i].map != NULL)
+            put_file(dir, "special_tokens_map.json", cases[i].map);
+        struct tokenizer *t = open_ab(dir, "null", ALL_SPECIAL, cases[i].config);
+        const int32_t want[6] = {cases[i].q, cases[i].p, cases[i].x,
+                                 cases[i].y, cases[i].z, cases[i].m};
+        int32_t ids[18];
+        int n = 0;
+        for (int k = 0; k < 6; k++)
+            for (int left = want[k] == UNK ? 3 : 1; left > 0; left--)
+                ids[n++] = want[k];
+        expect_ids(t, text, TOKENIZER_PARSE_SPECIAL, n, ids);
+        tokenizer_close(t);
+        if (cases[i].map != NULL)
+            assert_int_equal(unlink(map), 0);
+    }
+    free(map);
+    tempdir_remove(dir);
+}
+
+/* The flags of named tokens; what cannot be used as the reference does is refused. */
+static void test_named_flags(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "tokenizer");
+    struct tokenizer *t = open_ab(
+        dir, "null", ALL_SPECIAL,
+        ", \"pad_token\": " ADDED(
+            "<p>", ", \"lstrip\": true" NORMALIZED(
+                       false)) ","
+                               "\"additional_special_tokens\": [" ADDED(
+                                   "<x>", ", \"rstrip\": true" NORMALIZED(false)) "]");
+    expect_ids(t, "a <p>b<x> b", TOKENIZER_PARSE_SPECIAL, IDS(3, 6, 4, 7, 4));
+    assert_true(tokenizer_is_special(t, 6));
+    assert_false(
+        tokenizer_is_special(t, 7)); /* an object of the list says itself what it is */
+    assert_int_equal(tokenizer_n_listed(t), 6);
+    assert_int_equal(tokenizer_size(t), 8);
+    struct err err = {0};
+    const int32_t pad[] = {3, 6}, plain[] = {3, 5};
+    assert_int_equal(tokenizer_check_rows(t, plain, 2, 6, &err), 0);
+    assert_int_equal(tokenizer_check_rows(t, pad, 2, 7, &err), 0);
+    assert_int_equal(tokenizer_check_rows(t, pad, 2, 6, &err), ERR_USAGE);
+    assert_non_null(
+        strstr(err.msg, "the token '<p>' (id 6), for which the model has no embedding"));
+    tokenizer_close(t);
+    /* An added token keeps its flags, one of the vocabulary becomes an added token. */
+    t = open_ab(dir, "null", ALL_SPECIAL,
+                ", \"pad_token\": " ADDED("<s>", ", \"lstrip\": true"));
+    expect_ids(t, "a <s>", TOKENIZER_PARSE_SPECIAL, IDS(3, 0, 1));
+    tokenizer_close(t);
+    t = open_ab(dir, "null", ALL_SPECIAL,
+                ", \"pad_token\": " ADDED("a", ", \"lstrip\": true"));
+    expect_ids(t, "b a", TOKENIZER_PARSE_SPECIAL, IDS(4, 3));
+    assert_true(tokenizer_is_special(t, 3));
+    tokenizer_close(t);
+    put_file(dir, "tokenizer_config.json",
+             "{\"bos_token\": \"<b>\", \"eos_token\": \"<e>\"}");
+    t = open_dir(dir);
+    assert_int_equal(tokenizer_bos(t), 6);
+    assert_int_equal(tokenizer_eos(t), 7);
+    tokenizer_close(t);
+    put_file(dir, "tokenizer_config.json", "{\"pad_token\": 5}");
+    expect_open_error(dir, ERR_FORMAT, "'pad_token' must be a token's text or an object");
+    put_file(dir, "tokenizer_config.json", "{\"additional_special_tokens\": \"<x>\"}");
+    expect_open_error(dir, ERR_FORMAT, "'additional_special_tokens' must be");
+    put_file(dir, "tokenizer_config.json",
+             "{\"pad_token\": " ADDED("<p>", ", \"single_word\": true") "}");
+    expect_open_error(dir, ERR_UNSUPPORTED, "'<p>': 'single_word' is not supported");
+    put_file(dir, "tokenizer_config.json", "{}");
+    put_file(dir, "special_tokens_map.json", "[");
+    expect_open_error(dir, ERR_FORMAT, "special_tokens_map.json");
     tempdir_remove(dir);
 }
 
@@ -812,6 +974,8 @@ int main(void)
         cmocka_unit_test(test_vocab_and_merges),
         cmocka_unit_test(test_replace_bomb),
         cmocka_unit_test(test_listed_tokens),
+        cmocka_unit_test(test_named_tokens),
+        cmocka_unit_test(test_named_flags),
         cmocka_unit_test(test_switches),
         cmocka_unit_test(test_unsupported_parts),
     };
