@@ -382,20 +382,35 @@ int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const c
 int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
                           const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);
 
+/* A context whose state is looked up, pinned or erased. */
+struct hcache_context {
+    const int32_t *ids;
+    int n;
+    const char *salt; /* NULL: none */
+    struct hcache_truncation
+        truncation; /* as its requests have it; ratio 0: not truncated */
+};
+
+/* Of a truncated context all counts but truncated_tokens are about what its last token sees. */
 struct hcache_found {
+    int truncated_tokens; /* that it sees no more */
     int wanted_tokens; /* in full chunks that a restore could use: the last token is not among them */
     int stored_tokens; /* of these, from the beginning on without a gap */
     char layers[260];  /* what all of these have of each layer: H, K, B (both), - */
     const char *tier;  /* where: "dram", "disk"; NULL: there is no store */
     char why[200];     /* why not more */
 };
-int hcache_cache_lookup(struct hcache *h, const int32_t *ids, int n, const char *salt,
+int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
                         struct hcache_found *out, struct hcache_err *err);
 
 /* Keeps chunks from being evicted until then (seconds since 1970; the past ends a pin), whether they are
  * stored yet or not; across restarts.  A pin is a preference, the caps are bounds. */
 int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
                      struct hcache_err *err);
+
+/* The same for what the last token of a context sees: *n_tokens of it. */
+int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
+                             int64_t until_wall_s, int *n_tokens, struct hcache_err *err);
 
 struct hcache_erased {
     int64_t n_chunks, n_bytes; /* gone, and overwritten */
@@ -405,6 +420,10 @@ struct hcache_erased {
 /* Erases the chunks keys[0..n), one chain in its order, as far as nothing else continues them. */
 int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
                        struct hcache_erased *out, struct hcache_err *err);
+/* Erases all state of a context, also of tokens that it sees no more, as far as nothing else continues
+ * it. */
+int hcache_cache_erase_context(struct hcache *h, const struct hcache_context *c,
+                               struct hcache_erased *out, struct hcache_err *err);
 /* Erases what contains a whole text of keys[]: the keys of whole texts (hcache_chunk_keys), in any
  * order.  An answer that was interrupted, for example, has saved chunks that nobody knows the keys of.
  * For texts that are to be forgotten, before hcache_cache_erase. */

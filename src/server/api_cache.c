@@ -2,7 +2,8 @@
  *
  * A prompt is given as `prompt` (a text or token ids, as /v1/completions has it), as `messages` (with
  * tools and chat_template_kwargs, as chats have them), or as `response_id`: all that was said up to a
- * kept response.  Everything is about the state of the key that is shown, under `cache_salt`. */
+ * kept response.  Everything is about the state of the key that is shown, under `cache_salt`.  A prompt is
+ * truncated where `truncation` is auto, as in /v1/responses; a response as it was. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,8 @@ enum { MAX_TTL_S = 10 * 366 * 86400 };
 
 struct subject {
     struct prompt_ids prompt;
-    char *salt; /* NULL: none */
+    struct hcache_truncation truncation; /* ratio 0: it is not truncated */
+    char *salt;                          /* NULL: none */
     const char *cache_salt;
     int64_t ttl_s, bytes; /* -1: not given */
 };
@@ -32,9 +34,10 @@ static void subject_deinit(struct subject *s)
 
 /* --- reading a request ------------------------------------------------------------------------- */
 
-static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *out,
+static int from_prompt(struct call *c, const struct json *v, struct subject *s,
                        struct fault *f)
 {
+    struct prompt_ids *out = &s->prompt;
     struct hcache_err err = {0};
     size_t n;
     const char *text = json_string_of(v, &n);
@@ -42,7 +45,7 @@ static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *
         return request_ids(v, "prompt", &out->ids, &out->n, f);
     if (text == NULL)
         return fault_set(f, 400, NULL, "prompt", "'prompt' must be a text or token ids");
-    if (prompt_fits(call_model(c), text, n, "prompt", f) != 0)
+    if (s->truncation.ratio == 0 && prompt_fits(call_model(c), text, n, "prompt", f) != 0)
         return -1;
     return hcache_encode(call_model(c), text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL,
                          &out->ids, &out->n, &err) == 0
@@ -50,9 +53,10 @@ static int from_prompt(struct call *c, const struct json *v, struct prompt_ids *
                : fault_refuse(f, err.code, "prompt", "'prompt': %s", err.msg);
 }
 
-static int from_messages(struct call *c, const struct json *body, struct prompt_ids *out,
+static int from_messages(struct call *c, const struct json *body, struct subject *s,
                          struct fault *f)
 {
+    bool truncates = s->truncation.ratio > 0;
     struct hcache_err err = {0};
     struct prompt_text text = {0};
     char what[200];
@@ -62,18 +66,45 @@ static int from_messages(struct call *c, const struct json *body, struct prompt_
                                  .tools = json_count(tools) > 0 ? tools : NULL,
                                  .kwargs = json_count(kwargs) > 0 ? kwargs : NULL,
                                  .plain = c->s->o.plain_chat,
-                                 .parse_special = c->s->o.parse_special};
+                                 .parse_special = c->s->o.parse_special,
+                                 .truncates = truncates};
     int rc = prompt_render(call_model(c), &source, &text, f);
-    if (rc == 0)
+    if (rc == 0 && truncates)
+        prompt_keep(prompt_system_tokens(call_model(c), source.messages), &s->truncation);
+    else if (rc == 0)
         rc = prompt_fits(call_model(c), text.text, text.n, "messages", f);
-    if (rc == 0 &&
-        retoken_encode(call_model(c), c->s->answers, c->salt, &text, out, what, &err) != 0)
+    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, &text, &s->prompt,
+                                  what, &err) != 0)
         rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     prompt_text_deinit(&text);
     return rc;
 }
 
-static int from_response(struct call *c, const char *name, struct prompt_ids *out,
+/* How a kept response was truncated: with the server's numbers, and as many kept tokens as then. */
+static int truncation_of(const struct call *c, const struct turn *t,
+                         struct hcache_truncation *out, struct fault *f)
+{
+    struct json *told = NULL;
+    int64_t n_dropped = 0, n_kept = 0;
+    struct err err = {0};
+    if (t->restoration == NULL ||
+        json_parse(&told, t->restoration, strlen(t->restoration), t->name, NULL) != 0)
+        return 0;
+    (void)json_opt_int(told, "truncated_tokens", 0, INT32_MAX, &n_dropped, &err);
+    (void)json_opt_int(told, "kept_tokens", 0, INT32_MAX, &n_kept, &err);
+    json_free(told);
+    if (n_dropped == 0)
+        return 0;
+    if (c->s->truncation.ratio == 0)
+        return fault_set(f, 400, "unsupported_value", "response_id",
+                         "the response was truncated, and this server does not truncate "
+                         "(--truncate): the keys of its state are not known");
+    *out = c->s->truncation;
+    out->keep = (int)n_kept;
+    return 0;
+}
+
+static int from_response(struct call *c, const char *name, struct subject *s,
                          struct fault *f)
 {
     struct err err = {0};
@@ -84,13 +115,15 @@ static int from_response(struct call *c, const char *name, struct prompt_ids *ou
     int rc = turn_find(c->s->conversations, call_tenant(c), name, &t, &err);
     if (rc == 0)
         rc = turn_path(c->s->conversations, t->row, &path, &n, &err);
-    if (rc == 0) {
-        out->ids = turn_path_tokens(path, n);
-        out->n = path[n - 1]->n_tokens;
+    bool is_found = rc == 0;
+    if (is_found) {
+        s->prompt.ids = turn_path_tokens(path, n);
+        s->prompt.n = path[n - 1]->n_tokens;
+        rc = truncation_of(c, t, &s->truncation, f);
     }
     turn_path_free(path, n);
     turn_free(t);
-    return rc == 0 ? 0 : keep_fault(&err, f);
+    return rc == 0 || is_found ? rc : keep_fault(&err, f);
 }
 
 static int read_numbers(const struct json *body, struct subject *s, struct fault *f)
@@ -102,6 +135,32 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
         json_opt_int(body, "bytes", 0, INT64_MAX, &s->bytes, &err) == 0)
         return 0;
     return fault_set(f, 400, NULL, NULL, "%s", err.msg);
+}
+
+/* Whether a prompt or messages are truncated. What a response was is known. */
+static int read_truncation(const struct call *c, const struct json *body, struct subject *s,
+                           struct fault *f)
+{
+    struct err err = {0};
+    const char *how = NULL;
+    if (json_opt_string(body, "truncation", &how, &err) != 0)
+        return fault_set(f, 400, NULL, "truncation", "%s", err.msg);
+    if (how == NULL)
+        return 0;
+    if (json_member(body, "response_id") != NULL)
+        return fault_set(f, 400, NULL, "truncation",
+                         "'truncation' goes with 'prompt' and 'messages': a response is "
+                         "looked at as it was truncated");
+    if (strcmp(how, "auto") == 0)
+        s->truncation = c->s->truncation;
+    else if (strcmp(how, "disabled") != 0)
+        return fault_set(f, 400, "unsupported_value", "truncation",
+                         "'truncation' is \"%.16s\"; it must be auto or disabled", how);
+    return strcmp(how, "auto") == 0 && s->truncation.ratio == 0
+               ? fault_set(f, 400, "unsupported_value", "truncation",
+                           "'truncation' cannot be auto: this server keeps no state "
+                           "(--store or --truncate), or its model cannot be truncated")
+               : 0;
 }
 
 /* Every member of `names` may be there. needs_prompt: one of those that tell a prompt must. */
@@ -121,9 +180,11 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
     if (n != 1)
         return fault_set(f, 400, NULL, "prompt",
                          "give one of 'prompt', 'messages' and 'response_id'");
-    int rc = prompt != NULL     ? from_prompt(c, prompt, &s->prompt, f)
-             : response != NULL ? from_response(c, response, &s->prompt, f)
-                                : from_messages(c, body, &s->prompt, f);
+    int rc = read_truncation(c, body, s, f);
+    if (rc == 0)
+        rc = prompt != NULL     ? from_prompt(c, prompt, s, f)
+             : response != NULL ? from_response(c, response, s, f)
+                                : from_messages(c, body, s, f);
     if (rc == 0 && s->prompt.n == 0)
         rc = fault_set(f, 400, NULL, "prompt", "the prompt has no tokens");
     return rc;
@@ -132,6 +193,14 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
 #define PROMPT_NAMES                                                                       \
     "prompt", "messages", "tools", "chat_template_kwargs", "response_id", "cache_salt",    \
         "model"
+
+static struct hcache_context context_of(const struct subject *s)
+{
+    return (struct hcache_context){.ids = s->prompt.ids,
+                                   .n = s->prompt.n,
+                                   .salt = s->salt,
+                                   .truncation = s->truncation};
+}
 
 static void fail(struct call *c, struct subject *s, const struct fault *f)
 {
@@ -142,8 +211,9 @@ static void fail(struct call *c, struct subject *s, const struct fault *f)
 
 static int fault_of(const struct hcache_err *err, struct fault *f)
 {
-    int status = err->code == HCACHE_E_UNSUPPORTED || err->code == HCACHE_E_LIMIT ? 400
-                                                                                  : 500;
+    bool is_ours = err->code == HCACHE_E_UNSUPPORTED || err->code == HCACHE_E_LIMIT ||
+                   err->code == HCACHE_E_USAGE;
+    int status = is_ours ? 400 : 500;
     return fault_set(f, status, status == 400 ? "unsupported_value" : NULL, NULL, "%s",
                      err->msg);
 }
@@ -159,14 +229,14 @@ static struct json *object(const char *name)
 
 void api_cache_lookup(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, NULL};
+    static const char *const names[] = {PROMPT_NAMES, "truncation", NULL};
     struct subject s;
     struct fault f;
     struct hcache_err err = {0};
     struct hcache_found found;
     int rc = read_subject(c, names, true, &s, &f);
-    if (rc == 0 && hcache_cache_lookup(call_model(c), s.prompt.ids, s.prompt.n, s.salt,
-                                       &found, &err) != 0)
+    const struct hcache_context context = context_of(&s);
+    if (rc == 0 && hcache_cache_lookup(call_model(c), &context, &found, &err) != 0)
         rc = fault_of(&err, &f);
     if (rc != 0) {
         fail(c, &s, &f);
@@ -174,6 +244,7 @@ void api_cache_lookup(struct call *c)
     }
     struct json *o = object("cache.lookup");
     json_put_int(o, "prompt_tokens", s.prompt.n);
+    json_put_int(o, "truncated_tokens", found.truncated_tokens);
     json_put_int(o, "restorable_tokens", found.wanted_tokens);
     json_put_int(o, "stored_tokens", found.stored_tokens);
     json_put_string(o, "tier", found.stored_tokens > 0 ? found.tier : NULL);
@@ -362,17 +433,18 @@ void api_cache_prefetch(struct call *c)
 
 void api_cache_pin(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, "ttl", NULL};
+    static const char *const names[] = {PROMPT_NAMES, "truncation", "ttl", NULL};
     struct subject s;
     struct fault f;
-    int chunks = 0;
+    int n_tokens = 0;
     int64_t until = 0;
     int rc = read_subject(c, names, true, &s, &f);
     if (rc == 0 && s.ttl_s < 0)
         rc = fault_set(&f, 400, NULL, "ttl", "'ttl' is missing: seconds; 0 ends a pin");
     if (rc == 0) {
         until = s.ttl_s > 0 ? clock_wall_s() + s.ttl_s : 0;
-        rc = keep_pin(c, &s.prompt, s.salt, until, &chunks, &f);
+        const struct hcache_context context = context_of(&s);
+        rc = keep_pin(c, &context, until, &n_tokens, &f);
     }
     if (rc != 0) {
         fail(c, &s, &f);
@@ -380,7 +452,7 @@ void api_cache_pin(struct call *c)
     }
     struct json *o = object("cache.pin");
     json_put_int(o, "prompt_tokens", s.prompt.n);
-    json_put_int(o, "pinned_tokens", until > 0 ? 64 * (int64_t)chunks : 0);
+    json_put_int(o, "pinned_tokens", until > 0 ? n_tokens : 0);
     json_put_int(o, "until", until);
     call_json(c, 200, o);
     subject_deinit(&s);
@@ -399,19 +471,17 @@ static void answer_erased(struct call *c, const char *name,
 
 void api_cache_evict(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, NULL};
+    static const char *const names[] = {PROMPT_NAMES, "truncation", NULL};
     struct subject s;
     struct fault f;
     struct hcache_err err = {0};
     struct hcache_erased gone = {0};
     int rc = read_subject(c, names, true, &s, &f);
     if (rc == 0) {
-        uint8_t(*keys)[32] = xmalloc(((size_t)s.prompt.n / 64 + 2) * sizeof *keys);
-        int n = hcache_chunk_keys(call_model(c), s.prompt.ids, s.prompt.n, s.salt, keys);
+        const struct hcache_context context = context_of(&s);
         hcache_cache_flush(call_model(c)); /* what is on its way is erased, too */
-        if (hcache_cache_erase(call_model(c), keys, n, &gone, &err) != 0)
+        if (hcache_cache_erase_context(call_model(c), &context, &gone, &err) != 0)
             rc = fault_of(&err, &f);
-        free(keys);
     }
     if (rc != 0) {
         fail(c, &s, &f);

@@ -573,9 +573,10 @@ static int keep(struct generation *g, struct fault *f)
     const struct message *m = g->own;
     int64_t now = clock_wall_s();
     for (int i = 0; i < m->n; i++) {
-        struct prompt_ids part = {g->prompt.ids, m->at[i].n_tokens};
-        int n_chunks;
-        if (keep_pin(call_of(g), &part, g->salt, now + m->at[i].ttl_s, &n_chunks, f) != 0 &&
+        const struct hcache_context part = {
+            .ids = g->prompt.ids, .n = m->at[i].n_tokens, .salt = g->salt};
+        int n_tokens;
+        if (keep_pin(call_of(g), &part, now + m->at[i].ttl_s, &n_tokens, f) != 0 &&
             f->status != 400)
             log_warn("cache_control: %s", f->message);
     }

@@ -61,21 +61,15 @@ const char *keep_split(char *tail)
 
 /* --- saved state ------------------------------------------------------------------------------- */
 
-/* A chunk is evicted after all that continue it: to pin the last is to pin all. */
-int keep_pin(struct call *c, const struct prompt_ids *prompt, const char *salt,
-             int64_t until_wall_s, int *n_chunks, struct fault *f)
+int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
+             int *n_tokens, struct fault *f)
 {
     struct hcache_err err = {0};
-    int n = prompt->n / 64, rc = 0;
-    uint8_t(*keys)[32] = xmalloc(((size_t)n + 2) * sizeof *keys);
-    (void)hcache_chunk_keys(call_model(c), prompt->ids, prompt->n, salt, keys);
-    if (n > 0)
-        rc = hcache_cache_pin(call_model(c), keys + n - 1, 1, until_wall_s, &err);
-    free(keys);
-    *n_chunks = n;
+    int rc = hcache_cache_pin_context(call_model(c), context, until_wall_s, n_tokens, &err);
     if (rc == 0)
         return 0;
-    bool is_ours = rc == HCACHE_E_UNSUPPORTED || rc == HCACHE_E_LIMIT;
+    bool is_ours = rc == HCACHE_E_UNSUPPORTED || rc == HCACHE_E_LIMIT ||
+                   rc == HCACHE_E_USAGE;
     return fault_set(f, is_ours ? 400 : 500, is_ours ? "unsupported_value" : NULL, NULL,
                      "%s", err.msg);
 }

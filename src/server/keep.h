@@ -19,9 +19,9 @@ int keep_page(struct call *c, int default_limit, struct items_page *out, struct 
 /* Cuts "ID/REST" in two; returns REST, "" where there is none. */
 const char *keep_split(char *tail);
 
-/* Keeps the state of a prompt until then (0: ends that); *n_chunks of it are full chunks. 0, or -1. */
-int keep_pin(struct call *c, const struct prompt_ids *prompt, const char *salt,
-             int64_t until_wall_s, int *n_chunks, struct fault *f);
+/* Keeps the state of a context until then (0: ends that): of *n_tokens, in full chunks. 0, or -1. */
+int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
+             int *n_tokens, struct fault *f);
 
 /* Takes the chunks out of the store that belonged to what was erased, now and before. */
 struct hcache_erased keep_bury(struct server *s);

@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "service/hcache_impl.h"
-#include "service/miss.h"
 #include "state/chain.h"
 
 _Static_assert(sizeof(struct sha256) == 32, "keys are passed as they are");
@@ -48,61 +47,6 @@ int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const c
                       uint8_t (*keys)[32])
 {
     return hcache_truncated_keys(h, 0, 0, 0, ids, n, salt, keys);
-}
-
-/* --- looking up -------------------------------------------------------------------------------- */
-
-static void describe_layers(const struct store_hit *hits, int n, int n_layers, char *out)
-{
-    for (int l = 0; n > 0 && l < n_layers && l < 256; l++) {
-        bool hidden = true, kv = true;
-        for (int i = 0; i < n; i++) {
-            hidden = hidden && store_mask_has(&hits[i].mask, l, STORE_HIDDEN);
-            kv = kv && store_mask_has(&hits[i].mask, l, STORE_KV);
-        }
-        out[l] = hidden && kv ? 'B' : hidden ? 'H' : kv ? 'K' : '-';
-    }
-}
-
-/* Which token of the prompt no stored history has there. */
-static void tell_where(struct hcache *h, const struct sha256 *keys, int n_hits,
-                       const int32_t *ids, int n, const char *salt,
-                       struct hcache_found *out)
-{
-    int first = n_hits * STORE_CHUNK_TOKENS;
-    struct sha256 root = store_root_key(&h->k.fingerprint, salt);
-    int same = store_differs_at(h->k.store, n_hits > 0 ? &keys[n_hits - 1] : &root,
-                                ids + first, n - first);
-    if (same >= 0 && first + same > 0)
-        miss_text(h->tokenizer, ids, n, first + same, out->why, sizeof out->why);
-}
-
-int hcache_cache_lookup(struct hcache *h, const int32_t *ids, int n, const char *salt,
-                        struct hcache_found *out, struct hcache_err *err)
-{
-    int want = n > 0 ? (n - 1) / STORE_CHUNK_TOKENS : 0, n_hits = 0;
-    struct store_stats st;
-    *out = (struct hcache_found){.wanted_tokens = want * STORE_CHUNK_TOKENS};
-    int rc = need_store(h, hcache_inner(err));
-    if (rc != 0)
-        return rc;
-    struct sha256 *keys = xmalloc(((size_t)n / STORE_CHUNK_TOKENS + 2) * sizeof *keys);
-    struct store_hit *hits = xcalloc((size_t)want + 1, sizeof *hits);
-    (void)hcache_chunk_keys(h, ids, n, salt, (void *)keys);
-    rc = store_lookup(h->k.store, keys, want, hits, &n_hits, out->why, sizeof out->why,
-                      hcache_inner(err));
-    if (rc == 0 && n_hits < want && strcmp(out->why, STORE_WHY_ABSENT) == 0)
-        tell_where(h, keys, n_hits, ids, n, salt, out);
-    if (rc == 0) {
-        store_stats(h->k.store, &st);
-        out->stored_tokens = n_hits * STORE_CHUNK_TOKENS;
-        out->tier = st.tier;
-        describe_layers(hits, n_hits, h->k.model->cfg.n_layers, out->layers);
-        store_release(h->k.store, hits, n_hits);
-    }
-    free(hits);
-    free(keys);
-    return rc;
 }
 
 /* --- pins -------------------------------------------------------------------------------------- */

@@ -92,6 +92,47 @@ def test_system_items(tmp):
     server.stop()
 
 
+def test_cache(tmp):
+    """/v1/cache knows the stairs of what is truncated: the keys are the engine's."""
+    server = Server(MODEL, "--store", os.path.join(tmp, "v"), "--truncate", "0.25,context=256")
+    said = {"messages": [{"role": "system", "content": "Speak of the bird. " * 5}, {"role": "user", "content": LONG * 7}]}
+
+    def cache(what, **fields):
+        status, _, r = server.post(f"/v1/cache/{what}", fields)
+        return r if status == 200 else (status, r["error"]["message"])
+
+    def seen(n, cut):
+        return (n - cut) // 64 * 64
+
+    status, _, r = server.post("/v1/responses", {"input": [message(m["role"], m["content"]) for m in said["messages"]],
+                                                 "temperature": 0, "truncation": "auto", "max_output_tokens": 24})
+    check("a response behind its window", status == 200 and r["usage"]["truncated_tokens"] >= 128, r)
+    server.post("/v1/cache/flush", {})
+    n, cut = r["usage"]["total_tokens"], r["usage"]["truncated_tokens"]
+    found = cache("lookup", response_id=r["id"])
+    check("a look-up of the response counts what it sees, all of which is stored",
+          [found["truncated_tokens"], found["restorable_tokens"], found["stored_tokens"]] == [cut, seen(n - 1, cut), seen(n - 1, cut)], found)
+    found = cache("lookup", **said, truncation="auto")
+    n, cut = found["prompt_tokens"], found["truncated_tokens"]
+    check("one of its messages finds the same stairs",
+          n == r["usage"]["input_tokens"] and cut >= 128 and found["stored_tokens"] == found["restorable_tokens"] == seen(n - 1, cut), found)
+    found = cache("lookup", **said)
+    check("without truncation only the first stair is theirs",
+          [found["truncated_tokens"], found["restorable_tokens"], found["stored_tokens"]] == [0, seen(n - 1, 0), 256], found)
+    check("a pin says how much of it is pinned",
+          cache("pin", **said, truncation="auto", ttl=60)["pinned_tokens"] == seen(n, cut))
+    refused = cache("lookup", response_id=r["id"], truncation="auto")
+    check("a response is looked at as it was truncated", refused[0] == 400 and "as it was truncated" in refused[1], refused)
+    refused = cache("lookup", **said, truncation="often")
+    check("another value is refused", refused[0] == 400 and "auto or disabled" in refused[1], refused)
+    refused = cache("lookup", messages=[{"role": "system", "content": LONG * 4}], truncation="auto")
+    check("so is a system message that K cannot hold",
+          refused[0] == 400 and "with a context of 256 and a step of 64" in refused[1], refused)
+    gone = cache("evict", response_id=r["id"])
+    check("evicting the response erases all its stairs", gone["shared_chunks"] == 0 and chunks(server) == 0, gone)
+    server.stop()
+
+
 def test_fields(tmp):
     server = Server(MODEL, "--store", os.path.join(tmp, "t"), *WINDOW)
     for value, want in (("disabled", "disabled"), ("auto", "auto"), (None, "disabled")):
@@ -116,4 +157,5 @@ with tempfile.TemporaryDirectory() as tmp:
     test_conversation(tmp)
     test_fields(tmp)
     test_system_items(tmp)
+    test_cache(tmp)
 end()
