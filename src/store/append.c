@@ -272,6 +272,8 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     }
     if (rc != 0)
         return rc;
+    n->marks = store_marks_of(c->tokens, n_tokens_of(c));
+    n->has_marks = true;
     n->has_writer = true;
     n->doomed = false; /* it is wanted again */
     catalog_settle(&s->catalog, n);

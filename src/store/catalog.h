@@ -9,7 +9,7 @@
  * past.
  *
  * Use is ordered by `tick`, a counter.  policy/placement.h decides which of an owner's evictable
- * nodes goes first. About 300 bytes a chunk on one device. */
+ * nodes goes first. About 320 bytes a chunk on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
@@ -41,6 +41,11 @@ struct extent {
         wipe : 1; /* FREEING: its bytes must be gone before its space is free (store_erase) */
 };
 
+/* Two bits for each token, of it and all before it (nearest.c). */
+struct chunk_marks {
+    uint64_t bits[2];
+};
+
 struct chunk_node {
     struct sha256 key;
     struct store_mask mask; /* the records of LIVE extents */
@@ -49,6 +54,7 @@ struct chunk_node {
     struct chunk_node *older, *newer; /* other children of its parent */
     struct chunk_node *next;          /* in its hash bucket */
     struct extent *extents;
+    struct chunk_marks marks;    /* where has_marks */
     struct placement_item place; /* among its owner's chunks that may be evicted */
     uint32_t n_children, n_pins;
     uint32_t pin_at; /* 0: no lasting pin */
@@ -57,9 +63,10 @@ struct chunk_node {
     uint16_t fingerprint_idx, owner_idx;
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */
-    bool reachable : 1;  /* gc's mark */
-    bool yields : 1;     /* a partial chunk that goes when its context goes on */
-    bool doomed : 1;     /* erased while in use: missing, and wiped when it is free */
+    bool has_marks : 1;
+    bool reachable : 1; /* gc's mark */
+    bool yields : 1;    /* a partial chunk that goes when its context goes on */
+    bool doomed : 1;    /* erased while in use: missing, and wiped when it is free */
 };
 
 struct catalog_fingerprint {

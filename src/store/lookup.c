@@ -241,8 +241,7 @@ static enum store_miss why_missing(const struct store *s, const struct sha256 *k
     return STORE_MISS_ABSENT;
 }
 
-/* [lock] */
-static struct store_hit node_pin(struct store *s, struct chunk_node *n)
+struct store_hit store_pin_node(struct store *s, struct chunk_node *n)
 {
     n->n_pins++;
     catalog_settle(&s->catalog, n);
@@ -259,7 +258,7 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
     struct chunk_node *n = catalog_find(&s->catalog, key);
     bool found = n != NULL && n->n_live > 0 && !n->doomed;
     if (found)
-        *hit = node_pin(s, n);
+        *hit = store_pin_node(s, n);
     pthread_mutex_unlock(&s->lock);
     return found;
 }
@@ -268,7 +267,7 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held)
 {
     CHECK(held->impl != NULL);
     pthread_mutex_lock(&s->lock);
-    (void)node_pin(s, held->impl);
+    (void)store_pin_node(s, held->impl);
     pthread_mutex_unlock(&s->lock);
     return *held; /* with the records that it was found with */
 }
@@ -285,7 +284,7 @@ static int chain_pin(struct store *s, const struct sha256 *keys, int n,
             *miss = why_missing(s, &keys[i], i == 0, why, why_bytes);
             break;
         }
-        hits[i] = node_pin(s, node);
+        hits[i] = store_pin_node(s, node);
     }
     if (i == n)
         snprintf(why, why_bytes, "complete");
@@ -350,65 +349,6 @@ bool store_find_partial(struct store *s, const struct sha256 *parent, const int3
     return found;
 }
 
-/* --- where a context leaves what is stored ---------------------------------------------------- */
-
-/* [lock] Pins the newest live children of a key, at most STORE_NEAREST. */
-static int children_pin(struct store *s, const struct sha256 *parent,
-                        struct store_hit *hits)
-{
-    const struct chunk_node *p = catalog_find(&s->catalog, parent);
-    int n = 0, n_seen = 0;
-    for (struct chunk_node *x = p != NULL ? p->child : NULL;
-         x != NULL && n < STORE_NEAREST && n_seen < 8 * STORE_NEAREST;
-         x = x->older, n_seen++)
-        if (x->n_live > 0 && !x->doomed)
-            hits[n++] = node_pin(s, x);
-    return n;
-}
-
-/* The tokens of a chunk that is pinned, from the header of one of its extents. */
-static int read_tokens(struct store *s, const struct store_hit *hit, void *block,
-                       struct chunk_header *out)
-{
-    const struct chunk_node *node = hit->impl;
-    struct err unused = {0};
-    pthread_mutex_lock(&s->lock);
-    const struct extent *x = node->extents;
-    while (x != NULL && x->state != EXTENT_LIVE)
-        x = x->next;
-    pthread_mutex_unlock(&s->lock);
-    return x == NULL ? ERR_NOT_FOUND : store_read_header(s, x, block, out, &unused);
-}
-
-int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t *tokens,
-                     int n)
-{
-    struct store_hit hits[STORE_NEAREST];
-    struct chunk_header *h = xmalloc(sizeof *h);
-    void *block = mem_map(CHUNK_HEADER_BYTES);
-    int best = 0, differs = -1;
-    pthread_mutex_lock(&s->lock);
-    int n_pinned = block != NULL ? children_pin(s, parent, hits) : 0;
-    pthread_mutex_unlock(&s->lock);
-    n = n < STORE_CHUNK_TOKENS ? n : STORE_CHUNK_TOKENS;
-    for (int i = 0; i < n_pinned; i++) {
-        int same = 0;
-        if (read_tokens(s, &hits[i], block, h) != 0)
-            continue;
-        while (same < n && same < h->n_tokens && tokens[same] == h->tokens[same])
-            same++;
-        if (same < best || (same == best && differs >= 0))
-            continue;
-        best = same;
-        differs = same < n && same < h->n_tokens ? same : -1;
-    }
-    store_release(s, hits, n_pinned);
-    if (block != NULL)
-        mem_unmap(block, CHUNK_HEADER_BYTES);
-    free(h);
-    return differs;
-}
-
 /* --- samples ---------------------------------------------------------------------------------- */
 
 /* A chunk that is continued cannot be evicted anyway: pinned, it keeps fewer others. */
@@ -429,7 +369,7 @@ static int sample_pin(struct store *s, const struct sha256 *fingerprint, bool co
     for (uint64_t i = 0; i < c->n_buckets && n_pinned < n; i++)
         for (struct chunk_node *x = c->buckets[i]; x != NULL && n_pinned < n; x = x->next)
             if (is_sample(s, x, fingerprint, continued))
-                hits[n_pinned++] = node_pin(s, x);
+                hits[n_pinned++] = store_pin_node(s, x);
     return n_pinned;
 }
 

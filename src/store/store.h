@@ -224,10 +224,16 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held);
 bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                         int n_tokens, struct sha256 *key, int *n_found);
 
-/* Where a context differs from those that are stored.  Of the chunks behind `parent` (the newest
- * STORE_NEAREST of them) one begins with the most of tokens[0, n): returns how many that are, where it
- * goes on with another token then.  -1: there is none, it holds all n, or it is their beginning.
- * Chunks of another salt or model have other parents, so nothing is learned of them.  Reads headers. */
+/* Returns the place where a context leaves the stored chunk that goes along with it the longest.  Of the
+ * chunks behind `parent`, one has the longest common beginning with tokens[0, n).  The result is the length
+ * of this beginning, where both go on with different tokens.  It is -1 where there is no chunk, and where
+ * the chunk or the n tokens end there.
+ *
+ * The newest 4096 chunks behind the parent are looked at.  Headers of the STORE_NEAREST most promising ones
+ * are read at most, and of as many that the process has not seen since it opened the store.  So a chunk
+ * that goes along a token or two longer may be missed among many that are nearly as near, and an old chunk
+ * is missed until searches have come to it.  Chunks of another salt or model have other parents, so the
+ * result tells nothing about them. */
 enum { STORE_NEAREST = 8 };
 int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                      int n);

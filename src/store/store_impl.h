@@ -244,6 +244,11 @@ bool store_release_reserve(struct io *io, const char *dir);
 
 char *store_path(const char *dir, const char *name); /* "dir/name"; free it */
 
+/* [lock] Pins a node, and returns the hit. */
+struct store_hit store_pin_node(struct store *s, struct chunk_node *n);
+struct chunk_marks store_marks_of(const int32_t *tokens,
+                                  int n); /* n <= STORE_CHUNK_TOKENS */
+
 /* Reads and checks an extent's header against what the index says of it (key, place, id). `block`
  * is 4096 aligned bytes. */
 int store_read_header(struct store *s, const struct extent *x, void *block,

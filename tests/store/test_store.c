@@ -287,6 +287,52 @@ static void differences(struct st_place *p)
     store_close(s);
 }
 
+/* A child of the root whose first `same` tokens are t's; `other` tells children apart. */
+static void append_beside(struct store *s, const int32_t *t, int same, int other)
+{
+    struct store_chunk c = {.fingerprint = st_fingerprint(7), .owner = store_owner(NULL)};
+    uint8_t bytes[512] = {0};
+    struct store_record r = {.kind = STORE_HIDDEN, .bytes = bytes, .n_bytes = sizeof bytes};
+    c.parent = store_root_key(&c.fingerprint, NULL);
+    memcpy(c.tokens, t, sizeof c.tokens);
+    for (int i = same; i < STORE_CHUNK_TOKENS; i++)
+        c.tokens[i] += 1 + other;
+    c.key = store_chunk_key(&c.parent, c.tokens);
+    c.records = &r;
+    c.n_records = 1;
+    OK(store_append(s, &c, err));
+}
+
+/* The nearest of many siblings is found, though all others are newer. */
+static void nearest_is_oldest(struct st_place *p)
+{
+    enum { SIBLINGS = 100, SAME = 50 };
+    struct store *s = st_open(p);
+    struct st_ctx c = {1, 2, 3, 7, NULL};
+    struct sha256 f = st_fingerprint(7), root = store_root_key(&f, NULL);
+    int32_t t[STORE_CHUNK_TOKENS];
+    st_tokens(&c, 0, t);
+    append_beside(s, t, SAME, 0);
+    for (int i = 1; i < SIBLINGS; i++)
+        append_beside(s, t, i % 10, i);
+    OK(store_commit(s, err));
+    assert_int_equal(store_differs_at(s, &root, t, 64), SAME);
+    assert_int_equal(store_differs_at(s, &root, t, SAME), -1);
+    assert_int_equal(store_differs_at(s, &root, t, SAME + 1), SAME);
+    assert_true(store_audit(s));
+    store_close(s);
+    if (p->io == NULL)
+        return;
+
+    /* A store that is opened anew knows no tokens: each search reads STORE_NEAREST of the headers. */
+    s = st_open(p);
+    assert_int_equal(store_differs_at(s, &root, t, 64), 9);
+    for (int i = 1; i <= SIBLINGS / STORE_NEAREST; i++)
+        (void)store_differs_at(s, &root, t, 64);
+    assert_int_equal(store_differs_at(s, &root, t, 64), SAME);
+    store_close(s);
+}
+
 static void wrong_use(struct st_place *p)
 {
     struct store *s = st_open(p);
@@ -460,6 +506,7 @@ int main(void)
         {condemned, "condemned", false},
         {reasons, "reasons", false},
         {differences, "differences", false},
+        {nearest_is_oldest, "the nearest is the oldest", false},
         {wrong_use, "wrong use", false},
         {listing, "listing, verify, gc", false},
         {reopen, "reopen", false},
