@@ -1,0 +1,86 @@
+"""kill -9 around the steps of a context that outgrows its window.
+
+A run prints the ids that it generates. It is killed when a seeded number of them has come: half of the times behind
+the last token of a stair, so that the kill meets the step, and a few milliseconds later or not. The stair that the last
+printed token belongs to had waited until all tokens before it were durable. So a continuation must find at least these,
+whatever moment the kill has met. Its logits are those of one prompt without a store.
+
+KILL_SEED (1) and KILL_TRUNCATED (10 kills) may be set."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from tap import PATIENCE, check, end  # noqa: E402
+
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
+KILLS = int(os.environ.get("KILL_TRUNCATED", "10"))
+rng = random.Random(int(os.environ.get("KILL_SEED", "1")))
+CONTEXT, STEP, PROMPT, ANSWER, LAST = 256, 64, 200, 500, 11
+MODEL = ("run", "synth:tiny-mha", "--ignore-eos", "--truncate", f"{STEP / CONTEXT},context={CONTEXT}")
+
+
+def cut(token):
+    return 0 if token < CONTEXT else -(-(token + 1 - CONTEXT) // STEP) * STEP
+
+
+def first_of(c):
+    return CONTEXT + c - STEP if c else 0
+
+
+def command(ids, n, *more):
+    path = os.path.join(tmp, f"ids{len(ids)}")
+    with open(path, "w") as f:
+        f.write(" ".join(map(str, ids)))
+    return [HC, *MODEL, "--token-ids", path, "--max-tokens", str(n), *more]
+
+
+def run(ids, n, *more):
+    p = subprocess.run(command(ids, n, "--json", *more), capture_output=True, text=True, timeout=PATIENCE)
+    if p.returncode != 0:
+        raise RuntimeError(f"status {p.returncode}: {p.stderr[-500:]}")
+    return json.loads(p.stdout)
+
+
+def kill_behind(n, delay, store):
+    """Kills a run behind its n-th id; returns how many ids it had printed by then."""
+    p = subprocess.Popen(command(prompt, ANSWER, "--store", store), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    seen = b""
+    while seen.count(b" ") < n and (more := os.read(p.stdout.fileno(), 64)):
+        seen += more
+    time.sleep(delay)
+    p.send_signal(signal.SIGKILL)
+    seen += p.stdout.read()
+    p.wait()
+    return min(seen.count(b" "), ANSWER)
+
+
+def one(i):
+    store = os.path.join(tmp, f"store{i}")
+    last_of_stair = CONTEXT + STEP * rng.randrange(6) - PROMPT
+    n = last_of_stair + rng.randrange(2) if i % 2 else rng.randrange(1, ANSWER - LAST)
+    n = kill_behind(n, rng.choice((0, 0, rng.uniform(0, 0.005))), store)
+    durable = first_of(cut(PROMPT + n - 2))  # the last id that was printed need not be computed yet
+    verify = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
+    r = run(most, LAST, "--store", store)
+    check(f"killed behind {n} ids: the same logits", r["logits_digest"] == whole["logits_digest"], r)
+    check(f"killed behind {n} ids: all {durable} tokens before its stair are found",
+          r["cached_tokens"] >= min(durable, (len(most) - 1) // 64 * 64), r["cached_tokens"])
+    check("the store is whole", verify.returncode == 0, verify.stdout + verify.stderr)
+    return durable
+
+
+with tempfile.TemporaryDirectory(prefix="hcache-kill-truncated.") as tmp:
+    prompt = [rng.randrange(3, 480) for _ in range(PROMPT)]
+    answer = run(prompt, ANSWER)["token_ids"]
+    most = (prompt + answer)[:PROMPT + ANSWER - LAST + 1]
+    whole = run(most, LAST)
+    check("one prompt gives the same tokens", whole["token_ids"][:LAST - 1] == answer[ANSWER - LAST + 1:], whole["token_ids"])
+    durable = [one(i) for i in range(KILLS)]
+    check("some kills met a context behind its first step", KILLS < 10 or sum(d > 0 for d in durable) >= 3, durable)
+end()
