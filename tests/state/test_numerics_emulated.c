@@ -1,5 +1,6 @@
 /* test_numerics_emulated.c - the CUDA backend's own mathematics change their bits only together with their
- * version.  "fast" is cuBLAS, whose bits are its own. */
+ * version.  In "fast" the large products are cuBLAS's on a real device; here they are the emulation's plain
+ * loops, so its digests watch everything else: the products of few rows, attention, norms, rotations. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,6 +26,13 @@ static const struct numerics_run fixed_runs[] = {
     {0},
 };
 
+/* Heads of 64 dimensions, and smaller ones with a window. */
+static const struct numerics_run fast_runs[] = {
+    {"models/demo", "bf16", "checkpoint", 320},
+    {FAMILY("qwen2-window"), "f32", "checkpoint", 0},
+    {0},
+};
+
 static void check(const char *math, const struct numerics_run *runs, const char *golden)
 {
     char *now = numerics_table("cuda", &(struct device_opts){.cuda_math = math}, runs);
@@ -44,11 +52,18 @@ static void fixed_has_its_golden_bits(void **state)
     check("fixed", fixed_runs, "cuda-fixed");
 }
 
+static void fast_has_its_golden_bits(void **state)
+{
+    (void)state;
+    check("fast", fast_runs, "cuda-fast");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_has_its_golden_bits),
         cmocka_unit_test(fixed_has_its_golden_bits),
+        cmocka_unit_test(fast_has_its_golden_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
