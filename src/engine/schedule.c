@@ -93,7 +93,9 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     int n_unused = 0, n_known = is_full ? 0 : seq_find_known(s, &n_unused);
     r->rows = s->view.n_tokens - n_known * KV_BLOCK_TOKENS;
     r->blocks_needed = seq_blocks_wanted(s) - n_known + n_unused;
-    r->is_held = (s->save != NULL && !save_is_settled(s->save)) || stairs_must_wait(s);
+    /* What it waits for may have settled since choose_views: it is admitted with a chosen view only. */
+    bool must_choose = is_full ? stairs_must_wait(s) : s->stairs.must_choose;
+    r->is_held = (s->save != NULL && !save_is_settled(s->save)) || must_choose;
     r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
 }
 
