@@ -132,7 +132,9 @@ def test_terminal():
     check("a line is edited", t.until(r"Your dog is called Biscuit\.\n") and t.until("> "), t.shown)
     t.type("\x1b[A\n")  # upwards: the line before
     check("and recalled", t.until(r"Your dog is called Biscuit\.\n") and t.until("> "), t.shown)
-    t.type("nonsense\x03")
+    t.type("nonsense")
+    t.until("nonsense")  # it has been read: the terminal drops what is unread at Ctrl-C
+    t.type("\x03")
     check("Ctrl-C drops a line", t.until("> ") and t.ask("/branch 9", "there are only 3 answers") and t.until("> "), t.shown)
     check("an unknown command is said", t.ask("/nonsense", "there is no command /nonsense") and t.until("> "), t.shown)
     check("/help", t.ask("/help", "/retry") and t.until("> "), t.shown)
