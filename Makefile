@@ -355,7 +355,7 @@ help:
 	@echo 'make crash-long the same for hours'
 	@echo 'make placement-check compares simulator and store on 100,000 random histories: 3 minutes'
 	@echo 'make plan-check plans for 300 ranges of 80 layers against full searches, and their time: 2 minutes'
-	@echo 'make papers     the papers'"'"' figures that need no GPU, on one page: 2 hours (ONLY=fig3,tab1: some)'
+	@echo 'make papers     the papers'"'"' figures that need no GPU, on one page: hours (ONLY=fig3,tab1: some)'
 	@echo 'make mutants    COUNT one-line mutants of FILES with SEED, and which the nearest tests miss'
 	@echo 'make walk       the files that one chat turn with a restore goes through (valgrind)'
 	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
