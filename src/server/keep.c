@@ -172,8 +172,11 @@ static void evict_idle(struct server *s)
 {
     struct hcache_err err = {0};
     uint64_t n = 0;
-    if (s->o.idle_ttl_s > 0 &&
-        hcache_cache_evict_idle(atomic_load(&s->h), s->o.idle_ttl_s, &n, &err) != 0)
+    int64_t now_s = clock_wall_s();
+    if (s->o.idle_ttl_s <= 0 || now_s < s->next_idle_s)
+        return;
+    s->next_idle_s = now_s + s->o.idle_ttl_s / 16; /* a search visits every leaf */
+    if (hcache_cache_evict_idle(atomic_load(&s->h), s->o.idle_ttl_s, &n, &err) != 0)
         log_warn_once(&s->said_idle, "idle chunks are not evicted: %s", err.msg);
     else if (n > 0)
         log_info("%llu chunks were evicted: nobody used them for %lld s",
