@@ -137,6 +137,9 @@ static const char *next_line(struct line_reader *r, size_t *n)
     const char *line;
     int count = 0;
     if (r->edit != NULL) {
+        /* el_gets prints the prompt before it takes over the terminal. Until then the terminal would echo keys and
+           turn Ctrl-C into a signal, which drops the keys typed before it. */
+        el_set(r->edit, EL_PREP_TERM, 1);
         line = el_gets(r->edit, &count);
     } else {
         ssize_t got;

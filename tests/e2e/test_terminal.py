@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -59,6 +60,10 @@ class Terminal:
                 return True
             self.read()
         return False
+
+    def cooked(self):
+        """Whether the terminal itself still edits lines, echoes keys and turns Ctrl-C into a signal."""
+        return bool(termios.tcgetattr(self.fd)[3] & (termios.ICANON | termios.ECHO | termios.ISIG))
 
     def type(self, keys):
         os.write(self.fd, keys.encode())
@@ -132,9 +137,8 @@ def test_terminal():
     check("a line is edited", t.until(r"Your dog is called Biscuit\.\n") and t.until("> "), t.shown)
     t.type("\x1b[A\n")  # upwards: the line before
     check("and recalled", t.until(r"Your dog is called Biscuit\.\n") and t.until("> "), t.shown)
-    t.type("nonsense")
-    t.until("nonsense")  # it has been read: the terminal drops what is unread at Ctrl-C
-    t.type("\x03")
+    check("the program has taken over the terminal when it shows its prompt", not t.cooked(), t.shown)
+    t.type("nonsense\x03")
     check("Ctrl-C drops a line", t.until("> ") and t.ask("/branch 9", "there are only 3 answers") and t.until("> "), t.shown)
     check("an unknown command is said", t.ask("/nonsense", "there is no command /nonsense") and t.until("> "), t.shown)
     check("/help", t.ask("/help", "/retry") and t.until("> "), t.shown)
