@@ -10,16 +10,22 @@
 
 /* --- chats ------------------------------------------------------------------------------------ */
 
-static int render_chat(const struct client *c, const struct gen_params *p,
-                       struct prompts *ps, struct fault *f)
+static int render_chat(const struct client *c, struct gen_params *p, struct prompts *ps,
+                       struct fault *f)
 {
+    bool truncates = request_truncates(p, &c->truncation);
     struct chat_source source = {.messages = p->messages,
                                  .tools = p->tools,
                                  .kwargs = p->kwargs,
                                  .plain = c->plain_chat,
-                                 .parse_special = c->parse_special};
+                                 .parse_special = c->parse_special,
+                                 .truncates = truncates};
     int rc = prompt_render(c->h, &source, &ps->text, f);
-    return rc == 0 ? prompt_fits(c->h, ps->text.text, ps->text.n, "messages", f) : rc;
+    if (rc == 0 && truncates)
+        p->n_system = prompt_system_tokens(c->h, p->messages);
+    else if (rc == 0)
+        rc = prompt_fits(c->h, ps->text.text, ps->text.n, "messages", f);
+    return rc;
 }
 
 static int encode_chat(const struct client *c, struct prompts *ps, struct fault *f)
@@ -34,8 +40,8 @@ static int encode_chat(const struct client *c, struct prompts *ps, struct fault 
 
 /* --- text completions ------------------------------------------------------------------------- */
 
-static int add_text(struct hcache *h, struct prompts *ps, const struct json *v,
-                    struct fault *f)
+static int add_text(struct hcache *h, bool truncates, struct prompts *ps,
+                    const struct json *v, struct fault *f)
 {
     struct hcache_err err = {0};
     size_t n;
@@ -45,7 +51,7 @@ static int add_text(struct hcache *h, struct prompts *ps, const struct json *v,
         return fault_set(f, 400, NULL, "prompt",
                          "'prompt' must hold texts or token ids, not %s",
                          json_kind_name(v));
-    if (prompt_fits(h, text, n, "prompt", f) != 0)
+    if (!truncates && prompt_fits(h, text, n, "prompt", f) != 0)
         return -1;
     if (hcache_encode(h, text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL, &p->ids, &p->n,
                       &err) != 0)
@@ -60,12 +66,12 @@ static int add_ids(struct prompts *ps, const struct json *v, struct fault *f)
     return request_ids(v, "prompt", &p->ids, &p->n, f);
 }
 
-static int read_texts(struct hcache *h, const struct json *v, struct prompts *ps,
-                      struct fault *f)
+static int read_texts(struct hcache *h, bool truncates, const struct json *v,
+                      struct prompts *ps, struct fault *f)
 {
     const struct json *first = json_at(v, 0);
     if (json_kind(v) == JSON_KIND_STRING)
-        return add_text(h, ps, v, f);
+        return add_text(h, truncates, ps, v, f);
     if (json_kind(v) != JSON_KIND_ARRAY || first == NULL)
         return fault_set(
             f, 400, NULL, "prompt",
@@ -81,7 +87,7 @@ static int read_texts(struct hcache *h, const struct json *v, struct prompts *ps
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct json *one = json_at(v, i);
         rc = json_kind(one) == JSON_KIND_ARRAY ? add_ids(ps, one, f)
-                                               : add_text(h, ps, one, f);
+                                               : add_text(h, truncates, ps, one, f);
     }
     return rc;
 }
@@ -92,8 +98,10 @@ int prompts_read(const struct client *c, struct gen_params *p, struct json *body
                  struct prompts *out, struct fault *f)
 {
     *out = (struct prompts){0};
+    if (request_check_truncation(p, &c->truncation, f) != 0)
+        return -1;
     if (p->kind != REQUEST_CHAT)
-        return read_texts(c->h, p->prompt, out, f);
+        return read_texts(c->h, request_truncates(p, &c->truncation), p->prompt, out, f);
     int rc = render_chat(c, p, out, f);
     if (body != NULL) {
         p->messages = NULL;

@@ -108,7 +108,7 @@ static const struct field fields[] = {
     {"context_management", F_NEUTRAL, 0, 0, 0, RESP | MSGS, "not supported"},
     {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: what it asks for is never there"},
-    {"truncation", F_STRING, 1, 16, AT(truncation), RESP, "auto or disabled; in a conversation auto is the default"},
+    {"truncation", F_STRING, 1, 16, AT(truncation), BOTH | RESP | MSG, "auto or disabled; in a conversation auto is the default"},
     {"reasoning", F_IGNORED, 0, 0, 0, RESP, "ignored: chat_template_kwargs may turn thinking on"},
     {"thinking", F_IGNORED, 0, 0, 0, MSGS, "ignored: chat_template_kwargs may turn thinking on"},
     {"reasoning_effort", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: chat_template_kwargs may turn thinking on"},
@@ -576,10 +576,20 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
 
 bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how)
 {
-    if (how->ratio == 0 || p->kind != REQUEST_RESPONSE)
+    if (how->ratio == 0)
         return false;
     return p->truncation != NULL ? strcmp(p->truncation, "auto") == 0
                                  : p->conversation != NULL;
+}
+
+int request_check_truncation(const struct gen_params *p,
+                             const struct hcache_truncation *how, struct fault *f)
+{
+    if (p->truncation == NULL || strcmp(p->truncation, "auto") != 0 || how->ratio > 0)
+        return 0;
+    return fault_set(f, 400, "unsupported_value", "truncation",
+                     "'truncation' cannot be auto: this server keeps no state (--store or "
+                     "--truncate), or its model cannot be truncated");
 }
 
 const char *request_prompt_name(unsigned kind)

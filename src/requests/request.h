@@ -79,6 +79,9 @@ int request_known(const struct json *body, const char *const *names, struct faul
 /* Whether a request goes on past its window: it asks for it, or is part of a conversation and does not
  * say otherwise.  False where `how` has no ratio. */
 bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how);
+/* 0, or -1 with *f where the request asks for truncation and `how` has no ratio. */
+int request_check_truncation(const struct gen_params *p,
+                             const struct hcache_truncation *how, struct fault *f);
 
 /* A list of token ids, which stands in the field `name`: *out is malloc'd, also where it fails.
  * 0, or -1 with *f. */

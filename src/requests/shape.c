@@ -133,11 +133,15 @@ void shape_context(struct json *usage, const struct generation *g)
     struct hcache_model_info info;
     char text[160];
     int64_t used = 0;
+    int64_t n_truncated = 0;
     hcache_model_info(g->client.h, &info);
     for (int i = 0; i < g->n; i++) {
         int64_t n = g->choice[i].n_prompt + g->choice[i].result.n_tokens;
+        int64_t dropped = g->choice[i].result.truncated_tokens;
         used = n > used ? n : used;
+        n_truncated = dropped > n_truncated ? dropped : n_truncated;
     }
+    json_put_int(usage, "truncated_tokens", n_truncated);
     json_put_int(usage, "context_used", used);
     json_put_int(usage, "context_window", info.max_context);
     if (request_truncates(&g->params, &g->client.truncation) ||

@@ -262,20 +262,21 @@ static int read_dialog(const struct gen_params *p, struct dialog_text *d, struct
 /* --- the prompt -------------------------------------------------------------------------------- */
 
 static int render(struct call *c, const struct json *messages, const struct dialog_text *d,
-                  const struct json *kwargs, struct prompt_text *out, struct fault *f)
+                  const struct gen_params *p, struct prompt_text *out, struct fault *f)
 {
     struct chat_source source = {.messages = messages,
                                  .tools = d->tools,
-                                 .kwargs = kwargs,
+                                 .kwargs = p->kwargs,
                                  .plain = c->s->o.plain_chat,
-                                 .parse_special = c->s->o.parse_special};
+                                 .parse_special = c->s->o.parse_special,
+                                 .truncates = request_truncates(p, &c->s->truncation)};
     return prompt_render(call_model(c), &source, out, f);
 }
 
 /* How many of the prompt's tokens come before a breakpoint: as far as the prompt of the messages before
  * it reads alike.  Where those alone are no conversation that the template takes, all of them do. */
 static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_messages,
-                         const struct json *kwargs, const struct prompt_ids *prompt)
+                         const struct gen_params *p, const struct prompt_ids *prompt)
 {
     struct json *list = json_new_array(), *ask = json_new_object();
     struct prompt_ids part = {0};
@@ -293,7 +294,7 @@ static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_m
     if (role == NULL || strcmp(role, "user") != 0)
         json_push(list, json_share(ask));
     json_free(ask);
-    int rc = render(c, list, d, kwargs, &text, &f);
+    int rc = render(c, list, d, p, &text, &f);
     if (rc == 0)
         rc = retoken_encode(call_model(c), c->s->answers, c->salt, &text, &part, what,
                             &err);
@@ -322,10 +323,19 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
                        struct fault *f)
 {
     struct hcache_err err = {0};
-    int rc = read_dialog(p, d, f);
+    int rc = request_check_truncation(p, &c->s->truncation, f);
+    bool truncates = request_truncates(p, &c->s->truncation);
     if (rc == 0)
-        rc = render(c, d->messages, d, p->kwargs, text, f);
+        rc = read_dialog(p, d, f);
+    if (rc == 0 && truncates && d->n > 0)
+        rc = fault_set(f, 400, "unsupported_value", "truncation",
+                       "'truncation' cannot be auto beside 'cache_control': what it marks "
+                       "may be dropped");
     if (rc == 0)
+        rc = render(c, d->messages, d, p, text, f);
+    if (rc == 0 && truncates)
+        p->n_system = prompt_system_tokens(call_model(c), d->messages);
+    else if (rc == 0)
         rc = prompt_fits(call_model(c), text->text, text->n, "messages", f);
     if (rc == 0)
         forget_messages(c, p, d);
@@ -333,7 +343,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
                                   &err) != 0)
         rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     for (int i = 0; rc == 0 && i < d->n; i++)
-        d->at[i].n_tokens = tokens_before(c, d, d->at[i].n_messages, p->kwargs, prompt);
+        d->at[i].n_tokens = tokens_before(c, d, d->at[i].n_messages, p, prompt);
     return rc;
 }
 

@@ -57,7 +57,6 @@ static struct json *usage(const struct generation *g)
     json_put_int(o, "output_tokens", r->n_tokens);
     json_put(o, "output_tokens_details", out);
     json_put_int(o, "total_tokens", r->prompt_tokens + r->n_tokens);
-    json_put_int(o, "truncated_tokens", r->truncated_tokens);
     shape_context(o, g);
     return o;
 }
@@ -376,12 +375,8 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     if (p->conversation != NULL && !p->store)
         return fault_set(f, 400, NULL, "store",
                          "'store' is false, but a conversation keeps what is said in it");
-    if (p->truncation != NULL && strcmp(p->truncation, "auto") == 0 &&
-        c->s->truncation.ratio == 0)
-        return fault_set(
-            f, 400, "unsupported_value", "truncation",
-            "'truncation' cannot be auto: this server keeps no state (--store or "
-            "--truncate), or its model cannot be truncated");
+    if (request_check_truncation(p, &c->s->truncation, f) != 0)
+        return -1;
     if (c->s->conversations == NULL &&
         (p->previous != NULL || p->conversation != NULL || p->store))
         return keep_none(f);

@@ -5,7 +5,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import SAVING, Server, until  # noqa: E402
-from tap import check, end  # noqa: E402
+from tap import check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
 WINDOW = ("--truncate", "0.5,context=256")
@@ -153,9 +153,52 @@ def test_fields(tmp):
     server.stop()
 
 
+def test_resent(tmp):
+    """Clients that send the whole history with each request: their chats go on past the window, and hit."""
+    server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "w"), "--no-reuse", *WINDOW)
+    cold = Server(MODEL, "--store", os.path.join(tmp, "x"), "--no-reuse", *WINDOW)
+    said, seen = [{"role": "system", "content": "You are kind."}], []
+    for _ in range(8):
+        server.post("/v1/cache/flush", {})
+        said.append({"role": "user", "content": LONG})
+        body = {"messages": said, "temperature": 0, "max_tokens": 24, "truncation": "auto"}
+        status, _, r = server.post("/v1/chat/completions", body)
+        if status != 200:
+            raise RuntimeError(f"{status}: {r}")
+        seen.append((r["usage"]["prompt_tokens"], r["usage"]["prompt_tokens_details"]["cached_tokens"], r["usage"]["truncated_tokens"]))
+        said.append(r["choices"][0]["message"])
+    check("the chat goes on past its window of 256", seen[-1][0] > 400 and seen[-1][2] >= 128, seen)
+    check("each turn finds the turns before it", all(now[1] >= before[0] // 64 * 64 for before, now in zip(seen, seen[1:])), seen)
+    status, _, r = cold.post("/v1/chat/completions", {**body, "messages": said[:-1]})
+    equal("one prompt on a cold server has the same answer", r["choices"][0]["message"]["content"], said[-1]["content"])
+    status, _, r = cold.post("/v1/messages", {"system": "You are kind.", "messages": said[1:-1], "temperature": 0, "max_tokens": 24,
+                                             "truncation": "auto"})
+    check("so it has by /v1/messages", status == 200 and r["content"][0]["text"] == said[-1]["content"]
+          and r["usage"]["truncated_tokens"] == seen[-1][2], r)
+    mark = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
+    status, _, r = cold.post("/v1/messages", {"messages": [{"role": "user", "content": mark}], "max_tokens": 8, "truncation": "auto"})
+    check("but not beside cache_control", status == 400 and "cache_control" in r["error"]["message"], r)
+    status, _, r = cold.post("/v1/completions", {"prompt": LONG * 12, "temperature": 0, "max_tokens": 8, "truncation": "auto"})
+    check("a text completion", status == 200 and r["usage"]["truncated_tokens"] >= 128, r)
+    chat = [{"role": "user", "content": LONG * 120}]
+    for path, more in (("chat/completions", {"messages": chat}), ("completions", {"prompt": LONG * 120}), ("messages", {"messages": chat})):
+        status, _, r = cold.post("/v1/" + path, {**more, "max_tokens": 8})
+        check(f"{path}: without it what does not fit is refused", status == 400 and
+              ("maximum context length" in r["error"]["message"] or "too long" in r["error"]["message"]), r)
+    cold.stop()
+    server.stop()
+    cold = Server(MODEL)
+    for path, more in (("chat/completions", {"messages": said[1:2]}), ("completions", {"prompt": "Hello"}),
+                       ("messages", {"messages": said[1:2], "max_tokens": 8})):
+        status, _, r = cold.post("/v1/" + path, {**more, "truncation": "auto"})
+        check(f"{path}: auto without a store: 400 with the reason", status == 400 and "keeps no state" in r["error"]["message"], r)
+    cold.stop()
+
+
 with tempfile.TemporaryDirectory() as tmp:
     test_conversation(tmp)
     test_fields(tmp)
     test_system_items(tmp)
     test_cache(tmp)
+    test_resent(tmp)
 end()
