@@ -69,6 +69,7 @@ static const struct opt options[] = {
         struct serve_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct serve_args),
+    OPT_DRAM(struct serve_args),
     OPT_POLICY(struct serve_args),
     {"store-required", OPT(struct serve_args, store_required),
      .help =

@@ -95,6 +95,9 @@ struct hcache_opts {
      * hcache_cache_stats says why nothing is saved. */
     bool store_optional;
     uint64_t store_cap_bytes; /* bound on saved state; 0: none */
+    /* Memory for copies of saved state, in front of the store's disk; 0: none.  Nothing is lost with a
+     * copy.  Ignored where there is no disk: without a store, and with one in DRAM. */
+    uint64_t dram_bytes;
     /* Which state a full store or KV cache evicts first: "lru", "fifo", "lfu", "attentionstore" or
      * "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
@@ -350,14 +353,17 @@ struct hcache_result {
     uint64_t
         logits_digest; /* over the f32 logits of every generated position; 0: not asked for */
     uint64_t restored_bytes;
-    char miss[200]; /* why not more was restored */
+    uint64_t
+        restored_dram_bytes; /* of these: from copies in DRAM (hcache_opts.dram_bytes) */
+    int dram_tokens;         /* of the cached ones: they came from such copies alone */
+    char miss[200];          /* why not more was restored */
     const char *
         save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
     struct hcache_plan plan;
     struct hcache_timings timings;
     const char
-        *tier; /* cached tokens came from here, where not from the device: "dram", "disk";
-                         NULL: there are none */
+        *tier; /* cached tokens came from here, where not from the device: "dram", "disk",
+                         "dram+disk"; NULL: there are none */
     struct hcache_lanes predicted, measured;
 };
 
@@ -453,6 +459,20 @@ struct hcache_counts {
     } at[HCACHE_MAX_COUNTS];
 };
 
+/* Copies of saved state in DRAM, in front of the store's disk. */
+struct hcache_dram {
+    uint64_t cap_bytes; /* 0: there are none, and all else is 0 */
+    uint64_t used_bytes, n_chunks;
+    /* Since the start: */
+    uint64_t n_written; /* copies that were made while state was written */
+    uint64_t n_promoted,
+        promoted_bytes;  /* copies that were read from the disk ahead of requests */
+    uint64_t n_unused;   /* of these: dropped before a request read them */
+    uint64_t n_demoted;  /* chunks whose copies were dropped to keep room */
+    uint64_t n_full;     /* copies that were not made for want of room */
+    uint64_t read_bytes; /* read from copies by restores */
+};
+
 struct hcache_cache_stats {
     const char *tier; /* NULL: there is no store, and all else is 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
@@ -461,6 +481,7 @@ struct hcache_cache_stats {
     struct hcache_counts misses, evictions; /* by reason */
     int saving_fault;     /* 0, or the error for which nothing is saved now */
     char saving_why[200]; /* its message, or "" */
+    struct hcache_dram dram;
     /* of the salt */
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes;
 };
@@ -538,6 +559,8 @@ struct hcache_stats {
     uint64_t device_tokens;   /* of the prompts: were on the device */
     uint64_t restored_tokens; /* of the prompts: from the store */
     const char *tier;         /* where that is: "dram", "disk"; NULL: there is no store */
+    uint64_t dram_tokens;     /* of restored_tokens: from copies in DRAM alone */
+    struct hcache_dram dram;
     uint64_t computed_tokens; /* of the prompts */
     uint64_t restored_bytes;
     uint64_t n_restores,

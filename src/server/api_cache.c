@@ -301,6 +301,24 @@ static struct json *tier(const struct hcache_cache_stats *k)
     return o;
 }
 
+/* Copies in memory, in front of the disk. */
+static struct json *dram_tier(const struct hcache_dram *d)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "name", "dram");
+    json_put_int(o, "chunks", (int64_t)d->n_chunks);
+    json_put_int(o, "used_bytes", (int64_t)d->used_bytes);
+    json_put_int(o, "cap_bytes", (int64_t)d->cap_bytes);
+    json_put_int(o, "copies_written", (int64_t)d->n_written);
+    json_put_int(o, "copies_promoted", (int64_t)d->n_promoted);
+    json_put_int(o, "promoted_bytes", (int64_t)d->promoted_bytes);
+    json_put_int(o, "promoted_unused", (int64_t)d->n_unused);
+    json_put_int(o, "demoted", (int64_t)d->n_demoted);
+    json_put_int(o, "not_copied", (int64_t)d->n_full);
+    json_put_int(o, "read_bytes", (int64_t)d->read_bytes);
+    return o;
+}
+
 static struct json *salt_use(const struct hcache_cache_stats *k)
 {
     struct json *o = json_new_object();
@@ -383,6 +401,8 @@ void api_cache_stats(struct call *c)
     hcache_stats(call_model(c), &st);
     bool all = auth_sees_all(c->s->auth, c->salt);
     json_put_string(o, "of", all ? "all" : "key");
+    if (all && k.dram.cap_bytes > 0)
+        json_push(tiers, dram_tier(&k.dram));
     if (k.tier != NULL)
         json_push(tiers, all ? tier(&k) : tenant_tier(&k));
     json_put(o, "tiers", tiers);

@@ -82,8 +82,9 @@ static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
     head(b, "counter", "prompt_tokens_total",
          "Prompt tokens, by where their state came from.");
     labelled(b, "prompt_tokens_total", "source", "device", st->device_tokens);
-    labelled(b, "prompt_tokens_total", "source", "dram", dram ? st->restored_tokens : 0);
-    labelled(b, "prompt_tokens_total", "source", "disk", dram ? 0 : st->restored_tokens);
+    uint64_t from_dram = dram ? st->restored_tokens : st->dram_tokens;
+    labelled(b, "prompt_tokens_total", "source", "dram", from_dram);
+    labelled(b, "prompt_tokens_total", "source", "disk", st->restored_tokens - from_dram);
     labelled(b, "prompt_tokens_total", "source", "computed", st->computed_tokens);
     metric(b, "counter", "generated_tokens_total", "Generated tokens.",
            (double)st->generated_tokens);
@@ -175,6 +176,32 @@ static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->save_buffer_used_bytes);
 }
 
+static void dram_metrics(struct textbuf *b, const struct hcache_dram *d)
+{
+    if (d->cap_bytes == 0)
+        return;
+    metric(b, "gauge", "dram_bytes", "Memory of copies of saved state that is taken.",
+           (double)d->used_bytes);
+    metric(b, "gauge", "dram_cap_bytes", "All memory for such copies.",
+           (double)d->cap_bytes);
+    metric(b, "gauge", "dram_chunks", "Chunks with a copy in memory.", (double)d->n_chunks);
+    head(b, "counter", "dram_copies_total", "Copies that were made, by how.");
+    labelled(b, "dram_copies_total", "how", "written", d->n_written);
+    labelled(b, "dram_copies_total", "how", "promoted", d->n_promoted);
+    metric(b, "counter", "dram_promoted_bytes_total",
+           "Bytes that were read from the disk ahead of requests.",
+           (double)d->promoted_bytes);
+    metric(b, "counter", "dram_promotions_unused_total",
+           "Promoted copies that were dropped before a request read them.",
+           (double)d->n_unused);
+    metric(b, "counter", "dram_demotions_total",
+           "Chunks whose copies were dropped to keep room.", (double)d->n_demoted);
+    metric(b, "counter", "dram_full_total", "Copies that were not made for want of room.",
+           (double)d->n_full);
+    metric(b, "counter", "dram_read_bytes_total", "Bytes that restores read from copies.",
+           (double)d->read_bytes);
+}
+
 static void answer_metrics(struct textbuf *b, struct answers *m)
 {
     struct answers_stats st;
@@ -260,6 +287,7 @@ static void all_metrics(struct textbuf *b, struct call *c)
     restore_metrics(b, &st);
     saving_metrics(b, call_model(c));
     store_metrics(b, &st);
+    dram_metrics(b, &st.dram);
     answer_metrics(b, c->s->answers);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "service/counts.h"
 #include "service/hcache_impl.h"
 #include "state/chain.h"
 
@@ -185,6 +186,7 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     if (h->k.saver != NULL)
         saver_stats(h->k.saver, &saver);
     out->tier = st.tier;
+    out->dram = counts_dram(&st.dram);
     out->n_chunks = st.n_chunks;
     out->used_bytes = st.used_bytes;
     out->cap_bytes = st.cap_bytes;

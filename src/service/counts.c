@@ -71,6 +71,7 @@ void counts_end(struct counts *c, const struct hcache_ticket *t)
         st->prompt_tokens += (uint64_t)r->prompt_tokens;
         st->device_tokens += (uint64_t)r->device_tokens;
         st->restored_tokens += (uint64_t)(r->cached_tokens - r->device_tokens);
+        st->dram_tokens += (uint64_t)r->dram_tokens;
         st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
     }
     st->generated_tokens += (uint64_t)r->n_tokens;
@@ -120,11 +121,26 @@ void counts_read_saver(struct saver *saver, struct hcache_stats *out)
     out->save_buffer_used_bytes = st.used_bytes;
 }
 
+struct hcache_dram counts_dram(const struct store_dram *d)
+{
+    return (struct hcache_dram){.cap_bytes = d->cap_bytes,
+                                .used_bytes = d->used_bytes,
+                                .n_chunks = d->n_chunks,
+                                .n_written = d->n_written,
+                                .n_promoted = d->n_promoted,
+                                .promoted_bytes = d->promoted_bytes,
+                                .n_unused = d->n_unused,
+                                .n_demoted = d->n_demoted,
+                                .n_full = d->n_full,
+                                .read_bytes = d->read_bytes};
+}
+
 void counts_read_store(struct store *store, struct hcache_stats *out)
 {
     struct store_stats st;
     store_stats(store, &st);
     out->tier = st.tier;
+    out->dram = counts_dram(&st.dram);
     out->store_bytes = st.used_bytes;
     out->store_cap_bytes = st.cap_bytes;
     out->store_read_bytes = st.read_bytes;

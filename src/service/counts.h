@@ -9,11 +9,11 @@
 
 #include "hcache.h"
 #include "policy/surprise.h"
+#include "store/store.h"
 
 struct engine_stats;
 struct hcache_ticket;
 struct saver;
-struct store;
 
 struct counts {
     struct hcache_stats now; /* what is counted here; the rest is read */
@@ -29,6 +29,8 @@ void counts_end(struct counts *c, const struct hcache_ticket *t);
 /* Sets *out to all that was counted, and what the engine says. */
 void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
+/* Returns the public form of what the store says of its DRAM tier. */
+struct hcache_dram counts_dram(const struct store_dram *d);
 /* Add to *out; any thread, no lock needed. */
 void counts_read_saver(struct saver *saver, struct hcache_stats *out);
 void counts_read_store(struct store *store, struct hcache_stats *out);

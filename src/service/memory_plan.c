@@ -123,7 +123,9 @@ static uint64_t other_bytes(const struct memory_ask *a, size_t save_bytes)
     if (!m->dev->unified)
         return total_of(&n);
     uint64_t other = (uint64_t)total_of(&n) * (uint64_t)m->dev->n_ranks + PROCESS_BYTES;
-    return a->has_store ? other + a->staging_bytes + save_bytes + a->store_bytes : other;
+    return a->has_store
+               ? other + a->staging_bytes + save_bytes + a->store_bytes + a->dram_bytes
+               : other;
 }
 
 /* What "auto" is: nearly all that nobody has. */
@@ -272,10 +274,39 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
               "layers as they are needed (hcache model pack, --weights-memory)");
 }
 
+/* The arena of copies in DRAM is filled while the server runs.  So what does not fit beside the rest is
+ * refused at the start, with the sums. */
+static int host_can_hold_copies(const struct memory_ask *a, struct err *err)
+{
+    struct sysinfo s;
+    const struct model *m = a->model;
+    if (a->dram_bytes == 0 || sysinfo(&s) != 0)
+        return 0;
+    uint64_t all = (uint64_t)s.totalram * s.mem_unit, weights = 0, kv = 0;
+    if (m->dev->unified) {
+        weights = m->w.bytes * (uint64_t)m->dev->n_ranks;
+        kv = (uint64_t)a->kv_tokens * model_kv_bytes(m) * (uint64_t)m->cfg.n_layers;
+    }
+    uint64_t buffers = a->staging_bytes + a->save_bytes + a->store_bytes;
+    if (a->dram_bytes <= all && weights + kv + buffers <= all - a->dram_bytes)
+        return 0;
+    return err_set(
+        err, -ENOMEM,
+        "--dram %.2f GB does not fit: weights %.2f, KV cache of %lld tokens %.2f, "
+        "saving and restoring %.2f and copies in DRAM %.2f make %.2f GB, and this "
+        "machine has %.2f: give less --dram, or fewer --kv-tokens",
+        (double)a->dram_bytes / 1e9, (double)weights / 1e9, (long long)a->kv_tokens,
+        (double)kv / 1e9, (double)buffers / 1e9, (double)a->dram_bytes / 1e9,
+        (double)(weights + kv + buffers + a->dram_bytes) / 1e9, (double)all / 1e9);
+}
+
 int memory_plan_reserve(const struct memory_ask *a, struct err *err)
 {
     struct device *d = a->model->dev;
     size_t bytes[MAX_STAGES] = {0}, unused, total;
+    int rc = host_can_hold_copies(a, err);
+    if (rc != 0)
+        return rc;
     if (d->unified)
         return host_can_hold(a, err);
     struct needs most = stages_need(a, bytes);

@@ -14,6 +14,8 @@ struct memory_ask {
     int64_t kv_tokens; /* that the KV cache is to hold; 0: default */
     bool has_store;
     size_t staging_bytes; /* of restores */
+    size_t save_bytes;    /* of chunks on their way to the store */
+    uint64_t dram_bytes;  /* of the store's copies in DRAM */
     uint64_t store_bytes; /* of a store in memory with a cap, in host memory; 0: none */
 };
 
@@ -42,7 +44,8 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
                       const char *budget, size_t save_bytes, struct memory_share *out,
                       struct err *err);
 
-/* Reserves all of it on every stage. -ENOMEM names what is needed, for what, and what to do. */
+/* Reserves all of it on every stage.  -ENOMEM names what is needed, for what, and what to do: also
+ * where host memory does not hold dram_bytes beside the rest. */
 int memory_plan_reserve(const struct memory_ask *a, struct err *err);
 
 #endif

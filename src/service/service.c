@@ -132,6 +132,17 @@ static void finish_text(struct hcache_ticket *t)
     pthread_mutex_unlock(&t->service->lock);
 }
 
+/* Returns where the restored tokens came from; NULL: there are none.  home: the store's own tier. */
+static const char *tier_of(const struct hcache_result *r, const char *home)
+{
+    int restored = r->cached_tokens - r->device_tokens;
+    if (restored <= 0)
+        return NULL;
+    if (r->restored_dram_bytes == 0)
+        return home;
+    return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
+}
+
 /* The stepping thread; the ticket is in no list. */
 static void ticket_end(struct service *s, struct hcache_ticket *t)
 {
@@ -145,8 +156,7 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     finish_text(t);
     ticket_describe(t);
     t->result.timings.load_ms = s->o.load_ms;
-    if (t->result.cached_tokens > t->result.device_tokens)
-        t->result.tier = s->o.tier;
+    t->result.tier = tier_of(&t->result, s->o.tier);
     if (t->seq != NULL)
         engine_remove(s->o.engine, t->seq);
     t->seq = NULL;

@@ -79,15 +79,17 @@ static void make_window_store(struct stack *k, const struct model *m)
 static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                 const struct model_need *need)
 {
-    return (struct memory_ask){.model = m,
-                               .need = need,
-                               .max_seqs = max_sequences(k),
-                               .max_rows = k->batch_rows,
-                               .kv_tokens = (int64_t)k->o.user.kv_tokens,
-                               .has_store = k->o.user.n_store > 0 ||
-                                            k->o.user.store_in_memory,
-                               .staging_bytes = stack_staging_bytes(k),
-                               .store_bytes = k->window_store_bytes};
+    return (struct memory_ask){
+        .model = m,
+        .need = need,
+        .max_seqs = max_sequences(k),
+        .max_rows = k->batch_rows,
+        .kv_tokens = (int64_t)k->o.user.kv_tokens,
+        .has_store = k->o.user.n_store > 0 || k->o.user.store_in_memory,
+        .staging_bytes = stack_staging_bytes(k),
+        .save_bytes = save_buffer_bytes(k),
+        .dram_bytes = k->o.user.n_store > 0 ? k->o.user.dram_bytes : 0,
+        .store_bytes = k->window_store_bytes};
 }
 
 /* model_opts.share: how many layers of a packed model stay. */
@@ -263,6 +265,7 @@ static int open_store(struct stack *k, struct err *err)
                             .dirs = k->o.user.store,
                             .n_dirs = k->o.user.n_store,
                             .cap_bytes = k->o.user.store_cap_bytes,
+                            .dram_bytes = k->o.user.dram_bytes,
                             .policy = k->policy,
                             .quota_bytes = k->o.user.salt_quota_bytes,
                             .stuck_ns = k->o.stuck_ns};
@@ -472,6 +475,9 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     size_t kv, activations, restore;
     engine_bytes(k->engine, &kv, &activations, &restore);
     size_t save = k->saver != NULL ? saver_bytes(k->saver) : 0;
+    struct store_dram dram = {0};
+    if (k->store != NULL)
+        store_dram_stats(k->store, &dram);
     double mib = 1.0 / (1 << 20);
     char ranks[64] = "";
     if (k->dev->n_stages > 1) /* memory is what all of them have; */
@@ -482,10 +488,12 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     snprintf(out, n,
              "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
              "%.1f, "
-             "restoring %.1f, truncated contexts %.1f; %d threads, device %s (%s), weights "
+             "restoring %.1f, truncated contexts %.1f, copies in DRAM %.1f; %d threads, "
+             "device %s (%s), weights "
              "%s, state %s",
              ranks, (double)k->model->w.bytes * mib, (double)kv * mib,
              (double)activations * mib, (double)save * mib, (double)restore * mib,
-             (double)k->window_store_bytes * mib, pool_threads(k->pool), k->dev->name,
-             k->dev->isa, dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
+             (double)k->window_store_bytes * mib, (double)dram.cap_bytes * mib,
+             pool_threads(k->pool), k->dev->name, k->dev->isa,
+             dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
 }

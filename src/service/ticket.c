@@ -190,6 +190,9 @@ void ticket_describe(struct hcache_ticket *t)
     r->truncation.stall_ms = ms(o->truncation.stall_ns);
     r->logits_digest = o->logits_digest;
     r->restored_bytes = o->restore.read_bytes;
+    r->restored_dram_bytes = o->restore.dram_bytes;
+    int restored = r->cached_tokens - r->device_tokens;
+    r->dram_tokens = o->restore.dram_tokens < restored ? o->restore.dram_tokens : restored;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
     if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0)
         miss_text(t->tokenizer, t->prompt, t->req.n_prompt, o->differs_at, r->miss,

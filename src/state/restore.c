@@ -42,6 +42,8 @@ void restore_tell_io(struct restore_pipeline *rr)
 
 void restore_group_done(struct restore_pipeline *rr, struct group *g)
 {
+    for (int i = 0; i < g->n_chunks; i++)
+        store_read_release(&g->reads[i]);
     g->run->n_out--;
     g->run = NULL;
     group_put(&rr->free, g);
@@ -52,8 +54,11 @@ void restore_group_done(struct restore_pipeline *rr, struct group *g)
 
 int restore_open_reader(struct restore_pipeline *rr, struct err *err)
 {
-    return store_reader_open(rr->o.store, rr->n_slots * GROUP, rr->staging.ptr,
-                             rr->staging.bytes, &rr->reader, err);
+    int rc = store_reader_open(rr->o.store, rr->n_slots * GROUP, rr->staging.ptr,
+                               rr->staging.bytes, &rr->reader, err);
+    if (rc == 0)
+        store_reader_use_dram(rr->reader);
+    return rc;
 }
 
 static size_t record_room(const struct model *m, enum store_kind kind)
@@ -434,6 +439,7 @@ void restore_start(struct restore *r, const struct restore_job *job)
         r->job.hits = r->hits;
     r->t_start = clock_now_ns();
     shared_store(&r->n_good, job->n_chunks);
+    r->sources = xcalloc((size_t)job->n_chunks, sizeof *r->sources);
     r->n_recompute = count_recomputed(job->plan);
     r->n_asked = job->n_chunks;
     make_order(r);
@@ -488,6 +494,7 @@ void restore_free(struct restore *r)
     if (r->owns_hits)
         store_release(r->rr->o.store, r->hits, r->found.n_hits);
     pthread_mutex_destroy(&r->fault_lock);
+    free(r->sources);
     free(r->hits);
     free(r->keys);
     free(r);
@@ -527,12 +534,23 @@ double restore_bubble(const struct restore_result *r, int64_t makespan_ns)
     return busier_ns < makespan_ns ? 1 - (double)busier_ns / (double)makespan_ns : 0;
 }
 
+/* [lock] Tokens of the first n chunks whose records all came from copies in DRAM. */
+static int dram_tokens(const struct restore *r, int n)
+{
+    int tokens = 0;
+    for (int c = r->job.first_chunk; r->sources != NULL && c < n; c++)
+        tokens += r->sources[c] == SOURCE_DRAM ? r->job.hits[c].n_tokens : 0;
+    return tokens;
+}
+
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err)
 {
     pthread_mutex_lock(&r->rr->lock);
     *out = r->out;
     out->read_bytes = r->read_bytes;
     out->direct_bytes = r->direct_bytes;
+    out->dram_bytes = r->dram_bytes;
+    out->dram_tokens = dram_tokens(r, shared_load(&r->n_good));
     out->io_ns = r->io_ns;
     pthread_mutex_unlock(&r->rr->lock);
     out->n_chunks = shared_load(&r->n_good);

@@ -147,11 +147,13 @@ struct restore_result {
      * from here on. */
     int first_token;
     uint64_t read_bytes, direct_bytes; /* of those, into the device's memory by itself */
-    int64_t total_ns;                  /* since restore_start */
-    int64_t compute_ns;                /* compute lane busy with it */
-    int64_t io_ns;      /* I/O lane busy: at least one of its reads in flight */
-    int64_t wait_ns;    /* in restore_pipeline_wait meanwhile */
-    int64_t prefill_ns; /* compute lane busy with new tokens meanwhile: the caller's */
+    uint64_t dram_bytes; /* of read_bytes: from copies in the store's DRAM tier */
+    int dram_tokens;     /* tokens of chunks that were read from such copies alone */
+    int64_t total_ns;    /* since restore_start */
+    int64_t compute_ns;  /* compute lane busy with it */
+    int64_t io_ns;       /* I/O lane busy: at least one of its reads in flight */
+    int64_t wait_ns;     /* in restore_pipeline_wait meanwhile */
+    int64_t prefill_ns;  /* compute lane busy with new tokens meanwhile: the caller's */
     /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside it. */
     double bubble;
     int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */

@@ -67,6 +67,8 @@ struct group_list {
 void group_put(struct group_list *l, struct group *g);
 struct group *group_get(struct group_list *l); /* NULL where empty */
 
+enum { SOURCE_DRAM = 1, SOURCE_STORE = 2 }; /* a copy in the store's DRAM tier; its home */
+
 enum restore_state {
     RESTORE_FINDING, /* the I/O thread looks up */
     RESTORE_FOUND,   /* the caller plans */
@@ -84,7 +86,9 @@ struct restore {
     int n_in_flight;            /* of which the I/O thread has */
     int next_layer, next_chunk; /* what is read next: an index into order, a chunk */
     int64_t io_ns, io_since;
-    uint64_t read_bytes, direct_bytes;
+    uint64_t read_bytes, direct_bytes, dram_bytes;
+    uint8_t
+        *sources; /* [job.n_chunks]: SOURCE_..., where records of each chunk came from */
     struct restore_trace io_trace;
 
     /* fixed once FOUND */

@@ -201,6 +201,16 @@ static int submit(struct restore_pipeline *rr, struct group *g, bool may_be_dire
     return store_reader_submit(rr->reader, reads, g->n_chunks, err);
 }
 
+/* [lock] */
+static void count_read(struct restore *r, int chunk, const struct store_read *read)
+{
+    if (read->status != 0)
+        return;
+    r->read_bytes += read->n_bytes;
+    r->dram_bytes += read->copy != NULL ? read->n_bytes : 0;
+    r->sources[chunk] |= read->copy != NULL ? SOURCE_DRAM : SOURCE_STORE;
+}
+
 /* [lock] The I/O thread is done with a group. Returns its restore if that is now to be freed. */
 static struct restore *group_arrived(struct restore_pipeline *rr, struct group *g)
 {
@@ -212,7 +222,7 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     restore_trace_add(&r->io_trace, g->t_issued, now, g->layer,
                       g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
-        r->read_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
+        count_read(r, g->first_chunk + i, &g->reads[i]);
     for (int i = 0; g->is_direct && i < g->n_chunks; i++)
         r->direct_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
     if (r->state != RESTORE_ABANDONED) {

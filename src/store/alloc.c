@@ -105,22 +105,47 @@ static bool segment_take(struct alloc_segment *s, uint64_t n_bytes, uint64_t *of
     return false;
 }
 
-int alloc_take(struct alloc *a, uint64_t n_bytes, uint32_t *segment, uint64_t *offset)
+void alloc_add_segments(struct alloc *a, uint32_t n)
+{
+    while (n-- > 0)
+        segment_add(a);
+}
+
+bool alloc_take_within(struct alloc *a, uint64_t n_bytes, uint32_t *segment,
+                       uint64_t *offset)
 {
     CHECK(n_bytes > 0 && n_bytes % STORE_ALIGN == 0);
+    for (uint32_t i = 0; i < a->n_segments; i++) {
+        if (!segment_take(&a->segments[i], n_bytes, offset))
+            continue;
+        *segment = i;
+        a->used_bytes += n_bytes;
+        return true;
+    }
+    return false;
+}
+
+bool alloc_fits(const struct alloc *a, uint64_t n_bytes)
+{
+    for (uint32_t i = 0; i < a->n_segments; i++) {
+        const struct alloc_segment *s = &a->segments[i];
+        for (uint32_t j = 0; s->largest >= n_bytes && j < s->n_free; j++)
+            if (s->free[j].end - s->free[j].begin >= n_bytes)
+                return true;
+    }
+    return false;
+}
+
+int alloc_take(struct alloc *a, uint64_t n_bytes, uint32_t *segment, uint64_t *offset)
+{
     if (n_bytes > a->segment_bytes)
         return ERR_LIMIT;
-    for (uint32_t i = 0;; i++) {
-        if (i == ALLOC_MAX_SEGMENTS)
+    while (!alloc_take_within(a, n_bytes, segment, offset)) {
+        if (a->n_segments == ALLOC_MAX_SEGMENTS)
             return ERR_LIMIT;
-        if (i == a->n_segments)
-            segment_add(a);
-        if (segment_take(&a->segments[i], n_bytes, offset)) {
-            *segment = i;
-            a->used_bytes += n_bytes;
-            return 0;
-        }
+        segment_add(a);
     }
+    return 0;
 }
 
 int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes)

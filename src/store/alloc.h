@@ -37,6 +37,14 @@ void alloc_deinit(struct alloc *a);
  * may be added. */
 int alloc_take(struct alloc *a, uint64_t n_bytes, uint32_t *segment, uint64_t *offset);
 
+/* Adds empty segments at the end. */
+void alloc_add_segments(struct alloc *a, uint32_t n);
+/* Takes n_bytes likewise, but in the segments that there are; false where they have no room. */
+bool alloc_take_within(struct alloc *a, uint64_t n_bytes, uint32_t *segment,
+                       uint64_t *offset);
+/* Whether alloc_take_within(n_bytes) would find room. */
+bool alloc_fits(const struct alloc *a, uint64_t n_bytes);
+
 /* Takes exactly this range; for recovery, so the arguments may be anything.  ERR_CORRUPT where it
  * is out of bounds, not in whole blocks, or not entirely free. */
 int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);

@@ -165,6 +165,7 @@ static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **dr
                            (unsigned long long)s->media->segment_bytes);
         d->h.id = s->next_id++;
         d->x = extent_new(&d->h);
+        d->x->copy = tier_take(s->tier, d->h.n_bytes);
         s->used_bytes += d->h.n_bytes;
         s->catalog.owners[owner_idx].used_bytes += d->h.n_bytes;
     }
@@ -176,7 +177,9 @@ static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
     for (int i = 0; i < s->media->n_devices; i++) {
         if (drafts[i] == NULL)
             continue;
-        int rc = s->media->ops->write(s->media, &drafts[i]->h, drafts[i]->from, err);
+        const struct tier_copy *copy = drafts[i]->x->copy;
+        uint8_t *to = copy != NULL ? tier_at(s->tier, copy, CHUNK_HEADER_BYTES) : NULL;
+        int rc = s->media->ops->write(s->media, &drafts[i]->h, drafts[i]->from, to, err);
         if (rc != 0)
             return rc;
     }
@@ -238,6 +241,7 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
         d->x->records = memcpy(xmalloc(n_bytes), d->h.records, n_bytes);
         s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes; /* counted by attach */
         catalog_attach(&s->catalog, n, d->x, NULL);
+        tier_enter(s->tier, d->x, TIER_WRITTEN);
         s->appended_bytes += d->h.n_bytes;
         s->pending_bytes += d->h.n_bytes;
         d->x->pending_next = NULL;

@@ -9,7 +9,7 @@
  * past.
  *
  * Use is ordered by `tick`, a counter.  policy/placement.h decides which of an owner's evictable
- * nodes goes first. About 320 bytes a chunk on one device. */
+ * nodes goes first. About 340 bytes a chunk on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
@@ -30,6 +30,7 @@ struct extent {
     struct extent *pending_next;  /* in the list of those to be committed */
     struct chunk_node *node;      /* NULL once FREEING */
     struct chunk_record *records; /* n_records, or NULL where not loaded */
+    struct tier_copy *copy;       /* in DRAM, tier.c's; NULL: none */
     uint64_t id;
     uint64_t offset;
     uint32_t segment;
@@ -56,10 +57,12 @@ struct chunk_node {
     struct extent *extents;
     struct chunk_marks marks;    /* where has_marks */
     struct placement_item place; /* among its owner's chunks that may be evicted */
+    struct tier_chunk *copied;   /* in DRAM, tier.c's; NULL: no extent has a copy */
     uint32_t n_children, n_pins;
     uint32_t pin_at; /* 0: no lasting pin */
     uint32_t chunk_idx;
     uint32_t n_live, n_pending;
+    uint32_t n_copied_children; /* tier.c's */
     uint16_t fingerprint_idx, owner_idx;
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */

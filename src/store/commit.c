@@ -232,6 +232,7 @@ static void pending_drop(struct store *s)
     for (struct extent *x = s->pending, *next; x != NULL; x = next) {
         next = x->pending_next;
         x->pending_next = NULL;
+        tier_forget(s->tier, x);
         catalog_detach(&s->catalog, x);
         store_give_extent(s, x);
     }

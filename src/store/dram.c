@@ -64,8 +64,10 @@ static void dram_close(struct media *m)
 }
 
 static int dram_write(struct media *m, struct chunk_header *h,
-                      const struct store_record *const *from, struct err *err)
+                      const struct store_record *const *from, uint8_t *copy,
+                      struct err *err)
 {
+    (void)copy; /* the store's bytes are in DRAM already */
     CHECK(h->device == 0 && h->offset + h->n_bytes <= m->segment_bytes);
     uint8_t *segment = segment_get(dram_of(m), h->segment, true);
     if (segment == NULL)

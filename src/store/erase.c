@@ -7,6 +7,7 @@
  *   5. the places are wiped, and synced
  *   6. one index transaction: the places leave `wipe`; their space may be used again
  *   7. free space that may hold older bytes is wiped, and synced; the marker goes
+ *   8. the chunks' copies in DRAM, which 3 has taken away, are zeroed
  *
  * A crash before 4 leaves the chunks as they were; a crash after 4 leaves them absent, and the next
  * open goes on with 5.  A chunk in use is doomed: it is missing for lookups, and 3 happens when its
@@ -93,6 +94,7 @@ static void chain_erase(struct store *s, const struct sha256 *keys, int n,
         }
         if (continued || in_use(node)) {
             node->doomed = true;
+            tier_forget_node(s->tier, node);
             pin_end(s,
                     node); /* now: damaged, it may go by itself, and would leave its pin */
             out->n_busy++;
@@ -131,6 +133,9 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
         rc = store_wipe_remains(s, err);
     if (rc == 0)
         store_fill_reserve(s);
+    pthread_mutex_lock(&s->lock);
+    tier_wait_zeroed(s->tier);
+    pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->erase_lock);
     return rc;
 }

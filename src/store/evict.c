@@ -15,6 +15,7 @@
 void store_give_extent(struct store *s, struct extent *x)
 {
     CHECK(x->node == NULL && s->used_bytes >= extent_bytes(x));
+    tier_forget(s->tier, x);
     if (x->n_blocks > 0)
         alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
     if (!x->wipe) /* else its bytes are gone */
@@ -26,6 +27,7 @@ void store_give_extent(struct store *s, struct extent *x)
 
 void store_free_extent(struct store *s, struct extent *x)
 {
+    tier_forget(s->tier, x);
     catalog_detach(&s->catalog, x);
     x->next = s->freeing;
     s->freeing = x;
@@ -77,6 +79,7 @@ void store_drop_superseded(struct store *s, const struct sha256 *key)
     /* A miss from now on; whoever holds it, as whoever continues it does, can still read it, and
      * its space is given back when the last lets go. */
     s->evictions[STORE_EVICT_SUPERSEDED]++;
+    tier_forget_node(s->tier, n);
     catalog_kill(&s->catalog, n);
 }
 
@@ -87,6 +90,7 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
         if (node != NULL)
             catalog_drop(&s->catalog, node);
+        tier_review(s->tier, node);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -147,8 +151,8 @@ int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t
 {
     pthread_mutex_lock(&s->lock);
     int n_known = 0;
-    while (n_known < n && catalog_expect(&s->catalog, &keys[n_known], turn))
-        n_known++;
+    for (; n_known < n && catalog_expect(&s->catalog, &keys[n_known], turn); n_known++)
+        tier_review(s->tier, catalog_find(&s->catalog, &keys[n_known]));
     pthread_mutex_unlock(&s->lock);
     return n_known;
 }
@@ -157,8 +161,10 @@ void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
                               uint64_t turn)
 {
     pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         catalog_expect_no_more(&s->catalog, &keys[i], turn);
+        tier_review(s->tier, catalog_find(&s->catalog, &keys[i]));
+    }
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -282,6 +282,7 @@ struct stream {
     unsigned piece;    /* being filled */
     size_t fill_bytes; /* of it */
     int status;        /* the first error */
+    uint8_t *copy;     /* where the next record's bytes go as well; NULL: nowhere */
     int64_t stuck_ns;
     struct err *err;
 };
@@ -389,6 +390,10 @@ static void stream_record(struct stream *st, struct chunk_record *r,
     r->checksum = checksum64(bytes, r->n_bytes);
     stream_put(st, bytes, r->n_bytes);
     stream_put(st, NULL, round_up(r->n_bytes, STORE_ALIGN) - r->n_bytes);
+    if (st->copy == NULL)
+        return;
+    copy_past_caches(st->copy, bytes, r->n_bytes);
+    st->copy += round_up(r->n_bytes, STORE_ALIGN);
 }
 
 static int extent_write(struct stream *st, struct chunk_header *h,
@@ -411,7 +416,8 @@ static int extent_write(struct stream *st, struct chunk_header *h,
 }
 
 static int files_write(struct media *m, struct chunk_header *h,
-                       const struct store_record *const *from, struct err *err)
+                       const struct store_record *const *from, uint8_t *copy,
+                       struct err *err)
 {
     struct files *f = files_of(m);
     struct segment *seg;
@@ -425,6 +431,7 @@ static int files_write(struct media *m, struct chunk_header *h,
     struct stream st = {.w = w,
                         .file = seg->file,
                         .offset = h->offset,
+                        .copy = copy,
                         .stuck_ns = f->stuck_ns,
                         .err = err};
     rc = extent_write(&st, h, from);

@@ -131,6 +131,9 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
         rc = index_trim(s, err);
     if (rc == 0)
         store_fill_reserve(s);
+    pthread_mutex_lock(&s->lock);
+    tier_wait_zeroed(s->tier);
+    pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->erase_lock);
     store_stats(s, &after);
     *freed_bytes = before.file_bytes > after.file_bytes

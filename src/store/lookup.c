@@ -17,6 +17,7 @@
 void store_touch_node(struct store *s, struct chunk_node *n)
 {
     catalog_touch(&s->catalog, n, (uint32_t)clock_wall_s());
+    tier_touch(s->tier, n);
     if (s->index == NULL || s->read_only || s->n_touched == STORE_MAX_TOUCHED)
         return;
     for (const struct extent *x = n->extents; x != NULL; x = x->next) {
@@ -88,6 +89,7 @@ void store_condemn_node(struct store *s, struct chunk_node *n, const char *reaso
     s->n_corrupt++;
     s->evictions[STORE_EVICT_DAMAGED]++;
     n->n_pins++;
+    tier_forget_node(s->tier, n);
     catalog_kill(&s->catalog, n);
     store_unpin(s, n);
 }

@@ -19,9 +19,10 @@ struct media_ops {
     void (*close)(struct media *m);
 
     /* Writes the extent that h describes (place, key, tokens, records with layout) with the bytes of
-     * from[i], computing each record's checksum into h.  Not durable.  On an error nothing is in flight. */
+     * from[i], computing each record's checksum into h.  Not durable.  On an error nothing is in flight.
+     * copy (may be NULL; files only) receives the records as they lie in the extent, behind its header. */
     int (*write)(struct media *m, struct chunk_header *h,
-                 const struct store_record *const *from, struct err *err);
+                 const struct store_record *const *from, uint8_t *copy, struct err *err);
 
     /* Makes every write that returned before the call durable.  An error is final: what those
      * writes left on the device is unknown and stays unknown. */

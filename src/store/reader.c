@@ -1,7 +1,7 @@
 /* reader.c - reading records: one I/O queue per reader, requests to all devices at once.
  *
- * A record in DRAM is handed out where it lies and completes at once; a record in a file becomes one
- * request of whole blocks.  Requests live in slots, of which a reader has as many as were ever in
+ * A record in DRAM (that backend, or a copy in the tier) is handed out where it lies and completes at
+ * once; a record in a file becomes one request of whole blocks.  Requests live in slots, of which a reader has as many as were ever in
  * flight together.  The hit pins the record's extent, so it stays where it is until the caller
  * releases the hit, which must not happen before the read has come back. */
 #include <errno.h>
@@ -25,6 +25,7 @@ struct store_reader {
     struct io_queue *queue; /* NULL: DRAM */
     struct slot *idle;
     struct slot *done, **done_end; /* complete without I/O, oldest first */
+    bool uses_dram;                /* reads copies in the tier */
 };
 
 int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,
@@ -45,6 +46,11 @@ int store_reader_open(struct store *s, int depth, void *staging, size_t staging_
     }
     *out = r;
     return 0;
+}
+
+void store_reader_use_dram(struct store_reader *r)
+{
+    r->uses_dram = true;
 }
 
 static void slots_free(struct slot *slot)
@@ -120,6 +126,7 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
 {
     CHECK(read->hit->impl != NULL && read->layer >= 0 && read->layer < STORE_MAX_LAYERS);
     const struct chunk_record *record = record_find(read, x);
+    read->copy = NULL;
     if (record == NULL)
         return ERR_NOT_FOUND;
     if (read->dst_bytes > 0 && round_up(record->n_bytes, STORE_ALIGN) > read->dst_bytes)
@@ -132,6 +139,16 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     return 0;
 }
 
+/* [lock] Serves a read from the extent's copy in DRAM; false where there is none. */
+static bool copy_take(struct store *s, struct store_read *read, const struct extent *x,
+                      uint64_t offset)
+{
+    read->copy = tier_read(s->tier, x, read->n_bytes);
+    if (read->copy != NULL)
+        read->bytes = tier_at(s->tier, read->copy, offset - x->offset);
+    return read->copy != NULL;
+}
+
 /* [lock] Turns a read into a request; false where it is complete already. */
 static bool read_start(struct store_reader *r, struct slot *slot)
 {
@@ -142,6 +159,10 @@ static bool read_start(struct store_reader *r, struct slot *slot)
     int rc = locate(s, read, &x, &offset);
     if (rc != 0) {
         slot_done(r, slot, rc);
+        return false;
+    }
+    if (r->uses_dram && copy_take(s, read, x, offset)) {
+        slot_done(r, slot, 0);
         return false;
     }
     s->read_bytes += read->n_bytes;
@@ -253,6 +274,16 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
     return rc == 0 ? store_reader_poll(r, done, max, n_done, err) : rc;
 }
 
+void store_read_release(struct store_read *read)
+{
+    if (read->copy == NULL)
+        return;
+    pthread_mutex_lock(&read->store->lock);
+    tier_release(read->store->tier, read->copy);
+    pthread_mutex_unlock(&read->store->lock);
+    read->copy = NULL;
+}
+
 /* --- reads by others --------------------------------------------------------------------------- */
 
 bool store_has_files(const struct store *s)
@@ -273,10 +304,11 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     int rc = locate(s, read, &x, &out->offset);
     struct io_file *file = rc == 0 ? s->media->ops->file(s->media, x->device, x->segment)
                                    : NULL;
+    bool has_copy = rc == 0 && x->copy != NULL; /* a reader takes it from there */
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)
         out->fd = io_file_fd(file);
-    if (rc == 0 && out->fd < 0)
+    if (rc == 0 && (out->fd < 0 || has_copy))
         rc = ERR_UNSUPPORTED;
     read->bytes = NULL;
     out->bytes = rc == 0 ? round_up(read->n_bytes, STORE_ALIGN) : 0;
@@ -308,6 +340,13 @@ int store_read_judge(const struct store_read *read, uint64_t sum, struct err *er
     if (store_has_bug(STORE_BUG_NO_CHECK) || sum == read->checksum)
         return 0;
     atomic_fetch_add_explicit(&read->store->n_checksum_failures, 1, memory_order_relaxed);
+    if (read->copy != NULL) {
+        pthread_mutex_lock(&read->store->lock);
+        tier_distrust(read->store->tier, read->copy);
+        pthread_mutex_unlock(&read->store->lock);
+        return err_set(err, -EAGAIN, "the copy in DRAM of chunk %u is damaged",
+                       read->hit->chunk_idx);
+    }
     return err_set(err, ERR_CORRUPT, "layer %d, %s of chunk %u: its checksum does not hold",
                    read->layer,
                    read->kind == STORE_HIDDEN ? "hidden state" : "keys and values",

@@ -41,6 +41,8 @@ static struct store *store_new(const struct store_opts *opts)
 /* Also for a store that was opened halfway. */
 static void store_free(struct store *s)
 {
+    tier_close(s->tier, &s->catalog);
+    s->tier = NULL;
     catalog_deinit(&s->catalog);
     store_free_list(s->freeing);
     store_free_list(s->wiping);
@@ -77,6 +79,22 @@ static int store_shrink(struct store *s, struct err *err)
     return rc == -ENOSPC ? 0 : rc;
 }
 
+static int open_tier(struct store *s, const struct store_opts *opts, struct err *err)
+{
+    struct tier_opts o = {.bytes = opts->dram_bytes,
+                          .memory = opts->memory,
+                          .policy = opts->policy,
+                          .window = s->catalog.window,
+                          .lock = &s->lock};
+    if (opts->dram_bytes == 0 || s->index == NULL || s->read_only)
+        return 0;
+    if (opts->dram_bytes < STORE_MIN_DRAM)
+        return err_set(err, ERR_USAGE,
+                       "a DRAM tier of %llu bytes is too small: the least is %d",
+                       (unsigned long long)opts->dram_bytes, STORE_MIN_DRAM);
+    return tier_open(&o, &s->tier, err);
+}
+
 static int open_once(const struct store_opts *opts, struct store **out, struct err *err)
 {
     struct store *s = store_new(opts);
@@ -94,6 +112,8 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
     }
     if (rc == 0)
         rc = store_shrink(s, err);
+    if (rc == 0)
+        rc = open_tier(s, opts, err);
     if (rc == 0)
         store_finish_erase(s);
     if (rc != 0) {
@@ -155,6 +175,7 @@ void store_stats(struct store *s, struct store_stats *out)
         .n_extents = s->catalog.n_live,
         .saving_fault = s->saving_err.code,
     };
+    tier_stats(s->tier, &out->dram);
     memcpy(out->misses, s->misses, sizeof out->misses);
     memcpy(out->evictions, s->evictions, sizeof out->evictions);
     for (int i = 0; i < STORE_MISSES; i++)
@@ -166,6 +187,13 @@ void store_stats(struct store *s, struct store_stats *out)
     for (int d = 0; d < m->n_devices; d++)
         for (uint32_t i = 0; i < m->ops->n_segments(m, d); i++)
             out->file_bytes += m->ops->segment_size(m, d, i);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void store_dram_stats(struct store *s, struct store_dram *out)
+{
+    pthread_mutex_lock(&s->lock);
+    tier_stats(s->tier, out);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -192,7 +220,7 @@ static uint64_t list_bytes(const struct extent *list)
 bool store_audit(struct store *s)
 {
     pthread_mutex_lock(&s->lock);
-    bool good = catalog_audit(&s->catalog);
+    bool good = catalog_audit(&s->catalog) && tier_audit(s->tier, &s->catalog);
     uint64_t used_bytes = 0, freeing_bytes = list_bytes(s->freeing),
              wiping_bytes = list_bytes(s->wiping);
     for (int d = 0; d < s->media->n_devices; d++) {

@@ -92,8 +92,8 @@ uint64_t store_owner(const char *salt);
 
 /* --- life cycle ----------------------------------------------------------------------------- */
 
-/* Where the DRAM backend has its segments from: memory that a device copies from at full speed, say.  get
- * gives zeroed, page-aligned memory, or NULL; any thread may call both. */
+/* Allocator for the DRAM backend's segments and for the DRAM tier's arena, for example pinned memory.
+ * get returns zeroed, page-aligned memory, or NULL.  Any thread may call both functions. */
 struct store_memory {
     void *(*get)(void *arg, size_t bytes);
     void (*put)(void *arg, void *p, size_t bytes);
@@ -102,8 +102,11 @@ struct store_memory {
 
 struct store_opts {
     struct io *io; /* the file system; NULL selects the DRAM backend, which ignores dirs */
-    struct store_memory memory; /* of the DRAM backend; get NULL: ordinary memory */
-    const char *const *dirs;    /* one per device, in order; created where missing */
+    struct store_memory memory; /* get NULL: ordinary memory */
+    /* Arena for copies of chunks in DRAM, in front of the disk (tier.h); 0: none.  The DRAM backend and
+     * stores opened read_only have none. */
+    uint64_t dram_bytes;
+    const char *const *dirs; /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
     enum placement_kind policy; /* which leaf goes first where a bound is reached */
@@ -357,7 +360,10 @@ struct store_read {
     size_t dst_bytes; /* 0: the caller knows that the record fits */
     void *user;
 
-    const uint8_t *bytes; /* where the record is: dst, or the DRAM backend's own memory */
+    /* Where the record is: dst, the DRAM backend's own memory, or a copy in the DRAM tier. */
+    const uint8_t *bytes;
+    struct tier_copy
+        *copy; /* that copy, until store_read_release; NULL: the bytes are elsewhere */
     uint32_t n_bytes;
     uint64_t checksum; /* what store_read_check compares with */
     struct store *store;
@@ -369,6 +375,12 @@ struct store_read {
 int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,
                       struct store_reader **out, struct err *err);
 void store_reader_close(struct store_reader *r); /* waits for what is in flight */
+/* From now on the reader takes records from copies in DRAM where there are any.  Its user calls
+ * store_read_release for each read, once the bytes are not needed any more.  Other readers read the
+ * disk only: they check it, or measure it. */
+void store_reader_use_dram(struct store_reader *r);
+/* Lets go of the copy in DRAM that the read was served from, if any.  Any thread. */
+void store_read_release(struct store_read *read);
 
 /* Starts reads over all devices at once; they stay the caller's memory.  Returns 0 or the code of a
  * fault that concerns all; a single read's fault is its status. */
@@ -384,7 +396,9 @@ int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
 int store_reader_await(struct store_reader *r, struct err *err);
 
 /* Checks the bytes of a completed read; must be called before they are used, on any thread, once
- * per record: completion alone does not mean that they are right. 0 or ERR_CORRUPT. */
+ * per record: completion alone does not mean that they are right.  Returns 0 or ERR_CORRUPT, or -EAGAIN
+ * where a copy in DRAM is damaged: the copy is dropped, and the next read takes the record from the
+ * disk. */
 int store_read_check(const struct store_read *read, struct err *err);
 /* The same where another has computed checksum64 of the n_bytes, on a copy of them elsewhere. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
@@ -435,6 +449,20 @@ enum store_evict {
 };
 const char *store_evict_name(enum store_evict why);
 
+/* The DRAM tier. */
+struct store_dram {
+    uint64_t cap_bytes; /* 0: there is none, and all else is 0 */
+    uint64_t used_bytes, n_chunks;
+    /* Since open: */
+    uint64_t n_written; /* copies of extents that were made while these were written */
+    uint64_t n_promoted,
+        promoted_bytes; /* copies that were read from the disk for requests to come */
+    uint64_t n_unused;  /* of these: dropped before anybody read them */
+    uint64_t n_demoted; /* chunks whose copies were dropped to keep room */
+    uint64_t n_full;    /* copies that were not made: there was no room at once */
+    uint64_t n_reads, read_bytes; /* records that were served from copies */
+};
+
 struct store_stats {
     const char *tier;                        /* where the bytes are: "dram" or "disk" */
     uint64_t n_chunks, n_extents, n_partial; /* n_partial of the n_chunks are not full */
@@ -454,8 +482,11 @@ struct store_stats {
     uint64_t n_checksum_failures;     /* records that store_read_check refused */
     uint64_t n_read_failures;         /* records that the device did not give */
     int saving_fault; /* 0, or the error after which the store no longer saves */
+    struct store_dram dram;
 };
 void store_stats(struct store *s, struct store_stats *out);
+/* out->dram alone. */
+void store_dram_stats(struct store *s, struct store_dram *out);
 
 struct store_entry {
     struct sha256 key, parent, fingerprint;

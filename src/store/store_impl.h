@@ -10,6 +10,7 @@
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
  *   continued.c  what continues an erased text
  *   presence.c whether the folder is still there         snapshot.c  reading beside another process
+ *   tier.c     copies in DRAM
  *
  * Locks, in the order in which they may be nested:
  *   erase_lock   one erase (or gc) at a time; held across fsync
@@ -27,10 +28,13 @@
 #include "store/index.h"
 #include "store/media.h"
 #include "store/store.h"
+#include "store/tier.h"
 
 /* Of a segment file, where the options name none. */
 #define STORE_SEGMENT_BYTES (1ull << 30)
 #define STORE_STUCK_NS      ((int64_t)30 * 1000 * 1000 * 1000)
+/* A smaller arena could hold no copy: one may take 1/16. */
+#define STORE_MIN_DRAM (1 << 20)
 
 /* Uses not yet written to the index. Beyond this many the newest are not recorded: harmless. */
 #define STORE_MAX_TOUCHED 65536
@@ -84,6 +88,7 @@ struct store {
     bool is_beside;
     char holder[200]; /* that process, or "" */
     struct media *media;
+    struct tier *tier;   /* copies in DRAM of what is on disk; NULL: none */
     struct index *index; /* NULL: DRAM */
     char *index_path;
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;

@@ -45,6 +45,40 @@ static void weights_beyond_the_machine_are_refused(void **state)
     }
 }
 
+/* Copies in DRAM are filled later: what the machine does not hold beside the rest is refused now. */
+static void copies_beyond_memory_are_refused_with_the_sums(void **state)
+{
+    (void)state;
+    struct sysinfo s;
+    struct stack k;
+    struct err err = {0};
+    struct model_need need = {.n_parts = 1};
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
+    assert_int_equal(sysinfo(&s), 0);
+    struct model m = *k.model;
+    struct memory_ask a = {.model = &m,
+                           .need = &need,
+                           .max_seqs = 1,
+                           .max_rows = 64,
+                           .kv_tokens = 64,
+                           .has_store = true,
+                           .staging_bytes = 1 << 20,
+                           .save_bytes = 2 << 20};
+    m.w.bytes = 3 << 20;
+    uint64_t kv = 64 * model_kv_bytes(&m) * (uint64_t)m.cfg.n_layers;
+    uint64_t left = (uint64_t)s.totalram * s.mem_unit - kv - (6 << 20);
+    a.dram_bytes = left;
+    assert_int_equal(memory_plan_reserve(&a, &err), 0);
+    a.dram_bytes = left + 1;
+    assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "--dram"));
+    assert_non_null(strstr(err.msg, "KV cache of 64 tokens"));
+    assert_non_null(strstr(err.msg, "saving and restoring"));
+    a.dram_bytes = UINT64_MAX; /* sums do not wrap */
+    assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
+    stack_close(&k);
+}
+
 /* --- a budget for a packed model -------------------------------------------------------------- */
 
 #define MB ((uint64_t)1000000)
@@ -181,6 +215,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_beyond_the_machine_are_refused),
+        cmocka_unit_test(copies_beyond_memory_are_refused_with_the_sums),
         cmocka_unit_test(the_least_budget_is_two_layers_and_a_context),
         cmocka_unit_test(keys_and_values_come_before_layers),
         cmocka_unit_test(percentages_and_texts),

@@ -16,6 +16,7 @@
 #include "state/chain.h"
 #include "state/restore.h"
 #include "state/saver.h"
+#include "store/store_impl.h"
 #include "tests/state/turns.h"
 
 enum {
@@ -229,8 +230,9 @@ struct life {
     int64_t committed[N_TEXTS]; /* tokens that were told to be durable */
     pthread_t other;
     bool has_other, quits;
-    uint64_t burst; /* work items one behind the other, at most */
-    bool is_tight;  /* the save buffer holds four chunks, fewer than the slots may want */
+    uint64_t burst;      /* work items one behind the other, at most */
+    uint64_t dram_bytes; /* of copies in front of the disk; 0: none */
+    bool is_tight; /* the save buffer holds four chunks, fewer than the slots may want */
     struct life_counts *counts;
 };
 
@@ -669,8 +671,15 @@ static bool may_fail(const struct life *f, int rc, const struct err *err, const 
 
 static void close_parts(struct life *f)
 {
+    struct store_dram dram = {0};
     restore_pipeline_destroy(f->pipeline);
     saver_destroy(f->saver);
+    if (f->store != NULL)
+        store_dram_stats(f->store, &dram);
+    if (f->store != NULL && !store_audit(f->store))
+        turns_fail("the store does not add up");
+    f->counts->n_dram_reads += dram.n_reads;
+    f->counts->n_demoted += dram.n_demoted;
     store_close(f->store);
     f->pipeline = NULL;
     f->saver = NULL;
@@ -693,6 +702,7 @@ static bool open_parts(struct life *f)
                             .dirs = dirs,
                             .n_dirs = 2,
                             .segment_bytes = 1 << 20,
+                            .dram_bytes = f->dram_bytes,
                             .stuck_ns = has(f, LIFE_STUCK) ? 2000000 : 0};
     if (may_fail(f, store_open(&so, &f->store, &err), &err, "opening the store"))
         return false;
@@ -945,6 +955,7 @@ void life_run(uint64_t seed, unsigned trouble, struct life_counts *counts)
     f.trouble = trouble;
     f.burst = (const uint64_t[]){3, 100, 300}[rng_below(&r, 3)];
     f.is_tight = rng_below(&r, 3) == 0;
+    f.dram_bytes = (const uint64_t[]){0, 1 << 20, 4 << 20}[rng_below(&r, 3)];
     counts->n_calm += is_calm(&f);
     turns_run(&(struct turns_opts){.seed = seed}, life_main, &f, &turns);
     counts->n_lives++;

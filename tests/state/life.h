@@ -44,6 +44,8 @@ struct life_counts {
     uint64_t n_erased_while_read; /* erasures while a restore had the chunks */
     uint64_t n_save_ended;        /* sequences whose saving ended early */
     uint64_t n_committed;         /* committed tokens looked for after the restart */
+    uint64_t n_dram_reads;        /* records that were served from copies in DRAM */
+    uint64_t n_demoted;           /* chunks whose copies made room for others */
 };
 
 /* Models, contexts and their reference states, once for all lives. */

@@ -66,6 +66,8 @@ static void print_counts(FILE *f, const struct life_counts *c)
     fprintf(f, "  erased while in use: %llu\n", (unsigned long long)c->n_erased_while_read);
     fprintf(f, "  sequences saved no further: %llu\n", (unsigned long long)c->n_save_ended);
     fprintf(f, "  committed tokens looked for: %llu\n", (unsigned long long)c->n_committed);
+    fprintf(f, "  records served from DRAM: %llu\n", (unsigned long long)c->n_dram_reads);
+    fprintf(f, "  chunks demoted from DRAM: %llu\n", (unsigned long long)c->n_demoted);
 }
 
 /* Every kind of trouble and every moment of a cancellation has really come. */
@@ -79,6 +81,7 @@ static void assert_reached(const struct life_counts *c)
             fail_msg("no restore was cancelled at stage %d", i);
     assert_true(c->n_calm > 0 && c->n_short > 0 && c->n_rewound > 0);
     assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);
+    assert_true(c->n_dram_reads > 0 && c->n_demoted > 0);
 }
 
 static void nothing_is_violated(void **state)

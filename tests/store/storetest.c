@@ -107,6 +107,7 @@ static void result_take(struct store *s, const struct st_shape *shape,
                         struct store_read *read, struct st_result *out)
 {
     struct err why = {0};
+    out->n_dram += read->copy != NULL;
     if (store_read_check(read, &why) == 0) {
         uint32_t n = shape->n_bytes[read->kind];
         uint8_t *want = xmalloc(n);
@@ -147,15 +148,17 @@ static int chunk_read(struct store *s, struct store_reader *r, const struct st_s
         struct store_read *done[7];
         int n_done = 0;
         rc = store_reader_wait(r, done, 7, &n_done, err);
-        for (int i = 0; i < n_done; i++)
+        for (int i = 0; i < n_done; i++) {
             result_take(s, shape, done[i], out);
+            store_read_release(done[i]);
+        }
         n_left -= n_done;
     }
     return rc;
 }
 
-int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *c, int n,
-            struct st_result *out, struct err *err)
+static int read_all(struct store *s, const struct st_shape *shape, const struct st_ctx *c,
+                    int n, bool uses_dram, struct st_result *out, struct err *err)
 {
     struct sha256 keys[ST_MAX_CHUNKS];
     struct store_hit hits[ST_MAX_CHUNKS];
@@ -172,6 +175,8 @@ int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *
     int rc = store_lookup(s, keys, n, hits, &out->n_found, out->why, sizeof out->why, err);
     if (rc == 0)
         rc = store_reader_open(s, 4, memory, n_bytes, &r, err);
+    if (rc == 0 && uses_dram)
+        store_reader_use_dram(r);
     for (int i = 0; rc == 0 && i < out->n_found; i++) {
         out->mask[i] = hits[i].mask;
         rc = chunk_read(s, r, shape, &hits[i], memory, room, out, err);
@@ -180,6 +185,18 @@ int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *
     store_release(s, hits, out->n_found);
     mem_unmap(memory, n_bytes);
     return rc;
+}
+
+int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *c, int n,
+            struct st_result *out, struct err *err)
+{
+    return read_all(s, shape, c, n, false, out, err);
+}
+
+int st_read_dram(struct store *s, const struct st_shape *shape, const struct st_ctx *c,
+                 int n, struct st_result *out, struct err *err)
+{
+    return read_all(s, shape, c, n, true, out, err);
 }
 
 /* --- places ----------------------------------------------------------------------------------- */

@@ -47,12 +47,17 @@ struct st_result {
     int n_wrong;   /* passed the check, but not the bytes that were appended: never */
     int n_corrupt; /* the check refused them (and the chunk was condemned) */
     int n_unread;  /* another error */
+    int n_dram;    /* of all: served from copies in DRAM */
     struct store_mask mask[ST_MAX_CHUNKS];
     char why[128];
 };
 /* Looks up chunks [0, n), reads every record that the hits have through a new reader, and compares. */
 int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *c, int n,
             struct st_result *out, struct err *err);
+
+/* The same through a reader that takes copies in DRAM where there are any. */
+int st_read_dram(struct store *s, const struct st_shape *shape, const struct st_ctx *c,
+                 int n, struct st_result *out, struct err *err);
 
 /* --- places ----------------------------------------------------------------------------------- */
 

@@ -377,7 +377,8 @@ function pairs(rows) {
 }
 
 function tier(t) {
-  const parts = [make("h2", "", "Store: " + t.name)];
+  const isCopies = t.copies_written !== undefined; // memory in front of the disk
+  const parts = [make("h2", "", isCopies ? "Copies in memory" : "Store: " + t.name)];
   if (t.chunks === undefined) return parts; // only an administrator's key sees the rest
   if (t.cap_bytes) {
     const m = make("meter");
@@ -385,6 +386,12 @@ function tier(t) {
     m.value = t.used_bytes;
     m.setAttribute("aria-label", `${t.name}: ${bytes(t.used_bytes)} of ${bytes(t.cap_bytes)}`);
     parts.push(m);
+  }
+  if (isCopies) {
+    parts.push(pairs([["used", bytes(t.used_bytes) + " of " + bytes(t.cap_bytes)], ["chunks", String(t.chunks)],
+                      ["read ahead", `${t.copies_promoted} (${t.promoted_unused} never used)`],
+                      ["dropped for room", String(t.demoted)]]));
+    return parts;
   }
   const seen = t.chunk_hits + t.chunk_misses;
   parts.push(pairs([["used", bytes(t.used_bytes) + (t.cap_bytes ? " of " + bytes(t.cap_bytes) : "")],

@@ -1,0 +1,89 @@
+/* tier.h - copies of extents in DRAM, in front of the disk; private to src/store.
+ *
+ * The disk is the home of every chunk.  A *copy* holds the records of one extent in an arena of fixed
+ * size, byte for byte as they lie on the disk.  No index names a copy, so dropping one loses nothing.
+ * A chunk is *copied* while at least one of its extents has a copy.
+ *
+ *     tier_take --> filled by the caller --> tier_enter --> found by tier_read
+ *         |                                      |               |  tier_release
+ *         '------------- tier_forget <-----------'---------------'
+ *                             |  its last reader has left
+ *                             v
+ *                       zeroed by the tier's thread --> free again
+ *
+ * Invariants:
+ *  1. extent.copy is set from tier_take's caller until tier_forget; a forgotten copy is found by
+ *     nobody, and its bytes are zeroed once its last reader has left.
+ *  2. Free bytes of the arena are zero, except those of copies that wait to be zeroed.
+ *  3. A copied chunk is in the heap of possible victims exactly when nobody reads its copies and no
+ *     copied chunk continues it.  So a context loses its tail in DRAM before its head.
+ *  4. Nobody waits for room.  The tier's thread drops the policy's next victim while less than 1/16
+ *     of the arena is free, or no free range holds the largest copy so far.  Where there is no room
+ *     all the same, a copy is not made, and n_full counts it.
+ *
+ * The order of victims is that of the store's policy (policy/placement.h) over last uses and waiting
+ * requests.  `ours` does not learn here: the store's own part learns from the same uses.
+ *
+ * Functions marked [lock] are called with the store's lock held.  Every function takes a NULL tier,
+ * does nothing, and returns NULL or 0. */
+#ifndef STORE_TIER_H
+#define STORE_TIER_H
+
+#include <pthread.h>
+
+#include "store/catalog.h"
+
+struct tier;
+struct tier_copy;
+
+struct tier_opts {
+    uint64_t bytes;             /* of the arena */
+    struct store_memory memory; /* get NULL: ordinary memory */
+    enum placement_kind policy;
+    struct placement_window *window; /* the catalog's; may be NULL */
+    pthread_mutex_t *lock;           /* the store's */
+};
+
+/* Maps the arena and starts the tier's thread.  -ENOMEM where the memory cannot be had. */
+int tier_open(const struct tier_opts *o, struct tier **out, struct err *err);
+/* Ends the thread and gives the arena back without zeroing it.  Takes all copies off the catalog. */
+void tier_close(struct tier *t, struct catalog *c);
+
+/* [lock] Returns room for the copy of an extent, or NULL where there is none.  The copy is the caller's
+ * until tier_enter or tier_forget. */
+struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
+/* Returns where the record at this offset of the extent lies in its copy. */
+uint8_t *tier_at(const struct tier *t, const struct tier_copy *copy, uint64_t offset);
+
+enum tier_how { TIER_WRITTEN, TIER_PROMOTED };
+/* [lock] The copy that x->copy names is filled and belongs to x, which is on its node. */
+void tier_enter(struct tier *t, struct extent *x, enum tier_how how);
+/* [lock] The extent has no copy from now on.  Call it before x leaves its node. */
+void tier_forget(struct tier *t, struct extent *x);
+/* [lock] The same for all extents of a node. */
+void tier_forget_node(struct tier *t, struct chunk_node *n);
+
+/* [lock] The copy is damaged: its extent has none from now on.  The caller reads it. */
+void tier_distrust(struct tier *t, struct tier_copy *copy);
+
+/* [lock] Returns the extent's copy for one more reader of n_bytes, or NULL where it has none that is
+ * filled. */
+struct tier_copy *tier_read(struct tier *t, const struct extent *x, uint32_t n_bytes);
+/* [lock] The reader is done with the copy. */
+void tier_release(struct tier *t, struct tier_copy *copy);
+
+/* [lock] The node was used; what the policy knows of it has changed otherwise.  n may be NULL. */
+void tier_touch(struct tier *t, const struct chunk_node *n);
+void tier_review(struct tier *t, const struct chunk_node *n);
+
+/* [lock, released meanwhile] Waits until every forgotten copy that nobody reads is zeroed. */
+void tier_wait_zeroed(struct tier *t);
+/* [lock, released meanwhile] Waits until the tier's thread has nothing to do.  For tests. */
+void tier_settle(struct tier *t);
+
+/* [lock] */
+void tier_stats(const struct tier *t, struct store_dram *out);
+/* [lock] Recounts everything; false where an invariant does not hold.  Slow, for tests. */
+bool tier_audit(const struct tier *t, const struct catalog *c);
+
+#endif

@@ -1,0 +1,77 @@
+"""--dram: copies of saved state in memory serve restores, and every place that tells figures tells the tiers apart."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import HC, SAVING, Server  # noqa: E402
+from tap import check, end, equal  # noqa: E402
+
+MODEL = "models/demo"
+LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 6
+
+
+def ask(s):
+    r = s.post("/v1/completions", {"prompt": LONG, "max_tokens": 8, "ignore_eos": True, "temperature": 0})
+    return r[2]["choices"][0]["text"], r[2]["timings"]
+
+
+def tiers(s):
+    return {t["name"]: t for t in s.request("GET", "/v1/cache/stats")[2]["tiers"]}
+
+
+def test_written(s):
+    text, first = ask(s)
+    equal("the first request finds nothing", first["restore_source"], None)
+    s.post("/v1/cache/flush", {})
+    again, second = ask(s)
+    equal("restored from memory", second["restore_source"], "dram")
+    check("as its tokens say", second["dram_tokens"] == second["restored_tokens"] >= 64, second)
+    equal("with the same answer", again, text)
+    t = tiers(s)
+    check("the statistics tell memory and disk apart", t["dram"]["read_bytes"] == second["restore_bytes"] > 0 and
+          t["disk"]["chunks"] > 0 and t["dram"]["chunks"] > 0 and t["dram"]["copies_written"] > 0, t)
+    equal("so do the metrics", [s.metric(f'hcache_prompt_tokens_total{{source="{k}"}}') for k in ("dram", "disk")],
+          [second["dram_tokens"], 0])
+    equal("and the memory is bounded", (s.metric("hcache_dram_cap_bytes"), s.metric("hcache_dram_full_total")),
+          (64 << 20, 0))
+    return text
+
+
+def test_restarted(s, text):
+    equal("a restart begins without copies", tiers(s)["dram"]["used_bytes"], 0)
+    again, t = ask(s)
+    equal("so the disk serves", (t["restore_source"], t["dram_tokens"]), ("disk", 0))
+    equal("with the same answer once more", again, text)
+
+
+def test_refused():
+    p = subprocess.run([HC, "run", MODEL, "--store", os.path.join(tmp, "other"), "--dram", "900000G", "-p", "x"],
+                       capture_output=True, text=True)
+    check("more than the machine has is refused with the sums", p.returncode == 1 and "--dram" in p.stderr and
+          "does not fit: weights" in p.stderr and "KV cache of" in p.stderr, p.stderr)
+
+
+def test_documented(s):
+    with open("docs/SERVER.md") as f:
+        documented = f.read()
+    text = s.request("GET", "/metrics")[2]
+    names = {line.split("{")[0].split(" ")[0] for line in text.split("\n") if line.startswith("hcache_dram")}
+    check("there are metrics of copies", len(names) >= 9, names)
+    equal("each is in docs/SERVER.md", sorted(n for n in names if f"`{n[len('hcache_'):]}" not in documented), [])
+
+
+tmp = tempfile.mkdtemp(prefix="hcache-dram.")
+args = ["--store", os.path.join(tmp, "store"), "--no-reuse", "--dram", "64M", *SAVING]
+server = Server(MODEL, *args)
+answer = test_written(server)
+test_documented(server)
+server.stop()
+server = Server(MODEL, *args)
+test_restarted(server, answer)
+server.stop()
+test_refused()
+shutil.rmtree(tmp)
+end()

@@ -1,0 +1,590 @@
+/* Copies of chunks in DRAM: where they come from, what serves them, and that they end before, or with,
+ * the chunks on the disk.  test_lives has the same tier under a seed. */
+#include <errno.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+/* A chunk's records of both kinds take 60 KiB of an arena: 16 chunks stay in 1 MiB. */
+enum { N = 4, ARENA = 1 << 20, COPY = 61440, STAY = 16, RECORDS = 6 };
+
+/* The arena of the one store that is open. */
+static uint8_t *arena;
+
+static void *arena_get(void *arg, size_t bytes)
+{
+    (void)arg;
+    return arena = mem_map(bytes);
+}
+
+static void arena_put(void *arg, void *p, size_t bytes)
+{
+    (void)arg;
+    mem_unmap(p, bytes);
+}
+
+static struct store *open_with(struct st_place *p, uint64_t dram_bytes)
+{
+    p->opts.dram_bytes = dram_bytes;
+    p->opts.memory = (struct store_memory){arena_get, arena_put, NULL};
+    return st_open(p);
+}
+
+static struct store *begin(struct st_place *p)
+{
+    assert_true(st_place_open(p, "sim", 1));
+    return open_with(p, ARENA);
+}
+
+static void end(struct st_place *p, struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    tier_settle(s->tier);
+    pthread_mutex_unlock(&s->lock);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(p);
+}
+
+/* What the tier has after its thread has done all that there is to do. */
+static struct store_dram settled(struct store *s)
+{
+    struct store_stats st;
+    pthread_mutex_lock(&s->lock);
+    tier_settle(s->tier);
+    pthread_mutex_unlock(&s->lock);
+    assert_true(store_audit(s));
+    store_stats(s, &st);
+    return st.dram;
+}
+
+static void save(struct store *s, const struct st_ctx *c, int n)
+{
+    struct err err = {0};
+    for (int i = 0; i < n; i++) {
+        if (st_append(s, &st_small, c, i, ST_BOTH, &err) != 0)
+            fail_msg("%s", err.msg);
+        (void)settled(s); /* the next chunk finds room */
+    }
+    assert_int_equal(store_commit(s, &err), 0);
+}
+
+/* Reads n chunks of a context; all must be right. Returns how many records came from DRAM. */
+static int read_dram(struct store *s, const struct st_ctx *c, int n)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read_dram(s, &st_small, c, n, &r, &err), 0);
+    assert_int_equal(r.n_found, n);
+    assert_int_equal(r.n_records, n * RECORDS);
+    return r.n_dram;
+}
+
+static bool is_copied(struct store *s, const struct sha256 *key)
+{
+    pthread_mutex_lock(&s->lock);
+    const struct chunk_node *n = catalog_find(&s->catalog, key);
+    bool copied = n != NULL && n->copied != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return copied;
+}
+
+/* Returns how many chunks of a context are copied; they must be its first ones. */
+static int n_copied(struct store *s, const struct st_ctx *c, int n)
+{
+    struct sha256 keys[ST_MAX_CHUNKS];
+    int n_first = 0;
+    st_keys(c, n, keys);
+    while (n_first < n && is_copied(s, &keys[n_first]))
+        n_first++;
+    for (int i = n_first; i < n; i++)
+        assert_false(is_copied(s, &keys[i]));
+    return n_first;
+}
+
+/* Whether the arena holds the beginning of a record of this chunk. */
+static bool arena_has(const struct sha256 *key)
+{
+    uint8_t want[64];
+    st_fill(key, 0, STORE_KV, want, sizeof want);
+    for (size_t at = 0; at + sizeof want <= ARENA; at += STORE_ALIGN)
+        if (memcmp(arena + at, want, sizeof want) == 0)
+            return true;
+    return false;
+}
+
+static bool arena_is_zero(void)
+{
+    for (size_t at = 0; at < ARENA; at++)
+        if (arena[at] != 0)
+            return false;
+    return true;
+}
+
+/* --- where copies come from ------------------------------------------------------------------- */
+
+static void written_chunks_are_read_from_dram(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct st_result r;
+    struct store *s = begin(&p);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(st_append(s, &st_small, &c, i, ST_BOTH, &err), 0);
+    assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(r.n_found, 0); /* visible with the commit, not before */
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(read_dram(s, &c, N), N * RECORDS);
+    store_stats(s, &st);
+    assert_int_equal(st.read_bytes, 0); /* the disk was not asked */
+    assert_int_equal(st.dram.n_reads, N * RECORDS);
+    assert_int_equal(st.dram.n_written, N);
+    assert_int_equal(st.dram.used_bytes, N * COPY);
+    /* Other readers read the disk: that is what they measure or check. */
+    assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(r.n_records, N * RECORDS);
+    assert_int_equal(r.n_dram, 0);
+    end(&p, s);
+}
+
+static void records_that_are_added_have_copies_of_their_own(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    assert_true(st_place_open(&p, "sim", 3));
+    struct store *s = open_with(&p, ARENA);
+    assert_int_equal(st_save(s, &st_small, &c, N, ST_H, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &c, N, ST_KV, &err), 0);
+    assert_int_equal(read_dram(s, &c, N), N * RECORDS);
+    struct store_dram d = settled(s);
+    assert_int_equal(d.n_chunks, N);
+    assert_int_equal(d.n_written, N * RECORDS); /* three devices, two appends */
+    end(&p, s);
+}
+
+static void a_restart_begins_without_copies(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct store *s = begin(&p);
+    save(s, &c, N);
+    store_close(s);
+    s = open_with(&p, ARENA);
+    assert_int_equal(read_dram(s, &c, N), 0);
+    assert_true(arena_is_zero());
+    end(&p, s);
+}
+
+static void a_write_that_fails_leaves_no_copy(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct store *s = begin(&p);
+    struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .count = 1};
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_not_equal(st_append(s, &st_small, &c, 0, ST_BOTH, &err), 0);
+    assert_int_equal(settled(s).used_bytes, 0);
+    assert_true(arena_is_zero());
+    io_sim_fault_clear(p.io);
+    save(s, &c, N);
+    /* What was appended and cannot be committed any more goes from DRAM, too. */
+    struct st_ctx other = {.base = 2, .own = 2};
+    assert_int_equal(st_append(s, &st_small, &other, 0, ST_BOTH, &err), 0);
+    fault = (struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .count = 1};
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_not_equal(store_commit(s, &err), 0);
+    io_sim_fault_clear(p.io);
+    assert_int_equal(settled(s).used_bytes, N * COPY);
+    assert_int_equal(read_dram(s, &c, N), N * RECORDS);
+    end(&p, s);
+}
+
+/* --- a full arena ----------------------------------------------------------------------------- */
+
+static void a_full_arena_keeps_a_sixteenth_free(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[3];
+    struct store *s = begin(&p);
+    for (int i = 0; i < 3; i++) {
+        c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
+        save(s, &c[i], 7);
+    }
+    struct store_dram d = settled(s);
+    assert_true(d.used_bytes <= ARENA - ARENA / 16);
+    assert_int_equal(d.n_chunks, STAY);
+    assert_int_equal(d.n_demoted, 21 - STAY);
+    assert_int_equal(d.n_full, 0); /* nothing had to wait */
+    /* The context that was used last stays whole; the first has lost its tail. */
+    assert_int_equal(n_copied(s, &c[0], 7), 2);
+    assert_int_equal(n_copied(s, &c[1], 7), 7);
+    assert_int_equal(n_copied(s, &c[2], 7), 7);
+    for (int i = 0; i < 3; i++) /* nothing is lost */
+        assert_int_equal(read_dram(s, &c[i], 7), i == 0 ? 2 * RECORDS : 7 * RECORDS);
+    end(&p, s);
+}
+
+/* The first context was used last: the second loses its tail. */
+static void what_is_used_stays(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[3];
+    struct store *s = begin(&p);
+    for (int i = 0; i < 3; i++) {
+        c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
+        if (i == 2)
+            (void)read_dram(s, &c[0], 7);
+        save(s, &c[i], 7);
+    }
+    assert_int_equal(n_copied(s, &c[0], 7), 7);
+    assert_int_equal(n_copied(s, &c[1], 7), 2);
+    end(&p, s);
+}
+
+/* Waiting requests need the oldest context: policies that look ahead keep it. */
+static void what_waits_stays(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[3];
+    struct sha256 keys[7];
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.policy = PLACEMENT_ATTENTIONSTORE;
+    struct store *s = open_with(&p, ARENA);
+    for (int i = 0; i < 3; i++)
+        c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
+    save(s, &c[0], 7);
+    st_keys(&c[0], 7, keys);
+    assert_int_equal(store_expect_use(s, keys, 7, 1), 7);
+    save(s, &c[1], 7);
+    save(s, &c[2], 7);
+    assert_int_equal(n_copied(s, &c[0], 7), 7);
+    assert_int_equal(n_copied(s, &c[1], 7), 2);
+    /* It waits no longer, and was used before the others. */
+    store_expect_use_no_more(s, keys, 7, 1);
+    save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
+    assert_int_equal(n_copied(s, &c[0], 7), 5);
+    end(&p, s);
+}
+
+static void a_chunk_that_is_read_is_not_dropped(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct sha256 key;
+    struct store_hit hit;
+    struct store_reader *r;
+    struct store *s = begin(&p);
+    save(s, &c, 1);
+    st_keys(&c, 1, &key);
+    int n_hits, n_done;
+    assert_int_equal(store_lookup(s, &key, 1, &hit, &n_hits, NULL, 0, &err), 0);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
+    store_reader_use_dram(r);
+    struct store_read read = {.hit = &hit, .layer = 0, .kind = STORE_KV}, *one = &read,
+                      *done;
+    assert_int_equal(store_reader_submit(r, &one, 1, &err), 0);
+    assert_int_equal(store_reader_wait(r, &done, 1, &n_done, &err), 0);
+    assert_int_equal(n_done, 1);
+    for (uint64_t i = 0; i < 3; i++) /* three times what the arena holds */
+        save(s, &(struct st_ctx){.base = 10 + i, .own = 1}, STAY);
+    assert_true(is_copied(s, &key));
+    assert_int_equal(store_read_check(&read, &err), 0);
+    store_read_release(&read);
+    save(s, &(struct st_ctx){.base = 20, .own = 1}, STAY);
+    assert_false(is_copied(s, &key));
+    store_reader_close(r);
+    store_release(s, &hit, 1);
+    end(&p, s);
+}
+
+/* Half of the arena is free, in holes that are too small: the thread makes one that is large enough. */
+static void free_room_in_small_holes_is_joined(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 key;
+    struct store_erased out;
+    struct store *s = begin(&p);
+    for (uint64_t i = 0; i < 40; i++) { /* 24 KiB each */
+        struct st_ctx c = {.base = i + 1, .own = 1};
+        assert_int_equal(st_save(s, &st_small, &c, 1, ST_H, &err), 0);
+        (void)settled(s);
+    }
+    for (uint64_t i = 0; i < 40; i += 2) {
+        struct st_ctx c = {.base = i + 1, .own = 1};
+        st_keys(&c, 1, &key);
+        assert_int_equal(store_erase(s, &key, 1, &out, &err), 0);
+    }
+    struct st_ctx first = {.base = 100, .own = 1}, second = {.base = 101, .own = 1};
+    assert_true(settled(s).used_bytes < ARENA / 2);
+    save(s, &first, 1); /* the tier learns how large copies are */
+    save(s, &second, 1);
+    save(s, &(struct st_ctx){.base = 102, .own = 1}, 1);
+    assert_int_equal(n_copied(s, &second, 1), 1);
+    assert_true(settled(s).n_demoted > 0);
+    end(&p, s);
+}
+
+static void a_chunk_that_is_too_large_has_no_copy(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    const struct st_shape large = {.n_layers = 3, .n_bytes = {5000, 20000}};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct st_result r;
+    struct store *s = begin(&p);
+    assert_int_equal(st_save(s, &large, &c, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_read_dram(s, &large, &c, N, &r, &err), 0);
+    assert_int_equal(r.n_records, N * RECORDS);
+    assert_int_equal(r.n_dram, 0);
+    assert_int_equal(settled(s).n_full, N);
+    end(&p, s);
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.dram_bytes = STORE_MIN_DRAM - 1;
+    assert_int_equal(store_open(&p.opts, &s, &err), ERR_USAGE);
+    st_place_close(&p);
+}
+
+/* --- copies end with their chunks ------------------------------------------------------------- */
+
+static void erasing_reaches_the_copy(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct sha256 keys[STAY];
+    struct store_erased out;
+    struct store *s = begin(&p);
+    save(s, &c, STAY);
+    st_keys(&c, STAY, keys);
+    assert_true(arena_has(&keys[0]) && arena_has(&keys[STAY - 1]));
+    assert_int_equal(store_erase(s, keys, STAY, &out, &err), 0);
+    assert_int_equal(out.n_chunks, STAY);
+    assert_true(arena_is_zero()); /* when it returns, not some time later */
+    assert_int_equal(settled(s).used_bytes, 0);
+    end(&p, s);
+}
+
+/* A reader has the copy while its chunk is erased: what it reads stays until it is done. */
+static void erasing_waits_for_readers(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct sha256 key;
+    struct store_hit hit;
+    struct store_erased out;
+    struct store_reader *r;
+    struct store *s = begin(&p);
+    save(s, &c, 1);
+    st_keys(&c, 1, &key);
+    int n_hits, n_done;
+    assert_int_equal(store_lookup(s, &key, 1, &hit, &n_hits, NULL, 0, &err), 0);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
+    store_reader_use_dram(r);
+    struct store_read read = {.hit = &hit, .layer = 1, .kind = STORE_KV}, *one = &read,
+                      *done;
+    assert_int_equal(store_reader_submit(r, &one, 1, &err), 0);
+    assert_int_equal(store_reader_wait(r, &done, 1, &n_done, &err), 0);
+    assert_int_equal(store_erase(s, &key, 1, &out, &err), 0);
+    assert_int_equal(out.n_busy, 1);
+    assert_false(is_copied(s, &key));
+    assert_int_equal(settled(s).used_bytes, COPY);
+    assert_int_equal(store_read_check(&read, &err), 0);
+    store_read_release(&read);
+    assert_int_equal(settled(s).used_bytes, 0);
+    assert_true(arena_is_zero());
+    store_reader_close(r);
+    store_release(s, &hit, 1);
+    end(&p, s);
+}
+
+static void condemning_reaches_the_copy(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct sha256 keys[N];
+    struct store_hit hit;
+    struct store *s = begin(&p);
+    save(s, &c, N);
+    st_keys(&c, N, keys);
+    assert_true(store_pin(s, &keys[N - 1], &hit));
+    store_condemn(s, &hit, "for the test");
+    assert_int_equal(settled(s).used_bytes,
+                     (N - 1) * COPY); /* also while somebody holds it */
+    store_release(s, &hit, 1);
+    assert_int_equal(settled(s).used_bytes, (N - 1) * COPY);
+    assert_false(arena_has(&keys[N - 1]));
+    end(&p, s);
+}
+
+static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
+    struct sha256 keys[N];
+    uint64_t n_chunks;
+    struct store *s = begin(&p);
+    save(s, &a, N);
+    st_keys(&a, N, keys);
+    store_set_quota(s, store_owner(NULL), N * (COPY + CHUNK_HEADER_BYTES));
+    save(s, &b, 2);
+    assert_int_equal(settled(s).n_chunks, N);
+    assert_int_equal(n_copied(s, &a, N), N - 2);
+    assert_false(arena_has(&keys[N - 1]));
+    assert_int_equal(store_evict_idle(s, clock_wall_s() + 10, &n_chunks, &err), 0);
+    assert_int_equal(n_chunks, N);
+    assert_int_equal(settled(s).used_bytes, 0);
+    assert_true(arena_is_zero());
+    end(&p, s);
+}
+
+/* A chunk whose parent is gone is out of reach; gc takes it, and its copy before it returns. */
+static void gc_reaches_the_copy(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct sha256 keys[N];
+    struct store_hit hit;
+    uint64_t freed;
+    struct store *s = begin(&p);
+    save(s, &c, N);
+    st_keys(&c, N, keys);
+    assert_true(store_pin(s, &keys[0], &hit));
+    store_condemn(s, &hit, "for the test");
+    store_release(s, &hit, 1);
+    assert_int_equal(store_gc(s, &freed, &err), 0);
+    assert_true(arena_is_zero());
+    assert_int_equal(settled(s).n_chunks, 0);
+    end(&p, s);
+}
+
+/* The partial chunk that a full one replaces: its copy goes with the commit, also where a sequence still
+ * holds the chunk. */
+static void superseding_reaches_the_copy(void **state)
+{
+    (void)state;
+    for (int is_held = 0; is_held < 2; is_held++) {
+        struct st_place p;
+        struct err err = {0};
+        struct st_ctx c = {.base = 1, .own = 1};
+        struct sha256 keys[2];
+        struct store_hit hit;
+        uint8_t bytes[700];
+        struct store_record record = {.kind = STORE_KV, .bytes = bytes, .n_bytes = 700};
+        struct store_chunk part = {.fingerprint = st_fingerprint(c.model),
+                                   .chunk_idx = 1,
+                                   .n_tokens = 20,
+                                   .records = &record,
+                                   .n_records = 1,
+                                   .yields = true};
+        struct store *s = begin(&p);
+        save(s, &c, 1);
+        st_keys(&c, 2, keys);
+        st_tokens(&c, 1, part.tokens);
+        part.parent = keys[0];
+        part.key = store_partial_key(&part.parent, part.tokens, 20);
+        st_fill(&part.key, 0, STORE_KV, bytes, sizeof bytes);
+        assert_int_equal(store_append(s, &part, &err), 0);
+        assert_int_equal(store_commit(s, &err), 0);
+        assert_true(is_copied(s, &part.key) && arena_has(&part.key));
+        assert_true(store_pin(s, &part.key, &hit));
+        if (!is_held)
+            store_release(s, &hit, 1);
+        struct store_chunk full = part;
+        full.key = keys[1];
+        full.n_tokens = STORE_CHUNK_TOKENS;
+        full.yields = false;
+        full.supersedes = &part.key;
+        assert_int_equal(store_append(s, &full, &err), 0);
+        assert_true(is_copied(s, &part.key)); /* until the full one is durable */
+        assert_int_equal(store_commit(s, &err), 0);
+        assert_false(is_copied(s, &part.key));
+        assert_int_equal(settled(s).n_chunks, 2);
+        if (is_held)
+            store_release(s, &hit, 1);
+        end(&p, s);
+    }
+}
+
+/* --- damage ----------------------------------------------------------------------------------- */
+
+/* A bit flips in DRAM: the copy goes, the chunk on the disk stays. */
+static void a_damaged_copy_condemns_nothing(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct st_result r;
+    struct store_stats st;
+    struct store *s = begin(&p);
+    save(s, &c, N);
+    arena[100] ^= 4;
+    assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(r.n_unread, 1);
+    assert_int_equal(r.n_corrupt, 0);
+    assert_int_equal(r.n_wrong, 0);
+    store_stats(s, &st);
+    assert_int_equal(st.n_checksum_failures, 1);
+    assert_int_equal(st.n_corrupt, 0);
+    assert_int_equal(settled(s).n_chunks, N - 1);
+    assert_int_equal(read_dram(s, &c, N), (N - 1) * RECORDS); /* the rest from the disk */
+    end(&p, s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(written_chunks_are_read_from_dram),
+        cmocka_unit_test(records_that_are_added_have_copies_of_their_own),
+        cmocka_unit_test(a_restart_begins_without_copies),
+        cmocka_unit_test(a_write_that_fails_leaves_no_copy),
+        cmocka_unit_test(a_full_arena_keeps_a_sixteenth_free),
+        cmocka_unit_test(what_is_used_stays),
+        cmocka_unit_test(what_waits_stays),
+        cmocka_unit_test(a_chunk_that_is_read_is_not_dropped),
+        cmocka_unit_test(free_room_in_small_holes_is_joined),
+        cmocka_unit_test(a_chunk_that_is_too_large_has_no_copy),
+        cmocka_unit_test(erasing_reaches_the_copy),
+        cmocka_unit_test(erasing_waits_for_readers),
+        cmocka_unit_test(condemning_reaches_the_copy),
+        cmocka_unit_test(quota_cap_and_idle_eviction_reach_the_copy),
+        cmocka_unit_test(gc_reaches_the_copy),
+        cmocka_unit_test(superseding_reaches_the_copy),
+        cmocka_unit_test(a_damaged_copy_condemns_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
