@@ -78,6 +78,10 @@ static const struct opt options[] = {
          "so"},
     {"salt-quota", OPT(struct serve_args, engine.o.salt_quota_bytes), .arg = "BYTES",
      .def = "0", .help = "bound on saved state of each API key and cache_salt; 0 is none"},
+    {"guarantee-quota", OPT(struct serve_args, engine.o.guarantee_bytes), .arg = "BYTES",
+     .def = "0",
+     .help = "bound on guaranteed state of each API key and cache_salt (/v1/cache/pin with "
+             "guarantee); 0 is three quarters of its --salt-quota, or of --store-cap"},
     {"idle-ttl", OPT(struct serve_args, idle_ttl), .arg = "S", .def = "0", .min = 0,
      .max = TTL_MAX_S,
      .help = "seconds after its last use until saved state is evicted; 0 is never"},

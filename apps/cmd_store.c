@@ -171,12 +171,15 @@ static int by_key(const void *a, const void *b)
     return memcmp(x->key.b, y->key.b, sizeof x->key.b);
 }
 
-/* Who is evicted first: without a pin before with one, then the least recently used. */
+/* The order of eviction: chunks without a pin, pinned ones, guaranteed ones (never); then the least
+ * recently used first. */
 static int by_eviction(const void *a, const void *b)
 {
     const struct store_entry *x = &sorted_entries[*(const uint64_t *)a],
                              *y = &sorted_entries[*(const uint64_t *)b];
     bool x_pinned = x->pinned_until_wall_s != 0, y_pinned = y->pinned_until_wall_s != 0;
+    if (x->is_guaranteed != y->is_guaranteed)
+        return x->is_guaranteed ? 1 : -1;
     if (x_pinned != y_pinned)
         return x_pinned ? 1 : -1;
     return x->tick < y->tick ? -1 : x->tick > y->tick;
@@ -234,11 +237,16 @@ static void why_text(const struct store_entry *e, const struct why *w, char *out
         snprintf(place, sizeof place, "evicted as number %" PRIu64, w->evict_at);
     else
         snprintf(place, sizeof place, "kept by what continues it");
+    if (w->is_leaf && e->is_guaranteed)
+        snprintf(place, sizeof place, "never evicted");
     if (!w->reachable) {
         snprintf(out, n, "cannot be found: a chunk before it is missing; gc removes it");
     } else if (e->pinned_until_wall_s != 0) {
         time_text(e->pinned_until_wall_s, until);
-        snprintf(out, n, "pinned until %s, %s", until, place);
+        snprintf(out, n, "%s until %s, %s", e->is_guaranteed ? "guaranteed" : "pinned",
+                 until, place);
+    } else if (e->is_guaranteed) {
+        snprintf(out, n, "guaranteed, %s", place);
     } else {
         snprintf(out, n, "%s", place);
     }
@@ -305,6 +313,9 @@ static void stat_json(const struct store_stats *st, uint64_t n_tokens,
     json_put_int(j, "used_bytes", (int64_t)st->used_bytes);
     json_put_int(j, "file_bytes", (int64_t)st->file_bytes);
     json_put_int(j, "damaged", (int64_t)st->n_corrupt);
+    json_put_int(j, "pins", (int64_t)st->n_pins);
+    json_put_int(j, "guarantees", (int64_t)st->n_guarantees);
+    json_put_int(j, "guaranteed_bytes", (int64_t)st->guaranteed_bytes);
     for (int i = 0; i < n; i++) {
         struct json *m = json_new_object();
         sha256_hex(&shares[i].fingerprint, hex);
@@ -329,6 +340,11 @@ static void stat_text(const struct store_stats *st, uint64_t n_tokens,
            st->n_chunks, plural(st->n_chunks), n_tokens, plural(n_tokens), st->n_extents,
            plural(st->n_extents), st->n_devices, st->n_devices == 1 ? "y" : "ies");
     printf("%s of state, in files of %s\n", used, files);
+    if (st->n_guarantees > 0) {
+        bytes_text(st->guaranteed_bytes, used);
+        printf("%s guaranteed, by %" PRIu64 " pin%s\n", used, st->n_guarantees,
+               plural(st->n_guarantees));
+    }
     if (st->n_corrupt > 0)
         printf("%" PRIu64 " chunk%s damaged, in part at least: store verify says why\n",
                st->n_corrupt, plural(st->n_corrupt));
@@ -419,6 +435,7 @@ static void ls_json(const struct list *l, const struct why *why,
         json_put_int(c, "bytes", (int64_t)e->bytes);
         json_put_int(c, "used_wall_s", e->used_wall_s);
         json_put_int(c, "pinned_until_wall_s", e->pinned_until_wall_s);
+        json_put_bool(c, "guaranteed", e->is_guaranteed);
         snprintf(hex, sizeof hex, "%016" PRIx64, e->owner);
         json_put_string(c, "owner", hex);
         json_put_string(c, "title", title_of(l, t, i, i + 1));
@@ -439,7 +456,7 @@ static bool joins(const struct store_entry *a, const struct store_entry *b)
     return memcmp(&b->parent, &a->key, sizeof a->key) == 0 &&
            memcmp(&a->mask, &b->mask, sizeof a->mask) == 0 &&
            a->pinned_until_wall_s == b->pinned_until_wall_s &&
-           b->chunk_idx == a->chunk_idx + 1;
+           a->is_guaranteed == b->is_guaranteed && b->chunk_idx == a->chunk_idx + 1;
 }
 
 /* One line for chunks [from, to) of the list, which is a run of equal ones. */
@@ -760,6 +777,81 @@ static int run_rm(const struct store_args *a, struct err *err)
     return rc;
 }
 
+/* --- unpin ------------------------------------------------------------------------------------- */
+
+static const struct opt unpin_options[] = {
+    {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
+     .help = "chunks whose pin ends: keys as store ls shows them, or their first 8 or more "
+             "digits"},
+    {"all", OPT(struct store_args, all), .help = "end all pins"},
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd unpin_cmd = {
+    .name = "store unpin",
+    .summary =
+        "Ends pins and guarantees, so that eviction may take the chunks. What a chunk "
+        "that continues it guarantees stays; store ls --chunks --why names the ends.",
+    .positionals = dir_positionals,
+    .options = unpin_options,
+    .examples = "  hcache store unpin /var/lib/hcache --key 02eed3e9264f31aa\n",
+    .values_bytes = sizeof(struct store_args),
+};
+
+static int pinned_add(void *arg, const struct store_pinned *p)
+{
+    struct list *l = arg;
+    struct store_entry e = {.key = p->key};
+    return list_add(l, &e);
+}
+
+static int mark_pins(const struct store_args *a, const struct list *pins, bool *marked,
+                     struct err *err)
+{
+    int rc = 0;
+    if (a->all == (a->keys.n > 0))
+        return err_set(err, ERR_USAGE, "give either --key or --all");
+    for (uint64_t i = 0; i < pins->n; i++)
+        marked[i] = a->all;
+    for (int i = 0; i < a->keys.n && rc == 0; i++)
+        rc = mark_key(pins, a->keys.items[i], marked, err);
+    return rc;
+}
+
+static int run_unpin(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct list pins = {0};
+    int n = 0, rc = session_open(&s, a, true, err); /* for writing would make a store */
+    if (rc == 0) {
+        session_close(&s);
+        rc = session_open(&s, a, false, err);
+    }
+    if (rc == 0)
+        rc = store_each_pin(s.store, pinned_add, &pins);
+    bool *marked = xcalloc(pins.n + 1, sizeof marked[0]);
+    struct sha256 *keys = xcalloc(pins.n + 1, sizeof keys[0]);
+    if (rc == 0)
+        rc = mark_pins(a, &pins, marked, err);
+    for (uint64_t i = 0; i < pins.n && rc == 0; i++)
+        if (marked[i])
+            keys[n++] = pins.e[i].key;
+    if (rc == 0)
+        rc = store_unpin_keys(s.store, keys, n, err);
+    if (rc == 0 && a->json) {
+        struct json *j = json_new_object();
+        json_put_int(j, "ended_pins", n);
+        print_json(j);
+    } else if (rc == 0) {
+        printf("%d pin%s ended\n", n, plural((uint64_t)n));
+    }
+    free(keys);
+    free(marked);
+    free(pins.e);
+    session_close(&s);
+    return rc;
+}
+
 /* --- gc ---------------------------------------------------------------------------------------- */
 
 static const struct opt gc_options[] = {
@@ -827,6 +919,7 @@ static const struct {
     {"ls", &ls_cmd, run_ls, "the chunks, and what is stored of each layer"},
     {"verify", &verify_cmd, run_verify, "reads and checks everything"},
     {"rm", &rm_cmd, run_rm, "erases chunks, and what continues them"},
+    {"unpin", &unpin_cmd, run_unpin, "ends pins and guarantees"},
     {"gc", &gc_cmd, run_gc, "gives space back to the file system"},
 };
 enum { N_VERBS = sizeof verbs / sizeof verbs[0] };
@@ -859,7 +952,8 @@ int cmd_store(int argc, char **argv)
     }
     bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     if (!help && *what != '\0')
-        fprintf(stderr, "hcache store: \"%s\" is none of stat, ls, verify, rm and gc\n",
+        fprintf(stderr,
+                "hcache store: \"%s\" is none of stat, ls, verify, rm, unpin and gc\n",
                 what);
     print_usage(help ? stdout : stderr);
     return help ? 0 : 2;

@@ -51,6 +51,7 @@ enum {
     HCACHE_E_UNSUPPORTED = -4002, /* understood, but not something this build does */
     HCACHE_E_MISMATCH = -4003,    /* two things that do not belong together */
     HCACHE_E_LIMIT = -4005,       /* a configured bound */
+    HCACHE_E_NOT_FOUND = -4006,   /* the named thing does not exist */
     HCACHE_E_USAGE = -4007,       /* the arguments cannot be used */
     HCACHE_E_BUSY = -4009,        /* the store is in use by another process */
 };
@@ -103,6 +104,8 @@ struct hcache_opts {
     const char *policy;
     uint64_t
         salt_quota_bytes; /* on that of each salt, where hcache_cache_quota says no other; 0: none */
+    uint64_t
+        guarantee_bytes; /* bound on the guaranteed state of each salt; 0: none of its own */
     /* slows the store's reads down, for experiments; 0: no */
     uint64_t throttle_bytes_per_s;
     uint64_t save_buffer_bytes; /* memory for state on its way to the store; 0: 256 MiB */
@@ -418,6 +421,21 @@ int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until
 int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
                              int64_t until_wall_s, int *n_tokens, struct hcache_err *err);
 
+/* Guarantees that the state that the last token of a context sees stays until then: no cap, quota, idle
+ * time or full disk evicts it, and a restart does not end that.  Refused where it cannot be promised,
+ * with the sums in the message and in *out: HCACHE_E_NOT_FOUND where not all is stored,
+ * HCACHE_E_LIMIT where too much would be guaranteed.  It ends with its time, with a pin that ends in
+ * the past, or when the state is erased. */
+struct hcache_guarantee {
+    int n_tokens;                          /* in full chunks */
+    uint64_t n_bytes;                      /* that this guarantee adds */
+    uint64_t all_bytes, limit_bytes;       /* guaranteed in the store; the bound, 0: none */
+    uint64_t salt_bytes, salt_limit_bytes; /* likewise of the salt */
+};
+int hcache_cache_guarantee(struct hcache *h, const struct hcache_context *c,
+                           int64_t until_wall_s, struct hcache_guarantee *out,
+                           struct hcache_err *err);
+
 struct hcache_erased {
     int64_t n_chunks, n_bytes; /* gone, and overwritten */
     int64_t n_shared;          /* stay: others continue them */
@@ -476,6 +494,10 @@ struct hcache_dram {
 struct hcache_cache_stats {
     const char *tier; /* NULL: there is no store, and all else is 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
+    uint64_t n_guarantees;     /* of the pins */
+    uint64_t guaranteed_bytes; /* of used_bytes: never evicted */
+    uint64_t guarantee_limit_bytes,
+        n_guarantees_broken; /* by damage, since it was opened */
     /* since it was opened */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
     struct hcache_counts misses, evictions; /* by reason */
@@ -483,7 +505,7 @@ struct hcache_cache_stats {
     char saving_why[200]; /* its message, or "" */
     struct hcache_dram dram;
     /* of the salt */
-    uint64_t salt_chunks, salt_bytes, salt_quota_bytes;
+    uint64_t salt_chunks, salt_bytes, salt_quota_bytes, salt_guaranteed_bytes;
 };
 void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out);
 

@@ -24,6 +24,7 @@ struct subject {
     char *salt;                          /* NULL: none */
     const char *cache_salt;
     int64_t ttl_s, bytes; /* -1: not given */
+    bool guarantee;
 };
 
 static void subject_deinit(struct subject *s)
@@ -132,6 +133,7 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
     s->ttl_s = s->bytes = -1;
     if (json_opt_string(body, "cache_salt", &s->cache_salt, &err) == 0 &&
         json_opt_int(body, "ttl", 0, MAX_TTL_S, &s->ttl_s, &err) == 0 &&
+        json_opt_bool(body, "guarantee", &s->guarantee, &err) == 0 &&
         json_opt_int(body, "bytes", 0, INT64_MAX, &s->bytes, &err) == 0)
         return 0;
     return fault_set(f, 400, NULL, NULL, "%s", err.msg);
@@ -289,6 +291,10 @@ static struct json *tier(const struct hcache_cache_stats *k)
     json_put_int(o, "file_bytes", (int64_t)k->file_bytes);
     json_put_int(o, "pending_bytes", (int64_t)k->pending_bytes);
     json_put_int(o, "pins", (int64_t)k->n_pins);
+    json_put_int(o, "guarantees", (int64_t)k->n_guarantees);
+    json_put_int(o, "guaranteed_bytes", (int64_t)k->guaranteed_bytes);
+    json_put_int(o, "guarantee_limit_bytes", (int64_t)k->guarantee_limit_bytes);
+    json_put_int(o, "guarantees_broken", (int64_t)k->n_guarantees_broken);
     json_put_int(o, "chunk_hits", (int64_t)k->n_hits);
     json_put_int(o, "chunk_misses", (int64_t)k->n_misses);
     json_put_int(o, "evicted", (int64_t)k->n_evicted);
@@ -325,6 +331,7 @@ static struct json *salt_use(const struct hcache_cache_stats *k)
     json_put_int(o, "chunks", (int64_t)k->salt_chunks);
     json_put_int(o, "used_bytes", (int64_t)k->salt_bytes);
     json_put_int(o, "quota_bytes", (int64_t)k->salt_quota_bytes);
+    json_put_int(o, "guaranteed_bytes", (int64_t)k->salt_guaranteed_bytes);
     return o;
 }
 
@@ -451,11 +458,36 @@ void api_cache_prefetch(struct call *c)
 
 /* --- keeping and erasing ------------------------------------------------------------------------ */
 
+static void put_guarantee(struct json *o, const struct hcache_guarantee *g)
+{
+    struct json *sums = json_new_object();
+    json_put_int(sums, "added_bytes", (int64_t)g->n_bytes);
+    json_put_int(sums, "salt_bytes", (int64_t)g->salt_bytes);
+    json_put_int(sums, "salt_limit_bytes", (int64_t)g->salt_limit_bytes);
+    json_put_int(sums, "all_bytes", (int64_t)g->all_bytes);
+    json_put_int(sums, "limit_bytes", (int64_t)g->limit_bytes);
+    json_put(o, "guarantee", sums);
+}
+
+/* Pins a context, guarantees it, or ends either. */
+static int pin(struct call *c, const struct subject *s, int64_t until, int *n_tokens,
+               struct hcache_guarantee *g, struct fault *f)
+{
+    const struct hcache_context context = context_of(s);
+    if (until == 0 || !s->guarantee)
+        return keep_pin(c, &context, until, n_tokens, f);
+    int rc = keep_guarantee(c, &context, until, g, f);
+    *n_tokens = g->n_tokens;
+    return rc;
+}
+
 void api_cache_pin(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, "truncation", "ttl", NULL};
+    static const char *const names[] = {PROMPT_NAMES, "truncation", "ttl", "guarantee",
+                                        NULL};
     struct subject s;
     struct fault f;
+    struct hcache_guarantee g = {0};
     int n_tokens = 0;
     int64_t until = 0;
     int rc = read_subject(c, names, true, &s, &f);
@@ -463,8 +495,7 @@ void api_cache_pin(struct call *c)
         rc = fault_set(&f, 400, NULL, "ttl", "'ttl' is missing: seconds; 0 ends a pin");
     if (rc == 0) {
         until = s.ttl_s > 0 ? clock_wall_s() + s.ttl_s : 0;
-        const struct hcache_context context = context_of(&s);
-        rc = keep_pin(c, &context, until, &n_tokens, &f);
+        rc = pin(c, &s, until, &n_tokens, &g, &f);
     }
     if (rc != 0) {
         fail(c, &s, &f);
@@ -474,6 +505,9 @@ void api_cache_pin(struct call *c)
     json_put_int(o, "prompt_tokens", s.prompt.n);
     json_put_int(o, "pinned_tokens", until > 0 ? n_tokens : 0);
     json_put_int(o, "until", until);
+    json_put_bool(o, "guaranteed", until > 0 && s.guarantee);
+    if (until > 0 && s.guarantee)
+        put_guarantee(o, &g);
     call_json(c, 200, o);
     subject_deinit(&s);
 }

@@ -74,6 +74,21 @@ int keep_pin(struct call *c, const struct hcache_context *context, int64_t until
                      "%s", err.msg);
 }
 
+int keep_guarantee(struct call *c, const struct hcache_context *context,
+                   int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f)
+{
+    struct hcache_err err = {0};
+    hcache_cache_flush(call_model(c)); /* what was just computed is on its way */
+    int rc = hcache_cache_guarantee(call_model(c), context, until_wall_s, out, &err);
+    if (rc == 0)
+        return 0;
+    if (rc == HCACHE_E_LIMIT || rc == HCACHE_E_NOT_FOUND)
+        return fault_set(f, 409, "not_guaranteed", "guarantee", "%s", err.msg);
+    bool is_ours = rc == HCACHE_E_UNSUPPORTED || rc == HCACHE_E_USAGE;
+    return fault_set(f, is_ours ? 400 : 500, is_ours ? "unsupported_value" : NULL, NULL,
+                     "%s", err.msg);
+}
+
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
 /* Doomed chunks stand with children before their parents: the last ones of a list are tried first

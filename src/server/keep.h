@@ -23,6 +23,11 @@ const char *keep_split(char *tail);
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f);
 
+/* Guarantees the state of a context until then, after all that was computed before is durable. 0, or
+ * -1: 409 with the reason and the sums where it cannot be promised. */
+int keep_guarantee(struct call *c, const struct hcache_context *context,
+                   int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f);
+
 /* Takes the chunks out of the store that belonged to what was erased, now and before. */
 struct hcache_erased keep_bury(struct server *s);
 /* Erases what is older than the TTL, and buries. arg: a struct server. On the worker's thread. */

@@ -136,6 +136,14 @@ static void saving_metrics(struct textbuf *b, struct hcache *h)
     metric(b, "gauge", "store_saves",
            "1: state is being saved; 0: no store, a fault, or a full disk.",
            k.tier != NULL && k.saving_fault == 0);
+    metric(b, "gauge", "guarantees", "Guaranteed contexts: pins that are never broken.",
+           (double)k.n_guarantees);
+    metric(b, "gauge", "guaranteed_bytes", "Saved state that is not evicted.",
+           (double)k.guaranteed_bytes);
+    metric(b, "gauge", "guarantee_limit_bytes", "Bound on it; 0: none.",
+           (double)k.guarantee_limit_bytes);
+    metric(b, "counter", "guarantees_broken_total", "Guarantees that damage has broken.",
+           (double)k.n_guarantees_broken);
 }
 
 static void store_metrics(struct textbuf *b, const struct hcache_stats *st)

@@ -150,6 +150,27 @@ int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
     return rc;
 }
 
+int hcache_cache_guarantee(struct hcache *h, const struct hcache_context *c,
+                           int64_t until_wall_s, struct hcache_guarantee *out,
+                           struct hcache_err *err)
+{
+    struct keys k;
+    struct store_guaranteed g = {0};
+    *out = (struct hcache_guarantee){0};
+    int rc = keys_make(h, c, &k, err);
+    out->n_tokens = k.n_seen * STORE_CHUNK_TOKENS;
+    if (rc == 0)
+        rc = store_guarantee(h->k.store, k.seen, k.n_seen, until_wall_s, &g,
+                             hcache_inner(err));
+    out->n_bytes = g.n_bytes;
+    out->all_bytes = g.all_bytes;
+    out->limit_bytes = g.limit_bytes;
+    out->salt_bytes = g.owner_bytes;
+    out->salt_limit_bytes = g.owner_limit_bytes;
+    keys_free(&k);
+    return rc;
+}
+
 int hcache_cache_erase_context(struct hcache *h, const struct hcache_context *c,
                                struct hcache_erased *out, struct hcache_err *err)
 {

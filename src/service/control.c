@@ -170,6 +170,7 @@ static int look_at_owner(void *arg, const struct store_owner_use *u)
     look->out->salt_chunks = u->n_chunks;
     look->out->salt_bytes = u->used_bytes;
     look->out->salt_quota_bytes = u->quota_bytes;
+    look->out->salt_guaranteed_bytes = u->guaranteed_bytes;
     return 1;
 }
 
@@ -193,6 +194,10 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     out->file_bytes = st.file_bytes;
     out->pending_bytes = st.pending_bytes;
     out->n_pins = st.n_pins;
+    out->n_guarantees = st.n_guarantees;
+    out->guaranteed_bytes = st.guaranteed_bytes;
+    out->guarantee_limit_bytes = st.guarantee_limit_bytes;
+    out->n_guarantees_broken = st.n_guarantees_broken;
     out->n_hits = st.n_hits;
     out->n_misses = st.n_misses;
     out->n_evicted = st.n_evicted;

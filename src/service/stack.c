@@ -268,6 +268,7 @@ static int open_store(struct stack *k, struct err *err)
                             .dram_bytes = k->o.user.dram_bytes,
                             .policy = k->policy,
                             .quota_bytes = k->o.user.salt_quota_bytes,
+                            .guarantee_bytes = k->o.user.guarantee_bytes,
                             .stuck_ns = k->o.stuck_ns};
     if (!k->dev->unified) {
         so.memory = (struct store_memory){pinned_get, pinned_put, k->dev};

@@ -3,7 +3,8 @@
  * Invariants: 1. n->mask is the union of the masks of n's LIVE extents, and n_live, n_pending count
  * them.  2. n_children counts the nodes whose parent is n.  3. n is in the heap exactly when it may
  * be evicted: in that of its owner.  4. A node that nothing needs does not exist.  5. An owner's
- * used_bytes are those of the extents on its nodes. */
+ * used_bytes are those of the extents on its nodes; guaranteed_bytes are those on its nodes with
+ * n_guarded > 0.  6. n_guarded counts the guaranteed nodes among n and its descendants. */
 #include "store/catalog.h"
 
 #include <stddef.h>
@@ -206,7 +207,7 @@ static bool is_in_tree(const struct chunk_node *n)
 static bool evictable(const struct chunk_node *n)
 {
     return n->n_live > 0 && n->n_pending == 0 && n->n_children == 0 && n->n_pins == 0 &&
-           !n->has_writer;
+           !n->has_writer && !n->is_guaranteed;
 }
 
 static void node_free(struct catalog *c, struct chunk_node *n)
@@ -221,8 +222,45 @@ static void node_free(struct catalog *c, struct chunk_node *n)
     c->free_nodes = n;
 }
 
-static void child_add(struct chunk_node *parent, struct chunk_node *n)
+/* --- guarantees ------------------------------------------------------------------------------- */
+
+static uint64_t node_bytes(const struct chunk_node *n)
 {
+    uint64_t n_bytes = 0;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        n_bytes += extent_bytes(x);
+    return n_bytes;
+}
+
+static void guaranteed_change(struct catalog *c, const struct chunk_node *n,
+                              uint64_t n_bytes, bool is_more)
+{
+    if (n_bytes == 0)
+        return; /* a name: there may be no owner yet */
+    uint64_t *of_owner = &c->owners[n->owner_idx].guaranteed_bytes;
+    *of_owner = is_more ? *of_owner + n_bytes : *of_owner - n_bytes;
+    c->guaranteed_bytes = is_more ? c->guaranteed_bytes + n_bytes
+                                  : c->guaranteed_bytes - n_bytes;
+}
+
+/* n_ends guaranteed chunks have come behind n (or n is one), or have gone. */
+static void guards_change(struct catalog *c, struct chunk_node *n, uint32_t n_ends,
+                          bool is_more)
+{
+    for (; n != NULL && n_ends > 0; n = n->parent) {
+        uint32_t before = n->n_guarded;
+        CHECK(is_more || before >= n_ends);
+        n->n_guarded = is_more ? before + n_ends : before - n_ends;
+        if ((before == 0) != (n->n_guarded == 0))
+            guaranteed_change(c, n, node_bytes(n), is_more);
+    }
+}
+
+/* --- the tree --------------------------------------------------------------------------------- */
+
+static void child_add(struct catalog *c, struct chunk_node *parent, struct chunk_node *n)
+{
+    guards_change(c, parent, n->n_guarded, true);
     n->parent = parent;
     n->older = parent->child;
     n->newer = NULL;
@@ -231,8 +269,9 @@ static void child_add(struct chunk_node *parent, struct chunk_node *n)
     parent->child = n;
 }
 
-static void child_remove(struct chunk_node *n)
+static void child_remove(struct catalog *c, struct chunk_node *n)
 {
+    guards_change(c, n->parent, n->n_guarded, false);
     if (n->newer != NULL)
         n->newer->older = n->older;
     else
@@ -253,7 +292,7 @@ void catalog_settle(struct catalog *c, struct chunk_node *n)
             return;
         struct chunk_node *parent = n->parent;
         if (parent != NULL)
-            child_remove(n);
+            child_remove(c, n);
         if (n->pin_at == 0)
             node_free(c, n);
         n = parent;
@@ -336,7 +375,7 @@ int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node 
         if (p == NULL)
             p = node_new(c, id->parent);
         p->n_children++;
-        child_add(p, n);
+        child_add(c, p, n);
         catalog_settle(c, p);
     }
     if (n->extents == NULL) { /* was only a name: what it is comes from its first extent */
@@ -369,10 +408,22 @@ void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall
     placement_keep(&c->policy, place_of(c, n), &n->place, true);
 }
 
+void catalog_guarantee(struct catalog *c, struct chunk_node *n, bool is_guaranteed)
+{
+    CHECK(n->pin_at != 0);
+    if (n->is_guaranteed == is_guaranteed)
+        return;
+    n->is_guaranteed = is_guaranteed;
+    guards_change(c, n, 1, is_guaranteed);
+    c->n_guaranteed = is_guaranteed ? c->n_guaranteed + 1 : c->n_guaranteed - 1;
+    catalog_settle(c, n);
+}
+
 void catalog_unpin(struct catalog *c, struct chunk_node *n)
 {
     if (n->pin_at == 0)
         return;
+    catalog_guarantee(c, n, false);
     struct catalog_pin *last = &c->pins[--c->n_pins];
     c->pins[n->pin_at - 1] = *last;
     last->node->pin_at = n->pin_at;
@@ -428,6 +479,8 @@ void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
     x->next = n->extents;
     n->extents = x;
     c->owners[n->owner_idx].used_bytes += extent_bytes(x);
+    if (n->n_guarded > 0)
+        guaranteed_change(c, n, extent_bytes(x), true);
     if (x->state == EXTENT_LIVE)
         node_gains(c, n, mask);
     else
@@ -454,6 +507,8 @@ void catalog_detach(struct catalog *c, struct extent *x)
         p = &(*p)->next;
     *p = x->next;
     c->owners[n->owner_idx].used_bytes -= extent_bytes(x);
+    if (n->n_guarded > 0)
+        guaranteed_change(c, n, extent_bytes(x), false);
     if (x->state == EXTENT_PENDING) {
         CHECK(n->n_pending > 0);
         n->n_pending--;
@@ -585,6 +640,14 @@ uint64_t catalog_bytes(const struct catalog *c)
     return n_bytes;
 }
 
+static bool guards_audit(const struct chunk_node *n)
+{
+    uint64_t n_ends = n->is_guaranteed;
+    for (const struct chunk_node *child = n->child; child != NULL; child = child->older)
+        n_ends += child->n_guarded;
+    return n->n_guarded == n_ends && (!n->is_guaranteed || n->pin_at != 0);
+}
+
 static bool node_audit(const struct catalog *c, const struct chunk_node *n)
 {
     uint32_t n_live = 0, n_pending = 0;
@@ -600,29 +663,34 @@ static bool node_audit(const struct catalog *c, const struct chunk_node *n)
     bool needed = is_in_tree(n) || (n->pin_at != 0 && n->parent == NULL);
     return n_live == n->n_live && n_pending == n->n_pending && needed && pin_good &&
            (n->place.slot != 0) == evictable(n) && placement_audit(place, &n->place) &&
-           n->place.is_kept == (n->pin_at != 0);
+           n->place.is_kept == (n->pin_at != 0) && guards_audit(n);
 }
 
-/* Chunks and bytes of each owner. */
+/* Chunks and bytes of each owner, and how many guarantees there are. */
 static bool owners_audit(const struct catalog *c)
 {
     bool good = true;
-    uint64_t *bytes = xcalloc(c->n_owners + 1, sizeof bytes[0]);
-    uint64_t *chunks = xcalloc(c->n_owners + 1, sizeof chunks[0]);
+    uint64_t guaranteed_bytes = 0;
+    uint32_t n_guaranteed = 0;
+    struct catalog_owner *sum = xcalloc(c->n_owners + 1, sizeof sum[0]);
     for (uint64_t i = 0; i < c->n_buckets; i++)
         for (const struct chunk_node *n = c->buckets[i]; n != NULL; n = n->next) {
-            for (const struct extent *x = n->extents; x != NULL; x = x->next)
-                bytes[n->owner_idx] += extent_bytes(x);
-            if (n->n_live > 0)
-                chunks[n->owner_idx]++;
+            struct catalog_owner *o = &sum[n->owner_idx];
+            o->used_bytes += node_bytes(n);
+            o->guaranteed_bytes += n->n_guarded > 0 ? node_bytes(n) : 0;
+            o->n_chunks += n->n_live > 0;
+            n_guaranteed += n->is_guaranteed;
         }
     for (uint32_t i = 0; i < c->n_owners; i++) {
         const struct catalog_owner *o = &c->owners[i];
-        good = good && bytes[i] == o->used_bytes && chunks[i] == o->n_chunks;
+        good = good && sum[i].used_bytes == o->used_bytes &&
+               sum[i].guaranteed_bytes == o->guaranteed_bytes &&
+               sum[i].n_chunks == o->n_chunks;
+        guaranteed_bytes += o->guaranteed_bytes;
     }
-    free(bytes);
-    free(chunks);
-    return good;
+    free(sum);
+    return good && n_guaranteed == c->n_guaranteed &&
+           guaranteed_bytes == c->guaranteed_bytes;
 }
 
 bool catalog_audit(const struct catalog *c)

@@ -4,6 +4,8 @@
  * A *node* stands for a key.  It may have extents, or be only a name: the root of a context, or
  * a parent whose data is gone (a hole).  A node without extents, children, pins or a writer is
  * freed.  A *lasting pin* (store_pin_until) keeps a node, and puts it behind all that have none.
+ * A *guarantee* (store_guarantee) is a lasting pin under which the chunk is never evicted.  All
+ * chunks before it stay, too, since they are no leaves; their extents count as guaranteed.
  * Only leaves are evicted, so a stored chunk's parent is normally stored; where it is not, the
  * chunk is merely unreachable until the parent is stored again, since keys hash their whole
  * past.
@@ -59,7 +61,8 @@ struct chunk_node {
     struct placement_item place; /* among its owner's chunks that may be evicted */
     struct tier_chunk *copied;   /* in DRAM, tier.c's; NULL: no extent has a copy */
     uint32_t n_children, n_pins;
-    uint32_t pin_at; /* 0: no lasting pin */
+    uint32_t pin_at;    /* 0: no lasting pin */
+    uint32_t n_guarded; /* guaranteed chunks: this one and those that continue it */
     uint32_t chunk_idx;
     uint32_t n_live, n_pending;
     uint32_t n_copied_children; /* tier.c's */
@@ -67,9 +70,10 @@ struct chunk_node {
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */
     bool has_marks : 1;
-    bool reachable : 1; /* gc's mark */
-    bool yields : 1;    /* a partial chunk that goes when its context goes on */
-    bool doomed : 1;    /* erased while in use: missing, and wiped when it is free */
+    bool reachable : 1;     /* gc's mark */
+    bool yields : 1;        /* a partial chunk that goes when its context goes on */
+    bool doomed : 1;        /* erased while in use: missing, and wiped when it is free */
+    bool is_guaranteed : 1; /* its lasting pin is a guarantee: it is never evicted */
 };
 
 struct catalog_fingerprint {
@@ -80,7 +84,8 @@ struct catalog_fingerprint {
 struct catalog_owner {
     uint64_t tag; /* store_owner */
     uint64_t used_bytes;
-    uint64_t quota_bytes; /* 0: the store's default */
+    uint64_t quota_bytes;      /* 0: the store's default */
+    uint64_t guaranteed_bytes; /* of used_bytes: extents that are not evicted */
     uint64_t n_chunks;
     struct placement_part place; /* of its chunks */
 };
@@ -108,6 +113,8 @@ struct catalog {
     uint32_t n_owner_slots;
     struct catalog_pin *pins;
     uint32_t n_pins;
+    uint32_t n_guaranteed;     /* of the pins */
+    uint64_t guaranteed_bytes; /* of all owners */
     uint64_t tick;
     struct placement policy;
     struct placement_learn *learn;   /* of the policy `ours`; else NULL */
@@ -147,6 +154,8 @@ int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx);
 
 /* A lasting pin of a key, stored or not; a second one replaces the first. */
 void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall_s);
+/* Makes the node's lasting pin a guarantee, or an ordinary pin again. Takes O(chunks before it). */
+void catalog_guarantee(struct catalog *c, struct chunk_node *n, bool is_guaranteed);
 /* Ends the node's lasting pin, if it has one; the node may be gone afterwards. */
 void catalog_unpin(struct catalog *c, struct chunk_node *n);
 

@@ -27,7 +27,7 @@ struct commit {
     struct extent *freeing;
     struct store_touch *touched;
     uint32_t n_touched;
-    struct store_pin_change *pin_changes;
+    struct index_pin *pin_changes;
     uint32_t n_pin_changes;
     uint64_t id_limit; /* ids below it may be used after this commit */
     bool frees;        /* the commit may use the reserved space */
@@ -110,8 +110,7 @@ static int commit_index(struct store *s, const struct commit *b, struct err *err
             rc = index_wipe(s->index, &place, err);
     }
     for (uint32_t p = 0; rc == 0 && p < b->n_pin_changes; p++)
-        rc = index_pin(s->index, &b->pin_changes[p].key, b->pin_changes[p].until_wall_s,
-                       err);
+        rc = index_pin(s->index, &b->pin_changes[p], err);
     for (uint32_t t = 0; rc == 0 && t < b->n_touched; t++)
         rc = index_touch(s->index, b->touched[t].id, b->touched[t].tick,
                          b->touched[t].used_wall_s, err);
@@ -195,13 +194,13 @@ static void pin_changes_return(struct store *s, struct commit *b)
 {
     if (b->n_pin_changes == 0)
         return;
-    struct store_pin_change *newer = s->pin_changes;
+    struct index_pin *newer = s->pin_changes;
     uint32_t n_newer = s->n_pin_changes;
     s->pin_changes = b->pin_changes;
     s->n_pin_changes = b->n_pin_changes;
     b->pin_changes = NULL;
     for (uint32_t i = 0; i < n_newer; i++)
-        store_note_pin(s, &newer[i].key, newer[i].until_wall_s);
+        store_note_pin(s, &newer[i]);
     free(newer);
 }
 

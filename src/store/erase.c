@@ -39,7 +39,7 @@ static void pin_end(struct store *s, struct chunk_node *n)
 {
     if (n->pin_at == 0)
         return;
-    store_note_pin(s, &n->key, 0);
+    store_note_pin(s, &(struct index_pin){.key = n->key});
     catalog_unpin(&s->catalog, n);
 }
 

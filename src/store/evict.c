@@ -4,7 +4,7 @@
  * A leaf is a chunk that nothing stored continues; chunks that are pinned, being written, or not
  * yet committed are never evicted.  An evicted chunk is a miss at once; its space is free only when
  * the index has durably let go of it.  A lasting pin puts a leaf behind all that have none, and no
- * further: the bounds hold at all times. */
+ * further: the bounds hold at all times.  Guaranteed chunks (guarantee.c) are no candidates. */
 #include <stdlib.h>
 
 #include "base/bytes.h"
@@ -69,7 +69,7 @@ void store_drop_superseded(struct store *s, const struct sha256 *key)
 {
     struct chunk_node *n = catalog_find(&s->catalog, key);
     if (n == NULL || n->n_live == 0 || !n->yields || n->n_children > 0 ||
-        n->n_pending > 0 || n->has_writer)
+        n->n_pending > 0 || n->has_writer || n->is_guaranteed)
         return;
     catalog_unpin(&s->catalog, n);
     if (n->n_pins == 0) {
@@ -190,9 +190,10 @@ int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
         return 0;
     return err_set(err, ERR_LIMIT,
                    "%llu bytes do not fit into the owner's quota of %llu: %llu are in use "
-                   "and nothing of it can be evicted",
+                   "(%llu guaranteed) and nothing of it can be evicted",
                    (unsigned long long)n_bytes, (unsigned long long)quota,
-                   (unsigned long long)used);
+                   (unsigned long long)used,
+                   (unsigned long long)c->owners[owner_idx].guaranteed_bytes);
 }
 
 void store_set_quota(struct store *s, uint64_t owner, uint64_t quota_bytes)
@@ -215,6 +216,7 @@ int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_ow
         uses[i] = (struct store_owner_use){.owner = o->tag,
                                            .used_bytes = o->used_bytes,
                                            .quota_bytes = quota_of(s, o),
+                                           .guaranteed_bytes = o->guaranteed_bytes,
                                            .n_chunks = o->n_chunks};
     }
     pthread_mutex_unlock(&s->lock);
@@ -268,9 +270,10 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
             return err_set(
                 err, ERR_LIMIT,
                 "%llu bytes do not fit under the store's cap of %llu: %llu are in use "
-                "and nothing can be evicted",
+                "(%llu guaranteed) and nothing can be evicted",
                 (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes,
-                (unsigned long long)s->used_bytes);
+                (unsigned long long)s->used_bytes,
+                (unsigned long long)s->catalog.guaranteed_bytes);
         if (store_has_bug(STORE_BUG_EARLY_REUSE) && s->freeing_bytes > 0) {
             reuse_early(s);
             continue;

@@ -37,7 +37,7 @@ static int orphans_free(struct store *s, struct err *err)
     for (uint64_t i = n; i-- > 0;) { /* children first */
         struct chunk_node *node = nodes[i];
         if (!node->reachable && node->n_pins == 0 && node->n_pending == 0 &&
-            !node->has_writer && node->n_children == 0)
+            !node->has_writer && node->n_children == 0 && node->n_guarded == 0)
             store_evict_node(s, node, STORE_EVICT_ORPHAN);
     }
     free(nodes);

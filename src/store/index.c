@@ -62,6 +62,10 @@ enum {
     WIPE_BYTES = 40
 };
 
+/* Added to the time of a pin that is a guarantee.  A build that does not know guarantees reads a pin
+ * that does not end. */
+#define PIN_GUARANTEED (INT64_C(1) << 62)
+
 enum statement {
     ADD_EXTENT,
     ADD_RECORDS,
@@ -448,8 +452,7 @@ int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_
     return rc;
 }
 
-int index_load_pins(struct index *ix,
-                    int (*fn)(void *arg, const struct sha256 *key, int64_t until_wall_s),
+int index_load_pins(struct index *ix, int (*fn)(void *arg, const struct index_pin *pin),
                     void *arg, struct err *err)
 {
     sqlite3_stmt *st;
@@ -460,13 +463,16 @@ int index_load_pins(struct index *ix,
         return db_err(ix, "pins", err);
     int rc = 0, step = SQLITE_ROW;
     while (rc == 0 && (step = sqlite3_step(st)) == SQLITE_ROW) {
-        struct sha256 key;
-        if (sqlite3_column_bytes(st, 0) != sizeof key.b) {
+        struct index_pin pin;
+        int64_t until = sqlite3_column_int64(st, 1);
+        if (sqlite3_column_bytes(st, 0) != sizeof pin.key.b) {
             rc = err_set(err, ERR_CORRUPT, "index %s: a pin does not hold", ix->path);
             break;
         }
-        memcpy(key.b, sqlite3_column_blob(st, 0), sizeof key.b);
-        rc = fn(arg, &key, sqlite3_column_int64(st, 1));
+        memcpy(pin.key.b, sqlite3_column_blob(st, 0), sizeof pin.key.b);
+        pin.is_guaranteed = until > PIN_GUARANTEED;
+        pin.until_wall_s = pin.is_guaranteed ? until - PIN_GUARANTEED : until;
+        rc = fn(arg, &pin);
     }
     if (rc == 0 && step != SQLITE_DONE)
         rc = db_err(ix, "pins", err);
@@ -611,13 +617,13 @@ int index_drop(struct index *ix, uint64_t id, struct err *err)
     return rc == 0 ? 0 : rollback(ix, rc);
 }
 
-int index_pin(struct index *ix, const struct sha256 *key, int64_t until_wall_s,
-              struct err *err)
+int index_pin(struct index *ix, const struct index_pin *pin, struct err *err)
 {
-    enum statement which = until_wall_s != 0 ? SET_PIN : DROP_PIN;
-    sqlite3_bind_blob(ix->st[which], 1, key->b, sizeof key->b, SQLITE_STATIC);
-    if (until_wall_s != 0)
-        sqlite3_bind_int64(ix->st[which], 2, until_wall_s);
+    enum statement which = pin->until_wall_s != 0 ? SET_PIN : DROP_PIN;
+    int64_t until = pin->until_wall_s + (pin->is_guaranteed ? PIN_GUARANTEED : 0);
+    sqlite3_bind_blob(ix->st[which], 1, pin->key.b, sizeof pin->key.b, SQLITE_STATIC);
+    if (which == SET_PIN)
+        sqlite3_bind_int64(ix->st[which], 2, until);
     int rc = run(ix, which, err);
     return rc == 0 ? 0 : rollback(ix, rc);
 }

@@ -75,10 +75,16 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
 int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_bytes,
                   struct chunk_record *out, struct err *err);
 
+/* A lasting pin of a key. */
+struct index_pin {
+    struct sha256 key;
+    int64_t until_wall_s; /* 0: the pin ends */
+    bool is_guaranteed;
+};
+
 /* Calls fn for every lasting pin, and for every place to be wiped, likewise.  Pins are not checksummed:
  * a wrong one only changes what is evicted first. */
-int index_load_pins(struct index *ix,
-                    int (*fn)(void *arg, const struct sha256 *key, int64_t until_wall_s),
+int index_load_pins(struct index *ix, int (*fn)(void *arg, const struct index_pin *pin),
                     void *arg, struct err *err);
 int index_load_wipes(struct index *ix,
                      int (*fn)(void *arg, const struct index_place *place), void *arg,
@@ -95,9 +101,8 @@ int index_drop(struct index *ix, uint64_t id,
                struct err *err); /* no such row: nothing happens */
 int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
                 struct err *err);
-/* until_wall_s = 0 ends the pin. */
-int index_pin(struct index *ix, const struct sha256 *key, int64_t until_wall_s,
-              struct err *err);
+/* Sets or ends a pin. */
+int index_pin(struct index *ix, const struct index_pin *pin, struct err *err);
 /* Remembers that the bytes of a place must go; index_wiped forgets it. */
 int index_wipe(struct index *ix, const struct index_place *place, struct err *err);
 int index_wiped(struct index *ix, uint64_t id, struct err *err);

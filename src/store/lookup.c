@@ -86,6 +86,8 @@ void store_condemn_node(struct store *s, struct chunk_node *n, const char *reaso
     struct store_reason *r = &s->reasons[s->n_reasons++ % STORE_MAX_REASONS];
     r->key = n->key;
     snprintf(r->text, sizeof r->text, "%s", reason);
+    if (n->n_guarded > 0)
+        store_guarantee_broken(s, n->n_guarded, reason);
     s->n_corrupt++;
     s->evictions[STORE_EVICT_DAMAGED]++;
     n->n_pins++;

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "store/store_impl.h"
 
-void store_note_pin(struct store *s, const struct sha256 *key, int64_t until_wall_s)
+void store_note_pin(struct store *s, const struct index_pin *pin)
 {
     if (s->index == NULL || s->read_only)
         return;
@@ -16,13 +16,13 @@ void store_note_pin(struct store *s, const struct sha256 *key, int64_t until_wal
         s->pin_changes = xrealloc(s->pin_changes,
                                   (s->n_pin_changes == 0 ? 1 : 2 * s->n_pin_changes) *
                                       sizeof s->pin_changes[0]);
-    s->pin_changes[s->n_pin_changes++] = (struct store_pin_change){*key, until_wall_s};
+    s->pin_changes[s->n_pin_changes++] = *pin;
 }
 
 /* [lock] */
 static void pin_end(struct store *s, struct chunk_node *n)
 {
-    store_note_pin(s, &n->key, 0);
+    store_note_pin(s, &(struct index_pin){.key = n->key});
     catalog_unpin(&s->catalog, n);
 }
 
@@ -42,12 +42,21 @@ void store_expire_pins(struct store *s)
     }
 }
 
-/* [lock] */
-static void pin_set(struct store *s, const struct sha256 *key, int64_t until_wall_s)
+struct chunk_node *store_set_pin(struct store *s, const struct index_pin *pin)
 {
-    if (s->catalog.n_pins == 0 || until_wall_s < s->next_expiry_wall_s)
-        s->next_expiry_wall_s = until_wall_s;
-    catalog_pin(&s->catalog, key, until_wall_s);
+    if (s->catalog.n_pins == 0 || pin->until_wall_s < s->next_expiry_wall_s)
+        s->next_expiry_wall_s = pin->until_wall_s;
+    catalog_pin(&s->catalog, &pin->key, pin->until_wall_s);
+    struct chunk_node *n = catalog_find(&s->catalog, &pin->key);
+    catalog_guarantee(&s->catalog, n, pin->is_guaranteed);
+    return n;
+}
+
+/* [lock] Whether a guarantee of the key holds: an ordinary pin must not weaken it. */
+static bool is_guaranteed(const struct store *s, const struct sha256 *key)
+{
+    const struct chunk_node *n = catalog_find(&s->catalog, key);
+    return n != NULL && n->is_guaranteed;
 }
 
 int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
@@ -59,8 +68,11 @@ int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t u
     if (rc == 0 && (uint32_t)n > STORE_MAX_PINS - s->catalog.n_pins)
         rc = err_set(err, ERR_LIMIT, "more than %d pins", STORE_MAX_PINS);
     for (int i = 0; rc == 0 && i < n && until_wall_s > clock_wall_s(); i++) {
-        store_note_pin(s, &keys[i], until_wall_s);
-        pin_set(s, &keys[i], until_wall_s);
+        struct index_pin pin = {.key = keys[i], .until_wall_s = until_wall_s};
+        if (is_guaranteed(s, &keys[i]))
+            continue;
+        store_note_pin(s, &pin);
+        (void)store_set_pin(s, &pin);
     }
     pthread_mutex_unlock(&s->lock);
     return rc == 0 ? store_commit_run(s, STORE_COMMIT_PINS, err) : rc;
@@ -89,7 +101,10 @@ int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinn
     struct store_pinned *all = xmalloc((n + 1) * sizeof all[0]);
     for (uint32_t i = 0; i < n; i++) {
         const struct catalog_pin *p = &s->catalog.pins[i];
-        all[i] = (struct store_pinned){p->node->key, p->until_wall_s, p->node->n_live > 0};
+        all[i] = (struct store_pinned){.key = p->node->key,
+                                       .until_wall_s = p->until_wall_s,
+                                       .is_stored = p->node->n_live > 0,
+                                       .is_guaranteed = p->node->is_guaranteed};
     }
     pthread_mutex_unlock(&s->lock);
     int rc = 0;
@@ -100,11 +115,14 @@ int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinn
     return rc;
 }
 
-static int pin_enter(void *arg, const struct sha256 *key, int64_t until_wall_s)
+static int pin_enter(void *arg, const struct index_pin *pin)
 {
     struct store *s = arg;
-    if (s->catalog.n_pins < STORE_MAX_PINS)
-        pin_set(s, key, until_wall_s);
+    if (s->catalog.n_pins >= STORE_MAX_PINS)
+        return 0;
+    const struct chunk_node *n = store_set_pin(s, pin);
+    if (pin->is_guaranteed && pin->until_wall_s > clock_wall_s() && n->n_live == 0)
+        store_guarantee_broken(s, 1, "it is no longer stored");
     return 0;
 }
 

@@ -243,6 +243,8 @@ static int new_index_fill(struct store *s, const struct index_meta *meta, struct
         log_info("index rebuilt: %llu extent%s, %llu damaged or overwritten ones left out",
                  (unsigned long long)sc.n_rows, plural(sc.n_rows),
                  (unsigned long long)(sc.n_found - sc.n_rows));
+    if (sc.n_rows > 0)
+        log_warn("pins and guarantees of saved state were in the index: none is left");
     if (sc.buffer != NULL)
         mem_unmap(sc.buffer, SCAN_BYTES);
     for (int i = 0; i < s->media->n_devices; i++)

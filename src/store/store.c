@@ -23,6 +23,7 @@ static struct store *store_new(const struct store_opts *opts)
     s->io = opts->io;
     s->cap_bytes = opts->cap_bytes;
     s->quota_bytes = opts->quota_bytes;
+    s->guarantee_bytes = opts->guarantee_bytes;
     s->stuck_ns = opts->stuck_ns > 0 ? opts->stuck_ns : STORE_STUCK_NS;
     s->read_only = opts->read_only;
     s->is_fresh = opts->io != NULL;
@@ -74,7 +75,10 @@ static int store_shrink(struct store *s, struct err *err)
     if (s->read_only)
         return 0;
     pthread_mutex_lock(&s->lock);
-    int rc = store_make_room(s, 0, err);
+    store_expire_pins(s);
+    int rc = store_check_guarantees(s, err);
+    if (rc == 0)
+        rc = store_make_room(s, 0, err);
     pthread_mutex_unlock(&s->lock);
     return rc == -ENOSPC ? 0 : rc;
 }
@@ -160,6 +164,10 @@ void store_stats(struct store *s, struct store_stats *out)
         .n_chunks = s->catalog.n_chunks,
         .n_partial = s->catalog.n_partial,
         .n_pins = s->catalog.n_pins,
+        .n_guarantees = s->catalog.n_guaranteed,
+        .guaranteed_bytes = s->catalog.guaranteed_bytes,
+        .guarantee_limit_bytes = store_guarantee_limit(s->cap_bytes),
+        .n_guarantees_broken = s->n_guarantees_broken,
         .pending_bytes = s->pending_bytes,
         .freeing_bytes = s->freeing_bytes + s->wiping_bytes,
         .n_evicted_pinned = s->n_evicted_pinned,
@@ -265,6 +273,7 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
         .tick = n->place.used_at,
         .pinned_until_wall_s = n->pin_at != 0 ? s->catalog.pins[n->pin_at - 1].until_wall_s
                                               : 0,
+        .is_guaranteed = n->n_guarded > 0,
     };
     if (n->parent != NULL)
         e.parent = n->parent->key;

@@ -119,6 +119,8 @@ struct store_opts {
     uint64_t segment_bytes;
     /* bound on the extents of each owner that store_set_quota has given none; 0: no bound */
     uint64_t quota_bytes;
+    /* bound on the guaranteed bytes of each owner (store_guarantee); 0: that of its quota */
+    uint64_t guarantee_bytes;
     /* A transfer of state that takes longer is cancelled and fails with -ETIMEDOUT; 0: 30 s. What a device
      * does not let go of ends with the kernel's own timeout for that device. */
     int64_t stuck_ns;
@@ -277,10 +279,35 @@ int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t u
 /* Ends pins before their time; keys that are not pinned are passed over. Durable likewise. */
 int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct err *err);
 
+/* Guarantees that a stored chain stays: keys[0..n) are all chunks of a context (of a truncated one:
+ * those that its last token sees).  Until the given time no eviction takes them: not for the cap, a
+ * quota, a full disk, an idle time or gc.  Durable when it returns 0; a restart does not end it.
+ *
+ * A guarantee is refused where it cannot be kept, and then nothing has changed:
+ *
+ *     ERR_NOT_FOUND   a chunk is not stored, or not committed
+ *     ERR_LIMIT       the guaranteed bytes would exceed three quarters of the cap, three quarters
+ *                     of the owner's quota, or store_opts.guarantee_bytes of the owner
+ *
+ * The message has the sums, and so has *out (may be NULL).
+ *
+ * What ends a guarantee: its time, store_unpin_keys, and store_erase of its chunks.  An ordinary pin of
+ * the same key changes nothing.  Two faults break it: damage to its bytes on the disk, and an index
+ * that had to be rebuilt.  The first is counted (n_guarantees_broken) and logged; the rebuild is
+ * logged.  A store does not open with a cap below the bytes that it has guaranteed: ERR_LIMIT. */
+struct store_guaranteed {
+    uint64_t n_bytes;                        /* that this guarantee adds */
+    uint64_t all_bytes, limit_bytes;         /* guaranteed in the store; 0: no bound */
+    uint64_t owner_bytes, owner_limit_bytes; /* likewise of the owner */
+};
+int store_guarantee(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
+                    struct store_guaranteed *out, struct err *err);
+
 struct store_pinned {
     struct sha256 key;
     int64_t until_wall_s;
     bool is_stored;
+    bool is_guaranteed;
 };
 /* Calls fn for each pin that has not run out; stops where it returns non-zero and returns that. */
 int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
@@ -341,6 +368,7 @@ void store_set_quota(struct store *s, uint64_t owner, uint64_t quota_bytes);
 struct store_owner_use {
     uint64_t owner;
     uint64_t used_bytes, quota_bytes; /* of extents, appended ones included; 0: no bound */
+    uint64_t guaranteed_bytes;        /* of used_bytes */
     uint64_t n_chunks;
 };
 /* Calls fn for each owner that has chunks or a quota. */
@@ -470,8 +498,9 @@ struct store_stats {
         file_bytes; /* extents; their bound; what the files occupy */
     uint64_t device_bytes[STORE_MAX_DEVICES]; /* used_bytes by device */
     uint64_t pending_bytes;                   /* of used_bytes: appended, not committed */
-    uint64_t freeing_bytes; /* of used_bytes: evicted or erased, not reusable yet */
-    uint64_t n_pins;
+    uint64_t freeing_bytes;        /* of used_bytes: evicted or erased, not reusable yet */
+    uint64_t n_pins, n_guarantees; /* n_guarantees of the pins */
+    uint64_t guaranteed_bytes, guarantee_limit_bytes; /* of used_bytes; 0: no bound */
     int n_devices;
     /* Since open: */
     uint64_t appended_bytes, read_bytes;
@@ -479,6 +508,7 @@ struct store_stats {
     uint64_t misses[STORE_MISSES]; /* n_misses by the reason of the first one of a chain */
     uint64_t evictions[STORE_EVICTS]; /* chunks; n_evicted: all up to SUPERSEDED */
     uint64_t n_evicted_pinned;        /* of n_evicted: for want of anything else */
+    uint64_t n_guarantees_broken;     /* by damage */
     uint64_t n_checksum_failures;     /* records that store_read_check refused */
     uint64_t n_read_failures;         /* records that the device did not give */
     int saving_fault; /* 0, or the error after which the store no longer saves */
@@ -498,6 +528,7 @@ struct store_entry {
     int64_t used_wall_s; /* last use */
     uint64_t tick;       /* orders uses: of two leaves the lower one is evicted first */
     int64_t pinned_until_wall_s; /* 0: not pinned */
+    bool is_guaranteed;          /* it or a chunk that continues it is guaranteed */
 };
 /* Calls fn for every chunk, parents before children within a chain; stops where fn returns
  * non-zero and returns that. */

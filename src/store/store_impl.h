@@ -7,6 +7,7 @@
  *   superblocks.c  what each directory says of itself
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     pins that last                          erase.c   forgetting, wiping
+ *   guarantee.c pins that are never broken
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
  *   continued.c  what continues an erased text
  *   presence.c whether the folder is still there         snapshot.c  reading beside another process
@@ -61,11 +62,6 @@ struct store_reason {
     char text[96];
 };
 
-struct store_pin_change {
-    struct sha256 key;
-    int64_t until_wall_s; /* 0: ends */
-};
-
 /* When `by` is committed, the partial chunk `key` goes. */
 struct store_supersede {
     const struct extent *by; /* PENDING */
@@ -94,7 +90,7 @@ struct store {
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;
     uint8_t uuid[STORE_UUID_BYTES];
     uint32_t sb_version;
-    uint64_t cap_bytes, quota_bytes;
+    uint64_t cap_bytes, quota_bytes, guarantee_bytes; /* store_opts */
     int64_t stuck_ns;
     bool read_only;
 
@@ -121,8 +117,7 @@ struct store {
     bool was_rebuilt; /* the index was damaged at open, and was made anew */
     struct store_touch *touched;
     uint32_t n_touched;
-    struct store_pin_change
-        *pin_changes; /* for the index to learn of with the next commit */
+    struct index_pin *pin_changes; /* for the index to learn of with the next commit */
     uint32_t n_pin_changes;
     int64_t next_expiry_wall_s; /* no lasting pin runs out before */
 
@@ -136,6 +131,7 @@ struct store {
 
     uint64_t appended_bytes, read_bytes, n_hits, n_corrupt;
     uint64_t misses[STORE_MISSES], evictions[STORE_EVICTS], n_evicted_pinned;
+    uint64_t n_guarantees_broken;
     _Atomic uint64_t n_checksum_failures, n_read_failures; /* counted without a lock */
 };
 
@@ -178,7 +174,15 @@ int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
 /* [lock] Ends the lasting pins whose time has come. */
 void store_expire_pins(struct store *s);
 /* [lock] Notes a change of a lasting pin for the next commit. */
-void store_note_pin(struct store *s, const struct sha256 *key, int64_t until_wall_s);
+void store_note_pin(struct store *s, const struct index_pin *pin);
+/* [lock] Pins a key in memory; returns its node. */
+struct chunk_node *store_set_pin(struct store *s, const struct index_pin *pin);
+/* Returns the most bytes that may be guaranteed under a cap; 0: any. */
+uint64_t store_guarantee_limit(uint64_t cap_bytes);
+/* [lock] ERR_LIMIT where the cap is below what is guaranteed. */
+int store_check_guarantees(const struct store *s, struct err *err);
+/* [lock] Counts n guarantees that damage has broken, and says so in the log. */
+void store_guarantee_broken(struct store *s, uint32_t n, const char *reason);
 /* Enters what the index says of pins, and of places to be wiped, at open. */
 int store_load_pins(struct store *s, struct err *err);
 int store_load_wipes(struct store *s, struct err *err);

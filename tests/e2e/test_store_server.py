@@ -170,6 +170,60 @@ def clock_is_set():
     server.kill()
 
 
+def crowd(server, seed):
+    """Contexts until the store evicts. A save may be shed, so their number is not known before."""
+    def evicts():
+        nonlocal seed
+        answer(server, prompt(300, seed))
+        seed += 1
+        return server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["evicted"] >= 20
+    check("the store evicts", until(evicts))
+
+
+# --- guarantees ----------------------------------------------------------------------------------
+
+
+def guarantees():
+    """A context is guaranteed, crowded, and killed; a second one is refused with the sums."""
+    store = os.path.join(tmp, "guaranteed")
+    options = ("--store-cap", "4M", "--guarantee-quota", "600K")
+    server = Server(SYNTH, "--store", store, "--no-reuse", *SAVING, *options)
+    status, _, r = server.post("/v1/cache/pin", {"prompt": A, "ttl": 3600, "guarantee": True})
+    equal("a guarantee of what is not stored is refused", (status, r["error"]["code"]), (409, "not_guaranteed"))
+    want, _ = answer(server, A)
+    status, _, r = server.post("/v1/cache/pin", {"prompt": A, "ttl": 3600, "guarantee": True})
+    equal("a stored context is guaranteed", (status, r.get("guaranteed"), r.get("pinned_tokens")), (200, True, 256))
+    sums = r["guarantee"]
+    each = sums["added_bytes"]
+    check("the answer has the sums", 0 < each == sums["salt_bytes"] == sums["all_bytes"]
+          and sums["salt_limit_bytes"] == 600 << 10 and sums["limit_bytes"] == 3 << 20, r)
+    for seed in range(10, 13):
+        server.post("/v1/cache/prefetch", {"prompt": prompt(300, seed)})
+    refused = []
+    for seed in range(10, 13):
+        status, _, r = server.post("/v1/cache/pin", {"prompt": prompt(300, seed), "ttl": 3600, "guarantee": True})
+        refused += [r["error"]["message"]] if status == 409 else []
+    check("what exceeds the bound is refused with it", len(refused) == 2 and str(600 << 10) in refused[0], refused)
+    crowd(server, 100)
+    tier = server.request("GET", "/v1/cache/stats")[2]["tiers"][0]
+    check("stats count guarantees", (tier["guarantees"], tier["guaranteed_bytes"]) == (2, 2 * each), tier)
+    equal("metrics have the bytes", server.metric("hcache_guaranteed_bytes"), 2 * each)
+    server.kill()
+    listing = subprocess.run([HC, "store", "ls", store, "--chunks", "--why"], capture_output=True, text=True).stdout
+    check("store ls says what is guaranteed", "guaranteed until" in listing and "never evicted" in listing, listing)
+    check("store stat too", "guaranteed, by" in subprocess.run(
+        [HC, "store", "stat", store], capture_output=True, text=True).stdout, listing)
+    server = Server(SYNTH, "--store", store, "--no-reuse", *SAVING, *options)
+    crowd(server, 200)
+    again, cached = answer(server, A)
+    equal("it is there after kill -9 and a crowd", (again, cached), (want, 256))
+    server.kill()
+    equal("store unpin ends all", subprocess.run([HC, "store", "unpin", store, "--all"]).returncode, 0)
+    server = Server(SYNTH, "--store", store, "--no-reuse", *SAVING, *options)
+    equal("then none is left", server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["guarantees"], 0)
+    server.kill()
+
+
 def shifted_clock():
     source, library = os.path.join(tmp, "shift.c"), os.path.join(tmp, "shift.so")
     with open(source, "w") as f:
@@ -201,6 +255,7 @@ def aborted_file_system():
 
 try:
     aborted_file_system()
+    guarantees()
     shifted_clock()
 finally:
     shutil.rmtree(tmp, ignore_errors=True)
