@@ -606,6 +606,9 @@ struct hcache_stats {
         plans; /* restores by the methods of their plans: "kv+hidden" ... */
     struct hcache_counts
         surprises; /* restores whose prediction missed, by hcache_plan.surprise */
+    /* Restores whose reads hung or crawled, by how they ended: "read" (recomputation raced the reads,
+     * which ended first), "recomputed" (it ended first), "left" (prefill computed the rest). */
+    struct hcache_counts stalls;
     struct hcache_counts misses;                   /* of look-ups in the store, by why */
     struct hcache_counts evictions;                /* chunks, by why */
     uint64_t n_checksum_failures, n_read_failures; /* records that were not used */

@@ -24,6 +24,7 @@
 #include "model/shaping.h"
 #include "policy/plan.h"
 #include "policy/platform.h"
+#include "policy/stall.h"
 #include "policy/surprise.h"
 #include "policy/truncation.h"
 #include "state/restore.h"
@@ -119,6 +120,8 @@ struct outcome {
     int differs_at; /* the first token that no stored history has there; 0 or less: not known */
     struct restore_result restore;
     enum surprise surprise; /* whether the plan's prediction missed, and why */
+    enum stall_end
+        stall; /* whether its reads hung or crawled, and who brought its state back */
     struct outcome_truncation truncation;
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
@@ -169,6 +172,7 @@ struct engine_stats {
     uint64_t n_preempted, n_timed_out;
     uint64_t fused_rows; /* of new tokens inside restores, times layers */
     uint64_t recovered_tokens, recomputed_tokens; /* of preempted sequences that went on */
+    uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
 };
 void engine_stats(const struct engine *e, struct engine_stats *out);
 size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,

@@ -277,6 +277,17 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
     s->restore = restore_find(g->pipeline, &want);
 }
 
+/* Price of computing the first n_tokens where nothing else is computed; 0: the store is waited for.
+ * Forced plans are carried out, however long that takes; a truncated context cannot be computed. */
+static double recompute_s(const struct restore_phase *g, const struct seq *s, int n_tokens)
+{
+    bool is_forced = s->plan != NULL && strcmp(s->plan, "auto") != 0;
+    if (is_forced || s->view.cut > 0)
+        return 0;
+    return g->shared->model->cfg.n_layers *
+           platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
+}
+
 /* The look-up has ended: plans, and starts the reads. */
 static void start(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                   bool beside_decodes)
@@ -308,6 +319,7 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
                                   .tokens = s->view.tokens,
                                   .table = &s->table,
                                   .plan = &s->out.plan};
+        s->recompute_s = recompute_s(g, s, stored_tokens(f, s->n_planned));
         restore_start(s->restore, &job);
     }
 }
@@ -359,6 +371,40 @@ static void judge_prediction(struct seq *s)
             measured.compute_s * 1e3, predicted.compute_s * 1e3);
 }
 
+/* What ran is what the plan says: a restore that recomputation has won. */
+static void tell_recomputed(struct seq *s, const struct restore_result *r)
+{
+    struct plan *p = &s->out.plan;
+    p->n_r = p->n_h = p->n_k = 0;
+    for (int l = 0; l < p->n_layers; l++) {
+        p->method[l] = l < r->raced_layers ? 'R' : p->method[l];
+        p->n_r += p->method[l] == 'R';
+        p->n_h += p->method[l] == 'H';
+        p->n_k += p->method[l] == 'K';
+    }
+    snprintf(p->reason, sizeof p->reason, "its reads stalled, and recomputing was faster");
+}
+
+/* How a restore ended whose reads hung or crawled. */
+static void judge_stall(struct restore_phase *g, struct seq *s)
+{
+    static const char *const ends[STALL_ENDS] = {"", "its reads ended first",
+                                                 "recomputation ended first",
+                                                 "prefill computes what it lacks"};
+    const struct restore_result *r = &s->out.restore;
+    enum stall_end e = s->out.stall;
+    if (e == STALL_NONE && r->raced_layers > 0)
+        e = r->won ? STALL_RECOMPUTED : STALL_READ;
+    s->out.stall = e;
+    if (e == STALL_NONE)
+        return;
+    if (e == STALL_RECOMPUTED)
+        tell_recomputed(s, r);
+    g->shared->stats.n_stalls[e]++;
+    log_info("the restore of %d tokens whose reads stalled took %.1f ms: %s", r->n_tokens,
+             (double)r->total_ns * 1e-6, ends[e]);
+}
+
 /* Corrects the platform by the times that the restore of s took. */
 static void teach(struct platform *p, const struct seq *s)
 {
@@ -369,7 +415,7 @@ static void teach(struct platform *p, const struct seq *s)
                                           .wait_s = (double)(r->wait_ns + r->prefill_ns) *
                                                     1e-9,
                                           .total_s = (double)r->total_ns * 1e-9};
-    if (correction_is_of_machine(&o, r->fault[0] == 0))
+    if (correction_is_of_machine(&o, r->fault[0] == 0 && r->raced_layers == 0))
         correction_learn(p, &s->expected, &o);
 }
 
@@ -390,6 +436,7 @@ static void finish(struct restore_phase *g, struct seq *s)
     if (g->fused.seq == s)
         r->prefill_ns = g->fused.busy_ns;
     teach(g->o.platform, s);
+    judge_stall(g, s);
     if (!s->was_preempted)
         judge_prediction(s);
     s->has_gap |= r->first_token > 0;
@@ -417,6 +464,45 @@ void restore_phase_abandon(struct restore_phase *g, struct seq *s)
     s->restore = NULL;
 }
 
+/* --- reads that hang or crawl ------------------------------------------------------------------ */
+
+/* Judges the reads of a restore: they go on alone, recomputation races them, or they are left. */
+static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_decodes)
+{
+    struct restore_reads r;
+    double again_s;
+    if (s->recompute_s <= 0)
+        return;
+    restore_reads_of(s->restore, &r);
+    int n_reads = r.n_read + r.n_left;
+    const struct stall_view v = {
+        .recompute_s = s->recompute_s * (beside_decodes ? BESIDE_PREFILL_SLOW : 1),
+        .elapsed_s = (double)r.elapsed_ns * 1e-9,
+        .silent_s = (double)r.silent_ns * 1e-9,
+        .read_s = n_reads > 0 ? s->out.plan.io_busy_s / n_reads : 0,
+        .n_read = r.n_read,
+        .n_left = r.n_left,
+        .may_recompute = true,
+        .can_race = r.can_race,
+        .is_idle = r.is_idle,
+        .is_beside = beside_decodes,
+        .is_raced = r.is_raced};
+    enum stall_choice what = stall_choose(&v, &again_s);
+    if (again_s * 1e9 < (double)g->again_ns)
+        g->again_ns = (int64_t)(again_s * 1e9) + 1;
+    if (what == STALL_RACE && restore_race(s->restore)) {
+        log_info("reads of a restore stall (silent for %.1f ms, %d of %d done): "
+                 "recomputation races them",
+                 v.silent_s * 1e3, r.n_read, n_reads);
+    } else if (what == STALL_LEAVE) {
+        char why[100];
+        snprintf(why, sizeof why, "the store did not answer for %.0f ms: not waited for",
+                 v.silent_s * 1e3);
+        s->out.stall = STALL_LEFT;
+        restore_stop(s->restore, why);
+    }
+}
+
 /* --- the phase within a step ------------------------------------------------------------------ */
 
 /* An error of fused prefill is its sequence's. */
@@ -440,6 +526,33 @@ static bool fuse(struct restore_phase *g, int max_rows, int *n)
     return *n > 0;
 }
 
+/* A look-up that does not end for as long as reads may be silent is not waited for.  The first one
+ * may have to measure the store. */
+static bool leaves_lookup(struct restore_phase *g, struct seq *s)
+{
+    double again_s, price_s = recompute_s(g, s, s->view.n_tokens);
+    const struct stall_view v = {.recompute_s = price_s,
+                                 .silent_s = (double)(clock_now_ns() - s->t_start) * 1e-9,
+                                 .n_left = 1,
+                                 .may_recompute = price_s > 0 && !must_measure(g)};
+    enum stall_choice what = stall_choose(&v, &again_s);
+    if (again_s * 1e9 < (double)g->again_ns)
+        g->again_ns = (int64_t)(again_s * 1e9) + 1;
+    return what == STALL_LEAVE;
+}
+
+static void leave_lookup(struct restore_phase *g, struct seq *s)
+{
+    s->out.lookup_ns = clock_now_ns() - s->t_start;
+    s->out.stall = STALL_LEFT;
+    g->shared->stats.n_stalls[STALL_LEFT]++;
+    snprintf(s->out.miss, sizeof s->out.miss,
+             "the store did not answer for %.0f ms: not waited for",
+             (double)s->out.lookup_ns * 1e-6);
+    log_info("a look-up of %d tokens: %s", s->view.n_tokens, s->out.miss);
+    end(g, s, 0);
+}
+
 static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     const struct restore_found *f;
@@ -449,14 +562,19 @@ static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
     }
     if (s->n_planned == 0 && (f = restore_found(s->restore)) != NULL)
         start(g, s, f, beside_decodes);
-    if (s->phase == PHASE_RESTORE && s->n_planned > 0 && s->restore != NULL &&
-        restore_is_done(s->restore))
+    else if (s->n_planned == 0 && leaves_lookup(g, s))
+        leave_lookup(g, s);
+    if (s->phase != PHASE_RESTORE || s->n_planned == 0 || s->restore == NULL)
+        return;
+    judge_reads(g, s, beside_decodes);
+    if (restore_is_done(s->restore))
         finish(g, s);
 }
 
 /* Moves every sequence on that can go on; returns how many are still restoring. */
 static int poll(struct restore_phase *g, struct seq_list l)
 {
+    g->again_ns = INT64_MAX;
     for (int i = 0; i < l.n; i++) {
         if (l.seqs[i]->phase == PHASE_RESTORE)
             move_on(g, l.seqs[i], seq_count(l, PHASE_DECODE) > 0);
@@ -488,8 +606,13 @@ static void work_alone(struct restore_phase *g, struct seq_list l, int n_restori
         bool worked = restore_pipeline_work(g->pipeline, RESTORE_NO_LIMIT) ||
                       fuse(g, INT_MAX, &n);
         now = clock_now_ns();
-        if (!worked && (!may_wait || !restore_pipeline_wait(g->pipeline, end - now)))
+        if (!worked && !may_wait)
             break;
+        int64_t left = end - now;
+        if (!worked && left > 0)
+            (void)restore_pipeline_wait(g->pipeline,
+                                        left < g->again_ns ? left : g->again_ns);
+        now = clock_now_ns();
     }
 }
 

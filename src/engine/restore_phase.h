@@ -27,6 +27,8 @@ struct restore_phase {
     struct restore_pipeline *pipeline; /* NULL: there is no store, nothing is restored */
     struct fused fused;
     struct beside_credit credit; /* for computing beside decodes */
+    int64_t
+        again_ns; /* when reads that are silent are judged again, from the last poll on */
     /* Scratch of one plan: */
     struct plan_layer *plan_layer;
     double *prefill_s;

@@ -88,6 +88,7 @@ struct seq {
     struct kv_table table;
     struct restore *restore; /* under way: between restore_find and restore_end */
     int n_planned;           /* chunks that it restores; 0: not planned yet */
+    double recompute_s;      /* price of computing them; 0: its reads are waited for */
     struct save_seq *save;   /* while it waits: of before it was preempted */
     int n_before_save;       /* tokens before those that `save` saves */
     bool has_gap; /* blocks before a window were not restored: nobody may share them */

@@ -29,7 +29,7 @@ int64_t beside_alone_ns(int64_t pass_ns)
 void beside_slow(struct plan_request *req)
 {
     req->comp_slow = 1 / BESIDE_RESTORE_SHARE;
-    req->prefill_slow = BESIDE_STRETCH / (BESIDE_STRETCH - 1);
+    req->prefill_slow = BESIDE_PREFILL_SLOW;
 }
 
 /* A running mean over some eight steps; the first is taken as it is. */

@@ -25,6 +25,8 @@
 /* A prompt beside decodes may make a step take this many times what they take alone: the promise
  * is 3 at the 99th percentile, and steps vary. */
 #define BESIDE_STRETCH 2.5
+/* Prefill beside decodes takes this many times as long. */
+#define BESIDE_PREFILL_SLOW (BESIDE_STRETCH / (BESIDE_STRETCH - 1))
 
 enum {
     /* A prompt gets at least this many rows: below 16 a GEMM takes hardly less time. */

@@ -120,6 +120,8 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
     counts(b, "restore_predictions_missed_total", "cause",
            "Restores that took less than half or more than twice the predicted time.",
            &st->surprises);
+    counts(b, "restore_stalls_total", "end",
+           "Restores whose reads hung or crawled, by how they ended.", &st->stalls);
     metric(b, "counter", "restore_wait_seconds_total",
            "Time of restores in which compute waited for I/O (bubbles).",
            st->restore_wait_s);

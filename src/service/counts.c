@@ -101,6 +101,8 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
         count_add(&out->plans, plan_names[i], c->n_plans[i]);
     for (int i = 1; i < SURPRISES; i++)
         count_add(&out->surprises, surprise_name(i), c->n_surprises[i]);
+    for (int i = 1; i < STALL_ENDS; i++)
+        count_add(&out->stalls, stall_end_name(i), e->n_stalls[i]);
 }
 
 void counts_read_saver(struct saver *saver, struct hcache_stats *out)

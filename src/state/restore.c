@@ -266,20 +266,33 @@ static bool is_damage(int rc)
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why)
 {
     pthread_mutex_lock(&r->fault_lock);
+    bool is_raced = shared_load(&r->is_raced) != 0;
+    if (is_raced)
+        shared_store(&r->has_lost_reads, 1);
     if (chunk < shared_load(&r->n_good)) {
-        shared_store(&r->n_good, chunk);
-        snprintf(r->out.fault, sizeof r->out.fault, "chunk %d: %s", chunk, why);
+        if (!is_raced) {
+            shared_store(&r->n_good, chunk);
+            snprintf(r->out.fault, sizeof r->out.fault, "chunk %d: %s", chunk, why);
+        }
         if (is_damage(rc))
             store_condemn(r->rr->o.store, &r->job.hits[chunk], why);
     }
     pthread_mutex_unlock(&r->fault_lock);
 }
 
+static void give_up(struct restore *r, int n_good, const char *why)
+{
+    shared_store(&r->n_good, n_good);
+    snprintf(r->out.fault, sizeof r->out.fault, "%s", why);
+}
+
 void restore_give_up(struct restore *r, const char *why)
 {
     pthread_mutex_lock(&r->fault_lock);
-    shared_store(&r->n_good, r->job.first_chunk);
-    snprintf(r->out.fault, sizeof r->out.fault, "%s", why);
+    if (shared_load(&r->is_raced) != 0 && r->rc == 0)
+        shared_store(&r->has_lost_reads, 1);
+    else
+        give_up(r, r->job.first_chunk, why);
     pthread_mutex_unlock(&r->fault_lock);
 }
 
@@ -393,6 +406,9 @@ static struct restore *begin(struct restore_pipeline *rr, const struct restore_w
     r->owns_hits = want != NULL;
     pthread_mutex_init(&r->fault_lock, NULL);
     atomic_init(&r->n_good, 0);
+    atomic_init(&r->is_raced, 0);
+    atomic_init(&r->n_raced, 0);
+    atomic_init(&r->has_lost_reads, 0);
     if (want != NULL) {
         size_t n = (size_t)want->n_tokens / STORE_CHUNK_TOKENS;
         r->want = *want;
@@ -427,6 +443,15 @@ const struct restore_found *restore_found(const struct restore *r)
     return found ? &r->found : NULL;
 }
 
+/* Reads by the plan, if every chunk of a layer has one kind. */
+static int count_groups(const struct restore *r)
+{
+    int n = 0;
+    for (int i = 0; i < r->n_order; i++)
+        n += (r->job.n_chunks - r->start[r->order[i]] + GROUP - 1) / GROUP;
+    return n;
+}
+
 void restore_start(struct restore *r, const struct restore_job *job)
 {
     struct restore_pipeline *rr = r->rr;
@@ -444,6 +469,7 @@ void restore_start(struct restore *r, const struct restore_job *job)
     r->n_asked = job->n_chunks;
     make_order(r);
     set_cursors(r);
+    r->n_groups = count_groups(r);
     check_records(r);
     pthread_mutex_lock(&rr->lock);
     CHECK(r->state == RESTORE_FOUND);
@@ -465,11 +491,24 @@ static void rewind_to(struct restore *r, int n_chunks)
     pthread_mutex_unlock(&rr->lock);
 }
 
+/* A race ends when the last row is recomputed, whatever the reads do, or when the last group has come
+ * back.  A piece that has kept rows of such a group out (invariant 5) is completed first. */
+static bool race_is_over(struct restore *r, bool reads_done)
+{
+    bool keeps_out = r->rr->check != NULL && r->rr->recomputing == r;
+    r->out.won = !restore_recompute_remains(r);
+    return r->out.won || (reads_done && !keeps_out && shared_load(&r->has_lost_reads) == 0);
+}
+
 bool restore_is_done(struct restore *r)
 {
     pthread_mutex_lock(&r->rr->lock);
     bool done = r->state == RESTORE_RUNNING && r->n_out == 0 && !restore_reads_remain(r);
     pthread_mutex_unlock(&r->rr->lock);
+    if (r->is_stopped)
+        return true;
+    if (r->out.raced_layers > 0)
+        return race_is_over(r, done);
     if (!done || restore_recompute_remains(r))
         return false;
     if (!restore_must_rewind(r))
@@ -482,7 +521,7 @@ int restore_layers_ready(const struct restore *r)
 {
     int n = 0;
     if (r->state != RESTORE_RUNNING || shared_load(&r->n_good) < r->n_asked ||
-        restore_recompute_remains(r))
+        r->out.raced_layers > 0 || restore_recompute_remains(r))
         return 0;
     while (n < r->job.plan->n_layers && r->layer_left[n] == 0)
         n++;

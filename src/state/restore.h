@@ -24,6 +24,12 @@
  * Layers whose attention has a sliding window get back only what that needs behind the context, and
  * a recomputed layer what those above it need: a window more for each.
  *
+ * Reads that hang or crawl need not be waited for (policy/stall.h decides).  restore_race recomputes
+ * the context while they go on: rows that are recomputed are not read anymore, and the restore is done
+ * when either lane has brought the last row.  Both write the same bits.  restore_stop ends the restore
+ * with the chunks that it has.  In both cases reads may still be in flight when the restore is done:
+ * they end in staging memory, which stays theirs until then, and never reach the cache.
+ *
  * Every record is checked before anything relies on it: before it is used, or, where the device checks (see
  * restore_checks_on_device), before its layer counts as restored: until then what it gave lies in blocks that nobody
  * has been told of.  A bad or unreadable one does not fail the restore: the
@@ -157,7 +163,9 @@ struct restore_result {
     /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside it. */
     double bubble;
     int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */
-    char fault[160];    /* why fewer chunks than asked for; empty else */
+    int raced_layers; /* recomputation of layers [0, raced_layers) raced the reads; 0: none did */
+    bool won;         /* and ended first */
+    char fault[160]; /* why fewer chunks than asked for; empty else */
 };
 
 /* What its lanes did so far: copies [RESTORE_MAX_SPANS] each, and when it was started. */
@@ -167,6 +175,25 @@ void restore_trace_of(struct restore *r, struct restore_trace *io,
 /* What has become of it so far; final when it is done.  Returns 0 also when fewer chunks came back; an
  * error means that the device or memory failed. */
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err);
+
+/* How the reads of a running restore go.  A read is a group of records. */
+struct restore_reads {
+    int64_t elapsed_ns; /* since restore_start */
+    /* Since any read of the pipeline was complete, while the store had a read to do; 0 where the
+     * restore itself keeps the I/O thread waiting */
+    int64_t silent_ns;
+    int n_read, n_left;               /* of this restore */
+    bool can_race, is_idle, is_raced; /* see policy/stall.h */
+};
+void restore_reads_of(struct restore *r, struct restore_reads *out);
+
+/* Recomputes every layer up to the last one that is not yet in the cache, beside the reads.  Returns
+ * false where that cannot be done: where layers have a window, where the plan's own recomputation has
+ * not ended, and where the restore is not running. */
+bool restore_race(struct restore *r);
+/* The restore is done, with the chunks that a race has recomputed, else with none. `why` is its fault.
+ * Nothing where it is not running. */
+void restore_stop(struct restore *r, const char *why);
 
 /* The bubble over makespan_ns, 0..1. Pure. */
 double restore_bubble(const struct restore_result *r, int64_t makespan_ns);

@@ -218,8 +218,9 @@ static int load_chunks(struct restore *r, const struct group *g, int first, int 
 static void take_chunk(struct item *a, const struct group *g, int i, struct stream *s)
 {
     struct restore *r = a->r;
-    if (g->first_chunk + i >= shared_load(&r->n_good) || !check_record(r, g, i) ||
-        g->kind != STORE_KV || g->twin != NULL)
+    int chunk = g->first_chunk + i;
+    if (chunk >= shared_load(&r->n_good) || chunk < shared_load(&r->n_raced) ||
+        !check_record(r, g, i) || g->kind != STORE_KV || g->twin != NULL)
         return;
     int rc = load_chunks(r, g, i, i + 1, s);
     if (rc != 0)
@@ -265,14 +266,28 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
     return (to < end ? to : end) - row;
 }
 
+/* Where reads have failed in a race, nothing that arrives is used. */
+static int first_wanted_row(const struct restore *r, const struct group *g)
+{
+    int row = restore_race_row(r) - g->first_chunk * STORE_CHUNK_TOKENS;
+    return row > 0 ? row : 0;
+}
+
+static int end_of_wanted(struct restore *r)
+{
+    return shared_load(&r->has_lost_reads) == 0 ? shared_load(&r->n_good) : 0;
+}
+
 /* Projects records that lie behind one another as one matrix (a GEMM of 512 rows), others one by
  * one: the bits are the same. Leaves out rows behind a chunk that was lost. */
 static int project_part(struct restore *r, const struct part *p)
 {
     const struct group *g = p->g;
-    int rc = 0, end = (shared_load(&r->n_good) - g->first_chunk) * STORE_CHUNK_TOKENS;
+    int rc = 0, end = (end_of_wanted(r) - g->first_chunk) * STORE_CHUNK_TOKENS;
+    int first = first_wanted_row(r, g);
+    first = first > g->n_projected ? first : g->n_projected;
     end = end < p->project_to ? end : p->project_to;
-    for (int row = g->n_projected, n; rc == 0 && row < end; row += n) {
+    for (int row = first, n; rc == 0 && row < end; row += n) {
         n = adjacent_rows(r->rr, g, row, end);
         rc = project_and_fill(r, g->layer, g->first_chunk * STORE_CHUNK_TOKENS + row,
                               hidden_rows(r->rr, g, row, n));
@@ -287,9 +302,11 @@ static int bring_up(struct restore *r, const struct part *p)
     int end = shared_load(&r->n_good) - p->g->first_chunk;
     end = end < p->first + p->n ? end : p->first + p->n;
     int rc = restore_up(r->rr, p->g, p->first, end);
-    return rc == 0 && p->g->kind == STORE_KV
-               ? load_chunks(r, p->g, p->first, end, r->rr->o.stream)
-               : rc;
+    int first = (first_wanted_row(r, p->g) + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS;
+    first = first > p->first ? first : p->first;
+    bool loads = p->g->kind == STORE_KV && first < end &&
+                 shared_load(&r->has_lost_reads) == 0;
+    return rc == 0 && loads ? load_chunks(r, p->g, first, end, r->rr->o.stream) : rc;
 }
 
 /* Gives the groups of mine[] back that are done. They count for their layers now, or when the
@@ -467,6 +484,7 @@ static void work_recompute(struct restore_pipeline *rr, struct restore *r,
     if (is_last || rc != 0) {
         model_pass_end(&rr->pass);
         rr->recomputing = NULL;
+        restore_race_pieces_end(r, good_tokens(r));
     }
     if (rc != 0)
         fail(r, rc);

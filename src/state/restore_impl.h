@@ -3,6 +3,7 @@
  *   restore.c          life cycle of the restore pipeline and of a restore
  *   restore_io.c       the I/O thread: looks up, reads, hands groups on
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
+ *   restore_race.c     recomputation that races reads which hang or crawl
  *   restore_direct.c   what of it goes into the device's memory by itself
  *   restore_up.c       between the two, where the device has memory of its own: copies up
  *
@@ -17,7 +18,12 @@
  *  3. A chunk of a layer counts (layer_left) when its verdict is in: where the device checks, when its group has
  *     left.  New tokens pass a layer only then, so that nothing computed from a bad record is seen or saved.
  *  4. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete in
- *     every layer when the restore is done. */
+ *     every layer when the restore is done.
+ *  5. A race breaks invariant 2: recomputation passes layers that are read.  A record that the host has
+ *     checked has the bits that recomputation gives, in any order.  A record that the device has yet
+ *     to check may be bad, so it must not reach rows that a later row attends to: those before
+ *     race_row(), which the present piece and the pieces before it have written.
+ *  6. A failed read does not lower n_good in a race, since the chunk is recomputed. */
 #ifndef STATE_RESTORE_IMPL_H
 #define STATE_RESTORE_IMPL_H
 
@@ -89,6 +95,7 @@ struct restore {
     uint64_t read_bytes, direct_bytes, dram_bytes;
     uint8_t
         *sources; /* [job.n_chunks]: SOURCE_..., where records of each chunk came from */
+    int n_read;   /* groups that came back */
     struct restore_trace io_trace;
 
     /* fixed once FOUND */
@@ -104,16 +111,22 @@ struct restore {
     int64_t t_start;
     int16_t order[STORE_MAX_LAYERS]; /* layers in the order of their reads */
     int n_order;
-    int n_recompute; /* R layers */
+    int n_recompute; /* R layers; a race makes them more */
+    int n_groups;    /* that are to be read, about: chunks may differ in their kinds */
     int n_asked;     /* chunks, at first; job.n_chunks falls where a window is begun anew */
     /* The first chunk of each layer that is wanted: the job's, or later where attention has a window.
      * Of a recomputed layer: the first whose K, V and input are computed. */
     int start[STORE_MAX_LAYERS];
 
-    atomic_int n_good;          /* chunks believed good so far */
+    atomic_int n_good;   /* chunks believed good so far */
+    atomic_int is_raced; /* 1: recomputation races the reads */
+    atomic_int n_raced;  /* chunks [0, n_raced) are recomputed: they are read no more */
+    atomic_int
+        has_lost_reads; /* 1: a read failed in a race, so recomputation must end it */
     pthread_mutex_t fault_lock; /* out.fault, and who lowers n_good */
 
     /* the compute lane's */
+    bool is_stopped;
     int rc;        /* what it failed with, */
     char why[160]; /* and the device's words for it */
     struct {
@@ -143,9 +156,11 @@ struct restore_pipeline {
     struct group_list free, ready;
     struct restore *runs; /* not ended, in the order of their beginning */
     int n_in_flight;      /* groups */
-    uint64_t n_io_news;   /* things that the I/O thread may want to look at */
-    uint64_t n_io_seen;   /* of n_io_news */
-    uint64_t n_news;      /* things that the compute lane may want to look at */
+    int64_t
+        t_heard; /* when a group came back last, or the first of those in flight was issued */
+    uint64_t n_io_news; /* things that the I/O thread may want to look at */
+    uint64_t n_io_seen; /* of n_io_news */
+    uint64_t n_news;    /* things that the compute lane may want to look at */
     bool quit;
     bool wants_measure; /* of the store's speed, on chunks of this model: */
     struct sha256 fingerprint;
@@ -191,18 +206,20 @@ static inline int restore_tokens(const struct restore *r, int n)
 }
 /* 'H' or 'K': what is read of a chunk, which may lack the kind that the plan prefers; else 0. */
 char restore_method_of(const struct restore *r, int layer, int chunk);
-/* A chunk cannot be used: restore what precedes it. Any thread. */
+/* A chunk cannot be used: restore what precedes it.  In a race it is recomputed. Any thread. */
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why);
-/* Nothing comes back, and no chunk is to blame. Any thread. */
+/* Nothing comes back, and no chunk is to blame.  In a race: by reads. Any thread. */
 void restore_give_up(struct restore *r, const char *why);
 /* A fault of the device, not of the data: the restore fails. `why` may be empty. */
 void restore_fail(struct restore *r, int rc, const char *why);
 /* Frees a restore that has nothing in flight and is in no list. */
 void restore_free(struct restore *r);
 /* [lock] Whether the I/O thread has something left to read. */
-bool restore_reads_remain(const struct restore *r);
+bool restore_reads_remain(struct restore *r);
 /* Whether a chunk was lost of a restore with windows: those of the chunks before it begin earlier. */
 bool restore_must_rewind(const struct restore *r);
+/* The first row that records which arrive may still write, in a race; else 0.  The compute lane's. */
+int restore_race_row(const struct restore *r);
 /* Whether the compute lane has something left to recompute. */
 bool restore_recompute_remains(const struct restore *r);
 
@@ -223,6 +240,9 @@ void restore_tell_io(struct restore_pipeline *rr);
 void restore_drop_work(struct restore_pipeline *rr, struct restore *r);
 /* The piece that is being recomputed is given up; what is queued of it runs. */
 void restore_drop_piece(struct restore_pipeline *rr);
+/* --- restore_race.c: the compute lane's --- */
+/* A piece has ended; the restore has n_tokens good ones. */
+void restore_race_pieces_end(struct restore *r, int n_tokens);
 /* --- restore_direct.c: the I/O thread's --- */
 /* Behind restore_up_create. Opens the device's reader, if it is to be used and there is one. */
 int restore_direct_open(struct restore_pipeline *rr, struct err *err);

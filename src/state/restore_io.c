@@ -16,6 +16,9 @@
 /* Chunks that are read to measure the store before anything is restored. */
 enum { SAMPLE_CHUNKS = 32 };
 
+/* How long the thread waits for a read before it looks for news. */
+enum { LISTEN_NS = 5000000 };
+
 /* [lock] */
 static void tell_compute(struct restore_pipeline *rr)
 {
@@ -112,29 +115,43 @@ static void find(struct restore *r)
 
 /* --- what is read next ------------------------------------------------------------------------ */
 
-/* n_good may drop at any moment. The caller loads it once and uses that value for both the test and
- * the cut; otherwise a group can be empty and the restore never finishes. */
-static bool reads_remain(const struct restore *r, int n_good)
+/* The chunks that are still to be read.  Both ends may move towards each other at any moment. The
+ * caller loads them once and uses these values for both the test and the cut; otherwise a group can be
+ * empty and the restore never finishes. */
+struct good_chunks {
+    int first, end;
+};
+
+static bool reads_remain(const struct restore *r, struct good_chunks good)
 {
-    if (r->state != RESTORE_RUNNING || n_good == r->job.first_chunk ||
-        restore_must_rewind(r))
+    if (r->state != RESTORE_RUNNING || good.end <= r->job.first_chunk ||
+        good.first >= good.end || restore_must_rewind(r))
         return false;
-    return r->next_layer + (r->next_chunk < n_good ? 0 : 1) < r->n_order;
+    return r->next_layer + (r->next_chunk < good.end ? 0 : 1) < r->n_order;
 }
 
-bool restore_reads_remain(const struct restore *r)
+static struct good_chunks load_good(struct restore *r)
 {
-    return reads_remain(r, shared_load(&r->n_good));
+    struct good_chunks good = {.first = shared_load(&r->n_raced)};
+    if (shared_load(&r->has_lost_reads) == 0)
+        good.end = shared_load(&r->n_good);
+    return good;
+}
+
+bool restore_reads_remain(struct restore *r)
+{
+    return reads_remain(r, load_good(r));
 }
 
 /* [lock] The next run of good chunks of one layer and kind, into g: there is one. */
-static void next_group(struct restore *r, struct group *g, int n_good)
+static void next_group(struct restore *r, struct group *g, struct good_chunks good)
 {
-    int c = r->next_chunk;
+    int c = r->next_chunk, n_good = good.end;
     if (c >= n_good) { /* on to the next layer */
         r->next_layer++;
         c = r->start[r->order[r->next_layer]];
     }
+    c = c > good.first ? c : good.first;
     g->run = r;
     g->layer = r->order[r->next_layer];
     g->first_chunk = c;
@@ -154,21 +171,22 @@ static void next_group(struct restore *r, struct group *g, int n_good)
 static struct group *take_group(struct restore_pipeline *rr)
 {
     struct restore *r = rr->runs;
-    int n_good = 0;
+    struct good_chunks good = {0};
     for (; r != NULL; r = r->next) {
-        n_good = shared_load(&r->n_good);
-        if (reads_remain(r, n_good))
+        good = load_good(r);
+        if (reads_remain(r, good))
             break;
     }
     struct group *g = r != NULL ? group_get(&rr->free) : NULL;
     if (g == NULL)
         return NULL;
     if (state_has_bug(STATE_BUG_TWO_READS))
-        n_good = shared_load(&r->n_good);
-    next_group(r, g, n_good);
+        good.end = shared_load(&r->n_good);
+    next_group(r, g, good);
     r->n_out++;
-    rr->n_in_flight++;
     g->t_issued = clock_now_ns();
+    if (rr->n_in_flight++ == 0)
+        rr->t_heard = g->t_issued;
     if (r->n_in_flight++ == 0)
         r->io_since = g->t_issued;
     return g;
@@ -217,6 +235,8 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     struct restore *r = g->run;
     rr->n_in_flight--;
     int64_t now = clock_now_ns();
+    rr->t_heard = now;
+    r->n_read++;
     if (--r->n_in_flight == 0)
         r->io_ns += now - r->io_since;
     restore_trace_add(&r->io_trace, g->t_issued, now, g->layer,
@@ -354,7 +374,8 @@ void restore_io_wait(struct restore_pipeline *rr)
     while (!in_flight && rr->n_io_news == rr->n_io_seen)
         pthread_cond_wait(&rr->for_io, &rr->lock);
     pthread_mutex_unlock(&rr->lock);
-    if (in_flight && store_reader_await(rr->reader, &err) != 0)
+    /* No news can end this wait, so it is short: a disk that hangs must not keep look-ups waiting. */
+    if (in_flight && store_reader_await(rr->reader, LISTEN_NS, &err) != 0)
         fail_all(rr, &err);
 }
 

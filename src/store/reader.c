@@ -26,6 +26,7 @@ struct store_reader {
     struct slot *idle;
     struct slot *done, **done_end; /* complete without I/O, oldest first */
     bool uses_dram;                /* reads copies in the tier */
+    int64_t silent_ns; /* that store_reader_await has waited since a read was complete */
 };
 
 int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,
@@ -228,16 +229,24 @@ static int done_take(struct store_reader *r, struct store_read **done, int max)
     return n;
 }
 
-/* A device that does not answer is not waited for: what it lets go of has failed. */
-int store_reader_await(struct store_reader *r, struct err *err)
+/* A device that does not answer is not waited for: what it lets go of has failed.  Its silence is
+ * added up over the calls. */
+int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
 {
     bool is_done = r->done != NULL || r->queue == NULL ||
                    io_queue_outstanding(r->queue) == 0;
     int rc = 0;
-    while (rc == 0 && !is_done) {
-        rc = io_queue_await(r->queue, r->store->stuck_ns, &is_done, err);
-        if (rc == 0 && !is_done)
+    for (int64_t waited_ns = 0, ns; rc == 0 && !is_done && waited_ns < most_ns;
+         waited_ns += ns) {
+        int64_t left_ns = most_ns - waited_ns, until_stuck_ns = r->store->stuck_ns;
+        until_stuck_ns -= r->silent_ns;
+        ns = left_ns < until_stuck_ns ? left_ns : until_stuck_ns;
+        rc = io_queue_await(r->queue, ns, &is_done, err);
+        r->silent_ns = is_done ? 0 : r->silent_ns + ns;
+        if (rc == 0 && !is_done && r->silent_ns >= r->store->stuck_ns) {
+            r->silent_ns = 0;
             io_queue_cancel(r->queue);
+        }
     }
     return rc;
 }
@@ -257,6 +266,7 @@ int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
     for (unsigned i = 0; i < n_reqs; i++) {
         struct slot *slot = reqs[i]->user;
         slot->read->status = reqs[i]->result == -ECANCELED ? -ETIMEDOUT : reqs[i]->result;
+        r->silent_ns = 0;
         if (reqs[i]->result != 0)
             atomic_fetch_add_explicit(&r->store->n_read_failures, 1, memory_order_relaxed);
         done[n++] = slot->read;
@@ -270,7 +280,7 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err)
 {
     *n_done = 0;
-    int rc = store_reader_await(r, err);
+    int rc = store_reader_await(r, INT64_MAX, err);
     return rc == 0 ? store_reader_poll(r, done, max, n_done, err) : rc;
 }
 

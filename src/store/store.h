@@ -418,10 +418,11 @@ int store_reader_submit(struct store_reader *r, struct store_read *const *reads,
 int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
 /* The two halves of store_reader_wait: hands out what is complete, without waiting; waits until
- * there is something to hand out (if anything is in flight). */
+ * there is something to hand out (if anything is in flight), or most_ns have passed.  Reads are
+ * cancelled after stuck_ns without one that is complete, however many calls that takes. */
 int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
-int store_reader_await(struct store_reader *r, struct err *err);
+int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err);
 
 /* Checks the bytes of a completed read; must be called before they are used, on any thread, once
  * per record: completion alone does not mean that they are right.  Returns 0 or ERR_CORRUPT, or -EAGAIN

@@ -129,6 +129,7 @@ void et_take(struct stack *k, struct seq *s, struct et_run *out)
                            .restore = o->restore,
                            .plan = o->plan,
                            .surprise = o->surprise,
+                           .stall = o->stall,
                            .truncation = o->truncation,
                            .err = o->err};
     assert_true(out->n_tokens <= ET_MAX_GENERATED);

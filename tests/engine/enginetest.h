@@ -54,6 +54,7 @@ struct et_run {
     struct restore_result restore;
     struct plan plan;
     enum surprise surprise;
+    enum stall_end stall;
     struct outcome_truncation truncation;
     char miss[200];
     struct err err;

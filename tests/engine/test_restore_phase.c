@@ -54,7 +54,8 @@ static void place_open(struct place *p, uint64_t seed, const char *model)
                            .user.threads = 2,
                            .user.max_sequences = 8,
                            .user.save_buffer_bytes = 64 << 20,
-                           .user.no_reuse = true};
+                           .user.no_reuse = true,
+                           .stuck_ns = (int64_t)3600 * 1000000000};
     p->io = et_disk(seed, 0);
     o.io = p->io;
     et_open(&p->k, &o);
@@ -186,6 +187,108 @@ static void a_step_without_work_waits(void **state)
     reads_go_on(&p);
     run_all(&p);
     take(&p, s, &p.ref[0], "restore");
+    place_close(&p);
+}
+
+/* The look-ups of others do not wait for a read that is stuck. */
+static void a_lookup_passes_reads_that_are_stuck(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 9, NULL);
+    stuck_reads(&p);
+    struct seq *stuck = add_restore(&p, 0, "kv");
+    while (io_sim_fault_count(p.io, IO_SIM_STUCK, 0) == 0)
+        step(&p);
+    struct seq *s = add(&p, ask(p.decoding[1], N_SHORT, N_DECODE, "none", "kv"));
+    while (seq_outcome(s)->finish == FINISH_NONE)
+        step(&p);
+    assert_int_equal(seq_outcome(stuck)->finish, FINISH_NONE);
+    reads_go_on(&p);
+    take(&p, s, &p.decode_ref[1], "a prompt that is not stored");
+    run_all(&p);
+    take(&p, stuck, &p.ref[0], "restore");
+    place_close(&p);
+}
+
+/* --- a disk that hangs ------------------------------------------------------------------------ */
+
+static uint64_t n_stalls(const struct place *p, enum stall_end e)
+{
+    struct engine_stats st;
+    engine_stats(p->k.engine, &st);
+    return st.n_stalls[e];
+}
+
+/* Reads are much cheaper than recomputing, which takes 46 ms; but the disk hangs, from the first read
+ * on or in the middle.  Recomputation ends the restore, while the reads stay in flight.  What others then
+ * restore to the same blocks is right, while the disk hangs, and when it goes on. */
+static void a_hanging_disk_is_raced(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"synth:tiny-mha", "synth:tiny-gqa"};
+    for (uint64_t i = 0; i < 6; i++) {
+        struct place p;
+        struct io_sim_fault hang = {.kind = IO_SIM_STUCK,
+                                    .on = IO_SIM_ON_READ,
+                                    .path = "seg-",
+                                    .skip = 9 * (i / 2)};
+        place_open(&p, 10 + i, models[i % 2]);
+        et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, 1e9);
+        assert_int_equal(io_sim_fault_add(p.io, &hang), 0);
+        alarm(300);
+        for (int j = 0; j < 3; j++) {
+            struct seq *s = add_restore(&p, j, "auto");
+            run_all(&p);
+            assert_int_equal(seq_outcome(s)->stall, STALL_RECOMPUTED);
+            assert_int_equal(seq_outcome(s)->plan.n_r, seq_outcome(s)->plan.n_layers);
+            take(&p, s, &p.ref[j], "raced");
+        }
+        assert_int_equal(n_stalls(&p, STALL_RECOMPUTED), 3);
+        reads_go_on(&p);
+        for (int j = 0; j < 3; j++) {
+            struct seq *s = add_restore(&p, j, "kv");
+            run_all(&p);
+            assert_int_equal(seq_outcome(s)->n_cached, 9 * 64);
+            assert_int_equal(seq_outcome(s)->stall, STALL_NONE);
+            take(&p, s, &p.ref[j], "behind a race");
+        }
+        place_close(&p);
+    }
+}
+
+/* Beside decodes a restore has 3 % of the compute: it leaves its reads, and prefill computes. */
+static void reads_that_hang_are_left_beside_decodes(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 20, NULL);
+    et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, 1e9);
+    stuck_reads(&p);
+    struct seq *d[2] = {add_decode(&p, 0), NULL};
+    while (seq_outcome(d[0])->n_generated < N_DECODE / 2)
+        step(&p);
+    d[1] = add_decode(&p, 1);
+    step(&p);
+    struct seq *s = add_restore(&p, 0, "auto");
+    while (seq_outcome(s)->finish == FINISH_NONE) {
+        for (int j = 0; j < 2; j++) {
+            if (seq_outcome(d[j])->finish == FINISH_NONE)
+                continue;
+            take(&p, d[j], &p.decode_ref[j], "decode");
+            d[j] = add_decode(&p, j);
+        }
+        step(&p);
+    }
+    assert_int_equal(seq_outcome(s)->stall, STALL_LEFT);
+    assert_int_equal(seq_outcome(s)->n_cached, 0);
+    assert_non_null(strstr(seq_outcome(s)->miss, "the store did not answer"));
+    assert_int_equal(n_stalls(&p, STALL_LEFT), 1);
+    take(&p, s, &p.ref[0], "left");
+    reads_go_on(&p);
+    run_all(&p);
+    for (int j = 0; j < 2; j++)
+        take(&p, d[j], &p.decode_ref[j], "decode");
     place_close(&p);
 }
 
@@ -372,6 +475,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_go_on_while_a_read_is_stuck),
         cmocka_unit_test(a_step_without_work_waits),
+        cmocka_unit_test(a_lookup_passes_reads_that_are_stuck),
+        cmocka_unit_test(a_hanging_disk_is_raced),
+        cmocka_unit_test(reads_that_hang_are_left_beside_decodes),
         cmocka_unit_test(beside_decodes),
         cmocka_unit_test(cancelled_and_failing),
         cmocka_unit_test(new_tokens_follow_the_layers),

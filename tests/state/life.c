@@ -209,8 +209,9 @@ struct slot {
     struct kv_table *table;
     const struct text *t; /* NULL: the slot is free */
     struct restore *r;
-    bool is_started;
+    bool is_started, is_left;
     int first, asked; /* chunks */
+    int least;        /* chunks that a race has to bring back; 0: there is none */
     struct plan plan;
     struct save_seq *q;
     struct store_hit hold; /* the last chunk that is continued, or impl NULL */
@@ -250,7 +251,8 @@ static bool is_calm(const struct life *f)
 /* What was committed must come back. */
 static bool keeps(const struct life *f)
 {
-    return !has(f, LIFE_FLIP) && !has(f, LIFE_READ_FAIL) && !has(f, LIFE_ERASE);
+    return !has(f, LIFE_HANG) && !has(f, LIFE_FLIP) && !has(f, LIFE_READ_FAIL) &&
+           !has(f, LIFE_ERASE);
 }
 
 static uint64_t below(struct life *f, uint64_t n)
@@ -361,7 +363,30 @@ static bool start_restore(struct life *f, struct slot *s, const struct restore_f
                               .plan = &s->plan};
     restore_start(s->r, &job);
     s->is_started = true;
+    s->is_left = false;
+    s->least = 0;
     return true;
+}
+
+/* Now and then recomputation races the reads, or they are left, whatever they do.  More often where
+ * they go wrong. */
+static void stall(struct life *f, struct slot *s)
+{
+    struct restore_result r;
+    struct restore_reads reads;
+    struct err err = {0};
+    restore_reads_of(s->r, &reads);
+    if (reads.silent_ns > 0 && reads.n_left == 0)
+        turns_fail("a restore without reads is silent");
+    bool often = has(f, LIFE_HANG) || has(f, LIFE_READ_FAIL) || has(f, LIFE_FLIP);
+    if (below(f, often ? 2 : 12) == 0 && restore_race(s->r)) {
+        (void)restore_result_of(s->r, &r, &err);
+        s->least = r.n_chunks;
+    }
+    if (below(f, has(f, LIFE_HANG) ? 20 : 100) == 0) {
+        restore_stop(s->r, "left");
+        s->is_left = true;
+    }
 }
 
 /* Layers that new tokens may pass are right in what these tokens see. */
@@ -384,7 +409,9 @@ static int check_restored(struct life *f, struct slot *s)
     if (r.n_chunks < s->first || r.n_chunks > s->asked)
         turns_fail("%d chunks of [%d, %d) are back", r.n_chunks, s->first, s->asked);
     bool is_short = r.n_chunks < s->asked;
-    if (is_short && (is_calm(f) || r.fault[0] == 0))
+    if (!s->is_left && r.n_chunks < s->least)
+        turns_fail("%d chunks are back of %d that were raced", r.n_chunks, s->least);
+    if (is_short && ((is_calm(f) && !s->is_left) || r.fault[0] == 0))
         turns_fail("%d of %d chunks are back: %s", r.n_chunks, s->asked, r.fault);
     int end = tokens_of(restore_found(s->r), r.n_chunks);
     if (r.n_tokens != end)
@@ -394,8 +421,14 @@ static int check_restored(struct life *f, struct slot *s)
                 first_seen(s->w->m, l, end) > r.first_token ? first_seen(s->w->m, l, end)
                                                             : r.first_token,
                 end, "a restore");
+    struct restore_reads reads;
+    restore_reads_of(s->r, &reads);
     f->counts->n_restored++;
     f->counts->n_short += is_short;
+    f->counts->n_left += s->is_left;
+    f->counts->n_read += r.raced_layers > 0 && !r.won && !s->is_left;
+    f->counts->n_recomputed += r.won;
+    f->counts->n_late += r.won && reads.n_left > 0;
     f->counts->n_rewound += is_short && s->w->m->cfg.sliding_window > 0 &&
                             r.n_chunks > s->first;
     return end;
@@ -542,6 +575,7 @@ static void move_restore(struct life *f, struct slot *s)
         return;
     if (s->is_started) {
         check_ready(f, s);
+        stall(f, s);
         if (!restore_is_done(s->r))
             return;
         n_back = check_restored(f, s);
@@ -556,7 +590,7 @@ static void move(struct life *f, struct slot *s)
     if (s->t == NULL) {
         s->t = &s->w->text[below(f, 5) / 2];
         begin_restore(f, s, s->t->n - (int)below(f, 3) * 40);
-    } else if (s->r != NULL && below(f, 60) == 0) {
+    } else if (s->r != NULL && below(f, has(f, LIFE_HANG) ? 8 : 60) == 0) {
         cancel(f, s);
     } else if (s->r != NULL) {
         move_restore(f, s);
@@ -703,7 +737,9 @@ static bool open_parts(struct life *f)
                             .n_dirs = 2,
                             .segment_bytes = 1 << 20,
                             .dram_bytes = f->dram_bytes,
-                            .stuck_ns = has(f, LIFE_STUCK) ? 2000000 : 0};
+                            .stuck_ns = has(f, LIFE_STUCK)  ? 2000000
+                                        : has(f, LIFE_HANG) ? 200000000
+                                                            : 0};
     if (may_fail(f, store_open(&so, &f->store, &err), &err, "opening the store"))
         return false;
     struct saver_opts vo = {.store = f->store,
@@ -760,6 +796,10 @@ static void begin_trouble(struct life *f)
                                        .path = "seg",
                                        .skip = 60,
                                        .count = few});
+    if (has(f, LIFE_HANG))
+        fault(f,
+              (struct io_sim_fault){
+                  .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg", .skip = 60});
     if (has(f, LIFE_SHORT)) {
         fault(f, (struct io_sim_fault){.kind = IO_SIM_SHORT,
                                        .on = IO_SIM_ON_READ | IO_SIM_ON_WRITE,
@@ -777,7 +817,8 @@ static void count_trouble(struct life *f)
     bool hit[LIFE_TROUBLES] = {
         [LIFE_READ_FAIL] = has(f, LIFE_READ_FAIL) && io_sim_fault_hits(f->io) > 0,
         [LIFE_WRITE_FAIL] = has(f, LIFE_WRITE_FAIL) && io_sim_fault_hits(f->io) > 0,
-        [LIFE_STUCK] = io_sim_fault_count(f->io, IO_SIM_STUCK, 0) > 0,
+        [LIFE_STUCK] = has(f, LIFE_STUCK) && io_sim_fault_count(f->io, IO_SIM_STUCK, 0) > 0,
+        [LIFE_HANG] = has(f, LIFE_HANG) && io_sim_fault_count(f->io, IO_SIM_STUCK, 0) > 0,
         [LIFE_FULL] = io_sim_fault_count(f->io, IO_SIM_FAIL, -ENOSPC) > 0,
         [LIFE_SHORT] = io_sim_fault_count(f->io, IO_SIM_SHORT, 0) > 0,
         [LIFE_CRASH] = io_sim_crashed(f->io),
@@ -799,8 +840,14 @@ static void live(struct life *f)
     for (int i = 0; i < n; i++) {
         move(f, &f->slot[below(f, N_SLOTS)]);
         work(f);
+        if (has(f, LIFE_HANG) && below(f, 12) == 0)
+            io_sim_unstick(f->io);
     }
     end_slots(f);
+    if (has(f, LIFE_HANG)) { /* reads of restores that are long over end now */
+        io_sim_fault_clear(f->io);
+        io_sim_unstick(f->io);
+    }
     f->quits = true;
     if (f->has_other)
         pthread_join(f->other, NULL);

@@ -12,7 +12,9 @@
  *  3. In a life without trouble nothing is lost: each restore brings back all chunks that it was
  *     asked for, and no saving ends early.
  *  4. What fails has a reason: saving that ends, a restore that brings back less.
- *  5. turns.h: nothing waits for ever, and locks have one order. */
+ *  5. A restore that recomputation races loses no chunk, whatever its reads do.  Reads that end after
+ *     their restore write nothing that a later restore of the same blocks shows.
+ *  6. turns.h: nothing waits for ever, and locks have one order. */
 #ifndef TESTS_STATE_LIFE_H
 #define TESTS_STATE_LIFE_H
 
@@ -24,6 +26,7 @@ enum life_trouble {
     LIFE_READ_FAIL,  /* reads fail: -EIO */
     LIFE_WRITE_FAIL, /* writes or syncs fail: -EIO */
     LIFE_STUCK,      /* reads do not end */
+    LIFE_HANG,       /* from some moment on reads do not end for long */
     LIFE_FULL,       /* the disk is full */
     LIFE_CRASH,      /* power is lost */
     LIFE_ERASE,      /* contexts are erased meanwhile */
@@ -41,6 +44,9 @@ struct life_counts {
     uint64_t n_restored,
         n_short;        /* restores that ended; with fewer chunks than asked for */
     uint64_t n_rewound; /* restores that lost a chunk and have windows */
+    /* Restores that recomputation raced: the reads ended first; it did, of those with reads in
+     * flight then; and restores that left their reads */
+    uint64_t n_read, n_recomputed, n_late, n_left;
     uint64_t n_erased_while_read; /* erasures while a restore had the chunks */
     uint64_t n_save_ended;        /* sequences whose saving ended early */
     uint64_t n_committed;         /* committed tokens looked for after the restart */

@@ -1,0 +1,72 @@
+/* stall.h - when a restore stops relying on reads that hang or crawl.
+ *
+ * A restore normally waits for its reads, since its plan says that they are cheaper than computing.
+ * A disk that hangs makes this wrong.  Three answers are possible:
+ *
+ * - WAIT: the reads go on as planned.
+ * - RACE: the compute lane recomputes the context from its tokens, first rows first, while the
+ *   reads go on.  Rows that are recomputed are not read anymore.  The restore ends when one of the
+ *   two has brought the last row.  A race costs only compute that would be idle, so little
+ *   evidence suffices.
+ * - LEAVE: the restore ends with the rows that it has, and prefill computes the others.  This is
+ *   the answer where others decode, since a restore then has only a small share of the compute,
+ *   and where recomputation cannot race.  What the reads have brought so far is lost, so it takes
+ *   more evidence.
+ *
+ * The evidence is a silence, longer than a share of the price of recomputation and than reads take
+ * by the plan or by this restore's own pace; or a pace at which the reads that are left would take
+ * longer than STALL_CRAWL of that price.
+ *
+ * Pure: no clock, no allocation. */
+#ifndef POLICY_STALL_H
+#define POLICY_STALL_H
+
+#include <stdbool.h>
+
+/* Share of the price of recomputation for which a restore hears nothing before it races.  A disk
+ * that hangs from the start then costs 1.1 times what recomputation costs. */
+#define STALL_RACE_SHARE 0.1
+/* The same before it leaves its reads. */
+#define STALL_LEAVE_SHARE 0.15
+/* Shorter silences are the machine's scheduling: a thread that lost its core.  A race that was not
+ * needed costs little; reads that are left for nothing cost a restore. */
+#define STALL_RACE_LEAST_S  0.002
+#define STALL_LEAVE_LEAST_S 0.250
+/* A silence is at least as long as this many reads are expected to take. */
+#define STALL_READS 2
+/* Reads crawl where those that are left would take this share of the price of recomputation. */
+#define STALL_CRAWL 0.5
+
+enum stall_choice { STALL_WAIT, STALL_RACE, STALL_LEAVE };
+
+/* How a restore ended that did not only wait. */
+enum stall_end {
+    STALL_NONE,
+    STALL_READ,       /* it raced, and the reads ended first */
+    STALL_RECOMPUTED, /* it raced, and recomputation ended first */
+    STALL_LEFT,       /* it left its reads */
+    STALL_ENDS
+};
+/* "", "read", "recomputed", "left". */
+const char *stall_end_name(enum stall_end e);
+
+/* What is known of a restore.  A read is a group of records that is read as one. */
+struct stall_view {
+    double
+        recompute_s; /* computing all its tokens, with the compute that they would get now */
+    double elapsed_s; /* since its reads began */
+    double silent_s;  /* since the store has completed any read, while it had reads to do */
+    double read_s;    /* one read, as the plan expects */
+    int n_read, n_left; /* reads of this restore that are complete, and that are not */
+    bool may_recompute; /* false: its past is gone, or its plan was forced */
+    bool can_race;      /* its layers can be recomputed while they are read */
+    bool is_idle;       /* the compute lane has nothing left of it to do but wait */
+    bool is_beside;     /* others decode */
+    bool is_raced;      /* recomputation races already */
+};
+
+/* Returns what to do.  *again_s: the choice is the same for at least so long, if no read
+ * completes. */
+enum stall_choice stall_choose(const struct stall_view *v, double *again_s);
+
+#endif

@@ -1,0 +1,171 @@
+/* test_stall.c - when reads are no longer waited for, and what is done instead. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "policy/stall.h"
+
+/* Recomputing takes a second; 2 of 10 reads came back in 10 ms; nothing since. */
+static struct stall_view view(double silent_s)
+{
+    return (struct stall_view){.recompute_s = 1,
+                               .elapsed_s = 0.010 + silent_s,
+                               .silent_s = silent_s,
+                               .read_s = 0.005,
+                               .n_read = 2,
+                               .n_left = 8,
+                               .may_recompute = true,
+                               .can_race = true,
+                               .is_idle = true};
+}
+
+static enum stall_choice choose(const struct stall_view *v)
+{
+    double again_s;
+    return stall_choose(v, &again_s);
+}
+
+static void a_silence_of_a_tenth_of_recomputing_is_raced(void **state)
+{
+    (void)state;
+    struct stall_view v = view(0.0999);
+    v.n_left = 1; /* reads do not crawl yet */
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v.silent_s = 0.1001;
+    assert_int_equal(choose(&v), STALL_RACE);
+    v = view(0.1001);
+    v.n_read = 0; /* the disk hangs from the start */
+    assert_int_equal(choose(&v), STALL_RACE);
+}
+
+static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
+{
+    (void)state;
+    struct stall_view v = view(60);
+    v.is_idle = false;
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v = view(60);
+    v.is_raced = true;
+    assert_int_equal(choose(&v), STALL_WAIT);
+}
+
+/* Beside decodes, and where layers have windows.  What was read is lost, so it takes longer. */
+static void reads_are_left_where_they_cannot_be_raced(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct stall_view v = view(0.2499);
+        v.is_beside = i != 1;
+        v.can_race = i == 0;
+        v.is_raced = i == 2;
+        assert_int_equal(choose(&v), STALL_WAIT);
+        v.silent_s = 0.2501;
+        assert_int_equal(choose(&v), STALL_LEAVE);
+        v.is_idle =
+            false; /* its own recomputation, with 3 % of the compute, is no reason to wait */
+        assert_int_equal(choose(&v), STALL_LEAVE);
+        v.recompute_s = 2;
+        assert_int_equal(choose(&v), STALL_WAIT);
+        v.silent_s = 0.3001; /* 15 % */
+        assert_int_equal(choose(&v), STALL_LEAVE);
+    }
+}
+
+static void what_cannot_be_recomputed_is_waited_for(void **state)
+{
+    (void)state;
+    struct stall_view v = view(3600);
+    v.may_recompute = false;
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v = view(3600);
+    v.n_left = 0; /* all is read: its compute is under way */
+    assert_int_equal(choose(&v), STALL_WAIT);
+}
+
+/* A slow disk is no hanging one: a silence is at least as long as two reads, by the plan or by what
+ * this restore has seen. */
+static void slow_reads_are_given_their_time(void **state)
+{
+    (void)state;
+    struct stall_view v = view(0.19);
+    v.n_left = 1;
+    v.read_s = 0.1;
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v.silent_s = 0.21;
+    assert_int_equal(choose(&v), STALL_RACE);
+    v = view(0.19);
+    v.n_left = 1;
+    v.elapsed_s = 0.39; /* two reads in 0.2 s */
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v.elapsed_s = 0.41;
+    v.silent_s = 0.21;
+    assert_int_equal(choose(&v), STALL_RACE);
+}
+
+/* The store answers, but what is left would take longer than half a recomputation. */
+static void a_crawl_is_raced(void **state)
+{
+    (void)state;
+    struct stall_view v = view(0.01);
+    v.elapsed_s = 0.12; /* 60 ms a read: 480 ms are left */
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v.elapsed_s = 0.13;
+    assert_int_equal(choose(&v), STALL_RACE);
+    v.is_beside = true; /* there it is slow for want of compute, too */
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v = view(0.01);
+    v.elapsed_s = 0.09; /* too early to tell */
+    v.n_read = 1;
+    v.n_left = 9;
+    assert_int_equal(choose(&v), STALL_WAIT);
+}
+
+static void a_thread_that_lost_its_core_is_no_stall(void **state)
+{
+    (void)state;
+    struct stall_view v = view(0.0019);
+    v.recompute_s = 0.001;
+    v.read_s = 0.0001;
+    v.elapsed_s = 0.0020;
+    v.n_left = 1;
+    v.n_read = 100;
+    assert_int_equal(choose(&v), STALL_WAIT);
+    v.silent_s = 0.0021;
+    assert_int_equal(choose(&v), STALL_RACE);
+}
+
+/* Whoever sleeps for again_s misses no choice. */
+static void it_says_when_to_ask_again(void **state)
+{
+    (void)state;
+    double again_s;
+    struct stall_view v = view(0.04);
+    v.n_left = 1;
+    assert_int_equal(stall_choose(&v, &again_s), STALL_WAIT);
+    assert_float_equal(again_s, 0.06, 1e-9);
+    v.is_beside = true;
+    assert_int_equal(stall_choose(&v, &again_s), STALL_WAIT);
+    assert_float_equal(again_s, 0.21, 1e-9);
+    v.may_recompute = false;
+    assert_int_equal(stall_choose(&v, &again_s), STALL_WAIT);
+    assert_true(isinf(again_s));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_silence_of_a_tenth_of_recomputing_is_raced),
+        cmocka_unit_test(a_race_needs_an_idle_lane_and_is_begun_once),
+        cmocka_unit_test(reads_are_left_where_they_cannot_be_raced),
+        cmocka_unit_test(what_cannot_be_recomputed_is_waited_for),
+        cmocka_unit_test(slow_reads_are_given_their_time),
+        cmocka_unit_test(a_crawl_is_raced),
+        cmocka_unit_test(a_thread_that_lost_its_core_is_no_stall),
+        cmocka_unit_test(it_says_when_to_ask_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
