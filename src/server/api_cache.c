@@ -434,6 +434,7 @@ static struct json *prefetched(struct generation *g)
     json_put_int(o, "prompt_tokens", r->prompt_tokens);
     json_put_int(o, "cached_tokens", r->cached_tokens);
     json_put_int(o, "computed_tokens", r->prompt_tokens - r->cached_tokens);
+    json_put_int(o, "truncated_tokens", r->truncated_tokens);
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put(o, "timings", shape_timings(g, &g->choice[0]));
     return o;
@@ -443,7 +444,7 @@ static const struct dialect prefetch = {.answer = prefetched};
 
 void api_cache_prefetch(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, NULL};
+    static const char *const names[] = {PROMPT_NAMES, "truncation", NULL};
     struct gen_params p = {.kind = REQUEST_COMPLETION, .n = 1, .durable = true};
     struct subject s;
     struct fault f;
@@ -452,6 +453,8 @@ void api_cache_prefetch(struct call *c)
         return;
     }
     p.cache_salt = s.cache_salt;
+    p.truncation = s.truncation.ratio > 0 ? "auto" : NULL;
+    p.n_system = s.truncation.keep;
     free(s.salt);
     call_generate(c, &prefetch, NULL, &p, &s.prompt, 1, NULL, "");
 }

@@ -185,6 +185,11 @@ def test_resent(tmp):
         status, _, r = cold.post("/v1/" + path, {**more, "max_tokens": 8})
         check(f"{path}: without it what does not fit is refused", status == 400 and
               ("maximum context length" in r["error"]["message"] or "too long" in r["error"]["message"]), r)
+    ahead = {"messages": [*said[:-2], {"role": "user", "content": "Another question. " + LONG}]}
+    p = server.post("/v1/cache/prefetch", {**ahead, "truncation": "auto"})[2]
+    status, _, r = server.post("/v1/chat/completions", {**ahead, "max_tokens": 2, "truncation": "auto"})
+    check("a prefetch computes the stairs that a chat then finds", status == 200 and p["truncated_tokens"] == r["usage"]["truncated_tokens"] > 0
+          and p["computed_tokens"] > 64 and r["usage"]["prompt_tokens_details"]["cached_tokens"] >= (p["prompt_tokens"] - 1) // 64 * 64, (p, r))
     cold.stop()
     server.stop()
     cold = Server(MODEL)
