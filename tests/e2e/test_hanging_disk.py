@@ -1,0 +1,63 @@
+"""A server whose disk hangs: reads of the store do not end for as long as a file exists.
+
+The first request finds its chunks, and recomputation races the reads.  The second one
+cannot even be looked up, and is computed.  Both give the answer of a server without a store.  When the disk goes on,
+the late reads do no harm, and requests are restored again."""
+import os
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from hanging import build_library  # noqa: E402
+from serve_client import SANITIZED, Server, until  # noqa: E402
+from tap import check, end, equal, skip  # noqa: E402
+
+tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-hang."))
+MODEL = "synth:bench-220m"  # recomputing takes tens of times as long as reading from the page cache
+
+def prompt(seed):
+    return [3 + (i * i * 7 + seed * 31) % 4000 for i in range(420)]
+
+
+def answer(server, ids):
+    """(log probabilities of the generated tokens, cached tokens)"""
+    r = server.complete(ids, max_tokens=3, logprobs=1, ignore_eos=True)
+    return r["choices"][0]["logprobs"]["token_logprobs"], r["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def stalls(server):
+    return {e: server.metric(f'hcache_restore_stalls_total{{end="{e}"}}') for e in ("read", "recomputed", "left")}
+
+
+def hang():
+    at = os.path.join(tmp, "hangs")
+    library = build_library(tmp)
+    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--no-reuse", "--max-context", "512", "-v",
+                    env={"LD_PRELOAD": library, "HANG": at})
+    ids = [prompt(1), prompt(2)]
+    want = [answer(server, p)[0] for p in ids]
+    server.post("/v1/cache/flush", {})
+    for p, w in zip(ids, want):
+        check("before: it is restored, and right", until(lambda: answer(server, p) == (w, 384)), server.log)
+    before = stalls(server)
+    with open(at, "w"):
+        pass
+    equal("the disk hangs in the reads of a restore: the answer", answer(server, ids[0])[0], want[0])
+    now = stalls(server)
+    equal("... which recomputation ended", now["recomputed"], before["recomputed"] + 1)
+    check("... says the log", any("recomputation ended first" in line for line in server.log), server.log)
+    equal("the disk hangs before the look-up: the answer", answer(server, ids[1])[0], want[1])
+    equal("... without the store", stalls(server)["left"], now["left"] + 1)
+    os.remove(at)
+    for p, w in zip(ids, want):
+        check("the disk goes on: it is restored, and right", until(lambda: answer(server, p) == (w, 384)), server.log)
+    equal("it stops in order", server.stop(), 0)
+
+
+if SANITIZED:
+    skip("a hanging disk", "the sanitizer wants to be the first library")
+else:
+    hang()
+shutil.rmtree(tmp)
+end()
