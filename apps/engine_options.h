@@ -19,8 +19,8 @@ struct engine_args {
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const engine_weights[] = {"checkpoint", "auto", "f32",
-                                             "bf16",       "q8",   NULL};
+static const char *const engine_weights[] = {"checkpoint", "auto", "f32", "bf16",
+                                             "q8",         "q4",   NULL};
 static const char *const engine_devices[] = {"cpu", "ref", "cuda", NULL};
 static const char *const engine_checksums[] = {"auto", "device", "host", NULL};
 static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
@@ -40,9 +40,10 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "state dtype; the checkpoint's by default"}
 #define OPT_WEIGHTS(s)                                                                     \
     {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
-     .help = "how matrices are held: as f32, bf16, or 8 bits (q8); auto: the smallest of "  \
-             "these that changes predictions by at most 0.001 nats a token; checkpoint: "  \
-             "in their own type, quantized ones as auto says"}
+     .help = "how matrices are held: as f32, bf16, in 8 bits (q8) or 4 bits (q4); auto: "   \
+             "4-bit tensors of a GGUF file as they are, else the smallest but q4 that "    \
+             "changes predictions by at most 0.001 nats a token; checkpoint: in their own " \
+             "type, quantized ones as auto says"}
 #define OPT_WEIGHTS_MEMORY(s)                                                              \
     {"weights-memory", OPT(s, engine.o.weights_memory), .arg = "BYTES|auto|P%",            \
      .help = "memory for a packed model (hcache model pack), KV cache and buffers; layers " \

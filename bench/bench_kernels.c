@@ -176,7 +176,8 @@ static double matmul_case_run(struct bench *b, struct matmul_case mc, enum dtype
     size_t a_bytes = (size_t)(mc.m * mc.k) * 4, c_bytes = (size_t)(mc.m * mc.n) * 4;
     float *a = small_numbers(a_bytes, DTYPE_F32), *c = mem_map(c_bytes);
     size_t w_bytes = b->ops->weight_bytes(t, mc.n, mc.k);
-    /* The cold buffer holds bf16: as f16, f32 and q8 its bits are numbers too, if odd ones. */
+    /* The cold buffer holds bf16: as f16, f32 and in 8 and 4 bits its bits are
+     * numbers too, if odd ones. */
     struct matmul_run r = {.b = b,
                            .c = mat_of(c, DTYPE_F32, mc.m, mc.n),
                            .a = mat_of(a, DTYPE_F32, mc.m, mc.k),
@@ -209,7 +210,7 @@ static void bench_matmul(struct bench *b)
 {
     for (size_t i = 0; i < N_CASES(matmul_cases); i++)
         if (matmul_cases[i].bench)
-            for (int t = DTYPE_Q8; t >= DTYPE_F32; t--)
+            for (int t = DTYPE_Q4_K; t >= DTYPE_F32; t--)
                 matmul_case_run(b, matmul_cases[i], (enum dtype)t);
 }
 

@@ -67,9 +67,10 @@ struct hcache_opts {
         *model; /* a Hugging Face folder, a GGUF file, a packed file, or "synth:SHAPE" */
     const char *device; /* "cpu" (default), "ref", "cuda" */
     const char *dtype;  /* state dtype: "f32", "bf16", "f16"; NULL: the checkpoint's */
-    /* How matrices are held: "f32", "bf16", "q8" (8 bits with a scale per 32); "auto": the smallest of
-     * these whose predictions differ from f32's by at most 0.001 nats a token; "checkpoint" or NULL: in
-     * their own type, quantised ones as "auto" says.  State of one kind is never used by another. */
+    /* How matrices are held: "f32", "bf16", "q8" (8 bits with a scale per 32), "q4" (4 bits: a GGUF
+     * file's as they are, or made from others); "auto": a file's 4-bit tensors as they are, else the
+     * smallest of the others that is as good; "checkpoint" or NULL: in their own type, quantised ones
+     * as "auto" says. */
     const char *weights;
     /* Memory for a packed model: "6G" for weights, KV cache and all buffers together; "auto": what
      * the machine has left; "50%": this share of the layers.  The layers that do not fit are read
@@ -139,7 +140,7 @@ struct hcache_model_info {
     const char *family;
     const char *dtype;  /* of saved state */
     const char *format; /* "safetensors", "gguf", "packed" or "synth" */
-    const char *held;   /* how matrices are held: "f32", "f16", "bf16", "q8" */
+    const char *held;   /* how matrices are held: "f32", "f16", "bf16", "q8", "q4" */
     int n_file_types;   /* element types in the files, and how many tensors have each */
     struct {
         const char *name; /* "Q4_1", "bf16" */

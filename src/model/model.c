@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "model/gguf_files.h"
+#include "model/matrix_types.h"
 #include "model/pack_file.h"
 #include "model/share.h"
 #include "model/weights_choose.h"
@@ -254,10 +255,10 @@ static void note_choice(struct model *m, const struct weights_types *types,
                                  weights_held_name(c->held));
     for (int i = 0; i < c->n_tried && at < sizeof m->note; i++)
         at += (size_t)snprintf(
-            m->note + at, sizeof m->note - at, "%s%s differs from f32 by %.1e nats a token",
-            i == 0 ? "; " : ", ", weights_held_name(c->tried[i].held), c->tried[i].kl);
-    if (c->n_tried > 0 && at < sizeof m->note)
-        snprintf(m->note + at, sizeof m->note - at, " (%.0e is allowed)", WEIGHTS_MAX_KL);
+            m->note + at, sizeof m->note - at,
+            "%s%s differs from f32 by %.1e nats a token (%.0e is allowed)",
+            i == 0 ? "; " : ", ", weights_held_name(c->tried[i].held), c->tried[i].kl,
+            weights_max_kl(c->tried[i].held));
 }
 
 /* By measuring. */
@@ -268,7 +269,10 @@ static int choose_held(struct model *m, const struct model_opts *o,
     struct weights_choice c;
     if (o->dtype == NULL && m->cfg.weight_type == WEIGHT_UNSPECIFIED)
         m->dtype = info->quantised ? DTYPE_BF16 : info->dtype;
-    int rc = weights_choose(m, m->dev->q8, &c, err);
+    enum weights_smallest smallest = !m->dev->quantised ? WEIGHTS_DOWN_TO_BF16
+                                     : matrix_types_any_q4(info->impl) ? WEIGHTS_DOWN_TO_Q4
+                                                                       : WEIGHTS_DOWN_TO_Q8;
+    int rc = weights_choose(m, smallest, &c, err);
     *held = c.held;
     if (rc == 0)
         note_choice(m, &info->types, &c);
@@ -279,12 +283,12 @@ static int choose_held(struct model *m, const struct model_opts *o,
 static int check_packed_kind(const struct model *m, const char *name, struct err *err)
 {
     const char *has = dtype_name(m->packed_held);
-    if (m->packed_held == DTYPE_Q8 && !m->dev->q8)
+    if ((m->packed_held == DTYPE_Q8 || m->packed_held == DTYPE_Q4) && !m->dev->quantised)
         return err_set(
             err, ERR_UNSUPPORTED,
-            "%s: is packed as q8, and device %s has no kernels for that: pack it "
+            "%s: is packed as %s, and device %s has no kernels for that: pack it "
             "as bf16",
-            m->source, m->dev->name);
+            m->source, has, m->dev->name);
     if (strcmp(name, "checkpoint") == 0 || strcmp(name, "auto") == 0 ||
         strcmp(name, has) == 0)
         return 0;
@@ -300,17 +304,18 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     const char *name = o->weights != NULL ? o->weights : "checkpoint";
     bool chosen = strcmp(name, "auto") == 0, known = chosen;
     *held = WEIGHTS_AS_STORED;
-    for (int i = WEIGHTS_AS_STORED; i <= WEIGHTS_Q8; i++)
+    for (int i = WEIGHTS_AS_STORED; i <= WEIGHTS_Q4; i++)
         if (strcmp(weights_held_name((enum weights_held)i), name) == 0) {
             *held = (enum weights_held)i;
             known = true;
         }
     if (!known)
         return err_set(err, ERR_USAGE,
-                       "weights '%s': must be checkpoint, auto, f32, bf16 or q8", name);
-    if (*held == WEIGHTS_Q8 && !m->dev->q8)
+                       "weights '%s': must be checkpoint, auto, f32, bf16, q8 or q4", name);
+    if (*held >= WEIGHTS_Q8 && !m->dev->quantised)
         return err_set(err, ERR_UNSUPPORTED,
-                       "weights q8: device %s has no kernels for them", m->dev->name);
+                       "weights %s: device %s has no kernels for them: use --weights bf16",
+                       name, m->dev->name);
     if (m->is_packed)
         return check_packed_kind(m, name, err);
     if (*held != WEIGHTS_AS_STORED || (!chosen && !gguf_files_is(m->source)))

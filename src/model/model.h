@@ -59,8 +59,8 @@ struct model_opts {
                    struct err *err);
     void *reserve_arg;
     const char *dtype; /* state dtype by name; NULL: the checkpoint's */
-    /* How matrices are held: "f32", "bf16", "q8"; "auto": in the smallest of these that is as good
-     * (weights_choose.h); "checkpoint" or NULL: in their own type, quantised ones as "auto" says. */
+    /* How matrices are held: "f32", "bf16", "q8", "q4"; "auto": a file's 4-bit tensors as they are, else
+     * in the smallest of the others that is as good (weights_choose.h); "checkpoint" or NULL: in their own type, quantised ones as "auto" says. */
     const char *weights;
     int max_ctx; /* 0: the model's own, beyond which only synth:SHAPE with rotary positions goes */
     struct io *io; /* reads a packed file; borrowed.  NULL: the machine's best way */

@@ -172,10 +172,43 @@ static int read_dtype(const struct json *o, const char *key, enum dtype *out,
     int rc = json_get_string(o, key, &name, err);
     if (rc != 0)
         return rc;
-    *out = DTYPE_Q8;
-    if (strcmp(name, dtype_name(DTYPE_Q8)) == 0 || dtype_parse(name, out) == 0)
-        return 0;
+    for (enum dtype t = DTYPE_F32; t <= DTYPE_Q4; t++)
+        if (strcmp(name, dtype_name(t)) == 0) {
+            *out = t;
+            return 0;
+        }
     return err_set(err, ERR_FORMAT, "'%s' is '%s'", key, name);
+}
+
+/* From SLOT_WQ to SLOT_DOWN. */
+static const char *const matrix_keys[] = {"wq", "wkv", "wo", "up", "down"};
+
+/* "matrices": the type of the head, then of W_q, W_k and W_v, W_o, up, down of each layer. */
+static int read_matrices(struct pack_file *f, const struct json *o, struct err *err)
+{
+    const struct json *list;
+    size_t i = 0;
+    matrix_types_init(&f->matrices, f->dtype, f->n_layers);
+    if (f->dtype != DTYPE_Q4)
+        return 0;
+    int rc = json_get_array(o, "matrices", &list, err);
+    if (rc != 0)
+        return rc;
+    if (json_count(list) != (size_t)f->n_layers + 1)
+        return damaged(f, "its list of matrices", err);
+    for (; i < json_count(list); i++) {
+        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++) {
+            enum dtype *at = i == 0 ? &f->matrices.head
+                                    : matrix_type_at(&f->matrices, (int)i - 1, s);
+            rc = read_dtype(json_at(list, i), i == 0 ? "head" : matrix_keys[s - SLOT_WQ],
+                            at, err);
+            if (rc != 0)
+                return rc;
+            if (*at != DTYPE_Q8 && !dtype_is_q4(*at))
+                return damaged(f, "its list of matrices", err);
+        }
+    }
+    return 0;
 }
 
 static int read_text(struct pack_file *f, const struct json *o, struct err *err)
@@ -194,9 +227,14 @@ static int read_text(struct pack_file *f, const struct json *o, struct err *err)
         (rc = json_get_string(o, "note", &f->note, err)) != 0)
         return rc;
     for (int i = 0; i < 2; i++)
-        if (f->table_dtype[i] == DTYPE_Q8 || f->file_dtype == DTYPE_Q8)
+        if (f->table_dtype[i] >= DTYPE_Q8 || f->file_dtype >= DTYPE_Q8)
             return damaged(f, "its description", err);
+    if (dtype_is_q4(f->dtype)) /* q4 says that each matrix has one of these */
+        return damaged(f, "its description", err);
     f->n_layers = (int)n_layers;
+    rc = read_matrices(f, o, err);
+    if (rc != 0)
+        return rc;
     snprintf(f->layout, sizeof f->layout, "%s", layout);
     rc = read_types(f, o, err);
     if (rc == 0)
@@ -293,6 +331,7 @@ void pack_file_close(struct pack_file *f)
     free(f->parts);
     free(f->sums);
     free(f->path);
+    matrix_types_deinit(&f->matrices);
     *f = (struct pack_file){0};
 }
 
@@ -352,6 +391,21 @@ int model_file_read(const char *source, const char *name, size_t max_bytes, char
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
+static struct json *describe_matrices(const struct pack_file *f)
+{
+    struct json *list = json_new_array(), *head = json_new_object();
+    json_put_string(head, "head", dtype_name(f->matrices.head));
+    json_push(list, head);
+    for (int l = 0; l < f->n_layers; l++) {
+        struct json *of = json_new_object();
+        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
+            json_put_string(of, matrix_keys[s - SLOT_WQ],
+                            dtype_name(matrix_type(&f->matrices, l, s)));
+        json_push(list, of);
+    }
+    return list;
+}
+
 static struct json *describe(const struct pack_file *f)
 {
     struct json *o = json_new_object(), *types = json_new_array(),
@@ -390,6 +444,8 @@ static struct json *describe(const struct pack_file *f)
         json_put_int(t, "bytes", (int64_t)f->parts[i].bytes);
         json_push(parts, t);
     }
+    if (f->dtype == DTYPE_Q4)
+        json_put(o, "matrices", describe_matrices(f));
     json_put(o, "types", types);
     json_put(o, "files", files);
     json_put(o, "parts", parts);

@@ -17,6 +17,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "model/matrix_types.h"
 #include "model/weights.h"
 
 #include <stdbool.h>
@@ -63,7 +64,8 @@ struct pack_file {
     char *path;
     uint64_t file_bytes;
     struct sha256 hash; /* of the weights, as weights.hash */
-    enum dtype dtype;   /* of the matrices */
+    enum dtype dtype;   /* of the matrices; DTYPE_Q4: each has its own */
+    struct matrix_types matrices;
     enum dtype file_dtype;
     enum dtype table_dtype[2]; /* of embeddings and of learned positions */
     char layout[PACK_LAYOUT_BYTES];

@@ -11,20 +11,22 @@
 /* Matrices and vectors begin at a line of the cache; vectors are read in whole lines. */
 enum { LINE = 64 };
 
-static size_t slot_bytes(const struct image_shape *s, enum slot slot)
+static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)
 {
     int n_ranks = s->dev->n_ranks;
     int64_t rows = share_rows(s->cfg, slot, n_ranks);
     if (slot_is_vector(slot))
         return (size_t)round_up((uint64_t)rows * sizeof(float), LINE);
     if (slot_is_matrix(slot))
-        return s->dev->ops->weight_bytes(s->dtype, rows, share_cols(s->cfg, slot, n_ranks));
+        return s->dev->ops->weight_bytes(matrix_type(s->types, layer, slot), rows,
+                                         share_cols(s->cfg, slot, n_ranks));
     enum dtype t = s->table_dtype[slot == SLOT_EMBED ? 0 : 1];
     return (size_t)slot_rows(s->cfg, slot) * (size_t)slot_cols(s->cfg, slot) *
            dtype_bytes(t);
 }
 
-void image_make(struct image *out, const struct image_shape *s, enum image_kind kind)
+void image_make(struct image *out, const struct image_shape *s, enum image_kind kind,
+                int layer)
 {
     struct tensor_list list;
     bool has[N_SLOTS] = {false};
@@ -33,11 +35,11 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
         for (int k = 0; k < list.items[i].n_parts; k++)
             has[list.items[i].parts[k].slot] = true;
     tensor_list_free(&list);
-    *out = (struct image){0};
+    *out = (struct image){.layer = layer};
     for (enum slot slot = 0; slot < N_SLOTS; slot++) {
         if (!has[slot] || image_kind_of(slot) != kind)
             continue;
-        size_t bytes = slot_bytes(s, slot);
+        size_t bytes = slot_bytes(s, slot, layer);
         out->items[out->n++] = (struct image_item){slot, out->bytes, bytes};
         out->bytes = (size_t)round_up(out->bytes + bytes, LINE);
     }
@@ -58,7 +60,7 @@ void image_bind(const struct image *im, const struct image_shape *s, const struc
         else if (slot_is_matrix(it->slot))
             *slot_matrix(w, l, it->slot) = (struct weight){
                 .mem = {at, it->bytes, mem->kind},
-                .dtype = s->dtype,
+                .dtype = matrix_type(s->types, im->layer, it->slot),
                 .n = share_rows(s->cfg, it->slot, n_ranks),
                 .k = share_cols(s->cfg, it->slot, n_ranks)};
         else

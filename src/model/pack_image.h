@@ -7,7 +7,8 @@
  *   kept       a layer's wkv, norms and biases      the layer's stage
  *
  * Restores from hidden states need only what is kept.  The streamed image is what a budget may
- * leave on the disk.  All layers have images of the same shape.
+ * leave on the disk.  Layers have images of the same shape, unless their matrices have types of
+ * their own (matrix_types.h).
  *
  * A slot's bytes are those of the device's layout (ops.h, weight_bytes), so a change of how a
  * backend packs raises PACK_LAYOUT_VERSION.  In a file the images of a stage's ranks follow one
@@ -15,6 +16,7 @@
 #ifndef MODEL_PACK_IMAGE_H
 #define MODEL_PACK_IMAGE_H
 
+#include "model/matrix_types.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
 
@@ -30,6 +32,7 @@ struct image_item {
 
 struct image {
     int n;
+    int layer;
     struct image_item items[N_SLOTS];
     size_t bytes; /* of one rank: a multiple of 4096; 0 where it is empty */
 };
@@ -38,11 +41,13 @@ struct image {
 struct image_shape {
     const struct model_config *cfg;
     struct device *dev;
-    enum dtype dtype;          /* of matrices */
+    const struct matrix_types *types;
     enum dtype table_dtype[2]; /* of embeddings and of learned positions */
 };
 
-void image_make(struct image *out, const struct image_shape *s, enum image_kind kind);
+/* `layer` is of no matter for tables and head. */
+void image_make(struct image *out, const struct image_shape *s, enum image_kind kind,
+                int layer);
 
 /* Points the slots of an image at memory: of w, or of *l where they are a layer's. */
 void image_bind(const struct image *im, const struct image_shape *s, const struct buf *mem,

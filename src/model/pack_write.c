@@ -122,7 +122,7 @@ static int put_image(struct packer *p, size_t part, enum image_kind kind, struct
 {
     struct image im;
     struct device *d = p->shape.dev;
-    image_make(&im, &p->shape, kind);
+    image_make(&im, &p->shape, kind, layer);
     CHECK(p->f.parts[part].bytes == im.bytes * (size_t)d->n_ranks);
     CHECK(p->fill == 0 && p->sum == p->f.parts[part].first_sum);
     p->at = p->f.parts[part].at;
@@ -268,10 +268,13 @@ static int describe(struct packer *p)
         p->f.dtype = h == WEIGHTS_F32    ? DTYPE_F32
                      : h == WEIGHTS_BF16 ? DTYPE_BF16
                      : h == WEIGHTS_Q8   ? DTYPE_Q8
+                     : h == WEIGHTS_Q4   ? DTYPE_Q4
                                          : info.dtype;
         p->f.file_dtype = info.quantised ? DTYPE_BF16 : info.dtype;
         p->f.types = info.types;
         weights_table_types(&info, p->f.dtype, p->f.table_dtype);
+        matrix_types_make(&p->f.matrices, p->f.dtype, info.impl, &m->cfg,
+                          p->wo.dev->n_ranks);
     }
     weights_info_deinit(&info);
     p->f.source = m->source;
@@ -282,7 +285,7 @@ static int describe(struct packer *p)
     p->shape = (struct image_shape){
         .cfg = &m->cfg,
         .dev = p->wo.dev,
-        .dtype = p->f.dtype,
+        .types = &p->f.matrices,
         .table_dtype = {p->f.table_dtype[0], p->f.table_dtype[1]}};
     return rc;
 }
@@ -292,13 +295,17 @@ static void lay_out(struct packer *p)
     struct image im[N_IMAGE_KINDS];
     size_t n_ranks = (size_t)p->wo.dev->n_ranks;
     for (int k = 0; k < N_IMAGE_KINDS; k++)
-        image_make(&im[k], &p->shape, (enum image_kind)k);
+        image_make(&im[k], &p->shape, (enum image_kind)k, 0);
     p->f.members = p->members;
     p->f.n_parts = pack_streamed_part(p->f.n_layers);
     p->f.parts = xcalloc(p->f.n_parts, sizeof *p->f.parts);
     p->f.parts[PACK_TABLES].bytes = n_ranks * im[IMAGE_TABLES].bytes;
     p->f.parts[PACK_HEAD].bytes = n_ranks * im[IMAGE_HEAD].bytes;
     for (int l = 0; l < p->f.n_layers; l++) {
+        if (l > 0 && !matrix_types_alike(&p->f.matrices, l - 1, l)) {
+            image_make(&im[IMAGE_STREAMED], &p->shape, IMAGE_STREAMED, l);
+            image_make(&im[IMAGE_KEPT], &p->shape, IMAGE_KEPT, l);
+        }
         p->f.parts[pack_streamed_part(l)].bytes = n_ranks * im[IMAGE_STREAMED].bytes;
         p->f.parts[pack_kept_part(l)].bytes = n_ranks * im[IMAGE_KEPT].bytes;
     }
@@ -385,6 +392,7 @@ static void packer_deinit(struct packer *p, bool failed)
     free(p->f.parts);
     free(p->f.sums);
     weights_digests_deinit(&p->digests);
+    matrix_types_deinit(&p->f.matrices);
     free(p->temp);
 }
 
@@ -409,7 +417,7 @@ int pack_write(const char *source, const char *path, struct device *dev,
         p.wo.dev = dev;
         p.wo.s = s;
         p.wo.synth_dtype = m->dtype;
-        rc = share_check(&m->cfg, dev->n_ranks, dev->n_stages, p.wo.held == WEIGHTS_Q8,
+        rc = share_check(&m->cfg, dev->n_ranks, dev->n_stages, p.wo.held >= WEIGHTS_Q8,
                          p.err);
     }
     if (rc == 0)

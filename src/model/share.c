@@ -45,14 +45,15 @@ static int check_division(const char *what, int64_t n, int n_ranks, struct err *
         n_ranks, (long long)n, what, n_ranks);
 }
 
-/* A row of q8 weights is kept in blocks, each with a scale of its own. */
+/* A row of q8 or q4 weights is kept in blocks, each with a scale of its own. */
 static int check_blocks(const char *what, int64_t n, int n_ranks, struct err *err)
 {
     if (n / n_ranks % Q8_BLOCK == 0)
         return 0;
     return err_set(
         err, ERR_UNSUPPORTED,
-        "tensor parallelism over %d ranks: a rank would have %lld %s, and q8 weights "
+        "tensor parallelism over %d ranks: a rank would have %lld %s, and q8 and q4 "
+        "weights "
         "are cut at multiples of %d: choose fewer ranks, or the checkpoint's weights",
         n_ranks, (long long)(n / n_ranks), what, Q8_BLOCK);
 }

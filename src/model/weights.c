@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/progress.h"
+#include "model/matrix_types.h"
 #include "model/numbers.h"
 #include "model/pack_file.h"
 #include "model/share.h"
@@ -33,6 +35,8 @@
 #include "model/weights_slots.h"
 #include "model/weights_source.h"
 #include "tensor/group.h"
+#include "tensor/q4_blocks.h"
+#include "tensor/q4_make.h"
 
 /* Bytes of a block: large enough for a checksum at full speed, small enough for a core's cache. */
 #define BLOCK_BYTES ((uint64_t)1 << 20)
@@ -55,6 +59,9 @@ struct loader {
     size_t wide_bytes;
     uint8_t *cut; /* columns of the loaded rows, rank by rank; NULL: there is one rank */
     size_t cut_bytes;
+    uint8_t *blocks; /* loaded rows in 4 bits; NULL: no matrix is held so */
+    size_t blocks_bytes;
+    struct q4_error error; /* of the tensor that is loaded, where it is made into 4 bits */
     /* Host copies of each stage's vectors, in slot order, a copy for each rank behind the other. */
     float *vectors[MAX_STAGES];
     size_t n_vector_floats[MAX_STAGES];
@@ -122,7 +129,7 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
         struct weight *m = matrix_of(ld, t->layer, s);
         if (m->n != 0)
             return;
-        *m = (struct weight){.dtype = ld->w->dtype,
+        *m = (struct weight){.dtype = matrix_type(ld->w->matrices, t->layer, s),
                              .n = share_rows(ld->c, s, ld->n_ranks),
                              .k = share_cols(ld->c, s, ld->n_ranks)};
         ld->stage_bytes[stage] += matrix_bytes(ld, m);
@@ -216,6 +223,8 @@ static enum dtype held_dtype(const struct loader *ld)
         return DTYPE_BF16;
     case WEIGHTS_Q8:
         return DTYPE_Q8;
+    case WEIGHTS_Q4:
+        return DTYPE_Q4;
     default:
         return ld->set.dtype;
     }
@@ -224,7 +233,6 @@ static enum dtype held_dtype(const struct loader *ld)
 static int allocate(struct loader *ld)
 {
     ld->w->file_dtype = ld->set.quantised ? DTYPE_BF16 : ld->set.dtype;
-    ld->w->dtype = held_dtype(ld);
     if (ld->set.mixed && !ld->set.quantised && ld->held == WEIGHTS_AS_STORED)
         log_warn("the checkpoint's matrices have several types; all are held as %s",
                  dtype_name(ld->w->dtype));
@@ -381,7 +389,7 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
 /* What a packed matrix is made from. */
 static enum dtype packed_from(enum dtype matrix)
 {
-    return matrix == DTYPE_Q8 ? DTYPE_F32 : matrix;
+    return matrix == DTYPE_Q8 || matrix == DTYPE_Q4 ? DTYPE_F32 : matrix;
 }
 
 struct convert_job {
@@ -412,25 +420,83 @@ static const uint8_t *in_type(struct loader *ld, const struct loaded_rows *b, en
     return ld->wide;
 }
 
+/* Bytes of k columns of a row that weight_pack gets. */
+static size_t columns_bytes(enum dtype t, int64_t k)
+{
+    return dtype_is_q4(t) ? q4_row_bytes(t, k) : (size_t)k * dtype_bytes(t);
+}
+
 /* A rank's columns of n rows, behind those of the ranks before it; all of them where they are not cut. */
 static const uint8_t *cut_columns(struct loader *ld, const uint8_t *rows, enum dtype t,
                                   int64_t cols, int64_t own, int rank, int64_t n)
 {
-    size_t e = dtype_bytes(t), bytes = (size_t)own * e;
+    size_t all = columns_bytes(t, cols), bytes = columns_bytes(t, own);
     if (own == cols)
         return rows;
     uint8_t *to = ld->cut + (size_t)rank * (size_t)n * bytes;
     for (int64_t i = 0; i < n; i++)
-        memcpy(to + (size_t)i * bytes, rows + (size_t)(i * cols + rank * own) * e, bytes);
+        memcpy(to + (size_t)i * bytes, rows + (size_t)i * all + (size_t)rank * bytes,
+               bytes);
     return to;
+}
+
+struct make_job {
+    const float *from;
+    uint8_t *to;
+    int64_t cols, n;
+    struct q4_error *error; /* [threads] */
+    atomic_bool refused;
+};
+
+static void make_share(void *arg, int thread_idx, int n_threads)
+{
+    struct make_job *j = arg;
+    long begin, end;
+    size_t bytes = q4_row_bytes(DTYPE_Q4_1, j->cols);
+    pool_share(j->n, 1, thread_idx, n_threads, &begin, &end);
+    for (long i = begin; i < end; i++)
+        if (!q4_make_row(j->from + i * j->cols, j->cols, j->to + (size_t)i * bytes,
+                         &j->error[thread_idx]))
+            atomic_store(&j->refused, true);
+}
+
+/* ld->blocks = n of the loaded rows in blocks of a 4-bit type: the file's own, or made from the
+ * numbers.  -ERANGE: 4 bits cannot hold them. */
+static int make_blocks(struct loader *ld, const struct loaded_rows *b, enum dtype type,
+                       const uint8_t *rows, int64_t n)
+{
+    int64_t first = b->row + (int64_t)((size_t)(rows - b->rows) / b->cut.row_bytes);
+    if (matrix_type_of_file(b->src) == type) {
+        tensor_src_copy_coded(b->src, first, n, ld->blocks);
+        return 0;
+    }
+    CHECK(type == DTYPE_Q4_1);
+    int n_threads = pool_threads(ld->dev->pool);
+    struct make_job job = {.error = xcalloc((size_t)n_threads, sizeof *job.error),
+                           .from = (const float *)(const void *)in_type(
+                               ld, b, DTYPE_F32, rows, n * b->t->cols),
+                           .to = ld->blocks,
+                           .cols = b->t->cols,
+                           .n = n};
+    pool_run(ld->dev->pool, make_share, &job);
+    for (int i = 0; i < n_threads; i++) {
+        ld->error.of_error += job.error[i].of_error;
+        ld->error.of_weights += job.error[i].of_weights;
+    }
+    free(job.error);
+    return atomic_load(&job.refused) ? -ERANGE : 0;
 }
 
 static int deliver_matrix(struct loader *ld, const struct loaded_rows *b, enum slot s,
                           int rank, const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     const struct weight *m = matrix_of(ld, b->t->layer, s);
-    enum dtype t = packed_from(m->dtype);
-    const uint8_t *src = in_type(ld, b, t, rows, n * b->t->cols);
+    bool q4 = dtype_is_q4(m->dtype);
+    enum dtype t = q4 ? m->dtype : packed_from(m->dtype);
+    int rc = q4 ? make_blocks(ld, b, t, rows, n) : 0;
+    if (rc != 0)
+        return rc;
+    const uint8_t *src = q4 ? ld->blocks : in_type(ld, b, t, rows, n * b->t->cols);
     struct weight own = *m;
     struct stream *to = rank_stream(ld->s, stage_for(ld, b->t, s), rank);
     own.mem.ptr = rank_address(ld->dev, m->mem.ptr, rank);
@@ -541,8 +607,21 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
     }
 }
 
+/* Adds the error of a tensor that was made into 4 bits to the weights' list. */
+static void note_error(struct loader *ld, const char *name)
+{
+    struct weights_errors *all = ld->o->errors;
+    if (all != NULL) {
+        all->of = xrealloc(all->of, (all->n + 1) * sizeof *all->of);
+        struct weights_error *e = &all->of[all->n++];
+        snprintf(e->name, sizeof e->name, "%s", name);
+        e->relative = sqrt(ld->error.of_error / ld->error.of_weights);
+    }
+}
+
 static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
 {
+    ld->error = (struct q4_error){0};
     struct loaded_rows b = {.t = &ld->set.list.items[i],
                             .src = &ld->set.src[i],
                             .cut = cut_of(&ld->set.list.items[i], ld->set.src[i].dtype),
@@ -567,15 +646,18 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
     hash_tensor(hash, b.t, b.src, b.sums, b.cut.n_blocks);
     *digest = sha256_end(hash);
     free(b.sums);
+    if (rc == 0 && ld->error.of_weights > 0)
+        note_error(ld, b.t->name);
     if (atomic_load(&b.bad_row) != NO_ROW && ld->n_bad++ == 0) {
         ld->bad_name = b.t->name;
         ld->bad_row = atomic_load(&b.bad_row);
     }
     if (rc == -ERANGE)
         err_set(ld->err, ERR_UNSUPPORTED,
-                "weights: tensor '%s': q8 cannot hold an infinity, a NaN or a number above "
-                "8.3e6; use the checkpoint's own type",
-                b.t->name);
+                "weights: tensor '%s': %s cannot hold an infinity, a NaN or a number above "
+                "%s; use the checkpoint's own type",
+                b.t->name, ld->w->dtype == DTYPE_Q4 ? "4 bits" : "q8",
+                ld->w->dtype == DTYPE_Q4 ? "65504" : "8.3e6");
     else if (rc != 0)
         err_set(ld->err, rc, "weights: tensor '%s': %s", b.t->name, err_name(rc));
     return rc == -ERANGE ? ERR_UNSUPPORTED : rc;
@@ -678,6 +760,9 @@ static int make_scratch(struct loader *ld)
         enum dtype to = slot_is_matrix(s)
                             ? packed_from(ld->w->dtype)
                             : tensor_table_dtype(&ld->set.src[i], ld->w->dtype);
+        size_t blocks = (size_t)rows * q4_row_bytes(DTYPE_Q4_1, t->cols);
+        if (ld->w->dtype == DTYPE_Q4 && slot_is_matrix(s) && blocks > ld->blocks_bytes)
+            ld->blocks_bytes = blocks;
         raw = bytes > raw ? bytes : raw;
         if (!slot_is_vector(s) && ld->set.src[i].dtype != to &&
             (size_t)rows * (size_t)t->cols > wide)
@@ -689,6 +774,9 @@ static int make_scratch(struct loader *ld)
     if (ld->wide == NULL)
         return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
                        ld->wide_bytes);
+    if (ld->blocks_bytes > 0 && (ld->blocks = mem_map(ld->blocks_bytes)) == NULL)
+        return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
+                       ld->blocks_bytes);
     ld->cut_bytes = ld->wide_bytes > raw ? ld->wide_bytes : raw;
     if (ld->n_ranks > 1 && (ld->cut = mem_map(ld->cut_bytes)) == NULL)
         return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
@@ -730,9 +818,12 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                         .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;
-    int rc = share_check(cfg, ld.n_ranks, ld.n_stages, o->held == WEIGHTS_Q8, ld.err);
+    int rc = share_check(cfg, ld.n_ranks, ld.n_stages, o->held >= WEIGHTS_Q8, ld.err);
     if (rc == 0)
         rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
+    out->dtype = held_dtype(&ld);
+    out->matrices = xcalloc(1, sizeof *out->matrices);
+    matrix_types_make(out->matrices, out->dtype, &ld.set, cfg, ld.n_ranks);
     tensor_set_keep(&ld.set, o->part, o->layer);
     out->types = ld.set.types;
     if (rc == 0)
@@ -746,6 +837,7 @@ int weights_load(struct weights *out, const char *source, const struct model_con
     buf_free(o->dev, &ld.raw_mem);
     mem_unmap(ld.wide, ld.wide_bytes);
     mem_unmap(ld.cut, ld.cut_bytes);
+    mem_unmap(ld.blocks, ld.blocks_bytes);
     for (int k = 0; k < ld.n_stages; k++)
         free(ld.vectors[k]);
     tensor_set_close(&ld.set);
@@ -774,5 +866,6 @@ void weights_unload(struct weights *w, struct device *dev)
     checkpoint_close(h->cp);
     free(h);
     free(w->layers);
+    matrix_types_free(w->matrices);
     *w = (struct weights){0};
 }

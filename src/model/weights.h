@@ -35,6 +35,7 @@ struct layer_weights {
 };
 
 struct layer_source;
+struct matrix_types;
 struct weights_packed;
 struct io;
 
@@ -56,7 +57,8 @@ struct weights {
     const float *final_norm_w, *final_norm_b;
     struct layer_weights *layers; /* [n_layers]; weights_acquire lends them */
     struct layer_source *source;  /* of layers that are not resident; NULL: all are */
-    enum dtype dtype;             /* of the packed matrices */
+    enum dtype dtype; /* of the packed matrices; DTYPE_Q4: each has its own, see matrices */
+    struct matrix_types *matrices; /* the type of each matrix */
     enum dtype file_dtype; /* of the checkpoint's matrices; bf16 where they are quantised */
     uint64_t
         bytes; /* device memory held by each rank, of all stages, for the table printed at start */
@@ -107,6 +109,7 @@ enum weights_held {
     WEIGHTS_F32,
     WEIGHTS_BF16,
     WEIGHTS_Q8, /* every matrix, the head with them */
+    WEIGHTS_Q4, /* in 4 bits, or in 8: each matrix has a type of its own (matrix_types.h) */
 };
 
 /* Which tensors: all, or some of them, to look at a model that is larger than memory. */
@@ -139,6 +142,16 @@ static inline bool weights_stays(int l, int n_resident, int n_layers)
     return (int64_t)l * n_resident % n_layers < n_resident;
 }
 
+/* The relative error of each tensor that was made into 4 bits: the root of the sum of squares of the
+ * errors over that of the weights.  All zero is empty; free(of) ends it. */
+struct weights_errors {
+    size_t n;
+    struct weights_error {
+        char name[96];
+        double relative;
+    } * of;
+};
+
 struct weights_opts {
     struct device *dev;
     struct stream *s;
@@ -153,6 +166,7 @@ struct weights_opts {
     int layer; /* WEIGHTS_OF_LAYER */
     /* Gets the hash of each tensor; weights.hash is then that of all tensors in it.  NULL: nobody. */
     struct weights_digests *digests;
+    struct weights_errors *errors; /* NULL: nobody */
     struct io *io; /* reads a packed file; borrowed.  NULL: the machine's best way */
     /* Says how many of the layers of a packed file stay in memory.  Called before anything is
      * allocated.  NULL: all. */
@@ -164,10 +178,17 @@ struct weights_opts {
 
 /* Loads and packs everything.  `source` is a folder, a GGUF file, or "synth:SHAPE".  Errors name file and tensor:
  * missing or unexpected tensors, wrong shapes, unknown dtypes, families without a forward pass,
- * numbers that q8 cannot hold.  Progress is shown on a terminal. */
+ * numbers that 8 or 4 bits cannot hold.  Progress is shown on a terminal. */
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
                  const struct weights_opts *o, struct err *err);
 void weights_unload(struct weights *w, struct device *dev);
+
+/* The types of all matrices: the head's, then each layer's.  free(of) ends it. */
+struct weights_matrix_list {
+    int n;
+    enum dtype *of;
+};
+void weights_matrix_list(const struct weights *w, struct weights_matrix_list *out);
 
 /* What a source holds, without loading it: the same checks, the same errors. */
 struct tensor_info {

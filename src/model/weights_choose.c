@@ -31,8 +31,14 @@ const char *weights_held_name(enum weights_held h)
     static const char *const names[] = {[WEIGHTS_AS_STORED] = "checkpoint",
                                         [WEIGHTS_F32] = "f32",
                                         [WEIGHTS_BF16] = "bf16",
-                                        [WEIGHTS_Q8] = "q8"};
+                                        [WEIGHTS_Q8] = "q8",
+                                        [WEIGHTS_Q4] = "q4"};
     return names[h];
+}
+
+double weights_max_kl(enum weights_held h)
+{
+    return h == WEIGHTS_Q4 ? WEIGHTS_MAX_KL_Q4 : WEIGHTS_MAX_KL;
 }
 
 /* A model whose layers are loaded when they are needed. */
@@ -200,13 +206,13 @@ static int try_format(const struct run *r, enum weights_held held, const float *
     double kl = divergence(exact, logits, r->n, r->m->cfg.vocab_size);
     c->tried[c->n_tried].held = held;
     c->tried[c->n_tried++].kl = kl;
-    if (kl <= WEIGHTS_MAX_KL && c->held == WEIGHTS_F32)
+    if (kl <= weights_max_kl(held) && c->held == WEIGHTS_F32)
         c->held = held;
     return 0;
 }
 
-int weights_choose(const struct model *m, bool may_q8, struct weights_choice *out,
-                   struct err *err)
+int weights_choose(const struct model *m, enum weights_smallest smallest,
+                   struct weights_choice *out, struct err *err)
 {
     struct err local = {0};
     struct run r = {.m = m};
@@ -220,7 +226,9 @@ int weights_choose(const struct model *m, bool may_q8, struct weights_choice *ou
         rc = stream_create(r.dev, STREAM_COMPUTE, &r.s, &local);
     if (rc == 0)
         rc = run(&r, WEIGHTS_F32, exact, &local);
-    if (rc == 0 && may_q8)
+    if (rc == 0 && smallest == WEIGHTS_DOWN_TO_Q4)
+        rc = try_format(&r, WEIGHTS_Q4, exact, other, out, &local);
+    if (rc == 0 && out->held == WEIGHTS_F32 && smallest != WEIGHTS_DOWN_TO_BF16)
         rc = try_format(&r, WEIGHTS_Q8, exact, other, out, &local);
     if (rc == 0 && out->held == WEIGHTS_F32)
         rc = try_format(&r, WEIGHTS_BF16, exact, other, out, &local);

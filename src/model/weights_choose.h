@@ -12,7 +12,14 @@
 
 #define WEIGHTS_MAX_KL 1e-3
 
-enum { WEIGHTS_N_FORMATS = 2 };
+/* 4 bits are tried for files that have 4-bit tensors, which are then held exactly: the divergence is that
+ * of rounding activations to 8 bits (ops.h), as llama.cpp rounds them. */
+#define WEIGHTS_MAX_KL_Q4 1e-2
+
+enum { WEIGHTS_N_FORMATS = 3 };
+
+/* The smallest format that is tried. */
+enum weights_smallest { WEIGHTS_DOWN_TO_BF16, WEIGHTS_DOWN_TO_Q8, WEIGHTS_DOWN_TO_Q4 };
 
 struct weights_choice {
     enum weights_held held;
@@ -23,10 +30,12 @@ struct weights_choice {
     } tried[WEIGHTS_N_FORMATS]; /* from the smallest on */
 };
 
-/* m: source, cfg, dev and dtype are set; its weights are not loaded.  may_q8: the device computes with
- * q8. */
-int weights_choose(const struct model *m, bool may_q8, struct weights_choice *out,
-                   struct err *err);
+/* m: source, cfg, dev and dtype are set; its weights are not loaded. */
+int weights_choose(const struct model *m, enum weights_smallest smallest,
+                   struct weights_choice *out, struct err *err);
+
+/* The divergence that a format may have. */
+double weights_max_kl(enum weights_held h);
 
 const char *weights_held_name(enum weights_held h); /* "f32"; "checkpoint" */
 

@@ -148,6 +148,13 @@ void tensor_src_decode(const struct tensor_src *s, int64_t cols, int64_t row, in
     }
 }
 
+void tensor_src_copy_coded(const struct tensor_src *s, int64_t row, int64_t n, uint8_t *dst)
+{
+    for (int64_t i = 0; i < n; i++, dst += s->coded_row_bytes)
+        memcpy(dst, s->coded + (size_t)file_row(&s->rows, row + i) * s->coded_row_bytes,
+               s->coded_row_bytes);
+}
+
 /* --- matching ----------------------------------------------------------------------------- */
 
 struct match {

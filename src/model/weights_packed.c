@@ -24,7 +24,8 @@ struct weights_packed {
     struct device *dev;
     struct model_config cfg;
     struct image_shape shape;
-    struct image images[N_IMAGE_KINDS];
+    struct image *images;  /* [f.n_parts] */
+    size_t streamed_bytes; /* of the largest IMAGE_STREAMED */
     int n_resident;  /* layers that are held whole; all of them: nothing is streamed */
     struct buf *mem; /* [f.n_parts] of device memory; empty where a part is not held */
     struct layer_source source; /* of the other layers */
@@ -57,7 +58,7 @@ static int layer_of_part(size_t part)
 /* The stage that holds a part, by any of its slots. */
 static int stage_of_part(const struct loader *ld, size_t part)
 {
-    const struct image *im = &ld->p->images[kind_of_part(part)];
+    const struct image *im = &ld->p->images[part];
     enum slot s = im->n > 0 ? im->items[0].slot : SLOT_EMBED;
     return share_stage(ld->p->shape.cfg, s, layer_of_part(part), ld->o->dev->n_stages);
 }
@@ -80,6 +81,31 @@ static bool is_direct(const struct device *d)
     return d->unified && d->n_ranks == 1;
 }
 
+/* The image of each part.  The types of matrices come from the file: they must fit its configuration. */
+static int make_images(struct loader *ld)
+{
+    struct weights_packed *p = ld->p;
+    if (p->f.n_layers != p->cfg.n_layers ||
+        !matrix_types_fit(&p->f.matrices, &p->cfg, ld->o->dev->n_ranks))
+        return err_set(ld->err, ERR_MISMATCH,
+                       "%s: the types of its matrices do not fit its configuration: pack "
+                       "the model again",
+                       p->f.path);
+    p->images = xcalloc(p->f.n_parts, sizeof *p->images);
+    for (size_t i = 0; i < p->f.n_parts; i++) {
+        int l = layer_of_part(i);
+        if (l > 0 && matrix_types_alike(&p->f.matrices, l - 1, l)) {
+            p->images[i] = p->images[i - 2];
+            p->images[i].layer = l;
+        } else {
+            image_make(&p->images[i], &p->shape, kind_of_part(i), l);
+        }
+        if (kind_of_part(i) == IMAGE_STREAMED && p->images[i].bytes > p->streamed_bytes)
+            p->streamed_bytes = p->images[i].bytes;
+    }
+    return 0;
+}
+
 /* The file belongs to this device, and has the sizes that this program gives its configuration. */
 static int check_fit(struct loader *ld)
 {
@@ -93,8 +119,7 @@ static int check_fit(struct loader *ld)
                        f->path, f->layout, layout);
     bool fits = f->n_layers == ld->p->shape.cfg->n_layers;
     for (size_t i = 0; fits && i < f->n_parts; i++)
-        fits = f->parts[i].bytes ==
-               ld->p->images[kind_of_part(i)].bytes * (size_t)ld->o->dev->n_ranks;
+        fits = f->parts[i].bytes == ld->p->images[i].bytes * (size_t)ld->o->dev->n_ranks;
     return fits ? 0
                 : err_set(
                       ld->err, ERR_MISMATCH,
@@ -107,12 +132,11 @@ static int check_fit(struct loader *ld)
 static int share_memory(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
-    const struct weights_sizes z = {
-        .kept = p->images[IMAGE_TABLES].bytes + p->images[IMAGE_HEAD].bytes +
-                (uint64_t)p->f.n_layers * p->images[IMAGE_KEPT].bytes,
-        .layer = p->images[IMAGE_STREAMED].bytes,
-        .n_layers = p->f.n_layers,
-        .n_slots = N_SLOTS_OF_RING};
+    struct weights_sizes z = {
+        .layer = p->streamed_bytes, .n_layers = p->f.n_layers, .n_slots = N_SLOTS_OF_RING};
+    for (size_t i = 0; i < p->f.n_parts; i++)
+        if (kind_of_part(i) != IMAGE_STREAMED)
+            z.kept += p->images[i].bytes;
     p->n_resident = p->f.n_layers;
     if (ld->o->share == NULL)
         return 0;
@@ -131,16 +155,16 @@ static int allocate(struct loader *ld)
     int n_stages = ld->o->dev->n_stages, rc = 0;
     for (size_t i = 0; i < p->f.n_parts; i++)
         if (is_held(p, i))
-            stage_bytes[stage_of_part(ld, i)] += p->images[kind_of_part(i)].bytes;
+            stage_bytes[stage_of_part(ld, i)] += p->images[i].bytes;
     if (streams(p))
-        stage_bytes[0] += N_SLOTS_OF_RING * p->images[IMAGE_STREAMED].bytes;
+        stage_bytes[0] += N_SLOTS_OF_RING * p->streamed_bytes;
     for (int k = 0; k < n_stages; k++)
         ld->w->bytes += stage_bytes[k];
     if (ld->o->reserve != NULL)
         rc = ld->o->reserve(ld->o->reserve_arg, stage_bytes, (int)p->f.n_parts + 1,
                             ld->err);
     for (size_t i = 0; rc == 0 && i < p->f.n_parts; i++) {
-        const struct image *im = &p->images[kind_of_part(i)];
+        const struct image *im = &p->images[i];
         if (im->bytes == 0 || !is_held(p, i))
             continue;
         rc = stage_alloc(ld->o->dev, stage_of_part(ld, i), im->bytes, &p->mem[i], ld->err);
@@ -153,7 +177,7 @@ static int allocate(struct loader *ld)
 /* A part that was read into pinned memory goes up, each rank's image to the rank. */
 static int upload(struct loader *ld, size_t part)
 {
-    const struct image *im = &ld->p->images[kind_of_part(part)];
+    const struct image *im = &ld->p->images[part];
     int rc = 0, stage = stage_of_part(ld, part);
     for (int rank = 0; rc == 0 && rank < ld->o->dev->n_ranks; rank++)
         rc = stream_copy(rank_stream(ld->o->s, stage, rank),
@@ -258,7 +282,8 @@ static int start_source(struct loader *ld)
         rc = weights_stream_open(
             &(struct weights_stream_opts){.f = &p->f,
                                           .shape = &p->shape,
-                                          .image = &p->images[IMAGE_STREAMED],
+                                          .images = p->images,
+                                          .slot_bytes = p->streamed_bytes,
                                           .w = ld->w,
                                           .io = ld->o->io,
                                           .n_resident = p->n_resident,
@@ -271,7 +296,8 @@ static int start_source(struct loader *ld)
         rc = weights_pinned_open(
             &(struct weights_pinned_opts){.f = &p->f,
                                           .shape = &p->shape,
-                                          .image = &p->images[IMAGE_STREAMED],
+                                          .images = p->images,
+                                          .slot_bytes = p->streamed_bytes,
                                           .w = ld->w,
                                           .io = ld->o->io,
                                           .n_resident = p->n_resident,
@@ -298,19 +324,20 @@ int weights_packed_load(struct weights *out, const char *source,
     if (rc == 0) {
         p->mem = xcalloc(p->f.n_parts, sizeof *p->mem);
         out->dtype = p->f.dtype;
+        out->matrices = &p->f.matrices;
         out->file_dtype = p->f.file_dtype;
         out->types = p->f.types;
         out->hash = p->f.hash;
         p->shape = (struct image_shape){
             .cfg = &p->cfg,
             .dev = o->dev,
-            .dtype = p->f.dtype,
+            .types = &p->f.matrices,
             .table_dtype = {p->f.table_dtype[0], p->f.table_dtype[1]}};
-        rc = share_check(cfg, o->dev->n_ranks, o->dev->n_stages, p->f.dtype == DTYPE_Q8,
+        rc = share_check(cfg, o->dev->n_ranks, o->dev->n_stages, p->f.dtype >= DTYPE_Q8,
                          ld.err);
     }
-    for (int k = 0; rc == 0 && k < N_IMAGE_KINDS; k++)
-        image_make(&p->images[k], &p->shape, (enum image_kind)k);
+    if (rc == 0)
+        rc = make_images(&ld);
     if (rc == 0)
         rc = check_fit(&ld);
     if (rc == 0)
@@ -334,6 +361,7 @@ void weights_packed_unload(struct weights *w)
     for (size_t i = 0; p->mem != NULL && i < p->f.n_parts; i++)
         buf_free(p->dev, &p->mem[i]);
     free(p->mem);
+    free(p->images);
     pack_file_close(&p->f);
     free(p);
     free(w->layers);

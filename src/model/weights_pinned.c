@@ -70,7 +70,7 @@ static struct ring_slot *slot_for(struct weights_pinned *p, int from)
 static int slot_init(struct weights_pinned *p, struct ring_slot *s, struct err *err)
 {
     s->layer = -1;
-    int rc = stage_alloc(p->dev, 0, p->o.image->bytes, &s->mem, err);
+    int rc = stage_alloc(p->dev, 0, p->o.slot_bytes, &s->mem, err);
     if (rc == 0)
         rc = event_create(p->dev, &s->copied, err);
     return rc == 0 ? event_create(p->dev, &s->released, err) : rc;
@@ -86,7 +86,7 @@ static void slot_deinit(struct weights_pinned *p, struct ring_slot *s)
 /* Queues the copy of layer l into a slot, behind what still reads the slot. */
 static int bring(struct weights_pinned *p, struct ring_slot *s, int l)
 {
-    const struct image *im = p->o.image;
+    const struct image *im = &p->o.images[pack_streamed_part(l)];
     int rc = s->layer >= 0 ? event_wait(p->copies, s->released) : 0;
     s->layer = -1;
     for (int rank = 0; rc == 0 && rank < p->dev->n_ranks; rank++)
@@ -212,7 +212,7 @@ int weights_pinned_open(const struct weights_pinned_opts *o, struct layer_source
     p->o = *o;
     p->dev = o->shape->dev;
     p->stats.n_layers = o->f->n_layers;
-    p->stats.layer_bytes = (uint64_t)o->image->bytes * (uint64_t)p->dev->n_ranks;
+    p->stats.layer_bytes = (uint64_t)o->slot_bytes * (uint64_t)p->dev->n_ranks;
     p->host = xcalloc((size_t)p->stats.n_layers, sizeof *p->host);
     int rc = stream_create(p->dev, STREAM_COPY, &p->copies, err);
     for (int i = 0; rc == 0 && i < o->n_slots; i++) {

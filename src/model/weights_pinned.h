@@ -18,7 +18,8 @@
 struct weights_pinned_opts {
     struct pack_file *f;             /* outlives the source, as do the next three */
     const struct image_shape *shape; /* of a device with one stage */
-    const struct image *image;       /* IMAGE_STREAMED */
+    const struct image *images;      /* [f->n_parts] */
+    size_t slot_bytes;               /* of the largest streamed image */
     struct weights *w;               /* the kept parts of all layers are bound */
     struct io *io;                   /* as weights_opts.io */
     int n_resident, n_slots;

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "model/pack_file.h"
 #include "model/weights.h"
+#include "tensor/q4_blocks.h"
 
 #define SYNTH_PREFIX "synth:"
 
@@ -99,11 +100,19 @@ void tensor_set_close(struct tensor_set *set)
 /* --- describing --------------------------------------------------------------------------- */
 
 /* Packed matrices have the type that they are held in; tables their own; norms and biases are f32. */
-static enum dtype packed_type(const struct pack_file *f, enum slot s)
+static enum dtype packed_type(const struct pack_file *f, int layer, enum slot s)
 {
     if (slot_is_table(s))
         return f->table_dtype[s == SLOT_EMBED ? 0 : 1];
-    return slot_is_matrix(s) ? f->dtype : DTYPE_F32;
+    return slot_is_matrix(s) ? matrix_type(&f->matrices, layer, s) : DTYPE_F32;
+}
+
+/* n weights with their scales. */
+static uint64_t packed_bytes(enum dtype t, uint64_t n)
+{
+    if (t == DTYPE_Q8) /* 32 numbers and a scale of 16 bits */
+        return n + n / 16;
+    return dtype_is_q4(t) ? q4_row_bytes(t, (int64_t)n) : n * dtype_bytes(t);
 }
 
 static int describe_packed(struct weights_info *out, const char *source,
@@ -114,20 +123,24 @@ static int describe_packed(struct weights_info *out, const char *source,
     *out = (struct weights_info){.impl = set};
     tensor_list_make(&set->list, cfg);
     int rc = pack_file_open(&f, source, err);
+    if (rc == 0 && f.n_layers != cfg->n_layers)
+        rc = err_set(err, ERR_MISMATCH,
+                     "%s: it has %d layers, and its configuration says %d: pack the model "
+                     "again",
+                     source, f.n_layers, cfg->n_layers);
     out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
     for (size_t i = 0; rc == 0 && i < set->list.n; i++) {
         const struct tensor_spec *t = &set->list.items[i];
-        enum dtype type = packed_type(&f, t->parts[0].slot);
+        enum dtype type = packed_type(&f, t->layer, t->parts[0].slot);
         uint64_t n = (uint64_t)(t->rows * t->cols);
-        /* q8: 32 numbers and a scale of 16 bits. */
-        uint64_t bytes = type == DTYPE_Q8 ? n + n / 16 : n * dtype_bytes(type);
-        out->tensors[out->n_tensors++] = (struct tensor_info){.name = t->name,
-                                                              .file = source,
-                                                              .type = dtype_name(type),
-                                                              .n_dims = t->n_dims,
-                                                              .rows = t->rows,
-                                                              .cols = t->cols,
-                                                              .bytes = bytes};
+        out->tensors[out->n_tensors++] = (struct tensor_info){
+            .name = t->name,
+            .file = source,
+            .type = dtype_name(type),
+            .n_dims = t->n_dims,
+            .rows = t->rows,
+            .cols = t->cols,
+            .bytes = packed_bytes(type, n)};
     }
     if (rc == 0) {
         out->dtype = f.dtype;
@@ -188,7 +201,7 @@ void weights_table_types(const struct weights_info *info, enum dtype held,
                          enum dtype out[2])
 {
     const struct tensor_set *set = info->impl;
-    out[0] = out[1] = held == DTYPE_Q8 ? DTYPE_F32 : held;
+    out[0] = out[1] = held == DTYPE_Q8 || held == DTYPE_Q4 ? DTYPE_F32 : held;
     for (size_t i = 0; i < set->list.n; i++) {
         enum slot s = set->list.items[i].parts[0].slot;
         if (slot_is_table(s))

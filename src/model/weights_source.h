@@ -60,6 +60,10 @@ static inline bool tensor_src_is_quantised(const struct tensor_src *s)
 void tensor_src_decode(const struct tensor_src *s, int64_t cols, int64_t row, int64_t n,
                        void *dst);
 
+/* The same rows as the file has them: coded_row_bytes each. */
+void tensor_src_copy_coded(const struct tensor_src *s, int64_t row, int64_t n,
+                           uint8_t *dst);
+
 struct checkpoint;
 
 /* Maps a GGUF file; or DIR/model.safetensors, or the files that DIR/model.safetensors.index.json

@@ -123,7 +123,7 @@ static struct ring_slot *slot_add(struct weights_stream *st, struct err *err)
 {
     struct ring_slot *s = xcalloc(1, sizeof *s);
     if (st->n_slots == MAX_SLOTS ||
-        stage_alloc(st->o.shape->dev, 0, st->o.image->bytes, &s->mem, err) != 0) {
+        stage_alloc(st->o.shape->dev, 0, st->o.slot_bytes, &s->mem, err) != 0) {
         free(s);
         return NULL;
     }
@@ -207,7 +207,8 @@ static void end_read(struct weights_stream *st, struct ring_slot *s)
     }
     if (rc == 0) {
         s->lw = st->o.w->layers[s->layer];
-        image_bind(st->o.image, st->o.shape, &s->mem, st->o.w, &s->lw);
+        image_bind(&st->o.images[pack_streamed_part(s->layer)], st->o.shape, &s->mem,
+                   st->o.w, &s->lw);
         s->state = SLOT_READY;
     } else if (rc == -ECANCELED) {
         s->state = SLOT_EMPTY;
@@ -426,7 +427,7 @@ int weights_stream_open(const struct weights_stream_opts *o, struct layer_source
     st->position = st->n_streamed - 1; /* the first pass begins with the first one */
     st->stats.n_layers = n;
     st->stats.n_streamed = st->n_streamed;
-    st->stats.layer_bytes = o->image->bytes;
+    st->stats.layer_bytes = o->slot_bytes;
     pthread_mutex_init(&st->lock, NULL);
     pthread_cond_init(&st->for_thread, NULL);
     clock_cond_init(&st->for_users);

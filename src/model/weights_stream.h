@@ -30,7 +30,8 @@
 struct weights_stream_opts {
     struct pack_file *f;             /* outlives the stream, as do the next three */
     const struct image_shape *shape; /* of a device with unified memory and one rank */
-    const struct image *image;       /* IMAGE_STREAMED */
+    const struct image *images;      /* [f->n_parts] */
+    size_t slot_bytes;               /* of the largest streamed image */
     struct weights *w;               /* the kept parts of all layers are bound */
     struct io *io;                   /* as weights_opts.io */
     int n_resident; /* layers of w that are whole; weights_stays says which */

@@ -267,7 +267,7 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
         "the weights take %.2f GB, and this machine has %.2f GB of memory and "
         "swap: choose a smaller model%s",
         (double)weights / 1e9, (double)all / 1e9,
-        a->model->w.dtype == DTYPE_Q8
+        a->model->w.dtype == DTYPE_Q8 || a->model->w.dtype == DTYPE_Q4
             ? ", or pack it and read layers as they are needed (hcache model pack, "
               "--weights-memory)"
             : ", hold its matrices in 8 bits (--weights q8), or pack it and read "

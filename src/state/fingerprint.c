@@ -291,6 +291,16 @@ static bool in_order(const struct device *d)
     return d->unified || d->shared;
 }
 
+/* The type of each matrix, where they differ. */
+static void add_matrix_types(const struct model *m, struct sha256_ctx *h)
+{
+    struct weights_matrix_list all;
+    weights_matrix_list(&m->w, &all);
+    for (int i = 0; i < all.n; i++)
+        add_text(h, "matrix dtype", dtype_name(all.of[i]));
+    free(all.of);
+}
+
 /* What is declared, not computed. */
 static void add_declared(const struct model *m, struct sha256_ctx *h)
 {
@@ -307,6 +317,8 @@ static void add_declared(const struct model *m, struct sha256_ctx *h)
     sha256_field(h, "weights", m->w.hash.b, sizeof m->w.hash.b);
     add_text(h, "config", config);
     add_text(h, "weight dtype", dtype_name(m->w.dtype));
+    if (m->w.dtype == DTYPE_Q4)
+        add_matrix_types(m, h);
     add_text(h, "state dtype", dtype_name(m->dtype));
     add_text(h, "k layout", m->dev->k_by_token ? "by token" : "by dimension");
     free(config);

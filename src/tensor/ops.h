@@ -15,6 +15,16 @@
  *    ascending k, with s rounded to f32; acc = fma(p, e, acc) from +0 in ascending k; bias last.  A
  *    k-block of A whose largest |a| is below 2^-100 counts as zero; with an infinity or a NaN in it,
  *    e is NaN.
+ *  - matmul by 4-bit weights (q4_0, q4_1, q4_k): a row of W is cut along k into blocks of Q4_BLOCK = 32,
+ *    each d * q + m with whole numbers q from 0 to 15; d and m are f32 (q4_blocks.h).  A row of A is cut
+ *    into blocks of 32, each rounded to whole numbers of 8 bits: x = a * (127 / largest |a|), to nearest
+ *    even, e = largest |a| / 127, and z = (sum of x) * e.  With s the exact sum of x q over a block,
+ *    acc = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0 over the blocks in ascending k; s and
+ *    s * e are rounded to f32; bias last.  A block of A whose largest |a| is below 2^-100 counts as
+ *    zero; with an infinity or a NaN in it, e is NaN.  Weights are exact.  Activations keep 8 bits, as
+ *    in llama.cpp, because 16 bits halve the speed of many rows: a product differs from that with f32
+ *    activations by about 0.4 % of the size of its terms' sum (tests/tensor/test_q4.c), a model's
+ *    predictions as docs/MODELS.md says.
  *  - norms: the sum of squares (or the sum) runs over 16 lanes (element i goes to lane i mod 16,
  *    lane = fma(x, x, lane)), which are then added pairwise: 16 -> 8 -> 4 -> 2 -> 1 (lane i + lane
  *    i + half); out = (x * scale) * w, scale = 1 / sqrtf(sum / n + eps).
@@ -41,6 +51,7 @@
 #define MATMUL_K_BLOCK  256
 #define KV_BLOCK_TOKENS 64
 #define Q8_BLOCK        32
+#define Q4_BLOCK        32
 
 /* What a backend need not compute: models that want more are refused by their config. */
 #define MATMUL_MAX_K         65536 /* the length of a row of a weight */
@@ -120,12 +131,13 @@ struct ops {
     /* --- weights: done once, at load --- */
     size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
     /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype; of f32
-     * where that is q8.  Rows not packed are zero. Panels are of 16 rows: row may be any number.
+     * where that is q8; of blocks (q4_blocks.h) where it has 4 bits: k is a multiple of a block then.
+     * Rows not packed are zero.  Panels are of 16 rows: row may be any number.
      * -ERANGE: q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);
     /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings). Exact; of q8, q * d
-     * rounded to T. */
+     * rounded to T; of 4 bits, d * q + m rounded to f32 and then to T. */
     int (*weight_rows)(struct stream *s, struct mat out, const struct weight *w,
                        const int32_t *ids);
 

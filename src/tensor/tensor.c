@@ -14,8 +14,9 @@
 
 const char *dtype_name(enum dtype t)
 {
-    static const char *const names[] = {"f32", "f16", "bf16", "q8"};
-    return (unsigned)t <= DTYPE_Q8 ? names[t] : "?";
+    static const char *const names[] = {"f32",  "f16",  "bf16", "q8",
+                                        "q4_0", "q4_1", "q4_k", "q4"};
+    return (unsigned)t <= DTYPE_Q4 ? names[t] : "?";
 }
 
 int dtype_parse(const char *name, enum dtype *out)

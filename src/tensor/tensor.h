@@ -20,17 +20,27 @@ enum dtype {
     DTYPE_F32 = 0,
     DTYPE_F16 = 1,
     DTYPE_BF16 = 2,
-    DTYPE_Q8 =
-        3, /* of packed weights alone: 8-bit numbers with a scale per block, see ops.h */
+    /* Types of packed weights alone, see ops.h. */
+    DTYPE_Q8 = 3, /* 8-bit numbers with a scale per block */
+    DTYPE_Q4_0,   /* 4-bit numbers with a scale per block of 32 */
+    DTYPE_Q4_1,   /* ... and a minimum */
+    DTYPE_Q4_K,   /* ... both of two levels, per 32 and per 256 */
+    /* No type of one matrix: a model's matrices are of the three above and q8, each of its own. */
+    DTYPE_Q4,
 };
 
-/* Of an element: not for DTYPE_Q8. */
+static inline bool dtype_is_q4(enum dtype t)
+{
+    return t >= DTYPE_Q4_0 && t <= DTYPE_Q4_K;
+}
+
+/* Of an element: for f32, f16 and bf16 alone. */
 static inline size_t dtype_bytes(enum dtype t)
 {
     return t == DTYPE_F32 ? 4 : 2;
 }
-const char *dtype_name(enum dtype t);               /* "f32", "f16", "bf16", "q8" */
-int dtype_parse(const char *name, enum dtype *out); /* 0 or ERR_USAGE; "q8" is none */
+const char *dtype_name(enum dtype t);               /* "f32", "q8", "q4_1", ... */
+int dtype_parse(const char *name, enum dtype *out); /* 0 or ERR_USAGE; f32, f16, bf16 */
 
 /* Single conversions, round to nearest even; NaN stays NaN. Used by ref and by tests. */
 float f16_to_f32(uint16_t h);
@@ -97,7 +107,7 @@ struct device {
     bool act_is_state;    /* instead, they have the model's state dtype (on a GPU) */
     bool unified;         /* device memory is host memory: staging needs no copy */
     bool k_by_token;      /* K of a block lies as V does, [n_kv][64][d_head]: see ops.h */
-    bool q8;              /* its operations take weights of DTYPE_Q8 */
+    bool quantised;       /* its operations take weights of DTYPE_Q8 and of 4 bits */
     int batch_rows;       /* of a forward pass, enough for products to be near their best */
     size_t stream_bytes;  /* device memory that a compute stream takes; 0 where unified */
     enum device_checksums checksums; /* as asked for */

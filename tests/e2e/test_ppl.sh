@@ -49,7 +49,7 @@ expect "a step below 64: 2, with the numbers" 2 'a step of 0; it must be at leas
 run_hc ppl "$model" "$tmp/text" --overflow decoupled --context 256 --max-tokens 257
 expect "a text that does not overflow: 2" 2 'at least 258 are needed'
 
-run_hc run "$model" --prompt hello --max-tokens 4 --weights q4
+run_hc run "$model" --prompt hello --max-tokens 4 --weights q3
 expect "an unknown kind of weights: 2" 2 'checkpoint|q8'
 run_hc ppl "$model" "$tmp/none"
 check "no text: named once" test "$rc" -eq 1 -a "$(grep -o "$tmp/none" "$tmp/err" | wc -l)" -eq 1

@@ -97,7 +97,7 @@ else:
 # --- how it is held ---------------------------------------------------------------------------------------------------
 said = run("--prompt", "Hello", "--max-tokens", "1")
 check("auto says what every type became, and why", "Q4_1 (210" in said["stderr"] and "nats a token" in said["stderr"] and
-      said["model"]["held"] in ("q8", "bf16") and f"held as {said['model']['held']}" in said["stderr"], said["stderr"])
+      said["model"]["held"] in ("q4", "q8", "bf16") and f"held as {said['model']['held']}" in said["stderr"], said["stderr"])
 
 # --- killed, and restored by every method -------------------------------------------------------------------------------
 story = "<|im_start|>user\n" + " ".join(f"Fact {i}: the {c} box holds {i * 7} coins." for i, c in enumerate(

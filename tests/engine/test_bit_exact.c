@@ -452,29 +452,41 @@ static void chunkings(void **state)
     }
 }
 
-/* The same with 8-bit weights: activations are rounded row by row, so that nothing depends on who
- * else is in the batch. */
-static void chunkings_q8(void **state)
+/* The same with quantised weights: activations are rounded row by row, so nothing depends on the
+ * other rows of a batch. */
+static void chunkings_of(const char *weights)
 {
-    (void)state;
     static const int rows[] = {1, 2, 7, 64, 200, 512};
     for (int d = 0; d < 3; d++) {
         struct run ref = {0};
         for (int c = 0; c < 6; c++) {
             struct stack k;
-            open_stack_as(&k, "synth:tiny-gqa", dtypes[d], "q8", 1 + c % 2, rows[c]);
+            open_stack_as(&k, "synth:tiny-gqa", dtypes[d], weights, 1 + c % 2, rows[c]);
             struct run r = run_once(&k, "both", "recompute");
             if (c == 0)
                 ref = r;
             else if (!same_bits(&r, &ref))
-                fail_msg("q8 %s: prefill in steps of %d differs", dtypes[d], rows[c]);
-            check_plan(&k, &ref, "r1,h2,k1", "chunkings, q8");
+                fail_msg("%s %s: prefill in steps of %d differs", weights, dtypes[d],
+                         rows[c]);
+            check_plan(&k, &ref, "r1,h2,k1", weights);
             if (c > 0)
                 run_free(&r);
             stack_close(&k);
         }
         run_free(&ref);
     }
+}
+
+static void chunkings_q8(void **state)
+{
+    (void)state;
+    chunkings_of("q8");
+}
+
+static void chunkings_q4(void **state)
+{
+    (void)state;
+    chunkings_of("q4");
 }
 
 /* Several sequences in one batch, prefill beside decode: each as if it were alone. */
@@ -625,6 +637,7 @@ int main(void)
         cmocka_unit_test(tails_that_lack_records),
         cmocka_unit_test(chunkings),
         cmocka_unit_test(chunkings_q8),
+        cmocka_unit_test(chunkings_q4),
         cmocka_unit_test(batch_composition),
         cmocka_unit_test(one_wrong_element_is_seen),
     };

@@ -119,21 +119,21 @@ static void instruction_sets_share_state(void **state)
 {
     (void)state;
     static const char *const isas[] = {"avx512", "avx2"};
-    static const char *const weights[] = {"checkpoint", "q8"};
+    static const char *const weights[] = {"checkpoint", "q8", "q4"};
     int n = 0;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
         struct device *dev;
-        struct device_opts opts = {.isa = isas[i / 2]};
+        struct device_opts opts = {.isa = isas[i / 3]};
         bool runs = device_open("cpu", &opts, NULL, &dev, NULL) == 0;
         if (!runs) {
-            print_message("skipped: this CPU has no %s\n", isas[i / 2]);
+            print_message("skipped: this CPU has no %s\n", isas[i / 3]);
             continue;
         }
         device_close(dev);
-        struct build fast = {.isa = isas[i / 2],
+        struct build fast = {.isa = isas[i / 3],
                              .model = FAMILY("qwen3"),
                              .dtype = "bf16",
-                             .weights = weights[i % 2]};
+                             .weights = weights[i % 3]};
         struct build slow = fast;
         slow.isa = "portable";
         hand_over(&fast, &slow, true);

@@ -19,6 +19,7 @@ static void every_plan_has_the_bits_of_resident_weights(void **state)
     (void)state;
     streamed_plans_equal("cpu", 1, "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
     streamed_plans_equal("cpu", 1, "synth:tiny-gqa", "q8", 4 * 64, 70, 5);
+    streamed_plans_equal("cpu", 1, "synth:tiny-gqa", "q4", 4 * 64, 70, 5);
 }
 
 static void ranks_stream_their_shares(void **state)

@@ -121,13 +121,13 @@ static void test_nine_types_give_the_oracles_logits(void **state)
     free(text);
 }
 
-static struct weights_choice choose(const char *source, bool may_q8)
+static struct weights_choice choose(const char *source, enum weights_smallest smallest)
 {
     struct talk t;
     struct weights_choice c;
     struct err e = {0};
     talk_open_held(&t, source, NULL, "f32");
-    if (weights_choose(t.m, may_q8, &c, &e) != 0)
+    if (weights_choose(t.m, smallest, &c, &e) != 0)
         fail_msg("%s", e.msg);
     talk_close(&t);
     return c;
@@ -136,23 +136,68 @@ static struct weights_choice choose(const char *source, bool may_q8)
 static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state)
 {
     (void)state;
-    struct weights_choice c = choose(GGUF "llama3.gguf", false);
+    struct weights_choice c = choose(GGUF "llama3.gguf", WEIGHTS_DOWN_TO_BF16);
     assert_int_equal(c.n_tried, 1);
     assert_int_equal(c.tried[0].held, WEIGHTS_BF16);
     assert_true(c.tried[0].kl == 0); /* its values are bf16 */
     assert_int_equal(c.held, WEIGHTS_BF16);
 
-    c = choose("models/demo", true); /* q8 changes its predictions too much */
+    c = choose("models/demo", WEIGHTS_DOWN_TO_Q8); /* q8 changes its predictions too much */
     assert_int_equal(c.n_tried, 2);
     assert_int_equal(c.tried[0].held, WEIGHTS_Q8); /* from the smallest on */
     assert_true(c.tried[0].kl > WEIGHTS_MAX_KL);
     assert_true(c.tried[1].kl == 0);
     assert_int_equal(c.held, WEIGHTS_BF16);
 
-    c = choose(GGUF "mixed.gguf", true);
+    c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q8);
     assert_true(c.tried[0].kl > 0 && c.tried[0].kl <= WEIGHTS_MAX_KL);
     assert_int_equal(c.held, WEIGHTS_Q8);
     assert_int_equal(c.n_tried, 1); /* and no further */
+
+    c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q4); /* its 4-bit tensors as they are */
+    assert_true(c.tried[0].kl > 0 && c.tried[0].kl <= WEIGHTS_MAX_KL_Q4);
+    assert_int_equal(c.held, WEIGHTS_Q4);
+    assert_int_equal(c.n_tried, 1);
+}
+
+/* rows [n][k] f32 of a matrix. */
+static float *rows_of(const struct talk *t, const struct weight *w)
+{
+    float *out = malloc((size_t)(w->n * w->k) * sizeof *out);
+    int32_t *ids = malloc((size_t)w->n * sizeof *ids);
+    for (int i = 0; i < w->n; i++)
+        ids[i] = i;
+    assert_int_equal(
+        t->m->dev->ops->weight_rows(t->s, mat_of(out, DTYPE_F32, w->n, w->k), w, ids), 0);
+    free(ids);
+    return out;
+}
+
+/* 4-bit tensors keep their type and exactly the file's values, in the order of the model's rows; what
+ * is made of other types, even in part, has 8 bits. */
+static void test_4_bit_tensors_are_held_as_they_are(void **state)
+{
+    (void)state;
+    struct talk a, b;
+    talk_open_held(&a, GGUF "mixed.gguf", NULL, "f32");
+    talk_open_held(&b, GGUF "mixed.gguf", NULL, "q4");
+    const struct layer_weights *la = a.m->w.layers, *lb = b.m->w.layers;
+    assert_int_equal(lb->wq.dtype, DTYPE_Q4_K);
+    assert_int_equal(lb->wo.dtype, DTYPE_Q4_0);
+    assert_int_equal(lb->wkv.dtype, DTYPE_Q8);    /* Q5_K and Q6_K */
+    assert_int_equal(lb->w_up.dtype, DTYPE_Q8);   /* Q4_1 and Q5_0 */
+    assert_int_equal(lb->w_down.dtype, DTYPE_Q8); /* Q5_1 */
+    assert_int_equal(b.m->w.head.dtype, DTYPE_Q8);
+    const struct weight *pairs[][2] = {{&la->wq, &lb->wq}, {&la->wo, &lb->wo}};
+    for (int i = 0; i < 2; i++) {
+        float *want = rows_of(&a, pairs[i][0]), *got = rows_of(&b, pairs[i][1]);
+        for (int64_t k = 0; k < pairs[i][0]->n * pairs[i][0]->k; k++)
+            assert_true(got[k] == want[k]);
+        free(want);
+        free(got);
+    }
+    talk_close(&a);
+    talk_close(&b);
 }
 
 /* A quantised file is held as auto says unless it is told otherwise; state is bf16. */
@@ -162,11 +207,12 @@ static void test_quantised_files_are_held_as_measured(void **state)
     static const struct {
         const char *weights;
         enum dtype held;
-    } asked[] = {{"f32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {"q8", DTYPE_Q8}};
-    struct weights_choice c = choose(GGUF "mixed.gguf", true);
-    struct sha256 hashes[3];
+    } asked[] = {
+        {"f32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {"q8", DTYPE_Q8}, {"q4", DTYPE_Q4}};
+    struct weights_choice c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q4);
+    struct sha256 hashes[4];
     struct talk t;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         talk_open_held(&t, GGUF "mixed.gguf", NULL, asked[i].weights);
         assert_int_equal(t.m->w.dtype, asked[i].held);
         assert_int_equal(t.m->dtype, DTYPE_BF16);
@@ -174,11 +220,11 @@ static void test_quantised_files_are_held_as_measured(void **state)
         hashes[i] = t.m->w.hash;
         talk_close(&t);
     }
-    assert_memory_equal(&hashes[0], &hashes[1],
-                        sizeof hashes[0]); /* of the decoded values */
+    for (int i = 1; i < 4; i++) /* of the decoded values */
+        assert_memory_equal(&hashes[0], &hashes[i], sizeof hashes[0]);
     for (int i = 0; i < 2; i++) {
         talk_open_held(&t, GGUF "mixed.gguf", NULL, i == 0 ? NULL : "auto");
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < 4; k++)
             if (c.held == (enum weights_held)(WEIGHTS_F32 + k))
                 assert_int_equal(t.m->w.dtype, asked[k].held);
         assert_non_null(strstr(t.m->note, "Q4_K (1")); /* it is told of every type */
@@ -283,7 +329,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 6];
+    struct CMUnitTest tests[N + 7];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -298,5 +344,7 @@ int main(void)
         test_auto_takes_the_smallest_format_that_is_good_enough);
     tests[N + 5] = (struct CMUnitTest)cmocka_unit_test(
         test_quantised_files_are_held_as_measured);
+    tests[N + 6] = (struct CMUnitTest)cmocka_unit_test(
+        test_4_bit_tensors_are_held_as_they_are);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

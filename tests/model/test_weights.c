@@ -186,6 +186,14 @@ static int load(struct weights *w, const char *source, const struct model_config
     return weights_load(w, source, c, &o, e);
 }
 
+static int load_q4(struct weights *w, const char *source, const struct model_config *c,
+                   struct weights_errors *errors, struct err *e)
+{
+    memset(e, 0, sizeof *e);
+    struct weights_opts o = {.dev = dev, .s = stream, .held = WEIGHTS_Q4, .errors = errors};
+    return weights_load(w, source, c, &o, e);
+}
+
 static int load_q8(struct weights *w, const char *source, const struct model_config *c,
                    struct err *e)
 {
@@ -427,6 +435,57 @@ static void test_q8(void **state)
         weights_unload(&b, dev);
         unlink(at("config.json"));
     }
+}
+
+static double relative_error(const struct weight *exact, const struct weight *held)
+{
+    float *a = rows_of(exact), *b = rows_of(held);
+    double error = 0, size = 0;
+    for (int64_t i = 0; i < exact->n * exact->k; i++) {
+        error += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        size += (double)a[i] * (double)a[i];
+    }
+    free(a);
+    free(b);
+    return sqrt(error / size);
+}
+
+/* 4 bits are made from every type of checkpoint: each matrix of a layer becomes q4_1, the head q8; the
+ * error that is told is the one there is. */
+static void test_q4(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-gqa");
+    int n_checked = 0;
+    for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
+        struct weights a, b;
+        struct weights_errors errors = {0};
+        struct err e;
+        write_synth("tiny-gqa", (enum dtype)t);
+        load_ok(&a, dir, &c, DTYPE_F32);
+        if (load_q4(&b, dir, &c, &errors, &e) != 0)
+            fail_msg("%s", e.msg);
+        assert_int_equal(b.dtype, DTYPE_Q4);
+        assert_true(same_hash(&a, &b));
+        assert_int_equal(b.layers[1].wkv.dtype, DTYPE_Q4_1);
+        assert_int_equal(b.layers[0].w_down.dtype, DTYPE_Q4_1);
+        near_q8(&a.head, &b.head);
+        assert_int_equal(errors.n, 7 * c.n_layers);
+        for (size_t i = 0; i < errors.n; i++)
+            if (strcmp(errors.of[i].name, "model.layers.2.self_attn.o_proj.weight") == 0) {
+                double off = relative_error(&a.layers[2].wo, &b.layers[2].wo);
+                assert_true(fabs(errors.of[i].relative - off) < 1e-5);
+                /* Rounding a normal number to 16 steps of its block's range: about 7 %. */
+                assert_true(off > 0.02 && off < 0.09);
+                n_checked++;
+            }
+        same_table(a.embed, b.embed);
+        weights_unload(&a, dev);
+        weights_unload(&b, dev);
+        free(errors.of);
+        unlink(at("config.json"));
+    }
+    assert_int_equal(n_checked, 3);
 }
 
 static void test_q8_refuses(void **state)
@@ -842,6 +901,7 @@ int main(void)
         T(test_synth_values),
         T(test_sharded_and_misaligned),
         T(test_q8),
+        T(test_q4),
         T(test_q8_refuses),
         T(test_mixed_types),
         T(test_lists_count_parameters),

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "model/matrix_types.h"
 #include "base/pool.h"
 #include "state/fingerprint.h"
 
@@ -22,17 +23,17 @@ struct place {
 
 static struct device_opts device_opts; /* of the next place */
 
-/* dtype: of the state; "q8" is bf16 with 8-bit weights. */
+/* dtype: of the state; "q8" and "q4" are bf16 with 8-bit and 4-bit weights. */
 static void place_open_context(struct place *p, const char *device, const char *model,
                                const char *dtype, int threads, int max_ctx)
 {
-    bool q8 = strcmp(dtype, "q8") == 0;
+    bool quantised = dtype[0] == 'q';
     struct err err = {0};
     assert_int_equal(pool_create(threads, &p->pool, &err), 0);
     assert_int_equal(device_open(device, &device_opts, p->pool, &p->dev, &err), 0);
     struct model_opts o = {.dev = p->dev,
-                           .dtype = q8 ? "bf16" : dtype,
-                           .weights = q8 ? "q8" : NULL,
+                           .dtype = quantised ? "bf16" : dtype,
+                           .weights = quantised ? dtype : NULL,
                            .max_ctx = max_ctx};
     assert_int_equal(model_open(model, &o, &p->m, &err), 0);
     assert_int_equal(model_work_create(p->m, 128, &p->w, &err), 0);
@@ -97,9 +98,9 @@ static void models_and_dtypes_differ(void **state)
         make("cpu", "synth:tiny-mha", "f32", 1),  make("cpu", "synth:tiny-mha", "bf16", 1),
         make("cpu", "synth:tiny-mha", "f16", 1),  make("cpu", "synth:tiny-gqa", "f32", 1),
         make("cpu", "synth:tiny-gqa", "bf16", 1), make("cpu", "synth:tiny-mha", "q8", 1),
-        make("cpu", "synth:tiny-gqa", "q8", 1),
+        make("cpu", "synth:tiny-gqa", "q8", 1),   make("cpu", "synth:tiny-gqa", "q4", 1),
     };
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 8; i++)
         for (int j = 0; j < i; j++)
             assert_false(same(f[i], f[j]));
 }
@@ -118,9 +119,9 @@ static void instruction_sets_share_state(void **state)
 {
     (void)state;
     static const char *const isas[] = {"avx512", "avx2", "portable"};
-    static const char *const dtypes[] = {"f32", "bf16", "q8"};
+    static const char *const dtypes[] = {"f32", "bf16", "q8", "q4"};
     int n = 0;
-    for (int d = 0; d < 3; d++) {
+    for (int d = 0; d < 4; d++) {
         struct sha256 best = make("cpu", "synth:tiny-gqa", dtypes[d], 1);
         for (int i = 0; i < 3; i++) {
             struct device *dev;
@@ -291,6 +292,15 @@ static void the_kind_of_weights_counts(void **state)
     place_open(&p, "cpu", "synth:tiny-mha", "q8", 1);
     struct sha256 f = fingerprint_of(&p);
     p.m->w.dtype = DTYPE_BF16;
+    assert_false(same(f, fingerprint_of(&p)));
+    place_close(&p);
+
+    /* Held in 4 bits, each matrix counts: this one is in a layer that no probe computes. */
+    place_open(&p, "cpu", "synth:tiny-gqa", "q4", 1);
+    f = fingerprint_of(&p);
+    enum dtype *w_down = matrix_type_at(p.m->w.matrices, 3, SLOT_DOWN);
+    assert_int_equal(*w_down, DTYPE_Q4_1);
+    *w_down = DTYPE_Q8;
     assert_false(same(f, fingerprint_of(&p)));
     place_close(&p);
 }

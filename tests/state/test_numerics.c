@@ -23,8 +23,8 @@
         "synth:tiny-gqa", dtype, kind, 8200                                                \
     }
 
-/* Every family and every kind of layer in every state dtype, at the end of its context; 8-bit weights;
- * a context of 8,200 tokens. */
+/* Every family and every kind of layer in every state dtype, at the end of its context; 8-bit and
+ * 4-bit weights; a context of 8,200 tokens. */
 static const struct numerics_run runs[] = {
     CHECKPOINT(FAMILY("llama")),
     CHECKPOINT(FAMILY("llama3")),
@@ -44,9 +44,12 @@ static const struct numerics_run runs[] = {
     {FAMILY("qwen2-window"), "bf16", "q8", 0},
     {FAMILY("opt"), "f16", "q8", 0},
     {FAMILY("falcon-40b"), "bf16", "q8", 0},
+    {FAMILY("llama"), "f32", "q4", 0},
+    {FAMILY("qwen2-window"), "bf16", "q4", 0},
     LONG("f32", "checkpoint"),
     LONG("bf16", "checkpoint"),
     LONG("f16", "q8"),
+    LONG("bf16", "q4"),
     {0},
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/pool.h"
+#include "tensor/q4_blocks.h"
 
 const char *const isa_names[ISA_COUNT] = {"portable", "avx2", "avx512"};
 
@@ -60,6 +61,32 @@ static void elem_set(void *p, enum dtype t, int64_t i, float f)
         ((float *)p)[i] = f;
     else
         ((uint16_t *)p)[i] = t == DTYPE_F16 ? f32_to_f16(f) : f32_to_bf16(f);
+}
+
+static void put_half(uint8_t *p, float f)
+{
+    uint16_t h = f32_to_f16(f);
+    p[0] = (uint8_t)h;
+    p[1] = (uint8_t)(h >> 8);
+}
+
+uint8_t *random_q4(enum dtype t, int64_t n, int64_t k, uint64_t seed)
+{
+    size_t bytes = (size_t)n * q4_row_bytes(t, k);
+    float *scales = random_elems(DTYPE_F32, n * k / q4_block_weights(t) * 2, seed);
+    uint8_t *rows = xmalloc(bytes + 8);
+    struct rng r = {seed + 1};
+    for (size_t i = 0; i < bytes; i++)
+        rows[i] = (uint8_t)rng_u64(&r);
+    size_t b = 0;
+    for (uint8_t *at = rows; at < rows + bytes; at += q4_block_bytes(t), b++) {
+        float size = t == DTYPE_Q4_K ? 1.0f / 64 : 1;
+        put_half(at, scales[2 * b] * size);
+        if (t != DTYPE_Q4_0)
+            put_half(at + 2, scales[2 * b + 1] * size);
+    }
+    free(scales);
+    return rows;
 }
 
 float elem_get(const void *p, enum dtype t, int64_t i)

@@ -31,6 +31,8 @@ void lane_close(struct lane *l);
 
 /* n random elements in [-1, 1], exact in type t. The caller frees. */
 void *random_elems(enum dtype t, int64_t n, uint64_t seed);
+/* n rows of k random 4-bit weights in the blocks of tensor/q4_blocks.h. The caller frees. */
+uint8_t *random_q4(enum dtype t, int64_t n, int64_t k, uint64_t seed);
 float elem_get(const void *p, enum dtype t, int64_t i);
 struct mat mat_alloc(enum dtype t, int64_t rows, int64_t cols); /* zeroed */
 struct mat mat_random(enum dtype t, int64_t rows, int64_t cols, uint64_t seed);

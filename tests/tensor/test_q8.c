@@ -43,7 +43,8 @@ static void check_product(struct mat a, int64_t n, const float *rows, const floa
     EACH_KERNELS(i)
     {
         struct mat got = mat_random(DTYPE_F32, a.rows, n, 99);
-        assert_int_equal(q8_matmul_by(q8_all_kernels[i], cpu.stream, got, a, &w, bias), 0);
+        assert_int_equal(quant_matmul_by(q8_all_kernels[i], cpu.stream, got, a, &w, bias),
+                         0);
         assert_same_bits(got, want);
         mat_free(&got);
     }
@@ -168,9 +169,10 @@ static void test_pack(void **state)
     {
         memset(parts.mem.ptr, 0, bytes);
         for (int64_t r = 0; r < N; r++)
-            assert_true(q8_all_kernels[i]->pack_row(
-                (uint8_t *)parts.mem.ptr + (size_t)(r / PANEL) * q8_panel_bytes(K),
-                (int)(r % PANEL), rows + r * K, K));
+            assert_true(q8_all_kernels[i]->pack_row((uint8_t *)parts.mem.ptr +
+                                                        (size_t)(r / PANEL) *
+                                                            quant_panel_bytes(DTYPE_Q8, K),
+                                                    (int)(r % PANEL), rows + r * K, K));
         assert_memory_equal(whole.mem.ptr, parts.mem.ptr, bytes);
     }
     struct weight rw = weight_make(&ref, DTYPE_Q8, N, K, rows);

@@ -1,6 +1,6 @@
 /* cpu.c - the CPU device: which kernels, how much scratch, and how rows are cut over threads. */
 #include "tensor/cpu/cpu.h"
-#include "tensor/cpu/q8.h"
+#include "tensor/cpu/quant.h"
 
 #include "base/pool.h"
 
@@ -81,7 +81,7 @@ const struct cpu_kernels *cpu_kernels_of(const struct stream *s)
 #define PACKED_FLOATS ((size_t)PACK_ROWS * MATMUL_MAX_K)
 #define LARGER(a, b)  ((a) > (b) ? (a) : (b))
 #define THREAD_FLOATS                                                                      \
-    ((size_t)LARGER(LARGER(MM_SCRATCH, Q8_SCRATCH / 4),                                    \
+    ((size_t)LARGER(LARGER(MM_SCRATCH, QUANT_SCRATCH / 4),                                 \
                     LARGER(ATTN_SCRATCH, KV_SCRATCH)) +                                    \
      1024)
 

@@ -4,21 +4,22 @@
  * finds its rows at constant distances and a k-block of a tile is contiguous.  One row needs no copy.
  * Tiles are taken by threads one after another; sums are never split (DESIGN §5). */
 #include "tensor/cpu/cpu.h"
+#include "tensor/cpu/q4.h"
 #include "tensor/cpu/q8.h"
 
 #include "base/pool.h"
 
 #include <string.h>
 
-static int64_t panels_of(int64_t n)
+static bool is_quantised(enum dtype t)
 {
-    return (n + PANEL - 1) / PANEL;
+    return t == DTYPE_Q8 || dtype_is_q4(t);
 }
 
 size_t cpu_weight_bytes(enum dtype t, int64_t n, int64_t k)
 {
-    if (t == DTYPE_Q8)
-        return cpu_q8_bytes(n, k);
+    if (is_quantised(t))
+        return cpu_quant_bytes(t, n, k);
     return (size_t)panels_of(n) * PANEL * (size_t)k * dtype_bytes(t);
 }
 
@@ -70,6 +71,8 @@ int cpu_weight_pack(struct stream *s, struct weight *w, int64_t row, const void 
     check_weight_pack(w, row, n_rows);
     if (w->dtype == DTYPE_Q8)
         return cpu_q8_pack(s, w, row, src, n_rows);
+    if (dtype_is_q4(w->dtype))
+        return cpu_q4_pack(s, w, row, src, n_rows);
     CHECK(w->k <= MATMUL_MAX_K && w->mem.bytes >= cpu_weight_bytes(w->dtype, w->n, w->k));
     int rc = stream_enter(s);
     if (rc == 0) {
@@ -86,6 +89,8 @@ int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
     CHECK(out.cols == w->k);
     if (w->dtype == DTYPE_Q8)
         return cpu_q8_rows(s, out, w, ids);
+    if (dtype_is_q4(w->dtype))
+        return cpu_q4_rows(s, out, w, ids);
     for (int64_t i = 0; i < out.rows; i++) {
         CHECK(ids[i] >= 0 && ids[i] < w->n);
         const uint16_t *src16 = weight_at(w, ids[i]);
@@ -197,8 +202,8 @@ int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight
 {
     check_matmul(c, a, w);
     CHECK(w->k <= MATMUL_MAX_K);
-    if (w->dtype == DTYPE_Q8)
-        return cpu_q8_matmul(s, c, a, w, bias);
+    if (is_quantised(w->dtype))
+        return cpu_quant_matmul(s, c, a, w, bias);
     int rc = stream_enter(s);
     struct mm_job job = {
         .s = s, .kernels = cpu_kernels_of(s), .c = c, .a = a, .w = w, .bias = bias};

@@ -3,53 +3,7 @@
 #ifndef TENSOR_KERN_Q8_H
 #define TENSOR_KERN_Q8_H
 
-#define KB         MATMUL_K_BLOCK
-#define WIDE_MAX   4
-#define EACH_ROW   _Pragma("GCC unroll 8") for (int r = 0; r < n_rows; r++)
-#define EACH_PANEL _Pragma("GCC unroll 4") for (int j = 0; j < n_panels; j++)
-/* How far ahead memory is asked for, as in kern_matmul.h. Not a power of two: 2 and 4 KiB were up to a
- * tenth slower than distances on either side of them (docs/perf/). */
-#define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : 4352)
-
-/* --- rounding -------------------------------------------------------------------------------- */
-
-static uint32_t abs_bits(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, sizeof u);
-    return u & 0x7fffffff;
-}
-
-static float float_of_bits(uint32_t u)
-{
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-/* Magnitudes are ordered as their bits are; infinity and NaN come last. */
-static uint32_t largest_bits(const float *a, int64_t n)
-{
-    uint32_t top = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t u = abs_bits(a[i]);
-        top = u > top ? u : top;
-    }
-    return top;
-}
-
-#define INFINITY_BITS 0x7f800000u
-/* 1.5 * 2^23: adding it leaves a whole number, to nearest even, in the low bits. */
-#define ROUNDER      12582912.0f
-#define ROUNDER_BITS 0x4b400000
-
-static int32_t whole(float f)
-{
-    int32_t i;
-    f += ROUNDER;
-    memcpy(&i, &f, sizeof i);
-    return i - ROUNDER_BITS;
-}
+#include "tensor/cpu/kern_quant.h"
 
 /* x [256] in order of k, zero behind n; returns e. */
 static float round_numbers(const float *a, int n, int16_t *x)
@@ -114,7 +68,7 @@ static bool pack_row(uint8_t *panel, int column, const float *w, int64_t k)
     for (int64_t i = 0; i < k; i += Q8_BLOCK) {
         int64_t kb = i / KB * KB, b = (i - kb) / Q8_BLOCK;
         uint8_t *at = panel + q8_offset(kb);
-        uint8_t *scales = at + q8_blocks_at(kb, k) * Q8_BLOCK_BYTES;
+        uint8_t *scales = at + quant_blocks_at(kb, k) * Q8_BLOCK_BYTES;
         int8_t q[Q8_BLOCK];
         uint16_t d;
         if (!round_weights(w + i, (int)(k - i < Q8_BLOCK ? k - i : Q8_BLOCK), q, &d))
@@ -146,10 +100,10 @@ INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *co
 }
 
 /* acc[r][j] += the k-block at k. */
-INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct q8_tile *t,
+INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
                            const uint8_t *const *panel, int64_t k, int n_rows, int n_panels)
 {
-    int n_blocks = q8_blocks_at(k, t->k);
+    int n_blocks = quant_blocks_at(k, t->k);
     const int16_t *x = t->x + k * t->x_rows;
     const float *e = t->e + k / KB * t->x_rows;
     const uint8_t *w[WIDE_MAX], *scales[WIDE_MAX];
@@ -170,22 +124,8 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct q8_tile *t,
     EACH_ROW EACH_PANEL acc[r][j] = v_fma(p[r][j], v_set1(e[r]), acc[r][j]);
 }
 
-/* C at panel p = the sums (+ bias); columns that do not exist are dropped. */
-static void direct_store(const struct q8_tile *t, int p, const float *sums, int n_panels)
-{
-    for (int j = 0; j < n_panels; j++) {
-        int64_t col = (int64_t)(p + j) * PANEL, n = t->n_cols - col;
-        for (int r = 0; n > 0 && r < t->m; r++) {
-            v16 y = v_load(sums + (r * n_panels + j) * PANEL);
-            if (t->bias != NULL)
-                y = v_add(y, v_load_upto(t->bias, DTYPE_F32, col, n));
-            v_store_upto(t->c + r * t->ldc, DTYPE_F32, col, n, y);
-        }
-    }
-}
-
 /* Panels [p, p + n_panels); those behind the tile's end are the last one again, and dropped. */
-INLINE void direct_panels(const struct q8_tile *t, int p, int n_rows, int n_panels)
+INLINE void direct_panels(const struct quant_tile *t, int p, int n_rows, int n_panels)
 {
     const uint8_t *panel[WIDE_MAX];
     v16 acc[Q8_DIRECT][WIDE_MAX];
@@ -200,7 +140,7 @@ INLINE void direct_panels(const struct q8_tile *t, int p, int n_rows, int n_pane
 }
 
 #define DIRECT(R, WIDE)                                                                    \
-    static void direct_##R(const struct q8_tile *t)                                        \
+    static void direct_##R(const struct quant_tile *t)                                     \
     {                                                                                      \
         for (int p = 0; p < t->n_panels; p += WIDE)                                        \
             direct_panels(t, p, R, WIDE);                                                  \
@@ -211,10 +151,10 @@ DIRECT(3, Q8_WIDE_4)
 DIRECT(4, Q8_WIDE_4)
 #undef DIRECT
 
-static void direct(const struct q8_tile *t)
+static void direct(const struct quant_tile *t)
 {
-    static void (*const by_rows[])(const struct q8_tile *t) = {NULL, direct_1, direct_2,
-                                                               direct_3, direct_4};
+    static void (*const by_rows[])(const struct quant_tile *t) = {NULL, direct_1, direct_2,
+                                                                  direct_3, direct_4};
     by_rows[t->m](t);
 }
 

@@ -5,19 +5,24 @@
 #ifndef TENSOR_KERN_Q8_BLOCKED_H
 #define TENSOR_KERN_Q8_BLOCKED_H
 
-#define GROUP_COLS (Q8_PANELS * PANEL)
+#define GROUP_PANELS Q8_PANELS
+#define GROUP_ROWS   Q8_ROWS
 
 /* A k-block of a group of panels, widened: step i has the pairs of half a group of four. */
 struct wide {
     int16_t w[KB / 2][Q8_PANELS][PANEL][2];
-    float d[Q8_PER_K_BLOCK][Q8_PANELS][PANEL];
+    float d[QUANT_PER_K_BLOCK][Q8_PANELS][PANEL];
 };
 
-static void widen_group(struct wide *out, const uint8_t *w, size_t panel_bytes,
-                        int n_panels, int n_blocks)
+#include "tensor/cpu/kern_quant_blocked.h"
+
+static void widen_group(struct wide *out, const struct quant_tile *t, int panel, int64_t k)
 {
+    int n_blocks = quant_blocks_at(k, t->k);
     for (int j = 0; j < Q8_PANELS; j++) {
-        const uint8_t *from = w + (size_t)(j < n_panels ? j : 0) * panel_bytes;
+        const uint8_t *from = t->w + q8_offset(k) +
+                              (size_t)(panel + j < t->n_panels ? panel + j : panel) *
+                                  t->panel_bytes;
         const uint8_t *scales = from + n_blocks * Q8_BLOCK_BYTES;
         for (int g = 0; g < n_blocks * Q8_GROUPS; g++) {
             i16x2 even, odd;
@@ -30,17 +35,6 @@ static void widen_group(struct wide *out, const uint8_t *w, size_t panel_bytes,
                     v_load_f16((const uint16_t *)(scales + b * Q8_SCALE_BYTES)));
     }
 }
-
-struct micro {
-    const int16_t *x; /* [n_rows][256] */
-    const float *e;
-    const struct wide *w;
-    int n_blocks;
-    float *c;
-    int64_t ldc;
-    bool first;        /* C is not read */
-    const float *bias; /* added where not NULL: the last k-block */
-};
 
 INLINE void micro_rows(const struct micro *m, int n_rows)
 {
@@ -73,91 +67,6 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
             y = v_add(y, v_load(m->bias + j * PANEL));
         v_store(c, y);
     }
-}
-
-#define MICRO(R)                                                                           \
-    static void micro_##R(const struct micro *m)                                           \
-    {                                                                                      \
-        micro_rows(m, R);                                                                  \
-    }
-MICRO(1)
-MICRO(2)
-MICRO(3)
-MICRO(4)
-#if Q8_ROWS >= 6
-MICRO(5)
-MICRO(6)
-#endif
-#undef MICRO
-
-static void (*const micro_by_rows[])(const struct micro *m) = {
-    NULL,    micro_1, micro_2, micro_3, micro_4,
-#if Q8_ROWS >= 6
-    micro_5, micro_6,
-#endif
-};
-
-/* One group of panels, one k-block, all rows, in strips of nearly equal height. */
-static void group_rows(const struct q8_tile *t, struct micro m)
-{
-    int n_strips = (t->m + Q8_ROWS - 1) / Q8_ROWS;
-    const struct micro all = m;
-    for (int i = 0; i < n_strips; i++) {
-        int r0 = t->m * i / n_strips, r1 = t->m * (i + 1) / n_strips;
-        m.x = all.x + (int64_t)r0 * KB;
-        m.e = all.e + r0;
-        m.c = all.c + r0 * all.ldc;
-        micro_by_rows[r1 - r0](&m);
-    }
-}
-
-/* A group at the right edge may be narrower than GROUP_COLS: it is summed beside C. */
-struct edge {
-    float *c;
-    float *bias;
-    int64_t first_col, n_cols;
-};
-
-static struct edge edge_of(const struct q8_tile *t, float *aside)
-{
-    struct edge e = {aside, NULL, t->n_cols, t->n_cols % GROUP_COLS};
-    e.first_col = t->n_cols - e.n_cols;
-    if (t->bias != NULL) {
-        e.bias = aside + TILE_ROWS * GROUP_COLS;
-        memset(e.bias, 0, GROUP_COLS * sizeof(float));
-        memcpy(e.bias, t->bias + e.first_col, (size_t)e.n_cols * sizeof(float));
-    }
-    return e;
-}
-
-static void blocked(const struct q8_tile *t)
-{
-    struct wide *wide = t->scratch;
-    struct edge e = edge_of(t, (float *)(wide + 1));
-    _Static_assert(sizeof *wide + (TILE_ROWS + 1) * GROUP_COLS * sizeof(float) <=
-                       Q8_SCRATCH,
-                   "scratch of a thread");
-    for (int64_t k = 0; k < t->k; k += KB) {
-        int n_blocks = q8_blocks_at(k, t->k);
-        for (int64_t col = 0; col < t->n_cols; col += GROUP_COLS) {
-            bool at_edge = col == e.first_col;
-            int panel = (int)(col / PANEL);
-            const float *bias = at_edge ? e.bias : t->bias != NULL ? t->bias + col : NULL;
-            widen_group(wide, t->w + (size_t)panel * t->panel_bytes + q8_offset(k),
-                        t->panel_bytes, t->n_panels - panel, n_blocks);
-            group_rows(t, (struct micro){.x = t->x + k * t->x_rows,
-                                         .e = t->e + k / KB * t->x_rows,
-                                         .w = wide,
-                                         .n_blocks = n_blocks,
-                                         .c = at_edge ? e.c : t->c + col,
-                                         .ldc = at_edge ? GROUP_COLS : t->ldc,
-                                         .first = k == 0,
-                                         .bias = k + KB >= t->k ? bias : NULL});
-        }
-    }
-    for (int r = 0; e.n_cols > 0 && r < t->m; r++)
-        memcpy(t->c + r * t->ldc + e.first_col, e.c + r * GROUP_COLS,
-               (size_t)e.n_cols * sizeof(float));
 }
 
 /* It reads what the few rows read. */

@@ -4,7 +4,7 @@ static bool runs_here(void)
     return Q8_RUNS;
 }
 
-const struct q8_kernels Q8_TABLE = {
+const struct quant_kernels Q8_TABLE = {
     .name = Q8_NAME,
     .runs_here = runs_here,
     .direct_rows = Q8_DIRECT,

@@ -5,33 +5,12 @@
  * the same integers that the other kernels find. */
 #include "tensor/cpu/q8.h"
 
-#include <cpuid.h>
-#include <stdatomic.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#include "tensor/cpu/amx.h"
 #include "tensor/cpu/vec_avx512.h"
 
 #define Q8_NAME  "amx"
 #define Q8_TABLE q8_kernels_amx
-#define Q8_RUNS  (q8_kernels_vnni.runs_here() && has_amx())
-
-/* The CPU has it and the kernel lets this process use it: the answer, once asked for, is kept. */
-static bool has_amx(void)
-{
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILE_DATA = 18, AMX_TILE_AND_INT8 = 3 << 24 };
-    static atomic_int known; /* 0: not yet; 1: no; 2: yes */
-    unsigned a, b, c, d;
-    int yes = atomic_load(&known);
-    if (yes == 0) {
-        bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
-                     (d & AMX_TILE_AND_INT8) == AMX_TILE_AND_INT8;
-        yes = there && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILE_DATA) == 0 ? 2
-                                                                                     : 1;
-        atomic_store(&known, yes);
-    }
-    return yes == 2;
-}
+#define Q8_RUNS  (q8_kernels_vnni.runs_here() && amx_runs_here())
 
 static inline __m512i i_dot_512(__m512i sum, __m512i a, __m512i b)
 {
@@ -67,17 +46,10 @@ static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_ste
  * numbers to a lane. */
 static void tiles_configure(void)
 {
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } c = {.palette = 1,
-           .bytes = {64, 64, Q8_BLOCK, Q8_BLOCK, 64, 64, 64},
-           .rows = {STRIP, STRIP, STRIP, STRIP, Q8_GROUPS, STRIP, STRIP}};
-    _Static_assert(sizeof c == 64, "what ldtilecfg reads");
-    /* gcc 12 takes the intrinsic to read 8 of the 64 bytes, and would drop the other stores. */
-    __asm__ volatile("" : : "r"(&c) : "memory");
-    _tile_loadconfig(&c);
+    struct amx_config c = {.palette = 1,
+                           .bytes = {64, 64, Q8_BLOCK, Q8_BLOCK, 64, 64, 64},
+                           .rows = {STRIP, STRIP, STRIP, STRIP, Q8_GROUPS, STRIP, STRIP}};
+    amx_configure(&c);
 }
 
 /* sums [2][16][16] = those of h and of l, over one block of 32. */
@@ -133,15 +105,15 @@ INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const u
 
 /* Asks for the lines that strip_store will write: C of many rows does not stay in the cache, and what lies
  * ldc apart no prefetcher foresees (docs/perf/). */
-INLINE void strip_ask(const struct q8_tile *t, int panel, int r0, int n)
+INLINE void strip_ask(const struct quant_tile *t, int panel, int r0, int n)
 {
     for (int r = r0; r < r0 + n; r++)
         __builtin_prefetch(t->c + r * t->ldc + (int64_t)panel * PANEL, 1);
 }
 
 /* Adds p to C: rows [r0, r0 + n), the columns of one panel that exist. */
-static void strip_store(const struct q8_tile *t, const v16 *p, int64_t k, int panel, int r0,
-                        int n)
+static void strip_store(const struct quant_tile *t, const v16 *p, int64_t k, int panel,
+                        int r0, int n)
 {
     int64_t col = (int64_t)panel * PANEL, cols = t->n_cols - col;
     const float *e = t->e + k / KB * t->x_rows + r0;
@@ -157,14 +129,14 @@ static void strip_store(const struct q8_tile *t, const v16 *p, int64_t k, int pa
 
 /* A strip of x stays in L1 while it meets all panels.  The last strip may be narrower: the tile reads on, in
  * the stream's scratch, and the rows behind its end are dropped. */
-static void blocked_amx(const struct q8_tile *t)
+static void blocked_amx(const struct quant_tile *t)
 {
     int32_t *scratch = t->scratch;
-    _Static_assert(4 * STRIP * PANEL * sizeof *scratch <= Q8_SCRATCH,
+    _Static_assert(4 * STRIP * PANEL * sizeof *scratch <= QUANT_SCRATCH,
                    "scratch of a thread");
     tiles_configure();
     for (int64_t k = 0; k < t->k; k += KB) {
-        int n_blocks = q8_blocks_at(k, t->k);
+        int n_blocks = quant_blocks_at(k, t->k);
         const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows);
         for (int r0 = 0; r0 < t->m; r0 += STRIP) {
             int n = t->m - r0 < STRIP ? t->m - r0 : STRIP;

@@ -70,4 +70,13 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
 int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
 
+/* The same for 4-bit weights. */
+size_t ref_q4_bytes(enum dtype t, int64_t n, int64_t k);
+int ref_q4_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
+                int64_t n_rows);
+int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
+                const int32_t *ids);
+int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+                  const float *bias);
+
 #endif

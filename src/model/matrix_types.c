@@ -1,0 +1,134 @@
+/* matrix_types.c - see matrix_types.h. */
+#include "model/matrix_types.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "model/share.h"
+#include "tensor/q4_blocks.h"
+
+void matrix_types_init(struct matrix_types *out, enum dtype all, int n_layers)
+{
+    *out = (struct matrix_types){.all = all, .head = DTYPE_Q8, .n_layers = n_layers};
+    if (all != DTYPE_Q4)
+        return;
+    size_t n = (size_t)n_layers * N_SLOTS;
+    out->layers = xcalloc(n, sizeof *out->layers);
+    for (size_t i = 0; i < n; i++)
+        out->layers[i] = DTYPE_Q8;
+}
+
+void matrix_types_deinit(struct matrix_types *t)
+{
+    free(t->layers);
+    *t = (struct matrix_types){0};
+}
+
+void matrix_types_free(struct matrix_types *t)
+{
+    if (t != NULL)
+        matrix_types_deinit(t);
+    free(t);
+}
+
+enum dtype *matrix_type_at(struct matrix_types *t, int layer, enum slot s)
+{
+    CHECK(t->all == DTYPE_Q4 && slot_is_matrix(s));
+    if (!slot_is_in_layer(s))
+        return &t->head;
+    CHECK(layer >= 0 && layer < t->n_layers);
+    return &t->layers[(size_t)layer * N_SLOTS + s];
+}
+
+enum dtype matrix_type_of_file(const struct tensor_src *src)
+{
+    static const struct {
+        const char *name;
+        enum dtype type;
+    } known[] = {{"Q4_0", DTYPE_Q4_0}, {"Q4_1", DTYPE_Q4_1}, {"Q4_K", DTYPE_Q4_K}};
+    for (int i = 0; src->type != NULL && i < 3; i++)
+        if (strcmp(src->type->name, known[i].name) == 0)
+            return known[i].type;
+    return DTYPE_F32;
+}
+
+bool matrix_types_any_q4(const struct tensor_set *set)
+{
+    for (size_t i = 0; i < set->list.n; i++)
+        if (slot_is_matrix(set->list.items[i].parts[0].slot) &&
+            matrix_type_of_file(&set->src[i]) != DTYPE_F32)
+            return true;
+    return false;
+}
+
+/* The type that one tensor asks for. */
+static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_has_q4)
+{
+    enum dtype own = matrix_type_of_file(src);
+    if (own != DTYPE_F32)
+        return own;
+    return file_has_q4 || s == SLOT_HEAD ? DTYPE_Q8 : DTYPE_Q4_1;
+}
+
+/* Rows, and each rank's cut of them, are whole blocks. */
+static bool has_blocks(enum dtype t, const struct model_config *c, enum slot s, int n_ranks)
+{
+    return !dtype_is_q4(t) || share_cols(c, s, n_ranks) % q4_block_weights(t) == 0;
+}
+
+bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c,
+                      int n_ranks)
+{
+    if (t->all != DTYPE_Q4)
+        return true;
+    bool fits = has_blocks(t->head, c, SLOT_HEAD, n_ranks);
+    for (int l = 0; l < t->n_layers; l++)
+        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
+            fits = fits && has_blocks(matrix_type(t, l, s), c, s, n_ranks);
+    return fits;
+}
+
+bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b)
+{
+    return t->layers == NULL ||
+           memcmp(&t->layers[(size_t)layer_a * N_SLOTS],
+                  &t->layers[(size_t)layer_b * N_SLOTS], N_SLOTS * sizeof *t->layers) == 0;
+}
+
+void matrix_types_make(struct matrix_types *out, enum dtype all,
+                       const struct tensor_set *set, const struct model_config *c,
+                       int n_ranks)
+{
+    bool seen[N_SLOTS] = {false}, file_has_q4 = matrix_types_any_q4(set);
+    int layer = -1;
+    matrix_types_init(out, all, c->n_layers);
+    for (size_t i = 0; all == DTYPE_Q4 && i < set->list.n; i++) {
+        const struct tensor_spec *t = &set->list.items[i];
+        if (t->layer != layer)
+            memset(seen, 0, sizeof seen);
+        layer = t->layer;
+        for (int k = 0; k < t->n_parts; k++) {
+            enum slot s = t->parts[k].slot;
+            if (!slot_is_matrix(s))
+                continue;
+            enum dtype want = wanted(&set->src[i], s, file_has_q4),
+                       *at = matrix_type_at(out, t->layer, s);
+            bool agrees = !seen[s] || *at == want;
+            *at = agrees && has_blocks(want, c, s, n_ranks) ? want : DTYPE_Q8;
+            seen[s] = true;
+        }
+    }
+}
+
+void weights_matrix_list(const struct weights *w, struct weights_matrix_list *out)
+{
+    const struct matrix_types *t = w->matrices;
+    *out = (struct weights_matrix_list){
+        .of = xcalloc((size_t)t->n_layers * N_SLOTS + 1, sizeof *out->of)};
+    out->of[out->n++] = matrix_type(t, 0, SLOT_HEAD);
+    for (int l = 0; l < t->n_layers; l++)
+        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
+            out->of[out->n++] = matrix_type(t, l, s);
+}

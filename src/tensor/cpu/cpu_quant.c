@@ -1,0 +1,150 @@
+/* cpu_quant.c - how a product with quantised weights is cut into tiles.
+ *
+ * All threads round the rows of activations once per product into [k-blocks][rows][256], with the
+ * scales of 8-bit weights' rows behind.  Threads then take tiles one after another, as in
+ * cpu_matmul.c. */
+#include "tensor/cpu/quant.h"
+
+#include "base/pool.h"
+#include "tensor/cpu/q4.h"
+#include "tensor/cpu/q8.h"
+
+#include <string.h>
+
+/* Rows by panels of one tile, as in cpu_matmul.c: a k-block of 192 rows is 96 KiB. */
+#define TILE_N_PANELS 8
+
+size_t quant_panel_bytes(enum dtype t, int64_t k)
+{
+    size_t bytes = t == DTYPE_Q8
+                       ? (size_t)quant_blocks_of(k) * (Q8_BLOCK_BYTES + Q8_SCALE_BYTES)
+                       : q4_offset(t, k);
+    return (bytes + 63) / 64 * 64;
+}
+
+size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k)
+{
+    return (size_t)panels_of(n) * quant_panel_bytes(t, k);
+}
+
+/* Instruction sets in the order in which each includes those behind it. */
+static int isa_rank(const char *isa)
+{
+    return strcmp(isa, "portable") == 0 ? 0 : strcmp(isa, "avx2") == 0 ? 1 : 2;
+}
+
+const struct quant_kernels *quant_kernels_of(const struct quant_kernels *const *all,
+                                             const struct stream *s)
+{
+    while (isa_rank((*all)->name) > isa_rank(s->device->isa) || !(*all)->runs_here())
+        all++;
+    return *all;
+}
+
+/* --- the product --------------------------------------------------------------------------------- */
+
+struct quant_job {
+    struct stream *s;
+    const struct quant_kernels *kernels;
+    struct mat c, a;
+    const struct weight *w;
+    const float *bias;
+    int64_t row0; /* rows [row0, row0 + m) are rounded */
+    int m;
+    int n_row_tiles;
+    bool direct;
+    int16_t *x; /* [k-blocks][m][256] */
+    float *e;   /* [k-blocks][m] */
+    struct items items;
+};
+
+static void round_rows(void *arg, int64_t begin, int64_t end)
+{
+    struct quant_job *job = arg;
+    for (int64_t i = begin; i < end; i++) {
+        const float *a = (const float *)job->a.data + (job->row0 + i) * job->a.ld;
+        int16_t *x = job->x + i * MATMUL_K_BLOCK;
+        int64_t x_step = (int64_t)job->m * MATMUL_K_BLOCK;
+        if (job->direct)
+            job->kernels->round_direct(a, job->a.cols, x, x_step, job->e + i, job->m);
+        else
+            job->kernels->round_blocked(a, job->a.cols, x, x_step, job->e + i, job->m);
+    }
+}
+
+static struct quant_tile tile_at(const struct quant_job *job, long item, int thread_idx)
+{
+    const struct weight *w = job->w;
+    int rt = (int)(item % job->n_row_tiles);
+    int r0 = job->m * rt / job->n_row_tiles, r1 = job->m * (rt + 1) / job->n_row_tiles;
+    int64_t panel = item / job->n_row_tiles * TILE_N_PANELS, col = panel * PANEL;
+    int64_t n_panels = panels_of(w->n) - panel;
+    if (n_panels > TILE_N_PANELS)
+        n_panels = TILE_N_PANELS;
+    return (struct quant_tile){
+        .x = job->x + (int64_t)r0 * MATMUL_K_BLOCK,
+        .e = job->e + r0,
+        .x_rows = job->m,
+        .m = r1 - r0,
+        .k = w->k,
+        .dtype = w->dtype,
+        .w = quant_panel_at(w, col),
+        .panel_bytes = quant_panel_bytes(w->dtype, w->k),
+        .n_panels = (int)n_panels,
+        .c = (float *)job->c.data + (job->row0 + r0) * job->c.ld + col,
+        .ldc = job->c.ld,
+        .n_cols = w->n - col < n_panels * PANEL ? w->n - col : n_panels * PANEL,
+        .bias = job->bias != NULL ? job->bias + col : NULL,
+        .scratch = scratch_thread(job->s, thread_idx),
+    };
+}
+
+static void run_tiles(void *arg, int thread_idx, int n_threads)
+{
+    struct quant_job *job = arg;
+    (void)n_threads;
+    for (long item; item_take(&job->items, &item);) {
+        struct quant_tile t = tile_at(job, item, thread_idx);
+        if (job->direct)
+            job->kernels->direct(&t);
+        else
+            job->kernels->blocked(&t);
+    }
+}
+
+/* Rows [row0, row0 + m), m <= PACK_ROWS. */
+static void multiply_rows(struct quant_job *job)
+{
+    int64_t k_blocks = (job->w->k + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
+    job->x = (int16_t *)scratch_packed(job->s);
+    job->e = (float *)(job->x + k_blocks * job->m * MATMUL_K_BLOCK);
+    job->direct = job->m <= job->kernels->direct_rows;
+    job->n_row_tiles = (job->m + TILE_ROWS - 1) / TILE_ROWS;
+    rows_run(job->s, job->m, job->m * job->a.cols, round_rows, job);
+    job->items.n = (panels_of(job->w->n) + TILE_N_PANELS - 1) / TILE_N_PANELS *
+                   job->n_row_tiles;
+    atomic_store(&job->items.next, 0);
+    pool_run(job->s->pool, run_tiles, job);
+}
+
+int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struct mat c,
+                    struct mat a, const struct weight *w, const float *bias)
+{
+    int rc = stream_enter(s);
+    struct quant_job job = {
+        .s = s, .kernels = kernels, .c = c, .a = a, .w = w, .bias = bias};
+    for (; rc == 0 && job.row0 < c.rows; job.row0 += job.m) {
+        int64_t left = c.rows - job.row0;
+        job.m = (int)(left < PACK_ROWS ? left : PACK_ROWS);
+        multiply_rows(&job);
+    }
+    return rc;
+}
+
+int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+                     const float *bias)
+{
+    const struct quant_kernels *const *all = w->dtype == DTYPE_Q8 ? q8_all_kernels
+                                                                  : q4_all_kernels;
+    return quant_matmul_by(quant_kernels_of(all, s), s, c, a, w, bias);
+}

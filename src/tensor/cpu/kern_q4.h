@@ -1,0 +1,193 @@
+/* kern_q4.h - rounding, and the inner loops of the product with 4-bit weights for few rows: weights are
+ * widened in registers, several panels (streams of memory) at a time. */
+#ifndef TENSOR_KERN_Q4_H
+#define TENSOR_KERN_Q4_H
+
+#include "tensor/cpu/kern_quant.h"
+
+/* --- rounding -------------------------------------------------------------------------------- */
+
+/* x [32], e and z of one block. */
+static void round_block(const float *a, int8_t *x, float *e, float *z)
+{
+    uint32_t top = largest_bits(a, Q4_BLOCK);
+    float largest = float_of_bits(top), scale = 127.0f / largest;
+    int32_t sum = 0;
+    if (top >= INFINITY_BITS || largest < 0x1p-100f) {
+        memset(x, 0, Q4_BLOCK);
+        *e = *z = top >= INFINITY_BITS ? float_of_bits(0x7fc00000) : 0;
+        return;
+    }
+    for (int i = 0; i < Q4_BLOCK; i++) {
+        int32_t v = whole(a[i] * scale);
+        x[i] = (int8_t)v;
+        sum += v;
+    }
+    *e = largest / 127.0f;
+    *z = (float)sum * *e;
+}
+
+/* The scales stand with the numbers: e_all is not used. */
+static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e_all,
+                      int64_t e_step)
+{
+    (void)e_all;
+    (void)e_step;
+    for (int64_t i = 0; i < k; i += Q4_BLOCK) {
+        int64_t kb = i / KB, b = (i - kb * KB) / Q4_BLOCK;
+        float *at = (float *)(void *)(x + kb * x_step);
+        round_block(a + i, (int8_t *)at + b * Q4_BLOCK, at + Q4_E + b, at + Q4_Z + b);
+    }
+}
+
+/* --- scales ---------------------------------------------------------------------------------- */
+
+/* d and m of block b of 16 columns; `scales` is where the k-block has its scales. */
+INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
+{
+    const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
+    if (t == DTYPE_Q4_K) {
+        *d = v_mul(v_load_f16((const uint16_t *)scales), v_load_u8(at));
+        *m = v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_load_u8(at + PANEL));
+        return;
+    }
+    *d = v_load_f16((const uint16_t *)at);
+    *m = t == DTYPE_Q4_1 ? v_load_f16((const uint16_t *)at + PANEL)
+                         : v_mul(*d, v_set1(-8.0f));
+}
+
+/* --- few rows -------------------------------------------------------------------------------- */
+
+/* s[r][j] = the exact sums over one block of 32. */
+INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t *const *w,
+                         int n_rows, int n_panels)
+{
+    EACH_ROW EACH_PANEL s[r][j] = i_zero();
+    _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
+    {
+        i8x4 low[WIDE_MAX], high[WIDE_MAX];
+        EACH_PANEL i_nibbles(w[j] + v * Q4_QUARTER_BYTES, &low[j], &high[j]);
+        EACH_ROW
+        {
+            i8x4 x0 = i_set4(x + r * Q4_ROW_BYTES + 4 * v),
+                 x1 = i_set4(x + r * Q4_ROW_BYTES + 16 + 4 * v);
+            EACH_PANEL s[r][j] = i_dot4(i_dot4(s[r][j], low[j], x0), high[j], x1);
+        }
+    }
+}
+
+/* Asks for the lines of block b a way ahead: its numbers, and now and then one of scales. */
+INLINE void direct_fetch(enum dtype t, const uint8_t *k_block, int b, int n_rows)
+{
+    const size_t scale_lines = (8 * q4_scale_bytes(t) + q4_shared_bytes(t)) / 64;
+    const uint8_t *at = k_block + b * Q4_BLOCK_BYTES + FETCH_BYTES(n_rows);
+    _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
+        __builtin_prefetch(at + v * Q4_QUARTER_BYTES);
+    if ((size_t)b < scale_lines)
+        __builtin_prefetch(k_block + 8 * Q4_BLOCK_BYTES + b * 64 + FETCH_BYTES(n_rows));
+}
+
+/* acc[r][j] += the k-block at k. */
+INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
+                           enum dtype dtype, const uint8_t *const *panel, int64_t k,
+                           int n_rows, int n_panels)
+{
+    int n_blocks = quant_blocks_at(k, t->k);
+    const float *x = (const float *)(const void *)(t->x + k * t->x_rows);
+    const uint8_t *w[WIDE_MAX], *scales[WIDE_MAX];
+    i_part s[Q4_DIRECT][WIDE_MAX];
+    EACH_PANEL w[j] = panel[j] + q4_offset(dtype, k);
+    EACH_PANEL scales[j] = w[j] + n_blocks * Q4_BLOCK_BYTES;
+    for (int b = 0; b < n_blocks; b++) {
+        EACH_PANEL direct_fetch(dtype, w[j] - b * Q4_BLOCK_BYTES, b, n_rows);
+        direct_block(s, (const uint8_t *)x + b * Q4_BLOCK, w, n_rows, n_panels);
+        EACH_PANEL
+        {
+            v16 d, m;
+            block_scales(dtype, scales[j], b, &d, &m);
+            EACH_ROW
+            {
+                const float *f = x + r * (Q4_ROW_BYTES / 4) + b;
+                acc[r][j] = v_fma(v_mul(i_sums(s[r][j]), v_set1(f[Q4_E])), d, acc[r][j]);
+                acc[r][j] = v_fma(v_set1(f[Q4_Z]), m, acc[r][j]);
+            }
+            w[j] += Q4_BLOCK_BYTES;
+        }
+    }
+}
+
+/* Panels [p, p + n_panels); those behind the tile's end are the last one again, and dropped. */
+INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, int n_rows,
+                          int n_panels)
+{
+    const uint8_t *panel[WIDE_MAX];
+    v16 acc[Q4_DIRECT][WIDE_MAX];
+    EACH_PANEL panel[j] = t->w + (size_t)(p + j < t->n_panels ? p + j : t->n_panels - 1) *
+                                     t->panel_bytes;
+    EACH_ROW EACH_PANEL acc[r][j] = v_zero();
+    for (int64_t k = 0; k < t->k; k += KB)
+        direct_k_block(acc, t, dtype, panel, k, n_rows, n_panels);
+    float sums[Q4_DIRECT * WIDE_MAX * PANEL];
+    EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL, acc[r][j]);
+    direct_store(t, p, sums, n_panels);
+}
+
+#define DIRECT(T, R, WIDE)                                                                 \
+    static void direct_##T##_##R(const struct quant_tile *t)                               \
+    {                                                                                      \
+        for (int p = 0; p < t->n_panels; p += WIDE)                                        \
+            direct_panels(t, DTYPE_##T, p, R, WIDE);                                       \
+    }
+#define DIRECT_ROWS(T)                                                                     \
+    DIRECT(T, 1, Q4_WIDE_1)                                                                \
+    DIRECT(T, 2, Q4_WIDE_2)                                                                \
+    DIRECT(T, 3, Q4_WIDE_4)                                                                \
+    DIRECT(T, 4, Q4_WIDE_4)
+DIRECT_ROWS(Q4_0)
+DIRECT_ROWS(Q4_1)
+DIRECT_ROWS(Q4_K)
+#undef DIRECT_ROWS
+#undef DIRECT
+
+static void direct(const struct quant_tile *t)
+{
+    static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = {
+        {direct_Q4_0_1, direct_Q4_0_2, direct_Q4_0_3, direct_Q4_0_4},
+        {direct_Q4_1_1, direct_Q4_1_2, direct_Q4_1_3, direct_Q4_1_4},
+        {direct_Q4_K_1, direct_Q4_K_2, direct_Q4_K_3, direct_Q4_K_4}};
+    by_type[t->dtype - DTYPE_Q4_0][t->m - 1](t);
+}
+
+/* --- many rows: a k-block of one panel widened ---------------------------------------------------- */
+
+/* w: groups `step` bytes apart, in order of k; d, m: blocks `f_step` floats apart. */
+INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
+                        size_t step, float *d, float *m, size_t f_step)
+{
+    const uint8_t *scales = from + n_blocks * Q4_BLOCK_BYTES;
+    for (int b = 0; b < n_blocks; b++) {
+        for (int v = 0; v < 4; v++) {
+            i8x4 low, high;
+            i_nibbles(from + b * Q4_BLOCK_BYTES + v * Q4_QUARTER_BYTES, &low, &high);
+            i_store4(w + (size_t)(b * 8 + v) * step, low);
+            i_store4(w + (size_t)(b * 8 + v + 4) * step, high);
+        }
+        v16 of_d, of_m;
+        block_scales(t, scales, b, &of_d, &of_m);
+        v_store(d + (size_t)b * f_step, of_d);
+        v_store(m + (size_t)b * f_step, of_m);
+    }
+}
+
+static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
+                      size_t step, float *d, float *m, size_t f_step)
+{
+    if (t == DTYPE_Q4_0)
+        widen_panel(DTYPE_Q4_0, from, n_blocks, w, step, d, m, f_step);
+    else if (t == DTYPE_Q4_1)
+        widen_panel(DTYPE_Q4_1, from, n_blocks, w, step, d, m, f_step);
+    else
+        widen_panel(DTYPE_Q4_K, from, n_blocks, w, step, d, m, f_step);
+}
+
+#endif

@@ -1,0 +1,15 @@
+/* kern_q4_table.h - the table of one instruction set's kernels of 4-bit weights. */
+static bool runs_here(void)
+{
+    return Q4_RUNS;
+}
+
+const struct quant_kernels Q4_TABLE = {
+    .name = Q4_NAME,
+    .runs_here = runs_here,
+    .direct_rows = Q4_DIRECT,
+    .direct = direct,
+    .blocked = Q4_BLOCKED,
+    .round_direct = round_row,
+    .round_blocked = round_row,
+};

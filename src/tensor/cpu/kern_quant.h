@@ -1,0 +1,70 @@
+/* kern_quant.h - what the loops of 8-bit and 4-bit weights share: rounding of activations, and storing
+ * the sums of few rows. */
+#ifndef TENSOR_KERN_QUANT_H
+#define TENSOR_KERN_QUANT_H
+
+#define KB         MATMUL_K_BLOCK
+#define WIDE_MAX   4
+#define EACH_ROW   _Pragma("GCC unroll 8") for (int r = 0; r < n_rows; r++)
+#define EACH_PANEL _Pragma("GCC unroll 4") for (int j = 0; j < n_panels; j++)
+/* How far ahead memory is asked for, as in kern_matmul.h. Not a power of two: 2 and 4 KiB were up to a
+ * tenth slower than distances on either side of them (docs/perf/). */
+#define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : 4352)
+
+/* --- rounding -------------------------------------------------------------------------------- */
+
+static uint32_t abs_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u & 0x7fffffff;
+}
+
+static float float_of_bits(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Magnitudes are ordered as their bits are; infinity and NaN come last. */
+static uint32_t largest_bits(const float *a, int64_t n)
+{
+    uint32_t top = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = abs_bits(a[i]);
+        top = u > top ? u : top;
+    }
+    return top;
+}
+
+#define INFINITY_BITS 0x7f800000u
+/* 1.5 * 2^23: adding it leaves a whole number, to nearest even, in the low bits. */
+#define ROUNDER      12582912.0f
+#define ROUNDER_BITS 0x4b400000
+
+static int32_t whole(float f)
+{
+    int32_t i;
+    f += ROUNDER;
+    memcpy(&i, &f, sizeof i);
+    return i - ROUNDER_BITS;
+}
+
+/* --- few rows -------------------------------------------------------------------------------- */
+
+/* C at panel p = the sums (+ bias); columns that do not exist are dropped. */
+static void direct_store(const struct quant_tile *t, int p, const float *sums, int n_panels)
+{
+    for (int j = 0; j < n_panels; j++) {
+        int64_t col = (int64_t)(p + j) * PANEL, n = t->n_cols - col;
+        for (int r = 0; n > 0 && r < t->m; r++) {
+            v16 y = v_load(sums + (r * n_panels + j) * PANEL);
+            if (t->bias != NULL)
+                y = v_add(y, v_load_upto(t->bias, DTYPE_F32, col, n));
+            v_store_upto(t->c + r * t->ldc, DTYPE_F32, col, n, y);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* q4.h - 4-bit weights; private to src/tensor/cpu.
+ *
+ * A panel is a sequence of k-blocks, each
+ *
+ *     [n_blocks][4 quarters][16 columns][4 bytes]  byte i of quarter v has number 4 v + i of the block
+ *                                                  in its low half, number 16 + 4 v + i in its high half
+ *     scales:
+ *       q4_0   [n_blocks][16 columns]              d, f16
+ *       q4_1   [n_blocks][2][16 columns]           d, m, f16
+ *       q4_k   [2][16 columns]                     D, -M, f16
+ *              [n_blocks][2][16 columns]           s, t, 8 bits
+ *
+ * where n_blocks is 8, less in the last one of q4_0 and q4_1.  A weight takes 0.5625, 0.625 and 0.578
+ * bytes.
+ *
+ * Rounded activations: [k-blocks][rows][512] bytes; a row has x [256] of 8 bits, e [8] and z [8] of f32.
+ * Few and many rows read the same form. */
+#ifndef TENSOR_Q4_H
+#define TENSOR_Q4_H
+
+#include "tensor/cpu/quant.h"
+
+#define Q4_QUARTER_BYTES (4 * PANEL)
+#define Q4_BLOCK_BYTES   (4 * Q4_QUARTER_BYTES)
+#define Q4_ROW_BYTES     512                  /* of rounded activations in a k-block */
+#define Q4_E             (MATMUL_K_BLOCK / 4) /* where e is in a row of activations, as floats */
+#define Q4_Z             (Q4_E + QUANT_PER_K_BLOCK)
+
+extern const struct quant_kernels q4_kernels_portable;
+#if defined(__x86_64__)
+extern const struct quant_kernels q4_kernels_avx2;
+extern const struct quant_kernels q4_kernels_avx512;
+extern const struct quant_kernels q4_kernels_vnni;
+extern const struct quant_kernels q4_kernels_amx;
+#endif
+
+/* Bytes of the scales of a block, and those that its whole k-block shares. */
+static inline size_t q4_scale_bytes(enum dtype t)
+{
+    return t == DTYPE_Q4_1 ? 4 * PANEL : 2 * PANEL;
+}
+static inline size_t q4_shared_bytes(enum dtype t)
+{
+    return t == DTYPE_Q4_K ? 4 * PANEL : 0;
+}
+/* Where the k-block at k begins in its panel; k is a multiple of 256, or the whole row. */
+static inline size_t q4_offset(enum dtype t, int64_t k)
+{
+    return (size_t)(k / Q4_BLOCK) * (Q4_BLOCK_BYTES + q4_scale_bytes(t)) +
+           (size_t)(k / MATMUL_K_BLOCK) * q4_shared_bytes(t);
+}
+
+/* --- the operations of ops.h, for 4-bit weights -------------------------------------------------- */
+
+int cpu_q4_pack(struct stream *s, struct weight *w, int64_t row, const uint8_t *src,
+                int64_t n_rows);
+int cpu_q4_rows(struct stream *s, struct mat out, const struct weight *w,
+                const int32_t *ids);
+
+#endif

@@ -1,0 +1,141 @@
+/* q4_amx.c - the kernels of 4-bit weights with AMX for many rows; few rows are those of VNNI.
+ *
+ * A tile multiplies 16 rows by 16 columns over a block of 32.  The sums are the same integers that the
+ * other kernels find. */
+#include "tensor/cpu/q4.h"
+
+#include "tensor/cpu/amx.h"
+#include "tensor/cpu/vec_avx512.h"
+
+#define Q4_NAME  "amx"
+#define Q4_TABLE q4_kernels_amx
+#define Q4_RUNS  (q4_kernels_vnni.runs_here() && amx_runs_here())
+
+static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
+{
+    return _mm512_dpbusd_epi32(sum, w, x);
+}
+static inline __m512i i_whole_512(__m512i sum)
+{
+    return sum;
+}
+
+#include "tensor/cpu/vec_nib_avx512.h"
+
+#include "tensor/cpu/kern_math.h"
+#include "tensor/cpu/kern_q4.h"
+
+enum { STRIP = 16 };
+
+/* A k-block of one panel, and the sums of two blocks. */
+struct scratch {
+    uint8_t w[KB / 4][PANEL][4];
+    float d[QUANT_PER_K_BLOCK][PANEL], m[QUANT_PER_K_BLOCK][PANEL];
+    int32_t even[STRIP][PANEL], odd[STRIP][PANEL];
+};
+_Static_assert(sizeof(struct scratch) <= QUANT_SCRATCH, "scratch of a thread");
+
+/* Tiles 0 and 1 by turns: sums; 2: 16 rows of x; 3: a block of weights, 4 numbers to a lane. */
+static void tiles_configure(void)
+{
+    struct amx_config c = {.palette = 1,
+                           .bytes = {64, 64, Q4_BLOCK, 64},
+                           .rows = {STRIP, STRIP, STRIP, Q4_BLOCK / 4}};
+    amx_configure(&c);
+}
+
+/* sums [16][16] = those of one block of 32. */
+#define TILES_MULTIPLY(SUM)                                                                \
+    static inline void tiles_multiply_##SUM(void *sums, const uint8_t *x,                  \
+                                            const uint8_t *w)                              \
+    {                                                                                      \
+        _tile_zero(SUM);                                                                   \
+        _tile_loadd(2, x, Q4_ROW_BYTES);                                                   \
+        _tile_loadd(3, w, PANEL * 4);                                                      \
+        _tile_dpbsud(SUM, 2, 3);                                                           \
+        _tile_stored(SUM, sums, PANEL * 4);                                                \
+    }
+TILES_MULTIPLY(0)
+TILES_MULTIPLY(1)
+#undef TILES_MULTIPLY
+
+/* acc += block b, whose sums of integers are `sums`; f: e of row 0. */
+INLINE void strip_add(v16 acc[STRIP], const int32_t (*sums)[PANEL], const float *d,
+                      const float *m, const float *f)
+{
+    v16 of_d = v_load(d), of_m = v_load(m);
+    _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
+    {
+        const float *of_row = f + r * (Q4_ROW_BYTES / 4);
+        v16 s = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums[r]));
+        acc[r] = v_fma(v_mul(s, v_set1(of_row[0])), of_d, acc[r]);
+        acc[r] = v_fma(v_set1(of_row[Q4_Z - Q4_E]), of_m, acc[r]);
+    }
+}
+
+/* acc [16] += the k-block's sums of one strip of rows by one panel.  The sums of a block are added while
+ * the next one is multiplied: a tile takes some 50 cycles to come back. */
+INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const uint8_t *x, int n_blocks)
+{
+    const float *f = (const float *)(const void *)x + Q4_E;
+    const uint8_t *w = s->w[0][0];
+    tiles_multiply_0(s->even, x, w);
+    for (int b = 1; b < n_blocks; b += 2) {
+        tiles_multiply_1(s->odd, x + b * Q4_BLOCK, w + b * Q4_BLOCK * PANEL);
+        strip_add(acc, s->even, s->d[b - 1], s->m[b - 1], f + b - 1);
+        if (b + 1 < n_blocks)
+            tiles_multiply_0(s->even, x + (b + 1) * Q4_BLOCK,
+                             w + (b + 1) * Q4_BLOCK * PANEL);
+        strip_add(acc, s->odd, s->d[b], s->m[b], f + b);
+    }
+    if (n_blocks % 2 == 1)
+        strip_add(acc, s->even, s->d[n_blocks - 1], s->m[n_blocks - 1], f + n_blocks - 1);
+}
+
+/* Rows [r0, r0 + n) by one panel: what C has of earlier k-blocks, plus this one. */
+static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int panel,
+                  int r0, int n)
+{
+    int64_t col = (int64_t)panel * PANEL, cols = t->n_cols - col;
+    float *c = t->c + r0 * t->ldc;
+    v16 acc[STRIP];
+    if (k > 0 && n == STRIP && cols >= PANEL) {
+        _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
+            acc[r] = v_load(c + r * t->ldc + col);
+    } else {
+        for (int r = 0; r < STRIP; r++)
+            acc[r] = k == 0 || r >= n ? v_zero()
+                                      : v_load_upto(c + r * t->ldc, DTYPE_F32, col, cols);
+    }
+    strip_sums(acc, s, (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB),
+               quant_blocks_at(k, t->k));
+    v16 bias = t->bias != NULL && k + KB >= t->k
+                   ? v_load_upto(t->bias, DTYPE_F32, col, cols)
+                   : v_zero();
+    bool adds = t->bias != NULL && k + KB >= t->k;
+    for (int r = 0; r < n; r++)
+        v_store_upto(c + r * t->ldc, DTYPE_F32, col, cols,
+                     adds ? v_add(acc[r], bias) : acc[r]);
+}
+
+/* A panel is widened once and met by all strips.  The last strip may be narrower: the tile reads on, in
+ * the stream's scratch, and the rows behind its end are dropped. */
+static void blocked_amx(const struct quant_tile *t)
+{
+    struct scratch *s = t->scratch;
+    tiles_configure();
+    for (int64_t k = 0; k < t->k; k += KB) {
+        for (int panel = 0; panel < t->n_panels; panel++) {
+            widen_any(t->dtype,
+                      t->w + (size_t)panel * t->panel_bytes + q4_offset(t->dtype, k),
+                      quant_blocks_at(k, t->k), s->w[0][0], sizeof s->w[0], s->d[0],
+                      s->m[0], PANEL);
+            for (int r0 = 0; r0 < t->m; r0 += STRIP)
+                strip(t, s, k, panel, r0, t->m - r0 < STRIP ? t->m - r0 : STRIP);
+        }
+    }
+    _tile_release();
+}
+
+#define Q4_BLOCKED blocked_amx
+#include "tensor/cpu/kern_q4_table.h"

@@ -1,0 +1,101 @@
+/* quant.h - products with quantised weights: what 8 bits (q8.h) and 4 bits (q4.h) share; private to
+ * src/tensor/cpu.
+ *
+ *   cpu_quant.c        how a product is cut over threads and tiles
+ *   cpu_q8.c, cpu_q4.c packing, and rows of packed weights
+ *   kern_q*.h          the loops, written once over v16 and vectors of integers
+ *   vec_int_*.h        16 lanes of two 16-bit numbers each, and their exact products (8-bit weights)
+ *   vec_nib_*.h        16 lanes of four 8-bit numbers each, and their exact products (4-bit weights)
+ *   q8_*.c, q4_*.c     compile the loops for one instruction set into one `struct quant_kernels`
+ *
+ * Sums of integers are exact in any order, so all instruction sets give the same bits at every width
+ * (ops.h has the arithmetic).
+ *
+ * Packed weights are panels of 16 columns (rows of W).  A panel begins at a line of 64 bytes. */
+#ifndef TENSOR_QUANT_H
+#define TENSOR_QUANT_H
+
+#include "tensor/cpu/cpu.h"
+
+#define QUANT_PER_K_BLOCK (MATMUL_K_BLOCK / Q8_BLOCK)
+
+/* One tile of a product: m rows by n_panels panels. */
+struct quant_tile {
+    const int16_t *x; /* row r of k-block b at x[(b * x_rows + r) * 256] */
+    const float *e;   /* 8-bit weights: the row's scale at e[b * x_rows + r] */
+    int64_t x_rows;
+    int m;
+    int64_t k;
+    enum dtype dtype; /* of the weights */
+    const uint8_t *w; /* first panel */
+    size_t panel_bytes;
+    int n_panels;
+    float *c; /* first element of the tile */
+    int64_t ldc;
+    int64_t n_cols;    /* those that exist: at most n_panels * 16 */
+    const float *bias; /* of the first column, or NULL */
+    void *scratch;     /* QUANT_SCRATCH bytes, of this thread */
+};
+
+/* Two panels of a k-block widened, its scales, and a narrow edge of C summed aside. */
+#define QUANT_SCRATCH                                                                      \
+    (2 * (MATMUL_K_BLOCK * PANEL * 2 + QUANT_PER_K_BLOCK * PANEL * 4) +                    \
+     (TILE_ROWS + 1) * 2 * PANEL * 4)
+
+struct quant_kernels {
+    const char *name;
+    bool (*runs_here)(void);
+    int direct_rows; /* up to here `direct` is used, above `blocked` */
+
+    void (*direct)(const struct quant_tile *t);
+    void (*blocked)(const struct quant_tile *t);
+    /* x and e of one row of k numbers, in the form that each of the two reads; k-blocks are x_step and
+     * e_step elements apart. */
+    void (*round_direct)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
+                         int64_t e_step);
+    void (*round_blocked)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
+                          int64_t e_step);
+    /* One row of W into its lane of a panel, from row-major f32. False: 8 bits cannot hold it.  NULL
+     * for 4-bit weights: their packing moves bits and has no kernels. */
+    bool (*pack_row)(uint8_t *panel, int column, const float *w, int64_t k);
+};
+
+/* Every table, best first, ended by NULL. */
+extern const struct quant_kernels *const q8_all_kernels[];
+extern const struct quant_kernels *const q4_all_kernels[];
+
+static inline int64_t panels_of(int64_t n)
+{
+    return (n + PANEL - 1) / PANEL;
+}
+static inline int64_t quant_blocks_of(int64_t k)
+{
+    return (k + Q8_BLOCK - 1) / Q8_BLOCK;
+}
+/* Blocks of 32 in the k-block at k. */
+static inline int quant_blocks_at(int64_t k, int64_t all)
+{
+    int64_t left = quant_blocks_of(all - k);
+    return (int)(left < QUANT_PER_K_BLOCK ? left : QUANT_PER_K_BLOCK);
+}
+size_t quant_panel_bytes(enum dtype t, int64_t k);
+
+/* The panel that has a row of W. */
+static inline uint8_t *quant_panel_at(const struct weight *w, int64_t row)
+{
+    return (uint8_t *)w->mem.ptr +
+           (size_t)(row / PANEL) * quant_panel_bytes(w->dtype, w->k);
+}
+
+/* ops.matmul and ops.weight_bytes for quantised weights. */
+size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k);
+int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+                     const float *bias);
+/* With given kernels, for tests: the best of the device's instruction set are the default. */
+int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struct mat c,
+                    struct mat a, const struct weight *w, const float *bias);
+/* The best table of `all` that this CPU runs and the device's instruction set includes. */
+const struct quant_kernels *quant_kernels_of(const struct quant_kernels *const *all,
+                                             const struct stream *s);
+
+#endif

@@ -1,0 +1,78 @@
+/* vec_nib_avx2.h - 16 lanes of four 8-bit numbers in two AVX2 registers.
+ *
+ * The sums of a block of 32 are kept in 16 bits, two to a lane: at most 8 x 2 x 15 x 127 = 30480. */
+#ifndef TENSOR_NIB_H
+#define TENSOR_NIB_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "tensor/cpu/vec_avx2.h"
+
+#define Q4_NAME   "avx2"
+#define Q4_TABLE  q4_kernels_avx2
+#define Q4_ROWS   4
+#define Q4_PANELS 1
+#define Q4_WIDE_1 4
+#define Q4_WIDE_2 1
+#define Q4_WIDE_4 1
+#define Q4_DIRECT 4
+#define Q4_RUNS   (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+
+typedef struct {
+    __m256i lo, hi;
+} i8x4;
+typedef i8x4 i_part;
+
+static inline i_part i_zero(void)
+{
+    return (i_part){_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+static inline i8x4 i_load4(const void *p)
+{
+    return (i8x4){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
+static inline void i_store4(void *p, i8x4 a)
+{
+    _mm256_storeu_si256(p, a.lo);
+    _mm256_storeu_si256((__m256i *)p + 1, a.hi);
+}
+/* The four bytes at p in every lane. */
+static inline i8x4 i_set4(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    __m256i v = _mm256_set1_epi32(four);
+    return (i8x4){v, v};
+}
+/* The low and the high halves of 64 bytes. */
+static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
+{
+    const __m256i mask = _mm256_set1_epi8(15);
+    i8x4 v = i_load4(p);
+    low->lo = _mm256_and_si256(v.lo, mask);
+    low->hi = _mm256_and_si256(v.hi, mask);
+    high->lo = _mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask);
+    high->hi = _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask);
+}
+/* sum + w . x, lane by lane; w is from 0 to 15, x from -127 to 127. */
+static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
+{
+    return (i_part){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)),
+                    _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
+}
+/* The sums of a block of 32 as floats. */
+static inline v16 i_sums(i_part a)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    return v_pair(_mm256_cvtepi32_ps(_mm256_madd_epi16(a.lo, ones)),
+                  _mm256_cvtepi32_ps(_mm256_madd_epi16(a.hi, ones)));
+}
+static inline v16 v_load_u8(const uint8_t *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return v_pair(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                  _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))));
+}
+
+#endif

@@ -1,0 +1,64 @@
+/* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  Who includes it defines
+ * i_dot4_512 and i_whole_512: some CPUs have one instruction for both. */
+#ifndef TENSOR_NIB_H
+#define TENSOR_NIB_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "tensor/cpu/vec_avx512.h"
+
+/* 6 rows x 2 panels: 12 sums of integers and 12 of floats. */
+#define Q4_ROWS   6
+#define Q4_PANELS 2
+#define Q4_WIDE_1 4
+#define Q4_WIDE_2 4
+#define Q4_WIDE_4 2
+#define Q4_DIRECT 4
+
+typedef __m512i i8x4;
+typedef __m512i i_part;
+
+static inline i_part i_zero(void)
+{
+    return _mm512_setzero_si512();
+}
+static inline i8x4 i_load4(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+static inline void i_store4(void *p, i8x4 a)
+{
+    _mm512_storeu_si512(p, a);
+}
+/* The four bytes at p in every lane. */
+static inline i8x4 i_set4(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+/* The low and the high halves of 64 bytes. */
+static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
+{
+    const __m512i mask = _mm512_set1_epi8(15);
+    __m512i v = _mm512_loadu_si512(p);
+    *low = _mm512_and_si512(v, mask);
+    *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
+}
+/* sum + w . x, lane by lane; w is from 0 to 15, x from -127 to 127. */
+static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
+{
+    return i_dot4_512(sum, w, x);
+}
+/* The sums of a block of 32 as floats. */
+static inline v16 i_sums(i_part a)
+{
+    return _mm512_cvtepi32_ps(i_whole_512(a));
+}
+static inline v16 v_load_u8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* vec_nib_portable.h - 16 lanes of four 8-bit numbers, in plain C. */
+#ifndef TENSOR_NIB_H
+#define TENSOR_NIB_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "tensor/cpu/vec_portable.h"
+
+#define Q4_NAME   "portable"
+#define Q4_TABLE  q4_kernels_portable
+#define Q4_ROWS   4 /* rows x panels of the blocked kernel */
+#define Q4_PANELS 1
+#define Q4_WIDE_1                                                                          \
+    1 /* panels walked at once by the direct kernel with 1, 2 and up to 4 rows */
+#define Q4_WIDE_2 1
+#define Q4_WIDE_4 1
+#define Q4_DIRECT 4
+#define Q4_RUNS   true
+
+typedef struct {
+    uint8_t of[16][4];
+} i8x4;
+typedef struct {
+    int32_t lane[16];
+} i_part;
+
+static inline i_part i_zero(void)
+{
+    i_part r;
+    memset(&r, 0, sizeof r);
+    return r;
+}
+static inline i8x4 i_load4(const void *p)
+{
+    i8x4 r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+static inline void i_store4(void *p, i8x4 a)
+{
+    memcpy(p, &a, sizeof a);
+}
+/* The four bytes at p in every lane. */
+static inline i8x4 i_set4(const void *p)
+{
+    i8x4 r;
+    for (int i = 0; i < 16; i++)
+        memcpy(r.of[i], p, sizeof r.of[i]);
+    return r;
+}
+/* The low and the high halves of 64 bytes. */
+static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
+{
+    for (int i = 0; i < 64; i++) {
+        low->of[i / 4][i % 4] = p[i] & 15;
+        high->of[i / 4][i % 4] = p[i] >> 4;
+    }
+}
+/* sum + w . x, lane by lane; w is from 0 to 15, x from -127 to 127. */
+static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
+{
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 4; j++)
+            sum.lane[i] += w.of[i][j] * (int8_t)x.of[i][j];
+    return sum;
+}
+/* The sums of a block of 32 as floats. */
+static inline v16 i_sums(i_part a)
+{
+    v16 r;
+    for (int i = 0; i < 16; i++)
+        r.f[i] = (float)a.lane[i];
+    return r;
+}
+static inline v16 v_load_u8(const uint8_t *p)
+{
+    v16 r;
+    for (int i = 0; i < 16; i++)
+        r.f[i] = (float)p[i];
+    return r;
+}
+
+#endif

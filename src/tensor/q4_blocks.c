@@ -1,0 +1,53 @@
+/* q4_blocks.c - see q4_blocks.h. */
+#include "tensor/q4_blocks.h"
+
+#include "base/bytes.h"
+
+#include <string.h>
+
+/* s and t of part j of eight: six bits each, packed into twelve bytes. */
+static void scale_min(const uint8_t *b, int j, uint8_t *s, uint8_t *t)
+{
+    if (j < 4) {
+        *s = b[j] & 63;
+        *t = b[j + 4] & 63;
+    } else {
+        *s = (uint8_t)((b[j + 4] & 15) | (b[j - 4] >> 6) << 4);
+        *t = (uint8_t)(b[j + 4] >> 4 | (b[j] >> 6) << 4);
+    }
+}
+
+/* 64 weights share 32 bytes: those of an even part are the low halves. */
+static void k_numbers(const uint8_t *q, int j, uint8_t out[16])
+{
+    const uint8_t *from = q + 32 * (j / 2);
+    int shift = j % 2 * 4;
+    for (int i = 0; i < 16; i++)
+        out[i] = (uint8_t)((from[i] >> shift & 15) | (from[i + 16] >> shift & 15) << 4);
+}
+
+struct q4_part q4_part_read(enum dtype t, const uint8_t *row, int64_t part)
+{
+    struct q4_part p = {0};
+    if (t == DTYPE_Q4_K) {
+        const uint8_t *b = row + part / 8 * 144;
+        p.d = get_u16(b);
+        p.m = get_u16(b + 2);
+        scale_min(b + 4, (int)(part % 8), &p.s, &p.t);
+        k_numbers(b + 16, (int)(part % 8), p.q);
+        return p;
+    }
+    const uint8_t *b = row + (size_t)part * q4_block_bytes(t);
+    p.d = get_u16(b);
+    if (t == DTYPE_Q4_1)
+        p.m = get_u16(b + 2);
+    memcpy(p.q, b + (t == DTYPE_Q4_1 ? 4 : 2), sizeof p.q);
+    return p;
+}
+
+void q4_part_scales(enum dtype t, const struct q4_part *p, float *d, float *m)
+{
+    float first = f16_to_f32(p->d), second = f16_to_f32(p->m);
+    *d = t == DTYPE_Q4_K ? first * (float)p->s : first;
+    *m = t == DTYPE_Q4_0 ? -8 * first : t == DTYPE_Q4_K ? -second * (float)p->t : second;
+}

@@ -1,0 +1,232 @@
+/* 4-bit weights: packed values are the file's, the product equals `ref` by every kernel that this CPU
+ * runs, the ends of the range of activations, and the error against f64. */
+#include "rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases.h"
+#include "format/gguf_types.h"
+#include "tensor/cpu/q4.h"
+#include "tensor/q4_blocks.h"
+
+static struct lane ref, cpu;
+
+static int setup(void **state)
+{
+    (void)state;
+    ref = lane_ref();
+    cpu = lane_cpu("portable", 2); /* each test names its kernels */
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lane_close(&ref);
+    lane_close(&cpu);
+    return 0;
+}
+
+#define EACH_KERNELS(i)                                                                    \
+    for (int i = 0; q4_all_kernels[i] != NULL; i++)                                        \
+        if (q4_all_kernels[i]->runs_here())
+#define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_Q4_K; t++)
+
+/* --- the product ------------------------------------------------------------------------------ */
+
+static void check_product(enum dtype t, struct mat a, int64_t n, const uint8_t *rows,
+                          const float *bias)
+{
+    struct weight w = weight_make(&cpu, t, n, a.cols, rows);
+    struct weight rw = weight_make(&ref, t, n, a.cols, rows);
+    struct mat want = mat_alloc(DTYPE_F32, a.rows, n);
+    assert_int_equal(ref.ops->matmul(ref.stream, want, a, &rw, bias), 0);
+    EACH_KERNELS(i)
+    {
+        struct mat got = mat_random(DTYPE_F32, a.rows, n, 99);
+        assert_int_equal(quant_matmul_by(q4_all_kernels[i], cpu.stream, got, a, &w, bias),
+                         0);
+        assert_same_bits(got, want);
+        mat_free(&got);
+    }
+    mat_free(&want);
+    weight_free(&cpu, &w);
+    weight_free(&ref, &rw);
+}
+
+/* `ref` computes row by row, so this also shows that a row's bits do not depend on its neighbours. */
+static void test_every_kernel(void **state)
+{
+    (void)state;
+    EACH_KERNELS(i) print_message("%s\n", q4_all_kernels[i]->name);
+    EACH_TYPE(t)
+    for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
+        const struct matmul_case *mc = &matmul_cases[c];
+        int64_t block = q4_block_weights(t), k = (mc->k + block - 1) / block * block;
+        if (mc->bench)
+            continue;
+        struct mat a = mat_random(DTYPE_F32, mc->m, k, 1);
+        uint8_t *rows = random_q4(t, mc->n, k, 2);
+        float *bias = random_elems(DTYPE_F32, mc->n, 3);
+        check_product(t, a, mc->n, rows, c % 2 == 0 ? bias : NULL);
+        free(rows);
+        free(bias);
+        mat_free(&a);
+    }
+}
+
+/* The largest sum of integers of either sign, zeros, tiny and huge numbers, infinities and NaN. */
+static void test_extremes(void **state)
+{
+    (void)state;
+    enum { M = 20, N = 20, K = 768 };
+    EACH_TYPE(t)
+    {
+        struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
+        float *x = a.data;
+        uint8_t *rows = random_q4(t, N, K, 2);
+        size_t bytes = q4_block_bytes(t), numbers = bytes - (size_t)q4_block_weights(t) / 2;
+        for (size_t at = 0; at < q4_row_bytes(t, K); at += bytes)
+            memset(rows + at + numbers, 0xff, bytes - numbers);
+        for (int k = 0; k < K; k++) {
+            x[0 * K + k] = 1; /* with the first row of W the largest sum there is */
+            x[1 * K + k] = 0;
+            x[2 * K + k] *= 1e-38f; /* counts as nothing */
+            x[3 * K + k] *= 1e-29f; /* above the limit */
+            x[4 * K + k] *= 1e30f;
+            x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
+            x[9 * K + k] = -1;
+        }
+        x[8 * K + 10] = 1e6f; /* an outlier */
+        check_product(t, a, N, rows, NULL);
+        x[5 * K + 300] = INFINITY;
+        x[6 * K + 767] = NAN;
+        struct weight w = weight_make(&cpu, t, N, K, rows);
+        EACH_KERNELS(i)
+        {
+            const float *y = c.data;
+            assert_int_equal(quant_matmul_by(q4_all_kernels[i], cpu.stream, c, a, &w, NULL),
+                             0);
+            assert_true(y[1 * N + 5] == 0 && y[2 * N + 5] == 0 && y[3 * N + 5] != 0);
+            assert_true(isnan(y[5 * N + 9]) && isnan(y[6 * N + 1]) && !isnan(y[7 * N]));
+        }
+        weight_free(&cpu, &w);
+        mat_free(&c);
+        mat_free(&a);
+        free(rows);
+    }
+}
+
+/* Activations are rounded to 1/254 of their block's largest at most; weights are exact. */
+static void test_error(void **state)
+{
+    (void)state;
+    enum { M = 2, N = 20, K = 2048 };
+    EACH_TYPE(t)
+    {
+        struct mat a = mat_random(DTYPE_F32, M, K, 5), c = mat_alloc(DTYPE_F32, M, N),
+                   kept = mat_alloc(DTYPE_F32, N, K);
+        uint8_t *rows = random_q4(t, N, K, 6);
+        struct weight w = weight_make(&cpu, t, N, K, rows);
+        int32_t ids[N];
+        double worst = 0;
+        for (int i = 0; i < N; i++)
+            ids[i] = i;
+        assert_int_equal(cpu.ops->weight_rows(cpu.stream, kept, &w, ids), 0);
+        assert_int_equal(cpu.ops->matmul(cpu.stream, c, a, &w, NULL), 0);
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) {
+                double want = 0, size = 0;
+                for (int k = 0; k < K; k++) {
+                    double term = (double)((float *)a.data)[i * K + k] *
+                                  (double)((float *)kept.data)[j * K + k];
+                    want += term;
+                    size += term * term;
+                }
+                worst = fmax(worst, fabs((double)((float *)c.data)[i * N + j] - want) /
+                                        sqrt(size));
+            }
+        /* One deviation is 1 / (254 sqrt(3)) beside activations of size 1 / sqrt(3): 0.4 %. */
+        print_message("%s: the worst product of %d is off by %.2f %% of its terms' sum\n",
+                      dtype_name(t), M * N, 100 * worst);
+        assert_true(worst < 5 * 0.004);
+        assert_true(worst > 1e-5); /* what is compared is rounded at all */
+        free(rows);
+        weight_free(&cpu, &w);
+        mat_free(&kept);
+        mat_free(&a);
+        mat_free(&c);
+    }
+}
+
+/* --- packing ---------------------------------------------------------------------------------- */
+
+/* The rows of packed weights are those that the format's own decoder gives. */
+static void test_values_are_the_files(void **state)
+{
+    (void)state;
+    static const uint32_t of_file[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K};
+    enum { N = 37, K = 768 };
+    int32_t ids[N];
+    for (int i = 0; i < N; i++)
+        ids[i] = (i * 11) % N;
+    EACH_TYPE(t)
+    {
+        const struct gguf_type *g = gguf_type(of_file[t - DTYPE_Q4_0]);
+        uint8_t *rows = random_q4(t, N, K, 4);
+        assert_int_equal(g->block, q4_block_weights(t));
+        assert_int_equal(g->bytes, q4_block_bytes(t));
+        struct mat want = mat_alloc(DTYPE_F32, N, K), got = mat_alloc(DTYPE_F32, N, K);
+        for (int i = 0; i < N; i++)
+            g->decode(rows + (size_t)ids[i] * q4_row_bytes(t, K),
+                      (float *)want.data + i * K, K / g->block);
+        const struct lane *lanes[] = {&ref, &cpu};
+        for (int l = 0; l < 2; l++) {
+            struct weight w = weight_make(lanes[l], t, N, K, rows);
+            lanes[l]->ops->weight_rows(lanes[l]->stream, got, &w, ids);
+            for (int i = 0; i < N * K; i++) /* 0 and -0 are one value */
+                assert_true(((float *)got.data)[i] == ((float *)want.data)[i]);
+            weight_free(lanes[l], &w);
+        }
+        free(rows);
+        mat_free(&want);
+        mat_free(&got);
+    }
+}
+
+/* Piece by piece at any row as at once; and the size that q4.h promises. */
+static void test_pack(void **state)
+{
+    (void)state;
+    enum { N = 45, K = 512 };
+    static const double bytes_a_weight[] = {0.5625, 0.625, 0.578125};
+    EACH_TYPE(t)
+    {
+        uint8_t *rows = random_q4(t, N, K, 4);
+        struct weight whole = weight_make(&cpu, t, N, K, rows), parts = whole;
+        size_t bytes = whole.mem.bytes;
+        assert_true((double)bytes == bytes_a_weight[t - DTYPE_Q4_0] * 48 * K);
+        assert_int_equal(buf_alloc(cpu.device, MEM_DEVICE, bytes, &parts.mem, NULL), 0);
+        for (int64_t r = 0, n = 1; r < N; r += n, n = r + 7 < N ? 7 : N - r)
+            cpu.ops->weight_pack(cpu.stream, &parts, r,
+                                 rows + (size_t)r * q4_row_bytes(t, K), n);
+        assert_memory_equal(whole.mem.ptr, parts.mem.ptr, bytes);
+        weight_free(&cpu, &whole);
+        weight_free(&cpu, &parts);
+        free(rows);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values_are_the_files),
+        cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_every_kernel),
+        cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_error),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
