@@ -61,6 +61,7 @@ static const struct opt options[] = {
               "DRAM; without it shared beginnings stay in the KV cache only"),
     OPT_STORE_CAP(struct batch_args),
     OPT_DRAM(struct batch_args),
+    OPT_PREFETCH(struct batch_args),
     OPT_MAX_CONTEXT(struct batch_args),
     {"kv-tokens", OPT(struct batch_args, engine.o.kv_tokens), .arg = "N", .def = "0",
      .help = "tokens that the KV cache holds for all sequences together; 0: a context for "

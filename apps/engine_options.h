@@ -97,6 +97,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_DRAM(s)                                                                        \
     {"dram", OPT(s, engine.o.dram_bytes), .arg = "BYTES", .def = "0",                      \
      .help = "memory for copies of saved state, in front of the store's disk; 0 is none"}
+#define OPT_PREFETCH(s)                                                                    \
+    {"prefetch", OPT(s, engine.o.prefetch), .choices = engine_graphs, .def = "on",         \
+     .help = "whether state that waiting requests need is read ahead into --dram"}
 #define OPT_POLICY(s)                                                                      \
     {"policy", OPT(s, engine.o.policy), .choices = engine_policies, .def = "lru",          \
      .help = "which state a full store or KV cache evicts first"}

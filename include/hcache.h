@@ -100,6 +100,9 @@ struct hcache_opts {
     /* Memory for copies of saved state, in front of the store's disk; 0: none.  Nothing is lost with a
      * copy.  Ignored where there is no disk: without a store, and with one in DRAM. */
     uint64_t dram_bytes;
+    const char
+        *prefetch; /* "on" (NULL: as well): what waiting requests need is read ahead into
+                           * that memory; "off" */
     /* Which state a full store or KV cache evicts first: "lru", "fifo", "lfu", "attentionstore" or
      * "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;

@@ -45,6 +45,7 @@ static int reserve_restoring(struct engine *e, struct err *err)
                                    .throttle_bytes_per_s = e->o.throttle_bytes_per_s,
                                    .staging_bytes = e->o.staging_bytes,
                                    .direct = e->o.direct,
+                                   .fetches = e->o.fetches,
                                    .max_rows = e->o.max_batch_rows};
     return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
 }

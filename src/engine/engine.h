@@ -51,6 +51,8 @@ struct engine_opts {
     int64_t max_kv_tokens; /* size of the KV pool */
     size_t staging_bytes;  /* of restores */
     enum restore_direct direct;
+    bool
+        fetches; /* what waiting requests need goes from the disk to the store's DRAM tier */
     enum placement_kind policy; /* which unused block of the KV pool goes first */
     bool reuse;     /* what is in the KV cache is used again by equal prefixes */
     int64_t age_ns; /* of waiting, that is worth one step of priority; 0: one second */

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/upcoming.h"
 #include "policy/save_kinds.h"
 #include "state/profile.h"
 
@@ -53,8 +54,10 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
                                        .stream = sh->stream,
                                        .staging_bytes = o->staging_bytes,
                                        .direct = o->direct,
+                                       .fetches = o->fetches,
                                        .max_tokens = m->max_ctx};
     int rc = restore_pipeline_create(&ro, &g->pipeline, err);
+    sh->fetcher = rc == 0 && o->fetches ? g->pipeline : NULL;
     if (rc == 0 && o->measure_ahead && must_measure(g))
         restore_pipeline_measure(g->pipeline, &sh->fingerprint);
     return rc == 0 ? fused_init(&g->fused, sh, next, o->max_rows, err) : rc;
@@ -273,6 +276,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
         .n_moved = n_moved,
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
         .measure_io = must_measure(g)};
+    upcoming_fetch_no_more(s);
     seq_enter_restore(s);
     s->restore = restore_find(g->pipeline, &want);
 }

@@ -18,6 +18,7 @@ struct restore_phase_opts {
     uint64_t throttle_bytes_per_s; /* of the store; 0: none */
     size_t staging_bytes;
     enum restore_direct direct;
+    bool fetches; /* what waiting sequences need goes to the store's DRAM tier */
     int max_rows; /* of one forward pass */
 };
 

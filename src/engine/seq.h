@@ -37,6 +37,8 @@ enum phase { PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE, PHASE_DONE,
 struct seq_shared {
     const struct model *model;
     struct store *store; /* NULL: nothing is restored or saved */
+    /* That fetches ahead what waiting sequences need; NULL: nothing is. */
+    struct restore_pipeline *fetcher;
     struct saver *saver; /* NULL: nothing is saved */
     struct kv_pool *pool;
     struct model_work *work;
@@ -53,7 +55,7 @@ struct seq_upcoming {
     int cut; /* of the view that they were told of */
     int n_chunks,
         n_wanted; /* of the view's n_wanted chunks, the store knows the first n_chunks */
-    bool is_told, is_pool_told;
+    bool is_told, is_pool_told, is_fetched_for;
 };
 
 /* What a truncated sequence knows of its stairs (stairs.c). */

@@ -28,6 +28,29 @@ static void tell_pool(struct seq *s, const struct view *v)
     s->upcoming.is_pool_told = true;
 }
 
+/* What the KV pool holds comes from there; the last token is computed in any case. */
+static void tell_fetcher(struct seq *s, const struct view *v)
+{
+    int n = (v->n_tokens - 1) / STORE_CHUNK_TOKENS, n_unused = 0, n_held = 0;
+    if (s->shared->fetcher == NULL)
+        return;
+    if (seq_may_reuse(s))
+        n_held = kv_pool_find(s->shared->pool, &v->root, v->tokens, v->n_tokens - 1,
+                              seq_is_saved(s), &n_unused);
+    if (n_held >= n)
+        return;
+    restore_pipeline_want(s->shared->fetcher, s, v->keys + n_held, n - n_held,
+                          s->upcoming.turn);
+    s->upcoming.is_fetched_for = true;
+}
+
+void upcoming_fetch_no_more(struct seq *s)
+{
+    if (s->upcoming.is_fetched_for)
+        restore_pipeline_want_end(s->shared->fetcher, s);
+    s->upcoming.is_fetched_for = false;
+}
+
 static bool is_all_told(const struct seq *s)
 {
     return s->upcoming.is_told &&
@@ -48,8 +71,10 @@ static bool tell(struct seq *s, int64_t age_ns)
     }
     struct view v = view_of(s);
     u->n_wanted = v.n_keys;
-    if (is_new)
+    if (is_new) {
         tell_pool(s, &v);
+        tell_fetcher(s, &v);
+    }
     if (s->shared->store != NULL)
         u->n_chunks += store_expect_use(s->shared->store, v.keys + u->n_chunks,
                                         v.n_keys - u->n_chunks, u->turn);
@@ -67,6 +92,7 @@ void upcoming_tell(struct seq_list l, int64_t age_ns)
 void upcoming_end(struct seq *s)
 {
     struct seq_upcoming *u = &s->upcoming;
+    upcoming_fetch_no_more(s);
     if (u->is_pool_told || u->n_chunks > 0) {
         struct view v = view_of(s);
         if (u->is_pool_told)

@@ -6,6 +6,9 @@
  * all else (policy/placement.h).  The windows of store and pool are bounded: later sequences get room
  * as earlier ones leave.
  *
+ * The store's fetcher is told, too (restore_pipeline_want), where there is one: of the chunks that the KV
+ * pool does not hold, and until the sequence's own restore begins.
+ *
  * A truncated sequence needs what its view holds: the kept chunks, and those from the cut on.  Until
  * it has chosen its view, that is the view of its last token.  Where it chooses another one, it is
  * told of again. */
@@ -17,6 +20,8 @@
 /* Tells of the waiting sequences of a list, in their order, until the store has no room for more.
  * age_ns: waiting time that is worth one step of priority, as for the scheduler. */
 void upcoming_tell(struct seq_list l, int64_t age_ns);
+/* What the sequence needs is fetched ahead no more: its restore begins, or it ends. */
+void upcoming_fetch_no_more(struct seq *s);
 /* The sequence waits no longer; nothing where it was not told of. */
 void upcoming_end(struct seq *s);
 

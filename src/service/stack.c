@@ -366,21 +366,22 @@ static int open_state(struct stack *k, struct err *err)
 
 static int open_engine(struct stack *k, struct err *err)
 {
-    struct engine_opts eo = {.model = k->model,
-                             .store = k->store,
-                             .saver = k->saver,
-                             .fingerprint = k->fingerprint,
-                             .platform = &k->platform,
-                             .measure_ahead = k->owns_io && !k->o.no_profile,
-                             .throttle_bytes_per_s = k->o.user.throttle_bytes_per_s,
-                             .max_seqs = max_sequences(k),
-                             .max_batch_rows = k->batch_rows,
-                             .step_rows = k->o.step_rows > 0 ? k->o.step_rows
-                                                             : k->batch_rows,
-                             .max_kv_tokens = k->kv_tokens,
-                             .policy = k->policy,
-                             .reuse = !k->o.user.no_reuse,
-                             .staging_bytes = stack_staging_bytes(k)};
+    struct engine_opts eo = {
+        .model = k->model,
+        .store = k->store,
+        .saver = k->saver,
+        .fingerprint = k->fingerprint,
+        .platform = &k->platform,
+        .measure_ahead = k->owns_io && !k->o.no_profile,
+        .throttle_bytes_per_s = k->o.user.throttle_bytes_per_s,
+        .max_seqs = max_sequences(k),
+        .max_batch_rows = k->batch_rows,
+        .step_rows = k->o.step_rows > 0 ? k->o.step_rows : k->batch_rows,
+        .max_kv_tokens = k->kv_tokens,
+        .policy = k->policy,
+        .reuse = !k->o.user.no_reuse,
+        .fetches = k->o.user.prefetch == NULL || strcmp(k->o.user.prefetch, "off") != 0,
+        .staging_bytes = stack_staging_bytes(k)};
     int rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
     if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
         rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");

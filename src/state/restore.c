@@ -172,6 +172,8 @@ int restore_pipeline_create(const struct restore_pipeline_opts *o,
         rc = restore_up_create(r, err);
     if (rc == 0)
         rc = restore_direct_open(r, err);
+    if (rc == 0 && o->fetches)
+        rc = store_fetcher_open(o->store, &r->fetcher, err);
     if (rc == 0)
         rc = reserve_scratch(r, err);
     if (rc == 0)
@@ -204,6 +206,7 @@ void restore_pipeline_destroy(struct restore_pipeline *r)
     CHECK(r->runs == NULL);
     stop_thread(r);
     store_reader_close(r->reader);
+    store_fetcher_close(r->fetcher);
     restore_direct_close(r);
     restore_up_destroy(r);
     free(r->groups);
@@ -227,6 +230,23 @@ void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *f
     r->fingerprint = *fingerprint;
     restore_tell_io(r);
     pthread_mutex_unlock(&r->lock);
+}
+
+void restore_pipeline_want(struct restore_pipeline *r, const void *id,
+                           const struct sha256 *keys, int n, uint64_t turn)
+{
+    if (r->fetcher == NULL)
+        return;
+    store_fetch_want(r->o.store, id, keys, n, turn);
+    pthread_mutex_lock(&r->lock);
+    restore_tell_io(r);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void restore_pipeline_want_end(struct restore_pipeline *r, const void *id)
+{
+    if (r->fetcher != NULL)
+        store_fetch_want_end(r->o.store, id);
 }
 
 size_t restore_pipeline_bytes(const struct restore_pipeline *r)

@@ -72,6 +72,9 @@ struct restore_pipeline_opts {
     size_t staging_bytes;  /* bound on slots; raised to three of them */
     int max_tokens;        /* of one context */
     enum restore_direct direct;
+    /* The I/O thread fetches what waiting requests need (store_fetch_want) into the store's DRAM tier,
+     * while no restore wants the disk. */
+    bool fetches;
 };
 
 /* Reserves staging (registered with the store's I/O once) and scratch, and starts the I/O thread.
@@ -93,6 +96,12 @@ bool restore_checks_on_device(const struct device *d);
 /* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of a model
  * that it holds; what is found (restore_found) then says that speed. */
 void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint);
+
+/* A request that waits will need the chunks keys[0..n), which the KV pool does not hold; see
+ * store_fetch_want.  It waits no longer.  Do nothing where the pipeline does not fetch. */
+void restore_pipeline_want(struct restore_pipeline *r, const void *id,
+                           const struct sha256 *keys, int n, uint64_t turn);
+void restore_pipeline_want_end(struct restore_pipeline *r, const void *id);
 
 /* --- one restore ------------------------------------------------------------------------------ */
 

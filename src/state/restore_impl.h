@@ -166,11 +166,12 @@ struct restore_pipeline {
     struct sha256 fingerprint;
 
     /* the I/O thread's */
-    struct store_reader *reader; /* NULL after a fault, until it opens one */
-    struct file_reader *files;   /* of the device; NULL: it has none */
-    bool is_direct;              /* by it what comes next is read */
-    int n_direct;                /* groups that it has */
-    bool has_tier;               /* the store's speed is known: */
+    struct store_reader *reader;   /* NULL after a fault, until it opens one */
+    struct store_fetcher *fetcher; /* NULL: nothing is fetched ahead; fixed */
+    struct file_reader *files;     /* of the device; NULL: it has none */
+    bool is_direct;                /* by it what comes next is read */
+    int n_direct;                  /* groups that it has */
+    bool has_tier;                 /* the store's speed is known: */
     struct platform_tier tier;
 
     /* the compute lane's */
@@ -228,10 +229,11 @@ int restore_open_reader(struct restore_pipeline *rr, struct err *err);
 /* The thread: a loop around the next two. */
 void *restore_io_main(void *pipeline);
 /* Does the next of: a look-up, a measurement, submitting a group, collecting the reads that are
- * complete.  STEP_WAITS: only reads in flight, or news, can give it more to do. */
+ * complete; where no restore has anything to be done, a piece of a fetch (store_fetch_step).
+ * STEP_WAITS: only reads in flight, or news, can give it more to do. */
 enum step restore_io_step(struct restore_pipeline *rr);
 /* Behind STEP_WAITS.  Sleeps until a read is complete, or, if none is in flight, until there is
- * news that the step has not seen. */
+ * news that the step has not seen.  Beside a fetch it looks for news every millisecond. */
 void restore_io_wait(struct restore_pipeline *rr);
 /* [lock] There is something for the I/O thread. */
 void restore_tell_io(struct restore_pipeline *rr);

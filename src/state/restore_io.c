@@ -1,7 +1,8 @@
 /* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order, hands groups on.
  *
  * It serves the restores in the order of their beginning: look-ups first, then the reads of the
- * oldest that has any left, as far as slots are free.  restore_io_step does one of these and never
+ * oldest that has any left, as far as slots are free.  Where none wants the disk, it fetches what waiting
+ * requests need into the store's DRAM tier.  restore_io_step does one of these and never
  * waits for another thread.  (A read into a device's memory is waited for inside the step:
  * restore_direct.c.)  restore_io_wait sleeps on the reader while something is in flight, else on
  * for_io.  The compute lane never waits for this thread. */
@@ -13,6 +14,8 @@
 #include "state/profile.h"
 #include "state/restore_impl.h"
 
+/* How long a new restore may wait behind a fetch before its look-up begins. */
+enum { FETCH_WAIT_NS = 1000000 };
 /* Chunks that are read to measure the store before anything is restored. */
 enum { SAMPLE_CHUNKS = 32 };
 
@@ -343,6 +346,14 @@ static bool find_next(struct restore_pipeline *rr)
     return true;
 }
 
+/* No restore wants the disk. */
+static enum step fetch(struct restore_pipeline *rr)
+{
+    bool worked = rr->fetcher != NULL &&
+                  store_fetch_step(rr->fetcher) == STORE_FETCH_WORKED;
+    return worked ? STEP_WORKED : STEP_WAITS;
+}
+
 enum step restore_io_step(struct restore_pipeline *rr)
 {
     struct err err = {0};
@@ -356,8 +367,10 @@ enum step restore_io_step(struct restore_pipeline *rr)
     pthread_mutex_unlock(&rr->lock);
     if (ends)
         return STEP_ENDED;
-    if (worked || (g == NULL && !in_flight))
-        return worked ? STEP_WORKED : STEP_WAITS;
+    if (worked)
+        return STEP_WORKED;
+    if (g == NULL && !in_flight)
+        return fetch(rr);
     int rc = g != NULL ? submit(rr, g, true, &err) : collect(rr, &worked, &err);
     if (rc != 0)
         fail_all(rr, &err);
@@ -371,9 +384,13 @@ void restore_io_wait(struct restore_pipeline *rr)
     bool in_flight = rr->n_in_flight > 0;
     if (state_has_bug(STATE_BUG_LOST_NEWS))
         rr->n_io_seen = rr->n_io_news;
-    while (!in_flight && rr->n_io_news == rr->n_io_seen)
+    bool fetches = rr->fetcher != NULL && store_fetch_in_flight(rr->fetcher);
+    bool has_news = rr->n_io_news != rr->n_io_seen;
+    while (!in_flight && !fetches && rr->n_io_news == rr->n_io_seen)
         pthread_cond_wait(&rr->for_io, &rr->lock);
     pthread_mutex_unlock(&rr->lock);
+    if (!in_flight && fetches && !has_news)
+        store_fetch_wait(rr->fetcher, FETCH_WAIT_NS);
     /* No news can end this wait, so it is short: a disk that hangs must not keep look-ups waiting. */
     if (in_flight && store_reader_await(rr->reader, LISTEN_NS, &err) != 0)
         fail_all(rr, &err);

@@ -194,6 +194,7 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
         if (d == NULL || d->x == NULL)
             continue;
         s->catalog.owners[owner_idx].used_bytes -= d->h.n_bytes;
+        tier_abandon(s->tier, d->x, d->x->copy);
         store_give_extent(s, d->x);
         d->x = NULL;
     }

@@ -51,14 +51,14 @@ static void window_make(struct catalog *c)
     placement_window_init(c->window, place, WINDOW_PLACES, wait, WINDOW_WAITS);
 }
 
-void catalog_init(struct catalog *c, enum placement_kind policy)
+void catalog_init(struct catalog *c, enum placement_kind policy, bool has_window)
 {
     *c = (struct catalog){.n_buckets = 1024, .tick = 1};
     if (policy == PLACEMENT_OURS) {
         c->learn = xmalloc(sizeof *c->learn);
         placement_learn_init(c->learn);
     }
-    if (placement_looks_ahead(policy))
+    if (has_window || placement_looks_ahead(policy))
         window_make(c);
     placement_init(&c->policy, policy, c->window, c->learn);
     c->buckets = xcalloc(c->n_buckets, sizeof c->buckets[0]);

@@ -118,7 +118,7 @@ struct catalog {
     uint64_t tick;
     struct placement policy;
     struct placement_learn *learn;   /* of the policy `ours`; else NULL */
-    struct placement_window *window; /* NULL: the policy does not look ahead */
+    struct placement_window *window; /* NULL: nobody looks ahead */
 };
 
 /* What a node is called and stands for. */
@@ -130,7 +130,8 @@ struct chunk_id {
     bool yields;
 };
 
-void catalog_init(struct catalog *c, enum placement_kind policy);
+/* has_window: waiting requests are known, also where the policy does not look at them. */
+void catalog_init(struct catalog *c, enum placement_kind policy, bool has_window);
 /* Makes room for this many nodes at once: growing step by step visits them all each time. */
 void catalog_reserve(struct catalog *c, uint64_t n_nodes);
 void catalog_deinit(

@@ -14,8 +14,7 @@
 
 void store_give_extent(struct store *s, struct extent *x)
 {
-    CHECK(x->node == NULL && s->used_bytes >= extent_bytes(x));
-    tier_forget(s->tier, x);
+    CHECK(x->node == NULL && x->copy == NULL && s->used_bytes >= extent_bytes(x));
     if (x->n_blocks > 0)
         alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
     if (!x->wipe) /* else its bytes are gone */

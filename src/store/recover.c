@@ -226,8 +226,9 @@ static void load_undo(struct store *s)
     s->n_pin_changes = 0;
     s->n_reasons = 0;
     enum placement_kind policy = s->catalog.policy.kind;
+    bool has_window = s->catalog.window != NULL;
     catalog_deinit(&s->catalog);
-    catalog_init(&s->catalog, policy);
+    catalog_init(&s->catalog, policy, has_window);
     for (int i = 0; i < s->media->n_devices; i++) {
         alloc_deinit(&s->alloc[i]);
         alloc_init(&s->alloc[i], s->media->segment_bytes);

@@ -35,13 +35,14 @@ static struct store *store_new(const struct store_opts *opts)
     pthread_mutex_init(&s->index_lock, NULL);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->writer_left, NULL);
-    catalog_init(&s->catalog, opts->policy);
+    catalog_init(&s->catalog, opts->policy, opts->dram_bytes > 0);
     return s;
 }
 
 /* Also for a store that was opened halfway. */
 static void store_free(struct store *s)
 {
+    store_free_wants(s);
     tier_close(s->tier, &s->catalog);
     s->tier = NULL;
     catalog_deinit(&s->catalog);
@@ -87,7 +88,9 @@ static int open_tier(struct store *s, const struct store_opts *opts, struct err 
 {
     struct tier_opts o = {.bytes = opts->dram_bytes,
                           .memory = opts->memory,
-                          .policy = opts->policy,
+                          .policy = opts->policy == PLACEMENT_OURS
+                                        ? PLACEMENT_OURS
+                                        : PLACEMENT_ATTENTIONSTORE,
                           .window = s->catalog.window,
                           .lock = &s->lock};
     if (opts->dram_bytes == 0 || s->index == NULL || s->read_only)

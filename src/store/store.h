@@ -449,6 +449,32 @@ void store_read_end(struct store_read *read, int status);
 /* How long a read may take before it is cancelled (store_opts). */
 int64_t store_stuck_ns(const struct store *s);
 
+/* --- reading ahead -------------------------------------------------------------------------- */
+
+/* A request that waits will need keys[0..n), which the KV pool does not hold; requests of a lower turn
+ * are served before it.  `id` names it; a second call replaces the first.  Any thread.  Does nothing
+ * without a DRAM tier. */
+void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys, int n,
+                      uint64_t turn);
+/* It waits no longer. */
+void store_fetch_want_end(struct store *s, const void *id);
+
+/* Brings what waiting requests need from the disk to DRAM, a chunk at a time.  One thread at a time. */
+struct store_fetcher;
+/* *out is NULL where there is no DRAM tier. */
+int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *err);
+void store_fetcher_close(struct store_fetcher *f); /* waits for what is in flight */
+enum store_fetch {
+    STORE_FETCH_NONE,      /* there is nothing to fetch now */
+    STORE_FETCH_WORKED,    /* call it again */
+    STORE_FETCH_IN_FLIGHT, /* only the disk can give it more to do */
+};
+/* Does the next piece of work and never waits. */
+enum store_fetch store_fetch_step(struct store_fetcher *f);
+bool store_fetch_in_flight(const struct store_fetcher *f);
+/* Behind STORE_FETCH_IN_FLIGHT: sleeps until the disk has answered, or timeout_ns has passed. */
+void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns);
+
 /* --- what is in it -------------------------------------------------------------------------- */
 
 /* Why a chunk that was looked up was not served. */

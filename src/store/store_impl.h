@@ -11,7 +11,7 @@
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
  *   continued.c  what continues an erased text
  *   presence.c whether the folder is still there         snapshot.c  reading beside another process
- *   tier.c     copies in DRAM
+ *   tier.c     copies in DRAM                            fetch.c   reading ahead into DRAM
  *
  * Locks, in the order in which they may be nested:
  *   erase_lock   one erase (or gc) at a time; held across fsync
@@ -84,7 +84,9 @@ struct store {
     bool is_beside;
     char holder[200]; /* that process, or "" */
     struct media *media;
-    struct tier *tier;   /* copies in DRAM of what is on disk; NULL: none */
+    struct tier *tier;        /* copies in DRAM of what is on disk; NULL: none */
+    struct store_want *wants; /* of waiting requests, the earliest turn first (fetch.c) */
+    int n_wants;
     struct index *index; /* NULL: DRAM */
     char *index_path;
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;
@@ -137,6 +139,8 @@ struct store {
 
 /* Functions marked [lock] are called with s->lock held. */
 
+/* At the end. */
+void store_free_wants(struct store *s);
 /* [lock] Adds a use of the node, for the index to learn of with the next commit. */
 void store_touch_node(struct store *s, struct chunk_node *n);
 /* [lock] Takes an extent off its node (which may go) and queues its space to be freed. */

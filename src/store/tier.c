@@ -159,13 +159,20 @@ static void tell(struct tier *t)
     }
 }
 
+/* One that is larger than what stays free would empty the arena each time. */
+uint64_t tier_most_bytes(const struct tier *t)
+{
+    uint64_t most = t->arena_bytes / FREE_PART;
+    return CHUNK_HEADER_BYTES +
+           (most < t->alloc.segment_bytes ? most : t->alloc.segment_bytes);
+}
+
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
 {
     if (t == NULL || extent_bytes <= CHUNK_HEADER_BYTES)
         return NULL;
     uint64_t n_bytes = records_bytes(extent_bytes);
-    /* One that is larger than what stays free would empty the arena each time. */
-    if (n_bytes > t->arena_bytes / FREE_PART || n_bytes > t->alloc.segment_bytes) {
+    if (extent_bytes > tier_most_bytes(t)) {
         t->counts.n_full++;
         return NULL;
     }
@@ -183,6 +190,15 @@ struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
     }
     tell(t);
     return copy;
+}
+
+bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn)
+{
+    const struct placement_item *victim = placement_victim(&t->victims);
+    uint64_t limit = t->arena_bytes - t->arena_bytes / FREE_PART;
+    if (t->alloc.used_bytes + extent_bytes - CHUNK_HEADER_BYTES <= limit)
+        return true;
+    return victim != NULL && (victim->rank < PLACEMENT_UPCOMING || ~victim->order > turn);
 }
 
 static uint8_t *bytes_of(const struct tier *t, const struct tier_copy *copy)
@@ -237,24 +253,33 @@ void tier_forget(struct tier *t, struct extent *x)
         return;
     x->copy = NULL;
     struct tier_chunk *c = copy->chunk;
-    if (c == NULL) { /* it was being filled, by the caller */
-        copy->n_users--;
-    } else {
-        struct tier_copy **p = &c->copies;
-        while (*p != copy)
-            p = &(*p)->next;
-        *p = copy->next;
-        c->n_readers -= copy->n_users;
-        t->counts.n_unused += copy->is_promoted && !copy->was_read;
-        copy->chunk = NULL;
-        copy->x = NULL;
-        if (c->copies == NULL)
-            chunk_remove(t, c);
-        else
-            chunk_settle(t, c);
-    }
+    if (c == NULL) /* it is being filled: that ends with tier_abandon */
+        return;
+    struct tier_copy **p = &c->copies;
+    while (*p != copy)
+        p = &(*p)->next;
+    *p = copy->next;
+    c->n_readers -= copy->n_users;
+    t->counts.n_unused += copy->is_promoted && !copy->was_read;
+    copy->chunk = NULL;
+    copy->x = NULL;
+    if (c->copies == NULL)
+        chunk_remove(t, c);
+    else
+        chunk_settle(t, c);
     if (copy->n_users == 0)
         zero_later(t, copy);
+}
+
+void tier_abandon(struct tier *t, struct extent *x, struct tier_copy *copy)
+{
+    if (t == NULL || copy == NULL)
+        return;
+    CHECK(copy->chunk == NULL && copy->n_users == 1);
+    if (x->copy == copy)
+        x->copy = NULL;
+    copy->n_users = 0;
+    zero_later(t, copy);
 }
 
 void tier_distrust(struct tier *t, struct tier_copy *copy)

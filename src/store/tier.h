@@ -6,14 +6,14 @@
  *
  *     tier_take --> filled by the caller --> tier_enter --> found by tier_read
  *         |                                      |               |  tier_release
- *         '------------- tier_forget <-----------'---------------'
- *                             |  its last reader has left
- *                             v
- *                       zeroed by the tier's thread --> free again
+ *         '-- tier_abandon       tier_forget <---'---------------'
+ *                  |                  |  its last reader has left
+ *                  v                  v
+ *                   zeroed by the tier's thread --> free again
  *
  * Invariants:
- *  1. extent.copy is set from tier_take's caller until tier_forget; a forgotten copy is found by
- *     nobody, and its bytes are zeroed once its last reader has left.
+ *  1. The caller of tier_take sets extent.copy; tier_forget clears it.  A forgotten copy is found by
+ *     nobody, and its bytes are zeroed once its last reader, or who fills it, has left.
  *  2. Free bytes of the arena are zero, except those of copies that wait to be zeroed.
  *  3. A copied chunk is in the heap of possible victims exactly when nobody reads its copies and no
  *     copied chunk continues it.  So a context loses its tail in DRAM before its head.
@@ -21,8 +21,9 @@
  *     of the arena is free, or no free range holds the largest copy so far.  Where there is no room
  *     all the same, a copy is not made, and n_full counts it.
  *
- * The order of victims is that of the store's policy (policy/placement.h) over last uses and waiting
- * requests.  `ours` does not learn here: the store's own part learns from the same uses.
+ * The order of victims is attentionstore's (policy/placement.h): what a waiting request needs goes
+ * last, or what was fetched for it could go first.  Under `ours` it is that policy's.  It does not learn
+ * here: the store's own part learns from the same uses.
  *
  * Functions marked [lock] are called with the store's lock held.  Every function takes a NULL tier,
  * does nothing, and returns NULL or 0. */
@@ -50,8 +51,16 @@ int tier_open(const struct tier_opts *o, struct tier **out, struct err *err);
 void tier_close(struct tier *t, struct catalog *c);
 
 /* [lock] Returns room for the copy of an extent, or NULL where there is none.  The copy is the caller's
- * until tier_enter or tier_forget. */
+ * until tier_enter or tier_abandon. */
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
+/* [lock] Whether a copy for a waiting request of this turn may take room: there is some, or the next
+ * victim is needed later or by nobody.  t is not NULL. */
+bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn);
+/* Returns the bytes of the largest extent that gets a copy. */
+uint64_t tier_most_bytes(const struct tier *t);
+/* [lock] The caller of tier_take gives the copy of x up, which it has not entered.  Another thread may have
+ * forgotten it already.  NULL does nothing. */
+void tier_abandon(struct tier *t, struct extent *x, struct tier_copy *copy);
 /* Returns where the record at this offset of the extent lies in its copy. */
 uint8_t *tier_at(const struct tier *t, const struct tier_copy *copy, uint64_t offset);
 

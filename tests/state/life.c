@@ -207,7 +207,9 @@ void life_release(void)
 struct slot {
     struct world *w;
     struct kv_table *table;
-    const struct text *t; /* NULL: the slot is free */
+    const struct text *t;      /* NULL: the slot is free */
+    const struct text *wanted; /* while it waits: what is fetched for it */
+    bool waits;
     struct restore *r;
     bool is_started, is_left;
     int first, asked; /* chunks */
@@ -587,8 +589,17 @@ static void move_restore(struct life *f, struct slot *s)
 
 static void move(struct life *f, struct slot *s)
 {
-    if (s->t == NULL) {
-        s->t = &s->w->text[below(f, 5) / 2];
+    if (s->t == NULL && f->dram_bytes > 0 && !s->waits && below(f, 2) == 0) {
+        s->waits = true;
+        s->wanted = &s->w->text[below(f, 5) / 2];
+        restore_pipeline_want(f->pipeline, s, s->wanted->chain.keys,
+                              s->wanted->chain.n_chunks, below(f, 100));
+    } else if (s->t == NULL) {
+        /* What was fetched for the slot is what it now restores, or its request was cancelled. */
+        s->t = s->waits && below(f, 4) != 0 ? s->wanted : &s->w->text[below(f, 5) / 2];
+        if (s->waits)
+            restore_pipeline_want_end(f->pipeline, s);
+        s->waits = false;
         begin_restore(f, s, s->t->n - (int)below(f, 3) * 40);
     } else if (s->r != NULL && below(f, has(f, LIFE_HANG) ? 8 : 60) == 0) {
         cancel(f, s);
@@ -714,6 +725,7 @@ static void close_parts(struct life *f)
         turns_fail("the store does not add up");
     f->counts->n_dram_reads += dram.n_reads;
     f->counts->n_demoted += dram.n_demoted;
+    f->counts->n_promoted += dram.n_promoted;
     store_close(f->store);
     f->pipeline = NULL;
     f->saver = NULL;
@@ -754,7 +766,8 @@ static bool open_parts(struct life *f)
                                        .stream = f->w->stream,
                                        .staging_bytes = (3 + below(f, 4)) *
                                                         slot_bytes(f->w->m),
-                                       .max_tokens = f->w->m->max_ctx};
+                                       .max_tokens = f->w->m->max_ctx,
+                                       .fetches = f->dram_bytes > 0};
     bool failed = may_fail(f, saver_create(&vo, &f->saver, &err), &err,
                            "creating a saver") ||
                   may_fail(f, restore_pipeline_create(&po, &f->pipeline, &err), &err,

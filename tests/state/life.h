@@ -52,6 +52,7 @@ struct life_counts {
     uint64_t n_committed;         /* committed tokens looked for after the restart */
     uint64_t n_dram_reads;        /* records that were served from copies in DRAM */
     uint64_t n_demoted;           /* chunks whose copies made room for others */
+    uint64_t n_promoted;          /* copies that were fetched from the disk */
 };
 
 /* Models, contexts and their reference states, once for all lives. */

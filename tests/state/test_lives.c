@@ -73,6 +73,7 @@ static void print_counts(FILE *f, const struct life_counts *c)
     fprintf(f, "  sequences saved no further: %llu\n", (unsigned long long)c->n_save_ended);
     fprintf(f, "  committed tokens looked for: %llu\n", (unsigned long long)c->n_committed);
     fprintf(f, "  records served from DRAM: %llu\n", (unsigned long long)c->n_dram_reads);
+    fprintf(f, "  copies fetched to DRAM: %llu\n", (unsigned long long)c->n_promoted);
     fprintf(f, "  chunks demoted from DRAM: %llu\n", (unsigned long long)c->n_demoted);
 }
 
@@ -88,7 +89,7 @@ static void assert_reached(const struct life_counts *c)
     assert_true(c->n_calm > 0 && c->n_short > 0 && c->n_rewound > 0);
     assert_true(c->n_read > 0 && c->n_recomputed > 0 && c->n_late > 0 && c->n_left > 0);
     assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);
-    assert_true(c->n_dram_reads > 0 && c->n_demoted > 0);
+    assert_true(c->n_dram_reads > 0 && c->n_demoted > 0 && c->n_promoted > 0);
 }
 
 static void nothing_is_violated(void **state)

@@ -316,7 +316,7 @@ static void catalog_victims(void **state)
     struct rng r = {9};
     struct sha256 fingerprint = {{1}};
     struct store_mask mask = {{{1, 0}, {0, 0}}};
-    catalog_init(&c, PLACEMENT_LRU);
+    catalog_init(&c, PLACEMENT_LRU, false);
     for (uint64_t i = 0; i < N; i++) {
         uint64_t parent = i == 0 || rng_below(&r, 5) == 0 ? 1000 + i : rng_below(&r, i);
         struct sha256 k = key_of(i), p = key_of(parent);

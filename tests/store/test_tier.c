@@ -370,6 +370,300 @@ static void a_chunk_that_is_too_large_has_no_copy(void **state)
     st_place_close(&p);
 }
 
+/* --- reading ahead ---------------------------------------------------------------------------- */
+
+enum { LONG = 7 };
+
+/* A store with contexts on its disk and nothing in DRAM. */
+static struct store *begin_cold(struct st_place *p, struct st_ctx *c, int n)
+{
+    struct err err = {0};
+    assert_true(st_place_open(p, "sim", 1));
+    struct store *s = st_open(p);
+    for (int i = 0; i < n; i++) {
+        c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
+        assert_int_equal(st_save(s, &st_small, &c[i], LONG, ST_BOTH, &err), 0);
+    }
+    store_close(s);
+    return open_with(p, ARENA);
+}
+
+static struct store_fetcher *fetcher(struct store *s)
+{
+    struct store_fetcher *f;
+    struct err err = {0};
+    assert_int_equal(store_fetcher_open(s, &f, &err), 0);
+    assert_non_null(f);
+    return f;
+}
+
+static void want(struct store *s, const struct st_ctx *c, int n, uint64_t turn)
+{
+    struct sha256 keys[ST_MAX_CHUNKS];
+    st_keys(c, n, keys);
+    (void)store_expect_use(s, keys, n, turn);
+    store_fetch_want(s, c, keys, n, turn);
+}
+
+static void want_end(struct store *s, const struct st_ctx *c, int n, uint64_t turn)
+{
+    struct sha256 keys[ST_MAX_CHUNKS];
+    st_keys(c, n, keys);
+    store_expect_use_no_more(s, keys, n, turn);
+    store_fetch_want_end(s, c);
+}
+
+/* Until there is nothing to fetch, which the tier's thread has had its time for. */
+static void fetch_all(struct store *s, struct store_fetcher *f)
+{
+    for (int n_idle = 0; n_idle < 2;) {
+        enum store_fetch did = store_fetch_step(f);
+        if (did == STORE_FETCH_IN_FLIGHT)
+            store_fetch_wait(f, 1000000);
+        (void)(did == STORE_FETCH_NONE ? settled(s) : (struct store_dram){0});
+        n_idle = did == STORE_FETCH_NONE ? n_idle + 1 : 0;
+    }
+}
+
+static void what_waits_is_fetched(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[2];
+    struct store *s = begin_cold(&p, c, 2);
+    struct store_fetcher *f = fetcher(s);
+    assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
+    want(s, &c[1], LONG, 5);
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[1], LONG), LONG);
+    assert_int_equal(n_copied(s, &c[0], LONG), 0);
+    struct store_dram d = settled(s);
+    assert_int_equal(d.n_promoted, LONG);
+    assert_int_equal(d.promoted_bytes, LONG * COPY);
+    assert_int_equal(read_dram(s, &c[1], LONG), LONG * RECORDS);
+    want_end(s, &c[1], LONG, 5);
+    assert_int_equal(settled(s).n_unused, 0);
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
+/* 192 tokens are not worth it; nor are the 192 that lack copies of a longer context. */
+static void little_is_not_fetched(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[1];
+    struct sha256 keys[LONG];
+    struct store *s = begin_cold(&p, c, 1);
+    struct store_fetcher *f = fetcher(s);
+    want(s, &c[0], 3, 1);
+    fetch_all(s, f);
+    assert_int_equal(settled(s).n_promoted, 0);
+    want_end(s, &c[0], 3, 1);
+    want(s, &c[0], 4, 1);
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[0], LONG), 4);
+    want_end(s, &c[0], 4, 1);
+    want(s, &c[0], LONG, 1);
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[0], LONG), 4);
+    /* What is not stored is not waited for, and ends the context. */
+    st_keys(&(struct st_ctx){.base = 77, .own = 1}, LONG, keys);
+    store_fetch_want(s, keys, keys, LONG, 0);
+    assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
+/* Three contexts of seven chunks, room for sixteen: the last in the queue gets what is left, and takes
+ * nothing from those before it, in whatever order they are told of. */
+static void earlier_turns_come_first(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[3];
+    struct store *s = begin_cold(&p, c, 3);
+    struct store_fetcher *f = fetcher(s);
+    want(s, &c[2], LONG, 30);
+    assert_int_equal(store_fetch_step(f), STORE_FETCH_WORKED); /* the last is begun */
+    want(s, &c[0], LONG, 10);
+    want(s, &c[1], LONG, 20);
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[0], LONG), LONG);
+    assert_int_equal(n_copied(s, &c[1], LONG), LONG);
+    assert_int_equal(n_copied(s, &c[2], LONG), STAY - 2 * LONG);
+    assert_int_equal(settled(s).n_full, 0);
+    /* One is cancelled, and another comes that is served before all: the last gives way to it. */
+    want_end(s, &c[1], LONG, 20);
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[2], LONG), LONG);
+    assert_int_equal(n_copied(s, &c[0], LONG), LONG);
+    assert_int_equal(n_copied(s, &c[1], LONG), STAY - 2 * LONG);
+    want(s, &c[1], LONG, 5);
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[1], LONG), LONG);
+    assert_int_equal(n_copied(s, &c[0], LONG), LONG);
+    assert_int_equal(n_copied(s, &c[2], LONG), STAY - 2 * LONG);
+    assert_true(settled(s).n_unused > 0);
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
+/* A copy that was dropped again is not fetched a second time for the same request: or, where the policy
+ * does not know what waits, the two would go on for ever. */
+static void a_chunk_is_fetched_once_for_a_request(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[3];
+    struct sha256 keys[LONG];
+    struct store *s = begin_cold(&p, c, 3);
+    struct store_fetcher *f = fetcher(s);
+    for (int i = 0; i < 3; i++) { /* the window is told of none */
+        st_keys(&c[i], LONG, keys);
+        store_fetch_want(s, &c[i], keys, LONG, (uint64_t)i);
+    }
+    fetch_all(s, f);
+    struct store_dram d = settled(s);
+    assert_int_equal(d.n_promoted, 3 * LONG);
+    assert_int_equal(d.n_demoted, 3 * LONG - STAY);
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
+/* The bytes of chunk i of a context on the medium. */
+static void flip_on_disk(struct st_place *p, struct store *s, const struct sha256 *key)
+{
+    char path[400];
+    pthread_mutex_lock(&s->lock);
+    const struct extent *x = catalog_find(&s->catalog, key)->extents;
+    uint64_t offset = x->offset + CHUNK_HEADER_BYTES + 10;
+    snprintf(path, sizeof path, "%s/seg-%06u.hc", p->dirs[0], x->segment);
+    pthread_mutex_unlock(&s->lock);
+    assert_int_equal(io_sim_flip(p->io, path, offset, 3), 0);
+}
+
+/* A chunk whose bytes are wrong is condemned, once: no fetch tries it again. */
+static void a_damaged_chunk_is_condemned_once(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[1];
+    struct sha256 keys[LONG];
+    struct store_stats st;
+    struct store *s = begin_cold(&p, c, 1);
+    struct store_fetcher *f = fetcher(s);
+    st_keys(&c[0], LONG, keys);
+    flip_on_disk(&p, s, &keys[5]);
+    for (int i = 0; i < 3; i++) {
+        want(s, &c[0], LONG, 1);
+        fetch_all(s, f);
+        want_end(s, &c[0], LONG, 1);
+    }
+    store_stats(s, &st);
+    assert_int_equal(st.n_corrupt, 1);
+    assert_int_equal(st.n_checksum_failures, 1);
+    assert_int_equal(st.dram.n_promoted, 5);
+    assert_true(store_was_damaged(s, &keys[5]));
+    assert_int_equal(n_copied(s, &c[0], LONG), 5);
+    assert_false(arena_has(&keys[5]));
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
+/* The disk hangs, or fails: nobody is to blame, the chunk stays, and this request has no further fetches. */
+static void a_disk_that_hangs_ends_the_fetch(void **state)
+{
+    (void)state;
+    const enum io_sim_fault_kind kinds[] = {IO_SIM_STUCK, IO_SIM_FAIL};
+    for (int i = 0; i < 2; i++) {
+        struct st_place p;
+        struct st_ctx c[1];
+        struct store_stats st;
+        struct store *s = begin_cold(&p, c, 1);
+        s->stuck_ns = 1000000;
+        struct store_fetcher *f = fetcher(s);
+        struct io_sim_fault fault = {
+            .kind = kinds[i], .on = IO_SIM_ON_READ, .path = "seg", .skip = 2, .count = 1};
+        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        want(s, &c[0], LONG, 1);
+        fetch_all(s, f);
+        store_stats(s, &st);
+        assert_int_equal(st.n_corrupt, 0);
+        assert_int_equal(st.n_read_failures, 1);
+        assert_int_equal(n_copied(s, &c[0], LONG), 2);
+        io_sim_fault_clear(p.io);
+        assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
+        assert_int_equal(read_dram(s, &c[0], LONG), 2 * RECORDS);
+        want_end(s, &c[0], LONG, 1);
+        want(s, &c[0], LONG, 1); /* the next request tries again */
+        fetch_all(s, f);
+        assert_int_equal(n_copied(s, &c[0], LONG), LONG);
+        store_fetcher_close(f);
+        end(&p, s);
+    }
+}
+
+/* Erased, condemned, or evicted for another while it is on its way: nothing of it stays. */
+static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 3; how++) {
+        struct st_place p;
+        struct err err = {0};
+        struct st_ctx c[1];
+        struct sha256 keys[LONG];
+        struct store_erased out;
+        struct store_hit hit;
+        struct store *s = begin_cold(&p, c, 1);
+        struct store_fetcher *f = fetcher(s);
+        st_keys(&c[0], LONG, keys);
+        want(s, &c[0], LONG, 1);
+        assert_int_equal(store_fetch_step(f),
+                         STORE_FETCH_WORKED); /* chunk 0 is on its way */
+        if (how == 0) {
+            assert_int_equal(store_erase(s, keys, LONG, &out, &err), 0);
+            assert_int_equal(out.n_busy, 1);
+        } else if (how == 1) {
+            assert_true(store_pin(s, &keys[0], &hit));
+            store_condemn(s, &hit, "for the test");
+            store_release(s, &hit, 1);
+        } else { /* the fetch itself ends early */
+            store_fetcher_close(f);
+            f = NULL;
+            want_end(s, &c[0], LONG, 1);
+        }
+        if (f != NULL)
+            fetch_all(s, f);
+        assert_int_equal(settled(s).n_promoted, 0);
+        assert_int_equal(settled(s).used_bytes, 0);
+        assert_true(arena_is_zero());
+        store_fetcher_close(f);
+        end(&p, s);
+    }
+}
+
+static void two_fetchers_share_the_work(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[1];
+    struct store *s = begin_cold(&p, c, 1);
+    struct store_fetcher *f = fetcher(s), *g = fetcher(s);
+    want(s, &c[0], LONG, 1);
+    for (int i = 0; i < 20; i++) {
+        (void)store_fetch_step(f);
+        (void)store_fetch_step(g);
+    }
+    fetch_all(s, f);
+    fetch_all(s, g);
+    assert_int_equal(settled(s).n_promoted, LONG); /* each chunk once */
+    assert_int_equal(n_copied(s, &c[0], LONG), LONG);
+    store_fetcher_close(f);
+    store_fetcher_close(g);
+    end(&p, s);
+}
+
 /* --- copies end with their chunks ------------------------------------------------------------- */
 
 static void erasing_reaches_the_copy(void **state)
@@ -578,6 +872,14 @@ int main(void)
         cmocka_unit_test(a_chunk_that_is_read_is_not_dropped),
         cmocka_unit_test(free_room_in_small_holes_is_joined),
         cmocka_unit_test(a_chunk_that_is_too_large_has_no_copy),
+        cmocka_unit_test(what_waits_is_fetched),
+        cmocka_unit_test(little_is_not_fetched),
+        cmocka_unit_test(earlier_turns_come_first),
+        cmocka_unit_test(a_chunk_is_fetched_once_for_a_request),
+        cmocka_unit_test(a_damaged_chunk_is_condemned_once),
+        cmocka_unit_test(a_disk_that_hangs_ends_the_fetch),
+        cmocka_unit_test(what_goes_while_it_is_fetched_leaves_nothing),
+        cmocka_unit_test(two_fetchers_share_the_work),
         cmocka_unit_test(erasing_reaches_the_copy),
         cmocka_unit_test(erasing_waits_for_readers),
         cmocka_unit_test(condemning_reaches_the_copy),

@@ -1,0 +1,364 @@
+/* fetch.c - reading ahead: what waiting requests need goes from the disk to DRAM before they are served
+ * (AttentionStore, section 3.3.1).
+ *
+ *     store_fetch_want       a request waits: its chunks join the list, ordered by turn
+ *     store_fetch_step       starts, continues or ends the fetch of one chunk; never waits
+ *     store_fetch_want_end   the request waits no longer, or was cancelled
+ *
+ * The next fetch is the first chunk of the earliest turn that is on the disk alone.  It is not made
+ *  - where fewer than FETCH_MIN_CHUNKS of a request's chunks are on the disk alone;
+ *  - where it would take the room of what an earlier request needs (tier_may_take);
+ *  - twice for one request, where a copy was dropped again; nor for a request whose fetch has failed: its
+ *    restore finds out what is wrong.
+ * Every record's checksum is compared before the copy is found.  A chunk that fails is condemned, and so
+ * is on no list any more. */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "io/io.h"
+#include "store/store_impl.h"
+
+enum {
+    FETCH_MIN_CHUNKS = 4, /* 256 tokens: less is not worth a request to the disk */
+    MAX_WANTS = 1024,
+    PIECES = 4, /* in flight; so much a restore may have to wait for */
+};
+#define PIECE_BYTES ((uint64_t)1 << 20)
+
+/* What a waiting request needs. */
+struct store_want {
+    struct store_want *next; /* of a later turn, or as early and later told of */
+    const void *id;
+    uint64_t turn;
+    int n, at; /* keys[0, at) were fetched, or had copies: once is enough */
+    bool has_begun, has_failed;
+    struct sha256 keys[];
+};
+
+struct store_fetcher {
+    struct store *store;
+    struct io_queue *queue;
+    struct store_hit hit; /* impl NULL: nothing is being fetched */
+    const void *id;       /* of the want that it is for */
+    struct extent *x;
+    struct tier_copy *copy;
+    uint64_t done_bytes, asked_bytes, all_bytes; /* of the copy */
+    int64_t t_asked; /* when the disk was last asked, or last answered */
+    int status;
+    struct io_req reqs[PIECES];
+    bool busy[PIECES];
+};
+
+/* --- wants ------------------------------------------------------------------------------------ */
+
+static struct store_want **want_find(struct store *s, const void *id)
+{
+    struct store_want **p = &s->wants;
+    while (*p != NULL && (*p)->id != id)
+        p = &(*p)->next;
+    return p;
+}
+
+/* [lock] */
+static void want_remove(struct store *s, const void *id)
+{
+    struct store_want **p = want_find(s, id), *w = *p;
+    if (w == NULL)
+        return;
+    *p = w->next;
+    s->n_wants--;
+    free(w);
+}
+
+void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys, int n,
+                      uint64_t turn)
+{
+    if (s->tier == NULL)
+        return;
+    struct store_want *w = n >= FETCH_MIN_CHUNKS
+                               ? mem_try(sizeof *w + (size_t)n * sizeof w->keys[0])
+                               : NULL;
+    if (w != NULL) {
+        *w = (struct store_want){.id = id, .turn = turn, .n = n};
+        memcpy(w->keys, keys, (size_t)n * sizeof w->keys[0]);
+    }
+    pthread_mutex_lock(&s->lock);
+    want_remove(s, id);
+    if (w != NULL && s->n_wants < MAX_WANTS) {
+        struct store_want **p = &s->wants;
+        while (*p != NULL && (*p)->turn <= turn)
+            p = &(*p)->next;
+        w->next = *p;
+        *p = w;
+        s->n_wants++;
+        w = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(w);
+}
+
+void store_fetch_want_end(struct store *s, const void *id)
+{
+    pthread_mutex_lock(&s->lock);
+    want_remove(s, id);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void store_free_wants(struct store *s)
+{
+    while (s->wants != NULL)
+        want_remove(s, s->wants->id);
+}
+
+/* --- the next fetch --------------------------------------------------------------------------- */
+
+/* [lock] The first extent of a stored chunk that has no copy, or NULL. */
+static struct extent *extent_alone(const struct chunk_node *n)
+{
+    struct extent *x = n->extents;
+    while (x != NULL && (x->state != EXTENT_LIVE || x->copy != NULL))
+        x = x->next;
+    return x;
+}
+
+/* [lock] The first chunk of the want that is on the disk alone, keys[*at], or NULL.  Chunks that are missing
+ * end the context. */
+static struct chunk_node *want_next(const struct store *s, struct store_want *w, int *at)
+{
+    struct chunk_node *first = NULL;
+    int n_alone = 0;
+    for (int i = w->at; i < w->n && (first == NULL || !w->has_begun); i++) {
+        struct chunk_node *n = catalog_find(&s->catalog, &w->keys[i]);
+        if (n == NULL || n->n_live == 0 || n->doomed)
+            break;
+        if (extent_alone(n) == NULL)
+            continue;
+        n_alone++;
+        if (first == NULL) {
+            first = n;
+            *at = i;
+        }
+    }
+    return w->has_begun || n_alone >= FETCH_MIN_CHUNKS ? first : NULL;
+}
+
+/* [lock] Takes room for the next fetch and pins its chunk; false where there is none. */
+static bool fetch_choose(struct store_fetcher *f)
+{
+    struct store *s = f->store;
+    for (struct store_want *w = s->wants; w != NULL; w = w->next) {
+        int at = 0;
+        struct chunk_node *n = w->has_failed ? NULL : want_next(s, w, &at);
+        if (n == NULL)
+            continue;
+        struct extent *x = extent_alone(n);
+        if (!tier_may_take(s->tier, extent_bytes(x), w->turn))
+            return false; /* later turns have less right to it */
+        struct tier_copy *copy = tier_take(s->tier, extent_bytes(x));
+        if (copy == NULL) {
+            w->has_failed = extent_bytes(x) > tier_most_bytes(s->tier);
+            if (w->has_failed)
+                continue;
+            return false; /* the tier's thread is making some */
+        }
+        w->has_begun = true;
+        w->at = at;
+        f->id = w->id;
+        f->x = x;
+        f->copy = x->copy = copy;
+        f->hit = store_pin_node(s, n);
+        return true;
+    }
+    return false;
+}
+
+/* --- one fetch -------------------------------------------------------------------------------- */
+
+static void pieces_submit(struct store_fetcher *f)
+{
+    const struct store *s = f->store;
+    struct io_file *file = s->media->ops->file(s->media, f->x->device, f->x->segment);
+    for (int i = 0; i < PIECES && f->asked_bytes < f->all_bytes && f->status == 0; i++) {
+        if (f->busy[i])
+            continue;
+        uint64_t left = f->all_bytes - f->asked_bytes;
+        uint64_t offset = CHUNK_HEADER_BYTES + f->asked_bytes;
+        struct io_req *req = &f->reqs[i];
+        *req = (struct io_req){.file = file,
+                               .op = IO_READ,
+                               .buf = tier_at(s->tier, f->copy, offset),
+                               .length = left < PIECE_BYTES ? left : PIECE_BYTES,
+                               .offset = f->x->offset + offset};
+        f->busy[i] = true;
+        f->asked_bytes += req->length;
+        io_queue_submit(f->queue, &req, 1);
+    }
+}
+
+/* Collects what is complete; false where nothing was. */
+static bool pieces_collect(struct store_fetcher *f)
+{
+    struct io_req *done[PIECES];
+    unsigned n = 0;
+    int rc = io_queue_wait(f->queue, 0, PIECES, 0, done, &n, NULL);
+    if (rc != 0) { /* the queue is broken: closing it waits for what is in flight */
+        io_queue_close(f->queue);
+        f->queue = NULL;
+        f->status = rc;
+        f->done_bytes = f->asked_bytes;
+        memset(f->busy, 0, sizeof f->busy);
+        return true;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        f->busy[done[i] - f->reqs] = false;
+        f->done_bytes += done[i]->length;
+        if (done[i]->result != 0 && f->status == 0)
+            f->status = done[i]->result;
+    }
+    return n > 0;
+}
+
+/* Whether the fetched bytes are those that were written. */
+static bool is_good(const struct store_fetcher *f)
+{
+    const struct extent *x = f->x;
+    for (int i = 0; i < x->n_records; i++) {
+        const struct chunk_record *r = &x->records[i];
+        const uint8_t *bytes = tier_at(f->store->tier, f->copy, r->offset);
+        if (checksum64(bytes, r->n_bytes) != r->checksum)
+            return false;
+    }
+    return true;
+}
+
+/* [lock] The request of the fetch gets on, or gets no further fetches. */
+static void want_settle(struct store_fetcher *f, bool stays)
+{
+    struct store_want *w = *want_find(f->store, f->id);
+    if (w == NULL)
+        return;
+    w->has_failed |= !stays;
+    if (stays && w->at < w->n && extent_alone(f->hit.impl) == NULL &&
+        memcmp(&w->keys[w->at], &f->hit.key, sizeof f->hit.key) == 0)
+        w->at++;
+}
+
+/* Everything that was asked for has come back. */
+static void fetch_end(struct store_fetcher *f)
+{
+    struct store *s = f->store;
+    bool is_read = f->status == 0, is_damaged = is_read && !is_good(f);
+    pthread_mutex_lock(&s->lock);
+    bool stays = is_read && !is_damaged && f->x->copy == f->copy;
+    if (stays)
+        tier_enter(s->tier, f->x, TIER_PROMOTED);
+    else /* it failed, or was erased or condemned meanwhile */
+        tier_abandon(s->tier, f->x, f->copy);
+    if (is_damaged) {
+        atomic_fetch_add_explicit(&s->n_checksum_failures, 1, memory_order_relaxed);
+        store_condemn_node(s, f->hit.impl, "its checksum does not hold, read ahead");
+    }
+    want_settle(f, stays);
+    if (is_read)
+        s->read_bytes += f->all_bytes;
+    else
+        atomic_fetch_add_explicit(&s->n_read_failures, 1, memory_order_relaxed);
+    store_unpin(s, f->hit.impl);
+    pthread_mutex_unlock(&s->lock);
+    f->hit.impl = NULL;
+}
+
+static enum store_fetch fetch_begin(struct store_fetcher *f)
+{
+    struct store *s = f->store;
+    struct err why = {0};
+    if (f->queue == NULL && io_queue_open(s->io, PIECES, &f->queue, &why) != 0)
+        return STORE_FETCH_NONE;
+    pthread_mutex_lock(&s->lock);
+    bool chosen = fetch_choose(f);
+    pthread_mutex_unlock(&s->lock);
+    if (!chosen)
+        return STORE_FETCH_NONE;
+    f->status = store_load_node(s, f->hit.impl, &why);
+    f->done_bytes = f->asked_bytes = 0;
+    f->all_bytes = extent_bytes(f->x) - CHUNK_HEADER_BYTES;
+    f->t_asked = clock_now_ns();
+    if (f->status == 0)
+        pieces_submit(f);
+    else
+        fetch_end(f);
+    return STORE_FETCH_WORKED;
+}
+
+enum store_fetch store_fetch_step(struct store_fetcher *f)
+{
+    if (f->hit.impl == NULL)
+        return fetch_begin(f);
+    bool any = pieces_collect(f);
+    int64_t now = clock_now_ns();
+    if (any)
+        f->t_asked = now;
+    if (!any && now - f->t_asked > f->store->stuck_ns) {
+        io_queue_cancel(f->queue); /* what comes back has failed */
+        f->t_asked = now;
+    }
+    if (f->status == 0 && f->asked_bytes < f->all_bytes)
+        pieces_submit(f);
+    if (f->done_bytes < f->asked_bytes)
+        return any ? STORE_FETCH_WORKED : STORE_FETCH_IN_FLIGHT;
+    fetch_end(f);
+    return STORE_FETCH_WORKED;
+}
+
+bool store_fetch_in_flight(const struct store_fetcher *f)
+{
+    return f->hit.impl != NULL;
+}
+
+void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns)
+{
+    bool unused;
+    if (f->queue != NULL)
+        (void)io_queue_await(f->queue, timeout_ns, &unused, NULL);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *err)
+{
+    *out = NULL;
+    if (s->tier == NULL)
+        return 0;
+    struct store_fetcher *f = xcalloc(1, sizeof *f);
+    f->store = s;
+    int rc = io_queue_open(s->io, PIECES, &f->queue, err);
+    if (rc != 0) {
+        free(f);
+        return rc;
+    }
+    *out = f;
+    return 0;
+}
+
+void store_fetcher_close(struct store_fetcher *f)
+{
+    if (f == NULL)
+        return;
+    if (f->hit.impl != NULL) {
+        struct io_req *done[PIECES];
+        unsigned n = 1;
+        io_queue_cancel(f->queue);
+        while (n > 0 && io_queue_outstanding(f->queue) > 0 &&
+               io_queue_wait(f->queue, 1, PIECES, -1, done, &n, NULL) == 0) {
+        }
+        f->status = -ECANCELED;
+        fetch_end(f);
+    }
+    io_queue_close(f->queue);
+    free(f);
+}

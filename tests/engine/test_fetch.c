@@ -1,0 +1,171 @@
+/* test_fetch.c - what waiting requests need is read ahead into DRAM, and restored from there bit for bit. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "engine/seq.h"
+#include "store/store_impl.h"
+#include "tests/engine/enginetest.h"
+
+enum { N_PROMPT = 500, CHUNKS = 7, N_OTHERS = 300 };
+
+static int32_t prompt[N_PROMPT], others[N_OTHERS];
+
+/* A disk on which the prompt's state is saved, and how its answer goes. */
+static struct io *saved_disk(struct et_run *want)
+{
+    struct stack k;
+    struct io *disk = et_disk(1, 0);
+    const struct et_ask ask = {
+        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "kv"};
+    et_prompt(prompt, N_PROMPT, 1);
+    et_prompt(others, N_OTHERS, 2);
+    et_open(&k, &(struct stack_opts){.io = disk, .user.store = et_dirs, .user.n_store = 2});
+    assert_int_equal(et_run(&k, &ask, want), 0);
+    assert_int_equal(want->n_cached, 0);
+    stack_close(&k);
+    return disk;
+}
+
+static void open_cold(struct stack *k, struct io *disk, const char *prefetch)
+{
+    et_open(k, &(struct stack_opts){.io = disk,
+                                    .user.store = et_dirs,
+                                    .user.n_store = 2,
+                                    .user.dram_bytes = 32 << 20,
+                                    .user.prefetch = prefetch});
+}
+
+static struct seq *add(struct stack *k, const int32_t *tokens, int n, int max_tokens)
+{
+    struct seq *s;
+    struct err err = {0};
+    struct et_ask a = {
+        .prompt = tokens, .n_prompt = n, .max_tokens = max_tokens, .save = "kv"};
+    struct request q = et_request(k, &a);
+    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    return s;
+}
+
+static void step(struct stack *k)
+{
+    struct err err = {0};
+    int n_active;
+    assert_int_equal(engine_step(k->engine, &n_active, &err), 0);
+}
+
+/* A request that has the one place until it is run to its end. */
+static struct seq *occupy(struct stack *k)
+{
+    struct seq *s = add(k, others, N_OTHERS, 100);
+    while (s->n_tokens == N_OTHERS)
+        step(k);
+    return s;
+}
+
+static void run_to_end(struct stack *k, struct seq *s, struct et_run *out)
+{
+    while (s->phase != PHASE_DONE)
+        step(k);
+    et_take(k, s, out);
+    assert_int_equal(out->finish, FINISH_LENGTH);
+}
+
+static int n_wants(const struct stack *k)
+{
+    pthread_mutex_lock(&k->store->lock);
+    int n = k->store->n_wants;
+    pthread_mutex_unlock(&k->store->lock);
+    return n;
+}
+
+static uint64_t n_promoted(const struct stack *k)
+{
+    struct store_dram d;
+    store_dram_stats(k->store, &d);
+    return d.n_promoted;
+}
+
+static void a_waiting_request_is_restored_from_dram(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run want, got;
+    struct io *disk = saved_disk(&want);
+    open_cold(&k, disk, NULL);
+    struct seq *first = occupy(&k);
+    struct seq *s = add(&k, prompt, N_PROMPT, 8);
+    step(&k);
+    assert_int_equal(s->phase, PHASE_WAIT);
+    while (n_promoted(&k) <
+           2 * CHUNKS) /* an extent in each folder; nobody steps the engine meanwhile */
+        clock_sleep_ns(1000000);
+    assert_int_equal(n_wants(&k), 1);
+    while (s->phase == PHASE_WAIT)
+        step(&k);
+    assert_int_equal(n_wants(&k), 0); /* its own restore has begun */
+    run_to_end(&k, s, &got);
+    assert_int_equal(got.n_cached, CHUNKS * 64);
+    assert_int_equal(got.restore.dram_tokens, CHUNKS * 64);
+    assert_int_equal(got.restore.dram_bytes, got.restore.read_bytes);
+    et_same(&want, &got, "fetched, and restored from DRAM");
+    run_to_end(&k, first, &got);
+    stack_close(&k);
+    io_close(disk);
+}
+
+/* Nothing is fetched with --prefetch off, for requests that have gone, and of what the KV pool has. */
+static void only_what_is_needed_is_fetched(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run want, got;
+    struct io *disk = saved_disk(&want);
+    open_cold(&k, disk, "off");
+    struct seq *first = occupy(&k);
+    struct seq *s = add(&k, prompt, N_PROMPT, 8);
+    step(&k);
+    assert_int_equal(s->phase, PHASE_WAIT);
+    assert_int_equal(n_wants(&k), 0);
+    run_to_end(&k, first, &got);
+    run_to_end(&k, s, &got);
+    et_same(&want, &got, "nothing is fetched");
+    assert_int_equal(n_promoted(&k), 0);
+    stack_close(&k);
+
+    open_cold(&k, disk, "on");
+    first = occupy(&k);
+    s = add(&k, prompt, N_PROMPT, 8);
+    step(&k);
+    assert_int_equal(n_wants(&k), 1);
+    engine_remove(k.engine, s); /* cancelled */
+    assert_int_equal(n_wants(&k), 0);
+    run_to_end(&k, first, &got);
+    s = add(&k, prompt, N_PROMPT, 8);
+    run_to_end(&k, s, &got); /* its blocks stay in the KV pool */
+    first = occupy(&k);
+    s = add(&k, prompt, N_PROMPT, 8);
+    step(&k);
+    assert_int_equal(s->phase, PHASE_WAIT);
+    assert_int_equal(n_wants(&k), 0);
+    run_to_end(&k, first, &got);
+    run_to_end(&k, s, &got);
+    assert_int_equal(got.n_device, CHUNKS * 64);
+    stack_close(&k);
+    io_close(disk);
+}
+
+int main(int argc, char **argv)
+{
+    et_only(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_waiting_request_is_restored_from_dram),
+        cmocka_unit_test(only_what_is_needed_is_fetched),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
