@@ -261,10 +261,12 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
     int64_t t0 = clock_now_ns(), batch_ns = 0;
     int n_decodes = count_decodes(&e->batch), n_rows = e->batch.n_rows;
     if (n_rows > 0) {
+        double believed_s = restore_phase_believes(&e->restores, &e->batch);
         int rc = step_batch_run(&e->batch, err);
         if (rc != 0)
             return rc;
         batch_ns = clock_now_ns() - t0;
+        restore_phase_learns(&e->restores, believed_s, batch_ns);
         beside_learn(&e->schedule.speed, n_decodes, n_rows, batch_ns);
     }
     struct seq_list l = schedule_list(&e->schedule);

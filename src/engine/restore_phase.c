@@ -354,6 +354,29 @@ static void tell_lost(struct seq *s, const struct restore_result *r)
                  n > 0 ? "; " : "", s->n_planned - r->n_chunks, s->n_planned, r->fault);
 }
 
+/* Fewer rows take as long as reading the weights, which the curves do not say. */
+enum { LEAST_TEACHING_ROWS = 64 };
+
+double restore_phase_believes(const struct restore_phase *g, const struct step_batch *b)
+{
+    double s = 0;
+    if (g->pipeline == NULL || b->n_rows < LEAST_TEACHING_ROWS)
+        return 0;
+    for (int i = 0; i < b->n_seqs; i++) {
+        const struct seq *q = b->seqs[i];
+        if (q->phase != PHASE_PREFILL)
+            return 0;
+        s += platform_prefill_s(g->o.platform, q->n_done, q->n_rows);
+    }
+    return s * g->shared->model->cfg.n_layers + platform_ends_s(g->o.platform, b->n_rows);
+}
+
+void restore_phase_learns(struct restore_phase *g, double believed_s, int64_t ns)
+{
+    if (believed_s > 0)
+        correction_learn_prefill(g->o.platform, believed_s, (double)ns * 1e-9);
+}
+
 /* Says whether the prediction missed.  New tokens that were computed meanwhile are not part of the
  * restore. */
 static void judge_prediction(struct seq *s)

@@ -112,3 +112,14 @@ void correction_learn(struct platform *p, const struct correction_expected *e,
     else if (e->kv_s >= MOST * compute)
         correction_observe(&p->kv_correction, compute, o->compute_s);
 }
+
+void correction_learn_prefill(struct platform *p, double believed_s, double observed_s)
+{
+    double miss = observed_s / believed_s;
+    if (!(believed_s > 0) || !(observed_s > LEAST_S) || p->weights_s > 0)
+        return;
+    if (miss <= CORRECTION_PREFILL_MISS && miss >= 1 / CORRECTION_PREFILL_MISS)
+        return;
+    double measured_s = believed_s / platform_correction_factor(&p->gemm_correction);
+    correction_observe(&p->gemm_correction, measured_s, observed_s);
+}

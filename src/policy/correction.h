@@ -13,7 +13,9 @@
  *    does the step double, so a change of the machine is followed, and a single outlier is not.
  * 3. It converges: the weight of an observation falls to CORRECTION_GAIN_MIN, never to zero.
  *
- * Only what restores do can be learned: a kind of work that no plan uses keeps its measured cost.
+ * A kind of work that no plan uses teaches nothing.  GEMM is taught by prefill as well, which every
+ * request has: a wrong belief about compute ends with the next prompts, and exploring costs nothing.
+ * Prefill teaches large misses only, since restores' own products run beside reads and in other sizes.
  *
  * How large surprises are on average is the factor's *spread*: plans are hedged against it
  * (plan_request.io_spread).
@@ -30,6 +32,8 @@
 #define CORRECTION_LOG2_MAX 3.0
 #define CORRECTION_ALONE    0.8
 #define CORRECTION_GAIN_MIN 0.2
+/* Prefill that takes so many times as long, or as short, as is believed is no noise. */
+#define CORRECTION_PREFILL_MISS 1.5
 /* Of a surprise, in what it says about the spread: an outlier is not a habit. */
 #define CORRECTION_SPREAD_MAX 0.5
 
@@ -69,5 +73,10 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
  * compute lane teaches the kind that was most of its work. */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
+
+/* A batch of new tokens alone took observed_s, where platform_prefill_s, with its corrections, says
+ * believed_s.  Teaches GEMM where that is off by more than CORRECTION_PREFILL_MISS.  Nothing where
+ * weights are streamed: then a batch may take what its weights take. */
+void correction_learn_prefill(struct platform *p, double believed_s, double observed_s);
 
 #endif

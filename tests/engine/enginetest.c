@@ -19,6 +19,7 @@ void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
     p->c_tok = (struct cost_curve){.b_s = c_tok};
     p->c_h = (struct cost_curve){.b_s = c_h};
     p->c_kv = (struct cost_curve){.b_s = c_kv};
+    p->gemm_correction = p->kv_correction = (struct platform_correction){0};
     p->n_tiers = 1;
     p->tier[0] = (struct platform_tier){.name = "test", .bytes_per_s = bytes_per_s};
 }

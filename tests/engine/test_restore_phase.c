@@ -470,6 +470,26 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
     place_close(&p);
 }
 
+/* The platform says that a layer takes a millisecond a token; prompts, which are not restored, take a
+ * hundredth of that or less. */
+static void prompts_teach_what_compute_takes(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 21, NULL);
+    const struct platform_correction *c = &p.k.platform.gemm_correction;
+    assert_true(c->n_observed >= N_SEQS);
+    assert_true(c->log2 < 0);
+    et_platform(&p.k.platform, 1e-12, 1e-12, 1e-7, 1e9);
+    for (int i = 0; i < 2; i++) {
+        struct et_run r;
+        struct et_ask a = ask(p.prompt[i], N_PROMPT, 1, "none", "recompute");
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+    }
+    assert_true(c->n_observed >= 2 && c->log2 > 0);
+    place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -483,6 +503,7 @@ int main(void)
         cmocka_unit_test(new_tokens_follow_the_layers),
         cmocka_unit_test(new_tokens_follow_an_unfinished_chunk),
         cmocka_unit_test(a_missed_prediction_is_told_with_its_cause),
+        cmocka_unit_test(prompts_teach_what_compute_takes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

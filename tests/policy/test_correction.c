@@ -55,6 +55,39 @@ static void is_bounded(void **state)
     assert_true(c.log2 > CORRECTION_LOG2_MAX - 0.01 && c.log2 <= CORRECTION_LOG2_MAX);
 }
 
+/* Restores that load K and V alone teach nothing of GEMM; the prompts that follow do. */
+static void prefill_ends_a_wrong_belief_about_compute(void **state)
+{
+    (void)state;
+    static const double truths[] = {1.0 / 6, 1.0 / 3, 3, 6};
+    for (int i = 0; i < 4; i++) {
+        struct platform p;
+        platform_init(&p);
+        for (int k = 0; k < 12; k++) /* a second as measured: it really takes truths[i] */
+            correction_learn_prefill(&p, factor(&p.gemm_correction), truths[i]);
+        double off = factor(&p.gemm_correction) / truths[i];
+        assert_true(off <= CORRECTION_PREFILL_MISS && off >= 1 / CORRECTION_PREFILL_MISS);
+        assert_true(p.kv_correction.n_observed == 0);
+    }
+}
+
+/* Restores know better than prefill what their products take, within that factor. */
+static void prefill_teaches_large_misses_only(void **state)
+{
+    (void)state;
+    struct platform p;
+    platform_init(&p);
+    correction_learn_prefill(&p, 1, 1.49);
+    correction_learn_prefill(&p, 1, 1 / 1.49);
+    correction_learn_prefill(&p, 1e-4, 4e-4); /* more clock than compute */
+    p.weights_s = 1;
+    correction_learn_prefill(&p, 1, 4);
+    assert_int_equal(p.gemm_correction.n_observed, 0);
+    p.weights_s = 0;
+    correction_learn_prefill(&p, 1, 1.51);
+    assert_int_equal(p.gemm_correction.n_observed, 1);
+}
+
 /* Noise of 10 %, every tenth restore takes a hundred times or a hundredth as long. */
 static void outliers_do_not_count(void **state)
 {
@@ -243,6 +276,8 @@ int main(void)
         cmocka_unit_test(converges),
         cmocka_unit_test(is_bounded),
         cmocka_unit_test(outliers_do_not_count),
+        cmocka_unit_test(prefill_ends_a_wrong_belief_about_compute),
+        cmocka_unit_test(prefill_teaches_large_misses_only),
         cmocka_unit_test(nonsense_is_ignored),
         cmocka_unit_test(a_bus_teaches_nothing),
         cmocka_unit_test(learns_the_machine),
