@@ -113,7 +113,10 @@ mkdir -p $(dir $(1)); printf '%s\n' '$(2)' | cmp -s - $(1) || printf '%s\n' '$(2
 endef
 
 # Other flags rebuild everything; another set of files relinks (a deleted one must leave the library).
+# A machine that lacks a compiler or a library is told what to do, once.
 $(B)/flags.stamp: FORCE
+	@command -v $(firstword $(CC)) >/dev/null && pkg-config --exists $(PKGS) || \
+	    { echo 'make: the compiler or a library is missing: run tools/setup.sh' >&2; exit 1; }
 	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(LIBRARY) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
 	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
@@ -253,7 +256,9 @@ demo-real: setup # with SmolLM2, which is fetched once (98 MB)
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@DEMO_MODEL="$${XDG_CACHE_HOME:-$$HOME/.cache}/hcache/SmolLM2-135M-Instruct.Q4_1.gguf" tools/demo.sh
 
+# A whole run wants the browser and the real model, too, and goes on without them.
 test: setup
+	@$(if $(TESTS),,tools/setup.sh --test || echo 'make test: goes on; tests that need what is missing are skipped')
 	@tools/run_tests.sh --build $(VARIANT)
 
 # --- development --------------------------------------------------------------------------------
@@ -363,7 +368,7 @@ help:
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
-	@echo 'make setup      install missing distribution packages (tools/setup.sh --dev: more)'
+	@echo 'make setup      install missing distribution packages (tools/setup.sh --test, --dev: more)'
 	@echo 'make install    build, and install program, libraries, man pages (PREFIX=/usr/local DESTDIR=)'
 	@echo 'make uninstall  remove what make install has put there (the same PREFIX and DESTDIR)'
 	@echo 'make clean      remove build/'

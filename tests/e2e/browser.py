@@ -1,7 +1,8 @@
 """A real browser for the tests of the page: Chromium, driven by selenium.
 
-Chromium and its driver are distribution packages and selenium lies in .venv/ (`tools/setup.sh --dev` installs all).
-Importing this module goes on in .venv's Python, or prints why the test is skipped and ends it.
+Chromium, its driver and selenium are distribution packages (`tools/setup.sh --test` installs them); a selenium in .venv/
+will do, too.  Importing this module goes on in .venv's Python where this one has no selenium.  Where none has, it
+prints why the test is skipped and ends it.
 HCACHE_SHOTS=DIR keeps screenshots there."""
 import atexit
 import os
@@ -13,21 +14,22 @@ import time
 from tap import PATIENCE
 
 VENV = ".venv/bin/python"
-if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
-    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
 
 def skip(why):
-    print(f"1..0 # SKIP {why} (tools/setup.sh --dev installs it)")
+    print(f"1..0 # SKIP {why} (tools/setup.sh --test installs it)")
     sys.exit(0)
 
 
 try:
     from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys  # noqa: F401 - for the tests
 except ImportError:
-    skip("there is no .venv with selenium")
+    if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
+        os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
+    skip("there is no selenium")
 BINARY, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if not BINARY or not DRIVER:
     skip("there is no chromium with chromedriver")
@@ -46,7 +48,7 @@ def browser(*arguments, size=DESKTOP, dark=False):
               f"--user-data-dir={tempfile.mkdtemp(dir=profiles)}", *arguments):
         o.add_argument(a)
     o.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    b = webdriver.Chrome(options=o, service=webdriver.ChromeService(DRIVER))
+    b = webdriver.Chrome(options=o, service=Service(DRIVER))
     b.set_script_timeout(PATIENCE)
     width, height = size
     b.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "mobile": width < 500,

@@ -1,0 +1,37 @@
+# test_setup.sh - tools/setup.sh and make on a machine that lacks what they need: what they say and ask for.
+#
+# dpkg-query is a false one, by which nothing is installed; apt-get and sudo are not there.
+. tests/e2e/lib.sh
+
+mkdir "$tmp/bin" "$tmp/home"
+for tool in bash env dirname basename grep sed sha256sum mktemp mkdir rm cat python3 make; do
+    ln -s "$(command -v $tool)" "$tmp/bin/$tool"
+done
+printf '#!/bin/bash\nexit 1\n' >"$tmp/bin/dpkg-query"
+printf '#!/bin/bash\necho 1000\n' >"$tmp/bin/id"
+chmod +x "$tmp/bin/dpkg-query" "$tmp/bin/id"
+
+setup() {
+    env -i PATH="$tmp/bin" HOME="$tmp/home" tools/setup.sh "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    rc=$? out=$(cat "$tmp/out") err=$(cat "$tmp/err")
+}
+setup
+expect "without root it ends with status 1 and says who can go on" 1 'only root can install'
+check "and prints one line for an administrator" test "$(grep -c 'apt-get install' "$tmp/err")" = 1
+for package in gcc procps strace python3-venv libedit-dev; do
+    check "the line has $package" grep -qE "apt-get update && apt-get install .* $package( |\$)" "$tmp/err"
+done
+check "it has no browser, which building and the demo do not need" bash -c "! grep -q chromium '$tmp/err'"
+
+setup --list
+check "--list prints the packages" test "$rc" = 0 -a "$(grep -cx -e gcc -e procps "$tmp/out")" = 2
+check "--list installs nothing, and names no administrator" test -z "$err"
+setup --tests
+expect "an unknown argument is refused with the known ones" 1 '"--tests" \(allowed: --test, --clients, --dev, --real-model, --list\)'
+
+# The make of a machine without a compiler, in a build folder of its own.
+env -i PATH="$tmp/bin" HOME="$tmp/home" make B="$tmp/build" CC=no-such-cc all >"$tmp/out" 2>"$tmp/err" </dev/null
+rc=$? out=$(cat "$tmp/out") err=$(cat "$tmp/err")
+expect "make without a compiler says what to run" 2 'the compiler or a library is missing: run tools/setup.sh'
+check "and compiles nothing before" bash -c "! grep -q ' CC ' '$tmp/out'"
+plan_end
