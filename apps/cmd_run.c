@@ -26,7 +26,7 @@ struct run_args {
     struct engine_args engine;
     const char *prompt, *system, *prompt_file, *token_ids, *save, *plan, *salt, *url, *key;
     bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw, history;
-    int max_tokens, top_k;
+    int max_tokens, top_k, cache_ttl;
     double temperature, top_p, min_p;
     const char *truncate;
     struct hcache_truncation truncation;
@@ -114,6 +114,9 @@ static const struct opt options[] = {
     OPT_GPU_DIRECT(struct run_args),
     {"salt", OPT(struct run_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
+    {"cache-ttl", OPT(struct run_args, cache_ttl), .arg = "S", .def = "0", .min = 0,
+     .max = HCACHE_MAX_CACHE_TTL_S,
+     .help = "seconds without a use after which the state of this run expires; 0 is never"},
     {"json", OPT(struct run_args, json), .help = "print one JSON object and nothing else"},
     {"verbose", OPT(struct run_args, verbose), .letter = 'v',
      .help = "say how memory is laid out, and what was restored"},
@@ -430,6 +433,7 @@ static struct hcache_request request_of(struct run_args *a)
                                    .top_k = a->top_k,
                                    .seed = (uint64_t)a->seed,
                                    .salt = a->salt,
+                                   .cache_ttl_s = a->cache_ttl,
                                    .save = a->save,
                                    .plan = a->plan,
                                    .plan_strict = a->plan_strict,

@@ -247,6 +247,9 @@ static void why_text(const struct store_entry *e, const struct why *w, char *out
                  until, place);
     } else if (e->is_guaranteed) {
         snprintf(out, n, "guaranteed, %s", place);
+    } else if (e->expires_wall_s != 0) {
+        time_text(e->expires_wall_s, until);
+        snprintf(out, n, "expires %s, %s", until, place);
     } else {
         snprintf(out, n, "%s", place);
     }
@@ -314,6 +317,7 @@ static void stat_json(const struct store_stats *st, uint64_t n_tokens,
     json_put_int(j, "file_bytes", (int64_t)st->file_bytes);
     json_put_int(j, "damaged", (int64_t)st->n_corrupt);
     json_put_int(j, "pins", (int64_t)st->n_pins);
+    json_put_int(j, "expiring_chunks", (int64_t)st->n_expiring);
     json_put_int(j, "guarantees", (int64_t)st->n_guarantees);
     json_put_int(j, "guaranteed_bytes", (int64_t)st->guaranteed_bytes);
     for (int i = 0; i < n; i++) {
@@ -436,6 +440,7 @@ static void ls_json(const struct list *l, const struct why *why,
         json_put_int(c, "used_wall_s", e->used_wall_s);
         json_put_int(c, "pinned_until_wall_s", e->pinned_until_wall_s);
         json_put_bool(c, "guaranteed", e->is_guaranteed);
+        json_put_int(c, "expires_wall_s", e->expires_wall_s);
         snprintf(hex, sizeof hex, "%016" PRIx64, e->owner);
         json_put_string(c, "owner", hex);
         json_put_string(c, "title", title_of(l, t, i, i + 1));
@@ -456,7 +461,9 @@ static bool joins(const struct store_entry *a, const struct store_entry *b)
     return memcmp(&b->parent, &a->key, sizeof a->key) == 0 &&
            memcmp(&a->mask, &b->mask, sizeof a->mask) == 0 &&
            a->pinned_until_wall_s == b->pinned_until_wall_s &&
-           a->is_guaranteed == b->is_guaranteed && b->chunk_idx == a->chunk_idx + 1;
+           a->is_guaranteed == b->is_guaranteed &&
+           (a->expires_wall_s != 0) == (b->expires_wall_s != 0) &&
+           b->chunk_idx == a->chunk_idx + 1;
 }
 
 /* One line for chunks [from, to) of the list, which is a run of equal ones. */

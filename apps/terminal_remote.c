@@ -357,6 +357,8 @@ static struct json *body_of(const struct remote *r, const struct json *input,
     json_put_int(o, "top_k", q->top_k);
     json_put_int(o, "seed", (int64_t)q->seed);
     json_put_bool(o, "ignore_eos", q->ignore_eos);
+    if (q->cache_ttl_s > 0)
+        json_put_int(o, "cache_ttl", q->cache_ttl_s);
     if (with_bound)
         json_put_int(o, "max_output_tokens", q->max_tokens);
     return o;

@@ -267,6 +267,14 @@ struct hcache_request {
     const char *salt; /* state is shared only among requests with equal salts */
     int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
     int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
+    /* What is known of the next use of its state; it decides how long a full store keeps it under
+     * the policy "ours". */
+    int turn;              /* of its conversation, from 1; 0: not known */
+    bool may_call_tools;   /* its answer may be a tool call, whose result comes back soon */
+    int expect_reuse_in_s; /* the time until it is probably used again; 0: not known */
+    /* The saved state that it makes or uses expires when nobody has used it for so long; 0: it does
+     * not.  State that several requests use has the longest of their times. */
+    int cache_ttl_s; /* at most HCACHE_MAX_CACHE_TTL_S */
     bool
         durable; /* the end waits until what was saved is durable; hcache_generate always does */
     /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
@@ -300,6 +308,7 @@ enum {
     HCACHE_MAX_STOP_IDS = 64,
     HCACHE_MAX_PRIORITY = 100,
     HCACHE_MAX_TIMEOUT_MS = 86400000,
+    HCACHE_MAX_CACHE_TTL_S = 316224000, /* ten years */
 };
 
 struct hcache_plan {
@@ -465,6 +474,10 @@ int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased 
  * for what must leave no remains. */
 int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,
                             struct hcache_err *err);
+/* Evicts the state whose time to live has passed (hcache_request.cache_ttl_s); *n_chunks says how many
+ * chunks.  hcache_open does so, too. */
+int hcache_cache_evict_expired(struct hcache *h, uint64_t *n_chunks,
+                               struct hcache_err *err);
 /* Returns when all that was computed before is durable, or has failed. */
 void hcache_cache_flush(struct hcache *h);
 
@@ -498,6 +511,7 @@ struct hcache_dram {
 struct hcache_cache_stats {
     const char *tier; /* NULL: there is no store, and all else is 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
+    uint64_t n_expiring;       /* chunks with a time to live */
     uint64_t n_guarantees;     /* of the pins */
     uint64_t guaranteed_bytes; /* of used_bytes: never evicted */
     uint64_t guarantee_limit_bytes,

@@ -83,6 +83,7 @@ struct request {
     const char *plan;              /* as --plan; NULL: auto. Outlives the sequence */
     bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
+    struct store_use use; /* of the chunks that it finds and saves; its lot is set here */
     /* How the context goes on behind its window; context 0: it may not outgrow the model's. */
     struct truncation truncation;
     /* Prefill when all is restored (the paper's way), not layer by layer meanwhile: to compare. */

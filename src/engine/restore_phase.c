@@ -275,6 +275,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
         .n_tokens = v->n_tokens - 1,
         .n_moved = n_moved,
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
+        .use = seq_use(s),
         .measure_io = must_measure(g)};
     upcoming_fetch_no_more(s);
     seq_enter_restore(s);

@@ -201,6 +201,13 @@ void seq_drop_blocks(struct seq *s)
     s->has_gap = false;
 }
 
+struct store_use seq_use(const struct seq *s)
+{
+    struct store_use use = s->req.use;
+    use.lot = (uint64_t)s->t_arrival;
+    return use;
+}
+
 /* --- saving ----------------------------------------------------------------------------------- */
 
 void seq_open_save(struct seq *s, int position, const struct store_hit *tail)
@@ -215,6 +222,7 @@ void seq_open_save(struct seq *s, int position, const struct store_hit *tail)
         .tail = tail,
         .policy = &s->req.save,
         .owner = store_owner(s->salt),
+        .use = seq_use(s),
         .is_document = s->req.max_tokens == 0};
     s->save = save_open(s->shared->saver, &b);
 }

@@ -186,6 +186,8 @@ bool seq_may_reuse(const struct seq *s);
 /* Saving begins at a position, behind the partial chunk `tail`, which is held, where that is no
  * multiple of 64.  Nothing where s is not saved, or saving has begun. */
 void seq_open_save(struct seq *s, int position, const struct store_hit *tail);
+/* Returns what the sequence says of its chunks' use. */
+struct store_use seq_use(const struct seq *s);
 /* Pins the n-th chunk in view and with it all before it in its stair; false where the store does not
  * have it. */
 bool seq_pin_chunks(struct seq *s, int n);

@@ -48,6 +48,11 @@ uint8_t placement_class(int turn, bool is_tool_pending, bool is_partial)
     return (uint8_t)(bits << 4 | is_tool_pending << 3 | is_partial << 2);
 }
 
+uint8_t placement_class_owner(uint8_t class, uint64_t tag)
+{
+    return (uint8_t)((class & 0x3f) | (tag != 0 ? rng_mix(tag) & 3 : 0) << 6);
+}
+
 uint8_t placement_class_used(uint8_t class, uint32_t n_uses)
 {
     uint32_t bits = n_uses <= 1 ? 0 : n_uses <= 3 ? n_uses - 1 : 3;
@@ -367,7 +372,6 @@ static void update(struct placement_learn *l, uint32_t time)
 void placement_learn_used(struct placement_learn *l, uint64_t id, uint8_t class,
                           uint32_t time)
 {
-    CHECK(class < PLACEMENT_CLASSES);
     uint64_t hash = rng_mix(id);
     if (++l->n_events >= UPDATE_EVENTS) {
         l->n_events = 0;
@@ -393,6 +397,5 @@ void placement_learn_evicted(struct placement_learn *l, uint64_t n_items)
 
 uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class, uint64_t lot)
 {
-    CHECK(class < PLACEMENT_CLASSES);
     return (double)(rng_mix(lot) >> 11) * 0x1p-53 < l->share[class] ? l->worth[class] : 0;
 }

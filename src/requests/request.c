@@ -77,6 +77,8 @@ static const struct field fields[] = {
     {"priority", F_INT, -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY, AT(priority), GEN, "lower runs earlier; default 0"},
     {"timeout_ms", F_INT, 0, HCACHE_MAX_TIMEOUT_MS, AT(timeout_ms), GEN, "ends it, with what there is; 0: never"},
     {"cache_salt", F_STRING, 0, 256, AT(cache_salt), GEN, "saved state is shared only under one salt"},
+    {"cache_ttl", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(cache_ttl), GEN, "seconds without a use after which saved state expires; 0: never"},
+    {"expect_reuse_in", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(expect_reuse_in), GEN, "seconds until this context is probably used again; 0: not known"},
     {"stream", F_BOOL, 0, 0, AT(stream), GEN, "server-sent events"},
     {"stream_options", F_OPTIONS, 0, 0, 0, BOTH | RESP, "{\"include_usage\": true}"},
     {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
@@ -530,6 +532,17 @@ bool request_ignores(unsigned kind, const char *name, size_t n)
     return false;
 }
 
+/* Returns 1 + the answers in a chat's messages; 0: there are no messages. */
+static int turn_of(const struct json *messages)
+{
+    int turn = json_count(messages) > 0 ? 1 : 0;
+    for (size_t i = 0; i < json_count(messages); i++) {
+        const char *role = json_string_of(json_member(json_at(messages, i), "role"), NULL);
+        turn += role != NULL && strcmp(role, "assistant") == 0;
+    }
+    return turn;
+}
+
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {
@@ -537,6 +550,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
                                .max_tokens = -1,
                                .max_completion_tokens = -1,
                                .n = 1,
+                               .cache_ttl = -1,
                                .temperature = 1,
                                .top_p = 1,
                                .store = true};
@@ -571,6 +585,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         return bad(f, request_prompt_name(kind), "is missing");
     if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
         return bad(f, "max_tokens", "is missing");
+    out->turn = turn_of(out->messages);
     return 0;
 }
 

@@ -43,8 +43,11 @@ struct gen_params {
     bool has_seed, ignore_eos, stream, include_usage, logprobs;
     const char *stop[HCACHE_MAX_STOP];
     int n_stop;
-    const char *cache_salt; /* NULL: none */
-    bool durable;           /* it ends when its state is on disk */
+    const char *cache_salt;  /* NULL: none */
+    int64_t cache_ttl;       /* seconds; -1: not given */
+    int64_t expect_reuse_in; /* seconds; 0: not known */
+    int turn;                /* of the conversation, by its answers; 0: not known */
+    bool durable;            /* it ends when its state is on disk */
 
     /* of a response: */
     const struct json *instructions; /* a string that may contain zero bytes; NULL: none */

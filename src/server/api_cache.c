@@ -291,6 +291,7 @@ static struct json *tier(const struct hcache_cache_stats *k)
     json_put_int(o, "file_bytes", (int64_t)k->file_bytes);
     json_put_int(o, "pending_bytes", (int64_t)k->pending_bytes);
     json_put_int(o, "pins", (int64_t)k->n_pins);
+    json_put_int(o, "expiring_chunks", (int64_t)k->n_expiring);
     json_put_int(o, "guarantees", (int64_t)k->n_guarantees);
     json_put_int(o, "guaranteed_bytes", (int64_t)k->guaranteed_bytes);
     json_put_int(o, "guarantee_limit_bytes", (int64_t)k->guarantee_limit_bytes);
@@ -445,7 +446,8 @@ static const struct dialect prefetch = {.answer = prefetched};
 void api_cache_prefetch(struct call *c)
 {
     static const char *const names[] = {PROMPT_NAMES, "truncation", NULL};
-    struct gen_params p = {.kind = REQUEST_COMPLETION, .n = 1, .durable = true};
+    struct gen_params p = {
+        .kind = REQUEST_COMPLETION, .n = 1, .cache_ttl = -1, .durable = true};
     struct subject s;
     struct fault f;
     if (read_subject(c, names, true, &s, &f) != 0) {

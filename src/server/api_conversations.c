@@ -118,7 +118,15 @@ static int read_change(struct call *c, const char *const *names, struct change *
                                json_count(out->items) > MAX_NEW_ITEMS))
         return fault_set(f, 400, NULL, "items",
                          "'items' must be a list of at most %d items", MAX_NEW_ITEMS);
-    return request_metadata(json_member(body, "metadata"), &out->metadata, f);
+    if (request_metadata(json_member(body, "metadata"), &out->metadata, f) != 0)
+        return -1;
+    const struct json *ttl = json_member(out->metadata, KEEP_TTL_NAME);
+    int64_t ttl_s;
+    if (ttl == NULL || keep_ttl(json_string_of(ttl, NULL), &ttl_s))
+        return 0;
+    return fault_set(f, 400, NULL, "metadata",
+                     "'metadata.cache_ttl' must be seconds in digits, at most %d",
+                     HCACHE_MAX_CACHE_TTL_S);
 }
 
 /* Items become a turn that no answer belongs to. */

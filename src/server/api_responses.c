@@ -385,8 +385,22 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     return 0;
 }
 
+/* A conversation's metadata may have a time to live for the state of its responses, in seconds. A
+ * request's own wins. */
+static void take_ttl(const struct conversation *v, struct gen_params *p)
+{
+    struct json *metadata = NULL;
+    if (p->cache_ttl >= 0 || v->metadata == NULL ||
+        json_parse(&metadata, v->metadata, strlen(v->metadata), v->name, NULL) != 0)
+        return;
+    const char *text = json_string_of(json_member(metadata, KEEP_TTL_NAME), NULL);
+    if (text != NULL)
+        (void)keep_ttl(text, &p->cache_ttl);
+    json_free(metadata);
+}
+
 /* Where it goes on from. */
-static int find_parent(struct call *c, const struct gen_params *p, struct response *r,
+static int find_parent(struct call *c, struct gen_params *p, struct response *r,
                        int64_t *parent, struct fault *f)
 {
     struct err err = {0};
@@ -411,6 +425,7 @@ static int find_parent(struct call *c, const struct gen_params *p, struct respon
     if (conversation_find(c->s->conversations, call_tenant(c), name, &v, &err) != 0)
         return keep_fault(&err, f);
     *parent = v.head;
+    take_ttl(&v, p);
     r->draft.conversation = v.row;
     snprintf(r->conversation, sizeof r->conversation, "%s", v.name);
     conversation_deinit(&v);
@@ -449,7 +464,7 @@ static int read_tools(const struct json *tools, struct json **out, struct fault 
     return 0;
 }
 
-static int make_draft(struct call *c, const struct gen_params *p, struct response *r,
+static int make_draft(struct call *c, struct gen_params *p, struct response *r,
                       struct fault *f)
 {
     struct err err = {0};
@@ -496,6 +511,7 @@ void api_responses(struct call *c)
         return;
     }
     p.n_system = r->draft.n_system;
+    p.turn = r->draft.n_path + 1;
     conversations_name("resp", r->id);
     conversations_name("msg", r->message_id);
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);

@@ -56,6 +56,7 @@ struct server {
     int64_t created_s;
     int64_t clock_set_by_s;     /* as was said last; of the thread that tidies up */
     int64_t next_idle_s;        /* when idle chunks are looked for again; likewise */
+    atomic_bool said_expired;   /* that expired chunks cannot be evicted */
     atomic_bool said_idle;      /* that idle chunks cannot be evicted */
     _Atomic(struct hcache *) h; /* NULL: loading */
     atomic_bool draining;

@@ -89,6 +89,18 @@ int keep_guarantee(struct call *c, const struct hcache_context *context,
                      "%s", err.msg);
 }
 
+bool keep_ttl(const char *text, int64_t *ttl_s)
+{
+    size_t n = strlen(text);
+    if (n == 0 || n > 9 || strspn(text, "0123456789") != n)
+        return false;
+    int64_t value = strtol(text, NULL, 10);
+    if (value > HCACHE_MAX_CACHE_TTL_S)
+        return false;
+    *ttl_s = value;
+    return true;
+}
+
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
 /* Doomed chunks stand with children before their parents: the last ones of a list are tried first
@@ -198,6 +210,19 @@ static void evict_idle(struct server *s)
                  (unsigned long long)n, (long long)s->o.idle_ttl_s);
 }
 
+/* A store without chunks that expire answers at once. */
+static void evict_expired(struct server *s)
+{
+    struct hcache_err err = {0};
+    uint64_t n = 0;
+    int rc = hcache_cache_evict_expired(atomic_load(&s->h), &n, &err);
+    if (rc != 0 && rc != HCACHE_E_UNSUPPORTED)
+        log_warn_once(&s->said_expired, "expired chunks are not evicted: %s", err.msg);
+    else if (n > 0)
+        log_info("%llu chunks were evicted: their time to live has passed",
+                 (unsigned long long)n);
+}
+
 void keep_tidy(void *arg)
 {
     struct server *s = arg;
@@ -207,6 +232,7 @@ void keep_tidy(void *arg)
     if (atomic_load(&s->h) == NULL)
         return;
     evict_idle(s);
+    evict_expired(s);
     if (s->conversations == NULL)
         return;
     int rc = conversations_expire(s->conversations, clock_wall_s(), EXPIRE_AT_ONCE, &gone,

@@ -138,6 +138,8 @@ static void saving_metrics(struct textbuf *b, struct hcache *h)
     metric(b, "gauge", "store_saves",
            "1: state is being saved; 0: no store, a fault, or a full disk.",
            k.tier != NULL && k.saving_fault == 0);
+    metric(b, "gauge", "expiring_chunks", "Chunks with a time to live.",
+           (double)k.n_expiring);
     metric(b, "gauge", "guarantees", "Guaranteed contexts: pins that are never broken.",
            (double)k.n_guarantees);
     metric(b, "gauge", "guaranteed_bytes", "Saved state that is not evicted.",

@@ -144,6 +144,13 @@ int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks
                                       hcache_inner(err));
 }
 
+int hcache_cache_evict_expired(struct hcache *h, uint64_t *n_chunks, struct hcache_err *err)
+{
+    *n_chunks = 0;
+    int rc = need_store(h, hcache_inner(err));
+    return rc != 0 ? rc : store_evict_expired(h->k.store, n_chunks, hcache_inner(err));
+}
+
 void hcache_cache_flush(struct hcache *h)
 {
     service_flush(h->service);
@@ -194,6 +201,7 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     out->file_bytes = st.file_bytes;
     out->pending_bytes = st.pending_bytes;
     out->n_pins = st.n_pins;
+    out->n_expiring = st.n_expiring;
     out->n_guarantees = st.n_guarantees;
     out->guaranteed_bytes = st.guaranteed_bytes;
     out->guarantee_limit_bytes = st.guarantee_limit_bytes;

@@ -114,6 +114,7 @@ struct restore_want {
      * chunk is looked for before them.  The chunk behind them is stored under the parent stair. */
     int n_moved;
     struct sha256 stair;
+    struct store_use use; /* of the chunks that are found */
     bool measure_io;
 };
 

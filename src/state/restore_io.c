@@ -46,7 +46,8 @@ static void find_tail(struct restore *r)
     n = n < STORE_CHUNK_TOKENS ? n : STORE_CHUNK_TOKENS - 1;
     if (n > 0 &&
         store_find_partial(store, parent, r->want.tokens + first, n, &key, &n_found) &&
-        store_lookup(store, &key, 1, &r->hits[f->n_hits], &n_found, NULL, 0, NULL) == 0)
+        store_lookup_for(store, &r->want.use, &key, 1, &r->hits[f->n_hits], &n_found, NULL,
+                         0, NULL) == 0)
         f->n_hits += n_found;
 }
 
@@ -98,8 +99,8 @@ static void find(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;
     struct restore_found *f = &r->found;
-    f->err.code = store_lookup(rr->o.store, r->keys + 1, r->n_keys, r->hits, &f->n_hits,
-                               f->why, sizeof f->why, &f->err);
+    f->err.code = store_lookup_for(rr->o.store, &r->want.use, r->keys + 1, r->n_keys,
+                                   r->hits, &f->n_hits, f->why, sizeof f->why, &f->err);
     int n_full = f->n_hits;
     f->differs_at = f->err.code == 0 ? differs_at(r, n_full) : -1;
     /* Where nothing is known of the store's speed, a tail alone is no measure of it. */

@@ -204,6 +204,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
                                 .parent = parent,
                                 .fingerprint = s->o.fingerprint,
                                 .owner = q->owner,
+                                .use = q->use,
                                 .chunk_idx = (uint32_t)c->chunk_idx,
                                 .n_tokens = c->n_tokens,
                                 .yields = c->n_tokens < STORE_CHUNK_TOKENS &&

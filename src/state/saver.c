@@ -296,6 +296,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     q->truncation = b->truncation;
     q->policy = *b->policy;
     q->owner = b->owner;
+    q->use = b->use;
     q->is_document = b->is_document;
     lay_out(s, b->policy, &q->layout);
     q->first_open = q->tail_idx = (int)(b->first_token / STORE_CHUNK_TOKENS);

@@ -110,6 +110,7 @@ struct save_begin {
     const struct store_hit *tail;
     const struct save_policy *policy;
     uint64_t owner; /* store_owner */
+    struct store_use use;
     /* Its tail is for many to continue: it is not superseded by the first that does. */
     bool is_document;
 };

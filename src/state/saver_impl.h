@@ -35,6 +35,7 @@ struct save_layout {
 
 struct save_seq {
     uint64_t owner; /* fixed */
+    struct store_use use;
     struct saver *saver;
     struct save_policy policy;
     struct truncation truncation;

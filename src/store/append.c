@@ -339,7 +339,7 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
             drafts_attach(s, n, drafts);
     }
     if (rc == 0)
-        store_touch_node(s, n);
+        store_touch_node(s, n, &chunk->use);
     if (rc == 0 && chunk->supersedes != NULL)
         supersede(s, n, chunk->supersedes);
     drafts_free(s, n->owner_idx, drafts);

@@ -87,6 +87,7 @@ void catalog_deinit(struct catalog *c)
         free(c->window->wait);
         free(c->window);
     }
+    expiry_deinit(&c->expiry);
     free(c->learn);
     free(c->owners);
     free(c->owner_slots);
@@ -213,6 +214,7 @@ static bool evictable(const struct chunk_node *n)
 static void node_free(struct catalog *c, struct chunk_node *n)
 {
     CHECK(n->place.slot == 0);
+    expiry_clear(&c->expiry, n);
     struct chunk_node **p = bucket_of(c, &n->key);
     while (*p != n)
         p = &(*p)->next;
@@ -468,6 +470,7 @@ static void node_loses(struct catalog *c, struct chunk_node *n)
         c->n_partial -= n->n_tokens < STORE_CHUNK_TOKENS;
         c->fingerprints[n->fingerprint_idx].n_nodes--;
         c->owners[n->owner_idx].n_chunks--;
+        catalog_set_ttl(c, n, 0);
     }
 }
 
@@ -537,25 +540,62 @@ void catalog_kill(struct catalog *c, struct chunk_node *n)
 
 /* --- use -------------------------------------------------------------------------------------- */
 
-void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
-                     uint32_t wall_s)
+void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s)
 {
-    struct placement_use use = {
-        .at = tick,
-        .time = wall_s,
-        .class = placement_class(0, false, n->n_tokens < STORE_CHUNK_TOKENS)};
+    n->ttl_s = ttl_s;
+    if (ttl_s == 0)
+        expiry_clear(&c->expiry, n);
+    else if (n->expiry_at == 0) /* else its entry is early enough */
+        expiry_set(&c->expiry, n, n->place.used_time + ttl_s);
+}
+
+static uint8_t class_of(const struct catalog *c, const struct chunk_node *n,
+                        const struct store_use *use)
+{
+    bool is_partial = n->n_tokens < STORE_CHUNK_TOKENS;
+    uint8_t class = placement_class(use->turn, use->may_call_tools, is_partial);
+    return placement_class_owner(class,
+                                 c->owners != NULL ? c->owners[n->owner_idx].tag : 0);
+}
+
+static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint32_t wall_s,
+                    const struct store_use *use)
+{
+    struct placement_use u = {.at = tick,
+                              .time = wall_s,
+                              .class = class_of(c, n, use),
+                              .lot = use->lot,
+                              .reuse_in = use->reuse_in_s};
     if (tick <= n->place.used_at)
         return;
     if (n->place.is_dropped)
         placement_drop(&c->policy, place_of(c, n), &n->place, false);
-    placement_touch(&c->policy, place_of(c, n), &n->place, &use);
+    placement_touch(&c->policy, place_of(c, n), &n->place, &u);
     if (tick > c->tick)
         c->tick = tick;
 }
 
-void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s)
+void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
+                     uint32_t wall_s)
 {
-    catalog_used_at(c, n, c->tick + 1, wall_s);
+    used_at(c, n, tick, wall_s, &(struct store_use){0});
+}
+
+static uint32_t ttl_after(const struct chunk_node *n, uint32_t ttl_s)
+{
+    if (n->n_live == 0) /* it is new */
+        return ttl_s;
+    if (n->ttl_s == 0 || ttl_s == 0)
+        return 0;
+    return n->ttl_s > ttl_s ? n->ttl_s : ttl_s;
+}
+
+void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
+                   const struct store_use *use)
+{
+    used_at(c, n, c->tick + 1, wall_s, use != NULL ? use : &(struct store_use){0});
+    if (use != NULL)
+        catalog_set_ttl(c, n, ttl_after(n, use->ttl_s));
 }
 
 void catalog_evicted(struct catalog *c, const struct chunk_node *n)
@@ -663,7 +703,10 @@ static bool node_audit(const struct catalog *c, const struct chunk_node *n)
     bool needed = is_in_tree(n) || (n->pin_at != 0 && n->parent == NULL);
     return n_live == n->n_live && n_pending == n->n_pending && needed && pin_good &&
            (n->place.slot != 0) == evictable(n) && placement_audit(place, &n->place) &&
-           n->place.is_kept == (n->pin_at != 0) && guards_audit(n);
+           n->place.is_kept == (n->pin_at != 0) && guards_audit(n) &&
+           (n->ttl_s != 0) == (n->expiry_at != 0) &&
+           (n->expiry_at == 0 ||
+            (n->expiry_at <= c->expiry.n && c->expiry.entry[n->expiry_at - 1].node == n));
 }
 
 /* Chunks and bytes of each owner, and how many guarantees there are. */

@@ -17,6 +17,7 @@
 
 #include "policy/placement.h"
 #include "store/chunk.h"
+#include "store/expiry.h"
 
 enum extent_state {
     EXTENT_PENDING, /* written, not committed: invisible */
@@ -62,6 +63,8 @@ struct chunk_node {
     struct tier_chunk *copied;   /* in DRAM, tier.c's; NULL: no extent has a copy */
     uint32_t n_children, n_pins;
     uint32_t pin_at;    /* 0: no lasting pin */
+    uint32_t ttl_s;     /* it expires so long after its last use; 0: it does not */
+    uint32_t expiry_at; /* 1 + its place in catalog.expiry; 0: none */
     uint32_t n_guarded; /* guaranteed chunks: this one and those that continue it */
     uint32_t chunk_idx;
     uint32_t n_live, n_pending;
@@ -116,6 +119,7 @@ struct catalog {
     uint32_t n_guaranteed;     /* of the pins */
     uint64_t guaranteed_bytes; /* of all owners */
     uint64_t tick;
+    struct expiry expiry; /* of the nodes with a time to live */
     struct placement policy;
     struct placement_learn *learn;   /* of the policy `ours`; else NULL */
     struct placement_window *window; /* NULL: nobody looks ahead */
@@ -171,8 +175,12 @@ void catalog_detach(struct catalog *c, struct extent *x);
 /* LIVE -> DEAD for all extents of the node. */
 void catalog_kill(struct catalog *c, struct chunk_node *n);
 
-/* Marks as most recently used. */
-void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s);
+/* Marks as most recently used.  A chunk that is new gets the time to live of its use; another keeps
+ * the longest one of its uses, of which none is the longest. use NULL: a use that says nothing. */
+void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
+                   const struct store_use *use);
+/* ttl_s 0: the chunk does not expire. */
+void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s);
 /* The node was the victim and goes: the policy learns. */
 void catalog_evicted(struct catalog *c, const struct chunk_node *n);
 /* A waiting request that needs the chunk of a key comes or goes; the key may be stored or not.

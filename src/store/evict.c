@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "store/store_impl.h"
 
@@ -52,7 +53,8 @@ void store_forget_eviction(struct store *s, const struct sha256 *key)
 void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_SPACE ||
-                why == STORE_EVICT_QUOTA || why == STORE_EVICT_IDLE;
+                why == STORE_EVICT_QUOTA || why == STORE_EVICT_IDLE ||
+                why == STORE_EVICT_EXPIRED;
     if (kept)
         *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1; /* never 0 */
     s->evictions[why]++;
@@ -103,11 +105,83 @@ static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict
     store_settle_doomed(s, waits);
 }
 
+/* --- times to live ---------------------------------------------------------------------------- */
+
+/* A chunk that has expired and cannot go yet is looked at again after so long. */
+static uint32_t retry_of(uint32_t ttl_s)
+{
+    enum { LEAST_S = 5 };
+    return ttl_s / 16 > LEAST_S ? ttl_s / 16 : LEAST_S;
+}
+
+/* [lock] The node has expired: it goes, and its parent is looked at next. */
+static void expired_evict(struct store *s, struct chunk_node *n, uint32_t now_s)
+{
+    struct chunk_node *parent = n->parent;
+    if (parent != NULL && parent->n_live > 0 && parent->ttl_s > 0)
+        expiry_set(&s->catalog.expiry, parent, now_s);
+    victim_evict(s, n, STORE_EVICT_EXPIRED);
+}
+
+/* [lock] Looks at up to `most` chunks whose time may have come. Returns whether all were looked at. */
+static bool expire_some(struct store *s, uint32_t now_s, int most, uint64_t *n_gone)
+{
+    struct expiry *x = &s->catalog.expiry;
+    const struct expiry_entry *first;
+    while ((first = expiry_first(x)) != NULL && first->at_s <= now_s) {
+        struct chunk_node *n = first->node;
+        uint32_t due_s = n->place.used_time + n->ttl_s;
+        if (most-- == 0)
+            return false;
+        if (due_s > now_s) {
+            expiry_set(x, n, due_s);
+        } else if (n->place.slot == 0 || n->place.is_kept) {
+            expiry_set(x, n, now_s + retry_of(n->ttl_s));
+        } else {
+            expired_evict(s, n, now_s);
+            ++*n_gone;
+        }
+    }
+    return true;
+}
+
+enum { EXPIRE_AT_ONCE = 256 }; /* what other threads wait for is short */
+
+int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err)
+{
+    bool is_done = false;
+    int rc = 0;
+    *n_chunks = 0;
+    while (rc == 0 && !is_done) {
+        pthread_mutex_lock(&s->lock);
+        store_expire_pins(s);
+        if (expiry_first(&s->catalog.expiry) != NULL)
+            rc = store_can_save(s, err);
+        if (rc == 0)
+            is_done = expire_some(s, (uint32_t)clock_wall_s(), EXPIRE_AT_ONCE, n_chunks);
+        pthread_mutex_unlock(&s->lock);
+    }
+    if (rc == 0 && *n_chunks > 0)
+        rc = store_commit_run(s, 0, err);
+    return rc != 0 || *n_chunks == 0 ? rc : store_wipe(s, err);
+}
+
+void store_expire_at_open(struct store *s)
+{
+    uint64_t n_chunks;
+    if (!s->read_only)
+        (void)store_evict_expired(s, &n_chunks, NULL);
+}
+
+/* --- room ------------------------------------------------------------------------------------- */
+
 /* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted. */
 static void evict(struct store *s, uint64_t want_bytes, enum store_evict why)
 {
     struct chunk_node *n;
+    uint64_t n_gone = 0;
     store_expire_pins(s);
+    (void)expire_some(s, (uint32_t)clock_wall_s(), EXPIRE_AT_ONCE, &n_gone);
     while (s->freeing_bytes + s->wiping_bytes < want_bytes &&
            (n = catalog_victim(&s->catalog)) != NULL)
         victim_evict(s, n, why);

@@ -66,6 +66,13 @@ enum {
  * that does not end. */
 #define PIN_GUARANTEED (INT64_C(1) << 62)
 
+/* The column used_wall_s: the time of the last use, and the time to live in the upper half.  A build that
+ * does not know times to live reads the lower half. */
+static sqlite3_int64 use_encode(uint32_t used_wall_s, uint32_t ttl_s)
+{
+    return (sqlite3_int64)((uint64_t)(ttl_s & INT32_MAX) << 32 | used_wall_s);
+}
+
 enum statement {
     ADD_EXTENT,
     ADD_RECORDS,
@@ -409,7 +416,9 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
             break;
         }
         row.tick = (uint64_t)sqlite3_column_int64(st, 1);
-        row.used_wall_s = (uint32_t)sqlite3_column_int64(st, 2);
+        uint64_t use = (uint64_t)sqlite3_column_int64(st, 2);
+        row.used_wall_s = (uint32_t)use;
+        row.ttl_s = (uint32_t)(use >> 32) & INT32_MAX;
         n_rows++;
         sum += get_u64(blob + R_CHECKSUM);
         rc = fn(arg, &row);
@@ -578,7 +587,7 @@ int index_add(struct index *ix, const struct index_row *row,
     sqlite3_stmt *st = ix->st[ADD_EXTENT];
     sqlite3_bind_int64(st, 1, (sqlite3_int64)row->id);
     sqlite3_bind_int64(st, 2, (sqlite3_int64)row->tick);
-    sqlite3_bind_int64(st, 3, row->used_wall_s);
+    sqlite3_bind_int64(st, 3, use_encode(row->used_wall_s, row->ttl_s));
     sqlite3_bind_blob(st, 4, blob, ROW_BYTES, SQLITE_STATIC);
     int rc = run(ix, ADD_EXTENT, err);
     if (rc == 0) {
@@ -651,12 +660,12 @@ int index_wiped(struct index *ix, uint64_t id, struct err *err)
 }
 
 int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
-                struct err *err)
+                uint32_t ttl_s, struct err *err)
 {
     sqlite3_stmt *st = ix->st[TOUCH];
     sqlite3_bind_int64(st, 1, (sqlite3_int64)id);
     sqlite3_bind_int64(st, 2, (sqlite3_int64)tick);
-    sqlite3_bind_int64(st, 3, used_wall_s);
+    sqlite3_bind_int64(st, 3, use_encode(used_wall_s, ttl_s));
     int rc = run(ix, TOUCH, err);
     return rc == 0 ? 0 : rollback(ix, rc);
 }

@@ -44,6 +44,7 @@ struct index_row {
     bool yields;
     uint64_t tick; /* order of last use; not checksummed, for a wrong one is harmless */
     uint32_t used_wall_s; /* likewise */
+    uint32_t ttl_s;       /* likewise; seconds after the last use, 0: it does not expire */
 };
 
 /* Where an extent was. */
@@ -100,7 +101,7 @@ int index_add(struct index *ix, const struct index_row *row,
 int index_drop(struct index *ix, uint64_t id,
                struct err *err); /* no such row: nothing happens */
 int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
-                struct err *err);
+                uint32_t ttl_s, struct err *err);
 /* Sets or ends a pin. */
 int index_pin(struct index *ix, const struct index_pin *pin, struct err *err);
 /* Remembers that the bytes of a place must go; index_wiped forgets it. */

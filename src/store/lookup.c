@@ -14,9 +14,9 @@
 #include "base/mem.h"
 #include "store/store_impl.h"
 
-void store_touch_node(struct store *s, struct chunk_node *n)
+void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use)
 {
-    catalog_touch(&s->catalog, n, (uint32_t)clock_wall_s());
+    catalog_touch(&s->catalog, n, (uint32_t)clock_wall_s(), use);
     tier_touch(s->tier, n);
     if (s->index == NULL || s->read_only || s->n_touched == STORE_MAX_TOUCHED)
         return;
@@ -27,7 +27,7 @@ void store_touch_node(struct store *s, struct chunk_node *n)
             s->touched = xrealloc(s->touched, (s->n_touched == 0 ? 1 : 2 * s->n_touched) *
                                                   sizeof s->touched[0]);
         s->touched[s->n_touched++] = (struct store_touch){x->id, n->place.used_at,
-                                                          n->place.used_time};
+                                                          n->place.used_time, n->ttl_s};
         return; /* one row speaks for the chunk */
     }
 }
@@ -298,6 +298,13 @@ static int chain_pin(struct store *s, const struct sha256 *keys, int n,
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
                  int *n_hits, char *why, size_t why_bytes, struct err *err)
 {
+    return store_lookup_for(s, NULL, keys, n, hits, n_hits, why, why_bytes, err);
+}
+
+int store_lookup_for(struct store *s, const struct store_use *use,
+                     const struct sha256 *keys, int n, struct store_hit *hits, int *n_hits,
+                     char *why, size_t why_bytes, struct err *err)
+{
     (void)err; /* every doubt is a miss with a reason */
     char unused[1];
     if (why == NULL) {
@@ -326,7 +333,7 @@ int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store
         }
     }
     for (int i = n_good - 1; i >= 0; i--)
-        store_touch_node(s, hits[i].impl);
+        store_touch_node(s, hits[i].impl, use);
     s->n_hits += (uint64_t)n_good;
     s->misses[miss] += (uint64_t)(n - n_good);
     pthread_mutex_unlock(&s->lock);

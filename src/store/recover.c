@@ -162,9 +162,12 @@ static int row_enter(void *arg, const struct index_row *row)
     if (rc != 0)
         return ERR_CORRUPT;
     s->used_bytes += n_bytes;
+    bool is_last_use = row->tick > n->place.used_at;
     if (row->tick < UINT64_MAX / 2) /* not checksummed: the counter must never wrap */
         catalog_used_at(&s->catalog, n, row->tick, row->used_wall_s);
     catalog_attach(&s->catalog, n, extent_of(row), &row->mask);
+    if (is_last_use)
+        catalog_set_ttl(&s->catalog, n, row->ttl_s);
     if (!store_row_is_in_file(s, row))
         store_condemn_node(s, n, STORE_NOT_IN_FILE);
     return 0;

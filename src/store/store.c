@@ -127,6 +127,7 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
         store_free(s);
         return rc;
     }
+    store_expire_at_open(s);
     store_cut_to_cap(s);
     store_fill_reserve(s);
     *out = s;
@@ -167,6 +168,7 @@ void store_stats(struct store *s, struct store_stats *out)
         .n_chunks = s->catalog.n_chunks,
         .n_partial = s->catalog.n_partial,
         .n_pins = s->catalog.n_pins,
+        .n_expiring = s->catalog.expiry.n,
         .n_guarantees = s->catalog.n_guaranteed,
         .guaranteed_bytes = s->catalog.guaranteed_bytes,
         .guarantee_limit_bytes = store_guarantee_limit(s->cap_bytes),
@@ -209,10 +211,15 @@ void store_dram_stats(struct store *s, struct store_dram *out)
 }
 
 static const char *const evict_names[STORE_EVICTS] = {
-    [STORE_EVICT_CAP] = "cap",       [STORE_EVICT_SPACE] = "disk_full",
-    [STORE_EVICT_QUOTA] = "quota",   [STORE_EVICT_IDLE] = "idle",
-    [STORE_EVICT_ORPHAN] = "orphan", [STORE_EVICT_SUPERSEDED] = "superseded",
-    [STORE_EVICT_ERASED] = "erased", [STORE_EVICT_DAMAGED] = "damaged",
+    [STORE_EVICT_CAP] = "cap",
+    [STORE_EVICT_SPACE] = "disk_full",
+    [STORE_EVICT_QUOTA] = "quota",
+    [STORE_EVICT_IDLE] = "idle",
+    [STORE_EVICT_EXPIRED] = "expired",
+    [STORE_EVICT_ORPHAN] = "orphan",
+    [STORE_EVICT_SUPERSEDED] = "superseded",
+    [STORE_EVICT_ERASED] = "erased",
+    [STORE_EVICT_DAMAGED] = "damaged",
 };
 
 const char *store_evict_name(enum store_evict why)
@@ -276,6 +283,7 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
         .tick = n->place.used_at,
         .pinned_until_wall_s = n->pin_at != 0 ? s->catalog.pins[n->pin_at - 1].until_wall_s
                                               : 0,
+        .expires_wall_s = n->ttl_s > 0 ? (int64_t)n->place.used_time + n->ttl_s : 0,
         .is_guaranteed = n->n_guarded > 0,
     };
     if (n->parent != NULL)

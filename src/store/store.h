@@ -155,6 +155,16 @@ struct store_record {
     void *make_arg;
 };
 
+/* What a request says of how the chunks that it uses will be used again. All 0: nothing. */
+struct store_use {
+    int turn;            /* of its conversation, from 1; 0: not known */
+    bool may_call_tools; /* its answer may be a tool call, whose result comes back soon */
+    uint32_t reuse_in_s; /* a client's guess of the time until the next use; 0: none */
+    /* The chunks expire when nobody has used them for so long; 0: they do not. */
+    uint32_t ttl_s;
+    uint64_t lot; /* a number that all chunks of one request share */
+};
+
 struct store_chunk {
     struct sha256 key;
     struct sha256 parent; /* the previous chunk's key; for chunk 0 the root key */
@@ -173,6 +183,7 @@ struct store_chunk {
     /* May be NULL.  The partial chunk that this one continues: where it yields it is removed once this one
      * has been committed (with the commit after, so a crash can leave both, never neither). */
     const struct sha256 *supersedes;
+    struct store_use use;
 };
 
 /* Writes the records that the store does not have yet (one extent, one sequential write, per
@@ -208,6 +219,10 @@ struct store_hit {
  * (fingerprint 12ab..)", "header unreadable", ... */
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
                  int *n_hits, char *why, size_t why_bytes, struct err *err);
+/* The same for a request that says how it uses the chunks (NULL: it says nothing). */
+int store_lookup_for(struct store *s, const struct store_use *use,
+                     const struct sha256 *keys, int n, struct store_hit *hits, int *n_hits,
+                     char *why, size_t why_bytes, struct err *err);
 void store_release(struct store *s, struct store_hit *hits, int n);
 /* A request that waits needs the chunks of keys[0..n), stored or not.  It will be served before
  * requests of a later turn, so policies that look ahead evict these chunks after all that no request
@@ -359,6 +374,13 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
 int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
                      struct err *err);
 
+/* Evicts the chunks whose time to live has passed: nobody has used them for store_use.ttl_s.  A chunk that
+ * requests with different times use has the longest of them, and none is the longest.  Chunks that
+ * are in use, pinned or continued by others stay until they are not.  The time to live survives a
+ * restart, with the time of the last use.  store_open evicts what has expired meanwhile, and so does
+ * whoever needs room.  *n_chunks says how many went. */
+int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err);
+
 /* --- quotas --------------------------------------------------------------------------------- */
 
 /* Bounds the extents of one owner from now on; 0: no bound.  Lasts until the store is closed. What
@@ -496,6 +518,7 @@ enum store_evict {
     STORE_EVICT_SPACE, /* room for others on a disk that was full before the cap was reached */
     STORE_EVICT_QUOTA,      /* room for others of its owner */
     STORE_EVICT_IDLE,       /* nobody used it for so long (store_evict_idle) */
+    STORE_EVICT_EXPIRED,    /* nobody used it for its time to live (store_evict_expired) */
     STORE_EVICT_ORPHAN,     /* gc: a chunk before it is gone, so it could not be found */
     STORE_EVICT_SUPERSEDED, /* a partial chunk whose full one has come */
     STORE_EVICT_ERASED,     /* store_erase */
@@ -526,6 +549,7 @@ struct store_stats {
     uint64_t device_bytes[STORE_MAX_DEVICES]; /* used_bytes by device */
     uint64_t pending_bytes;                   /* of used_bytes: appended, not committed */
     uint64_t freeing_bytes;        /* of used_bytes: evicted or erased, not reusable yet */
+    uint64_t n_expiring;           /* chunks with a time to live */
     uint64_t n_pins, n_guarantees; /* n_guarantees of the pins */
     uint64_t guaranteed_bytes, guarantee_limit_bytes; /* of used_bytes; 0: no bound */
     int n_devices;
@@ -555,6 +579,7 @@ struct store_entry {
     int64_t used_wall_s; /* last use */
     uint64_t tick;       /* orders uses: of two leaves the lower one is evicted first */
     int64_t pinned_until_wall_s; /* 0: not pinned */
+    int64_t expires_wall_s;      /* unless it is used before; 0: it does not */
     bool is_guaranteed;          /* it or a chunk that continues it is guaranteed */
 };
 /* Calls fn for every chunk, parents before children within a chain; stops where fn returns

@@ -54,7 +54,7 @@
 
 struct store_touch {
     uint64_t id, tick;
-    uint32_t used_wall_s;
+    uint32_t used_wall_s, ttl_s;
 };
 
 struct store_reason {
@@ -142,7 +142,7 @@ struct store {
 /* At the end. */
 void store_free_wants(struct store *s);
 /* [lock] Adds a use of the node, for the index to learn of with the next commit. */
-void store_touch_node(struct store *s, struct chunk_node *n);
+void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use);
 /* [lock] Takes an extent off its node (which may go) and queues its space to be freed. */
 void store_free_extent(struct store *s, struct extent *x);
 /* [lock] Gives the space of an extent that is nowhere anymore back, and frees the struct. */
@@ -177,6 +177,8 @@ int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
 
 /* [lock] Ends the lasting pins whose time has come. */
 void store_expire_pins(struct store *s);
+/* Evicts what has expired while the store was closed. A failure is left for the next time. */
+void store_expire_at_open(struct store *s);
 /* [lock] Notes a change of a lasting pin for the next commit. */
 void store_note_pin(struct store *s, const struct index_pin *pin);
 /* [lock] Pins a key in memory; returns its node. */

@@ -9,6 +9,7 @@ what was committed and saves again.  Skipped without root, loop devices or mkfs.
 Clock: a library put before the C library (built here) moves the system's clock by what a file says.  Conversations
 with a time to live, pins and recorded times stay as they are when it is set by years; a server that is started with
 its clock behind keeps everything."""
+import json
 import os
 import shutil
 import subprocess
@@ -224,6 +225,48 @@ def guarantees():
     server.kill()
 
 
+def times_to_live():
+    """State with cache_ttl goes when nobody has used it for so long; other state stays."""
+    server = Server(MODEL, "--store", os.path.join(tmp, "ttl"), "--no-reuse", "--plain-chat", *SAVING)
+    text = "Once upon a time there was a girl who had a dog. " * 20
+
+    def tier():
+        return server.request("GET", "/v1/cache/stats")[2]["tiers"][0]
+
+    def expired(n):
+        return until(lambda: tier()["evictions_by_reason"]["expired"] > n and tier()["expiring_chunks"] == 0)
+    server.post("/v1/cache/prefetch", {"prompt": text})
+    server.complete("A " + text, max_tokens=2, cache_ttl=1)
+    check("a request's state expires", expired(0), tier())
+    stored = server.post("/v1/cache/lookup", {"prompt": text})[2]["stored_tokens"]
+    gone = server.post("/v1/cache/lookup", {"prompt": "A " + text})[2]["stored_tokens"]
+    check("what has no time to live stays", stored > 0 and gone == 0, (stored, gone))
+    n = tier()["evictions_by_reason"]["expired"]
+    name = server.post("/v1/conversations", {"metadata": {"cache_ttl": "1"}})[2]["id"]
+    status, _, r = server.post("/v1/responses", {"input": text, "conversation": name, "max_output_tokens": 2})
+    equal("a conversation's response", status, 200)
+    check("the state of a conversation with a time to live expires", expired(n), tier())
+    status, _, r = server.post("/v1/responses", {"input": "And?", "conversation": name, "max_output_tokens": 2})
+    equal("it goes on, computed again", status, 200)
+    for wrong in ({"cache_ttl": -1}, {"cache_ttl": "1"}, {"expect_reuse_in": -5}):
+        status, _, r = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **wrong})
+        equal(f"{wrong} is refused", (status, r["error"]["param"]), (400, list(wrong)[0]))
+    status, _, r = server.post("/v1/conversations", {"metadata": {"cache_ttl": "soon"}})
+    equal("a conversation's time to live must be digits", (status, r["error"]["param"]), (400, "metadata"))
+    status, _, r = server.post("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "expect_reuse_in": 60, "cache_ttl": 3600})
+    equal("chats take both", status, 200)
+    server.kill()
+    store = os.path.join(tmp, "ttl-run")
+    with open(store + ".ids", "w") as f:
+        f.write(" ".join(map(str, A)))
+    subprocess.run([HC, "run", SYNTH, "--token-ids", store + ".ids", "--max-tokens", "2", "--store", store,
+                    "--cache-ttl", "3600"], capture_output=True)
+    chunks = json.loads(subprocess.run([HC, "store", "ls", store, "--json"], capture_output=True, text=True).stdout)
+    check("run --cache-ttl", len(chunks["chunks"]) >= 4 and all(
+        c["expires_wall_s"] == c["used_wall_s"] + 3600 for c in chunks["chunks"]), chunks)
+
+
 def shifted_clock():
     source, library = os.path.join(tmp, "shift.c"), os.path.join(tmp, "shift.so")
     with open(source, "w") as f:
@@ -256,6 +299,7 @@ def aborted_file_system():
 try:
     aborted_file_system()
     guarantees()
+    times_to_live()
     shifted_clock()
 finally:
     shutil.rmtree(tmp, ignore_errors=True)

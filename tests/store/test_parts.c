@@ -327,10 +327,10 @@ static void catalog_victims(void **state)
         x->state = EXTENT_LIVE;
         x->n_blocks = 2;
         catalog_attach(&c, nodes[i], x, &mask);
-        catalog_touch(&c, nodes[i], 0);
+        catalog_touch(&c, nodes[i], 0, NULL);
     }
     for (int i = 0; i < 500; i++)
-        catalog_touch(&c, nodes[rng_below(&r, N)], 0);
+        catalog_touch(&c, nodes[rng_below(&r, N)], 0, NULL);
     for (int i = 0; i < 20; i++) {
         nodes[i]->n_pins++;
         catalog_settle(&c, nodes[i]);

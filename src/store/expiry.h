@@ -1,0 +1,32 @@
+/* expiry.h - when chunks with a time to live expire: a heap of nodes, the earliest on top.
+ *
+ * A node's entry may be too early, since uses put its expiry off and do not move the entry.  Whoever
+ * takes the first node looks at its last use, and sets a later time where there is one.
+ *
+ * Pure; each operation takes O(log n). */
+#ifndef STORE_EXPIRY_H
+#define STORE_EXPIRY_H
+
+#include <stdint.h>
+
+struct chunk_node;
+
+struct expiry_entry {
+    struct chunk_node *node;
+    uint32_t at_s; /* not before this time, in seconds since 1970 */
+};
+
+struct expiry {
+    struct expiry_entry *entry; /* [n] */
+    uint32_t n, max;
+};
+
+void expiry_deinit(struct expiry *x);
+/* Enters a node, or moves its entry. */
+void expiry_set(struct expiry *x, struct chunk_node *n, uint32_t at_s);
+/* Removes a node's entry, if it has one. */
+void expiry_clear(struct expiry *x, struct chunk_node *n);
+/* Returns the first entry; NULL: there is none. */
+const struct expiry_entry *expiry_first(const struct expiry *x);
+
+#endif

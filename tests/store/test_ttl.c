@@ -1,0 +1,265 @@
+/* Times to live: chunks expire so long after their last use, those that others use with the longest
+ * time, and across restarts. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 4, HOUR_S = 3600 };
+
+static struct st_ctx context(uint64_t number)
+{
+    return (struct st_ctx){.base = number, .own = number, .branch = 2};
+}
+
+static int n_stored(struct store *s, const struct st_ctx *c)
+{
+    struct sha256 keys[N];
+    int n = 0;
+    st_keys(c, N, keys);
+    for (struct store_hit hit; n < N && store_pin(s, &keys[n], &hit); n++)
+        store_release(s, &hit, 1);
+    return n;
+}
+
+/* Saves what is missing of a context, and uses the rest, with this time to live. */
+static void use(struct store *s, const struct st_ctx *c, uint32_t ttl_s)
+{
+    struct err err = {0};
+    struct store_hit hits[N];
+    struct sha256 keys[N];
+    struct store_use u = {.ttl_s = ttl_s};
+    struct store_chunk chunk = {.fingerprint = st_fingerprint(c->model), .use = u};
+    int n_hits = 0;
+    st_keys(c, N, keys);
+    store_lookup_for(s, &u, keys, N, hits, &n_hits, NULL, 0, &err);
+    chunk.parent = n_hits > 0 ? keys[n_hits - 1]
+                              : store_root_key(&chunk.fingerprint, c->salt);
+    for (int i = n_hits; i < N; i++) {
+        uint8_t bytes[700];
+        struct store_record record = {
+            .kind = STORE_KV, .bytes = bytes, .n_bytes = sizeof bytes};
+        chunk.records = &record;
+        chunk.n_records = 1;
+        chunk.key = keys[i];
+        chunk.chunk_idx = (uint32_t)i;
+        st_tokens(c, i, chunk.tokens);
+        st_fill(&keys[i], 0, STORE_KV, bytes, sizeof bytes);
+        if (store_append(s, &chunk, &err) != 0)
+            fail_msg("%s", err.msg);
+        chunk.parent = keys[i];
+    }
+    store_release(s, hits, n_hits);
+    assert_int_equal(store_commit(s, &err), 0);
+}
+
+/* As if all chunks had been used so many seconds earlier. */
+static void age(struct store *s, uint32_t by_s)
+{
+    struct catalog *c = &s->catalog;
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        for (struct chunk_node *n = c->buckets[i]; n != NULL; n = n->next) {
+            n->place.used_time -= n->place.used_time > by_s ? by_s : 0;
+            if (n->ttl_s > 0)
+                expiry_set(&c->expiry, n, n->place.used_time + n->ttl_s);
+        }
+}
+
+static uint64_t expire(struct store *s)
+{
+    struct err err = {0};
+    uint64_t n = 0;
+    assert_int_equal(store_evict_expired(s, &n, &err), 0);
+    assert_true(store_audit(s));
+    return n;
+}
+
+static void chunks_expire(const char *kind)
+{
+    struct st_place p;
+    struct store_stats st;
+    struct st_ctx brief = context(1), lasting = context(2);
+    if (!st_place_open(&p, kind, 1))
+        return;
+    struct store *s = st_open(&p);
+    use(s, &brief, 1000);
+    use(s, &lasting, 0);
+    assert_int_equal(expire(s), 0);
+    age(s, 600);
+    use(s, &brief, 1000); /* a use begins the time anew */
+    age(s, 600);
+    assert_int_equal(expire(s), 0);
+    age(s, 600);
+    assert_int_equal(expire(s), N);
+    store_stats(s, &st);
+    assert_int_equal(st.evictions[STORE_EVICT_EXPIRED], N);
+    assert_int_equal(st.n_expiring, 0);
+    assert_true(n_stored(s, &brief) == 0 && n_stored(s, &lasting) == N);
+    store_close(s);
+    st_place_close(&p);
+}
+
+static void chunks_expire_everywhere(void **state)
+{
+    (void)state;
+    chunks_expire("dram");
+    chunks_expire("sim");
+}
+
+/* Two contexts share their first two chunks: these have the longest time, and none is the longest. */
+static void shared_chunks_have_the_longest_time(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t first, second;
+        int n_left;
+    } cases[] = {
+        {1000, 10000, 2}, {10000, 1000, 2}, {1000, 0, 2}, {0, 1000, 2}, {1000, 1000, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct st_place p;
+        struct st_ctx a = {.base = 1, .own = 1, .branch = 2},
+                      b = {.base = 1, .own = 2, .branch = 2};
+        assert_true(st_place_open(&p, "sim", 1));
+        struct store *s = st_open(&p);
+        use(s, &a, cases[i].first);
+        use(s, &b, cases[i].second);
+        const struct st_ctx *brief = cases[i].first == 1000 ? &a : &b;
+        age(s, 5000);
+        expire(s);
+        assert_int_equal(n_stored(s, brief), cases[i].n_left);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+/* What is pinned, guaranteed or in use stays, and goes when it is not any more. */
+static void what_is_kept_does_not_expire(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[N];
+    struct store_hit hit;
+    struct st_ctx c = context(1);
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    use(s, &c, 1000);
+    st_keys(&c, N, keys);
+    age(s, 5000);
+    assert_true(store_pin(s, &keys[1], &hit)); /* of the middle: those behind it go */
+    assert_int_equal(expire(s), 2);
+    store_release(s, &hit, 1);
+    use(s, &c, 1000);
+    assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + HOUR_S, NULL, &err), 0);
+    age(s, 5000);
+    assert_int_equal(expire(s), 0);
+    assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
+    age(s, 5000); /* the next look at them is now */
+    assert_int_equal(expire(s), N);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Time to live and last use are in the index; what has expired meanwhile goes when the store opens. */
+static void it_survives_a_restart(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_stats st;
+    struct st_ctx c = context(1), other = context(2), forever = context(3);
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    use(s, &c, HOUR_S);
+    use(s, &other, 1);
+    use(s, &forever, 5);
+    use(s, &forever, 0);
+    store_close(s);
+    s = st_open(&p);
+    store_stats(s, &st);
+    assert_true(st.n_expiring == N ||
+                st.n_expiring == 2 * N); /* a second has passed, or not */
+    age(s, 10);
+    expire(s);
+    store_stats(s, &st);
+    assert_int_equal(st.n_expiring, N);
+    assert_true(n_stored(s, &c) == N && n_stored(s, &other) == 0 &&
+                n_stored(s, &forever) == N);
+    age(s, 2 * HOUR_S);
+    assert_int_equal(expire(s), N);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Expired chunks go before all others where room is needed. */
+static void expired_chunks_go_first(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_stats st;
+    struct st_ctx old = context(1), brief = context(2), more = context(3);
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    use(s, &old, 0);
+    store_stats(s, &st);
+    uint64_t each = st.used_bytes;
+    store_close(s);
+    p.opts.cap_bytes = 2 * each;
+    s = st_open(&p);
+    use(s, &brief, 1000);
+    age(s, 5000);
+    use(s, &more, 0);
+    store_stats(s, &st);
+    assert_int_equal(n_stored(s, &old), N); /* the least recently used */
+    assert_true(st.evictions[STORE_EVICT_EXPIRED] == N &&
+                st.evictions[STORE_EVICT_CAP] == 0);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* The heap against a scan: entries come, move and go at random. */
+static void the_heap_is_in_order(void **state)
+{
+    (void)state;
+    enum { NODES = 200, OPS = 20000 };
+    static struct chunk_node node[NODES];
+    uint32_t at_s[NODES] = {0};
+    struct expiry x = {0};
+    struct rng r = {7};
+    for (int i = 0; i < OPS; i++) {
+        uint64_t k = rng_below(&r, NODES);
+        at_s[k] = rng_below(&r, 3) == 0 ? 0 : 1 + (uint32_t)rng_below(&r, 1000);
+        if (at_s[k] == 0)
+            expiry_clear(&x, &node[k]);
+        else
+            expiry_set(&x, &node[k], at_s[k]);
+        uint32_t least = UINT32_MAX, n = 0;
+        for (int j = 0; j < NODES; j++) {
+            n += at_s[j] != 0;
+            least = at_s[j] != 0 && at_s[j] < least ? at_s[j] : least;
+        }
+        assert_int_equal(x.n, n);
+        if (n > 0)
+            assert_int_equal(expiry_first(&x)->at_s, least);
+    }
+    expiry_deinit(&x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chunks_expire_everywhere),
+        cmocka_unit_test(shared_chunks_have_the_longest_time),
+        cmocka_unit_test(what_is_kept_does_not_expire),
+        cmocka_unit_test(it_survives_a_restart),
+        cmocka_unit_test(expired_chunks_go_first),
+        cmocka_unit_test(the_heap_is_in_order),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
