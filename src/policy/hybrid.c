@@ -1,0 +1,196 @@
+/* hybrid.c - see hybrid.h. */
+#include "policy/hybrid.h"
+
+#include <math.h>
+
+/* ACT blocks that gain less are not worth a second kind of block. */
+#define LEAST_GAIN 0.03
+
+static double line(const struct hybrid_line *l, double n, int n_minibatches)
+{
+    return n > 0 ? l->a_s * n_minibatches + l->b_s * n : 0;
+}
+
+static double link_seconds(const struct hybrid_machine *m, double bytes)
+{
+    return m->weights_s + line(&m->link, bytes, m->n_minibatches);
+}
+
+static double compute_seconds(const struct hybrid_machine *m, int64_t n_act)
+{
+    return m->forward_s + line(&m->project, (double)n_act, m->n_minibatches);
+}
+
+static int64_t least(int64_t a, double b)
+{
+    return (double)a < b ? a : (int64_t)b;
+}
+
+/* --- placing ---------------------------------------------------------------------------------- */
+
+static double host_bytes(const struct hybrid_machine *m, const struct hybrid_split *s)
+{
+    return (double)s->act_host * m->act_bytes + (double)s->kv_host * m->kv_bytes;
+}
+
+void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                  int64_t n_blocks, int64_t n_act, struct hybrid_split *out)
+{
+    int64_t n_kv = n_blocks - n_act;
+    double room = mem->device_bytes;
+    *out = (struct hybrid_split){0};
+    out->act_device = least(n_act, floor(room / m->act_bytes));
+    room -= (double)out->act_device * m->act_bytes;
+    out->kv_device = least(n_kv, floor(room / m->kv_bytes));
+    out->act_host = n_act - out->act_device;
+    out->kv_host = n_kv - out->kv_device;
+    out->link_s = link_seconds(m, host_bytes(m, out));
+    out->compute_s = compute_seconds(m, n_act);
+    out->seconds = fmax(out->link_s, out->compute_s);
+    int64_t device = least(n_blocks, floor(mem->device_bytes / m->kv_bytes));
+    double kv_only = (double)(n_blocks - device) * m->kv_bytes;
+    out->kv_seconds = fmax(link_seconds(m, kv_only), m->forward_s);
+    out->fits = host_bytes(m, out) <= mem->host_bytes;
+    if (!out->fits)
+        *out = (struct hybrid_split){.kv_seconds = out->kv_seconds};
+}
+
+/* --- choosing --------------------------------------------------------------------------------- */
+
+/* Whether the link is no longer the lane that is waited for. Holds for all larger n_act, too. */
+static bool is_enough(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                      int64_t n_blocks, int64_t n_act)
+{
+    struct hybrid_split s;
+    hybrid_place(m, mem, n_blocks, n_act, &s);
+    return s.fits && s.link_s <= s.compute_s;
+}
+
+static bool fits(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                 int64_t n_blocks, int64_t n_act)
+{
+    struct hybrid_split s;
+    hybrid_place(m, mem, n_blocks, n_act, &s);
+    return s.fits;
+}
+
+typedef bool (*holds)(const struct hybrid_machine *, const struct hybrid_memory *, int64_t,
+                      int64_t);
+
+/* Returns the least n_act in [first, n_blocks] for which it holds, n_blocks + 1 where it never does. */
+static int64_t first_that(holds it, const struct hybrid_machine *m,
+                          const struct hybrid_memory *mem, int64_t n_blocks, int64_t first)
+{
+    int64_t low = first, high = n_blocks + 1;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (it(m, mem, n_blocks, middle))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+static void try_one(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                    int64_t n_blocks, int64_t n_act, struct hybrid_split *best)
+{
+    struct hybrid_split s;
+    if (n_act < 0 || n_act > n_blocks)
+        return;
+    hybrid_place(m, mem, n_blocks, n_act, &s);
+    if (s.fits && (!best->fits || s.seconds < best->seconds))
+        *best = s;
+}
+
+/* The link's time falls with n_act and compute's rises, so the best is where they cross, or the least
+ * number that fits.  Whole blocks on the device bend the link's line by less than two blocks. */
+void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                   int64_t n_blocks, struct hybrid_split *out)
+{
+    struct hybrid_split plain;
+    hybrid_place(m, mem, n_blocks, 0, &plain);
+    *out = plain;
+    if (m->act_bytes >= m->kv_bytes)
+        return;
+    int64_t low = first_that(fits, m, mem, n_blocks, 0);
+    int64_t cross = first_that(is_enough, m, mem, n_blocks, low);
+    for (int64_t n = low; n <= low + 2; n++)
+        try_one(m, mem, n_blocks, n, out);
+    for (int64_t n = cross - 3; n <= cross + 3; n++)
+        try_one(m, mem, n_blocks, n, out);
+    try_one(m, mem, n_blocks, n_blocks, out);
+    if (plain.fits && out->seconds > (1 - LEAST_GAIN) * plain.seconds)
+        *out = plain;
+}
+
+int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                        int64_t blocks, int64_t most, struct hybrid_split *out)
+{
+    int64_t best = 0;
+    double best_rate = 0;
+    *out = (struct hybrid_split){0};
+    for (int64_t n = 1; n <= most; n++) {
+        struct hybrid_machine all = *m;
+        struct hybrid_split s;
+        all.forward_s = m->forward_s * (double)n;
+        hybrid_choose(&all, mem, n * blocks, &s);
+        if (!s.fits)
+            break;
+        if ((double)n / s.seconds > best_rate) {
+            best_rate = (double)n / s.seconds;
+            best = n;
+            *out = s;
+        }
+    }
+    return best;
+}
+
+/* --- Algorithm 1 ------------------------------------------------------------------------------ */
+
+/* The n for which the line gives these seconds; 0 where its first block takes longer. */
+static double solve(double a_s, double b_s, double seconds)
+{
+    return seconds > a_s ? (seconds - a_s) / b_s : 0;
+}
+
+static void initial_allocation(const struct hybrid_machine *m, double act_gpu,
+                               struct hybrid_shares *s)
+{
+    double budget = m->weights_s - line(&m->project, act_gpu, 1);
+    if (budget >= 0)
+        s->act_init = solve(m->project.a_s, m->project.b_s, budget);
+    else
+        s->kv_init = solve(m->link.a_s, m->link.b_s * m->kv_bytes, -budget);
+}
+
+/* Solves  room = act_bytes * act + kv_bytes * kv  and  T_project(act) = T_load(kv). */
+static void allocate_remaining(const struct hybrid_machine *m, double room,
+                               struct hybrid_shares *s)
+{
+    double kv_s = m->link.b_s * m->kv_bytes;
+    double shift = (m->project.a_s - m->link.a_s) / kv_s, slope = m->project.b_s / kv_s;
+    double act = (room - m->kv_bytes * shift) / (m->act_bytes + m->kv_bytes * slope);
+    act = fmin(fmax(act, 0), room / m->act_bytes);
+    s->act_remain = act;
+    s->kv_remain = (room - m->act_bytes * act) / m->kv_bytes;
+}
+
+void hybrid_paper(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                  struct hybrid_shares *out)
+{
+    *out = (struct hybrid_shares){0};
+    initial_allocation(m, floor(mem->device_bytes / m->act_bytes), out);
+    out->act_init = fmin(out->act_init, mem->host_bytes / m->act_bytes);
+    out->kv_init = fmin(out->kv_init, mem->host_bytes / m->kv_bytes);
+    double occupied = out->act_init * m->act_bytes + out->kv_init * m->kv_bytes;
+    allocate_remaining(m, fmax(mem->host_bytes - occupied, 0), out);
+    out->act_host = out->act_init + out->act_remain;
+    out->kv_host = out->kv_init + out->kv_remain;
+}
+
+bool hybrid_next_is_act(double act_share, double kv_share, int64_t n_act, int64_t n_kv)
+{
+    double act = (double)n_act * kv_share, kv = act_share * (double)n_kv;
+    return act < kv || (act == kv && act_share >= kv_share);
+}

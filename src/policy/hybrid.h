@@ -1,0 +1,88 @@
+/* hybrid.h - which blocks of a batch's contexts are kept as keys and values, and which as activations
+ * (HybridServe, section 4.3).
+ *
+ * A *block* is 64 tokens of one layer.  A KV block holds keys and values.  An ACT block holds the
+ * layer's inputs: it is smaller where heads are not grouped, and its keys and values are projected
+ * again in each step.  For every layer of every step
+ *
+ *     link     [weights][KV and ACT blocks of the host ...]      T_weights + T_load
+ *     compute  [forward pass][projection of all ACT blocks]      T_forward + T_project
+ *
+ * run beside each other, so a step takes the longer of the two.  Blocks on the device need no link.
+ *
+ * The printed equation 9 leaves out the transfer of ACT blocks that lie on the host.
+ * hybrid_paper follows the print; hybrid_choose counts them.  In a balanced mixture of infinite
+ * length with x = d * bandwidth / FLOP/s of the projection, KV : ACT is x : 1 by the print, and
+ * x - 1/2 : 1 with them.  Then the mixture takes x / (x + 1/2) of the time of KV blocks alone.
+ *
+ * Pure: no clock, no allocation. */
+#ifndef POLICY_HYBRID_H
+#define POLICY_HYBRID_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Seconds for n > 0: a_s + b_s * n.  Nothing costs nothing. */
+struct hybrid_line {
+    double a_s, b_s;
+};
+
+/* Costs of one layer in one step. */
+struct hybrid_machine {
+    double weights_s; /* T_weights: its weights over the link; 0: they are resident */
+    double forward_s; /* T_forward: all new tokens, attention included */
+    struct hybrid_line project; /* T_project, by ACT blocks */
+    struct hybrid_line link;    /* T_load, by bytes */
+    double kv_bytes, act_bytes; /* of a block */
+    int n_minibatches;          /* each pays a_s of link and project; at least 1 */
+};
+
+/* Room for the blocks of one layer, bytes. */
+struct hybrid_memory {
+    double device_bytes, host_bytes;
+};
+
+/* A placement of one layer's blocks, and what a step costs with it. */
+struct hybrid_split {
+    int64_t act_device, kv_device, act_host, kv_host;
+    double link_s, compute_s;
+    double seconds;    /* the longer of the two */
+    double kv_seconds; /* with KV blocks alone, whether they fit or not */
+    bool fits;         /* false: no mixture of so many blocks fits, and the rest is 0 */
+};
+
+/* Places n_blocks blocks, n_act of them as ACT.  The device is filled with ACT blocks first where
+ * they are smaller, and then with KV blocks: either saves the link as many bytes as it takes. */
+void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                  int64_t n_blocks, int64_t n_act, struct hybrid_split *out);
+
+/* Finds the mixture of n_blocks blocks with the shortest step.  Uses no ACT blocks where they are no
+ * smaller than KV blocks, or where they shorten the step by less than 3 % and are not needed to
+ * make the blocks fit. */
+void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                   int64_t n_blocks, struct hybrid_split *out);
+
+/* Returns how many of at most `most` requests of `blocks` blocks run at once: the number with the
+ * most requests a second.  0: not even one fits.  m->forward_s is that of one request.  *out is
+ * their split. */
+int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                        int64_t blocks, int64_t most, struct hybrid_split *out);
+
+/* Algorithm 1 as printed: how the host's memory is shared out before any request is known.
+ * mem->device_bytes is full of ACT blocks.  Numbers of blocks are real, as in the paper's linear
+ * system.  The print does not say what happens where the first step wants more than there is: then
+ * it gets what there is. */
+struct hybrid_shares {
+    double act_init, kv_init;     /* step 1: no idle time beside the weights */
+    double act_remain, kv_remain; /* step 2: the rest, in balance */
+    double act_host, kv_host;     /* the sums */
+};
+void hybrid_paper(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                  struct hybrid_shares *out);
+
+/* Equation 11: whether the next block of a request is an ACT block, where it has n_act and n_kv
+ * blocks and they are to stand in the ratio act_share : kv_share.  After each block the numbers are
+ * less than one block off the ratio. */
+bool hybrid_next_is_act(double act_share, double kv_share, int64_t n_act, int64_t n_kv);
+
+#endif

@@ -1,0 +1,44 @@
+/* minibatch.h - which requests pass a layer together when not all fit its buffers (HybridServe,
+ * section 4.3.3).
+ *
+ * A mini-batch's KV and ACT blocks are loaded into a buffer while the mini-batch before computes.  It
+ * takes the longer of T_project(ACT) and T_load(its blocks).  So requests with many ACT blocks and
+ * requests with many KV blocks belong together: *balance* = T_project / T_load is near 1 then.
+ *
+ * Pure: no clock, no allocation. */
+#ifndef POLICY_MINIBATCH_H
+#define POLICY_MINIBATCH_H
+
+#include "policy/hybrid.h"
+
+/* Blocks of one layer that a request has on the host. */
+struct minibatch_request {
+    int64_t n_act, n_kv;
+};
+
+/* Blocks that a buffer holds. */
+struct minibatch_room {
+    int64_t n_act, n_kv;
+};
+
+enum minibatch_method {
+    /* The print: requests in their order; one joins where it fits and F_b does not grow. */
+    MINIBATCH_PAPER,
+    /* The largest request opens a mini-batch, and the one that fits and leaves the least F_b joins,
+     * until none fits.  A request never costs more in company than alone. */
+    MINIBATCH_BALANCED,
+};
+
+/* F_b = max(balance, 1 / balance), at least 1; infinite where one side has nothing to do. */
+double minibatch_imbalance(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv);
+
+/* Seconds of a mini-batch. */
+double minibatch_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv);
+
+/* Fills of [n] with the number of each request's mini-batch, from 0; returns how many there are.  A
+ * mini-batch takes its first request whatever its size. */
+int minibatch_form(const struct hybrid_machine *m, const struct minibatch_room *room,
+                   const struct minibatch_request *r, int n, enum minibatch_method method,
+                   int *of);
+
+#endif

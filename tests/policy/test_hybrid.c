@@ -1,0 +1,307 @@
+/* test_hybrid.c - the mixture of KV and ACT blocks: closed forms, every fixed ratio on random
+ * machines, and an event simulation of the link and the compute lane. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "base/rng.h"
+#include "policy/hybrid.h"
+
+/* A machine without fixed costs in which the link outruns the projection x times: to load the KV
+ * blocks of n tokens takes n seconds, to project them x * n. */
+static struct hybrid_machine machine_of(double x)
+{
+    return (struct hybrid_machine){.project = {0, x},
+                                   .link = {0, 0.5},
+                                   .kv_bytes = 2,
+                                   .act_bytes = 1,
+                                   .n_minibatches = 1};
+}
+
+static const struct hybrid_memory no_device = {0, 1e18};
+
+/* --- closed forms ----------------------------------------------------------------------------- */
+
+static void the_best_mixture_counts_the_transfer_of_act_blocks(void **state)
+{
+    (void)state;
+    const double x = 1.96; /* OPT-30B on an RTX 4090 with PCIe 4 */
+    struct hybrid_machine m = machine_of(x);
+    struct hybrid_shares paper;
+    struct hybrid_split s;
+    const struct hybrid_memory host = {0, 1e6};
+    hybrid_paper(&m, &host, &paper);
+    assert_true(fabs(paper.kv_host / paper.act_host - 1.96) < 1e-9);
+    hybrid_choose(&m, &no_device, 1000000, &s);
+    assert_true(fabs((double)s.kv_host / (double)s.act_host - 1.46) < 1e-3);
+}
+
+static void a_balanced_mixture_takes_x_of_x_and_a_half(void **state)
+{
+    (void)state;
+    for (double x = 0.5; x <= 16; x *= 2) {
+        struct hybrid_machine m = machine_of(x);
+        struct hybrid_split s;
+        hybrid_choose(&m, &no_device, 1000000, &s);
+        assert_true(s.act_host > 0);
+        assert_true(fabs(s.kv_seconds - 1e6) < 1);
+        /* Below x = 1/2 ACT blocks alone are the best, and the link is the longer lane. */
+        assert_true(fabs(s.seconds / s.kv_seconds - x / (x + 0.5)) < 1e-4);
+    }
+}
+
+static void little_gain_or_grouped_heads_mean_no_act_blocks(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(16.0);
+    struct hybrid_split s;
+    hybrid_choose(&m, &no_device, 100000, &s);
+    assert_true(s.act_host > 0); /* 3.03 % */
+    m = machine_of(16.5);
+    hybrid_choose(&m, &no_device, 100000, &s);
+    assert_int_equal(s.act_host, 0); /* 2.94 % */
+    m = machine_of(1);
+    m.act_bytes = m.kv_bytes; /* d = 2 * n_kv * d_head */
+    hybrid_choose(&m, &no_device, 100000, &s);
+    assert_int_equal(s.act_host + s.act_device, 0);
+}
+
+static void memory_asks_for_act_blocks_that_time_does_not(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(100);
+    struct hybrid_split s;
+    hybrid_choose(&m, &(struct hybrid_memory){0, 160}, 100, &s);
+    assert_true(s.fits);
+    assert_int_equal(s.act_host, 40); /* 40 * 1 + 60 * 2 */
+    hybrid_choose(&m, &(struct hybrid_memory){0, 99}, 100, &s);
+    assert_false(s.fits);
+    hybrid_choose(&m, &(struct hybrid_memory){10, 90}, 100, &s);
+    assert_true(s.fits);
+    assert_int_equal(s.act_device, 10);
+    assert_int_equal(s.act_host, 90);
+}
+
+static void act_blocks_come_to_the_device_first(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(1);
+    struct hybrid_split s;
+    hybrid_place(&m, &(struct hybrid_memory){45, 1e9}, 100, 30, &s);
+    assert_int_equal(s.act_device, 30);
+    assert_int_equal(s.act_host, 0);
+    assert_int_equal(s.kv_device, 7); /* 15 bytes are left, and a block has 2 */
+    assert_int_equal(s.kv_host, 63);
+    assert_true(s.link_s == 63 && s.compute_s == 30);
+}
+
+/* --- Algorithm 1 ------------------------------------------------------------------------------ */
+
+static void algorithm_1_as_printed(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(2);
+    struct hybrid_shares s;
+    m.weights_s = 50;
+    /* 10 ACT blocks on the device take 20 s, so 30 s beside the weights are idle: 15 ACT blocks.
+     * Of 115 bytes 100 are left: a + 2 k = 100 and 2 a = k. */
+    hybrid_paper(&m, &(struct hybrid_memory){10, 115}, &s);
+    assert_true(s.act_init == 15 && s.kv_init == 0);
+    assert_true(fabs(s.act_remain - 20) < 1e-9 && fabs(s.kv_remain - 40) < 1e-9);
+    assert_true(fabs(s.act_host - 35) < 1e-9 && fabs(s.kv_host - 40) < 1e-9);
+    /* 40 of them take 80 s, 30 more than the weights: 30 KV blocks. */
+    hybrid_paper(&m, &(struct hybrid_memory){40, 160}, &s);
+    assert_true(s.act_init == 0 && s.kv_init == 30);
+    assert_true(fabs(s.act_remain - 20) < 1e-9 && fabs(s.kv_remain - 40) < 1e-9);
+    /* What the first step wants is more than there is. */
+    hybrid_paper(&m, &(struct hybrid_memory){0, 10}, &s);
+    assert_true(s.act_host == 10 && s.kv_host == 0);
+}
+
+static void the_next_block_keeps_the_ratio(void **state)
+{
+    (void)state;
+    /* The paper's example: 3 : 1, with five ACT and two KV blocks. */
+    assert_true(hybrid_next_is_act(3, 1, 5, 2));
+    assert_false(hybrid_next_is_act(3, 1, 7, 2));
+    struct rng r = {7};
+    for (int i = 0; i < 200; i++) {
+        double act = rng_unit(&r), kv = i % 5 == 0 ? 0 : rng_unit(&r);
+        int64_t n_act = 0, n_kv = 0;
+        for (int n = 1; n <= 300; n++) {
+            if (hybrid_next_is_act(act, kv, n_act, n_kv))
+                n_act++;
+            else
+                n_kv++;
+            assert_true(fabs((double)n_act - n * act / (act + kv)) < 1);
+        }
+    }
+}
+
+/* --- random machines -------------------------------------------------------------------------- */
+
+/* Uniform over the orders of magnitude between low and high. */
+static double between(struct rng *r, double low, double high)
+{
+    return low * pow(high / low, rng_unit(r));
+}
+
+static void draw(struct rng *r, struct hybrid_machine *m, struct hybrid_memory *mem,
+                 int64_t *n_blocks)
+{
+    *n_blocks = 1 + (int64_t)rng_below(r, 5000);
+    double block_s = between(r, 1e-6, 1e-3), all_s = block_s * (double)*n_blocks;
+    *m = (struct hybrid_machine){
+        .weights_s = rng_below(r, 4) == 0 ? 0 : between(r, 0.01, 2) * all_s,
+        .forward_s = between(r, 0.001, 1) * all_s,
+        .project = {between(r, 0.1, 10) * block_s, between(r, 0.1, 20) * block_s},
+        .link = {between(r, 0.1, 10) * block_s, block_s / 2},
+        .kv_bytes = 2,
+        .act_bytes = rng_below(r, 4) == 0 ? between(r, 0.5, 2.5) : 1,
+        .n_minibatches = 1 + (int)rng_below(r, 8)};
+    *mem = (struct hybrid_memory){
+        rng_below(r, 2) == 0 ? 0 : rng_unit(r) * (double)*n_blocks,
+        rng_below(r, 3) == 0 ? between(r, 0.5, 2) * (double)*n_blocks : 1e18};
+}
+
+static void no_fixed_ratio_is_better(void **state)
+{
+    (void)state;
+    struct rng r = {2026};
+    int n_mixed = 0, n_plain = 0, n_none = 0;
+    for (int i = 0; i < 10000; i++) {
+        struct hybrid_machine m;
+        struct hybrid_memory mem;
+        struct hybrid_split best, s;
+        int64_t n;
+        draw(&r, &m, &mem, &n);
+        hybrid_choose(&m, &mem, n, &best);
+        bool is_mixed = best.act_device + best.act_host > 0;
+        double allowed = is_mixed ? best.seconds : 0.97 * best.seconds;
+        assert_true(!best.fits ||
+                    best.act_device + best.act_host + best.kv_device + best.kv_host == n);
+        for (int k = 0; k <= 20; k++) {
+            if (k > 0 && m.act_bytes >= m.kv_bytes)
+                break;
+            hybrid_place(&m, &mem, n, (int64_t)llround(0.05 * k * (double)n), &s);
+            assert_true(!s.fits || (best.fits && allowed <= s.seconds * (1 + 1e-12)));
+        }
+        n_none += !best.fits;
+        n_mixed += is_mixed;
+        n_plain += best.fits && !is_mixed;
+    }
+    print_message("%d mixed, %d of KV blocks alone, %d do not fit\n", n_mixed, n_plain, n_none);
+    assert_true(n_mixed > 1000 && n_plain > 500 && n_none > 500);
+}
+
+/* Seconds of n_layers layers with double buffers.  The weights of the next layer come in pieces
+ * between the loads of this one, so that neither waits for the whole of the other. */
+static double simulate(const struct hybrid_machine *m, const struct hybrid_split *s,
+                       int n_layers)
+{
+    enum { MOST = 256 };
+    double done[MOST], link = m->weights_s, compute = 0, weights = link;
+    int n = m->n_minibatches, at = 0;
+    double bytes = ((double)s->act_host * m->act_bytes + (double)s->kv_host * m->kv_bytes) /
+                   n;
+    double n_act = (double)(s->act_device + s->act_host) / n;
+    double load = bytes > 0 ? m->link.a_s + m->link.b_s * bytes : 0;
+    double work = m->forward_s / n +
+                  (n_act > 0 ? m->project.a_s + m->project.b_s * n_act : 0);
+    for (int l = 0; l < n_layers; l++) {
+        double next_weights = weights;
+        for (int i = 0; i < n; i++, at++) {
+            link = fmax(link, at >= 2 ? done[at - 2] : 0) + load;
+            compute = fmax(fmax(compute, link), weights) + work;
+            done[at] = compute;
+            link += l + 1 < n_layers ? m->weights_s / n : 0;
+            next_weights = link;
+        }
+        weights = next_weights;
+    }
+    return compute;
+}
+
+static void an_event_simulation_finds_hardly_better(void **state)
+{
+    (void)state;
+    struct rng r = {300};
+    double worst = 0, sum = 0;
+    int n_judged = 0;
+    for (int i = 0; i < 300; i++) {
+        struct hybrid_machine m;
+        struct hybrid_memory mem;
+        struct hybrid_split s, best;
+        int64_t n;
+        draw(&r, &m, &mem, &n);
+        n = n % 200 + 1;
+        double least = INFINITY;
+        hybrid_choose(&m, &mem, n, &best);
+        if (!best.fits)
+            continue;
+        double ours = simulate(&m, &best, 24);
+        for (int64_t n_act = 0; n_act <= n; n_act++) {
+            hybrid_place(&m, &mem, n, n_act, &s);
+            if (s.fits)
+                least = fmin(least, simulate(&m, &s, 24));
+        }
+        worst = fmax(worst, ours / least);
+        sum += ours / least;
+        n_judged++;
+    }
+    print_message("beside the best by simulation: worst %.3f, mean %.4f\n", worst, sum / n_judged);
+    assert_true(n_judged > 200 && worst <= 1.05);
+}
+
+static void requests_at_once_are_as_many_as_pay(void **state)
+{
+    (void)state;
+    struct rng r = {11};
+    struct hybrid_split s;
+    for (int i = 0; i < 100; i++) {
+        struct hybrid_machine m;
+        struct hybrid_memory mem;
+        int64_t blocks;
+        draw(&r, &m, &mem, &blocks);
+        blocks = blocks % 50 + 1;
+        mem.host_bytes = (double)blocks * between(&r, 0.5, 40);
+        int64_t n = hybrid_requests(&m, &mem, blocks, 32, &s);
+        double room = mem.host_bytes + mem.device_bytes;
+        double least = fmin(m.kv_bytes, m.act_bytes) * (double)blocks;
+        assert_true((double)n * least <= room);
+        assert_true(n > 0 || least > room - fmax(m.kv_bytes, m.act_bytes));
+        if (n > 0) {
+            m.forward_s *= (double)n;
+            struct hybrid_split again;
+            hybrid_choose(&m, &mem, n * blocks, &again);
+            assert_true(s.fits && again.seconds == s.seconds);
+        }
+    }
+    /* Where weights are most of a step, all that fit run at once. */
+    struct hybrid_machine m = machine_of(1);
+    m.weights_s = 1000;
+    m.forward_s = 0.01;
+    assert_int_equal(hybrid_requests(&m, &(struct hybrid_memory){0, 105}, 10, 100, &s), 10);
+    assert_int_equal(s.act_host, 100); /* the link is the longer lane by far */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_best_mixture_counts_the_transfer_of_act_blocks),
+        cmocka_unit_test(a_balanced_mixture_takes_x_of_x_and_a_half),
+        cmocka_unit_test(little_gain_or_grouped_heads_mean_no_act_blocks),
+        cmocka_unit_test(memory_asks_for_act_blocks_that_time_does_not),
+        cmocka_unit_test(act_blocks_come_to_the_device_first),
+        cmocka_unit_test(algorithm_1_as_printed),
+        cmocka_unit_test(the_next_block_keeps_the_ratio),
+        cmocka_unit_test(no_fixed_ratio_is_better),
+        cmocka_unit_test(an_event_simulation_finds_hardly_better),
+        cmocka_unit_test(requests_at_once_are_as_many_as_pay),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
