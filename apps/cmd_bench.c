@@ -26,6 +26,8 @@ static const struct {
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
     {"stream", bench_stream, "weights that are read from the disk for each pass"},
     {"tiers", bench_tiers, "placement policies on simulated caches: hit rates by load"},
+    {"hybrid", bench_hybrid,
+     "keys and values, activations, or both, beside streamed weights: modelled"},
     {"save", bench_save, "the time between tokens with saving off, on, and direct"},
 };
 

@@ -32,6 +32,7 @@ extern const struct opt_cmd *const options_of_bench_resume;
 extern const struct opt_cmd *const options_of_bench_save;
 extern const struct opt_cmd *const options_of_bench_stream;
 extern const struct opt_cmd *const options_of_bench_exact;
+extern const struct opt_cmd *const options_of_bench_hybrid;
 
 /* Names every environment variable HCACHE_... that no command and no part of the program reads, one line each on
  * stderr, with the name that was probably meant.  Returns how many there are. */

@@ -106,6 +106,18 @@ def table3(out):
     return rows
 
 
+# --- HybridServe, modelled --------------------------------------------------------------------------
+
+def hybrid(out):
+    """With the platform's own x, and with the x that the paper's throughputs and its best ratio imply (docs/RESTORATION.md)."""
+    rows = []
+    for x in (0, 1.2, 1.96):
+        for r in json.loads(output(HC, "bench", "hybrid", "--figures", "--ratio", x, "--json"))["figures"]:
+            rows.append((f"{r['figure']}: {r['row']}", "" if r["paper"] is None else r["paper"], r["ours"],
+                         f"x = {x or 'of the platform'}; {r['why']}"))
+    return rows
+
+
 # --- HCache, run at this machine's scale -----------------------------------------------------------
 
 def ablation(figures):
@@ -160,6 +172,7 @@ FIGURES = (
     ("tab1", "HCache", "Table 1: lengths of long contexts", "run", True, table1),
     ("fig4", "HCache", "Figure 4: overhead of restoring", "modelled", True, figure4),
     ("tab3", "HCache", "Table 3: plans and bytes", "modelled", True, table3),
+    ("hybrid", "HybridServe", "Figures 3, 4, 6 and 12 to 15", "modelled", True, hybrid),
     ("fig9", "HCache", "Figure 9: chats, by rate of sessions", "run at scale", False,
      served("rates", "--seconds", 60, "--drain", 20)),
     ("fig10", "HCache", "Figure 10: long contexts", "run at scale", False,

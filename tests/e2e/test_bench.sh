@@ -108,6 +108,12 @@ check "what is streamed is the layers that do not stay" json_is \
 check "every row has a rate, a bound and a peak" json_is \
     'all(r["tokens_per_s"] > 0 and r["of_bound"] > 0 and r["peak_rss"] > 1e6 for r in j["rows"]) and j["disk_bytes_per_s"] > 0' True
 check "the temporary packed file is gone" test -z "$(ls "$tmp"/*.packed 2>/dev/null)"
+run_hc bench hybrid --ratio 2 --device-memory 0 --host-memory 20TB --prompt 16384 --tokens 64 --batch 256 --json
+check "bench hybrid: no arm is better than auto, and KV : ACT is x - 1/2" json_is \
+    '[(a := {r["arm"]: r for r in j["arms"]}) and max(r["tokens_per_s"] for r in j["arms"]) == a["auto"]["tokens_per_s"],
+     round(a["auto"]["kv_host"] / a["auto"]["act_host"], 1), round(a["kv"]["link_bytes"] / a["act"]["link_bytes"], 3)]' '[True, 1.5, 2.0]'
+run_hc bench hybrid --shape none
+expect "a shape that is none" 1 "unknown shape 'none'"
 run_hc bench ablation "$model" --lengths 64,12x
 expect "a length that is none" 2 "lengths: '12x' is no whole number from 64 to"
 run_hc bench ablation "$model" --figures 15

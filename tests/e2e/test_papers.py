@@ -24,6 +24,9 @@ with tempfile.TemporaryDirectory() as out:
     plans = rows("tab3")
     check("7B and 13B: the paper's plans", all(plans[f"{m}: the paper's form of plan"]["paper"] ==
                                                plans[f"{m}: the paper's form of plan"]["ours"] for m in ("7B", "13B")))
+    hybrid = [r for n, r in rows("hybrid").items()]
+    check("HybridServe's figures: mixtures beat keys and values alone", len(hybrid) >= 18 and
+          float(rows("hybrid")["12: mixture over KV alone, tokens/s"]["ours"]) > 1.2, hybrid)
     with open(os.path.join(out, "index.html")) as f:
         page = f.read()
     check("the page has them, and names what did not run", "31 H + 1 KV" in page and "not run here" in page)
