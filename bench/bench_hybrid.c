@@ -243,8 +243,7 @@ static void figure_13(struct figures *f)
                 best = fmax(best, kv.link_bytes / mixed.link_bytes);
         }
         row(f, "13", batch == 32 ? "less traffic, batch 32, at most" : "the same, batch 64",
-            batch == 32 ? 1.27 : 1.38, best,
-            "caches only, 1,024 or 2,048 tokens");
+            batch == 32 ? 1.27 : 1.38, best, "caches only, 1,024 or 2,048 tokens");
     }
 }
 

@@ -194,7 +194,8 @@ static void no_fixed_ratio_is_better(void **state)
         n_mixed += is_mixed;
         n_plain += best.fits && !is_mixed;
     }
-    print_message("%d mixed, %d of KV blocks alone, %d do not fit\n", n_mixed, n_plain, n_none);
+    print_message("%d mixed, %d of KV blocks alone, %d do not fit\n", n_mixed, n_plain,
+                  n_none);
     assert_true(n_mixed > 1000 && n_plain > 500 && n_none > 500);
 }
 
@@ -253,7 +254,8 @@ static void an_event_simulation_finds_hardly_better(void **state)
         sum += ours / least;
         n_judged++;
     }
-    print_message("beside the best by simulation: worst %.3f, mean %.4f\n", worst, sum / n_judged);
+    print_message("beside the best by simulation: worst %.3f, mean %.4f\n", worst,
+                  sum / n_judged);
     assert_true(n_judged > 200 && worst <= 1.05);
 }
 
