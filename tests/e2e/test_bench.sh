@@ -111,7 +111,7 @@ check "the temporary packed file is gone" test -z "$(ls "$tmp"/*.packed 2>/dev/n
 run_hc bench hybrid --ratio 2 --device-memory 0 --host-memory 20TB --prompt 16384 --tokens 64 --batch 256 --json
 check "bench hybrid: no arm is better than auto, and KV : ACT is x - 1/2" json_is \
     '[(a := {r["arm"]: r for r in j["arms"]}) and max(r["tokens_per_s"] for r in j["arms"]) == a["auto"]["tokens_per_s"],
-     round(a["auto"]["kv_host"] / a["auto"]["act_host"], 1), round(a["kv"]["link_bytes"] / a["act"]["link_bytes"], 3)]' '[True, 1.5, 2.0]'
+     round(a["auto"]["kv_host"] / a["auto"]["act_host"], 1), round(a["kv"]["link_bytes"] / a["act"]["link_bytes"], 3)]' 'True 1.5 2.0'
 run_hc bench hybrid --shape none
 expect "a shape that is none" 1 "unknown shape 'none'"
 run_hc bench ablation "$model" --lengths 64,12x
