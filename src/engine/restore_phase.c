@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/upcoming.h"
+#include "policy/dram_tier.h"
 #include "policy/save_kinds.h"
 #include "state/profile.h"
 
@@ -45,6 +46,7 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
     *g = (struct restore_phase){.o = *o, .shared = sh};
     g->ranges = xcalloc(chunks, sizeof *g->ranges);
     g->masks = xcalloc(chunks, layers);
+    g->in_dram = xcalloc(chunks, sizeof *g->in_dram);
     g->plan_layer = xcalloc(layers, sizeof *g->plan_layer);
     g->prefill_s = xcalloc(layers, sizeof *g->prefill_s);
     struct restore_pipeline_opts ro = {.model = m,
@@ -58,6 +60,7 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
                                        .max_tokens = m->max_ctx};
     int rc = restore_pipeline_create(&ro, &g->pipeline, err);
     sh->fetcher = rc == 0 && o->fetches ? g->pipeline : NULL;
+    sh->platform = o->platform;
     if (rc == 0 && o->measure_ahead && must_measure(g))
         restore_pipeline_measure(g->pipeline, &sh->fingerprint);
     return rc == 0 ? fused_init(&g->fused, sh, next, o->max_rows, err) : rc;
@@ -69,6 +72,7 @@ void restore_phase_deinit(struct restore_phase *g)
     fused_deinit(&g->fused);
     free(g->ranges);
     free(g->masks);
+    free(g->in_dram);
     free(g->plan_layer);
     free(g->prefill_s);
 }
@@ -123,10 +127,21 @@ static uint8_t records_of(const struct store_hit *hits, int c, int l)
                      (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
 }
 
+/* Finds out which of the chunks have copies in DRAM.  Returns the tier of these. */
+static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits)
+{
+    bool any = false;
+    store_in_dram(g->shared->store, hits, n_hits, g->in_dram);
+    for (int c = 0; c < n_hits; c++)
+        any |= g->in_dram[c];
+    return any ? dram_tier(g->o.platform) : 0;
+}
+
 /* Makes one range of all chunks: the moved tokens of a truncated context come back together, or not
  * at all.  Where chunks of a layer share no kind, each is restored by the kind that it has. */
 static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
+    int tier = find_copies(g, hits, n_hits);
     for (int l = 0; l < g->shared->model->cfg.n_layers; l++) {
         uint8_t all = PLAN_HAS_H | PLAN_HAS_KV, any = 0;
         bool each = true;
@@ -138,25 +153,31 @@ static int make_one_range(struct restore_phase *g, const struct store_hit *hits,
         }
         g->masks[l] = all != 0 ? all : each ? any : 0;
     }
-    g->ranges[0] = (struct plan_range){.mask = g->masks};
+    for (int c = 0; c < n_hits; c++)
+        tier = g->in_dram[c] ? tier : 0;
+    g->ranges[0] = (struct plan_range){.mask = g->masks, .tier = tier};
     for (int c = 0; c < n_hits; c++)
         g->ranges[0].n_tokens += hits[c].n_tokens;
     return n_hits > 0;
 }
 
-/* Merges neighbouring chunks with equal records into ranges. */
+/* Merges neighbouring chunks with equal records in the same tier into ranges. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
     int n_layers = g->shared->model->cfg.n_layers, n = 0;
+    int dram = find_copies(g, hits, n_hits);
     for (int c = 0; c < n_hits; c++) {
+        int tier = g->in_dram[c] ? dram : 0;
         uint8_t *mask = g->masks + (size_t)n * (size_t)n_layers;
         for (int l = 0; l < n_layers; l++)
             mask[l] = records_of(hits, c, l);
-        if (n > 0 && memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
+        if (n > 0 && tier == g->ranges[n - 1].tier &&
+            memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
             g->ranges[n - 1].n_tokens += hits[c].n_tokens;
             continue;
         }
-        g->ranges[n++] = (struct plan_range){.n_tokens = hits[c].n_tokens, .mask = mask};
+        g->ranges[n++] = (struct plan_range){
+            .n_tokens = hits[c].n_tokens, .tier = tier, .mask = mask};
     }
     return n;
 }
@@ -206,12 +227,15 @@ static int make_plan(struct restore_phase *g, struct seq *s, const struct restor
         rc = err_set(&s->out.err, ERR_NOT_FOUND, "plan '%s' cannot be carried out: %s",
                      s->plan, s->out.plan.deviation);
     int64_t tokens = 0;
-    for (int i = 0; rc == 0 && i < n_used; i++)
+    int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 where any of them is on the disk */
+    for (int i = 0; rc == 0 && i < n_used; i++) {
         tokens += g->ranges[i].n_tokens;
+        tier = g->ranges[i].tier == 0 ? 0 : tier;
+    }
     int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
     *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
     if (n_used > 0) {
-        s->expected = correction_expect(g->o.platform, 0, &req, &s->out.plan);
+        s->expected = correction_expect(g->o.platform, tier, &req, &s->out.plan);
         if (!s->was_preempted)
             lanes_predict(&s->predicted, &req, &s->out.plan);
     }

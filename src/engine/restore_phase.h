@@ -35,6 +35,7 @@ struct restore_phase {
     double *prefill_s;
     struct plan_range *ranges;
     uint8_t *masks; /* [max_chunks][n_layers], of ranges */
+    bool *in_dram;  /* [max_chunks] */
 };
 
 /* The store of sh is there. */

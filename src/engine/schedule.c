@@ -275,4 +275,5 @@ void schedule_step(struct schedule *c)
             CHECK(rc == 0); /* sched_decide counts blocks */
         }
     }
+    upcoming_fetch((struct seq_list){c->seqs, n});
 }

@@ -39,7 +39,8 @@ struct seq_shared {
     struct store *store; /* NULL: nothing is restored or saved */
     /* That fetches ahead what waiting sequences need; NULL: nothing is. */
     struct restore_pipeline *fetcher;
-    struct saver *saver; /* NULL: nothing is saved */
+    const struct platform *platform; /* what fetches are predicted from */
+    struct saver *saver;             /* NULL: nothing is saved */
     struct kv_pool *pool;
     struct model_work *work;
     struct stream *stream;
@@ -55,7 +56,8 @@ struct seq_upcoming {
     int cut; /* of the view that they were told of */
     int n_chunks,
         n_wanted; /* of the view's n_wanted chunks, the store knows the first n_chunks */
-    bool is_told, is_pool_told, is_fetched_for;
+    bool is_told, is_pool_told;
+    bool is_fetch_decided, is_fetched_for; /* whether to fetch ahead; and it is done */
 };
 
 /* What a truncated sequence knows of its stairs (stairs.c). */

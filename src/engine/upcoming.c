@@ -2,6 +2,7 @@
 #include "engine/upcoming.h"
 
 #include "engine/stairs.h"
+#include "policy/dram_tier.h"
 
 /* The scheduler admits by arrival, with a step of priority worth age_ns of waiting. */
 static uint64_t turn_of(const struct seq *s, int64_t age_ns)
@@ -28,11 +29,13 @@ static void tell_pool(struct seq *s, const struct view *v)
     s->upcoming.is_pool_told = true;
 }
 
-/* What the KV pool holds comes from there; the last token is computed in any case. */
+/* What the KV pool holds comes from there; the last token is computed in any case.  Before the disk's
+ * speed is known, every fetch may gain. */
 static void tell_fetcher(struct seq *s, const struct view *v)
 {
     int n = (v->n_tokens - 1) / STORE_CHUNK_TOKENS, n_unused = 0, n_held = 0;
-    if (s->shared->fetcher == NULL)
+    if (s->shared->fetcher == NULL || (s->shared->platform->n_tiers > 0 &&
+                                       !dram_tier_gains(s->shared->platform, v->n_tokens)))
         return;
     if (seq_may_reuse(s))
         n_held = kv_pool_find(s->shared->pool, &v->root, v->tokens, v->n_tokens - 1,
@@ -42,6 +45,19 @@ static void tell_fetcher(struct seq *s, const struct view *v)
     restore_pipeline_want(s->shared->fetcher, s, v->keys + n_held, n - n_held,
                           s->upcoming.turn);
     s->upcoming.is_fetched_for = true;
+}
+
+void upcoming_fetch(struct seq_list l)
+{
+    for (int i = 0; i < l.n; i++) {
+        struct seq *s = l.seqs[i];
+        if (s->phase != PHASE_WAIT || !s->upcoming.is_told || s->upcoming.is_fetch_decided)
+            continue;
+        struct view v = view_of(s);
+        tell_fetcher(s, &v);
+        view_deinit(&v);
+        s->upcoming.is_fetch_decided = true;
+    }
 }
 
 void upcoming_fetch_no_more(struct seq *s)
@@ -71,10 +87,8 @@ static bool tell(struct seq *s, int64_t age_ns)
     }
     struct view v = view_of(s);
     u->n_wanted = v.n_keys;
-    if (is_new) {
+    if (is_new)
         tell_pool(s, &v);
-        tell_fetcher(s, &v);
-    }
     if (s->shared->store != NULL)
         u->n_chunks += store_expect_use(s->shared->store, v.keys + u->n_chunks,
                                         v.n_keys - u->n_chunks, u->turn);

@@ -20,6 +20,9 @@
 /* Tells of the waiting sequences of a list, in their order, until the store has no room for more.
  * age_ns: waiting time that is worth one step of priority, as for the scheduler. */
 void upcoming_tell(struct seq_list l, int64_t age_ns);
+/* Has what the sequences need fetched ahead that still wait after admission: what the others need, their
+ * own restores read. */
+void upcoming_fetch(struct seq_list l);
 /* What the sequence needs is fetched ahead no more: its restore begins, or it ends. */
 void upcoming_fetch_no_more(struct seq *s);
 /* The sequence waits no longer; nothing where it was not told of. */

@@ -327,11 +327,23 @@ static void slow_down(struct plan_request *req, struct plan_layer *layer, double
     req->head_s *= prefill;
 }
 
+/* The tier among the ranges of `s` that takes the longest to begin: its latency is the request's, and how
+ * far off its reads may be. */
+static int slowest_tier(const struct stored_ranges *c, const struct range_sums *s)
+{
+    int tier = c->range[0].tier;
+    for (int i = 1; i < s->n_ranges; i++)
+        if (c->platform->tier[c->range[i].tier].latency_s >
+            c->platform->tier[tier].latency_s)
+            tier = c->range[i].tier;
+    return tier;
+}
+
 void range_request(const struct stored_ranges *c, const struct range_sums *s,
                    struct plan_request *req)
 {
     layers_from_sums(c, s);
-    fill_lanes(c->platform, c->range[0].tier, s->n_tokens,
+    fill_lanes(c->platform, slowest_tier(c, s), s->n_tokens,
                c->n_tokens - s->n_tokens + c->n_new, c->layer, c->prefill_s, req);
     slow_down(req, c->layer, c->prefill_s);
 }

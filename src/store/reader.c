@@ -294,6 +294,14 @@ void store_read_release(struct store_read *read)
     read->copy = NULL;
 }
 
+void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *in_dram)
+{
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < n; i++)
+        in_dram[i] = tier_has_all(s->tier, hits[i].impl);
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* --- reads by others --------------------------------------------------------------------------- */
 
 bool store_has_files(const struct store *s)

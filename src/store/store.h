@@ -471,6 +471,10 @@ void store_read_end(struct store_read *read, int status);
 /* How long a read may take before it is cancelled (store_opts). */
 int64_t store_stuck_ns(const struct store *s);
 
+/* Sets in_dram[i] for each of n hits: whether a reader that uses copies (store_reader_use_dram) would take all
+ * of its records from DRAM now. */
+void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *in_dram);
+
 /* --- reading ahead -------------------------------------------------------------------------- */
 
 /* A request that waits will need keys[0..n), which the KV pool does not hold; requests of a lower turn

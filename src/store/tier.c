@@ -307,6 +307,14 @@ struct tier_copy *tier_read(struct tier *t, const struct extent *x, uint32_t n_b
     return x->copy;
 }
 
+bool tier_has_all(const struct tier *t, const struct chunk_node *n)
+{
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        if (x->state == EXTENT_LIVE && (x->copy == NULL || x->copy->chunk == NULL))
+            return false;
+    return t != NULL && n->n_live > 0;
+}
+
 void tier_release(struct tier *t, struct tier_copy *copy)
 {
     CHECK(copy->n_users > 0);

@@ -81,6 +81,9 @@ struct tier_copy *tier_read(struct tier *t, const struct extent *x, uint32_t n_b
 /* [lock] The reader is done with the copy. */
 void tier_release(struct tier *t, struct tier_copy *copy);
 
+/* [lock] Whether every committed extent of the node has a copy that is filled. */
+bool tier_has_all(const struct tier *t, const struct chunk_node *n);
+
 /* [lock] The node was used; what the policy knows of it has changed otherwise.  n may be NULL. */
 void tier_touch(struct tier *t, const struct chunk_node *n);
 void tier_review(struct tier *t, const struct chunk_node *n);

@@ -9,6 +9,8 @@
 
 #include "base/clock.h"
 #include "engine/seq.h"
+#include "policy/dram_tier.h"
+#include "state/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 
@@ -160,12 +162,65 @@ static void only_what_is_needed_is_fetched(void **state)
     io_close(disk);
 }
 
+/* --- plans ------------------------------------------------------------------------------------ */
+
+/* The copies of chunks [from, CHUNKS) of the prompt go. */
+static void drop_copies(struct stack *k, int from)
+{
+    struct chain c;
+    chain_init(&c, &k->fingerprint, NULL);
+    chain_extend(&c, prompt, N_PROMPT);
+    pthread_mutex_lock(&k->store->lock);
+    for (int i = CHUNKS; i-- > from;)
+        tier_forget_node(k->store->tier, catalog_find(&k->store->catalog, &c.keys[i]));
+    pthread_mutex_unlock(&k->store->lock);
+    chain_deinit(&c);
+}
+
+/* On a machine whose disk is slower than recomputing, exactly the chunks in DRAM are restored. */
+static void plans_price_chunks_by_where_they_lie(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run want, got;
+    const struct et_ask ask = {
+        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "kv"};
+    struct io *disk = et_disk(1, 0);
+    et_prompt(prompt, N_PROMPT, 1);
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.no_reuse = true,
+                                     .user.dram_bytes = 32 << 20});
+    et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e5);
+    assert_int_equal(et_run(&k, &ask, &want), 0);
+    assert_int_equal(want.n_cached, 0);
+    for (int n = CHUNKS; n >= 0; n -= n == CHUNKS ? 4 : 3) {
+        drop_copies(&k, n);
+        assert_int_equal(et_run(&k, &ask, &got), 0);
+        assert_int_equal(got.restore.dram_tokens, n * 64);
+        assert_int_equal(got.restore.dram_bytes, got.restore.read_bytes);
+        if (n > 0)
+            assert_int_equal(got.n_cached, n * 64);
+        else /* all layers are recomputed */
+            assert_string_equal(got.plan.method, "RRRR");
+        et_same(&want, &got, "a part is restored from DRAM");
+    }
+    /* The disk's speed is known, and such a disk is worth reading ahead from. */
+    assert_true(dram_tier_gains(&k.platform, N_PROMPT));
+    et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e12);
+    assert_false(dram_tier_gains(&k.platform, N_PROMPT));
+    stack_close(&k);
+    io_close(disk);
+}
+
 int main(int argc, char **argv)
 {
     et_only(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_is_restored_from_dram),
         cmocka_unit_test(only_what_is_needed_is_fetched),
+        cmocka_unit_test(plans_price_chunks_by_where_they_lie),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
