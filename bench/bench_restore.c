@@ -29,8 +29,9 @@
 struct restore_args {
     struct bench_common common; /* the first */
     const char *csv, *as;
-    struct opt_list lengths, methods;
+    struct opt_list lengths, methods, loads;
     int rounds, sweep, skip;
+    bool damage;
     uint64_t throttle,
         seed; /* lab_throttle slows reads down after the platform is measured */
 };
@@ -71,6 +72,12 @@ static const struct opt options[] = {
     {"skip", OPT(struct restore_args, skip), .arg = "N", .def = "0", .min = 0,
      .max = 1000000, .help = "--sweep: begin with this case, to run a sweep in pieces"},
     {"seed", OPT(struct restore_args, seed), .arg = "N", .def = "1", .help = "of --sweep"},
+    {"load", OPT(struct restore_args, loads), .arg = "NAME[,NAME...]", .def = "none",
+     .help = "--sweep: other work beside each case, drawn from these: none, busy (a thread "
+             "that "
+             "computes), busy2 (two), reader (of the same disk)"},
+    {"damage", OPT(struct restore_args, damage),
+     .help = "--sweep: in a case of four, chunks lack one kind of record in some layers"},
     {"csv", OPT(struct restore_args, csv), .arg = "FILE",
      .help = "write the table as CSV too"},
     {0},
@@ -83,10 +90,13 @@ static const struct opt_cmd cmd = {
         "what the machine can do.",
     .positionals = bench_positionals,
     .options = options,
-    .examples = "  hcache bench restore\n"
-                "  hcache bench restore --store memory --lengths 4096\n"
-                "  hcache bench restore --as a100-1ssd:llama-2-13b --lengths 1024\n"
-                "  hcache bench restore --sweep 200 --seed 1 --lengths 1024 --rounds 3\n",
+    .examples =
+        "  hcache bench restore\n"
+        "  hcache bench restore --store memory --lengths 4096\n"
+        "  hcache bench restore --as a100-1ssd:llama-2-13b --lengths 1024\n"
+        "  hcache bench restore --sweep 200 --seed 1 --lengths 1024 --rounds 3\n"
+        "  hcache bench restore models/demo --store /var/tmp/s --sweep 100 --lengths 1024 "
+        "--load none,busy,busy2,reader --damage --csv sweep.csv\n",
     .values_bytes = sizeof(struct restore_args),
 };
 const struct opt_cmd *const options_of_bench_restore = &cmd;
@@ -299,11 +309,14 @@ static void describe(const struct restore_args *a, const struct lab *lab)
 static int run_sweep(struct bench *b, const struct lab_opts *o, struct err *err)
 {
     const struct restore_args *a = b->a;
-    const struct sweep_opts so = {.n_cases = a->sweep,
-                                  .skip = a->skip,
-                                  .seed = a->seed,
-                                  .rounds = a->rounds,
-                                  .csv = b->csv};
+    struct sweep_opts so = {.n_cases = a->sweep,
+                            .damages = a->damage,
+                            .io = b->lab->k.io,
+                            .folder = o->engine.n_store > 0 ? o->engine.store[0] : NULL,
+                            .skip = a->skip,
+                            .seed = a->seed,
+                            .rounds = a->rounds,
+                            .csv = b->csv};
     struct lab_opts memory = *o;
     struct lab dram;
     int n_broken = 0;
@@ -313,6 +326,13 @@ static int run_sweep(struct bench *b, const struct lab_opts *o, struct err *err)
     if (o->engine.n_store == 0)
         return err_set(err, ERR_USAGE,
                        "--sweep needs a --store in a folder: it adds DRAM itself");
+    for (int i = 0; i < a->loads.n; i++) {
+        enum background load;
+        int rc = background_parse(a->loads.items[i], &load, err);
+        if (rc != 0)
+            return rc;
+        so.loads |= 1u << load;
+    }
     int rc = lab_open(&dram, &memory, err);
     if (rc == 0)
         rc = sweep_run(&so, b->lab, &dram, &n_broken, err);

@@ -201,6 +201,9 @@ void lab_close(struct lab *b)
     kv_pool_destroy(b->pool);
     if (b->copy != NULL)
         mem_unmap(b->copy, b->copy_bytes);
+    free(b->worn);
+    free(b->ranges);
+    free(b->masks);
     free(b->tokens);
     chain_deinit(&b->chain);
     free(b->hits);
@@ -246,9 +249,79 @@ int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *
 
 /* --- plans and restores ----------------------------------------------------------------------- */
 
+void lab_damage(struct lab *b, uint64_t seed)
+{
+    struct rng r = {.s = seed};
+    int n_layers = b->k.model->cfg.n_layers;
+    free(b->worn);
+    b->worn = NULL;
+    if (seed == 0)
+        return;
+    b->worn = xcalloc((size_t)b->n_hits, sizeof *b->worn);
+    memcpy(b->worn, b->hits, (size_t)b->n_hits * sizeof *b->worn);
+    for (int c = 0, end; c < b->n_hits; c = end) {
+        end = c + 1 + (int)rng_below(&r, (uint64_t)b->n_hits / 4 + 1);
+        end = end < b->n_hits ? end : b->n_hits;
+        bool is_run = rng_below(&r, 2) == 0;
+        for (int l = 0; is_run && l < n_layers; l++) {
+            enum store_kind kind = (enum store_kind)rng_below(&r, STORE_KINDS);
+            bool is_lost = rng_below(&r, 3) == 0;
+            for (int i = c; is_lost && i < end; i++)
+                b->worn[i].mask.has[kind][l / 64] &= ~((uint64_t)1 << (l % 64));
+        }
+    }
+}
+
+static uint8_t records_of(const struct store_hit *h, int l)
+{
+    return (uint8_t)((store_mask_has(&h->mask, l, STORE_HIDDEN) ? PLAN_HAS_H : 0) |
+                     (store_mask_has(&h->mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
+}
+
+/* Neighbouring chunks with equal records are a range, as in the engine. */
+static int make_ranges(struct lab *b, int n_chunks)
+{
+    int n_layers = b->k.model->cfg.n_layers, n = 0;
+    if (b->ranges == NULL) {
+        b->ranges = xcalloc((size_t)b->max_chunks, sizeof *b->ranges);
+        b->masks = xcalloc((size_t)b->max_chunks, (size_t)n_layers);
+    }
+    for (int c = 0; c < n_chunks; c++) {
+        uint8_t *mask = b->masks + (size_t)n * (size_t)n_layers;
+        for (int l = 0; l < n_layers; l++)
+            mask[l] = records_of(&b->worn[c], l);
+        bool same = n > 0 && memcmp(mask, b->ranges[n - 1].mask, (size_t)n_layers) == 0;
+        if (!same)
+            b->ranges[n++] = (struct plan_range){.mask = mask};
+        b->ranges[n - 1].n_tokens += STORE_CHUNK_TOKENS;
+    }
+    return n;
+}
+
+static int plan_worn(struct lab *b, const char *method, int n_chunks,
+                     struct plan_request *req, struct plan *plan, struct err *err)
+{
+    double prefill_s[STORE_MAX_LAYERS];
+    int n_ranges = make_ranges(b, n_chunks), n_used = 0;
+    *req = (struct plan_request){.n_layers = b->k.model->cfg.n_layers, .may_deviate = true};
+    int rc = plan_mode_parse(method, req, err);
+    if (rc == 0)
+        rc = plan_best_prefix(&b->platform, b->ranges, n_ranges, 0, true, b->layer,
+                              prefill_s, req, plan, &n_used, err);
+    req->prefill_s = NULL;
+    if (rc != 0 || n_used == n_ranges)
+        return rc;
+    plan_request_from_platform(&b->platform, 0, (int64_t)n_chunks * STORE_CHUNK_TOKENS, 0,
+                               b->layer, NULL, req);
+    req->mode = PLAN_RECOMPUTE;
+    return plan_make(req, plan, err);
+}
+
 int lab_plan(struct lab *b, const char *method, int n_chunks, struct plan_request *req,
              struct plan *plan, struct err *err)
 {
+    if (b->worn != NULL && strcmp(method, "recompute") != 0)
+        return plan_worn(b, method, n_chunks, req, plan, err);
     plan_request_from_platform(&b->platform, 0, (int64_t)n_chunks * STORE_CHUNK_TOKENS, 0,
                                b->layer, NULL, req);
     int rc = plan_mode_parse(method, req, err);
@@ -258,7 +331,7 @@ int lab_plan(struct lab *b, const char *method, int n_chunks, struct plan_reques
 int lab_restore(struct lab *b, int n_chunks, const struct plan *plan,
                 struct restore_result *out, struct err *err)
 {
-    struct restore_job job = {.hits = b->hits,
+    struct restore_job job = {.hits = b->worn != NULL ? b->worn : b->hits,
                               .n_chunks = n_chunks,
                               .tokens = b->tokens,
                               .table = &b->table,

@@ -38,6 +38,9 @@ struct lab {
     struct kv_table table;
     int32_t *tokens;
     int max_chunks, n_hits;
+    struct store_hit *worn; /* [n_hits]: the hits, with records hidden; NULL: none are */
+    struct plan_range *ranges;
+    uint8_t *masks; /* [n_hits][n_layers], of the ranges */
     struct chain chain;
     struct store_hit *hits;
     uint8_t *copy; /* where the read ceiling reads (files) or copies (DRAM) to */
@@ -65,7 +68,13 @@ int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *
 int lab_settle_as(struct lab *b, const char *as, double *bytes_per_s, double *ratio,
                   struct err *err);
 
-/* A plan by any method of `hcache plan` for the first n_chunks; *req is what it was made from. */
+/* Hides records, as damage does: runs of chunks lose one kind in some layers, by seed.  Nothing on the
+ * disk changes.  0: all are there. */
+void lab_damage(struct lab *b, uint64_t seed);
+
+/* A plan by any method of `hcache plan` for the first n_chunks; *req is what it was made from.  Where
+ * records are hidden a single method takes the other kind in their place, and auto, where it would
+ * rather prefill the chunks from some one on, recomputes all. */
 int lab_plan(struct lab *b, const char *method, int n_chunks, struct plan_request *req,
              struct plan *plan, struct err *err);
 /* One restore; ERR_CORRUPT where it fell short. */

@@ -7,7 +7,12 @@
  * predicted to take more than SLOWER times as long as the fastest single one is not run: it could only
  * be the best if the prediction were off by that factor, and the sweep reports how far off it is.
  *
- * The platform is corrected after every restore, as the engine does. */
+ * The platform is corrected after every restore, as the engine does.  Other work begins before a case
+ * and goes on until its end.  A case that has other work than the one before it begins with some restores
+ * that teach only, as a server under a lasting load has had.
+ *
+ * The regret of a case is what auto took more than the best method in hindsight, auto itself included;
+ * none where auto did what that method does. */
 #include "bench/restore_sweep.h"
 
 #include <math.h>
@@ -25,7 +30,7 @@
 /* A short case has more rounds, until it has taken this long. */
 #define CASE_S 0.4
 
-enum { MAX_ROUNDS = 256, N_SINGLES = 3, MAX_CASES = 1000 };
+enum { MAX_ROUNDS = 256, N_SINGLES = 3, MAX_CASES = 1000, WARM = 4 };
 
 static const char *const singles[N_SINGLES] = {"kv", "hidden", "recompute"}; /* K, H, R */
 
@@ -33,6 +38,8 @@ struct sweep_case {
     int n_chunks;
     double throttle; /* 0: none */
     struct lab *lab;
+    enum background load;
+    uint64_t damage; /* 0: none */
 };
 
 struct timing {
@@ -49,8 +56,21 @@ struct outcome_of {
     int n_same[N_SINGLES];
 };
 
-static struct sweep_case draw(uint64_t seed, int i, struct lab *file, struct lab *dram)
+static enum background draw_load(const struct sweep_opts *o, struct rng *r)
 {
+    int n = 0;
+    enum background of[BACKGROUNDS] = {BACKGROUND_NONE};
+    for (int b = 0; b < BACKGROUNDS; b++)
+        if (o->loads >> b & 1)
+            of[n++] = (enum background)b;
+    return n > 0 ? of[rng_below(r, (uint64_t)n)] : BACKGROUND_NONE;
+}
+
+/* Draws of a kind come behind those that older sweeps know, so a seed keeps its cases. */
+static struct sweep_case draw(const struct sweep_opts *o, int i, struct lab *file,
+                              struct lab *dram)
+{
+    uint64_t seed = o->seed;
     struct rng r = {.s = seed * 1000003u + (uint64_t)i};
     (void)rng_u64(&r);
     double most = log2(file->max_chunks);
@@ -59,6 +79,9 @@ static struct sweep_case draw(uint64_t seed, int i, struct lab *file, struct lab
     double throttle = SLOWEST * pow(FASTEST / SLOWEST, rng_unit(&r));
     c.lab = in_dram ? dram : file;
     c.throttle = in_dram || unthrottled ? 0 : throttle;
+    c.load = draw_load(o, &r);
+    if (o->damages && rng_below(&r, 4) == 0)
+        c.damage = 1 + rng_below(&r, 1u << 30);
     return c;
 }
 
@@ -144,12 +167,28 @@ static int run_rounds(const struct sweep_opts *o, const struct sweep_case *c,
     struct timing warm = {.n = 0};
     int rc = choose_singles(c, run, &round_s, err);
     int rounds = (int)fmin(MAX_ROUNDS / 2, fmax(o->rounds, CASE_S / round_s));
-    if (rc == 0) /* the first restore after a change of throttle or tier is not counted */
+    /* The first restores after a change of throttle, tier or load are not counted. */
+    for (int i = 0; rc == 0 && i < ((o->loads & ~1u) != 0 ? WARM : 1); i++)
         rc = run_once(c, "auto", &warm, &ignored, err);
     for (int i = 0; rc == 0 && i < rounds; i++)
         rc = run_round(c, run, i, out, err);
     if (rc == 0)
         out->predicted_ms = bench_median(out->predicted, rounds);
+    return rc;
+}
+
+static int run_case(const struct sweep_opts *o, const struct sweep_case *c,
+                    struct outcome_of *out, struct err *err)
+{
+    *err = (struct err){0};
+    struct background_run *load = background_start(c->load, o->io, o->folder, err);
+    if (err->code != 0)
+        return err->code;
+    lab_throttle(c->lab, c->throttle);
+    lab_damage(c->lab, c->damage);
+    int rc = run_rounds(o, c, out, err);
+    lab_damage(c->lab, 0);
+    background_stop(load);
     return rc;
 }
 
@@ -186,10 +225,13 @@ static void print_case(FILE *csv, int i, const struct sweep_case *c,
 {
     const char *store = c->lab->k.io == NULL ? "dram" : "file";
     double best = x->single[x->best].median_ms;
-    printf("%4d  %-4s %6d %9.1f  %-14.14s %9.2f %9.2f %6.2f %6.1f %%  %-9s %9.2f %6.3f%s\n",
+    printf("%4d  %-4s %6d %9.1f  %-14.14s %9.2f %9.2f %6.2f %6.1f %%  %-9s %9.2f %6.3f  "
+           "%s%s%s\n",
            i, store, c->n_chunks * STORE_CHUNK_TOKENS, c->throttle * 1e-6, x->plan.method,
            x->predicted_ms, x->auto_ms, x->predicted_ms / x->auto_ms, x->noise * 100,
-           singles[x->best], best, x->auto_ms / best, is_broken(x) ? "  SLOWER" : "");
+           singles[x->best], best, x->auto_ms / best,
+           c->load == BACKGROUND_NONE ? "" : background_name(c->load),
+           c->damage != 0 ? " damaged" : "", is_broken(x) ? "  SLOWER" : "");
     fflush(stdout);
     if (csv == NULL)
         return;
@@ -201,8 +243,8 @@ static void print_case(FILE *csv, int i, const struct sweep_case *c,
             fprintf(csv, ",%.3f", x->single[k].median_ms);
         else
             fprintf(csv, ",");
-    fprintf(csv, ",%s,%.4f,%d,%d\n", singles[x->best], x->auto_ms / best, x->is_one,
-            is_broken(x));
+    fprintf(csv, ",%s,%.4f,%d,%d,%s,%d\n", singles[x->best], x->auto_ms / best, x->is_one,
+            is_broken(x), background_name(c->load), c->damage != 0);
     fflush(csv);
 }
 
@@ -211,22 +253,69 @@ static void print_head(const struct sweep_opts *o)
     printf("%4s  %-4s %6s %9s  %-14s %9s %9s %6s %8s  %-9s %9s %6s\n", "case", "", "tokens",
            "MB/s", "auto", "predicted", "measured", "ratio", "A/A", "best", "ms", "auto/");
     if (o->csv != NULL)
-        fprintf(
-            o->csv,
-            "case,store,tokens,throttle_MBps,plan,predicted_ms,auto_ms,aa_noise,"
-            "kv_ms,hidden_ms,recompute_ms,best_single,auto_over_best,same_plan,broken\n");
+        fprintf(o->csv,
+                "case,store,tokens,throttle_MBps,plan,predicted_ms,auto_ms,aa_noise,"
+                "kv_ms,hidden_ms,recompute_ms,best_single,auto_over_best,same_plan,broken,"
+                "load,damaged\n");
 }
 
 /* What all cases together say. */
 struct totals {
-    double error[MAX_CASES], ratio[MAX_CASES];
+    double error[MAX_CASES], ratio[MAX_CASES], regret[MAX_CASES];
+    enum background load[MAX_CASES];
+    bool is_slower[MAX_CASES]; /* than recomputing, by more than TOLERANCE */
     int n, n_broken;
     double worst;
 };
 
+static void count_case(struct totals *t, const struct sweep_case *c,
+                       const struct outcome_of *x)
+{
+    double best = x->single[x->best].median_ms;
+    const struct timing *recompute = &x->single[N_SINGLES - 1];
+    t->ratio[t->n] = x->auto_ms / best;
+    t->regret[t->n] = x->is_one ? 0 : fmax(0, x->auto_ms / best - 1);
+    t->error[t->n] = fabs(x->predicted_ms / x->auto_ms - 1);
+    t->load[t->n] = c->load;
+    t->is_slower[t->n] = recompute->n > 0 &&
+                         x->auto_ms > recompute->median_ms * (1 + TOLERANCE);
+    t->worst = fmax(t->worst, t->ratio[t->n]);
+    t->n_broken += is_broken(x);
+    t->n++;
+}
+
+/* A row of the summary: the cases with one load, or all (BACKGROUNDS).  bench_median sorts. */
+static void print_gates(const struct totals *t, enum background load)
+{
+    static double error[MAX_CASES], regret[MAX_CASES];
+    double sum = 0;
+    int n = 0, n_slower = 0;
+    for (int i = 0; i < t->n; i++) {
+        if (load != BACKGROUNDS && t->load[i] != load)
+            continue;
+        error[n] = t->error[i];
+        regret[n] = t->regret[i];
+        sum += regret[n++];
+        n_slower += t->is_slower[i];
+    }
+    if (n == 0)
+        return;
+    double median = bench_median(error, n);
+    (void)bench_median(regret, n);
+    int at = n * 95 / 100;
+    printf("%-8s %6d %11.1f %% %8.1f %% %10.2f %% %9.2f %% %10d\n",
+           load == BACKGROUNDS ? "all" : background_name(load), n, 100 * median,
+           100 * error[at], 100 * sum / n, 100 * regret[at], n_slower);
+}
+
 static void print_totals(struct totals *t)
 {
     double worst = t->worst;
+    printf("\n%-8s %6s %13s %10s %12s %11s %10s\n", "load", "cases", "error: median", "p95",
+           "regret: mean", "p95", "> recompute");
+    for (int b = 0; b <= BACKGROUNDS; b++)
+        print_gates(t, (enum background)b);
+    printf("goals %20s %10s %12s %11s %10s\n", "10 %", "25 %", "2 %", "5 %", "0");
     printf("\n%d cases: %d broke P2 (slower than the best single method by more than 5 %% "
            "beyond "
            "the A/A noise)\n",
@@ -249,22 +338,17 @@ int sweep_run(const struct sweep_opts *o, struct lab *file, struct lab *dram, in
                        MAX_ROUNDS / 2);
     print_head(o);
     for (int i = o->skip; rc == 0 && i < o->skip + o->n_cases; i++) {
-        struct sweep_case c = draw(o->seed, i, file, dram);
+        struct sweep_case c = draw(o, i, file, dram);
         struct outcome_of x = {.best = -1};
-        lab_throttle(c.lab, c.throttle);
-        rc = run_rounds(o, &c, &x, err);
+        rc = run_case(o, &c, &x, err);
         if (rc != 0)
             break;
         judge(&x);
         print_case(o->csv, i, &c, &x);
-        t.ratio[t.n] = x.auto_ms / x.single[x.best].median_ms;
-        t.error[t.n] = fabs(x.predicted_ms / x.auto_ms - 1);
-        t.worst = fmax(t.worst, t.ratio[t.n]);
-        t.n_broken += is_broken(&x);
-        t.n++;
+        count_case(&t, &c, &x);
     }
+    *n_broken = t.n_broken;
     if (t.n > 0)
         print_totals(&t);
-    *n_broken = t.n_broken;
     return rc;
 }

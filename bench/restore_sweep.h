@@ -1,10 +1,12 @@
-/* restore_sweep.h - promise P2 over random cases: auto against the best single method. */
+/* restore_sweep.h - promise P2 over random cases: auto against the best single method; and how far
+ * predictions are off, with other work on the machine and without. */
 #ifndef BENCH_RESTORE_SWEEP_H
 #define BENCH_RESTORE_SWEEP_H
 
 #include <stdint.h>
 #include <stdio.h>
 
+#include "bench/background.h"
 #include "bench/restore_lab.h"
 
 struct sweep_opts {
@@ -12,6 +14,11 @@ struct sweep_opts {
     uint64_t seed;
     int rounds; /* of every case at least, in which the methods take turns */
     FILE *csv;  /* NULL: none */
+    /* Kinds of other work that run beside cases, one drawn for each; a bit per enum background */
+    unsigned loads;
+    bool damages; /* a case in four has hidden records */
+    struct io *io;
+    const char *folder; /* of the store: the competing reader reads its largest file */
 };
 
 /* `file` and `dram` hold the same context.  Every case is a length, and a throttle of the file store

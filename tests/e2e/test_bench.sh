@@ -44,6 +44,13 @@ check "sweep: a row per case, or it says which promise was broken" \
     test "$(wc -l <"$tmp/s.csv")" -eq 5 -a \( "$rc" -eq 0 -o "$(grep -c 'slower than the best' "$tmp/err")" -eq 1 \)
 run_hc "${restore[@]}" --sweep 2 --skip 2 --seed 3 --csv "$tmp/s2.csv"
 check "in pieces it draws the same cases" cmp -s <(tail -2 "$tmp/s.csv" | cut -d, -f1-4) <(tail -2 "$tmp/s2.csv" | cut -d, -f1-4)
+run_hc "${restore[@]}" --sweep 4 --seed 3 --load busy,reader --damage --csv "$tmp/s3.csv"
+check "with other work and damage it draws the same stores" \
+    cmp -s <(tail -4 "$tmp/s.csv" | cut -d, -f1-4) <(tail -4 "$tmp/s3.csv" | cut -d, -f1-4)
+check "each case has a load of those named, and the summary counts them all" \
+    test "$(tail -n +2 "$tmp/s3.csv" | grep -cE ',(busy|reader),[01]$')" -eq 4 -a "$(awk '$1 == "all" {print $2}' "$tmp/out")" = 4
+run_hc "${restore[@]}" --sweep 1 --load busy3
+expect "a load that is none" 2 "load 'busy3': must be none, busy, busy2 or reader"
 
 run_hc bench ablation "$model" --store "$tmp/store" --tokens 128 --lengths 64,128 --rounds 1 --csv "$tmp/a.csv" --html "$tmp/a.html"
 check "ablation" test "$rc" -eq 0

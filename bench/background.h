@@ -1,0 +1,32 @@
+/* background.h - other work on the machine while something is measured.
+ *
+ *   busy, busy2   one thread, or two, that compute without a pause
+ *   reader        a thread that reads the largest file of a folder from its device, again and again */
+#ifndef BENCH_BACKGROUND_H
+#define BENCH_BACKGROUND_H
+
+#include "base/err.h"
+#include "io/io.h"
+
+enum background {
+    BACKGROUND_NONE,
+    BACKGROUND_BUSY,
+    BACKGROUND_BUSY2,
+    BACKGROUND_READER,
+    BACKGROUNDS
+};
+
+/* "none", "busy", "busy2", "reader". */
+const char *background_name(enum background b);
+/* ERR_USAGE where no kind has that name. */
+int background_parse(const char *name, enum background *out, struct err *err);
+
+struct background_run;
+/* Begins; io and folder: of the reader.  Returns NULL for BACKGROUND_NONE, and where no thread can be had or
+ * there is nothing to read (err says which). */
+struct background_run *background_start(enum background b, struct io *io,
+                                        const char *folder, struct err *err);
+/* Ends it. NULL is allowed. */
+void background_stop(struct background_run *run);
+
+#endif
