@@ -56,7 +56,8 @@ static const struct opt_cmd pack_cmd = {
     .positionals = pack_positionals,
     .options = pack_options,
     .examples = "  hcache model pack synth:llama-2-7b --out /var/tmp/7b.packed\n"
-                "  hcache model pack MODEL_DIR --weights q8 --out model.q8.packed\n",
+                "  hcache model pack MODEL_DIR --weights q8 --out model.q8.packed\n"
+                "  hcache model pack MODEL_DIR --weights q4 --out model.q4.packed\n",
     .values_bytes = sizeof(struct pack_args),
 };
 const struct opt_cmd *const options_of_model_pack = &pack_cmd;
@@ -76,11 +77,33 @@ static int pack(const struct pack_args *a, struct pack_result *r, struct err *e)
     return rc;
 }
 
+static void print_errors(const struct pack_result *r)
+{
+    for (size_t i = 0; i < r->errors.n; i++)
+        printf("  %-56s %6.2f %% of its size is error\n", r->errors.of[i].name,
+               100 * r->errors.of[i].relative);
+    if (r->note[0] != 0)
+        printf("%s\n", r->note);
+}
+
+static struct json *errors_json(const struct pack_result *r)
+{
+    struct json *list = json_new_array();
+    for (size_t i = 0; i < r->errors.n; i++) {
+        struct json *e = json_new_object();
+        json_put_string(e, "name", r->errors.of[i].name);
+        json_put_real(e, "relative_error", r->errors.of[i].relative);
+        json_push(list, e);
+    }
+    return list;
+}
+
 static void print(const struct pack_args *a, const struct pack_result *r, double seconds)
 {
     char id[65];
     sha256_hex(&r->hash, id);
     if (!a->json) {
+        print_errors(r);
         printf("%s: %d layers of %s for '%s', %.1f MB in %.1f s\n", a->out, r->n_layers,
                dtype_name(r->dtype), r->layout, (double)r->bytes / 1e6, seconds);
         return;
@@ -92,6 +115,9 @@ static void print(const struct pack_args *a, const struct pack_result *r, double
     json_put_string(o, "weights", dtype_name(r->dtype));
     json_put_string(o, "weights_id", id);
     json_put_real(o, "seconds", seconds);
+    json_put_string(o, "note", r->note);
+    if (r->errors.n > 0)
+        json_put(o, "made_q4", errors_json(r));
     char *text = json_text(o, 0);
     puts(text);
     free(text);
@@ -111,6 +137,7 @@ int cmd_model_pack(int argc, char **argv)
     code = pack(&a, &r, &e);
     if (code == 0) {
         print(&a, &r, (double)(clock_now_ns() - start) / 1e9);
+        free(r.errors.of);
     } else {
         fprintf(stderr, "hcache %s: %s\n", pack_cmd.name, e.msg);
         code = e.code == ERR_USAGE || e.code == ERR_NOT_FOUND ? 2 : 1;

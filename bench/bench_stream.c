@@ -389,6 +389,8 @@ static int prepare_model(struct bench *b, struct err *err)
                         pool, &dev, err);
     if (rc == 0)
         rc = pack_write(o->model, b->path, dev, o->weights, &r, err);
+    if (rc == 0)
+        free(r.errors.of);
     device_close(dev);
     pool_destroy(pool);
     return rc;

@@ -70,7 +70,7 @@ struct hcache_opts {
     /* How matrices are held: "f32", "bf16", "q8" (8 bits with a scale per 32), "q4" (4 bits: a GGUF
      * file's as they are, or made from others); "auto": a file's 4-bit tensors as they are, else the
      * smallest of the others that is as good; "checkpoint" or NULL: in their own type, quantised ones
-     * as "auto" says. */
+     * as "auto" says.  State of one kind is never used by another. */
     const char *weights;
     /* Memory for a packed model: "6G" for weights, KV cache and all buffers together; "auto": what
      * the machine has left; "50%": this share of the layers.  The layers that do not fit are read

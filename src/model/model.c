@@ -261,6 +261,22 @@ static void note_choice(struct model *m, const struct weights_types *types,
             weights_max_kl(c->tried[i].held));
 }
 
+/* 4 bits that are made here: how much they change predictions is measured, and told. */
+static int compare_q4(struct model *m, const struct weights_info *info, struct err *err)
+{
+    struct weights_choice c;
+    if (matrix_types_any_q4(info->impl))
+        return 0; /* the file's own */
+    int rc = weights_compare(m, WEIGHTS_Q4, &c, err);
+    if (rc == 0 && c.n_tried == 1)
+        snprintf(
+            m->note, sizeof m->note,
+            "weights: made q4; they differ from f32 by %.1e nats a token; a short text "
+            "has the perplexity %.4g, with f32 %.4g",
+            c.tried[0].kl, c.tried[0].perplexity, c.perplexity);
+    return rc;
+}
+
 /* By measuring. */
 static int choose_held(struct model *m, const struct model_opts *o,
                        const struct weights_info *info, enum weights_held *held,
@@ -318,11 +334,14 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
                        name, m->dev->name);
     if (m->is_packed)
         return check_packed_kind(m, name, err);
-    if (*held != WEIGHTS_AS_STORED || (!chosen && !gguf_files_is(m->source)))
+    bool made = *held == WEIGHTS_Q4;
+    if (!made && (*held != WEIGHTS_AS_STORED || (!chosen && !gguf_files_is(m->source))))
         return 0;
     struct weights_info info = {0};
     int rc = weights_describe(&info, m->source, &m->cfg, m->dtype, err);
-    if (rc == 0 && (chosen || info.quantised))
+    if (rc == 0 && made)
+        rc = compare_q4(m, &info, err);
+    else if (rc == 0 && (chosen || info.quantised))
         rc = choose_held(m, o, &info, held, err);
     weights_info_deinit(&info);
     return rc;

@@ -55,6 +55,7 @@ struct packer {
     uint64_t at;
     size_t sum; /* index of the piece's checksum */
     struct weights_digests digests;
+    struct weights_errors errors; /* of what is made into 4 bits */
     struct progress progress;
     uint64_t bytes_done;
     struct err *err;
@@ -161,6 +162,7 @@ static int put_outside(struct packer *p)
     struct weights_opts o = p->wo;
     o.part = WEIGHTS_OUTSIDE;
     o.digests = &p->digests;
+    o.errors = &p->errors;
     int rc = weights_load(&w, p->m->source, &p->m->cfg, &o, p->err);
     if (rc != 0)
         return rc;
@@ -178,6 +180,7 @@ static int put_layer(struct packer *p, int l)
     o.part = WEIGHTS_OF_LAYER;
     o.layer = l;
     o.digests = &p->digests;
+    o.errors = &p->errors;
     int rc = weights_load(&w, p->m->source, &p->m->cfg, &o, p->err);
     if (rc != 0)
         return rc;
@@ -393,6 +396,7 @@ static void packer_deinit(struct packer *p, bool failed)
     free(p->f.sums);
     weights_digests_deinit(&p->digests);
     matrix_types_deinit(&p->f.matrices);
+    free(p->errors.of);
     free(p->temp);
 }
 
@@ -426,7 +430,10 @@ int pack_write(const char *source, const char *path, struct device *dev,
         *out = (struct pack_result){.bytes = p.f.file_bytes,
                                     .n_layers = p.f.n_layers,
                                     .dtype = p.f.dtype,
+                                    .errors = p.errors,
                                     .hash = p.f.hash};
+        p.errors = (struct weights_errors){0};
+        snprintf(out->note, sizeof out->note, "%s", m->note);
         memcpy(out->layout, p.f.layout, sizeof out->layout);
     }
     packer_deinit(&p, rc != 0);

@@ -7,6 +7,9 @@
 #include "model/model.h"
 
 struct pack_result {
+    struct weights_errors
+        errors;     /* of what was made into 4 bits; free(errors.of) ends it */
+    char note[320]; /* how the type of matrices was chosen, or what it costs */
     uint64_t bytes; /* of the file */
     int n_layers;
     char layout[64];

@@ -607,16 +607,20 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
     }
 }
 
-/* Adds the error of a tensor that was made into 4 bits to the weights' list. */
+/* Tells the error of a tensor that was made into 4 bits, and adds it to the caller's list. */
 static void note_error(struct loader *ld, const char *name)
 {
     struct weights_errors *all = ld->o->errors;
+    double relative = sqrt(ld->error.of_error / ld->error.of_weights);
     if (all != NULL) {
         all->of = xrealloc(all->of, (all->n + 1) * sizeof *all->of);
         struct weights_error *e = &all->of[all->n++];
         snprintf(e->name, sizeof e->name, "%s", name);
-        e->relative = sqrt(ld->error.of_error / ld->error.of_weights);
+        e->relative = relative;
     }
+    if (ld->o->part == WEIGHTS_ALL)
+        log_info("weights: tensor '%s': made q4_1 with an error of %.2f %%", name,
+                 100 * relative);
 }
 
 static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)

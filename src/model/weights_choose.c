@@ -194,49 +194,102 @@ static double divergence(const float *a, const float *b, int n, int vocab)
     return kl / n;
 }
 
-/* A format that cannot hold the numbers (q8: infinities) is passed over. */
-static int try_format(const struct run *r, enum weights_held held, const float *exact,
-                      float *logits, struct weights_choice *c, struct err *err)
+/* Perplexity of the text: of each token but the first, by the logits before it. */
+static double perplexity(const struct run *r, const float *logits)
 {
-    int rc = run(r, held, logits, err);
+    double nll = 0;
+    int vocab = r->m->cfg.vocab_size;
+    for (int i = 0; i + 1 < r->n; i++) {
+        const float *row = logits + (size_t)i * (size_t)vocab;
+        nll += log_sum(row, vocab) - (double)row[r->ids[i + 1]];
+    }
+    return r->n > 1 ? exp(nll / (r->n - 1)) : 1;
+}
+
+/* What the formats are compared on: the text, a device, and the logits of f32 matrices. */
+struct bench {
+    struct run r;
+    float *exact, *other; /* [n][vocab] */
+};
+
+static int bench_open(struct bench *b, const struct model *m, struct weights_choice *out,
+                      struct err *err)
+{
+    *b = (struct bench){.r.m = m};
+    *out = (struct weights_choice){.held = WEIGHTS_F32};
+    b->r.n = probe_ids(m, b->r.ids);
+    size_t floats = (size_t)b->r.n * (size_t)m->cfg.vocab_size;
+    b->exact = xmalloc(floats * sizeof *b->exact);
+    b->other = xmalloc(floats * sizeof *b->other);
+    int rc = device_open("cpu", NULL, m->dev->pool, &b->r.dev, err);
+    if (rc == 0)
+        rc = stream_create(b->r.dev, STREAM_COMPUTE, &b->r.s, err);
+    if (rc == 0)
+        rc = run(&b->r, WEIGHTS_F32, b->exact, err);
+    if (rc == 0)
+        out->perplexity = perplexity(&b->r, b->exact);
+    return rc;
+}
+
+static void bench_close(struct bench *b)
+{
+    stream_destroy(b->r.s);
+    device_close(b->r.dev);
+    free(b->exact);
+    free(b->other);
+}
+
+/* Adds a format to the list. A format that cannot hold the numbers (q8: infinities) is passed over. */
+static int try_format(struct bench *b, enum weights_held held, struct weights_choice *c,
+                      struct err *err)
+{
+    int rc = run(&b->r, held, b->other, err);
     if (rc == ERR_UNSUPPORTED)
         return 0;
     if (rc != 0)
         return rc;
-    double kl = divergence(exact, logits, r->n, r->m->cfg.vocab_size);
     c->tried[c->n_tried].held = held;
-    c->tried[c->n_tried++].kl = kl;
-    if (kl <= weights_max_kl(held) && c->held == WEIGHTS_F32)
+    c->tried[c->n_tried].perplexity = perplexity(&b->r, b->other);
+    c->tried[c->n_tried++].kl = divergence(b->exact, b->other, b->r.n,
+                                           b->r.m->cfg.vocab_size);
+    if (c->tried[c->n_tried - 1].kl <= weights_max_kl(held) && c->held == WEIGHTS_F32)
         c->held = held;
     return 0;
+}
+
+static int ended(struct bench *b, int rc, const struct err *why, const char *doing,
+                 struct err *err)
+{
+    bench_close(b);
+    if (rc == 0)
+        return 0;
+    if (err != NULL)
+        *err = *why;
+    return err_wrap(err, "%s", doing), rc;
 }
 
 int weights_choose(const struct model *m, enum weights_smallest smallest,
                    struct weights_choice *out, struct err *err)
 {
+    static const enum weights_held from_the_smallest[] = {WEIGHTS_Q4, WEIGHTS_Q8,
+                                                          WEIGHTS_BF16};
     struct err local = {0};
-    struct run r = {.m = m};
-    *out = (struct weights_choice){.held = WEIGHTS_F32};
-    r.n = probe_ids(m, r.ids);
-    size_t floats = (size_t)r.n * (size_t)m->cfg.vocab_size;
-    float *exact = xmalloc(floats * sizeof *exact),
-          *other = xmalloc(floats * sizeof *other);
-    int rc = device_open("cpu", NULL, m->dev->pool, &r.dev, &local);
+    struct bench b;
+    int rc = bench_open(&b, m, out, &local);
+    for (int i = WEIGHTS_DOWN_TO_Q4 - smallest; i < 3 && out->held == WEIGHTS_F32; i++)
+        if (rc == 0)
+            rc = try_format(&b, from_the_smallest[i], out, &local);
+    return ended(&b, rc, &local, "choosing how weights are held", err);
+}
+
+int weights_compare(const struct model *m, enum weights_held held,
+                    struct weights_choice *out, struct err *err)
+{
+    struct err local = {0};
+    struct bench b;
+    int rc = bench_open(&b, m, out, &local);
     if (rc == 0)
-        rc = stream_create(r.dev, STREAM_COMPUTE, &r.s, &local);
-    if (rc == 0)
-        rc = run(&r, WEIGHTS_F32, exact, &local);
-    if (rc == 0 && smallest == WEIGHTS_DOWN_TO_Q4)
-        rc = try_format(&r, WEIGHTS_Q4, exact, other, out, &local);
-    if (rc == 0 && out->held == WEIGHTS_F32 && smallest != WEIGHTS_DOWN_TO_BF16)
-        rc = try_format(&r, WEIGHTS_Q8, exact, other, out, &local);
-    if (rc == 0 && out->held == WEIGHTS_F32)
-        rc = try_format(&r, WEIGHTS_BF16, exact, other, out, &local);
-    stream_destroy(r.s);
-    device_close(r.dev);
-    free(exact);
-    free(other);
-    if (rc != 0 && err != NULL)
-        *err = local;
-    return rc == 0 ? 0 : (err_wrap(err, "choosing how weights are held"), rc);
+        rc = try_format(&b, held, out, &local);
+    out->held = held;
+    return ended(&b, rc, &local, "comparing how weights are held", err);
 }

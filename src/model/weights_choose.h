@@ -23,16 +23,21 @@ enum weights_smallest { WEIGHTS_DOWN_TO_BF16, WEIGHTS_DOWN_TO_Q8, WEIGHTS_DOWN_T
 
 struct weights_choice {
     enum weights_held held;
+    double perplexity; /* of the text with f32 matrices */
     int n_tried;
     struct {
         enum weights_held held;
-        double kl;
+        double kl, perplexity;
     } tried[WEIGHTS_N_FORMATS]; /* from the smallest on */
 };
 
 /* m: source, cfg, dev and dtype are set; its weights are not loaded. */
 int weights_choose(const struct model *m, enum weights_smallest smallest,
                    struct weights_choice *out, struct err *err);
+
+/* Compares one format with f32: out->tried[0], unless the format cannot hold the numbers. */
+int weights_compare(const struct model *m, enum weights_held held,
+                    struct weights_choice *out, struct err *err);
 
 /* The divergence that a format may have. */
 double weights_max_kl(enum weights_held h);

@@ -102,6 +102,17 @@ r = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content"
 check("serve takes it, and its template", r[0] == 200, r)
 server.stop()
 
+# --- 4 bits that are made here: what they cost is told ---------------------------------------------------------------------
+made = json.loads(ok("model", "pack", DEMO, "--weights", "q4", "--out", path("made.packed"), "--json"))
+equal("q4: the file says so", made["weights"], "q4")
+check("q4: the error of each tensor that was made", len(made["made_q4"]) == 24 and
+      all(0.02 < e["relative_error"] < 0.15 for e in made["made_q4"]), made)
+check("q4: the perplexity of a short text, and that with f32", "perplexity" in made["note"] and "f32" in made["note"], made)
+said = json.loads(ok("run", path("made.packed"), *asked, "--json"))
+rc, out, err = hc("run", DEMO, *asked, "--json", "--weights", "q4", "-v")
+equal("q4: a packed file is the folder made alike", bits(json.loads(out)), bits(said))
+check("q4: -v tells the error of each tensor once", rc == 0 and err.count("made q4_1 with an error of") == 24, err)
+
 # --- what cannot be used --------------------------------------------------------------------------------------------------
 with open(path("folder.packed"), "r+b") as f:
     f.seek(-5000, os.SEEK_END)

@@ -30,6 +30,7 @@ void packed_file_make(const char *dir, const char *source, const char *device, i
     if (group_open(device, &o, n_ranks, 1, NULL, &d, &err) != 0 ||
         pack_write(source, path, d, weights, &r, &err) != 0)
         fail_msg("%s", err.msg);
+    free(r.errors.of);
     device_close(d);
 }
 

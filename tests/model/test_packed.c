@@ -44,9 +44,10 @@ static int pack_for(const char *source, const char *path, const char *device, in
                     const char *weights, struct err *err)
 {
     struct device *d;
-    struct pack_result r;
+    struct pack_result r = {0};
     assert_int_equal(group_open(device, NULL, n_ranks, 1, NULL, &d, err), 0);
     int rc = pack_write(source, path, d, weights, &r, err);
+    free(r.errors.of);
     device_close(d);
     return rc;
 }

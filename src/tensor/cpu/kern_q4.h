@@ -7,24 +7,61 @@
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
-/* x [32], e and z of one block. */
-static void round_block(const float *a, int8_t *x, float *e, float *z)
+/* Largest magnitudes below this count as zero. */
+#define LEAST_BITS 0x0d800000u /* 2^-100 */
+
+/* x [32] of one block, and their sum. */
+INLINE int32_t round_block(const float *a, float scale, int8_t *x)
 {
-    uint32_t top = largest_bits(a, Q4_BLOCK);
-    float largest = float_of_bits(top), scale = 127.0f / largest;
     int32_t sum = 0;
-    if (top >= INFINITY_BITS || largest < 0x1p-100f) {
-        memset(x, 0, Q4_BLOCK);
-        *e = *z = top >= INFINITY_BITS ? float_of_bits(0x7fc00000) : 0;
-        return;
-    }
     for (int i = 0; i < Q4_BLOCK; i++) {
         int32_t v = whole(a[i] * scale);
         x[i] = (int8_t)v;
         sum += v;
     }
-    *e = largest / 127.0f;
-    *z = (float)sum * *e;
+    return sum;
+}
+
+/* Blocks one by one: some of them count as zero, or hold what is no number. */
+static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, float *at)
+{
+    for (int b = 0; b < n_blocks; b++) {
+        int8_t *x = (int8_t *)at + b * Q4_BLOCK;
+        float largest = float_of_bits(top[b]);
+        memset(x, 0, Q4_BLOCK);
+        at[Q4_E + b] = at[Q4_Z + b] = top[b] >= INFINITY_BITS ? float_of_bits(0x7fc00000)
+                                                              : 0;
+        if (top[b] >= INFINITY_BITS || top[b] < LEAST_BITS)
+            continue;
+        at[Q4_E + b] = largest / 127.0f;
+        at[Q4_Z + b] = (float)round_block(a + b * Q4_BLOCK, 127.0f / largest, x) *
+                       at[Q4_E + b];
+    }
+}
+
+/* A k-block of a row: all divisions side by side. */
+static void round_k_block(const float *a, int n_blocks, float *at)
+{
+    uint32_t top[QUANT_PER_K_BLOCK] = {0};
+    float scale[QUANT_PER_K_BLOCK], sum[QUANT_PER_K_BLOCK] = {0};
+    bool odd = false;
+    for (int b = 0; b < n_blocks; b++) {
+        top[b] = largest_bits(a + b * Q4_BLOCK, Q4_BLOCK);
+        odd |= top[b] - LEAST_BITS >= INFINITY_BITS - LEAST_BITS;
+    }
+    if (odd) {
+        round_odd_blocks(a, n_blocks, top, at);
+        return;
+    }
+    for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
+        scale[b] = 127.0f / float_of_bits(top[b]);
+        at[Q4_E + b] = float_of_bits(top[b]) / 127.0f;
+    }
+    for (int b = 0; b < n_blocks; b++)
+        sum[b] = (float)round_block(a + b * Q4_BLOCK, scale[b],
+                                    (int8_t *)at + b * Q4_BLOCK);
+    for (int b = 0; b < QUANT_PER_K_BLOCK; b++)
+        at[Q4_Z + b] = sum[b] * at[Q4_E + b];
 }
 
 /* The scales stand with the numbers: e_all is not used. */
@@ -33,11 +70,8 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
 {
     (void)e_all;
     (void)e_step;
-    for (int64_t i = 0; i < k; i += Q4_BLOCK) {
-        int64_t kb = i / KB, b = (i - kb * KB) / Q4_BLOCK;
-        float *at = (float *)(void *)(x + kb * x_step);
-        round_block(a + i, (int8_t *)at + b * Q4_BLOCK, at + Q4_E + b, at + Q4_Z + b);
-    }
+    for (int64_t i = 0; i < k; i += KB, x += x_step)
+        round_k_block(a + i, quant_blocks_at(i, k), (float *)(void *)x);
 }
 
 /* --- scales ---------------------------------------------------------------------------------- */

@@ -25,12 +25,18 @@ static inline __m512i i_whole_512(__m512i sum)
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q4.h"
 
-enum { STRIP = 16 };
+/* A strip of x, which lies in L2, is read once for so many panels, which stay in L1. */
+enum { STRIP = 16, GROUP = 4 };
 
-/* A k-block of one panel, and the sums of two blocks. */
-struct scratch {
+/* A k-block of one panel. */
+struct panel {
     uint8_t w[KB / 4][PANEL][4];
     float d[QUANT_PER_K_BLOCK][PANEL], m[QUANT_PER_K_BLOCK][PANEL];
+};
+
+/* A group of panels, and the sums of two blocks. */
+struct scratch {
+    struct panel panel[GROUP];
     int32_t even[STRIP][PANEL], odd[STRIP][PANEL];
 };
 _Static_assert(sizeof(struct scratch) <= QUANT_SCRATCH, "scratch of a thread");
@@ -75,21 +81,22 @@ INLINE void strip_add(v16 acc[STRIP], const int32_t (*sums)[PANEL], const float 
 
 /* acc [16] += the k-block's sums of one strip of rows by one panel.  The sums of a block are added while
  * the next one is multiplied: a tile takes some 50 cycles to come back. */
-INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const uint8_t *x, int n_blocks)
+INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const struct panel *p,
+                       const uint8_t *x, int n_blocks)
 {
     const float *f = (const float *)(const void *)x + Q4_E;
-    const uint8_t *w = s->w[0][0];
+    const uint8_t *w = p->w[0][0];
     tiles_multiply_0(s->even, x, w);
     for (int b = 1; b < n_blocks; b += 2) {
         tiles_multiply_1(s->odd, x + b * Q4_BLOCK, w + b * Q4_BLOCK * PANEL);
-        strip_add(acc, s->even, s->d[b - 1], s->m[b - 1], f + b - 1);
+        strip_add(acc, s->even, p->d[b - 1], p->m[b - 1], f + b - 1);
         if (b + 1 < n_blocks)
             tiles_multiply_0(s->even, x + (b + 1) * Q4_BLOCK,
                              w + (b + 1) * Q4_BLOCK * PANEL);
-        strip_add(acc, s->odd, s->d[b], s->m[b], f + b);
+        strip_add(acc, s->odd, p->d[b], p->m[b], f + b);
     }
     if (n_blocks % 2 == 1)
-        strip_add(acc, s->even, s->d[n_blocks - 1], s->m[n_blocks - 1], f + n_blocks - 1);
+        strip_add(acc, s->even, p->d[n_blocks - 1], p->m[n_blocks - 1], f + n_blocks - 1);
 }
 
 /* Rows [r0, r0 + n) by one panel: what C has of earlier k-blocks, plus this one. */
@@ -107,7 +114,8 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
             acc[r] = k == 0 || r >= n ? v_zero()
                                       : v_load_upto(c + r * t->ldc, DTYPE_F32, col, cols);
     }
-    strip_sums(acc, s, (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB),
+    strip_sums(acc, s, &s->panel[panel % GROUP],
+               (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB),
                quant_blocks_at(k, t->k));
     v16 bias = t->bias != NULL && k + KB >= t->k
                    ? v_load_upto(t->bias, DTYPE_F32, col, cols)
@@ -118,20 +126,30 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
                      adds ? v_add(acc[r], bias) : acc[r]);
 }
 
-/* A panel is widened once and met by all strips.  The last strip may be narrower: the tile reads on, in
- * the stream's scratch, and the rows behind its end are dropped. */
+static void widen_group(const struct quant_tile *t, struct scratch *s, int64_t k, int first,
+                        int n)
+{
+    for (int i = 0; i < n; i++) {
+        struct panel *p = &s->panel[i];
+        const uint8_t *w = t->w + (size_t)(first + i) * t->panel_bytes;
+        widen_any(t->dtype, w + q4_offset(t->dtype, k), quant_blocks_at(k, t->k),
+                  p->w[0][0], sizeof p->w[0], p->d[0], p->m[0], PANEL);
+    }
+}
+
+/* A group of panels is widened once and met by all strips.  The last strip may be narrower: the tile
+ * reads on, in the stream's scratch, and the rows behind its end are dropped. */
 static void blocked_amx(const struct quant_tile *t)
 {
     struct scratch *s = t->scratch;
     tiles_configure();
     for (int64_t k = 0; k < t->k; k += KB) {
-        for (int panel = 0; panel < t->n_panels; panel++) {
-            widen_any(t->dtype,
-                      t->w + (size_t)panel * t->panel_bytes + q4_offset(t->dtype, k),
-                      quant_blocks_at(k, t->k), s->w[0][0], sizeof s->w[0], s->d[0],
-                      s->m[0], PANEL);
+        for (int first = 0; first < t->n_panels; first += GROUP) {
+            int n = t->n_panels - first < GROUP ? t->n_panels - first : GROUP;
+            widen_group(t, s, k, first, n);
             for (int r0 = 0; r0 < t->m; r0 += STRIP)
-                strip(t, s, k, panel, r0, t->m - r0 < STRIP ? t->m - r0 : STRIP);
+                for (int i = 0; i < n; i++)
+                    strip(t, s, k, first + i, r0, t->m - r0 < STRIP ? t->m - r0 : STRIP);
         }
     }
     _tile_release();
