@@ -413,7 +413,9 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
     if (rc == 0 || a->store_required || !is_disk_fault(rc, a->conversations != NULL))
         return rc;
     log_warn("conversations are lost when this server ends: %s", err->msg);
+    const struct err why = *err;
     o.path = NULL;
+    o.stands_in_because = why.msg;
     return conversations_open(&o, out, err);
 }
 

@@ -453,6 +453,13 @@ struct hcache_erased {
     int64_t n_chunks, n_bytes; /* gone, and overwritten */
     int64_t n_shared;          /* stay: others continue them */
     int64_t n_busy;            /* in use: found no more, and gone when they are not */
+    /* Where the call fails because the store cannot be written until it is opened again: chunks that are
+     * found no more, and whose bytes are still in the files. */
+    int64_t n_owed;
+    /* In that case: this erasure is written down, and the next open that can write does it.  False: it
+     * is forgotten when h is closed, unless hcache_cache_settle can write it down before. */
+    int is_noted;
+    char not_noted_because[200];
 };
 /* Erases the chunks keys[0..n), one chain in its order, as far as nothing else continues them. */
 int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
@@ -469,6 +476,8 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
 /* Erases everything that is stored under a salt. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err);
+/* Tries again what erasing has left undone because the disk was full or could not be written. */
+int hcache_cache_settle(struct hcache *h, struct hcache_err *err);
 /* Evicts chunks that nobody has used for idle_s seconds; *n_chunks says how many.  Pinned chunks and
  * those in use stay, with all that they continue.  Evicting is not erasing: hcache_cache_erase is
  * for what must leave no remains. */

@@ -4,6 +4,7 @@
  * tools and chat_template_kwargs, as chats have them), or as `response_id`: all that was said up to a
  * kept response.  Everything is about the state of the key that is shown, under `cache_salt`.  A prompt is
  * truncated where `truncation` is auto, as in /v1/responses; a response as it was. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -517,6 +518,31 @@ void api_cache_pin(struct call *c)
     subject_deinit(&s);
 }
 
+/* The store cannot be written, so the bytes of the chunks are still in its files. */
+static void answer_owed(struct call *c, const char *name, const struct hcache_erased *gone,
+                        const struct hcache_err *err)
+{
+    if (!gone->is_noted) {
+        struct fault f;
+        fault_set(
+            &f, 503, "not_erased", NULL,
+            "%lld chunks are used no more, but cannot be overwritten: %.120s. After a "
+            "restart they are found again, since this could not be written down either "
+            "(%.90s): erase them then",
+            (long long)gone->n_owed, err->msg, gone->not_noted_because);
+        call_fault(c, &f);
+        return;
+    }
+    struct json *o = object(name);
+    json_put_int(o, "erased_chunks", 0);
+    json_put_int(o, "erased_bytes", 0);
+    json_put_int(o, "shared_chunks", gone->n_shared);
+    json_put_int(o, "busy_chunks", 0);
+    json_put_int(o, "pending_chunks", gone->n_owed);
+    json_put_string(o, "pending_because", err->msg);
+    call_json(c, 202, o);
+}
+
 static void answer_erased(struct call *c, const char *name,
                           const struct hcache_erased *gone)
 {
@@ -525,7 +551,31 @@ static void answer_erased(struct call *c, const char *name,
     json_put_int(o, "erased_bytes", gone->n_bytes);
     json_put_int(o, "shared_chunks", gone->n_shared);
     json_put_int(o, "busy_chunks", gone->n_busy);
+    json_put_int(o, "pending_chunks", 0);
+    json_put_null(o, "pending_because");
     call_json(c, 200, o);
+}
+
+/* What came of erasing, with the code rc. */
+static void answer_erasing(struct call *c, const char *name, int rc,
+                           const struct hcache_erased *gone, const struct hcache_err *err)
+{
+    struct fault f;
+    if (rc == 0) {
+        answer_erased(c, name, gone);
+    } else if (gone->n_owed > 0 || gone->is_noted) {
+        answer_owed(c, name, gone, err);
+    } else {
+        if (rc == -ENOSPC)
+            fault_set(
+                &f, 507, "disk_full", NULL,
+                "%.240s: the state is used no more, and is erased as soon as the disk "
+                "has room; a server that is killed before finds it again",
+                err->msg);
+        else
+            fault_of(err, &f);
+        call_fault(c, &f);
+    }
 }
 
 void api_cache_evict(struct call *c)
@@ -535,18 +585,14 @@ void api_cache_evict(struct call *c)
     struct fault f;
     struct hcache_err err = {0};
     struct hcache_erased gone = {0};
-    int rc = read_subject(c, names, true, &s, &f);
-    if (rc == 0) {
-        const struct hcache_context context = context_of(&s);
-        hcache_cache_flush(call_model(c)); /* what is on its way is erased, too */
-        if (hcache_cache_erase_context(call_model(c), &context, &gone, &err) != 0)
-            rc = fault_of(&err, &f);
-    }
-    if (rc != 0) {
+    if (read_subject(c, names, true, &s, &f) != 0) {
         fail(c, &s, &f);
         return;
     }
-    answer_erased(c, "cache.evict", &gone);
+    const struct hcache_context context = context_of(&s);
+    hcache_cache_flush(call_model(c)); /* what is on its way is erased, too */
+    int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
+    answer_erasing(c, "cache.evict", rc, &gone, &err);
     subject_deinit(&s);
 }
 
@@ -557,17 +603,13 @@ void api_cache_clear(struct call *c)
     struct fault f;
     struct hcache_err err = {0};
     struct hcache_erased gone = {0};
-    int rc = read_subject(c, names, false, &s, &f);
-    if (rc == 0) {
-        hcache_cache_flush(call_model(c));
-        if (hcache_cache_clear(call_model(c), s.salt, &gone, &err) != 0)
-            rc = fault_of(&err, &f);
-    }
-    if (rc != 0) {
+    if (read_subject(c, names, false, &s, &f) != 0) {
         fail(c, &s, &f);
         return;
     }
-    answer_erased(c, "cache.clear", &gone);
+    hcache_cache_flush(call_model(c));
+    int rc = hcache_cache_clear(call_model(c), s.salt, &gone, &err);
+    answer_erasing(c, "cache.clear", rc, &gone, &err);
     subject_deinit(&s);
 }
 

@@ -58,6 +58,7 @@ struct server {
     int64_t next_idle_s;        /* when idle chunks are looked for again; likewise */
     atomic_bool said_expired;   /* that expired chunks cannot be evicted */
     atomic_bool said_idle;      /* that idle chunks cannot be evicted */
+    atomic_bool said_owed;      /* that erased state cannot be overwritten */
     _Atomic(struct hcache *) h; /* NULL: loading */
     atomic_bool draining;
     atomic_int n_active, n_connections;

@@ -19,6 +19,8 @@ int keep_fault(const struct err *err, struct fault *f)
         return fault_refuse(f, err->code, NULL, "%s", err->msg);
     case ERR_NOT_FOUND:
         return fault_set(f, 404, "not_found", NULL, "%s", err->msg);
+    case -EAGAIN:
+        return fault_set(f, 503, "conversations_unavailable", NULL, "%s", err->msg);
     case ERR_LIMIT:
         return fault_set(f, 400, "storage_full", NULL, "%s", err->msg);
     case ERR_MISMATCH:
@@ -103,23 +105,31 @@ bool keep_ttl(const char *text, int64_t *ttl_s)
 
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
+/* What is written down is done by the next server that can write: for this one it is settled. */
+static int keep_noted(int rc, const struct hcache_erased *gone)
+{
+    return gone->is_noted ? 0 : rc;
+}
+
 /* Doomed chunks stand with children before their parents: the last ones of a list are tried first
  * when it is turned around.  Where one is shared, those before it in its chain are, too; others are not. */
 static int erase_run(struct hcache *h, struct sha256 *keys, int n,
                      struct hcache_erased *sum, struct hcache_err *err)
 {
-    struct hcache_erased gone;
+    struct hcache_erased gone = {0};
     int rc = 0;
     for (int i = 0; i < n / 2; i++) {
         struct sha256 k = keys[i];
         keys[i] = keys[n - 1 - i];
         keys[n - 1 - i] = k;
     }
-    while (rc == 0 && n > 0) {
-        rc = hcache_cache_erase(h, (void *)keys, n, &gone, err);
+    while (n > 0) {
+        int one = hcache_cache_erase(h, (void *)keys, n, &gone, err);
         sum->n_chunks += gone.n_chunks;
         sum->n_bytes += gone.n_bytes;
         sum->n_busy += gone.n_busy;
+        sum->n_owed += gone.n_owed;
+        rc = rc != 0 ? rc : keep_noted(one, &gone);
         if (gone.n_shared == 0)
             break;
         sum->n_shared++;
@@ -137,7 +147,8 @@ static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_er
     sum->n_chunks += gone.n_chunks;
     sum->n_bytes += gone.n_bytes;
     sum->n_busy += gone.n_busy;
-    return rc;
+    sum->n_owed += gone.n_owed;
+    return keep_noted(rc, &gone);
 }
 
 /* One batch of the doomed; *n of them were there. 0, or a code that was told. */
@@ -151,16 +162,18 @@ static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, in
         return rc;
     struct sha256 *copy = xmalloc((size_t)*n * sizeof *copy);
     memcpy(copy, keys, (size_t)*n * sizeof *keys);
-    rc = forget(h, copy, *n, sum, &herr);
-    if (rc == 0)
-        rc = erase_run(h, copy, *n, sum, &herr);
+    int forgot = forget(h, copy, *n, sum, &herr);
+    rc = erase_run(h, copy, *n, sum,
+                   &herr); /* what cannot be erased is at least not found */
+    rc = forgot != 0 ? forgot : rc;
     if (rc == HCACHE_E_UNSUPPORTED)
         rc = 0;                      /* there is no store */
     if (rc == 0 && sum->n_busy == 0) /* else they are tried again */
         rc = conversations_buried(s->conversations, keys, *n, &err);
     if (rc != 0)
-        log_warn("saved state of erased conversations: %s; it is tried again",
-                 err.code != 0 ? err.msg : herr.msg);
+        log_warn_once(&s->said_owed,
+                      "saved state of erased conversations: %s; it is tried again",
+                      err.code != 0 ? err.msg : herr.msg);
     free(copy);
     return rc;
 }
@@ -227,12 +240,16 @@ void keep_tidy(void *arg)
 {
     struct server *s = arg;
     struct err err = {0};
+    struct hcache_err herr = {0};
     struct erased gone;
     note_clock(s);
     if (atomic_load(&s->h) == NULL)
         return;
     evict_idle(s);
     evict_expired(s);
+    if (hcache_cache_settle(atomic_load(&s->h), &herr) != 0)
+        log_warn_once(&s->said_owed, "what is to be erased is not written down yet: %s",
+                      herr.msg);
     if (s->conversations == NULL)
         return;
     int rc = conversations_expire(s->conversations, clock_wall_s(), EXPIRE_AT_ONCE, &gone,
@@ -256,5 +273,6 @@ struct json *keep_deleted(struct call *c, const char *id, const char *object,
     json_put_int(o, "erased_chunks", state.n_chunks);
     json_put_int(o, "shared_chunks", state.n_shared);
     json_put_int(o, "busy_chunks", state.n_busy);
+    json_put_int(o, "pending_chunks", state.n_owed);
     return o;
 }

@@ -66,6 +66,21 @@ int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until
 
 /* --- erasing ----------------------------------------------------------------------------------- */
 
+/* Tells the engine and the caller what became of an erasure. */
+static void erased_tell(struct hcache *h, const struct store_erased *gone,
+                        struct hcache_erased *out)
+{
+    if (gone->n_chunks > 0 || gone->n_owed > 0)
+        service_forget_erased(h->service);
+    *out = (struct hcache_erased){.n_chunks = (int64_t)gone->n_chunks,
+                                  .n_bytes = (int64_t)gone->n_bytes,
+                                  .n_shared = (int64_t)gone->n_shared,
+                                  .n_busy = (int64_t)gone->n_busy,
+                                  .n_owed = (int64_t)gone->n_owed,
+                                  .is_noted = gone->is_noted};
+    memcpy(out->not_noted_because, gone->not_noted_because, sizeof out->not_noted_because);
+}
+
 int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
                        struct hcache_erased *out, struct hcache_err *err)
 {
@@ -73,12 +88,7 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
     int rc = need_store(h, hcache_inner(err));
     if (rc == 0)
         rc = store_erase(h->k.store, (const void *)keys, n, &gone, hcache_inner(err));
-    if (gone.n_chunks > 0)
-        service_forget_erased(h->service);
-    *out = (struct hcache_erased){.n_chunks = (int64_t)gone.n_chunks,
-                                  .n_bytes = (int64_t)gone.n_bytes,
-                                  .n_shared = (int64_t)gone.n_shared,
-                                  .n_busy = (int64_t)gone.n_busy};
+    erased_tell(h, &gone, out);
     return rc;
 }
 
@@ -90,48 +100,25 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
     if (rc == 0)
         rc = store_erase_continuing(h->k.store, (const void *)keys, n, &gone,
                                     hcache_inner(err));
-    if (gone.n_chunks > 0)
-        service_forget_erased(h->service);
-    *out = (struct hcache_erased){.n_chunks = (int64_t)gone.n_chunks,
-                                  .n_bytes = (int64_t)gone.n_bytes,
-                                  .n_shared = (int64_t)gone.n_shared,
-                                  .n_busy = (int64_t)gone.n_busy};
+    erased_tell(h, &gone, out);
     return rc;
 }
 
-struct owned {
-    uint64_t owner;
-    struct sha256 *keys;
-    size_t n, cap;
-};
-
-static int add_owned(void *arg, const struct store_entry *e)
-{
-    struct owned *o = arg;
-    if (e->owner != o->owner)
-        return 0;
-    if (o->n == o->cap) {
-        o->cap = o->cap == 0 ? 256 : 2 * o->cap;
-        o->keys = xrealloc(o->keys, o->cap * sizeof *o->keys);
-    }
-    o->keys[o->n++] = e->key;
-    return 0;
-}
-
-/* Parents were listed before their children, and nobody else's chunk continues one of a salt's: taken
- * from the end each is free. */
+/* Nobody else's chunk continues one of a salt's, so that all of them can go. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err)
 {
-    struct owned o = {.owner = store_owner(salt)};
-    *out = (struct hcache_erased){0};
+    struct store_erased gone = {0};
     int rc = need_store(h, hcache_inner(err));
     if (rc == 0)
-        rc = store_each(h->k.store, add_owned, &o, hcache_inner(err));
-    if (rc == 0)
-        rc = hcache_cache_erase(h, (void *)o.keys, (int)o.n, out, err);
-    free(o.keys);
+        rc = store_erase_owner(h->k.store, store_owner(salt), &gone, hcache_inner(err));
+    erased_tell(h, &gone, out);
     return rc;
+}
+
+int hcache_cache_settle(struct hcache *h, struct hcache_err *err)
+{
+    return h->k.store != NULL ? store_settle(h->k.store, hcache_inner(err)) : 0;
 }
 
 int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,

@@ -147,6 +147,18 @@ int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
     return rc < 0 ? rc : 0;
 }
 
+int db_unknown(const struct conversations *c, const char *what, const char *name,
+               struct err *err)
+{
+    if (c->stands_in_because != NULL)
+        return err_set(
+            err, -EAGAIN,
+            "whether there is a %s '%.80s' is not known, and nothing was changed: "
+            "%.200s. Ask again after a restart that can open the conversations",
+            what, name, c->stands_in_because);
+    return err_set(err, ERR_NOT_FOUND, "there is no %s '%.80s'", what, name);
+}
+
 int db_count_turns(struct conversations *c, int64_t *out, struct err *err)
 {
     int rc = c->n_turns >= 0 ? 0
@@ -245,6 +257,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     c->o = *o;
     c->n_turns = -1;
     c->path = xstrdup(path);
+    if (o->stands_in_because != NULL)
+        c->stands_in_because = xstrdup(o->stands_in_because);
     pthread_mutex_init(&c->lock, NULL);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
     int rc = o->path != NULL ? db_file_check(path, err) : 0;
@@ -286,6 +300,7 @@ void conversations_close(struct conversations *c)
     sqlite3_close(c->db);
     pthread_mutex_destroy(&c->lock);
     free(c->path);
+    free(c->stands_in_because);
     free(c);
 }
 
@@ -366,11 +381,6 @@ void conversation_deinit(struct conversation *v)
     v->title = v->metadata = NULL;
 }
 
-static int no_conversation(const char *name, struct err *err)
-{
-    return err_set(err, ERR_NOT_FOUND, "there is no conversation '%.80s'", name);
-}
-
 static int find_by(struct conversations *c, const char *sql, const char *tenant,
                    const char *name, struct conversation *out, struct err *err)
 {
@@ -383,7 +393,7 @@ static int find_by(struct conversations *c, const char *sql, const char *tenant,
     if (rc > 0)
         read_conversation(st, out);
     db_done(st);
-    return rc > 0 ? 0 : rc < 0 ? rc : no_conversation(name, err);
+    return rc > 0 ? 0 : rc < 0 ? rc : db_unknown(c, "conversation", name, err);
 }
 
 static int find(struct conversations *c, const char *tenant, const char *name,

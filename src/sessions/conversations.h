@@ -43,6 +43,9 @@ struct conversations_opts {
     int64_t max_turns;  /* 0: no bound, here and below */
     uint64_t max_bytes; /* of the file's content */
     int64_t ttl_s;      /* what was not used for so long is erased */
+    /* Where this one, in memory, stands in for a file that cannot be opened: why it cannot; else NULL.
+     * Copied.  A name that is not known here may be in that file, so it is -EAGAIN, not ERR_NOT_FOUND. */
+    const char *stands_in_because;
 };
 
 /* ERR_BUSY: another process has it; ERR_UNSUPPORTED: a format from the future. */

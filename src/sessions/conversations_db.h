@@ -15,6 +15,7 @@ enum { DB_MAX_STATEMENTS = 64 };
 struct conversations {
     struct conversations_opts o;
     char *path;
+    char *stands_in_because; /* see conversations_opts */
     /* Protects everything below; held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;
@@ -55,6 +56,10 @@ int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64
 /* The first column of the first row; 0 where there is none. */
 int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
            struct err *err);
+
+/* Returns the error for a name that is not known; what: "conversation", "response". */
+int db_unknown(const struct conversations *c, const char *what, const char *name,
+               struct err *err);
 
 /* How many turns there are. */
 int db_count_turns(struct conversations *c, int64_t *out, struct err *err);

@@ -105,7 +105,7 @@ int db_release(struct conversations *c, int64_t row, struct erased *out, struct 
     return rc != 0 ? rc : collect(c, row, out, err);
 }
 
-/* The row of a name; ERR_NOT_FOUND. */
+/* The row of a name; db_unknown. */
 static int row_of(struct conversations *c, const char *sql, const char *what,
                   const char *tenant, const char *name, int64_t *row, struct err *err)
 {
@@ -118,9 +118,7 @@ static int row_of(struct conversations *c, const char *sql, const char *what,
     if (rc > 0)
         *row = sqlite3_column_int64(st, 0);
     db_done(st);
-    return rc > 0   ? 0
-           : rc < 0 ? rc
-                    : err_set(err, ERR_NOT_FOUND, "there is no %s '%.80s'", what, name);
+    return rc > 0 ? 0 : rc < 0 ? rc : db_unknown(c, what, name, err);
 }
 
 static int hide(struct conversations *c, int64_t row, struct erased *out, struct err *err)

@@ -374,7 +374,7 @@ int turn_find(struct conversations *c, const char *tenant, const char *name,
         if (rc > 0)
             rc = read_turn(st, out, err);
         else if (rc == 0)
-            rc = err_set(err, ERR_NOT_FOUND, "there is no response '%.80s'", name);
+            rc = db_unknown(c, "response", name, err);
     }
     db_done(st);
     pthread_mutex_unlock(&c->lock);

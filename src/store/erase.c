@@ -73,12 +73,11 @@ void store_settle_doomed(struct store *s, struct chunk_node *n)
     }
 }
 
-/* [lock] The chain from its end: erased, doomed, or, from the first one that something else
- * continues, left alone. */
-static void chain_erase(struct store *s, const struct sha256 *keys, int n,
-                        struct store_erased *out)
+int store_take_chain(struct store *s, const struct sha256 *keys, int n,
+                     struct sha256 *taken, struct store_erased *out)
 {
     const struct chunk_node *child = NULL; /* in keys[], still there because it is in use */
+    int n_taken = 0;
     for (int i = n; i-- > 0;) {
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
         if (node == NULL || node->extents == NULL) {
@@ -90,8 +89,11 @@ static void chain_erase(struct store *s, const struct sha256 *keys, int n,
         bool continued = child != NULL && child->parent == node;
         if (node->n_children > (continued ? 1 : 0)) {
             out->n_shared += (uint64_t)i + 1;
-            return;
+            return n_taken;
         }
+        if (taken != NULL)
+            taken[n_taken] = keys[i];
+        n_taken++;
         if (continued || in_use(node)) {
             node->doomed = true;
             tier_forget_node(s->tier, node);
@@ -107,13 +109,26 @@ static void chain_erase(struct store *s, const struct sha256 *keys, int n,
         node_erase(s, node);
         child = NULL;
     }
+    return n_taken;
 }
 
-int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
-                struct err *err)
+/* Of one erase: the chunks that have left the catalog. */
+struct taking {
+    struct sha256 *keys;
+    int n;
+    bool is_done;
+};
+
+static void chain_take(struct store *s, const struct sha256 *keys, int n, struct taking *t,
+                       struct store_erased *out)
 {
-    *out = (struct store_erased){0};
-    pthread_mutex_lock(&s->erase_lock);
+    t->n = store_take_chain(s, keys, n, t->keys, out);
+    t->is_done = true;
+}
+
+static int erase_now(struct store *s, const struct sha256 *keys, int n, struct taking *t,
+                     struct store_erased *out, struct err *err)
+{
     int rc = store_commit_run(
         s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
@@ -122,7 +137,7 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
         pthread_mutex_lock(&s->lock);
         rc = store_can_save(s, err);
         if (rc == 0)
-            chain_erase(s, keys, n, out);
+            chain_take(s, keys, n, t, out);
         pthread_mutex_unlock(&s->lock);
     }
     if (rc == 0)
@@ -133,10 +148,48 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
         rc = store_wipe_remains(s, err);
     if (rc == 0)
         store_fill_reserve(s);
+    return rc;
+}
+
+/* owner: NULL, or whose chunks keys[] are all. */
+static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
+                        const uint64_t *owner, struct store_erased *out, struct err *err)
+{
+    struct taking t = {.keys = xmalloc(((size_t)n + 1) * sizeof t.keys[0])};
+    *out = (struct store_erased){0};
+    pthread_mutex_lock(&s->erase_lock);
+    int rc = erase_now(s, keys, n, &t, out, err);
+    if (rc != 0 && store_is_unwritable(s)) {
+        pthread_mutex_lock(&s->lock);
+        if (!t.is_done)
+            chain_take(s, keys, n, &t, out);
+        pthread_mutex_unlock(&s->lock);
+        store_owe(s, t.keys, t.n, owner, out);
+    }
     pthread_mutex_lock(&s->lock);
     tier_wait_zeroed(s->tier);
     pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->erase_lock);
+    free(t.keys);
+    return rc;
+}
+
+int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
+                struct err *err)
+{
+    return erase_or_owe(s, keys, n, NULL, out, err);
+}
+
+int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
+                      struct err *err)
+{
+    struct sha256 *keys;
+    int n;
+    *out = (struct store_erased){0};
+    int rc = store_owned_keys(s, owner, &keys, &n, err);
+    if (rc == 0)
+        rc = erase_or_owe(s, keys, n, &owner, out, err);
+    free(keys);
     return rc;
 }
 

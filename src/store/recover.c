@@ -366,6 +366,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
     if (rc == 0) {
         store_soil_all(s);
         store_note_files(s);
+        rc = store_load_owed(s, err);
     }
     return rc;
 }

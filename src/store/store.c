@@ -53,6 +53,7 @@ static void store_free(struct store *s)
     free(s->touched);
     free(s->pin_changes);
     free(s->supersedes);
+    free(s->owed.entries);
     index_close(s->index);
     if (s->media != NULL)
         s->media->ops->close(s->media);
@@ -119,6 +120,8 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
     }
     if (rc == 0)
         rc = store_shrink(s, err);
+    if (rc == 0)
+        rc = store_pay_owed(s, err);
     if (rc == 0)
         rc = open_tier(s, opts, err);
     if (rc == 0)

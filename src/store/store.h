@@ -340,6 +340,14 @@ struct store_erased {
     /* in use by a hit or a running append: missing from now on for every lookup, and erased by the
      * first commit after the last release.  Not remembered across a restart: call again. */
     uint64_t n_busy;
+    /* Where store_erase fails because nothing can be written until the store is opened again: chunks that
+     * are missing from now on for every lookup, and whose bytes are still in the files. */
+    uint64_t n_owed;
+    /* In that case: all erasures that wait are on the disk.  The next open for writing does them; an
+     * open for reading does not find the chunks.  False: they are forgotten when the store is closed,
+     * unless store_settle can write them down before. */
+    bool is_noted;
+    char not_noted_because[200];
 };
 
 /* Erases keys[0..n), one chain in its order (not necessarily from its beginning), as far as no other
@@ -356,9 +364,18 @@ struct store_erased {
  *
  * n may be 0: then only free bytes are wiped.
  *
- * On an error the chunks may be absent already; the next erase, gc or open wipes the rest. */
+ * On an error the chunks may be absent already; the next erase, gc or open wipes the rest.  Where the
+ * store cannot be written at all, out->n_owed says what is left to be done. */
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err);
+
+/* Erases all chunks of an owner, likewise. */
+int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
+                      struct err *err);
+
+/* Tries again what an erase has left undone because the disk was full or could not be written, as far as
+ * this process can do it. */
+int store_settle(struct store *s, struct err *err);
 
 /* Erases the stored chunks that contain a whole erased text, with all that continues them: keys[]
  * holds the keys of that text's chunks, and of its unfinished end (store_partial_key).  To be called

@@ -9,7 +9,7 @@
  *   pins.c     pins that last                          erase.c   forgetting, wiping
  *   guarantee.c pins that are never broken
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
- *   continued.c  what continues an erased text
+ *   continued.c  what continues an erased text           owed.c    erasures that wait
  *   presence.c whether the folder is still there         snapshot.c  reading beside another process
  *   tier.c     copies in DRAM                            fetch.c   reading ahead into DRAM
  *
@@ -46,6 +46,8 @@
 #define STORE_RESERVE_FILE "reserve"
 /* While this file exists, opening wipes all free space (remains.c). */
 #define STORE_WIPE_MARKER "wipe.free"
+/* Erasures that wait for the store to be writable (owed.c). */
+#define STORE_OWED_FILE "erase.owed"
 /* Condemned chunks remembered to answer why they are missing. */
 #define STORE_MAX_REASONS 64
 /* Keys of evicted chunks remembered to tell an evicted chunk from one that never was: one slot per
@@ -66,6 +68,12 @@ struct store_reason {
 struct store_supersede {
     const struct extent *by; /* PENDING */
     struct sha256 key;
+};
+
+/* Erasures that wait (owed.c): n entries, of which the file has the first n_noted. */
+struct store_owed {
+    uint8_t *entries;
+    uint32_t n, n_noted;
 };
 
 /* Which file a name stood for at open. */
@@ -124,6 +132,7 @@ struct store {
     int64_t next_expiry_wall_s; /* no lasting pin runs out before */
 
     struct err saving_err;  /* code != 0: saving is off, and why */
+    struct store_owed owed; /* under erase_lock */
     struct sha256 expected; /* the caller's fingerprint, see store_expect */
     bool has_expected;
     struct store_reason reasons[STORE_MAX_REASONS];
@@ -212,6 +221,23 @@ int store_wipe_remains(struct store *s, struct err *err);
 /* At open: every free byte of the segment files may be a remain; wipes them where the mark says so. */
 void store_soil_all(struct store *s);
 void store_finish_erase(struct store *s);
+/* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one on: erased, doomed, or,
+ * from the first one that something else continues, left alone.  taken (NULL allowed) [n]: the keys of
+ * those that were erased or doomed, children first.  Returns how many. */
+int store_take_chain(struct store *s, const struct sha256 *keys, int n,
+                     struct sha256 *taken, struct store_erased *out);
+/* Whether nothing can be saved or erased until this store is opened again.  Takes lock. */
+bool store_is_unwritable(struct store *s);
+/* [erase_lock] Remembers the erasure of chunks that have left the catalog, of all of an owner's where
+ * owner is not NULL, and fills in *out. */
+void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_t *owner,
+               struct store_erased *out);
+/* At open: takes the chunks whose erasure waits off the catalog; erases them in the files. */
+int store_load_owed(struct store *s, struct err *err);
+int store_pay_owed(struct store *s, struct err *err);
+/* The keys of an owner's chunks, parents first; the caller frees them. */
+int store_owned_keys(struct store *s, uint64_t owner, struct sha256 **keys, int *n,
+                     struct err *err);
 /* [lock] Frees a list of extents that are nowhere else, without giving their space back. */
 void store_free_list(struct extent *list);
 

@@ -190,15 +190,49 @@ def without_permission_to_write(tmp):
     r = server.complete(TEXT * 4, max_tokens=8)
     check(f"{name}: what is saved is used", r["timings"]["restored_tokens"] > 0, r)
     says_it_does_not_save(server, name)
+    status, _, r = server.request("DELETE", "/v1/conversations/" + conversation)
+    check(f"{name}: a conversation that cannot be read is not called deleted, nor unknown", status == 503 and
+          r["error"]["code"] == "conversations_unavailable", (status, r))
+    status, _, r = server.post("/v1/cache/clear", {})
+    check(f"{name}: clearing says that the state is back after a restart", status == 503 and
+          r["error"]["code"] == "not_erased" and "After a restart" in r["error"]["message"], (status, r))
+    r = server.complete(TEXT * 4, max_tokens=8)
+    check(f"{name}: but it is used no more", r["timings"]["restored_tokens"] == 0 and r["timings"]["device_tokens"] == 0, r)
     check(f"{name}: it stops well", server.stop() == 0)
     refuses(name, "--store", store, prefix=AS_USER)
     os.chmod(store, 0o700)
+    erased_by_the_next(name, store)
     server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
     check(f"{name}: with permission it saves, and what was kept is there",
           server.request("GET", "/health")[2] == {"status": "ok", "saves": True} and
           server.request("GET", "/v1/conversations/" + conversation)[0] == 200)
     server.stop()
     return store
+
+
+def erased_by_the_next(name, store):
+    """The index may not be written, its folder may: what is cleared is noted, and erased when that is over."""
+    index = os.path.join(store, "index.db")
+    name += ", but for its folder"
+    os.chmod(index, 0o400)
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    says_it_does_not_save(server, name)
+    r = server.complete(TEXT * 4, max_tokens=8)
+    check(f"{name}: what is saved is used", r["timings"]["restored_tokens"] > 0, r)
+    status, _, r = server.post("/v1/cache/clear", {})
+    check(f"{name}: clearing is accepted, and says what it waits for", status == 202 and r["erased_chunks"] == 0 and
+          r["pending_chunks"] > 0 and r["pending_because"], (status, r))
+    server.kill()
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    r = server.complete(TEXT * 4, max_tokens=8)
+    check(f"{name}: a restart that cannot write does not use it", r["timings"]["restored_tokens"] == 0, r)
+    server.stop()
+    os.chmod(index, 0o600)
+    server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
+    stats = server.request("GET", "/v1/cache/stats")[2]
+    check(f"{name}: the next that can write erases it", stats["tiers"][0]["chunks"] == 0 and
+          not os.path.exists(os.path.join(store, "erase.owed")), stats)
+    server.stop()
 
 
 def without_permission_for_conversations(tmp, store):

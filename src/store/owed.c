@@ -1,0 +1,276 @@
+/* owed.c - erasures that wait because the store cannot be written.
+ *
+ * A store cannot be written where it was opened for reading only (a full or denied disk), or where a
+ * device has failed since.  An erase is then an error, but it is not forgotten:
+ *
+ *   1. the chunks leave the catalog, so that no lookup of this process finds them again
+ *   2. they are noted in the file `erase.owed` in the first directory, as far as that can be written
+ *   3. the next open for writing erases what the file names, and then removes it, before anything
+ *      is appended; an open for reading only does step 1
+ *
+ * The file is a row of entries of 64 bytes (docs/STORE_FORMAT.md), each with a checksum: a torn entry
+ * at its end, or a damaged one, is passed over.  It needs a block or a few, for which the reserve is
+ * given up on a full disk.
+ *
+ * A full disk under a store that can save is another case: the rows of the erased chunks wait for the
+ * next commit that finds room (commit.c). */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/plural.h"
+#include "io/io.h"
+#include "store/store_impl.h"
+
+enum { ENTRY_BYTES = 64, READ_ENTRIES = 1024 };
+enum entry_kind { ENTRY_CHUNK = 1, ENTRY_OWNER = 2 };
+
+struct entry {
+    enum entry_kind kind;
+    uint64_t owner;
+    struct sha256 key;
+};
+
+static void entry_encode(const struct entry *e, uint8_t out[ENTRY_BYTES])
+{
+    memset(out, 0, ENTRY_BYTES);
+    put_u32(out + 8, (uint32_t)e->kind);
+    put_u64(out + 16, e->owner);
+    memcpy(out + 24, e->key.b, sizeof e->key.b);
+    put_u64(out, checksum64(out + 8, ENTRY_BYTES - 8));
+}
+
+/* False for an entry that does not hold, or of a kind that this build does not know. */
+static bool entry_decode(const uint8_t in[ENTRY_BYTES], struct entry *out)
+{
+    uint32_t kind = get_u32(in + 8);
+    if (get_u64(in) != checksum64(in + 8, ENTRY_BYTES - 8) || kind < ENTRY_CHUNK ||
+        kind > ENTRY_OWNER)
+        return false;
+    *out = (struct entry){.kind = (enum entry_kind)kind, .owner = get_u64(in + 16)};
+    memcpy(out->key.b, in + 24, sizeof out->key.b);
+    return true;
+}
+
+/* --- the list in memory ------------------------------------------------------------------------- */
+
+static void owed_add(struct store_owed *o, const struct entry *e)
+{
+    if ((o->n & (o->n - 1)) == 0) /* grows at powers of two */
+        o->entries = xrealloc(o->entries, (o->n == 0 ? 1 : 2 * (size_t)o->n) * ENTRY_BYTES);
+    entry_encode(e, o->entries + (size_t)o->n++ * ENTRY_BYTES);
+}
+
+static bool owes_owner(const struct store_owed *o, uint64_t owner)
+{
+    struct entry e;
+    for (uint32_t i = 0; i < o->n; i++)
+        if (entry_decode(o->entries + (size_t)i * ENTRY_BYTES, &e) &&
+            e.kind == ENTRY_OWNER && e.owner == owner)
+            return true;
+    return false;
+}
+
+/* --- the file ----------------------------------------------------------------------------------- */
+
+static char *owed_path(const struct store *s)
+{
+    return store_path(s->dirs[0], STORE_OWED_FILE);
+}
+
+static int note_once(struct store *s, const char *path, struct err *err)
+{
+    struct store_owed *o = &s->owed;
+    struct io_file *f = NULL;
+    size_t at = (size_t)o->n_noted * ENTRY_BYTES;
+    int rc = io_file_open(s->io, path, IO_CREATE, &f, err);
+    if (rc == 0)
+        rc = io_file_pwrite(f, o->entries + at, (o->n - o->n_noted) * (size_t)ENTRY_BYTES,
+                            at, err);
+    if (rc == 0)
+        rc = io_file_sync(f, err);
+    io_file_close(f);
+    return rc == 0 ? io_dir_sync(s->io, s->dirs[0], err) : rc;
+}
+
+/* [erase_lock] Writes what the file does not have yet. */
+static int note(struct store *s, struct err *err)
+{
+    if (s->owed.n_noted == s->owed.n)
+        return 0;
+    char *path = owed_path(s);
+    int rc = note_once(s, path, err);
+    if (rc == -ENOSPC && store_release_reserve(s->io, s->dirs[0]))
+        rc = note_once(s, path, err);
+    free(path);
+    if (rc == 0)
+        s->owed.n_noted = s->owed.n;
+    return rc;
+}
+
+/* --- owing -------------------------------------------------------------------------------------- */
+
+bool store_is_unwritable(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool is = s->index != NULL && !s->is_beside && store_can_save(s, NULL) != 0;
+    pthread_mutex_unlock(&s->lock);
+    return is;
+}
+
+void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_t *owner,
+               struct store_erased *out)
+{
+    struct err why = {0};
+    *out = (struct store_erased){.n_shared = out->n_shared, .n_owed = (uint64_t)n};
+    if (owner != NULL && !owes_owner(&s->owed, *owner))
+        owed_add(&s->owed, &(struct entry){.kind = ENTRY_OWNER, .owner = *owner});
+    for (int i = 0; owner == NULL && i < n; i++)
+        owed_add(&s->owed, &(struct entry){.kind = ENTRY_CHUNK, .key = taken[i]});
+    out->is_noted = note(s, &why) == 0;
+    if (!out->is_noted)
+        snprintf(out->not_noted_because, sizeof out->not_noted_because, "%.190s", why.msg);
+}
+
+int store_settle(struct store *s, struct err *err)
+{
+    int rc = 0;
+    if (s->index == NULL || s->is_beside)
+        return 0;
+    pthread_mutex_lock(&s->erase_lock);
+    if (store_is_unwritable(s)) {
+        rc = note(s, err);
+    } else {
+        pthread_mutex_lock(&s->lock);
+        bool wanted = s->freeing != NULL || s->wiping != NULL;
+        pthread_mutex_unlock(&s->lock);
+        if (wanted)
+            rc = store_commit_run(s, STORE_COMMIT_RESERVE, err);
+        if (rc == 0 && wanted)
+            rc = store_wipe(s, err);
+    }
+    pthread_mutex_unlock(&s->erase_lock);
+    return rc;
+}
+
+/* --- at open ------------------------------------------------------------------------------------ */
+
+static int file_read(struct store *s, const char *path, struct err *err)
+{
+    struct store_owed *o = &s->owed;
+    struct io_file *f = NULL;
+    uint8_t *block = xmalloc((size_t)READ_ENTRIES * ENTRY_BYTES);
+    size_t got = 0;
+    struct entry e;
+    int rc = io_file_open(s->io, path, IO_READ_ONLY, &f, err);
+    do {
+        if (rc == 0)
+            rc = io_file_pread_some(f, block, (size_t)READ_ENTRIES * ENTRY_BYTES,
+                                    (uint64_t)o->n_noted * ENTRY_BYTES, &got, err);
+        for (size_t i = 0; rc == 0 && i < got / ENTRY_BYTES; i++) {
+            if (!entry_decode(block + i * ENTRY_BYTES, &e))
+                e = (struct entry){.kind = ENTRY_CHUNK}; /* no chunk has this key */
+            owed_add(o, &e);
+            o->n_noted++;
+        }
+    } while (rc == 0 && got == (size_t)READ_ENTRIES * ENTRY_BYTES);
+    io_file_close(f);
+    free(block);
+    return rc;
+}
+
+/* An owner's chunks, parents first. */
+struct owned {
+    uint64_t owner;
+    struct sha256 *keys;
+    size_t n, cap;
+};
+
+static int owned_add(void *arg, const struct store_entry *e)
+{
+    struct owned *o = arg;
+    if (e->owner != o->owner)
+        return 0;
+    if (o->n == o->cap) {
+        o->cap = o->cap == 0 ? 256 : 2 * o->cap;
+        o->keys = xrealloc(o->keys, o->cap * sizeof *o->keys);
+    }
+    o->keys[o->n++] = e->key;
+    return 0;
+}
+
+int store_owned_keys(struct store *s, uint64_t owner, struct sha256 **keys, int *n,
+                     struct err *err)
+{
+    struct owned o = {.owner = owner};
+    int rc = store_each(s, owned_add, &o, err);
+    *keys = o.keys;
+    *n = (int)o.n;
+    return rc;
+}
+
+static int entry_apply(struct store *s, const struct entry *e, struct err *err)
+{
+    struct store_erased gone = {0};
+    struct sha256 *keys = NULL;
+    int n = 0, rc = 0;
+    if (e->kind == ENTRY_OWNER)
+        rc = store_owned_keys(s, e->owner, &keys, &n, err);
+    pthread_mutex_lock(&s->lock);
+    if (e->kind == ENTRY_CHUNK)
+        store_take_chain(s, &e->key, 1, NULL, &gone);
+    else if (rc == 0)
+        store_take_chain(s, keys, n, NULL, &gone);
+    pthread_mutex_unlock(&s->lock);
+    free(keys);
+    return rc;
+}
+
+int store_load_owed(struct store *s, struct err *err)
+{
+    struct store_owed *o = &s->owed;
+    struct entry e;
+    char *path = owed_path(s);
+    int rc = io_exists(s->io, path) ? file_read(s, path, err) : 0;
+    for (uint32_t i = 0; rc == 0 && i < o->n; i++)
+        if (entry_decode(o->entries + (size_t)i * ENTRY_BYTES, &e))
+            rc = entry_apply(s, &e, err);
+    free(path);
+    return rc;
+}
+
+/* The file goes last: where an open is cut off, the next one begins again.  Nothing may be appended
+ * before the file is gone for good, or the next open would erase that, too. */
+int store_pay_owed(struct store *s, struct err *err)
+{
+    struct store_owed *o = &s->owed;
+    char *path = owed_path(s);
+    int rc = 0;
+    if (s->read_only || s->index == NULL || !io_exists(s->io, path)) {
+        free(path);
+        return 0;
+    }
+    rc = store_mark_remains(s, err);
+    if (rc == 0)
+        rc = store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
+    if (rc == 0)
+        rc = store_wipe(s, err);
+    if (rc == 0)
+        rc = store_wipe_remains(s, err);
+    if (rc == 0)
+        rc = io_unlink(s->io, path, err);
+    if (rc == 0)
+        rc = io_dir_sync(s->io, s->dirs[0], err);
+    free(path);
+    if (rc != 0)
+        return rc;
+    log_info("%u erasure%s that had waited for the store to be writable: done", o->n,
+             plural(o->n));
+    o->n = o->n_noted = 0;
+    return 0;
+}

@@ -1,0 +1,310 @@
+/* Erasing in a store that cannot be written: no lookup finds the chunks again, the erasure is noted, and
+ * the next open that can write does it, whenever power fails. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 6 };
+
+static const struct st_ctx kept = {.base = 1, .own = 1, .branch = 2, .salt = "a"},
+                           gone = {.base = 1, .own = 2, .branch = 2, .salt = "a"},
+                           other = {.base = 3, .own = 3, .salt = "b"};
+
+static int n_found(struct store *s, const struct st_ctx *c)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    return r.n_found;
+}
+
+/* Whether any file of the folder holds the first bytes of a chunk's state. */
+static bool remains(const struct st_place *p, const struct st_ctx *c, int chunk)
+{
+    struct sha256 keys[N];
+    uint8_t state[64];
+    struct io_names names;
+    bool found = false;
+    st_keys(c, N, keys);
+    st_fill(&keys[chunk], 0, STORE_KV, state, sizeof state);
+    assert_int_equal(io_list(p->io, p->dirs[0], &names, NULL), 0);
+    for (size_t i = 0; i < names.n; i++) {
+        char path[600];
+        struct io_file *f;
+        uint64_t size;
+        size_t got;
+        snprintf(path, sizeof path, "%s/%s", p->dirs[0], names.name[i]);
+        assert_int_equal(io_file_open(p->io, path, IO_READ_ONLY, &f, NULL), 0);
+        assert_int_equal(io_file_size(f, &size, NULL), 0);
+        uint8_t *all = xmalloc(size + 1);
+        assert_int_equal(io_file_pread_some(f, all, size, 0, &got, NULL), 0);
+        found |= memmem(all, got, state, sizeof state) != NULL;
+        free(all);
+        io_file_close(f);
+    }
+    io_names_free(&names);
+    return found;
+}
+
+static bool is_noted(const struct st_place *p)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/" STORE_OWED_FILE, p->dirs[0]);
+    return io_exists(p->io, path);
+}
+
+static void saved(struct st_place *p, uint64_t disk_bytes)
+{
+    struct err err = {0};
+    assert_true(st_place_open(p, "sim", 1));
+    if (disk_bytes > 0) {
+        struct io_sim_opts o = {.seed = 1, .capacity_bytes = disk_bytes};
+        io_close(p->io);
+        assert_int_equal(io_sim_open(&o, &p->io, &err), 0);
+        p->opts.io = p->io;
+    }
+    struct store *s = st_open(p);
+    assert_int_equal(st_save(s, &st_small, &kept, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &gone, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &other, N, ST_BOTH, &err), 0);
+    store_close(s);
+}
+
+static struct store *open_for_reading(const struct st_place *p)
+{
+    struct st_place q = *p;
+    q.opts.read_only = true;
+    return st_open(&q);
+}
+
+static int erase(struct store *s, const struct st_ctx *c, struct store_erased *e)
+{
+    struct sha256 keys[N];
+    struct err err = {0};
+    st_keys(c, N, keys);
+    int rc = store_erase(s, keys, N, e, &err);
+    assert_true(rc == 0 || err.msg[0] != 0);
+    return rc;
+}
+
+static void noted_and_done(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    saved(&p, 0);
+    struct store *s = open_for_reading(&p);
+    assert_int_equal(erase(s, &gone, &e), -EROFS);
+    assert_int_equal(e.n_owed, N - 2);
+    assert_int_equal(e.n_shared, 2); /* `kept` continues these */
+    assert_int_equal(e.n_chunks, 0);
+    assert_true(e.is_noted && is_noted(&p));
+    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(n_found(s, &kept), N);
+    store_close(s);
+    assert_true(remains(&p, &gone, N - 1)); /* or the test shows nothing */
+    s = open_for_reading(&p);
+    assert_int_equal(n_found(s, &gone), 2); /* a restart that cannot write either */
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(n_found(s, &kept), N);
+    assert_int_equal(n_found(s, &other), N);
+    assert_false(is_noted(&p));
+    assert_false(remains(&p, &gone, N - 1));
+    /* It is done once: what is saved again stays. */
+    struct err err = {0};
+    assert_int_equal(st_save(s, &st_small, &gone, N, ST_BOTH, &err), 0);
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &gone), N);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* All of an owner's chunks are one entry. */
+static void of_an_owner(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    struct err err = {0};
+    saved(&p, 0);
+    struct store *s = open_for_reading(&p);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(store_erase_owner(s, store_owner("a"), &e, &err), -EROFS);
+        assert_int_equal(e.n_owed, i == 0 ? 2 * N - 2 : 0);
+        assert_true(e.is_noted);
+    }
+    assert_int_equal(s->owed.n, 1);
+    assert_int_equal(n_found(s, &other), N);
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &kept) + n_found(s, &gone), 0);
+    assert_int_equal(n_found(s, &other), N);
+    assert_false(remains(&p, &kept, 0) || remains(&p, &gone, N - 1));
+    assert_true(remains(&p, &other, 0));
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* The disk fails while the store is in use. */
+static void after_a_fault(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    struct io_sim_fault bad = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .path = "index.db", .code = -EROFS};
+    saved(&p, 0);
+    struct store *s = st_open(&p);
+    assert_int_equal(io_sim_fault_add(p.io, &bad), 0);
+    assert_int_not_equal(erase(s, &gone, &e), 0);
+    assert_int_equal(e.n_owed, N - 2);
+    assert_true(e.is_noted);
+    assert_int_equal(n_found(s, &gone), 2);
+    io_sim_fault_clear(p.io);
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &gone), 2);
+    assert_false(remains(&p, &gone, N - 1));
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Nothing can be written, then a little: the note is made up for. */
+static void noted_later(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    struct err err = {0};
+    struct io_sim_fault bad = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE | IO_SIM_ON_NAME, .code = -EROFS};
+    saved(&p, 0);
+    struct store *s = open_for_reading(&p);
+    assert_int_equal(io_sim_fault_add(p.io, &bad), 0);
+    assert_int_equal(erase(s, &gone, &e), -EROFS);
+    assert_int_equal(e.n_owed, N - 2);
+    assert_false(e.is_noted);
+    assert_true(e.not_noted_because[0] != 0);
+    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(store_settle(s, &err), -EROFS);
+    io_sim_fault_clear(p.io);
+    assert_int_equal(store_settle(s, &err), 0);
+    assert_true(is_noted(&p));
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &gone), 2);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* On a full disk the reserve makes room for the note. */
+static void on_a_full_disk(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    struct io_file *f;
+    static const uint8_t block[STORE_ALIGN];
+    uint64_t at = 0;
+    saved(&p, 8 << 20);
+    assert_int_equal(io_file_open(p.io, "/ballast", IO_CREATE, &f, NULL), 0);
+    while (io_file_pwrite(f, block, sizeof block, at, NULL) == 0)
+        at += sizeof block;
+    struct store *s = open_for_reading(&p);
+    assert_int_equal(erase(s, &gone, &e), -EROFS);
+    assert_true(e.is_noted);
+    store_close(s);
+    assert_int_equal(io_file_truncate(f, 0, NULL), 0);
+    io_file_close(f);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &gone), 2);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Power fails at any operation of the open that does what was noted. */
+static void cut_off_anywhere(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    int n_crashes = 0;
+    saved(&p, 0);
+    struct store *s = open_for_reading(&p);
+    assert_int_equal(erase(s, &gone, &e), -EROFS);
+    store_close(s);
+    for (uint64_t at = 1;; at++) {
+        struct st_place q = p;
+        struct err err = {0};
+        assert_int_equal(io_sim_fork(p.io, at, &q.io, &err), 0);
+        q.opts.io = q.io;
+        io_sim_crash_at(q.io, IO_SIM_AT_OP, at);
+        s = NULL;
+        (void)store_open(&q.opts, &s, NULL);
+        store_close(s);
+        bool crashed = io_sim_crashed(q.io);
+        n_crashes += crashed;
+        io_sim_crash_at(q.io, IO_SIM_AT_OP, 0);
+        if (crashed)
+            io_sim_restart(q.io);
+        s = st_open(&q);
+        assert_int_equal(n_found(s, &gone), 2);
+        assert_int_equal(n_found(s, &kept), N);
+        assert_false(is_noted(&q));
+        assert_false(remains(&q, &gone, N - 1));
+        store_close(s);
+        io_close(q.io);
+        if (!crashed)
+            break;
+    }
+    print_message("cut off at %d operations\n", n_crashes);
+    assert_true(n_crashes > 10);
+    st_place_close(&p);
+}
+
+/* Damage in the file costs the entries that it hits; the others are done. */
+static void a_damaged_note(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    char path[600];
+    saved(&p, 0);
+    struct store *s = open_for_reading(&p);
+    assert_int_equal(erase(s, &gone, &e), -EROFS); /* the chunks from the last one on */
+    store_close(s);
+    snprintf(path, sizeof path, "%s/" STORE_OWED_FILE, p.dirs[0]);
+    assert_int_equal(io_sim_flip(p.io, path, 3 * 64 + 30, 2), 0); /* the fourth: chunk 2 */
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &gone), 3);
+    assert_false(is_noted(&p));
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(noted_and_done), cmocka_unit_test(of_an_owner),
+        cmocka_unit_test(after_a_fault),  cmocka_unit_test(noted_later),
+        cmocka_unit_test(on_a_full_disk), cmocka_unit_test(cut_off_anywhere),
+        cmocka_unit_test(a_damaged_note),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
