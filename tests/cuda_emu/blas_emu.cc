@@ -1,6 +1,8 @@
 /* blas_emu.cc - cuda_blas.c's interface on the emulated device: plain loops, f32 sums. */
 #include "cuda_emu.h"
 
+#include <vector>
+
 extern "C" {
 struct cuda_blas;
 struct cuda_blas_handle;
@@ -57,15 +59,24 @@ static void set(const gpu_mat &m, int64_t i, float f)
     else
         ((uint16_t *)m.data)[i] = m.type == 1 ? f32_to_f16(f) : f32_to_bf16(f);
 }
+/* Rows are converted once.  Each sum adds its products in the order of k. */
 static void matmul(gpu_mat c, gpu_mat a, gpu_mat w)
 {
-    for (int i = 0; i < c.rows; i++)
-        for (int j = 0; j < c.cols; j++) {
+    size_t n = (size_t)a.cols;
+    std::vector<float> rows((size_t)a.rows * n), col(n);
+    for (int i = 0; i < a.rows; i++)
+        for (size_t k = 0; k < n; k++)
+            rows[(size_t)i * n + k] = get(a, i * a.ld + (int64_t)k);
+    for (int j = 0; j < c.cols; j++) {
+        for (size_t k = 0; k < n; k++)
+            col[k] = get(w, j * w.ld + (int64_t)k);
+        for (int i = 0; i < c.rows; i++) {
             float sum = 0;
-            for (int k = 0; k < a.cols; k++)
-                sum += get(a, i * a.ld + k) * get(w, j * w.ld + k);
+            for (size_t k = 0; k < n; k++)
+                sum += rows[(size_t)i * n + k] * col[k];
             set(c, i * c.ld + j, sum);
         }
+    }
 }
 
 int cuda_blas_matmul(struct cuda_blas *, struct cuda_blas_handle *h, struct gpu_mat c,

@@ -504,7 +504,9 @@ cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int va
 
 /* --- a block: coroutines that meet at barriers -------------------------------------------------- */
 
-static const size_t STACK = 64 * 1024;
+/* The odd number of cache lines spreads the tops of the stacks over the sets of the caches.  Tops at a
+ * distance of a power of two share one set, and each switch misses. */
+static const size_t STACK = 64 * 1024 + 17 * 64;
 
 /* Saves what a function must preserve on the stack, leaves its pointer at *from, and goes on at `to`.
  * (swapcontext would do, but for two system calls each time.) */
@@ -514,7 +516,6 @@ asm(".text\n.globl emu_switch\nemu_switch:\n"
     "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
 
-enum wait { RUN, BLOCK, WARP_, DONE };
 struct async_copy {
     void *to;
     const void *from; /* NULL: zeros */
@@ -522,52 +523,50 @@ struct async_copy {
 };
 struct coroutine {
     void *sp;
-    wait waits;
     dim3 idx;
     unsigned n_gathers;
     unsigned n_groups; /* committed */
     std::deque<async_copy> copies;
 };
+/* A bit per lane: a thread can run, waits for its warp, or waits for its block. An ended one has none. */
 struct warp {
     unsigned char slots[2][32 * 64];
     int n_live, n_waiting;
+    uint32_t ready, at_warp, at_block;
 };
-static std::vector<coroutine> threads;
+static std::vector<coroutine> threads; /* of the largest block so far */
 static std::vector<warp> warps;
 static std::vector<unsigned char> stacks;
+static size_t n_warps;
 static void *scheduler;
 static size_t current;
 static bool backwards; /* the order in which this block's threads run */
 static int n_live, n_at_barrier;
 static std::function<void()> *kernel_body;
 
-static size_t lanes_of(size_t w)
+static uint32_t bit_of(size_t thread)
 {
-    return threads.size() - w * 32 < 32 ? threads.size() - w * 32 : 32;
+    return (uint32_t)1 << thread % 32;
 }
 
-/* The first thread of a warp that can run, from lane `at` on, in the block's direction; false: none. */
-static bool find_in_warp(size_t w, size_t at, size_t *found)
+/* Returns the first lane of `ready` in the block's direction; ready is not 0. */
+static size_t first_lane(uint32_t ready)
 {
-    size_t first = w * 32, n = lanes_of(w);
-    for (size_t k = 0; k < n; k++) {
-        *found = first + (backwards ? at + n - k : at + k) % n;
-        if (threads[*found].waits == RUN)
-            return true;
-    }
-    return false;
+    return (size_t)(backwards ? 31 - __builtin_clz(ready) : __builtin_ctz(ready));
 }
 
 /* A warp goes on until all its threads wait for others, or have ended; then the next one does. */
 static size_t find_next(void)
 {
-    size_t n_warps = warps.size(), w = current / 32, found;
-    if (find_in_warp(w, current % 32 + (backwards ? lanes_of(w) - 1 : 1), &found))
-        return found;
+    size_t w = current / 32;
+    uint32_t ready = warps[w].ready, below = bit_of(current) - 1;
+    uint32_t ahead = ready & (backwards ? below : ~below & ~bit_of(current));
+    if (ready != 0)
+        return w * 32 + first_lane(ahead != 0 ? ahead : ready);
     for (size_t k = 1; k <= n_warps; k++) {
         size_t v = (backwards ? w + n_warps - k : w + k) % n_warps;
-        if (find_in_warp(v, backwards ? lanes_of(v) - 1 : 0, &found))
-            return found;
+        if (warps[v].ready != 0)
+            return v * 32 + first_lane(warps[v].ready);
     }
     die("threads wait at a barrier that others never reach");
 }
@@ -580,25 +579,28 @@ static void run_next(void **from)
     emu_switch(from, threads[current].sp);
 }
 
-static void yield_for(wait w)
+/* The thread is marked in `waiting` of its warp until others release it. */
+static void yield_in(uint32_t warp::*waiting)
 {
-    threads[current].waits = w;
+    warp &w = warps[current / 32];
+    w.ready &= ~bit_of(current);
+    w.*waiting |= bit_of(current);
     run_next(&threads[current].sp);
 }
 
 static void release_block(void)
 {
     n_at_barrier = 0;
-    for (auto &t : threads)
-        if (t.waits == BLOCK)
-            t.waits = RUN;
+    for (size_t w = 0; w < n_warps; w++) {
+        warps[w].ready |= warps[w].at_block;
+        warps[w].at_block = 0;
+    }
 }
 static void release_warp(size_t w)
 {
     warps[w].n_waiting = 0;
-    for (size_t i = w * 32; i < threads.size() && i < w * 32 + 32; i++)
-        if (threads[i].waits == WARP_)
-            threads[i].waits = RUN;
+    warps[w].ready |= warps[w].at_warp;
+    warps[w].at_warp = 0;
 }
 
 void __syncthreads(void)
@@ -606,7 +608,7 @@ void __syncthreads(void)
     if (++n_at_barrier == n_live)
         release_block();
     else
-        yield_for(BLOCK);
+        yield_in(&warp::at_block);
 }
 void __syncwarp(void)
 {
@@ -614,7 +616,7 @@ void __syncwarp(void)
     if (++warps[w].n_waiting == warps[w].n_live)
         release_warp(w);
     else
-        yield_for(WARP_);
+        yield_in(&warp::at_warp);
 }
 const void *emu_warp_gather(const void *mine, size_t bytes)
 {
@@ -654,7 +656,7 @@ static void coroutine_main(void)
 {
     (*kernel_body)();
     size_t w = current / 32;
-    threads[current].waits = DONE;
+    warps[w].ready &= ~bit_of(current);
     n_live--;
     warps[w].n_live--;
     if (n_live > 0 && n_at_barrier == n_live)
@@ -677,17 +679,22 @@ void await_stream(void)
 static void run_block(dim3 dim)
 {
     size_t n = (size_t)dim.x * dim.y * dim.z;
-    threads.resize(n);
-    stacks.resize(n * STACK);
-    warps.resize((n + 31) / 32);
-    for (auto &w : warps)
-        w.n_live = w.n_waiting = 0;
+    if (threads.size() < n) {
+        threads.resize(n);
+        stacks.resize(n * STACK);
+        warps.resize((n + 31) / 32);
+    }
+    n_warps = (n + 31) / 32;
+    for (size_t w = 0; w < n_warps; w++) {
+        warps[w].n_live = warps[w].n_waiting = 0;
+        warps[w].ready = warps[w].at_warp = warps[w].at_block = 0;
+    }
     n_live = (int)n;
     n_at_barrier = 0;
     for (size_t i = 0; i < n; i++) {
         coroutine &t = threads[i];
         warps[i / 32].n_live++;
-        t.waits = RUN;
+        warps[i / 32].ready |= bit_of(i);
         t.n_gathers = t.n_groups = 0;
         t.copies.clear();
         t.idx = dim3((unsigned)(i % dim.x), (unsigned)(i / dim.x % dim.y),
