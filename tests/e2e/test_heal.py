@@ -22,8 +22,8 @@ def run():
     with open(path, "w") as f:
         f.write(" ".join(map(str, IDS)))
     p = subprocess.run([HC, "run", "synth:tiny-gqa", "--token-ids", path, "--max-tokens", "2", "--temperature", "0",
-                        "--ignore-eos", "--json", "--store", STORE, "--save", "both"], capture_output=True, text=True,
-                       timeout=PATIENCE)
+                        "--ignore-eos", "--json", "--store", STORE, "--save", "both", *SAVING], capture_output=True,
+                       text=True, timeout=PATIENCE)
     if p.returncode != 0:
         raise RuntimeError(p.stderr)
     return json.loads(p.stdout)

@@ -32,6 +32,7 @@ models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512)]
 tmp = tempfile.mkdtemp(prefix="hcache-kill.")
 rng = random.Random(SEED)
 failures = []
+latest = [1.0]  # of a kill, in times of a run without a store
 
 
 def command(model, prompt, max_tokens, store, save="both"):
@@ -71,10 +72,12 @@ def cycle(number):
 
     victim = subprocess.Popen(command(model, longer, max_tokens, store, save), stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL)
-    time.sleep(rng.uniform(0, 1.0) * alone_s)
+    time.sleep(rng.uniform(0, latest[0]) * alone_s)
     victim.send_signal(signal.SIGKILL)
     said = victim.communicate()[0]
     was_killed = victim.returncode == -signal.SIGKILL
+    # A victim that restores is quicker than the run before it, and the machine may be less busy by now.
+    latest[0] = min(latest[0] * 1.5, 1) if was_killed else latest[0] * 0.5
     if said and not was_killed:  # it was quicker: then it has told what it committed
         committed = max(committed, json.loads(said)["committed_tokens"])
 

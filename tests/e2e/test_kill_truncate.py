@@ -67,7 +67,7 @@ def one(i):
     n = kill_behind(n, rng.choice((0, 0, rng.uniform(0, 0.005))), store)
     durable = first_of(cut(PROMPT + n - 2))  # the last id that was printed need not be computed yet
     verify = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
-    r = run(most, LAST, "--store", store)
+    r = run(most, LAST, "--store", store, "--plan", "kv")  # auto may find computing quicker than a busy disk
     check(f"killed behind {n} ids: the same logits", r["logits_digest"] == whole["logits_digest"], r)
     check(f"killed behind {n} ids: all {durable} tokens before its stair are found",
           r["cached_tokens"] >= min(durable, (len(most) - 1) // 64 * 64), r["cached_tokens"])

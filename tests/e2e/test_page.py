@@ -12,7 +12,7 @@ import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
 from browser import PHONE, By, Keys, all_of, browser, complaints, element, is_idle, say, shot, texts, until  # noqa: E402
-from serve_client import Server  # noqa: E402
+from serve_client import SAVING, Server  # noqa: E402
 from tap import check, end  # noqa: E402
 
 MODEL = "models/demo"
@@ -211,6 +211,11 @@ b = browser()
 try:
     url = f"http://127.0.0.1:{server.port}/"
     test_talk(b, url)
+    # From here on state is saved and restored whatever the disk's speed is. (A forced plan uses nothing that is in memory.)
+    options += SAVING
+    server.kill()
+    server = Server(MODEL, *options, "--port", str(server.port))
+    say(b, "Once more, please.")
     server = test_reload_and_restart(b, server, options)
     test_branch_and_delete(b)
     test_stop(b)

@@ -444,7 +444,7 @@ def test_ends():
     committed = until(lambda: s.complete(LONG, max_tokens=1)["timings"]["committed_tokens"] >= 64)
     s.kill()
     check("state is committed soon", committed)
-    s = Server(MODEL, *SAVING, "--store", store)
+    s = Server(MODEL, *SAVING, "--store", store, "--drain", "3600")
     again = s.complete(LONG, max_tokens=60, ignore_eos=True)
     check("kill -9: the state is there after a restart, the text is the same",
           cached(again) >= 64 and

@@ -34,12 +34,13 @@ RING_CASES = [("io_uring_enter", "EIO", "2+"), ("io_uring_setup", "ENOSYS", "1+"
 
 
 def command(ids, store=None):
+    """A run that restores by keys and values: how fast a disk was that is busy or traced would be auto's reason not to."""
     path = os.path.join(tmp, "ids")
     with open(path, "w") as f:
         f.write(" ".join(map(str, ids)))
     cmd = [HC, "run", "synth:tiny-gqa", "--token-ids", path, "--max-tokens", "12", "--temperature", "0", "--ignore-eos",
            "--json"]
-    return cmd + (["--store", store, "--save", "both"] if store else [])
+    return cmd + (["--store", store, "--save", "both", "--plan", "kv"] if store else [])
 
 
 def run(cmd):
