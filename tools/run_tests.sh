@@ -23,10 +23,15 @@ pattern=${TESTS:-.}
 passed=0 failed=0 skipped=0
 slow=() bad_names=()
 
+# Seconds of processor time, user and system, of all processes that this shell has waited for.
+processor_seconds() {
+    awk -v hz="$(getconf CLK_TCK)" '{ printf "%d", ($16 + $17) / hz }' "/proc/$$/stat"
+}
+
 finish() { # the closing line, always the last
     [ ${#slow[@]} -gt 0 ] && echo "longest: $(printf '%s\n' "${slow[@]}" | sort -rn | head -5 | awk '{ printf "%s%s %d s", sep, $2, $1; sep = ", " }')"
     [ ${#bad_names[@]} -gt 0 ] && echo "failures in: ${bad_names[*]}"
-    echo "whole run: $SECONDS s"
+    echo "whole run: $SECONDS s, processor time $(processor_seconds) s"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     exit
@@ -41,7 +46,7 @@ if [ "${1:-}" = --build ]; then
         failed=1
         finish
     }
-    echo "build: $SECONDS s"
+    echo "build: $SECONDS s, processor time $(processor_seconds) s"
 else
     build=${1:?usage: run_tests.sh BUILD_DIR | --build VARIANT}
 fi
@@ -168,10 +173,11 @@ run_one() { # run_one NAME COMMAND...
     run_bounded "$@"
     # cmocka 1.1.5 prints a skipped test as "not ok N # SKIP name"; TAP says "ok N name # SKIP why",
     # and "1..0 # SKIP why" for a whole file.
-    plan=$(grep -aoE '^1\.\.[0-9]+' "$log" | tail -1 | cut -c4-)
-    skip=$(grep -acE '^(not )?ok .*# SKIP|^1\.\.0 # SKIP' "$log")
-    ok=$(grep -aE '^ok ' "$log" | grep -vc '# SKIP')
-    bad=$(grep -aE '^not ok ' "$log" | grep -vc '# SKIP')
+    read -r plan ok bad skip < <(LC_ALL=C awk '/^1\.\.[0-9]+/ { plan = substr($1, 4) + 0; has_plan = 1 }
+        /^(not )?ok .*# SKIP/ || /^1\.\.0 # SKIP/ { skip++; next }
+        /^ok / { ok++ } /^not ok / { bad++ }
+        END { print (has_plan ? plan : "none"), ok + 0, bad + 0, skip + 0 }' "$log")
+    [ "$plan" = none ] && plan=
     missing=$((${plan:-0} - ok - bad - skip))
     if [ "$missing" -gt 0 ]; then
         bad=$((bad + missing)) why="$missing of $plan results are missing; "
@@ -228,6 +234,18 @@ wait_for_all() {
     while [ "$n_running" -gt 0 ]; do collect; done
 }
 
+# The sources of tests/ that match the pattern: those whose programs take long come first, so that none of them
+# runs alone at the end.
+list_sources() {
+    local src name
+    for src in tests/engine/test_*_emulated.c tests/*/test_*_emulated.* tests/engine/test_* tests/e2e/test_* \
+        tests/state/test_* tests/store/test_* tests/tensor/test_* tests/*/test_*; do
+        case $src in *.c | *.sh | *.py) ;; *) continue ;; esac
+        name=${src#tests/}
+        [ -e "$src" ] && [[ ${name%.c} =~ $pattern ]] && echo "$src"
+    done | awk '!seen[$0]++'
+}
+
 # Starts the program that a source in tests/ is.
 start_source() { # start_source LIMIT SOURCE
     local name=${2#tests/}
@@ -266,9 +284,7 @@ machine
 require_tools
 echo "tests: $(count_assertions) assertions in the sources, $max_jobs programs side by side"
 alone=()
-for src in tests/*/test_*.c tests/*/test_*.sh tests/*/test_*.py; do
-    name=${src#tests/}
-    [ -e "$src" ] && [[ ${name%.c} =~ $pattern ]] || continue
+for src in $(list_sources); do
     if grep -q 'run alone: ' "$src"; then
         alone+=("$src")
     else
