@@ -80,7 +80,7 @@ EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -
 SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
 SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
-SRC   := $(if $(filter fuzz,$(VARIANT)),$(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/% io/%),$(SRC)),$(SRC))
+SRC   := $(if $(filter fuzz,$(VARIANT)),src/tensor/dtype.c $(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/% io/%),$(SRC)),$(SRC))
 # FOLDERS limits a build of tests to some folders of src/ and their own tests: a sanitizer's quick run, and coverage.
 # Tests in them that need other folders, too, are left out.
 FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)

@@ -242,6 +242,14 @@ static int read_text(struct pack_file *f, const struct json *o, struct err *err)
     return rc == 0 ? read_parts(f, o, err) : rc;
 }
 
+int pack_file_describe(struct pack_file *f, const char *text, size_t n, struct err *err)
+{
+    struct json *root = NULL;
+    int rc = json_parse(&root, text, n, f->path, err);
+    f->json = root;
+    return rc == 0 ? read_text(f, root, err) : rc;
+}
+
 static int check_header(struct pack_file *f, const uint8_t *h, uint64_t size,
                         struct err *err)
 {
@@ -289,15 +297,13 @@ static int read_description(struct pack_file *f, int fd, const uint8_t *h, struc
     if (n > TEXT_MAX_BYTES || !is_inside(f, TEXT_AT, n))
         return damaged(f, "its header", err);
     char *text = xmalloc((size_t)n + 1);
-    struct json *root = NULL;
     int rc = read_at(f, fd, text, (size_t)n, TEXT_AT, err);
     if (rc == 0 && checksum64(text, (size_t)n) != get_u64(h + H_TEXT_SUM))
         rc = damaged(f, "its description", err);
     if (rc == 0)
-        rc = json_parse(&root, text, (size_t)n, f->path, err);
-    f->json = root;
+        rc = pack_file_describe(f, text, (size_t)n, err);
     free(text);
-    return rc == 0 ? read_text(f, root, err) : rc;
+    return rc;
 }
 
 int pack_file_open(struct pack_file *out, const char *path, struct err *err)

@@ -21,6 +21,7 @@
 #include "model/chat.h"
 #include "model/config.h"
 #include "model/config_gguf.h"
+#include "model/pack_file.h"
 #include "model/tool_calls.h"
 #include "policy/platform.h"
 #include "server/head.h"
@@ -60,6 +61,30 @@ static void fuzz_safetensors(const uint8_t *bytes, size_t n)
         MUST(safetensors_find(&s, t->name) == t);
     }
     safetensors_deinit(&s);
+}
+
+/* The description of a packed model, behind the number of its checksums. */
+static void fuzz_packed(const uint8_t *bytes, size_t n)
+{
+    struct err err = {0};
+    if (n < 2)
+        return;
+    struct pack_file f = {
+        .path = xstrdup("f"), .file_bytes = (uint64_t)1 << 40, .n_sums = get_u16(bytes)};
+    int rc = pack_file_describe(&f, (const char *)bytes + 2, n - 2, &err);
+    MUST_SAY(rc, err);
+    size_t n_sums = 0;
+    for (size_t i = 0; rc == 0 && i < f.n_parts; i++) {
+        const struct pack_part *p = &f.parts[i];
+        MUST(p->at % PACK_ALIGN == 0 && p->bytes % PACK_ALIGN == 0);
+        MUST(p->at >= PACK_ALIGN && p->bytes <= f.file_bytes - p->at);
+        MUST(p->first_sum == n_sums);
+        n_sums += pack_part_sums(p);
+    }
+    MUST(rc != 0 || n_sums == f.n_sums);
+    for (size_t i = 0; rc == 0 && i < f.n_members; i++)
+        MUST(f.members[i].bytes <= f.file_bytes - f.members[i].at);
+    pack_file_close(&f);
 }
 
 /* The directory, and what is made of it: a configuration and a tokenizer. */
@@ -522,6 +547,7 @@ const struct fuzz_target fuzz_targets[] = {
     {"safetensors", fuzz_safetensors},
     {"safetensors-index", fuzz_safetensors_index},
     {"gguf", fuzz_gguf},
+    {"packed", fuzz_packed},
     {"config", fuzz_config},
     {"generation-config", fuzz_generation_config},
     {"tokenizer-config", fuzz_tokenizer_config},
