@@ -205,7 +205,7 @@ $(B)/tests/%: $(B)/tests/%.o $(TESTLIB) $(B)/libhcache.a
 	@$(CC) $(LDFLAGS) $(WRAP) -o $@ $< $(TEST_MAIN) $(TESTLIB) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
 # These programs run all threads in one: the linker gives their locks and clocks to tests/state/turns.c.
-TURNS := $(addprefix $(B)/tests/state/test_,lives life_memory)
+TURNS := $(addprefix $(B)/tests/state/test_,lives life_memory copies)
 $(TURNS): private WRAP := $(addprefix -Wl$(COMMA)--wrap=,clock_now_ns clock_sleep_ns clock_wall_s \
          pthread_cond_broadcast pthread_cond_signal pthread_cond_timedwait pthread_cond_wait \
          pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock \

@@ -43,10 +43,16 @@ static struct chunk_node *node_take(struct catalog *c)
 /* Chunks that the waiting requests need, at most: 4 million tokens of prompts, 4 MiB. */
 enum { WINDOW_WAITS = 1 << 16, WINDOW_PLACES = 2 * WINDOW_WAITS };
 
+/* Without memory for it nobody looks ahead, and that is all. */
 static void window_make(struct catalog *c)
 {
-    struct placement_upcoming *place = xcalloc(WINDOW_PLACES, sizeof place[0]);
-    struct placement_wait *wait = xcalloc(WINDOW_WAITS, sizeof wait[0]);
+    struct placement_upcoming *place = mem_try_calloc(WINDOW_PLACES, sizeof place[0]);
+    struct placement_wait *wait = mem_try_calloc(WINDOW_WAITS, sizeof wait[0]);
+    if (place == NULL || wait == NULL) {
+        free(place);
+        free(wait);
+        return;
+    }
     c->window = xmalloc(sizeof *c->window);
     placement_window_init(c->window, place, WINDOW_PLACES, wait, WINDOW_WAITS);
 }

@@ -129,7 +129,8 @@ static void read_all(struct life *l)
     for (int c = 0; c < N_CTX && !violated(l); c++) {
         struct st_result r;
         struct err err = {0};
-        int rc = st_read(l->s, &tiny, &l->ctx[c], N_CHUNKS, &r, &err);
+        int rc = st_read_dram(l->s, &tiny, &l->ctx[c], N_CHUNKS, &r, &err);
+        l->out->n_dram += (uint64_t)r.n_dram;
         if (rc != 0 && !l->has_faults)
             violation(l, "reading fails: %s", err.msg);
         if (r.n_wrong > 0)
@@ -480,12 +481,14 @@ static void life_init(struct life *l, const struct crash_opts *opts,
         snprintf(l->dir[i], sizeof l->dir[i], "/store%d", i);
         l->dirs[i] = l->dir[i];
     }
-    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space. */
+    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space; every other
+     * seed has copies in DRAM. */
     l->opts = (struct store_opts){.io = l->io,
                                   .dirs = l->dirs,
                                   .n_dirs = n_dirs,
                                   .segment_bytes = 1 << 16,
                                   .stuck_ns = 100000,
+                                  .dram_bytes = opts->seed % 2 != 0 ? 1 << 20 : 0,
                                   .cap_bytes = rng_below(&l->rng, 2) != 0 ? 0 : 40 * 4096};
     for (int c = 0; c < N_CTX; c++) {
         struct sha256 keys[N_CHUNKS];

@@ -49,6 +49,7 @@ struct crash_result {
     uint64_t n_faults, n_fault[CRASH_FAULTS];
     uint64_t n_contexts;      /* that were acknowledged, and looked for after recovery */
     uint64_t n_lost, n_wrong; /* chunks, records */
+    uint64_t n_dram;          /* records that were read from copies in DRAM */
     bool crashed;
     char violation[256]; /* empty: every promise held */
 };

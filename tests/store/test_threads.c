@@ -69,11 +69,34 @@ static void *reader(void *arg)
         struct st_ctx c = ctx_of(rng_u64(&r));
         struct st_result result;
         struct err err = {0};
-        if (st_read(t->sh->s, &st_small, &c, N_CHUNKS, &result, &err) != 0)
+        if (st_read_dram(t->sh->s, &st_small, &c, N_CHUNKS, &result, &err) != 0)
             t->sh->n_failed++;
         t->sh->n_wrong += result.n_wrong + result.n_corrupt + result.n_unread;
         t->sh->n_read += result.n_records;
     }
+    return NULL;
+}
+
+/* Requests that wait, for one of two threads that read ahead; without a DRAM tier there is nothing to do. */
+static void *fetcher(void *arg)
+{
+    struct thread *t = arg;
+    struct rng r = {t->seed};
+    struct store_fetcher *f;
+    struct err err = {0};
+    if (store_fetcher_open(t->sh->s, &f, &err) != 0)
+        t->sh->n_failed++;
+    while (f != NULL && !t->sh->stop) {
+        struct sha256 keys[N_CHUNKS];
+        struct st_ctx c = ctx_of(rng_u64(&r));
+        st_keys(&c, N_CHUNKS, keys);
+        store_fetch_want(t->sh->s, t, keys, N_CHUNKS, rng_below(&r, 10));
+        for (int i = 0; i < 20; i++)
+            if (store_fetch_step(f) == STORE_FETCH_IN_FLIGHT)
+                store_fetch_wait(f, 100000);
+        store_fetch_want_end(t->sh->s, t);
+    }
+    store_fetcher_close(f);
     return NULL;
 }
 
@@ -128,18 +151,23 @@ static void *maintainer(void *arg)
     return NULL;
 }
 
-static void together(const char *kind, uint64_t cap_bytes)
+static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
 {
-    enum { N_SAVERS = 3, N_READERS = 2, N = N_SAVERS + N_READERS + 1 };
+    enum { N_SAVERS = 3, N_READERS = 2, N_FETCHERS = 2 };
+    enum { N_OTHERS = N_SAVERS + N_READERS, N = N_OTHERS + 1 + N_FETCHERS };
     struct st_place p;
     if (!st_place_open(&p, kind, strcmp(kind, "dram") == 0 ? 1 : 2))
         skip();
     p.opts.cap_bytes = cap_bytes;
+    p.opts.dram_bytes = dram_bytes;
     struct shared sh = {.s = st_open(&p)};
     struct thread threads[N];
     for (int i = 0; i < N; i++) {
         threads[i] = (struct thread){.sh = &sh, .seed = (uint64_t)i};
-        void *(*body)(void *) = i < N_SAVERS ? saver : i < N - 1 ? reader : maintainer;
+        void *(*body)(void *) = i < N_SAVERS   ? saver
+                                : i < N_OTHERS ? reader
+                                : i > N_OTHERS ? fetcher
+                                               : maintainer;
         assert_int_equal(pthread_create(&threads[i].id, NULL, body, &threads[i]), 0);
     }
     for (int i = 0; i < N; i++) {
@@ -174,33 +202,39 @@ static void together(const char *kind, uint64_t cap_bytes)
 static void dram(void **state)
 {
     (void)state;
-    together("dram", 0);
+    together("dram", 0, 0);
 }
 
 static void sim(void **state)
 {
     (void)state;
-    together("sim", 0);
+    together("sim", 0, 0);
+}
+
+/* The arena holds 16 of the 20 chunks. */
+static void sim_with_copies(void **state)
+{
+    (void)state;
+    together("sim", 0, 1 << 20);
 }
 
 static void sim_with_cap(void **state)
 {
     (void)state;
-    together("sim", 16 * 70000);
+    together("sim", 16 * 70000, 0);
 }
 
 static void uring(void **state)
 {
     (void)state;
-    together("uring", 0);
+    together("uring", 0, 1 << 20);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dram),
-        cmocka_unit_test(sim),
-        cmocka_unit_test(sim_with_cap),
+        cmocka_unit_test(dram),         cmocka_unit_test(sim),
+        cmocka_unit_test(sim_with_cap), cmocka_unit_test(sim_with_copies),
         cmocka_unit_test(uring),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

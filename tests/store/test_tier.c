@@ -27,9 +27,15 @@ static void *arena_get(void *arg, size_t bytes)
     return arena = mem_map(bytes);
 }
 
+/* How many blocks were not zero when it was given back. */
+static int n_left;
+
 static void arena_put(void *arg, void *p, size_t bytes)
 {
     (void)arg;
+    n_left = 0;
+    for (size_t at = 0; at < bytes; at += STORE_ALIGN)
+        n_left += *((const uint8_t *)p + at) != 0;
     mem_unmap(p, bytes);
 }
 
@@ -189,6 +195,21 @@ static void a_restart_begins_without_copies(void **state)
     assert_int_equal(read_dram(s, &c, N), 0);
     assert_true(arena_is_zero());
     end(&p, s);
+}
+
+/* A server with a full arena ends at once: closing neither zeroes copies nor writes them anywhere. */
+static void closing_does_not_touch_the_arena(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct store *s = begin(&p);
+    save(s, &c, STAY);
+    uint64_t n_ops = io_sim_count(p.io, IO_SIM_AT_OP);
+    store_close(s);
+    assert_true(n_left > STAY * RECORDS);
+    assert_true(io_sim_count(p.io, IO_SIM_AT_OP) - n_ops < STAY); /* the index closes */
+    st_place_close(&p);
 }
 
 static void a_write_that_fails_leaves_no_copy(void **state)
@@ -865,6 +886,7 @@ int main(void)
         cmocka_unit_test(written_chunks_are_read_from_dram),
         cmocka_unit_test(records_that_are_added_have_copies_of_their_own),
         cmocka_unit_test(a_restart_begins_without_copies),
+        cmocka_unit_test(closing_does_not_touch_the_arena),
         cmocka_unit_test(a_write_that_fails_leaves_no_copy),
         cmocka_unit_test(a_full_arena_keeps_a_sixteenth_free),
         cmocka_unit_test(what_is_used_stays),
