@@ -1,0 +1,66 @@
+/* life_world.h - the models and texts of seeded lives (life.h), and the states that forward passes
+ * give these texts.  Lives only read them.  The KV blocks and the work memory belong to the life
+ * that runs. */
+#ifndef TESTS_STATE_LIFE_WORLD_H
+#define TESTS_STATE_LIFE_WORLD_H
+
+#include <stdint.h>
+
+#include "io/io_sim.h"
+#include "kvcache/kvcache.h"
+#include "model/model.h"
+#include "state/chain.h"
+#include "store/store.h"
+
+enum {
+    N_TEXTS = 3,
+    N_SLOTS = 3, /* contexts that are restored or saved at the same time */
+    MAX_ROWS = 128,
+    MAX_LAYERS = 8,
+    BLOCKS = 16, /* of a context */
+};
+
+/* Tokens, and their state as a forward pass computes it. */
+struct text {
+    int32_t *tokens;
+    int n;
+    struct chain chain;
+    uint8_t *rows[MAX_LAYERS][STORE_KINDS]; /* [n]: the rows that save_layer receives */
+    uint8_t *want[MAX_LAYERS]; /* [n][2 * kv_dim]: the rows that kv_read returns */
+};
+
+struct world {
+    struct device *dev;
+    struct model *m;
+    struct stream *stream;
+    struct model_work *work;
+    struct kv_pool *pool;
+    struct kv_table table[N_SLOTS];
+    struct sha256 fingerprint;
+    struct text text[N_TEXTS];
+    int32_t *pos;
+    uint8_t *got;    /* room for the rows of one layer that kv_read returns */
+    struct io *full; /* a disk on which all texts are saved */
+};
+
+/* Computes the states of w's texts.  n: their lengths in tokens.  The first n_shared tokens of the
+ * second text are those of the first.  n_ids: token ids are below 3 + n_ids. */
+void world_make_texts(struct world *w, const int n[N_TEXTS], int n_shared, int n_ids);
+/* Opens the model `source` with KV blocks for all slots. A fault ends the process. */
+void world_open(struct world *w, const char *source, int max_ctx);
+void world_close(struct world *w);
+
+/* Memory for the description of one sequence's rows. */
+struct world_rows {
+    struct ragged r;
+    int32_t seq_row[2];
+    const int32_t *tables[1];
+};
+/* Returns the description of rows [pos, pos + n) of the context in t. It points into b. */
+const struct ragged *world_rows(const struct world *w, struct world_rows *b,
+                                const struct kv_table *t, int pos, int n);
+
+/* Ends the process with err's message unless rc is 0. */
+void life_must(int rc, const struct err *err, const char *what);
+
+#endif
