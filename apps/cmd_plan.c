@@ -342,8 +342,9 @@ static void print_head(const struct plan_args *a, const struct platform *p)
     rate_text(p->n_stages > 1 ? t->bytes_per_s : platform_io_bytes_per_s(p, a->tier), reads,
               sizeof reads);
     rate_text(platform_balance_bytes_per_s(p, a->history), balance, sizeof balance);
-    printf("%s on %s: %lld tokens from %s at %s", p->model, p->machine,
-           (long long)a->history, t->name, reads);
+    printf("%s on %s: %lld tokens from %s%s%s", p->model, p->machine, (long long)a->history,
+           t->name, platform_tier_in_place(t) ? ", read in place" : " at ",
+           platform_tier_in_place(t) ? "" : reads);
     if (p->n_ranks * p->n_stages > 1)
         printf(", over %d stage%s of %d rank%s", p->n_stages, plural((uint64_t)p->n_stages),
                p->n_ranks, plural((uint64_t)p->n_ranks));

@@ -173,6 +173,10 @@ static void print_compute(const struct platform *p)
 static void print_tier(const struct platform *p, int i)
 {
     const struct platform_tier *t = &p->tier[i];
+    if (platform_tier_in_place(t)) {
+        printf("  %-10s read in place: nothing is copied, so it has no rate\n", t->name);
+        return;
+    }
     printf("  %-10s latency %8.1f us, %7.2f us a record, then %8.2f GB/s", t->name,
            t->latency_s * 1e6, t->request_s * 1e6, t->bytes_per_s * 1e-9);
     if (t->r2 > 0)
@@ -198,7 +202,7 @@ static void print_platform(const struct platform *p, const struct profile_args *
     printf("%s on %s\nmodel %.16s, commit %s, %s\n\n", a->engine.o.model, p->machine,
            p->model, p->commit, p->date);
     print_compute(p);
-    printf("reading (DRAM is read in place: what touches it is C_KV)\n");
+    printf("reading (C_KV has the time of checking and placing what was read)\n");
     for (int i = 0; i < p->n_tiers; i++)
         print_tier(p, i);
     if (a->engine.o.n_store > 0)

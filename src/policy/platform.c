@@ -486,6 +486,11 @@ double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
                 platform_up_s(p, tier, n_tokens, kind));
 }
 
+bool platform_tier_in_place(const struct platform_tier *t)
+{
+    return strcmp(t->name, "dram") == 0 && t->up_bytes_per_s == 0;
+}
+
 double platform_io_bytes_per_s(const struct platform *p, int tier)
 {
     CHECK(tier >= 0 && tier < p->n_tiers);

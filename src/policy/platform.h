@@ -170,6 +170,9 @@ double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,
 /* Both as one lane, of one stage: the longer of the two. */
 double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
                      enum platform_record kind);
+/* Whether reads of this tier copy nothing, because it is DRAM of a device with unified memory. Its
+ * rate says how fast a pointer is taken, and is not for people. */
+bool platform_tier_in_place(const struct platform_tier *t);
 /* Bytes of hidden states per second of that lane, records' own times left out. */
 double platform_io_bytes_per_s(const struct platform *p, int tier);
 /* Everything that a correction multiplies: 1 where nothing was learned. */

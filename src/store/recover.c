@@ -97,10 +97,12 @@ static void note_holder(struct store *s, const char *lock_path)
 
 static int tell_holder(struct store *s, struct err *err)
 {
-    return err_set(err, ERR_BUSY,
-                   "the store in %s is in use by another process: %s. Ask a server's API "
-                   "(/v1/cache/..., /v1/conversations) instead, or stop that process first",
-                   s->dirs[0], s->holder[0] != 0 ? s->holder : "which one cannot be seen");
+    return err_set(
+        err, ERR_BUSY,
+        "the store in %s is in use by another process: %s. A server is asked by its "
+        "API (/v1/cache/..., /v1/conversations) or by hcache run -i --url; "
+        "otherwise stop that process first",
+        s->dirs[0], s->holder[0] != 0 ? s->holder : "which one cannot be seen");
 }
 
 /* The lock is on a file of its own name, since it must be held before there is anything else.  Those that

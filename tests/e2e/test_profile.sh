@@ -18,11 +18,15 @@ check "which names machine, model, commit and date" \
 check "every curve has its R2" test "$(grep -c 'R2 0\.\|R2 1\.' "$tmp/out")" -ge 4
 check "the store, DRAM and each device" \
     test "$(grep -E '^tier[0-9]_name' "$file" | sed 's/.*= //' | paste -sd,)" = "store,dram,device 0,device 1"
+check "DRAM is read in place, and has no rate that cannot be true" \
+    test "$(grep -A2 '^  dram' "$tmp/out" | head -2 | paste -sd ' ' | grep -c 'dram  *read in place.*device 0  *latency')" -eq 1
 check "nothing else is left in the folder" test ! -e "$tmp/a/profile-scratch"
 run_hc plan "$model" --platform "$tmp/my.platform" --history 4096
 check "plan reads it, and calls the model as it is told" grep -q "^$model on .*: 4096 tokens from store" "$tmp/out"
 run_hc plan --platform "$tmp/my.platform"
 check "else by its fingerprint" grep -q '^model [0-9a-f]\{16\} on ' "$tmp/out"
+run_hc plan --platform "$tmp/my.platform" --history 4096 --tier 1
+check "plan names no rate of DRAM either" grep -q ': 4096 tokens from dram, read in place$' "$tmp/out"
 
 commit=$(grep '^commit' "$file")
 run_hc "${run[@]}"
