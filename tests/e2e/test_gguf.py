@@ -1,8 +1,8 @@
 """GGUF files wherever a folder is taken: the demo model, converted here, is the folder's model to the bit.
 
 tools/golden/hf_to_gguf.py converts as llama.cpp's converter does.  Tokenizers of kind `llama` are judged by the
-tokenizers library (a vocabulary of ours) and by llama.cpp (Llama 2's, where ../shared has it), those of kind `gpt2` by
-their folders."""
+tokenizers library (a vocabulary of ours) and by llama.cpp (ours, and Llama 2's where ../shared has it), those of kind
+`gpt2` by their folders."""
 import json
 import os
 import shutil
@@ -65,6 +65,11 @@ equal("a split file's are the same", bits(run(SPLIT, *asked)), bits(folder))
 equal("run --json says what the model is", gguf["model"],
       {"format": "gguf", "arch": "llama", "file_types": {"BF16": 29, "F32": 9}, "held": "bf16", "template": True,
        "context": 2048})
+with open(GGUF, "rb") as f:
+    image = f.read()
+with open(path("v2.gguf"), "wb") as f:  # version 3 differs from 2 in allowing big-endian files, and in nothing else
+    f.write(image[:4] + (2).to_bytes(4, "little") + image[8:])
+equal("and so is version 2 of the format", (image[4], bits(run(path("v2.gguf"), *asked))), (3, bits(folder)))
 text = "The moles said: \"Don't dig!\" 12 times…\n  <|user|> naïve 日本"
 equal("its ids are the folder's", ids_of(GGUF, text), ids_of(DEMO, text))
 equal("and with special tokens", ids_of(GGUF, text, "--parse-special"), ids_of(DEMO, text, "--parse-special"))
@@ -103,6 +108,10 @@ cases = [c for c in golden["cases"] if "\0" not in c["text"]]
 wrong = [(c["text"], got, c["ids"]) for c in cases[::max(1, len(cases) // 25)]
          if (got := ids_of(path("scores.gguf"), c["text"], "--parse-special")) != c["ids"]]
 equal("merging by scores gives the tokenizers library's ids", wrong, [])
+cases = json.load(open(os.path.join(HERE, "golden/llama2_like_ids.json"), encoding="utf-8"))["cases"]
+wrong = [(c["text"], got, c["ids"]) for c in cases
+         if (got := ids_of(path("scores.gguf"), c["text"], "--parse-special")) != c["ids"]]
+equal("and llama.cpp's", wrong, [])
 model = os.path.join(SHARED, "tokenizers/llama2/tokenizer.model")
 if os.path.exists(model):  # not ours to pass on; the vocabulary above stands for it elsewhere
     vocab_gguf.spm(model, path("llama2.gguf"))

@@ -76,11 +76,11 @@ static void test_rope_factors_are_the_formula(void **state)
 
 /* --- quantised files ---------------------------------------------------------------------- */
 
-/* mixed.gguf has nine types, by llama.cpp's quantiser; mixed.json is what llama.cpp computes from its
- * values in f32 (tools/golden/make_gguf_mixed.py). */
-static void test_nine_types_give_the_oracles_logits(void **state)
+/* NAME.gguf is by llama.cpp's quantiser; NAME.json is what llama.cpp computes from its values in f32
+ * (tools/golden/make_gguf_mixed.py). */
+static void gives_the_oracles_logits(const char *name)
 {
-    (void)state;
+    char path[128];
     static float got[N_IDS * 64];
     int32_t ids[N_IDS];
     char *text;
@@ -89,8 +89,9 @@ static void test_nine_types_give_the_oracles_logits(void **state)
     struct err e = {0};
     struct json *j;
     struct talk t;
-    assert_int_equal(file_read(GGUF "mixed.json", 1 << 20, &text, &n, &e), 0);
-    assert_int_equal(json_parse(&j, text, n, "mixed.json", &e), 0);
+    snprintf(path, sizeof path, GGUF "%s.json", name);
+    assert_int_equal(file_read(path, 1 << 20, &text, &n, &e), 0);
+    assert_int_equal(json_parse(&j, text, n, path, &e), 0);
     assert_int_equal(json_get_int(j, "first", 0, N_IDS, &first, &e), 0);
     assert_int_equal(json_get_int(j, "step", 1, N_IDS, &step, &e), 0);
     for (size_t i = 0; i < N_IDS; i++) {
@@ -98,7 +99,8 @@ static void test_nine_types_give_the_oracles_logits(void **state)
         assert_true(json_int_of(json_at(json_member(j, "ids"), i), &id));
         ids[i] = (int32_t)id;
     }
-    talk_open_held(&t, GGUF "mixed.gguf", "f32", "f32");
+    snprintf(path, sizeof path, GGUF "%s.gguf", name);
+    talk_open_held(&t, path, "f32", "f32");
     talk_feed(&t, ids, N_IDS, got);
     talk_close(&t);
     const struct json *rows = json_member(j, "logits");
@@ -119,6 +121,13 @@ static void test_nine_types_give_the_oracles_logits(void **state)
         fail_msg("off by %g of %g", off, largest);
     json_free(j);
     free(text);
+}
+
+static void test_quantised_types_give_the_oracles_logits(void **state)
+{
+    (void)state;
+    gives_the_oracles_logits("mixed"); /* nine types */
+    gives_the_oracles_logits("bf16");
 }
 
 static struct weights_choice choose(const char *source, enum weights_smallest smallest)
@@ -339,7 +348,7 @@ int main(void)
         test_unknown_things_are_refused_by_name);
     tests[N + 2] = (struct CMUnitTest)cmocka_unit_test(test_a_missing_part_is_named);
     tests[N + 3] = (struct CMUnitTest)cmocka_unit_test(
-        test_nine_types_give_the_oracles_logits);
+        test_quantised_types_give_the_oracles_logits);
     tests[N + 4] = (struct CMUnitTest)cmocka_unit_test(
         test_auto_takes_the_smallest_format_that_is_good_enough);
     tests[N + 5] = (struct CMUnitTest)cmocka_unit_test(

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/e2e/golden/llama2_ids.json: llama.cpp's ids of some texts, by the scores of Llama 2's vocabulary.
+"""Writes into tests/e2e/golden llama.cpp's ids of some texts, by the scores of a vocabulary: llama2_ids.json for
+Llama 2's, llama2_like_ids.json for the folder tests/model/golden/llama2-like.
 
-    golden_ids.py TOKENIZER.model JUDGE      (JUDGE: judge.cpp, built as build.sh builds logits.cpp)"""
+    golden_ids.py TOKENIZER.model|FOLDER JUDGE      (JUDGE: judge.cpp, built as build.sh builds logits.cpp)"""
 import json
 import pathlib
 import subprocess
@@ -20,14 +21,15 @@ TEXTS = [
     "http://example.com/a?b=c&d=%20", "tokentokentokentoken", "ÀÈÌÒÙ àèìòù ÄËÏÖÜ", "مرحبا بالعالم", "हिन्दी", "ไทย", "한국어", "e\u0301 é",
 ]
 TEXTS = [t for t in TEXTS if "\0" not in t]
+source = pathlib.Path(sys.argv[1])
 with tempfile.TemporaryDirectory() as tmp:
     path = f"{tmp}/v.gguf"
-    vocab_gguf.spm(sys.argv[1], path)
+    (vocab_gguf.scores if source.is_dir() else vocab_gguf.spm)(source, path)
     done = subprocess.run([sys.argv[2], "ids", path], input=b"".join(t.encode() + b"\0" for t in TEXTS), capture_output=True,
                           check=True)
 lines = done.stdout.decode().splitlines()
 assert len(lines) == len(TEXTS)
 out = {"oracle": "llama.cpp of llama-cpp-python 0.3.36",
        "cases": [{"text": t, "ids": [int(i) for i in line.split()]} for t, line in zip(TEXTS, lines)]}
-path = ROOT / "tests" / "e2e" / "golden" / "llama2_ids.json"
+path = ROOT / "tests" / "e2e" / "golden" / ("llama2_like_ids.json" if source.is_dir() else "llama2_ids.json")
 path.write_text(json.dumps(out).replace('{"text"', '\n{"text"') + "\n")
