@@ -23,6 +23,7 @@
 #include "model/share.h"
 #include "policy/pipeline.h"
 #include "policy/plan.h"
+#include "policy/read_buffer.h"
 #include "report/timeline.h"
 #include "state/profile.h"
 
@@ -364,11 +365,30 @@ static void print_head(const struct plan_args *a, const struct platform *p)
             1e3 * platform_up_s(p, a->tier, a->history, RECORD_KV));
 }
 
+/* What should be read before the new tokens begin, so that they never wait for keys and values. */
+static void print_read_buffer(const struct plan_args *a, const struct platform *p)
+{
+    double rate = platform_io_bytes_per_s(p, a->tier);
+    double load_s = p->n_layers * platform_io_s(p, a->tier, a->history, RECORD_KV);
+    double prefill_s = p->n_layers * platform_prefill_s(p, a->history, a->n_new);
+    double bytes = read_buffer_bytes(rate, load_s, prefill_s);
+    int n = read_buffer_layers(bytes, rate, load_s, p->n_layers);
+    if (a->n_new == 0 || bytes == 0)
+        return;
+    printf(
+        "read buffer for keys and values: %.3g MB, %d of %d layers; with it the new tokens "
+        "pass in %.1f ms instead of %.1f\n\n",
+        bytes * 1e-6, n, p->n_layers,
+        1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, n),
+        1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, 0));
+}
+
 static void print_human(const struct plan_args *a, const struct platform *p,
                         const struct row *row, const struct pipeline *lanes)
 {
     const struct plan *chosen = &row[CHOSEN].plan;
     print_head(a, p);
+    print_read_buffer(a, p);
     printf("%-18s %-24s %10s %8s %8s %13s\n", "method", "layers", "ms", "to auto", "bubble",
            "stored/token");
     for (int i = 0; i < N_COMPARED; i++)

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Requests that arrive at once, after a restart: what reading ahead into DRAM (--dram, --prefetch) is worth.
+
+    bench/prefetch_figures.py [--requests 32] [--tokens 2048] [--answer 64] [--rounds 2]
+
+The contexts are saved first.  Each round starts a server with --prefetch on and one with it off, with nothing in DRAM, one
+sequence at a time, nothing kept on the device, and keys and values read from a throttled disk.  For each share the
+throttle is chosen so that a load takes this share of a request's service time.  Prints a line for each run, and the
+median time to first token of each share beside that of --prefetch off."""
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+
+a = argparse.ArgumentParser()
+a.add_argument("--program", default="build/hcache")
+a.add_argument("--model", default="synth:bench-220m")
+a.add_argument("--requests", type=int, default=32)
+a.add_argument("--tokens", type=int, default=2048)
+a.add_argument("--answer", type=int, default=64)
+a.add_argument("--rounds", type=int, default=2)
+a.add_argument("--shares", default="0.1,0.9,3.0", help="of a request's service time that its load takes")
+a.add_argument("--dram", default="2G")
+a = a.parse_args()
+
+
+class Server:
+    def __init__(self, *options):
+        self.p = subprocess.Popen([a.program, "serve", a.model, "--port", "0", "--no-reuse", "--plan", "kv", "--max-context",
+                                   str(a.tokens + 2 * a.answer), *options], stderr=subprocess.PIPE, text=True)
+        for line in self.p.stderr:
+            m = re.search(r"ready at (http://\S+)", line)
+            if m:
+                self.url = m.group(1).rstrip("/")
+                break
+        threading.Thread(target=lambda: [None for _ in self.p.stderr], daemon=True).start()
+
+    def post(self, path, body):
+        r = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(r, timeout=600) as f:
+            return json.load(f)
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=60) as f:
+            return f.read().decode()
+
+    def ask(self, prompt, n):
+        return self.post("/v1/completions", {"prompt": prompt, "max_tokens": n, "temperature": 0,
+                                             "ignore_eos": True})["timings"]
+
+    def stop(self):
+        self.p.terminate()
+        self.p.wait(60)
+
+
+def prompt_of(i):
+    return [10 + (i * 7919 + k * 104729 + k * k * 31) % 8000 for k in range(a.tokens)]
+
+
+def at_once(s, prompts):
+    """Timings of requests that arrive together, in the order in which they were sent."""
+    out = [None] * len(prompts)
+
+    def one(i):
+        out[i] = s.ask(prompts[i], a.answer)
+    threads = []
+    for i in range(len(prompts)):
+        threads.append(threading.Thread(target=one, args=(i,)))
+        threads[-1].start()
+        time.sleep(0.003)  # they come in this order
+    for t in threads:
+        t.join()
+    return out
+
+
+def metric(s, name):
+    m = re.search(r"^hcache_" + name + r" (\S+)", s.get("/metrics"), re.M)
+    return float(m.group(1)) if m else 0
+
+
+tmp = tempfile.mkdtemp(prefix="prefetch.", dir="/var/tmp")
+store = ["--store", os.path.join(tmp, "store")]
+prompts = [prompt_of(i) for i in range(a.requests)]
+s = Server(*store, "--max-sequences", "2")
+for p in prompts:
+    s.ask(p, 1)
+s.post("/v1/cache/flush", {})
+s.stop()
+s = Server(*store, "--max-sequences", "1")
+probe = [s.ask(p, a.answer) for p in prompts[:3]]
+compute_s = statistics.median(t["decode_ms"] + t["prefill_ms"] for t in probe) * 1e-3
+load_bytes = probe[-1]["restore_bytes"]
+s.stop()
+print(f"{a.requests} requests of {a.tokens} tokens, {a.answer} to answer: service without load {compute_s:.2f} s, "
+      f"{load_bytes / 1e6:.1f} MB each", flush=True)
+for share in [float(x) for x in a.shares.split(",")]:
+    rate = int(load_bytes / (compute_s * share))
+    median = {"on": [], "off": []}
+    for _ in range(a.rounds):
+        for mode in ("on", "off"):
+            s = Server(*store, "--max-sequences", "1", "--max-queue", "256", "--dram", a.dram, "--prefetch", mode,
+                       "--throttle", str(rate))
+            t = at_once(s, prompts)
+            ttft = statistics.median(x["ttft_ms"] for x in t) * 1e-3
+            median[mode].append(ttft)
+            print(f"  load/service {share}, {rate / 1e6:.0f} MB/s, prefetch {mode}: median TTFT {ttft:.2f} s, from DRAM "
+                  f"{sum(x['dram_tokens'] for x in t)} of {sum(x['restored_tokens'] for x in t)} tokens, never used "
+                  f"{metric(s, 'dram_promotions_unused_total'):.0f}, no room {metric(s, 'dram_full_total'):.0f}", flush=True)
+            s.stop()
+    on, off = statistics.median(median["on"]), statistics.median(median["off"])
+    print(f"load/service {share}: prefetch on / off = {on / off:.2f}", flush=True)
+shutil.rmtree(tmp)
