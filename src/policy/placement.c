@@ -29,59 +29,125 @@ void placement_init(struct placement *p, enum placement_kind kind,
     *p = (struct placement){.kind = kind, .window = window, .learn = learn};
 }
 
-/* --- the heap of a part ----------------------------------------------------------------------- */
+/* --- the heaps of a part ---------------------------------------------------------------------- */
 
-bool placement_goes_before(const struct placement_item *x, const struct placement_item *y)
+enum order { BY_POLICY, BY_USE };
+
+static bool goes_before(enum order by, const struct placement_item *x,
+                        const struct placement_item *y)
 {
     if (x->rank != y->rank)
         return x->rank < y->rank;
-    return x->order != y->order ? x->order < y->order : x->used_at < y->used_at;
+    bool by_order = by == BY_POLICY || x->rank == PLACEMENT_UPCOMING;
+    if (by_order && x->order != y->order)
+        return x->order < y->order;
+    return x->used_at < y->used_at;
 }
 
-static void put(struct placement_part *h, uint32_t at, struct placement_item *item)
+/* Where `ours` may not depart from LRU's order any further, it follows it.  To evict the policy's
+ * victim all the same where LRU would not hold it was tried: an adversary who asks for what LRU is
+ * about to evict made that 9.6 points worse than LRU, and no trace gained. */
+static enum order order_of(const struct placement *p)
 {
-    h->slot[at] = item;
-    item->slot = at + 1;
+    bool is_bound = p != NULL && p->kind == PLACEMENT_OURS && p->learn != NULL &&
+                    !placement_learn_may_depart(p->learn);
+    return is_bound ? BY_USE : BY_POLICY;
 }
 
-static void move_up(struct placement_part *h, uint32_t at)
+bool placement_goes_before(const struct placement *p, const struct placement_item *x,
+                           const struct placement_item *y)
 {
-    struct placement_item *item = h->slot[at];
-    while (at > 0 && placement_goes_before(item, h->slot[(at - 1) / 2])) {
-        put(h, at, h->slot[(at - 1) / 2]);
+    return goes_before(order_of(p), x, y);
+}
+
+static struct placement_item *item_at(const struct placement_part *h, enum order by,
+                                      uint32_t at)
+{
+    return by == BY_POLICY ? h->slot[at].item : h->slot[at].oldest;
+}
+
+static uint32_t place_of(const struct placement_item *item, enum order by)
+{
+    return by == BY_POLICY ? item->slot : item->age_slot;
+}
+
+static void put(struct placement_part *h, enum order by, uint32_t at,
+                struct placement_item *item)
+{
+    if (by == BY_POLICY) {
+        h->slot[at].item = item;
+        item->slot = at + 1;
+    } else {
+        h->slot[at].oldest = item;
+        item->age_slot = at + 1;
+    }
+}
+
+static void move_up(struct placement_part *h, enum order by, uint32_t at)
+{
+    struct placement_item *item = item_at(h, by, at);
+    while (at > 0 && goes_before(by, item, item_at(h, by, (at - 1) / 2))) {
+        put(h, by, at, item_at(h, by, (at - 1) / 2));
         at = (at - 1) / 2;
     }
-    put(h, at, item);
+    put(h, by, at, item);
 }
 
-static void move_down(struct placement_part *h, uint32_t at)
+static void move_down(struct placement_part *h, enum order by, uint32_t at)
 {
-    struct placement_item *item = h->slot[at];
+    struct placement_item *item = item_at(h, by, at);
     for (;;) {
         uint32_t child = 2 * at + 1;
         if (child >= h->n)
             break;
-        if (child + 1 < h->n && placement_goes_before(h->slot[child + 1], h->slot[child]))
+        if (child + 1 < h->n &&
+            goes_before(by, item_at(h, by, child + 1), item_at(h, by, child)))
             child++;
-        if (!placement_goes_before(h->slot[child], item))
+        if (!goes_before(by, item_at(h, by, child), item))
             break;
-        put(h, at, h->slot[child]);
+        put(h, by, at, item_at(h, by, child));
         at = child;
     }
-    put(h, at, item);
+    put(h, by, at, item);
 }
 
-/* The item's rank or order has changed. */
+static void reorder_by(struct placement_part *h, enum order by,
+                       const struct placement_item *item)
+{
+    uint32_t place = place_of(item, by);
+    if (place == 0)
+        return;
+    CHECK(place <= h->n && item_at(h, by, place - 1) == item);
+    move_up(h, by, place - 1);
+    move_down(h, by, place_of(item, by) - 1);
+}
+
+/* The item's rank, order or last use has changed. */
 static void reorder(struct placement_part *h, const struct placement_item *item)
 {
-    if (item->slot == 0)
-        return;
-    CHECK(item->slot <= h->n && h->slot[item->slot - 1] == item);
-    move_up(h, item->slot - 1);
-    move_down(h, item->slot - 1);
+    reorder_by(h, BY_POLICY, item);
+    reorder_by(h, BY_USE, item);
 }
 
-void placement_set_slots(struct placement_part *h, struct placement_item **slot,
+/* Takes an item out of a heap of h->n + 1 items. */
+static void take_out(struct placement_part *h, enum order by, struct placement_item *item)
+{
+    uint32_t place = place_of(item, by);
+    if (place == 0)
+        return;
+    CHECK(place <= h->n + 1 && item_at(h, by, place - 1) == item);
+    struct placement_item *last = item_at(h, by, h->n);
+    if (by == BY_POLICY)
+        item->slot = 0;
+    else
+        item->age_slot = 0;
+    if (last == item)
+        return;
+    put(h, by, place - 1, last);
+    reorder_by(h, by, last);
+}
+
+void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
                          uint32_t max)
 {
     CHECK(max >= h->n);
@@ -164,8 +230,13 @@ void placement_touch(struct placement *p, struct placement_part *h,
     if (item->n_uses < UINT16_MAX)
         item->n_uses++;
     if (p->learn != NULL)
-        placement_learn_used(p->learn, item->id,
-                             placement_class_used(item->class, item->n_uses), use->time);
+        placement_learn_used(p->learn,
+                             &(struct placement_learn_use){
+                                 .id = item->id,
+                                 .class = placement_class_used(item->class, item->n_uses),
+                                 .time = use->time,
+                                 .lot = use->lot,
+                                 .was_there = !is_first});
     item->worth = (uint32_t)worth_of(p, item, use->lot);
     order_from_memory(p, item);
     order_at_use(p, item, is_first, use);
@@ -179,7 +250,7 @@ void placement_evicted(struct placement *p, const struct placement_item *item,
     if (p->kind == PLACEMENT_LFU && item->rank == PLACEMENT_ORDINARY)
         p->age = item->order;
     if (p->learn != NULL)
-        placement_learn_evicted(p->learn, n_items);
+        placement_learn_evicted(p->learn, item->id, n_items);
 }
 
 /* --- what may be evicted ---------------------------------------------------------------------- */
@@ -189,20 +260,22 @@ void placement_insert(struct placement *p, struct placement_part *h,
 {
     CHECK(item->slot == 0 && h->n < h->max);
     rank(p, item); /* the window may have changed while it was in no part */
-    h->slot[h->n] = item;
-    move_up(h, h->n++);
+    h->policy = p;
+    uint32_t at = h->n++;
+    put(h, BY_POLICY, at, item);
+    move_up(h, BY_POLICY, at);
+    if (p->kind != PLACEMENT_OURS)
+        return;
+    put(h, BY_USE, at, item);
+    move_up(h, BY_USE, at);
 }
 
 void placement_remove(struct placement_part *h, struct placement_item *item)
 {
-    CHECK(item->slot > 0 && item->slot <= h->n && h->slot[item->slot - 1] == item);
-    uint32_t at = item->slot - 1;
-    item->slot = 0;
-    struct placement_item *last = h->slot[--h->n];
-    if (last == item)
-        return;
-    put(h, at, last);
-    reorder(h, last);
+    CHECK(item->slot > 0 && h->n > 0);
+    h->n--;
+    take_out(h, BY_POLICY, item);
+    take_out(h, BY_USE, item);
 }
 
 void placement_keep(struct placement *p, struct placement_part *h,
@@ -229,14 +302,21 @@ void placement_review(struct placement *p, struct placement_part *h,
 
 struct placement_item *placement_victim(const struct placement_part *h)
 {
-    return h->n > 0 ? h->slot[0] : NULL;
+    return h->n > 0 ? item_at(h, order_of(h->policy), 0) : NULL;
+}
+
+static bool is_in_order(const struct placement_part *h, enum order by,
+                        const struct placement_item *item)
+{
+    uint32_t at = place_of(item, by) - 1;
+    return at < h->n && item_at(h, by, at) == item &&
+           (at == 0 || !goes_before(by, item, item_at(h, by, (at - 1) / 2)));
 }
 
 bool placement_audit(const struct placement_part *h, const struct placement_item *item)
 {
     if (item->slot == 0)
-        return true;
-    uint32_t at = item->slot - 1;
-    return at < h->n && h->slot[at] == item &&
-           (at == 0 || !placement_goes_before(item, h->slot[(at - 1) / 2]));
+        return item->age_slot == 0;
+    return is_in_order(h, BY_POLICY, item) &&
+           (item->age_slot == 0 || is_in_order(h, BY_USE, item));
 }

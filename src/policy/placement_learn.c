@@ -9,6 +9,13 @@
 
 /* Events between two updates: an update takes about 0.2 ms. */
 #define UPDATE_EVENTS 2048
+/* Events between two counts of the debt, which take about 10 us: debts end by themselves when LRU lets
+ * go of the content. */
+#define DEBT_EVENTS 256
+/* A use that the tier missed counts as LRU's hit until so many times the age at which LRU would evict, by
+ * the sample.  Without this margin an adversary who asks for what LRU is about to evict goes unseen: the
+ * tier was 7.8 points behind. */
+#define LRU_MARGIN 1.15
 /* Ended observations of all classes after which all counts are halved, so that old behaviour fades. */
 #define MOST_ENDED 100000.0
 /* A class's hazard is mixed with that of all classes together, times the class's factor, which counts
@@ -40,6 +47,7 @@ void placement_learn_init(struct placement_learn *l)
         l->share[c] = 1;
     }
     l->lru_age = HUGE_VAL;
+    l->may_depart = true;
 }
 
 uint8_t placement_class(int turn, bool is_tool_pending, bool is_partial)
@@ -351,6 +359,24 @@ static void learn_indices(struct placement_learn *l, uint32_t time)
     }
 }
 
+static bool lru_may_have(const struct placement_learn *l, const struct placement_sample *s,
+                         uint32_t time)
+{
+    return age_at(s, time) <= l->lru_age;
+}
+
+/* Content that LRU would hold and the tier does not. */
+static void count_debt(struct placement_learn *l, uint32_t time)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < PLACEMENT_SAMPLES; i++) {
+        const struct placement_sample *s = &l->sample[i];
+        n += s->id != 0 && !s->is_there && lru_may_have(l, s, time);
+    }
+    placement_guard_set_debt(&l->guard, ldexp((double)n, l->shift));
+    l->may_depart = placement_guard_room(&l->guard) > 0;
+}
+
 static void update(struct placement_learn *l, uint32_t time)
 {
     struct population p;
@@ -363,36 +389,74 @@ static void update(struct placement_learn *l, uint32_t time)
         l->price = solve_price(l, &p, HELD_SHARE * content);
         set_worth(l);
     }
+    count_debt(l, time);
     halve_old(l);
     l->n_updates++;
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-void placement_learn_used(struct placement_learn *l, uint64_t id, uint8_t class,
-                          uint32_t time)
+static bool is_sampled(const struct placement_learn *l, uint64_t hash)
 {
-    uint64_t hash = rng_mix(id);
+    return (hash & (((uint64_t)1 << l->shift) - 1)) == 0;
+}
+
+/* Compares the tier with LRU, which has what was used within lru_age. */
+static void compare(struct placement_learn *l, const struct placement_sample *s,
+                    const struct placement_learn_use *use)
+{
+    bool lru_has = age_at(s, use->time) <= LRU_MARGIN * l->lru_age;
+    double weight = ldexp(1, l->shift);
+    if (lru_has && !use->was_there)
+        placement_guard_lost(&l->guard, weight);
+    else if (!lru_has && use->was_there)
+        placement_guard_gained(&l->guard, weight);
+    l->may_depart = placement_guard_room(&l->guard) > 0;
+}
+
+void placement_learn_used(struct placement_learn *l, const struct placement_learn_use *use)
+{
+    uint64_t hash = rng_mix(use->id);
+    l->time = use->time;
+    placement_guard_used(&l->guard, use->lot);
     if (++l->n_events >= UPDATE_EVENTS) {
         l->n_events = 0;
-        update(l, time);
+        update(l, use->time);
+    } else if (l->n_events % DEBT_EVENTS == 0) {
+        count_debt(l, use->time);
     }
-    if ((hash & (((uint64_t)1 << l->shift) - 1)) != 0)
+    if (!is_sampled(l, hash))
         return;
     struct placement_sample *s = sample_of(l, hash);
-    if (s->id == id) {
-        note_used(&l->count[s->class], age_at(s, time));
+    if (s->id == use->id) {
+        compare(l, s, use);
+        note_used(&l->count[s->class], age_at(s, use->time));
     } else if (s->id != 0) { /* another one's place */
-        note_end(&l->count[s->class], age_at(s, time));
+        note_end(&l->count[s->class], age_at(s, use->time));
     } else {
         l->n_samples++;
     }
-    *s = (struct placement_sample){.id = id, .time = time, .class = class};
+    *s = (struct placement_sample){
+        .id = use->id, .time = use->time, .class = use->class, .is_there = true};
 }
 
-void placement_learn_evicted(struct placement_learn *l, uint64_t n_items)
+void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_items)
 {
+    uint64_t hash = rng_mix(id);
+    struct placement_sample *s = sample_of(l, hash);
     l->n_items = n_items;
+    if (!is_sampled(l, hash) || s->id != id)
+        return;
+    s->is_there = false;
+    if (!lru_may_have(l, s, l->time))
+        return;
+    placement_guard_departed(&l->guard, ldexp(1, l->shift));
+    l->may_depart = placement_guard_room(&l->guard) > 0;
+}
+
+bool placement_learn_may_depart(const struct placement_learn *l)
+{
+    return l->may_depart;
 }
 
 uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class, uint64_t lot)

@@ -25,6 +25,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "policy/placement_guard.h"
+
 /* Bits of a class: 0 and 1 uses (set by the policy), 2 partial chunk, 3 tool call pending, 4 and 5
  * turn of the conversation, 6 and 7 owner. */
 #define PLACEMENT_CLASSES 256
@@ -43,6 +45,7 @@ struct placement_sample { /* content that is observed */
     uint64_t id;          /* 0: this place is free */
     uint32_t time;        /* of its last use */
     uint8_t class;        /* of it, with its uses */
+    bool is_there;        /* in the tier */
 };
 
 struct placement_learn {
@@ -55,7 +58,10 @@ struct placement_learn {
     double share[PLACEMENT_CLASSES]; /* of the requests whose items are held */
     double price;                    /* uses per item and unit of time; 0: not known yet */
     uint64_t n_items;                /* that the tier has */
-    double lru_age;    /* at which lru would evict; HUGE_VAL: the tier has room for all */
+    double lru_age; /* at which lru would evict; HUGE_VAL: the tier has room for all */
+    struct placement_guard guard;
+    bool may_depart;   /* from LRU's order */
+    uint32_t time;     /* of the last use */
     uint32_t n_events; /* since the last update */
     uint64_t n_updates;
 };
@@ -72,11 +78,19 @@ uint8_t placement_class_owner(uint8_t class, uint64_t tag);
 /* Returns the class of an item that has been used n_uses times, the last time in this class. */
 uint8_t placement_class_used(uint8_t class, uint32_t n_uses);
 
-/* Content was used now, in this class. */
-void placement_learn_used(struct placement_learn *l, uint64_t id, uint8_t class,
-                          uint32_t time);
-/* An item was evicted from a tier of n_items items. */
-void placement_learn_evicted(struct placement_learn *l, uint64_t n_items);
+struct placement_learn_use {
+    uint64_t id;
+    uint8_t class; /* with its uses */
+    uint32_t time; /* now */
+    uint64_t lot;  /* of its request */
+    bool was_there;
+};
+/* Content was used now. */
+void placement_learn_used(struct placement_learn *l, const struct placement_learn_use *use);
+/* Content was evicted from a tier of n_items items. */
+void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_items);
+/* Whether the next eviction may depart from LRU's order (placement_guard.h). */
+bool placement_learn_may_depart(const struct placement_learn *l);
 
 /* Returns for how long after its use an item of the class is held; 0: it is not.  lot: a number that
  * all items of one request share. */

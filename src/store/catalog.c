@@ -643,8 +643,8 @@ struct chunk_node *catalog_victim(const struct catalog *c)
     struct chunk_node *victim = NULL;
     for (uint32_t i = 0; i < c->n_owners; i++) {
         struct chunk_node *n = catalog_victim_of(c, (uint16_t)i);
-        if (n != NULL &&
-            (victim == NULL || placement_goes_before(&n->place, &victim->place)))
+        if (n != NULL && (victim == NULL ||
+                          placement_goes_before(&c->policy, &n->place, &victim->place)))
             victim = n;
     }
     return victim;
@@ -657,7 +657,7 @@ int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_n
     for (uint32_t i = 0; i < c->n_owners; i++) {
         const struct placement_part *leaves = &c->owners[i].place;
         for (uint32_t k = 0; k < leaves->n && n < most; k++) {
-            struct placement_item *item = leaves->slot[k];
+            struct placement_item *item = leaves->slot[k].item;
             if (item->used_time < before_wall_s && !item->is_kept)
                 out[n++] = node_of(item);
         }

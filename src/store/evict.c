@@ -100,7 +100,8 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     struct chunk_node *waits = store_doomed_above(n);
-    catalog_evicted(&s->catalog, n);
+    if (why != STORE_EVICT_IDLE && why != STORE_EVICT_EXPIRED)
+        catalog_evicted(&s->catalog, n); /* the policy chose it */
     store_evict_node(s, n, why);
     store_settle_doomed(s, waits);
 }

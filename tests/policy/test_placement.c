@@ -14,7 +14,8 @@ enum { N = 40 };
 
 enum { PLACES = 256, WAITS = 200 };
 
-static struct placement_item item[N], *slot[N];
+static struct placement_item item[N];
+static struct placement_slot slot[N];
 static struct placement_part part;
 static struct placement policy;
 static struct placement_window window;
@@ -327,6 +328,20 @@ static void belady_evicts_the_farthest_next_use(void **state)
 
 /* --- ours ------------------------------------------------------------------------------------- */
 
+/* A use of an item that the tier had, and which comes in now. */
+static void learn_use(uint64_t id, uint8_t class, uint32_t time)
+{
+    const struct placement_learn_use use = {
+        .id = id, .class = class, .time = time, .lot = id, .was_there = true};
+    placement_learn_used(&learn, &use);
+}
+
+/* Says how many items the tier has. */
+static void learn_size(uint64_t n_items)
+{
+    placement_learn_evicted(&learn, UINT64_MAX, n_items);
+}
+
 /* Every item of class `busy` is used again after 20 units of time, one item in a hundred of class `idle`.
  * A tier of 200 items is full. */
 static void teach(uint8_t busy, uint8_t idle)
@@ -335,9 +350,9 @@ static void teach(uint8_t busy, uint8_t idle)
     uint64_t id = 1000;
     for (int i = 0; i < 40000; i++) {
         now += i % 4 == 0;
-        placement_learn_used(&learn, 1 + (uint64_t)(i / 4) % 20, busy, now);
-        placement_learn_used(&learn, i % 100 == 0 && i > 0 ? id - 10 : ++id, idle, now);
-        placement_learn_evicted(&learn, 200);
+        learn_use(1 + (uint64_t)(i / 4) % 20, busy, now);
+        learn_use(i % 100 == 0 && i > 0 ? id - 10 : ++id, idle, now);
+        learn_size(200);
     }
 }
 
@@ -399,9 +414,9 @@ static void a_smaller_tier_has_a_higher_price(void **state)
         struct rng r = {4};
         begin_as(PLACEMENT_OURS);
         for (int i = 0; i < 60000; i++) {
-            placement_learn_used(&learn, 1 + rng_below(&r, 1 + rng_below(&r, 3000)), 1,
-                                 (uint32_t)(1000 + i / 10));
-            placement_learn_evicted(&learn, k == 0 ? 200 : 1000);
+            learn_use(1 + rng_below(&r, 1 + rng_below(&r, 3000)), 1,
+                      (uint32_t)(1000 + i / 10));
+            learn_size(k == 0 ? 200 : 1000);
         }
         price[k] = learn.price;
         assert_true(price[k] > 0 && learn.lru_age > 0);
