@@ -81,7 +81,8 @@ enum {
 
 /* Where the file system has no direct I/O (some tmpfs), an IO_DIRECT file goes through the
  * page cache, alignment still being checked; io_file_is_direct says which. */
-/* A symbolic link at the end of the path is not followed: -ELOOP. */
+/* A symbolic link at the end of the path is not followed: -ELOOP.  A pipe, a socket or a device is not
+ * waited for: -ESPIPE or -ENXIO. */
 int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file **out,
                  struct err *err);
 /* Says nothing about durability. No request may be in flight on the file. NULL is allowed.

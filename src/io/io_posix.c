@@ -70,22 +70,25 @@ static int posix_random(struct io *io, void *buf, size_t n)
 /* ---- Files
  * ------------------------------------------------------------------------------- */
 
+/* O_NONBLOCK: a pipe of this name would wait for another process. */
 static int open_retrying(const char *path, int flags)
 {
     int fd;
     do
-        fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+        fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     while (fd < 0 && errno == EINTR);
     return fd;
 }
 
-/* A folder opens like a file and fails only when it is read; say so at once. */
-static int refuse_folder(int fd)
+/* A folder opens like a file and fails only when it is read; say so at once.  With O_NONBLOCK io_uring
+ * would not wait for a regular file either. */
+static int check_and_wait(int fd)
 {
     struct stat st;
-    if (fstat(fd, &st) != 0)
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0 || fstat(fd, &st) != 0)
         return -errno;
-    return S_ISDIR(st.st_mode) ? -EISDIR : 0;
+    return S_ISDIR(st.st_mode) ? -EISDIR : S_ISREG(st.st_mode) ? 0 : -ESPIPE;
 }
 
 static int posix_file_open(struct io *io, const char *path, unsigned flags,
@@ -103,7 +106,7 @@ static int posix_file_open(struct io *io, const char *path, unsigned flags,
         direct = false;
         fd = open_retrying(path, o);
     }
-    int rc = fd < 0 ? -errno : refuse_folder(fd);
+    int rc = fd < 0 ? -errno : check_and_wait(fd);
     if (rc != 0) {
         if (fd >= 0)
             close(fd);

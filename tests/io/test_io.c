@@ -87,6 +87,23 @@ static void test_open_flags(void **state)
     io_file_close(f);
 }
 
+/* A pipe in place of a file would wait for ever for whoever writes to it. */
+static void test_no_regular_file(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f;
+    struct err err = {0};
+    const char *path = iotest_path(t, "pipe");
+    if (strcmp(io_name(t->io), "sim") == 0) /* it has none */
+        return;
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(io_file_open(t->io, path, IO_READ_ONLY, &f, &err), -ESPIPE);
+    assert_non_null(strstr(err.msg, "no regular file"));
+    assert_int_equal(io_file_open(t->io, path, IO_CREATE, &f, NULL), -ESPIPE);
+    assert_int_equal(io_file_open(t->io, path, IO_DIRECT, &f, NULL), -ESPIPE);
+    assert_int_equal(io_unlink(t->io, path, NULL), 0);
+}
+
 static void test_modes(void **state)
 {
     struct iotest *t = begin(state);
@@ -326,6 +343,7 @@ int main(void)
         ALL(test_write_read),
         ALL(test_end_of_file),
         ALL(test_open_flags),
+        ALL(test_no_regular_file),
         ON("uring", test_modes),
         ON("pread", test_modes),
         ALL(test_truncate_and_punch),
