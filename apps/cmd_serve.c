@@ -281,18 +281,53 @@ static void warn_if_readable(const char *path)
                  (unsigned)st.st_mode & 07777);
 }
 
+/* What a client can send in a header as one word.  A key that is read as several, or up to a zero byte,
+ * would leave the server open to its parts. */
+static bool is_key(const char *key)
+{
+    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* a mark of the order of bytes */
+        return false;
+    for (const char *p = key; *p != 0; p++)
+        if ((unsigned char)*p <= ' ' || *p == 0x7f)
+            return false;
+    return *key != 0;
+}
+
+/* The text of one line without white space at its ends. */
+static char *trimmed(char *line)
+{
+    static const char white[] = " \t\r";
+    line += strspn(line, white);
+    size_t n = strlen(line);
+    while (n > 0 && strchr(white, line[n - 1]) != NULL)
+        line[--n] = 0;
+    return line;
+}
+
 /* A file that was asked for and holds no key would leave the server open: that is an error. */
 static int read_key_file(const char *path, struct keys *k, char **text, struct err *err)
 {
     size_t n;
-    char *rest = NULL;
-    int rc = file_read(path, 1 << 20, text, &n, err), before = k->n;
+    char *next = NULL;
+    int rc = file_read(path, 1 << 20, text, &n, err), before = k->n, number = 0;
     if (rc != 0)
         return rc;
     warn_if_readable(path);
-    for (char *key = strtok_r(*text, " \t\r\n", &rest); key != NULL;
-         key = strtok_r(NULL, " \t\r\n", &rest))
-        add_key(k, key);
+    if (strlen(*text) != n)
+        return err_set(err, ERR_USAGE, "%s holds a zero byte: it is no list of keys", path);
+    for (char *line = *text; line != NULL; line = next) {
+        next = strchr(line, '\n');
+        if (next != NULL)
+            *next++ = 0;
+        number++;
+        char *key = trimmed(line);
+        if (*key != 0 && !is_key(key))
+            return err_set(err, ERR_USAGE,
+                           "%s: line %d is no key: a key is one word, and a line holds one",
+                           path, number);
+        if (*key != 0)
+            add_key(k, key);
+    }
     return k->n > before ? 0 : err_set(err, ERR_USAGE, "%s: there is no key in it", path);
 }
 
@@ -302,6 +337,8 @@ static int read_some_keys(const struct opt_list *list, const char *option, const
     for (int i = 0; i < list->n; i++) {
         if (list->items[i][0] == 0)
             return err_set(err, ERR_USAGE, "--%s: a key is empty", option);
+        if (!is_key(list->items[i]))
+            return err_set(err, ERR_USAGE, "--%s: a key is one word", option);
         add_key(k, list->items[i]);
     }
     return file != NULL ? read_key_file(file, k, text, err) : 0;

@@ -40,6 +40,18 @@ whole=$(peak_kb run synth:bench-220m --token-ids "$tmp/ids" --max-tokens 1)
 check "before the weights are made ($busy of $whole KB)" test "$busy" -lt $((whole / 2))
 kill "$server" && wait "$server"
 
+# --- keys ---------------------------------------------------------------------------------------------------
+
+# Each part of a line would be a key of its own: one letter would let anybody in.
+for line in 'one two' 'a\tb' '\357\273\277key' 'a\0b' 'a\001b'; do
+    printf "good\n$line\n" >"$tmp/keys"
+    chmod 600 "$tmp/keys"
+    run_hc serve models/demo --port 0 --api-key-file "$tmp/keys"
+    expect "a file with the line $line holds no keys" 2 'keys(: line 2 is no key| holds a zero byte)'
+done
+run_hc serve models/demo --port 0 --api-key 'one two'
+expect "nor does an option with two words" 2 'a key is one word'
+
 # --- names --------------------------------------------------------------------------------------------------
 
 HCACHE_MAX_TOKNES=5 HCACHE_PORT=80 run_hc tokenize --help
