@@ -372,9 +372,16 @@ void json_drop(struct json *object, const char *key)
 
 /* --- writing ------------------------------------------------------------------------ */
 
+static json_t *string_node(const char *s, size_t n);
+
 struct json *json_new_object(void)
 {
     return wrap(json_object());
+}
+
+struct json *json_new_bytes(const char *s, size_t n)
+{
+    return wrap(string_node(s, n));
 }
 
 struct json *json_new_array(void)

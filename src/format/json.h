@@ -109,6 +109,8 @@ void json_drop(struct json *object, const char *key);
 
 struct json *json_new_object(void);
 struct json *json_new_array(void);
+/* A string of any bytes: what is not UTF-8 becomes U+FFFD, a byte at a time. */
+struct json *json_new_bytes(const char *s, size_t n);
 
 /* v, with one more owner: put it into another tree without copying it.  From then on neither
  * owner may write to it.  NULL becomes null. */

@@ -515,11 +515,9 @@ void api_responses(struct call *c)
     conversations_name("resp", r->id);
     conversations_name("msg", r->message_id);
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);
-    struct prompt_ids prompt = {.n = r->draft.n_ids};
-    prompt.ids = xmalloc((size_t)prompt.n * sizeof *prompt.ids + 1);
-    memcpy(prompt.ids, r->draft.ids, (size_t)prompt.n * sizeof *prompt.ids);
-    struct prompt_text text = {xmemdup(r->draft.text.text, r->draft.text.n),
-                               r->draft.text.n, r->draft.text.flags};
+    struct prompt_ids prompt = {.ids = r->draft.ids, .n = r->draft.n_ids};
+    struct prompt_text text = r->draft.text;
+    r->draft.is_lent = true; /* the generation has them, and drops r before it frees them */
     call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }
 

@@ -15,8 +15,10 @@ void draft_deinit(struct draft *d)
 {
     turn_path_free(d->path, d->n_path);
     json_free(d->input);
-    prompt_text_deinit(&d->text);
-    hcache_free(d->ids);
+    if (!d->is_lent) {
+        prompt_text_deinit(&d->text);
+        hcache_free(d->ids);
+    }
     *d = (struct draft){0};
 }
 

@@ -23,6 +23,8 @@ struct draft {
     struct prompt_text text; /* the prompt */
     int32_t *ids;
     int n_ids;
+    bool
+        is_lent; /* text and ids are somebody else's, who keeps them longer than the draft */
     int n_system; /* first tokens, at most, of the system's messages; 0 unless it truncates */
     char what[200]; /* why saved state of earlier turns may not fit; "": it does */
 };

@@ -23,14 +23,20 @@ static struct json *new_item(const char *prefix, const char *id, const char *typ
     return o;
 }
 
-struct json *item_text_part(const char *text, size_t n)
+/* text: taken. */
+static struct json *output_part(struct json *text)
 {
     struct json *part = json_new_object();
     json_put_string(part, "type", "output_text");
-    json_put_bytes(part, "text", text, n);
+    json_put(part, "text", text);
     json_put(part, "annotations", json_new_array());
     json_put(part, "logprobs", json_new_array());
     return part;
+}
+
+struct json *item_text_part(const char *text, size_t n)
+{
+    return output_part(json_new_bytes(text, n));
 }
 
 struct json *item_message(const char *id, const char *status, const char *text, size_t n)
@@ -79,15 +85,16 @@ static bool is_text_part(const struct json *part)
     return false;
 }
 
-static void push_part(struct json *content, const char *role, const char *text, size_t n)
+/* The text is shared, because it may be as large as a body. */
+static void push_part(struct json *content, const char *role, const struct json *text)
 {
     if (strcmp(role, "assistant") == 0) {
-        json_push(content, item_text_part(text, n));
+        json_push(content, output_part(json_share(text)));
         return;
     }
     struct json *part = json_new_object();
     json_put_string(part, "type", "input_text");
-    json_put_bytes(part, "text", text, n);
+    json_put(part, "text", json_share(text));
     json_push(content, part);
 }
 
@@ -95,12 +102,10 @@ static void push_part(struct json *content, const char *role, const char *text, 
 static int read_parts(const struct json *v, const char *role, const char *param, size_t i,
                       struct json *content, struct fault *f)
 {
-    size_t n;
-    const char *text = json_string_of(v, &n);
-    if (text != NULL)
-        push_part(content, role, text, n);
-    if (text != NULL)
+    if (is_string(v)) {
+        push_part(content, role, v);
         return 0;
+    }
     if (json_kind(v) != JSON_KIND_ARRAY)
         return bad_item(f, param, i, "has no 'content': a text or a list of parts");
     for (size_t p = 0; p < json_count(v); p++) {
@@ -109,8 +114,7 @@ static int read_parts(const struct json *v, const char *role, const char *param,
             return bad_item(f, param, i,
                             "has a part that is not text; only input_text and output_text "
                             "are supported");
-        text = json_string_of(json_member(part, "text"), &n);
-        push_part(content, role, text, n);
+        push_part(content, role, json_member(part, "text"));
     }
     return 0;
 }
@@ -147,28 +151,39 @@ static int read_call(const struct json *v, const char *param, size_t i, struct j
     return 0;
 }
 
+/* The texts of all parts in a row; shared where there is one. The caller's. */
+static struct json *joined(const struct json *parts)
+{
+    const struct json *one = json_member(json_at(parts, 0), "text");
+    struct textbuf all = {0};
+    if (json_count(parts) == 1 && is_string(one))
+        return json_share(one);
+    for (size_t p = 0; p < json_count(parts); p++) {
+        size_t n;
+        const char *text = json_string_of(json_member(json_at(parts, p), "text"), &n);
+        if (text != NULL)
+            textbuf_add(&all, text, n);
+    }
+    struct json *v = json_new_bytes(all.p != NULL ? all.p : "", all.n);
+    textbuf_free(&all);
+    return v;
+}
+
 /* The output is a text, or parts of text: all of them in a row. */
 static int read_output(const struct json *v, const char *param, size_t i, struct json **out,
                        struct fault *f)
 {
     const struct json *id = json_member(v, "call_id");
     struct json *parts = json_new_array();
-    struct textbuf all = {0};
     int rc = read_parts(json_member(v, "output"), "tool", param, i, parts, f);
     if (rc == 0 && !is_string(id))
         rc = bad_item(f, param, i, "needs a text 'call_id'");
-    for (size_t p = 0; p < json_count(parts); p++) {
-        size_t n;
-        const char *text = json_string_of(json_member(json_at(parts, p), "text"), &n);
-        textbuf_add(&all, text, n);
-    }
-    json_free(parts);
     if (rc == 0) {
         *out = new_item("fco", NULL, "function_call_output", "completed");
         json_put(*out, "call_id", json_share(id));
-        json_put_bytes(*out, "output", all.p != NULL ? all.p : "", all.n);
+        json_put(*out, "output", joined(parts));
     }
-    textbuf_free(&all);
+    json_free(parts);
     return rc;
 }
 
@@ -194,13 +209,11 @@ int items_read(const struct json *sent, const char *param, struct json **out,
                struct fault *f)
 {
     struct json *list = json_new_array(), *item = NULL;
-    size_t n;
     int rc = 0;
-    const char *text = json_string_of(sent, &n);
     *out = list;
-    if (text != NULL) {
+    if (is_string(sent)) {
         struct json *content = json_new_array();
-        push_part(content, "user", text, n);
+        push_part(content, "user", sent);
         item = new_item("msg", NULL, "message", "completed");
         json_put_string(item, "role", "user");
         json_put(item, "content", content);
@@ -231,19 +244,6 @@ static bool is_type(const struct json *item, const char *type)
     return t != NULL && strcmp(t, type) == 0;
 }
 
-static void put_content(struct json *message, const struct json *content)
-{
-    struct textbuf all = {0};
-    for (size_t i = 0; i < json_count(content); i++) {
-        size_t n;
-        const char *text = json_string_of(json_member(json_at(content, i), "text"), &n);
-        if (text != NULL)
-            textbuf_add(&all, text, n);
-    }
-    json_put_bytes(message, "content", all.p != NULL ? all.p : "", all.n);
-    textbuf_free(&all);
-}
-
 static struct json *chat_call(const struct json *item)
 {
     struct json *call = json_new_object(), *function = json_new_object();
@@ -270,7 +270,7 @@ static struct json *chat_message(const struct json *item)
                     role == NULL                     ? "assistant"
                     : strcmp(role, "developer") == 0 ? "system"
                                                      : role);
-    put_content(m, json_member(item, "content"));
+    json_put(m, "content", joined(json_member(item, "content")));
     return m;
 }
 

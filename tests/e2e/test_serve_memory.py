@@ -85,9 +85,17 @@ def test_fitting(model):
         small(s)
         text = "word and word about it. " * (8 * MIB // 24)
         chat = [{"role": "user", "content": text}]
+        parts = [{"role": "user", "content": [{"type": "input_text", "text": text[:len(text) // 16]}] * 16}]
+        image = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64," + text}]}]
         for path, want, body in [("/v1/completions", 504, {"prompt": text, "max_tokens": 1, "timeout_ms": 1}),
                                  ("/v1/chat/completions", 504, {"messages": chat, "max_tokens": 1, "timeout_ms": 1}),
-                                 ("/v1/messages/count_tokens", 200, {"messages": chat})]:
+                                 ("/v1/messages", 504, {"messages": chat, "max_tokens": 1, "timeout_ms": 1}),
+                                 ("/v1/messages/count_tokens", 200, {"messages": chat}),
+                                 ("/v1/responses", 504, {"input": text, "max_output_tokens": 1, "timeout_ms": 1}),
+                                 ("/v1/responses", 504, {"input": parts, "max_output_tokens": 1, "timeout_ms": 1}),
+                                 ("/v1/responses", 400, {"input": image, "max_output_tokens": 1}),
+                                 ("/v1/responses", 400, {"input": text.replace(" ", "x"), "max_output_tokens": 1}),
+                                 ("/v1/conversations", 200, {"items": chat})]:
             with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
                 f.write("5")  # VmHWM begins anew
             before = memory(s, "VmRSS")
