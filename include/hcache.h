@@ -615,6 +615,7 @@ struct hcache_stats {
     uint64_t n_restores,
         n_restores_recompute; /* with a plan; with a plan that recomputes layers */
     uint64_t layers_recompute, layers_hidden, layers_kv;
+    uint64_t n_replanned; /* restores that changed kinds of records between layers */
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests of which not everything wanted was restored */
     /* sequences whose saving ended early: the writer fell behind; no memory for their tails; the

@@ -175,6 +175,7 @@ struct engine_stats {
     uint64_t n_preempted, n_timed_out;
     uint64_t fused_rows; /* of new tokens inside restores, times layers */
     uint64_t recovered_tokens, recomputed_tokens; /* of preempted sequences that went on */
+    uint64_t n_replanned; /* restores that changed kinds of records between layers */
     uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
 };
 void engine_stats(const struct engine *e, struct engine_stats *out);

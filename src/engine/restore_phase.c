@@ -306,12 +306,16 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
     s->restore = restore_find(g->pipeline, &want);
 }
 
+static bool is_forced(const struct seq *s)
+{
+    return s->plan != NULL && strcmp(s->plan, "auto") != 0;
+}
+
 /* Price of computing the first n_tokens where nothing else is computed; 0: the store is waited for.
  * Forced plans are carried out, however long that takes; a truncated context cannot be computed. */
 static double recompute_s(const struct restore_phase *g, const struct seq *s, int n_tokens)
 {
-    bool is_forced = s->plan != NULL && strcmp(s->plan, "auto") != 0;
-    if (is_forced || s->view.cut > 0)
+    if (is_forced(s) || s->view.cut > 0)
         return 0;
     return g->shared->model->cfg.n_layers *
            platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
@@ -347,7 +351,8 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
                                   .first_chunk = s->n_done / STORE_CHUNK_TOKENS,
                                   .tokens = s->view.tokens,
                                   .table = &s->table,
-                                  .plan = &s->out.plan};
+                                  .plan = &s->out.plan,
+                                  .layer = is_forced(s) ? NULL : g->plan_layer};
         s->recompute_s = recompute_s(g, s, stored_tokens(f, s->n_planned));
         restore_start(s->restore, &job);
     }
@@ -423,18 +428,23 @@ static void judge_prediction(struct seq *s)
             measured.compute_s * 1e3, predicted.compute_s * 1e3);
 }
 
-/* What ran is what the plan says: a restore that recomputation has won. */
-static void tell_recomputed(struct seq *s, const struct restore_result *r)
+/* The plan says what ran: layers that changed their kind of record, and a recomputation that has won a
+ * race. */
+static void tell_changed(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;
+    if (r->n_replanned == 0 && !r->won)
+        return;
     p->n_r = p->n_h = p->n_k = 0;
     for (int l = 0; l < p->n_layers; l++) {
-        p->method[l] = l < r->raced_layers ? 'R' : p->method[l];
+        p->method[l] = r->won && l < r->raced_layers ? 'R' : r->method[l];
         p->n_r += p->method[l] == 'R';
         p->n_h += p->method[l] == 'H';
         p->n_k += p->method[l] == 'K';
     }
-    snprintf(p->reason, sizeof p->reason, "its reads stalled, and recomputing was faster");
+    snprintf(p->reason, sizeof p->reason, "%s",
+             r->won ? "its reads stalled, and recomputing was faster"
+                    : "changed between layers: a lane was slower than the platform says");
 }
 
 /* How a restore ended whose reads hung or crawled. */
@@ -450,8 +460,6 @@ static void judge_stall(struct restore_phase *g, struct seq *s)
     s->out.stall = e;
     if (e == STALL_NONE)
         return;
-    if (e == STALL_RECOMPUTED)
-        tell_recomputed(s, r);
     g->shared->stats.n_stalls[e]++;
     log_info("the restore of %d tokens whose reads stalled took %.1f ms: %s", r->n_tokens,
              (double)r->total_ns * 1e-6, ends[e]);
@@ -467,7 +475,8 @@ static void teach(struct platform *p, const struct seq *s)
                                           .wait_s = (double)(r->wait_ns + r->prefill_ns) *
                                                     1e-9,
                                           .total_s = (double)r->total_ns * 1e-9};
-    if (correction_is_of_machine(&o, r->fault[0] == 0 && r->raced_layers == 0))
+    if (correction_is_of_machine(&o, r->fault[0] == 0 && r->raced_layers == 0 &&
+                                         r->n_replanned == 0))
         correction_learn(p, &s->expected, &o);
 }
 
@@ -489,6 +498,8 @@ static void finish(struct restore_phase *g, struct seq *s)
         r->prefill_ns = g->fused.busy_ns;
     teach(g->o.platform, s);
     judge_stall(g, s);
+    tell_changed(s, r);
+    g->shared->stats.n_replanned += r->n_replanned > 0;
     if (!s->was_preempted)
         judge_prediction(s);
     s->has_gap |= r->first_token > 0;

@@ -93,6 +93,7 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
     out->n_preempted = e->n_preempted;
     out->recovered_tokens = e->recovered_tokens;
     out->recomputed_tokens = e->recomputed_tokens;
+    out->n_replanned = e->n_replanned;
     out->kv_blocks = e->blocks;
     out->kv_blocks_free = e->blocks_free;
     out->kv_blocks_kept = e->blocks_kept;

@@ -325,7 +325,7 @@ static uint8_t chunk_mask(const struct store_hit *h, int layer)
 char restore_method_of(const struct restore *r, int layer, int chunk)
 {
     uint8_t mask = chunk_mask(&r->job.hits[chunk], layer);
-    char how = plan_range_method(r->job.plan->method[layer], mask, false);
+    char how = plan_range_method(r->method[layer], mask, false);
     return how == 'H' || how == 'K' ? how : 0;
 }
 
@@ -490,6 +490,7 @@ void restore_start(struct restore *r, const struct restore_job *job)
     make_order(r);
     set_cursors(r);
     r->n_groups = count_groups(r);
+    restore_replan_begin(r);
     check_records(r);
     pthread_mutex_lock(&rr->lock);
     CHECK(r->state == RESTORE_FOUND);
@@ -611,6 +612,8 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->dram_bytes = r->dram_bytes;
     out->dram_tokens = dram_tokens(r, shared_load(&r->n_good));
     out->io_ns = r->io_ns;
+    memcpy(out->method, r->method, sizeof r->method);
+    out->method[STORE_MAX_LAYERS] = 0;
     pthread_mutex_unlock(&r->rr->lock);
     out->n_chunks = shared_load(&r->n_good);
     out->n_tokens = restore_tokens(r, out->n_chunks);

@@ -145,6 +145,9 @@ struct restore_job {
     const int32_t *tokens;        /* of these chunks */
     const struct kv_table *table; /* has the blocks [0, n_chunks) */
     const struct plan *plan;      /* a letter per layer, and the order of reads */
+    /* [n_layers], copied: what the plan was made from.  The restore may then change the kind of layers
+     * whose reads have not begun.  NULL: it is carried out as it is. */
+    const struct plan_layer *layer;
 };
 
 /* Starts the reads of a restore that has found its chunks. The job is copied, what it points to must
@@ -175,7 +178,9 @@ struct restore_result {
     int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */
     int raced_layers; /* recomputation of layers [0, raced_layers) raced the reads; 0: none did */
     bool won;         /* and ended first */
-    char fault[160]; /* why fewer chunks than asked for; empty else */
+    int n_replanned; /* layers that were changed to the other kind of record, with repeats */
+    char method[STORE_MAX_LAYERS + 1]; /* the letters as they came to be, but for a race */
+    char fault[160];                   /* why fewer chunks than asked for; empty else */
 };
 
 /* What its lanes did so far: copies [RESTORE_MAX_SPANS] each, and when it was started. */

@@ -3,6 +3,7 @@
  *   restore.c          life cycle of the restore pipeline and of a restore
  *   restore_io.c       the I/O thread: looks up, reads, hands groups on
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
+ *   restore_replan.c   another kind of record for layers whose reads have not begun
  *   restore_race.c     recomputation that races reads which hang or crawl
  *   restore_direct.c   what of it goes into the device's memory by itself
  *   restore_up.c       between the two, where the device has memory of its own: copies up
@@ -88,9 +89,11 @@ struct restore {
 
     /* rr->lock */
     enum restore_state state;
-    int n_out;                  /* groups that are not free */
-    int n_in_flight;            /* of which the I/O thread has */
-    int next_layer, next_chunk; /* what is read next: an index into order, a chunk */
+    int n_out;                     /* groups that are not free */
+    int n_in_flight;               /* of which the I/O thread has */
+    char method[STORE_MAX_LAYERS]; /* the plan's letters, or what they were changed to */
+    double io_done_s;              /* planned time of the reads that came back */
+    int next_layer, next_chunk;    /* what is read next: an index into order, a chunk */
     int64_t io_ns, io_since;
     uint64_t read_bytes, direct_bytes, dram_bytes;
     uint8_t
@@ -108,6 +111,12 @@ struct restore {
 
     /* fixed while RUNNING */
     struct restore_job job;
+    bool may_replan;
+    struct layer_cost {
+        double io_h_s, io_kv_s, comp_h_s, comp_kv_s; /* as planned */
+        bool has_both;
+    } costs[STORE_MAX_LAYERS];
+    double io_planned_s; /* of all reads */
     int64_t t_start;
     int16_t order[STORE_MAX_LAYERS]; /* layers in the order of their reads */
     int n_order;
@@ -135,6 +144,7 @@ struct restore {
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
     int64_t rows_by_method[3];
+    int64_t kind_ns[STORE_KINDS], kind_rows[STORE_KINDS]; /* of records that arrived */
     struct restore_trace compute_trace;
     struct restore_result out;
 };
@@ -205,7 +215,8 @@ static inline int restore_tokens(const struct restore *r, int n)
 {
     return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + r->job.hits[n - 1].n_tokens;
 }
-/* 'H' or 'K': what is read of a chunk, which may lack the kind that the plan prefers; else 0. */
+/* [lock, or not started] 'H' or 'K': what is read of a chunk, which may lack the kind that the plan
+ * prefers; else 0. */
 char restore_method_of(const struct restore *r, int layer, int chunk);
 /* A chunk cannot be used: restore what precedes it.  In a race it is recomputed. Any thread. */
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why);
@@ -242,6 +253,13 @@ void restore_tell_io(struct restore_pipeline *rr);
 void restore_drop_work(struct restore_pipeline *rr, struct restore *r);
 /* The piece that is being recomputed is given up; what is queued of it runs. */
 void restore_drop_piece(struct restore_pipeline *rr);
+/* --- restore_replan.c --- */
+/* The job is known, and the order of its reads. */
+void restore_replan_begin(struct restore *r);
+/* [lock] g has come back. */
+void restore_replan_read(struct restore *r, const struct group *g);
+/* The compute lane's: changes layers whose reads have not begun, where that gains enough. */
+void restore_replan(struct restore *r);
 /* --- restore_race.c: the compute lane's --- */
 /* A piece has ended; the restore has n_tokens good ones. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);

@@ -47,6 +47,7 @@ struct life_counts {
     /* Restores that recomputation raced: the reads ended first; it did, of those with reads in
      * flight then; and restores that left their reads */
     uint64_t n_read, n_recomputed, n_late, n_left;
+    uint64_t n_replanned; /* restores that changed kinds of records between layers */
     uint64_t n_erased_while_read; /* erasures while a restore had the chunks */
     uint64_t n_save_ended;        /* sequences whose saving ended early */
     uint64_t n_committed;         /* committed tokens looked for after the restart */

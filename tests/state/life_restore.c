@@ -86,6 +86,20 @@ int life_tokens_of(const struct restore_found *found, int n)
     return n == 0 ? 0 : (n - 1) * 64 + found->hits[n - 1].n_tokens;
 }
 
+/* A plan's beliefs of its layers, by the seed: restores change the kind of their records between
+ * layers. */
+static void draw_costs(struct life *f, struct plan_layer *costs)
+{
+    for (int l = 0; l < f->w->m->cfg.n_layers; l++)
+        costs[l] = (struct plan_layer){.io_h_s = 1e-6 * (double)life_below(f, 100),
+                                       .io_kv_s = 1e-6 * (double)life_below(f, 100),
+                                       .comp_h_s = 1e-6 * (double)life_below(f, 100),
+                                       .comp_kv_s = 1e-6 * (double)life_below(f, 100),
+                                       .has_h = true,
+                                       .has_kv = true,
+                                       .h_free = l == 0};
+}
+
 bool life_restore_start(struct life *f, struct slot *s, const struct restore_found *found,
                         bool all)
 {
@@ -100,11 +114,14 @@ bool life_restore_start(struct life *f, struct slot *s, const struct restore_fou
     make_plan(f, s);
     spoil(s, 0, s->asked);
     fill(s, s->first * 64);
+    struct plan_layer costs[MAX_LAYERS];
     struct restore_job job = {.n_chunks = s->asked,
                               .first_chunk = s->first,
                               .tokens = s->t->tokens,
                               .table = s->table,
-                              .plan = &s->plan};
+                              .plan = &s->plan,
+                              .layer = costs};
+    draw_costs(f, costs);
     restore_start(s->r, &job);
     s->is_started = true;
     s->is_left = false;
@@ -167,6 +184,7 @@ int life_check_restored(struct life *f, struct slot *s)
     f->counts->n_restored++;
     f->counts->n_short += is_short;
     f->counts->n_left += s->is_left;
+    f->counts->n_replanned += r.n_replanned > 0;
     f->counts->n_read += r.raced_layers > 0 && !r.won && !s->is_left;
     f->counts->n_recomputed += r.won;
     f->counts->n_late += r.won && reads.n_left > 0;

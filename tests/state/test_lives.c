@@ -68,6 +68,7 @@ static void print_counts(FILE *f, const struct life_counts *c)
             (unsigned long long)c->n_recomputed);
     fprintf(f, "  of these with reads in flight: %llu\n", (unsigned long long)c->n_late);
     fprintf(f, "  restores that left their reads: %llu\n", (unsigned long long)c->n_left);
+    fprintf(f, "  changed between layers: %llu\n", (unsigned long long)c->n_replanned);
     fprintf(f, "  windows restored anew: %llu\n", (unsigned long long)c->n_rewound);
     fprintf(f, "  erased while in use: %llu\n", (unsigned long long)c->n_erased_while_read);
     fprintf(f, "  sequences saved no further: %llu\n", (unsigned long long)c->n_save_ended);
@@ -87,6 +88,7 @@ static void assert_reached(const struct life_counts *c)
         if (c->n_cancelled[i] == 0)
             fail_msg("no restore was cancelled at stage %d", i);
     assert_true(c->n_calm > 0 && c->n_short > 0 && c->n_rewound > 0);
+    assert_true(c->n_replanned > 0);
     assert_true(c->n_read > 0 && c->n_recomputed > 0 && c->n_late > 0 && c->n_left > 0);
     assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);
     assert_true(c->n_dram_reads > 0 && c->n_demoted > 0 && c->n_promoted > 0);
