@@ -84,7 +84,7 @@ SRC   := $(if $(filter fuzz,$(VARIANT)),src/tensor/dtype.c $(filter-out $(addpre
 # FOLDERS limits a build of tests to some folders of src/ and their own tests: a sanitizer's quick run, and coverage.
 # Tests in them that need other folders, too, are left out.
 FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)
-NEED_OTHERS := tests/sessions/test_retoken.c tests/store/test_victims.c
+NEED_OTHERS := tests/sessions/test_retoken.c tests/sessions/test_talk.c tests/store/test_victims.c
 SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))

@@ -21,7 +21,7 @@
 
 #include "base/file.h"
 #include "format/json.h"
-#include "talk.h"
+#include "solo.h"
 
 #define FAMILIES "tests/model/golden/families/"
 
@@ -90,18 +90,18 @@ struct error {
 
 /* Prefills in pieces of `piece` ids, then feeds the expected tokens one by one, so that a choice
  * that differs does not change the rest. */
-static struct error run(struct talk *t, const struct expected *x, int piece, int *n_wrong,
+static struct error run(struct solo *t, const struct expected *x, int piece, int *n_wrong,
                         float logits[N_ROWS * VOCAB])
 {
-    talk_forget(t);
+    solo_forget(t);
     for (int at = 0; at < N_PROMPT; at += piece)
-        talk_feed(t, x->prompt + at, at + piece < N_PROMPT ? piece : N_PROMPT - at,
+        solo_feed(t, x->prompt + at, at + piece < N_PROMPT ? piece : N_PROMPT - at,
                   logits + at * VOCAB);
     *n_wrong = 0;
     for (int i = 0; i < N_DECODE; i++) {
         float *last = logits + (N_PROMPT + i - 1) * VOCAB;
-        *n_wrong += talk_best(t, last) != x->decode[i];
-        talk_feed(t, &x->decode[i], 1, last + VOCAB);
+        *n_wrong += solo_best(t, last) != x->decode[i];
+        solo_feed(t, &x->decode[i], 1, last + VOCAB);
     }
     double squares = 0, worst = 0, largest = 0;
     int n_rows = x->n_positions + N_DECODE;
@@ -119,7 +119,7 @@ static struct error run(struct talk *t, const struct expected *x, int piece, int
 
 /* --- bits --------------------------------------------------------------------------------------- */
 
-static void check_cuts(const char *family, struct talk *t, const struct expected *x,
+static void check_cuts(const char *family, struct solo *t, const struct expected *x,
                        const float *want)
 {
     static float logits[N_ROWS * VOCAB];
@@ -157,13 +157,13 @@ static int save_layer(void *arg, int l, struct mat hidden, struct mat kv_rows)
 }
 
 /* The projection that restores, over all rows and over a part of them. */
-static void check_projection(const char *family, struct talk *t, const struct expected *x)
+static void check_projection(const char *family, struct solo *t, const struct expected *x)
 {
     static struct saved saved;
     static uint8_t kv[N_PROMPT * MAX_WIDTH * 4];
     enum { FIRST = 5, PART = 29 };
-    talk_forget(t);
-    talk_feed_tapped(t, x->prompt, N_PROMPT, NULL,
+    solo_forget(t);
+    solo_feed_tapped(t, x->prompt, N_PROMPT, NULL,
                      &(struct model_tap){.layer = save_layer, .arg = &saved});
     int64_t d = t->m->cfg.n_embd, width = 2 * model_kv_dim(t->m);
     for (int l = 0; l < t->m->cfg.n_layers; l++) {
@@ -186,7 +186,7 @@ static void check_projection(const char *family, struct talk *t, const struct ex
 
 /* --- the families ------------------------------------------------------------------------------- */
 
-static void check_error(const char *family, const struct talk *t, const struct expected *x,
+static void check_error(const char *family, const struct solo *t, const struct expected *x,
                         struct error e, int n_wrong)
 {
     const char *device = t->dev->name, *dtype = dtype_name(t->m->dtype);
@@ -211,20 +211,20 @@ static void check_run(const char *family, const char *device, const char *dtype,
                       const struct expected *x)
 {
     static float logits[N_ROWS * VOCAB], again[N_ROWS * VOCAB];
-    struct talk t;
+    struct solo t;
     char source[256];
     int n_wrong;
     snprintf(source, sizeof source, FAMILIES "%s", family);
-    talk_open(&t, source, device, dtype, 2);
+    solo_open(&t, source, device, dtype, 2);
     struct error e = run(&t, x, N_PROMPT, &n_wrong, logits);
     check_error(family, &t, x, e, n_wrong);
     check_cuts(family, &t, x, logits);
     check_projection(family, &t, x);
-    talk_close(&t);
+    solo_close(&t);
 
-    talk_open(&t, source, device, dtype, 1);
+    solo_open(&t, source, device, dtype, 1);
     run(&t, x, N_PROMPT, &n_wrong, again);
-    talk_close(&t);
+    solo_close(&t);
     if (memcmp(logits, again, sizeof logits) != 0)
         fail_msg("%s on %s in %s: other bits with 1 thread than with 2", family, device,
                  dtype);
@@ -250,13 +250,13 @@ static void test_f16_overflow(void **state)
     struct expected x;
     read_expected(&x, "llama");
     for (int i = 0; i < 3; i++) {
-        struct talk t;
-        talk_open(&t, FAMILIES "llama", "cpu", dtypes[i], 1);
+        struct solo t;
+        solo_open(&t, FAMILIES "llama", "cpu", dtypes[i], 1);
         float *norm = (float *)t.m->w.layers[0].norm2_w; /* the MLP grows with its square */
         for (int k = 0; k < t.m->cfg.n_embd; k++)
             norm[k] *= 3000;
-        int rc = talk_try(&t, x.prompt, N_PROMPT, NULL, NULL);
-        talk_close(&t);
+        int rc = solo_try(&t, x.prompt, N_PROMPT, NULL, NULL);
+        solo_close(&t);
         assert_int_equal(rc, i == 0 ? MODEL_E_OVERFLOW : 0);
     }
 }

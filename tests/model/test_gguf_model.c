@@ -18,7 +18,7 @@
 #include "base/file.h"
 #include "format/json.h"
 #include "model/weights_choose.h"
-#include "talk.h"
+#include "solo.h"
 
 #define FAMILIES "tests/model/golden/families/"
 #define GGUF     "tests/model/golden/gguf/"
@@ -28,15 +28,15 @@ enum { VOCAB = 128, N_IDS = 70 };
 static void logits_of(const char *source, const char *dtype, float *out,
                       struct sha256 *hash)
 {
-    struct talk t;
+    struct solo t;
     int32_t ids[N_IDS];
-    talk_open(&t, source, "cpu", dtype, 2);
+    solo_open(&t, source, "cpu", dtype, 2);
     assert_int_equal(t.m->cfg.vocab_size, VOCAB);
     for (int i = 0; i < N_IDS; i++)
         ids[i] = (i * 37 + 5) % VOCAB;
-    talk_feed(&t, ids, N_IDS, out);
+    solo_feed(&t, ids, N_IDS, out);
     *hash = t.m->w.hash;
-    talk_close(&t);
+    solo_close(&t);
 }
 
 static void test_family_is_the_folder_bit_for_bit(void **state)
@@ -88,7 +88,7 @@ static void gives_the_oracles_logits(const char *name)
     int64_t first, step;
     struct err e = {0};
     struct json *j;
-    struct talk t;
+    struct solo t;
     snprintf(path, sizeof path, GGUF "%s.json", name);
     assert_int_equal(file_read(path, 1 << 20, &text, &n, &e), 0);
     assert_int_equal(json_parse(&j, text, n, path, &e), 0);
@@ -100,9 +100,9 @@ static void gives_the_oracles_logits(const char *name)
         ids[i] = (int32_t)id;
     }
     snprintf(path, sizeof path, GGUF "%s.gguf", name);
-    talk_open_held(&t, path, "f32", "f32");
-    talk_feed(&t, ids, N_IDS, got);
-    talk_close(&t);
+    solo_open_held(&t, path, "f32", "f32");
+    solo_feed(&t, ids, N_IDS, got);
+    solo_close(&t);
     const struct json *rows = json_member(j, "logits");
     double off = 0, largest = 0;
     for (size_t r = 0; r < json_count(rows); r++)
@@ -132,13 +132,13 @@ static void test_quantised_types_give_the_oracles_logits(void **state)
 
 static struct weights_choice choose(const char *source, enum weights_smallest smallest)
 {
-    struct talk t;
+    struct solo t;
     struct weights_choice c;
     struct err e = {0};
-    talk_open_held(&t, source, NULL, "f32");
+    solo_open_held(&t, source, NULL, "f32");
     if (weights_choose(t.m, smallest, &c, &e) != 0)
         fail_msg("%s", e.msg);
-    talk_close(&t);
+    solo_close(&t);
     return c;
 }
 
@@ -170,7 +170,7 @@ static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state
 }
 
 /* rows [n][k] f32 of a matrix. */
-static float *rows_of(const struct talk *t, const struct weight *w)
+static float *rows_of(const struct solo *t, const struct weight *w)
 {
     float *out = malloc((size_t)(w->n * w->k) * sizeof *out);
     int32_t *ids = malloc((size_t)w->n * sizeof *ids);
@@ -187,9 +187,9 @@ static float *rows_of(const struct talk *t, const struct weight *w)
 static void test_4_bit_tensors_are_held_as_they_are(void **state)
 {
     (void)state;
-    struct talk a, b;
-    talk_open_held(&a, GGUF "mixed.gguf", NULL, "f32");
-    talk_open_held(&b, GGUF "mixed.gguf", NULL, "q4");
+    struct solo a, b;
+    solo_open_held(&a, GGUF "mixed.gguf", NULL, "f32");
+    solo_open_held(&b, GGUF "mixed.gguf", NULL, "q4");
     const struct layer_weights *la = a.m->w.layers, *lb = b.m->w.layers;
     assert_int_equal(lb->wq.dtype, DTYPE_Q4_K);
     assert_int_equal(lb->wo.dtype, DTYPE_Q4_0);
@@ -205,8 +205,8 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
         free(want);
         free(got);
     }
-    talk_close(&a);
-    talk_close(&b);
+    solo_close(&a);
+    solo_close(&b);
 }
 
 /* A quantised file is held as auto says unless it is told otherwise; state is bf16. */
@@ -220,26 +220,26 @@ static void test_quantised_files_are_held_as_measured(void **state)
         {"f32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {"q8", DTYPE_Q8}, {"q4", DTYPE_Q4}};
     struct weights_choice c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q4);
     struct sha256 hashes[4];
-    struct talk t;
+    struct solo t;
     for (int i = 0; i < 4; i++) {
-        talk_open_held(&t, GGUF "mixed.gguf", NULL, asked[i].weights);
+        solo_open_held(&t, GGUF "mixed.gguf", NULL, asked[i].weights);
         assert_int_equal(t.m->w.dtype, asked[i].held);
         assert_int_equal(t.m->dtype, DTYPE_BF16);
         assert_string_equal(t.m->note, "");
         hashes[i] = t.m->w.hash;
-        talk_close(&t);
+        solo_close(&t);
     }
     for (int i = 1; i < 4; i++) /* of the decoded values */
         assert_memory_equal(&hashes[0], &hashes[i], sizeof hashes[0]);
     for (int i = 0; i < 2; i++) {
-        talk_open_held(&t, GGUF "mixed.gguf", NULL, i == 0 ? NULL : "auto");
+        solo_open_held(&t, GGUF "mixed.gguf", NULL, i == 0 ? NULL : "auto");
         for (int k = 0; k < 4; k++)
             if (c.held == (enum weights_held)(WEIGHTS_F32 + k))
                 assert_int_equal(t.m->w.dtype, asked[k].held);
         assert_non_null(strstr(t.m->note, "Q4_K (1")); /* it is told of every type */
         assert_non_null(strstr(t.m->note, weights_held_name(c.held)));
         assert_null(strstr(t.m->note, "F16"));
-        talk_close(&t);
+        solo_close(&t);
     }
 }
 

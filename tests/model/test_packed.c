@@ -20,7 +20,7 @@
 #include "model/pack_write.h"
 #include "model/share.h"
 #include "model/tokenizer.h"
-#include "talk.h"
+#include "solo.h"
 #include "tensor/group.h"
 
 #define FAMILIES "tests/model/golden/families/"
@@ -71,18 +71,18 @@ struct outcome {
 
 static void compute(const char *source, const char *weights, struct outcome *out)
 {
-    struct talk t;
+    struct solo t;
     int32_t ids[N_IDS];
-    talk_open_held(&t, source, NULL, weights);
+    solo_open_held(&t, source, NULL, weights);
     out->vocab = t.m->cfg.vocab_size;
     assert_true(out->vocab <= MAX_VOCAB);
     for (int i = 0; i < N_IDS; i++)
         ids[i] = (i * 37 + 5) % out->vocab;
-    talk_feed(&t, ids, N_IDS, out->logits);
+    solo_feed(&t, ids, N_IDS, out->logits);
     out->hash = t.m->w.hash;
     out->state = t.m->dtype;
     out->held = t.m->w.dtype;
-    talk_close(&t);
+    solo_close(&t);
 }
 
 /* Logits, the weights' hash (so that saved state is shared) and types are those of the source. */

@@ -11,13 +11,13 @@
 
 #include "layer_spy.h"
 #include "model/pass.h"
-#include "talk.h"
+#include "solo.h"
 
 enum { N = 90, MAX_D = 512 };
 
 /* A model, and a residual stream of the test's own. */
 struct lab {
-    struct talk t;
+    struct solo t;
     struct layer_spy spy;
     struct residual x;
     float rows[3][N * MAX_D];
@@ -31,7 +31,7 @@ static void lab_open(const char *model)
 {
     struct err err = {0};
     memset(&lab, 0, sizeof lab);
-    talk_open(&lab.t, model, "cpu", "f32", 1);
+    solo_open(&lab.t, model, "cpu", "f32", 1);
     assert_true(lab.t.m->cfg.n_embd <= MAX_D);
     assert_int_equal(kv_table_reserve(lab.t.kv, &lab.t.table, N, &err), 0);
     for (int i = 0; i < N; i++) {
@@ -47,7 +47,7 @@ static void lab_open(const char *model)
 static void lab_close(void)
 {
     spy_end(&lab.spy);
-    talk_close(&lab.t);
+    solo_close(&lab.t);
 }
 
 /* Rows [row, row + n) of the one sequence. */

@@ -12,7 +12,7 @@
 
 #include "base/file.h"
 #include "format/json.h"
-#include "talk.h"
+#include "solo.h"
 #include "tests/base/shareddata.h"
 
 enum { MAX_VOCAB = 3072, MAX_ANSWER = 256, EOS = 1 };
@@ -43,7 +43,7 @@ static int ids_of(const struct json *a, int32_t *out, int max)
 }
 
 /* |a - b| <= 1e-4 of the largest logit. */
-static void check_logits(const struct talk *t, const float *have, const struct json *want)
+static void check_logits(const struct solo *t, const float *have, const struct json *want)
 {
     double largest = 0, worst = 0;
     size_t n_vocab = (size_t)t->m->cfg.vocab_size;
@@ -59,25 +59,25 @@ static void check_logits(const struct talk *t, const float *have, const struct j
 }
 
 /* Feeds the prompt in pieces; returns the last row's logits. */
-static const float *feed(struct talk *t, const int32_t *prompt, int n)
+static const float *feed(struct solo *t, const int32_t *prompt, int n)
 {
-    static float logits[TALK_MAX_ROWS * MAX_VOCAB];
+    static float logits[SOLO_MAX_ROWS * MAX_VOCAB];
     int rows = 0;
     assert_in_range(t->m->cfg.vocab_size, 1, MAX_VOCAB);
     for (int at = 0; at < n; at += rows) {
-        rows = n - at < TALK_MAX_ROWS ? n - at : TALK_MAX_ROWS;
-        talk_feed(t, prompt + at, rows, logits);
+        rows = n - at < SOLO_MAX_ROWS ? n - at : SOLO_MAX_ROWS;
+        solo_feed(t, prompt + at, rows, logits);
     }
     return logits + (size_t)(rows - 1) * (size_t)t->m->cfg.vocab_size;
 }
 
 /* Returns whether the case has logits, and they were compared. */
-static bool check_case(struct talk *t, const struct json *c)
+static bool check_case(struct solo *t, const struct json *c)
 {
-    int32_t prompt[TALK_MAX_TOKENS], want[MAX_ANSWER];
-    int n_prompt = ids_of(json_member(c, "prompt_ids"), prompt, TALK_MAX_TOKENS);
+    int32_t prompt[SOLO_MAX_TOKENS], want[MAX_ANSWER];
+    int n_prompt = ids_of(json_member(c, "prompt_ids"), prompt, SOLO_MAX_TOKENS);
     int n_want = ids_of(json_member(c, "greedy_ids"), want, MAX_ANSWER);
-    talk_forget(t);
+    solo_forget(t);
     const float *last = feed(t, prompt, n_prompt);
     const struct json *logits = json_member(c, "last_prompt_logits_f64");
     if (logits == NULL)
@@ -85,14 +85,14 @@ static bool check_case(struct talk *t, const struct json *c)
     if (logits != NULL)
         check_logits(t, last, logits);
     for (int i = 0; i < n_want; i++) {
-        int32_t id = talk_best(t, last);
+        int32_t id = solo_best(t, last);
         if (id != want[i])
             fail_msg("token %d is %d, the reference says %d", i, id, want[i]);
         last = feed(t, &id, 1);
     }
     /* A continuation shorter than 200 tokens ends where the model ends its text. */
     if (n_want < 200 && want[n_want - 1] != EOS)
-        assert_int_equal(talk_best(t, last), EOS);
+        assert_int_equal(solo_best(t, last), EOS);
     return logits != NULL;
 }
 
@@ -100,8 +100,8 @@ static bool check_case(struct talk *t, const struct json *c)
 static void check_model(const char *dir, const char *device, int n_threads,
                         size_t max_prompt, int n_logits)
 {
-    struct talk t;
-    talk_open(&t, dir, device, "f32", n_threads);
+    struct solo t;
+    solo_open(&t, dir, device, "f32", n_threads);
     struct json *root = golden(dir);
     const struct json *cases = json_member(root, "cases");
     assert_in_range(json_count(cases), 1, 100);
@@ -115,7 +115,7 @@ static void check_model(const char *dir, const char *device, int n_threads,
     }
     assert_true(n_done > 0 && n_logits <= 0);
     json_free(root);
-    talk_close(&t);
+    solo_close(&t);
 }
 
 static void check_shared(const char *name, const char *device, int n_threads)

@@ -19,7 +19,7 @@
 #include "model/pack_file.h"
 #include "model/pass.h"
 #include "packed_file.h"
-#include "talk.h"
+#include "solo.h"
 
 enum { N = 70, MAX_VOCAB = 512, MAX_D = 256 };
 #define EVER ((int64_t)3600 * 1000000000)
@@ -34,7 +34,7 @@ static void pack(const char *source, int n_ranks, const char *weights, char path
 /* --- a model of which so many layers stay ----------------------------------------------------- */
 
 struct lab {
-    struct talk t;
+    struct solo t;
     int n_resident;
     struct weights_sizes sizes;
     int32_t ids[N];
@@ -57,7 +57,7 @@ static void lab_open(struct lab *lab, const char *path, int n_ranks, int n_resid
 {
     memset(lab, 0, sizeof *lab);
     lab->n_resident = n_resident;
-    talk_open_as(&lab->t, path, "cpu", n_ranks, 2,
+    solo_open_as(&lab->t, path, "cpu", n_ranks, 2,
                  &(struct model_opts){
                      .share = share, .share_arg = lab, .io = io, .stuck_ns = stuck_ns});
     assert_true(lab->t.m->cfg.vocab_size <= MAX_VOCAB && lab->t.m->cfg.n_embd <= MAX_D);
@@ -69,10 +69,10 @@ static void lab_open(struct lab *lab, const char *path, int n_ranks, int n_resid
 static int feed(struct lab *lab)
 {
     int vocab = lab->t.m->cfg.vocab_size;
-    talk_forget(&lab->t);
-    int rc = talk_try(&lab->t, lab->ids, N - 6, lab->logits, NULL);
+    solo_forget(&lab->t);
+    int rc = solo_try(&lab->t, lab->ids, N - 6, lab->logits, NULL);
     for (int i = N - 6; rc == 0 && i < N; i++)
-        rc = talk_try(&lab->t, lab->ids + i, 1, lab->logits + (size_t)i * vocab, NULL);
+        rc = solo_try(&lab->t, lab->ids + i, 1, lab->logits + (size_t)i * vocab, NULL);
     return rc;
 }
 
@@ -100,7 +100,7 @@ static void learn_wanted(const char *path, int n_ranks)
     assert_int_equal(stats_of(&lab).n_streamed, 0);
     assert_int_equal(feed(&lab), 0);
     memcpy(want, lab.logits, sizeof want);
-    talk_close(&lab.t);
+    solo_close(&lab.t);
 }
 
 /* Resident, half, one and none: the same bits, whatever the type of the weights, from a disk (one
@@ -134,7 +134,7 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
             struct weights_stream_stats s = stats_of(&lab);
             assert_true(s.read_bytes >= 7 * s.layer_bytes || n_layers - n <= 2);
             assert_int_equal(s.n_failed, 0);
-            talk_close(&lab.t);
+            solo_close(&lab.t);
         }
     }
 }
@@ -166,19 +166,19 @@ static void the_next_pass_is_read_ahead(void **state)
     (void)state;
     pack("synth:tiny-mha", 1, NULL, path);
     lab_open(&lab, path, 1, 0, NULL, 0);
-    assert_int_equal(talk_try(&lab.t, lab.ids, N, NULL, NULL), 0);
+    assert_int_equal(solo_try(&lab.t, lab.ids, N, NULL, NULL), 0);
     do {
         usleep(1000);
         s = stats_of(&lab);
     } while (s.read_bytes < 6 * s.layer_bytes);
     /* The next pass finds them: two more are read, and two behind those. */
-    assert_int_equal(talk_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
+    assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
     do {
         usleep(1000);
         s = stats_of(&lab);
     } while (s.read_bytes < 10 * s.layer_bytes);
     assert_int_equal(s.read_bytes, 10 * s.layer_bytes);
-    talk_close(&lab.t);
+    solo_close(&lab.t);
 }
 
 /* --- several passes at once ------------------------------------------------------------------- */
@@ -243,7 +243,7 @@ static void held_layers_stay_while_others_pass(void **state)
     for (int p = 0; p < 2; p++)
         model_pass_end(&held[p]);
     expect_logits(&lab, want);
-    talk_close(&lab.t);
+    solo_close(&lab.t);
 }
 
 /* --- what a disk does ------------------------------------------------------------------------- */
@@ -263,7 +263,7 @@ static void close_on_sim(void)
 {
     io_sim_fault_clear(sim);
     io_sim_unstick(sim);
-    talk_close(&lab.t);
+    solo_close(&lab.t);
     io_close(sim);
 }
 
@@ -279,8 +279,8 @@ static void keys_and_values_need_no_stream(void **state)
     open_on_sim(path, 0, EVER);
     io_sim_fault_add(sim,
                      &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ});
-    struct talk resident;
-    talk_open_held(&resident, path, NULL, NULL);
+    struct solo resident;
+    solo_open_held(&resident, path, NULL, NULL);
     int64_t d = lab.t.m->cfg.n_embd, kv = 2 * (int64_t)model_rank_kv_dim(lab.t.m);
     for (int l = 0; l < lab.t.m->cfg.n_layers; l++) {
         assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, l,
@@ -293,7 +293,7 @@ static void keys_and_values_need_no_stream(void **state)
                          0);
         assert_memory_equal(out, same, sizeof(float) * (size_t)(N * kv));
     }
-    talk_close(&resident);
+    solo_close(&resident);
     close_on_sim();
 }
 

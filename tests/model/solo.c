@@ -1,5 +1,5 @@
-/* talk.c - see talk.h. */
-#include "talk.h"
+/* solo.c - see solo.h. */
+#include "solo.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@ static void must(int rc, const struct err *e)
         fail_msg("%s: %s", err_name(rc), e->msg);
 }
 
-void talk_open_as(struct talk *t, const char *source, const char *device, int n_ranks,
+void solo_open_as(struct solo *t, const char *source, const char *device, int n_ranks,
                   int n_threads, const struct model_opts *opts)
 {
     struct err e = {0};
@@ -30,31 +30,31 @@ void talk_open_as(struct talk *t, const char *source, const char *device, int n_
     must(stream_create(t->dev, STREAM_COMPUTE, &t->s, &e), &e);
     o.dev = t->dev;
     must(model_open(source, &o, &t->m, &e), &e);
-    must(model_work_create(t->m, TALK_MAX_ROWS, &t->work, &e), &e);
+    must(model_work_create(t->m, SOLO_MAX_ROWS, &t->work, &e), &e);
     const struct model_config *c = &t->m->cfg;
     struct kv_pool_opts k = {.n_layers = c->n_layers,
                              .n_kv = model_rank_kv_heads(t->m),
                              .d_head = c->d_head,
                              .dtype = t->m->dtype,
-                             .n_blocks = TALK_MAX_TOKENS / KV_BLOCK_TOKENS};
+                             .n_blocks = SOLO_MAX_TOKENS / KV_BLOCK_TOKENS};
     must(kv_pool_create(t->dev, &k, &t->kv, &e), &e);
     t->layers = kv_pool_layers(t->kv);
 }
 
-void talk_open(struct talk *t, const char *source, const char *device, const char *dtype,
+void solo_open(struct solo *t, const char *source, const char *device, const char *dtype,
                int n_threads)
 {
-    talk_open_as(t, source, device, 1, n_threads, &(struct model_opts){.dtype = dtype});
+    solo_open_as(t, source, device, 1, n_threads, &(struct model_opts){.dtype = dtype});
 }
 
-void talk_open_held(struct talk *t, const char *source, const char *dtype,
+void solo_open_held(struct solo *t, const char *source, const char *dtype,
                     const char *weights)
 {
-    talk_open_as(t, source, "cpu", 1, 2,
+    solo_open_as(t, source, "cpu", 1, 2,
                  &(struct model_opts){.dtype = dtype, .weights = weights});
 }
 
-void talk_close(struct talk *t)
+void solo_close(struct solo *t)
 {
     kv_table_free(t->kv, &t->table);
     kv_pool_destroy(t->kv);
@@ -65,30 +65,30 @@ void talk_close(struct talk *t)
     pool_destroy(t->pool);
 }
 
-void talk_forget(struct talk *t)
+void solo_forget(struct solo *t)
 {
     kv_table_cut(t->kv, &t->table, 0);
     t->n_tokens = 0;
 }
 
-void talk_feed(struct talk *t, const int32_t *ids, int n, float *logits)
+void solo_feed(struct solo *t, const int32_t *ids, int n, float *logits)
 {
-    talk_feed_tapped(t, ids, n, logits, NULL);
+    solo_feed_tapped(t, ids, n, logits, NULL);
 }
 
-void talk_feed_tapped(struct talk *t, const int32_t *ids, int n, float *logits,
+void solo_feed_tapped(struct solo *t, const int32_t *ids, int n, float *logits,
                       const struct model_tap *tap)
 {
     struct err e = {0};
-    must(talk_try(t, ids, n, logits, tap), &e);
+    must(solo_try(t, ids, n, logits, tap), &e);
 }
 
-int talk_try(struct talk *t, const int32_t *ids, int n, float *logits,
+int solo_try(struct solo *t, const int32_t *ids, int n, float *logits,
              const struct model_tap *tap)
 {
     struct err e = {0};
-    int32_t pos[TALK_MAX_ROWS], seq_row[2] = {0, n};
-    assert_in_range(n, 1, TALK_MAX_ROWS);
+    int32_t pos[SOLO_MAX_ROWS], seq_row[2] = {0, n};
+    assert_in_range(n, 1, SOLO_MAX_ROWS);
     must(kv_table_reserve(t->kv, &t->table, t->n_tokens + n, &e), &e);
     for (int i = 0; i < n; i++)
         pos[i] = (int32_t)t->n_tokens + i;
@@ -106,7 +106,7 @@ int talk_try(struct talk *t, const int32_t *ids, int n, float *logits,
     return rc;
 }
 
-int32_t talk_best(const struct talk *t, const float *logits)
+int32_t solo_best(const struct solo *t, const float *logits)
 {
     int32_t best = 0;
     for (int32_t i = 1; i < t->m->cfg.vocab_size; i++)

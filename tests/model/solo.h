@@ -1,0 +1,44 @@
+/* solo.h - one sequence on one model, for tests: ids in, logits out.  Failures end the test. */
+#ifndef TESTS_MODEL_SOLO_H
+#define TESTS_MODEL_SOLO_H
+
+#include "kvcache/kvcache.h"
+#include "model/model.h"
+
+enum { SOLO_MAX_ROWS = 128, SOLO_MAX_TOKENS = 1024 };
+
+struct solo {
+    struct pool *pool;
+    struct device *dev;
+    struct stream *s;
+    struct model *m;
+    struct model_work *work;
+    struct kv_pool *kv;
+    const struct kv_layer *layers;
+    struct kv_table table;
+    int64_t n_tokens; /* fed so far */
+};
+
+/* `device`: "ref" or "cpu"; `dtype`: the state's, NULL for the checkpoint's. */
+void solo_open(struct solo *t, const char *source, const char *device, const char *dtype,
+               int n_threads);
+/* On the CPU, with matrices held so (model_opts.weights). */
+void solo_open_held(struct solo *t, const char *source, const char *dtype,
+                    const char *weights);
+/* On n_ranks devices of this name, with these options; dev is set here. */
+void solo_open_as(struct solo *t, const char *source, const char *device, int n_ranks,
+                  int n_threads, const struct model_opts *opts);
+void solo_close(struct solo *t);
+void solo_forget(struct solo *t); /* back to an empty sequence */
+
+/* Feeds n <= SOLO_MAX_ROWS ids; logits [n][vocab] (may be NULL). */
+void solo_feed(struct solo *t, const int32_t *ids, int n, float *logits);
+void solo_feed_tapped(struct solo *t, const int32_t *ids, int n, float *logits,
+                      const struct model_tap *tap);
+/* The same, returning what the forward pass returns. */
+int solo_try(struct solo *t, const int32_t *ids, int n, float *logits,
+             const struct model_tap *tap);
+
+int32_t solo_best(const struct solo *t, const float *logits); /* lowest id among equals */
+
+#endif
