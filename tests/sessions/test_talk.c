@@ -311,6 +311,30 @@ static void talks_belong_to_their_salt(void **state)
     talk_close(t);
 }
 
+static void the_systems_message_is_said_once(void **state)
+{
+    (void)state;
+    struct talk_opts o = {
+        .h = h, .conversations = c, .model_name = "demo", .system = "Be brief."};
+    struct talk *t = NULL;
+    int n, n_turns;
+    assert_int_equal(talk_open(&o, "ruled", &t, &(struct err){0}), 0);
+    (void)say(t, "Hi.", 2);
+    (void)say(t, "And now?", 2);
+    struct turn **path = path_of(head_of("", "ruled", &n_turns), &n);
+    for (int i = 0; i < 2; i++) {
+        struct json *items = NULL;
+        assert_int_equal(json_parse(&items, path[i]->input, strlen(path[i]->input), "input",
+                                    &(struct err){0}),
+                         0);
+        assert_int_equal(json_count(items), i == 0 ? 2 : 1);
+        assert_string_equal(member(json_at(items, 0), "role"), i == 0 ? "system" : "user");
+        json_free(items);
+    }
+    turn_path_free(path, n);
+    talk_close(t);
+}
+
 /* --- room -------------------------------------------------------------------------------------- */
 
 static void an_answer_has_the_room_that_is_left(void **state)
@@ -395,6 +419,7 @@ int main(void)
         TALK_TEST(an_answer_that_was_cut_off_says_so),
         TALK_TEST(a_nameless_talk_is_kept_with_its_first_answer),
         TALK_TEST(talks_belong_to_their_salt),
+        TALK_TEST(the_systems_message_is_said_once),
         TALK_TEST(an_answer_has_the_room_that_is_left),
         TALK_TEST(a_branch_begins_behind_the_answer_that_is_asked_for),
         TALK_TEST(a_retry_asks_the_last_question_on_a_branch),
