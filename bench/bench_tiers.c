@@ -23,7 +23,7 @@ enum { MAX_TRACE_BYTES = 1 << 28, SESSIONS = 9000, WARM_JOBS = 10000 };
 #define OPEN_THINK_S     180.0
 
 struct tiers_args {
-    const char *load, *trace, *judge, *state, *page, *csv;
+    const char *load, *trace, *judge, *state, *admit, *page, *csv;
     struct opt_list policies, blocks, figures;
     uint64_t memory, disk;
     int window;
@@ -33,6 +33,7 @@ struct tiers_args {
 
 static const char *const load_names[] = {"closed", "open", "mooncake", "agents", NULL};
 static const char *const judge_names[] = {"all", "second-half", "odd", "even", NULL};
+static const char *const admit_names[] = {"all", "second-use", NULL};
 static const char *const state_names[] = {"kv", "hidden", NULL};
 
 static const struct opt options[] = {
@@ -57,6 +58,9 @@ static const struct opt options[] = {
     {"judge", OPT(struct tiers_args, judge), .choices = judge_names, .def = "all",
      .help = "what counts: all; of mooncake the second half hour; odd or even sessions of "
              "agents"},
+    {"admit", OPT(struct tiers_args, admit), .choices = admit_names, .def = "all",
+     .help = "blocks that are written, of loads other than closed: all, or those that are "
+             "referred to for the second time"},
     {"state", OPT(struct tiers_args, state), .choices = state_names, .def = "kv",
      .help = "what is stored in the closed load; hidden states have half the bytes"},
     {"figures", OPT(struct tiers_args, figures), .arg = "N[,N...]",
@@ -153,6 +157,7 @@ static void replay_row(const struct tiers_args *a, const struct load *l,
     struct replay_opts o = {.policy = kind,
                             .max_blocks = blocks,
                             .window = (uint32_t)a->window,
+                            .admits_second_use = strcmp(a->admit, "second-use") == 0,
                             .judge_from_s = strcmp(a->judge, "second-half") == 0 ? half_s
                                                                                  : 0};
     struct replay_result r;
@@ -217,16 +222,17 @@ static int run_policy(const struct tiers_args *a, const struct load *l, const ch
 
 static void print_table(const struct tiers_report *r)
 {
-    printf("%-15s %9s %7s %8s %8s %12s %9s\n", "policy", "blocks", "hits", "in DRAM",
-           "window", "saved s", "gap");
+    printf("%-15s %9s %7s %8s %8s %12s %9s %12s\n", "policy", "blocks", "hits", "in DRAM",
+           "window", "saved s", "gap", "written GB");
     for (int i = 0; i < r->n_rows; i++) {
         const struct tiers_row *w = &r->row[i];
         char gap[16] = "-";
         if (w->has_gap)
             snprintf(gap, sizeof gap, "%.1f %%", 100 * w->gap_closed);
-        printf("%-15s %9llu %6.2f%% %7.1f%% %8d %12.0f %9s\n", placement_names[w->policy],
-               (unsigned long long)w->blocks, 100 * w->hit_rate, 100 * w->memory_share,
-               w->window, w->seconds_saved, gap);
+        printf("%-15s %9llu %6.2f%% %7.1f%% %8d %12.0f %9s %12.0f\n",
+               placement_names[w->policy], (unsigned long long)w->blocks, 100 * w->hit_rate,
+               100 * w->memory_share, w->window, w->seconds_saved, gap,
+               w->written_bytes / 1e9);
     }
     for (int i = 0; i < r->n_figures; i++) {
         const struct tiers_figure *f = &r->figure[i];

@@ -27,10 +27,12 @@ struct session {
     uint32_t base, start,
         n_blocks;        /* its blocks [base + start, base + n_blocks) are valid */
     uint32_t cut_tokens; /* before `start` */
+    uint32_t n_recent;   /* its jobs of the last hour */
 };
 
 struct job {
     uint32_t session;
+    double served_s;
     bool is_known; /* in the look-ahead window for eviction */
 };
 
@@ -43,6 +45,8 @@ struct closed {
     struct session *session;
     struct job *queue; /* [n_requests]: from head to tail, used once */
     uint32_t head, tail, n_known, next_arrival;
+    uint32_t first_recent,
+        n_recent; /* the first job of the last hour; sessions served in it */
     double now, block_bytes, disk_budget_bytes, mean_blocks;
     bool has_cache, looks;
 };
@@ -211,6 +215,17 @@ static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t
     s->n_blocks = n_blocks;
 }
 
+/* The job has been served now: counts the distinct sessions of the last hour. */
+static void count_session(struct closed *c, uint32_t at)
+{
+    c->queue[at].served_s = c->now;
+    c->n_recent += c->session[c->queue[at].session].n_recent++ == 0;
+    for (; c->queue[c->first_recent].served_s <= c->now - 3600; c->first_recent++)
+        c->n_recent -= --c->session[c->queue[c->first_recent].session].n_recent == 0;
+    if (c->n_recent > c->out->most_sessions)
+        c->out->most_sessions = c->n_recent;
+}
+
 static void serve(struct closed *c)
 {
     const struct closed_model *m = c->o->model;
@@ -232,6 +247,7 @@ static void serve(struct closed *c)
     double wait_s = (v.n_found - v.n_in_memory) * c->block_bytes / c->o->disk_bytes_per_s;
     double decode_s = r->n_out * m->decode_s;
     c->now += prefill_s + wait_s + decode_s;
+    count_session(c, at);
     truncate(c, s, r->n_in + r->n_out);
     save(c, s, (r->n_in + r->n_out) / block, class, at);
     c->mean_blocks += (session_blocks(s) - c->mean_blocks) /

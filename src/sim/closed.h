@@ -54,6 +54,8 @@ struct closed_result {
     double mean_queue;
     double seconds_saved, written_bytes;
     double wall_s; /* of the simulated clock */
+    uint32_t
+        most_sessions; /* distinct ones that were served within any hour (section 4.3.5: DSpuT) */
 };
 
 void closed_run(const struct load *l, const struct closed_opts *o,

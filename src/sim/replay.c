@@ -14,6 +14,7 @@ struct replay {
     struct placement_window window;
     /* belady: for each reference, in order, the request that refers to the block next */
     uint32_t *next, *at_next;
+    bool *was_seen; /* [n_blocks]; NULL: every block is admitted at once */
 };
 
 /* LLaMA-13B on two A100s, as AttentionStore's section 2.3 gives for 65B on four: 0.07 ms a token, and
@@ -111,11 +112,23 @@ struct walk {
     bool is_judged;
 };
 
+/* Whether a block that is missing may be stored. */
+static bool admit(struct replay *p, uint32_t block)
+{
+    if (p->was_seen == NULL)
+        return true;
+    bool was_seen = p->was_seen[block];
+    p->was_seen[block] = true;
+    return was_seen;
+}
+
 static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class)
 {
     w->use.next = take_next(p);
     w->use.class = class;
     w->is_missing = w->is_missing || !cache_has(&p->cache, block);
+    if (w->is_missing && !admit(p, block))
+        w->is_full = true; /* what continues it could not be found, either */
     if (!w->is_missing) {
         cache_touch(&p->cache, block, &w->use);
         if (w->is_judged) {
@@ -192,6 +205,8 @@ void replay_run(const struct load *l, const struct replay_opts *o,
                             .policy = o->policy,
                             .window = looks ? &p.window : NULL};
     cache_init(&p.cache, &co);
+    if (o->admits_second_use)
+        p.was_seen = xcalloc(l->n_blocks, sizeof *p.was_seen);
     if (o->policy == PLACEMENT_BELADY)
         find_next(&p);
     for (uint32_t i = 0; looks && i < o->window && i < l->n_requests; i++)
@@ -207,6 +222,7 @@ void replay_run(const struct load *l, const struct replay_opts *o,
     out->n_evicted = p.cache.n_evicted;
     cache_deinit(&p.cache);
     free(p.next);
+    free(p.was_seen);
     free(p.window.place);
     free(p.window.wait);
 }
