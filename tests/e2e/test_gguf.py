@@ -101,6 +101,18 @@ for plan in ("auto", "recompute", "hidden", "kv", "r1,h2,k1"):
           bits(r) == bits(folder) and (plan in ("recompute", "auto") or r["cached_tokens"] >= 64 and durable >= 64),
           (r["cached_tokens"], r["miss"], r["text"]))
 
+with open(GGUF, "rb") as f:
+    image = bytearray(f.read())
+with open(path("copy.gguf"), "wb") as f:
+    f.write(image)
+image[-100] ^= 1  # in the last tensor
+with open(path("other.gguf"), "wb") as f:
+    f.write(image)
+shared = ["--store", path("store"), "--save", "none"]
+found = [run(m, *asked, *shared)["cached_tokens"] for m in (path("copy.gguf"), path("other.gguf"), DEMO)]
+check("another file of the same values finds the state; one with another bit, or values held in other types, never does",
+      found[0] >= 64 and found[1:] == [0, 0], found)
+
 # --- tokenizers of kind llama ---------------------------------------------------------------------------------------------
 golden = json.load(open(os.path.join(ROOT, "tests/model/golden/tokenizer-llama2-like.json"), encoding="utf-8"))
 vocab_gguf.scores(os.path.join(ROOT, "tests/model/golden/llama2-like"), path("scores.gguf"))

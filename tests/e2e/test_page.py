@@ -148,7 +148,7 @@ def test_branch_and_delete(b):
 def test_stop(b):
     box = element(b, "text")
     box.send_keys("Tell me a very long story." + Keys.ENTER)
-    until(lambda: len(all_of(b, "#talk .assistant")) == 1, "the answer's place")
+    until(lambda: "".join(texts(b, "#talk .assistant .said")), "the first words: before them the message goes back into the box")
     b.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
     until(lambda: is_idle(b), "the end")
     check("Escape ends an answer, which stays as far as it came (or it had ended already)",

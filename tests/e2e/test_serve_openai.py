@@ -1,6 +1,6 @@
 """The official `openai` client against `hcache serve`: chat, stream and completions calls.
 
-It runs in .venv/, which `tools/setup.sh --dev` makes; without it this test is skipped."""
+It runs in .venv/, which `tools/setup.sh --clients` makes; without it this test is skipped."""
 import os
 import shutil
 import sys
@@ -9,7 +9,7 @@ import tempfile
 VENV = ".venv/bin/python"
 if "HCACHE_IN_VENV" not in os.environ:
     if not os.path.exists(VENV):
-        print("1..0 # SKIP the openai client is not here (tools/setup.sh --dev makes .venv)")
+        print("1..0 # SKIP the openai client is not here (tools/setup.sh --clients makes .venv)")
         sys.exit(0)
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
@@ -20,7 +20,7 @@ from tap import PATIENCE, check, end, raises  # noqa: E402
 try:
     import openai
 except ImportError:
-    print("1..0 # SKIP .venv has no openai client (tools/setup.sh --dev)")
+    print("1..0 # SKIP .venv has no openai client (tools/setup.sh --clients)")
     sys.exit(0)
 
 KEY = {"Authorization": "Bearer sesame"}
